@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GRADUS_COMM_H
+#define GRADUS_COMM_H
+
+/* Communicators and collectives.
+ *
+ * A communicator joins the processes that `gradus run` started. Every rank calls the same
+ * operations in the same order with the same counts and types; operations may overlap in time.
+ *
+ * Threads: a communicator belongs to one thread at a time; different communicators are independent.
+ * A failure with scope GR_SCOPE_PEER or GR_SCOPE_COMM ends the communicator: every later call
+ * returns GR_E_COMM_BROKEN, and gr_comm_diag tells the first cause. */
+
+#include <gradus/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct gr_comm gr_comm;
+typedef struct gr_op gr_op;
+
+typedef enum gr_dtype {
+    GR_F32 = 0,
+    GR_F64 = 1,
+    GR_F16 = 2,  /* IEEE binary16 */
+    GR_BF16 = 3, /* upper half of an f32 */
+    GR_I32 = 4,
+    GR_I64 = 5,
+    GR_DTYPE_COUNT = 6
+} gr_dtype;
+
+typedef enum gr_redop {
+    GR_SUM = 0,
+    GR_AVERAGE = 1, /* sum, then divided by the number of contributions; integers truncate */
+    GR_MIN = 2,     /* NaN if any contribution is NaN */
+    GR_MAX = 3,
+    GR_REDOP_COUNT = 4
+} gr_redop;
+
+/* Bytes of one element; 0 for a number that is no type. */
+GR_API size_t gr_dtype_bytes(gr_dtype dtype);
+GR_API const char *gr_dtype_name(gr_dtype dtype);
+GR_API const char *gr_redop_name(gr_redop op);
+
+/* Join the group that the environment describes (GRADUS_RANK, GRADUS_WORLD_SIZE, ...; set by
+ * `gradus run`). Without GRADUS_RANK the process is alone: a group of one.
+ *
+ * comm_out  receives the communicator, owned by the caller; untouched on failure.
+ * diag      filled on failure; may be NULL.
+ * Returns   GR_OK; GR_E_INVALID (environment malformed); GR_E_TIMEOUT, GR_E_PEER_LOST (somebody did
+ *           not come, the sentence names the rank); GR_E_AUTH; GR_E_NO_MEMORY; GR_E_IO.
+ * Order     every rank of the job calls it once; it returns when all have come. */
+GR_API gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* Leave the group and free everything, operations in flight and gr_alloc memory included. Accepts
+ * NULL. Does not wait for other ranks. */
+GR_API void gr_comm_destroy(gr_comm *comm);
+
+GR_API int gr_comm_rank(const gr_comm *comm);       /* 0 .. world size - 1 */
+GR_API int gr_comm_size(const gr_comm *comm);       /* world size */
+GR_API int gr_comm_local_rank(const gr_comm *comm); /* 0 .. local size - 1 on this host */
+GR_API int gr_comm_local_size(const gr_comm *comm);
+
+/* The first failure of this communicator; status GR_OK while there was none. Valid until destroy. */
+GR_API const gr_diag *gr_comm_diag(const gr_comm *comm);
+
+/* Memory that the peers on this host can read: collectives on it copy least. 64-byte aligned,
+ * zeroed, valid until gr_free or gr_comm_destroy. Any other memory may be used as well.
+ * Returns GR_OK; GR_E_INVALID (size 0); GR_E_NO_MEMORY. */
+GR_API gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
+GR_API void gr_free(gr_comm *comm, void *mem);
+
+/* ---- Operations -----------------------------------------------------------------------------
+ * Each exists blocking and asynchronous. The asynchronous form stores an operation, which the
+ * caller must finish with gr_wait, or with gr_test until it no longer returns GR_PENDING; both
+ * release it. Buffers are borrowed until then; contents are undefined if the operation fails.
+ * Returns of all: GR_OK; GR_E_INVALID; GR_E_NO_MEMORY (too many operations in flight);
+ * GR_E_PEER_LOST, GR_E_PEER_SLOW, GR_E_MISMATCH, GR_E_COMM_BROKEN. */
+
+/* Every rank ends with the reduction over all ranks of `buf` (count elements, in place). Sums are
+ * added in the order of a fixed binary tree over the ranks, whatever the algorithm: the result has
+ * the same bits for any link and any algorithm, unless the communicator was told `exact: false`
+ * (GRADUS_EXACT=0). */
+GR_API gr_status gr_allreduce(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
+                              gr_redop op) GR_MUST_CHECK;
+GR_API gr_status gr_allreduce_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
+                                    gr_redop op, gr_op **op_out) GR_MUST_CHECK;
+
+/* Exact allreduce over shards: the sum over `shards` contributions that are dealt to the ranks in
+ * contiguous ranges (gr_shard_range), in the order of a fixed binary tree over the shards. The
+ * result has the same bits for every world size.
+ *
+ * partials  gr_shard_partials(shards, world size, rank) buffers of `count` elements: the sums of
+ *           the largest whole subtrees of this rank's range, from left to right. They may be
+ *           overwritten; partials[0] receives the result on every rank.
+ * op        GR_AVERAGE divides by `shards`. */
+GR_API gr_status gr_allreduce_shards(gr_comm *comm, void *const *partials, int shards, size_t count,
+                                     gr_dtype dtype, gr_redop op) GR_MUST_CHECK;
+GR_API gr_status gr_allreduce_shards_start(gr_comm *comm, void *const *partials, int shards,
+                                           size_t count, gr_dtype dtype, gr_redop op,
+                                           gr_op **op_out) GR_MUST_CHECK;
+
+/* The shards [*first_out, *first_out + *count_out) of `rank`: as even as can be, the first ranks
+ * get one more. Ranks past the number of shards get none. */
+GR_API void gr_shard_range(int shards, int world_size, int rank, int *first_out, int *count_out);
+
+/* How many largest whole subtrees the range of `rank` consists of; at most GR_SHARD_PARTIALS_MAX. */
+enum { GR_SHARD_PARTIALS_MAX = 64 };
+GR_API int gr_shard_partials(int shards, int world_size, int rank);
+
+/* Rank r ends with the reduced block r. `buf` holds world size blocks of `block_count` elements; on
+ * return block `rank` of it is the result, the other blocks are undefined. */
+GR_API gr_status gr_reduce_scatter(gr_comm *comm, void *buf, size_t block_count, gr_dtype dtype,
+                                   gr_redop op) GR_MUST_CHECK;
+GR_API gr_status gr_reduce_scatter_start(gr_comm *comm, void *buf, size_t block_count,
+                                         gr_dtype dtype, gr_redop op, gr_op **op_out) GR_MUST_CHECK;
+
+/* Rank r gives block r of `buf` (world size blocks of `block_count` elements); every rank ends with
+ * all blocks. */
+GR_API gr_status gr_allgather(gr_comm *comm, void *buf, size_t block_count,
+                              gr_dtype dtype) GR_MUST_CHECK;
+GR_API gr_status gr_allgather_start(gr_comm *comm, void *buf, size_t block_count, gr_dtype dtype,
+                                    gr_op **op_out) GR_MUST_CHECK;
+
+/* Every rank ends with root's `count` elements. */
+GR_API gr_status gr_broadcast(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
+                              int root) GR_MUST_CHECK;
+GR_API gr_status gr_broadcast_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
+                                    int root, gr_op **op_out) GR_MUST_CHECK;
+
+/* No rank returns before every rank has called it. */
+GR_API gr_status gr_barrier(gr_comm *comm) GR_MUST_CHECK;
+GR_API gr_status gr_barrier_start(gr_comm *comm, gr_op **op_out) GR_MUST_CHECK;
+
+/* Move all operations on without waiting. GR_PENDING: not finished, `op` stays valid; anything else
+ * is the operation's result, and `op` is released. */
+GR_API gr_status gr_test(gr_op *op) GR_MUST_CHECK;
+
+/* Wait until `op` is finished; its result is returned and `op` is released. */
+GR_API gr_status gr_wait(gr_op *op) GR_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GRADUS_GRADUS_H
+#define GRADUS_GRADUS_H
+
+/* Everything that is installed. */
+
+#include <gradus/comm.h>
+#include <gradus/status.h>
+#include <gradus/version.h>
+
+#endif

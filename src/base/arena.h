@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_BASE_ARENA_H
+#define GR_BASE_ARENA_H
+
+#include <gradus/status.h>
+
+/* A bump allocator: many small allocations, freed together. Grows by blocks up to its maximum. One
+ * thread at a time. */
+typedef struct gr_arena_block gr_arena_block;
+typedef struct gr_arena {
+    gr_arena_block *head;
+    size_t used_bytes; /* sum of all allocations */
+    size_t max_bytes;  /* limit of used_bytes, fixed from the start */
+} gr_arena;
+
+void gr_arena_init(gr_arena *arena, size_t max_bytes);
+void gr_arena_fini(gr_arena *arena);
+
+/* Forget all allocations, keep the first block for reuse. */
+void gr_arena_reset(gr_arena *arena);
+
+/* Zeroed, 16-byte aligned; NULL when the maximum or the memory is exhausted. size 0 is valid. */
+void *gr_arena_alloc(gr_arena *arena, size_t size_bytes);
+char *gr_arena_strdup(gr_arena *arena, const char *text);
+char *gr_arena_printf(gr_arena *arena, const char *format, ...) GR_PRINTF(2, 3);
+
+#endif

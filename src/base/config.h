@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_BASE_CONFIG_H
+#define GR_BASE_CONFIG_H
+
+/* One table per module is the only source of its YAML keys, environment variables, command-line
+ * flags, --help and reference page. A table describes the fields of one plain struct; the struct is
+ * filled by layers, each overriding the one before: default, file, environment, flag. */
+
+#include "base/arena.h"
+#include "base/doc.h"
+
+#include <stdio.h>
+
+typedef enum gr_config_type {
+    GR_CONFIG_BOOL,     /* bool;    true false yes no on off 1 0; as a flag: --name or --no-name */
+    GR_CONFIG_INT,      /* int64_t */
+    GR_CONFIG_DOUBLE,   /* double */
+    GR_CONFIG_BYTES,    /* int64_t; 64k, 1m, 2g (powers of 1024), plain bytes */
+    GR_CONFIG_DURATION, /* int64_t microseconds; 5us, 200ms, 10s, 5min, 1h; plain number: seconds */
+    GR_CONFIG_TEXT,     /* const char *, in the arena; NULL by default when default_text is NULL */
+    GR_CONFIG_CHOICE,   /* int, the index into choices */
+    GR_CONFIG_NODE      /* const gr_node *: a part of the file that its owner reads; file only */
+} gr_config_type;
+
+typedef struct gr_config_field {
+    const char *key;  /* YAML key, "batch_size"; NULL: not in files */
+    const char *flag; /* "--batch-size"; NULL: no flag */
+    char short_flag;  /* 'q'; 0: none */
+    const char *env;  /* "GRADUS_LINK"; NULL: no variable */
+    gr_config_type type;
+    size_t offset;              /* offsetof in the struct */
+    const char *default_text;   /* read like any other text; NULL: zero */
+    double min, max;            /* bounds of numbers; both 0: unbounded */
+    const char *unit;           /* of a plain number, "s", "samples"; NULL */
+    const char *const *choices; /* NULL-terminated, for GR_CONFIG_CHOICE */
+    const char *value_name;     /* "N", "FILE": what --help shows; NULL: from the type */
+    const char *help;           /* one line */
+} gr_config_field;
+
+typedef struct gr_config_table {
+    const char *name;              /* of the module or verb, "run" */
+    const char *title;             /* one line */
+    const gr_config_field *fields; /* ends with key, flag, short_flag and env all empty */
+    size_t struct_bytes;
+} gr_config_table;
+
+/* Zeroes the struct and applies the defaults. Text goes into `arena`, which must outlive it. */
+gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
+                             gr_diag *diag) GR_MUST_CHECK;
+
+/* Values of a map of a file; an unknown key is an error that names the nearest one. */
+gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
+                              gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
+
+/* Values of the environment (`environ` style, NULL-terminated "NAME=value" strings). */
+gr_status gr_config_from_env(const gr_config_table *table, void *config, char *const *environment,
+                             gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
+
+/* Flags of argv from *at on: "--name value", "--name=value", "-n value", "-np 4" (a flag named
+ * "-np"), "--bool", "--no-bool". Stops at the first word that is no flag, or behind "--" (then
+ * *dashes_out is true); *at is the index of the next word. An unknown flag is an error that names
+ * the nearest. "-h" and "--help" set *help_out. */
+gr_status gr_config_from_args(const gr_config_table *table, void *config, int argc,
+                              char *const *argv, int *at, bool *dashes_out, bool *help_out,
+                              gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
+
+/* One value from text, as if from `where` ("--batch-size", "GRADUS_LINK", "job.yaml:3: batch"). */
+gr_status gr_config_set(const gr_config_field *field, void *config, const char *text,
+                        const char *where, gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
+
+void gr_config_print_help(const gr_config_table *table, FILE *file); /* the flags part of --help */
+void gr_config_print_markdown(const gr_config_table *table,
+                              FILE *file); /* a section of the reference */
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_BASE_PHILOX_H
+#define GR_BASE_PHILOX_H
+
+/* Counter-based random numbers: Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random
+ * numbers: as easy as 1, 2, 3", SC 2011). A pure function of key and counter: whoever asks for the
+ * same place gets the same number. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+void gr_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4]);
+
+/* A stream: key = seed; counter = (index, stream words). Fills out[i] with the i-th word. */
+void gr_philox_fill(uint64_t seed, uint64_t stream_high, uint32_t stream_low, uint32_t *out,
+                    size_t count);
+
+/* 24 random bits as a float in [0, 1). */
+static inline float gr_unit_f32(uint32_t word)
+{
+    return (float)(word >> 8) * 0x1p-24f;
+}
+
+/* `count` normal numbers, mean 0, deviation 1 (Box-Muller in double, portable bits), from a stream. */
+void gr_philox_normal(uint64_t seed, uint64_t stream_high, uint32_t stream_low, float *out,
+                      size_t count);
+
+#endif

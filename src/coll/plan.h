@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_PLAN_H
+#define GR_COLL_PLAN_H
+
+/* Collectives as plans. An algorithm is a pure function from a shape (who am I, how many are we, how
+ * are the contributions dealt) to a plan: the list of steps that one rank takes. A plan knows no
+ * bytes and no sockets: the executor (exec.h) runs it over any link, segment by segment; the verifier
+ * (verify.h) proves it for all ranks at once; a simulator can give it time.
+ *
+ * Operands. A plan sees buffers cut into `blocks` equal parts. Slot k of GR_SPACE_USER is the caller's
+ * k-th buffer (slot 0 is also where the result must end); GR_SPACE_SCRATCH slots belong to the
+ * executor: one block each.
+ *
+ * Order. A plan is a sequential program. Steps may run out of order as far as their operands allow:
+ * gr_plan_finish derives the dependencies (read after write, write after read, write after write).
+ * Messages between two ranks are matched by order: the i-th send to a peer meets the peer's i-th
+ * receive from us. The executor sends and takes them in this order, with no more room on the way than
+ * one message; the verifier shows that this cannot deadlock. */
+
+#include <gradus/comm.h>
+#include <stdbool.h>
+
+typedef enum gr_space { GR_SPACE_USER = 0, GR_SPACE_SCRATCH = 1 } gr_space;
+
+typedef struct gr_operand {
+    uint8_t space; /* gr_space */
+    uint16_t slot;
+    uint16_t block; /* 0 in scratch */
+} gr_operand;
+
+typedef enum gr_step_kind {
+    GR_STEP_SEND = 0,   /* a -> peer */
+    GR_STEP_RECV = 1,   /* peer -> dst; into scratch it may be a view of the peer's memory */
+    GR_STEP_REDUCE = 2, /* dst = a (+) b; dst may be a or b */
+    GR_STEP_COPY = 3,   /* dst = a */
+    GR_STEP_SIGNAL = 4, /* an empty message to peer */
+    GR_STEP_AWAIT = 5   /* an empty message from peer; later steps depend on it, all earlier SIGNALs
+                           may go before it */
+} gr_step_kind;
+
+typedef struct gr_step {
+    uint8_t kind;
+    int16_t peer;
+    gr_operand dst, a, b;
+    uint32_t message;     /* SEND, RECV, SIGNAL, AWAIT: index on the link to or from peer */
+    uint32_t after_first; /* dependencies: plan->after[after_first .. + after_count) */
+    uint32_t after_count;
+    int32_t last_reader; /* RECV into scratch: the last step that reads what was received */
+} gr_step;
+
+typedef enum gr_coll {
+    GR_COLL_ALLREDUCE = 0,
+    GR_COLL_REDUCE_SCATTER = 1,
+    GR_COLL_ALLGATHER = 2,
+    GR_COLL_BROADCAST = 3,
+    GR_COLL_BARRIER = 4,
+    GR_COLL_COUNT = 5
+} gr_coll;
+
+typedef struct gr_plan_shape {
+    gr_coll coll;
+    int rank, world_size;
+    int shards; /* contributions, dealt by gr_shard_range; world_size unless gr_allreduce_shards */
+    int root;
+} gr_plan_shape;
+
+typedef struct gr_plan {
+    gr_plan_shape shape;
+    uint16_t blocks; /* parts of a user buffer */
+    uint16_t user_slots;
+    uint16_t scratch_slots;
+    gr_step *steps;
+    uint32_t step_count, step_capacity;
+    uint32_t *after;
+    uint32_t after_count, after_capacity;
+    gr_status failed; /* first failure of an emitting call, reported by gr_plan_finish */
+} gr_plan;
+
+enum { GR_PLAN_STEPS_MAX = 1 << 20 };
+
+void gr_plan_init(gr_plan *plan, const gr_plan_shape *shape);
+void gr_plan_fini(gr_plan *plan);
+
+gr_operand gr_user(int slot, int block);
+gr_operand gr_scratch(int slot);
+/* Emitters; failures are kept for gr_plan_finish, so that algorithms read as programs. */
+void gr_plan_send(gr_plan *plan, int peer, gr_operand a);
+void gr_plan_recv(gr_plan *plan, int peer, gr_operand dst);
+void gr_plan_reduce(gr_plan *plan, gr_operand dst, gr_operand a, gr_operand b);
+void gr_plan_copy(gr_plan *plan, gr_operand dst, gr_operand a);
+void gr_plan_signal(gr_plan *plan, int peer);
+void gr_plan_await(gr_plan *plan, int peer);
+/* Numbers the messages and derives the dependencies. */
+gr_status gr_plan_finish(gr_plan *plan) GR_MUST_CHECK;
+
+/* ---- Algorithms ---------------------------------------------------------------------------------- */
+typedef struct gr_algorithm {
+    const char *name; /* "direct" */
+    gr_coll coll;
+    bool canonical;                           /* adds in the order of the shard tree */
+    const char *description;                  /* one line, with its source */
+    bool (*fits)(const gr_plan_shape *shape); /* the shapes that it can plan for */
+    void (*plan)(const gr_plan_shape *shape, gr_plan *plan);
+} gr_algorithm;
+
+extern const gr_algorithm gr_algorithms[];                             /* ends with name NULL */
+const gr_algorithm *gr_algorithm_find(gr_coll coll, const char *name); /* NULL if there is none */
+const char *gr_coll_name(gr_coll coll);
+
+/* ---- The shard tree (tree.c) ----------------------------------------------------------------------
+ * The node of a range [first, first + count) is a leaf if count is 1; else its left child has the
+ * largest power of two below count, its right child the rest. */
+int gr_tree_left_count(int count);
+
+typedef struct gr_tree_range {
+    int first, count;
+} gr_tree_range;
+/* The largest whole subtrees of the tree over `shards` inside [first, first + count), left to right;
+ * returns how many (at most GR_SHARD_PARTIALS_MAX). */
+int gr_tree_cover(int shards, int first, int count, gr_tree_range *ranges_out);
+/* Are these two adjacent nodes the children of one node of the tree over `shards`? */
+bool gr_tree_siblings(int shards, gr_tree_range left, gr_tree_range right);
+
+#endif

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_DATA_DATASET_H
+#define GR_DATA_DATASET_H
+
+/* Samples by number, whatever the format of the files. */
+
+#include "base/config.h"
+#include "base/doc.h"
+
+enum { GR_SAMPLE_DIMS_MAX = 3 };
+
+/* The `data:` part of a job file. Relative paths are relative to the job file. */
+typedef struct gr_data_config {
+    int format;                  /* csv, idx */
+    const char *file;            /* csv: the samples; .gz is recognised by content */
+    const char *images, *labels; /* idx */
+    const char *test_file, *test_images, *test_labels; /* a test set of its own; NULL: split */
+    const gr_node *shape;     /* csv: [1, 8, 8] (channels, height, width) or [64]; default: flat */
+    const char *label_column; /* csv: "last" (default), "first" or a number from 1 */
+    bool header;              /* csv: the first line is names */
+    int64_t classes;          /* 0: the largest label + 1 */
+    double scale;             /* x = (raw * scale - mean) / deviation */
+    double mean, deviation;
+    int normalize; /* none, standard (mean and deviation of the training part, one pair a job) */
+    int64_t test_count; /* samples held out when there is no test set of its own */
+    int split;          /* last, random (keyed by the job's seed) */
+    bool regression;    /* csv: the label column is a number to predict, not a class */
+} gr_data_config;
+extern const gr_config_table gr_data_config_table;
+
+typedef enum gr_part { GR_PART_TRAIN = 0, GR_PART_TEST = 1 } gr_part;
+
+typedef struct gr_dataset gr_dataset;
+
+/* Opens and checks everything that can be checked without training: files present, whole, numeric
+ * (with file and line), labels in range. `job_path` is where relative paths start. */
+gr_status gr_dataset_open(const gr_data_config *config, const char *job_path, uint64_t seed,
+                          gr_dataset **dataset_out, gr_diag *diag) GR_MUST_CHECK;
+void gr_dataset_close(gr_dataset *dataset);
+
+int64_t gr_dataset_count(const gr_dataset *dataset, gr_part part);
+int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MAX]); /* 1 or 3 */
+int64_t gr_dataset_sample_values(const gr_dataset *dataset);
+int64_t gr_dataset_classes(const gr_dataset *dataset); /* 0 for regression */
+
+/* Fills `count` samples: x_out count x values; labels_out (classes) or targets_out (regression, one a
+ * sample), the other may be NULL. Thread-safe; no heap. */
+gr_status gr_dataset_read(const gr_dataset *dataset, gr_part part, const int64_t *numbers,
+                          int count, float *x_out, int32_t *labels_out, float *targets_out,
+                          gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_DATA_ORDER_H
+#define GR_DATA_ORDER_H
+
+#include <stdint.h>
+
+/* The order of an epoch: a keyed permutation of [0, count) that anybody can evaluate at any position in
+ * O(1) memory (a Feistel network over the next even number of bits, with cycle walking; Black and
+ * Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; round function Philox). */
+typedef struct gr_order {
+    uint64_t count;
+    uint32_t half_bits;
+    uint64_t seed, epoch;
+} gr_order;
+
+void gr_order_init(gr_order *order, uint64_t seed, uint64_t epoch, uint64_t count);
+uint64_t gr_order_at(const gr_order *order, uint64_t position); /* position < count */
+
+#endif

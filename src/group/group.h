@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_GROUP_GROUP_H
+#define GR_GROUP_GROUP_H
+
+/* Who acts together. The coordinator (in the launcher) waits until every rank has called in, then
+ * tells all where the others are: that is generation 1. Members then wire links to each other. */
+
+#include "base/config.h"
+#include "link/link.h"
+
+/* What a worker is told by its environment. */
+typedef struct gr_group_config {
+    int64_t rank, world_size, local_rank,
+        local_size;          /* GRADUS_RANK, GRADUS_WORLD_SIZE, ... ; rank -1: alone */
+    const char *coordinator; /* GRADUS_COORDINATOR: "unix:@..." or "tcp:host:port" */
+    const char *secret_hex;  /* GRADUS_SECRET: 64 hexadecimal digits */
+    int link;                /* GRADUS_LINK: auto, shm, tcp (auto: shm on one host) */
+    int64_t join_timeout_us; /* GRADUS_JOIN_TIMEOUT */
+    int64_t op_timeout_us;   /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
+    int64_t spin_us;         /* GRADUS_SPIN */
+    bool exact;              /* GRADUS_EXACT */
+    const char *algorithm;   /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
+    int progress;            /* GRADUS_PROGRESS: auto, thread, inline */
+    int64_t segment_bytes;   /* GRADUS_SEGMENT */
+    int64_t log_level;       /* GRADUS_LOG */
+} gr_group_config;
+extern const gr_config_table gr_group_config_table;
+
+typedef struct gr_group gr_group;
+
+/* Call in, wait for the others, wire all links. Blocks at most join_timeout_us. */
+gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
+                        gr_diag *diag) GR_MUST_CHECK;
+void gr_group_leave(gr_group *group);    /* frees; NULL ok */
+gr_mesh *gr_group_mesh(gr_group *group); /* NULL in a group of one */
+uint64_t gr_group_generation(const gr_group *group);
+int gr_group_rank(const gr_group *group);
+int gr_group_size(const gr_group *group);
+
+/* ---- The coordinator: a pollable object of the launcher ----------------------------------------- */
+typedef struct gr_coordinator gr_coordinator;
+
+typedef struct gr_coordinator_config {
+    int world_size;
+    const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
+    const char *listen_host; /* NULL: a Unix socket in the abstract namespace */
+    const gr_log *log;
+} gr_coordinator_config;
+
+gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordinator **out,
+                                gr_diag *diag) GR_MUST_CHECK;
+void gr_coordinator_destroy(gr_coordinator *coordinator);
+const char *gr_coordinator_address(const gr_coordinator *coordinator);
+int gr_coordinator_fd(const gr_coordinator *coordinator); /* readable: call progress */
+int64_t gr_coordinator_next_us(
+    const gr_coordinator *coordinator); /* absolute time of its next deadline, GR_NEVER */
+gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
+/* 0: not called in, 1: called in, 2: has left in order */
+int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
+/* How many have called in. */
+int gr_coordinator_joined(const gr_coordinator *coordinator);
+
+#endif

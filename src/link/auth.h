@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LINK_AUTH_H
+#define GR_LINK_AUTH_H
+
+/* The handshake that opens every connection of a job: HMAC-SHA256 challenge and response, both ways,
+ * over the job's secret. A pure state machine over bytes: no sockets, no clock, no heap.
+ *
+ * Both sides send, at once, a challenge (magic, version, role, rank, peer role's expectation, 32
+ * random bytes); each answers the other's with an HMAC over both challenges and its own role. Nobody
+ * sends anything of value before the other's answer was checked in constant time; a reflected or
+ * replayed answer is refused since role and both nonces are in it. */
+
+#include "base/hash.h"
+#include "link/link.h"
+
+typedef enum gr_auth_role {
+    GR_AUTH_CONNECTOR = 1, /* the side that called connect */
+    GR_AUTH_ACCEPTOR = 2
+} gr_auth_role;
+
+enum {
+    GR_AUTH_CHALLENGE_BYTES = 56,
+    GR_AUTH_ANSWER_BYTES = 40,
+    GR_AUTH_BYTES = GR_AUTH_CHALLENGE_BYTES + GR_AUTH_ANSWER_BYTES, /* each way */
+    GR_AUTH_RANK_COORDINATOR = -1 /* the rank that the job's coordinator goes by */
+};
+
+typedef struct gr_auth {
+    gr_auth_role role;
+    int32_t rank;      /* ours */
+    int32_t peer_rank; /* theirs, trusted only when done */
+    uint8_t secret[GR_SECRET_BYTES];
+    uint8_t out[GR_AUTH_BYTES]; /* ours: challenge, then answer */
+    uint8_t in[GR_AUTH_BYTES];
+    size_t out_ready, out_sent; /* bytes of out that may be sent; that were sent */
+    size_t in_filled;
+    bool done; /* theirs was checked and all of ours was handed out */
+    bool checked;
+} gr_auth;
+
+gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
+                       const uint8_t secret[GR_SECRET_BYTES], gr_diag *diag) GR_MUST_CHECK;
+void gr_auth_fini(gr_auth *auth); /* wipes the secret */
+
+/* Take in up to size_bytes; *used_out of them belonged to the handshake. GR_OK, GR_PENDING (not done),
+ * GR_E_AUTH, GR_E_PROTOCOL. */
+gr_status gr_auth_take(gr_auth *auth, const uint8_t *data, size_t size_bytes, size_t *used_out,
+                       gr_diag *diag) GR_MUST_CHECK;
+
+/* What to send next: *size_out bytes at the returned place; tell gr_auth_sent how many went out. */
+const uint8_t *gr_auth_pending(const gr_auth *auth, size_t *size_out);
+void gr_auth_sent(gr_auth *auth, size_t size_bytes);
+
+#endif

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LINK_LINK_H
+#define GR_LINK_LINK_H
+
+/* A link is an authenticated, ordered path of framed bytes between this process and one peer. A mesh
+ * holds all links of a process, and what they share: the listener, the memory file, the waiting.
+ *
+ * Threads: a mesh and its links belong to one thread at a time (the caller serialises); only
+ * gr_mesh_wake may be called from any thread.
+ *
+ * Nothing here blocks but gr_mesh_wait. No call allocates from the heap once a link is up. */
+
+#include "base/clock.h"
+#include "base/log.h"
+#include <gradus/status.h>
+#include <stdbool.h>
+
+typedef struct gr_mesh gr_mesh;
+typedef struct gr_link gr_link;
+
+typedef enum gr_link_kind { GR_LINK_SHM = 0, GR_LINK_TCP = 1, GR_LINK_KIND_COUNT = 2 } gr_link_kind;
+const char *gr_link_kind_name(gr_link_kind kind); /* "shm", "tcp" */
+
+enum { GR_SECRET_BYTES = 32, GR_ADDRESS_BYTES = 128 };
+
+/* What precedes each payload. On the wire it is encoded little-endian with magic, version and a
+ * checksum (frame.h). */
+typedef enum gr_frame_kind {
+    GR_FRAME_DATA = 1,  /* a block segment of an operation */
+    GR_FRAME_BYE = 2,   /* the sender leaves in order; no payload */
+    GR_FRAME_ABORT = 3, /* the sender's communicator failed; the payload is its sentence */
+    GR_FRAME_KIND_END
+} gr_frame_kind;
+
+typedef struct gr_frame {
+    uint8_t kind;         /* gr_frame_kind */
+    uint32_t op_seq;      /* number of the operation in its communicator */
+    uint32_t message;     /* index of the message on this link within the operation's plan */
+    uint32_t segment;     /* index of the segment within the message */
+    uint32_t size_bytes;  /* of the payload, at most GR_FRAME_PAYLOAD_MAX */
+    uint64_t fingerprint; /* of the operation: kind, type, count, op, root */
+} gr_frame;
+
+enum { GR_FRAME_PAYLOAD_MAX = 16 << 20 };
+
+typedef struct gr_mesh_config {
+    gr_link_kind kind;
+    int rank;
+    int world_size;
+    const uint8_t *secret;        /* GR_SECRET_BYTES, copied */
+    const char *listen_host;      /* tcp: "127.0.0.1"; shm: ignored */
+    int64_t handshake_timeout_us; /* a connection that is not authenticated by then is closed */
+    int half_open_max;            /* connections in handshake at a time; more are refused */
+    int64_t spin_us;              /* longest busy wait before sleeping; 0: never spin */
+    size_t heap_bytes_max;        /* shm: address space for gr_mesh_alloc (sparse) */
+    gr_clock clock;
+    const gr_log *log; /* may be NULL */
+} gr_mesh_config;
+
+void gr_mesh_config_init(
+    gr_mesh_config *config); /* sensible values for all but rank, size, secret */
+
+gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out,
+                         gr_diag *diag) GR_MUST_CHECK;
+/* Sends BYE where it can without waiting, closes everything, frees gr_mesh_alloc memory. NULL ok. */
+void gr_mesh_destroy(gr_mesh *mesh);
+
+/* Where peers reach this process: "tcp:127.0.0.1:40123", "unix:@gradus-...". */
+const char *gr_mesh_address(const gr_mesh *mesh);
+
+/* Begin to connect to `peer`; one side of each pair calls it (the higher rank, by convention). */
+gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *address,
+                          gr_diag *diag) GR_MUST_CHECK;
+
+/* Move accepts, handshakes and transfers on, without blocking. GR_OK: fine (see gr_mesh_link);
+ * GR_E_AUTH, GR_E_PEER_LOST...: a peer that was connected *to* cannot be reached, or a link broke:
+ * diag names it. A stranger on the listener is never an error: closed, counted, logged at debug. */
+gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag) GR_MUST_CHECK;
+
+/* The link to `peer` once it is authenticated; NULL before. */
+gr_link *gr_mesh_link(gr_mesh *mesh, int peer);
+
+/* Sleep until something may have changed since the last gr_mesh_progress or receive: a short adaptive
+ * spin, then futex or epoll. Returns at the deadline (absolute, the mesh's clock), at a wake, or
+ * spuriously. Notices a peer's death within 20 ms. */
+void gr_mesh_wait(gr_mesh *mesh, int64_t deadline_us);
+void gr_mesh_wake(gr_mesh *mesh);
+
+/* Memory that peers can read without a copy (shm), or plain memory (tcp). 64-byte aligned, zeroed. */
+gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
+void gr_mesh_free(gr_mesh *mesh, void *mem);
+
+/* ---- One link -------------------------------------------------------------------------------- */
+
+/* Queue one message. GR_OK: accepted, `data` is borrowed until gr_link_sent(link, *ticket_out);
+ * GR_E_AGAIN: no room, nothing happened; GR_E_PEER_LOST: the link is broken (gr_link_diag). */
+gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data,
+                       uint64_t *ticket_out) GR_MUST_CHECK;
+
+/* The data of `ticket` is no longer needed: written to the socket, or released by the peer. Messages
+ * finish in order. */
+bool gr_link_sent(gr_link *link, uint64_t ticket);
+
+/* The message at the head. GR_OK: *frame_out filled (again and again until gr_link_next); GR_PENDING:
+ * none yet; GR_E_PEER_LOST: none, and none will come; GR_E_PROTOCOL: garbage. */
+gr_status gr_link_peek(gr_link *link, gr_frame *frame_out) GR_MUST_CHECK;
+
+/* Look at the head's payload where it lies (the peer's memory on shm). GR_OK; GR_E_UNSUPPORTED: use
+ * gr_link_read. */
+gr_status gr_link_view(gr_link *link, const void **data_out) GR_MUST_CHECK;
+
+/* Copy the head's payload to dst. GR_OK: complete; GR_PENDING: some is still missing, call again with
+ * the same dst, which is borrowed until then. */
+gr_status gr_link_read(gr_link *link, void *dst) GR_MUST_CHECK;
+
+/* Take the head off. With hold_out, a viewed payload stays valid until gr_link_release of that
+ * number (in any order); without, it is released now. At most GR_LINK_HOLDS_MAX are held. */
+enum { GR_LINK_HOLDS_MAX = 256 };
+void gr_link_next(gr_link *link, uint64_t *hold_out);
+void gr_link_release(gr_link *link, uint64_t hold);
+
+/* Why the link is broken; status GR_OK while it is not. */
+const gr_diag *gr_link_diag(const gr_link *link);
+int gr_link_peer(const gr_link *link);
+
+/* Counters for tests and benchmarks. */
+typedef struct gr_mesh_stats {
+    uint64_t messages_sent, bytes_sent; /* payload */
+    uint64_t bytes_copied;              /* staged because the memory was not readable by the peer */
+    uint64_t system_calls;
+    uint64_t strangers_refused;
+} gr_mesh_stats;
+void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out);
+
+#endif

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_NN_OPTIMIZER_H
+#define GR_NN_OPTIMIZER_H
+
+/* Optimizers over flat vectors, and learning-rate schedules. Compiled without contraction: the same
+ * bits on every instruction set. */
+
+#include "base/config.h"
+#include "nn/model.h"
+
+typedef enum gr_optimizer_kind {
+    GR_OPT_SGD = 0,
+    GR_OPT_ADAM = 1,
+    GR_OPT_ADAMW = 2
+} gr_optimizer_kind;
+typedef enum gr_schedule_kind {
+    GR_SCHEDULE_CONSTANT = 0,
+    GR_SCHEDULE_STEP = 1,
+    GR_SCHEDULE_COSINE = 2
+} gr_schedule_kind;
+
+/* The `optimizer:` part of a job file. */
+typedef struct gr_optimizer_config {
+    int kind; /* sgd, adam, adamw */
+    double learning_rate;
+    double momentum; /* sgd */
+    bool nesterov;
+    double beta1, beta2, epsilon; /* adam, adamw */
+    double weight_decay;          /* sgd, adam: added to the gradient; adamw: decoupled */
+    double clip_norm;             /* global norm; 0: none */
+    int schedule;                 /* constant, step, cosine */
+    double warmup_epochs;         /* linear from 0 */
+    double step_epochs;           /* step: every so many epochs ... */
+    double step_factor;           /* ... times this */
+    double final_factor;          /* cosine: ends at learning_rate times this */
+    bool linear_scaling; /* learning_rate is for reference_batch; times global batch / reference */
+    int64_t reference_batch;
+} gr_optimizer_config;
+extern const gr_config_table gr_optimizer_config_table;
+
+/* The learning rate of `step` (from 0), with linear scaling applied. Pure. */
+double gr_learning_rate(const gr_optimizer_config *config, uint64_t step, double steps_per_epoch,
+                        uint64_t total_steps, int64_t global_batch);
+
+typedef struct gr_optimizer gr_optimizer;
+gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model *model,
+                              gr_optimizer **optimizer_out, gr_diag *diag) GR_MUST_CHECK;
+void gr_optimizer_destroy(gr_optimizer *optimizer);
+
+/* Begins step `step` (from 0; Adam's bias correction) with this learning rate and gradient factor (of
+ * clipping; 1: none). */
+void gr_optimizer_begin(gr_optimizer *optimizer, uint64_t step, double learning_rate,
+                        float gradient_factor);
+/* Updates the parameters in [begin, end) of the flat vector (statistics are passed over); any cut into
+ * ranges gives the same bits. */
+void gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gradients,
+                         size_t begin, size_t end);
+
+/* State for checkpoints: `index`-th vector (momentum; Adam: first, second moment), NULL past the end. */
+float *gr_optimizer_state(gr_optimizer *optimizer, int index, const char **name_out);
+
+/* Sum of squares over the parameters' gradients, in double, in a fixed order. */
+double gr_gradient_square_sum(const gr_model *model, const float *gradients);
+/* Is any element NaN or infinite? */
+bool gr_any_not_finite(const float *values, size_t count);
+
+/* dst[i] = a[i] + b[i], the addition of the shard tree. */
+void gr_add_f32(float *dst, const float *a, const float *b, size_t count);
+
+#endif

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TRAIN_JOB_H
+#define GR_TRAIN_JOB_H
+
+/* A job file, read and checked: everything that can be wrong is found here, before anything starts. */
+
+#include "base/arena.h"
+#include "data/dataset.h"
+#include "nn/model.h"
+#include "nn/optimizer.h"
+
+/* The `distribution:` part. */
+typedef struct gr_distribution_config {
+    int distribution_type;     /* Job (this issue); MPI, TF: GR_E_UNSUPPORTED sentence for now */
+    int strategy;              /* allreduce */
+    int64_t number_of_workers; /* 0: one for each core */
+    int64_t worker_threads;    /* threads of the kernels in a worker, default 1 */
+    int64_t shards;            /* 0: the smallest power of two that is at least the workers */
+    bool exact;
+    int link;                                 /* auto, shm, tcp; also --link and GRADUS_LINK */
+    int64_t bucket_bytes_first, bucket_bytes; /* 1 MiB, then larger */
+    bool overlap;                             /* reduce buckets while the backward pass goes on */
+} gr_distribution_config;
+extern const gr_config_table gr_distribution_config_table;
+
+/* The top of the file. */
+typedef struct gr_job_config {
+    const char *name;
+    const gr_node *model, *data, *optimizer, *distribution; /* parts that others read */
+    int loss;                                               /* cross_entropy, mse */
+    int64_t seed;
+    double epochs; /* either ... */
+    int64_t steps; /* ... or */
+    int64_t global_batch;
+    int64_t micro_batches; /* gradient accumulation inside a shard */
+    int64_t eval_every;    /* epochs between evaluations on the test part; 0: only at the end */
+    const char *output;    /* folder for weights and metrics */
+} gr_job_config;
+extern const gr_config_table gr_job_config_table;
+
+typedef struct gr_job {
+    const char *path;
+    gr_job_config config;
+    gr_data_config data;
+    gr_optimizer_config optimizer;
+    gr_distribution_config distribution;
+    gr_dataset *dataset;
+    gr_model_spec *spec;
+    gr_shape input;
+    int workers;         /* resolved */
+    int shards;          /* resolved */
+    int64_t shard_batch; /* global_batch / shards */
+    int64_t micro_batch; /* shard_batch / micro_batches: the model's batch */
+    uint64_t steps_per_epoch, total_steps;
+    gr_arena arena;
+    gr_doc *doc;
+} gr_job;
+
+/* What the command line says over the file. */
+typedef struct gr_job_overrides {
+    int workers;         /* -np; 0: not said */
+    int default_workers; /* when neither says: cores */
+    const char *link;    /* --link; NULL */
+    const char *output;  /* --output; NULL */
+} gr_job_overrides;
+
+/* Reads, checks and resolves; opens the data set. GR_E_INVALID etc. with file, line and remedy.
+ * Environment (GRADUS_LINK, ...) stands between file and overrides. */
+gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_job **job_out,
+                      gr_diag *diag) GR_MUST_CHECK;
+void gr_job_close(gr_job *job);
+
+/* --dry-run: layers with shapes and parameter counts, memory per worker, batch arithmetic, the plan. */
+gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TRAIN_TRAIN_H
+#define GR_TRAIN_TRAIN_H
+
+#include "train/job.h"
+#include <gradus/comm.h>
+
+typedef enum gr_report_style {
+    GR_REPORT_AUTO = 0, /* a bar on a terminal, lines elsewhere */
+    GR_REPORT_LINES = 1,
+    GR_REPORT_JSON = 2, /* one object a line */
+    GR_REPORT_NONE = 3  /* ranks other than 0 */
+} gr_report_style;
+
+/* Train the job as one worker of `comm`: collective over all ranks. Rank 0 reports to `out`, writes
+ * the metrics file and the weights. On failure diag holds the sentence. */
+gr_status gr_train_run(gr_job *job, gr_comm *comm, gr_report_style style, FILE *out,
+                       gr_diag *diag) GR_MUST_CHECK;
+
+/* Test accuracy of saved weights, as the end of training computes it. */
+typedef struct gr_eval_result {
+    double accuracy, loss;
+    int64_t samples;
+    char weights_sha256[65];
+} gr_eval_result;
+gr_status gr_eval_run(gr_job *job, const char *weights_path, gr_eval_result *result_out,
+                      gr_diag *diag) GR_MUST_CHECK;
+
+#endif
