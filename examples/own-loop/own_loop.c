@@ -93,7 +93,7 @@ int main(int argc, char **argv)
     static float weights[WEIGHTS], gradient[SHARDS][WEIGHTS];
     gr_shard_range(SHARDS, gr_comm_size(comm), gr_comm_rank(comm), &first, &count);
     for (int start = 0; start + BATCH <= TRAIN * EPOCHS; start += BATCH) {
-        /* Each rank fills the rows of its shards; the sum gathers them, zeros change nothing. */
+        /* Each rank fills the rows of its shards and the sum gathers them; then all add alike. */
         memset(gradient, 0, sizeof gradient);
         for (int s = first; s < first + count; s++) {
             shard_gradient(weights, start % TRAIN + s * (BATCH / SHARDS), gradient[s]);
@@ -102,7 +102,6 @@ int main(int argc, char **argv)
             fprintf(stderr, "%s\n", gr_comm_diag(comm)->text);
             return 1;
         }
-        /* From here on everybody adds the same rows in the same order. */
         for (int s = 0; s < SHARDS; s++) {
             for (int w = 0; w < WEIGHTS; w++) {
                 weights[w] -= 0.5f * gradient[s][w];
