@@ -16,7 +16,7 @@ typedef struct gr_arena {
 void gr_arena_init(gr_arena *arena, size_t max_bytes);
 void gr_arena_fini(gr_arena *arena);
 
-/* Forget all allocations, keep the first block for reuse. */
+/* Forget all allocations, keep the largest block for reuse. */
 void gr_arena_reset(gr_arena *arena);
 
 /* Zeroed, 16-byte aligned; NULL when the maximum or the memory is exhausted. size 0 is valid. */

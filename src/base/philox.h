@@ -11,7 +11,11 @@
 
 void gr_philox(const uint32_t key[2], const uint32_t counter[4], uint32_t out[4]);
 
-/* A stream: key = seed; counter = (index, stream words). Fills out[i] with the i-th word. */
+/* A stream: key = (low, high half of seed); counter = (block, stream_low, low, high half of
+ * stream_high). Block b gives the words 4b .. 4b+3 of the stream. */
+#define GR_PHILOX_STREAM_WORDS_MAX (UINT64_C(1) << 34)
+
+/* Fills out[i] with the i-th word of a stream; count is at most GR_PHILOX_STREAM_WORDS_MAX. */
 void gr_philox_fill(uint64_t seed, uint64_t stream_high, uint32_t stream_low, uint32_t *out,
                     size_t count);
 
@@ -21,7 +25,8 @@ static inline float gr_unit_f32(uint32_t word)
     return (float)(word >> 8) * 0x1p-24f;
 }
 
-/* `count` normal numbers, mean 0, deviation 1 (Box-Muller in double, portable bits), from a stream. */
+/* `count` normal numbers, mean 0, deviation 1, from a stream, one word each: Box-Muller in double
+ * with logarithm, sine and cosine of our own, so that every machine gets the same bits. */
 void gr_philox_normal(uint64_t seed, uint64_t stream_high, uint32_t stream_low, float *out,
                       size_t count);
 

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/file.h"
+
+#include "base/fail.h"
+#include "base/hash.h"
+#include "base/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static gr_status fail_errno(gr_diag *diag, const char *verb, const char *path, int error)
+{
+    gr_status status = error == ENOENT || error == ENOTDIR ? GR_E_NOT_FOUND : GR_E_IO;
+    const char *remedy = "";
+    switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+        remedy = "; check the path";
+        break;
+    case EACCES:
+    case EPERM:
+        remedy = "; check the permissions of the file and its folder";
+        break;
+    case ENOSPC:
+    case EDQUOT:
+        remedy = "; free some space or choose another folder";
+        break;
+    case EROFS:
+        remedy = "; choose a folder that can be written";
+        break;
+    default:
+        break;
+    }
+    char words[GR_ERRNO_TEXT_BYTES];
+    return gr_fail(diag, status, "cannot %s %s: %s%s", verb, path, gr_text_errno(error, words),
+                   remedy);
+}
+
+/* ---- Reading ----------------------------------------------------------------------------------- */
+
+/* Reads to the end of the file. The size that fstat tells is only a first guess: a pipe and files
+ * of /proc say 0, and a file may grow while it is read. */
+static gr_status read_all(int fd, const char *path, size_t guess_bytes, size_t max_bytes,
+                          char **data_out, size_t *size_out, gr_diag *diag)
+{
+    size_t capacity = (guess_bytes < max_bytes ? guess_bytes : max_bytes) + 2;
+    size_t size = 0;
+    gr_status status = GR_OK;
+    char *data = malloc(capacity);
+    if (data == NULL) {
+        goto no_memory;
+    }
+    for (;;) {
+        if (size + 1 == capacity) { /* the last byte is kept for the zero */
+            if (size > max_bytes) {
+                break;
+            }
+            size_t wanted = capacity <= max_bytes / 2 ? capacity * 2 : max_bytes + 2;
+            char *larger = realloc(data, wanted);
+            if (larger == NULL) {
+                goto no_memory;
+            }
+            data = larger;
+            capacity = wanted;
+        }
+        ssize_t got = read(fd, data + size, capacity - 1 - size);
+        if (got == 0) {
+            break;
+        }
+        if (got < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            status = fail_errno(diag, "read", path, errno);
+            goto undo_data;
+        }
+        size += (size_t)got;
+    }
+    if (size > max_bytes) {
+        status = gr_fail(diag, GR_E_INVALID, "%s is larger than the limit of %zu bytes", path,
+                         max_bytes);
+        goto undo_data;
+    }
+    data[size] = '\0';
+    *data_out = data;
+    *size_out = size;
+    return GR_OK;
+
+no_memory:
+    status = gr_fail(diag, GR_E_NO_MEMORY, "not enough memory to read %s", path);
+undo_data:
+    free(data);
+    return status;
+}
+
+gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size_t *size_out,
+                       gr_diag *diag)
+{
+    if (max_bytes > SIZE_MAX / 2) {
+        max_bytes = SIZE_MAX / 2;
+    }
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return fail_errno(diag, "open", path, errno);
+    }
+    struct stat info;
+    gr_status status;
+    if (fstat(fd, &info) != 0) {
+        status = fail_errno(diag, "read", path, errno);
+    } else if (S_ISDIR(info.st_mode)) {
+        status = gr_fail(diag, GR_E_INVALID, "%s is a folder, a file is needed", path);
+    } else if (S_ISREG(info.st_mode) && (uintmax_t)info.st_size > max_bytes) {
+        status = gr_fail(diag, GR_E_INVALID, "%s is larger than the limit of %zu bytes", path,
+                         max_bytes);
+    } else {
+        size_t guess = S_ISREG(info.st_mode) && info.st_size > 0 ? (size_t)info.st_size : 4096;
+        status = read_all(fd, path, guess, max_bytes, data_out, size_out, diag);
+    }
+    close(fd);
+    return status;
+}
+
+/* ---- Replacing --------------------------------------------------------------------------------- */
+
+static int write_all(int fd, const char *data, size_t size_bytes)
+{
+    while (size_bytes > 0) {
+        ssize_t written = write(fd, data, size_bytes);
+        if (written < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            return errno;
+        }
+        data += written;
+        size_bytes -= (size_t)written;
+    }
+    return 0;
+}
+
+/* Makes a rename durable. */
+static int sync_folder_of(const char *path)
+{
+    char *folder = gr_path_beside(path, ".");
+    if (folder == NULL) {
+        return ENOMEM;
+    }
+    int error = 0;
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        error = errno;
+    } else {
+        /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
+        if (fsync(fd) != 0 && errno != EINVAL) {
+            error = errno;
+        }
+        close(fd);
+    }
+    free(folder);
+    return error;
+}
+
+/* A new file beside `path`, with a name that nobody else uses. */
+static gr_status create_beside(const char *path, char **name_out, int *fd_out, gr_diag *diag)
+{
+    enum { TRIES = 16, SUFFIX_BYTES = 32 };
+    size_t size_bytes = strlen(path) + SUFFIX_BYTES;
+    char *name = malloc(size_bytes);
+    if (name == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "not enough memory to write %s", path);
+    }
+    gr_status status = GR_OK;
+    int fd = -1;
+    for (int i = 0; fd < 0 && i < TRIES; i++) {
+        uint64_t number = 0;
+        status = gr_random_bytes(&number, sizeof number, diag);
+        if (status != GR_OK) {
+            goto undo_name;
+        }
+        snprintf(name, size_bytes, "%s.new-%016llx", path, (unsigned long long)number);
+        fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd < 0 && errno != EEXIST) {
+            break;
+        }
+    }
+    if (fd < 0) {
+        status = fail_errno(diag, "write", path, errno);
+        goto undo_name;
+    }
+    *name_out = name;
+    *fd_out = fd;
+    return GR_OK;
+
+undo_name:
+    free(name);
+    return status;
+}
+
+gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes, gr_diag *diag)
+{
+    struct stat old;
+    bool replaces = stat(path, &old) == 0;
+    if (replaces && S_ISDIR(old.st_mode)) {
+        return gr_fail(diag, GR_E_IO, "cannot write %s: there is a folder of this name", path);
+    }
+    char *name = NULL;
+    int fd = -1;
+    gr_status status = create_beside(path, &name, &fd, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    int error = 0;
+    if (replaces) {
+        /* Who made the file private wants it to stay so. */
+        error = fchmod(fd, old.st_mode & 07777) == 0 ? 0 : errno;
+    }
+    if (error == 0) {
+        error = write_all(fd, data, size_bytes);
+    }
+    if (error == 0 && fsync(fd) != 0) {
+        error = errno;
+    }
+    if (close(fd) != 0 && error == 0) {
+        error = errno;
+    }
+    if (error != 0 || rename(name, path) != 0) {
+        status = fail_errno(diag, "write", path, error != 0 ? error : errno);
+        unlink(name);
+    } else {
+        error = sync_folder_of(path);
+        if (error != 0) {
+            status = fail_errno(diag, "make durable", path, error);
+        }
+    }
+    free(name);
+    return status;
+}
+
+/* ---- Folders and paths ------------------------------------------------------------------------- */
+
+static int create_one(const char *path)
+{
+    if (mkdir(path, 0777) == 0) {
+        return 0;
+    }
+    int error = errno;
+    struct stat info;
+    /* Whatever mkdir says (EEXIST, or EROFS and EACCES above a mount), a folder there is enough. */
+    if (stat(path, &info) == 0) {
+        return S_ISDIR(info.st_mode) ? 0 : ENOTDIR;
+    }
+    return error;
+}
+
+gr_status gr_dir_create(const char *path, gr_diag *diag)
+{
+    if (path[0] == '\0') {
+        return gr_fail(diag, GR_E_INVALID, "the name of a folder to create is empty");
+    }
+    char *part = strdup(path);
+    if (part == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "not enough memory to create the folder %s", path);
+    }
+    gr_status status = GR_OK;
+    for (char *at = part + 1; status == GR_OK; at++) {
+        char saved = *at;
+        if (saved != '\0' && saved != '/') {
+            continue;
+        }
+        *at = '\0';
+        int error = create_one(part);
+        if (error == ENOTDIR) {
+            status =
+                gr_fail(diag, GR_E_IO, "cannot create the folder %s: %s is no folder", path, part);
+        } else if (error != 0) {
+            status = fail_errno(diag, "create the folder", path, error);
+        }
+        if (saved == '\0') {
+            break;
+        }
+        *at = saved;
+    }
+    free(part);
+    return status;
+}
+
+char *gr_path_beside(const char *base_file, const char *name)
+{
+    const char *slash = base_file != NULL ? strrchr(base_file, '/') : NULL;
+    if (slash == NULL || name[0] == '/') {
+        return strdup(name);
+    }
+    size_t folder_bytes = (size_t)(slash - base_file) + 1;
+    size_t name_bytes = strlen(name) + 1;
+    char *path = malloc(folder_bytes + name_bytes);
+    if (path != NULL) {
+        memcpy(path, base_file, folder_bytes);
+        memcpy(path + folder_bytes, name, name_bytes);
+    }
+    return path;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/log.h"
+
+#include "base/fail.h"
+#include "base/text.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+void gr_log_write(const gr_log *log, gr_log_level level, const char *component, const char *format,
+                  ...)
+{
+    if (log == NULL || log->sink == NULL || level > log->level || level <= GR_LOG_OFF) {
+        return;
+    }
+    int saved_errno = errno; /* logging must not disturb who is about to look at it */
+    char line[GR_LOG_LINE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    gr_text_line(line, sizeof line, format, arguments);
+    va_end(arguments);
+    log->sink(log->sink_arg, level, component, line);
+    errno = saved_errno;
+}
+
+static const char *level_word(gr_log_level level)
+{
+    switch (level) {
+    case GR_LOG_ERROR:
+        return "error";
+    case GR_LOG_WARN:
+        return "warning";
+    case GR_LOG_INFO:
+        return "info";
+    case GR_LOG_DEBUG:
+        return "debug";
+    case GR_LOG_TRACE:
+        return "trace";
+    case GR_LOG_OFF:
+        break;
+    }
+    return "log";
+}
+
+void gr_log_to_file(void *sink_arg, gr_log_level level, const char *component, const char *line)
+{
+    FILE *file = sink_arg;
+    char text[GR_LOG_LINE_BYTES + 128];
+    bool named = component != NULL && component[0] != '\0';
+    int length = snprintf(text, sizeof text, "gradus: %s: %.64s%s%s\n", level_word(level),
+                          named ? component : "", named ? ": " : "", line);
+    if (length < 0) {
+        return;
+    }
+    size_t size = (size_t)length;
+    if (size >= sizeof text) { /* a sink called directly with an overlong line */
+        size = sizeof text - 1;
+        text[size - 1] = '\n';
+    }
+    /* One buffer, one fwrite, one flush: lines of several threads or processes do not mix. */
+    flockfile(file);
+    fwrite(text, 1, size, file);
+    fflush(file);
+    funlockfile(file);
+}
+
+gr_status gr_log_level_parse(const char *text, gr_log_level *level_out, gr_diag *diag)
+{
+    static const struct {
+        const char *name;
+        gr_log_level level;
+    } names[] = {{"off", GR_LOG_OFF},      {"error", GR_LOG_ERROR}, {"warn", GR_LOG_WARN},
+                 {"warning", GR_LOG_WARN}, {"info", GR_LOG_INFO},   {"debug", GR_LOG_DEBUG},
+                 {"trace", GR_LOG_TRACE}};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (strcmp(text, names[i].name) == 0) {
+            *level_out = names[i].level;
+            return GR_OK;
+        }
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "unknown log level \"%s\"; use off, error, warn, info, debug or trace", text);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Puts "..." at the end of a full buffer, in front of any character that would be cut in two. */
+static void mark_cut(char *text, size_t size_bytes)
+{
+    size_t at = size_bytes - 4;
+    while (at > 0 && ((unsigned char)text[at] & 0xC0u) == 0x80u) {
+        at--;
+    }
+    memcpy(text + at, "...", 4);
+}
+
+void gr_text_line(char *text, size_t size_bytes, const char *format, va_list arguments)
+{
+    int length = vsnprintf(text, size_bytes, format, arguments);
+    if (length < 0) {
+        /* An argument that the locale cannot convert: the format alone still says something. */
+        snprintf(text, size_bytes, "%s", format);
+    } else if ((size_t)length >= size_bytes) {
+        mark_cut(text, size_bytes);
+    }
+    for (char *c = text; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7F) {
+            *c = ' ';
+        }
+    }
+}
+
+void gr_text_list(char *text, size_t size_bytes, const char *const *words)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (size_t i = 0; words[i] != NULL; i++) {
+        const char *before = i == 0 ? "" : (words[i + 1] == NULL ? " or " : ", ");
+        int length = snprintf(text + used, size_bytes - used, "%s%s", before, words[i]);
+        if (length < 0 || (size_t)length >= size_bytes - used) {
+            mark_cut(text, size_bytes);
+            return;
+        }
+        used += (size_t)length;
+    }
+}
+
+const char *gr_text_errno(int error, char buffer[GR_ERRNO_TEXT_BYTES])
+{
+    return strerror_r(error, buffer, GR_ERRNO_TEXT_BYTES);
+}
