@@ -2,7 +2,7 @@
 #ifndef GR_BASE_PHILOX_LANES_H
 #define GR_BASE_PHILOX_LANES_H
 
-/* The body of gr_philox_fill, compiled once for each instruction set. */
+/* The parts of gr_philox_fill. Each instruction set gives the same bits. */
 
 #include <stddef.h>
 #include <stdint.h>
