@@ -9,7 +9,8 @@
  *
  * Operands. A plan sees buffers cut into `blocks` equal parts. Slot k of GR_SPACE_USER is the caller's
  * k-th buffer (slot 0 is also where the result must end); GR_SPACE_SCRATCH slots belong to the
- * executor: one block each.
+ * executor: one block each. A scratch slot that a RECV writes is written by RECVs only, so that the
+ * executor may give it a view of the peer's memory or a window of a few segments.
  *
  * Order. A plan is a sequential program. Steps may run out of order as far as their operands allow:
  * gr_plan_finish derives the dependencies (read after write, write after read, write after write).
@@ -25,7 +26,7 @@ typedef enum gr_space { GR_SPACE_USER = 0, GR_SPACE_SCRATCH = 1 } gr_space;
 typedef struct gr_operand {
     uint8_t space; /* gr_space */
     uint16_t slot;
-    uint16_t block; /* 0 in scratch */
+    uint16_t block; /* in scratch: the block whose part of a buffer it holds, hence its size */
 } gr_operand;
 
 typedef enum gr_step_kind {
@@ -82,7 +83,7 @@ void gr_plan_init(gr_plan *plan, const gr_plan_shape *shape);
 void gr_plan_fini(gr_plan *plan);
 
 gr_operand gr_user(int slot, int block);
-gr_operand gr_scratch(int slot);
+gr_operand gr_scratch(int slot, int block);
 /* Emitters; failures are kept for gr_plan_finish, so that algorithms read as programs. */
 void gr_plan_send(gr_plan *plan, int peer, gr_operand a);
 void gr_plan_recv(gr_plan *plan, int peer, gr_operand dst);
@@ -100,6 +101,8 @@ typedef struct gr_algorithm {
     bool canonical;                           /* adds in the order of the shard tree */
     const char *description;                  /* one line, with its source */
     bool (*fits)(const gr_plan_shape *shape); /* the shapes that it can plan for */
+    /* Emits into a plan made by gr_plan_init for a shape that fits; gr_plan_finish is the caller's.
+     * A world of one gets an empty plan. */
     void (*plan)(const gr_plan_shape *shape, gr_plan *plan);
 } gr_algorithm;
 

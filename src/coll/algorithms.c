@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/algorithms.h"
+
+#include <string.h>
+
+/* Ranks and blocks are 16-bit numbers in a plan. */
+enum { WORLD_SIZE_MAX = 4096 };
+
+static bool fits_any(const gr_plan_shape *shape)
+{
+    return shape->world_size >= 1 && shape->world_size <= WORLD_SIZE_MAX && shape->rank >= 0 &&
+           shape->rank < shape->world_size && shape->root >= 0 && shape->root < shape->world_size &&
+           shape->shards >= 1;
+}
+
+static bool fits_one_each(const gr_plan_shape *shape)
+{
+    return fits_any(shape) && shape->shards == shape->world_size;
+}
+
+static bool fits_halving_doubling(const gr_plan_shape *shape)
+{
+    return fits_any(shape) && gr_halving_doubling_fits(shape);
+}
+
+const gr_algorithm gr_algorithms[] = {
+    {"direct", GR_COLL_ALLREDUCE, true,
+     "each block is added by its owner, who sends the sum to all; any world size, any shards",
+     fits_any, gr_direct_allreduce},
+    {"halving-doubling", GR_COLL_ALLREDUCE, true,
+     "recursive vector halving, distance doubling (Thakur et al. 2005); powers of two",
+     fits_halving_doubling, gr_halving_doubling_allreduce},
+    {"tree", GR_COLL_ALLREDUCE, true,
+     "up the shard tree to rank 0, then a binomial broadcast; for small messages", fits_any,
+     gr_tree_allreduce},
+    {"gather", GR_COLL_ALLREDUCE, true,
+     "everybody sends all to everybody, each adds for itself; for tiny messages", fits_any,
+     gr_gather_allreduce},
+    {"ring", GR_COLL_ALLREDUCE, false,
+     "once around to add, once to spread (Patarasuk and Yuan 2009); not in tree order",
+     fits_one_each, gr_ring_allreduce},
+    {"direct", GR_COLL_REDUCE_SCATTER, true, "each block is added by its owner", fits_one_each,
+     gr_direct_reduce_scatter},
+    {"ring", GR_COLL_REDUCE_SCATTER, false,
+     "each block goes once around (Patarasuk and Yuan 2009); not in tree order", fits_one_each,
+     gr_ring_reduce_scatter},
+    {"direct", GR_COLL_ALLGATHER, true, "each rank sends its block to all others", fits_any,
+     gr_direct_allgather},
+    {"ring", GR_COLL_ALLGATHER, true, "each block goes once around", fits_any, gr_ring_allgather},
+    {"binomial", GR_COLL_BROADCAST, true, "down a binomial tree", fits_any, gr_binomial_broadcast},
+    {"direct", GR_COLL_BROADCAST, true, "the root sends to each rank itself", fits_any,
+     gr_direct_broadcast},
+    {"dissemination", GR_COLL_BARRIER, true,
+     "log2 n rounds of empty messages (Hensgen, Finkel and Manber 1988)", fits_any,
+     gr_dissemination_barrier},
+    {.name = NULL},
+};
+
+const gr_algorithm *gr_algorithm_find(gr_coll coll, const char *name)
+{
+    for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+        if (at->coll == coll && strcmp(at->name, name) == 0) {
+            return at;
+        }
+    }
+    return NULL;
+}
+
+const char *gr_coll_name(gr_coll coll)
+{
+    switch (coll) {
+    case GR_COLL_ALLREDUCE:
+        return "allreduce";
+    case GR_COLL_REDUCE_SCATTER:
+        return "reduce-scatter";
+    case GR_COLL_ALLGATHER:
+        return "allgather";
+    case GR_COLL_BROADCAST:
+        return "broadcast";
+    case GR_COLL_BARRIER:
+        return "barrier";
+    default:
+        return "?";
+    }
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_ALGORITHMS_H
+#define GR_COLL_ALGORITHMS_H
+
+/* The algorithms behind gr_algorithms, one file a family. Internal to src/coll: everybody else finds
+ * them through gr_algorithm_find. */
+
+#include "coll/plan.h"
+
+void gr_direct_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_allgather(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_broadcast(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_ring_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan);
+void gr_ring_allgather(const gr_plan_shape *shape, gr_plan *plan);
+
+bool gr_halving_doubling_fits(const gr_plan_shape *shape);
+void gr_halving_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_tree_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_binomial_broadcast(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_gather_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_dissemination_barrier(const gr_plan_shape *shape, gr_plan *plan);
+
+#endif

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Emitting ------------------------------------------------------------------------------------ */
+void gr_plan_init(gr_plan *plan, const gr_plan_shape *shape)
+{
+    *plan = (gr_plan){.shape = *shape, .blocks = 1, .user_slots = 1, .failed = GR_OK};
+    if (shape->coll == GR_COLL_REDUCE_SCATTER || shape->coll == GR_COLL_ALLGATHER) {
+        plan->blocks = (uint16_t)shape->world_size;
+    } else if (shape->coll == GR_COLL_ALLREDUCE) {
+        plan->user_slots =
+            (uint16_t)gr_shard_partials(shape->shards, shape->world_size, shape->rank);
+    }
+}
+
+void gr_plan_fini(gr_plan *plan)
+{
+    free(plan->steps);
+    free(plan->after);
+    *plan = (gr_plan){.failed = GR_OK};
+}
+
+gr_operand gr_user(int slot, int block)
+{
+    return (gr_operand){GR_SPACE_USER, (uint16_t)slot, (uint16_t)block};
+}
+
+gr_operand gr_scratch(int slot, int block)
+{
+    return (gr_operand){GR_SPACE_SCRATCH, (uint16_t)slot, (uint16_t)block};
+}
+
+static void note_scratch(gr_plan *plan, gr_operand operand)
+{
+    if (operand.space == GR_SPACE_SCRATCH && operand.slot >= plan->scratch_slots) {
+        plan->scratch_slots = (uint16_t)(operand.slot + 1);
+    }
+}
+
+static void emit(gr_plan *plan, gr_step step)
+{
+    if (plan->failed != GR_OK) {
+        return;
+    }
+    if (plan->step_count == plan->step_capacity) {
+        uint32_t capacity = plan->step_capacity ? plan->step_capacity * 2 : 32;
+        gr_step *steps =
+            capacity <= GR_PLAN_STEPS_MAX ? realloc(plan->steps, capacity * sizeof *steps) : NULL;
+        if (!steps) {
+            plan->failed = GR_E_NO_MEMORY;
+            return;
+        }
+        plan->steps = steps;
+        plan->step_capacity = capacity;
+    }
+    step.last_reader = -1;
+    note_scratch(plan, step.dst);
+    note_scratch(plan, step.a);
+    note_scratch(plan, step.b);
+    plan->steps[plan->step_count++] = step;
+}
+
+void gr_plan_send(gr_plan *plan, int peer, gr_operand a)
+{
+    emit(plan, (gr_step){.kind = GR_STEP_SEND, .peer = (int16_t)peer, .a = a});
+}
+
+void gr_plan_recv(gr_plan *plan, int peer, gr_operand dst)
+{
+    emit(plan, (gr_step){.kind = GR_STEP_RECV, .peer = (int16_t)peer, .dst = dst});
+}
+
+void gr_plan_reduce(gr_plan *plan, gr_operand dst, gr_operand a, gr_operand b)
+{
+    emit(plan, (gr_step){.kind = GR_STEP_REDUCE, .peer = -1, .dst = dst, .a = a, .b = b});
+}
+
+void gr_plan_copy(gr_plan *plan, gr_operand dst, gr_operand a)
+{
+    emit(plan, (gr_step){.kind = GR_STEP_COPY, .peer = -1, .dst = dst, .a = a});
+}
+
+void gr_plan_signal(gr_plan *plan, int peer)
+{
+    emit(plan, (gr_step){.kind = GR_STEP_SIGNAL, .peer = (int16_t)peer});
+}
+
+void gr_plan_await(gr_plan *plan, int peer)
+{
+    emit(plan, (gr_step){.kind = GR_STEP_AWAIT, .peer = (int16_t)peer});
+}
+
+/* ---- Finishing ----------------------------------------------------------------------------------- */
+/* What has happened to one operand so far: who wrote it last, and who has read that since (a chain
+ * through derive.reads). Each step enters each chain once and leaves it once: linear time. */
+typedef struct place {
+    int32_t writer;
+    int32_t readers; /* head of the chain in derive.reads, -1 if nobody */
+} place;
+
+typedef struct read_link {
+    uint32_t step;
+    int32_t next;
+} read_link;
+
+typedef struct derive {
+    gr_plan *plan;
+    place *places; /* user slots x blocks, then scratch slots */
+    read_link *reads;
+    uint32_t *sent, *received; /* messages so far, by peer */
+    uint32_t read_count;
+    int32_t last_await;
+} derive;
+
+static size_t place_of(const gr_plan *plan, gr_operand operand)
+{
+    size_t user = (size_t)plan->user_slots * plan->blocks;
+    return operand.space == GR_SPACE_USER ? (size_t)operand.slot * plan->blocks + operand.block
+                                          : user + operand.slot;
+}
+
+static void add_after(gr_plan *plan, gr_step *step, int32_t earlier)
+{
+    /* The readers of an operand are all different, so that only the (at most two) writers of the
+     * operands that the step reads, named before, can be met again. */
+    const uint32_t *own = plan->after + step->after_first;
+    for (uint32_t i = 0; i < step->after_count && i < 2; i++) {
+        if (own[i] == (uint32_t)earlier) {
+            return;
+        }
+    }
+    if (plan->after_count == plan->after_capacity) {
+        uint32_t capacity = plan->after_capacity ? plan->after_capacity * 2 : 64;
+        uint32_t *after = realloc(plan->after, capacity * sizeof *after);
+        if (!after) {
+            plan->failed = GR_E_NO_MEMORY;
+            return;
+        }
+        plan->after = after;
+        plan->after_capacity = capacity;
+    }
+    plan->after[plan->after_count++] = (uint32_t)earlier;
+    step->after_count++;
+}
+
+static void derive_read(derive *d, uint32_t index, gr_operand operand)
+{
+    gr_step *step = &d->plan->steps[index];
+    place *at = &d->places[place_of(d->plan, operand)];
+    if (at->readers >= 0 && d->reads[at->readers].step == index) {
+        return; /* both operands of a reduction are this one */
+    }
+    if (at->writer >= 0) {
+        gr_step *writer = &d->plan->steps[at->writer];
+        add_after(d->plan, step, at->writer);
+        if (writer->kind == GR_STEP_RECV && operand.space == GR_SPACE_SCRATCH) {
+            writer->last_reader = (int32_t)index;
+        }
+    }
+    d->reads[d->read_count] = (read_link){index, at->readers};
+    at->readers = (int32_t)d->read_count++;
+}
+
+static void derive_write(derive *d, uint32_t index, gr_operand operand)
+{
+    gr_step *step = &d->plan->steps[index];
+    place *at = &d->places[place_of(d->plan, operand)];
+    bool read_by_others = false;
+    for (int32_t r = at->readers; r >= 0; r = d->reads[r].next) {
+        if (d->reads[r].step != index) {
+            add_after(d->plan, step, (int32_t)d->reads[r].step);
+            read_by_others = true;
+        }
+    }
+    /* Readers come after the writer themselves: it need not be named again. */
+    if (at->writer >= 0 && !read_by_others) {
+        add_after(d->plan, step, at->writer);
+    }
+    at->writer = (int32_t)index;
+    at->readers = -1;
+}
+
+static void derive_await(derive *d, uint32_t index)
+{
+    gr_step *step = &d->plan->steps[index];
+    const uint32_t *after = d->plan->after + step->after_first;
+    if (d->last_await < 0) {
+        return;
+    }
+    /* Whatever stands after the await depends on it already. */
+    for (uint32_t i = 0; i < step->after_count; i++) {
+        if (after[i] >= (uint32_t)d->last_await) {
+            return;
+        }
+    }
+    add_after(d->plan, step, d->last_await);
+}
+
+static bool operand_valid(const gr_plan *plan, gr_operand operand)
+{
+    if (operand.space == GR_SPACE_SCRATCH) {
+        return operand.slot < plan->scratch_slots && operand.block < plan->blocks;
+    }
+    return operand.space == GR_SPACE_USER && operand.slot < plan->user_slots &&
+           operand.block < plan->blocks;
+}
+
+static bool step_valid(const gr_plan *plan, const gr_step *step)
+{
+    bool has_dst =
+        step->kind == GR_STEP_RECV || step->kind == GR_STEP_REDUCE || step->kind == GR_STEP_COPY;
+    bool has_a =
+        step->kind == GR_STEP_SEND || step->kind == GR_STEP_REDUCE || step->kind == GR_STEP_COPY;
+    bool local = step->kind == GR_STEP_REDUCE || step->kind == GR_STEP_COPY;
+    if (!local && (step->peer < 0 || step->peer >= plan->shape.world_size ||
+                   step->peer == plan->shape.rank)) {
+        return false;
+    }
+    return (!has_dst || operand_valid(plan, step->dst)) &&
+           (!has_a || operand_valid(plan, step->a)) &&
+           (step->kind != GR_STEP_REDUCE || operand_valid(plan, step->b));
+}
+
+static void derive_step(derive *d, uint32_t index)
+{
+    gr_step *step = &d->plan->steps[index];
+    step->after_first = d->plan->after_count;
+    step->after_count = 0;
+    step->last_reader = -1;
+    switch (step->kind) {
+    case GR_STEP_SEND:
+        step->message = d->sent[step->peer]++;
+        derive_read(d, index, step->a);
+        break;
+    case GR_STEP_RECV:
+        step->message = d->received[step->peer]++;
+        derive_write(d, index, step->dst);
+        break;
+    case GR_STEP_REDUCE:
+        derive_read(d, index, step->a);
+        derive_read(d, index, step->b);
+        derive_write(d, index, step->dst);
+        break;
+    case GR_STEP_COPY:
+        derive_read(d, index, step->a);
+        derive_write(d, index, step->dst);
+        break;
+    case GR_STEP_SIGNAL:
+        step->message = d->sent[step->peer]++;
+        break;
+    default:
+        step->message = d->received[step->peer]++;
+        break;
+    }
+    derive_await(d, index);
+    if (step->kind == GR_STEP_AWAIT) {
+        d->last_await = (int32_t)index;
+    }
+}
+
+gr_status gr_plan_finish(gr_plan *plan)
+{
+    if (plan->failed != GR_OK) {
+        return plan->failed;
+    }
+    size_t peers = (size_t)plan->shape.world_size;
+    size_t places = (size_t)plan->user_slots * plan->blocks + plan->scratch_slots;
+    derive d = {.plan = plan, .last_await = -1};
+    plan->after_count = 0;
+    plan->failed = GR_E_NO_MEMORY;
+    d.places = malloc((places + 1) * sizeof *d.places);
+    d.reads = malloc((2 * (size_t)plan->step_count + 1) * sizeof *d.reads);
+    d.sent = calloc(2 * peers + 1, sizeof *d.sent);
+    if (!d.places || !d.reads || !d.sent) {
+        goto done;
+    }
+    d.received = d.sent + peers;
+    memset(d.places, 0xff, (places + 1) * sizeof *d.places); /* -1: nobody */
+    plan->failed = GR_OK;
+    for (uint32_t i = 0; i < plan->step_count && plan->failed == GR_OK; i++) {
+        if (!step_valid(plan, &plan->steps[i])) {
+            plan->failed = GR_E_BUG;
+            break;
+        }
+        derive_step(&d, i);
+    }
+done:
+    free(d.places);
+    free(d.reads);
+    free(d.sent);
+    return plan->failed;
+}
