@@ -22,6 +22,8 @@ struct gr_node {
     const gr_node *child; /* first of a list or map */
     const gr_node *next;  /* sibling */
     int count;            /* children */
+    /* The list or map around it, NULL for the root; below an alias, that of the anchor. */
+    const gr_node *parent;
 };
 
 typedef struct gr_doc gr_doc;
@@ -42,7 +44,10 @@ const gr_node *gr_doc_root(const gr_doc *doc); /* GR_NODE_NULL for an empty file
 /* The value of `key` in a map, NULL if absent or `map` is no map. */
 const gr_node *gr_node_get(const gr_node *map, const char *key);
 
-/* Typed reads: GR_E_INVALID with "file:line: key: what it must be, what it is" in diag. */
+/* Typed reads: GR_E_INVALID with "file:line: path: what it must be, what it is" in diag; the path is
+ * that of keys and indices from the root, "optimizer.learning_rate" or "layers[2].units". A number
+ * or truth value in quotes is text, and an error here; min and max at the ends of their type (for
+ * double: infinite) are no bounds. */
 gr_status gr_node_int(const gr_node *node, int64_t min, int64_t max, int64_t *value_out,
                       gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_node_double(const gr_node *node, double min, double max, double *value_out,
@@ -50,7 +55,7 @@ gr_status gr_node_double(const gr_node *node, double min, double max, double *va
 gr_status gr_node_bool(const gr_node *node, bool *value_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_node_text(const gr_node *node, const char **value_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* A failure about this node: "file:line: key: <sentence>". node may be NULL. */
+/* A failure about this node: "file:line: path: <sentence>". node may be NULL. */
 gr_status gr_node_fail(const gr_node *node, gr_diag *diag, gr_status status, const char *format,
                        ...) GR_PRINTF(4, 5);
 

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/doc.h"
+
+#include <string.h>
+
+enum { WORD_MAX = 64 };
+
+/* Keys, flags and variables are compared as people mistake them: case and the kind of dash do not
+ * count. */
+static char fold(char c)
+{
+    if (c >= 'A' && c <= 'Z') {
+        return (char)(c - 'A' + 'a');
+    }
+    return c == '-' ? '_' : c;
+}
+
+static int smallest(int a, int b, int c)
+{
+    int least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+/* Insertions, deletions, replacements and swaps of neighbours that make `b` of `a` (Damerau and
+ * Levenshtein, in the form that edits no part twice). */
+static int distance(const char *a, int a_length, const char *b, int b_length)
+{
+    int rows[3][WORD_MAX + 1]; /* the row before the last one, the last one, this one */
+    int *before = rows[0];
+    int *last = rows[1];
+    int *row = rows[2];
+    for (int j = 0; j <= b_length; j++) {
+        last[j] = j;
+    }
+    for (int i = 1; i <= a_length; i++) {
+        row[0] = i;
+        for (int j = 1; j <= b_length; j++) {
+            char x = fold(a[i - 1]);
+            char y = fold(b[j - 1]);
+            row[j] = smallest(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y));
+            if (i > 1 && j > 1 && x == fold(b[j - 2]) && y == fold(a[i - 2]) &&
+                before[j - 2] + 1 < row[j]) {
+                row[j] = before[j - 2] + 1;
+            }
+        }
+        int *oldest = before;
+        before = last;
+        last = row;
+        row = oldest;
+    }
+    return last[b_length];
+}
+
+const char *gr_nearest(const char *word, const char *const *known)
+{
+    size_t length = strnlen(word, WORD_MAX + 1);
+    if (length == 0 || length > WORD_MAX) {
+        return NULL;
+    }
+    const char *nearest = NULL;
+    int least = WORD_MAX;
+    for (size_t i = 0; known[i] != NULL; i++) {
+        size_t known_length = strnlen(known[i], WORD_MAX + 1);
+        if (known_length > WORD_MAX) {
+            continue;
+        }
+        /* One mistake in three letters; more is another word. */
+        int longer = (int)(length > known_length ? length : known_length);
+        int allowed = longer / 3 > 0 ? longer / 3 : 1;
+        int edits = distance(word, (int)length, known[i], (int)known_length);
+        if (edits <= allowed && edits < least && edits < longer) {
+            least = edits;
+            nearest = known[i];
+        }
+    }
+    return nearest;
+}
