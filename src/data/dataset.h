@@ -11,6 +11,7 @@ enum { GR_SAMPLE_DIMS_MAX = 3 };
 
 /* The `data:` part of a job file. Relative paths are relative to the job file. */
 typedef struct gr_data_config {
+    const gr_node *section;      /* the part itself, for file and line in messages; NULL: none */
     int format;                  /* csv, idx */
     const char *file;            /* csv: the samples; .gz is recognised by content */
     const char *images, *labels; /* idx */

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/csv.h"
+
+#include "base/fail.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CSV_EXCERPT_BYTES = 40 };
+
+void gr_csv_cursor_init(gr_csv_cursor *cursor, const char *name, locale_t locale, char *buffer,
+                        size_t buffer_bytes, gr_csv_refill *refill, void *refill_arg)
+{
+    *cursor = (gr_csv_cursor){.name = name,
+                              .refill = refill,
+                              .refill_arg = refill_arg,
+                              .locale = locale,
+                              .buffer = buffer,
+                              .capacity = buffer_bytes - 1};
+    gr_csv_cursor_seek(cursor, 0, 1);
+}
+
+void gr_csv_cursor_seek(gr_csv_cursor *cursor, uint64_t offset, int64_t line)
+{
+    cursor->begin = cursor->end = 0;
+    cursor->offset = offset;
+    cursor->ended = false;
+    cursor->line = line;
+    cursor->column = 1;
+    cursor->buffer[0] = '\0';
+}
+
+/* Makes room for a whole field behind `begin`, or for the rest of the text. */
+static gr_status csv_fill(gr_csv_cursor *cursor, gr_diag *diag)
+{
+    while (cursor->end - cursor->begin < GR_CSV_FIELD_BYTES_MAX && !cursor->ended) {
+        size_t kept = cursor->end - cursor->begin;
+        memmove(cursor->buffer, cursor->buffer + cursor->begin, kept);
+        cursor->offset += cursor->begin;
+        cursor->begin = 0;
+        cursor->end = kept;
+        size_t got;
+        gr_status status =
+            cursor->refill(cursor->refill_arg, cursor->offset + kept, cursor->buffer + kept,
+                           cursor->capacity - kept, &got, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        cursor->end += got;
+        cursor->ended = got == 0;
+        cursor->buffer[cursor->end] = '\0'; /* stops the number reader */
+    }
+    return GR_OK;
+}
+
+/* Length of the line end at `at`: 1, 2, or 0 if there is none. */
+static size_t line_end(const char *at)
+{
+    return at[0] == '\n' ? 1 : at[0] == '\r' && at[1] == '\n' ? 2 : 0;
+}
+
+gr_status gr_csv_begin(gr_csv_cursor *cursor, gr_diag *diag)
+{
+    gr_status status = csv_fill(cursor, diag);
+    if (status == GR_OK && cursor->end - cursor->begin >= 3 &&
+        memcmp(cursor->buffer + cursor->begin, "\xef\xbb\xbf", 3) == 0) {
+        cursor->begin += 3;
+    }
+    return status;
+}
+
+gr_status gr_csv_more(gr_csv_cursor *cursor, bool *more_out, gr_diag *diag)
+{
+    int64_t empty_line = 0;
+    for (;;) {
+        gr_status status = csv_fill(cursor, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        size_t length = line_end(cursor->buffer + cursor->begin);
+        if (length == 0) {
+            break;
+        }
+        empty_line = empty_line == 0 ? cursor->line : empty_line;
+        cursor->begin += length;
+        cursor->line++;
+    }
+    *more_out = cursor->begin < cursor->end;
+    if (*more_out && empty_line != 0) {
+        return gr_fail(diag, GR_E_INVALID, "%s:%" PRId64 ": the line is empty; remove it",
+                       cursor->name, empty_line);
+    }
+    return GR_OK;
+}
+
+gr_status gr_csv_skip_line(gr_csv_cursor *cursor, gr_diag *diag)
+{
+    for (;;) {
+        gr_status status = csv_fill(cursor, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        char *at = cursor->buffer + cursor->begin;
+        char *newline = memchr(at, '\n', cursor->end - cursor->begin);
+        cursor->begin = newline != NULL ? (size_t)(newline + 1 - cursor->buffer) : cursor->end;
+        if (newline != NULL || cursor->ended) {
+            break;
+        }
+    }
+    cursor->line++;
+    cursor->column = 1;
+    return GR_OK;
+}
+
+/* What stands in the field at `begin`, fit for a message. */
+static void excerpt(const gr_csv_cursor *cursor, char text[CSV_EXCERPT_BYTES])
+{
+    const char *at = cursor->buffer + cursor->begin;
+    const char *limit = cursor->buffer + cursor->end;
+    while (at < limit && (*at == ' ' || *at == '\t')) {
+        at++;
+    }
+    size_t count = 0;
+    for (; at < limit && *at != ',' && *at != '\n' && count < CSV_EXCERPT_BYTES - 4; at++) {
+        text[count++] = *at >= ' ' && *at <= '~' ? *at : '?';
+    }
+    bool cut = at < limit && *at != ',' && *at != '\n';
+    if (!cut && count > 0 && text[count - 1] == '?' && at[-1] == '\r') {
+        count--;
+    }
+    while (count > 0 && text[count - 1] == ' ') {
+        count--;
+    }
+    memcpy(text + count, cut ? "..." : "", cut ? 4 : 1);
+}
+
+static gr_status field_fail(const gr_csv_cursor *cursor, gr_diag *diag)
+{
+    char text[CSV_EXCERPT_BYTES];
+    excerpt(cursor, text);
+    if (text[0] == '\0') {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s:%" PRId64 ": column %d is empty; a number must stand there",
+                       cursor->name, cursor->line, cursor->column);
+    }
+    return gr_fail(diag, GR_E_INVALID, "%s:%" PRId64 ": column %d: \"%s\" is not a number%s",
+                   cursor->name, cursor->line, cursor->column, text,
+                   cursor->line == 1 ? "; if the first line holds names, set header: true" : "");
+}
+
+gr_status gr_csv_field(gr_csv_cursor *cursor, double *value_out, bool *last_out, gr_diag *diag)
+{
+    if (cursor->end - cursor->begin < GR_CSV_FIELD_BYTES_MAX && !cursor->ended) {
+        gr_status status = csv_fill(cursor, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    const char *at = cursor->buffer + cursor->begin;
+    while (*at == ' ' || *at == '\t') {
+        at++;
+    }
+    at = gr_csv_number(at, cursor->locale, value_out);
+    if (at == NULL) {
+        return field_fail(cursor, diag);
+    }
+    while (*at == ' ' || *at == '\t') {
+        at++;
+    }
+    const char *limit = cursor->buffer + cursor->end;
+    if (*at == ',') {
+        cursor->begin = (size_t)(at + 1 - cursor->buffer);
+        cursor->column++;
+        *last_out = false;
+        return GR_OK;
+    }
+    size_t length = line_end(at);
+    if (length == 0 && at < limit && *at == '\r' && at + 1 == limit && cursor->ended) {
+        length = 1; /* CR at the very end */
+    }
+    if (length == 0 && (at < limit || !cursor->ended)) {
+        return field_fail(cursor, diag);
+    }
+    cursor->begin = (size_t)(at - cursor->buffer) + length;
+    cursor->line++;
+    cursor->column = 1;
+    *last_out = true;
+    return GR_OK;
+}
+
+static gr_status columns_fail(const gr_csv_cursor *cursor, int64_t line, int columns,
+                              const char *what, gr_diag *diag)
+{
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s:%" PRId64 ": the line has %s columns than the first line of data, which "
+                   "has %d",
+                   cursor->name, line, what, columns);
+}
+
+gr_status gr_csv_check_label(const char *name, int64_t line, const gr_csv_layout *layout,
+                             double label, gr_diag *diag)
+{
+    if (layout->regression) {
+        if (fabs(label) <= (double)FLT_MAX) {
+            return GR_OK;
+        }
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s:%" PRId64 ": column %d: the number to predict is too large for 32 bits",
+                       name, line, layout->label_column);
+    }
+    int64_t limit = layout->classes > 0 ? layout->classes : GR_CSV_LABEL_MAX + 1;
+    if (label >= 0 && label < (double)limit && label == floor(label)) {
+        return GR_OK;
+    }
+    const char *where = layout->classes > 0 ? " (classes in the job file)" : "";
+    if (label != floor(label)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s:%" PRId64 ": column %d: the label %.9g is not a whole number; a number "
+                       "to predict needs regression: true",
+                       name, line, layout->label_column, label);
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s:%" PRId64 ": column %d: the label %.9g is out of range: labels go from 0 to "
+                   "%" PRId64 "%s",
+                   name, line, layout->label_column, label, limit - 1, where);
+}
+
+gr_status gr_csv_check_value(const char *name, int64_t line, int column, double value,
+                             gr_diag *diag)
+{
+    if (fabs(value) <= (double)FLT_MAX) {
+        return GR_OK;
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s:%" PRId64 ": column %d: the number is too large for 32 bits", name, line,
+                   column);
+}
+
+gr_status gr_csv_record(gr_csv_cursor *cursor, const gr_csv_layout *layout, float *x_out,
+                        double *label_out, gr_diag *diag)
+{
+    int64_t line = cursor->line;
+    for (int column = 1; column <= layout->columns; column++) {
+        double value;
+        bool last;
+        gr_status status = gr_csv_field(cursor, &value, &last, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        if (last != (column == layout->columns)) {
+            return columns_fail(cursor, line, layout->columns, last ? "fewer" : "more", diag);
+        }
+        if (column == layout->label_column) {
+            *label_out = value;
+        } else {
+            status = gr_csv_check_value(cursor->name, line, column, value, diag);
+            if (status != GR_OK) {
+                return status;
+            }
+            *x_out++ = (float)value;
+        }
+    }
+    return gr_csv_check_label(cursor->name, line, layout, *label_out, diag);
+}
+
+gr_status gr_csv_first(gr_csv_cursor *cursor, double **values_out, int *count_out, gr_diag *diag)
+{
+    double *values = NULL;
+    int count = 0, capacity = 0;
+    gr_status status = GR_OK;
+    bool last = false;
+    int64_t line = cursor->line;
+    while (!last) {
+        if (count == GR_CSV_COLUMNS_MAX) {
+            status =
+                gr_fail(diag, GR_E_INVALID, "%s:%" PRId64 ": the line has more than %d columns",
+                        cursor->name, line, GR_CSV_COLUMNS_MAX);
+            goto undo_values;
+        }
+        if (count == capacity) {
+            capacity = capacity > 0 ? capacity * 2 : 128;
+            double *grown = realloc(values, (size_t)capacity * sizeof *values);
+            if (grown == NULL) {
+                status = gr_fail(diag, GR_E_NO_MEMORY, "%s:%" PRId64 ": no memory for the line",
+                                 cursor->name, line);
+                goto undo_values;
+            }
+            values = grown;
+        }
+        status = gr_csv_field(cursor, &values[count], &last, diag);
+        if (status != GR_OK) {
+            goto undo_values;
+        }
+        count++;
+    }
+    *values_out = values;
+    *count_out = count;
+    return GR_OK;
+undo_values:
+    free(values);
+    return status;
+}

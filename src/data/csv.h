@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_DATA_CSV_H
+#define GR_DATA_CSV_H
+
+/* CSV of numbers: one sample a line, fields separated by commas, blanks around a number allowed, lines
+ * ended by LF or CR LF. Numbers are read strictly and without the locale. */
+
+#include <gradus/status.h>
+#include <locale.h>
+#include <stdbool.h>
+
+enum {
+    GR_CSV_COLUMNS_MAX = 1 << 20,
+    GR_CSV_FIELD_BYTES_MAX = 256, /* of one number with its blanks */
+    GR_CSV_LABEL_MAX = (1 << 24) - 1
+};
+
+/* Up to `size` bytes of the text from `offset` on; fewer only at the end. */
+typedef gr_status gr_csv_refill(void *refill_arg, uint64_t offset, char *buffer, size_t size,
+                                size_t *got_out, gr_diag *diag);
+
+/* A place in a text. */
+typedef struct gr_csv_cursor {
+    const char *name;
+    gr_csv_refill *refill;
+    void *refill_arg;
+    locale_t locale; /* "C", for the rare numbers that strtod must read */
+    char *buffer;    /* capacity + 1 bytes */
+    size_t capacity; /* at least 2 * GR_CSV_FIELD_BYTES_MAX */
+    size_t begin, end;
+    uint64_t offset; /* of buffer[0] in the text */
+    bool ended;      /* the text ends at buffer[end] */
+    int64_t line;    /* of buffer[begin], from 1 */
+    int column;      /* from 1 */
+} gr_csv_cursor;
+
+/* `buffer` has buffer_bytes and stays the caller's. */
+void gr_csv_cursor_init(gr_csv_cursor *cursor, const char *name, locale_t locale, char *buffer,
+                        size_t buffer_bytes, gr_csv_refill *refill, void *refill_arg);
+void gr_csv_cursor_seek(gr_csv_cursor *cursor, uint64_t offset, int64_t line);
+static inline uint64_t gr_csv_cursor_at(const gr_csv_cursor *cursor)
+{
+    return cursor->offset + cursor->begin;
+}
+
+/* Steps over a byte order mark at the start of the text. */
+gr_status gr_csv_begin(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
+
+/* Is there a further line? Empty lines at the end of the text are no lines; in between: an error. */
+gr_status gr_csv_more(gr_csv_cursor *cursor, bool *more_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_csv_skip_line(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
+
+/* The next number; *last_out: it ended its line. */
+gr_status gr_csv_field(gr_csv_cursor *cursor, double *value_out, bool *last_out,
+                       gr_diag *diag) GR_MUST_CHECK;
+
+/* What the columns of a text mean. */
+typedef struct gr_csv_layout {
+    int columns;
+    int label_column; /* from 1 */
+    bool regression;  /* the label is any number, not a class */
+    int64_t classes;  /* labels are below it; 0: any */
+} gr_csv_layout;
+
+/* A line of `layout`: x_out columns - 1 values, label_out the label. */
+gr_status gr_csv_record(gr_csv_cursor *cursor, const gr_csv_layout *layout, float *x_out,
+                        double *label_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* The first line: how many columns there are, and its numbers (heap, free). */
+gr_status gr_csv_first(gr_csv_cursor *cursor, double **values_out, int *count_out,
+                       gr_diag *diag) GR_MUST_CHECK;
+
+/* Is this number a label of `layout`? `line` is for the message. */
+gr_status gr_csv_check_label(const char *name, int64_t line, const gr_csv_layout *layout,
+                             double label, gr_diag *diag) GR_MUST_CHECK;
+
+gr_status gr_csv_check_value(const char *name, int64_t line, int column, double value,
+                             gr_diag *diag) GR_MUST_CHECK;
+
+/* A decimal number at `at` (sign, digits, point, exponent; no blanks): its end, or NULL if there is
+ * none. The text must be ended by a character that belongs to no number. */
+const char *gr_csv_number(const char *at, locale_t locale, double *value_out);
+
+#endif

@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/dataset_internal.h"
+
+#include "base/fail.h"
+#include "base/file.h"
+#include "data/csv.h"
+#include "data/idx.h"
+#include "data/order.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The epoch number of the order that splits: no epoch of training reaches it. */
+#define SPLIT_EPOCH UINT64_MAX
+
+enum { SHAPE_TEXT_BYTES = 80 };
+
+struct gr_dataset {
+    gr_table *samples;
+    gr_table *test; /* a test set of its own, or NULL */
+    bool random;
+    gr_order split; /* random: position -> sample; the training part comes first */
+    int64_t train_count, test_count;
+    int dims;
+    int64_t dim[GR_SAMPLE_DIMS_MAX];
+    int64_t values;
+    int64_t classes;
+    double mean, deviation;
+    gr_scaler scaler;
+};
+
+/* Opening one. */
+typedef struct opening {
+    const gr_data_config *config;
+    const char *job_path;
+    gr_table_options options;
+    gr_diag *diag;
+} opening;
+
+/* Where a setting stands, or at least its section. */
+static const gr_node *setting(const gr_data_config *config, const char *key)
+{
+    const gr_node *node = gr_node_get(config->section, key);
+    return node != NULL ? node : config->section;
+}
+
+static void shape_text(int dims, const int64_t *dim, char text[SHAPE_TEXT_BYTES])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; i < dims && used < SHAPE_TEXT_BYTES; i++) {
+        used += (size_t)snprintf(text + used, SHAPE_TEXT_BYTES - used, "%s%" PRId64,
+                                 i > 0 ? " x " : "", dim[i]);
+    }
+}
+
+static gr_status label_column(const gr_data_config *config, int *column_out, gr_diag *diag)
+{
+    const char *text = config->label_column;
+    if (text == NULL || strcmp(text, "last") == 0) {
+        *column_out = 0;
+        return GR_OK;
+    }
+    if (strcmp(text, "first") == 0) {
+        *column_out = 1;
+        return GR_OK;
+    }
+    char *end;
+    long column = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || column < 1 || column > GR_CSV_COLUMNS_MAX) {
+        return gr_node_fail(setting(config, "label_column"), diag, GR_E_INVALID,
+                            "must be first, last or a number of a column from 1, not \"%s\"", text);
+    }
+    *column_out = (int)column;
+    return GR_OK;
+}
+
+static gr_status need(const gr_data_config *config, const char *key, const char *value,
+                      const char *format, gr_diag *diag)
+{
+    if (value != NULL && value[0] != '\0') {
+        return GR_OK;
+    }
+    return gr_node_fail(setting(config, key), diag, GR_E_INVALID,
+                        "data of format %s needs %s: FILE", format, key);
+}
+
+static gr_status refuse(const gr_data_config *config, const char *key, const char *value,
+                        const char *instead, gr_diag *diag)
+{
+    if (value == NULL) {
+        return GR_OK;
+    }
+    return gr_node_fail(setting(config, key), diag, GR_E_INVALID,
+                        "does not belong to data of this format; use %s, or change format",
+                        instead);
+}
+
+static gr_status check_csv_settings(const gr_data_config *config, gr_diag *diag)
+{
+    gr_status status = refuse(config, "images", config->images, "file", diag);
+    if (status == GR_OK) {
+        status = refuse(config, "labels", config->labels, "file and label_column", diag);
+    }
+    if (status == GR_OK) {
+        status = refuse(config, "test_images", config->test_images, "test_file", diag);
+    }
+    if (status == GR_OK) {
+        status = refuse(config, "test_labels", config->test_labels, "test_file", diag);
+    }
+    return status != GR_OK ? status : need(config, "file", config->file, "csv", diag);
+}
+
+static gr_status check_idx_settings(const gr_data_config *config, gr_diag *diag)
+{
+    gr_status status = refuse(config, "file", config->file, "images and labels", diag);
+    if (status == GR_OK) {
+        status =
+            refuse(config, "test_file", config->test_file, "test_images and test_labels", diag);
+    }
+    if (status == GR_OK) {
+        status = need(config, "images", config->images, "idx", diag);
+    }
+    if (status == GR_OK) {
+        status = need(config, "labels", config->labels, "idx", diag);
+    }
+    if (status == GR_OK && config->test_images != NULL) {
+        status = need(config, "test_labels", config->test_labels, "idx", diag);
+    }
+    if (status == GR_OK && config->test_labels != NULL) {
+        status = need(config, "test_images", config->test_images, "idx", diag);
+    }
+    if (status == GR_OK && config->regression) {
+        return gr_node_fail(setting(config, "regression"), diag, GR_E_INVALID,
+                            "labels of idx files are classes; numbers to predict need format: csv");
+    }
+    return status;
+}
+
+static gr_status check_settings(const gr_data_config *config, gr_diag *diag)
+{
+    gr_status status =
+        config->format == 0 ? check_csv_settings(config, diag) : check_idx_settings(config, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    bool own_test = config->test_file != NULL || config->test_images != NULL;
+    if (own_test && config->test_count > 0) {
+        return gr_node_fail(setting(config, "test_count"), diag, GR_E_INVALID,
+                            "there is a test set of its own already; remove one of the two");
+    }
+    if (config->regression && config->classes > 0) {
+        return gr_node_fail(setting(config, "classes"), diag, GR_E_INVALID,
+                            "regression predicts numbers, which have no classes; remove one of the "
+                            "two");
+    }
+    if (config->normalize == 1 && (config->mean != 0 || config->deviation != 1)) {
+        return gr_node_fail(setting(config, "normalize"), diag, GR_E_INVALID,
+                            "standard computes mean and deviation itself; remove them or use "
+                            "normalize: none");
+    }
+    return GR_OK;
+}
+
+static gr_status open_source(const opening *open, const char *key, const char *file,
+                             gr_source **source_out)
+{
+    char *path = gr_path_beside(open->job_path, file);
+    if (path == NULL) {
+        return gr_fail(open->diag, GR_E_NO_MEMORY, "%s: no memory to open it", file);
+    }
+    gr_diag why;
+    gr_diag_clear(&why);
+    gr_status status = gr_source_open(path, source_out, &why);
+    if (status != GR_OK) {
+        gr_node_fail(setting(open->config, key), open->diag, status, "%s", why.text);
+    }
+    free(path);
+    return status;
+}
+
+static gr_status open_csv(const opening *open, const char *key, const char *file,
+                          gr_table **table_out)
+{
+    gr_source *source;
+    gr_status status = open_source(open, key, file, &source);
+    if (status != GR_OK) {
+        return status;
+    }
+    status = gr_table_open_csv(source, &open->options, table_out, open->diag);
+    gr_source_close(source);
+    return status;
+}
+
+static gr_status open_idx(const opening *open, const char *images_key, const char *images_file,
+                          const char *labels_key, const char *labels_file, gr_table **table_out)
+{
+    gr_source *images, *labels;
+    gr_status status = open_source(open, images_key, images_file, &images);
+    if (status != GR_OK) {
+        return status;
+    }
+    status = open_source(open, labels_key, labels_file, &labels);
+    if (status != GR_OK) {
+        goto undo_images;
+    }
+    status = gr_table_open_idx(images, labels, &open->options, table_out, open->diag);
+    gr_source_close(labels);
+undo_images:
+    gr_source_close(images);
+    return status;
+}
+
+static gr_status open_tables(const opening *open, gr_dataset *dataset)
+{
+    const gr_data_config *config = open->config;
+    gr_status status;
+    if (config->format == 0) {
+        status = open_csv(open, "file", config->file, &dataset->samples);
+        if (status == GR_OK && config->test_file != NULL) {
+            status = open_csv(open, "test_file", config->test_file, &dataset->test);
+        }
+        return status;
+    }
+    status = open_idx(open, "images", config->images, "labels", config->labels, &dataset->samples);
+    if (status == GR_OK && config->test_images != NULL) {
+        status = open_idx(open, "test_images", config->test_images, "test_labels",
+                          config->test_labels, &dataset->test);
+    }
+    return status;
+}
+
+/* The shape of the file, or the one of the job if it has as many values. */
+static gr_status resolve_shape(const opening *open, gr_dataset *dataset)
+{
+    const gr_table *table = dataset->samples;
+    const gr_node *node = open->config->shape;
+    dataset->values = gr_table_values(table);
+    dataset->dims = gr_table_dims(table, dataset->dim);
+    if (node == NULL) {
+        return GR_OK;
+    }
+    if (node->kind != GR_NODE_LIST || (node->count != 1 && node->count != 3)) {
+        return gr_node_fail(node, open->diag, GR_E_INVALID,
+                            "must be a list of one number or three, [64] or [1, 8, 8] say "
+                            "(channels, height, width)");
+    }
+    int64_t product = 1;
+    dataset->dims = 0;
+    for (const gr_node *at = node->child; at != NULL; at = at->next) {
+        int64_t value;
+        gr_status status = gr_node_int(at, 1, GR_IDX_RECORD_VALUES_MAX, &value, open->diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        dataset->dim[dataset->dims++] = value;
+        product = product <= GR_IDX_RECORD_VALUES_MAX ? product * value : product;
+    }
+    if (product == dataset->values) {
+        return GR_OK;
+    }
+    char given[SHAPE_TEXT_BYTES];
+    shape_text(dataset->dims, dataset->dim, given);
+    return gr_node_fail(node, open->diag, GR_E_INVALID,
+                        "%s are %" PRId64 " values, but a sample of %s has %" PRId64 "%s", given,
+                        product, gr_table_name(table), dataset->values,
+                        open->config->format == 0 ? " (its columns without the label)" : "");
+}
+
+static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *dataset)
+{
+    const gr_data_config *config = open->config;
+    int64_t count = gr_table_count(dataset->samples);
+    dataset->train_count = count - config->test_count;
+    dataset->test_count = config->test_count;
+    if (dataset->train_count < 1) {
+        return gr_node_fail(setting(config, "test_count"), open->diag, GR_E_INVALID,
+                            "%" PRId64 " samples for the test leave none to train with: %s has "
+                            "%" PRId64,
+                            config->test_count, gr_table_name(dataset->samples), count);
+    }
+    dataset->random = config->split == 1;
+    gr_order_init(&dataset->split, seed, SPLIT_EPOCH, (uint64_t)count);
+    if (dataset->test == NULL) {
+        return GR_OK;
+    }
+    dataset->test_count = gr_table_count(dataset->test);
+    if (gr_table_values(dataset->test) != dataset->values) {
+        return gr_fail(open->diag, GR_E_INVALID,
+                       "%s: a sample has %" PRId64 " values, but one of %s has %" PRId64
+                       "; training and test must have the same shape",
+                       gr_table_name(dataset->test), gr_table_values(dataset->test),
+                       gr_table_name(dataset->samples), dataset->values);
+    }
+    return GR_OK;
+}
+
+static void resolve_classes(const gr_data_config *config, gr_dataset *dataset)
+{
+    if (config->regression) {
+        return;
+    }
+    int64_t largest = gr_table_label_max(dataset->samples);
+    if (dataset->test != NULL && gr_table_label_max(dataset->test) > largest) {
+        largest = gr_table_label_max(dataset->test);
+    }
+    dataset->classes = config->classes > 0 ? config->classes : largest + 1;
+}
+
+/* The sample behind a number of a part, and the table where it lies. */
+static const gr_table *locate(const gr_dataset *dataset, gr_part part, int64_t number,
+                              int64_t *record_out)
+{
+    if (part == GR_PART_TEST && dataset->test != NULL) {
+        *record_out = number;
+        return dataset->test;
+    }
+    int64_t position = part == GR_PART_TEST ? dataset->train_count + number : number;
+    *record_out =
+        dataset->random ? (int64_t)gr_order_at(&dataset->split, (uint64_t)position) : position;
+    return dataset->samples;
+}
+
+/* Mean and deviation over all values of the training part: sample by sample in its order, combined as
+ * in Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+ * variances" (1979), in double: the same bits in every process. */
+static gr_status measure(const opening *open, gr_dataset *dataset)
+{
+    float *x = malloc((size_t)dataset->values * sizeof *x);
+    if (x == NULL) {
+        return gr_fail(open->diag, GR_E_NO_MEMORY, "%s: no memory for a sample",
+                       gr_table_name(dataset->samples));
+    }
+    gr_scaler scaler;
+    gr_scaler_init(&scaler, open->config->scale, 0, 1);
+    double mean = 0, squares = 0, seen = 0;
+    double count = (double)dataset->values;
+    gr_status status = GR_OK;
+    for (int64_t i = 0; i < dataset->train_count && status == GR_OK; i++) {
+        int64_t record;
+        const gr_table *table = locate(dataset, GR_PART_TRAIN, i, &record);
+        status = gr_table_read(table, record, &scaler, x, NULL, NULL, open->diag);
+        if (status != GR_OK) {
+            break;
+        }
+        double sum = 0, around = 0;
+        for (int64_t k = 0; k < dataset->values; k++) {
+            sum += (double)x[k];
+        }
+        double own = sum / count;
+        for (int64_t k = 0; k < dataset->values; k++) {
+            around += ((double)x[k] - own) * ((double)x[k] - own);
+        }
+        double delta = own - mean;
+        squares += around + delta * delta * seen * count / (seen + count);
+        mean += delta * count / (seen + count);
+        seen += count;
+    }
+    free(x);
+    if (status != GR_OK) {
+        return status;
+    }
+    dataset->mean = mean;
+    dataset->deviation = sqrt(squares / seen);
+    if (!(dataset->deviation > 0)) {
+        return gr_node_fail(setting(open->config, "normalize"), open->diag, GR_E_INVALID,
+                            "all training values of %s are equal, so their deviation is 0; use "
+                            "normalize: none",
+                            gr_table_name(dataset->samples));
+    }
+    return GR_OK;
+}
+
+gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_path, uint64_t seed,
+                                  const gr_table_options *limits, gr_dataset **dataset_out,
+                                  gr_diag *diag)
+{
+    opening open = {.config = config, .job_path = job_path, .options = *limits, .diag = diag};
+    open.options.header = config->header;
+    open.options.regression = config->regression;
+    open.options.classes = config->classes;
+    gr_status status = check_settings(config, diag);
+    if (status == GR_OK) {
+        status = label_column(config, &open.options.label_column, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_dataset *dataset = calloc(1, sizeof *dataset);
+    if (dataset == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to open the data");
+    }
+    dataset->mean = config->mean;
+    dataset->deviation = config->deviation;
+    status = open_tables(&open, dataset);
+    if (status == GR_OK) {
+        status = resolve_shape(&open, dataset);
+    }
+    if (status == GR_OK) {
+        status = resolve_parts(&open, seed, dataset);
+    }
+    if (status == GR_OK) {
+        resolve_classes(config, dataset);
+        status = config->normalize == 1 ? measure(&open, dataset) : GR_OK;
+    }
+    if (status != GR_OK) {
+        gr_dataset_close(dataset);
+        return status;
+    }
+    gr_scaler_init(&dataset->scaler, config->scale, dataset->mean, dataset->deviation);
+    *dataset_out = dataset;
+    return GR_OK;
+}
+
+gr_status gr_dataset_open(const gr_data_config *config, const char *job_path, uint64_t seed,
+                          gr_dataset **dataset_out, gr_diag *diag)
+{
+    gr_table_options limits = gr_table_options_default();
+    return gr_dataset_open_limited(config, job_path, seed, &limits, dataset_out, diag);
+}
+
+void gr_dataset_close(gr_dataset *dataset)
+{
+    if (dataset == NULL) {
+        return;
+    }
+    gr_table_close(dataset->samples);
+    gr_table_close(dataset->test);
+    free(dataset);
+}
+
+int64_t gr_dataset_count(const gr_dataset *dataset, gr_part part)
+{
+    return part == GR_PART_TEST ? dataset->test_count : dataset->train_count;
+}
+
+int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MAX])
+{
+    for (int i = 0; i < dataset->dims; i++) {
+        dim_out[i] = dataset->dim[i];
+    }
+    return dataset->dims;
+}
+
+int64_t gr_dataset_sample_values(const gr_dataset *dataset)
+{
+    return dataset->values;
+}
+
+int64_t gr_dataset_classes(const gr_dataset *dataset)
+{
+    return dataset->classes;
+}
+
+const char *gr_dataset_kind(const gr_dataset *dataset)
+{
+    return gr_table_kind(dataset->samples);
+}
+
+void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *deviation_out)
+{
+    *mean_out = dataset->mean;
+    *deviation_out = dataset->deviation;
+}
+
+gr_status gr_dataset_read(const gr_dataset *dataset, gr_part part, const int64_t *numbers,
+                          int count, float *x_out, int32_t *labels_out, float *targets_out,
+                          gr_diag *diag)
+{
+    const gr_table *table =
+        part == GR_PART_TEST && dataset->test != NULL ? dataset->test : dataset->samples;
+    gr_status status = gr_table_check(table, diag);
+    for (int i = 0; i < count && status == GR_OK; i++) {
+        if (numbers[i] < 0 || numbers[i] >= gr_dataset_count(dataset, part)) {
+            return gr_fail(diag, GR_E_INVALID, "%s: there is no sample %" PRId64 " in this part",
+                           gr_table_name(table), numbers[i]);
+        }
+        int64_t record;
+        const gr_table *from = locate(dataset, part, numbers[i], &record);
+        status = gr_table_read(from, record, &dataset->scaler, x_out + i * dataset->values,
+                               labels_out != NULL ? labels_out + i : NULL,
+                               targets_out != NULL ? targets_out + i : NULL, diag);
+    }
+    return status;
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_DATA_DATASET_INTERNAL_H
+#define GR_DATA_DATASET_INTERNAL_H
+
+#include "data/dataset.h"
+#include "data/table.h"
+
+/* gr_dataset_open with other limits (memory_max, index_max of `limits`), for tests. */
+gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_path, uint64_t seed,
+                                  const gr_table_options *limits, gr_dataset **dataset_out,
+                                  gr_diag *diag) GR_MUST_CHECK;
+
+/* How the training samples are kept, and the normalisation in use, for --dry-run. */
+const char *gr_dataset_kind(const gr_dataset *dataset);
+void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *deviation_out);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_DATA_IDX_H
+#define GR_DATA_IDX_H
+
+/* The header of an IDX file (LeCun's format of the MNIST files): two zero bytes, type, number of
+ * dimensions, the dimensions as big-endian 32-bit numbers; then the values, big-endian. */
+
+#include <gradus/status.h>
+
+enum {
+    GR_IDX_DIMS_MAX = 4,
+    GR_IDX_HEADER_BYTES_MAX = 4 + 4 * GR_IDX_DIMS_MAX,
+    GR_IDX_RECORD_VALUES_MAX = 1 << 26,
+    GR_IDX_U8 = 0x08,
+    GR_IDX_F32 = 0x0d
+};
+
+typedef struct gr_idx_header {
+    int type; /* GR_IDX_U8, GR_IDX_F32 */
+    int dims; /* 1 .. GR_IDX_DIMS_MAX; the first is the count */
+    int64_t dim[GR_IDX_DIMS_MAX];
+    int64_t record_values; /* product of the others */
+    size_t record_bytes;
+    size_t header_bytes;
+} gr_idx_header;
+
+/* From the first `size` bytes of the file (GR_IDX_HEADER_BYTES_MAX, or all if it is smaller). */
+gr_status gr_idx_parse(const char *name, const uint8_t *data, size_t size,
+                       gr_idx_header *header_out, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

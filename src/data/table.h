@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_DATA_TABLE_H
+#define GR_DATA_TABLE_H
+
+/* The samples of one file (CSV) or one pair of files (IDX), by number. Opening reads what must be
+ * checked; afterwards a table does not change and any thread may read it. */
+
+#include "data/source.h"
+
+#include <stdbool.h>
+
+enum { GR_TABLE_DIMS_MAX = 3 };
+
+typedef struct gr_table_options {
+    bool header;         /* csv: the first line is names */
+    int label_column;    /* csv: from 1; 0: the last */
+    bool regression;     /* csv: the label is a number to predict */
+    int64_t classes;     /* labels are below it; 0: any */
+    uint64_t memory_max; /* bytes of samples that may stay in memory */
+    uint32_t index_max;  /* csv: entries of the index of lines, a power of two */
+} gr_table_options;
+gr_table_options gr_table_options_default(void);
+
+typedef struct gr_table gr_table;
+
+/* Sources are borrowed for the call (a descriptor that is needed later is duplicated). */
+gr_status gr_table_open_csv(gr_source *source, const gr_table_options *options,
+                            gr_table **table_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_table_open_idx(gr_source *images, gr_source *labels, const gr_table_options *options,
+                            gr_table **table_out, gr_diag *diag) GR_MUST_CHECK;
+void gr_table_close(gr_table *table); /* NULL ok */
+
+const char *gr_table_name(const gr_table *table);
+int64_t gr_table_count(const gr_table *table);
+int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX]); /* 1 or 3 */
+int64_t gr_table_values(const gr_table *table);
+int64_t gr_table_label_max(const gr_table *table); /* the largest class; -1 for regression */
+const char *gr_table_kind(const gr_table *table);  /* how it is kept, for people and tests */
+
+/* How raw values become the model's input: x = (raw * scale - mean) / deviation. */
+typedef struct gr_scaler {
+    double scale, mean, factor; /* factor: 1 / deviation */
+    bool identity;
+    float of_byte[256];
+} gr_scaler;
+void gr_scaler_init(gr_scaler *scaler, double scale, double mean, double deviation);
+
+/* Once before a batch: are the files still as they were? */
+gr_status gr_table_check(const gr_table *table, gr_diag *diag) GR_MUST_CHECK;
+
+/* Sample `number`: values into x_out, its class into label_out or its number into target_out (NULL:
+ * not wanted). No heap. */
+gr_status gr_table_read(const gr_table *table, int64_t number, const gr_scaler *scaler,
+                        float *x_out, int32_t *label_out, float *target_out,
+                        gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "data/idx.h"
+#include "data/table_internal.h"
+
+#include "base/fail.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { IDX_PIECE_BYTES = 8 << 10, IDX_UNPACK_BYTES = 64 << 10 };
+
+/* The values behind the header as records: the plain file itself, or unpacked copies. `head` are the
+ * bytes that were read with the header but belong to the values. */
+typedef struct idx_payload {
+    gr_source *source;
+    const gr_idx_header *header;
+    uint8_t head[GR_IDX_HEADER_BYTES_MAX];
+    size_t head_bytes;
+} idx_payload;
+
+static gr_status truncated(const char *name, const gr_idx_header *header, uint64_t has,
+                           gr_diag *diag)
+{
+    uint64_t promised = (uint64_t)header->dim[0] * header->record_bytes;
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s: the header promises %" PRId64 " samples of %zu bytes, %" PRIu64 " bytes in "
+                   "all, but %s%" PRIu64 " follow: %s",
+                   name, header->dim[0], header->record_bytes, promised,
+                   has > promised ? "at least " : "only ", has,
+                   has > promised ? "the header or the file is damaged" : "the file is truncated");
+}
+
+static gr_status idx_header(gr_source *source, gr_idx_header *header_out, idx_payload *payload,
+                            gr_diag *diag)
+{
+    uint8_t data[GR_IDX_HEADER_BYTES_MAX];
+    size_t size;
+    gr_status status = gr_source_read(source, data, sizeof data, &size, diag);
+    if (status == GR_OK) {
+        status = gr_idx_parse(gr_source_name(source), data, size, header_out, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    payload->source = source;
+    payload->header = header_out;
+    payload->head_bytes = size - header_out->header_bytes;
+    memcpy(payload->head, data + header_out->header_bytes, payload->head_bytes);
+    return GR_OK;
+}
+
+static gr_status payload_read(idx_payload *payload, uint8_t *buffer, size_t size, size_t *got_out,
+                              gr_diag *diag)
+{
+    size_t head = payload->head_bytes < size ? payload->head_bytes : size;
+    memcpy(buffer, payload->head, head);
+    memmove(payload->head, payload->head + head, payload->head_bytes - head);
+    payload->head_bytes -= head;
+    size_t rest = 0;
+    gr_status status = GR_OK;
+    if (head < size) {
+        status = gr_source_read(payload->source, buffer + head, size - head, &rest, diag);
+    }
+    *got_out = head + rest;
+    return status;
+}
+
+static gr_status unpack_records(idx_payload *payload, uint8_t *piece, int64_t piece_records,
+                                gr_store *store, gr_diag *diag)
+{
+    const gr_idx_header *header = payload->header;
+    const char *name = gr_source_name(payload->source);
+    size_t got;
+    for (int64_t i = 0; i < header->dim[0]; i += piece_records) {
+        int64_t left = header->dim[0] - i;
+        int64_t count = left < piece_records ? left : piece_records;
+        size_t size = (size_t)count * header->record_bytes;
+        gr_status status = payload_read(payload, piece, size, &got, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        if (got < size) {
+            return truncated(name, header, (uint64_t)i * header->record_bytes + got, diag);
+        }
+        for (int64_t k = 0; k < count && status == GR_OK; k++) {
+            status = gr_store_append(store, piece + (size_t)k * header->record_bytes, diag);
+        }
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    gr_status status = payload_read(payload, piece, 1, &got, diag);
+    if (status == GR_OK && got > 0) {
+        return truncated(name, header, (uint64_t)header->dim[0] * header->record_bytes + 1, diag);
+    }
+    return status != GR_OK ? status : gr_store_seal(store, diag);
+}
+
+static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_store **store_out,
+                        gr_diag *diag)
+{
+    const gr_idx_header *header = payload->header;
+    const char *name = gr_source_name(payload->source);
+    size_t records = IDX_UNPACK_BYTES / header->record_bytes;
+    records = records > 0 ? records : 1;
+    uint8_t *piece = malloc(records * header->record_bytes);
+    if (piece == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for a sample", name);
+    }
+    gr_store *store;
+    gr_status status = gr_store_create(name, header->record_bytes, memory_max, &store, diag);
+    if (status == GR_OK) {
+        status = unpack_records(payload, piece, (int64_t)records, store, diag);
+        if (status == GR_OK) {
+            *store_out = store;
+        } else {
+            gr_store_destroy(store);
+        }
+    }
+    free(piece);
+    return status;
+}
+
+static gr_status idx_store(idx_payload *payload, uint64_t memory_max, gr_store **store_out,
+                           bool *plain_out, gr_diag *diag)
+{
+    const gr_idx_header *header = payload->header;
+    const char *name = gr_source_name(payload->source);
+    uint64_t size;
+    int fd = gr_source_seekable(payload->source, &size);
+    *plain_out = fd >= 0;
+    if (fd < 0) {
+        return unpack(payload, memory_max, store_out, diag);
+    }
+    if (size - header->header_bytes != (uint64_t)header->dim[0] * header->record_bytes) {
+        return truncated(name, header, size - header->header_bytes, diag);
+    }
+    return gr_store_over_file(name, fd, header->header_bytes, header->record_bytes,
+                              (uint64_t)header->dim[0], store_out, diag);
+}
+
+/* count x values: flat; x height x width: one channel; x channels x height x width. */
+static gr_status idx_shape(const char *name, const gr_idx_header *header, gr_table *table,
+                           gr_diag *diag)
+{
+    if (header->dims == 1) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: the file has one dimension and looks like labels; samples have two to "
+                       "four (count, then channels, height, width)",
+                       name);
+    }
+    table->count = header->dim[0];
+    table->values = header->record_values;
+    table->bytes = header->type == GR_IDX_U8;
+    table->dims = header->dims == 2 ? 1 : 3;
+    for (int i = 1; i < header->dims; i++) {
+        table->dim[header->dims == 3 ? i : i - 1] = header->dim[i];
+    }
+    if (header->dims == 3) {
+        table->dim[0] = 1;
+    }
+    return GR_OK;
+}
+
+/* Goes through all labels once; a label is one byte, so many lie side by side. */
+static gr_status check_labels(gr_table *table, const char *name, int64_t classes, gr_diag *diag)
+{
+    uint8_t labels[IDX_PIECE_BYTES];
+    for (int64_t first = 0; first < table->count; first += IDX_PIECE_BYTES) {
+        int64_t left = table->count - first;
+        int64_t count = left < IDX_PIECE_BYTES ? left : IDX_PIECE_BYTES;
+        gr_status status =
+            gr_store_get(table->labels, (uint64_t)first, 0, (size_t)count, labels, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            if (classes > 0 && labels[i] >= classes) {
+                return gr_fail(diag, GR_E_INVALID,
+                               "%s: the label of sample %" PRId64 " (from 0) is %d, out of range: "
+                               "labels go from 0 to %" PRId64 " (classes in the job file)",
+                               name, first + i, labels[i], classes - 1);
+            }
+            table->label_max = labels[i] > table->label_max ? labels[i] : table->label_max;
+        }
+    }
+    return GR_OK;
+}
+
+static gr_status open_labels(gr_table *table, gr_source *source, const gr_table_options *options,
+                             gr_diag *diag)
+{
+    gr_idx_header header;
+    idx_payload payload;
+    const char *name = gr_source_name(source);
+    gr_status status = idx_header(source, &header, &payload, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    if (header.type != GR_IDX_U8 || header.dims != 1) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: labels are one byte each in one dimension; this file has %d dimensions "
+                       "of %s",
+                       name, header.dims, header.type == GR_IDX_U8 ? "bytes" : "float32");
+    }
+    if (header.dim[0] != table->count) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s has %" PRId64 " labels, but %s has %" PRId64
+                       " samples; they must belong "
+                       "together",
+                       name, header.dim[0], table->name, table->count);
+    }
+    bool plain;
+    status = idx_store(&payload, options->memory_max, &table->labels, &plain, diag);
+    return status != GR_OK ? status : check_labels(table, name, options->classes, diag);
+}
+
+gr_status gr_table_open_idx(gr_source *images, gr_source *labels, const gr_table_options *options,
+                            gr_table **table_out, gr_diag *diag)
+{
+    gr_table *table = gr_table_new(gr_source_name(images));
+    if (table == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", gr_source_name(images));
+    }
+    gr_idx_header header;
+    idx_payload payload;
+    bool plain = false;
+    gr_status status = idx_header(images, &header, &payload, diag);
+    if (status == GR_OK) {
+        status = idx_shape(table->name, &header, table, diag);
+    }
+    if (status == GR_OK) {
+        status = idx_store(&payload, options->memory_max, &table->records, &plain, diag);
+    }
+    if (status == GR_OK) {
+        status = open_labels(table, labels, options, diag);
+    }
+    if (status != GR_OK) {
+        gr_table_close(table);
+        return status;
+    }
+    table->kind = plain ? GR_TABLE_IDX_FILE : GR_TABLE_IDX;
+    *table_out = table;
+    return GR_OK;
+}
+
+static gr_status read_floats(const gr_table *table, int64_t number, float *x_out, gr_diag *diag)
+{
+    gr_status status = gr_store_get(table->records, (uint64_t)number, 0,
+                                    (size_t)table->values * sizeof *x_out, x_out, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    for (int64_t i = 0; i < table->values; i++) {
+        const uint8_t *at = (const uint8_t *)&x_out[i];
+        uint32_t bits =
+            (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+        memcpy(&x_out[i], &bits, sizeof bits);
+        if (!isfinite(x_out[i])) {
+            return gr_fail(diag, GR_E_NOT_FINITE,
+                           "%s: value %" PRId64 " of sample %" PRId64 " (from 0) is %s",
+                           table->name, i, number, isnan(x_out[i]) ? "not a number" : "infinite");
+        }
+    }
+    return GR_OK;
+}
+
+gr_status gr_idx_read(const gr_table *table, int64_t number, const gr_scaler *scaler, float *x_out,
+                      double *label_out, gr_diag *diag)
+{
+    uint8_t label;
+    gr_status status = gr_store_get(table->labels, (uint64_t)number, 0, 1, &label, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    *label_out = label;
+    if (!table->bytes) {
+        return read_floats(table, number, x_out, diag);
+    }
+    uint8_t piece[IDX_PIECE_BYTES];
+    for (int64_t done = 0; done < table->values;) {
+        int64_t left = table->values - done;
+        size_t count = left < IDX_PIECE_BYTES ? (size_t)left : IDX_PIECE_BYTES;
+        status = gr_store_get(table->records, (uint64_t)number, (size_t)done, count, piece, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        for (size_t i = 0; i < count; i++) {
+            x_out[done + (int64_t)i] = scaler->of_byte[piece[i]];
+        }
+        done += (int64_t)count;
+    }
+    return GR_OK;
+}
