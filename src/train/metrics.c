@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/metrics.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+void gr_meter_add(gr_meter *meter, const gr_meter *more)
+{
+    meter->loss += more->loss;
+    meter->correct += more->correct;
+    meter->steps += more->steps;
+    meter->samples += more->samples;
+    meter->step_ns += more->step_ns;
+    meter->wait_ns += more->wait_ns;
+}
+
+double gr_meter_loss(const gr_meter *meter)
+{
+    return meter->steps > 0 ? meter->loss / (double)meter->steps : (double)NAN;
+}
+
+double gr_meter_accuracy(const gr_meter *meter)
+{
+    return meter->samples > 0 ? meter->correct / (double)meter->samples : (double)NAN;
+}
+
+double gr_meter_samples_per_s(const gr_meter *meter)
+{
+    return meter->step_ns > 0 ? (double)meter->samples * 1e9 / (double)meter->step_ns : 0.0;
+}
+
+double gr_meter_wait_share(const gr_meter *meter)
+{
+    return meter->step_ns > 0 ? (double)meter->wait_ns / (double)meter->step_ns : 0.0;
+}
+
+/* JSON knows no NaN; what cannot be said is null. */
+static json_t *number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static gr_status write_line(json_t *object, FILE *file, const char *where, gr_diag *diag)
+{
+    if (object == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a line of %s", where);
+    }
+    size_t flags = JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9);
+    int failed =
+        json_dumpf(object, file, flags) != 0 || fputc('\n', file) == EOF || fflush(file) != 0;
+    int error = errno;
+    json_decref(object);
+    if (failed) {
+        return gr_fail(diag, GR_E_IO, "cannot write to %s: %s", where, strerror(error));
+    }
+    return GR_OK;
+}
+
+gr_status gr_start_write(const gr_start_record *record, FILE *file, const char *where,
+                         gr_diag *diag)
+{
+    json_t *object = json_pack(
+        "{s:s, s:s?, s:i, s:i, s:I, s:I, s:I, s:I}", "event", "start", "name", record->name,
+        "workers", record->workers, "shards", record->shards, "global_batch",
+        (json_int_t)record->global_batch, "parameters", (json_int_t)record->parameters, "steps",
+        (json_int_t)record->total_steps, "steps_per_epoch", (json_int_t)record->steps_per_epoch);
+    return write_line(object, file, where, diag);
+}
+
+gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *where,
+                         gr_diag *diag)
+{
+    json_t *object =
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "event", "epoch",
+                  "epoch", (json_int_t)record->epoch, "epochs", (json_int_t)record->epochs, "step",
+                  (json_int_t)record->step, "steps", (json_int_t)record->total_steps, "loss",
+                  number(record->loss), "accuracy", number(record->accuracy), "test_loss",
+                  number(record->test_loss), "test_accuracy", number(record->test_accuracy),
+                  "samples_per_s", number(record->samples_per_s), "comm_wait_share",
+                  number(record->comm_wait_share), "learning_rate", number(record->learning_rate));
+    return write_line(object, file, where, diag);
+}
+
+gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where, gr_diag *diag)
+{
+    json_t *object = json_pack(
+        "{s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o}", "event", "end",
+        "test_accuracy", number(record->test_accuracy), "test_loss", number(record->test_loss),
+        "test_samples", (json_int_t)record->test_samples, "loss", number(record->loss), "weights",
+        record->weights, "weights_sha256", record->weights_sha256, "workers", record->workers,
+        "shards", record->shards, "steps", (json_int_t)record->steps, "seconds",
+        number(record->seconds), "samples_per_s", number(record->samples_per_s), "comm_wait_share",
+        number(record->comm_wait_share));
+    return write_line(object, file, where, diag);
+}

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TRAIN_METRICS_H
+#define GR_TRAIN_METRICS_H
+
+/* The numbers of a training run: collected by step, told by epoch, written as JSON lines. A number
+ * that does not exist (accuracy of a regression, test part of size 0) is NaN here and null in JSON. */
+
+#include <gradus/status.h>
+
+#include <stdint.h>
+#include <stdio.h>
+
+/* Sums over the steps of an epoch or of the job. */
+typedef struct gr_meter {
+    double loss;    /* sum of the steps' mean losses */
+    double correct; /* samples */
+    int64_t steps, samples;
+    int64_t step_ns, wait_ns; /* in training steps; of it, waiting for communication */
+} gr_meter;
+
+void gr_meter_add(gr_meter *meter, const gr_meter *more);
+double gr_meter_loss(const gr_meter *meter);
+double gr_meter_accuracy(const gr_meter *meter);
+double gr_meter_samples_per_s(const gr_meter *meter);
+double gr_meter_wait_share(const gr_meter *meter);
+
+/* Before the first step. */
+typedef struct gr_start_record {
+    const char *name;
+    int workers, shards;
+    int64_t global_batch, parameters;
+    uint64_t total_steps, steps_per_epoch;
+} gr_start_record;
+
+typedef struct gr_epoch_record {
+    uint64_t epoch, epochs;     /* from 1 */
+    uint64_t step, total_steps; /* steps done */
+    double loss, accuracy, test_loss, test_accuracy;
+    double samples_per_s, comm_wait_share, learning_rate;
+} gr_epoch_record;
+
+typedef struct gr_end_record {
+    double loss, test_loss, test_accuracy;
+    int64_t test_samples;
+    const char *weights; /* path */
+    const char *weights_sha256;
+    int workers, shards;
+    uint64_t steps;
+    double seconds, samples_per_s, comm_wait_share;
+} gr_end_record;
+
+/* One object and a newline. GR_E_NO_MEMORY, GR_E_IO (with errno text); `where` names the file. */
+gr_status gr_start_write(const gr_start_record *record, FILE *file, const char *where,
+                         gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *where,
+                         gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where,
+                       gr_diag *diag) GR_MUST_CHECK;
+
+#endif

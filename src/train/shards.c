@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/shards.h"
+
+#include "base/fail.h"
+#include "coll/plan.h"
+#include "nn/optimizer.h"
+
+#include <stdlib.h>
+
+/* Several merges run over one piece before the next piece: 32 KiB stay in the nearest caches. */
+enum { PIECE_VALUES = 8192 };
+
+gr_status gr_shard_plan_init(gr_shard_plan *plan, int shards, int world_size, int rank,
+                             bool collapse, gr_diag *diag)
+{
+    if (shards < 1 || world_size < 1 || rank < 0 || rank >= world_size) {
+        return gr_fail(diag, GR_E_INVALID, "no shard plan for %d shards, rank %d of %d", shards,
+                       rank, world_size);
+    }
+    gr_shard_plan made = {.slots = 1};
+    gr_shard_range(shards, world_size, rank, &made.first, &made.count);
+    made.turns = calloc((size_t)made.count + 1, sizeof *made.turns);
+    gr_tree_range *stack = calloc((size_t)made.count + 1, sizeof *stack);
+    if (made.turns == NULL || stack == NULL) {
+        free(made.turns);
+        free(stack);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the plan of %d shards", made.count);
+    }
+    int depth = 0;
+    for (int i = 0; i < made.count; i++) {
+        gr_shard_turn *turn = &made.turns[i];
+        turn->slot = depth;
+        stack[depth++] = (gr_tree_range){made.first + i, 1};
+        made.slots = depth > made.slots ? depth : made.slots;
+        bool all = collapse && i == made.count - 1;
+        while (depth > 1 && (all || gr_tree_siblings(shards, stack[depth - 2], stack[depth - 1]))) {
+            stack[depth - 2].count += stack[depth - 1].count;
+            depth--;
+            turn->merges++;
+        }
+    }
+    free(stack);
+    made.partials = depth;
+    *plan = made;
+    return GR_OK;
+}
+
+void gr_shard_plan_fini(gr_shard_plan *plan)
+{
+    free(plan->turns);
+    *plan = (gr_shard_plan){0};
+}
+
+void gr_shard_merge(const gr_shard_plan *plan, int turn, float *const *vectors, size_t begin,
+                    size_t end)
+{
+    gr_shard_turn now = plan->turns[turn];
+    if (now.merges == 0) {
+        return;
+    }
+    for (size_t at = begin; at < end; at += PIECE_VALUES) {
+        size_t count = end - at < PIECE_VALUES ? end - at : PIECE_VALUES;
+        for (int m = 0; m < now.merges; m++) {
+            float *left = vectors[now.slot - m - 1] + at;
+            gr_add_f32(left, left, vectors[now.slot - m] + at, count);
+        }
+    }
+}
