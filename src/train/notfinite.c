@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/step.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* A place as a number: [phase][order of the layer][shard]. Within a phase the layers are numbered in
+ * the order in which they run: the backward pass runs from the last to the first. */
+enum { SHARD_BITS = 24, LAYER_BITS = 24, LAYER_MASK = (1 << LAYER_BITS) - 1 };
+enum { PHASE_FORWARD = 0, PHASE_BACKWARD = 1, PHASE_UNKNOWN = 2 };
+
+static int64_t make_key(int phase, int layer, int shard)
+{
+    int64_t order = phase == PHASE_BACKWARD ? LAYER_MASK - layer : layer;
+    return ((int64_t)phase << (LAYER_BITS + SHARD_BITS)) | (order << SHARD_BITS) | shard;
+}
+
+static int key_shard(int64_t key)
+{
+    return (int)(key & ((1 << SHARD_BITS) - 1));
+}
+
+static int key_phase(int64_t key)
+{
+    return (int)(key >> (LAYER_BITS + SHARD_BITS));
+}
+
+static int key_layer(int64_t key)
+{
+    int order = (int)(key >> SHARD_BITS) & LAYER_MASK;
+    return key_phase(key) == PHASE_BACKWARD ? LAYER_MASK - order : order;
+}
+
+static gr_status find_in_batch(gr_trainer *t, const gr_loaded *loaded, float *scratch, int64_t *key,
+                               gr_diag *diag)
+{
+    gr_batch batch = {.x = loaded->x,
+                      .labels = loaded->labels,
+                      .targets = loaded->targets,
+                      .step = loaded->step,
+                      .sample_first = loaded->sample_first};
+    int layer = -1;
+    bool backward = false;
+    gr_status status =
+        gr_model_find_not_finite(t->model, t->values, &batch, scratch, &layer, &backward, diag);
+    if (status == GR_OK && layer >= 0) {
+        int64_t found = make_key(backward ? PHASE_BACKWARD : PHASE_FORWARD, layer, loaded->shard);
+        *key = found < *key ? found : *key;
+    }
+    return status;
+}
+
+gr_status gr_not_finite_find(gr_trainer *trainer, uint64_t step, int64_t *key_out, gr_diag *diag)
+{
+    gr_trainer *t = trainer;
+    /* The gradient vectors are on their way to the others; this one is for the search alone. */
+    size_t bytes = (gr_model_values(t->model) * sizeof(float) + 63) / 64 * 64;
+    float *scratch = aligned_alloc(64, bytes + 64);
+    if (scratch == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to look for the NaN of step %llu",
+                       (unsigned long long)step + 1);
+    }
+    gr_loader *loader = NULL;
+    gr_status status = gr_trainer_load(t, step, step + 1, &loader, diag);
+    int64_t key = make_key(PHASE_UNKNOWN, 0, t->plan.first);
+    int64_t batches = (int64_t)t->plan.count * t->job->config.micro_batches;
+    for (int64_t i = 0; i < batches && status == GR_OK; i++) {
+        gr_loaded loaded;
+        status = gr_loader_next(loader, &loaded, diag);
+        if (status == GR_OK) {
+            status = find_in_batch(t, &loaded, scratch, &key, diag);
+        }
+    }
+    gr_loader_stop(loader);
+    free(scratch);
+    if (status == GR_OK) {
+        *key_out = key;
+    }
+    return status;
+}
+
+/* The tensor that an element of the step vector belongs to. */
+static const char *tensor_at(const gr_trainer *t, size_t at)
+{
+    for (int i = 0; at >= GR_STEP_HEAD && i < gr_model_tensors(t->model); i++) {
+        const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
+        if (at - GR_STEP_HEAD - tensor->offset < tensor->count) {
+            return tensor->name;
+        }
+    }
+    return "the loss";
+}
+
+static int shard_rank(const gr_trainer *t, int shard)
+{
+    for (int rank = 0; rank < t->world_size; rank++) {
+        int first, count;
+        gr_shard_range(t->job->shards, t->world_size, rank, &first, &count);
+        if (shard >= first && shard < first + count) {
+            return rank;
+        }
+    }
+    return 0;
+}
+
+gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, const float *sum,
+                             size_t at, gr_diag *diag)
+{
+    const gr_trainer *t = trainer;
+    if (t->world_size > 1) {
+        gr_status status = gr_allreduce(t->comm, &key, 1, GR_I64, GR_MIN);
+        if (status != GR_OK) {
+            return gr_trainer_comm_failed(t->comm, status, "the ranks could not agree on a NaN",
+                                          diag);
+        }
+    }
+    char remedy[96], what[128];
+    unsigned long long number = (unsigned long long)step + 1;
+    double rate = t->job->optimizer.learning_rate;
+    snprintf(remedy, sizeof remedy, "lower the learning rate (%g)%s", rate,
+             t->job->optimizer.clip_norm > 0.0 ? "" : " or clip gradients (clip_norm)");
+    const char *became = isnan(sum[at]) ? "NaN" : "infinite";
+    if (at < GR_STEP_HEAD) {
+        snprintf(what, sizeof what, "the loss became %s", became);
+    } else {
+        snprintf(what, sizeof what, "the gradient of %.80s became %s", tensor_at(t, at), became);
+    }
+    if (key == INT64_MAX) {
+        return gr_fail(diag, GR_E_NOT_FINITE,
+                       "step %llu: %s when the shards' finite ones were added up; %s", number, what,
+                       remedy);
+    }
+    int shard = key_shard(key), rank = shard_rank(t, shard), phase = key_phase(key);
+    if (phase == PHASE_UNKNOWN) {
+        return gr_fail_peer(diag, GR_E_NOT_FINITE, rank, "step %llu: %s on rank %d; %s", number,
+                            what, rank, remedy);
+    }
+    return gr_fail_peer(diag, GR_E_NOT_FINITE, rank,
+                        "step %llu: %s: first seen in the %s of layer \"%s\" on rank %d (shard "
+                        "%d); %s",
+                        number, what, phase == PHASE_FORWARD ? "output" : "gradient",
+                        gr_model_spec_layer(t->job->spec, key_layer(key))->name, rank, shard,
+                        remedy);
+}

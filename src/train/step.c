@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/step.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PIECE_VALUES = 16384, /* 64 KiB: merged, checked and updated while it is in the cache */
+    ENDS_MAX = 4096,      /* layers of a model, as far as buckets are concerned */
+    READ_AHEAD_MAX = 16   /* batches */
+};
+
+gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
+                                 gr_diag *diag)
+{
+    const gr_diag *cause = gr_comm_diag(comm);
+    if (cause->status == GR_OK) {
+        return gr_fail(diag, status, "%s: %s", what, gr_status_text(status));
+    }
+    if (diag != NULL) {
+        *diag = *cause;
+    }
+    return status;
+}
+
+/* ---- Making and freeing --------------------------------------------------------------------------- */
+
+static gr_status make_model(gr_trainer *t, gr_diag *diag)
+{
+    const gr_job *job = t->job;
+    gr_model_config config = {.spec = job->spec,
+                              .batch = (int)job->micro_batch,
+                              .loss = (gr_loss_kind)job->config.loss,
+                              .gradient_scale = (float)(1.0 / (double)job->config.global_batch),
+                              .seed = (uint64_t)job->config.seed,
+                              .training = true};
+    gr_status status = gr_model_create(&config, &t->model, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    t->length = GR_STEP_HEAD + gr_model_values(t->model);
+    return gr_optimizer_create(&job->optimizer, t->model, &t->optimizer, diag);
+}
+
+static gr_status make_vectors(gr_trainer *t, gr_diag *diag)
+{
+    size_t bytes = t->length * sizeof(float);
+    t->vectors = calloc((size_t)t->plan.slots, sizeof *t->vectors);
+    for (int i = 0; i < t->plan.slots && t->vectors != NULL; i++) {
+        void *memory = NULL;
+        gr_status status = gr_alloc(t->comm, bytes, &memory);
+        if (status != GR_OK) {
+            return gr_fail(diag, status, "no memory for gradient vector %d of %d, %zu bytes each",
+                           i + 1, t->plan.slots, bytes);
+        }
+        t->vectors[i] = memory;
+    }
+    size_t aligned = (bytes + 63) / 64 * 64;
+    t->values = aligned_alloc(64, aligned);
+    t->micro = t->job->config.micro_batches > 1 ? aligned_alloc(64, aligned) : NULL;
+    if (t->vectors == NULL || t->values == NULL ||
+        (t->job->config.micro_batches > 1 && t->micro == NULL)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights, %zu bytes", bytes);
+    }
+    memset(t->values, 0, aligned);
+    if (t->micro != NULL) {
+        memset(t->micro, 0, aligned);
+    }
+    gr_model_init_weights(t->model, t->values);
+    return GR_OK;
+}
+
+/* Where the backward pass finishes a layer, in elements of the step vector. */
+static int layer_ends(const gr_trainer *t, size_t *ends_out)
+{
+    int count = 0;
+    const gr_tensor_info *last = NULL;
+    for (int i = 0; i < gr_model_tensors(t->model); i++) {
+        const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
+        bool new_layer = last != NULL && !last->statistic && tensor->layer != last->layer;
+        if (new_layer && count < ENDS_MAX - 1) {
+            ends_out[count++] = GR_STEP_HEAD + tensor->offset;
+        }
+        last = tensor;
+    }
+    ends_out[count++] = t->length;
+    return count;
+}
+
+static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
+{
+    if (t->world_size == 1) {
+        return GR_OK;
+    }
+    size_t *ends = calloc(ENDS_MAX, sizeof *ends);
+    if (ends == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to lay out the buckets");
+    }
+    const gr_distribution_config *d = &t->job->distribution;
+    gr_buckets_config config = {.comm = t->comm,
+                                .shards = t->job->shards,
+                                .exact = d->exact,
+                                .partials = t->vectors,
+                                .partial_count = t->plan.partials,
+                                .ends = ends,
+                                .end_count = layer_ends(t, ends),
+                                .first_values = (size_t)d->bucket_bytes_first / sizeof(float),
+                                .values = (size_t)d->bucket_bytes / sizeof(float)};
+    gr_status status = gr_buckets_init(&t->buckets, &config, diag);
+    free(ends);
+    return status;
+}
+
+gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_steps,
+                          gr_loader **loader_out, gr_diag *diag)
+{
+    int64_t batches = (int64_t)t->plan.count * t->job->config.micro_batches * 2;
+    gr_loader_config config = {.dataset = t->job->dataset,
+                               .seed = (uint64_t)t->job->config.seed,
+                               .global_batch = t->job->config.global_batch,
+                               .shards = t->job->shards,
+                               .shard_first = t->plan.first,
+                               .shard_count = t->plan.count,
+                               .first_step = first_step,
+                               .total_steps = total_steps,
+                               .micro_batches = (int)t->job->config.micro_batches,
+                               .depth = batches > READ_AHEAD_MAX ? READ_AHEAD_MAX : (int)batches,
+                               .cpu = -1};
+    return gr_loader_start(&config, loader_out, diag);
+}
+
+gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
+{
+    gr_trainer made = {.job = job, .comm = comm};
+    made.rank = gr_comm_rank(comm);
+    made.world_size = gr_comm_size(comm);
+    if (made.world_size > job->shards) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: %d workers but only %d shards: some would have nothing to do; use "
+                       "fewer workers or more shards",
+                       job->path, made.world_size, job->shards);
+    }
+    gr_status status = make_model(&made, diag);
+    if (status == GR_OK) {
+        status = gr_shard_plan_init(&made.plan, job->shards, made.world_size, made.rank,
+                                    !job->distribution.exact, diag);
+    }
+    if (status == GR_OK) {
+        status = make_vectors(&made, diag);
+    }
+    if (status == GR_OK) {
+        status = make_buckets(&made, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_trainer_load(&made, 0, job->total_steps, &made.loader, diag);
+    }
+    if (status != GR_OK) {
+        gr_trainer_fini(&made);
+        return status;
+    }
+    *trainer = made;
+    return GR_OK;
+}
+
+void gr_trainer_fini(gr_trainer *trainer)
+{
+    gr_loader_stop(trainer->loader);
+    gr_buckets_fini(&trainer->buckets);
+    for (int i = 0; trainer->vectors != NULL && i < trainer->plan.slots; i++) {
+        if (trainer->vectors[i] != NULL) {
+            gr_free(trainer->comm, trainer->vectors[i]);
+        }
+    }
+    free(trainer->vectors);
+    free(trainer->micro);
+    free(trainer->values);
+    gr_shard_plan_fini(&trainer->plan);
+    gr_optimizer_destroy(trainer->optimizer);
+    gr_model_destroy(trainer->model);
+    *trainer = (gr_trainer){0};
+}
+
+/* ---- The backward pass ---------------------------------------------------------------------------- */
+
+/* Merges a finished range of the shard's vector into the sums of the tree. The last shard's range is
+ * final behind that: it is looked over for NaN while it is in the cache. */
+static void take_range(gr_trainer *t, size_t begin, size_t end)
+{
+    float *own = t->vectors[t->plan.turns[t->turn].slot];
+    bool last_micro = t->micro_index == t->job->config.micro_batches - 1;
+    bool last_shard = t->turn == t->plan.count - 1;
+    for (size_t at = begin; at < end; at += PIECE_VALUES) {
+        size_t count = end - at < PIECE_VALUES ? end - at : PIECE_VALUES;
+        if (t->micro_index > 0) {
+            gr_add_f32(own + at, own + at, t->micro + at, count);
+        }
+        if (last_micro) {
+            gr_shard_merge(&t->plan, t->turn, t->vectors, at, at + count);
+        }
+        for (int p = 0; last_micro && last_shard && p < t->plan.partials && !t->bad; p++) {
+            t->bad = gr_any_not_finite(t->vectors[p] + at, count);
+        }
+    }
+}
+
+static void on_ready(void *ready_arg, size_t values_end)
+{
+    gr_trainer *t = ready_arg;
+    size_t end = GR_STEP_HEAD + values_end;
+    if (end <= t->done) {
+        return;
+    }
+    take_range(t, t->done, end);
+    t->done = end;
+    bool last = t->turn == t->plan.count - 1 && t->micro_index == t->job->config.micro_batches - 1;
+    if (last && t->world_size > 1 && t->job->distribution.overlap && t->reduction == GR_OK) {
+        t->reduction = gr_buckets_ready(&t->buckets, end);
+    }
+}
+
+static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, double *correct,
+                                 gr_diag *diag)
+{
+    gr_loaded loaded;
+    gr_status status = gr_loader_next(t->loader, &loaded, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    if (loaded.step != step || loaded.shard != t->plan.first + t->turn ||
+        loaded.micro != t->micro_index) {
+        return gr_fail(diag, GR_E_BUG, "the loader is not at step %llu, shard %d",
+                       (unsigned long long)step + 1, t->plan.first + t->turn);
+    }
+    gr_batch batch = {.x = loaded.x,
+                      .labels = loaded.labels,
+                      .targets = loaded.targets,
+                      .step = step,
+                      .sample_first = loaded.sample_first};
+    gr_batch_result result;
+    status = gr_model_forward(t->model, t->values, &batch, &result, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    *loss += result.loss;
+    *correct += (double)result.correct;
+    float *own = t->vectors[t->plan.turns[t->turn].slot];
+    memset(own, 0, GR_STEP_HEAD * sizeof *own);
+    own[GR_STEP_LOSS] = (float)(*loss / (double)t->job->config.global_batch);
+    own[GR_STEP_CORRECT] = (float)*correct;
+    t->done = 0;
+    float *gradients = t->micro_index > 0 ? t->micro : own;
+    return gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD, on_ready, t,
+                             diag);
+}
+
+static gr_status run_shards(gr_trainer *t, uint64_t step, gr_diag *diag)
+{
+    t->bad = false;
+    t->reduction = GR_OK;
+    for (t->turn = 0; t->turn < t->plan.count; t->turn++) {
+        double loss = 0.0, correct = 0.0;
+        for (t->micro_index = 0; t->micro_index < t->job->config.micro_batches; t->micro_index++) {
+            gr_status status = run_micro_batch(t, step, &loss, &correct, diag);
+            if (status != GR_OK) {
+                return status;
+            }
+        }
+    }
+    return GR_OK;
+}
+
+/* ---- The update ----------------------------------------------------------------------------------- */
+
+static size_t first_not_finite(const float *sum, size_t begin, size_t end)
+{
+    while (begin < end && isfinite(sum[begin])) {
+        begin++;
+    }
+    return begin;
+}
+
+static void begin_update(gr_trainer *t, uint64_t step, float gradient_factor)
+{
+    const gr_job *job = t->job;
+    double rate = gr_learning_rate(&job->optimizer, step, (double)job->steps_per_epoch,
+                                   job->total_steps, job->config.global_batch);
+    gr_optimizer_begin(t->optimizer, step, rate, gradient_factor);
+}
+
+/* Elements of the step vector. */
+static void update_range(gr_trainer *t, size_t begin, size_t end)
+{
+    size_t from = begin < GR_STEP_HEAD ? GR_STEP_HEAD : begin;
+    if (from < end) {
+        gr_optimizer_update(t->optimizer, t->values, t->vectors[0] + GR_STEP_HEAD,
+                            from - GR_STEP_HEAD, end - GR_STEP_HEAD);
+    }
+}
+
+/* Clipping needs the norm of the whole gradient, so everything must have come. */
+static void update_clipped(gr_trainer *t, uint64_t step)
+{
+    double square = gr_gradient_square_sum(t->model, t->vectors[0] + GR_STEP_HEAD);
+    double norm = sqrt(square), limit = t->job->optimizer.clip_norm;
+    begin_update(t, step, norm > limit ? (float)(limit / norm) : 1.0f);
+    update_range(t, 0, t->length);
+}
+
+/* Takes one bucket's sum: looks it over and, unless clipping must see all of it first, updates its
+ * part of the weights piece by piece while the other buckets move on. *bad_out: the first element
+ * that is not finite, or the vector's length. */
+static void take_bucket(gr_trainer *t, const gr_bucket *bucket, bool update, size_t *bad_out)
+{
+    for (size_t at = bucket->begin; at < bucket->end; at += PIECE_VALUES) {
+        size_t end = bucket->end - at < PIECE_VALUES ? bucket->end : at + PIECE_VALUES;
+        if (gr_any_not_finite(t->vectors[0] + at, end - at)) {
+            *bad_out = first_not_finite(t->vectors[0], at, end);
+            return;
+        }
+        if (update) {
+            update_range(t, at, end);
+            gr_buckets_poll(&t->buckets);
+        }
+    }
+}
+
+/* A bucket is updated before the next has come, and that one may show NaN. This is sound because a
+ * rank whose own sums are bad has known it since its backward pass and has looked for the place with
+ * the old weights (`key`); all others only repeat what it says. */
+static gr_status reduce_and_update(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)
+{
+    bool clip = t->job->optimizer.clip_norm > 0.0;
+    gr_status status = t->reduction;
+    if (status == GR_OK && !t->job->distribution.overlap) {
+        status = gr_buckets_ready(&t->buckets, t->length);
+    }
+    begin_update(t, step, 1.0f);
+    size_t bad = t->length;
+    for (int i = 0; i < t->buckets.count && status == GR_OK && bad == t->length; i++) {
+        status = gr_buckets_wait(&t->buckets, i);
+        if (status == GR_OK) {
+            take_bucket(t, &t->buckets.list[i], !clip && !t->bad, &bad);
+        }
+    }
+    gr_buckets_drain(&t->buckets);
+    if (status != GR_OK) {
+        return gr_trainer_comm_failed(t->comm, status, "the gradients could not be reduced", diag);
+    }
+    if (bad < t->length) {
+        return gr_not_finite_fail(t, step, key, t->vectors[0], bad, diag);
+    }
+    if (clip) {
+        update_clipped(t, step);
+    }
+    return GR_OK;
+}
+
+static gr_status update_alone(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)
+{
+    if (t->bad) {
+        size_t bad = first_not_finite(t->vectors[0], 0, t->length);
+        return gr_not_finite_fail(t, step, key, t->vectors[0], bad, diag);
+    }
+    if (t->job->optimizer.clip_norm > 0.0) {
+        update_clipped(t, step);
+    } else {
+        begin_update(t, step, 1.0f);
+        update_range(t, 0, t->length);
+    }
+    return GR_OK;
+}
+
+gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, gr_diag *diag)
+{
+    gr_trainer *t = trainer;
+    int64_t begin_ns = gr_now_ns(), wait_ns = t->buckets.wait_ns;
+    gr_buckets_begin(&t->buckets);
+    gr_status status = run_shards(t, step, diag);
+    int64_t key = INT64_MAX;
+    if (status == GR_OK && t->bad) {
+        status = gr_not_finite_find(t, step, &key, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    status = t->world_size > 1 ? reduce_and_update(t, step, key, diag)
+                               : update_alone(t, step, key, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    const float *sum = t->vectors[0];
+    int64_t parts = (int64_t)t->job->shards * t->job->config.micro_batches;
+    gr_model_update_statistics(t->model, t->values, sum + GR_STEP_HEAD,
+                               (float)(1.0 / (double)parts));
+    gr_meter now = {.loss = (double)sum[GR_STEP_LOSS],
+                    .correct = (double)sum[GR_STEP_CORRECT],
+                    .steps = 1,
+                    .samples = t->job->config.global_batch,
+                    .step_ns = gr_now_ns() - begin_ns,
+                    .wait_ns = t->buckets.wait_ns - wait_ns};
+    gr_meter_add(meter, &now);
+    return GR_OK;
+}

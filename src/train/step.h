@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TRAIN_STEP_H
+#define GR_TRAIN_STEP_H
+
+/* One training step of one worker, and everything that it needs from step to step.
+ *
+ * The step vector is [GR_STEP_HEAD numbers about the step][the model's flat vector]: the loss is added
+ * up with the gradients, in the same order and by the same operations, so that it is exact and costs
+ * nothing of its own. */
+
+#include "data/loader.h"
+#include "train/buckets.h"
+#include "train/job.h"
+#include "train/metrics.h"
+#include "train/shards.h"
+
+/* The head of a step vector; one cache line, so that the gradients behind it stay aligned. */
+enum { GR_STEP_HEAD = 16, GR_STEP_LOSS = 0, GR_STEP_CORRECT = 1 };
+
+typedef struct gr_trainer {
+    gr_job *job;   /* borrowed */
+    gr_comm *comm; /* borrowed */
+    int rank, world_size;
+    gr_model *model;
+    gr_optimizer *optimizer;
+    gr_loader *loader;
+    gr_shard_plan plan;
+    gr_buckets buckets; /* empty in a group of one */
+    float **vectors;    /* plan.slots step vectors, memory that peers can read */
+    float *micro;       /* gradient of the second and later micro batches; NULL: there are none */
+    float *values;      /* the weights */
+    size_t length;      /* of a step vector */
+
+    /* Of the pass that is running. */
+    int turn, micro_index;
+    size_t done;         /* elements [0, done) of the shard's vector have been taken */
+    bool bad;            /* this rank's own sums hold NaN or infinity */
+    gr_status reduction; /* first failure of an operation during the backward pass */
+} gr_trainer;
+
+/* Collective. The loader starts at step 0. */
+gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm,
+                          gr_diag *diag) GR_MUST_CHECK;
+void gr_trainer_fini(gr_trainer *trainer);
+
+/* The step `step` (from 0), on all ranks; its numbers are added to `meter`. No heap, unless it fails.
+ * GR_E_NOT_FINITE: loss or gradients hold NaN or infinity; the same sentence on every rank, and this
+ * trainer is of no further use. */
+gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter,
+                          gr_diag *diag) GR_MUST_CHECK;
+
+/* A loader of this rank's shards for steps [first_step, total_steps). */
+gr_status gr_trainer_load(gr_trainer *trainer, uint64_t first_step, uint64_t total_steps,
+                          gr_loader **loader_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* A failure of the communicator in the words of its own diagnosis. */
+gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
+                                 gr_diag *diag);
+
+/* ---- NaN and infinity (notfinite.c) --------------------------------------------------------------- */
+
+/* Where this rank's shards of step `step` first show a number that is not finite, as a key whose order
+ * is that of the appearance: the minimum over the ranks tells the first place of all. INT64_MAX:
+ * nowhere. The weights must be those from before the step. */
+gr_status gr_not_finite_find(gr_trainer *trainer, uint64_t step, int64_t *key_out,
+                             gr_diag *diag) GR_MUST_CHECK;
+
+/* Agree with the other ranks and fill `diag`; always a failure. `sum` is the reduced step vector, of
+ * which element `at` is not finite. Collective. */
+gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, const float *sum,
+                             size_t at, gr_diag *diag);
+
+#endif

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/train.h"
+
+#include "base/arena.h"
+#include "base/clock.h"
+#include "base/fail.h"
+#include "base/file.h"
+#include "train/evaluate.h"
+#include "train/report.h"
+#include "train/step.h"
+#include "train/weights.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One run of a job on one worker. */
+typedef struct run {
+    gr_job *job;
+    gr_comm *comm;
+    bool lead; /* rank 0 reports and writes */
+    gr_trainer trainer;
+    gr_evaluator *evaluator;
+    gr_report report;
+    FILE *metrics;         /* rank 0: <output>/metrics.jsonl */
+    char *metrics_path;    /* in the job's arena */
+    char *weights_path;    /* in the job's arena */
+    gr_meter epoch, total; /* since the last report; of the job */
+    gr_evaluation evaluation;
+    uint64_t evaluated_step; /* the steps done when `evaluation` was made */
+    double last_loss;        /* of the last epoch */
+    int64_t begin_ns;
+} run;
+
+static gr_status open_output(run *r, gr_diag *diag)
+{
+    const char *output = r->job->config.output;
+    r->metrics_path = gr_arena_printf(&r->job->arena, "%s/metrics.jsonl", output);
+    r->weights_path = gr_arena_printf(&r->job->arena, "%s/model.safetensors", output);
+    if (r->metrics_path == NULL || r->weights_path == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of the output files");
+    }
+    if (!r->lead) {
+        return GR_OK;
+    }
+    gr_status status = gr_dir_create(output, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    r->metrics = fopen(r->metrics_path, "we");
+    if (r->metrics == NULL) {
+        return gr_fail(diag, GR_E_IO, "cannot write %s: %s", r->metrics_path, strerror(errno));
+    }
+    return GR_OK;
+}
+
+static gr_status begin(run *r, gr_diag *diag)
+{
+    const gr_job *job = r->job;
+    gr_start_record record = {.name = job->config.name,
+                              .workers = r->trainer.world_size,
+                              .shards = job->shards,
+                              .global_batch = job->config.global_batch,
+                              .parameters = (int64_t)gr_model_parameters(r->trainer.model),
+                              .total_steps = job->total_steps,
+                              .steps_per_epoch = job->steps_per_epoch};
+    r->begin_ns = gr_now_ns();
+    if (!r->lead) {
+        return GR_OK;
+    }
+    gr_status status = gr_start_write(&record, r->metrics, r->metrics_path, diag);
+    return status != GR_OK ? status : gr_report_start(&r->report, &record, r->begin_ns, diag);
+}
+
+/* The test part with the weights as they are after `step` steps, unless that is known. */
+static gr_status evaluate(run *r, uint64_t step, gr_diag *diag)
+{
+    if (r->evaluated_step == step) {
+        return GR_OK;
+    }
+    gr_status status =
+        gr_evaluator_run(r->evaluator, r->trainer.values, r->comm, &r->evaluation, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    r->evaluated_step = step;
+    if (r->evaluation.samples > 0 && !isfinite(r->evaluation.loss)) {
+        return gr_fail(diag, GR_E_NOT_FINITE,
+                       "after step %llu the loss on the test part is %s: the weights have grown "
+                       "out of bounds; lower the learning rate (%g) or clip gradients (clip_norm)",
+                       (unsigned long long)step, isnan(r->evaluation.loss) ? "NaN" : "infinite",
+                       r->job->optimizer.learning_rate);
+    }
+    return GR_OK;
+}
+
+static double test_accuracy(const run *r)
+{
+    bool known = r->evaluation.samples > 0 && r->job->config.loss == GR_LOSS_CROSS_ENTROPY;
+    return known ? (double)r->evaluation.correct / (double)r->evaluation.samples : (double)NAN;
+}
+
+static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
+{
+    const gr_job *job = r->job;
+    uint64_t epoch = (step - 1) / job->steps_per_epoch + 1;
+    bool evaluates = job->config.eval_every > 0 && epoch % (uint64_t)job->config.eval_every == 0;
+    if (evaluates) {
+        gr_status status = evaluate(r, step, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    bool classes = job->config.loss == GR_LOSS_CROSS_ENTROPY;
+    gr_epoch_record record = {
+        .epoch = epoch,
+        .epochs = (job->total_steps + job->steps_per_epoch - 1) / job->steps_per_epoch,
+        .step = step,
+        .total_steps = job->total_steps,
+        .loss = gr_meter_loss(&r->epoch),
+        .accuracy = classes ? gr_meter_accuracy(&r->epoch) : (double)NAN,
+        .test_loss = evaluates ? r->evaluation.loss : (double)NAN,
+        .test_accuracy = evaluates ? test_accuracy(r) : (double)NAN,
+        .samples_per_s = gr_meter_samples_per_s(&r->epoch),
+        .comm_wait_share = gr_meter_wait_share(&r->epoch),
+        .learning_rate = gr_learning_rate(&job->optimizer, step - 1, (double)job->steps_per_epoch,
+                                          job->total_steps, job->config.global_batch)};
+    r->last_loss = record.loss;
+    gr_meter_add(&r->total, &r->epoch);
+    r->epoch = (gr_meter){0};
+    if (!r->lead) {
+        return GR_OK;
+    }
+    gr_status status = gr_epoch_write(&record, r->metrics, r->metrics_path, diag);
+    return status != GR_OK ? status : gr_report_epoch(&r->report, &record, diag);
+}
+
+static gr_status train(run *r, gr_diag *diag)
+{
+    const gr_job *job = r->job;
+    for (uint64_t step = 0; step < job->total_steps; step++) {
+        gr_status status = gr_trainer_step(&r->trainer, step, &r->epoch, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        gr_report_step(&r->report, step + 1, gr_now_ns());
+        if ((step + 1) % job->steps_per_epoch == 0 || step + 1 == job->total_steps) {
+            status = end_epoch(r, step + 1, diag);
+            if (status != GR_OK) {
+                return status;
+            }
+        }
+    }
+    return GR_OK;
+}
+
+/* The mean over the ranks: a slow rank makes the others wait, itself it waits for nobody. */
+static gr_status mean_wait_share(run *r, double *share_out, gr_diag *diag)
+{
+    double share = gr_meter_wait_share(&r->total);
+    if (r->trainer.world_size > 1) {
+        gr_status status = gr_allreduce(r->comm, &share, 1, GR_F64, GR_SUM);
+        if (status != GR_OK) {
+            return gr_trainer_comm_failed(r->comm, status, "the waiting times were not collected",
+                                          diag);
+        }
+    }
+    *share_out = share / r->trainer.world_size;
+    return GR_OK;
+}
+
+static gr_status finish(run *r, gr_diag *diag)
+{
+    char sha256[65];
+    double share = 0.0;
+    double seconds = (double)(gr_now_ns() - r->begin_ns) * 1e-9;
+    gr_status status = evaluate(r, r->job->total_steps, diag);
+    if (status == GR_OK) {
+        status = gr_weights_agree(r->trainer.model, r->trainer.values, r->comm, diag);
+    }
+    if (status == GR_OK) {
+        status = mean_wait_share(r, &share, diag);
+    }
+    if (status != GR_OK || !r->lead) {
+        return status;
+    }
+    status = gr_weights_save(r->trainer.model, r->trainer.values, r->weights_path, sha256, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_end_record record = {.loss = r->last_loss,
+                            .test_loss = r->evaluation.loss,
+                            .test_accuracy = test_accuracy(r),
+                            .test_samples = r->evaluation.samples,
+                            .weights = r->weights_path,
+                            .weights_sha256 = sha256,
+                            .workers = r->trainer.world_size,
+                            .shards = r->job->shards,
+                            .steps = r->job->total_steps,
+                            .seconds = seconds,
+                            .samples_per_s = gr_meter_samples_per_s(&r->total),
+                            .comm_wait_share = share};
+    status = gr_end_write(&record, r->metrics, r->metrics_path, diag);
+    return status != GR_OK ? status : gr_report_end(&r->report, &record, diag);
+}
+
+static gr_status run_all(run *r, gr_diag *diag)
+{
+    gr_status status = open_output(r, diag);
+    if (status == GR_OK) {
+        status = gr_trainer_init(&r->trainer, r->job, r->comm, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_evaluator_create(r->job, &r->evaluator, diag);
+    }
+    if (status == GR_OK) {
+        status = begin(r, diag);
+    }
+    if (status == GR_OK) {
+        status = train(r, diag);
+    }
+    if (status == GR_OK) {
+        status = finish(r, diag);
+    }
+    return status;
+}
+
+gr_status gr_train_run(gr_job *job, gr_comm *comm, gr_report_style style, FILE *out, gr_diag *diag)
+{
+    run r = {.job = job, .comm = comm, .lead = gr_comm_rank(comm) == 0};
+    r.evaluated_step = UINT64_MAX;
+    r.trainer.comm = comm;
+    r.evaluation.loss = (double)NAN;
+    int columns = gr_report_columns(getenv("GRADUS_TERMINAL_COLUMNS"));
+    gr_report_init(&r.report, r.lead ? style : GR_REPORT_NONE, out, columns);
+    gr_status status = run_all(&r, diag);
+    if (status != GR_OK) {
+        gr_report_abandon(&r.report);
+    }
+    gr_evaluator_destroy(r.evaluator);
+    gr_trainer_fini(&r.trainer);
+    if (r.metrics != NULL) {
+        fclose(r.metrics);
+    }
+    return status;
+}
