@@ -30,7 +30,8 @@ typedef struct gr_config_field {
     gr_config_type type;
     size_t offset;              /* offsetof in the struct */
     const char *default_text;   /* read like any other text; NULL: zero */
-    double min, max;            /* bounds of numbers; both 0: unbounded */
+    double min, max;            /* bounds of numbers as the struct holds them (bytes, microseconds);
+                                 * both 0: unbounded; an infinite one, or max below min: no bound */
     const char *unit;           /* of a plain number, "s", "samples"; NULL */
     const char *const *choices; /* NULL-terminated, for GR_CONFIG_CHOICE */
     const char *value_name;     /* "N", "FILE": what --help shows; NULL: from the type */
@@ -48,18 +49,21 @@ typedef struct gr_config_table {
 gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
                              gr_diag *diag) GR_MUST_CHECK;
 
-/* Values of a map of a file; an unknown key is an error that names the nearest one. */
+/* Values of a map of a file; an unknown key is an error that names the nearest one. NULL and an empty
+ * value (GR_NODE_NULL) are an empty map. After any failure the struct's contents are undefined. */
 gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
                               gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
-/* Values of the environment (`environ` style, NULL-terminated "NAME=value" strings). */
+/* Values of the environment (`environ` style, NULL-terminated "NAME=value" strings). An empty
+ * variable counts as absent. */
 gr_status gr_config_from_env(const gr_config_table *table, void *config, char *const *environment,
                              gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
 /* Flags of argv from *at on: "--name value", "--name=value", "-n value", "-np 4" (a flag named
  * "-np"), "--bool", "--no-bool". Stops at the first word that is no flag, or behind "--" (then
  * *dashes_out is true); *at is the index of the next word. An unknown flag is an error that names
- * the nearest. "-h" and "--help" set *help_out. */
+ * the nearest. "-h" and "--help" set *help_out and end the reading. One dash and two are alike in
+ * front of a name; a flag that stands twice counts the last time. */
 gr_status gr_config_from_args(const gr_config_table *table, void *config, int argc,
                               char *const *argv, int *at, bool *dashes_out, bool *help_out,
                               gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;

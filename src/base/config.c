@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/config.h"
+
+#include "base/config_text.h"
+#include "base/fail.h"
+#include "base/node.h"
+
+#include <string.h>
+
+/* ---- Defaults ---------------------------------------------------------------------------------- */
+
+gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
+                             gr_diag *diag)
+{
+    memset(config, 0, table->struct_bytes);
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (field->default_text == NULL) {
+            continue;
+        }
+        const char *name = field->key != NULL ? field->key : field->flag;
+        char where[GR_WHERE_BYTES];
+        snprintf(where, sizeof where, "default of %s.%s", table->name,
+                 name != NULL ? name : (field->env != NULL ? field->env : "?"));
+        gr_status status = gr_config_set(field, config, field->default_text, where, arena, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    return GR_OK;
+}
+
+/* ---- File -------------------------------------------------------------------------------------- */
+
+static const gr_config_field *field_of_key(const gr_config_table *table, const char *key)
+{
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (field->key != NULL && strcmp(field->key, key) == 0) {
+            return field;
+        }
+    }
+    return NULL;
+}
+
+static size_t count_fields(const gr_config_table *table)
+{
+    size_t count = 0;
+    while (!gr_config_is_end(&table->fields[count])) {
+        count++;
+    }
+    return count;
+}
+
+/* Only called for a map with an unknown key: says so. */
+static gr_status fail_unknown_key(const gr_config_table *table, const gr_node *map, gr_arena *arena,
+                                  gr_diag *diag)
+{
+    const char **known = gr_arena_alloc(arena, (count_fields(table) + 1) * sizeof *known);
+    if (known == NULL) {
+        return gr_node_fail(map, diag, GR_E_NO_MEMORY, "an unknown key, and not enough memory");
+    }
+    size_t count = 0;
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (field->key != NULL) {
+            known[count++] = field->key;
+        }
+    }
+    return gr_node_only(map, known, diag);
+}
+
+static gr_status set_from_node(const gr_config_field *field, void *config, const gr_node *node,
+                               gr_arena *arena, gr_diag *diag)
+{
+    if (field->type == GR_CONFIG_NODE) {
+        memcpy((char *)config + field->offset, &node, sizeof node);
+        return GR_OK;
+    }
+    if (node->kind == GR_NODE_NULL) {
+        return gr_node_fail(node, diag, GR_E_INVALID, "has no value; write one or remove the line");
+    }
+    if (node->kind != GR_NODE_SCALAR) {
+        char value[GR_VALUE_BYTES];
+        gr_node_describe(node, value);
+        return gr_node_fail(node, diag, GR_E_INVALID, "must be a single value, not %s", value);
+    }
+    char where[GR_WHERE_BYTES];
+    gr_node_where(node, where);
+    gr_status status = gr_config_set(field, config, node->text, where, arena, diag);
+    bool word = field->type == GR_CONFIG_BOOL || field->type == GR_CONFIG_INT ||
+                field->type == GR_CONFIG_DOUBLE;
+    if (status == GR_OK && node->quoted && word) {
+        char value[GR_VALUE_BYTES];
+        gr_node_describe(node, value);
+        return gr_node_fail(node, diag, GR_E_INVALID, "must be a %s, not the text %s; %s",
+                            field->type == GR_CONFIG_BOOL ? "truth value" : "number", value,
+                            "remove the quotes");
+    }
+    return status;
+}
+
+gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
+                              gr_arena *arena, gr_diag *diag)
+{
+    if (map == NULL || map->kind == GR_NODE_NULL) {
+        return GR_OK;
+    }
+    if (map->kind != GR_NODE_MAP) {
+        char value[GR_VALUE_BYTES];
+        gr_node_describe(map, value);
+        return gr_node_fail(map, diag, GR_E_INVALID, "must be a map of keys and values, not %s",
+                            value);
+    }
+    for (const gr_node *child = map->child; child != NULL; child = child->next) {
+        const gr_config_field *field = field_of_key(table, child->key);
+        gr_status status = field != NULL ? set_from_node(field, config, child, arena, diag)
+                                         : fail_unknown_key(table, map, arena, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    return GR_OK;
+}
+
+/* ---- Environment ------------------------------------------------------------------------------- */
+
+static const char *find_variable(char *const *environment, const char *name)
+{
+    size_t length = strlen(name);
+    for (size_t i = 0; environment[i] != NULL; i++) {
+        if (strncmp(environment[i], name, length) == 0 && environment[i][length] == '=') {
+            return environment[i] + length + 1;
+        }
+    }
+    return NULL;
+}
+
+gr_status gr_config_from_env(const gr_config_table *table, void *config, char *const *environment,
+                             gr_arena *arena, gr_diag *diag)
+{
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        const char *text = field->env != NULL ? find_variable(environment, field->env) : NULL;
+        if (text == NULL || text[0] == '\0') {
+            continue;
+        }
+        gr_status status = gr_config_set(field, config, text, field->env, arena, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    return GR_OK;
+}
+
+/* ---- Flags ------------------------------------------------------------------------------------- */
+
+enum { FLAG_BYTES_MAX = 64 };
+
+typedef struct flag_word {
+    char name[FLAG_BYTES_MAX]; /* as written, without "=value" */
+    const char *value;         /* behind "=" or the letter; NULL: none */
+    const gr_config_field *field;
+    bool negated; /* --no-name */
+} flag_word;
+
+static const char *without_dashes(const char *name)
+{
+    while (*name == '-') {
+        name++;
+    }
+    return name;
+}
+
+/* One dash or two in front of a name of several letters: "-np" and "--np" are the same flag. */
+static bool is_flag(const char *flag, const char *name)
+{
+    const char *a = without_dashes(flag);
+    const char *b = without_dashes(name);
+    if (b[0] != '\0' && b[1] == '\0' && name[1] == '-') {
+        return strcmp(flag, name) == 0; /* "--n" is not "-n" */
+    }
+    return strcmp(a, b) == 0;
+}
+
+static void find_flag(const gr_config_table *table, flag_word *word)
+{
+    const char *bare = without_dashes(word->name);
+    bool one_letter = word->name[1] != '-' && bare[0] != '\0' && bare[1] == '\0';
+    bool no = strncmp(bare, "no-", 3) == 0;
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if ((one_letter && field->short_flag == bare[0]) ||
+            (field->flag != NULL && is_flag(field->flag, word->name))) {
+            word->field = field;
+            word->negated = false;
+            return;
+        }
+        if (no && field->flag != NULL && field->type == GR_CONFIG_BOOL &&
+            strcmp(without_dashes(field->flag), bare + 3) == 0) {
+            word->field = field;
+            word->negated = true;
+        }
+    }
+}
+
+/* "-n4": a letter that takes a value, and the value. */
+static void find_letter(const gr_config_table *table, const char *text, flag_word *word)
+{
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (text[1] != '-' && field->short_flag == text[1] && field->type != GR_CONFIG_BOOL) {
+            word->field = field;
+            word->name[0] = '-';
+            word->name[1] = text[1];
+            word->name[2] = '\0';
+            word->value = text + 2;
+            return;
+        }
+    }
+}
+
+static void read_word(const gr_config_table *table, const char *text, flag_word *word)
+{
+    *word = (flag_word){.value = NULL};
+    size_t length = strcspn(text, "=");
+    if (length < sizeof word->name) {
+        memcpy(word->name, text, length);
+        word->value = text[length] == '=' ? text + length + 1 : NULL;
+        find_flag(table, word);
+    }
+    if (word->field == NULL) {
+        find_letter(table, text, word);
+    }
+}
+
+static gr_status fail_unknown_flag(const gr_config_table *table, const char *text, gr_arena *arena,
+                                   gr_diag *diag)
+{
+    char name[FLAG_BYTES_MAX];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
+    char quoted[GR_VALUE_BYTES];
+    gr_text_quote(name, quoted);
+    /* Two for each field, for bool's --no-name, "--help" and the end. */
+    const char **known = gr_arena_alloc(arena, (2 * count_fields(table) + 2) * sizeof *known);
+    if (known == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "unknown flag %s, and not enough memory", quoted);
+    }
+    size_t count = 0;
+    known[count++] = "--help";
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (field->flag == NULL) {
+            continue;
+        }
+        known[count++] = field->flag;
+        const char *no = field->type == GR_CONFIG_BOOL
+                             ? gr_arena_printf(arena, "--no-%s", without_dashes(field->flag))
+                             : NULL;
+        if (no != NULL) {
+            known[count++] = no;
+        }
+    }
+    const char *nearest = gr_nearest(name, known);
+    if (nearest != NULL) {
+        return gr_fail(diag, GR_E_INVALID, "unknown flag %s; did you mean \"%s\"?", quoted,
+                       nearest);
+    }
+    return gr_fail(diag, GR_E_INVALID, "unknown flag %s; --help lists the flags", quoted);
+}
+
+static gr_status apply_flag(const flag_word *word, void *config, const char *next, bool *took_next,
+                            gr_arena *arena, gr_diag *diag)
+{
+    const gr_config_field *field = word->field;
+    *took_next = false;
+    if (field->type == GR_CONFIG_BOOL) {
+        if (word->negated && word->value != NULL) {
+            return gr_fail(diag, GR_E_INVALID, "%s takes no value; leave out \"=%.60s\"",
+                           word->name, word->value);
+        }
+        const char *text = word->value != NULL ? word->value : (word->negated ? "no" : "yes");
+        return gr_config_set(field, config, text, word->name, arena, diag);
+    }
+    const char *text = word->value;
+    if (text == NULL) {
+        /* What begins with two dashes is the next flag; a negative number has one. */
+        if (next == NULL || strncmp(next, "--", 2) == 0) {
+            return gr_fail(diag, GR_E_INVALID, "%s needs a value behind it", word->name);
+        }
+        text = next;
+        *took_next = true;
+    }
+    return gr_config_set(field, config, text, word->name, arena, diag);
+}
+
+gr_status gr_config_from_args(const gr_config_table *table, void *config, int argc,
+                              char *const *argv, int *at, bool *dashes_out, bool *help_out,
+                              gr_arena *arena, gr_diag *diag)
+{
+    *dashes_out = false;
+    *help_out = false;
+    while (*at < argc) {
+        const char *text = argv[*at];
+        if (text[0] != '-' || text[1] == '\0') {
+            return GR_OK; /* "-" by itself is a file name to many programs */
+        }
+        if (strcmp(text, "--") == 0) {
+            *dashes_out = true;
+            ++*at;
+            return GR_OK;
+        }
+        flag_word word;
+        read_word(table, text, &word);
+        if (word.field == NULL) {
+            if (strcmp(text, "-h") == 0 || strcmp(text, "--help") == 0) {
+                *help_out = true;
+                ++*at;
+                return GR_OK;
+            }
+            return fail_unknown_flag(table, text, arena, diag);
+        }
+        bool took_next = false;
+        gr_status status = apply_flag(&word, config, *at + 1 < argc ? argv[*at + 1] : NULL,
+                                      &took_next, arena, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        *at += took_next ? 2 : 1;
+    }
+    return GR_OK;
+}
