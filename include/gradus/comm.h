@@ -33,8 +33,8 @@ typedef enum gr_dtype {
 typedef enum gr_redop {
     GR_SUM = 0,
     GR_AVERAGE = 1, /* sum, then divided by the number of contributions; integers truncate */
-    GR_MIN = 2,     /* NaN if any contribution is NaN */
-    GR_MAX = 3,
+    GR_MIN = 2,     /* NaN if any contribution is NaN; -0 is less than +0 */
+    GR_MAX = 3,     /* the same */
     GR_REDOP_COUNT = 4
 } gr_redop;
 
@@ -105,7 +105,9 @@ GR_API gr_status gr_allreduce_shards_start(gr_comm *comm, void *const *partials,
  * get one more. Ranks past the number of shards get none. */
 GR_API void gr_shard_range(int shards, int world_size, int rank, int *first_out, int *count_out);
 
-/* How many largest whole subtrees the range of `rank` consists of; at most GR_SHARD_PARTIALS_MAX. */
+/* How many buffers `rank` passes to gr_allreduce_shards: one for each largest whole subtree of its
+ * range, at most GR_SHARD_PARTIALS_MAX. A rank without shards passes one, of any content, to receive
+ * the result. 0 if an argument is out of range. */
 enum { GR_SHARD_PARTIALS_MAX = 64 };
 GR_API int gr_shard_partials(int shards, int world_size, int rank);
 

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels, once for each instruction set: reduce_<isa>.c defines GR_REDUCE_TABLE (the name of
+ * its table) and includes this file; the compiler vectorises the loops with the instructions that
+ * CMake allows for that file. Plain loops keep the bits: contraction is off, and each element is
+ * computed by itself. The conversions of f16 an instruction set gives itself, by defining
+ * GR_F16_BLOCK (elements), gr_f16_add_block and gr_f16_divide_block.
+ *
+ * NaN: a sum, minimum or maximum of which an operand is a NaN is a NaN, whose sign and payload are
+ * not defined. Minimum and maximum count -0 as less than +0. Integers wrap around. */
+#ifndef GR_REDUCE_TABLE
+#error "define GR_REDUCE_TABLE before including coll/reduce_kernels.h"
+#endif
+
+#include "coll/reduce_float16.h"
+#include "coll/reduce_table.h"
+
+/* The buffers are either the same or apart: no iteration reads what another one writes. */
+#if defined(__clang__)
+#define GR_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define GR_INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+/* Buffers of any alignment and of any type. */
+#define GR_ANYWHERE __attribute__((aligned(1), may_alias))
+typedef float any_f32 GR_ANYWHERE;
+typedef double any_f64 GR_ANYWHERE;
+typedef uint16_t any_u16 GR_ANYWHERE;
+typedef uint32_t any_u32 GR_ANYWHERE;
+typedef uint64_t any_u64 GR_ANYWHERE;
+typedef int32_t any_i32 GR_ANYWHERE;
+typedef int64_t any_i64 GR_ANYWHERE;
+
+#define GR_KERNEL(name, type, element)                                                             \
+    static void name(void *dst, const void *a, const void *b, size_t count)                        \
+    {                                                                                              \
+        type *out = dst;                                                                           \
+        const type *x = a;                                                                         \
+        const type *y = b;                                                                         \
+        GR_INDEPENDENT                                                                             \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            out[i] = element(x[i], y[i]);                                                          \
+        }                                                                                          \
+    }
+
+/* ---- f32, f64 ------------------------------------------------------------------------------------ */
+static inline float add_f32(float x, float y)
+{
+    return x + y;
+}
+
+static inline double add_f64(double x, double y)
+{
+    return x + y;
+}
+
+/* Equal operands have equal bits, but for the two zeros: there `or` gives -0 and `and` gives +0. */
+static inline float min_f32(float x, float y)
+{
+    float less = x < y ? x : y; /* y if one is NaN */
+    float equal = gr_f32_of_bits(gr_bits_of_f32(x) | gr_bits_of_f32(y));
+    float result = x == y ? equal : less;
+    return x != x ? x : result;
+}
+
+static inline float max_f32(float x, float y)
+{
+    float more = x > y ? x : y;
+    float equal = gr_f32_of_bits(gr_bits_of_f32(x) & gr_bits_of_f32(y));
+    float result = x == y ? equal : more;
+    return x != x ? x : result;
+}
+
+static inline double f64_of_bits(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline uint64_t bits_of_f64(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline double min_f64(double x, double y)
+{
+    double less = x < y ? x : y;
+    double equal = f64_of_bits(bits_of_f64(x) | bits_of_f64(y));
+    double result = x == y ? equal : less;
+    return x != x ? x : result;
+}
+
+static inline double max_f64(double x, double y)
+{
+    double more = x > y ? x : y;
+    double equal = f64_of_bits(bits_of_f64(x) & bits_of_f64(y));
+    double result = x == y ? equal : more;
+    return x != x ? x : result;
+}
+
+/* ---- f16, bf16 ----------------------------------------------------------------------------------- */
+static inline uint16_t add_f16(uint16_t x, uint16_t y)
+{
+    return gr_f16_of_f32(gr_f32_of_f16(x) + gr_f32_of_f16(y));
+}
+
+static inline uint16_t add_bf16(uint16_t x, uint16_t y)
+{
+    return gr_bf16_of_f32(gr_f32_of_bf16(x) + gr_f32_of_bf16(y));
+}
+
+/* An integer that grows with the number, -0 below +0; NaNs are at both ends. */
+static inline int16_t order_of(uint16_t bits)
+{
+    int16_t negative = (int16_t)((int16_t)bits >> 15);
+    return (int16_t)(bits ^ ((uint16_t)negative & 0x7fffu));
+}
+
+static inline uint16_t pick(uint16_t x, uint16_t y, int take_x, uint16_t infinity)
+{
+    uint16_t chosen = take_x ? x : y;
+    chosen = (y & 0x7fffu) > infinity ? y : chosen;
+    return (x & 0x7fffu) > infinity ? x : chosen;
+}
+
+static inline uint16_t min_f16(uint16_t x, uint16_t y)
+{
+    return pick(x, y, order_of(x) < order_of(y), 0x7c00u);
+}
+
+static inline uint16_t max_f16(uint16_t x, uint16_t y)
+{
+    return pick(x, y, order_of(x) > order_of(y), 0x7c00u);
+}
+
+static inline uint16_t min_bf16(uint16_t x, uint16_t y)
+{
+    return pick(x, y, order_of(x) < order_of(y), 0x7f80u);
+}
+
+static inline uint16_t max_bf16(uint16_t x, uint16_t y)
+{
+    return pick(x, y, order_of(x) > order_of(y), 0x7f80u);
+}
+
+/* ---- i32, i64 ------------------------------------------------------------------------------------ */
+static inline uint32_t add_u32(uint32_t x, uint32_t y)
+{
+    return x + y;
+}
+
+static inline uint64_t add_u64(uint64_t x, uint64_t y)
+{
+    return x + y;
+}
+
+static inline int32_t min_i32(int32_t x, int32_t y)
+{
+    return x < y ? x : y;
+}
+
+static inline int32_t max_i32(int32_t x, int32_t y)
+{
+    return x > y ? x : y;
+}
+
+static inline int64_t min_i64(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
+
+static inline int64_t max_i64(int64_t x, int64_t y)
+{
+    return x > y ? x : y;
+}
+
+GR_KERNEL(sum_f32, any_f32, add_f32)
+GR_KERNEL(smallest_f32, any_f32, min_f32)
+GR_KERNEL(largest_f32, any_f32, max_f32)
+GR_KERNEL(sum_f64, any_f64, add_f64)
+GR_KERNEL(smallest_f64, any_f64, min_f64)
+GR_KERNEL(largest_f64, any_f64, max_f64)
+GR_KERNEL(smallest_f16, any_u16, min_f16)
+GR_KERNEL(largest_f16, any_u16, max_f16)
+GR_KERNEL(smallest_bf16, any_u16, min_bf16)
+GR_KERNEL(largest_bf16, any_u16, max_bf16)
+GR_KERNEL(sum_i32, any_u32, add_u32)
+GR_KERNEL(smallest_i32, any_i32, min_i32)
+GR_KERNEL(largest_i32, any_i32, max_i32)
+GR_KERNEL(sum_i64, any_u64, add_u64)
+GR_KERNEL(smallest_i64, any_i64, min_i64)
+GR_KERNEL(largest_i64, any_i64, max_i64)
+
+#ifndef GR_F16_BLOCK
+GR_KERNEL(sum_f16, any_u16, add_f16)
+#else
+static void sum_f16(void *dst, const void *a, const void *b, size_t count)
+{
+    any_u16 *out = dst;
+    const any_u16 *x = a;
+    const any_u16 *y = b;
+    size_t i = 0;
+    for (; i + GR_F16_BLOCK <= count; i += GR_F16_BLOCK) {
+        gr_f16_add_block(out + i, x + i, y + i);
+    }
+    for (; i < count; i++) {
+        out[i] = add_f16(x[i], y[i]);
+    }
+}
+#endif
+
+/* Two elements in one integer: each half is an f32 with the other half masked away, so that a vector
+ * of them needs no widening and no packing. */
+static inline uint32_t rounded_bf16(float value)
+{
+    uint32_t bits = gr_bits_of_f32(value);
+    uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+    return (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : rounded;
+}
+
+static inline uint32_t add_bf16_pair(uint32_t x, uint32_t y)
+{
+    float low = gr_f32_of_bits(x << 16) + gr_f32_of_bits(y << 16);
+    float high = gr_f32_of_bits(x & 0xffff0000u) + gr_f32_of_bits(y & 0xffff0000u);
+    return rounded_bf16(low) >> 16 | (rounded_bf16(high) & 0xffff0000u);
+}
+
+GR_KERNEL(sum_bf16_pairs, any_u32, add_bf16_pair)
+
+static void sum_bf16(void *dst, const void *a, const void *b, size_t count)
+{
+    sum_bf16_pairs(dst, a, b, count / 2);
+    if (count % 2 != 0) {
+        any_u16 *out = dst;
+        const any_u16 *x = a;
+        const any_u16 *y = b;
+        out[count - 1] = add_bf16(x[count - 1], y[count - 1]);
+    }
+}
+
+/* ---- Division ------------------------------------------------------------------------------------ */
+/* A power of two divides by multiplying, to the same bits: its inverse is exact. */
+static inline int is_power_of_two(int divisor)
+{
+    return divisor > 0 && (divisor & (divisor - 1)) == 0;
+}
+
+#define GR_SCALE_FLOAT(name, type, number)                                                         \
+    static void name(void *buf, size_t count, int divisor)                                         \
+    {                                                                                              \
+        type *at = buf;                                                                            \
+        number by = (number)divisor;                                                               \
+        if (is_power_of_two(divisor)) {                                                            \
+            number inverse = 1 / by;                                                               \
+            for (size_t i = 0; i < count; i++) {                                                   \
+                at[i] = at[i] * inverse;                                                           \
+            }                                                                                      \
+        } else {                                                                                   \
+            for (size_t i = 0; i < count; i++) {                                                   \
+                at[i] = at[i] / by;                                                                \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+#define GR_SCALE_INTEGER(name, type)                                                               \
+    static void name(void *buf, size_t count, int divisor)                                         \
+    {                                                                                              \
+        type *at = buf;                                                                            \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            at[i] = at[i] / divisor;                                                               \
+        }                                                                                          \
+    }
+
+GR_SCALE_FLOAT(scale_f32, any_f32, float)
+GR_SCALE_FLOAT(scale_f64, any_f64, double)
+GR_SCALE_INTEGER(scale_i32, any_i32)
+GR_SCALE_INTEGER(scale_i64, any_i64)
+
+static void scale_f16(void *buf, size_t count, int divisor)
+{
+    any_u16 *at = buf;
+    float by = (float)divisor;
+    size_t i = 0;
+#ifdef GR_F16_BLOCK
+    for (; i + GR_F16_BLOCK <= count; i += GR_F16_BLOCK) {
+        gr_f16_divide_block(at + i, by);
+    }
+#endif
+    for (; i < count; i++) {
+        at[i] = gr_f16_of_f32(gr_f32_of_f16(at[i]) / by);
+    }
+}
+
+static void scale_bf16(void *buf, size_t count, int divisor)
+{
+    any_u16 *at = buf;
+    float by = (float)divisor;
+    for (size_t i = 0; i < count; i++) {
+        at[i] = gr_bf16_of_f32(gr_f32_of_bf16(at[i]) / by);
+    }
+}
+
+const gr_reduce_table GR_REDUCE_TABLE = {
+    .reduce =
+        {
+            [GR_F32] = {sum_f32, sum_f32, smallest_f32, largest_f32},
+            [GR_F64] = {sum_f64, sum_f64, smallest_f64, largest_f64},
+            [GR_F16] = {sum_f16, sum_f16, smallest_f16, largest_f16},
+            [GR_BF16] = {sum_bf16, sum_bf16, smallest_bf16, largest_bf16},
+            [GR_I32] = {sum_i32, sum_i32, smallest_i32, largest_i32},
+            [GR_I64] = {sum_i64, sum_i64, smallest_i64, largest_i64},
+        },
+    .scale =
+        {
+            [GR_F32] = scale_f32,
+            [GR_F64] = scale_f64,
+            [GR_F16] = scale_f16,
+            [GR_BF16] = scale_bf16,
+            [GR_I32] = scale_i32,
+            [GR_I64] = scale_i64,
+        },
+};

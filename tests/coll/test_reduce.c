@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels: the C reference against arithmetic written down another way, every instruction set
+ * against the C reference. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coll/reduce.h"
+
+enum { COUNT_MAX = 300, GUARD = 64, ROUNDS = 40 };
+
+/* splitmix64 (Steele, Lea and Flood 2014) */
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* ---- An element as a number, and back, by the definition of the formats --------------------------- */
+typedef struct format {
+    int mantissa_bits, exponent_bits;
+} format;
+
+static const format formats[GR_DTYPE_COUNT] = {
+    [GR_F32] = {23, 8}, [GR_F64] = {52, 11}, [GR_F16] = {10, 5}, [GR_BF16] = {7, 8}};
+
+static bool is_float(gr_dtype dtype)
+{
+    return dtype != GR_I32 && dtype != GR_I64;
+}
+
+static uint64_t get_bits(const void *at, gr_dtype dtype)
+{
+    uint64_t bits = 0;
+    memcpy(&bits, at, gr_dtype_bytes(dtype));
+    return bits;
+}
+
+static double value_of(uint64_t bits, gr_dtype dtype)
+{
+    format f = formats[dtype];
+    uint64_t mantissa = bits & ((UINT64_C(1) << f.mantissa_bits) - 1);
+    int exponent = (int)(bits >> f.mantissa_bits) & ((1 << f.exponent_bits) - 1);
+    int bias = (1 << (f.exponent_bits - 1)) - 1;
+    double sign = bits >> (f.mantissa_bits + f.exponent_bits) & 1 ? -1 : 1;
+    if (exponent == (1 << f.exponent_bits) - 1) {
+        return mantissa ? (double)NAN : sign * (double)INFINITY;
+    }
+    if (exponent == 0) {
+        return sign * ldexp((double)mantissa, 1 - bias - f.mantissa_bits);
+    }
+    double whole = (double)(mantissa + (UINT64_C(1) << f.mantissa_bits));
+    return sign * ldexp(whole, exponent - bias - f.mantissa_bits);
+}
+
+/* To nearest even; the value is a multiple of no more than the format's smallest step. */
+static double round_to(double value, gr_dtype dtype)
+{
+    format f = formats[dtype];
+    int bias = (1 << (f.exponent_bits - 1)) - 1;
+    if (dtype == GR_F64 || value == 0 || !isfinite(value)) {
+        return value;
+    }
+    int exponent = ilogb(value) < 1 - bias ? 1 - bias : ilogb(value);
+    double step = ldexp(1, exponent - f.mantissa_bits);
+    double rounded = nearbyint(value / step) * step;
+    return fabs(rounded) >= ldexp(1, bias + 1) ? copysign((double)INFINITY, value) : rounded;
+}
+
+static double expected_float(double x, double y, gr_dtype dtype, gr_redop op)
+{
+    if (isnan(x) || isnan(y)) {
+        return (double)NAN;
+    }
+    if (op == GR_MIN || op == GR_MAX) {
+        bool x_first = x < y || (x == y && signbit(x));
+        return (op == GR_MIN) == x_first ? x : y;
+    }
+    /* The sum of two f32 in f64 is not always exact, but rounding it again to f32 or less is
+     * harmless: 53 >= 2 * 24 + 2. */
+    double sum = x + y;
+    if (dtype == GR_F16 || dtype == GR_BF16) {
+        sum = round_to(sum, GR_F32);
+    }
+    return round_to(sum, dtype);
+}
+
+static bool same_float(double x, double y)
+{
+    return (isnan(x) && isnan(y)) || (x == y && signbit(x) == signbit(y));
+}
+
+static uint64_t expected_integer(uint64_t x, uint64_t y, gr_dtype dtype, gr_redop op)
+{
+    if (op == GR_SUM || op == GR_AVERAGE) {
+        return dtype == GR_I32 ? (uint32_t)(x + y) : x + y;
+    }
+    int64_t left = dtype == GR_I32 ? (int32_t)x : (int64_t)x;
+    int64_t right = dtype == GR_I32 ? (int32_t)y : (int64_t)y;
+    return (op == GR_MIN) == (left < right) ? x : y;
+}
+
+static void fill(unsigned char *at, size_t count, gr_dtype dtype, uint64_t *state)
+{
+    /* Zeros, the smallest and largest numbers, infinities and NaNs, of both signs. */
+    format f = formats[dtype];
+    uint64_t infinity = ((UINT64_C(1) << f.exponent_bits) - 1) << f.mantissa_bits;
+    uint64_t quiet = infinity | UINT64_C(1) << (f.mantissa_bits ? f.mantissa_bits - 1 : 0);
+    uint64_t one = infinity >> 1 & ~((UINT64_C(1) << f.mantissa_bits) - 1);
+    const uint64_t special[] = {0, 1, infinity, infinity - 1, quiet, infinity + 1, one, one + 1};
+    size_t size = gr_dtype_bytes(dtype);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t random = next_random(state);
+        uint64_t bits = random;
+        if (random % 3 == 0 && is_float(dtype)) {
+            bits = special[random / 3 % 8] | (random >> 40 & 1) << (size * 8 - 1);
+        } else if (random % 3 == 1 && is_float(dtype)) {
+            /* Near to one another, so that sums round and cancel. */
+            bits = one + (random >> 8 & 0xfffff) % (UINT64_C(4) << f.mantissa_bits);
+            bits |= (random >> 40 & 1) << (size * 8 - 1);
+        }
+        memcpy(at + i * size, &bits, size);
+    }
+}
+
+static void check_against_definition(gr_dtype dtype, gr_redop op, uint64_t *state)
+{
+    unsigned char a[COUNT_MAX * 8], b[COUNT_MAX * 8], dst[COUNT_MAX * 8];
+    size_t size = gr_dtype_bytes(dtype);
+    fill(a, COUNT_MAX, dtype, state);
+    fill(b, COUNT_MAX, dtype, state);
+    gr_reduce_kernel(GR_ISA_C, dtype, op)(dst, a, b, COUNT_MAX);
+    for (size_t i = 0; i < COUNT_MAX; i++) {
+        uint64_t x = get_bits(a + i * size, dtype);
+        uint64_t y = get_bits(b + i * size, dtype);
+        uint64_t got = get_bits(dst + i * size, dtype);
+        bool right;
+        if (is_float(dtype)) {
+            double sum = expected_float(value_of(x, dtype), value_of(y, dtype), dtype, op);
+            right = same_float(value_of(got, dtype), sum);
+        } else {
+            right = got == expected_integer(x, y, dtype, op);
+        }
+        if (!right) {
+            fail_msg("%s %s of %#llx and %#llx gives %#llx", gr_dtype_name(dtype),
+                     gr_redop_name(op), (unsigned long long)x, (unsigned long long)y,
+                     (unsigned long long)got);
+        }
+    }
+}
+
+static void test_reference_is_the_definition(void **unused)
+{
+    (void)unused;
+    uint64_t state = 1;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+            for (int op = 0; op < GR_REDOP_COUNT; op++) {
+                check_against_definition((gr_dtype)dtype, (gr_redop)op, &state);
+            }
+        }
+    }
+}
+
+static void test_every_f16_and_its_neighbours_round_right(void **unused)
+{
+    (void)unused;
+    gr_reduce_fn *sum = gr_reduce_kernel(GR_ISA_C, GR_F16, GR_SUM);
+    const uint16_t others[] = {0x0000, 0x8000, 0x0001, 0x3c00, 0xbc01, 0x1400, 0x7bff, 0x03ff};
+    for (uint32_t x = 0; x < 0x10000; x++) {
+        for (size_t k = 0; k < sizeof others / sizeof others[0]; k++) {
+            uint16_t a = (uint16_t)x;
+            uint16_t dst;
+            sum(&dst, &a, &others[k], 1);
+            double expected =
+                expected_float(value_of(a, GR_F16), value_of(others[k], GR_F16), GR_F16, GR_SUM);
+            assert_true(same_float(value_of(dst, GR_F16), expected));
+        }
+    }
+}
+
+/* NaNs may differ in sign and payload. */
+static bool same_elements(const unsigned char *x, const unsigned char *y, size_t count,
+                          gr_dtype dtype)
+{
+    size_t size = gr_dtype_bytes(dtype);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t left = get_bits(x + i * size, dtype);
+        uint64_t right = get_bits(y + i * size, dtype);
+        bool both_nan =
+            is_float(dtype) && isnan(value_of(left, dtype)) && isnan(value_of(right, dtype));
+        if (left != right && !both_nan) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* One call at odd addresses, with dst apart (0), on a (1) or on b (2); nothing behind the end moves. */
+static void check_isa(gr_isa isa, gr_dtype dtype, gr_redop op, size_t count, int place,
+                      uint64_t *state)
+{
+    static const size_t offsets[] = {0, 1, 4, 7};
+    size_t size = gr_dtype_bytes(dtype);
+    unsigned char memory[3][COUNT_MAX * 8 + GUARD + 8], expected[COUNT_MAX * 8];
+    unsigned char *at[3];
+    for (int k = 0; k < 3; k++) {
+        at[k] = memory[k] + offsets[next_random(state) % 4];
+        memset(memory[k], 0xa5, sizeof memory[k]);
+    }
+    fill(at[1], count, dtype, state);
+    fill(at[2], count, dtype, state);
+    gr_reduce_kernel(GR_ISA_C, dtype, op)(expected, at[1], at[2], count);
+    gr_reduce_kernel(isa, dtype, op)(at[place], at[1], at[2], count);
+    if (!same_elements(at[place], expected, count, dtype)) {
+        fail_msg("%s differs from c: %s %s, %zu elements, place %d", gr_isa_name(isa),
+                 gr_dtype_name(dtype), gr_redop_name(op), count, place);
+    }
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < GUARD; i++) {
+            assert_int_equal(at[k][count * size + (size_t)i], 0xa5);
+        }
+    }
+}
+
+static void test_every_isa_gives_the_bits_of_the_reference(void **unused)
+{
+    (void)unused;
+    uint64_t state = 2;
+    for (int isa = 0; isa < GR_ISA_COUNT; isa++) {
+        if (!gr_isa_usable((gr_isa)isa)) {
+            assert_null(gr_reduce_kernel((gr_isa)isa, GR_F32, GR_SUM));
+            continue;
+        }
+        for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+            for (int op = 0; op < GR_REDOP_COUNT; op++) {
+                for (size_t count = 0; count < COUNT_MAX; count += count < 70 ? 1 : 37) {
+                    check_isa((gr_isa)isa, (gr_dtype)dtype, (gr_redop)op, count, (int)(count % 3),
+                              &state);
+                }
+            }
+        }
+    }
+}
+
+static void check_scale(gr_dtype dtype, int divisor, uint64_t *state)
+{
+    unsigned char before[COUNT_MAX * 8], memory[COUNT_MAX * 8 + 1];
+    unsigned char *buf = memory + 1;
+    size_t size = gr_dtype_bytes(dtype);
+    fill(before, COUNT_MAX, dtype, state);
+    memcpy(buf, before, COUNT_MAX * size);
+    gr_scale_inverse(buf, COUNT_MAX, dtype, divisor);
+    for (size_t i = 0; i < COUNT_MAX; i++) {
+        uint64_t x = get_bits(before + i * size, dtype);
+        uint64_t got = get_bits(buf + i * size, dtype);
+        if (dtype == GR_I32) {
+            assert_int_equal((int32_t)got, (int32_t)x / divisor);
+        } else if (dtype == GR_I64) {
+            assert_true((int64_t)got == (int64_t)x / divisor);
+        } else if (dtype == GR_F32) {
+            float quotient = (float)value_of(x, dtype) / (float)divisor;
+            assert_true(same_float(value_of(got, dtype), (double)quotient));
+        } else if (dtype == GR_F64) {
+            assert_true(same_float(value_of(got, dtype), value_of(x, dtype) / divisor));
+        } else {
+            float quotient = (float)value_of(x, dtype) / (float)divisor;
+            assert_true(same_float(value_of(got, dtype), round_to((double)quotient, dtype)));
+        }
+    }
+}
+
+static void test_scale_divides_exactly(void **unused)
+{
+    (void)unused;
+    static const int divisors[] = {1, 2, 3, 4, 5, 7, 8, 10, 64, 100, 1 << 20};
+    uint64_t state = 3;
+    for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+        for (size_t k = 0; k < sizeof divisors / sizeof divisors[0]; k++) {
+            check_scale((gr_dtype)dtype, divisors[k], &state);
+        }
+    }
+}
+
+static void test_names_and_sizes(void **unused)
+{
+    (void)unused;
+    static const char *const names[] = {"f32", "f64", "f16", "bf16", "i32", "i64"};
+    static const size_t sizes[] = {4, 8, 2, 2, 4, 8};
+    for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+        assert_string_equal(gr_dtype_name((gr_dtype)dtype), names[dtype]);
+        assert_int_equal(gr_dtype_bytes((gr_dtype)dtype), sizes[dtype]);
+    }
+    assert_int_equal(gr_dtype_bytes((gr_dtype)GR_DTYPE_COUNT), 0);
+    assert_string_equal(gr_redop_name(GR_AVERAGE), "average");
+    assert_string_equal(gr_redop_name((gr_redop)9), "?");
+    assert_null(gr_reduce_kernel(GR_ISA_C, (gr_dtype)GR_DTYPE_COUNT, GR_SUM));
+    assert_null(gr_reduce_kernel(GR_ISA_C, GR_F32, (gr_redop)-1));
+    assert_true(gr_isa_usable(GR_ISA_C));
+    assert_true(gr_isa_usable(gr_isa_best()));
+    assert_false(gr_isa_usable((gr_isa)GR_ISA_COUNT));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reference_is_the_definition),
+        cmocka_unit_test(test_every_f16_and_its_neighbours_round_right),
+        cmocka_unit_test(test_every_isa_gives_the_bits_of_the_reference),
+        cmocka_unit_test(test_scale_divides_exactly),
+        cmocka_unit_test(test_names_and_sizes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
