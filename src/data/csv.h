@@ -2,8 +2,8 @@
 #ifndef GR_DATA_CSV_H
 #define GR_DATA_CSV_H
 
-/* CSV of numbers: one sample a line, fields separated by commas, blanks around a number allowed, lines
- * ended by LF or CR LF. Numbers are read strictly and without the locale. */
+/* CSV of numbers: one sample a line, fields separated by commas, blanks around a number allowed,
+ * lines ended by LF or CR LF. Numbers are read strictly and without the locale. */
 
 #include <gradus/status.h>
 #include <locale.h>
@@ -46,7 +46,7 @@ static inline uint64_t gr_csv_cursor_at(const gr_csv_cursor *cursor)
 /* Steps over a byte order mark at the start of the text. */
 gr_status gr_csv_begin(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 
-/* Is there a further line? Empty lines at the end of the text are no lines; in between: an error. */
+/* Is there a further line? Empty lines at the end are no lines; in between they are an error. */
 gr_status gr_csv_more(gr_csv_cursor *cursor, bool *more_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_csv_skip_line(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 

@@ -7,7 +7,8 @@ static const double exact_powers[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  
                                       1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
                                       1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
 
-/* Digits from `at` on into a mantissa of up to 19 of them; `dropped` counts those that found no room. */
+/* Digits from `at` on into a mantissa of up to 19 of them; `dropped` counts those that found no
+ * room. */
 static const char *read_digits(const char *at, uint64_t *mantissa, int *digits, int *dropped)
 {
     for (; *at >= '0' && *at <= '9'; at++) {

@@ -323,9 +323,9 @@ static const gr_table *locate(const gr_dataset *dataset, gr_part part, int64_t n
     return dataset->samples;
 }
 
-/* Mean and deviation over all values of the training part: sample by sample in its order, combined as
- * in Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
- * variances" (1979), in double: the same bits in every process. */
+/* Mean and deviation over all values of the training part: sample by sample in its order,
+ * combined as in Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing
+ * sample variances" (1979), in double: the same bits in every process. */
 static gr_status measure(const opening *open, gr_dataset *dataset)
 {
     float *x = malloc((size_t)dataset->values * sizeof *x);
@@ -471,17 +471,27 @@ gr_status gr_dataset_read(const gr_dataset *dataset, gr_part part, const int64_t
 {
     const gr_table *table =
         part == GR_PART_TEST && dataset->test != NULL ? dataset->test : dataset->samples;
-    gr_status status = gr_table_check(table, diag);
-    for (int i = 0; i < count && status == GR_OK; i++) {
+    for (int i = 0; i < count; i++) {
         if (numbers[i] < 0 || numbers[i] >= gr_dataset_count(dataset, part)) {
             return gr_fail(diag, GR_E_INVALID, "%s: there is no sample %" PRId64 " in this part",
                            gr_table_name(table), numbers[i]);
         }
+    }
+    gr_status status = gr_table_check(table, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    for (int i = 0; i < count && status == GR_OK; i++) {
         int64_t record;
         const gr_table *from = locate(dataset, part, numbers[i], &record);
         status = gr_table_read(from, record, &dataset->scaler, x_out + i * dataset->values,
                                labels_out != NULL ? labels_out + i : NULL,
                                targets_out != NULL ? targets_out + i : NULL, diag);
+    }
+    if (status != GR_OK) {
+        /* All was sound when it was opened: if the file has changed since, that is the reason. */
+        gr_status changed = gr_table_check(table, diag);
+        status = changed != GR_OK ? changed : status;
     }
     return status;
 }

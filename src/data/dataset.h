@@ -44,8 +44,8 @@ int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MA
 int64_t gr_dataset_sample_values(const gr_dataset *dataset);
 int64_t gr_dataset_classes(const gr_dataset *dataset); /* 0 for regression */
 
-/* Fills `count` samples: x_out count x values; labels_out (classes) or targets_out (regression, one a
- * sample), the other may be NULL. Thread-safe; no heap. */
+/* Fills `count` samples: x_out count x values; labels_out (classes) or targets_out (regression,
+ * one a sample), the other may be NULL. Thread-safe; no heap. */
 gr_status gr_dataset_read(const gr_dataset *dataset, gr_part part, const int64_t *numbers,
                           int count, float *x_out, int32_t *labels_out, float *targets_out,
                           gr_diag *diag) GR_MUST_CHECK;

@@ -4,9 +4,9 @@
 
 #include "data/dataset.h"
 
-/* A thread that reads ahead: the batches of the caller's shards, step by step, in order. The global
- * batch of step t of an epoch is positions [t * B, (t + 1) * B) of the epoch's order; shard s takes its
- * s-th part. The last, incomplete batch of an epoch is dropped. */
+/* A thread that reads ahead: the batches of the caller's shards, step by step, in order. The
+ * global batch of step t of an epoch is positions [t * B, (t + 1) * B) of the epoch's order;
+ * shard s takes its s-th part. The last, incomplete batch of an epoch is dropped. */
 typedef struct gr_loader_config {
     const gr_dataset *dataset; /* must outlive the loader */
     uint64_t seed;

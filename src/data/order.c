@@ -39,8 +39,8 @@ static uint64_t permute(const gr_order *order, uint64_t value)
 
 uint64_t gr_order_at(const gr_order *order, uint64_t position)
 {
-    /* Cycle walking: the domain is at most four times the count, so this takes four walks at most on
-     * average, and it ends because position itself lies on the cycle. */
+    /* Cycle walking: the domain is at most four times the count, so this takes four walks at most
+     * on average, and it ends because position itself lies on the cycle. */
     do {
         position = permute(order, position);
     } while (position >= order->count);

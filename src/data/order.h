@@ -4,9 +4,10 @@
 
 #include <stdint.h>
 
-/* The order of an epoch: a keyed permutation of [0, count) that anybody can evaluate at any position in
- * O(1) memory (a Feistel network over the next even number of bits, with cycle walking; Black and
- * Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; round function Philox). */
+/* The order of an epoch: a keyed permutation of [0, count) that anybody can evaluate at any
+ * position in O(1) memory (a Feistel network over the next even number of bits, with cycle
+ * walking; Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; round
+ * function Philox). */
 typedef struct gr_order {
     uint64_t count;
     uint32_t half_bits;

@@ -2,8 +2,8 @@
 #ifndef GR_DATA_SOURCE_H
 #define GR_DATA_SOURCE_H
 
-/* The bytes of a data file from front to back, unpacked if it is gzip (seen by its content, not by its
- * name). One thread at a time. */
+/* The bytes of a data file from front to back, unpacked if it is gzip (seen by its content, not
+ * by its name). One thread at a time. */
 
 #include <gradus/status.h>
 #include <stdbool.h>

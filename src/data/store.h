@@ -2,9 +2,9 @@
 #ifndef GR_DATA_STORE_H
 #define GR_DATA_STORE_H
 
-/* Records of one size by number: in memory while they are few, in an unlinked temporary file when they
- * are many, or straight in a plain file of somebody else. Filled by one thread, then sealed; from then
- * on any thread may read. */
+/* Records of one size by number: in memory while they are few, in an unlinked temporary file when
+ * they are many, or straight in a plain file of somebody else. Filled by one thread, then sealed;
+ * from then on any thread may read. */
 
 #include <gradus/status.h>
 #include <stdbool.h>
@@ -15,8 +15,8 @@ typedef struct gr_store gr_store;
 gr_status gr_store_create(const char *name, size_t record_bytes, uint64_t memory_max,
                           gr_store **store_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* Records that lie one behind the other in the file `fd` (duplicated, the caller keeps its own) from
- * `base` on. Nothing is loaded. */
+/* Records that lie one behind the other in the file `fd` (duplicated, the caller keeps its own)
+ * from `base` on. Nothing is loaded. */
 gr_status gr_store_over_file(const char *name, int fd, uint64_t base, size_t record_bytes,
                              uint64_t count, gr_store **store_out, gr_diag *diag) GR_MUST_CHECK;
 void gr_store_destroy(gr_store *store);
@@ -27,7 +27,8 @@ gr_status gr_store_seal(gr_store *store, gr_diag *diag) GR_MUST_CHECK;
 uint64_t gr_store_count(const gr_store *store);
 bool gr_store_in_memory(const gr_store *store);
 
-/* Bytes [first, first + size) of a record (part of it, so that large records need no large buffer). */
+/* Bytes [first, first + size) of a record (part of it, so that large records need no large
+ * buffer). */
 gr_status gr_store_get(const gr_store *store, uint64_t record, size_t first, size_t size,
                        void *bytes_out, gr_diag *diag) GR_MUST_CHECK;
 

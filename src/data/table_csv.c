@@ -92,8 +92,8 @@ static gr_status label_setup(gr_table *table, const gr_table_options *options, i
     return GR_OK;
 }
 
-/* Keeps a sample that has been read: as a record, and as an entry of the index of lines as long as it
- * is open whether the records will stay in memory. */
+/* Keeps a sample that has been read: as a record, and as an entry of the index of lines as long
+ * as it is open whether the records will stay in memory. */
 static gr_status keep(csv_scan *scan, double label, uint64_t offset, uint64_t line_bytes,
                       gr_diag *diag)
 {

@@ -11,8 +11,8 @@
 
 enum { IDX_PIECE_BYTES = 8 << 10, IDX_UNPACK_BYTES = 64 << 10 };
 
-/* The values behind the header as records: the plain file itself, or unpacked copies. `head` are the
- * bytes that were read with the header but belong to the values. */
+/* The values behind the header as records: the plain file itself, or unpacked copies. `head` are
+ * the bytes that were read with the header but belong to the values. */
 typedef struct idx_payload {
     gr_source *source;
     const gr_idx_header *header;

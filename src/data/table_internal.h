@@ -31,8 +31,8 @@ struct gr_table {
     bool header;
     locale_t locale;
 
-    /* GR_TABLE_CSV_TEXT: where every stride-th line begins. The index has a maximum: when it is full,
-     * every other entry goes and the stride doubles, so memory does not grow with the file. */
+    /* GR_TABLE_CSV_TEXT: where every stride-th line begins. The index has a maximum: when it is
+     * full, every other entry goes and the stride doubles: memory does not grow with the file. */
     int fd;
     gr_file_mark mark;
     uint64_t *index;

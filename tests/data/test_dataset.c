@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support_data.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DIGITS GR_TEST_SOURCE_DIR "/examples/digits/digits.csv.gz"
+
+enum { COUNT = 50 };
+
+/* Sample i: value i, label i % 3. */
+static void put_numbers(void **state, char *path)
+{
+    char text[COUNT * 8];
+    size_t size = 0;
+    for (int i = 0; i < COUNT; i++) {
+        size += (size_t)sprintf(text + size, "%d,%d\n", i, i % 3);
+    }
+    file_put(state, "numbers.csv", text, size, path);
+}
+
+static gr_dataset *open_ok(const gr_data_config *config, uint64_t seed)
+{
+    gr_dataset *dataset = NULL;
+    gr_diag diag;
+    gr_diag_clear(&diag);
+    gr_status status = gr_dataset_open(config, "job.yaml", seed, &dataset, &diag);
+    if (status != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    return dataset;
+}
+
+static float value_at(const gr_dataset *dataset, gr_part part, int64_t number)
+{
+    float x;
+    int32_t label;
+    assert_int_equal(gr_dataset_read(dataset, part, &number, 1, &x, &label, NULL, NULL), GR_OK);
+    return x;
+}
+
+static void test_split_last(void **state)
+{
+    char path[300];
+    put_numbers(state, path);
+    gr_data_config config = config_csv(path);
+    config.test_count = 20;
+    gr_dataset *dataset = open_ok(&config, 1);
+    assert_int_equal(gr_dataset_count(dataset, GR_PART_TRAIN), 30);
+    assert_int_equal(gr_dataset_count(dataset, GR_PART_TEST), 20);
+    assert_int_equal(gr_dataset_classes(dataset), 3);
+    assert_true(value_at(dataset, GR_PART_TRAIN, 29) == 29);
+    assert_true(value_at(dataset, GR_PART_TEST, 0) == 30);
+    float x[2];
+    int32_t labels[2];
+    gr_diag diag;
+    assert_int_equal(gr_dataset_read(dataset, GR_PART_TRAIN, (const int64_t[]){0, 30}, 2, x, labels,
+                                     NULL, &diag),
+                     GR_E_INVALID);
+    gr_dataset_close(dataset);
+}
+
+/* Every sample is in one part, once; another seed chooses others. */
+static void test_split_random(void **state)
+{
+    char path[300];
+    put_numbers(state, path);
+    gr_data_config config = config_csv(path);
+    config.test_count = 20;
+    config.split = 1;
+    int in_test[2] = {0, 0};
+    int same = 0;
+    bool test_of_first[COUNT] = {false};
+    for (uint64_t seed = 1; seed <= 2; seed++) {
+        gr_dataset *dataset = open_ok(&config, seed);
+        bool seen[COUNT] = {false};
+        for (int i = 0; i < COUNT; i++) {
+            gr_part part = i < 30 ? GR_PART_TRAIN : GR_PART_TEST;
+            int value = (int)value_at(dataset, part, i < 30 ? i : i - 30);
+            assert_in_range(value, 0, COUNT - 1);
+            assert_false(seen[value]);
+            seen[value] = true;
+            if (part == GR_PART_TEST) {
+                in_test[seed - 1] += value >= 30;
+                same += seed == 2 && test_of_first[value];
+                test_of_first[value] = seed == 1;
+            }
+        }
+        gr_dataset_close(dataset);
+    }
+    assert_true(in_test[0] < 20 && in_test[1] < 20 && same < 20);
+}
+
+static void test_own_test_file(void **state)
+{
+    char path[300], test[300];
+    put_numbers(state, path);
+    file_put(state, "test.csv", "7,4\n8,0\n", 8, test);
+    gr_data_config config = config_csv(path);
+    config.test_file = test;
+    gr_dataset *dataset = open_ok(&config, 1);
+    assert_int_equal(gr_dataset_count(dataset, GR_PART_TRAIN), COUNT);
+    assert_int_equal(gr_dataset_count(dataset, GR_PART_TEST), 2);
+    assert_int_equal(gr_dataset_classes(dataset), 5);
+    assert_true(value_at(dataset, GR_PART_TEST, 1) == 8);
+    gr_dataset_close(dataset);
+    config.test_count = 3;
+    must_fail(&config, GR_E_INVALID, "there is a test set of its own already", "remove one");
+    config.test_count = 0;
+    file_put(state, "test.csv", "7,4,1\n", 6, test);
+    must_fail(&config, GR_E_INVALID, "test.csv: a sample has 2 values", "same shape");
+}
+
+static void test_standard(void **state)
+{
+    char path[300];
+    put_numbers(state, path);
+    gr_data_config config = config_csv(path);
+    config.test_count = 20;
+    config.normalize = 1;
+    config.scale = 2;
+    gr_dataset *dataset = open_ok(&config, 1);
+    double mean, deviation, sum = 0, squares = 0;
+    gr_dataset_scaling(dataset, &mean, &deviation);
+    assert_true(fabs(mean - 29) < 1e-12); /* of 0, 2, .. 58: the test part does not count */
+    assert_true(fabs(deviation - sqrt(4 * 899 / 12.0)) < 1e-12);
+    for (int i = 0; i < 30; i++) {
+        double x = (double)value_at(dataset, GR_PART_TRAIN, i);
+        sum += x;
+        squares += x * x;
+    }
+    assert_true(fabs(sum) < 1e-5 && fabs(squares / 30 - 1) < 1e-6);
+    gr_dataset_close(dataset);
+    config.mean = 1;
+    must_fail(&config, GR_E_INVALID, "standard computes mean and deviation itself", "none");
+    config.mean = 0;
+    char flat[300];
+    file_put(state, "flat.csv", "3,0\n3,1\n", 8, flat);
+    config.file = flat;
+    config.test_count = 0;
+    must_fail(&config, GR_E_INVALID, "flat.csv are equal", "use normalize: none");
+}
+
+static void test_regression(void **state)
+{
+    char path[300];
+    file_put(state, "r.csv", "-0.5,1,2\n1e3,3,4\n", 17, path);
+    gr_data_config config = config_csv(path);
+    config.regression = true;
+    config.label_column = "first";
+    gr_dataset *dataset = open_ok(&config, 1);
+    assert_int_equal(gr_dataset_classes(dataset), 0);
+    float x[4], targets[2];
+    assert_int_equal(
+        gr_dataset_read(dataset, GR_PART_TRAIN, (const int64_t[]){1, 0}, 2, x, NULL, targets, NULL),
+        GR_OK);
+    assert_true(targets[0] == 1000 && targets[1] == -0.5F && x[0] == 3 && x[3] == 2);
+    gr_dataset_close(dataset);
+    config.classes = 3;
+    must_fail(&config, GR_E_INVALID, "regression predicts numbers", "remove one");
+}
+
+static void test_settings(void **state)
+{
+    char path[300];
+    put_numbers(state, path);
+    gr_data_config config = config_csv(NULL);
+    must_fail(&config, GR_E_INVALID, "data of format csv needs file: FILE", "");
+    config.file = "nowhere/none.csv";
+    must_fail(&config, GR_E_NOT_FOUND, "nowhere/none.csv: there is no such file", "");
+    config = config_csv(path);
+    config.images = "x";
+    must_fail(&config, GR_E_INVALID, "does not belong to data of this format", "use file");
+    config = config_csv(path);
+    config.label_column = "second";
+    must_fail(&config, GR_E_INVALID, "must be first, last or a number", "\"second\"");
+    config.label_column = "0";
+    must_fail(&config, GR_E_INVALID, "must be first, last or a number", "\"0\"");
+    config = config_csv(path);
+    config.test_count = COUNT;
+    must_fail(&config, GR_E_INVALID, "50 samples for the test leave none to train", "has 50");
+    config = config_idx(path, NULL);
+    must_fail(&config, GR_E_INVALID, "data of format idx needs labels: FILE", "");
+    config = config_idx(path, path);
+    config.regression = true;
+    must_fail(&config, GR_E_INVALID, "labels of idx files are classes", "format: csv");
+}
+
+/* Settings that come from a file are named with their place in it. */
+static void test_shape(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "data:\n  good: [1, 8, 8]\n  flat: [64]\n  wrong: [1, 8, 9]\n"
+        "  two: [8, 8]\n  zero: [0]\n  huge: [67108864, 67108864, 67108864]\n";
+    gr_doc *doc;
+    assert_int_equal(gr_doc_parse_yaml("job.yaml", text, strlen(text), &doc, NULL), GR_OK);
+    const gr_node *section = gr_node_get(gr_doc_root(doc), "data");
+    gr_data_config config = config_csv(DIGITS);
+    config.section = section;
+    int64_t dim[GR_SAMPLE_DIMS_MAX];
+    config.shape = gr_node_get(section, "good");
+    gr_dataset *dataset = open_ok(&config, 1);
+    assert_int_equal(gr_dataset_dims(dataset, dim), 3);
+    assert_true(dim[0] == 1 && dim[1] == 8 && dim[2] == 8);
+    assert_int_equal(gr_dataset_count(dataset, GR_PART_TRAIN), 1797);
+    assert_int_equal(gr_dataset_classes(dataset), 10);
+    gr_dataset_close(dataset);
+    config.shape = gr_node_get(section, "flat");
+    dataset = open_ok(&config, 1);
+    assert_int_equal(gr_dataset_dims(dataset, dim), 1);
+    gr_dataset_close(dataset);
+    config.shape = gr_node_get(section, "wrong");
+    must_fail(&config, GR_E_INVALID,
+              "job.yaml:4: data.wrong: 1 x 8 x 9 are 72 values, but a sample of ",
+              "has 64 (its columns without the label)");
+    config.shape = gr_node_get(section, "two");
+    must_fail(&config, GR_E_INVALID, "job.yaml:5: data.two: must be a list of one number or three",
+              "");
+    config.shape = gr_node_get(section, "zero");
+    must_fail(&config, GR_E_INVALID, "job.yaml:6", "");
+    config.shape = gr_node_get(section, "huge");
+    must_fail(&config, GR_E_INVALID, "job.yaml:7: data.huge: ", "values, but a sample");
+    gr_doc_destroy(doc);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_split_last),    cmocka_unit_test(test_split_random),
+        cmocka_unit_test(test_own_test_file), cmocka_unit_test(test_standard),
+        cmocka_unit_test(test_regression),    cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_shape)};
+    return cmocka_run_group_tests(tests, folder_make, folder_drop);
+}
