@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_COMM_H
+#define GR_COLL_COMM_H
+
+/* Communicators for the floors above, with what the public face does not offer. */
+
+#include "group/group.h"
+#include <gradus/comm.h>
+
+/* gr_comm_create from a configuration that the caller has filled (a job file may say `exact: false`,
+ * a test may join several groups). The texts in it are borrowed for the call. rank -1: alone. */
+gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
+                              gr_diag *diag) GR_MUST_CHECK;
+
+/* The name of the algorithm that an allreduce over shards of this size would use. */
+const char *gr_comm_allreduce_algorithm(const gr_comm *comm, int shards, size_t count,
+                                        gr_dtype dtype);
+
+/* "shm", "tcp", or "none" in a group of one. */
+const char *gr_comm_link_name(const gr_comm *comm);
+
+/* Counters of the mesh; zeros in a group of one. */
+void gr_comm_get_stats(gr_comm *comm, gr_mesh_stats *stats_out);
+
+#endif

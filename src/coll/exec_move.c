@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/exec_internal.h"
+
+#include <string.h>
+
+/* ---- Where a segment lies ------------------------------------------------------------------------ */
+typedef struct piece {
+    size_t offset; /* in a user buffer */
+    size_t size;   /* 0: nothing is there */
+} piece;
+
+static size_t block_offset(const gr_op *op, size_t block)
+{
+    size_t extra = block < op->block_extra ? block : op->block_extra;
+    return (block * op->block_units + extra) * op->unit_bytes;
+}
+
+static piece piece_of(const gr_op *op, uint32_t block, uint32_t segment)
+{
+    size_t end = block_offset(op, (size_t)block + 1);
+    end = end < op->total_bytes ? end : op->total_bytes;
+    size_t first = block_offset(op, block) + segment * op->exec->segment_bytes;
+    if (first >= end) {
+        return (piece){.offset = 0, .size = 0};
+    }
+    size_t size = end - first;
+    return (piece){.offset = first,
+                   .size = size < op->exec->segment_bytes ? size : op->exec->segment_bytes};
+}
+
+static gr_exec_view *view_of(gr_op *op, uint32_t slot, uint32_t segment)
+{
+    return &op->views[(size_t)slot * op->segments + segment];
+}
+
+static uint8_t *scratch_at(const gr_op *op, uint32_t slot, uint32_t segment)
+{
+    return op->scratch + slot * op->scratch_stride + segment * op->exec->segment_bytes;
+}
+
+static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment, piece p)
+{
+    return operand.space == GR_SPACE_USER ? op->user[operand.slot] + p.offset
+                                          : scratch_at(op, operand.slot, segment);
+}
+
+static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment,
+                              piece p)
+{
+    return received ? view_of(op, operand.slot, segment)->at : write_at(op, operand, segment, p);
+}
+
+/* ---- What a finished segment sets free ----------------------------------------------------------- */
+static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
+{
+    const gr_program_step *step = &op->program->steps[at];
+    uint32_t segments = gr_op_segments(op, step);
+    uint32_t done = op->done[at];
+    return done == segments || (!whole && !gr_step_is_whole(step->kind) && done > segment);
+}
+
+static bool is_ready(const gr_op *op, uint32_t at, uint32_t segment)
+{
+    const gr_program_step *step = &op->program->steps[at];
+    const uint32_t *after = &op->program->after[step->after_first];
+    bool whole = gr_step_is_whole(step->kind);
+    for (uint32_t i = 0; i < step->after_count; i++) {
+        if (!is_done(op, after[i], segment, whole)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void gr_exec_mark_post(gr_exec *exec, gr_exec_link *link)
+{
+    if (!link->to_post) {
+        link->to_post = true;
+        exec->posts[exec->post_count++] = link->peer;
+    }
+}
+
+void gr_exec_queue_if_ready(gr_exec *exec, gr_op *op, uint32_t at)
+{
+    uint32_t segment = op->done[at];
+    if (op->queued[at] || segment == op->segments || !is_ready(op, at, segment)) {
+        return;
+    }
+    op->queued[at] = 1;
+    op->queue[(op->queue_head + op->queue_count++) % op->program->step_count] = at;
+    if (!op->in_work) {
+        op->in_work = true;
+        op->next_work = NULL;
+        if (exec->work_tail) {
+            exec->work_tail->next_work = op;
+        } else {
+            exec->work_head = op;
+        }
+        exec->work_tail = op;
+    }
+}
+
+void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at)
+{
+    const gr_program *program = op->program;
+    const gr_program_step *step = &program->steps[at];
+    op->done[at]++;
+    op->left--;
+    exec->moved = true;
+    for (uint32_t i = 0; i < step->next_count; i++) {
+        uint32_t next_at = program->next[step->next_first + i];
+        const gr_program_step *next = &program->steps[next_at];
+        switch (next->kind) {
+        case GR_STEP_SEND:
+        case GR_STEP_SIGNAL:
+            gr_exec_mark_post(exec, &exec->links[next->peer]);
+            break;
+        case GR_STEP_RECV:
+        case GR_STEP_AWAIT:
+            break; /* every pass looks at every link */
+        default:
+            gr_exec_queue_if_ready(exec, op, next_at);
+            break;
+        }
+    }
+    if (op->left == 0) {
+        op->state = GR_OP_FINISHED;
+        op->status = GR_OK;
+        exec->ring[op->seq & (GR_EXEC_RING - 1)] = NULL;
+        exec->active--;
+        while (exec->oldest_seq != exec->next_seq && !gr_exec_op_at(exec, exec->oldest_seq)) {
+            exec->oldest_seq++;
+        }
+    }
+}
+
+/* ---- Local steps --------------------------------------------------------------------------------- */
+static void reader_done(gr_op *op, gr_operand operand, bool received, uint32_t segment)
+{
+    if (!received) {
+        return;
+    }
+    gr_exec_view *view = view_of(op, operand.slot, segment);
+    if (--view->readers == 0 && view->held) {
+        gr_exec_link *link = &op->exec->links[view->peer];
+        gr_link_release(link->link, view->hold);
+        link->holds--;
+        view->held = false;
+    }
+}
+
+static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
+{
+    const gr_program_step *step = &op->program->steps[at];
+    uint32_t segment = op->done[at];
+    piece p = piece_of(op, step->kind == GR_STEP_SCALE ? step->block : step->a.block, segment);
+    if (p.size > 0) {
+        uint8_t *dst = write_at(op, step->dst, segment, p);
+        size_t count = p.size / op->element_bytes;
+        if (step->kind == GR_STEP_REDUCE) {
+            op->reduce(dst, read_at(op, step->a, step->a_received, segment, p),
+                       read_at(op, step->b, step->b_received, segment, p), count);
+            reader_done(op, step->a, step->a_received, segment);
+            reader_done(op, step->b, step->b_received, segment);
+        } else if (step->kind == GR_STEP_COPY) {
+            memcpy(dst, read_at(op, step->a, step->a_received, segment, p), p.size);
+            reader_done(op, step->a, step->a_received, segment);
+        } else {
+            gr_scale_inverse(dst, count, op->dtype, op->divisor);
+        }
+    }
+    gr_exec_step_done(exec, op, at);
+    gr_exec_queue_if_ready(exec, op, at);
+}
+
+/* ---- Messages ------------------------------------------------------------------------------------ */
+static bool has_messages(const gr_program *program, int peer, uint32_t index, bool sending)
+{
+    const uint32_t *first = sending ? program->send_first : program->recv_first;
+    return first[peer] + index < first[peer + 1];
+}
+
+/* Moves a cursor to the next operation that has messages left on this link. */
+void gr_exec_advance(gr_exec *exec, gr_exec_link *link, bool sending)
+{
+    gr_exec_cursor *cursor = sending ? &link->send : &link->recv;
+    while (cursor->seq != exec->next_seq) {
+        const gr_op *op = gr_exec_op_at(exec, cursor->seq);
+        if (op && has_messages(op->program, link->peer, cursor->index, sending)) {
+            return;
+        }
+        *cursor = (gr_exec_cursor){.seq = cursor->seq + 1};
+    }
+}
+
+static void segment_passed(gr_exec *exec, gr_exec_link *link, const gr_op *op, uint32_t at,
+                           bool sending)
+{
+    gr_exec_cursor *cursor = sending ? &link->send : &link->recv;
+    if (++cursor->segment == gr_op_segments(op, &op->program->steps[at])) {
+        cursor->segment = 0;
+        cursor->index++;
+        if (!has_messages(op->program, link->peer, cursor->index, sending)) {
+            gr_exec_advance(exec, link, sending);
+        }
+    }
+}
+
+/* Finished in order: what the peer has taken, or what is written to the socket. */
+void gr_exec_reap(gr_exec *exec, gr_exec_link *link)
+{
+    while (link->ticket_count > 0) {
+        gr_exec_ticket ticket = link->tickets[link->ticket_head];
+        if (!ticket.empty && !gr_link_sent(link->link, ticket.ticket)) {
+            return;
+        }
+        link->ticket_head = (link->ticket_head + 1) & (GR_EXEC_TICKETS - 1);
+        link->ticket_count--;
+        const gr_program_step *step = &ticket.op->program->steps[ticket.step];
+        if (step->kind == GR_STEP_SEND) {
+            reader_done(ticket.op, step->a, step->a_received, ticket.segment);
+        }
+        gr_exec_step_done(exec, ticket.op, ticket.step);
+    }
+}
+
+/* Sends one segment, or passes over an empty one, which finishes behind those before it. GR_OK; GR_E_AGAIN: no room, or not ready. */
+static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
+{
+    const gr_program *program = op->program;
+    uint32_t at = program->send_steps[program->send_first[link->peer] + link->send.index];
+    uint32_t segment = link->send.segment;
+    const gr_program_step *step = &program->steps[at];
+    if (!is_ready(op, at, segment)) {
+        return GR_E_AGAIN;
+    }
+    bool whole = gr_step_is_whole(step->kind);
+    piece p = whole ? (piece){0, 0} : piece_of(op, step->a.block, segment);
+    if (link->ticket_count == GR_EXEC_TICKETS) {
+        return GR_E_AGAIN;
+    }
+    uint64_t ticket = 0;
+    bool empty = p.size == 0 && !whole; /* nothing is there: no message, on either side */
+    if (!empty) {
+        gr_frame frame = {.kind = GR_FRAME_DATA,
+                          .op_seq = op->seq,
+                          .message = step->message,
+                          .segment = segment,
+                          .size_bytes = (uint32_t)p.size,
+                          .fingerprint = op->fingerprint};
+        const void *data = whole ? NULL : read_at(op, step->a, step->a_received, segment, p);
+        gr_status status = gr_link_send(link->link, &frame, data, &ticket);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    exec->moved = true;
+    uint32_t last = (link->ticket_head + link->ticket_count++) & (GR_EXEC_TICKETS - 1);
+    link->tickets[last] = (gr_exec_ticket){
+        .ticket = ticket, .op = op, .step = at, .segment = segment, .empty = empty};
+    segment_passed(exec, link, op, at, true);
+    return GR_OK;
+}
+
+static void post(gr_exec *exec, gr_exec_link *link)
+{
+    bool posted = false;
+    while (!link->closed && link->send.seq != exec->next_seq) {
+        gr_op *op = gr_exec_op_at(exec, link->send.seq);
+        gr_status status = post_one(exec, link, op);
+        if (status == GR_E_AGAIN) {
+            break;
+        }
+        if (status != GR_OK) {
+            gr_exec_lost(exec, link, status, op);
+            return;
+        }
+        posted = true;
+    }
+    if (posted) {
+        gr_exec_reap(exec, link); /* what was small is gone at once */
+    }
+}
+
+static void view_received(gr_op *op, const gr_program_step *step, uint32_t segment,
+                          gr_exec_view view)
+{
+    view.readers = step->readers;
+    *view_of(op, step->dst.slot, segment) = view;
+}
+
+/* Receives into scratch: looks at the payload where it lies if the link can show it. */
+static gr_status take_scratch(gr_exec_link *link, gr_op *op, const gr_program_step *step,
+                              uint32_t segment)
+{
+    const void *data = NULL;
+    if (!link->reading && step->readers > 0 && link->holds < GR_EXEC_HOLDS_MAX &&
+        gr_link_view(link->link, &data) == GR_OK) {
+        gr_exec_view view = {.at = data, .peer = link->peer, .held = true};
+        gr_link_next(link->link, &view.hold);
+        link->holds++;
+        view_received(op, step, segment, view);
+        return GR_OK;
+    }
+    uint8_t *dst = scratch_at(op, step->dst.slot, segment);
+    gr_status status = gr_link_read(link->link, dst);
+    link->reading = status == GR_PENDING;
+    if (status == GR_OK) {
+        gr_link_next(link->link, NULL);
+        view_received(op, step, segment, (gr_exec_view){.at = dst});
+    }
+    return status;
+}
+
+/* Takes the head, which is segment `segment` of step `at`. GR_PENDING: not all of it is here. */
+static gr_status take_one(gr_exec_link *link, gr_op *op, const gr_program_step *step,
+                          uint32_t segment, piece p)
+{
+    if (gr_step_is_whole(step->kind)) {
+        gr_link_next(link->link, NULL);
+        return GR_OK;
+    }
+    if (step->dst.space == GR_SPACE_SCRATCH) {
+        return take_scratch(link, op, step, segment);
+    }
+    gr_status status = gr_link_read(link->link, write_at(op, step->dst, segment, p));
+    link->reading = status == GR_PENDING;
+    if (status == GR_OK) {
+        gr_link_next(link->link, NULL);
+    }
+    return status;
+}
+
+/* The head of a link is not what `op` expects, or nothing is expected (`op` NULL). True if it is
+ * simply early: the peer is at an operation that was not started here yet. */
+static bool is_early(const gr_exec *exec, const gr_frame *frame, const gr_op *op)
+{
+    return !op && frame->kind == GR_FRAME_DATA && (int32_t)(frame->op_seq - exec->next_seq) >= 0;
+}
+
+static void take_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op)
+{
+    if (frame->kind == GR_FRAME_ABORT) {
+        gr_exec_fail_abort(exec, link, frame);
+    } else if (frame->kind == GR_FRAME_BYE) {
+        gr_exec_lost(exec, link, GR_E_PEER_LOST, op);
+    } else if (!is_early(exec, frame, op)) {
+        gr_exec_fail_foreign(exec, link, frame, op);
+    }
+}
+
+static bool is_expected(const gr_frame *frame, const gr_op *op, const gr_program_step *step,
+                        uint32_t segment, piece p)
+{
+    return frame->kind == GR_FRAME_DATA && frame->op_seq == op->seq &&
+           frame->fingerprint == op->fingerprint && frame->message == step->message &&
+           frame->segment == segment && frame->size_bytes == p.size;
+}
+
+/* One segment from this link; false if there is nothing to take (now). */
+static bool take_next(gr_exec *exec, gr_exec_link *link)
+{
+    gr_op *op = link->recv.seq != exec->next_seq ? gr_exec_op_at(exec, link->recv.seq) : NULL;
+    const gr_program_step *step = NULL;
+    uint32_t at = 0;
+    uint32_t segment = link->recv.segment;
+    piece p = {0, 0};
+    if (op) {
+        const gr_program *program = op->program;
+        at = program->recv_steps[program->recv_first[link->peer] + link->recv.index];
+        step = &program->steps[at];
+        p = gr_step_is_whole(step->kind) ? p : piece_of(op, step->dst.block, segment);
+    }
+    if (!op || p.size > 0 || gr_step_is_whole(step->kind)) {
+        gr_frame frame;
+        gr_status status = gr_link_peek(link->link, &frame);
+        if (status == GR_PENDING) {
+            return false;
+        }
+        if (status != GR_OK) {
+            gr_exec_lost(exec, link, status, op);
+            return false;
+        }
+        if (!op || !is_expected(&frame, op, step, segment, p)) {
+            take_foreign(exec, link, &frame, op);
+            return false;
+        }
+        if (!is_ready(op, at, segment)) {
+            return false;
+        }
+        status = take_one(link, op, step, segment, p);
+        if (status != GR_OK) {
+            if (status != GR_PENDING) {
+                gr_exec_lost(exec, link, status, op);
+            }
+            return false;
+        }
+    } else if (!is_ready(op, at, segment)) {
+        return false;
+    } else if (step->dst.space == GR_SPACE_SCRATCH) {
+        view_received(op, step, segment, (gr_exec_view){.at = NULL});
+    }
+    segment_passed(exec, link, op, at, false);
+    gr_exec_step_done(exec, op, at);
+    return true;
+}
+
+void gr_exec_take(gr_exec *exec, gr_exec_link *link)
+{
+    while (!link->closed && exec->diag.status == GR_OK && take_next(exec, link)) {
+        gr_exec_drain(exec); /* while the segment is in the cache */
+    }
+}
+
+void gr_exec_drain(gr_exec *exec)
+{
+    while (exec->diag.status == GR_OK) {
+        /* Messages first: the peer waits for them, while our own next segment waits for nobody. */
+        if (exec->post_count > 0) {
+            gr_exec_link *link = &exec->links[exec->posts[--exec->post_count]];
+            link->to_post = false;
+            post(exec, link);
+            continue;
+        }
+        gr_op *op = exec->work_head;
+        if (!op) {
+            return;
+        }
+        if (op->queue_count == 0) {
+            exec->work_head = op->next_work;
+            exec->work_tail = exec->work_head ? exec->work_tail : NULL;
+            op->in_work = false;
+            continue;
+        }
+        uint32_t at = op->queue[op->queue_head];
+        op->queue_head = (op->queue_head + 1) % op->program->step_count;
+        op->queue_count--;
+        op->queued[at] = 0;
+        run_local(exec, op, at);
+    }
+}

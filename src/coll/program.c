@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/program.h"
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static bool is_local(uint8_t kind)
+{
+    return kind == GR_STEP_REDUCE || kind == GR_STEP_COPY || kind == GR_STEP_SCALE;
+}
+
+/* The step reads `operand`: if that is what a RECV brought to scratch, the RECV has one reader more. */
+static bool note_read(gr_program *program, const uint32_t *slot_received, gr_operand operand)
+{
+    if (operand.space != GR_SPACE_SCRATCH || slot_received[operand.slot] == 0) {
+        return false;
+    }
+    program->steps[slot_received[operand.slot] - 1].readers++;
+    return true;
+}
+
+/* Walks the program in its order and finds out who reads what was received into scratch. */
+static gr_status find_readers(gr_program *program, gr_diag *diag)
+{
+    size_t slots = program->scratch_slots;
+    uint32_t *slot_received = calloc(slots + 1, sizeof *slot_received); /* 1 + step; 0: nobody */
+    if (!slot_received) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a plan with %zu scratch slots", slots);
+    }
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        gr_program_step *step = &program->steps[at];
+        if (step->kind == GR_STEP_SEND || step->kind == GR_STEP_REDUCE ||
+            step->kind == GR_STEP_COPY) {
+            step->a_received = note_read(program, slot_received, step->a);
+            step->block = step->a.block;
+            program->sends_scratch |=
+                step->kind == GR_STEP_SEND && step->a.space == GR_SPACE_SCRATCH;
+        }
+        if (step->kind == GR_STEP_REDUCE) {
+            step->b_received = note_read(program, slot_received, step->b);
+        }
+        if (step->kind == GR_STEP_RECV) {
+            step->block = step->dst.block;
+            if (step->dst.space == GR_SPACE_SCRATCH) {
+                slot_received[step->dst.slot] = at + 1;
+            }
+        }
+    }
+    free(slot_received);
+    return GR_OK;
+}
+
+static void copy_steps(gr_program *program, const gr_plan *plan)
+{
+    for (uint32_t at = 0; at < plan->step_count; at++) {
+        const gr_step *from = &plan->steps[at];
+        program->steps[at] = (gr_program_step){.kind = from->kind,
+                                               .peer = from->peer,
+                                               .dst = from->dst,
+                                               .a = from->a,
+                                               .b = from->b,
+                                               .message = from->message,
+                                               .after_first = from->after_first,
+                                               .after_count = from->after_count};
+        program->whole_count += from->kind == GR_STEP_SIGNAL || from->kind == GR_STEP_AWAIT;
+    }
+}
+
+static bool touches(const gr_step *step, uint32_t block)
+{
+    const gr_operand *operands[3] = {NULL, NULL, NULL};
+    switch (step->kind) {
+    case GR_STEP_SEND:
+        operands[0] = &step->a;
+        break;
+    case GR_STEP_RECV:
+        operands[0] = &step->dst;
+        break;
+    case GR_STEP_REDUCE:
+        operands[2] = &step->b;
+        operands[1] = &step->a;
+        operands[0] = &step->dst;
+        break;
+    case GR_STEP_COPY:
+        operands[1] = &step->a;
+        operands[0] = &step->dst;
+        break;
+    default:
+        break;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (operands[i] && operands[i]->space == GR_SPACE_USER && operands[i]->slot == 0 &&
+            operands[i]->block == block) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Behind the plan's steps, one division for each block. It waits for all that touch the block, so
+ * that every rank divides the same finished sum, once, whatever the algorithm. */
+static void add_scale_steps(gr_program *program, const gr_plan *plan)
+{
+    uint32_t used = plan->after_count;
+    for (uint32_t block = 0; block < program->blocks; block++) {
+        gr_program_step *step = &program->steps[program->step_count++];
+        *step = (gr_program_step){
+            .kind = GR_STEP_SCALE, .peer = -1, .block = (uint16_t)block, .after_first = used};
+        step->dst = (gr_operand){.space = GR_SPACE_USER, .slot = 0, .block = (uint16_t)block};
+        for (uint32_t at = 0; at < plan->step_count; at++) {
+            if (touches(&plan->steps[at], block)) {
+                program->after[used++] = at;
+                step->after_count++;
+            }
+        }
+    }
+}
+
+static uint32_t scale_edges(const gr_plan *plan)
+{
+    uint32_t edges = 0;
+    for (uint32_t block = 0; block < plan->blocks; block++) {
+        for (uint32_t at = 0; at < plan->step_count; at++) {
+            edges += touches(&plan->steps[at], block);
+        }
+    }
+    return edges;
+}
+
+static void invert_edges(gr_program *program)
+{
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        const gr_program_step *step = &program->steps[at];
+        for (uint32_t i = 0; i < step->after_count; i++) {
+            program->steps[program->after[step->after_first + i]].next_count++;
+        }
+    }
+    uint32_t first = 0;
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        program->steps[at].next_first = first;
+        first += program->steps[at].next_count;
+        program->steps[at].next_count = 0;
+    }
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        const gr_program_step *step = &program->steps[at];
+        for (uint32_t i = 0; i < step->after_count; i++) {
+            gr_program_step *before = &program->steps[program->after[step->after_first + i]];
+            program->next[before->next_first + before->next_count++] = at;
+        }
+    }
+}
+
+/* Lists the steps of two kinds by peer. Messages of one link stand in a plan in their order. */
+static void list_messages(const gr_program *program, uint8_t kind, uint8_t other_kind,
+                          uint32_t *first, uint32_t *steps)
+{
+    int world_size = program->shape.world_size;
+    memset(first, 0, ((size_t)world_size + 1) * sizeof *first);
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        const gr_program_step *step = &program->steps[at];
+        if (step->kind == kind || step->kind == other_kind) {
+            first[step->peer + 1]++;
+        }
+    }
+    for (int peer = 0; peer < world_size; peer++) {
+        first[peer + 1] += first[peer];
+    }
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        const gr_program_step *step = &program->steps[at];
+        if (step->kind == kind || step->kind == other_kind) {
+            steps[first[step->peer] + step->message] = at;
+        }
+    }
+}
+
+static void list_roots(gr_program *program)
+{
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        const gr_program_step *step = &program->steps[at];
+        if (is_local(step->kind) && step->after_count == 0) {
+            program->roots[program->root_count++] = at;
+        }
+    }
+}
+
+gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **program_out,
+                            gr_diag *diag)
+{
+    size_t steps = plan->step_count + (scale ? plan->blocks : 0u);
+    size_t edges = plan->after_count + (scale ? scale_edges(plan) : 0u);
+    size_t peers = (size_t)plan->shape.world_size + 1;
+    gr_program *program = calloc(1, sizeof *program);
+    if (!program) {
+        goto undo_nothing;
+    }
+    program->steps = calloc(steps + 1, sizeof *program->steps);
+    program->after = calloc(2 * edges + 2 * peers + 3 * steps + 1, sizeof *program->after);
+    if (!program->steps || !program->after) {
+        goto undo_program;
+    }
+    program->next = program->after + edges;
+    program->send_first = program->next + edges;
+    program->recv_first = program->send_first + peers;
+    program->send_steps = program->recv_first + peers;
+    program->recv_steps = program->send_steps + steps;
+    program->roots = program->recv_steps + steps;
+    program->shape = plan->shape;
+    program->blocks = plan->blocks;
+    program->user_slots = plan->user_slots;
+    program->scratch_slots = plan->scratch_slots;
+    program->step_count = plan->step_count;
+    if (plan->after_count > 0) {
+        memcpy(program->after, plan->after, plan->after_count * sizeof *program->after);
+    }
+    copy_steps(program, plan);
+    gr_status status = find_readers(program, diag);
+    if (status != GR_OK) {
+        gr_program_destroy(program);
+        return status;
+    }
+    if (scale) {
+        add_scale_steps(program, plan);
+    }
+    invert_edges(program);
+    list_messages(program, GR_STEP_SEND, GR_STEP_SIGNAL, program->send_first, program->send_steps);
+    list_messages(program, GR_STEP_RECV, GR_STEP_AWAIT, program->recv_first, program->recv_steps);
+    list_roots(program);
+    *program_out = program;
+    return GR_OK;
+
+undo_program:
+    gr_program_destroy(program);
+undo_nothing:
+    return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a plan of %zu steps", steps);
+}
+
+void gr_program_destroy(gr_program *program)
+{
+    if (program) {
+        free(program->after);
+        free(program->steps);
+        free(program);
+    }
+}

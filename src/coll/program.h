@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_PROGRAM_H
+#define GR_COLL_PROGRAM_H
+
+/* A plan made ready for running: the same steps, with what the executor would otherwise work out
+ * again for each operation: which logical block each step moves, who waits for whom in both
+ * directions, and the messages of each link in order. Immutable once created; shared by all
+ * operations of its shape. */
+
+#include "coll/plan.h"
+
+/* Divides a finished block of the result; added for GR_AVERAGE behind everything that touches it. */
+enum { GR_STEP_SCALE = 6 };
+
+typedef struct gr_program_step {
+    uint8_t kind; /* gr_step_kind or GR_STEP_SCALE */
+    int16_t peer;
+    uint16_t block; /* of the user's buffer, also for what lies in scratch */
+    gr_operand dst, a, b;
+    bool a_received, b_received; /* the operand is what a RECV brought: perhaps a view */
+    uint32_t readers;            /* RECV into scratch: how many operands read it */
+    uint32_t message;
+    uint32_t after_first, after_count; /* steps that this one waits for: program->after */
+    uint32_t next_first, next_count;   /* steps that wait for this one: program->next */
+} gr_program_step;
+
+typedef struct gr_program {
+    gr_plan_shape shape;
+    uint16_t blocks, user_slots, scratch_slots;
+    bool sends_scratch;
+    uint32_t step_count;
+    uint32_t whole_count; /* SIGNAL and AWAIT: one empty message, however many segments */
+    gr_program_step *steps;
+    uint32_t *after, *next;
+    /* Messages by link: those to peer p are send_steps[send_first[p] .. send_first[p + 1]). */
+    uint32_t *send_first, *send_steps;
+    uint32_t *recv_first, *recv_steps;
+    uint32_t *roots; /* local steps that wait for nothing */
+    uint32_t root_count;
+} gr_program;
+
+/* `scale`: add the division of GR_AVERAGE. The plan, a finished one, is not needed afterwards.
+ * GR_E_NO_MEMORY. */
+gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **program_out,
+                            gr_diag *diag) GR_MUST_CHECK;
+void gr_program_destroy(gr_program *program); /* NULL ok */
+
+#endif
