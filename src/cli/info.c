@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/cli.h"
+#include "link/link.h"
+
+#include <gradus/version.h>
+#include <stddef.h>
+
+typedef struct info_options {
+    bool config, reference;
+} info_options;
+
+static const gr_config_field info_fields[] = {
+    {.flag = "--config",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(info_options, config),
+     .help = "print every key, variable and flag, with defaults"},
+    {.flag = "--reference",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(info_options, reference),
+     .help = "print the same as the page docs/reference.md"},
+    {.key = NULL},
+};
+
+const gr_config_table gr_info_table = {.name = "info",
+                                       .title = "Flags of `gradus info`",
+                                       .fields = info_fields,
+                                       .struct_bytes = sizeof(info_options)};
+
+enum { ARENA_BYTES_MAX = 1 << 20 };
+
+static void print_instruction_sets(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const struct {
+        const char *name;
+        bool present;
+    } sets[] = {{"AVX2", __builtin_cpu_supports("avx2") != 0},
+                {"FMA", __builtin_cpu_supports("fma") != 0},
+                {"AVX-512F", __builtin_cpu_supports("avx512f") != 0},
+                {"AVX-512BW", __builtin_cpu_supports("avx512bw") != 0},
+                {"AVX-512VL", __builtin_cpu_supports("avx512vl") != 0},
+                {"AVX-512DQ", __builtin_cpu_supports("avx512dq") != 0},
+                {"AVX-512BF16", __builtin_cpu_supports("avx512bf16") != 0}};
+    printf("instruction sets  x86-64");
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
+        if (sets[i].present) {
+            printf(", %s", sets[i].name);
+        }
+    }
+    putchar('\n');
+#elif defined(__aarch64__)
+    puts("instruction sets  arm64, NEON");
+#else
+    puts("instruction sets  plain C");
+#endif
+}
+
+static gr_status print_info(gr_diag *diag)
+{
+    gr_cores cores;
+    gr_status status = gr_cores_allowed(&cores, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    char list[GR_CORES_TEXT_BYTES];
+    gr_cores_print(&cores, list, sizeof list);
+    printf("version           %s\n", gr_version());
+    printf("cores             %d (%s)\n", cores.count, list);
+    print_instruction_sets();
+    printf("links            ");
+    for (int kind = 0; kind < GR_LINK_KIND_COUNT; kind++) {
+        printf("%s %s", kind > 0 ? "," : "", gr_link_kind_name((gr_link_kind)kind));
+    }
+    putchar('\n');
+    return GR_OK;
+}
+
+static void print_reference(void)
+{
+    puts("# Configuration reference\n\n"
+         "Every key of a job file, environment variable and flag. This page is what\n"
+         "`gradus info --reference` prints; a test compares the two.\n\n"
+         "A flag stands over an environment variable, that over the job file, that over the\n"
+         "default. Sizes may end in k, m or g (powers of 1024), times in us, ms, s, min or h.");
+    for (size_t i = 0; gr_reference_tables[i] != NULL; i++) {
+        putchar('\n');
+        gr_config_print_markdown(gr_reference_tables[i], stdout);
+    }
+}
+
+static bool is_end(const gr_config_field *field)
+{
+    return field->key == NULL && field->flag == NULL && field->short_flag == 0 &&
+           field->env == NULL;
+}
+
+static void print_config(void)
+{
+    for (size_t i = 0; gr_reference_tables[i] != NULL; i++) {
+        const gr_config_table *table = gr_reference_tables[i];
+        printf("%s%s\n", i > 0 ? "\n" : "", table->title);
+        for (const gr_config_field *field = table->fields; !is_end(field); field++) {
+            const char *names[] = {field->key, field->flag, field->env};
+            const char *between = "  ";
+            for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
+                if (names[n] != NULL) {
+                    printf("%s%s", between, names[n]);
+                    between = ", ";
+                }
+            }
+            printf("%s%s%s\n      %s\n", field->default_text != NULL ? " (default " : "",
+                   field->default_text != NULL ? field->default_text : "",
+                   field->default_text != NULL ? ")" : "", field->help);
+        }
+    }
+}
+
+int gr_verb_info(int argc, char *const *argv)
+{
+    info_options options;
+    gr_cli_line line;
+    gr_diag diag = {0};
+    gr_arena arena;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_status status = gr_cli_parse(&gr_info_table, &options, argc, argv, 0, &arena, &line, &diag);
+    gr_arena_fini(&arena);
+    if (status == GR_OK && !line.help && !options.config && !options.reference) {
+        status = print_info(&diag);
+    } else if (status == GR_OK && line.help) {
+        puts("usage: gradus info [flags]\n\nTells what this build is and what it finds here.\n");
+        gr_config_print_help(&gr_info_table, stdout);
+    } else if (status == GR_OK && options.reference) {
+        print_reference();
+    } else if (status == GR_OK) {
+        print_config();
+    }
+    return status == GR_OK ? gr_cli_flush() : gr_cli_fail(gr_cli_input_code(status), &diag);
+}

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* `gradus run`: a job file, or any command, with many workers on this host. */
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "launch/launch.h"
+#include "train/job.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+typedef struct run_options {
+    int64_t workers;
+    const char *cores;
+    bool bind;
+    int64_t threads;
+    int link;
+    bool quiet, prefix, timestamps;
+    const char *log_dir;
+    int64_t grace_us, start_timeout_us;
+    bool dry_run, json;
+    const char *output;
+} run_options;
+
+enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0 };
+
+static const char *const link_choices[] = {"job", "auto", "shm", "tcp", NULL};
+
+static const gr_config_field run_fields[] = {
+    {.flag = "-np",
+     .short_flag = 'n',
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, workers),
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "number of workers; otherwise what the job file says, or one for each core"},
+    {.flag = "--cores",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, cores),
+     .value_name = "LIST",
+     .help = "the cores that the workers may use, like 0,2-3; otherwise those of the launcher"},
+    {.flag = "--bind",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, bind),
+     .default_text = "yes",
+     .help = "bind each worker to cores of its own, where there are enough"},
+    {.flag = "--threads",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, threads),
+     .min = 1,
+     .max = GR_CORES_MAX,
+     .help = "OMP_NUM_THREADS of each worker; otherwise yours, or 1"},
+    {.flag = "--link",
+     .env = "GRADUS_LINK",
+     .type = GR_CONFIG_CHOICE,
+     .offset = offsetof(run_options, link),
+     .default_text = "job",
+     .choices = link_choices,
+     .help = "how workers reach each other; job: as the job file says"},
+    {.flag = "--quiet",
+     .short_flag = 'q',
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, quiet),
+     .help = "show the output of rank 0 only"},
+    {.flag = "--prefix",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, prefix),
+     .default_text = "yes",
+     .help = "write [rank] in front of each line"},
+    {.flag = "--timestamps",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, timestamps),
+     .help = "write the time of day behind [rank]"},
+    {.flag = "--log-dir",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, log_dir),
+     .value_name = "DIR",
+     .help = "write each rank's output to DIR/rank.R.out and DIR/rank.R.err besides"},
+    {.flag = "--grace",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(run_options, grace_us),
+     .default_text = "5s",
+     .min = 0,
+     .max = 86400e6,
+     .help = "time that workers get to end after SIGINT or SIGTERM, before SIGKILL"},
+    {.flag = "--start-timeout",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(run_options, start_timeout_us),
+     .default_text = "30s",
+     .min = 0,
+     .max = 86400e6,
+     .help = "time in which all workers must have joined the group once one has; 0: any"},
+    {.flag = "--dry-run",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, dry_run),
+     .help = "check everything, print what would run, start nothing"},
+    {.flag = "--json",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, json),
+     .help = "job file: report as JSON, one object a line"},
+    {.flag = "--output",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, output),
+     .value_name = "DIR",
+     .help = "job file: folder for weights and metrics"},
+    {.key = NULL},
+};
+
+const gr_config_table gr_run_table = {.name = "run",
+                                      .title = "Flags of `gradus run`",
+                                      .fields = run_fields,
+                                      .struct_bytes = sizeof(run_options)};
+
+/* Everything that one `gradus run` knows. */
+struct run {
+    run_options options;
+    gr_arena arena;
+    gr_cores cores;
+    const char *job_path; /* NULL: a command */
+    char *const *command; /* NULL-terminated */
+    gr_log log;
+};
+
+static void print_help(void)
+{
+    puts("usage: gradus run [flags] job.yaml [flags]\n"
+         "       gradus run [flags] [--] command [arguments]\n\n"
+         "Starts workers on this host: of the training job in the file, or any command. A worker\n"
+         "finds its place in GRADUS_RANK, GRADUS_WORLD_SIZE, ..., and in RANK, WORLD_SIZE, ...\n"
+         "Exit code: 0 all workers ended well, 1 the job failed, 2 what was given is wrong.\n");
+    gr_config_print_help(&gr_run_table, stdout);
+}
+
+static bool ends_in(const char *text, const char *ending)
+{
+    size_t size = strlen(text), ending_size = strlen(ending);
+    return size > ending_size && strcmp(text + size - ending_size, ending) == 0;
+}
+
+/* Flags, then either a job file with flags around it, or a command whose words are its own. */
+static gr_status read_line(struct run *run, int argc, char *const *argv, bool *help_out,
+                           gr_diag *diag)
+{
+    int at = 1;
+    bool dashes = false;
+    gr_status status = gr_config_defaults(&gr_run_table, &run->options, &run->arena, diag);
+    if (status == GR_OK) {
+        status = gr_config_from_env(&gr_run_table, &run->options, environ, &run->arena, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_config_from_args(&gr_run_table, &run->options, argc, argv, &at, &dashes,
+                                     help_out, &run->arena, diag);
+    }
+    if (status != GR_OK || *help_out) {
+        return status;
+    }
+    if (at >= argc) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: there is nothing to run; give a job file (gradus run job.yaml) or a "
+                       "command (gradus run -np 2 -- command arguments)");
+    }
+    if (dashes || !(ends_in(argv[at], ".yaml") || ends_in(argv[at], ".yml"))) {
+        run->command = argv + at;
+        return GR_OK;
+    }
+    run->job_path = argv[at++];
+    status = gr_config_from_args(&gr_run_table, &run->options, argc, argv, &at, &dashes, help_out,
+                                 &run->arena, diag);
+    if (status == GR_OK && !*help_out && at < argc) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: \"%s\" behind the job file \"%s\" means nothing here; to run a "
+                       "command, write -- in front of it",
+                       argv[at], run->job_path);
+    }
+    return status;
+}
+
+static gr_status find_cores(struct run *run, gr_diag *diag)
+{
+    gr_cores allowed;
+    gr_status status = gr_cores_allowed(&allowed, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    run->cores = allowed;
+    return run->options.cores == NULL
+               ? GR_OK
+               : gr_cores_parse(run->options.cores, "--cores", &allowed, &run->cores, diag);
+}
+
+/* Reads and checks the job, so that whatever is wrong in it is said before anything starts. */
+static gr_status read_job(struct run *run, gr_diag *diag)
+{
+    run_options *options = &run->options;
+    int cores = run->cores.count;
+    const gr_job_overrides overrides = {
+        .workers = (int)options->workers,
+        .default_workers = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX,
+        .link = options->link == LINK_OF_JOB ? NULL : link_choices[options->link],
+        .output = options->output};
+    gr_job *job;
+    gr_status status = gr_job_open(run->job_path, &overrides, &job, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    if (options->dry_run) {
+        status = gr_job_print(job, stdout, diag);
+    }
+    options->workers = job->workers;
+    if (options->threads == 0) {
+        options->threads = job->distribution.worker_threads;
+    }
+    gr_job_close(job);
+    return status;
+}
+
+static void print_plan(const struct run *run)
+{
+    int workers = (int)run->options.workers;
+    gr_cores part;
+    char list[GR_CORES_TEXT_BYTES];
+    printf("%d worker%s of:", workers, workers == 1 ? "" : "s");
+    for (char *const *word = run->command; *word != NULL; word++) {
+        printf(" %s", *word);
+    }
+    putchar('\n');
+    for (int rank = 0; rank < workers; rank++) {
+        if (run->options.bind && gr_cores_deal(&run->cores, workers, rank, &part)) {
+            gr_cores_print(&part, list, sizeof list);
+            printf("rank %d is bound to core%s %s\n", rank, part.count == 1 ? "" : "s", list);
+        }
+    }
+    if (!run->options.bind || workers > run->cores.count) {
+        gr_cores_print(&run->cores, list, sizeof list);
+        printf("no worker is bound to a core of its own; all may use %s\n", list);
+    }
+}
+
+static int terminal_columns(int fd)
+{
+    struct winsize size;
+    if (!isatty(fd)) {
+        return 0;
+    }
+    return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+static bool wants_color(int fd)
+{
+    const char *no_color = getenv("NO_COLOR"), *kind = getenv("TERM");
+    return isatty(fd) && (no_color == NULL || no_color[0] == '\0') &&
+           (kind == NULL || strcmp(kind, "dumb") != 0);
+}
+
+static int launch(struct run *run)
+{
+    enum { SET_MAX = 8, JOIN_SLACK_S = 5 };
+    const run_options *options = &run->options;
+    const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
+    char *const worker[] = {"gradus",
+                            "worker",
+                            (char *)(uintptr_t)run->job_path,
+                            options->json ? "--json" : "--no-json",
+                            options->output != NULL ? "--output" : NULL,
+                            (char *)(uintptr_t)options->output,
+                            NULL};
+    size_t set_count = 0, default_count = 0;
+    set[set_count++] =
+        gr_arena_printf(&run->arena, "GRADUS_TERMINAL_COLUMNS=%d", terminal_columns(STDOUT_FILENO));
+    if (options->link != LINK_OF_JOB) {
+        set[set_count++] =
+            gr_arena_printf(&run->arena, "GRADUS_LINK=%s", link_choices[options->link]);
+    }
+    if (options->threads > 0) {
+        set[set_count++] =
+            gr_arena_printf(&run->arena, "OMP_NUM_THREADS=%lld", (long long)options->threads);
+    } else {
+        defaults[default_count++] = "OMP_NUM_THREADS=1";
+    }
+    if (options->start_timeout_us > 0) {
+        /* A little more than ours: we can say more about who is missing. */
+        defaults[default_count++] =
+            gr_arena_printf(&run->arena, "GRADUS_JOIN_TIMEOUT=%llds",
+                            (long long)(options->start_timeout_us / 1000000 + JOIN_SLACK_S));
+    }
+    defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
+    const gr_launch_config config = {.workers = (int)options->workers,
+                                     .argv = run->job_path != NULL ? worker : run->command,
+                                     .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
+                                     .environment = environ,
+                                     .set = set,
+                                     .defaults = defaults,
+                                     .cores = &run->cores,
+                                     .bind = options->bind,
+                                     .restrict_cores = options->cores != NULL,
+                                     .all_join = run->job_path != NULL,
+                                     .start_timeout_us = options->start_timeout_us,
+                                     .grace_us = options->grace_us,
+                                     .out_fd = STDOUT_FILENO,
+                                     .err_fd = STDERR_FILENO,
+                                     .quiet = options->quiet,
+                                     .prefix = options->prefix,
+                                     .raw_rank0 = run->job_path != NULL,
+                                     .timestamps = options->timestamps,
+                                     .color_out = wants_color(STDOUT_FILENO),
+                                     .color_err = wants_color(STDERR_FILENO),
+                                     .log_dir = options->log_dir,
+                                     .log = &run->log};
+    gr_launch_report report;
+    gr_diag diag = {0};
+    gr_status status = gr_launch_run(&config, &report, &diag);
+    if (status == GR_OK) {
+        return GR_EXIT_DONE;
+    }
+    fprintf(stderr, "gradus: %s\n%s", diag.text, report.tail);
+    return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
+}
+
+int gr_verb_run(int argc, char *const *argv)
+{
+    struct run run = {.log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr}};
+    gr_diag diag = {0};
+    bool help = false;
+    gr_arena_init(&run.arena, ARENA_BYTES_MAX);
+    gr_status status = read_line(&run, argc, argv, &help, &diag);
+    if (status == GR_OK && !help) {
+        status = find_cores(&run, &diag);
+    }
+    if (status == GR_OK && !help && run.job_path != NULL) {
+        status = read_job(&run, &diag);
+    }
+    int code;
+    if (status != GR_OK) {
+        code = gr_cli_fail(gr_cli_input_code(status), &diag);
+    } else if (help) {
+        print_help();
+        code = gr_cli_flush();
+    } else {
+        if (run.options.workers == 0) {
+            int cores = run.cores.count;
+            run.options.workers = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
+        }
+        gr_cores_sort_by_topology(&run.cores);
+        if (run.options.dry_run && run.job_path == NULL) {
+            print_plan(&run);
+        }
+        code = run.options.dry_run ? gr_cli_flush() : launch(&run);
+    }
+    gr_arena_fini(&run.arena);
+    return code;
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What `gradus run job.yaml` starts once for each rank. Not meant to be typed. */
+
+#include "cli/cli.h"
+#include "launch/launch.h"
+#include "train/train.h"
+
+#include <stddef.h>
+
+typedef struct worker_options {
+    bool json;
+    const char *output;
+} worker_options;
+
+static const gr_config_field worker_fields[] = {
+    {.flag = "--json",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(worker_options, json),
+     .help = "report as JSON, one object a line"},
+    {.flag = "--output",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, output),
+     .value_name = "DIR",
+     .help = "folder for weights and metrics"},
+    {.key = NULL},
+};
+
+static const gr_config_table worker_table = {.name = "worker",
+                                             .title = "One worker of a native job",
+                                             .fields = worker_fields,
+                                             .struct_bytes = sizeof(worker_options)};
+
+enum { ARENA_BYTES_MAX = 1 << 20 };
+
+/* Who failed only since another one did says so by its exit code, so that the launcher looks for
+ * the other one. NaN or infinity is found by all ranks together: rank 0 speaks for them. */
+static int fail(const gr_comm *comm, gr_status status, const gr_diag *diag)
+{
+    gr_scope scope = gr_status_scope(status);
+    bool together = status == GR_E_NOT_FINITE && comm != NULL && gr_comm_rank(comm) != 0;
+    if (together) {
+        return GR_LAUNCH_EXIT_PEER;
+    }
+    gr_cli_fail(GR_EXIT_FAILED, diag);
+    return scope == GR_SCOPE_PEER || status == GR_E_COMM_BROKEN ? GR_LAUNCH_EXIT_PEER
+                                                                : GR_EXIT_FAILED;
+}
+
+static gr_status train(const worker_options *options, const char *path, gr_comm *comm,
+                       gr_diag *diag)
+{
+    const gr_job_overrides overrides = {.workers = gr_comm_size(comm), .output = options->output};
+    gr_job *job;
+    gr_status status = gr_job_open(path, &overrides, &job, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_report_style style = gr_comm_rank(comm) != 0 ? GR_REPORT_NONE
+                            : options->json         ? GR_REPORT_JSON
+                                                    : GR_REPORT_AUTO;
+    status = gr_train_run(job, comm, style, stdout, diag);
+    gr_job_close(job);
+    return status;
+}
+
+int gr_verb_worker(int argc, char *const *argv)
+{
+    worker_options options;
+    gr_cli_line line;
+    gr_diag diag = {0};
+    gr_arena arena;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    int code = GR_EXIT_DONE;
+    gr_status status = gr_cli_parse(&worker_table, &options, argc, argv, 1, &arena, &line, &diag);
+    if (status != GR_OK || line.help || line.word_count != 1) {
+        code = status != GR_OK ? gr_cli_fail(GR_EXIT_INPUT, &diag) : GR_EXIT_INPUT;
+        gr_arena_fini(&arena);
+        return code;
+    }
+    gr_comm *comm = NULL;
+    status = gr_comm_create(&comm, &diag);
+    if (status == GR_OK) {
+        status = train(&options, line.words[0], comm, &diag);
+    }
+    if (status != GR_OK) {
+        code = fail(comm, status, &diag);
+    }
+    gr_comm_destroy(comm);
+    gr_arena_fini(&arena);
+    return code != GR_EXIT_DONE ? code : gr_cli_flush();
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/agent.h"
+
+#include "base/codec.h"
+#include "launch/descent.h"
+#include "launch/environ.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum {
+    AGENT_MAGIC = 0x4147, /* "GA" */
+    AGENT_VERSION = 1,
+    LOOK_AGAIN_MS = 20 /* while killing: somebody may have been forked while we looked */
+};
+
+struct agent {
+    const gr_agent_config *config;
+    int control_fd, signal_fd;
+    pid_t *pids; /* one a rank; 0: not running */
+    int running;
+    bool ending;  /* a signal went out: what outlives its worker has time too */
+    bool killing; /* everything ends now */
+};
+
+/* magic u16, version u16, kind u16, error u16, rank u32, pid u32, value u32, zero u32 */
+void gr_agent_encode(const gr_agent_message *message, uint8_t bytes_out[GR_AGENT_MESSAGE_BYTES])
+{
+    gr_put_u16(bytes_out, AGENT_MAGIC);
+    gr_put_u16(bytes_out + 2, AGENT_VERSION);
+    gr_put_u16(bytes_out + 4, (uint16_t)message->kind);
+    gr_put_u16(bytes_out + 6, (uint16_t)message->error);
+    gr_put_u32(bytes_out + 8, (uint32_t)message->rank);
+    gr_put_u32(bytes_out + 12, (uint32_t)message->pid);
+    gr_put_u32(bytes_out + 16, (uint32_t)message->value);
+    gr_put_u32(bytes_out + 20, 0);
+}
+
+gr_status gr_agent_decode(const uint8_t *bytes, size_t size_bytes, gr_agent_message *message_out)
+{
+    if (size_bytes != GR_AGENT_MESSAGE_BYTES || gr_get_u16(bytes) != AGENT_MAGIC ||
+        gr_get_u16(bytes + 2) != AGENT_VERSION) {
+        return GR_E_PROTOCOL;
+    }
+    int kind = gr_get_u16(bytes + 4);
+    if (kind < GR_AGENT_STARTED || kind >= GR_AGENT_KIND_END) {
+        return GR_E_PROTOCOL;
+    }
+    message_out->kind = kind;
+    message_out->error = gr_get_u16(bytes + 6);
+    message_out->rank = (int)gr_get_u32(bytes + 8);
+    message_out->pid = (pid_t)gr_get_u32(bytes + 12);
+    message_out->value = (int)gr_get_u32(bytes + 16);
+    return GR_OK;
+}
+
+int gr_agent_send(int socket_fd, const gr_agent_message *message)
+{
+    uint8_t bytes[GR_AGENT_MESSAGE_BYTES];
+    gr_agent_encode(message, bytes);
+    ssize_t sent;
+    do {
+        sent = send(socket_fd, bytes, sizeof bytes, MSG_NOSIGNAL);
+    } while (sent < 0 && errno == EINTR);
+    return sent >= 0 ? 0 : errno;
+}
+
+int gr_agent_receive(int socket_fd, gr_agent_message *message_out)
+{
+    uint8_t bytes[GR_AGENT_MESSAGE_BYTES + 1];
+    ssize_t got;
+    do {
+        got = recv(socket_fd, bytes, sizeof bytes, 0);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0) {
+        return errno == ECONNRESET ? EPIPE : errno;
+    }
+    if (got == 0) {
+        return EPIPE;
+    }
+    return gr_agent_decode(bytes, (size_t)got, message_out) == GR_OK ? 0 : EPROTO;
+}
+
+/* Whatever cannot be told to the launcher need not be: it is gone, and its end of the socket, which
+ * we watch, says so. */
+static void tell(const struct agent *agent, gr_agent_message message)
+{
+    (void)gr_agent_send(agent->control_fd, &message);
+}
+
+static int compare_ints(const void *left, const void *right)
+{
+    int a = *(const int *)left, b = *(const int *)right;
+    return (a > b) - (a < b);
+}
+
+/* Keeps the workers' descriptors and our own; 0, 1, 2 become /dev/null: the launcher's files, and
+ * the sockets of its loop, must not outlive it because of us. */
+static int close_strangers(const gr_agent_config *config)
+{
+    size_t count = 0, room = (size_t)config->workers * 3 + 1;
+    int *keep = malloc(room * sizeof *keep);
+    if (keep == NULL) {
+        return ENOMEM;
+    }
+    keep[count++] = config->control_fd;
+    for (int rank = 0; rank < config->workers; rank++) {
+        keep[count++] = config->spawns[rank].stdin_fd;
+        keep[count++] = config->spawns[rank].stdout_fd;
+        keep[count++] = config->spawns[rank].stderr_fd;
+    }
+    qsort(keep, count, sizeof *keep, compare_ints);
+    unsigned int next = 3;
+    for (size_t i = 0; i < count; i++) {
+        unsigned int fd = (unsigned int)keep[i];
+        if (fd > next) {
+            (void)close_range(next, fd - 1, 0);
+        }
+        next = fd >= next ? fd + 1 : next;
+    }
+    (void)close_range(next, ~0U, 0);
+    free(keep);
+    int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null_fd < 0) {
+        return errno;
+    }
+    for (int fd = 0; fd < 3; fd++) {
+        if (dup2(null_fd, fd) < 0) {
+            return errno;
+        }
+    }
+    close(null_fd);
+    return 0;
+}
+
+static int set_up(struct agent *agent)
+{
+    sigset_t all;
+    sigfillset(&all);
+    if (sigprocmask(SIG_SETMASK, &all, NULL) != 0) {
+        return errno;
+    }
+    (void)setsid(); /* Ctrl-C is for the launcher, which tells us what to do */
+    (void)prctl(PR_SET_NAME, "gradus-agent", 0L, 0L, 0L);
+    int error = gr_descent_adopt();
+    if (error == 0) {
+        error = close_strangers(agent->config);
+    }
+    if (error != 0) {
+        return error;
+    }
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    agent->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
+    agent->pids = calloc((size_t)agent->config->workers, sizeof *agent->pids);
+    return agent->signal_fd < 0 ? errno : agent->pids == NULL ? ENOMEM : 0;
+}
+
+static void start_workers(struct agent *agent)
+{
+    const gr_agent_config *config = agent->config;
+    for (int rank = 0; rank < config->workers; rank++) {
+        gr_spawn_error error;
+        pid_t pid = gr_spawn_start(&config->spawns[rank], &error);
+        if (pid < 0) {
+            tell(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
+                                           .rank = rank,
+                                           .value = error.step,
+                                           .error = error.error});
+            agent->killing = true;
+            break;
+        }
+        agent->pids[rank] = pid;
+        agent->running++;
+        tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
+    }
+    for (int rank = 0; rank < config->workers; rank++) {
+        close(config->spawns[rank].stdout_fd);
+        close(config->spawns[rank].stderr_fd);
+        gr_environ_wipe(config->environment[rank]);
+    }
+}
+
+static int rank_of(const struct agent *agent, pid_t pid)
+{
+    for (int rank = 0; rank < agent->config->workers; rank++) {
+        if (agent->pids[rank] == pid) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
+/* True when no child is left, and with that nobody of the whole descent. */
+static bool reap(struct agent *agent)
+{
+    for (;;) {
+        int status;
+        pid_t pid = waitpid(-1, &status, WNOHANG);
+        if (pid == 0 || (pid < 0 && errno != ECHILD && errno != EINTR)) {
+            return false;
+        }
+        if (pid < 0 && errno == ECHILD) {
+            return true;
+        }
+        int rank = pid > 0 ? rank_of(agent, pid) : -1;
+        if (rank >= 0) {
+            agent->pids[rank] = 0;
+            agent->running--;
+            tell(agent, (gr_agent_message){
+                            .kind = GR_AGENT_EXITED, .rank = rank, .pid = pid, .value = status});
+        }
+    }
+}
+
+/* To the groups of the workers that run, and to whatever else runs outside of them: the program that
+ * a shell has left behind when it died, say. */
+static void signal_all(const struct agent *agent, int signal_number)
+{
+    for (int rank = 0; rank < agent->config->workers; rank++) {
+        if (agent->pids[rank] > 0) {
+            (void)kill(-agent->pids[rank], signal_number);
+            (void)kill(-agent->pids[rank], SIGCONT); /* who is stopped must hear of it too */
+        }
+    }
+    if (agent->running == 0) {
+        (void)gr_descent_signal(signal_number, 0);
+    }
+}
+
+/* False when the launcher is gone. */
+static bool take_orders(struct agent *agent)
+{
+    gr_agent_message message;
+    int error = gr_agent_receive(agent->control_fd, &message);
+    if (error != 0) {
+        return error == EAGAIN;
+    }
+    if (message.kind == GR_AGENT_SIGNAL) {
+        agent->ending = true;
+        signal_all(agent, message.value);
+    } else if (message.kind == GR_AGENT_KILL) {
+        agent->killing = true;
+    }
+    return true;
+}
+
+/* True when all is over, false when the launcher is gone. */
+static bool look_after(struct agent *agent)
+{
+    for (;;) {
+        if (reap(agent)) {
+            return true;
+        }
+        if (agent->running == 0 && !agent->ending) {
+            agent->killing = true;
+        }
+        if (agent->killing) {
+            (void)gr_descent_signal(SIGKILL, 0);
+        }
+        struct pollfd watched[2] = {{.fd = agent->control_fd, .events = POLLIN},
+                                    {.fd = agent->signal_fd, .events = POLLIN}};
+        if (poll(watched, 2, agent->killing ? LOOK_AGAIN_MS : -1) < 0) {
+            continue; /* EINTR */
+        }
+        if (watched[1].revents != 0) {
+            struct signalfd_siginfo info;
+            while (read(agent->signal_fd, &info, sizeof info) > 0) {
+            }
+        }
+        if (watched[0].revents != 0 && !take_orders(agent)) {
+            return false;
+        }
+    }
+}
+
+_Noreturn void gr_agent_run(const gr_agent_config *config)
+{
+    struct agent agent = {.config = config, .control_fd = config->control_fd, .signal_fd = -1};
+    int error = set_up(&agent);
+    if (error != 0) {
+        tell(&agent, (gr_agent_message){
+                         .kind = GR_AGENT_NOT_STARTED, .value = GR_SPAWN_SETUP, .error = error});
+        tell(&agent, (gr_agent_message){.kind = GR_AGENT_DONE});
+        _exit(1);
+    }
+    start_workers(&agent);
+    if (look_after(&agent)) {
+        tell(&agent, (gr_agent_message){.kind = GR_AGENT_DONE});
+        _exit(0);
+    }
+    gr_descent_end();
+    _exit(1);
+}

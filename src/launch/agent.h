@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_AGENT_H
+#define GR_LAUNCH_AGENT_H
+
+/* The agent: a process between the launcher and the workers. It is the workers' parent and adopts
+ * every orphan among what they start, so it can end all of them, and does so at once when the
+ * launcher is gone. It speaks with the launcher over one socket, in messages; an agent on another
+ * host will speak the same. */
+
+#include "launch/spawn.h"
+
+typedef enum gr_agent_message_kind {
+    /* agent to launcher */
+    GR_AGENT_STARTED = 1, /* rank, pid */
+    GR_AGENT_NOT_STARTED, /* rank, value: gr_spawn_step, error: errno; then DONE follows */
+    GR_AGENT_EXITED,      /* rank, pid, value: the wait status */
+    GR_AGENT_DONE,        /* nothing of the job runs any more; the agent ends */
+    /* launcher to agent */
+    GR_AGENT_SIGNAL, /* value: a signal for the process groups of all workers; from now on what
+                        outlives its worker is left alone until it ends or KILL comes */
+    GR_AGENT_KILL,   /* everything ends now */
+    GR_AGENT_KIND_END
+} gr_agent_message_kind;
+
+typedef struct gr_agent_message {
+    int kind;
+    int rank;
+    pid_t pid;
+    int value;
+    int error;
+} gr_agent_message;
+
+enum { GR_AGENT_MESSAGE_BYTES = 24 };
+
+void gr_agent_encode(const gr_agent_message *message, uint8_t bytes_out[GR_AGENT_MESSAGE_BYTES]);
+/* GR_E_PROTOCOL: wrong size, magic, version or kind. */
+gr_status gr_agent_decode(const uint8_t *bytes, size_t size_bytes,
+                          gr_agent_message *message_out) GR_MUST_CHECK;
+
+/* One message over the socket: 0 or errno. EAGAIN: none there (non-blocking socket); EPIPE: the
+ * other side is gone. */
+int gr_agent_send(int socket_fd, const gr_agent_message *message);
+int gr_agent_receive(int socket_fd, gr_agent_message *message_out);
+
+typedef struct gr_agent_config {
+    int workers;
+    gr_spawn *spawns;    /* one a rank; descriptors are the agent's to close */
+    char ***environment; /* one list a rank; secrets in it are wiped when all have started */
+    int control_fd;
+} gr_agent_config;
+
+/* Runs in the process that was forked for it, and ends it. */
+_Noreturn void gr_agent_run(const gr_agent_config *config);
+
+#endif

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/descent.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct process {
+    pid_t pid, parent;
+    bool zombie;
+} process;
+
+int gr_descent_adopt(void)
+{
+    return prctl(PR_SET_CHILD_SUBREAPER, 1L, 0L, 0L, 0L) == 0 ? 0 : errno;
+}
+
+/* Parent and state from /proc/<pid>/stat. The name in parentheses may hold anything, a ')' too. */
+static bool read_process(const char *pid_text, process *process_out)
+{
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%.20s/stat", pid_text);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return false;
+    }
+    ssize_t got = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (got <= 0) {
+        return false;
+    }
+    text[got] = '\0';
+    const char *behind_name = strrchr(text, ')');
+    if (behind_name == NULL || strlen(behind_name) < 5) {
+        return false;
+    }
+    process_out->pid = (pid_t)strtol(pid_text, NULL, 10);
+    process_out->zombie = behind_name[2] == 'Z' || behind_name[2] == 'X';
+    process_out->parent = (pid_t)strtol(behind_name + 4, NULL, 10);
+    return true;
+}
+
+/* Every process of the machine that we can see; NULL when there is no memory or no /proc. */
+static process *list_processes(size_t *count_out)
+{
+    DIR *folder = opendir("/proc");
+    process *list = NULL;
+    size_t count = 0, capacity = 0;
+    if (folder == NULL) {
+        return NULL;
+    }
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        if (!isdigit((unsigned char)entry->d_name[0])) {
+            continue;
+        }
+        if (count == capacity) {
+            capacity = capacity > 0 ? capacity * 2 : 256;
+            process *larger = realloc(list, capacity * sizeof *list);
+            if (larger == NULL) {
+                break;
+            }
+            list = larger;
+        }
+        if (read_process(entry->d_name, &list[count])) {
+            count++;
+        }
+    }
+    closedir(folder);
+    *count_out = count;
+    return list;
+}
+
+static bool is_member(const process *list, const size_t *members, size_t count, pid_t pid)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (list[members[i]].pid == pid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int gr_descent_signal(int signal_number, pid_t except)
+{
+    size_t count = 0, found = 0;
+    process *list = list_processes(&count);
+    size_t *members = list != NULL ? malloc((count + 1) * sizeof *members) : NULL;
+    pid_t self = getpid();
+    bool grew = members != NULL;
+    while (grew) { /* a generation each round */
+        grew = false;
+        for (size_t i = 0; i < count; i++) {
+            if (list[i].parent <= 0 || list[i].pid == except) {
+                continue;
+            }
+            if (list[i].parent != self && !is_member(list, members, found, list[i].parent)) {
+                continue;
+            }
+            if (!is_member(list, members, found, list[i].pid)) {
+                members[found++] = i;
+                grew = true;
+            }
+        }
+    }
+    int signalled = 0;
+    for (size_t i = 0; i < found; i++) {
+        if (!list[members[i]].zombie && kill(list[members[i]].pid, signal_number) == 0) {
+            signalled++;
+        }
+    }
+    free(members);
+    free(list);
+    return signalled;
+}
+
+void gr_descent_end(void)
+{
+    enum { LOOK_AGAIN_NS = 20 * 1000 * 1000 };
+    const struct timespec look_again = {.tv_nsec = LOOK_AGAIN_NS};
+    sigset_t child, before;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    (void)pthread_sigmask(SIG_BLOCK, &child, &before);
+    for (;;) {
+        pid_t pid;
+        do {
+            pid = waitpid(-1, NULL, WNOHANG);
+        } while (pid > 0 || (pid < 0 && errno == EINTR));
+        if (pid < 0) {
+            break; /* no children: and all orphans of our descent would be our children */
+        }
+        (void)gr_descent_signal(SIGKILL, 0);
+        /* Each death makes the next generation ours. Somebody whose parent died while we looked was
+         * not found: hence the time limit. */
+        (void)sigtimedwait(&child, NULL, &look_again);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+}

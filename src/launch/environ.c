@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/environ.h"
+
+#include "base/fail.h"
+#include "base/hash.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+enum { OWN_MAX = 16, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
+
+static bool same_name(const char *entry, const char *other)
+{
+    size_t size = strcspn(other, "=");
+    return strncmp(entry, other, size) == 0 && entry[size] == '=';
+}
+
+static bool names(const char *const *list, const char *entry)
+{
+    for (size_t i = 0; list != NULL && list[i] != NULL; i++) {
+        if (same_name(entry, list[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static size_t length(const char *const *list)
+{
+    size_t count = 0;
+    while (list != NULL && list[count] != NULL) {
+        count++;
+    }
+    return count;
+}
+
+/* The worker's identity; a NULL-terminated list. False: no memory. */
+static bool make_own(const gr_environ_config *config, gr_arena *arena, const char *own[OWN_MAX + 1])
+{
+    int rank = config->rank, size = config->world_size;
+    size_t count = 0;
+    own[count++] = gr_arena_printf(arena, "GRADUS_RANK=%d", rank);
+    own[count++] = gr_arena_printf(arena, "GRADUS_WORLD_SIZE=%d", size);
+    own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_RANK=%d", rank);
+    own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_SIZE=%d", size);
+    own[count++] = gr_arena_printf(arena, "GRADUS_COORDINATOR=%s", config->coordinator);
+    own[count++] = gr_arena_printf(arena, "GRADUS_SECRET=%s", config->secret_hex);
+    own[count++] = gr_arena_printf(arena, "RANK=%d", rank);
+    own[count++] = gr_arena_printf(arena, "WORLD_SIZE=%d", size);
+    own[count++] = gr_arena_printf(arena, "LOCAL_RANK=%d", rank);
+    own[count++] = gr_arena_printf(arena, "LOCAL_WORLD_SIZE=%d", size);
+    own[count++] = "MASTER_ADDR=127.0.0.1";
+    own[count++] = gr_arena_printf(arena, "MASTER_PORT=%d", config->master_port);
+    own[count] = NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (own[i] == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, char ***entries_out,
+                           gr_diag *diag)
+{
+    const char *own[OWN_MAX + 1];
+    const char *const *inherited = (const char *const *)config->inherited;
+    size_t room = OWN_MAX + length(inherited) + length(config->set) + length(config->defaults) + 1;
+    const char **entries = gr_arena_alloc(arena, room * sizeof *entries);
+    if (entries == NULL || !make_own(config, arena, own)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the environment of rank %d",
+                       config->rank);
+    }
+    size_t count = 0;
+    for (size_t i = 0; i < length(inherited); i++) {
+        if (!names(own, inherited[i]) && !names(config->set, inherited[i])) {
+            entries[count++] = inherited[i];
+        }
+    }
+    for (size_t i = 0; i < length(config->defaults); i++) {
+        if (!names(inherited, config->defaults[i]) && !names(config->set, config->defaults[i])) {
+            entries[count++] = config->defaults[i];
+        }
+    }
+    for (size_t i = 0; i < length(config->set); i++) {
+        entries[count++] = config->set[i];
+    }
+    for (size_t i = 0; own[i] != NULL; i++) {
+        entries[count++] = own[i];
+    }
+    entries[count] = NULL;
+    *entries_out = (char **)entries;
+    return GR_OK;
+}
+
+void gr_environ_wipe(char **entries)
+{
+    for (size_t i = 0; entries[i] != NULL; i++) {
+        if (same_name(entries[i], "GRADUS_SECRET")) {
+            gr_wipe(entries[i] + SECRET_NAME_BYTES, strlen(entries[i] + SECRET_NAME_BYTES));
+        }
+    }
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_ENVIRON_H
+#define GR_LAUNCH_ENVIRON_H
+
+/* What a worker finds in its environment. */
+
+#include "base/arena.h"
+
+typedef struct gr_environ_config {
+    char *const *inherited; /* the launcher's own environment */
+    int rank, world_size;   /* this host holds all ranks: local rank and size are the same */
+    const char *coordinator;
+    const char *secret_hex;
+    int master_port;
+    const char *const *set;      /* "NAME=value", whatever was inherited; NULL-terminated */
+    const char *const *defaults; /* "NAME=value", unless it was inherited; NULL-terminated */
+} gr_environ_config;
+
+/* A NULL-terminated list in `arena`; entries that were inherited are borrowed. GR_E_NO_MEMORY. */
+gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, char ***entries_out,
+                           gr_diag *diag) GR_MUST_CHECK;
+
+/* Overwrites the job's secret in a list that gr_environ_build made. */
+void gr_environ_wipe(char **entries);
+
+#endif

@@ -1,0 +1,727 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/launch.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "base/hash.h"
+#include "group/group.h"
+#include "launch/agent.h"
+#include "launch/descent.h"
+#include "launch/environ.h"
+#include "launch/output.h"
+#include "launch/verdict.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <uv.h>
+
+enum {
+    /* Between a failure and the end of the others: the time in which a likelier cause may show. */
+    SETTLE_FAILED_MS = 50,
+    SETTLE_PEER_MS = 2000,
+    GRACE_FAILED_MS_MAX = 2000, /* what the others get after a failure */
+    KILL_PATIENCE_MS =
+        10000, /* a killed process that is still there by then is stuck in the kernel */
+    SIGNALS = 3,
+    ARENA_BYTES_MAX = 256 << 20,
+    ADDRESS_LIST_BYTES = 160
+};
+
+typedef enum gang_phase {
+    PHASE_RUNNING,  /* nothing is wrong */
+    PHASE_SETTLING, /* a worker failed; perhaps another one is the cause */
+    PHASE_ENDING,   /* a signal asks the others to end */
+    PHASE_KILLING,  /* SIGKILL is out */
+    PHASE_DRAINING, /* no process is left, output may be */
+    PHASE_OVER
+} gang_phase;
+
+typedef enum gang_reason {
+    REASON_NONE,
+    REASON_WORKER,      /* one failed: see the ends */
+    REASON_SIGNAL,      /* somebody told us to end */
+    REASON_NOT_JOINED,  /* `absent` names them */
+    REASON_NOT_STARTED, /* `verdict` holds the sentence, as below */
+    REASON_OUTPUT_LOST,
+    REASON_AGENT_LOST,
+    REASON_STUCK,
+    REASON_COORDINATOR
+} gang_reason;
+
+struct gang {
+    const gr_launch_config *config;
+    gang_phase phase;
+    gang_reason reason;
+    gr_status status; /* of reasons other than REASON_WORKER */
+    gr_diag verdict;  /* their sentence */
+    gr_worker_end *ends;
+    int started, ended;
+    int signal_number; /* the one that told us to end */
+    int output_error;
+    bool told; /* a signal went out to the workers */
+    bool everybody_joined;
+    bool join_timing;
+    int64_t start_us;
+
+    gr_output *output;
+    gr_coordinator *coordinator;
+    gr_arena arena;
+    uint8_t secret[GR_SECRET_BYTES];
+    char secret_hex[2 * GR_SECRET_BYTES + 1];
+    char ***environment;
+    gr_spawn *spawns;
+    gr_cores *parts;
+    int null_fd;
+    int control_fd;
+    pid_t agent;
+
+    uv_loop_t loop;
+    bool loop_open;
+    uv_signal_t signals[SIGNALS];
+    uv_poll_t control_poll, coordinator_poll;
+    uv_timer_t phase_timer, join_timer, coordinator_timer;
+};
+
+static int64_t now_us(void)
+{
+    return gr_now_ns() / 1000;
+}
+
+/* ---- Telling and ending -------------------------------------------------------------------------- */
+
+static void tell_agent(struct gang *gang, int kind, int value)
+{
+    gr_agent_message message = {.kind = kind, .value = value};
+    (void)gr_agent_send(gang->control_fd, &message); /* if it is gone, the poll says so */
+}
+
+static void on_phase_timer(uv_timer_t *timer);
+
+static void enter(struct gang *gang, gang_phase phase, int64_t timeout_ms)
+{
+    gang->phase = phase;
+    uv_timer_stop(&gang->phase_timer);
+    if (timeout_ms >= 0) {
+        (void)uv_timer_start(&gang->phase_timer, on_phase_timer, (uint64_t)timeout_ms, 0);
+    }
+}
+
+static void kill_all(struct gang *gang)
+{
+    if (gang->phase < PHASE_KILLING) {
+        gang->told = true;
+        tell_agent(gang, GR_AGENT_KILL, 0);
+        enter(gang, PHASE_KILLING, KILL_PATIENCE_MS);
+    }
+}
+
+static void end_all(struct gang *gang, int signal_number, int64_t grace_ms)
+{
+    if (gang->phase >= PHASE_ENDING) {
+        return;
+    }
+    if (grace_ms <= 0) {
+        kill_all(gang);
+        return;
+    }
+    gang->told = true;
+    tell_agent(gang, GR_AGENT_SIGNAL, signal_number);
+    enter(gang, PHASE_ENDING, grace_ms);
+}
+
+static void end_after_failure(struct gang *gang)
+{
+    int64_t grace_ms = gang->config->grace_us / 1000;
+    end_all(gang, SIGTERM, grace_ms < GRACE_FAILED_MS_MAX ? grace_ms : GRACE_FAILED_MS_MAX);
+}
+
+static void set_reason(struct gang *gang, gang_reason reason, gr_status status)
+{
+    if (gang->reason == REASON_NONE) {
+        gang->reason = reason;
+        gang->status = status;
+    }
+}
+
+static void finish(struct gang *gang)
+{
+    enter(gang, PHASE_OVER, -1);
+    uv_stop(&gang->loop);
+}
+
+/* Nothing runs any more. */
+static void start_draining(struct gang *gang)
+{
+    enter(gang, PHASE_DRAINING, -1);
+    uv_timer_stop(&gang->join_timer);
+    gr_output_finish(gang->output);
+}
+
+static void on_phase_timer(uv_timer_t *timer)
+{
+    struct gang *gang = timer->data;
+    if (gang->phase == PHASE_SETTLING) {
+        end_after_failure(gang);
+    } else if (gang->phase == PHASE_ENDING) {
+        kill_all(gang);
+    } else if (gang->phase == PHASE_KILLING) {
+        set_reason(gang, REASON_STUCK, GR_E_IO);
+        (void)gr_fail(&gang->verdict, GR_E_IO,
+                      "a process of the job does not end although it was killed; it waits for the "
+                      "kernel (a disk or a network file system that does not answer?)");
+        gang->reason = REASON_STUCK;
+        finish(gang);
+    }
+}
+
+static void on_signal(uv_signal_t *handle, int signal_number)
+{
+    struct gang *gang = handle->data;
+    if (gang->signal_number == 0) {
+        gang->signal_number = signal_number;
+    }
+    if (gang->phase == PHASE_DRAINING) {
+        /* Whoever should read the output does not, and somebody is tired of waiting. */
+        set_reason(gang, REASON_SIGNAL, GR_E_CANCELLED);
+        finish(gang);
+    } else if (gang->phase >= PHASE_ENDING) {
+        if (signal_number == SIGINT) {
+            kill_all(gang);
+        }
+    } else {
+        set_reason(gang, REASON_SIGNAL, GR_E_CANCELLED);
+        end_all(gang, signal_number, gang->config->grace_us / 1000);
+    }
+}
+
+/* ---- Joining ------------------------------------------------------------------------------------- */
+
+static void fail_absent(struct gang *gang, const bool *absent, const char *waited)
+{
+    char list[ADDRESS_LIST_BYTES];
+    gr_verdict_list(absent, gang->config->workers, list, sizeof list);
+    set_reason(gang, REASON_NOT_JOINED, GR_E_TIMEOUT);
+    (void)gr_fail(&gang->verdict, GR_E_TIMEOUT, "%s did not join the group %s", list, waited);
+    end_after_failure(gang);
+}
+
+static bool *absent_ranks(const struct gang *gang)
+{
+    bool *absent = calloc((size_t)gang->config->workers, sizeof *absent);
+    for (int rank = 0; absent != NULL && rank < gang->config->workers; rank++) {
+        absent[rank] = gr_coordinator_member_state(gang->coordinator, rank) == 0;
+    }
+    return absent;
+}
+
+static void on_join_timeout(uv_timer_t *timer)
+{
+    struct gang *gang = timer->data;
+    bool *absent = absent_ranks(gang);
+    char waited[200];
+    snprintf(
+        waited, sizeof waited,
+        "within %.0f s %s; is it stuck, or does it never call gr_comm_create? (--start-timeout "
+        "sets the time)",
+        (double)gang->config->start_timeout_us * 1e-6,
+        gang->config->all_join ? "of the start" : "of the first that did");
+    if (absent != NULL && gang->phase == PHASE_RUNNING) {
+        fail_absent(gang, absent, waited);
+    }
+    free(absent);
+}
+
+/* Somebody has joined: the others have to come as well, and whoever has ended cannot. */
+static void check_joining(struct gang *gang)
+{
+    int joined = gr_coordinator_joined(gang->coordinator);
+    if (gang->everybody_joined || gang->phase != PHASE_RUNNING) {
+        return;
+    }
+    if (joined >= gang->config->workers) {
+        gang->everybody_joined = true;
+        uv_timer_stop(&gang->join_timer);
+        return;
+    }
+    if (joined == 0) {
+        return;
+    }
+    if (!gang->join_timing && gang->config->start_timeout_us > 0) {
+        gang->join_timing = true;
+        (void)uv_timer_start(&gang->join_timer, on_join_timeout,
+                             (uint64_t)gang->config->start_timeout_us / 1000, 0);
+    }
+    bool *absent = absent_ranks(gang);
+    bool any = false;
+    for (int rank = 0; absent != NULL && rank < gang->config->workers; rank++) {
+        absent[rank] = absent[rank] && gang->ends[rank].ended;
+        any = any || absent[rank];
+    }
+    if (any) {
+        fail_absent(gang, absent,
+                    "that the others wait in: it has ended, with exit code 0; all ranks must call "
+                    "gr_comm_create, or none");
+    }
+    free(absent);
+}
+
+static void progress_coordinator(struct gang *gang);
+
+static void on_coordinator_timer(uv_timer_t *timer)
+{
+    progress_coordinator(timer->data);
+}
+
+static void progress_coordinator(struct gang *gang)
+{
+    gr_diag diag = {0};
+    if (gr_coordinator_progress(gang->coordinator, &diag) != GR_OK) {
+        uv_poll_stop(&gang->coordinator_poll);
+        if (gang->phase == PHASE_RUNNING) {
+            set_reason(gang, REASON_COORDINATOR, (gr_status)diag.status);
+            gang->verdict = diag;
+            end_after_failure(gang);
+        }
+        return;
+    }
+    int64_t next_us = gr_coordinator_next_us(gang->coordinator);
+    uv_timer_stop(&gang->coordinator_timer);
+    if (next_us != GR_NEVER) {
+        int64_t wait_us = next_us - now_us();
+        (void)uv_timer_start(&gang->coordinator_timer, on_coordinator_timer,
+                             wait_us > 0 ? (uint64_t)wait_us / 1000 + 1 : 0, 0);
+    }
+    check_joining(gang);
+}
+
+static void on_coordinator(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    progress_coordinator(poll->data);
+}
+
+/* ---- What the agent tells ------------------------------------------------------------------------ */
+
+static void on_worker_end(struct gang *gang, const gr_agent_message *message)
+{
+    gr_worker_end *end = &gang->ends[message->rank];
+    end->ended = true;
+    end->wait_status = message->value;
+    end->order = gang->ended++;
+    end->end_us = now_us();
+    end->was_asked = gang->told;
+    gr_end_class class = gr_verdict_class(end);
+    if (class == GR_END_FINE || class == GR_END_ASKED) {
+        if (gang->phase == PHASE_RUNNING) {
+            progress_coordinator(gang); /* its last message may still be unread */
+        }
+        return;
+    }
+    if (gang->phase > PHASE_SETTLING) {
+        return;
+    }
+    set_reason(gang, REASON_WORKER, GR_E_PEER_LOST);
+    if (class == GR_END_KILLED) {
+        end_after_failure(gang);
+    } else if (class == GR_END_FAILED) {
+        enter(gang, PHASE_SETTLING, SETTLE_FAILED_MS);
+    } else if (gang->phase == PHASE_RUNNING) {
+        enter(gang, PHASE_SETTLING, SETTLE_PEER_MS);
+    }
+}
+
+static void on_message(struct gang *gang, const gr_agent_message *message)
+{
+    bool known = message->rank >= 0 && message->rank < gang->config->workers;
+    if (message->kind == GR_AGENT_STARTED && known) {
+        gang->ends[message->rank].started = true;
+        gang->ends[message->rank].pid = message->pid;
+        gang->ends[message->rank].start_us = now_us();
+        gang->started++;
+    } else if (message->kind == GR_AGENT_EXITED && known) {
+        on_worker_end(gang, message);
+    } else if (message->kind == GR_AGENT_NOT_STARTED) {
+        gr_spawn_error error = {.step = message->value, .error = message->error};
+        gr_diag diag;
+        gr_status status = gr_spawn_fail(gang->config->argv[0], &error, &diag);
+        set_reason(gang, REASON_NOT_STARTED, status);
+        if (gang->reason == REASON_NOT_STARTED) {
+            gang->verdict = diag;
+        }
+        gang->told = true;
+        enter(gang, PHASE_KILLING, KILL_PATIENCE_MS);
+    } else if (message->kind == GR_AGENT_DONE) {
+        start_draining(gang);
+    }
+}
+
+/* The agent was killed. The workers die with it; what they had started is ours now. */
+static void on_agent_lost(struct gang *gang)
+{
+    set_reason(gang, REASON_AGENT_LOST, GR_E_IO);
+    if (gang->reason == REASON_AGENT_LOST) {
+        (void)gr_fail(&gang->verdict, GR_E_IO,
+                      "the process that looks after the workers (gradus-agent, pid %d) was killed, "
+                      "and the job with it",
+                      (int)gang->agent);
+    }
+    gr_descent_end();
+    gang->agent = 0;
+    start_draining(gang);
+}
+
+static void on_control(uv_poll_t *poll, int status, int events)
+{
+    struct gang *gang = poll->data;
+    (void)status;
+    (void)events;
+    while (gang->phase < PHASE_DRAINING) {
+        gr_agent_message message;
+        int error = gr_agent_receive(gang->control_fd, &message);
+        if (error == EAGAIN) {
+            return;
+        }
+        if (error != 0) {
+            on_agent_lost(gang);
+        } else {
+            on_message(gang, &message);
+        }
+    }
+    uv_poll_stop(poll);
+}
+
+static void on_output_settled(void *event_arg)
+{
+    struct gang *gang = event_arg;
+    if (gang->phase == PHASE_DRAINING) {
+        finish(gang);
+    }
+}
+
+static void on_output_lost(void *event_arg, int error)
+{
+    struct gang *gang = event_arg;
+    set_reason(gang, REASON_OUTPUT_LOST, GR_E_IO);
+    if (gang->reason == REASON_OUTPUT_LOST) {
+        (void)gr_fail(&gang->verdict, GR_E_IO,
+                      "the output cannot be written any more (%s), so the job was ended",
+                      strerror(error));
+    }
+    end_after_failure(gang);
+}
+
+/* ---- Preparation --------------------------------------------------------------------------------- */
+
+/* A port that was free a moment ago: for programs that open MASTER_PORT themselves. */
+static gr_status find_free_port(int *port_out, gr_diag *diag)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof address;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    gr_status status = GR_OK;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &size) != 0) {
+        status = gr_fail(diag, GR_E_IO, "no free port on 127.0.0.1 for MASTER_PORT: %s",
+                         strerror(errno));
+    } else {
+        *port_out = ntohs(address.sin_port);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
+}
+
+static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
+{
+    gr_status status = gr_random_bytes(gang->secret, sizeof gang->secret, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_hex(gang->secret, sizeof gang->secret, gang->secret_hex);
+    gr_coordinator_config config = {
+        .world_size = gang->config->workers, .secret = gang->secret, .log = gang->config->log};
+    return gr_coordinator_create(&config, &gang->coordinator, diag);
+}
+
+static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
+{
+    const gr_launch_config *config = gang->config;
+    size_t count = (size_t)config->workers;
+    gang->ends = gr_arena_alloc(&gang->arena, count * sizeof *gang->ends);
+    gang->spawns = gr_arena_alloc(&gang->arena, count * sizeof *gang->spawns);
+    gang->environment = gr_arena_alloc(&gang->arena, count * sizeof *gang->environment);
+    gang->parts = gr_arena_alloc(&gang->arena, count * sizeof *gang->parts);
+    if (gang->ends == NULL || gang->spawns == NULL || gang->environment == NULL ||
+        gang->parts == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", config->workers);
+    }
+    gang->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (gang->null_fd < 0) {
+        return gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
+    }
+    gr_environ_config environment = {.inherited = config->environment,
+                                     .world_size = config->workers,
+                                     .coordinator = gr_coordinator_address(gang->coordinator),
+                                     .secret_hex = gang->secret_hex,
+                                     .set = config->set,
+                                     .defaults = config->defaults};
+    gr_status status = find_free_port(&environment.master_port, diag);
+    for (int rank = 0; rank < config->workers && status == GR_OK; rank++) {
+        gr_spawn *spawn = &gang->spawns[rank];
+        environment.rank = rank;
+        status = gr_environ_build(&environment, &gang->arena, &gang->environment[rank], diag);
+        *spawn = (gr_spawn){.argv = config->argv,
+                            .file = config->file,
+                            .environment = gang->environment[rank],
+                            .stdin_fd = gang->null_fd,
+                            .stdout_fd = gr_output_worker_fd(gang->output, rank, 0),
+                            .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
+        if (config->bind &&
+            gr_cores_deal(config->cores, config->workers, rank, &gang->parts[rank])) {
+            spawn->cores = &gang->parts[rank];
+        } else if (config->restrict_cores) {
+            spawn->cores = config->cores;
+        }
+    }
+    return status;
+}
+
+static gr_status start_agent(struct gang *gang, gr_diag *diag)
+{
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made: %s", strerror(errno));
+    }
+    gang->agent = fork();
+    if (gang->agent == 0) {
+        gr_agent_config config = {.workers = gang->config->workers,
+                                  .spawns = gang->spawns,
+                                  .environment = gang->environment,
+                                  .control_fd = ends[1]};
+        gr_wipe(gang->secret, sizeof gang->secret);
+        gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
+        gr_agent_run(&config);
+    }
+    int fork_error = errno;
+    close(ends[1]);
+    gang->control_fd = ends[0];
+    for (int rank = 0; rank < gang->config->workers; rank++) {
+        gr_environ_wipe(gang->environment[rank]);
+    }
+    gr_wipe(gang->secret, sizeof gang->secret);
+    gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
+    if (gang->agent < 0) {
+        gang->agent = 0;
+        return gr_fail(diag, GR_E_IO, "the agent process cannot be started: %s; see ulimit -u",
+                       strerror(fork_error));
+    }
+    if (fcntl(gang->control_fd, F_SETFL, O_RDWR | O_NONBLOCK) != 0) {
+        return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made non-blocking: %s",
+                       strerror(errno));
+    }
+    return GR_OK;
+}
+
+static int start_handles(struct gang *gang)
+{
+    static const int numbers[SIGNALS] = {SIGINT, SIGTERM, SIGHUP};
+    uv_loop_t *loop = &gang->loop;
+    int error = 0;
+    for (int i = 0; i < SIGNALS && error == 0; i++) {
+        error = uv_signal_init(loop, &gang->signals[i]);
+        gang->signals[i].data = gang;
+        if (error == 0) {
+            error = uv_signal_start(&gang->signals[i], on_signal, numbers[i]);
+        }
+    }
+    uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer, &gang->coordinator_timer};
+    for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
+        error = uv_timer_init(loop, timers[i]);
+        timers[i]->data = gang;
+    }
+    gang->control_poll.data = gang->coordinator_poll.data = gang;
+    if (error == 0) {
+        error = uv_poll_init(loop, &gang->control_poll, gang->control_fd);
+    }
+    if (error == 0) {
+        error = uv_poll_start(&gang->control_poll, UV_READABLE, on_control);
+    }
+    if (error == 0) {
+        error = uv_poll_init(loop, &gang->coordinator_poll, gr_coordinator_fd(gang->coordinator));
+    }
+    if (error == 0) {
+        error = uv_poll_start(&gang->coordinator_poll, UV_READABLE, on_coordinator);
+    }
+    return error;
+}
+
+static gr_status start_loop(struct gang *gang, gr_diag *diag)
+{
+    int error = uv_loop_init(&gang->loop);
+    if (error == 0) {
+        gang->loop_open = true;
+        error = start_handles(gang);
+    }
+    if (error != 0) {
+        return gr_fail(diag, GR_E_IO, "the event loop cannot be made: %s", uv_strerror(error));
+    }
+    const gr_output_events events = {
+        .settled = on_output_settled, .lost = on_output_lost, .event_arg = gang};
+    gr_status status = gr_output_start(gang->output, &gang->loop, &events, diag);
+    if (status == GR_OK && gang->config->all_join && gang->config->workers > 1 &&
+        gang->config->start_timeout_us > 0) {
+        gang->join_timing = true;
+        (void)uv_timer_start(&gang->join_timer, on_join_timeout,
+                             (uint64_t)gang->config->start_timeout_us / 1000, 0);
+    }
+    return status;
+}
+
+static void close_handle(uv_handle_t *handle, void *walk_arg)
+{
+    (void)walk_arg;
+    if (!uv_is_closing(handle)) {
+        uv_close(handle, NULL);
+    }
+}
+
+static void stop_loop(struct gang *gang)
+{
+    if (!gang->loop_open) {
+        return;
+    }
+    gr_output_stop(gang->output);
+    uv_walk(&gang->loop, close_handle, NULL);
+    while (uv_run(&gang->loop, UV_RUN_NOWAIT) != 0) {
+    }
+    GR_CHECK(uv_loop_close(&gang->loop) == 0);
+}
+
+/* The agent ends everything when its socket closes, and then itself. */
+static void stop_agent(struct gang *gang)
+{
+    if (gang->control_fd >= 0) {
+        close(gang->control_fd);
+    }
+    while (gang->agent > 0 && gang->reason != REASON_STUCK && waitpid(gang->agent, NULL, 0) < 0 &&
+           errno == EINTR) {
+    }
+}
+
+/* ---- The end ------------------------------------------------------------------------------------- */
+
+static gr_status report_signal(const struct gang *gang, gr_diag *diag)
+{
+    int killed = 0;
+    for (int rank = 0; rank < gang->config->workers; rank++) {
+        const gr_worker_end *end = &gang->ends[rank];
+        killed +=
+            end->ended && WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == SIGKILL;
+    }
+    const char *name = gang->signal_number == SIGINT    ? "SIGINT"
+                       : gang->signal_number == SIGTERM ? "SIGTERM"
+                                                        : "SIGHUP";
+    if (killed == 0) {
+        return gr_fail(diag, GR_E_CANCELLED, "ended by %s after %.1f s; all %d workers have ended",
+                       name, (double)(now_us() - gang->start_us) * 1e-6, gang->started);
+    }
+    return gr_fail(diag, GR_E_CANCELLED,
+                   "ended by %s after %.1f s; %d of %d workers did not end on their own and were "
+                   "killed (--grace sets the time that they get)",
+                   name, (double)(now_us() - gang->start_us) * 1e-6, killed, gang->started);
+}
+
+static gr_status make_report(const struct gang *gang, gr_launch_report *report, gr_diag *diag)
+{
+    int root = gr_verdict_root(gang->ends, gang->config->workers);
+    if (gang->reason == REASON_NONE) {
+        return GR_OK;
+    }
+    if (gang->reason == REASON_SIGNAL) {
+        return report_signal(gang, diag);
+    }
+    if (gang->reason != REASON_WORKER || root < 0) {
+        if (diag != NULL) {
+            *diag = gang->verdict;
+        }
+        return gang->status;
+    }
+    char text[GR_DIAG_TEXT_BYTES];
+    gr_verdict_describe(root, &gang->ends[root], text, sizeof text);
+    gr_output_tail(gang->output, root, GR_LAUNCH_TAIL_LINES, report->tail, sizeof report->tail);
+    report->rank = root;
+    return gr_fail_peer(diag, GR_E_PEER_LOST, root, "%s; %s", text,
+                        report->tail[0] != '\0' ? "its last lines:" : "it wrote nothing");
+}
+
+static void clean_up(struct gang *gang)
+{
+    stop_loop(gang);
+    stop_agent(gang);
+    gr_coordinator_destroy(gang->coordinator);
+    gr_output_destroy(gang->output);
+    if (gang->null_fd >= 0) {
+        close(gang->null_fd);
+    }
+    gr_wipe(gang->secret, sizeof gang->secret);
+    gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
+    gr_arena_fini(&gang->arena);
+}
+
+static gr_status run_gang(struct gang *gang, gr_launch_report *report, gr_diag *diag)
+{
+    gr_status status = gr_output_create(gang->config, &gang->output, diag);
+    if (status == GR_OK) {
+        status = prepare_coordinator(gang, diag);
+    }
+    if (status == GR_OK) {
+        status = prepare_workers(gang, diag);
+    }
+    if (status == GR_OK) {
+        status = start_agent(gang, diag);
+    }
+    if (status == GR_OK) {
+        status = start_loop(gang, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    while (gang->phase != PHASE_OVER) {
+        (void)uv_run(&gang->loop, UV_RUN_DEFAULT);
+    }
+    return make_report(gang, report, diag);
+}
+
+gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out, gr_diag *diag)
+{
+    struct gang gang = {.config = config, .null_fd = -1, .control_fd = -1, .start_us = now_us()};
+    *report_out = (gr_launch_report){.rank = -1};
+    if (config->workers < 1 || config->workers > GR_LAUNCH_WORKERS_MAX) {
+        return gr_fail(diag, GR_E_INVALID, "-np: %d workers cannot be started here; 1 to %d can",
+                       config->workers, GR_LAUNCH_WORKERS_MAX);
+    }
+    int error = gr_descent_adopt();
+    if (error != 0) {
+        return gr_fail(diag, GR_E_IO, "orphans cannot be adopted: %s", strerror(error));
+    }
+    /* A reader that is gone is a status of write here, not the end of this process. */
+    struct sigaction ignore = {.sa_handler = SIG_IGN}, before;
+    (void)sigaction(SIGPIPE, &ignore, &before);
+    gr_arena_init(&gang.arena, ARENA_BYTES_MAX);
+    gr_status status = run_gang(&gang, report_out, diag);
+    clean_up(&gang);
+    (void)sigaction(SIGPIPE, &before, NULL);
+    return status;
+}

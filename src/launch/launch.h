@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_LAUNCH_H
+#define GR_LAUNCH_LAUNCH_H
+
+/* Launch a gang of processes on this host and look after them until the last one has ended. Knows
+ * nothing of training: a worker is a command. */
+
+#include "base/log.h"
+#include "launch/cores.h"
+
+enum {
+    GR_LAUNCH_WORKERS_MAX = 256,
+    GR_LAUNCH_TAIL_LINES = 10,
+    GR_LAUNCH_TAIL_TEXT_BYTES = 5120,
+    /* The exit code with which a worker says: I failed only since another one did. */
+    GR_LAUNCH_EXIT_PEER = 76
+};
+
+typedef struct gr_launch_config {
+    int workers;
+    char *const *argv;           /* the command and its arguments, NULL-terminated */
+    const char *file;            /* the program, when it is not argv[0]; NULL */
+    char *const *environment;    /* to inherit, NULL-terminated */
+    const char *const *set;      /* "NAME=value" over it for every worker, NULL-terminated; NULL */
+    const char *const *defaults; /* "NAME=value" under it; NULL */
+
+    const gr_cores *cores; /* that the workers may use, in the order in which they are dealt */
+    bool bind;             /* a part of the cores for each worker, where there are enough */
+    bool restrict_cores;   /* where there are not enough: all workers on all of `cores` */
+
+    bool all_join; /* every worker is known to join the group: time counts from the start,
+                                 else from the first that joins */
+    int64_t start_timeout_us; /* for the joining; 0: never ends */
+    int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
+
+    int out_fd, err_fd; /* where the workers' output goes; borrowed */
+    bool quiet;         /* only rank 0's */
+    bool prefix;        /* "[rank] " in front of each line; else bytes as they come */
+    bool raw_rank0;     /* rank 0's stdout as it comes, that of the others not at all */
+    bool timestamps;    /* behind the rank */
+    bool color_out, color_err;
+    const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
+    const gr_log *log;   /* may be NULL */
+} gr_launch_config;
+
+/* What is known of the end, beside the sentence. */
+typedef struct gr_launch_report {
+    int rank;                             /* that the failure is about, -1: none */
+    char tail[GR_LAUNCH_TAIL_TEXT_BYTES]; /* the last lines that it wrote, indented; may be empty */
+} gr_launch_report;
+
+/* Blocks until every process of the job has ended and all output is written. While it runs, SIGINT,
+ * SIGTERM and SIGHUP are handed to the workers, and the calling process adopts the orphans among its
+ * descendants. The process must have no other threads and no children when it is called.
+ *
+ * Returns   GR_OK: every worker ended with exit code 0.
+ *           GR_E_NOT_FOUND, GR_E_INVALID: the command or a setting is wrong, nothing has run.
+ *           GR_E_PEER_LOST: a worker failed; GR_E_TIMEOUT: one did not join; GR_E_CANCELLED: ended
+ *           by a signal; GR_E_IO, GR_E_NO_MEMORY: the operating system refused.
+ * In all cases no process, socket or file of the job is left but the log files. */
+gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out,
+                        gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/output.h"
+
+#include "base/fail.h"
+#include "base/file.h"
+#include "launch/lines.h"
+#include "launch/sink.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STREAMS = 2, READ_BYTES = 32 * 1024, PATH_BYTES = 4096 };
+
+struct stream {
+    gr_output *output;
+    int rank, number; /* number 0: stdout, 1: stderr */
+    int read_fd, worker_fd, log_fd;
+    bool watched; /* poll was initialised */
+    bool over;
+    gr_lines lines;
+    uv_poll_t poll;
+};
+
+struct gr_output {
+    const gr_launch_config *config;
+    gr_output_events events;
+    gr_sink sinks[STREAMS];
+    bool sink_open[STREAMS];
+    bool finishing, lost;
+    int streams_left;
+    struct stream *streams; /* STREAMS for each rank */
+};
+
+static struct stream *stream_of(const gr_output *output, int rank, int number)
+{
+    return &output->streams[rank * STREAMS + number];
+}
+
+/* ---- The way of a line --------------------------------------------------------------------------- */
+
+static size_t write_prefix(void *prefix_arg, char *text_out)
+{
+    const struct stream *from = prefix_arg;
+    const gr_launch_config *config = from->output->config;
+    static const char *const colors[] = {"36", "33", "35", "32", "34", "31"};
+    bool color = from->number == 0 ? config->color_out : config->color_err;
+    char stamp[32] = "";
+    if (config->timestamps) {
+        struct timespec now;
+        struct tm local;
+        clock_gettime(CLOCK_REALTIME, &now);
+        localtime_r(&now.tv_sec, &local);
+        snprintf(stamp, sizeof stamp, "%02d:%02d:%02d.%03d ", local.tm_hour % 100,
+                 local.tm_min % 100, local.tm_sec % 100, (int)(now.tv_nsec / 1000000) % 1000);
+    }
+    const char *shade = colors[(size_t)from->rank % (sizeof colors / sizeof colors[0])];
+    int size = color ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm[%d]\033[0m %s", shade,
+                                from->rank, stamp)
+                     : snprintf(text_out, GR_LINES_PREFIX_BYTES, "[%d] %s", from->rank, stamp);
+    return (size_t)size;
+}
+
+static void put_into_sink(void *emit_arg, const char *text, size_t size_bytes)
+{
+    struct stream *from = emit_arg;
+    gr_sink_put(&from->output->sinks[from->number], text, size_bytes);
+}
+
+static bool is_shown(const gr_launch_config *config, int rank, int number)
+{
+    return rank == 0 || (!config->quiet && !(config->raw_rank0 && number == 0));
+}
+
+static bool has_prefix(const gr_launch_config *config, int rank, int number)
+{
+    return config->prefix && !(config->raw_rank0 && rank == 0 && number == 0);
+}
+
+/* ---- Creation ------------------------------------------------------------------------------------ */
+
+static gr_status open_log(struct stream *stream, const char *folder, gr_diag *diag)
+{
+    char path[PATH_BYTES];
+    int size = snprintf(path, sizeof path, "%s/rank.%d.%s", folder, stream->rank,
+                        stream->number == 0 ? "out" : "err");
+    if (size >= (int)sizeof path) {
+        return gr_fail(diag, GR_E_INVALID, "--log-dir: the path is too long");
+    }
+    stream->log_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (stream->log_fd < 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "--log-dir: \"%s\" cannot be written: %s; name a folder that can", path,
+                       strerror(errno));
+    }
+    return GR_OK;
+}
+
+static gr_status open_stream(struct stream *stream, gr_diag *diag)
+{
+    const gr_launch_config *config = stream->output->config;
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return gr_fail(diag, GR_E_IO,
+                       "a pipe for the output of rank %d cannot be made: %s; start fewer workers "
+                       "or raise the limit (ulimit -n)",
+                       stream->rank, strerror(errno));
+    }
+    stream->read_fd = ends[0];
+    stream->worker_fd = ends[1];
+    if (fcntl(stream->read_fd, F_SETFL, O_RDONLY | O_NONBLOCK) != 0) {
+        return gr_fail(diag, GR_E_IO, "a pipe cannot be made non-blocking: %s", strerror(errno));
+    }
+    bool shown = is_shown(config, stream->rank, stream->number);
+    bool prefix = has_prefix(config, stream->rank, stream->number);
+    gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
+                  shown ? put_into_sink : NULL, stream);
+    return config->log_dir != NULL ? open_log(stream, config->log_dir, diag) : GR_OK;
+}
+
+gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out, gr_diag *diag)
+{
+    gr_output *output = calloc(1, sizeof *output);
+    size_t count = (size_t)config->workers * STREAMS;
+    if (output != NULL) {
+        output->streams = calloc(count, sizeof *output->streams);
+    }
+    if (output == NULL || output->streams == NULL) {
+        free(output);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the output of %d workers",
+                       config->workers);
+    }
+    output->config = config;
+    for (size_t i = 0; i < count; i++) {
+        struct stream *stream = &output->streams[i];
+        stream->output = output;
+        stream->rank = (int)i / STREAMS;
+        stream->number = (int)i % STREAMS;
+        stream->read_fd = stream->worker_fd = stream->log_fd = -1;
+    }
+    output->streams_left = (int)count;
+    gr_status status = GR_OK;
+    if (config->log_dir != NULL) {
+        status = gr_dir_create(config->log_dir, diag);
+        if (status == GR_E_IO) {
+            status = GR_E_INVALID; /* the user's choice of folder */
+        }
+    }
+    for (size_t i = 0; i < count && status == GR_OK; i++) {
+        status = open_stream(&output->streams[i], diag);
+    }
+    if (status != GR_OK) {
+        gr_output_destroy(output);
+        return status;
+    }
+    *output_out = output;
+    return GR_OK;
+}
+
+int gr_output_worker_fd(const gr_output *output, int rank, int stream)
+{
+    return stream_of(output, rank, stream)->worker_fd;
+}
+
+/* ---- Running ------------------------------------------------------------------------------------- */
+
+static void check_settled(gr_output *output)
+{
+    if (output->finishing && gr_output_is_settled(output)) {
+        output->events.settled(output->events.event_arg);
+    }
+}
+
+static void forget_poll(uv_handle_t *handle)
+{
+    struct stream *stream = handle->data;
+    close(stream->read_fd);
+    stream->read_fd = -1;
+}
+
+static void end_stream(struct stream *stream)
+{
+    if (stream->over) {
+        return;
+    }
+    gr_lines_end(&stream->lines);
+    gr_sink_flush(&stream->output->sinks[stream->number]);
+    stream->over = true;
+    stream->output->streams_left--;
+    if (stream->watched) {
+        uv_close((uv_handle_t *)&stream->poll, forget_poll);
+    }
+}
+
+static void write_log(struct stream *stream, const char *data, size_t size_bytes)
+{
+    while (stream->log_fd >= 0 && size_bytes > 0) {
+        ssize_t written = write(stream->log_fd, data, size_bytes);
+        if (written < 0 && errno == EINTR) {
+            continue;
+        }
+        if (written < 0) {
+            gr_log_write(stream->output->config->log, GR_LOG_WARN, "launch",
+                         "the log file of rank %d cannot be written any more: %s", stream->rank,
+                         strerror(errno));
+            close(stream->log_fd);
+            stream->log_fd = -1;
+            return;
+        }
+        data += written;
+        size_bytes -= (size_t)written;
+    }
+}
+
+static bool may_read(const struct stream *stream)
+{
+    return stream->lines.emit == NULL || gr_sink_has_room(&stream->output->sinks[stream->number]);
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events);
+
+/* Reads once, or, when nobody can write any more, to the end. */
+static void pump(struct stream *stream)
+{
+    gr_output *output = stream->output;
+    char data[READ_BYTES];
+    while (!stream->over && may_read(stream)) {
+        ssize_t got = read(stream->read_fd, data, sizeof data);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got > 0) {
+            write_log(stream, data, (size_t)got);
+            gr_lines_feed(&stream->lines, data, (size_t)got);
+            gr_sink_flush(&output->sinks[stream->number]);
+        } else if (got == 0 || errno != EAGAIN || output->finishing) {
+            end_stream(stream);
+        } else {
+            break;
+        }
+        if (!output->finishing) {
+            break; /* the others come in between */
+        }
+    }
+    if (!stream->over && !may_read(stream)) {
+        uv_poll_stop(&stream->poll);
+    } else if (!stream->over && !uv_is_active((uv_handle_t *)&stream->poll)) {
+        /* It cannot fail: the poll was active before. */
+        (void)!uv_poll_start(&stream->poll, UV_READABLE, on_readable);
+    }
+}
+
+static void on_readable(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    struct stream *stream = poll->data;
+    pump(stream);
+    check_settled(stream->output);
+}
+
+static void on_drained(void *event_arg)
+{
+    gr_output *output = event_arg;
+    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+        struct stream *stream = &output->streams[i];
+        if (!stream->over && !uv_is_active((uv_handle_t *)&stream->poll)) {
+            pump(stream);
+        }
+    }
+    check_settled(output);
+}
+
+static void on_lost(void *event_arg)
+{
+    gr_output *output = event_arg;
+    if (!output->lost) {
+        output->lost = true;
+        int error = output->sinks[0].broken ? output->sinks[0].error : output->sinks[1].error;
+        output->events.lost(output->events.event_arg, error);
+    }
+}
+
+gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_events *events,
+                          gr_diag *diag)
+{
+    output->events = *events;
+    for (int number = 0; number < STREAMS; number++) {
+        int fd = number == 0 ? output->config->out_fd : output->config->err_fd;
+        gr_status status =
+            gr_sink_open(&output->sinks[number], loop, fd, on_drained, on_lost, output, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        output->sink_open[number] = true;
+    }
+    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+        struct stream *stream = &output->streams[i];
+        close(stream->worker_fd);
+        stream->worker_fd = -1;
+        int error = uv_poll_init(loop, &stream->poll, stream->read_fd);
+        if (error == 0) {
+            stream->watched = true;
+            stream->poll.data = stream;
+            error = uv_poll_start(&stream->poll, UV_READABLE, on_readable);
+        }
+        if (error != 0) {
+            return gr_fail(diag, GR_E_IO, "the output of rank %d cannot be watched: %s",
+                           stream->rank, uv_strerror(error));
+        }
+    }
+    return GR_OK;
+}
+
+void gr_output_finish(gr_output *output)
+{
+    output->finishing = true;
+    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+        if (!output->streams[i].over) {
+            pump(&output->streams[i]);
+        }
+    }
+    check_settled(output);
+}
+
+bool gr_output_is_settled(const gr_output *output)
+{
+    return output->streams_left == 0 && gr_sink_is_empty(&output->sinks[0]) &&
+           gr_sink_is_empty(&output->sinks[1]);
+}
+
+void gr_output_stop(gr_output *output)
+{
+    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+        struct stream *stream = &output->streams[i];
+        if (stream->watched && !stream->over) {
+            stream->over = true;
+            uv_close((uv_handle_t *)&stream->poll, forget_poll);
+        }
+    }
+    for (int number = 0; number < STREAMS; number++) {
+        if (output->sink_open[number]) {
+            output->sink_open[number] = false;
+            gr_sink_close(&output->sinks[number]);
+        }
+    }
+}
+
+void gr_output_destroy(gr_output *output)
+{
+    if (output == NULL) {
+        return;
+    }
+    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+        struct stream *stream = &output->streams[i];
+        const int fds[] = {stream->read_fd, stream->worker_fd, stream->log_fd};
+        for (size_t f = 0; f < sizeof fds / sizeof fds[0]; f++) {
+            if (fds[f] >= 0) {
+                close(fds[f]);
+            }
+        }
+        gr_lines_fini(&stream->lines);
+    }
+    free(output->streams);
+    free(output);
+}
+
+void gr_output_tail(const gr_output *output, int rank, int lines_max, char *text_out,
+                    size_t text_bytes)
+{
+    for (int number = STREAMS - 1; number >= 0; number--) {
+        const gr_lines *lines = &stream_of(output, rank, number)->lines;
+        if (gr_lines_tail(lines, lines_max, "    ", text_out, text_bytes) > 0) {
+            return;
+        }
+    }
+}

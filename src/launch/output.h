@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_OUTPUT_H
+#define GR_LAUNCH_OUTPUT_H
+
+/* The way of the workers' output: a pipe for each stdout and stderr, lines with prefixes, the
+ * launcher's own stdout and stderr, a log file for each. A reader that is slow stops the pipes, not
+ * the launcher. */
+
+#include "launch/launch.h"
+
+#include <uv.h>
+
+typedef struct gr_output gr_output;
+
+typedef struct gr_output_events {
+    void (*settled)(void *event_arg); /* after gr_output_finish: everything is written */
+    /* Nobody reads our stdout or stderr any more; `error` is an errno. Called once. */
+    void (*lost)(void *event_arg, int error);
+    void *event_arg;
+} gr_output_events;
+
+/* Opens pipes and log files. The config is borrowed until destroy. */
+gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out,
+                           gr_diag *diag) GR_MUST_CHECK;
+/* For the worker; ours to close. `stream` 0: stdout, 1: stderr. */
+int gr_output_worker_fd(const gr_output *output, int rank, int stream);
+
+/* Watches the pipes from `loop`; the workers' ends are closed, since they have them now. */
+gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_events *events,
+                          gr_diag *diag) GR_MUST_CHECK;
+/* All processes that could write are gone: reads what is left in the pipes. */
+void gr_output_finish(gr_output *output);
+bool gr_output_is_settled(const gr_output *output);
+/* Drops what is not written yet; the loop must run once more before destroy. */
+void gr_output_stop(gr_output *output);
+void gr_output_destroy(gr_output *output); /* NULL ok */
+
+/* What `rank` wrote last, on stderr if it wrote anything there, else on stdout. */
+void gr_output_tail(const gr_output *output, int rank, int lines_max, char *text_out,
+                    size_t text_bytes);
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/spawn.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Descriptors 0, 1, 2 and 3 become stdin, stdout, stderr and the error pipe, all others are closed.
+ * The sources are first moved above 3, since one of them may stand where another must go. */
+static int place_descriptors(const gr_spawn *spawn, int error_fd)
+{
+    int source[4] = {spawn->stdin_fd, spawn->stdout_fd, spawn->stderr_fd, error_fd};
+    for (int i = 0; i < 4; i++) {
+        source[i] = fcntl(source[i], F_DUPFD_CLOEXEC, 4);
+        if (source[i] < 0) {
+            return errno;
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        if (dup3(source[i], i, i == 3 ? O_CLOEXEC : 0) < 0 && errno != EINVAL) {
+            return errno;
+        }
+    }
+    return close_range(4, ~0U, 0) == 0 || errno == ENOSYS ? 0 : errno;
+}
+
+static int reset_signals(void)
+{
+    struct sigaction standard = {.sa_handler = SIG_DFL};
+    for (int signal_number = 1; signal_number < NSIG; signal_number++) {
+        (void)sigaction(signal_number, &standard, NULL); /* SIGKILL and SIGSTOP refuse */
+    }
+    sigset_t none;
+    sigemptyset(&none);
+    return sigprocmask(SIG_SETMASK, &none, NULL) == 0 ? 0 : errno;
+}
+
+static int set_up(const gr_spawn *spawn, pid_t parent, int *error_fd)
+{
+    if (setpgid(0, 0) != 0 || prctl(PR_SET_PDEATHSIG, SIGKILL, 0L, 0L, 0L) != 0) {
+        return errno;
+    }
+    if (getppid() != parent) { /* it died before it could be watched */
+        _exit(127);
+    }
+    int error = place_descriptors(spawn, *error_fd);
+    if (error == 0) {
+        *error_fd = 3;
+        error = reset_signals();
+    }
+    return error;
+}
+
+_Noreturn static void run_child(const gr_spawn *spawn, pid_t parent, int error_fd)
+{
+    gr_spawn_error report = {.step = GR_SPAWN_SETUP};
+    report.error = set_up(spawn, parent, &error_fd);
+    if (report.error == 0 && spawn->cores != NULL) {
+        report.step = GR_SPAWN_BIND;
+        report.error = gr_cores_bind(spawn->cores);
+    }
+    if (report.error == 0) {
+        report.step = GR_SPAWN_EXEC;
+        const char *file = spawn->file != NULL ? spawn->file : spawn->argv[0];
+        execvpe(file, spawn->argv, spawn->environment);
+        report.error = errno;
+    }
+    /* Both ends of this pipe are the same program: the record needs no wire format. */
+    (void)!write(error_fd, &report, sizeof report);
+    _exit(127);
+}
+
+pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out)
+{
+    int report_pipe[2];
+    error_out->step = GR_SPAWN_FORK;
+    if (pipe2(report_pipe, O_CLOEXEC) != 0) {
+        error_out->error = errno;
+        return -1;
+    }
+    pid_t parent = getpid();
+    pid_t pid = fork();
+    if (pid == 0) {
+        run_child(spawn, parent, report_pipe[1]);
+    }
+    int fork_error = errno;
+    close(report_pipe[1]);
+    if (pid < 0) {
+        close(report_pipe[0]);
+        error_out->error = fork_error;
+        return -1;
+    }
+    ssize_t got;
+    do {
+        got = read(report_pipe[0], error_out, sizeof *error_out);
+    } while (got < 0 && errno == EINTR);
+    close(report_pipe[0]);
+    if (got == (ssize_t)sizeof *error_out) {
+        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+        }
+        return -1;
+    }
+    *error_out = (gr_spawn_error){0};
+    return pid;
+}
+
+gr_status gr_spawn_fail(const char *command, const gr_spawn_error *error, gr_diag *diag)
+{
+    if (error->step != GR_SPAWN_EXEC) {
+        const char *what = error->step == GR_SPAWN_FORK   ? "a process cannot be started"
+                           : error->step == GR_SPAWN_BIND ? "a worker cannot be bound to its cores"
+                                                          : "a worker cannot be set up";
+        return gr_fail(diag, GR_E_IO,
+                       "%s: %s; start fewer workers or raise the limits (ulimit -u, "
+                       "ulimit -n)",
+                       what, strerror(error->error));
+    }
+    switch (error->error) {
+    case ENOENT:
+        if (strchr(command, '/') == NULL) {
+            return gr_fail(diag, GR_E_NOT_FOUND,
+                           "command not found: \"%s\" is in no folder of PATH; give its path, as "
+                           "./%s say",
+                           command, command);
+        }
+        if (access(command, F_OK) == 0) {
+            return gr_fail(diag, GR_E_NOT_FOUND,
+                           "\"%s\" cannot be started: the interpreter or loader that its first "
+                           "line or header names does not exist",
+                           command);
+        }
+        return gr_fail(diag, GR_E_NOT_FOUND, "command not found: there is no file \"%s\"", command);
+    case EACCES:
+        return gr_fail(diag, GR_E_INVALID,
+                       "\"%s\" cannot be started: it is a folder, or not marked as executable "
+                       "(chmod +x)",
+                       command);
+    case E2BIG:
+        return gr_fail(diag, GR_E_INVALID,
+                       "\"%s\" cannot be started: its arguments and environment are too long",
+                       command);
+    case ENOEXEC:
+        return gr_fail(diag, GR_E_INVALID,
+                       "\"%s\" cannot be started: it is no program for this "
+                       "machine",
+                       command);
+    default:
+        return gr_fail(diag, GR_E_IO, "\"%s\" cannot be started: %s", command,
+                       strerror(error->error));
+    }
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/verdict.h"
+
+#include "launch/launch.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+
+enum { SHELL_SIGNAL_BASE = 128, LISTED_MAX = 8 };
+
+gr_end_class gr_verdict_class(const gr_worker_end *end)
+{
+    if (!end->started || !end->ended) {
+        return GR_END_FINE;
+    }
+    if (WIFEXITED(end->wait_status)) {
+        int code = WEXITSTATUS(end->wait_status);
+        if (code == 0) {
+            return GR_END_FINE;
+        }
+        if (code == GR_LAUNCH_EXIT_PEER) {
+            return GR_END_PEER;
+        }
+        return end->was_asked ? GR_END_ASKED : GR_END_FAILED;
+    }
+    int signal_number = WTERMSIG(end->wait_status);
+    bool ours = signal_number == SIGTERM || signal_number == SIGKILL || signal_number == SIGINT ||
+                signal_number == SIGHUP;
+    return end->was_asked && ours ? GR_END_ASKED : GR_END_KILLED;
+}
+
+int gr_verdict_root(const gr_worker_end *ends, int workers)
+{
+    int root = -1;
+    gr_end_class best = GR_END_ASKED;
+    for (int rank = 0; rank < workers; rank++) {
+        gr_end_class class = gr_verdict_class(&ends[rank]);
+        if (class < best || (class == best && root >= 0 && ends[rank].order < ends[root].order)) {
+            best = class;
+            root = rank;
+        }
+    }
+    return root;
+}
+
+void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes)
+{
+    char what[160];
+    if (WIFSIGNALED(end->wait_status)) {
+        int number = WTERMSIG(end->wait_status);
+        snprintf(what, sizeof what, "was killed by signal %d (%s%s)", number, strsignal(number),
+                 WCOREDUMP(end->wait_status) ? ", core dumped" : "");
+    } else {
+        int code = WEXITSTATUS(end->wait_status);
+        int number = code - SHELL_SIGNAL_BASE;
+        if (code == GR_LAUNCH_EXIT_PEER) {
+            snprintf(what, sizeof what, "ended with code %d because it lost a peer", code);
+        } else if (number > 0 && number < SIGRTMIN) {
+            snprintf(what, sizeof what,
+                     "exited with code %d (as a shell does whose command was killed by signal %d, "
+                     "%s)",
+                     code, number, strsignal(number));
+        } else {
+            snprintf(what, sizeof what, "exited with code %d", code);
+        }
+    }
+    snprintf(text_out, text_bytes, "rank %d (pid %d) %s after %.1f s", rank, (int)end->pid, what,
+             (double)(end->end_us - end->start_us) * 1e-6);
+}
+
+void gr_verdict_list(const bool *chosen, int workers, char *text_out, size_t text_bytes)
+{
+    int total = 0, listed = 0;
+    for (int rank = 0; rank < workers; rank++) {
+        total += chosen[rank];
+    }
+    int wanted = total > LISTED_MAX ? LISTED_MAX : total;
+    size_t used = (size_t)snprintf(text_out, text_bytes, total == 1 ? "rank" : "ranks");
+    for (int rank = 0; rank < workers && listed < wanted && used < text_bytes; rank++) {
+        if (!chosen[rank]) {
+            continue;
+        }
+        const char *between = listed == 0 ? " " : listed + 1 == total ? " and " : ", ";
+        used += (size_t)snprintf(text_out + used, text_bytes - used, "%s%d", between, rank);
+        listed++;
+    }
+    if (total > wanted && used < text_bytes) {
+        snprintf(text_out + used, text_bytes - used, " and %d more", total - wanted);
+    }
+}

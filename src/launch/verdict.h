@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_VERDICT_H
+#define GR_LAUNCH_VERDICT_H
+
+/* Which worker's end was the cause of the job's failure, and the sentence about it. Pure. */
+
+#include <gradus/status.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+typedef struct gr_worker_end {
+    pid_t pid;
+    bool started;
+    bool ended;
+    int wait_status; /* of waitpid */
+    int order;       /* the how many-th that ended, from 0 */
+    int64_t start_us, end_us;
+    bool was_asked; /* it ended after we had sent it a signal */
+} gr_worker_end;
+
+/* The order in which ends count as causes: the smaller, the likelier the cause. */
+typedef enum gr_end_class {
+    GR_END_KILLED = 0, /* by a signal that was not ours */
+    GR_END_FAILED,     /* by an exit code */
+    GR_END_PEER,       /* only because somebody else failed: GR_LAUNCH_EXIT_PEER */
+    GR_END_ASKED,      /* because we told it to */
+    GR_END_FINE        /* exit code 0, or still running */
+} gr_end_class;
+
+gr_end_class gr_verdict_class(const gr_worker_end *end);
+
+/* The rank that failed first in class, then in time; -1 if nobody failed on its own account. */
+int gr_verdict_root(const gr_worker_end *ends, int workers);
+
+/* "rank 2 (pid 123) was killed by signal 9 (Killed) after 3.2 s" */
+void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes);
+
+/* "ranks 0, 2 and 3" or "rank 5" of those with `chosen`; cut with "..." after a few. */
+void gr_verdict_list(const bool *chosen, int workers, char *text_out, size_t text_bytes);
+
+#endif
