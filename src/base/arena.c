@@ -67,7 +67,7 @@ static gr_arena_block *add_block(gr_arena *arena, size_t need_bytes)
     if (size_bytes < need_bytes) {
         size_bytes = need_bytes;
     }
-    if (size_bytes > SIZE_MAX - sizeof(gr_arena_block)) {
+    if (size_bytes > PTRDIFF_MAX - sizeof(gr_arena_block)) { /* no object may be larger */
         return NULL;
     }
     gr_arena_block *block = malloc(sizeof *block + size_bytes);

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,10 +22,12 @@ gr_status gr_pool_init(gr_pool *pool, size_t object_bytes, size_t align, size_t 
     if (align < sizeof(void *)) {
         align = sizeof(void *);
     }
-    size_t stride = 0;
+    size_t stride = object_bytes + (align - 1);
     size_t total = 0;
-    if (__builtin_add_overflow(object_bytes, align - 1, &stride) ||
-        __builtin_mul_overflow(stride &= ~(align - 1), capacity, &total)) {
+    bool overflow = stride < object_bytes;
+    stride &= ~(align - 1);
+    overflow = overflow || __builtin_mul_overflow(stride, capacity, &total);
+    if (overflow || total > PTRDIFF_MAX) {
         return gr_fail(diag, GR_E_NO_MEMORY, "a pool of %zu objects of %zu bytes is too large",
                        capacity, object_bytes);
     }

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/file.h"
+#include "support_base.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int count_entries(const char *folder)
+{
+    int count = 0;
+    DIR *dir = opendir(folder);
+    assert_non_null(dir);
+    for (struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+        count += entry->d_name[0] != '.';
+    }
+    closedir(dir);
+    return count;
+}
+
+static void file_is_read_back(void **state)
+{
+    char path[PATH_MAX];
+    support_path(*state, "weights", path);
+    gr_diag diag;
+    char *data = NULL;
+    size_t size = 0;
+    assert_int_equal(gr_file_replace(path, "a\0b", 3, &diag), GR_OK);
+    assert_int_equal(gr_file_read(path, 3, &data, &size, &diag), GR_OK);
+    assert_int_equal(size, 3);
+    assert_memory_equal(data, "a\0b", 4);
+    free(data);
+
+    assert_int_equal(chmod(path, 0600), 0);
+    assert_int_equal(gr_file_replace(path, "", 0, &diag), GR_OK);
+    assert_int_equal(gr_file_read(path, 0, &data, &size, &diag), GR_OK);
+    assert_int_equal(size, 0);
+    assert_int_equal(data[0], '\0');
+    free(data);
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    assert_int_equal(info.st_mode & 0777, 0600); /* private stays private */
+    assert_int_equal(count_entries(*state), 1);  /* nothing left beside it */
+}
+
+static void read_says_why_not(void **state)
+{
+    char path[PATH_MAX];
+    char expected[PATH_MAX + 128];
+    gr_diag diag;
+    char *data = NULL;
+    size_t size = 0;
+    support_path(*state, "absent", path);
+    assert_int_equal(gr_file_read(path, 10, &data, &size, &diag), GR_E_NOT_FOUND);
+    snprintf(expected, sizeof expected, "cannot open %s: No such file or directory; check the path",
+             path);
+    assert_string_equal(diag.text, expected);
+    assert_int_equal(gr_file_read(*state, 10, &data, &size, &diag), GR_E_INVALID);
+    assert_non_null(strstr(diag.text, "is a folder"));
+    support_path(*state, "big", path);
+    assert_int_equal(gr_file_replace(path, "12345", 5, &diag), GR_OK);
+    assert_int_equal(gr_file_read(path, 4, &data, &size, &diag), GR_E_INVALID);
+    assert_non_null(strstr(diag.text, "is larger than the limit of 4 bytes"));
+    assert_null(data);
+}
+
+/* A file that tells no size: all of it is read, and the limit holds. */
+static void read_needs_no_size(void **state)
+{
+    (void)state;
+    gr_diag diag;
+    char *data = NULL;
+    size_t size = 0;
+    assert_int_equal(gr_file_read("/proc/self/status", 1 << 20, &data, &size, &diag), GR_OK);
+    assert_true(size > 100);
+    assert_int_equal(strlen(data), size);
+    free(data);
+    assert_int_equal(gr_file_read("/proc/self/status", 100, &data, &size, &diag), GR_E_INVALID);
+    assert_int_equal(gr_file_read("/dev/zero", 100000, &data, &size, &diag), GR_E_INVALID);
+}
+
+static void replace_leaves_the_old_file(void **state)
+{
+    char path[PATH_MAX];
+    support_path(*state, "weights", path);
+    gr_diag diag;
+    char *data = NULL;
+    size_t size = 0;
+    assert_int_equal(gr_file_replace(path, "old", 3, &diag), GR_OK);
+
+    /* No room: the limit on the size of files stands in for a full disk. */
+    struct rlimit before;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    struct rlimit small = {.rlim_cur = 1000, .rlim_max = before.rlim_max};
+    static const char large[5000];
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    gr_status status = gr_file_replace(path, large, sizeof large, &diag);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(status, GR_E_IO);
+    assert_non_null(strstr(diag.text, "File too large"));
+
+    assert_int_equal(gr_file_read(path, 10, &data, &size, &diag), GR_OK);
+    assert_string_equal(data, "old");
+    free(data);
+    assert_int_equal(count_entries(*state), 1);
+
+    support_path(*state, "no/such/folder", path);
+    assert_int_equal(gr_file_replace(path, "x", 1, &diag), GR_E_NOT_FOUND);
+    assert_int_equal(gr_file_replace(*state, "x", 1, &diag), GR_E_IO);
+}
+
+static void unwritable_folder_is_named(void **state)
+{
+    (void)state;
+    gr_diag diag;
+    assert_int_equal(gr_file_replace("/proc/gradus-test", "x", 1, &diag), GR_E_NOT_FOUND);
+    assert_non_null(strstr(diag.text, "cannot write /proc/gradus-test: "));
+}
+
+static void folders_are_created_with_parents(void **state)
+{
+    char path[PATH_MAX];
+    gr_diag diag;
+    struct stat info;
+    support_path(*state, "a/b//c/", path);
+    assert_int_equal(gr_dir_create(path, &diag), GR_OK);
+    assert_int_equal(gr_dir_create(path, &diag), GR_OK);
+    assert_int_equal(stat(path, &info), 0);
+    assert_true(S_ISDIR(info.st_mode));
+    support_path(*state, "file", path);
+    assert_int_equal(gr_file_replace(path, "x", 1, &diag), GR_OK);
+    assert_int_equal(gr_dir_create(path, &diag), GR_E_IO);
+    assert_non_null(strstr(diag.text, "is no folder"));
+    support_path(*state, "file/below", path);
+    assert_int_equal(gr_dir_create(path, &diag), GR_E_IO);
+    assert_int_equal(gr_dir_create("", &diag), GR_E_INVALID);
+    assert_int_equal(gr_dir_create("/", &diag), GR_OK);
+}
+
+static void paths_stand_beside(void **state)
+{
+    (void)state;
+    static const char *const cases[][3] = {{"jobs/a.yaml", "data.csv", "jobs/data.csv"},
+                                           {"a.yaml", "data.csv", "data.csv"},
+                                           {"jobs/a.yaml", "/x/data.csv", "/x/data.csv"},
+                                           {"/a.yaml", "data.csv", "/data.csv"},
+                                           {"jobs/a.yaml", "../d", "jobs/../d"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *path = gr_path_beside(cases[i][0], cases[i][1]);
+        assert_string_equal(path, cases[i][2]);
+        free(path);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(file_is_read_back, support_setup_folder,
+                                        support_teardown_folder),
+        cmocka_unit_test_setup_teardown(read_says_why_not, support_setup_folder,
+                                        support_teardown_folder),
+        cmocka_unit_test(read_needs_no_size),
+        cmocka_unit_test_setup_teardown(replace_leaves_the_old_file, support_setup_folder,
+                                        support_teardown_folder),
+        cmocka_unit_test(unwritable_folder_is_named),
+        cmocka_unit_test_setup_teardown(folders_are_created_with_parents, support_setup_folder,
+                                        support_teardown_folder),
+        cmocka_unit_test(paths_stand_beside),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

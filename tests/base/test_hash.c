@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Checksums, digests, hexadecimal and little-endian codecs. */
+
+#include "base/codec.h"
+#include "base/hash.h"
+#include "support_base.h"
+
+#include <string.h>
+
+static void assert_hex(const uint8_t *data, const char *text)
+{
+    char hex[GR_SHA256_HEX_BYTES];
+    gr_hex(data, GR_SHA256_BYTES, hex);
+    assert_string_equal(hex, text);
+}
+
+static void sha256_matches_fips_180(void **state)
+{
+    (void)state;
+    static const char text[] = "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+    gr_sha256 *sha = NULL;
+    uint8_t digest[GR_SHA256_BYTES];
+    assert_int_equal(gr_sha256_create(&sha), GR_OK);
+    assert_int_equal(gr_sha256_add(sha, text, 10), GR_OK);
+    assert_int_equal(gr_sha256_add(sha, NULL, 0), GR_OK);
+    assert_int_equal(gr_sha256_add(sha, text + 10, sizeof text - 11), GR_OK);
+    assert_int_equal(gr_sha256_end(sha, digest), GR_OK);
+    assert_hex(digest, "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    assert_int_equal(gr_sha256_add(sha, text, 1), GR_E_INVALID); /* it has ended */
+    assert_int_equal(gr_sha256_end(sha, digest), GR_E_INVALID);
+    gr_sha256_destroy(sha);
+    gr_sha256_destroy(NULL);
+}
+
+static void hmac_matches_rfc_4231(void **state)
+{
+    (void)state;
+    uint8_t key[131];
+    uint8_t mac[GR_SHA256_BYTES];
+    assert_int_equal(
+        gr_hmac_sha256((const uint8_t *)"Jefe", 4, "what do ya want for nothing?", 28, mac), GR_OK);
+    assert_hex(mac, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+    memset(key, 0xAA, sizeof key);
+    static const char text[] = "Test Using Larger Than Block-Size Key - Hash Key First";
+    assert_int_equal(gr_hmac_sha256(key, sizeof key, text, sizeof text - 1, mac), GR_OK);
+    assert_hex(mac, "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+}
+
+static void checksums_are_those_of_xxhash(void **state)
+{
+    (void)state;
+    assert_true(gr_hash64("", 0, 0) == UINT64_C(0x2d06800538d394c2));
+    assert_true(gr_hash32("", 0, 0) == UINT32_C(0x02cc5d05));
+    assert_true(gr_hash64("abc", 3, 1) != gr_hash64("abc", 3, 2));
+    assert_true(gr_hash32("abc", 3, 1) != gr_hash32("abd", 3, 1));
+}
+
+static void hex_reads_what_it_wrote(void **state)
+{
+    (void)state;
+    const uint8_t bytes[4] = {0x00, 0x9F, 0xA5, 0xFF};
+    char text[9];
+    uint8_t back[4] = {0};
+    gr_hex(bytes, 4, text);
+    assert_string_equal(text, "009fa5ff");
+    assert_int_equal(gr_unhex("009Fa5fF", back, 4), GR_OK);
+    assert_memory_equal(back, bytes, 4);
+    static const char *const bad[] = {"",         "009fa5f",  "009fa5ff0",
+                                      "009fa5fg", "009fa5f ", "0x9fa5ff"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        memset(back, 7, sizeof back);
+        assert_int_equal(gr_unhex(bad[i], back, 4), GR_E_INVALID);
+        assert_int_equal(back[0], 7); /* untouched */
+    }
+}
+
+static void secrets_are_compared_and_wiped(void **state)
+{
+    (void)state;
+    uint8_t a[32];
+    uint8_t b[32];
+    gr_diag diag;
+    assert_int_equal(gr_random_bytes(a, sizeof a, &diag), GR_OK);
+    memcpy(b, a, sizeof b);
+    assert_true(gr_equal_constant_time(a, b, sizeof a));
+    b[31] ^= 1;
+    assert_false(gr_equal_constant_time(a, b, sizeof a));
+    assert_true(gr_equal_constant_time(a, b, 0));
+    assert_int_equal(gr_random_bytes(b, sizeof b, &diag), GR_OK);
+    assert_memory_not_equal(a, b, sizeof a);
+    gr_wipe(a, sizeof a);
+    static const uint8_t zero[32];
+    assert_memory_equal(a, zero, sizeof a);
+}
+
+static void codec_is_little_endian(void **state)
+{
+    (void)state;
+    uint8_t bytes[14];
+    gr_put_u16(bytes, 0x8102);
+    gr_put_u32(bytes + 2, 0x83040586);
+    gr_put_u64(bytes + 6, UINT64_C(0x8708098a0b0c0d8e));
+    static const uint8_t expected[14] = {0x02, 0x81, 0x86, 0x05, 0x04, 0x83, 0x8e,
+                                         0x0d, 0x0c, 0x0b, 0x8a, 0x09, 0x08, 0x87};
+    assert_memory_equal(bytes, expected, sizeof bytes);
+    assert_int_equal(gr_get_u16(bytes), 0x8102);
+    assert_true(gr_get_u32(bytes + 2) == 0x83040586);
+    assert_true(gr_get_u64(bytes + 6) == UINT64_C(0x8708098a0b0c0d8e));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sha256_matches_fips_180),        cmocka_unit_test(hmac_matches_rfc_4231),
+        cmocka_unit_test(checksums_are_those_of_xxhash),  cmocka_unit_test(hex_reads_what_it_wrote),
+        cmocka_unit_test(secrets_are_compared_and_wiped), cmocka_unit_test(codec_is_little_endian),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
