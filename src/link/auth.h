@@ -36,6 +36,7 @@ typedef struct gr_auth {
     size_t in_filled;
     bool done; /* theirs was checked and all of ours was handed out */
     bool checked;
+    gr_status failed; /* GR_OK, or why every further gr_auth_take is refused */
 } gr_auth;
 
 gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,

@@ -1,0 +1,597 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link/door.h"
+
+#include "base/fail.h"
+#include "base/hash.h"
+#include "link/address.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    ACCEPTS_A_TURN = 128, /* so that a flood of connections cannot hold a thread */
+    EVENTS_A_TURN = 64,
+    EVICT_AFTER_US = 100000,   /* an honest peer needs less than this for its handshake */
+    LISTENER_PAUSE_US = 20000, /* after the process ran out of file descriptors */
+    BACKOFF_MIN_US = 1000,
+    BACKOFF_MAX_US = 100000,
+    REFUSALS_MAX = 4 /* "nobody listens", or closed after our answer: no use to try for ever */
+};
+#define LISTENER_TAG UINT64_MAX
+
+typedef enum entry_state {
+    ENTRY_FREE = 0,
+    ENTRY_RETRY,   /* outgoing: waits for retry_at_us */
+    ENTRY_DIALING, /* outgoing: connect is under way */
+    ENTRY_SHAKING, /* the handshake */
+    ENTRY_DONE     /* authenticated, not taken yet */
+} entry_state;
+
+typedef struct entry {
+    entry_state state;
+    bool outgoing;
+    int fd; /* -1: none */
+    int32_t expected;
+    int refusals;
+    int64_t since_us, deadline_us, retry_at_us, backoff_us;
+    gr_auth auth;
+    char address[GR_ADDRESS_BYTES]; /* outgoing */
+} entry;
+
+struct gr_door {
+    gr_door_config config;
+    uint8_t secret[GR_SECRET_BYTES];
+    char address[GR_ADDRESS_BYTES];
+    int epoll_fd, listen_fd;
+    int64_t listener_paused_until_us; /* 0: not paused */
+    int64_t next_us;
+    int done_count, dialing_count, incoming_count;
+    uint64_t strangers, system_calls;
+    int incoming_max, entry_count;
+    gr_diag failure; /* of a dial, to be given out */
+    entry entries[]; /* incoming_max, then outgoing_max */
+};
+
+static int64_t now_us(const gr_door *door)
+{
+    return gr_clock_now_us(&door->config.clock);
+}
+
+static void forget_fd(gr_door *door, entry *at)
+{
+    if (at->fd >= 0) {
+        close(at->fd);
+        door->system_calls++;
+        at->fd = -1;
+    }
+    gr_auth_fini(&at->auth);
+}
+
+static void free_entry(gr_door *door, entry *at)
+{
+    forget_fd(door, at);
+    if (at->outgoing) {
+        door->dialing_count--;
+    } else {
+        door->incoming_count--;
+    }
+    at->state = ENTRY_FREE;
+}
+
+static void note_deadline(gr_door *door, int64_t at_us)
+{
+    if (at_us < door->next_us) {
+        door->next_us = at_us;
+    }
+}
+
+static gr_status watch(gr_door *door, int fd, uint64_t tag, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.u64 = tag};
+    door->system_calls++;
+    return epoll_ctl(door->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? GR_OK : GR_E_IO;
+}
+
+/* ---- Ends of an entry ------------------------------------------------------------------------- */
+
+static void refuse_stranger(gr_door *door, entry *at, const char *why)
+{
+    door->strangers++;
+    gr_log_write(door->config.log, GR_LOG_DEBUG, "link", "closed a connection in its handshake: %s",
+                 why);
+    free_entry(door, at);
+}
+
+static void fail_dial(gr_door *door, entry *at, gr_status status, const char *why)
+{
+    if (door->failure.status == GR_OK) {
+        if (at->expected == GR_AUTH_RANK_COORDINATOR) {
+            (void)gr_fail_peer(&door->failure, status, at->expected,
+                               "cannot reach the job's coordinator at %s: %s", at->address, why);
+        } else {
+            (void)gr_fail_peer(&door->failure, status, at->expected,
+                               "cannot connect to rank %d at %s: %s", at->expected, at->address,
+                               why);
+        }
+    }
+    free_entry(door, at);
+}
+
+static void retry_later(gr_door *door, entry *at, int64_t now, gr_status status, const char *why)
+{
+    forget_fd(door, at);
+    at->backoff_us = at->backoff_us == 0 ? BACKOFF_MIN_US : at->backoff_us * 2;
+    if (at->backoff_us > BACKOFF_MAX_US) {
+        at->backoff_us = BACKOFF_MAX_US;
+    }
+    at->retry_at_us = now + at->backoff_us;
+    if (status == GR_E_AUTH || status == GR_E_PEER_LOST) {
+        at->refusals++;
+    }
+    if (at->refusals >= REFUSALS_MAX || at->retry_at_us >= at->deadline_us) {
+        fail_dial(door, at, status == GR_E_AGAIN ? GR_E_PEER_LOST : status, why);
+        return;
+    }
+    at->state = ENTRY_RETRY;
+    note_deadline(door, at->retry_at_us);
+}
+
+/* The connection broke or the handshake failed. */
+static void end_shaking(gr_door *door, entry *at, int64_t now, gr_status status, const char *why)
+{
+    if (!at->outgoing) {
+        refuse_stranger(door, at, why);
+    } else if (status == GR_E_AGAIN) {
+        /* A peer that does not like our answer can say so only by closing. */
+        bool answered = at->auth.out_sent == GR_AUTH_BYTES;
+        retry_later(door, at, now, answered ? GR_E_AUTH : GR_E_AGAIN,
+                    answered ? "it closed the connection after our answer: it holds another secret "
+                               "(GRADUS_SECRET), or has a member of our rank already"
+                             : "it closed the connection during the handshake");
+    } else {
+        fail_dial(door, at, status, why);
+    }
+}
+
+/* ---- The handshake ---------------------------------------------------------------------------- */
+
+/* GR_OK: all that may be sent was sent; GR_PENDING: the socket is full; GR_E_AGAIN: closed. */
+static gr_status send_pending(gr_door *door, entry *at)
+{
+    for (;;) {
+        size_t size;
+        const uint8_t *from = gr_auth_pending(&at->auth, &size);
+        if (size == 0) {
+            return GR_OK;
+        }
+        ssize_t sent = send(at->fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        door->system_calls++;
+        if (sent > 0) {
+            gr_auth_sent(&at->auth, (size_t)sent);
+        } else if (errno == EAGAIN) {
+            return GR_PENDING;
+        } else if (errno != EINTR) {
+            return GR_E_AGAIN;
+        }
+    }
+}
+
+/* GR_OK: something was taken in; GR_PENDING: nothing there; GR_E_AGAIN: closed; else refused. Never
+ * reads past the handshake: what follows belongs to the connection's owner. */
+static gr_status receive_some(gr_door *door, entry *at, gr_diag *diag)
+{
+    uint8_t data[GR_AUTH_BYTES];
+    size_t room = GR_AUTH_BYTES - at->auth.in_filled, used;
+    if (room == 0) {
+        return GR_PENDING;
+    }
+    ssize_t got = recv(at->fd, data, room, MSG_DONTWAIT);
+    door->system_calls++;
+    if (got <= 0) {
+        bool later = got < 0 && (errno == EAGAIN || errno == EINTR);
+        return later ? GR_PENDING : GR_E_AGAIN;
+    }
+    bool was_checked = at->auth.checked;
+    gr_status status = gr_auth_take(&at->auth, data, (size_t)got, &used, diag);
+    if (status < 0) {
+        return status;
+    }
+    if (at->auth.checked && !was_checked) {
+        if (at->outgoing && at->auth.peer_rank != at->expected) {
+            return gr_fail(diag, GR_E_PROTOCOL, "rank %d is there instead", at->auth.peer_rank);
+        }
+        if (!at->outgoing && door->config.admit != NULL &&
+            !door->config.admit(door->config.admit_arg, at->auth.peer_rank)) {
+            return gr_fail(diag, GR_E_PROTOCOL, "rank %d is not expected (again)",
+                           at->auth.peer_rank);
+        }
+    }
+    return GR_OK;
+}
+
+static void shake(gr_door *door, entry *at, int64_t now)
+{
+    gr_diag diag = {0};
+    gr_status status;
+    do {
+        status = send_pending(door, at);
+        if (status < 0) {
+            end_shaking(door, at, now, status, "the peer closed it");
+            return;
+        }
+        if (at->auth.done) {
+            epoll_ctl(door->epoll_fd, EPOLL_CTL_DEL, at->fd, NULL);
+            door->system_calls++;
+            at->state = ENTRY_DONE;
+            door->done_count++;
+            return;
+        }
+        status = receive_some(door, at, &diag);
+        if (status < 0) {
+            end_shaking(door, at, now, status,
+                        status == GR_E_AGAIN ? "the peer closed it" : diag.text);
+            return;
+        }
+    } while (status == GR_OK);
+}
+
+static bool begin_shaking(gr_door *door, entry *at)
+{
+    gr_auth_role role = at->outgoing ? GR_AUTH_CONNECTOR : GR_AUTH_ACCEPTOR;
+    at->state = ENTRY_SHAKING;
+    return gr_auth_init(&at->auth, role, door->config.rank, door->secret, NULL) == GR_OK;
+}
+
+/* ---- Outgoing --------------------------------------------------------------------------------- */
+
+static void dial(gr_door *door, entry *at, int64_t now)
+{
+    gr_diag diag = {0};
+    gr_status status = gr_address_dial(at->address, &at->fd, &diag);
+    door->system_calls += 3;
+    if (status == GR_E_AGAIN || status == GR_E_PEER_LOST) {
+        retry_later(door, at, now, status, diag.text);
+        return;
+    }
+    uint64_t tag = (uint64_t)(at - door->entries);
+    if (status >= 0 && watch(door, at->fd, tag, EPOLLIN | EPOLLOUT | EPOLLET) != GR_OK) {
+        status = gr_fail(&diag, GR_E_IO, "cannot watch the socket: %s", strerror(errno));
+    }
+    if (status < 0) {
+        fail_dial(door, at, status, diag.text);
+    } else if (status == GR_PENDING) {
+        at->state = ENTRY_DIALING;
+    } else if (begin_shaking(door, at)) {
+        shake(door, at, now);
+    } else {
+        fail_dial(door, at, GR_E_IO, "no random numbers");
+    }
+}
+
+static void finish_dialing(gr_door *door, entry *at, int64_t now)
+{
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (getsockopt(at->fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
+        error = errno;
+    }
+    door->system_calls++;
+    if (error != 0) {
+        retry_later(door, at, now, error == ETIMEDOUT ? GR_E_AGAIN : GR_E_PEER_LOST,
+                    strerror(error));
+    } else if (begin_shaking(door, at)) {
+        shake(door, at, now);
+    } else {
+        fail_dial(door, at, GR_E_IO, "no random numbers");
+    }
+}
+
+gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *address, gr_diag *diag)
+{
+    entry *at = door->entries + door->incoming_max;
+    entry *end = door->entries + door->entry_count;
+    while (at < end && at->state != ENTRY_FREE) {
+        at++;
+    }
+    if (at == end) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "more than %d connections are being made",
+                       door->config.outgoing_max);
+    }
+    if (strlen(address) >= sizeof at->address) {
+        return gr_fail(diag, GR_E_INVALID, "the address of rank %d is longer than %zu characters",
+                       peer_rank, sizeof at->address - 1);
+    }
+    int64_t now = now_us(door);
+    *at = (entry){.outgoing = true,
+                  .fd = -1,
+                  .expected = peer_rank,
+                  .since_us = now,
+                  .deadline_us = gr_clock_deadline_us(&door->config.clock, door->config.timeout_us),
+                  .state = ENTRY_RETRY};
+    memcpy(at->address, address, strlen(address) + 1);
+    door->dialing_count++;
+    note_deadline(door, at->deadline_us);
+    dial(door, at, now);
+    return GR_OK;
+}
+
+/* ---- Incoming --------------------------------------------------------------------------------- */
+
+/* A place for a newcomer: a free one, else that of the oldest if it had time enough; else NULL. */
+static entry *find_place(gr_door *door, int64_t now)
+{
+    entry *oldest = NULL;
+    for (int i = 0; i < door->incoming_max; i++) {
+        entry *at = &door->entries[i];
+        if (at->state == ENTRY_FREE) {
+            return at;
+        }
+        if (at->state == ENTRY_SHAKING && (oldest == NULL || at->since_us < oldest->since_us)) {
+            oldest = at;
+        }
+    }
+    if (oldest != NULL && now - oldest->since_us >= EVICT_AFTER_US) {
+        refuse_stranger(door, oldest, "too many connections in their handshake");
+        return oldest;
+    }
+    return NULL;
+}
+
+static void pause_listener(gr_door *door, bool pause, int64_t now)
+{
+    struct epoll_event event = {.events = pause ? 0 : EPOLLIN, .data.u64 = LISTENER_TAG};
+    epoll_ctl(door->epoll_fd, EPOLL_CTL_MOD, door->listen_fd, &event);
+    door->system_calls++;
+    door->listener_paused_until_us = pause ? now + LISTENER_PAUSE_US : 0;
+    if (pause) {
+        note_deadline(door, door->listener_paused_until_us);
+    }
+}
+
+static void welcome(gr_door *door, int fd, int64_t now)
+{
+    entry *at = find_place(door, now);
+    if (at == NULL) {
+        close(fd);
+        door->strangers++;
+        return;
+    }
+    int one = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one); /* fails on a Unix socket: fine */
+    door->system_calls += 3;
+    *at =
+        (entry){.fd = fd,
+                .since_us = now,
+                .deadline_us = gr_clock_deadline_us(&door->config.clock, door->config.timeout_us)};
+    door->incoming_count++;
+    note_deadline(door, at->deadline_us);
+    uint64_t tag = (uint64_t)(at - door->entries);
+    if (!begin_shaking(door, at) || watch(door, fd, tag, EPOLLIN | EPOLLOUT | EPOLLET) != GR_OK) {
+        refuse_stranger(door, at, "no random numbers, or no memory to watch it");
+        return;
+    }
+    shake(door, at, now);
+}
+
+static void accept_some(gr_door *door, int64_t now)
+{
+    for (int i = 0; i < ACCEPTS_A_TURN && door->listen_fd >= 0; i++) {
+        int fd = accept4(door->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        door->system_calls++;
+        if (fd >= 0) {
+            welcome(door, fd, now);
+        } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            gr_log_write(door->config.log, GR_LOG_WARN, "link", "cannot accept a connection: %s",
+                         strerror(errno));
+            pause_listener(door, true, now);
+            return;
+        } else if (errno != ECONNABORTED && errno != EINTR && errno != EPROTO) {
+            return;
+        }
+    }
+}
+
+/* ---- Progress --------------------------------------------------------------------------------- */
+
+static void handle_deadlines(gr_door *door, int64_t now)
+{
+    door->next_us = GR_NEVER;
+    if (door->listener_paused_until_us != 0) {
+        if (now >= door->listener_paused_until_us && door->listen_fd >= 0) {
+            pause_listener(door, false, now);
+        } else {
+            note_deadline(door, door->listener_paused_until_us);
+        }
+    }
+    for (int i = 0; i < door->entry_count; i++) {
+        entry *at = &door->entries[i];
+        if (at->state == ENTRY_FREE || at->state == ENTRY_DONE) {
+            continue;
+        }
+        if (now >= at->deadline_us) {
+            if (at->outgoing) {
+                fail_dial(door, at, GR_E_PEER_LOST, "no handshake within the time for it");
+            } else {
+                refuse_stranger(door, at, "no handshake within the time for it");
+            }
+            continue;
+        }
+        if (at->state == ENTRY_RETRY && now >= at->retry_at_us) {
+            dial(door, at, now);
+        }
+        if (at->state != ENTRY_FREE && at->state != ENTRY_DONE) {
+            note_deadline(door, at->state == ENTRY_RETRY && at->retry_at_us < at->deadline_us
+                                    ? at->retry_at_us
+                                    : at->deadline_us);
+        }
+    }
+}
+
+gr_status gr_door_progress(gr_door *door, gr_diag *diag)
+{
+    struct epoll_event events[EVENTS_A_TURN];
+    int64_t now = now_us(door);
+    int count = epoll_wait(door->epoll_fd, events, EVENTS_A_TURN, 0);
+    door->system_calls++;
+    bool listener_ready = false;
+    for (int i = 0; i < count; i++) {
+        if (events[i].data.u64 == LISTENER_TAG) {
+            listener_ready = true;
+            continue;
+        }
+        entry *at = &door->entries[events[i].data.u64];
+        if (at->state == ENTRY_DIALING) {
+            finish_dialing(door, at, now);
+        } else if (at->state == ENTRY_SHAKING) {
+            shake(door, at, now);
+        }
+    }
+    /* Last, since it may give a place away that an event above was about. */
+    if (listener_ready) {
+        accept_some(door, now);
+    }
+    if (now >= door->next_us) {
+        handle_deadlines(door, now);
+    }
+    if (door->failure.status == GR_OK) {
+        return GR_OK;
+    }
+    gr_status status = (gr_status)door->failure.status;
+    if (diag != NULL) {
+        *diag = door->failure;
+    }
+    gr_diag_clear(&door->failure);
+    return status;
+}
+
+bool gr_door_take(gr_door *door, gr_arrival *arrival_out)
+{
+    for (int i = 0; door->done_count > 0 && i < door->entry_count; i++) {
+        entry *at = &door->entries[i];
+        if (at->state == ENTRY_DONE) {
+            *arrival_out = (gr_arrival){
+                .fd = at->fd, .peer_rank = at->auth.peer_rank, .outgoing = at->outgoing};
+            at->fd = -1;
+            door->done_count--;
+            free_entry(door, at);
+            return true;
+        }
+    }
+    return false;
+}
+
+int64_t gr_door_next_us(const gr_door *door)
+{
+    return door->next_us;
+}
+
+bool gr_door_dialing(const gr_door *door)
+{
+    return door->dialing_count > 0;
+}
+
+void gr_door_shut(gr_door *door)
+{
+    if (door->listen_fd >= 0) {
+        close(door->listen_fd);
+        door->listen_fd = -1;
+        door->listener_paused_until_us = 0;
+    }
+    for (int i = 0; i < door->incoming_max; i++) {
+        if (door->entries[i].state == ENTRY_SHAKING) {
+            refuse_stranger(door, &door->entries[i], "nobody else is expected");
+        }
+    }
+}
+
+/* ---- Life ------------------------------------------------------------------------------------- */
+
+gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_diag *diag)
+{
+    if (config->half_open_max < 1 || config->half_open_max > GR_DOOR_HALF_OPEN_MAX ||
+        config->outgoing_max < 0 || config->timeout_us <= 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "connections in handshake must be 1 to %d (they are %d), their time limit "
+                       "above zero",
+                       GR_DOOR_HALF_OPEN_MAX, config->half_open_max);
+    }
+    int incoming = config->listen ? config->half_open_max : 0;
+    size_t count = (size_t)incoming + (size_t)config->outgoing_max;
+    gr_door *door = calloc(1, sizeof *door + count * sizeof(entry));
+    if (door == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu connections in handshake", count);
+    }
+    door->config = *config;
+    memcpy(door->secret, config->secret, GR_SECRET_BYTES);
+    door->config.secret = door->secret;
+    door->config.listen_host = NULL; /* not used again; it belongs to the caller */
+    door->listen_fd = -1;
+    door->next_us = GR_NEVER;
+    door->incoming_max = incoming;
+    door->entry_count = (int)count;
+    gr_diag_clear(&door->failure);
+    for (size_t i = 0; i < count; i++) {
+        door->entries[i].fd = -1;
+    }
+    gr_status status = GR_OK;
+    door->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (door->epoll_fd < 0) {
+        status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
+    }
+    if (status == GR_OK && config->listen) {
+        status = gr_address_listen(config->listen_host, door->address, &door->listen_fd, diag);
+        if (status == GR_OK && watch(door, door->listen_fd, LISTENER_TAG, EPOLLIN) != GR_OK) {
+            status = gr_fail(diag, GR_E_IO, "cannot watch the listener: %s", strerror(errno));
+        }
+    }
+    if (status != GR_OK) {
+        gr_door_destroy(door);
+        return status;
+    }
+    *door_out = door;
+    return GR_OK;
+}
+
+void gr_door_destroy(gr_door *door)
+{
+    if (door == NULL) {
+        return;
+    }
+    for (int i = 0; i < door->entry_count; i++) {
+        forget_fd(door, &door->entries[i]);
+    }
+    if (door->listen_fd >= 0) {
+        close(door->listen_fd);
+    }
+    if (door->epoll_fd >= 0) {
+        close(door->epoll_fd);
+    }
+    gr_wipe(door->secret, sizeof door->secret);
+    free(door);
+}
+
+const char *gr_door_address(const gr_door *door)
+{
+    return door->address;
+}
+
+int gr_door_fd(const gr_door *door)
+{
+    return door->epoll_fd;
+}
+
+uint64_t gr_door_strangers(const gr_door *door)
+{
+    return door->strangers;
+}
+
+uint64_t gr_door_system_calls(const gr_door *door)
+{
+    return door->system_calls;
+}

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LINK_DOOR_H
+#define GR_LINK_DOOR_H
+
+/* The door of a process: everything between a bare socket and an authenticated connection. It
+ * listens, accepts, dials, and drives the handshakes (auth.h) of all connections that are not links
+ * yet. Their number and time are bounded; whoever cannot prove that they hold the secret is closed
+ * without having been told anything but a challenge.
+ *
+ * One thread at a time. Never blocks. Allocates in create only. */
+
+#include "link/auth.h"
+
+typedef struct gr_door gr_door;
+
+typedef struct gr_door_config {
+    int rank;              /* ours, or GR_AUTH_RANK_COORDINATOR */
+    const uint8_t *secret; /* GR_SECRET_BYTES, copied */
+    bool listen;
+    const char *listen_host; /* NULL: a Unix socket */
+    int half_open_max;       /* incoming connections in handshake; 1 .. GR_DOOR_HALF_OPEN_MAX */
+    int outgoing_max;        /* how many gr_door_dial may be under way */
+    int64_t timeout_us;      /* of a handshake, and of all attempts of one dial */
+    gr_clock clock;
+    const gr_log *log;
+    /* Asked after the peer proved itself and before we do: false closes it. NULL: all come in. */
+    bool (*admit)(void *admit_arg, int32_t peer_rank);
+    void *admit_arg;
+} gr_door_config;
+
+enum { GR_DOOR_HALF_OPEN_MAX = 4096 };
+
+/* An authenticated connection; the fd belongs to the receiver. */
+typedef struct gr_arrival {
+    int fd;
+    int32_t peer_rank;
+    bool outgoing;
+} gr_arrival;
+
+gr_status gr_door_create(const gr_door_config *config, gr_door **door_out,
+                         gr_diag *diag) GR_MUST_CHECK;
+void gr_door_destroy(gr_door *door); /* NULL ok */
+const char *gr_door_address(const gr_door *door);
+int gr_door_fd(const gr_door *door); /* readable: call progress */
+
+/* Connect to `address`, where `peer_rank` is expected. Tries again while the other side is busy or
+ * closes the connection; gives up at the timeout. */
+gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *address,
+                       gr_diag *diag) GR_MUST_CHECK;
+
+/* Move everything on. A failure is that of a gr_door_dial, given once: GR_E_PEER_LOST, GR_E_AUTH,
+ * GR_E_PROTOCOL, GR_E_INVALID, GR_E_IO; diag->peer_rank is whom it was to reach. */
+gr_status gr_door_progress(gr_door *door, gr_diag *diag) GR_MUST_CHECK;
+bool gr_door_take(gr_door *door, gr_arrival *arrival_out);
+
+/* Absolute time at which progress must be called even if nothing is readable; GR_NEVER. */
+int64_t gr_door_next_us(const gr_door *door);
+
+bool gr_door_dialing(const gr_door *door); /* a dial is under way */
+
+/* Nobody else is expected: close the listener and all incoming handshakes. */
+void gr_door_shut(gr_door *door);
+
+uint64_t gr_door_strangers(const gr_door *door);    /* refused so far */
+uint64_t gr_door_system_calls(const gr_door *door); /* about */
+
+#endif

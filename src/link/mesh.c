@@ -1,0 +1,580 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link/mesh.h"
+
+#include "base/fail.h"
+#include "link/frame.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TAG_DOOR UINT64_MAX
+#define TAG_WAKE (UINT64_MAX - 1)
+
+enum { EVENTS_A_TURN = 128 };
+
+static const gr_link_ops *const ops_of_kind[GR_LINK_KIND_COUNT] = {
+    [GR_LINK_SHM] = &gr_shm_ops,
+    [GR_LINK_TCP] = &gr_tcp_ops,
+};
+
+const char *gr_link_kind_name(gr_link_kind kind)
+{
+    return (unsigned)kind < GR_LINK_KIND_COUNT ? ops_of_kind[kind]->name : "?";
+}
+
+void gr_mesh_config_init(gr_mesh_config *config)
+{
+    int64_t memory = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    const int64_t heap_min = INT64_C(256) << 20, heap_max = INT64_C(256) << 30;
+    *config = (gr_mesh_config){
+        .kind = GR_LINK_SHM,
+        .rank = 0,
+        .world_size = 1,
+        .listen_host = "127.0.0.1",
+        .handshake_timeout_us = 5000000,
+        .half_open_max = 256,
+        .spin_us = 50,
+        .heap_bytes_max = (size_t)(memory < heap_min   ? heap_min
+                                   : memory > heap_max ? heap_max
+                                                       : memory),
+        .clock = gr_clock_real(),
+    };
+}
+
+void gr_spin_learn(gr_spin *spin, int64_t waited_us)
+{
+    if (waited_us <= spin->max_us) {
+        spin->now_us = spin->now_us * 2 < spin->max_us ? spin->now_us * 2 : spin->max_us;
+    } else {
+        spin->now_us = spin->now_us / 2 > GR_SPIN_MIN_US ? spin->now_us / 2 : GR_SPIN_MIN_US;
+    }
+}
+
+/* ---- Ends of a link --------------------------------------------------------------------------- */
+
+static void end_link(gr_link *link, bool drain)
+{
+    link->state = GR_LINK_ENDED;
+    link->drain = drain;
+    if (link->fd >= 0) {
+        close(link->fd);
+        link->mesh->stats.system_calls++;
+        link->fd = -1;
+    }
+}
+
+void gr_link_break(gr_link *link, bool drain, gr_status status, const char *format, ...)
+{
+    if (link->state == GR_LINK_ENDED) {
+        return;
+    }
+    char text[GR_DIAG_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    (void)gr_fail_peer(&link->diag, status, link->peer, "%s", text);
+    link->report = true;
+    link->mesh->reports++;
+    gr_log_write(link->mesh->log, GR_LOG_DEBUG, "link", "%s", text);
+    end_link(link, drain);
+}
+
+void gr_link_left(gr_link *link)
+{
+    if (link->state == GR_LINK_ENDED) {
+        return;
+    }
+    (void)gr_fail_peer(&link->diag, GR_E_PEER_LOST, link->peer, "rank %d has left in order",
+                       link->peer);
+    end_link(link, true);
+}
+
+void gr_link_aborted(gr_link *link, const char *text, size_t size_bytes)
+{
+    char clean[GR_FRAME_ABORT_MAX + 1];
+    size_t size = size_bytes < GR_FRAME_ABORT_MAX ? size_bytes : GR_FRAME_ABORT_MAX;
+    size = strnlen(text, size);
+    for (size_t i = 0; i < size; i++) {
+        /* A sentence from outside goes to a terminal or a log: no control characters. */
+        unsigned char c = (unsigned char)text[i];
+        clean[i] = c >= 0x80 || isprint(c) ? (char)c : ' ';
+    }
+    clean[size] = '\0';
+    gr_link_break(link, false, GR_E_PEER_LOST, "%s", size > 0 ? clean : "the peer gave up");
+}
+
+void gr_link_closed(gr_link *link, int error)
+{
+    if (error == 0 || error == ECONNRESET || error == EPIPE) {
+        gr_link_break(link, true, GR_E_PEER_LOST, "rank %d died: its connection to rank %d closed",
+                      link->peer, link->mesh->rank);
+    } else {
+        gr_link_break(link, true, GR_E_PEER_LOST, "the connection to rank %d broke: %s", link->peer,
+                      strerror(error));
+    }
+}
+
+/* ---- Newcomers -------------------------------------------------------------------------------- */
+
+static bool admit(void *mesh_arg, int32_t peer)
+{
+    const gr_mesh *mesh = mesh_arg;
+    return peer >= 0 && peer < mesh->world_size && peer != mesh->rank && mesh->links[peer] == NULL;
+}
+
+static void attach(gr_link *link)
+{
+    gr_mesh *mesh = link->mesh;
+    gr_diag diag = {0};
+    gr_status status = mesh->ops->attach(link, &diag);
+    if (status == GR_OK) {
+        link->state = GR_LINK_UP;
+        mesh->links_up++;
+        mesh->settled = mesh->links_up == mesh->world_size - 1;
+        if (mesh->settled) {
+            gr_door_shut(mesh->door);
+        }
+        gr_log_write(mesh->log, GR_LOG_DEBUG, "link", "rank %d: %s link to rank %d is up",
+                     mesh->rank, mesh->ops->name, link->peer);
+    } else if (status != GR_PENDING) {
+        gr_link_break(link, false, status, "cannot set up the %s link to rank %d: %s",
+                      mesh->ops->name, link->peer, diag.text);
+    }
+}
+
+static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
+{
+    int peer = arrival->peer_rank;
+    gr_link *link = NULL;
+    gr_diag diag = {0};
+    /* Two connections of one rank may both have passed the door before the first was taken. */
+    if (admit(mesh, peer)) {
+        size_t size = (mesh->ops->link_bytes + 63) / 64 * 64;
+        link = aligned_alloc(64, size);
+        if (link != NULL) {
+            memset(link, 0, size);
+        }
+    }
+    if (link == NULL) {
+        close(arrival->fd);
+        return;
+    }
+    link->mesh = mesh;
+    link->peer = peer;
+    link->fd = arrival->fd;
+    link->attach_by_us = now + mesh->attach_timeout_us;
+    gr_diag_clear(&link->diag);
+    mesh->links[peer] = link;
+    if (gr_mesh_watch(mesh, link->fd, (uint64_t)peer, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                      &diag) != GR_OK) {
+        gr_link_break(link, false, GR_E_IO, "%s", diag.text);
+        return;
+    }
+    attach(link);
+}
+
+static gr_status visit_door(gr_mesh *mesh, int64_t now, gr_diag *diag)
+{
+    gr_status status = gr_door_progress(mesh->door, diag);
+    gr_arrival arrival;
+    while (gr_door_take(mesh->door, &arrival)) {
+        welcome(mesh, &arrival, now);
+    }
+    return status;
+}
+
+static void end_late_attaches(gr_mesh *mesh, int64_t now)
+{
+    for (int peer = 0; peer < mesh->world_size; peer++) {
+        gr_link *link = mesh->links[peer];
+        if (link != NULL && link->state == GR_LINK_ATTACHING && now >= link->attach_by_us) {
+            gr_link_break(link, false, GR_E_PEER_SLOW,
+                          "rank %d proved itself but did not set up its %s link in time", peer,
+                          mesh->ops->name);
+        }
+    }
+}
+
+/* ---- Progress --------------------------------------------------------------------------------- */
+
+gr_status gr_mesh_watch(gr_mesh *mesh, int fd, uint64_t tag, uint32_t events, gr_diag *diag)
+{
+    struct epoll_event event = {.events = events, .data.u64 = tag};
+    mesh->stats.system_calls++;
+    if (epoll_ctl(mesh->epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0) {
+        return gr_fail(diag, GR_E_IO, "cannot watch a socket: %s", strerror(errno));
+    }
+    return GR_OK;
+}
+
+static void drain_wake_fd(gr_mesh *mesh)
+{
+    uint64_t count;
+    ssize_t got = read(mesh->wake_fd, &count, sizeof count);
+    (void)got; /* empty is fine */
+    mesh->stats.system_calls++;
+}
+
+static void dispatch(gr_mesh *mesh, uint64_t tag, uint32_t events)
+{
+    if (tag == TAG_DOOR) {
+        mesh->door_ready = true; /* it may fail, which only gr_mesh_progress can tell */
+        return;
+    }
+    if (tag == TAG_WAKE) {
+        drain_wake_fd(mesh);
+        return;
+    }
+    gr_link *link = mesh->links[tag];
+    if (link->state == GR_LINK_ATTACHING) {
+        attach(link);
+    }
+    /* Not `else`: with edges the event that ended the attaching may be about data as well. */
+    if (link->state == GR_LINK_UP) {
+        mesh->ops->event(link, events);
+    }
+}
+
+bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us)
+{
+    struct epoll_event events[EVENTS_A_TURN];
+    /* Rounded up: a sleep that ends a little before the deadline would be followed by a busy one. */
+    int sleep_ms = sleep_us <= 0 ? 0 : sleep_us > 60000000 ? 60000 : (int)((sleep_us + 999) / 1000);
+    int count = epoll_wait(mesh->epoll_fd, events, EVENTS_A_TURN, sleep_ms);
+    mesh->stats.system_calls++;
+    for (int i = 0; i < count; i++) {
+        dispatch(mesh, events[i].data.u64, events[i].events);
+    }
+    mesh->looked = count > 0;
+    return count > 0;
+}
+
+bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us)
+{
+    return !mesh->settled && (now_us < mesh->settle_by_us || gr_door_dialing(mesh->door));
+}
+
+/* Look at all sockets once. */
+static gr_status poll_sockets(gr_mesh *mesh, int64_t now, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    mesh->poll_at_us = now + GR_MESH_POLL_US;
+    if (!mesh->looked) {
+        (void)gr_mesh_collect(mesh, 0);
+    }
+    mesh->looked = false;
+    if (mesh->door_ready || now >= gr_door_next_us(mesh->door)) {
+        mesh->door_ready = false;
+        status = visit_door(mesh, now, diag);
+    }
+    if (!mesh->settled) {
+        end_late_attaches(mesh, now);
+    }
+    return status;
+}
+
+static gr_status report(gr_mesh *mesh, gr_diag *diag)
+{
+    for (int peer = 0; peer < mesh->world_size; peer++) {
+        gr_link *link = mesh->links[peer];
+        if (link != NULL && link->report) {
+            link->report = false;
+            mesh->reports--;
+            if (diag != NULL) {
+                *diag = link->diag;
+            }
+            return (gr_status)link->diag.status;
+        }
+    }
+    return GR_OK;
+}
+
+gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    int64_t now = gr_clock_now_us(&mesh->clock);
+    if (mesh->ops->polls || now >= mesh->poll_at_us || gr_mesh_settling(mesh, now)) {
+        status = poll_sockets(mesh, now, diag);
+    }
+    mesh->ops->progress(mesh);
+    return status == GR_OK && mesh->reports > 0 ? report(mesh, diag) : status;
+}
+
+/* Until when a wait may sleep at most: the deadline, or something that progress must do before. */
+static int64_t latest_us(const gr_mesh *mesh, int64_t now, int64_t deadline_us)
+{
+    int64_t until = deadline_us;
+    if (!mesh->settled) {
+        int64_t door_us = gr_door_next_us(mesh->door);
+        until = door_us < until ? door_us : until;
+        until = now + GR_MESH_SLEEP_US < until ? now + GR_MESH_SLEEP_US : until;
+    }
+    return until;
+}
+
+void gr_mesh_wait(gr_mesh *mesh, int64_t deadline_us)
+{
+    int64_t now = gr_clock_now_us(&mesh->clock);
+    if (mesh->reports == 0 && !mesh->door_ready && now < deadline_us &&
+        !atomic_load_explicit(&mesh->woken, memory_order_acquire)) {
+        mesh->ops->wait(mesh, now, latest_us(mesh, now, deadline_us));
+    }
+    atomic_store_explicit(&mesh->woken, false, memory_order_release);
+}
+
+void gr_mesh_wake(gr_mesh *mesh)
+{
+    atomic_store(&mesh->woken, true);
+    mesh->ops->wake(mesh);
+}
+
+void gr_mesh_ring(gr_mesh *mesh)
+{
+    uint64_t one = 1;
+    ssize_t put = write(mesh->wake_fd, &one, sizeof one);
+    (void)put; /* a full counter wakes just as well */
+}
+
+/* ---- Life ------------------------------------------------------------------------------------- */
+
+static gr_status check_config(const gr_mesh_config *config, gr_diag *diag)
+{
+    if ((unsigned)config->kind >= GR_LINK_KIND_COUNT) {
+        return gr_fail(diag, GR_E_INVALID, "link kind %d does not exist", (int)config->kind);
+    }
+    if (config->world_size < 1 || config->world_size > GR_MESH_WORLD_MAX || config->rank < 0 ||
+        config->rank >= config->world_size || config->secret == NULL) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "a mesh needs a secret, a world of 1 to %d ranks, and its own rank in it; "
+                       "it is rank %d of %d",
+                       GR_MESH_WORLD_MAX, config->rank, config->world_size);
+    }
+    return GR_OK;
+}
+
+static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag)
+{
+    gr_door_config door = {
+        .rank = config->rank,
+        .secret = config->secret,
+        .listen = true,
+        .listen_host = config->kind == GR_LINK_TCP ? config->listen_host : NULL,
+        .half_open_max = config->half_open_max,
+        .outgoing_max = config->world_size,
+        .timeout_us = config->handshake_timeout_us,
+        .clock = config->clock,
+        .log = config->log,
+        .admit = admit,
+        .admit_arg = mesh,
+    };
+    gr_status status = gr_door_create(&door, &mesh->door, diag);
+    if (status == GR_OK) {
+        memcpy(mesh->address, gr_door_address(mesh->door), sizeof mesh->address);
+    }
+    return status;
+}
+
+static gr_status open_sockets(gr_mesh *mesh, gr_diag *diag)
+{
+    mesh->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    mesh->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (mesh->epoll_fd < 0 || mesh->wake_fd < 0) {
+        return gr_fail(diag, GR_E_IO, "cannot create an epoll and an eventfd: %s", strerror(errno));
+    }
+    gr_status status = gr_mesh_watch(mesh, mesh->wake_fd, TAG_WAKE, EPOLLIN, diag);
+    if (status == GR_OK) {
+        status = gr_mesh_watch(mesh, gr_door_fd(mesh->door), TAG_DOOR, EPOLLIN, diag);
+    }
+    return status;
+}
+
+gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_diag *diag)
+{
+    gr_status status = check_config(config, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    const gr_link_ops *ops = ops_of_kind[config->kind];
+    gr_mesh *mesh = calloc(1, ops->mesh_bytes);
+    gr_link **links = calloc((size_t)config->world_size, sizeof(gr_link *));
+    if (mesh == NULL || links == NULL) {
+        free(links);
+        free(mesh);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a mesh of %d", config->world_size);
+    }
+    int64_t now = gr_clock_now_us(&config->clock);
+    mesh->ops = ops;
+    mesh->rank = config->rank;
+    mesh->world_size = config->world_size;
+    mesh->clock = config->clock;
+    mesh->log = config->log;
+    mesh->links = links;
+    mesh->epoll_fd = mesh->wake_fd = -1;
+    mesh->settled = config->world_size == 1;
+    mesh->attach_timeout_us = config->handshake_timeout_us;
+    mesh->settle_by_us = gr_clock_deadline_us(&config->clock, config->handshake_timeout_us);
+    mesh->poll_at_us = now;
+    mesh->spin = (gr_spin){.max_us = config->spin_us, .now_us = config->spin_us};
+    atomic_init(&mesh->woken, false);
+    status = open_door(mesh, config, diag);
+    if (status == GR_OK) {
+        status = open_sockets(mesh, diag);
+    }
+    if (status == GR_OK) {
+        status = ops->open(mesh, config, diag);
+    }
+    if (status != GR_OK) {
+        gr_mesh_destroy(mesh);
+        return status;
+    }
+    *mesh_out = mesh;
+    return GR_OK;
+}
+
+void gr_mesh_destroy(gr_mesh *mesh)
+{
+    if (mesh == NULL) {
+        return;
+    }
+    for (int peer = 0; peer < mesh->world_size; peer++) {
+        if (mesh->links[peer] != NULL && mesh->links[peer]->state == GR_LINK_UP) {
+            mesh->ops->leave(mesh->links[peer]);
+        }
+    }
+    for (int peer = 0; peer < mesh->world_size; peer++) {
+        gr_link *link = mesh->links[peer];
+        if (link != NULL) {
+            if (link->fd >= 0) {
+                close(link->fd);
+            }
+            mesh->ops->detach(link);
+            free(link);
+        }
+    }
+    mesh->ops->close(mesh);
+    gr_door_destroy(mesh->door);
+    if (mesh->wake_fd >= 0) {
+        close(mesh->wake_fd);
+    }
+    if (mesh->epoll_fd >= 0) {
+        close(mesh->epoll_fd);
+    }
+    free(mesh->links);
+    free(mesh);
+}
+
+const char *gr_mesh_address(const gr_mesh *mesh)
+{
+    return mesh->address;
+}
+
+gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *address, gr_diag *diag)
+{
+    if (!admit(mesh, peer)) {
+        return gr_fail_peer(diag, GR_E_INVALID, peer,
+                            "rank %d of %d cannot connect to rank %d: it is no other rank of the "
+                            "world, or the link exists",
+                            mesh->rank, mesh->world_size, peer);
+    }
+    return gr_door_dial(mesh->door, peer, address, diag);
+}
+
+gr_link *gr_mesh_link(gr_mesh *mesh, int peer)
+{
+    gr_link *link = peer >= 0 && peer < mesh->world_size ? mesh->links[peer] : NULL;
+    return link != NULL && link->state != GR_LINK_ATTACHING ? link : NULL;
+}
+
+gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out)
+{
+    return size_bytes == 0 ? GR_E_INVALID : mesh->ops->alloc(mesh, size_bytes, mem_out);
+}
+
+void gr_mesh_free(gr_mesh *mesh, void *mem)
+{
+    if (mem != NULL) {
+        mesh->ops->free(mesh, mem);
+    }
+}
+
+void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out)
+{
+    *stats_out = mesh->stats;
+    stats_out->system_calls += gr_door_system_calls(mesh->door);
+    stats_out->strangers_refused += gr_door_strangers(mesh->door);
+}
+
+/* ---- One link --------------------------------------------------------------------------------- */
+
+gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data, uint64_t *ticket_out)
+{
+    if (link->state != GR_LINK_UP) {
+        return GR_E_PEER_LOST;
+    }
+    gr_status status = gr_frame_check(frame, NULL);
+    return status != GR_OK ? GR_E_INVALID : link->mesh->ops->send(link, frame, data, ticket_out);
+}
+
+bool gr_link_sent(gr_link *link, uint64_t ticket)
+{
+    return link->state != GR_LINK_UP || link->mesh->ops->sent(link, ticket);
+}
+
+gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
+{
+    if (link->state != GR_LINK_UP && !link->drain) {
+        return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
+    }
+    gr_status status = link->mesh->ops->peek(link, frame_out);
+    if (status == GR_PENDING && link->state != GR_LINK_UP) {
+        link->drain = false;
+    }
+    if (status == GR_OK || link->state == GR_LINK_UP) {
+        return status;
+    }
+    return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
+}
+
+gr_status gr_link_view(gr_link *link, const void **data_out)
+{
+    return link->mesh->ops->view(link, data_out);
+}
+
+gr_status gr_link_read(gr_link *link, void *dst)
+{
+    gr_status status = link->mesh->ops->read(link, dst);
+    if (status == GR_PENDING && link->state != GR_LINK_UP) {
+        /* The rest of it will not come. */
+        return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
+    }
+    return status;
+}
+
+void gr_link_next(gr_link *link, uint64_t *hold_out)
+{
+    link->mesh->ops->next(link, hold_out);
+}
+
+void gr_link_release(gr_link *link, uint64_t hold)
+{
+    link->mesh->ops->release(link, hold);
+}
+
+const gr_diag *gr_link_diag(const gr_link *link)
+{
+    return &link->diag;
+}
+
+int gr_link_peer(const gr_link *link)
+{
+    return link->peer;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LINK_MESH_H
+#define GR_LINK_MESH_H
+
+/* What the kinds of link share, and the table by which each kind is reached. Only src/link/ includes
+ * this. A kind lives in its own folder, embeds gr_mesh and gr_link as first members of its own
+ * structs, and keeps to this order of calls: open, then per peer attach until it does not return
+ * GR_PENDING, then transfers, then detach per link, then close. */
+
+#include "link/door.h"
+
+#include <stdatomic.h>
+
+typedef struct gr_link_ops gr_link_ops;
+
+typedef enum gr_link_state {
+    GR_LINK_ATTACHING = 0, /* authenticated; the kind exchanges what it needs */
+    GR_LINK_UP = 1,
+    GR_LINK_ENDED = 2 /* broken or left; what arrived before may still be taken if `drain` */
+} gr_link_state;
+
+struct gr_link {
+    gr_mesh *mesh;
+    int peer;
+    int fd; /* -1: closed */
+    gr_link_state state;
+    bool drain;  /* ended, but messages that arrived whole are still handed out */
+    bool report; /* gr_mesh_progress has yet to tell of the failure */
+    int64_t attach_by_us;
+    gr_diag diag; /* why it ended */
+};
+
+/* How long to spin before sleeping: grows while waits turn out short, shrinks while they are long. */
+typedef struct gr_spin {
+    int64_t max_us;
+    int64_t now_us;
+    bool allowed; /* there is a core for every process that may be waited for */
+} gr_spin;
+
+enum { GR_SPIN_MIN_US = 2 };
+void gr_spin_learn(gr_spin *spin, int64_t waited_us);
+
+struct gr_mesh {
+    const gr_link_ops *ops;
+    int rank, world_size;
+    gr_clock clock;
+    const gr_log *log;
+    gr_door *door;
+    char address[GR_ADDRESS_BYTES];
+    int epoll_fd; /* the door, wake_fd, the links' sockets */
+    int wake_fd;
+    gr_link **links; /* by peer; NULL: not authenticated */
+    int links_up;    /* have ever been up */
+    int reports;     /* links with `report` set */
+    bool settled;    /* all links have been up: no system call is needed to look for newcomers */
+    bool door_ready; /* the door has something to do */
+    bool looked;     /* a wait has looked at the sockets just now */
+    int64_t settle_by_us, poll_at_us, attach_timeout_us;
+    gr_spin spin;
+    atomic_bool woken;
+    gr_mesh_stats stats;
+};
+
+struct gr_link_ops {
+    const char *name;
+    size_t mesh_bytes, link_bytes;
+    bool polls; /* sockets carry the data: look at them in every gr_mesh_progress */
+    gr_status (*open)(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag);
+    void (*close)(gr_mesh *mesh);
+    /* GR_OK: up; GR_PENDING: again when the socket has something; else the link ends. */
+    gr_status (*attach)(gr_link *link, gr_diag *diag);
+    void (*detach)(gr_link *link);                 /* also of a half attached one */
+    void (*leave)(gr_link *link);                  /* BYE, without waiting */
+    void (*event)(gr_link *link, uint32_t events); /* of epoll, while up */
+    void (*progress)(gr_mesh *mesh);
+    void (*wait)(gr_mesh *mesh, int64_t now_us, int64_t deadline_us);
+    void (*wake)(gr_mesh *mesh);
+    gr_status (*alloc)(gr_mesh *mesh, size_t size_bytes, void **mem_out);
+    void (*free)(gr_mesh *mesh, void *mem);
+
+    gr_status (*send)(gr_link *link, const gr_frame *frame, const void *data, uint64_t *ticket_out);
+    bool (*sent)(gr_link *link, uint64_t ticket);
+    gr_status (*peek)(gr_link *link, gr_frame *frame_out);
+    gr_status (*view)(gr_link *link, const void **data_out);
+    gr_status (*read)(gr_link *link, void *dst);
+    void (*next)(gr_link *link, uint64_t *hold_out);
+    void (*release)(gr_link *link, uint64_t hold);
+};
+
+extern const gr_link_ops gr_shm_ops;
+extern const gr_link_ops gr_tcp_ops;
+
+enum {
+    GR_MESH_POLL_US = 10000,  /* how often a dead peer is looked for where data need no sockets */
+    GR_MESH_SLEEP_US = 10000, /* longest sleep between two looks */
+    GR_MESH_WORLD_MAX = 4096
+};
+
+/* The link ends with a failure that gr_mesh_progress tells once. A second end changes nothing. */
+void gr_link_break(gr_link *link, bool drain, gr_status status, const char *format, ...)
+    GR_PRINTF(4, 5);
+/* The peer said BYE: the link ends, but that is no failure of the mesh. */
+void gr_link_left(gr_link *link);
+/* The peer said ABORT with this sentence. */
+void gr_link_aborted(gr_link *link, const char *text, size_t size_bytes);
+/* End of file on the socket, or an error of it (errno; 0: end of file). */
+void gr_link_closed(gr_link *link, int error);
+
+/* Look at the sockets and pass their events on, sleeping at most that long; true if there were some. */
+bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us);
+/* Links are still being made: the sockets are to be looked at in every turn. */
+bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us);
+/* End a gr_mesh_collect that sleeps; any thread. */
+void gr_mesh_ring(gr_mesh *mesh);
+gr_status gr_mesh_watch(gr_mesh *mesh, int fd, uint64_t tag, uint32_t events,
+                        gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link/shm/shm.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    SPINS_A_LOOK = 32,       /* looks at the rings between two looks at the clock */
+    SETTLING_SLEEP_US = 1000 /* newcomers ring sockets, messages ring the bell: mind both */
+};
+
+static gr_shm_mesh *mesh_of(gr_mesh *mesh)
+{
+    return (gr_shm_mesh *)mesh;
+}
+
+static gr_shm_link *link_of(gr_mesh *mesh, int peer)
+{
+    return (gr_shm_link *)mesh->links[peer];
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* ---- Bells ------------------------------------------------------------------------------------ */
+
+bool gr_shm_bell_ring(gr_shm_bell *bell)
+{
+    if (atomic_load(&bell->sleeping) == 0 || atomic_exchange(&bell->sleeping, 0) == 0) {
+        return false;
+    }
+    syscall(SYS_futex, &bell->sleeping, FUTEX_WAKE, 1, NULL, NULL, 0);
+    return true;
+}
+
+static void bell_sleep(gr_shm_bell *bell, int64_t sleep_us)
+{
+    struct timespec time = {.tv_sec = sleep_us / 1000000, .tv_nsec = sleep_us % 1000000 * 1000};
+    syscall(SYS_futex, &bell->sleeping, FUTEX_WAIT, 1, &time, NULL, 0);
+}
+
+static void wake(gr_mesh *base)
+{
+    gr_shm_mesh *mesh = mesh_of(base);
+    (void)gr_shm_bell_ring(gr_shm_bell_of(&mesh->own));
+    if (atomic_load(&mesh->in_epoll)) {
+        gr_mesh_ring(base);
+    }
+}
+
+/* ---- Waiting ---------------------------------------------------------------------------------- */
+
+static bool news(gr_mesh *base)
+{
+    if (atomic_load(&base->woken)) {
+        return true;
+    }
+    for (int peer = 0; peer < base->world_size; peer++) {
+        const gr_shm_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP && gr_shm_link_news(link)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool spin(gr_mesh *base, int64_t start_ns, int64_t until_ns)
+{
+    int64_t end_ns = start_ns + base->spin.now_us * 1000;
+    end_ns = until_ns < end_ns ? until_ns : end_ns;
+    do {
+        for (int i = 0; i < SPINS_A_LOOK; i++) {
+            if (news(base)) {
+                return true;
+            }
+            relax();
+        }
+    } while (gr_now_ns() < end_ns);
+    return false;
+}
+
+static void sleep_on_bell(gr_mesh *base, int64_t sleep_us)
+{
+    gr_shm_bell *bell = gr_shm_bell_of(&mesh_of(base)->own);
+    for (int peer = 0; peer < base->world_size; peer++) {
+        gr_shm_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP) {
+            atomic_store_explicit(&link->out->wake_at, link->wanted, memory_order_relaxed);
+        }
+    }
+    atomic_store(&bell->sleeping, 1);
+    if (!news(base)) {
+        bell_sleep(bell, sleep_us);
+        base->stats.system_calls++;
+    }
+    atomic_store_explicit(&bell->sleeping, 0, memory_order_relaxed);
+}
+
+static void sleep_on_sockets(gr_mesh *base, int64_t sleep_us)
+{
+    gr_shm_mesh *mesh = mesh_of(base);
+    atomic_store(&mesh->in_epoll, true);
+    if (!atomic_load(&base->woken)) {
+        (void)gr_mesh_collect(base, sleep_us < SETTLING_SLEEP_US ? sleep_us : SETTLING_SLEEP_US);
+    }
+    atomic_store(&mesh->in_epoll, false);
+}
+
+static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
+{
+    int64_t left_us = until_us - now_us;
+    if (left_us <= 0 || news(base)) {
+        return;
+    }
+    if (gr_mesh_settling(base, now_us)) {
+        sleep_on_sockets(base, left_us);
+        return;
+    }
+    left_us = left_us < GR_MESH_SLEEP_US ? left_us : GR_MESH_SLEEP_US;
+    int64_t start_ns = gr_now_ns();
+    if (base->spin.allowed && base->spin.max_us > 0) {
+        if (!spin(base, start_ns, start_ns + left_us * 1000)) {
+            sleep_on_bell(base, left_us);
+        }
+        gr_spin_learn(&base->spin, (gr_now_ns() - start_ns) / 1000);
+        return;
+    }
+    /* Whom we wait for may need this very core. */
+    sched_yield();
+    base->stats.system_calls++;
+    if (!news(base)) {
+        sleep_on_bell(base, left_us);
+    }
+}
+
+/* ---- Links ------------------------------------------------------------------------------------ */
+
+/* Spinning helps only if everybody who may be waited for has a core: the cores that we and the peers
+ * may use, together, are at least as many as we are. */
+static void learn_cores(gr_mesh *base)
+{
+    uint64_t cpus[GR_SHM_CPU_WORDS];
+    int processes = 1, cores = 0;
+    memcpy(cpus, gr_shm_card_of(&mesh_of(base)->own)->cpus, sizeof cpus);
+    for (int peer = 0; peer < base->world_size; peer++) {
+        const gr_shm_link *link = link_of(base, peer);
+        if (link != NULL && link->theirs.base != NULL) {
+            processes++;
+            for (int i = 0; i < GR_SHM_CPU_WORDS; i++) {
+                cpus[i] |= gr_shm_card_of(&link->theirs)->cpus[i];
+            }
+        }
+    }
+    for (int i = 0; i < GR_SHM_CPU_WORDS; i++) {
+        cores += __builtin_popcountll(cpus[i]);
+    }
+    base->spin.allowed = cores >= processes;
+}
+
+static gr_status attach(gr_link *base, gr_diag *diag)
+{
+    gr_shm_link *link = (gr_shm_link *)base;
+    gr_shm_mesh *mesh = mesh_of(base->mesh);
+    gr_status status = GR_OK;
+    if (!link->given) {
+        link->theirs.fd = -1;
+        status = gr_shm_segment_give(base->fd, &mesh->own, base->mesh->rank, base->mesh->world_size,
+                                     diag);
+        base->mesh->stats.system_calls++;
+        link->given = status == GR_OK;
+    }
+    if (status == GR_OK) {
+        status =
+            gr_shm_segment_take(base->fd, base->peer, base->mesh->world_size, &link->theirs, diag);
+        base->mesh->stats.system_calls++;
+    }
+    if (status == GR_OK) {
+        link->out = gr_shm_pair_of(&mesh->own, base->peer);
+        link->in = gr_shm_pair_of(&link->theirs, base->mesh->rank);
+        link->bell = gr_shm_bell_of(&link->theirs);
+        learn_cores(base->mesh);
+    }
+    return status;
+}
+
+static void detach(gr_link *base)
+{
+    gr_shm_link *link = (gr_shm_link *)base;
+    if (link->theirs.base != NULL) {
+        gr_shm_segment_close(&link->theirs);
+    }
+}
+
+/* The socket carries nothing once the link is up: only its end is news. */
+static void event(gr_link *base, uint32_t events)
+{
+    char byte;
+    if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) {
+        return;
+    }
+    ssize_t got = recv(base->fd, &byte, 1, MSG_DONTWAIT);
+    int error = errno;
+    base->mesh->stats.system_calls++;
+    if (got < 0 && (error == EAGAIN || error == EINTR)) {
+        return;
+    }
+    /* What it wrote before it ended is still there: perhaps that it leaves. */
+    gr_shm_link_scan((gr_shm_link *)base);
+    if (got > 0) {
+        gr_link_break(base, false, GR_E_PROTOCOL, "rank %d sent bytes where none belong",
+                      base->peer);
+    } else {
+        gr_link_closed(base, got < 0 ? error : 0);
+    }
+}
+
+static void progress(gr_mesh *base)
+{
+    for (int peer = 0; peer < base->world_size; peer++) {
+        gr_shm_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP) {
+            gr_shm_link_scan(link);
+            gr_shm_link_push(link);
+            gr_shm_link_look(link);
+        }
+    }
+}
+
+/* ---- The mesh --------------------------------------------------------------------------------- */
+
+static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag *diag)
+{
+    gr_shm_mesh *mesh = mesh_of(base);
+    gr_shm_segment own;
+    gr_status status =
+        gr_shm_segment_create(config->rank, config->world_size, config->heap_bytes_max, &own, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    mesh->own = own;
+    atomic_init(&mesh->in_epoll, false);
+    status = gr_shm_heap_init(&mesh->heap, own.base + own.heap_offset,
+                              own.size_bytes - own.heap_offset, own.fd, own.heap_offset);
+    if (status != GR_OK) {
+        return gr_fail(diag, status, "no memory for the table of the shared heap");
+    }
+    return GR_OK;
+}
+
+static void close_mesh(gr_mesh *base)
+{
+    gr_shm_mesh *mesh = mesh_of(base);
+    gr_shm_heap_fini(&mesh->heap);
+    if (mesh->own.base != NULL) {
+        gr_shm_segment_close(&mesh->own);
+    }
+}
+
+static gr_status alloc_memory(gr_mesh *base, size_t size_bytes, void **mem_out)
+{
+    return gr_shm_heap_alloc(&mesh_of(base)->heap, size_bytes, mem_out);
+}
+
+static void free_memory(gr_mesh *base, void *mem)
+{
+    gr_shm_heap_free(&mesh_of(base)->heap, mem);
+}
+
+const gr_link_ops gr_shm_ops = {
+    .name = "shm",
+    .mesh_bytes = sizeof(gr_shm_mesh),
+    .link_bytes = sizeof(gr_shm_link),
+    .polls = false,
+    .open = open_mesh,
+    .close = close_mesh,
+    .attach = attach,
+    .detach = detach,
+    .leave = gr_shm_link_leave,
+    .event = event,
+    .progress = progress,
+    .wait = wait_for_news,
+    .wake = wake,
+    .alloc = alloc_memory,
+    .free = free_memory,
+    .send = gr_shm_link_send,
+    .sent = gr_shm_link_sent,
+    .peek = gr_shm_link_peek,
+    .view = gr_shm_link_view,
+    .read = gr_shm_link_read,
+    .next = gr_shm_link_next,
+    .release = gr_shm_link_release,
+};

@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link/tcp/tcp.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum {
+    /* A host that vanishes without a word: noticed after 10 + 3 * 5 seconds of silence. */
+    KEEPALIVE_IDLE_S = 10,
+    KEEPALIVE_INTERVAL_S = 5,
+    KEEPALIVE_COUNT = 3,
+    UNACKNOWLEDGED_MS = 25000
+};
+
+static gr_tcp_mesh *mesh_of(gr_mesh *mesh)
+{
+    return (gr_tcp_mesh *)mesh;
+}
+
+static gr_tcp_link *link_of(gr_mesh *mesh, int peer)
+{
+    return (gr_tcp_link *)mesh->links[peer];
+}
+
+static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag *diag)
+{
+    gr_tcp_mesh *mesh = mesh_of(base);
+    (void)config;
+    (void)diag;
+    mesh->blocks.previous = mesh->blocks.next = &mesh->blocks;
+    /* Where the peers run is not known here: take it that all of them are on this host. */
+    base->spin.allowed = sysconf(_SC_NPROCESSORS_ONLN) >= base->world_size;
+    return GR_OK;
+}
+
+static void close_mesh(gr_mesh *base)
+{
+    gr_tcp_mesh *mesh = mesh_of(base);
+    gr_tcp_block *block = mesh->blocks.next;
+    while (block != NULL && block != &mesh->blocks) {
+        gr_tcp_block *next = block->next;
+        free(block);
+        block = next;
+    }
+}
+
+/* ---- Links ------------------------------------------------------------------------------------ */
+
+static void set_option(int fd, int level, int name, int value)
+{
+    /* What the system does not know it does not do: the link works without. */
+    (void)setsockopt(fd, level, name, &value, sizeof value);
+}
+
+static gr_status attach(gr_link *base, gr_diag *diag)
+{
+    gr_tcp_link *link = (gr_tcp_link *)base;
+    set_option(base->fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(base->fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(base->fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    set_option(base->fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    set_option(base->fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
+    set_option(base->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS);
+    base->mesh->stats.system_calls += 6;
+    link->views = calloc(GR_TCP_VIEWS, sizeof *link->views);
+    if (link->views == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d views", GR_TCP_VIEWS);
+    }
+    for (int i = 0; i < GR_TCP_VIEWS; i++) {
+        link->free_views[link->free_view_count++] = (uint16_t)i;
+    }
+    link->view = -1;
+    link->readable = link->writable = true;
+    return GR_OK;
+}
+
+static void detach(gr_link *base)
+{
+    free(((gr_tcp_link *)base)->views);
+}
+
+static void event(gr_link *base, uint32_t events)
+{
+    gr_tcp_link *link = (gr_tcp_link *)base;
+    if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+        link->readable = true;
+    }
+    if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+        link->hung_up = true;
+    }
+    if ((events & EPOLLOUT) != 0) {
+        link->writable = true;
+    }
+}
+
+static void progress(gr_mesh *base)
+{
+    for (int peer = 0; peer < base->world_size; peer++) {
+        gr_tcp_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP) {
+            gr_tcp_link_flush(link);
+            gr_tcp_link_receive(link);
+        }
+    }
+}
+
+/* ---- Waiting ---------------------------------------------------------------------------------- */
+
+static bool busy(gr_mesh *base)
+{
+    for (int peer = 0; peer < base->world_size; peer++) {
+        const gr_tcp_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP && gr_tcp_link_busy(link)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
+{
+    if (busy(base)) {
+        return;
+    }
+    int64_t left_us = until_us - now_us;
+    int64_t start_ns = gr_now_ns();
+    bool spin = base->spin.allowed && base->spin.max_us > 0;
+    int64_t spin_us = base->spin.now_us < left_us ? base->spin.now_us : left_us;
+    while (spin && (gr_now_ns() - start_ns) / 1000 < spin_us) {
+        if (gr_mesh_collect(base, 0)) {
+            gr_spin_learn(&base->spin, 0);
+            return;
+        }
+    }
+    int64_t spun_us = (gr_now_ns() - start_ns) / 1000;
+    if (spun_us < left_us) {
+        (void)gr_mesh_collect(base, left_us - spun_us);
+    }
+    gr_spin_learn(&base->spin, (gr_now_ns() - start_ns) / 1000);
+}
+
+static void wake(gr_mesh *base)
+{
+    gr_mesh_ring(base);
+}
+
+/* ---- Memory ----------------------------------------------------------------------------------- */
+
+enum { BLOCK_HEAD_BYTES = 64 };
+_Static_assert(sizeof(gr_tcp_block) <= BLOCK_HEAD_BYTES, "the head keeps the memory aligned");
+
+static gr_status alloc_memory(gr_mesh *base, size_t size_bytes, void **mem_out)
+{
+    gr_tcp_mesh *mesh = mesh_of(base);
+    if (size_bytes > SIZE_MAX / 2) {
+        return GR_E_NO_MEMORY;
+    }
+    size_t size = BLOCK_HEAD_BYTES + (size_bytes + 63) / 64 * 64;
+    gr_tcp_block *block = aligned_alloc(64, size);
+    if (block == NULL) {
+        return GR_E_NO_MEMORY;
+    }
+    memset(block, 0, size);
+    block->previous = &mesh->blocks;
+    block->next = mesh->blocks.next;
+    block->next->previous = block;
+    mesh->blocks.next = block;
+    *mem_out = (uint8_t *)block + BLOCK_HEAD_BYTES;
+    return GR_OK;
+}
+
+static void free_memory(gr_mesh *base, void *mem)
+{
+    (void)base;
+    gr_tcp_block *block = (gr_tcp_block *)(void *)((uint8_t *)mem - BLOCK_HEAD_BYTES);
+    block->previous->next = block->next;
+    block->next->previous = block->previous;
+    free(block);
+}
+
+const gr_link_ops gr_tcp_ops = {
+    .name = "tcp",
+    .mesh_bytes = sizeof(gr_tcp_mesh),
+    .link_bytes = sizeof(gr_tcp_link),
+    .polls = true,
+    .open = open_mesh,
+    .close = close_mesh,
+    .attach = attach,
+    .detach = detach,
+    .leave = gr_tcp_link_leave,
+    .event = event,
+    .progress = progress,
+    .wait = wait_for_news,
+    .wake = wake,
+    .alloc = alloc_memory,
+    .free = free_memory,
+    .send = gr_tcp_link_send,
+    .sent = gr_tcp_link_sent,
+    .peek = gr_tcp_link_peek,
+    .view = gr_tcp_link_view,
+    .read = gr_tcp_link_read,
+    .next = gr_tcp_link_next,
+    .release = gr_tcp_link_release,
+};
