@@ -28,6 +28,16 @@ static bool is_indented_by_tab(const char *text, size_t size_bytes, int line)
     return at < size_bytes && text[at] == '\t';
 }
 
+/* libyaml counts the end of the file as a line of its own; people do not. */
+static int within_file(const char *text, size_t size_bytes, int line)
+{
+    int last = size_bytes == 0 || text[size_bytes - 1] != '\n';
+    for (size_t i = 0; i < size_bytes; i++) {
+        last += text[i] == '\n';
+    }
+    return line > last ? last : line;
+}
+
 static gr_status fail_syntax(gr_doc_builder *builder, const yaml_parser_t *parser, const char *text,
                              size_t size_bytes)
 {
@@ -46,7 +56,7 @@ static gr_status fail_syntax(gr_doc_builder *builder, const yaml_parser_t *parse
                            "not a text file: %s (byte %zu of the file)", problem,
                            parser->problem_offset + 1);
     }
-    int line = line_of(parser->problem_mark);
+    int line = within_file(text, size_bytes, line_of(parser->problem_mark));
     if (is_indented_by_tab(text, size_bytes, line)) {
         return gr_doc_fail(builder, line, GR_E_INVALID,
                            "not valid YAML: the line begins with a tab; indent with spaces");
