@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* relu, gelu and dropout: each value by itself. */
+#include "nn/layer.h"
+
+#include "base/fail.h"
+#include "base/philox.h"
+#include "nn/passes.h"
+#include "nn/ref.h"
+
+#include <string.h>
+
+static gr_status same_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
+{
+    (void)node, (void)diag;
+    spec->info.output = spec->shape_in;
+    return GR_OK;
+}
+
+/* ---- relu ------------------------------------------------------------------------------------- */
+
+static gr_status relu_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    if (!layer->fused) {
+        gr_relu_f32(gr_layer_y(model, layer), gr_layer_x(model, layer), gr_layer_elements(layer));
+    }
+    return GR_OK;
+}
+
+static gr_status relu_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    float *dx = gr_layer_dx(model, layer);
+    const float *dy = gr_layer_dy(model, layer);
+    if (!dx) {
+        return GR_OK;
+    }
+    if (!layer->skip_back) {
+        gr_relu_backward_f32(dx, dy, gr_layer_y(model, layer), gr_layer_elements(layer));
+    } else if (dx != dy) {
+        memcpy(dx, dy, gr_layer_elements(layer) * sizeof *dx);
+    }
+    return GR_OK;
+}
+
+const gr_layer_ops gr_relu_ops = {
+    .kind = "relu",
+    .prefix = "relu",
+    .needs_output_back = true,
+    .in_place = true,
+    .shape = same_shape,
+    .forward = relu_forward,
+    .backward = relu_backward,
+};
+
+/* ---- gelu ------------------------------------------------------------------------------------- */
+
+enum { GELU_FORWARD, GELU_BACKWARD };
+
+static gr_status gelu_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+{
+    if (!model->dnn) {
+        return GR_OK;
+    }
+    gr_status status =
+        gr_dnn_gelu_forward(model->dnn, layer->layout, &layer->op[GELU_FORWARD], diag);
+    if (status == GR_OK && model->config.training) {
+        status = gr_dnn_gelu_backward(model->dnn, layer->op[GELU_FORWARD],
+                                      &layer->op[GELU_BACKWARD], diag);
+    }
+    for (int i = 0; status == GR_OK && i <= GELU_BACKWARD; i++) {
+        layer->at[i] =
+            gr_reserve(&layer->scratch_bytes, gr_dnn_op_bytes(layer->op[i], GR_SLOT_SCRATCH));
+    }
+    return status;
+}
+
+static gr_status gelu_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass;
+    const float *x = gr_layer_x(model, layer);
+    float *y = gr_layer_y(model, layer);
+    if (!model->dnn) {
+        gr_ref_gelu_forward(x, y, gr_layer_elements(layer));
+        return GR_OK;
+    }
+    gr_dnn_op *op = layer->op[GELU_FORWARD];
+    gr_dnn_op_bind(op, GR_SLOT_SRC, x);
+    gr_dnn_op_bind(op, GR_SLOT_DST, y);
+    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[GELU_FORWARD]));
+    return gr_dnn_op_run(model->dnn, op, diag);
+}
+
+static gr_status gelu_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass;
+    const float *x = gr_layer_x(model, layer), *dy = gr_layer_dy(model, layer);
+    float *dx = gr_layer_dx(model, layer);
+    if (!dx) {
+        return GR_OK;
+    }
+    if (!model->dnn) {
+        gr_ref_gelu_backward(x, dy, dx, gr_layer_elements(layer));
+        return GR_OK;
+    }
+    gr_dnn_op *op = layer->op[GELU_BACKWARD];
+    gr_dnn_op_bind(op, GR_SLOT_SRC, x);
+    gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, dy);
+    gr_dnn_op_bind(op, GR_SLOT_DIFF_SRC, dx);
+    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[GELU_BACKWARD]));
+    return gr_dnn_op_run(model->dnn, op, diag);
+}
+
+const gr_layer_ops gr_gelu_ops = {
+    .kind = "gelu",
+    .prefix = "gelu",
+    .needs_input_back = true,
+    .shape = same_shape,
+    .create = gelu_create,
+    .forward = gelu_forward,
+    .backward = gelu_backward,
+};
+
+/* ---- dropout ---------------------------------------------------------------------------------- */
+
+/* Which values of a sample stay depends on seed, step, the sample's place in the global batch and
+ * the layer: not on the shard or the worker that computes it. */
+enum { DROPOUT_WORDS, DROPOUT_MASK };
+
+static gr_status dropout_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+{
+    size_t count = (size_t)gr_shape_count(&layer->spec->info.output);
+    if (model->dnn) {
+        /* The mask goes by the place in the sample, so the sample must lie as written. */
+        layer->want = gr_layout_plain(model->dnn, model->config.batch, &layer->spec->info.output);
+        layer->layout = layer->want;
+        if (!layer->want) {
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for dropout");
+        }
+    }
+    if (model->config.training) {
+        layer->at[DROPOUT_WORDS] = gr_reserve(&layer->scratch_bytes, count * sizeof(uint32_t));
+        layer->at[DROPOUT_MASK] =
+            gr_reserve(&layer->keep_bytes, count * (size_t)model->config.batch);
+    }
+    return GR_OK;
+}
+
+static void dropout_words(const gr_model *model, const gr_layer *layer, const gr_batch *batch,
+                          int64_t sample, uint32_t *words, size_t count)
+{
+    /* The layer goes into the key by an odd multiplier, so that layers do not share streams. */
+    uint64_t key =
+        model->config.seed ^ ((uint64_t)(layer->index + 1) * UINT64_C(0x9e3779b97f4a7c15));
+    gr_philox_fill(key, batch->step, (uint32_t)(batch->sample_first + (uint64_t)sample), words,
+                   count);
+}
+
+static gr_status dropout_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                 gr_diag *diag)
+{
+    (void)diag;
+    const float *x = gr_layer_x(model, layer);
+    float *y = gr_layer_y(model, layer);
+    size_t count = (size_t)gr_shape_count(&layer->spec->info.output);
+    double rate = layer->spec->set.rate;
+    if (!pass->training) {
+        if (x != y) {
+            memcpy(y, x, count * (size_t)model->config.batch * sizeof *y);
+        }
+        return GR_OK;
+    }
+    uint32_t *words = gr_layer_scratch(model, layer, layer->at[DROPOUT_WORDS]);
+    uint8_t *mask = gr_layer_keep(model, layer, layer->at[DROPOUT_MASK]);
+    for (int64_t n = 0; n < model->config.batch; n++) {
+        dropout_words(model, layer, pass->batch, n, words, count);
+        gr_dropout_f32(y + (size_t)n * count, mask + (size_t)n * count, x + (size_t)n * count,
+                       words, rate, count);
+    }
+    return GR_OK;
+}
+
+static gr_status dropout_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                  gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    const float *dy = gr_layer_dy(model, layer);
+    float *dx = gr_layer_dx(model, layer);
+    const uint8_t *mask = gr_layer_keep(model, layer, layer->at[DROPOUT_MASK]);
+    if (dx) {
+        gr_dropout_backward_f32(dx, dy, mask, layer->spec->set.rate,
+                                (size_t)gr_shape_count(&layer->spec->info.output) *
+                                    (size_t)model->config.batch);
+    }
+    return GR_OK;
+}
+
+const gr_layer_ops gr_dropout_ops = {
+    .kind = "dropout",
+    .prefix = "dropout",
+    .in_place = true,
+    .shape = same_shape,
+    .create = dropout_create,
+    .forward = dropout_forward,
+    .backward = dropout_backward,
+};

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* flatten and add: layers that only move or join what others made. */
+#include "nn/layer.h"
+
+#include "base/fail.h"
+#include "nn/optimizer.h"
+
+#include <string.h>
+
+/* ---- flatten ---------------------------------------------------------------------------------- */
+
+static gr_status flatten_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
+{
+    (void)node, (void)diag;
+    spec->info.output = (gr_shape){.dims = 1, .dim = {gr_shape_count(&spec->shape_in)}};
+    return GR_OK;
+}
+
+static gr_status flatten_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+{
+    if (!model->dnn) {
+        return GR_OK;
+    }
+    layer->want = gr_layout_plain(model->dnn, model->config.batch, &layer->spec->shape_in);
+    layer->layout = gr_layout_plain(model->dnn, model->config.batch, &layer->spec->info.output);
+    return layer->want && layer->layout ? GR_OK
+                                        : gr_fail(diag, GR_E_NO_MEMORY, "no memory for flatten");
+}
+
+static gr_status flatten_nothing(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                 gr_diag *diag)
+{
+    (void)model, (void)layer, (void)pass, (void)diag;
+    return GR_OK;
+}
+
+static gr_status flatten_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                  gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    float *dx = gr_layer_dx(model, layer), *dy = gr_layer_dy(model, layer);
+    if (dx && dx != dy) {
+        memcpy(dx, dy, gr_layer_elements(layer) * sizeof *dx);
+    }
+    return GR_OK;
+}
+
+const gr_layer_ops gr_flatten_ops = {
+    .kind = "flatten",
+    .prefix = "flatten",
+    .in_place = true,
+    .view = true,
+    .shape = flatten_shape,
+    .create = flatten_create,
+    .forward = flatten_nothing,
+    .backward = flatten_backward,
+};
+
+/* ---- add -------------------------------------------------------------------------------------- */
+
+enum { OTHER_IN, OTHER_BACK };
+
+static gr_status add_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
+{
+    (void)node, (void)diag;
+    spec->info.output = spec->shape_in;
+    return GR_OK;
+}
+
+/* The other layer's output may lie in another layout: it is converted on the way in and back. */
+static gr_status add_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+{
+    if (!model->dnn) {
+        return GR_OK;
+    }
+    const gr_layout *other = gr_model_layout_of(model, layer->spec->other);
+    if (gr_layout_equal(other, layer->layout)) {
+        return GR_OK;
+    }
+    gr_status status = gr_dnn_reorder(model->dnn, other, layer->layout, &layer->op[OTHER_IN], diag);
+    layer->at[OTHER_IN] = gr_reserve(&layer->scratch_bytes, gr_layout_bytes(layer->layout));
+    if (status == GR_OK && layer->other_dx) {
+        status = gr_dnn_reorder(model->dnn, layer->layout, other, &layer->op[OTHER_BACK], diag);
+        layer->at[OTHER_BACK] = gr_reserve(&layer->scratch_bytes, gr_layout_bytes(other));
+    }
+    return status;
+}
+
+static gr_status add_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass;
+    const float *other = gr_model_output_of(model, layer->spec->other);
+    gr_dnn_op *convert = layer->op[OTHER_IN];
+    if (convert) {
+        float *space = gr_layer_scratch(model, layer, layer->at[OTHER_IN]);
+        gr_dnn_op_bind(convert, GR_SLOT_SRC, other);
+        gr_dnn_op_bind(convert, GR_SLOT_DST, space);
+        gr_status status = gr_dnn_op_run(model->dnn, convert, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        other = space;
+    }
+    gr_add_f32(gr_layer_y(model, layer), gr_layer_x(model, layer), other, gr_layer_elements(layer));
+    return GR_OK;
+}
+
+static gr_status add_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass;
+    const float *dy = gr_layer_dy(model, layer), *part = dy;
+    size_t count = gr_layer_elements(layer);
+    if (layer->other_dx) {
+        float *target = gr_model_diff_of(model, layer->spec->other);
+        gr_dnn_op *convert = layer->op[OTHER_BACK];
+        if (convert) {
+            float *space = gr_layer_scratch(model, layer, layer->at[OTHER_BACK]);
+            gr_dnn_op_bind(convert, GR_SLOT_SRC, dy);
+            gr_dnn_op_bind(convert, GR_SLOT_DST, space);
+            gr_status status = gr_dnn_op_run(model->dnn, convert, diag);
+            if (status != GR_OK) {
+                return status;
+            }
+            part = space;
+            count = model->layers[layer->spec->other].out_bytes / sizeof(float);
+        }
+        if (layer->other_adds) {
+            gr_add_f32(target, target, part, count);
+        } else {
+            memcpy(target, part, count * sizeof *target);
+        }
+    }
+    float *dx = gr_layer_dx(model, layer);
+    if (dx && dx != dy) {
+        memcpy(dx, dy, gr_layer_elements(layer) * sizeof *dx);
+    }
+    return GR_OK;
+}
+
+const gr_layer_ops gr_add_ops = {
+    .kind = "add",
+    .prefix = "add",
+    .in_place = true,
+    .shape = add_shape,
+    .create = add_create,
+    .forward = add_forward,
+    .backward = add_backward,
+};

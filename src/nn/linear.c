@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "nn/layer.h"
+
+#include "base/fail.h"
+#include "nn/passes.h"
+#include "nn/ref.h"
+
+enum { OP_FORWARD };
+
+static gr_status linear_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
+{
+    if (spec->shape_in.dims != 1) {
+        char text[80];
+        gr_shape_format(&spec->shape_in, text, sizeof text);
+        return gr_node_fail(
+            node, diag, GR_E_INVALID,
+            "the input of %s has the shape %s, but a linear layer needs a flat list "
+            "of features: add flatten before it",
+            spec->info.name, text);
+    }
+    int64_t in = spec->shape_in.dim[0], out = spec->set.units;
+    spec->info.output = (gr_shape){.dims = 1, .dim = {out}};
+    spec->info.parameters = in * out + (spec->set.bias ? out : 0);
+    return GR_OK;
+}
+
+static int linear_tensors(const gr_layer_spec *spec, gr_tensor_need needs[GR_LAYER_TENSORS_MAX])
+{
+    int64_t in = spec->shape_in.dim[0], out = spec->set.units;
+    needs[0] = (gr_tensor_need){.role = GR_ROLE_WEIGHT,
+                                .suffix = "weight",
+                                .shape = {.dims = 2, .dim = {out, in}},
+                                .decay = true};
+    needs[1] = (gr_tensor_need){
+        .role = GR_ROLE_BIAS, .suffix = "bias", .shape = {.dims = 1, .dim = {out}}};
+    return spec->set.bias ? 2 : 1;
+}
+
+static gr_status linear_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+{
+    const gr_layer_spec *spec = layer->spec;
+    if (!model->dnn) {
+        return GR_OK;
+    }
+    gr_status status = gr_dnn_linear_forward(model->dnn, model->config.batch, spec->shape_in.dim[0],
+                                             spec->set.units, spec->set.bias, layer->fused_relu,
+                                             &layer->op[OP_FORWARD], diag);
+    if (status == GR_OK) {
+        layer->at[OP_FORWARD] = gr_reserve(&layer->scratch_bytes,
+                                           gr_dnn_op_bytes(layer->op[OP_FORWARD], GR_SLOT_SCRATCH));
+        layer->layout = gr_layout_plain(model->dnn, model->config.batch, &spec->info.output);
+    }
+    return status;
+}
+
+static gr_status linear_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                gr_diag *diag)
+{
+    const gr_layer_spec *spec = layer->spec;
+    const float *weight = pass->values + layer->offset[GR_ROLE_WEIGHT];
+    const float *bias = spec->set.bias ? pass->values + layer->offset[GR_ROLE_BIAS] : NULL;
+    if (!model->dnn) {
+        gr_ref_linear_forward(model->config.batch, spec->shape_in.dim[0], spec->set.units,
+                              gr_layer_x(model, layer), weight, bias, gr_layer_y(model, layer));
+        return GR_OK;
+    }
+    gr_dnn_op *op = layer->op[OP_FORWARD];
+    gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
+    gr_dnn_op_bind(op, GR_SLOT_WEIGHTS, weight);
+    gr_dnn_op_bind(op, GR_SLOT_BIAS, bias);
+    gr_dnn_op_bind(op, GR_SLOT_DST, gr_layer_y(model, layer));
+    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[OP_FORWARD]));
+    return gr_dnn_op_run(model->dnn, op, diag);
+}
+
+static gr_status linear_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                 gr_diag *diag)
+{
+    const gr_layer_spec *spec = layer->spec;
+    int64_t batch = model->config.batch, in = spec->shape_in.dim[0], out = spec->set.units;
+    const float *weight = pass->values + layer->offset[GR_ROLE_WEIGHT];
+    const float *x = gr_layer_x(model, layer), *dy = gr_layer_dy(model, layer);
+    float *dx = gr_layer_dx(model, layer);
+    float *dweight = pass->gradients + layer->offset[GR_ROLE_WEIGHT];
+    float *dbias = spec->set.bias ? pass->gradients + layer->offset[GR_ROLE_BIAS] : NULL;
+    if (!model->dnn) {
+        gr_ref_linear_backward(batch, in, out, x, weight, dy, dx, dweight, dbias);
+        return GR_OK;
+    }
+    if (dbias) {
+        gr_column_sums(dy, (size_t)batch, (size_t)out, dbias);
+    }
+    gr_status status = gr_dnn_sgemm(true, false, out, in, batch, dy, out, x, in, dweight, in, diag);
+    if (status == GR_OK && dx) {
+        status = gr_dnn_sgemm(false, false, batch, in, out, dy, out, weight, in, dx, in, diag);
+    }
+    return status;
+}
+
+const gr_layer_ops gr_linear_ops = {
+    .kind = "linear",
+    .prefix = "linear",
+    .needs_input_back = true,
+    .shape = linear_shape,
+    .tensors = linear_tensors,
+    .create = linear_create,
+    .forward = linear_forward,
+    .backward = linear_backward,
+};

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_NN_PASSES_H
+#define GR_NN_PASSES_H
+
+/* One pass over vectors each. The same source is compiled for several instruction sets
+ * (passes_body.h), without contraction and with sums in a fixed order: all give the same bits. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct gr_sgd_numbers {
+    float gradient_factor, weight_decay, momentum, learning_rate;
+    bool nesterov;
+} gr_sgd_numbers;
+
+typedef struct gr_adam_numbers {
+    float gradient_factor, l2; /* l2: weight decay that is added to the gradient */
+    float decoupled;           /* learning rate * weight decay: taken from the weight */
+    float beta1, beta2, epsilon;
+    float rate;         /* learning rate / (1 - beta1^t) */
+    float second_scale; /* 1 / (1 - beta2^t) */
+} gr_adam_numbers;
+
+typedef struct gr_passes {
+    void (*relu)(float *y, const float *x, size_t count);
+    void (*relu_backward)(float *dx, const float *dy, const float *y, size_t count);
+    void (*add)(float *dst, const float *a, const float *b, size_t count);
+    void (*column_sums)(const float *x, size_t rows, size_t columns, float *sums);
+    void (*row_means)(const float *x, size_t rows, size_t columns, float *means);
+    void (*dropout)(float *y, uint8_t *mask, const float *x, const uint32_t *words,
+                    uint32_t threshold, float scale, size_t count);
+    void (*dropout_backward)(float *dx, const float *dy, const uint8_t *mask, float scale,
+                             size_t count);
+    double (*square_sum)(const float *x, size_t count);
+    bool (*any_not_finite)(const float *x, size_t count);
+    void (*blend)(float *values, const float *gradients, float keep, float take, size_t count);
+    void (*sgd)(float *w, float *m, const float *g, const gr_sgd_numbers *n, size_t count);
+    void (*adam)(float *w, float *m, float *v, const float *g, const gr_adam_numbers *n,
+                 size_t count);
+} gr_passes;
+
+extern const gr_passes gr_passes_portable;
+#if defined(__x86_64__)
+extern const gr_passes gr_passes_avx2, gr_passes_avx512;
+#endif
+/* The fastest that this processor can run. */
+const gr_passes *gr_passes_best(void);
+
+/* y may be x, dx may be dy. Not-a-number goes through a ReLU: it must be found, not hidden. */
+void gr_relu_f32(float *y, const float *x, size_t count);
+void gr_relu_backward_f32(float *dx, const float *dy, const float *y, size_t count);
+void gr_column_sums(const float *x, size_t rows, size_t columns, float *sums);
+void gr_row_means(const float *x, size_t rows, size_t columns, float *means);
+/* Keeps a value with probability 1 - rate and then divides by that; mask: 1 where it stays. */
+void gr_dropout_f32(float *y, uint8_t *mask, const float *x, const uint32_t *words, double rate,
+                    size_t count);
+void gr_dropout_backward_f32(float *dx, const float *dy, const uint8_t *mask, double rate,
+                             size_t count);
+/* values = keep * values + take * gradients. */
+void gr_blend_f32(float *values, const float *gradients, float keep, float take, size_t count);
+
+#endif

@@ -1,0 +1,3 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define GR_PASSES_TABLE gr_passes_avx512
+#include "nn/passes_body.h"

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bodies of passes.h, included by one file for each instruction set, which names the table by
+ * GR_PASSES_TABLE. No include guard. Loops are written so that both compilers vectorise them; sums
+ * run in LANES interleaved partial sums, whatever the width of the machine's registers. */
+
+#include "nn/passes.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LANES = 16 };
+
+static void pass_relu(float *y, const float *x, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        y[i] = x[i] < 0.0f ? 0.0f : x[i];
+    }
+}
+
+static void pass_relu_backward(float *dx, const float *dy, const float *y, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
+    }
+}
+
+static void pass_add(float *dst, const float *a, const float *b, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        dst[i] = a[i] + b[i];
+    }
+}
+
+static void pass_column_sums(const float *x, size_t rows, size_t columns, float *restrict sums)
+{
+    memset(sums, 0, columns * sizeof *sums);
+    for (size_t row = 0; row < rows; row++) {
+        const float *restrict from = x + row * columns;
+        for (size_t i = 0; i < columns; i++) {
+            sums[i] += from[i];
+        }
+    }
+}
+
+static void pass_row_means(const float *x, size_t rows, size_t columns, float *means)
+{
+    for (size_t row = 0; row < rows; row++) {
+        const float *from = x + row * columns;
+        float lane[LANES] = {0};
+        size_t whole = columns / LANES * LANES;
+        for (size_t i = 0; i < whole; i += LANES) {
+            for (size_t j = 0; j < LANES; j++) {
+                lane[j] += from[i + j];
+            }
+        }
+        for (size_t i = whole; i < columns; i++) {
+            lane[i - whole] += from[i];
+        }
+        for (size_t half = LANES / 2; half > 0; half /= 2) {
+            for (size_t j = 0; j < half; j++) {
+                lane[j] += lane[j + half];
+            }
+        }
+        means[row] = lane[0] / (float)columns;
+    }
+}
+
+static void pass_dropout(float *y, uint8_t *restrict mask, const float *x,
+                         const uint32_t *restrict words, uint32_t threshold, float scale,
+                         size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        bool stays = (words[i] >> 8) >= threshold;
+        mask[i] = stays;
+        y[i] = stays ? x[i] * scale : 0.0f;
+    }
+}
+
+static void pass_dropout_backward(float *dx, const float *dy, const uint8_t *restrict mask,
+                                  float scale, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        dx[i] = mask[i] ? dy[i] * scale : 0.0f;
+    }
+}
+
+static double pass_square_sum(const float *x, size_t count)
+{
+    double lane[LANES] = {0};
+    size_t whole = count / LANES * LANES;
+    for (size_t i = 0; i < whole; i += LANES) {
+        for (size_t j = 0; j < LANES; j++) {
+            double v = (double)x[i + j];
+            lane[j] += v * v;
+        }
+    }
+    for (size_t i = whole; i < count; i++) {
+        double v = (double)x[i];
+        lane[i - whole] += v * v;
+    }
+    for (size_t half = LANES / 2; half > 0; half /= 2) {
+        for (size_t j = 0; j < half; j++) {
+            lane[j] += lane[j + half];
+        }
+    }
+    return lane[0];
+}
+
+static bool pass_any_not_finite(const float *x, size_t count)
+{
+    /* By pieces, so that a bad vector is left early and the loop inside still has no branch. */
+    enum { PIECE = 4096 };
+    for (size_t at = 0; at < count; at += PIECE) {
+        size_t end = count - at < PIECE ? count : at + PIECE;
+        uint32_t bad = 0;
+        for (size_t i = at; i < end; i++) {
+            uint32_t bits;
+            memcpy(&bits, &x[i], sizeof bits);
+            bad |= (bits & 0x7f800000u) == 0x7f800000u;
+        }
+        if (bad) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void pass_blend(float *restrict values, const float *restrict gradients, float keep,
+                       float take, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        values[i] = keep * values[i] + take * gradients[i];
+    }
+}
+
+static void pass_sgd(float *restrict w, float *restrict m, const float *restrict g,
+                     const gr_sgd_numbers *n, size_t count)
+{
+    const float factor = n->gradient_factor, decay = n->weight_decay, momentum = n->momentum;
+    const float rate = n->learning_rate;
+    if (n->nesterov) {
+        for (size_t i = 0; i < count; i++) {
+            float d = g[i] * factor + decay * w[i];
+            float v = momentum * m[i] + d;
+            m[i] = v;
+            w[i] = w[i] - rate * (d + momentum * v);
+        }
+    } else {
+        for (size_t i = 0; i < count; i++) {
+            float v = momentum * m[i] + (g[i] * factor + decay * w[i]);
+            m[i] = v;
+            w[i] = w[i] - rate * v;
+        }
+    }
+}
+
+static void pass_adam(float *restrict w, float *restrict m, float *restrict v,
+                      const float *restrict g, const gr_adam_numbers *n, size_t count)
+{
+    const gr_adam_numbers k = *n;
+    for (size_t i = 0; i < count; i++) {
+        float d = g[i] * k.gradient_factor + k.l2 * w[i];
+        float first = k.beta1 * m[i] + (1.0f - k.beta1) * d;
+        float second = k.beta2 * v[i] + (1.0f - k.beta2) * (d * d);
+        m[i] = first;
+        v[i] = second;
+        float kept = w[i] - k.decoupled * w[i];
+        w[i] = kept - k.rate * first / (sqrtf(second * k.second_scale) + k.epsilon);
+    }
+}
+
+const gr_passes GR_PASSES_TABLE = {
+    .relu = pass_relu,
+    .relu_backward = pass_relu_backward,
+    .add = pass_add,
+    .column_sums = pass_column_sums,
+    .row_means = pass_row_means,
+    .dropout = pass_dropout,
+    .dropout_backward = pass_dropout_backward,
+    .square_sum = pass_square_sum,
+    .any_not_finite = pass_any_not_finite,
+    .blend = pass_blend,
+    .sgd = pass_sgd,
+    .adam = pass_adam,
+};
