@@ -156,7 +156,10 @@ static void release_sum(combine *c, gr_operand operand)
 static gr_operand add(combine *c, gr_operand a, gr_operand b, bool is_root)
 {
     gr_operand dst;
-    if (is_root) {
+    /* A sum directly of what two ranks send must not be written over what this rank sends: each of
+     * the two would wait until the other has read its own, if the links show the peer's memory. */
+    bool copy_root = is_root && !c->in_place && !is_sum(c, a) && !is_sum(c, b);
+    if (is_root && !copy_root) {
         dst = gr_user(0, c->block);
         release_sum(c, a);
         release_sum(c, b);
@@ -169,6 +172,9 @@ static gr_operand add(combine *c, gr_operand a, gr_operand b, bool is_root)
         dst = take_sum(c);
     }
     gr_plan_reduce(c->plan, dst, a, b);
+    if (copy_root) {
+        gr_plan_copy(c->plan, gr_user(0, c->block), dst);
+    }
     return dst;
 }
 
