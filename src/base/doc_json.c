@@ -29,7 +29,9 @@ static gr_status validate(gr_doc_builder *builder, const char *text, size_t size
         return GR_OK;
     }
     int line = error.line > 0 ? error.line : 1;
-    if (json_error_code(&error) == json_error_out_of_memory) {
+    /* Where jansson runs out of memory it mostly just returns, without a code. */
+    enum json_error_code code = json_error_code(&error);
+    if (code == json_error_out_of_memory || error.text[0] == '\0') {
         return gr_doc_fail(builder, line, GR_E_NO_MEMORY, "not enough memory to read the file");
     }
     return gr_doc_fail(builder, line, GR_E_INVALID, "not valid JSON: %s", error.text);

@@ -16,11 +16,15 @@
 
 static gr_status fail_errno(gr_diag *diag, const char *verb, const char *path, int error)
 {
-    gr_status status = error == ENOENT || error == ENOTDIR ? GR_E_NOT_FOUND : GR_E_IO;
+    gr_status status = GR_E_IO;
     const char *remedy = "";
     switch (error) {
+    case ENOMEM:
+        status = GR_E_NO_MEMORY;
+        break;
     case ENOENT:
     case ENOTDIR:
+        status = GR_E_NOT_FOUND;
         remedy = "; check the path";
         break;
     case EACCES:
