@@ -459,6 +459,12 @@ const char *gr_dataset_kind(const gr_dataset *dataset)
     return gr_table_kind(dataset->samples);
 }
 
+uint64_t gr_dataset_memory(const gr_dataset *dataset)
+{
+    return gr_table_memory(dataset->samples) +
+           (dataset->test != NULL ? gr_table_memory(dataset->test) : 0);
+}
+
 void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *deviation_out)
 {
     *mean_out = dataset->mean;

@@ -44,6 +44,11 @@ int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MA
 int64_t gr_dataset_sample_values(const gr_dataset *dataset);
 int64_t gr_dataset_classes(const gr_dataset *dataset); /* 0 for regression */
 
+/* For people: how the training samples are kept, heap that the data set holds, normalisation. */
+const char *gr_dataset_kind(const gr_dataset *dataset);
+uint64_t gr_dataset_memory(const gr_dataset *dataset);
+void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *deviation_out);
+
 /* Fills `count` samples: x_out count x values; labels_out (classes) or targets_out (regression,
  * one a sample), the other may be NULL. Thread-safe; no heap. */
 gr_status gr_dataset_read(const gr_dataset *dataset, gr_part part, const int64_t *numbers,

@@ -10,8 +10,4 @@ gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_
                                   const gr_table_options *limits, gr_dataset **dataset_out,
                                   gr_diag *diag) GR_MUST_CHECK;
 
-/* How the training samples are kept, and the normalisation in use, for --dry-run. */
-const char *gr_dataset_kind(const gr_dataset *dataset);
-void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *deviation_out);
-
 #endif

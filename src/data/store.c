@@ -233,6 +233,11 @@ bool gr_store_in_memory(const gr_store *store)
     return store->fd < 0;
 }
 
+uint64_t gr_store_memory(const gr_store *store)
+{
+    return store->memory_capacity;
+}
+
 gr_status gr_store_get(const gr_store *store, uint64_t record, size_t first, size_t size,
                        void *bytes_out, gr_diag *diag)
 {

@@ -26,6 +26,7 @@ gr_status gr_store_seal(gr_store *store, gr_diag *diag) GR_MUST_CHECK;
 
 uint64_t gr_store_count(const gr_store *store);
 bool gr_store_in_memory(const gr_store *store);
+uint64_t gr_store_memory(const gr_store *store); /* bytes of heap that it holds */
 
 /* Bytes [first, first + size) of a record (part of it, so that large records need no large
  * buffer). */

@@ -79,6 +79,14 @@ const char *gr_table_kind(const gr_table *table)
     return gr_store_in_memory(table->records) ? "in memory" : "in a temporary file";
 }
 
+uint64_t gr_table_memory(const gr_table *table)
+{
+    uint64_t bytes = table->index != NULL ? table->index_count * sizeof *table->index : 0;
+    bytes += table->records != NULL ? gr_store_memory(table->records) : 0;
+    bytes += table->labels != NULL ? gr_store_memory(table->labels) : 0;
+    return bytes;
+}
+
 void gr_scaler_init(gr_scaler *scaler, double scale, double mean, double deviation)
 {
     scaler->scale = scale;

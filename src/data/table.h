@@ -36,6 +36,7 @@ int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX]); /*
 int64_t gr_table_values(const gr_table *table);
 int64_t gr_table_label_max(const gr_table *table); /* the largest class; -1 for regression */
 const char *gr_table_kind(const gr_table *table);  /* how it is kept, for people and tests */
+uint64_t gr_table_memory(const gr_table *table);   /* bytes of heap that it holds, about */
 
 /* How raw values become the model's input: x = (raw * scale - mean) / deviation. */
 typedef struct gr_scaler {

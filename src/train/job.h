@@ -2,7 +2,8 @@
 #ifndef GR_TRAIN_JOB_H
 #define GR_TRAIN_JOB_H
 
-/* A job file, read and checked: everything that can be wrong is found here, before anything starts. */
+/* A job file, read and checked: everything that can be wrong is found here, before anything
+ * starts. */
 
 #include "base/arena.h"
 #include "data/dataset.h"
@@ -70,7 +71,8 @@ gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_jo
                       gr_diag *diag) GR_MUST_CHECK;
 void gr_job_close(gr_job *job);
 
-/* --dry-run: layers with shapes and parameter counts, memory per worker, batch arithmetic, the plan. */
+/* --dry-run: layers with shapes and parameter counts, memory per worker, batch arithmetic, the
+ * plan. */
 gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

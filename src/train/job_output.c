@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/job_internal.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Shortens `path` to the folder above; "." or "/" at the end of the way. */
+static void go_up(char *path)
+{
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') {
+        length--;
+    }
+    while (length > 0 && path[length - 1] != '/') {
+        length--;
+    }
+    while (length > 1 && path[length - 1] == '/') {
+        length--;
+    }
+    if (length == 0) {
+        strcpy(path, "."); /* `path` is at least one character long */
+        return;
+    }
+    path[length] = '\0';
+}
+
+static gr_status output_fail(const gr_node *node, const char *output, const char *at,
+                             const char *why, gr_diag *diag)
+{
+    return gr_node_fail(node, diag, GR_E_INVALID,
+                        "the output folder %s cannot be written: %s%s%s; choose another one "
+                        "(output, --output)",
+                        output, strcmp(output, at) != 0 ? at : "",
+                        strcmp(output, at) != 0 ? ": " : "", why);
+}
+
+/* Creates a folder in `folder` and removes it again: the one test that root, read-only mounts and
+ * folders of the kernel do not fool. */
+static int try_folder(const char *folder)
+{
+    char probe[PATH_MAX];
+    int length = snprintf(probe, sizeof probe, "%s/.gradus-??????", folder);
+    if (length < 0 || length >= (int)sizeof probe) {
+        return ENAMETOOLONG;
+    }
+    memset(probe + length - 6, 'X', 6);
+    if (mkdtemp(probe) == NULL) {
+        return errno;
+    }
+    return rmdir(probe) == 0 ? 0 : errno;
+}
+
+gr_status gr_job_check_output(const char *path, const gr_node *node, gr_diag *diag)
+{
+    char at[PATH_MAX];
+    size_t length = strlen(path);
+    if (length == 0 || length >= sizeof at) {
+        return gr_node_fail(node, diag, GR_E_INVALID,
+                            "the name of the output folder has %zu characters; give 1 to %zu",
+                            length, sizeof at - 1);
+    }
+    memcpy(at, path, length + 1);
+    struct stat info;
+    /* The part of the way that exists; the rest is created when the training starts. */
+    while (stat(at, &info) != 0) {
+        if (errno != ENOENT || strcmp(at, ".") == 0 || strcmp(at, "/") == 0) {
+            return output_fail(node, path, at, strerror(errno), diag);
+        }
+        go_up(at);
+    }
+    if (!S_ISDIR(info.st_mode)) {
+        return output_fail(node, path, at, "it is a file, not a folder", diag);
+    }
+    int error = try_folder(at);
+    return error == 0 ? GR_OK : output_fail(node, path, at, strerror(error), diag);
+}

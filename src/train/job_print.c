@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/job_internal.h"
+
+#include "base/fail.h"
+#include "coll/select.h"
+#include "train/shards.h"
+#include "train/step.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHAPE_BYTES = 64, SIZE_TEXT_BYTES = 32, READ_AHEAD_MAX = 16 /* as step.c has it */ };
+
+/* What must be built to be measured. */
+typedef struct measured {
+    gr_model *model;
+    gr_optimizer *optimizer;
+    int vectors;      /* gradient vectors of the worker that needs most */
+    int shards_least; /* of a worker */
+    int shards_most;
+} measured;
+
+static const char *size_text(uint64_t bytes, char text[SIZE_TEXT_BYTES])
+{
+    if (bytes < 10 << 10) {
+        snprintf(text, SIZE_TEXT_BYTES, "%" PRIu64 " B", bytes);
+    } else if (bytes < 10 << 20) {
+        snprintf(text, SIZE_TEXT_BYTES, "%.1f KiB", (double)bytes / 1024);
+    } else {
+        snprintf(text, SIZE_TEXT_BYTES, "%.1f MiB", (double)bytes / (1 << 20));
+    }
+    return text;
+}
+
+static gr_status measure(const gr_job *job, measured *m, gr_diag *diag)
+{
+    gr_model_config config = {.spec = job->spec,
+                              .batch = (int)job->micro_batch,
+                              .loss = (gr_loss_kind)job->config.loss,
+                              .gradient_scale = 1,
+                              .seed = (uint64_t)job->config.seed,
+                              .training = true};
+    gr_status status = gr_model_create(&config, &m->model, diag);
+    if (status == GR_OK) {
+        status = gr_optimizer_create(&job->optimizer, m->model, &m->optimizer, diag);
+    }
+    m->shards_least = job->shards;
+    for (int rank = 0; status == GR_OK && rank < job->workers; rank++) {
+        gr_shard_plan plan;
+        status = gr_shard_plan_init(&plan, job->shards, job->workers, rank,
+                                    !job->distribution.exact, diag);
+        if (status == GR_OK) {
+            m->vectors = plan.slots > m->vectors ? plan.slots : m->vectors;
+            m->shards_least = plan.count < m->shards_least ? plan.count : m->shards_least;
+            m->shards_most = plan.count > m->shards_most ? plan.count : m->shards_most;
+            gr_shard_plan_fini(&plan);
+        }
+    }
+    return status;
+}
+
+static void print_data(const gr_job *job, FILE *file)
+{
+    char shape[SHAPE_BYTES];
+    gr_shape_format(&job->input, shape, sizeof shape);
+    fprintf(file, "data        %" PRId64 " training and %" PRId64 " test samples of %s",
+            gr_dataset_count(job->dataset, GR_PART_TRAIN),
+            gr_dataset_count(job->dataset, GR_PART_TEST), shape);
+    if (gr_dataset_classes(job->dataset) > 0) {
+        fprintf(file, ", %" PRId64 " classes", gr_dataset_classes(job->dataset));
+    } else {
+        fprintf(file, ", a number to predict");
+    }
+    double mean, deviation;
+    gr_dataset_scaling(job->dataset, &mean, &deviation);
+    fprintf(file, "; %s\n", gr_dataset_kind(job->dataset));
+    if (job->data.scale != 1 || mean != 0 || deviation != 1) {
+        fprintf(file, "            values are seen as (value * %.9g - %.9g) / %.9g%s\n",
+                job->data.scale, mean, deviation,
+                job->data.normalize == 1 ? " (normalize: standard)" : "");
+    }
+}
+
+static void print_model(const gr_job *job, const measured *m, FILE *file)
+{
+    int width = 5;
+    int count = gr_model_spec_layers(job->spec);
+    for (int i = 0; i < count; i++) {
+        int length = (int)strlen(gr_model_spec_layer(job->spec, i)->name);
+        width = length > width ? length : width;
+    }
+    fprintf(file, "model       %-*s  %-12s %-14s %12s\n", width, "layer", "kind", "output",
+            "parameters");
+    for (int i = 0; i < count; i++) {
+        const gr_layer_info *layer = gr_model_spec_layer(job->spec, i);
+        char shape[SHAPE_BYTES];
+        gr_shape_format(&layer->output, shape, sizeof shape);
+        fprintf(file, "            %-*s  %-12s %-14s %12" PRId64 "\n", width, layer->name,
+                layer->kind, shape, layer->parameters);
+    }
+    fprintf(file, "            %-*s  %-12s %-14s %12zu\n", width, "total", "", "",
+            gr_model_parameters(m->model));
+}
+
+static void print_optimizer(const gr_job *job, FILE *file)
+{
+    static const char *const kinds[] = {"sgd", "adam", "adamw"};
+    static const char *const schedules[] = {"constant", "steps", "cosine"};
+    const gr_optimizer_config *o = &job->optimizer;
+    double scaled = o->learning_rate;
+    fprintf(file, "optimizer   %s, learning rate ", kinds[o->kind]);
+    if (o->linear_scaling) {
+        scaled *= (double)job->config.global_batch / (double)o->reference_batch;
+        fprintf(file, "%.6g (%.6g for a batch of %" PRId64 ", times %" PRId64 " / %" PRId64 ")",
+                scaled, o->learning_rate, o->reference_batch, job->config.global_batch,
+                o->reference_batch);
+    } else {
+        fprintf(file, "%.6g", scaled);
+    }
+    fprintf(file, ", %s", schedules[o->schedule]);
+    if (o->warmup_epochs > 0) {
+        fprintf(file, " after %.6g epochs of warm-up", o->warmup_epochs);
+    }
+    uint64_t last = job->total_steps - 1;
+    double end = gr_learning_rate(o, last, (double)job->steps_per_epoch, job->total_steps,
+                                  job->config.global_batch);
+    fprintf(file, "; %.6g in the last step\n", end);
+}
+
+/* "32" or "32 to 48". */
+static void print_range(FILE *file, int64_t least, int64_t most)
+{
+    if (least == most) {
+        fprintf(file, "%" PRId64, most);
+    } else {
+        fprintf(file, "%" PRId64 " to %" PRId64, least, most);
+    }
+}
+
+static void print_batch(const gr_job *job, const measured *m, FILE *file)
+{
+    int64_t train = gr_dataset_count(job->dataset, GR_PART_TRAIN);
+    fprintf(file, "batch       global %" PRId64 " samples = %d shards of %" PRId64,
+            job->config.global_batch, job->shards, job->shard_batch);
+    if (job->config.micro_batches > 1) {
+        fprintf(file, " = %" PRId64 " micro batches of %" PRId64 " each", job->config.micro_batches,
+                job->micro_batch);
+    }
+    fprintf(file, "\n            per worker ");
+    print_range(file, m->shards_least * job->shard_batch, m->shards_most * job->shard_batch);
+    fprintf(file, " samples (");
+    print_range(file, m->shards_least, m->shards_most);
+    fprintf(file, m->shards_most == 1 ? " shard" : " shards");
+    fprintf(file, "), per shard %" PRId64 ", per micro batch %" PRId64 "\n", job->shard_batch,
+            job->micro_batch);
+    fprintf(file,
+            "steps       %" PRIu64 " an epoch (%" PRId64 " samples of its order are left out), "
+            "%" PRIu64 " in all = %.6g epochs\n",
+            job->steps_per_epoch, train % job->config.global_batch, job->total_steps,
+            (double)job->total_steps / (double)job->steps_per_epoch);
+}
+
+static void print_memory(const gr_job *job, const measured *m, FILE *file)
+{
+    uint64_t vector = (GR_STEP_HEAD + gr_model_values(m->model)) * sizeof(float);
+    uint64_t gradients = vector * (uint64_t)(m->vectors + (job->config.micro_batches > 1 ? 1 : 0));
+    uint64_t state = 0;
+    const char *name;
+    for (int i = 0; gr_optimizer_state(m->optimizer, i, &name) != NULL; i++) {
+        state += gr_model_values(m->model) * sizeof(float);
+    }
+    uint64_t arena = gr_model_arena_bytes(m->model);
+    int64_t ahead = (int64_t)m->shards_most * job->config.micro_batches * 2;
+    ahead = (ahead < READ_AHEAD_MAX ? ahead : READ_AHEAD_MAX) + 1;
+    uint64_t batches = (uint64_t)(ahead * job->micro_batch) *
+                       (uint64_t)(gr_dataset_sample_values(job->dataset) + 1) * sizeof(float);
+    uint64_t data = gr_dataset_memory(job->dataset);
+    char text[SIZE_TEXT_BYTES];
+    fprintf(file, "memory      %s per worker, of which\n",
+            size_text(vector + gradients + state + arena + batches + data, text));
+    fprintf(file, "            %12s  weights\n", size_text(vector, text));
+    fprintf(file, "            %12s  gradients (%d vector%s)\n", size_text(gradients, text),
+            m->vectors, m->vectors == 1 ? "" : "s");
+    fprintf(file, "            %12s  state of the optimizer\n", size_text(state, text));
+    fprintf(file, "            %12s  activations and work space\n", size_text(arena, text));
+    fprintf(file, "            %12s  batches read ahead (%" PRId64 ")\n", size_text(batches, text),
+            ahead);
+    fprintf(file, "            %12s  data set\n", size_text(data, text));
+}
+
+static void print_bucket(const gr_selection *selection, const gr_plan_shape *shape,
+                         const char *which, uint64_t bytes, FILE *file)
+{
+    char text[SIZE_TEXT_BYTES];
+    const gr_algorithm *algorithm = gr_select(selection, shape, (size_t)bytes, false);
+    fprintf(file, "            %s, about %s: %s: %s%s\n", which, size_text(bytes, text),
+            algorithm->name, algorithm->description,
+            algorithm->canonical ? "; adds in the order of the shard tree"
+                                 : "; adds in an order of its own");
+}
+
+static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr_diag *diag)
+{
+    const gr_distribution_config *d = &job->distribution;
+    fprintf(file, "workers     %d with %" PRId64 " thread%s each\n", job->workers,
+            d->worker_threads, d->worker_threads == 1 ? "" : "s");
+    if (job->workers == 1) {
+        fprintf(file, "gradients   stay in the one worker\n");
+        return GR_OK;
+    }
+    gr_link_kind link = d->link == 2 ? GR_LINK_TCP : GR_LINK_SHM; /* auto: one host */
+    gr_selection selection;
+    gr_status status =
+        gr_selection_init(&selection, getenv("GRADUS_ALGORITHM"), d->exact, link, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE,
+                           .world_size = job->workers,
+                           .shards = d->exact ? job->shards : job->workers};
+    uint64_t bytes = (GR_STEP_HEAD + gr_model_values(m->model)) * sizeof(float);
+    uint64_t first = (uint64_t)d->bucket_bytes_first;
+    char text[SIZE_TEXT_BYTES];
+    fprintf(file, "gradients   allreduce of %s a step over %s, %s, %s\n", size_text(bytes, text),
+            gr_link_kind_name(link),
+            d->exact ? "exact (the same bits for every number of workers)"
+                     : "not exact (the bits depend on the number of workers)",
+            d->overlap ? "while the backward pass goes on" : "after the backward pass");
+    print_bucket(&selection, &shape, bytes > first ? "first bucket" : "one bucket",
+                 bytes > first ? first : bytes, file);
+    if (bytes > first) {
+        uint64_t rest = bytes - first, later = (uint64_t)d->bucket_bytes;
+        print_bucket(&selection, &shape, "later buckets", rest > later ? later : rest, file);
+    }
+    return GR_OK;
+}
+
+gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag)
+{
+    measured m = {0};
+    gr_status status = measure(job, &m, diag);
+    if (status == GR_OK) {
+        fprintf(file, "job         %s (%s)\n", job->config.name, job->path);
+        print_data(job, file);
+        print_model(job, &m, file);
+        fprintf(file, "loss        %s\n",
+                job->config.loss == GR_LOSS_MSE ? "mean squared error" : "softmax cross-entropy");
+        print_optimizer(job, file);
+        print_batch(job, &m, file);
+        print_memory(job, &m, file);
+        status = print_plan(job, &m, file, diag);
+    }
+    if (status == GR_OK) {
+        fprintf(file, "output      %s\n", job->config.output);
+        if (fflush(file) != 0) {
+            status = gr_fail(diag, GR_E_IO, "the plan of the job cannot be written: %s",
+                             strerror(errno));
+        }
+    }
+    gr_optimizer_destroy(m.optimizer);
+    gr_model_destroy(m.model);
+    return status;
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/job_internal.h"
+
+#include "base/fail.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { WHENCE_BYTES = 96 };
+
+static int64_t next_power_of_two(int64_t count)
+{
+    int64_t power = 1;
+    while (power < count) {
+        power *= 2;
+    }
+    return power;
+}
+
+/* The shards follow from the largest number of workers that is named, so that a start with fewer
+ * gives the same bits. */
+static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
+{
+    const gr_distribution_config *d = &job->distribution;
+    const gr_node *section = job->config.distribution;
+    int64_t workers = overrides->workers > 0     ? overrides->workers
+                      : d->number_of_workers > 0 ? d->number_of_workers
+                                                 : overrides->default_workers;
+    workers = workers > 0 ? workers : 1;
+    if (workers > GR_JOB_WORKERS_MAX) {
+        return gr_fail(diag, GR_E_INVALID, "%" PRId64 " workers (-np): a job has at most %d",
+                       workers, GR_JOB_WORKERS_MAX);
+    }
+    int64_t largest = d->number_of_workers > workers ? d->number_of_workers : workers;
+    int64_t shards = d->shards > 0 ? d->shards : next_power_of_two(largest);
+    if (workers > shards) {
+        const char *whence = overrides->workers > 0     ? "-np"
+                             : d->number_of_workers > 0 ? "number_of_workers"
+                                                        : "one for each core";
+        return gr_node_fail(gr_job_setting(section, "shards"), diag, GR_E_INVALID,
+                            "%" PRId64 " workers (%s) are more than the %" PRId64 " shards of a "
+                            "global batch, so some would have nothing to do; start at most %" PRId64
+                            " workers or set shards: %" PRId64,
+                            workers, whence, shards, shards, next_power_of_two(workers));
+    }
+    job->workers = (int)workers;
+    job->shards = (int)shards;
+    return GR_OK;
+}
+
+static gr_status resolve_batch(gr_job *job, gr_diag *diag)
+{
+    int64_t batch = job->config.global_batch, shards = job->shards;
+    const gr_node *root = gr_doc_root(job->doc);
+    if (batch % shards != 0) {
+        char whence[WHENCE_BYTES] = "";
+        if (job->distribution.shards == 0) {
+            snprintf(whence, sizeof whence, " (shards follows from the workers; it can be set)");
+        }
+        int64_t below = batch / shards * shards, above = below + shards;
+        if (below == 0) {
+            return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,
+                                "%" PRId64 " samples cannot be cut into %" PRId64
+                                " equal shards; the smallest batch that fits is %" PRId64 "%s",
+                                batch, shards, above, whence);
+        }
+        return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,
+                            "%" PRId64 " samples cannot be cut into %" PRId64
+                            " equal shards; the nearest that fit are %" PRId64 " and %" PRId64 "%s",
+                            batch, shards, below, above, whence);
+    }
+    job->shard_batch = batch / shards;
+    int64_t micros = job->config.micro_batches;
+    if (job->shard_batch % micros != 0) {
+        int64_t below = micros < job->shard_batch ? micros : job->shard_batch;
+        while (job->shard_batch % below != 0) {
+            below--;
+        }
+        int64_t above = micros < job->shard_batch ? micros : job->shard_batch;
+        while (job->shard_batch % above != 0) {
+            above++;
+        }
+        char both[WHENCE_BYTES];
+        snprintf(both, sizeof both, below == above ? "%" PRId64 : "%" PRId64 " and %" PRId64, below,
+                 above);
+        return gr_node_fail(gr_job_setting(root, "micro_batches"), diag, GR_E_INVALID,
+                            "the %" PRId64 " samples of a shard (%" PRId64 " / %" PRId64
+                            ") cannot be cut into %" PRId64
+                            " equal pieces; the nearest that fit: %s",
+                            job->shard_batch, batch, shards, micros, both);
+    }
+    job->micro_batch = job->shard_batch / micros;
+    return GR_OK;
+}
+
+gr_status gr_job_resolve_steps(gr_job *job, gr_diag *diag)
+{
+    const gr_node *root = gr_doc_root(job->doc);
+    int64_t samples = gr_dataset_count(job->dataset, GR_PART_TRAIN);
+    int64_t batch = job->config.global_batch;
+    if (batch > samples) {
+        return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,
+                            "%" PRId64 " samples are more than the %" PRId64 " training samples; "
+                            "set it to at most %" PRId64,
+                            batch, samples, samples / job->shards * job->shards);
+    }
+    job->steps_per_epoch = (uint64_t)(samples / batch);
+    if (job->config.steps > 0 && job->config.epochs > 0) {
+        return gr_node_fail(gr_job_setting(root, "steps"), diag, GR_E_INVALID,
+                            "epochs says already how long to train; remove one of the two");
+    }
+    if (job->config.steps > 0) {
+        job->total_steps = (uint64_t)job->config.steps;
+        return GR_OK;
+    }
+    if (!(job->config.epochs > 0)) {
+        return gr_node_fail(root, diag, GR_E_INVALID,
+                            "the job does not say how long to train; add epochs: N or steps: N");
+    }
+    double steps = round(job->config.epochs * (double)job->steps_per_epoch);
+    if (steps > 9007199254740992.0) {
+        return gr_node_fail(gr_job_setting(root, "epochs"), diag, GR_E_INVALID,
+                            "these are %g steps, more than can be counted; give fewer", steps);
+    }
+    job->total_steps = steps < 1 ? 1 : (uint64_t)steps;
+    return GR_OK;
+}
+
+gr_status gr_job_resolve(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
+{
+    gr_status status = resolve_workers(job, overrides, diag);
+    return status != GR_OK ? status : resolve_batch(job, diag);
+}
+
+static gr_status check_loss(const gr_job *job, gr_diag *diag)
+{
+    bool mse = job->config.loss == GR_LOSS_MSE;
+    const gr_node *node = gr_job_setting(gr_doc_root(job->doc), "loss");
+    if (mse && !job->data.regression) {
+        return gr_node_fail(node, diag, GR_E_INVALID,
+                            "mse predicts numbers, but the labels of the data are classes; set "
+                            "regression: true in data, or loss: cross_entropy");
+    }
+    if (!mse && job->data.regression) {
+        return gr_node_fail(node, diag, GR_E_INVALID,
+                            "cross_entropy needs classes, but regression: true in data makes the "
+                            "label a number to predict; set loss: mse");
+    }
+    return GR_OK;
+}
+
+static const gr_node *last_layer(const gr_node *list)
+{
+    const gr_node *last = list;
+    for (const gr_node *at = list->child; at != NULL; at = at->next) {
+        last = at;
+    }
+    return last;
+}
+
+gr_status gr_job_resolve_model(gr_job *job, gr_diag *diag)
+{
+    gr_status status = check_loss(job, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    const gr_node *list = job->config.model;
+    if (list == NULL || list->kind == GR_NODE_NULL) {
+        return gr_node_fail(list != NULL ? list : gr_doc_root(job->doc), diag, GR_E_INVALID,
+                            "the job has no model; add model: with the list of its layers");
+    }
+    job->input.dims = gr_dataset_dims(job->dataset, job->input.dim);
+    status = gr_model_spec_read(list, &job->input, &job->arena, &job->spec, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    const gr_shape *output = gr_model_spec_output(job->spec);
+    int64_t wanted = job->data.regression ? 1 : gr_dataset_classes(job->dataset);
+    if (output->dims == 1 && output->dim[0] == wanted) {
+        return GR_OK;
+    }
+    char shape[GR_TENSOR_NAME_BYTES];
+    gr_shape_format(output, shape, sizeof shape);
+    const gr_node *node = last_layer(list);
+    if (output->dims != 1) {
+        return gr_node_fail(node, diag, GR_E_INVALID,
+                            "the model ends with an image of %s values; add flatten or global_pool "
+                            "and then linear: %" PRId64,
+                            shape, wanted);
+    }
+    if (job->data.regression) {
+        return gr_node_fail(node, diag, GR_E_INVALID,
+                            "the model ends with %s values, but one number is to be predicted; end "
+                            "it with linear: 1",
+                            shape);
+    }
+    return gr_node_fail(node, diag, GR_E_INVALID,
+                        "the model ends with %s values, but the data has %" PRId64
+                        " classes; end it "
+                        "with linear: %" PRId64 ", or say classes: %s in data if some do not occur",
+                        shape, wanted, wanted, shape);
+}
