@@ -165,7 +165,7 @@ gr_status gr_test(gr_op *op)
     gr_comm_lock(comm);
     gr_status status = GR_PENDING;
     if (!gr_op_finished(op) && !gr_exec_progress(comm->exec)) {
-        (void)gr_exec_check_deadline(comm->exec, false);
+        (void)gr_exec_look(comm->exec, false);
     }
     if (gr_op_finished(op)) {
         status = gr_op_release(op);

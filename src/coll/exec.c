@@ -33,7 +33,6 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     exec->clock = config->clock;
     exec->log = config->log;
     exec->owner = config->owner;
-    exec->abort_peer = -1;
     gr_diag_clear(&exec->diag);
     for (int peer = 0; peer < exec->world_size; peer++) {
         gr_exec_link *link = &exec->links[peer];
@@ -131,6 +130,9 @@ static bool grow_steps(gr_op *op, uint32_t steps)
 static bool grow_scratch(gr_op *op, const gr_program *program)
 {
     size_t views = (size_t)program->scratch_slots * op->segments;
+    if (views == 0) {
+        return true;
+    }
     if (views > op->view_capacity) {
         free(op->views);
         op->view_capacity = 0;
@@ -175,6 +177,9 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
     }
     memset(op->done, 0, program->step_count * sizeof *op->done);
     memset(op->queued, 0, program->step_count);
+    if (program->scratch_slots > 0 && op->segments > 0) {
+        memset(op->views, 0, (size_t)program->scratch_slots * op->segments * sizeof *op->views);
+    }
     op->queue_head = 0;
     op->queue_count = 0;
     op->left = (uint64_t)(program->step_count - program->whole_count) * op->segments +
@@ -233,17 +238,6 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *request, gr_op **o
 }
 
 /* ---- Progress ------------------------------------------------------------------------------------ */
-/* A link broke somewhere: what it still held has been taken; does anything need more? */
-static void mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag)
-{
-    if (diag->peer_rank < 0 || diag->peer_rank >= exec->world_size ||
-        diag->peer_rank == exec->rank) {
-        gr_exec_fail(exec, diag);
-    } else {
-        gr_exec_lost(exec, &exec->links[diag->peer_rank], status, NULL);
-    }
-}
-
 bool gr_exec_progress(gr_exec *exec)
 {
     if (exec->active == 0) {
@@ -267,7 +261,7 @@ bool gr_exec_progress(gr_exec *exec)
         gr_exec_take(exec, link);
     }
     if (status != GR_OK && exec->active > 0) {
-        mesh_failed(exec, status, &diag);
+        gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }
     bool moved = exec->moved;
     exec->moved = moved || moved_before;
@@ -281,7 +275,7 @@ void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
         if (gr_exec_progress(exec)) {
             continue;
         }
-        int64_t deadline_us = gr_exec_check_deadline(exec, waited);
+        int64_t deadline_us = gr_exec_look(exec, waited);
         if ((op && op->state != GR_OP_ACTIVE) || exec->active == 0 || (yield && *yield)) {
             return;
         }

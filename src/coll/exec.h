@@ -8,8 +8,8 @@
  * How it stays free of deadlock: on each link, messages go and are taken in one order that both
  * sides know: by operation, then by message of the plan, then by segment. A plan is free of deadlock
  * with no room on the way at all (verify.h), and whatever runs ahead of it here takes nothing that
- * an earlier message needs: scratch holds whole blocks, and views are held only where that cannot
- * keep the sender from sending.
+ * an earlier message needs: scratch holds whole blocks; and a view, which may keep the sender from
+ * sending, is copied and given back when nothing moves.
  *
  * Threads: an executor belongs to one thread at a time (comm.c serialises). No call allocates once
  * operations of their kind and size have run. */
@@ -74,9 +74,10 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *request, gr_op **o
 
 /* Moves everything on without waiting; true if anything moved. */
 bool gr_exec_progress(gr_exec *exec);
-/* Fails the oldest operation if nothing moved for too long; returns when to look again. `waited`: the
- * caller did nothing but wait since the last look; else longer gaps are its own time. */
-int64_t gr_exec_check_deadline(gr_exec *exec, bool waited);
+/* To be called when a pass moved nothing: looks at the clock, lets go of views that were held too
+ * long, fails the oldest operation if nothing moved for too long. Returns when to look again.
+ * `waited`: the caller did nothing but wait since the last look; else long gaps are its own time. */
+int64_t gr_exec_look(gr_exec *exec, bool waited);
 /* Progress until `op` is finished, at most until something else wants the executor (*yield != 0,
  * may be NULL); sleeps by gr_mesh_wait. */
 void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield);

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* A caller that computed in between did not wait: longer gaps between two looks do not count. */
-enum { LOOK_GAP_US = 100000, FLUSH_ROUNDS_MAX = 10000, FLUSH_SLEEP_US = 1000 };
+enum { LOOK_GAP_US = 100000, HOLD_US = 1000, FLUSH_ROUNDS_MAX = 10000, FLUSH_SLEEP_US = 1000 };
 
 /* ---- What an operation is ------------------------------------------------------------------------ */
 uint64_t gr_op_fingerprint(const gr_op_desc *desc)
@@ -153,59 +153,43 @@ bool gr_exec_needs(const gr_exec *exec, const gr_exec_link *link)
 
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op)
 {
+    /* It may have taken our last messages just before its end, and then nothing is missing. */
+    gr_exec_reap(exec, link);
     if (!gr_exec_needs(exec, link)) {
         link->closed = true;
         return;
     }
     const gr_diag *cause = gr_link_diag(link->link);
-    if (!op) {
-        op = gr_exec_op_at(exec, exec->oldest_seq);
+    if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
+        fail(exec, cause, false); /* the peer's own sentence: it tells all others as well */
+        return;
     }
+    op = op ? op : gr_exec_op_at(exec, exec->oldest_seq);
     char what[DESCRIPTION_BYTES] = "";
     if (op) {
         gr_op_describe(op->fingerprint, what, sizeof what);
     }
-    if (cause->status != GR_OK && gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
-        fail(exec, cause, false); /* the peer's own sentence: it has told the others already */
-        return;
-    }
     gr_diag diag;
     status = cause->status != GR_OK ? (gr_status)cause->status : status;
-    status =
-        gr_fail_peer(&diag, status, link->peer, "%.300s; operation %u (%s) needs it",
-                     cause->status != GR_OK ? cause->text : "the peer has left the job in order",
-                     op ? op->seq : exec->next_seq, what);
+    status = gr_fail_peer(&diag, status, link->peer, "%.300s; operation %u (%s) needs it",
+                          cause->text, op ? op->seq : exec->next_seq, what);
     (void)status; /* is in diag */
     gr_exec_fail(exec, &diag);
 }
 
-void gr_exec_fail_abort(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
+void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag)
 {
-    if (frame->size_bytes >= GR_DIAG_TEXT_BYTES) {
-        gr_diag diag;
-        gr_status status =
-            gr_fail_peer(&diag, GR_E_PROTOCOL, link->peer,
-                         "rank %d gave up with a sentence of %u bytes, which is too long",
-                         link->peer, frame->size_bytes);
-        (void)status;
-        gr_exec_fail(exec, &diag);
-        return;
+    bool found = false;
+    for (int peer = 0; peer < exec->world_size && exec->diag.status == GR_OK; peer++) {
+        gr_exec_link *link = &exec->links[peer];
+        if (link->link && gr_link_diag(link->link)->status != GR_OK) {
+            found = true;
+            gr_exec_lost(exec, link, status, NULL);
+        }
     }
-    if (exec->abort_peer >= 0 && exec->abort_peer != link->peer) {
-        return; /* one sentence is enough, and it has begun to come */
+    if (!found) {
+        gr_exec_fail(exec, diag);
     }
-    exec->abort_peer = link->peer;
-    if (gr_link_read(link->link, exec->abort_text) == GR_PENDING) {
-        return;
-    }
-    exec->abort_text[frame->size_bytes] = '\0';
-    gr_link_next(link->link, NULL);
-    gr_diag diag = {.status = -(int32_t)frame->message, .peer_rank = (int32_t)frame->segment};
-    if (gr_status_scope((gr_status)diag.status) < GR_SCOPE_PEER) {
-        diag.status = GR_E_COMM_BROKEN;
-    }
-    memcpy(diag.text, exec->abort_text, sizeof diag.text);
-    fail(exec, &diag, false);
 }
 
 /* ---- The peer calls something else --------------------------------------------------------------- */
@@ -242,14 +226,21 @@ void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *fra
 }
 
 /* ---- Deadlines ----------------------------------------------------------------------------------- */
-/* Whom does the oldest operation wait for? *sends_out: to take something, not to send it. */
+/* Whom does the oldest operation wait for? Of several, the one of whom least has come: the others may
+ * wait for it as well. *sends_out: to take something, not to send it. */
 static int find_late_peer(const gr_exec *exec, const gr_op *op, bool *sends_out)
 {
+    int late = -1;
     *sends_out = false;
     for (int peer = 0; peer < exec->world_size; peer++) {
-        if (exec->links[peer].link && exec->links[peer].recv.seq == op->seq) {
-            return peer;
+        const gr_exec_link *link = &exec->links[peer];
+        if (link->link && link->recv.seq == op->seq &&
+            (late < 0 || link->recv.index < exec->links[late].recv.index)) {
+            late = peer;
         }
+    }
+    if (late >= 0) {
+        return late;
     }
     *sends_out = true;
     for (int peer = 0; peer < exec->world_size; peer++) {
@@ -261,23 +252,8 @@ static int find_late_peer(const gr_exec *exec, const gr_op *op, bool *sends_out)
     return -1;
 }
 
-int64_t gr_exec_check_deadline(gr_exec *exec, bool waited)
+static void fail_slow(gr_exec *exec, int64_t idle_us)
 {
-    if (exec->op_timeout_us <= 0 || exec->active == 0) {
-        return GR_NEVER;
-    }
-    int64_t now_us = gr_clock_now_us(&exec->clock);
-    if (exec->moved) {
-        exec->moved = false;
-        exec->idle_since_us = now_us;
-    } else if (!waited && now_us - exec->last_look_us > LOOK_GAP_US) {
-        exec->idle_since_us += now_us - exec->last_look_us;
-    }
-    exec->last_look_us = now_us;
-    int64_t idle_us = now_us - exec->idle_since_us;
-    if (idle_us < exec->op_timeout_us) {
-        return exec->idle_since_us + exec->op_timeout_us;
-    }
     const gr_op *op = gr_exec_op_at(exec, exec->oldest_seq);
     bool sends = false;
     int peer = find_late_peer(exec, op, &sends);
@@ -292,5 +268,33 @@ int64_t gr_exec_check_deadline(gr_exec *exec, bool waited)
         sends ? "take what was sent" : "send its part");
     (void)status; /* is in diag */
     gr_exec_fail(exec, &diag);
-    return GR_NEVER;
+}
+
+int64_t gr_exec_look(gr_exec *exec, bool waited)
+{
+    if (exec->active == 0) {
+        return GR_NEVER;
+    }
+    int64_t now_us = gr_clock_now_us(&exec->clock);
+    if (exec->moved) {
+        exec->moved = false;
+        exec->idle_since_us = now_us;
+    } else if (!waited && now_us - exec->last_look_us > LOOK_GAP_US) {
+        exec->idle_since_us += now_us - exec->last_look_us;
+    }
+    exec->last_look_us = now_us;
+    int64_t idle_us = now_us - exec->idle_since_us;
+    if (exec->op_timeout_us > 0 && idle_us >= exec->op_timeout_us) {
+        fail_slow(exec, idle_us);
+        return GR_NEVER;
+    }
+    if (exec->holds > 0 && idle_us >= HOLD_US) {
+        gr_exec_let_go(exec);
+    }
+    int64_t next_us =
+        exec->op_timeout_us > 0 ? exec->idle_since_us + exec->op_timeout_us : GR_NEVER;
+    if (exec->holds > 0 && exec->idle_since_us + HOLD_US < next_us) {
+        next_us = exec->idle_since_us + HOLD_US;
+    }
+    return next_us;
 }

@@ -20,7 +20,8 @@ typedef struct gr_exec_view {
     const uint8_t *at;
     uint64_t hold;
     uint32_t readers; /* that have not read yet */
-    int peer;         /* whose memory it is, if held */
+    uint16_t peer;    /* whose memory it is, if held */
+    uint16_t block;
     bool held;
 } gr_exec_view;
 
@@ -112,13 +113,12 @@ struct gr_exec {
     gr_op *work_head, *work_tail;
     int *posts; /* peers whose next message may have become ready */
     int post_count;
+    uint32_t holds; /* views held on all links */
 
     bool moved;            /* since the last look at the clock */
     int64_t idle_since_us; /* nothing moved since */
     int64_t last_look_us;
     gr_diag diag;
-    char abort_text[GR_DIAG_TEXT_BYTES]; /* being read from abort_peer */
-    int abort_peer;                      /* -1: nobody */
 };
 
 static inline gr_op *gr_exec_op_at(gr_exec *exec, uint32_t seq)
@@ -145,6 +145,9 @@ void gr_exec_advance(gr_exec *exec, gr_exec_link *link, bool sending);
 void gr_exec_drain(gr_exec *exec); /* local steps and the messages they made ready */
 void gr_exec_reap(gr_exec *exec, gr_exec_link *link);
 void gr_exec_take(gr_exec *exec, gr_exec_link *link);
+/* Copies what is viewed and gives the views back. A plan cannot deadlock as long as what was taken
+ * is taken; a view is taken only in part, since its sender waits for it. */
+void gr_exec_let_go(gr_exec *exec);
 
 /* exec_fail.c */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends everything */
@@ -153,6 +156,7 @@ bool gr_exec_needs(const gr_exec *exec, const gr_exec_link *link);
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op);
 void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame,
                           const gr_op *op);
-void gr_exec_fail_abort(gr_exec *exec, gr_exec_link *link, const gr_frame *frame);
+/* gr_mesh_progress tells of a broken link, or of something worse. */
+void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag);
 
 #endif

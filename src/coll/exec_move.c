@@ -135,6 +135,33 @@ void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at)
 }
 
 /* ---- Local steps --------------------------------------------------------------------------------- */
+static void give_back(gr_exec *exec, gr_exec_view *view)
+{
+    gr_exec_link *link = &exec->links[view->peer];
+    gr_link_release(link->link, view->hold);
+    link->holds--;
+    exec->holds--;
+    view->held = false;
+}
+
+void gr_exec_let_go(gr_exec *exec)
+{
+    for (uint32_t seq = exec->oldest_seq; seq != exec->next_seq && exec->holds > 0; seq++) {
+        gr_op *op = gr_exec_op_at(exec, seq);
+        for (uint32_t slot = 0; op && slot < op->program->scratch_slots; slot++) {
+            for (uint32_t segment = 0; segment < op->segments; segment++) {
+                gr_exec_view *view = view_of(op, slot, segment);
+                if (view->held) {
+                    uint8_t *own = scratch_at(op, slot, segment);
+                    memcpy(own, view->at, piece_of(op, view->block, segment).size);
+                    view->at = own;
+                    give_back(exec, view);
+                }
+            }
+        }
+    }
+}
+
 static void reader_done(gr_op *op, gr_operand operand, bool received, uint32_t segment)
 {
     if (!received) {
@@ -142,10 +169,7 @@ static void reader_done(gr_op *op, gr_operand operand, bool received, uint32_t s
     }
     gr_exec_view *view = view_of(op, operand.slot, segment);
     if (--view->readers == 0 && view->held) {
-        gr_exec_link *link = &op->exec->links[view->peer];
-        gr_link_release(link->link, view->hold);
-        link->holds--;
-        view->held = false;
+        give_back(op->exec, view);
     }
 }
 
@@ -294,11 +318,13 @@ static gr_status take_scratch(gr_exec_link *link, gr_op *op, const gr_program_st
                               uint32_t segment)
 {
     const void *data = NULL;
-    if (!link->reading && step->readers > 0 && link->holds < GR_EXEC_HOLDS_MAX &&
-        gr_link_view(link->link, &data) == GR_OK) {
-        gr_exec_view view = {.at = data, .peer = link->peer, .held = true};
+    if (!link->reading && step->readers > 0 && !step->forwarded &&
+        link->holds < GR_EXEC_HOLDS_MAX && gr_link_view(link->link, &data) == GR_OK) {
+        gr_exec_view view = {
+            .at = data, .peer = (uint16_t)link->peer, .block = step->block, .held = true};
         gr_link_next(link->link, &view.hold);
         link->holds++;
+        op->exec->holds++;
         view_received(op, step, segment, view);
         return GR_OK;
     }
@@ -335,26 +361,15 @@ static gr_status take_one(gr_exec_link *link, gr_op *op, const gr_program_step *
  * simply early: the peer is at an operation that was not started here yet. */
 static bool is_early(const gr_exec *exec, const gr_frame *frame, const gr_op *op)
 {
-    return !op && frame->kind == GR_FRAME_DATA && (int32_t)(frame->op_seq - exec->next_seq) >= 0;
-}
-
-static void take_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op)
-{
-    if (frame->kind == GR_FRAME_ABORT) {
-        gr_exec_fail_abort(exec, link, frame);
-    } else if (frame->kind == GR_FRAME_BYE) {
-        gr_exec_lost(exec, link, GR_E_PEER_LOST, op);
-    } else if (!is_early(exec, frame, op)) {
-        gr_exec_fail_foreign(exec, link, frame, op);
-    }
+    return !op && (int32_t)(frame->op_seq - exec->next_seq) >= 0;
 }
 
 static bool is_expected(const gr_frame *frame, const gr_op *op, const gr_program_step *step,
                         uint32_t segment, piece p)
 {
-    return frame->kind == GR_FRAME_DATA && frame->op_seq == op->seq &&
-           frame->fingerprint == op->fingerprint && frame->message == step->message &&
-           frame->segment == segment && frame->size_bytes == p.size;
+    return frame->op_seq == op->seq && frame->fingerprint == op->fingerprint &&
+           frame->message == step->message && frame->segment == segment &&
+           frame->size_bytes == p.size;
 }
 
 /* One segment from this link; false if there is nothing to take (now). */
@@ -382,7 +397,9 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
             return false;
         }
         if (!op || !is_expected(&frame, op, step, segment, p)) {
-            take_foreign(exec, link, &frame, op);
+            if (!is_early(exec, &frame, op)) {
+                gr_exec_fail_foreign(exec, link, &frame, op);
+            }
             return false;
         }
         if (!is_ready(op, at, segment)) {

@@ -11,12 +11,15 @@ static bool is_local(uint8_t kind)
 }
 
 /* The step reads `operand`: if that is what a RECV brought to scratch, the RECV has one reader more. */
-static bool note_read(gr_program *program, const uint32_t *slot_received, gr_operand operand)
+static bool note_read(gr_program *program, const uint32_t *slot_received, gr_operand operand,
+                      bool by_send)
 {
     if (operand.space != GR_SPACE_SCRATCH || slot_received[operand.slot] == 0) {
         return false;
     }
-    program->steps[slot_received[operand.slot] - 1].readers++;
+    gr_program_step *from = &program->steps[slot_received[operand.slot] - 1];
+    from->readers++;
+    from->forwarded |= by_send;
     return true;
 }
 
@@ -32,13 +35,14 @@ static gr_status find_readers(gr_program *program, gr_diag *diag)
         gr_program_step *step = &program->steps[at];
         if (step->kind == GR_STEP_SEND || step->kind == GR_STEP_REDUCE ||
             step->kind == GR_STEP_COPY) {
-            step->a_received = note_read(program, slot_received, step->a);
+            step->a_received =
+                note_read(program, slot_received, step->a, step->kind == GR_STEP_SEND);
             step->block = step->a.block;
             program->sends_scratch |=
                 step->kind == GR_STEP_SEND && step->a.space == GR_SPACE_SCRATCH;
         }
         if (step->kind == GR_STEP_REDUCE) {
-            step->b_received = note_read(program, slot_received, step->b);
+            step->b_received = note_read(program, slot_received, step->b, false);
         }
         if (step->kind == GR_STEP_RECV) {
             step->block = step->dst.block;

@@ -19,6 +19,7 @@ typedef struct gr_program_step {
     gr_operand dst, a, b;
     bool a_received, b_received; /* the operand is what a RECV brought: perhaps a view */
     uint32_t readers;            /* RECV into scratch: how many operands read it */
+    bool forwarded;              /* one of them is a SEND: no view, which could not be let go */
     uint32_t message;
     uint32_t after_first, after_count; /* steps that this one waits for: program->after */
     uint32_t next_first, next_count;   /* steps that wait for this one: program->next */
