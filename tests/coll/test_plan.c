@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What gr_plan_finish derives, and the list of algorithms. That the dependencies are complete is
+ * test_verify.c's matter. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "coll/plan.h"
+
+static gr_plan new_plan(int blocks)
+{
+    gr_plan_shape shape = {GR_COLL_ALLREDUCE, 0, 4, 4, 0};
+    gr_plan plan;
+    gr_plan_init(&plan, &shape);
+    plan.blocks = (uint16_t)blocks;
+    return plan;
+}
+
+static void assert_after(const gr_plan *plan, uint32_t step, size_t count, const uint32_t *expected)
+{
+    const gr_step *at = &plan->steps[step];
+    assert_int_equal(at->after_count, count);
+    for (size_t i = 0; i < count; i++) {
+        bool found = false;
+        for (uint32_t k = 0; k < at->after_count; k++) {
+            found |= plan->after[at->after_first + k] == expected[i];
+        }
+        assert_true(found);
+    }
+}
+
+#define ASSERT_AFTER(plan, step, ...)                                                              \
+    assert_after(plan, step, sizeof((uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t),                 \
+                 (uint32_t[]){__VA_ARGS__})
+
+static void test_dependencies_are_the_hazards(void **unused)
+{
+    (void)unused;
+    gr_plan plan = new_plan(2);
+    gr_operand a = gr_user(0, 0);
+    gr_operand b = gr_user(0, 1);
+    gr_operand s = gr_scratch(0, 0);
+    gr_plan_send(&plan, 1, a);      /* 0 */
+    gr_plan_send(&plan, 2, a);      /* 1 */
+    gr_plan_recv(&plan, 1, s);      /* 2 */
+    gr_plan_reduce(&plan, a, a, s); /* 3: reads what 2 wrote, writes what 0 and 1 read */
+    gr_plan_recv(&plan, 2, b);      /* 4 */
+    gr_plan_recv(&plan, 1, s);      /* 5: writes what 3 read */
+    gr_plan_reduce(&plan, a, s, a); /* 6: reads 5 and 3 */
+    gr_plan_copy(&plan, a, b);      /* 7: reads 4, overwrites 6, which nobody read */
+    gr_plan_reduce(&plan, a, a, a); /* 8 */
+    assert_int_equal(gr_plan_finish(&plan), GR_OK);
+    assert_int_equal(plan.scratch_slots, 1);
+    assert_after(&plan, 0, 0, NULL);
+    assert_after(&plan, 1, 0, NULL);
+    assert_after(&plan, 2, 0, NULL);
+    ASSERT_AFTER(&plan, 3, 0, 1, 2);
+    assert_after(&plan, 4, 0, NULL);
+    ASSERT_AFTER(&plan, 5, 3);
+    ASSERT_AFTER(&plan, 6, 3, 5);
+    ASSERT_AFTER(&plan, 7, 4, 6);
+    ASSERT_AFTER(&plan, 8, 7);
+    assert_int_equal(plan.steps[2].last_reader, 3);
+    assert_int_equal(plan.steps[4].last_reader, -1); /* not scratch */
+    assert_int_equal(plan.steps[5].last_reader, 6);
+    gr_plan_fini(&plan);
+}
+
+static void test_messages_are_numbered_by_link_and_direction(void **unused)
+{
+    (void)unused;
+    gr_plan plan = new_plan(1);
+    gr_plan_send(&plan, 1, gr_user(0, 0));    /* 0 */
+    gr_plan_signal(&plan, 1);                 /* 1 */
+    gr_plan_send(&plan, 2, gr_user(0, 0));    /* 2 */
+    gr_plan_recv(&plan, 1, gr_scratch(0, 0)); /* 3 */
+    gr_plan_await(&plan, 1);                  /* 4 */
+    gr_plan_send(&plan, 1, gr_user(0, 0));    /* 5 */
+    static const uint32_t expected[] = {0, 1, 0, 0, 1, 2};
+    assert_int_equal(gr_plan_finish(&plan), GR_OK);
+    for (uint32_t i = 0; i < plan.step_count; i++) {
+        assert_int_equal(plan.steps[i].message, expected[i]);
+    }
+    /* Finishing again, with a step more, begins afresh. */
+    gr_plan_send(&plan, 1, gr_user(0, 0));
+    assert_int_equal(gr_plan_finish(&plan), GR_OK);
+    assert_int_equal(plan.steps[6].message, 3);
+    assert_int_equal(plan.steps[1].message, 1);
+    gr_plan_fini(&plan);
+}
+
+static void test_await_orders_what_follows(void **unused)
+{
+    (void)unused;
+    gr_plan plan = new_plan(1);
+    gr_plan_signal(&plan, 1);                             /* 0 */
+    gr_plan_await(&plan, 1);                              /* 1 */
+    gr_plan_signal(&plan, 2);                             /* 2 */
+    gr_plan_await(&plan, 2);                              /* 3 */
+    gr_plan_copy(&plan, gr_scratch(0, 0), gr_user(0, 0)); /* 4 */
+    gr_plan_send(&plan, 2, gr_scratch(0, 0));             /* 5: after 4, hence after 3 */
+    assert_int_equal(gr_plan_finish(&plan), GR_OK);
+    assert_after(&plan, 0, 0, NULL);
+    assert_after(&plan, 1, 0, NULL);
+    ASSERT_AFTER(&plan, 2, 1);
+    ASSERT_AFTER(&plan, 3, 1);
+    ASSERT_AFTER(&plan, 4, 3);
+    ASSERT_AFTER(&plan, 5, 4);
+    gr_plan_fini(&plan);
+}
+
+static gr_status finish_with(gr_step_kind kind, int peer, gr_operand dst, gr_operand a)
+{
+    gr_plan plan = new_plan(2);
+    switch (kind) {
+    case GR_STEP_SEND:
+        gr_plan_send(&plan, peer, a);
+        break;
+    case GR_STEP_RECV:
+        gr_plan_recv(&plan, peer, dst);
+        break;
+    case GR_STEP_COPY:
+        gr_plan_copy(&plan, dst, a);
+        break;
+    default:
+        gr_plan_reduce(&plan, dst, a, a);
+        break;
+    }
+    gr_status status = gr_plan_finish(&plan);
+    gr_plan_fini(&plan);
+    return status;
+}
+
+static void test_steps_outside_the_plan_are_refused(void **unused)
+{
+    (void)unused;
+    gr_operand good = gr_user(0, 1);
+    assert_int_equal(finish_with(GR_STEP_COPY, 0, good, gr_user(0, 0)), GR_OK);
+    assert_int_equal(finish_with(GR_STEP_COPY, 0, good, gr_user(0, 2)), GR_E_BUG);
+    assert_int_equal(finish_with(GR_STEP_COPY, 0, gr_user(1, 0), good), GR_E_BUG);
+    assert_int_equal(finish_with(GR_STEP_REDUCE, 0, gr_scratch(0, 2), good), GR_E_BUG);
+    assert_int_equal(finish_with(GR_STEP_SEND, 3, good, good), GR_OK);
+    assert_int_equal(finish_with(GR_STEP_SEND, 4, good, good), GR_E_BUG);
+    assert_int_equal(finish_with(GR_STEP_SEND, 0, good, good), GR_E_BUG); /* to itself */
+    assert_int_equal(finish_with(GR_STEP_RECV, -1, good, good), GR_E_BUG);
+}
+
+static void test_too_many_steps_are_a_failure_kept_for_the_end(void **unused)
+{
+    (void)unused;
+    gr_plan plan = new_plan(1);
+    for (uint32_t i = 0; i <= GR_PLAN_STEPS_MAX; i++) {
+        gr_plan_signal(&plan, 1);
+    }
+    assert_int_equal(plan.step_count, GR_PLAN_STEPS_MAX);
+    assert_int_equal(gr_plan_finish(&plan), GR_E_NO_MEMORY);
+    gr_plan_fini(&plan);
+}
+
+static void test_finding_algorithms(void **unused)
+{
+    (void)unused;
+    static const struct {
+        gr_coll coll;
+        const char *name;
+        bool canonical;
+    } known[] = {
+        {GR_COLL_ALLREDUCE, "direct", true},     {GR_COLL_ALLREDUCE, "ring", false},
+        {GR_COLL_ALLREDUCE, "tree", true},       {GR_COLL_ALLREDUCE, "halving-doubling", true},
+        {GR_COLL_ALLREDUCE, "gather", true},     {GR_COLL_REDUCE_SCATTER, "direct", true},
+        {GR_COLL_REDUCE_SCATTER, "ring", false}, {GR_COLL_ALLGATHER, "direct", true},
+        {GR_COLL_ALLGATHER, "ring", true},       {GR_COLL_BROADCAST, "binomial", true},
+        {GR_COLL_BROADCAST, "direct", true},     {GR_COLL_BARRIER, "dissemination", true},
+    };
+    size_t count = sizeof known / sizeof known[0];
+    for (size_t i = 0; i < count; i++) {
+        const gr_algorithm *found = gr_algorithm_find(known[i].coll, known[i].name);
+        assert_non_null(found);
+        assert_int_equal(found->canonical, known[i].canonical);
+    }
+    assert_null(gr_algorithm_find(GR_COLL_BARRIER, "direct"));
+    assert_null(gr_algorithms[count].name);
+    assert_string_equal(gr_coll_name(GR_COLL_REDUCE_SCATTER), "reduce-scatter");
+    assert_string_equal(gr_coll_name((gr_coll)GR_COLL_COUNT), "?");
+}
+
+static void test_shapes_that_do_not_fit_are_declined(void **unused)
+{
+    (void)unused;
+    static const struct {
+        const char *name;
+        int world_size, shards;
+        bool fits;
+    } shapes[] = {
+        {"direct", 3, 5, true},
+        {"direct", 3, 1, true},
+        {"direct", 3, 0, false},
+        {"direct", 0, 1, false},
+        {"direct", 5000, 5000, false},
+        {"ring", 4, 4, true},
+        {"ring", 4, 8, false},
+        {"halving-doubling", 4, 4, true},
+        {"halving-doubling", 4, 8, true},
+        {"halving-doubling", 4, 12, false},
+        {"halving-doubling", 4, 5, false},
+        {"halving-doubling", 3, 3, false},
+        {"halving-doubling", 4, 2, false},
+        {"halving-doubling", 2, 3, true},
+    };
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        gr_plan_shape shape = {GR_COLL_ALLREDUCE, 0, shapes[i].world_size, shapes[i].shards, 0};
+        const gr_algorithm *algorithm = gr_algorithm_find(GR_COLL_ALLREDUCE, shapes[i].name);
+        assert_int_equal(algorithm->fits(&shape), shapes[i].fits);
+    }
+    gr_plan_shape bad_root = {GR_COLL_BROADCAST, 0, 2, 2, 2};
+    assert_false(gr_algorithm_find(GR_COLL_BROADCAST, "binomial")->fits(&bad_root));
+    gr_plan_shape bad_rank = {GR_COLL_BROADCAST, 2, 2, 2, 0};
+    assert_false(gr_algorithm_find(GR_COLL_BROADCAST, "binomial")->fits(&bad_rank));
+}
+
+static void test_alone_there_is_nothing_to_do(void **unused)
+{
+    (void)unused;
+    for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+        gr_plan_shape shape = {at->coll, 0, 1, 1, 0};
+        gr_plan plan;
+        assert_true(at->fits(&shape));
+        gr_plan_init(&plan, &shape);
+        at->plan(&shape, &plan);
+        assert_int_equal(gr_plan_finish(&plan), GR_OK);
+        assert_int_equal(plan.step_count, 0);
+        assert_int_equal(plan.scratch_slots, 0);
+        gr_plan_fini(&plan);
+    }
+}
+
+/* A thousand ranks must not take noticeable time: the derivation is linear. Counted in dependencies
+ * rather than in seconds, so that a slow machine does not fail. */
+static void test_dependencies_stay_linear_in_the_steps(void **unused)
+{
+    (void)unused;
+    for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+        gr_plan_shape shape = {at->coll, 512, 1024, 1024, 0};
+        gr_plan plan;
+        gr_plan_init(&plan, &shape);
+        at->plan(&shape, &plan);
+        assert_int_equal(gr_plan_finish(&plan), GR_OK);
+        assert_true(plan.step_count <= 5 * 1024);
+        assert_true(plan.after_count <= 3 * plan.step_count);
+        gr_plan_fini(&plan);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dependencies_are_the_hazards),
+        cmocka_unit_test(test_messages_are_numbered_by_link_and_direction),
+        cmocka_unit_test(test_await_orders_what_follows),
+        cmocka_unit_test(test_steps_outside_the_plan_are_refused),
+        cmocka_unit_test(test_too_many_steps_are_a_failure_kept_for_the_end),
+        cmocka_unit_test(test_finding_algorithms),
+        cmocka_unit_test(test_shapes_that_do_not_fit_are_declined),
+        cmocka_unit_test(test_alone_there_is_nothing_to_do),
+        cmocka_unit_test(test_dependencies_stay_linear_in_the_steps),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
