@@ -55,7 +55,7 @@ int gr_coordinator_fd(const gr_coordinator *coordinator); /* readable: call prog
 int64_t gr_coordinator_next_us(
     const gr_coordinator *coordinator); /* absolute time of its next deadline, GR_NEVER */
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
-/* 0: not called in, 1: called in, 2: has left in order */
+/* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that */
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
 /* How many have called in. */
 int gr_coordinator_joined(const gr_coordinator *coordinator);

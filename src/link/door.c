@@ -508,6 +508,9 @@ void gr_door_shut(gr_door *door)
             refuse_stranger(door, &door->entries[i], "nobody else is expected");
         }
     }
+    if (door->dialing_count == 0) {
+        gr_wipe(door->secret, sizeof door->secret); /* nobody will be asked for it again */
+    }
 }
 
 /* ---- Life ------------------------------------------------------------------------------------- */

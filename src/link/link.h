@@ -26,9 +26,11 @@ enum { GR_SECRET_BYTES = 32, GR_ADDRESS_BYTES = 128 };
 /* What precedes each payload. On the wire it is encoded little-endian with magic, version and a
  * checksum (frame.h). */
 typedef enum gr_frame_kind {
-    GR_FRAME_DATA = 1,  /* a block segment of an operation */
-    GR_FRAME_BYE = 2,   /* the sender leaves in order; no payload */
-    GR_FRAME_ABORT = 3, /* the sender's communicator failed; the payload is its sentence */
+    GR_FRAME_DATA = 1, /* a block segment of an operation */
+    GR_FRAME_BYE = 2,  /* the sender leaves in order; no payload */
+    GR_FRAME_ABORT =
+        3, /* the sender's communicator failed; the payload is its sentence, message the
+                         * failure's status negated, segment the rank that it is about */
     GR_FRAME_KIND_END
 } gr_frame_kind;
 

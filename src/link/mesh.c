@@ -98,18 +98,24 @@ void gr_link_left(gr_link *link)
     end_link(link, true);
 }
 
-void gr_link_aborted(gr_link *link, const char *text, size_t size_bytes)
+void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
 {
     char clean[GR_FRAME_ABORT_MAX + 1];
-    size_t size = size_bytes < GR_FRAME_ABORT_MAX ? size_bytes : GR_FRAME_ABORT_MAX;
-    size = strnlen(text, size);
+    size_t size = strnlen(text, frame->size_bytes < GR_FRAME_ABORT_MAX ? frame->size_bytes
+                                                                       : GR_FRAME_ABORT_MAX);
     for (size_t i = 0; i < size; i++) {
         /* A sentence from outside goes to a terminal or a log: no control characters. */
         unsigned char c = (unsigned char)text[i];
         clean[i] = c >= 0x80 || isprint(c) ? (char)c : ' ';
     }
     clean[size] = '\0';
-    gr_link_break(link, false, GR_E_PEER_LOST, "%s", size > 0 ? clean : "the peer gave up");
+    gr_status status = (gr_status)(-(int32_t)frame->message);
+    if (gr_status_scope(status) < GR_SCOPE_COMM) {
+        status = GR_E_COMM_BROKEN;
+    }
+    gr_link_break(link, false, status, "%s",
+                  size > 0 ? clean : "a rank ended the communicator without saying why");
+    link->diag.peer_rank = (int32_t)frame->segment;
 }
 
 void gr_link_closed(gr_link *link, int error)

@@ -336,7 +336,9 @@ void gr_shm_link_scan(gr_shm_link *link)
             const void *text = copy.place == GR_SHM_INLINE
                                    ? (const void *)copy.payload.bytes
                                    : link->theirs.base + copy.payload.far.offset;
-            gr_link_aborted(&link->base, text, copy.size_bytes);
+            const gr_frame frame = {
+                .message = copy.message, .segment = copy.segment, .size_bytes = copy.size_bytes};
+            gr_link_aborted(&link->base, &frame, text);
         }
         link->seen++;
     }

@@ -243,8 +243,7 @@ static void obey(gr_tcp_link *link)
     if (link->frame.kind == GR_FRAME_BYE) {
         gr_link_left(&link->base);
     } else {
-        gr_link_aborted(&link->base, (const char *)link->buffer + link->start,
-                        link->frame.size_bytes);
+        gr_link_aborted(&link->base, &link->frame, (const char *)link->buffer + link->start);
     }
     link->have = link->readable = link->writable = false;
     link->start = link->end = 0;

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/control.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void gr_control_init(gr_control *control, int fd, uint8_t *in, size_t in_capacity)
+{
+    *control = (gr_control){.fd = fd, .in = in, .in_capacity = in_capacity};
+}
+
+void gr_control_close(gr_control *control)
+{
+    if (control->fd >= 0) {
+        close(control->fd);
+        control->fd = -1;
+    }
+}
+
+gr_status gr_control_put(gr_control *control, const uint8_t *message, size_t size_bytes)
+{
+    if (control->bulk == NULL && control->out_sent == control->out_filled) {
+        control->out_sent = control->out_filled = 0;
+    }
+    if (sizeof control->out - control->out_filled < size_bytes) {
+        return GR_E_NO_MEMORY;
+    }
+    memcpy(control->out + control->out_filled, message, size_bytes);
+    control->out_filled += size_bytes;
+    return GR_OK;
+}
+
+void gr_control_put_bulk(gr_control *control, const uint8_t *message, size_t size_bytes)
+{
+    control->bulk = message;
+    control->bulk_bytes = size_bytes;
+    control->bulk_sent = 0;
+    control->bulk_at = control->out_filled;
+}
+
+gr_status gr_control_flush(gr_control *control)
+{
+    for (;;) {
+        size_t small_end = control->bulk != NULL ? control->bulk_at : control->out_filled;
+        bool bulk = control->out_sent == small_end && control->bulk != NULL;
+        const uint8_t *from =
+            bulk ? control->bulk + control->bulk_sent : control->out + control->out_sent;
+        size_t size =
+            bulk ? control->bulk_bytes - control->bulk_sent : small_end - control->out_sent;
+        if (size == 0) {
+            return GR_OK;
+        }
+        ssize_t sent = send(control->fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0 && errno == EINTR) {
+            continue;
+        }
+        if (sent < 0) {
+            return errno == EAGAIN ? GR_PENDING : GR_E_PEER_LOST;
+        }
+        if (!bulk) {
+            control->out_sent += (size_t)sent;
+        } else if ((control->bulk_sent += (size_t)sent) == control->bulk_bytes) {
+            control->bulk = NULL;
+        }
+    }
+}
+
+static void drop_taken(gr_control *control)
+{
+    if (control->in_taken > 0) {
+        control->in_filled -= control->in_taken;
+        memmove(control->in, control->in + control->in_taken, control->in_filled);
+        control->in_taken = 0;
+    }
+}
+
+gr_status gr_control_get(gr_control *control, gr_message_kind *kind_out, const uint8_t **body_out,
+                         size_t *body_bytes_out, gr_diag *diag)
+{
+    drop_taken(control);
+    for (;;) {
+        gr_status status = gr_message_get(control->in, control->in_filled, kind_out, body_out,
+                                          body_bytes_out, diag);
+        if (status == GR_OK) {
+            control->in_taken = GR_MESSAGE_HEAD_BYTES + *body_bytes_out;
+            return GR_OK;
+        }
+        size_t room = control->in_capacity - control->in_filled;
+        if (status == GR_PENDING && room == 0) {
+            return gr_fail(diag, GR_E_PROTOCOL, "a group message of more than %zu bytes",
+                           control->in_capacity);
+        }
+        if (status != GR_PENDING) {
+            return status;
+        }
+        ssize_t got = recv(control->fd, control->in + control->in_filled, room, MSG_DONTWAIT);
+        if (got > 0) {
+            control->in_filled += (size_t)got;
+        } else if (got < 0 && errno == EAGAIN) {
+            return GR_PENDING;
+        } else if (got == 0 || errno != EINTR) {
+            return GR_E_PEER_LOST;
+        }
+    }
+}

@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
+#include "group/control.h"
+#include "group/group.h"
+#include "link/door.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define TAG_DOOR UINT64_MAX
+
+enum {
+    EVENTS_A_TURN = 64,
+    TURNS_MAX = 64, /* of one progress, so that nobody can keep the launcher in it */
+    HALF_OPEN_MAX = 256,
+    HANDSHAKE_TIMEOUT_US = 5000000
+};
+
+/* What a member is, in the order in which it comes to be it. */
+typedef enum member_state {
+    MEMBER_ABSENT = 0, /* also: connected, but has not said HELLO */
+    MEMBER_JOINED = 1,
+    MEMBER_LEFT = 2, /* in order */
+    MEMBER_LOST = 3  /* its connection broke */
+} member_state;
+
+typedef struct member {
+    member_state state;
+    bool ready; /* linked to all others: a death is not this connection's news any more */
+    gr_control control;
+    gr_hello hello;
+    uint8_t in[GR_MESSAGE_SMALL_MAX];
+} member;
+
+struct gr_coordinator {
+    int world_size;
+    const gr_log *log;
+    gr_door *door;
+    int epoll_fd;
+    int joined;
+    uint64_t generation; /* 0: not all have come */
+    gr_diag failure;     /* why it will come to nothing; sent to whoever comes later */
+    uint8_t *members_message;
+    char (*addresses)[GR_ADDRESS_BYTES];
+    member members[];
+};
+
+static int rank_of(const gr_coordinator *coordinator, const member *of)
+{
+    return (int)(of - coordinator->members);
+}
+
+/* ---- Telling ---------------------------------------------------------------------------------- */
+
+static void lose(gr_coordinator *coordinator, member *of, const char *why);
+
+static void flush(gr_coordinator *coordinator, member *to)
+{
+    if (to->control.fd >= 0 && gr_control_flush(&to->control) == GR_E_PEER_LOST) {
+        lose(coordinator, to, "its connection broke");
+    }
+}
+
+static void tell(gr_coordinator *coordinator, member *to, const uint8_t *message, size_t size_bytes)
+{
+    if (to->control.fd < 0) {
+        return;
+    }
+    if (gr_control_put(&to->control, message, size_bytes) != GR_OK) {
+        lose(coordinator, to, "it does not read what it is told");
+        return;
+    }
+    flush(coordinator, to);
+}
+
+static void tell_waiting(gr_coordinator *coordinator, const uint8_t *message, size_t size_bytes)
+{
+    for (int rank = 0; rank < coordinator->world_size; rank++) {
+        member *to = &coordinator->members[rank];
+        if (to->state == MEMBER_JOINED && !to->ready) {
+            tell(coordinator, to, message, size_bytes);
+        }
+    }
+}
+
+/* The group cannot come about: all that wait for it are told the first reason. */
+static void fail_group(gr_coordinator *coordinator, int rank, const char *sentence)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    if (coordinator->failure.status != GR_OK) {
+        return;
+    }
+    (void)gr_fail_peer(&coordinator->failure, GR_E_PEER_LOST, rank, "%s", sentence);
+    gr_log_write(coordinator->log, GR_LOG_DEBUG, "group", "%s", sentence);
+    tell_waiting(coordinator, message, gr_message_put_fail(&coordinator->failure, message));
+}
+
+static void close_member(member *of)
+{
+    gr_control_close(&of->control); /* which takes it out of the epoll as well */
+}
+
+static void lose(gr_coordinator *coordinator, member *of, const char *why)
+{
+    char sentence[GR_DIAG_TEXT_BYTES];
+    close_member(of);
+    if (of->state != MEMBER_JOINED) {
+        return; /* it had not called in: it may try again */
+    }
+    of->state = MEMBER_LOST;
+    snprintf(sentence, sizeof sentence, "rank %d (process %llu) died: %s", rank_of(coordinator, of),
+             (unsigned long long)of->hello.pid, why);
+    fail_group(coordinator, rank_of(coordinator, of), sentence);
+}
+
+static void announce(gr_coordinator *coordinator)
+{
+    for (int rank = 0; rank < coordinator->world_size; rank++) {
+        memcpy(coordinator->addresses[rank], coordinator->members[rank].hello.address,
+               GR_ADDRESS_BYTES);
+    }
+    coordinator->generation = 1;
+    size_t size = gr_message_put_members(coordinator->generation, coordinator->world_size,
+                                         (const char(*)[GR_ADDRESS_BYTES])coordinator->addresses,
+                                         coordinator->members_message);
+    for (int rank = 0; rank < coordinator->world_size; rank++) {
+        member *to = &coordinator->members[rank];
+        if (to->control.fd >= 0) {
+            gr_control_put_bulk(&to->control, coordinator->members_message, size);
+            flush(coordinator, to);
+        }
+    }
+    gr_log_write(coordinator->log, GR_LOG_DEBUG, "group", "all %d ranks have called in",
+                 coordinator->world_size);
+}
+
+/* ---- Listening -------------------------------------------------------------------------------- */
+
+static void refuse(int fd, const char *sentence, int rank)
+{
+    gr_diag failure;
+    uint8_t message[GR_MESSAGE_SMALL_MAX], rest[GR_MESSAGE_SMALL_MAX];
+    (void)gr_fail_peer(&failure, GR_E_INVALID, rank, "%s", sentence);
+    size_t size = gr_message_put_fail(&failure, message);
+    /* Closing with unread bytes would reset the connection and lose the sentence. */
+    if (send(fd, message, size, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size) {
+        shutdown(fd, SHUT_WR);
+        while (recv(fd, rest, sizeof rest, MSG_DONTWAIT) > 0) {
+        }
+    }
+    close(fd);
+}
+
+static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
+{
+    int rank = arrival->peer_rank;
+    member *of = &coordinator->members[rank];
+    char sentence[GR_DIAG_TEXT_BYTES];
+    if (of->state != MEMBER_ABSENT || of->control.fd >= 0) {
+        snprintf(sentence, sizeof sentence,
+                 "rank %d has called in already (process %llu): a process joins once, and no two "
+                 "have the same GRADUS_RANK",
+                 rank, (unsigned long long)of->hello.pid);
+        gr_log_write(coordinator->log, GR_LOG_WARN, "group", "%s", sentence);
+        refuse(arrival->fd, sentence, rank);
+        return;
+    }
+    gr_control_init(&of->control, arrival->fd, of->in, sizeof of->in);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
+                                .data.u64 = (uint64_t)rank};
+    if (epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD, arrival->fd, &event) != 0) {
+        lose(coordinator, of, "its connection cannot be watched");
+    }
+}
+
+static void say_hello(gr_coordinator *coordinator, member *of, const gr_hello *hello)
+{
+    int rank = rank_of(coordinator, of);
+    char sentence[GR_DIAG_TEXT_BYTES] = "";
+    of->state = MEMBER_JOINED;
+    of->hello = *hello;
+    coordinator->joined++;
+    for (int other = 0; other < coordinator->world_size; other++) {
+        const member *to = &coordinator->members[other];
+        if (to->state != MEMBER_ABSENT && to->hello.link != hello->link) {
+            snprintf(sentence, sizeof sentence,
+                     "rank %d wants %s links and rank %d %s: set GRADUS_LINK alike for all", rank,
+                     gr_link_kind_name((gr_link_kind)hello->link), other,
+                     gr_link_kind_name((gr_link_kind)to->hello.link));
+            break;
+        }
+    }
+    if (hello->world_size != (uint32_t)coordinator->world_size) {
+        snprintf(sentence, sizeof sentence,
+                 "rank %d counts %u ranks, the job has %d: GRADUS_WORLD_SIZE is wrong there", rank,
+                 hello->world_size, coordinator->world_size);
+    }
+    if (sentence[0] != '\0') {
+        fail_group(coordinator, rank, sentence);
+    } else if (coordinator->failure.status != GR_OK) {
+        uint8_t message[GR_MESSAGE_SMALL_MAX];
+        tell(coordinator, of, message, gr_message_put_fail(&coordinator->failure, message));
+    } else if (coordinator->joined == coordinator->world_size) {
+        announce(coordinator);
+    }
+}
+
+static void tell_missing(gr_coordinator *coordinator, member *to)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    gr_missing missing = {0};
+    for (int rank = 0; rank < coordinator->world_size; rank++) {
+        if (coordinator->members[rank].state == MEMBER_ABSENT) {
+            if (missing.listed < GR_MISSING_LISTED_MAX) {
+                missing.ranks[missing.listed++] = (uint32_t)rank;
+            }
+            missing.total++;
+        }
+    }
+    tell(coordinator, to, message, gr_message_put_missing(&missing, message));
+}
+
+/* GR_OK: understood. */
+static gr_status hear(gr_coordinator *coordinator, member *from, gr_message_kind kind,
+                      const uint8_t *body, size_t body_bytes)
+{
+    gr_hello hello;
+    if (kind == GR_MESSAGE_HELLO && from->state == MEMBER_ABSENT) {
+        gr_status status = gr_message_get_hello(body, body_bytes, &hello, NULL);
+        if (status == GR_OK) {
+            say_hello(coordinator, from, &hello);
+        }
+        return status;
+    }
+    if (from->state != MEMBER_JOINED) {
+        return GR_E_PROTOCOL;
+    }
+    switch (kind) {
+    case GR_MESSAGE_ASK:
+        tell_missing(coordinator, from);
+        return GR_OK;
+    case GR_MESSAGE_READY:
+        from->ready = true;
+        return GR_OK;
+    case GR_MESSAGE_LEAVE:
+        from->state = MEMBER_LEFT;
+        close_member(from);
+        return GR_OK;
+    default:
+        return GR_E_PROTOCOL;
+    }
+}
+
+static void listen_to(gr_coordinator *coordinator, member *from)
+{
+    gr_status status = GR_OK;
+    flush(coordinator, from);
+    while (status == GR_OK && from->control.fd >= 0) {
+        gr_message_kind kind;
+        const uint8_t *body;
+        size_t body_bytes;
+        status = gr_control_get(&from->control, &kind, &body, &body_bytes, NULL);
+        if (status == GR_OK) {
+            status = hear(coordinator, from, kind, body, body_bytes);
+        }
+    }
+    if (status == GR_E_PEER_LOST) {
+        lose(coordinator, from, "it ended without leaving the group");
+    } else if (status < 0) {
+        lose(coordinator, from, "it sent garbage to the coordinator");
+    }
+}
+
+/* ---- Face ------------------------------------------------------------------------------------- */
+
+static bool admit(void *coordinator_arg, int32_t rank)
+{
+    const gr_coordinator *coordinator = coordinator_arg;
+    return rank >= 0 && rank < coordinator->world_size;
+}
+
+gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
+{
+    for (int turn = 0; turn < TURNS_MAX; turn++) {
+        struct epoll_event events[EVENTS_A_TURN];
+        int count = epoll_wait(coordinator->epoll_fd, events, EVENTS_A_TURN, 0);
+        if (count < 0 && errno != EINTR) {
+            return gr_fail(diag, GR_E_IO, "the coordinator cannot wait for its members: %s",
+                           strerror(errno));
+        }
+        for (int i = 0; i < count; i++) {
+            if (events[i].data.u64 != TAG_DOOR) {
+                listen_to(coordinator, &coordinator->members[events[i].data.u64]);
+            }
+        }
+        gr_status status = gr_door_progress(coordinator->door, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        gr_arrival arrival;
+        bool arrived = false;
+        while (gr_door_take(coordinator->door, &arrival)) {
+            welcome(coordinator, &arrival);
+            arrived = true;
+        }
+        if (count <= 0 && !arrived) {
+            return GR_OK;
+        }
+    }
+    return GR_OK;
+}
+
+gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordinator **out,
+                                gr_diag *diag)
+{
+    if (config->world_size < 1 || config->world_size > GR_GROUP_WORLD_MAX) {
+        return gr_fail(diag, GR_E_INVALID, "a group has 1 to %d ranks, not %d", GR_GROUP_WORLD_MAX,
+                       config->world_size);
+    }
+    size_t world = (size_t)config->world_size;
+    gr_coordinator *coordinator = calloc(1, sizeof *coordinator + world * sizeof(member));
+    if (coordinator == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a coordinator of %zu ranks", world);
+    }
+    coordinator->world_size = config->world_size;
+    coordinator->log = config->log;
+    for (size_t rank = 0; rank < world; rank++) {
+        coordinator->members[rank].control.fd = -1;
+    }
+    gr_diag_clear(&coordinator->failure);
+    coordinator->addresses = calloc(world, sizeof *coordinator->addresses);
+    coordinator->members_message = malloc(gr_message_members_max(config->world_size));
+    coordinator->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    gr_status status = GR_OK;
+    if (coordinator->addresses == NULL || coordinator->members_message == NULL) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu addresses", world);
+    } else if (coordinator->epoll_fd < 0) {
+        status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
+    } else {
+        gr_door_config door = {.rank = GR_AUTH_RANK_COORDINATOR,
+                               .secret = config->secret,
+                               .listen = true,
+                               .listen_host = config->listen_host,
+                               .half_open_max = HALF_OPEN_MAX,
+                               .timeout_us = HANDSHAKE_TIMEOUT_US,
+                               .clock = gr_clock_real(),
+                               .log = config->log,
+                               .admit = admit,
+                               .admit_arg = coordinator};
+        status = gr_door_create(&door, &coordinator->door, diag);
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = TAG_DOOR};
+    if (status == GR_OK && epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD,
+                                     gr_door_fd(coordinator->door), &event) != 0) {
+        status = gr_fail(diag, GR_E_IO, "cannot watch the door: %s", strerror(errno));
+    }
+    if (status != GR_OK) {
+        gr_coordinator_destroy(coordinator);
+        return status;
+    }
+    *out = coordinator;
+    return GR_OK;
+}
+
+void gr_coordinator_destroy(gr_coordinator *coordinator)
+{
+    if (coordinator == NULL) {
+        return;
+    }
+    for (int rank = 0; rank < coordinator->world_size; rank++) {
+        close_member(&coordinator->members[rank]);
+    }
+    gr_door_destroy(coordinator->door);
+    if (coordinator->epoll_fd >= 0) {
+        close(coordinator->epoll_fd);
+    }
+    free(coordinator->members_message);
+    free(coordinator->addresses);
+    free(coordinator);
+}
+
+const char *gr_coordinator_address(const gr_coordinator *coordinator)
+{
+    return gr_door_address(coordinator->door);
+}
+
+int gr_coordinator_fd(const gr_coordinator *coordinator)
+{
+    return coordinator->epoll_fd;
+}
+
+int64_t gr_coordinator_next_us(const gr_coordinator *coordinator)
+{
+    return gr_door_next_us(coordinator->door);
+}
+
+int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank)
+{
+    return rank >= 0 && rank < coordinator->world_size ? (int)coordinator->members[rank].state : 0;
+}
+
+int gr_coordinator_joined(const gr_coordinator *coordinator)
+{
+    return coordinator->joined;
+}

@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
+#include "base/hash.h"
+#include "group/control.h"
+#include "group/group.h"
+#include "link/address.h"
+#include "link/door.h"
+
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    HOST_BYTES = 100,
+    WIRING_WAIT_US = 5000, /* the coordinator's word is looked for as often, while links are made */
+    /* Before the deadline the coordinator is asked who is missing; it answers at once. */
+    ASK_BEFORE_US = 500000,
+    ASK_SHARE = 4 /* of short timeouts, a quarter */
+};
+
+struct gr_group {
+    int rank, world_size;
+    uint64_t generation;
+    gr_mesh *mesh;
+    gr_control control; /* fd -1: alone */
+    uint8_t *in;
+    char (*addresses)[GR_ADDRESS_BYTES];
+    gr_missing missing; /* what the coordinator said last */
+    bool missing_known;
+    bool joined; /* a member that never was one does not leave in order: others must hear of it */
+};
+
+/* What a join needs on its way. */
+typedef struct joining {
+    const gr_group_config *config;
+    const gr_log *log;
+    gr_group *group;
+    gr_clock clock;
+    int64_t deadline_us, ask_at_us;
+    uint8_t secret[GR_SECRET_BYTES];
+    gr_link_kind link;
+} joining;
+
+/* ---- Checks ----------------------------------------------------------------------------------- */
+
+static gr_status check(joining *join, gr_diag *diag)
+{
+    const gr_group_config *config = join->config;
+    if (config->world_size < 1 || config->world_size > GR_GROUP_WORLD_MAX ||
+        config->rank >= config->world_size) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "GRADUS_RANK is %lld and GRADUS_WORLD_SIZE %lld: ranks go from 0 to the "
+                       "world size less one; start the program with `gradus run`",
+                       (long long)config->rank, (long long)config->world_size);
+    }
+    if (config->coordinator == NULL || config->secret_hex == NULL) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "GRADUS_RANK is set, but %s is not: start the program with `gradus run`",
+                       config->coordinator == NULL ? "GRADUS_COORDINATOR" : "GRADUS_SECRET");
+    }
+    if (gr_unhex(config->secret_hex, join->secret, sizeof join->secret) != GR_OK) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "GRADUS_SECRET must be %d hexadecimal digits (it has %zu characters)",
+                       2 * GR_SECRET_BYTES, strlen(config->secret_hex));
+    }
+    bool one_host = config->local_size >= config->world_size;
+    join->link = config->link == 1                ? GR_LINK_SHM
+                 : config->link == 2 || !one_host ? GR_LINK_TCP
+                                                  : GR_LINK_SHM;
+    if (join->link == GR_LINK_SHM && !one_host) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "GRADUS_LINK is shm, but only %lld of %lld ranks are on this host: use tcp "
+                       "or auto",
+                       (long long)config->local_size, (long long)config->world_size);
+    }
+    return GR_OK;
+}
+
+/* ---- Meeting ---------------------------------------------------------------------------------- */
+
+static bool late(const joining *join)
+{
+    return gr_clock_now_us(&join->clock) >= join->deadline_us;
+}
+
+/* Sleep until the descriptor has something or the time has come. */
+static void sleep_on(const joining *join, int fd, short events, int64_t until_us)
+{
+    struct pollfd at = {.fd = fd, .events = events};
+    int64_t now = gr_clock_now_us(&join->clock);
+    int64_t until = until_us < join->deadline_us ? until_us : join->deadline_us;
+    int64_t left_ms = until <= now ? 0 : (until == GR_NEVER ? 60000 : (until - now + 999) / 1000);
+    (void)poll(&at, 1, left_ms > 60000 ? 60000 : (int)left_ms);
+}
+
+static gr_status call_in(joining *join, int *fd_out, gr_diag *diag)
+{
+    int64_t timeout = join->config->join_timeout_us;
+    gr_door_config config = {.rank = (int)join->config->rank,
+                             .secret = join->secret,
+                             .half_open_max = 1,
+                             .outgoing_max = 1,
+                             .timeout_us = timeout > 0 ? timeout : INT64_MAX / 2,
+                             .clock = join->clock,
+                             .log = join->log};
+    gr_door *door = NULL;
+    gr_arrival arrival;
+    gr_status status = gr_door_create(&config, &door, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    status = gr_door_dial(door, GR_AUTH_RANK_COORDINATOR, join->config->coordinator, diag);
+    while (status == GR_OK) {
+        status = gr_door_progress(door, diag);
+        if (status != GR_OK || gr_door_take(door, &arrival)) {
+            break;
+        }
+        sleep_on(join, gr_door_fd(door), POLLIN, gr_door_next_us(door));
+    }
+    gr_door_destroy(door);
+    if (status == GR_OK) {
+        *fd_out = arrival.fd;
+    }
+    return status;
+}
+
+static gr_status open_mesh(joining *join, gr_diag *diag)
+{
+    gr_mesh_config config;
+    char host[HOST_BYTES];
+    if (join->group->world_size == 1) {
+        return GR_OK;
+    }
+    gr_address_local_host(join->group->control.fd, host, sizeof host);
+    gr_mesh_config_init(&config);
+    config.kind = join->link;
+    config.rank = join->group->rank;
+    config.world_size = join->group->world_size;
+    config.secret = join->secret;
+    config.listen_host = host;
+    config.spin_us = join->config->spin_us;
+    config.clock = join->clock;
+    config.log = join->log;
+    return gr_mesh_create(&config, &join->group->mesh, diag);
+}
+
+static gr_status say_hello(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    gr_hello hello = {.world_size = (uint32_t)group->world_size,
+                      .link = (uint32_t)join->link,
+                      .pid = (uint64_t)getpid()};
+    if (group->mesh != NULL) {
+        snprintf(hello.address, sizeof hello.address, "%s", gr_mesh_address(group->mesh));
+    }
+    gr_status status =
+        gr_control_put(&group->control, message, gr_message_put_hello(&hello, message));
+    if (status != GR_OK || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
+        return gr_fail(diag, GR_E_PEER_LOST, "the job's coordinator closed the connection");
+    }
+    return GR_OK;
+}
+
+/* One look at what the coordinator says. GR_OK: something; GR_PENDING: nothing. */
+static gr_status hear(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    gr_message_kind kind;
+    const uint8_t *body;
+    size_t size;
+    gr_diag failure;
+    gr_status status = gr_control_get(&group->control, &kind, &body, &size, diag);
+    if (status == GR_E_PEER_LOST) {
+        return gr_fail(diag, GR_E_PEER_LOST,
+                       "the job's coordinator has ended: is `gradus run` still there?");
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    switch (kind) {
+    case GR_MESSAGE_MEMBERS:
+        return gr_message_get_members(body, size, group->world_size, &group->generation,
+                                      group->addresses, diag);
+    case GR_MESSAGE_MISSING:
+        status = gr_message_get_missing(body, size, &group->missing, diag);
+        group->missing_known = status == GR_OK;
+        return status;
+    case GR_MESSAGE_FAIL:
+        status = gr_message_get_fail(body, size, &failure, diag);
+        if (status == GR_OK) {
+            status = (gr_status)failure.status;
+            if (diag != NULL) {
+                *diag = failure;
+            }
+        }
+        return status;
+    default:
+        return gr_fail(diag, GR_E_PROTOCOL, "the coordinator sent a message of kind %d", (int)kind);
+    }
+}
+
+static gr_status nobody_came(const joining *join, gr_diag *diag)
+{
+    const gr_missing *missing = &join->group->missing;
+    char list[256] = "";
+    size_t used = 0;
+    double seconds = (double)join->config->join_timeout_us / 1e6;
+    if (!join->group->missing_known || missing->total == 0) {
+        return gr_fail(diag, GR_E_TIMEOUT, "not all of %d ranks have come within %g s",
+                       join->group->world_size, seconds);
+    }
+    for (uint32_t i = 0; i < missing->listed && used + 16 < sizeof list; i++) {
+        int put =
+            snprintf(list + used, sizeof list - used, "%s%u", i > 0 ? ", " : "", missing->ranks[i]);
+        used += put > 0 ? (size_t)put : 0;
+    }
+    return gr_fail_peer(diag, GR_E_TIMEOUT, (int)missing->ranks[0],
+                        "%s %s%s did not come within %g s (GRADUS_JOIN_TIMEOUT); see the output of "
+                        "%s",
+                        missing->total == 1 ? "rank" : "ranks", list,
+                        missing->total > missing->listed ? ", ..." : "", seconds,
+                        missing->total == 1 ? "that rank" : "those ranks");
+}
+
+/* Wait until the coordinator has told where all are. */
+static gr_status meet(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    bool asked = false;
+    while (group->generation == 0) {
+        gr_status status = hear(join, diag);
+        if (status < 0) {
+            return status;
+        }
+        if (status == GR_OK) {
+            continue;
+        }
+        if (late(join) || (asked && group->missing_known)) {
+            return nobody_came(join, diag);
+        }
+        if (!asked && gr_clock_now_us(&join->clock) >= join->ask_at_us) {
+            asked = true;
+            status = gr_control_put(&group->control, message,
+                                    gr_message_put_empty(GR_MESSAGE_ASK, message));
+        }
+        if (status < 0 || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
+            return gr_fail(diag, GR_E_PEER_LOST, "the job's coordinator closed the connection");
+        }
+        sleep_on(join, group->control.fd, POLLIN, asked ? GR_NEVER : join->ask_at_us);
+    }
+    return GR_OK;
+}
+
+/* ---- Wiring ----------------------------------------------------------------------------------- */
+
+static int unlinked_rank(const gr_group *group)
+{
+    for (int rank = 0; rank < group->world_size; rank++) {
+        if (rank != group->rank && gr_mesh_link(group->mesh, rank) == NULL) {
+            return rank;
+        }
+    }
+    return -1;
+}
+
+static gr_status wire(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    gr_status status = GR_OK;
+    for (int rank = 0; rank < group->rank && status == GR_OK; rank++) {
+        status = gr_mesh_connect(group->mesh, rank, group->addresses[rank], diag);
+    }
+    while (status == GR_OK) {
+        status = gr_mesh_progress(group->mesh, diag);
+        int missing = unlinked_rank(group);
+        if (status != GR_OK || missing < 0) {
+            break;
+        }
+        /* A rank that died meanwhile does not connect to us: only the coordinator knows. */
+        gr_status heard = hear(join, diag);
+        if (heard < 0) {
+            return heard;
+        }
+        if (late(join)) {
+            return gr_fail_peer(diag, GR_E_TIMEOUT, missing,
+                                "rank %d called in, but there is no link to it after %g s "
+                                "(GRADUS_JOIN_TIMEOUT)",
+                                missing, (double)join->config->join_timeout_us / 1e6);
+        }
+        gr_mesh_wait(group->mesh, gr_clock_now_us(&join->clock) + WIRING_WAIT_US);
+    }
+    return status;
+}
+
+static gr_status be_ready(joining *join, gr_diag *diag)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    gr_control *control = &join->group->control;
+    gr_status status =
+        gr_control_put(control, message, gr_message_put_empty(GR_MESSAGE_READY, message));
+    if (status != GR_OK || gr_control_flush(control) == GR_E_PEER_LOST) {
+        return gr_fail(diag, GR_E_PEER_LOST,
+                       "the job's coordinator has ended: is `gradus run` still there?");
+    }
+    return GR_OK;
+}
+
+static gr_status join_others(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    size_t world = (size_t)group->world_size;
+    size_t in_bytes = gr_message_members_max(group->world_size) + GR_MESSAGE_SMALL_MAX;
+    int fd;
+    group->in = malloc(in_bytes);
+    group->addresses = calloc(world, sizeof *group->addresses);
+    if (group->in == NULL || group->addresses == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group of %zu", world);
+    }
+    gr_status status = call_in(join, &fd, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_control_init(&group->control, fd, group->in, in_bytes);
+    status = open_mesh(join, diag);
+    if (status == GR_OK) {
+        status = say_hello(join, diag);
+    }
+    if (status == GR_OK) {
+        status = meet(join, diag);
+    }
+    if (status == GR_OK && group->mesh != NULL) {
+        status = wire(join, diag);
+    }
+    return status == GR_OK ? be_ready(join, diag) : status;
+}
+
+/* ---- Face ------------------------------------------------------------------------------------- */
+
+gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
+                        gr_diag *diag)
+{
+    gr_group *group = calloc(1, sizeof *group);
+    if (group == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group");
+    }
+    group->world_size = 1;
+    group->generation = 1;
+    group->control.fd = -1;
+    if (config->rank >= 0) {
+        joining join = {.config = config, .log = log, .group = group, .clock = gr_clock_real()};
+        int64_t timeout = config->join_timeout_us;
+        int64_t ask_before =
+            timeout / ASK_SHARE < ASK_BEFORE_US ? timeout / ASK_SHARE : ASK_BEFORE_US;
+        join.deadline_us = gr_clock_deadline_us(&join.clock, timeout);
+        join.ask_at_us = join.deadline_us == GR_NEVER ? GR_NEVER : join.deadline_us - ask_before;
+        group->generation = 0;
+        gr_status status = check(&join, diag);
+        if (status == GR_OK) {
+            group->rank = (int)config->rank;
+            group->world_size = (int)config->world_size;
+            status = join_others(&join, diag);
+        }
+        gr_wipe(join.secret, sizeof join.secret);
+        if (status != GR_OK) {
+            gr_group_leave(group);
+            return status;
+        }
+    }
+    group->joined = true;
+    *group_out = group;
+    return GR_OK;
+}
+
+void gr_group_leave(gr_group *group)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    if (group == NULL) {
+        return;
+    }
+    gr_mesh_destroy(group->mesh);
+    size_t size = gr_message_put_empty(GR_MESSAGE_LEAVE, message);
+    if (group->joined && group->control.fd >= 0 &&
+        gr_control_put(&group->control, message, size) == GR_OK) {
+        gr_status sent = gr_control_flush(&group->control);
+        (void)sent; /* if it does not go at once, the coordinator sees us end */
+    }
+    gr_control_close(&group->control);
+    free(group->in);
+    free(group->addresses);
+    free(group);
+}
+
+gr_mesh *gr_group_mesh(gr_group *group)
+{
+    return group->mesh;
+}
+
+uint64_t gr_group_generation(const gr_group *group)
+{
+    return group->generation;
+}
+
+int gr_group_rank(const gr_group *group)
+{
+    return group->rank;
+}
+
+int gr_group_size(const gr_group *group)
+{
+    return group->world_size;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_GROUP_MESSAGE_H
+#define GR_GROUP_MESSAGE_H
+
+/* What members and coordinator say to each other, as bytes. Pure functions.
+ *
+ *  0  u32  magic "GRC1"       8  u32  bytes of the body
+ *  4  u16  version           12  u32  zero
+ *  6  u16  kind              16  u64  xxHash64 of bytes 0..15, then of the body
+ * 24       the body; all little-endian */
+
+#include "link/link.h"
+
+typedef enum gr_message_kind {
+    GR_MESSAGE_HELLO = 1,   /* member: here I am */
+    GR_MESSAGE_MEMBERS = 2, /* coordinator: all are here, this is where */
+    GR_MESSAGE_ASK = 3,     /* member: who is missing? */
+    GR_MESSAGE_MISSING = 4, /* coordinator: these */
+    GR_MESSAGE_READY = 5,   /* member: linked to all others */
+    GR_MESSAGE_LEAVE = 6,   /* member: I leave in order */
+    GR_MESSAGE_FAIL = 7,    /* coordinator: it will come to nothing, because */
+    GR_MESSAGE_KIND_END
+} gr_message_kind;
+
+enum {
+    GR_MESSAGE_HEAD_BYTES = 24,
+    GR_MESSAGE_BODY_MAX = 1 << 20,
+    GR_MESSAGE_SMALL_MAX = 1024, /* any message but MEMBERS, with its head */
+    GR_MISSING_LISTED_MAX = 32,
+    GR_GROUP_WORLD_MAX = 4096
+};
+
+typedef struct gr_hello {
+    uint32_t world_size;
+    uint32_t link; /* gr_link_kind */
+    uint64_t pid;
+    char address[GR_ADDRESS_BYTES]; /* of its mesh; empty in a world of one */
+} gr_hello;
+
+typedef struct gr_missing {
+    uint32_t total;
+    uint32_t listed;
+    uint32_t ranks[GR_MISSING_LISTED_MAX];
+} gr_missing;
+
+/* Whole messages. The result is their size in bytes; `out` has GR_MESSAGE_SMALL_MAX. */
+size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out);
+size_t gr_message_put_missing(const gr_missing *missing, uint8_t *out);
+size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out);
+size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* ASK, READY, LEAVE */
+
+/* MEMBERS: `out` has gr_message_members_max bytes; addresses of GR_ADDRESS_BYTES each. */
+size_t gr_message_members_max(int world_size);
+size_t gr_message_put_members(uint64_t generation, int world_size,
+                              const char (*addresses)[GR_ADDRESS_BYTES], uint8_t *out);
+
+/* The message at the start of `data`. GR_OK: *kind_out, its body, its whole size; GR_PENDING: more
+ * bytes are needed; GR_E_PROTOCOL. */
+gr_status gr_message_get(const uint8_t *data, size_t size_bytes, gr_message_kind *kind_out,
+                         const uint8_t **body_out, size_t *body_bytes_out,
+                         gr_diag *diag) GR_MUST_CHECK;
+
+/* Bodies; GR_E_PROTOCOL if they are malformed. */
+gr_status gr_message_get_hello(const uint8_t *body, size_t size_bytes, gr_hello *hello_out,
+                               gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_missing(const uint8_t *body, size_t size_bytes, gr_missing *missing_out,
+                                 gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *failure_out,
+                              gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_members(const uint8_t *body, size_t size_bytes, int world_size,
+                                 uint64_t *generation_out, char (*addresses_out)[GR_ADDRESS_BYTES],
+                                 gr_diag *diag) GR_MUST_CHECK;
+
+#endif
