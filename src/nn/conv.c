@@ -86,8 +86,8 @@ static gr_status conv_create(gr_model *model, gr_layer *layer, gr_diag *diag)
     if (!plain) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a convolution");
     }
-    gr_status status = gr_dnn_conv_forward(model->dnn, &shape, model->config.training,
-                                           layer->fused_relu, &layer->op[FORWARD], diag);
+    gr_status status =
+        gr_dnn_conv_forward(model->dnn, &shape, layer->fused_relu, &layer->op[FORWARD], diag);
     if (status == GR_OK) {
         layer->want = gr_dnn_op_layout(layer->op[FORWARD], GR_SLOT_SRC);
         layer->layout = gr_dnn_op_layout(layer->op[FORWARD], GR_SLOT_DST);

@@ -140,6 +140,7 @@ static gr_status norm_backward(gr_model *model, gr_layer *layer, const gr_pass *
     gr_dnn_op_bind(op, GR_SLOT_MEAN, mean);
     gr_dnn_op_bind(op, GR_SLOT_VARIANCE, variance);
     gr_dnn_op_bind(op, GR_SLOT_SCALE, scale);
+    gr_dnn_op_bind(op, GR_SLOT_SHIFT, pass->values + layer->offset[GR_ROLE_BIAS]);
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SCALE, dscale);
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SHIFT, dshift);
     gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[BACKWARD]));

@@ -347,7 +347,7 @@ static void padding_behind(const gr_conv_shape *shape, dnnl_dims_t behind_out)
         (shape->width_out - 1) * shape->stride + shape->kernel - shape->width_in - shape->padding;
 }
 
-gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool training, bool relu,
+gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool relu,
                               gr_dnn_op **op_out, gr_diag *diag)
 {
     static const slot_rule rules[] = {{GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
@@ -368,9 +368,8 @@ gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool trai
     dnnl_convolution_desc_t desc;
     dnnl_primitive_desc_t pd = NULL;
     dnnl_status_t status = dnnl_convolution_forward_desc_init(
-        &desc, training ? dnnl_forward_training : dnnl_forward_inference, dnnl_convolution_direct,
-        &src, &weights, shape->bias ? &bias : NULL, &dst, geometry.stride, geometry.padding,
-        behind);
+        &desc, dnnl_forward_training, dnnl_convolution_direct, &src, &weights,
+        shape->bias ? &bias : NULL, &dst, geometry.stride, geometry.padding, behind);
     if (status == dnnl_success) {
         status = dnnl_primitive_desc_create(&pd, &desc, relu ? dnn->attr_relu : dnn->attr,
                                             dnn->engine, NULL);
@@ -528,6 +527,7 @@ gr_status gr_dnn_norm_backward(gr_dnn *dnn, const gr_dnn_op *forward, int64_t ch
         {GR_SLOT_MEAN, DNNL_ARG_MEAN, dnnl_query_undef, 0},
         {GR_SLOT_VARIANCE, DNNL_ARG_VARIANCE, dnnl_query_undef, 0},
         {GR_SLOT_SCALE, DNNL_ARG_SCALE, dnnl_query_undef, 0},
+        {GR_SLOT_SHIFT, DNNL_ARG_SHIFT, dnnl_query_undef, 0}, /* not read, but asked for */
         {GR_SLOT_DIFF_SCALE, DNNL_ARG_DIFF_SCALE, dnnl_query_undef, 0},
         {GR_SLOT_DIFF_SHIFT, DNNL_ARG_DIFF_SHIFT, dnnl_query_undef, 0},
         {0, 0, 0, 0}};

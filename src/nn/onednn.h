@@ -53,8 +53,9 @@ typedef struct gr_conv_shape {
 gr_status gr_dnn_linear_forward(gr_dnn *dnn, int64_t batch, int64_t in, int64_t out, bool bias,
                                 bool relu, gr_dnn_op **op_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* Chooses the layouts of src, weights and dst itself: ask gr_dnn_op_layout. */
-gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool training, bool relu,
+/* Chooses the layouts of src, weights and dst itself: ask gr_dnn_op_layout. Training and evaluation
+ * use the same kernel, so that they have the same bits. */
+gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool relu,
                               gr_dnn_op **op_out, gr_diag *diag) GR_MUST_CHECK;
 /* In the layouts that `forward` chose. */
 gr_status gr_dnn_conv_backward_data(gr_dnn *dnn, const gr_conv_shape *shape,
