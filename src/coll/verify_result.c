@@ -15,7 +15,6 @@ typedef struct expression {
     uint32_t left;  /* the contribution if right is LEAF */
     uint32_t right; /* LEAF: a contribution */
     uint32_t block;
-    uint32_t leaves; /* stops at UINT32_MAX */
 } expression;
 
 typedef struct contribution {
@@ -39,8 +38,7 @@ typedef struct results {
     uint32_t *values;
     uint32_t *writers; /* the step that wrote the value, for the sentence */
 
-    uint32_t *stack; /* for walking an expression */
-    uint32_t *seen;  /* by contribution */
+    uint32_t *seen; /* by contribution: how often an expression has it */
 } results;
 
 /* ---- Expressions ----------------------------------------------------------------------------------- */
@@ -81,7 +79,7 @@ static bool grow(results *r)
     return true;
 }
 
-static uint32_t intern(results *r, uint32_t left, uint32_t right, uint32_t block, uint32_t leaves)
+static uint32_t intern(results *r, uint32_t left, uint32_t right, uint32_t block)
 {
     if (r->expression_count == r->expression_capacity && !grow(r)) {
         return UNDEFINED;
@@ -93,22 +91,19 @@ static uint32_t intern(results *r, uint32_t left, uint32_t right, uint32_t block
             return r->table[at];
         }
     }
-    r->expressions[r->expression_count] = (expression){left, right, block, leaves};
+    r->expressions[r->expression_count] = (expression){left, right, block};
     r->table[at] = r->expression_count;
     return r->expression_count++;
 }
 
 static uint32_t leaf(results *r, uint32_t index, uint32_t block)
 {
-    return intern(r, index, LEAF, block, 1);
+    return intern(r, index, LEAF, block);
 }
 
 static uint32_t sum(results *r, uint32_t left, uint32_t right)
 {
-    uint32_t a = r->expressions[left].leaves;
-    uint32_t b = r->expressions[right].leaves;
-    return intern(r, left, right, r->expressions[left].block,
-                  a > UINT32_MAX - b ? UINT32_MAX : a + b);
+    return intern(r, left, right, r->expressions[left].block);
 }
 
 /* The sum that the shard tree prescribes below `node`; *next is the first contribution in it. */
@@ -229,27 +224,40 @@ static gr_status run_step(results *r, uint32_t number)
 }
 
 /* ---- Judging --------------------------------------------------------------------------------------- */
-/* Each contribution once? By walking at most one contribution more than there are: if nothing is
- * doubled among those, the expression ends there. */
-static gr_status check_complete(results *r, int rank, uint32_t step, uint32_t value)
+/* Counts the contributions in an expression into r->seen, up to one more than there are: so many
+ * cannot all be different, and an expression may be 2^n times as long as the plans. The parts of an
+ * expression have smaller numbers than the whole, which bounds the stack. */
+static bool count_contributions(results *r, uint32_t value)
 {
-    uint32_t limit = r->contribution_count + 1;
+    uint32_t *stack = malloc(((size_t)value + 2) * sizeof *stack);
     uint32_t depth = 0;
-    uint32_t block = r->expressions[value].block;
+    if (!stack) {
+        return false;
+    }
     memset(r->seen, 0, r->contribution_count * sizeof *r->seen);
-    r->stack[depth++] = value;
-    for (uint32_t met = 0; depth > 0 && met < limit;) {
-        const expression *e = &r->expressions[r->stack[--depth]];
-        while (e->right != LEAF && depth < limit) {
-            r->stack[depth++] = e->right;
+    stack[depth++] = value;
+    for (uint32_t met = 0; depth > 0 && met <= r->contribution_count; met++) {
+        const expression *e = &r->expressions[stack[--depth]];
+        while (e->right != LEAF) {
+            stack[depth++] = e->right;
             e = &r->expressions[e->left];
         }
-        if (e->right != LEAF) {
-            break; /* deeper than any sum without a repetition: reported below */
-        }
-        met++;
-        if (r->seen[e->left]++ > 0) {
-            const contribution *c = &r->contributions[e->left];
+        r->seen[e->left]++;
+    }
+    free(stack);
+    return true;
+}
+
+static gr_status check_complete(results *r, int rank, uint32_t step, uint32_t value)
+{
+    uint32_t block = r->expressions[value].block;
+    if (!count_contributions(r, value)) {
+        return gr_verify_no_memory(r->v);
+    }
+    /* First what is there twice: where the counting stopped early, others were not met. */
+    for (uint32_t i = 0; i < r->contribution_count; i++) {
+        const contribution *c = &r->contributions[i];
+        if (r->seen[i] > 1) {
             return gr_verify_wrong(r->v, rank, step,
                                    "block %u of the result has the contribution of rank %d "
                                    "(buffer %d) more than once",
@@ -261,7 +269,7 @@ static gr_status check_complete(results *r, int rank, uint32_t step, uint32_t va
         if (r->seen[i] == 0) {
             return gr_verify_wrong(r->v, rank, step,
                                    "block %u of the result lacks the contribution of rank %d "
-                                   "(buffer %d), or has others too often",
+                                   "(buffer %d)",
                                    block, c->rank, c->slot);
         }
     }
@@ -368,11 +376,9 @@ gr_status gr_verify_results(const gr_verify *v)
     r.contribution_first = malloc((n + 1) * sizeof *r.contribution_first);
     r.values = calloc(r.place_first[n] + 1, sizeof *r.values);
     r.writers = malloc((r.place_first[n] + 1) * sizeof *r.writers);
-    r.stack = malloc((slots + 3) * sizeof *r.stack);
     r.seen = malloc((slots + 1) * sizeof *r.seen);
     gr_status status;
-    if (r.contributions && r.contribution_first && r.values && r.writers && r.stack && r.seen &&
-        grow(&r)) {
+    if (r.contributions && r.contribution_first && r.values && r.writers && r.seen && grow(&r)) {
         memset(r.writers, 0xff, (r.place_first[n] + 1) * sizeof *r.writers);
         status = judge(&r);
     } else {
@@ -385,7 +391,6 @@ gr_status gr_verify_results(const gr_verify *v)
     free(r.table);
     free(r.values);
     free(r.writers);
-    free(r.stack);
     free(r.seen);
     return status;
 }
