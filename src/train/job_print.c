@@ -121,7 +121,8 @@ static void print_optimizer(const gr_job *job, FILE *file)
     }
     fprintf(file, ", %s", schedules[o->schedule]);
     if (o->warmup_epochs > 0) {
-        fprintf(file, " after %.6g epochs of warm-up", o->warmup_epochs);
+        fprintf(file, " after a warm-up of %.6g epoch%s", o->warmup_epochs,
+                o->warmup_epochs == 1 ? "" : "s");
     }
     uint64_t last = job->total_steps - 1;
     double end = gr_learning_rate(o, last, (double)job->steps_per_epoch, job->total_steps,

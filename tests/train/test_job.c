@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Job files: what is made of them, and the sentence for each that is wrong. */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/fail.h"
+#include "train/job.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define EXAMPLES GR_TEST_SOURCE_DIR "/examples/digits/"
+
+enum { SAMPLES = 100, TEXT_BYTES = 4096, PATH_BYTES = 512 };
+
+/* A folder with data.csv (100 samples of 4 values, 3 classes) as current folder. */
+static int folder_make(void **state)
+{
+    const char *base = getenv("TMPDIR");
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/gradus-test-??????", base != NULL ? base : "/tmp");
+    memset(path + strlen(path) - 6, 'X', 6);
+    if (mkdtemp(path) == NULL || chdir(path) != 0) {
+        return -1;
+    }
+    *state = strdup(path);
+    FILE *file = fopen("data.csv", "w");
+    if (file == NULL) {
+        return -1;
+    }
+    for (int i = 0; i < SAMPLES; i++) {
+        fprintf(file, "%d,%d,1,0.5,%d\n", i, i * 7 % 11, i % 3);
+    }
+    return fclose(file);
+}
+
+static int folder_drop(void **state)
+{
+    DIR *dir = opendir(*state);
+    for (struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+        unlink(entry->d_name);
+    }
+    closedir(dir);
+    int result = chdir("/") == 0 ? rmdir(*state) : -1;
+    free(*state);
+    return result;
+}
+
+static void put(const char *name, const char *text)
+{
+    FILE *file = fopen(name, "w");
+    assert_non_null(file);
+    assert_int_equal(fputs(text, file) >= 0, 1);
+    assert_int_equal(fclose(file), 0);
+}
+
+static const char sound[] = "data: {file: data.csv, test_count: 20}\n"           /* 1 */
+                            "model: [linear: 8, relu, linear: 3]\n"              /* 2 */
+                            "optimizer: {kind: sgd, learning_rate: 0.1}\n"       /* 3 */
+                            "global_batch: 16\n"                                 /* 4 */
+                            "epochs: 3\n"                                        /* 5 */
+                            "distribution: {shards: 4, number_of_workers: 2}\n"; /* 6 */
+
+/* `sound` with `from` replaced by `to` (NULL: as it is). */
+static void put_job(const char *from, const char *to)
+{
+    char text[TEXT_BYTES];
+    const char *at = from != NULL ? strstr(sound, from) : NULL;
+    assert_true(from == NULL || at != NULL);
+    if (at == NULL) {
+        snprintf(text, sizeof text, "%s", sound);
+    } else {
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - sound), sound, to, at + strlen(from));
+    }
+    put("job.yaml", text);
+}
+
+static gr_job *open_path(const char *path, gr_job_overrides overrides)
+{
+    gr_job *job = NULL;
+    gr_diag diag;
+    gr_diag_clear(&diag);
+    if (gr_job_open(path, &overrides, &job, &diag) != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    return job;
+}
+
+static void must_fail(gr_job_overrides overrides, gr_status status, const char *text)
+{
+    gr_job *job = NULL;
+    gr_diag diag;
+    gr_diag_clear(&diag);
+    gr_status got = gr_job_open("job.yaml", &overrides, &job, &diag);
+    if (got != status || strstr(diag.text, text) == NULL) {
+        fail_msg("expected: %s %s\nis: %s %s", gr_status_name(status), text, gr_status_name(got),
+                 diag.text);
+    }
+    assert_null(job);
+}
+
+static void test_sound(void **state)
+{
+    (void)state;
+    put_job(NULL, NULL);
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->workers, 2);
+    assert_int_equal(job->shards, 4);
+    assert_int_equal(job->shard_batch, 4);
+    assert_int_equal(job->micro_batch, 4);
+    assert_int_equal(job->steps_per_epoch, 5);
+    assert_int_equal(job->total_steps, 15);
+    assert_string_equal(job->config.name, "job");
+    assert_string_equal(job->config.output, "out/job");
+    assert_int_equal(job->distribution.exact, true);
+    assert_int_equal(job->distribution.overlap, true);
+    assert_int_equal(gr_dataset_classes(job->dataset), 3);
+    struct stat info;
+    assert_int_not_equal(stat("out", &info), 0); /* checked, not created */
+    gr_job_close(job);
+    gr_job_close(NULL);
+}
+
+/* -np goes over the file, the file over the cores; shards follow from the largest. */
+static void test_workers(void **state)
+{
+    (void)state;
+    put_job("shards: 4, number_of_workers: 2", "worker_threads: 1");
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){.default_workers = 3});
+    assert_int_equal(job->workers, 3);
+    assert_int_equal(job->shards, 4);
+    gr_job_close(job);
+    job = open_path("job.yaml", (gr_job_overrides){.default_workers = 3, .workers = 8});
+    assert_int_equal(job->workers, 8);
+    assert_int_equal(job->shards, 8);
+    gr_job_close(job);
+    job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->workers, 1);
+    assert_int_equal(job->shards, 1);
+    gr_job_close(job);
+    put_job("shards: 4, number_of_workers: 2", "number_of_workers: 5");
+    job = open_path("job.yaml", (gr_job_overrides){.default_workers = 1, .workers = 2});
+    assert_int_equal(job->workers, 2);
+    assert_int_equal(job->shards, 8);
+    gr_job_close(job);
+}
+
+static void test_steps_and_micro_batches(void **state)
+{
+    (void)state;
+    put_job("epochs: 3", "steps: 7\nmicro_batches: 2\nname: n\noutput: elsewhere");
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->total_steps, 7);
+    assert_int_equal(job->micro_batch, 2);
+    assert_string_equal(job->config.output, "elsewhere");
+    gr_job_close(job);
+    job = open_path("job.yaml", (gr_job_overrides){.output = "third"});
+    assert_string_equal(job->config.output, "third");
+    gr_job_close(job);
+    put_job("epochs: 3", "epochs: 0.01");
+    job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->total_steps, 1);
+    gr_job_close(job);
+}
+
+static void test_link(void **state)
+{
+    (void)state;
+    put_job("{shards: 4", "{link: tcp, shards: 4");
+    unsetenv("GRADUS_LINK");
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->distribution.link, 2);
+    gr_job_close(job);
+    setenv("GRADUS_LINK", "shm", 1);
+    job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->distribution.link, 1);
+    gr_job_close(job);
+    job = open_path("job.yaml", (gr_job_overrides){.link = "auto"});
+    assert_int_equal(job->distribution.link, 0);
+    gr_job_close(job);
+    must_fail((gr_job_overrides){.link = "radio"}, GR_E_INVALID,
+              "--link: must be auto, shm or tcp, not \"radio\"");
+    setenv("GRADUS_LINK", "tpc", 1);
+    must_fail((gr_job_overrides){0}, GR_E_INVALID, "GRADUS_LINK");
+    unsetenv("GRADUS_LINK");
+}
+
+static void test_bad_settings(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to, *sentence;
+    } cases[] = {
+        {"epochs:", "epoch:", "job.yaml:5: unknown key \"epoch\"; did you mean \"epochs\"?"},
+        {"shards: 4", "shard: 4", "job.yaml:6: distribution: unknown key \"shard\"; did you mean"},
+        {"learning_rate", "learning_rat", "did you mean \"learning_rate\"?"},
+        {"test_count: 20", "test_cuont: 20", "did you mean \"test_count\"?"},
+        {"16", "many", "job.yaml:4: global_batch: must be a whole number"},
+        {"16", "[16]", "job.yaml:4: global_batch: must be a single value"},
+        {"16", "0", "job.yaml:4: global_batch: must be a whole number from 1"},
+        {"16", "-16", "job.yaml:4: global_batch: must be a whole number from 1"},
+        {"16", "1.5", "job.yaml:4: global_batch: must be a whole number"},
+        {"shards: 4", "shards: 0",
+         "job.yaml:6: distribution.shards: must be a whole number from 1"},
+        {"workers: 2", "workers: -1",
+         "distribution.number_of_workers: must be a whole number from 1"},
+        {"epochs: 3", "epochs: 0", "job.yaml:5: epochs: must be a number from"},
+        {"epochs: 3", "steps: 0", "job.yaml:5: steps: must be a whole number"},
+        {"epochs: 3", "seed: 3", "how long to train; add epochs: N or steps: N"},
+        {"epochs: 3", "epochs: 3\nsteps: 4", "job.yaml:6: steps: epochs says already how long"},
+        {"16", "18",
+         "job.yaml:4: global_batch: 18 samples cannot be cut into 4 equal shards; the "
+         "nearest that fit are 16 and 20"},
+        {"16", "3",
+         "3 samples cannot be cut into 4 equal shards; the smallest batch that fits is 4"},
+        {"16", "84",
+         "job.yaml:4: global_batch: 84 samples are more than the 80 training samples; "
+         "set it to at most 80"},
+        {"epochs: 3", "epochs: 3\nmicro_batches: 3",
+         "job.yaml:6: micro_batches: the 4 samples of a shard (16 / 4) cannot be cut into 3 equal "
+         "pieces; the nearest that fit: 2 and 4"},
+        {"epochs: 3", "epochs: 3\nmicro_batches: 9", "the nearest that fit: 4"},
+        {"workers: 2", "workers: 5",
+         "job.yaml:6: distribution.shards: 5 workers (number_of_workers) are more than the 4 "
+         "shards "
+         "of a global batch, so some would have nothing to do; start at most 4 workers or set "
+         "shards: 8"},
+        {"{shards", "{strategy: servers, shards",
+         "job.yaml:6: distribution.strategy: must be allreduce"},
+        {"epochs: 3", "epochs: 3\nloss: mse",
+         "job.yaml:6: loss: mse predicts numbers, but the labels of the data are classes"},
+        {"20}", "20, regression: true}", "set loss: mse"},
+        {"model", "#", "the job has no model; add model: with the list of its layers"},
+        {"data:", "#", "the job has no data; add data: with format and file"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        put_job(cases[i].from, cases[i].to);
+        must_fail((gr_job_overrides){0}, GR_E_INVALID, cases[i].sentence);
+    }
+    put_job(NULL, NULL);
+    must_fail((gr_job_overrides){.workers = 6}, GR_E_INVALID,
+              "6 workers (-np) are more than the 4");
+    must_fail((gr_job_overrides){.workers = 5000}, GR_E_INVALID, "a job has at most 4096");
+    put_job("{shards", "{distribution_type: MPI, shards");
+    must_fail((gr_job_overrides){0}, GR_E_UNSUPPORTED,
+              "job.yaml:6: distribution.distribution_type: "
+              "MPI jobs belong to Kubernetes");
+    put_job("{shards", "{distribution_type: TF, shards");
+    must_fail((gr_job_overrides){0}, GR_E_UNSUPPORTED, "TF jobs belong to Kubernetes");
+    put_job("{shards", "{distribution_type: Job, shards");
+    gr_job_close(open_path("job.yaml", (gr_job_overrides){0}));
+    put("job.yaml", "");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID, "this one is empty");
+    put("job.yaml", "a: [1");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID, "job.yaml:");
+    unlink("job.yaml");
+    must_fail((gr_job_overrides){0}, GR_E_NOT_FOUND, "job.yaml");
+}
+
+static void test_bad_models(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to, *sentence;
+    } cases[] = {
+        {"relu", "relo", "job.yaml:2: "},
+        {"relu", "relo", "relu"},
+        {"linear: 3", "linear: 4",
+         "the model ends with 4 values, but the data has 3 classes; end it with linear: 3, or say "
+         "classes: 4 in data"},
+        {"relu", "conv2d: {channels: 2, kernel: 3}", "job.yaml:2: "},
+        {"20}", "20, shape: [1, 2, 2]}", "add flatten before it"},
+        {"linear: 8, relu, linear: 3", "conv2d: {channels: 2, kernel: 1}", "job.yaml:2: "},
+        {"linear: 8", "linear: -8", "job.yaml:2: "},
+        {"linear: 8", "linear: much", "job.yaml:2: "},
+        {"[linear: 8, relu, linear: 3]", "", "the job has no model"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        put_job(cases[i].from, cases[i].to);
+        must_fail((gr_job_overrides){0}, GR_E_INVALID, cases[i].sentence);
+    }
+    put("job.yaml", "data: {file: data.csv, shape: [1, 2, 2]}\n"
+                    "model:\n  - conv2d: {channels: 3, kernel: 1}\n  - relu\nepochs: 1\n");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "the model ends with an image of 3x2x2 values; add flatten or global_pool and then "
+              "linear: 3");
+    put("job.yaml", "data: {file: data.csv, regression: true}\nloss: mse\n"
+                    "model: [linear: 3]\nepochs: 1\n");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "one number is to be predicted; end it with "
+              "linear: 1");
+}
+
+static void test_bad_data(void **state)
+{
+    (void)state;
+    put_job("data.csv", "none.csv");
+    must_fail((gr_job_overrides){0}, GR_E_NOT_FOUND,
+              "job.yaml:1: data.file: none.csv: there is no such file");
+    put("bad.csv", "1,2,3,4,0\n1,2,x,4,1\n");
+    put_job("data.csv", "bad.csv");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID, "bad.csv:2: column 3: \"x\" is not a number");
+    put("bad.csv", "1,2,3,4,0\n1,2,3,4,3\n");
+    put_job("data.csv", "bad.csv, classes: 3");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "bad.csv:2: column 5: the label 3 is out of range");
+    put_job("test_count: 20", "test_count: 100");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "job.yaml:1: data.test_count: 100 samples for the test leave none to train with");
+    put_job("test_count: 20", "test_count: -1");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID, "job.yaml:1: data.test_count: must be");
+}
+
+static int entries(const char *path)
+{
+    DIR *dir = opendir(path);
+    assert_non_null(dir);
+    int count = 0;
+    while (readdir(dir) != NULL) {
+        count++;
+    }
+    closedir(dir);
+    return count;
+}
+
+static void test_output(void **state)
+{
+    (void)state;
+    put_job(NULL, NULL);
+    int before = entries(".");
+    static const char *const fine[] = {"a/b/c", ".", "./x/", "new"};
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        gr_job_close(open_path("job.yaml", (gr_job_overrides){.output = fine[i]}));
+    }
+    assert_int_equal(entries("."), before);
+    must_fail((gr_job_overrides){.output = "data.csv"}, GR_E_INVALID,
+              "the output folder data.csv cannot be written: it is a file, not a folder");
+    must_fail((gr_job_overrides){.output = "data.csv/deep"}, GR_E_INVALID, "cannot be written");
+    must_fail((gr_job_overrides){.output = "/proc/gradus"}, GR_E_INVALID,
+              "the output folder /proc/gradus cannot be written: /proc: ");
+    must_fail((gr_job_overrides){.output = ""}, GR_E_INVALID, "has 0 characters");
+    put_job("epochs: 3", "epochs: 3\noutput: data.csv");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "job.yaml:6: output: the output folder data.csv cannot be written");
+    assert_int_equal(entries("."), before);
+}
+
+static char *print(gr_job *job)
+{
+    char *text = NULL;
+    size_t size = 0;
+    gr_diag diag;
+    FILE *file = open_memstream(&text, &size);
+    assert_non_null(file);
+    gr_status status = gr_job_print(job, file, &diag);
+    assert_int_equal(fclose(file), 0);
+    if (status != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    return text;
+}
+
+static void must_hold(const char *text, const char *part)
+{
+    if (strstr(text, part) == NULL) {
+        fail_msg("\"%s\" expected in:\n%s", part, text);
+    }
+}
+
+static void test_print(void **state)
+{
+    (void)state;
+    gr_job *job = open_path(EXAMPLES "cnn.yaml", (gr_job_overrides){.workers = 3});
+    char *text = print(job);
+    must_hold(text, "job         digits-cnn (");
+    must_hold(text, "1437 training and 360 test samples of 1x8x8, 10 classes; in memory");
+    must_hold(text, "conv1      conv2d       16x8x8                  144");
+    must_hold(text, "total                                         25978");
+    must_hold(text, "global 64 samples = 8 shards of 8");
+    must_hold(text, "per worker 16 to 24 samples (2 to 3 shards), per shard 8, per micro batch 8");
+    must_hold(text, "22 an epoch (29 samples of its order are left out)");
+    must_hold(text, "workers     3 with 1 thread each");
+    must_hold(text, "adds in the order of the shard tree");
+    must_hold(text, "activations and work space");
+    free(text);
+    gr_job_close(job);
+    put_job("learning_rate: 0.1", "learning_rate: 0.1, linear_scaling: true, reference_batch: 8");
+    job = open_path("job.yaml", (gr_job_overrides){.workers = 1});
+    text = print(job);
+    must_hold(text, "learning rate 0.2 (0.1 for a batch of 8, times 16 / 8)");
+    must_hold(text, "gradients   stay in the one worker");
+    must_hold(text, "output      out/job");
+    free(text);
+    gr_job_close(job);
+}
+
+static void test_examples(void **state)
+{
+    (void)state;
+    static const char *const names[] = {EXAMPLES "cnn.yaml", EXAMPLES "mlp.yaml"};
+    for (size_t i = 0; i < 2; i++) {
+        gr_job *job = open_path(names[i], (gr_job_overrides){0});
+        assert_int_equal(job->workers, 4);
+        assert_int_equal(job->shards, 8);
+        assert_int_equal(gr_dataset_count(job->dataset, GR_PART_TEST), 360);
+        gr_job_close(job);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sound),
+                                       cmocka_unit_test(test_workers),
+                                       cmocka_unit_test(test_steps_and_micro_batches),
+                                       cmocka_unit_test(test_link),
+                                       cmocka_unit_test(test_bad_settings),
+                                       cmocka_unit_test(test_bad_models),
+                                       cmocka_unit_test(test_bad_data),
+                                       cmocka_unit_test(test_output),
+                                       cmocka_unit_test(test_print),
+                                       cmocka_unit_test(test_examples)};
+    return cmocka_run_group_tests(tests, folder_make, folder_drop);
+}
