@@ -9,6 +9,8 @@
 
 #include <errno.h>
 #include <gradus/version.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,6 +164,41 @@ static void log_writes_whole_lines(void **state)
     free(text);
 }
 
+enum { WRITERS = 4, LINES_EACH = 200 };
+
+static void *write_lines(void *thread_arg)
+{
+    const gr_log *log = thread_arg;
+    for (int i = 0; i < LINES_EACH; i++) {
+        gr_log_write(log, GR_LOG_INFO, "thread", "one %s and %d", "line", 12345);
+    }
+    return NULL;
+}
+
+static void log_lines_do_not_mix(void **state)
+{
+    (void)state;
+    FILE *file = tmpfile();
+    assert_non_null(file);
+    gr_log log = {.level = GR_LOG_INFO, .sink = gr_log_to_file, .sink_arg = file};
+    pthread_t threads[WRITERS];
+    for (int i = 0; i < WRITERS; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, write_lines, &log), 0);
+    }
+    for (int i = 0; i < WRITERS; i++) {
+        pthread_join(threads[i], NULL);
+    }
+    rewind(file);
+    char line[128];
+    int count = 0;
+    while (fgets(line, sizeof line, file) != NULL) {
+        assert_string_equal(line, "gradus: info: thread: one line and 12345\n");
+        count++;
+    }
+    assert_int_equal(count, WRITERS * LINES_EACH);
+    fclose(file);
+}
+
 static void log_level_is_parsed(void **state)
 {
     (void)state;
@@ -205,6 +242,7 @@ int main(void)
         cmocka_unit_test(check_stops_the_process),
         cmocka_unit_test(log_obeys_levels),
         cmocka_unit_test(log_writes_whole_lines),
+        cmocka_unit_test(log_lines_do_not_mix),
         cmocka_unit_test(log_level_is_parsed),
         cmocka_unit_test(clock_can_be_simulated),
     };
