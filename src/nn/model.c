@@ -7,6 +7,7 @@
 #include "nn/optimizer.h"
 #include "nn/passes.h"
 
+#include <math.h>
 #include <string.h>
 
 /* ---- What layers ask for ----------------------------------------------------------------------- */
@@ -292,6 +293,17 @@ static gr_status deliver_dx(gr_model *model, gr_layer *layer, gr_diag *diag)
     return status;
 }
 
+/* The kernels' ReLU and maximum turn NaN into a number. In most layers a weight that is not finite
+ * still shows in the gradients of the layers before; in front of the first one nothing is. */
+static void show_bad_weights(const gr_model *model, int index, const gr_pass *pass)
+{
+    const gr_layer *layer = &model->layers[index];
+    if (layer->dx_mode == GR_DX_NONE && layer->spec->info.parameters > 0 &&
+        !tensors_finite(model, index, pass->values)) {
+        pass->gradients[layer->offset[GR_ROLE_WEIGHT]] = NAN;
+    }
+}
+
 static gr_status run_backward(gr_model *model, const gr_pass *pass, gr_gradient_ready *ready,
                               void *ready_arg, int *found, gr_diag *diag)
 {
@@ -315,6 +327,7 @@ static gr_status run_backward(gr_model *model, const gr_pass *pass, gr_gradient_
         if (status != GR_OK) {
             return status;
         }
+        show_bad_weights(model, i, pass);
         if (found && !tensors_finite(model, i, pass->gradients)) {
             *found = i;
             return GR_OK;
