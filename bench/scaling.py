@@ -165,8 +165,8 @@ def measure(args, model, source, folder):
     }
     if args.torch:
         candidates["PyTorch"] = lambda: (run_torch(args, model, args.batch, 1), None)
-        # Each process of DDP has its part of the same global batch.
-        candidates["PyTorch DDP"] = lambda: (run_torch(args, model, args.batch // 2, 2), None)
+        # The batch is the global one: each of the two processes has half of it.
+        candidates["PyTorch DDP"] = lambda: (run_torch(args, model, args.batch, 2), None)
     rates, waits = {name: [] for name in candidates}, []
     names = list(candidates)
     for turn in range(args.rounds):

@@ -6,7 +6,10 @@
 
 #include <stdlib.h>
 
-enum { BUCKETS_MAX = 256, CUT_ALIGN = 16 /* 64 bytes: neighbours share no cache line */ };
+enum {
+    BUCKETS_MAX = 96, /* below what a communicator takes at a time */
+    CUT_ALIGN = 16    /* 64 bytes: neighbours share no cache line */
+};
 
 static size_t round_up(size_t value, size_t unit)
 {
@@ -50,6 +53,12 @@ gr_status gr_buckets_init(gr_buckets *buckets, const gr_buckets_config *config, 
     size_t values = config->values;
     int count = gr_buckets_cut(config->ends, config->end_count, config->first_values, values, cuts,
                                BUCKETS_MAX);
+    while (count == BUCKETS_MAX && values < SIZE_MAX / 4) {
+        /* A large model gets larger buckets, not one huge bucket in the end. */
+        values *= 2;
+        count = gr_buckets_cut(config->ends, config->end_count, config->first_values, values, cuts,
+                               BUCKETS_MAX);
+    }
     gr_buckets made = {.comm = config->comm, .shards = config->shards, .exact = config->exact};
     made.list = calloc((size_t)count + 1, sizeof *made.list);
     if (made.list == NULL) {

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A training step makes no heap allocation after warm-up. This program's own malloc stands in front
+ * of the C library's for everybody in the process, oneDNN and its C++ included, and counts. */
+
+#include "support_train.h"
+
+#include "train/step.h"
+
+#include <errno.h>
+#include <malloc.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define COUNTING 0 /* the sanitizers have a malloc of their own */
+#else
+#define COUNTING 1
+#endif
+
+static atomic_long allocations;
+static atomic_bool trap; /* for a debugger: break on trapped() */
+
+#if COUNTING
+extern void *__libc_malloc(size_t size);
+extern void *__libc_calloc(size_t count, size_t size);
+extern void *__libc_realloc(void *memory, size_t size);
+extern void *__libc_memalign(size_t align, size_t size);
+
+__attribute__((noinline)) static void trapped(void)
+{
+    __asm__ volatile("");
+}
+
+static void counted(void)
+{
+    atomic_fetch_add(&allocations, 1);
+    if (atomic_load(&trap)) {
+        trapped();
+    }
+}
+
+void *malloc(size_t size)
+{
+    counted();
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    counted();
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *memory, size_t size)
+{
+    counted();
+    return __libc_realloc(memory, size);
+}
+
+void *aligned_alloc(size_t align, size_t size)
+{
+    counted();
+    return __libc_memalign(align, size);
+}
+
+void *memalign(size_t align, size_t size)
+{
+    counted();
+    return __libc_memalign(align, size);
+}
+
+int posix_memalign(void **memory_out, size_t align, size_t size)
+{
+    counted();
+    *memory_out = __libc_memalign(align, size);
+    return *memory_out != NULL ? 0 : ENOMEM;
+}
+#endif
+
+enum { WARM_UP = 20, STEPS = 100 };
+
+/* Allocations in STEPS steps after WARM_UP. */
+static long count_steps(gr_job *job, gr_comm *comm)
+{
+    gr_trainer trainer;
+    gr_diag diag = {0};
+    gr_meter meter = {0};
+    long before = 0;
+    if (gr_trainer_init(&trainer, job, comm, &diag) != GR_OK) {
+        return -1;
+    }
+    for (uint64_t step = 0; step < WARM_UP + STEPS; step++) {
+        if (step == WARM_UP) {
+            before = atomic_load(&allocations);
+            atomic_store(&trap, true);
+        }
+        if (gr_trainer_step(&trainer, step, &meter, &diag) != GR_OK) {
+            return -1;
+        }
+    }
+    atomic_store(&trap, false);
+    long after = atomic_load(&allocations);
+    gr_trainer_fini(&trainer);
+    return after - before;
+}
+
+static const support_job shape = {.model = support_cnn,
+                                  .shards = 4,
+                                  .steps = WARM_UP + STEPS,
+                                  .global_batch = 32,
+                                  .micro_batches = 2,
+                                  .distribution = "  bucket_bytes_first: 1024\n"};
+
+static void the_count_counts(void **state)
+{
+    (void)state;
+    long before = atomic_load(&allocations);
+    void *volatile memory = malloc(10);
+    free(memory);
+    assert_int_equal(atomic_load(&allocations) - before, COUNTING);
+}
+
+static void one_worker(void **state)
+{
+    (void)state;
+    char folder[SUPPORT_PATH_BYTES];
+    gr_comm *comm = NULL;
+    gr_diag diag = {0};
+    support_folder(folder);
+    gr_job *job = support_open(folder, &shape, 1);
+    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
+    assert_int_equal(count_steps(job, comm), 0);
+    gr_comm_destroy(comm);
+    gr_job_close(job);
+    support_clean(folder);
+}
+
+static int count_member(int rank, gr_comm *comm, void *arg)
+{
+    char path[SUPPORT_PATH_BYTES + 16];
+    gr_job_overrides overrides = {.workers = gr_comm_size(comm)};
+    gr_job *job = NULL;
+    gr_diag diag = {0};
+    (void)rank;
+    snprintf(path, sizeof path, "%s/job.yaml", (const char *)arg);
+    if (gr_job_open(path, &overrides, &job, &diag) != GR_OK) {
+        return 99;
+    }
+    long count = count_steps(job, comm);
+    gr_job_close(job);
+    return count < 0 ? 98 : count > 90 ? 90 : (int)count;
+}
+
+static void three_workers(void **state)
+{
+    (void)state;
+    static const char *const links[] = {"shm", "tcp"};
+    for (int l = 0; l < 2; l++) {
+        char folder[SUPPORT_PATH_BYTES];
+        int codes[3] = {-1, -1, -1};
+        support_folder(folder);
+        support_write(folder, &shape);
+        support_group(3, links[l], count_member, folder, codes);
+        for (int rank = 0; rank < 3; rank++) {
+            if (codes[rank] != 0) {
+                fail_msg("rank %d over %s: %d allocations in %d steps", rank, links[l], codes[rank],
+                         STEPS);
+            }
+        }
+        support_clean(folder);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    support_one_thread(argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_count_counts),
+        cmocka_unit_test(one_worker),
+        cmocka_unit_test(three_workers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
