@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* ---- Defaults ---------------------------------------------------------------------------------- */
+/* ---- Defaults -------------------------------------------------------------------------------- */
 
 gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
                              gr_diag *diag)
@@ -29,7 +29,7 @@ gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_aren
     return GR_OK;
 }
 
-/* ---- File -------------------------------------------------------------------------------------- */
+/* ---- File ------------------------------------------------------------------------------------ */
 
 static const gr_config_field *field_of_key(const gr_config_table *table, const char *key)
 {
@@ -120,7 +120,7 @@ gr_status gr_config_from_node(const gr_config_table *table, void *config, const 
     return GR_OK;
 }
 
-/* ---- Environment ------------------------------------------------------------------------------- */
+/* ---- Environment ----------------------------------------------------------------------------- */
 
 static const char *find_variable(char *const *environment, const char *name)
 {
@@ -149,7 +149,7 @@ gr_status gr_config_from_env(const gr_config_table *table, void *config, char *c
     return GR_OK;
 }
 
-/* ---- Flags ------------------------------------------------------------------------------------- */
+/* ---- Flags ----------------------------------------------------------------------------------- */
 
 enum { FLAG_BYTES_MAX = 64 };
 

@@ -49,8 +49,9 @@ typedef struct gr_config_table {
 gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
                              gr_diag *diag) GR_MUST_CHECK;
 
-/* Values of a map of a file; an unknown key is an error that names the nearest one. NULL and an empty
- * value (GR_NODE_NULL) are an empty map. After any failure the struct's contents are undefined. */
+/* Values of a map of a file; an unknown key is an error that names the nearest one. NULL and an
+ * empty value (GR_NODE_NULL) are an empty map. After any failure the struct's contents are
+ * undefined. */
 gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
                               gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 

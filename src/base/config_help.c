@@ -28,7 +28,7 @@ static void add(line_buffer *buffer, const char *format, ...)
     va_end(arguments);
 }
 
-/* ---- What both forms say ----------------------------------------------------------------------- */
+/* ---- What both forms say --------------------------------------------------------------------- */
 
 static void add_choices(line_buffer *buffer, const gr_config_field *field, const char *between)
 {
@@ -102,7 +102,7 @@ static bool is_on_by_default(const gr_config_field *field)
            strcasecmp(field->default_text, "off") != 0;
 }
 
-/* ---- --help ------------------------------------------------------------------------------------ */
+/* ---- --help ---------------------------------------------------------------------------------- */
 
 /* Characters of UTF-8, not bytes, make columns. */
 static int columns(const char *text, size_t size_bytes)
@@ -222,7 +222,7 @@ void gr_config_print_help(const gr_config_table *table, FILE *file)
     }
 }
 
-/* ---- The reference ----------------------------------------------------------------------------- */
+/* ---- The reference --------------------------------------------------------------------------- */
 
 /* A cell: "|" would end it. */
 static void print_text(FILE *file, const char *text)

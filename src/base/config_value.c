@@ -11,7 +11,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* From the largest unit down, as printing wants it; the first spelling of each is the printed one. */
+/* From the largest unit down, as printing wants it; the first spelling of each is printed. */
 static const gr_number_unit byte_units[] = {
     {"t", 0x1p40},   {"g", 0x1p30},   {"m", 0x1p20},  {"k", 0x1p10},   {"tb", 0x1p40},
     {"gb", 0x1p30},  {"mb", 0x1p20},  {"kb", 0x1p10}, {"tib", 0x1p40}, {"gib", 0x1p30},
@@ -27,7 +27,7 @@ bool gr_config_is_end(const gr_config_field *field)
            field->env == NULL;
 }
 
-/* ---- Bounds and numbers ------------------------------------------------------------------------ */
+/* ---- Bounds and numbers ---------------------------------------------------------------------- */
 
 static bool is_bounded(const gr_config_field *field)
 {
@@ -120,7 +120,7 @@ static gr_status fail_value(const gr_config_field *field, const char *text, cons
                    unit && range[0] != '\0' ? "," : "", range, value);
 }
 
-/* ---- Reading a value --------------------------------------------------------------------------- */
+/* ---- Reading a value ------------------------------------------------------------------------- */
 
 static bool read_bool(const char *text, bool *value_out)
 {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- The document ------------------------------------------------------------------------------ */
+/* ---- The document ---------------------------------------------------------------------------- */
 
 void gr_doc_destroy(gr_doc *doc)
 {
@@ -51,7 +51,7 @@ gr_status gr_doc_read_json(const char *path, gr_doc **doc_out, gr_diag *diag)
     return read_and_parse(path, gr_doc_parse_json, doc_out, diag);
 }
 
-/* ---- The builder ------------------------------------------------------------------------------- */
+/* ---- The builder ----------------------------------------------------------------------------- */
 
 gr_status gr_doc_fail(gr_doc_builder *builder, int line, gr_status status, const char *format, ...)
 {

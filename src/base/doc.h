@@ -44,10 +44,10 @@ const gr_node *gr_doc_root(const gr_doc *doc); /* GR_NODE_NULL for an empty file
 /* The value of `key` in a map, NULL if absent or `map` is no map. */
 const gr_node *gr_node_get(const gr_node *map, const char *key);
 
-/* Typed reads: GR_E_INVALID with "file:line: path: what it must be, what it is" in diag; the path is
- * that of keys and indices from the root, "optimizer.learning_rate" or "layers[2].units". A number
- * or truth value in quotes is text, and an error here; min and max at the ends of their type (for
- * double: infinite) are no bounds. */
+/* Typed reads: GR_E_INVALID with "file:line: path: what it must be, what it is" in diag; the path
+ * is that of keys and indices from the root, "optimizer.learning_rate" or "layers[2].units". A
+ * number or truth value in quotes is text, and an error here; min and max at the ends of their
+ * type (for double: infinite) are no bounds. */
 gr_status gr_node_int(const gr_node *node, int64_t min, int64_t max, int64_t *value_out,
                       gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_node_double(const gr_node *node, double min, double max, double *value_out,
@@ -62,7 +62,7 @@ gr_status gr_node_fail(const gr_node *node, gr_diag *diag, gr_status status, con
 /* Every key of `map` must be one of `known` (NULL-terminated); else the error names the nearest. */
 gr_status gr_node_only(const gr_node *map, const char *const *known, gr_diag *diag) GR_MUST_CHECK;
 
-/* The entry of `known` (NULL-terminated) nearest to `word` by edit distance, NULL if none is near. */
+/* The entry of `known` (NULL-terminated) nearest to `word` by edit distance; NULL: none is near. */
 const char *gr_nearest(const char *word, const char *const *known);
 
 #endif

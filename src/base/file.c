@@ -46,7 +46,7 @@ static gr_status fail_errno(gr_diag *diag, const char *verb, const char *path, i
                    remedy);
 }
 
-/* ---- Reading ----------------------------------------------------------------------------------- */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 /* Reads to the end of the file. The size that fstat tells is only a first guess: a pipe and files
  * of /proc say 0, and a file may grow while it is read. */
@@ -130,7 +130,7 @@ gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size
     return status;
 }
 
-/* ---- Replacing --------------------------------------------------------------------------------- */
+/* ---- Replacing ------------------------------------------------------------------------------- */
 
 static int write_all(int fd, const char *data, size_t size_bytes)
 {
@@ -246,7 +246,7 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
     return status;
 }
 
-/* ---- Folders and paths ------------------------------------------------------------------------- */
+/* ---- Folders and paths ----------------------------------------------------------------------- */
 
 static int create_one(const char *path)
 {

@@ -4,20 +4,21 @@
 
 #include <gradus/status.h>
 
-/* The whole file in heap memory (free), one zero byte behind it that does not count. GR_E_NOT_FOUND,
- * GR_E_IO, GR_E_INVALID (larger than max_bytes), with path and errno text in diag. */
+/* The whole file in heap memory (free), one zero byte behind it that does not count.
+ * GR_E_NOT_FOUND, GR_E_IO, GR_E_INVALID (larger than max_bytes), with path and errno text in diag. */
 gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size_t *size_out,
                        gr_diag *diag) GR_MUST_CHECK;
 
-/* Written beside its place, fsynced, made visible by rename: a reader sees the old or the new file. */
+/* Written beside its place, fsynced, made visible by rename: a reader sees the old or the new
+ * file. */
 gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
                           gr_diag *diag) GR_MUST_CHECK;
 
 /* Creates a folder and its parents; fine if it exists. */
 gr_status gr_dir_create(const char *path, gr_diag *diag) GR_MUST_CHECK;
 
-/* `name` relative to the folder of `base_file`, unless it is absolute. Heap memory (free), NULL when
- * memory is exhausted. */
+/* `name` relative to the folder of `base_file`, unless it is absolute. Heap memory (free), NULL
+ * when memory is exhausted. */
 char *gr_path_beside(const char *base_file, const char *name);
 
 #endif

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- Words ------------------------------------------------------------------------------------- */
+/* ---- Words ----------------------------------------------------------------------------------- */
 
 void gr_text_quote(const char *text, char text_out[GR_VALUE_BYTES])
 {
@@ -74,7 +74,7 @@ void gr_range_double(double min, double max, char text_out[GR_RANGE_BYTES])
     gr_range_words(isfinite(min) ? low : NULL, isfinite(max) ? high : NULL, text_out);
 }
 
-/* ---- Where a node stands ----------------------------------------------------------------------- */
+/* ---- Where a node stands --------------------------------------------------------------------- */
 
 static int index_of(const gr_node *node)
 {
@@ -134,7 +134,7 @@ gr_status gr_node_fail(const gr_node *node, gr_diag *diag, gr_status status, con
     return gr_fail(diag, status, "%s: %s", where, sentence);
 }
 
-/* ---- Reads ------------------------------------------------------------------------------------- */
+/* ---- Reads ----------------------------------------------------------------------------------- */
 
 const gr_node *gr_node_get(const gr_node *map, const char *key)
 {
@@ -148,7 +148,8 @@ const gr_node *gr_node_get(const gr_node *map, const char *key)
     return child;
 }
 
-/* What a value must be is "a whole number" and " from 1 to 10". `fits`: it would, without quotes. */
+/* A value must be `what`, "a whole number", in `range`, " from 1 to 10". `fits`: it would, without
+ * its quotes. */
 static gr_status fail_value(const gr_node *node, gr_diag *diag, const char *what, const char *range,
                             bool fits)
 {

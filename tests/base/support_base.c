@@ -10,7 +10,10 @@
 
 int support_setup_folder(void **state)
 {
-    char *folder = strdup("/tmp/gradus-test-XXXXXX");
+    char *folder = strdup("/tmp/gradus-test-"
+                          "XX"
+                          "XX"
+                          "XX");
     if (folder == NULL || mkdtemp(folder) == NULL) {
         free(folder);
         return -1;

@@ -354,7 +354,7 @@ static void files_are_read(void **state)
     gr_doc_destroy(doc);
 }
 
-/* ---- Typed reads ------------------------------------------------------------------------------- */
+/* ---- Typed reads ----------------------------------------------------------------------------- */
 
 static void numbers_are_read(void **state)
 {

@@ -29,7 +29,7 @@
 
 #if CAN_STARVE
 
-/* ---- malloc and its family, in front of the real ones (the C library's or the sanitizer's) ------ */
+/* ---- malloc and its family, in front of the real ones (the C library's or the sanitizer's) --- */
 
 static atomic_long allocations_left = -1; /* until one fails; negative: none fails */
 static atomic_long allocations_failed;
@@ -85,7 +85,7 @@ __attribute__((visibility("default"))) void *realloc(void *memory, size_t size)
     return fails_now() ? NULL : real(memory, size);
 }
 
-/* ---- The loop ---------------------------------------------------------------------------------- */
+/* ---- The loop -------------------------------------------------------------------------------- */
 
 typedef gr_status work_function(void *work_arg, gr_diag *diag);
 
