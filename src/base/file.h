@@ -5,7 +5,8 @@
 #include <gradus/status.h>
 
 /* The whole file in heap memory (free), one zero byte behind it that does not count.
- * GR_E_NOT_FOUND, GR_E_IO, GR_E_INVALID (larger than max_bytes), with path and errno text in diag. */
+ * Returns GR_E_NOT_FOUND, GR_E_IO, GR_E_NO_MEMORY or GR_E_INVALID (larger than max_bytes), with
+ * path and errno text in diag. */
 gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size_t *size_out,
                        gr_diag *diag) GR_MUST_CHECK;
 
