@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const char mlp[] = "[flatten, linear: 512, relu, linear: 512, relu, linear: 10]";
 static const char cnn[] = "[conv2d: {channels: 16, kernel: 5, padding: 2}, relu, max_pool: 2, "
@@ -151,7 +152,15 @@ static int by_size(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-static void report(const bench *b, const options *o, int laps, double total_s,
+static double cpu_seconds(void)
+{
+    struct timespec now;
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0
+               ? (double)now.tv_sec + (double)now.tv_nsec * 1e-9
+               : 0.0;
+}
+
+static void report(const bench *b, const options *o, int laps, double total_s, double cpu_s,
                    const int64_t least_ns[3], double loss)
 {
     double median_s = (double)b->laps_ns[laps / 2] * 1e-9;
@@ -160,13 +169,15 @@ static void report(const bench *b, const options *o, int laps, double total_s,
     if (o->json) {
         printf("{\"engine\": \"gradus\", \"model\": \"%s\", \"batch\": %d, \"workers\": 1, "
                "\"steps\": %d, \"step_us\": %.1f, \"step_us_min\": %.1f, \"samples_per_s\": %.1f, "
-               "\"samples_per_s_mean\": %.1f, \"loss\": %.6f}\n",
-               o->model, o->batch, laps, median_s * 1e6, best_us, rate, mean_rate, loss / o->batch);
+               "\"samples_per_s_mean\": %.1f, \"cpu_us\": %.1f, \"loss\": %.6f}\n",
+               o->model, o->batch, laps, median_s * 1e6, best_us, rate, mean_rate,
+               cpu_s / laps * 1e6, loss / o->batch);
     } else {
-        printf(
-            "gradus %s batch %d: %d steps, %.1f us a step (best %.1f), %.1f samples/s (mean %.1f), "
-            "loss %.6f\n",
-            o->model, o->batch, laps, median_s * 1e6, best_us, rate, mean_rate, loss / o->batch);
+        printf("gradus %s batch %d: %d steps, %.1f us a step (best %.1f), %.1f samples/s (mean "
+               "%.1f), %.1f us of processor, "
+               "loss %.6f\n",
+               o->model, o->batch, laps, median_s * 1e6, best_us, rate, mean_rate,
+               cpu_s / laps * 1e6, loss / o->batch);
     }
     if (o->phases) {
         printf(
@@ -186,6 +197,7 @@ static gr_status measure(bench *b, const options *o)
     for (int i = 0; i < WARM_UP && status == GR_OK; i++) {
         status = step(b, number++, &result, phase_ns);
     }
+    double cpu_s = cpu_seconds();
     int64_t begin = gr_now_ns(), now = begin;
     int64_t end = begin + (int64_t)(o->seconds * 1e9);
     int laps = 0;
@@ -200,7 +212,8 @@ static gr_status measure(bench *b, const options *o)
     }
     if (status == GR_OK) {
         qsort(b->laps_ns, (size_t)laps, sizeof *b->laps_ns, by_size);
-        report(b, o, laps, (double)(now - begin) * 1e-9, least_ns, result.loss);
+        report(b, o, laps, (double)(now - begin) * 1e-9, cpu_seconds() - cpu_s, least_ns,
+               result.loss);
     }
     return status;
 }

@@ -54,18 +54,21 @@ def measure(args, rank, world):
         torch.distributed.broadcast(count, 0)
         torch.distributed.barrier()
     laps = []
+    cpu = time.thread_time()
     begin = time.perf_counter()
     for _ in range(int(count)):
         lap = time.perf_counter()
         loss = step()
         laps.append(time.perf_counter() - lap)
     total = time.perf_counter() - begin
+    cpu = time.thread_time() - cpu
     median = statistics.median(laps)
     return {"engine": "torch " + torch.__version__, "model": args.model, "batch": args.batch,
             "workers": world, "steps": len(laps), "step_us": round(median * 1e6, 1),
             "step_us_min": round(min(laps) * 1e6, 1),
             "samples_per_s": round(args.batch / median, 1),
-            "samples_per_s_mean": round(args.batch * len(laps) / total, 1), "loss": float(loss)}
+            "samples_per_s_mean": round(args.batch * len(laps) / total, 1),
+            "cpu_us": round(cpu / len(laps) * 1e6, 1), "loss": float(loss)}
 
 
 def report(args, result):

@@ -8,16 +8,31 @@
 
 /* e^x for x <= 0 from additions and products alone: libm's differs in the last bit between machines,
  * and gradients come from it. Relative error below 1e-15. */
-static double exp_negative(double x)
+static inline double exp_negative(double x)
 {
+    static const double terms[] = {1.0 / 6227020800.0,
+                                   1.0 / 479001600.0,
+                                   1.0 / 39916800.0,
+                                   1.0 / 3628800.0,
+                                   1.0 / 362880.0,
+                                   1.0 / 40320.0,
+                                   1.0 / 5040.0,
+                                   1.0 / 720.0,
+                                   1.0 / 120.0,
+                                   1.0 / 24.0,
+                                   1.0 / 6.0,
+                                   0.5,
+                                   1.0,
+                                   1.0};
     if (!(x > -700.0)) {
         return x != x ? x : 0.0;
     }
-    double k = floor(x * 1.44269504088896340736 + 0.5);
+    /* x = k ln 2 + r; a number so large that no fraction fits is added and taken away again to round. */
+    double k = (x * 1.44269504088896340736 + 0x1.8p52) - 0x1.8p52;
     double r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10;
-    double sum = 1.0;
-    for (int n = 13; n >= 1; n--) {
-        sum = 1.0 + sum * r / (double)n;
+    double sum = terms[0];
+    for (int n = 1; n < 14; n++) {
+        sum = sum * r + terms[n];
     }
     uint64_t bits = (uint64_t)((int64_t)k + 1023) << 52;
     double power;
@@ -45,14 +60,23 @@ gr_status gr_loss_cross_entropy(const float *outputs, const int32_t *labels, int
             best = row[i] > row[best] ? i : best;
         }
         double top = (double)row[best], sum = 0;
+        float *out = gradient ? gradient + n * width : NULL;
         for (int64_t i = 0; i < width; i++) {
-            sum += exp_negative((double)row[i] - top);
+            double e = exp_negative((double)row[i] - top);
+            sum += e;
+            if (out) {
+                out[i] = (float)e;
+            }
         }
         result.loss += log(sum) - ((double)row[label] - top);
         result.correct += best == label;
-        for (int64_t i = 0; gradient && i < width; i++) {
-            double p = exp_negative((double)row[i] - top) / sum;
-            gradient[n * width + i] = (float)((p - (i == label ? 1.0 : 0.0)) * (double)scale);
+        if (out) {
+            double share = (double)scale / sum;
+            double own = ((double)out[label] - sum) * share;
+            for (int64_t i = 0; i < width; i++) {
+                out[i] = (float)((double)out[i] * share);
+            }
+            out[label] = (float)own;
         }
     }
     *result_out = result;

@@ -293,14 +293,29 @@ static gr_status deliver_dx(gr_model *model, gr_layer *layer, gr_diag *diag)
     return status;
 }
 
+enum { CHECK_PARTS = 16, CHECK_AT_LEAST = 4096 };
+
 /* The kernels' ReLU and maximum turn NaN into a number. In most layers a weight that is not finite
- * still shows in the gradients of the layers before; in front of the first one nothing is. */
-static void show_bad_weights(const gr_model *model, int index, const gr_pass *pass)
+ * still shows in the gradients of the layers before; in front of the first one nothing is. There a
+ * share of the weights is looked at in each step: reading all of them would cost 2 %. */
+static void show_bad_weights(const gr_model *model, const gr_layer *layer, const gr_pass *pass)
 {
-    const gr_layer *layer = &model->layers[index];
-    if (layer->dx_mode == GR_DX_NONE && layer->spec->info.parameters > 0 &&
-        !tensors_finite(model, index, pass->values)) {
-        pass->gradients[layer->offset[GR_ROLE_WEIGHT]] = NAN;
+    if (layer->dx_mode != GR_DX_NONE || layer->spec->info.parameters == 0) {
+        return;
+    }
+    for (int i = 0; i < model->tensor_count; i++) {
+        const gr_tensor_info *info = &model->tensors[i];
+        size_t part = (info->count + CHECK_PARTS - 1) / CHECK_PARTS;
+        part = part > CHECK_AT_LEAST ? part : info->count;
+        size_t from = pass->batch->step % CHECK_PARTS * part;
+        if (part == info->count || from >= info->count) {
+            from = 0;
+        }
+        size_t count = info->count - from < part ? info->count - from : part;
+        if (info->layer == layer->index &&
+            gr_any_not_finite(pass->values + info->offset + from, count)) {
+            pass->gradients[layer->offset[GR_ROLE_WEIGHT]] = NAN;
+        }
     }
 }
 
@@ -327,7 +342,7 @@ static gr_status run_backward(gr_model *model, const gr_pass *pass, gr_gradient_
         if (status != GR_OK) {
             return status;
         }
-        show_bad_weights(model, i, pass);
+        show_bad_weights(model, layer, pass);
         if (found && !tensors_finite(model, i, pass->gradients)) {
             *found = i;
             return GR_OK;

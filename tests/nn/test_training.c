@@ -317,6 +317,28 @@ static void test_nan_is_not_hidden(void **state)
     }
 }
 
+/* A large first layer is looked at in parts: all of it within 16 steps. */
+static void test_nan_in_a_large_first_layer(void **state)
+{
+    (void)state;
+    for (size_t at = 0; at < 300 * 400; at += 300 * 400 / 7) {
+        net n;
+        net_open(&n, &(net_options){.layers = "[linear: 400, relu, linear: 3]",
+                                    .input = FEATURES(300),
+                                    .batch = 2});
+        n.values[tensor_named(&n, "linear1.weight")->offset + at] = NAN;
+        bool seen = false;
+        for (uint64_t step = 40; step < 56; step++) {
+            n.batch.step = step;
+            net_step(&n);
+            seen = seen || gr_any_not_finite(n.gradients, n.values_count);
+        }
+        assert_true(seen);
+        expect_found(&n, 0, false);
+        net_close(&n);
+    }
+}
+
 /* ---- Together ----------------------------------------------------------------------------------- */
 
 static void test_learns(void **state)
@@ -418,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_evaluation_looks_at_one_sample),
         cmocka_unit_test(test_finds_what_is_not_finite),
         cmocka_unit_test(test_nan_is_not_hidden),
+        cmocka_unit_test(test_nan_in_a_large_first_layer),
         cmocka_unit_test(test_learns),
         cmocka_unit_test(test_gradients_add_up),
         cmocka_unit_test(test_initial_weights),
