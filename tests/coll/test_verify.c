@@ -343,6 +343,26 @@ static void test_deadlock_of_two_views(void **unused)
     assert_refused(&w, true, 0, 0, "deadlock");
 }
 
+/* Rank 1 passes a message on and keeps it until an answer comes that rank 2 gives only after it has
+ * sent the whole message back: with room for a part of it, the rest never arrives. */
+static void test_deadlock_of_a_message_larger_than_its_window(void **unused)
+{
+    (void)unused;
+    world w;
+    open_blank(&w, GR_COLL_ALLREDUCE, 3);
+    gr_plan_send(&w.plans[0], 1, gr_user(0, 0));
+    gr_plan_recv(&w.plans[1], 0, gr_scratch(0, 0));
+    gr_plan_send(&w.plans[1], 2, gr_scratch(0, 0));
+    gr_plan_recv(&w.plans[1], 2, gr_scratch(1, 0));
+    gr_plan_recv(&w.plans[1], 2, gr_scratch(2, 0));
+    gr_plan_reduce(&w.plans[1], gr_user(0, 0), gr_scratch(0, 0), gr_scratch(2, 0));
+    gr_plan_recv(&w.plans[2], 1, gr_user(0, 0));
+    gr_plan_send(&w.plans[2], 1, gr_user(0, 0));
+    gr_plan_send(&w.plans[2], 1, gr_user(0, 0));
+    finish_world(&w);
+    assert_refused(&w, false, 0, 0, "deadlock");
+}
+
 static void test_unmatched_messages(void **unused)
 {
     (void)unused;
@@ -819,6 +839,7 @@ int main(void)
         cmocka_unit_test(test_deadlock_of_two_who_wait_for_each_other),
         cmocka_unit_test(test_deadlock_inside_one_link),
         cmocka_unit_test(test_deadlock_of_two_views),
+        cmocka_unit_test(test_deadlock_of_a_message_larger_than_its_window),
         cmocka_unit_test(test_unmatched_messages),
         cmocka_unit_test(test_reading_what_nobody_wrote),
         cmocka_unit_test(test_blocks_in_the_wrong_place),
