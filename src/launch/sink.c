@@ -17,6 +17,7 @@
 static void break_sink(gr_sink *sink, int error)
 {
     sink->broken = true;
+    sink->full = false; /* what comes now is dropped, but whoever waited for room goes on */
     sink->error = error;
     sink->first = sink->used = 0;
     if (sink->polling) {
@@ -173,7 +174,7 @@ static void on_writable(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     gr_sink_flush(sink);
-    if (!sink->full && !sink->broken) {
+    if (!sink->full) {
         sink->drained(sink->event_arg);
     }
 }

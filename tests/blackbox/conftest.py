@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the black-box tests share: the built command, and a look at what it leaves behind."""
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+TIMEOUT_S = 60
+MARK = "GRADUS_TEST_MARK"
+
+
+def wait_until(condition, what, timeout_s=TIMEOUT_S):
+    """Waits for something that gives no event of its own (the end of a stranger's process)."""
+    deadline = time.monotonic() + timeout_s
+    pause = select.poll()
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+        pause.poll(5)
+
+
+class Gradus:
+    """The command, with a mark in its environment by which everything that stems from it is found."""
+
+    def __init__(self, folder):
+        self.build = pathlib.Path(os.environ["GRADUS_BUILD_DIR"])
+        self.source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"])
+        self.program = str(self.build / "gradus")
+        self.library = str(self.build / "libgradus.so")
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.started = []
+
+    def environment(self, extra=None):
+        names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+                 "MASTER_PORT", "OMP_NUM_THREADS", "NO_COLOR"}
+        kept = {name: value for name, value in os.environ.items()
+                if name not in names and not name.startswith("GRADUS_")}
+        return kept | {MARK: self.mark, "TMPDIR": str(self.folder)} | (extra or {})
+
+    def __call__(self, *arguments, env=None, timeout=TIMEOUT_S, text=True, **more):
+        """Runs the command to its end."""
+        return subprocess.run([self.program, *map(str, arguments)], env=self.environment(env),
+                              cwd=more.pop("cwd", self.folder), capture_output=True, text=text,
+                              timeout=timeout, stdin=more.pop("stdin", subprocess.DEVNULL), **more)
+
+    def start(self, *arguments, env=None, **more):
+        """Starts the command; it is killed when the test ends."""
+        process = subprocess.Popen([self.program, *map(str, arguments)],
+                                   env=self.environment(env), cwd=self.folder,
+                                   stdin=subprocess.DEVNULL,
+                                   stdout=more.pop("stdout", subprocess.PIPE),
+                                   stderr=more.pop("stderr", subprocess.PIPE),
+                                   text=more.pop("text", True), **more)
+        self.started.append(process)
+        return process
+
+    def remains(self):
+        """Processes that stem from this test's commands: pid and name."""
+        mark = f"{MARK}={self.mark}".encode()
+        found = {}
+        for entry in pathlib.Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            try:
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "comm").read_text().strip()
+            except OSError:
+                continue
+        return found
+
+    def wait_for_nothing(self, timeout_s=20):
+        wait_until(lambda: not self.remains(), f"the end of {self.remains()}", timeout_s)
+
+    def close(self):
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        try:
+            self.wait_for_nothing()
+        finally:
+            for pid in self.remains():
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def gradus(tmp_path):
+    command = Gradus(tmp_path)
+    yield command
+    command.close()
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes a Python program; returns the words that run it."""
+    def write(text, name="worker.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return [sys.executable, "-S", "-E", str(path)]
+    return write
+
+
+@pytest.fixture
+def comm_script(gradus, script):
+    """A Python program that finds `create()` in front of it: gr_comm_create of the built library."""
+    def write(text, name="comm.py"):
+        return script(f"""
+import ctypes, os, sys
+library = ctypes.CDLL({gradus.library!r})
+class Diag(ctypes.Structure):
+    _fields_ = [("status", ctypes.c_int32), ("peer_rank", ctypes.c_int32), ("text", ctypes.c_char * 512)]
+comm, diag = ctypes.c_void_p(), Diag()
+rank = int(os.environ["GRADUS_RANK"])
+def create():
+    status = library.gr_comm_create(ctypes.byref(comm), ctypes.byref(diag))
+    if status:
+        print("create:", diag.text.decode(), file=sys.stderr, flush=True)
+        sys.exit(1)
+def barrier():
+    return library.gr_barrier(comm)
+""" + text, name)
+    return write
+
+
+def read_lines(pipe, count, timeout_s=TIMEOUT_S):
+    """`count` lines of a process that goes on."""
+    lines = []
+    for _ in range(count):
+        ready, _, _ = select.select([pipe], [], [], timeout_s) if not lines else ([pipe], [], [])
+        assert ready, "no output in time"
+        line = pipe.readline()
+        assert line, f"the output ended after {lines}"
+        lines.append(line.rstrip("\n"))
+    return lines
