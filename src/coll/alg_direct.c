@@ -2,10 +2,10 @@
 #include "coll/algorithms.h"
 #include "coll/combine.h"
 
-/* Block b belongs to rank b. Everybody sends its share of block b to rank b, which adds the shares in
- * the order of the shard tree and sends the sum to everybody: two messages of latency, and no rank
- * sends more than 2 (n - 1) / n of the buffer when each holds one partial. Each rank begins with its
- * right-hand neighbour, so that not all begin with the same one. */
+/* Block b belongs to rank b. Everybody sends its share of block b to rank b, which adds the shares
+ * in the order of the shard tree and sends the sum to everybody: two messages of latency, and no
+ * rank sends more than 2 (n - 1) / n of the buffer when each holds one partial. Each rank begins
+ * with its right-hand neighbour, so that not all begin with the same one. */
 
 static void send_shares(const gr_units *units, gr_plan *plan)
 {

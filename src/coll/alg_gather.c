@@ -2,9 +2,9 @@
 #include "coll/algorithms.h"
 #include "coll/combine.h"
 
-/* Everybody sends all that it holds to everybody, and each adds it up for itself, in the order of the
- * shard tree: one message of latency at the price of n - 1 times the bytes. For tiny messages. The
- * sums go to scratch, so that no addition waits for a send of what it would overwrite. */
+/* Everybody sends all that it holds to everybody, and each adds it up for itself, in the order of
+ * the shard tree: one message of latency at the price of n - 1 times the bytes. For tiny messages.
+ * The sums go to scratch, so that no addition waits for a send of what it would overwrite. */
 void gr_gather_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     gr_units units;

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/algorithms.h"
 
-/* Recursive vector halving with distance doubling, then recursive doubling back (Thakur, Rabenseifner
- * and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High Perform.
- * Comput. Appl. 19 (2005), section 4.5, there with the distances the other way round). Neighbours
- * meet first, then pairs of pairs: these are the nodes of the shard tree from the leaves up, so that
- * the sums are canonical at no cost. Each rank sends 2 (n - 1) / n of the buffer in 2 log2 n
- * exchanges. */
+/* Recursive vector halving with distance doubling, then recursive doubling back (Thakur,
+ * Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J.
+ * High Perform. Comput. Appl. 19 (2005), section 4.5, there with the distances the other way
+ * round). Neighbours meet first, then pairs of pairs: these are the nodes of the shard tree from
+ * the leaves up, so that the sums are canonical at no cost. Each rank sends 2 (n - 1) / n of the
+ * buffer in 2 log2 n exchanges. */
 
 typedef struct span {
     int first, count; /* blocks */
 } span;
 
-/* The blocks that `rank` is still responsible for when it has met the partners of `rounds` rounds. */
+/* The blocks that `rank` is still responsible for when it has met the partners of `rounds`
+ * rounds. */
 static span responsible(int world_size, int rank, int rounds)
 {
     span own = {0, world_size};

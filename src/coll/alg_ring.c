@@ -3,8 +3,8 @@
 
 /* Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", J.
  * Parallel Distrib. Comput. 69 (2009), section 3. A block travels once around the ring and collects
- * a share at each rank; it ends at the rank of its number. The order of the additions depends on the
- * block, so that the result is not canonical. */
+ * a share at each rank; it ends at the rank of its number. The order of the additions depends on
+ * the block, so that the result is not canonical. */
 
 /* Two receive slots let the next block arrive while this one is added. */
 enum { RECEIVE_SLOTS = 2 };

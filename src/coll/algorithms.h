@@ -2,8 +2,8 @@
 #ifndef GR_COLL_ALGORITHMS_H
 #define GR_COLL_ALGORITHMS_H
 
-/* The algorithms behind gr_algorithms, one file a family. Internal to src/coll: everybody else finds
- * them through gr_algorithm_find. */
+/* The algorithms behind gr_algorithms, one file a family. Internal to src/coll: everybody else
+ * finds them through gr_algorithm_find. */
 
 #include "coll/plan.h"
 

@@ -98,7 +98,7 @@ void gr_units_send(const gr_units *units, int peer, int block, gr_plan *plan)
     }
 }
 
-/* ---- Combining ----------------------------------------------------------------------------------- */
+/* ---- Combining ------------------------------------------------------------------------------- */
 /* Where a subtree's sum is: with a peer, or here (an operand). */
 typedef struct part {
     const gr_unit *remote; /* NULL: here */

@@ -28,9 +28,9 @@ void gr_units_fini(gr_units *units);
 void gr_units_send(const gr_units *units, int peer, int block, gr_plan *plan);
 
 /* Receives block `block` of what the others hold and adds it to what this rank holds, in the order
- * of the tree; the sum ends in gr_user(0, block). A receive stands directly before the addition that
- * reads it, on all links in the order of the additions: so a receive may be given a window smaller
- * than its message. in_place: may this rank's own slots be overwritten on the way? */
+ * of the tree; the sum ends in gr_user(0, block). A receive stands directly before the addition
+ * that reads it, on all links in the order of the additions: so a receive may be given a window
+ * smaller than its message. in_place: may this rank's own slots be overwritten on the way? */
 void gr_units_combine(const gr_units *units, int block, bool in_place, gr_plan *plan);
 
 #endif

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Emitting ------------------------------------------------------------------------------------ */
+/* ---- Emitting -------------------------------------------------------------------------------- */
 void gr_plan_init(gr_plan *plan, const gr_plan_shape *shape)
 {
     *plan = (gr_plan){.shape = *shape, .blocks = 1, .user_slots = 1, .failed = GR_OK};
@@ -93,7 +93,7 @@ void gr_plan_await(gr_plan *plan, int peer)
     emit(plan, (gr_step){.kind = GR_STEP_AWAIT, .peer = (int16_t)peer});
 }
 
-/* ---- Finishing ----------------------------------------------------------------------------------- */
+/* ---- Finishing ------------------------------------------------------------------------------- */
 /* What has happened to one operand so far: who wrote it last, and who has read that since (a chain
  * through derive.reads). Each step enters each chain once and leaves it once: linear time. */
 typedef struct place {

@@ -2,21 +2,21 @@
 #ifndef GR_COLL_PLAN_H
 #define GR_COLL_PLAN_H
 
-/* Collectives as plans. An algorithm is a pure function from a shape (who am I, how many are we, how
- * are the contributions dealt) to a plan: the list of steps that one rank takes. A plan knows no
- * bytes and no sockets: the executor (exec.h) runs it over any link, segment by segment; the verifier
- * (verify.h) proves it for all ranks at once; a simulator can give it time.
+/* Collectives as plans. An algorithm is a pure function from a shape (who am I, how many are we,
+ * how are the contributions dealt) to a plan: the list of steps that one rank takes. A plan knows
+ * no bytes and no sockets: the executor (exec.h) runs it over any link, segment by segment; the
+ * verifier (verify.h) proves it for all ranks at once; a simulator can give it time.
  *
- * Operands. A plan sees buffers cut into `blocks` equal parts. Slot k of GR_SPACE_USER is the caller's
- * k-th buffer (slot 0 is also where the result must end); GR_SPACE_SCRATCH slots belong to the
- * executor: one block each. A scratch slot that a RECV writes is written by RECVs only, so that the
- * executor may give it a view of the peer's memory or a window of a few segments.
+ * Operands. A plan sees buffers cut into `blocks` equal parts. Slot k of GR_SPACE_USER is the
+ * caller's k-th buffer (slot 0 is also where the result must end); GR_SPACE_SCRATCH slots belong to
+ * the executor: one block each. A scratch slot that a RECV writes is written by RECVs only, so that
+ * the executor may give it a view of the peer's memory or a window of a few segments.
  *
  * Order. A plan is a sequential program. Steps may run out of order as far as their operands allow:
  * gr_plan_finish derives the dependencies (read after write, write after read, write after write).
  * Messages between two ranks are matched by order: the i-th send to a peer meets the peer's i-th
- * receive from us. The executor sends and takes them in this order, with no more room on the way than
- * one message; the verifier shows that this cannot deadlock. */
+ * receive from us. The executor sends and takes them in this order, with no more room on the way
+ * than one message; the verifier shows that this cannot deadlock. */
 
 #include <gradus/comm.h>
 #include <stdbool.h>
@@ -94,7 +94,7 @@ void gr_plan_await(gr_plan *plan, int peer);
 /* Numbers the messages and derives the dependencies. */
 gr_status gr_plan_finish(gr_plan *plan) GR_MUST_CHECK;
 
-/* ---- Algorithms ---------------------------------------------------------------------------------- */
+/* ---- Algorithms ------------------------------------------------------------------------------ */
 typedef struct gr_algorithm {
     const char *name; /* "direct" */
     gr_coll coll;
@@ -106,11 +106,13 @@ typedef struct gr_algorithm {
     void (*plan)(const gr_plan_shape *shape, gr_plan *plan);
 } gr_algorithm;
 
-extern const gr_algorithm gr_algorithms[];                             /* ends with name NULL */
-const gr_algorithm *gr_algorithm_find(gr_coll coll, const char *name); /* NULL if there is none */
+/* Ends with name NULL. */
+extern const gr_algorithm gr_algorithms[];
+/* NULL if there is none. */
+const gr_algorithm *gr_algorithm_find(gr_coll coll, const char *name);
 const char *gr_coll_name(gr_coll coll);
 
-/* ---- The shard tree (tree.c) ----------------------------------------------------------------------
+/* ---- The shard tree (tree.c) --------------------------------------------------------------------
  * The node of a range [first, first + count) is a leaf if count is 1; else its left child has the
  * largest power of two below count, its right child the rest. */
 int gr_tree_left_count(int count);
@@ -118,8 +120,8 @@ int gr_tree_left_count(int count);
 typedef struct gr_tree_range {
     int first, count;
 } gr_tree_range;
-/* The largest whole subtrees of the tree over `shards` inside [first, first + count), left to right;
- * returns how many (at most GR_SHARD_PARTIALS_MAX). */
+/* The largest whole subtrees of the tree over `shards` inside [first, first + count), left to
+ * right; returns how many (at most GR_SHARD_PARTIALS_MAX). */
 int gr_tree_cover(int shards, int first, int count, gr_tree_range *ranges_out);
 /* Are these two adjacent nodes the children of one node of the tree over `shards`? */
 bool gr_tree_siblings(int shards, gr_tree_range left, gr_tree_range right);

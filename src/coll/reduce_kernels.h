@@ -43,7 +43,7 @@ typedef int64_t any_i64 GR_ANYWHERE;
         }                                                                                          \
     }
 
-/* ---- f32, f64 ------------------------------------------------------------------------------------ */
+/* ---- f32, f64 -------------------------------------------------------------------------------- */
 static inline float add_f32(float x, float y)
 {
     return x + y;
@@ -101,7 +101,7 @@ static inline double max_f64(double x, double y)
     return x != x ? x : result;
 }
 
-/* ---- f16, bf16 ----------------------------------------------------------------------------------- */
+/* ---- f16, bf16 ------------------------------------------------------------------------------- */
 static inline uint16_t add_f16(uint16_t x, uint16_t y)
 {
     return gr_f16_of_f32(gr_f32_of_f16(x) + gr_f32_of_f16(y));
@@ -146,7 +146,7 @@ static inline uint16_t max_bf16(uint16_t x, uint16_t y)
     return pick(x, y, order_of(x) > order_of(y), 0x7f80u);
 }
 
-/* ---- i32, i64 ------------------------------------------------------------------------------------ */
+/* ---- i32, i64 -------------------------------------------------------------------------------- */
 static inline uint32_t add_u32(uint32_t x, uint32_t y)
 {
     return x + y;
@@ -212,8 +212,8 @@ static void sum_f16(void *dst, const void *a, const void *b, size_t count)
 }
 #endif
 
-/* Two elements in one integer: each half is an f32 with the other half masked away, so that a vector
- * of them needs no widening and no packing. */
+/* Two elements in one integer: each half is an f32 with the other half masked away, so that a
+ * vector of them needs no widening and no packing. */
 static inline uint32_t rounded_bf16(float value)
 {
     uint32_t bits = gr_bits_of_f32(value);
@@ -241,7 +241,7 @@ static void sum_bf16(void *dst, const void *a, const void *b, size_t count)
     }
 }
 
-/* ---- Division ------------------------------------------------------------------------------------ */
+/* ---- Division -------------------------------------------------------------------------------- */
 /* A power of two divides by multiplying, to the same bits: its inverse is exact. */
 static inline int is_power_of_two(int divisor)
 {

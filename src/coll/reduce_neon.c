@@ -3,7 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Compilers do not turn integer arithmetic into the conversions, which every arm64 processor has. */
+/* Compilers do not turn integer arithmetic into the conversions, which every arm64 processor
+ * has. */
 #define GR_F16_BLOCK 4
 
 static inline float32x4_t load_f16(const void *from)

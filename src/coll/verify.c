@@ -10,7 +10,7 @@
 /* Ancestors are kept as one bit for each pair of steps of a rank. */
 enum { RANK_STEPS_MAX = 1 << 14 };
 
-/* ---- Words ---------------------------------------------------------------------------------------- */
+/* ---- Words ----------------------------------------------------------------------------------- */
 static void describe_operand(gr_operand operand, char *text, size_t size_bytes)
 {
     if (operand.space == GR_SPACE_SCRATCH) {
@@ -75,7 +75,7 @@ gr_status gr_verify_no_memory(const gr_verify *v)
                    v->world_size, v->total);
 }
 
-/* ---- Looking up ------------------------------------------------------------------------------------ */
+/* ---- Looking up ------------------------------------------------------------------------------ */
 int gr_verify_rank_of(const gr_verify *v, uint32_t number)
 {
     int low = 0;
@@ -127,7 +127,7 @@ size_t gr_verify_place(const gr_plan *plan, gr_operand operand)
     return (size_t)operand.slot * plan->blocks + operand.block;
 }
 
-/* ---- Each plan by itself --------------------------------------------------------------------------- */
+/* ---- Each plan by itself --------------------------------------------------------------------- */
 static bool shape_possible(const gr_plan *plan)
 {
     const gr_plan_shape *shape = &plan->shape;
@@ -268,7 +268,7 @@ static gr_status check_plan(const gr_verify *v, int rank, long max_blocks)
     return status;
 }
 
-/* ---- Messages -------------------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 /* The messages that one rank gives to or takes from each peer, in order: lists through `next`. */
 typedef struct queue {
     uint32_t head, tail, count;
@@ -350,7 +350,7 @@ static gr_status match_messages(gr_verify *v)
     return status;
 }
 
-/* ---- All together ---------------------------------------------------------------------------------- */
+/* ---- All together ---------------------------------------------------------------------------- */
 static gr_status verify_all(gr_verify *v, long max_blocks_sent)
 {
     gr_status status = GR_OK;

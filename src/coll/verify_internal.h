@@ -2,8 +2,8 @@
 #ifndef GR_COLL_VERIFY_INTERNAL_H
 #define GR_COLL_VERIFY_INTERNAL_H
 
-/* The verifier's parts. Each looks at the plans afresh and shares nothing with gr_plan_finish and the
- * algorithms but the definitions of plan.h. Internal to verify*.c. */
+/* The verifier's parts. Each looks at the plans afresh and shares nothing with gr_plan_finish and
+ * the algorithms but the definitions of plan.h. Internal to verify*.c. */
 
 #include "coll/verify.h"
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Hazards --------------------------------------------------------------------------------------- */
+/* ---- Hazards --------------------------------------------------------------------------------- */
 /* One rank's steps as a graph: ancestors[i] is the set of steps that are done before step i begins,
  * whatever the executor chooses to run first. Every two accesses to the same place, one of them a
  * write, must be in it. It is enough to ask this of a read and the write before it, of a write and
@@ -128,10 +128,10 @@ gr_status gr_verify_hazards(const gr_verify *v, int rank)
     return status;
 }
 
-/* ---- Progress -------------------------------------------------------------------------------------- */
-/* All ranks' steps, each in SEGMENTS parts, as one graph of what must come before what. If it has no
- * circle, every way of running the plans ends. The links are as narrow as can be: a link holds one
- * segment of one message, and holds it until its last reader has read it (as with a view of the
+/* ---- Progress -------------------------------------------------------------------------------- */
+/* All ranks' steps, each in SEGMENTS parts, as one graph of what must come before what. If it has
+ * no circle, every way of running the plans ends. The links are as narrow as can be: a link holds
+ * one segment of one message, and holds it until its last reader has read it (as with a view of the
  * sender's memory).
  *   The node of a receive is the passing of the message: it waits for what both sides wait for.
  *   The node of a send is its end: after the passing and, in scratch, after the last reader; then

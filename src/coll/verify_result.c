@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the plans compute. Instead of numbers the buffers hold expressions: a contribution's block, or
- * a sum of two expressions with its left and right side. Equal expressions have equal numbers
+/* What the plans compute. Instead of numbers the buffers hold expressions: a contribution's block,
+ * or a sum of two expressions with its left and right side. Equal expressions have equal numbers
  * (hash-consing), so that a result is compared with the shard tree in one step. The hazards are
- * known to be covered: any order that the steps may take gives the same values, so one is enough. */
+ * known to be covered: any order that the steps may take gives the same values, so one is
+ * enough. */
 
 enum { UNDEFINED = 0, LEAF = UINT32_MAX };
 
@@ -41,7 +42,7 @@ typedef struct results {
     uint32_t *seen; /* by contribution: how often an expression has it */
 } results;
 
-/* ---- Expressions ----------------------------------------------------------------------------------- */
+/* ---- Expressions ----------------------------------------------------------------------------- */
 static uint32_t slot_of(const results *r, uint32_t left, uint32_t right, uint32_t block)
 {
     uint64_t mixed = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
@@ -120,7 +121,7 @@ static uint32_t canonical_sum(results *r, gr_tree_range node, uint32_t *next, ui
     return r->out_of_memory ? UNDEFINED : sum(r, left, right);
 }
 
-/* ---- What the buffers hold at first ------------------------------------------------------------------ */
+/* ---- What the buffers hold at first ---------------------------------------------------------- */
 static void deal(results *r, int rank, int slot, gr_tree_range shards)
 {
     r->contributions[r->contribution_count++] = (contribution){rank, slot, shards};
@@ -159,7 +160,7 @@ static void fill_buffers(results *r, int rank)
     }
 }
 
-/* ---- Running --------------------------------------------------------------------------------------- */
+/* ---- Running --------------------------------------------------------------------------------- */
 static gr_status read_operand(results *r, int rank, uint32_t step, gr_operand operand,
                               uint32_t *value_out)
 {
@@ -223,7 +224,7 @@ static gr_status run_step(results *r, uint32_t number)
     return r->out_of_memory ? gr_verify_no_memory(v) : write_operand(r, rank, index, step->dst, a);
 }
 
-/* ---- Judging --------------------------------------------------------------------------------------- */
+/* ---- Judging --------------------------------------------------------------------------------- */
 /* Counts the contributions in an expression into r->seen, up to one more than there are: so many
  * cannot all be different, and an expression may be 2^n times as long as the plans. The parts of an
  * expression have smaller numbers than the whole, which bounds the stack. */
@@ -395,7 +396,7 @@ gr_status gr_verify_results(const gr_verify *v)
     return status;
 }
 
-/* ---- Barrier --------------------------------------------------------------------------------------- */
+/* ---- Barrier --------------------------------------------------------------------------------- */
 /* knows[step] is the set of ranks that have certainly entered when the step is done. */
 static void learn(const gr_verify *v, uint32_t number, size_t words, uint64_t *knows)
 {
@@ -414,7 +415,8 @@ static void learn(const gr_verify *v, uint32_t number, size_t words, uint64_t *k
     if (!gr_step_takes(step)) {
         return;
     }
-    /* What the giver knew when it gave: its node in the order comes later, so by its dependencies. */
+    /* What the giver knew when it gave. Its own turn in the order comes only later, hence by its
+     * dependencies. */
     const gr_plan *theirs = &v->plans[step->peer];
     const gr_step *giver = &theirs->steps[v->mate[number] - v->first[step->peer]];
     own[step->peer / 64] |= UINT64_C(1) << (step->peer % 64);

@@ -26,7 +26,7 @@ static uint64_t next_random(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* ---- An element as a number, and back, by the definition of the formats --------------------------- */
+/* ---- An element as a number, and back, by the definition of the formats ---------------------- */
 typedef struct format {
     int mantissa_bits, exponent_bits;
 } format;
@@ -206,7 +206,8 @@ static bool same_elements(const unsigned char *x, const unsigned char *y, size_t
     return true;
 }
 
-/* One call at odd addresses, with dst apart (0), on a (1) or on b (2); nothing behind the end moves. */
+/* One call at odd addresses, with dst apart (0), on a (1) or on b (2); nothing behind the end
+ * moves. */
 static void check_isa(gr_isa isa, gr_dtype dtype, gr_redop op, size_t count, int place,
                       uint64_t *state)
 {

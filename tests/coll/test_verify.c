@@ -69,7 +69,7 @@ static gr_status verify(world *w, bool canonical, long max_blocks)
     return gr_plan_verify(w->plans, w->size, canonical, max_blocks, &w->diag);
 }
 
-/* ---- Every algorithm, every world size --------------------------------------------------------------- */
+/* ---- Every algorithm, every world size ------------------------------------------------------- */
 static int log2_up(int n)
 {
     int bits = 0;
@@ -208,7 +208,7 @@ static void test_ring_is_complete_but_not_canonical(void **unused)
     close_world(&w);
 }
 
-/* ---- Wrong plans --------------------------------------------------------------------------------------- */
+/* ---- Wrong plans ----------------------------------------------------------------------------- */
 /* Refused, with a sentence that names this rank, this step (-1: none) and what is wrong. */
 static void assert_refused(world *w, bool canonical, int rank, long step, const char *words)
 {
@@ -459,7 +459,7 @@ static void test_barriers_that_do_not_hold(void **unused)
     assert_refused(&w, true, 0, -1, "it may leave the barrier before rank 1");
 }
 
-/* ---- Plans that gr_plan_finish cannot have made ---------------------------------------------------------- */
+/* ---- Plans that gr_plan_finish cannot have made ---------------------------------------------- */
 /* Takes each dependency away in turn: every one is needed. */
 static void check_each_dependency(gr_coll coll, const char *name, int n, int shards)
 {
@@ -542,9 +542,9 @@ static void test_malformed_plans(void **unused)
     assert_refused(&w, true, 2, -1, "not that of rank 0's plan");
 }
 
-/* ---- The verifier against random runs --------------------------------------------------------------------- */
-/* A second, simple meaning of plans: numbers instead of expressions, any step that may run runs. The
- * sum of two numbers depends on their order, so that a wrong one is seen. */
+/* ---- The verifier against random runs -------------------------------------------------------- */
+/* A second, simple meaning of plans: numbers instead of expressions, any step that may run runs.
+ * The sum of two numbers depends on their order, so that a wrong one is seen. */
 typedef struct run {
     const world *w;
     uint64_t *values[WORLD_MAX]; /* by place */
