@@ -28,6 +28,7 @@ struct gr_loader {
     /* Of the thread. */
     pthread_t thread;
     int64_t *numbers; /* micro_batch */
+    gr_order order;   /* of the epoch that is being read */
 
     /* A ring of slots: filled[0 .. count) wait for the caller, the one before belongs to the caller
      * from its gr_loader_next to the next, the thread fills the one behind. */
@@ -55,11 +56,12 @@ static gr_status fill_slot(gr_loader *loader, loader_slot *slot, uint64_t step, 
     uint64_t sample_first = (uint64_t)shard * (uint64_t)loader->shard_batch +
                             (uint64_t)micro * (uint64_t)loader->micro_batch;
     uint64_t position = in_epoch * (uint64_t)config->global_batch + sample_first;
-    gr_order order;
-    gr_order_init(&order, config->seed, step / loader->steps_per_epoch,
-                  (uint64_t)gr_dataset_count(config->dataset, GR_PART_TRAIN));
+    uint64_t epoch = step / loader->steps_per_epoch;
+    if (epoch != loader->order.epoch) {
+        gr_order_init(&loader->order, config->seed, epoch, loader->order.count);
+    }
     for (int i = 0; i < loader->micro_batch; i++) {
-        loader->numbers[i] = (int64_t)gr_order_at(&order, position + (uint64_t)i);
+        loader->numbers[i] = (int64_t)gr_order_at(&loader->order, position + (uint64_t)i);
     }
     slot->loaded = (gr_loaded){.x = slot->x,
                                .labels = slot->labels,
@@ -242,6 +244,8 @@ gr_status gr_loader_start(const gr_loader_config *config, gr_loader **loader_out
         (uint64_t)(gr_dataset_count(config->dataset, GR_PART_TRAIN) / config->global_batch);
     loader->shard_batch = (int)(config->global_batch / config->shards);
     loader->micro_batch = loader->shard_batch / config->micro_batches;
+    gr_order_init(&loader->order, config->seed, config->first_step / loader->steps_per_epoch,
+                  (uint64_t)gr_dataset_count(config->dataset, GR_PART_TRAIN));
     status = loader_memory(loader, diag);
     if (status != GR_OK) {
         goto undo_loader;

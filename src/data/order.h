@@ -4,14 +4,17 @@
 
 #include <stdint.h>
 
-/* The order of an epoch: a keyed permutation of [0, count) that anybody can evaluate at any
- * position in O(1) memory (a Feistel network over the next even number of bits, with cycle
- * walking; Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; round
- * function Philox). */
+/* The order of an epoch: a keyed permutation of [0, count) that anybody can evaluate at any position
+ * in O(1) memory: a Feistel network over the next even number of bits, with cycle walking (Black and
+ * Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). Seed and epoch give the keys of its
+ * rounds through Philox. */
+enum { GR_ORDER_ROUNDS = 8 };
+
 typedef struct gr_order {
     uint64_t count;
     uint32_t half_bits;
     uint64_t seed, epoch;
+    uint64_t keys[GR_ORDER_ROUNDS];
 } gr_order;
 
 void gr_order_init(gr_order *order, uint64_t seed, uint64_t epoch, uint64_t count);
