@@ -50,7 +50,7 @@ def test_the_users_environment_is_kept_or_overridden(gradus):
 
 def test_secret_is_in_no_command_line(gradus):
     job = gradus.start("run", "-np", 2, *sh("echo $GRADUS_SECRET; exec sleep 100"))
-    secret = read_lines(job.stdout, 1)[0].split()[1]
+    secret = read_lines(job.stdout, 2)[0].split()[1]
     running = gradus.remains()
     assert len(running) >= 4  # launcher, agent, two workers
     for pid in running:

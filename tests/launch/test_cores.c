@@ -45,19 +45,9 @@ static void expect_refused(const char *text, const char *says)
 static void wrong_lists_are_refused(void **state)
 {
     (void)state;
-    static const char *const malformed[] = {"",
-                                            ",",
-                                            "0,",
-                                            "0,,1",
-                                            "-1",
-                                            "1-",
-                                            "a",
-                                            "0x1",
-                                            "0 ",
-                                            " 0",
-                                            "1-2-3",
-                                            "1024",
-                                            "0-99999999999999999999"};
+    static const char *const malformed[] = {
+        "",    ",",  "0,", "0,,1", "-1",    "1-",   "a",
+        "0x1", "0 ", " 0", "0 1",  "1-2-3", "1024", "0-99999999999999999999"};
     for (size_t i = 0; i < sizeof malformed / sizeof malformed[0]; i++) {
         expect_refused(malformed[i], "is not a list of cores");
     }
