@@ -6,7 +6,7 @@
  *
  *  0  u32  magic "GRC1"       8  u32  bytes of the body
  *  4  u16  version           12  u32  zero
- *  6  u16  kind              16  u64  xxHash64 of bytes 0..15, then of the body
+ *  6  u16  kind              16  u64  XXH3-64 of bytes 0..15, then of the body
  * 24       the body; all little-endian */
 
 #include "link/link.h"

@@ -13,7 +13,7 @@
  *  7  u8   role expected of the peer     7  u8   zero
  *  8  i32  rank of the sender            8       HMAC-SHA256, 32 bytes, over answer bytes 0..7, the
  * 12  u32  zero                                  connector's challenge, the acceptor's challenge
- * 16  u64  xxHash64 of bytes 0..15
+ * 16  u64  XXH3-64 of bytes 0..15
  * 24       32 random bytes
  *
  * The connector answers as soon as it has the acceptor's challenge; the acceptor answers only after

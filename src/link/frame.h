@@ -7,7 +7,7 @@
  *  0  u32  magic "GRF1"        16  u32  segment
  *  4  u8   version             20  u32  size_bytes
  *  5  u8   kind                24  u64  fingerprint
- *  6  u16  zero                32  u64  xxHash64 of bytes 0..31
+ *  6  u16  zero                32  u64  XXH3-64 of bytes 0..31
  *  8  u32  op_seq
  * 12  u32  message             all little-endian, 40 bytes */
 

@@ -491,6 +491,8 @@ gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *address, gr_diag 
                             "world, or the link exists",
                             mesh->rank, mesh->world_size, peer);
     }
+    /* The dial may be through, or have failed, before any socket tells. */
+    mesh->door_ready = true;
     return gr_door_dial(mesh->door, peer, address, diag);
 }
 

@@ -398,7 +398,7 @@ static void drop_piece(gr_shm_link *link)
     advance_released(link);
 }
 
-static void skip_pieces(gr_shm_link *link)
+void gr_shm_link_skip(gr_shm_link *link)
 {
     uint32_t size;
     while (link->skip_bytes > 0 &&
@@ -413,7 +413,7 @@ gr_status gr_shm_link_peek(gr_link *base, gr_frame *frame_out)
     gr_shm_link *link = shm_of(base);
     if (!link->have) {
         gr_shm_slot copy;
-        skip_pieces(link);
+        gr_shm_link_skip(link);
         if (link->skip_bytes > 0 || !load_slot(link, link->tail, &copy)) {
             return GR_PENDING;
         }
@@ -488,7 +488,7 @@ void gr_shm_link_next(gr_link *base, uint64_t *hold_out)
     link->have = false;
     if (link->place == GR_SHM_PIECE) {
         link->skip_bytes = link->frame.size_bytes - link->got_bytes;
-        skip_pieces(link);
+        gr_shm_link_skip(link);
         return;
     }
     uint64_t bit = UINT64_C(1) << (link->tail % 64);

@@ -18,7 +18,7 @@ enum {
     CARD_MAGIC = 0x31535247, /* "GRS1" */
     VERSION = 1,
     /* What goes with the file descriptor: magic, version, rank, world size (u32 each), file bytes
-     * (u64), xxHash64 of what is before. */
+     * (u64), XXH3-64 of what is before. */
     NOTE_BYTES = 32,
     NOTE_CHECKSUM_AT = 24,
     HEAP_ALIGN = 2 << 20,

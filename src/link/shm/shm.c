@@ -235,6 +235,7 @@ static void progress(gr_mesh *base)
         gr_shm_link *link = link_of(base, peer);
         if (link != NULL && link->base.state == GR_LINK_UP) {
             gr_shm_link_scan(link);
+            gr_shm_link_skip(link);
             gr_shm_link_push(link);
             gr_shm_link_look(link);
         }

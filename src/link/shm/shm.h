@@ -56,6 +56,7 @@ typedef struct gr_shm_link {
 void gr_shm_link_scan(gr_shm_link *link); /* notice BYE and ABORT among what has arrived */
 void gr_shm_link_push(gr_shm_link *link); /* move the pending message on */
 void gr_shm_link_look(gr_shm_link *link); /* notice what was released, if somebody waits for it */
+void gr_shm_link_skip(gr_shm_link *link); /* pass over a message that nobody wants */
 bool gr_shm_link_news(const gr_shm_link *link); /* arrived or released since we last looked */
 void gr_shm_link_leave(gr_link *link);
 gr_status gr_shm_link_send(gr_link *link, const gr_frame *frame, const void *data,
