@@ -26,6 +26,7 @@ struct agent {
     const gr_agent_config *config;
     int control_fd, signal_fd;
     pid_t *pids; /* one a rank; 0: not running */
+    int *report_fds;
     int running;
     bool ending;  /* a signal went out: what outlives its worker has time too */
     bool killing; /* everything ends now */
@@ -162,31 +163,46 @@ static int set_up(struct agent *agent)
     sigaddset(&child, SIGCHLD);
     agent->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
     agent->pids = calloc((size_t)agent->config->workers, sizeof *agent->pids);
-    return agent->signal_fd < 0 ? errno : agent->pids == NULL ? ENOMEM : 0;
+    if (agent->signal_fd < 0) {
+        return errno;
+    }
+    agent->report_fds = calloc((size_t)agent->config->workers, sizeof *agent->report_fds);
+    return agent->pids == NULL || agent->report_fds == NULL ? ENOMEM : 0;
 }
 
+static void tell_not_started(struct agent *agent, int rank, const gr_spawn_error *error)
+{
+    tell(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
+                                   .rank = rank,
+                                   .value = error->step,
+                                   .error = error->error});
+    agent->killing = true;
+}
+
+/* All are begun before the first is waited for: they start side by side. */
 static void start_workers(struct agent *agent)
 {
     const gr_agent_config *config = agent->config;
-    for (int rank = 0; rank < config->workers; rank++) {
-        gr_spawn_error error;
-        pid_t pid = gr_spawn_start(&config->spawns[rank], &error);
-        if (pid < 0) {
-            tell(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
-                                           .rank = rank,
-                                           .value = error.step,
-                                           .error = error.error});
-            agent->killing = true;
-            break;
+    gr_spawn_error error;
+    for (int rank = 0; rank < config->workers && !agent->killing; rank++) {
+        agent->pids[rank] = gr_spawn_begin(&config->spawns[rank], &agent->report_fds[rank], &error);
+        if (agent->pids[rank] < 0) {
+            agent->pids[rank] = 0;
+            tell_not_started(agent, rank, &error);
         }
-        agent->pids[rank] = pid;
-        agent->running++;
-        tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
     }
     for (int rank = 0; rank < config->workers; rank++) {
+        pid_t pid = agent->pids[rank];
         close(config->spawns[rank].stdout_fd);
         close(config->spawns[rank].stderr_fd);
         gr_environ_wipe(config->environment[rank]);
+        if (pid > 0 && gr_spawn_finish(pid, agent->report_fds[rank], &error)) {
+            agent->running++;
+            tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
+        } else if (pid > 0) {
+            agent->pids[rank] = 0;
+            tell_not_started(agent, rank, &error);
+        }
     }
 }
 

@@ -76,7 +76,7 @@ _Noreturn static void run_child(const gr_spawn *spawn, pid_t parent, int error_f
     _exit(127);
 }
 
-pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out)
+pid_t gr_spawn_begin(const gr_spawn *spawn, int *report_fd_out, gr_spawn_error *error_out)
 {
     int report_pipe[2];
     error_out->step = GR_SPAWN_FORK;
@@ -96,18 +96,24 @@ pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out)
         error_out->error = fork_error;
         return -1;
     }
+    *report_fd_out = report_pipe[0];
+    return pid;
+}
+
+bool gr_spawn_finish(pid_t pid, int report_fd, gr_spawn_error *error_out)
+{
     ssize_t got;
     do {
-        got = read(report_pipe[0], error_out, sizeof *error_out);
+        got = read(report_fd, error_out, sizeof *error_out);
     } while (got < 0 && errno == EINTR);
-    close(report_pipe[0]);
-    if (got == (ssize_t)sizeof *error_out) {
-        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
-        }
-        return -1;
+    close(report_fd);
+    if (got != (ssize_t)sizeof *error_out) {
+        *error_out = (gr_spawn_error){0};
+        return true; /* the pipe closed: by exec */
     }
-    *error_out = (gr_spawn_error){0};
-    return pid;
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+    return false;
 }
 
 gr_status gr_spawn_fail(const char *command, const gr_spawn_error *error, gr_diag *diag)

@@ -28,10 +28,15 @@ typedef struct gr_spawn_error {
     int error; /* errno */
 } gr_spawn_error;
 
-/* Starts the process and returns when it runs its program: in a process group of its own (its id),
- * signals at their defaults and unblocked, no descriptor but 0, 1, 2, and killed when the calling
- * thread dies. The caller must have no other threads. -1: *error_out says why; nothing is left. */
-pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out);
+/* Starts the process: in a process group of its own (its id), signals at their defaults and
+ * unblocked, no descriptor but 0, 1, 2, and killed when the calling thread dies. The caller must
+ * have no other threads. -1: *error_out says why. Otherwise gr_spawn_finish must follow; other
+ * processes may be begun in between. */
+pid_t gr_spawn_begin(const gr_spawn *spawn, int *report_fd_out, gr_spawn_error *error_out);
+
+/* Returns when the process runs its program. False: it could not, *error_out says why, and nothing
+ * of it is left. */
+bool gr_spawn_finish(pid_t pid, int report_fd, gr_spawn_error *error_out);
 
 /* A sentence's worth of why `command` could not be started; GR_E_NOT_FOUND and GR_E_INVALID where
  * the user can help it, GR_E_IO otherwise. */
