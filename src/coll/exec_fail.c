@@ -126,42 +126,31 @@ static void end_operations(gr_exec *exec)
     exec->post_count = 0;
 }
 
-static void fail(gr_exec *exec, const gr_diag *diag, bool tell)
+/* Whoever was told by another rank tells all others as well: it may leave before that one's word has
+ * come everywhere, and the others must not take its leaving for the cause. */
+void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
 {
     if (exec->diag.status != GR_OK) {
         return;
     }
     exec->diag = *diag;
     gr_log_write(exec->log, GR_LOG_DEBUG, "coll", "the communicator ends: %s", diag->text);
-    if (tell) {
-        spread_abort(exec);
-    }
+    spread_abort(exec);
     end_operations(exec);
 }
 
-void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
-{
-    fail(exec, diag, true);
-}
-
 /* ---- A peer is gone ------------------------------------------------------------------------------ */
-bool gr_exec_needs(const gr_exec *exec, const gr_exec_link *link)
-{
-    return link->ticket_count > 0 || link->recv.seq != exec->next_seq ||
-           link->send.seq != exec->next_seq;
-}
-
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op)
 {
+    const gr_diag *cause = gr_link_diag(link->link);
+    if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
+        gr_exec_fail(exec, cause); /* the peer's own sentence */
+        return;
+    }
     /* It may have taken our last messages just before its end, and then nothing is missing. */
     gr_exec_reap(exec, link);
     if (!gr_exec_needs(exec, link)) {
         link->closed = true;
-        return;
-    }
-    const gr_diag *cause = gr_link_diag(link->link);
-    if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
-        fail(exec, cause, false); /* the peer's own sentence: it tells all others as well */
         return;
     }
     op = op ? op : gr_exec_op_at(exec, exec->oldest_seq);

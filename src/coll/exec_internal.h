@@ -145,13 +145,14 @@ void gr_exec_advance(gr_exec *exec, gr_exec_link *link, bool sending);
 void gr_exec_drain(gr_exec *exec); /* local steps and the messages they made ready */
 void gr_exec_reap(gr_exec *exec, gr_exec_link *link);
 void gr_exec_take(gr_exec *exec, gr_exec_link *link);
+/* Must something still pass over this link? */
+bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link);
 /* Copies what is viewed and gives the views back. A plan cannot deadlock as long as what was taken
  * is taken; a view is taken only in part, since its sender waits for it. */
 void gr_exec_let_go(gr_exec *exec);
 
 /* exec_fail.c */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends everything */
-bool gr_exec_needs(const gr_exec *exec, const gr_exec_link *link);
 /* The link is broken or left in order; fatal if anything still needs it. `op` waits, may be NULL. */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op);
 void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame,

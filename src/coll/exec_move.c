@@ -198,6 +198,43 @@ static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
 }
 
 /* ---- Messages ------------------------------------------------------------------------------------ */
+static bool is_empty(const gr_op *op, const gr_program_step *step, uint32_t segment)
+{
+    const gr_operand *moved = step->kind == GR_STEP_SEND ? &step->a : &step->dst;
+    return !gr_step_is_whole(step->kind) && piece_of(op, moved->block, segment).size == 0;
+}
+
+/* Are there messages from the cursor on that need the link? Empty ones do not. */
+static bool needs_link(gr_exec *exec, const gr_exec_link *link, gr_exec_cursor from, bool sending)
+{
+    for (; from.seq != exec->next_seq; from = (gr_exec_cursor){.seq = from.seq + 1}) {
+        const gr_op *op = gr_exec_op_at(exec, from.seq);
+        if (!op) {
+            continue;
+        }
+        const gr_program *program = op->program;
+        const uint32_t *first = sending ? program->send_first : program->recv_first;
+        const uint32_t *steps = sending ? program->send_steps : program->recv_steps;
+        for (uint32_t i = first[link->peer] + from.index; i < first[link->peer + 1]; i++) {
+            if (!is_empty(op, &program->steps[steps[i]], from.segment)) {
+                return true;
+            }
+            from.segment = 0;
+        }
+    }
+    return false;
+}
+
+bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link)
+{
+    for (uint32_t i = 0; i < link->ticket_count; i++) {
+        if (!link->tickets[(link->ticket_head + i) & (GR_EXEC_TICKETS - 1)].empty) {
+            return true;
+        }
+    }
+    return needs_link(exec, link, link->send, true) || needs_link(exec, link, link->recv, false);
+}
+
 static bool has_messages(const gr_program *program, int peer, uint32_t index, bool sending)
 {
     const uint32_t *first = sending ? program->send_first : program->recv_first;
@@ -289,7 +326,7 @@ static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
 static void post(gr_exec *exec, gr_exec_link *link)
 {
     bool posted = false;
-    while (!link->closed && link->send.seq != exec->next_seq) {
+    while (link->send.seq != exec->next_seq) {
         gr_op *op = gr_exec_op_at(exec, link->send.seq);
         gr_status status = post_one(exec, link, op);
         if (status == GR_E_AGAIN) {
@@ -386,6 +423,9 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
         step = &program->steps[at];
         p = gr_step_is_whole(step->kind) ? p : piece_of(op, step->dst.block, segment);
     }
+    if (!op && link->closed) {
+        return false;
+    }
     if (!op || p.size > 0 || gr_step_is_whole(step->kind)) {
         gr_frame frame;
         gr_status status = gr_link_peek(link->link, &frame);
@@ -424,7 +464,7 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
 
 void gr_exec_take(gr_exec *exec, gr_exec_link *link)
 {
-    while (!link->closed && exec->diag.status == GR_OK && take_next(exec, link)) {
+    while (exec->diag.status == GR_OK && take_next(exec, link)) {
         gr_exec_drain(exec); /* while the segment is in the cache */
     }
 }

@@ -14,13 +14,15 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* An f32 in (-4, 4) with a random mantissa, or a whole number in [-2, 2]. */
+/* A number with a random mantissa and one of several exponents, so that another order of additions
+ * rounds differently; or a whole number in [-2, 2]. */
 static float value_of(uint64_t bits, bool small)
 {
     if (small) {
         return (float)(bits % 5) - 2.0f;
     }
-    return ((float)(bits >> 40) * 0x1p-24f - 0.5f) * 8.0f;
+    float scale = 1.0f / (float)(1 << bits % 11);
+    return ((float)(bits >> 40) * 0x1p-24f - 0.5f) * 8.0f * scale;
 }
 
 static uint16_t f16_of(uint64_t bits, bool small)
@@ -50,7 +52,8 @@ void vals_fill(void *out, gr_dtype dtype, size_t count, uint64_t seed, int shard
             ((float *)out)[i] = value_of(bits, small);
             break;
         case GR_F64:
-            ((double *)out)[i] = small ? (double)value_of(bits, true) : (double)bits * 0x1p-61 - 4;
+            ((double *)out)[i] = small ? (double)value_of(bits, true)
+                                       : ((double)bits * 0x1p-61 - 4) / (double)(1 + bits % 999);
             break;
         case GR_F16:
             ((uint16_t *)out)[i] = f16_of(bits, small);

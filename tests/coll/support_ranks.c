@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support_ranks.h"
+#include "base/clock.h"
+#include "base/hash.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { RANKS_MAX = 64, WAIT_MS = 2, LIMIT_US = 120000000 };
+
+static void run_rank(const ranks_job *job, gr_group_config config, int rank,
+                     ranks_function *function)
+{
+    config.rank = rank;
+    config.local_rank = rank;
+    gr_comm *comm = NULL;
+    gr_diag diag;
+    gr_status status = gr_comm_create_from(&config, &comm, &diag);
+    if (status != GR_OK) {
+        fprintf(stderr, "rank %d cannot join: %s\n", rank, diag.text);
+        _exit(9);
+    }
+    int result = function(comm, job);
+    fflush(stderr);
+    exit(result); /* with the leak checker */
+}
+
+static uint64_t collect(pid_t *pids, int size, gr_coordinator *coordinator, uint64_t may_die)
+{
+    uint64_t failed = 0;
+    gr_clock clock = gr_clock_real();
+    int64_t end_us = gr_clock_now_us(&clock) + LIMIT_US;
+    for (int left = size; left > 0;) {
+        struct pollfd fd = {.fd = gr_coordinator_fd(coordinator), .events = POLLIN};
+        poll(&fd, 1, WAIT_MS);
+        gr_diag diag;
+        (void)!gr_coordinator_progress(coordinator, &diag);
+        bool late = gr_clock_now_us(&clock) > end_us;
+        for (int rank = 0; rank < size; rank++) {
+            int how;
+            if (pids[rank] > 0 && late) {
+                fprintf(stderr, "rank %d hangs\n", rank);
+                kill(pids[rank], SIGKILL);
+            }
+            if (pids[rank] > 0 && waitpid(pids[rank], &how, late ? 0 : WNOHANG) > 0) {
+                bool fine = how == 0 || (WIFSIGNALED(how) && (may_die >> rank & 1));
+                failed |= (uint64_t)(!fine || late) << rank;
+                if (!fine) {
+                    fprintf(stderr, "rank %d of %d ended with %#x\n", rank, size, (unsigned)how);
+                }
+                pids[rank] = 0;
+                left--;
+            }
+        }
+    }
+    return failed;
+}
+
+uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_die)
+{
+    uint8_t secret[GR_SECRET_BYTES];
+    char secret_hex[2 * GR_SECRET_BYTES + 1];
+    gr_diag diag;
+    gr_arena arena;
+    gr_group_config config;
+    gr_coordinator *coordinator = NULL;
+    gr_arena_init(&arena, 1 << 16);
+    gr_coordinator_config coordinator_config = {.world_size = job->size, .secret = secret};
+    if (gr_random_bytes(secret, sizeof secret, &diag) != GR_OK ||
+        gr_config_defaults(&gr_group_config_table, &config, &arena, &diag) != GR_OK ||
+        gr_coordinator_create(&coordinator_config, &coordinator, &diag) != GR_OK) {
+        fprintf(stderr, "the job cannot start: %s\n", diag.text);
+        gr_arena_fini(&arena);
+        return UINT64_MAX;
+    }
+    gr_hex(secret, sizeof secret, secret_hex);
+    config.world_size = job->size;
+    config.local_size = job->size;
+    config.coordinator = gr_coordinator_address(coordinator);
+    config.secret_hex = secret_hex;
+    config.link = strcmp(job->link, "tcp") == 0 ? 2 : 1;
+    config.algorithm = job->algorithm;
+    config.exact = !job->inexact;
+    config.progress = job->progress;
+    config.segment_bytes = job->segment_bytes > 0 ? job->segment_bytes : config.segment_bytes;
+    config.op_timeout_us = job->op_timeout_us > 0 ? job->op_timeout_us : 20000000;
+    config.log_level = 0; /* wrong calls are part of the tests */
+    pid_t pids[RANKS_MAX];
+    pid_t parent = getpid();
+    for (int rank = 0; rank < job->size; rank++) {
+        fflush(stdout);
+        fflush(stderr);
+        pids[rank] = fork();
+        if (pids[rank] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() == parent) {
+                run_rank(job, config, rank, function);
+            }
+            _exit(8);
+        }
+    }
+    uint64_t failed = collect(pids, job->size, coordinator, may_die);
+    gr_coordinator_destroy(coordinator);
+    gr_arena_fini(&arena);
+    return failed;
+}

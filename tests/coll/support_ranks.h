@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TESTS_COLL_SUPPORT_RANKS_H
+#define GR_TESTS_COLL_SUPPORT_RANKS_H
+
+/* Runs a function as every rank of a job: one process each, joined by a coordinator in the test. */
+
+#include "coll/comm.h"
+
+typedef struct ranks_job {
+    int size;
+    const char *link;      /* "shm", "tcp" */
+    const char *algorithm; /* as GRADUS_ALGORITHM, may be NULL */
+    bool inexact;
+    int progress;          /* as GRADUS_PROGRESS: 0 auto, 1 thread, 2 inline */
+    int64_t segment_bytes; /* 0: the default */
+    int64_t op_timeout_us; /* 0: 20 s */
+    const void *arg;       /* the function's own */
+} ranks_job;
+
+/* Returns 0 if all is well; everything else is a failure. It owns the communicator, and may destroy it
+ * and end. Says what is wrong on stderr. */
+typedef int ranks_function(gr_comm *comm, const ranks_job *job);
+
+/* 0 if every rank returned 0; else a bit for each rank that did not (rank 0: bit 0). A rank that was
+ * killed counts as failed unless it is in `may_die`. Bounded in time. */
+uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_die);
+
+#endif
