@@ -5,7 +5,8 @@
 
 enum {
     ORDER_TAG = 0x6f726400, /* keeps our counters apart from other streams */
-    /* A network over a few bits mixes badly however many rounds it has; small counts walk instead. */
+    /* A network over a few bits mixes badly however many rounds it has; small counts walk
+     * instead. */
     ORDER_HALF_BITS_MIN = 4
 };
 

@@ -4,10 +4,10 @@
 
 #include <stdint.h>
 
-/* The order of an epoch: a keyed permutation of [0, count) that anybody can evaluate at any position
- * in O(1) memory: a Feistel network over the next even number of bits, with cycle walking (Black and
- * Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). Seed and epoch give the keys of its
- * rounds through Philox. */
+/* The order of an epoch: a keyed permutation of [0, count) that anybody can evaluate at any
+ * position in O(1) memory: a Feistel network over the next even number of bits, with cycle
+ * walking (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). Seed and
+ * epoch give the keys of its rounds through Philox. */
 enum { GR_ORDER_ROUNDS = 8 };
 
 typedef struct gr_order {

@@ -322,5 +322,9 @@ gr_status gr_csv_read_text(const gr_table *table, int64_t number, float *x_out, 
             return status;
         }
     }
-    return gr_csv_record(&cursor, &table->layout, x_out, label_out, diag);
+    gr_status status = gr_csv_record(&cursor, &table->layout, x_out, label_out, diag);
+    if (status == GR_OK && !table->layout.regression) {
+        *label_out = (int32_t)*label_out; /* "-0" is the class 0, as in the records */
+    }
+    return status;
 }
