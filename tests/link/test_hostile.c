@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Strangers, liars and members that send garbage: nobody gets in, nobody disturbs, nothing crashes. */
+
+#include "link/address.h"
+#include "link/auth.h"
+#include "link/frame.h"
+#include "link/shm/segment.h"
+#include "support_pair.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { STRANGERS = 300, HALF_OPEN = 8, SHORT_US = 300000 };
+
+typedef struct host {
+    gr_mesh *mesh;
+    gr_link_kind kind;
+} host;
+
+static void host_open(host *h, gr_link_kind kind)
+{
+    gr_mesh_config config = test_config(kind, 0, 2);
+    config.half_open_max = HALF_OPEN;
+    config.handshake_timeout_us = SHORT_US;
+    h->kind = kind;
+    assert_int_equal(gr_mesh_create(&config, &h->mesh, NULL), GR_OK);
+}
+
+static int dial(const host *h)
+{
+    int fd = -1;
+    gr_status status = gr_address_dial(gr_mesh_address(h->mesh), &fd, NULL);
+    return status >= 0 ? fd : -1;
+}
+
+static void progress_ok(const host *h)
+{
+    gr_diag diag = {0};
+    if (gr_mesh_progress(h->mesh, &diag) != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+}
+
+/* Move the host on until the other end of `fd` is closed; how many bytes came before. */
+static size_t bytes_until_closed(const host *h, int fd)
+{
+    uint8_t data[4096];
+    size_t total = 0;
+    for (int64_t end = test_now_us() + PATIENCE_US;;) {
+        assert_true(test_now_us() < end);
+        progress_ok(h);
+        ssize_t got = recv(fd, data, sizeof data, MSG_DONTWAIT);
+        if (got > 0) {
+            total += (size_t)got;
+        } else if (got == 0 || errno != EAGAIN) {
+            return total;
+        } else {
+            gr_mesh_wait(h->mesh, test_now_us() + 1000);
+        }
+    }
+}
+
+static uint64_t strangers(const host *h)
+{
+    gr_mesh_stats stats;
+    gr_mesh_get_stats(h->mesh, &stats);
+    return stats.strangers_refused;
+}
+
+static void test_garbage_gets_a_challenge_and_the_door(gr_link_kind kind)
+{
+    static const struct {
+        char bytes[100];
+        size_t size;
+    } words[] = {{"GET / HTTP/1.1\r\n\r\n", 18},
+                 {"\x16\x03\x01\x02\x00\x01", 6},
+                 {"G", 1}, /* may still become a handshake */
+                 {"GRA1\x01\x00\x01\x02 but the checksum is wrong", 100}};
+    host h;
+    host_open(&h, kind);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        int fd = dial(&h);
+        assert_true(fd >= 0);
+        assert_int_equal(send(fd, words[i].bytes, words[i].size, MSG_NOSIGNAL), words[i].size);
+        int64_t start = test_now_us();
+        assert_true(bytes_until_closed(&h, fd) <= GR_AUTH_CHALLENGE_BYTES);
+        /* What is recognised at once does not stay for the timeout. */
+        assert_true(i == 2 || test_now_us() - start < SHORT_US);
+        assert_int_equal(strangers(&h), i + 1);
+        close(fd);
+    }
+    assert_null(gr_mesh_link(h.mesh, 1));
+    gr_mesh_destroy(h.mesh);
+}
+
+static gr_link *join_as(host *h, gr_mesh **mesh_out, int rank)
+{
+    gr_mesh_config config = test_config(h->kind, rank, 2);
+    assert_int_equal(gr_mesh_create(&config, mesh_out, NULL), GR_OK);
+    assert_int_equal(gr_mesh_connect(*mesh_out, 0, gr_mesh_address(h->mesh), NULL), GR_OK);
+    gr_link *link = NULL;
+    for (int64_t end = test_now_us() + PATIENCE_US; link == NULL || !gr_mesh_link(h->mesh, 1);) {
+        gr_diag diag = {0};
+        assert_true(test_now_us() < end);
+        progress_ok(h);
+        if (gr_mesh_progress(*mesh_out, &diag) != GR_OK) {
+            fail_msg("%s", diag.text);
+        }
+        link = gr_mesh_link(*mesh_out, 0);
+        gr_mesh_wait(*mesh_out, test_now_us() + 1000);
+    }
+    return link;
+}
+
+/* Far more connections than places, and none of them says a word: the honest one still comes in. */
+static void test_half_open_flood(gr_link_kind kind)
+{
+    host h;
+    host_open(&h, kind);
+    int fds[STRANGERS];
+    for (int i = 0; i < STRANGERS; i++) {
+        fds[i] = dial(&h);
+        if (i % 50 == 0) {
+            progress_ok(&h);
+        }
+    }
+    int before = open_fds();
+    progress_ok(&h);
+    assert_true(open_fds() <= before + HALF_OPEN);
+    gr_mesh *other = NULL;
+    gr_link *link = join_as(&h, &other, 1);
+    assert_non_null(link);
+    assert_true(strangers(&h) >= STRANGERS - HALF_OPEN);
+    for (int i = 0; i < STRANGERS; i++) {
+        if (fds[i] >= 0) {
+            assert_true(bytes_until_closed(&h, fds[i]) <= GR_AUTH_CHALLENGE_BYTES);
+            close(fds[i]);
+        }
+    }
+    gr_mesh_destroy(other);
+    gr_mesh_destroy(h.mesh);
+}
+
+static void test_slow_one_is_closed(gr_link_kind kind)
+{
+    host h;
+    host_open(&h, kind);
+    int fd = dial(&h);
+    int64_t start = test_now_us();
+    assert_int_equal(send(fd, "GRA", 3, MSG_NOSIGNAL), 3);
+    assert_int_equal(bytes_until_closed(&h, fd), GR_AUTH_CHALLENGE_BYTES);
+    assert_true(test_now_us() - start < 4 * SHORT_US);
+    close(fd);
+    gr_mesh_destroy(h.mesh);
+}
+
+/* ---- Liars ------------------------------------------------------------------------------------ */
+
+/* A handshake by hand with the right secret. True if the host proved itself in turn. */
+static bool shake(const host *h, int fd, int rank)
+{
+    gr_auth auth;
+    uint8_t data[GR_AUTH_BYTES];
+    size_t size, used;
+    assert_int_equal(gr_auth_init(&auth, GR_AUTH_CONNECTOR, rank, test_secret, NULL), GR_OK);
+    for (int64_t end = test_now_us() + PATIENCE_US; !auth.done;) {
+        assert_true(test_now_us() < end);
+        const uint8_t *from = gr_auth_pending(&auth, &size);
+        if (size > 0) {
+            ssize_t sent = send(fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+            gr_auth_sent(&auth, sent > 0 ? (size_t)sent : 0);
+        }
+        progress_ok(h);
+        ssize_t got = recv(fd, data, GR_AUTH_BYTES - auth.in_filled, MSG_DONTWAIT);
+        if (got == 0 || (got < 0 && errno != EAGAIN)) {
+            return false;
+        }
+        if (got > 0) {
+            assert_true(gr_auth_take(&auth, data, (size_t)got, &used, NULL) >= 0);
+        }
+    }
+    gr_auth_fini(&auth);
+    return true;
+}
+
+static void test_false_ranks(gr_link_kind kind)
+{
+    static const int ranks[] = {2, -1, 0, INT32_MAX, INT32_MIN};
+    host h;
+    host_open(&h, kind);
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        int fd = dial(&h);
+        assert_false(shake(&h, fd, ranks[i]));
+        close(fd);
+    }
+    assert_int_equal(strangers(&h), sizeof ranks / sizeof ranks[0]);
+    gr_mesh_destroy(h.mesh);
+}
+
+static void test_second_of_a_rank(gr_link_kind kind)
+{
+    gr_mesh_config config = test_config(kind, 0, 3); /* one is missing: the door stays open */
+    host h = {.kind = kind};
+    assert_int_equal(gr_mesh_create(&config, &h.mesh, NULL), GR_OK);
+    int first = dial(&h), second = dial(&h);
+    assert_true(shake(&h, first, 1));
+    progress_ok(&h);
+    assert_false(shake(&h, second, 1));
+    close(first);
+    close(second);
+    gr_mesh_destroy(h.mesh);
+}
+
+static void test_wrong_secret(gr_link_kind kind)
+{
+    static const uint8_t wrong[GR_SECRET_BYTES] = {1};
+    host h;
+    gr_diag diag = {0};
+    gr_mesh *other;
+    host_open(&h, kind);
+    gr_mesh_config config = test_config(kind, 1, 2);
+    config.secret = wrong;
+    assert_int_equal(gr_mesh_create(&config, &other, NULL), GR_OK);
+    assert_int_equal(gr_mesh_connect(other, 0, gr_mesh_address(h.mesh), NULL), GR_OK);
+    gr_status status = GR_OK;
+    for (int64_t end = test_now_us() + PATIENCE_US; status == GR_OK && test_now_us() < end;) {
+        progress_ok(&h);
+        status = gr_mesh_progress(other, &diag);
+        gr_mesh_wait(other, test_now_us() + 1000);
+    }
+    assert_int_equal(status, GR_E_AUTH);
+    assert_int_equal(diag.peer_rank, 0);
+    assert_non_null(strstr(diag.text, "GRADUS_SECRET"));
+    assert_null(gr_mesh_link(h.mesh, 1));
+    assert_true(strangers(&h) > 0);
+    gr_mesh_destroy(other);
+    gr_mesh_destroy(h.mesh);
+}
+
+static void test_nobody_listens(gr_link_kind kind)
+{
+    host h;
+    gr_diag diag = {0};
+    char address[GR_ADDRESS_BYTES];
+    host_open(&h, kind);
+    snprintf(address, sizeof address, "%s", gr_mesh_address(h.mesh));
+    gr_mesh_destroy(h.mesh);
+    gr_mesh_config config = test_config(kind, 1, 2);
+    gr_mesh *other;
+    assert_int_equal(gr_mesh_create(&config, &other, NULL), GR_OK);
+    assert_int_equal(gr_mesh_connect(other, 0, address, NULL), GR_OK);
+    gr_status status = GR_OK;
+    for (int64_t end = test_now_us() + PATIENCE_US; status == GR_OK && test_now_us() < end;) {
+        status = gr_mesh_progress(other, &diag);
+        if (status == GR_OK) {
+            gr_mesh_wait(other, end);
+        }
+    }
+    assert_int_equal(status, GR_E_PEER_LOST);
+    assert_int_equal(diag.peer_rank, 0);
+    assert_non_null(strstr(diag.text, address));
+    gr_mesh_destroy(other);
+}
+
+static void test_bad_addresses(gr_link_kind kind)
+{
+    static const char *const bad[] = {"",      "unix:@",         "unix:/tmp/x", "tcp:",
+                                      "tcp:h", "tcp:127.0.0.1:", "tcp::5",      "tcp:127.0.0.1:x1",
+                                      "udp:1"};
+    (void)kind;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        int fd = -1;
+        gr_diag diag = {0};
+        assert_int_equal(gr_address_dial(bad[i], &fd, &diag), GR_E_INVALID);
+        assert_true(diag.text[0] != '\0');
+    }
+}
+
+/* ---- Members that send garbage ---------------------------------------------------------------- */
+
+/* Move the host on until it tells of a failure. */
+static void expect_failure(const host *h, gr_status expected, const char *word)
+{
+    gr_diag diag = {0};
+    gr_status status = GR_OK;
+    for (int64_t end = test_now_us() + PATIENCE_US; status == GR_OK && test_now_us() < end;) {
+        status = gr_mesh_progress(h->mesh, &diag);
+        gr_frame frame;
+        if (status == GR_OK && gr_mesh_link(h->mesh, 1) != NULL &&
+            gr_link_peek(gr_mesh_link(h->mesh, 1), &frame) == GR_OK) {
+            gr_link_next(gr_mesh_link(h->mesh, 1), NULL);
+        }
+    }
+    assert_int_equal(status, expected);
+    assert_int_equal(diag.peer_rank, 1);
+    if (strstr(diag.text, word) == NULL) {
+        fail_msg("\"%s\" is not in: %s", word, diag.text);
+    }
+    gr_frame frame;
+    assert_int_equal(gr_link_peek(gr_mesh_link(h->mesh, 1), &frame), expected);
+}
+
+static void test_garbage_after_the_handshake(gr_link_kind kind)
+{
+    host h;
+    uint8_t garbage[200];
+    int before = open_fds();
+    memset(garbage, 0x5a, sizeof garbage);
+    host_open(&h, kind);
+    int fd = dial(&h);
+    assert_true(shake(&h, fd, 1));
+    assert_int_equal(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL), sizeof garbage);
+    expect_failure(&h, GR_E_PROTOCOL, kind == GR_LINK_TCP ? "mark" : "no memory file");
+    close(fd);
+    gr_mesh_destroy(h.mesh);
+    assert_int_equal(open_fds(), before);
+}
+
+static void test_tcp_frame_with_a_flipped_bit(void **state)
+{
+    (void)state;
+    host h;
+    gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = 1};
+    uint8_t bytes[2 * GR_FRAME_BYTES + 1];
+    gr_frame_encode(&frame, bytes);
+    bytes[GR_FRAME_BYTES] = 'x';
+    gr_frame_encode(&frame, bytes + GR_FRAME_BYTES + 1);
+    bytes[GR_FRAME_BYTES + 1 + 9] ^= 4;
+    host_open(&h, GR_LINK_TCP);
+    int fd = dial(&h);
+    assert_true(shake(&h, fd, 1));
+    assert_int_equal(send(fd, bytes, sizeof bytes, MSG_NOSIGNAL), sizeof bytes);
+    expect_failure(&h, GR_E_PROTOCOL, "checksum");
+    close(fd);
+    gr_mesh_destroy(h.mesh);
+}
+
+/* A member by hand, with a memory file of its own whose contents the test chooses. */
+typedef struct forger {
+    host h;
+    int fd;
+    gr_shm_segment own;
+    gr_shm_pair *pair;
+} forger;
+
+static void forger_open(forger *f)
+{
+    host_open(&f->h, GR_LINK_SHM);
+    f->fd = dial(&f->h);
+    assert_true(shake(&f->h, f->fd, 1));
+    assert_int_equal(gr_shm_segment_create(1, 2, 1 << 20, &f->own, NULL), GR_OK);
+    f->pair = gr_shm_pair_of(&f->own, 0);
+    assert_int_equal(gr_shm_segment_give(f->fd, &f->own, 1, 2, NULL), GR_OK);
+    for (int64_t end = test_now_us() + PATIENCE_US; gr_mesh_link(f->h.mesh, 1) == NULL;) {
+        assert_true(test_now_us() < end);
+        progress_ok(&f->h);
+    }
+}
+
+static void forger_close(forger *f)
+{
+    gr_shm_segment_close(&f->own);
+    close(f->fd);
+    gr_mesh_destroy(f->h.mesh);
+}
+
+static void forge(forger *f, gr_shm_slot slot)
+{
+    memcpy((uint8_t *)&f->pair->slots[0] + 4, (uint8_t *)&slot + 4, sizeof slot - 4);
+    atomic_store(&f->pair->slots[0].sequence, 1);
+}
+
+static void test_shm_forged_descriptors(void **state)
+{
+    (void)state;
+    const gr_shm_slot forged[] = {
+        {.kind = 1,
+         .place = GR_SHM_WHOLE,
+         .size_bytes = 100,
+         .payload.far.offset = UINT64_MAX - 50},
+        {.kind = 1,
+         .place = GR_SHM_WHOLE,
+         .size_bytes = 100,
+         .payload.far.offset = UINT64_C(1) << 40},
+        {.kind = 1, .place = GR_SHM_WHOLE, .size_bytes = UINT32_MAX},
+        {.kind = 1, .place = GR_SHM_INLINE, .size_bytes = GR_SHM_INLINE_MAX + 1},
+        {.kind = 1, .place = 0, .size_bytes = 1},
+        {.kind = 1, .place = 77, .size_bytes = 1},
+        {.kind = 9, .place = GR_SHM_INLINE},
+        {.kind = GR_FRAME_ABORT,
+         .place = GR_SHM_WHOLE,
+         .size_bytes = 400,
+         .payload.far.offset = UINT64_MAX},
+    };
+    for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
+        forger f;
+        forger_open(&f);
+        forge(&f, forged[i]);
+        expect_failure(&f.h, GR_E_PROTOCOL, "rank 1 sent");
+        forger_close(&f);
+    }
+}
+
+static void test_shm_forged_pieces(void **state)
+{
+    (void)state;
+    const gr_shm_slot forged[] = {
+        {.place = GR_SHM_PIECE, .size_bytes = 1000, .payload.far = {4096, 2000, 0}},
+        {.place = GR_SHM_PIECE, .size_bytes = 1000, .payload.far = {4096, 100, 50}},
+        {.place = GR_SHM_PIECE, .size_bytes = 1000, .payload.far = {4096, 0, 0}},
+        {.place = GR_SHM_PIECE, .size_bytes = 1000, .payload.far = {UINT64_MAX, 100, 0}},
+    };
+    for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
+        forger f;
+        gr_shm_slot slot = forged[i];
+        uint8_t dst[1000];
+        gr_frame frame;
+        slot.kind = GR_FRAME_DATA;
+        forger_open(&f);
+        forge(&f, slot);
+        gr_link *link = gr_mesh_link(f.h.mesh, 1);
+        gr_status status = gr_link_peek(link, &frame);
+        if (status == GR_OK) {
+            status = gr_link_read(link, dst);
+        }
+        assert_int_equal(status, GR_E_PROTOCOL);
+        forger_close(&f);
+    }
+}
+
+static void test_shm_forged_counters(void **state)
+{
+    (void)state;
+    forger f;
+    gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = 4};
+    uint64_t ticket;
+    forger_open(&f);
+    atomic_store(&f.pair->slots[0].sequence, 12345);
+    expect_failure(&f.h, GR_E_PROTOCOL, "where 1 was due");
+    forger_close(&f);
+
+    forger_open(&f);
+    gr_link *link = gr_mesh_link(f.h.mesh, 1);
+    atomic_store(&f.pair->released, 1000000);
+    gr_status status = GR_OK;
+    for (int i = 0; i < 2 * GR_SHM_SLOTS && status == GR_OK; i++) {
+        status = gr_link_send(link, &frame, "abcd", &ticket);
+    }
+    assert_int_equal(status, GR_E_PEER_LOST);
+    assert_int_equal(gr_link_diag(link)->status, GR_E_PROTOCOL);
+    forger_close(&f);
+}
+
+/* Files that could fault under our reading are refused before they are mapped. */
+static void test_shm_bad_files(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 3; how++) {
+        host h;
+        gr_shm_segment own, bad;
+        host_open(&h, GR_LINK_SHM);
+        int fd = dial(&h);
+        assert_true(shake(&h, fd, 1));
+        assert_int_equal(gr_shm_segment_create(1, 2, 1 << 20, &own, NULL), GR_OK);
+        bad = own;
+        FILE *file = tmpfile();
+        assert_non_null(file);
+        if (how == 0) {
+            bad.fd = fileno(file); /* no memory file */
+        } else if (how == 1) {
+            bad.size_bytes += 1 << 20; /* shorter than it says */
+        } else {
+            memset(own.base + GR_SHM_PAGE, 0, 64); /* no card in it */
+        }
+        assert_int_equal(gr_shm_segment_give(fd, &bad, 1, 2, NULL), GR_OK);
+        expect_failure(&h, GR_E_PROTOCOL, "memory file");
+        fclose(file);
+        gr_shm_segment_close(&own);
+        close(fd);
+        gr_mesh_destroy(h.mesh);
+    }
+}
+
+static void test_closed_when_all_are_here(gr_link_kind kind)
+{
+    host h;
+    host_open(&h, kind);
+    char address[GR_ADDRESS_BYTES];
+    snprintf(address, sizeof address, "%s", gr_mesh_address(h.mesh));
+    gr_mesh *other;
+    (void)join_as(&h, &other, 1);
+    int fd = -1;
+    gr_status status = gr_address_dial(address, &fd, NULL);
+    assert_true(status == GR_E_PEER_LOST || status == GR_PENDING);
+    if (status == GR_PENDING) { /* TCP tells later */
+        struct pollfd at = {.fd = fd, .events = POLLOUT};
+        int error = 0;
+        socklen_t size = sizeof error;
+        assert_int_equal(poll(&at, 1, 10000), 1);
+        assert_int_equal(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size), 0);
+        assert_int_equal(error, ECONNREFUSED);
+        close(fd);
+    }
+    gr_mesh_destroy(other);
+    gr_mesh_destroy(h.mesh);
+}
+
+#define EACH_TEST(X)                                                                               \
+    X(garbage_gets_a_challenge_and_the_door)                                                       \
+    X(half_open_flood)                                                                             \
+    X(slow_one_is_closed)                                                                          \
+    X(false_ranks)                                                                                 \
+    X(second_of_a_rank)                                                                            \
+    X(wrong_secret)                                                                                \
+    X(nobody_listens)                                                                              \
+    X(bad_addresses)                                                                               \
+    X(garbage_after_the_handshake)                                                                 \
+    X(closed_when_all_are_here)
+
+#define DEFINE(name)                                                                               \
+    static void shm_##name(void **state)                                                           \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name(GR_LINK_SHM);                                                                  \
+    }                                                                                              \
+    static void tcp_##name(void **state)                                                           \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name(GR_LINK_TCP);                                                                  \
+    }
+EACH_TEST(DEFINE)
+
+#define LIST(name) cmocka_unit_test(shm_##name), cmocka_unit_test(tcp_##name),
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        EACH_TEST(LIST) cmocka_unit_test(test_tcp_frame_with_a_flipped_bit),
+        cmocka_unit_test(test_shm_forged_descriptors),
+        cmocka_unit_test(test_shm_forged_pieces),
+        cmocka_unit_test(test_shm_forged_counters),
+        cmocka_unit_test(test_shm_bad_files),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
