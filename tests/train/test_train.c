@@ -394,6 +394,70 @@ static void all_ranks_name_the_nan(void **state)
     }
 }
 
+enum { CROOKED_SAMPLES = 40, CROOKED = 17, CROOKED_SHARDS = 8 };
+
+/* Forty samples, one of which is so large that the first layer's sums overflow. */
+static void write_crooked(const char *folder)
+{
+    char path[SUPPORT_PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/data.csv", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < CROOKED_SAMPLES; i++) {
+        for (int v = 0; v < 64; v++) {
+            fprintf(file, "%s,", i == CROOKED ? "3e38" : v % 7 == i % 7 ? "1" : "0");
+        }
+        fprintf(file, "%d\n", i % 10);
+    }
+    fclose(file);
+    snprintf(path, sizeof path, "%s/job.yaml", folder);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file,
+            "name: crooked\nmodel: [{linear: 16, name: first}, {linear: 10}]\n"
+            "data: {format: csv, file: data.csv}\noptimizer: {kind: sgd, learning_rate: 0.5}\n"
+            "loss: cross_entropy\nseed: 3\nsteps: 2\nglobal_batch: %d\noutput: %s/out\n"
+            "distribution: {shards: %d}\n",
+            CROOKED_SAMPLES, folder, CROOKED_SHARDS);
+    fclose(file);
+}
+
+/* The sentence names the rank and the shard that had the sample, whoever that is. */
+static void the_right_shard_is_named(void **state)
+{
+    (void)state;
+    gr_order order;
+    gr_order_init(&order, 3, 0, CROOKED_SAMPLES);
+    int position = 0;
+    while (gr_order_at(&order, (uint64_t)position) != CROOKED) {
+        position++;
+    }
+    int shard = position / (CROOKED_SAMPLES / CROOKED_SHARDS), owner = -1;
+    for (int rank = 0; rank < 3; rank++) {
+        int first, count;
+        gr_shard_range(CROOKED_SHARDS, 3, rank, &first, &count);
+        owner = shard >= first && shard < first + count ? rank : owner;
+    }
+    char folder[SUPPORT_PATH_BYTES], text[600], wanted[200];
+    int codes[WORKERS_MAX] = {0}, status = 0;
+    support_folder(folder);
+    write_crooked(folder);
+    support_group(3, "shm", train_member, &(member_arg){folder, NULL}, codes);
+    snprintf(
+        wanted, sizeof wanted,
+        "in the output of layer \"first\" on rank %d (shard %d); lower the learning rate (0.5)",
+        owner, shard);
+    for (int rank = 0; rank < 3; rank++) {
+        read_sentence(folder, rank, &status, text, sizeof text);
+        assert_int_equal(status, GR_E_NOT_FINITE);
+        assert_memory_equal(text, "step 1: the loss became ", 24);
+        if (strstr(text, wanted) == NULL) {
+            fail_msg("\"%s\" does not say \"%s\"", text, wanted);
+        }
+    }
+    support_clean(folder);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -402,7 +466,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_worker_is_the_naive_loop), cmocka_unit_test(a_run_and_its_evaluation),
         cmocka_unit_test(same_bits_over_shm),           cmocka_unit_test(same_bits_over_tcp),
         cmocka_unit_test(same_bits_in_other_settings),  cmocka_unit_test(inexact_runs_agree),
-        cmocka_unit_test(all_ranks_name_the_nan),
+        cmocka_unit_test(all_ranks_name_the_nan),       cmocka_unit_test(the_right_shard_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
