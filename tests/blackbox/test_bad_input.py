@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong in a job is said before anything starts: exit code 2 and one sentence with file, line
+and remedy."""
+import gzip
+import os
+import pathlib
+import signal
+import struct
+
+import pytest
+from conftest import read_lines
+
+JOB = """\
+name: tiny
+data:
+  format: csv
+  file: tiny.csv
+  classes: 3
+  test_count: 8
+model:
+  - linear: 8
+  - relu
+  - linear: 3
+loss: cross_entropy
+optimizer:
+  kind: sgd
+  learning_rate: 0.1
+epochs: 1
+global_batch: 16
+seed: 1
+output: out
+distribution:
+  number_of_workers: 2
+  shards: 4
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """job(("old line", "new line"), ...) writes job.yaml with these replacements."""
+    rows = [f"{i % 7},{i % 5},{i * 0.5},{-i},{i % 3}" for i in range(72)]
+    (tmp_path / "tiny.csv").write_text("\n".join(rows) + "\n")
+
+    def write(*changes, text=JOB):
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        return path
+    return write
+
+
+def expect_refused(done, *says):
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert done.stderr.startswith("gradus: ") and done.stderr.count("\n") == 1, done.stderr
+    for words in says:
+        assert words in done.stderr
+
+
+def test_the_job_itself_is_fine(gradus, job):
+    done = gradus("run", job())
+    assert done.returncode == 0, done.stderr
+    assert (gradus.folder / "out" / "model.safetensors").exists()
+
+
+KEYS = [
+    # what stands there, what is written instead, line, what the sentence must say
+    ("epochs: 1", "epoch: 1", 15, '"epochs"'),
+    ("  learning_rate: 0.1", "  learning_rte: 0.1", 14, '"learning_rate"'),
+    ("  shards: 4", "  shard: 4", 21, '"shards"'),
+    ("  classes: 3", "  clases: 3", 5, '"classes"'),
+    ("epochs: 1", "epochs: many", 15, "many"),
+    ("global_batch: 16", "global_batch: [16]", 16, "global_batch"),
+    ("global_batch: 16", "global_batch: 1.5", 16, "global_batch"),
+    ("  learning_rate: 0.1", "  learning_rate: fast", 14, "fast"),
+    ("  kind: sgd", "  kind: sdg", 13, '"sgd"'),
+    ("loss: cross_entropy", "loss: cross_entrpy", 11, "cross_entropy"),
+    ("  - relu", "  - rleu", 9, "relu"),
+    ("  - linear: 8", "  - linear: -8", 8, "linear"),
+    ("  - linear: 8", "  - linear: eight", 8, "eight"),
+    ("  - relu", "  - conv2d: {channels: 2, kernel: 3}", 9, "conv2d"),
+    ("  - relu", "  - max_pool: 2", 9, "max_pool"),
+    ("  - linear: 3", "  - linear: 5", 10, "3"),
+    ("global_batch: 16", "global_batch: 18", 16, "16"),
+    ("global_batch: 16", "global_batch: 0", 16, "global_batch"),
+    ("global_batch: 16", "global_batch: -16", 16, "global_batch"),
+    ("epochs: 1", "epochs: 0", 15, "epochs"),
+    ("epochs: 1", "epochs: -1", 15, "epochs"),
+    ("epochs: 1", "epochs: nan", 15, "epochs"),
+    ("  number_of_workers: 2", "  number_of_workers: -2", 20, "number_of_workers"),
+    ("  number_of_workers: 2", "  number_of_workers: 5", 21, "at most 4 workers"),
+    ("  shards: 4", "  shards: -4", 21, "shards"),
+    ("  test_count: 8", "  test_count: 72", 6, "test_count"),
+    ("  classes: 3", "  classes: -3", 5, "classes"),
+    ("seed: 1", "seed: 1\nseed: 2", 18, "seed"),
+    ("  kind: sgd", "  kind: [sgd", 14, ""),
+    ("  number_of_workers: 2", "  strategy: pigeons", 20, "allreduce"),
+    ("  number_of_workers: 2", "  link: pigeon", 20, "shm"),
+    ("  number_of_workers: 2", "  distribution_type: MPI", 20, "MPI"),
+]
+
+
+@pytest.mark.parametrize("old, new, line, says", KEYS, ids=[new.strip() for _, new, _, _ in KEYS])
+def test_wrong_keys_and_values(gradus, job, old, new, line, says):
+    path = job((old, new))
+    for verb in (["run"], ["run", "--dry-run"]):
+        expect_refused(gradus(*verb, path), f"job.yaml:{line}", says)
+    assert sorted(entry.name for entry in gradus.folder.iterdir()) == ["job.yaml", "tiny.csv"]
+
+
+def test_workers_on_the_command_line(gradus, job):
+    expect_refused(gradus("run", "-np", 5, job()), "5", "shards")
+    expect_refused(gradus("run", "-np", 0, job()), "-np")
+
+
+@pytest.mark.parametrize("data, says", [
+    (None, ["tiny.csv"]),
+    (b"", ["tiny.csv"]),
+    (b"1,2,3,4,0\n1,2,x,4,0\n" * 20, ["tiny.csv:2", "column 3", '"x"']),
+    (b"1,2,3,4,0\n1,2,3,0\n" * 20, ["tiny.csv:2"]),
+    (b"1,2,3,4,0\n" * 20 + b"1,2,3,4,3\n" + b"1,2,3,4,0\n" * 20, ["tiny.csv:21", "3"]),
+    (b"1,2,3,4,0\n1,2,3,4,-1\n" * 20, ["tiny.csv:2", "-1"]),
+    (b"1,2,3,4,0\n1,2,3,4,0.5\n" * 20, ["tiny.csv:2", "0.5"]),
+    (b"1,2,3,4,0\n1,2,3,4,\n" * 20, ["tiny.csv:2"]),
+    (gzip.compress(b"1,2,3,4,0\n" * 2000)[:-20], ["tiny.csv", "truncated"]),
+    (b"1,2,3,4,0\n" * 12, ["16"]),
+], ids=["missing", "empty", "no number", "columns", "label too large", "label negative",
+        "label no whole number", "label empty", "truncated gzip", "fewer samples than a batch"])
+def test_bad_data(gradus, job, data, says):
+    path = job()
+    file = gradus.folder / "tiny.csv"
+    file.unlink()
+    if data is not None:
+        file.write_bytes(data)
+    expect_refused(gradus("run", path), *says)
+
+
+def test_idx_that_is_shorter_than_its_header_says(gradus, job):
+    (gradus.folder / "images").write_bytes(struct.pack(">IIII", 0x803, 100, 2, 2) + b"\0" * 399)
+    (gradus.folder / "labels").write_bytes(struct.pack(">II", 0x801, 100) + b"\0" * 100)
+    path = job(("  format: csv", "  format: idx"), ("  file: tiny.csv",
+                                                    "  images: images\n  labels: labels"))
+    expect_refused(gradus("run", path), "images")
+    (gradus.folder / "images").write_bytes(struct.pack(">IIII", 0x804, 100, 2, 2) + b"\0" * 400)
+    expect_refused(gradus("run", path), "images")
+    (gradus.folder / "images").write_bytes(struct.pack(">IIII", 0x803, 99, 2, 2) + b"\0" * 396)
+    expect_refused(gradus("run", path), "99", "100")
+
+
+@pytest.mark.parametrize("text, says", [
+    (None, "job.yaml"), ("", "job.yaml"), ("- a\n- b\n", "job.yaml"), ("\0\1\2", "job.yaml"),
+    ("a: &a [*a]", "job.yaml"), ("name: x\n", "job.yaml"), ("\t- x", "job.yaml")])
+def test_files_that_are_no_jobs(gradus, text, says):
+    path = gradus.folder / "job.yaml"
+    if text is not None:
+        path.write_text(text)
+    expect_refused(gradus("run", path), says)
+    expect_refused(gradus("eval", path, "model.safetensors"), says)
+
+
+def test_output_folder_that_cannot_be_written(gradus, job):
+    (gradus.folder / "file").write_text("")
+    expect_refused(gradus("run", job(("output: out", "output: file/out"))), "file/out")
+    expect_refused(gradus("run", "--output", gradus.folder / "file", job()), "file")
+
+
+def test_a_word_behind_the_job_file(gradus, job):
+    expect_refused(gradus("run", job(), "extra"), '"extra"')
+    expect_refused(gradus("run", job(), "--jsn"), '"--json"')
+
+
+def test_a_dry_run_prints_and_starts_nothing(gradus, job):
+    done = gradus("run", "--dry-run", job())
+    assert done.returncode == 0 and done.stderr == ""
+    for words in ("linear", "global 16", "2 with 1 thread"):
+        assert words in done.stdout
+    assert not (gradus.folder / "out" / "model.safetensors").exists()
+
+
+def test_weights_that_do_not_fit(gradus, job):
+    path = job()
+    expect_refused(gradus("eval", path, "absent.safetensors"), "absent.safetensors")
+    assert gradus("run", "-np", 1, path).returncode == 0
+    weights = gradus.folder / "out" / "model.safetensors"
+    assert gradus("eval", path, weights).returncode == 0
+    whole = weights.read_bytes()
+    (gradus.folder / "cut").write_bytes(whole[:-1])
+    expect_refused(gradus("eval", path, "cut"), "cut")
+    expect_refused(gradus("eval", job(("  - linear: 8", "  - linear: 9")), weights),
+                   "model.safetensors")
+
+
+# ---- A native job that fails while it runs ---------------------------------------------------------
+
+LONG = (("epochs: 1", "epochs: 100000"),)
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_worker_of_a_job_is_named(gradus, job, link, rank):
+    run = gradus.start("run", "-np", 3, "--link", link, "--json", job(*LONG))
+    read_lines(run.stdout, 2)  # it trains
+    workers = {}
+    for pid in gradus.remains():
+        env = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        for entry in env:
+            if entry.startswith(b"GRADUS_RANK="):
+                workers[int(entry.split(b"=")[1])] = pid
+    assert sorted(workers) == [0, 1, 2]
+    os.kill(workers[rank], signal.SIGKILL)
+    _, message = run.communicate(timeout=30)
+    assert run.returncode == 1
+    assert f"gradus: rank {rank} (pid {workers[rank]}) was killed by signal 9 (Killed)" in message
+    assert len([line for line in message.splitlines() if line.startswith("gradus: ")]) == 1
+    gradus.wait_for_nothing()
+
+
+def test_a_job_is_ended_by_sigterm(gradus, job):
+    run = gradus.start("run", "-np", 2, "--json", job(*LONG))
+    read_lines(run.stdout, 2)
+    run.terminate()
+    _, message = run.communicate(timeout=20)
+    assert run.returncode == 1 and "ended by SIGTERM" in message
+    gradus.wait_for_nothing()
