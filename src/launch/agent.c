@@ -238,8 +238,8 @@ static bool reap(struct agent *agent)
     }
 }
 
-/* To the groups of the workers that run, and to whatever else runs outside of them: the program that
- * a shell has left behind when it died, say. */
+/* To the groups of the workers that run, and when none does, to whatever they have left behind: the
+ * program of a shell that died, say. */
 static void signal_all(const struct agent *agent, int signal_number)
 {
     for (int rank = 0; rank < agent->config->workers; rank++) {

@@ -96,7 +96,7 @@ static int64_t now_us(void)
     return gr_now_ns() / 1000;
 }
 
-/* ---- Telling and ending -------------------------------------------------------------------------- */
+/* ---- Telling and ending ---------------------------------------------------------------------- */
 
 static void tell_agent(struct gang *gang, int kind, int value)
 {
@@ -203,7 +203,7 @@ static void on_signal(uv_signal_t *handle, int signal_number)
     }
 }
 
-/* ---- Joining ------------------------------------------------------------------------------------- */
+/* ---- Joining --------------------------------------------------------------------------------- */
 
 static void fail_absent(struct gang *gang, const bool *absent, const char *waited)
 {
@@ -310,7 +310,7 @@ static void on_coordinator(uv_poll_t *poll, int status, int events)
     progress_coordinator(poll->data);
 }
 
-/* ---- What the agent tells ------------------------------------------------------------------------ */
+/* ---- What the agent tells -------------------------------------------------------------------- */
 
 static void on_worker_end(struct gang *gang, const gr_agent_message *message)
 {
@@ -420,7 +420,7 @@ static void on_output_lost(void *event_arg, int error)
     end_after_failure(gang);
 }
 
-/* ---- Preparation --------------------------------------------------------------------------------- */
+/* ---- Preparation ----------------------------------------------------------------------------- */
 
 /* A port that was free a moment ago: for programs that open MASTER_PORT themselves. */
 static gr_status find_free_port(int *port_out, gr_diag *diag)
@@ -620,7 +620,7 @@ static void stop_agent(struct gang *gang)
     }
 }
 
-/* ---- The end ------------------------------------------------------------------------------------- */
+/* ---- The end --------------------------------------------------------------------------------- */
 
 static gr_status report_signal(const struct gang *gang, gr_diag *diag)
 {

@@ -49,9 +49,9 @@ typedef struct gr_launch_report {
     char tail[GR_LAUNCH_TAIL_TEXT_BYTES]; /* the last lines that it wrote, indented; may be empty */
 } gr_launch_report;
 
-/* Blocks until every process of the job has ended and all output is written. While it runs, SIGINT,
- * SIGTERM and SIGHUP are handed to the workers, and the calling process adopts the orphans among its
- * descendants. The process must have no other threads and no children when it is called.
+/* Blocks until every process of the job has ended and all output is written. SIGINT,
+ * SIGTERM and SIGHUP are handed to the workers meanwhile; the calling process adopts the orphans
+ * among its descendants. The process must have no other threads and no children when it is called.
  *
  * Returns   GR_OK: every worker ended with exit code 0.
  *           GR_E_NOT_FOUND, GR_E_INVALID: the command or a setting is wrong, nothing has run.

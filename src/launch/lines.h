@@ -14,7 +14,7 @@ enum {
     GR_LINES_TAIL_BYTES = 4096 /* of the last output that is kept for the report of a failure */
 };
 
-/* Borrowed for the call. Receives whole lines (or pieces of one, which end in '\n' all the same). */
+/* Borrowed for the call. Receives whole lines, or pieces of one, which end in '\n' as well. */
 typedef void gr_lines_emit(void *emit_arg, const char *text, size_t size_bytes);
 
 /* Writes what stands in front of a line that ends now; returns its length, at most
@@ -37,7 +37,7 @@ void gr_lines_init(gr_lines *lines, gr_lines_prefix *prefix, void *prefix_arg, g
                    void *emit_arg);
 void gr_lines_fini(gr_lines *lines);
 
-/* When there is no memory to keep a line that has begun it is emitted in pieces; nothing is lost. */
+/* Without memory for a line that has begun it is emitted in pieces; nothing is lost. */
 void gr_lines_feed(gr_lines *lines, const char *data, size_t size_bytes);
 
 /* The end of the output: a line without '\n' is emitted with one. */

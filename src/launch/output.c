@@ -41,7 +41,7 @@ static struct stream *stream_of(const gr_output *output, int rank, int number)
     return &output->streams[rank * STREAMS + number];
 }
 
-/* ---- The way of a line --------------------------------------------------------------------------- */
+/* ---- The way of a line ----------------------------------------------------------------------- */
 
 static size_t write_prefix(void *prefix_arg, char *text_out)
 {
@@ -81,7 +81,7 @@ static bool has_prefix(const gr_launch_config *config, int rank, int number)
     return config->prefix && !(config->raw_rank0 && rank == 0 && number == 0);
 }
 
-/* ---- Creation ------------------------------------------------------------------------------------ */
+/* ---- Creation -------------------------------------------------------------------------------- */
 
 static gr_status open_log(struct stream *stream, const char *folder, gr_diag *diag)
 {
@@ -166,7 +166,7 @@ int gr_output_worker_fd(const gr_output *output, int rank, int stream)
     return stream_of(output, rank, stream)->worker_fd;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------- */
+/* ---- Running --------------------------------------------------------------------------------- */
 
 static void check_settled(gr_output *output)
 {

@@ -27,8 +27,8 @@ static void break_sink(gr_sink *sink, int error)
     sink->lost(sink->event_arg);
 }
 
-/* O_NONBLOCK belongs to the open file, which we share with whoever started us: setting it there would
- * break their writes. So pipes and terminals are opened anew. */
+/* O_NONBLOCK belongs to the open file, which we share with whoever started us: setting it there
+ * would break their writes. So pipes and terminals are opened anew. */
 static int open_own(int fd, bool *blocking_out)
 {
     struct stat info;

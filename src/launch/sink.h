@@ -3,8 +3,8 @@
 #define GR_LAUNCH_SINK_H
 
 /* The launcher's own stdout or stderr: a bounded queue that a slow reader may fill without stopping
- * the launcher's loop. Whoever writes asks gr_sink_has_room first; `drained` says when there is room
- * again. */
+ * the launcher's loop. Whoever writes asks gr_sink_has_room first; `drained` says when there is
+ * room again. */
 
 #include <gradus/status.h>
 #include <stdbool.h>
