@@ -254,7 +254,8 @@ gr_status gr_table_open_csv(gr_source *source, const gr_table_options *options,
         status = gr_store_seal(table->records, diag);
     } else if (status == GR_OK) {
         table->kind = GR_TABLE_CSV_TEXT;
-        table->line_bytes_max++; /* one byte more shows that the text ends */
+        /* The cursor wants a whole field in sight up to the line's end: one system call a line. */
+        table->line_bytes_max += GR_CSV_FIELD_BYTES_MAX;
         status = gr_file_mark_check(table->name, table->fd, &table->mark, diag);
     }
     free(scan.record);
