@@ -172,6 +172,14 @@ const gr_layout *gr_layout_plain(gr_dnn *dnn, int64_t batch, const gr_shape *sha
     return layout_keep(dnn, &desc);
 }
 
+const gr_layout *gr_layout_blocked(gr_dnn *dnn, int64_t batch, const gr_shape *shape, size_t block)
+{
+    dnnl_memory_desc_t desc =
+        desc_4d(batch, shape->dim[0], shape->dim[1], shape->dim[2],
+                block == 16 ? dnnl_aBcd16b : (block == 8 ? dnnl_aBcd8b : dnnl_abcd));
+    return layout_keep(dnn, &desc);
+}
+
 const gr_layout *gr_layout_conv_weights(gr_dnn *dnn, const gr_conv_shape *shape)
 {
     dnnl_memory_desc_t desc =
@@ -182,6 +190,21 @@ const gr_layout *gr_layout_conv_weights(gr_dnn *dnn, const gr_conv_shape *shape)
 bool gr_layout_equal(const gr_layout *a, const gr_layout *b)
 {
     return a == b || dnnl_memory_desc_equal(&a->desc, &b->desc);
+}
+
+size_t gr_layout_block(const gr_layout *layout)
+{
+    static const struct {
+        dnnl_format_tag_t tag;
+        size_t block;
+    } known[] = {{dnnl_aBcd16b, 16}, {dnnl_aBcd8b, 8}, {dnnl_abcd, 1}};
+    for (size_t i = 0; layout->desc.ndims == 4 && i < sizeof known / sizeof known[0]; i++) {
+        dnnl_memory_desc_t desc = desc_make(4, layout->desc.dims, known[i].tag);
+        if (dnnl_memory_desc_equal(&layout->desc, &desc)) {
+            return known[i].block;
+        }
+    }
+    return 0;
 }
 
 size_t gr_layout_bytes(const gr_layout *layout)

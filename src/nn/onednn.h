@@ -39,8 +39,13 @@ void gr_dnn_destroy(gr_dnn *dnn); /* after all its operations */
 
 /* Row-major, batch first; NULL without memory. */
 const gr_layout *gr_layout_plain(gr_dnn *dnn, int64_t batch, const gr_shape *shape);
+/* Images in blocks of 1, 8 or 16 channels, filled up with zeros: see gr_layout_block. */
+const gr_layout *gr_layout_blocked(gr_dnn *dnn, int64_t batch, const gr_shape *shape, size_t block);
 bool gr_layout_equal(const gr_layout *a, const gr_layout *b);
 size_t gr_layout_bytes(const gr_layout *layout);
+
+/* b of images that lie as [batch][channels / b][height][width][b]; plain: 1; other layouts: 0. */
+size_t gr_layout_block(const gr_layout *layout);
 
 typedef struct gr_conv_shape {
     int64_t batch, channels_in, height_in, width_in;

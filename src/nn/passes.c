@@ -11,8 +11,7 @@ const gr_passes *gr_passes_best(void)
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         return &gr_passes_avx512;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-        __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         return &gr_passes_avx2;
     }
 #endif
@@ -51,6 +50,17 @@ void gr_dropout_backward_f32(float *dx, const float *dy, const uint8_t *mask, do
                              size_t count)
 {
     gr_passes_best()->dropout_backward(dx, dy, mask, (float)(1.0 / (1.0 - rate)), count);
+}
+
+void gr_max_pool_f32(const gr_pool_numbers *n, const float *x, float *y, uint8_t *at)
+{
+    gr_passes_best()->max_pool(n, x, y, at);
+}
+
+void gr_max_pool_backward_f32(const gr_pool_numbers *n, const float *dy, const float *y,
+                              const uint8_t *at, float *dx)
+{
+    gr_passes_best()->max_pool_backward(n, dy, y, at, dx);
 }
 
 void gr_blend_f32(float *values, const float *gradients, float keep, float take, size_t count)

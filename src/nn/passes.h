@@ -22,6 +22,14 @@ typedef struct gr_adam_numbers {
     float second_scale; /* 1 / (1 - beta2^t) */
 } gr_adam_numbers;
 
+/* Images of `inner` channels side by side: [outer][height][width][inner], inner 1, 8 or 16. */
+typedef struct gr_pool_numbers {
+    size_t outer, inner;
+    int64_t height_in, width_in, height_out, width_out;
+    int64_t kernel, stride, padding; /* kernel <= GR_POOL_KERNEL_MAX */
+} gr_pool_numbers;
+enum { GR_POOL_KERNEL_MAX = 15 }; /* places in the window fit a byte */
+
 typedef struct gr_passes {
     void (*relu)(float *y, const float *x, size_t count);
     void (*relu_backward)(float *dx, const float *dy, const float *y, size_t count);
@@ -32,6 +40,9 @@ typedef struct gr_passes {
                     uint32_t threshold, float scale, size_t count);
     void (*dropout_backward)(float *dx, const float *dy, const uint8_t *mask, float scale,
                              size_t count);
+    void (*max_pool)(const gr_pool_numbers *n, const float *x, float *y, uint8_t *at);
+    void (*max_pool_backward)(const gr_pool_numbers *n, const float *dy, const float *y,
+                              const uint8_t *at, float *dx);
     double (*square_sum)(const float *x, size_t count);
     bool (*any_not_finite)(const float *x, size_t count);
     void (*blend)(float *values, const float *gradients, float keep, float take, size_t count);
@@ -57,6 +68,11 @@ void gr_dropout_f32(float *y, uint8_t *mask, const float *x, const uint32_t *wor
                     size_t count);
 void gr_dropout_backward_f32(float *dx, const float *dy, const uint8_t *mask, double rate,
                              size_t count);
+/* The first largest value of each window; NaN is larger than all. at: its place in the window. */
+void gr_max_pool_f32(const gr_pool_numbers *n, const float *x, float *y, uint8_t *at);
+/* y: not NULL where a ReLU stands before the pooling: its mask is applied as well. */
+void gr_max_pool_backward_f32(const gr_pool_numbers *n, const float *dy, const float *y,
+                              const uint8_t *at, float *dx);
 /* values = keep * values + take * gradients. */
 void gr_blend_f32(float *values, const float *gradients, float keep, float take, size_t count);
 

@@ -41,9 +41,43 @@ static gr_status create_dnn(gr_model *model, gr_layer *layer, const gr_conv_shap
     return status;
 }
 
+/* Our own kernel is several times faster for images of channels side by side. */
+static bool own_max(const gr_model *model, const gr_layer *layer)
+{
+    return is_max(layer) && layer->spec->set.kernel <= GR_POOL_KERNEL_MAX && model->dnn &&
+           gr_layout_block(layer->want) > 0;
+}
+
+static gr_pool_numbers numbers_of(const gr_model *model, const gr_layer *layer)
+{
+    gr_conv_shape s = gr_layer_window(model, layer);
+    size_t inner = gr_layout_block(layer->want);
+    gr_pool_numbers numbers = {.inner = inner,
+                               .height_in = s.height_in,
+                               .width_in = s.width_in,
+                               .height_out = s.height_out,
+                               .width_out = s.width_out,
+                               .kernel = s.kernel,
+                               .stride = s.stride,
+                               .padding = s.padding};
+    size_t image = (size_t)(s.height_out * s.width_out) * inner;
+    numbers.outer = gr_layer_elements(layer) / image;
+    return numbers;
+}
+
 static gr_status pool_create(gr_model *model, gr_layer *layer, gr_diag *diag)
 {
     gr_conv_shape shape = gr_layer_window(model, layer);
+    if (own_max(model, layer)) {
+        layer->layout = gr_layout_blocked(model->dnn, model->config.batch,
+                                          &layer->spec->info.output, gr_layout_block(layer->want));
+        if (!layer->layout) {
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for pooling");
+        }
+        layer->at[WORKSPACE] =
+            gr_reserve(&layer->keep_bytes, gr_layout_bytes(layer->layout) / sizeof(float));
+        return GR_OK;
+    }
     if (model->dnn) {
         return create_dnn(model, layer, &shape, diag);
     }
@@ -78,6 +112,12 @@ static gr_status pool_forward(gr_model *model, gr_layer *layer, const gr_pass *p
 {
     (void)pass;
     float *y = gr_layer_y(model, layer);
+    if (own_max(model, layer)) {
+        gr_pool_numbers numbers = numbers_of(model, layer);
+        gr_max_pool_f32(&numbers, gr_layer_x(model, layer), y,
+                        gr_layer_keep(model, layer, layer->at[WORKSPACE]));
+        return GR_OK;
+    }
     if (model->dnn) {
         return run_forward(model, layer, y, diag);
     }
@@ -98,9 +138,15 @@ static gr_status pool_backward(gr_model *model, gr_layer *layer, const gr_pass *
     if (!dx) {
         return GR_OK;
     }
+    /* A gradient arrives only where the largest value came from, and that value is this layer's
+     * output: the mask of a ReLU before it can be applied here, to fewer numbers. */
+    if (own_max(model, layer)) {
+        gr_pool_numbers numbers = numbers_of(model, layer);
+        gr_max_pool_backward_f32(&numbers, dy, layer->mask_pooled ? gr_layer_y(model, layer) : NULL,
+                                 gr_layer_keep(model, layer, layer->at[WORKSPACE]), dx);
+        return GR_OK;
+    }
     if (layer->mask_pooled) {
-        /* A gradient arrives only where the largest value came from, and that value is this
-         * layer's output: the ReLU's mask can be applied here, to fewer numbers. */
         gr_relu_backward_f32(dy, dy, gr_layer_y(model, layer), gr_layer_elements(layer));
     }
     if (model->dnn) {

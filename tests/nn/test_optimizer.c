@@ -5,6 +5,7 @@
 
 #include "base/philox.h"
 #include "nn/passes.h"
+#include "nn/ref.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -237,7 +238,7 @@ static void test_sums_and_checks(void **state)
 enum { N = 1003 };
 
 typedef struct vectors {
-    float a[N], b[N], c[N], d[N], out[N];
+    float a[N], b[N], c[N], d[N], out[N], pooled[N], unpooled[N];
     uint32_t words[N];
     uint8_t mask[N];
     double sum;
@@ -262,6 +263,19 @@ static void run_all(const gr_passes *p, vectors *v)
     p->row_means(v->a, 17, 59, v->out + 100);
     p->dropout(v->out + 200, v->mask, v->a, v->words, 1u << 22, 1.5f, 800);
     p->dropout_backward(v->out + 500, v->b, v->mask, 1.5f, 500);
+    for (size_t inner = 1; inner <= 16; inner += inner == 1 ? 7 : 8) {
+        const gr_pool_numbers pool = {.outer = 48 / inner / 3,
+                                      .inner = inner,
+                                      .height_in = 7,
+                                      .width_in = 8,
+                                      .height_out = 4,
+                                      .width_out = 4,
+                                      .kernel = 3,
+                                      .stride = 2,
+                                      .padding = 1};
+        p->max_pool(&pool, v->a, v->pooled, v->mask);
+        p->max_pool_backward(&pool, v->b, v->pooled, v->mask, v->unpooled);
+    }
     p->blend(v->b, v->out, 0.9f, 0.3f, N);
     p->sgd(v->a, v->b, v->c, &sgd, N);
     p->sgd(v->a, v->b, v->c, &nesterov, N);
@@ -289,6 +303,48 @@ static void test_same_bits_on_every_instruction_set(void **state)
     free(got);
 }
 
+/* Against the reference, with windows over the edge; NaN is larger than all. */
+static void test_max_pooling_of_any_block(void **state)
+{
+    (void)state;
+    const gr_conv_shape shape = {.batch = 1,
+                                 .channels_in = 16,
+                                 .height_in = 7,
+                                 .width_in = 8,
+                                 .channels_out = 16,
+                                 .height_out = 4,
+                                 .width_out = 4,
+                                 .kernel = 3,
+                                 .stride = 2,
+                                 .padding = 1};
+    enum { IN = 16 * 56, OUT = 16 * 16 };
+    float x[IN], blocked[IN], y[OUT], expected[OUT], dx[IN], expected_dx[IN];
+    uint8_t at[OUT];
+    int32_t expected_at[OUT];
+    gr_philox_normal(8, 0, 0, x, IN);
+    gr_ref_max_pool_forward(&shape, x, expected, expected_at);
+    gr_ref_max_pool_backward(&shape, expected, expected_at, expected_dx);
+    for (int inner = 1; inner <= 16; inner += inner == 1 ? 7 : 8) {
+        gr_pool_numbers n = {(size_t)(16 / inner), (size_t)inner, 7, 8, 4, 4, 3, 2, 1};
+        for (int i = 0; i < IN; i++) {
+            blocked[(i / 56 / inner * 56 + i % 56) * inner + i / 56 % inner] = x[i];
+        }
+        gr_max_pool_f32(&n, blocked, y, at);
+        gr_max_pool_backward_f32(&n, y, NULL, at, dx);
+        for (int i = 0; i < OUT; i++) {
+            int here = (i / 16 / inner * 16 + i % 16) * inner + i / 16 % inner;
+            assert_memory_equal(&y[here], &expected[i], sizeof *y);
+        }
+        for (int i = 0; i < IN; i++) {
+            int here = (i / 56 / inner * 56 + i % 56) * inner + i / 56 % inner;
+            assert_memory_equal(&dx[here], &expected_dx[i], sizeof *dx);
+        }
+        blocked[0] = NAN;
+        gr_max_pool_f32(&n, blocked, y, at);
+        assert_true(isnan(y[0]) && !gr_any_not_finite(y + 1, OUT - 1));
+    }
+}
+
 static void test_relu_does_not_hide_nan(void **state)
 {
     (void)state;
@@ -308,6 +364,7 @@ int main(void)
         cmocka_unit_test(test_config_table),
         cmocka_unit_test(test_sums_and_checks),
         cmocka_unit_test(test_same_bits_on_every_instruction_set),
+        cmocka_unit_test(test_max_pooling_of_any_block),
         cmocka_unit_test(test_relu_does_not_hide_nan),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
