@@ -23,7 +23,9 @@ struct gr_source {
     bool inside;     /* a gzip member has begun and has not ended */
     bool input_done; /* the file has no more bytes for `input` */
     z_stream z;
-    uint8_t *input; /* packed bytes, SOURCE_INPUT_BYTES */
+    uint8_t *input;   /* packed bytes, SOURCE_INPUT_BYTES */
+    gr_status failed; /* what the next read returns: bytes before a failure are given out first */
+    gr_diag failed_diag;
 };
 
 /* The bytes as they are in the file. */
@@ -81,44 +83,64 @@ static gr_status packed_input(gr_source *source, gr_diag *diag)
     return GR_OK;
 }
 
+/* One piece of unpacked bytes; none: the end. */
+static gr_status packed_piece(gr_source *source, uint8_t *buffer, size_t size, size_t *got_out,
+                              gr_diag *diag)
+{
+    z_stream *z = &source->z;
+    *got_out = 0;
+    if (z->avail_in == 0 && !source->input_done) {
+        gr_status status = packed_input(source, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    if (z->avail_in == 0 && !source->inside) {
+        return GR_OK; /* the last member has ended */
+    }
+    if (z->avail_in == 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: the gzip data ends in the middle: the file is truncated", source->name);
+    }
+    if (!source->inside) { /* a further member */
+        if (inflateReset(z) != Z_OK) {
+            return packed_fail(source, Z_DATA_ERROR, diag);
+        }
+        source->inside = true;
+    }
+    size_t room = size < (1u << 30) ? size : (1u << 30);
+    z->next_out = buffer;
+    z->avail_out = (uInt)room;
+    int result = inflate(z, Z_NO_FLUSH);
+    *got_out = room - z->avail_out;
+    if (result == Z_STREAM_END) {
+        source->inside = false;
+    } else if (result != Z_OK && result != Z_BUF_ERROR) {
+        return packed_fail(source, result, diag);
+    }
+    return GR_OK;
+}
+
 static gr_status packed_read(gr_source *source, uint8_t *buffer, size_t size, size_t *got_out,
                              gr_diag *diag)
 {
-    z_stream *z = &source->z;
     size_t got = 0;
-    while (got < size) {
-        if (z->avail_in == 0 && !source->input_done) {
-            gr_status status = packed_input(source, diag);
-            if (status != GR_OK) {
-                return status;
-            }
-        }
-        if (z->avail_in == 0 && !source->inside) {
-            break; /* the last member has ended */
-        }
-        if (z->avail_in == 0) {
-            return gr_fail(diag, GR_E_INVALID,
-                           "%s: the gzip data ends in the middle: the file is truncated",
-                           source->name);
-        }
-        if (!source->inside) { /* a further member */
-            if (inflateReset(z) != Z_OK) {
-                return packed_fail(source, Z_DATA_ERROR, diag);
-            }
-            source->inside = true;
-        }
-        size_t room = size - got < (1u << 30) ? size - got : (1u << 30);
-        z->next_out = buffer + got;
-        z->avail_out = (uInt)room;
-        int result = inflate(z, Z_NO_FLUSH);
-        got += room - z->avail_out;
-        if (result == Z_STREAM_END) {
-            source->inside = false;
-        } else if (result != Z_OK && result != Z_BUF_ERROR) {
-            return packed_fail(source, result, diag);
+    while (got < size && source->failed == GR_OK) {
+        size_t piece;
+        source->failed =
+            packed_piece(source, buffer + got, size - got, &piece, &source->failed_diag);
+        got += piece;
+        if (piece == 0 && source->z.avail_in == 0 && source->input_done && !source->inside) {
+            break;
         }
     }
     *got_out = got;
+    if (got == 0 && source->failed != GR_OK && size > 0) {
+        if (diag != NULL) {
+            *diag = source->failed_diag;
+        }
+        return source->failed;
+    }
     return GR_OK;
 }
 

@@ -18,7 +18,8 @@ gr_status gr_source_open_memory(const char *name, const void *data, size_t size_
                                 gr_source **source_out, gr_diag *diag) GR_MUST_CHECK;
 void gr_source_close(gr_source *source); /* NULL ok */
 
-/* Fills `buffer` as far as the data goes: *got_out is below size_bytes only at the end. */
+/* Fills `buffer` as far as the data goes: *got_out is below size_bytes only at the end or in
+ * front of damage, which the next call reports. 0: the end. */
 gr_status gr_source_read(gr_source *source, void *buffer, size_t size_bytes, size_t *got_out,
                          gr_diag *diag) GR_MUST_CHECK;
 

@@ -15,6 +15,7 @@ enum { CSV_SCAN_BYTES = 64 << 10, CSV_READ_BYTES = 16 << 10 };
 /* Everything that the one validating pass over the text needs. */
 typedef struct csv_scan {
     gr_table *table;
+    gr_source *source;
     const gr_table_options *options;
     gr_csv_cursor cursor;
     char *buffer;
@@ -26,7 +27,19 @@ static gr_status refill_from_source(void *refill_arg, uint64_t offset, char *buf
                                     size_t *got_out, gr_diag *diag)
 {
     (void)offset; /* the scan goes forward only */
-    return gr_source_read(refill_arg, buffer, size, got_out, diag);
+    const csv_scan *scan = refill_arg;
+    gr_diag why;
+    gr_diag_clear(&why);
+    gr_status status = gr_source_read(scan->source, buffer, size, got_out, &why);
+    if (status == GR_OK) {
+        return GR_OK;
+    }
+    /* "name: what is wrong" becomes "name:line: what is wrong". */
+    const char *name = scan->table->name;
+    size_t length = strlen(name);
+    bool named = strncmp(why.text, name, length) == 0;
+    return gr_fail(diag, status, "%s:%" PRId64 "%s%s", name, scan->cursor.line, named ? "" : ": ",
+                   named ? why.text + length : why.text);
 }
 
 static gr_status refill_from_file(void *refill_arg, uint64_t offset, char *buffer, size_t size,
@@ -206,7 +219,7 @@ static gr_status scan_all(csv_scan *scan, gr_diag *diag)
     return status;
 }
 
-static gr_status scan_prepare(csv_scan *scan, gr_source *source, gr_diag *diag)
+static gr_status scan_prepare(csv_scan *scan, gr_diag *diag)
 {
     gr_table *table = scan->table;
     table->header = scan->options->header;
@@ -216,9 +229,9 @@ static gr_status scan_prepare(csv_scan *scan, gr_source *source, gr_diag *diag)
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to read it", table->name);
     }
     gr_csv_cursor_init(&scan->cursor, table->name, table->locale, scan->buffer, CSV_SCAN_BYTES,
-                       refill_from_source, source);
+                       refill_from_source, scan);
     uint64_t size;
-    int fd = gr_source_seekable(source, &size);
+    int fd = gr_source_seekable(scan->source, &size);
     scan->plain = fd >= 0;
     if (!scan->plain) {
         return GR_OK;
@@ -243,8 +256,8 @@ gr_status gr_table_open_csv(gr_source *source, const gr_table_options *options,
     if (table == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", gr_source_name(source));
     }
-    csv_scan scan = {.table = table, .options = options};
-    gr_status status = scan_prepare(&scan, source, diag);
+    csv_scan scan = {.table = table, .source = source, .options = options};
+    gr_status status = scan_prepare(&scan, diag);
     if (status == GR_OK) {
         status = scan_all(&scan, diag);
     }

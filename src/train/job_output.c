@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { WHY_BYTES = 160 };
+
 /* Shortens `path` to the folder above; "." or "/" at the end of the way. */
 static void go_up(char *path)
 {
@@ -79,5 +81,10 @@ gr_status gr_job_check_output(const char *path, const gr_node *node, gr_diag *di
         return output_fail(node, path, at, "it is a file, not a folder", diag);
     }
     int error = try_folder(at);
-    return error == 0 ? GR_OK : output_fail(node, path, at, strerror(error), diag);
+    if (error == 0) {
+        return GR_OK;
+    }
+    char why[WHY_BYTES];
+    snprintf(why, sizeof why, "no folder can be made in it (%s)", strerror(error));
+    return output_fail(node, path, at, why, diag);
 }

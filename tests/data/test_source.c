@@ -85,7 +85,7 @@ static gr_status drain(gr_source *source, gr_diag *diag)
     gr_status status;
     do {
         status = gr_source_read(source, buffer, sizeof buffer, &got, diag);
-    } while (status == GR_OK && got == sizeof buffer);
+    } while (status == GR_OK && got > 0);
     return status;
 }
 
