@@ -89,15 +89,22 @@ static void tell_waiting(gr_coordinator *coordinator, const uint8_t *message, si
 }
 
 /* The group cannot come about: all that wait for it are told the first reason. */
-static void fail_group(gr_coordinator *coordinator, int rank, const char *sentence)
+static void fail_group_as(gr_coordinator *coordinator, const gr_diag *failure)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     if (coordinator->failure.status != GR_OK) {
         return;
     }
-    (void)gr_fail_peer(&coordinator->failure, GR_E_PEER_LOST, rank, "%s", sentence);
-    gr_log_write(coordinator->log, GR_LOG_DEBUG, "group", "%s", sentence);
-    tell_waiting(coordinator, message, gr_message_put_fail(&coordinator->failure, message));
+    coordinator->failure = *failure;
+    gr_log_write(coordinator->log, GR_LOG_DEBUG, "group", "%s", failure->text);
+    tell_waiting(coordinator, message, gr_message_put_fail(failure, message));
+}
+
+static void fail_group(gr_coordinator *coordinator, int rank, const char *sentence)
+{
+    gr_diag failure;
+    (void)gr_fail_peer(&failure, GR_E_PEER_LOST, rank, "%s", sentence);
+    fail_group_as(coordinator, &failure);
 }
 
 static void close_member(member *of)
@@ -230,6 +237,7 @@ static gr_status hear(gr_coordinator *coordinator, member *from, gr_message_kind
                       const uint8_t *body, size_t body_bytes)
 {
     gr_hello hello;
+    gr_diag failure;
     if (kind == GR_MESSAGE_HELLO && from->state == MEMBER_ABSENT) {
         gr_status status = gr_message_get_hello(body, body_bytes, &hello, NULL);
         if (status == GR_OK) {
@@ -246,6 +254,14 @@ static gr_status hear(gr_coordinator *coordinator, member *from, gr_message_kind
         return GR_OK;
     case GR_MESSAGE_READY:
         from->ready = true;
+        return GR_OK;
+    case GR_MESSAGE_FAIL:
+        if (from->ready || gr_message_get_fail(body, body_bytes, &failure, NULL) != GR_OK) {
+            return GR_E_PROTOCOL;
+        }
+        from->state = MEMBER_LOST;
+        close_member(from);
+        fail_group_as(coordinator, &failure);
         return GR_OK;
     case GR_MESSAGE_LEAVE:
         from->state = MEMBER_LEFT;

@@ -29,7 +29,7 @@ struct gr_group {
     char (*addresses)[GR_ADDRESS_BYTES];
     gr_missing missing; /* what the coordinator said last */
     bool missing_known;
-    bool joined; /* a member that never was one does not leave in order: others must hear of it */
+    bool joined; /* a member that never was one does not leave in order: others hear why */
 };
 
 /* What a join needs on its way. */
@@ -156,12 +156,25 @@ static gr_status say_hello(joining *join, gr_diag *diag)
     if (group->mesh != NULL) {
         snprintf(hello.address, sizeof hello.address, "%s", gr_mesh_address(group->mesh));
     }
-    gr_status status =
-        gr_control_put(&group->control, message, gr_message_put_hello(&hello, message));
-    if (status != GR_OK || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
-        return gr_fail(diag, GR_E_PEER_LOST, "the job's coordinator closed the connection");
+    size_t size = gr_message_put_hello(&hello, message);
+    if (gr_control_put(&group->control, message, size) != GR_OK) {
+        return gr_fail(diag, GR_E_BUG, "the first message does not fit");
     }
+    /* If it was closed already, the coordinator has said why: that is heard next. */
+    gr_status sent = gr_control_flush(&group->control);
+    (void)sent;
     return GR_OK;
+}
+
+/* The join came to nothing here: the others need not find out for themselves. */
+static void say_why(gr_group *group, const gr_diag *failure)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    if (group->control.fd >= 0 &&
+        gr_control_put(&group->control, message, gr_message_put_fail(failure, message)) == GR_OK) {
+        gr_status sent = gr_control_flush(&group->control);
+        (void)sent; /* without it, the coordinator sees us end */
+    }
 }
 
 /* One look at what the coordinator says. GR_OK: something; GR_PENDING: nothing. */
@@ -343,6 +356,9 @@ static gr_status join_others(joining *join, gr_diag *diag)
 gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
                         gr_diag *diag)
 {
+    gr_diag own_diag;
+    diag = diag != NULL ? diag : &own_diag; /* the others are told what is in it */
+    gr_diag_clear(diag);
     gr_group *group = calloc(1, sizeof *group);
     if (group == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group");
@@ -366,6 +382,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
         }
         gr_wipe(join.secret, sizeof join.secret);
         if (status != GR_OK) {
+            say_why(group, diag);
             gr_group_leave(group);
             return status;
         }

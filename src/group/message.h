@@ -18,7 +18,7 @@ typedef enum gr_message_kind {
     GR_MESSAGE_MISSING = 4, /* coordinator: these */
     GR_MESSAGE_READY = 5,   /* member: linked to all others */
     GR_MESSAGE_LEAVE = 6,   /* member: I leave in order */
-    GR_MESSAGE_FAIL = 7,    /* coordinator: it will come to nothing, because */
+    GR_MESSAGE_FAIL = 7,    /* either: it will come to nothing, because */
     GR_MESSAGE_KIND_END
 } gr_message_kind;
 

@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Ranks meet at a coordinator, each in a process of its own. The parent is the launcher. */
+
+#include "base/arena.h"
+#include "base/hash.h"
+#include "group/group.h"
+#include "link/address.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { RANKS_MAX = 8, PATIENCE_US = 20000000, TEXT_BYTES = 600 };
+
+static const uint8_t secret[GR_SECRET_BYTES] = {42, 1, 2, 3};
+
+static int64_t now_us(void)
+{
+    return gr_now_ns() / 1000;
+}
+
+/* What a worker reports: status, rank that the failure is about, time that the join took, sentence. */
+typedef struct report {
+    int32_t status, peer_rank;
+    int64_t took_us;
+    char text[TEXT_BYTES];
+} report;
+
+typedef struct worker {
+    pid_t pid;
+    int fd; /* reports come here */
+} worker;
+
+typedef struct order {
+    int rank, world_size;
+    int link;
+    int64_t timeout_us;
+    const char *secret_hex; /* NULL: the right one */
+    bool die_in_group;      /* instead of leaving */
+} order;
+
+static void work(const gr_coordinator *coordinator, const order *o, int fd)
+{
+    char hex[2 * GR_SECRET_BYTES + 1];
+    gr_hex(secret, sizeof secret, hex);
+    gr_group_config config = {.rank = o->rank,
+                              .world_size = o->world_size,
+                              .local_rank = o->rank,
+                              .local_size = o->world_size,
+                              .coordinator = gr_coordinator_address(coordinator),
+                              .secret_hex = o->secret_hex != NULL ? o->secret_hex : hex,
+                              .link = o->link,
+                              .join_timeout_us = o->timeout_us,
+                              .spin_us = 50};
+    gr_group *group = NULL;
+    gr_diag diag = {.peer_rank = -1};
+    report r = {0};
+    int64_t start = now_us();
+    gr_status status = gr_group_join(&config, NULL, &group, &diag);
+    r.took_us = now_us() - start;
+    r.status = status;
+    r.peer_rank = diag.peer_rank;
+    snprintf(r.text, sizeof r.text, "%s", diag.text);
+    if (status == GR_OK && (gr_group_rank(group) != o->rank || gr_group_generation(group) != 1 ||
+                            gr_group_size(group) != o->world_size ||
+                            (gr_group_mesh(group) == NULL) != (o->world_size == 1))) {
+        r.status = GR_E_BUG;
+    }
+    for (int peer = 0; status == GR_OK && peer < o->world_size; peer++) {
+        if (peer != o->rank && gr_mesh_link(gr_group_mesh(group), peer) == NULL) {
+            r.status = GR_E_BUG;
+        }
+    }
+    ssize_t put = write(fd, &r, sizeof r);
+    char go;
+    /* Stay until the parent has seen all reports. */
+    ssize_t got = read(fd, &go, 1);
+    if (put == sizeof r && got >= 0 && !o->die_in_group) {
+        gr_group_leave(group);
+    }
+    _exit(0);
+}
+
+static worker start(const gr_coordinator *coordinator, const order *o)
+{
+    int fds[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        /* What it inherited would keep the others' connections open. */
+        (void)close_range(3, (unsigned)fds[1] - 1, 0);
+        (void)close_range((unsigned)fds[1] + 1, ~0U, 0);
+        work(coordinator, o, fds[1]);
+    }
+    close(fds[1]);
+    return (worker){.pid = pid, .fd = fds[0]};
+}
+
+static void turn(gr_coordinator *coordinator)
+{
+    gr_diag diag = {0};
+    struct pollfd at = {.fd = gr_coordinator_fd(coordinator), .events = POLLIN};
+    (void)poll(&at, 1, 2);
+    if (gr_coordinator_progress(coordinator, &diag) != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+}
+
+static report await(gr_coordinator *coordinator, const worker *w)
+{
+    report r;
+    for (int64_t end = now_us() + PATIENCE_US;;) {
+        assert_true(now_us() < end);
+        turn(coordinator);
+        ssize_t got = recv(w->fd, &r, sizeof r, MSG_DONTWAIT);
+        if (got == (ssize_t)sizeof r) {
+            return r;
+        }
+        assert_true(got != 0);
+    }
+}
+
+static void finish(const worker *w)
+{
+    int status;
+    close(w->fd);
+    assert_int_equal(waitpid(w->pid, &status, 0), w->pid);
+}
+
+static gr_coordinator *open_coordinator(int world_size, const char *host)
+{
+    gr_coordinator_config config = {
+        .world_size = world_size, .secret = secret, .listen_host = host};
+    gr_coordinator *coordinator = NULL;
+    gr_diag diag = {0};
+    if (gr_coordinator_create(&config, &coordinator, &diag) != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    return coordinator;
+}
+
+static void await_state(gr_coordinator *coordinator, int rank, int state)
+{
+    for (int64_t end = now_us() + PATIENCE_US;
+         gr_coordinator_member_state(coordinator, rank) != state;) {
+        assert_true(now_us() < end);
+        turn(coordinator);
+    }
+}
+
+static void join_all(int world_size, int link, const char *host)
+{
+    gr_coordinator *coordinator = open_coordinator(world_size, host);
+    worker workers[RANKS_MAX];
+    for (int rank = 0; rank < world_size; rank++) {
+        order o = {.rank = rank,
+                   .world_size = world_size,
+                   .link = link,
+                   .timeout_us = PATIENCE_US,
+                   .die_in_group = rank == 1};
+        assert_int_equal(gr_coordinator_member_state(coordinator, rank), 0);
+        workers[rank] = start(coordinator, &o);
+    }
+    int64_t slowest = 0;
+    for (int rank = 0; rank < world_size; rank++) {
+        report r = await(coordinator, &workers[rank]);
+        if (r.status != GR_OK) {
+            fail_msg("rank %d of %d: %s", rank, world_size, r.text);
+        }
+        slowest = r.took_us > slowest ? r.took_us : slowest;
+    }
+    assert_int_equal(gr_coordinator_joined(coordinator), world_size);
+    print_message("%d ranks, %s, %s: the slowest join took %lld us\n", world_size,
+                  link == 2 ? "tcp" : "shm", host != NULL ? host : "unix", (long long)slowest);
+    for (int rank = 0; rank < world_size; rank++) {
+        assert_int_equal(gr_coordinator_member_state(coordinator, rank), 1);
+        finish(&workers[rank]);
+        await_state(coordinator, rank, rank == 1 ? 3 : 2);
+    }
+    gr_coordinator_destroy(coordinator);
+}
+
+static void test_join(void **state)
+{
+    (void)state;
+    static const int sizes[] = {1, 2, 4, 8};
+    for (size_t i = 0; i < 4; i++) {
+        join_all(sizes[i], 1, NULL);
+        join_all(sizes[i], 2, NULL);
+        join_all(sizes[i], 0, "127.0.0.1");
+    }
+}
+
+static void test_missing_ranks_are_named(void **state)
+{
+    (void)state;
+    gr_coordinator *coordinator = open_coordinator(4, NULL);
+    worker workers[2];
+    for (int i = 0; i < 2; i++) {
+        order o = {.rank = 2 * i, .world_size = 4, .timeout_us = 400000};
+        workers[i] = start(coordinator, &o);
+    }
+    for (int i = 0; i < 2; i++) { /* the second by the first's sentence, perhaps */
+        report r = await(coordinator, &workers[i]);
+        assert_int_equal(r.status, GR_E_TIMEOUT);
+        assert_int_equal(r.peer_rank, 1);
+        assert_non_null(strstr(r.text, "ranks 1, 3 did not come within 0.4 s"));
+        assert_true(r.took_us < 600000);
+        finish(&workers[i]);
+    }
+    gr_coordinator_destroy(coordinator);
+}
+
+static void test_death_ends_the_join_of_all(void **state)
+{
+    (void)state;
+    gr_coordinator *coordinator = open_coordinator(3, NULL);
+    worker workers[2];
+    for (int rank = 0; rank < 2; rank++) {
+        order o = {.rank = rank, .world_size = 3, .timeout_us = PATIENCE_US};
+        workers[rank] = start(coordinator, &o);
+        await_state(coordinator, rank, 1);
+    }
+    assert_int_equal(kill(workers[0].pid, SIGKILL), 0);
+    report r = await(coordinator, &workers[1]);
+    assert_int_equal(r.status, GR_E_PEER_LOST);
+    assert_int_equal(r.peer_rank, 0);
+    assert_non_null(strstr(r.text, "rank 0 (process "));
+    assert_int_equal(gr_coordinator_member_state(coordinator, 0), 3);
+    /* Whoever comes later is told as well. */
+    order o = {.rank = 2, .world_size = 3, .timeout_us = PATIENCE_US};
+    worker late = start(coordinator, &o);
+    r = await(coordinator, &late);
+    assert_int_equal(r.status, GR_E_PEER_LOST);
+    assert_int_equal(r.peer_rank, 0);
+    finish(&workers[0]);
+    finish(&workers[1]);
+    finish(&late);
+    gr_coordinator_destroy(coordinator);
+}
+
+static void test_same_rank_twice(void **state)
+{
+    (void)state;
+    gr_coordinator *coordinator = open_coordinator(2, NULL);
+    order o = {.rank = 0, .world_size = 2, .timeout_us = PATIENCE_US};
+    worker first = start(coordinator, &o);
+    await_state(coordinator, 0, 1);
+    worker second = start(coordinator, &o);
+    report r = await(coordinator, &second);
+    assert_int_equal(r.status, GR_E_INVALID);
+    assert_non_null(strstr(r.text, "rank 0 has called in already"));
+    o.rank = 1;
+    worker other = start(coordinator, &o);
+    assert_int_equal(await(coordinator, &first).status, GR_OK);
+    assert_int_equal(await(coordinator, &other).status, GR_OK);
+    finish(&first);
+    finish(&second);
+    finish(&other);
+    gr_coordinator_destroy(coordinator);
+}
+
+static void expect_refused(const order *o, int world_size, gr_status status, const char *word)
+{
+    gr_coordinator *coordinator = open_coordinator(world_size, NULL);
+    worker w = start(coordinator, o);
+    report r = await(coordinator, &w);
+    assert_int_equal(r.status, status);
+    if (strstr(r.text, word) == NULL) {
+        fail_msg("\"%s\" is not in: %s", word, r.text);
+    }
+    finish(&w);
+    gr_coordinator_destroy(coordinator);
+}
+
+static void test_wrong_settings(void **state)
+{
+    (void)state;
+    order o = {.rank = 0, .world_size = 2, .timeout_us = 1000000};
+    o.secret_hex = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    expect_refused(&o, 2, GR_E_AUTH, "GRADUS_SECRET");
+    o.secret_hex = "beef";
+    expect_refused(&o, 2, GR_E_INVALID, "GRADUS_SECRET must be 64");
+    o.secret_hex = NULL;
+    expect_refused(&o, 3, GR_E_PEER_LOST, "GRADUS_WORLD_SIZE");
+    o.rank = 2;
+    expect_refused(&o, 2, GR_E_INVALID, "GRADUS_RANK");
+}
+
+/* Garbage, silence and floods on the coordinator's port while the ranks join. */
+static void test_garbage_disturbs_nobody(void **state)
+{
+    (void)state;
+    enum { STRANGERS = 400 };
+    for (int tcp = 0; tcp < 2; tcp++) {
+        gr_coordinator *coordinator = open_coordinator(2, tcp ? "127.0.0.1" : NULL);
+        int fds[STRANGERS];
+        for (int i = 0; i < STRANGERS; i++) {
+            fds[i] = -1;
+            gr_status status = gr_address_dial(gr_coordinator_address(coordinator), &fds[i], NULL);
+            if (status >= 0 && i % 3 == 0) {
+                ssize_t sent = send(fds[i], "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL);
+                assert_true(sent <= 18);
+            }
+            if (i % 10 == 0) {
+                turn(coordinator);
+            }
+        }
+        worker workers[2];
+        for (int rank = 0; rank < 2; rank++) {
+            order o = {.rank = rank, .world_size = 2, .timeout_us = PATIENCE_US};
+            workers[rank] = start(coordinator, &o);
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            report r = await(coordinator, &workers[rank]);
+            if (r.status != GR_OK) {
+                fail_msg("rank %d: %s", rank, r.text);
+            }
+            finish(&workers[rank]);
+        }
+        for (int i = 0; i < STRANGERS; i++) {
+            if (fds[i] >= 0) {
+                close(fds[i]);
+            }
+        }
+        gr_coordinator_destroy(coordinator);
+    }
+}
+
+static void test_alone(void **state)
+{
+    (void)state;
+    gr_arena arena;
+    gr_group_config config;
+    char *environment[] = {NULL};
+    gr_group *group = NULL;
+    gr_arena_init(&arena, 65536);
+    assert_int_equal(gr_config_defaults(&gr_group_config_table, &config, &arena, NULL), GR_OK);
+    assert_int_equal(gr_config_from_env(&gr_group_config_table, &config, environment, &arena, NULL),
+                     GR_OK);
+    assert_int_equal(config.rank, -1);
+    assert_int_equal(config.spin_us, 50);
+    assert_true(config.exact);
+    assert_int_equal(gr_group_join(&config, NULL, &group, NULL), GR_OK);
+    assert_int_equal(gr_group_rank(group), 0);
+    assert_int_equal(gr_group_size(group), 1);
+    assert_null(gr_group_mesh(group));
+    gr_group_leave(group);
+    gr_group_leave(NULL);
+    /* Half an environment is a mistake, not a group of one. */
+    char *half[] = {"GRADUS_RANK=0", "GRADUS_WORLD_SIZE=2", NULL};
+    gr_diag diag = {0};
+    assert_int_equal(gr_config_from_env(&gr_group_config_table, &config, half, &arena, NULL),
+                     GR_OK);
+    assert_int_equal(gr_group_join(&config, NULL, &group, &diag), GR_E_INVALID);
+    assert_non_null(strstr(diag.text, "GRADUS_COORDINATOR is not"));
+    gr_arena_fini(&arena);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_join),
+        cmocka_unit_test(test_missing_ranks_are_named),
+        cmocka_unit_test(test_death_ends_the_join_of_all),
+        cmocka_unit_test(test_same_rank_twice),
+        cmocka_unit_test(test_wrong_settings),
+        cmocka_unit_test(test_garbage_disturbs_nobody),
+        cmocka_unit_test(test_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
