@@ -33,6 +33,27 @@ static int key_layer(int64_t key)
     return key_phase(key) == PHASE_BACKWARD ? LAYER_MASK - order : order;
 }
 
+enum { WATCHED_VALUES = 16384 /* larger tensors are not watched */ };
+
+gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag)
+{
+    gr_trainer *t = trainer;
+    int tensors = gr_model_tensors(t->model);
+    t->watches = calloc((size_t)tensors + 1, sizeof *t->watches);
+    if (t->watches == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to watch %d tensors", tensors);
+    }
+    t->watches[t->watch_count++] = (gr_watch){0, GR_STEP_HEAD};
+    for (int i = 0; i < tensors; i++) {
+        const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
+        size_t begin = GR_STEP_HEAD + tensor->offset;
+        if (tensor->count <= WATCHED_VALUES) {
+            t->watches[t->watch_count++] = (gr_watch){begin, begin + tensor->count};
+        }
+    }
+    return GR_OK;
+}
+
 static gr_status find_in_batch(gr_trainer *t, const gr_loaded *loaded, float *scratch, int64_t *key,
                                gr_diag *diag)
 {
@@ -105,17 +126,30 @@ static int shard_rank(const gr_trainer *t, int shard)
     return 0;
 }
 
+static gr_status agree(gr_trainer *t, int64_t *key, gr_diag *diag)
+{
+    gr_status status = t->world_size > 1 ? gr_allreduce(t->comm, key, 1, GR_I64, GR_MIN) : GR_OK;
+    return status == GR_OK ? status
+                           : gr_trainer_comm_failed(t->comm, status,
+                                                    "the ranks could not agree on a NaN", diag);
+}
+
+/* No rank has seen it in what it watches: a large tensor's sum overflowed, in a shard or between
+ * shards. A part of the weights is new by now, so only what the backward pass says is believed. */
+static gr_status look_again(gr_trainer *t, uint64_t step, int64_t *key, gr_diag *diag)
+{
+    gr_status status = gr_not_finite_find(t, step, key, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    *key = key_phase(*key) == PHASE_BACKWARD ? *key : INT64_MAX;
+    return agree(t, key, diag);
+}
+
 gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, const float *sum,
                              size_t at, gr_diag *diag)
 {
-    const gr_trainer *t = trainer;
-    if (t->world_size > 1) {
-        gr_status status = gr_allreduce(t->comm, &key, 1, GR_I64, GR_MIN);
-        if (status != GR_OK) {
-            return gr_trainer_comm_failed(t->comm, status, "the ranks could not agree on a NaN",
-                                          diag);
-        }
-    }
+    gr_trainer *t = trainer;
     char remedy[96], what[128];
     unsigned long long number = (unsigned long long)step + 1;
     double rate = t->job->optimizer.learning_rate;
@@ -126,6 +160,13 @@ gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, co
         snprintf(what, sizeof what, "the loss became %s", became);
     } else {
         snprintf(what, sizeof what, "the gradient of %.80s became %s", tensor_at(t, at), became);
+    }
+    gr_status status = agree(t, &key, diag);
+    if (status == GR_OK && key == INT64_MAX) {
+        status = look_again(t, step, &key, diag);
+    }
+    if (status != GR_OK) {
+        return status;
     }
     if (key == INT64_MAX) {
         return gr_fail(diag, GR_E_NOT_FINITE,

@@ -153,6 +153,9 @@ gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_di
         status = make_vectors(&made, diag);
     }
     if (status == GR_OK) {
+        status = gr_not_finite_watch(&made, diag);
+    }
+    if (status == GR_OK) {
         status = make_buckets(&made, diag);
     }
     if (status == GR_OK) {
@@ -176,6 +179,7 @@ void gr_trainer_fini(gr_trainer *trainer)
         }
     }
     free(trainer->vectors);
+    free(trainer->watches);
     free(trainer->micro);
     free(trainer->values);
     gr_shard_plan_fini(&trainer->plan);
@@ -186,23 +190,30 @@ void gr_trainer_fini(gr_trainer *trainer)
 
 /* ---- The backward pass ---------------------------------------------------------------------------- */
 
-/* Merges a finished range of the shard's vector into the sums of the tree. The last shard's range is
- * final behind that: it is looked over for NaN while it is in the cache. */
+/* Merges a finished range of the shard's vector into the sums of the tree, while it is in the cache. */
 static void take_range(gr_trainer *t, size_t begin, size_t end)
 {
     float *own = t->vectors[t->plan.turns[t->turn].slot];
     bool last_micro = t->micro_index == t->job->config.micro_batches - 1;
-    bool last_shard = t->turn == t->plan.count - 1;
-    for (size_t at = begin; at < end; at += PIECE_VALUES) {
+    for (size_t at = begin; at < end && t->micro_index > 0; at += PIECE_VALUES) {
         size_t count = end - at < PIECE_VALUES ? end - at : PIECE_VALUES;
-        if (t->micro_index > 0) {
-            gr_add_f32(own + at, own + at, t->micro + at, count);
-        }
+        gr_add_f32(own + at, own + at, t->micro + at, count);
         if (last_micro) {
             gr_shard_merge(&t->plan, t->turn, t->vectors, at, at + count);
         }
-        for (int p = 0; last_micro && last_shard && p < t->plan.partials && !t->bad; p++) {
-            t->bad = gr_any_not_finite(t->vectors[p] + at, count);
+    }
+    if (t->micro_index == 0 && last_micro) {
+        gr_shard_merge(&t->plan, t->turn, t->vectors, begin, end);
+    }
+}
+
+/* Elements [0, end) of this rank's sums are final, and still its own. */
+static void watch_range(gr_trainer *t, size_t end)
+{
+    while (t->watched < t->watch_count && t->watches[t->watched].end <= end) {
+        const gr_watch *watch = &t->watches[t->watched++];
+        for (int p = 0; p < t->plan.partials && !t->bad; p++) {
+            t->bad = gr_any_not_finite(t->vectors[p] + watch->begin, watch->end - watch->begin);
         }
     }
 }
@@ -216,8 +227,11 @@ static void on_ready(void *ready_arg, size_t values_end)
     }
     take_range(t, t->done, end);
     t->done = end;
-    bool last = t->turn == t->plan.count - 1 && t->micro_index == t->job->config.micro_batches - 1;
-    if (last && t->world_size > 1 && t->job->distribution.overlap && t->reduction == GR_OK) {
+    if (t->turn < t->plan.count - 1 || t->micro_index < t->job->config.micro_batches - 1) {
+        return;
+    }
+    watch_range(t, end);
+    if (t->world_size > 1 && t->job->distribution.overlap && t->reduction == GR_OK) {
         t->reduction = gr_buckets_ready(&t->buckets, end);
     }
 }
@@ -260,6 +274,7 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
 static gr_status run_shards(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
     t->bad = false;
+    t->watched = 0;
     t->reduction = GR_OK;
     for (t->turn = 0; t->turn < t->plan.count; t->turn++) {
         double loss = 0.0, correct = 0.0;
@@ -310,40 +325,42 @@ static void update_clipped(gr_trainer *t, uint64_t step)
     update_range(t, 0, t->length);
 }
 
-/* Takes one bucket's sum: looks it over and, unless clipping must see all of it first, updates its
- * part of the weights piece by piece while the other buckets move on. *bad_out: the first element
- * that is not finite, or the vector's length. */
-static void take_bucket(gr_trainer *t, const gr_bucket *bucket, bool update, size_t *bad_out)
+/* Looks over a range of the sum and, unless clipping must see all of it first, updates its part of the
+ * weights, piece by piece, while the other buckets move on. Returns the first element that is not
+ * finite, or the vector's length. */
+static size_t take_sum(gr_trainer *t, size_t begin, size_t end, bool update)
 {
-    for (size_t at = bucket->begin; at < bucket->end; at += PIECE_VALUES) {
-        size_t end = bucket->end - at < PIECE_VALUES ? bucket->end : at + PIECE_VALUES;
-        if (gr_any_not_finite(t->vectors[0] + at, end - at)) {
-            *bad_out = first_not_finite(t->vectors[0], at, end);
-            return;
+    for (size_t at = begin; at < end; at += PIECE_VALUES) {
+        size_t stop = end - at < PIECE_VALUES ? end : at + PIECE_VALUES;
+        if (gr_any_not_finite(t->vectors[0] + at, stop - at)) {
+            return first_not_finite(t->vectors[0], at, stop);
         }
         if (update) {
-            update_range(t, at, end);
+            update_range(t, at, stop);
             gr_buckets_poll(&t->buckets);
         }
     }
+    return t->length;
 }
 
-/* A bucket is updated before the next has come, and that one may show NaN. This is sound because a
- * rank whose own sums are bad has known it since its backward pass and has looked for the place with
- * the old weights (`key`); all others only repeat what it says. */
+/* A piece is updated before the next has come, and that one may show NaN. No harm is done: the step
+ * fails, nobody uses the weights again, and a rank that knew of a NaN of its own has looked for the
+ * place with the old weights (`key`). */
 static gr_status reduce_and_update(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)
 {
-    bool clip = t->job->optimizer.clip_norm > 0.0;
+    bool clip = t->job->optimizer.clip_norm > 0.0, update = !clip && !t->bad;
+    size_t bad = t->length;
     gr_status status = t->reduction;
-    if (status == GR_OK && !t->job->distribution.overlap) {
+    begin_update(t, step, 1.0f);
+    if (t->world_size == 1) {
+        bad = take_sum(t, 0, t->length, update);
+    } else if (status == GR_OK && !t->job->distribution.overlap) {
         status = gr_buckets_ready(&t->buckets, t->length);
     }
-    begin_update(t, step, 1.0f);
-    size_t bad = t->length;
     for (int i = 0; i < t->buckets.count && status == GR_OK && bad == t->length; i++) {
         status = gr_buckets_wait(&t->buckets, i);
         if (status == GR_OK) {
-            take_bucket(t, &t->buckets.list[i], !clip && !t->bad, &bad);
+            bad = take_sum(t, t->buckets.list[i].begin, t->buckets.list[i].end, update);
         }
     }
     gr_buckets_drain(&t->buckets);
@@ -355,21 +372,6 @@ static gr_status reduce_and_update(gr_trainer *t, uint64_t step, int64_t key, gr
     }
     if (clip) {
         update_clipped(t, step);
-    }
-    return GR_OK;
-}
-
-static gr_status update_alone(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)
-{
-    if (t->bad) {
-        size_t bad = first_not_finite(t->vectors[0], 0, t->length);
-        return gr_not_finite_fail(t, step, key, t->vectors[0], bad, diag);
-    }
-    if (t->job->optimizer.clip_norm > 0.0) {
-        update_clipped(t, step);
-    } else {
-        begin_update(t, step, 1.0f);
-        update_range(t, 0, t->length);
     }
     return GR_OK;
 }
@@ -387,8 +389,7 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
     if (status != GR_OK) {
         return status;
     }
-    status = t->world_size > 1 ? reduce_and_update(t, step, key, diag)
-                               : update_alone(t, step, key, diag);
+    status = reduce_and_update(t, step, key, diag);
     if (status != GR_OK) {
         return status;
     }

@@ -17,6 +17,12 @@
 /* The head of a step vector; one cache line, so that the gradients behind it stay aligned. */
 enum { GR_STEP_HEAD = 16, GR_STEP_LOSS = 0, GR_STEP_CORRECT = 1 };
 
+/* A range of the step vector that is looked over for NaN before it is reduced: the loss and the small
+ * tensors. */
+typedef struct gr_watch {
+    size_t begin, end;
+} gr_watch;
+
 typedef struct gr_trainer {
     gr_job *job;   /* borrowed */
     gr_comm *comm; /* borrowed */
@@ -30,11 +36,14 @@ typedef struct gr_trainer {
     float *micro;       /* gradient of the second and later micro batches; NULL: there are none */
     float *values;      /* the weights */
     size_t length;      /* of a step vector */
+    gr_watch *watches;  /* ascending */
+    int watch_count;
 
     /* Of the pass that is running. */
     int turn, micro_index;
     size_t done;         /* elements [0, done) of the shard's vector have been taken */
-    bool bad;            /* this rank's own sums hold NaN or infinity */
+    int watched;         /* watches [0, watched) have been looked at */
+    bool bad;            /* this rank's own sums hold NaN or infinity, as far as they are watched */
     gr_status reduction; /* first failure of an operation during the backward pass */
 } gr_trainer;
 
@@ -59,14 +68,19 @@ gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const ch
 
 /* ---- NaN and infinity (notfinite.c) --------------------------------------------------------------- */
 
+/* What is looked at while the sums are still this rank's own. A NaN that reaches a layer's gradient
+ * shows in its bias or scale as well, so the small tensors tell nearly everything at nearly no cost;
+ * the reduced sum is looked over in full. */
+gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag) GR_MUST_CHECK;
+
 /* Where this rank's shards of step `step` first show a number that is not finite, as a key whose order
  * is that of the appearance: the minimum over the ranks tells the first place of all. INT64_MAX:
- * nowhere. The weights must be those from before the step. */
+ * nowhere. To be called with the weights from before the step. */
 gr_status gr_not_finite_find(gr_trainer *trainer, uint64_t step, int64_t *key_out,
                              gr_diag *diag) GR_MUST_CHECK;
 
-/* Agree with the other ranks and fill `diag`; always a failure. `sum` is the reduced step vector, of
- * which element `at` is not finite. Collective. */
+/* Agree with the other ranks and fill `diag`; always a failure. `key` is this rank's, `sum` the reduced
+ * step vector, of which element `at` is not finite. Collective. */
 gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, const float *sum,
                              size_t at, gr_diag *diag);
 

@@ -458,6 +458,35 @@ static void the_right_shard_is_named(void **state)
     support_clean(folder);
 }
 
+/* Shards that are finite each, with a sum that is not: no rank is to blame, the tensor is named. */
+static void an_overflowing_sum_is_named(void **state)
+{
+    (void)state;
+    char folder[SUPPORT_PATH_BYTES];
+    gr_diag diag = {0};
+    gr_comm *comm = NULL;
+    gr_trainer trainer;
+    gr_meter meter = {0};
+    support_folder(folder);
+    gr_job *job =
+        support_open(folder, &(support_job){.shards = 2, .steps = 3, .global_batch = 16}, 1);
+    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
+    assert_int_equal(gr_trainer_init(&trainer, job, comm, &diag), GR_OK);
+    assert_int_equal(gr_trainer_step(&trainer, 0, &meter, &diag), GR_OK);
+    const gr_tensor_info *tensor = gr_model_tensor(trainer.model, 0);
+    size_t at = GR_STEP_HEAD + tensor->offset + tensor->count - 1;
+    trainer.vectors[0][at] = (float)INFINITY;
+    assert_int_equal(gr_not_finite_fail(&trainer, 1, INT64_MAX, trainer.vectors[0], at, &diag),
+                     GR_E_NOT_FINITE);
+    assert_non_null(strstr(diag.text, "step 2: the gradient of "));
+    assert_non_null(strstr(diag.text, tensor->name));
+    assert_non_null(strstr(diag.text, "became infinite when the shards' finite ones were added"));
+    gr_trainer_fini(&trainer);
+    gr_comm_destroy(comm);
+    gr_job_close(job);
+    support_clean(folder);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
