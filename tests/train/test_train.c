@@ -496,6 +496,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(same_bits_over_shm),           cmocka_unit_test(same_bits_over_tcp),
         cmocka_unit_test(same_bits_in_other_settings),  cmocka_unit_test(inexact_runs_agree),
         cmocka_unit_test(all_ranks_name_the_nan),       cmocka_unit_test(the_right_shard_is_named),
+        cmocka_unit_test(an_overflowing_sum_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
