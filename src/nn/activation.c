@@ -16,7 +16,7 @@ static gr_status same_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *d
     return GR_OK;
 }
 
-/* ---- relu ------------------------------------------------------------------------------------- */
+/* ---- relu ------------------------------------------------------------------------------------ */
 
 static gr_status relu_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
 {
@@ -53,7 +53,7 @@ const gr_layer_ops gr_relu_ops = {
     .backward = relu_backward,
 };
 
-/* ---- gelu ------------------------------------------------------------------------------------- */
+/* ---- gelu ------------------------------------------------------------------------------------ */
 
 enum { GELU_FORWARD, GELU_BACKWARD };
 
@@ -121,7 +121,7 @@ const gr_layer_ops gr_gelu_ops = {
     .backward = gelu_backward,
 };
 
-/* ---- dropout ---------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 /* Which values of a sample stay depends on seed, step, the sample's place in the global batch and
  * the layer: not on the shard or the worker that computes it. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a list of layers to a model that can run: the flat vector's layout, what is fused, where each
- * gradient goes, the kernels, and the plan of the memory.
+/* From a list of layers to a model that can run: the flat vector's layout, what is fused, where
+ * each gradient goes, the kernels, and the plan of the memory.
  *
  * Time in that plan: layer i runs forward at i, the loss at n, layer i backward at 2n - i. */
 #include "nn/layer.h"
@@ -30,7 +30,7 @@ const gr_layout *gr_model_layout_of(const gr_model *model, int index)
     return index == GR_MODEL_INPUT ? model->input_layout : model->layers[index].layout;
 }
 
-/* ---- The flat vector --------------------------------------------------------------------------- */
+/* ---- The flat vector ------------------------------------------------------------------------- */
 
 static void place_tensors(gr_model *model, int index, bool statistics)
 {
@@ -67,7 +67,7 @@ static void lay_out_values(gr_model *model)
     }
 }
 
-/* ---- Who reads what ---------------------------------------------------------------------------- */
+/* ---- Who reads what -------------------------------------------------------------------------- */
 
 static int consumers(const gr_model *model, int index)
 {
@@ -135,7 +135,7 @@ static void route_gradients(gr_model *model)
     }
 }
 
-/* ---- Kernels ----------------------------------------------------------------------------------- */
+/* ---- Kernels --------------------------------------------------------------------------------- */
 
 static gr_status create_kernels(gr_model *model, gr_diag *diag)
 {
@@ -187,7 +187,7 @@ static gr_status create_output(gr_model *model, gr_diag *diag)
     return status;
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------ */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 static void extend_output(gr_model *model, int index, int time)
 {
@@ -318,7 +318,7 @@ static gr_status plan_memory(gr_model *model, gr_diag *diag)
     return gr_memory_plan(model->memory, diag);
 }
 
-/* ---- Creation ---------------------------------------------------------------------------------- */
+/* ---- Creation -------------------------------------------------------------------------------- */
 
 static gr_status check_config(const gr_model_config *config, gr_diag *diag)
 {

@@ -4,8 +4,8 @@
 #include "base/fail.h"
 #include "nn/ref.h"
 
-/* The flat vector holds weights as written, the kernels want them in blocks: they are converted when
- * needed. Against the convolution itself that is little. */
+/* The flat vector holds weights as written, the kernels want them in blocks: they are converted
+ * when needed. Against the convolution itself that is little. */
 enum {
     FORWARD,
     BACK_DATA,

@@ -140,7 +140,7 @@ struct gr_model {
     bool forward_done; /* the activations in memory are those of a training forward pass */
 };
 
-/* ---- Helpers for the kinds of layers ---------------------------------------------------------- */
+/* ---- Helpers for the kinds of layers --------------------------------------------------------- */
 
 const float *gr_layer_x(const gr_model *model, const gr_layer *layer); /* the input */
 float *gr_layer_y(const gr_model *model, const gr_layer *layer);       /* the output */
@@ -167,7 +167,7 @@ int64_t gr_window_count(int64_t size, int64_t kernel, int64_t stride, int64_t pa
 gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *node,
                           gr_diag *diag) GR_MUST_CHECK;
 
-/* ---- Kinds ------------------------------------------------------------------------------------ */
+/* ---- Kinds ----------------------------------------------------------------------------------- */
 
 extern const gr_layer_ops gr_linear_ops, gr_conv2d_ops, gr_batch_norm_ops, gr_relu_ops, gr_gelu_ops,
     gr_max_pool_ops, gr_avg_pool_ops, gr_global_pool_ops, gr_flatten_ops, gr_dropout_ops,

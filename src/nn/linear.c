@@ -5,7 +5,17 @@
 #include "nn/passes.h"
 #include "nn/ref.h"
 
-enum { OP_FORWARD };
+enum { OP_FORWARD, TURNED };
+
+/* The weights lie [out][in], the wrong way round for x * weights^T: the library copies them in
+ * passing, which for a small batch takes longer than the product. There it is faster to compute
+ * weights * x^T and to turn the small result. For very few samples the kernel for that is bad. */
+enum { TURN_BATCH_MIN = 12, TURN_BATCH_MAX = 64 };
+
+static bool turns(const gr_model *model)
+{
+    return model->config.batch >= TURN_BATCH_MIN && model->config.batch <= TURN_BATCH_MAX;
+}
 
 static gr_status linear_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
 {
@@ -42,13 +52,35 @@ static gr_status linear_create(gr_model *model, gr_layer *layer, gr_diag *diag)
     if (!model->dnn) {
         return GR_OK;
     }
+    layer->layout = gr_layout_plain(model->dnn, model->config.batch, &spec->info.output);
+    if (!layer->layout) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a linear layer");
+    }
+    if (turns(model)) {
+        layer->at[TURNED] = gr_reserve(&layer->scratch_bytes, gr_layout_bytes(layer->layout));
+        return GR_OK;
+    }
     gr_status status = gr_dnn_linear_forward(model->dnn, model->config.batch, spec->shape_in.dim[0],
                                              spec->set.units, spec->set.bias, layer->fused_relu,
                                              &layer->op[OP_FORWARD], diag);
     if (status == GR_OK) {
         layer->at[OP_FORWARD] = gr_reserve(&layer->scratch_bytes,
                                            gr_dnn_op_bytes(layer->op[OP_FORWARD], GR_SLOT_SCRATCH));
-        layer->layout = gr_layout_plain(model->dnn, model->config.batch, &spec->info.output);
+    }
+    return status;
+}
+
+static gr_status forward_turned(gr_model *model, gr_layer *layer, const float *weight,
+                                const float *bias, gr_diag *diag)
+{
+    int64_t batch = model->config.batch, in = layer->spec->shape_in.dim[0];
+    int64_t out = layer->spec->set.units;
+    float *turned = gr_layer_scratch(model, layer, layer->at[TURNED]);
+    gr_status status = gr_dnn_sgemm(false, true, out, batch, in, weight, in,
+                                    gr_layer_x(model, layer), in, turned, batch, diag);
+    if (status == GR_OK) {
+        gr_transpose_add(turned, (size_t)out, (size_t)batch, bias, layer->fused_relu,
+                         gr_layer_y(model, layer));
     }
     return status;
 }
@@ -63,6 +95,9 @@ static gr_status linear_forward(gr_model *model, gr_layer *layer, const gr_pass 
         gr_ref_linear_forward(model->config.batch, spec->shape_in.dim[0], spec->set.units,
                               gr_layer_x(model, layer), weight, bias, gr_layer_y(model, layer));
         return GR_OK;
+    }
+    if (turns(model)) {
+        return forward_turned(model, layer, weight, bias, diag);
     }
     gr_dnn_op *op = layer->op[OP_FORWARD];
     gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));

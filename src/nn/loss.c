@@ -6,8 +6,8 @@
 #include <math.h>
 #include <string.h>
 
-/* e^x for x <= 0 from additions and products alone: libm's differs in the last bit between machines,
- * and gradients come from it. Relative error below 1e-15. */
+/* e^x for x <= 0 from additions and products alone: libm's differs in the last bit between
+ * machines, and gradients come from it. Relative error below 1e-15. */
 static inline double exp_negative(double x)
 {
     static const double terms[] = {1.0 / 6227020800.0,
@@ -27,7 +27,8 @@ static inline double exp_negative(double x)
     if (!(x > -700.0)) {
         return x != x ? x : 0.0;
     }
-    /* x = k ln 2 + r; a number so large that no fraction fits is added and taken away again to round. */
+    /* x = k ln 2 + r; a number so large that no fraction fits is added and taken away again to
+     * round. */
     double k = (x * 1.44269504088896340736 + 0x1.8p52) - 0x1.8p52;
     double r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10;
     double sum = terms[0];

@@ -4,8 +4,8 @@
 
 #include "nn/model.h"
 
-/* Losses of `samples` rows of `width` outputs, added up in the order of the rows. `gradient` (rows x
- * width) may be NULL: d(sum of losses)/d(outputs) * scale. */
+/* Losses of `samples` rows of `width` outputs, added up in the order of the rows. `gradient` (rows
+ * x width) may be NULL: d(sum of losses)/d(outputs) * scale. */
 
 /* -log softmax(outputs)[label], by log-sum-exp: finite for logits of any finite size. */
 gr_status gr_loss_cross_entropy(const float *outputs, const int32_t *labels, int64_t samples,

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- What layers ask for ----------------------------------------------------------------------- */
+/* ---- What layers ask for --------------------------------------------------------------------- */
 
 const float *gr_model_output_of(const gr_model *model, int index)
 {
@@ -71,7 +71,7 @@ size_t gr_layer_elements(const gr_layer *layer)
     return layer->out_bytes / sizeof(float);
 }
 
-/* ---- What callers ask for ---------------------------------------------------------------------- */
+/* ---- What callers ask for -------------------------------------------------------------------- */
 
 size_t gr_model_values(const gr_model *model)
 {
@@ -124,7 +124,7 @@ void gr_model_update_statistics(const gr_model *model, float *values, const floa
     }
 }
 
-/* ---- Forward ----------------------------------------------------------------------------------- */
+/* ---- Forward --------------------------------------------------------------------------------- */
 
 static gr_status convert(gr_model *model, gr_dnn_op *op, const float *src, float *dst,
                          gr_diag *diag)
@@ -261,7 +261,7 @@ gr_status gr_model_evaluate(gr_model *model, const float *values, const gr_batch
     return status;
 }
 
-/* ---- Backward ---------------------------------------------------------------------------------- */
+/* ---- Backward -------------------------------------------------------------------------------- */
 
 /* The space between tensors is part of what is sent and compared. */
 static void clear_padding(const gr_model *model, float *gradients)

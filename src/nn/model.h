@@ -4,14 +4,15 @@
 
 /* A static graph of layers for one batch size (the shard's), planned once into one arena.
  *
- * The values that training changes lie in one flat f32 vector, which the caller owns; gradients lie in
- * vectors of the same layout, as many as the caller likes. Layout, each tensor 64-byte aligned:
+ * The values that training changes lie in one flat f32 vector, which the caller owns; gradients lie
+ * in vectors of the same layout, as many as the caller likes. Layout, each tensor 64-byte aligned:
  *   [statistics of batch norm] [parameters, in the order in which the backward pass finishes them]
  * so that a growing prefix of a gradient vector is final while the backward pass goes on. In a
  * gradient vector the place of a statistic holds this batch's own value (mean, variance).
  *
- * Bits: results depend only on weights, samples, seed, step and sample numbers. After creation no call
- * allocates from the heap. One thread at a time. */
+ * Bits: results depend only on weights, samples, seed, step and sample numbers. After creation no
+ * call allocates from the heap, except what oneDNN takes and gives back within each call of a
+ * kernel. One thread at a time. Vectors and samples are 64-byte aligned. */
 
 #include "base/arena.h"
 #include "base/doc.h"
@@ -32,7 +33,7 @@ typedef enum gr_backend { GR_BACKEND_ONEDNN = 0, GR_BACKEND_REFERENCE = 1 } gr_b
 typedef struct gr_model_spec gr_model_spec; /* the layers as the user wrote them, checked */
 typedef struct gr_model gr_model;
 
-/* `list` is the `model:` part of a job file (see docs/models.md): layers in order. Errors carry file
+/* `list` is the `model:` part of a job file (see docs/models.md): layers in order. Errors have file
  * and line: unknown layer (nearest named), missing or wrong setting, shapes that do not fit. */
 gr_status gr_model_spec_read(const gr_node *list, const gr_shape *input, gr_arena *arena,
                              gr_model_spec **spec_out, gr_diag *diag) GR_MUST_CHECK;
@@ -77,8 +78,8 @@ size_t gr_model_arena_bytes(const gr_model *model);
 int gr_model_tensors(const gr_model *model);
 const gr_tensor_info *gr_model_tensor(const gr_model *model, int index); /* ascending offset */
 
-/* Initial weights from the seed (He for layers before a ReLU or GELU, else Glorot; biases zero; batch
- * norm 1, 0, mean 0, variance 1): the same on every rank. */
+/* Initial weights from the seed (He for layers before a ReLU or GELU, else Glorot; biases zero;
+ * batch norm 1, 0, mean 0, variance 1): the same on every rank. */
 void gr_model_init_weights(const gr_model *model, float *values);
 
 typedef struct gr_batch {
@@ -98,8 +99,8 @@ typedef struct gr_batch_result {
 gr_status gr_model_forward(gr_model *model, const float *values, const gr_batch *batch,
                            gr_batch_result *result_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* `ready(ready_arg, end)` tells, each time a layer is done, that elements [0, end) of `gradients` are
- * final; the last call has end = gr_model_values. It may take its time (communication). */
+/* `ready(ready_arg, end)` tells, each time a layer is done, that elements [0, end) of `gradients`
+ * are final; the last call has end = gr_model_values. It may take its time (communication). */
 typedef void gr_gradient_ready(void *ready_arg, size_t end);
 gr_status gr_model_backward(gr_model *model, const float *values, const gr_batch *batch,
                             float *gradients, gr_gradient_ready *ready, void *ready_arg,
@@ -115,8 +116,8 @@ gr_status gr_model_evaluate(gr_model *model, const float *values, const gr_batch
 void gr_model_update_statistics(const gr_model *model, float *values, const float *gradients,
                                 float scale);
 
-/* Where does a non-finite number appear first? Repeats forward and backward with a check behind every
- * layer. *layer_out: index, or -1 if all is finite; *backward_out: in the backward pass. */
+/* Where does a non-finite number appear first? Repeats forward and backward with a check behind
+ * every layer. *layer_out: index, or -1 if all is finite; *backward_out: in the backward pass. */
 gr_status gr_model_find_not_finite(gr_model *model, const float *values, const gr_batch *batch,
                                    float *gradients, int *layer_out, bool *backward_out,
                                    gr_diag *diag) GR_MUST_CHECK;

@@ -120,7 +120,7 @@ void gr_dnn_destroy(gr_dnn *dnn)
     free(dnn);
 }
 
-/* ---- Layouts ---------------------------------------------------------------------------------- */
+/* ---- Layouts --------------------------------------------------------------------------------- */
 
 static const gr_layout *layout_keep(gr_dnn *dnn, const dnnl_memory_desc_t *desc)
 {
@@ -212,7 +212,7 @@ size_t gr_layout_bytes(const gr_layout *layout)
     return dnnl_memory_desc_get_size(&layout->desc);
 }
 
-/* ---- Operations ------------------------------------------------------------------------------- */
+/* ---- Operations ------------------------------------------------------------------------------ */
 
 void gr_dnn_op_destroy(gr_dnn_op *op)
 {

@@ -47,16 +47,17 @@ gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model 
                               gr_optimizer **optimizer_out, gr_diag *diag) GR_MUST_CHECK;
 void gr_optimizer_destroy(gr_optimizer *optimizer);
 
-/* Begins step `step` (from 0; Adam's bias correction) with this learning rate and gradient factor (of
- * clipping; 1: none). */
+/* Begins step `step` (from 0; Adam's bias correction) with this learning rate and gradient factor
+ * (of clipping; 1: none). */
 void gr_optimizer_begin(gr_optimizer *optimizer, uint64_t step, double learning_rate,
                         float gradient_factor);
-/* Updates the parameters in [begin, end) of the flat vector (statistics are passed over); any cut into
- * ranges gives the same bits. */
+/* Updates the parameters in [begin, end) of the flat vector (statistics are passed over); any cut
+ * into ranges gives the same bits. */
 void gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gradients,
                          size_t begin, size_t end);
 
-/* State for checkpoints: `index`-th vector (momentum; Adam: first, second moment), NULL past the end. */
+/* State for checkpoints: `index`-th vector (momentum; Adam: first, second moment), NULL past the
+ * end. */
 float *gr_optimizer_state(gr_optimizer *optimizer, int index, const char **name_out);
 
 /* Sum of squares over the parameters' gradients, in double, in a fixed order. */

@@ -33,6 +33,12 @@ void gr_column_sums(const float *x, size_t rows, size_t columns, float *sums)
     gr_passes_best()->column_sums(x, rows, columns, sums);
 }
 
+void gr_transpose_add(const float *x, size_t rows, size_t columns, const float *bias, bool relu,
+                      float *y)
+{
+    gr_passes_best()->transpose_add(x, rows, columns, bias, relu, y);
+}
+
 void gr_row_means(const float *x, size_t rows, size_t columns, float *means)
 {
     gr_passes_best()->row_means(x, rows, columns, means);
@@ -68,7 +74,7 @@ void gr_blend_f32(float *values, const float *gradients, float keep, float take,
     gr_passes_best()->blend(values, gradients, keep, take, count);
 }
 
-/* ---- The part of optimizer.h that is one pass --------------------------------------------------- */
+/* ---- The part of optimizer.h that is one pass ------------------------------------------------ */
 
 void gr_add_f32(float *dst, const float *a, const float *b, size_t count)
 {

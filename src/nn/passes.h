@@ -35,6 +35,8 @@ typedef struct gr_passes {
     void (*relu_backward)(float *dx, const float *dy, const float *y, size_t count);
     void (*add)(float *dst, const float *a, const float *b, size_t count);
     void (*column_sums)(const float *x, size_t rows, size_t columns, float *sums);
+    void (*transpose_add)(const float *x, size_t rows, size_t columns, const float *bias, bool relu,
+                          float *y);
     void (*row_means)(const float *x, size_t rows, size_t columns, float *means);
     void (*dropout)(float *y, uint8_t *mask, const float *x, const uint32_t *words,
                     uint32_t threshold, float scale, size_t count);
@@ -62,6 +64,9 @@ const gr_passes *gr_passes_best(void);
 void gr_relu_f32(float *y, const float *x, size_t count);
 void gr_relu_backward_f32(float *dx, const float *dy, const float *y, size_t count);
 void gr_column_sums(const float *x, size_t rows, size_t columns, float *sums);
+/* y[column][row] = x[row][column] + bias[row] (bias may be NULL), then ReLU if asked. */
+void gr_transpose_add(const float *x, size_t rows, size_t columns, const float *bias, bool relu,
+                      float *y);
 void gr_row_means(const float *x, size_t rows, size_t columns, float *means);
 /* Keeps a value with probability 1 - rate and then divides by that; mask: 1 where it stays. */
 void gr_dropout_f32(float *y, uint8_t *mask, const float *x, const uint32_t *words, double rate,

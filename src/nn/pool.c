@@ -180,7 +180,7 @@ const gr_layer_ops gr_avg_pool_ops = {
     .backward = pool_backward,
 };
 
-/* ---- global_pool: the average of each channel, as features -------------------------------------- */
+/* ---- global_pool: the average of each channel, as features ----------------------------------- */
 
 static gr_status global_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
 {

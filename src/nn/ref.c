@@ -48,7 +48,7 @@ void gr_ref_linear_backward(int64_t batch, int64_t in, int64_t out, const float 
     }
 }
 
-/* ---- Windows ---------------------------------------------------------------------------------- */
+/* ---- Windows --------------------------------------------------------------------------------- */
 
 /* Element (n, c, h, w) of a tensor with these numbers of channels, rows and columns. */
 static size_t at4(int64_t channels, int64_t height, int64_t width, int64_t n, int64_t c, int64_t h,
@@ -176,7 +176,7 @@ void gr_ref_conv_backward(const gr_conv_shape *s, const float *x, const float *w
     }
 }
 
-/* ---- Pooling ---------------------------------------------------------------------------------- */
+/* ---- Pooling --------------------------------------------------------------------------------- */
 
 void gr_ref_max_pool_forward(const gr_conv_shape *s, const float *x, float *y, int32_t *at)
 {
@@ -254,7 +254,7 @@ void gr_ref_avg_pool_backward(const gr_conv_shape *s, const float *dy, float *dx
     }
 }
 
-/* ---- Batch norm ------------------------------------------------------------------------------- */
+/* ---- Batch norm ------------------------------------------------------------------------------ */
 
 void gr_ref_norm_statistics(int64_t batch, int64_t channels, int64_t pixels, const float *x,
                             float *mean, float *variance)
@@ -310,7 +310,7 @@ void gr_ref_norm_backward(int64_t batch, int64_t channels, int64_t pixels, doubl
     }
 }
 
-/* ---- GELU ------------------------------------------------------------------------------------- */
+/* ---- GELU ------------------------------------------------------------------------------------ */
 
 void gr_ref_gelu_forward(const float *x, float *y, size_t count)
 {

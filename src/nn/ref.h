@@ -2,8 +2,8 @@
 #ifndef GR_NN_REF_H
 #define GR_NN_REF_H
 
-/* Each operation once more: slow, plain, sums in double. The oracle of the fast kernels. All tensors
- * row-major, batch first. dx may be NULL where nobody needs it. */
+/* Each operation once more: slow, plain, sums in double. The oracle of the fast kernels. All
+ * tensors row-major, batch first. dx may be NULL where nobody needs it. */
 
 #include "nn/layer.h"
 

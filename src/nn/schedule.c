@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-/* Cosine of pi * t for t in 0..1, from additions and products alone: every rank must compute the same
- * learning rate, and libm's last bit differs between machines. */
+/* Cosine of pi * t for t in 0..1, from additions and products alone: every rank must compute the
+ * same learning rate, and libm's last bit differs between machines. */
 static double cos_pi(double t)
 {
     double x = (0.5 - t) * 3.14159265358979323846; /* cos(pi t) = sin(pi (1/2 - t)) */

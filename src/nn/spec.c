@@ -111,7 +111,7 @@ static gr_status unknown_kind(const gr_node *node, const char *word, gr_diag *di
         word);
 }
 
-/* ---- Names ------------------------------------------------------------------------------------ */
+/* ---- Names ----------------------------------------------------------------------------------- */
 
 static int find_name(const reader *r, const char *name)
 {
@@ -167,7 +167,7 @@ static gr_status made_name(reader *r, const gr_layer_ops *ops, const char **name
     }
 }
 
-/* ---- Settings --------------------------------------------------------------------------------- */
+/* ---- Settings -------------------------------------------------------------------------------- */
 
 static gr_status put_padding(const gr_node *node, gr_layer_settings *set, const setting *rule,
                              gr_diag *diag)
@@ -299,7 +299,7 @@ static gr_status settle_window(const gr_node *node, gr_layer_settings *set, gr_d
     return GR_OK;
 }
 
-/* ---- Layers ----------------------------------------------------------------------------------- */
+/* ---- Layers ---------------------------------------------------------------------------------- */
 
 static gr_status find_from(reader *r, const gr_node *item, const gr_node *value, int *other_out)
 {

@@ -18,6 +18,9 @@ static const net_options cases[] = {
     {.layers = "[linear: 5]", .input = {1, {7}}, .batch = 3},
     {.layers = "[linear: {units: 5, bias: false}]", .input = {1, {7}}, .batch = 3, .loss = 1},
     {.layers = "[linear: 9, relu, linear: 20, relu, linear: 4]", .input = {1, {7}}, .batch = 5},
+    {.layers = "[linear: 37, relu, linear: {units: 9, bias: no}, relu, linear: 4]",
+     .input = {1, {19}},
+     .batch = 13},
     {.layers = "[linear: 9, gelu, linear: 4]", .input = {1, {7}}, .batch = 4},
     {.layers = "[flatten, linear: 6, dropout: 0.4, linear: 4]",
      .input = {3, {2, 3, 3}},
@@ -91,8 +94,8 @@ static bool derivative_fits(net *n, size_t at, double norm, float step)
 }
 
 /* Weights and activations are f32, so the quotient is good to about three digits. Where a ReLU or a
- * maximum changes over within the step it is not good at all: then a smaller step is tried, and a few
- * outliers may be left. */
+ * maximum changes over within the step it is not good at all: then a smaller step is tried, and a
+ * few outliers may be left. */
 static void test_finite_differences(void **state)
 {
     (void)state;
@@ -318,7 +321,7 @@ static void test_layout_of_the_flat_vector(void **state)
 {
     (void)state;
     net n;
-    open_case(&n, 10, GR_BACKEND_ONEDNN);
+    open_case(&n, 11, GR_BACKEND_ONEDNN);
     static const char *const names[] = {"bn1.running_mean", "bn1.running_var", "bn2.running_mean",
                                         "bn2.running_var",  "linear1.weight",  "linear1.bias",
                                         "bn2.weight",       "bn2.bias",        "conv1.weight",

@@ -233,7 +233,7 @@ static void test_sums_and_checks(void **state)
     net_close(&n);
 }
 
-/* ---- Instruction sets --------------------------------------------------------------------------- */
+/* ---- Instruction sets ------------------------------------------------------------------------ */
 
 enum { N = 1003 };
 
@@ -260,6 +260,8 @@ static void run_all(const gr_passes *p, vectors *v)
     p->relu_backward(v->b, v->b, v->out, N);
     p->add(v->out, v->out, v->b, N);
     p->column_sums(v->a, 17, 59, v->out);
+    p->transpose_add(v->a, 19, 33, v->b, true, v->out);
+    p->transpose_add(v->a, 33, 19, NULL, false, v->out);
     p->row_means(v->a, 17, 59, v->out + 100);
     p->dropout(v->out + 200, v->mask, v->a, v->words, 1u << 22, 1.5f, 800);
     p->dropout_backward(v->out + 500, v->b, v->mask, 1.5f, 500);
@@ -301,6 +303,24 @@ static void test_same_bits_on_every_instruction_set(void **state)
 #endif
     free(expected);
     free(got);
+}
+
+static void test_transposition(void **state)
+{
+    (void)state;
+    float x[33 * 19], y[33 * 19], bias[33];
+    gr_philox_normal(9, 0, 0, x, 33 * 19);
+    gr_philox_normal(9, 1, 0, bias, 33);
+    for (size_t rows = 1; rows <= 33; rows += 4) {
+        for (int relu = 0; relu < 2; relu++) {
+            gr_transpose_add(x, rows, 19, relu ? bias : NULL, relu, y);
+            for (size_t i = 0; i < rows * 19; i++) {
+                float value = x[i % rows * 19 + i / rows] + (relu ? bias[i % rows] : 0.0f);
+                float expected = relu && value < 0 ? 0.0f : value;
+                assert_memory_equal(&y[i], &expected, sizeof expected);
+            }
+        }
+    }
 }
 
 /* Against the reference, with windows over the edge; NaN is larger than all. */
@@ -364,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_config_table),
         cmocka_unit_test(test_sums_and_checks),
         cmocka_unit_test(test_same_bits_on_every_instruction_set),
+        cmocka_unit_test(test_transposition),
         cmocka_unit_test(test_max_pooling_of_any_block),
         cmocka_unit_test(test_relu_does_not_hide_nan),
     };

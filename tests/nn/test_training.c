@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* ---- Losses ------------------------------------------------------------------------------------- */
+/* ---- Losses ---------------------------------------------------------------------------------- */
 
 static void test_cross_entropy_is_stable(void **state)
 {
@@ -77,7 +77,7 @@ static void test_mean_squared_error(void **state)
     assert_memory_equal(gradient, expected, sizeof expected);
 }
 
-/* ---- Dropout ------------------------------------------------------------------------------------ */
+/* ---- Dropout --------------------------------------------------------------------------------- */
 
 /* Forward through dropout alone: which values stayed, scaled. */
 static void drop(net *n, uint64_t step, uint64_t first, float *out)
@@ -164,7 +164,7 @@ static void test_dropout_layers_and_seeds_differ(void **state)
     net_close(&n);
 }
 
-/* ---- Batch norm --------------------------------------------------------------------------------- */
+/* ---- Batch norm ------------------------------------------------------------------------------ */
 
 static const gr_tensor_info *tensor_named(const net *n, const char *name)
 {
@@ -238,7 +238,7 @@ static void test_evaluation_looks_at_one_sample(void **state)
     net_close(&n);
 }
 
-/* ---- Not finite --------------------------------------------------------------------------------- */
+/* ---- Not finite ------------------------------------------------------------------------------ */
 
 static void expect_found(net *n, int layer, bool backward)
 {
@@ -339,7 +339,7 @@ static void test_nan_in_a_large_first_layer(void **state)
     }
 }
 
-/* ---- Together ----------------------------------------------------------------------------------- */
+/* ---- Together -------------------------------------------------------------------------------- */
 
 static void test_learns(void **state)
 {
