@@ -21,6 +21,8 @@
 #endif
 
 #if HEAP_COUNTED
+/* Seen by the libraries as well, whatever visibility the build chooses. */
+#pragma GCC visibility push(default)
 static atomic_bool heap_watched;
 static atomic_long heap_calls;
 void *__libc_malloc(size_t size);
@@ -44,6 +46,7 @@ void *realloc(void *memory, size_t size)
     heap_calls += heap_watched;
     return __libc_realloc(memory, size);
 }
+#pragma GCC visibility pop
 #endif
 
 enum { COUNT = 103, BATCH = 16, SHARDS = 4, SHARD_BATCH = BATCH / SHARDS };

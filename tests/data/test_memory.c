@@ -21,6 +21,8 @@
 #endif
 
 #if HEAP_OURS
+/* Seen by the libraries as well, whatever visibility the build chooses. */
+#pragma GCC visibility push(default)
 static atomic_bool heap_watched;
 static atomic_long heap_left; /* calls that succeed before one fails */
 static atomic_long heap_live;
@@ -71,6 +73,8 @@ void free(void *memory)
     heap_live -= memory != NULL;
     __libc_free(memory);
 }
+
+#pragma GCC visibility pop
 
 /* Opens, starts a loader, reads a batch. */
 static gr_status use(const gr_data_config *config, uint64_t memory_max, gr_diag *diag)

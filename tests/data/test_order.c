@@ -81,7 +81,7 @@ static void test_depends_on_seed_and_epoch(void **state)
  * from its mean is within 5 sigma. */
 static void chi_square(uint64_t count)
 {
-    enum { EPOCHS = 20000 };
+    enum { EPOCHS = 8000 };
     double *hits = calloc(count * count, sizeof *hits);
     assert_non_null(hits);
     for (uint64_t epoch = 0; epoch < EPOCHS; epoch++) {
