@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/doc.h"
 #include "base/philox.h"
+#include "nn/layer.h"
 #include "nn/model.h"
 #include "nn/optimizer.h"
 
@@ -25,7 +26,7 @@ typedef struct options {
     const char *model;
     int batch;
     double seconds;
-    bool json, phases;
+    bool json, phases, kernels;
 } options;
 
 typedef struct bench {
@@ -48,6 +49,8 @@ static bool parse(int argc, char **argv, options *o)
             o->json = true;
         } else if (strcmp(argv[i], "--phases") == 0) {
             o->phases = true;
+        } else if (strcmp(argv[i], "--kernels") == 0) {
+            o->kernels = true;
         } else if (strcmp(argv[i], "--model") == 0 && more) {
             o->model = argv[++i];
         } else if (strcmp(argv[i], "--batch") == 0 && more) {
@@ -146,6 +149,107 @@ static gr_status step(bench *b, uint64_t number, gr_batch_result *result, int64_
     return status;
 }
 
+/* ---- What oneDNN alone takes for the matrix products and convolutions of a step -------------- */
+
+enum { KERNEL_RUNS = 30, SPACES = 4 };
+
+/* Memory for the operands, large enough for any layer; written once, so that it is there. */
+typedef struct spaces {
+    float *at[SPACES];
+} spaces;
+
+static double least_product_us(bool transpose, int64_t m, int64_t n, int64_t k, const spaces *s)
+{
+    int64_t least_ns = INT64_MAX;
+    for (int run = 0; run < KERNEL_RUNS; run++) {
+        int64_t start = gr_now_ns();
+        if (gr_dnn_sgemm(transpose, false, m, n, k, s->at[0], transpose ? m : k, s->at[1], n,
+                         s->at[2], n, NULL) != GR_OK) {
+            return 0;
+        }
+        int64_t took = gr_now_ns() - start;
+        least_ns = took < least_ns ? took : least_ns;
+    }
+    return (double)least_ns * 1e-3;
+}
+
+static double least_op_us(gr_dnn *dnn, gr_dnn_op *op, const spaces *s)
+{
+    static const gr_slot operands[][2] = {{GR_SLOT_SRC, 0},          {GR_SLOT_WEIGHTS, 1},
+                                          {GR_SLOT_DST, 2},          {GR_SLOT_BIAS, 3},
+                                          {GR_SLOT_DIFF_DST, 1},     {GR_SLOT_DIFF_SRC, 2},
+                                          {GR_SLOT_DIFF_WEIGHTS, 2}, {GR_SLOT_DIFF_BIAS, 3}};
+    void *scratch = aligned_alloc(64, gr_dnn_op_bytes(op, GR_SLOT_SCRATCH) / 64 * 64 + 64);
+    for (size_t i = 0; i < sizeof operands / sizeof operands[0]; i++) {
+        gr_dnn_op_bind(op, operands[i][0], s->at[operands[i][1]]);
+    }
+    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, scratch);
+    int64_t least_ns = INT64_MAX;
+    for (int run = 0; scratch && run < KERNEL_RUNS; run++) {
+        int64_t start = gr_now_ns();
+        if (gr_dnn_op_run(dnn, op, NULL) != GR_OK) {
+            break;
+        }
+        int64_t took = gr_now_ns() - start;
+        least_ns = took < least_ns ? took : least_ns;
+    }
+    free(scratch);
+    return least_ns == INT64_MAX ? 0 : (double)least_ns * 1e-3;
+}
+
+static double conv_us(gr_dnn *dnn, const gr_conv_shape *shape, bool dx, const spaces *s)
+{
+    gr_dnn_op *op[3] = {NULL};
+    double sum = 0;
+    gr_status status = gr_dnn_conv_forward(dnn, shape, false, &op[0], NULL);
+    if (status == GR_OK) {
+        status = gr_dnn_conv_backward_weights(dnn, shape, op[0], &op[1], NULL);
+    }
+    if (status == GR_OK && dx) {
+        status = gr_dnn_conv_backward_data(dnn, shape, op[0], &op[2], NULL);
+    }
+    for (int i = 0; i < 3; i++) {
+        sum += op[i] && status == GR_OK ? least_op_us(dnn, op[i], s) : 0;
+    }
+    for (int i = 2; i >= 0; i--) {
+        gr_dnn_op_destroy(op[i]);
+    }
+    return sum;
+}
+
+/* Each kernel by itself, operands in its cache, in oneDNN's best order of the operands: no step can
+ * be faster than their sum. */
+static double kernels_us(const gr_model *model)
+{
+    spaces s = {{NULL}};
+    double sum = 0;
+    bool enough = true;
+    for (int i = 0; i < SPACES; i++) {
+        size_t count = gr_model_arena_bytes(model) / sizeof(float) + gr_model_values(model) +
+                       (size_t)model->config.batch * 1024;
+        s.at[i] = aligned(count, sizeof(float));
+        enough = enough && s.at[i];
+    }
+    for (int i = 0; enough && i < model->layer_count; i++) {
+        const gr_layer *layer = &model->layers[i];
+        bool dx = layer->dx_mode != GR_DX_NONE;
+        if (layer->spec->ops == &gr_linear_ops) {
+            int64_t n = model->config.batch, in = layer->spec->shape_in.dim[0];
+            int64_t out = layer->spec->set.units;
+            sum += least_product_us(false, n, out, in, &s) +
+                   least_product_us(true, out, in, n, &s) +
+                   (dx ? least_product_us(false, n, in, out, &s) : 0);
+        } else if (layer->spec->ops == &gr_conv2d_ops) {
+            gr_conv_shape shape = gr_layer_window(model, layer);
+            sum += conv_us(model->dnn, &shape, dx, &s);
+        }
+    }
+    for (int i = 0; i < SPACES; i++) {
+        free(s.at[i]);
+    }
+    return sum;
+}
+
 static int by_size(const void *a, const void *b)
 {
     int64_t left = *(const int64_t *)a, right = *(const int64_t *)b;
@@ -166,18 +270,25 @@ static void report(const bench *b, const options *o, int laps, double total_s, d
     double median_s = (double)b->laps_ns[laps / 2] * 1e-9;
     double best_us = (double)b->laps_ns[0] * 1e-3, rate = (double)o->batch / median_s;
     double mean_rate = (double)o->batch * laps / total_s;
+    double kernels = o->kernels ? kernels_us(b->model) : 0;
     if (o->json) {
         printf("{\"engine\": \"gradus\", \"model\": \"%s\", \"batch\": %d, \"workers\": 1, "
                "\"steps\": %d, \"step_us\": %.1f, \"step_us_min\": %.1f, \"samples_per_s\": %.1f, "
-               "\"samples_per_s_mean\": %.1f, \"cpu_us\": %.1f, \"loss\": %.6f}\n",
+               "\"samples_per_s_mean\": %.1f, \"cpu_us\": %.1f, \"kernels_us\": %.1f, \"loss\": "
+               "%.6f}\n",
                o->model, o->batch, laps, median_s * 1e6, best_us, rate, mean_rate,
-               cpu_s / laps * 1e6, loss / o->batch);
+               cpu_s / laps * 1e6, kernels, loss / o->batch);
     } else {
         printf("gradus %s batch %d: %d steps, %.1f us a step (best %.1f), %.1f samples/s (mean "
                "%.1f), %.1f us of processor, "
                "loss %.6f\n",
                o->model, o->batch, laps, median_s * 1e6, best_us, rate, mean_rate,
                cpu_s / laps * 1e6, loss / o->batch);
+    }
+    if (o->kernels && !o->json) {
+        printf(
+            "oneDNN's matrix products and convolutions alone: %.1f us, %.0f %% of the best step\n",
+            kernels, kernels / best_us * 100);
     }
     if (o->phases) {
         printf(
@@ -223,7 +334,7 @@ int main(int argc, char **argv)
     options o;
     if (!parse(argc, argv, &o)) {
         fprintf(stderr, "usage: bench_step [--model mlp|cnn] [--batch N] [--seconds S] [--phases] "
-                        "[--json]\n");
+                        "[--kernels] [--json]\n");
         return 2;
     }
     bench b = {0};

@@ -10,7 +10,7 @@ enum { OP_FORWARD, TURNED };
 /* The weights lie [out][in], the wrong way round for x * weights^T: the library copies them in
  * passing, which for a small batch takes longer than the product. There it is faster to compute
  * weights * x^T and to turn the small result. For very few samples the kernel for that is bad. */
-enum { TURN_BATCH_MIN = 12, TURN_BATCH_MAX = 64 };
+enum { TURN_BATCH_MIN = 12, TURN_BATCH_MAX = 128 };
 
 static bool turns(const gr_model *model)
 {
