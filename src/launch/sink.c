@@ -17,7 +17,6 @@
 static void break_sink(gr_sink *sink, int error)
 {
     sink->broken = true;
-    sink->full = false; /* what comes now is dropped, but whoever waited for room goes on */
     sink->error = error;
     sink->first = sink->used = 0;
     if (sink->polling) {

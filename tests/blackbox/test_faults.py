@@ -157,12 +157,13 @@ def test_a_second_sigint_kills_at_once(gradus):
 
 
 def test_a_stopped_worker_ends_too(gradus):
-    job = gradus.start("run", "-np", 2, "--grace", "1h", *sh("echo $RANK $$; exec sleep 100"))
+    job = gradus.start("run", "-np", 2, "--grace", "1h", *sh(
+        "trap 'echo saved; exit 0' TERM; echo $RANK $$; while :; do sleep 0.01; done"))
     pids = worker_pids(job, 2)
     os.kill(pids[0], signal.SIGSTOP)
     job.terminate()
-    job.communicate(timeout=20)
-    assert job.returncode == 1
+    out, _ = job.communicate(timeout=20)
+    assert job.returncode == 1 and sorted(out.split("\n")) == ["", "[0] saved", "[1] saved"]
 
 
 # ---- Nothing is left behind ------------------------------------------------------------------------

@@ -60,6 +60,32 @@ def test_secret_is_in_no_command_line(gradus):
         assert secret.encode() not in file.read()
 
 
+def writable_memory(pid):
+    """The bytes of a process's heap, stack and data."""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            begin, end = (int(text, 16) for text in line.split()[0].split("-"))
+            if line.split()[1].startswith("rw") and "[v" not in line:
+                memory.seek(begin)
+                yield memory.read(end - begin)
+
+
+def test_secret_is_wiped_once_the_workers_have_it(gradus):
+    job = gradus.start("run", "-np", 2, *sh("echo $GRADUS_SECRET; exec sleep 100"))
+    secret = read_lines(job.stdout, 2)[0].split()[1].encode()
+    agents = [pid for pid, name in gradus.remains().items() if name == "gradus-agent"]
+    try:
+        open(f"/proc/{job.pid}/mem", "rb").close()
+    except PermissionError:
+        pytest.skip("this user may not read the memory of other processes")
+
+    def is_held():
+        """The launcher has read and forwarded the line above: there only its own copies are meant."""
+        return any(secret in piece for piece in writable_memory(agents[0])) or \
+            any(b"GRADUS_SECRET=" + secret in piece for piece in writable_memory(job.pid))
+    wait_until(lambda: not is_held(), "the secret to be wiped", 10)
+
+
 def test_a_worker_has_only_its_own_descriptors_and_signals(gradus, script):
     words = script("""
 import os, signal
@@ -98,12 +124,24 @@ for i in range(10000):
         assert seen == {rank: list(range(10000)) for rank in range(4)}
 
 
+def is_asleep(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] == "S"
+
+
 def test_a_slow_reader_loses_nothing_and_stops_nothing(gradus):
-    count = 200000
-    job = gradus.start("run", "-np", 2, *sh(f"seq {count}; echo end >&2"))
-    # More than all buffers is on its way and nobody reads: the workers are held, and wait.
-    first = read_lines(job.stdout, 1)
-    lines = first + job.stdout.read().splitlines()
+    """More than all buffers is on its way and nobody reads: the workers are held until somebody does."""
+    count = 600000
+    job = gradus.start("run", "-np", 2, "seq", str(count))
+    lines = read_lines(job.stdout, 1)
+    held = [0]
+
+    def are_held():
+        asleep = [pid for pid, name in gradus.remains().items() if name == "seq" and is_asleep(pid)]
+        held[0] = held[0] + 1 if len(asleep) == 2 else 0
+        return held[0] == 20  # in a row: they do not just wait for the next moment
+    wait_until(are_held, "the workers to be held")
+    lines += job.stdout.read().splitlines()
     assert job.wait(60) == 0
     for rank in (0, 1):
         assert [line[4:] for line in lines if line.startswith(f"[{rank}]")] == \
