@@ -82,7 +82,8 @@ TARGETS = {  # ratio: (model -> wanted)
 def make_images(folder, count):
     """IDX files of random pixels: the kernels do not care what the pixels show."""
     rng = random.Random(1)
-    images, labels = os.path.join(folder, "images-idx3-ubyte"), os.path.join(folder, "labels-idx1-ubyte")
+    images = os.path.join(folder, "images-idx3-ubyte")
+    labels = os.path.join(folder, "labels-idx1-ubyte")
     with open(images, "wb") as file:
         file.write(struct.pack(">IIII", 0x803, count, 28, 28))
         file.write(rng.randbytes(count * 28 * 28))
@@ -98,7 +99,7 @@ def find_images(data, folder):
     for pattern in ("*images*idx3*", "*labels*idx1*"):
         paths = sorted(glob.glob(os.path.join(data, pattern)))
         if not paths:
-            sys.exit(f"scaling.py: {data} has no file {pattern}: give the folder of MNIST's IDX files")
+            sys.exit(f"scaling.py: {data} has no file {pattern}: give MNIST's folder")
         path = paths[0]
         if path.endswith(".gz"):
             plain = os.path.join(folder, os.path.basename(path)[:-3])
@@ -114,7 +115,10 @@ def find_images(data, folder):
 def run_gradus(args, job, workers):
     """Median samples per second of the epochs but the first, and the share of waiting."""
     env = dict(os.environ, OMP_NUM_THREADS="1")
-    command = [args.gradus, "run", "-np", str(workers), "--json", job]
+    # One core for each worker: else a single worker's reading ahead would have the second core.
+    cores = sorted(os.sched_getaffinity(0))[:workers]
+    command = [args.gradus, "run", "-np", str(workers), "--cores", ",".join(map(str, cores)),
+               "--json", job]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     if done.returncode != 0:
         sys.exit(f"scaling.py: {' '.join(command)} failed:\n{done.stderr}")
@@ -212,6 +216,8 @@ def main():
     parser.add_argument("--no-torch", dest="torch", action="store_false")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there, too")
     args = parser.parse_args()
+    if len(os.sched_getaffinity(0)) < 2:
+        sys.exit("scaling.py: two workers need two cores, and this process may use one")
     if not os.access(args.gradus, os.X_OK):
         sys.exit(f"scaling.py: {args.gradus} does not exist: build it, or name it with --gradus")
     args.torch = args.torch and has_torch(args.python)

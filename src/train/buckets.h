@@ -2,9 +2,10 @@
 #ifndef GR_TRAIN_BUCKETS_H
 #define GR_TRAIN_BUCKETS_H
 
-/* The step vector cut into contiguous pieces, each reduced by one operation as soon as the backward
- * pass has finished it. Vectors and operations are numbered in the order of the backward pass, which
- * is the same on every rank, and so is the order in which the operations start.
+/* The step vector cut into contiguous pieces, each reduced by one operation as soon as the
+ * backward pass has finished it. Vectors and operations are numbered in the order of the
+ * backward pass, which is the same on every rank, and so is the order in which the operations
+ * start.
  *
  * One thread. No call after init allocates here. */
 
@@ -46,9 +47,10 @@ gr_status gr_buckets_init(gr_buckets *buckets, const gr_buckets_config *config,
 /* Operations in flight must have ended or belong to a communicator that is broken. */
 void gr_buckets_fini(gr_buckets *buckets);
 
-/* The cuts alone: a bucket ends at the first layer's end at which it has its size, since nothing is
- * won by holding back a finished layer's rest; a layer far above the size is cut evenly. Fills at
- * most `capacity` ends and returns how many. Never leaves anything out: the last bucket takes all. */
+/* The cuts alone: a bucket ends at the first layer's end at which it has its size, since nothing
+ * is won by holding back a finished layer's rest; a layer far above the size is cut evenly.
+ * Fills at most `capacity` ends and returns how many. Never leaves anything out: the last bucket
+ * takes all. */
 int gr_buckets_cut(const size_t *ends, int end_count, size_t first_values, size_t values,
                    size_t *cuts_out, int capacity);
 

@@ -144,7 +144,7 @@ gr_status gr_evaluator_run(gr_evaluator *evaluator, const float *values, gr_comm
     return GR_OK;
 }
 
-/* ---- gradus eval ---------------------------------------------------------------------------------*/
+/* ---- gradus eval ----------------------------------------------------------------------------- */
 
 static gr_status evaluate_file(gr_evaluator *evaluator, const char *weights_path, float *values,
                                gr_eval_result *result_out, gr_diag *diag)

@@ -2,9 +2,10 @@
 #ifndef GR_TRAIN_EVALUATE_H
 #define GR_TRAIN_EVALUATE_H
 
-/* Accuracy and loss on the test part. The samples are cut into batches of a size that depends on the
- * data alone, the batches are dealt to the ranks, and the batches' losses are added in their order:
- * the result has the same bits for every number of workers, and gr_eval_run computes the same. */
+/* Accuracy and loss on the test part. The samples are cut into batches of a size that depends on
+ * the data alone, the batches are dealt to the ranks, and the batches' losses are added in their
+ * order: the result has the same bits for every number of workers, and gr_eval_run computes the
+ * same. */
 
 #include "nn/model.h"
 #include "train/job.h"

@@ -2,8 +2,9 @@
 #ifndef GR_TRAIN_METRICS_H
 #define GR_TRAIN_METRICS_H
 
-/* The numbers of a training run: collected by step, told by epoch, written as JSON lines. A number
- * that does not exist (accuracy of a regression, test part of size 0) is NaN here and null in JSON. */
+/* The numbers of a training run: collected by step, told by epoch, written as JSON lines. A
+ * number that does not exist (accuracy of a regression, test part of size 0) is NaN here and
+ * null in JSON. */
 
 #include <gradus/status.h>
 

@@ -6,8 +6,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* A place as a number: [phase][order of the layer][shard]. Within a phase the layers are numbered in
- * the order in which they run: the backward pass runs from the last to the first. */
+/* A place as a number: [phase][order of the layer][shard]. Within a phase the layers are
+ * numbered in the order in which they run: the backward pass runs from the last to the first. */
 enum { SHARD_BITS = 24, LAYER_BITS = 24, LAYER_MASK = (1 << LAYER_BITS) - 1 };
 enum { PHASE_FORWARD = 0, PHASE_BACKWARD = 1, PHASE_UNKNOWN = 2 };
 

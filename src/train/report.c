@@ -46,7 +46,7 @@ void gr_report_init(gr_report *report, gr_report_style style, FILE *out, int col
     }
 }
 
-/* ---- Numbers for people -------------------------------------------------------------------------- */
+/* ---- Numbers for people ---------------------------------------------------------------------- */
 
 void gr_format_thousands(double value, char text_out[32])
 {
@@ -74,7 +74,7 @@ void gr_format_duration(double seconds, char text_out[32])
     }
 }
 
-/* ---- The bar ------------------------------------------------------------------------------------- */
+/* ---- The bar --------------------------------------------------------------------------------- */
 
 static void clear_bar(gr_report *report)
 {
@@ -126,7 +126,7 @@ void gr_report_step(gr_report *report, uint64_t step, int64_t now_ns)
     report->bar_shown = true;
 }
 
-/* ---- Lines ----------------------------------------------------------------------------------------*/
+/* ---- Lines ----------------------------------------------------------------------------------- */
 
 static gr_status flushed(gr_report *report, gr_diag *diag)
 {

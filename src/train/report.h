@@ -20,8 +20,8 @@ typedef struct gr_report {
 
 /* `out` is borrowed. The terminal's width is `columns`, or asked of `out` if 0; -1: no terminal. */
 void gr_report_init(gr_report *report, gr_report_style style, FILE *out, int columns);
-/* What GRADUS_TERMINAL_COLUMNS says (the launcher passes it to workers whose output it forwards to a
- * terminal); 0 without it or if it is no sensible number. */
+/* What GRADUS_TERMINAL_COLUMNS says (the launcher passes it to workers whose output it forwards
+ * to a terminal); 0 without it or if it is no sensible number. */
 int gr_report_columns(const char *text);
 
 gr_status gr_report_start(gr_report *report, const gr_start_record *record, int64_t now_ns,

@@ -12,7 +12,7 @@
 
 enum { LENGTH_BYTES = 8, DATA_ALIGN = 8 };
 
-/* ---- Writing ------------------------------------------------------------------------------------ */
+/* ---- Writing --------------------------------------------------------------------------------- */
 
 static int compare_parts(const void *a, const void *b)
 {
@@ -140,7 +140,7 @@ gr_status gr_safetensors_sha256(gr_safetensors_part *parts, int count, char text
     return GR_OK;
 }
 
-/* ---- Reading ------------------------------------------------------------------------------------ */
+/* ---- Reading --------------------------------------------------------------------------------- */
 
 struct gr_safetensors {
     char *data;

@@ -5,9 +5,10 @@
 /* Weights in the safetensors format: an 8-byte little-endian length, a JSON header, the tensors'
  * bytes one behind the other without gaps.
  *
- * The writer's bytes depend on the tensors alone: tensors by name (byte order), a header padded with
- * spaces so that the data start at a multiple of 8, one constant entry of metadata. The reader is
- * strict: whatever the format forbids is refused with a sentence that names the file and the tensor. */
+ * The writer's bytes depend on the tensors alone: tensors by name (byte order), a header padded
+ * with spaces so that the data start at a multiple of 8, one constant entry of metadata. The
+ * reader is strict: whatever the format forbids is refused with a sentence that names the file
+ * and the tensor. */
 
 #include <gradus/status.h>
 

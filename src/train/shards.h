@@ -2,10 +2,10 @@
 #ifndef GR_TRAIN_SHARDS_H
 #define GR_TRAIN_SHARDS_H
 
-/* How a worker adds up the gradients of its own shards in the order of the shard tree: like a binary
- * counter. Each shard's vector is put on a stack; while the two topmost sums are the two children of
- * one node of the tree, the right one is added to the left one. What lies on the stack in the end are
- * the partial sums that gr_allreduce_shards asks for. */
+/* How a worker adds up the gradients of its own shards in the order of the shard tree: like a
+ * binary counter. Each shard's vector is put on a stack; while the two topmost sums are the two
+ * children of one node of the tree, the right one is added to the left one. What lies on the
+ * stack in the end are the partial sums that gr_allreduce_shards asks for. */
 
 #include <gradus/status.h>
 #include <stdbool.h>

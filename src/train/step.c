@@ -27,7 +27,7 @@ gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const ch
     return status;
 }
 
-/* ---- Making and freeing --------------------------------------------------------------------------- */
+/* ---- Making and freeing ---------------------------------------------------------------------- */
 
 static gr_status make_model(gr_trainer *t, gr_diag *diag)
 {
@@ -188,9 +188,10 @@ void gr_trainer_fini(gr_trainer *trainer)
     *trainer = (gr_trainer){0};
 }
 
-/* ---- The backward pass ---------------------------------------------------------------------------- */
+/* ---- The backward pass ----------------------------------------------------------------------- */
 
-/* Merges a finished range of the shard's vector into the sums of the tree, while it is in the cache. */
+/* Merges a finished range of the shard's vector into the sums of the tree, while it is in the
+ * cache. */
 static void take_range(gr_trainer *t, size_t begin, size_t end)
 {
     float *own = t->vectors[t->plan.turns[t->turn].slot];
@@ -288,7 +289,7 @@ static gr_status run_shards(gr_trainer *t, uint64_t step, gr_diag *diag)
     return GR_OK;
 }
 
-/* ---- The update ----------------------------------------------------------------------------------- */
+/* ---- The update ------------------------------------------------------------------------------ */
 
 static size_t first_not_finite(const float *sum, size_t begin, size_t end)
 {
@@ -325,9 +326,9 @@ static void update_clipped(gr_trainer *t, uint64_t step)
     update_range(t, 0, t->length);
 }
 
-/* Looks over a range of the sum and, unless clipping must see all of it first, updates its part of the
- * weights, piece by piece, while the other buckets move on. Returns the first element that is not
- * finite, or the vector's length. */
+/* Looks over a range of the sum and, unless clipping must see all of it first, updates its part
+ * of the weights, piece by piece, while the other buckets move on. Returns the first element
+ * that is not finite, or the vector's length. */
 static size_t take_sum(gr_trainer *t, size_t begin, size_t end, bool update)
 {
     for (size_t at = begin; at < end; at += PIECE_VALUES) {

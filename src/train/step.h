@@ -4,9 +4,9 @@
 
 /* One training step of one worker, and everything that it needs from step to step.
  *
- * The step vector is [GR_STEP_HEAD numbers about the step][the model's flat vector]: the loss is added
- * up with the gradients, in the same order and by the same operations, so that it is exact and costs
- * nothing of its own. */
+ * The step vector is [GR_STEP_HEAD numbers about the step][the model's flat vector]: the loss is
+ * added up with the gradients, in the same order and by the same operations, so that it is exact
+ * and costs nothing of its own. */
 
 #include "data/loader.h"
 #include "train/buckets.h"
@@ -17,8 +17,8 @@
 /* The head of a step vector; one cache line, so that the gradients behind it stay aligned. */
 enum { GR_STEP_HEAD = 16, GR_STEP_LOSS = 0, GR_STEP_CORRECT = 1 };
 
-/* A range of the step vector that is looked over for NaN before it is reduced: the loss and the small
- * tensors. */
+/* A range of the step vector that is looked over for NaN before it is reduced: the loss and the
+ * small tensors. */
 typedef struct gr_watch {
     size_t begin, end;
 } gr_watch;
@@ -52,9 +52,9 @@ gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm,
                           gr_diag *diag) GR_MUST_CHECK;
 void gr_trainer_fini(gr_trainer *trainer);
 
-/* The step `step` (from 0), on all ranks; its numbers are added to `meter`. No heap, unless it fails.
- * GR_E_NOT_FINITE: loss or gradients hold NaN or infinity; the same sentence on every rank, and this
- * trainer is of no further use. */
+/* The step `step` (from 0), on all ranks; its numbers are added to `meter`. No heap, unless it
+ * fails. GR_E_NOT_FINITE: loss or gradients hold NaN or infinity; the same sentence on every
+ * rank, and this trainer is of no further use. */
 gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter,
                           gr_diag *diag) GR_MUST_CHECK;
 
@@ -66,21 +66,21 @@ gr_status gr_trainer_load(gr_trainer *trainer, uint64_t first_step, uint64_t tot
 gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
                                  gr_diag *diag);
 
-/* ---- NaN and infinity (notfinite.c) --------------------------------------------------------------- */
+/* ---- NaN and infinity (notfinite.c) ---------------------------------------------------------- */
 
-/* What is looked at while the sums are still this rank's own. A NaN that reaches a layer's gradient
- * shows in its bias or scale as well, so the small tensors tell nearly everything at nearly no cost;
- * the reduced sum is looked over in full. */
+/* What is looked at while the sums are still this rank's own. A NaN that reaches a layer's
+ * gradient shows in its bias or scale as well, so the small tensors tell nearly everything at
+ * nearly no cost; the reduced sum is looked over in full. */
 gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag) GR_MUST_CHECK;
 
-/* Where this rank's shards of step `step` first show a number that is not finite, as a key whose order
- * is that of the appearance: the minimum over the ranks tells the first place of all. INT64_MAX:
- * nowhere. To be called with the weights from before the step. */
+/* Where this rank's shards of step `step` first show a number that is not finite, as a key whose
+ * order is that of the appearance: the minimum over the ranks tells the first place of all.
+ * INT64_MAX: nowhere. To be called with the weights from before the step. */
 gr_status gr_not_finite_find(gr_trainer *trainer, uint64_t step, int64_t *key_out,
                              gr_diag *diag) GR_MUST_CHECK;
 
-/* Agree with the other ranks and fill `diag`; always a failure. `key` is this rank's, `sum` the reduced
- * step vector, of which element `at` is not finite. Collective. */
+/* Agree with the other ranks and fill `diag`; always a failure. `key` is this rank's, `sum` the
+ * reduced step vector, of which element `at` is not finite. Collective. */
 gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, const float *sum,
                              size_t at, gr_diag *diag);
 

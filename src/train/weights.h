@@ -12,12 +12,13 @@
 gr_status gr_weights_save(const gr_model *model, const float *values, const char *path,
                           char sha256_out[65], gr_diag *diag) GR_MUST_CHECK;
 
-/* Fills `values` from a file that holds exactly the model's tensors, f32, with the model's shapes. */
+/* Fills `values` from a file that holds exactly the model's tensors, f32, with the model's
+ * shapes. */
 gr_status gr_weights_load(const gr_model *model, const char *path, float *values,
                           char sha256_out[65], gr_diag *diag) GR_MUST_CHECK;
 
-/* Do all ranks hold the same weights, bit for bit? Collective. GR_E_BUG with a sentence that names the
- * ranks that differ from rank 0, the same on every rank. */
+/* Do all ranks hold the same weights, bit for bit? Collective. GR_E_BUG with a sentence that
+ * names the ranks that differ from rank 0, the same on every rank. */
 gr_status gr_weights_agree(const gr_model *model, const float *values, gr_comm *comm,
                            gr_diag *diag) GR_MUST_CHECK;
 

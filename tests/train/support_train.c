@@ -108,7 +108,7 @@ gr_job *support_open(const char *folder, const support_job *job, int workers)
     return opened;
 }
 
-/* ---- Groups -------------------------------------------------------------------------------------- */
+/* ---- Groups ---------------------------------------------------------------------------------- */
 
 static void set_number(const char *name, int value)
 {

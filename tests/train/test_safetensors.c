@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The weights' file: the writer's bytes against a golden file, the round trip, and every way in which
- * a file can be wrong that the format's description names. */
+/* The weights' file: the writer's bytes against a golden file, the round trip, and every way in
+ * which a file can be wrong that the format's description names. */
 
 #include "train/safetensors.h"
 

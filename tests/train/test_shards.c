@@ -27,7 +27,8 @@ static float contribution(int shard, int at)
     return ((float)(mixed % 20011) - 10005.0f) / 7.0f * scale;
 }
 
-/* The definition: a leaf, or left + right where the left child has the largest power of two below. */
+/* The definition: a leaf, or left + right where the left child has the largest power of two
+ * below. */
 static float naive(int first, int count, int at)
 {
     if (count == 1) {

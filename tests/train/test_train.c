@@ -23,7 +23,7 @@
 
 enum { SHA_BYTES = 65, WORKERS_MAX = 8 };
 
-/* ---- Helpers ------------------------------------------------------------------------------------- */
+/* ---- Helpers --------------------------------------------------------------------------------- */
 
 typedef struct member_arg {
     const char *folder;
@@ -113,7 +113,7 @@ static void same_for_all(const support_job *job, const int *worlds, int count, c
     }
 }
 
-/* ---- One worker against a naive loop -------------------------------------------------------------- */
+/* ---- One worker against a naive loop --------------------------------------------------------- */
 
 typedef struct naive_run {
     gr_job *job;
@@ -244,7 +244,7 @@ static void one_worker_is_the_naive_loop(void **state)
         &(support_job){.model = support_cnn, .shards = 6, .steps = 4, .global_batch = 48});
 }
 
-/* ---- The whole of it ------------------------------------------------------------------------------ */
+/* ---- The whole of it ------------------------------------------------------------------------- */
 
 static void a_run_and_its_evaluation(void **state)
 {
@@ -351,7 +351,7 @@ static void inexact_runs_agree(void **state)
     train_group(&job, 4, "shm", sha);
 }
 
-/* ---- NaN ------------------------------------------------------------------------------------------ */
+/* ---- NaN ------------------------------------------------------------------------------------- */
 
 static void read_sentence(const char *folder, int rank, int *status_out, char *text_out,
                           size_t size)
