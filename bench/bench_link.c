@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Latency and bandwidth of a link between two processes on this host: ping-pong of 4 B to 16 MiB over
- * each kind, out of memory that the peer can read and out of plain memory. Prints a table.
+/* Latency and bandwidth of a link between two processes on this host: ping-pong of 4 B to 16 MiB
+ * over each kind, out of memory that the peer can read and out of plain memory. Prints a table.
  *
  *     bench_link [shm|tcp] [milliseconds for each size, 100] [two cores, "0,1"] */
 
@@ -209,7 +209,8 @@ static void measure(gr_link_kind kind, const char *name, int64_t budget_ms, cons
     open_side(&b, kind, child == 0 ? 1 : 0, fds[child == 0 ? 1 : 0], &clock, plain);
     if (child == 0) {
         answer(&b, &clock, copy);
-        _exit(0); /* the benchmark is over: nobody needs its BYE */
+        gr_mesh_destroy(b.mesh); /* says BYE: to end without it is to die */
+        _exit(0);
     }
     ask(&b, &clock, name, budget_ms, copy);
     waitpid(child, NULL, 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The header of a frame: what decodes must be within its limits and encode to the same bytes. Half of
- * the inputs get a right checksum, so that the fuzzer sees what is behind it. */
+/* The header of a frame: what decodes must be within its limits and encode to the same bytes. Half
+ * of the inputs get a right checksum, so that the fuzzer sees what is behind it. */
 
 #include "base/codec.h"
 #include "base/hash.h"

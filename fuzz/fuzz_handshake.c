@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* The handshake: a peer without the secret sends any bytes in any cuts and must never be accepted.
- * Byte 0 chooses the role and the cuts; the rest is what the peer sends, with right checksums if bit 2
- * is set. The secret is one that the fuzzer cannot know: it is drawn for each run. */
+ * Byte 0 chooses the role and the cuts; the rest is what the peer sends, with right checksums if
+ * bit 2 is set. The secret is one that the fuzzer cannot know: it is drawn for each run. */
 
 #include "base/codec.h"
 #include "base/hash.h"

@@ -30,8 +30,8 @@ void gr_control_put_bulk(gr_control *control, const uint8_t *message, size_t siz
 /* Write what the socket takes. GR_OK: all is gone; GR_PENDING; GR_E_PEER_LOST. */
 gr_status gr_control_flush(gr_control *control) GR_MUST_CHECK;
 
-/* The next message; the body is valid until the next call. GR_PENDING: none yet; GR_E_PEER_LOST: the
- * connection has ended; GR_E_PROTOCOL. */
+/* The next message; the body is valid until the next call. GR_PENDING: none yet; GR_E_PEER_LOST:
+ * the connection has ended; GR_E_PROTOCOL. */
 gr_status gr_control_get(gr_control *control, gr_message_kind *kind_out, const uint8_t **body_out,
                          size_t *body_bytes_out, gr_diag *diag) GR_MUST_CHECK;
 

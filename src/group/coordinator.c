@@ -55,7 +55,7 @@ static int rank_of(const gr_coordinator *coordinator, const member *of)
     return (int)(of - coordinator->members);
 }
 
-/* ---- Telling ---------------------------------------------------------------------------------- */
+/* ---- Telling --------------------------------------------------------------------------------- */
 
 static void lose(gr_coordinator *coordinator, member *of, const char *why);
 
@@ -146,7 +146,7 @@ static void announce(gr_coordinator *coordinator)
                  coordinator->world_size);
 }
 
-/* ---- Listening -------------------------------------------------------------------------------- */
+/* ---- Listening ------------------------------------------------------------------------------- */
 
 static void refuse(int fd, const char *sentence, int rank)
 {
@@ -292,7 +292,7 @@ static void listen_to(gr_coordinator *coordinator, member *from)
     }
 }
 
-/* ---- Face ------------------------------------------------------------------------------------- */
+/* ---- Face ------------------------------------------------------------------------------------ */
 
 static bool admit(void *coordinator_arg, int32_t rank)
 {

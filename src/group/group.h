@@ -37,7 +37,7 @@ uint64_t gr_group_generation(const gr_group *group);
 int gr_group_rank(const gr_group *group);
 int gr_group_size(const gr_group *group);
 
-/* ---- The coordinator: a pollable object of the launcher ----------------------------------------- */
+/* ---- The coordinator: a pollable object of the launcher -------------------------------------- */
 typedef struct gr_coordinator gr_coordinator;
 
 typedef struct gr_coordinator_config {

@@ -43,7 +43,7 @@ typedef struct joining {
     gr_link_kind link;
 } joining;
 
-/* ---- Checks ----------------------------------------------------------------------------------- */
+/* ---- Checks ---------------------------------------------------------------------------------- */
 
 static gr_status check(joining *join, gr_diag *diag)
 {
@@ -78,7 +78,7 @@ static gr_status check(joining *join, gr_diag *diag)
     return GR_OK;
 }
 
-/* ---- Meeting ---------------------------------------------------------------------------------- */
+/* ---- Meeting --------------------------------------------------------------------------------- */
 
 static bool late(const joining *join)
 {
@@ -268,7 +268,7 @@ static gr_status meet(joining *join, gr_diag *diag)
     return GR_OK;
 }
 
-/* ---- Wiring ----------------------------------------------------------------------------------- */
+/* ---- Wiring ---------------------------------------------------------------------------------- */
 
 static int unlinked_rank(const gr_group *group)
 {
@@ -351,7 +351,7 @@ static gr_status join_others(joining *join, gr_diag *diag)
     return status == GR_OK ? be_ready(join, diag) : status;
 }
 
-/* ---- Face ------------------------------------------------------------------------------------- */
+/* ---- Face ------------------------------------------------------------------------------------ */
 
 gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
                         gr_diag *diag)

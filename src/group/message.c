@@ -58,7 +58,7 @@ static const uint8_t *get_text(const uint8_t *at, const uint8_t *end, char *text
     return at + size;
 }
 
-/* ---- Out -------------------------------------------------------------------------------------- */
+/* ---- Out ------------------------------------------------------------------------------------- */
 
 size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out)
 {
@@ -112,7 +112,7 @@ size_t gr_message_put_members(uint64_t generation, int world_size,
     return seal(GR_MESSAGE_MEMBERS, (size_t)(at - body), out);
 }
 
-/* ---- In --------------------------------------------------------------------------------------- */
+/* ---- In -------------------------------------------------------------------------------------- */
 
 gr_status gr_message_get(const uint8_t *data, size_t size_bytes, gr_message_kind *kind_out,
                          const uint8_t **body_out, size_t *body_bytes_out, gr_diag *diag)

@@ -12,9 +12,9 @@
 gr_status gr_address_listen(const char *host, char address_out[GR_ADDRESS_BYTES], int *fd_out,
                             gr_diag *diag) GR_MUST_CHECK;
 
-/* Begin to connect, without waiting. GR_OK: connected; GR_PENDING: writable when connected or failed
- * (SO_ERROR); GR_E_AGAIN: the listener is busy, try later; GR_E_PEER_LOST: nobody listens there;
- * GR_E_INVALID: not an address; GR_E_IO. *fd_out is set with the first two only. */
+/* Begin to connect, without waiting. GR_OK: connected; GR_PENDING: writable when connected or
+ * failed (SO_ERROR); GR_E_AGAIN: the listener is busy, try later; GR_E_PEER_LOST: nobody listens
+ * there; GR_E_INVALID: not an address; GR_E_IO. *fd_out is set with the first two only. */
 gr_status gr_address_dial(const char *address, int *fd_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* The numeric host that a connected socket has on this side, for a listener that the same peers can

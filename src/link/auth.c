@@ -86,7 +86,8 @@ static gr_status release_answer(gr_auth *auth, gr_diag *diag)
     return GR_OK;
 }
 
-/* Garbage is refused at its first wrong byte, so that it does not occupy a place until the timeout. */
+/* Garbage is refused at its first wrong byte, so that it does not occupy a place until the
+ * timeout. */
 static gr_status check_mark(const gr_auth *auth, gr_diag *diag)
 {
     uint8_t mark[MARK_BYTES];

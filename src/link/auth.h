@@ -2,13 +2,13 @@
 #ifndef GR_LINK_AUTH_H
 #define GR_LINK_AUTH_H
 
-/* The handshake that opens every connection of a job: HMAC-SHA256 challenge and response, both ways,
- * over the job's secret. A pure state machine over bytes: no sockets, no clock, no heap.
+/* The handshake that opens every connection of a job: HMAC-SHA256 challenge and response, both
+ * ways, over the job's secret. A pure state machine over bytes: no sockets, no clock, no heap.
  *
  * Both sides send, at once, a challenge (magic, version, role, rank, peer role's expectation, 32
- * random bytes); each answers the other's with an HMAC over both challenges and its own role. Nobody
- * sends anything of value before the other's answer was checked in constant time; a reflected or
- * replayed answer is refused since role and both nonces are in it. */
+ * random bytes); each answers the other's with an HMAC over both challenges and its own role.
+ * Nobody sends anything of value before the other's answer was checked in constant time; a
+ * reflected or replayed answer is refused since role and both nonces are in it. */
 
 #include "base/hash.h"
 #include "link/link.h"
@@ -43,8 +43,8 @@ gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
                        const uint8_t secret[GR_SECRET_BYTES], gr_diag *diag) GR_MUST_CHECK;
 void gr_auth_fini(gr_auth *auth); /* wipes the secret */
 
-/* Take in up to size_bytes; *used_out of them belonged to the handshake. GR_OK, GR_PENDING (not done),
- * GR_E_AUTH, GR_E_PROTOCOL. */
+/* Take in up to size_bytes; *used_out of them belonged to the handshake. GR_OK, GR_PENDING (not
+ * done), GR_E_AUTH, GR_E_PROTOCOL. */
 gr_status gr_auth_take(gr_auth *auth, const uint8_t *data, size_t size_bytes, size_t *used_out,
                        gr_diag *diag) GR_MUST_CHECK;
 

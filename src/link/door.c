@@ -98,7 +98,7 @@ static gr_status watch(gr_door *door, int fd, uint64_t tag, uint32_t events)
     return epoll_ctl(door->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? GR_OK : GR_E_IO;
 }
 
-/* ---- Ends of an entry ------------------------------------------------------------------------- */
+/* ---- Ends of an entry ------------------------------------------------------------------------ */
 
 static void refuse_stranger(gr_door *door, entry *at, const char *why)
 {
@@ -159,7 +159,7 @@ static void end_shaking(gr_door *door, entry *at, int64_t now, gr_status status,
     }
 }
 
-/* ---- The handshake ---------------------------------------------------------------------------- */
+/* ---- The handshake --------------------------------------------------------------------------- */
 
 /* GR_OK: all that may be sent was sent; GR_PENDING: the socket is full; GR_E_AGAIN: closed. */
 static gr_status send_pending(gr_door *door, entry *at)
@@ -248,7 +248,7 @@ static bool begin_shaking(gr_door *door, entry *at)
     return gr_auth_init(&at->auth, role, door->config.rank, door->secret, NULL) == GR_OK;
 }
 
-/* ---- Outgoing --------------------------------------------------------------------------------- */
+/* ---- Outgoing -------------------------------------------------------------------------------- */
 
 static void dial(gr_door *door, entry *at, int64_t now)
 {
@@ -321,7 +321,7 @@ gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *address, gr
     return GR_OK;
 }
 
-/* ---- Incoming --------------------------------------------------------------------------------- */
+/* ---- Incoming -------------------------------------------------------------------------------- */
 
 /* A place for a newcomer: a free one, else that of the oldest if it had time enough; else NULL. */
 static entry *find_place(gr_door *door, int64_t now)
@@ -397,7 +397,7 @@ static void accept_some(gr_door *door, int64_t now)
     }
 }
 
-/* ---- Progress --------------------------------------------------------------------------------- */
+/* ---- Progress -------------------------------------------------------------------------------- */
 
 static void handle_deadlines(gr_door *door, int64_t now)
 {
@@ -513,7 +513,7 @@ void gr_door_shut(gr_door *door)
     }
 }
 
-/* ---- Life ------------------------------------------------------------------------------------- */
+/* ---- Life ------------------------------------------------------------------------------------ */
 
 gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_diag *diag)
 {

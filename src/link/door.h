@@ -58,8 +58,8 @@ int64_t gr_door_next_us(const gr_door *door);
 
 bool gr_door_dialing(const gr_door *door); /* a dial is under way */
 
-/* Nobody else is expected: close the listener and all incoming handshakes, and forget the secret. No
- * gr_door_dial may follow. */
+/* Nobody else is expected: close the listener and all incoming handshakes, and forget the secret.
+ * No gr_door_dial may follow. */
 void gr_door_shut(gr_door *door);
 
 uint64_t gr_door_strangers(const gr_door *door);    /* refused so far */

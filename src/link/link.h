@@ -2,8 +2,9 @@
 #ifndef GR_LINK_LINK_H
 #define GR_LINK_LINK_H
 
-/* A link is an authenticated, ordered path of framed bytes between this process and one peer. A mesh
- * holds all links of a process, and what they share: the listener, the memory file, the waiting.
+/* A link is an authenticated, ordered path of framed bytes between this process and one peer. A
+ * mesh holds all links of a process, and what they share: the listener, the memory file, the
+ * waiting.
  *
  * Threads: a mesh and its links belong to one thread at a time (the caller serialises); only
  * gr_mesh_wake may be called from any thread.
@@ -64,7 +65,8 @@ void gr_mesh_config_init(
 
 gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out,
                          gr_diag *diag) GR_MUST_CHECK;
-/* Sends BYE where it can without waiting, closes everything, frees gr_mesh_alloc memory. NULL ok. */
+/* Sends BYE where it can without waiting, closes everything, frees gr_mesh_alloc memory. NULL
+ * ok. */
 void gr_mesh_destroy(gr_mesh *mesh);
 
 /* Where peers reach this process: "tcp:127.0.0.1:40123", "unix:@gradus-...". */
@@ -82,13 +84,14 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag) GR_MUST_CHECK;
 /* The link to `peer` once it is authenticated; NULL before. */
 gr_link *gr_mesh_link(gr_mesh *mesh, int peer);
 
-/* Sleep until something may have changed since the last gr_mesh_progress or receive: a short adaptive
- * spin, then futex or epoll. Returns at the deadline (absolute, the mesh's clock), at a wake, or
- * spuriously. Notices a peer's death within 20 ms. */
+/* Sleep until something may have changed since the last gr_mesh_progress or receive: a short
+ * adaptive spin, then futex or epoll. Returns at the deadline (absolute, the mesh's clock), at a
+ * wake, or spuriously. Notices a peer's death within 20 ms. */
 void gr_mesh_wait(gr_mesh *mesh, int64_t deadline_us);
 void gr_mesh_wake(gr_mesh *mesh);
 
-/* Memory that peers can read without a copy (shm), or plain memory (tcp). 64-byte aligned, zeroed. */
+/* Memory that peers can read without a copy (shm), or plain memory (tcp). 64-byte aligned,
+ * zeroed. */
 gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 void gr_mesh_free(gr_mesh *mesh, void *mem);
 
@@ -99,20 +102,20 @@ void gr_mesh_free(gr_mesh *mesh, void *mem);
 gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data,
                        uint64_t *ticket_out) GR_MUST_CHECK;
 
-/* The data of `ticket` is no longer needed: written to the socket, or released by the peer. Messages
- * finish in order. */
+/* The data of `ticket` is no longer needed: written to the socket, or released by the peer.
+ * Messages finish in order. */
 bool gr_link_sent(gr_link *link, uint64_t ticket);
 
-/* The message at the head. GR_OK: *frame_out filled (again and again until gr_link_next); GR_PENDING:
- * none yet; GR_E_PEER_LOST: none, and none will come; GR_E_PROTOCOL: garbage. */
+/* The message at the head. GR_OK: *frame_out filled (again and again until gr_link_next);
+ * GR_PENDING: none yet; GR_E_PEER_LOST: none, and none will come; GR_E_PROTOCOL: garbage. */
 gr_status gr_link_peek(gr_link *link, gr_frame *frame_out) GR_MUST_CHECK;
 
 /* Look at the head's payload where it lies (the peer's memory on shm). GR_OK; GR_E_UNSUPPORTED: use
  * gr_link_read. */
 gr_status gr_link_view(gr_link *link, const void **data_out) GR_MUST_CHECK;
 
-/* Copy the head's payload to dst. GR_OK: complete; GR_PENDING: some is still missing, call again with
- * the same dst, which is borrowed until then. */
+/* Copy the head's payload to dst. GR_OK: complete; GR_PENDING: some is still missing, call again
+ * with the same dst, which is borrowed until then. */
 gr_status gr_link_read(gr_link *link, void *dst) GR_MUST_CHECK;
 
 /* Take the head off. With hold_out, a viewed payload stays valid until gr_link_release of that

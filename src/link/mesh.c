@@ -58,7 +58,7 @@ void gr_spin_learn(gr_spin *spin, int64_t waited_us)
     }
 }
 
-/* ---- Ends of a link --------------------------------------------------------------------------- */
+/* ---- Ends of a link -------------------------------------------------------------------------- */
 
 static void end_link(gr_link *link, bool drain)
 {
@@ -129,7 +129,7 @@ void gr_link_closed(gr_link *link, int error)
     }
 }
 
-/* ---- Newcomers -------------------------------------------------------------------------------- */
+/* ---- Newcomers ------------------------------------------------------------------------------- */
 
 static bool admit(void *mesh_arg, int32_t peer)
 {
@@ -210,7 +210,7 @@ static void end_late_attaches(gr_mesh *mesh, int64_t now)
     }
 }
 
-/* ---- Progress --------------------------------------------------------------------------------- */
+/* ---- Progress -------------------------------------------------------------------------------- */
 
 gr_status gr_mesh_watch(gr_mesh *mesh, int fd, uint64_t tag, uint32_t events, gr_diag *diag)
 {
@@ -253,7 +253,8 @@ static void dispatch(gr_mesh *mesh, uint64_t tag, uint32_t events)
 bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us)
 {
     struct epoll_event events[EVENTS_A_TURN];
-    /* Rounded up: a sleep that ends a little before the deadline would be followed by a busy one. */
+    /* Rounded up: a sleep that ends a little before the deadline would be followed by a busy
+     * one. */
     int sleep_ms = sleep_us <= 0 ? 0 : sleep_us > 60000000 ? 60000 : (int)((sleep_us + 999) / 1000);
     int count = epoll_wait(mesh->epoll_fd, events, EVENTS_A_TURN, sleep_ms);
     mesh->stats.system_calls++;
@@ -350,7 +351,7 @@ void gr_mesh_ring(gr_mesh *mesh)
     (void)put; /* a full counter wakes just as well */
 }
 
-/* ---- Life ------------------------------------------------------------------------------------- */
+/* ---- Life ------------------------------------------------------------------------------------ */
 
 static gr_status check_config(const gr_mesh_config *config, gr_diag *diag)
 {
@@ -521,7 +522,7 @@ void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out)
     stats_out->strangers_refused += gr_door_strangers(mesh->door);
 }
 
-/* ---- One link --------------------------------------------------------------------------------- */
+/* ---- One link -------------------------------------------------------------------------------- */
 
 gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data, uint64_t *ticket_out)
 {

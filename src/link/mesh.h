@@ -2,10 +2,10 @@
 #ifndef GR_LINK_MESH_H
 #define GR_LINK_MESH_H
 
-/* What the kinds of link share, and the table by which each kind is reached. Only src/link/ includes
- * this. A kind lives in its own folder, embeds gr_mesh and gr_link as first members of its own
- * structs, and keeps to this order of calls: open, then per peer attach until it does not return
- * GR_PENDING, then transfers, then detach per link, then close. */
+/* What the kinds of link share, and the table by which each kind is reached. Only src/link/
+ * includes this. A kind lives in its own folder, embeds gr_mesh and gr_link as first members of its
+ * own structs, and keeps to this order of calls: open, then per peer attach until it does not
+ * return GR_PENDING, then transfers, then detach per link, then close. */
 
 #include "link/door.h"
 
@@ -30,7 +30,8 @@ struct gr_link {
     gr_diag diag; /* why it ended */
 };
 
-/* How long to spin before sleeping: grows while waits turn out short, shrinks while they are long. */
+/* How long to spin before sleeping: grows while waits turn out short, shrinks while they are
+ * long. */
 typedef struct gr_spin {
     int64_t max_us;
     int64_t now_us;
@@ -102,13 +103,14 @@ void gr_link_break(gr_link *link, bool drain, gr_status status, const char *form
 /* The peer said BYE: the link ends, but that is no failure of the mesh. */
 void gr_link_left(gr_link *link);
 /* The peer said ABORT: its communicator failed with this sentence (frame->size_bytes), with status
- * -frame->message, because of rank frame->segment. The link's status is that status if it is one of a
- * communicator, else GR_E_COMM_BROKEN: the failure is not this peer's. */
+ * -frame->message, because of rank frame->segment. The link's status is that status if it is one of
+ * a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's. */
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text);
 /* End of file on the socket, or an error of it (errno; 0: end of file). */
 void gr_link_closed(gr_link *link, int error);
 
-/* Look at the sockets and pass their events on, sleeping at most that long; true if there were some. */
+/* Look at the sockets and pass their events on, sleeping at most that long; true if there were
+ * some. */
 bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us);
 /* Links are still being made: the sockets are to be looked at in every turn. */
 bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us);

@@ -30,7 +30,8 @@ static int64_t now_us(void)
     return gr_now_ns() / 1000;
 }
 
-/* What a worker reports: status, rank that the failure is about, time that the join took, sentence. */
+/* What a worker reports: status, rank that the failure is about, time that the join took,
+ * sentence. */
 typedef struct report {
     int32_t status, peer_rank;
     int64_t took_us;

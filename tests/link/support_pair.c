@@ -129,7 +129,8 @@ pid_t helper_start(gr_link_kind kind, const char *address, helper_body *body)
         return pid;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    /* What it inherited would keep the parent's sockets open: close all but the standard streams. */
+    /* What it inherited would keep the parent's sockets open: close all but the standard
+     * streams. */
     (void)close_range(3, ~0U, 0);
     gr_mesh_config config = test_config(kind, 1, 2);
     gr_mesh *mesh = NULL;

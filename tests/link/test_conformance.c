@@ -346,7 +346,7 @@ static void test_alloc(gr_link_kind kind)
     pair_close(&p); /* which frees the rest */
 }
 
-/* ---- Ends ------------------------------------------------------------------------------------- */
+/* ---- Ends ------------------------------------------------------------------------------------ */
 
 static void test_bye(gr_link_kind kind)
 {
@@ -438,7 +438,7 @@ static void test_abort_when_full(gr_link_kind kind)
     pair_close(&p);
 }
 
-/* ---- Another process -------------------------------------------------------------------------- */
+/* ---- Another process ------------------------------------------------------------------------- */
 
 typedef struct lone {
     gr_mesh *mesh;
@@ -618,7 +618,7 @@ static void test_death_while_receiving(gr_link_kind kind)
     expect_death(&l, true);
 }
 
-/* ---- Waiting ---------------------------------------------------------------------------------- */
+/* ---- Waiting --------------------------------------------------------------------------------- */
 
 static void test_wait_ends_at_the_deadline(gr_link_kind kind)
 {
@@ -711,7 +711,7 @@ static void test_nothing_is_left(gr_link_kind kind)
     assert_int_equal(open_fds(), before);
 }
 
-/* ---- The list --------------------------------------------------------------------------------- */
+/* ---- The list -------------------------------------------------------------------------------- */
 
 #define EACH_TEST(X)                                                                               \
     X(connects)                                                                                    \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Strangers, liars and members that send garbage: nobody gets in, nobody disturbs, nothing crashes. */
+/* Strangers, liars and members that send garbage: nobody gets in, nobody disturbs, nothing
+ * crashes. */
 
 #include "link/address.h"
 #include "link/auth.h"
@@ -164,7 +165,7 @@ static void test_slow_one_is_closed(gr_link_kind kind)
     gr_mesh_destroy(h.mesh);
 }
 
-/* ---- Liars ------------------------------------------------------------------------------------ */
+/* ---- Liars ----------------------------------------------------------------------------------- */
 
 /* A handshake by hand with the right secret. True if the host proved itself in turn. */
 static bool shake(const host *h, int fd, int rank)
@@ -286,7 +287,7 @@ static void test_bad_addresses(gr_link_kind kind)
     }
 }
 
-/* ---- Members that send garbage ---------------------------------------------------------------- */
+/* ---- Members that send garbage --------------------------------------------------------------- */
 
 /* Move the host on until it tells of a failure. */
 static void expect_failure(const host *h, gr_status expected, const char *word)

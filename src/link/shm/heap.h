@@ -2,8 +2,8 @@
 #ifndef GR_LINK_SHM_HEAP_H
 #define GR_LINK_SHM_HEAP_H
 
-/* A first-fit allocator over a part of a memory file. What it knows lies outside that part, where no
- * peer sees it. Free memory is always zero: freeing gives the pages back to the system. */
+/* A first-fit allocator over a part of a memory file. What it knows lies outside that part, where
+ * no peer sees it. Free memory is always zero: freeing gives the pages back to the system. */
 
 #include <gradus/status.h>
 

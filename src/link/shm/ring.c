@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The data path between two processes: a ring of descriptors in the sender's file, a counter of what
- * was released in the receiver's. No locks, and no system call while nobody sleeps.
+/* The data path between two processes: a ring of descriptors in the sender's file, a counter of
+ * what was released in the receiver's. No locks, and no system call while nobody sleeps.
  *
- * Order of memory: the sender fills a descriptor and then stores its sequence; the receiver loads the
- * sequence and then reads the descriptor. The receiver is done with a payload and then stores its
- * counter; the sender loads the counter and then reuses the place. Both stores are sequentially
+ * Order of memory: the sender fills a descriptor and then stores its sequence; the receiver loads
+ * the sequence and then reads the descriptor. The receiver is done with a payload and then stores
+ * its counter; the sender loads the counter and then reuses the place. Both stores are sequentially
  * consistent because each is followed by a look at the other's bell: either the sleeper sees the
  * store before it sleeps, or the one that stored sees that it sleeps. */
 
@@ -32,7 +32,7 @@ static gr_shm_mesh *mesh_of(const gr_shm_link *link)
     return (gr_shm_mesh *)link->base.mesh;
 }
 
-/* ---- Sending ---------------------------------------------------------------------------------- */
+/* ---- Sending --------------------------------------------------------------------------------- */
 
 /* Look at what the peer has released; false if it says nonsense (the link is broken then). */
 static bool refresh(gr_shm_link *link)
@@ -269,7 +269,7 @@ void gr_shm_link_leave(gr_link *base)
     }
 }
 
-/* ---- Receiving -------------------------------------------------------------------------------- */
+/* ---- Receiving ------------------------------------------------------------------------------- */
 
 static const gr_shm_slot *slot_at(const gr_shm_link *link, uint64_t index)
 {
@@ -290,8 +290,8 @@ bool gr_shm_link_news(const gr_shm_link *link)
            (link->wanted != 0 && atomic_load(&link->in->released) >= link->wanted);
 }
 
-/* A copy of the descriptor that the peer cannot change any more, checked; false: not arrived, or the
- * link is broken. */
+/* A copy of the descriptor that the peer cannot change any more, checked; false: not arrived, or
+ * the link is broken. */
 static bool load_slot(gr_shm_link *link, uint64_t index, gr_shm_slot *copy)
 {
     const gr_shm_slot *slot = slot_at(link, index);

@@ -157,7 +157,7 @@ gr_status gr_shm_segment_map(int fd, uint64_t size_bytes, int rank, int world_si
     return GR_OK;
 }
 
-/* ---- From hand to hand ------------------------------------------------------------------------ */
+/* ---- From hand to hand ----------------------------------------------------------------------- */
 
 typedef union control_room {
     struct cmsghdr header;

@@ -53,7 +53,8 @@ typedef struct gr_shm_slot {
 _Static_assert(sizeof(gr_shm_slot) == GR_SHM_LINE, "a descriptor is one cache line");
 
 typedef struct gr_shm_pair {
-    /* Sending: the peer reads it when it releases; 0: no wake wanted, else at this many released. */
+    /* Sending: the peer reads it when it releases; 0: no wake wanted, else at this many
+     * released. */
     _Alignas(GR_SHM_LINE) _Atomic uint64_t wake_at;
     /* Receiving: how many descriptors of the peer's ring we released, from the first on. */
     _Alignas(GR_SHM_LINE) _Atomic uint64_t released;

@@ -37,7 +37,7 @@ static void relax(void)
 #endif
 }
 
-/* ---- Bells ------------------------------------------------------------------------------------ */
+/* ---- Bells ----------------------------------------------------------------------------------- */
 
 bool gr_shm_bell_ring(gr_shm_bell *bell)
 {
@@ -63,7 +63,7 @@ static void wake(gr_mesh *base)
     }
 }
 
-/* ---- Waiting ---------------------------------------------------------------------------------- */
+/* ---- Waiting --------------------------------------------------------------------------------- */
 
 static bool news(gr_mesh *base)
 {
@@ -148,10 +148,10 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
     }
 }
 
-/* ---- Links ------------------------------------------------------------------------------------ */
+/* ---- Links ----------------------------------------------------------------------------------- */
 
-/* Spinning helps only if everybody who may be waited for has a core: the cores that we and the peers
- * may use, together, are at least as many as we are. */
+/* Spinning helps only if everybody who may be waited for has a core: the cores that we and the
+ * peers may use, together, are at least as many as we are. */
 static void learn_cores(gr_mesh *base)
 {
     uint64_t cpus[GR_SHM_CPU_WORDS];
@@ -242,7 +242,7 @@ static void progress(gr_mesh *base)
     }
 }
 
-/* ---- The mesh --------------------------------------------------------------------------------- */
+/* ---- The mesh -------------------------------------------------------------------------------- */
 
 static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag *diag)
 {

@@ -13,7 +13,8 @@ typedef struct gr_shm_mesh {
     atomic_bool in_epoll; /* the owner sleeps on the sockets, not on its bell */
 } gr_shm_mesh;
 
-/* A message that is copied through the stage in pieces; the data is the caller's until it is done. */
+/* A message that is copied through the stage in pieces; the data is the caller's until it is
+ * done. */
 typedef struct gr_shm_pending {
     gr_frame frame;
     const uint8_t *data;

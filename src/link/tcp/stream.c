@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The data path over a socket. Sending: a queue of messages whose payloads stay where the caller has
- * them, written with their headers in one call. Receiving: headers and small payloads through a
+/* The data path over a socket. Sending: a queue of messages whose payloads stay where the caller
+ * has them, written with their headers in one call. Receiving: headers and small payloads through a
  * buffer, large payloads straight to where the caller wants them, with the next header behind. */
 
 #include "link/tcp/tcp.h"
@@ -26,7 +26,7 @@ static gr_tcp_link *tcp_of(gr_link *link)
     return (gr_tcp_link *)link;
 }
 
-/* ---- Sending ---------------------------------------------------------------------------------- */
+/* ---- Sending --------------------------------------------------------------------------------- */
 
 /* The parts of the queued messages that are not written yet, in order. */
 static int gather(const gr_tcp_link *link, struct iovec *parts)
@@ -81,7 +81,8 @@ void gr_tcp_link_flush(gr_tcp_link *link)
         } else if (errno == EAGAIN) {
             link->writable = false;
         } else if (errno != EINTR) {
-            /* What the peer said before it closed may explain it: the reading side ends the link. */
+            /* What the peer said before it closed may explain it: the reading side ends the
+             * link. */
             link->writable = false;
             link->readable = link->hung_up = true;
             return;
@@ -139,7 +140,7 @@ void gr_tcp_link_leave(gr_link *base)
     }
 }
 
-/* ---- Receiving -------------------------------------------------------------------------------- */
+/* ---- Receiving ------------------------------------------------------------------------------- */
 
 static uint32_t buffered(const gr_tcp_link *link)
 {
@@ -187,8 +188,8 @@ static size_t receive_once(gr_tcp_link *link, uint8_t *to, size_t size_bytes)
         }
         return 0;
     }
-    /* Less than asked for: there is no more now, and an edge will tell when there is. The end of the
-     * stream makes no further edge, so it is waited for by reading on. */
+    /* Less than asked for: there is no more now, and an edge will tell when there is. The end of
+     * the stream makes no further edge, so it is waited for by reading on. */
     if ((size_t)got < room && !link->hung_up) {
         link->readable = false;
     }

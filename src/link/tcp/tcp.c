@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -52,7 +53,7 @@ static void close_mesh(gr_mesh *base)
     }
 }
 
-/* ---- Links ------------------------------------------------------------------------------------ */
+/* ---- Links ----------------------------------------------------------------------------------- */
 
 static void set_option(int fd, int level, int name, int value)
 {
@@ -112,7 +113,7 @@ static void progress(gr_mesh *base)
     }
 }
 
-/* ---- Waiting ---------------------------------------------------------------------------------- */
+/* ---- Waiting --------------------------------------------------------------------------------- */
 
 static bool busy(gr_mesh *base)
 {
@@ -139,6 +140,9 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
             gr_spin_learn(&base->spin, 0);
             return;
         }
+        /* Whom we wait for may be bound to this very core. */
+        sched_yield();
+        base->stats.system_calls++;
     }
     int64_t spun_us = (gr_now_ns() - start_ns) / 1000;
     if (spun_us < left_us) {
@@ -152,7 +156,7 @@ static void wake(gr_mesh *base)
     gr_mesh_ring(base);
 }
 
-/* ---- Memory ----------------------------------------------------------------------------------- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 enum { BLOCK_HEAD_BYTES = 64 };
 _Static_assert(sizeof(gr_tcp_block) <= BLOCK_HEAD_BYTES, "the head keeps the memory aligned");

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What shared memory promises beyond a link: no copy, no system call, memory that goes back. */
+
+#include "link/shm/heap.h"
+#include "link/shm/segment.h"
+#include "support_pair.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { ROUNDS = 20000, SIZE = 1 << 20 };
+
+static void test_no_copy_and_no_system_call(void **state)
+{
+    (void)state;
+    pair p;
+    void *out;
+    gr_mesh_stats before, after;
+    pair_open(&p, GR_LINK_SHM);
+    pair_pump(&p);
+    assert_int_equal(gr_mesh_alloc(p.mesh[0], SIZE, &out), GR_OK);
+    gr_mesh_get_stats(p.mesh[0], &before);
+    int64_t start = test_now_us();
+    for (uint32_t i = 0; i < ROUNDS; i++) {
+        const void *view;
+        uint64_t ticket = pair_send(&p, 0, i, out, SIZE);
+        (void)pair_await(&p, 1);
+        assert_int_equal(gr_link_view(p.link[1], &view), GR_OK);
+        assert_false(gr_link_sent(p.link[0], ticket));
+        gr_link_next(p.link[1], NULL);
+        assert_true(gr_link_sent(p.link[0], ticket));
+        pair_pump(&p);
+    }
+    int64_t polls = (test_now_us() - start) / 10000 + 2;
+    gr_mesh_get_stats(p.mesh[0], &after);
+    assert_int_equal(after.bytes_copied, before.bytes_copied);
+    assert_int_equal(after.messages_sent - before.messages_sent, ROUNDS);
+    assert_int_equal(after.bytes_sent - before.bytes_sent, (uint64_t)ROUNDS * SIZE);
+    /* One look at the sockets every 10 ms. */
+    assert_true(after.system_calls - before.system_calls <= (uint64_t)(2 * polls));
+    pair_close(&p);
+}
+
+/* The receiver sees the sender's memory itself, not a copy of it. */
+static void test_view_is_the_senders_memory(void **state)
+{
+    (void)state;
+    pair p;
+    void *memory;
+    const void *view;
+    pair_open(&p, GR_LINK_SHM);
+    assert_int_equal(gr_mesh_alloc(p.mesh[0], 4096, &memory), GR_OK);
+    (void)pair_send(&p, 0, 1, memory, 4096);
+    (void)pair_await(&p, 1);
+    assert_int_equal(gr_link_view(p.link[1], &view), GR_OK);
+    *(volatile uint8_t *)memory = 0x77;
+    assert_int_equal(*(const volatile uint8_t *)view, 0x77);
+    pair_close(&p);
+}
+
+/* Spreading a message over pieces needs room in the ring; the end of both is passed many times. */
+static void test_stage_wraps(void **state)
+{
+    (void)state;
+    pair p;
+    pair_open(&p, GR_LINK_SHM);
+    uint8_t *out = malloc(SIZE), *in = malloc(SIZE);
+    uint32_t random = 3;
+    for (uint32_t i = 0; i < 3000; i++) {
+        random = random * 1664525 + 1013904223;
+        size_t size = (random >> 8) % (i % 50 == 0 ? SIZE : 20000) + 33;
+        memset(out, (int)i, size);
+        (void)pair_send(&p, 0, i, out, size);
+        pair_read(&p, 1, in);
+        assert_memory_equal(in, out, size);
+    }
+    free(out);
+    free(in);
+    pair_close(&p);
+}
+
+static long file_blocks(int fd)
+{
+    struct stat info;
+    assert_int_equal(fstat(fd, &info), 0);
+    return (long)info.st_blocks;
+}
+
+static void test_heap(void **state)
+{
+    (void)state;
+    gr_shm_segment segment;
+    gr_shm_heap heap;
+    void *mem[3], *again;
+    enum { PART = 300 << 10, WHOLE = 1 << 20 };
+    assert_int_equal(gr_shm_segment_create(0, 2, WHOLE, &segment, NULL), GR_OK);
+    assert_int_equal(gr_shm_heap_init(&heap, segment.base + segment.heap_offset, WHOLE, segment.fd,
+                                      segment.heap_offset),
+                     GR_OK);
+    long empty = file_blocks(segment.fd);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(gr_shm_heap_alloc(&heap, PART, &mem[i]), GR_OK);
+        memset(mem[i], 1, PART);
+    }
+    assert_int_equal(gr_shm_heap_alloc(&heap, PART, &again), GR_E_NO_MEMORY);
+    assert_true(file_blocks(segment.fd) > empty);
+    /* Neighbours that are free become one again, in any order; the memory goes back. */
+    gr_shm_heap_free(&heap, mem[0]);
+    gr_shm_heap_free(&heap, mem[2]);
+    gr_shm_heap_free(&heap, mem[1]);
+    assert_int_equal(heap.count, 1);
+    assert_int_equal(file_blocks(segment.fd), empty);
+    assert_int_equal(gr_shm_heap_alloc(&heap, WHOLE, &again), GR_OK);
+    for (size_t i = 0; i < WHOLE; i++) {
+        assert_int_equal(((uint8_t *)again)[i], 0);
+    }
+    gr_shm_heap_fini(&heap);
+    gr_shm_segment_close(&segment);
+}
+
+/* The file cannot be made shorter under the feet of those who read it. */
+static void test_file_is_sealed(void **state)
+{
+    (void)state;
+    gr_shm_segment segment;
+    assert_int_equal(gr_shm_segment_create(0, 2, 1 << 20, &segment, NULL), GR_OK);
+    assert_int_not_equal(ftruncate(segment.fd, 4096), 0);
+    assert_int_not_equal(ftruncate(segment.fd, 1 << 30), 0);
+    gr_shm_segment_close(&segment);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_copy_and_no_system_call),
+        cmocka_unit_test(test_view_is_the_senders_memory),
+        cmocka_unit_test(test_stage_wraps),
+        cmocka_unit_test(test_heap),
+        cmocka_unit_test(test_file_is_sealed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
