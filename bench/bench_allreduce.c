@@ -36,7 +36,7 @@ typedef struct settings {
     bool plain;
 } settings;
 
-/* ---- One rank ------------------------------------------------------------------------------------ */
+/* ---- One rank -------------------------------------------------------------------------------- */
 static void die(const char *what, gr_status status, const gr_diag *diag)
 {
     fprintf(stderr, "bench_allreduce: %s: %s %s\n", what, gr_status_name(status),
@@ -144,7 +144,7 @@ static int run_rank(const settings *s, const gr_group_config *config, const char
     return 0;
 }
 
-/* ---- The parent ---------------------------------------------------------------------------------- */
+/* ---- The parent ------------------------------------------------------------------------------ */
 static pid_t start_rank(const settings *s, gr_group_config config, int rank, const char *label)
 {
     pid_t parent = getpid();

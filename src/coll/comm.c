@@ -10,14 +10,14 @@
 
 enum { CONFIG_BYTES_MAX = 64 << 10, MEMORY_ALIGN = 64 };
 
-/* ---- Life ---------------------------------------------------------------------------------------- */
+/* ---- Life ------------------------------------------------------------------------------------ */
 static gr_link_kind link_kind(const gr_comm *comm)
 {
     return strncmp(gr_mesh_address(comm->mesh), "tcp:", 4) == 0 ? GR_LINK_TCP : GR_LINK_SHM;
 }
 
-/* A thread of our own pays where the kernel moves bytes only when asked, and where it does not take a
- * core away from somebody who computes. */
+/* A thread of our own pays where the kernel moves bytes only when asked, and where it does not
+ * take a core away from somebody who computes. */
 static bool wants_thread(const gr_comm *comm, const gr_group_config *config)
 {
     if (config->progress != GR_PROGRESS_AUTO) {
@@ -117,7 +117,7 @@ void gr_comm_destroy(gr_comm *comm)
     free(comm);
 }
 
-/* ---- Questions ----------------------------------------------------------------------------------- */
+/* ---- Questions ------------------------------------------------------------------------------- */
 int gr_comm_rank(const gr_comm *comm)
 {
     return comm->rank;
@@ -172,7 +172,7 @@ void gr_comm_get_stats(gr_comm *comm, gr_mesh_stats *stats_out)
     }
 }
 
-/* ---- Memory -------------------------------------------------------------------------------------- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 /* In a group of one there is nobody to share memory with: plain memory behind a line of its own. */
 struct gr_comm_block {
     gr_comm_block *next, *before;

@@ -7,8 +7,9 @@
 #include "group/group.h"
 #include <gradus/comm.h>
 
-/* gr_comm_create from a configuration that the caller has filled (a job file may say `exact: false`,
- * a test may join several groups). The texts in it are borrowed for the call. rank -1: alone. */
+/* gr_comm_create from a configuration that the caller has filled (a job file may say `exact:
+ * false`, a test may join several groups). The texts in it are borrowed for the call. rank -1:
+ * alone. */
 gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
                               gr_diag *diag) GR_MUST_CHECK;
 

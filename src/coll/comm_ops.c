@@ -14,7 +14,7 @@ typedef struct call {
     void *const *user;
 } call;
 
-/* ---- Checking ------------------------------------------------------------------------------------ */
+/* ---- Checking -------------------------------------------------------------------------------- */
 static gr_status refuse(const gr_comm *comm, gr_coll coll, const char *why)
 {
     gr_log_write(&comm->log, GR_LOG_ERROR, "coll", "%s on rank %d: %s", gr_coll_name(coll),
@@ -58,7 +58,7 @@ static gr_status check_buffers(const gr_comm *comm, const call *r)
     return GR_OK;
 }
 
-/* ---- Starting and ending ------------------------------------------------------------------------- */
+/* ---- Starting and ending --------------------------------------------------------------------- */
 static bool order_free(const call *r)
 {
     return r->dtype == GR_I32 || r->dtype == GR_I64 || r->coll == GR_COLL_ALLGATHER ||
@@ -190,7 +190,7 @@ gr_status gr_wait(gr_op *op)
     return status;
 }
 
-/* ---- The public operations ----------------------------------------------------------------------- */
+/* ---- The public operations ------------------------------------------------------------------- */
 static int size_of(const gr_comm *comm)
 {
     return comm ? comm->size : 1;

@@ -9,7 +9,7 @@
 /* Blocks begin at a cache line of their own, so that no two ranks write to one line. */
 enum { BLOCK_ALIGN = 64 };
 
-/* ---- Life ---------------------------------------------------------------------------------------- */
+/* ---- Life ------------------------------------------------------------------------------------ */
 gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_diag *diag)
 {
     size_t ranks = (size_t)config->world_size;
@@ -89,7 +89,7 @@ void gr_exec_destroy(gr_exec *exec)
     free(exec);
 }
 
-/* ---- Start --------------------------------------------------------------------------------------- */
+/* ---- Start ----------------------------------------------------------------------------------- */
 static void cut_blocks(gr_exec *exec, gr_op *op, const gr_exec_request *request)
 {
     size_t blocks = request->program->blocks;
@@ -237,7 +237,7 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *request, gr_op **o
     return GR_OK;
 }
 
-/* ---- Progress ------------------------------------------------------------------------------------ */
+/* ---- Progress -------------------------------------------------------------------------------- */
 bool gr_exec_progress(gr_exec *exec)
 {
     if (exec->active == 0) {
@@ -272,11 +272,14 @@ void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
 {
     bool waited = false;
     while (op ? op->state == GR_OP_ACTIVE : exec->active > 0) {
+        if (yield && *yield) {
+            return;
+        }
         if (gr_exec_progress(exec)) {
             continue;
         }
         int64_t deadline_us = gr_exec_look(exec, waited);
-        if ((op && op->state != GR_OP_ACTIVE) || exec->active == 0 || (yield && *yield)) {
+        if ((op && op->state != GR_OP_ACTIVE) || exec->active == 0) {
             return;
         }
         gr_mesh_wait(exec->mesh, deadline_us);
@@ -289,7 +292,7 @@ int gr_exec_active(const gr_exec *exec)
     return exec->active;
 }
 
-/* ---- Operations ---------------------------------------------------------------------------------- */
+/* ---- Operations ------------------------------------------------------------------------------ */
 bool gr_op_finished(const gr_op *op)
 {
     return op->state == GR_OP_FINISHED;

@@ -6,10 +6,10 @@
  * order of messages, views and scratch, deadlines, failure and its spreading.
  *
  * How it stays free of deadlock: on each link, messages go and are taken in one order that both
- * sides know: by operation, then by message of the plan, then by segment. A plan is free of deadlock
- * with no room on the way at all (verify.h), and whatever runs ahead of it here takes nothing that
- * an earlier message needs: scratch holds whole blocks; and a view, which may keep the sender from
- * sending, is copied and given back when nothing moves.
+ * sides know: by operation, then by message of the plan, then by segment. A plan is free of
+ * deadlock with no room on the way at all (verify.h), and whatever runs ahead of it here takes
+ * nothing that an earlier message needs: scratch holds whole blocks; and a view, which may keep
+ * the sender from sending, is copied and given back when nothing moves.
  *
  * Threads: an executor belongs to one thread at a time (comm.c serialises). No call allocates once
  * operations of their kind and size have run. */
@@ -21,7 +21,7 @@ typedef struct gr_exec gr_exec;
 
 enum {
     GR_EXEC_OPS_MAX = 128,                /* operations in flight or not yet waited for */
-    GR_SEGMENT_BYTES_DEFAULT = 256 << 10, /* see README.md for the measurement */
+    GR_SEGMENT_BYTES_DEFAULT = 256 << 10, /* flat from 128 KiB on; less costs up to a fifth */
     GR_SEGMENT_BYTES_MAX = GR_FRAME_PAYLOAD_MAX
 };
 
@@ -41,8 +41,8 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out,
  * still read what an unfinished operation lent it. NULL ok. */
 void gr_exec_destroy(gr_exec *exec);
 
-/* What an operation is, as every rank must agree. Packed into the fingerprint of its frames, so that
- * whoever sees a foreign one can say what the other rank called. */
+/* What an operation is, as every rank must agree. Packed into the fingerprint of its frames, so
+ * that whoever sees a foreign one can say what the other rank called. */
 typedef struct gr_op_desc {
     gr_coll coll;
     gr_dtype dtype;
@@ -76,7 +76,8 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *request, gr_op **o
 bool gr_exec_progress(gr_exec *exec);
 /* To be called when a pass moved nothing: looks at the clock, lets go of views that were held too
  * long, fails the oldest operation if nothing moved for too long. Returns when to look again.
- * `waited`: the caller did nothing but wait since the last look; else long gaps are its own time. */
+ * `waited`: the caller did nothing but wait since the last look; else long gaps are its own time.
+ * */
 int64_t gr_exec_look(gr_exec *exec, bool waited);
 /* Progress until `op` is finished, at most until something else wants the executor (*yield != 0,
  * may be NULL); sleeps by gr_mesh_wait. */

@@ -8,7 +8,7 @@
 /* A caller that computed in between did not wait: longer gaps between two looks do not count. */
 enum { LOOK_GAP_US = 100000, HOLD_US = 1000, FLUSH_ROUNDS_MAX = 10000, FLUSH_SLEEP_US = 1000 };
 
-/* ---- What an operation is ------------------------------------------------------------------------ */
+/* ---- What an operation is -------------------------------------------------------------------- */
 uint64_t gr_op_fingerprint(const gr_op_desc *desc)
 {
     return (uint64_t)desc->coll | (uint64_t)desc->dtype << 3 | (uint64_t)desc->op << 6 |
@@ -54,7 +54,7 @@ void gr_op_describe(uint64_t fingerprint, char *text_out, size_t size_bytes)
 
 enum { DESCRIPTION_BYTES = 128 };
 
-/* ---- The end ------------------------------------------------------------------------------------- */
+/* ---- The end --------------------------------------------------------------------------------- */
 static bool abort_possible(const gr_exec_link *link)
 {
     return link->link && !link->closed && !link->abort_done &&
@@ -126,8 +126,8 @@ static void end_operations(gr_exec *exec)
     exec->post_count = 0;
 }
 
-/* Whoever was told by another rank tells all others as well: it may leave before that one's word has
- * come everywhere, and the others must not take its leaving for the cause. */
+/* Whoever was told by another rank tells all others as well: it may leave before that one's word
+ * has come everywhere, and the others must not take its leaving for the cause. */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
 {
     if (exec->diag.status != GR_OK) {
@@ -139,7 +139,7 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
     end_operations(exec);
 }
 
-/* ---- A peer is gone ------------------------------------------------------------------------------ */
+/* ---- A peer is gone -------------------------------------------------------------------------- */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op)
 {
     const gr_diag *cause = gr_link_diag(link->link);
@@ -181,7 +181,7 @@ void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag)
     }
 }
 
-/* ---- The peer calls something else --------------------------------------------------------------- */
+/* ---- The peer calls something else ----------------------------------------------------------- */
 void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op)
 {
     char ours[DESCRIPTION_BYTES] = "nothing from there";
@@ -214,9 +214,9 @@ void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *fra
     gr_exec_fail(exec, &diag);
 }
 
-/* ---- Deadlines ----------------------------------------------------------------------------------- */
-/* Whom does the oldest operation wait for? Of several, the one of whom least has come: the others may
- * wait for it as well. *sends_out: to take something, not to send it. */
+/* ---- Deadlines ------------------------------------------------------------------------------- */
+/* Whom does the oldest operation wait for? Of several, the one of whom least has come: the others
+ * may wait for it as well. *sends_out: to take something, not to send it. */
 static int find_late_peer(const gr_exec *exec, const gr_op *op, bool *sends_out)
 {
     int late = -1;

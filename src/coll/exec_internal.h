@@ -153,7 +153,8 @@ void gr_exec_let_go(gr_exec *exec);
 
 /* exec_fail.c */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends everything */
-/* The link is broken or left in order; fatal if anything still needs it. `op` waits, may be NULL. */
+/* The link is broken or left in order; fatal if anything still needs it. `op` waits, may be NULL.
+ * */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op);
 void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame,
                           const gr_op *op);

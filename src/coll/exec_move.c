@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* ---- Where a segment lies ------------------------------------------------------------------------ */
+/* ---- Where a segment lies -------------------------------------------------------------------- */
 typedef struct piece {
     size_t offset; /* in a user buffer */
     size_t size;   /* 0: nothing is there */
@@ -50,7 +50,7 @@ static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint
     return received ? view_of(op, operand.slot, segment)->at : write_at(op, operand, segment, p);
 }
 
-/* ---- What a finished segment sets free ----------------------------------------------------------- */
+/* ---- What a finished segment sets free ------------------------------------------------------- */
 static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
 {
     const gr_program_step *step = &op->program->steps[at];
@@ -134,7 +134,7 @@ void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at)
     }
 }
 
-/* ---- Local steps --------------------------------------------------------------------------------- */
+/* ---- Local steps ----------------------------------------------------------------------------- */
 static void give_back(gr_exec *exec, gr_exec_view *view)
 {
     gr_exec_link *link = &exec->links[view->peer];
@@ -197,7 +197,7 @@ static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
     gr_exec_queue_if_ready(exec, op, at);
 }
 
-/* ---- Messages ------------------------------------------------------------------------------------ */
+/* ---- Messages -------------------------------------------------------------------------------- */
 static bool is_empty(const gr_op *op, const gr_program_step *step, uint32_t segment)
 {
     const gr_operand *moved = step->kind == GR_STEP_SEND ? &step->a : &step->dst;
@@ -285,7 +285,8 @@ void gr_exec_reap(gr_exec *exec, gr_exec_link *link)
     }
 }
 
-/* Sends one segment, or passes over an empty one, which finishes behind those before it. GR_OK; GR_E_AGAIN: no room, or not ready. */
+/* Sends one segment, or passes over an empty one, which finishes behind those before it. GR_OK;
+ * GR_E_AGAIN: no room, or not ready. */
 static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
 {
     const gr_program *program = op->program;

@@ -10,7 +10,8 @@ static bool is_local(uint8_t kind)
     return kind == GR_STEP_REDUCE || kind == GR_STEP_COPY || kind == GR_STEP_SCALE;
 }
 
-/* The step reads `operand`: if that is what a RECV brought to scratch, the RECV has one reader more. */
+/* The step reads `operand`: if that is what a RECV brought to scratch, the RECV has one reader
+ * more. */
 static bool note_read(gr_program *program, const uint32_t *slot_received, gr_operand operand,
                       bool by_send)
 {

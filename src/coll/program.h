@@ -9,7 +9,8 @@
 
 #include "coll/plan.h"
 
-/* Divides a finished block of the result; added for GR_AVERAGE behind everything that touches it. */
+/* Divides a finished block of the result; added for GR_AVERAGE behind everything that touches it.
+ * */
 enum { GR_STEP_SCALE = 6 };
 
 typedef struct gr_program_step {

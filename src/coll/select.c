@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The first row that covers an operation and whose algorithm can plan for it wins. The limits come
- * from bench/bench_allreduce on two cores; src/coll/README.md has the figures. */
+/* The first row that covers an operation and whose algorithm can plan for it wins. The limits are
+ * where the curves of bench/bench_allreduce cross on two cores, up to 8 ranks, both links inside
+ * the host. The ring is never chosen: it moves as much as `direct` in more rounds. */
 typedef struct choice {
     gr_coll coll;
     gr_link_kind link;
@@ -20,11 +21,14 @@ typedef struct choice {
 #define ANY_WORLD INT32_MAX
 
 static const choice choices[] = {
-    {GR_COLL_ALLREDUCE, GR_LINK_SHM, 4, 2048, "gather"},
-    {GR_COLL_ALLREDUCE, GR_LINK_SHM, ANY_WORLD, 1024, "tree"},
+    {GR_COLL_ALLREDUCE, GR_LINK_SHM, 2, 16 << 10, "gather"},
+    {GR_COLL_ALLREDUCE, GR_LINK_SHM, 4, 8 << 10, "gather"},
+    {GR_COLL_ALLREDUCE, GR_LINK_SHM, 8, 4 << 10, "gather"},
+    {GR_COLL_ALLREDUCE, GR_LINK_SHM, ANY_WORLD, 4 << 10, "tree"},
     {GR_COLL_ALLREDUCE, GR_LINK_SHM, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_ALLREDUCE, GR_LINK_TCP, 4, 8192, "gather"},
-    {GR_COLL_ALLREDUCE, GR_LINK_TCP, ANY_WORLD, 8192, "tree"},
+    {GR_COLL_ALLREDUCE, GR_LINK_TCP, 4, 32 << 10, "gather"},
+    {GR_COLL_ALLREDUCE, GR_LINK_TCP, 8, 2 << 10, "gather"},
+    {GR_COLL_ALLREDUCE, GR_LINK_TCP, ANY_WORLD, 32 << 10, "tree"},
     {GR_COLL_ALLREDUCE, GR_LINK_TCP, ANY_WORLD, ANY_SIZE, "direct"},
     {GR_COLL_REDUCE_SCATTER, GR_LINK_SHM, ANY_WORLD, ANY_SIZE, "direct"},
     {GR_COLL_REDUCE_SCATTER, GR_LINK_TCP, ANY_WORLD, ANY_SIZE, "direct"},

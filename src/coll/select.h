@@ -3,8 +3,8 @@
 #define GR_COLL_SELECT_H
 
 /* Which algorithm for which operation. Every rank must choose the same one, so the choice depends
- * only on what all ranks know: the operation, its size, the number of ranks, the kind of link and the
- * job's settings. */
+ * only on what all ranks know: the operation, its size, the number of ranks, the kind of link and
+ * the job's settings. */
 
 #include "coll/plan.h"
 #include "link/link.h"
@@ -23,9 +23,9 @@ typedef struct gr_selection {
 gr_status gr_selection_init(gr_selection *selection, const char *text, bool exact,
                             gr_link_kind link, gr_diag *diag) GR_MUST_CHECK;
 
-/* Never NULL for a valid shape: a forced algorithm that cannot plan for the shape (halving-doubling
- * for three ranks, say) gives way to the choice. `order_free`: any order of additions gives the same
- * bits (integers). */
+/* Never NULL for a valid shape: a forced algorithm that cannot plan for the shape (halving-
+ * doubling for three ranks, say) gives way to the choice. `order_free`: any order of additions
+ * gives the same bits (integers). */
 const gr_algorithm *gr_select(const gr_selection *selection, const gr_plan_shape *shape,
                               size_t size_bytes, bool order_free);
 

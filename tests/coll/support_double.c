@@ -53,7 +53,7 @@ struct dbl_net {
     uint64_t accepted;
 };
 
-/* ---- The net ------------------------------------------------------------------------------------- */
+/* ---- The net --------------------------------------------------------------------------------- */
 uint64_t dbl_random(dbl_net *net, uint64_t below)
 {
     net->state = net->state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -171,7 +171,7 @@ static message *message_at(stream *s, uint64_t position)
     return &s->queue[position % QUEUE_MAX];
 }
 
-/* ---- Ends ---------------------------------------------------------------------------------------- */
+/* ---- Ends ------------------------------------------------------------------------------------ */
 void dbl_kill(dbl_net *net, int rank)
 {
     net->meshes[rank].gone = true;
@@ -201,7 +201,7 @@ static gr_status lose(gr_link *link)
     return (gr_status)link->diag.status;
 }
 
-/* ---- The mesh ------------------------------------------------------------------------------------ */
+/* ---- The mesh -------------------------------------------------------------------------------- */
 gr_status dbl_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 {
     dbl_net *net = mesh->net;
@@ -257,7 +257,7 @@ void dbl_mesh_free(gr_mesh *mesh, void *mem)
     complain(net, "memory is freed that was not allocated here", mesh->rank, mesh->rank);
 }
 
-/* ---- Sending ------------------------------------------------------------------------------------- */
+/* ---- Sending --------------------------------------------------------------------------------- */
 gr_status dbl_link_send(gr_link *link, const gr_frame *frame, const void *data,
                         uint64_t *ticket_out)
 {
@@ -288,7 +288,7 @@ bool dbl_link_sent(gr_link *link, uint64_t ticket)
     return ticket < s->finished && (link->diag.status != GR_OK || chance(net, 80));
 }
 
-/* ---- Receiving ----------------------------------------------------------------------------------- */
+/* ---- Receiving ------------------------------------------------------------------------------- */
 /* As the product's links do: the failure is the communicator's, not this peer's. */
 static gr_status break_by_abort(gr_link *link, const message *m)
 {

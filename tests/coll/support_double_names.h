@@ -2,8 +2,8 @@
 #ifndef GR_TESTS_COLL_SUPPORT_DOUBLE_NAMES_H
 #define GR_TESTS_COLL_SUPPORT_DOUBLE_NAMES_H
 
-/* Include before the executor's sources: their links become those of the double, and their memory is
- * counted. */
+/* Include before the executor's sources: their links become those of the double, and their memory
+ * is counted. */
 
 #include "support_double.h"
 #include <stdlib.h>

@@ -17,12 +17,12 @@ typedef struct ranks_job {
     const void *arg;       /* the function's own */
 } ranks_job;
 
-/* Returns 0 if all is well; everything else is a failure. It owns the communicator, and may destroy it
- * and end. Says what is wrong on stderr. */
+/* Returns 0 if all is well; everything else is a failure. It owns the communicator, and may
+ * destroy it and end. Says what is wrong on stderr. */
 typedef int ranks_function(gr_comm *comm, const ranks_job *job);
 
-/* 0 if every rank returned 0; else a bit for each rank that did not (rank 0: bit 0). A rank that was
- * killed counts as failed unless it is in `may_die`. Bounded in time. */
+/* 0 if every rank returned 0; else a bit for each rank that did not (rank 0: bit 0). A rank that
+ * was killed counts as failed unless it is in `may_die`. Bounded in time. */
 uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_die);
 
 #endif

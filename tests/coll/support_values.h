@@ -2,8 +2,8 @@
 #ifndef GR_TESTS_COLL_SUPPORT_VALUES_H
 #define GR_TESTS_COLL_SUPPORT_VALUES_H
 
-/* Contributions that depend on nothing but their number, and the serial evaluation of the shard tree
- * that every exact algorithm must reproduce bit for bit. */
+/* Contributions that depend on nothing but their number, and the serial evaluation of the shard
+ * tree that every exact algorithm must reproduce bit for bit. */
 
 #include <gradus/comm.h>
 #include <stdbool.h>

@@ -61,7 +61,7 @@ void *aligned_alloc(size_t align, size_t size)
         }                                                                                          \
     } while (0)
 
-/* ---- Right results ------------------------------------------------------------------------------- */
+/* ---- Right results --------------------------------------------------------------------------- */
 static int check_allreduce(gr_comm *comm, gr_dtype dtype, gr_redop op, size_t count, bool shared,
                            uint64_t seed)
 {
@@ -216,7 +216,7 @@ static void test_algorithms(void **state)
     }
 }
 
-/* ---- Several at once ----------------------------------------------------------------------------- */
+/* ---- Several at once ------------------------------------------------------------------------- */
 enum { FLIGHT = 12, FLIGHT_COUNT = 30000 };
 
 static int run_flight(gr_comm *comm, const ranks_job *job)
@@ -301,7 +301,7 @@ static void test_background(void **state)
     assert_int_equal(ranks_run(&job, run_background, 0), 0);
 }
 
-/* ---- The order of additions ---------------------------------------------------------------------- */
+/* ---- The order of additions ------------------------------------------------------------------ */
 static int run_order(gr_comm *comm, const ranks_job *job)
 {
     enum { COUNT = 5000 };
@@ -337,7 +337,7 @@ static void test_ring_breaks_the_order(void **state)
     }
 }
 
-/* ---- Failures ------------------------------------------------------------------------------------ */
+/* ---- Failures -------------------------------------------------------------------------------- */
 static int run_mismatch(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
@@ -536,7 +536,7 @@ static void test_misuse(void **state)
     gr_comm_destroy(NULL);
 }
 
-/* ---- No heap ------------------------------------------------------------------------------------- */
+/* ---- No heap --------------------------------------------------------------------------------- */
 #ifdef COUNTS_ALLOCATIONS
 static int run_counted(gr_comm *comm, const ranks_job *job)
 {
@@ -584,7 +584,7 @@ static void test_no_allocation(void **state)
 }
 #endif
 
-/* ---- Alone, and choices -------------------------------------------------------------------------- */
+/* ---- Alone, and choices ---------------------------------------------------------------------- */
 static void test_alone(void **state)
 {
     (void)state;

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-enum { WORLD_MAX = 16, OPS_MAX = 8, GUARD = 64 };
+enum { WORLD_MAX = 64, OPS_MAX = 8, GUARD = 64 };
 
 /* One operation as all ranks call it. */
 typedef struct call {
@@ -64,7 +64,7 @@ static gr_plan_shape shape_of(const call *c, int rank, int size)
                            .root = c->root};
 }
 
-/* ---- Buffers ------------------------------------------------------------------------------------- */
+/* ---- Buffers --------------------------------------------------------------------------------- */
 static void fill_user(const call *c, int rank, int size, void **user)
 {
     size_t bytes = c->count * gr_dtype_bytes(c->dtype);
@@ -125,7 +125,7 @@ static bool result_right(const call *c, int rank, int size, void *const *user)
     return right;
 }
 
-/* ---- Running ------------------------------------------------------------------------------------- */
+/* ---- Running --------------------------------------------------------------------------------- */
 static void open_world(world *w, const dbl_options *options, size_t segment_bytes,
                        const call *calls, int call_count)
 {
@@ -309,7 +309,7 @@ static call random_call(const gr_algorithm *algorithm, uint64_t seed, int size)
     return c;
 }
 
-/* ---- Tests --------------------------------------------------------------------------------------- */
+/* ---- Tests ----------------------------------------------------------------------------------- */
 static void test_every_algorithm(void **state)
 {
     (void)state;
@@ -325,6 +325,24 @@ static void test_every_algorithm(void **state)
             }
             dbl_options options = random_options(seed, size);
             expect_right(&options, seed % 2 ? 256 : 1024, &c, 1);
+        }
+    }
+}
+
+static void test_large_worlds(void **state)
+{
+    (void)state;
+    for (const gr_algorithm *a = gr_algorithms; a->name; a++) {
+        for (int size = 31; size <= 64; size += 33) {
+            call c = random_call(a, (uint64_t)size, size);
+            c.count = 1000 / (size_t)size * (size_t)size;
+            c.dtype = GR_F32;
+            c.shards = size;
+            gr_plan_shape shape = shape_of(&c, 0, size);
+            if (a->fits(&shape)) {
+                dbl_options options = random_options((uint64_t)size, size);
+                expect_right(&options, 256, &c, 1);
+            }
         }
     }
 }
@@ -619,6 +637,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_algorithm),
+        cmocka_unit_test(test_large_worlds),
         cmocka_unit_test(test_several_in_flight),
         cmocka_unit_test(test_mismatch),
         cmocka_unit_test(test_peer_loss_at_every_point),
