@@ -24,12 +24,13 @@
 static volatile struct counters {
     bool on; /* volatile: compilers know that malloc reads no globals, but this one does */
     long ours, theirs, freed;
+    long fail_at; /* the engine's allocation of this number fails; 0: none */
 } counters;
 
 static void reset(void)
 {
     counters.on = false;
-    counters.ours = counters.theirs = counters.freed = 0;
+    counters.ours = counters.theirs = counters.freed = counters.fail_at = 0;
 }
 
 #if REPLACES_MALLOC
@@ -40,47 +41,48 @@ extern void *__libc_memalign(size_t alignment, size_t size);
 extern void __libc_free(void *memory);
 extern char __executable_start, etext;
 
-static void count(const void *caller)
+/* False: this one must fail. */
+static bool count(const void *caller)
 {
-    if (counters.on) {
-        const char *at = caller;
-        if (at >= &__executable_start && at < &etext) {
-            counters.ours++;
-        } else {
-            counters.theirs++;
-        }
+    const char *at = caller;
+    if (!counters.on) {
+        return true;
     }
+    if (at >= &__executable_start && at < &etext) {
+        counters.ours++;
+        return counters.ours != counters.fail_at;
+    }
+    counters.theirs++;
+    return true;
 }
 
 void *malloc(size_t size)
 {
-    count(__builtin_return_address(0));
-    return __libc_malloc(size);
+    return count(__builtin_return_address(0)) ? __libc_malloc(size) : NULL;
 }
 
 void *calloc(size_t number, size_t size)
 {
-    count(__builtin_return_address(0));
-    return __libc_calloc(number, size);
+    return count(__builtin_return_address(0)) ? __libc_calloc(number, size) : NULL;
 }
 
 void *realloc(void *old, size_t size)
 {
-    count(__builtin_return_address(0));
+    if (!count(__builtin_return_address(0))) {
+        return NULL;
+    }
     counters.freed += counters.on && old;
     return __libc_realloc(old, size);
 }
 
 void *aligned_alloc(size_t alignment, size_t size)
 {
-    count(__builtin_return_address(0));
-    return __libc_memalign(alignment, size);
+    return count(__builtin_return_address(0)) ? __libc_memalign(alignment, size) : NULL;
 }
 
 int posix_memalign(void **memory_out, size_t alignment, size_t size)
 {
-    count(__builtin_return_address(0));
-    *memory_out = __libc_memalign(alignment, size);
+    *memory_out = count(__builtin_return_address(0)) ? __libc_memalign(alignment, size) : NULL;
     return *memory_out ? 0 : ENOMEM;
 }
 
@@ -179,12 +181,64 @@ static void test_the_counter_counts(void **state)
     assert_int_equal(counters.freed, 1);
 }
 
+/* From the text of the layers to an optimizer; what was made is given back. */
+static gr_status make_all(const gr_node *layers, gr_diag *diag)
+{
+    const gr_shape input = IMAGE(1, 14, 14);
+    const gr_optimizer_config adam = {.kind = GR_OPT_ADAM, .beta1 = 0.9, .beta2 = 0.99};
+    gr_arena arena;
+    gr_model_spec *spec = NULL;
+    gr_model *model = NULL;
+    gr_optimizer *optimizer = NULL;
+    gr_arena_init(&arena, 16 << 20);
+    gr_status status = gr_model_spec_read(layers, &input, &arena, &spec, diag);
+    if (status == GR_OK) {
+        gr_model_config config = {.spec = spec, .batch = 4, .training = true};
+        status = gr_model_create(&config, &model, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_optimizer_create(&adam, model, &optimizer, diag);
+    }
+    gr_optimizer_destroy(optimizer);
+    gr_model_destroy(model);
+    gr_arena_fini(&arena);
+    return status;
+}
+
+/* Each allocation of the engine fails once: the call says so, and nothing else happens. */
+static void test_every_allocation_may_fail(void **state)
+{
+    (void)state;
+    if (!REPLACES_MALLOC) {
+        skip();
+    }
+    gr_doc *doc = NULL;
+    gr_diag diag;
+    assert_int_equal(gr_doc_parse_yaml("job.yaml", everything, strlen(everything), &doc, &diag),
+                     GR_OK);
+    gr_status status = GR_E_NO_MEMORY;
+    long at = 0;
+    while (status == GR_E_NO_MEMORY && at < 10000) {
+        memset(&diag, 0, sizeof diag);
+        reset();
+        counters.fail_at = ++at;
+        counters.on = true;
+        status = make_all(gr_doc_root(doc), &diag);
+        counters.on = false;
+        assert_true(status == GR_OK || strstr(diag.text, "no memory"));
+    }
+    assert_int_equal(status, GR_OK);
+    assert_true(at > 30); /* it went through many */
+    gr_doc_destroy(doc);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_counter_counts),
         cmocka_unit_test(test_the_reference_allocates_nothing),
         cmocka_unit_test(test_the_engine_allocates_nothing),
+        cmocka_unit_test(test_every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
