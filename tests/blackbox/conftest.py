@@ -106,11 +106,22 @@ def script(tmp_path):
     return write
 
 
+def sanitizer_words(library):
+    """A library that was built with a sanitizer wants its runtime loaded before everything else."""
+    linked = subprocess.run(["ldd", library], capture_output=True, text=True, check=True).stdout
+    runtimes = [line.split()[2] for line in linked.splitlines()
+                if "libasan" in line or "libtsan" in line]
+    if not runtimes:
+        return []
+    # Python's own leaks are not ours.
+    return ["env", f"LD_PRELOAD={runtimes[0]}", "ASAN_OPTIONS=detect_leaks=0"]
+
+
 @pytest.fixture
 def comm_script(gradus, script):
     """A Python program that finds `create()` in front of it: gr_comm_create of the built library."""
     def write(text, name="comm.py"):
-        return script(f"""
+        return sanitizer_words(gradus.library) + script(f"""
 import ctypes, os, sys
 library = ctypes.CDLL({gradus.library!r})
 class Diag(ctypes.Structure):
