@@ -534,6 +534,13 @@ static gr_status start_agent(struct gang *gang, gr_diag *diag)
     return GR_OK;
 }
 
+/* By whoever started us: nohup does so with SIGHUP, a shell's background job with SIGINT. */
+static bool is_ignored(int signal_number)
+{
+    struct sigaction current;
+    return sigaction(signal_number, NULL, &current) == 0 && current.sa_handler == SIG_IGN;
+}
+
 static int start_handles(struct gang *gang)
 {
     static const int numbers[SIGNALS] = {SIGINT, SIGTERM, SIGHUP};
@@ -542,7 +549,7 @@ static int start_handles(struct gang *gang)
     for (int i = 0; i < SIGNALS && error == 0; i++) {
         error = uv_signal_init(loop, &gang->signals[i]);
         gang->signals[i].data = gang;
-        if (error == 0) {
+        if (error == 0 && !is_ignored(numbers[i])) {
             error = uv_signal_start(&gang->signals[i], on_signal, numbers[i]);
         }
     }

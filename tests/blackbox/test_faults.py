@@ -117,6 +117,17 @@ def test_workers_get_the_signal_and_time(gradus, number):
     gradus.wait_for_nothing()
 
 
+def test_a_signal_that_is_ignored_stays_so(gradus):
+    """As under nohup."""
+    job = gradus.start("run", "-np", 1, *sh("echo $RANK $$; while :; do sleep 0.01; done"),
+                       preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    worker_pids(job, 1)
+    job.send_signal(signal.SIGHUP)
+    job.terminate()
+    _, message = job.communicate(timeout=20)
+    assert job.returncode == 1 and "ended by SIGTERM" in message
+
+
 def test_the_program_behind_a_shell_gets_the_signal_and_time_too(gradus, tmp_path):
     """The shell dies of SIGTERM at once; its child is saving, and is not killed for that."""
     child = tmp_path / "child.sh"
