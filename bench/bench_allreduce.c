@@ -4,6 +4,8 @@
  *
  *   bench_allreduce [-n 1,2,4,8] [-l shm,tcp] [-a auto,direct,...] [-s 4,1k,4m] [-g 256k] [-p] [-i]
  *
+ * -o MICROSECONDS: the ranks compute for so long between start and wait, and the figures are what the
+ * operation costs on top of that.
  * -p: plain memory instead of gr_alloc; -i: GRADUS_PROGRESS=inline, -t: =thread; -r ROUNDS */
 #include "base/clock.h"
 #include "base/hash.h"
@@ -33,6 +35,7 @@ typedef struct settings {
     int progress;
     int rounds;
     double round_s;
+    int64_t overlap_us;
     bool plain;
 } settings;
 
@@ -72,14 +75,28 @@ static void check_result(gr_comm *comm, float *buf, size_t count)
     memset(buf, 0, count * sizeof *buf); /* sums stay zero however often they are taken */
 }
 
-static double run_some(gr_comm *comm, float *buf, size_t count, int iterations)
+static void compute_for(int64_t us)
+{
+    int64_t end_ns = gr_now_ns() + us * 1000;
+    while (gr_now_ns() < end_ns) {
+    }
+}
+
+static double run_some(gr_comm *comm, float *buf, size_t count, int iterations, int64_t overlap_us)
 {
     need(comm, gr_barrier(comm));
     int64_t start_ns = gr_now_ns();
     for (int i = 0; i < iterations; i++) {
-        need(comm, gr_allreduce(comm, buf, count, GR_F32, GR_SUM));
+        if (overlap_us > 0) {
+            gr_op *op = NULL;
+            need(comm, gr_allreduce_start(comm, buf, count, GR_F32, GR_SUM, &op));
+            compute_for(overlap_us);
+            need(comm, gr_wait(op));
+        } else {
+            need(comm, gr_allreduce(comm, buf, count, GR_F32, GR_SUM));
+        }
     }
-    return (double)(gr_now_ns() - start_ns) / 1e3 / iterations;
+    return (double)(gr_now_ns() - start_ns) / 1e3 / iterations - (double)overlap_us;
 }
 
 static int by_value(const void *a, const void *b)
@@ -101,14 +118,14 @@ static void measure(gr_comm *comm, const settings *s, size_t size_bytes, double 
     }
     memset(buf, 0, size_bytes);
     check_result(comm, buf, count);
-    double once_us = run_some(comm, buf, count, 3);
-    once_us = run_some(comm, buf, count, 3);
-    int32_t iterations = (int32_t)(s->round_s * 1e6 / (once_us + 0.1)) + 1;
+    double once_us = run_some(comm, buf, count, 3, 0);
+    once_us = run_some(comm, buf, count, 3, 0);
+    int32_t iterations = (int32_t)(s->round_s * 1e6 / (once_us + (double)s->overlap_us + 0.1)) + 1;
     iterations = iterations < 200000 ? iterations : 200000;
     need(comm, gr_broadcast(comm, &iterations, 1, GR_I32, 0));
     double times[ROUNDS_MAX];
     for (int round = 0; round < s->rounds; round++) {
-        times[round] = run_some(comm, buf, count, iterations);
+        times[round] = run_some(comm, buf, count, iterations, s->overlap_us);
     }
     qsort(times, (size_t)s->rounds, sizeof times[0], by_value);
     *median_out = times[s->rounds / 2];
@@ -251,7 +268,7 @@ int main(int argc, char **argv)
     memcpy(s.sizes, usual, sizeof usual);
     const char *words[NAMES_MAX];
     int option;
-    while ((option = getopt(argc, argv, "n:l:a:s:g:r:d:pit")) != -1) {
+    while ((option = getopt(argc, argv, "n:l:a:s:g:r:d:o:pit")) != -1) {
         switch (option) {
         case 'n':
             s.world_count = cut(optarg, words);
@@ -279,6 +296,9 @@ int main(int argc, char **argv)
             break;
         case 'd':
             s.round_s = atof(optarg);
+            break;
+        case 'o':
+            s.overlap_us = atoll(optarg);
             break;
         case 'p':
             s.plain = true;

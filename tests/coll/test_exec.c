@@ -421,6 +421,18 @@ static void test_mismatch(void **state)
     }
 }
 
+static void test_other_segments(void **state)
+{
+    (void)state;
+    call c = plain_call(2, 1000);
+    dbl_options options = random_options(3, 2);
+    world w;
+    open_world(&w, &options, 512, &c, 1);
+    w.ranks[1].exec->segment_bytes = 1024;
+    expect_all_fail(&w, GR_E_MISMATCH, "is GRADUS_SEGMENT the same on all ranks?");
+    close_world(&w);
+}
+
 static void test_peer_loss_at_every_point(void **state)
 {
     (void)state;
@@ -640,6 +652,7 @@ int main(void)
         cmocka_unit_test(test_large_worlds),
         cmocka_unit_test(test_several_in_flight),
         cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_other_segments),
         cmocka_unit_test(test_peer_loss_at_every_point),
         cmocka_unit_test(test_peer_leaves),
         cmocka_unit_test(test_leaving_when_finished),
