@@ -381,6 +381,9 @@ static void forge(forger *f, gr_shm_slot slot)
     atomic_store(&f->pair->slots[0].sequence, 1);
 }
 
+/* Stands for 50 bytes before the end of the file. */
+#define NEAR_END UINT64_C(0x123456789)
+
 static void test_shm_forged_descriptors(void **state)
 {
     (void)state;
@@ -393,6 +396,7 @@ static void test_shm_forged_descriptors(void **state)
          .place = GR_SHM_WHOLE,
          .size_bytes = 100,
          .payload.far.offset = UINT64_C(1) << 40},
+        {.kind = 1, .place = GR_SHM_WHOLE, .size_bytes = 100, .payload.far.offset = NEAR_END},
         {.kind = 1, .place = GR_SHM_WHOLE, .size_bytes = UINT32_MAX},
         {.kind = 1, .place = GR_SHM_INLINE, .size_bytes = GR_SHM_INLINE_MAX + 1},
         {.kind = 1, .place = 0, .size_bytes = 1},
@@ -405,8 +409,12 @@ static void test_shm_forged_descriptors(void **state)
     };
     for (size_t i = 0; i < sizeof forged / sizeof forged[0]; i++) {
         forger f;
+        gr_shm_slot slot = forged[i];
         forger_open(&f);
-        forge(&f, forged[i]);
+        if (slot.payload.far.offset == NEAR_END) {
+            slot.payload.far.offset = f.own.size_bytes - 50;
+        }
+        forge(&f, slot);
         expect_failure(&f.h, GR_E_PROTOCOL, "rank 1 sent");
         forger_close(&f);
     }

@@ -67,6 +67,50 @@ static void test_view_is_the_senders_memory(void **state)
     pair_close(&p);
 }
 
+/* What is held is not given back to the sender, whatever is released behind it. */
+static void test_held_memory_stays(void **state)
+{
+    (void)state;
+    pair p;
+    void *memory;
+    const void *first, *view;
+    uint64_t hold[3], ticket[3], next;
+    gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = 9};
+    pair_open(&p, GR_LINK_SHM);
+    assert_int_equal(gr_mesh_alloc(p.mesh[0], 4096, &memory), GR_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        ticket[i] = pair_send(&p, 0, i, memory, 4096);
+        (void)pair_await(&p, 1);
+        assert_int_equal(gr_link_view(p.link[1], &view), GR_OK);
+        gr_link_next(p.link[1], &hold[i]);
+    }
+    gr_link_release(p.link[1], hold[2]);
+    gr_link_release(p.link[1], hold[1]);
+    assert_false(gr_link_sent(p.link[0], ticket[0]));
+    assert_false(gr_link_sent(p.link[0], ticket[2])); /* messages finish in order */
+    gr_link_release(p.link[1], hold[0]);
+    assert_true(gr_link_sent(p.link[0], ticket[0]));
+    assert_true(gr_link_sent(p.link[0], ticket[2]));
+
+    /* A payload within a descriptor: the descriptor is not used again while it is held. */
+    (void)pair_send(&p, 0, 3, "the first", 9);
+    (void)pair_await(&p, 1);
+    assert_int_equal(gr_link_view(p.link[1], &first), GR_OK);
+    gr_link_next(p.link[1], &hold[0]);
+    for (int i = 0; i < 2 * GR_SHM_SLOTS; i++) {
+        gr_status status = gr_link_send(p.link[0], &frame, "another!!", &next);
+        assert_true(status == GR_OK || status == GR_E_AGAIN);
+        while (gr_link_peek(p.link[1], &frame) == GR_OK) {
+            gr_link_next(p.link[1], NULL);
+        }
+    }
+    assert_memory_equal(first, "the first", 9);
+    assert_int_equal(gr_link_send(p.link[0], &frame, "another!!", &next), GR_E_AGAIN);
+    gr_link_release(p.link[1], hold[0]);
+    assert_int_equal(gr_link_send(p.link[0], &frame, "another!!", &next), GR_OK);
+    pair_close(&p);
+}
+
 /* Spreading a message over pieces needs room in the ring; the end of both is passed many times. */
 static void test_stage_wraps(void **state)
 {
@@ -143,6 +187,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_copy_and_no_system_call),
         cmocka_unit_test(test_view_is_the_senders_memory),
+        cmocka_unit_test(test_held_memory_stays),
         cmocka_unit_test(test_stage_wraps),
         cmocka_unit_test(test_heap),
         cmocka_unit_test(test_file_is_sealed),
