@@ -49,7 +49,7 @@ static gr_status write_line(json_t *object, FILE *file, const char *where, gr_di
     if (object == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a line of %s", where);
     }
-    size_t flags = JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9);
+    size_t flags = JSON_COMPACT | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(17);
     int failed =
         json_dumpf(object, file, flags) != 0 || fputc('\n', file) == EOF || fflush(file) != 0;
     int error = errno;

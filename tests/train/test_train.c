@@ -261,6 +261,7 @@ static void a_run_and_its_evaluation(void **state)
         fail_msg("%s", diag.text);
     }
     json_t *accuracy = end_value(folder, "test_accuracy");
+    json_t *loss = end_value(folder, "test_loss");
     end_sha(folder, sha);
     assert_true(json_real_value(accuracy) > 0.85);
     snprintf(path, sizeof path, "%s/out/model.safetensors", folder);
@@ -268,8 +269,9 @@ static void a_run_and_its_evaluation(void **state)
         fail_msg("%s", diag.text);
     }
     assert_int_equal(result.samples, 360);
-    /* The file holds nine digits; 360 samples need fewer. */
-    assert_true(fabs(result.accuracy - json_real_value(accuracy)) < 1e-8);
+    assert_true(result.accuracy == json_real_value(accuracy));
+    assert_true(result.loss == json_real_value(loss));
+    json_decref(loss);
     assert_string_equal(result.weights_sha256, sha);
     json_decref(accuracy);
     assert_int_equal(truncate(path, 200), 0);
