@@ -199,7 +199,10 @@ print("up", os.getpid(), child.pid, daemon, flush=True)
 mode = sys.argv[1]
 if mode == "leave":
     os._exit(0)
+open("up" + os.environ["RANK"], "w").close()
 if mode == "fail" and os.environ["RANK"] == "1":
+    while not os.path.exists("up0"):
+        time.sleep(0.01)
     os._exit(4)
 time.sleep(1000)
 """
