@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Logistic regression on handwritten digits with a training loop of one's own: Gradus only makes the
- * gradients meet. Every rank reads all samples, works on its shards of each batch, and ends with the
- * same weights, bit for bit, whatever the number of workers.
+/* Logistic regression on handwritten digits with a training loop of one's own: Gradus only makes
+ * the gradients meet. Every rank reads all samples, works on its shards of each batch, and ends
+ * with the same weights, bit for bit, whatever the number of workers.
  *
  *   gradus run -np 3 -- ./own_loop digits.csv.gz */
 

@@ -62,7 +62,7 @@ GR_API int gr_comm_size(const gr_comm *comm);       /* world size */
 GR_API int gr_comm_local_rank(const gr_comm *comm); /* 0 .. local size - 1 on this host */
 GR_API int gr_comm_local_size(const gr_comm *comm);
 
-/* The first failure of this communicator; status GR_OK while there was none. Valid until destroy. */
+/* The communicator's first failure; status GR_OK while there was none. Valid until destroy. */
 GR_API const gr_diag *gr_comm_diag(const gr_comm *comm);
 
 /* Memory that the peers on this host can read: collectives on it copy least. 64-byte aligned,
@@ -106,8 +106,8 @@ GR_API gr_status gr_allreduce_shards_start(gr_comm *comm, void *const *partials,
 GR_API void gr_shard_range(int shards, int world_size, int rank, int *first_out, int *count_out);
 
 /* How many buffers `rank` passes to gr_allreduce_shards: one for each largest whole subtree of its
- * range, at most GR_SHARD_PARTIALS_MAX. A rank without shards passes one, of any content, to receive
- * the result. 0 if an argument is out of range. */
+ * range, at most GR_SHARD_PARTIALS_MAX. A rank without shards passes one, of any content, to
+ * receive the result. 0 if an argument is out of range. */
 enum { GR_SHARD_PARTIALS_MAX = 64 };
 GR_API int gr_shard_partials(int shards, int world_size, int rank);
 

@@ -280,7 +280,7 @@ gr_status gr_file_mark_take(const char *name, int fd, gr_file_mark *mark_out, gr
 
 gr_status gr_file_mark_check(const char *name, int fd, const gr_file_mark *mark, gr_diag *diag)
 {
-    gr_file_mark now;
+    gr_file_mark now = {0};
     gr_status status = gr_file_mark_take(name, fd, &now, diag);
     if (status == GR_OK && (now.size != mark->size || now.seconds != mark->seconds ||
                             now.nanoseconds != mark->nanoseconds)) {

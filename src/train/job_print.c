@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHAPE_BYTES = 64, SIZE_TEXT_BYTES = 32, READ_AHEAD_MAX = 16 /* as step.c has it */ };
+enum { SHAPE_BYTES = 64, SIZE_TEXT_BYTES = 32 };
 
 /* What must be built to be measured. */
 typedef struct measured {
@@ -174,7 +174,7 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
     }
     uint64_t arena = gr_model_arena_bytes(m->model);
     int64_t ahead = (int64_t)m->shards_most * job->config.micro_batches * 2;
-    ahead = (ahead < READ_AHEAD_MAX ? ahead : READ_AHEAD_MAX) + 1;
+    ahead = (ahead < GR_READ_AHEAD_MAX ? ahead : GR_READ_AHEAD_MAX) + 1;
     uint64_t batches = (uint64_t)(ahead * job->micro_batch) *
                        (uint64_t)(gr_dataset_sample_values(job->dataset) + 1) * sizeof(float);
     uint64_t data = gr_dataset_memory(job->dataset);

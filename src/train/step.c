@@ -11,7 +11,6 @@
 enum {
     PIECE_VALUES = 16384, /* 64 KiB: merged, checked and updated while it is in the cache */
     ENDS_MAX = 4096,      /* layers of a model, as far as buckets are concerned */
-    READ_AHEAD_MAX = 16   /* batches */
 };
 
 gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
@@ -128,7 +127,8 @@ gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_ste
                                .first_step = first_step,
                                .total_steps = total_steps,
                                .micro_batches = (int)t->job->config.micro_batches,
-                               .depth = batches > READ_AHEAD_MAX ? READ_AHEAD_MAX : (int)batches,
+                               .depth =
+                                   batches > GR_READ_AHEAD_MAX ? GR_READ_AHEAD_MAX : (int)batches,
                                .cpu = -1};
     return gr_loader_start(&config, loader_out, diag);
 }

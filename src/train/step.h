@@ -17,6 +17,8 @@
 /* The head of a step vector; one cache line, so that the gradients behind it stay aligned. */
 enum { GR_STEP_HEAD = 16, GR_STEP_LOSS = 0, GR_STEP_CORRECT = 1 };
 
+enum { GR_READ_AHEAD_MAX = 16 }; /* batches */
+
 /* A range of the step vector that is looked over for NaN before it is reduced: the loss and the
  * small tensors. */
 typedef struct gr_watch {
