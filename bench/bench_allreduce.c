@@ -4,9 +4,9 @@
  *
  *   bench_allreduce [-n 1,2,4,8] [-l shm,tcp] [-a auto,direct,...] [-s 4,1k,4m] [-g 256k] [-p] [-i]
  *
- * -o MICROSECONDS: the ranks compute for so long between start and wait, and the figures are what the
- * operation costs on top of that.
- * -p: plain memory instead of gr_alloc; -i: GRADUS_PROGRESS=inline, -t: =thread; -r ROUNDS */
+ * -o MICROSECONDS: the ranks compute for so long between start and wait, and the figures are what
+ * the operation costs on top of that. -p: plain memory instead of gr_alloc; -i: without, -t: with a
+ * progress thread; -r ROUNDS; -d SECONDS of a round; -g: segments */
 #include "base/clock.h"
 #include "base/hash.h"
 #include "coll/comm.h"

@@ -16,9 +16,9 @@ static gr_link_kind link_kind(const gr_comm *comm)
     return strncmp(gr_mesh_address(comm->mesh), "tcp:", 4) == 0 ? GR_LINK_TCP : GR_LINK_SHM;
 }
 
-/* A thread of our own pays where the kernel moves bytes only when asked, and where there is a core for
- * it. Where every core computes, it costs: 4 MiB over tcp beside 3 ms of computing took 1.4 ms more
- * with it and 0.9 ms without, and over shm there was no difference (bench_allreduce -o). */
+/* A thread of our own pays where the kernel moves bytes only when asked, and where there is a core
+ * for it. Where every core computes, it costs: 4 MiB over tcp beside 3 ms of computing took 1.4 ms
+ * more with it and 0.9 ms without; over shm there was no difference (bench_allreduce -o). */
 static bool wants_thread(const gr_comm *comm, const gr_group_config *config)
 {
     if (config->progress != GR_PROGRESS_AUTO) {
