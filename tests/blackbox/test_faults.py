@@ -269,10 +269,10 @@ def test_no_socket_memory_or_temporary_file_is_left(gradus, comm_script, how):
     job = gradus.start("run", "-np", 3, "--", *comm_script("""
 create()
 print("joined", os.environ["GRADUS_COORDINATOR"], flush=True)
+barrier()  # all have said so
 if sys.argv[1] == "fail" and rank == 1:
     os._exit(2)
 if sys.argv[1] == "end":
-    barrier()
     library.gr_comm_destroy(comm)
     sys.exit(0)
 import time
