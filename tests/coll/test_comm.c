@@ -384,6 +384,11 @@ static int run_death(gr_comm *comm, const ranks_job *job)
     int rank = gr_comm_rank(comm);
     void *memory = NULL;
     EXPECT(gr_alloc(comm, 4 << 20, &memory) == GR_OK);
+    if (gr_barrier(comm) != GR_OK) { /* all have joined when anybody is through */
+        EXPECT(gr_comm_diag(comm)->status != GR_OK);
+        gr_comm_destroy(comm);
+        return 0;
+    }
     for (int i = 0; i < 1000; i++) {
         gr_op *op = NULL;
         gr_status status = gr_allreduce_start(comm, memory, 1 << 20, GR_F32, GR_SUM, &op);
@@ -462,11 +467,11 @@ static void test_slow(void **state)
 
 static int run_early_destroy(gr_comm *comm, const ranks_job *job)
 {
-    (void)job;
     void *memory = NULL;
     EXPECT(gr_alloc(comm, 8 << 20, &memory) == GR_OK);
     char *plain = calloc(8, 1 << 20);
     gr_op *ops[2];
+    EXPECT(gr_barrier(comm) == GR_OK || gr_comm_rank(comm) != 0);
     gr_status first = gr_allreduce_start(comm, memory, 2 << 20, GR_F32, GR_SUM, &ops[0]);
     gr_status second =
         first == GR_OK ? gr_allreduce_start(comm, plain, 2 << 20, GR_F32, GR_SUM, &ops[1]) : first;
@@ -480,7 +485,9 @@ static int run_early_destroy(gr_comm *comm, const ranks_job *job)
         second = second == GR_OK ? gr_wait(ops[1]) : second;
     }
     EXPECT(first == GR_OK || first == GR_E_PEER_LOST || first == GR_E_COMM_BROKEN);
-    EXPECT(second == GR_E_PEER_LOST || second == GR_E_COMM_BROKEN);
+    /* The thread of a rank may have finished both before its owner destroys the communicator. */
+    EXPECT(second == GR_E_PEER_LOST || second == GR_E_COMM_BROKEN ||
+           (second == GR_OK && job->progress == 1));
     gr_comm_destroy(comm);
     free(plain);
     return 0;

@@ -473,9 +473,10 @@ static void test_peer_loss_at_every_point(void **state)
 static void test_leaving_when_finished(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 100; seed++) {
-        int size = 2 + (int)(seed % 4);
-        call c = plain_call(size, seed % 2 ? 1000 : seed % 40); /* some blocks may be empty */
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        int size = 2 + (int)(seed % 7);
+        call c = plain_call(size, seed % 4 ? seed % 40 : 1000); /* most blocks are empty */
+        c.shards = 1 + (int)(seed % 29);
         dbl_options options = random_options(seed, size);
         world w;
         open_world(&w, &options, 512, &c, 1);
