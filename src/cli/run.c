@@ -122,6 +122,7 @@ struct run {
     gr_arena arena;
     gr_cores cores;
     const char *job_path; /* NULL: a command */
+    bool inexact;         /* the job permits what is fastest */
     char *const *command; /* NULL-terminated */
     gr_log log;
 };
@@ -212,6 +213,8 @@ static gr_status read_job(struct run *run, gr_diag *diag)
         status = gr_job_print(job, stdout, diag);
     }
     options->workers = job->workers;
+    options->link = LINK_OF_JOB + 1 + job->distribution.link;
+    run->inexact = !job->distribution.exact;
     if (options->threads == 0) {
         options->threads = job->distribution.worker_threads;
     }
@@ -275,6 +278,9 @@ static int launch(struct run *run)
     if (options->link != LINK_OF_JOB) {
         set[set_count++] =
             gr_arena_printf(&run->arena, "GRADUS_LINK=%s", link_choices[options->link]);
+    }
+    if (run->inexact) {
+        set[set_count++] = "GRADUS_EXACT=no";
     }
     if (options->threads > 0) {
         set[set_count++] =
