@@ -110,29 +110,38 @@ static void cut_blocks(gr_exec *exec, gr_op *op, const gr_exec_request *request)
     op->scratch_stride = (largest + BLOCK_ALIGN - 1) & ~(size_t)(BLOCK_ALIGN - 1);
 }
 
-static bool grow_steps(gr_op *op, uint32_t steps)
+/* Objects grow to what the largest operation so far has needed: whichever is taken next time, it need
+ * not grow again. */
+static size_t raise_to(size_t *max, size_t needed)
+{
+    *max = needed > *max ? needed : *max;
+    return *max;
+}
+
+static bool grow_steps(gr_op *op, size_t steps)
 {
     if (steps <= op->step_capacity) {
         return true;
     }
-    uint32_t *memory = malloc((size_t)steps * (2 * sizeof *memory + 1));
+    uint32_t *memory = malloc(steps * (2 * sizeof *memory + 1));
     if (!memory) {
         return false;
     }
     free(op->done);
     op->done = memory;
     op->queue = memory + steps;
-    op->queued = (uint8_t *)(memory + 2 * (size_t)steps);
+    op->queued = (uint8_t *)(memory + 2 * steps);
     op->step_capacity = steps;
     return true;
 }
 
 static bool grow_scratch(gr_op *op, const gr_program *program)
 {
-    size_t views = (size_t)program->scratch_slots * op->segments;
-    if (views == 0) {
+    size_t needed = (size_t)program->scratch_slots * op->segments;
+    if (needed == 0) {
         return true;
     }
+    size_t views = raise_to(&op->exec->views_max, needed);
     if (views > op->view_capacity) {
         free(op->views);
         op->view_capacity = 0;
@@ -142,7 +151,7 @@ static bool grow_scratch(gr_op *op, const gr_program *program)
         }
         op->view_capacity = views;
     }
-    size_t size = program->scratch_slots * op->scratch_stride;
+    size_t size = raise_to(&op->exec->scratch_max, program->scratch_slots * op->scratch_stride);
     if (size <= op->scratch_capacity && (op->scratch_shared || !program->sends_scratch)) {
         return true;
     }
@@ -161,7 +170,8 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
 {
     const gr_program *program = request->program;
     cut_blocks(exec, op, request);
-    if (!grow_steps(op, program->step_count) || !grow_scratch(op, program)) {
+    if (!grow_steps(op, raise_to(&exec->steps_max, program->step_count)) ||
+        !grow_scratch(op, program)) {
         char what[128];
         gr_op_describe(gr_op_fingerprint(&request->desc), what, sizeof what);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s: it needs %zu bytes of scratch",

@@ -50,7 +50,7 @@ struct gr_op {
     uint8_t *queued; /* stands in `queue` */
     uint32_t *queue; /* ring of local steps that can run */
     uint32_t queue_head, queue_count;
-    uint32_t step_capacity;
+    size_t step_capacity;
     gr_exec_view *views; /* [slot * segments + segment] */
     size_t view_capacity;
     uint8_t *scratch; /* [slot * scratch_stride] */
@@ -109,6 +109,8 @@ struct gr_exec {
     int active;
     gr_op *free_ops;
     gr_op ops[GR_EXEC_OPS_MAX];
+
+    size_t steps_max, views_max, scratch_max; /* what the largest operations needed */
 
     gr_op *work_head, *work_tail;
     int *posts; /* peers whose next message may have become ready */

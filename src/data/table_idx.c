@@ -130,12 +130,14 @@ static gr_status idx_store(idx_payload *payload, uint64_t memory_max, gr_store *
     const char *name = gr_source_name(payload->source);
     uint64_t size;
     int fd = gr_source_seekable(payload->source, &size);
-    *plain_out = fd >= 0;
-    if (fd < 0) {
-        return unpack(payload, memory_max, store_out, diag);
-    }
-    if (size - header->header_bytes != (uint64_t)header->dim[0] * header->record_bytes) {
+    uint64_t promised = (uint64_t)header->dim[0] * header->record_bytes;
+    if (fd >= 0 && size - header->header_bytes != promised) {
         return truncated(name, header, size - header->header_bytes, diag);
+    }
+    /* What is small is worth its memory: a sample then costs no system call. */
+    *plain_out = fd >= 0 && promised > memory_max;
+    if (!*plain_out) {
+        return unpack(payload, memory_max, store_out, diag);
     }
     return gr_store_over_file(name, fd, header->header_bytes, header->record_bytes,
                               (uint64_t)header->dim[0], store_out, diag);

@@ -9,8 +9,9 @@
 #include <string.h>
 
 enum {
-    PIECE_VALUES = 16384, /* 64 KiB: merged, checked and updated while it is in the cache */
-    ENDS_MAX = 4096,      /* layers of a model, as far as buckets are concerned */
+    POLL_VALUES = 65536,
+    PIECE_VALUES = 4096, /* 16 KiB: merged, checked and updated while it is in the first cache */
+    ENDS_MAX = 4096,     /* layers of a model, as far as buckets are concerned */
 };
 
 gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
@@ -114,6 +115,25 @@ static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
     return status;
 }
 
+/* All buckets in flight at once, before the first step: whatever operations will ever need, they have
+ * afterwards. The first round finds out how much that is, the second gives it to each. */
+static gr_status warm_up(gr_trainer *t, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (int round = 0; round < 2 && t->world_size > 1 && status == GR_OK; round++) {
+        gr_buckets_begin(&t->buckets);
+        status = gr_buckets_ready(&t->buckets, t->length);
+        for (int i = 0; i < t->buckets.count && status == GR_OK; i++) {
+            status = gr_buckets_wait(&t->buckets, i);
+        }
+        gr_buckets_drain(&t->buckets);
+    }
+    t->buckets.wait_ns = 0;
+    return status == GR_OK
+               ? GR_OK
+               : gr_trainer_comm_failed(t->comm, status, "the workers could not meet", diag);
+}
+
 gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_steps,
                           gr_loader **loader_out, gr_diag *diag)
 {
@@ -157,6 +177,9 @@ gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_di
     }
     if (status == GR_OK) {
         status = make_buckets(&made, diag);
+    }
+    if (status == GR_OK) {
+        status = warm_up(&made, diag);
     }
     if (status == GR_OK) {
         status = gr_trainer_load(&made, 0, job->total_steps, &made.loader, diag);
@@ -338,6 +361,8 @@ static size_t take_sum(gr_trainer *t, size_t begin, size_t end, bool update)
         }
         if (update) {
             update_range(t, at, stop);
+        }
+        if ((at - begin) % POLL_VALUES == 0) {
             gr_buckets_poll(&t->buckets);
         }
     }
