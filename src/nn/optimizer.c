@@ -221,10 +221,11 @@ void gr_optimizer_begin(gr_optimizer *optimizer, uint64_t step, double learning_
     }
 }
 
-void gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gradients,
+bool gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gradients,
                          size_t begin, size_t end)
 {
     int count = gr_model_tensors(optimizer->model);
+    bool finite = true;
     for (int i = 0; i < count; i++) {
         const gr_tensor_info *info = gr_model_tensor(optimizer->model, i);
         size_t from = info->offset > begin ? info->offset : begin;
@@ -233,14 +234,16 @@ void gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gr
             continue;
         }
         if (optimizer->config.kind == GR_OPT_SGD) {
-            optimizer->passes->sgd(values + from, optimizer->state[0] + from, gradients + from,
-                                   &optimizer->sgd[info->decay], to - from);
+            finite &=
+                optimizer->passes->sgd(values + from, optimizer->state[0] + from, gradients + from,
+                                       &optimizer->sgd[info->decay], to - from);
         } else {
-            optimizer->passes->adam(values + from, optimizer->state[0] + from,
-                                    optimizer->state[1] + from, gradients + from,
-                                    &optimizer->adam[info->decay], to - from);
+            finite &= optimizer->passes->adam(values + from, optimizer->state[0] + from,
+                                              optimizer->state[1] + from, gradients + from,
+                                              &optimizer->adam[info->decay], to - from);
         }
     }
+    return finite;
 }
 
 float *gr_optimizer_state(gr_optimizer *optimizer, int index, const char **name_out)

@@ -52,8 +52,9 @@ void gr_optimizer_destroy(gr_optimizer *optimizer);
 void gr_optimizer_begin(gr_optimizer *optimizer, uint64_t step, double learning_rate,
                         float gradient_factor);
 /* Updates the parameters in [begin, end) of the flat vector (statistics are passed over); any cut
- * into ranges gives the same bits. */
-void gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gradients,
+ * into ranges gives the same bits. False: a gradient in there is NaN or infinite; the range is
+ * updated all the same. */
+bool gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gradients,
                          size_t begin, size_t end);
 
 /* State for checkpoints: `index`-th vector (momentum; Adam: first, second moment), NULL past the

@@ -48,8 +48,9 @@ typedef struct gr_passes {
     double (*square_sum)(const float *x, size_t count);
     bool (*any_not_finite)(const float *x, size_t count);
     void (*blend)(float *values, const float *gradients, float keep, float take, size_t count);
-    void (*sgd)(float *w, float *m, const float *g, const gr_sgd_numbers *n, size_t count);
-    void (*adam)(float *w, float *m, float *v, const float *g, const gr_adam_numbers *n,
+    /* False if a gradient is not finite. */
+    bool (*sgd)(float *w, float *m, const float *g, const gr_sgd_numbers *n, size_t count);
+    bool (*adam)(float *w, float *m, float *v, const float *g, const gr_adam_numbers *n,
                  size_t count);
 } gr_passes;
 

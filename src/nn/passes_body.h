@@ -189,13 +189,26 @@ static void pass_blend(float *restrict values, const float *restrict gradients, 
     }
 }
 
-static void pass_sgd(float *restrict w, float *restrict m, const float *restrict g,
+/* The larger of `largest` and |x| as bits, in which everything that is not finite is at least
+ * NOT_FINITE_BITS: it costs an update, which waits for memory, nothing. */
+#define NOT_FINITE_BITS 0x7f800000u
+static inline uint32_t larger_bits(uint32_t largest, float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= 0x7fffffffu;
+    return bits > largest ? bits : largest;
+}
+
+static bool pass_sgd(float *restrict w, float *restrict m, const float *restrict g,
                      const gr_sgd_numbers *n, size_t count)
 {
     const float factor = n->gradient_factor, decay = n->weight_decay, momentum = n->momentum;
     const float rate = n->learning_rate;
+    uint32_t largest = 0;
     if (n->nesterov) {
         for (size_t i = 0; i < count; i++) {
+            largest = larger_bits(largest, g[i]);
             float d = g[i] * factor + decay * w[i];
             float v = momentum * m[i] + d;
             m[i] = v;
@@ -203,18 +216,22 @@ static void pass_sgd(float *restrict w, float *restrict m, const float *restrict
         }
     } else {
         for (size_t i = 0; i < count; i++) {
+            largest = larger_bits(largest, g[i]);
             float v = momentum * m[i] + (g[i] * factor + decay * w[i]);
             m[i] = v;
             w[i] = w[i] - rate * v;
         }
     }
+    return largest < NOT_FINITE_BITS;
 }
 
-static void pass_adam(float *restrict w, float *restrict m, float *restrict v,
+static bool pass_adam(float *restrict w, float *restrict m, float *restrict v,
                       const float *restrict g, const gr_adam_numbers *n, size_t count)
 {
     const gr_adam_numbers k = *n;
+    uint32_t largest = 0;
     for (size_t i = 0; i < count; i++) {
+        largest = larger_bits(largest, g[i]);
         float d = g[i] * k.gradient_factor + k.l2 * w[i];
         float first = k.beta1 * m[i] + (1.0f - k.beta1) * d;
         float second = k.beta2 * v[i] + (1.0f - k.beta2) * (d * d);
@@ -223,6 +240,7 @@ static void pass_adam(float *restrict w, float *restrict m, float *restrict v,
         float kept = w[i] - k.decoupled * w[i];
         w[i] = kept - k.rate * first / (sqrtf(second * k.second_scale) + k.epsilon);
     }
+    return largest < NOT_FINITE_BITS;
 }
 
 const gr_passes GR_PASSES_TABLE = {

@@ -43,6 +43,11 @@ static gr_status make_model(gr_trainer *t, gr_diag *diag)
         return status;
     }
     t->length = GR_STEP_HEAD + gr_model_values(t->model);
+    t->parameters = t->length;
+    for (int i = gr_model_tensors(t->model) - 1; i >= 0; i--) {
+        const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
+        t->parameters = tensor->statistic ? t->parameters : GR_STEP_HEAD + tensor->offset;
+    }
     return gr_optimizer_create(&job->optimizer, t->model, &t->optimizer, diag);
 }
 
@@ -330,14 +335,17 @@ static void begin_update(gr_trainer *t, uint64_t step, float gradient_factor)
     gr_optimizer_begin(t->optimizer, step, rate, gradient_factor);
 }
 
-/* Elements of the step vector. */
-static void update_range(gr_trainer *t, size_t begin, size_t end)
+/* Elements of the step vector. False: a gradient is not finite. */
+static bool update_range(gr_trainer *t, size_t begin, size_t end)
 {
     size_t from = begin < GR_STEP_HEAD ? GR_STEP_HEAD : begin;
-    if (from < end) {
-        gr_optimizer_update(t->optimizer, t->values, t->vectors[0] + GR_STEP_HEAD,
-                            from - GR_STEP_HEAD, end - GR_STEP_HEAD);
-    }
+    return from >= end || gr_optimizer_update(t->optimizer, t->values, t->vectors[0] + GR_STEP_HEAD,
+                                              from - GR_STEP_HEAD, end - GR_STEP_HEAD);
+}
+
+static bool is_finite(const gr_trainer *t, size_t begin, size_t end)
+{
+    return begin >= end || !gr_any_not_finite(t->vectors[0] + begin, end - begin);
 }
 
 /* Clipping needs the norm of the whole gradient, so everything must have come. */
@@ -346,21 +354,24 @@ static void update_clipped(gr_trainer *t, uint64_t step)
     double square = gr_gradient_square_sum(t->model, t->vectors[0] + GR_STEP_HEAD);
     double norm = sqrt(square), limit = t->job->optimizer.clip_norm;
     begin_update(t, step, norm > limit ? (float)(limit / norm) : 1.0f);
-    update_range(t, 0, t->length);
+    (void)update_range(t, 0, t->length); /* take_sum has looked for what is not finite */
 }
 
 /* Looks over a range of the sum and, unless clipping must see all of it first, updates its part
- * of the weights, piece by piece, while the other buckets move on. Returns the first element
- * that is not finite, or the vector's length. */
+ * of the weights, piece by piece, while the other buckets move on. The update looks over what it
+ * reads; what it passes over, the numbers about the step and the statistics, comes first. Returns
+ * the first element that is not finite, or the vector's length. */
 static size_t take_sum(gr_trainer *t, size_t begin, size_t end, bool update)
 {
     for (size_t at = begin; at < end; at += PIECE_VALUES) {
         size_t stop = end - at < PIECE_VALUES ? end : at + PIECE_VALUES;
-        if (gr_any_not_finite(t->vectors[0] + at, stop - at)) {
-            return first_not_finite(t->vectors[0], at, stop);
+        size_t checked = update ? (stop < t->parameters ? stop : t->parameters) : stop;
+        bool finite = is_finite(t, at, checked);
+        if (update && finite) {
+            finite = update_range(t, at, stop);
         }
-        if (update) {
-            update_range(t, at, stop);
+        if (!finite) {
+            return first_not_finite(t->vectors[0], at, stop);
         }
         if ((at - begin) % POLL_VALUES == 0) {
             gr_buckets_poll(&t->buckets);
@@ -369,7 +380,7 @@ static size_t take_sum(gr_trainer *t, size_t begin, size_t end, bool update)
     return t->length;
 }
 
-/* A piece is updated before the next has come, and that one may show NaN. No harm is done: the step
+/* A piece is updated before it is known to be finite. No harm is done: the step
  * fails, nobody uses the weights again, and a rank that knew of a NaN of its own has looked for the
  * place with the old weights (`key`). */
 static gr_status reduce_and_update(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)

@@ -38,6 +38,7 @@ typedef struct gr_trainer {
     float *micro;       /* gradient of the second and later micro batches; NULL: there are none */
     float *values;      /* the weights */
     size_t length;      /* of a step vector */
+    size_t parameters;  /* where the parameters begin in it */
     gr_watch *watches;  /* ascending */
     int watch_count;
 
