@@ -64,8 +64,8 @@ gr_status gr_start_write(const gr_start_record *record, FILE *file, const char *
                          gr_diag *diag)
 {
     json_t *object = json_pack(
-        "{s:s, s:s?, s:i, s:i, s:I, s:I, s:I, s:I}", "event", "start", "name", record->name,
-        "workers", record->workers, "shards", record->shards, "global_batch",
+        "{s:s, s:s?, s:s?, s:i, s:i, s:I, s:I, s:I, s:I}", "event", "start", "name", record->name,
+        "link", record->link, "workers", record->workers, "shards", record->shards, "global_batch",
         (json_int_t)record->global_batch, "parameters", (json_int_t)record->parameters, "steps",
         (json_int_t)record->total_steps, "steps_per_epoch", (json_int_t)record->steps_per_epoch);
     return write_line(object, file, where, diag);

@@ -28,6 +28,7 @@ double gr_meter_wait_share(const gr_meter *meter);
 /* Before the first step. */
 typedef struct gr_start_record {
     const char *name;
+    const char *link; /* "shm", "tcp"; NULL or "none": one worker */
     int workers, shards;
     int64_t global_batch, parameters;
     uint64_t total_steps, steps_per_epoch;

@@ -150,13 +150,15 @@ gr_status gr_report_start(gr_report *report, const gr_start_record *record, int6
         return gr_start_write(record, report->out, "the report", diag);
     }
     char parameters[32];
+    bool over = record->workers > 1 && record->link != NULL;
     gr_format_thousands((double)record->parameters, parameters);
     fprintf(report->out,
-            "%s: %s parameters, %d worker%s, %d shard%s, global batch %" PRId64 ", %" PRIu64
+            "%s: %s parameters, %d worker%s%s%s, %d shard%s, global batch %" PRId64 ", %" PRIu64
             " steps\n",
             record->name != NULL ? record->name : "training", parameters, record->workers,
-            record->workers == 1 ? "" : "s", record->shards, record->shards == 1 ? "" : "s",
-            record->global_batch, record->total_steps);
+            record->workers == 1 ? "" : "s", over ? " over " : "", over ? record->link : "",
+            record->shards, record->shards == 1 ? "" : "s", record->global_batch,
+            record->total_steps);
     return flushed(report, diag);
 }
 

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "base/file.h"
+#include "coll/comm.h"
 #include "train/evaluate.h"
 #include "train/report.h"
 #include "train/step.h"
@@ -59,6 +60,7 @@ static gr_status begin(run *r, gr_diag *diag)
 {
     const gr_job *job = r->job;
     gr_start_record record = {.name = job->config.name,
+                              .link = gr_comm_link_name(r->trainer.comm),
                               .workers = r->trainer.world_size,
                               .shards = job->shards,
                               .global_batch = job->config.global_batch,

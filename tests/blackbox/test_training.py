@@ -84,6 +84,20 @@ def test_a_broken_order_is_seen(base, tmp_path):
     assert run_job(job, 4, env=env)["weights_sha256"] != wanted
 
 
+@pytest.mark.parametrize("setting", ["shm", "tcp"])
+def test_the_link_of_the_job_file_is_used(setting, base, tmp_path):
+    job = short_job(tmp_path, "mlp")
+    job.write_text(re.sub(r"(?m)^distribution:\n(\s+)", rf"distribution:\n\1link: {setting}\n\1",
+                          job.read_text()))
+    lines = [json.loads(line) for line in gradus("run", "-np", 2, "--json", job).stdout.splitlines()]
+    assert lines[0]["link"] == setting
+    assert lines[-1]["weights_sha256"] == reference_hash("mlp", base)
+    # What the command line says goes before what the file says.
+    other = {"shm": "tcp", "tcp": "shm"}[setting]
+    lines = gradus("run", "-np", 2, "--json", "--link", other, job).stdout.splitlines()
+    assert json.loads(lines[0])["link"] == other
+
+
 def test_another_seed_is_another_model(base, tmp_path):
     job = short_job(tmp_path, "mlp", seed=12345)
     assert run_job(job, 1)["weights_sha256"] != reference_hash("mlp", base)

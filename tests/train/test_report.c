@@ -33,6 +33,7 @@ static void capture_close(capture *c)
 }
 
 static const gr_start_record start = {.name = "digits",
+                                      .link = "shm",
                                       .workers = 4,
                                       .shards = 8,
                                       .global_batch = 100,
@@ -113,7 +114,7 @@ static void plain_lines(void **state)
     capture_open(&c);
     run_all(&c, GR_REPORT_LINES, 80);
     assert_null(strchr(c.text, '\r'));
-    assert_non_null(strstr(c.text, "digits: 12,345 parameters, 4 workers, 8 shards"));
+    assert_non_null(strstr(c.text, "digits: 12,345 parameters, 4 workers over shm, 8 shards"));
     assert_non_null(strstr(c.text, "epoch  3/10  loss 0.5000  accuracy  87.50 %"));
     assert_non_null(strstr(c.text, "1,234,567 samples/s  waiting 3.4 %\n"));
     assert_non_null(strstr(c.text, "test accuracy 97.50 % (351 of 360), loss 0.5000\n"));
