@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training as a program would do it that knows nothing of workers: loader, forward, backward, update
- * in one loop, on a job file. What `gradus run -np 1` takes longer than this is the price of
+/* Training as a program would do it that knows nothing of workers: loader, forward, backward,
+ * update in one loop, on a job file. What `gradus run -np 1` takes longer than this is the price of
  * distribution for somebody who does not use it.
  *
  *   bench_alone job.yaml      prints one JSON object; bench/alone.py compares */

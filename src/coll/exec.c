@@ -110,8 +110,8 @@ static void cut_blocks(gr_exec *exec, gr_op *op, const gr_exec_request *request)
     op->scratch_stride = (largest + BLOCK_ALIGN - 1) & ~(size_t)(BLOCK_ALIGN - 1);
 }
 
-/* Objects grow to what the largest operation so far has needed: whichever is taken next time, it need
- * not grow again. */
+/* Objects grow to what the largest operation so far has needed: whichever is taken next time, it
+ * need not grow again. */
 static size_t raise_to(size_t *max, size_t needed)
 {
     *max = needed > *max ? needed : *max;

@@ -120,8 +120,8 @@ static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
     return status;
 }
 
-/* All buckets in flight at once, before the first step: whatever operations will ever need, they have
- * afterwards. The first round finds out how much that is, the second gives it to each. */
+/* All buckets in flight at once, before the first step: whatever operations will ever need, they
+ * have afterwards. The first round finds out how much that is, the second gives it to each. */
 static gr_status warm_up(gr_trainer *t, gr_diag *diag)
 {
     gr_status status = GR_OK;
