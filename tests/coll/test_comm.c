@@ -306,7 +306,8 @@ static void test_background(void **state)
 {
     (void)state;
 #if defined(__SANITIZE_THREAD__)
-    skip(); /* it looks at memory that another thread writes, on purpose */
+    print_message("skipped because it looks at memory that another thread writes, on purpose\n");
+    skip();
 #endif
     ranks_job job = {.size = 2, .link = "tcp", .progress = 1};
     assert_int_equal(ranks_run(&job, run_background, 0), 0);

@@ -149,6 +149,7 @@ static void test_the_reference_allocates_nothing(void **state)
 {
     (void)state;
     if (!REPLACES_MALLOC) {
+        print_message("skipped because the sanitizer has a malloc of its own\n");
         skip();
     }
     count_steps(everything, IMAGE(1, 14, 14), GR_BACKEND_REFERENCE, 0);
@@ -158,6 +159,7 @@ static void test_the_engine_allocates_nothing(void **state)
 {
     (void)state;
     if (!REPLACES_MALLOC) {
+        print_message("skipped because the sanitizer has a malloc of its own\n");
         skip();
     }
     count_steps(everything, IMAGE(1, 14, 14), GR_BACKEND_ONEDNN, 300);
@@ -169,6 +171,7 @@ static void test_the_counter_counts(void **state)
 {
     (void)state;
     if (!REPLACES_MALLOC) {
+        print_message("skipped because the sanitizer has a malloc of its own\n");
         skip();
     }
     reset();
@@ -210,6 +213,7 @@ static void test_every_allocation_may_fail(void **state)
 {
     (void)state;
     if (!REPLACES_MALLOC) {
+        print_message("skipped because the sanitizer has a malloc of its own\n");
         skip();
     }
     gr_doc *doc = NULL;
