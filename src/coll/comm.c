@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/comm.h"
 #include "base/fail.h"
+#include "base/hash.h"
 #include "coll/comm_internal.h"
 
 #include <stdio.h>
@@ -101,6 +102,9 @@ gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag)
     }
     if (status == GR_OK) {
         status = gr_comm_create_from(&config, comm_out, diag);
+    }
+    if (status == GR_OK && config.secret_hex) {
+        gr_wipe((void *)(uintptr_t)config.secret_hex, strlen(config.secret_hex)); /* the arena's */
     }
     gr_arena_fini(&arena);
     return status;

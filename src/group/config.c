@@ -6,6 +6,8 @@
 #include <stddef.h>
 
 static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
+/* In the order of gr_log_level. */
+static const char *const log_choices[] = {"off", "error", "warn", "info", "debug", "trace", NULL};
 static const char *const progress_choices[] = {"auto", "thread", "inline", NULL};
 
 #define AT(member) .offset = offsetof(gr_group_config, member)
@@ -106,12 +108,11 @@ static const gr_config_field fields[] = {
      .unit = "bytes",
      .help = "messages are cut into segments of this size; alike on all ranks"},
     {.env = "GRADUS_LOG",
-     .type = GR_CONFIG_INT,
+     .type = GR_CONFIG_CHOICE,
      AT(log_level),
-     .default_text = "2",
-     .min = GR_LOG_OFF,
-     .max = GR_LOG_TRACE,
-     .help = "what to log on stderr: 0 nothing, 1 errors, 2 warnings, 3 info, 4 debug, 5 trace"},
+     .default_text = "warn",
+     .choices = log_choices,
+     .help = "what to log on stderr"},
     {0},
 };
 

@@ -22,7 +22,7 @@ typedef struct gr_group_config {
     const char *algorithm;   /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
     int progress;            /* GRADUS_PROGRESS: auto, thread, inline */
     int64_t segment_bytes;   /* GRADUS_SEGMENT */
-    int64_t log_level;       /* GRADUS_LOG */
+    int log_level;           /* GRADUS_LOG: a gr_log_level */
 } gr_group_config;
 extern const gr_config_table gr_group_config_table;
 
