@@ -135,9 +135,13 @@ static gr_status agree(gr_trainer *t, int64_t *key, gr_diag *diag)
 }
 
 /* No rank has seen it in what it watches: a large tensor's sum overflowed, in a shard or between
- * shards. A part of the weights is new by now, so only what the backward pass says is believed. */
+ * shards. A part of the weights is new by now, so only what the backward pass says is believed;
+ * those that the bad gradient has spoiled are set to zero, or the forward pass would see them. */
 static gr_status look_again(gr_trainer *t, uint64_t step, int64_t *key, gr_diag *diag)
 {
+    for (size_t i = 0; i < gr_model_values(t->model); i++) {
+        t->values[i] = isfinite(t->values[i]) ? t->values[i] : 0.0f;
+    }
     gr_status status = gr_not_finite_find(t, step, key, diag);
     if (status != GR_OK) {
         return status;
