@@ -181,7 +181,7 @@ def test_a_stopped_worker_ends_too(gradus):
 
 # A worker with a child, one that has left its session by a double fork, and one that hears no signal.
 FAMILY = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 child = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"])
@@ -191,7 +191,7 @@ if os.fork() == 0:
     if os.fork() == 0:
         os.write(theirs, b"%d" % os.getpid())
         os.closerange(0, 100)
-        time.sleep(1000)
+        signal.pause()
     os._exit(0)
 os.wait()
 daemon = int(os.read(ours, 20))
@@ -199,12 +199,17 @@ print("up", os.getpid(), child.pid, daemon, flush=True)
 mode = sys.argv[1]
 if mode == "leave":
     os._exit(0)
-open("up" + os.environ["RANK"], "w").close()
-if mode == "fail" and os.environ["RANK"] == "1":
-    while not os.path.exists("up0"):
-        time.sleep(0.01)
-    os._exit(4)
-time.sleep(1000)
+if mode == "fail":
+    try:
+        os.mkfifo("up")
+    except FileExistsError:
+        pass
+    if os.environ["RANK"] == "0":
+        open("up", "w").close()
+    if os.environ["RANK"] == "1":
+        open("up").read()  # until rank 0 is up
+        os._exit(4)
+signal.pause()
 """
 
 
@@ -275,8 +280,8 @@ if sys.argv[1] == "fail" and rank == 1:
 if sys.argv[1] == "end":
     library.gr_comm_destroy(comm)
     sys.exit(0)
-import time
-time.sleep(1000)
+import signal
+signal.pause()
 """), how)
     address = read_lines(job.stdout, 3)[0].split()[-1]
     name = address.removeprefix("unix:")
@@ -306,8 +311,8 @@ library.gr_comm_destroy(comm)
 def test_who_never_calls_in_is_named(gradus, comm_script):
     done = gradus("run", "-np", 4, "--start-timeout", "500ms", "--", *comm_script("""
 if rank in (1, 3):
-    import time
-    time.sleep(1000)
+    import signal
+    signal.pause()
 create()
 """))
     assert done.returncode == 1
