@@ -158,30 +158,6 @@ const char *gr_comm_link_name(const gr_comm *comm)
     return comm->mesh ? gr_link_kind_name(comm->selection.link) : "none";
 }
 
-const char *gr_comm_allreduce_algorithm(const gr_comm *comm, int shards, size_t count,
-                                        gr_dtype dtype)
-{
-    if (!comm->mesh) {
-        return "none";
-    }
-    gr_plan_shape shape = {
-        .coll = GR_COLL_ALLREDUCE, .rank = comm->rank, .world_size = comm->size, .shards = shards};
-    const gr_algorithm *algorithm =
-        gr_select(&comm->selection, &shape, count * gr_dtype_bytes(dtype),
-                  dtype == GR_I32 || dtype == GR_I64);
-    return algorithm ? algorithm->name : "none";
-}
-
-void gr_comm_get_stats(gr_comm *comm, gr_mesh_stats *stats_out)
-{
-    *stats_out = (gr_mesh_stats){.messages_sent = 0};
-    if (comm->mesh) {
-        gr_comm_lock(comm);
-        gr_mesh_get_stats(comm->mesh, stats_out);
-        gr_comm_unlock(comm);
-    }
-}
-
 /* ---- Memory ---------------------------------------------------------------------------------- */
 /* In a group of one there is nobody to share memory with: plain memory behind a line of its own. */
 struct gr_comm_block {

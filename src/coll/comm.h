@@ -13,14 +13,7 @@
 gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
                               gr_diag *diag) GR_MUST_CHECK;
 
-/* The name of the algorithm that an allreduce over shards of this size would use. */
-const char *gr_comm_allreduce_algorithm(const gr_comm *comm, int shards, size_t count,
-                                        gr_dtype dtype);
-
 /* "shm", "tcp", or "none" in a group of one. */
 const char *gr_comm_link_name(const gr_comm *comm);
-
-/* Counters of the mesh; zeros in a group of one. */
-void gr_comm_get_stats(gr_comm *comm, gr_mesh_stats *stats_out);
 
 #endif

@@ -34,14 +34,21 @@ static gr_status flatten_nothing(gr_model *model, gr_layer *layer, const gr_pass
     return GR_OK;
 }
 
+/* The gradient goes on as it came, unless the two already lie in one place. */
+static void pass_on(gr_model *model, const gr_layer *layer)
+{
+    float *dx = gr_layer_dx(model, layer);
+    const float *dy = gr_layer_dy(model, layer);
+    if (dx && dx != dy) {
+        memcpy(dx, dy, gr_layer_elements(layer) * sizeof *dx);
+    }
+}
+
 static gr_status flatten_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
                                   gr_diag *diag)
 {
     (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer), *dy = gr_layer_dy(model, layer);
-    if (dx && dx != dy) {
-        memcpy(dx, dy, gr_layer_elements(layer) * sizeof *dx);
-    }
+    pass_on(model, layer);
     return GR_OK;
 }
 
@@ -130,10 +137,7 @@ static gr_status add_backward(gr_model *model, gr_layer *layer, const gr_pass *p
             memcpy(target, part, count * sizeof *target);
         }
     }
-    float *dx = gr_layer_dx(model, layer);
-    if (dx && dx != dy) {
-        memcpy(dx, dy, gr_layer_elements(layer) * sizeof *dx);
-    }
+    pass_on(model, layer);
     return GR_OK;
 }
 

@@ -75,11 +75,6 @@ void gr_evaluator_destroy(gr_evaluator *evaluator)
     free(evaluator);
 }
 
-const gr_model *gr_evaluator_model(const gr_evaluator *evaluator)
-{
-    return evaluator->model;
-}
-
 static gr_status run_batch(gr_evaluator *e, const float *values, int64_t index, gr_diag *diag)
 {
     bool classes = gr_dataset_classes(e->job->dataset) > 0;

@@ -21,8 +21,6 @@ typedef struct gr_evaluator gr_evaluator;
 gr_status gr_evaluator_create(const gr_job *job, gr_evaluator **evaluator_out,
                               gr_diag *diag) GR_MUST_CHECK;
 void gr_evaluator_destroy(gr_evaluator *evaluator);
-/* The model of the evaluator: its layout of values is that of the training. */
-const gr_model *gr_evaluator_model(const gr_evaluator *evaluator);
 /* Collective over `comm`; NULL: alone. No heap. */
 gr_status gr_evaluator_run(gr_evaluator *evaluator, const float *values, gr_comm *comm,
                            gr_evaluation *evaluation_out, gr_diag *diag) GR_MUST_CHECK;

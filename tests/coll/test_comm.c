@@ -141,6 +141,16 @@ static int check_others(gr_comm *comm, size_t block)
         EXPECT(memcmp(buf, want, count * sizeof *buf) == 0);
     }
     EXPECT(gr_barrier(comm) == GR_OK);
+    /* The same, asynchronous. */
+    gr_op *op = NULL;
+    vals_fill(buf, GR_F32, count, 3, rank, false);
+    vals_expect(want, GR_F32, GR_SUM, count, 3, size, false);
+    EXPECT(gr_reduce_scatter_start(comm, buf, block, GR_F32, GR_SUM, &op) == GR_OK);
+    EXPECT(gr_wait(op) == GR_OK);
+    EXPECT(gr_allgather_start(comm, buf, block, GR_F32, &op) == GR_OK);
+    EXPECT(gr_wait(op) == GR_OK);
+    EXPECT(memcmp(buf, want, count * sizeof *buf) == 0);
+    EXPECT(gr_comm_local_rank(comm) == rank && gr_comm_local_size(comm) == size);
     free(want);
     free(buf);
     return 0;
