@@ -79,6 +79,18 @@ const char *gr_coll_name(gr_coll coll)
         return "broadcast";
     case GR_COLL_BARRIER:
         return "barrier";
+    case GR_COLL_REDUCE:
+        return "reduce";
+    case GR_COLL_GATHER:
+        return "gather";
+    case GR_COLL_SCATTER:
+        return "scatter";
+    case GR_COLL_ALLTOALL:
+        return "alltoall";
+    case GR_COLL_SEND:
+        return "send";
+    case GR_COLL_RECV:
+        return "recv";
     default:
         return "?";
     }

@@ -21,7 +21,11 @@
 #include <gradus/comm.h>
 #include <stdbool.h>
 
-typedef enum gr_space { GR_SPACE_USER = 0, GR_SPACE_SCRATCH = 1 } gr_space;
+typedef enum gr_space {
+    GR_SPACE_USER = 0,
+    GR_SPACE_SCRATCH = 1,
+    GR_SPACE_INPUT = 2 /* read only; exists if the shape is not in place */
+} gr_space;
 
 typedef struct gr_operand {
     uint8_t space; /* gr_space */
@@ -55,14 +59,32 @@ typedef enum gr_coll {
     GR_COLL_ALLGATHER = 2,
     GR_COLL_BROADCAST = 3,
     GR_COLL_BARRIER = 4,
-    GR_COLL_COUNT = 5
+    GR_COLL_REDUCE = 5,
+    GR_COLL_GATHER = 6,
+    GR_COLL_SCATTER = 7,
+    GR_COLL_ALLTOALL = 8,
+    GR_COLL_SEND = 9, /* to rank `root` of the shape */
+    GR_COLL_RECV = 10,
+    GR_COLL_COUNT = 11
 } gr_coll;
+
+/* Where the ranks of a group run. Hosts are numbered 0 .. host_count - 1 in the order of their first
+ * rank. Belongs to the communicator and lives as long as it does. */
+typedef struct gr_topology {
+    int host_count;
+    const int *host_of;    /* by rank */
+    const int *local_rank; /* by rank: its place among those of its host */
+    const int *local_size; /* by host */
+} gr_topology;
 
 typedef struct gr_plan_shape {
     gr_coll coll;
     int rank, world_size;
     int shards; /* contributions, dealt by gr_shard_range; world_size unless gr_allreduce_shards */
     int root;
+    bool out_of_place; /* contributions lie in GR_SPACE_INPUT and stay as they are */
+    bool uneven;       /* blocks have sizes of their own (counts by rank); some may be empty */
+    const gr_topology *topology; /* NULL: all on one host */
 } gr_plan_shape;
 
 typedef struct gr_plan {

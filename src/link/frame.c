@@ -12,7 +12,7 @@ void gr_frame_encode(const gr_frame *frame, uint8_t out[GR_FRAME_BYTES])
     gr_put_u32(out, GR_FRAME_MAGIC);
     out[4] = GR_FRAME_VERSION;
     out[5] = frame->kind;
-    gr_put_u16(out + 6, 0);
+    gr_put_u16(out + 6, frame->comm);
     gr_put_u32(out + 8, frame->op_seq);
     gr_put_u32(out + 12, frame->message);
     gr_put_u32(out + 16, frame->segment);
@@ -31,6 +31,7 @@ gr_status gr_frame_check(const gr_frame *frame, gr_diag *diag)
         size_max = 0;
         break;
     case GR_FRAME_ABORT:
+    case GR_FRAME_CLAIM:
         size_max = GR_FRAME_ABORT_MAX;
         break;
     default:
@@ -50,7 +51,7 @@ gr_status gr_frame_decode(const uint8_t in[GR_FRAME_BYTES], gr_frame *frame_out,
         return gr_fail(diag, GR_E_PROTOCOL, "a frame does not begin with its mark (0x%08x)",
                        gr_get_u32(in));
     }
-    if (in[4] != GR_FRAME_VERSION || gr_get_u16(in + 6) != 0) {
+    if (in[4] != GR_FRAME_VERSION) {
         return gr_fail(diag, GR_E_PROTOCOL, "a frame of version %u; this build speaks version %d",
                        in[4], GR_FRAME_VERSION);
     }
@@ -59,6 +60,7 @@ gr_status gr_frame_decode(const uint8_t in[GR_FRAME_BYTES], gr_frame *frame_out,
     }
     gr_frame frame = {
         .kind = in[5],
+        .comm = gr_get_u16(in + 6),
         .op_seq = gr_get_u32(in + 8),
         .message = gr_get_u32(in + 12),
         .segment = gr_get_u32(in + 16),

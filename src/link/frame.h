@@ -7,7 +7,7 @@
  *  0  u32  magic "GRF1"        16  u32  segment
  *  4  u8   version             20  u32  size_bytes
  *  5  u8   kind                24  u64  fingerprint
- *  6  u16  zero                32  u64  XXH3-64 of bytes 0..31
+ *  6  u16  comm                32  u64  XXH3-64 of bytes 0..31
  *  8  u32  op_seq
  * 12  u32  message             all little-endian, 40 bytes */
 
@@ -16,8 +16,8 @@
 enum {
     GR_FRAME_BYTES = 40,
     GR_FRAME_MAGIC = 0x31465247,
-    GR_FRAME_VERSION = 1,
-    GR_FRAME_ABORT_MAX = GR_DIAG_TEXT_BYTES /* longest sentence that an ABORT carries */
+    GR_FRAME_VERSION = 2,
+    GR_FRAME_ABORT_MAX = GR_DIAG_TEXT_BYTES /* longest sentence that an ABORT or a CLAIM carries */
 };
 
 void gr_frame_encode(const gr_frame *frame, uint8_t out[GR_FRAME_BYTES]);

@@ -32,16 +32,20 @@ typedef enum gr_frame_kind {
     GR_FRAME_ABORT =
         3, /* the sender's communicator failed; the payload is its sentence, message the
                          * failure's status negated, segment the rank that it is about */
+    GR_FRAME_CLAIM =
+        4, /* the sender met a foreign operation: the payload says what it called itself;
+                         * comm and op_seq say which one of ours it means */
     GR_FRAME_KIND_END
 } gr_frame_kind;
 
 typedef struct gr_frame {
     uint8_t kind;         /* gr_frame_kind */
+    uint16_t comm;        /* which communicator: 0 is that of the whole job */
     uint32_t op_seq;      /* number of the operation in its communicator */
     uint32_t message;     /* index of the message on this link within the operation's plan */
     uint32_t segment;     /* index of the segment within the message */
     uint32_t size_bytes;  /* of the payload, at most GR_FRAME_PAYLOAD_MAX */
-    uint64_t fingerprint; /* of the operation: kind, type, count, op, root */
+    uint64_t fingerprint; /* of the operation: a hash of all that ranks must agree on */
 } gr_frame;
 
 enum { GR_FRAME_PAYLOAD_MAX = 16 << 20 };

@@ -681,7 +681,7 @@ static void test_choices(void **state)
                                            (gr_link_kind)link, NULL),
                          GR_OK);
         for (int size = 1; size <= 64; size++) {
-            for (int coll = 0; coll < GR_COLL_COUNT; coll++) {
+            for (int coll = 0; coll <= GR_COLL_BARRIER; coll++) {
                 gr_plan_shape shape = {.coll = (gr_coll)coll, .world_size = size, .shards = size};
                 for (size_t bytes = 0; bytes < (1u << 30); bytes = 4 * bytes + 1) {
                     const gr_algorithm *a = gr_select(&selection, &shape, bytes, false);

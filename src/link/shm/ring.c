@@ -99,6 +99,7 @@ static gr_shm_slot *begin_slot(gr_shm_link *link, const gr_frame *frame, gr_shm_
     gr_shm_slot *slot = &link->out->slots[link->head & MASK];
     slot->kind = frame->kind;
     slot->place = (uint8_t)place;
+    slot->comm = frame->comm;
     slot->op_seq = frame->op_seq;
     slot->message = frame->message;
     slot->segment = frame->segment;
@@ -425,6 +426,7 @@ gr_status gr_shm_link_peek(gr_link *base, gr_frame *frame_out)
             link->seen = link->tail + 1;
         }
         link->frame = (gr_frame){.kind = copy.kind,
+                                 .comm = copy.comm,
                                  .op_seq = copy.op_seq,
                                  .message = copy.message,
                                  .segment = copy.segment,

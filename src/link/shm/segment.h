@@ -38,7 +38,7 @@ typedef enum gr_shm_place {
 typedef struct gr_shm_slot {
     _Atomic uint32_t sequence;
     uint8_t kind, place;
-    uint16_t zero;
+    uint16_t comm;
     uint32_t op_seq, message, segment, size_bytes;
     uint64_t fingerprint;
     union {
