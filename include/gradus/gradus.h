@@ -4,6 +4,7 @@
 
 /* Everything that is installed. */
 
+#include <gradus/coll.h>
 #include <gradus/comm.h>
 #include <gradus/status.h>
 #include <gradus/version.h>

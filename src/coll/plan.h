@@ -18,7 +18,7 @@
  * receive from us. The executor sends and takes them in this order, with no more room on the way
  * than one message; the verifier shows that this cannot deadlock. */
 
-#include <gradus/comm.h>
+#include <gradus/coll.h>
 #include <stdbool.h>
 
 typedef enum gr_space {
@@ -53,23 +53,8 @@ typedef struct gr_step {
     int32_t last_reader; /* RECV into scratch: the last step that reads what was received */
 } gr_step;
 
-typedef enum gr_coll {
-    GR_COLL_ALLREDUCE = 0,
-    GR_COLL_REDUCE_SCATTER = 1,
-    GR_COLL_ALLGATHER = 2,
-    GR_COLL_BROADCAST = 3,
-    GR_COLL_BARRIER = 4,
-    GR_COLL_REDUCE = 5,
-    GR_COLL_GATHER = 6,
-    GR_COLL_SCATTER = 7,
-    GR_COLL_ALLTOALL = 8,
-    GR_COLL_SEND = 9, /* to rank `root` of the shape */
-    GR_COLL_RECV = 10,
-    GR_COLL_COUNT = 11
-} gr_coll;
-
-/* Where the ranks of a group run. Hosts are numbered 0 .. host_count - 1 in the order of their first
- * rank. Belongs to the communicator and lives as long as it does. */
+/* Where the ranks of a group run. Hosts are numbered 0 .. host_count - 1 in the order of their
+ * first rank. Belongs to the communicator and lives as long as it does. */
 typedef struct gr_topology {
     int host_count;
     const int *host_of;    /* by rank */
