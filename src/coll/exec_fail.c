@@ -172,8 +172,12 @@ void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag)
     for (int peer = 0; peer < exec->world_size && exec->diag.status == GR_OK; peer++) {
         gr_exec_link *link = &exec->links[peer];
         if (link->link && gr_link_diag(link->link)->status != GR_OK) {
+            gr_frame frame;
             found = true;
-            gr_exec_lost(exec, link, status, NULL);
+            /* What came before the end may be all that is needed, once its turn has come. */
+            if (gr_link_peek(link->link, &frame) != GR_OK) {
+                gr_exec_lost(exec, link, status, NULL);
+            }
         }
     }
     if (!found) {
