@@ -19,8 +19,16 @@
 typedef struct gr_mesh gr_mesh;
 typedef struct gr_link gr_link;
 
-typedef enum gr_link_kind { GR_LINK_SHM = 0, GR_LINK_TCP = 1, GR_LINK_KIND_COUNT = 2 } gr_link_kind;
-const char *gr_link_kind_name(gr_link_kind kind); /* "shm", "tcp" */
+typedef enum gr_link_kind {
+    GR_LINK_SHM = 0,
+    GR_LINK_TCP = 1,
+    GR_LINK_KIND_COUNT = 2, /* those that join processes */
+    GR_LINK_SIM = 2,        /* a network inside one process: sim/sim.h */
+    GR_LINK_KIND_ALL = 3
+} gr_link_kind;
+const char *gr_link_kind_name(gr_link_kind kind); /* "shm", "tcp", "sim" */
+
+typedef struct gr_sim_net gr_sim_net;
 
 enum { GR_SECRET_BYTES = 32, GR_ADDRESS_BYTES = 128 };
 
@@ -62,6 +70,7 @@ typedef struct gr_mesh_config {
     size_t heap_bytes_max;        /* shm: address space for gr_mesh_alloc (sparse) */
     gr_clock clock;
     const gr_log *log; /* may be NULL */
+    gr_sim_net *sim;   /* sim: borrowed, the network that this mesh is part of */
 } gr_mesh_config;
 
 void gr_mesh_config_init(

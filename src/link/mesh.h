@@ -65,7 +65,8 @@ struct gr_mesh {
 struct gr_link_ops {
     const char *name;
     size_t mesh_bytes, link_bytes;
-    bool polls; /* sockets carry the data: look at them in every gr_mesh_progress */
+    bool inside; /* all ranks are in this process: no door, no sockets; `open` makes the links */
+    bool polls;  /* sockets carry the data: look at them in every gr_mesh_progress */
     gr_status (*open)(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag);
     void (*close)(gr_mesh *mesh);
     /* GR_OK: up; GR_PENDING: again when the socket has something; else the link ends. */
@@ -90,6 +91,7 @@ struct gr_link_ops {
 
 extern const gr_link_ops gr_shm_ops;
 extern const gr_link_ops gr_tcp_ops;
+extern const gr_link_ops gr_sim_ops;
 
 enum {
     GR_MESH_POLL_US = 10000,  /* how often a dead peer is looked for where data need no sockets */
