@@ -27,7 +27,10 @@ typedef enum gr_dtype {
     GR_BF16 = 3, /* upper half of an f32 */
     GR_I32 = 4,
     GR_I64 = 5,
-    GR_DTYPE_COUNT = 6
+    GR_I8 = 6,
+    GR_U8 = 7,
+    GR_I16 = 8,
+    GR_DTYPE_COUNT = 9
 } gr_dtype;
 
 typedef enum gr_redop {
@@ -35,7 +38,9 @@ typedef enum gr_redop {
     GR_AVERAGE = 1, /* sum, then divided by the number of contributions; integers truncate */
     GR_MIN = 2,     /* NaN if any contribution is NaN; -0 is less than +0 */
     GR_MAX = 3,     /* the same */
-    GR_REDOP_COUNT = 4
+    GR_PRODUCT = 4, /* integers wrap around, as sums do */
+    GR_USER = 5,    /* a function of the caller's, where a call takes one */
+    GR_REDOP_COUNT = 6
 } gr_redop;
 
 /* Bytes of one element; 0 for a number that is no type. */

@@ -33,6 +33,9 @@ static gr_status check(const gr_comm *comm, const call *r)
     if ((unsigned)r->op >= GR_REDOP_COUNT) {
         return refuse(comm, r->coll, "the operation is no gr_redop");
     }
+    if (r->op == GR_USER) {
+        return refuse(comm, r->coll, "this call takes no function of the caller's");
+    }
     if (r->root < 0 || r->root >= comm->size) {
         return refuse(comm, r->coll, "the root is no rank of this communicator");
     }
@@ -61,7 +64,7 @@ static gr_status check_buffers(const gr_comm *comm, const call *r)
 /* ---- Starting and ending --------------------------------------------------------------------- */
 static bool order_free(const call *r)
 {
-    return r->dtype == GR_I32 || r->dtype == GR_I64 || r->coll == GR_COLL_ALLGATHER ||
+    return (r->dtype >= GR_I32 && r->dtype < GR_DTYPE_COUNT) || r->coll == GR_COLL_ALLGATHER ||
            r->coll == GR_COLL_BROADCAST || r->coll == GR_COLL_BARRIER;
 }
 

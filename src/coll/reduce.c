@@ -13,7 +13,11 @@ size_t gr_dtype_bytes(gr_dtype dtype)
         return 8;
     case GR_F16:
     case GR_BF16:
+    case GR_I16:
         return 2;
+    case GR_I8:
+    case GR_U8:
+        return 1;
     default:
         return 0;
     }
@@ -34,6 +38,12 @@ const char *gr_dtype_name(gr_dtype dtype)
         return "i32";
     case GR_I64:
         return "i64";
+    case GR_I8:
+        return "i8";
+    case GR_U8:
+        return "u8";
+    case GR_I16:
+        return "i16";
     default:
         return "?";
     }
@@ -50,6 +60,10 @@ const char *gr_redop_name(gr_redop op)
         return "min";
     case GR_MAX:
         return "max";
+    case GR_PRODUCT:
+        return "product";
+    case GR_USER:
+        return "user";
     default:
         return "?";
     }
@@ -126,4 +140,17 @@ void gr_scale_inverse(void *buf, size_t count, gr_dtype dtype, int divisor)
     if ((unsigned)dtype < GR_DTYPE_COUNT) {
         table->scale[dtype](buf, count, divisor);
     }
+}
+
+void gr_scale_to(void *dst, const void *src, size_t count, gr_dtype dtype, double factor)
+{
+    const gr_reduce_table *table = table_of(gr_isa_best());
+    if ((unsigned)dtype < GR_DTYPE_COUNT) {
+        table->multiply[dtype](dst, src, count, factor);
+    }
+}
+
+void gr_scale(void *buf, size_t count, gr_dtype dtype, double factor)
+{
+    gr_scale_to(buf, buf, count, dtype, factor);
 }

@@ -6,7 +6,7 @@
 
 /* dst[i] = a[i] (op) b[i]; dst may be a or b; no alignment needed. GR_AVERAGE adds like GR_SUM. The
  * result is bit for bit that of the plain C reference on every instruction set (f16 and bf16: each
- * addition in f32, rounded to nearest even). */
+ * addition or product in f32, rounded to nearest even). */
 typedef void gr_reduce_fn(void *dst, const void *a, const void *b, size_t count);
 
 typedef enum gr_isa { GR_ISA_C = 0, GR_ISA_AVX2, GR_ISA_AVX512, GR_ISA_NEON, GR_ISA_COUNT } gr_isa;
@@ -14,10 +14,16 @@ const char *gr_isa_name(gr_isa isa);
 int gr_isa_usable(gr_isa isa); /* built in and supported by this processor */
 gr_isa gr_isa_best(void);
 
-/* Never NULL for a usable isa: what an isa does not speed up is the C reference. */
+/* Never NULL for a usable isa: what an isa does not speed up is the C reference. But GR_USER has no
+ * kernel: NULL. */
 gr_reduce_fn *gr_reduce_kernel(gr_isa isa, gr_dtype dtype, gr_redop op);
 
 /* buf[i] /= divisor (GR_AVERAGE's second half). */
 void gr_scale_inverse(void *buf, size_t count, gr_dtype dtype, int divisor);
+/* buf[i] *= factor. f32, f16 and bf16 multiply by the f32 nearest to it, in f32; integers multiply
+ * in f64, truncate, and stop at the ends of their range. No alignment needed. */
+void gr_scale(void *buf, size_t count, gr_dtype dtype, double factor);
+/* dst[i] = src[i] * factor; dst may be src. */
+void gr_scale_to(void *dst, const void *src, size_t count, gr_dtype dtype, double factor);
 
 #endif

@@ -12,6 +12,13 @@ static inline void gr_f16_add_block(void *dst, const void *a, const void *b)
     _mm256_storeu_si256(dst, _mm512_cvtps_ph(_mm512_add_ps(x, y), _MM_FROUND_TO_NEAREST_INT));
 }
 
+static inline void gr_f16_multiply_block(void *dst, const void *a, const void *b)
+{
+    __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256(a));
+    __m512 y = _mm512_cvtph_ps(_mm256_loadu_si256(b));
+    _mm256_storeu_si256(dst, _mm512_cvtps_ph(_mm512_mul_ps(x, y), _MM_FROUND_TO_NEAREST_INT));
+}
+
 static inline void gr_f16_divide_block(void *buf, float by)
 {
     __m512 x = _mm512_cvtph_ps(_mm256_loadu_si256(buf));

@@ -3,10 +3,11 @@
  * its table) and includes this file; the compiler vectorises the loops with the instructions that
  * CMake allows for that file. Plain loops keep the bits: contraction is off, and each element is
  * computed by itself. The conversions of f16 an instruction set gives itself, by defining
- * GR_F16_BLOCK (elements), gr_f16_add_block and gr_f16_divide_block.
+ * GR_F16_BLOCK (elements), gr_f16_add_block, gr_f16_multiply_block and gr_f16_divide_block.
  *
- * NaN: a sum, minimum or maximum of which an operand is a NaN is a NaN, whose sign and payload are
- * not defined. Minimum and maximum count -0 as less than +0. Integers wrap around. */
+ * NaN: a sum, product, minimum or maximum of which an operand is a NaN is a NaN, whose sign and payload are
+ * not defined. Minimum and maximum count -0 as less than +0. Integers wrap around: they add and
+ * multiply as unsigned numbers. */
 #ifndef GR_REDUCE_TABLE
 #error "define GR_REDUCE_TABLE before including coll/reduce_kernels.h"
 #endif
@@ -25,9 +26,12 @@
 #define GR_ANYWHERE __attribute__((aligned(1), may_alias))
 typedef float any_f32 GR_ANYWHERE;
 typedef double any_f64 GR_ANYWHERE;
+typedef uint8_t any_u8 GR_ANYWHERE;
 typedef uint16_t any_u16 GR_ANYWHERE;
 typedef uint32_t any_u32 GR_ANYWHERE;
 typedef uint64_t any_u64 GR_ANYWHERE;
+typedef int8_t any_i8 GR_ANYWHERE;
+typedef int16_t any_i16 GR_ANYWHERE;
 typedef int32_t any_i32 GR_ANYWHERE;
 typedef int64_t any_i64 GR_ANYWHERE;
 
@@ -52,6 +56,16 @@ static inline float add_f32(float x, float y)
 static inline double add_f64(double x, double y)
 {
     return x + y;
+}
+
+static inline float times_f32(float x, float y)
+{
+    return x * y;
+}
+
+static inline double times_f64(double x, double y)
+{
+    return x * y;
 }
 
 /* Equal operands have equal bits, but for the two zeros: there `or` gives -0 and `and` gives +0. */
@@ -112,6 +126,16 @@ static inline uint16_t add_bf16(uint16_t x, uint16_t y)
     return gr_bf16_of_f32(gr_f32_of_bf16(x) + gr_f32_of_bf16(y));
 }
 
+static inline uint16_t times_f16(uint16_t x, uint16_t y)
+{
+    return gr_f16_of_f32(gr_f32_of_f16(x) * gr_f32_of_f16(y));
+}
+
+static inline uint16_t times_bf16(uint16_t x, uint16_t y)
+{
+    return gr_bf16_of_f32(gr_f32_of_bf16(x) * gr_f32_of_bf16(y));
+}
+
 /* An integer that grows with the number, -0 below +0; NaNs are at both ends. */
 static inline int16_t order_of(uint16_t bits)
 {
@@ -146,70 +170,78 @@ static inline uint16_t max_bf16(uint16_t x, uint16_t y)
     return pick(x, y, order_of(x) > order_of(y), 0x7f80u);
 }
 
-/* ---- i32, i64 -------------------------------------------------------------------------------- */
-static inline uint32_t add_u32(uint32_t x, uint32_t y)
-{
-    return x + y;
-}
+/* ---- Integers -------------------------------------------------------------------------------- */
+/* In `wide`, which is unsigned and no smaller than int: no overflow is undefined. */
+#define GR_WRAPPING(bits, wide)                                                                    \
+    static inline uint##bits##_t add_u##bits(uint##bits##_t x, uint##bits##_t y)                   \
+    {                                                                                              \
+        return (uint##bits##_t)((wide)x + (wide)y);                                                \
+    }                                                                                              \
+    static inline uint##bits##_t times_u##bits(uint##bits##_t x, uint##bits##_t y)                 \
+    {                                                                                              \
+        return (uint##bits##_t)((wide)x * (wide)y);                                                \
+    }                                                                                              \
+    GR_KERNEL(sum_i##bits, any_u##bits, add_u##bits)                                               \
+    GR_KERNEL(product_i##bits, any_u##bits, times_u##bits)
 
-static inline uint64_t add_u64(uint64_t x, uint64_t y)
-{
-    return x + y;
-}
+GR_WRAPPING(8, unsigned)
+GR_WRAPPING(16, unsigned)
+GR_WRAPPING(32, uint32_t)
+GR_WRAPPING(64, uint64_t)
 
-static inline int32_t min_i32(int32_t x, int32_t y)
-{
-    return x < y ? x : y;
-}
+#define GR_ORDERED(name, type)                                                                     \
+    static inline type min_##name(type x, type y)                                                  \
+    {                                                                                              \
+        return x < y ? x : y;                                                                      \
+    }                                                                                              \
+    static inline type max_##name(type x, type y)                                                  \
+    {                                                                                              \
+        return x > y ? x : y;                                                                      \
+    }                                                                                              \
+    GR_KERNEL(smallest_##name, any_##name, min_##name)                                             \
+    GR_KERNEL(largest_##name, any_##name, max_##name)
 
-static inline int32_t max_i32(int32_t x, int32_t y)
-{
-    return x > y ? x : y;
-}
-
-static inline int64_t min_i64(int64_t x, int64_t y)
-{
-    return x < y ? x : y;
-}
-
-static inline int64_t max_i64(int64_t x, int64_t y)
-{
-    return x > y ? x : y;
-}
+GR_ORDERED(i8, int8_t)
+GR_ORDERED(u8, uint8_t)
+GR_ORDERED(i16, int16_t)
+GR_ORDERED(i32, int32_t)
+GR_ORDERED(i64, int64_t)
 
 GR_KERNEL(sum_f32, any_f32, add_f32)
+GR_KERNEL(product_f32, any_f32, times_f32)
 GR_KERNEL(smallest_f32, any_f32, min_f32)
 GR_KERNEL(largest_f32, any_f32, max_f32)
 GR_KERNEL(sum_f64, any_f64, add_f64)
+GR_KERNEL(product_f64, any_f64, times_f64)
 GR_KERNEL(smallest_f64, any_f64, min_f64)
 GR_KERNEL(largest_f64, any_f64, max_f64)
+GR_KERNEL(product_bf16, any_u16, times_bf16)
 GR_KERNEL(smallest_f16, any_u16, min_f16)
 GR_KERNEL(largest_f16, any_u16, max_f16)
 GR_KERNEL(smallest_bf16, any_u16, min_bf16)
 GR_KERNEL(largest_bf16, any_u16, max_bf16)
-GR_KERNEL(sum_i32, any_u32, add_u32)
-GR_KERNEL(smallest_i32, any_i32, min_i32)
-GR_KERNEL(largest_i32, any_i32, max_i32)
-GR_KERNEL(sum_i64, any_u64, add_u64)
-GR_KERNEL(smallest_i64, any_i64, min_i64)
-GR_KERNEL(largest_i64, any_i64, max_i64)
 
 #ifndef GR_F16_BLOCK
 GR_KERNEL(sum_f16, any_u16, add_f16)
+GR_KERNEL(product_f16, any_u16, times_f16)
 #else
-static void sum_f16(void *dst, const void *a, const void *b, size_t count)
-{
-    any_u16 *out = dst;
-    const any_u16 *x = a;
-    const any_u16 *y = b;
-    size_t i = 0;
-    for (; i + GR_F16_BLOCK <= count; i += GR_F16_BLOCK) {
-        gr_f16_add_block(out + i, x + i, y + i);
+#define GR_KERNEL_F16(name, block, element)                                                        \
+    static void name(void *dst, const void *a, const void *b, size_t count)                        \
+    {                                                                                              \
+        any_u16 *out = dst;                                                                        \
+        const any_u16 *x = a;                                                                      \
+        const any_u16 *y = b;                                                                      \
+        size_t i = 0;                                                                              \
+        for (; i + GR_F16_BLOCK <= count; i += GR_F16_BLOCK) {                                     \
+            block(out + i, x + i, y + i);                                                          \
+        }                                                                                          \
+        for (; i < count; i++) {                                                                   \
+            out[i] = element(x[i], y[i]);                                                          \
+        }                                                                                          \
     }
-    for (; i < count; i++) {
-        out[i] = add_f16(x[i], y[i]);
-    }
-}
+
+GR_KERNEL_F16(sum_f16, gr_f16_add_block, add_f16)
+GR_KERNEL_F16(product_f16, gr_f16_multiply_block, times_f16)
 #endif
 
 /* Two elements in one integer: each half is an f32 with the other half masked away, so that a
@@ -265,19 +297,23 @@ static inline int is_power_of_two(int divisor)
         }                                                                                          \
     }
 
-#define GR_SCALE_INTEGER(name, type)                                                               \
+/* A quotient never leaves the range of its dividend: divisors are positive. */
+#define GR_SCALE_INTEGER(name, type, number)                                                       \
     static void name(void *buf, size_t count, int divisor)                                         \
     {                                                                                              \
         type *at = buf;                                                                            \
         for (size_t i = 0; i < count; i++) {                                                       \
-            at[i] = at[i] / divisor;                                                               \
+            at[i] = (number)(at[i] / divisor);                                                     \
         }                                                                                          \
     }
 
 GR_SCALE_FLOAT(scale_f32, any_f32, float)
 GR_SCALE_FLOAT(scale_f64, any_f64, double)
-GR_SCALE_INTEGER(scale_i32, any_i32)
-GR_SCALE_INTEGER(scale_i64, any_i64)
+GR_SCALE_INTEGER(scale_i8, any_i8, int8_t)
+GR_SCALE_INTEGER(scale_u8, any_u8, uint8_t)
+GR_SCALE_INTEGER(scale_i16, any_i16, int16_t)
+GR_SCALE_INTEGER(scale_i32, any_i32, int32_t)
+GR_SCALE_INTEGER(scale_i64, any_i64, int64_t)
 
 static void scale_f16(void *buf, size_t count, int divisor)
 {
@@ -303,15 +339,72 @@ static void scale_bf16(void *buf, size_t count, int divisor)
     }
 }
 
+/* ---- Multiplication by a factor -------------------------------------------------------------- */
+#define GR_MULTIPLY(name, type, factor_type, element)                                              \
+    static void name(void *dst, const void *src, size_t count, double factor)                      \
+    {                                                                                              \
+        type *out = dst;                                                                           \
+        const type *x = src;                                                                       \
+        factor_type by = (factor_type)factor;                                                      \
+        GR_INDEPENDENT                                                                             \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            out[i] = element(x[i], by);                                                            \
+        }                                                                                          \
+    }
+
+static inline uint16_t multiplied_f16(uint16_t x, float by)
+{
+    return gr_f16_of_f32(gr_f32_of_f16(x) * by);
+}
+
+static inline uint16_t multiplied_bf16(uint16_t x, float by)
+{
+    return gr_bf16_of_f32(gr_f32_of_bf16(x) * by);
+}
+
+/* The largest i64 is no f64: from 2^63 on it stands for the product. A NaN (of a factor that is
+ * one) gives 0. */
+#define GR_MULTIPLY_INTEGER(name, type, number, least, most)                                       \
+    static inline number multiplied_##name(number x, double by)                                    \
+    {                                                                                              \
+        double product = (double)x * by;                                                           \
+        if (product != product) {                                                                  \
+            return 0;                                                                              \
+        }                                                                                          \
+        return product >= (double)most    ? most                                                   \
+               : product <= (double)least ? least                                                  \
+                                          : (number)product;                                       \
+    }                                                                                              \
+    GR_MULTIPLY(multiply_##name, type, double, multiplied_##name)
+
+GR_MULTIPLY(multiply_f32, any_f32, float, times_f32)
+GR_MULTIPLY(multiply_f64, any_f64, double, times_f64)
+GR_MULTIPLY(multiply_f16, any_u16, float, multiplied_f16)
+GR_MULTIPLY(multiply_bf16, any_u16, float, multiplied_bf16)
+GR_MULTIPLY_INTEGER(i8, any_i8, int8_t, INT8_MIN, INT8_MAX)
+GR_MULTIPLY_INTEGER(u8, any_u8, uint8_t, 0, UINT8_MAX)
+GR_MULTIPLY_INTEGER(i16, any_i16, int16_t, INT16_MIN, INT16_MAX)
+GR_MULTIPLY_INTEGER(i32, any_i32, int32_t, INT32_MIN, INT32_MAX)
+GR_MULTIPLY_INTEGER(i64, any_i64, int64_t, INT64_MIN, INT64_MAX)
+
+#define GR_OPS(type)                                                                               \
+    {                                                                                              \
+        [GR_SUM] = sum_##type, [GR_AVERAGE] = sum_##type, [GR_MIN] = smallest_##type,              \
+        [GR_MAX] = largest_##type, [GR_PRODUCT] = product_##type                                   \
+    }
+
 const gr_reduce_table GR_REDUCE_TABLE = {
     .reduce =
         {
-            [GR_F32] = {sum_f32, sum_f32, smallest_f32, largest_f32},
-            [GR_F64] = {sum_f64, sum_f64, smallest_f64, largest_f64},
-            [GR_F16] = {sum_f16, sum_f16, smallest_f16, largest_f16},
-            [GR_BF16] = {sum_bf16, sum_bf16, smallest_bf16, largest_bf16},
-            [GR_I32] = {sum_i32, sum_i32, smallest_i32, largest_i32},
-            [GR_I64] = {sum_i64, sum_i64, smallest_i64, largest_i64},
+            [GR_F32] = GR_OPS(f32),
+            [GR_F64] = GR_OPS(f64),
+            [GR_F16] = GR_OPS(f16),
+            [GR_BF16] = GR_OPS(bf16),
+            [GR_I8] = GR_OPS(i8),
+            [GR_U8] = {sum_i8, sum_i8, smallest_u8, largest_u8, product_i8},
+            [GR_I16] = GR_OPS(i16),
+            [GR_I32] = GR_OPS(i32),
+            [GR_I64] = GR_OPS(i64),
         },
     .scale =
         {
@@ -319,7 +412,22 @@ const gr_reduce_table GR_REDUCE_TABLE = {
             [GR_F64] = scale_f64,
             [GR_F16] = scale_f16,
             [GR_BF16] = scale_bf16,
+            [GR_I8] = scale_i8,
+            [GR_U8] = scale_u8,
+            [GR_I16] = scale_i16,
             [GR_I32] = scale_i32,
             [GR_I64] = scale_i64,
+        },
+    .multiply =
+        {
+            [GR_F32] = multiply_f32,
+            [GR_F64] = multiply_f64,
+            [GR_F16] = multiply_f16,
+            [GR_BF16] = multiply_bf16,
+            [GR_I8] = multiply_i8,
+            [GR_U8] = multiply_u8,
+            [GR_I16] = multiply_i16,
+            [GR_I32] = multiply_i32,
+            [GR_I64] = multiply_i64,
         },
 };

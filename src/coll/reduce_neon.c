@@ -25,6 +25,11 @@ static inline void gr_f16_add_block(void *dst, const void *a, const void *b)
     store_f16(dst, vaddq_f32(load_f16(a), load_f16(b)));
 }
 
+static inline void gr_f16_multiply_block(void *dst, const void *a, const void *b)
+{
+    store_f16(dst, vmulq_f32(load_f16(a), load_f16(b)));
+}
+
 static inline void gr_f16_divide_block(void *buf, float by)
 {
     store_f16(buf, vdivq_f32(load_f16(buf), vdupq_n_f32(by)));

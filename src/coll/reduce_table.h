@@ -8,9 +8,12 @@
 
 typedef void gr_scale_fn(void *buf, size_t count, int divisor);
 
+typedef void gr_multiply_fn(void *dst, const void *src, size_t count, double factor);
+
 typedef struct gr_reduce_table {
     gr_reduce_fn *reduce[GR_DTYPE_COUNT][GR_REDOP_COUNT];
     gr_scale_fn *scale[GR_DTYPE_COUNT];
+    gr_multiply_fn *multiply[GR_DTYPE_COUNT];
 } gr_reduce_table;
 
 extern const gr_reduce_table gr_reduce_c;

@@ -64,6 +64,13 @@ void vals_fill(void *out, gr_dtype dtype, size_t count, uint64_t seed, int shard
         case GR_I32:
             ((int32_t *)out)[i] = (int32_t)(bits % 2000001) - 1000000;
             break;
+        case GR_I8:
+        case GR_U8:
+            ((uint8_t *)out)[i] = (uint8_t)(bits >> 32);
+            break;
+        case GR_I16:
+            ((uint16_t *)out)[i] = (uint16_t)(bits >> 32);
+            break;
         default:
             ((int64_t *)out)[i] = (int64_t)(bits >> 8) - (INT64_C(1) << 55);
             break;

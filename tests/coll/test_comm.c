@@ -163,7 +163,7 @@ static int run_operations(gr_comm *comm, const ranks_job *job)
     uint64_t seed = 0;
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
-            gr_redop op = (gr_redop)((i + (size_t)dtype) % GR_REDOP_COUNT);
+            gr_redop op = (gr_redop)((i + (size_t)dtype) % GR_USER);
             if (check_allreduce(comm, (gr_dtype)dtype, op, counts[i], seed % 2 == 0, seed) != 0) {
                 return 1;
             }
@@ -521,9 +521,9 @@ static int run_misuse(gr_comm *comm, const ranks_job *job)
     void *none[1] = {NULL};
     gr_op *op = NULL;
     EXPECT(gr_allreduce(comm, NULL, 1, GR_F32, GR_SUM) == GR_E_INVALID);
-    EXPECT(gr_allreduce(comm, buf, 1, (gr_dtype)6, GR_SUM) == GR_E_INVALID);
+    EXPECT(gr_allreduce(comm, buf, 1, (gr_dtype)GR_DTYPE_COUNT, GR_SUM) == GR_E_INVALID);
     EXPECT(gr_allreduce(comm, buf, 1, (gr_dtype)-1, GR_SUM) == GR_E_INVALID);
-    EXPECT(gr_allreduce(comm, buf, 1, GR_F32, (gr_redop)4) == GR_E_INVALID);
+    EXPECT(gr_allreduce(comm, buf, 1, GR_F32, GR_USER) == GR_E_INVALID);
     EXPECT(gr_allreduce(comm, buf, SIZE_MAX / 4, GR_F32, GR_SUM) == GR_E_INVALID);
     EXPECT(gr_allreduce_start(comm, buf, 1, GR_F32, GR_SUM, NULL) == GR_E_INVALID);
     EXPECT(gr_allreduce_shards(comm, NULL, 4, 1, GR_F32, GR_SUM) == GR_E_INVALID);

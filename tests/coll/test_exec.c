@@ -291,7 +291,7 @@ static call random_call(const gr_algorithm *algorithm, uint64_t seed, int size)
     uint64_t pick = seed * UINT64_C(0x9e3779b97f4a7c15) >> 20;
     call c = {.algorithm = algorithm,
               .dtype = (gr_dtype)(pick % GR_DTYPE_COUNT),
-              .op = (gr_redop)(pick / 7 % GR_REDOP_COUNT),
+              .op = (gr_redop)(pick / 7 % GR_USER),
               .count = counts[pick / 31 % (sizeof counts / sizeof counts[0])],
               .root = (int)(pick / 411 % (uint64_t)size),
               .shards = size,

@@ -36,7 +36,7 @@ static const format formats[GR_DTYPE_COUNT] = {
 
 static bool is_float(gr_dtype dtype)
 {
-    return dtype != GR_I32 && dtype != GR_I64;
+    return formats[dtype].exponent_bits > 0;
 }
 
 static uint64_t get_bits(const void *at, gr_dtype dtype)
@@ -87,8 +87,8 @@ static double expected_float(double x, double y, gr_dtype dtype, gr_redop op)
         return (op == GR_MIN) == x_first ? x : y;
     }
     /* The sum of two f32 in f64 is not always exact, but rounding it again to f32 or less is
-     * harmless: 53 >= 2 * 24 + 2. */
-    double sum = x + y;
+     * harmless: 53 >= 2 * 24 + 2. Their product is exact. */
+    double sum = op == GR_PRODUCT ? x * y : x + y;
     if (dtype == GR_F16 || dtype == GR_BF16) {
         sum = round_to(sum, GR_F32);
     }
@@ -100,14 +100,23 @@ static bool same_float(double x, double y)
     return (isnan(x) && isnan(y)) || (x == y && signbit(x) == signbit(y));
 }
 
+/* Of an integer type, the sign extended if it has one. */
+static int64_t integer_of(uint64_t bits, gr_dtype dtype)
+{
+    size_t unused_bits = 64 - 8 * gr_dtype_bytes(dtype);
+    return dtype == GR_U8 ? (int64_t)bits : (int64_t)(bits << unused_bits) >> unused_bits;
+}
+
 static uint64_t expected_integer(uint64_t x, uint64_t y, gr_dtype dtype, gr_redop op)
 {
+    uint64_t mask = UINT64_MAX >> (64 - 8 * gr_dtype_bytes(dtype));
     if (op == GR_SUM || op == GR_AVERAGE) {
-        return dtype == GR_I32 ? (uint32_t)(x + y) : x + y;
+        return (x + y) & mask;
     }
-    int64_t left = dtype == GR_I32 ? (int32_t)x : (int64_t)x;
-    int64_t right = dtype == GR_I32 ? (int32_t)y : (int64_t)y;
-    return (op == GR_MIN) == (left < right) ? x : y;
+    if (op == GR_PRODUCT) {
+        return (x * y) & mask;
+    }
+    return (op == GR_MIN) == (integer_of(x, dtype) < integer_of(y, dtype)) ? x : y;
 }
 
 static void fill(unsigned char *at, size_t count, gr_dtype dtype, uint64_t *state)
@@ -165,7 +174,7 @@ static void test_reference_is_the_definition(void **unused)
     uint64_t state = 1;
     for (int round = 0; round < ROUNDS; round++) {
         for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
-            for (int op = 0; op < GR_REDOP_COUNT; op++) {
+            for (int op = 0; op < GR_USER; op++) {
                 check_against_definition((gr_dtype)dtype, (gr_redop)op, &state);
             }
         }
@@ -176,14 +185,18 @@ static void test_every_f16_and_its_neighbours_round_right(void **unused)
 {
     (void)unused;
     gr_reduce_fn *sum = gr_reduce_kernel(GR_ISA_C, GR_F16, GR_SUM);
+    gr_reduce_fn *product = gr_reduce_kernel(GR_ISA_C, GR_F16, GR_PRODUCT);
     const uint16_t others[] = {0x0000, 0x8000, 0x0001, 0x3c00, 0xbc01, 0x1400, 0x7bff, 0x03ff};
     for (uint32_t x = 0; x < 0x10000; x++) {
         for (size_t k = 0; k < sizeof others / sizeof others[0]; k++) {
             uint16_t a = (uint16_t)x;
             uint16_t dst;
+            double x_value = value_of(a, GR_F16), y_value = value_of(others[k], GR_F16);
             sum(&dst, &a, &others[k], 1);
-            double expected =
-                expected_float(value_of(a, GR_F16), value_of(others[k], GR_F16), GR_F16, GR_SUM);
+            double expected = expected_float(x_value, y_value, GR_F16, GR_SUM);
+            assert_true(same_float(value_of(dst, GR_F16), expected));
+            product(&dst, &a, &others[k], 1);
+            expected = expected_float(x_value, y_value, GR_F16, GR_PRODUCT);
             assert_true(same_float(value_of(dst, GR_F16), expected));
         }
     }
@@ -244,7 +257,7 @@ static void test_every_isa_gives_the_bits_of_the_reference(void **unused)
             continue;
         }
         for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
-            for (int op = 0; op < GR_REDOP_COUNT; op++) {
+            for (int op = 0; op < GR_USER; op++) {
                 for (size_t count = 0; count < COUNT_MAX; count += count < 70 ? 1 : 37) {
                     check_isa((gr_isa)isa, (gr_dtype)dtype, (gr_redop)op, count, (int)(count % 3),
                               &state);
@@ -265,10 +278,8 @@ static void check_scale(gr_dtype dtype, int divisor, uint64_t *state)
     for (size_t i = 0; i < COUNT_MAX; i++) {
         uint64_t x = get_bits(before + i * size, dtype);
         uint64_t got = get_bits(buf + i * size, dtype);
-        if (dtype == GR_I32) {
-            assert_int_equal((int32_t)got, (int32_t)x / divisor);
-        } else if (dtype == GR_I64) {
-            assert_true((int64_t)got == (int64_t)x / divisor);
+        if (!is_float(dtype)) {
+            assert_true(integer_of(got, dtype) == integer_of(x, dtype) / divisor);
         } else if (dtype == GR_F32) {
             float quotient = (float)value_of(x, dtype) / (float)divisor;
             assert_true(same_float(value_of(got, dtype), (double)quotient));
@@ -293,18 +304,72 @@ static void test_scale_divides_exactly(void **unused)
     }
 }
 
+static void check_multiply(gr_dtype dtype, double factor, uint64_t *state)
+{
+    unsigned char memory[COUNT_MAX * 8 + 1], out[COUNT_MAX * 8 + GUARD];
+    unsigned char *from = memory + 1;
+    size_t size = gr_dtype_bytes(dtype);
+    fill(from, COUNT_MAX, dtype, state);
+    memset(out, 0xa5, sizeof out);
+    gr_scale_to(out, from, COUNT_MAX, dtype, factor);
+    assert_int_equal(out[COUNT_MAX * size], 0xa5);
+    for (size_t i = 0; i < COUNT_MAX; i++) {
+        uint64_t x = get_bits(from + i * size, dtype);
+        uint64_t got = get_bits(out + i * size, dtype);
+        if (!is_float(dtype)) {
+            double limit = ldexp(1, (int)(8 * size) - (dtype == GR_U8 ? 0 : 1));
+            double least = dtype == GR_U8 ? 0 : -limit;
+            double product = trunc((double)integer_of(x, dtype) * factor);
+            if (product >= limit) {
+                product = size == 8 ? limit : limit - 1;
+            }
+            product = product < least ? least : product;
+            assert_true((double)integer_of(got, dtype) == product);
+        } else if (dtype == GR_F64) {
+            assert_true(same_float(value_of(got, dtype), value_of(x, dtype) * factor));
+        } else {
+            float product = (float)value_of(x, dtype) * (float)factor;
+            double expected = dtype == GR_F32 ? (double)product : round_to((double)product, dtype);
+            assert_true(same_float(value_of(got, dtype), expected));
+        }
+    }
+    gr_scale(from, COUNT_MAX, dtype, factor);
+    assert_true(same_elements(from, out, COUNT_MAX, dtype));
+}
+
+static void test_factors_multiply_and_integers_stop_at_their_ends(void **unused)
+{
+    (void)unused;
+    static const double factors[] = {1, 0.5, -3, 1.0 / 3, 0, 1e-6, 250.5, 1e20};
+    uint64_t state = 4;
+    for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+        for (size_t k = 0; k < sizeof factors / sizeof factors[0]; k++) {
+            check_multiply((gr_dtype)dtype, factors[k], &state);
+        }
+    }
+    int64_t most[2] = {INT64_MAX, INT64_MIN};
+    gr_scale(most, 2, GR_I64, 1.0);
+    assert_true(most[0] == INT64_MAX && most[1] == INT64_MIN);
+    gr_scale(most, 2, GR_I64, (double)NAN);
+    assert_true(most[0] == 0 && most[1] == 0);
+}
+
 static void test_names_and_sizes(void **unused)
 {
     (void)unused;
-    static const char *const names[] = {"f32", "f64", "f16", "bf16", "i32", "i64"};
-    static const size_t sizes[] = {4, 8, 2, 2, 4, 8};
+    static const char *const names[] = {"f32", "f64", "f16", "bf16", "i32",
+                                        "i64", "i8",  "u8",  "i16"};
+    static const size_t sizes[] = {4, 8, 2, 2, 4, 8, 1, 1, 2};
     for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
         assert_string_equal(gr_dtype_name((gr_dtype)dtype), names[dtype]);
         assert_int_equal(gr_dtype_bytes((gr_dtype)dtype), sizes[dtype]);
     }
     assert_int_equal(gr_dtype_bytes((gr_dtype)GR_DTYPE_COUNT), 0);
     assert_string_equal(gr_redop_name(GR_AVERAGE), "average");
+    assert_string_equal(gr_redop_name(GR_PRODUCT), "product");
+    assert_string_equal(gr_redop_name(GR_USER), "user");
     assert_string_equal(gr_redop_name((gr_redop)9), "?");
+    assert_null(gr_reduce_kernel(GR_ISA_C, GR_F32, GR_USER));
     assert_null(gr_reduce_kernel(GR_ISA_C, (gr_dtype)GR_DTYPE_COUNT, GR_SUM));
     assert_null(gr_reduce_kernel(GR_ISA_C, GR_F32, (gr_redop)-1));
     assert_true(gr_isa_usable(GR_ISA_C));
@@ -319,6 +384,7 @@ int main(void)
         cmocka_unit_test(test_every_f16_and_its_neighbours_round_right),
         cmocka_unit_test(test_every_isa_gives_the_bits_of_the_reference),
         cmocka_unit_test(test_scale_divides_exactly),
+        cmocka_unit_test(test_factors_multiply_and_integers_stop_at_their_ends),
         cmocka_unit_test(test_names_and_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
