@@ -8,12 +8,13 @@
 void gr_gather_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     gr_units units;
-    if (shape->world_size == 1 || !gr_units_init(&units, shape, plan)) {
+    if (gr_plan_alone(plan) || !gr_units_init(&units, shape, plan)) {
         return;
     }
     for (int i = 1; i < shape->world_size; i++) {
         gr_units_send(&units, (shape->rank + i) % shape->world_size, 0, plan);
     }
-    gr_units_combine(&units, 0, false, plan);
+    gr_combine how = {.dst = gr_user(0, 0), .shared = true};
+    gr_units_combine(&units, &how, plan);
     gr_units_fini(&units);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/algorithms.h"
+#include "coll/combine.h"
 
 /* Recursive vector halving with distance doubling, then recursive doubling back (Thakur,
  * Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J.
@@ -54,6 +55,11 @@ bool gr_halving_doubling_fits(const gr_plan_shape *shape)
     return true;
 }
 
+static gr_operand sum_of(const gr_plan *plan, int round, int block)
+{
+    return round == 0 ? gr_contribution(plan, 0, block) : gr_user(0, block);
+}
+
 static void halve(gr_plan *plan, int round)
 {
     int rank = plan->shape.rank;
@@ -61,16 +67,16 @@ static void halve(gr_plan *plan, int round)
     span given = responsible(plan->shape.world_size, partner, round + 1);
     span kept = responsible(plan->shape.world_size, rank, round + 1);
     for (int i = 0; i < given.count; i++) {
-        gr_plan_send(plan, partner, gr_user(0, given.first + i));
+        gr_plan_send(plan, partner, sum_of(plan, round, given.first + i));
     }
     for (int i = 0; i < kept.count; i++) {
         gr_plan_recv(plan, partner, gr_scratch(i, kept.first + i));
     }
     for (int i = 0; i < kept.count; i++) {
-        gr_operand own = gr_user(0, kept.first + i);
+        gr_operand own = sum_of(plan, round, kept.first + i);
         gr_operand other = gr_scratch(i, kept.first + i);
         bool left = rank < partner;
-        gr_plan_reduce(plan, own, left ? own : other, left ? other : own);
+        gr_plan_reduce(plan, gr_user(0, kept.first + i), left ? own : other, left ? other : own);
     }
 }
 
@@ -90,7 +96,10 @@ static void double_back(gr_plan *plan, int round)
 void gr_halving_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     int rounds = rounds_of(shape->world_size);
-    plan->blocks = (uint16_t)shape->world_size;
+    if (gr_plan_alone(plan)) {
+        return;
+    }
+    plan->blocks = (uint32_t)shape->world_size;
     for (int round = 0; round < rounds; round++) {
         halve(plan, round);
     }

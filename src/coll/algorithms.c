@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Ranks and blocks are 16-bit numbers in a plan. */
-enum { WORLD_SIZE_MAX = 4096 };
+/* What has been simulated. */
+enum { WORLD_SIZE_MAX = 1 << 17 };
 
 static bool fits_any(const gr_plan_shape *shape)
 {
@@ -16,6 +16,11 @@ static bool fits_any(const gr_plan_shape *shape)
 static bool fits_one_each(const gr_plan_shape *shape)
 {
     return fits_any(shape) && shape->shards == shape->world_size;
+}
+
+static bool fits_pair(const gr_plan_shape *shape)
+{
+    return fits_any(shape) && shape->root != shape->rank;
 }
 
 static bool fits_halving_doubling(const gr_plan_shape *shape)
@@ -53,6 +58,16 @@ const gr_algorithm gr_algorithms[] = {
     {"dissemination", GR_COLL_BARRIER, true,
      "log2 n rounds of empty messages (Hensgen, Finkel and Manber 1988)", fits_any,
      gr_dissemination_barrier},
+    {"direct", GR_COLL_REDUCE, true, "each rank sends to the root, which adds", fits_one_each,
+     gr_direct_reduce},
+    {"binomial", GR_COLL_REDUCE, true, "up the shard tree, turned so that it ends at the root",
+     fits_one_each, gr_binomial_reduce},
+    {"direct", GR_COLL_GATHER, true, "each rank sends to the root", fits_any, gr_direct_gather},
+    {"direct", GR_COLL_SCATTER, true, "the root sends to each rank", fits_any, gr_direct_scatter},
+    {"pairwise", GR_COLL_ALLTOALL, true,
+     "each block straight to its destination, in rounds of pairs", fits_any, gr_pairwise_alltoall},
+    {"direct", GR_COLL_SEND, true, "one message to the peer", fits_pair, gr_direct_send},
+    {"direct", GR_COLL_RECV, true, "one message from the peer", fits_pair, gr_direct_recv},
     {.name = NULL},
 };
 

@@ -11,6 +11,13 @@ void gr_direct_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 void gr_direct_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan);
 void gr_direct_allgather(const gr_plan_shape *shape, gr_plan *plan);
 void gr_direct_broadcast(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_reduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_gather(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_scatter(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_send(const gr_plan_shape *shape, gr_plan *plan);
+void gr_direct_recv(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_pairwise_alltoall(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 void gr_ring_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan);
@@ -21,6 +28,7 @@ void gr_halving_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_tree_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 void gr_binomial_broadcast(const gr_plan_shape *shape, gr_plan *plan);
+void gr_binomial_reduce(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_gather_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 

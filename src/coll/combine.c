@@ -9,6 +9,54 @@ enum { RECEIVE_SLOTS_MAX = 16 };
  * the tree bounds them. */
 enum { SUM_SLOTS = 32 };
 
+bool gr_plan_alone(gr_plan *plan)
+{
+    if (plan->shape.world_size > 1) {
+        return false;
+    }
+    if (plan->user_slots > 0 && plan->input_slots > 0) {
+        gr_plan_copy(plan, gr_user(0, 0), gr_input(0, 0));
+    }
+    return true;
+}
+
+/* ---- Sums ------------------------------------------------------------------------------------ */
+static bool same_place(gr_operand a, gr_operand b)
+{
+    return a.space == b.space && a.slot == b.slot &&
+           (a.space == GR_SPACE_SCRATCH || a.block == b.block);
+}
+
+gr_operand gr_sums_take(gr_sums *sums, uint32_t block)
+{
+    if (sums->has_spare && !sums->spare_used) {
+        sums->spare_used = true;
+        return sums->spare;
+    }
+    int slot = 0;
+    while (slot < SUM_SLOTS - 1 && (sums->taken >> slot & 1u)) {
+        slot++;
+    }
+    sums->taken |= 1u << slot;
+    return gr_scratch(sums->first_slot + slot, (int)block);
+}
+
+bool gr_sums_has(const gr_sums *sums, gr_operand operand)
+{
+    return (operand.space == GR_SPACE_SCRATCH && operand.slot >= sums->first_slot) ||
+           (sums->has_spare && same_place(operand, sums->spare));
+}
+
+void gr_sums_release(gr_sums *sums, gr_operand operand)
+{
+    if (sums->has_spare && same_place(operand, sums->spare)) {
+        sums->spare_used = false;
+    } else if (gr_sums_has(sums, operand)) {
+        sums->taken &= ~(1u << (operand.slot - sums->first_slot));
+    }
+}
+
+/* ---- Units ----------------------------------------------------------------------------------- */
 static uint32_t order_node(const gr_units *units, gr_tree_range node, uint32_t *next,
                            uint32_t *placed);
 
@@ -45,7 +93,7 @@ static uint32_t order_node(const gr_units *units, gr_tree_range node, uint32_t *
     return UINT32_MAX;
 }
 
-static void order_units(gr_units *units)
+void gr_units_order(gr_units *units)
 {
     uint32_t next = 0, placed = 0;
     gr_tree_range root = {0, units->shards};
@@ -54,18 +102,26 @@ static void order_units(gr_units *units)
     }
 }
 
+bool gr_units_reserve(gr_units *units, uint32_t count, int shards, gr_plan *plan)
+{
+    *units = (gr_units){.shards = shards};
+    units->all = malloc(count * sizeof *units->all);
+    units->order = malloc(count * sizeof *units->order);
+    if (!units->all || !units->order) {
+        gr_units_fini(units);
+        plan->failed = GR_E_NO_MEMORY;
+        return false;
+    }
+    return true;
+}
+
 bool gr_units_init(gr_units *units, const gr_plan_shape *shape, gr_plan *plan)
 {
-    *units = (gr_units){.shards = shape->shards};
     uint32_t total = 0;
     for (int rank = 0; rank < shape->world_size; rank++) {
         total += (uint32_t)gr_shard_partials(shape->shards, shape->world_size, rank);
     }
-    units->all = malloc(total * sizeof *units->all);
-    units->order = malloc(total * sizeof *units->order);
-    if (!units->all || !units->order) {
-        gr_units_fini(units);
-        plan->failed = GR_E_NO_MEMORY;
+    if (!gr_units_reserve(units, total, shape->shards, plan)) {
         return false;
     }
     for (int rank = 0; rank < shape->world_size; rank++) {
@@ -74,10 +130,11 @@ bool gr_units_init(gr_units *units, const gr_plan_shape *shape, gr_plan *plan)
         gr_shard_range(shape->shards, shape->world_size, rank, &first, &count);
         int found = gr_tree_cover(shape->shards, first, count, ranges);
         for (int slot = 0; slot < found; slot++) {
-            units->all[units->count++] = (gr_unit){ranges[slot], rank, slot};
+            units->all[units->count++] =
+                (gr_unit){ranges[slot], rank, gr_contribution(plan, slot, 0)};
         }
     }
-    order_units(units);
+    gr_units_order(units);
     return true;
 }
 
@@ -88,12 +145,19 @@ void gr_units_fini(gr_units *units)
     *units = (gr_units){.all = NULL};
 }
 
+static gr_operand block_of(const gr_unit *unit, uint32_t block)
+{
+    gr_operand operand = unit->here;
+    operand.block = block;
+    return operand;
+}
+
 void gr_units_send(const gr_units *units, int peer, int block, gr_plan *plan)
 {
     for (uint32_t i = 0; i < units->count; i++) {
         const gr_unit *unit = &units->all[units->order[i]];
         if (unit->rank == plan->shape.rank) {
-            gr_plan_send(plan, peer, gr_user(unit->slot, block));
+            gr_plan_send(plan, peer, block_of(unit, (uint32_t)block));
         }
     }
 }
@@ -107,13 +171,12 @@ typedef struct part {
 
 typedef struct combine {
     const gr_units *units;
+    const gr_combine *how;
     gr_plan *plan;
-    int block;
-    bool in_place;
-    uint32_t next;       /* unit */
-    int received;        /* messages so far */
-    int receive_slots;   /* scratch slots [0, receive_slots) take messages in turn */
-    uint32_t sums_taken; /* bit i: scratch slot receive_slots + i holds a sum */
+    uint32_t next;     /* unit */
+    int received;      /* messages so far */
+    int receive_slots; /* scratch slots from how->first_slot on take messages in turn */
+    gr_sums sums;
 } combine;
 
 static gr_operand fetch(combine *c, part from)
@@ -121,59 +184,37 @@ static gr_operand fetch(combine *c, part from)
     if (!from.remote) {
         return from.here;
     }
-    gr_operand to = gr_scratch(c->received++ % c->receive_slots, c->block);
+    gr_operand to =
+        gr_scratch(c->how->first_slot + c->received++ % c->receive_slots, (int)c->how->dst.block);
     gr_plan_recv(c->plan, from.remote->rank, to);
     return to;
 }
 
-static bool is_sum(const combine *c, gr_operand operand)
-{
-    return operand.space == GR_SPACE_SCRATCH && operand.slot >= c->receive_slots;
-}
-
 static bool may_overwrite(const combine *c, gr_operand operand)
 {
-    return is_sum(c, operand) || (c->in_place && operand.space == GR_SPACE_USER);
-}
-
-static gr_operand take_sum(combine *c)
-{
-    int slot = 0;
-    while (slot < SUM_SLOTS - 1 && (c->sums_taken >> slot & 1u)) {
-        slot++;
-    }
-    c->sums_taken |= 1u << slot;
-    return gr_scratch(c->receive_slots + slot, c->block);
-}
-
-static void release_sum(combine *c, gr_operand operand)
-{
-    if (is_sum(c, operand)) {
-        c->sums_taken &= ~(1u << (operand.slot - c->receive_slots));
-    }
+    return gr_sums_has(&c->sums, operand) || (operand.space == GR_SPACE_USER && !c->how->shared);
 }
 
 static gr_operand add(combine *c, gr_operand a, gr_operand b, bool is_root)
 {
     gr_operand dst;
+    bool of_sums = gr_sums_has(&c->sums, a) || gr_sums_has(&c->sums, b);
     /* A sum directly of what two ranks send must not be written over what this rank sends: each of
      * the two would wait until the other has read its own, if the links show the peer's memory. */
-    bool copy_root = is_root && !c->in_place && !is_sum(c, a) && !is_sum(c, b);
+    bool copy_root = is_root && c->how->shared && !c->plan->shape.out_of_place && !of_sums;
     if (is_root && !copy_root) {
-        dst = gr_user(0, c->block);
-        release_sum(c, a);
-        release_sum(c, b);
+        dst = c->how->dst;
     } else if (may_overwrite(c, a)) {
         dst = a;
-        release_sum(c, b);
+        gr_sums_release(&c->sums, b);
     } else if (may_overwrite(c, b)) {
         dst = b;
     } else {
-        dst = take_sum(c);
+        dst = gr_sums_take(&c->sums, c->how->dst.block);
     }
     gr_plan_reduce(c->plan, dst, a, b);
     if (copy_root) {
-        gr_plan_copy(c->plan, gr_user(0, c->block), dst);
+        gr_plan_copy(c->plan, c->how->dst, dst);
     }
     return dst;
 }
@@ -183,7 +224,7 @@ static part combine_node(combine *c, gr_tree_range node)
     if (is_unit(c->units, c->next, node)) {
         const gr_unit *unit = &c->units->all[c->next++];
         bool here = unit->rank == c->plan->shape.rank;
-        return (part){here ? NULL : unit, gr_user(unit->slot, c->block)};
+        return (part){here ? NULL : unit, block_of(unit, c->how->dst.block)};
     }
     int left_count = gr_tree_left_count(node.count);
     part left = combine_node(c, (gr_tree_range){node.first, left_count});
@@ -193,14 +234,22 @@ static part combine_node(combine *c, gr_tree_range node)
     return (part){NULL, add(c, a, b, node.count == c->units->shards)};
 }
 
-void gr_units_combine(const gr_units *units, int block, bool in_place, gr_plan *plan)
+void gr_units_combine(const gr_units *units, const gr_combine *how, gr_plan *plan)
 {
-    combine c = {.units = units, .plan = plan, .block = block, .in_place = in_place};
+    combine c = {.units = units, .how = how, .plan = plan};
     for (uint32_t i = 0; i < units->count && c.receive_slots < RECEIVE_SLOTS_MAX; i++) {
         c.receive_slots += units->all[i].rank != plan->shape.rank;
     }
+    c.sums = (gr_sums){.first_slot = how->first_slot + c.receive_slots,
+                       .has_spare = plan->shape.out_of_place && how->dst.space == GR_SPACE_USER,
+                       .spare = how->dst};
     part root = combine_node(&c, (gr_tree_range){0, units->shards});
     if (root.remote) {
-        gr_plan_recv(plan, root.remote->rank, gr_user(0, block));
+        gr_plan_recv(plan, root.remote->rank, how->dst);
+    } else if (!same_place(root.here, how->dst)) {
+        bool is_sum = gr_sums_has(&c.sums, root.here);
+        if (!is_sum) {
+            gr_plan_copy(plan, how->dst, root.here);
+        }
     }
 }

@@ -7,30 +7,56 @@
 
 #include "coll/plan.h"
 
-/* A largest whole subtree that one rank holds, as its user slot. */
+/* Alone there is nothing to do, but to copy what is out of place. */
+bool gr_plan_alone(gr_plan *plan);
+
+/* ---- Where sums are kept on the way ---------------------------------------------------------- */
+typedef struct gr_sums {
+    int first_slot; /* scratch slots from here on */
+    uint32_t taken; /* bit i: slot first_slot + i holds a sum */
+    bool has_spare; /* a place in the result that nobody reads yet: taken before scratch */
+    bool spare_used;
+    gr_operand spare;
+} gr_sums;
+
+gr_operand gr_sums_take(gr_sums *sums, uint32_t block);
+void gr_sums_release(gr_sums *sums, gr_operand operand); /* others than sums are passed over */
+bool gr_sums_has(const gr_sums *sums, gr_operand operand);
+
+/* ---- Units ----------------------------------------------------------------------------------- */
+/* A whole subtree that one rank holds: as shards that it was dealt, or as a sum made before. */
 typedef struct gr_unit {
     gr_tree_range range;
-    int rank, slot;
+    int rank;
+    gr_operand here; /* on that rank; its block is whichever is asked for */
 } gr_unit;
 
 typedef struct gr_units {
-    gr_unit *all;    /* of all ranks, left to right */
+    gr_unit *all;    /* left to right */
     uint32_t *order; /* indices into `all`, in the order in which a combining rank asks for them */
     uint32_t count;
     int shards;
 } gr_units;
 
-/* A failure is kept in plan->failed; the units are then empty. */
+/* The contributions of all ranks. A failure is kept in plan->failed; the units are then empty. */
 bool gr_units_init(gr_units *units, const gr_plan_shape *shape, gr_plan *plan);
+/* Room for `count` units that cover the tree over `shards`; gr_units_order once they are in. */
+bool gr_units_reserve(gr_units *units, uint32_t count, int shards, gr_plan *plan);
+void gr_units_order(gr_units *units);
 void gr_units_fini(gr_units *units);
 
 /* Sends block `block` of all that this rank holds to a rank that combines it. */
 void gr_units_send(const gr_units *units, int peer, int block, gr_plan *plan);
 
-/* Receives block `block` of what the others hold and adds it to what this rank holds, in the order
- * of the tree; the sum ends in gr_user(0, block). A receive stands directly before the addition
- * that reads it, on all links in the order of the additions: so a receive may be given a window
- * smaller than its message. in_place: may this rank's own slots be overwritten on the way? */
-void gr_units_combine(const gr_units *units, int block, bool in_place, gr_plan *plan);
+typedef struct gr_combine {
+    gr_operand dst; /* where the sum ends; its block is the one to be added */
+    int first_slot; /* scratch slots from here on are free */
+    bool shared;    /* this rank also sends what it holds of the block: it is not overwritten */
+} gr_combine;
+
+/* Receives a block of what the others hold and adds it to what this rank holds, in the order of the
+ * tree. A receive stands directly before the addition that reads it, on all links in the order of
+ * the additions: so a receive may be given a window smaller than its message. */
+void gr_units_combine(const gr_units *units, const gr_combine *how, gr_plan *plan);
 
 #endif

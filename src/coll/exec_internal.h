@@ -20,8 +20,8 @@ typedef struct gr_exec_view {
     const uint8_t *at;
     uint64_t hold;
     uint32_t readers; /* that have not read yet */
-    uint16_t peer;    /* whose memory it is, if held */
-    uint16_t block;
+    int32_t peer;     /* whose memory it is, if held */
+    uint32_t block;
     bool held;
 } gr_exec_view;
 

@@ -358,8 +358,7 @@ static gr_status take_scratch(gr_exec_link *link, gr_op *op, const gr_program_st
     const void *data = NULL;
     if (!link->reading && step->readers > 0 && !step->forwarded &&
         link->holds < GR_EXEC_HOLDS_MAX && gr_link_view(link->link, &data) == GR_OK) {
-        gr_exec_view view = {
-            .at = data, .peer = (uint16_t)link->peer, .block = step->block, .held = true};
+        gr_exec_view view = {.at = data, .peer = link->peer, .block = step->block, .held = true};
         gr_link_next(link->link, &view.hold);
         link->holds++;
         op->exec->holds++;

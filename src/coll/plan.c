@@ -5,14 +5,54 @@
 #include <string.h>
 
 /* ---- Emitting -------------------------------------------------------------------------------- */
+static bool has_contribution(const gr_plan_shape *shape)
+{
+    switch (shape->coll) {
+    case GR_COLL_BROADCAST:
+    case GR_COLL_SCATTER:
+        return shape->rank == shape->root;
+    case GR_COLL_BARRIER:
+    case GR_COLL_RECV:
+        return false;
+    default:
+        return true;
+    }
+}
+
+static bool has_result(const gr_plan_shape *shape)
+{
+    switch (shape->coll) {
+    case GR_COLL_REDUCE:
+    case GR_COLL_GATHER:
+        return shape->rank == shape->root;
+    case GR_COLL_SEND:
+        return false;
+    default:
+        return true;
+    }
+}
+
+static bool has_block_each(gr_coll coll)
+{
+    return coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_ALLGATHER || coll == GR_COLL_GATHER ||
+           coll == GR_COLL_SCATTER || coll == GR_COLL_ALLTOALL;
+}
+
 void gr_plan_init(gr_plan *plan, const gr_plan_shape *shape)
 {
-    *plan = (gr_plan){.shape = *shape, .blocks = 1, .user_slots = 1, .failed = GR_OK};
-    if (shape->coll == GR_COLL_REDUCE_SCATTER || shape->coll == GR_COLL_ALLGATHER) {
-        plan->blocks = (uint16_t)shape->world_size;
-    } else if (shape->coll == GR_COLL_ALLREDUCE) {
-        plan->user_slots =
-            (uint16_t)gr_shard_partials(shape->shards, shape->world_size, shape->rank);
+    *plan = (gr_plan){.shape = *shape, .blocks = 1, .failed = GR_OK};
+    if (has_block_each(shape->coll)) {
+        plan->blocks = (uint32_t)shape->world_size;
+    }
+    uint16_t held = has_contribution(shape) ? 1 : 0;
+    if (shape->coll == GR_COLL_ALLREDUCE) {
+        held = (uint16_t)gr_shard_partials(shape->shards, shape->world_size, shape->rank);
+    }
+    plan->user_slots = has_result(shape) ? 1 : 0;
+    if (shape->out_of_place) {
+        plan->input_slots = held;
+    } else if (held > plan->user_slots) {
+        plan->user_slots = held;
     }
 }
 
@@ -23,14 +63,29 @@ void gr_plan_fini(gr_plan *plan)
     *plan = (gr_plan){.failed = GR_OK};
 }
 
+static gr_operand operand_of(gr_space space, int slot, int block)
+{
+    return (gr_operand){(uint8_t)space, (uint16_t)slot, (uint32_t)block};
+}
+
 gr_operand gr_user(int slot, int block)
 {
-    return (gr_operand){GR_SPACE_USER, (uint16_t)slot, (uint16_t)block};
+    return operand_of(GR_SPACE_USER, slot, block);
 }
 
 gr_operand gr_scratch(int slot, int block)
 {
-    return (gr_operand){GR_SPACE_SCRATCH, (uint16_t)slot, (uint16_t)block};
+    return operand_of(GR_SPACE_SCRATCH, slot, block);
+}
+
+gr_operand gr_input(int slot, int block)
+{
+    return operand_of(GR_SPACE_INPUT, slot, block);
+}
+
+gr_operand gr_contribution(const gr_plan *plan, int slot, int block)
+{
+    return plan->shape.out_of_place ? gr_input(slot, block) : gr_user(slot, block);
 }
 
 static void note_scratch(gr_plan *plan, gr_operand operand)
@@ -65,12 +120,12 @@ static void emit(gr_plan *plan, gr_step step)
 
 void gr_plan_send(gr_plan *plan, int peer, gr_operand a)
 {
-    emit(plan, (gr_step){.kind = GR_STEP_SEND, .peer = (int16_t)peer, .a = a});
+    emit(plan, (gr_step){.kind = GR_STEP_SEND, .peer = peer, .a = a});
 }
 
 void gr_plan_recv(gr_plan *plan, int peer, gr_operand dst)
 {
-    emit(plan, (gr_step){.kind = GR_STEP_RECV, .peer = (int16_t)peer, .dst = dst});
+    emit(plan, (gr_step){.kind = GR_STEP_RECV, .peer = peer, .dst = dst});
 }
 
 void gr_plan_reduce(gr_plan *plan, gr_operand dst, gr_operand a, gr_operand b)
@@ -85,12 +140,12 @@ void gr_plan_copy(gr_plan *plan, gr_operand dst, gr_operand a)
 
 void gr_plan_signal(gr_plan *plan, int peer)
 {
-    emit(plan, (gr_step){.kind = GR_STEP_SIGNAL, .peer = (int16_t)peer});
+    emit(plan, (gr_step){.kind = GR_STEP_SIGNAL, .peer = peer});
 }
 
 void gr_plan_await(gr_plan *plan, int peer)
 {
-    emit(plan, (gr_step){.kind = GR_STEP_AWAIT, .peer = (int16_t)peer});
+    emit(plan, (gr_step){.kind = GR_STEP_AWAIT, .peer = peer});
 }
 
 /* ---- Finishing ------------------------------------------------------------------------------- */
@@ -108,7 +163,7 @@ typedef struct read_link {
 
 typedef struct derive {
     gr_plan *plan;
-    place *places; /* user slots x blocks, then scratch slots */
+    place *places; /* user slots x blocks, input slots x blocks, scratch slots */
     read_link *reads;
     uint32_t *sent, *received; /* messages so far, by peer */
     uint32_t read_count;
@@ -117,9 +172,16 @@ typedef struct derive {
 
 static size_t place_of(const gr_plan *plan, gr_operand operand)
 {
-    size_t user = (size_t)plan->user_slots * plan->blocks;
-    return operand.space == GR_SPACE_USER ? (size_t)operand.slot * plan->blocks + operand.block
-                                          : user + operand.slot;
+    size_t blocks = plan->blocks;
+    size_t inputs = plan->user_slots * blocks;
+    switch (operand.space) {
+    case GR_SPACE_USER:
+        return operand.slot * blocks + operand.block;
+    case GR_SPACE_INPUT:
+        return inputs + operand.slot * blocks + operand.block;
+    default:
+        return inputs + plan->input_slots * blocks + operand.slot;
+    }
 }
 
 static void add_after(gr_plan *plan, gr_step *step, int32_t earlier)
@@ -201,11 +263,21 @@ static void derive_await(derive *d, uint32_t index)
 
 static bool operand_valid(const gr_plan *plan, gr_operand operand)
 {
-    if (operand.space == GR_SPACE_SCRATCH) {
-        return operand.slot < plan->scratch_slots && operand.block < plan->blocks;
+    int slots = 0;
+    switch (operand.space) {
+    case GR_SPACE_USER:
+        slots = plan->user_slots;
+        break;
+    case GR_SPACE_INPUT:
+        slots = plan->input_slots;
+        break;
+    case GR_SPACE_SCRATCH:
+        slots = plan->scratch_slots;
+        break;
+    default:
+        break;
     }
-    return operand.space == GR_SPACE_USER && operand.slot < plan->user_slots &&
-           operand.block < plan->blocks;
+    return operand.slot < slots && operand.block < plan->blocks;
 }
 
 static bool step_valid(const gr_plan *plan, const gr_step *step)
@@ -219,7 +291,7 @@ static bool step_valid(const gr_plan *plan, const gr_step *step)
                    step->peer == plan->shape.rank)) {
         return false;
     }
-    return (!has_dst || operand_valid(plan, step->dst)) &&
+    return (!has_dst || (operand_valid(plan, step->dst) && step->dst.space != GR_SPACE_INPUT)) &&
            (!has_a || operand_valid(plan, step->a)) &&
            (step->kind != GR_STEP_REDUCE || operand_valid(plan, step->b));
 }
@@ -267,7 +339,8 @@ gr_status gr_plan_finish(gr_plan *plan)
         return plan->failed;
     }
     size_t peers = (size_t)plan->shape.world_size;
-    size_t places = (size_t)plan->user_slots * plan->blocks + plan->scratch_slots;
+    size_t places =
+        ((size_t)plan->user_slots + plan->input_slots) * plan->blocks + plan->scratch_slots;
     derive d = {.plan = plan, .last_await = -1};
     plan->after_count = 0;
     plan->failed = GR_E_NO_MEMORY;

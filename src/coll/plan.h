@@ -7,10 +7,17 @@
  * no bytes and no sockets: the executor (exec.h) runs it over any link, segment by segment; the
  * verifier (verify.h) proves it for all ranks at once; a simulator can give it time.
  *
- * Operands. A plan sees buffers cut into `blocks` equal parts. Slot k of GR_SPACE_USER is the
- * caller's k-th buffer (slot 0 is also where the result must end); GR_SPACE_SCRATCH slots belong to
- * the executor: one block each. A scratch slot that a RECV writes is written by RECVs only, so that
- * the executor may give it a view of the peer's memory or a window of a few segments.
+ * Operands. A plan sees buffers cut into `blocks` parts, alike on all ranks; in reduce-scatter,
+ * allgather, gather, scatter and alltoall block b is rank b's, elsewhere the algorithm chooses how
+ * many there are. GR_SPACE_USER slot 0 is where the result must end; in place it also holds the
+ * rank's contribution, with further slots for further partials. Out of place the contributions are
+ * the slots of GR_SPACE_INPUT, which is only read. GR_SPACE_SCRATCH slots belong to the executor:
+ * one block each. A scratch slot that a RECV writes is written by RECVs only, so that the executor
+ * may give it a view of the peer's memory or a window of a few segments.
+ *   Only what the caller must have is used: out of place, reduce-scatter and scatter have no block
+ * of the result but their own, a rank that is not the root of a reduce or gather has no result at
+ * all. In place, such a rank's contribution stays as it is; the other blocks of a reduce-scatter's
+ * buffer do not. Which messages pass does not depend on who is in place.
  *
  * Order. A plan is a sequential program. Steps may run out of order as far as their operands allow:
  * gr_plan_finish derives the dependencies (read after write, write after read, write after write).
@@ -30,7 +37,7 @@ typedef enum gr_space {
 typedef struct gr_operand {
     uint8_t space; /* gr_space */
     uint16_t slot;
-    uint16_t block; /* in scratch: the block whose part of a buffer it holds, hence its size */
+    uint32_t block; /* in scratch: the block whose part of a buffer it holds, hence its size */
 } gr_operand;
 
 typedef enum gr_step_kind {
@@ -45,7 +52,7 @@ typedef enum gr_step_kind {
 
 typedef struct gr_step {
     uint8_t kind;
-    int16_t peer;
+    int32_t peer;
     gr_operand dst, a, b;
     uint32_t message;     /* SEND, RECV, SIGNAL, AWAIT: index on the link to or from peer */
     uint32_t after_first; /* dependencies: plan->after[after_first .. + after_count) */
@@ -74,8 +81,9 @@ typedef struct gr_plan_shape {
 
 typedef struct gr_plan {
     gr_plan_shape shape;
-    uint16_t blocks; /* parts of a user buffer */
-    uint16_t user_slots;
+    uint32_t blocks;     /* parts of a user buffer */
+    uint16_t user_slots; /* 0: no result here, and the contribution (if any) is an input */
+    uint16_t input_slots;
     uint16_t scratch_slots;
     gr_step *steps;
     uint32_t step_count, step_capacity;
@@ -84,13 +92,16 @@ typedef struct gr_plan {
     gr_status failed; /* first failure of an emitting call, reported by gr_plan_finish */
 } gr_plan;
 
-enum { GR_PLAN_STEPS_MAX = 1 << 20 };
+enum { GR_PLAN_STEPS_MAX = 1 << 20, GR_PLAN_SLOTS_MAX = UINT16_MAX };
 
 void gr_plan_init(gr_plan *plan, const gr_plan_shape *shape);
 void gr_plan_fini(gr_plan *plan);
 
 gr_operand gr_user(int slot, int block);
 gr_operand gr_scratch(int slot, int block);
+gr_operand gr_input(int slot, int block);
+/* This rank's contribution: an input if the plan is out of place, else the user's buffer. */
+gr_operand gr_contribution(const gr_plan *plan, int slot, int block);
 /* Emitters; failures are kept for gr_plan_finish, so that algorithms read as programs. */
 void gr_plan_send(gr_plan *plan, int peer, gr_operand a);
 void gr_plan_recv(gr_plan *plan, int peer, gr_operand dst);
@@ -109,13 +120,14 @@ typedef struct gr_algorithm {
     const char *description;                  /* one line, with its source */
     bool (*fits)(const gr_plan_shape *shape); /* the shapes that it can plan for */
     /* Emits into a plan made by gr_plan_init for a shape that fits; gr_plan_finish is the caller's.
-     * A world of one gets an empty plan. */
+     * A world of one gets an empty plan in place, copies out of place. */
     void (*plan)(const gr_plan_shape *shape, gr_plan *plan);
 } gr_algorithm;
 
 /* Ends with name NULL. */
 extern const gr_algorithm gr_algorithms[];
-/* NULL if there is none. */
+/* NULL if there is none. "canonical" also says that a reduction which is not commutative gets the
+ * lower ranks on its left. */
 const gr_algorithm *gr_algorithm_find(gr_coll coll, const char *name);
 const char *gr_coll_name(gr_coll coll);
 

@@ -111,8 +111,8 @@ static void add_scale_steps(gr_program *program, const gr_plan *plan)
     for (uint32_t block = 0; block < program->blocks; block++) {
         gr_program_step *step = &program->steps[program->step_count++];
         *step = (gr_program_step){
-            .kind = GR_STEP_SCALE, .peer = -1, .block = (uint16_t)block, .after_first = used};
-        step->dst = (gr_operand){.space = GR_SPACE_USER, .slot = 0, .block = (uint16_t)block};
+            .kind = GR_STEP_SCALE, .peer = -1, .block = block, .after_first = used};
+        step->dst = (gr_operand){.space = GR_SPACE_USER, .slot = 0, .block = block};
         for (uint32_t at = 0; at < plan->step_count; at++) {
             if (touches(&plan->steps[at], block)) {
                 program->after[used++] = at;
@@ -213,6 +213,7 @@ gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **progra
     program->shape = plan->shape;
     program->blocks = plan->blocks;
     program->user_slots = plan->user_slots;
+    program->input_slots = plan->input_slots;
     program->scratch_slots = plan->scratch_slots;
     program->step_count = plan->step_count;
     if (plan->after_count > 0) {

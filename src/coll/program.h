@@ -15,8 +15,8 @@ enum { GR_STEP_SCALE = 6 };
 
 typedef struct gr_program_step {
     uint8_t kind; /* gr_step_kind or GR_STEP_SCALE */
-    int16_t peer;
-    uint16_t block; /* of the user's buffer, also for what lies in scratch */
+    int32_t peer;
+    uint32_t block; /* of the user's buffer, also for what lies in scratch */
     gr_operand dst, a, b;
     bool a_received, b_received; /* the operand is what a RECV brought: perhaps a view */
     uint32_t readers;            /* RECV into scratch: how many operands read it */
@@ -28,7 +28,8 @@ typedef struct gr_program_step {
 
 typedef struct gr_program {
     gr_plan_shape shape;
-    uint16_t blocks, user_slots, scratch_slots;
+    uint32_t blocks;
+    uint16_t user_slots, input_slots, scratch_slots;
     bool sends_scratch;
     uint32_t step_count;
     uint32_t whole_count; /* SIGNAL and AWAIT: one empty message, however many segments */

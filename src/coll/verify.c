@@ -16,7 +16,8 @@ static void describe_operand(gr_operand operand, char *text, size_t size_bytes)
     if (operand.space == GR_SPACE_SCRATCH) {
         snprintf(text, size_bytes, "scratch %d", operand.slot);
     } else {
-        snprintf(text, size_bytes, "block %d of buffer %d", operand.block, operand.slot);
+        snprintf(text, size_bytes, "block %u of %s %d", operand.block,
+                 operand.space == GR_SPACE_INPUT ? "input" : "buffer", operand.slot);
     }
 }
 
@@ -116,61 +117,141 @@ int gr_step_accesses(const gr_step *step, gr_access accesses_out[GR_ACCESSES_MAX
 
 size_t gr_verify_places(const gr_plan *plan)
 {
-    return (size_t)plan->user_slots * plan->blocks + plan->scratch_slots;
+    return ((size_t)plan->user_slots + plan->input_slots) * plan->blocks + plan->scratch_slots;
 }
 
 size_t gr_verify_place(const gr_plan *plan, gr_operand operand)
 {
+    size_t first = operand.space == GR_SPACE_USER ? 0 : plan->user_slots;
     if (operand.space == GR_SPACE_SCRATCH) {
-        return (size_t)plan->user_slots * plan->blocks + operand.slot;
+        return (first + plan->input_slots) * plan->blocks + operand.slot;
     }
-    return (size_t)operand.slot * plan->blocks + operand.block;
+    return (first + operand.slot) * plan->blocks + operand.block;
 }
 
 /* ---- Each plan by itself --------------------------------------------------------------------- */
+static bool is_message(gr_coll coll)
+{
+    return coll == GR_COLL_SEND || coll == GR_COLL_RECV;
+}
+
 static bool shape_possible(const gr_plan *plan)
 {
     const gr_plan_shape *shape = &plan->shape;
-    bool block_each = shape->coll == GR_COLL_REDUCE_SCATTER || shape->coll == GR_COLL_ALLGATHER;
-    bool shard_each = shape->coll == GR_COLL_REDUCE_SCATTER;
-    return (unsigned)shape->coll < GR_COLL_COUNT && shape->shards >= 1 && shape->root >= 0 &&
+    gr_coll coll = shape->coll;
+    bool shard_each = coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_REDUCE;
+    bool block_each = coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_ALLGATHER ||
+                      coll == GR_COLL_GATHER || coll == GR_COLL_SCATTER || coll == GR_COLL_ALLTOALL;
+    return (unsigned)coll < GR_COLL_COUNT && shape->shards >= 1 && shape->root >= 0 &&
            shape->root < shape->world_size && plan->blocks >= 1 &&
-           (!block_each || plan->blocks == shape->world_size) &&
+           (!block_each || plan->blocks == (uint32_t)shape->world_size) &&
            (!shard_each || shape->shards == shape->world_size);
+}
+
+/* Messages: the one who sends and the one who receives name each other. */
+static bool alike(const gr_verify *v, const gr_plan *plan)
+{
+    const gr_plan_shape *shape = &plan->shape;
+    const gr_plan_shape *other = &v->plans[0].shape;
+    if (shape->world_size != v->world_size || plan->blocks != v->plans[0].blocks) {
+        return false;
+    }
+    if (is_message(shape->coll)) {
+        return is_message(other->coll);
+    }
+    return shape->coll == other->coll && shape->shards == other->shards &&
+           shape->root == other->root && shape->uneven == other->uneven;
+}
+
+/* How many contributions a rank has, and whether a result. */
+static int held_by(const gr_plan_shape *shape)
+{
+    switch (shape->coll) {
+    case GR_COLL_ALLREDUCE:
+        return gr_shard_partials(shape->shards, shape->world_size, shape->rank);
+    case GR_COLL_BROADCAST:
+    case GR_COLL_SCATTER:
+        return shape->rank == shape->root;
+    default:
+        return shape->coll != GR_COLL_RECV && shape->coll != GR_COLL_BARRIER;
+    }
+}
+
+static gr_status check_slots(const gr_verify *v, int rank)
+{
+    const gr_plan *plan = &v->plans[rank];
+    const gr_plan_shape *shape = &plan->shape;
+    int held = held_by(shape);
+    bool to_root = shape->coll == GR_COLL_REDUCE || shape->coll == GR_COLL_GATHER;
+    int user = shape->coll == GR_COLL_SEND || (to_root && rank != shape->root) ? 0 : 1;
+    int input = shape->out_of_place ? held : 0;
+    user = !shape->out_of_place && held > user ? held : user;
+    if (plan->user_slots != user || plan->input_slots != input) {
+        return gr_verify_wrong(v, rank, GR_NO_STEP,
+                               "the plan is for %d buffers and %d inputs, the rank has %d and %d",
+                               plan->user_slots, plan->input_slots, user, input);
+    }
+    return GR_OK;
 }
 
 static gr_status check_shape(const gr_verify *v, int rank)
 {
     const gr_plan *plan = &v->plans[rank];
     const gr_plan_shape *shape = &plan->shape;
-    const gr_plan_shape *other = &v->plans[0].shape;
     if (plan->failed != GR_OK) {
         return gr_verify_wrong(v, rank, GR_NO_STEP, "the plan was not finished: %s",
                                gr_status_name(plan->failed));
     }
-    if (shape->rank != rank || shape->world_size != v->world_size || shape->coll != other->coll ||
-        shape->shards != other->shards || shape->root != other->root ||
-        plan->blocks != v->plans[0].blocks) {
+    if (shape->rank != rank || !alike(v, plan)) {
         return gr_verify_wrong(v, rank, GR_NO_STEP, "its shape is not that of rank 0's plan");
     }
     if (!shape_possible(plan)) {
         return gr_verify_wrong(v, rank, GR_NO_STEP,
-                               "no such collective: root %d, %d shards, %d blocks", shape->root,
+                               "no such collective: root %d, %d shards, %u blocks", shape->root,
                                shape->shards, plan->blocks);
-    }
-    int slots = shape->coll == GR_COLL_ALLREDUCE
-                    ? gr_shard_partials(shape->shards, v->world_size, rank)
-                    : 1;
-    if (plan->user_slots != slots) {
-        return gr_verify_wrong(v, rank, GR_NO_STEP, "the plan is for %d buffers, the rank has %d",
-                               plan->user_slots, slots);
     }
     if (plan->step_count > RANK_STEPS_MAX) {
         return gr_fail_peer(v->diag, GR_E_UNSUPPORTED, rank,
                             "rank %d's plan has %u steps, the verifier takes at most %d", rank,
                             plan->step_count, RANK_STEPS_MAX);
     }
-    return GR_OK;
+    return check_slots(v, rank);
+}
+
+/* Does the caller have this part of its buffer at all? */
+static bool exists(const gr_plan_shape *shape, gr_operand operand)
+{
+    bool own = operand.block == (uint32_t)shape->rank;
+    bool is_user = operand.space == GR_SPACE_USER;
+    if (operand.space == GR_SPACE_SCRATCH) {
+        return true;
+    }
+    switch (shape->coll) {
+    case GR_COLL_REDUCE_SCATTER:
+        return own || !is_user || !shape->out_of_place;
+    case GR_COLL_ALLGATHER:
+        return own || is_user;
+    case GR_COLL_GATHER:
+        return own || (is_user && shape->rank == shape->root);
+    case GR_COLL_SCATTER:
+        return own || (shape->rank == shape->root && is_user != shape->out_of_place);
+    default:
+        return true;
+    }
+}
+
+static int slots_of(const gr_plan *plan, uint8_t space)
+{
+    switch (space) {
+    case GR_SPACE_USER:
+        return plan->user_slots;
+    case GR_SPACE_INPUT:
+        return plan->input_slots;
+    case GR_SPACE_SCRATCH:
+        return plan->scratch_slots;
+    default:
+        return 0;
+    }
 }
 
 static gr_status check_bounds(const gr_verify *v, int rank, uint32_t index)
@@ -184,13 +265,18 @@ static gr_status check_bounds(const gr_verify *v, int rank, uint32_t index)
     }
     for (int i = 0; i < count; i++) {
         gr_operand operand = accesses[i].operand;
-        int slots = operand.space == GR_SPACE_SCRATCH ? plan->scratch_slots : plan->user_slots;
-        if (operand.space > GR_SPACE_SCRATCH || operand.slot >= slots ||
-            operand.block >= plan->blocks) {
+        if (operand.slot >= slots_of(plan, operand.space) || operand.block >= plan->blocks) {
             return gr_verify_wrong(v, rank, index,
-                                   "operand %d is outside the plan's %d buffers of %d blocks and "
-                                   "%d scratch slots",
-                                   i, plan->user_slots, plan->blocks, plan->scratch_slots);
+                                   "operand %d is outside the plan's %d buffers and %d inputs of "
+                                   "%u blocks and %d scratch slots",
+                                   i, plan->user_slots, plan->input_slots, plan->blocks,
+                                   plan->scratch_slots);
+        }
+        if (!exists(&plan->shape, operand)) {
+            return gr_verify_wrong(v, rank, index, "the caller has no such block");
+        }
+        if (accesses[i].writes && operand.space == GR_SPACE_INPUT) {
+            return gr_verify_wrong(v, rank, index, "it writes to an input");
         }
     }
     bool message = gr_step_gives(step) || gr_step_takes(step);

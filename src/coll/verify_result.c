@@ -129,7 +129,9 @@ static void deal(results *r, int rank, int slot, gr_tree_range shards)
 
 static void deal_contributions(results *r, int rank)
 {
-    const gr_plan_shape *shape = &r->v->plans[rank].shape;
+    const gr_plan *plan = &r->v->plans[rank];
+    const gr_plan_shape *shape = &plan->shape;
+    bool from_root = shape->coll == GR_COLL_BROADCAST || shape->coll == GR_COLL_SCATTER;
     r->contribution_first[rank] = r->contribution_count;
     if (shape->coll == GR_COLL_ALLREDUCE) {
         gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
@@ -139,9 +141,22 @@ static void deal_contributions(results *r, int rank)
         for (int slot = 0; slot < held; slot++) {
             deal(r, rank, slot, ranges[slot]);
         }
-    } else if (shape->coll != GR_COLL_BROADCAST || rank == shape->root) {
+    } else if (plan->input_slots + plan->user_slots > 0 && shape->coll != GR_COLL_RECV &&
+               (!from_root || rank == shape->root)) {
         deal(r, rank, 0, (gr_tree_range){rank, 1});
     }
+}
+
+/* Which blocks of its contribution a rank has. */
+static bool contributes(const gr_plan_shape *shape, int block)
+{
+    bool own_only = shape->coll == GR_COLL_ALLGATHER || shape->coll == GR_COLL_GATHER;
+    return !own_only || block == shape->rank;
+}
+
+static size_t place_of(const results *r, int rank, gr_operand operand)
+{
+    return r->place_first[rank] + gr_verify_place(&r->v->plans[rank], operand);
 }
 
 static void fill_buffers(results *r, int rank)
@@ -149,27 +164,45 @@ static void fill_buffers(results *r, int rank)
     const gr_plan *plan = &r->v->plans[rank];
     uint32_t end = r->contribution_first[rank + 1];
     for (uint32_t i = r->contribution_first[rank]; i < end; i++) {
-        for (int block = 0; block < plan->blocks; block++) {
-            if (plan->shape.coll == GR_COLL_ALLGATHER && block != rank) {
-                continue;
+        for (int block = 0; block < (int)plan->blocks; block++) {
+            if (contributes(&plan->shape, block)) {
+                gr_operand operand = gr_contribution(plan, r->contributions[i].slot, block);
+                r->values[place_of(r, rank, operand)] = leaf(r, i, (uint32_t)block);
             }
-            gr_operand operand = gr_user(r->contributions[i].slot, block);
-            r->values[r->place_first[rank] + gr_verify_place(plan, operand)] =
-                leaf(r, i, (uint32_t)block);
         }
     }
 }
 
 /* ---- Running --------------------------------------------------------------------------------- */
+/* Has this place the size of what is in it? In an alltoall every pair of ranks has sizes of its
+ * own if blocks are uneven; with a rank in place, its two directions are alike. */
+static bool has_size_of(const results *r, int rank, gr_operand operand, uint32_t value)
+{
+    const expression *e = &r->expressions[value];
+    const gr_plan *plans = r->v->plans;
+    if (plans[rank].shape.coll != GR_COLL_ALLTOALL) {
+        return e->block == operand.block;
+    }
+    if (!plans[rank].shape.uneven) {
+        return true;
+    }
+    bool is_input = operand.space == GR_SPACE_INPUT;
+    int from = is_input ? rank : (int)operand.block;
+    int to = is_input ? (int)operand.block : rank;
+    int made_by = e->right == LEAF ? r->contributions[e->left].rank : -1;
+    int made_for = (int)e->block;
+    bool both_ways = !plans[from].shape.out_of_place || !plans[to].shape.out_of_place;
+    return (from == made_by && to == made_for) || (both_ways && from == made_for && to == made_by);
+}
+
 static gr_status read_operand(results *r, int rank, uint32_t step, gr_operand operand,
                               uint32_t *value_out)
 {
-    size_t place = r->place_first[rank] + gr_verify_place(&r->v->plans[rank], operand);
-    uint32_t value = r->values[place];
+    uint32_t value = r->values[place_of(r, rank, operand)];
     if (value == UNDEFINED) {
         return gr_verify_wrong(r->v, rank, step, "it reads what nobody wrote");
     }
-    if (r->expressions[value].block != operand.block) {
+    if (!has_size_of(r, rank, operand, value)) {
         return gr_verify_wrong(r->v, rank, step, "it reads block %u as if it were block %u",
                                r->expressions[value].block, operand.block);
     }
@@ -180,8 +213,8 @@ static gr_status read_operand(results *r, int rank, uint32_t step, gr_operand op
 static gr_status write_operand(results *r, int rank, uint32_t step, gr_operand operand,
                                uint32_t value)
 {
-    size_t place = r->place_first[rank] + gr_verify_place(&r->v->plans[rank], operand);
-    if (r->expressions[value].block != operand.block) {
+    size_t place = place_of(r, rank, operand);
+    if (!has_size_of(r, rank, operand, value)) {
         return gr_verify_wrong(r->v, rank, step, "it puts block %u in the place of block %u",
                                r->expressions[value].block, operand.block);
     }
@@ -277,20 +310,24 @@ static gr_status check_complete(results *r, int rank, uint32_t step, uint32_t va
     return GR_OK;
 }
 
+static bool is_sum(gr_coll coll)
+{
+    return coll == GR_COLL_ALLREDUCE || coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_REDUCE;
+}
+
 static gr_status check_block(results *r, int rank, int block, uint32_t expected)
 {
     const gr_plan *plan = &r->v->plans[rank];
-    size_t place = r->place_first[rank] + gr_verify_place(plan, gr_user(0, block));
+    size_t place = place_of(r, rank, gr_user(0, block));
     uint32_t value = r->values[place];
     uint32_t step = r->writers[place];
-    bool sums = plan->shape.coll == GR_COLL_ALLREDUCE || plan->shape.coll == GR_COLL_REDUCE_SCATTER;
     if (value == expected) {
         return GR_OK;
     }
     if (value == UNDEFINED) {
         return gr_verify_wrong(r->v, rank, step, "nobody wrote block %d of the result", block);
     }
-    if (!sums) {
+    if (!is_sum(plan->shape.coll)) {
         return gr_verify_wrong(r->v, rank, step, "block %d of the result is not rank %d's", block,
                                r->contributions[r->expressions[expected].left].rank);
     }
@@ -304,37 +341,82 @@ static gr_status check_block(results *r, int rank, int block, uint32_t expected)
     return status;
 }
 
-static gr_status check_results(results *r, int block)
+/* Is this block part of the rank's result? */
+static bool is_due(const gr_plan_shape *shape, int block)
 {
-    const gr_verify *v = r->v;
-    const gr_plan_shape *shape = &v->plans[0].shape;
-    uint32_t expected;
+    switch (shape->coll) {
+    case GR_COLL_REDUCE_SCATTER:
+    case GR_COLL_SCATTER:
+        return block == shape->rank;
+    case GR_COLL_REDUCE:
+    case GR_COLL_GATHER:
+        return shape->rank == shape->root;
+    default:
+        return shape->coll != GR_COLL_SEND;
+    }
+}
+
+/* What a rank without a result has in place must still be there. */
+static gr_status check_kept(results *r, int rank, int block)
+{
+    const gr_plan *plan = &r->v->plans[rank];
+    gr_coll coll = plan->shape.coll;
+    bool keeps = coll == GR_COLL_REDUCE || coll == GR_COLL_GATHER || coll == GR_COLL_SEND;
+    if (!keeps || plan->shape.out_of_place || !contributes(&plan->shape, block)) {
+        return GR_OK;
+    }
+    size_t place = place_of(r, rank, gr_user(0, block));
+    if (r->values[place] != leaf(r, r->contribution_first[rank], (uint32_t)block)) {
+        return gr_verify_wrong(r->v, rank, r->writers[place],
+                               "it overwrites the contribution of a rank that has no result");
+    }
+    return GR_OK;
+}
+
+static uint32_t expected_of(results *r, const gr_plan_shape *shape, int block)
+{
     uint32_t next = 0;
     switch (shape->coll) {
     case GR_COLL_ALLGATHER:
-        expected = leaf(r, (uint32_t)block, (uint32_t)block);
-        break;
+    case GR_COLL_GATHER:
+        return leaf(r, r->contribution_first[block], (uint32_t)block);
+    case GR_COLL_ALLTOALL:
+        return leaf(r, r->contribution_first[block], (uint32_t)shape->rank);
     case GR_COLL_BROADCAST:
-        expected = leaf(r, 0, (uint32_t)block);
-        break;
+    case GR_COLL_SCATTER:
+    case GR_COLL_RECV:
+        return leaf(r, r->contribution_first[shape->root], (uint32_t)block);
     default:
-        expected = canonical_sum(r, (gr_tree_range){0, shape->shards}, &next, (uint32_t)block);
-        break;
+        return canonical_sum(r, (gr_tree_range){0, shape->shards}, &next, (uint32_t)block);
     }
-    if (r->out_of_memory) {
-        return gr_verify_no_memory(v);
-    }
-    uint32_t also = expected; /* an order that was found complete: most ranks have the same */
+}
+
+static gr_status check_results(results *r, int block)
+{
+    const gr_verify *v = r->v;
+    uint32_t expected = UNDEFINED;
+    uint32_t also = UNDEFINED; /* an order that was found complete: most ranks have the same */
     for (int rank = 0; rank < v->world_size; rank++) {
-        size_t place = r->place_first[rank] + gr_verify_place(&v->plans[rank], gr_user(0, block));
-        if ((shape->coll == GR_COLL_REDUCE_SCATTER && rank != block) || r->values[place] == also) {
-            continue;
+        const gr_plan_shape *shape = &v->plans[rank].shape;
+        gr_status status = GR_OK;
+        if (!is_due(shape, block)) {
+            status = check_kept(r, rank, block);
+        } else {
+            uint32_t value = r->values[place_of(r, rank, gr_user(0, block))];
+            if (expected == UNDEFINED || !is_sum(shape->coll)) {
+                expected = expected_of(r, shape, block);
+            }
+            if (value == UNDEFINED || value != also || !is_sum(shape->coll)) {
+                status = check_block(r, rank, block, expected);
+                also = value;
+            }
         }
-        gr_status status = check_block(r, rank, block, expected);
+        if (r->out_of_memory) {
+            return gr_verify_no_memory(v);
+        }
         if (status != GR_OK) {
             return status;
         }
-        also = r->values[place];
     }
     return GR_OK;
 }
@@ -353,7 +435,7 @@ static gr_status judge(results *r)
     for (uint32_t i = 0; status == GR_OK && i < v->total; i++) {
         status = r->out_of_memory ? gr_verify_no_memory(v) : run_step(r, v->order[i]);
     }
-    for (int block = 0; status == GR_OK && block < v->plans[0].blocks; block++) {
+    for (int block = 0; status == GR_OK && block < (int)v->plans[0].blocks; block++) {
         status = check_results(r, block);
     }
     return status;
@@ -371,7 +453,7 @@ gr_status gr_verify_results(const gr_verify *v)
     r.place_first[0] = 0;
     for (size_t rank = 0; rank < n; rank++) {
         r.place_first[rank + 1] = r.place_first[rank] + gr_verify_places(&v->plans[rank]);
-        slots += v->plans[rank].user_slots;
+        slots += (size_t)v->plans[rank].user_slots + v->plans[rank].input_slots;
     }
     r.contributions = malloc((slots + 1) * sizeof *r.contributions);
     r.contribution_first = malloc((n + 1) * sizeof *r.contribution_first);

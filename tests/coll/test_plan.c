@@ -14,10 +14,10 @@
 
 static gr_plan new_plan(int blocks)
 {
-    gr_plan_shape shape = {GR_COLL_ALLREDUCE, 0, 4, 4, 0};
+    gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE, .world_size = 4, .shards = 4};
     gr_plan plan;
     gr_plan_init(&plan, &shape);
-    plan.blocks = (uint16_t)blocks;
+    plan.blocks = (uint32_t)blocks;
     return plan;
 }
 
@@ -171,11 +171,9 @@ static void test_finding_algorithms(void **unused)
         bool canonical;
     } known[] = {
         {GR_COLL_ALLREDUCE, "direct", true},     {GR_COLL_ALLREDUCE, "ring", false},
-        {GR_COLL_ALLREDUCE, "tree", true},       {GR_COLL_ALLREDUCE, "halving-doubling", true},
-        {GR_COLL_ALLREDUCE, "gather", true},     {GR_COLL_REDUCE_SCATTER, "direct", true},
-        {GR_COLL_REDUCE_SCATTER, "ring", false}, {GR_COLL_ALLGATHER, "direct", true},
-        {GR_COLL_ALLGATHER, "ring", true},       {GR_COLL_BROADCAST, "binomial", true},
-        {GR_COLL_BROADCAST, "direct", true},     {GR_COLL_BARRIER, "dissemination", true},
+        {GR_COLL_REDUCE_SCATTER, "ring", false}, {GR_COLL_ALLGATHER, "ring", true},
+        {GR_COLL_BROADCAST, "binomial", true},   {GR_COLL_BARRIER, "dissemination", true},
+        {GR_COLL_REDUCE, "binomial", true},      {GR_COLL_ALLTOALL, "pairwise", true},
     };
     size_t count = sizeof known / sizeof known[0];
     for (size_t i = 0; i < count; i++) {
@@ -184,7 +182,13 @@ static void test_finding_algorithms(void **unused)
         assert_int_equal(found->canonical, known[i].canonical);
     }
     assert_null(gr_algorithm_find(GR_COLL_BARRIER, "direct"));
-    assert_null(gr_algorithms[count].name);
+    /* Each name once, and something for each collective. */
+    unsigned seen = 0;
+    for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+        assert_ptr_equal(gr_algorithm_find(at->coll, at->name), at);
+        seen |= 1u << at->coll;
+    }
+    assert_int_equal(seen, (1u << GR_COLL_COUNT) - 1);
     assert_string_equal(gr_coll_name(GR_COLL_REDUCE_SCATTER), "reduce-scatter");
     assert_string_equal(gr_coll_name((gr_coll)GR_COLL_COUNT), "?");
 }
@@ -201,7 +205,8 @@ static void test_shapes_that_do_not_fit_are_declined(void **unused)
         {"direct", 3, 1, true},
         {"direct", 3, 0, false},
         {"direct", 0, 1, false},
-        {"direct", 5000, 5000, false},
+        {"direct", 100000, 100000, true},
+        {"direct", 1 << 18, 1 << 18, false},
         {"ring", 4, 4, true},
         {"ring", 4, 8, false},
         {"halving-doubling", 4, 4, true},
@@ -213,29 +218,45 @@ static void test_shapes_that_do_not_fit_are_declined(void **unused)
         {"halving-doubling", 2, 3, true},
     };
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        gr_plan_shape shape = {GR_COLL_ALLREDUCE, 0, shapes[i].world_size, shapes[i].shards, 0};
+        gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE,
+                               .world_size = shapes[i].world_size,
+                               .shards = shapes[i].shards};
         const gr_algorithm *algorithm = gr_algorithm_find(GR_COLL_ALLREDUCE, shapes[i].name);
         assert_int_equal(algorithm->fits(&shape), shapes[i].fits);
     }
-    gr_plan_shape bad_root = {GR_COLL_BROADCAST, 0, 2, 2, 2};
+    gr_plan_shape bad_root = {.coll = GR_COLL_BROADCAST, .world_size = 2, .shards = 2, .root = 2};
     assert_false(gr_algorithm_find(GR_COLL_BROADCAST, "binomial")->fits(&bad_root));
-    gr_plan_shape bad_rank = {GR_COLL_BROADCAST, 2, 2, 2, 0};
+    gr_plan_shape bad_rank = {.coll = GR_COLL_BROADCAST, .rank = 2, .world_size = 2, .shards = 2};
     assert_false(gr_algorithm_find(GR_COLL_BROADCAST, "binomial")->fits(&bad_rank));
 }
 
-static void test_alone_there_is_nothing_to_do(void **unused)
+static bool is_message(gr_coll coll)
+{
+    return coll == GR_COLL_SEND || coll == GR_COLL_RECV;
+}
+
+static void test_alone_there_is_nothing_to_do_but_to_copy(void **unused)
 {
     (void)unused;
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        gr_plan_shape shape = {at->coll, 0, 1, 1, 0};
-        gr_plan plan;
-        assert_true(at->fits(&shape));
-        gr_plan_init(&plan, &shape);
-        at->plan(&shape, &plan);
-        assert_int_equal(gr_plan_finish(&plan), GR_OK);
-        assert_int_equal(plan.step_count, 0);
-        assert_int_equal(plan.scratch_slots, 0);
-        gr_plan_fini(&plan);
+        for (int out_of_place = 0; out_of_place < 2; out_of_place++) {
+            gr_plan_shape shape = {
+                .coll = at->coll, .world_size = 1, .shards = 1, .out_of_place = out_of_place == 1};
+            bool copies = out_of_place == 1 && at->coll != GR_COLL_BARRIER;
+            gr_plan plan;
+            if (is_message(at->coll)) {
+                assert_false(at->fits(&shape)); /* nobody sends to himself */
+                continue;
+            }
+            assert_true(at->fits(&shape));
+            gr_plan_init(&plan, &shape);
+            at->plan(&shape, &plan);
+            assert_int_equal(gr_plan_finish(&plan), GR_OK);
+            assert_int_equal(plan.step_count, copies);
+            assert_true(!copies || plan.steps[0].kind == GR_STEP_COPY);
+            assert_int_equal(plan.scratch_slots, 0);
+            gr_plan_fini(&plan);
+        }
     }
 }
 
@@ -245,15 +266,83 @@ static void test_dependencies_stay_linear_in_the_steps(void **unused)
 {
     (void)unused;
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        gr_plan_shape shape = {at->coll, 512, 1024, 1024, 0};
-        gr_plan plan;
-        gr_plan_init(&plan, &shape);
-        at->plan(&shape, &plan);
-        assert_int_equal(gr_plan_finish(&plan), GR_OK);
-        assert_true(plan.step_count <= 5 * 1024);
-        assert_true(plan.after_count <= 3 * plan.step_count);
-        gr_plan_fini(&plan);
+        for (int out_of_place = 0; out_of_place < 2; out_of_place++) {
+            gr_plan_shape shape = {.coll = at->coll,
+                                   .rank = 512,
+                                   .world_size = 1024,
+                                   .shards = 1024,
+                                   .out_of_place = out_of_place == 1};
+            gr_plan plan;
+            gr_plan_init(&plan, &shape);
+            at->plan(&shape, &plan);
+            assert_int_equal(gr_plan_finish(&plan), GR_OK);
+            assert_true(plan.step_count <= 5 * 1024);
+            assert_true(plan.after_count <= 3 * plan.step_count);
+            gr_plan_fini(&plan);
+        }
     }
+}
+
+static void test_inputs_are_only_read(void **unused)
+{
+    (void)unused;
+    gr_plan_shape shape = {
+        .coll = GR_COLL_ALLREDUCE, .world_size = 4, .shards = 4, .out_of_place = true};
+    gr_plan plan;
+    gr_plan_init(&plan, &shape);
+    assert_int_equal(plan.user_slots, 1);
+    assert_int_equal(plan.input_slots, 1);
+    gr_plan_copy(&plan, gr_user(0, 0), gr_input(0, 0));
+    assert_int_equal(gr_plan_finish(&plan), GR_OK);
+    gr_plan_copy(&plan, gr_input(0, 0), gr_user(0, 0));
+    assert_int_equal(gr_plan_finish(&plan), GR_E_BUG);
+    gr_plan_fini(&plan);
+
+    gr_plan_init(&plan, &shape);
+    gr_plan_send(&plan, 1, gr_input(1, 0)); /* there is one */
+    assert_int_equal(gr_plan_finish(&plan), GR_E_BUG);
+    gr_plan_fini(&plan);
+}
+
+/* Who has which buffers, in place and out of place. */
+static void test_buffers_of_each_collective(void **unused)
+{
+    (void)unused;
+    static const struct {
+        gr_coll coll;
+        int root_user, root_input, other_user, other_input; /* out of place */
+        int other_user_in_place;
+    } expected[] = {
+        {GR_COLL_ALLREDUCE, 1, 1, 1, 1, 1}, {GR_COLL_REDUCE_SCATTER, 1, 1, 1, 1, 1},
+        {GR_COLL_ALLGATHER, 1, 1, 1, 1, 1}, {GR_COLL_BROADCAST, 1, 1, 1, 0, 1},
+        {GR_COLL_BARRIER, 1, 0, 1, 0, 1},   {GR_COLL_REDUCE, 1, 1, 0, 1, 1},
+        {GR_COLL_GATHER, 1, 1, 0, 1, 1},    {GR_COLL_SCATTER, 1, 1, 1, 0, 1},
+        {GR_COLL_ALLTOALL, 1, 1, 1, 1, 1},  {GR_COLL_SEND, 0, 1, 0, 1, 1},
+        {GR_COLL_RECV, 1, 0, 1, 0, 1},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        gr_plan_shape shape = {.coll = expected[i].coll, .world_size = 3, .shards = 3, .root = 1};
+        for (shape.rank = 0; shape.rank < 2; shape.rank++) {
+            bool is_root = shape.rank == 1;
+            gr_plan plan;
+            shape.out_of_place = true;
+            gr_plan_init(&plan, &shape);
+            assert_int_equal(plan.user_slots,
+                             is_root ? expected[i].root_user : expected[i].other_user);
+            assert_int_equal(plan.input_slots,
+                             is_root ? expected[i].root_input : expected[i].other_input);
+            shape.out_of_place = false;
+            gr_plan_init(&plan, &shape);
+            assert_int_equal(plan.user_slots, is_root ? 1 : expected[i].other_user_in_place);
+            assert_int_equal(plan.input_slots, 0);
+        }
+    }
+    gr_plan_shape shards = {
+        .coll = GR_COLL_ALLREDUCE, .world_size = 2, .shards = 6, .out_of_place = true};
+    gr_plan plan;
+    gr_plan_init(&plan, &shards); /* shards 0, 1 and 2: two subtrees */
+    assert_int_equal(plan.user_slots, 1);
+    assert_int_equal(plan.input_slots, 2);
 }
 
 int main(void)
@@ -266,7 +355,9 @@ int main(void)
         cmocka_unit_test(test_too_many_steps_are_a_failure_kept_for_the_end),
         cmocka_unit_test(test_finding_algorithms),
         cmocka_unit_test(test_shapes_that_do_not_fit_are_declined),
-        cmocka_unit_test(test_alone_there_is_nothing_to_do),
+        cmocka_unit_test(test_alone_there_is_nothing_to_do_but_to_copy),
+        cmocka_unit_test(test_inputs_are_only_read),
+        cmocka_unit_test(test_buffers_of_each_collective),
         cmocka_unit_test(test_dependencies_stay_linear_in_the_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -24,18 +24,37 @@ typedef struct world {
     gr_diag diag;
 } world;
 
-static void open_world(world *w, gr_coll coll, const char *name, int size, int shards, int root)
+/* Which ranks are in place. */
+typedef enum placing { IN_PLACE, OUT_OF_PLACE, MIXED, PLACINGS } placing;
+
+static gr_plan_shape shape_of_rank(const gr_plan_shape *of_all, int rank, placing where)
 {
-    w->algorithm = gr_algorithm_find(coll, name);
-    w->size = size;
-    assert_non_null(w->algorithm);
-    for (int rank = 0; rank < size; rank++) {
-        gr_plan_shape shape = {coll, rank, size, shards, root};
-        assert_true(w->algorithm->fits(&shape));
+    gr_plan_shape shape = *of_all;
+    shape.rank = rank;
+    shape.out_of_place = where == OUT_OF_PLACE || (where == MIXED && rank % 3 != 1);
+    return shape;
+}
+
+static void open_shaped(world *w, const gr_algorithm *algorithm, const gr_plan_shape *of_all,
+                        placing where)
+{
+    w->algorithm = algorithm;
+    w->size = of_all->world_size;
+    for (int rank = 0; rank < w->size; rank++) {
+        gr_plan_shape shape = shape_of_rank(of_all, rank, where);
+        assert_true(algorithm->fits(&shape));
         gr_plan_init(&w->plans[rank], &shape);
-        w->algorithm->plan(&shape, &w->plans[rank]);
+        algorithm->plan(&shape, &w->plans[rank]);
         assert_int_equal(gr_plan_finish(&w->plans[rank]), GR_OK);
     }
+}
+
+static void open_world(world *w, gr_coll coll, const char *name, int size, int shards, int root)
+{
+    const gr_algorithm *algorithm = gr_algorithm_find(coll, name);
+    gr_plan_shape shape = {.coll = coll, .world_size = size, .shards = shards, .root = root};
+    assert_non_null(algorithm);
+    open_shaped(w, algorithm, &shape, IN_PLACE);
 }
 
 /* Plans of two or more ranks without any step yet. */
@@ -44,7 +63,7 @@ static void open_blank(world *w, gr_coll coll, int size)
     w->algorithm = NULL;
     w->size = size;
     for (int rank = 0; rank < size; rank++) {
-        gr_plan_shape shape = {coll, rank, size, size, 0};
+        gr_plan_shape shape = {.coll = coll, .rank = rank, .world_size = size, .shards = size};
         gr_plan_init(&w->plans[rank], &shape);
     }
 }
@@ -106,66 +125,125 @@ static long larger(long a, long b)
 static long bound(const gr_algorithm *algorithm, int n, int shards)
 {
     holdings h = holdings_of(shards, n);
-    bool is_allreduce = algorithm->coll == GR_COLL_ALLREDUCE;
-    if (n == 1 || algorithm->coll == GR_COLL_BARRIER) {
-        return 0;
-    }
-    if (strcmp(algorithm->name, "binomial") == 0) {
-        return log2_up(n);
-    }
-    if (strcmp(algorithm->name, "tree") == 0) {
-        return h.all == n ? log2_up(n) + 1 : h.all + log2_up(n);
-    }
     long to_one = larger(h.most * (n - 1), h.all - h.least);
-    if (strcmp(algorithm->name, "gather") == 0) {
-        return to_one;
+    const struct {
+        gr_coll coll;
+        const char *name;
+        long blocks;
+    } bounds[] = {
+        {GR_COLL_ALLREDUCE, "direct", to_one + n - 1},
+        {GR_COLL_ALLREDUCE, "halving-doubling", 2 * (n - 1)},
+        {GR_COLL_ALLREDUCE, "tree", h.all == n ? log2_up(n) + 1 : h.all + log2_up(n)},
+        {GR_COLL_ALLREDUCE, "gather", to_one},
+        {GR_COLL_ALLREDUCE, "ring", 2 * (n - 1)},
+        {GR_COLL_REDUCE_SCATTER, "direct", n - 1},
+        {GR_COLL_REDUCE_SCATTER, "ring", n - 1},
+        {GR_COLL_ALLGATHER, "direct", n - 1},
+        {GR_COLL_ALLGATHER, "ring", n - 1},
+        {GR_COLL_BROADCAST, "binomial", log2_up(n)},
+        {GR_COLL_BROADCAST, "direct", n - 1},
+        {GR_COLL_BARRIER, "dissemination", 0},
+        {GR_COLL_REDUCE, "direct", n - 1},
+        {GR_COLL_REDUCE, "binomial", log2_up(n)},
+        {GR_COLL_GATHER, "direct", n - 1},
+        {GR_COLL_SCATTER, "direct", n - 1},
+        {GR_COLL_ALLTOALL, "pairwise", n - 1},
+    };
+    for (size_t i = 0; i < sizeof bounds / sizeof bounds[0]; i++) {
+        if (bounds[i].coll == algorithm->coll && strcmp(bounds[i].name, algorithm->name) == 0) {
+            return n == 1 ? 0 : bounds[i].blocks;
+        }
     }
-    if (strcmp(algorithm->name, "direct") == 0 && is_allreduce) {
-        return to_one + n - 1;
-    }
-    return is_allreduce ? 2 * (n - 1) : n - 1;
+    fail_msg("%s %s: no bound on what it sends", gr_coll_name(algorithm->coll), algorithm->name);
+    return 0;
 }
 
-static void prove(const gr_algorithm *algorithm, int n, int shards, int root)
+static void prove(const gr_algorithm *algorithm, int n, int shards, int root, placing where)
 {
     world w;
-    gr_plan_shape shape = {algorithm->coll, 0, n, shards, root};
+    gr_plan_shape shape = {
+        .coll = algorithm->coll, .world_size = n, .shards = shards, .root = root, .uneven = true};
+    if (!algorithm->fits(&shape)) {
+        shape.uneven = false;
+    }
     if (!algorithm->fits(&shape)) {
         return;
     }
-    open_world(&w, algorithm->coll, algorithm->name, n, shards, root);
+    open_shaped(&w, algorithm, &shape, where);
     long most = bound(algorithm, n, shards);
     if (verify(&w, algorithm->canonical, most) != GR_OK) {
-        fail_msg("%s, %d ranks, %d shards, root %d: %s", algorithm->name, n, shards, root,
-                 w.diag.text);
+        fail_msg("%s, %d ranks, %d shards, root %d, placing %d: %s", algorithm->name, n, shards,
+                 root, (int)where, w.diag.text);
     }
     close_world(&w);
+}
+
+static bool is_message(gr_coll coll)
+{
+    return coll == GR_COLL_SEND || coll == GR_COLL_RECV;
+}
+
+static bool has_root(gr_coll coll)
+{
+    return coll == GR_COLL_BROADCAST || coll == GR_COLL_REDUCE || coll == GR_COLL_GATHER ||
+           coll == GR_COLL_SCATTER;
 }
 
 static void test_every_algorithm_for_every_world_size(void **unused)
 {
     (void)unused;
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        for (int n = 1; n <= WORLD_MAX; n++) {
+        for (int n = 1; n <= WORLD_MAX && !is_message(at->coll); n++) {
             const int shards[] = {
                 n, 2 * n,       8,   1 << log2_up(n), 2 << log2_up(n), n + 1, 3 * n + 1, 2 * n - 1,
                 1, (n + 1) / 2, 1000};
             size_t count = at->coll == GR_COLL_ALLREDUCE ? sizeof shards / sizeof shards[0] : 1;
             for (size_t i = 0; i < count; i++) {
-                prove(at, n, shards[i], 0);
+                prove(at, n, shards[i], 0, (placing)((i + (size_t)n) % PLACINGS));
+            }
+            prove(at, n, n, n / 2, IN_PLACE);
+            prove(at, n, n, n - 1, OUT_OF_PLACE);
+            prove(at, n, n, n / 3, MIXED);
+        }
+    }
+}
+
+static void test_every_root(void **unused)
+{
+    (void)unused;
+    for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+        for (int n = 1; n <= WORLD_MAX && has_root(at->coll); n += n < 17 ? 1 : 9) {
+            for (int root = 0; root < n; root++) {
+                prove(at, n, n, root, (placing)(root % PLACINGS));
             }
         }
     }
 }
 
-static void test_broadcast_from_every_root(void **unused)
+/* Every rank has one partner; one of each pair sends. */
+static void test_messages_between_pairs(void **unused)
 {
     (void)unused;
-    for (int n = 1; n <= WORLD_MAX; n += n < 17 ? 1 : 9) {
-        for (int root = 0; root < n; root++) {
-            prove(gr_algorithm_find(GR_COLL_BROADCAST, "binomial"), n, n, root);
-            prove(gr_algorithm_find(GR_COLL_BROADCAST, "direct"), n, n, root);
+    for (int where = 0; where < PLACINGS; where++) {
+        world w = {.size = 6};
+        for (int rank = 0; rank < w.size; rank++) {
+            bool sends = (rank < 3) == (where % 2 == 0);
+            gr_plan_shape all = {.coll = sends ? GR_COLL_SEND : GR_COLL_RECV,
+                                 .world_size = w.size,
+                                 .shards = w.size,
+                                 .root = (rank + 3) % 6};
+            gr_plan_shape shape = shape_of_rank(&all, rank, (placing)where);
+            w.algorithm = gr_algorithm_find(shape.coll, "direct");
+            assert_true(w.algorithm->fits(&shape));
+            gr_plan_init(&w.plans[rank], &shape);
+            w.algorithm->plan(&shape, &w.plans[rank]);
         }
+        finish_world(&w);
+        assert_int_equal(verify(&w, true, 1), GR_OK);
+        w.plans[where].steps[0].peer = (where + 4) % 6;
+        finish_world(&w);
+        assert_int_equal(verify(&w, true, 1), GR_E_BUG);
+        close_world(&w);
     }
 }
 
@@ -659,7 +737,7 @@ static uint64_t expected_sum(gr_tree_range node, int *rank, int *slot, const gr_
 static bool results_right(const run *r)
 {
     const gr_plan_shape *shape = &r->w->plans[0].shape;
-    for (int block = 0; block < r->w->plans[0].blocks; block++) {
+    for (int block = 0; block < (int)r->w->plans[0].blocks; block++) {
         int holder = 0, slot = 0;
         uint64_t expected;
         if (shape->coll == GR_COLL_ALLGATHER) {
@@ -684,7 +762,7 @@ static void fill_values(run *r, int rank)
 {
     const gr_plan *plan = &r->w->plans[rank];
     for (int slot = 0; slot < plan->user_slots; slot++) {
-        for (int block = 0; block < plan->blocks; block++) {
+        for (int block = 0; block < (int)plan->blocks; block++) {
             *value_at(r, rank, gr_user(slot, block)) = contribution(rank, slot, block);
         }
     }
@@ -726,7 +804,7 @@ static void break_operand(gr_operand *operand, const gr_plan *plan, uint64_t ran
 {
     switch (random % 3) {
     case 0:
-        operand->block = (uint16_t)((random >> 8) % plan->blocks);
+        operand->block = (uint32_t)((random >> 8) % plan->blocks);
         break;
     case 1:
         operand->slot = (uint16_t)((random >> 8) % (uint64_t)(plan->scratch_slots + 1));
@@ -769,7 +847,7 @@ static void break_plan(world *w, uint64_t *random)
         step->b = kept.a;
         break;
     case 6:
-        step->peer = (int16_t)(more % (uint64_t)w->size);
+        step->peer = (int32_t)(more % (uint64_t)w->size);
         break;
     default:
         if (step->after_count > 0) {
@@ -829,7 +907,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_algorithm_for_every_world_size),
-        cmocka_unit_test(test_broadcast_from_every_root),
+        cmocka_unit_test(test_every_root),
+        cmocka_unit_test(test_messages_between_pairs),
         cmocka_unit_test(test_bounds_are_tight),
         cmocka_unit_test(test_ring_is_complete_but_not_canonical),
         cmocka_unit_test(test_a_lost_block),
