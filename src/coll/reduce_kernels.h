@@ -3,7 +3,7 @@
  * its table) and includes this file; the compiler vectorises the loops with the instructions that
  * CMake allows for that file. Plain loops keep the bits: contraction is off, and each element is
  * computed by itself. The conversions of f16 an instruction set gives itself, by defining
- * GR_F16_BLOCK (elements), gr_f16_add_block, gr_f16_multiply_block and gr_f16_divide_block.
+ * GR_F16_BLOCK (elements) and gr_f16_<add, multiply, divide>_block.
  *
  * NaN: a sum, product, minimum or maximum of which an operand is a NaN is a NaN, whose sign and payload are
  * not defined. Minimum and maximum count -0 as less than +0. Integers wrap around: they add and
@@ -273,119 +273,7 @@ static void sum_bf16(void *dst, const void *a, const void *b, size_t count)
     }
 }
 
-/* ---- Division -------------------------------------------------------------------------------- */
-/* A power of two divides by multiplying, to the same bits: its inverse is exact. */
-static inline int is_power_of_two(int divisor)
-{
-    return divisor > 0 && (divisor & (divisor - 1)) == 0;
-}
-
-#define GR_SCALE_FLOAT(name, type, number)                                                         \
-    static void name(void *buf, size_t count, int divisor)                                         \
-    {                                                                                              \
-        type *at = buf;                                                                            \
-        number by = (number)divisor;                                                               \
-        if (is_power_of_two(divisor)) {                                                            \
-            number inverse = 1 / by;                                                               \
-            for (size_t i = 0; i < count; i++) {                                                   \
-                at[i] = at[i] * inverse;                                                           \
-            }                                                                                      \
-        } else {                                                                                   \
-            for (size_t i = 0; i < count; i++) {                                                   \
-                at[i] = at[i] / by;                                                                \
-            }                                                                                      \
-        }                                                                                          \
-    }
-
-/* A quotient never leaves the range of its dividend: divisors are positive. */
-#define GR_SCALE_INTEGER(name, type, number)                                                       \
-    static void name(void *buf, size_t count, int divisor)                                         \
-    {                                                                                              \
-        type *at = buf;                                                                            \
-        for (size_t i = 0; i < count; i++) {                                                       \
-            at[i] = (number)(at[i] / divisor);                                                     \
-        }                                                                                          \
-    }
-
-GR_SCALE_FLOAT(scale_f32, any_f32, float)
-GR_SCALE_FLOAT(scale_f64, any_f64, double)
-GR_SCALE_INTEGER(scale_i8, any_i8, int8_t)
-GR_SCALE_INTEGER(scale_u8, any_u8, uint8_t)
-GR_SCALE_INTEGER(scale_i16, any_i16, int16_t)
-GR_SCALE_INTEGER(scale_i32, any_i32, int32_t)
-GR_SCALE_INTEGER(scale_i64, any_i64, int64_t)
-
-static void scale_f16(void *buf, size_t count, int divisor)
-{
-    any_u16 *at = buf;
-    float by = (float)divisor;
-    size_t i = 0;
-#ifdef GR_F16_BLOCK
-    for (; i + GR_F16_BLOCK <= count; i += GR_F16_BLOCK) {
-        gr_f16_divide_block(at + i, by);
-    }
-#endif
-    for (; i < count; i++) {
-        at[i] = gr_f16_of_f32(gr_f32_of_f16(at[i]) / by);
-    }
-}
-
-static void scale_bf16(void *buf, size_t count, int divisor)
-{
-    any_u16 *at = buf;
-    float by = (float)divisor;
-    for (size_t i = 0; i < count; i++) {
-        at[i] = gr_bf16_of_f32(gr_f32_of_bf16(at[i]) / by);
-    }
-}
-
-/* ---- Multiplication by a factor -------------------------------------------------------------- */
-#define GR_MULTIPLY(name, type, factor_type, element)                                              \
-    static void name(void *dst, const void *src, size_t count, double factor)                      \
-    {                                                                                              \
-        type *out = dst;                                                                           \
-        const type *x = src;                                                                       \
-        factor_type by = (factor_type)factor;                                                      \
-        GR_INDEPENDENT                                                                             \
-        for (size_t i = 0; i < count; i++) {                                                       \
-            out[i] = element(x[i], by);                                                            \
-        }                                                                                          \
-    }
-
-static inline uint16_t multiplied_f16(uint16_t x, float by)
-{
-    return gr_f16_of_f32(gr_f32_of_f16(x) * by);
-}
-
-static inline uint16_t multiplied_bf16(uint16_t x, float by)
-{
-    return gr_bf16_of_f32(gr_f32_of_bf16(x) * by);
-}
-
-/* The largest i64 is no f64: from 2^63 on it stands for the product. A NaN (of a factor that is
- * one) gives 0. */
-#define GR_MULTIPLY_INTEGER(name, type, number, least, most)                                       \
-    static inline number multiplied_##name(number x, double by)                                    \
-    {                                                                                              \
-        double product = (double)x * by;                                                           \
-        if (product != product) {                                                                  \
-            return 0;                                                                              \
-        }                                                                                          \
-        return product >= (double)most    ? most                                                   \
-               : product <= (double)least ? least                                                  \
-                                          : (number)product;                                       \
-    }                                                                                              \
-    GR_MULTIPLY(multiply_##name, type, double, multiplied_##name)
-
-GR_MULTIPLY(multiply_f32, any_f32, float, times_f32)
-GR_MULTIPLY(multiply_f64, any_f64, double, times_f64)
-GR_MULTIPLY(multiply_f16, any_u16, float, multiplied_f16)
-GR_MULTIPLY(multiply_bf16, any_u16, float, multiplied_bf16)
-GR_MULTIPLY_INTEGER(i8, any_i8, int8_t, INT8_MIN, INT8_MAX)
-GR_MULTIPLY_INTEGER(u8, any_u8, uint8_t, 0, UINT8_MAX)
-GR_MULTIPLY_INTEGER(i16, any_i16, int16_t, INT16_MIN, INT16_MAX)
-GR_MULTIPLY_INTEGER(i32, any_i32, int32_t, INT32_MIN, INT32_MAX)
-GR_MULTIPLY_INTEGER(i64, any_i64, int64_t, INT64_MIN, INT64_MAX)
+#include "coll/reduce_factors.h"
 
 #define GR_OPS(type)                                                                               \
     {                                                                                              \
