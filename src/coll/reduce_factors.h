@@ -2,7 +2,7 @@
 /* Division and multiplication of a buffer by one number: the part of the kernels that
  * reduce_kernels.h includes, which defines what is used here. */
 #ifndef GR_REDUCE_TABLE
-#error "include coll/reduce_kernels.h instead"
+#error "define GR_REDUCE_TABLE and include coll/reduce_kernels.h"
 #endif
 
 /* ---- Division -------------------------------------------------------------------------------- */

@@ -5,9 +5,9 @@
  * computed by itself. The conversions of f16 an instruction set gives itself, by defining
  * GR_F16_BLOCK (elements) and gr_f16_<add, multiply, divide>_block.
  *
- * NaN: a sum, product, minimum or maximum of which an operand is a NaN is a NaN, whose sign and payload are
- * not defined. Minimum and maximum count -0 as less than +0. Integers wrap around: they add and
- * multiply as unsigned numbers. */
+ * NaN: a sum, product, minimum or maximum of which an operand is a NaN is a NaN, whose sign and
+ * payload are not defined. Minimum and maximum count -0 as less than +0. Integers wrap around: they
+ * add and multiply as unsigned numbers. */
 #ifndef GR_REDUCE_TABLE
 #error "define GR_REDUCE_TABLE before including coll/reduce_kernels.h"
 #endif
