@@ -126,6 +126,24 @@ static void end_operations(gr_exec *exec)
     exec->post_count = 0;
 }
 
+/* Data are of no use any more: behind those that nobody took there may stand what explains the
+ * failure. That sentence, or NULL. */
+static const gr_diag *discard_all(gr_exec *exec)
+{
+    const gr_diag *sentence = NULL;
+    for (int peer = 0; peer < exec->world_size; peer++) {
+        gr_exec_link *link = &exec->links[peer];
+        if (link->link) {
+            gr_link_discard(link->link);
+            const gr_diag *diag = gr_link_diag(link->link);
+            if (!sentence && gr_status_scope((gr_status)diag->status) >= GR_SCOPE_COMM) {
+                sentence = diag;
+            }
+        }
+    }
+    return sentence;
+}
+
 /* Whoever was told by another rank tells all others as well: it may leave before that one's word
  * has come everywhere, and the others must not take its leaving for the cause. */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
@@ -135,6 +153,7 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
     }
     exec->diag = *diag;
     gr_log_write(exec->log, GR_LOG_DEBUG, "coll", "the communicator ends: %s", diag->text);
+    (void)discard_all(exec); /* peers that wait for us to read may have to tell us the same */
     spread_abort(exec);
     end_operations(exec);
 }
@@ -151,6 +170,11 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
     gr_exec_reap(exec, link);
     if (!gr_exec_needs(exec, link)) {
         link->closed = true;
+        return;
+    }
+    const gr_diag *told = discard_all(exec);
+    if (told) {
+        gr_exec_fail(exec, told); /* another peer knows better why this one is gone */
         return;
     }
     op = op ? op : gr_exec_op_at(exec, exec->oldest_seq);

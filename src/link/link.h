@@ -137,6 +137,20 @@ enum { GR_LINK_HOLDS_MAX = 256 };
 void gr_link_next(gr_link *link, uint64_t *hold_out);
 void gr_link_release(gr_link *link, uint64_t hold);
 
+/* Nobody wants data of this link any more, in either direction: what waits to be sent and what
+ * arrives is thrown away, gr_link_peek has nothing. So an ABORT, a BYE or the end that stands behind
+ * unread data is found: at once if it is here, else by gr_mesh_progress. Buffers that were lent to
+ * the link are their owners' again, but for a message on tcp that is written in part: its rest is
+ * read once more. */
+void gr_link_discard(gr_link *link);
+
+/* The CLAIM that came over this link, once: GR_OK, the frame and its text with a zero behind;
+ * GR_PENDING: none. A link carries one CLAIM each way; the claimer's communicator ends with it. On
+ * shm it is seen before the data that it stands behind; on tcp those must be read or discarded. */
+enum { GR_CLAIM_TEXT_BYTES = GR_DIAG_TEXT_BYTES + 1 };
+gr_status gr_link_claim(gr_link *link, gr_frame *frame_out,
+                        char text_out[GR_CLAIM_TEXT_BYTES]) GR_MUST_CHECK;
+
 /* Why the link is broken; status GR_OK while it is not. */
 const gr_diag *gr_link_diag(const gr_link *link);
 int gr_link_peer(const gr_link *link);

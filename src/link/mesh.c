@@ -64,7 +64,7 @@ void gr_spin_learn(gr_spin *spin, int64_t waited_us)
 static void end_link(gr_link *link, bool drain)
 {
     link->state = GR_LINK_ENDED;
-    link->drain = drain;
+    link->drain = drain && !link->discard;
     if (link->fd >= 0) {
         close(link->fd);
         link->mesh->stats.system_calls++;
@@ -99,17 +99,35 @@ void gr_link_left(gr_link *link)
     end_link(link, true);
 }
 
-void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
+/* A sentence from outside goes to a terminal or a log: no control characters. Its length. */
+static size_t clean_text(const gr_frame *frame, const char *text, char out[GR_FRAME_ABORT_MAX + 1])
 {
-    char clean[GR_FRAME_ABORT_MAX + 1];
     size_t size = strnlen(text, frame->size_bytes < GR_FRAME_ABORT_MAX ? frame->size_bytes
                                                                        : GR_FRAME_ABORT_MAX);
     for (size_t i = 0; i < size; i++) {
-        /* A sentence from outside goes to a terminal or a log: no control characters. */
         unsigned char c = (unsigned char)text[i];
-        clean[i] = c >= 0x80 || isprint(c) ? (char)c : ' ';
+        out[i] = c >= 0x80 || isprint(c) ? (char)c : ' ';
     }
-    clean[size] = '\0';
+    out[size] = '\0';
+    return size;
+}
+
+_Static_assert((int)GR_CLAIM_TEXT_BYTES == GR_FRAME_ABORT_MAX + 1, "any CLAIM fits");
+
+void gr_link_claimed(gr_link *link, const gr_frame *frame, const char *text)
+{
+    if (link->claimed) {
+        return;
+    }
+    link->claimed = link->claim_waits = true;
+    link->claim = *frame;
+    link->claim.size_bytes = (uint32_t)clean_text(frame, text, link->claim_text);
+}
+
+void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
+{
+    char clean[GR_FRAME_ABORT_MAX + 1];
+    size_t size = clean_text(frame, text, clean);
     gr_status status = (gr_status)(-(int32_t)frame->message);
     if (gr_status_scope(status) < GR_SCOPE_COMM) {
         status = GR_E_COMM_BROKEN;
@@ -537,8 +555,41 @@ gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data, u
     if (link->state != GR_LINK_UP) {
         return GR_E_PEER_LOST;
     }
-    gr_status status = gr_frame_check(frame, NULL);
-    return status != GR_OK ? GR_E_INVALID : link->mesh->ops->send(link, frame, data, ticket_out);
+    if (gr_frame_check(frame, NULL) != GR_OK) {
+        return GR_E_INVALID;
+    }
+    bool claims = frame->kind == GR_FRAME_CLAIM;
+    if (claims && link->claim_sent) {
+        return GR_E_INVALID; /* on shm its text has one place */
+    }
+    gr_status status = link->mesh->ops->send(link, frame, data, ticket_out);
+    link->claim_sent = link->claim_sent || (claims && status == GR_OK);
+    return status;
+}
+
+void gr_link_discard(gr_link *link)
+{
+    if (link->discard || (link->state != GR_LINK_UP && !link->drain)) {
+        return;
+    }
+    link->discard = true;
+    if (link->mesh->ops->discard != NULL && link->state == GR_LINK_UP) {
+        link->mesh->ops->discard(link);
+    }
+    if (link->state != GR_LINK_UP) {
+        link->drain = false;
+    }
+}
+
+gr_status gr_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLAIM_TEXT_BYTES])
+{
+    if (!link->claim_waits) {
+        return GR_PENDING;
+    }
+    link->claim_waits = false;
+    *frame_out = link->claim;
+    memcpy(text_out, link->claim_text, (size_t)link->claim.size_bytes + 1);
+    return GR_OK;
 }
 
 bool gr_link_sent(gr_link *link, uint64_t ticket)
@@ -550,6 +601,9 @@ gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
 {
     if (link->state != GR_LINK_UP && !link->drain) {
         return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
+    }
+    if (link->discard) {
+        return GR_PENDING;
     }
     gr_status status = link->mesh->ops->peek(link, frame_out);
     if (status == GR_PENDING && link->state != GR_LINK_UP) {

@@ -26,8 +26,13 @@ struct gr_link {
     gr_link_state state;
     bool drain;  /* ended, but messages that arrived whole are still handed out */
     bool report; /* gr_mesh_progress has yet to tell of the failure */
+    bool discard; /* data are thrown away */
+    bool claimed; /* a CLAIM came; the first is kept until it is asked for */
+    bool claim_sent, claim_waits;
     int64_t attach_by_us;
     gr_diag diag; /* why it ended */
+    gr_frame claim;
+    char claim_text[GR_CLAIM_TEXT_BYTES];
 };
 
 /* How long to spin before sleeping: grows while waits turn out short, shrinks while they are
@@ -87,6 +92,7 @@ struct gr_link_ops {
     gr_status (*read)(gr_link *link, void *dst);
     void (*next)(gr_link *link, uint64_t *hold_out);
     void (*release)(gr_link *link, uint64_t hold);
+    void (*discard)(gr_link *link); /* `discard` was set just now; NULL: nothing to do */
 };
 
 extern const gr_link_ops gr_shm_ops;
@@ -108,6 +114,8 @@ void gr_link_left(gr_link *link);
  * -frame->message, because of rank frame->segment. The link's status is that status if it is one of
  * a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's. */
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text);
+/* The peer met a foreign operation; frame->size_bytes of text. Kept for gr_link_claim. */
+void gr_link_claimed(gr_link *link, const gr_frame *frame, const char *text);
 /* End of file on the socket, or an error of it (errno; 0: end of file). */
 void gr_link_closed(gr_link *link, int error);
 

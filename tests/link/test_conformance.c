@@ -409,6 +409,84 @@ static void test_abort(gr_link_kind kind)
     pair_close(&p);
 }
 
+/* Data that nobody reads, more than sockets hold; then an ABORT: whoever wants no data any more
+ * finds it, and what is queued the other way does not keep it waiting. */
+static void test_discard(gr_link_kind kind)
+{
+    enum { BIG = 8 << 20, COUNT = 4 };
+    static const char sentence[] = "rank 2 died";
+    pair p;
+    gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = BIG};
+    uint64_t ticket;
+    uint8_t *data[2] = {calloc(1, BIG), calloc(1, BIG)};
+    assert_true(data[0] != NULL && data[1] != NULL);
+    pair_open(&p, kind);
+    for (int i = 0; i < COUNT; i++) {
+        for (int at = 0; at < 2; at++) {
+            gr_status sent = gr_link_send(p.link[at], &frame, data[at], &ticket);
+            assert_true(sent == GR_OK || sent == GR_E_AGAIN);
+        }
+    }
+    (void)pair_await(&p, 0);
+    gr_status reading = gr_link_read(p.link[0], data[0]);
+    assert_true(reading == GR_OK || reading == GR_PENDING);
+    gr_link_discard(p.link[1]);
+    frame = (gr_frame){.kind = GR_FRAME_ABORT, .size_bytes = sizeof sentence - 1};
+    assert_int_equal(gr_link_send(p.link[1], &frame, sentence, &ticket), GR_OK);
+    gr_link_discard(p.link[0]);
+    assert_true(gr_link_peek(p.link[0], &frame) != GR_OK);
+    gr_status status = GR_OK;
+    for (int64_t end = test_now_us() + PATIENCE_US; status == GR_OK && test_now_us() < end;) {
+        assert_int_equal(gr_mesh_progress(p.mesh[1], NULL), GR_OK);
+        status = gr_mesh_progress(p.mesh[0], NULL);
+    }
+    assert_string_equal(gr_link_diag(p.link[0])->text, sentence);
+    assert_int_equal(gr_link_peek(p.link[0], &frame), GR_E_PEER_LOST);
+    pair_close(&p);
+    free(data[0]);
+    free(data[1]);
+}
+
+/* A CLAIM is handed up once, with its text; the data around it stay whole and in order. */
+static void test_claim(gr_link_kind kind)
+{
+    static const char sentence[] = "allreduce of 100 f32\x07 at train.c:88, and what more there is";
+    pair p;
+    uint8_t data[3000], got[3000];
+    gr_frame frame = {.kind = GR_FRAME_CLAIM,
+                      .comm = 5,
+                      .op_seq = 17,
+                      .fingerprint = 99,
+                      .size_bytes = sizeof sentence - 1};
+    char text[GR_CLAIM_TEXT_BYTES];
+    uint64_t ticket;
+    memset(data, 3, sizeof data);
+    pair_open(&p, kind);
+    assert_int_equal(gr_link_claim(p.link[0], &frame, text), GR_PENDING);
+    (void)pair_send(&p, 1, 1, data, 100);
+    assert_int_equal(gr_link_send(p.link[1], &frame, sentence, &ticket), GR_OK);
+    assert_int_equal(gr_link_send(p.link[1], &frame, sentence, &ticket), GR_E_INVALID);
+    (void)pair_send(&p, 1, 2, data, sizeof data);
+    (void)pair_send(&p, 1, 3, data, 10);
+    frame = (gr_frame){0};
+    pair_read(&p, 0, got);
+    for (int64_t end = test_now_us() + PATIENCE_US;
+         gr_link_claim(p.link[0], &frame, text) != GR_OK && test_now_us() < end;) {
+        pair_pump(&p);
+    }
+    assert_int_equal(frame.comm, 5);
+    assert_int_equal(frame.op_seq, 17);
+    assert_int_equal(frame.fingerprint, 99);
+    assert_string_equal(text, "allreduce of 100 f32  at train.c:88, and what more there is");
+    assert_int_equal(gr_link_claim(p.link[0], &frame, text), GR_PENDING);
+    assert_int_equal(pair_await(&p, 0).op_seq, 2);
+    pair_read(&p, 0, got);
+    assert_memory_equal(got, data, sizeof data);
+    assert_int_equal(pair_await(&p, 0).op_seq, 3);
+    pair_read(&p, 0, got);
+    pair_close(&p);
+}
+
 /* An ABORT gets through when the sender has no room for data any more. */
 static void test_abort_when_full(gr_link_kind kind)
 {
@@ -728,6 +806,8 @@ static void test_nothing_is_left(gr_link_kind kind)
     X(bye)                                                                                         \
     X(abort)                                                                                       \
     X(abort_when_full)                                                                             \
+    X(discard)                                                                                     \
+    X(claim)                                                                                       \
     X(another_process)                                                                             \
     X(death_while_idle)                                                                            \
     X(death_while_sending)                                                                         \

@@ -18,7 +18,7 @@
 
 enum {
     MASK = GR_SHM_SLOTS - 1,
-    RESERVED = 2 /* descriptors that only BYE and ABORT may take: they must never be stuck */
+    RESERVED = 3 /* descriptors that only BYE, ABORT and CLAIM may take: they must never be stuck */
 };
 #define NO_HOLD UINT64_MAX
 
@@ -168,15 +168,19 @@ static void send_inline(gr_shm_link *link, const gr_frame *frame, const void *da
     publish(link, slot);
 }
 
-/* An ABORT has its own place in the file: it must get through when all else is full. */
-static gr_status send_abort(gr_shm_link *link, const gr_frame *frame, const void *data)
+_Static_assert((int)GR_SHM_TEXT_BYTES == GR_FRAME_ABORT_MAX, "any sentence fits");
+
+/* A CLAIM and an ABORT have their own places in the file: they must get through when all else is
+ * full. */
+static gr_status send_sentence(gr_shm_link *link, const gr_frame *frame, const void *data)
 {
+    char *text = link->out->text[frame->kind == GR_FRAME_ABORT];
     if (!slot_free(link, 0)) {
         return GR_E_AGAIN;
     }
-    memcpy(link->out->text, data, frame->size_bytes);
-    send_far(link, frame, GR_SHM_WHOLE,
-             (size_t)((uint8_t *)link->out->text - mesh_of(link)->own.base), frame->size_bytes, 0);
+    memcpy(text, data, frame->size_bytes);
+    send_far(link, frame, GR_SHM_WHOLE, (size_t)((uint8_t *)text - mesh_of(link)->own.base),
+             frame->size_bytes, 0);
     return GR_OK;
 }
 
@@ -217,8 +221,8 @@ gr_status gr_shm_link_send(gr_link *base, const gr_frame *frame, const void *dat
 {
     gr_shm_link *link = shm_of(base);
     gr_status status = GR_E_AGAIN;
-    if (frame->kind == GR_FRAME_ABORT && frame->size_bytes > 0) {
-        status = send_abort(link, frame, data);
+    if (frame->kind != GR_FRAME_DATA && frame->size_bytes > 0) {
+        status = send_sentence(link, frame, data);
     } else if (frame->kind != GR_FRAME_DATA) {
         if (slot_free(link, 0)) {
             send_inline(link, frame, data);
@@ -326,6 +330,17 @@ static bool load_slot(gr_shm_link *link, uint64_t index, gr_shm_slot *copy)
     return false;
 }
 
+static gr_frame frame_of(const gr_shm_slot *slot)
+{
+    return (gr_frame){.kind = slot->kind,
+                      .comm = slot->comm,
+                      .op_seq = slot->op_seq,
+                      .message = slot->message,
+                      .segment = slot->segment,
+                      .size_bytes = slot->size_bytes,
+                      .fingerprint = slot->fingerprint};
+}
+
 void gr_shm_link_scan(gr_shm_link *link)
 {
     while (link->base.state == GR_LINK_UP && arrived(link, link->seen)) {
@@ -333,13 +348,17 @@ void gr_shm_link_scan(gr_shm_link *link)
         gr_shm_slot copy;
         if (kind == GR_FRAME_BYE) {
             gr_link_left(&link->base);
-        } else if (kind == GR_FRAME_ABORT && load_slot(link, link->seen, &copy)) {
+        } else if ((kind == GR_FRAME_ABORT || kind == GR_FRAME_CLAIM) &&
+                   load_slot(link, link->seen, &copy)) {
             const void *text = copy.place == GR_SHM_INLINE
                                    ? (const void *)copy.payload.bytes
                                    : link->theirs.base + copy.payload.far.offset;
-            const gr_frame frame = {
-                .message = copy.message, .segment = copy.segment, .size_bytes = copy.size_bytes};
-            gr_link_aborted(&link->base, &frame, text);
+            const gr_frame frame = frame_of(&copy);
+            if (kind == GR_FRAME_ABORT) {
+                gr_link_aborted(&link->base, &frame, text);
+            } else {
+                gr_link_claimed(&link->base, &frame, text);
+            }
         }
         link->seen++;
     }
@@ -366,15 +385,37 @@ static void advance_released(gr_shm_link *link)
     }
 }
 
+static void drop_tail(gr_shm_link *link)
+{
+    link->tail++;
+    if (link->seen < link->tail) {
+        link->seen = link->tail;
+    }
+    advance_released(link);
+}
+
+/* The descriptor of data at the tail. A CLAIM before it is noted and passed over; at BYE or ABORT
+ * the link ends. */
+static bool load_data(gr_shm_link *link, gr_shm_slot *copy)
+{
+    while (load_slot(link, link->tail, copy)) {
+        if (copy->kind == GR_FRAME_DATA) {
+            return true;
+        }
+        gr_shm_link_scan(link);
+        if (copy->kind != GR_FRAME_CLAIM) {
+            return false;
+        }
+        drop_tail(link);
+    }
+    return false;
+}
+
 /* The next piece of the message at the head, which begins at `at` of it. NULL: not there yet. */
 static const uint8_t *take_piece(gr_shm_link *link, uint32_t at, uint32_t *size_out)
 {
     gr_shm_slot piece;
-    if (!load_slot(link, link->tail, &piece)) {
-        return NULL;
-    }
-    if (piece.kind != GR_FRAME_DATA) {
-        gr_shm_link_scan(link); /* it left or gave up in the middle of a message */
+    if (!load_data(link, &piece)) {
         return NULL;
     }
     uint32_t size = piece.payload.far.piece_bytes;
@@ -390,22 +431,13 @@ static const uint8_t *take_piece(gr_shm_link *link, uint32_t at, uint32_t *size_
     return link->theirs.base + piece.payload.far.offset;
 }
 
-static void drop_piece(gr_shm_link *link)
-{
-    link->tail++;
-    if (link->seen < link->tail) {
-        link->seen = link->tail;
-    }
-    advance_released(link);
-}
-
 void gr_shm_link_skip(gr_shm_link *link)
 {
     uint32_t size;
     while (link->skip_bytes > 0 &&
            take_piece(link, link->frame.size_bytes - link->skip_bytes, &size) != NULL) {
         link->skip_bytes -= size;
-        drop_piece(link);
+        drop_tail(link);
     }
 }
 
@@ -415,23 +447,13 @@ gr_status gr_shm_link_peek(gr_link *base, gr_frame *frame_out)
     if (!link->have) {
         gr_shm_slot copy;
         gr_shm_link_skip(link);
-        if (link->skip_bytes > 0 || !load_slot(link, link->tail, &copy)) {
-            return GR_PENDING;
-        }
-        if (copy.kind != GR_FRAME_DATA) {
-            gr_shm_link_scan(link);
+        if (link->skip_bytes > 0 || !load_data(link, &copy)) {
             return GR_PENDING;
         }
         if (link->seen <= link->tail) {
             link->seen = link->tail + 1;
         }
-        link->frame = (gr_frame){.kind = copy.kind,
-                                 .comm = copy.comm,
-                                 .op_seq = copy.op_seq,
-                                 .message = copy.message,
-                                 .segment = copy.segment,
-                                 .size_bytes = copy.size_bytes,
-                                 .fingerprint = copy.fingerprint};
+        link->frame = frame_of(&copy);
         link->place = copy.place;
         link->got_bytes = 0;
         link->at = copy.place == GR_SHM_INLINE ? slot_at(link, link->tail)->payload.bytes
@@ -473,7 +495,7 @@ gr_status gr_shm_link_read(gr_link *base, void *dst)
         }
         memcpy((uint8_t *)dst + link->got_bytes, piece, piece_bytes);
         link->got_bytes += piece_bytes;
-        drop_piece(link);
+        drop_tail(link);
     }
     return GR_OK;
 }
@@ -503,6 +525,12 @@ void gr_shm_link_next(gr_link *base, uint64_t *hold_out)
     }
     link->tail++;
     advance_released(link);
+}
+
+void gr_shm_link_discard(gr_link *base)
+{
+    shm_of(base)->pending.active = false;
+    gr_shm_link_scan(shm_of(base));
 }
 
 void gr_shm_link_release(gr_link *base, uint64_t hold)

@@ -24,7 +24,7 @@ enum {
     GR_SHM_INLINE_MAX = 32,
     GR_SHM_STAGE_BYTES = 512 << 10,
     GR_SHM_PIECE_BYTES = 128 << 10, /* at most a quarter of the stage: two are always under way */
-    GR_SHM_TEXT_BYTES = 1024,
+    GR_SHM_TEXT_BYTES = 512,
     GR_SHM_CPU_WORDS = 16 /* cores that this process may run on: a mask of 1024 */
 };
 
@@ -58,7 +58,8 @@ typedef struct gr_shm_pair {
     _Alignas(GR_SHM_LINE) _Atomic uint64_t wake_at;
     /* Receiving: how many descriptors of the peer's ring we released, from the first on. */
     _Alignas(GR_SHM_LINE) _Atomic uint64_t released;
-    _Alignas(GR_SHM_LINE) char text[GR_SHM_TEXT_BYTES]; /* of our ABORT: it must need no room */
+    /* Of our CLAIM, then of our ABORT: these must need no room. */
+    _Alignas(GR_SHM_LINE) char text[2][GR_SHM_TEXT_BYTES];
     _Alignas(GR_SHM_PAGE) gr_shm_slot slots[GR_SHM_SLOTS];
 } gr_shm_pair;
 

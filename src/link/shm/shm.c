@@ -305,4 +305,5 @@ const gr_link_ops gr_shm_ops = {
     .read = gr_shm_link_read,
     .next = gr_shm_link_next,
     .release = gr_shm_link_release,
+    .discard = gr_shm_link_discard,
 };

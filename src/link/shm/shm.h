@@ -68,6 +68,7 @@ gr_status gr_shm_link_view(gr_link *link, const void **data_out);
 gr_status gr_shm_link_read(gr_link *link, void *dst);
 void gr_shm_link_next(gr_link *link, uint64_t *hold_out);
 void gr_shm_link_release(gr_link *link, uint64_t hold);
+void gr_shm_link_discard(gr_link *link);
 
 /* Wake the owner of a bell if it sleeps. True if that took a system call. */
 bool gr_shm_bell_ring(gr_shm_bell *bell);

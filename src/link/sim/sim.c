@@ -113,6 +113,8 @@ static void look(gr_link *link)
             gr_link_left(link);
         } else if (message->frame.kind == GR_FRAME_ABORT) {
             gr_link_aborted(link, &message->frame, (const char *)message->data);
+        } else if (message->frame.kind == GR_FRAME_CLAIM) {
+            gr_link_claimed(link, &message->frame, (const char *)message->data);
         }
     }
     if (link->state == GR_LINK_UP && in->end_us <= net->now_us) {
@@ -224,7 +226,7 @@ static gr_status send_message(gr_link *link, const gr_frame *frame, const void *
     gr_sim_stream *out = outgoing(link);
     gr_sim_rank *rank = &net->ranks[link->mesh->rank];
     note_freed(net, out);
-    bool last_words = frame->kind == GR_FRAME_ABORT || frame->kind == GR_FRAME_BYE;
+    bool last_words = frame->kind != GR_FRAME_DATA;
     uint64_t room = (uint64_t)net->config.room + (last_words ? GR_SIM_RESERVED : 0);
     if (out->sent - out->freed >= room) {
         return GR_E_AGAIN;
@@ -266,13 +268,19 @@ static void leave(gr_link *link)
 }
 
 /* ---- Receiving ------------------------------------------------------------------------------- */
+static void next(gr_link *link, uint64_t *hold_out);
+
 static gr_status peek(gr_link *link, gr_frame *frame_out)
 {
     gr_sim_stream *in = incoming(link);
+    const gr_sim_message *message = gr_sim_message_at(net_of(link), in, in->taken);
+    if (in->taken < in->seen && message->frame.kind == GR_FRAME_CLAIM) {
+        next(link, NULL); /* it was handed up when it came */
+        message = gr_sim_message_at(net_of(link), in, in->taken);
+    }
     if (in->taken == in->seen) {
         return GR_PENDING;
     }
-    const gr_sim_message *message = gr_sim_message_at(net_of(link), in, in->taken);
     if (message->frame.kind == GR_FRAME_BYE || message->frame.kind == GR_FRAME_ABORT) {
         return GR_PENDING; /* the link has ended with it */
     }

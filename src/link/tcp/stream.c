@@ -238,9 +238,14 @@ static void parse(gr_tcp_link *link)
     link->view = -1;
 }
 
-/* The head is BYE or ABORT and all there: the link ends. */
+/* The head is no data and all there: BYE and ABORT end the link. */
 static void obey(gr_tcp_link *link)
 {
+    if (link->frame.kind == GR_FRAME_CLAIM) {
+        gr_link_claimed(&link->base, &link->frame, (const char *)link->buffer + link->start);
+        gr_tcp_link_next(&link->base, NULL);
+        return;
+    }
     if (link->frame.kind == GR_FRAME_BYE) {
         gr_link_left(&link->base);
     } else {
@@ -283,7 +288,14 @@ void gr_tcp_link_receive(gr_tcp_link *link)
         }
         if (link->have && link->frame.kind != GR_FRAME_DATA && complete(link)) {
             obey(link);
-            return;
+            if (link->base.state != GR_LINK_UP) {
+                return;
+            }
+            continue;
+        }
+        if (link->have && link->base.discard && link->frame.kind == GR_FRAME_DATA) {
+            gr_tcp_link_next(&link->base, NULL);
+            continue;
         }
         if (link->have && link->dst != NULL) {
             read_to_dst(link);
@@ -372,6 +384,17 @@ void gr_tcp_link_next(gr_link *base, uint64_t *hold_out)
     link->skip_bytes -= (uint32_t)take_buffered(link, NULL, link->skip_bytes);
     link->have = false;
     link->dst = NULL;
+}
+
+/* What nobody began to write is forgotten; what is written in part must go on, since the peer reads
+ * the next header behind it. */
+void gr_tcp_link_discard(gr_link *base)
+{
+    gr_tcp_link *link = tcp_of(base);
+    if (link->done < link->head) {
+        link->head = link->done + (link->written > 0 ? 1 : 0);
+    }
+    gr_tcp_link_receive(link);
 }
 
 void gr_tcp_link_release(gr_link *base, uint64_t hold)

@@ -213,4 +213,5 @@ const gr_link_ops gr_tcp_ops = {
     .read = gr_tcp_link_read,
     .next = gr_tcp_link_next,
     .release = gr_tcp_link_release,
+    .discard = gr_tcp_link_discard,
 };

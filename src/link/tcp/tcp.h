@@ -64,5 +64,6 @@ gr_status gr_tcp_link_view(gr_link *link, const void **data_out);
 gr_status gr_tcp_link_read(gr_link *link, void *dst);
 void gr_tcp_link_next(gr_link *link, uint64_t *hold_out);
 void gr_tcp_link_release(gr_link *link, uint64_t hold);
+void gr_tcp_link_discard(gr_link *link);
 
 #endif
