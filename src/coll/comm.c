@@ -33,8 +33,13 @@ static bool wants_thread(const gr_comm *comm, const gr_group_config *config)
 static gr_status join_others(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
 {
     /* Before anything starts, and in a group of one as well: is the choice one at all? */
-    gr_status status =
-        gr_selection_init(&comm->selection, config->algorithm, config->exact, GR_LINK_SHM, diag);
+    gr_selection_config choosing = {.text = config->algorithm,
+                                    .exact = config->exact,
+                                    .link = GR_LINK_SHM,
+                                    .world_size = config->rank < 0 ? 1 : (int)config->world_size,
+                                    .segment_bytes = (size_t)config->segment_bytes,
+                                    .log = &comm->log};
+    gr_status status = gr_selection_init(&comm->selection, &choosing, diag);
     if (status == GR_OK) {
         status = gr_group_join(config, &comm->log, &comm->group, diag);
     }
@@ -47,8 +52,8 @@ static gr_status join_others(gr_comm *comm, const gr_group_config *config, gr_di
     if (!comm->mesh) {
         return GR_OK;
     }
-    status = gr_selection_init(&comm->selection, config->algorithm, config->exact, link_kind(comm),
-                               diag);
+    choosing.link = link_kind(comm);
+    status = gr_selection_init(&comm->selection, &choosing, diag);
     if (status != GR_OK) {
         return status;
     }

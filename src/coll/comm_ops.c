@@ -80,7 +80,8 @@ static gr_status start(gr_comm *comm, const call *r, gr_op **op_out)
                            .shards = r->shards,
                            .root = r->root};
     size_t size_bytes = r->total_count * gr_dtype_bytes(r->dtype);
-    const gr_algorithm *algorithm = gr_select(&comm->selection, &shape, size_bytes, order_free(r));
+    const gr_algorithm *algorithm =
+        gr_select(&comm->selection, &shape, r->dtype, size_bytes, order_free(r)).algorithm;
     if (!algorithm) {
         return refuse(comm, r->coll, "no algorithm can do it for this number of ranks");
     }

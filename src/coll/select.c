@@ -1,140 +1,212 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/select.h"
-#include "base/doc.h"
 #include "base/fail.h"
 
-#include <stdio.h>
 #include <string.h>
 
-/* The first row that covers an operation and whose algorithm can plan for it wins. The limits are
- * where the curves of bench/bench_allreduce cross on two cores, up to 8 ranks, both links inside
- * the host. The ring is never chosen: it moves as much as `direct` in more rounds. */
-typedef struct choice {
-    gr_coll coll;
-    gr_link_kind link;
-    int world_size_max;
-    size_t size_bytes_max;
-    const char *name;
-} choice;
+enum { SMALLEST_CLASS_BYTES = 64 };
 
-#define ANY_SIZE SIZE_MAX
-#define ANY_WORLD INT32_MAX
+/* Segments besides that of the user; the first is what the executor does unasked. */
+static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {256 << 10, 64 << 10, 1 << 20};
 
-static const choice choices[] = {
-    {GR_COLL_ALLREDUCE, GR_LINK_SHM, 2, 16 << 10, "gather"},
-    {GR_COLL_ALLREDUCE, GR_LINK_SHM, 4, 8 << 10, "gather"},
-    {GR_COLL_ALLREDUCE, GR_LINK_SHM, 8, 4 << 10, "gather"},
-    {GR_COLL_ALLREDUCE, GR_LINK_SHM, ANY_WORLD, 4 << 10, "tree"},
-    {GR_COLL_ALLREDUCE, GR_LINK_SHM, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_ALLREDUCE, GR_LINK_TCP, 4, 32 << 10, "gather"},
-    {GR_COLL_ALLREDUCE, GR_LINK_TCP, 8, 2 << 10, "gather"},
-    {GR_COLL_ALLREDUCE, GR_LINK_TCP, ANY_WORLD, 32 << 10, "tree"},
-    {GR_COLL_ALLREDUCE, GR_LINK_TCP, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_REDUCE_SCATTER, GR_LINK_SHM, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_REDUCE_SCATTER, GR_LINK_TCP, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_ALLGATHER, GR_LINK_SHM, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_ALLGATHER, GR_LINK_TCP, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_BROADCAST, GR_LINK_SHM, ANY_WORLD, 4096, "binomial"},
-    {GR_COLL_BROADCAST, GR_LINK_SHM, ANY_WORLD, ANY_SIZE, "direct"},
-    {GR_COLL_BROADCAST, GR_LINK_TCP, ANY_WORLD, ANY_SIZE, "binomial"},
-    {GR_COLL_BARRIER, GR_LINK_SHM, ANY_WORLD, ANY_SIZE, "dissemination"},
-    {GR_COLL_BARRIER, GR_LINK_TCP, ANY_WORLD, ANY_SIZE, "dissemination"},
-};
-
-enum { CHOICES = sizeof choices / sizeof choices[0], WORD_BYTES = 64, LIST_BYTES = 256 };
-_Static_assert((int)CHOICES <= (int)GR_SELECT_ROWS_MAX, "gr_selection has room for all rows");
-
-static void list_algorithms(gr_coll coll, char *text, size_t size_bytes)
+gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *config,
+                            gr_diag *diag)
 {
-    size_t used = 0;
-    text[0] = '\0';
-    for (const gr_algorithm *at = gr_algorithms; at->name && used < size_bytes; at++) {
-        if (at->coll == coll) {
-            int wrote =
-                snprintf(text + used, size_bytes - used, "%s%s", used ? ", " : "", at->name);
-            used += wrote > 0 ? (size_t)wrote : 0;
-        }
-    }
+    *selection = (gr_selection){.exact = config->exact,
+                                .link = config->link,
+                                .world_size = config->world_size,
+                                .segment_bytes = config->segment_bytes,
+                                .log = config->log};
+    gr_model_defaults(&selection->model, config->link);
+    return gr_select_rules_parse(&selection->forced, config->text ? config->text : "",
+                                 config->exact, config->world_size, diag);
 }
 
-/* One "collective=algorithm". */
-static gr_status take_word(gr_selection *selection, const char *word, gr_diag *diag)
+void gr_selection_adopt(gr_selection *selection, const gr_model *model,
+                        const gr_select_rules *measured)
 {
-    const char *equals = strchr(word, '=');
-    size_t length = equals ? (size_t)(equals - word) : strlen(word);
-    int coll = 0;
-    while (coll < GR_COLL_COUNT && !(strlen(gr_coll_name((gr_coll)coll)) == length &&
-                                     strncmp(gr_coll_name((gr_coll)coll), word, length) == 0)) {
-        coll++;
+    selection->model = *model;
+    selection->measured.count = 0;
+    if (measured) {
+        selection->measured = *measured;
     }
-    if (!equals || coll == GR_COLL_COUNT) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_ALGORITHM: \"%s\" must read collective=algorithm, where collective "
-                       "is allreduce, reduce-scatter, allgather, broadcast or barrier",
-                       word);
-    }
-    const gr_algorithm *algorithm = gr_algorithm_find((gr_coll)coll, equals + 1);
-    if (!algorithm) {
-        char known[LIST_BYTES];
-        list_algorithms((gr_coll)coll, known, sizeof known);
-        return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_ALGORITHM: there is no %s algorithm \"%s\"; there are %s",
-                       gr_coll_name((gr_coll)coll), equals + 1, known);
-    }
-    if (selection->exact && !algorithm->canonical) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_ALGORITHM: %s=%s does not add in the order of the shard tree, so "
-                       "that results would depend on the number of workers; choose another one, or "
-                       "permit it by GRADUS_EXACT=0 (exact: false in a job file)",
-                       gr_coll_name((gr_coll)coll), algorithm->name);
-    }
-    selection->forced[coll] = algorithm;
-    return GR_OK;
+    memset(selection->classes, 0, sizeof selection->classes);
 }
 
-gr_status gr_selection_init(gr_selection *selection, const char *text, bool exact,
-                            gr_link_kind link, gr_diag *diag)
+/* ---- Sizes ----------------------------------------------------------------------------------- */
+int gr_select_size_class(size_t size_bytes)
 {
-    *selection = (gr_selection){.exact = exact, .link = link};
-    for (int i = 0; i < CHOICES; i++) {
-        if (choices[i].link == link) {
-            selection->rows[i] = gr_algorithm_find(choices[i].coll, choices[i].name);
-        }
+    int at = 0;
+    while (at < GR_SELECT_SIZES - 1 && gr_select_class_bytes(at) < size_bytes) {
+        at++;
     }
-    while (text && *text) {
-        char word[WORD_BYTES];
-        size_t length = strcspn(text, ", ");
-        if (length >= sizeof word) {
-            return gr_fail(diag, GR_E_INVALID, "GRADUS_ALGORITHM: \"%.40s...\" is too long", text);
-        }
-        memcpy(word, text, length);
-        word[length] = '\0';
-        gr_status status = length > 0 ? take_word(selection, word, diag) : GR_OK;
-        if (status != GR_OK) {
-            return status;
-        }
-        text += length;
-        text += strspn(text, ", ");
-    }
-    return GR_OK;
+    return at;
 }
 
-const gr_algorithm *gr_select(const gr_selection *selection, const gr_plan_shape *shape,
-                              size_t size_bytes, bool order_free)
+size_t gr_select_class_bytes(int size_class)
 {
-    const gr_algorithm *forced = selection->forced[shape->coll];
-    if (forced && forced->fits(shape)) {
-        return forced;
+    return (size_t)SMALLEST_CLASS_BYTES << size_class;
+}
+
+int gr_select_segments(size_t segment_bytes, size_t block_bytes,
+                       size_t segments_out[GR_SELECT_SEGMENTS_MAX])
+{
+    if (segment_bytes > 0) {
+        segments_out[0] = segment_bytes;
+        return 1;
     }
-    bool any_order = order_free || !selection->exact;
-    for (int i = 0; i < CHOICES; i++) {
-        const choice *row = &choices[i];
-        const gr_algorithm *algorithm = selection->rows[i];
-        if (algorithm && row->coll == shape->coll && shape->world_size <= row->world_size_max &&
-            size_bytes <= row->size_bytes_max && algorithm->fits(shape) &&
-            (algorithm->canonical || any_order)) {
-            return algorithm;
+    int count = 0;
+    for (int i = 0; i < GR_SELECT_SEGMENTS_MAX; i++) {
+        /* Those that a block does not fill are all alike. */
+        if (i == 0 || segment_sizes[i] < block_bytes) {
+            segments_out[count++] = segment_sizes[i];
+        }
+    }
+    return count;
+}
+
+/* ---- Rules ----------------------------------------------------------------------------------- */
+bool gr_select_permits(const gr_algorithm *algorithm, const gr_plan_shape *shape, bool any_order)
+{
+    return algorithm->coll == shape->coll && (algorithm->canonical || any_order) &&
+           algorithm->fits(shape);
+}
+
+const gr_select_rule *gr_select_rule_find(const gr_select_rules *rules, gr_coll coll,
+                                          size_t size_bytes)
+{
+    for (int i = 0; i < rules->count; i++) {
+        const gr_select_rule *rule = &rules->rules[i];
+        if (rule->coll == coll && size_bytes >= rule->from &&
+            (size_bytes < rule->to || rule->to == UINT64_MAX)) {
+            return rule;
         }
     }
     return NULL;
+}
+
+static void tell_misfit(gr_selection *selection, const gr_select_rule *rule,
+                        const gr_plan_shape *shape)
+{
+    unsigned bit = 1u << shape->coll;
+    if (selection->told & bit) {
+        return;
+    }
+    selection->told |= bit;
+    gr_log_write(selection->log, GR_LOG_WARN, "coll",
+                 "GRADUS_ALGORITHM: %s=%s (at character %d) cannot do %d contributions on %d "
+                 "ranks%s; the choice is free there",
+                 gr_coll_name(shape->coll), rule->algorithm->name, rule->place, shape->shards,
+                 shape->world_size, shape->uneven ? " with counts by rank" : "");
+}
+
+/* ---- Predictions ----------------------------------------------------------------------------- */
+typedef struct shortest {
+    double time_us[GR_SELECT_SIZES];
+} shortest;
+
+static void try_algorithm(const gr_selection *selection, gr_select_class *class, shortest *best,
+                          const gr_algorithm *algorithm, const gr_plan_shape *shape)
+{
+    gr_walk *walk = NULL;
+    if (gr_walk_create(algorithm, shape, &walk) != GR_OK) {
+        return; /* what cannot even be planned will say so when it is run */
+    }
+    for (int i = 0; i < GR_SELECT_SIZES; i++) {
+        size_t segments[GR_SELECT_SEGMENTS_MAX];
+        size_t bytes = gr_select_class_bytes(i);
+        int count = gr_select_segments(selection->segment_bytes, gr_walk_block_bytes(walk, bytes),
+                                       segments);
+        for (int s = 0; s < count; s++) {
+            double time_us =
+                gr_walk_time(walk, &selection->model, class->dtype, bytes, segments[s]);
+            if (!class->choices[i].algorithm || time_us < best->time_us[i]) {
+                best->time_us[i] = time_us;
+                class->choices[i] = (gr_choice){algorithm, segments[s]};
+            }
+        }
+    }
+    gr_walk_destroy(walk);
+}
+
+static void fill_class(const gr_selection *selection, gr_select_class *class,
+                       const gr_plan_shape *shape)
+{
+    shortest best;
+    gr_plan_shape as_root = *shape;
+    as_root.rank = 0;
+    as_root.root = 0;
+    const gr_algorithm *fallback = NULL;
+    for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+        if (gr_select_permits(at, &as_root, class->any_order)) {
+            fallback = fallback ? fallback : at;
+            try_algorithm(selection, class, &best, at, &as_root);
+        }
+    }
+    for (int i = 0; i < GR_SELECT_SIZES; i++) { /* there was no memory to think */
+        if (!class->choices[i].algorithm) {
+            class->choices[i].algorithm = fallback;
+        }
+    }
+}
+
+static bool is_it(const gr_select_class *class, const gr_plan_shape *shape, gr_dtype dtype,
+                  bool any_order)
+{
+    return class->used && class->coll == shape->coll && class->dtype == dtype &&
+           class->shards == shape->shards && class->out_of_place == shape->out_of_place &&
+           class->uneven == shape->uneven && class->any_order == any_order;
+}
+
+static const gr_select_class *find_class(gr_selection *selection, const gr_plan_shape *shape,
+                                         gr_dtype dtype, bool any_order)
+{
+    for (int i = 0; i < GR_SELECT_CLASSES; i++) {
+        int at = (selection->class_last + i) % GR_SELECT_CLASSES;
+        if (is_it(&selection->classes[at], shape, dtype, any_order)) {
+            selection->class_last = at;
+            return &selection->classes[at];
+        }
+    }
+    gr_select_class *class = &selection->classes[selection->class_next];
+    selection->class_last = selection->class_next;
+    selection->class_next = (selection->class_next + 1) % GR_SELECT_CLASSES;
+    *class = (gr_select_class){.used = true,
+                               .coll = shape->coll,
+                               .dtype = dtype,
+                               .shards = shape->shards,
+                               .out_of_place = shape->out_of_place,
+                               .uneven = shape->uneven,
+                               .any_order = any_order};
+    fill_class(selection, class, shape);
+    return class;
+}
+
+/* ---- The choice ------------------------------------------------------------------------------ */
+gr_choice gr_select(gr_selection *selection, const gr_plan_shape *shape, gr_dtype dtype,
+                    size_t size_bytes, bool order_free)
+{
+    bool any_order = order_free || !selection->exact;
+    const gr_select_rule *rule = gr_select_rule_find(&selection->forced, shape->coll, size_bytes);
+    gr_choice choice = {.segment_bytes = selection->segment_bytes};
+    size_t forced_segment = rule ? rule->segment_bytes : 0;
+    if (rule && rule->algorithm) {
+        if (gr_select_permits(rule->algorithm, shape, any_order)) {
+            choice.algorithm = rule->algorithm;
+        } else {
+            tell_misfit(selection, rule, shape);
+        }
+    }
+    rule = choice.algorithm ? NULL
+                            : gr_select_rule_find(&selection->measured, shape->coll, size_bytes);
+    if (rule && gr_select_permits(rule->algorithm, shape, any_order)) {
+        choice.algorithm = rule->algorithm;
+        choice.segment_bytes = choice.segment_bytes ? choice.segment_bytes : rule->segment_bytes;
+    }
+    if (!choice.algorithm) {
+        choice = find_class(selection, shape, dtype, any_order)
+                     ->choices[gr_select_size_class(size_bytes)];
+    }
+    choice.segment_bytes = forced_segment ? forced_segment : choice.segment_bytes;
+    return choice;
 }

@@ -191,11 +191,12 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
     fprintf(file, "            %12s  data set\n", size_text(data, text));
 }
 
-static void print_bucket(const gr_selection *selection, const gr_plan_shape *shape,
-                         const char *which, uint64_t bytes, FILE *file)
+static void print_bucket(gr_selection *selection, const gr_plan_shape *shape, const char *which,
+                         uint64_t bytes, FILE *file)
 {
     char text[SIZE_TEXT_BYTES];
-    const gr_algorithm *algorithm = gr_select(selection, shape, (size_t)bytes, false);
+    const gr_algorithm *algorithm =
+        gr_select(selection, shape, GR_F32, (size_t)bytes, false).algorithm;
     fprintf(file, "            %s, about %s: %s: %s%s\n", which, size_text(bytes, text),
             algorithm->name, algorithm->description,
             algorithm->canonical ? "; adds in the order of the shard tree"
@@ -213,8 +214,11 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
     }
     gr_link_kind link = d->link == 2 ? GR_LINK_TCP : GR_LINK_SHM; /* auto: one host */
     gr_selection selection;
-    gr_status status =
-        gr_selection_init(&selection, getenv("GRADUS_ALGORITHM"), d->exact, link, diag);
+    const gr_selection_config choosing = {.text = getenv("GRADUS_ALGORITHM"),
+                                          .exact = d->exact,
+                                          .link = link,
+                                          .world_size = job->workers};
+    gr_status status = gr_selection_init(&selection, &choosing, diag);
     if (status != GR_OK) {
         return status;
     }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public communicator: alone, and over the real links with a process for each rank. */
 #include "coll/plan.h"
-#include "coll/select.h"
 #include "support_ranks.h"
 #include "support_values.h"
 
@@ -613,7 +612,7 @@ static void test_no_allocation(void **state)
 }
 #endif
 
-/* ---- Alone, and choices ---------------------------------------------------------------------- */
+/* ---- Alone ----------------------------------------------------------------------------------- */
 static void test_alone(void **state)
 {
     (void)state;
@@ -651,53 +650,10 @@ static void test_alone(void **state)
     gr_comm_destroy(comm); /* frees the other blocks */
 }
 
-static void expect_choice(const char *text, bool exact, const char *in_sentence)
-{
-    gr_selection selection;
-    gr_diag diag;
-    gr_status status = gr_selection_init(&selection, text, exact, GR_LINK_SHM, &diag);
-    assert_int_equal(status, in_sentence ? GR_E_INVALID : GR_OK);
-    if (in_sentence && !strstr(diag.text, in_sentence)) {
-        print_error("%s\n", diag.text);
-    }
-    assert_true(!in_sentence || strstr(diag.text, in_sentence));
-}
-
-static void test_choices(void **state)
-{
-    (void)state;
-    expect_choice(NULL, true, NULL);
-    expect_choice("", true, NULL);
-    expect_choice("allreduce=direct, broadcast=binomial", true, NULL);
-    expect_choice("allreduce=ring", false, NULL);
-    expect_choice("allreduce=ring", true, "GRADUS_EXACT=0");
-    expect_choice("allreduce=fast", true, "direct, halving-doubling, tree, gather, ring");
-    expect_choice("allsum=ring", true, "collective=algorithm");
-    expect_choice("allreduce", true, "collective=algorithm");
-    /* Whatever is chosen for an exact sum adds in tree order. */
-    for (int link = 0; link < GR_LINK_KIND_COUNT; link++) {
-        gr_selection selection;
-        assert_int_equal(gr_selection_init(&selection, "allreduce=halving-doubling", true,
-                                           (gr_link_kind)link, NULL),
-                         GR_OK);
-        for (int size = 1; size <= 64; size++) {
-            for (int coll = 0; coll <= GR_COLL_BARRIER; coll++) {
-                gr_plan_shape shape = {.coll = (gr_coll)coll, .world_size = size, .shards = size};
-                for (size_t bytes = 0; bytes < (1u << 30); bytes = 4 * bytes + 1) {
-                    const gr_algorithm *a = gr_select(&selection, &shape, bytes, false);
-                    assert_non_null(a);
-                    assert_true(a->canonical && a->coll == (gr_coll)coll && a->fits(&shape));
-                }
-            }
-        }
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_choices),
         cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_operations),
         cmocka_unit_test(test_algorithms),
