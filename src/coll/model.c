@@ -32,6 +32,7 @@ struct gr_walk {
     int rank_count;
     walk_rank *ranks;
     uint32_t step_count;
+    bool *waits;           /* by step: a receive for which its rank has to wait */
     uint32_t *from;        /* by step: the send that a receive waits for; NOBODY */
     double *begun, *ended; /* by step: its first segment, its last one, is done */
     double *host_us;       /* by host: busy; bytes that left, entered, were moved inside */
@@ -45,45 +46,47 @@ typedef struct walk_at {
     uint32_t segments;
     bool crowded; /* more ranks than cores on a host */
     bool far;     /* buffers beyond the caches */
+    bool finds_waits;
 } walk_at;
 
 /* ---- Defaults -------------------------------------------------------------------------------- */
 /* Fitted to bench_allreduce of all algorithms: 2, 4 and 8 ranks, 4 B to 16 MiB, two cores. */
-static const gr_link_cost shm_cost = {.latency_us = 0.05,
-                                      .send_us = 0.1,
-                                      .recv_us = 0.08,
-                                      .recv_byte_us = 8e-5,
-                                      .view_byte_us = 1.5e-5};
-static const gr_link_cost tcp_cost = {.latency_us = 0.3,
-                                      .send_us = 2.6,
-                                      .recv_us = 2.0,
-                                      .send_byte_us = 9e-5,
-                                      .recv_byte_us = 9.5e-5,
-                                      .view_byte_us = 1.6e-4};
+static const gr_link_cost shm_cost = {.latency_us = 0.1,
+                                      .send_us = 0.11,
+                                      .recv_us = 0.11,
+                                      .send_byte_us = 1e-5,
+                                      .recv_byte_us = 2.5e-5,
+                                      .wire_byte_us = 1.3e-4};
+static const gr_link_cost tcp_cost = {.latency_us = 0.1,
+                                      .send_us = 3.8,
+                                      .recv_us = 1.1,
+                                      .send_byte_us = 1.1e-4,
+                                      .recv_byte_us = 1e-5,
+                                      .view_byte_us = 1.2e-4};
 /* 10 Gbit/s, 50 us. */
 static const gr_link_cost wire_cost = {.latency_us = 50,
-                                       .send_us = 2.6,
-                                       .recv_us = 2.0,
-                                       .send_byte_us = 9e-5,
-                                       .recv_byte_us = 9.5e-5,
-                                       .view_byte_us = 1.6e-4,
+                                       .send_us = 3.8,
+                                       .recv_us = 1.1,
+                                       .send_byte_us = 1.1e-4,
+                                       .recv_byte_us = 1e-5,
+                                       .view_byte_us = 1.2e-4,
                                        .wire_byte_us = 8.5e-4,
                                        .host_byte_us = 8.5e-4};
 
 void gr_model_defaults(gr_model *model, gr_link_kind inside)
 {
     bool shm = inside == GR_LINK_SHM;
-    *model = (gr_model){.start_us = 0.6,
-                        .wait_us = shm ? 5 : 9,
+    *model = (gr_model){.start_us = shm ? 1.1 : 0.3,
+                        .wait_us = shm ? 5 : 9.5,
                         .copy_byte_us = 1e-4,
-                        .far_byte_us = shm ? 1e-5 : 1e-4,
-                        .memory_byte_us = 1.5e-5,
-                        .cache_bytes = 4 << 20,
+                        .far_byte_us = shm ? 5e-6 : 4e-5,
+                        .memory_byte_us = shm ? 1e-5 : 7.4e-5,
+                        .cache_bytes = 3 << 20,
                         .cores = 2};
     model->link[GR_MODEL_INSIDE] = shm ? shm_cost : tcp_cost;
     model->link[GR_MODEL_BETWEEN] = wire_cost;
     for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
-        model->add_byte_us[dtype] = dtype == GR_F16 || dtype == GR_BF16 ? 1.5e-4 : 5.5e-5;
+        model->add_byte_us[dtype] = dtype == GR_F16 || dtype == GR_BF16 ? 2e-4 : 7e-5;
     }
 }
 
@@ -195,45 +198,6 @@ static gr_status match_messages(gr_walk *walk)
     return status;
 }
 
-gr_status gr_walk_create(const gr_algorithm *algorithm, const gr_plan_shape *shape,
-                         gr_walk **walk_out)
-{
-    gr_walk *walk = calloc(1, sizeof *walk);
-    if (!walk) {
-        return GR_E_NO_MEMORY;
-    }
-    size_t hosts = shape->topology ? (size_t)shape->topology->host_count : 1;
-    size_t ranks = (size_t)(shape->world_size < RANKS_MAX ? shape->world_size : RANKS_MAX);
-    walk->shape = *shape;
-    walk->ranks = calloc(ranks + STAND_INS, sizeof *walk->ranks);
-    walk->host_us = calloc(4 * hosts, sizeof *walk->host_us);
-    gr_status status = walk->ranks && walk->host_us ? add_ranks(walk, algorithm) : GR_E_NO_MEMORY;
-    if (status == GR_OK) {
-        walk->from = calloc(walk->step_count + 1u, sizeof *walk->from);
-        walk->begun = calloc(2 * (walk->step_count + (size_t)1), sizeof *walk->begun);
-        status = walk->from && walk->begun ? match_messages(walk) : GR_E_NO_MEMORY;
-    }
-    if (status != GR_OK) {
-        gr_walk_destroy(walk);
-        return status == GR_E_NO_MEMORY ? status : GR_E_BUG;
-    }
-    walk->ended = walk->begun + walk->step_count + 1;
-    *walk_out = walk;
-    return GR_OK;
-}
-
-void gr_walk_destroy(gr_walk *walk)
-{
-    if (walk) {
-        drop_ranks(walk);
-        free(walk->begun);
-        free(walk->from);
-        free(walk->host_us);
-        free(walk->ranks);
-        free(walk);
-    }
-}
-
 /* ---- Walking --------------------------------------------------------------------------------- */
 static bool has_fixed_blocks(gr_coll coll)
 {
@@ -329,7 +293,10 @@ static bool walk_recv(gr_walk *walk, const walk_at *at, walk_rank *rank, uint32_
     bool view = step->dst.space == GR_SPACE_SCRATCH;
     double cost_us =
         link->recv_us * messages + (view ? link->view_byte_us : link->recv_byte_us) * (double)bytes;
-    if (at->crowded && *first_us > rank->clock_us) {
+    if (at->finds_waits) {
+        walk->waits[rank->first + index] = *first_us > rank->clock_us;
+    }
+    if (at->crowded && walk->waits[rank->first + index]) {
         cost_us += at->model->wait_us;
     }
     take_processor(rank, messages, cost_us, first_us, last_us);
@@ -411,6 +378,48 @@ static void walk_all(gr_walk *walk, const walk_at *at)
     }
 }
 
+/* ---- Life ------------------------------------------------------------------------------------ */
+gr_status gr_walk_create(const gr_algorithm *algorithm, const gr_plan_shape *shape,
+                         gr_walk **walk_out)
+{
+    gr_walk *walk = calloc(1, sizeof *walk);
+    if (!walk) {
+        return GR_E_NO_MEMORY;
+    }
+    size_t hosts = shape->topology ? (size_t)shape->topology->host_count : 1;
+    size_t ranks = (size_t)(shape->world_size < RANKS_MAX ? shape->world_size : RANKS_MAX);
+    walk->shape = *shape;
+    walk->ranks = calloc(ranks + STAND_INS, sizeof *walk->ranks);
+    walk->host_us = calloc(4 * hosts, sizeof *walk->host_us);
+    gr_status status = walk->ranks && walk->host_us ? add_ranks(walk, algorithm) : GR_E_NO_MEMORY;
+    if (status == GR_OK) {
+        walk->from = calloc(walk->step_count + 1u, sizeof *walk->from);
+        walk->waits = calloc(walk->step_count + 1u, sizeof *walk->waits);
+        walk->begun = calloc(2 * (walk->step_count + (size_t)1), sizeof *walk->begun);
+        status = walk->from && walk->waits && walk->begun ? match_messages(walk) : GR_E_NO_MEMORY;
+    }
+    if (status != GR_OK) {
+        gr_walk_destroy(walk);
+        return status == GR_E_NO_MEMORY ? status : GR_E_BUG;
+    }
+    walk->ended = walk->begun + walk->step_count + 1;
+    *walk_out = walk;
+    return GR_OK;
+}
+
+void gr_walk_destroy(gr_walk *walk)
+{
+    if (walk) {
+        drop_ranks(walk);
+        free(walk->begun);
+        free(walk->waits);
+        free(walk->from);
+        free(walk->host_us);
+        free(walk->ranks);
+        free(walk);
+    }
+}
+
 /* ---- Bounds ---------------------------------------------------------------------------------- */
 static int ranks_of_host(const gr_walk *walk, int host)
 {
@@ -488,15 +497,6 @@ static double longest(const walk_bounds *bounds)
     return path > other ? path : other;
 }
 
-double gr_walk_time(gr_walk *walk, const gr_model *model, gr_dtype dtype, size_t size_bytes,
-                    size_t segment_bytes)
-{
-    walk_at at = prepare(walk, model, dtype, size_bytes, segment_bytes);
-    walk_all(walk, &at);
-    walk_bounds bounds = find_bounds(walk, &at);
-    return model->start_us + longest(&bounds);
-}
-
 /* The model without the costs that grow with the bytes, or without those of adding alone. */
 static gr_model without(const gr_model *model, bool all_bytes)
 {
@@ -513,6 +513,31 @@ static gr_model without(const gr_model *model, bool all_bytes)
         less.copy_byte_us = less.far_byte_us = less.memory_byte_us = 0;
     }
     return less;
+}
+
+/* Where ranks share cores, a rank that has to wait changes places with another, which costs. It
+ * waits where it would if bytes cost nothing: more bytes do not make the sender come earlier. */
+static void find_waits(gr_walk *walk, const walk_at *at)
+{
+    gr_model no_bytes = without(at->model, true);
+    walk_at finding = *at;
+    finding.model = &no_bytes;
+    finding.add_byte_us = finding.copy_byte_us = 0;
+    finding.segments = 1;
+    finding.finds_waits = true;
+    walk_all(walk, &finding);
+}
+
+double gr_walk_time(gr_walk *walk, const gr_model *model, gr_dtype dtype, size_t size_bytes,
+                    size_t segment_bytes)
+{
+    walk_at at = prepare(walk, model, dtype, size_bytes, segment_bytes);
+    if (at.crowded) {
+        find_waits(walk, &at);
+    }
+    walk_all(walk, &at);
+    walk_bounds bounds = find_bounds(walk, &at);
+    return model->start_us + longest(&bounds);
 }
 
 gr_prediction gr_walk_predict(gr_walk *walk, const gr_model *model, gr_dtype dtype,
