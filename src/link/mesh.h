@@ -8,6 +8,7 @@
  * return GR_PENDING, then transfers, then detach per link, then close. */
 
 #include "link/door.h"
+#include "link/shared.h"
 
 #include <stdatomic.h>
 
@@ -63,6 +64,8 @@ struct gr_mesh {
     bool looked;     /* a wait has looked at the sockets just now */
     int64_t settle_by_us, poll_at_us, attach_timeout_us;
     gr_spin spin;
+    gr_mesh_news *news; /* of shared.h; NULL: none */
+    const void *news_arg;
     atomic_bool woken;
     gr_mesh_stats stats;
 };

@@ -489,7 +489,7 @@ static void test_shm_bad_files(void **state)
         } else if (how == 1) {
             bad.size_bytes += 1 << 20; /* shorter than it says */
         } else {
-            memset(own.base + GR_SHM_PAGE, 0, 64); /* no card in it */
+            memset(own.base + GR_SHM_FRONT_BYTES, 0, 64); /* no card in it */
         }
         assert_int_equal(gr_shm_segment_give(fd, &bad, 1, 2, NULL), GR_OK);
         expect_failure(&h, GR_E_PROTOCOL, "memory file");

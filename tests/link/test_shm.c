@@ -2,6 +2,7 @@
 
 /* What shared memory promises beyond a link: no copy, no system call, memory that goes back. */
 
+#include "link/shared.h"
 #include "link/shm/heap.h"
 #include "link/shm/segment.h"
 #include "support_pair.h"
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -182,6 +184,112 @@ static void test_file_is_sealed(void **state)
     gr_shm_segment_close(&segment);
 }
 
+/* Can the kernel store a byte there for us? */
+static bool may_write(int pipe_fd[2], uint8_t *at)
+{
+    assert_int_equal(write(pipe_fd[1], "\x5a", 1), 1);
+    if (read(pipe_fd[0], at, 1) == 1) {
+        return *at == 0x5a;
+    }
+    assert_int_equal(errno, EFAULT);
+    char byte;
+    assert_int_equal(read(pipe_fd[0], &byte, 1), 1);
+    return false;
+}
+
+/* Peers write into the heap and the open areas, and nowhere else; both sides see one memory. */
+static void test_what_is_shared(void **state)
+{
+    (void)state;
+    pair p;
+    gr_shared own, seen;
+    void *memory;
+    int pipe_fd[2];
+    assert_int_equal(pipe(pipe_fd), 0);
+    pair_open(&p, GR_LINK_SHM);
+    assert_int_equal(gr_mesh_alloc(p.mesh[1], 4096, &memory), GR_OK);
+    assert_true(gr_mesh_shared(p.mesh[1], 1, &own));
+    assert_true(gr_mesh_shared(p.mesh[0], 1, &seen));
+    assert_false(gr_mesh_shared(p.mesh[0], 2, &seen));
+    assert_true(gr_mesh_shared(p.mesh[0], 1, &seen));
+    assert_int_equal(seen.heap_bytes, own.heap_bytes);
+    size_t at = (size_t)((uint8_t *)memory - own.heap);
+    assert_true(may_write(pipe_fd, seen.heap + at));
+    assert_int_equal(*(uint8_t *)memory, 0x5a);
+    assert_true(may_write(pipe_fd, seen.heap + seen.heap_bytes - 1));
+    size_t open_last = GR_SHARED_LANES * GR_SHARED_OPEN_BYTES - 1;
+    assert_true(may_write(pipe_fd, seen.open + open_last));
+    assert_int_equal(own.open[open_last], 0x5a);
+    size_t lane_last = (size_t)GR_SHARED_LANES * GR_SHARED_LANE_BYTES - 1;
+    assert_true(may_write(pipe_fd, own.lanes + lane_last));
+    assert_int_equal(seen.lanes[lane_last], 0x5a);
+    assert_false(may_write(pipe_fd, seen.lanes));
+    assert_false(may_write(pipe_fd, seen.lanes + lane_last));
+    assert_false(may_write(pipe_fd, seen.open + open_last + 1));
+    pair_close(&p);
+    pair_open(&p, GR_LINK_TCP);
+    assert_false(gr_mesh_shared(p.mesh[0], 1, &seen));
+    pair_close(&p);
+    close(pipe_fd[0]);
+    close(pipe_fd[1]);
+}
+
+/* Two that count in turns, in words of their lanes, and sleep in between. */
+enum { TURNS = 400 };
+
+typedef struct turn {
+    _Atomic uint32_t *word; /* the other's */
+    uint32_t wanted;
+} turn;
+
+static bool turn_has_come(const void *arg)
+{
+    const turn *t = arg;
+    return atomic_load(t->word) >= t->wanted;
+}
+
+static void take_turns(gr_mesh *mesh, int peer)
+{
+    gr_shared own, theirs;
+    if (!gr_mesh_shared(mesh, peer, &theirs) || !gr_mesh_shared(mesh, 1 - peer, &own)) {
+        abort();
+    }
+    turn t = {.word = (_Atomic uint32_t *)(void *)theirs.lanes, .wanted = 0};
+    gr_mesh_listen(mesh, turn_has_come, &t);
+    for (uint32_t i = 1; i <= TURNS; i++) {
+        t.wanted = peer == 1 ? i - 1 : i; /* rank 0 begins */
+        while (!turn_has_come(&t)) {
+            gr_mesh_wait(mesh, test_now_us() + PATIENCE_US);
+        }
+        atomic_store((_Atomic uint32_t *)(void *)own.lanes, i);
+        gr_mesh_nudge(mesh, peer);
+    }
+    gr_mesh_listen(mesh, NULL, NULL);
+}
+
+static int other_turns(gr_mesh *mesh, gr_link *link)
+{
+    take_turns(mesh, gr_link_peer(link));
+    return 0;
+}
+
+static void test_nudges_wake_who_listens(void **state)
+{
+    (void)state;
+    gr_mesh *mesh = NULL;
+    gr_mesh_config config = test_config(GR_LINK_SHM, 0, 2);
+    config.spin_us = 0; /* sleep at once */
+    assert_int_equal(gr_mesh_create(&config, &mesh, NULL), GR_OK);
+    pid_t pid = helper_start(GR_LINK_SHM, gr_mesh_address(mesh), other_turns);
+    assert_non_null(await_link(mesh, 1));
+    int64_t start = test_now_us();
+    take_turns(mesh, 1);
+    /* Each missed nudge would cost a whole sleep of 10 ms. */
+    assert_true(test_now_us() - start < TURNS * 5000);
+    assert_int_equal(helper_end(pid), 0);
+    gr_mesh_destroy(mesh);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +299,8 @@ int main(void)
         cmocka_unit_test(test_stage_wraps),
         cmocka_unit_test(test_heap),
         cmocka_unit_test(test_file_is_sealed),
+        cmocka_unit_test(test_what_is_shared),
+        cmocka_unit_test(test_nudges_wake_who_listens),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

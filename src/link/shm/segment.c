@@ -16,7 +16,7 @@
 
 enum {
     CARD_MAGIC = 0x31535247, /* "GRS1" */
-    VERSION = 1,
+    VERSION = 2,
     /* What goes with the file descriptor: magic, version, rank, world size (u32 each), file bytes
      * (u64), XXH3-64 of what is before. */
     NOTE_BYTES = 32,
@@ -27,7 +27,7 @@ enum {
 
 static size_t heap_offset_of(int world_size)
 {
-    size_t end = gr_shm_stage_offset(world_size, world_size);
+    size_t end = gr_shm_lanes_offset(world_size) + (size_t)GR_SHARED_LANES * GR_SHARED_LANE_BYTES;
     return (end + HEAP_ALIGN - 1) / HEAP_ALIGN * HEAP_ALIGN;
 }
 
@@ -49,7 +49,7 @@ static int create_file(size_t size_bytes)
 
 static void write_card(gr_shm_segment *segment, int rank, int world_size)
 {
-    gr_shm_card *card = (gr_shm_card *)(void *)(segment->base + GR_SHM_PAGE);
+    gr_shm_card *card = (gr_shm_card *)(void *)(segment->base + GR_SHM_FRONT_BYTES);
     *card = (gr_shm_card){.magic = CARD_MAGIC,
                           .version = VERSION,
                           .rank = (uint32_t)rank,
@@ -130,7 +130,11 @@ gr_status gr_shm_segment_map(int fd, uint64_t size_bytes, int rank, int world_si
         return status;
     }
     void *base = mmap(NULL, size_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (base != MAP_FAILED && mprotect(base, GR_SHM_PAGE, PROT_READ | PROT_WRITE) != 0) {
+    size_t heap = heap_offset_of(world_size);
+    if (base != MAP_FAILED &&
+        (mprotect(base, GR_SHM_FRONT_BYTES, PROT_READ | PROT_WRITE) != 0 ||
+         (size_bytes > heap &&
+          mprotect((uint8_t *)base + heap, size_bytes - heap, PROT_READ | PROT_WRITE) != 0))) {
         munmap(base, size_bytes);
         base = MAP_FAILED;
     }

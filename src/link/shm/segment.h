@@ -4,16 +4,19 @@
 
 /* The memory file of a process: what lies where in it, how it is made, handed to a peer and mapped.
  *
- *   page 0       the bell, which every peer may write
- *   page 1       who this is; written before the file is shared, never again
+ *   front        the bell, and behind it the open areas of shared.h, which every peer may write
+ *   a page       who this is; written before the file is shared, never again
  *   pairs        one gr_shm_pair for each peer: ring, counters, room for a last sentence
  *   stages       one stage for each peer: copies of what lies in no memory file
+ *   lanes        the lanes of shared.h
  *   heap         gr_mesh_alloc
  *
- * Each process writes only its own file: peers map all but page 0 read-only. The file is as long as
- * it may ever become and sparse; it cannot shrink (a seal), so that reading it never faults. */
+ * Peers map all read-only but the front and the heap. What may happen there by a peer's hand is
+ * what its owner asked for when it put memory of the heap into a collective operation; peers are
+ * authenticated processes of the same user and job. The file is as long as it may ever become and
+ * sparse; it cannot shrink (a seal), so that reading it never faults. */
 
-#include "link/link.h"
+#include "link/shared.h"
 
 #include <stdatomic.h>
 
@@ -25,8 +28,13 @@ enum {
     GR_SHM_STAGE_BYTES = 512 << 10,
     GR_SHM_PIECE_BYTES = 128 << 10, /* at most a quarter of the stage: two are always under way */
     GR_SHM_TEXT_BYTES = 512,
-    GR_SHM_CPU_WORDS = 16 /* cores that this process may run on: a mask of 1024 */
+    GR_SHM_CPU_WORDS = 16, /* cores that this process may run on: a mask of 1024 */
+    GR_SHM_OPEN_AT = GR_SHM_PAGE,
+    GR_SHM_FRONT_BYTES = GR_SHM_OPEN_AT + GR_SHARED_LANES * GR_SHARED_OPEN_BYTES,
+    GR_SHM_PAIRS_AT = GR_SHM_FRONT_BYTES + GR_SHM_PAGE
 };
+_Static_assert(GR_SHM_FRONT_BYTES % GR_SHM_PAGE == 0, "rights are given by the page");
+_Static_assert(GR_SHARED_LANE_BYTES % GR_SHM_PAGE == 0, "a lane touches no page of another");
 
 typedef enum gr_shm_place {
     GR_SHM_INLINE = 1, /* in the descriptor */
@@ -103,19 +111,25 @@ static inline gr_shm_bell *gr_shm_bell_of(const gr_shm_segment *segment)
 
 static inline const gr_shm_card *gr_shm_card_of(const gr_shm_segment *segment)
 {
-    return (const gr_shm_card *)(const void *)(segment->base + GR_SHM_PAGE);
+    return (const gr_shm_card *)(const void *)(segment->base + GR_SHM_FRONT_BYTES);
 }
 
 static inline gr_shm_pair *gr_shm_pair_of(const gr_shm_segment *segment, int peer)
 {
-    return (gr_shm_pair *)(void *)(segment->base + 2 * GR_SHM_PAGE) + peer;
+    return (gr_shm_pair *)(void *)(segment->base + GR_SHM_PAIRS_AT) + peer;
 }
 
 /* Offset of the stage for `peer` in a file. */
 static inline size_t gr_shm_stage_offset(int world_size, int peer)
 {
-    return 2 * GR_SHM_PAGE + (size_t)world_size * sizeof(gr_shm_pair) +
+    return GR_SHM_PAIRS_AT + (size_t)world_size * sizeof(gr_shm_pair) +
            (size_t)peer * GR_SHM_STAGE_BYTES;
+}
+
+/* Offset of the lanes. */
+static inline size_t gr_shm_lanes_offset(int world_size)
+{
+    return gr_shm_stage_offset(world_size, world_size);
 }
 
 #endif

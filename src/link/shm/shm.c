@@ -67,7 +67,7 @@ static void wake(gr_mesh *base)
 
 static bool news(gr_mesh *base)
 {
-    if (atomic_load(&base->woken)) {
+    if (atomic_load(&base->woken) || (base->news != NULL && base->news(base->news_arg))) {
         return true;
     }
     for (int peer = 0; peer < base->world_size; peer++) {

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LINK_SHARED_H
+#define GR_LINK_SHARED_H
+
+/* Memory that the processes of one host have in common, for those who move data without messages:
+ * areas of a process that its peers read, areas and heap that they write as well, and the waking of
+ * a peer that sleeps. Only links of the kind shm have it.
+ *
+ * Order of memory is the user's affair: store what is news sequentially consistently, then
+ * gr_mesh_nudge; have gr_mesh_listen's function load it sequentially consistently. Then either the
+ * sleeper sees the news before it sleeps, or the nudge sees that it sleeps. */
+
+#include "link/link.h"
+
+enum {
+    GR_SHARED_LANES = 8,               /* areas of each kind in a process */
+    GR_SHARED_LANE_BYTES = 1152 << 10, /* sparse: what is never touched takes no memory */
+    GR_SHARED_OPEN_BYTES = 1024
+};
+
+typedef struct gr_shared {
+    uint8_t *lanes; /* GR_SHARED_LANES areas, zero at first; only their process may write there */
+    uint8_t *open;  /* GR_SHARED_LANES areas, zero at first; every peer may write there */
+    uint8_t *heap;  /* memory of gr_mesh_alloc; every peer may write there */
+    size_t heap_bytes;
+} gr_shared;
+
+/* What `peer` (or this process) shares, as it is mapped here until the mesh is destroyed. False:
+ * there is no link of the kind shm. */
+bool gr_mesh_shared(gr_mesh *mesh, int peer, gr_shared *shared_out);
+
+/* Wake `peer` if it sleeps in gr_mesh_wait. */
+void gr_mesh_nudge(gr_mesh *mesh, int peer);
+
+/* gr_mesh_wait asks `news` before it sleeps, and while it spins: true ends the waiting. NULL: never
+ * again. */
+typedef bool gr_mesh_news(const void *arg);
+void gr_mesh_listen(gr_mesh *mesh, gr_mesh_news *news, const void *arg);
+
+/* Every process that may be waited for has a core of its own. The same for all when all links are
+ * up. */
+bool gr_mesh_roomy(const gr_mesh *mesh);
+
+#endif
