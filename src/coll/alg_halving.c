@@ -1,109 +1,197 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/algorithms.h"
+#include "coll/binary_groups.h"
 #include "coll/combine.h"
 
 /* Recursive vector halving with distance doubling, then recursive doubling back (Thakur,
  * Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J.
  * High Perform. Comput. Appl. 19 (2005), section 4.5, there with the distances the other way
  * round). Neighbours meet first, then pairs of pairs: these are the nodes of the shard tree from
- * the leaves up, so that the sums are canonical at no cost. Each rank sends 2 (n - 1) / n of the
- * buffer in 2 log2 n exchanges. */
+ * the leaves up, so that the sums are canonical at no cost. Where the world size is no power of
+ * two, each binary group does so by itself; its sums go to the next larger group, block by block,
+ * and come back from there.
+ *   After k rounds the member at place q of a group is responsible for the blocks whose number
+ * agrees with q in the k lowest bits; in the end block b is with the member at place b modulo the
+ * group's size. */
 
-typedef struct span {
-    int first, count; /* blocks */
-} span;
+/* Enough to keep the additions going, at a bounded price in scratch. */
+enum { RECEIVE_SLOTS = 8 };
 
-/* The blocks that `rank` is still responsible for when it has met the partners of `rounds`
- * rounds. */
-static span responsible(int world_size, int rank, int rounds)
+typedef struct member {
+    gr_plan *plan;
+    gr_group group;
+    int place; /* in the group */
+    int received;
+    bool own_block_known; /* allgather: nobody needs to be sent the block of its own number */
+} member;
+
+static member member_of(gr_plan *plan)
 {
-    span own = {0, world_size};
-    for (int round = 0; round < rounds; round++) {
-        own.count /= 2;
-        own.first += (rank >> round & 1) ? own.count : 0;
-    }
-    return own;
+    gr_group group = gr_group_of(plan->shape.world_size, plan->shape.rank);
+    return (member){.plan = plan, .group = group, .place = plan->shape.rank - group.first};
 }
 
-static int rounds_of(int world_size)
+static int holder_of(gr_group group, int block)
 {
-    int rounds = 0;
-    while (1 << rounds < world_size) {
-        rounds++;
-    }
-    return rounds;
+    return group.first + block % group.size;
 }
 
-bool gr_halving_doubling_fits(const gr_plan_shape *shape)
+/* ---- Halving --------------------------------------------------------------------------------- */
+/* Where the sums of a block are kept. Out of place a reduce-scatter has only its own block of the
+ * result; a member keeps blocks of one parity. */
+static gr_operand sum_place(const member *m, int block)
 {
-    int n = shape->world_size;
-    if ((n & (n - 1)) != 0 || shape->shards < n) {
-        return false;
-    }
-    /* Every aligned group of 1, 2, 4, ... ranks must hold one whole subtree. */
-    for (int size = 1; size <= n; size *= 2) {
-        for (int rank = 0; rank < n; rank += size) {
-            gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
-            int first, last, count;
-            gr_shard_range(shape->shards, n, rank, &first, &count);
-            gr_shard_range(shape->shards, n, rank + size - 1, &last, &count);
-            if (gr_tree_cover(shape->shards, first, last + count - first, ranges) != 1) {
-                return false;
-            }
+    const gr_plan_shape *shape = &m->plan->shape;
+    bool in_result =
+        !shape->out_of_place || shape->coll == GR_COLL_ALLREDUCE || block == shape->rank;
+    return in_result ? gr_user(0, block) : gr_scratch(RECEIVE_SLOTS + block / 2, block);
+}
+
+/* A group of one has added nothing. */
+static gr_operand group_sum(const member *m, int block)
+{
+    return m->group.size > 1 ? sum_place(m, block) : gr_contribution(m->plan, 0, block);
+}
+
+static void receive_and_add(member *m, int from, gr_operand own, bool own_is_left)
+{
+    int block = (int)own.block;
+    gr_operand other = gr_scratch(m->received++ % RECEIVE_SLOTS, block);
+    gr_plan_recv(m->plan, from, other);
+    gr_plan_reduce(m->plan, sum_place(m, block), own_is_left ? own : other,
+                   own_is_left ? other : own);
+}
+
+static gr_operand before_round(const member *m, int distance, int block)
+{
+    return distance == 1 ? gr_contribution(m->plan, 0, block) : sum_place(m, block);
+}
+
+static void halve(member *m)
+{
+    int blocks = (int)m->plan->blocks;
+    for (int distance = 1; distance < m->group.size; distance *= 2) {
+        int partner = m->place ^ distance;
+        int stride = 2 * distance;
+        for (int b = partner % stride; b < blocks; b += stride) {
+            gr_plan_send(m->plan, m->group.first + partner, before_round(m, distance, b));
+        }
+        for (int b = m->place % stride; b < blocks; b += stride) {
+            receive_and_add(m, m->group.first + partner, before_round(m, distance, b),
+                            m->place < partner);
         }
     }
-    return true;
 }
 
-static gr_operand sum_of(const gr_plan *plan, int round, int block)
+/* The sums of the smaller groups come, those with them go to the larger group. */
+static void fold(member *m)
 {
-    return round == 0 ? gr_contribution(plan, 0, block) : gr_user(0, block);
+    int n = m->plan->shape.world_size;
+    gr_group behind = gr_group_behind(n, m->group);
+    gr_group before = gr_group_before(n, m->group);
+    for (int b = m->place; behind.size > 0 && b < (int)m->plan->blocks; b += m->group.size) {
+        receive_and_add(m, holder_of(behind, b), sum_place(m, b), true);
+    }
+    for (int b = m->place; before.size > 0 && b < (int)m->plan->blocks; b += m->group.size) {
+        gr_plan_send(m->plan, holder_of(before, b), group_sum(m, b));
+    }
 }
 
-static void halve(gr_plan *plan, int round)
+/* ---- Doubling -------------------------------------------------------------------------------- */
+static void give(const member *m, int to, int block)
 {
-    int rank = plan->shape.rank;
-    int partner = rank ^ (1 << round);
-    span given = responsible(plan->shape.world_size, partner, round + 1);
-    span kept = responsible(plan->shape.world_size, rank, round + 1);
-    for (int i = 0; i < given.count; i++) {
-        gr_plan_send(plan, partner, sum_of(plan, round, given.first + i));
-    }
-    for (int i = 0; i < kept.count; i++) {
-        gr_plan_recv(plan, partner, gr_scratch(i, kept.first + i));
-    }
-    for (int i = 0; i < kept.count; i++) {
-        gr_operand own = sum_of(plan, round, kept.first + i);
-        gr_operand other = gr_scratch(i, kept.first + i);
-        bool left = rank < partner;
-        gr_plan_reduce(plan, gr_user(0, kept.first + i), left ? own : other, left ? other : own);
+    bool own = m->own_block_known && block == m->plan->shape.rank;
+    if (!m->own_block_known || block != to) {
+        gr_plan_send(m->plan, to, own ? gr_contribution(m->plan, 0, block) : gr_user(0, block));
     }
 }
 
-static void double_back(gr_plan *plan, int round)
+static void take(const member *m, int from, int block)
 {
-    int partner = plan->shape.rank ^ (1 << round);
-    span given = responsible(plan->shape.world_size, plan->shape.rank, round + 1);
-    span taken = responsible(plan->shape.world_size, partner, round + 1);
-    for (int i = 0; i < given.count; i++) {
-        gr_plan_send(plan, partner, gr_user(0, given.first + i));
-    }
-    for (int i = 0; i < taken.count; i++) {
-        gr_plan_recv(plan, partner, gr_user(0, taken.first + i));
+    if (!m->own_block_known || block != m->plan->shape.rank) {
+        gr_plan_recv(m->plan, from, gr_user(0, block));
     }
 }
 
+/* What is finished comes from the larger group and goes to the smaller one. */
+static void unfold(const member *m)
+{
+    int n = m->plan->shape.world_size;
+    gr_group behind = gr_group_behind(n, m->group);
+    gr_group before = gr_group_before(n, m->group);
+    for (int b = m->place; before.size > 0 && b < (int)m->plan->blocks; b += m->group.size) {
+        take(m, holder_of(before, b), b);
+    }
+    for (int b = m->place; behind.size > 0 && b < (int)m->plan->blocks; b += m->group.size) {
+        give(m, holder_of(behind, b), b);
+    }
+}
+
+static void double_back(const member *m)
+{
+    int blocks = (int)m->plan->blocks;
+    for (int distance = m->group.size / 2; distance >= 1; distance /= 2) {
+        int partner = m->place ^ distance;
+        int stride = 2 * distance;
+        for (int b = m->place % stride; b < blocks; b += stride) {
+            give(m, m->group.first + partner, b);
+        }
+        for (int b = partner % stride; b < blocks; b += stride) {
+            take(m, m->group.first + partner, b);
+        }
+    }
+}
+
+/* ---- Algorithms ------------------------------------------------------------------------------ */
 void gr_halving_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
-    int rounds = rounds_of(shape->world_size);
     if (gr_plan_alone(plan)) {
         return;
     }
-    plan->blocks = (uint32_t)shape->world_size;
-    for (int round = 0; round < rounds; round++) {
-        halve(plan, round);
+    member m = member_of(plan);
+    plan->blocks = (uint32_t)gr_group_of(shape->world_size, 0).size;
+    halve(&m);
+    fold(&m);
+    unfold(&m);
+    double_back(&m);
+}
+
+/* The first group has the sums of all blocks, also of those that belong to ranks outside it. */
+void gr_recursive_halving_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan)
+{
+    if (gr_plan_alone(plan)) {
+        return;
     }
-    for (int round = rounds - 1; round >= 0; round--) {
-        double_back(plan, round);
+    member m = member_of(plan);
+    gr_group first = gr_group_of(shape->world_size, 0);
+    halve(&m);
+    fold(&m);
+    if (shape->rank >= first.size) {
+        gr_plan_recv(plan, holder_of(first, shape->rank), gr_user(0, shape->rank));
+    } else if (shape->rank + first.size < shape->world_size) {
+        int owner = shape->rank + first.size;
+        gr_plan_send(plan, owner, sum_place(&m, owner));
+    }
+}
+
+void gr_recursive_doubling_allgather(const gr_plan_shape *shape, gr_plan *plan)
+{
+    if (gr_plan_alone(plan)) {
+        return;
+    }
+    member m = member_of(plan);
+    gr_group first = gr_group_of(shape->world_size, 0);
+    gr_operand own = gr_contribution(plan, 0, shape->rank);
+    m.own_block_known = true;
+    if (shape->rank >= first.size) {
+        gr_plan_send(plan, holder_of(first, shape->rank), own);
+    } else if (shape->rank + first.size < shape->world_size) {
+        int outside = shape->rank + first.size;
+        gr_plan_recv(plan, outside, gr_user(0, outside));
+    }
+    unfold(&m);
+    double_back(&m);
+    if (shape->out_of_place) {
+        gr_plan_copy(plan, gr_user(0, shape->rank), own);
     }
 }

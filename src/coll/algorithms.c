@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/algorithms.h"
+#include "coll/binary_groups.h"
 
 #include <string.h>
 
@@ -23,9 +24,14 @@ static bool fits_pair(const gr_plan_shape *shape)
     return fits_any(shape) && shape->root != shape->rank;
 }
 
-static bool fits_halving_doubling(const gr_plan_shape *shape)
+static bool fits_groups(const gr_plan_shape *shape)
 {
-    return fits_any(shape) && gr_halving_doubling_fits(shape);
+    return fits_any(shape) && gr_groups_fit(shape);
+}
+
+static bool fits_bruck_alltoall(const gr_plan_shape *shape)
+{
+    return fits_any(shape) && gr_bruck_alltoall_fits(shape);
 }
 
 const gr_algorithm gr_algorithms[] = {
@@ -33,8 +39,8 @@ const gr_algorithm gr_algorithms[] = {
      "each block is added by its owner, who sends the sum to all; any world size, any shards",
      fits_any, gr_direct_allreduce},
     {"halving-doubling", GR_COLL_ALLREDUCE, true,
-     "recursive vector halving, distance doubling (Thakur et al. 2005); powers of two",
-     fits_halving_doubling, gr_halving_doubling_allreduce},
+     "recursive vector halving, then doubling (Thakur et al. 2005), in groups of powers of two",
+     fits_groups, gr_halving_doubling_allreduce},
     {"tree", GR_COLL_ALLREDUCE, true,
      "up the shard tree to rank 0, then a binomial broadcast; for small messages", fits_any,
      gr_tree_allreduce},
@@ -66,6 +72,40 @@ const gr_algorithm gr_algorithms[] = {
     {"direct", GR_COLL_SCATTER, true, "the root sends to each rank", fits_any, gr_direct_scatter},
     {"pairwise", GR_COLL_ALLTOALL, true,
      "each block straight to its destination, in rounds of pairs", fits_any, gr_pairwise_alltoall},
+    {"recursive-doubling", GR_COLL_ALLREDUCE, true,
+     "log2 n exchanges of all (Thakur et al. 2005); for small messages", fits_groups,
+     gr_recursive_doubling_allreduce},
+    {"segmented-ring", GR_COLL_ALLREDUCE, false,
+     "the ring with four chunks a block, so that it is busy while sums are made; not in tree order",
+     fits_one_each, gr_segmented_ring_allreduce},
+    {"double-tree", GR_COLL_ALLREDUCE, false,
+     "up and down two trees, half in each (Sanders, Speck, Traeff 2009); not in tree order",
+     fits_one_each, gr_double_tree_allreduce},
+    {"recursive-halving", GR_COLL_REDUCE_SCATTER, true,
+     "half of the blocks in each exchange (Thakur et al. 2005), in groups of powers of two",
+     fits_one_each, gr_recursive_halving_reduce_scatter},
+    {"recursive-doubling", GR_COLL_ALLGATHER, true,
+     "twice the blocks in each exchange (Thakur et al. 2005), in groups of powers of two", fits_any,
+     gr_recursive_doubling_allgather},
+    {"bruck", GR_COLL_ALLGATHER, true, "log2 n rounds for any n (Bruck et al. 1997)", fits_any,
+     gr_bruck_allgather},
+    {"chain", GR_COLL_BROADCAST, true,
+     "from each rank to the next, pipelined; for large messages on few ranks", fits_any,
+     gr_chain_broadcast},
+    {"double-tree", GR_COLL_BROADCAST, true,
+     "down two trees, half in each (Sanders, Speck and Traeff 2009)", fits_any,
+     gr_double_tree_broadcast},
+    {"chain", GR_COLL_REDUCE, false,
+     "from each rank to the next, pipelined; for large messages; not in tree order", fits_one_each,
+     gr_chain_reduce},
+    {"double-tree", GR_COLL_REDUCE, false,
+     "up two trees, half in each (Sanders, Speck and Traeff 2009); not in tree order",
+     fits_one_each, gr_double_tree_reduce},
+    {"binomial", GR_COLL_GATHER, true, "up a binomial tree", fits_any, gr_binomial_gather},
+    {"binomial", GR_COLL_SCATTER, true, "down a binomial tree", fits_any, gr_binomial_scatter},
+    {"bruck", GR_COLL_ALLTOALL, true,
+     "log2 n rounds by way of others (Bruck et al. 1997); for small even blocks",
+     fits_bruck_alltoall, gr_bruck_alltoall},
     {"direct", GR_COLL_SEND, true, "one message to the peer", fits_pair, gr_direct_send},
     {"direct", GR_COLL_RECV, true, "one message from the peer", fits_pair, gr_direct_recv},
     {.name = NULL},

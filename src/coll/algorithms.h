@@ -20,15 +20,31 @@ void gr_direct_recv(const gr_plan_shape *shape, gr_plan *plan);
 void gr_pairwise_alltoall(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_segmented_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 void gr_ring_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan);
 void gr_ring_allgather(const gr_plan_shape *shape, gr_plan *plan);
 
-bool gr_halving_doubling_fits(const gr_plan_shape *shape);
 void gr_halving_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_recursive_halving_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan);
+void gr_recursive_doubling_allgather(const gr_plan_shape *shape, gr_plan *plan);
+void gr_recursive_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_tree_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 void gr_binomial_broadcast(const gr_plan_shape *shape, gr_plan *plan);
 void gr_binomial_reduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_binomial_gather(const gr_plan_shape *shape, gr_plan *plan);
+void gr_binomial_scatter(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_double_tree_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+void gr_double_tree_broadcast(const gr_plan_shape *shape, gr_plan *plan);
+void gr_double_tree_reduce(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_chain_broadcast(const gr_plan_shape *shape, gr_plan *plan);
+void gr_chain_reduce(const gr_plan_shape *shape, gr_plan *plan);
+
+void gr_bruck_allgather(const gr_plan_shape *shape, gr_plan *plan);
+bool gr_bruck_alltoall_fits(const gr_plan_shape *shape);
+void gr_bruck_alltoall(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_gather_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 

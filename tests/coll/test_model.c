@@ -127,8 +127,8 @@ static void test_parts(void **state)
                 gr_prediction p = gr_walk_predict(walk, &model, GR_F32, bytes, 256 << 10);
                 expect_time(p.latency_us + p.bandwidth_us + p.reduction_us, p.time_us);
                 assert_true(p.latency_us > 0 && p.bandwidth_us >= 0 && p.reduction_us >= 0);
-                /* More bytes, fewer waits: at small sizes that can be a little faster. */
-                if (p.time_us < 0.8 * before_us || p.time_us > 1e7) {
+                /* More bytes, fewer waits: where at last no block is empty, that can be faster. */
+                if (p.time_us < 0.6 * before_us || p.time_us > 1e7) {
                     print_error("%s=%s, %zu bytes: %g us behind %g us\n", gr_coll_name(at->coll),
                                 at->name, bytes, p.time_us, before_us);
                     fail();

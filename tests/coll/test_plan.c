@@ -213,7 +213,10 @@ static void test_shapes_that_do_not_fit_are_declined(void **unused)
         {"halving-doubling", 4, 8, true},
         {"halving-doubling", 4, 12, false},
         {"halving-doubling", 4, 5, false},
-        {"halving-doubling", 3, 3, false},
+        {"halving-doubling", 3, 3, true},
+        {"halving-doubling", 6, 12, true},
+        {"halving-doubling", 6, 24, true},
+        {"halving-doubling", 6, 13, false},
         {"halving-doubling", 4, 2, false},
         {"halving-doubling", 2, 3, true},
     };
@@ -276,7 +279,7 @@ static void test_dependencies_stay_linear_in_the_steps(void **unused)
             gr_plan_init(&plan, &shape);
             at->plan(&shape, &plan);
             assert_int_equal(gr_plan_finish(&plan), GR_OK);
-            assert_true(plan.step_count <= 5 * 1024);
+            assert_true(plan.step_count <= 20 * 1024);
             assert_true(plan.after_count <= 3 * plan.step_count);
             gr_plan_fini(&plan);
         }

@@ -121,18 +121,54 @@ static long larger(long a, long b)
     return a > b ? a : b;
 }
 
+/* The most members of a group of a power of two that one of the next smaller group has to tell. */
+static long widest_step(int n)
+{
+    long widest = 0;
+    for (int left = n; left & (left - 1); left &= left - 1) {
+        int small = left & -left;
+        int rest = left ^ small;
+        widest = larger(widest, (rest & -rest) / small);
+    }
+    return widest;
+}
+
+/* Each block goes as many ways as its distance has bits. */
+static long bits_below(int n)
+{
+    long bits = 0;
+    for (int distance = 1; distance < n; distance++) {
+        bits += __builtin_popcount((unsigned)distance);
+    }
+    return bits;
+}
+
 /* What the theory allows a rank to send and to receive, in blocks. */
 static long bound(const gr_algorithm *algorithm, int n, int shards)
 {
     holdings h = holdings_of(shards, n);
     long to_one = larger(h.most * (n - 1), h.all - h.least);
+    int power = 1 << (log2_up(n + 1) - 1);
     const struct {
         gr_coll coll;
         const char *name;
         long blocks;
     } bounds[] = {
         {GR_COLL_ALLREDUCE, "direct", to_one + n - 1},
-        {GR_COLL_ALLREDUCE, "halving-doubling", 2 * (n - 1)},
+        {GR_COLL_ALLREDUCE, "halving-doubling", 2 * power - (power == n ? 2 : 0)},
+        {GR_COLL_ALLREDUCE, "recursive-doubling", log2_up(power) + widest_step(n) + 1},
+        {GR_COLL_ALLREDUCE, "segmented-ring", 2 * 4 * (n - 1)},
+        {GR_COLL_ALLREDUCE, "double-tree", 2 * 3},
+        {GR_COLL_REDUCE_SCATTER, "recursive-halving", power == n ? n - 1 : n + log2_up(n)},
+        {GR_COLL_ALLGATHER, "recursive-doubling", power == n ? n - 1 : n + log2_up(n)},
+        {GR_COLL_ALLGATHER, "bruck", n - 1},
+        {GR_COLL_BROADCAST, "chain", 1},
+        {GR_COLL_BROADCAST, "double-tree", 2},
+        {GR_COLL_REDUCE, "chain", 1},
+        {GR_COLL_REDUCE, "double-tree", 3},
+        {GR_COLL_GATHER, "binomial", n - 1},
+        {GR_COLL_SCATTER, "binomial", n - 1},
+        {GR_COLL_ALLTOALL, "bruck", bits_below(n)},
         {GR_COLL_ALLREDUCE, "tree", h.all == n ? log2_up(n) + 1 : h.all + log2_up(n)},
         {GR_COLL_ALLREDUCE, "gather", to_one},
         {GR_COLL_ALLREDUCE, "ring", 2 * (n - 1)},
