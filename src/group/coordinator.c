@@ -360,8 +360,9 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     } else {
         gr_door_config door = {.rank = GR_AUTH_RANK_COORDINATOR,
                                .secret = config->secret,
-                               .listen = true,
+                               .listen_local = config->listen_host == NULL,
                                .listen_host = config->listen_host,
+                               .ports = config->ports,
                                .half_open_max = HALF_OPEN_MAX,
                                .timeout_us = HANDSHAKE_TIMEOUT_US,
                                .clock = gr_clock_real(),

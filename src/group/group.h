@@ -43,7 +43,8 @@ typedef struct gr_coordinator gr_coordinator;
 typedef struct gr_coordinator_config {
     int world_size;
     const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
-    const char *listen_host; /* NULL: a Unix socket in the abstract namespace */
+    const char *listen_host; /* NULL: a Unix socket in the abstract namespace; "*": everywhere */
+    gr_ports ports;          /* where to listen by tcp; 0 .. 0: any */
     const gr_log *log;
 } gr_coordinator_config;
 

@@ -4,11 +4,13 @@
 #include "base/fail.h"
 #include "base/hash.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -56,11 +58,56 @@ static gr_status listen_unix(char address_out[GR_ADDRESS_BYTES], int *fd_out, gr
     return GR_OK;
 }
 
-static gr_status listen_tcp(const char *host, char address_out[GR_ADDRESS_BYTES], int *fd_out,
-                            gr_diag *diag)
+/* A listener at `at`, on the first port of the range that is free. -1: errno tells why. */
+static int bind_tcp(const struct addrinfo *at, gr_ports ports)
 {
+    struct sockaddr_storage to = {0};
+    memcpy(&to, at->ai_addr, at->ai_addrlen);
+    for (int port = ports.first; port <= ports.last; port++) {
+        int fd = open_socket(at->ai_family), one = 1, zero = 0;
+        if (fd < 0) {
+            return -1;
+        }
+        if (at->ai_family == AF_INET6) {
+            ((struct sockaddr_in6 *)&to)->sin6_port = htons((uint16_t)port);
+            setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+        } else {
+            ((struct sockaddr_in *)&to)->sin_port = htons((uint16_t)port);
+        }
+        /* Of a configured range each port is needed again right after a job has ended. */
+        if (port != 0) {
+            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+        }
+        if (bind(fd, (struct sockaddr *)&to, at->ai_addrlen) == 0 && listen(fd, BACKLOG) == 0) {
+            return fd;
+        }
+        int error = errno;
+        close(fd);
+        errno = error;
+        if (error != EADDRINUSE && error != EACCES) {
+            return -1;
+        }
+    }
+    return -1;
+}
+
+static gr_status no_listener(const char *host, gr_ports ports, int error, gr_diag *diag)
+{
+    if (ports.first != 0 && (error == EADDRINUSE || error == EACCES)) {
+        return gr_fail(diag, GR_E_IO,
+                       "cannot listen on host \"%s\": no port of %u-%u (GRADUS_PORTS) is %s; each "
+                       "rank and the coordinator need one",
+                       host, ports.first, ports.last, error == EACCES ? "permitted" : "free");
+    }
+    return gr_fail(diag, GR_E_IO, "cannot listen on host \"%s\": %s", host, strerror(error));
+}
+
+static gr_status listen_tcp(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],
+                            int *fd_out, gr_diag *diag)
+{
+    bool all = strcmp(host, "*") == 0;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
-    int error = getaddrinfo(host, "0", &hints, &found);
+    int error = getaddrinfo(all ? "::" : host, "0", &hints, &found);
     if (error != 0) {
         return gr_fail(diag, GR_E_INVALID, "cannot listen on host \"%s\": %s", host,
                        gai_strerror(error));
@@ -68,19 +115,20 @@ static gr_status listen_tcp(const char *host, char address_out[GR_ADDRESS_BYTES]
     char numeric[HOST_BYTES], port[16];
     struct sockaddr_storage at;
     socklen_t size = sizeof at;
-    int fd = open_socket(found->ai_family);
-    if (fd < 0 || bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0 ||
-        getsockname(fd, (struct sockaddr *)&at, &size) != 0 ||
+    int fd = bind_tcp(found, ports);
+    freeaddrinfo(found);
+    if (fd < 0 && all && (errno == EAFNOSUPPORT || errno == EADDRNOTAVAIL)) {
+        return listen_tcp("0.0.0.0", ports, address_out, fd_out, diag); /* a host without IPv6 */
+    }
+    if (fd < 0 || getsockname(fd, (struct sockaddr *)&at, &size) != 0 ||
         getnameinfo((struct sockaddr *)&at, size, numeric, sizeof numeric, port, sizeof port,
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
         error = errno;
-        freeaddrinfo(found);
         if (fd >= 0) {
             close(fd);
         }
-        return gr_fail(diag, GR_E_IO, "cannot listen on host \"%s\": %s", host, strerror(error));
+        return no_listener(host, ports, error, diag);
     }
-    freeaddrinfo(found);
     bool six = strchr(numeric, ':') != NULL;
     snprintf(address_out, GR_ADDRESS_BYTES, "tcp:%s%s%s:%s", six ? "[" : "", numeric,
              six ? "]" : "", port);
@@ -88,11 +136,45 @@ static gr_status listen_tcp(const char *host, char address_out[GR_ADDRESS_BYTES]
     return GR_OK;
 }
 
-gr_status gr_address_listen(const char *host, char address_out[GR_ADDRESS_BYTES], int *fd_out,
-                            gr_diag *diag)
+gr_status gr_address_listen(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],
+                            int *fd_out, gr_diag *diag)
 {
     return host == NULL ? listen_unix(address_out, fd_out, diag)
-                        : listen_tcp(host, address_out, fd_out, diag);
+                        : listen_tcp(host, ports, address_out, fd_out, diag);
+}
+
+gr_status gr_ports_parse(const char *text, gr_ports *ports_out, gr_diag *diag)
+{
+    *ports_out = (gr_ports){0, 0};
+    if (text == NULL || text[0] == '\0') {
+        return GR_OK;
+    }
+    char *end = NULL;
+    unsigned long first = isdigit((unsigned char)text[0]) ? strtoul(text, &end, 10) : 0;
+    unsigned long last = first;
+    if (end != NULL && *end == '-' && isdigit((unsigned char)end[1])) {
+        last = strtoul(end + 1, &end, 10);
+    }
+    if (end == NULL || *end != '\0' || first < 1 || last > UINT16_MAX || first > last) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "GRADUS_PORTS is \"%.64s\": give the first and the last port to listen on, "
+                       "\"40000-40100\" say",
+                       text);
+    }
+    *ports_out = (gr_ports){(uint16_t)first, (uint16_t)last};
+    return GR_OK;
+}
+
+bool gr_address_next(const char *addresses, size_t *at, char address_out[GR_ADDRESS_BYTES])
+{
+    const char *from = addresses + *at;
+    from += strspn(from, " ");
+    size_t size = strcspn(from, " ");
+    *at = (size_t)(from - addresses) + size;
+    size = size < GR_ADDRESS_BYTES ? size : GR_ADDRESS_BYTES - 1;
+    memcpy(address_out, from, size);
+    address_out[size] = '\0';
+    return size > 0;
 }
 
 static gr_status dial(int family, const struct sockaddr *at, socklen_t size, const char *address,
@@ -121,6 +203,9 @@ static gr_status dial(int family, const struct sockaddr *at, socklen_t size, con
     }
     if (error == ECONNREFUSED || error == ENOENT || error == ECONNRESET) {
         return gr_fail(diag, GR_E_PEER_LOST, "nobody listens at %s", address);
+    }
+    if (error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN) {
+        return gr_fail(diag, GR_E_PEER_LOST, "no way to %s: %s", address, strerror(error));
     }
     return gr_fail(diag, GR_E_IO, "cannot connect to %s: %s", address, strerror(error));
 }

@@ -7,10 +7,17 @@
 
 #include "link/link.h"
 
-/* A non-blocking listening socket on a port that the system chooses (host given) or under a random
- * abstract name (host NULL), and its address. */
-gr_status gr_address_listen(const char *host, char address_out[GR_ADDRESS_BYTES], int *fd_out,
-                            gr_diag *diag) GR_MUST_CHECK;
+/* A non-blocking listening socket on one of `ports` (host given; "*": all addresses of this host)
+ * or under a random abstract name (host NULL), and its address. */
+gr_status gr_address_listen(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],
+                            int *fd_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* "40000-40100" or "40000"; NULL or "": any. GR_E_INVALID with a sentence. */
+gr_status gr_ports_parse(const char *text, gr_ports *ports_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* The next of several addresses with blanks between them, from *at on; false: no more. One that is
+ * too long comes out cut, and cannot be dialled. */
+bool gr_address_next(const char *addresses, size_t *at, char address_out[GR_ADDRESS_BYTES]);
 
 /* Begin to connect, without waiting. GR_OK: connected; GR_PENDING: writable when connected or
  * failed (SO_ERROR); GR_E_AGAIN: the listener is busy, try later; GR_E_PEER_LOST: nobody listens

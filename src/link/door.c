@@ -21,9 +21,12 @@ enum {
     LISTENER_PAUSE_US = 20000, /* after the process ran out of file descriptors */
     BACKOFF_MIN_US = 1000,
     BACKOFF_MAX_US = 100000,
+    DETOURS_MAX = 32,       /* several rounds through as many addresses as fit */
+    CANDIDATE_US = 1000000, /* for one of several addresses to answer */
     REFUSALS_MAX = 4 /* "nobody listens", or closed after our answer: no use to try for ever */
 };
-#define LISTENER_TAG UINT64_MAX
+#define LISTENER_TAG (UINT64_MAX - 1) /* and the one after it */
+enum { LISTENERS = 2 };               /* local, remote */
 
 typedef enum entry_state {
     ENTRY_FREE = 0,
@@ -39,16 +42,21 @@ typedef struct entry {
     int fd; /* -1: none */
     int32_t expected;
     int refusals;
+    int detours; /* from an address that led nowhere to the next */
     int64_t since_us, deadline_us, retry_at_us, backoff_us;
+    int64_t candidate_by_us; /* by then this address must be connected, if there are others */
     gr_auth auth;
-    char address[GR_ADDRESS_BYTES]; /* outgoing */
+    /* Outgoing: all addresses, where the next one begins, and the one that is tried. */
+    size_t next_at;
+    char address[GR_ADDRESS_BYTES];
+    char addresses[GR_DOOR_ADDRESSES_BYTES];
 } entry;
 
 struct gr_door {
     gr_door_config config;
     uint8_t secret[GR_SECRET_BYTES];
-    char address[GR_ADDRESS_BYTES];
-    int epoll_fd, listen_fd;
+    char address[LISTENERS][GR_ADDRESS_BYTES];
+    int epoll_fd, listen_fd[LISTENERS];
     int64_t listener_paused_until_us; /* 0: not paused */
     int64_t next_us;
     int done_count, dialing_count, incoming_count;
@@ -108,6 +116,11 @@ static void refuse_stranger(gr_door *door, entry *at, const char *why)
     free_entry(door, at);
 }
 
+static bool has_others(const entry *at)
+{
+    return strlen(at->addresses) > strlen(at->address);
+}
+
 static void fail_dial(gr_door *door, entry *at, gr_status status, const char *why)
 {
     if (door->failure.status == GR_OK) {
@@ -116,15 +129,43 @@ static void fail_dial(gr_door *door, entry *at, gr_status status, const char *wh
                                "cannot reach the job's coordinator at %s: %s", at->address, why);
         } else {
             (void)gr_fail_peer(&door->failure, status, at->expected,
-                               "cannot connect to rank %d at %s: %s", at->expected, at->address,
-                               why);
+                               "cannot connect to rank %d at %s: %s%s", at->expected, at->addresses,
+                               has_others(at) ? "at the last of these: " : "", why);
         }
     }
     free_entry(door, at);
 }
 
+/* The address to try now; after the last one the first again. True: it is the first. */
+static bool turn_to_next(entry *at)
+{
+    if (gr_address_next(at->addresses, &at->next_at, at->address)) {
+        return false;
+    }
+    at->next_at = 0;
+    (void)gr_address_next(at->addresses, &at->next_at, at->address);
+    return true;
+}
+
+/* This address leads nowhere. True: another one is tried in its place. The last round counts: each
+ * address may lead nowhere as often as one alone. */
+static bool try_another(gr_door *door, entry *at, int64_t now)
+{
+    if (!has_others(at) || now >= at->deadline_us || ++at->detours >= DETOURS_MAX) {
+        return false;
+    }
+    forget_fd(door, at);
+    at->retry_at_us = now + (turn_to_next(at) ? BACKOFF_MAX_US : 0);
+    at->state = ENTRY_RETRY;
+    note_deadline(door, at->retry_at_us);
+    return true;
+}
+
 static void retry_later(gr_door *door, entry *at, int64_t now, gr_status status, const char *why)
 {
+    if (status == GR_E_PEER_LOST && try_another(door, at, now)) {
+        return;
+    }
     forget_fd(door, at);
     at->backoff_us = at->backoff_us == 0 ? BACKOFF_MIN_US : at->backoff_us * 2;
     if (at->backoff_us > BACKOFF_MAX_US) {
@@ -154,7 +195,7 @@ static void end_shaking(gr_door *door, entry *at, int64_t now, gr_status status,
                     answered ? "it closed the connection after our answer: it holds another secret "
                                "(GRADUS_SECRET), or has a member of our rank already"
                              : "it closed the connection during the handshake");
-    } else {
+    } else if (!try_another(door, at, now)) {
         fail_dial(door, at, status, why);
     }
 }
@@ -263,8 +304,12 @@ static void dial(gr_door *door, entry *at, int64_t now)
     if (status >= 0 && watch(door, at->fd, tag, EPOLLIN | EPOLLOUT | EPOLLET) != GR_OK) {
         status = gr_fail(&diag, GR_E_IO, "cannot watch the socket: %s", strerror(errno));
     }
+    at->candidate_by_us = has_others(at) ? now + CANDIDATE_US : GR_NEVER;
+    note_deadline(door, at->candidate_by_us);
     if (status < 0) {
-        fail_dial(door, at, status, diag.text);
+        if (!try_another(door, at, now)) {
+            fail_dial(door, at, status, diag.text);
+        }
     } else if (status == GR_PENDING) {
         at->state = ENTRY_DIALING;
     } else if (begin_shaking(door, at)) {
@@ -292,7 +337,7 @@ static void finish_dialing(gr_door *door, entry *at, int64_t now)
     }
 }
 
-gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *address, gr_diag *diag)
+gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *addresses, gr_diag *diag)
 {
     entry *at = door->entries + door->incoming_max;
     entry *end = door->entries + door->entry_count;
@@ -303,9 +348,9 @@ gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *address, gr
         return gr_fail(diag, GR_E_NO_MEMORY, "more than %d connections are being made",
                        door->config.outgoing_max);
     }
-    if (strlen(address) >= sizeof at->address) {
+    if (strlen(addresses) >= sizeof at->addresses) {
         return gr_fail(diag, GR_E_INVALID, "the address of rank %d is longer than %zu characters",
-                       peer_rank, sizeof at->address - 1);
+                       peer_rank, sizeof at->addresses - 1);
     }
     int64_t now = now_us(door);
     *at = (entry){.outgoing = true,
@@ -314,7 +359,8 @@ gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *address, gr
                   .since_us = now,
                   .deadline_us = gr_clock_deadline_us(&door->config.clock, door->config.timeout_us),
                   .state = ENTRY_RETRY};
-    memcpy(at->address, address, strlen(address) + 1);
+    memcpy(at->addresses, addresses, strlen(addresses) + 1);
+    (void)turn_to_next(at);
     door->dialing_count++;
     note_deadline(door, at->deadline_us);
     dial(door, at, now);
@@ -343,11 +389,21 @@ static entry *find_place(gr_door *door, int64_t now)
     return NULL;
 }
 
-static void pause_listener(gr_door *door, bool pause, int64_t now)
+static bool listens(const gr_door *door)
 {
-    struct epoll_event event = {.events = pause ? 0 : EPOLLIN, .data.u64 = LISTENER_TAG};
-    epoll_ctl(door->epoll_fd, EPOLL_CTL_MOD, door->listen_fd, &event);
-    door->system_calls++;
+    return door->listen_fd[0] >= 0 || door->listen_fd[1] >= 0;
+}
+
+static void pause_listeners(gr_door *door, bool pause, int64_t now)
+{
+    for (int i = 0; i < LISTENERS; i++) {
+        struct epoll_event event = {.events = pause ? 0 : EPOLLIN,
+                                    .data.u64 = LISTENER_TAG + (uint64_t)i};
+        if (door->listen_fd[i] >= 0) {
+            epoll_ctl(door->epoll_fd, EPOLL_CTL_MOD, door->listen_fd[i], &event);
+            door->system_calls++;
+        }
+    }
     door->listener_paused_until_us = pause ? now + LISTENER_PAUSE_US : 0;
     if (pause) {
         note_deadline(door, door->listener_paused_until_us);
@@ -379,17 +435,17 @@ static void welcome(gr_door *door, int fd, int64_t now)
     shake(door, at, now);
 }
 
-static void accept_some(gr_door *door, int64_t now)
+static void accept_some(gr_door *door, int listener, int64_t now)
 {
-    for (int i = 0; i < ACCEPTS_A_TURN && door->listen_fd >= 0; i++) {
-        int fd = accept4(door->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    for (int i = 0; i < ACCEPTS_A_TURN && door->listen_fd[listener] >= 0; i++) {
+        int fd = accept4(door->listen_fd[listener], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         door->system_calls++;
         if (fd >= 0) {
             welcome(door, fd, now);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             gr_log_write(door->config.log, GR_LOG_WARN, "link", "cannot accept a connection: %s",
                          strerror(errno));
-            pause_listener(door, true, now);
+            pause_listeners(door, true, now);
             return;
         } else if (errno != ECONNABORTED && errno != EINTR && errno != EPROTO) {
             return;
@@ -399,12 +455,25 @@ static void accept_some(gr_door *door, int64_t now)
 
 /* ---- Progress -------------------------------------------------------------------------------- */
 
+static void note_next(gr_door *door, const entry *at)
+{
+    if (at->state == ENTRY_FREE || at->state == ENTRY_DONE) {
+        return;
+    }
+    note_deadline(door, at->deadline_us);
+    if (at->state == ENTRY_RETRY) {
+        note_deadline(door, at->retry_at_us);
+    } else if (at->outgoing) {
+        note_deadline(door, at->candidate_by_us);
+    }
+}
+
 static void handle_deadlines(gr_door *door, int64_t now)
 {
     door->next_us = GR_NEVER;
     if (door->listener_paused_until_us != 0) {
-        if (now >= door->listener_paused_until_us && door->listen_fd >= 0) {
-            pause_listener(door, false, now);
+        if (now >= door->listener_paused_until_us && listens(door)) {
+            pause_listeners(door, false, now);
         } else {
             note_deadline(door, door->listener_paused_until_us);
         }
@@ -422,14 +491,17 @@ static void handle_deadlines(gr_door *door, int64_t now)
             }
             continue;
         }
+        if (at->outgoing && at->state != ENTRY_RETRY && now >= at->candidate_by_us) {
+            /* Not after our answer: the other side may take the connection for made. */
+            at->candidate_by_us = GR_NEVER;
+            if (at->auth.out_sent < GR_AUTH_BYTES) {
+                (void)try_another(door, at, now);
+            }
+        }
         if (at->state == ENTRY_RETRY && now >= at->retry_at_us) {
             dial(door, at, now);
         }
-        if (at->state != ENTRY_FREE && at->state != ENTRY_DONE) {
-            note_deadline(door, at->state == ENTRY_RETRY && at->retry_at_us < at->deadline_us
-                                    ? at->retry_at_us
-                                    : at->deadline_us);
-        }
+        note_next(door, at);
     }
 }
 
@@ -439,10 +511,10 @@ gr_status gr_door_progress(gr_door *door, gr_diag *diag)
     int64_t now = now_us(door);
     int count = epoll_wait(door->epoll_fd, events, EVENTS_A_TURN, 0);
     door->system_calls++;
-    bool listener_ready = false;
+    bool listener_ready[LISTENERS] = {false, false};
     for (int i = 0; i < count; i++) {
-        if (events[i].data.u64 == LISTENER_TAG) {
-            listener_ready = true;
+        if (events[i].data.u64 >= LISTENER_TAG) {
+            listener_ready[events[i].data.u64 - LISTENER_TAG] = true;
             continue;
         }
         entry *at = &door->entries[events[i].data.u64];
@@ -453,8 +525,10 @@ gr_status gr_door_progress(gr_door *door, gr_diag *diag)
         }
     }
     /* Last, since it may give a place away that an event above was about. */
-    if (listener_ready) {
-        accept_some(door, now);
+    for (int i = 0; i < LISTENERS; i++) {
+        if (listener_ready[i]) {
+            accept_some(door, i, now);
+        }
     }
     if (now >= door->next_us) {
         handle_deadlines(door, now);
@@ -496,13 +570,20 @@ bool gr_door_dialing(const gr_door *door)
     return door->dialing_count > 0;
 }
 
+static void close_listeners(gr_door *door)
+{
+    for (int i = 0; i < LISTENERS; i++) {
+        if (door->listen_fd[i] >= 0) {
+            close(door->listen_fd[i]);
+            door->listen_fd[i] = -1;
+        }
+    }
+    door->listener_paused_until_us = 0;
+}
+
 void gr_door_shut(gr_door *door)
 {
-    if (door->listen_fd >= 0) {
-        close(door->listen_fd);
-        door->listen_fd = -1;
-        door->listener_paused_until_us = 0;
-    }
+    close_listeners(door);
     for (int i = 0; i < door->incoming_max; i++) {
         if (door->entries[i].state == ENTRY_SHAKING) {
             refuse_stranger(door, &door->entries[i], "nobody else is expected");
@@ -515,6 +596,17 @@ void gr_door_shut(gr_door *door)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
+static gr_status open_listener(gr_door *door, int at, const char *host, gr_diag *diag)
+{
+    gr_status status =
+        gr_address_listen(host, door->config.ports, door->address[at], &door->listen_fd[at], diag);
+    if (status == GR_OK &&
+        watch(door, door->listen_fd[at], LISTENER_TAG + (uint64_t)at, EPOLLIN) != GR_OK) {
+        status = gr_fail(diag, GR_E_IO, "cannot watch the listener: %s", strerror(errno));
+    }
+    return status;
+}
+
 gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_diag *diag)
 {
     if (config->half_open_max < 1 || config->half_open_max > GR_DOOR_HALF_OPEN_MAX ||
@@ -524,7 +616,7 @@ gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_di
                        "above zero",
                        GR_DOOR_HALF_OPEN_MAX, config->half_open_max);
     }
-    int incoming = config->listen ? config->half_open_max : 0;
+    int incoming = config->listen_local || config->listen_host != NULL ? config->half_open_max : 0;
     size_t count = (size_t)incoming + (size_t)config->outgoing_max;
     gr_door *door = calloc(1, sizeof *door + count * sizeof(entry));
     if (door == NULL) {
@@ -534,7 +626,7 @@ gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_di
     memcpy(door->secret, config->secret, GR_SECRET_BYTES);
     door->config.secret = door->secret;
     door->config.listen_host = NULL; /* not used again; it belongs to the caller */
-    door->listen_fd = -1;
+    door->listen_fd[0] = door->listen_fd[1] = -1;
     door->next_us = GR_NEVER;
     door->incoming_max = incoming;
     door->entry_count = (int)count;
@@ -547,11 +639,11 @@ gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_di
     if (door->epoll_fd < 0) {
         status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
     }
-    if (status == GR_OK && config->listen) {
-        status = gr_address_listen(config->listen_host, door->address, &door->listen_fd, diag);
-        if (status == GR_OK && watch(door, door->listen_fd, LISTENER_TAG, EPOLLIN) != GR_OK) {
-            status = gr_fail(diag, GR_E_IO, "cannot watch the listener: %s", strerror(errno));
-        }
+    if (status == GR_OK && config->listen_local) {
+        status = open_listener(door, 0, NULL, diag);
+    }
+    if (status == GR_OK && config->listen_host != NULL) {
+        status = open_listener(door, 1, config->listen_host, diag);
     }
     if (status != GR_OK) {
         gr_door_destroy(door);
@@ -569,9 +661,7 @@ void gr_door_destroy(gr_door *door)
     for (int i = 0; i < door->entry_count; i++) {
         forget_fd(door, &door->entries[i]);
     }
-    if (door->listen_fd >= 0) {
-        close(door->listen_fd);
-    }
+    close_listeners(door);
     if (door->epoll_fd >= 0) {
         close(door->epoll_fd);
     }
@@ -581,7 +671,12 @@ void gr_door_destroy(gr_door *door)
 
 const char *gr_door_address(const gr_door *door)
 {
-    return door->address;
+    return door->address[door->address[0][0] == '\0'];
+}
+
+const char *gr_door_remote_address(const gr_door *door)
+{
+    return door->address[1];
 }
 
 int gr_door_fd(const gr_door *door)

@@ -14,13 +14,14 @@
 typedef struct gr_door gr_door;
 
 typedef struct gr_door_config {
-    int rank;              /* ours, or GR_AUTH_RANK_COORDINATOR */
-    const uint8_t *secret; /* GR_SECRET_BYTES, copied */
-    bool listen;
-    const char *listen_host; /* NULL: a Unix socket */
-    int half_open_max;       /* incoming connections in handshake; 1 .. GR_DOOR_HALF_OPEN_MAX */
-    int outgoing_max;        /* how many gr_door_dial may be under way */
-    int64_t timeout_us;      /* of a handshake, and of all attempts of one dial */
+    int rank;                /* ours, or GR_AUTH_RANK_COORDINATOR */
+    const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
+    bool listen_local;       /* on a Unix socket */
+    const char *listen_host; /* by tcp; NULL: not; "*": on all addresses of this host */
+    gr_ports ports;
+    int half_open_max;  /* incoming connections in handshake; 1 .. GR_DOOR_HALF_OPEN_MAX */
+    int outgoing_max;   /* how many gr_door_dial may be under way */
+    int64_t timeout_us; /* of a handshake, and of all attempts of one dial */
     gr_clock clock;
     const gr_log *log;
     /* Asked after the peer proved itself and before we do: false closes it. NULL: all come in. */
@@ -28,7 +29,10 @@ typedef struct gr_door_config {
     void *admit_arg;
 } gr_door_config;
 
-enum { GR_DOOR_HALF_OPEN_MAX = 4096 };
+enum {
+    GR_DOOR_HALF_OPEN_MAX = 4096,
+    GR_DOOR_ADDRESSES_BYTES = 640 /* what a dial takes */
+};
 
 /* An authenticated connection; the fd belongs to the receiver. */
 typedef struct gr_arrival {
@@ -39,13 +43,15 @@ typedef struct gr_arrival {
 
 gr_status gr_door_create(const gr_door_config *config, gr_door **door_out,
                          gr_diag *diag) GR_MUST_CHECK;
-void gr_door_destroy(gr_door *door); /* NULL ok */
-const char *gr_door_address(const gr_door *door);
-int gr_door_fd(const gr_door *door); /* readable: call progress */
+void gr_door_destroy(gr_door *door);                     /* NULL ok */
+const char *gr_door_address(const gr_door *door);        /* the local one if there is one */
+const char *gr_door_remote_address(const gr_door *door); /* "": does not listen by tcp */
+int gr_door_fd(const gr_door *door);                     /* readable: call progress */
 
-/* Connect to `address`, where `peer_rank` is expected. Tries again while the other side is busy or
- * closes the connection; gives up at the timeout. */
-gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *address,
+/* Connect to the first of `addresses` (blanks between) where `peer_rank` is to be reached. Tries
+ * again while the other side is busy or closes the connection; gives up at the timeout, or when
+ * nobody is at any of them. An address that does not answer is left for the next after a second. */
+gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *addresses,
                        gr_diag *diag) GR_MUST_CHECK;
 
 /* Move everything on. A failure is that of a gr_door_dial, given once: GR_E_PEER_LOST, GR_E_AUTH,

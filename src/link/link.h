@@ -58,12 +58,19 @@ typedef struct gr_frame {
 
 enum { GR_FRAME_PAYLOAD_MAX = 16 << 20 };
 
+/* The ports that a listener may take: first .. last; 0 .. 0: whichever the system gives. */
+typedef struct gr_ports {
+    uint16_t first, last;
+} gr_ports;
+
 typedef struct gr_mesh_config {
     gr_link_kind kind;
+    bool mixed; /* kind shm: peers that connect by tcp, or are dialled by it, get tcp links */
     int rank;
     int world_size;
     const uint8_t *secret;        /* GR_SECRET_BYTES, copied */
-    const char *listen_host;      /* tcp: "127.0.0.1"; shm: ignored */
+    const char *listen_host;      /* tcp, mixed: "127.0.0.1"; "*": any of this host's addresses */
+    gr_ports ports;               /* tcp, mixed: where to listen */
     int64_t handshake_timeout_us; /* a connection that is not authenticated by then is closed */
     int half_open_max;            /* connections in handshake at a time; more are refused */
     int64_t spin_us;              /* longest busy wait before sleeping; 0: never spin */
@@ -82,12 +89,22 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out,
  * ok. */
 void gr_mesh_destroy(gr_mesh *mesh);
 
-/* Where peers reach this process: "tcp:127.0.0.1:40123", "unix:@gradus-...". */
+/* Where peers reach this process: "tcp:127.0.0.1:40123", "unix:@gradus-...". Of a mixed mesh: where
+ * those on this host do, and (remote) those on others: "tcp:0.0.0.0:40123" when it listens on all
+ * addresses. NULL: it does not listen for remote peers. */
 const char *gr_mesh_address(const gr_mesh *mesh);
+const char *gr_mesh_remote_address(const gr_mesh *mesh);
 
-/* Begin to connect to `peer`; one side of each pair calls it (the higher rank, by convention). */
-gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *address,
+/* Begin to connect to `peer`; one side of each pair calls it (the higher rank, by convention).
+ * `addresses`: one, or several with blanks between, tried in this order and again until the
+ * handshake's timeout. A unix: address makes an shm link, a tcp: address a tcp link. */
+gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *addresses,
                           gr_diag *diag) GR_MUST_CHECK;
+
+/* What a peer's host is called, for error sentences; NULL: do not name it. The argument outlives
+ * the mesh. */
+typedef const char *gr_mesh_host_name(const void *host_name_arg, int peer);
+void gr_mesh_name_hosts(gr_mesh *mesh, gr_mesh_host_name *host_name, const void *host_name_arg);
 
 /* Move accepts, handshakes and transfers on, without blocking. GR_OK: fine (see gr_mesh_link);
  * GR_E_AUTH, GR_E_PEER_LOST...: a peer that was connected *to* cannot be reached, or a link broke:
@@ -138,7 +155,7 @@ void gr_link_next(gr_link *link, uint64_t *hold_out);
 void gr_link_release(gr_link *link, uint64_t hold);
 
 /* Nobody wants data of this link any more, in either direction: what waits to be sent and what
- * arrives is thrown away, gr_link_peek has nothing. So an ABORT, a BYE or the end that stands behind
+ * arrives is thrown away, gr_link_peek has nothing. So an ABORT, a BYE or the end that is behind
  * unread data is found: at once if it is here, else by gr_mesh_progress. Buffers that were lent to
  * the link are their owners' again, but for a message on tcp that is written in part: its rest is
  * read once more. */
@@ -154,6 +171,7 @@ gr_status gr_link_claim(gr_link *link, gr_frame *frame_out,
 /* Why the link is broken; status GR_OK while it is not. */
 const gr_diag *gr_link_diag(const gr_link *link);
 int gr_link_peer(const gr_link *link);
+gr_link_kind gr_link_kind_of(const gr_link *link);
 
 /* Counters for tests and benchmarks. */
 typedef struct gr_mesh_stats {

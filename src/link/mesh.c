@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -60,6 +61,17 @@ void gr_spin_learn(gr_spin *spin, int64_t waited_us)
 }
 
 /* ---- Ends of a link -------------------------------------------------------------------------- */
+
+void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES])
+{
+    const gr_mesh *mesh = link->mesh;
+    const char *name =
+        mesh->host_name != NULL ? mesh->host_name(mesh->host_name_arg, link->peer) : NULL;
+    text_out[0] = '\0';
+    if (name != NULL) {
+        snprintf(text_out, GR_HOST_TEXT_BYTES, " (host %s)", name);
+    }
+}
 
 static void end_link(gr_link *link, bool drain)
 {
@@ -139,12 +151,15 @@ void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
 
 void gr_link_closed(gr_link *link, int error)
 {
+    char host[GR_HOST_TEXT_BYTES];
+    gr_link_host_text(link, host);
     if (error == 0 || error == ECONNRESET || error == EPIPE) {
-        gr_link_break(link, true, GR_E_PEER_LOST, "rank %d died: its connection to rank %d closed",
-                      link->peer, link->mesh->rank);
+        gr_link_break(link, true, GR_E_PEER_LOST,
+                      "rank %d%s died: its connection to rank %d closed", link->peer, host,
+                      link->mesh->rank);
     } else {
-        gr_link_break(link, true, GR_E_PEER_LOST, "the connection to rank %d broke: %s", link->peer,
-                      strerror(error));
+        gr_link_break(link, true, GR_E_PEER_LOST, "the connection to rank %d%s broke: %s",
+                      link->peer, host, strerror(error));
     }
 }
 
@@ -160,20 +175,35 @@ static void attach(gr_link *link)
 {
     gr_mesh *mesh = link->mesh;
     gr_diag diag = {0};
-    gr_status status = mesh->ops->attach(link, &diag);
+    gr_status status = link->ops->attach(link, &diag);
     if (status == GR_OK) {
         link->state = GR_LINK_UP;
         mesh->links_up++;
         mesh->settled = mesh->links_up == mesh->world_size - 1;
+        if (link->ops != mesh->ops) {
+            mesh->other = link->ops;
+        }
         if (mesh->settled) {
             gr_door_shut(mesh->door);
         }
         gr_log_write(mesh->log, GR_LOG_DEBUG, "link", "rank %d: %s link to rank %d is up",
-                     mesh->rank, mesh->ops->name, link->peer);
+                     mesh->rank, link->ops->name, link->peer);
     } else if (status != GR_PENDING) {
         gr_link_break(link, false, status, "cannot set up the %s link to rank %d: %s",
-                      mesh->ops->name, link->peer, diag.text);
+                      link->ops->name, link->peer, diag.text);
     }
+}
+
+/* What kind of link a connection becomes; NULL: none that this mesh has. */
+static const gr_link_ops *ops_of_socket(const gr_mesh *mesh, int fd)
+{
+    int family = AF_UNSPEC;
+    socklen_t size = sizeof family;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) != 0) {
+        return NULL;
+    }
+    const gr_link_ops *ops = family == AF_UNIX ? &gr_shm_ops : &gr_tcp_ops;
+    return ops == mesh->ops || (mesh->mixed && ops == &gr_tcp_ops) ? ops : NULL;
 }
 
 static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
@@ -181,9 +211,10 @@ static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
     int peer = arrival->peer_rank;
     gr_link *link = NULL;
     gr_diag diag = {0};
+    const gr_link_ops *ops = ops_of_socket(mesh, arrival->fd);
     /* Two connections of one rank may both have passed the door before the first was taken. */
-    if (admit(mesh, peer)) {
-        size_t size = (mesh->ops->link_bytes + 63) / 64 * 64;
+    if (ops != NULL && admit(mesh, peer)) {
+        size_t size = (ops->link_bytes + 63) / 64 * 64;
         link = aligned_alloc(64, size);
         if (link != NULL) {
             memset(link, 0, size);
@@ -194,6 +225,7 @@ static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
         return;
     }
     link->mesh = mesh;
+    link->ops = ops;
     link->peer = peer;
     link->fd = arrival->fd;
     link->attach_by_us = now + mesh->attach_timeout_us;
@@ -224,7 +256,7 @@ static void end_late_attaches(gr_mesh *mesh, int64_t now)
         if (link != NULL && link->state == GR_LINK_ATTACHING && now >= link->attach_by_us) {
             gr_link_break(link, false, GR_E_PEER_SLOW,
                           "rank %d proved itself but did not set up its %s link in time", peer,
-                          mesh->ops->name);
+                          link->ops->name);
         }
     }
 }
@@ -265,7 +297,7 @@ static void dispatch(gr_mesh *mesh, uint64_t tag, uint32_t events)
     }
     /* Not `else`: with edges the event that ended the attaching may be about data as well. */
     if (link->state == GR_LINK_UP) {
-        mesh->ops->event(link, events);
+        link->ops->event(link, events);
     }
 }
 
@@ -293,7 +325,7 @@ bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us)
 static gr_status poll_sockets(gr_mesh *mesh, int64_t now, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    mesh->poll_at_us = now + GR_MESH_POLL_US;
+    mesh->poll_at_us = now + (mesh->other != NULL ? GR_MESH_MIXED_POLL_US : GR_MESH_POLL_US);
     if (!mesh->looked) {
         (void)gr_mesh_collect(mesh, 0);
     }
@@ -332,6 +364,9 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
         status = poll_sockets(mesh, now, diag);
     }
     mesh->ops->progress(mesh);
+    if (mesh->other != NULL) {
+        mesh->other->progress(mesh);
+    }
     return status == GR_OK && mesh->reports > 0 ? report(mesh, diag) : status;
 }
 
@@ -377,6 +412,10 @@ static gr_status check_config(const gr_mesh_config *config, gr_diag *diag)
     if ((unsigned)config->kind >= GR_LINK_KIND_ALL) {
         return gr_fail(diag, GR_E_INVALID, "link kind %d does not exist", (int)config->kind);
     }
+    if (config->mixed && config->kind != GR_LINK_SHM) {
+        return gr_fail(diag, GR_E_INVALID, "a mixed mesh is of kind shm, not %s",
+                       gr_link_kind_name(config->kind));
+    }
     if (config->world_size < 1 || config->world_size > GR_MESH_WORLD_MAX || config->rank < 0 ||
         config->rank >= config->world_size || config->secret == NULL) {
         return gr_fail(diag, GR_E_INVALID,
@@ -392,8 +431,9 @@ static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag 
     gr_door_config door = {
         .rank = config->rank,
         .secret = config->secret,
-        .listen = true,
-        .listen_host = config->kind == GR_LINK_TCP ? config->listen_host : NULL,
+        .listen_local = config->kind == GR_LINK_SHM,
+        .listen_host = config->kind == GR_LINK_TCP || config->mixed ? config->listen_host : NULL,
+        .ports = config->ports,
         .half_open_max = config->half_open_max,
         .outgoing_max = config->world_size,
         .timeout_us = config->handshake_timeout_us,
@@ -405,6 +445,8 @@ static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag 
     gr_status status = gr_door_create(&door, &mesh->door, diag);
     if (status == GR_OK) {
         memcpy(mesh->address, gr_door_address(mesh->door), sizeof mesh->address);
+        memcpy(mesh->remote_address, gr_door_remote_address(mesh->door),
+               sizeof mesh->remote_address);
     }
     return status;
 }
@@ -439,6 +481,7 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     }
     int64_t now = gr_clock_now_us(&config->clock);
     mesh->ops = ops;
+    mesh->mixed = config->mixed;
     mesh->rank = config->rank;
     mesh->world_size = config->world_size;
     mesh->clock = config->clock;
@@ -478,7 +521,7 @@ void gr_mesh_destroy(gr_mesh *mesh)
     }
     for (int peer = 0; peer < mesh->world_size; peer++) {
         if (mesh->links[peer] != NULL && mesh->links[peer]->state == GR_LINK_UP) {
-            mesh->ops->leave(mesh->links[peer]);
+            mesh->links[peer]->ops->leave(mesh->links[peer]);
         }
     }
     for (int peer = 0; peer < mesh->world_size; peer++) {
@@ -487,7 +530,7 @@ void gr_mesh_destroy(gr_mesh *mesh)
             if (link->fd >= 0) {
                 close(link->fd);
             }
-            mesh->ops->detach(link);
+            link->ops->detach(link);
             free(link);
         }
     }
@@ -508,7 +551,18 @@ const char *gr_mesh_address(const gr_mesh *mesh)
     return mesh->address;
 }
 
-gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *address, gr_diag *diag)
+const char *gr_mesh_remote_address(const gr_mesh *mesh)
+{
+    return mesh->remote_address[0] != '\0' ? mesh->remote_address : NULL;
+}
+
+void gr_mesh_name_hosts(gr_mesh *mesh, gr_mesh_host_name *host_name, const void *host_name_arg)
+{
+    mesh->host_name = host_name;
+    mesh->host_name_arg = host_name_arg;
+}
+
+gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *addresses, gr_diag *diag)
 {
     if (mesh->door == NULL || !admit(mesh, peer)) {
         return gr_fail_peer(diag, GR_E_INVALID, peer,
@@ -518,7 +572,7 @@ gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *address, gr_diag 
     }
     /* The dial may be through, or have failed, before any socket tells. */
     mesh->door_ready = true;
-    return gr_door_dial(mesh->door, peer, address, diag);
+    return gr_door_dial(mesh->door, peer, addresses, diag);
 }
 
 gr_link *gr_mesh_link(gr_mesh *mesh, int peer)
@@ -562,7 +616,7 @@ gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data, u
     if (claims && link->claim_sent) {
         return GR_E_INVALID; /* on shm its text has one place */
     }
-    gr_status status = link->mesh->ops->send(link, frame, data, ticket_out);
+    gr_status status = link->ops->send(link, frame, data, ticket_out);
     link->claim_sent = link->claim_sent || (claims && status == GR_OK);
     return status;
 }
@@ -573,8 +627,8 @@ void gr_link_discard(gr_link *link)
         return;
     }
     link->discard = true;
-    if (link->mesh->ops->discard != NULL && link->state == GR_LINK_UP) {
-        link->mesh->ops->discard(link);
+    if (link->ops->discard != NULL && link->state == GR_LINK_UP) {
+        link->ops->discard(link);
     }
     if (link->state != GR_LINK_UP) {
         link->drain = false;
@@ -594,7 +648,7 @@ gr_status gr_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLA
 
 bool gr_link_sent(gr_link *link, uint64_t ticket)
 {
-    return link->state != GR_LINK_UP || link->mesh->ops->sent(link, ticket);
+    return link->state != GR_LINK_UP || link->ops->sent(link, ticket);
 }
 
 gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
@@ -605,7 +659,7 @@ gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
     if (link->discard) {
         return GR_PENDING;
     }
-    gr_status status = link->mesh->ops->peek(link, frame_out);
+    gr_status status = link->ops->peek(link, frame_out);
     if (status == GR_PENDING && link->state != GR_LINK_UP) {
         link->drain = false;
     }
@@ -617,12 +671,12 @@ gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
 
 gr_status gr_link_view(gr_link *link, const void **data_out)
 {
-    return link->mesh->ops->view(link, data_out);
+    return link->ops->view(link, data_out);
 }
 
 gr_status gr_link_read(gr_link *link, void *dst)
 {
-    gr_status status = link->mesh->ops->read(link, dst);
+    gr_status status = link->ops->read(link, dst);
     if (status == GR_PENDING && link->state != GR_LINK_UP) {
         /* The rest of it will not come. */
         return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
@@ -632,12 +686,12 @@ gr_status gr_link_read(gr_link *link, void *dst)
 
 void gr_link_next(gr_link *link, uint64_t *hold_out)
 {
-    link->mesh->ops->next(link, hold_out);
+    link->ops->next(link, hold_out);
 }
 
 void gr_link_release(gr_link *link, uint64_t hold)
 {
-    link->mesh->ops->release(link, hold);
+    link->ops->release(link, hold);
 }
 
 const gr_diag *gr_link_diag(const gr_link *link)
@@ -648,4 +702,11 @@ const gr_diag *gr_link_diag(const gr_link *link)
 int gr_link_peer(const gr_link *link)
 {
     return link->peer;
+}
+
+gr_link_kind gr_link_kind_of(const gr_link *link)
+{
+    return link->ops == &gr_shm_ops   ? GR_LINK_SHM
+           : link->ops == &gr_tcp_ops ? GR_LINK_TCP
+                                      : GR_LINK_SIM;
 }

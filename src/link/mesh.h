@@ -22,11 +22,12 @@ typedef enum gr_link_state {
 
 struct gr_link {
     gr_mesh *mesh;
+    const gr_link_ops *ops;
     int peer;
     int fd; /* -1: closed */
     gr_link_state state;
-    bool drain;  /* ended, but messages that arrived whole are still handed out */
-    bool report; /* gr_mesh_progress has yet to tell of the failure */
+    bool drain;   /* ended, but messages that arrived whole are still handed out */
+    bool report;  /* gr_mesh_progress has yet to tell of the failure */
     bool discard; /* data are thrown away */
     bool claimed; /* a CLAIM came; the first is kept until it is asked for */
     bool claim_sent, claim_waits;
@@ -48,12 +49,16 @@ enum { GR_SPIN_MIN_US = 2 };
 void gr_spin_learn(gr_spin *spin, int64_t waited_us);
 
 struct gr_mesh {
-    const gr_link_ops *ops;
+    const gr_link_ops *ops;   /* of the memory, of waiting, and of the links */
+    const gr_link_ops *other; /* of links of a second kind; NULL while there are none */
+    bool mixed;               /* there may be some */
     int rank, world_size;
     gr_clock clock;
     const gr_log *log;
     gr_door *door;
-    char address[GR_ADDRESS_BYTES];
+    char address[GR_ADDRESS_BYTES], remote_address[GR_ADDRESS_BYTES];
+    gr_mesh_host_name *host_name; /* NULL: hosts have no names */
+    const void *host_name_arg;
     int epoll_fd; /* the door, wake_fd, the links' sockets */
     int wake_fd;
     gr_link **links; /* by peer; NULL: not authenticated */
@@ -83,6 +88,7 @@ struct gr_link_ops {
     void (*leave)(gr_link *link);                  /* BYE, without waiting */
     void (*event)(gr_link *link, uint32_t events); /* of epoll, while up */
     void (*progress)(gr_mesh *mesh);
+    bool (*busy)(gr_mesh *mesh); /* progress would do something; NULL: the kind is never `other` */
     void (*wait)(gr_mesh *mesh, int64_t now_us, int64_t deadline_us);
     void (*wake)(gr_mesh *mesh);
     gr_status (*alloc)(gr_mesh *mesh, size_t size_bytes, void **mem_out);
@@ -103,8 +109,9 @@ extern const gr_link_ops gr_tcp_ops;
 extern const gr_link_ops gr_sim_ops;
 
 enum {
-    GR_MESH_POLL_US = 10000,  /* how often a dead peer is looked for where data need no sockets */
-    GR_MESH_SLEEP_US = 10000, /* longest sleep between two looks */
+    GR_MESH_MIXED_POLL_US = 2, /* how often the sockets of a mixed mesh are looked at */
+    GR_MESH_POLL_US = 10000,   /* how often a dead peer is looked for where data need no sockets */
+    GR_MESH_SLEEP_US = 10000,  /* longest sleep between two looks */
     GR_MESH_WORLD_MAX = 4096
 };
 
@@ -119,6 +126,9 @@ void gr_link_left(gr_link *link);
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text);
 /* The peer met a foreign operation; frame->size_bytes of text. Kept for gr_link_claim. */
 void gr_link_claimed(gr_link *link, const gr_frame *frame, const char *text);
+/* " (host b)", or "" if hosts have no names. */
+enum { GR_HOST_TEXT_BYTES = 80 };
+void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES]);
 /* End of file on the socket, or an error of it (errno; 0: end of file). */
 void gr_link_closed(gr_link *link, int error);
 

@@ -114,7 +114,7 @@ static void publish(gr_shm_link *link, gr_shm_slot *slot)
     link->stage_end[link->head & MASK] = link->stage_head;
     link->head++;
     atomic_store(&slot->sequence, (uint32_t)link->head);
-    if (gr_shm_bell_ring(link->bell)) {
+    if (gr_shm_link_ring(link)) {
         link->base.mesh->stats.system_calls++;
     }
 }
@@ -379,7 +379,7 @@ static void advance_released(gr_shm_link *link)
     atomic_store(&link->out->released, released);
     if (atomic_load(&link->bell->sleeping) != 0) {
         uint64_t wake_at = atomic_load(&link->in->wake_at);
-        if (wake_at != 0 && released >= wake_at && gr_shm_bell_ring(link->bell)) {
+        if (wake_at != 0 && released >= wake_at && gr_shm_link_ring(link)) {
             link->base.mesh->stats.system_calls++;
         }
     }

@@ -71,8 +71,15 @@ typedef struct gr_shm_pair {
     _Alignas(GR_SHM_PAGE) gr_shm_slot slots[GR_SHM_SLOTS];
 } gr_shm_pair;
 
+/* What the owner of a bell does, or is about to do. */
+enum {
+    GR_SHM_AWAKE = 0,
+    GR_SHM_ON_BELL = 1,   /* sleeps on this word (futex) */
+    GR_SHM_ON_SOCKETS = 2 /* sleeps on its sockets: a byte on that of the link wakes it */
+};
+
 typedef struct gr_shm_bell {
-    /* 1: the owner sleeps on it, or is about to. Who makes it 0 wakes the owner. */
+    /* Who makes it GR_SHM_AWAKE wakes the owner. */
     _Alignas(GR_SHM_LINE) _Atomic uint32_t sleeping;
 } gr_shm_bell;
 

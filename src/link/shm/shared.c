@@ -11,7 +11,8 @@ static const gr_shm_segment *segment_of(const gr_mesh *mesh, int peer)
         return &((const gr_shm_mesh *)mesh)->own;
     }
     const gr_shm_link *link = (const gr_shm_link *)mesh->links[peer];
-    return link != NULL && link->base.state != GR_LINK_ATTACHING && link->theirs.base != NULL
+    return link != NULL && link->base.ops == &gr_shm_ops && link->base.state != GR_LINK_ATTACHING &&
+                   link->theirs.base != NULL
                ? &link->theirs
                : NULL;
 }
@@ -32,7 +33,7 @@ bool gr_mesh_shared(gr_mesh *mesh, int peer, gr_shared *shared_out)
 void gr_mesh_nudge(gr_mesh *mesh, int peer)
 {
     gr_shm_link *link = (gr_shm_link *)mesh->links[peer];
-    if (gr_shm_bell_ring(link->bell)) {
+    if (gr_shm_link_ring(link)) {
         mesh->stats.system_calls++;
     }
 }

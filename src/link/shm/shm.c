@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 enum {
+    RINGS_A_READ = 64,
     SPINS_A_LOOK = 32,       /* looks at the rings between two looks at the clock */
     SETTLING_SLEEP_US = 1000 /* newcomers ring sockets, messages ring the bell: mind both */
 };
@@ -25,7 +26,8 @@ static gr_shm_mesh *mesh_of(gr_mesh *mesh)
 
 static gr_shm_link *link_of(gr_mesh *mesh, int peer)
 {
-    return (gr_shm_link *)mesh->links[peer];
+    gr_link *link = mesh->links[peer];
+    return link != NULL && link->ops == &gr_shm_ops ? (gr_shm_link *)link : NULL;
 }
 
 static void relax(void)
@@ -39,25 +41,40 @@ static void relax(void)
 
 /* ---- Bells ----------------------------------------------------------------------------------- */
 
-bool gr_shm_bell_ring(gr_shm_bell *bell)
+static void wake_futex(gr_shm_bell *bell)
 {
-    if (atomic_load(&bell->sleeping) == 0 || atomic_exchange(&bell->sleeping, 0) == 0) {
+    syscall(SYS_futex, &bell->sleeping, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+bool gr_shm_link_ring(gr_shm_link *link)
+{
+    gr_shm_bell *bell = link->bell;
+    if (atomic_load(&bell->sleeping) == GR_SHM_AWAKE) {
         return false;
     }
-    syscall(SYS_futex, &bell->sleeping, FUTEX_WAKE, 1, NULL, NULL, 0);
-    return true;
+    uint32_t was = atomic_exchange(&bell->sleeping, GR_SHM_AWAKE);
+    if (was == GR_SHM_ON_SOCKETS) {
+        /* A full socket has woken it already. */
+        (void)!send(link->base.fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } else if (was != GR_SHM_AWAKE) {
+        wake_futex(bell);
+    }
+    return was != GR_SHM_AWAKE;
 }
 
 static void bell_sleep(gr_shm_bell *bell, int64_t sleep_us)
 {
     struct timespec time = {.tv_sec = sleep_us / 1000000, .tv_nsec = sleep_us % 1000000 * 1000};
-    syscall(SYS_futex, &bell->sleeping, FUTEX_WAIT, 1, &time, NULL, 0);
+    syscall(SYS_futex, &bell->sleeping, FUTEX_WAIT, GR_SHM_ON_BELL, &time, NULL, 0);
 }
 
 static void wake(gr_mesh *base)
 {
     gr_shm_mesh *mesh = mesh_of(base);
-    (void)gr_shm_bell_ring(gr_shm_bell_of(&mesh->own));
+    gr_shm_bell *bell = gr_shm_bell_of(&mesh->own);
+    if (atomic_exchange(&bell->sleeping, GR_SHM_AWAKE) == GR_SHM_ON_BELL) {
+        wake_futex(bell);
+    }
     if (atomic_load(&mesh->in_epoll)) {
         gr_mesh_ring(base);
     }
@@ -90,25 +107,40 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t until_ns)
             }
             relax();
         }
+        if (base->other != NULL && gr_mesh_collect(base, 0)) {
+            return true;
+        }
     } while (gr_now_ns() < end_ns);
     return false;
 }
 
+/* Peers on this host ring the bell, or the socket that came with their link if we sleep on all
+ * sockets since some peers are on other hosts. */
 static void sleep_on_bell(gr_mesh *base, int64_t sleep_us)
 {
-    gr_shm_bell *bell = gr_shm_bell_of(&mesh_of(base)->own);
+    gr_shm_mesh *mesh = mesh_of(base);
+    gr_shm_bell *bell = gr_shm_bell_of(&mesh->own);
+    bool sockets = base->other != NULL;
     for (int peer = 0; peer < base->world_size; peer++) {
         gr_shm_link *link = link_of(base, peer);
         if (link != NULL && link->base.state == GR_LINK_UP) {
             atomic_store_explicit(&link->out->wake_at, link->wanted, memory_order_relaxed);
         }
     }
-    atomic_store(&bell->sleeping, 1);
+    atomic_store(&mesh->in_epoll, sockets);
+    atomic_store(&bell->sleeping, sockets ? GR_SHM_ON_SOCKETS : GR_SHM_ON_BELL);
     if (!news(base)) {
-        bell_sleep(bell, sleep_us);
-        base->stats.system_calls++;
+        if (sockets) {
+            (void)gr_mesh_collect(base, sleep_us);
+        } else {
+            bell_sleep(bell, sleep_us);
+            base->stats.system_calls++;
+        }
     }
-    atomic_store_explicit(&bell->sleeping, 0, memory_order_relaxed);
+    atomic_store_explicit(&bell->sleeping, GR_SHM_AWAKE, memory_order_relaxed);
+    if (sockets) {
+        atomic_store(&mesh->in_epoll, false);
+    }
 }
 
 static void sleep_on_sockets(gr_mesh *base, int64_t sleep_us)
@@ -124,7 +156,7 @@ static void sleep_on_sockets(gr_mesh *base, int64_t sleep_us)
 static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
 {
     int64_t left_us = until_us - now_us;
-    if (left_us <= 0 || news(base)) {
+    if (left_us <= 0 || news(base) || (base->other != NULL && base->other->busy(base))) {
         return;
     }
     if (gr_mesh_settling(base, now_us)) {
@@ -143,6 +175,9 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
     /* Whom we wait for may need this very core. */
     sched_yield();
     base->stats.system_calls++;
+    if (base->other != NULL && gr_mesh_collect(base, 0)) {
+        return;
+    }
     if (!news(base)) {
         sleep_on_bell(base, left_us);
     }
@@ -206,27 +241,35 @@ static void detach(gr_link *base)
     }
 }
 
-/* The socket carries nothing once the link is up: only its end is news. */
+/* Once the link is up a byte on the socket wakes one that sleeps on sockets, and is always zero;
+ * else only the end of the socket is news. */
 static void event(gr_link *base, uint32_t events)
 {
-    char byte;
+    uint8_t rings[RINGS_A_READ];
+    ssize_t got;
+    int error;
     if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) {
         return;
     }
-    ssize_t got = recv(base->fd, &byte, 1, MSG_DONTWAIT);
-    int error = errno;
-    base->mesh->stats.system_calls++;
-    if (got < 0 && (error == EAGAIN || error == EINTR)) {
+    do {
+        got = recv(base->fd, rings, sizeof rings, MSG_DONTWAIT);
+        error = errno;
+        base->mesh->stats.system_calls++;
+        for (ssize_t i = 0; i < got; i++) {
+            if (rings[i] != 0 || !base->mesh->mixed) {
+                gr_link_break(base, false, GR_E_PROTOCOL, "rank %d sent bytes where none belong",
+                              base->peer);
+                return;
+            }
+        }
+        /* An edge that tells of the end as well comes only once. */
+    } while (got == RINGS_A_READ || (got > 0 && (events & (EPOLLRDHUP | EPOLLHUP)) != 0));
+    if (got > 0 || (got < 0 && (error == EAGAIN || error == EINTR))) {
         return;
     }
     /* What it wrote before it ended is still there: perhaps that it leaves. */
     gr_shm_link_scan((gr_shm_link *)base);
-    if (got > 0) {
-        gr_link_break(base, false, GR_E_PROTOCOL, "rank %d sent bytes where none belong",
-                      base->peer);
-    } else {
-        gr_link_closed(base, got < 0 ? error : 0);
-    }
+    gr_link_closed(base, got < 0 ? error : 0);
 }
 
 static void progress(gr_mesh *base)

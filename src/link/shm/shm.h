@@ -70,7 +70,7 @@ void gr_shm_link_next(gr_link *link, uint64_t *hold_out);
 void gr_shm_link_release(gr_link *link, uint64_t hold);
 void gr_shm_link_discard(gr_link *link);
 
-/* Wake the owner of a bell if it sleeps. True if that took a system call. */
-bool gr_shm_bell_ring(gr_shm_bell *bell);
+/* Wake the peer if it sleeps. True if that took a system call. */
+bool gr_shm_link_ring(gr_shm_link *link);
 
 #endif

@@ -46,6 +46,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
             return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a link to rank %d", peer);
         }
         link->mesh = base;
+        link->ops = base->ops;
         link->peer = peer;
         link->fd = -1;
         link->state = GR_LINK_UP;

@@ -28,7 +28,8 @@ static gr_tcp_mesh *mesh_of(gr_mesh *mesh)
 
 static gr_tcp_link *link_of(gr_mesh *mesh, int peer)
 {
-    return (gr_tcp_link *)mesh->links[peer];
+    gr_link *link = mesh->links[peer];
+    return link != NULL && link->ops == &gr_tcp_ops ? (gr_tcp_link *)link : NULL;
 }
 
 static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag *diag)
@@ -202,6 +203,7 @@ const gr_link_ops gr_tcp_ops = {
     .leave = gr_tcp_link_leave,
     .event = event,
     .progress = progress,
+    .busy = busy,
     .wait = wait_for_news,
     .wake = wake,
     .alloc = alloc_memory,
