@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "coll/comm_internal.h"
+#include "coll/tune.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -66,6 +67,9 @@ static gr_status join_others(gr_comm *comm, const gr_group_config *config, gr_di
                                   .log = &comm->log,
                                   .owner = comm};
     status = gr_exec_create(&exec_config, &comm->exec, diag);
+    if (status == GR_OK) {
+        status = gr_tune_start(comm, config, diag);
+    }
     if (status == GR_OK && wants_thread(comm, config)) {
         status = gr_comm_thread_start(comm, diag);
     }

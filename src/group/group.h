@@ -20,6 +20,8 @@ typedef struct gr_group_config {
     int64_t spin_us;         /* GRADUS_SPIN */
     bool exact;              /* GRADUS_EXACT */
     const char *algorithm;   /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
+    const char *tune;        /* GRADUS_TUNE: "auto", "off" or a file */
+    int64_t tune_time_us;    /* GRADUS_TUNE_TIME */
     int progress;            /* GRADUS_PROGRESS: auto, thread, inline */
     int64_t segment_bytes;   /* GRADUS_SEGMENT */
     int log_level;           /* GRADUS_LOG: a gr_log_level */

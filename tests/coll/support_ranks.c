@@ -23,7 +23,9 @@ static void run_rank(const ranks_job *job, gr_group_config config, int rank,
     gr_diag diag;
     gr_status status = gr_comm_create_from(&config, &comm, &diag);
     if (status != GR_OK) {
-        fprintf(stderr, "rank %d cannot join: %s\n", rank, diag.text);
+        if (!job->quiet) {
+            fprintf(stderr, "rank %d cannot join: %s\n", rank, diag.text);
+        }
         _exit(9);
     }
     int result = function(comm, job);
@@ -86,6 +88,7 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.secret_hex = secret_hex;
     config.link = strcmp(job->link, "tcp") == 0 ? 2 : 1;
     config.algorithm = job->algorithm;
+    config.tune = job->tune ? job->tune : config.tune;
     config.exact = !job->inexact;
     config.progress = job->progress;
     config.segment_bytes = job->segment_bytes > 0 ? job->segment_bytes : config.segment_bytes;

@@ -10,7 +10,9 @@ typedef struct ranks_job {
     int size;
     const char *link;      /* "shm", "tcp" */
     const char *algorithm; /* as GRADUS_ALGORITHM, may be NULL */
+    const char *tune;      /* as GRADUS_TUNE; NULL: the default */
     bool inexact;
+    bool quiet;            /* ranks may fail to join, and need not say so */
     int progress;          /* as GRADUS_PROGRESS: 0 auto, 1 thread, 2 inline */
     int64_t segment_bytes; /* 0: the default */
     int64_t op_timeout_us; /* 0: 20 s */
