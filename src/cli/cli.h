@@ -28,12 +28,14 @@ extern const gr_config_table *const gr_reference_tables[]; /* of every floor; en
 int gr_verb_run(int argc, char *const *argv);
 int gr_verb_worker(int argc, char *const *argv);
 int gr_verb_eval(int argc, char *const *argv);
+int gr_verb_bench(int argc, char *const *argv);
 int gr_verb_info(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);
 
 extern const gr_config_table gr_run_table;
 extern const gr_config_table gr_eval_table;
+extern const gr_config_table gr_bench_table;
 extern const gr_config_table gr_info_table;
 
 /* The verb of that name, NULL if there is none. */

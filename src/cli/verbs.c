@@ -15,6 +15,7 @@
 const gr_verb gr_verbs[] = {
     {"run", "train a job, or run any command, with many workers", gr_verb_run},
     {"eval", "the test accuracy of saved weights", gr_verb_eval},
+    {"bench", "the time of a collective operation, by size, with checked results", gr_verb_bench},
     {"info", "version, cores, instruction sets, links; the configuration reference", gr_verb_info},
     {"help", "this text, or help on a verb", gr_verb_help},
     {"version", "the version alone", gr_verb_version},
@@ -25,6 +26,7 @@ const gr_verb gr_verbs[] = {
 const gr_config_table *const gr_reference_tables[] = {
     &gr_run_table,
     &gr_eval_table,
+    &gr_bench_table,
     &gr_info_table,
     &gr_job_config_table,
     &gr_data_config_table,

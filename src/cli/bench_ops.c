@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/bench.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const gr_bench_op gr_bench_ops[] = {
+    {.name = "allreduce", .coll = GR_COLL_ALLREDUCE, .reduces = true, .bus = GR_BENCH_BUS_TWICE},
+    {.name = "reduce-scatter",
+     .coll = GR_COLL_REDUCE_SCATTER,
+     .many_in = true,
+     .reduces = true,
+     .bus = GR_BENCH_BUS_OTHERS},
+    {.name = "allgather", .coll = GR_COLL_ALLGATHER, .many_out = true, .bus = GR_BENCH_BUS_OTHERS},
+    {.name = "broadcast",
+     .coll = GR_COLL_BROADCAST,
+     .root_in = true,
+     .rooted = true,
+     .bus = GR_BENCH_BUS_ONE},
+    {.name = "barrier", .coll = GR_COLL_BARRIER, .bus = GR_BENCH_BUS_NONE},
+    {.name = NULL},
+};
+
+const gr_bench_op *gr_bench_op_find(const char *name)
+{
+    for (const gr_bench_op *op = gr_bench_ops; op->name != NULL; op++) {
+        if (strcmp(op->name, name) == 0) {
+            return op;
+        }
+    }
+    return NULL;
+}
+
+double gr_bench_bus_factor(const gr_bench_op *op, int ranks)
+{
+    double others = (double)(ranks - 1) / ranks;
+    switch (op->bus) {
+    case GR_BENCH_BUS_ONE:
+        return 1;
+    case GR_BENCH_BUS_OTHERS:
+        return others;
+    case GR_BENCH_BUS_TWICE:
+        return 2 * others;
+    case GR_BENCH_BUS_NONE:
+        break;
+    }
+    return 0;
+}
+
+int gr_bench_blocks(const gr_bench_op *op, int ranks)
+{
+    return op->many_in || op->many_out ? ranks : 1;
+}
+
+/* ---- Doing it -------------------------------------------------------------------------------- */
+gr_status gr_bench_start(const gr_bench_case *c, gr_op **op_out)
+{
+    switch (c->op->coll) {
+    case GR_COLL_ALLREDUCE:
+        return gr_allreduce_start(c->comm, c->out, c->count, c->dtype, c->redop, op_out);
+    case GR_COLL_REDUCE_SCATTER:
+        return gr_reduce_scatter_start(c->comm, c->out, c->count, c->dtype, c->redop, op_out);
+    case GR_COLL_ALLGATHER:
+        return gr_allgather_start(c->comm, c->out, c->count, c->dtype, op_out);
+    case GR_COLL_BROADCAST:
+        return gr_broadcast_start(c->comm, c->out, c->count, c->dtype, c->root, op_out);
+    default:
+        return gr_barrier_start(c->comm, op_out);
+    }
+}
+
+gr_status gr_bench_do(const gr_bench_case *c)
+{
+    switch (c->op->coll) {
+    case GR_COLL_ALLREDUCE:
+        return gr_allreduce(c->comm, c->out, c->count, c->dtype, c->redop);
+    case GR_COLL_REDUCE_SCATTER:
+        return gr_reduce_scatter(c->comm, c->out, c->count, c->dtype, c->redop);
+    case GR_COLL_ALLGATHER:
+        return gr_allgather(c->comm, c->out, c->count, c->dtype);
+    case GR_COLL_BROADCAST:
+        return gr_broadcast(c->comm, c->out, c->count, c->dtype, c->root);
+    default:
+        return gr_barrier(c->comm);
+    }
+}
+
+/* ---- Elements -------------------------------------------------------------------------------- */
+/* A float of 16 bits; it must be able to hold `value`, as it does all small whole numbers. */
+static uint16_t small_float(double value, int mantissa_bits)
+{
+    if (value == 0) {
+        return 0;
+    }
+    int exponent;
+    double fraction = frexp(value, &exponent); /* 0.5 .. 1 */
+    int bias = (1 << (14 - mantissa_bits)) - 1;
+    int mantissa = (int)ldexp(2 * fraction - 1, mantissa_bits);
+    return (uint16_t)(((exponent - 1 + bias) << mantissa_bits) + mantissa);
+}
+
+static double small_float_value(uint16_t bits, int mantissa_bits)
+{
+    int bias = (1 << (14 - mantissa_bits)) - 1;
+    int exponent = (bits & 0x7fff) >> mantissa_bits;
+    int mantissa = bits & ((1 << mantissa_bits) - 1);
+    double value = exponent == 0
+                       ? ldexp(mantissa, 1 - bias - mantissa_bits)
+                       : ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
+    return bits & 0x8000 ? -value : value;
+}
+
+enum { F16_MANTISSA_BITS = 10, BF16_MANTISSA_BITS = 7 };
+
+/* Integers wrap around, as the library's sums do. */
+static void put(gr_dtype dtype, void *at, double value)
+{
+    int64_t whole = (int64_t)value;
+    uint16_t bits;
+    switch (dtype) {
+    case GR_F32:
+        memcpy(at, &(float){(float)value}, sizeof(float));
+        return;
+    case GR_F64:
+        memcpy(at, &value, sizeof value);
+        return;
+    case GR_F16:
+    case GR_BF16:
+        bits = small_float(value, dtype == GR_F16 ? F16_MANTISSA_BITS : BF16_MANTISSA_BITS);
+        memcpy(at, &bits, sizeof bits);
+        return;
+    default: /* little-endian: the low bytes */
+        memcpy(at, &whole, gr_dtype_bytes(dtype));
+        return;
+    }
+}
+
+static double get_float(gr_dtype dtype, const void *at)
+{
+    float single;
+    double value;
+    uint16_t bits;
+    switch (dtype) {
+    case GR_F32:
+        memcpy(&single, at, sizeof single);
+        return (double)single;
+    case GR_F64:
+        memcpy(&value, at, sizeof value);
+        return value;
+    default:
+        memcpy(&bits, at, sizeof bits);
+        return small_float_value(bits, dtype == GR_F16 ? F16_MANTISSA_BITS : BF16_MANTISSA_BITS);
+    }
+}
+
+/* How far a mean may be off: a little more than one rounding. 0: integers, exact. */
+static double tolerance(gr_dtype dtype)
+{
+    switch (dtype) {
+    case GR_F32:
+        return 2e-7;
+    case GR_F64:
+        return 4e-16;
+    case GR_F16:
+        return 2e-3;
+    case GR_BF16:
+        return 1.6e-2;
+    default:
+        return 0;
+    }
+}
+
+/* ---- Patterns -------------------------------------------------------------------------------- */
+enum {
+    PERIOD = 1021,      /* elements; prime */
+    BLOCK_SHIFT = 17,   /* blocks for different ranks differ by so much of the pattern */
+    SUM_EXACT_MAX = 127 /* sums of whole numbers up to it are exact in every type */
+};
+
+struct gr_bench_pattern {
+    gr_dtype dtype;
+    size_t bytes; /* of an element */
+    int ranks;
+    bool rounded;      /* the reduced values are means of floats */
+    unsigned char *of; /* (ranks + 1) times PERIOD elements: each rank's, then the reduced */
+};
+
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+    return x ^ (x >> 31);
+}
+
+/* What `rank` contributes: whole numbers, small enough that every type reduces them exactly. */
+static int64_t contribution(gr_redop redop, int ranks, int rank, int i)
+{
+    if (redop == GR_PRODUCT) { /* all factors are 1 but one */
+        uint64_t bits = mix((uint64_t)i + 1);
+        return (int)(bits % (uint64_t)ranks) == rank ? 1 + (int64_t)(bits >> 40 & 3) : 1;
+    }
+    uint64_t mask = 63;
+    while (mask > 1 && mask * (uint64_t)ranks > SUM_EXACT_MAX) {
+        mask >>= 1;
+    }
+    return (int64_t)(mix((uint64_t)i * 4096 + (uint64_t)rank + 1) & mask);
+}
+
+static double reduced(gr_dtype dtype, gr_redop redop, int ranks, int i)
+{
+    int64_t result = contribution(redop, ranks, 0, i);
+    for (int rank = 1; rank < ranks; rank++) {
+        int64_t value = contribution(redop, ranks, rank, i);
+        switch (redop) {
+        case GR_MIN:
+            result = value < result ? value : result;
+            break;
+        case GR_MAX:
+            result = value > result ? value : result;
+            break;
+        case GR_PRODUCT:
+            result *= value;
+            break;
+        default:
+            result += value;
+        }
+    }
+    if (redop == GR_AVERAGE) {
+        if (tolerance(dtype) > 0) {
+            return (double)result / ranks;
+        }
+        result = (dtype == GR_I8 ? (int64_t)(int8_t)result : result) / ranks;
+    }
+    return (double)result;
+}
+
+gr_status gr_bench_pattern_create(gr_dtype dtype, gr_redop redop, int ranks,
+                                  gr_bench_pattern **pattern_out, gr_diag *diag)
+{
+    gr_bench_pattern *pattern = calloc(1, sizeof *pattern);
+    size_t bytes = gr_dtype_bytes(dtype), one = PERIOD * bytes;
+    /* Means of floats are compared as numbers, and stand in the table as such. */
+    bool rounded = redop == GR_AVERAGE && tolerance(dtype) > 0;
+    size_t reduced_bytes = PERIOD * (rounded ? sizeof(double) : bytes);
+    unsigned char *of = malloc((size_t)ranks * one + reduced_bytes);
+    if (pattern == NULL || of == NULL) {
+        free(pattern);
+        free(of);
+        return gr_fail(diag, GR_E_NO_MEMORY, "bench: no memory for the patterns of %d ranks",
+                       ranks);
+    }
+    unsigned char *at = of;
+    for (int rank = 0; rank < ranks; rank++) {
+        for (int i = 0; i < PERIOD; i++, at += bytes) {
+            put(dtype, at, (double)contribution(redop, ranks, rank, i));
+        }
+    }
+    for (int i = 0; i < PERIOD; i++, at += rounded ? sizeof(double) : bytes) {
+        put(rounded ? GR_F64 : dtype, at, reduced(dtype, redop, ranks, i));
+    }
+    *pattern = (gr_bench_pattern){
+        .dtype = dtype, .bytes = bytes, .ranks = ranks, .rounded = rounded, .of = of};
+    *pattern_out = pattern;
+    return GR_OK;
+}
+
+void gr_bench_pattern_destroy(gr_bench_pattern *pattern)
+{
+    if (pattern != NULL) {
+        free(pattern->of);
+        free(pattern);
+    }
+}
+
+static const unsigned char *pattern_of(const gr_bench_pattern *pattern, int rank)
+{
+    return pattern->of + (size_t)rank * PERIOD * pattern->bytes;
+}
+
+static void fill_block(const gr_bench_pattern *pattern, int rank, size_t phase, size_t count,
+                       char *to)
+{
+    const unsigned char *from = pattern_of(pattern, rank);
+    size_t at = phase % PERIOD;
+    while (count > 0) {
+        size_t some = PERIOD - at < count ? PERIOD - at : count;
+        memcpy(to, from + at * pattern->bytes, some * pattern->bytes);
+        to += some * pattern->bytes;
+        count -= some;
+        at = 0;
+    }
+}
+
+static int64_t wrong_means(const gr_bench_pattern *pattern, size_t at, size_t count,
+                           const char *found)
+{
+    const unsigned char *reduced_values = pattern_of(pattern, pattern->ranks);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < count; i++) {
+        double want;
+        memcpy(&want, reduced_values + (at + i) * sizeof want, sizeof want);
+        double value = get_float(pattern->dtype, found + i * pattern->bytes);
+        wrong += !(fabs(value - want) <= tolerance(pattern->dtype) * fabs(want));
+    }
+    return wrong;
+}
+
+static int64_t wrong_in_block(const gr_bench_pattern *pattern, int source, size_t phase,
+                              size_t count, const char *found)
+{
+    const unsigned char *want = pattern_of(pattern, source);
+    size_t at = phase % PERIOD, bytes = pattern->bytes;
+    int64_t wrong = 0;
+    while (count > 0) {
+        size_t some = PERIOD - at < count ? PERIOD - at : count;
+        if (source == pattern->ranks && pattern->rounded) {
+            wrong += wrong_means(pattern, at, some, found);
+        } else if (memcmp(found, want + at * bytes, some * bytes) != 0) {
+            for (size_t i = 0; i < some; i++) {
+                wrong += memcmp(found + i * bytes, want + (at + i) * bytes, bytes) != 0;
+            }
+        }
+        found += some * bytes;
+        count -= some;
+        at = 0;
+    }
+    return wrong;
+}
+
+/* ---- Filling and checking -------------------------------------------------------------------- */
+static size_t block_bytes(const gr_bench_case *c)
+{
+    return c->count * gr_dtype_bytes(c->dtype);
+}
+
+/* Where block 0 of the input stands. In place, a single block among many stands at its rank. */
+static char *input_of(const gr_bench_case *c)
+{
+    if (!c->in_place) {
+        return c->in;
+    }
+    size_t own = (size_t)gr_comm_rank(c->comm) * block_bytes(c);
+    return c->out + (!c->op->many_in && c->op->many_out ? own : 0);
+}
+
+static const char *result_of(const gr_bench_case *c)
+{
+    size_t own = (size_t)gr_comm_rank(c->comm) * block_bytes(c);
+    return c->out + (c->in_place && c->op->many_in && !c->op->many_out ? own : 0);
+}
+
+void gr_bench_fill(const gr_bench_pattern *pattern, const gr_bench_case *c)
+{
+    int rank = gr_comm_rank(c->comm), ranks = gr_comm_size(c->comm);
+    size_t bytes = block_bytes(c);
+    /* What is not written must not look right: 0xff is in no pattern. */
+    memset(c->out, 0xff, bytes * (size_t)gr_bench_blocks(c->op, ranks));
+    if (c->op->coll == GR_COLL_BARRIER || (c->op->root_in && rank != c->root)) {
+        return;
+    }
+    char *to = input_of(c);
+    for (int block = 0; block < (c->op->many_in ? ranks : 1); block++) {
+        /* A vector that is reduced goes on from block to block. */
+        size_t phase = c->op->reduces ? (size_t)block * c->count : (size_t)block * BLOCK_SHIFT;
+        fill_block(pattern, rank, phase, c->count, to + (size_t)block * bytes);
+    }
+}
+
+int64_t gr_bench_check(const gr_bench_pattern *pattern, const gr_bench_case *c)
+{
+    int rank = gr_comm_rank(c->comm), ranks = gr_comm_size(c->comm);
+    if (c->op->coll == GR_COLL_BARRIER || (c->op->root_out && rank != c->root)) {
+        return 0;
+    }
+    const char *found = result_of(c);
+    size_t bytes = block_bytes(c), phase = 0;
+    if (c->op->many_in) {
+        phase = c->op->reduces ? (size_t)rank * c->count : (size_t)rank * BLOCK_SHIFT;
+    }
+    int64_t wrong = 0;
+    for (int block = 0; block < (c->op->many_out ? ranks : 1); block++) {
+        int source = c->op->reduces    ? ranks
+                     : c->op->many_out ? block
+                     : c->op->rooted   ? c->root
+                                       : (rank + ranks - 1) % ranks;
+        wrong += wrong_in_block(pattern, source, phase, c->count, found + (size_t)block * bytes);
+    }
+    return wrong;
+}
