@@ -1,0 +1,849 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Lines, states and windows. Who stores what others wait for looks afterwards whether all have
+ * stored theirs: the last one sees it, since these stores and loads have one order, and wakes
+ * whoever sleeps; the others need not. */
+
+#include "coll/lane_internal.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINGER_ROUNDS = 400, LINGER_YIELDS = 32, SHARE_BYTES_MIN = 16 << 10, SHARES_MAX = 64 };
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+static bool has_news(const void *arg);
+
+gr_lanes *gr_lanes_create(gr_mesh *mesh)
+{
+    gr_lanes *lanes = calloc(1, sizeof *lanes);
+    uint8_t *temps = aligned_alloc(LANE_LINE, (size_t)LANE_TEMPS * LANE_CHUNK);
+    if (!lanes || !temps) {
+        free(lanes);
+        free(temps);
+        return NULL;
+    }
+    lanes->mesh = mesh;
+    lanes->temps = temps;
+    for (int i = GR_LANE_OPS_MAX - 1; i >= 0; i--) {
+        lanes->ops[i].next = lanes->free_ops;
+        lanes->free_ops = &lanes->ops[i];
+    }
+    gr_mesh_listen(mesh, has_news, lanes);
+    return lanes;
+}
+
+void gr_lanes_destroy(gr_lanes *lanes)
+{
+    if (!lanes) {
+        return;
+    }
+    gr_mesh_listen(lanes->mesh, NULL, NULL);
+    for (int id = 0; id < GR_SHARED_LANES; id++) {
+        gr_lane_close(lanes->open[id]);
+    }
+    for (int i = 0; i < GR_LANE_OPS_MAX; i++) {
+        free(lanes->ops[i].at);
+    }
+    free(lanes->temps);
+    free(lanes);
+}
+
+gr_lane *gr_lane_open(gr_lanes *lanes, int id, int rank, int size, const int *world,
+                      bool *no_memory_out)
+{
+    *no_memory_out = false;
+    if (id < 0 || id >= GR_SHARED_LANES || size < 2 || size > GR_LANE_RANKS_MAX ||
+        lanes->open[id]) {
+        return NULL;
+    }
+    gr_shared shared[GR_LANE_RANKS_MAX];
+    for (int peer = 0; peer < size; peer++) {
+        if (!gr_mesh_shared(lanes->mesh, world[peer], &shared[peer])) {
+            return NULL;
+        }
+    }
+    gr_lane *lane = calloc(1, sizeof *lane + (size_t)size * sizeof *lane->peers);
+    if (!lane) {
+        *no_memory_out = true;
+        return NULL;
+    }
+    lane->lanes = lanes;
+    lane->id = id;
+    lane->rank = rank;
+    lane->size = size;
+    lane->roomy = gr_mesh_roomy(lanes->mesh);
+    lane->room_until = LANE_SLOTS;
+    for (int peer = 0; peer < size; peer++) {
+        uint8_t *area = shared[peer].lanes + (size_t)id * GR_SHARED_LANE_BYTES;
+        lane->peers[peer] = (lane_peer){.world = world[peer],
+                                        .area = (lane_area *)(void *)area,
+                                        .heap = shared[peer].heap,
+                                        .heap_bytes = shared[peer].heap_bytes};
+    }
+    lane->own = lane->peers[rank].area;
+    lane->claims = (lane_claim *)(void *)(shared[0].open + (size_t)id * GR_SHARED_OPEN_BYTES);
+    lanes->open[id] = lane;
+    return lane;
+}
+
+void gr_lane_close(gr_lane *lane)
+{
+    if (!lane) {
+        return;
+    }
+    for (int i = 0; i < lane->tree_count; i++) {
+        gr_lane_tree_destroy(lane->trees[i]);
+    }
+    lane->lanes->open[lane->id] = NULL;
+    free(lane);
+}
+
+/* ---- What all store and wait for ------------------------------------------------------------- */
+static void nudge_all(const gr_lane *lane)
+{
+    for (int peer = 0; peer < lane->size; peer++) {
+        if (peer != lane->rank) {
+            gr_mesh_nudge(lane->lanes->mesh, lane->peers[peer].world);
+        }
+    }
+}
+
+static lane_line *line_of(const gr_lane_op *op, int peer)
+{
+    return &op->lane->peers[peer].area->lines[op->seq % LANE_SLOTS];
+}
+
+static uint8_t *beside(const gr_lane_op *op, int peer)
+{
+    return op->lane->peers[peer].area->beside[op->seq % LANE_SLOTS];
+}
+
+/* Ranks from *arrived_io on that have posted (or done their share of) the operation. */
+static bool all_posted(const gr_lane_op *op, int *arrived_io)
+{
+    while (*arrived_io < op->lane->size &&
+           atomic_load(&line_of(op, *arrived_io)->posted) == op->seq + 1) {
+        ++*arrived_io;
+    }
+    return *arrived_io == op->lane->size;
+}
+
+static bool all_did(const gr_lane_op *op, int *arrived_io)
+{
+    while (*arrived_io < op->lane->size &&
+           atomic_load(&line_of(op, *arrived_io)->done) == op->seq + 1) {
+        ++*arrived_io;
+    }
+    return *arrived_io == op->lane->size;
+}
+
+static lane_claim *claim_of(const gr_lane_op *op)
+{
+    return &op->lane->claims[op->seq % LANE_SLOTS];
+}
+
+static bool claims_done(const gr_lane_op *op)
+{
+    uint64_t done = atomic_load(&claim_of(op)->done);
+    return (uint32_t)(done >> 32) == op->seq + 1 && (uint32_t)done >= op->shares;
+}
+
+typedef enum window_counter { FILLED, REDUCED, COPIED } window_counter;
+
+static _Atomic uint64_t *window_at(lane_area *area, window_counter which)
+{
+    return which == FILLED    ? &area->windows.filled
+           : which == REDUCED ? &area->windows.reduced
+                              : &area->windows.copied;
+}
+
+static bool all_windows(const gr_lane *lane, window_counter which, uint64_t least)
+{
+    for (int peer = 0; peer < lane->size; peer++) {
+        if (atomic_load(window_at(lane->peers[peer].area, which)) < least) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* A slot is free when nobody reads any more what was posted there 16 operations ago. */
+static bool has_room(gr_lane *lane, uint32_t seq)
+{
+    if ((int32_t)(seq - lane->room_until) < 0) {
+        return true;
+    }
+    uint32_t least = atomic_load(&lane->peers[0].area->finished);
+    for (int peer = 1; peer < lane->size; peer++) {
+        uint32_t finished = atomic_load(&lane->peers[peer].area->finished);
+        least = (int32_t)(finished - least) < 0 ? finished : least;
+    }
+    lane->room_until = least + LANE_SLOTS;
+    return (int32_t)(seq - lane->room_until) < 0;
+}
+
+static void publish_finished(gr_lane *lane)
+{
+    uint32_t finished = lane->head ? lane->head->seq : lane->next_seq;
+    atomic_store(&lane->own->finished, finished);
+    for (int peer = 0; peer < lane->size; peer++) {
+        if (peer != lane->rank && atomic_load(&lane->peers[peer].area->wants_room) != 0) {
+            gr_mesh_nudge(lane->lanes->mesh, lane->peers[peer].world);
+        }
+    }
+}
+
+static void finish(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    gr_lane_op *before = NULL;
+    for (gr_lane_op *at = lane->head; at != op; at = at->next) {
+        before = at;
+    }
+    if (before) {
+        before->next = op->next;
+    } else {
+        lane->head = op->next;
+    }
+    if (lane->tail == op) {
+        lane->tail = before;
+    }
+    op->linked = false;
+    op->state = LANE_FINISHED;
+    op->moved = true;
+    if (!before) {
+        publish_finished(lane);
+    }
+}
+
+/* ---- Start ----------------------------------------------------------------------------------- */
+static const lane_tree *find_tree(const gr_lane *lane, int shards)
+{
+    for (int i = 0; i < lane->tree_count; i++) {
+        if (lane->trees[i]->shards == shards) {
+            return lane->trees[i];
+        }
+    }
+    return NULL;
+}
+
+bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request)
+{
+    if (request->coll == GR_COLL_BARRIER) {
+        return true;
+    }
+    return request->coll == GR_COLL_ALLREDUCE && request->count <= SIZE_MAX / 16 &&
+           (find_tree(lane, request->shards) || lane->tree_count < LANE_TREES_MAX);
+}
+
+static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
+{
+    gr_lane *lane = op->lane;
+    gr_lanes *lanes = lane->lanes;
+    bool barrier = request->coll == GR_COLL_BARRIER;
+    op->count = barrier ? 0 : request->count;
+    op->dtype = request->dtype;
+    op->element_bytes = barrier ? 1 : gr_dtype_bytes(request->dtype);
+    op->input_count = 0;
+    op->tree = NULL;
+    op->small = true;
+    op->out = request->out;
+    op->fingerprint = request->fingerprint;
+    op->arrived = 0;
+    if (op->count == 0) {
+        return GR_OK;
+    }
+    op->tree = find_tree(lane, request->shards);
+    if (!op->tree) {
+        lane_tree *tree = gr_lane_tree_create(request->shards, lane->size);
+        if (!tree) {
+            return GR_E_NO_MEMORY;
+        }
+        lane->trees[lane->tree_count++] = tree;
+        op->tree = tree;
+    }
+    /* Whichever object is taken next time, it need not grow again. */
+    lanes->leaves_max =
+        op->tree->leaf_count > lanes->leaves_max ? op->tree->leaf_count : lanes->leaves_max;
+    if (op->at_capacity < lanes->leaves_max) {
+        free(op->at);
+        op->at_capacity = 0;
+        op->at = malloc((size_t)lanes->leaves_max * sizeof *op->at);
+        if (!op->at) {
+            return GR_E_NO_MEMORY;
+        }
+        op->at_capacity = lanes->leaves_max;
+    }
+    int first;
+    gr_shard_range(request->shards, lane->size, lane->rank, &first, &op->input_count);
+    if (op->input_count > 0) {
+        op->input_count = gr_shard_partials(request->shards, lane->size, lane->rank);
+    }
+    for (int i = 0; i < op->input_count; i++) {
+        op->inputs[i] = request->inputs[i];
+    }
+    op->small = op->count * op->element_bytes * (size_t)op->tree->inputs_most <= LANE_SMALL_MAX;
+    op->reduce = gr_reduce_kernel(gr_isa_best(), request->dtype, request->op);
+    op->divisor = request->divisor;
+    op->prescale = request->prescale;
+    op->postscale = request->postscale;
+    op->user = request->op == GR_USER ? request->user : NULL;
+    op->user_arg = request->user_arg;
+    return GR_OK;
+}
+
+gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request, gr_lane_op **op_out)
+{
+    gr_lane_op *op = lane->lanes->free_ops;
+    if (!op) {
+        return GR_E_NO_MEMORY;
+    }
+    op->lane = lane;
+    gr_status status = prepare(op, request);
+    if (status != GR_OK) {
+        return status;
+    }
+    lane->lanes->free_ops = op->next;
+    op->next = NULL;
+    op->seq = lane->next_seq++;
+    op->state = LANE_QUEUED;
+    op->linked = true;
+    if (lane->tail) {
+        lane->tail->next = op;
+    } else {
+        lane->head = op;
+    }
+    lane->tail = op;
+    *op_out = op;
+    return GR_OK;
+}
+
+void gr_lane_note(gr_lane *lane, uint64_t fingerprint)
+{
+    (void)fingerprint;
+    uint32_t seq = lane->next_seq++;
+    atomic_store(&lane->own->notes[seq % LANE_SLOTS], seq + 1);
+    if (!lane->head) {
+        publish_finished(lane);
+    }
+    nudge_all(lane);
+}
+
+void gr_lane_release(gr_lane_op *op)
+{
+    gr_lanes *lanes = op->lane->lanes;
+    if (op->linked) {
+        finish(op);
+    }
+    op->state = LANE_FREE;
+    op->next = lanes->free_ops;
+    lanes->free_ops = op;
+}
+
+/* ---- Post ------------------------------------------------------------------------------------ */
+/* Offset in our heap plus one; 0: it lies elsewhere. */
+static uint64_t heap_offset(const gr_lane *lane, const void *mem, size_t size_bytes)
+{
+    const lane_peer *own = &lane->peers[lane->rank];
+    uintptr_t at = (uintptr_t)mem, heap = (uintptr_t)own->heap;
+    return at >= heap && at - heap <= own->heap_bytes && size_bytes <= own->heap_bytes - (at - heap)
+               ? at - heap + 1
+               : 0;
+}
+
+static void say_where(gr_lane_op *op, lane_line *line)
+{
+    size_t size_bytes = op->count * op->element_bytes;
+    uint64_t at[GR_SHARD_PARTIALS_MAX];
+    line->body.at.out = heap_offset(op->lane, op->out, size_bytes);
+    line->body.at.prescale = op->prescale;
+    bool registered = line->body.at.out != 0;
+    for (int i = 0; i < op->input_count; i++) {
+        at[i] = heap_offset(op->lane, op->inputs[i], size_bytes);
+        registered = registered && at[i] != 0;
+    }
+    memcpy(beside(op, op->lane->rank), at, (size_t)op->input_count * sizeof *at);
+    line->registered = registered;
+}
+
+static void post(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    lane_line *line = line_of(op, lane->rank);
+    line->fingerprint = op->fingerprint;
+    if (!op->small) {
+        say_where(op, line);
+    } else if (op->count > 0) {
+        size_t size_bytes = op->count * op->element_bytes;
+        bool in_line = size_bytes * (size_t)op->tree->inputs_most <= LANE_INLINE;
+        gr_lane_pack(op, 0, op->count, in_line ? line->body.bytes : beside(op, lane->rank),
+                     size_bytes);
+    }
+    op->state = LANE_POSTED;
+    op->moved = true;
+    atomic_store(&line->posted, op->seq + 1);
+    if (all_posted(op, &op->arrived)) {
+        nudge_all(lane);
+    }
+}
+
+/* ---- All have come --------------------------------------------------------------------------- */
+/* Where everything is, as seen from here; false: outside the heap of rank *arrived. */
+static bool find_all(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    size_t size_bytes = op->count * op->element_bytes;
+    op->out_count = lane->size;
+    op->scaled = true;
+    for (int i = 0; i < lane->size; i++) {
+        int peer = (lane->rank + i) % lane->size;
+        uint64_t at = line_of(op, peer)->body.at.out - 1;
+        op->prescales[peer] = line_of(op, peer)->body.at.prescale;
+        op->scaled = op->scaled && op->prescales[peer] == 1;
+        if (at > lane->peers[peer].heap_bytes || size_bytes > lane->peers[peer].heap_bytes - at) {
+            op->arrived = peer;
+            return false;
+        }
+        op->outs[i] = lane->peers[peer].heap + at;
+    }
+    for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
+        lane_leaf from = op->tree->leaves[leaf];
+        uint64_t at;
+        memcpy(&at, beside(op, from.rank) + (size_t)from.input * sizeof at, sizeof at);
+        at--;
+        if (at > lane->peers[from.rank].heap_bytes ||
+            size_bytes > lane->peers[from.rank].heap_bytes - at) {
+            op->arrived = from.rank;
+            return false;
+        }
+        op->at[leaf] = lane->peers[from.rank].heap + at;
+    }
+    return true;
+}
+
+static bool begin_direct(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    if (!find_all(op)) {
+        return false;
+    }
+    if (lane->roomy) {
+        op->begin =
+            gr_lane_cut(op->count, op->element_bytes, (size_t)lane->size, (size_t)lane->rank);
+        op->end =
+            gr_lane_cut(op->count, op->element_bytes, (size_t)lane->size, (size_t)lane->rank + 1);
+        op->state = LANE_DIRECT;
+        return true;
+    }
+    size_t size_bytes = op->count * op->element_bytes;
+    size_t shares = size_bytes / SHARE_BYTES_MIN + 1;
+    op->shares = (uint32_t)(shares < SHARES_MAX ? shares : SHARES_MAX);
+    op->state = LANE_CLAIM;
+    return true;
+}
+
+static void add_small(gr_lane_op *op)
+{
+    size_t size_bytes = op->count * op->element_bytes;
+    bool in_line = size_bytes * (size_t)op->tree->inputs_most <= LANE_INLINE;
+    for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
+        lane_leaf from = op->tree->leaves[leaf];
+        const uint8_t *packed =
+            in_line ? line_of(op, from.rank)->body.bytes : beside(op, from.rank);
+        op->at[leaf] = packed + (size_t)from.input * size_bytes;
+    }
+    op->scaled = true;
+    op->outs[0] = op->out;
+    op->out_count = 1;
+    gr_lane_add(op, 0, op->count, 0);
+}
+
+static gr_status meet(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    bool registered = true;
+    for (int peer = 0; peer < lane->size; peer++) {
+        const lane_line *line = line_of(op, peer);
+        if (line->fingerprint != op->fingerprint) {
+            op->arrived = peer;
+            return GR_E_MISMATCH;
+        }
+        registered = registered && (op->small || line->registered);
+    }
+    op->moved = true;
+    if (op->small) {
+        if (op->count > 0) {
+            add_small(op);
+        }
+        finish(op);
+        return GR_OK;
+    }
+    if (!registered) {
+        op->window_first = op->window_end = 0;
+        op->state = LANE_STAGED;
+        return GR_PENDING;
+    }
+    return begin_direct(op) ? GR_PENDING : GR_E_PROTOCOL;
+}
+
+/* The rank that we wait for has noted a plan in place of this operation. */
+static bool is_elsewhere(const gr_lane_op *op)
+{
+    const lane_area *area = op->lane->peers[op->arrived].area;
+    uint32_t noted = atomic_load(&area->notes[op->seq % LANE_SLOTS]);
+    return noted != 0 && (int32_t)(noted - (op->seq + 1)) >= 0 &&
+           atomic_load(&line_of(op, op->arrived)->posted) != op->seq + 1;
+}
+
+/* ---- Work ------------------------------------------------------------------------------------ */
+static void add_own_share(gr_lane_op *op)
+{
+    size_t most = LANE_BUDGET / op->element_bytes;
+    size_t end = op->end - op->begin < most ? op->end : op->begin + most;
+    gr_lane_add(op, op->begin, end, 0);
+    op->begin = end;
+    op->moved = true;
+    if (op->begin == op->end) {
+        op->state = LANE_DONE;
+        op->arrived = 0;
+        atomic_store(&line_of(op, op->lane->rank)->done, op->seq + 1);
+        if (all_did(op, &op->arrived)) {
+            nudge_all(op->lane);
+        }
+    }
+}
+
+/* Adds one to the lower half of a word, which counts for this operation. */
+static uint32_t count_one(_Atomic uint64_t *word, uint32_t seq)
+{
+    uint64_t start = (uint64_t)(seq + 1) << 32;
+    uint64_t seen = atomic_load(word);
+    while (seen >> 32 != seq + 1) {
+        if (atomic_compare_exchange_weak(word, &seen, start)) {
+            break;
+        }
+    }
+    return (uint32_t)atomic_fetch_add(word, 1);
+}
+
+/* With fewer cores than ranks, whoever runs does the work: a rank's own share would wait until the
+ * rank is scheduled. */
+static void add_free_share(gr_lane_op *op)
+{
+    lane_claim *claim = claim_of(op);
+    uint32_t part = count_one(&claim->taken, op->seq);
+    op->moved = true;
+    if (part >= op->shares) {
+        op->state = LANE_DONE;
+        atomic_store_explicit(&line_of(op, op->lane->rank)->done, op->seq + 1,
+                              memory_order_relaxed);
+        return;
+    }
+    gr_lane_add(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
+                gr_lane_cut(op->count, op->element_bytes, op->shares, part + 1), 0);
+    if (count_one(&claim->done, op->seq) + 1 == op->shares) {
+        nudge_all(op->lane);
+    }
+}
+
+/* ---- Windows --------------------------------------------------------------------------------- */
+/* A contribution goes into our half of a window; everybody adds its share of all contributions to
+ * the window into its own half, in place; and everybody copies all shares out. Two windows are under
+ * way, so that filling one hides waiting for the other. */
+static void window_range(const gr_lane_op *op, uint64_t window, size_t *begin, size_t *end)
+{
+    *begin = (size_t)(window - op->window_first) * op->window_elements;
+    *end = op->count - *begin < op->window_elements ? op->count : *begin + op->window_elements;
+}
+
+static uint8_t *half(const gr_lane_op *op, int peer, uint64_t window)
+{
+    return op->lane->peers[peer].area->halves[window % 2];
+}
+
+static void store_window(const gr_lane_op *op, window_counter which, uint64_t value)
+{
+    gr_lane *lane = op->lane;
+    atomic_store(window_at(lane->own, which), value);
+    if (all_windows(lane, which, value)) {
+        nudge_all(lane);
+    }
+}
+
+static size_t stride_of(const gr_lane_op *op)
+{
+    return op->window_elements * op->element_bytes;
+}
+
+static bool can_fill(const gr_lane_op *op)
+{
+    uint64_t filled = atomic_load_explicit(&op->lane->own->windows.filled, memory_order_relaxed);
+    return filled < op->window_end && (filled < 2 || all_windows(op->lane, COPIED, filled - 1));
+}
+
+static bool can_reduce(const gr_lane_op *op)
+{
+    const lane_windows *own = &op->lane->own->windows;
+    uint64_t reduced = atomic_load_explicit(&own->reduced, memory_order_relaxed);
+    return reduced < op->window_end && all_windows(op->lane, FILLED, reduced + 1);
+}
+
+static bool can_copy(const gr_lane_op *op)
+{
+    const lane_windows *own = &op->lane->own->windows;
+    uint64_t copied = atomic_load_explicit(&own->copied, memory_order_relaxed);
+    return copied < op->window_end && all_windows(op->lane, REDUCED, copied + 1);
+}
+
+static void fill_window(gr_lane_op *op)
+{
+    uint64_t window = atomic_load_explicit(&op->lane->own->windows.filled, memory_order_relaxed);
+    size_t begin, end;
+    window_range(op, window, &begin, &end);
+    gr_lane_pack(op, begin, end, half(op, op->lane->rank, window), stride_of(op));
+    store_window(op, FILLED, window + 1);
+}
+
+static void reduce_window(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    uint64_t window = atomic_load_explicit(&lane->own->windows.reduced, memory_order_relaxed);
+    size_t begin, end, size = (size_t)lane->size, rank = (size_t)lane->rank;
+    window_range(op, window, &begin, &end);
+    for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
+        lane_leaf from = op->tree->leaves[leaf];
+        op->at[leaf] = half(op, from.rank, window) + (size_t)from.input * stride_of(op);
+    }
+    op->outs[0] = half(op, lane->rank, window);
+    size_t first = begin + gr_lane_cut(end - begin, op->element_bytes, size, rank);
+    size_t last = begin + gr_lane_cut(end - begin, op->element_bytes, size, rank + 1);
+    gr_lane_add(op, first, last, begin);
+    store_window(op, REDUCED, window + 1);
+}
+
+static void copy_window(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    uint64_t window = atomic_load_explicit(&lane->own->windows.copied, memory_order_relaxed);
+    size_t begin, end, size = (size_t)lane->size;
+    window_range(op, window, &begin, &end);
+    for (int i = 0; i < lane->size; i++) {
+        int peer = (lane->rank + i) % lane->size;
+        size_t first = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)peer);
+        size_t last = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)peer + 1);
+        memcpy(op->out + (begin + first) * op->element_bytes,
+               half(op, peer, window) + first * op->element_bytes,
+               (last - first) * op->element_bytes);
+    }
+    store_window(op, COPIED, window + 1);
+}
+
+/* The windows belong to the oldest operation alone. */
+static bool can_move_windows(const gr_lane_op *op)
+{
+    return op->lane->head == op &&
+           (op->window_first == op->window_end || can_copy(op) || can_reduce(op) || can_fill(op));
+}
+
+static void begin_windows(gr_lane_op *op)
+{
+    size_t each = LANE_HALF / (size_t)op->tree->inputs_most / LANE_LINE * LANE_LINE;
+    op->window_elements = each / op->element_bytes;
+    op->window_first = op->lane->windows_next;
+    op->window_end = op->window_first + (op->count + op->window_elements - 1) / op->window_elements;
+    op->out_count = 1;
+    op->scaled = true;
+}
+
+/* One step at most. */
+static void move_windows(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    if (lane->head != op) {
+        return;
+    }
+    if (op->window_first == op->window_end) {
+        begin_windows(op);
+    }
+    bool copy = can_copy(op);
+    if (copy || can_reduce(op)) {
+        if (copy) {
+            copy_window(op);
+        } else {
+            reduce_window(op);
+        }
+    } else if (can_fill(op)) {
+        fill_window(op);
+    } else {
+        return;
+    }
+    op->moved = true;
+    if (atomic_load_explicit(&lane->own->windows.copied, memory_order_relaxed) == op->window_end) {
+        lane->windows_next = op->window_end;
+        finish(op);
+    }
+}
+
+/* ---- Moving on ------------------------------------------------------------------------------- */
+static bool can_move(const gr_lane_op *op)
+{
+    int arrived = op->arrived;
+    switch (op->state) {
+    case LANE_QUEUED:
+        return has_room(op->lane, op->seq);
+    case LANE_POSTED:
+        return all_posted(op, &arrived) || arrived != op->arrived || is_elsewhere(op);
+    case LANE_STAGED:
+        return can_move_windows(op);
+    case LANE_DONE:
+        return op->lane->roomy ? all_did(op, &arrived) : claims_done(op);
+    case LANE_DIRECT:
+    case LANE_CLAIM:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static bool has_news(const void *arg)
+{
+    const gr_lanes *lanes = arg;
+    for (int id = 0; id < GR_SHARED_LANES; id++) {
+        const gr_lane *lane = lanes->open[id];
+        for (const gr_lane_op *op = lane ? lane->head : NULL; op; op = op->next) {
+            if (can_move(op)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Who finishes looks whether we want room after it has stored that it has, and we look for room
+ * after we have stored that we want it. */
+static void try_post(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    if (!has_room(lane, op->seq)) {
+        atomic_store(&lane->own->wants_room, 1);
+        if (!has_room(lane, op->seq)) {
+            return;
+        }
+    }
+    if (atomic_load_explicit(&lane->own->wants_room, memory_order_relaxed) != 0) {
+        atomic_store_explicit(&lane->own->wants_room, 0, memory_order_relaxed);
+    }
+    post(op);
+}
+
+static gr_status move_once(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    switch (op->state) {
+    case LANE_QUEUED:
+        try_post(op);
+        break;
+    case LANE_POSTED:
+        if (all_posted(op, &op->arrived)) {
+            return meet(op);
+        }
+        return is_elsewhere(op) ? GR_E_MISMATCH : GR_PENDING;
+    case LANE_DIRECT:
+        add_own_share(op);
+        break;
+    case LANE_CLAIM:
+        add_free_share(op);
+        break;
+    case LANE_STAGED:
+        move_windows(op);
+        break;
+    case LANE_DONE:
+        if (lane->roomy ? all_did(op, &op->arrived) : claims_done(op)) {
+            finish(op);
+        }
+        break;
+    default:
+        break;
+    }
+    return op->state == LANE_FINISHED ? GR_OK : GR_PENDING;
+}
+
+gr_status gr_lane_move(gr_lane_op *op)
+{
+    size_t left = LANE_BUDGET;
+    gr_status status = GR_PENDING;
+    bool moved = op->moved;
+    do {
+        lane_state before = op->state;
+        op->moved = false;
+        status = move_once(op);
+        moved = moved || op->moved;
+        if (before == LANE_DIRECT || before == LANE_CLAIM || before == LANE_STAGED) {
+            left -= left < LANE_HALF ? left : LANE_HALF;
+        }
+    } while (status == GR_PENDING && op->moved && left > 0);
+    op->moved = moved;
+    return status;
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+gr_status gr_lane_linger(gr_lane_op *op)
+{
+    gr_status status = gr_lane_move(op);
+    int rounds = op->lane->roomy ? LINGER_ROUNDS : LINGER_YIELDS;
+    for (int i = 0; i < rounds && status == GR_PENDING; i++) {
+        if (op->lane->roomy) {
+            relax();
+        } else {
+            sched_yield(); /* whom we wait for may need this very core */
+        }
+        if (op->moved) {
+            op->moved = false;
+            i = 0;
+        }
+        status = gr_lane_move(op);
+    }
+    return status;
+}
+
+bool gr_lane_moved(gr_lane_op *op)
+{
+    bool moved = op->moved;
+    op->moved = false;
+    return moved;
+}
+
+int gr_lane_late(const gr_lane_op *op, bool *absent_out)
+{
+    const gr_lane *lane = op->lane;
+    *absent_out = op->state == LANE_POSTED;
+    for (int peer = 0; peer < lane->size; peer++) {
+        lane_area *area = lane->peers[peer].area;
+        bool late = false;
+        if (op->state == LANE_QUEUED) {
+            late = (int32_t)(op->seq - atomic_load(&area->finished) - LANE_SLOTS) >= 0;
+        } else if (op->state == LANE_POSTED) {
+            late = peer == op->arrived;
+        } else if (op->state == LANE_DONE) {
+            late = atomic_load(&line_of(op, peer)->done) != op->seq + 1;
+        } else if (op->state == LANE_STAGED) {
+            late = peer != lane->rank &&
+                   atomic_load(&area->windows.copied) <= atomic_load(&lane->own->windows.copied) &&
+                   atomic_load(&area->windows.reduced) <= atomic_load(&lane->own->windows.reduced);
+        }
+        if (late) {
+            return peer;
+        }
+    }
+    return -1;
+}

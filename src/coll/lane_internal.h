@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_LANE_INTERNAL_H
+#define GR_COLL_LANE_INTERNAL_H
+
+/* Shared by lane.c (life, lines, states), lane_tree.c (the order of additions) and lane_work.c (the
+ * additions themselves) only. */
+
+#include "coll/lane.h"
+
+#include <stdatomic.h>
+
+enum {
+    LANE_LINE = 64,
+    LANE_SLOTS = 16,       /* operations of a lane under way; a power of two */
+    LANE_INLINE = 32,      /* bytes of contributions within a line */
+    LANE_SMALL_MAX = 4096, /* bytes of contributions of one rank beside its line */
+    LANE_HALF = 512 << 10, /* bytes of one window, of which there are two */
+    LANE_CHUNK = 8 << 10,  /* bytes that are added while they are in the first cache */
+    LANE_BUDGET = 1 << 20, /* bytes of work in one move */
+    LANE_TEMPS = 20,       /* sums under way, and operands times prescale */
+    LANE_TREES_MAX = 16    /* numbers of shards */
+};
+
+/* What a rank says of an operation. `posted` is written last. */
+typedef struct lane_line {
+    _Alignas(LANE_LINE) _Atomic uint32_t posted; /* number of the operation plus one */
+    _Atomic uint32_t done;                       /* the same, when its share of the work is done */
+    uint64_t fingerprint;
+    uint32_t registered; /* all its buffers are in its heap, at these offsets */
+    uint32_t unused;
+    union {
+        struct {
+            uint64_t out; /* of the inputs: beside the line */
+            double prescale;
+        } at;
+        uint8_t bytes[LANE_INLINE];
+    } body;
+} lane_line;
+_Static_assert(sizeof(lane_line) == LANE_LINE, "one cache line");
+
+typedef struct lane_windows {
+    _Alignas(LANE_LINE) _Atomic uint64_t filled;
+    _Alignas(LANE_LINE) _Atomic uint64_t reduced;
+    _Alignas(LANE_LINE) _Atomic uint64_t copied;
+} lane_windows;
+
+/* A rank's area, which only it writes. */
+typedef struct lane_area {
+    lane_line lines[LANE_SLOTS];
+    _Alignas(LANE_LINE) _Atomic uint32_t finished; /* all operations before this number */
+    _Atomic uint32_t wants_room;                   /* it waits for others' `finished` */
+    /* Operations that run as plans, by number: the number plus one. */
+    _Alignas(LANE_LINE) _Atomic uint32_t notes[LANE_SLOTS];
+    lane_windows windows;
+    _Alignas(4096) uint8_t beside[LANE_SLOTS][LANE_SMALL_MAX];
+    _Alignas(4096) uint8_t halves[2][LANE_HALF];
+} lane_area;
+_Static_assert(sizeof(lane_area) <= GR_SHARED_LANE_BYTES, "fits its place");
+
+/* Shares of the work that any rank may take, in the open area of rank 0. The upper half of each
+ * word is the number of the operation plus one. */
+typedef struct lane_claim {
+    _Alignas(LANE_LINE) _Atomic uint64_t taken;
+    _Atomic uint64_t done;
+} lane_claim;
+_Static_assert(sizeof(lane_claim) * LANE_SLOTS <= GR_SHARED_OPEN_BYTES, "fits its place");
+
+/* The order of additions over one number of shards. Operands below 0 are leaves: ~leaf. */
+typedef struct lane_step {
+    int32_t dst, a, b; /* dst: a sum under way; of the last step, the result */
+} lane_step;
+
+typedef struct lane_leaf {
+    int rank, input;
+} lane_leaf;
+
+typedef struct lane_tree {
+    int shards;
+    int leaf_count, step_count;
+    int inputs_most; /* of any rank */
+    lane_leaf *leaves;
+    lane_step *steps;
+} lane_tree;
+
+/* NULL: no memory. */
+lane_tree *gr_lane_tree_create(int shards, int size);
+void gr_lane_tree_destroy(lane_tree *tree);
+
+typedef enum lane_state {
+    LANE_FREE,
+    LANE_QUEUED, /* its slot is still in use */
+    LANE_POSTED, /* waits for the lines of the others */
+    LANE_DIRECT, /* adds its share */
+    LANE_CLAIM,  /* adds shares that nobody has taken */
+    LANE_STAGED, /* goes through windows */
+    LANE_DONE,   /* waits for the others to have done theirs */
+    LANE_FINISHED
+} lane_state;
+
+struct gr_lane_op {
+    gr_lane *lane;
+    gr_lane_op *next; /* free, or later in the lane */
+    lane_state state;
+    uint32_t seq;
+    int arrived; /* ranks before this one have come, or have done their share */
+    bool small, moved, linked;
+    const lane_tree *tree;
+    size_t count, element_bytes;
+    size_t begin, end; /* elements of the share that are not added yet */
+    uint32_t shares;   /* LANE_CLAIM */
+    size_t share_elements;
+    uint64_t window_first, window_end; /* the same: not begun */
+    size_t window_elements;
+    gr_reduce_fn *reduce;
+    gr_dtype dtype;
+    int divisor;
+    double prescale, postscale;
+    gr_reduce_user *user;
+    void *user_arg;
+    uint64_t fingerprint;
+    const uint8_t **at; /* by leaf: element `origin` of it; room for at_capacity */
+    int at_capacity;
+    uint8_t *outs[GR_LANE_RANKS_MAX]; /* where the result goes, ours first */
+    int out_count;
+    double prescales[GR_LANE_RANKS_MAX]; /* still to be applied to the leaves */
+    bool scaled;                         /* none is */
+    uint8_t *out;
+    const uint8_t *inputs[GR_SHARD_PARTIALS_MAX];
+    int input_count;
+};
+
+typedef struct lane_peer {
+    int world;
+    lane_area *area; /* read only, but ours */
+    uint8_t *heap;
+    size_t heap_bytes;
+    uint32_t finished; /* when we last looked */
+} lane_peer;
+
+struct gr_lane {
+    gr_lanes *lanes;
+    int id, rank, size;
+    uint32_t next_seq;       /* of the next operation */
+    uint32_t room_until;     /* numbers below have a free slot */
+    gr_lane_op *head, *tail; /* not finished, in order */
+    uint64_t windows_next;   /* of the next staged operation */
+    bool roomy;
+    lane_area *own;
+    lane_claim *claims;
+    lane_tree *trees[LANE_TREES_MAX];
+    int tree_count;
+    lane_peer peers[]; /* by rank, ourselves as well */
+};
+
+struct gr_lanes {
+    gr_mesh *mesh;
+    gr_lane *open[GR_SHARED_LANES];
+    gr_lane_op *free_ops;
+    gr_lane_op ops[GR_LANE_OPS_MAX];
+    uint8_t *temps; /* LANE_TEMPS chunks */
+    int leaves_max;
+};
+
+/* lane_work.c. Adds elements [begin, end) of the leaves `op->at`, in the order of the tree, to
+ * `op->outs`; both begin with element `origin`. */
+void gr_lane_add(const gr_lane_op *op, size_t begin, size_t end, size_t origin);
+/* Elements [begin, end) of our own inputs, times prescale, each `stride` bytes behind the one
+ * before. */
+void gr_lane_pack(const gr_lane_op *op, size_t begin, size_t end, uint8_t *to, size_t stride);
+
+/* Share `part` of `parts` of `count` elements: cut at cache lines. */
+static inline size_t gr_lane_cut(size_t count, size_t element_bytes, size_t parts, size_t part)
+{
+    size_t line = LANE_LINE / element_bytes;
+    size_t lines = (count + line - 1) / line;
+    size_t at = (lines * part / parts) * line;
+    return at < count ? at : count;
+}
+
+#endif

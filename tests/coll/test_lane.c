@@ -1,0 +1,564 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The lane: several meshes in this process, whose operations are moved on in any order that a seed
+ * gives; results against the serial evaluation of the shard tree, bit for bit. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coll/lane_internal.h"
+#include "coll/plan.h"
+#include "support_values.h"
+
+enum { RANKS = 8, HEAP = 64 << 20, PATIENCE_US = 10000000, MANY = 40 };
+
+static const uint8_t secret[GR_SECRET_BYTES] = {3, 1, 4, 1, 5};
+
+typedef struct world {
+    int size;
+    gr_mesh *mesh[RANKS];
+    gr_lanes *lanes[RANKS];
+    gr_lane *lane[RANKS];
+} world;
+
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static bool all_linked(const world *w)
+{
+    for (int a = 0; a < w->size; a++) {
+        for (int b = 0; b < w->size; b++) {
+            if (a != b && !gr_mesh_link(w->mesh[a], b)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void open_world(world *w, int size, bool roomy)
+{
+    static const int ranks[RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    gr_diag diag;
+    gr_clock clock = gr_clock_real();
+    *w = (world){.size = size};
+    for (int rank = 0; rank < size; rank++) {
+        gr_mesh_config config;
+        gr_mesh_config_init(&config);
+        config.rank = rank;
+        config.world_size = size;
+        config.secret = secret;
+        config.heap_bytes_max = HEAP;
+        assert_int_equal(gr_mesh_create(&config, &w->mesh[rank], &diag), GR_OK);
+        for (int peer = 0; peer < rank; peer++) {
+            assert_int_equal(
+                gr_mesh_connect(w->mesh[rank], peer, gr_mesh_address(w->mesh[peer]), &diag), GR_OK);
+        }
+    }
+    int64_t end_us = gr_clock_now_us(&clock) + PATIENCE_US;
+    while (!all_linked(w)) {
+        assert_true(gr_clock_now_us(&clock) < end_us);
+        for (int rank = 0; rank < size; rank++) {
+            assert_int_equal(gr_mesh_progress(w->mesh[rank], &diag), GR_OK);
+        }
+    }
+    for (int rank = 0; rank < size; rank++) {
+        bool no_memory;
+        w->lanes[rank] = gr_lanes_create(w->mesh[rank]);
+        assert_non_null(w->lanes[rank]);
+        w->lane[rank] = gr_lane_open(w->lanes[rank], 0, rank, size, ranks, &no_memory);
+        assert_non_null(w->lane[rank]);
+        w->lane[rank]->roomy = roomy;
+    }
+}
+
+static void close_world(world *w)
+{
+    for (int rank = 0; rank < w->size; rank++) {
+        gr_lanes_destroy(w->lanes[rank]);
+        gr_mesh_destroy(w->mesh[rank]);
+    }
+}
+
+/* ---- One operation on all ranks -------------------------------------------------------------- */
+typedef struct job {
+    gr_dtype dtype;
+    gr_redop op;
+    size_t count;
+    int shards;
+    uint64_t seed;
+    bool in_place;
+    uint32_t plain; /* ranks (bits) whose memory is not the mesh's */
+    gr_lane_request request[RANKS];
+    void *inputs[RANKS][GR_SHARD_PARTIALS_MAX];
+    int input_count[RANKS];
+    gr_lane_op *running[RANKS];
+    void *expected;
+} job;
+
+static void *memory(world *w, const job *j, int rank, size_t size_bytes)
+{
+    void *mem = NULL;
+    if (j->plain >> rank & 1) {
+        mem = malloc(size_bytes + 1);
+    } else {
+        assert_int_equal(gr_mesh_alloc(w->mesh[rank], size_bytes + 1, &mem), GR_OK);
+    }
+    assert_non_null(mem);
+    return mem;
+}
+
+static void free_memory(world *w, const job *j, int rank, void *mem)
+{
+    if (j->plain >> rank & 1) {
+        free(mem);
+    } else {
+        gr_mesh_free(w->mesh[rank], mem);
+    }
+}
+
+static void make_inputs(world *w, job *j, int rank)
+{
+    size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
+    int first, count;
+    gr_shard_range(j->shards, w->size, rank, &first, &count);
+    gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
+    int parts = count > 0 ? gr_tree_cover(j->shards, first, count, ranges) : 0;
+    for (int i = 0; i < parts; i++) {
+        j->inputs[rank][i] = memory(w, j, rank, size_bytes);
+        vals_subtree(j->inputs[rank][i], j->dtype, j->op, j->count, j->seed, ranges[i].first,
+                     ranges[i].count, false);
+    }
+    if (parts == 0) {
+        j->inputs[rank][0] = memory(w, j, rank, size_bytes);
+    }
+    j->input_count[rank] = parts > 0 ? parts : 1;
+}
+
+static void make_job(world *w, job *j)
+{
+    size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
+    j->expected = malloc(size_bytes + 1);
+    assert_non_null(j->expected);
+    vals_expect(j->expected, j->dtype, j->op, j->count, j->seed, j->shards, false);
+    for (int rank = 0; rank < w->size; rank++) {
+        make_inputs(w, j, rank);
+        j->running[rank] = NULL;
+        j->request[rank] = (gr_lane_request){.coll = GR_COLL_ALLREDUCE,
+                                             .dtype = j->dtype,
+                                             .op = j->op,
+                                             .count = j->count,
+                                             .shards = j->shards,
+                                             .inputs = (const void *const *)j->inputs[rank],
+                                             .out = j->in_place ? j->inputs[rank][0]
+                                                                : memory(w, j, rank, size_bytes),
+                                             .divisor = j->op == GR_AVERAGE ? j->shards : 1,
+                                             .prescale = 1,
+                                             .postscale = 1,
+                                             .fingerprint = 1000 + j->count};
+    }
+}
+
+static void start(world *w, job *j, int rank)
+{
+    assert_true(gr_lane_takes(w->lane[rank], &j->request[rank]));
+    assert_int_equal(gr_lane_start(w->lane[rank], &j->request[rank], &j->running[rank]), GR_OK);
+}
+
+/* Moves one rank; true if its operation is finished. */
+static bool move(job *j, int rank)
+{
+    gr_status status = gr_lane_move(j->running[rank]);
+    if (status == GR_PENDING) {
+        return false;
+    }
+    assert_int_equal(status, GR_OK);
+    gr_lane_release(j->running[rank]);
+    j->running[rank] = NULL;
+    return true;
+}
+
+static void check_and_free(world *w, job *j)
+{
+    size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
+    for (int rank = 0; rank < w->size; rank++) {
+        if (memcmp(j->request[rank].out, j->expected, size_bytes) != 0) {
+            fail_msg("rank %d of %d: %zu %s (%s) over %d shards, seed %#llx, plain %#x: wrong",
+                     rank, w->size, j->count, gr_dtype_name(j->dtype), gr_redop_name(j->op),
+                     j->shards, (unsigned long long)j->seed, j->plain);
+        }
+        for (int i = 0; i < j->input_count[rank]; i++) {
+            free_memory(w, j, rank, j->inputs[rank][i]);
+        }
+        if (!j->in_place) {
+            free_memory(w, j, rank, j->request[rank].out);
+        }
+    }
+    free(j->expected);
+}
+
+static void run(world *w, job *j, uint64_t *random)
+{
+    int left = w->size;
+    make_job(w, j);
+    bool started[RANKS] = {false};
+    while (left > 0) {
+        int rank = (int)(next_random(random) % (uint64_t)w->size);
+        if (!started[rank]) {
+            start(w, j, rank);
+            started[rank] = true;
+        } else if (j->running[rank]) {
+            left -= move(j, rank);
+        }
+    }
+    check_and_free(w, j);
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+static void test_all_shards_on_all_ranks(void **unused)
+{
+    (void)unused;
+    for (int size = 2; size <= RANKS; size++) {
+        uint64_t random = (uint64_t)size;
+        world w;
+        open_world(&w, size, size % 2 == 0);
+        for (int shards = 1; shards <= 64; shards++) {
+            /* Windows hold a divisor of it, lines a part: every path sees all shards. */
+            static const size_t counts[] = {1, 3, 70, 1500};
+            if (w.lane[0]->tree_count == LANE_TREES_MAX) {
+                close_world(&w);
+                open_world(&w, size, shards / 16 % 2 == 0);
+            }
+            for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+                job j = {.dtype = GR_F32,
+                         .op = shards % 5 == 0 ? GR_AVERAGE : GR_SUM,
+                         .count = counts[k],
+                         .shards = shards,
+                         .seed = next_random(&random),
+                         .in_place = next_random(&random) % 2 != 0,
+                         .plain = next_random(&random) % 2 != 0 ? (uint32_t)random : 0};
+                run(&w, &j, &random);
+            }
+        }
+        close_world(&w);
+    }
+}
+
+static void test_all_types_and_operations(void **unused)
+{
+    (void)unused;
+    static const size_t counts[] = {1, 9, 513, 40000, 400001};
+    uint64_t random = 77;
+    for (int size = 2; size <= 5; size++) {
+        world w;
+        open_world(&w, size, size != 3);
+        for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+            for (int op = 0; op < GR_USER; op++) {
+                for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+                    if (counts[k] > 50000 && (op != GR_SUM || size > 3)) {
+                        continue;
+                    }
+                    job j = {.dtype = (gr_dtype)dtype,
+                             .op = (gr_redop)op,
+                             .count = counts[k],
+                             .shards = size,
+                             .seed = next_random(&random),
+                             .in_place = next_random(&random) % 2 != 0,
+                             .plain = next_random(&random) % 2 != 0 ? (uint32_t)random : 0};
+                    run(&w, &j, &random);
+                }
+            }
+        }
+        close_world(&w);
+    }
+}
+
+/* a (+) b = 2a + b: not commutative, and not even associative, so that the order shows. */
+static void twice_and_once(void *dst, const void *a, const void *b, size_t count, void *arg)
+{
+    ++*(int *)arg;
+    for (size_t i = 0; i < count; i++) {
+        ((int32_t *)dst)[i] = 2 * ((const int32_t *)a)[i] + ((const int32_t *)b)[i];
+    }
+}
+
+static void test_user_functions_and_factors(void **unused)
+{
+    (void)unused;
+    static const size_t counts[] = {2, 500, 30000};
+    for (size_t k = 0; k < 2 * sizeof counts / sizeof counts[0]; k++) {
+        world w;
+        uint64_t random = k;
+        int calls = 0;
+        size_t count = counts[k / 2];
+        open_world(&w, 3, k % 2 == 0);
+        for (int plain = 0; plain < 2; plain++) {
+            job j = {.dtype = GR_I32,
+                     .op = GR_SUM,
+                     .count = count,
+                     .shards = 3,
+                     .seed = k,
+                     .plain = plain ? 2 : 0};
+            make_job(&w, &j);
+            int32_t *want = j.expected;
+            for (size_t i = 0; i < count; i++) {
+                int32_t in[3];
+                for (int rank = 0; rank < 3; rank++) {
+                    int32_t *at = &((int32_t *)j.inputs[rank][0])[i];
+                    *at = (int32_t)(i % 100) + rank;
+                    in[rank] = *at * (rank + 1); /* factors of its own on each rank */
+                }
+                want[i] = 2 * (2 * in[0] + in[1]) + in[2];
+                want[i] *= 10;
+            }
+            for (int rank = 0; rank < 3; rank++) {
+                j.request[rank].op = GR_USER;
+                j.request[rank].user = twice_and_once;
+                j.request[rank].user_arg = &calls;
+                j.request[rank].prescale = rank + 1;
+                j.request[rank].postscale = 10;
+                start(&w, &j, rank);
+            }
+            for (int left = 3; left > 0;) {
+                int rank = (int)(next_random(&random) % 3);
+                left -= j.running[rank] && move(&j, rank);
+            }
+            check_and_free(&w, &j);
+        }
+        assert_true(calls > 0);
+        close_world(&w);
+    }
+}
+
+/* ---- Several at once ------------------------------------------------------------------------- */
+/* Each rank starts all of them as soon as it may, far ahead of the others; more than a lane has
+ * slots. */
+static void many_at_once(int size, bool roomy, uint64_t seed)
+{
+    static const size_t counts[] = {1, 300, 5000, 200000};
+    uint64_t random = seed;
+    world w;
+    job *jobs = calloc(MANY, sizeof *jobs);
+    assert_non_null(jobs);
+    open_world(&w, size, roomy);
+    int started[RANKS] = {0};
+    for (int i = 0; i < MANY; i++) {
+        jobs[i] = (job){.dtype = GR_F32,
+                        .op = GR_SUM,
+                        .count = counts[next_random(&random) % 4],
+                        .shards = size,
+                        .seed = next_random(&random),
+                        .in_place = true,
+                        .plain = next_random(&random) % 3 == 0 ? 1 : 0};
+        make_job(&w, &jobs[i]);
+    }
+    for (int left = MANY * size; left > 0;) {
+        int rank = (int)(next_random(&random) % (uint64_t)size);
+        if (started[rank] < MANY && next_random(&random) % 4 != 0) {
+            start(&w, &jobs[started[rank]++], rank);
+        }
+        int i = (int)(next_random(&random) % MANY);
+        if (jobs[i].running[rank]) {
+            left -= move(&jobs[i], rank);
+        }
+    }
+    for (int i = 0; i < MANY; i++) {
+        check_and_free(&w, &jobs[i]);
+    }
+    free(jobs);
+    close_world(&w);
+}
+
+static void test_many_at_once(void **unused)
+{
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        many_at_once(2 + (int)(seed % 4), seed % 2 == 0, seed);
+    }
+}
+
+static gr_lane_op *start_barrier(gr_lane *lane, uint64_t fingerprint)
+{
+    gr_lane_op *op = NULL;
+    gr_lane_request request = {.coll = GR_COLL_BARRIER, .fingerprint = fingerprint};
+    assert_true(gr_lane_takes(lane, &request));
+    assert_int_equal(gr_lane_start(lane, &request, &op), GR_OK);
+    return op;
+}
+
+static void test_nobody_leaves_a_barrier_before_all_have_come(void **unused)
+{
+    (void)unused;
+    world w;
+    gr_lane_op *op[3] = {NULL};
+    bool absent = false;
+    open_world(&w, 3, true);
+    for (int round = 0; round < 3 * LANE_SLOTS; round++) {
+        int last = round % 3;
+        for (int rank = 0; rank < 3; rank++) {
+            op[rank] = rank == last ? NULL : start_barrier(w.lane[rank], 5);
+        }
+        for (int rank = 0; rank < 3; rank++) {
+            if (op[rank]) {
+                assert_int_equal(gr_lane_linger(op[rank]), GR_PENDING);
+            }
+        }
+        for (int rank = 0; rank < 3; rank++) {
+            if (op[rank]) {
+                assert_int_equal(gr_lane_move(op[rank]), GR_PENDING);
+                assert_int_equal(gr_lane_late(op[rank], &absent), last);
+                assert_true(absent);
+            }
+        }
+        op[last] = start_barrier(w.lane[last], 5);
+        assert_int_equal(gr_lane_move(op[last]), GR_OK);
+        for (int rank = 0; rank < 3; rank++) {
+            assert_int_equal(gr_lane_move(op[rank]), GR_OK);
+            gr_lane_release(op[rank]);
+        }
+    }
+    close_world(&w);
+}
+
+/* Plans between the operations of the lane count, and need nobody. */
+static void test_notes_keep_the_numbers(void **unused)
+{
+    (void)unused;
+    world w;
+    open_world(&w, 2, true);
+    for (int round = 0; round < 5; round++) {
+        for (int i = 0; i < 2 * LANE_SLOTS + round; i++) {
+            gr_lane_note(w.lane[0], 1);
+        }
+        gr_lane_op *first = start_barrier(w.lane[0], 5);
+        assert_int_equal(gr_lane_move(first), GR_PENDING); /* its slot is not free */
+        for (int i = 0; i < 2 * LANE_SLOTS + round; i++) {
+            gr_lane_note(w.lane[1], 1);
+        }
+        gr_lane_op *second = start_barrier(w.lane[1], 5);
+        assert_int_equal(gr_lane_move(first), GR_PENDING);
+        assert_int_equal(gr_lane_move(second), GR_OK);
+        assert_int_equal(gr_lane_move(first), GR_OK);
+        gr_lane_release(first);
+        gr_lane_release(second);
+    }
+    close_world(&w);
+}
+
+/* ---- What must not be ------------------------------------------------------------------------ */
+static void test_other_operations_are_seen(void **unused)
+{
+    (void)unused;
+    world w;
+    bool absent;
+    open_world(&w, 2, true);
+    gr_lane_op *first = start_barrier(w.lane[0], 5);
+    gr_lane_op *second = start_barrier(w.lane[1], 6);
+    assert_int_equal(gr_lane_move(first), GR_PENDING);
+    assert_int_equal(gr_lane_move(second), GR_E_MISMATCH);
+    assert_int_equal(gr_lane_late(second, &absent), 0);
+    assert_int_equal(gr_lane_move(first), GR_E_MISMATCH);
+    gr_lane_release(first);
+    gr_lane_release(second);
+    close_world(&w);
+
+    open_world(&w, 2, true);
+    first = start_barrier(w.lane[0], 5);
+    assert_int_equal(gr_lane_move(first), GR_PENDING);
+    gr_lane_note(w.lane[1], 9);
+    assert_int_equal(gr_lane_move(first), GR_E_MISMATCH);
+    assert_int_equal(gr_lane_late(first, &absent), 1);
+    gr_lane_release(first);
+    close_world(&w);
+}
+
+static void test_memory_outside_the_heap_is_refused(void **unused)
+{
+    (void)unused;
+    for (int what = 0; what < 3; what++) {
+        world w;
+        open_world(&w, 2, true);
+        job j = {.dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true};
+        make_job(&w, &j);
+        start(&w, &j, 0);
+        start(&w, &j, 1);
+        assert_int_equal(gr_lane_move(j.running[0]), GR_PENDING);
+        uint64_t bad = what == 0 ? 0 : what == 1 ? UINT64_MAX : (uint64_t)HEAP - 100000;
+        if (what == 1) {
+            w.lane[0]->own->lines[0].body.at.out = bad;
+        } else {
+            memcpy(w.lane[0]->own->beside[0], &bad, sizeof bad);
+        }
+        bool absent;
+        assert_int_equal(gr_lane_move(j.running[1]), GR_E_PROTOCOL);
+        assert_int_equal(gr_lane_late(j.running[1], &absent), 0);
+        gr_lane_release(j.running[0]);
+        gr_lane_release(j.running[1]);
+        free(j.expected);
+        close_world(&w);
+    }
+}
+
+static void test_lanes_are_few(void **unused)
+{
+    (void)unused;
+    world w;
+    bool no_memory = true;
+    static const int ranks[2] = {0, 1}, none[2] = {0, 7};
+    open_world(&w, 2, true);
+    assert_null(gr_lane_open(w.lanes[0], GR_SHARED_LANES, 0, 2, ranks, &no_memory));
+    assert_null(gr_lane_open(w.lanes[0], -1, 0, 2, ranks, &no_memory));
+    assert_null(gr_lane_open(w.lanes[0], 1, 0, 2, none, &no_memory));
+    assert_null(gr_lane_open(w.lanes[0], 1, 0, 1, ranks, &no_memory));
+    assert_false(no_memory);
+    int32_t one = 1;
+    const void *input = &one;
+    gr_lane_request request = {.coll = GR_COLL_ALLREDUCE,
+                               .dtype = GR_I32,
+                               .count = 1,
+                               .inputs = &input,
+                               .out = &one,
+                               .divisor = 1,
+                               .prescale = 1,
+                               .postscale = 1};
+    gr_lane_op *op[GR_LANE_OPS_MAX + 1];
+    for (int i = 0; i < GR_LANE_OPS_MAX; i++) {
+        request.shards = i % LANE_TREES_MAX + 1;
+        assert_true(gr_lane_takes(w.lane[0], &request));
+        assert_int_equal(gr_lane_start(w.lane[0], &request, &op[i]), GR_OK);
+    }
+    assert_int_equal(gr_lane_start(w.lane[0], &request, &op[GR_LANE_OPS_MAX]), GR_E_NO_MEMORY);
+    request.shards = LANE_TREES_MAX + 1;
+    assert_false(gr_lane_takes(w.lane[0], &request));
+    request.coll = GR_COLL_ALLGATHER;
+    assert_false(gr_lane_takes(w.lane[0], &request));
+    for (int i = 0; i < GR_LANE_OPS_MAX; i++) {
+        gr_lane_release(op[i]);
+    }
+    close_world(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_shards_on_all_ranks),
+        cmocka_unit_test(test_all_types_and_operations),
+        cmocka_unit_test(test_user_functions_and_factors),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_nobody_leaves_a_barrier_before_all_have_come),
+        cmocka_unit_test(test_notes_keep_the_numbers),
+        cmocka_unit_test(test_other_operations_are_seen),
+        cmocka_unit_test(test_memory_outside_the_heap_is_refused),
+        cmocka_unit_test(test_lanes_are_few),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
