@@ -550,8 +550,8 @@ static void add_free_share(gr_lane_op *op)
 
 /* ---- Windows --------------------------------------------------------------------------------- */
 /* A contribution goes into our half of a window; everybody adds its share of all contributions to
- * the window into its own half, in place; and everybody copies all shares out. Two windows are under
- * way, so that filling one hides waiting for the other. */
+ * the window into its own half, in place; and everybody copies all shares out. Two windows are
+ * under way, so that filling one hides waiting for the other. */
 static void window_range(const gr_lane_op *op, uint64_t window, size_t *begin, size_t *end)
 {
     *begin = (size_t)(window - op->window_first) * op->window_elements;
