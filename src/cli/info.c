@@ -1,13 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
 #include "cli/cli.h"
+#include "cli/info_plan.h"
+#include "link/frame.h"
 #include "link/link.h"
 
+#include <gradus/comm.h>
 #include <gradus/version.h>
 #include <stddef.h>
 
 typedef struct info_options {
     bool config, reference;
+    gr_plan_options plan;
 } info_options;
+
+/* In the order of gr_dtype. */
+static const char *const dtype_choices[] = {"f32", "f64", "f16", "bf16", "i32",
+                                            "i64", "i8",  "u8",  "i16",  NULL};
+_Static_assert(sizeof dtype_choices / sizeof dtype_choices[0] == GR_DTYPE_COUNT + 1,
+               "every type has its name");
+static const char *const link_choices[] = {"shm", "tcp", NULL};
+
+#define PLAN(member) .offset = offsetof(info_options, plan.member)
 
 static const gr_config_field info_fields[] = {
     {.flag = "--config",
@@ -18,6 +32,66 @@ static const gr_config_field info_fields[] = {
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(info_options, reference),
      .help = "print the same as the page docs/reference.md"},
+    {.flag = "--plan",
+     .type = GR_CONFIG_TEXT,
+     PLAN(plan),
+     .value_name = "COLLECTIVE",
+     .help = "print which algorithm would be chosen and why; SIZE behind it: 25m, say"},
+    {.flag = "-np",
+     .short_flag = 'n',
+     .type = GR_CONFIG_INT,
+     PLAN(ranks),
+     .default_text = "4",
+     .min = 1,
+     .max = 4096,
+     .help = "plan: number of ranks"},
+    {.flag = "--hosts",
+     .type = GR_CONFIG_INT,
+     PLAN(hosts),
+     .default_text = "1",
+     .min = 1,
+     .max = 4096,
+     .help = "plan: hosts over which the ranks are spread"},
+    {.flag = "--link",
+     .type = GR_CONFIG_CHOICE,
+     PLAN(link),
+     .default_text = "shm",
+     .choices = link_choices,
+     .help = "plan: how bytes move inside a host"},
+    {.flag = "--dtype",
+     .type = GR_CONFIG_CHOICE,
+     PLAN(dtype),
+     .default_text = "f32",
+     .choices = dtype_choices,
+     .help = "plan: type of the elements"},
+    {.flag = "--exact",
+     .env = "GRADUS_EXACT",
+     .type = GR_CONFIG_BOOL,
+     PLAN(exact),
+     .default_text = "yes",
+     .help = "plan: sums in the order of the shard tree only"},
+    {.flag = "--algorithm",
+     .env = "GRADUS_ALGORITHM",
+     .type = GR_CONFIG_TEXT,
+     PLAN(algorithm),
+     .value_name = "RULES",
+     .help = "plan: rules by size, as in docs/tuning.md"},
+    {.flag = "--tune",
+     .env = "GRADUS_TUNE",
+     .type = GR_CONFIG_TEXT,
+     PLAN(tune),
+     .default_text = "off",
+     .value_name = "FILE",
+     .help = "plan: costs and rules that `gradus tune` measured; otherwise the usual costs"},
+    {.flag = "--segment",
+     .env = "GRADUS_SEGMENT",
+     .type = GR_CONFIG_BYTES,
+     PLAN(segment_bytes),
+     .default_text = "256k",
+     .min = 256,
+     .max = GR_FRAME_PAYLOAD_MAX,
+     .help = "plan: size of a segment"},
+    {.flag = "--json", .type = GR_CONFIG_BOOL, PLAN(json), .help = "plan: as one JSON object"},
     {.key = NULL},
 };
 
@@ -116,6 +190,27 @@ static void print_config(void)
     }
 }
 
+static void print_help(void)
+{
+    puts("usage: gradus info [flags]\n"
+         "       gradus info --plan COLLECTIVE [SIZE] [flags]\n\n"
+         "Tells what this build is and what it finds here; or which algorithm an operation of\n"
+         "SIZE bytes (1m) would take, and why.\n");
+    gr_config_print_help(&gr_info_table, stdout);
+}
+
+static gr_status print_plan(info_options *options, const gr_cli_line *line, gr_arena *arena,
+                            gr_diag *diag)
+{
+    static const gr_config_field size = {.type = GR_CONFIG_BYTES,
+                                         .offset = offsetof(info_options, plan.size_bytes),
+                                         .max = 0x1p50,
+                                         .help = "bytes of the whole buffer"};
+    gr_status status = gr_config_set(&size, options, line->word_count > 0 ? line->words[0] : "1m",
+                                     "info --plan: the size", arena, diag);
+    return status == GR_OK ? gr_info_plan(&options->plan, diag) : status;
+}
+
 int gr_verb_info(int argc, char *const *argv)
 {
     info_options options;
@@ -123,17 +218,24 @@ int gr_verb_info(int argc, char *const *argv)
     gr_diag diag = {0};
     gr_arena arena;
     gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status = gr_cli_parse(&gr_info_table, &options, argc, argv, 0, &arena, &line, &diag);
-    gr_arena_fini(&arena);
-    if (status == GR_OK && !line.help && !options.config && !options.reference) {
-        status = print_info(&diag);
-    } else if (status == GR_OK && line.help) {
-        puts("usage: gradus info [flags]\n\nTells what this build is and what it finds here.\n");
-        gr_config_print_help(&gr_info_table, stdout);
+    gr_status status = gr_cli_parse(&gr_info_table, &options, argc, argv, 1, &arena, &line, &diag);
+    if (status == GR_OK && !line.help && line.word_count > 0 && !options.plan.plan) {
+        status = gr_fail(&diag, GR_E_INVALID,
+                         "\"gradus info\" does not expect \"%s\" without --plan; see \"gradus "
+                         "help info\"",
+                         line.words[0]);
+    }
+    if (status == GR_OK && line.help) {
+        print_help();
+    } else if (status == GR_OK && options.plan.plan) {
+        status = print_plan(&options, &line, &arena, &diag);
     } else if (status == GR_OK && options.reference) {
         print_reference();
-    } else if (status == GR_OK) {
+    } else if (status == GR_OK && options.config) {
         print_config();
+    } else if (status == GR_OK) {
+        status = print_info(&diag);
     }
+    gr_arena_fini(&arena);
     return status == GR_OK ? gr_cli_flush() : gr_cli_fail(gr_cli_input_code(status), &diag);
 }
