@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/algorithms.h"
 #include "coll/binary_groups.h"
+#include "coll/hosts.h"
 
 #include <string.h>
 
@@ -27,6 +28,22 @@ static bool fits_pair(const gr_plan_shape *shape)
 static bool fits_groups(const gr_plan_shape *shape)
 {
     return fits_any(shape) && gr_groups_fit(shape);
+}
+
+/* Ranks are placed host by host. */
+static bool fits_hosts(const gr_plan_shape *shape)
+{
+    return fits_any(shape) && gr_hierarchical_fits(shape) && gr_hosts_in_order(shape);
+}
+
+static bool fits_hosts_one_each(const gr_plan_shape *shape)
+{
+    return fits_hosts(shape) && fits_one_each(shape);
+}
+
+static bool fits_hosts_in_any_order(const gr_plan_shape *shape)
+{
+    return fits_one_each(shape) && gr_hierarchical_fits(shape);
 }
 
 static bool fits_bruck_alltoall(const gr_plan_shape *shape)
@@ -106,6 +123,30 @@ const gr_algorithm gr_algorithms[] = {
     {"bruck", GR_COLL_ALLTOALL, true,
      "log2 n rounds by way of others (Bruck et al. 1997); for small even blocks",
      fits_bruck_alltoall, gr_bruck_alltoall},
+    {"hierarchical", GR_COLL_ALLREDUCE, true,
+     "inside each host, then between them, a stream for each local rank; hosts one after another",
+     fits_hosts, gr_hierarchical_sums},
+    {"hierarchical-any-order", GR_COLL_ALLREDUCE, false,
+     "the same with hosts in any order and one sum a host; not in tree order",
+     fits_hosts_in_any_order, gr_hierarchical_any_order_sums},
+    {"hierarchical", GR_COLL_REDUCE_SCATTER, true,
+     "inside each host, then between them, a stream for each local rank; hosts one after another",
+     fits_hosts_one_each, gr_hierarchical_sums},
+    {"hierarchical-any-order", GR_COLL_REDUCE_SCATTER, false,
+     "the same with hosts in any order and one sum a host; not in tree order",
+     fits_hosts_in_any_order, gr_hierarchical_any_order_sums},
+    {"hierarchical", GR_COLL_ALLGATHER, true,
+     "once between each two hosts, a stream for each local rank, then inside the hosts", fits_any,
+     gr_hierarchical_allgather},
+    {"hierarchical", GR_COLL_BROADCAST, true,
+     "from host to host, a stream for each local rank, pipelined; then inside the hosts", fits_any,
+     gr_hierarchical_broadcast},
+    {"hierarchical", GR_COLL_REDUCE, true,
+     "inside each host, then between them, then to the root; hosts one after another",
+     fits_hosts_one_each, gr_hierarchical_sums},
+    {"hierarchical-any-order", GR_COLL_REDUCE, false,
+     "the same with hosts in any order and one sum a host; not in tree order",
+     fits_hosts_in_any_order, gr_hierarchical_any_order_sums},
     {"direct", GR_COLL_SEND, true, "one message to the peer", fits_pair, gr_direct_send},
     {"direct", GR_COLL_RECV, true, "one message from the peer", fits_pair, gr_direct_recv},
     {.name = NULL},

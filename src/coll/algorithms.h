@@ -46,6 +46,13 @@ void gr_bruck_allgather(const gr_plan_shape *shape, gr_plan *plan);
 bool gr_bruck_alltoall_fits(const gr_plan_shape *shape);
 void gr_bruck_alltoall(const gr_plan_shape *shape, gr_plan *plan);
 
+bool gr_hierarchical_fits(const gr_plan_shape *shape);
+/* Of an allreduce, a reduce-scatter or a reduce. */
+void gr_hierarchical_sums(const gr_plan_shape *shape, gr_plan *plan);
+void gr_hierarchical_any_order_sums(const gr_plan_shape *shape, gr_plan *plan);
+void gr_hierarchical_allgather(const gr_plan_shape *shape, gr_plan *plan);
+void gr_hierarchical_broadcast(const gr_plan_shape *shape, gr_plan *plan);
+
 void gr_gather_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_dissemination_barrier(const gr_plan_shape *shape, gr_plan *plan);

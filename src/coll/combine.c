@@ -192,7 +192,8 @@ static gr_operand fetch(combine *c, part from)
 
 static bool may_overwrite(const combine *c, gr_operand operand)
 {
-    return gr_sums_has(&c->sums, operand) || (operand.space == GR_SPACE_USER && !c->how->shared);
+    return gr_sums_has(&c->sums, operand) ||
+           (operand.space == GR_SPACE_USER && !c->how->shared && !c->how->keeps_own);
 }
 
 static gr_operand add(combine *c, gr_operand a, gr_operand b, bool is_root)
@@ -234,17 +235,39 @@ static part combine_node(combine *c, gr_tree_range node)
     return (part){NULL, add(c, a, b, node.count == c->units->shards)};
 }
 
+int gr_units_receive_slots(const gr_units *units, int rank)
+{
+    int slots = 0;
+    for (uint32_t i = 0; i < units->count && slots < RECEIVE_SLOTS_MAX; i++) {
+        slots += units->all[i].rank != rank;
+    }
+    return slots;
+}
+
+/* Out of place nothing stands in the result before the sum does, but a sum made before. */
+static bool result_is_free(const gr_units *units, const gr_combine *how, const gr_plan *plan)
+{
+    bool is_free = plan->shape.out_of_place && how->dst.space == GR_SPACE_USER;
+    for (uint32_t i = 0; i < units->count && is_free; i++) {
+        is_free =
+            units->all[i].rank != plan->shape.rank || units->all[i].here.space != GR_SPACE_USER;
+    }
+    return is_free;
+}
+
 void gr_units_combine(const gr_units *units, const gr_combine *how, gr_plan *plan)
 {
     combine c = {.units = units, .how = how, .plan = plan};
-    for (uint32_t i = 0; i < units->count && c.receive_slots < RECEIVE_SLOTS_MAX; i++) {
-        c.receive_slots += units->all[i].rank != plan->shape.rank;
-    }
+    c.receive_slots =
+        how->receive_slots ? how->receive_slots : gr_units_receive_slots(units, plan->shape.rank);
     c.sums = (gr_sums){.first_slot = how->first_slot + c.receive_slots,
-                       .has_spare = plan->shape.out_of_place && how->dst.space == GR_SPACE_USER,
+                       .has_spare = result_is_free(units, how, plan),
                        .spare = how->dst};
     part root = combine_node(&c, (gr_tree_range){0, units->shards});
-    if (root.remote) {
+    if (root.remote && how->dst.space == GR_SPACE_SCRATCH) {
+        /* It stays for a while: the link must not wait for that. */
+        gr_plan_copy(plan, how->dst, fetch(&c, root));
+    } else if (root.remote) {
         gr_plan_recv(plan, root.remote->rank, how->dst);
     } else if (!same_place(root.here, how->dst)) {
         bool is_sum = gr_sums_has(&c.sums, root.here);

@@ -51,8 +51,14 @@ void gr_units_send(const gr_units *units, int peer, int block, gr_plan *plan);
 typedef struct gr_combine {
     gr_operand dst; /* where the sum ends; its block is the one to be added */
     int first_slot; /* scratch slots from here on are free */
-    bool shared;    /* this rank also sends what it holds of the block: it is not overwritten */
+    /* How many of them may receive; they must not do anything else in the same plan, hence the
+     * same number each time. 0: as many as are of use here. */
+    int receive_slots;
+    bool keeps_own; /* this rank's contributions stay as they are */
+    bool shared;    /* this rank also sends what it holds of the block: the same, on the way */
 } gr_combine;
+
+int gr_units_receive_slots(const gr_units *units, int rank);
 
 /* Receives a block of what the others hold and adds it to what this rank holds, in the order of the
  * tree. A receive stands directly before the addition that reads it, on all links in the order of

@@ -157,6 +157,15 @@ static long bound(const gr_algorithm *algorithm, int n, int shards)
         {GR_COLL_ALLREDUCE, "direct", to_one + n - 1},
         {GR_COLL_ALLREDUCE, "halving-doubling", 2 * power - (power == n ? 2 : 0)},
         {GR_COLL_ALLREDUCE, "recursive-doubling", log2_up(power) + widest_step(n) + 1},
+        /* Hosts have bounds of their own, see there; without any it is as direct. */
+        {GR_COLL_ALLREDUCE, "hierarchical", to_one + n - 1},
+        {GR_COLL_ALLREDUCE, "hierarchical-any-order", 2 * (n - 1)},
+        {GR_COLL_REDUCE_SCATTER, "hierarchical", n - 1},
+        {GR_COLL_REDUCE_SCATTER, "hierarchical-any-order", n - 1},
+        {GR_COLL_ALLGATHER, "hierarchical", n - 1},
+        {GR_COLL_BROADCAST, "hierarchical", (long)n * (n - 1)}, /* n blocks */
+        {GR_COLL_REDUCE, "hierarchical", 2 * (n - 1)},
+        {GR_COLL_REDUCE, "hierarchical-any-order", 2 * (n - 1)},
         {GR_COLL_ALLREDUCE, "segmented-ring", 2 * 4 * (n - 1)},
         {GR_COLL_ALLREDUCE, "double-tree", 2 * 3},
         {GR_COLL_REDUCE_SCATTER, "recursive-halving", power == n ? n - 1 : n + log2_up(n)},
