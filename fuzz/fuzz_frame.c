@@ -43,13 +43,13 @@ static void try_message(const uint8_t *data, size_t size)
         gr_hello hello;
         gr_missing missing;
         gr_diag failure;
-        char addresses[4][GR_ADDRESS_BYTES];
+        gr_member members[4];
     } out;
     uint64_t generation;
     gr_status status = gr_message_get_hello(body, body_bytes, &out.hello, NULL);
     status = gr_message_get_missing(body, body_bytes, &out.missing, NULL);
     status = gr_message_get_fail(body, body_bytes, &out.failure, NULL);
-    status = gr_message_get_members(body, body_bytes, 4, &generation, out.addresses, NULL);
+    status = gr_message_get_members(body, body_bytes, 4, &generation, out.members, NULL);
     (void)status;
 }
 

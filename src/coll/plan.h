@@ -25,6 +25,8 @@
  * receive from us. The executor sends and takes them in this order, with no more room on the way
  * than one message; the verifier shows that this cannot deadlock. */
 
+#include "group/topology.h"
+
 #include <gradus/coll.h>
 #include <stdbool.h>
 
@@ -59,15 +61,6 @@ typedef struct gr_step {
     uint32_t after_count;
     int32_t last_reader; /* RECV into scratch: the last step that reads what was received */
 } gr_step;
-
-/* Where the ranks of a group run. Hosts are numbered 0 .. host_count - 1 in the order of their
- * first rank. Belongs to the communicator and lives as long as it does. */
-typedef struct gr_topology {
-    int host_count;
-    const int *host_of;    /* by rank */
-    const int *local_rank; /* by rank: its place among those of its host */
-    const int *local_size; /* by host */
-} gr_topology;
 
 typedef struct gr_plan_shape {
     gr_coll coll;

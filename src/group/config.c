@@ -10,6 +10,11 @@ static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
 static const char *const log_choices[] = {"off", "error", "warn", "info", "debug", "trace", NULL};
 static const char *const progress_choices[] = {"auto", "thread", "inline", NULL};
 
+const char *gr_link_choice_name(uint32_t choice)
+{
+    return choice <= GR_LINK_ALL_TCP ? link_choices[choice] : "unknown";
+}
+
 #define AT(member) .offset = offsetof(gr_group_config, member)
 
 static const gr_config_field fields[] = {
@@ -38,11 +43,11 @@ static const gr_config_field fields[] = {
     {.env = "GRADUS_LOCAL_SIZE",
      .type = GR_CONFIG_INT,
      AT(local_size),
-     .default_text = "1",
-     .min = 1,
+     .default_text = "0",
+     .min = 0,
      .max = GR_GROUP_WORLD_MAX,
      .unit = "ranks",
-     .help = "how many ranks run on this host"},
+     .help = "how many ranks run on this host; unset: found out when all have met"},
     {.env = "GRADUS_COORDINATOR",
      .type = GR_CONFIG_TEXT,
      AT(coordinator),
@@ -58,7 +63,22 @@ static const gr_config_field fields[] = {
      AT(link),
      .default_text = "auto",
      .choices = link_choices,
-     .help = "how bytes move between ranks; auto: shm if all ranks are on one host"},
+     .help = "how bytes move between ranks; auto: shm inside a host, tcp between hosts"},
+    {.env = "GRADUS_HOST",
+     .type = GR_CONFIG_TEXT,
+     AT(host),
+     .value_name = "NAME",
+     .help = "which host this is: ranks with the same name share memory; unset: found out"},
+    {.env = "GRADUS_INTERFACE",
+     .type = GR_CONFIG_TEXT,
+     AT(interfaces),
+     .value_name = "NAMES",
+     .help = "network interfaces or subnets to use, \"eth0,10.0.0.0/8\"; unset: all that are up"},
+    {.env = "GRADUS_PORTS",
+     .type = GR_CONFIG_TEXT,
+     AT(ports),
+     .value_name = "FIRST-LAST",
+     .help = "tcp ports to listen on, \"40000-40100\"; unset: any that is free"},
     {.env = "GRADUS_JOIN_TIMEOUT",
      .type = GR_CONFIG_DURATION,
      AT(join_timeout_us),

@@ -46,7 +46,7 @@ struct gr_coordinator {
     uint64_t generation; /* 0: not all have come */
     gr_diag failure;     /* why it will come to nothing; sent to whoever comes later */
     uint8_t *members_message;
-    char (*addresses)[GR_ADDRESS_BYTES];
+    gr_member *places; /* of all members, as they are told */
     member members[];
 };
 
@@ -120,21 +120,20 @@ static void lose(gr_coordinator *coordinator, member *of, const char *why)
         return; /* it had not called in: it may try again */
     }
     of->state = MEMBER_LOST;
-    snprintf(sentence, sizeof sentence, "rank %d (process %llu) died: %s", rank_of(coordinator, of),
-             (unsigned long long)of->hello.pid, why);
+    snprintf(sentence, sizeof sentence, "rank %d (process %llu on host %s) died: %s",
+             rank_of(coordinator, of), (unsigned long long)of->hello.pid,
+             of->hello.member.host_name, why);
     fail_group(coordinator, rank_of(coordinator, of), sentence);
 }
 
 static void announce(gr_coordinator *coordinator)
 {
     for (int rank = 0; rank < coordinator->world_size; rank++) {
-        memcpy(coordinator->addresses[rank], coordinator->members[rank].hello.address,
-               GR_ADDRESS_BYTES);
+        coordinator->places[rank] = coordinator->members[rank].hello.member;
     }
     coordinator->generation = 1;
     size_t size = gr_message_put_members(coordinator->generation, coordinator->world_size,
-                                         (const char(*)[GR_ADDRESS_BYTES])coordinator->addresses,
-                                         coordinator->members_message);
+                                         coordinator->places, coordinator->members_message);
     for (int rank = 0; rank < coordinator->world_size; rank++) {
         member *to = &coordinator->members[rank];
         if (to->control.fd >= 0) {
@@ -169,10 +168,11 @@ static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
     member *of = &coordinator->members[rank];
     char sentence[GR_DIAG_TEXT_BYTES];
     if (of->state != MEMBER_ABSENT || of->control.fd >= 0) {
-        snprintf(sentence, sizeof sentence,
-                 "rank %d has called in already (process %llu): a process joins once, and no two "
-                 "have the same GRADUS_RANK",
-                 rank, (unsigned long long)of->hello.pid);
+        snprintf(
+            sentence, sizeof sentence,
+            "rank %d has called in already (process %llu on host %s): a process joins once, and "
+            "no two have the same GRADUS_RANK",
+            rank, (unsigned long long)of->hello.pid, of->hello.member.host_name);
         gr_log_write(coordinator->log, GR_LOG_WARN, "group", "%s", sentence);
         refuse(arrival->fd, sentence, rank);
         return;
@@ -195,10 +195,11 @@ static void say_hello(gr_coordinator *coordinator, member *of, const gr_hello *h
     for (int other = 0; other < coordinator->world_size; other++) {
         const member *to = &coordinator->members[other];
         if (to->state != MEMBER_ABSENT && to->hello.link != hello->link) {
-            snprintf(sentence, sizeof sentence,
-                     "rank %d wants %s links and rank %d %s: set GRADUS_LINK alike for all", rank,
-                     gr_link_kind_name((gr_link_kind)hello->link), other,
-                     gr_link_kind_name((gr_link_kind)to->hello.link));
+            snprintf(
+                sentence, sizeof sentence,
+                "rank %d (host %s) wants %s links and rank %d %s: set GRADUS_LINK alike for all",
+                rank, hello->member.host_name, gr_link_choice_name(hello->link), other,
+                gr_link_choice_name(to->hello.link));
             break;
         }
     }
@@ -349,11 +350,11 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
         coordinator->members[rank].control.fd = -1;
     }
     gr_diag_clear(&coordinator->failure);
-    coordinator->addresses = calloc(world, sizeof *coordinator->addresses);
+    coordinator->places = calloc(world, sizeof *coordinator->places);
     coordinator->members_message = malloc(gr_message_members_max(config->world_size));
     coordinator->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     gr_status status = GR_OK;
-    if (coordinator->addresses == NULL || coordinator->members_message == NULL) {
+    if (coordinator->places == NULL || coordinator->members_message == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu addresses", world);
     } else if (coordinator->epoll_fd < 0) {
         status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
@@ -397,7 +398,7 @@ void gr_coordinator_destroy(gr_coordinator *coordinator)
         close(coordinator->epoll_fd);
     }
     free(coordinator->members_message);
-    free(coordinator->addresses);
+    free(coordinator->places);
     free(coordinator);
 }
 

@@ -6,25 +6,37 @@
  * tells all where the others are: that is generation 1. Members then wire links to each other. */
 
 #include "base/config.h"
+#include "group/topology.h"
 #include "link/link.h"
+
+/* GRADUS_LINK */
+typedef enum gr_link_choice {
+    GR_LINK_AUTO = 0, /* shm between ranks of one host, tcp between hosts */
+    GR_LINK_ALL_SHM = 1,
+    GR_LINK_ALL_TCP = 2
+} gr_link_choice;
+const char *gr_link_choice_name(uint32_t choice);
 
 /* What a worker is told by its environment. */
 typedef struct gr_group_config {
-    int64_t rank, world_size, local_rank,
-        local_size;          /* GRADUS_RANK, GRADUS_WORLD_SIZE, ... ; rank -1: alone */
-    const char *coordinator; /* GRADUS_COORDINATOR: "unix:@..." or "tcp:host:port" */
-    const char *secret_hex;  /* GRADUS_SECRET: 64 hexadecimal digits */
-    int link;                /* GRADUS_LINK: auto, shm, tcp (auto: shm on one host) */
-    int64_t join_timeout_us; /* GRADUS_JOIN_TIMEOUT */
-    int64_t op_timeout_us;   /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
-    int64_t spin_us;         /* GRADUS_SPIN */
-    bool exact;              /* GRADUS_EXACT */
-    const char *algorithm;   /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
-    const char *tune;        /* GRADUS_TUNE: "auto", "off" or a file */
-    int64_t tune_time_us;    /* GRADUS_TUNE_TIME */
-    int progress;            /* GRADUS_PROGRESS: auto, thread, inline */
-    int64_t segment_bytes;   /* GRADUS_SEGMENT */
-    int log_level;           /* GRADUS_LOG: a gr_log_level */
+    int64_t rank, world_size;       /* GRADUS_RANK (-1: alone), GRADUS_WORLD_SIZE */
+    int64_t local_rank, local_size; /* GRADUS_LOCAL_RANK, GRADUS_LOCAL_SIZE; 0: not said */
+    const char *coordinator;        /* GRADUS_COORDINATOR: "unix:@..." or "tcp:host:port" */
+    const char *secret_hex;         /* GRADUS_SECRET: 64 hexadecimal digits */
+    int link;                       /* GRADUS_LINK: a gr_link_choice */
+    const char *host;               /* GRADUS_HOST: which host this is; NULL: found out */
+    const char *interfaces;         /* GRADUS_INTERFACE: "eth0,10.0.0.0/8"; NULL: all */
+    const char *ports;              /* GRADUS_PORTS: "40000-40100"; NULL: any */
+    int64_t join_timeout_us;        /* GRADUS_JOIN_TIMEOUT */
+    int64_t op_timeout_us; /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
+    int64_t spin_us;       /* GRADUS_SPIN */
+    bool exact;            /* GRADUS_EXACT */
+    const char *algorithm; /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
+    const char *tune;      /* GRADUS_TUNE: "auto", "off" or a file */
+    int64_t tune_time_us;  /* GRADUS_TUNE_TIME */
+    int progress;          /* GRADUS_PROGRESS: auto, thread, inline */
+    int64_t segment_bytes; /* GRADUS_SEGMENT */
+    int log_level;         /* GRADUS_LOG: a gr_log_level */
 } gr_group_config;
 extern const gr_config_table gr_group_config_table;
 
@@ -38,6 +50,11 @@ gr_mesh *gr_group_mesh(gr_group *group); /* NULL in a group of one */
 uint64_t gr_group_generation(const gr_group *group);
 int gr_group_rank(const gr_group *group);
 int gr_group_size(const gr_group *group);
+/* Where the ranks run; belongs to the group. */
+const gr_topology *gr_group_topology(const gr_group *group);
+const char *gr_group_host_name(const gr_group *group, int rank);
+/* What most links are: tcp as soon as there are several hosts. */
+gr_link_kind gr_group_link_kind(const gr_group *group);
 
 /* ---- The coordinator: a pollable object of the launcher -------------------------------------- */
 typedef struct gr_coordinator gr_coordinator;

@@ -5,6 +5,7 @@
 #include "group/group.h"
 #include "link/address.h"
 #include "link/door.h"
+#include "link/interface.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -13,7 +14,6 @@
 #include <unistd.h>
 
 enum {
-    HOST_BYTES = 100,
     WIRING_WAIT_US = 5000, /* the coordinator's word is looked for as often, while links are made */
     /* Before the deadline the coordinator is asked who is missing; it answers at once. */
     ASK_BEFORE_US = 500000,
@@ -26,7 +26,9 @@ struct gr_group {
     gr_mesh *mesh;
     gr_control control; /* fd -1: alone */
     uint8_t *in;
-    char (*addresses)[GR_ADDRESS_BYTES];
+    gr_member *members;
+    gr_topology *topology;
+    bool tcp;           /* all links are */
     gr_missing missing; /* what the coordinator said last */
     bool missing_known;
     bool joined; /* a member that never was one does not leave in order: others hear why */
@@ -40,7 +42,10 @@ typedef struct joining {
     gr_clock clock;
     int64_t deadline_us, ask_at_us;
     uint8_t secret[GR_SECRET_BYTES];
-    gr_link_kind link;
+    gr_member self;
+    gr_interfaces interfaces;
+    gr_ports ports;
+    bool remote; /* peers may be reached by tcp */
 } joining;
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -65,17 +70,17 @@ static gr_status check(joining *join, gr_diag *diag)
                        "GRADUS_SECRET must be %d hexadecimal digits (it has %zu characters)",
                        2 * GR_SECRET_BYTES, strlen(config->secret_hex));
     }
-    bool one_host = config->local_size >= config->world_size;
-    join->link = config->link == 1                ? GR_LINK_SHM
-                 : config->link == 2 || !one_host ? GR_LINK_TCP
-                                                  : GR_LINK_SHM;
-    if (join->link == GR_LINK_SHM && !one_host) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_LINK is shm, but only %lld of %lld ranks are on this host: use tcp "
-                       "or auto",
-                       (long long)config->local_size, (long long)config->world_size);
+    join->self.host = gr_host_identify(config->host, join->self.host_name);
+    bool one_host = config->local_size >= config->world_size && config->host == NULL;
+    join->remote = config->link == GR_LINK_ALL_TCP || (config->link == GR_LINK_AUTO && !one_host);
+    gr_status status = gr_ports_parse(config->ports, &join->ports, diag);
+    if (status == GR_OK && join->remote) {
+        /* What nobody elsewhere needs to reach listens on loopback only. */
+        const char *wanted =
+            config->interfaces == NULL && one_host ? "127.0.0.0/8" : config->interfaces;
+        status = gr_interfaces_find(wanted, &join->interfaces, diag);
     }
-    return GR_OK;
+    return status;
 }
 
 /* ---- Meeting --------------------------------------------------------------------------------- */
@@ -129,21 +134,34 @@ static gr_status call_in(joining *join, int *fd_out, gr_diag *diag)
 static gr_status open_mesh(joining *join, gr_diag *diag)
 {
     gr_mesh_config config;
-    char host[HOST_BYTES];
-    if (join->group->world_size == 1) {
+    gr_group *group = join->group;
+    if (group->world_size == 1) {
         return GR_OK;
     }
-    gr_address_local_host(join->group->control.fd, host, sizeof host);
     gr_mesh_config_init(&config);
-    config.kind = join->link;
-    config.rank = join->group->rank;
-    config.world_size = join->group->world_size;
+    bool tcp = join->config->link == GR_LINK_ALL_TCP;
+    config.kind = tcp ? GR_LINK_TCP : GR_LINK_SHM;
+    config.mixed = join->remote && !tcp;
+    config.rank = group->rank;
+    config.world_size = group->world_size;
     config.secret = join->secret;
-    config.listen_host = host;
+    config.listen_host = gr_interfaces_listen_host(&join->interfaces);
+    config.ports = join->ports;
     config.spin_us = join->config->spin_us;
     config.clock = join->clock;
     config.log = join->log;
-    return gr_mesh_create(&config, &join->group->mesh, diag);
+    gr_status status = gr_mesh_create(&config, &group->mesh, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    if (!tcp) {
+        snprintf(join->self.local, sizeof join->self.local, "%s", gr_mesh_address(group->mesh));
+    }
+    if (join->remote) {
+        gr_interfaces_announce(&join->interfaces, gr_mesh_remote_address(group->mesh),
+                               join->self.remote);
+    }
+    return GR_OK;
 }
 
 static gr_status say_hello(joining *join, gr_diag *diag)
@@ -151,11 +169,9 @@ static gr_status say_hello(joining *join, gr_diag *diag)
     gr_group *group = join->group;
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     gr_hello hello = {.world_size = (uint32_t)group->world_size,
-                      .link = (uint32_t)join->link,
-                      .pid = (uint64_t)getpid()};
-    if (group->mesh != NULL) {
-        snprintf(hello.address, sizeof hello.address, "%s", gr_mesh_address(group->mesh));
-    }
+                      .link = (uint32_t)join->config->link,
+                      .pid = (uint64_t)getpid(),
+                      .member = join->self};
     size_t size = gr_message_put_hello(&hello, message);
     if (gr_control_put(&group->control, message, size) != GR_OK) {
         return gr_fail(diag, GR_E_BUG, "the first message does not fit");
@@ -196,7 +212,7 @@ static gr_status hear(joining *join, gr_diag *diag)
     switch (kind) {
     case GR_MESSAGE_MEMBERS:
         return gr_message_get_members(body, size, group->world_size, &group->generation,
-                                      group->addresses, diag);
+                                      group->members, diag);
     case GR_MESSAGE_MISSING:
         status = gr_message_get_missing(body, size, &group->missing, diag);
         group->missing_known = status == GR_OK;
@@ -280,12 +296,76 @@ static int unlinked_rank(const gr_group *group)
     return -1;
 }
 
+static const char *host_name(const void *group_arg, int rank)
+{
+    const gr_group *group = group_arg;
+    return group->topology->host_count > 1 ? group->members[rank].host_name : NULL;
+}
+
+/* Who is where; the same on all ranks. */
+static gr_status find_hosts(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    uint64_t *hosts = calloc((size_t)group->world_size, sizeof *hosts);
+    gr_status status = hosts != NULL ? GR_OK : GR_E_NO_MEMORY;
+    for (int rank = 0; rank < group->world_size && hosts != NULL; rank++) {
+        hosts[rank] = group->members[rank].host;
+    }
+    if (status == GR_OK) {
+        status = gr_topology_create(hosts, group->world_size, &group->topology);
+    }
+    free(hosts);
+    if (status != GR_OK) {
+        return gr_fail(diag, status, "no memory for a group of %d", group->world_size);
+    }
+    for (int rank = 1; rank < group->world_size; rank++) {
+        if (join->config->link == GR_LINK_ALL_SHM && group->topology->host_of[rank] != 0) {
+            return gr_fail_peer(diag, GR_E_INVALID, rank,
+                                "GRADUS_LINK is shm, but rank 0 is on host %s and rank %d on host "
+                                "%s: use tcp or auto",
+                                group->members[0].host_name, rank, group->members[rank].host_name);
+        }
+    }
+    if (group->mesh != NULL) {
+        gr_mesh_name_hosts(group->mesh, host_name, group);
+    }
+    return GR_OK;
+}
+
+static gr_status dial(joining *join, int rank, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    const gr_member *member = &group->members[rank];
+    bool same_host = group->topology->host_of[rank] == group->topology->host_of[group->rank];
+    if (same_host && member->local[0] != '\0' && join->config->link != GR_LINK_ALL_TCP) {
+        return gr_mesh_connect(group->mesh, rank, member->local, diag);
+    }
+    char ordered[GR_REMOTE_BYTES], text[GR_INTERFACE_TEXT_BYTES] = "a router";
+    const gr_interface *best;
+    gr_interfaces_order(&join->interfaces, member->remote, same_host, ordered, &best);
+    if (ordered[0] == '\0') {
+        return gr_fail_peer(diag, GR_E_INVALID, rank,
+                            "rank %d is on host %s and rank %d on host %s, where it has no network "
+                            "address: is a network interface up there (GRADUS_INTERFACE)?",
+                            group->rank, join->self.host_name, rank, member->host_name);
+    }
+    if (best != NULL) {
+        gr_interface_describe(best, text);
+    } else if (same_host) {
+        snprintf(text, sizeof text, "loopback");
+    }
+    gr_log_write(join->log, GR_LOG_INFO, "group",
+                 "rank %d reaches rank %d (host %s) through %s; in this order: %s", group->rank,
+                 rank, member->host_name, text, ordered);
+    return gr_mesh_connect(group->mesh, rank, ordered, diag);
+}
+
 static gr_status wire(joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
     gr_status status = GR_OK;
     for (int rank = 0; rank < group->rank && status == GR_OK; rank++) {
-        status = gr_mesh_connect(group->mesh, rank, group->addresses[rank], diag);
+        status = dial(join, rank, diag);
     }
     while (status == GR_OK) {
         status = gr_mesh_progress(group->mesh, diag);
@@ -300,9 +380,10 @@ static gr_status wire(joining *join, gr_diag *diag)
         }
         if (late(join)) {
             return gr_fail_peer(diag, GR_E_TIMEOUT, missing,
-                                "rank %d called in, but there is no link to it after %g s "
-                                "(GRADUS_JOIN_TIMEOUT)",
-                                missing, (double)join->config->join_timeout_us / 1e6);
+                                "rank %d (host %s) called in, but there is no link to it after "
+                                "%g s (GRADUS_JOIN_TIMEOUT)",
+                                missing, group->members[missing].host_name,
+                                (double)join->config->join_timeout_us / 1e6);
         }
         gr_mesh_wait(group->mesh, gr_clock_now_us(&join->clock) + WIRING_WAIT_US);
     }
@@ -329,8 +410,8 @@ static gr_status join_others(joining *join, gr_diag *diag)
     size_t in_bytes = gr_message_members_max(group->world_size) + GR_MESSAGE_SMALL_MAX;
     int fd;
     group->in = malloc(in_bytes);
-    group->addresses = calloc(world, sizeof *group->addresses);
-    if (group->in == NULL || group->addresses == NULL) {
+    group->members = calloc(world, sizeof *group->members);
+    if (group->in == NULL || group->members == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group of %zu", world);
     }
     gr_status status = call_in(join, &fd, diag);
@@ -345,10 +426,26 @@ static gr_status join_others(joining *join, gr_diag *diag)
     if (status == GR_OK) {
         status = meet(join, diag);
     }
+    if (status == GR_OK) {
+        status = find_hosts(join, diag);
+    }
     if (status == GR_OK && group->mesh != NULL) {
         status = wire(join, diag);
     }
     return status == GR_OK ? be_ready(join, diag) : status;
+}
+
+/* A group of one, which nobody else knows of. */
+static gr_status be_alone(const gr_group_config *config, gr_group *group, gr_diag *diag)
+{
+    group->members = calloc(1, sizeof *group->members);
+    if (group->members != NULL) {
+        group->members->host = gr_host_identify(config->host, group->members->host_name);
+        if (gr_topology_create(&group->members->host, 1, &group->topology) == GR_OK) {
+            return GR_OK;
+        }
+    }
+    return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group");
 }
 
 /* ---- Face ------------------------------------------------------------------------------------ */
@@ -366,7 +463,13 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
     group->world_size = 1;
     group->generation = 1;
     group->control.fd = -1;
-    if (config->rank >= 0) {
+    if (config->rank < 0) {
+        gr_status status = be_alone(config, group, diag);
+        if (status != GR_OK) {
+            gr_group_leave(group);
+            return status;
+        }
+    } else {
         joining join = {.config = config, .log = log, .group = group, .clock = gr_clock_real()};
         int64_t timeout = config->join_timeout_us;
         int64_t ask_before =
@@ -377,6 +480,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
         gr_status status = check(&join, diag);
         if (status == GR_OK) {
             group->rank = (int)config->rank;
+            group->tcp = config->link == GR_LINK_ALL_TCP;
             group->world_size = (int)config->world_size;
             status = join_others(&join, diag);
         }
@@ -407,7 +511,8 @@ void gr_group_leave(gr_group *group)
     }
     gr_control_close(&group->control);
     free(group->in);
-    free(group->addresses);
+    free(group->members);
+    gr_topology_destroy(group->topology);
     free(group);
 }
 
@@ -429,4 +534,19 @@ int gr_group_rank(const gr_group *group)
 int gr_group_size(const gr_group *group)
 {
     return group->world_size;
+}
+
+const gr_topology *gr_group_topology(const gr_group *group)
+{
+    return group->topology;
+}
+
+const char *gr_group_host_name(const gr_group *group, int rank)
+{
+    return group->members[rank].host_name;
+}
+
+gr_link_kind gr_group_link_kind(const gr_group *group)
+{
+    return group->tcp || group->topology->host_count > 1 ? GR_LINK_TCP : GR_LINK_SHM;
 }

@@ -8,7 +8,7 @@
 #include <ctype.h>
 #include <string.h>
 
-enum { MAGIC = 0x31435247, VERSION = 1, CHECKSUM_AT = 16, HELLO_FIXED = 18, MEMBERS_FIXED = 12 };
+enum { MAGIC = 0x31435247, VERSION = 2, CHECKSUM_AT = 16, HELLO_FIXED = 16, MEMBERS_FIXED = 12 };
 
 static uint64_t checksum(const uint8_t *message, size_t body_bytes)
 {
@@ -58,6 +58,27 @@ static const uint8_t *get_text(const uint8_t *at, const uint8_t *end, char *text
     return at + size;
 }
 
+static uint8_t *put_member(uint8_t *at, const gr_member *member)
+{
+    gr_put_u64(at, member->host);
+    at = put_text(at + 8, member->host_name, sizeof member->host_name);
+    at = put_text(at, member->local, sizeof member->local);
+    return put_text(at, member->remote, sizeof member->remote);
+}
+
+static const uint8_t *get_member(const uint8_t *at, const uint8_t *end, gr_member *member_out)
+{
+    if (end - at < 8) {
+        return NULL;
+    }
+    member_out->host = gr_get_u64(at);
+    at = get_text(at + 8, end, member_out->host_name, sizeof member_out->host_name);
+    if (at != NULL) {
+        at = get_text(at, end, member_out->local, sizeof member_out->local);
+    }
+    return at != NULL ? get_text(at, end, member_out->remote, sizeof member_out->remote) : NULL;
+}
+
 /* ---- Out ------------------------------------------------------------------------------------- */
 
 size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out)
@@ -71,7 +92,7 @@ size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out)
     gr_put_u32(body, hello->world_size);
     gr_put_u32(body + 4, hello->link);
     gr_put_u64(body + 8, hello->pid);
-    const uint8_t *end = put_text(body + 16, hello->address, GR_ADDRESS_BYTES);
+    const uint8_t *end = put_member(body + HELLO_FIXED, &hello->member);
     return seal(GR_MESSAGE_HELLO, (size_t)(end - body), out);
 }
 
@@ -97,17 +118,17 @@ size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out)
 
 size_t gr_message_members_max(int world_size)
 {
-    return GR_MESSAGE_HEAD_BYTES + MEMBERS_FIXED + (size_t)world_size * (2 + GR_ADDRESS_BYTES);
+    return GR_MESSAGE_HEAD_BYTES + MEMBERS_FIXED + (size_t)world_size * (8 + 6 + sizeof(gr_member));
 }
 
-size_t gr_message_put_members(uint64_t generation, int world_size,
-                              const char (*addresses)[GR_ADDRESS_BYTES], uint8_t *out)
+size_t gr_message_put_members(uint64_t generation, int world_size, const gr_member *members,
+                              uint8_t *out)
 {
     uint8_t *body = out + GR_MESSAGE_HEAD_BYTES, *at = body + MEMBERS_FIXED;
     gr_put_u64(body, generation);
     gr_put_u32(body + 8, (uint32_t)world_size);
     for (int rank = 0; rank < world_size; rank++) {
-        at = put_text(at, addresses[rank], GR_ADDRESS_BYTES);
+        at = put_member(at, &members[rank]);
     }
     return seal(GR_MESSAGE_MEMBERS, (size_t)(at - body), out);
 }
@@ -156,8 +177,8 @@ gr_status gr_message_get_hello(const uint8_t *body, size_t size_bytes, gr_hello 
                                gr_diag *diag)
 {
     gr_hello hello;
-    if (size_bytes < HELLO_FIXED || get_text(body + 16, body + size_bytes, hello.address,
-                                             sizeof hello.address) != body + size_bytes) {
+    if (size_bytes < HELLO_FIXED ||
+        get_member(body + HELLO_FIXED, body + size_bytes, &hello.member) != body + size_bytes) {
         return malformed(diag, "HELLO");
     }
     hello.world_size = gr_get_u32(body);
@@ -208,15 +229,14 @@ gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *f
 }
 
 gr_status gr_message_get_members(const uint8_t *body, size_t size_bytes, int world_size,
-                                 uint64_t *generation_out, char (*addresses_out)[GR_ADDRESS_BYTES],
-                                 gr_diag *diag)
+                                 uint64_t *generation_out, gr_member *members_out, gr_diag *diag)
 {
     if (size_bytes < MEMBERS_FIXED || gr_get_u32(body + 8) != (uint32_t)world_size) {
         return malformed(diag, "MEMBERS");
     }
     const uint8_t *at = body + MEMBERS_FIXED, *end = body + size_bytes;
     for (int rank = 0; rank < world_size && at != NULL; rank++) {
-        at = get_text(at, end, addresses_out[rank], GR_ADDRESS_BYTES);
+        at = get_member(at, end, &members_out[rank]);
     }
     if (at != end) {
         return malformed(diag, "MEMBERS");

@@ -9,7 +9,8 @@
  *  6  u16  kind              16  u64  XXH3-64 of bytes 0..15, then of the body
  * 24       the body; all little-endian */
 
-#include "link/link.h"
+#include "group/topology.h"
+#include "link/interface.h"
 
 typedef enum gr_message_kind {
     GR_MESSAGE_HELLO = 1,   /* member: here I am */
@@ -24,17 +25,25 @@ typedef enum gr_message_kind {
 
 enum {
     GR_MESSAGE_HEAD_BYTES = 24,
-    GR_MESSAGE_BODY_MAX = 1 << 20,
+    GR_MESSAGE_BODY_MAX = 4 << 20,
     GR_MESSAGE_SMALL_MAX = 1024, /* any message but MEMBERS, with its head */
     GR_MISSING_LISTED_MAX = 32,
     GR_GROUP_WORLD_MAX = 4096
 };
 
+/* Where a member is. */
+typedef struct gr_member {
+    uint64_t host; /* gr_host_identify */
+    char host_name[GR_HOST_NAME_BYTES];
+    char local[GR_ADDRESS_BYTES]; /* for peers on its host; "": only by tcp */
+    char remote[GR_REMOTE_BYTES]; /* for all others, blanks between; "": only on its host */
+} gr_member;
+
 typedef struct gr_hello {
     uint32_t world_size;
-    uint32_t link; /* gr_link_kind */
+    uint32_t link; /* gr_link_choice */
     uint64_t pid;
-    char address[GR_ADDRESS_BYTES]; /* of its mesh; empty in a world of one */
+    gr_member member; /* addresses are empty in a world of one */
 } gr_hello;
 
 typedef struct gr_missing {
@@ -49,10 +58,10 @@ size_t gr_message_put_missing(const gr_missing *missing, uint8_t *out);
 size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out);
 size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* ASK, READY, LEAVE */
 
-/* MEMBERS: `out` has gr_message_members_max bytes; addresses of GR_ADDRESS_BYTES each. */
+/* MEMBERS: `out` has gr_message_members_max bytes. */
 size_t gr_message_members_max(int world_size);
-size_t gr_message_put_members(uint64_t generation, int world_size,
-                              const char (*addresses)[GR_ADDRESS_BYTES], uint8_t *out);
+size_t gr_message_put_members(uint64_t generation, int world_size, const gr_member *members,
+                              uint8_t *out);
 
 /* The message at the start of `data`. GR_OK: *kind_out, its body, its whole size; GR_PENDING: more
  * bytes are needed; GR_E_PROTOCOL. */
@@ -68,7 +77,7 @@ gr_status gr_message_get_missing(const uint8_t *body, size_t size_bytes, gr_miss
 gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *failure_out,
                               gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_message_get_members(const uint8_t *body, size_t size_bytes, int world_size,
-                                 uint64_t *generation_out, char (*addresses_out)[GR_ADDRESS_BYTES],
+                                 uint64_t *generation_out, gr_member *members_out,
                                  gr_diag *diag) GR_MUST_CHECK;
 
 #endif

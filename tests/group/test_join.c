@@ -35,6 +35,9 @@ static int64_t now_us(void)
 typedef struct report {
     int32_t status, peer_rank;
     int64_t took_us;
+    int host, host_count, local_rank;
+    char kinds[RANKS_MAX + 1]; /* of the links: s, t, or - for itself */
+    char host_name[GR_HOST_NAME_BYTES];
     char text[TEXT_BYTES];
 } report;
 
@@ -49,7 +52,23 @@ typedef struct order {
     int64_t timeout_us;
     const char *secret_hex; /* NULL: the right one */
     bool die_in_group;      /* instead of leaving */
+    const char *host;       /* NULL: all are on one, and the launcher says so */
+    const char *interfaces, *ports;
 } order;
+
+static void look_around(gr_group *group, report *r)
+{
+    const gr_topology *topology = gr_group_topology(group);
+    int rank = gr_group_rank(group);
+    r->host = topology->host_of[rank];
+    r->host_count = topology->host_count;
+    r->local_rank = topology->local_rank[rank];
+    snprintf(r->host_name, sizeof r->host_name, "%s", gr_group_host_name(group, rank));
+    for (int peer = 0; peer < gr_group_size(group) && gr_group_mesh(group) != NULL; peer++) {
+        gr_link *link = gr_mesh_link(gr_group_mesh(group), peer);
+        r->kinds[peer] = link == NULL ? '-' : gr_link_kind_name(gr_link_kind_of(link))[0];
+    }
+}
 
 static void work(const gr_coordinator *coordinator, const order *o, int fd)
 {
@@ -57,8 +76,11 @@ static void work(const gr_coordinator *coordinator, const order *o, int fd)
     gr_hex(secret, sizeof secret, hex);
     gr_group_config config = {.rank = o->rank,
                               .world_size = o->world_size,
-                              .local_rank = o->rank,
-                              .local_size = o->world_size,
+                              .local_rank = o->host == NULL ? o->rank : 0,
+                              .local_size = o->host == NULL ? o->world_size : 0,
+                              .host = o->host,
+                              .interfaces = o->interfaces,
+                              .ports = o->ports,
                               .coordinator = gr_coordinator_address(coordinator),
                               .secret_hex = o->secret_hex != NULL ? o->secret_hex : hex,
                               .link = o->link,
@@ -82,6 +104,9 @@ static void work(const gr_coordinator *coordinator, const order *o, int fd)
         if (peer != o->rank && gr_mesh_link(gr_group_mesh(group), peer) == NULL) {
             r.status = GR_E_BUG;
         }
+    }
+    if (r.status == GR_OK) {
+        look_around(group, &r);
     }
     ssize_t put = write(fd, &r, sizeof r);
     char go;
@@ -301,6 +326,98 @@ static void test_wrong_settings(void **state)
     expect_refused(&o, 2, GR_E_INVALID, "GRADUS_RANK");
 }
 
+typedef struct place {
+    const char *host;
+    const char *kinds; /* what its links must be */
+    int host_at, local_rank;
+} place;
+
+static void join_hosts(int world_size, const place *places, int link)
+{
+    gr_coordinator *coordinator = open_coordinator(world_size, NULL);
+    worker workers[RANKS_MAX];
+    for (int rank = 0; rank < world_size; rank++) {
+        order o = {.rank = rank,
+                   .world_size = world_size,
+                   .link = link,
+                   .timeout_us = PATIENCE_US,
+                   .host = places[rank].host};
+        workers[rank] = start(coordinator, &o);
+    }
+    for (int rank = 0; rank < world_size; rank++) {
+        report r = await(coordinator, &workers[rank]);
+        if (r.status != GR_OK) {
+            fail_msg("rank %d of %d: %s", rank, world_size, r.text);
+        }
+        assert_string_equal(r.kinds, places[rank].kinds);
+        assert_string_equal(r.host_name, places[rank].host);
+        assert_int_equal(r.host, places[rank].host_at);
+        assert_int_equal(r.local_rank, places[rank].local_rank);
+    }
+    for (int rank = 0; rank < world_size; rank++) {
+        finish(&workers[rank]);
+    }
+    gr_coordinator_destroy(coordinator);
+}
+
+static void test_hosts(void **state)
+{
+    (void)state;
+    static const place mixed[] = {
+        {"a", "-tst", 0, 0}, {"b", "t-tt", 1, 0}, {"a", "st-t", 0, 1}, {"c", "ttt-", 2, 0}};
+    static const place one[] = {{"a", "-s", 0, 0}, {"a", "s-", 0, 1}};
+    static const place forced[] = {{"a", "-tt", 0, 0}, {"a", "t-t", 0, 1}, {"b", "tt-", 1, 0}};
+    join_hosts(4, mixed, 0);
+    join_hosts(2, one, 0);
+    join_hosts(3, forced, 2);
+}
+
+/* Memory between hosts is refused on every rank, with both names. */
+static void test_shm_between_hosts(void **state)
+{
+    (void)state;
+    gr_coordinator *coordinator = open_coordinator(2, NULL);
+    worker workers[2];
+    for (int rank = 0; rank < 2; rank++) {
+        order o = {.rank = rank,
+                   .world_size = 2,
+                   .link = 1,
+                   .timeout_us = PATIENCE_US,
+                   .host = rank == 0 ? "here" : "there"};
+        workers[rank] = start(coordinator, &o);
+    }
+    for (int rank = 0; rank < 2; rank++) {
+        report r = await(coordinator, &workers[rank]);
+        assert_int_equal(r.status, GR_E_INVALID);
+        assert_non_null(strstr(r.text, "rank 0 is on host here and rank 1 on host there"));
+        finish(&workers[rank]);
+    }
+    gr_coordinator_destroy(coordinator);
+}
+
+/* One range of ports for all: exactly as many ranks as there are ports can listen. */
+static void test_ports(void **state)
+{
+    (void)state;
+    int fd;
+    char address[GR_ADDRESS_BYTES], ports[32];
+    /* A port that was free just now, and held, so that the second rank finds none. */
+    assert_int_equal(gr_address_listen("127.0.0.1", (gr_ports){0, 0}, address, &fd, NULL), GR_OK);
+    snprintf(ports, sizeof ports, "%s", strrchr(address, ':') + 1);
+    order o = {.rank = 0, .world_size = 2, .link = 2, .timeout_us = PATIENCE_US, .ports = ports};
+    expect_refused(&o, 2, GR_E_IO, "GRADUS_PORTS");
+    close(fd);
+    o.ports = "70000";
+    expect_refused(&o, 2, GR_E_INVALID, "40000-40100");
+    o.ports = "50-40";
+    expect_refused(&o, 2, GR_E_INVALID, "40000-40100");
+    o.ports = NULL;
+    o.interfaces = "nosuch0";
+    expect_refused(&o, 2, GR_E_INVALID, "it has ");
+    o.interfaces = "10.0.0.0/99";
+    expect_refused(&o, 2, GR_E_INVALID, "is not a subnet");
+}
+
 /* Garbage, silence and floods on the coordinator's port while the ranks join. */
 static void test_garbage_disturbs_nobody(void **state)
 {
@@ -379,6 +496,9 @@ int main(void)
         cmocka_unit_test(test_death_ends_the_join_of_all),
         cmocka_unit_test(test_same_rank_twice),
         cmocka_unit_test(test_wrong_settings),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_shm_between_hosts),
+        cmocka_unit_test(test_ports),
         cmocka_unit_test(test_garbage_disturbs_nobody),
         cmocka_unit_test(test_alone),
     };
