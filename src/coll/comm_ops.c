@@ -3,6 +3,9 @@
 #include "coll/comm_internal.h"
 #include "coll/reduce.h"
 
+enum { SHARDS_MAX = (1 << 14) - 1 };
+#define COUNT_MAX ((UINT64_C(1) << 38) - 1)
+
 /* What a caller asked for, checked. */
 typedef struct call {
     gr_coll coll;
@@ -39,10 +42,10 @@ static gr_status check(const gr_comm *comm, const call *r)
     if (r->root < 0 || r->root >= comm->size) {
         return refuse(comm, r->coll, "the root is no rank of this communicator");
     }
-    if (r->shards < 1 || r->shards > GR_OP_PARAM_MAX) {
+    if (r->shards < 1 || r->shards > SHARDS_MAX) {
         return refuse(comm, r->coll, "the number of shards must be 1 .. 16383");
     }
-    if (r->count > GR_OP_COUNT_MAX / (size_t)comm->size) {
+    if (r->count > COUNT_MAX / (size_t)comm->size) {
         return refuse(comm, r->coll, "the count is too large: at most 2^38 - 1 elements in all");
     }
     return GR_OK;
@@ -92,17 +95,20 @@ static gr_status start(gr_comm *comm, const call *r, gr_op **op_out)
                                         .dtype = r->dtype,
                                         .op = r->op,
                                         .algorithm = (int)(algorithm - gr_algorithms),
-                                        .param = r->coll == GR_COLL_BROADCAST ? r->root : r->shards,
+                                        .root = r->root,
+                                        .shards = r->shards,
                                         .count = r->count},
                                .total_count = r->total_count,
                                .fixed_blocks = r->coll == GR_COLL_REDUCE_SCATTER ||
                                                r->coll == GR_COLL_ALLGATHER,
+                               .user_only = -1,
+                               .input_only = -1,
                                .divisor = r->shards};
     gr_diag diag;
     gr_status status = gr_programs_get(&comm->programs, algorithm, &shape, scale,
                                        gr_exec_active(comm->exec) == 0, &request.program, &diag);
     if (status == GR_OK) {
-        status = gr_exec_start(comm->exec, &request, op_out, &diag);
+        status = gr_exec_start(comm->exec, &request, 1, op_out, &diag);
     }
     if (status != GR_OK) {
         gr_log_write(&comm->log, GR_LOG_ERROR, "coll", "%s", diag.text);

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks begin at a cache line of their own, so that no two ranks write to one line. */
-enum { BLOCK_ALIGN = 64 };
+enum { SEGMENT_ALIGN = 64, SKEW_WINDOW = 16 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_diag *diag)
@@ -25,7 +24,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     }
     int64_t segment = config->segment_bytes > 0 ? config->segment_bytes : GR_SEGMENT_BYTES_DEFAULT;
     segment = segment < GR_SEGMENT_BYTES_MAX ? segment : GR_SEGMENT_BYTES_MAX;
-    exec->segment_bytes = ((size_t)segment + BLOCK_ALIGN - 1) & ~(size_t)(BLOCK_ALIGN - 1);
+    exec->segment_bytes = ((size_t)segment + SEGMENT_ALIGN - 1) & ~(size_t)(SEGMENT_ALIGN - 1);
     exec->mesh = config->mesh;
     exec->rank = config->rank;
     exec->world_size = config->world_size;
@@ -33,7 +32,11 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     exec->clock = config->clock;
     exec->log = config->log;
     exec->owner = config->owner;
+    exec->stall_warn_us = config->stall_warn_us;
+    exec->host_name = config->host_name;
+    exec->host_arg = config->host_arg;
     gr_diag_clear(&exec->diag);
+    gr_record_init(&exec->record);
     for (int peer = 0; peer < exec->world_size; peer++) {
         gr_exec_link *link = &exec->links[peer];
         link->peer = peer;
@@ -49,6 +52,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
         exec->ops[i].exec = exec;
         exec->ops[i].next_free = exec->free_ops;
         exec->free_ops = &exec->ops[i];
+        exec->free_count++;
     }
     *exec_out = exec;
     return GR_OK;
@@ -59,29 +63,16 @@ undo_nothing:
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the executor of %zu ranks", ranks);
 }
 
-static void free_scratch(gr_op *op)
-{
-    if (op->scratch_shared) {
-        gr_mesh_free(op->exec->mesh, op->scratch);
-    } else {
-        free(op->scratch);
-    }
-    op->scratch = NULL;
-    op->scratch_capacity = 0;
-}
-
 void gr_exec_destroy(gr_exec *exec)
 {
     if (!exec) {
         return;
     }
     for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
-        gr_op *op = &exec->ops[i];
-        free(op->done);
-        free(op->views);
-        if (!op->scratch_shared) {
-            free(op->scratch);
-        }
+        gr_exec_grow_fini(&exec->ops[i]);
+    }
+    for (int i = 0; i < GR_EXEC_GROUPS_MAX; i++) {
+        free(exec->members[i].local);
     }
     free(exec->tickets);
     free(exec->posts);
@@ -89,165 +80,106 @@ void gr_exec_destroy(gr_exec *exec)
     free(exec);
 }
 
-/* ---- Start ----------------------------------------------------------------------------------- */
-static void cut_blocks(gr_exec *exec, gr_op *op, const gr_exec_request *request)
+/* ---- Groups ---------------------------------------------------------------------------------- */
+int gr_exec_group_close(gr_exec *exec, const gr_exec_group *group)
 {
-    size_t blocks = request->program->blocks;
-    op->element_bytes = gr_dtype_bytes(request->desc.dtype);
-    op->total_bytes = request->total_count * op->element_bytes;
-    if (request->fixed_blocks) {
-        op->unit_bytes = op->element_bytes;
-        op->block_units = request->total_count / blocks;
-        op->block_extra = 0;
-    } else {
-        size_t units = (op->total_bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN;
-        op->unit_bytes = BLOCK_ALIGN;
-        op->block_units = units / blocks;
-        op->block_extra = units % blocks;
+    int active = 0;
+    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+        const gr_op *op = &exec->ops[i];
+        active += op->state == GR_OP_ACTIVE && !op->over && op->comm == group->id;
     }
-    size_t largest = (op->block_units + (op->block_extra > 0)) * op->unit_bytes;
-    op->segments = (uint32_t)((largest + exec->segment_bytes - 1) / exec->segment_bytes);
-    op->scratch_stride = (largest + BLOCK_ALIGN - 1) & ~(size_t)(BLOCK_ALIGN - 1);
-}
-
-/* Objects grow to what the largest operation so far has needed: whichever is taken next time, it
- * need not grow again. */
-static size_t raise_to(size_t *max, size_t needed)
-{
-    *max = needed > *max ? needed : *max;
-    return *max;
-}
-
-static bool grow_steps(gr_op *op, size_t steps)
-{
-    if (steps <= op->step_capacity) {
-        return true;
+    if (active > 0) {
+        return active;
     }
-    uint32_t *memory = malloc(steps * (2 * sizeof *memory + 1));
-    if (!memory) {
-        return false;
-    }
-    free(op->done);
-    op->done = memory;
-    op->queue = memory + steps;
-    op->queued = (uint8_t *)(memory + 2 * steps);
-    op->step_capacity = steps;
-    return true;
-}
-
-static bool grow_scratch(gr_op *op, const gr_program *program)
-{
-    size_t needed = (size_t)program->scratch_slots * op->segments;
-    if (needed == 0) {
-        return true;
-    }
-    size_t views = raise_to(&op->exec->views_max, needed);
-    if (views > op->view_capacity) {
-        free(op->views);
-        op->view_capacity = 0;
-        op->views = malloc(views * sizeof *op->views);
-        if (!op->views) {
-            return false;
-        }
-        op->view_capacity = views;
-    }
-    size_t size = raise_to(&op->exec->scratch_max, program->scratch_slots * op->scratch_stride);
-    if (size <= op->scratch_capacity && (op->scratch_shared || !program->sends_scratch)) {
-        return true;
-    }
-    if (op->scratch) {
-        free_scratch(op);
-    }
-    void *memory = NULL;
-    op->scratch_shared =
-        program->sends_scratch && gr_mesh_alloc(op->exec->mesh, size, &memory) == GR_OK;
-    op->scratch = op->scratch_shared ? memory : aligned_alloc(BLOCK_ALIGN, size);
-    op->scratch_capacity = op->scratch ? size : 0;
-    return op->scratch != NULL;
-}
-
-static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *request, gr_diag *diag)
-{
-    const gr_program *program = request->program;
-    cut_blocks(exec, op, request);
-    if (!grow_steps(op, raise_to(&exec->steps_max, program->step_count)) ||
-        !grow_scratch(op, program)) {
-        char what[128];
-        gr_op_describe(gr_op_fingerprint(&request->desc), what, sizeof what);
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s: it needs %zu bytes of scratch",
-                       what, program->scratch_slots * op->scratch_stride);
-    }
-    op->program = program;
-    op->fingerprint = gr_op_fingerprint(&request->desc);
-    op->dtype = request->desc.dtype;
-    op->divisor = request->divisor;
-    op->reduce = gr_reduce_kernel(gr_isa_best(), request->desc.dtype, request->desc.op);
-    for (uint16_t slot = 0; slot < program->user_slots && request->user; slot++) {
-        op->user[slot] = request->user[slot];
-    }
-    memset(op->done, 0, program->step_count * sizeof *op->done);
-    memset(op->queued, 0, program->step_count);
-    if (program->scratch_slots > 0 && op->segments > 0) {
-        memset(op->views, 0, (size_t)program->scratch_slots * op->segments * sizeof *op->views);
-    }
-    op->queue_head = 0;
-    op->queue_count = 0;
-    op->left = (uint64_t)(program->step_count - program->whole_count) * op->segments +
-               program->whole_count;
-    return GR_OK;
-}
-
-static void enter(gr_exec *exec, gr_op *op)
-{
-    op->state = GR_OP_ACTIVE;
-    exec->ring[op->seq & (GR_EXEC_RING - 1)] = op;
-    exec->active++;
-    const gr_program *program = op->program;
-    for (uint32_t i = 0; i < program->root_count; i++) {
-        gr_exec_queue_if_ready(exec, op, program->roots[i]);
-    }
-    exec->moved = true;
-}
-
-gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *request, gr_op **op_out,
-                        gr_diag *diag)
-{
-    gr_op *op = exec->free_ops;
-    if (!op || exec->next_seq - exec->oldest_seq >= GR_EXEC_RING - 1) {
-        return gr_fail(diag, GR_E_NO_MEMORY,
-                       "too many operations in flight: at most %d may be unfinished or not waited "
-                       "for; call gr_wait on the older ones",
-                       GR_EXEC_OPS_MAX);
-    }
-    gr_status status = prepare(exec, op, request, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    exec->free_ops = op->next_free;
-    op->seq = exec->next_seq++;
-    if (op->left > 0) {
-        enter(exec, op);
-    } else {
-        op->state = GR_OP_FINISHED;
-        op->status = GR_OK;
-        exec->oldest_seq += exec->active == 0;
-    }
-    for (int i = 1; i < exec->world_size; i++) {
-        gr_exec_link *link = &exec->links[(exec->rank + i) % exec->world_size];
-        if (link->recv.seq == op->seq) {
-            gr_exec_advance(exec, link, false);
-        }
-        if (link->send.seq == op->seq) {
-            gr_exec_advance(exec, link, true);
-            gr_exec_mark_post(exec, link);
+    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+        gr_op *op = &exec->ops[i];
+        if (op->state == GR_OP_FINISHED && op->comm == group->id && op->head == op && !op->done) {
+            (void)gr_op_release(op);
         }
     }
-    gr_exec_drain(exec);
-    *op_out = op;
-    return GR_OK;
+    gr_exec_members *members = &exec->members[group->id];
+    free(members->local);
+    *members = (gr_exec_members){.group = NULL};
+    return 0;
+}
+
+/* ---- The end of operations ------------------------------------------------------------------- */
+void gr_exec_finish(gr_exec *exec, gr_op *head, gr_status status)
+{
+    head->state = GR_OP_FINISHED;
+    head->status = status;
+    if (head->done) {
+        head->next_done = NULL;
+        if (exec->done_tail) {
+            exec->done_tail->next_done = head;
+        } else {
+            exec->done_head = head;
+        }
+        exec->done_tail = head;
+    }
+}
+
+void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status)
+{
+    gr_record *record = &exec->record;
+    if (record->begun - op->record <= GR_RECORD_ENTRIES) {
+        gr_record_entry *entry = &record->entries[op->record % GR_RECORD_ENTRIES];
+        entry->ended = gr_record_now();
+        entry->status = status;
+    }
+}
+
+void gr_exec_part_over(gr_exec *exec, gr_op *op)
+{
+    op->over = true;
+    exec->active--;
+    gr_exec_record_end(exec, op, GR_OK);
+    if (--op->head->parts_left == 0) {
+        gr_exec_finish(exec, op->head, GR_OK);
+    }
 }
 
 /* ---- Progress -------------------------------------------------------------------------------- */
+bool gr_exec_move_driven(gr_op *op)
+{
+    gr_exec *exec = op->exec;
+    bool moved = false;
+    gr_diag diag;
+    gr_diag_clear(&diag);
+    gr_status status = op->driver->move(op->driver_state, &moved, &diag);
+    if (status == GR_PENDING) {
+        op->moved = op->moved || moved;
+        exec->moved = exec->moved || moved;
+        return moved;
+    }
+    exec->moved = true;
+    if (status != GR_OK) {
+        gr_exec_fail(exec, &diag);
+        return true;
+    }
+    int at = 0;
+    while (exec->driven[at] != op) {
+        at++;
+    }
+    exec->driven_count--;
+    memmove(&exec->driven[at], &exec->driven[at + 1],
+            (size_t)(exec->driven_count - at) * sizeof exec->driven[0]);
+    if (op->driver->end) {
+        op->driver->end(op->driver_state, GR_OK);
+    }
+    gr_exec_part_over(exec, op);
+    return true;
+}
+
+static void move_all_driven(gr_exec *exec)
+{
+    for (int i = 0; i < exec->driven_count && exec->diag.status == GR_OK;) {
+        gr_op *op = exec->driven[i];
+        (void)gr_exec_move_driven(op);
+        i += !op->over;
+    }
+}
+
 bool gr_exec_progress(gr_exec *exec)
 {
     if (exec->active == 0) {
@@ -257,6 +189,7 @@ bool gr_exec_progress(gr_exec *exec)
     exec->moved = false;
     gr_diag diag;
     gr_status status = gr_mesh_progress(exec->mesh, &diag);
+    move_all_driven(exec);
     int peer = exec->rank;
     for (int i = 1; i < exec->world_size && exec->diag.status == GR_OK; i++) {
         peer = peer + 1 == exec->world_size ? 0 : peer + 1;
@@ -274,6 +207,9 @@ bool gr_exec_progress(gr_exec *exec)
         gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }
     bool moved = exec->moved;
+    if (!moved && exec->active > 0) {
+        gr_exec_hear_claims(exec);
+    }
     exec->moved = moved || moved_before;
     return moved;
 }
@@ -282,7 +218,7 @@ void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
 {
     bool waited = false;
     while (op ? op->state == GR_OP_ACTIVE : exec->active > 0) {
-        if (yield && *yield) {
+        if (yield && (*yield || exec->done_head)) {
             return;
         }
         if (gr_exec_progress(exec)) {
@@ -311,13 +247,49 @@ bool gr_op_finished(const gr_op *op)
 gr_status gr_op_release(gr_op *op)
 {
     gr_status status = op->status;
-    if (!op->exec) {
+    gr_exec *exec = op->exec;
+    if (!exec) {
         return status;
     }
-    op->state = GR_OP_FREE;
-    op->next_free = op->exec->free_ops;
-    op->exec->free_ops = op;
+    for (gr_op *part = op; part;) {
+        gr_op *next = part->next_part;
+        part->state = GR_OP_FREE;
+        part->done = NULL;
+        part->next_part = NULL;
+        part->next_free = exec->free_ops;
+        exec->free_ops = part;
+        exec->free_count++;
+        part = next;
+    }
     return status;
+}
+
+bool gr_exec_take_done(gr_exec *exec, gr_exec_done *done_out)
+{
+    gr_op *op = exec->done_head;
+    if (!op) {
+        return false;
+    }
+    exec->done_head = op->next_done;
+    exec->done_tail = exec->done_head ? exec->done_tail : NULL;
+    *done_out = (gr_exec_done){.done = op->done, .arg = op->done_arg, .status = op->status};
+    (void)gr_op_release(op);
+    return true;
+}
+
+bool gr_exec_done_pending(const gr_exec *exec)
+{
+    return exec->done_head != NULL;
+}
+
+uint32_t gr_op_number(const gr_op *op)
+{
+    return op->number;
+}
+
+uint64_t gr_op_fingerprint(const gr_op *op)
+{
+    return op->fingerprint;
 }
 
 void *gr_op_owner(const gr_op *op)
@@ -343,4 +315,67 @@ void gr_op_destroy_finished(gr_op *op)
 const gr_diag *gr_exec_diag(const gr_exec *exec)
 {
     return &exec->diag;
+}
+
+/* ---- Who uses what --------------------------------------------------------------------------- */
+static bool meets(const void *buffer, size_t buffer_bytes, const void *at, size_t size_bytes)
+{
+    uintptr_t a = (uintptr_t)buffer, b = (uintptr_t)at;
+    return buffer && buffer_bytes > 0 && a < b + size_bytes && b < a + buffer_bytes;
+}
+
+static bool op_uses(const gr_op *op, const void *at, size_t size_bytes)
+{
+    if (op->driver) {
+        return op->driver->uses && op->driver->uses(op->driver_state, at, size_bytes);
+    }
+    for (uint16_t slot = 0; slot < op->program->user_slots; slot++) {
+        if (meets(op->user[slot], op->bytes[0], at, size_bytes)) {
+            return true;
+        }
+    }
+    for (uint16_t slot = 0; slot < op->program->input_slots; slot++) {
+        if (meets(op->input[slot], op->bytes[1], at, size_bytes)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, char *what_out,
+                  size_t what_bytes)
+{
+    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+        const gr_op *op = &exec->ops[i];
+        if (op->state == GR_OP_ACTIVE && !op->over && op_uses(op, at, size_bytes)) {
+            gr_exec_say(exec, op, what_out, what_bytes);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* ---- What is kept of the past ---------------------------------------------------------------- */
+const gr_record *gr_exec_record(const gr_exec *exec)
+{
+    return &exec->record;
+}
+
+void gr_op_arrived(const gr_op *op, int peer)
+{
+    gr_exec_link *link = &op->exec->links[peer];
+    uint64_t late = gr_record_now() - op->started;
+    late = late <= UINT64_MAX / 2 ? late : 0; /* counters of two processors may differ a little */
+    uint64_t window = ++link->skew_count < SKEW_WINDOW ? link->skew_count : SKEW_WINDOW;
+    link->skew_mean += ((double)late - link->skew_mean) / (double)window;
+    link->skew_max = late > link->skew_max ? late : link->skew_max;
+}
+
+void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out)
+{
+    const gr_exec_link *link = &exec->links[peer];
+    double us = gr_record_ns_per_tick(&exec->record) / 1000;
+    *skew_out = (gr_exec_skew){.count = link->skew_count,
+                               .mean_us = link->skew_mean * us,
+                               .max_us = (double)link->skew_max * us};
 }

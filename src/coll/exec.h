@@ -3,24 +3,32 @@
 #define GR_COLL_EXEC_H
 
 /* The executor runs programs (plans made ready) over the links of a mesh: it owns segments, the
- * order of messages, views and scratch, deadlines, failure and its spreading.
+ * order of messages, views and scratch, deadlines, failure and its spreading. One executor serves a
+ * job's communicator and all its sub-groups: they share links, lock and fate.
  *
  * How it stays free of deadlock: on each link, messages go and are taken in one order that both
- * sides know: by operation, then by message of the plan, then by segment. A plan is free of
- * deadlock with no room on the way at all (verify.h), and whatever runs ahead of it here takes
- * nothing that an earlier message needs: scratch holds whole blocks; and a view, which may keep
- * the sender from sending, is copied and given back when nothing moves.
+ * sides know: by operation in the order of their start, then by message of the plan, then by
+ * segment. A plan is free of deadlock with no room on the way at all (verify.h), and whatever runs
+ * ahead of it here takes nothing that an earlier message needs: scratch holds whole blocks; and a
+ * view, which may keep the sender from sending, is copied and given back when nothing moves.
+ *
+ * Who calls what is checked all the time: each frame carries the communicator, the number of the
+ * operation in it, and a fingerprint of all that ranks must agree on. A rank that waits for long
+ * tells those it waits for what it waits in, so that ranks which wait for one another in different
+ * operations find out as well.
  *
  * Threads: an executor belongs to one thread at a time (comm.c serialises). No call allocates once
  * operations of their kind and size have run. */
 
 #include "coll/program.h"
+#include "coll/record.h"
 #include "link/link.h"
 
 typedef struct gr_exec gr_exec;
 
 enum {
     GR_EXEC_OPS_MAX = 128,                /* operations in flight or not yet waited for */
+    GR_EXEC_GROUPS_MAX = 1024,            /* numbers of communicators */
     GR_SEGMENT_BYTES_DEFAULT = 256 << 10, /* flat from 128 KiB on; less costs up to a fifth */
     GR_SEGMENT_BYTES_MAX = GR_FRAME_PAYLOAD_MAX
 };
@@ -28,11 +36,15 @@ enum {
 typedef struct gr_exec_config {
     gr_mesh *mesh; /* borrowed; fully wired */
     int rank, world_size;
-    int64_t op_timeout_us; /* nothing moved for that long: fails; 0: never */
+    int64_t op_timeout_us; /* an operation in which nothing moved for that long fails; 0: never */
+    int64_t stall_warn_us; /* ... is told of in the log, once; 0: never */
     int64_t segment_bytes; /* 0: the default; made a multiple of 64 */
     gr_clock clock;
     const gr_log *log; /* may be NULL */
     void *owner;       /* for gr_op_owner */
+    /* The host that a rank runs on, for sentences; NULL, or returns NULL: not known. */
+    const char *(*host_name)(const void *host_arg, int rank);
+    const void *host_arg;
 } gr_exec_config;
 
 gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out,
@@ -41,48 +53,113 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out,
  * still read what an unfinished operation lent it. NULL ok. */
 void gr_exec_destroy(gr_exec *exec);
 
-/* What an operation is, as every rank must agree. Packed into the fingerprint of its frames, so
- * that whoever sees a foreign one can say what the other rank called. */
+/* ---- Groups ----------------------------------------------------------------------------------
+ * The ranks of one communicator. Programs speak of group ranks, links of ranks in the job. */
+typedef struct gr_exec_group {
+    uint16_t id; /* below GR_EXEC_GROUPS_MAX; the same on all its ranks */
+    int rank, size;
+    const int *world; /* by group rank: the rank in the job */
+} gr_exec_group;
+
+/* The group is no more, so that its number can be used again. Returns how many of its operations
+ * are in flight: then nothing happened. Those that are finished are released. */
+int gr_exec_group_close(gr_exec *exec, const gr_exec_group *group);
+
+/* ---- Operations ------------------------------------------------------------------------------ */
+/* What an operation is. All but the root of a message, `site` and `caller` must agree on all ranks:
+ * with the communicator's number it makes the fingerprint. */
 typedef struct gr_op_desc {
     gr_coll coll;
     gr_dtype dtype;
     gr_redop op;
     int algorithm; /* index in gr_algorithms */
-    int param;     /* root or shards */
-    uint64_t count;
+    int root;      /* of messages: the peer, a group rank */
+    uint32_t tag;  /* of messages */
+    int shards;
+    uint64_t count;     /* as the caller said it */
+    const char *name;   /* NULL: none; copied up to GR_RECORD_NAME_BYTES - 1 */
+    const char *site;   /* "train.c:88"; copied the same way; NULL: */
+    const void *caller; /* the address that the call returns to */
 } gr_op_desc;
 
-enum { GR_OP_PARAM_MAX = (1 << 14) - 1, GR_OP_ALGORITHM_MAX = 15 };
-#define GR_OP_COUNT_MAX ((UINT64_C(1) << 38) - 1)
-
-uint64_t gr_op_fingerprint(const gr_op_desc *desc);
-/* "allreduce of 1000 f32 (sum)" */
-void gr_op_describe(uint64_t fingerprint, char *text_out, size_t size_bytes);
-
+/* One plan to run. Pointers are borrowed for the call, buffers, program and group until the
+ * operation is over.
+ *
+ * How buffers are cut into the program's blocks: evenly on cache lines, or `fixed_blocks`: into
+ * equal blocks, or by `user_counts` (elements of each block) and `input_counts` (NULL: the same).
+ * `user_only`, `input_only`: the buffer holds this block alone, and begins with it. */
 typedef struct gr_exec_request {
-    const gr_program *program; /* borrowed until the operation is released */
-    void *const *user;         /* program->user_slots pointers, copied; the buffers are borrowed */
-    gr_op_desc desc;           /* count: elements that desc says, also in errors */
-    size_t total_count;        /* elements of one user buffer */
-    bool fixed_blocks;         /* blocks of exactly total_count / blocks elements */
-    int divisor;               /* of SCALE steps */
+    const gr_program *program;
+    const gr_exec_group *group; /* NULL: the whole job, as number 0 */
+    void *const *user;          /* program->user_slots pointers, copied */
+    const void *const *input;   /* program->input_slots pointers, copied */
+    gr_op_desc desc;
+    size_t total_count; /* elements of all blocks; with user_counts: not used */
+    bool fixed_blocks;
+    const size_t *user_counts, *input_counts; /* copied */
+    int user_only, input_only;                /* -1: all */
+    size_t segment_bytes;                     /* 0: that of gr_exec_config; a multiple of 64 */
+    gr_reduce_user *reduce;                   /* NULL: the kernel of dtype and op */
+    void *reduce_arg;
+    int divisor;      /* of SCALE steps: of GR_AVERAGE; 0 or 1: none */
+    double postscale; /* of SCALE steps, behind the division; 0 or 1: none */
+    gr_done *done;    /* of the first request: see gr_exec_take_done */
+    void *done_arg;
 } gr_exec_request;
 
-/* GR_E_NO_MEMORY: too many in flight, or memory. */
-gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *request, gr_op **op_out,
-                        gr_diag *diag) GR_MUST_CHECK;
+/* Several requests (at most GR_EXEC_OPS_MAX) become one operation: all begin or none. With `done`
+ * the operation releases itself, and *op_out is not for gr_op_release.
+ * GR_E_NO_MEMORY: too many in flight, or memory; GR_E_INVALID: counts that do not fit the plan. */
+gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int request_count,
+                        gr_op **op_out, gr_diag *diag) GR_MUST_CHECK;
 
+/* ---- Operations that something else moves on ------------------------------------------------- */
+typedef struct gr_op_driver {
+    /* One step without blocking: GR_OK: over; GR_PENDING: not yet, *moved_out tells if anything
+     * moved; else it failed, and the sentence in diag ends the communicator. */
+    gr_status (*move)(void *state, bool *moved_out, gr_diag *diag);
+    /* The operation is over, with this status: on success right behind the last move, else when the
+     * executor has failed. May be NULL. */
+    void (*end)(void *state, gr_status status);
+    /* Does it still need this rank of the job? It has died or left. May be NULL: all members of the
+     * group are needed. */
+    bool (*needs)(const void *state, int peer);
+    /* Does it use [at, at + size_bytes)? May be NULL: no. */
+    bool (*uses)(const void *state, const void *at, size_t size_bytes);
+    /* The rank (in the job) that it waits for, -1: not known. May be NULL. */
+    int (*late_peer)(const void *state);
+} gr_op_driver;
+
+/* Takes the next number of its communicator, as any other operation, and runs driver->move in every
+ * pass; not within this call. `driver` and `state` are borrowed until `end`. */
+gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *state,
+                               const gr_op_desc *desc, const gr_exec_group *group, gr_done *done,
+                               void *done_arg, gr_op **op_out, gr_diag *diag) GR_MUST_CHECK;
+/* One move of one such operation, for who waits for it without a look at anything else; true if
+ * anything moved. */
+bool gr_exec_move_driven(gr_op *op);
+/* The first word of `peer` (a rank of the job) about a driven operation has come: see gr_exec_skew.
+ * */
+void gr_op_arrived(const gr_op *op, int peer);
+uint32_t gr_op_number(const gr_op *op); /* in its communicator */
+uint64_t gr_op_fingerprint(const gr_op *op);
+/* Another rank (of the job) is at the same number of the same communicator in a different
+ * operation: both sides' words are brought together, and the communicator ends. */
+void gr_exec_mismatch(gr_exec *exec, const gr_op *op, int peer);
+
+/* ---- Progress -------------------------------------------------------------------------------- */
 /* Moves everything on without waiting; true if anything moved. */
 bool gr_exec_progress(gr_exec *exec);
 /* To be called when a pass moved nothing: looks at the clock, lets go of views that were held too
- * long, fails the oldest operation if nothing moved for too long. Returns when to look again.
+ * long, tells of operations that stand still and fails those that do for too long. Returns when to
+ * look again.
  * `waited`: the caller did nothing but wait since the last look; else long gaps are its own time.
  * */
 int64_t gr_exec_look(gr_exec *exec, bool waited);
-/* Progress until `op` is finished, at most until something else wants the executor (*yield != 0,
- * may be NULL); sleeps by gr_mesh_wait. */
+/* Progress until `op` (NULL: everything) is finished. With `yield` also until something else wants
+ * the executor (*yield != 0) or a callback is due; sleeps by gr_mesh_wait. */
 void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield);
-/* Operations that have not finished. */
+/* Plans and driven operations that have not finished. */
 int gr_exec_active(const gr_exec *exec);
 
 bool gr_op_finished(const gr_op *op);
@@ -96,8 +173,39 @@ void *gr_op_owner(const gr_op *op);
 gr_op *gr_op_create_finished(void);
 void gr_op_destroy_finished(gr_op *op); /* NULL ok */
 
+/* Callbacks of finished operations, one by one, in the order in which they finished; to be run by
+ * the caller when it has given its lock back. False: none is due. */
+typedef struct gr_exec_done {
+    gr_done *done;
+    void *arg;
+    gr_status status;
+} gr_exec_done;
+bool gr_exec_take_done(gr_exec *exec, gr_exec_done *done_out);
+bool gr_exec_done_pending(const gr_exec *exec);
+
+/* Does an unfinished operation use [at, at + size_bytes)? what_out: which. */
+bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, char *what_out,
+                  size_t what_bytes);
+
+/* ---- The end --------------------------------------------------------------------------------- */
 /* The first failure; status GR_OK while there was none. Once it is set, the mesh is never moved
  * again: buffers of failed operations belong to their owners. */
 const gr_diag *gr_exec_diag(const gr_exec *exec);
+/* Ends everything with this cause, which all peers are told. */
+void gr_exec_end(gr_exec *exec, const gr_diag *diag);
+
+/* ---- What is kept of the past ---------------------------------------------------------------- */
+/* How late the first message of an operation came from a peer, counted from our own start: 0 if it
+ * was there already. In operations that were started early and looked at late, our own lateness
+ * counts for all peers alike: compare peers. */
+typedef struct gr_exec_skew {
+    uint64_t count;
+    double mean_us; /* exponential, over about 16 operations */
+    double max_us;
+} gr_exec_skew;
+void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out);
+
+/* The operations started last. */
+const gr_record *gr_exec_record(const gr_exec *exec);
 
 #endif

@@ -5,54 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A caller that computed in between did not wait: longer gaps between two looks do not count. */
-enum { LOOK_GAP_US = 100000, HOLD_US = 1000, FLUSH_ROUNDS_MAX = 10000, FLUSH_SLEEP_US = 1000 };
-
-/* ---- What an operation is -------------------------------------------------------------------- */
-uint64_t gr_op_fingerprint(const gr_op_desc *desc)
-{
-    return (uint64_t)desc->coll | (uint64_t)desc->dtype << 3 | (uint64_t)desc->op << 6 |
-           (uint64_t)desc->algorithm << 8 | (uint64_t)desc->param << 12 | desc->count << 26;
-}
-
-void gr_op_describe(uint64_t fingerprint, char *text_out, size_t size_bytes)
-{
-    gr_coll coll = (gr_coll)(fingerprint & 7);
-    gr_dtype dtype = (gr_dtype)(fingerprint >> 3 & 7);
-    gr_redop op = (gr_redop)(fingerprint >> 6 & 3);
-    int algorithm = (int)(fingerprint >> 8 & 15);
-    int param = (int)(fingerprint >> 12 & GR_OP_PARAM_MAX);
-    unsigned long long count = fingerprint >> 26;
-    if (coll >= GR_COLL_COUNT || dtype >= GR_DTYPE_COUNT) {
-        snprintf(text_out, size_bytes, "an unknown operation");
-        return;
-    }
-    int known = 0;
-    while (known < algorithm && gr_algorithms[known].name) {
-        known++;
-    }
-    const char *by = gr_algorithms[known].name ? gr_algorithms[known].name : "an unknown algorithm";
-    const char *name = gr_coll_name(coll);
-    switch (coll) {
-    case GR_COLL_BARRIER:
-        snprintf(text_out, size_bytes, "%s by %s", name, by);
-        break;
-    case GR_COLL_BROADCAST:
-        snprintf(text_out, size_bytes, "%s of %llu %s from rank %d by %s", name, count,
-                 gr_dtype_name(dtype), param, by);
-        break;
-    case GR_COLL_ALLGATHER:
-        snprintf(text_out, size_bytes, "%s of %llu %s a rank by %s", name, count,
-                 gr_dtype_name(dtype), by);
-        break;
-    default:
-        snprintf(text_out, size_bytes, "%s of %llu %s (%s over %d) by %s", name, count,
-                 gr_dtype_name(dtype), gr_redop_name(op), param, by);
-        break;
-    }
-}
-
-enum { DESCRIPTION_BYTES = 128 };
+enum { FLUSH_ROUNDS_MAX = 10000, FLUSH_SLEEP_US = 1000, DESCRIPTION_BYTES = 160 };
 
 /* ---- The end --------------------------------------------------------------------------------- */
 static bool abort_possible(const gr_exec_link *link)
@@ -110,20 +63,29 @@ static void spread_abort(gr_exec *exec)
 
 static void end_operations(gr_exec *exec)
 {
-    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
-        gr_op *op = &exec->ops[i];
-        if (op->state == GR_OP_ACTIVE) {
-            op->state = GR_OP_FINISHED;
-            op->status = (gr_status)exec->diag.status;
-        }
-        op->in_work = false;
-    }
+    gr_status status = (gr_status)exec->diag.status;
     memset(exec->ring, 0, sizeof exec->ring);
     exec->active = 0;
+    exec->driven_count = 0;
     exec->oldest_seq = exec->next_seq;
     exec->work_head = NULL;
     exec->work_tail = NULL;
     exec->post_count = 0;
+    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+        gr_op *op = &exec->ops[i];
+        op->in_work = false;
+        if (op->state != GR_OP_ACTIVE || op->over) {
+            continue;
+        }
+        op->over = true;
+        gr_exec_record_end(exec, op, status);
+        if (op->driver && op->driver->end) {
+            op->driver->end(op->driver_state, status);
+        }
+        if (op->head->state == GR_OP_ACTIVE) {
+            gr_exec_finish(exec, op->head, status);
+        }
+    }
 }
 
 /* Data are of no use any more: behind those that nobody took there may stand what explains the
@@ -158,6 +120,11 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
     end_operations(exec);
 }
 
+void gr_exec_end(gr_exec *exec, const gr_diag *diag)
+{
+    gr_exec_fail(exec, diag);
+}
+
 /* ---- A peer is gone -------------------------------------------------------------------------- */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op)
 {
@@ -178,14 +145,14 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
         return;
     }
     op = op ? op : gr_exec_op_at(exec, exec->oldest_seq);
-    char what[DESCRIPTION_BYTES] = "";
+    op = op || exec->driven_count == 0 ? op : exec->driven[0];
+    char what[DESCRIPTION_BYTES] = "what comes next";
     if (op) {
-        gr_op_describe(op->fingerprint, what, sizeof what);
+        gr_exec_say(exec, op, what, sizeof what);
     }
     gr_diag diag;
     status = cause->status != GR_OK ? (gr_status)cause->status : status;
-    status = gr_fail_peer(&diag, status, link->peer, "%.300s; operation %u (%s) needs it",
-                          cause->text, op ? op->seq : exec->next_seq, what);
+    status = gr_fail_peer(&diag, status, link->peer, "%.300s; %s needs it", cause->text, what);
     (void)status; /* is in diag */
     gr_exec_fail(exec, &diag);
 }
@@ -207,111 +174,4 @@ void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag)
     if (!found) {
         gr_exec_fail(exec, diag);
     }
-}
-
-/* ---- The peer calls something else ----------------------------------------------------------- */
-void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op)
-{
-    char ours[DESCRIPTION_BYTES] = "nothing from there";
-    char theirs[DESCRIPTION_BYTES];
-    gr_op_describe(frame->fingerprint, theirs, sizeof theirs);
-    if (op) {
-        gr_op_describe(op->fingerprint, ours, sizeof ours);
-    } else if (gr_exec_op_at(exec, frame->op_seq)) {
-        op = gr_exec_op_at(exec, frame->op_seq);
-        gr_op_describe(op->fingerprint, ours, sizeof ours);
-    }
-    gr_diag diag;
-    gr_status status = GR_OK;
-    if (op && frame->op_seq == op->seq && frame->fingerprint == op->fingerprint) {
-        status = gr_fail_peer(&diag, GR_E_MISMATCH, link->peer,
-                              "operation %u (%s): rank %d sent segment %u of message %u with %u "
-                              "bytes, which does not fit on rank %d; is GRADUS_SEGMENT the same "
-                              "on all ranks?",
-                              op->seq, ours, link->peer, frame->segment, frame->message,
-                              frame->size_bytes, exec->rank);
-    } else {
-        status = gr_fail_peer(&diag, GR_E_MISMATCH, link->peer,
-                              "the ranks call different operations: rank %d is at number %u, %s; "
-                              "rank %d is at number %u, %s; every rank must call the same "
-                              "operations in the same order",
-                              exec->rank, op ? op->seq : exec->next_seq, ours, link->peer,
-                              frame->op_seq, theirs);
-    }
-    (void)status; /* is in diag */
-    gr_exec_fail(exec, &diag);
-}
-
-/* ---- Deadlines ------------------------------------------------------------------------------- */
-/* Whom does the oldest operation wait for? Of several, the one of whom least has come: the others
- * may wait for it as well. *sends_out: to take something, not to send it. */
-static int find_late_peer(const gr_exec *exec, const gr_op *op, bool *sends_out)
-{
-    int late = -1;
-    *sends_out = false;
-    for (int peer = 0; peer < exec->world_size; peer++) {
-        const gr_exec_link *link = &exec->links[peer];
-        if (link->link && link->recv.seq == op->seq &&
-            (late < 0 || link->recv.index < exec->links[late].recv.index)) {
-            late = peer;
-        }
-    }
-    if (late >= 0) {
-        return late;
-    }
-    *sends_out = true;
-    for (int peer = 0; peer < exec->world_size; peer++) {
-        const gr_exec_link *link = &exec->links[peer];
-        if (link->link && (link->send.seq == op->seq || link->ticket_count > 0)) {
-            return peer;
-        }
-    }
-    return -1;
-}
-
-static void fail_slow(gr_exec *exec, int64_t idle_us)
-{
-    const gr_op *op = gr_exec_op_at(exec, exec->oldest_seq);
-    bool sends = false;
-    int peer = find_late_peer(exec, op, &sends);
-    char what[DESCRIPTION_BYTES];
-    gr_op_describe(op->fingerprint, what, sizeof what);
-    gr_diag diag;
-    gr_status status = gr_fail_peer(
-        &diag, GR_E_PEER_SLOW, peer,
-        "operation %u (%s) on rank %d has waited %.1f s for rank %d to %s; it is stopped, stuck or "
-        "elsewhere in its program (GRADUS_OP_TIMEOUT sets how long to wait)",
-        op->seq, what, exec->rank, (double)idle_us / 1e6, peer,
-        sends ? "take what was sent" : "send its part");
-    (void)status; /* is in diag */
-    gr_exec_fail(exec, &diag);
-}
-
-int64_t gr_exec_look(gr_exec *exec, bool waited)
-{
-    if (exec->active == 0) {
-        return GR_NEVER;
-    }
-    int64_t now_us = gr_clock_now_us(&exec->clock);
-    if (exec->moved) {
-        exec->moved = false;
-        exec->idle_since_us = now_us;
-    } else if (!waited && now_us - exec->last_look_us > LOOK_GAP_US) {
-        exec->idle_since_us += now_us - exec->last_look_us;
-    }
-    exec->last_look_us = now_us;
-    int64_t idle_us = now_us - exec->idle_since_us;
-    if (exec->op_timeout_us > 0 && idle_us >= exec->op_timeout_us) {
-        fail_slow(exec, idle_us);
-        return GR_NEVER;
-    }
-    if (exec->holds > 0 && idle_us >= HOLD_US) {
-        gr_exec_let_go(exec);
-    }
-    int64_t next_us =
-        exec->op_timeout_us > 0 ? exec->idle_since_us + exec->op_timeout_us : GR_NEVER;
-    if (exec->holds > 0 && exec->idle_since_us + HOLD_US < next_us) {
-        next_us = exec->idle_since_us + HOLD_US;
-    }
-    return next_us;
 }

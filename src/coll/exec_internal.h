@@ -2,8 +2,9 @@
 #ifndef GR_COLL_EXEC_INTERNAL_H
 #define GR_COLL_EXEC_INTERNAL_H
 
-/* Shared by exec.c (life, start, progress), exec_move.c (messages and local steps) and exec_fail.c
- * (deadlines, failure and its spreading) only. */
+/* Shared by exec.c (life, groups, progress), exec_start.c (how operations begin), exec_move.c
+ * (messages and local steps), exec_doubt.c (do all call the same?), exec_stall.c (deadlines) and
+ * exec_fail.c (failure and its spreading) only. */
 
 #include "coll/exec.h"
 #include "coll/reduce.h"
@@ -27,28 +28,67 @@ typedef struct gr_exec_view {
 
 typedef enum gr_op_state { GR_OP_FREE, GR_OP_ACTIVE, GR_OP_FINISHED } gr_op_state;
 
+/* Several requests that began as one operation are parts: the first one is the head, which the
+ * caller holds. A part is over when its own steps are; `state` and `status` of the head are those
+ * of the whole. */
 struct gr_op {
     gr_exec *exec;
     gr_op_state state;
     gr_status status;
-    uint32_t seq;
-    const gr_program *program;
+    gr_op *head, *next_part;
+    int parts_left; /* at the head */
+    bool over;      /* this part */
+    gr_done *done;  /* at the head */
+    void *done_arg;
+    gr_op *next_done;
+
+    uint32_t seq;    /* in the order of starts here; not of driven ones */
+    uint32_t number; /* in its communicator; messages: on their link and direction */
+    uint16_t comm;
+    bool is_message;
+    bool sends_empty; /* also what has no bytes makes a message */
     uint64_t fingerprint;
+    uint64_t record; /* index of its entry */
+    uint64_t started;
+    const int *world; /* by group rank; NULL: the same */
+    const int *local; /* by rank of the job: the group rank, -1: no member; NULL: the same */
+
+    bool moved; /* since the last look at the clock */
+    bool warned;
+    int64_t idle_since_us;
+
+    const gr_op_driver *driver; /* NULL: a program is run, and all that follows is set */
+    void *driver_state;
+
+    const gr_program *program;
     uint8_t *user[GR_SHARD_PARTIALS_MAX];
-    /* How a user buffer is cut: block b has `block_units` units, one more if b < `block_extra`, and
-     * the last block ends with the buffer. */
+    const uint8_t *input[GR_SHARD_PARTIALS_MAX];
+    /* How buffers are cut. Even: block b has `block_units` units, one more if b < `block_extra`,
+     * and the last block ends with the buffer; all blocks have the same number of segments, the shorter
+     * ones have empty ones at their end. Uneven: tables, by block, of [0] what a user buffer and
+     * scratch hold, [1] inputs. */
     size_t unit_bytes, block_units, block_extra, total_bytes;
-    uint32_t segments; /* of every block: the shorter ones have empty ones at their end */
+    uint32_t segments; /* of the largest block of a user buffer */
+    size_t segment_bytes;
+    bool uneven;
+    size_t *offsets[2];          /* blocks + 1 */
+    uint32_t *block_segments[2]; /* at least one each */
+    size_t cut_capacity;         /* blocks */
+    size_t bytes[2];             /* that the buffers hold */
+    size_t base[2];              /* where the block that a buffer begins with stands */
     size_t element_bytes;
     gr_reduce_fn *reduce;
+    gr_reduce_user *user_reduce; /* instead, if not NULL */
+    void *reduce_arg;
     gr_dtype dtype;
     int divisor;
+    double postscale;
     uint64_t left; /* segments of steps that are not done */
 
     /* By step; grown on first use. */
-    uint32_t *done;  /* segments that are finished */
-    uint8_t *queued; /* stands in `queue` */
-    uint32_t *queue; /* ring of local steps that can run */
+    uint32_t *step_done; /* segments that are finished */
+    uint8_t *queued;     /* stands in `queue` */
+    uint32_t *queue;     /* ring of local steps that can run */
     uint32_t queue_head, queue_count;
     size_t step_capacity;
     gr_exec_view *views; /* [slot * segments + segment] */
@@ -78,10 +118,21 @@ typedef struct gr_exec_ticket {
     bool empty; /* an empty segment: there was no message */
 } gr_exec_ticket;
 
+/* An operation as a frame names it. */
+typedef struct gr_exec_mark {
+    bool valid;
+    bool waits;    /* the sender waits for us in it; else it sent data of it */
+    bool compared; /* with what was called here */
+    uint16_t comm;
+    uint32_t number;
+    uint64_t fingerprint;
+} gr_exec_mark;
+
 typedef struct gr_exec_link {
     gr_link *link; /* NULL for ourselves */
     int peer;
     gr_exec_cursor send, recv;
+    uint32_t messages_sent, messages_received; /* GR_COLL_SEND and _RECV that were started */
     bool reading; /* gr_link_read has returned GR_PENDING for the head */
     bool to_post; /* stands in exec->posts */
     bool closed;  /* broken or left, and nothing needed it so far */
@@ -90,27 +141,60 @@ typedef struct gr_exec_link {
     uint32_t holds; /* views held */
     uint32_t ticket_head, ticket_count;
     gr_exec_ticket *tickets; /* ring of GR_EXEC_TICKETS */
+
+    gr_exec_mark came;  /* the last operation that the peer sent something of */
+    gr_exec_mark waits; /* the last one that it said it waits for us in */
+    bool told;          /* the peer knows that we wait in operation told_seq */
+    uint32_t told_seq;
+    uint64_t skew_count, skew_max; /* in ticks of gr_record_now */
+    double skew_mean;
 } gr_exec_link;
+
+/* A communicator, by number. Made when its first operation starts. */
+typedef struct gr_exec_members {
+    const gr_exec_group *group;
+    uint32_t next_number;
+    bool same; /* group ranks are ranks of the job */
+    int *local;
+} gr_exec_members;
+
+/* A peer runs a different operation. It is asked for its side, for a short time. */
+typedef struct gr_exec_doubt {
+    bool on, posted;
+    int peer;
+    int64_t until_us;
+    uint64_t ticket;
+    gr_frame frame; /* the CLAIM */
+    char claim[GR_RECORD_TEXT_BYTES];
+    gr_diag alone; /* what we can say without the peer */
+} gr_exec_doubt;
 
 struct gr_exec {
     gr_mesh *mesh;
     int rank, world_size;
-    int64_t op_timeout_us;
+    int64_t op_timeout_us, stall_warn_us;
     size_t segment_bytes;
     gr_clock clock;
     const gr_log *log;
     void *owner;
+    const char *(*host_name)(const void *host_arg, int rank);
+    const void *host_arg;
 
     gr_exec_link *links;       /* by rank */
     gr_exec_ticket *tickets;   /* of all links */
     uint32_t next_seq;         /* of the next operation */
     uint32_t oldest_seq;       /* no active operation is older */
-    gr_op *ring[GR_EXEC_RING]; /* active operations by number */
+    gr_op *ring[GR_EXEC_RING]; /* active operations by seq */
     int active;
     gr_op *free_ops;
+    int free_count;
     gr_op ops[GR_EXEC_OPS_MAX];
+    gr_op *driven[GR_EXEC_OPS_MAX]; /* in the order of their start */
+    int driven_count;
+    gr_op *done_head, *done_tail; /* finished, with a callback to be called */
+    gr_exec_members members[GR_EXEC_GROUPS_MAX];
 
-    size_t steps_max, views_max, scratch_max; /* what the largest operations needed */
+    size_t steps_max, views_max, scratch_max, blocks_max; /* what the largest operations needed */
 
     gr_op *work_head, *work_tail;
     int *posts; /* peers whose next message may have become ready */
@@ -120,7 +204,9 @@ struct gr_exec {
     bool moved;            /* since the last look at the clock */
     int64_t idle_since_us; /* nothing moved since */
     int64_t last_look_us;
+    gr_exec_doubt doubt;
     gr_diag diag;
+    gr_record record;
 };
 
 static inline gr_op *gr_exec_op_at(gr_exec *exec, uint32_t seq)
@@ -136,8 +222,39 @@ static inline bool gr_step_is_whole(uint8_t kind)
 /* Segments of a step. */
 static inline uint32_t gr_op_segments(const gr_op *op, const gr_program_step *step)
 {
-    return gr_step_is_whole(step->kind) ? 1 : op->segments;
+    if (gr_step_is_whole(step->kind)) {
+        return 1;
+    }
+    if (!op->uneven) {
+        return op->segments;
+    }
+    const gr_operand *moved = step->kind == GR_STEP_SEND ? &step->a : &step->dst;
+    return op->block_segments[moved->space == GR_SPACE_INPUT][moved->block];
 }
+
+static inline int gr_op_world(const gr_op *op, int peer)
+{
+    return op->world ? op->world[peer] : peer;
+}
+
+static inline int gr_op_local(const gr_op *op, int world)
+{
+    return op->local ? op->local[world] : world;
+}
+
+/* Fingerprints of messages have this bit, others do not: their numbers count something else. */
+#define GR_FINGERPRINT_MESSAGE (UINT64_C(1) << 63)
+/* gr_frame.message: no data; the sender waits for us in the operation that the frame names. */
+#define GR_MESSAGE_WAITS UINT32_MAX
+
+/* exec.c */
+void gr_exec_part_over(gr_exec *exec, gr_op *op); /* its last step is done */
+void gr_exec_finish(gr_exec *exec, gr_op *head, gr_status status);
+void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status);
+
+/* exec_start.c */
+void gr_exec_grow_fini(gr_op *op);
+size_t gr_op_block_offset(const gr_op *op, size_t block); /* even blocks */
 
 /* exec_move.c */
 void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at);
@@ -153,13 +270,26 @@ bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link);
  * is taken; a view is taken only in part, since its sender waits for it. */
 void gr_exec_let_go(gr_exec *exec);
 
+/* exec_doubt.c */
+gr_exec_mark gr_exec_mark_of(const gr_frame *frame);
+/* Does it name an operation that was not started here yet? */
+bool gr_exec_is_ahead(const gr_exec *exec, const gr_exec_link *link, const gr_exec_mark *mark);
+/* What the peer waits in is compared with what was called here. */
+void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link);
+/* The head of a link is nothing that `op` (NULL: anything) expects. */
+void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame,
+                          const gr_op *op);
+void gr_exec_hear_claims(gr_exec *exec); /* of peers that met a foreign operation of ours */
+/* While in doubt: sends the CLAIM, ends the wait for the peer's word. Returns when to look. */
+int64_t gr_exec_look_doubt(gr_exec *exec, int64_t now_us);
+/* What an operation is and, with its number, which one. */
+void gr_exec_say(const gr_exec *exec, const gr_op *op, char *text_out, size_t size_bytes);
+
 /* exec_fail.c */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends everything */
 /* The link is broken or left in order; fatal if anything still needs it. `op` waits, may be NULL.
  * */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op);
-void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame,
-                          const gr_op *op);
 /* gr_mesh_progress tells of a broken link, or of something worse. */
 void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag);
 

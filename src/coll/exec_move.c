@@ -5,27 +5,35 @@
 
 /* ---- Where a segment lies -------------------------------------------------------------------- */
 typedef struct piece {
-    size_t offset; /* in a user buffer */
+    size_t offset; /* in its buffer */
     size_t size;   /* 0: nothing is there */
 } piece;
 
-static size_t block_offset(const gr_op *op, size_t block)
+static piece piece_of(const gr_op *op, gr_operand operand, uint32_t segment)
 {
-    size_t extra = block < op->block_extra ? block : op->block_extra;
-    return (block * op->block_units + extra) * op->unit_bytes;
-}
-
-static piece piece_of(const gr_op *op, uint32_t block, uint32_t segment)
-{
-    size_t end = block_offset(op, (size_t)block + 1);
-    end = end < op->total_bytes ? end : op->total_bytes;
-    size_t first = block_offset(op, block) + segment * op->exec->segment_bytes;
+    bool input = operand.space == GR_SPACE_INPUT;
+    size_t first, end;
+    if (op->uneven) {
+        first = op->offsets[input][operand.block];
+        end = op->offsets[input][operand.block + 1];
+    } else {
+        first = gr_op_block_offset(op, operand.block);
+        end = gr_op_block_offset(op, (size_t)operand.block + 1);
+        end = end < op->total_bytes ? end : op->total_bytes;
+    }
+    first += segment * op->segment_bytes;
     if (first >= end) {
         return (piece){.offset = 0, .size = 0};
     }
     size_t size = end - first;
-    return (piece){.offset = first,
-                   .size = size < op->exec->segment_bytes ? size : op->exec->segment_bytes};
+    return (piece){.offset = first - op->base[input],
+                   .size = size < op->segment_bytes ? size : op->segment_bytes};
+}
+
+/* What a SEND or RECV moves. */
+static gr_operand moved_by(const gr_program_step *step)
+{
+    return step->kind == GR_STEP_SEND ? step->a : step->dst;
 }
 
 static gr_exec_view *view_of(gr_op *op, uint32_t slot, uint32_t segment)
@@ -35,19 +43,22 @@ static gr_exec_view *view_of(gr_op *op, uint32_t slot, uint32_t segment)
 
 static uint8_t *scratch_at(const gr_op *op, uint32_t slot, uint32_t segment)
 {
-    return op->scratch + slot * op->scratch_stride + segment * op->exec->segment_bytes;
+    return op->scratch + slot * op->scratch_stride + segment * op->segment_bytes;
 }
 
-static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment, piece p)
+static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment)
 {
-    return operand.space == GR_SPACE_USER ? op->user[operand.slot] + p.offset
-                                          : scratch_at(op, operand.slot, segment);
+    return operand.space == GR_SPACE_USER
+               ? op->user[operand.slot] + piece_of(op, operand, segment).offset
+               : scratch_at(op, operand.slot, segment);
 }
 
-static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment,
-                              piece p)
+static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment)
 {
-    return received ? view_of(op, operand.slot, segment)->at : write_at(op, operand, segment, p);
+    if (operand.space == GR_SPACE_INPUT) {
+        return op->input[operand.slot] + piece_of(op, operand, segment).offset;
+    }
+    return received ? view_of(op, operand.slot, segment)->at : write_at(op, operand, segment);
 }
 
 /* ---- What a finished segment sets free ------------------------------------------------------- */
@@ -55,7 +66,7 @@ static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
 {
     const gr_program_step *step = &op->program->steps[at];
     uint32_t segments = gr_op_segments(op, step);
-    uint32_t done = op->done[at];
+    uint32_t done = op->step_done[at];
     return done == segments || (!whole && !gr_step_is_whole(step->kind) && done > segment);
 }
 
@@ -82,8 +93,9 @@ void gr_exec_mark_post(gr_exec *exec, gr_exec_link *link)
 
 void gr_exec_queue_if_ready(gr_exec *exec, gr_op *op, uint32_t at)
 {
-    uint32_t segment = op->done[at];
-    if (op->queued[at] || segment == op->segments || !is_ready(op, at, segment)) {
+    uint32_t segment = op->step_done[at];
+    if (op->queued[at] || segment == gr_op_segments(op, &op->program->steps[at]) ||
+        !is_ready(op, at, segment)) {
         return;
     }
     op->queued[at] = 1;
@@ -104,8 +116,9 @@ void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at)
 {
     const gr_program *program = op->program;
     const gr_program_step *step = &program->steps[at];
-    op->done[at]++;
+    op->step_done[at]++;
     op->left--;
+    op->moved = true;
     exec->moved = true;
     for (uint32_t i = 0; i < step->next_count; i++) {
         uint32_t next_at = program->next[step->next_first + i];
@@ -113,7 +126,7 @@ void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at)
         switch (next->kind) {
         case GR_STEP_SEND:
         case GR_STEP_SIGNAL:
-            gr_exec_mark_post(exec, &exec->links[next->peer]);
+            gr_exec_mark_post(exec, &exec->links[gr_op_world(op, next->peer)]);
             break;
         case GR_STEP_RECV:
         case GR_STEP_AWAIT:
@@ -124,13 +137,11 @@ void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at)
         }
     }
     if (op->left == 0) {
-        op->state = GR_OP_FINISHED;
-        op->status = GR_OK;
         exec->ring[op->seq & (GR_EXEC_RING - 1)] = NULL;
-        exec->active--;
         while (exec->oldest_seq != exec->next_seq && !gr_exec_op_at(exec, exec->oldest_seq)) {
             exec->oldest_seq++;
         }
+        gr_exec_part_over(exec, op);
     }
 }
 
@@ -153,7 +164,8 @@ void gr_exec_let_go(gr_exec *exec)
                 gr_exec_view *view = view_of(op, slot, segment);
                 if (view->held) {
                     uint8_t *own = scratch_at(op, slot, segment);
-                    memcpy(own, view->at, piece_of(op, view->block, segment).size);
+                    gr_operand lies = {.space = GR_SPACE_SCRATCH, .block = view->block};
+                    memcpy(own, view->at, piece_of(op, lies, segment).size);
                     view->at = own;
                     give_back(exec, view);
                 }
@@ -173,24 +185,45 @@ static void reader_done(gr_op *op, gr_operand operand, bool received, uint32_t s
     }
 }
 
+static void reduce(gr_op *op, const gr_program_step *step, uint32_t segment, size_t count)
+{
+    uint8_t *dst = write_at(op, step->dst, segment);
+    const uint8_t *a = read_at(op, step->a, step->a_received, segment);
+    const uint8_t *b = read_at(op, step->b, step->b_received, segment);
+    if (op->user_reduce) {
+        op->user_reduce(dst, a, b, count, op->reduce_arg);
+    } else {
+        op->reduce(dst, a, b, count);
+    }
+    reader_done(op, step->a, step->a_received, segment);
+    reader_done(op, step->b, step->b_received, segment);
+}
+
+static void scale(const gr_op *op, uint8_t *dst, size_t count)
+{
+    if (op->divisor > 1) {
+        gr_scale_inverse(dst, count, op->dtype, op->divisor);
+    }
+    if (op->postscale != 1) {
+        gr_scale(dst, count, op->dtype, op->postscale);
+    }
+}
+
 static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
 {
     const gr_program_step *step = &op->program->steps[at];
-    uint32_t segment = op->done[at];
-    piece p = piece_of(op, step->kind == GR_STEP_SCALE ? step->block : step->a.block, segment);
+    uint32_t segment = op->step_done[at];
+    piece p = piece_of(op, step->dst, segment);
     if (p.size > 0) {
-        uint8_t *dst = write_at(op, step->dst, segment, p);
         size_t count = p.size / op->element_bytes;
         if (step->kind == GR_STEP_REDUCE) {
-            op->reduce(dst, read_at(op, step->a, step->a_received, segment, p),
-                       read_at(op, step->b, step->b_received, segment, p), count);
-            reader_done(op, step->a, step->a_received, segment);
-            reader_done(op, step->b, step->b_received, segment);
+            reduce(op, step, segment, count);
         } else if (step->kind == GR_STEP_COPY) {
-            memcpy(dst, read_at(op, step->a, step->a_received, segment, p), p.size);
+            memcpy(write_at(op, step->dst, segment),
+                   read_at(op, step->a, step->a_received, segment), p.size);
             reader_done(op, step->a, step->a_received, segment);
         } else {
-            gr_scale_inverse(dst, count, op->dtype, op->divisor);
+            scale(op, write_at(op, step->dst, segment), count);
         }
     }
     gr_exec_step_done(exec, op, at);
@@ -198,10 +231,11 @@ static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
 }
 
 /* ---- Messages -------------------------------------------------------------------------------- */
+/* Nothing is there, and so there is no message. */
 static bool is_empty(const gr_op *op, const gr_program_step *step, uint32_t segment)
 {
-    const gr_operand *moved = step->kind == GR_STEP_SEND ? &step->a : &step->dst;
-    return !gr_step_is_whole(step->kind) && piece_of(op, moved->block, segment).size == 0;
+    return !gr_step_is_whole(step->kind) && !op->sends_empty &&
+           piece_of(op, moved_by(step), segment).size == 0;
 }
 
 /* Are there messages from the cursor on that need the link? Empty ones do not. */
@@ -209,13 +243,14 @@ static bool needs_link(gr_exec *exec, const gr_exec_link *link, gr_exec_cursor f
 {
     for (; from.seq != exec->next_seq; from = (gr_exec_cursor){.seq = from.seq + 1}) {
         const gr_op *op = gr_exec_op_at(exec, from.seq);
-        if (!op) {
+        int peer = op ? gr_op_local(op, link->peer) : -1;
+        if (peer < 0) {
             continue;
         }
         const gr_program *program = op->program;
         const uint32_t *first = sending ? program->send_first : program->recv_first;
         const uint32_t *steps = sending ? program->send_steps : program->recv_steps;
-        for (uint32_t i = first[link->peer] + from.index; i < first[link->peer + 1]; i++) {
+        for (uint32_t i = first[peer] + from.index; i < first[peer + 1]; i++) {
             if (!is_empty(op, &program->steps[steps[i]], from.segment)) {
                 return true;
             }
@@ -232,13 +267,30 @@ bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link)
             return true;
         }
     }
+    for (int i = 0; i < exec->driven_count; i++) {
+        const gr_op *op = exec->driven[i];
+        if (gr_op_local(op, link->peer) >= 0 &&
+            (!op->driver->needs || op->driver->needs(op->driver_state, link->peer))) {
+            return true;
+        }
+    }
     return needs_link(exec, link, link->send, true) || needs_link(exec, link, link->recv, false);
 }
 
-static bool has_messages(const gr_program *program, int peer, uint32_t index, bool sending)
+static bool has_messages(const gr_op *op, const gr_exec_link *link, uint32_t index, bool sending)
 {
-    const uint32_t *first = sending ? program->send_first : program->recv_first;
-    return first[peer] + index < first[peer + 1];
+    const uint32_t *first = sending ? op->program->send_first : op->program->recv_first;
+    int peer = gr_op_local(op, link->peer);
+    return peer >= 0 && first[peer] + index < first[peer + 1];
+}
+
+/* The step that a cursor stands at. */
+static uint32_t step_at(const gr_op *op, const gr_exec_link *link, bool sending)
+{
+    const gr_program *program = op->program;
+    int peer = gr_op_local(op, link->peer);
+    return sending ? program->send_steps[program->send_first[peer] + link->send.index]
+                   : program->recv_steps[program->recv_first[peer] + link->recv.index];
 }
 
 /* Moves a cursor to the next operation that has messages left on this link. */
@@ -247,7 +299,7 @@ void gr_exec_advance(gr_exec *exec, gr_exec_link *link, bool sending)
     gr_exec_cursor *cursor = sending ? &link->send : &link->recv;
     while (cursor->seq != exec->next_seq) {
         const gr_op *op = gr_exec_op_at(exec, cursor->seq);
-        if (op && has_messages(op->program, link->peer, cursor->index, sending)) {
+        if (op && has_messages(op, link, cursor->index, sending)) {
             return;
         }
         *cursor = (gr_exec_cursor){.seq = cursor->seq + 1};
@@ -261,7 +313,7 @@ static void segment_passed(gr_exec *exec, gr_exec_link *link, const gr_op *op, u
     if (++cursor->segment == gr_op_segments(op, &op->program->steps[at])) {
         cursor->segment = 0;
         cursor->index++;
-        if (!has_messages(op->program, link->peer, cursor->index, sending)) {
+        if (!has_messages(op, link, cursor->index, sending)) {
             gr_exec_advance(exec, link, sending);
         }
     }
@@ -289,33 +341,34 @@ void gr_exec_reap(gr_exec *exec, gr_exec_link *link)
  * GR_E_AGAIN: no room, or not ready. */
 static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
 {
-    const gr_program *program = op->program;
-    uint32_t at = program->send_steps[program->send_first[link->peer] + link->send.index];
+    uint32_t at = step_at(op, link, true);
     uint32_t segment = link->send.segment;
-    const gr_program_step *step = &program->steps[at];
+    const gr_program_step *step = &op->program->steps[at];
     if (!is_ready(op, at, segment)) {
         return GR_E_AGAIN;
     }
     bool whole = gr_step_is_whole(step->kind);
-    piece p = whole ? (piece){0, 0} : piece_of(op, step->a.block, segment);
+    piece p = whole ? (piece){0, 0} : piece_of(op, step->a, segment);
     if (link->ticket_count == GR_EXEC_TICKETS) {
         return GR_E_AGAIN;
     }
     uint64_t ticket = 0;
-    bool empty = p.size == 0 && !whole; /* nothing is there: no message, on either side */
+    bool empty = p.size == 0 && !whole && !op->sends_empty; /* no message, on either side */
     if (!empty) {
         gr_frame frame = {.kind = GR_FRAME_DATA,
-                          .op_seq = op->seq,
+                          .comm = op->comm,
+                          .op_seq = op->number,
                           .message = step->message,
                           .segment = segment,
                           .size_bytes = (uint32_t)p.size,
                           .fingerprint = op->fingerprint};
-        const void *data = whole ? NULL : read_at(op, step->a, step->a_received, segment, p);
+        const void *data = p.size == 0 ? NULL : read_at(op, step->a, step->a_received, segment);
         gr_status status = gr_link_send(link->link, &frame, data, &ticket);
         if (status != GR_OK) {
             return status;
         }
     }
+    op->moved = true;
     exec->moved = true;
     uint32_t last = (link->ticket_head + link->ticket_count++) & (GR_EXEC_TICKETS - 1);
     link->tickets[last] = (gr_exec_ticket){
@@ -379,14 +432,14 @@ static gr_status take_scratch(gr_exec_link *link, gr_op *op, const gr_program_st
 static gr_status take_one(gr_exec_link *link, gr_op *op, const gr_program_step *step,
                           uint32_t segment, piece p)
 {
-    if (gr_step_is_whole(step->kind)) {
+    if (p.size == 0) {
         gr_link_next(link->link, NULL);
         return GR_OK;
     }
     if (step->dst.space == GR_SPACE_SCRATCH) {
         return take_scratch(link, op, step, segment);
     }
-    gr_status status = gr_link_read(link->link, write_at(op, step->dst, segment, p));
+    gr_status status = gr_link_read(link->link, write_at(op, step->dst, segment));
     link->reading = status == GR_PENDING;
     if (status == GR_OK) {
         gr_link_next(link->link, NULL);
@@ -394,58 +447,81 @@ static gr_status take_one(gr_exec_link *link, gr_op *op, const gr_program_step *
     return status;
 }
 
-/* The head of a link is not what `op` expects, or nothing is expected (`op` NULL). True if it is
- * simply early: the peer is at an operation that was not started here yet. */
-static bool is_early(const gr_exec *exec, const gr_frame *frame, const gr_op *op)
-{
-    return !op && (int32_t)(frame->op_seq - exec->next_seq) >= 0;
-}
-
 static bool is_expected(const gr_frame *frame, const gr_op *op, const gr_program_step *step,
                         uint32_t segment, piece p)
 {
-    return frame->op_seq == op->seq && frame->fingerprint == op->fingerprint &&
-           frame->message == step->message && frame->segment == segment &&
-           frame->size_bytes == p.size;
+    return frame->op_seq == op->number && frame->comm == op->comm &&
+           frame->fingerprint == op->fingerprint && frame->message == step->message &&
+           frame->segment == segment && frame->size_bytes == p.size;
+}
+
+/* The peer's first message of an operation: it has come. */
+static void note_arrival(gr_exec_link *link, const gr_op *op)
+{
+    if (link->came.valid && link->came.number == op->number && link->came.comm == op->comm &&
+        link->came.fingerprint == op->fingerprint) {
+        return; /* seen before it could be taken */
+    }
+    link->came = (gr_exec_mark){
+        .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
+    gr_op_arrived(op, link->peer);
+}
+
+/* Looks at the head of the link, of which `op` (NULL: nothing) expects `p` as a segment of `step`.
+ * True if it can be taken. */
+static bool look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op, const gr_program_step *step,
+                         uint32_t segment, piece p)
+{
+    gr_frame frame;
+    gr_status status = gr_link_peek(link->link, &frame);
+    while (status == GR_OK && frame.message == GR_MESSAGE_WAITS) {
+        link->waits = gr_exec_mark_of(&frame);
+        gr_link_next(link->link, NULL);
+        gr_exec_compare_waits(exec, link);
+        if (exec->doubt.on || exec->diag.status != GR_OK) {
+            return false;
+        }
+        status = gr_link_peek(link->link, &frame);
+    }
+    if (status != GR_OK) {
+        if (status != GR_PENDING) {
+            gr_exec_lost(exec, link, status, op);
+        }
+        return false;
+    }
+    if (!op || !is_expected(&frame, op, step, segment, p)) {
+        gr_exec_mark mark = gr_exec_mark_of(&frame);
+        if (op || !gr_exec_is_ahead(exec, link, &mark)) {
+            gr_exec_fail_foreign(exec, link, &frame, op);
+        }
+        return false;
+    }
+    if (link->recv.index == 0 && segment == 0) {
+        note_arrival(link, op);
+    }
+    return true;
 }
 
 /* One segment from this link; false if there is nothing to take (now). */
 static bool take_next(gr_exec *exec, gr_exec_link *link)
 {
     gr_op *op = link->recv.seq != exec->next_seq ? gr_exec_op_at(exec, link->recv.seq) : NULL;
-    const gr_program_step *step = NULL;
-    uint32_t at = 0;
     uint32_t segment = link->recv.segment;
-    piece p = {0, 0};
-    if (op) {
-        const gr_program *program = op->program;
-        at = program->recv_steps[program->recv_first[link->peer] + link->recv.index];
-        step = &program->steps[at];
-        p = gr_step_is_whole(step->kind) ? p : piece_of(op, step->dst.block, segment);
-    }
-    if (!op && link->closed) {
+    if (!op) {
+        if (!link->closed) {
+            (void)look_at_head(exec, link, NULL, NULL, segment, (piece){0, 0});
+        }
         return false;
     }
-    if (!op || p.size > 0 || gr_step_is_whole(step->kind)) {
-        gr_frame frame;
-        gr_status status = gr_link_peek(link->link, &frame);
-        if (status == GR_PENDING) {
+    uint32_t at = step_at(op, link, false);
+    const gr_program_step *step = &op->program->steps[at];
+    bool whole = gr_step_is_whole(step->kind);
+    piece p = whole ? (piece){0, 0} : piece_of(op, step->dst, segment);
+    if (p.size > 0 || whole || op->sends_empty) {
+        if (!look_at_head(exec, link, op, step, segment, p) || !is_ready(op, at, segment)) {
             return false;
         }
-        if (status != GR_OK) {
-            gr_exec_lost(exec, link, status, op);
-            return false;
-        }
-        if (!op || !is_expected(&frame, op, step, segment, p)) {
-            if (!is_early(exec, &frame, op)) {
-                gr_exec_fail_foreign(exec, link, &frame, op);
-            }
-            return false;
-        }
-        if (!is_ready(op, at, segment)) {
-            return false;
-        }
-        status = take_one(link, op, step, segment, p);
+        gr_status status = take_one(link, op, step, segment, p);
         if (status != GR_OK) {
             if (status != GR_PENDING) {
                 gr_exec_lost(exec, link, status, op);
@@ -454,7 +530,8 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
         }
     } else if (!is_ready(op, at, segment)) {
         return false;
-    } else if (step->dst.space == GR_SPACE_SCRATCH) {
+    }
+    if (p.size == 0 && !whole && step->dst.space == GR_SPACE_SCRATCH) {
         view_received(op, step, segment, (gr_exec_view){.at = NULL});
     }
     segment_passed(exec, link, op, at, false);

@@ -103,12 +103,34 @@ static bool touches(const gr_step *step, uint32_t block)
     return false;
 }
 
+/* Is this block of the first user slot a part of the result? */
+static bool is_result(const gr_plan *plan, uint32_t block)
+{
+    const gr_plan_shape *shape = &plan->shape;
+    switch (shape->coll) {
+    case GR_COLL_REDUCE_SCATTER:
+    case GR_COLL_SCATTER:
+        return block == (uint32_t)shape->rank;
+    case GR_COLL_REDUCE:
+    case GR_COLL_GATHER:
+        return shape->rank == shape->root;
+    case GR_COLL_BARRIER:
+    case GR_COLL_SEND:
+        return false;
+    default:
+        return true;
+    }
+}
+
 /* Behind the plan's steps, one division for each block. It waits for all that touch the block, so
  * that every rank divides the same finished sum, once, whatever the algorithm. */
 static void add_scale_steps(gr_program *program, const gr_plan *plan)
 {
     uint32_t used = plan->after_count;
     for (uint32_t block = 0; block < program->blocks; block++) {
+        if (!is_result(plan, block)) {
+            continue;
+        }
         gr_program_step *step = &program->steps[program->step_count++];
         *step = (gr_program_step){
             .kind = GR_STEP_SCALE, .peer = -1, .block = block, .after_first = used};

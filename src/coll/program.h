@@ -9,7 +9,7 @@
 
 #include "coll/plan.h"
 
-/* Divides a finished block of the result; added for GR_AVERAGE behind everything that touches it.
+/* Divides or multiplies a finished block of the result; added behind everything that touches it.
  * */
 enum { GR_STEP_SCALE = 6 };
 
@@ -42,8 +42,8 @@ typedef struct gr_program {
     uint32_t root_count;
 } gr_program;
 
-/* `scale`: add the division of GR_AVERAGE. The plan, a finished one, is not needed afterwards.
- * GR_E_NO_MEMORY. */
+/* `scale`: add the division of GR_AVERAGE, and factors. The plan, a finished one, is not needed
+ * afterwards. GR_E_NO_MEMORY. */
 gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **program_out,
                             gr_diag *diag) GR_MUST_CHECK;
 void gr_program_destroy(gr_program *program); /* NULL ok */

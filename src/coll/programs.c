@@ -20,10 +20,13 @@ void gr_programs_fini(gr_programs *programs)
     *programs = (gr_programs){.entries = NULL};
 }
 
-static bool is_it(const gr_programs_entry *entry, const gr_algorithm *algorithm, int param,
-                  bool scale)
+/* Rank, world size and topology are always those of the communicator. */
+static bool is_it(const gr_programs_entry *entry, const gr_algorithm *algorithm,
+                  const gr_plan_shape *shape, bool scale)
 {
-    return entry->algorithm == algorithm && entry->param == param && entry->scale == scale;
+    return entry->algorithm == algorithm && entry->root == shape->root &&
+           entry->shards == shape->shards && entry->out_of_place == shape->out_of_place &&
+           entry->uneven == shape->uneven && entry->scale == scale;
 }
 
 static gr_status make_program(const gr_algorithm *algorithm, const gr_plan_shape *shape, bool scale,
@@ -70,10 +73,9 @@ gr_status gr_programs_get(gr_programs *programs, const gr_algorithm *algorithm,
                           const gr_plan_shape *shape, bool scale, bool may_forget,
                           const gr_program **program_out, gr_diag *diag)
 {
-    int param = shape->coll == GR_COLL_BROADCAST ? shape->root : shape->shards;
     for (int i = 0; i < programs->count; i++) {
         int at = (programs->last + i) % programs->count;
-        if (is_it(&programs->entries[at], algorithm, param, scale)) {
+        if (is_it(&programs->entries[at], algorithm, shape, scale)) {
             programs->last = at;
             *program_out = programs->entries[at].program;
             return GR_OK;
@@ -89,8 +91,13 @@ gr_status gr_programs_get(gr_programs *programs, const gr_algorithm *algorithm,
         return status;
     }
     programs->last = programs->count;
-    programs->entries[programs->count++] = (gr_programs_entry){
-        .algorithm = algorithm, .param = param, .scale = scale, .program = program};
+    programs->entries[programs->count++] = (gr_programs_entry){.algorithm = algorithm,
+                                                               .root = shape->root,
+                                                               .shards = shape->shards,
+                                                               .out_of_place = shape->out_of_place,
+                                                               .uneven = shape->uneven,
+                                                               .scale = scale,
+                                                               .program = program};
     *program_out = program;
     return GR_OK;
 }

@@ -2,7 +2,8 @@
 #ifndef GR_COLL_PROGRAMS_H
 #define GR_COLL_PROGRAMS_H
 
-/* The programs that were made already, by shape and algorithm: planning happens once. */
+/* The programs of one communicator that were made already, by shape and algorithm: planning happens
+ * once. */
 
 #include "coll/program.h"
 
@@ -10,8 +11,8 @@ enum { GR_PROGRAMS_MAX = 1024 };
 
 typedef struct gr_programs_entry {
     const gr_algorithm *algorithm;
-    int param; /* root or shards */
-    bool scale;
+    int root, shards;
+    bool out_of_place, uneven, scale;
     gr_program *program;
 } gr_programs_entry;
 

@@ -116,14 +116,17 @@ gr_status call_start(const call_spec *spec, int rank, int size, void *const *use
                                         .dtype = spec->dtype,
                                         .op = spec->op,
                                         .algorithm = (int)(spec->algorithm - gr_algorithms),
-                                        .param = spec->shards,
+                                        .root = spec->root,
+                                        .shards = spec->shards,
                                         .count = spec->count},
                                .total_count = spec->count,
                                .fixed_blocks = shape.coll == GR_COLL_REDUCE_SCATTER ||
                                                shape.coll == GR_COLL_ALLGATHER,
+                               .user_only = -1,
+                               .input_only = -1,
                                .divisor = spec->shards};
     gr_status status =
         gr_programs_get(programs, spec->algorithm, &shape, reduces && spec->op == GR_AVERAGE, false,
                         &request.program, diag);
-    return status == GR_OK ? gr_exec_start(exec, &request, op_out, diag) : status;
+    return status == GR_OK ? gr_exec_start(exec, &request, 1, op_out, diag) : status;
 }

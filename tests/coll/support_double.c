@@ -31,6 +31,10 @@ struct gr_link {
     gr_mesh *mesh;
     int peer;
     gr_diag diag;
+    bool discard; /* data that arrive are thrown away */
+    bool claimed, claim_waits;
+    gr_frame claim;
+    char claim_text[GR_CLAIM_TEXT_BYTES];
 };
 
 struct gr_mesh {
@@ -147,15 +151,6 @@ uint64_t dbl_accepted(const dbl_net *net)
     return net->accepted;
 }
 
-int dbl_unread(const dbl_net *net)
-{
-    int unread = 0;
-    for (int i = 0; i < net->options.world_size * net->options.world_size; i++) {
-        unread += (int)(net->streams[i].sent - net->streams[i].taken);
-    }
-    return unread;
-}
-
 static stream *stream_of(dbl_net *net, int from, int to)
 {
     return &net->streams[from * net->options.world_size + to];
@@ -169,6 +164,18 @@ static stream *incoming(const gr_link *link)
 static message *message_at(stream *s, uint64_t position)
 {
     return &s->queue[position % QUEUE_MAX];
+}
+
+int dbl_unread(dbl_net *net)
+{
+    int unread = 0;
+    for (int i = 0; i < net->options.world_size * net->options.world_size; i++) {
+        stream *s = &net->streams[i];
+        for (uint64_t at = s->taken; at < s->sent; at++) {
+            unread += message_at(s, at)->frame.message != UINT32_MAX; /* no word of who waits */
+        }
+    }
+    return unread;
 }
 
 /* ---- Ends ------------------------------------------------------------------------------------ */
@@ -298,10 +305,64 @@ static gr_status break_by_abort(gr_link *link, const message *m)
                         (int)m->frame.size_bytes, (const char *)m->data);
 }
 
+static void drop(stream *s)
+{
+    message_at(s, s->taken)->released = true;
+    s->taken++;
+    s->read = 0;
+    while (s->finished < s->taken && message_at(s, s->finished)->released) {
+        s->finished++;
+    }
+}
+
+static void keep_claim(gr_link *link, const message *m)
+{
+    if (!link->claimed) {
+        link->claimed = link->claim_waits = true;
+        link->claim = m->frame;
+        memcpy(link->claim_text, m->data, m->frame.size_bytes);
+        link->claim_text[m->frame.size_bytes] = '\0';
+    }
+}
+
+/* Passes over claims, and over data that nobody wants. */
+static void pass_over(gr_link *link)
+{
+    stream *s = incoming(link);
+    while (s->taken < s->visible) {
+        const message *m = message_at(s, s->taken);
+        if (m->frame.kind == GR_FRAME_CLAIM) {
+            keep_claim(link, m);
+        } else if (m->frame.kind != GR_FRAME_DATA || !link->discard) {
+            return;
+        }
+        drop(s);
+    }
+}
+
+void dbl_link_discard(gr_link *link)
+{
+    link->discard = true;
+    pass_over(link);
+}
+
+gr_status dbl_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLAIM_TEXT_BYTES])
+{
+    pass_over(link);
+    if (!link->claim_waits) {
+        return GR_PENDING;
+    }
+    link->claim_waits = false;
+    *frame_out = link->claim;
+    memcpy(text_out, link->claim_text, sizeof link->claim_text);
+    return GR_OK;
+}
+
 gr_status dbl_link_peek(gr_link *link, gr_frame *frame_out)
 {
     dbl_net *net = link->mesh->net;
     stream *s = incoming(link);
+    pass_over(link);
     if (s->taken == s->visible) {
         if (link->diag.status != GR_OK) {
             return (gr_status)link->diag.status;

@@ -33,8 +33,8 @@ void dbl_kill(dbl_net *net, int rank);
 void dbl_leave(dbl_net *net, int rank);
 /* What was wrong with the use of the links so far; NULL: nothing. */
 const char *dbl_complaint(const dbl_net *net);
-/* Messages that nobody took. */
-int dbl_unread(const dbl_net *net);
+/* Data that nobody took. */
+int dbl_unread(dbl_net *net);
 /* Messages accepted since the start. */
 uint64_t dbl_accepted(const dbl_net *net);
 
@@ -51,6 +51,8 @@ gr_status dbl_link_view(gr_link *link, const void **data_out);
 gr_status dbl_link_read(gr_link *link, void *dst);
 void dbl_link_next(gr_link *link, uint64_t *hold_out);
 void dbl_link_release(gr_link *link, uint64_t hold);
+void dbl_link_discard(gr_link *link);
+gr_status dbl_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLAIM_TEXT_BYTES]);
 const gr_diag *dbl_link_diag(const gr_link *link);
 
 #endif

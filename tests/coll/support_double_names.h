@@ -20,6 +20,8 @@
 #define gr_link_read dbl_link_read
 #define gr_link_next dbl_link_next
 #define gr_link_release dbl_link_release
+#define gr_link_discard dbl_link_discard
+#define gr_link_claim dbl_link_claim
 #define gr_link_diag dbl_link_diag
 
 #endif

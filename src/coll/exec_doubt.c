@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
+#include "coll/exec_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Do all ranks call the same? A fingerprint only says that they do not. So whoever meets a foreign
+ * one tells the peer what it called itself (a CLAIM), and the peer, who knows what it called, says
+ * both to all. */
+
+enum { DOUBT_US = 200000, SIDE_BYTES = 200 };
+
+/* ---- Saying which operation it is ------------------------------------------------------------ */
+/* `allreduce of 100 f32 (sum over 4) by direct "grads" at train.c:88 as operation 17`. */
+static void say_entry(const gr_record_entry *entry, char *text_out, size_t size_bytes)
+{
+    char what[GR_RECORD_TEXT_BYTES];
+    gr_record_describe(entry, what, sizeof what);
+    if (entry->peer >= 0) {
+        snprintf(text_out, size_bytes, "%.150s as message %u", what, entry->number);
+    } else if (entry->comm == 0) {
+        snprintf(text_out, size_bytes, "%.150s as operation %u", what, entry->number);
+    } else {
+        snprintf(text_out, size_bytes, "%.150s as operation %u of sub-group %u", what,
+                 entry->number, entry->comm);
+    }
+}
+
+void gr_exec_say(const gr_exec *exec, const gr_op *op, char *text_out, size_t size_bytes)
+{
+    char what[GR_RECORD_TEXT_BYTES] = "no longer known";
+    const gr_record_entry *entry = gr_record_at(&exec->record, op->record);
+    if (entry) {
+        gr_record_describe(entry, what, sizeof what);
+    }
+    const char *kind = op->is_message ? "message" : "operation";
+    if (op->comm == 0) {
+        snprintf(text_out, size_bytes, "%s %u (%.150s)", kind, op->number, what);
+    } else {
+        snprintf(text_out, size_bytes, "%s %u of sub-group %u (%.150s)", kind, op->number, op->comm,
+                 what);
+    }
+}
+
+/* ---- Marks ----------------------------------------------------------------------------------- */
+gr_exec_mark gr_exec_mark_of(const gr_frame *frame)
+{
+    return (gr_exec_mark){.valid = true,
+                          .waits = frame->message == GR_MESSAGE_WAITS,
+                          .comm = frame->comm,
+                          .number = frame->op_seq,
+                          .fingerprint = frame->fingerprint};
+}
+
+static bool is_of_message(const gr_exec_mark *mark)
+{
+    return (mark->fingerprint & GR_FINGERPRINT_MESSAGE) != 0;
+}
+
+bool gr_exec_is_ahead(const gr_exec *exec, const gr_exec_link *link, const gr_exec_mark *mark)
+{
+    if (is_of_message(mark)) {
+        uint32_t next = mark->waits ? link->messages_sent : link->messages_received;
+        return (int32_t)(mark->number - next) >= 0;
+    }
+    return mark->comm < GR_EXEC_GROUPS_MAX &&
+           (int32_t)(mark->number - exec->members[mark->comm].next_number) >= 0;
+}
+
+/* What we called at that place. `ours`: the mark is our own, else the peer's. */
+static const gr_record_entry *find_entry(const gr_exec *exec, int peer, const gr_exec_mark *mark,
+                                         bool ours)
+{
+    if (!is_of_message(mark)) {
+        return gr_record_find(&exec->record, mark->comm, mark->number);
+    }
+    /* Data come from a send, and go to a receive. */
+    gr_coll coll = mark->waits == ours ? GR_COLL_RECV : GR_COLL_SEND;
+    return gr_record_find_message(&exec->record, coll, peer, mark->number);
+}
+
+/* ---- In doubt -------------------------------------------------------------------------------- */
+static void post_claim(gr_exec *exec)
+{
+    gr_exec_doubt *doubt = &exec->doubt;
+    if (!doubt->posted) {
+        gr_status status = gr_link_send(exec->links[doubt->peer].link, &doubt->frame, doubt->claim,
+                                        &doubt->ticket);
+        doubt->posted = status != GR_E_AGAIN; /* a broken link is told of by itself */
+    }
+}
+
+/* The peer is at `mark`; what we called instead is `entry`, NULL: nothing. */
+static void begin_doubt(gr_exec *exec, gr_exec_link *link, const gr_exec_mark *mark,
+                        const gr_record_entry *entry)
+{
+    gr_exec_doubt *doubt = &exec->doubt;
+    if (doubt->on || exec->diag.status != GR_OK) {
+        return;
+    }
+    if (entry) {
+        say_entry(entry, doubt->claim, sizeof doubt->claim);
+    } else {
+        snprintf(doubt->claim, sizeof doubt->claim, "nothing that goes with it");
+    }
+    const char *kind = is_of_message(mark) ? "message" : "operation";
+    gr_status status = gr_fail_peer(
+        &doubt->alone, GR_E_MISMATCH, link->peer,
+        "the ranks call different operations: rank %d called %.200s; rank %d is at %s %u%s, a "
+        "different one, and has not said which; all ranks must call the same operations in the "
+        "same order",
+        exec->rank, doubt->claim, link->peer, kind, mark->number,
+        mark->comm ? " of a sub-group" : "");
+    (void)status; /* is in the diagnosis */
+    doubt->on = true;
+    doubt->posted = false;
+    doubt->peer = link->peer;
+    doubt->until_us = gr_clock_deadline_us(&exec->clock, DOUBT_US);
+    doubt->frame = (gr_frame){.kind = GR_FRAME_CLAIM,
+                              .comm = mark->comm,
+                              .op_seq = mark->number,
+                              .message = mark->waits ? GR_MESSAGE_WAITS : 0,
+                              .fingerprint = mark->fingerprint,
+                              .size_bytes = (uint32_t)strlen(doubt->claim)};
+    gr_link_discard(link->link); /* its word may stand behind data */
+    post_claim(exec);
+}
+
+int64_t gr_exec_look_doubt(gr_exec *exec, int64_t now_us)
+{
+    if (!exec->doubt.on) {
+        return GR_NEVER;
+    }
+    if (now_us >= exec->doubt.until_us) {
+        gr_exec_fail(exec, &exec->doubt.alone);
+        return GR_NEVER;
+    }
+    post_claim(exec);
+    return exec->doubt.until_us;
+}
+
+static void answer_claim(gr_exec *exec, const gr_exec_link *link, const gr_frame *frame,
+                         const char *theirs)
+{
+    gr_exec_mark mark = gr_exec_mark_of(frame);
+    const gr_record_entry *entry = find_entry(exec, link->peer, &mark, true);
+    char ours[GR_RECORD_TEXT_BYTES] = "an operation that is no longer known";
+    if (entry) {
+        say_entry(entry, ours, sizeof ours);
+    }
+    gr_diag diag;
+    gr_status status = gr_fail_peer(
+        &diag, GR_E_MISMATCH, link->peer,
+        "the ranks call different operations: rank %d called %.190s; rank %d called %.190s; all "
+        "ranks must call the same operations in the same order",
+        exec->rank, ours, link->peer, theirs);
+    (void)status; /* is in diag */
+    gr_exec_fail(exec, &diag);
+}
+
+void gr_exec_hear_claims(gr_exec *exec)
+{
+    for (int peer = 0; peer < exec->world_size && exec->diag.status == GR_OK; peer++) {
+        const gr_exec_link *link = &exec->links[peer];
+        gr_frame frame;
+        char text[GR_CLAIM_TEXT_BYTES];
+        if (link->link && gr_link_claim(link->link, &frame, text) == GR_OK) {
+            answer_claim(exec, link, &frame, text);
+        }
+    }
+}
+
+/* ---- What the peer waits in ------------------------------------------------------------------ */
+void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link)
+{
+    gr_exec_mark *mark = &link->waits;
+    if (!mark->valid || mark->compared || gr_exec_is_ahead(exec, link, mark)) {
+        return;
+    }
+    mark->compared = true;
+    const gr_record_entry *entry = find_entry(exec, link->peer, mark, false);
+    if (entry && entry->fingerprint != mark->fingerprint) {
+        begin_doubt(exec, link, mark, entry);
+    }
+}
+
+/* ---- A foreign frame ------------------------------------------------------------------------- */
+static void fail_size(gr_exec *exec, const gr_exec_link *link, const gr_frame *frame,
+                      const gr_op *op)
+{
+    char what[SIDE_BYTES];
+    gr_exec_say(exec, op, what, sizeof what);
+    gr_diag diag;
+    gr_status status = gr_fail_peer(
+        &diag, GR_E_MISMATCH, link->peer,
+        "%s: rank %d sent segment %u of message %u with %u bytes, which does not fit on rank %d; "
+        "%s",
+        what, link->peer, frame->segment, frame->message, frame->size_bytes, exec->rank,
+        op->uneven ? "do the counts of both ranks agree, and GRADUS_SEGMENT?"
+                   : "is GRADUS_SEGMENT the same on all ranks?");
+    (void)status; /* is in diag */
+    gr_exec_fail(exec, &diag);
+}
+
+void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op)
+{
+    gr_exec_mark mark = gr_exec_mark_of(frame);
+    if (op && frame->comm == op->comm && frame->op_seq == op->number &&
+        frame->fingerprint == op->fingerprint) {
+        fail_size(exec, link, frame, op);
+        return;
+    }
+    /* What stands at the same place here says most; else what we wait in. */
+    const gr_record_entry *entry = find_entry(exec, link->peer, &mark, false);
+    if ((!entry || entry->fingerprint == mark.fingerprint) && op) {
+        entry = gr_record_at(&exec->record, op->record);
+    }
+    begin_doubt(exec, link, &mark, entry);
+}
+
+void gr_exec_mismatch(gr_exec *exec, const gr_op *op, int peer)
+{
+    gr_exec_mark mark = {
+        .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
+    begin_doubt(exec, &exec->links[peer], &mark, gr_record_at(&exec->record, op->record));
+}

@@ -1,0 +1,538 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
+#include "base/hash.h"
+#include "coll/exec_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Blocks begin at a cache line of their own, so that no two ranks write to one line. */
+enum { BLOCK_ALIGN = 64, SCRATCH_ALIGN = 64 };
+
+/* ---- Which operation it is ------------------------------------------------------------------- */
+static bool reduces(gr_coll coll)
+{
+    return coll == GR_COLL_ALLREDUCE || coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_REDUCE;
+}
+
+static bool has_root(gr_coll coll)
+{
+    return coll == GR_COLL_BROADCAST || coll == GR_COLL_REDUCE || coll == GR_COLL_GATHER ||
+           coll == GR_COLL_SCATTER;
+}
+
+static bool is_message(gr_coll coll)
+{
+    return coll == GR_COLL_SEND || coll == GR_COLL_RECV;
+}
+
+/* A hash of all that ranks must agree on, and of nothing else. */
+static uint64_t fingerprint_of(const gr_op_desc *desc, uint16_t comm, const size_t *counts,
+                               size_t blocks)
+{
+    bool message = is_message(desc->coll);
+    uint64_t facts[6] = {0};
+    facts[0] = (uint64_t)comm << 32 | (uint64_t)(message ? GR_COLL_SEND : desc->coll);
+    if (desc->coll != GR_COLL_BARRIER) {
+        facts[0] |= (uint64_t)desc->dtype << 8;
+        facts[1] = desc->count;
+    }
+    if (!message) {
+        facts[0] |= (uint64_t)desc->algorithm << 16;
+    }
+    if (reduces(desc->coll)) {
+        facts[0] |= (uint64_t)desc->op << 24;
+        facts[2] = (uint64_t)desc->shards;
+    }
+    facts[3] = message ? desc->tag : has_root(desc->coll) ? (uint64_t)desc->root : 0;
+    if (counts && desc->coll != GR_COLL_ALLTOALL) { /* there every rank has counts of its own */
+        facts[4] = gr_hash64(counts, blocks * sizeof *counts, 1);
+    }
+    if (desc->name) {
+        facts[5] = gr_hash64(desc->name, strnlen(desc->name, GR_RECORD_NAME_BYTES - 1), 1);
+    }
+    uint64_t hash = gr_hash64(facts, sizeof facts, 0);
+    return message ? hash | GR_FINGERPRINT_MESSAGE : hash & ~GR_FINGERPRINT_MESSAGE;
+}
+
+static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
+{
+    gr_record_entry *entry = gr_record_begin(&exec->record);
+    op->record = exec->record.begun - 1;
+    op->started = entry->started;
+    entry->fingerprint = op->fingerprint;
+    entry->count = desc->count;
+    entry->caller = (uintptr_t)desc->caller;
+    entry->number = op->number;
+    entry->tag = desc->tag;
+    entry->root = desc->root;
+    entry->shards = desc->shards;
+    entry->status = GR_PENDING;
+    entry->peer = op->is_message ? gr_op_world(op, desc->root) : -1;
+    entry->comm = op->comm;
+    entry->coll = (uint8_t)desc->coll;
+    entry->dtype = (uint8_t)desc->dtype;
+    entry->op = (uint8_t)desc->op;
+    entry->algorithm = (uint8_t)desc->algorithm;
+    gr_record_copy(entry->name, desc->name);
+    gr_record_copy(entry->site, desc->site);
+}
+
+/* ---- The group ------------------------------------------------------------------------------- */
+/* The first operation of a communicator: who is who? */
+static gr_status meet_members(gr_exec *exec, const gr_exec_group *group, gr_diag *diag)
+{
+    gr_exec_members *members = &exec->members[group->id];
+    bool same = group->size == exec->world_size;
+    for (int rank = 0; rank < group->size && same; rank++) {
+        same = group->world[rank] == rank;
+    }
+    int *local = NULL;
+    if (!same) {
+        local = malloc((size_t)exec->world_size * sizeof *local);
+        if (!local) {
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group of %d ranks", group->size);
+        }
+        for (int world = 0; world < exec->world_size; world++) {
+            local[world] = -1;
+        }
+        for (int rank = 0; rank < group->size; rank++) {
+            local[group->world[rank]] = rank;
+        }
+    }
+    free(members->local);
+    *members = (gr_exec_members){.group = group, .same = same, .local = local};
+    return GR_OK;
+}
+
+static gr_status join_group(gr_exec *exec, gr_op *op, const gr_exec_group *group, gr_diag *diag)
+{
+    op->comm = group ? group->id : 0;
+    op->world = NULL;
+    op->local = NULL;
+    if (!group) {
+        return GR_OK;
+    }
+    gr_exec_members *members = &exec->members[group->id];
+    if (members->group != group) {
+        gr_status status = meet_members(exec, group, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    if (!members->same) {
+        op->world = group->world;
+        op->local = members->local;
+    }
+    return GR_OK;
+}
+
+/* ---- How buffers are cut --------------------------------------------------------------------- */
+size_t gr_op_block_offset(const gr_op *op, size_t block)
+{
+    size_t extra = block < op->block_extra ? block : op->block_extra;
+    return (block * op->block_units + extra) * op->unit_bytes;
+}
+
+static uint32_t count_segments(const gr_op *op, size_t size_bytes)
+{
+    return (uint32_t)((size_bytes + op->segment_bytes - 1) / op->segment_bytes);
+}
+
+static size_t scratch_stride(size_t largest)
+{
+    return (largest + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
+}
+
+static void cut_evenly(gr_op *op, const gr_exec_request *request)
+{
+    size_t blocks = request->program->blocks;
+    op->total_bytes = request->total_count * op->element_bytes;
+    if (request->fixed_blocks) {
+        op->unit_bytes = op->element_bytes;
+        op->block_units = request->total_count / blocks;
+        op->block_extra = 0;
+    } else {
+        size_t units = (op->total_bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN;
+        op->unit_bytes = BLOCK_ALIGN;
+        op->block_units = units / blocks;
+        op->block_extra = units % blocks;
+    }
+    size_t largest = (op->block_units + (op->block_extra > 0)) * op->unit_bytes;
+    op->segments = count_segments(op, largest);
+    if (op->segments == 0 && op->sends_empty) {
+        op->segments = 1;
+    }
+    op->scratch_stride = scratch_stride(largest);
+    int only[2] = {request->user_only, request->input_only};
+    for (int i = 0; i < 2; i++) {
+        op->base[i] = only[i] < 0 ? 0 : gr_op_block_offset(op, (size_t)only[i]);
+        op->bytes[i] = only[i] < 0 ? op->total_bytes : largest;
+    }
+}
+
+static bool grow_cut(gr_op *op, size_t blocks)
+{
+    size_t wanted = op->exec->blocks_max > blocks ? op->exec->blocks_max : blocks;
+    op->exec->blocks_max = wanted;
+    if (wanted <= op->cut_capacity) {
+        return true;
+    }
+    size_t *memory = malloc(2 * (wanted + 1) * (sizeof *memory + sizeof(uint32_t)));
+    if (!memory) {
+        return false;
+    }
+    free(op->offsets[0]);
+    op->offsets[0] = memory;
+    op->offsets[1] = memory + wanted + 1;
+    op->block_segments[0] = (uint32_t *)(memory + 2 * (wanted + 1));
+    op->block_segments[1] = op->block_segments[0] + wanted + 1;
+    op->cut_capacity = wanted;
+    return true;
+}
+
+static bool cut_by_counts(gr_op *op, const gr_exec_request *request)
+{
+    size_t blocks = request->program->blocks;
+    if (!grow_cut(op, blocks)) {
+        return false;
+    }
+    const size_t *counts[2] = {request->user_counts, request->input_counts};
+    counts[1] = counts[1] ? counts[1] : counts[0];
+    int only[2] = {request->user_only, request->input_only};
+    size_t largest = 0;
+    for (int i = 0; i < 2; i++) {
+        size_t *offsets = op->offsets[i];
+        offsets[0] = 0;
+        for (size_t block = 0; block < blocks; block++) {
+            size_t size = counts[i][block] * op->element_bytes;
+            uint32_t segments = count_segments(op, size);
+            offsets[block + 1] = offsets[block] + size;
+            op->block_segments[i][block] = segments > 0 ? segments : 1;
+            largest = i == 0 && size > largest ? size : largest;
+        }
+        op->base[i] = only[i] < 0 ? 0 : offsets[only[i]];
+        op->bytes[i] = only[i] < 0 ? offsets[blocks] : offsets[only[i] + 1] - offsets[only[i]];
+    }
+    op->segments = largest > 0 ? count_segments(op, largest) : 1;
+    op->scratch_stride = scratch_stride(largest > 0 ? largest : 1);
+    return true;
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+static void free_scratch(gr_op *op)
+{
+    if (op->scratch_shared) {
+        gr_mesh_free(op->exec->mesh, op->scratch);
+    } else {
+        free(op->scratch);
+    }
+    op->scratch = NULL;
+    op->scratch_capacity = 0;
+}
+
+void gr_exec_grow_fini(gr_op *op)
+{
+    free(op->step_done);
+    free(op->views);
+    free(op->offsets[0]);
+    if (!op->scratch_shared) {
+        free(op->scratch);
+    }
+}
+
+/* Objects grow to what the largest operation so far has needed: whichever is taken next time, it
+ * need not grow again. */
+static size_t raise_to(size_t *max, size_t needed)
+{
+    *max = needed > *max ? needed : *max;
+    return *max;
+}
+
+static bool grow_steps(gr_op *op, size_t steps)
+{
+    if (steps <= op->step_capacity) {
+        return true;
+    }
+    uint32_t *memory = malloc(steps * (2 * sizeof *memory + 1));
+    if (!memory) {
+        return false;
+    }
+    free(op->step_done);
+    op->step_done = memory;
+    op->queue = memory + steps;
+    op->queued = (uint8_t *)(memory + 2 * steps);
+    op->step_capacity = steps;
+    return true;
+}
+
+static bool grow_scratch(gr_op *op, const gr_program *program)
+{
+    size_t needed = (size_t)program->scratch_slots * op->segments;
+    if (needed == 0) {
+        return true;
+    }
+    size_t views = raise_to(&op->exec->views_max, needed);
+    if (views > op->view_capacity) {
+        free(op->views);
+        op->view_capacity = 0;
+        op->views = malloc(views * sizeof *op->views);
+        if (!op->views) {
+            return false;
+        }
+        op->view_capacity = views;
+    }
+    size_t size = raise_to(&op->exec->scratch_max, program->scratch_slots * op->scratch_stride);
+    if (size <= op->scratch_capacity && (op->scratch_shared || !program->sends_scratch)) {
+        return true;
+    }
+    if (op->scratch) {
+        free_scratch(op);
+    }
+    void *memory = NULL;
+    op->scratch_shared =
+        program->sends_scratch && gr_mesh_alloc(op->exec->mesh, size, &memory) == GR_OK;
+    op->scratch = op->scratch_shared ? memory : aligned_alloc(SCRATCH_ALIGN, size);
+    op->scratch_capacity = op->scratch ? size : 0;
+    return op->scratch != NULL;
+}
+
+/* ---- Start ----------------------------------------------------------------------------------- */
+static gr_status check(const gr_exec_request *request, gr_diag *diag)
+{
+    const gr_op_desc *desc = &request->desc;
+    if (desc->op == GR_USER && reduces(desc->coll) && !request->reduce) {
+        return gr_fail(diag, GR_E_INVALID, "%s with GR_USER needs a reduction function",
+                       gr_coll_name(desc->coll));
+    }
+    const size_t *in = request->input_counts, *out = request->user_counts;
+    size_t rank = (size_t)request->program->shape.rank;
+    if (in && out && in[rank] != out[rank]) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: the rank's own block has %zu elements on its way in and %zu on its way "
+                       "out",
+                       gr_coll_name(desc->coll), in[rank], out[rank]);
+    }
+    return GR_OK;
+}
+
+static uint64_t count_left(const gr_op *op)
+{
+    const gr_program *program = op->program;
+    if (!op->uneven) {
+        return (uint64_t)(program->step_count - program->whole_count) * op->segments +
+               program->whole_count;
+    }
+    uint64_t left = 0;
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        left += gr_op_segments(op, &program->steps[at]);
+    }
+    return left;
+}
+
+static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *request, gr_diag *diag)
+{
+    const gr_program *program = request->program;
+    const gr_op_desc *desc = &request->desc;
+    op->element_bytes = gr_dtype_bytes(desc->dtype);
+    op->segment_bytes = request->segment_bytes > 0 ? request->segment_bytes : exec->segment_bytes;
+    op->uneven = request->user_counts != NULL;
+    /* Where each rank knows only its own counts, an empty message says that they agree; and one
+     * that is awaited must come, even if it has nothing to say. */
+    op->sends_empty = is_message(desc->coll) || (op->uneven && desc->coll == GR_COLL_ALLTOALL);
+    bool fits = true;
+    if (op->uneven) {
+        fits = cut_by_counts(op, request);
+    } else {
+        cut_evenly(op, request);
+    }
+    if (!fits || !grow_steps(op, raise_to(&exec->steps_max, program->step_count)) ||
+        !grow_scratch(op, program)) {
+        return gr_fail(diag, GR_E_NO_MEMORY,
+                       "no memory for %s of %llu %s: it needs %zu bytes of scratch",
+                       gr_coll_name(desc->coll), (unsigned long long)desc->count,
+                       gr_dtype_name(desc->dtype), program->scratch_slots * op->scratch_stride);
+    }
+    return GR_OK;
+}
+
+static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *request, gr_diag *diag)
+{
+    const gr_program *program = request->program;
+    gr_status status = check(request, diag);
+    if (status == GR_OK) {
+        status = join_group(exec, op, request->group, diag);
+    }
+    if (status == GR_OK) {
+        status = make_room(exec, op, request, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    op->driver = NULL;
+    op->program = program;
+    op->is_message = is_message(request->desc.coll);
+    op->fingerprint =
+        fingerprint_of(&request->desc, op->comm, request->user_counts, program->blocks);
+    op->dtype = request->desc.dtype;
+    op->divisor = request->divisor;
+    op->postscale = request->postscale != 0 ? request->postscale : 1;
+    op->user_reduce = request->reduce;
+    op->reduce_arg = request->reduce_arg;
+    op->reduce = gr_reduce_kernel(gr_isa_best(), request->desc.dtype, request->desc.op);
+    for (uint16_t slot = 0; slot < program->user_slots && request->user; slot++) {
+        op->user[slot] = request->user[slot];
+    }
+    for (uint16_t slot = 0; slot < program->input_slots && request->input; slot++) {
+        op->input[slot] = request->input[slot];
+    }
+    memset(op->step_done, 0, program->step_count * sizeof *op->step_done);
+    memset(op->queued, 0, program->step_count);
+    if (program->scratch_slots > 0 && op->segments > 0) {
+        memset(op->views, 0, (size_t)program->scratch_slots * op->segments * sizeof *op->views);
+    }
+    op->queue_head = 0;
+    op->queue_count = 0;
+    op->left = count_left(op);
+    return GR_OK;
+}
+
+/* From here on nothing can go wrong: the operation gets its numbers. */
+static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
+{
+    if (op->is_message) {
+        gr_exec_link *link = &exec->links[gr_op_world(op, desc->root)];
+        op->number = desc->coll == GR_COLL_SEND ? link->messages_sent++ : link->messages_received++;
+    } else {
+        op->number = exec->members[op->comm].next_number++;
+    }
+    op->state = GR_OP_ACTIVE;
+    op->over = false;
+    op->moved = true;
+    op->warned = false;
+    exec->moved = true;
+    exec->active++;
+    record(exec, op, desc);
+}
+
+static void enter(gr_exec *exec, gr_op *op)
+{
+    if (op->left == 0) {
+        gr_exec_part_over(exec, op);
+        return;
+    }
+    exec->ring[op->seq & (GR_EXEC_RING - 1)] = op;
+    const gr_program *program = op->program;
+    for (uint32_t i = 0; i < program->root_count; i++) {
+        gr_exec_queue_if_ready(exec, op, program->roots[i]);
+    }
+}
+
+static void start_moving(gr_exec *exec, uint32_t first_seq)
+{
+    while (exec->oldest_seq != exec->next_seq && !gr_exec_op_at(exec, exec->oldest_seq)) {
+        exec->oldest_seq++;
+    }
+    for (int i = 1; i < exec->world_size; i++) {
+        gr_exec_link *link = &exec->links[(exec->rank + i) % exec->world_size];
+        if (link->recv.seq == first_seq) {
+            gr_exec_advance(exec, link, false);
+        }
+        if (link->send.seq == first_seq) {
+            gr_exec_advance(exec, link, true);
+            gr_exec_mark_post(exec, link);
+        }
+    }
+    gr_exec_drain(exec);
+}
+
+static gr_op *take_free(gr_exec *exec)
+{
+    gr_op *op = exec->free_ops;
+    exec->free_ops = op->next_free;
+    exec->free_count--;
+    op->next_part = NULL;
+    return op;
+}
+
+static gr_status check_room(const gr_exec *exec, int count, gr_diag *diag)
+{
+    if (exec->diag.status != GR_OK) {
+        return gr_fail(diag, GR_E_COMM_BROKEN, "the communicator has ended: %.400s",
+                       exec->diag.text);
+    }
+    if (exec->free_count < count ||
+        exec->next_seq - exec->oldest_seq + (uint32_t)count > GR_EXEC_RING - 1) {
+        return gr_fail(diag, GR_E_NO_MEMORY,
+                       "too many operations in flight: at most %d may be unfinished or not waited "
+                       "for; call gr_wait on the older ones",
+                       GR_EXEC_OPS_MAX);
+    }
+    return GR_OK;
+}
+
+gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int request_count,
+                        gr_op **op_out, gr_diag *diag)
+{
+    gr_status status = check_room(exec, request_count, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_op *head = NULL;
+    gr_op **last = &head;
+    for (int i = 0; i < request_count; i++) {
+        gr_op *op = take_free(exec);
+        *last = op;
+        last = &op->next_part;
+        status = prepare(exec, op, &requests[i], diag);
+        if (status != GR_OK) {
+            (void)gr_op_release(head);
+            return status;
+        }
+    }
+    head->done = requests[0].done;
+    head->done_arg = requests[0].done_arg;
+    head->parts_left = request_count;
+    uint32_t first_seq = exec->next_seq;
+    const gr_exec_request *request = requests;
+    for (gr_op *op = head; op; op = op->next_part) {
+        op->head = head;
+        op->seq = exec->next_seq++;
+        begin(exec, op, &request->desc);
+        request++;
+    }
+    for (gr_op *op = head; op; op = op->next_part) {
+        enter(exec, op);
+    }
+    start_moving(exec, first_seq);
+    *op_out = head;
+    return GR_OK;
+}
+
+gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *state,
+                               const gr_op_desc *desc, const gr_exec_group *group, gr_done *done,
+                               void *done_arg, gr_op **op_out, gr_diag *diag)
+{
+    gr_status status = check_room(exec, 1, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_op *op = take_free(exec);
+    status = join_group(exec, op, group, diag);
+    if (status != GR_OK) {
+        (void)gr_op_release(op);
+        return status;
+    }
+    op->driver = driver;
+    op->driver_state = state;
+    op->is_message = false;
+    op->fingerprint = fingerprint_of(desc, op->comm, NULL, 0);
+    op->head = op;
+    op->done = done;
+    op->done_arg = done_arg;
+    op->parts_left = 1;
+    begin(exec, op, desc);
+    exec->driven[exec->driven_count++] = op;
+    *op_out = op;
+    return GR_OK;
+}

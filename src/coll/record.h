@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_RECORD_H
+#define GR_COLL_RECORD_H
+
+/* What was called last: a ring of the last operations of a process, in plain memory without
+ * pointers to other memory, for error sentences and for looking back. An entry is written when its
+ * operation starts, and completed when it ends; nothing is formatted until somebody asks. Belongs
+ * to the thread of the executor that writes it. */
+
+#include <gradus/coll.h>
+#include <stdbool.h>
+
+enum { GR_RECORD_ENTRIES = 1024, GR_RECORD_NAME_BYTES = 48, GR_RECORD_TEXT_BYTES = 256 };
+
+typedef struct gr_record_entry {
+    uint64_t fingerprint;
+    uint64_t count;
+    uint64_t started, ended; /* ticks, see gr_record_now; ended 0: not yet */
+    uint64_t caller;         /* an address of this process; 0: not known */
+    uint32_t number;         /* of the operation in its communicator, or of the message */
+    uint32_t tag;
+    int32_t root, shards;
+    int32_t status; /* a gr_status; GR_PENDING: not ended */
+    int32_t peer;   /* of messages: the rank in the job; else -1 */
+    uint16_t comm;
+    uint8_t coll, dtype, op, algorithm;
+    char name[GR_RECORD_NAME_BYTES], site[GR_RECORD_NAME_BYTES]; /* "": none */
+} gr_record_entry;
+
+typedef struct gr_record {
+    uint64_t begun;       /* entries ever begun: the newest is (begun - 1) % GR_RECORD_ENTRIES */
+    uint64_t first_ticks; /* when the record was made, ... */
+    int64_t first_ns;     /* ... on gr_now_ns */
+    gr_record_entry entries[GR_RECORD_ENTRIES];
+} gr_record;
+
+void gr_record_init(gr_record *record);
+
+/* The next entry; what it said before is forgotten. All members but `started` are the caller's to
+ * fill. */
+gr_record_entry *gr_record_begin(gr_record *record);
+/* The entry that was the `index`-th to be begun, NULL if it was overwritten. */
+const gr_record_entry *gr_record_at(const gr_record *record, uint64_t index);
+/* Copies a name, cut to the entry's room; NULL: none. */
+void gr_record_copy(char to[GR_RECORD_NAME_BYTES], const char *name);
+
+/* Messages have a number space of their own for each peer and direction. NULL: not known (any
+ * more). */
+const gr_record_entry *gr_record_find(const gr_record *record, uint16_t comm, uint32_t number);
+const gr_record_entry *gr_record_find_message(const gr_record *record, gr_coll coll, int peer,
+                                              uint32_t number);
+
+/* `allreduce of 100 f32 (sum) "grads" at train.c:88`. */
+void gr_record_describe(const gr_record_entry *entry, char *text_out, size_t size_bytes);
+
+/* A clock that costs a few nanoseconds: the processor's own counter. */
+static inline uint64_t gr_record_now(void)
+{
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    uint64_t ticks;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#endif
+}
+/* How many nanoseconds a tick takes, as measured since gr_record_init. */
+double gr_record_ns_per_tick(const gr_record *record);
+
+#endif
