@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ratio tables and plots of run.py's results."""
+import html
+import math
+import pathlib
+import statistics
+
+BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
+KIB, MIB = 1 << 10, 1 << 20
+# What is compared: a table each. mode, our backend, title.
+TABLES = (("host", "gradus", "One host, registered buffers (`gr_alloc`)"),
+          ("host", "gradus-malloc", "One host, ordinary buffers (`malloc`)"),
+          ("tcp", "gradus-tcp", "TCP over loopback"))
+COLORS = {"gradus": "#c0392b", "ompi": "#2471a3", "mpich": "#1e8449", "gloo": "#b7950b",
+          "torch": "#7d3c98", "ceiling": "#333333"}
+
+
+def goal(mode, ours, ranks, size):
+    """The ratio of our time to the best peer's that is promised."""
+    if mode == "tcp":
+        return 1 / 1.3
+    if ours == "gradus-malloc":
+        return 1 / 1.3 if size >= MIB else 1.0
+    if size >= MIB:
+        return 1 / 3
+    return 1 / 2 if ranks >= 4 and 16 * KIB <= size <= 256 * KIB else 1.0
+
+
+def size_text(size):
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def time_text(us):
+    if us < 10:
+        return f"{us:.2f}"
+    return f"{us:.1f}" if us < 1000 else f"{us:,.0f}"
+
+
+def medians(rows):
+    """Backend -> size -> median over the rounds."""
+    return {name: {int(size): statistics.median(times) for size, times in sizes.items()}
+            for name, sizes in rows.items()}
+
+
+def is_peer(name):
+    return not name.startswith(("gradus", "ceiling"))
+
+
+def cells(rows, ours, size):
+    """Our time, the best peer and its time; None where something was not measured."""
+    peers = {name: sizes[size] for name, sizes in rows.items() if is_peer(name) and size in sizes}
+    if size not in rows.get(ours, {}) or not peers:
+        return None
+    best = min(peers, key=peers.get)
+    return rows[ours][size], best, peers[best]
+
+
+def table(results, mode, ours, title):
+    groups = {int(n): medians(rows) for n, rows in results["times_us"].get(mode, {}).items()}
+    lines, held, total = [], 0, 0
+    for size in results["sizes"]:
+        words = [size_text(size)]
+        for ranks in sorted(groups):
+            cell = cells(groups[ranks], ours, size)
+            if cell is None:
+                words.append("-")
+                continue
+            time_us, best, best_us = cell
+            ratio, wanted = time_us / best_us, goal(mode, ours, ranks, size)
+            total += 1
+            held += ratio <= wanted
+            text = (f"{ratio:.2f} ({time_text(time_us)} : {time_text(best_us)} {best})")
+            words.append(text if ratio <= wanted else f"**{text}** > {wanted:.2f}")
+        lines.append("| " + " | ".join(words) + " |")
+    if total == 0:
+        return ""
+    head = " | ".join(f"{n} ranks" for n in sorted(groups))
+    return (f"**{title}**: {held} of {total} cells reach their goal.\n\n| size | {head} |\n"
+            f"| --- |{' --- |' * len(groups)}\n" + "\n".join(lines) + "\n")
+
+
+def ceiling_table(results):
+    """How much of the speed of a bare reduction in shared memory is reached."""
+    lines, ranks_seen = [], []
+    groups = {int(n): medians(rows) for n, rows in results["times_us"].get("host", {}).items()}
+    ranks_seen = [n for n in sorted(groups) if "ceiling" in groups[n] and "gradus" in groups[n]]
+    for size in results["sizes"] if ranks_seen else []:
+        words = [size_text(size)]
+        for ranks in ranks_seen:
+            bare, ours = groups[ranks]["ceiling"].get(size), groups[ranks]["gradus"].get(size)
+            if bare is None or ours is None:
+                words.append("-")
+                continue
+            share, wanted = bare / ours, 0.85 if size >= 256 * KIB else 0.7
+            text = f"{100 * share:.0f} % ({time_text(bare)})"
+            words.append(text if share >= wanted else f"**{text}** < {100 * wanted:.0f} %")
+        lines.append("| " + " | ".join(words) + " |")
+    if not lines:
+        return ""
+    head = " | ".join(f"{n} ranks" for n in ranks_seen)
+    return ("**Against the ceiling**: the speed of a bare reduction in shared memory, without any "
+            "library, that registered buffers reach (its time in us).\n\n"
+            f"| size | {head} |\n| --- |{' --- |' * len(ranks_seen)}\n" + "\n".join(lines) + "\n")
+
+
+def markdown(results):
+    known = ", ".join(f"{name} {version}" for name, version in results["versions"].items()
+                      if name not in ("kernel", "cores", "Gradus"))
+    parts = [f"`{results['command']}`, {results['operation']}, f32, {results['versions']['cores']} "
+             f"cores, {known}. Each cell: Gradus's time / the best peer's time (both in us, and "
+             f"which peer); medians over {results['rounds']} rounds in which all took turns. **Bold**: "
+             "short of the goal behind it.\n"]
+    parts += [table(results, *what) for what in TABLES]
+    parts.append(ceiling_table(results))
+    return "\n".join(part for part in parts if part)
+
+
+# ---- Plots ---------------------------------------------------------------------------------------
+WIDTH, HEIGHT, LEFT, TOP, GAP = 380, 300, 60, 40, 70
+
+
+def color(name):
+    return next((c for start, c in COLORS.items() if name.startswith(start)), "#777")
+
+
+def panel(rows, sizes, left, title):
+    points = [us for times in rows.values() for us in times.values()]
+    low, high = math.floor(math.log10(min(points))), math.ceil(math.log10(max(points)))
+    first, last = math.log2(sizes[0]), math.log2(sizes[-1])
+
+    def x(size):
+        return left + WIDTH * (math.log2(size) - first) / max(last - first, 1)
+
+    def y(us):
+        return TOP + HEIGHT * (1 - (math.log10(us) - low) / max(high - low, 1))
+
+    out = [f'<text x="{left}" y="{TOP - 8}" font-weight="bold">{html.escape(title)}</text>',
+           f'<rect x="{left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>']
+    for power in range(low, high + 1):
+        out.append(f'<line x1="{left}" y1="{y(10 ** power):.1f}" x2="{left + WIDTH}" '
+                   f'y2="{y(10 ** power):.1f}" stroke="#ddd"/><text x="{left - 5}" '
+                   f'y="{y(10 ** power) + 4:.1f}" text-anchor="end">{10.0 ** power:g}</text>')
+    for size in sizes[::max(len(sizes) // 6, 1)]:
+        out.append(f'<text x="{x(size):.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">'
+                   f'{size_text(size)}</text>')
+    ends = []
+    for name, times in sorted(rows.items()):
+        line = " ".join(f"{x(size):.1f},{y(us):.1f}" for size, us in sorted(times.items()))
+        dashes = ' stroke-dasharray="5 3"' if name in ("gradus-malloc", "ceiling") else ""
+        thick = 2.5 if name.startswith("gradus") else 1.2
+        out.append(f'<polyline fill="none" stroke="{color(name)}" stroke-width="{thick}"{dashes} '
+                   f'points="{line}"><title>{html.escape(name)}</title></polyline>')
+        ends.append((y(times[max(times)]), name))
+    at = TOP + 6
+    for _, name in sorted(ends):  # the legend, in the order of the lines' right ends
+        out.append(f'<text x="{left + 8}" y="{at + 8}" fill="{color(name)}" font-size="10">'
+                   f'{html.escape(name)}</text>')
+        at += 12
+    return out
+
+
+def plot(results, mode):
+    groups = {int(n): medians(rows) for n, rows in results["times_us"].get(mode, {}).items()}
+    body = []
+    for i, ranks in enumerate(sorted(groups)):
+        body += panel(groups[ranks], results["sizes"], LEFT + i * (WIDTH + GAP),
+                      f"{results['operation']}, {mode}, {ranks} ranks: us")
+    width = LEFT + len(groups) * (WIDTH + GAP)
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
+                      f'height="{TOP + HEIGHT + 40}" font-family="sans-serif" font-size="12">',
+                      '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>", ""])
+
+
+def write_docs(results, text, docs):
+    folder = docs / "performance"
+    folder.mkdir(exist_ok=True)
+    for mode in results["times_us"]:
+        name = f"{results['operation']}-{mode}.svg"
+        (folder / name).write_text(plot(results, mode))
+        text += f"\n![{results['operation']}, {mode}](performance/{name})\n"
+    page = docs / "performance.md"
+    whole = page.read_text()
+    before, rest = whole.split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
