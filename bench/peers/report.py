@@ -2,7 +2,6 @@
 """The ratio tables and plots of run.py's results."""
 import html
 import math
-import pathlib
 import statistics
 
 BEGIN, END = "<!-- peers: begin -->", "<!-- peers: end -->"
@@ -37,6 +36,15 @@ def time_text(us):
     if us < 10:
         return f"{us:.2f}"
     return f"{us:.1f}" if us < 1000 else f"{us:,.0f}"
+
+
+def choose(results, figure):
+    """The same results with one figure of each round: "mean" or "median" of its operations."""
+    def pick(node):
+        if isinstance(node, dict):
+            return {key: pick(value) for key, value in node.items()}
+        return [round_[figure] for round_ in node]
+    return results | {"figure": figure, "times_us": pick(results["times_us"])}
 
 
 def medians(rows):
@@ -111,7 +119,8 @@ def markdown(results):
                       if name not in ("kernel", "cores", "Gradus"))
     parts = [f"`{results['command']}`, {results['operation']}, f32, {results['versions']['cores']} "
              f"cores, {known}. Each cell: Gradus's time / the best peer's time (both in us, and "
-             f"which peer); medians over {results['rounds']} rounds in which all took turns. **Bold**: "
+             f"which peer); medians over {results['rounds']} rounds, in which all took turns, of the "
+             f"{results['figure']} time of an operation. **Bold**: "
              "short of the goal behind it.\n"]
     parts += [table(results, *what) for what in TABLES]
     parts.append(ceiling_table(results))

@@ -4,7 +4,8 @@
 
 Builds the programs for the peers that are installed (scripts/install-deps bench installs them all).
 In each round each backend, in random order, runs one group of processes through all sizes; what
-counts is the median over the rounds of the mean time of an operation. Results are checked.
+counts is the median over the rounds of the mean (or median) time of an operation. Results are
+checked.
 
     bench/peers/run.py --quick                about three minutes
     bench/peers/run.py                        about half an hour
@@ -21,7 +22,6 @@ import random
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -175,7 +175,7 @@ def end(processes):
 
 
 def run_group(backend, operation, sizes, ranks, time_us, limit_s):
-    """One group of processes through all sizes: mean time by size; why not, in words."""
+    """One group of processes through all sizes: times by size; why not, in words."""
     started, times, reason = [], {}, None
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as out, \
             tempfile.TemporaryFile("w+") as errors:
@@ -200,7 +200,8 @@ def run_group(backend, operation, sizes, ranks, time_us, limit_s):
                 row = json.loads(line)
                 if row["wrong"]:
                     raise SystemExit(f"{backend.name}: wrong results: {line}")
-                times[row["size_bytes"]] = row["time_us_mean"]
+                times[row["size_bytes"]] = {"mean": row["time_us_mean"],
+                                            "median": row["time_us_median"]}
     return times, reason
 
 
@@ -224,10 +225,10 @@ def measure(arguments, candidates):
                         continue
                     times, reason = run_group(backend, arguments.operation, sizes, ranks,
                                               arguments.time_ms * 1000, arguments.limit_s)
-                    for size, mean_us in times.items():
+                    for size, figures in times.items():
                         rows = results.setdefault(mode, {}).setdefault(str(ranks), {})
                         rows.setdefault(backend.name, {}).setdefault(
-                            str(label(size, sizes)), []).append(mean_us)
+                            str(label(size, sizes)), []).append(figures)
                     if reason:
                         print(f"{mode} n={ranks} {backend.name}: {reason}", file=sys.stderr)
                         dropped.add(key)
@@ -253,6 +254,8 @@ def parse():
     parser.add_argument("--build-dir", default=str(ROOT / "build"))
     parser.add_argument("--output", help="file for the results (JSON)")
     parser.add_argument("--report", help="take the results from this file, measure nothing")
+    parser.add_argument("--figure", choices=("mean", "median"), default="mean",
+                        help="of the operations of a round; median: other load matters less")
     parser.add_argument("--docs", action="store_true", help="write docs/performance.md and plots")
     arguments = parser.parse_args()
     quick = arguments.quick
@@ -280,6 +283,7 @@ def main():
         results = measure(arguments, candidates)
         if arguments.output:
             pathlib.Path(arguments.output).write_text(json.dumps(results, indent=1) + "\n")
+    results = report.choose(results, arguments.figure)
     text = report.markdown(results)
     print(text)
     if arguments.docs:
