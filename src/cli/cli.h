@@ -29,6 +29,7 @@ int gr_verb_run(int argc, char *const *argv);
 int gr_verb_worker(int argc, char *const *argv);
 int gr_verb_eval(int argc, char *const *argv);
 int gr_verb_bench(int argc, char *const *argv);
+int gr_verb_simulate(int argc, char *const *argv);
 int gr_verb_info(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);
@@ -36,6 +37,7 @@ int gr_verb_version(int argc, char *const *argv);
 extern const gr_config_table gr_run_table;
 extern const gr_config_table gr_eval_table;
 extern const gr_config_table gr_bench_table;
+extern const gr_config_table gr_simulate_table;
 extern const gr_config_table gr_info_table;
 
 /* The verb of that name, NULL if there is none. */

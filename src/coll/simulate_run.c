@@ -1,0 +1,774 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/simulate_world.h"
+
+#include "base/fail.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A run by events. Each rank is one thread that does one thing at a time, in the executor's order
+ * of preference: send, then add, then take. Each host's interface sends the segments that its ranks
+ * have written, taking turns among the connections as the kernel does; the receiving interface is
+ * as fast, and what finds it busy waits in the switch.
+ *
+ * Each event carries the parts of the time on the way to it: those of the event that caused it, and
+ * its own. So the last event tells where the time went. */
+
+enum {
+    QUANTUM_BYTES = 64 << 10,  /* after so much it is another connection's turn */
+    HEADER_BYTES = 40,         /* of a message on a byte stream */
+    UNIT_BYTES = 64,           /* blocks are cut at multiples of this, as by the executor */
+    SEGMENT_BYTES = 256 << 10, /* the executor's own choice */
+    EVENTS_FIRST = 1024
+};
+/* Steps times segments of a run; more are simulated with larger segments. */
+#define WORK_MAX UINT64_C(1000000)
+
+typedef enum event_kind { THREAD_DONE, WIRE_DONE, ARRIVED, WAKE } event_kind;
+
+typedef struct event {
+    double at_us;
+    float part_us[GR_TIME_PARTS];
+    uint8_t kind; /* event_kind */
+    uint32_t who; /* rank; host of WIRE_DONE */
+    uint32_t path;
+} event;
+
+typedef enum task_kind { TASK_NONE, TASK_SEND, TASK_LOCAL, TASK_TAKE } task_kind;
+
+typedef struct thread {
+    uint32_t *done;             /* by step: finished segments */
+    uint8_t *queued;            /* by step: waits in `local` */
+    uint32_t *local, *out, *in; /* rings of steps and paths that can go on */
+    uint32_t local_head, local_count;
+    uint32_t out_head, out_count;
+    uint32_t in_head, in_count;
+    task_kind task; /* being done */
+    uint32_t what;
+    bool wants_core;
+    double sent;
+} thread;
+
+typedef struct turn {
+    int rank;
+    uint32_t path;
+} turn;
+
+typedef struct interface {
+    turn *turns; /* ring: connections with something to send */
+    uint32_t head, count, capacity;
+    bool busy;
+    size_t quantum;
+    double sent_bytes;
+    double receives_until_us; /* what arrived so far is through then */
+    float receive_part_us[GR_TIME_PARTS];
+} interface;
+
+typedef struct core_pool {
+    int64_t free;
+    int *waiting; /* ring of ranks */
+    uint32_t head, count, capacity;
+} core_pool;
+
+typedef struct run {
+    gr_simworld *world;
+    const gr_cluster *cluster;
+    size_t total_bytes, unit_bytes, block_units, block_extra, segment_bytes;
+    uint32_t segments;
+    double wire_us_per_byte, copy_us_per_byte, local_us_per_byte, reduce_us_per_byte;
+    thread *threads;
+    interface *interfaces;
+    core_pool *pools; /* one for all hosts, or one a host */
+    int pool_count;   /* 0: a core for everybody */
+    event *heap;
+    size_t event_count, event_capacity;
+    uint64_t left; /* segments of steps that are not done */
+    double now_us;
+    float cause_us[GR_TIME_PARTS];
+    bool failed; /* no memory */
+} run;
+
+/* ---- Events ---------------------------------------------------------------------------------- */
+static void push(run *r, event e)
+{
+    if (r->event_count == r->event_capacity) {
+        size_t capacity = r->event_capacity > 0 ? r->event_capacity * 2 : EVENTS_FIRST;
+        event *heap = realloc(r->heap, capacity * sizeof *heap);
+        if (!heap) {
+            r->failed = true;
+            return;
+        }
+        r->heap = heap;
+        r->event_capacity = capacity;
+    }
+    size_t at = r->event_count++;
+    while (at > 0 && r->heap[(at - 1) / 2].at_us > e.at_us) {
+        r->heap[at] = r->heap[(at - 1) / 2];
+        at = (at - 1) / 2;
+    }
+    r->heap[at] = e;
+}
+
+static event pop(run *r)
+{
+    event first = r->heap[0];
+    event last = r->heap[--r->event_count];
+    size_t at = 0;
+    for (;;) {
+        size_t child = 2 * at + 1;
+        if (child >= r->event_count) {
+            break;
+        }
+        if (child + 1 < r->event_count && r->heap[child + 1].at_us < r->heap[child].at_us) {
+            child++;
+        }
+        if (r->heap[child].at_us >= last.at_us) {
+            break;
+        }
+        r->heap[at] = r->heap[child];
+        at = child;
+    }
+    r->heap[at] = last;
+    return first;
+}
+
+static event caused(const run *r, event_kind kind, uint32_t who, uint32_t path)
+{
+    event e = {.at_us = r->now_us, .kind = (uint8_t)kind, .who = who, .path = path};
+    memcpy(e.part_us, r->cause_us, sizeof e.part_us);
+    return e;
+}
+
+static void add_part(event *e, gr_time_part part, double us)
+{
+    e->at_us += us;
+    e->part_us[part] += (float)us;
+}
+
+/* ---- Pieces ---------------------------------------------------------------------------------- */
+static size_t block_offset(const run *r, size_t block)
+{
+    size_t extra = block < r->block_extra ? block : r->block_extra;
+    size_t offset = (block * r->block_units + extra) * r->unit_bytes;
+    return offset < r->total_bytes ? offset : r->total_bytes;
+}
+
+static size_t piece_bytes(const run *r, uint32_t block, uint32_t segment)
+{
+    size_t size = block_offset(r, (size_t)block + 1) - block_offset(r, block);
+    size_t from = segment * r->segment_bytes;
+    size_t rest = from < size ? size - from : 0;
+    return rest < r->segment_bytes ? rest : r->segment_bytes;
+}
+
+static bool is_whole(const gr_program_step *step)
+{
+    return step->kind == GR_STEP_SIGNAL || step->kind == GR_STEP_AWAIT;
+}
+
+static uint32_t segments_of(const run *r, const gr_program_step *step)
+{
+    return is_whole(step) ? 1 : r->segments;
+}
+
+static bool is_done(const run *r, const thread *t, const gr_program *program, uint32_t at,
+                    uint32_t segment, bool whole)
+{
+    const gr_program_step *step = &program->steps[at];
+    return t->done[at] == segments_of(r, step) ||
+           (!whole && !is_whole(step) && t->done[at] > segment);
+}
+
+static bool is_ready(const run *r, int rank, uint32_t at, uint32_t segment)
+{
+    const gr_program *program = r->world->ranks[rank].program;
+    const gr_program_step *step = &program->steps[at];
+    for (uint32_t i = 0; i < step->after_count; i++) {
+        if (!is_done(r, &r->threads[rank], program, program->after[step->after_first + i], segment,
+                     is_whole(step))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static const gr_program_step *head_of(const run *r, int rank, const gr_simpath *path, bool sending,
+                                      uint32_t index, uint32_t *at_out)
+{
+    (void)r;
+    const gr_program *program = r->world->ranks[rank].program;
+    const uint32_t *steps = sending ? program->send_steps : program->recv_steps;
+    *at_out = steps[path->first + index];
+    return &program->steps[*at_out];
+}
+
+static size_t message_bytes(const run *r, const gr_program_step *step, uint32_t segment)
+{
+    if (is_whole(step)) {
+        return 0;
+    }
+    return piece_bytes(r, step->kind == GR_STEP_SEND ? step->a.block : step->dst.block, segment);
+}
+
+/* ---- What can go on -------------------------------------------------------------------------- */
+static void offer_send(run *r, int rank, uint32_t index)
+{
+    thread *t = &r->threads[rank];
+    gr_simrank *own = &r->world->ranks[rank];
+    gr_simpath *path = &own->out[index];
+    uint32_t at;
+    if (path->queued || path->index == path->count) {
+        return;
+    }
+    (void)head_of(r, rank, path, true, path->index, &at);
+    if (is_ready(r, rank, at, path->segment)) {
+        path->queued = true;
+        t->out[(t->out_head + t->out_count++) % own->out_count] = index;
+    }
+}
+
+static void offer_take(run *r, int rank, uint32_t index)
+{
+    thread *t = &r->threads[rank];
+    gr_simrank *own = &r->world->ranks[rank];
+    gr_simpath *path = &own->in[index];
+    uint32_t at;
+    if (path->queued || path->index == path->count) {
+        return;
+    }
+    const gr_program_step *step = head_of(r, rank, path, false, path->index, &at);
+    bool here =
+        path->arrived > 0 || (!is_whole(step) && message_bytes(r, step, path->segment) == 0);
+    if (here && is_ready(r, rank, at, path->segment)) {
+        path->queued = true;
+        t->in[(t->in_head + t->in_count++) % own->in_count] = index;
+    }
+}
+
+static void offer_local(run *r, int rank, uint32_t at)
+{
+    thread *t = &r->threads[rank];
+    if (!t->queued[at] && t->done[at] < r->segments && is_ready(r, rank, at, t->done[at])) {
+        uint32_t ring = r->world->ranks[rank].program->step_count;
+        t->queued[at] = 1;
+        t->local[(t->local_head + t->local_count++) % ring] = at;
+    }
+}
+
+static void offer(run *r, int rank, uint32_t at)
+{
+    const gr_simrank *own = &r->world->ranks[rank];
+    switch (own->program->steps[at].kind) {
+    case GR_STEP_SEND:
+    case GR_STEP_SIGNAL:
+        offer_send(r, rank, own->path_of[at]);
+        break;
+    case GR_STEP_RECV:
+    case GR_STEP_AWAIT:
+        offer_take(r, rank, own->path_of[at]);
+        break;
+    default:
+        offer_local(r, rank, at);
+        break;
+    }
+}
+
+static void segment_done(run *r, int rank, uint32_t at)
+{
+    const gr_program *program = r->world->ranks[rank].program;
+    const gr_program_step *step = &program->steps[at];
+    r->threads[rank].done[at]++;
+    r->left--;
+    for (uint32_t i = 0; i < step->next_count; i++) {
+        offer(r, rank, program->next[step->next_first + i]);
+    }
+}
+
+static void path_passed(const run *r, gr_simpath *path, const gr_program_step *step)
+{
+    if (++path->segment == segments_of(r, step)) {
+        path->segment = 0;
+        path->index++;
+    }
+}
+
+/* ---- The wire -------------------------------------------------------------------------------- */
+static void wire_passed(const run *r, gr_simpath *path, const gr_program_step *step)
+{
+    if (++path->wire_segment == segments_of(r, step)) {
+        path->wire_segment = 0;
+        path->wire_index++;
+    }
+}
+
+static void start_wire(run *r, int host)
+{
+    interface *net = &r->interfaces[host];
+    if (net->busy || net->count == 0) {
+        return;
+    }
+    turn next = net->turns[net->head];
+    gr_simpath *path = &r->world->ranks[next.rank].out[next.path];
+    while (path->wire_left == 0) {
+        uint32_t at;
+        const gr_program_step *step = head_of(r, next.rank, path, true, path->wire_index, &at);
+        size_t size = message_bytes(r, step, path->wire_segment);
+        if (size > 0 || is_whole(step)) {
+            path->wire_left = size + HEADER_BYTES;
+        } else {
+            wire_passed(r, path, step); /* an empty segment is no message */
+        }
+    }
+    net->quantum = path->wire_left < QUANTUM_BYTES ? path->wire_left : QUANTUM_BYTES;
+    net->busy = true;
+    event e = caused(r, WIRE_DONE, (uint32_t)host, 0);
+    add_part(&e, GR_TIME_BANDWIDTH, (double)net->quantum * r->wire_us_per_byte);
+    push(r, e);
+}
+
+static void give_turn(run *r, int rank, uint32_t index)
+{
+    interface *net = &r->interfaces[r->world->host_of[rank]];
+    gr_simpath *path = &r->world->ranks[rank].out[index];
+    if (!path->on_wire) {
+        path->on_wire = true;
+        net->turns[(net->head + net->count++) % net->capacity] = (turn){rank, index};
+    }
+}
+
+/* The quantum that left one interface has to pass the other one as well, behind what is there. */
+static event receive(run *r, const gr_simpath *path, size_t quantum)
+{
+    interface *net = &r->interfaces[r->world->host_of[path->peer]];
+    double pass_us = (double)quantum * r->wire_us_per_byte;
+    event e = caused(r, ARRIVED, (uint32_t)path->peer, path->remote);
+    add_part(&e, GR_TIME_LATENCY, r->cluster->latency_us);
+    if (net->receives_until_us + pass_us > e.at_us) {
+        e.at_us = net->receives_until_us;
+        memcpy(e.part_us, net->receive_part_us, sizeof e.part_us);
+        add_part(&e, GR_TIME_BANDWIDTH, pass_us);
+    }
+    net->receives_until_us = e.at_us;
+    memcpy(net->receive_part_us, e.part_us, sizeof e.part_us);
+    return e;
+}
+
+static void kick(run *r, int rank);
+
+static void wire_done(run *r, int host)
+{
+    interface *net = &r->interfaces[host];
+    turn now = net->turns[net->head];
+    gr_simpath *path = &r->world->ranks[now.rank].out[now.path];
+    net->head = (net->head + 1) % net->capacity;
+    net->count--;
+    net->busy = false;
+    net->sent_bytes += (double)net->quantum;
+    path->on_wire = false;
+    path->wire_left -= net->quantum;
+    event e = receive(r, path, net->quantum);
+    if (path->wire_left == 0) {
+        uint32_t at;
+        const gr_program_step *step = head_of(r, now.rank, path, true, path->wire_index, &at);
+        push(r, e);
+        path->waiting--;
+        wire_passed(r, path, step);
+        segment_done(r, now.rank, at);
+    }
+    if (path->wire_left > 0 || path->waiting > 0) {
+        give_turn(r, now.rank, now.path);
+    }
+    start_wire(r, host);
+    kick(r, now.rank);
+}
+
+/* ---- A rank's thread ------------------------------------------------------------------------- */
+typedef struct cost {
+    gr_time_part part;
+    double us;
+    double overhead_us;
+} cost;
+
+static cost cost_of_message(const run *r, const gr_simpath *path, const gr_program_step *step,
+                            size_t size, bool taking)
+{
+    const gr_cluster *cluster = r->cluster;
+    if (!path->local) {
+        return (cost){GR_TIME_OVERHEAD, (double)size * r->copy_us_per_byte, cluster->overhead_us};
+    }
+    /* Inside a host the receiver reads where the sender's data lie: an addition reads them there,
+     * everything else is copied. */
+    bool copied = taking && (step->dst.space != GR_SPACE_SCRATCH || step->forwarded);
+    return (cost){GR_TIME_BANDWIDTH, copied ? (double)size * r->local_us_per_byte : 0,
+                  cluster->local_overhead_us};
+}
+
+static cost cost_of_task(const run *r, int rank)
+{
+    const thread *t = &r->threads[rank];
+    const gr_simrank *own = &r->world->ranks[rank];
+    if (t->task == TASK_LOCAL) {
+        const gr_program_step *step = &own->program->steps[t->what];
+        double size = (double)piece_bytes(r, step->dst.block, t->done[t->what]);
+        return step->kind == GR_STEP_REDUCE
+                   ? (cost){GR_TIME_REDUCTION, size * r->reduce_us_per_byte, 0}
+                   : (cost){GR_TIME_BANDWIDTH, size * r->local_us_per_byte, 0};
+    }
+    bool sending = t->task == TASK_SEND;
+    const gr_simpath *path = sending ? &own->out[t->what] : &own->in[t->what];
+    uint32_t at;
+    const gr_program_step *step = head_of(r, rank, path, sending, path->index, &at);
+    size_t size = message_bytes(r, step, path->segment);
+    return size > 0 || is_whole(step) ? cost_of_message(r, path, step, size, !sending)
+                                      : (cost){GR_TIME_OVERHEAD, 0, 0};
+}
+
+static void sent(run *r, int rank, uint32_t index)
+{
+    gr_simpath *path = &r->world->ranks[rank].out[index];
+    uint32_t at;
+    const gr_program_step *step = head_of(r, rank, path, true, path->index, &at);
+    bool empty = !is_whole(step) && message_bytes(r, step, path->segment) == 0;
+    if (!empty && path->local) {
+        event e = caused(r, ARRIVED, (uint32_t)path->peer, path->remote);
+        add_part(&e, GR_TIME_LATENCY, r->cluster->local_latency_us);
+        push(r, e);
+    }
+    if (!empty && !path->local) {
+        path->waiting++;
+        give_turn(r, rank, index);
+        start_wire(r, r->world->host_of[rank]);
+    }
+    path_passed(r, path, step);
+    r->threads[rank].sent += !empty;
+    if (empty) {
+        segment_done(r, rank, at);
+    }
+}
+
+static void taken(run *r, int rank, uint32_t index)
+{
+    gr_simpath *path = &r->world->ranks[rank].in[index];
+    uint32_t at;
+    const gr_program_step *step = head_of(r, rank, path, false, path->index, &at);
+    bool empty = !is_whole(step) && message_bytes(r, step, path->segment) == 0;
+    if (!empty) {
+        path->arrived--;
+    }
+    if (!empty && path->local) {
+        /* The sender may use its memory again. */
+        const gr_simpath *from = &r->world->ranks[path->peer].out[path->remote];
+        uint32_t sent_at;
+        (void)head_of(r, path->peer, from, true, path->index, &sent_at);
+        segment_done(r, path->peer, sent_at);
+        push(r, caused(r, WAKE, (uint32_t)path->peer, 0));
+    }
+    path_passed(r, path, step);
+    segment_done(r, rank, at);
+}
+
+static void task_done(run *r, int rank)
+{
+    thread *t = &r->threads[rank];
+    task_kind task = t->task;
+    uint32_t what = t->what;
+    t->task = TASK_NONE;
+    gr_simrank *own = &r->world->ranks[rank];
+    if (task == TASK_SEND) {
+        own->out[what].queued = false;
+        sent(r, rank, what);
+        offer_send(r, rank, what);
+    } else if (task == TASK_TAKE) {
+        own->in[what].queued = false;
+        taken(r, rank, what);
+        offer_take(r, rank, what);
+    } else {
+        t->queued[what] = 0;
+        segment_done(r, rank, what);
+        offer_local(r, rank, what);
+    }
+}
+
+static bool choose_task(run *r, int rank)
+{
+    thread *t = &r->threads[rank];
+    const gr_simrank *own = &r->world->ranks[rank];
+    if (t->out_count > 0) {
+        t->task = TASK_SEND;
+        t->what = t->out[t->out_head];
+        t->out_head = (t->out_head + 1) % own->out_count;
+        t->out_count--;
+    } else if (t->local_count > 0) {
+        t->task = TASK_LOCAL;
+        t->what = t->local[t->local_head];
+        t->local_head = (t->local_head + 1) % own->program->step_count;
+        t->local_count--;
+    } else if (t->in_count > 0) {
+        t->task = TASK_TAKE;
+        t->what = t->in[t->in_head];
+        t->in_head = (t->in_head + 1) % own->in_count;
+        t->in_count--;
+    }
+    return t->task != TASK_NONE;
+}
+
+static core_pool *pool_of(const run *r, int rank)
+{
+    return r->pool_count == 0   ? NULL
+           : r->pool_count == 1 ? &r->pools[0]
+                                : &r->pools[r->world->host_of[rank]];
+}
+
+/* Gives the rank's thread something to do, if it is idle and there is something. */
+static void kick(run *r, int rank)
+{
+    thread *t = &r->threads[rank];
+    core_pool *pool = pool_of(r, rank);
+    while (t->task == TASK_NONE && !t->wants_core) {
+        if (t->out_count + t->local_count + t->in_count == 0) {
+            return;
+        }
+        if (pool && pool->free == 0) {
+            t->wants_core = true;
+            pool->waiting[(pool->head + pool->count++) % pool->capacity] = rank;
+            return;
+        }
+        if (!choose_task(r, rank)) {
+            return;
+        }
+        cost c = cost_of_task(r, rank);
+        if (c.us + c.overhead_us > 0) {
+            event e = caused(r, THREAD_DONE, (uint32_t)rank, 0);
+            add_part(&e, c.part, c.us);
+            add_part(&e, GR_TIME_OVERHEAD, c.overhead_us);
+            push(r, e);
+            if (pool) {
+                pool->free--;
+            }
+            return;
+        }
+        task_done(r, rank);
+    }
+}
+
+static void thread_done(run *r, int rank)
+{
+    core_pool *pool = pool_of(r, rank);
+    task_done(r, rank);
+    if (pool) {
+        pool->free++;
+        while (pool->count > 0 && pool->free > 0) {
+            int next = pool->waiting[pool->head];
+            pool->head = (pool->head + 1) % pool->capacity;
+            pool->count--;
+            r->threads[next].wants_core = false;
+            kick(r, next);
+        }
+    }
+    kick(r, rank);
+}
+
+static void arrived(run *r, int rank, uint32_t index)
+{
+    r->world->ranks[rank].in[index].arrived++;
+    offer_take(r, rank, index);
+    kick(r, rank);
+}
+
+/* ---- A run ----------------------------------------------------------------------------------- */
+static double us_per_byte(double gbyte)
+{
+    return gbyte > 0 ? 1e-3 / gbyte : 0;
+}
+
+static void cut_blocks(run *r, size_t size_bytes)
+{
+    gr_simworld *world = r->world;
+    size_t blocks = (size_t)(world->blocks > 0 ? world->blocks : 1);
+    /* A block for each rank: as callers say it, they are all alike. */
+    bool alike = world->coll == GR_COLL_REDUCE_SCATTER || world->coll == GR_COLL_ALLGATHER ||
+                 world->coll == GR_COLL_GATHER || world->coll == GR_COLL_SCATTER ||
+                 world->coll == GR_COLL_ALLTOALL;
+    size_t unit = alike ? 1 : UNIT_BYTES;
+    size_t units = alike ? (size_bytes + blocks - 1) / blocks * blocks
+                         : (size_bytes + UNIT_BYTES - 1) / UNIT_BYTES;
+    r->total_bytes = alike ? units : size_bytes;
+    r->unit_bytes = unit;
+    r->block_units = units / blocks;
+    r->block_extra = units % blocks;
+    size_t largest = (r->block_units + (r->block_extra > 0)) * unit;
+    r->segment_bytes =
+        r->cluster->segment_bytes > 0 ? (size_t)r->cluster->segment_bytes : SEGMENT_BYTES;
+    while ((largest / r->segment_bytes + 1) * world->steps > WORK_MAX &&
+           r->segment_bytes < largest) {
+        r->segment_bytes *= 2;
+    }
+    r->segments = (uint32_t)((largest + r->segment_bytes - 1) / r->segment_bytes);
+    r->segments = r->segments > 0 ? r->segments : 1; /* an empty one */
+    const gr_cluster *cluster = r->cluster;
+    r->wire_us_per_byte = us_per_byte(cluster->bandwidth_gbit / 8);
+    r->copy_us_per_byte = us_per_byte(cluster->copy_gbyte);
+    r->local_us_per_byte = us_per_byte(cluster->local_gbyte);
+    r->reduce_us_per_byte = us_per_byte(cluster->reduce_gbyte);
+}
+
+static bool open_threads(run *r)
+{
+    gr_simworld *world = r->world;
+    r->threads = calloc((size_t)world->size, sizeof *r->threads);
+    for (int rank = 0; r->threads && rank < world->size; rank++) {
+        thread *t = &r->threads[rank];
+        gr_simrank *own = &world->ranks[rank];
+        size_t steps = own->program->step_count;
+        uint32_t *memory =
+            calloc(2 * steps + own->out_count + own->in_count + steps / 4 + 2, sizeof *memory);
+        if (!memory) {
+            return false;
+        }
+        t->done = memory;
+        t->local = memory + steps;
+        t->out = t->local + steps;
+        t->in = t->out + own->out_count;
+        t->queued = (uint8_t *)(t->in + own->in_count);
+        for (uint32_t i = 0; i < own->out_count + own->in_count; i++) {
+            gr_simpath *path = i < own->out_count ? &own->out[i] : &own->in[i - own->out_count];
+            path->index = path->segment = path->arrived = path->waiting = 0;
+            path->wire_index = path->wire_segment = 0;
+            path->wire_left = 0;
+            path->queued = path->on_wire = false;
+        }
+        for (size_t at = 0; at < steps; at++) {
+            r->left += segments_of(r, &own->program->steps[at]);
+        }
+    }
+    return r->threads != NULL;
+}
+
+static bool open_hosts(run *r)
+{
+    const gr_simworld *world = r->world;
+    const gr_cluster *cluster = r->cluster;
+    size_t hosts = (size_t)cluster->hosts;
+    r->interfaces = calloc(hosts, sizeof *r->interfaces);
+    if (!r->interfaces) {
+        return false;
+    }
+    for (int rank = 0; rank < world->size; rank++) {
+        r->interfaces[world->host_of[rank]].capacity += world->ranks[rank].out_count;
+    }
+    for (size_t host = 0; host < hosts; host++) {
+        r->interfaces[host].capacity += 1;
+        r->interfaces[host].turns =
+            calloc(r->interfaces[host].capacity, sizeof *r->interfaces[host].turns);
+        if (!r->interfaces[host].turns) {
+            return false;
+        }
+    }
+    bool shared = cluster->shared_cores > 0;
+    if (!shared && (cluster->cores == 0 || cluster->cores >= cluster->ranks_per_host)) {
+        return true;
+    }
+    r->pool_count = shared ? 1 : (int)hosts;
+    r->pools = calloc((size_t)r->pool_count, sizeof *r->pools);
+    for (int i = 0; r->pools && i < r->pool_count; i++) {
+        core_pool *pool = &r->pools[i];
+        pool->free = shared ? cluster->shared_cores : cluster->cores;
+        pool->capacity = (uint32_t)(shared ? world->size : (int)cluster->ranks_per_host);
+        pool->waiting = calloc(pool->capacity, sizeof *pool->waiting);
+        if (!pool->waiting) {
+            return false;
+        }
+    }
+    return r->pools != NULL;
+}
+
+static void close_run(run *r)
+{
+    for (int rank = 0; r->threads && rank < r->world->size; rank++) {
+        free(r->threads[rank].done);
+    }
+    for (int64_t host = 0; r->interfaces && host < r->cluster->hosts; host++) {
+        free(r->interfaces[host].turns);
+    }
+    for (int i = 0; r->pools && i < r->pool_count; i++) {
+        free(r->pools[i].waiting);
+    }
+    free(r->pools);
+    free(r->interfaces);
+    free(r->threads);
+    free(r->heap);
+}
+
+static void run_events(run *r)
+{
+    for (int rank = 0; rank < r->world->size; rank++) {
+        const gr_simrank *own = &r->world->ranks[rank];
+        for (uint32_t at = 0; at < own->program->step_count; at++) {
+            if (own->program->steps[at].after_count == 0) {
+                offer(r, rank, at);
+            }
+        }
+        kick(r, rank);
+    }
+    while (r->event_count > 0 && !r->failed) {
+        event e = pop(r);
+        r->now_us = e.at_us;
+        memcpy(r->cause_us, e.part_us, sizeof r->cause_us);
+        switch ((event_kind)e.kind) {
+        case THREAD_DONE:
+            thread_done(r, (int)e.who);
+            break;
+        case WIRE_DONE:
+            wire_done(r, (int)e.who);
+            break;
+        case WAKE:
+            kick(r, (int)e.who);
+            break;
+        default:
+            arrived(r, (int)e.who, e.path);
+            break;
+        }
+    }
+}
+
+static void take_result(const run *r, gr_simulated *out)
+{
+    *out = (gr_simulated){.time_us = r->now_us, .largest_simulated = r->world->size};
+    double sum = 0;
+    for (int part = 0; part < GR_TIME_PARTS; part++) {
+        sum += (double)r->cause_us[part];
+    }
+    for (int part = 0; part < GR_TIME_PARTS; part++) {
+        out->part_us[part] = sum > 0 ? (double)r->cause_us[part] * r->now_us / sum : 0;
+    }
+    for (int rank = 0; rank < r->world->size; rank++) {
+        out->messages = fmax(out->messages, r->threads[rank].sent);
+    }
+    for (int64_t host = 0; host < r->cluster->hosts; host++) {
+        out->wire_bytes = fmax(out->wire_bytes, r->interfaces[host].sent_bytes);
+    }
+}
+
+gr_status gr_simworld_run(gr_simworld *world, size_t size_bytes, gr_simulated *simulated_out,
+                          gr_diag *diag)
+{
+    run r = {.world = world, .cluster = &world->cluster};
+    gr_status status = GR_OK;
+    cut_blocks(&r, size_bytes);
+    if (!open_threads(&r) || !open_hosts(&r)) {
+        r.failed = true;
+    } else {
+        run_events(&r);
+    }
+    if (r.failed) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory to simulate %d ranks", world->size);
+    } else if (r.left > 0) {
+        status = gr_fail(diag, GR_E_BUG, "the plans of %d ranks do not end in the simulation",
+                         world->size);
+    } else {
+        take_result(&r, simulated_out);
+    }
+    close_run(&r);
+    return status;
+}

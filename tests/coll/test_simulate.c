@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The simulator against what can be worked out by hand, and against itself. */
+#include "coll/simulate.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const gr_cluster plain = {.hosts = 4,
+                                 .ranks_per_host = 1,
+                                 .latency_us = 100,
+                                 .bandwidth_gbit = 1,
+                                 .overhead_us = 0,
+                                 .copy_gbyte = 0,
+                                 .local_latency_us = 1,
+                                 .local_overhead_us = 0.2,
+                                 .local_gbyte = 8,
+                                 .reduce_gbyte = 0,
+                                 .segment_bytes = 256 << 10};
+
+static gr_simulated run(const gr_cluster *cluster, gr_coll coll, const char *name, size_t bytes)
+{
+    gr_diag diag = {0};
+    gr_simulator *simulator;
+    gr_simulated result = {.time_us = 0};
+    gr_status status =
+        gr_simulator_create(cluster, gr_algorithm_find(coll, name), &simulator, &diag);
+    if (status != GR_OK) {
+        print_error("%s\n", diag.text);
+    }
+    assert_int_equal(status, GR_OK);
+    status = gr_simulator_run(simulator, bytes, &result, &diag);
+    if (status != GR_OK) {
+        print_error("%s\n", diag.text);
+    }
+    assert_int_equal(status, GR_OK);
+    gr_simulator_destroy(simulator);
+    return result;
+}
+
+static void expect_near(double have, double want, double relative)
+{
+    if (fabs(have - want) > relative * want) {
+        print_error("%g, but about %g is right\n", have, want);
+        fail();
+    }
+}
+
+/* One message: the latency, its bytes, the header. */
+static void test_one_message(void **state)
+{
+    (void)state;
+    gr_cluster two = plain;
+    two.hosts = 2;
+    gr_simulated r = run(&two, GR_COLL_BROADCAST, "direct", 1000);
+    expect_near(r.time_us, 100 + 1040 * 8e-3, 1e-6);
+    expect_near(r.part_us[GR_TIME_LATENCY], 100, 1e-6);
+    expect_near(r.part_us[GR_TIME_BANDWIDTH], 1040 * 8e-3, 1e-6);
+    two.overhead_us = 7;
+    r = run(&two, GR_COLL_BROADCAST, "direct", 1000);
+    expect_near(r.part_us[GR_TIME_OVERHEAD], 14, 1e-6);
+    /* Inside a host: the receiver copies. */
+    two.hosts = 1;
+    two.ranks_per_host = 2;
+    r = run(&two, GR_COLL_BROADCAST, "direct", 8000);
+    expect_near(r.time_us, 1 + 2 * 0.2 + 1, 1e-6);
+    assert_true(r.wire_bytes < 1);
+}
+
+/* The root's interface is what all copies have to pass, the children's are not. */
+static void test_shared_interface(void **state)
+{
+    (void)state;
+    gr_simulated r = run(&plain, GR_COLL_BROADCAST, "direct", 10 << 20);
+    expect_near(r.time_us, 3 * 8e-3 * (10 << 20), 0.01);
+    expect_near(r.wire_bytes, 3.0 * (10 << 20), 0.001);
+    gr_cluster pairs = plain;
+    pairs.ranks_per_host = 2; /* three of seven stay inside the host or cost the wire twice */
+    r = run(&pairs, GR_COLL_BROADCAST, "direct", 10 << 20);
+    expect_near(r.time_us, 6 * 8e-3 * (10 << 20), 0.01);
+}
+
+/* Patarasuk and Yuan's bound, and the rounds' latencies for small buffers. */
+static void test_ring(void **state)
+{
+    (void)state;
+    double bytes = 64 << 20;
+    for (int hosts = 2; hosts <= 16; hosts *= 2) {
+        gr_cluster cluster = plain;
+        cluster.hosts = hosts;
+        gr_simulated r = run(&cluster, GR_COLL_ALLREDUCE, "ring", (size_t)bytes);
+        double bound = 2.0 * (hosts - 1) / hosts * bytes * 8e-3;
+        assert_true(r.time_us >= bound);
+        expect_near(r.time_us, bound, 0.02);
+        expect_near(r.wire_bytes, 2.0 * (hosts - 1) / hosts * bytes, 0.001);
+        r = run(&cluster, GR_COLL_ALLREDUCE, "ring", (size_t)hosts * 64);
+        expect_near(r.time_us, 2 * (hosts - 1) * (100 + 104 * 8e-3), 1e-6);
+    }
+}
+
+static void test_reduction_and_cores(void **state)
+{
+    (void)state;
+    gr_cluster cluster = plain;
+    cluster.hosts = 1;
+    cluster.ranks_per_host = 4;
+    cluster.reduce_gbyte = 1;
+    cluster.local_gbyte = 0;
+    cluster.local_latency_us = cluster.local_overhead_us = 0;
+    /* Each rank adds the shares of three others to its quarter. */
+    gr_simulated r = run(&cluster, GR_COLL_ALLREDUCE, "direct", 4000000);
+    expect_near(r.time_us, 3000, 0.01);
+    expect_near(r.part_us[GR_TIME_REDUCTION], 3000, 0.01);
+    cluster.cores = 2;
+    r = run(&cluster, GR_COLL_ALLREDUCE, "direct", 4000000);
+    expect_near(r.time_us, 6000, 0.02);
+    cluster.cores = 0;
+    cluster.shared_cores = 1;
+    r = run(&cluster, GR_COLL_ALLREDUCE, "direct", 4000000);
+    expect_near(r.time_us, 12000, 0.02);
+}
+
+/* Every plan there is ends in the simulation, and takes longer for more bytes. */
+static void test_every_algorithm(void **state)
+{
+    (void)state;
+    for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+        int simulated = 0;
+        for (int hosts = 1; hosts <= 6; hosts++) {
+            for (int per_host = 1; per_host <= 4; per_host++) {
+                gr_cluster cluster = plain;
+                gr_diag diag = {0};
+                gr_simulator *simulator;
+                cluster.hosts = hosts;
+                cluster.ranks_per_host = per_host;
+                gr_status status = gr_simulator_create(&cluster, at, &simulator, &diag);
+                if (status == GR_E_UNSUPPORTED || at->coll == GR_COLL_SEND ||
+                    at->coll == GR_COLL_RECV) {
+                    gr_simulator_destroy(status == GR_OK ? simulator : NULL);
+                    continue;
+                }
+                assert_int_equal(status, GR_OK);
+                double before_us = -1;
+                for (size_t bytes = 0; bytes <= 16 << 20; bytes = bytes ? bytes * 16 : 256) {
+                    gr_simulated r;
+                    status = gr_simulator_run(simulator, bytes, &r, &diag);
+                    if (status != GR_OK) {
+                        print_error("%s by %s, %d hosts of %d: %s\n", gr_coll_name(at->coll),
+                                    at->name, hosts, per_host, diag.text);
+                    }
+                    assert_int_equal(status, GR_OK);
+                    assert_true(r.time_us >= before_us || at->coll == GR_COLL_BARRIER);
+                    before_us = r.time_us;
+                    double sum = 0;
+                    for (int part = 0; part < GR_TIME_PARTS; part++) {
+                        sum += r.part_us[part];
+                    }
+                    assert_true(fabs(sum - r.time_us) <= 1e-3 * r.time_us);
+                }
+                simulated++;
+                gr_simulator_destroy(simulator);
+            }
+        }
+        assert_true(simulated > 0 || at->coll == GR_COLL_SEND || at->coll == GR_COLL_RECV);
+    }
+}
+
+/* In a ring each round costs the same: a world that is too large to be simulated must take as much
+ * longer as it has more rounds. */
+static void test_extrapolation(void **state)
+{
+    (void)state;
+    gr_cluster cluster = plain;
+    cluster.overhead_us = 3;
+    cluster.copy_gbyte = 4;
+    cluster.reduce_gbyte = 6;
+    cluster.hosts = 100;
+    gr_simulated small = run(&cluster, GR_COLL_ALLREDUCE, "ring", 100 * 4096);
+    assert_false(small.extrapolated);
+    cluster.hosts = 100000;
+    gr_simulated large = run(&cluster, GR_COLL_ALLREDUCE, "ring", 100000UL * 4096);
+    assert_true(large.extrapolated);
+    assert_true(large.error < 0.02);
+    assert_true(large.largest_simulated < 5000);
+    expect_near(large.time_us / 99999, small.time_us / 99, 0.02);
+    expect_near(large.wire_bytes, 2.0 * 99999 * (4096 + 40), 0.02);
+    /* A tree grows with the logarithm. */
+    cluster.hosts = 128;
+    small = run(&cluster, GR_COLL_BROADCAST, "binomial", 1024);
+    cluster.hosts = 1 << 17;
+    large = run(&cluster, GR_COLL_BROADCAST, "binomial", 1024);
+    assert_true(large.extrapolated);
+    expect_near(large.time_us, small.time_us * 17 / 7, 0.1);
+}
+
+static void test_step(void **state)
+{
+    (void)state;
+    gr_training_step step = {.gradient_bytes = 40000000,
+                             .bucket_bytes = 10000000,
+                             .forward_us = 100000,
+                             .backward_us = 200000,
+                             .update_us = 5000,
+                             .overlap = false};
+    gr_cluster two = plain;
+    gr_diag diag;
+    gr_simulated_step alone, after, during;
+    gr_simulator *ring;
+    two.hosts = 2;
+    assert_int_equal(gr_simulate_step(&step, NULL, &alone, &diag), GR_OK);
+    expect_near(alone.time_us, 305000, 1e-9);
+    assert_int_equal(
+        gr_simulator_create(&two, gr_algorithm_find(GR_COLL_ALLREDUCE, "ring"), &ring, &diag),
+        GR_OK);
+    assert_int_equal(gr_simulate_step(&step, ring, &after, &diag), GR_OK);
+    assert_int_equal(after.buckets, 4);
+    /* Two ranks: all bytes pass once in each direction, 80 ms a bucket. */
+    expect_near(after.allreduce_us, 4 * 80000, 0.03);
+    expect_near(after.time_us, 305000 + after.allreduce_us, 1e-9);
+    step.overlap = true;
+    assert_int_equal(gr_simulate_step(&step, ring, &during, &diag), GR_OK);
+    /* The first bucket is full at 150 ms; then the wire is never idle. */
+    expect_near(during.time_us, 150000 + during.allreduce_us + 5000, 1e-6);
+    expect_near(during.exposed_us, during.time_us - 305000, 1e-6);
+    gr_simulator_destroy(ring);
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    gr_diag diag;
+    gr_simulator *simulator;
+    const gr_algorithm *ring = gr_algorithm_find(GR_COLL_ALLREDUCE, "ring");
+    gr_cluster bad = plain;
+    bad.hosts = 0;
+    assert_int_equal(gr_simulator_create(&bad, ring, &simulator, &diag), GR_E_INVALID);
+    bad = plain;
+    bad.ranks_per_host = GR_CLUSTER_RANKS_MAX;
+    assert_int_equal(gr_simulator_create(&bad, ring, &simulator, &diag), GR_E_INVALID);
+    assert_non_null(strstr(diag.text, "hosts with"));
+    bad = plain;
+    bad.bandwidth_gbit = 0;
+    assert_int_equal(gr_simulator_create(&bad, ring, &simulator, &diag), GR_E_INVALID);
+    gr_simulator_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_message),
+        cmocka_unit_test(test_shared_interface),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_reduction_and_cores),
+        cmocka_unit_test(test_every_algorithm),
+        cmocka_unit_test(test_extrapolation),
+        cmocka_unit_test(test_step),
+        cmocka_unit_test(test_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
