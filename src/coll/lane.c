@@ -9,8 +9,15 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { LINGER_ROUNDS = 400, LINGER_YIELDS = 32, SHARE_BYTES_MIN = 16 << 10, SHARES_MAX = 64 };
+enum {
+    LINGER_EAGER = 30,
+    LINGER_ROUNDS = 400,
+    LINGER_YIELDS = 32,
+    SHARE_BYTES_MIN = 16 << 10,
+    SHARES_MAX = 32
+};
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 static bool has_news(const void *arg);
@@ -74,7 +81,10 @@ gr_lane *gr_lane_open(gr_lanes *lanes, int id, int rank, int size, const int *wo
     lane->rank = rank;
     lane->size = size;
     lane->roomy = gr_mesh_roomy(lanes->mesh);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    lane->cores = cores > 0 ? (uint32_t)cores : 1;
     lane->room_until = LANE_SLOTS;
+    lane->pack_max = lane->roomy ? LANE_PACK_MAX : LANE_SMALL_MAX;
     for (int peer = 0; peer < size; peer++) {
         uint8_t *area = shared[peer].lanes + (size_t)id * GR_SHARED_LANE_BYTES;
         lane->peers[peer] = (lane_peer){.world = world[peer],
@@ -248,7 +258,7 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     op->element_bytes = barrier ? 1 : gr_dtype_bytes(request->dtype);
     op->input_count = 0;
     op->tree = NULL;
-    op->small = true;
+    op->small = op->always_packed = true;
     op->out = request->out;
     op->fingerprint = request->fingerprint;
     op->arrived = 0;
@@ -284,7 +294,9 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     for (int i = 0; i < op->input_count; i++) {
         op->inputs[i] = request->inputs[i];
     }
-    op->small = op->count * op->element_bytes * (size_t)op->tree->inputs_most <= LANE_SMALL_MAX;
+    size_t packed_bytes = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
+    op->small = packed_bytes <= LANE_SMALL_MAX;
+    op->always_packed = packed_bytes <= lane->pack_max;
     op->reduce = gr_reduce_kernel(gr_isa_best(), request->dtype, request->op);
     op->divisor = request->divisor;
     op->prescale = request->prescale;
@@ -368,18 +380,32 @@ static void say_where(gr_lane_op *op, lane_line *line)
     line->registered = registered;
 }
 
+static bool is_in_line(const gr_lane_op *op)
+{
+    return op->count * op->element_bytes * (size_t)op->tree->inputs_most <= LANE_INLINE;
+}
+
+static void pack(gr_lane_op *op)
+{
+    int rank = op->lane->rank;
+    gr_lane_pack(op, 0, op->count,
+                 is_in_line(op) ? line_of(op, rank)->body.bytes : beside(op, rank),
+                 op->count * op->element_bytes);
+}
+
 static void post(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     lane_line *line = line_of(op, lane->rank);
     line->fingerprint = op->fingerprint;
-    if (!op->small) {
+    line->packed = op->small;
+    line->registered = false;
+    if (op->count > 0 && !op->always_packed) {
         say_where(op, line);
-    } else if (op->count > 0) {
-        size_t size_bytes = op->count * op->element_bytes;
-        bool in_line = size_bytes * (size_t)op->tree->inputs_most <= LANE_INLINE;
-        gr_lane_pack(op, 0, op->count, in_line ? line->body.bytes : beside(op, lane->rank),
-                     size_bytes);
+        line->packed = op->small && !line->registered;
+    }
+    if (op->count > 0 && line->packed) {
+        pack(op);
     }
     op->state = LANE_POSTED;
     op->moved = true;
@@ -387,6 +413,8 @@ static void post(gr_lane_op *op)
     if (all_posted(op, &op->arrived)) {
         nudge_all(lane);
     }
+    /* Others have read the line that comes next: take it from their caches while there is time. */
+    __builtin_prefetch(&lane->own->lines[(op->seq + 1) % LANE_SLOTS], 1);
 }
 
 /* ---- All have come --------------------------------------------------------------------------- */
@@ -447,7 +475,7 @@ static bool begin_direct(gr_lane_op *op)
 static void add_small(gr_lane_op *op)
 {
     size_t size_bytes = op->count * op->element_bytes;
-    bool in_line = size_bytes * (size_t)op->tree->inputs_most <= LANE_INLINE;
+    bool in_line = is_in_line(op);
     for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
         lane_leaf from = op->tree->leaves[leaf];
         const uint8_t *packed =
@@ -460,27 +488,53 @@ static void add_small(gr_lane_op *op)
     gr_lane_add(op, 0, op->count, 0);
 }
 
+/* Ours is done: now we wait for the others. */
+static void say_done(gr_lane_op *op, lane_state next)
+{
+    op->state = next;
+    op->arrived = 0;
+    atomic_store(&line_of(op, op->lane->rank)->done, op->seq + 1);
+    if (all_did(op, &op->arrived)) {
+        nudge_all(op->lane);
+    }
+}
+
+/* Small. Who could have let the others read its memory has not packed; if they could not all, it
+ * packs now. */
+static gr_status meet_small(gr_lane_op *op, bool all_packed)
+{
+    if (!all_packed) {
+        if (!line_of(op, op->lane->rank)->packed) {
+            pack(op);
+        }
+        say_done(op, LANE_PACKED);
+        return GR_PENDING;
+    }
+    if (op->count > 0) {
+        add_small(op);
+    }
+    finish(op);
+    return GR_OK;
+}
+
 static gr_status meet(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
-    bool registered = true;
+    bool all_registered = !op->always_packed, all_packed = op->small;
     for (int peer = 0; peer < lane->size; peer++) {
         const lane_line *line = line_of(op, peer);
         if (line->fingerprint != op->fingerprint) {
             op->arrived = peer;
             return GR_E_MISMATCH;
         }
-        registered = registered && (op->small || line->registered);
+        all_registered = all_registered && line->registered;
+        all_packed = all_packed && line->packed;
     }
     op->moved = true;
-    if (op->small) {
-        if (op->count > 0) {
-            add_small(op);
-        }
-        finish(op);
-        return GR_OK;
+    if (op->small && !all_registered) {
+        return meet_small(op, all_packed);
     }
-    if (!registered) {
+    if (!all_registered) {
         op->window_first = op->window_end = 0;
         op->state = LANE_STAGED;
         return GR_PENDING;
@@ -506,26 +560,40 @@ static void add_own_share(gr_lane_op *op)
     op->begin = end;
     op->moved = true;
     if (op->begin == op->end) {
-        op->state = LANE_DONE;
-        op->arrived = 0;
-        atomic_store(&line_of(op, op->lane->rank)->done, op->seq + 1);
-        if (all_did(op, &op->arrived)) {
-            nudge_all(op->lane);
-        }
+        say_done(op, LANE_DONE);
     }
 }
 
-/* Adds one to the lower half of a word, which counts for this operation. */
-static uint32_t count_one(_Atomic uint64_t *word, uint32_t seq)
+/* The lower half of a word counts for this operation from here on. */
+static void claim_word(_Atomic uint64_t *word, uint32_t seq)
 {
-    uint64_t start = (uint64_t)(seq + 1) << 32;
     uint64_t seen = atomic_load(word);
-    while (seen >> 32 != seq + 1) {
-        if (atomic_compare_exchange_weak(word, &seen, start)) {
-            break;
+    while (seen >> 32 != (uint64_t)seq + 1 &&
+           !atomic_compare_exchange_weak(word, &seen, ((uint64_t)seq + 1) << 32)) {
+    }
+}
+
+/* A share that nobody has taken, at best one that this core took the last time: what it touches may
+ * still lie in its cache. `shares`: none is left. */
+static uint32_t take_share(const gr_lane_op *op)
+{
+    _Atomic uint64_t *taken = &claim_of(op)->taken;
+    int core = sched_getcpu();
+    uint32_t cores = op->lane->cores;
+    uint32_t first = core > 0 ? (uint32_t)core % cores * op->shares / cores : 0;
+    claim_word(taken, op->seq);
+    uint64_t seen = atomic_load(taken);
+    for (uint32_t i = 0; i < op->shares; i++) {
+        uint32_t share = (first + i) % op->shares;
+        uint64_t bit = UINT64_C(1) << share;
+        if ((seen & bit) == 0) {
+            seen = atomic_fetch_or(taken, bit);
+            if ((seen & bit) == 0) {
+                return share;
+            }
         }
     }
-    return (uint32_t)atomic_fetch_add(word, 1);
+    return op->shares;
 }
 
 /* With fewer cores than ranks, whoever runs does the work: a rank's own share would wait until the
@@ -533,7 +601,7 @@ static uint32_t count_one(_Atomic uint64_t *word, uint32_t seq)
 static void add_free_share(gr_lane_op *op)
 {
     lane_claim *claim = claim_of(op);
-    uint32_t part = count_one(&claim->taken, op->seq);
+    uint32_t part = take_share(op);
     op->moved = true;
     if (part >= op->shares) {
         op->state = LANE_DONE;
@@ -543,7 +611,8 @@ static void add_free_share(gr_lane_op *op)
     }
     gr_lane_add(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
                 gr_lane_cut(op->count, op->element_bytes, op->shares, part + 1), 0);
-    if (count_one(&claim->done, op->seq) + 1 == op->shares) {
+    claim_word(&claim->done, op->seq);
+    if ((uint32_t)atomic_fetch_add(&claim->done, 1) + 1 == op->shares) {
         nudge_all(op->lane);
     }
 }
@@ -695,6 +764,8 @@ static bool can_move(const gr_lane_op *op)
         return has_room(op->lane, op->seq);
     case LANE_POSTED:
         return all_posted(op, &arrived) || arrived != op->arrived || is_elsewhere(op);
+    case LANE_PACKED:
+        return all_did(op, &arrived);
     case LANE_STAGED:
         return can_move_windows(op);
     case LANE_DONE:
@@ -750,6 +821,8 @@ static gr_status move_once(gr_lane_op *op)
             return meet(op);
         }
         return is_elsewhere(op) ? GR_E_MISMATCH : GR_PENDING;
+    case LANE_PACKED:
+        return all_did(op, &op->arrived) ? meet_small(op, true) : GR_PENDING;
     case LANE_DIRECT:
         add_own_share(op);
         break;
@@ -803,7 +876,9 @@ gr_status gr_lane_linger(gr_lane_op *op)
     int rounds = op->lane->roomy ? LINGER_ROUNDS : LINGER_YIELDS;
     for (int i = 0; i < rounds && status == GR_PENDING; i++) {
         if (op->lane->roomy) {
-            relax();
+            if (i > LINGER_EAGER) {
+                relax();
+            }
         } else {
             sched_yield(); /* whom we wait for may need this very core */
         }
@@ -834,7 +909,7 @@ int gr_lane_late(const gr_lane_op *op, bool *absent_out)
             late = (int32_t)(op->seq - atomic_load(&area->finished) - LANE_SLOTS) >= 0;
         } else if (op->state == LANE_POSTED) {
             late = peer == op->arrived;
-        } else if (op->state == LANE_DONE) {
+        } else if (op->state == LANE_DONE || op->state == LANE_PACKED) {
             late = atomic_load(&line_of(op, peer)->done) != op->seq + 1;
         } else if (op->state == LANE_STAGED) {
             late = peer != lane->rank &&

@@ -14,6 +14,7 @@ enum {
     LANE_SLOTS = 16,       /* operations of a lane under way; a power of two */
     LANE_INLINE = 32,      /* bytes of contributions within a line */
     LANE_SMALL_MAX = 4096, /* bytes of contributions of one rank beside its line */
+    LANE_PACK_MAX = 256,   /* so many are packed even if all could be read where they are */
     LANE_HALF = 512 << 10, /* bytes of one window, of which there are two */
     LANE_CHUNK = 8 << 10,  /* bytes that are added while they are in the first cache */
     LANE_BUDGET = 1 << 20, /* bytes of work in one move */
@@ -27,7 +28,7 @@ typedef struct lane_line {
     _Atomic uint32_t done;                       /* the same, when its share of the work is done */
     uint64_t fingerprint;
     uint32_t registered; /* all its buffers are in its heap, at these offsets */
-    uint32_t unused;
+    uint32_t packed;     /* its contributions are beside the line, or in it */
     union {
         struct {
             uint64_t out; /* of the inputs: beside the line */
@@ -47,8 +48,8 @@ typedef struct lane_windows {
 /* A rank's area, which only it writes. */
 typedef struct lane_area {
     lane_line lines[LANE_SLOTS];
-    _Alignas(LANE_LINE) _Atomic uint32_t finished; /* all operations before this number */
-    _Atomic uint32_t wants_room;                   /* it waits for others' `finished` */
+    _Alignas(LANE_LINE) _Atomic uint32_t finished;   /* all operations before this number */
+    _Alignas(LANE_LINE) _Atomic uint32_t wants_room; /* it waits for others' `finished` */
     /* Operations that run as plans, by number: the number plus one. */
     _Alignas(LANE_LINE) _Atomic uint32_t notes[LANE_SLOTS];
     lane_windows windows;
@@ -57,8 +58,9 @@ typedef struct lane_area {
 } lane_area;
 _Static_assert(sizeof(lane_area) <= GR_SHARED_LANE_BYTES, "fits its place");
 
-/* Shares of the work that any rank may take, in the open area of rank 0. The upper half of each
- * word is the number of the operation plus one. */
+/* Shares of the work that any rank may take, in the open area of rank 0: a bit for each that was
+ * taken, and how many are done. The upper half of each word is the number of the operation plus
+ * one. */
 typedef struct lane_claim {
     _Alignas(LANE_LINE) _Atomic uint64_t taken;
     _Atomic uint64_t done;
@@ -90,6 +92,7 @@ typedef enum lane_state {
     LANE_FREE,
     LANE_QUEUED, /* its slot is still in use */
     LANE_POSTED, /* waits for the lines of the others */
+    LANE_PACKED, /* small, and some had not packed: waits until they have */
     LANE_DIRECT, /* adds its share */
     LANE_CLAIM,  /* adds shares that nobody has taken */
     LANE_STAGED, /* goes through windows */
@@ -102,13 +105,14 @@ struct gr_lane_op {
     gr_lane_op *next; /* free, or later in the lane */
     lane_state state;
     uint32_t seq;
-    int arrived; /* ranks before this one have come, or have done their share */
-    bool small, moved, linked;
+    int arrived;        /* ranks before this one have come, or have done their share */
+    bool small;         /* fits beside the lines */
+    bool always_packed; /* and goes there */
+    bool moved, linked;
     const lane_tree *tree;
     size_t count, element_bytes;
-    size_t begin, end; /* elements of the share that are not added yet */
-    uint32_t shares;   /* LANE_CLAIM */
-    size_t share_elements;
+    size_t begin, end;                 /* elements of the share that are not added yet */
+    uint32_t shares;                   /* LANE_CLAIM */
     uint64_t window_first, window_end; /* the same: not begun */
     size_t window_elements;
     gr_reduce_fn *reduce;
@@ -145,6 +149,8 @@ struct gr_lane {
     gr_lane_op *head, *tail; /* not finished, in order */
     uint64_t windows_next;   /* of the next staged operation */
     bool roomy;
+    uint32_t cores;
+    size_t pack_max;
     lane_area *own;
     lane_claim *claims;
     lane_tree *trees[LANE_TREES_MAX];
