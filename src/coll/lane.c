@@ -33,6 +33,7 @@ gr_lanes *gr_lanes_create(gr_mesh *mesh)
     }
     lanes->mesh = mesh;
     lanes->temps = temps;
+    lanes->isa = gr_isa_best();
     for (int i = GR_LANE_OPS_MAX - 1; i >= 0; i--) {
         lanes->ops[i].next = lanes->free_ops;
         lanes->free_ops = &lanes->ops[i];
@@ -122,12 +123,17 @@ static void nudge_all(const gr_lane *lane)
 
 static lane_line *line_of(const gr_lane_op *op, int peer)
 {
-    return &op->lane->peers[peer].area->lines[op->seq % LANE_SLOTS];
+    return &op->lane->peers[peer].area->slots[op->seq % LANE_SLOTS].line;
+}
+
+static _Atomic uint32_t *done_of(const gr_lane_op *op, int peer)
+{
+    return &op->lane->peers[peer].area->dids[op->seq % LANE_SLOTS].done;
 }
 
 static uint8_t *beside(const gr_lane_op *op, int peer)
 {
-    return op->lane->peers[peer].area->beside[op->seq % LANE_SLOTS];
+    return op->lane->peers[peer].area->slots[op->seq % LANE_SLOTS].beside;
 }
 
 /* Ranks from *arrived_io on that have posted (or done their share of) the operation. */
@@ -142,8 +148,7 @@ static bool all_posted(const gr_lane_op *op, int *arrived_io)
 
 static bool all_did(const gr_lane_op *op, int *arrived_io)
 {
-    while (*arrived_io < op->lane->size &&
-           atomic_load(&line_of(op, *arrived_io)->done) == op->seq + 1) {
+    while (*arrived_io < op->lane->size && atomic_load(done_of(op, *arrived_io)) == op->seq + 1) {
         ++*arrived_io;
     }
     return *arrived_io == op->lane->size;
@@ -267,7 +272,7 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     }
     op->tree = find_tree(lane, request->shards);
     if (!op->tree) {
-        lane_tree *tree = gr_lane_tree_create(request->shards, lane->size);
+        lane_tree *tree = gr_lane_tree_create(request->shards, lane->size, lane->rank);
         if (!tree) {
             return GR_E_NO_MEMORY;
         }
@@ -286,18 +291,14 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
         }
         op->at_capacity = lanes->leaves_max;
     }
-    int first;
-    gr_shard_range(request->shards, lane->size, lane->rank, &first, &op->input_count);
-    if (op->input_count > 0) {
-        op->input_count = gr_shard_partials(request->shards, lane->size, lane->rank);
-    }
+    op->input_count = op->tree->inputs_own;
     for (int i = 0; i < op->input_count; i++) {
         op->inputs[i] = request->inputs[i];
     }
     size_t packed_bytes = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
     op->small = packed_bytes <= LANE_SMALL_MAX;
     op->always_packed = packed_bytes <= lane->pack_max;
-    op->reduce = gr_reduce_kernel(gr_isa_best(), request->dtype, request->op);
+    op->reduce = gr_reduce_kernel(lanes->isa, request->dtype, request->op);
     op->divisor = request->divisor;
     op->prescale = request->prescale;
     op->postscale = request->postscale;
@@ -368,16 +369,30 @@ static uint64_t heap_offset(const gr_lane *lane, const void *mem, size_t size_by
 static void say_where(gr_lane_op *op, lane_line *line)
 {
     size_t size_bytes = op->count * op->element_bytes;
-    uint64_t at[GR_SHARD_PARTIALS_MAX];
     line->body.at.out = heap_offset(op->lane, op->out, size_bytes);
     line->body.at.prescale = op->prescale;
     bool registered = line->body.at.out != 0;
     for (int i = 0; i < op->input_count; i++) {
-        at[i] = heap_offset(op->lane, op->inputs[i], size_bytes);
-        registered = registered && at[i] != 0;
+        uint64_t at = heap_offset(op->lane, op->inputs[i], size_bytes);
+        registered = registered && at != 0;
+        if (i == 0) {
+            line->body.at.input = at;
+        } else {
+            memcpy(beside(op, op->lane->rank) + (size_t)i * sizeof at, &at, sizeof at);
+        }
     }
-    memcpy(beside(op, op->lane->rank), at, (size_t)op->input_count * sizeof *at);
     line->registered = registered;
+}
+
+/* Begin to take a line from other caches, to be written soon. */
+static void own_soon(const volatile void *line)
+{
+#if defined(__x86_64__)
+    /* Of every processor of this architecture; the built-in would only read without -mprfchw. */
+    __asm__ volatile("prefetchw %0" : : "m"(*(const volatile char *)line));
+#else
+    __builtin_prefetch((const void *)(uintptr_t)line, 1);
+#endif
 }
 
 static bool is_in_line(const gr_lane_op *op)
@@ -399,7 +414,7 @@ static void post(gr_lane_op *op)
     lane_line *line = line_of(op, lane->rank);
     line->fingerprint = op->fingerprint;
     line->packed = op->small;
-    line->registered = false;
+    line->registered = 0;
     if (op->count > 0 && !op->always_packed) {
         say_where(op, line);
         line->packed = op->small && !line->registered;
@@ -413,8 +428,9 @@ static void post(gr_lane_op *op)
     if (all_posted(op, &op->arrived)) {
         nudge_all(lane);
     }
-    /* Others have read the line that comes next: take it from their caches while there is time. */
-    __builtin_prefetch(&lane->own->lines[(op->seq + 1) % LANE_SLOTS], 1);
+    /* Others have read the lines that come next: take them from their caches while there is time. */
+    own_soon(done_of(op, lane->rank));
+    own_soon(&lane->own->slots[(op->seq + 1) % LANE_SLOTS].line);
 }
 
 /* ---- All have come --------------------------------------------------------------------------- */
@@ -438,8 +454,10 @@ static bool find_all(gr_lane_op *op)
     }
     for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
         lane_leaf from = op->tree->leaves[leaf];
-        uint64_t at;
-        memcpy(&at, beside(op, from.rank) + (size_t)from.input * sizeof at, sizeof at);
+        uint64_t at = line_of(op, from.rank)->body.at.input;
+        if (from.input > 0) {
+            memcpy(&at, beside(op, from.rank) + (size_t)from.input * sizeof at, sizeof at);
+        }
         at--;
         if (at > lane->peers[from.rank].heap_bytes ||
             size_bytes > lane->peers[from.rank].heap_bytes - at) {
@@ -493,7 +511,7 @@ static void say_done(gr_lane_op *op, lane_state next)
 {
     op->state = next;
     op->arrived = 0;
-    atomic_store(&line_of(op, op->lane->rank)->done, op->seq + 1);
+    atomic_store(done_of(op, op->lane->rank), op->seq + 1);
     if (all_did(op, &op->arrived)) {
         nudge_all(op->lane);
     }
@@ -605,8 +623,7 @@ static void add_free_share(gr_lane_op *op)
     op->moved = true;
     if (part >= op->shares) {
         op->state = LANE_DONE;
-        atomic_store_explicit(&line_of(op, op->lane->rank)->done, op->seq + 1,
-                              memory_order_relaxed);
+        atomic_store_explicit(done_of(op, op->lane->rank), op->seq + 1, memory_order_relaxed);
         return;
     }
     gr_lane_add(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
@@ -910,7 +927,7 @@ int gr_lane_late(const gr_lane_op *op, bool *absent_out)
         } else if (op->state == LANE_POSTED) {
             late = peer == op->arrived;
         } else if (op->state == LANE_DONE || op->state == LANE_PACKED) {
-            late = atomic_load(&line_of(op, peer)->done) != op->seq + 1;
+            late = atomic_load(done_of(op, peer)) != op->seq + 1;
         } else if (op->state == LANE_STAGED) {
             late = peer != lane->rank &&
                    atomic_load(&area->windows.copied) <= atomic_load(&lane->own->windows.copied) &&

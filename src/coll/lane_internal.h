@@ -12,7 +12,7 @@
 enum {
     LANE_LINE = 64,
     LANE_SLOTS = 16,       /* operations of a lane under way; a power of two */
-    LANE_INLINE = 32,      /* bytes of contributions within a line */
+    LANE_INLINE = 48,      /* bytes of contributions within a line */
     LANE_SMALL_MAX = 4096, /* bytes of contributions of one rank beside its line */
     LANE_PACK_MAX = 256,   /* so many are packed even if all could be read where they are */
     LANE_HALF = 512 << 10, /* bytes of one window, of which there are two */
@@ -25,19 +25,31 @@ enum {
 /* What a rank says of an operation. `posted` is written last. */
 typedef struct lane_line {
     _Alignas(LANE_LINE) _Atomic uint32_t posted; /* number of the operation plus one */
-    _Atomic uint32_t done;                       /* the same, when its share of the work is done */
+    uint16_t registered; /* all its buffers are in its heap, at these offsets */
+    uint16_t packed;     /* its contributions are in the line, or beside it */
     uint64_t fingerprint;
-    uint32_t registered; /* all its buffers are in its heap, at these offsets */
-    uint32_t packed;     /* its contributions are beside the line, or in it */
     union {
         struct {
-            uint64_t out; /* of the inputs: beside the line */
+            uint64_t out, input; /* the first; further ones: beside the line */
             double prescale;
         } at;
         uint8_t bytes[LANE_INLINE];
     } body;
 } lane_line;
 _Static_assert(sizeof(lane_line) == LANE_LINE, "one cache line");
+
+/* The line and what is beside it; of a size that does not bring all slots into the same places of a
+ * cache. */
+typedef struct lane_slot {
+    lane_line line;
+    uint8_t beside[LANE_SMALL_MAX + LANE_LINE];
+} lane_slot;
+
+/* Its share of the work is done. In a line of its own, so that writing it need not wait for those
+ * that have just read the other one. */
+typedef struct lane_did {
+    _Alignas(LANE_LINE) _Atomic uint32_t done; /* number plus one */
+} lane_did;
 
 typedef struct lane_windows {
     _Alignas(LANE_LINE) _Atomic uint64_t filled;
@@ -47,13 +59,13 @@ typedef struct lane_windows {
 
 /* A rank's area, which only it writes. */
 typedef struct lane_area {
-    lane_line lines[LANE_SLOTS];
+    lane_slot slots[LANE_SLOTS];
+    lane_did dids[LANE_SLOTS];
     _Alignas(LANE_LINE) _Atomic uint32_t finished;   /* all operations before this number */
     _Alignas(LANE_LINE) _Atomic uint32_t wants_room; /* it waits for others' `finished` */
     /* Operations that run as plans, by number: the number plus one. */
     _Alignas(LANE_LINE) _Atomic uint32_t notes[LANE_SLOTS];
     lane_windows windows;
-    _Alignas(4096) uint8_t beside[LANE_SLOTS][LANE_SMALL_MAX];
     _Alignas(4096) uint8_t halves[2][LANE_HALF];
 } lane_area;
 _Static_assert(sizeof(lane_area) <= GR_SHARED_LANE_BYTES, "fits its place");
@@ -80,12 +92,13 @@ typedef struct lane_tree {
     int shards;
     int leaf_count, step_count;
     int inputs_most; /* of any rank */
+    int inputs_own;
     lane_leaf *leaves;
     lane_step *steps;
 } lane_tree;
 
 /* NULL: no memory. */
-lane_tree *gr_lane_tree_create(int shards, int size);
+lane_tree *gr_lane_tree_create(int shards, int size, int rank);
 void gr_lane_tree_destroy(lane_tree *tree);
 
 typedef enum lane_state {
@@ -165,6 +178,7 @@ struct gr_lanes {
     gr_lane_op ops[GR_LANE_OPS_MAX];
     uint8_t *temps; /* LANE_TEMPS chunks */
     int leaves_max;
+    gr_isa isa;
 };
 
 /* lane_work.c. Adds elements [begin, end) of the leaves `op->at`, in the order of the tree, to

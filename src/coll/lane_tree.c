@@ -45,7 +45,7 @@ static int32_t add_node(builder *b, gr_tree_range node)
     return temps;
 }
 
-lane_tree *gr_lane_tree_create(int shards, int size)
+lane_tree *gr_lane_tree_create(int shards, int size, int rank)
 {
     size_t most =
         (size_t)(shards < GR_SHARD_PARTIALS_MAX * size ? shards : GR_SHARD_PARTIALS_MAX * size);
@@ -61,6 +61,9 @@ lane_tree *gr_lane_tree_create(int shards, int size)
     }
     tree->shards = shards;
     tree->leaf_count = find_leaves(shards, size, tree->leaves, ranges, &tree->inputs_most);
+    for (int leaf = 0; leaf < tree->leaf_count; leaf++) {
+        tree->inputs_own += tree->leaves[leaf].rank == rank;
+    }
     builder b = {.tree = tree, .ranges = ranges};
     (void)add_node(&b, (gr_tree_range){0, shards});
     free(ranges);

@@ -494,9 +494,9 @@ static void test_memory_outside_the_heap_is_refused(void **unused)
         assert_int_equal(gr_lane_move(j.running[0]), GR_PENDING);
         uint64_t bad = what == 0 ? 0 : what == 1 ? UINT64_MAX : (uint64_t)HEAP - 100000;
         if (what == 1) {
-            w.lane[0]->own->lines[0].body.at.out = bad;
+            w.lane[0]->own->slots[0].line.body.at.out = bad;
         } else {
-            memcpy(w.lane[0]->own->beside[0], &bad, sizeof bad);
+            w.lane[0]->own->slots[0].line.body.at.input = bad;
         }
         bool absent;
         assert_int_equal(gr_lane_move(j.running[1]), GR_E_PROTOCOL);
