@@ -351,3 +351,21 @@ gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, gr_diag *d
     }
     return status;
 }
+
+/* ---- For the verb ---------------------------------------------------------------------------- */
+void gr_tune_force(gr_comm *comm, gr_coll coll, const gr_choice *choice)
+{
+    gr_select_rules *forced = &comm->selection.forced;
+    forced->count = choice ? 1 : 0;
+    if (choice) {
+        forced->rules[0] = (gr_select_rule){.coll = coll,
+                                            .to = UINT64_MAX,
+                                            .algorithm = choice->algorithm,
+                                            .segment_bytes = choice->segment_bytes};
+    }
+}
+
+const gr_selection *gr_tune_selection(const gr_comm *comm)
+{
+    return &comm->selection;
+}

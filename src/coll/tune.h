@@ -44,6 +44,11 @@ gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, 
  * file is refused. */
 gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, gr_diag *diag) GR_MUST_CHECK;
 
+/* For `gradus tune`: from now on operations of this kind are done so, whatever their size; NULL: as
+ * chosen. Every rank must say the same. */
+void gr_tune_force(gr_comm *comm, gr_coll coll, const gr_choice *choice);
+const gr_selection *gr_tune_selection(const gr_comm *comm);
+
 /* Fits the costs of a link to what two operations took: a barrier, and an allgather of
  * `bytes`, measured over all ranks. Public for tests. */
 void gr_tune_fit(gr_model *model, const gr_topology *topology, int ranks, double barrier_us,

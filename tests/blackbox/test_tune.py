@@ -60,3 +60,78 @@ def test_bad_rules_end_a_job_at_once(gradus, comm_script):
                          ("allreduce=ring", "GRADUS_EXACT=0")]:
         result = gradus("run", "-np", 2, "--", *words, env={"GRADUS_ALGORITHM": rules})
         assert result.returncode == 1 and place in result.stderr
+
+
+QUICK = ["--time", "300us", "--rounds", 1, "-b", 64, "-e", "64k"]
+
+
+@pytest.fixture
+def tuned(gradus, tmp_path):
+    path = tmp_path / "tune.json"
+    result = gradus("tune", "-np", 2, "-o", path, *QUICK)
+    assert result.returncode == 0, result.stderr
+    assert f"GRADUS_TUNE={path}" in result.stdout
+    return path
+
+
+def test_tune_writes_what_jobs_use(gradus, tuned, comm_script):
+    content = json.loads(tuned.read_text())
+    assert content["ranks"] == 2 and content["link"] == "shm"
+    for exact in (True, False):
+        rules = [r for r in content["rules"] if r["exact"] == exact and r["collective"] == "allreduce"]
+        assert rules[0]["from_bytes"] == 0 and rules[-1]["to_bytes"] == 0
+        for before, after in zip(rules, rules[1:]):
+            assert before["to_bytes"] == after["from_bytes"]
+    # Each rule is the fastest that was measured at some size.
+    for rule in rules:
+        sizes = {p["size_bytes"] for p in content["measured"] if p["collective"] == "allreduce"}
+        assert any(rule["algorithm"] == min((p for p in content["measured"]
+                                             if p["collective"] == "allreduce" and p["size_bytes"] == size),
+                                            key=lambda p: p["time_us"])["algorithm"] for size in sizes)
+    words = comm_script("create()\nassert barrier() == 0\n")
+    result = gradus("run", "-np", 2, "--", *words, env={"GRADUS_TUNE": str(tuned)})
+    assert result.returncode == 0, result.stderr
+    found = plan(gradus, "allreduce", "4k", "-np", 2, "--tune", tuned)
+    assert found["source"] == "measured"
+
+
+def test_tune_file_is_refused_where_it_does_not_fit(gradus, tuned, comm_script):
+    words = comm_script("create()\n")
+
+    def refused(in_sentence, ranks=2, link="shm"):
+        result = gradus("run", "-np", ranks, "--link", link, "--", *words,
+                        env={"GRADUS_TUNE": str(tuned)})
+        assert result.returncode == 1 and in_sentence in result.stderr, result.stderr
+
+    refused("these are 3 over shm", ranks=3)
+    refused("these are 2 over tcp", link="tcp")
+    text = tuned.read_text()
+    tuned.write_text(text.replace('"cores": ', '"cores": 1'))
+    refused("checksum")
+    tuned.write_text(text[:len(text) // 2])
+    refused("checksum")
+    tuned.unlink()
+    refused("tune.json")
+
+
+def test_tune_inside_a_job(gradus, tmp_path):
+    result = gradus("run", "-np", 3, "--no-prefix", "-q", "--", gradus.program, "tune", "-o", "t.json", *QUICK,
+                    "--link", "tcp")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "t.json").read_text())["ranks"] == 3
+
+
+@pytest.mark.parametrize("arguments,words", [
+    (["-np", 1], "-np"),
+    (["-b", "1m", "-e", "1k"], "--end"),
+    (["allreduce"], "does not expect"),
+    (["--rounds", 99], "--rounds"),
+])
+def test_tune_refuses(gradus, arguments, words):
+    result = gradus("tune", *arguments)
+    assert result.returncode == 2 and words in result.stderr
+
+
+def test_tune_that_cannot_write(gradus, tmp_path):
+    result = gradus("tune", "-np", 2, "-o", tmp_path / "missing" / "t.json", *QUICK)
+    assert result.returncode == 1 and "missing" in result.stderr

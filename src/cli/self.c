@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/self.h"
+#include "base/fail.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "launch/launch.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+bool gr_self_in_job(void)
+{
+    const char *rank = getenv("GRADUS_RANK");
+    return rank && *rank;
+}
+
+int gr_self_launch(int argc, char *const *argv, int workers, int least, gr_arena *arena)
+{
+    const int64_t start_timeout_us = 30000000, grace_us = 5000000;
+    char **words = gr_arena_alloc(arena, ((size_t)argc + 2) * sizeof *words);
+    gr_cores cores;
+    gr_diag diag = {0};
+    gr_status status = words ? gr_cores_allowed(&cores, &diag)
+                             : gr_fail(&diag, GR_E_NO_MEMORY, "the command line is too long");
+    if (status != GR_OK) {
+        return gr_cli_fail(gr_cli_input_code(status), &diag);
+    }
+    if (workers == 0) {
+        workers = cores.count < GR_LAUNCH_WORKERS_MAX ? cores.count : GR_LAUNCH_WORKERS_MAX;
+        workers = workers > least ? workers : least;
+    }
+    words[0] = "gradus";
+    memcpy(words + 1, argv, (size_t)argc * sizeof *words);
+    words[argc + 1] = NULL;
+    gr_cores_sort_by_topology(&cores);
+    const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
+    const char *const defaults[] = {"OMP_NUM_THREADS=1", NULL};
+    const gr_launch_config config = {.workers = workers,
+                                     .argv = words,
+                                     .file = "/proc/self/exe",
+                                     .environment = environ,
+                                     .defaults = defaults,
+                                     .cores = &cores,
+                                     .bind = true,
+                                     .all_join = true,
+                                     .start_timeout_us = start_timeout_us,
+                                     .grace_us = grace_us,
+                                     .out_fd = STDOUT_FILENO,
+                                     .err_fd = STDERR_FILENO,
+                                     .prefix = true,
+                                     .raw_rank0 = true,
+                                     .log = &log};
+    gr_launch_report report;
+    status = gr_launch_run(&config, &report, &diag);
+    if (status == GR_OK) {
+        return GR_EXIT_DONE;
+    }
+    fprintf(stderr, "gradus: %s\n%s", diag.text, report.tail);
+    return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
+}
+
+int gr_self_failed(int rank, gr_status status, const gr_diag *diag)
+{
+    gr_scope scope = gr_status_scope(status);
+    bool input = status == GR_E_INVALID && rank != 0; /* rank 0 says it for all */
+    if (!input) {
+        gr_cli_fail(GR_EXIT_FAILED, diag);
+    }
+    return input || scope == GR_SCOPE_PEER || status == GR_E_COMM_BROKEN ? GR_LAUNCH_EXIT_PEER
+                                                                         : GR_EXIT_FAILED;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* `gradus tune`: measures every algorithm of every collective by size on this host, and writes what
+ * is fastest into a file for GRADUS_TUNE. */
+
+#include "cli/tune.h"
+#include "base/fail.h"
+#include "cli/cli.h"
+#include "cli/self.h"
+#include "launch/launch.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { ARENA_BYTES_MAX = 1 << 20, PATH_BYTES = 64 };
+
+static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
+static const double size_max = 1LL << 32;
+
+#define AT(member) .offset = offsetof(gr_tune_options, member)
+static const gr_config_field tune_fields[] = {
+    {.flag = "-np",
+     .short_flag = 'n',
+     .type = GR_CONFIG_INT,
+     AT(workers),
+     .min = 2,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "number of ranks to start on this host; otherwise one for each core, at least 2"},
+    {.flag = "--output",
+     .short_flag = 'o',
+     .type = GR_CONFIG_TEXT,
+     AT(output),
+     .value_name = "FILE",
+     .help = "what to write; otherwise tune-LINK-RANKS.json"},
+    {.flag = "--link",
+     .env = "GRADUS_LINK",
+     .type = GR_CONFIG_CHOICE,
+     AT(link),
+     .default_text = "auto",
+     .choices = link_choices,
+     .help = "how ranks reach each other; auto: shm if all are on one host"},
+    {.flag = "--time",
+     .type = GR_CONFIG_DURATION,
+     AT(time_us),
+     .default_text = "20ms",
+     .min = 1,
+     .max = 60e6,
+     .help = "time to measure each algorithm at each size; at least one operation a round"},
+    {.flag = "--rounds",
+     .type = GR_CONFIG_INT,
+     AT(rounds),
+     .default_text = "3",
+     .min = 1,
+     .max = 15,
+     .help = "passes over the algorithms at each size; the median counts"},
+    {.flag = "--begin",
+     .short_flag = 'b',
+     .type = GR_CONFIG_BYTES,
+     AT(begin_bytes),
+     .default_text = "64",
+     .min = 4,
+     .max = size_max,
+     .help = "smallest size"},
+    {.flag = "--end",
+     .short_flag = 'e',
+     .type = GR_CONFIG_BYTES,
+     AT(end_bytes),
+     .default_text = "16m",
+     .min = 4,
+     .max = size_max,
+     .help = "largest size; from one to the next it is four times more"},
+    {.key = NULL},
+};
+#undef AT
+
+const gr_config_table gr_tune_table = {.name = "tune",
+                                       .title = "Flags of `gradus tune`",
+                                       .fields = tune_fields,
+                                       .struct_bytes = sizeof(gr_tune_options)};
+
+static void print_help(void)
+{
+    puts("usage: gradus tune [flags]\n"
+         "       gradus run [flags] -- gradus tune [flags]\n\n"
+         "Runs every algorithm of every collective at each size, prints the fastest ones, and\n"
+         "writes a file. GRADUS_TUNE=FILE makes jobs on such a machine, with as many ranks over\n"
+         "the same link, choose by it. Leave the machine alone meanwhile.\n");
+    gr_config_print_help(&gr_tune_table, stdout);
+}
+
+/* ---- A rank ---------------------------------------------------------------------------------- */
+static gr_status join(const gr_tune_options *options, gr_comm **comm_out, gr_diag *diag)
+{
+    gr_group_config config;
+    gr_arena arena;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_status status = gr_config_defaults(&gr_group_config_table, &config, &arena, diag);
+    if (status == GR_OK) {
+        status = gr_config_from_env(&gr_group_config_table, &config, environ, &arena, diag);
+    }
+    if (status == GR_OK) {
+        config.link = options->link;
+        config.algorithm = NULL;
+        config.exact = false;
+        config.tune = "auto";
+        status = gr_comm_create_from(&config, comm_out, diag);
+    }
+    gr_arena_fini(&arena);
+    return status;
+}
+
+static gr_status write_file(gr_comm *comm, const gr_tune_options *options,
+                            const gr_tune_points *points, gr_diag *diag)
+{
+    char path[PATH_BYTES];
+    const gr_selection *selection = gr_tune_selection(comm);
+    gr_tuning *tuning = malloc(sizeof *tuning);
+    if (!tuning) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the rules");
+    }
+    gr_tuning_init(tuning, gr_comm_size(comm), selection->link);
+    tuning->model = selection->model;
+    for (int exact = 0; exact < 2; exact++) {
+        gr_tune_rules(points, exact, &tuning->rules[exact]);
+    }
+    snprintf(path, sizeof path, "tune-%s-%d.json", gr_link_kind_name(selection->link),
+             gr_comm_size(comm));
+    const char *name = options->output ? options->output : path;
+    gr_status status = gr_tuning_write(name, tuning, points->all, points->count, diag);
+    if (status == GR_OK) {
+        printf("\nwritten to %s; use it by GRADUS_TUNE=%s\n", name, name);
+    }
+    free(tuning);
+    return status;
+}
+
+static int run_rank(const gr_tune_options *options)
+{
+    gr_tune_points points = {.all = NULL};
+    gr_comm *comm = NULL;
+    gr_diag diag;
+    gr_diag_clear(&diag);
+    gr_status status = join(options, &comm, &diag);
+    int rank = comm ? gr_comm_rank(comm) : 0;
+    if (status == GR_OK && gr_comm_size(comm) < 2) {
+        status = gr_fail(&diag, GR_E_INVALID, "tune: one rank alone has nothing to choose");
+    }
+    if (status == GR_OK) {
+        status = gr_tune_measure(comm, options, &points, &diag);
+    }
+    if (status == GR_OK && rank == 0) {
+        status = write_file(comm, options, &points, &diag);
+    }
+    int code = status == GR_OK ? gr_cli_flush() : gr_self_failed(rank, status, &diag);
+    gr_comm_destroy(comm);
+    free(points.all);
+    return code;
+}
+
+int gr_verb_tune(int argc, char *const *argv)
+{
+    gr_tune_options options;
+    gr_cli_line line;
+    gr_diag diag = {0};
+    gr_arena arena;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_status status = gr_cli_parse(&gr_tune_table, &options, argc, argv, 0, &arena, &line, &diag);
+    if (status == GR_OK && !line.help && options.end_bytes < options.begin_bytes) {
+        status = gr_fail(&diag, GR_E_INVALID, "tune: --end must be at least --begin");
+    }
+    int code;
+    if (status != GR_OK) {
+        code = gr_cli_fail(gr_cli_input_code(status), &diag);
+    } else if (line.help) {
+        print_help();
+        code = gr_cli_flush();
+    } else if (gr_self_in_job()) {
+        code = run_rank(&options);
+    } else {
+        code = gr_self_launch(argc, argv, (int)options.workers, 2, &arena);
+    }
+    gr_arena_fini(&arena);
+    return code;
+}
