@@ -3,11 +3,13 @@
 #include "cli/cli.h"
 #include "cli/info_plan.h"
 #include "link/frame.h"
+#include "link/interface.h"
 #include "link/link.h"
 
 #include <gradus/comm.h>
 #include <gradus/version.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 typedef struct info_options {
     bool config, reference;
@@ -130,6 +132,19 @@ static void print_instruction_sets(void)
 #endif
 }
 
+/* Those that a job uses, in the order in which peers try their addresses. */
+static gr_status print_interfaces(gr_diag *diag)
+{
+    gr_interfaces found;
+    gr_status status = gr_interfaces_find(getenv("GRADUS_INTERFACE"), &found, diag);
+    for (int i = 0; status == GR_OK && i < found.count; i++) {
+        char text[GR_INTERFACE_TEXT_BYTES];
+        gr_interface_describe(&found.at[i], text);
+        printf("%-17s %s\n", i == 0 ? "interfaces" : "", text);
+    }
+    return status;
+}
+
 static gr_status print_info(gr_diag *diag)
 {
     gr_cores cores;
@@ -147,7 +162,7 @@ static gr_status print_info(gr_diag *diag)
         printf("%s %s", kind > 0 ? "," : "", gr_link_kind_name((gr_link_kind)kind));
     }
     putchar('\n');
-    return GR_OK;
+    return print_interfaces(diag);
 }
 
 static void print_reference(void)
