@@ -360,6 +360,22 @@ static gr_status dial(joining *join, int rank, gr_diag *diag)
     return gr_mesh_connect(group->mesh, rank, ordered, diag);
 }
 
+/* A rank that is taken to be on this host has no Unix socket here: it is on another. */
+static gr_status blame_name(const gr_group *group, gr_status status, gr_diag *diag)
+{
+    int rank = diag->peer_rank;
+    if (status != GR_E_PEER_LOST || rank < 0 || rank >= group->rank ||
+        group->members[rank].host != group->members[group->rank].host || group->tcp) {
+        return status;
+    }
+    char why[GR_DIAG_TEXT_BYTES];
+    memcpy(why, diag->text, sizeof why);
+    return gr_fail_peer(diag, status, rank,
+                        "%.300s; it says that it runs on the same host (%s): if it does not, give "
+                        "each host another GRADUS_HOST",
+                        why, group->members[rank].host_name);
+}
+
 static gr_status wire(joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
@@ -371,6 +387,7 @@ static gr_status wire(joining *join, gr_diag *diag)
         status = gr_mesh_progress(group->mesh, diag);
         int missing = unlinked_rank(group);
         if (status != GR_OK || missing < 0) {
+            status = blame_name(group, status, diag);
             break;
         }
         /* A rank that died meanwhile does not connect to us: only the coordinator knows. */

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks on several hosts: network namespaces on a bridge, made by bench/hosts/hosts.py."""
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
+import hosts as namespaces  # noqa: E402
+
+BENCH = ["bench", "allreduce", "--sizes", "4,1k,100k,3m", "--iters", "5", "--json"]
+
+
+@contextlib.contextmanager
+def make(count, **more):
+    made = namespaces.Hosts(count, build=os.environ["GRADUS_BUILD_DIR"], **more)
+    try:
+        made.open()
+    except namespaces.Unavailable as why:
+        pytest.skip(str(why))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def two():
+    with make(2) as made:
+        yield made
+
+
+def bench(gradus):
+    return [gradus.program, *BENCH]
+
+
+def check_results(done):
+    assert [status for status, _ in done] == [0] * len(done), done
+    rows = [json.loads(line) for line in done[0][1].splitlines() if line.startswith("{")]
+    assert len(rows) >= 4 and all(row["wrong"] == 0 for row in rows)
+
+
+def logged(done, word):
+    return [sum(word in line for line in text.splitlines()) for _, text in done]
+
+
+def test_one_rank_a_host(gradus):
+    with make(4) as made:
+        done = made.run(bench(gradus), env={"GRADUS_LOG": "debug"})
+    check_results(done)
+    assert logged(done, "tcp link to rank") == [3] * 4
+    assert logged(done, "shm link to rank") == [0] * 4
+
+
+def test_memory_inside_a_host_and_tcp_between(gradus, two):
+    done = two.run(bench(gradus), ranks_per_host=2, env={"GRADUS_LOG": "debug"})
+    check_results(done)
+    assert logged(done, "tcp link to rank") == [2] * 4
+    assert logged(done, "shm link to rank") == [1] * 4
+    # What was chosen is said: a common network, not a router.
+    assert "reaches rank 0" in done[2][1] and "through eth0 10.77.0.2/24" in done[2][1]
+
+
+def test_hosts_that_cannot_share_memory(gradus, two):
+    done = two.run(bench(gradus), env={"GRADUS_LINK": "shm"},
+                   env_of=lambda rank: {"GRADUS_HOST": "ab"[rank]})
+    assert all(status != 0 for status, _ in done)
+    assert "rank 0 is on host a and rank 1 on host b" in done[0][1]
+
+
+def test_two_hosts_with_one_name(gradus, two):
+    done = two.run(bench(gradus), env={"GRADUS_HOST": "same"})
+    for status, text in done:
+        assert status != 0
+        assert "same host (same)" in text and "give each host another GRADUS_HOST" in text
+
+
+def test_an_address_that_leads_nowhere(gradus):
+    """Both hosts announce two addresses; on the first network only the coordinator answers."""
+    with make(2, networks=2) as made:
+        for host in range(2):
+            namespaces.ip("-n", made.switch, "link", "set", f"p0x{host}", "type", "bridge_slave",
+                          "isolated", "on")
+        done = made.run(bench(gradus), env={"GRADUS_LOG": "info"})
+    check_results(done)
+    assert "in this order: tcp:10.77.0.1:" in done[1][1]
+
+
+def test_interfaces_and_ports_of_choice(gradus):
+    with make(2, networks=2) as made:
+        done = made.run(bench(gradus), env={"GRADUS_LOG": "info", "GRADUS_INTERFACE": "10.78.0.0/16",
+                                            "GRADUS_PORTS": "45100-45101"})
+        check_results(done)
+        assert "in this order: tcp:10.78.0.1:45100\n" in done[1][1]
+        done = made.run(bench(gradus), env={"GRADUS_INTERFACE": "eth7"})
+        assert all(status != 0 for status, _ in done)
+        assert '"eth7"; it has' in done[0][1] and "eth1 (10.78.0." in done[0][1]
+
+
+def test_a_dead_rank_is_named_with_its_host(gradus, two):
+    coordinator, processes = two.start(
+        [gradus.program, "bench", "allreduce", "--sizes", "3m", "--time", "60s"],
+        ranks_per_host=2, env_of=lambda rank: {"GRADUS_HOST": "aabb"[rank]},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        line = processes[0].stdout.readline()   # all have met
+        assert line.startswith("#"), line
+        processes[2].kill()
+        texts = namespaces.collect(processes, 20)
+        for rank in (0, 1, 3):
+            assert processes[rank].wait() != 0
+            assert "rank 2 (host b) died" in texts[rank], texts
+    finally:
+        namespaces.stop([coordinator, *processes])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_behind(number):
+    with make(1):
+        pass
+    process = subprocess.Popen(
+        [sys.executable, namespaces.__file__, "--hosts", "2", "--build",
+         os.environ["GRADUS_BUILD_DIR"], "--", "sh", "-c", "echo up; exec tail -f /dev/null"],
+        stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    assert process.wait(timeout=20) == 130
+    process.stdout.close()
+    assert f"{namespaces.PREFIX}{process.pid}" not in namespaces.ip("netns", "list").stdout
