@@ -97,10 +97,11 @@ static void add_nodes(const scattering *s, int taken, int block)
     }
 }
 
-/* Says for one block who has the sums of the nodes. */
-static void name_holders(const scattering *s, int taken, int block)
+/* Says who has the sums of the nodes for this rank's block. */
+static void name_holders(const scattering *s, int taken)
 {
     gr_hosts *hosts = s->hosts;
+    int block = s->plan->shape.rank;
     for (int host = 0; host < hosts->count; host++) {
         for (int i = hosts->all_first[host]; i < hosts->all_first[host + 1]; i++) {
             gr_unit *unit = &hosts->all.all[i];
@@ -121,8 +122,9 @@ static void take_blocks(scattering *s)
         for (int at = hosts->local; at < gr_hosts_size(hosts, host); at += size) {
             int block = gr_hosts_member(hosts, host, at);
             add_nodes(s, s->taken, block);
-            name_holders(s, s->taken, block);
-            gr_units_send(&hosts->all, block, block, s->plan);
+            for (int i = 0; i < hosts->node_count; i++) {
+                gr_plan_send(s->plan, block, sum_place(s, hosts->node_order[i], s->taken, block));
+            }
             s->taken++;
         }
     }
@@ -149,7 +151,7 @@ static void reduce_scatter(scattering *s)
     s->slots_each = hosts->node_count - (s->has_result && hosts->node_count > 0);
     s->first_free = (blocks_taken(hosts) + 1) * s->slots_each;
     s->first_free += s->keeps_own || s->plan->user_slots == 0;
-    name_holders(s, 0, shape->rank);
+    name_holders(s, 0);
     s->receive_slots = gr_units_receive_slots(&hosts->all, shape->rank);
     for (int node = 0; node < hosts->node_count; node++) {
         int slots = gr_units_receive_slots(&hosts->nodes[node], shape->rank);
@@ -158,7 +160,7 @@ static void reduce_scatter(scattering *s)
     send_shares(s);
     take_blocks(s);
     add_nodes(s, s->taken, shape->rank);
-    name_holders(s, s->taken, shape->rank);
+    name_holders(s, s->taken);
     gr_combine how = {.dst = result_place(s),
                       .first_slot = s->first_free,
                       .receive_slots = s->receive_slots,
@@ -250,10 +252,22 @@ static void broadcast_block(const gr_hosts *hosts, int block)
 }
 
 /* ---- Algorithms ------------------------------------------------------------------------------ */
-bool gr_hierarchical_fits(const gr_plan_shape *shape)
+/* The sums of blocks that are taken may stand in scratch, one slot each. */
+bool gr_hierarchical_fits(const gr_plan_shape *shape, bool canonical)
 {
-    /* Sums of blocks that are taken stand in scratch, some for each. */
-    return shape->world_size <= GR_PLAN_SLOTS_MAX / GR_SHARD_PARTIALS_MAX;
+    enum { SLOTS_OF_A_SUM = 64 };
+    long hosts = shape->topology ? shape->topology->host_count : 1;
+    long least = shape->topology ? INT32_MAX : shape->world_size;
+    for (int host = 0; shape->topology && host < hosts; host++) {
+        long size = shape->topology->local_size[host];
+        least = size < least ? size : least;
+    }
+    long taken = hosts > 1 ? shape->world_size / least + hosts : 0;
+    if (canonical && !gr_hosts_in_order(shape)) {
+        return false;
+    }
+    long nodes = canonical ? gr_hosts_most_nodes(shape) : 1;
+    return (taken + 1) * nodes <= GR_PLAN_SLOTS_MAX - SLOTS_OF_A_SUM;
 }
 
 static void plan_sums(const gr_plan_shape *shape, gr_plan *plan, bool canonical)

@@ -115,6 +115,12 @@ void gr_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan)
     allreduce(plan, 1);
 }
 
+bool gr_segmented_ring_fits(const gr_plan_shape *shape)
+{
+    enum { STEPS_A_CHUNK = 5 };
+    return shape->world_size <= GR_PLAN_STEPS_MAX / (CHUNKS * STEPS_A_CHUNK);
+}
+
 void gr_segmented_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     (void)shape;

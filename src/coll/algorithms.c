@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/algorithms.h"
 #include "coll/binary_groups.h"
-#include "coll/hosts.h"
 
 #include <string.h>
 
-/* What has been simulated. */
-enum { WORLD_SIZE_MAX = 1 << 17 };
+/* What is simulated. Slots are 16-bit numbers, and there is a limit on steps: see both before this
+ * grows. */
+enum { WORLD_SIZE_MAX = 100000 };
 
 static bool fits_any(const gr_plan_shape *shape)
 {
@@ -25,6 +25,11 @@ static bool fits_pair(const gr_plan_shape *shape)
     return fits_any(shape) && shape->root != shape->rank;
 }
 
+static bool fits_segmented_ring(const gr_plan_shape *shape)
+{
+    return fits_one_each(shape) && gr_segmented_ring_fits(shape);
+}
+
 static bool fits_groups(const gr_plan_shape *shape)
 {
     return fits_any(shape) && gr_groups_fit(shape);
@@ -33,7 +38,7 @@ static bool fits_groups(const gr_plan_shape *shape)
 /* Ranks are placed host by host. */
 static bool fits_hosts(const gr_plan_shape *shape)
 {
-    return fits_any(shape) && gr_hierarchical_fits(shape) && gr_hosts_in_order(shape);
+    return fits_any(shape) && gr_hierarchical_fits(shape, true);
 }
 
 static bool fits_hosts_one_each(const gr_plan_shape *shape)
@@ -43,7 +48,7 @@ static bool fits_hosts_one_each(const gr_plan_shape *shape)
 
 static bool fits_hosts_in_any_order(const gr_plan_shape *shape)
 {
-    return fits_one_each(shape) && gr_hierarchical_fits(shape);
+    return fits_one_each(shape) && gr_hierarchical_fits(shape, false);
 }
 
 static bool fits_bruck_alltoall(const gr_plan_shape *shape)
@@ -94,7 +99,7 @@ const gr_algorithm gr_algorithms[] = {
      gr_recursive_doubling_allreduce},
     {"segmented-ring", GR_COLL_ALLREDUCE, false,
      "the ring with four chunks a block, so that it is busy while sums are made; not in tree order",
-     fits_one_each, gr_segmented_ring_allreduce},
+     fits_segmented_ring, gr_segmented_ring_allreduce},
     {"double-tree", GR_COLL_ALLREDUCE, false,
      "up and down two trees, half in each (Sanders, Speck, Traeff 2009); not in tree order",
      fits_one_each, gr_double_tree_allreduce},

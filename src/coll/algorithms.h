@@ -20,6 +20,7 @@ void gr_direct_recv(const gr_plan_shape *shape, gr_plan *plan);
 void gr_pairwise_alltoall(const gr_plan_shape *shape, gr_plan *plan);
 
 void gr_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan);
+bool gr_segmented_ring_fits(const gr_plan_shape *shape);
 void gr_segmented_ring_allreduce(const gr_plan_shape *shape, gr_plan *plan);
 void gr_ring_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan);
 void gr_ring_allgather(const gr_plan_shape *shape, gr_plan *plan);
@@ -46,7 +47,7 @@ void gr_bruck_allgather(const gr_plan_shape *shape, gr_plan *plan);
 bool gr_bruck_alltoall_fits(const gr_plan_shape *shape);
 void gr_bruck_alltoall(const gr_plan_shape *shape, gr_plan *plan);
 
-bool gr_hierarchical_fits(const gr_plan_shape *shape);
+bool gr_hierarchical_fits(const gr_plan_shape *shape, bool canonical);
 /* Of an allreduce, a reduce-scatter or a reduce. */
 void gr_hierarchical_sums(const gr_plan_shape *shape, gr_plan *plan);
 void gr_hierarchical_any_order_sums(const gr_plan_shape *shape, gr_plan *plan);

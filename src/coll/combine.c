@@ -104,7 +104,7 @@ void gr_units_order(gr_units *units)
 
 bool gr_units_reserve(gr_units *units, uint32_t count, int shards, gr_plan *plan)
 {
-    *units = (gr_units){.shards = shards};
+    *units = (gr_units){.shards = shards, .own_count = -1};
     units->all = malloc(count * sizeof *units->all);
     units->order = malloc(count * sizeof *units->order);
     if (!units->all || !units->order) {
@@ -135,6 +135,12 @@ bool gr_units_init(gr_units *units, const gr_plan_shape *shape, gr_plan *plan)
         }
     }
     gr_units_order(units);
+    units->own_count = 0;
+    for (uint32_t i = 0; i < units->count; i++) {
+        if (units->all[units->order[i]].rank == shape->rank) {
+            units->own[units->own_count++] = units->order[i];
+        }
+    }
     return true;
 }
 
@@ -154,7 +160,10 @@ static gr_operand block_of(const gr_unit *unit, uint32_t block)
 
 void gr_units_send(const gr_units *units, int peer, int block, gr_plan *plan)
 {
-    for (uint32_t i = 0; i < units->count; i++) {
+    for (int i = 0; i < units->own_count; i++) {
+        gr_plan_send(plan, peer, block_of(&units->all[units->own[i]], (uint32_t)block));
+    }
+    for (uint32_t i = 0; units->own_count < 0 && i < units->count; i++) {
         const gr_unit *unit = &units->all[units->order[i]];
         if (unit->rank == plan->shape.rank) {
             gr_plan_send(plan, peer, block_of(unit, (uint32_t)block));

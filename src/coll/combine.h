@@ -36,6 +36,9 @@ typedef struct gr_units {
     uint32_t *order; /* indices into `all`, in the order in which a combining rank asks for them */
     uint32_t count;
     int shards;
+    /* What this rank holds, in that order; -1: to be looked for. */
+    int own_count;
+    uint32_t own[GR_SHARD_PARTIALS_MAX];
 } gr_units;
 
 /* The contributions of all ranks. A failure is kept in plan->failed; the units are then empty. */

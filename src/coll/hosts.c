@@ -95,16 +95,33 @@ static int cover_rank(const gr_plan_shape *shape, int rank, gr_tree_range *range
     return gr_tree_cover(shape->shards, first, count, ranges_out);
 }
 
+static int cover_ranks(const gr_plan_shape *shape, int first_rank, int rank_count,
+                       gr_tree_range *ranges_out)
+{
+    int first, last, count;
+    gr_shard_range(shape->shards, shape->world_size, first_rank, &first, &count);
+    gr_shard_range(shape->shards, shape->world_size, first_rank + rank_count - 1, &last, &count);
+    return gr_tree_cover(shape->shards, first, last + count - first, ranges_out);
+}
+
 /* The hosts are in order: the ranks of one are one range. */
 static int cover_host(const gr_hosts *hosts, int host, gr_tree_range *ranges_out)
 {
-    const gr_plan_shape *shape = &hosts->plan->shape;
-    int first, last, count;
-    gr_shard_range(shape->shards, shape->world_size, hosts->members[hosts->first[host]], &first,
-                   &count);
-    gr_shard_range(shape->shards, shape->world_size, hosts->members[hosts->first[host + 1] - 1],
-                   &last, &count);
-    return gr_tree_cover(shape->shards, first, last + count - first, ranges_out);
+    return cover_ranks(&hosts->plan->shape, hosts->first[host], gr_hosts_size(hosts, host),
+                       ranges_out);
+}
+
+int gr_hosts_most_nodes(const gr_plan_shape *shape)
+{
+    int most = 1;
+    int first = 0;
+    for (int host = 0; shape->topology && host < shape->topology->host_count; host++) {
+        gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
+        int nodes = cover_ranks(shape, first, shape->topology->local_size[host], ranges);
+        most = nodes > most ? nodes : most;
+        first += shape->topology->local_size[host];
+    }
+    return most;
 }
 
 static bool contains(gr_tree_range node, gr_tree_range part)
@@ -199,5 +216,12 @@ bool gr_hosts_init_sums(gr_hosts *hosts, bool canonical)
         return false;
     }
     gr_units_order(&hosts->all);
+    uint32_t own_first = (uint32_t)hosts->all_first[hosts->own];
+    for (uint32_t i = 0, placed = 0; i < hosts->all.count; i++) {
+        uint32_t node = hosts->all.order[i] - own_first;
+        if (hosts->all.order[i] >= own_first && node < (uint32_t)hosts->node_count) {
+            hosts->node_order[placed++] = (int)node;
+        }
+    }
     return true;
 }

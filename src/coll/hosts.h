@@ -22,10 +22,14 @@ typedef struct gr_hosts {
     gr_units all;    /* the nodes of all hosts, left to right */
     int *all_first;  /* [count + 1], into `all` */
     int own_node;    /* that of this rank's first contribution; -1: it has none */
+    int node_order[GR_SHARD_PARTIALS_MAX]; /* of this host, as who adds all asks for them */
 } gr_hosts;
 
 /* Hosts one behind the other in the order of the ranks? */
 bool gr_hosts_in_order(const gr_plan_shape *shape);
+
+/* The most largest subtrees of the shard tree that one of the hosts has; they must be in order. */
+int gr_hosts_most_nodes(const gr_plan_shape *shape);
 
 /* Failures are kept in plan->failed; gr_hosts_fini is due in any case. */
 bool gr_hosts_init(gr_hosts *hosts, gr_plan *plan);

@@ -165,7 +165,7 @@ typedef struct derive {
     gr_plan *plan;
     place *places; /* user slots x blocks, input slots x blocks, scratch slots */
     read_link *reads;
-    uint32_t *sent, *received; /* messages so far, by peer */
+    uint32_t *sent, *received; /* messages so far, by peer; NULL in short plans */
     uint32_t read_count;
     int32_t last_await;
 } derive;
@@ -296,6 +296,32 @@ static bool step_valid(const gr_plan *plan, const gr_step *step)
            (step->kind != GR_STEP_REDUCE || operand_valid(plan, step->b));
 }
 
+static bool gives(const gr_step *step)
+{
+    return step->kind == GR_STEP_SEND || step->kind == GR_STEP_SIGNAL;
+}
+
+static bool takes(const gr_step *step)
+{
+    return step->kind == GR_STEP_RECV || step->kind == GR_STEP_AWAIT;
+}
+
+/* In a world of very many, a counter for each of them costs more than a look back. */
+static uint32_t next_message(derive *d, uint32_t index, bool is_given)
+{
+    const gr_step *steps = d->plan->steps;
+    int32_t peer = steps[index].peer;
+    if (d->sent) {
+        return is_given ? d->sent[peer]++ : d->received[peer]++;
+    }
+    for (uint32_t at = index; at-- > 0;) {
+        if (steps[at].peer == peer && (is_given ? gives(&steps[at]) : takes(&steps[at]))) {
+            return steps[at].message + 1;
+        }
+    }
+    return 0;
+}
+
 static void derive_step(derive *d, uint32_t index)
 {
     gr_step *step = &d->plan->steps[index];
@@ -304,11 +330,11 @@ static void derive_step(derive *d, uint32_t index)
     step->last_reader = -1;
     switch (step->kind) {
     case GR_STEP_SEND:
-        step->message = d->sent[step->peer]++;
+        step->message = next_message(d, index, true);
         derive_read(d, index, step->a);
         break;
     case GR_STEP_RECV:
-        step->message = d->received[step->peer]++;
+        step->message = next_message(d, index, false);
         derive_write(d, index, step->dst);
         break;
     case GR_STEP_REDUCE:
@@ -321,10 +347,10 @@ static void derive_step(derive *d, uint32_t index)
         derive_write(d, index, step->dst);
         break;
     case GR_STEP_SIGNAL:
-        step->message = d->sent[step->peer]++;
+        step->message = next_message(d, index, true);
         break;
     default:
-        step->message = d->received[step->peer]++;
+        step->message = next_message(d, index, false);
         break;
     }
     derive_await(d, index);
@@ -332,6 +358,8 @@ static void derive_step(derive *d, uint32_t index)
         d->last_await = (int32_t)index;
     }
 }
+
+enum { SHORT_PLAN = 64 };
 
 gr_status gr_plan_finish(gr_plan *plan)
 {
@@ -346,11 +374,13 @@ gr_status gr_plan_finish(gr_plan *plan)
     plan->failed = GR_E_NO_MEMORY;
     d.places = malloc((places + 1) * sizeof *d.places);
     d.reads = malloc((2 * (size_t)plan->step_count + 1) * sizeof *d.reads);
-    d.sent = calloc(2 * peers + 1, sizeof *d.sent);
-    if (!d.places || !d.reads || !d.sent) {
+    if (plan->step_count > SHORT_PLAN) {
+        d.sent = calloc(2 * peers + 1, sizeof *d.sent);
+        d.received = d.sent ? d.sent + peers : NULL;
+    }
+    if (!d.places || !d.reads || (plan->step_count > SHORT_PLAN && !d.sent)) {
         goto done;
     }
-    d.received = d.sent + peers;
     memset(d.places, 0xff, (places + 1) * sizeof *d.places); /* -1: nobody */
     plan->failed = GR_OK;
     for (uint32_t i = 0; i < plan->step_count && plan->failed == GR_OK; i++) {

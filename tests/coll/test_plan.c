@@ -206,8 +206,10 @@ static void test_shapes_that_do_not_fit_are_declined(void **unused)
         {"direct", 3, 0, false},
         {"direct", 0, 1, false},
         {"direct", 100000, 100000, true},
-        {"direct", 1 << 18, 1 << 18, false},
+        {"direct", 100001, 100001, false},
         {"ring", 4, 4, true},
+        {"ring", 100000, 100000, true},
+        {"segmented-ring", 100000, 100000, false}, /* too many steps */
         {"ring", 4, 8, false},
         {"halving-doubling", 4, 4, true},
         {"halving-doubling", 4, 8, true},
