@@ -12,7 +12,8 @@ checked.
     bench/peers/run.py --docs                 and writes docs/performance.md and its plots
     bench/peers/run.py --report FILE --docs   the same from a file of results
 
-Modes: host (one host, whatever the backend does best there), tcp (TCP over loopback)."""
+Modes: host (one host, whatever the backend does best there), tcp (TCP over loopback), hosts-1gbit and
+hosts-10gbit (four network namespaces, bench/hosts; as root; sizes up to 32 MiB)."""
 import argparse
 import json
 import os
@@ -27,12 +28,16 @@ import sys
 import tempfile
 import time
 
+import on_hosts
 import report
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SIZES = {"quick": "4,1k,16k,256k,1m,4m,25m", "full": "4,64,1k,16k,64k,256k,1m,4m,25m,100m,256m"}
-MODES = ("host", "tcp")
+HOST_RATES = {"hosts-1gbit": "1gbit", "hosts-10gbit": "10gbit"}
+MODES = ("host", "tcp", *HOST_RATES)
+AFTER_RESULTS_S = 3
+CORES = len(os.sched_getaffinity(0))
 
 
 def size_bytes(text):
@@ -85,84 +90,75 @@ def versions():
             "Gloo": first(r"libgloo-dev (\S+)", package),
             "PyTorch": first(r"python3-torch (\S+)", package),
             "Gradus": output_of("git", "-C", str(ROOT), "describe", "--always", "--dirty").strip(),
-            "kernel": platform.release(), "cores": len(os.sched_getaffinity(0))}
+            "kernel": platform.release(), "cores": CORES}
 
 
 # ---- Backends ------------------------------------------------------------------------------------
 class Backend:
-    """How to run one candidate: commands with their environment, all of which end by themselves."""
+    """One candidate. kind: gradus, openmpi, mpich, or single (we start each rank ourselves)."""
 
-    def __init__(self, name, words, environment=None, each_rank=False, modes=("host",)):
-        self.name, self.words, self.modes = name, words, modes
-        self.environment = environment or {}
-        self.each_rank = each_rank  # one process a rank, started by us
+    def __init__(self, name, kind, program, more=(), environment=None, modes=("host",)):
+        self.name, self.kind, self.program, self.more = name, kind, list(program), list(more)
+        self.environment, self.modes = environment or {}, modes
 
-    def commands(self, operation, sizes, ranks, time_us, folder):
-        words = self.words(operation, sizes, ranks, time_us)
-        if not self.each_rank:
-            return [(words, self.environment)]
+    def task(self, operation, sizes, time_us):
+        """The words behind the program."""
+        listed = ",".join(map(str, sizes))
+        if self.kind == "gradus":
+            return ["bench", operation, "--sizes", listed, "--time", f"{time_us}us", "--warmup", "1",
+                    "--placement", "in", "--json", *self.more]
+        return [operation, listed, str(time_us)]
+
+    def commands(self, task, ranks, folder):
+        """On this host: words and environment of each process to start."""
+        over = ranks > CORES
+        if self.kind == "gradus":
+            return [([*self.program, *task, "-np", str(ranks)], self.environment)]
+        if self.kind == "openmpi":
+            idle = ["--mca", "mpi_yield_when_idle", "1"] if over else []
+            return [(["mpiexec.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to",
+                      "none" if over else "core", *idle, *self.more, "-np", str(ranks),
+                      *self.program, *task], self.environment)]
+        if self.kind == "mpich":
+            bind = [] if over else ["-bind-to", "core"]
+            return [(["mpiexec.hydra", *bind, *self.more, "-np", str(ranks), *self.program, *task],
+                     self.environment)]
         place = {"WORLD_SIZE": str(ranks), "PEER_FOLDER": folder}
-        return [(words, self.environment | place | {"RANK": str(rank)}) for rank in range(ranks)]
+        return [([*self.program, *task], self.environment | place | {"RANK": str(rank)})
+                for rank in range(ranks)]
 
 
-def gradus(build_dir, *more):
-    def words(operation, sizes, ranks, time_us):
-        return [str(build_dir / "gradus"), "bench", operation, "-np", str(ranks), "--sizes",
-                ",".join(map(str, sizes)), "--time", f"{time_us}us", "--warmup", "1", "--placement",
-                "in", "--json", *more]
-    return words
-
-
-def openmpi(program, cores, *more):
-    def words(operation, sizes, ranks, time_us):
-        over = ranks > cores
-        bind = ["--bind-to", "none" if over else "core"]
-        idle = ["--mca", "mpi_yield_when_idle", "1"] if over else []
-        return ["mpiexec.openmpi", "--allow-run-as-root", "--oversubscribe", *bind, *idle, *more,
-                "-np", str(ranks), str(program), operation, ",".join(map(str, sizes)), str(time_us)]
-    return words
-
-
-def mpich(program, cores):
-    def words(operation, sizes, ranks, time_us):
-        bind = [] if ranks > cores else ["-bind-to", "core"]
-        return ["mpiexec.hydra", *bind, "-np", str(ranks), str(program), operation,
-                ",".join(map(str, sizes)), str(time_us)]
-    return words
-
-
-def single(*command):
-    def words(operation, sizes, ranks, time_us):
-        return [*command, operation, ",".join(map(str, sizes)), str(time_us)]
-    return words
-
-
-def backends(build_dir, made, cores):
-    both = ("host", "tcp")
-    found = [Backend("gradus", gradus(build_dir, "--buffers", "registered")),
-             Backend("gradus-malloc", gradus(build_dir, "--buffers", "malloc")),
-             Backend("gradus-tcp", gradus(build_dir, "--link", "tcp"), modes=("tcp",))]
+def backends(build_dir, made):
+    apart = ("tcp", *HOST_RATES)
+    ours = [str(build_dir / "gradus")]
+    found = [Backend("gradus", "gradus", ours, ["--buffers", "registered"]),
+             Backend("gradus-malloc", "gradus", ours, ["--buffers", "malloc"]),
+             Backend("gradus-tcp", "gradus", ours, ["--link", "tcp"], modes=apart)]
     if "openmpi" in made:
-        mpi = made["openmpi"]
-        found += [Backend("ompi", openmpi(mpi, cores)),
-                  Backend("ompi-ucx", openmpi(mpi, cores, "--mca", "pml", "ucx", "--mca",
-                                              "pml_ucx_tls", "any", "--mca", "pml_ucx_devices",
-                                              "any")),
-                  Backend("ompi-tcp", openmpi(mpi, cores, "--mca", "pml", "ob1", "--mca", "btl",
-                                              "tcp,self"), modes=("tcp",))]
+        mpi, tcp = [str(made["openmpi"])], ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
+        ring = ["--mca", "coll_tuned_use_dynamic_rules", "1", "--mca",
+                "coll_tuned_allreduce_algorithm", "4"]
+        found += [Backend("ompi", "openmpi", mpi),
+                  # Debian's build wants to be told that shared memory is a device for UCX.
+                  Backend("ompi-ucx", "openmpi", mpi,
+                          ["--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca",
+                           "pml_ucx_devices", "any"]),
+                  Backend("ompi-tcp", "openmpi", mpi, tcp, modes=apart),
+                  Backend("ompi-tcp-ring", "openmpi", mpi, tcp + ring, modes=tuple(HOST_RATES))]
     if "mpich" in made:
         # Debian's MPICH moves everything by UCX.
-        tcp = {"UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"}
-        found += [Backend("mpich", mpich(made["mpich"], cores)),
-                  Backend("mpich-tcp", mpich(made["mpich"], cores), tcp, modes=("tcp",))]
+        found += [Backend("mpich", "mpich", [str(made["mpich"])]),
+                  Backend("mpich-tcp", "mpich", [str(made["mpich"])],
+                          ["-genv", "UCX_TLS", "tcp,self", "-genv", "MPIR_CVAR_NOLOCAL", "1"],
+                          modes=apart)]
     if "gloo" in made:
         for algorithm in ("ring", "bcube", "halving-doubling", "ring-chunked"):
-            found.append(Backend(f"gloo-{algorithm}", single(str(made["gloo"])),
-                                 {"PEER_ALGORITHM": algorithm}, each_rank=True, modes=both))
+            found.append(Backend(f"gloo-{algorithm}", "single", [str(made["gloo"])],
+                                 environment={"PEER_ALGORITHM": algorithm}, modes=("host", *apart)))
     if "torch" in made:
-        found.append(Backend("torch-gloo", single("/usr/bin/python3", str(made["torch"])),
-                             {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}, each_rank=True,
-                             modes=both))
+        found.append(Backend("torch-gloo", "single", ["/usr/bin/python3", str(made["torch"])],
+                             environment={"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                             modes=("host", *apart)))
     return found
 
 
@@ -170,30 +166,56 @@ def backends(build_dir, made, cores):
 def end(processes):
     for process in processes:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:  # it leads no group
+                process.kill()
         process.wait()
+        if process.stdout:
+            process.stdout.close()
 
 
-def run_group(backend, operation, sizes, ranks, time_us, limit_s):
+def start_here(backend, task, ranks, folder, files):
+    return [subprocess.Popen(words, env=os.environ | extra, **files)
+            for words, extra in backend.commands(task, ranks, folder)], []
+
+
+def wait_for(process, deadline, out, wanted):
+    """Until it ends. Once all results are there, only a little longer: MPICH's launcher does not
+    always see the end of ranks on other hosts."""
+    while True:
+        try:
+            return process.wait(1)
+        except subprocess.TimeoutExpired:
+            text = os.pread(out.fileno(), 1 << 20, 0)
+            if text.count(b"{") >= wanted:
+                deadline = min(deadline, time.monotonic() + AFTER_RESULTS_S)
+            if time.monotonic() > deadline:
+                return 0 if text.count(b"{") >= wanted else None
+
+
+def run_group(backend, task, ranks, hosts, limit_s):
     """One group of processes through all sizes: times by size; why not, in words."""
-    started, times, reason = [], {}, None
+    started, helpers, times, reason = [], [], {}, None
+    wanted = max(word.count(",") for word in task) + 1
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as out, \
             tempfile.TemporaryFile("w+") as errors:
+        files = {"stdout": out, "stderr": errors, "stdin": subprocess.DEVNULL,
+                 "start_new_session": True}
         try:
-            for words, extra in backend.commands(operation, sizes, ranks, time_us, folder):
-                started.append(subprocess.Popen(words, env=os.environ | extra, stdout=out,
-                                                stderr=errors, stdin=subprocess.DEVNULL,
-                                                start_new_session=True))
+            started, helpers = (on_hosts.start(hosts, backend, task, folder, files) if hosts else
+                                start_here(backend, task, ranks, folder, files))
             deadline = time.monotonic() + limit_s
             for process in started:
-                process.wait(max(deadline - time.monotonic(), 0.1))
-                if process.returncode != 0:
+                code = wait_for(process, deadline, out, wanted)
+                if code is None:
+                    reason = f"not ready after {limit_s} s"
+                    break
+                if code != 0:
                     errors.seek(0)
-                    reason = f"ended with {process.returncode}: {errors.read()[-300:].strip()}"
-        except subprocess.TimeoutExpired:
-            reason = f"not ready after {limit_s} s"
+                    reason = f"ended with {code}: {errors.read()[-300:].strip()}"
         finally:
-            end(started)
+            end(started + helpers)
         out.seek(0)
         for line in out:
             if line.startswith("{"):
@@ -205,38 +227,82 @@ def run_group(backend, operation, sizes, ranks, time_us, limit_s):
     return times, reason
 
 
+def run_ceiling(build_dir, ranks, sizes, time_ms):
+    """The bare reduction in shared memory of bench_ceiling, which takes turns with Gradus itself."""
+    done = subprocess.run([str(build_dir / "bench" / "bench_ceiling"), "-n", str(ranks), "-s",
+                           ",".join(map(str, sizes)), "-r", "3", "-d", str(time_ms / 1000)],
+                          capture_output=True, text=True, timeout=300)
+    pairs = {}
+    for line in done.stdout.splitlines():
+        words = line.split()
+        if line.startswith("n=") and len(words) >= 5:
+            pairs[int(words[2])] = [float(words[3]), float(words[4])]
+    return pairs
+
+
 def label(size, sizes):
     """The size asked for that this one stands for: blocks round it down."""
     return min(sizes, key=lambda wanted: abs(wanted - size))
 
 
+class Results:
+    """mode -> ranks -> backend -> size -> the rounds' figures."""
+
+    def __init__(self, arguments, sizes):
+        self.arguments, self.sizes, self.times, self.more = arguments, sizes, {}, {}
+
+    def add(self, mode, ranks, name, times):
+        rows = self.times.setdefault(mode, {}).setdefault(str(ranks), {}).setdefault(name, {})
+        for size, figures in times.items():
+            rows.setdefault(str(label(size, self.sizes)), []).append(figures)
+
+    def whole(self):
+        command = " ".join(["bench/peers/run.py"] + sys.argv[1:])
+        return {"operation": self.arguments.operation, "command": command, "versions": versions(),
+                "sizes": self.sizes, "rounds": self.arguments.rounds, "times_us": self.times,
+                **self.more}
+
+
+def run_round(arguments, candidates, mode, ranks, results, dropped, hosts, began):
+    order = [c for c in candidates if mode in c.modes]
+    random.shuffle(order)
+    sizes = [size for size in results.sizes if mode not in HOST_RATES or size <= 32 << 20]
+    for backend in order:
+        key = (mode, ranks, backend.name)
+        if key in dropped or time.monotonic() - began > arguments.minutes * 60:
+            continue
+        task = backend.task(arguments.operation, sizes, arguments.time_ms * 1000)
+        times, reason = run_group(backend, task, ranks, hosts, arguments.limit_s)
+        results.add(mode, ranks, backend.name, times)
+        if reason:
+            print(f"{mode} n={ranks} {backend.name}: {reason}", file=sys.stderr)
+            dropped.add(key)
+
+
 def measure(arguments, candidates):
-    sizes = [size_bytes(text) for text in arguments.sizes.split(",")]
-    results, dropped = {}, set()
-    began = time.monotonic()
+    results = Results(arguments, [size_bytes(text) for text in arguments.sizes.split(",")])
+    dropped, began = set(), time.monotonic()
+    build_dir = pathlib.Path(arguments.build_dir)
+    with_ceiling = (arguments.operation == "allreduce" and "host" in arguments.modes and
+                    (build_dir / "bench" / "bench_ceiling").exists())
     for turn in range(arguments.rounds):
         for mode in arguments.modes:
-            for ranks in arguments.ranks:
-                order = [c for c in candidates if mode in c.modes]
-                random.shuffle(order)
-                for backend in order:
-                    key = (mode, ranks, backend.name)
-                    if key in dropped or time.monotonic() - began > arguments.minutes * 60:
-                        continue
-                    times, reason = run_group(backend, arguments.operation, sizes, ranks,
-                                              arguments.time_ms * 1000, arguments.limit_s)
-                    for size, figures in times.items():
-                        rows = results.setdefault(mode, {}).setdefault(str(ranks), {})
-                        rows.setdefault(backend.name, {}).setdefault(
-                            str(label(size, sizes)), []).append(figures)
-                    if reason:
-                        print(f"{mode} n={ranks} {backend.name}: {reason}", file=sys.stderr)
-                        dropped.add(key)
+            with on_hosts.hosts_of(HOST_RATES.get(mode), build_dir) as hosts:
+                if mode in HOST_RATES and hosts is None:
+                    continue
+                if hosts:
+                    results.more.setdefault("payload", {}).setdefault(mode, []).append(
+                        on_hosts.payload_bandwidth(hosts))
+                for ranks in [hosts.count] if hosts else arguments.ranks:
+                    run_round(arguments, candidates, mode, ranks, results, dropped, hosts, began)
+        for ranks in arguments.ranks if with_ceiling else []:
+            pairs = results.more.setdefault("ceiling", {}).setdefault(str(ranks), {})
+            for size, pair in run_ceiling(build_dir, ranks, results.sizes,
+                                          arguments.time_ms).items():
+                pairs.setdefault(str(size), []).append(pair)
         print(f"round {turn + 1} of {arguments.rounds}: {time.monotonic() - began:.0f} s",
               file=sys.stderr)
-    return {"operation": arguments.operation, "command": " ".join(["bench/peers/run.py"] +
-                                                                  sys.argv[1:]),
-            "versions": versions(), "sizes": sizes, "rounds": arguments.rounds, "times_us": results}
+    return results.whole()
 
 
 def parse():
@@ -276,8 +342,7 @@ def main():
         results = json.loads(pathlib.Path(arguments.report).read_text())
     else:
         build_dir = pathlib.Path(arguments.build_dir)
-        cores = len(os.sched_getaffinity(0))
-        candidates = backends(build_dir, build(build_dir / "peers"), cores)
+        candidates = backends(build_dir, build(build_dir / "peers"))
         if arguments.backends:
             candidates = [c for c in candidates if re.search(arguments.backends, c.name)]
         results = measure(arguments, candidates)
