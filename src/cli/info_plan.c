@@ -334,7 +334,8 @@ static gr_status explain(explanation *e, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    gr_selection_adopt(&e->selection, &e->tuning.model, &e->tuning.rules[o->exact]);
+    gr_selection_adopt(&e->selection, &e->tuning.model,
+                       o->rules ? &e->tuning.rules[o->exact] : NULL);
     choose(e);
     return list_candidates(e, diag);
 }

@@ -11,7 +11,7 @@ typedef struct gr_plan_options {
     int64_t size_bytes;
     int64_t ranks, hosts;
     int link, dtype;
-    bool exact, json;
+    bool exact, json, rules;
     const char *algorithm, *tune;
     int64_t segment_bytes;
 } gr_plan_options;

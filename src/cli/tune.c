@@ -50,7 +50,7 @@ static const gr_config_field tune_fields[] = {
     {.flag = "--rounds",
      .type = GR_CONFIG_INT,
      AT(rounds),
-     .default_text = "3",
+     .default_text = "5",
      .min = 1,
      .max = 15,
      .help = "passes over the algorithms at each size; the median counts"},

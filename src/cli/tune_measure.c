@@ -14,6 +14,7 @@ enum {
     ROUNDS_MAX = 15,
     TURNS_MAX = 10000,
     SIZE_FACTOR = 4,
+    TRIMMED = 20, /* one in so many operations, the slowest, is left out */
     /* What takes so many times the best there is not tried at larger sizes. Not before: what is
      * slow for small messages can be the best for large ones. */
     HOPELESS = 4,
@@ -33,6 +34,7 @@ typedef struct tuner {
     const gr_bench_op *op;
     gr_tune_points *points;
     char *buf;
+    double *samples; /* TURNS_MAX */
     candidate candidates[CANDIDATES_MAX];
     int candidate_count;
     double hopeless[CANDIDATES_MAX]; /* by algorithm's number: time over the best, last size */
@@ -45,7 +47,25 @@ static int number_of(const gr_algorithm *algorithm)
 }
 
 /* ---- One candidate --------------------------------------------------------------------------- */
-/* The mean over `turns` operations and all ranks. */
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The mean without the slowest: somebody else may have had the core. */
+static double trimmed_mean(double *samples, int count)
+{
+    qsort(samples, (size_t)count, sizeof samples[0], by_value);
+    int kept = count > 4 ? count - 1 - count / TRIMMED : count;
+    double sum = 0;
+    for (int i = 0; i < kept; i++) {
+        sum += samples[i];
+    }
+    return sum / kept;
+}
+
+/* The time of one of `turns` operations, on average over all ranks. */
 static gr_status time_turns(const tuner *t, const candidate *c, size_t count, int turns,
                             double *time_out)
 {
@@ -58,23 +78,20 @@ static gr_status time_turns(const tuner *t, const candidate *c, size_t count, in
                           .out = t->buf};
     gr_status status = gr_barrier(t->comm);
     gr_tune_force(t->comm, t->op->coll, &c->choice);
-    int64_t start_ns = gr_now_ns();
+    int64_t before_ns = gr_now_ns();
     for (int turn = 0; turn < turns && status == GR_OK; turn++) {
         status = gr_bench_do(&once);
+        int64_t now_ns = gr_now_ns();
+        t->samples[turn] = (double)(now_ns - before_ns) / 1e3;
+        before_ns = now_ns;
     }
-    double mean_us = (double)(gr_now_ns() - start_ns) / 1e3 / turns;
     gr_tune_force(t->comm, t->op->coll, NULL);
+    *time_out = 0;
     if (status == GR_OK) {
-        status = gr_allreduce(t->comm, &mean_us, 1, GR_F64, GR_AVERAGE);
+        *time_out = trimmed_mean(t->samples, turns);
+        status = gr_allreduce(t->comm, time_out, 1, GR_F64, GR_AVERAGE);
     }
-    *time_out = mean_us;
     return status;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 /* All in turn, round by round: what else the machine does then falls on all alike. */
@@ -85,7 +102,7 @@ static gr_status time_candidates(tuner *t, size_t count)
     for (int round = -1; round < rounds; round++) {
         for (int i = 0; i < t->candidate_count; i++) {
             candidate *c = &t->candidates[i];
-            double turns = round < 0 ? 2 : round_us / (c->estimate_us + 0.01);
+            double turns = round < 0 ? 3 : round_us / (c->estimate_us + 0.01);
             turns = turns < 1 ? 1 : turns > TURNS_MAX ? TURNS_MAX : turns;
             gr_status status = time_turns(t, c, count, (int)turns,
                                           round < 0 ? &c->estimate_us : &c->rounds_us[round]);
@@ -211,13 +228,19 @@ static gr_status measure_size(tuner *t, size_t size_bytes)
 gr_status gr_tune_measure(gr_comm *comm, const gr_tune_options *options, gr_tune_points *points,
                           gr_diag *diag)
 {
-    gr_status status = GR_OK;
+    gr_diag_clear(diag);
+    double *samples = malloc(TURNS_MAX * sizeof *samples);
+    gr_status status = samples ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for samples");
     for (const gr_bench_op *op = gr_bench_ops; op->name && status == GR_OK; op++) {
-        tuner t = {.comm = comm, .options = options, .op = op, .points = points, .diag = diag};
+        tuner t = {.comm = comm,
+                   .options = options,
+                   .op = op,
+                   .points = points,
+                   .samples = samples,
+                   .diag = diag};
         if (op->coll == GR_COLL_SEND || op->coll == GR_COLL_RECV) {
             continue;
         }
-        gr_diag_clear(diag);
         if (op->coll == GR_COLL_BARRIER) {
             status = measure_size(&t, 0);
             continue;
@@ -227,6 +250,7 @@ gr_status gr_tune_measure(gr_comm *comm, const gr_tune_options *options, gr_tune
             status = measure_size(&t, (size_t)size);
         }
     }
+    free(samples);
     if (status != GR_OK && diag->status == GR_OK) {
         *diag = *gr_comm_diag(comm);
         if (diag->status == GR_OK) {
