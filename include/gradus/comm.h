@@ -6,10 +6,16 @@
  *
  * A communicator joins the processes that `gradus run` started. Every rank calls the same
  * operations in the same order with the same counts and types; operations may overlap in time.
+ * This header has the usual operations; coll.h has all of them in one form, and sub-groups.
  *
- * Threads: a communicator belongs to one thread at a time; different communicators are independent.
- * A failure with scope GR_SCOPE_PEER or GR_SCOPE_COMM ends the communicator: every later call
- * returns GR_E_COMM_BROKEN, and gr_comm_diag tells the first cause. */
+ * Threads: a communicator and its sub-groups together belong to one thread at a time. A call that
+ * meets another thread inside returns GR_E_INVALID and changes nothing. Communicators that were
+ * created separately are independent.
+ *
+ * A failure with scope GR_SCOPE_CALL (GR_E_INVALID, GR_E_NO_MEMORY) concerns the call alone, and
+ * gr_comm_last_error says what was wrong. One with scope GR_SCOPE_PEER or GR_SCOPE_COMM ends the
+ * communicator and its relatives: every later call returns GR_E_COMM_BROKEN, and gr_comm_diag tells
+ * the first cause. */
 
 #include <gradus/status.h>
 
@@ -58,8 +64,11 @@ GR_API const char *gr_redop_name(gr_redop op);
  * Order     every rank of the job calls it once; it returns when all have come. */
 GR_API gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* Leave the group and free everything, operations in flight and gr_alloc memory included. Accepts
- * NULL. Does not wait for other ranks. */
+/* Frees the communicator; the last one of its relatives (it, its parent, its sub-groups) leaves the
+ * job and frees all gr_alloc memory. Accepts NULL. Does not wait for other ranks.
+ * Operations in flight vanish, and so do callbacks that were not called yet; peers that still need
+ * this rank for them fail. If relatives live on, an unfinished operation of a destroyed sub-group
+ * is a failure that ends them all. Not inside a callback. */
 GR_API void gr_comm_destroy(gr_comm *comm);
 
 GR_API int gr_comm_rank(const gr_comm *comm);       /* 0 .. world size - 1 */
@@ -67,13 +76,24 @@ GR_API int gr_comm_size(const gr_comm *comm);       /* world size */
 GR_API int gr_comm_local_rank(const gr_comm *comm); /* 0 .. local size - 1 on this host */
 GR_API int gr_comm_local_size(const gr_comm *comm);
 
-/* The communicator's first failure; status GR_OK while there was none. Valid until destroy. */
+/* The first failure that ended the communicator and its relatives; status GR_OK while there was
+ * none. Valid until destroy. */
 GR_API const gr_diag *gr_comm_diag(const gr_comm *comm);
 
+/* What was wrong with the last call on the communicator or its relatives that failed to begin, in
+ * one sentence: a wrong argument, a buffer in use, no memory, a second thread, a gr_free that was
+ * refused. status GR_OK while there was none. To be read by the thread that made the call, before
+ * its next one; the pointer is valid until destroy. */
+GR_API const gr_diag *gr_comm_last_error(const gr_comm *comm);
+
 /* Memory that the peers on this host can read: collectives on it copy least. 64-byte aligned,
- * zeroed, valid until gr_free or gr_comm_destroy. Any other memory may be used as well.
+ * zeroed, valid until gr_free or until the communicator and its relatives are destroyed. Any of
+ * these may use and free it. Any other memory may be used in operations as well.
  * Returns GR_OK; GR_E_INVALID (size 0); GR_E_NO_MEMORY. */
 GR_API gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
+
+/* NULL ok. Memory that an unfinished operation uses, or that is none of gr_alloc's, is not freed:
+ * the log and gr_comm_last_error say so, nothing else happens. */
 GR_API void gr_free(gr_comm *comm, void *mem);
 
 /* ---- Operations -----------------------------------------------------------------------------
@@ -135,6 +155,47 @@ GR_API gr_status gr_broadcast(gr_comm *comm, void *buf, size_t count, gr_dtype d
                               int root) GR_MUST_CHECK;
 GR_API gr_status gr_broadcast_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
                                     int root, gr_op **op_out) GR_MUST_CHECK;
+
+/* Root ends with the reduction over all ranks of `in` (count elements), in `out`, which the others
+ * may leave NULL. `in` NULL: the contribution stands in `out`. */
+GR_API gr_status gr_reduce(gr_comm *comm, const void *in, void *out, size_t count, gr_dtype dtype,
+                           gr_redop op, int root) GR_MUST_CHECK;
+GR_API gr_status gr_reduce_start(gr_comm *comm, const void *in, void *out, size_t count,
+                                 gr_dtype dtype, gr_redop op, int root,
+                                 gr_op **op_out) GR_MUST_CHECK;
+
+/* Root ends with the blocks of all ranks in `out` (world size blocks of `block_count` elements),
+ * which the others may leave NULL. `in` is this rank's block; NULL at root: it stands in its place
+ * in `out`. */
+GR_API gr_status gr_gather(gr_comm *comm, const void *in, void *out, size_t block_count,
+                           gr_dtype dtype, int root) GR_MUST_CHECK;
+GR_API gr_status gr_gather_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                                 gr_dtype dtype, int root, gr_op **op_out) GR_MUST_CHECK;
+
+/* Rank r ends with block r of root's `in` (world size blocks of `block_count` elements; ignored
+ * elsewhere) in `out`. `in` NULL at root: `out` holds all blocks there and stays as it is. */
+GR_API gr_status gr_scatter(gr_comm *comm, const void *in, void *out, size_t block_count,
+                            gr_dtype dtype, int root) GR_MUST_CHECK;
+GR_API gr_status gr_scatter_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                                  gr_dtype dtype, int root, gr_op **op_out) GR_MUST_CHECK;
+
+/* Block b of `in` goes to rank b; block b of `out` comes from rank b. `in` NULL: in place. */
+GR_API gr_status gr_alltoall(gr_comm *comm, const void *in, void *out, size_t block_count,
+                             gr_dtype dtype) GR_MUST_CHECK;
+GR_API gr_status gr_alltoall_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                                   gr_dtype dtype, gr_op **op_out) GR_MUST_CHECK;
+
+/* A message to one rank, which must receive as many elements of the same type. Messages between two
+ * ranks match in the order of the calls. gr_send returns when `buf` may be used again, perhaps
+ * before the peer has asked for it, perhaps not. */
+GR_API gr_status gr_send(gr_comm *comm, const void *buf, size_t count, gr_dtype dtype,
+                         int to) GR_MUST_CHECK;
+GR_API gr_status gr_send_start(gr_comm *comm, const void *buf, size_t count, gr_dtype dtype, int to,
+                               gr_op **op_out) GR_MUST_CHECK;
+GR_API gr_status gr_recv(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
+                         int from) GR_MUST_CHECK;
+GR_API gr_status gr_recv_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype, int from,
+                               gr_op **op_out) GR_MUST_CHECK;
 
 /* No rank returns before every rank has called it. */
 GR_API gr_status gr_barrier(gr_comm *comm) GR_MUST_CHECK;

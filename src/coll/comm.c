@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CONFIG_BYTES_MAX = 64 << 10, MEMORY_ALIGN = 64 };
+enum { CONFIG_BYTES_MAX = 64 << 10 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 /* A thread of our own pays where the kernel moves bytes only when asked, and where there is a core
@@ -23,81 +23,145 @@ static bool wants_thread(const gr_comm *comm, const gr_group_config *config)
     }
     cpu_set_t cores;
     int core_count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-    return comm->selection.link == GR_LINK_TCP && core_count > comm->local_size;
+    return comm->family->choosing.link == GR_LINK_TCP && core_count > comm->local_size;
 }
 
-static gr_status join_others(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
+static const char *host_name(const void *group, int rank)
+{
+    return gr_group_host_name(group, rank);
+}
+
+static gr_status join_others(gr_family *family, const gr_group_config *config, gr_diag *diag)
 {
     /* Before anything starts, and in a group of one as well: is the choice one at all? */
-    gr_selection_config choosing = {.text = config->algorithm,
-                                    .exact = config->exact,
-                                    .link = GR_LINK_SHM,
-                                    .world_size = config->rank < 0 ? 1 : (int)config->world_size,
-                                    .segment_bytes = (size_t)config->segment_bytes,
-                                    .log = &comm->log};
-    gr_status status = gr_selection_init(&comm->selection, &choosing, diag);
+    int world_size = config->rank < 0 ? 1 : (int)config->world_size;
+    gr_select_rules rules;
+    gr_status status = gr_select_rules_parse(&rules, config->algorithm ? config->algorithm : "",
+                                             config->exact, world_size, diag);
     if (status == GR_OK) {
-        status = gr_group_join(config, &comm->log, &comm->group, diag);
+        status = gr_group_join(config, &family->log, &family->group, diag);
     }
     if (status != GR_OK) {
         return status;
     }
-    comm->mesh = gr_group_mesh(comm->group);
-    comm->rank = gr_group_rank(comm->group);
-    comm->size = gr_group_size(comm->group);
-    if (config->local_size == 0) { /* whoever started us does not say */
-        const gr_topology *topology = gr_group_topology(comm->group);
-        comm->local_rank = topology->local_rank[comm->rank];
-        comm->local_size = topology->local_size[topology->host_of[comm->rank]];
-    }
-    if (!comm->mesh) {
+    family->mesh = gr_group_mesh(family->group);
+    family->choosing = (gr_selection_config){.exact = config->exact,
+                                             .segment_bytes = (size_t)config->segment_bytes,
+                                             .log = &family->log};
+    if (!family->mesh) {
         return GR_OK;
     }
-    choosing.link = gr_group_link_kind(comm->group);
-    status = gr_selection_init(&comm->selection, &choosing, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    gr_exec_config exec_config = {.mesh = comm->mesh,
-                                  .rank = comm->rank,
-                                  .world_size = comm->size,
+    family->choosing.link = gr_group_link_kind(family->group);
+    gr_exec_config exec_config = {.mesh = family->mesh,
+                                  .rank = gr_group_rank(family->group),
+                                  .world_size = gr_group_size(family->group),
                                   .op_timeout_us = config->op_timeout_us,
                                   .segment_bytes = config->segment_bytes,
                                   .clock = gr_clock_real(),
-                                  .log = &comm->log,
-                                  .owner = comm};
-    status = gr_exec_create(&exec_config, &comm->exec, diag);
-    if (status == GR_OK) {
-        status = gr_tune_start(comm, config, diag);
+                                  .log = &family->log,
+                                  .owner = family,
+                                  .host_name = host_name,
+                                  .host_arg = family->group};
+    return gr_exec_create(&exec_config, &family->exec, diag);
+}
+
+static void destroy_family(gr_family *family)
+{
+    if (!family) {
+        return;
     }
-    if (status == GR_OK && wants_thread(comm, config)) {
-        status = gr_comm_thread_start(comm, diag);
+    gr_comm_thread_stop(family);
+    gr_memory_fini(family);
+    gr_group_leave(family->group); /* the mesh first: it may still read what operations lent it */
+    gr_exec_destroy(family->exec);
+    gr_op_destroy_finished(family->alone);
+    gr_arena_fini(&family->arena);
+    free(family);
+}
+
+static gr_status create_family(const gr_group_config *config, gr_family **family_out, gr_diag *diag)
+{
+    gr_family *family = calloc(1, sizeof *family);
+    if (!family) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
+    }
+    gr_arena_init(&family->arena, CONFIG_BYTES_MAX);
+    gr_diag_clear(&family->fine);
+    gr_diag_clear(&family->last);
+    (void)gr_fail(&family->intrusion, GR_E_INVALID,
+                  "rank %d: two calls use a communicator at the same time; it and its sub-groups "
+                  "belong to one thread at a time, and a reduction function must not call Gradus",
+                  config->rank < 0 ? 0 : (int)config->rank);
+    family->log = (gr_log){
+        .level = (gr_log_level)config->log_level, .sink = gr_log_to_file, .sink_arg = stderr};
+    family->alone = gr_op_create_finished();
+    gr_status status = family->alone
+                           ? join_others(family, config, diag)
+                           : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
+    if (status != GR_OK) {
+        destroy_family(family);
+        return status;
+    }
+    *family_out = family;
+    return GR_OK;
+}
+
+static void free_comm(gr_comm *comm)
+{
+    gr_programs_fini(&comm->programs);
+    gr_topology_destroy(comm->topology);
+    free(comm->world);
+    free(comm);
+}
+
+/* Where the members run. */
+static gr_status place(gr_comm *comm)
+{
+    const gr_topology *all = gr_group_topology(comm->family->group);
+    uint64_t *hosts = calloc((size_t)comm->size, sizeof *hosts);
+    for (int i = 0; hosts && i < comm->size; i++) {
+        hosts[i] = (uint64_t)all->host_of[comm->world[i]];
+    }
+    gr_status status =
+        hosts ? gr_topology_create(hosts, comm->size, &comm->topology) : GR_E_NO_MEMORY;
+    free(hosts);
+    if (status == GR_OK) {
+        const gr_topology *topology = comm->topology;
+        comm->local_rank = topology->local_rank[comm->rank];
+        comm->local_size = topology->local_size[topology->host_of[comm->rank]];
     }
     return status;
 }
 
-gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out, gr_diag *diag)
+gr_status gr_comm_make(gr_family *family, const int *world, int size, int rank, uint16_t id,
+                       gr_comm **comm_out, gr_diag *diag)
 {
     gr_comm *comm = calloc(1, sizeof *comm);
     if (!comm) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
+        goto undo_nothing;
     }
-    gr_arena_init(&comm->arena, CONFIG_BYTES_MAX);
-    gr_diag_clear(&comm->fine);
-    comm->log = (gr_log){
-        .level = (gr_log_level)config->log_level, .sink = gr_log_to_file, .sink_arg = stderr};
-    comm->size = 1;
-    comm->local_size = config->rank < 0 ? 1 : (int)config->local_size;
-    comm->local_rank = config->rank < 0 ? 0 : (int)config->local_rank;
-    comm->alone = gr_op_create_finished();
-    gr_status status = comm->alone ? join_others(comm, config, diag)
-                                   : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
-    if (status != GR_OK) {
-        gr_comm_destroy(comm);
-        return status;
+    comm->world = calloc((size_t)size, sizeof *comm->world);
+    if (!comm->world) {
+        goto undo_comm;
     }
+    memcpy(comm->world, world, (size_t)size * sizeof *world);
+    comm->family = family;
+    comm->rank = rank;
+    comm->size = size;
+    comm->local_size = 1;
+    comm->group = (gr_exec_group){.id = id, .rank = rank, .size = size, .world = comm->world};
+    if (family->mesh && place(comm) != GR_OK) {
+        goto undo_comm;
+    }
+    family->ids[id / 64] |= UINT64_C(1) << id % 64;
+    family->comms++;
     *comm_out = comm;
     return GR_OK;
+
+undo_comm:
+    free_comm(comm);
+undo_nothing:
+    return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator of %d ranks", size);
 }
 
 gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag)
@@ -119,21 +183,100 @@ gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag)
     return status;
 }
 
-static void free_blocks(gr_comm *comm);
+/* The job's own communicator: every rank at its place. */
+static gr_status create_whole(gr_family *family, const gr_group_config *config, gr_comm **comm_out,
+                              gr_diag *diag)
+{
+    int size = family->group ? gr_group_size(family->group) : 1;
+    int *world = calloc((size_t)size, sizeof *world);
+    if (!world) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator of %d ranks", size);
+    }
+    for (int i = 0; i < size; i++) {
+        world[i] = i;
+    }
+    gr_comm *comm = NULL;
+    gr_status status = gr_comm_make(
+        family, world, size, family->group ? gr_group_rank(family->group) : 0, 0, &comm, diag);
+    free(world);
+    if (status != GR_OK) {
+        return status;
+    }
+    if (config->rank >= 0 && config->local_size > 0) { /* whoever started us says so */
+        comm->local_size = (int)config->local_size;
+        comm->local_rank = (int)config->local_rank;
+    }
+    gr_selection_config choosing = family->choosing;
+    choosing.text = config->algorithm;
+    choosing.world_size = size;
+    status = gr_selection_init(&comm->selection, &choosing, diag);
+    if (status != GR_OK) {
+        free_comm(comm);
+        return status;
+    }
+    *comm_out = comm;
+    return GR_OK;
+}
+
+gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out, gr_diag *diag)
+{
+    gr_family *family = NULL;
+    gr_comm *comm = NULL;
+    gr_status status = create_family(config, &family, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    status = create_whole(family, config, &comm, diag);
+    if (status != GR_OK) {
+        destroy_family(family);
+        return status;
+    }
+    status = gr_tune_start(comm, config, diag);
+    if (status == GR_OK && family->exec && wants_thread(comm, config)) {
+        status = gr_comm_thread_start(family, diag);
+    }
+    if (status != GR_OK) {
+        gr_comm_destroy(comm);
+        return status;
+    }
+    *comm_out = comm;
+    return GR_OK;
+}
+
+/* What the communicator left unfinished cannot be finished by its peers either: it is the end of
+ * its relatives, too. What is finished is fetched, so that its place is free again. */
+static void end_operations(gr_comm *comm)
+{
+    gr_family *family = comm->family;
+    if (!family->exec || gr_exec_group_close(family->exec, &comm->group) == 0) {
+        return;
+    }
+    gr_diag diag;
+    (void)gr_fail_peer(
+        &diag, GR_E_COMM_BROKEN, comm->world[comm->rank],
+        "rank %d destroyed a sub-group of %d ranks with an operation in flight; wait "
+        "for all operations first",
+        comm->world[comm->rank], comm->size);
+    gr_exec_end(family->exec, &diag);
+    (void)gr_exec_group_close(family->exec, &comm->group); /* now all are over */
+}
 
 void gr_comm_destroy(gr_comm *comm)
 {
-    if (!comm) {
+    if (!comm || gr_family_enter(comm->family, true) != GR_OK) {
         return;
     }
-    gr_comm_thread_stop(comm);
-    gr_group_leave(comm->group); /* the mesh first: it may still read what operations lent it */
-    gr_exec_destroy(comm->exec);
-    gr_programs_fini(&comm->programs);
-    gr_op_destroy_finished(comm->alone);
-    free_blocks(comm);
-    gr_arena_fini(&comm->arena);
-    free(comm);
+    gr_family *family = comm->family;
+    family->comms--;
+    if (family->comms > 0) {
+        end_operations(comm);
+        family->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
+    }
+    gr_family_leave(family);
+    if (family->comms == 0) {
+        destroy_family(family);
+    }
+    free_comm(comm);
 }
 
 /* ---- Questions ------------------------------------------------------------------------------- */
@@ -159,85 +302,12 @@ int gr_comm_local_size(const gr_comm *comm)
 
 const gr_diag *gr_comm_diag(const gr_comm *comm)
 {
-    return comm->exec ? gr_exec_diag(comm->exec) : &comm->fine;
+    const gr_family *family = comm->family;
+    return family->exec ? gr_exec_diag(family->exec) : &family->fine;
 }
 
 const char *gr_comm_link_name(const gr_comm *comm)
 {
-    return comm->mesh ? gr_link_kind_name(comm->selection.link) : "none";
-}
-
-/* ---- Memory ---------------------------------------------------------------------------------- */
-/* In a group of one there is nobody to share memory with: plain memory behind a line of its own. */
-struct gr_comm_block {
-    gr_comm_block *next, *before;
-};
-_Static_assert(sizeof(struct gr_comm_block) <= MEMORY_ALIGN, "fits before the memory");
-
-static gr_status alloc_alone(gr_comm *comm, size_t size_bytes, void **mem_out)
-{
-    if (size_bytes > SIZE_MAX - 2 * (size_t)MEMORY_ALIGN) {
-        return GR_E_NO_MEMORY;
-    }
-    size_t rounded = (size_bytes + MEMORY_ALIGN - 1) & ~(size_t)(MEMORY_ALIGN - 1);
-    gr_comm_block *block = aligned_alloc(MEMORY_ALIGN, MEMORY_ALIGN + rounded);
-    if (!block) {
-        return GR_E_NO_MEMORY;
-    }
-    *block = (gr_comm_block){.next = comm->blocks};
-    if (comm->blocks) {
-        comm->blocks->before = block;
-    }
-    comm->blocks = block;
-    *mem_out = memset((uint8_t *)block + MEMORY_ALIGN, 0, rounded);
-    return GR_OK;
-}
-
-static void free_alone(gr_comm *comm, void *mem)
-{
-    gr_comm_block *block = (gr_comm_block *)(void *)((uint8_t *)mem - MEMORY_ALIGN);
-    if (block->next) {
-        block->next->before = block->before;
-    }
-    if (block->before) {
-        block->before->next = block->next;
-    } else {
-        comm->blocks = block->next;
-    }
-    free(block);
-}
-
-static void free_blocks(gr_comm *comm)
-{
-    while (comm->blocks) {
-        free_alone(comm, (uint8_t *)comm->blocks + MEMORY_ALIGN);
-    }
-}
-
-gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out)
-{
-    if (!comm || !mem_out || size_bytes == 0) {
-        return GR_E_INVALID;
-    }
-    if (!comm->mesh) {
-        return alloc_alone(comm, size_bytes, mem_out);
-    }
-    gr_comm_lock(comm);
-    gr_status status = gr_mesh_alloc(comm->mesh, size_bytes, mem_out);
-    gr_comm_unlock(comm);
-    return status;
-}
-
-void gr_free(gr_comm *comm, void *mem)
-{
-    if (!comm || !mem) {
-        return;
-    }
-    if (!comm->mesh) {
-        free_alone(comm, mem);
-        return;
-    }
-    gr_comm_lock(comm);
-    gr_mesh_free(comm->mesh, mem);
-    gr_comm_unlock(comm);
+    const gr_family *family = comm->family;
+    return family->mesh ? gr_link_kind_name(family->choosing.link) : "none";
 }

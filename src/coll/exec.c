@@ -324,7 +324,7 @@ static bool meets(const void *buffer, size_t buffer_bytes, const void *at, size_
     return buffer && buffer_bytes > 0 && a < b + size_bytes && b < a + buffer_bytes;
 }
 
-static bool op_uses(const gr_op *op, const void *at, size_t size_bytes)
+static bool op_uses(const gr_op *op, const void *at, size_t size_bytes, bool to_write)
 {
     if (op->driver) {
         return op->driver->uses && op->driver->uses(op->driver_state, at, size_bytes);
@@ -334,7 +334,7 @@ static bool op_uses(const gr_op *op, const void *at, size_t size_bytes)
             return true;
         }
     }
-    for (uint16_t slot = 0; slot < op->program->input_slots; slot++) {
+    for (uint16_t slot = 0; to_write && slot < op->program->input_slots; slot++) {
         if (meets(op->input[slot], op->bytes[1], at, size_bytes)) {
             return true;
         }
@@ -342,12 +342,12 @@ static bool op_uses(const gr_op *op, const void *at, size_t size_bytes)
     return false;
 }
 
-bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, char *what_out,
-                  size_t what_bytes)
+bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, bool to_write,
+                  char *what_out, size_t what_bytes)
 {
     for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
         const gr_op *op = &exec->ops[i];
-        if (op->state == GR_OP_ACTIVE && !op->over && op_uses(op, at, size_bytes)) {
+        if (op->state == GR_OP_ACTIVE && !op->over && op_uses(op, at, size_bytes, to_write)) {
             gr_exec_say(exec, op, what_out, what_bytes);
             return true;
         }

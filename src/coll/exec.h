@@ -183,9 +183,10 @@ typedef struct gr_exec_done {
 bool gr_exec_take_done(gr_exec *exec, gr_exec_done *done_out);
 bool gr_exec_done_pending(const gr_exec *exec);
 
-/* Does an unfinished operation use [at, at + size_bytes)? what_out: which. */
-bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, char *what_out,
-                  size_t what_bytes);
+/* Is [at, at + size_bytes) used by an unfinished operation, so that it must not be written (or, not
+ * `to_write`: does one write there, so that it must not even be read)? what_out: which. */
+bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, bool to_write,
+                  char *what_out, size_t what_bytes);
 
 /* ---- The end --------------------------------------------------------------------------------- */
 /* The first failure; status GR_OK while there was none. Once it is set, the mesh is never moved

@@ -318,7 +318,7 @@ static gr_status measure(gr_comm *comm, told *t)
 gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
 {
     told t;
-    if (!comm->exec) {
+    if (!comm->family->exec) {
         return GR_OK;
     }
     /* The plans that are measured must be those that are fitted. */

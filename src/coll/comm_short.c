@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/comm_internal.h"
+
+/* The short forms of comm.h: each fills a gr_call. */
+
+#define CALLER __builtin_return_address(0)
+
+static gr_call by_count(gr_coll coll, void *buf, size_t count, gr_dtype dtype, gr_redop op)
+{
+    return (gr_call){.coll = coll, .dtype = dtype, .op = op, .out = buf, .count = count};
+}
+
+gr_status gr_allreduce(gr_comm *comm, void *buf, size_t count, gr_dtype dtype, gr_redop op)
+{
+    gr_call call = by_count(GR_COLL_ALLREDUCE, buf, count, dtype, op);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_allreduce_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype, gr_redop op,
+                             gr_op **op_out)
+{
+    gr_call call = by_count(GR_COLL_ALLREDUCE, buf, count, dtype, op);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+/* 0 shards would mean one a rank: -1 is refused with the sentence that fits. */
+static gr_call over_shards(void *const *partials, int shards, size_t count, gr_dtype dtype,
+                           gr_redop op)
+{
+    return (gr_call){.coll = GR_COLL_ALLREDUCE,
+                     .dtype = dtype,
+                     .op = op,
+                     .count = count,
+                     .shards = shards == 0 ? -1 : shards,
+                     .partials = partials};
+}
+
+gr_status gr_allreduce_shards(gr_comm *comm, void *const *partials, int shards, size_t count,
+                              gr_dtype dtype, gr_redop op)
+{
+    gr_call call = over_shards(partials, shards, count, dtype, op);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_allreduce_shards_start(gr_comm *comm, void *const *partials, int shards, size_t count,
+                                    gr_dtype dtype, gr_redop op, gr_op **op_out)
+{
+    gr_call call = over_shards(partials, shards, count, dtype, op);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_reduce_scatter(gr_comm *comm, void *buf, size_t block_count, gr_dtype dtype,
+                            gr_redop op)
+{
+    gr_call call = by_count(GR_COLL_REDUCE_SCATTER, buf, block_count, dtype, op);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_reduce_scatter_start(gr_comm *comm, void *buf, size_t block_count, gr_dtype dtype,
+                                  gr_redop op, gr_op **op_out)
+{
+    gr_call call = by_count(GR_COLL_REDUCE_SCATTER, buf, block_count, dtype, op);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_allgather(gr_comm *comm, void *buf, size_t block_count, gr_dtype dtype)
+{
+    gr_call call = by_count(GR_COLL_ALLGATHER, buf, block_count, dtype, GR_SUM);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_allgather_start(gr_comm *comm, void *buf, size_t block_count, gr_dtype dtype,
+                             gr_op **op_out)
+{
+    gr_call call = by_count(GR_COLL_ALLGATHER, buf, block_count, dtype, GR_SUM);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+static gr_call with_root(gr_coll coll, const void *in, void *out, size_t count, gr_dtype dtype,
+                         int root)
+{
+    return (gr_call){
+        .coll = coll, .dtype = dtype, .in = in, .out = out, .count = count, .root = root};
+}
+
+gr_status gr_broadcast(gr_comm *comm, void *buf, size_t count, gr_dtype dtype, int root)
+{
+    gr_call call = with_root(GR_COLL_BROADCAST, NULL, buf, count, dtype, root);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_broadcast_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype, int root,
+                             gr_op **op_out)
+{
+    gr_call call = with_root(GR_COLL_BROADCAST, NULL, buf, count, dtype, root);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_reduce(gr_comm *comm, const void *in, void *out, size_t count, gr_dtype dtype,
+                    gr_redop op, int root)
+{
+    gr_call call = with_root(GR_COLL_REDUCE, in, out, count, dtype, root);
+    call.op = op;
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_reduce_start(gr_comm *comm, const void *in, void *out, size_t count, gr_dtype dtype,
+                          gr_redop op, int root, gr_op **op_out)
+{
+    gr_call call = with_root(GR_COLL_REDUCE, in, out, count, dtype, root);
+    call.op = op;
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_gather(gr_comm *comm, const void *in, void *out, size_t block_count, gr_dtype dtype,
+                    int root)
+{
+    gr_call call = with_root(GR_COLL_GATHER, in, out, block_count, dtype, root);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_gather_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                          gr_dtype dtype, int root, gr_op **op_out)
+{
+    gr_call call = with_root(GR_COLL_GATHER, in, out, block_count, dtype, root);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_scatter(gr_comm *comm, const void *in, void *out, size_t block_count, gr_dtype dtype,
+                     int root)
+{
+    gr_call call = with_root(GR_COLL_SCATTER, in, out, block_count, dtype, root);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_scatter_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                           gr_dtype dtype, int root, gr_op **op_out)
+{
+    gr_call call = with_root(GR_COLL_SCATTER, in, out, block_count, dtype, root);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_alltoall(gr_comm *comm, const void *in, void *out, size_t block_count, gr_dtype dtype)
+{
+    gr_call call = with_root(GR_COLL_ALLTOALL, in, out, block_count, dtype, 0);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_alltoall_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                            gr_dtype dtype, gr_op **op_out)
+{
+    gr_call call = with_root(GR_COLL_ALLTOALL, in, out, block_count, dtype, 0);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_send(gr_comm *comm, const void *buf, size_t count, gr_dtype dtype, int to)
+{
+    gr_call call = with_root(GR_COLL_SEND, buf, NULL, count, dtype, to);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_send_start(gr_comm *comm, const void *buf, size_t count, gr_dtype dtype, int to,
+                        gr_op **op_out)
+{
+    gr_call call = with_root(GR_COLL_SEND, buf, NULL, count, dtype, to);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_recv(gr_comm *comm, void *buf, size_t count, gr_dtype dtype, int from)
+{
+    gr_call call = with_root(GR_COLL_RECV, NULL, buf, count, dtype, from);
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_recv_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype, int from,
+                        gr_op **op_out)
+{
+    gr_call call = with_root(GR_COLL_RECV, NULL, buf, count, dtype, from);
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}
+
+gr_status gr_barrier(gr_comm *comm)
+{
+    gr_call call = {.coll = GR_COLL_BARRIER};
+    return gr_comm_run(comm, &call, 1, CALLER);
+}
+
+gr_status gr_barrier_start(gr_comm *comm, gr_op **op_out)
+{
+    gr_call call = {.coll = GR_COLL_BARRIER};
+    return gr_comm_start(comm, &call, 1, CALLER, op_out);
+}

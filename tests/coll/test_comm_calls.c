@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every operation, against its definition: all types and operations, in place and out of place,
+ * even and by rank, blocking, asynchronous, grouped, with callbacks; on real links, a process a
+ * rank. */
+#include "support_oracle.h"
+#include "support_ranks.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOW_BUILD 1 /* sanitizers take ten times as long */
+#endif
+
+/* In a rank: say what is wrong and end with 1. */
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s; %s)\n", __FILE__, __LINE__,     \
+                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text,  \
+                    gr_comm_last_error(comm)->text);                                               \
+            return 1;                                                                              \
+        }                                                                                          \
+    } while (0)
+
+/* ---- One after the other --------------------------------------------------------------------- */
+static bool run_case(gr_comm *comm, const oracle_case *c, bool blocking)
+{
+    oracle_part part;
+    if (!oracle_begin(&part, c, comm)) {
+        return false;
+    }
+    gr_status status = GR_OK;
+    if (!part.idle && blocking) {
+        status = gr_run(comm, &part.call, 1);
+    } else if (!part.idle) {
+        gr_op *op = NULL;
+        status = gr_start(comm, &part.call, 1, &op);
+        status = status == GR_OK ? gr_wait(op) : status;
+    }
+    if (status != GR_OK) {
+        char text[256];
+        oracle_describe(c, text, sizeof text);
+        fprintf(stderr, "rank %d of %d: %s: %s (%s; %s)\n", part.rank, part.size, text,
+                gr_status_name(status), gr_comm_diag(comm)->text, gr_comm_last_error(comm)->text);
+    }
+    return oracle_end(&part) && status == GR_OK;
+}
+
+static void vary(oracle_case *c, int turn, int size)
+{
+    static const size_t counts[] = {0, 1, 7, 100, 4097};
+    c->count = counts[turn % 5];
+    c->root = turn % size;
+    c->peer = (c->root + 1 + turn % 3) % size;
+    c->peer = c->peer == c->root ? (c->root + 1) % size : c->peer;
+    c->offset_in = turn % 3 == 0 ? 0 : turn % 7;
+    c->offset_out = turn % 2 == 0 ? 0 : turn % 5;
+    c->shared = turn / 2 % 2;
+    c->seed = (uint64_t)turn;
+    for (int i = 0; i < size; i++) {
+        for (int k = 0; k < size; k++) {
+            c->counts[i][k] = (size_t)((i + k) * (turn % 4) * 5 % 23);
+        }
+    }
+}
+
+static int run_every(gr_comm *comm, const ranks_job *job)
+{
+    int size = gr_comm_size(comm);
+    int turn = 0;
+    oracle_case c = {.coll = GR_COLL_BARRIER};
+    for (int coll = 0; coll < GR_COLL_RECV; coll++) {
+        bool reduces =
+            coll == GR_COLL_ALLREDUCE || coll == GR_COLL_REDUCE || coll == GR_COLL_REDUCE_SCATTER;
+        bool blocks = coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_ALLGATHER ||
+                      coll == GR_COLL_GATHER || coll == GR_COLL_SCATTER || coll == GR_COLL_ALLTOALL;
+        if (coll == GR_COLL_SEND && size == 1) {
+            continue;
+        }
+        for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+            for (int op = 0; op < (reduces ? GR_REDOP_COUNT : 1); op++) {
+                for (int how = 0; how < (blocks ? 4 : 2); how++) {
+                    c = (oracle_case){.coll = (gr_coll)coll,
+                                      .dtype = (gr_dtype)dtype,
+                                      .op = (gr_redop)op,
+                                      .in_place = how & 1,
+                                      .uneven = how & 2};
+                    vary(&c, turn, size);
+                    c.prescale = reduces && turn % 5 == 1 ? 0.25 : 0;
+                    c.postscale = reduces && turn % 7 == 1 ? -3 : 0;
+                    EXPECT(run_case(comm, &c, turn % 2 == 0));
+                    turn++;
+                }
+            }
+        }
+    }
+    EXPECT(gr_comm_diag(comm)->status == GR_OK && gr_comm_last_error(comm)->status == GR_OK);
+    (void)job;
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_every(void **state)
+{
+    (void)state;
+    static const char *const links[2] = {"shm", "tcp"};
+#ifdef SLOW_BUILD
+    static const int sizes[] = {1, 3};
+#else
+    static const int sizes[] = {1, 2, 3, 4, 5, 8};
+#endif
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        for (int link = 0; link < 2; link++) {
+            ranks_job job = {.size = sizes[i],
+                             .link = links[link],
+                             .progress = i % 2 ? 1 : 2,
+                             .segment_bytes = 4096};
+            assert_int_equal(ranks_run(&job, run_every, 0), 0);
+        }
+    }
+}
+
+/* ---- Grouped --------------------------------------------------------------------------------- */
+enum { GROUP = 6 };
+
+static int run_groups(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    uint64_t state = 11;
+    for (int round = 0; round < 60; round++) {
+        oracle_case cases[GROUP];
+        oracle_part parts[GROUP];
+        gr_call calls[GROUP];
+        int count = 0;
+        for (int i = 0; i < GROUP; i++) {
+            oracle_random(&cases[i], &state, gr_comm_size(comm), 3000);
+            EXPECT(oracle_begin(&parts[i], &cases[i], comm));
+            if (!parts[i].idle) {
+                calls[count++] = parts[i].call;
+            }
+        }
+        if (count > 0 && round % 2) {
+            EXPECT(gr_run(comm, calls, count) == GR_OK);
+        } else if (count > 0) {
+            gr_op *op = NULL;
+            EXPECT(gr_start(comm, calls, count, &op) == GR_OK);
+            EXPECT(gr_wait(op) == GR_OK);
+        }
+        for (int i = 0; i < GROUP; i++) {
+            EXPECT(oracle_end(&parts[i]));
+        }
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_groups(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        ranks_job job = {.size = 1 + i, .link = i % 2 ? "shm" : "tcp", .segment_bytes = 1024};
+        assert_int_equal(ranks_run(&job, run_groups, 0), 0);
+    }
+}
+
+/* ---- Callbacks ------------------------------------------------------------------------------- */
+typedef struct chain {
+    gr_comm *comm;
+    int32_t word;
+    int left;
+    int called;
+    bool inside_start; /* gr_start has not come back */
+    gr_status worst;
+} chain;
+
+static void next_of_chain(gr_status status, void *arg);
+
+static void start_chain(chain *c)
+{
+    gr_call call = {.coll = GR_COLL_ALLREDUCE,
+                    .dtype = GR_I32,
+                    .op = GR_MAX,
+                    .out = &c->word,
+                    .count = 1,
+                    .done = next_of_chain,
+                    .done_arg = c};
+    c->inside_start = true;
+    gr_status status = gr_start(c->comm, &call, 1, NULL);
+    c->inside_start = false;
+    c->worst = c->worst == GR_OK ? status : c->worst;
+}
+
+static void next_of_chain(gr_status status, void *arg)
+{
+    chain *c = arg;
+    c->called++;
+    if (c->inside_start) {
+        c->worst = GR_E_BUG;
+    }
+    if (status != GR_OK) {
+        c->worst = status;
+        return;
+    }
+    c->word++;
+    if (gr_barrier(c->comm) != GR_E_INVALID) { /* a callback must not wait */
+        c->worst = GR_E_BUG;
+    }
+    if (--c->left > 0) {
+        start_chain(c);
+    }
+}
+
+static int run_callbacks(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    chain c = {.comm = comm, .left = 20};
+    start_chain(&c);
+    EXPECT(gr_comm_drain(comm) == GR_OK);
+    EXPECT(c.worst == GR_OK && c.called == 20 && c.word == 20);
+    EXPECT(strstr(gr_comm_last_error(comm)->text, "a callback must not wait"));
+    /* Without a wait. */
+    c = (chain){.comm = comm, .left = 5};
+    start_chain(&c);
+    gr_status status = GR_PENDING;
+    while (c.called < 5 && status != GR_E_INVALID) {
+        status = gr_comm_poll(comm);
+    }
+    EXPECT(c.worst == GR_OK && c.word == 5);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_callbacks(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        ranks_job job = {.size = 1 + i / 2, .link = i % 2 ? "tcp" : "shm", .progress = 2};
+        assert_int_equal(ranks_run(&job, run_callbacks, 0), 0);
+    }
+}
+
+static void count_done(gr_status status, void *arg)
+{
+    atomic_fetch_add((_Atomic int *)arg, status == GR_OK ? 1 : 1000);
+}
+
+/* With a thread, callbacks come without anybody asking. */
+static int run_background_callbacks(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { CALLS = 10 };
+    _Atomic int done = 0;
+    int64_t words[CALLS] = {0};
+    for (int i = 0; i < CALLS; i++) {
+        gr_call call = {.coll = GR_COLL_ALLREDUCE,
+                        .dtype = GR_I64,
+                        .out = &words[i],
+                        .count = 1,
+                        .done = count_done,
+                        .done_arg = &done};
+        words[i] = i;
+        EXPECT(gr_start(comm, &call, 1, NULL) == GR_OK);
+    }
+    while (atomic_load(&done) < CALLS) {
+    }
+    EXPECT(atomic_load(&done) == CALLS);
+    for (int i = 0; i < CALLS; i++) {
+        EXPECT(words[i] == (int64_t)i * gr_comm_size(comm));
+    }
+    EXPECT(gr_barrier(comm) == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_background_callbacks(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        ranks_job job = {.size = 2 + i, .link = i % 2 ? "tcp" : "shm", .progress = 1};
+        assert_int_equal(ranks_run(&job, run_background_callbacks, 0), 0);
+    }
+}
+
+/* ---- Any of several -------------------------------------------------------------------------- */
+static int run_wait_any(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { OPS = 8, COUNT = 5000 };
+    gr_op *ops[OPS] = {NULL};
+    float *bufs[OPS] = {NULL};
+    int index = 7;
+    EXPECT(gr_wait_any(ops, OPS, &index) == GR_E_INVALID && index == -1);
+    EXPECT(gr_wait_any(NULL, 0, &index) == GR_E_INVALID);
+    for (int i = 0; i < OPS - 1; i++) {
+        bufs[i] = calloc(COUNT, sizeof(float));
+        EXPECT(bufs[i]);
+        bufs[i][COUNT - 1] = (float)i;
+        EXPECT(gr_allreduce_start(comm, bufs[i], COUNT, GR_F32, GR_SUM, &ops[i]) == GR_OK);
+    }
+    unsigned seen = 0;
+    for (int i = 0; i < OPS - 1; i++) {
+        EXPECT(gr_wait_any(ops, OPS, &index) == GR_OK);
+        EXPECT(index >= 0 && index < OPS - 1 && !(seen >> index & 1) && !ops[index]);
+        seen |= 1u << index;
+        EXPECT(bufs[index][COUNT - 1] == (float)(index * gr_comm_size(comm)));
+        free(bufs[index]);
+    }
+    EXPECT(gr_wait_any(ops, OPS, &index) == GR_E_INVALID);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_wait_any(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        ranks_job job = {
+            .size = 1 + i / 2, .link = i % 2 ? "tcp" : "shm", .progress = i > 3 ? 1 : 2};
+        assert_int_equal(ranks_run(&job, run_wait_any, 0), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every),     cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_callbacks), cmocka_unit_test(test_background_callbacks),
+        cmocka_unit_test(test_wait_any),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

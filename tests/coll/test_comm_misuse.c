@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls that are wrong: each gives its sentence, and the communicator is as good as before. */
+#include "coll/exec.h"
+#include "support_ranks.h"
+#include <gradus/coll.h>
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s; %s)\n", __FILE__, __LINE__,     \
+                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text,  \
+                    gr_comm_last_error(comm)->text);                                               \
+            return 1;                                                                              \
+        }                                                                                          \
+    } while (0)
+
+#define SAYS(words) (strstr(gr_comm_last_error(comm)->text, words) != NULL)
+
+static void count_done(gr_status status, void *arg)
+{
+    *(int *)arg += status == GR_OK;
+}
+
+/* Does everything still work? */
+static int check_sound(gr_comm *comm)
+{
+    int64_t word = 1;
+    EXPECT(gr_allreduce(comm, &word, 1, GR_I64, GR_SUM) == GR_OK);
+    EXPECT(word == gr_comm_size(comm) && gr_comm_diag(comm)->status == GR_OK);
+    return 0;
+}
+
+/* ---- Wrong arguments ------------------------------------------------------------------------- */
+static int run_arguments(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float buf[8] = {1, 2, 3, 4};
+    int done = 0;
+    gr_op *op = NULL;
+    EXPECT(gr_comm_last_error(comm)->status == GR_OK);
+    gr_call wrong = {.coll = GR_COLL_BROADCAST,
+                     .out = buf,
+                     .count = 1,
+                     .root = 64,
+                     .name = "weights",
+                     .site = "train.c:88"};
+    EXPECT(gr_run(comm, &wrong, 1) == GR_E_INVALID);
+    EXPECT(gr_comm_last_error(comm)->status == GR_E_INVALID);
+    EXPECT(SAYS("broadcast \"weights\" at train.c:88") && SAYS("the root is 64"));
+    gr_call fine = {.out = buf, .count = 2};
+    EXPECT(gr_run(comm, NULL, 1) == GR_E_INVALID && SAYS("1 .. 64 calls"));
+    EXPECT(gr_run(comm, &fine, 0) == GR_E_INVALID && SAYS("not 0"));
+    EXPECT(gr_run(comm, &fine, 65) == GR_E_INVALID && SAYS("not 65"));
+    EXPECT(gr_run(NULL, &fine, 1) == GR_E_INVALID);
+    EXPECT(gr_start(NULL, &fine, 1, &op) == GR_E_INVALID);
+    EXPECT(gr_start(comm, &fine, 1, NULL) == GR_E_INVALID && SAYS("no callback either"));
+    gr_call calling = {.out = buf, .count = 2, .done = count_done, .done_arg = &done};
+    EXPECT(gr_run(comm, &calling, 1) == GR_E_INVALID && SAYS("use gr_start"));
+    EXPECT(gr_start(comm, &calling, 1, &op) == GR_E_INVALID && SAYS("op_out must be NULL"));
+    gr_call two[2] = {{.out = buf, .count = 2},
+                      {.out = buf + 2, .count = 2, .done = count_done, .done_arg = &done}};
+    EXPECT(gr_start(comm, two, 2, &op) == GR_E_INVALID && SAYS("call 1"));
+    EXPECT(done == 0 && !op);
+    /* All or nothing. */
+    gr_call group[3] = {{.out = buf, .count = 2},
+                        {.coll = GR_COLL_BARRIER},
+                        {.out = buf + 2, .count = 2, .dtype = (gr_dtype)77}};
+    EXPECT(gr_run(comm, group, 3) == GR_E_INVALID && SAYS("77"));
+    EXPECT(buf[0] == 1 && buf[1] == 2);
+    EXPECT(gr_test(NULL) == GR_E_INVALID && gr_wait(NULL) == GR_E_INVALID);
+    EXPECT(gr_comm_poll(NULL) == GR_E_INVALID && gr_comm_drain(NULL) == GR_E_INVALID);
+    if (check_sound(comm) != 0) {
+        return 1;
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 2; size++) {
+        ranks_job job = {.size = size, .link = "shm", .progress = 2};
+        assert_int_equal(ranks_run(&job, run_arguments, 0), 0);
+    }
+}
+
+/* ---- Memory in use --------------------------------------------------------------------------- */
+static int run_memory(gr_comm *comm, const ranks_job *job)
+{
+    const int *fds = job->arg;
+    char byte = 0;
+    enum { COUNT = 1000 };
+    void *mem = NULL;
+    EXPECT(gr_alloc(comm, 0, &mem) == GR_E_INVALID && SAYS("the size is 0"));
+    EXPECT(gr_alloc(comm, 8, NULL) == GR_E_INVALID && SAYS("mem_out is NULL"));
+    EXPECT(gr_alloc(comm, SIZE_MAX - 100, &mem) == GR_E_NO_MEMORY && SAYS("no memory for"));
+    EXPECT(gr_alloc(comm, COUNT * sizeof(int32_t), &mem) == GR_OK);
+    int32_t *words = mem;
+    if (gr_comm_rank(comm) == 0) {
+        gr_op *ops[2];
+        int32_t other = 0;
+        EXPECT(gr_recv_start(comm, words, COUNT, GR_I32, 1, &ops[0]) == GR_OK);
+        gr_free(comm, words);
+        EXPECT(gr_comm_last_error(comm)->status == GR_E_INVALID);
+        EXPECT(SAYS("gr_free on rank 0") && SAYS("recv") && SAYS("stays allocated"));
+        EXPECT(gr_recv_start(comm, words + COUNT - 1, 1, GR_I32, 1, &ops[1]) == GR_E_INVALID);
+        EXPECT(SAYS("is still used by message") && SAYS("recv of 1000 i32"));
+        EXPECT(gr_send_start(comm, words, 1, GR_I32, 1, &ops[1]) == GR_E_INVALID);
+        EXPECT(gr_recv_start(comm, &other, 1, GR_I32, 1, &ops[1]) == GR_OK);
+        EXPECT(write(fds[1], &byte, 1) == 1); /* now the other one sends */
+        EXPECT(gr_wait(ops[1]) == GR_OK && gr_wait(ops[0]) == GR_OK);
+        EXPECT(words[0] == 7 && words[COUNT - 1] == 9 && other == 7);
+    } else {
+        EXPECT(read(fds[0], &byte, 1) == 1);
+        words[0] = 7;
+        words[COUNT - 1] = 9;
+        gr_op *ops[2]; /* reading the same memory twice is fine */
+        EXPECT(gr_send_start(comm, words, COUNT, GR_I32, 0, &ops[0]) == GR_OK);
+        EXPECT(gr_send_start(comm, words, 1, GR_I32, 0, &ops[1]) == GR_OK);
+        EXPECT(gr_wait(ops[0]) == GR_OK && gr_wait(ops[1]) == GR_OK);
+    }
+    gr_free(comm, words + 1);
+    EXPECT(SAYS("no memory of gr_alloc"));
+    gr_free(comm, words);
+    gr_free(comm, words);
+    EXPECT(SAYS("or was freed already"));
+    gr_free(comm, NULL);
+    if (check_sound(comm) != 0) {
+        return 1;
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        int fds[2];
+        assert_int_equal(pipe(fds), 0);
+        ranks_job job = {
+            .size = 2, .link = i % 2 ? "tcp" : "shm", .progress = i > 1 ? 1 : 2, .arg = fds};
+        assert_int_equal(ranks_run(&job, run_memory, 0), 0);
+        close(fds[0]);
+        close(fds[1]);
+    }
+}
+
+/* ---- Too many -------------------------------------------------------------------------------- */
+static int run_too_many(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { MORE = GR_EXEC_OPS_MAX + 1 };
+    int32_t words[MORE + 2] = {0};
+    gr_op *ops[MORE] = {NULL};
+    int begun = 0;
+    gr_status status = GR_OK;
+    while (begun < MORE && status == GR_OK) {
+        words[begun] = begun;
+        status = gr_allreduce_start(comm, &words[begun], 1, GR_I32, GR_MAX, &ops[begun]);
+        begun += status == GR_OK;
+        if (status == GR_OK && begun == GR_EXEC_OPS_MAX - 1) { /* all or nothing */
+            gr_call two[2] = {{.dtype = GR_I32, .out = &words[MORE], .count = 1},
+                              {.dtype = GR_I32, .out = &words[MORE + 1], .count = 1}};
+            gr_op *none = NULL;
+            EXPECT(gr_start(comm, two, 2, &none) == GR_E_NO_MEMORY && !none);
+        }
+    }
+    EXPECT(status == GR_E_NO_MEMORY && begun == GR_EXEC_OPS_MAX && SAYS("too many operations"));
+    for (int i = 0; i < begun; i++) {
+        EXPECT(gr_wait(ops[i]) == GR_OK && words[i] == i);
+    }
+    if (check_sound(comm) != 0) {
+        return 1;
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_too_many(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        ranks_job job = {.size = 2, .link = i % 2 ? "tcp" : "shm", .progress = 2};
+        assert_int_equal(ranks_run(&job, run_too_many, 0), 0);
+    }
+}
+
+/* ---- Two threads ----------------------------------------------------------------------------- */
+typedef struct intruder {
+    gr_comm *comm;
+    int go; /* written to when the other thread was met */
+    bool met, sentence;
+} intruder;
+
+static void *intrude(void *arg)
+{
+    intruder *in = arg;
+    gr_status status = GR_OK;
+    while (status != GR_E_INVALID) { /* until the other thread is inside */
+        void *mem = NULL;
+        status = gr_alloc(in->comm, 64, &mem);
+        if (status == GR_OK) {
+            gr_free(in->comm, mem);
+        }
+    }
+    in->met = true;
+    in->sentence = strstr(gr_comm_last_error(in->comm)->text, "one thread at a time") != NULL;
+    int32_t word = 1;
+    in->met = in->met && gr_allreduce(in->comm, &word, 1, GR_I32, GR_SUM) == GR_E_INVALID;
+    if (write(in->go, "x", 1) != 1) {
+        in->met = false;
+    }
+    return NULL;
+}
+
+static int run_two_threads(gr_comm *comm, const ranks_job *job)
+{
+    const int *fds = job->arg;
+    int32_t word = 5;
+    char byte;
+    if (gr_comm_rank(comm) == 1) {
+        EXPECT(read(fds[0], &byte, 1) == 1);
+        EXPECT(gr_send(comm, &word, 1, GR_I32, 0) == GR_OK);
+    } else {
+        intruder in = {.comm = comm, .go = fds[1]};
+        pthread_t thread;
+        EXPECT(pthread_create(&thread, NULL, intrude, &in) == 0);
+        gr_status status;
+        do { /* the intruder may be inside just now */
+            status = gr_recv(comm, &word, 1, GR_I32, 1);
+        } while (status == GR_E_INVALID);
+        pthread_join(thread, NULL);
+        EXPECT(status == GR_OK && word == 5);
+        EXPECT(in.met && in.sentence);
+    }
+    if (check_sound(comm) != 0) {
+        return 1;
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_two_threads(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        int fds[2];
+        assert_int_equal(pipe(fds), 0);
+        ranks_job job = {
+            .size = 2, .link = i % 2 ? "tcp" : "shm", .progress = i > 1 ? 1 : 2, .arg = fds};
+        assert_int_equal(ranks_run(&job, run_two_threads, 0), 0);
+        close(fds[0]);
+        close(fds[1]);
+    }
+}
+
+/* ---- A reduction that calls Gradus ----------------------------------------------------------- */
+typedef struct meddler {
+    gr_comm *comm;
+    int calls, refused;
+} meddler;
+
+static void meddle(void *dst, const void *a, const void *b, size_t count, void *arg)
+{
+    meddler *m = arg;
+    m->calls++;
+    m->refused += gr_barrier(m->comm) == GR_E_INVALID;
+    const int32_t *left = a;
+    const int32_t *right = b;
+    for (size_t i = 0; i < count; i++) {
+        ((int32_t *)dst)[i] = 10 * left[i] + right[i];
+    }
+}
+
+static int run_meddler(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    meddler m = {.comm = comm};
+    int32_t word = gr_comm_rank(comm) + 1;
+    gr_call call = {.dtype = GR_I32,
+                    .op = GR_USER,
+                    .out = &word,
+                    .count = 1,
+                    .reduce = meddle,
+                    .reduce_arg = &m};
+    EXPECT(gr_run(comm, &call, 1) == GR_OK);
+    EXPECT(word == 12 && m.refused == m.calls);
+    if (check_sound(comm) != 0) {
+        return 1;
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_meddler(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        ranks_job job = {.size = 2, .link = "shm", .progress = i ? 1 : 2};
+        assert_int_equal(ranks_run(&job, run_meddler, 0), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_arguments), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_too_many),  cmocka_unit_test(test_two_threads),
+        cmocka_unit_test(test_meddler),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
