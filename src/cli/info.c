@@ -94,10 +94,9 @@ static const gr_config_field info_fields[] = {
      .env = "GRADUS_SEGMENT",
      .type = GR_CONFIG_BYTES,
      PLAN(segment_bytes),
-     .default_text = "256k",
      .min = 256,
      .max = GR_FRAME_PAYLOAD_MAX,
-     .help = "plan: size of a segment"},
+     .help = "plan: size of segments; otherwise chosen"},
     {.flag = "--json", .type = GR_CONFIG_BOOL, PLAN(json), .help = "plan: as one JSON object"},
     {.key = NULL},
 };

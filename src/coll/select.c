@@ -4,10 +4,10 @@
 
 #include <string.h>
 
-enum { SMALLEST_CLASS_BYTES = 64 };
+enum { SMALLEST_CLASS_BYTES = 64, SEGMENT_ALIGN = 64 };
 
-/* Segments besides that of the user; the first is what the executor does unasked. */
-static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {256 << 10, 64 << 10, 1 << 20};
+/* The first is what the executor does unasked. Below 128 KiB time is lost on every link. */
+static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {256 << 10, 128 << 10, 1 << 20};
 
 gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *config,
                             gr_diag *diag)
@@ -208,5 +208,7 @@ gr_choice gr_select(gr_selection *selection, const gr_plan_shape *shape, gr_dtyp
                      ->choices[gr_select_size_class(size_bytes)];
     }
     choice.segment_bytes = forced_segment ? forced_segment : choice.segment_bytes;
+    choice.segment_bytes =
+        (choice.segment_bytes + SEGMENT_ALIGN - 1) & ~(size_t)(SEGMENT_ALIGN - 1);
     return choice;
 }

@@ -23,8 +23,8 @@ enum {
 
 typedef struct gr_choice {
     const gr_algorithm *algorithm; /* NULL: no algorithm can plan for the shape */
-    size_t segment_bytes;          /* messages are cut into segments of this size; 0: as the
-                                      executor was told */
+    size_t segment_bytes;          /* messages are cut into segments of this size, a multiple of
+                                      64; 0: as the executor was told */
 } gr_choice;
 
 /* For sizes from <= bytes < to. Sizes are those of the whole buffer: all blocks together. */

@@ -137,11 +137,11 @@ static const gr_config_field fields[] = {
     {.env = "GRADUS_SEGMENT",
      .type = GR_CONFIG_BYTES,
      AT(segment_bytes),
-     .default_text = "256k",
      .min = 256,
      .max = GR_FRAME_PAYLOAD_MAX,
      .unit = "bytes",
-     .help = "messages are cut into segments of this size; alike on all ranks"},
+     .help =
+         "messages are cut into segments of this size, alike on all ranks; unset: chosen by size"},
     {.env = "GRADUS_LOG",
      .type = GR_CONFIG_CHOICE,
      AT(log_level),
