@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/rows.h"
+#include "coll/comm_internal.h"
+
+#include <gradus/coll.h>
+#include <gradus/rows.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- This rank's rows, sorted and merged ----------------------------------------------------- */
+typedef struct entry {
+    uint32_t index;
+    uint32_t place; /* in what the caller gave: equal indices keep their order */
+} entry;
+
+static int by_index(const void *a, const void *b)
+{
+    const entry *x = a;
+    const entry *y = b;
+    if (x->index != y->index) {
+        return x->index < y->index ? -1 : 1;
+    }
+    return (x->place > y->place) - (x->place < y->place);
+}
+
+typedef struct own_rows {
+    uint32_t count;
+    uint32_t *indices;
+    uint8_t *values;
+} own_rows;
+
+static void free_own(own_rows *own)
+{
+    free(own->indices);
+    free(own->values);
+}
+
+static bool sort_own(const gr_rows *in, size_t row_bytes, own_rows *own)
+{
+    gr_reduce_fn *add = gr_reduce_kernel(gr_isa_best(), in->dtype, GR_SUM);
+    entry *entries = malloc((in->count + 1) * sizeof *entries);
+    *own = (own_rows){.indices = malloc((in->count + 1) * sizeof *own->indices),
+                      .values = malloc(in->count * row_bytes + 1)};
+    if (!entries || !own->indices || !own->values) {
+        free(entries);
+        free_own(own);
+        *own = (own_rows){.indices = NULL};
+        return false;
+    }
+    for (size_t i = 0; i < in->count; i++) {
+        entries[i] = (entry){in->indices[i], (uint32_t)i};
+    }
+    qsort(entries, in->count, sizeof *entries, by_index);
+    for (size_t i = 0; i < in->count; i++) {
+        const uint8_t *row = (const uint8_t *)in->values + entries[i].place * row_bytes;
+        if (own->count > 0 && own->indices[own->count - 1] == entries[i].index) {
+            uint8_t *sum = own->values + (own->count - 1) * row_bytes;
+            add(sum, sum, row, in->width);
+        } else {
+            own->indices[own->count] = entries[i].index;
+            memcpy(own->values + own->count * row_bytes, row, row_bytes);
+            own->count++;
+        }
+    }
+    free(entries);
+    return true;
+}
+
+/* ---- Everybody's ----------------------------------------------------------------------------- */
+typedef struct gathered {
+    size_t *counts; /* rows by rank, then elements by rank */
+    size_t rows;    /* of all ranks */
+    uint32_t *indices;
+    uint8_t *values;
+    uint8_t *sums;
+    gr_row_unit *units;
+    uint32_t *out_indices;
+    uint8_t *out_values;
+} gathered;
+
+static void free_gathered(gathered *all)
+{
+    free(all->counts);
+    free(all->indices);
+    free(all->values);
+    free(all->sums);
+    free(all->units);
+    free(all->out_indices);
+    free(all->out_values);
+}
+
+/* No rank goes on unless all can: else some would wait for one that has given up. */
+static gr_status all_well(gr_comm *comm, gr_status own)
+{
+    int32_t worst = own;
+    gr_status status = gr_allreduce(comm, &worst, 1, GR_I32, GR_MIN);
+    return status != GR_OK ? status : (gr_status)worst;
+}
+
+static gr_status exchange_counts(gr_comm *comm, uint32_t own, gathered *all)
+{
+    size_t size = (size_t)gr_comm_size(comm);
+    uint64_t *rows = calloc(size, sizeof *rows);
+    all->counts = calloc(2 * size, sizeof *all->counts);
+    gr_status status = all_well(comm, rows && all->counts ? GR_OK : GR_E_NO_MEMORY);
+    if (status == GR_OK) {
+        rows[gr_comm_rank(comm)] = own;
+        status = gr_allgather(comm, rows, 1, GR_I64);
+    }
+    for (size_t rank = 0; rank < size && status == GR_OK; rank++) {
+        all->counts[rank] = (size_t)rows[rank];
+        all->rows += (size_t)rows[rank];
+    }
+    free(rows);
+    return status;
+}
+
+static bool make_room(const gr_rows *in, size_t row_bytes, int size, gathered *all)
+{
+    all->indices = malloc((all->rows + 1) * sizeof *all->indices);
+    all->values = malloc(all->rows * row_bytes + 1);
+    all->sums = malloc(GR_ROW_SUMS * row_bytes + 1);
+    all->units = calloc((size_t)size, sizeof *all->units);
+    all->out_indices = malloc((all->rows + 1) * sizeof *all->out_indices);
+    all->out_values = malloc(all->rows * row_bytes + 1);
+    for (int rank = 0; rank < size; rank++) {
+        all->counts[size + rank] = all->counts[rank] * in->width;
+    }
+    return all->indices && all->values && all->sums && all->units && all->out_indices &&
+           all->out_values;
+}
+
+typedef struct collect {
+    gathered *all;
+    size_t count, row_bytes;
+} collect;
+
+static void take_row(void *arg, uint32_t index, const void *row)
+{
+    collect *c = arg;
+    c->all->out_indices[c->count] = index;
+    memcpy(c->all->out_values + c->count * c->row_bytes, row, c->row_bytes);
+    c->count++;
+}
+
+static gr_status exchange_rows(gr_comm *comm, const gr_rows *in, const own_rows *own, gathered *all)
+{
+    const gr_call calls[2] = {{.coll = GR_COLL_ALLGATHER,
+                               .dtype = GR_I32,
+                               .in = own->indices,
+                               .out = all->indices,
+                               .counts = all->counts,
+                               .name = "row indices"},
+                              {.coll = GR_COLL_ALLGATHER,
+                               .dtype = in->dtype,
+                               .in = own->values,
+                               .out = all->values,
+                               .counts = all->counts + gr_comm_size(comm),
+                               .name = "rows"}};
+    return gr_run(comm, calls, 2);
+}
+
+static size_t merge_rows(const gr_rows *in, size_t row_bytes, int size, gathered *all)
+{
+    collect c = {.all = all, .row_bytes = row_bytes};
+    gr_row_merge merge = {.units = all->units,
+                          .unit_count = gr_row_units(size, size, all->units),
+                          .shards = size,
+                          .width = in->width,
+                          .row_bytes = row_bytes,
+                          .add = gr_reduce_kernel(gr_isa_best(), in->dtype, GR_SUM),
+                          .sums = all->sums,
+                          .found = take_row,
+                          .found_arg = &c};
+    size_t first = 0;
+    for (int rank = 0; rank < size; rank++) {
+        all->units[rank].rows = (uint32_t)all->counts[rank];
+        all->units[rank].indices = all->indices + first;
+        all->units[rank].values = all->values + first * row_bytes;
+        first += all->counts[rank];
+    }
+    gr_rows_merge(&merge);
+    return c.count;
+}
+
+static gr_status check(const gr_rows *in, gr_redop op, const gr_rows *rows_out)
+{
+    bool fine = in && rows_out && in->width > 0 && in->width <= UINT32_MAX &&
+                gr_dtype_bytes(in->dtype) > 0 && (op == GR_SUM || op == GR_AVERAGE) &&
+                in->count <= UINT32_MAX / in->width &&
+                (in->count == 0 || (in->indices && in->values));
+    return fine ? GR_OK : GR_E_INVALID;
+}
+
+gr_status gr_allreduce_rows(gr_comm *comm, const gr_rows *in, gr_redop op, gr_rows *rows_out)
+{
+    gr_status status = comm ? check(in, op, rows_out) : GR_E_INVALID;
+    if (status != GR_OK) {
+        return status;
+    }
+    int size = gr_comm_size(comm);
+    size_t row_bytes = in->width * gr_dtype_bytes(in->dtype);
+    own_rows own;
+    gathered all = {.rows = 0};
+    status = all_well(comm, sort_own(in, row_bytes, &own) ? GR_OK : GR_E_NO_MEMORY);
+    if (status == GR_OK) {
+        status = exchange_counts(comm, own.count, &all);
+    }
+    if (status == GR_OK) {
+        status = all_well(comm, make_room(in, row_bytes, size, &all) ? GR_OK : GR_E_NO_MEMORY);
+    }
+    if (status == GR_OK) {
+        status = exchange_rows(comm, in, &own, &all);
+    }
+    if (status == GR_OK) {
+        size_t count = merge_rows(in, row_bytes, size, &all);
+        if (op == GR_AVERAGE) {
+            gr_scale_inverse(all.out_values, count * in->width, in->dtype, size);
+        }
+        *rows_out = (gr_rows){.count = count,
+                              .width = in->width,
+                              .dtype = in->dtype,
+                              .indices = all.out_indices,
+                              .values = all.out_values};
+        all.out_indices = NULL;
+        all.out_values = NULL;
+    }
+    free_own(&own);
+    free_gathered(&all);
+    return status;
+}
+
+void gr_rows_release(gr_rows *rows)
+{
+    if (rows) {
+        free((void *)(uintptr_t)rows->indices);
+        free((void *)(uintptr_t)rows->values);
+        *rows = (gr_rows){.count = 0};
+    }
+}
