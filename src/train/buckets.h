@@ -9,12 +9,13 @@
  *
  * One thread. No call after init allocates here. */
 
-#include <gradus/comm.h>
-#include <stdbool.h>
+#include "coll/sparse.h"
+#include "train/compress.h"
 
 typedef struct gr_bucket {
     size_t begin, end; /* elements of the step vector */
     gr_op *op;         /* in flight; NULL before the start and after the end */
+    bool deferred;     /* started, but it runs when it is waited for: a sparse sum */
     gr_status status;  /* of a finished one */
     void *pointers[GR_SHARD_PARTIALS_MAX];
 } gr_bucket;
@@ -28,6 +29,11 @@ typedef struct gr_buckets {
     int started;     /* of this step: buckets [0, started) have been started */
     int finished;    /* and [0, finished) have ended */
     int64_t wait_ns; /* time inside gr_wait, since init */
+    /* Compressed: all but the first bucket. */
+    gr_compression compression;
+    int partial_count;
+    uint16_t *narrow[GR_SHARD_PARTIALS_MAX]; /* 16 bits: what travels, as long as a step vector */
+    gr_sparse sparse;
 } gr_buckets;
 
 typedef struct gr_buckets_config {
@@ -40,6 +46,8 @@ typedef struct gr_buckets_config {
                            vector's length */
     int end_count;
     size_t first_values, values; /* wanted size of the first bucket and of the others */
+    gr_compression compression;
+    size_t plain; /* compressed: elements [0, plain) are a bucket of their own, which is not */
 } gr_buckets_config;
 
 gr_status gr_buckets_init(gr_buckets *buckets, const gr_buckets_config *config,
@@ -47,12 +55,15 @@ gr_status gr_buckets_init(gr_buckets *buckets, const gr_buckets_config *config,
 /* Operations in flight must have ended or belong to a communicator that is broken. */
 void gr_buckets_fini(gr_buckets *buckets);
 
-/* The cuts alone: a bucket ends at the first layer's end at which it has its size, since nothing
- * is won by holding back a finished layer's rest; a layer far above the size is cut evenly.
- * Fills at most `capacity` ends and returns how many. Never leaves anything out: the last bucket
- * takes all. */
-int gr_buckets_cut(const size_t *ends, int end_count, size_t first_values, size_t values,
-                   size_t *cuts_out, int capacity);
+/* The cuts alone: buckets of elements [begin, last end); a bucket ends at the first layer's end at
+ * which it has its size, since nothing is won by holding back a finished layer's rest; a layer far
+ * above the size is cut evenly. Fills at most `capacity` ends and returns how many. Never leaves
+ * anything out: the last bucket takes all. */
+int gr_buckets_cut(const size_t *ends, int end_count, size_t begin, size_t first_values,
+                   size_t values, size_t *cuts_out, int capacity);
+/* Those that gr_buckets_init makes, at most GR_BUCKETS_MAX. */
+enum { GR_BUCKETS_MAX = 96 }; /* below what a communicator takes at a time */
+int gr_buckets_cut_all(const gr_buckets_config *config, size_t cuts_out[GR_BUCKETS_MAX]);
 
 /* A new step: nothing is started. All operations of the last one must have ended. */
 void gr_buckets_begin(gr_buckets *buckets);

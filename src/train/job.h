@@ -21,6 +21,8 @@ typedef struct gr_distribution_config {
     int link;                                 /* auto, shm, tcp; also --link and GRADUS_LINK */
     int64_t bucket_bytes_first, bucket_bytes; /* 1 MiB, then larger */
     bool overlap;                             /* reduce buckets while the backward pass goes on */
+    int compression;                          /* a gr_compression */
+    double compression_ratio;                 /* topk */
 } gr_distribution_config;
 extern const gr_config_table gr_distribution_config_table;
 

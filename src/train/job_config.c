@@ -98,6 +98,8 @@ const gr_config_table gr_job_config_table = {.name = "job",
 
 static const char *const types[] = {"Job", "MPI", "TF", NULL};
 static const char *const strategies[] = {"allreduce", NULL};
+/* In the order of gr_compression. */
+static const char *const compressions[] = {"none", "f16", "bf16", "topk", "sparse", NULL};
 static const char *const links[] = {"auto", "shm", "tcp", NULL};
 
 static const gr_config_field distribution_fields[] = {
@@ -164,6 +166,21 @@ static const gr_config_field distribution_fields[] = {
      .offset = AT(overlap),
      .default_text = "true",
      .help = "buckets travel while the backward pass goes on"},
+    {.key = "compression",
+     .type = GR_CONFIG_CHOICE,
+     .offset = AT(compression),
+     .default_text = "none",
+     .choices = compressions,
+     .help =
+         "of gradients on their way: 16 bits, the largest values only (with error feedback), or "
+         "leaving out zeros, which loses nothing (docs/training.md)"},
+    {.key = "compression_ratio",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = AT(compression_ratio),
+     .default_text = "0.01",
+     .min = 1e-6,
+     .max = 1,
+     .help = "topk: share of the values that is sent"},
     {0}};
 
 const gr_config_table gr_distribution_config_table = {

@@ -172,6 +172,9 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
     for (int i = 0; gr_optimizer_state(m->optimizer, i, &name) != NULL; i++) {
         state += gr_model_values(m->model) * sizeof(float);
     }
+    uint64_t left_out =
+        gr_compressor_bytes((gr_compression)job->distribution.compression,
+                            GR_STEP_HEAD + gr_model_values(m->model), m->shards_most);
     uint64_t arena = gr_model_arena_bytes(m->model);
     int64_t ahead = (int64_t)m->shards_most * job->config.micro_batches * 2;
     ahead = (ahead < GR_READ_AHEAD_MAX ? ahead : GR_READ_AHEAD_MAX) + 1;
@@ -180,10 +183,14 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
     uint64_t data = gr_dataset_memory(job->dataset);
     char text[SIZE_TEXT_BYTES];
     fprintf(file, "memory      %s per worker, of which\n",
-            size_text(vector + gradients + state + arena + batches + data, text));
+            size_text(vector + gradients + left_out + state + arena + batches + data, text));
     fprintf(file, "            %12s  weights\n", size_text(vector, text));
     fprintf(file, "            %12s  gradients (%d vector%s)\n", size_text(gradients, text),
             m->vectors, m->vectors == 1 ? "" : "s");
+    if (left_out > 0) {
+        fprintf(file, "            %12s  what topk leaves out (%d of the shards)\n",
+                size_text(left_out, text), m->shards_most);
+    }
     fprintf(file, "            %12s  state of the optimizer\n", size_text(state, text));
     fprintf(file, "            %12s  activations and work space\n", size_text(arena, text));
     fprintf(file, "            %12s  batches read ahead (%" PRId64 ")\n", size_text(batches, text),
@@ -201,6 +208,29 @@ static void print_bucket(gr_selection *selection, const gr_plan_shape *shape, co
             algorithm->name, algorithm->description,
             algorithm->canonical ? "; adds in the order of the shard tree"
                                  : "; adds in an order of its own");
+}
+
+static void print_compression(const gr_job *job, FILE *file)
+{
+    const gr_distribution_config *d = &job->distribution;
+    switch (d->compression) {
+    case GR_COMPRESSION_F16:
+    case GR_COMPRESSION_BF16:
+        fprintf(file, "            every gradient and every sum rounded to %s: half the bytes\n",
+                gr_dtype_name(gr_compression_dtype((gr_compression)d->compression)));
+        break;
+    case GR_COMPRESSION_TOPK:
+        fprintf(file,
+                "            of each bucket of a shard the largest %g %% of the values; the rest "
+                "is added to its next gradient\n",
+                100 * d->compression_ratio);
+        break;
+    case GR_COMPRESSION_SPARSE:
+        fprintf(file, "            zeros do not travel; a bucket with few of them goes whole\n");
+        break;
+    default:
+        break;
+    }
 }
 
 static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr_diag *diag)
@@ -233,6 +263,7 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
             d->exact ? "exact (the same bits for every number of workers)"
                      : "not exact (the bits depend on the number of workers)",
             d->overlap ? "while the backward pass goes on" : "after the backward pass");
+    print_compression(job, file);
     print_bucket(&selection, &shape, bytes > first ? "first bucket" : "one bucket",
                  bytes > first ? first : bytes, file);
     if (bytes > first) {

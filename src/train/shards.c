@@ -52,7 +52,7 @@ void gr_shard_plan_fini(gr_shard_plan *plan)
 }
 
 void gr_shard_merge(const gr_shard_plan *plan, int turn, float *const *vectors, size_t begin,
-                    size_t end)
+                    size_t end, gr_shard_round *round, const void *round_arg)
 {
     gr_shard_turn now = plan->turns[turn];
     if (now.merges == 0) {
@@ -63,6 +63,9 @@ void gr_shard_merge(const gr_shard_plan *plan, int turn, float *const *vectors, 
         for (int m = 0; m < now.merges; m++) {
             float *left = vectors[now.slot - m - 1] + at;
             gr_add_f32(left, left, vectors[now.slot - m] + at, count);
+            if (round != NULL) {
+                round(round_arg, left, count);
+            }
         }
     }
 }

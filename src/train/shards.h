@@ -31,9 +31,12 @@ gr_status gr_shard_plan_init(gr_shard_plan *plan, int shards, int world_size, in
                              bool collapse, gr_diag *diag) GR_MUST_CHECK;
 void gr_shard_plan_fini(gr_shard_plan *plan);
 
-/* The merges of turn `turn` on elements [begin, end) of the vectors. Piecewise calls give the same
- * bits as one. */
+/* What a sum becomes after each addition; `arg` as given. */
+typedef void gr_shard_round(const void *arg, float *values, size_t count);
+
+/* The merges of turn `turn` on elements [begin, end) of the vectors; `round` may be NULL. Piecewise
+ * calls give the same bits as one. */
 void gr_shard_merge(const gr_shard_plan *plan, int turn, float *const *vectors, size_t begin,
-                    size_t end);
+                    size_t end, gr_shard_round *round, const void *round_arg);
 
 #endif

@@ -96,11 +96,20 @@ static int layer_ends(const gr_trainer *t, size_t *ends_out)
     return count;
 }
 
+static gr_status make_compressor(gr_trainer *t, gr_diag *diag)
+{
+    const gr_distribution_config *d = &t->job->distribution;
+    size_t largest = 0;
+    for (int i = 0; i < t->cut_count; i++) {
+        size_t size = t->cuts[i] - (i > 0 ? t->cuts[i - 1] : 0);
+        largest = size > largest ? size : largest;
+    }
+    return gr_compressor_init(&t->compressor, (gr_compression)d->compression, d->compression_ratio,
+                              t->parameters, t->length, t->plan.count, largest, diag);
+}
+
 static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
 {
-    if (t->world_size == 1) {
-        return GR_OK;
-    }
     size_t *ends = calloc(ENDS_MAX, sizeof *ends);
     if (ends == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to lay out the buckets");
@@ -114,8 +123,14 @@ static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
                                 .ends = ends,
                                 .end_count = layer_ends(t, ends),
                                 .first_values = (size_t)d->bucket_bytes_first / sizeof(float),
-                                .values = (size_t)d->bucket_bytes / sizeof(float)};
-    gr_status status = gr_buckets_init(&t->buckets, &config, diag);
+                                .values = (size_t)d->bucket_bytes / sizeof(float),
+                                .compression = (gr_compression)d->compression,
+                                .plain = t->parameters};
+    t->cut_count = gr_buckets_cut_all(&config, t->cuts);
+    gr_status status = make_compressor(t, diag);
+    if (status == GR_OK && t->world_size > 1) {
+        status = gr_buckets_init(&t->buckets, &config, diag);
+    }
     free(ends);
     return status;
 }
@@ -201,6 +216,7 @@ void gr_trainer_fini(gr_trainer *trainer)
 {
     gr_loader_stop(trainer->loader);
     gr_buckets_fini(&trainer->buckets);
+    gr_compressor_fini(&trainer->compressor);
     for (int i = 0; trainer->vectors != NULL && i < trainer->plan.slots; i++) {
         if (trainer->vectors[i] != NULL) {
             gr_free(trainer->comm, trainer->vectors[i]);
@@ -218,22 +234,62 @@ void gr_trainer_fini(gr_trainer *trainer)
 
 /* ---- The backward pass ----------------------------------------------------------------------- */
 
-/* Merges a finished range of the shard's vector into the sums of the tree, while it is in the
- * cache. */
-static void take_range(gr_trainer *t, size_t begin, size_t end)
+static void round_sum(const void *compressor, float *values, size_t count)
+{
+    gr_compress_sum(compressor, values, count);
+}
+
+/* The shard's gradient of a range is complete: it is compressed and added to the tree's sums. */
+static void merge_range(gr_trainer *t, size_t begin, size_t end)
+{
+    bool compressed = t->compressor.kind != GR_COMPRESSION_NONE && begin >= t->parameters;
+    if (compressed) {
+        gr_compress(&t->compressor, t->turn, t->vectors[t->plan.turns[t->turn].slot], begin, end);
+    }
+    gr_shard_merge(&t->plan, t->turn, t->vectors, begin, end, compressed ? round_sum : NULL,
+                   &t->compressor);
+}
+
+/* Takes a finished range of the micro batch's gradient while it is in the cache. */
+static void take_part(gr_trainer *t, size_t begin, size_t end)
 {
     float *own = t->vectors[t->plan.turns[t->turn].slot];
     bool last_micro = t->micro_index == t->job->config.micro_batches - 1;
+    bool whole = gr_compression_whole(t->compressor.kind);
     for (size_t at = begin; at < end && t->micro_index > 0; at += PIECE_VALUES) {
         size_t count = end - at < PIECE_VALUES ? end - at : PIECE_VALUES;
         gr_add_f32(own + at, own + at, t->micro + at, count);
-        if (last_micro) {
-            gr_shard_merge(&t->plan, t->turn, t->vectors, at, at + count);
+        if (last_micro && !whole) {
+            merge_range(t, at, at + count);
         }
     }
-    if (t->micro_index == 0 && last_micro) {
-        gr_shard_merge(&t->plan, t->turn, t->vectors, begin, end);
+    if (last_micro && begin < end && (t->micro_index == 0 || whole)) {
+        merge_range(t, begin, end);
     }
+}
+
+/* Compression begins at the parameters. */
+static void take_range(gr_trainer *t, size_t begin, size_t end)
+{
+    size_t middle = begin < t->parameters ? t->parameters : begin;
+    middle = middle < end ? middle : end;
+    take_part(t, begin, middle);
+    take_part(t, middle, end);
+}
+
+/* As far as ranges must be whole buckets, up to the last one that ends before `end`. */
+static size_t take_until(gr_trainer *t, size_t end)
+{
+    if (!gr_compression_whole(t->compressor.kind)) {
+        take_range(t, t->done, end);
+        return end;
+    }
+    size_t done = t->done;
+    while (t->cut < t->cut_count && t->cuts[t->cut] <= end) {
+        take_range(t, done, t->cuts[t->cut]);
+        done = t->cuts[t->cut++];
+    }
+    return done;
 }
 
 /* Elements [0, end) of this rank's sums are final, and still its own. */
@@ -254,7 +310,7 @@ static void on_ready(void *ready_arg, size_t values_end)
     if (end <= t->done) {
         return;
     }
-    take_range(t, t->done, end);
+    end = take_until(t, end);
     t->done = end;
     if (t->turn < t->plan.count - 1 || t->micro_index < t->job->config.micro_batches - 1) {
         return;
@@ -295,6 +351,7 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     own[GR_STEP_LOSS] = (float)(*loss / (double)t->job->config.global_batch);
     own[GR_STEP_CORRECT] = (float)*correct;
     t->done = 0;
+    t->cut = 0;
     float *gradients = t->micro_index > 0 ? t->micro : own;
     return gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD, on_ready, t,
                              diag);

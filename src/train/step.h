@@ -33,6 +33,9 @@ typedef struct gr_trainer {
     gr_optimizer *optimizer;
     gr_loader *loader;
     gr_shard_plan plan;
+    gr_compressor compressor;
+    size_t cuts[GR_BUCKETS_MAX]; /* ends of the buckets, in a group of one as well */
+    int cut_count;
     gr_buckets buckets; /* empty in a group of one */
     float **vectors;    /* plan.slots step vectors, memory that peers can read */
     float *micro;       /* gradient of the second and later micro batches; NULL: there are none */
@@ -45,6 +48,7 @@ typedef struct gr_trainer {
     /* Of the pass that is running. */
     int turn, micro_index;
     size_t done;         /* elements [0, done) of the shard's vector have been taken */
+    int cut;             /* and buckets [0, cut) */
     int watched;         /* watches [0, watched) have been looked at */
     bool bad;            /* this rank's own sums hold NaN or infinity, as far as they are watched */
     gr_status reduction; /* first failure of an operation during the backward pass */

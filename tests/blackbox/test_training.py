@@ -73,6 +73,33 @@ def test_same_bits(name, link, algorithm, workers, base, tmp_path):
         assert end["workers"] == workers
 
 
+def compressed_job(folder, name, compression):
+    job = short_job(folder, name)
+    job.write_text(job.read_text().replace("distribution:\n",
+                                           f"distribution:\n  compression: {compression}\n"))
+    return job
+
+
+@functools.lru_cache(maxsize=None)
+def compressed_hash(name, compression, base):
+    folder = pathlib.Path(base) / f"compressed-{name}-{compression}"
+    folder.mkdir()
+    return run_job(compressed_job(folder, name, compression), 1)["weights_sha256"]
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp"])
+@pytest.mark.parametrize("compression", ["f16", "bf16", "topk", "sparse"])
+@pytest.mark.parametrize("workers", [2, 3, 8])
+def test_compressed_has_the_same_bits(name, compression, workers, base, tmp_path):
+    """What travels is less; the result still does not depend on how many workers there are."""
+    wanted = compressed_hash(name, compression, base)
+    plain = reference_hash(name, base)
+    assert (wanted == plain) == (compression == "sparse"), "sparse alone loses nothing"
+    job = compressed_job(tmp_path, name, compression)
+    link = "tcp" if workers == 3 else "shm"
+    assert run_job(job, workers, link)["weights_sha256"] == wanted
+
+
 def test_a_broken_order_is_seen(base, tmp_path):
     """A ring adds in another order: were that not visible, the tests above would prove nothing."""
     job = short_job(tmp_path, "mlp")

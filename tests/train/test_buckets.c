@@ -17,7 +17,7 @@ static void check_cuts(const size_t *ends, int end_count, size_t first, size_t v
                        const size_t *wanted, int wanted_count)
 {
     size_t cuts[CAPACITY] = {0};
-    int count = gr_buckets_cut(ends, end_count, first, values, cuts, CAPACITY);
+    int count = gr_buckets_cut(ends, end_count, 0, first, values, cuts, CAPACITY);
     assert_int_equal(count, wanted_count);
     for (int i = 0; i < count; i++) {
         assert_int_equal(cuts[i], wanted[i]);
@@ -54,7 +54,7 @@ static void nothing_is_left_out(void **state)
         for (size_t values = 1; values < 5000; values = values * 2 + 1) {
             const size_t ends[] = {16, 48, 1024, 1040, 5008, 5024, 20000};
             size_t cuts[CAPACITY];
-            int count = gr_buckets_cut(ends, 7, first, values, cuts, CAPACITY);
+            int count = gr_buckets_cut(ends, 7, 0, first, values, cuts, CAPACITY);
             assert_in_range(count, 1, CAPACITY);
             for (int i = 0; i < count; i++) {
                 assert_true(cuts[i] > (i > 0 ? cuts[i - 1] : 0));

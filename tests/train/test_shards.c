@@ -50,7 +50,7 @@ static void run_plan(const gr_shard_plan *plan, float *const *vectors, size_t pi
         }
         for (size_t begin = 0; begin < VALUES; begin += piece) {
             size_t end = begin + piece < VALUES ? begin + piece : VALUES;
-            gr_shard_merge(plan, i, vectors, begin, end);
+            gr_shard_merge(plan, i, vectors, begin, end, NULL, NULL);
         }
     }
 }
