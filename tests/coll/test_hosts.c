@@ -109,6 +109,11 @@ static traffic bound(const place *p, const gr_algorithm *algorithm, const gr_pla
     long own = p->local_size[host];
     long others = p->topology.host_count - 1;
     bool is_root_host = p->host_of[shape->root] == host;
+    if (strstr(algorithm->name, "ring")) {
+        /* Into the host at one place and out of it at one: as many blocks as a rank sends. */
+        long each = (blocks - blocks / p->n) * (algorithm->coll == GR_COLL_ALLREDUCE ? 2 : 1);
+        return (traffic){each, each};
+    }
     traffic sums = {sums_of(p, algorithm, host, shape->shards) * (p->n - own), 0};
     for (int other = 0; other <= others; other++) {
         if (other != host) {
@@ -177,15 +182,17 @@ static void prove(const place *p, const gr_algorithm *algorithm, int shards, int
     plans_close(&w);
 }
 
-static bool is_hierarchical(const gr_algorithm *algorithm)
+/* The others take no notice of hosts. */
+static bool knows_hosts(const gr_algorithm *algorithm)
 {
-    return strncmp(algorithm->name, "hierarchical", strlen("hierarchical")) == 0;
+    return strncmp(algorithm->name, "hierarchical", strlen("hierarchical")) == 0 ||
+           strstr(algorithm->name, "ring") != NULL;
 }
 
 static void prove_all(const place *p)
 {
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        for (int where = 0; where < PLANS_PLACINGS && is_hierarchical(at); where++) {
+        for (int where = 0; where < PLANS_PLACINGS && knows_hosts(at); where++) {
             if (p->n < 16 || p->n % PLANS_PLACINGS == where) {
                 prove(p, at, p->n, p->n * where / PLANS_PLACINGS, (plans_placing)where);
             }
@@ -249,12 +256,12 @@ static void test_every_root_and_any_shards(void **unused)
     dealt_hosts(&places[2], 9, 2);
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-            for (int k = 0; k < places[i].n && is_hierarchical(at); k++) {
+            for (int k = 0; k < places[i].n && knows_hosts(at); k++) {
                 prove(&places[i], at, places[i].n, k, (plans_placing)(k % PLANS_PLACINGS));
             }
             static const int shards[] = {1, 2, 7, 8, 16, 19, 32, 100};
             for (size_t k = 0; k < sizeof shards / sizeof shards[0]; k++) {
-                if (is_hierarchical(at) && at->coll == GR_COLL_ALLREDUCE) {
+                if (knows_hosts(at) && at->coll == GR_COLL_ALLREDUCE) {
                     prove(&places[i], at, shards[k], 0, (plans_placing)(k % PLANS_PLACINGS));
                 }
             }
