@@ -204,6 +204,7 @@ struct gr_exec {
     bool moved;            /* since the last look at the clock */
     int64_t idle_since_us; /* nothing moved since */
     int64_t last_look_us;
+    uint64_t arrived; /* when something came in this pass, in ticks; 0: nothing did */
     gr_exec_doubt doubt;
     gr_diag diag;
     gr_record record;
@@ -232,6 +233,13 @@ static inline uint32_t gr_op_segments(const gr_op *op, const gr_program_step *st
     return op->block_segments[moved->space == GR_SPACE_INPUT][moved->block];
 }
 
+/* Of blocks that are cut evenly. */
+static inline size_t gr_op_block_offset(const gr_op *op, size_t block)
+{
+    size_t extra = block < op->block_extra ? block : op->block_extra;
+    return (block * op->block_units + extra) * op->unit_bytes;
+}
+
 static inline int gr_op_world(const gr_op *op, int peer)
 {
     return op->world ? op->world[peer] : peer;
@@ -254,7 +262,6 @@ void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status);
 
 /* exec_start.c */
 void gr_exec_grow_fini(gr_op *op);
-size_t gr_op_block_offset(const gr_op *op, size_t block); /* even blocks */
 
 /* exec_move.c */
 void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at);

@@ -128,12 +128,6 @@ static gr_status join_group(gr_exec *exec, gr_op *op, const gr_exec_group *group
 }
 
 /* ---- How buffers are cut --------------------------------------------------------------------- */
-size_t gr_op_block_offset(const gr_op *op, size_t block)
-{
-    size_t extra = block < op->block_extra ? block : op->block_extra;
-    return (block * op->block_units + extra) * op->unit_bytes;
-}
-
 static uint32_t count_segments(const gr_op *op, size_t size_bytes)
 {
     return (uint32_t)((size_bytes + op->segment_bytes - 1) / op->segment_bytes);
@@ -214,6 +208,7 @@ static bool cut_by_counts(gr_op *op, const gr_exec_request *request)
         op->base[i] = only[i] < 0 ? 0 : offsets[only[i]];
         op->bytes[i] = only[i] < 0 ? offsets[blocks] : offsets[only[i] + 1] - offsets[only[i]];
     }
+    op->total_bytes = op->offsets[0][blocks];
     op->segments = largest > 0 ? count_segments(op, largest) : 1;
     op->scratch_stride = scratch_stride(largest > 0 ? largest : 1);
     return true;
@@ -411,6 +406,7 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     op->moved = true;
     op->warned = false;
     exec->moved = true;
+    exec->arrived = 0;
     exec->active++;
     record(exec, op, desc);
 }
