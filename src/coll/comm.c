@@ -55,7 +55,10 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
     gr_exec_config exec_config = {.mesh = family->mesh,
                                   .rank = gr_group_rank(family->group),
                                   .world_size = gr_group_size(family->group),
-                                  .op_timeout_us = config->op_timeout_us,
+                                  .op_timeout_us = config->stall_fail_us > 0
+                                                       ? config->stall_fail_us
+                                                       : config->op_timeout_us,
+                                  .stall_warn_us = config->stall_warn_us,
                                   .segment_bytes = config->segment_bytes,
                                   .clock = gr_clock_real(),
                                   .log = &family->log,
