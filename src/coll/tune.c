@@ -308,7 +308,9 @@ static gr_status measure(gr_comm *comm, told *t)
                                 &gather_us);
     }
     if (comm->rank == 0 && status == GR_OK) {
-        gr_tune_fit(&t->model, NULL, comm->size, barrier_us, gather_us, bytes);
+        bool several = comm->topology && comm->topology->host_count > 1;
+        gr_tune_fit(&t->model, several ? comm->topology : NULL, comm->size, barrier_us, gather_us,
+                    bytes);
         measure_adding(&t->model);
     }
     gr_free(comm, buf);
