@@ -305,14 +305,6 @@ def measure(arguments, candidates):
     return results.whole()
 
 
-def raise_priority(nice):
-    """Of this process and all it starts; where the kernel weighs sessions, of this session too."""
-    os.nice(nice)
-    group = pathlib.Path("/proc/self/autogroup")
-    if nice and group.exists():
-        group.write_text(str(nice))
-
-
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--quick", action="store_true", help="fewer sizes, ranks and rounds")
@@ -324,8 +316,6 @@ def parse():
     parser.add_argument("--time-ms", type=int, help="time to measure for each size")
     parser.add_argument("--minutes", type=float, default=40, help="starts nothing after that")
     parser.add_argument("--limit-s", type=float, default=90, help="for one group of processes")
-    parser.add_argument("--nice", type=int, default=0,
-                        help="run all candidates at this priority: -19 keeps other load away (root)")
     parser.add_argument("--backends", help="a regular expression; default: all")
     parser.add_argument("--build-dir", default=str(ROOT / "build"))
     parser.add_argument("--output", help="file for the results (JSON)")
@@ -351,7 +341,6 @@ def main():
     if arguments.report:
         results = json.loads(pathlib.Path(arguments.report).read_text())
     else:
-        raise_priority(arguments.nice)
         build_dir = pathlib.Path(arguments.build_dir)
         candidates = backends(build_dir, build(build_dir / "peers"))
         if arguments.backends:

@@ -299,6 +299,9 @@ static gr_status check_options(gr_bench *bench, int ranks, gr_arena *arena, gr_d
                        "without \"gradus run\"",
                        (long long)options->workers, ranks);
     }
+    if (bench->op->coll == GR_COLL_SEND && ranks < 2) {
+        return gr_fail(diag, GR_E_INVALID, "bench: sendrecv needs two ranks; use -np 2 or more");
+    }
     if (options->root >= ranks) {
         return gr_fail(diag, GR_E_INVALID, "bench: --root %lld is no rank of a job of %d",
                        (long long)options->root, ranks);
@@ -318,14 +321,11 @@ static gr_status check_options(gr_bench *bench, int ranks, gr_arena *arena, gr_d
 /* A bare name is for the measured operation. */
 static gr_status choose_algorithm(gr_bench *bench, gr_arena *arena, gr_diag *diag)
 {
-    bench->algorithm = "auto";
     const char *wanted = bench->options.algorithm;
     if (wanted == NULL) {
         return GR_OK;
     }
-    bench->algorithm = "by size";
     if (strchr(wanted, '=') == NULL) {
-        bench->algorithm = wanted;
         bench->options.algorithm =
             gr_arena_printf(arena, "%s=%s", gr_coll_name(bench->op->coll), wanted);
         if (bench->options.algorithm == NULL) {

@@ -23,11 +23,11 @@ typedef enum gr_bench_bus {
 typedef struct gr_bench_op {
     const char *name;
     gr_coll coll;
+    gr_bench_bus bus;
     bool many_in, many_out; /* a block for each rank, or from each */
     bool root_in, root_out; /* only root has that side */
     bool reduces, rooted;
-    bool out_of_place; /* exists out of place */
-    gr_bench_bus bus;
+    int places; /* 2: exists out of place and in place; 1: there is but one way */
 } gr_bench_op;
 
 extern const gr_bench_op gr_bench_ops[]; /* ends with name NULL */
@@ -51,6 +51,8 @@ int gr_bench_blocks(const gr_bench_op *op, int ranks);
 
 gr_status gr_bench_start(const gr_bench_case *c, gr_op **op_out) GR_MUST_CHECK;
 gr_status gr_bench_do(const gr_bench_case *c) GR_MUST_CHECK;
+/* That it takes. */
+const char *gr_bench_algorithm(const gr_bench_case *c);
 
 /* What every rank contributes, and what must come out: patterns that repeat after a prime number
  * of elements, so that no block that lands in a wrong place looks right. */
@@ -102,14 +104,14 @@ typedef struct gr_bench_times {
 
 typedef struct gr_bench_row {
     size_t size_bytes, count; /* count: of a block */
-    gr_bench_times times[2];  /* out of place, in place */
+    const char *algorithm;
+    gr_bench_times times[2]; /* out of place, in place */
 } gr_bench_row;
 
 typedef struct gr_bench {
     const gr_bench_op *op;
     gr_bench_options options;
     gr_comm *comm;
-    const char *algorithm; /* forced, or "auto" */
     gr_bench_row rows[GR_BENCH_SIZES_MAX];
     int row_count;
 } gr_bench;

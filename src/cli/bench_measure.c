@@ -199,10 +199,10 @@ static void summarize(const gr_bench *bench, const gr_bench_row *row, gr_bench_t
     times->samples = times->round_means = NULL;
 }
 
-static bool wanted(const gr_bench *bench, int in_place)
+static bool wanted(const gr_bench *bench, bool in_place)
 {
-    if (!bench->op->out_of_place) {
-        return in_place;
+    if (bench->op->places < 2) { /* a message goes from one buffer into another */
+        return in_place == (bench->op->coll != GR_COLL_SEND);
     }
     return bench->options.placement == GR_BENCH_BOTH ||
            in_place == (bench->options.placement == GR_BENCH_IN_PLACE);
@@ -215,7 +215,7 @@ static gr_status measure_row(const measurer *m, gr_bench_row *row, int round, gr
     int64_t sample_max = GR_BENCH_SAMPLES_MAX;
     for (int in_place = 0; in_place < 2; in_place++) {
         gr_bench_times *times = &row->times[in_place];
-        if (!wanted(bench, in_place)) {
+        if (!wanted(bench, in_place != 0)) {
             continue;
         }
         if (round == 0 && gr_comm_rank(bench->comm) == 0) {
@@ -234,6 +234,7 @@ static gr_status measure_row(const measurer *m, gr_bench_row *row, int round, gr
                            .count = row->count,
                            .in = m->in,
                            .out = m->out};
+        row->algorithm = gr_bench_algorithm(&c);
         gr_status status = measure_round(m, &c, times, round);
         if (status != GR_OK) {
             return gr_fail(diag, status, "%s", gr_comm_diag(bench->comm)->text);

@@ -2,25 +2,29 @@
 #include "cli/bench.h"
 
 #include "base/fail.h"
+#include "coll/comm.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 const gr_bench_op gr_bench_ops[] = {
-    {.name = "allreduce", .coll = GR_COLL_ALLREDUCE, .reduces = true, .bus = GR_BENCH_BUS_TWICE},
-    {.name = "reduce-scatter",
-     .coll = GR_COLL_REDUCE_SCATTER,
-     .many_in = true,
-     .reduces = true,
-     .bus = GR_BENCH_BUS_OTHERS},
-    {.name = "allgather", .coll = GR_COLL_ALLGATHER, .many_out = true, .bus = GR_BENCH_BUS_OTHERS},
-    {.name = "broadcast",
-     .coll = GR_COLL_BROADCAST,
-     .root_in = true,
-     .rooted = true,
-     .bus = GR_BENCH_BUS_ONE},
-    {.name = "barrier", .coll = GR_COLL_BARRIER, .bus = GR_BENCH_BUS_NONE},
+    {"allreduce", GR_COLL_ALLREDUCE, GR_BENCH_BUS_TWICE, .reduces = true, .places = 2},
+    {"reduce", GR_COLL_REDUCE, GR_BENCH_BUS_ONE, .root_out = true, .reduces = true, .rooted = true,
+     .places = 2},
+    {"reduce-scatter", GR_COLL_REDUCE_SCATTER, GR_BENCH_BUS_OTHERS, .many_in = true,
+     .reduces = true, .places = 2},
+    {"allgather", GR_COLL_ALLGATHER, GR_BENCH_BUS_OTHERS, .many_out = true, .places = 2},
+    {"gather", GR_COLL_GATHER, GR_BENCH_BUS_OTHERS, .many_out = true, .root_out = true,
+     .rooted = true, .places = 2},
+    {"scatter", GR_COLL_SCATTER, GR_BENCH_BUS_OTHERS, .many_in = true, .root_in = true,
+     .rooted = true, .places = 2},
+    {"broadcast", GR_COLL_BROADCAST, GR_BENCH_BUS_ONE, .root_in = true, .rooted = true,
+     .places = 2},
+    {"alltoall", GR_COLL_ALLTOALL, GR_BENCH_BUS_OTHERS, .many_in = true, .many_out = true,
+     .places = 2},
+    {"sendrecv", GR_COLL_SEND, GR_BENCH_BUS_ONE, .places = 1},
+    {"barrier", GR_COLL_BARRIER, GR_BENCH_BUS_NONE, .places = 1},
     {.name = NULL},
 };
 
@@ -56,36 +60,66 @@ int gr_bench_blocks(const gr_bench_op *op, int ranks)
 }
 
 /* ---- Doing it -------------------------------------------------------------------------------- */
+/* The calls that make the operation; returns how many. */
+static int calls_of(const gr_bench_case *c, gr_call calls[2])
+{
+    int rank = gr_comm_rank(c->comm), ranks = gr_comm_size(c->comm);
+    bool root = rank == c->root, lacks_in = c->op->root_in && !root;
+    size_t own = (size_t)rank * c->count * gr_dtype_bytes(c->dtype);
+    calls[0] = (gr_call){.coll = c->op->coll,
+                         .dtype = c->dtype,
+                         .op = c->redop,
+                         .in = c->in_place || lacks_in ? NULL : c->in,
+                         .out = c->out,
+                         .count = c->count,
+                         .root = c->root};
+    switch (c->op->coll) {
+    case GR_COLL_GATHER: /* who is not root has no place for all blocks */
+        if (!root) {
+            calls[0].in = c->in_place ? c->out + own : c->in;
+            calls[0].out = NULL;
+        }
+        return 1;
+    case GR_COLL_SCATTER:
+        if (!root) {
+            calls[0].out = c->in_place ? c->out + own : c->out;
+        }
+        return 1;
+    case GR_COLL_SEND: /* around the ring */
+        calls[0].out = NULL;
+        calls[0].root = (rank + 1) % ranks;
+        calls[1] = (gr_call){.coll = GR_COLL_RECV,
+                             .dtype = c->dtype,
+                             .out = c->out,
+                             .count = c->count,
+                             .root = (rank + ranks - 1) % ranks};
+        return 2;
+    case GR_COLL_BARRIER:
+        calls[0] = (gr_call){.coll = GR_COLL_BARRIER};
+        return 1;
+    default:
+        return 1;
+    }
+}
+
 gr_status gr_bench_start(const gr_bench_case *c, gr_op **op_out)
 {
-    switch (c->op->coll) {
-    case GR_COLL_ALLREDUCE:
-        return gr_allreduce_start(c->comm, c->out, c->count, c->dtype, c->redop, op_out);
-    case GR_COLL_REDUCE_SCATTER:
-        return gr_reduce_scatter_start(c->comm, c->out, c->count, c->dtype, c->redop, op_out);
-    case GR_COLL_ALLGATHER:
-        return gr_allgather_start(c->comm, c->out, c->count, c->dtype, op_out);
-    case GR_COLL_BROADCAST:
-        return gr_broadcast_start(c->comm, c->out, c->count, c->dtype, c->root, op_out);
-    default:
-        return gr_barrier_start(c->comm, op_out);
-    }
+    gr_call calls[2];
+    int count = calls_of(c, calls);
+    return gr_start(c->comm, calls, count, op_out);
 }
 
 gr_status gr_bench_do(const gr_bench_case *c)
 {
-    switch (c->op->coll) {
-    case GR_COLL_ALLREDUCE:
-        return gr_allreduce(c->comm, c->out, c->count, c->dtype, c->redop);
-    case GR_COLL_REDUCE_SCATTER:
-        return gr_reduce_scatter(c->comm, c->out, c->count, c->dtype, c->redop);
-    case GR_COLL_ALLGATHER:
-        return gr_allgather(c->comm, c->out, c->count, c->dtype);
-    case GR_COLL_BROADCAST:
-        return gr_broadcast(c->comm, c->out, c->count, c->dtype, c->root);
-    default:
-        return gr_barrier(c->comm);
-    }
+    gr_call calls[2];
+    int count = calls_of(c, calls);
+    return gr_run(c->comm, calls, count);
+}
+
+const char *gr_bench_algorithm(const gr_bench_case *c)
+{
+    gr_call calls[2];
+    return calls_of(c, calls) == 2 ? "direct" : gr_comm_algorithm_name(c->comm, &calls[0]);
 }
 
 /* ---- Elements -------------------------------------------------------------------------------- */

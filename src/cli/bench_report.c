@@ -31,6 +31,11 @@ static const char *redop_of(const gr_bench *bench)
 /* ---- The table ------------------------------------------------------------------------------- */
 enum { TIMES_WIDTH = 58 };
 
+static bool shown(const gr_bench *bench, int in_place)
+{
+    return bench->op->places > 1 || (in_place != 0) == (bench->op->coll != GR_COLL_SEND);
+}
+
 void gr_bench_print_head(const gr_bench *bench)
 {
     if (bench->options.json) {
@@ -40,15 +45,15 @@ void gr_bench_print_head(const gr_bench *bench)
     printf("# %s, %d rank%s, link %s, %s buffers, %s; time: median, us; bandwidth: 10^9 bytes/s\n",
            bench->op->name, ranks, ranks == 1 ? "" : "s", gr_comm_link_name(bench->comm),
            buffers_of(bench), mode_of(bench));
-    printf("#%57s", "");
+    printf("#%63s", "");
     for (int in_place = 0; in_place < 2; in_place++) {
-        if (bench->op->out_of_place || in_place) {
+        if (shown(bench, in_place)) {
             printf("%*s%s", TIMES_WIDTH - 12, "", placement_names[in_place]);
         }
     }
-    printf("\n#%11s %11s %5s %8s %4s %-12s", "size", "count", "type", "op", "root", "algorithm");
+    printf("\n#%11s %11s %5s %8s %4s %-18s", "size", "count", "type", "op", "root", "algorithm");
     for (int in_place = 0; in_place < 2; in_place++) {
-        if (bench->op->out_of_place || in_place) {
+        if (shown(bench, in_place)) {
             printf(" %10s %10s %10s %7s %7s %8s", "time", "min", "p99", "algbw", "busbw", "#wrong");
         }
     }
@@ -63,8 +68,8 @@ static void print_table_row(const gr_bench *bench, const gr_bench_row *row)
     if (bench->op->rooted) {
         snprintf(root, sizeof root, "%d", (int)bench->options.root);
     }
-    printf("%12zu %11zu %5s %8s %4s %-12s", row->size_bytes, row->count, type_of(bench),
-           redop_of(bench), root, bench->algorithm);
+    printf("%12zu %11zu %5s %8s %4s %-18s", row->size_bytes, row->count, type_of(bench),
+           redop_of(bench), root, row->algorithm);
     double speed = 0;
     for (int in_place = 0; in_place < 2; in_place++) {
         const gr_bench_times *times = &row->times[in_place];
@@ -72,7 +77,7 @@ static void print_table_row(const gr_bench *bench, const gr_bench_row *row)
             printf(" %10.2f %10.2f %10.2f %7.3f %7.3f %8lld", times->median, times->least,
                    times->p99, times->algbw, times->busbw, (long long)times->wrong);
             speed = times->compute_speed;
-        } else if (bench->op->out_of_place) {
+        } else if (shown(bench, in_place)) {
             printf(" %10s %10s %10s %7s %7s %8s", "-", "-", "-", "-", "-", "-");
         }
     }
@@ -105,7 +110,7 @@ static void print_json_row(const gr_bench *bench, const gr_bench_row *row)
            "\"algorithm\": \"%s\", \"buffers\": \"%s\", \"mode\": \"%s\", \"in_place\": %s, ",
            bench->op->name, row->size_bytes, row->count, type_of(bench), redop_of(bench),
            bench->op->rooted ? (int)bench->options.root : -1, gr_comm_size(bench->comm),
-           gr_comm_link_name(bench->comm), bench->algorithm, buffers_of(bench), mode_of(bench),
+           gr_comm_link_name(bench->comm), row->algorithm, buffers_of(bench), mode_of(bench),
            in_place ? "true" : "false");
     print_json_times(bench, in_place ? in : out);
     printf(", \"wrong\": %lld", (long long)(out->wrong + in->wrong));

@@ -15,7 +15,7 @@ enum { CONFIG_BYTES_MAX = 64 << 10 };
 /* ---- Life ------------------------------------------------------------------------------------ */
 /* A thread of our own pays where the kernel moves bytes only when asked, and where there is a core
  * for it. Where every core computes, it costs: 4 MiB over tcp beside 3 ms of computing took 1.4 ms
- * more with it and 0.9 ms without; over shm there was no difference (bench_allreduce -o). */
+ * more with it and 0.9 ms without; over shm there was no difference (gradus bench --compute). */
 static bool wants_thread(const gr_comm *comm, const gr_group_config *config)
 {
     if (config->progress != GR_PROGRESS_AUTO) {

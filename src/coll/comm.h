@@ -5,7 +5,7 @@
 /* Communicators for the floors above, with what the public face does not offer. */
 
 #include "group/group.h"
-#include <gradus/comm.h>
+#include <gradus/coll.h>
 
 /* gr_comm_create from a configuration that the caller has filled (a job file may say `exact:
  * false`, a test may join several groups). The texts in it are borrowed for the call. rank -1:
@@ -15,5 +15,8 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
 
 /* "shm", "tcp", or "none" in a group of one. */
 const char *gr_comm_link_name(const gr_comm *comm);
+
+/* The algorithm that this call would take now; "none" in a group of one or for a wrong call. */
+const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call);
 
 #endif

@@ -102,6 +102,20 @@ static gr_choice choose(gr_comm *comm, const gr_task *task, const gr_plan_shape 
     return choice;
 }
 
+const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call)
+{
+    gr_task task;
+    gr_diag diag;
+    if (comm->size == 1 || gr_task_init(&task, call, comm->rank, comm->size, &diag) != GR_OK ||
+        gr_family_enter(comm->family, false) != GR_OK) {
+        return "none";
+    }
+    gr_plan_shape shape = shape_of(comm, &task);
+    gr_choice choice = choose(comm, &task, &shape);
+    gr_family_leave_calling(comm->family);
+    return choice.algorithm != NULL ? choice.algorithm->name : "none";
+}
+
 static gr_status find_program(gr_comm *comm, const gr_task *task, gr_exec_request *request,
                               gr_diag *diag)
 {

@@ -50,7 +50,7 @@ typedef struct walk_at {
 } walk_at;
 
 /* ---- Defaults -------------------------------------------------------------------------------- */
-/* Fitted to bench_allreduce of all algorithms: 2, 4 and 8 ranks, 4 B to 16 MiB, two cores. */
+/* Fitted to allreduces with all algorithms: 2, 4 and 8 ranks, 4 B to 16 MiB, two cores. */
 static const gr_link_cost shm_cost = {.latency_us = 0.1,
                                       .send_us = 0.11,
                                       .recv_us = 0.11,
