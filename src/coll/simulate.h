@@ -18,8 +18,11 @@ typedef struct gr_cluster {
     int64_t hosts, ranks_per_host;
     double latency_us;     /* one way, between two hosts */
     double bandwidth_gbit; /* payload of one host, each way at the same time; 10^9 bit/s */
-    double overhead_us;    /* a rank's work for one message over the network, at each end */
-    double copy_gbyte;     /* speed at which it moves bytes to and from the network, 10^9 byte/s; 0:
+    double incast_gbit;    /* of one that receives from several hosts at once, which lose packets to
+                           one another; 0: the same */
+    int64_t burst_bytes; /* that pass at once after a pause, where a token bucket limits the rate */
+    double overhead_us;  /* a rank's work for one message over the network, at each end */
+    double copy_gbyte;   /* speed at which it moves bytes to and from the network, 10^9 byte/s; 0:
                               free */
     double local_latency_us, local_overhead_us;
     double local_gbyte;  /* copying out of a peer's memory */

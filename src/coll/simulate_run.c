@@ -25,7 +25,7 @@ enum {
 /* Steps times segments of a run; more are simulated with larger segments. */
 #define WORK_MAX UINT64_C(1000000)
 
-typedef enum event_kind { THREAD_DONE, WIRE_DONE, ARRIVED, WAKE } event_kind;
+typedef enum event_kind { THREAD_DONE, POSTED, WIRE_DONE, ARRIVED, WAKE } event_kind;
 
 typedef struct event {
     double at_us;
@@ -47,6 +47,8 @@ typedef struct thread {
     task_kind task; /* being done */
     uint32_t what;
     bool wants_core;
+    bool posted; /* what it is sending goes to the wire by an event of its own */
+    bool waited; /* it had nothing to do when the last message arrived */
     double sent;
 } thread;
 
@@ -61,7 +63,9 @@ typedef struct interface {
     bool busy;
     size_t quantum;
     double sent_bytes;
+    double paid_until_us;     /* what was sent so far is worth the time up to then */
     double receives_until_us; /* what arrived so far is through then */
+    int received_from;        /* host of the last quantum, from 1; 0: none */
     float receive_part_us[GR_TIME_PARTS];
 } interface;
 
@@ -76,7 +80,8 @@ typedef struct run {
     const gr_cluster *cluster;
     size_t total_bytes, unit_bytes, block_units, block_extra, segment_bytes;
     uint32_t segments;
-    double wire_us_per_byte, copy_us_per_byte, local_us_per_byte, reduce_us_per_byte;
+    double wire_us_per_byte, incast_us_per_byte, burst_us, copy_us_per_byte, local_us_per_byte,
+        reduce_us_per_byte;
     thread *threads;
     interface *interfaces;
     core_pool *pools; /* one for all hosts, or one a host */
@@ -322,8 +327,11 @@ static void start_wire(run *r, int host)
     }
     net->quantum = path->wire_left < QUANTUM_BYTES ? path->wire_left : QUANTUM_BYTES;
     net->busy = true;
+    /* A pause is worth some bytes that then pass at once: those of a token bucket. */
+    double since_us = fmax(net->paid_until_us, r->now_us - r->burst_us);
+    net->paid_until_us = since_us + (double)net->quantum * r->wire_us_per_byte;
     event e = caused(r, WIRE_DONE, (uint32_t)host, 0);
-    add_part(&e, GR_TIME_BANDWIDTH, (double)net->quantum * r->wire_us_per_byte);
+    add_part(&e, GR_TIME_BANDWIDTH, fmax(net->paid_until_us - r->now_us, 0));
     push(r, e);
 }
 
@@ -338,18 +346,23 @@ static void give_turn(run *r, int rank, uint32_t index)
 }
 
 /* The quantum that left one interface has to pass the other one as well, behind what is there. */
-static event receive(run *r, const gr_simpath *path, size_t quantum)
+static event receive(run *r, int from_host, const gr_simpath *path, size_t quantum)
 {
     interface *net = &r->interfaces[r->world->host_of[path->peer]];
     double pass_us = (double)quantum * r->wire_us_per_byte;
     event e = caused(r, ARRIVED, (uint32_t)path->peer, path->remote);
     add_part(&e, GR_TIME_LATENCY, r->cluster->latency_us);
-    if (net->receives_until_us + pass_us > e.at_us) {
-        e.at_us = net->receives_until_us;
+    double free_us = fmax(net->receives_until_us, e.at_us - pass_us - r->burst_us);
+    if (net->received_from != from_host + 1 && free_us + pass_us > e.at_us) {
+        pass_us = (double)quantum * r->incast_us_per_byte;
+    }
+    net->received_from = from_host + 1;
+    net->receives_until_us = free_us + pass_us;
+    if (net->receives_until_us > e.at_us) {
+        e.at_us = free_us;
         memcpy(e.part_us, net->receive_part_us, sizeof e.part_us);
         add_part(&e, GR_TIME_BANDWIDTH, pass_us);
     }
-    net->receives_until_us = e.at_us;
     memcpy(net->receive_part_us, e.part_us, sizeof e.part_us);
     return e;
 }
@@ -367,7 +380,7 @@ static void wire_done(run *r, int host)
     net->sent_bytes += (double)net->quantum;
     path->on_wire = false;
     path->wire_left -= net->quantum;
-    event e = receive(r, path, net->quantum);
+    event e = receive(r, host, path, net->quantum);
     if (path->wire_left == 0) {
         uint32_t at;
         const gr_program_step *step = head_of(r, now.rank, path, true, path->wire_index, &at);
@@ -390,11 +403,19 @@ typedef struct cost {
     double overhead_us;
 } cost;
 
+/* Copying goes along with the transfer: a thread that waited for a message has only its end left
+ * to copy. */
+static size_t quantum_of(size_t size)
+{
+    return size < QUANTUM_BYTES ? size : QUANTUM_BYTES;
+}
+
 static cost cost_of_message(const run *r, const gr_simpath *path, const gr_program_step *step,
-                            size_t size, bool taking)
+                            size_t size, bool taking, bool waited)
 {
     const gr_cluster *cluster = r->cluster;
     if (!path->local) {
+        size = taking && waited ? quantum_of(size) : size;
         return (cost){GR_TIME_OVERHEAD, (double)size * r->copy_us_per_byte, cluster->overhead_us};
     }
     /* Inside a host the receiver reads where the sender's data lie: an addition reads them there,
@@ -420,8 +441,15 @@ static cost cost_of_task(const run *r, int rank)
     uint32_t at;
     const gr_program_step *step = head_of(r, rank, path, sending, path->index, &at);
     size_t size = message_bytes(r, step, path->segment);
-    return size > 0 || is_whole(step) ? cost_of_message(r, path, step, size, !sending)
+    return size > 0 || is_whole(step) ? cost_of_message(r, path, step, size, !sending, t->waited)
                                       : (cost){GR_TIME_OVERHEAD, 0, 0};
+}
+
+static void posted(run *r, int rank, uint32_t index)
+{
+    r->world->ranks[rank].out[index].waiting++;
+    give_turn(r, rank, index);
+    start_wire(r, r->world->host_of[rank]);
 }
 
 static void sent(run *r, int rank, uint32_t index)
@@ -435,11 +463,10 @@ static void sent(run *r, int rank, uint32_t index)
         add_part(&e, GR_TIME_LATENCY, r->cluster->local_latency_us);
         push(r, e);
     }
-    if (!empty && !path->local) {
-        path->waiting++;
-        give_turn(r, rank, index);
-        start_wire(r, r->world->host_of[rank]);
+    if (!empty && !path->local && !r->threads[rank].posted) {
+        posted(r, rank, index);
     }
+    r->threads[rank].posted = false;
     path_passed(r, path, step);
     r->threads[rank].sent += !empty;
     if (empty) {
@@ -513,6 +540,24 @@ static bool choose_task(run *r, int rank)
     return t->task != TASK_NONE;
 }
 
+/* The first bytes of a message are on the wire while the rest is still being copied. */
+static void post_early(run *r, int rank, cost c)
+{
+    thread *t = &r->threads[rank];
+    const gr_simrank *own = &r->world->ranks[rank];
+    if (t->task != TASK_SEND || own->out[t->what].local) {
+        return;
+    }
+    const gr_simpath *path = &own->out[t->what];
+    uint32_t at;
+    const gr_program_step *step = head_of(r, rank, path, true, path->index, &at);
+    size_t size = message_bytes(r, step, path->segment);
+    event e = caused(r, POSTED, (uint32_t)rank, t->what);
+    add_part(&e, GR_TIME_OVERHEAD, c.overhead_us + (double)quantum_of(size) * r->copy_us_per_byte);
+    push(r, e);
+    t->posted = true;
+}
+
 static core_pool *pool_of(const run *r, int rank)
 {
     return r->pool_count == 0   ? NULL
@@ -538,7 +583,9 @@ static void kick(run *r, int rank)
             return;
         }
         cost c = cost_of_task(r, rank);
+        t->waited = false;
         if (c.us + c.overhead_us > 0) {
+            post_early(r, rank, c);
             event e = caused(r, THREAD_DONE, (uint32_t)rank, 0);
             add_part(&e, c.part, c.us);
             add_part(&e, GR_TIME_OVERHEAD, c.overhead_us);
@@ -571,6 +618,7 @@ static void thread_done(run *r, int rank)
 
 static void arrived(run *r, int rank, uint32_t index)
 {
+    r->threads[rank].waited = r->threads[rank].task == TASK_NONE;
     r->world->ranks[rank].in[index].arrived++;
     offer_take(r, rank, index);
     kick(r, rank);
@@ -608,6 +656,9 @@ static void cut_blocks(run *r, size_t size_bytes)
     r->segments = r->segments > 0 ? r->segments : 1; /* an empty one */
     const gr_cluster *cluster = r->cluster;
     r->wire_us_per_byte = us_per_byte(cluster->bandwidth_gbit / 8);
+    r->incast_us_per_byte =
+        cluster->incast_gbit > 0 ? us_per_byte(cluster->incast_gbit / 8) : r->wire_us_per_byte;
+    r->burst_us = (double)cluster->burst_bytes * r->wire_us_per_byte;
     r->copy_us_per_byte = us_per_byte(cluster->copy_gbyte);
     r->local_us_per_byte = us_per_byte(cluster->local_gbyte);
     r->reduce_us_per_byte = us_per_byte(cluster->reduce_gbyte);
@@ -718,6 +769,9 @@ static void run_events(run *r)
         switch ((event_kind)e.kind) {
         case THREAD_DONE:
             thread_done(r, (int)e.who);
+            break;
+        case POSTED:
+            posted(r, (int)e.who, e.path);
             break;
         case WIRE_DONE:
             wire_done(r, (int)e.who);
