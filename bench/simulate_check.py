@@ -12,6 +12,7 @@ prints simulated and measured time and the error of each size. Exit code 1 if an
 """
 import argparse
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -64,20 +65,20 @@ def exchange(size):
             selector.register(other, selectors.EVENT_READ)
         while left:
             for key, _ in selector.select():
-                # Not more than this part's: a peer may be in the next one already.
-                most = min(PIECE, left[key.fileobj])
-                left[key.fileobj] -= key.fileobj.recv_into(into, most)
+                size = key.fileobj.recv_into(into)
+                marks.append((time.perf_counter(), (marks[-1][1] if marks else 0) + size))
+                left[key.fileobj] -= size
                 if left[key.fileobj] == 0:
                     selector.unregister(key.fileobj)
                     del left[key.fileobj]
     for thread in threads:
         thread.join()
-into = bytearray(PIECE)
-# The first part is what the rate limit lets pass at once, and the start of the connections.
-exchange(share // 4)
-begin = time.perf_counter()
+into, marks = bytearray(PIECE), []
 exchange(share)
-speed = share * sources / (time.perf_counter() - begin)
+# The first part is what the rate limit lets pass at once, and the start of the connections.
+got = marks[-1][1]
+first = next(mark for mark in marks if mark[1] >= got // 4)
+speed = (got - first[1]) / (marks[-1][0] - first[0])
 print(sorted(trips)[PINGS // 2] / 2 * 1e6 if trips else 0, speed * 8e-9, flush=True)
 """
 
@@ -108,6 +109,12 @@ def traffic(net, targets_of, share):
 
 def probe(net, bulk_bytes):
     """Latency, payload from one host and from all others at once, each way and on all hosts."""
+    # Other load on the machine only makes it look slower: the best of three.
+    tries = [probe_once(net, bulk_bytes) for _ in range(3)]
+    return min(a for a, _, _ in tries), max(b for _, b, _ in tries), max(c for _, _, c in tries)
+
+
+def probe_once(net, bulk_bytes):
     count = net.count
     latency_us, gbit = traffic(net, lambda host: [(host + 1) % count], bulk_bytes)
     incast_gbit = gbit
@@ -182,11 +189,11 @@ def main():
     parser.add_argument("--build", default=str(ROOT / "build"))
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--bulk-mib", type=int, default=64, help="sent to measure the bandwidth")
+    parser.add_argument("--bulk-mib", type=int, default=48, help="sent to measure the bandwidth")
     parser.add_argument("--burst", default="256k", help="of the harness's token buckets")
     parser.add_argument("--overhead-us", type=float, default=8, help="of a message at each end")
     parser.add_argument("--copy-gbyte", type=float, default=2.5, help="speed of socket copies")
-    parser.add_argument("--cores", type=int, default=len(__import__("os").sched_getaffinity(0)))
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tolerance", type=float, default=0.10)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
