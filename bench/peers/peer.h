@@ -104,7 +104,7 @@ static inline double peer_wrong(const peer_case *c)
     }
     bool own = c->in == c->out && peer_many_in(c) && !peer_many_out(c);
     const float *found = c->out + (own && !peer_is(c, "scatter") ? (size_t)c->rank * c->count : 0);
-    int source = peer_many_out(c)          ? -1
+    int source = peer_many_out(c)         ? -1
                  : peer_is(c, "sendrecv") ? (c->rank + c->size - 1) % c->size
                                           : 0;
     double wrong = 0;

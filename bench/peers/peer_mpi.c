@@ -6,8 +6,8 @@
 
 static bool prepare(void *arg, peer_case *c)
 {
-    static const char *const known[] = {"allreduce", "reduce",    "reduce-scatter", "allgather",
-                                        "gather",    "scatter",   "broadcast",      "alltoall",
+    static const char *const known[] = {"allreduce", "reduce",  "reduce-scatter", "allgather",
+                                        "gather",    "scatter", "broadcast",      "alltoall",
                                         "barrier",   "sendrecv"};
     (void)arg;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
@@ -22,8 +22,8 @@ static void run_rooted(const peer_case *c, int count)
 {
     bool root = c->rank == 0;
     if (peer_is(c, "reduce")) {
-        MPI_Reduce(root ? MPI_IN_PLACE : c->out, root ? c->out : NULL, count, MPI_FLOAT, MPI_SUM,
-                   0, MPI_COMM_WORLD);
+        MPI_Reduce(root ? MPI_IN_PLACE : c->out, root ? c->out : NULL, count, MPI_FLOAT, MPI_SUM, 0,
+                   MPI_COMM_WORLD);
     } else if (peer_is(c, "gather")) {
         MPI_Gather(root ? MPI_IN_PLACE : c->out + (size_t)c->rank * c->count, count, MPI_FLOAT,
                    root ? c->out : NULL, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
@@ -42,8 +42,7 @@ static void run(void *arg, peer_case *c)
     if (peer_is(c, "allreduce")) {
         MPI_Allreduce(MPI_IN_PLACE, c->out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     } else if (peer_is(c, "allgather")) {
-        MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, c->out, count, MPI_FLOAT,
-                      MPI_COMM_WORLD);
+        MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, c->out, count, MPI_FLOAT, MPI_COMM_WORLD);
     } else if (peer_is(c, "alltoall")) {
         MPI_Alltoall(c->in, count, MPI_FLOAT, c->out, count, MPI_FLOAT, MPI_COMM_WORLD);
     } else if (peer_is(c, "reduce-scatter")) {
