@@ -437,7 +437,7 @@ static int launch(int argc, char *const *argv, int workers, gr_cores *cores, gr_
     if (status == GR_OK) {
         return GR_EXIT_DONE;
     }
-    fprintf(stderr, "gradus: %s\n%s", diag.text, report.tail);
+    fprintf(stderr, "gradus: %s\n%s%s", diag.text, report.tail, report.last);
     return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
 }
 

@@ -56,7 +56,7 @@ int gr_self_launch(int argc, char *const *argv, int workers, int least, gr_arena
     if (status == GR_OK) {
         return GR_EXIT_DONE;
     }
-    fprintf(stderr, "gradus: %s\n%s", diag.text, report.tail);
+    fprintf(stderr, "gradus: %s\n%s%s", diag.text, report.tail, report.last);
     return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
 }
 

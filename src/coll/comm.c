@@ -63,6 +63,7 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
                                   .clock = gr_clock_real(),
                                   .log = &family->log,
                                   .owner = family,
+                                  .record = config->record,
                                   .host_name = host_name,
                                   .host_arg = family->group};
     return gr_exec_create(&exec_config, &family->exec, diag);

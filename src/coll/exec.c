@@ -16,10 +16,15 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     if (!exec) {
         goto undo_nothing;
     }
+    char why[128];
+    exec->record = gr_record_create(config->record, why);
+    if (why[0]) {
+        gr_log_write(config->log, GR_LOG_INFO, "coll", "operations are not recorded in %s", why);
+    }
     exec->links = calloc(ranks, sizeof *exec->links);
     exec->posts = calloc(ranks, sizeof *exec->posts);
     exec->tickets = calloc(ranks * GR_EXEC_TICKETS, sizeof *exec->tickets);
-    if (!exec->links || !exec->posts || !exec->tickets) {
+    if (!exec->record || !exec->links || !exec->posts || !exec->tickets) {
         goto undo_exec;
     }
     int64_t segment = config->segment_bytes > 0 ? config->segment_bytes : GR_SEGMENT_BYTES_DEFAULT;
@@ -36,7 +41,6 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     exec->host_name = config->host_name;
     exec->host_arg = config->host_arg;
     gr_diag_clear(&exec->diag);
-    gr_record_init(&exec->record);
     for (int peer = 0; peer < exec->world_size; peer++) {
         gr_exec_link *link = &exec->links[peer];
         link->peer = peer;
@@ -76,6 +80,7 @@ void gr_exec_destroy(gr_exec *exec)
     }
     free(exec->tickets);
     free(exec->posts);
+    gr_record_destroy(exec->record);
     free(exec->links);
     free(exec);
 }
@@ -128,7 +133,7 @@ static uint64_t end_ticks(const gr_exec *exec, const gr_op *op)
 
 void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status)
 {
-    gr_record *record = &exec->record;
+    gr_record *record = exec->record;
     if (record->begun - op->record <= GR_RECORD_ENTRIES) {
         gr_record_entry *entry = &record->entries[op->record % GR_RECORD_ENTRIES];
         entry->ended = end_ticks(exec, op);
@@ -366,7 +371,7 @@ bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, bool t
 /* ---- What is kept of the past ---------------------------------------------------------------- */
 const gr_record *gr_exec_record(const gr_exec *exec)
 {
-    return &exec->record;
+    return exec->record;
 }
 
 void gr_op_arrived(const gr_op *op, int peer)
@@ -383,7 +388,7 @@ void gr_op_arrived(const gr_op *op, int peer)
 void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out)
 {
     const gr_exec_link *link = &exec->links[peer];
-    double us = gr_record_ns_per_tick(&exec->record) / 1000;
+    double us = gr_record_ns_per_tick(exec->record) / 1000;
     *skew_out = (gr_exec_skew){.count = link->skew_count,
                                .mean_us = link->skew_mean * us,
                                .max_us = (double)link->skew_max * us};

@@ -40,8 +40,9 @@ typedef struct gr_exec_config {
     int64_t stall_warn_us; /* ... is told of in the log, once; 0: never */
     int64_t segment_bytes; /* 0: the default; made a multiple of 64 */
     gr_clock clock;
-    const gr_log *log; /* may be NULL */
-    void *owner;       /* for gr_op_owner */
+    const gr_log *log;  /* may be NULL */
+    void *owner;        /* for gr_op_owner */
+    const char *record; /* the file in which what is called is recorded; NULL: plain memory */
     /* The host that a rank runs on, for sentences; NULL, or returns NULL: not known. */
     const char *(*host_name)(const void *host_arg, int rank);
     const void *host_arg;

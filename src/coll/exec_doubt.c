@@ -30,7 +30,7 @@ static void say_entry(const gr_record_entry *entry, char *text_out, size_t size_
 void gr_exec_say(const gr_exec *exec, const gr_op *op, char *text_out, size_t size_bytes)
 {
     char what[GR_RECORD_TEXT_BYTES] = "no longer known";
-    const gr_record_entry *entry = gr_record_at(&exec->record, op->record);
+    const gr_record_entry *entry = gr_record_at(exec->record, op->record);
     if (entry) {
         gr_record_describe(entry, what, sizeof what);
     }
@@ -73,11 +73,11 @@ static const gr_record_entry *find_entry(const gr_exec *exec, int peer, const gr
                                          bool ours)
 {
     if (!is_of_message(mark)) {
-        return gr_record_find(&exec->record, mark->comm, mark->number);
+        return gr_record_find(exec->record, mark->comm, mark->number);
     }
     /* Data come from a send, and go to a receive. */
     gr_coll coll = mark->waits == ours ? GR_COLL_RECV : GR_COLL_SEND;
-    return gr_record_find_message(&exec->record, coll, peer, mark->number);
+    return gr_record_find_message(exec->record, coll, peer, mark->number);
 }
 
 /* ---- In doubt -------------------------------------------------------------------------------- */
@@ -214,7 +214,7 @@ void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *fra
     /* What stands at the same place here says most; else what we wait in. */
     const gr_record_entry *entry = find_entry(exec, link->peer, &mark, false);
     if ((!entry || entry->fingerprint == mark.fingerprint) && op) {
-        entry = gr_record_at(&exec->record, op->record);
+        entry = gr_record_at(exec->record, op->record);
     }
     begin_doubt(exec, link, &mark, entry);
 }
@@ -223,5 +223,5 @@ void gr_exec_mismatch(gr_exec *exec, const gr_op *op, int peer)
 {
     gr_exec_mark mark = {
         .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
-    begin_doubt(exec, &exec->links[peer], &mark, gr_record_at(&exec->record, op->record));
+    begin_doubt(exec, &exec->links[peer], &mark, gr_record_at(exec->record, op->record));
 }

@@ -207,7 +207,7 @@ struct gr_exec {
     uint64_t arrived; /* when something came in this pass, in ticks; 0: nothing did */
     gr_exec_doubt doubt;
     gr_diag diag;
-    gr_record record;
+    gr_record *record;
 };
 
 static inline gr_op *gr_exec_op_at(gr_exec *exec, uint32_t seq)

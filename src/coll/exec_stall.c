@@ -90,8 +90,8 @@ static void say_last(const gr_exec *exec, int peer, const gr_op *op, char *text_
         const gr_exec_mark *came = &link->came;
         bool message = (came->fingerprint & GR_FINGERPRINT_MESSAGE) != 0;
         const gr_record_entry *entry =
-            message ? gr_record_find_message(&exec->record, GR_COLL_RECV, peer, came->number)
-                    : gr_record_find(&exec->record, came->comm, came->number);
+            message ? gr_record_find_message(exec->record, GR_COLL_RECV, peer, came->number)
+                    : gr_record_find(exec->record, came->comm, came->number);
         char what[GR_RECORD_TEXT_BYTES] = "no longer known";
         if (entry) {
             gr_record_describe(entry, what, sizeof what);

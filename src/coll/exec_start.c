@@ -57,8 +57,8 @@ static uint64_t fingerprint_of(const gr_op_desc *desc, uint16_t comm, const size
 
 static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
 {
-    gr_record_entry *entry = gr_record_begin(&exec->record);
-    op->record = exec->record.begun - 1;
+    gr_record_entry *entry = gr_record_begin(exec->record);
+    op->record = exec->record->begun - 1;
     op->started = entry->started;
     entry->fingerprint = op->fingerprint;
     entry->count = desc->count;

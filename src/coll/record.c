@@ -3,19 +3,86 @@
 #include "base/clock.h"
 #include "coll/plan.h"
 
+#include <ctype.h>
 #include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-/* ---- Writing --------------------------------------------------------------------------------- */
+/* ---- Life ------------------------------------------------------------------------------------ */
+/* The first object that the loader lists is the program itself. */
+static int find_program(struct dl_phdr_info *info, size_t size, void *arg)
+{
+    gr_record *record = arg;
+    (void)size;
+    record->program_at = info->dlpi_addr;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        if (part->p_type == PT_LOAD && part->p_vaddr + part->p_memsz > record->program_bytes) {
+            record->program_bytes = part->p_vaddr + part->p_memsz;
+        }
+    }
+    return 1;
+}
+
 void gr_record_init(gr_record *record)
 {
+    record->magic = GR_RECORD_MAGIC;
+    record->version = GR_RECORD_VERSION;
+    record->program_bytes = 0;
+    (void)dl_iterate_phdr(find_program, record);
+    gr_record_copy(record->program, program_invocation_short_name);
     record->begun = 0; /* entries count from then on */
     record->first_ns = gr_now_ns();
     record->first_ticks = gr_record_now();
 }
 
+static gr_record *map_file(const char *path, char why_out[128])
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    off_t size = fd >= 0 ? lseek(fd, 0, SEEK_END) : -1;
+    void *memory = MAP_FAILED;
+    if (fd >= 0 && (size >= (off_t)sizeof(gr_record) || ftruncate(fd, sizeof(gr_record)) == 0)) {
+        memory = mmap(NULL, sizeof(gr_record), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    if (memory == MAP_FAILED) {
+        snprintf(why_out, 128, "%.60s: %.50s", path, strerror(errno));
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+gr_record *gr_record_create(const char *path, char why_out[128])
+{
+    why_out[0] = '\0';
+    gr_record *record = path ? map_file(path, why_out) : NULL;
+    if (!record) {
+        void *memory =
+            mmap(NULL, sizeof *record, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        record = memory == MAP_FAILED ? NULL : memory;
+    }
+    if (record) {
+        gr_record_init(record);
+    }
+    return record;
+}
+
+void gr_record_destroy(gr_record *record)
+{
+    if (record) {
+        munmap(record, sizeof *record);
+    }
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
 gr_record_entry *gr_record_begin(gr_record *record)
 {
     gr_record_entry *entry = &record->entries[record->begun++ % GR_RECORD_ENTRIES];
@@ -163,6 +230,85 @@ void gr_record_describe(const gr_record_entry *entry, char *text_out, size_t siz
         say(&out, " \"%s\"", entry->name);
     }
     say_site(&out, entry);
+}
+
+/* ---- The record of another process ----------------------------------------------------------- */
+/* A text from outside goes to a terminal or a log: no control characters. */
+static void clean_text(char name[GR_RECORD_NAME_BYTES])
+{
+    name[GR_RECORD_NAME_BYTES - 1] = '\0';
+    for (char *at = name; *at; at++) {
+        unsigned char c = (unsigned char)*at;
+        *at = c >= 0x80 || isprint(c) ? (char)c : ' ';
+    }
+}
+
+static void clean_entry(const gr_record *record, gr_record_entry *entry)
+{
+    clean_text(entry->name);
+    clean_text(entry->site);
+    entry->coll = entry->coll < GR_COLL_COUNT ? entry->coll : GR_COLL_BARRIER;
+    entry->dtype = entry->dtype < GR_DTYPE_COUNT ? entry->dtype : GR_F32;
+    entry->op = entry->op < GR_REDOP_COUNT ? entry->op : GR_SUM;
+    if (!entry->site[0] && entry->caller - record->program_at < record->program_bytes) {
+        snprintf(entry->site, sizeof entry->site, "%.28s+0x%llx", record->program,
+                 (unsigned long long)(entry->caller - record->program_at));
+    }
+    entry->caller = 0; /* an address of another process means nothing here */
+}
+
+gr_status gr_record_read(int fd, gr_record *record_out)
+{
+    ssize_t got = pread(fd, record_out, sizeof *record_out, 0);
+    if (got < 0) {
+        return GR_E_IO;
+    }
+    if (got != (ssize_t)sizeof *record_out || record_out->magic != GR_RECORD_MAGIC ||
+        record_out->version != GR_RECORD_VERSION) {
+        return got == 0 || (got == (ssize_t)sizeof *record_out && record_out->magic == 0)
+                   ? GR_E_NOT_FOUND
+                   : GR_E_INVALID;
+    }
+    clean_text(record_out->program);
+    for (int i = 0; i < GR_RECORD_ENTRIES; i++) {
+        clean_entry(record_out, &record_out->entries[i]);
+    }
+    return record_out->begun > 0 ? GR_OK : GR_E_NOT_FOUND;
+}
+
+static double seconds_between(const gr_record *record, uint64_t from, uint64_t to)
+{
+    return to > from ? (double)(to - from) * gr_record_ns_per_tick(record) * 1e-9 : 0;
+}
+
+/* The oldest that has not ended, since the others may wait for it; NULL: none. */
+static const gr_record_entry *find_open(const gr_record *record)
+{
+    const gr_record_entry *found = NULL;
+    for (uint64_t back = 1; back <= record->begun && back <= GR_RECORD_ENTRIES; back++) {
+        const gr_record_entry *entry = gr_record_at(record, record->begun - back);
+        found = entry->ended == 0 ? entry : found;
+    }
+    return found;
+}
+
+void gr_record_last(const gr_record *record, uint64_t now, char *text_out, size_t size_bytes)
+{
+    text out = {.at = text_out, .left = size_bytes};
+    const gr_record_entry *open = find_open(record);
+    const gr_record_entry *newest = gr_record_at(record, record->begun - 1);
+    const gr_record_entry *entry = open ? open : newest;
+    char what[GR_RECORD_TEXT_BYTES];
+    gr_record_describe(entry, what, sizeof what);
+    if (open) {
+        say(&out, "in operation %u, %s, for %.1f s", entry->number, what,
+            seconds_between(record, entry->started, now));
+    } else if (entry->status < 0) {
+        say(&out, "after operation %u, %s, had failed", entry->number, what);
+    } else {
+        say(&out, "between operations, %.1f s after number %u, %s",
+            seconds_between(record, entry->ended, now), entry->number, what);
+    }
 }
 
 double gr_record_ns_per_tick(const gr_record *record)

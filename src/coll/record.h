@@ -2,10 +2,11 @@
 #ifndef GR_COLL_RECORD_H
 #define GR_COLL_RECORD_H
 
-/* What was called last: a ring of the last operations of a process, in plain memory without
- * pointers to other memory, for error sentences and for looking back. An entry is written when its
- * operation starts, and completed when it ends; nothing is formatted until somebody asks. Belongs
- * to the thread of the executor that writes it. */
+/* What was called last: a ring of the last operations of a process, in memory without pointers to
+ * other memory, for error sentences and for looking back. It may lie in a file that another process
+ * (the launcher) reads when this one is gone. An entry is written when its operation starts, and
+ * completed when it ends; nothing is formatted until somebody asks. Belongs to the thread of the
+ * executor that writes it. */
 
 #include <gradus/coll.h>
 #include <stdbool.h>
@@ -27,7 +28,13 @@ typedef struct gr_record_entry {
     char name[GR_RECORD_NAME_BYTES], site[GR_RECORD_NAME_BYTES]; /* "": none */
 } gr_record_entry;
 
+enum { GR_RECORD_MAGIC = 0x31525247, GR_RECORD_VERSION = 1 };
+
 typedef struct gr_record {
+    uint32_t magic, version; /* "GRR1" */
+    /* Where the program's own code lies, so that callers can be named when it is gone. */
+    uint64_t program_at, program_bytes;
+    char program[GR_RECORD_NAME_BYTES];
     uint64_t begun;       /* entries ever begun: the newest is (begun - 1) % GR_RECORD_ENTRIES */
     uint64_t first_ticks; /* when the record was made, ... */
     int64_t first_ns;     /* ... on gr_now_ns */
@@ -35,6 +42,20 @@ typedef struct gr_record {
 } gr_record;
 
 void gr_record_init(gr_record *record);
+
+/* A record in the file `path`, which is made as long as needed, or in plain memory (path NULL, or
+ * the file cannot be used: then why_out, 128 bytes, says why). NULL: no memory. */
+gr_record *gr_record_create(const char *path, char why_out[128]);
+void gr_record_destroy(gr_record *record); /* NULL ok; the file stays */
+
+/* Copies the record of another process, which may be writing it or may have died doing so: checked,
+ * and made harmless. GR_E_NOT_FOUND: nothing was recorded; GR_E_INVALID: that is no record;
+ * GR_E_IO. */
+gr_status gr_record_read(int fd, gr_record *record_out) GR_MUST_CHECK;
+/* What its process did last, as the end of a sentence about it: "in operation 17, allreduce of
+ * ..., for 3.2 s; ..." or "between operations; ...". `now`: of gr_record_now on the same host, at
+ * the end of the process. */
+void gr_record_last(const gr_record *record, uint64_t now, char *text_out, size_t size_bytes);
 
 /* The next entry; what it said before is forgotten. All members but `started` are the caller's to
  * fill. */

@@ -158,6 +158,12 @@ static const gr_config_field fields[] = {
      .unit = "bytes",
      .help =
          "messages are cut into segments of this size, alike on all ranks; unset: chosen by size"},
+    {.env = "GRADUS_RECORD",
+     .type = GR_CONFIG_TEXT,
+     AT(record),
+     .value_name = "FILE",
+     .help = "where the last 1,024 operations are recorded, for when the rank is gone; set by "
+             "`gradus run`"},
     {.env = "GRADUS_LOG",
      .type = GR_CONFIG_CHOICE,
      AT(log_level),

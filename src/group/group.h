@@ -38,6 +38,7 @@ typedef struct gr_group_config {
     int64_t tune_time_us;  /* GRADUS_TUNE_TIME */
     int progress;          /* GRADUS_PROGRESS: auto, thread, inline */
     int64_t segment_bytes; /* GRADUS_SEGMENT */
+    const char *record;    /* GRADUS_RECORD; NULL: none */
     int log_level;         /* GRADUS_LOG: a gr_log_level */
 } gr_group_config;
 extern const gr_config_table gr_group_config_table;

@@ -51,6 +51,9 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     own[count++] = gr_arena_printf(arena, "LOCAL_WORLD_SIZE=%d", size);
     own[count++] = "MASTER_ADDR=127.0.0.1";
     own[count++] = gr_arena_printf(arena, "MASTER_PORT=%d", config->master_port);
+    if (config->record != NULL) {
+        own[count++] = gr_arena_printf(arena, "GRADUS_RECORD=%s", config->record);
+    }
     own[count] = NULL;
     for (size_t i = 0; i < count; i++) {
         if (own[i] == NULL) {
@@ -63,7 +66,7 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
 gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, char ***entries_out,
                            gr_diag *diag)
 {
-    const char *own[OWN_MAX + 1];
+    const char *own[OWN_MAX + 1] = {NULL};
     const char *const *inherited = (const char *const *)config->inherited;
     size_t room = OWN_MAX + length(inherited) + length(config->set) + length(config->defaults) + 1;
     const char **entries = gr_arena_alloc(arena, room * sizeof *entries);

@@ -12,6 +12,7 @@ typedef struct gr_environ_config {
     const char *coordinator;
     const char *secret_hex;
     int master_port;
+    const char *record;          /* GRADUS_RECORD; NULL: none */
     const char *const *set;      /* "NAME=value", whatever was inherited; NULL-terminated */
     const char *const *defaults; /* "NAME=value", unless it was inherited; NULL-terminated */
 } gr_environ_config;

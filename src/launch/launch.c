@@ -74,6 +74,7 @@ struct gang {
 
     gr_output *output;
     gr_coordinator *coordinator;
+    gr_records *records;
     gr_arena arena;
     uint8_t secret[GR_SECRET_BYTES];
     char secret_hex[2 * GR_SECRET_BYTES + 1];
@@ -319,6 +320,7 @@ static void on_worker_end(struct gang *gang, const gr_agent_message *message)
     end->wait_status = message->value;
     end->order = gang->ended++;
     end->end_us = now_us();
+    gr_records_ended(gang->records, message->rank);
     end->was_asked = gang->told;
     gr_end_class class = gr_verdict_class(end);
     if (class == GR_END_FINE || class == GR_END_ASKED) {
@@ -477,10 +479,12 @@ static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
                                      .secret_hex = gang->secret_hex,
                                      .set = config->set,
                                      .defaults = config->defaults};
+    gang->records = gr_records_create(config->workers);
     gr_status status = find_free_port(&environment.master_port, diag);
     for (int rank = 0; rank < config->workers && status == GR_OK; rank++) {
         gr_spawn *spawn = &gang->spawns[rank];
         environment.rank = rank;
+        environment.record = gr_records_path(gang->records, rank);
         status = gr_environ_build(&environment, &gang->arena, &gang->environment[rank], diag);
         *spawn = (gr_spawn){.argv = config->argv,
                             .file = config->file,
@@ -656,6 +660,7 @@ static gr_status make_report(const struct gang *gang, gr_launch_report *report, 
     if (gang->reason == REASON_NONE) {
         return GR_OK;
     }
+    gr_records_report(gang->records, root, report->last);
     if (gang->reason == REASON_SIGNAL) {
         return report_signal(gang, diag);
     }
@@ -679,6 +684,7 @@ static void clean_up(struct gang *gang)
     stop_agent(gang);
     gr_coordinator_destroy(gang->coordinator);
     gr_output_destroy(gang->output);
+    gr_records_destroy(gang->records);
     if (gang->null_fd >= 0) {
         close(gang->null_fd);
     }

@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "launch/cores.h"
+#include "launch/records.h"
 
 enum {
     GR_LAUNCH_WORKERS_MAX = 256,
@@ -47,6 +48,7 @@ typedef struct gr_launch_config {
 typedef struct gr_launch_report {
     int rank;                             /* that the failure is about, -1: none */
     char tail[GR_LAUNCH_TAIL_TEXT_BYTES]; /* the last lines that it wrote, indented; may be empty */
+    char last[GR_RECORDS_TEXT_BYTES];     /* what the ranks did last, lines; may be empty */
 } gr_launch_report;
 
 /* Blocks until every process of the job has ended and all output is written. SIGINT,

@@ -349,6 +349,9 @@ sys.exit(11)
     _, message = job.communicate(timeout=30)
     assert job.returncode == 1
     assert f"gradus: rank 2 (pid {pids[2]}) was killed by signal 9 (Killed)" in message
+    said = message.split("what the ranks did last:\n")[1].splitlines()
+    assert len(said) == 4 and said[0].startswith("    rank 2: ")  # the dead one first
+    assert all(re.match(r"    rank \d: .*operation.*\d+, barrier", line) for line in said), said
     gradus.wait_for_nothing()
 
 
