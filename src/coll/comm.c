@@ -76,6 +76,7 @@ static void destroy_family(gr_family *family)
     }
     gr_comm_thread_stop(family);
     gr_memory_fini(family);
+    gr_comm_lanes_destroy(family);
     gr_group_leave(family->group); /* the mesh first: it may still read what operations lent it */
     gr_exec_destroy(family->exec);
     gr_op_destroy_finished(family->alone);
@@ -235,7 +236,10 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
         destroy_family(family);
         return status;
     }
-    status = gr_tune_start(comm, config, diag);
+    status = gr_comm_lane_open(comm, diag);
+    if (status == GR_OK) {
+        status = gr_tune_start(comm, config, diag);
+    }
     if (status == GR_OK && family->exec && wants_thread(comm, config)) {
         status = gr_comm_thread_start(family, diag);
     }

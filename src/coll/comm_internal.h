@@ -9,6 +9,7 @@
 #include "base/arena.h"
 #include "coll/comm.h"
 #include "coll/exec.h"
+#include "coll/lane.h"
 #include "coll/programs.h"
 #include "coll/select.h"
 #include "coll/task.h"
@@ -53,6 +54,7 @@ typedef struct gr_memory {
 enum { GR_MEMORY_BLOCKS_MAX = 1 << 20 };
 
 typedef struct gr_family gr_family;
+typedef struct gr_comm_lanes gr_comm_lanes; /* comm_lane.c */
 
 /* Room for the scaled contribution of an operation that leaves what it reads as it is. */
 typedef struct gr_temp gr_temp;
@@ -79,6 +81,7 @@ struct gr_family {
     gr_group *group;
     gr_mesh *mesh; /* NULL in a group of one, as is exec */
     gr_exec *exec;
+    gr_comm_lanes *lanes;                      /* NULL: none yet */
     gr_selection_config choosing;              /* what the selections of all have in common */
     gr_op *alone;                              /* the operation of a group of one */
     gr_alone_done alone_done[GR_EXEC_OPS_MAX]; /* callbacks of a group of one, to be delivered */
@@ -105,6 +108,7 @@ struct gr_comm {
     int *world;            /* by rank: the rank in the job */
     gr_topology *topology; /* of these ranks; NULL in a group of one */
     gr_exec_group group;
+    gr_lane *lane; /* NULL: everything runs as plans */
     gr_selection selection;
     gr_programs programs;
 };
@@ -138,6 +142,19 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count,
                       const void *caller) GR_MUST_CHECK;
 gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const void *caller,
                         gr_op **op_out) GR_MUST_CHECK;
+
+/* ---- comm_lane.c ----------------------------------------------------------------------------- */
+/* Only of the job's own communicator: numbers of sub-groups are used again, lanes are not. */
+gr_status gr_comm_lane_open(gr_comm *comm, gr_diag *diag) GR_MUST_CHECK;
+void gr_comm_lanes_destroy(gr_family *family); /* before the mesh */
+/* Does the operation run in the lane, not as a plan? Alike on all ranks. */
+bool gr_comm_lane_takes(const gr_comm *comm, const gr_task *task);
+gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_desc *desc,
+                             gr_op **op_out, gr_diag *diag) GR_MUST_CHECK;
+/* These have begun as plans. */
+void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count);
+/* The caller is about to wait for `op` alone: if it is in the lane, its end may be near. */
+void gr_comm_lane_linger(const gr_comm *comm, gr_op *op);
 
 /* ---- comm_scale.c ---------------------------------------------------------------------------- */
 /* Multiplies the contribution and lets the task find it. *key, NULL at first, names the memory that

@@ -141,6 +141,21 @@ static uint64_t count_of(const gr_task *task)
     return task->uneven ? task->all_elements : task->count;
 }
 
+static gr_op_desc desc_of(const gr_task *task, const void *caller)
+{
+    const gr_call *call = task->call;
+    return (gr_op_desc){.coll = call->coll,
+                        .dtype = call->dtype,
+                        .op = task->reduces ? call->op : GR_SUM,
+                        .root = call->root,
+                        .tag = call->tag,
+                        .shards = task->shards,
+                        .count = count_of(task),
+                        .name = call->name,
+                        .site = call->site,
+                        .caller = caller};
+}
+
 static gr_exec_request request_of(const gr_comm *comm, gr_task *task, const void *caller)
 {
     const gr_call *call = task->call;
@@ -148,16 +163,7 @@ static gr_exec_request request_of(const gr_comm *comm, gr_task *task, const void
         .group = &comm->group,
         .user = call->partials ? call->partials : &task->user,
         .input = &task->input,
-        .desc = {.coll = call->coll,
-                 .dtype = call->dtype,
-                 .op = task->reduces ? call->op : GR_SUM,
-                 .root = call->root,
-                 .tag = call->tag,
-                 .shards = task->shards,
-                 .count = count_of(task),
-                 .name = call->name,
-                 .site = call->site,
-                 .caller = caller},
+        .desc = desc_of(task, caller),
         .total_count = task->all_elements,
         .fixed_blocks = task->by_block,
         .user_counts = task->user_counts,
@@ -226,6 +232,10 @@ static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *cal
     if (status != GR_OK) {
         return status;
     }
+    if (count == 1 && gr_comm_lane_takes(comm, &tasks[0])) {
+        gr_op_desc desc = desc_of(&tasks[0], caller);
+        return gr_comm_lane_start(comm, &tasks[0], &desc, op_out, diag);
+    }
     gr_exec_request requests[GR_CALLS_MAX];
     gr_temp *key = NULL;
     for (int i = 0; i < count && status == GR_OK; i++) {
@@ -243,6 +253,9 @@ static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *cal
     }
     if (status == GR_OK) {
         status = gr_exec_start(family->exec, requests, count, op_out, diag);
+    }
+    if (status == GR_OK) {
+        gr_comm_lane_note(comm, tasks, count);
     }
     if (status != GR_OK && key) {
         gr_temps_give(family, key);
@@ -302,7 +315,9 @@ static gr_status release(gr_family *family, gr_op *op)
 static gr_status wait_inside(gr_family *family, gr_op *op)
 {
     for (;;) {
-        gr_family_wait(family, op);
+        if (!gr_op_finished(op)) {
+            gr_family_wait(family, op);
+        }
         if (gr_op_finished(op)) {
             gr_status status = release(family, op);
             gr_family_leave_calling(family);
@@ -340,6 +355,7 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
         gr_family_leave_calling(family);
         return status;
     }
+    gr_comm_lane_linger(comm, op);
     return wait_inside(family, op);
 }
 

@@ -157,7 +157,6 @@ bool gr_exec_move_driven(gr_op *op)
     gr_exec *exec = op->exec;
     bool moved = false;
     gr_diag diag;
-    gr_diag_clear(&diag);
     gr_status status = op->driver->move(op->driver_state, &moved, &diag);
     if (status == GR_PENDING) {
         op->moved = op->moved || moved;

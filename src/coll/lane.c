@@ -12,10 +12,11 @@
 #include <unistd.h>
 
 enum {
-    LINGER_EAGER = 30,
-    LINGER_ROUNDS = 400,
+    LINGER_LOOKS = 50,
+    LINGER_ROUNDS = 10,
     LINGER_YIELDS = 32,
-    SHARE_BYTES_MIN = 16 << 10,
+    SHARE_BYTES = 32 << 10,
+    SHARE_BYTES_MIN = 4 << 10,
     SHARES_MAX = 32
 };
 
@@ -112,7 +113,7 @@ void gr_lane_close(gr_lane *lane)
 }
 
 /* ---- What all store and wait for ------------------------------------------------------------- */
-static void nudge_all(const gr_lane *lane)
+void gr_lane_nudge_all(const gr_lane *lane)
 {
     for (int peer = 0; peer < lane->size; peer++) {
         if (peer != lane->rank) {
@@ -165,25 +166,6 @@ static bool claims_done(const gr_lane_op *op)
     return (uint32_t)(done >> 32) == op->seq + 1 && (uint32_t)done >= op->shares;
 }
 
-typedef enum window_counter { FILLED, REDUCED, COPIED } window_counter;
-
-static _Atomic uint64_t *window_at(lane_area *area, window_counter which)
-{
-    return which == FILLED    ? &area->windows.filled
-           : which == REDUCED ? &area->windows.reduced
-                              : &area->windows.copied;
-}
-
-static bool all_windows(const gr_lane *lane, window_counter which, uint64_t least)
-{
-    for (int peer = 0; peer < lane->size; peer++) {
-        if (atomic_load(window_at(lane->peers[peer].area, which)) < least) {
-            return false;
-        }
-    }
-    return true;
-}
-
 /* A slot is free when nobody reads any more what was posted there 16 operations ago. */
 static bool has_room(gr_lane *lane, uint32_t seq)
 {
@@ -210,7 +192,7 @@ static void publish_finished(gr_lane *lane)
     }
 }
 
-static void finish(gr_lane_op *op)
+void gr_lane_finish(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     gr_lane_op *before = NULL;
@@ -253,6 +235,20 @@ bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request)
            (find_tree(lane, request->shards) || lane->tree_count < LANE_TREES_MAX);
 }
 
+/* Of whatever kind the operation is: whichever object is taken next time, it need not grow again. */
+static gr_status grow(gr_lane_op *op, int leaves)
+{
+    gr_lanes *lanes = op->lane->lanes;
+    lanes->leaves_max = leaves > lanes->leaves_max ? leaves : lanes->leaves_max;
+    if (op->at_capacity >= lanes->leaves_max) {
+        return GR_OK;
+    }
+    free(op->at);
+    op->at = malloc((size_t)lanes->leaves_max * sizeof *op->at);
+    op->at_capacity = op->at ? lanes->leaves_max : 0;
+    return op->at ? GR_OK : GR_E_NO_MEMORY;
+}
+
 static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
 {
     gr_lane *lane = op->lane;
@@ -265,10 +261,10 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     op->tree = NULL;
     op->small = op->always_packed = true;
     op->out = request->out;
-    op->fingerprint = request->fingerprint;
+    op->fingerprint = 0;
     op->arrived = 0;
     if (op->count == 0) {
-        return GR_OK;
+        return grow(op, 0);
     }
     op->tree = find_tree(lane, request->shards);
     if (!op->tree) {
@@ -279,17 +275,8 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
         lane->trees[lane->tree_count++] = tree;
         op->tree = tree;
     }
-    /* Whichever object is taken next time, it need not grow again. */
-    lanes->leaves_max =
-        op->tree->leaf_count > lanes->leaves_max ? op->tree->leaf_count : lanes->leaves_max;
-    if (op->at_capacity < lanes->leaves_max) {
-        free(op->at);
-        op->at_capacity = 0;
-        op->at = malloc((size_t)lanes->leaves_max * sizeof *op->at);
-        if (!op->at) {
-            return GR_E_NO_MEMORY;
-        }
-        op->at_capacity = lanes->leaves_max;
+    if (grow(op, op->tree->leaf_count) != GR_OK) {
+        return GR_E_NO_MEMORY;
     }
     op->input_count = op->tree->inputs_own;
     for (int i = 0; i < op->input_count; i++) {
@@ -333,22 +320,27 @@ gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request, gr_lane_o
     return GR_OK;
 }
 
-void gr_lane_note(gr_lane *lane, uint64_t fingerprint)
+void gr_lane_set_fingerprint(gr_lane_op *op, uint64_t fingerprint)
 {
-    (void)fingerprint;
+    op->fingerprint = fingerprint;
+}
+
+void gr_lane_note(gr_lane *lane)
+{
     uint32_t seq = lane->next_seq++;
     atomic_store(&lane->own->notes[seq % LANE_SLOTS], seq + 1);
     if (!lane->head) {
         publish_finished(lane);
     }
-    nudge_all(lane);
+    gr_lane_nudge_all(lane);
 }
 
 void gr_lane_release(gr_lane_op *op)
 {
     gr_lanes *lanes = op->lane->lanes;
     if (op->linked) {
-        finish(op);
+        op->lane->next_seq -= op->state == LANE_QUEUED && op->seq + 1 == op->lane->next_seq;
+        gr_lane_finish(op);
     }
     op->state = LANE_FREE;
     op->next = lanes->free_ops;
@@ -426,9 +418,9 @@ static void post(gr_lane_op *op)
     op->moved = true;
     atomic_store(&line->posted, op->seq + 1);
     if (all_posted(op, &op->arrived)) {
-        nudge_all(lane);
+        gr_lane_nudge_all(lane);
     }
-    /* Others have read the lines that come next: take them from their caches while there is time. */
+    /* Others have read the lines that come next: take them back while there is time. */
     own_soon(done_of(op, lane->rank));
     own_soon(&lane->own->slots[(op->seq + 1) % LANE_SLOTS].line);
 }
@@ -484,8 +476,12 @@ static bool begin_direct(gr_lane_op *op)
         return true;
     }
     size_t size_bytes = op->count * op->element_bytes;
-    size_t shares = size_bytes / SHARE_BYTES_MIN + 1;
+    size_t shares = size_bytes / SHARE_BYTES + 1;
+    if (shares < lane->cores) { /* one for each, unless it is hardly worth it */
+        shares = size_bytes / SHARE_BYTES_MIN < lane->cores ? 1 : lane->cores;
+    }
     op->shares = (uint32_t)(shares < SHARES_MAX ? shares : SHARES_MAX);
+    op->shares_done = 0;
     op->state = LANE_CLAIM;
     return true;
 }
@@ -513,7 +509,7 @@ static void say_done(gr_lane_op *op, lane_state next)
     op->arrived = 0;
     atomic_store(done_of(op, op->lane->rank), op->seq + 1);
     if (all_did(op, &op->arrived)) {
-        nudge_all(op->lane);
+        gr_lane_nudge_all(op->lane);
     }
 }
 
@@ -531,7 +527,7 @@ static gr_status meet_small(gr_lane_op *op, bool all_packed)
     if (op->count > 0) {
         add_small(op);
     }
-    finish(op);
+    gr_lane_finish(op);
     return GR_OK;
 }
 
@@ -543,6 +539,7 @@ static gr_status meet(gr_lane_op *op)
         const lane_line *line = line_of(op, peer);
         if (line->fingerprint != op->fingerprint) {
             op->arrived = peer;
+            op->state = LANE_STUCK;
             return GR_E_MISMATCH;
         }
         all_registered = all_registered && line->registered;
@@ -557,7 +554,11 @@ static gr_status meet(gr_lane_op *op)
         op->state = LANE_STAGED;
         return GR_PENDING;
     }
-    return begin_direct(op) ? GR_PENDING : GR_E_PROTOCOL;
+    if (begin_direct(op)) {
+        return GR_PENDING;
+    }
+    op->state = LANE_STUCK;
+    return GR_E_PROTOCOL;
 }
 
 /* The rank that we wait for has noted a plan in place of this operation. */
@@ -618,158 +619,24 @@ static uint32_t take_share(const gr_lane_op *op)
  * rank is scheduled. */
 static void add_free_share(gr_lane_op *op)
 {
-    lane_claim *claim = claim_of(op);
     uint32_t part = take_share(op);
     op->moved = true;
-    if (part >= op->shares) {
-        op->state = LANE_DONE;
-        atomic_store_explicit(done_of(op, op->lane->rank), op->seq + 1, memory_order_relaxed);
+    if (part < op->shares) {
+        gr_lane_add(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
+                    gr_lane_cut(op->count, op->element_bytes, op->shares, part + 1), 0);
+        op->shares_done++;
         return;
     }
-    gr_lane_add(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
-                gr_lane_cut(op->count, op->element_bytes, op->shares, part + 1), 0);
-    claim_word(&claim->done, op->seq);
-    if ((uint32_t)atomic_fetch_add(&claim->done, 1) + 1 == op->shares) {
-        nudge_all(op->lane);
-    }
-}
-
-/* ---- Windows --------------------------------------------------------------------------------- */
-/* A contribution goes into our half of a window; everybody adds its share of all contributions to
- * the window into its own half, in place; and everybody copies all shares out. Two windows are
- * under way, so that filling one hides waiting for the other. */
-static void window_range(const gr_lane_op *op, uint64_t window, size_t *begin, size_t *end)
-{
-    *begin = (size_t)(window - op->window_first) * op->window_elements;
-    *end = op->count - *begin < op->window_elements ? op->count : *begin + op->window_elements;
-}
-
-static uint8_t *half(const gr_lane_op *op, int peer, uint64_t window)
-{
-    return op->lane->peers[peer].area->halves[window % 2];
-}
-
-static void store_window(const gr_lane_op *op, window_counter which, uint64_t value)
-{
-    gr_lane *lane = op->lane;
-    atomic_store(window_at(lane->own, which), value);
-    if (all_windows(lane, which, value)) {
-        nudge_all(lane);
-    }
-}
-
-static size_t stride_of(const gr_lane_op *op)
-{
-    return op->window_elements * op->element_bytes;
-}
-
-static bool can_fill(const gr_lane_op *op)
-{
-    uint64_t filled = atomic_load_explicit(&op->lane->own->windows.filled, memory_order_relaxed);
-    return filled < op->window_end && (filled < 2 || all_windows(op->lane, COPIED, filled - 1));
-}
-
-static bool can_reduce(const gr_lane_op *op)
-{
-    const lane_windows *own = &op->lane->own->windows;
-    uint64_t reduced = atomic_load_explicit(&own->reduced, memory_order_relaxed);
-    return reduced < op->window_end && all_windows(op->lane, FILLED, reduced + 1);
-}
-
-static bool can_copy(const gr_lane_op *op)
-{
-    const lane_windows *own = &op->lane->own->windows;
-    uint64_t copied = atomic_load_explicit(&own->copied, memory_order_relaxed);
-    return copied < op->window_end && all_windows(op->lane, REDUCED, copied + 1);
-}
-
-static void fill_window(gr_lane_op *op)
-{
-    uint64_t window = atomic_load_explicit(&op->lane->own->windows.filled, memory_order_relaxed);
-    size_t begin, end;
-    window_range(op, window, &begin, &end);
-    gr_lane_pack(op, begin, end, half(op, op->lane->rank, window), stride_of(op));
-    store_window(op, FILLED, window + 1);
-}
-
-static void reduce_window(gr_lane_op *op)
-{
-    gr_lane *lane = op->lane;
-    uint64_t window = atomic_load_explicit(&lane->own->windows.reduced, memory_order_relaxed);
-    size_t begin, end, size = (size_t)lane->size, rank = (size_t)lane->rank;
-    window_range(op, window, &begin, &end);
-    for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
-        lane_leaf from = op->tree->leaves[leaf];
-        op->at[leaf] = half(op, from.rank, window) + (size_t)from.input * stride_of(op);
-    }
-    op->outs[0] = half(op, lane->rank, window);
-    size_t first = begin + gr_lane_cut(end - begin, op->element_bytes, size, rank);
-    size_t last = begin + gr_lane_cut(end - begin, op->element_bytes, size, rank + 1);
-    gr_lane_add(op, first, last, begin);
-    store_window(op, REDUCED, window + 1);
-}
-
-static void copy_window(gr_lane_op *op)
-{
-    gr_lane *lane = op->lane;
-    uint64_t window = atomic_load_explicit(&lane->own->windows.copied, memory_order_relaxed);
-    size_t begin, end, size = (size_t)lane->size;
-    window_range(op, window, &begin, &end);
-    for (int i = 0; i < lane->size; i++) {
-        int peer = (lane->rank + i) % lane->size;
-        size_t first = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)peer);
-        size_t last = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)peer + 1);
-        memcpy(op->out + (begin + first) * op->element_bytes,
-               half(op, peer, window) + first * op->element_bytes,
-               (last - first) * op->element_bytes);
-    }
-    store_window(op, COPIED, window + 1);
-}
-
-/* The windows belong to the oldest operation alone. */
-static bool can_move_windows(const gr_lane_op *op)
-{
-    return op->lane->head == op &&
-           (op->window_first == op->window_end || can_copy(op) || can_reduce(op) || can_fill(op));
-}
-
-static void begin_windows(gr_lane_op *op)
-{
-    size_t each = LANE_HALF / (size_t)op->tree->inputs_most / LANE_LINE * LANE_LINE;
-    op->window_elements = each / op->element_bytes;
-    op->window_first = op->lane->windows_next;
-    op->window_end = op->window_first + (op->count + op->window_elements - 1) / op->window_elements;
-    op->out_count = 1;
-    op->scaled = true;
-}
-
-/* One step at most. */
-static void move_windows(gr_lane_op *op)
-{
-    gr_lane *lane = op->lane;
-    if (lane->head != op) {
-        return;
-    }
-    if (op->window_first == op->window_end) {
-        begin_windows(op);
-    }
-    bool copy = can_copy(op);
-    if (copy || can_reduce(op)) {
-        if (copy) {
-            copy_window(op);
-        } else {
-            reduce_window(op);
+    _Atomic uint64_t *done = &claim_of(op)->done;
+    op->state = LANE_DONE;
+    if (op->shares_done > 0) {
+        claim_word(done, op->seq);
+        uint32_t before = (uint32_t)atomic_fetch_add(done, op->shares_done);
+        if (before + op->shares_done == op->shares) {
+            gr_lane_nudge_all(op->lane);
         }
-    } else if (can_fill(op)) {
-        fill_window(op);
-    } else {
-        return;
     }
-    op->moved = true;
-    if (atomic_load_explicit(&lane->own->windows.copied, memory_order_relaxed) == op->window_end) {
-        lane->windows_next = op->window_end;
-        finish(op);
-    }
+    atomic_store_explicit(done_of(op, op->lane->rank), op->seq + 1, memory_order_release);
 }
 
 /* ---- Moving on ------------------------------------------------------------------------------- */
@@ -784,7 +651,7 @@ static bool can_move(const gr_lane_op *op)
     case LANE_PACKED:
         return all_did(op, &arrived);
     case LANE_STAGED:
-        return can_move_windows(op);
+        return gr_lane_windows_can_move(op);
     case LANE_DONE:
         return op->lane->roomy ? all_did(op, &arrived) : claims_done(op);
     case LANE_DIRECT:
@@ -837,7 +704,11 @@ static gr_status move_once(gr_lane_op *op)
         if (all_posted(op, &op->arrived)) {
             return meet(op);
         }
-        return is_elsewhere(op) ? GR_E_MISMATCH : GR_PENDING;
+        if (is_elsewhere(op)) {
+            op->state = LANE_STUCK;
+            return GR_E_MISMATCH;
+        }
+        break;
     case LANE_PACKED:
         return all_did(op, &op->arrived) ? meet_small(op, true) : GR_PENDING;
     case LANE_DIRECT:
@@ -847,11 +718,11 @@ static gr_status move_once(gr_lane_op *op)
         add_free_share(op);
         break;
     case LANE_STAGED:
-        move_windows(op);
+        gr_lane_windows_move(op);
         break;
     case LANE_DONE:
         if (lane->roomy ? all_did(op, &op->arrived) : claims_done(op)) {
-            finish(op);
+            gr_lane_finish(op);
         }
         break;
     default:
@@ -860,19 +731,32 @@ static gr_status move_once(gr_lane_op *op)
     return op->state == LANE_FINISHED ? GR_OK : GR_PENDING;
 }
 
+/* Bytes that the next step will add or copy, at most. */
+static size_t step_bytes(const gr_lane_op *op)
+{
+    switch (op->state) {
+    case LANE_DIRECT:
+        return LANE_BUDGET;
+    case LANE_CLAIM:
+        return op->count * op->element_bytes / op->shares;
+    case LANE_STAGED:
+        return LANE_HALF;
+    default:
+        return 0;
+    }
+}
+
 gr_status gr_lane_move(gr_lane_op *op)
 {
     size_t left = LANE_BUDGET;
     gr_status status = GR_PENDING;
     bool moved = op->moved;
     do {
-        lane_state before = op->state;
+        size_t bytes = step_bytes(op);
         op->moved = false;
         status = move_once(op);
         moved = moved || op->moved;
-        if (before == LANE_DIRECT || before == LANE_CLAIM || before == LANE_STAGED) {
-            left -= left < LANE_HALF ? left : LANE_HALF;
-        }
+        left -= bytes < left ? bytes : left;
     } while (status == GR_PENDING && op->moved && left > 0);
     op->moved = moved;
     return status;
@@ -887,25 +771,46 @@ static void relax(void)
 #endif
 }
 
-gr_status gr_lane_linger(gr_lane_op *op)
+bool gr_lane_linger(const gr_lane_op *op, int round)
 {
-    gr_status status = gr_lane_move(op);
-    int rounds = op->lane->roomy ? LINGER_ROUNDS : LINGER_YIELDS;
-    for (int i = 0; i < rounds && status == GR_PENDING; i++) {
-        if (op->lane->roomy) {
-            if (i > LINGER_EAGER) {
-                relax();
-            }
-        } else {
-            sched_yield(); /* whom we wait for may need this very core */
-        }
-        if (op->moved) {
-            op->moved = false;
-            i = 0;
-        }
-        status = gr_lane_move(op);
+    if (!op->lane->roomy) {
+        sched_yield(); /* whom we wait for may need this very core */
+        return round < LINGER_YIELDS;
     }
-    return status;
+    for (int look = 0; look < LINGER_LOOKS; look++) {
+        if (can_move(op)) {
+            break;
+        }
+        if (round > 0) {
+            relax();
+        }
+    }
+    return round < LINGER_ROUNDS;
+}
+
+int gr_lane_arrived(const gr_lane_op *op)
+{
+    return op->state == LANE_QUEUED ? 0 : op->state == LANE_POSTED ? op->arrived : op->lane->size;
+}
+
+static bool meets(const void *buffer, size_t buffer_bytes, const void *at, size_t size_bytes)
+{
+    uintptr_t a = (uintptr_t)buffer, b = (uintptr_t)at;
+    return buffer && a < b + size_bytes && b < a + buffer_bytes;
+}
+
+bool gr_lane_uses(const gr_lane_op *op, const void *at, size_t size_bytes)
+{
+    size_t bytes = op->count * op->element_bytes;
+    if (meets(op->out, bytes, at, size_bytes)) {
+        return true;
+    }
+    for (int i = 0; i < op->input_count; i++) {
+        if (meets(op->inputs[i], bytes, at, size_bytes)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool gr_lane_moved(gr_lane_op *op)
@@ -915,27 +820,39 @@ bool gr_lane_moved(gr_lane_op *op)
     return moved;
 }
 
-int gr_lane_late(const gr_lane_op *op, bool *absent_out)
+bool gr_lane_needs(const gr_lane_op *op, int peer)
 {
-    const gr_lane *lane = op->lane;
-    *absent_out = op->state == LANE_POSTED;
-    for (int peer = 0; peer < lane->size; peer++) {
-        lane_area *area = lane->peers[peer].area;
-        bool late = false;
-        if (op->state == LANE_QUEUED) {
-            late = (int32_t)(op->seq - atomic_load(&area->finished) - LANE_SLOTS) >= 0;
-        } else if (op->state == LANE_POSTED) {
-            late = peer == op->arrived;
-        } else if (op->state == LANE_DONE || op->state == LANE_PACKED) {
-            late = atomic_load(done_of(op, peer)) != op->seq + 1;
-        } else if (op->state == LANE_STAGED) {
-            late = peer != lane->rank &&
-                   atomic_load(&area->windows.copied) <= atomic_load(&lane->own->windows.copied) &&
-                   atomic_load(&area->windows.reduced) <= atomic_load(&lane->own->windows.reduced);
-        }
-        if (late) {
-            return peer;
-        }
+    const lane_area *area = op->lane->peers[peer].area;
+    if (peer == op->lane->rank) {
+        return false;
     }
-    return -1;
+    switch (op->state) {
+    case LANE_QUEUED:
+        return (int32_t)(op->seq - atomic_load(&area->finished) - LANE_SLOTS) >= 0;
+    case LANE_POSTED:
+        return atomic_load(&line_of(op, peer)->posted) != op->seq + 1;
+    case LANE_PACKED:
+    case LANE_DIRECT:
+        return atomic_load(done_of(op, peer)) != op->seq + 1;
+    case LANE_CLAIM:
+        return false;
+    case LANE_DONE:
+        return op->lane->roomy ? atomic_load(done_of(op, peer)) != op->seq + 1
+                               : !claims_done(op) && atomic_load(done_of(op, peer)) != op->seq + 1;
+    case LANE_STAGED:
+        return gr_lane_windows_need(op, peer);
+    case LANE_STUCK:
+        return peer == op->arrived;
+    default:
+        return false;
+    }
+}
+
+int gr_lane_late(const gr_lane_op *op)
+{
+    int peer = 0;
+    while (peer < op->lane->size && !gr_lane_needs(op, peer)) {
+        peer++;
+    }
+    return peer < op->lane->size ? peer : -1;
 }

@@ -23,7 +23,11 @@ typedef struct gr_lanes gr_lanes; /* of one mesh */
 typedef struct gr_lane gr_lane;   /* of one communicator */
 typedef struct gr_lane_op gr_lane_op;
 
-enum { GR_LANE_RANKS_MAX = 64, GR_LANE_OPS_MAX = 128 };
+enum {
+    GR_LANE_RANKS_MAX = 64,
+    GR_LANE_OPS_MAX = 128,
+    GR_LANE_ALGORITHM = 255 /* in descriptions, where plans have their algorithm */
+};
 
 /* NULL: no memory. */
 gr_lanes *gr_lanes_create(gr_mesh *mesh);
@@ -50,30 +54,39 @@ typedef struct gr_lane_request {
     double prescale, postscale;
     gr_reduce_user *user; /* with GR_USER */
     void *user_arg;
-    uint64_t fingerprint; /* of what all ranks must agree on */
 } gr_lane_request;
 
 /* Does the lane do it? Alike on all ranks. */
 bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request);
 
-/* GR_E_NO_MEMORY: too many are not finished, or memory. */
+/* GR_E_NO_MEMORY: too many are not finished, or memory. The others learn of it with the first
+ * move. */
 gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request,
                         gr_lane_op **op_out) GR_MUST_CHECK;
+/* Of what all ranks must agree on; before the first move. */
+void gr_lane_set_fingerprint(gr_lane_op *op, uint64_t fingerprint);
 /* Move it on. GR_PENDING; GR_OK: finished; GR_E_MISMATCH: rank gr_lane_late called something else;
  * GR_E_PROTOCOL: it posted nonsense. After a failure the communicator cannot go on. */
 gr_status gr_lane_move(gr_lane_op *op) GR_MUST_CHECK;
-/* Move it on for a moment that a peer on another core needs to come as well. The result of the last
- * gr_lane_move. */
-gr_status gr_lane_linger(gr_lane_op *op) GR_MUST_CHECK;
 /* Has it moved since the last call? */
 bool gr_lane_moved(gr_lane_op *op);
-/* The rank that it waits for; -1: for none. *absent_out: it has not come at all. */
-int gr_lane_late(const gr_lane_op *op, bool *absent_out);
-/* Gives the object back, finished or given up; the lane of an operation that was given up must not
- * be used again. */
+/* Ranks before this one have come. */
+int gr_lane_arrived(const gr_lane_op *op);
+/* Is any of [at, at + size_bytes) in its buffers? */
+bool gr_lane_uses(const gr_lane_op *op, const void *at, size_t size_bytes);
+/* For who moves an operation on and does nothing else: lets a moment pass, in which it looks for
+ * what the operation waits for, or others have the core. False: `round` (from 0, since anything
+ * moved) times were enough, sleep instead. */
+bool gr_lane_linger(const gr_lane_op *op, int round);
+/* Must this rank still do something for it? */
+bool gr_lane_needs(const gr_lane_op *op, int peer);
+/* The first rank that must; -1: none. */
+int gr_lane_late(const gr_lane_op *op);
+/* Gives the object back, finished, or the last one that was started and has not moved; or given up:
+ * then the lane must not be used again. */
 void gr_lane_release(gr_lane_op *op);
 
 /* The communicator's next operation runs as a plan. */
-void gr_lane_note(gr_lane *lane, uint64_t fingerprint);
+void gr_lane_note(gr_lane *lane);
 
 #endif

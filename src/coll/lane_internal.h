@@ -2,8 +2,8 @@
 #ifndef GR_COLL_LANE_INTERNAL_H
 #define GR_COLL_LANE_INTERNAL_H
 
-/* Shared by lane.c (life, lines, states), lane_tree.c (the order of additions) and lane_work.c (the
- * additions themselves) only. */
+/* Shared by lane.c (life, lines, states), lane_windows.c (memory that peers cannot read),
+ * lane_tree.c (the order of additions) and lane_work.c (the additions themselves) only. */
 
 #include "coll/lane.h"
 
@@ -11,15 +11,17 @@
 
 enum {
     LANE_LINE = 64,
-    LANE_SLOTS = 16,       /* operations of a lane under way; a power of two */
-    LANE_INLINE = 48,      /* bytes of contributions within a line */
-    LANE_SMALL_MAX = 4096, /* bytes of contributions of one rank beside its line */
-    LANE_PACK_MAX = 256,   /* so many are packed even if all could be read where they are */
-    LANE_HALF = 512 << 10, /* bytes of one window, of which there are two */
-    LANE_CHUNK = 8 << 10,  /* bytes that are added while they are in the first cache */
-    LANE_BUDGET = 1 << 20, /* bytes of work in one move */
-    LANE_TEMPS = 20,       /* sums under way, and operands times prescale */
-    LANE_TREES_MAX = 16    /* numbers of shards */
+    LANE_SLOTS = 16,          /* operations of a lane under way; a power of two */
+    LANE_INLINE = 48,         /* bytes of contributions within a line */
+    LANE_SMALL_MAX = 4096,    /* bytes of contributions of one rank beside its line */
+    LANE_PACK_MAX = 256,      /* so many are packed even if all could be read where they are */
+    LANE_HALF = 512 << 10,    /* bytes of one window, of which there are two */
+    LANE_CHUNK = 8 << 10,     /* bytes that are added at a time, at most ... */
+    LANE_CHUNK_MIN = 1 << 10, /* ... and at least, ... */
+    LANE_CACHE = 32 << 10,    /* ... so that all of them are in the first cache */
+    LANE_BUDGET = 1 << 20,    /* bytes of work in one move */
+    LANE_TEMPS = 20,          /* sums under way, and operands times prescale */
+    LANE_TREES_MAX = 16       /* numbers of shards */
 };
 
 /* What a rank says of an operation. `posted` is written last. */
@@ -93,6 +95,7 @@ typedef struct lane_tree {
     int leaf_count, step_count;
     int inputs_most; /* of any rank */
     int inputs_own;
+    size_t chunk_bytes;
     lane_leaf *leaves;
     lane_step *steps;
 } lane_tree;
@@ -110,7 +113,8 @@ typedef enum lane_state {
     LANE_CLAIM,  /* adds shares that nobody has taken */
     LANE_STAGED, /* goes through windows */
     LANE_DONE,   /* waits for the others to have done theirs */
-    LANE_FINISHED
+    LANE_FINISHED,
+    LANE_STUCK /* another rank called something else: the executor is told, and fails */
 } lane_state;
 
 struct gr_lane_op {
@@ -125,7 +129,7 @@ struct gr_lane_op {
     const lane_tree *tree;
     size_t count, element_bytes;
     size_t begin, end;                 /* elements of the share that are not added yet */
-    uint32_t shares;                   /* LANE_CLAIM */
+    uint32_t shares, shares_done;      /* LANE_CLAIM: done by this rank, and not counted yet */
     uint64_t window_first, window_end; /* the same: not begun */
     size_t window_elements;
     gr_reduce_fn *reduce;
@@ -180,6 +184,15 @@ struct gr_lanes {
     int leaves_max;
     gr_isa isa;
 };
+
+/* lane.c */
+void gr_lane_nudge_all(const gr_lane *lane);
+void gr_lane_finish(gr_lane_op *op);
+
+/* lane_windows.c */
+bool gr_lane_windows_can_move(const gr_lane_op *op);
+void gr_lane_windows_move(gr_lane_op *op); /* one step at most */
+bool gr_lane_windows_need(const gr_lane_op *op, int peer);
 
 /* lane_work.c. Adds elements [begin, end) of the leaves `op->at`, in the order of the tree, to
  * `op->outs`; both begin with element `origin`. */

@@ -8,7 +8,7 @@ typedef struct builder {
     lane_tree *tree;
     gr_tree_range *ranges; /* by leaf */
     int next_leaf;         /* leaves come in the order of the tree */
-    int temps;             /* sums under way */
+    int temps, most_temps; /* sums under way */
 } builder;
 
 /* The leaves of all ranks, from left to right. */
@@ -41,6 +41,7 @@ static int32_t add_node(builder *b, gr_tree_range node)
     int32_t left = add_node(b, (gr_tree_range){node.first, left_count});
     int32_t right = add_node(b, (gr_tree_range){node.first + left_count, node.count - left_count});
     b->temps = temps + 1;
+    b->most_temps = b->temps > b->most_temps ? b->temps : b->most_temps;
     b->tree->steps[b->tree->step_count++] = (lane_step){.dst = temps, .a = left, .b = right};
     return temps;
 }
@@ -66,6 +67,11 @@ lane_tree *gr_lane_tree_create(int shards, int size, int rank)
     }
     builder b = {.tree = tree, .ranges = ranges};
     (void)add_node(&b, (gr_tree_range){0, shards});
+    tree->chunk_bytes = LANE_CHUNK;
+    while (tree->chunk_bytes > LANE_CHUNK_MIN &&
+           tree->chunk_bytes * (size_t)(tree->leaf_count + b.most_temps) > LANE_CACHE) {
+        tree->chunk_bytes /= 2;
+    }
     free(ranges);
     return tree;
 

@@ -67,7 +67,7 @@ static void add_chunk(const gr_lane_op *op, size_t offset, size_t count)
 
 void gr_lane_add(const gr_lane_op *op, size_t begin, size_t end, size_t origin)
 {
-    size_t chunk = LANE_CHUNK / op->element_bytes;
+    size_t chunk = op->tree->chunk_bytes / op->element_bytes;
     while (begin < end) {
         size_t count = end - begin < chunk ? end - begin : chunk;
         add_chunk(op, (begin - origin) * op->element_bytes, count);

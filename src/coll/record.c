@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/record.h"
 #include "base/clock.h"
+#include "coll/lane.h"
 #include "coll/plan.h"
 
 #include <ctype.h>
@@ -175,6 +176,9 @@ static void say_site(text *out, const gr_record_entry *entry)
 
 static const char *algorithm_of(const gr_record_entry *entry)
 {
+    if (entry->algorithm == GR_LANE_ALGORITHM) {
+        return "lane";
+    }
     int known = 0;
     while (known < entry->algorithm && gr_algorithms[known].name) {
         known++;

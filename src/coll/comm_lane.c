@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The lane (lane.h) as an operation of the executor: it takes a number, stands in the record, and
+ * ends like all others when a rank fails. */
+
+#include "base/fail.h"
+#include "coll/comm_internal.h"
+#include "coll/lane.h"
+
+#include <stdlib.h>
+
+typedef struct lane_run lane_run;
+struct lane_run {
+    gr_comm *comm;
+    gr_lane_op *lane_op;
+    gr_op *op;
+    int arrived; /* ranks before this one have come, and the executor knows */
+    lane_run *next;
+};
+
+struct gr_comm_lanes {
+    gr_lanes *lanes;
+    const lane_run *last; /* what was started last */
+    lane_run *free_runs;
+    lane_run runs[GR_EXEC_OPS_MAX];
+};
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+gr_status gr_comm_lane_open(gr_comm *comm, gr_diag *diag)
+{
+    gr_family *family = comm->family;
+    bool no_memory = false;
+    if (!family->mesh || comm->size < 2) {
+        return GR_OK;
+    }
+    if (!family->lanes) {
+        gr_comm_lanes *all = calloc(1, sizeof *all);
+        gr_lanes *lanes = all ? gr_lanes_create(family->mesh) : NULL;
+        if (!lanes) {
+            free(all);
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the lanes of a communicator");
+        }
+        all->lanes = lanes;
+        for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+            all->runs[i].next = all->free_runs;
+            all->free_runs = &all->runs[i];
+        }
+        family->lanes = all;
+    }
+    comm->lane = gr_lane_open(family->lanes->lanes, comm->group.id, comm->rank, comm->size,
+                              comm->world, &no_memory);
+    return no_memory ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the lane of a communicator")
+                     : GR_OK;
+}
+
+void gr_comm_lanes_destroy(gr_family *family)
+{
+    if (family->lanes) {
+        gr_lanes_destroy(family->lanes->lanes);
+        free(family->lanes);
+        family->lanes = NULL;
+    }
+}
+
+/* ---- The driver ------------------------------------------------------------------------------ */
+/* A rank that died or left while nothing needed it is not told of again. */
+static gr_status check_late(const lane_run *run, gr_diag *diag)
+{
+    int late = gr_lane_late(run->lane_op);
+    int peer = late >= 0 ? run->comm->world[late] : -1;
+    const gr_link *link = late >= 0 ? gr_mesh_link(run->comm->family->mesh, peer) : NULL;
+    const gr_diag *cause = link ? gr_link_diag(link) : NULL;
+    /* What it did before its end counts: hence the second look. */
+    if (!cause || cause->status == GR_OK || !gr_lane_needs(run->lane_op, late)) {
+        return GR_PENDING;
+    }
+    if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
+        *diag = *cause;
+        return (gr_status)cause->status;
+    }
+    return gr_fail_peer(diag, (gr_status)cause->status, peer, "%.300s; an operation needs it",
+                        cause->text);
+}
+
+static gr_status move(void *state, bool *moved_out, gr_diag *diag)
+{
+    lane_run *run = state;
+    const gr_comm *comm = run->comm;
+    gr_status status = gr_lane_move(run->lane_op);
+    *moved_out = gr_lane_moved(run->lane_op);
+    for (int come = gr_lane_arrived(run->lane_op); run->arrived < come; run->arrived++) {
+        if (run->arrived != comm->rank) {
+            gr_op_arrived(run->op, comm->world[run->arrived]);
+        }
+    }
+    if (status == GR_E_MISMATCH) {
+        /* Both sides say what they called, and then the executor fails. */
+        gr_exec_mismatch(comm->family->exec, run->op, comm->world[gr_lane_late(run->lane_op)]);
+        return GR_PENDING;
+    }
+    if (status == GR_E_PROTOCOL) {
+        int peer = comm->world[gr_lane_late(run->lane_op)];
+        return gr_fail_peer(diag, status, peer,
+                            "rank %d says that a buffer lies outside the memory that it shares",
+                            peer);
+    }
+    return status == GR_PENDING && !*moved_out ? check_late(run, diag) : status;
+}
+
+static void end(void *state, gr_status status)
+{
+    lane_run *run = state;
+    gr_comm_lanes *all = run->comm->family->lanes;
+    (void)status;
+    gr_lane_release(run->lane_op);
+    run->next = all->free_runs;
+    all->free_runs = run;
+}
+
+static bool needs(const void *state, int peer)
+{
+    const lane_run *run = state;
+    int rank = 0;
+    while (rank < run->comm->size && run->comm->world[rank] != peer) {
+        rank++;
+    }
+    return rank < run->comm->size && gr_lane_needs(run->lane_op, rank);
+}
+
+static bool uses(const void *state, const void *at, size_t size_bytes)
+{
+    const lane_run *run = state;
+    return gr_lane_uses(run->lane_op, at, size_bytes);
+}
+
+static int late_peer(const void *state)
+{
+    const lane_run *run = state;
+    int rank = gr_lane_late(run->lane_op);
+    return rank >= 0 ? run->comm->world[rank] : -1;
+}
+
+static const gr_op_driver driver = {
+    .move = move, .end = end, .needs = needs, .uses = uses, .late_peer = late_peer};
+
+/* ---- Operations ------------------------------------------------------------------------------ */
+/* What the user chose by GRADUS_ALGORITHM runs as it says. */
+static bool is_forced(const gr_comm *comm, const gr_task *task)
+{
+    const gr_select_rule *rule =
+        gr_select_rule_find(&comm->selection.forced, task->call->coll,
+                            task->all_elements * gr_dtype_bytes(task->call->dtype));
+    return rule && rule->algorithm;
+}
+
+static gr_lane_request request_of(const gr_task *task)
+{
+    const gr_call *call = task->call;
+    return (gr_lane_request){
+        .coll = call->coll,
+        .dtype = call->dtype,
+        .op = call->op,
+        .count = task->count,
+        .shards = task->shards,
+        .inputs = call->partials ? (const void *const *)call->partials
+                  : task->input  ? &task->input
+                                 : (const void *const *)&task->user,
+        .out = call->partials ? call->partials[0] : task->user,
+        .divisor = call->coll == GR_COLL_ALLREDUCE && call->op == GR_AVERAGE ? task->shards : 1,
+        .prescale = task->prescale,
+        .postscale = task->postscale,
+        .user = call->reduce,
+        .user_arg = call->reduce_arg};
+}
+
+bool gr_comm_lane_takes(const gr_comm *comm, const gr_task *task)
+{
+    if (!comm->lane ||
+        (task->call->coll != GR_COLL_ALLREDUCE && task->call->coll != GR_COLL_BARRIER)) {
+        return false;
+    }
+    gr_lane_request request = request_of(task);
+    return gr_lane_takes(comm->lane, &request) && !is_forced(comm, task);
+}
+
+gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_desc *desc,
+                             gr_op **op_out, gr_diag *diag)
+{
+    gr_comm_lanes *all = comm->family->lanes;
+    lane_run *run = all->free_runs;
+    gr_lane_request request = request_of(task);
+    gr_op_desc by_lane = *desc;
+    gr_lane_op *lane_op = NULL;
+    by_lane.algorithm = GR_LANE_ALGORITHM;
+    gr_status status = run ? gr_lane_start(comm->lane, &request, &lane_op) : GR_E_NO_MEMORY;
+    if (status != GR_OK) {
+        return gr_fail(diag, status,
+                       "no memory for %s, or too many operations in flight: at most %d may be "
+                       "unfinished; call gr_wait on the older ones",
+                       gr_coll_name(task->call->coll), GR_EXEC_OPS_MAX);
+    }
+    gr_op *op = NULL;
+    status = gr_exec_start_driven(comm->family->exec, &driver, run, &by_lane, &comm->group,
+                                  task->call->done, task->call->done_arg, &op, diag);
+    if (status != GR_OK) {
+        gr_lane_release(lane_op);
+        return status;
+    }
+    all->free_runs = run->next;
+    *run = (lane_run){.comm = comm, .lane_op = lane_op, .op = op};
+    gr_lane_set_fingerprint(lane_op, gr_op_fingerprint(op));
+    all->last = run;
+    (void)gr_exec_move_driven(op); /* others need not wait for our next look */
+    *op_out = op;
+    return GR_OK;
+}
+
+void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count)
+{
+    if (!comm->lane) {
+        return;
+    }
+    comm->family->lanes->last = NULL;
+    for (int i = 0; i < count; i++) {
+        if (tasks[i].call->coll != GR_COLL_SEND && tasks[i].call->coll != GR_COLL_RECV) {
+            gr_lane_note(comm->lane);
+        }
+    }
+}
+
+void gr_comm_lane_linger(const gr_comm *comm, gr_op *op)
+{
+    const gr_comm_lanes *all = comm->family->lanes;
+    if (!comm->lane || !all->last || all->last->op != op ||
+        gr_exec_active(comm->family->exec) > 1) {
+        return;
+    }
+    for (int round = 0; !gr_op_finished(op);) {
+        if (gr_exec_move_driven(op)) {
+            round = 0;
+        } else if (!gr_lane_linger(all->last->lane_op, round++)) {
+            return;
+        }
+    }
+}
