@@ -357,9 +357,12 @@ static bool op_uses(const gr_op *op, const void *at, size_t size_bytes, bool to_
 bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, bool to_write,
                   char *what_out, size_t what_bytes)
 {
-    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+    int left = exec->active;
+    for (int i = 0; i < GR_EXEC_OPS_MAX && left > 0; i++) {
         const gr_op *op = &exec->ops[i];
-        if (op->state == GR_OP_ACTIVE && !op->over && op_uses(op, at, size_bytes, to_write)) {
+        bool active = op->state == GR_OP_ACTIVE && !op->over;
+        left -= active;
+        if (active && op_uses(op, at, size_bytes, to_write)) {
             gr_exec_say(exec, op, what_out, what_bytes);
             return true;
         }

@@ -9,7 +9,11 @@
  * one tells the peer what it called itself (a CLAIM), and the peer, who knows what it called, says
  * both to all. */
 
-enum { DOUBT_US = 200000, SIDE_BYTES = 200 };
+enum {
+    DOUBT_US = 200000,
+    DISCARD_US = 50000, /* a sender of what was not taken yet waits, and so can answer */
+    SIDE_BYTES = 200
+};
 
 /* ---- Saying which operation it is ------------------------------------------------------------ */
 /* `allreduce of 100 f32 (sum over 4) by direct "grads" at train.c:88 as operation 17`. */
@@ -123,7 +127,6 @@ static void begin_doubt(gr_exec *exec, gr_exec_link *link, const gr_exec_mark *m
                               .message = mark->waits ? GR_MESSAGE_WAITS : 0,
                               .fingerprint = mark->fingerprint,
                               .size_bytes = (uint32_t)strlen(doubt->claim)};
-    gr_link_discard(link->link); /* its word may stand behind data */
     post_claim(exec);
 }
 
@@ -137,6 +140,11 @@ int64_t gr_exec_look_doubt(gr_exec *exec, int64_t now_us)
         return GR_NEVER;
     }
     post_claim(exec);
+    int64_t discard_us = exec->doubt.until_us - DOUBT_US + DISCARD_US;
+    if (now_us < discard_us) {
+        return discard_us;
+    }
+    (void)gr_exec_discard_all(exec); /* words may stand behind data, and this is the end anyway */
     return exec->doubt.until_us;
 }
 

@@ -88,9 +88,7 @@ static void end_operations(gr_exec *exec)
     }
 }
 
-/* Data are of no use any more: behind those that nobody took there may stand what explains the
- * failure. That sentence, or NULL. */
-static const gr_diag *discard_all(gr_exec *exec)
+const gr_diag *gr_exec_discard_all(gr_exec *exec)
 {
     const gr_diag *sentence = NULL;
     for (int peer = 0; peer < exec->world_size; peer++) {
@@ -115,7 +113,8 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
     }
     exec->diag = *diag;
     gr_log_write(exec->log, GR_LOG_DEBUG, "coll", "the communicator ends: %s", diag->text);
-    (void)discard_all(exec); /* peers that wait for us to read may have to tell us the same */
+    (void)gr_exec_discard_all(
+        exec); /* peers that wait for us to read may have to tell us the same */
     spread_abort(exec);
     end_operations(exec);
 }
@@ -133,13 +132,17 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
         gr_exec_fail(exec, cause); /* the peer's own sentence */
         return;
     }
+    if (exec->doubt.on) {
+        gr_exec_fail(exec, &exec->doubt.alone); /* it has left over the same difference */
+        return;
+    }
     /* It may have taken our last messages just before its end, and then nothing is missing. */
     gr_exec_reap(exec, link);
     if (!gr_exec_needs(exec, link)) {
         link->closed = true;
         return;
     }
-    const gr_diag *told = discard_all(exec);
+    const gr_diag *told = gr_exec_discard_all(exec);
     if (told) {
         gr_exec_fail(exec, told); /* another peer knows better why this one is gone */
         return;

@@ -64,9 +64,9 @@ struct gr_op {
     uint8_t *user[GR_SHARD_PARTIALS_MAX];
     const uint8_t *input[GR_SHARD_PARTIALS_MAX];
     /* How buffers are cut. Even: block b has `block_units` units, one more if b < `block_extra`,
-     * and the last block ends with the buffer; all blocks have the same number of segments, the shorter
-     * ones have empty ones at their end. Uneven: tables, by block, of [0] what a user buffer and
-     * scratch hold, [1] inputs. */
+     * and the last block ends with the buffer; all blocks have the same number of segments, the
+     * shorter ones have empty ones at their end. Uneven: tables, by block, of [0] what user buffers
+     * and scratch hold, [1] inputs. */
     size_t unit_bytes, block_units, block_extra, total_bytes;
     uint32_t segments; /* of the largest block of a user buffer */
     size_t segment_bytes;
@@ -297,6 +297,9 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends 
 /* The link is broken or left in order; fatal if anything still needs it. `op` waits, may be NULL.
  * */
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op);
+/* Data are of no use any more: behind those that nobody took there may stand what explains the
+ * failure. That sentence, or NULL. */
+const gr_diag *gr_exec_discard_all(gr_exec *exec);
 /* gr_mesh_progress tells of a broken link, or of something worse. */
 void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag);
 

@@ -322,7 +322,8 @@ static void segment_passed(gr_exec *exec, gr_exec_link *link, const gr_op *op, u
 /* Finished in order: what the peer has taken, or what is written to the socket. */
 void gr_exec_reap(gr_exec *exec, gr_exec_link *link)
 {
-    while (link->ticket_count > 0) {
+    /* In doubt a peer throws away what it did not expect: that it is gone does not mean success. */
+    while (link->ticket_count > 0 && !exec->doubt.on) {
         gr_exec_ticket ticket = link->tickets[link->ticket_head];
         if (!ticket.empty && !gr_link_sent(link->link, ticket.ticket)) {
             return;
