@@ -243,10 +243,12 @@ static gr_status receive_some(gr_door *door, entry *at, gr_diag *diag)
     if (status < 0) {
         return status;
     }
+    /* Before it has our answer, which would make it take the connection for a link. */
+    if (at->outgoing && at->auth.in_filled >= GR_AUTH_CHALLENGE_BYTES &&
+        at->auth.peer_rank != at->expected) {
+        return gr_fail(diag, GR_E_PROTOCOL, "rank %d is there instead", at->auth.peer_rank);
+    }
     if (at->auth.checked && !was_checked) {
-        if (at->outgoing && at->auth.peer_rank != at->expected) {
-            return gr_fail(diag, GR_E_PROTOCOL, "rank %d is there instead", at->auth.peer_rank);
-        }
         if (!at->outgoing && door->config.admit != NULL &&
             !door->config.admit(door->config.admit_arg, at->auth.peer_rank)) {
             return gr_fail(diag, GR_E_PROTOCOL, "rank %d is not expected (again)",

@@ -2,6 +2,7 @@
 
 /* One mesh with links of both kinds: memory to a peer on the host, sockets to one elsewhere. */
 
+#include "link/address.h"
 #include "support_pair.h"
 
 #include <setjmp.h>
@@ -220,6 +221,82 @@ static void test_descriptors(void **state)
     assert_int_equal(open_fds(), before);
 }
 
+/* Garbage, silence, and a peer with another secret at both its doors: the links come up as ever. */
+static void test_strangers(void **state)
+{
+    (void)state;
+    enum { STRANGERS = 20 };
+    static const char garbage[] = "GET / HTTP/1.0\r\n\r\n and more than any handshake has, "
+                                  "so that it is seen to be garbage at once and not later on";
+    static const uint8_t other_secret[GR_SECRET_BYTES] = {9};
+    gr_mesh_config config = mixed_config(0), other = mixed_config(FAR);
+    gr_mesh_stats stats = {0};
+    gr_mesh *liar = NULL;
+    trio t = {0};
+    int fds[STRANGERS];
+    gr_status status = GR_OK;
+    gr_diag diag = {0};
+    assert_int_equal(gr_mesh_create(&config, &t.mesh, NULL), GR_OK);
+    for (int i = 0; i < STRANGERS; i++) {
+        const char *door = i % 2 == 0 ? gr_mesh_address(t.mesh) : gr_mesh_remote_address(t.mesh);
+        assert_true(gr_address_dial(door, &fds[i], NULL) >= 0);
+    }
+    other.secret = other_secret;
+    assert_int_equal(gr_mesh_create(&other, &liar, NULL), GR_OK);
+    assert_int_equal(gr_mesh_connect(liar, 0, gr_mesh_remote_address(t.mesh), NULL), GR_OK);
+    for (int64_t end_us = test_now_us() + PATIENCE_US;
+         (status == GR_OK || stats.strangers_refused < STRANGERS / 2) && test_now_us() < end_us;) {
+        for (int i = 0; i < STRANGERS / 2; i++) { /* the others stay silent */
+            (void)!send(fds[i], garbage, sizeof garbage, MSG_NOSIGNAL | MSG_DONTWAIT);
+        }
+        assert_int_equal(gr_mesh_progress(t.mesh, NULL), GR_OK);
+        status = status == GR_OK ? gr_mesh_progress(liar, &diag) : status;
+        gr_mesh_get_stats(t.mesh, &stats);
+    }
+    assert_int_equal(status, GR_E_AUTH);
+    assert_true(stats.strangers_refused >= STRANGERS / 2);
+    gr_mesh_destroy(liar);
+    t.pid[NEAR] = start(NEAR, gr_mesh_address(t.mesh));
+    t.pid[FAR] = start(FAR, gr_mesh_remote_address(t.mesh));
+    for (int peer = NEAR; peer <= FAR; peer++) {
+        t.link[peer] = await_link(t.mesh, peer);
+        assert_non_null(t.link[peer]);
+    }
+    for (int i = 0; i < STRANGERS; i++) {
+        close(fds[i]);
+    }
+    trio_close(&t);
+}
+
+/* Several addresses: those that lead nowhere, to nobody or to another rank are passed over. */
+static void test_addresses_that_lead_elsewhere(void **state)
+{
+    (void)state;
+    gr_mesh *mesh[3] = {NULL, NULL, NULL};
+    char addresses[3 * GR_ADDRESS_BYTES];
+    for (int rank = 0; rank < 3; rank++) {
+        gr_mesh_config config = mixed_config(rank);
+        assert_int_equal(gr_mesh_create(&config, &mesh[rank], NULL), GR_OK);
+    }
+    snprintf(addresses, sizeof addresses, "tcp:127.0.0.1:1 unix:@gradus-nobody %s %s",
+             gr_mesh_remote_address(mesh[1]), gr_mesh_remote_address(mesh[0]));
+    assert_int_equal(gr_mesh_connect(mesh[2], 0, addresses, NULL), GR_OK);
+    for (int64_t end_us = test_now_us() + PATIENCE_US; gr_mesh_link(mesh[2], 0) == NULL;) {
+        assert_true(test_now_us() < end_us);
+        for (int rank = 0; rank < 3; rank++) {
+            gr_diag diag = {0};
+            if (gr_mesh_progress(mesh[rank], &diag) != GR_OK) {
+                fail_msg("rank %d: %s", rank, diag.text);
+            }
+        }
+    }
+    assert_int_equal(gr_link_kind_of(gr_mesh_link(mesh[2], 0)), GR_LINK_TCP);
+    assert_null(gr_mesh_link(mesh[2], 1));
+    for (int rank = 0; rank < 3; rank++) {
+        gr_mesh_destroy(mesh[rank]);
+    }
+}
+
 static void test_config_refused(void **state)
 {
     (void)state;
@@ -235,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_kinds),       cmocka_unit_test(test_data),
         cmocka_unit_test(test_wakes),       cmocka_unit_test(test_deaths),
         cmocka_unit_test(test_descriptors), cmocka_unit_test(test_config_refused),
+        cmocka_unit_test(test_strangers),   cmocka_unit_test(test_addresses_that_lead_elsewhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,6 +21,10 @@ enum {
     UNACKNOWLEDGED_MS = 25000
 };
 
+enum { MEMORY_OF_A_PEER_MAX = 2 << 20 };
+_Static_assert(sizeof(gr_tcp_link) + GR_TCP_VIEWS * GR_TCP_SMALL_MAX <= MEMORY_OF_A_PEER_MAX,
+               "all that a link takes, besides what the kernel holds");
+
 static gr_tcp_mesh *mesh_of(gr_mesh *mesh)
 {
     return (gr_tcp_mesh *)mesh;
