@@ -314,6 +314,38 @@ const gr_diag *gr_comm_diag(const gr_comm *comm)
     return family->exec ? gr_exec_diag(family->exec) : &family->fine;
 }
 
+gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
+{
+    if (!comm || !skew_out) {
+        return GR_E_INVALID;
+    }
+    gr_family *family = comm->family;
+    gr_status status = gr_family_enter(family, false);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_skew skew = {.operations = 0};
+    if (rank < 0 || rank >= comm->size) {
+        gr_diag diag;
+        (void)gr_fail(&diag, GR_E_INVALID,
+                      "gr_comm_skew on rank %d: there is no rank %d among %d ranks", comm->rank,
+                      rank, comm->size);
+        status = gr_family_note(family, &diag);
+    } else if (family->exec && rank != comm->rank) {
+        gr_exec_skew kept;
+        gr_exec_get_skew(family->exec, comm->world[rank], &kept);
+        skew = (gr_skew){.operations = kept.count,
+                         .mean_us = kept.mean_us,
+                         .recent_us = kept.recent_us,
+                         .max_us = kept.max_us};
+    }
+    gr_family_leave(family);
+    if (status == GR_OK) {
+        *skew_out = skew;
+    }
+    return status;
+}
+
 const char *gr_comm_link_name(const gr_comm *comm)
 {
     const gr_family *family = comm->family;

@@ -383,7 +383,8 @@ void gr_op_arrived(const gr_op *op, int peer)
     uint64_t late = op->exec->arrived - op->started;
     late = late <= UINT64_MAX / 2 ? late : 0; /* counters of two processors may differ a little */
     uint64_t window = ++link->skew_count < SKEW_WINDOW ? link->skew_count : SKEW_WINDOW;
-    link->skew_mean += ((double)late - link->skew_mean) / (double)window;
+    link->skew_sum += (double)late;
+    link->skew_recent += ((double)late - link->skew_recent) / (double)window;
     link->skew_max = late > link->skew_max ? late : link->skew_max;
 }
 
@@ -391,7 +392,9 @@ void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out)
 {
     const gr_exec_link *link = &exec->links[peer];
     double us = gr_record_ns_per_tick(exec->record) / 1000;
+    double count = link->skew_count > 0 ? (double)link->skew_count : 1;
     *skew_out = (gr_exec_skew){.count = link->skew_count,
-                               .mean_us = link->skew_mean * us,
+                               .mean_us = link->skew_sum / count * us,
+                               .recent_us = link->skew_recent * us,
                                .max_us = (double)link->skew_max * us};
 }

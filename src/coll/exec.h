@@ -202,7 +202,8 @@ void gr_exec_end(gr_exec *exec, const gr_diag *diag);
  * counts for all peers alike: compare peers. */
 typedef struct gr_exec_skew {
     uint64_t count;
-    double mean_us; /* exponential, over about 16 operations */
+    double mean_us;   /* of all */
+    double recent_us; /* exponential, over about 16 operations */
     double max_us;
 } gr_exec_skew;
 void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out);

@@ -147,7 +147,7 @@ typedef struct gr_exec_link {
     bool told;          /* the peer knows that we wait in operation told_seq */
     uint32_t told_seq;
     uint64_t skew_count, skew_max; /* in ticks of gr_record_now */
-    double skew_mean;
+    double skew_sum, skew_recent;
 } gr_exec_link;
 
 /* A communicator, by number. Made when its first operation starts. */
