@@ -281,12 +281,13 @@ static void map_shared(place *at, const settings *s, size_t *bytes_out)
     }
 }
 
-static void start_rank(const settings *s, gr_group_config config, place at, int rank)
+static pid_t start_rank(const settings *s, gr_group_config config, place at, int rank)
 {
     pid_t parent = getpid();
     fflush(stdout);
-    if (fork() != 0) {
-        return;
+    pid_t pid = fork();
+    if (pid != 0) {
+        return pid;
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) {
@@ -333,8 +334,9 @@ static int run_world(const settings *s, int size)
     size_t bytes;
     place at = {.size = size, .yields = size > sysconf(_SC_NPROCESSORS_ONLN)};
     map_shared(&at, s, &bytes);
+    pid_t pids[RANKS_MAX];
     for (int rank = 0; rank < size; rank++) {
-        start_rank(s, config, at, rank);
+        pids[rank] = start_rank(s, config, at, rank);
     }
     int failed = 0;
     for (int left = size; left > 0;) {
@@ -342,9 +344,17 @@ static int run_world(const settings *s, int size)
         poll(&fd, 1, WAIT_MS);
         (void)!gr_coordinator_progress(coordinator, &diag);
         int how;
-        while (left > 0 && waitpid(-1, &how, WNOHANG) > 0) {
-            left--;
-            failed |= how != 0;
+        for (int rank = 0; rank < size; rank++) {
+            if (pids[rank] > 0 && waitpid(pids[rank], &how, failed ? 0 : WNOHANG) > 0) {
+                pids[rank] = 0;
+                left--;
+                for (int i = 0; i < size && how != 0 && !failed; i++) {
+                    if (pids[i] > 0) {
+                        kill(pids[i], SIGKILL); /* the bare loop would wait for ever */
+                    }
+                }
+                failed |= how != 0;
+            }
         }
     }
     munmap(at.shared, bytes);

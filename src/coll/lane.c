@@ -235,7 +235,7 @@ bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request)
            (find_tree(lane, request->shards) || lane->tree_count < LANE_TREES_MAX);
 }
 
-/* Of whatever kind the operation is: whichever object is taken next time, it need not grow again. */
+/* Of whatever kind the operation is: whichever object is taken next time, it need not grow. */
 static gr_status grow(gr_lane_op *op, int leaves)
 {
     gr_lanes *lanes = op->lane->lanes;
