@@ -518,11 +518,14 @@ static void test_lanes_are_few(void **unused)
     assert_null(gr_lane_open(w.lanes[0], 1, 0, 1, ranks, &no_memory));
     assert_false(no_memory);
     int32_t one = 1;
-    const void *input = &one;
+    const void *inputs[GR_SHARD_PARTIALS_MAX];
+    for (int i = 0; i < GR_SHARD_PARTIALS_MAX; i++) {
+        inputs[i] = &one;
+    }
     gr_lane_request request = {.coll = GR_COLL_ALLREDUCE,
                                .dtype = GR_I32,
                                .count = 1,
-                               .inputs = &input,
+                               .inputs = inputs,
                                .out = &one,
                                .divisor = 1,
                                .prescale = 1,
