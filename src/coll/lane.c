@@ -86,7 +86,7 @@ gr_lane *gr_lane_open(gr_lanes *lanes, int id, int rank, int size, const int *wo
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     lane->cores = cores > 0 ? (uint32_t)cores : 1;
     lane->room_until = LANE_SLOTS;
-    lane->pack_max = lane->roomy ? LANE_PACK_MAX : LANE_SMALL_MAX;
+    lane->pack_max = lane->roomy ? LANE_PACK_MAX : LANE_PACK_MAX_SHARED;
     for (int peer = 0; peer < size; peer++) {
         uint8_t *area = shared[peer].lanes + (size_t)id * GR_SHARED_LANE_BYTES;
         lane->peers[peer] = (lane_peer){.world = world[peer],
@@ -422,7 +422,11 @@ static void post(gr_lane_op *op)
     }
     /* Others have read the lines that come next: take them back while there is time. */
     own_soon(done_of(op, lane->rank));
-    own_soon(&lane->own->slots[(op->seq + 1) % LANE_SLOTS].line);
+    lane_slot *next = &lane->own->slots[(op->seq + 1) % LANE_SLOTS];
+    own_soon(&next->line);
+    if (line->packed) { /* the next one may well be as small */
+        own_soon(next->beside);
+    }
 }
 
 /* ---- All have come --------------------------------------------------------------------------- */

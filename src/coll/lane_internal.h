@@ -11,10 +11,13 @@
 
 enum {
     LANE_LINE = 64,
-    LANE_SLOTS = 16,          /* operations of a lane under way; a power of two */
-    LANE_INLINE = 48,         /* bytes of contributions within a line */
-    LANE_SMALL_MAX = 4096,    /* bytes of contributions of one rank beside its line */
-    LANE_PACK_MAX = 256,      /* so many are packed even if all could be read where they are */
+    LANE_SLOTS = 16,       /* operations of a lane under way; a power of two */
+    LANE_INLINE = 48,      /* bytes of contributions within a line */
+    LANE_SMALL_MAX = 4096, /* bytes of contributions of one rank beside its line */
+    /* So many are packed even if all could be read where they are: that saves the second waiting,
+     * which costs more where ranks share cores. */
+    LANE_PACK_MAX = 256,
+    LANE_PACK_MAX_SHARED = 1024,
     LANE_HALF = 512 << 10,    /* bytes of one window, of which there are two */
     LANE_CHUNK = 8 << 10,     /* bytes that are added at a time, at most ... */
     LANE_CHUNK_MIN = 1 << 10, /* ... and at least, ... */
