@@ -107,8 +107,13 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t until_ns)
             }
             relax();
         }
-        if (base->other != NULL && gr_mesh_collect(base, 0)) {
-            return true;
+        if (base->other != NULL) {
+            if (gr_mesh_collect(base, 0)) {
+                return true;
+            }
+            /* Those who handle packets for us need a core as well. */
+            sched_yield();
+            base->stats.system_calls++;
         }
     } while (gr_now_ns() < end_ns);
     return false;
@@ -303,6 +308,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
     if (status != GR_OK) {
         return gr_fail(diag, status, "no memory for the table of the shared heap");
     }
+    learn_cores(base); /* all peers may be on other hosts */
     return GR_OK;
 }
 
