@@ -31,6 +31,7 @@ int gr_verb_eval(int argc, char *const *argv);
 int gr_verb_bench(int argc, char *const *argv);
 int gr_verb_simulate(int argc, char *const *argv);
 int gr_verb_tune(int argc, char *const *argv);
+int gr_verb_timeline(int argc, char *const *argv);
 int gr_verb_coordinate(int argc, char *const *argv);
 int gr_verb_info(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
@@ -41,6 +42,7 @@ extern const gr_config_table gr_eval_table;
 extern const gr_config_table gr_bench_table;
 extern const gr_config_table gr_simulate_table;
 extern const gr_config_table gr_coordinate_table;
+extern const gr_config_table gr_timeline_table;
 extern const gr_config_table gr_info_table;
 extern const gr_config_table gr_tune_table;
 

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/timeline.h"
 #include "launch/launch.h"
 #include "train/job.h"
 
@@ -25,6 +26,7 @@ typedef struct run_options {
     int64_t grace_us, start_timeout_us;
     bool dry_run, json;
     const char *output;
+    const char *timeline;
 } run_options;
 
 enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0 };
@@ -108,6 +110,12 @@ static const gr_config_field run_fields[] = {
      .offset = offsetof(run_options, output),
      .value_name = "DIR",
      .help = "job file: folder for weights and metrics"},
+    {.flag = "--timeline",
+     .env = "GRADUS_TIMELINE",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, timeline),
+     .value_name = "FILE",
+     .help = "write what each rank did when to FILE, for ui.perfetto.dev or chrome://tracing"},
     {.key = NULL},
 };
 
@@ -294,6 +302,10 @@ static int launch(struct run *run)
             gr_arena_printf(&run->arena, "GRADUS_JOIN_TIMEOUT=%llds",
                             (long long)(options->start_timeout_us / 1000000 + JOIN_SLACK_S));
     }
+    const char *timeline = gr_cli_begin_timeline(options->timeline, options->workers, &run->arena);
+    if (timeline != NULL) {
+        set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
+    }
     defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
     const gr_launch_config config = {.workers = (int)options->workers,
                                      .argv = run->job_path != NULL ? worker : run->command,
@@ -320,6 +332,9 @@ static int launch(struct run *run)
     gr_launch_report report;
     gr_diag diag = {0};
     gr_status status = gr_launch_run(&config, &report, &diag);
+    if (timeline != NULL) {
+        gr_cli_merge_timeline(timeline, options->workers);
+    }
     if (status == GR_OK) {
         return GR_EXIT_DONE;
     }

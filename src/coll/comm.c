@@ -79,6 +79,7 @@ static void destroy_family(gr_family *family)
     gr_comm_lanes_destroy(family);
     gr_group_leave(family->group); /* the mesh first: it may still read what operations lent it */
     gr_exec_destroy(family->exec);
+    gr_timeline_close(family->timeline);
     gr_op_destroy_finished(family->alone);
     gr_arena_fini(&family->arena);
     free(family);
@@ -223,6 +224,19 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
     return GR_OK;
 }
 
+/* What is measured at the start stays out of it. */
+static gr_status open_timeline(gr_comm *comm, const char *path, gr_diag *diag)
+{
+    gr_family *family = comm->family;
+    const char *host = family->group ? gr_group_host_name(family->group, comm->rank) : NULL;
+    gr_status status = gr_timeline_open(path, comm->rank, comm->size, host, &family->log,
+                                        &family->timeline, diag);
+    if (status == GR_OK && family->exec) {
+        gr_exec_set_timeline(family->exec, family->timeline);
+    }
+    return status;
+}
+
 gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out, gr_diag *diag)
 {
     gr_family *family = NULL;
@@ -239,6 +253,9 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
     status = gr_comm_lane_open(comm, diag);
     if (status == GR_OK) {
         status = gr_tune_start(comm, config, diag);
+    }
+    if (status == GR_OK && config->timeline && config->timeline[0]) {
+        status = open_timeline(comm, config->timeline, diag);
     }
     if (status == GR_OK && family->exec && wants_thread(comm, config)) {
         status = gr_comm_thread_start(family, diag);
@@ -344,6 +361,11 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
         *skew_out = skew;
     }
     return status;
+}
+
+gr_timeline *gr_comm_timeline(const gr_comm *comm)
+{
+    return comm->family->timeline;
 }
 
 const char *gr_comm_link_name(const gr_comm *comm)

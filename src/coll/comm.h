@@ -4,6 +4,7 @@
 
 /* Communicators for the floors above, with what the public face does not offer. */
 
+#include "coll/timeline.h"
 #include "group/group.h"
 #include <gradus/coll.h>
 
@@ -12,6 +13,10 @@
  * alone. */
 gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
                               gr_diag *diag) GR_MUST_CHECK;
+
+/* Where GRADUS_TIMELINE has this rank's events written; NULL: nowhere. Valid until the last of the
+ * communicator's relatives is destroyed. */
+gr_timeline *gr_comm_timeline(const gr_comm *comm);
 
 /* "shm", "tcp", or "none" in a group of one. */
 const char *gr_comm_link_name(const gr_comm *comm);

@@ -81,6 +81,7 @@ struct gr_family {
     gr_group *group;
     gr_mesh *mesh; /* NULL in a group of one, as is exec */
     gr_exec *exec;
+    gr_timeline *timeline; /* NULL: none is wanted */
     gr_comm_lanes *lanes;                      /* NULL: none yet */
     gr_selection_config choosing;              /* what the selections of all have in common */
     gr_op *alone;                              /* the operation of a group of one */

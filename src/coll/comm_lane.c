@@ -88,9 +88,13 @@ static gr_status move(void *state, bool *moved_out, gr_diag *diag)
     const gr_comm *comm = run->comm;
     gr_status status = gr_lane_move(run->lane_op);
     *moved_out = gr_lane_moved(run->lane_op);
+    /* The lane looks for them in their order: only the first was waited for, the others may have
+     * been there long since. */
+    bool awaited = true;
     for (int come = gr_lane_arrived(run->lane_op); run->arrived < come; run->arrived++) {
         if (run->arrived != comm->rank) {
-            gr_op_arrived(run->op, comm->world[run->arrived]);
+            gr_op_arrived(run->op, comm->world[run->arrived], awaited);
+            awaited = false;
         }
     }
     if (status == GR_E_MISMATCH) {

@@ -134,9 +134,13 @@ static uint64_t end_ticks(const gr_exec *exec, const gr_op *op)
 void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status)
 {
     gr_record *record = exec->record;
+    uint64_t ended = end_ticks(exec, op);
+    if (op->timeline) {
+        gr_timeline_end(op->timeline, ended, status, op->waited, op->waited_for);
+    }
     if (record->begun - op->record <= GR_RECORD_ENTRIES) {
         gr_record_entry *entry = &record->entries[op->record % GR_RECORD_ENTRIES];
-        entry->ended = end_ticks(exec, op);
+        entry->ended = ended;
         entry->status = status;
     }
 }
@@ -371,21 +375,31 @@ bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, bool t
 }
 
 /* ---- What is kept of the past ---------------------------------------------------------------- */
+void gr_exec_set_timeline(gr_exec *exec, gr_timeline *timeline)
+{
+    exec->timeline = timeline;
+}
+
 const gr_record *gr_exec_record(const gr_exec *exec)
 {
     return exec->record;
 }
 
-void gr_op_arrived(const gr_op *op, int peer)
+void gr_op_arrived(gr_op *op, int peer, bool awaited)
 {
     gr_exec_link *link = &op->exec->links[peer];
     op->exec->arrived = gr_record_now();
     uint64_t late = op->exec->arrived - op->started;
-    late = late <= UINT64_MAX / 2 ? late : 0; /* counters of two processors may differ a little */
+    /* Counters of two processors may differ a little. */
+    late = awaited && late <= UINT64_MAX / 2 ? late : 0;
     uint64_t window = ++link->skew_count < SKEW_WINDOW ? link->skew_count : SKEW_WINDOW;
     link->skew_sum += (double)late;
     link->skew_recent += ((double)late - link->skew_recent) / (double)window;
     link->skew_max = late > link->skew_max ? late : link->skew_max;
+    if (late > op->waited) {
+        op->waited = late;
+        op->waited_for = peer;
+    }
 }
 
 void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out)

@@ -22,6 +22,7 @@
 
 #include "coll/program.h"
 #include "coll/record.h"
+#include "coll/timeline.h"
 #include "link/link.h"
 
 typedef struct gr_exec gr_exec;
@@ -139,9 +140,9 @@ gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *
 /* One move of one such operation, for who waits for it without a look at anything else; true if
  * anything moved. */
 bool gr_exec_move_driven(gr_op *op);
-/* The first word of `peer` (a rank of the job) about a driven operation has come: see gr_exec_skew.
- * */
-void gr_op_arrived(const gr_op *op, int peer);
+/* The first word of `peer` (a rank of the job) about an operation has come. Not `awaited`: nobody
+ * knows since when it is there, so it counts as in time. See gr_exec_skew. */
+void gr_op_arrived(gr_op *op, int peer, bool awaited);
 uint32_t gr_op_number(const gr_op *op); /* in its communicator */
 uint64_t gr_op_fingerprint(const gr_op *op);
 /* Another rank (of the job) is at the same number of the same communicator in a different
@@ -207,6 +208,9 @@ typedef struct gr_exec_skew {
     double max_us;
 } gr_exec_skew;
 void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out);
+
+/* Operations, stalls and the failure are written there from now on; borrowed until destroy. */
+void gr_exec_set_timeline(gr_exec *exec, gr_timeline *timeline);
 
 /* The operations started last. */
 const gr_record *gr_exec_record(const gr_exec *exec);

@@ -113,6 +113,9 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
     }
     exec->diag = *diag;
     gr_log_write(exec->log, GR_LOG_DEBUG, "coll", "the communicator ends: %s", diag->text);
+    if (exec->timeline) {
+        gr_timeline_mark(exec->timeline, GR_TIMELINE_FAILURE, diag->text);
+    }
     (void)gr_exec_discard_all(
         exec); /* peers that wait for us to read may have to tell us the same */
     spread_abort(exec);

@@ -50,6 +50,9 @@ struct gr_op {
     uint64_t fingerprint;
     uint64_t record; /* index of its entry */
     uint64_t started;
+    uint64_t waited; /* ticks until the first word of the last peer came, ... */
+    int waited_for;  /* which was this one; -1: nothing came late */
+    gr_timeline_op *timeline; /* NULL: not written there */
     const int *world; /* by group rank; NULL: the same */
     const int *local; /* by rank of the job: the group rank, -1: no member; NULL: the same */
 
@@ -208,6 +211,7 @@ struct gr_exec {
     gr_exec_doubt doubt;
     gr_diag diag;
     gr_record *record;
+    gr_timeline *timeline; /* NULL: none */
 };
 
 static inline gr_op *gr_exec_op_at(gr_exec *exec, uint32_t seq)

@@ -457,7 +457,7 @@ static bool is_expected(const gr_frame *frame, const gr_op *op, const gr_program
 }
 
 /* The peer's first message of an operation: it has come. */
-static void note_arrival(gr_exec_link *link, const gr_op *op)
+static void note_arrival(gr_exec_link *link, gr_op *op)
 {
     if (link->came.valid && link->came.number == op->number && link->came.comm == op->comm &&
         link->came.fingerprint == op->fingerprint) {
@@ -465,7 +465,7 @@ static void note_arrival(gr_exec_link *link, const gr_op *op)
     }
     link->came = (gr_exec_mark){
         .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
-    gr_op_arrived(op, link->peer);
+    gr_op_arrived(op, link->peer, true);
 }
 
 /* Looks at the head of the link, of which `op` (NULL: nothing) expects `p` as a segment of `step`.

@@ -195,6 +195,9 @@ static int64_t look_at(gr_exec *exec, gr_op *op, int64_t now_us, int64_t skipped
             op->warned = true;
             say_slow(exec, op, idle_us, &diag);
             gr_log_write(exec->log, GR_LOG_WARN, "coll", "%s", diag.text);
+            if (exec->timeline) {
+                gr_timeline_mark(exec->timeline, GR_TIMELINE_STALL, diag.text);
+            }
         } else {
             next_us = earlier(next_us, op->idle_since_us + exec->stall_warn_us);
         }

@@ -76,6 +76,15 @@ static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     entry->algorithm = (uint8_t)desc->algorithm;
     gr_record_copy(entry->name, desc->name);
     gr_record_copy(entry->site, desc->site);
+    op->waited = 0;
+    op->waited_for = -1;
+    op->timeline = NULL;
+    if (exec->timeline) {
+        const gr_exec_group *group = exec->members[op->comm].group;
+        uint64_t size = op->driver ? desc->count * gr_dtype_bytes(desc->dtype) : op->total_bytes;
+        op->timeline = gr_timeline_begin(exec->timeline, entry, size,
+                                         group ? group->size : exec->world_size);
+    }
 }
 
 /* ---- The group ------------------------------------------------------------------------------- */

@@ -150,37 +150,42 @@ static void say(text *out, const char *format, ...)
     out->left -= used;
 }
 
-static void say_site(text *out, const gr_record_entry *entry)
+void gr_record_describe_caller(uint64_t caller, char *text_out, size_t size_bytes)
 {
-    if (entry->site[0]) {
-        say(out, " at %s", entry->site);
-        return;
-    }
-    if (entry->caller == 0) {
-        return;
-    }
     Dl_info info;
-    const void *address = (const void *)(uintptr_t)entry->caller;
+    const void *address = (const void *)(uintptr_t)caller;
     if (dladdr(address, &info) == 0 || !info.dli_fname) {
-        say(out, " at %p", address);
+        snprintf(text_out, size_bytes, "at %p", address);
         return;
     }
     const char *slash = strrchr(info.dli_fname, '/');
     const char *file = slash ? slash + 1 : info.dli_fname;
     if (info.dli_sname) {
-        say(out, " in %.40s (%.30s)", info.dli_sname, file);
+        snprintf(text_out, size_bytes, "in %.40s (%.30s)", info.dli_sname, file);
     } else {
-        say(out, " at %.40s+0x%zx", file, (size_t)(entry->caller - (uintptr_t)info.dli_fbase));
+        snprintf(text_out, size_bytes, "at %.40s+0x%zx", file,
+                 (size_t)(caller - (uintptr_t)info.dli_fbase));
     }
 }
 
-static const char *algorithm_of(const gr_record_entry *entry)
+static void say_site(text *out, const gr_record_entry *entry)
 {
-    if (entry->algorithm == GR_LANE_ALGORITHM) {
+    if (entry->site[0]) {
+        say(out, " at %s", entry->site);
+    } else if (entry->caller != 0) {
+        char where[GR_RECORD_TEXT_BYTES];
+        gr_record_describe_caller(entry->caller, where, sizeof where);
+        say(out, " %s", where);
+    }
+}
+
+const char *gr_record_algorithm(uint8_t algorithm)
+{
+    if (algorithm == GR_LANE_ALGORITHM) {
         return "lane";
     }
     int known = 0;
-    while (known < entry->algorithm && gr_algorithms[known].name) {
+    while (known < algorithm && gr_algorithms[known].name) {
         known++;
     }
     const char *name = gr_algorithms[known].name;
@@ -228,7 +233,7 @@ void gr_record_describe(const gr_record_entry *entry, char *text_out, size_t siz
         say(&out, " (%s over %d)", gr_redop_name((gr_redop)entry->op), entry->shards);
     }
     if (coll < GR_COLL_SEND) {
-        say(&out, " by %s", algorithm_of(entry));
+        say(&out, " by %s", gr_record_algorithm(entry->algorithm));
     }
     if (entry->name[0]) {
         say(&out, " \"%s\"", entry->name);

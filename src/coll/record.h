@@ -73,6 +73,9 @@ const gr_record_entry *gr_record_find_message(const gr_record *record, gr_coll c
 
 /* `allreduce of 100 f32 (sum) "grads" at train.c:88`. */
 void gr_record_describe(const gr_record_entry *entry, char *text_out, size_t size_bytes);
+/* Its parts: `in main (program)`, of an address of this process, and the algorithm's name. */
+void gr_record_describe_caller(uint64_t caller, char *text_out, size_t size_bytes);
+const char *gr_record_algorithm(uint8_t algorithm);
 
 /* A clock that costs a few nanoseconds: the processor's own counter. */
 static inline uint64_t gr_record_now(void)

@@ -158,6 +158,12 @@ static const gr_config_field fields[] = {
      .unit = "bytes",
      .help =
          "messages are cut into segments of this size, alike on all ranks; unset: chosen by size"},
+    {.env = "GRADUS_TIMELINE",
+     .type = GR_CONFIG_TEXT,
+     AT(timeline),
+     .value_name = "FILE",
+     .help = "what each rank did when is written to FILE.<rank>; `gradus timeline FILE` makes one "
+             "file of them, for ui.perfetto.dev"},
     {.env = "GRADUS_RECORD",
      .type = GR_CONFIG_TEXT,
      AT(record),

@@ -39,6 +39,7 @@ typedef struct gr_group_config {
     int progress;          /* GRADUS_PROGRESS: auto, thread, inline */
     int64_t segment_bytes; /* GRADUS_SEGMENT */
     const char *record;    /* GRADUS_RECORD; NULL: none */
+    const char *timeline;  /* GRADUS_TIMELINE; NULL: none */
     int log_level;         /* GRADUS_LOG: a gr_log_level */
 } gr_group_config;
 extern const gr_config_table gr_group_config_table;
