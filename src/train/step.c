@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "coll/comm.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -176,6 +177,7 @@ gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_ste
 gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
 {
     gr_trainer made = {.job = job, .comm = comm};
+    made.timeline = gr_comm_timeline(comm);
     made.rank = gr_comm_rank(comm);
     made.world_size = gr_comm_size(comm);
     if (made.world_size > job->shards) {
@@ -325,10 +327,12 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
                                  gr_diag *diag)
 {
     gr_loaded loaded;
+    uint64_t shard = (uint64_t)(t->plan.first + t->turn), begun = gr_timeline_now(t->timeline);
     gr_status status = gr_loader_next(t->loader, &loaded, diag);
     if (status != GR_OK) {
         return status;
     }
+    gr_timeline_phase_over(t->timeline, GR_TIMELINE_DATA, shard, begun);
     if (loaded.step != step || loaded.shard != t->plan.first + t->turn ||
         loaded.micro != t->micro_index) {
         return gr_fail(diag, GR_E_BUG, "the loader is not at step %llu, shard %d",
@@ -340,10 +344,12 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
                       .step = step,
                       .sample_first = loaded.sample_first};
     gr_batch_result result;
+    begun = gr_timeline_now(t->timeline);
     status = gr_model_forward(t->model, t->values, &batch, &result, diag);
     if (status != GR_OK) {
         return status;
     }
+    gr_timeline_phase_over(t->timeline, GR_TIMELINE_FORWARD, shard, begun);
     *loss += result.loss;
     *correct += (double)result.correct;
     float *own = t->vectors[t->plan.turns[t->turn].slot];
@@ -353,8 +359,11 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     t->done = 0;
     t->cut = 0;
     float *gradients = t->micro_index > 0 ? t->micro : own;
-    return gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD, on_ready, t,
-                             diag);
+    begun = gr_timeline_now(t->timeline);
+    status =
+        gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD, on_ready, t, diag);
+    gr_timeline_phase_over(t->timeline, GR_TIMELINE_BACKWARD, shard, begun);
+    return status;
 }
 
 static gr_status run_shards(gr_trainer *t, uint64_t step, gr_diag *diag)
@@ -447,14 +456,20 @@ static gr_status reduce_and_update(gr_trainer *t, uint64_t step, int64_t key, gr
     gr_status status = t->reduction;
     begin_update(t, step, 1.0f);
     if (t->world_size == 1) {
+        uint64_t begun = gr_timeline_now(t->timeline);
         bad = take_sum(t, 0, t->length, update);
+        gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, 0, begun);
     } else if (status == GR_OK && !t->job->distribution.overlap) {
         status = gr_buckets_ready(&t->buckets, t->length);
     }
     for (int i = 0; i < t->buckets.count && status == GR_OK && bad == t->length; i++) {
+        uint64_t begun = gr_timeline_now(t->timeline);
         status = gr_buckets_wait(&t->buckets, i);
+        gr_timeline_phase_over(t->timeline, GR_TIMELINE_WAIT, (uint64_t)i, begun);
         if (status == GR_OK) {
+            begun = gr_timeline_now(t->timeline);
             bad = take_sum(t, t->buckets.list[i].begin, t->buckets.list[i].end, update);
+            gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, (uint64_t)i, begun);
         }
     }
     gr_buckets_drain(&t->buckets);
@@ -474,6 +489,7 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
 {
     gr_trainer *t = trainer;
     int64_t begin_ns = gr_now_ns(), wait_ns = t->buckets.wait_ns;
+    uint64_t begun = gr_timeline_now(t->timeline);
     gr_buckets_begin(&t->buckets);
     gr_status status = run_shards(t, step, diag);
     int64_t key = INT64_MAX;
@@ -498,5 +514,6 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
                     .step_ns = gr_now_ns() - begin_ns,
                     .wait_ns = t->buckets.wait_ns - wait_ns};
     gr_meter_add(meter, &now);
+    gr_timeline_phase_over(t->timeline, GR_TIMELINE_STEP, step + 1, begun);
     return GR_OK;
 }

@@ -8,6 +8,7 @@
  * added up with the gradients, in the same order and by the same operations, so that it is exact
  * and costs nothing of its own. */
 
+#include "coll/timeline.h"
 #include "data/loader.h"
 #include "train/buckets.h"
 #include "train/job.h"
@@ -26,8 +27,9 @@ typedef struct gr_watch {
 } gr_watch;
 
 typedef struct gr_trainer {
-    gr_job *job;   /* borrowed */
-    gr_comm *comm; /* borrowed */
+    gr_job *job;           /* borrowed */
+    gr_comm *comm;         /* borrowed */
+    gr_timeline *timeline; /* of comm; NULL: none is wanted */
     int rank, world_size;
     gr_model *model;
     gr_optimizer *optimizer;
