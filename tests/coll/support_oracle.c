@@ -24,8 +24,7 @@ static size_t random_below(uint64_t *state, size_t end)
     return (size_t)(oracle_next(state) % end);
 }
 
-/* Not commutative: the first operand, plus twice the second modulo 8 bits, on every byte. It is
- * associative on what it is fed: (a, b) -> last non-zero, so that order shows. */
+/* Associative, but not commutative: of each byte the last one that is not 0. */
 static void take_last(void *dst, const void *a, const void *b, size_t count, void *arg)
 {
     size_t bytes = count * *(const size_t *)arg;
@@ -37,7 +36,7 @@ static void take_last(void *dst, const void *a, const void *b, size_t count, voi
     }
 }
 
-static size_t element_bytes[GR_DTYPE_COUNT] = {4, 8, 2, 2, 4, 8, 1, 1, 2};
+static const size_t element_bytes[GR_DTYPE_COUNT] = {4, 8, 2, 2, 4, 8, 1, 1, 2};
 
 static bool reduces(gr_coll coll)
 {
@@ -165,9 +164,17 @@ static size_t gotten(const oracle_case *c, int rank, int size)
     }
 }
 
+/* `to` need not be aligned. */
 static void fill(const oracle_case *c, void *to, int rank, size_t count)
 {
-    vals_fill(to, c->dtype, count, c->seed, rank, c->op == GR_PRODUCT);
+    size_t bytes = count * element_bytes[c->dtype];
+    uint8_t *aligned = malloc(bytes + 1);
+    if (!aligned) {
+        abort();
+    }
+    vals_fill(aligned, c->dtype, count, c->seed, rank, c->op == GR_PRODUCT);
+    memcpy(to, aligned, bytes);
+    free(aligned);
 }
 
 /* ---- From the definition --------------------------------------------------------------------- */
@@ -189,7 +196,7 @@ static void reduce_tree(const oracle_case *c, uint8_t *to, size_t elements, int 
     reduce_tree(c, to, elements, first, left);
     reduce_tree(c, right, elements, first + left, count - left);
     if (c->op == GR_USER) {
-        take_last(to, to, right, elements, &element_bytes[c->dtype]);
+        take_last(to, to, right, elements, (void *)(uintptr_t)&element_bytes[c->dtype]);
     } else {
         gr_reduce_kernel(GR_ISA_C, c->dtype, c->op)(to, to, right, elements);
     }
@@ -314,7 +321,7 @@ static void fill_in_call(oracle_part *part)
                            .postscale = c->postscale};
     if (reduces(c->coll) && c->op == GR_USER) {
         part->call.reduce = take_last;
-        part->call.reduce_arg = &element_bytes[c->dtype];
+        part->call.reduce_arg = (void *)(uintptr_t)&element_bytes[c->dtype]; /* only read */
     }
     if (c->uneven) {
         bool each = c->coll == GR_COLL_ALLTOALL;

@@ -19,6 +19,13 @@ static void run_rank(const ranks_job *job, gr_group_config config, int rank,
 {
     config.rank = rank;
     config.local_rank = rank;
+    char host[32];
+    if (job->per_host > 0) { /* found out by the ranks themselves */
+        snprintf(host, sizeof host, "host%d", rank / job->per_host);
+        config.host = host;
+        config.local_rank = 0;
+        config.local_size = 0;
+    }
     gr_comm *comm = NULL;
     gr_diag diag;
     gr_status status = gr_comm_create_from(&config, &comm, &diag);
@@ -86,7 +93,9 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.local_size = job->size;
     config.coordinator = gr_coordinator_address(coordinator);
     config.secret_hex = secret_hex;
-    config.link = strcmp(job->link, "tcp") == 0 ? 2 : 1;
+    config.link = strcmp(job->link, "tcp") == 0    ? GR_LINK_ALL_TCP
+                  : strcmp(job->link, "auto") == 0 ? GR_LINK_AUTO
+                                                   : GR_LINK_ALL_SHM;
     config.algorithm = job->algorithm;
     config.tune = job->tune ? job->tune : config.tune;
     config.exact = !job->inexact;

@@ -8,7 +8,7 @@
 
 typedef struct ranks_job {
     int size;
-    const char *link;      /* "shm", "tcp" */
+    const char *link;      /* "shm", "tcp", "auto" */
     const char *algorithm; /* as GRADUS_ALGORITHM, may be NULL */
     const char *tune;      /* as GRADUS_TUNE; NULL: the default */
     bool inexact;
@@ -16,6 +16,7 @@ typedef struct ranks_job {
     int progress;          /* as GRADUS_PROGRESS: 0 auto, 1 thread, 2 inline */
     int64_t segment_bytes; /* 0: the default */
     int64_t op_timeout_us; /* 0: 20 s */
+    int per_host;          /* 0: all on one host; else hosts of so many ranks, over `link` "auto" */
     const void *arg;       /* the function's own */
 } ranks_job;
 

@@ -128,6 +128,54 @@ static void test_every(void **state)
     }
 }
 
+/* Ranks on several hosts: plans that know them, links of both kinds. */
+static void test_hosts(void **state)
+{
+    (void)state;
+#ifdef SLOW_BUILD
+    static const int sizes[] = {3};
+#else
+    static const int sizes[] = {3, 4, 7};
+#endif
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        ranks_job job = {
+            .size = sizes[i], .link = "auto", .per_host = 2, .progress = 2, .segment_bytes = 4096};
+        assert_int_equal(ranks_run(&job, run_every, 0), 0);
+        job.algorithm = "allreduce=hierarchical;reduce=hierarchical;reduce-scatter=hierarchical;"
+                        "allgather=hierarchical;broadcast=hierarchical";
+        assert_int_equal(ranks_run(&job, run_every, 0), 0);
+    }
+}
+
+/* A reduction of the caller's own gets the lower ranks on its left, even where sums need not. */
+static int run_ordered(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    uint64_t state = 5;
+    for (int i = 0; i < 100; i++) {
+        oracle_case c;
+        oracle_random(&c, &state, gr_comm_size(comm), 3000);
+        c.coll = (gr_coll[]){GR_COLL_ALLREDUCE, GR_COLL_REDUCE, GR_COLL_REDUCE_SCATTER}[i % 3];
+        c.op = GR_USER;
+        c.uneven = c.uneven && c.coll == GR_COLL_REDUCE_SCATTER;
+        EXPECT(run_case(comm, &c, i % 2));
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_ordered(void **state)
+{
+    (void)state;
+    for (int size = 3; size <= 5; size++) {
+        ranks_job job = {.size = size,
+                         .link = "shm",
+                         .inexact = true,
+                         .algorithm = "allreduce=ring;reduce-scatter=ring;reduce=chain"};
+        assert_int_equal(ranks_run(&job, run_ordered, 0), 0);
+    }
+}
+
 /* ---- Grouped --------------------------------------------------------------------------------- */
 enum { GROUP = 6 };
 
@@ -331,7 +379,8 @@ static void test_wait_any(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every),     cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_every),     cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_ordered),   cmocka_unit_test(test_groups),
         cmocka_unit_test(test_callbacks), cmocka_unit_test(test_background_callbacks),
         cmocka_unit_test(test_wait_any),
     };
