@@ -337,6 +337,50 @@ static void test_background_callbacks(void **state)
     }
 }
 
+/* ---- Factors --------------------------------------------------------------------------------- */
+/* Scaled contributions that stand in memory of the communicator: it is given back, whichever way an
+ * operation ends. */
+static int run_factors(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { BLOCK = 20, RANKS = 3 };
+    float in[RANKS * BLOCK], out[BLOCK];
+    float want = 0.5f * (float)gr_comm_size(comm);
+    for (int i = 0; i < 600; i++) {
+        for (int k = 0; k < RANKS * BLOCK; k++) {
+            in[k] = 1;
+        }
+        int index = 0;
+        _Atomic int done = 0;
+        gr_op *op = NULL;
+        gr_call call = {
+            .coll = GR_COLL_REDUCE_SCATTER, .in = in, .out = out, .count = BLOCK, .prescale = 0.5};
+        if (i % 3 == 0) {
+            EXPECT(gr_run(comm, &call, 1) == GR_OK);
+        } else if (i % 3 == 1) {
+            EXPECT(gr_start(comm, &call, 1, &op) == GR_OK);
+            EXPECT(gr_wait_any(&op, 1, &index) == GR_OK);
+        } else {
+            call.done = count_done;
+            call.done_arg = &done;
+            EXPECT(gr_start(comm, &call, 1, NULL) == GR_OK);
+            EXPECT(gr_comm_drain(comm) == GR_OK && atomic_load(&done) == 1);
+        }
+        EXPECT(out[0] == want && out[BLOCK - 1] == want && in[0] == 1);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_factors(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 3; size++) {
+        ranks_job job = {.size = size, .link = "shm", .progress = 2};
+        assert_int_equal(ranks_run(&job, run_factors, 0), 0);
+    }
+}
+
 /* ---- Any of several -------------------------------------------------------------------------- */
 static int run_wait_any(gr_comm *comm, const ranks_job *job)
 {
@@ -382,7 +426,7 @@ int main(void)
         cmocka_unit_test(test_every),     cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_ordered),   cmocka_unit_test(test_groups),
         cmocka_unit_test(test_callbacks), cmocka_unit_test(test_background_callbacks),
-        cmocka_unit_test(test_wait_any),
+        cmocka_unit_test(test_factors),   cmocka_unit_test(test_wait_any),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
