@@ -141,43 +141,48 @@ static uint64_t count_of(const gr_task *task)
     return task->uneven ? task->all_elements : task->count;
 }
 
-static gr_op_desc desc_of(const gr_task *task, const void *caller)
+/* All members, a store each: that costs less than to clear them all before. */
+static void fill_desc(gr_op_desc *desc, const gr_task *task, const void *caller)
 {
     const gr_call *call = task->call;
-    return (gr_op_desc){.coll = call->coll,
-                        .dtype = call->dtype,
-                        .op = task->reduces ? call->op : GR_SUM,
-                        .root = call->root,
-                        .tag = call->tag,
-                        .shards = task->shards,
-                        .count = count_of(task),
-                        .name = call->name,
-                        .site = call->site,
-                        .caller = caller};
+    desc->coll = call->coll;
+    desc->dtype = call->dtype;
+    desc->op = task->reduces ? call->op : GR_SUM;
+    desc->algorithm = 0;
+    desc->root = call->root;
+    desc->tag = call->tag;
+    desc->shards = task->shards;
+    desc->count = count_of(task);
+    desc->name = call->name;
+    desc->site = call->site;
+    desc->caller = caller;
 }
 
-static gr_exec_request request_of(const gr_comm *comm, gr_task *task, const void *caller)
+/* All members but those that find_program sets. */
+static void fill_request(gr_exec_request *request, const gr_comm *comm, gr_task *task,
+                         const void *caller)
 {
     const gr_call *call = task->call;
-    return (gr_exec_request){
-        .group = &comm->group,
-        .user = call->partials ? call->partials : &task->user,
-        .input = &task->input,
-        .desc = desc_of(task, caller),
-        .total_count = task->all_elements,
-        .fixed_blocks = task->by_block,
-        .user_counts = task->user_counts,
-        .input_counts = task->input_counts,
-        .user_only = task->user_only,
-        .input_only = task->input_only,
-        .reduce = call->reduce,
-        .reduce_arg = call->reduce_arg,
-        .divisor = divisor_of(task),
-        .postscale = task->postscale,
-        .done = call->done,
-        .done_arg = call->done_arg,
-    };
+    request->group = &comm->group;
+    request->user = call->partials ? call->partials : &task->user;
+    request->input = &task->input;
+    fill_desc(&request->desc, task, caller);
+    request->total_count = task->all_elements;
+    request->fixed_blocks = task->by_block;
+    request->user_counts = task->user_counts;
+    request->input_counts = task->input_counts;
+    request->user_only = task->user_only;
+    request->input_only = task->input_only;
+    request->reduce = call->reduce;
+    request->reduce_arg = call->reduce_arg;
+    request->divisor = divisor_of(task);
+    request->postscale = task->postscale;
+    request->done = call->done;
+    request->done_arg = call->done_arg;
 }
+
+_Static_assert(sizeof(gr_exec_request) == 192 || sizeof(void *) != 8,
+               "a new member is to be set too");
 
 /* ---- Starting -------------------------------------------------------------------------------- */
 static bool uses(const gr_exec *exec, gr_range range, bool to_write, char what[WHAT_BYTES])
@@ -233,7 +238,8 @@ static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *cal
         return status;
     }
     if (count == 1 && gr_comm_lane_takes(comm, &tasks[0])) {
-        gr_op_desc desc = desc_of(&tasks[0], caller);
+        gr_op_desc desc;
+        fill_desc(&desc, &tasks[0], caller);
         return gr_comm_lane_start(comm, &tasks[0], &desc, op_out, diag);
     }
     gr_exec_request requests[GR_CALLS_MAX];
@@ -241,7 +247,7 @@ static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *cal
     for (int i = 0; i < count && status == GR_OK; i++) {
         status = gr_task_prescale(comm, &tasks[i], &key, diag);
         if (status == GR_OK) {
-            requests[i] = request_of(comm, &tasks[i], caller);
+            fill_request(&requests[i], comm, &tasks[i], caller);
             status = find_program(comm, &tasks[i], &requests[i], diag);
         }
     }

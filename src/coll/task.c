@@ -146,13 +146,14 @@ static gr_status check_counts(const caller *who, gr_task *task)
         return refuse(who, "recv_counts are for alltoall with counts only");
     }
     if (!call->counts) {
-        size_t max = GR_TASK_COUNT_MAX / parts;
-        if (call->count > max || call->count > SIZE_MAX / 16 / parts) {
+        size_t all;
+        if (__builtin_mul_overflow(call->count, parts, &all) || all > GR_TASK_COUNT_MAX) {
             return refuse(who, "the count is %zu, too large: at most 2^38 - 1 elements in all",
                           call->count);
         }
-        task->count = call->coll == GR_COLL_BARRIER ? 0 : call->count;
-        task->all_elements = task->count * parts;
+        bool barrier = call->coll == GR_COLL_BARRIER;
+        task->count = barrier ? 0 : call->count;
+        task->all_elements = barrier ? 0 : all;
         task->input_elements = task->user_elements = task->all_elements;
         return GR_OK;
     }
@@ -348,7 +349,14 @@ int gr_task_partials(const gr_task *task, int rank, int size)
 gr_status gr_task_init(gr_task *task, const gr_call *call, int rank, int size, gr_diag *diag)
 {
     caller who = {.call = call, .rank = rank, .size = size, .diag = diag};
-    *task = (gr_task){.call = call, .prescale = 1, .postscale = 1};
+    /* What is not set below always; one store each costs less than to clear it all. */
+    task->call = call;
+    task->out_of_place = false;
+    task->count = 0;
+    task->input_counts = NULL;
+    task->user_counts = NULL;
+    task->reads = (gr_range){.first = 0};
+    task->writes = (gr_range){.first = 0};
     gr_status status = check_kinds(&who);
     if (status != GR_OK) {
         return status;
