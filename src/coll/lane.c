@@ -235,18 +235,20 @@ bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request)
            (find_tree(lane, request->shards) || lane->tree_count < LANE_TREES_MAX);
 }
 
-/* Of whatever kind the operation is: whichever object is taken next time, it need not grow. */
-static gr_status grow(gr_lane_op *op, int leaves)
+/* All objects at once: which one is taken next time depends on how many are over by then, and it
+ * must not need memory. */
+static gr_status grow(gr_lanes *lanes, int leaves)
 {
-    gr_lanes *lanes = op->lane->lanes;
-    lanes->leaves_max = leaves > lanes->leaves_max ? leaves : lanes->leaves_max;
-    if (op->at_capacity >= lanes->leaves_max) {
-        return GR_OK;
+    for (int i = 0; i < GR_LANE_OPS_MAX && leaves > lanes->leaves_max; i++) {
+        gr_lane_op *op = &lanes->ops[i];
+        const uint8_t **at = realloc(op->at, (size_t)leaves * sizeof *op->at);
+        if (!at) {
+            return GR_E_NO_MEMORY;
+        }
+        op->at = at;
     }
-    free(op->at);
-    op->at = malloc((size_t)lanes->leaves_max * sizeof *op->at);
-    op->at_capacity = op->at ? lanes->leaves_max : 0;
-    return op->at ? GR_OK : GR_E_NO_MEMORY;
+    lanes->leaves_max = leaves > lanes->leaves_max ? leaves : lanes->leaves_max;
+    return GR_OK;
 }
 
 static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
@@ -264,7 +266,7 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     op->fingerprint = 0;
     op->arrived = 0;
     if (op->count == 0) {
-        return grow(op, 0);
+        return GR_OK;
     }
     op->tree = find_tree(lane, request->shards);
     if (!op->tree) {
@@ -275,7 +277,7 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
         lane->trees[lane->tree_count++] = tree;
         op->tree = tree;
     }
-    if (grow(op, op->tree->leaf_count) != GR_OK) {
+    if (grow(lanes, op->tree->leaf_count) != GR_OK) {
         return GR_E_NO_MEMORY;
     }
     op->input_count = op->tree->inputs_own;

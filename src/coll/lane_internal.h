@@ -142,8 +142,7 @@ struct gr_lane_op {
     gr_reduce_user *user;
     void *user_arg;
     uint64_t fingerprint;
-    const uint8_t **at; /* by leaf: element `origin` of it; room for at_capacity */
-    int at_capacity;
+    const uint8_t **at; /* by leaf: element `origin` of it; room for lanes->leaves_max */
     uint8_t *outs[GR_LANE_RANKS_MAX]; /* where the result goes, ours first */
     int out_count;
     double prescales[GR_LANE_RANKS_MAX]; /* still to be applied to the leaves */
