@@ -10,7 +10,7 @@
  * both to all. */
 
 enum {
-    DOUBT_US = 200000,
+    DOUBT_US = 500000,
     DISCARD_US = 50000, /* a sender of what was not taken yet waits, and so can answer */
     SIDE_BYTES = 200
 };

@@ -468,7 +468,7 @@ static void test_slow(void **state)
         ranks_job job = {.size = i & 4 ? 3 : 2,
                          .link = i & 1 ? "tcp" : "shm",
                          .progress = i & 2 ? 1 : 2,
-                         .op_timeout_us = 200000,
+                         .op_timeout_us = 600000,
                          .arg = fds};
         assert_int_equal(ranks_run(&job, run_slow, 0), 0);
         close(fds[0]);
