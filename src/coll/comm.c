@@ -52,20 +52,19 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
         return GR_OK;
     }
     family->choosing.link = gr_group_link_kind(family->group);
-    gr_exec_config exec_config = {.mesh = family->mesh,
-                                  .rank = gr_group_rank(family->group),
-                                  .world_size = gr_group_size(family->group),
-                                  .op_timeout_us = config->stall_fail_us > 0
-                                                       ? config->stall_fail_us
-                                                       : config->op_timeout_us,
-                                  .stall_warn_us = config->stall_warn_us,
-                                  .segment_bytes = config->segment_bytes,
-                                  .clock = gr_clock_real(),
-                                  .log = &family->log,
-                                  .owner = family,
-                                  .record = config->record,
-                                  .host_name = host_name,
-                                  .host_arg = family->group};
+    gr_exec_config exec_config = {
+        .mesh = family->mesh,
+        .rank = gr_group_rank(family->group),
+        .world_size = gr_group_size(family->group),
+        .op_timeout_us = config->stall_fail_us > 0 ? config->stall_fail_us : config->op_timeout_us,
+        .stall_warn_us = config->stall_warn_us,
+        .segment_bytes = config->segment_bytes,
+        .clock = gr_clock_real(),
+        .log = &family->log,
+        .owner = family,
+        .record = config->record,
+        .host_name = host_name,
+        .host_arg = family->group};
     return gr_exec_create(&exec_config, &family->exec, diag);
 }
 
