@@ -388,6 +388,8 @@ const gr_record *gr_exec_record(const gr_exec *exec)
 void gr_op_arrived(gr_op *op, int peer, bool awaited)
 {
     gr_exec_link *link = &op->exec->links[peer];
+    link->came = (gr_exec_mark){
+        .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
     op->exec->arrived = gr_record_now();
     uint64_t late = op->exec->arrived - op->started;
     /* Counters of two processors may differ a little. */

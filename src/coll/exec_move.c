@@ -463,8 +463,6 @@ static void note_arrival(gr_exec_link *link, gr_op *op)
         link->came.fingerprint == op->fingerprint) {
         return; /* seen before it could be taken */
     }
-    link->came = (gr_exec_mark){
-        .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
     gr_op_arrived(op, link->peer, true);
 }
 

@@ -78,7 +78,7 @@ static void say_last(const gr_exec *exec, int peer, const gr_op *op, char *text_
                      size_t size_bytes)
 {
     const gr_exec_link *link = peer >= 0 ? &exec->links[peer] : NULL;
-    if (!link || op->driver) {
+    if (!link) {
         text_out[0] = '\0';
     } else if (has_come(link, op)) {
         snprintf(text_out, size_bytes, "; it waits in this operation itself");

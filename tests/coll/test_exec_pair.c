@@ -351,7 +351,14 @@ static bool driven_uses(const void *state, const void *at, size_t size_bytes)
     return at == state;
 }
 
-static const gr_op_driver driver = {.move = move_driven, .end = end_driven, .uses = driven_uses};
+static int driven_late(const void *state)
+{
+    (void)state;
+    return 1;
+}
+
+static const gr_op_driver driver = {
+    .move = move_driven, .end = end_driven, .uses = driven_uses, .late_peer = driven_late};
 
 static void test_driven(void **state)
 {
@@ -407,6 +414,43 @@ static void test_driven(void **state)
     assert_int_equal(gr_op_release(bad_op), GR_E_PROTOCOL);
     assert_int_equal(gr_op_release(plan_op), GR_E_PROTOCOL);
     assert_int_equal(start_plain(&p, 0, 0, &sum, &plan_op, &diag), GR_E_COMM_BROKEN);
+    close_pair(&p);
+}
+
+/* The hang report knows who came to operations that something else moved on. */
+static gr_status move_never(void *state, bool *moved_out, gr_diag *diag)
+{
+    (void)state;
+    (void)diag;
+    *moved_out = false;
+    return GR_PENDING;
+}
+
+static void test_driven_stall(void **state)
+{
+    (void)state;
+    static const gr_op_driver stuck = {.move = move_never, .late_peer = driven_late};
+    pair p;
+    gr_log log;
+    open_pair(&p, &log);
+    driven quick = {.moves_left = 1};
+    gr_op_desc desc = call_of(GR_COLL_BARRIER, 0, "a.c:1").desc;
+    gr_op *op;
+    gr_diag diag;
+    const gr_exec_group *group = &p.groups[0][0];
+    gr_exec *exec = p.execs[0];
+    assert_int_equal(
+        gr_exec_start_driven(exec, &driver, &quick, &desc, group, NULL, NULL, &op, &diag), GR_OK);
+    gr_op_arrived(op, 1, true);
+    assert_true(gr_exec_move_driven(op));
+    assert_int_equal(gr_op_release(op), GR_OK);
+    assert_int_equal(gr_exec_start_driven(exec, &stuck, NULL, &desc, group, NULL, NULL, &op, &diag),
+                     GR_OK);
+    move_pair(&p, 70000000);
+    const char *text = gr_exec_diag(exec)->text;
+    assert_non_null(strstr(text, "operation 1 (barrier"));
+    assert_non_null(strstr(text, "for rank 1 (host otter) to send its part"));
+    assert_non_null(strstr(text, "the last that came from it was of operation 0 (barrier"));
     close_pair(&p);
 }
 
@@ -500,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_counts_of_alltoall),
         cmocka_unit_test(test_stall),
         cmocka_unit_test(test_driven),
+        cmocka_unit_test(test_driven_stall),
         cmocka_unit_test(test_all_or_nothing),
         cmocka_unit_test(test_refused),
     };
