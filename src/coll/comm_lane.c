@@ -14,13 +14,17 @@ struct lane_run {
     gr_comm *comm;
     gr_lane_op *lane_op;
     gr_op *op;
-    int arrived; /* ranks before this one have come, and the executor knows */
+    int arrived;    /* ranks before this one have come, and the executor knows */
+    uint32_t plans; /* gr_comm_lanes.plans when it started */
     lane_run *next;
 };
 
 struct gr_comm_lanes {
     gr_lanes *lanes;
     const lane_run *last; /* what was started last */
+    /* Groups of operations that ran as plans, and how many of them had when the last operation of a
+     * lane to end was started. */
+    uint32_t plans, plans_sure;
     lane_run *free_runs;
     lane_run runs[GR_EXEC_OPS_MAX];
 };
@@ -116,6 +120,7 @@ static void end(void *state, gr_status status)
     lane_run *run = state;
     gr_comm_lanes *all = run->comm->family->lanes;
     (void)status;
+    all->plans_sure = run->plans;
     gr_lane_release(run->lane_op);
     run->next = all->free_runs;
     all->free_runs = run;
@@ -211,10 +216,16 @@ gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_des
         return status;
     }
     all->free_runs = run->next;
-    *run = (lane_run){.comm = comm, .lane_op = lane_op, .op = op};
+    *run = (lane_run){.comm = comm, .lane_op = lane_op, .op = op, .plans = all->plans};
     gr_lane_set_fingerprint(lane_op, gr_op_fingerprint(op));
     all->last = run;
-    (void)gr_exec_move_driven(op); /* others need not wait for our next look */
+    /* Others need not wait for our next look. What a peer has sent in a plan that expects nothing
+     * here (two roots, say) would never be looked at in the lane. */
+    if (all->plans != all->plans_sure) {
+        (void)gr_exec_progress(comm->family->exec);
+    } else {
+        (void)gr_exec_move_driven(op);
+    }
     *op_out = op;
     return GR_OK;
 }
@@ -225,6 +236,7 @@ void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count)
         return;
     }
     comm->family->lanes->last = NULL;
+    comm->family->lanes->plans++;
     for (int i = 0; i < count; i++) {
         if (tasks[i].call->coll != GR_COLL_SEND && tasks[i].call->coll != GR_COLL_RECV) {
             gr_lane_note(comm->lane);
@@ -235,7 +247,7 @@ void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count)
 void gr_comm_lane_linger(const gr_comm *comm, gr_op *op)
 {
     const gr_comm_lanes *all = comm->family->lanes;
-    if (!comm->lane || !all->last || all->last->op != op ||
+    if (!comm->lane || !all->last || all->last->op != op || all->plans != all->plans_sure ||
         gr_exec_active(comm->family->exec) > 1) {
         return;
     }

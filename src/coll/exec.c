@@ -188,7 +188,7 @@ bool gr_exec_move_driven(gr_op *op)
 
 static void move_all_driven(gr_exec *exec)
 {
-    for (int i = 0; i < exec->driven_count && exec->diag.status == GR_OK;) {
+    for (int i = 0; i < exec->driven_count && exec->diag.status == GR_OK && !exec->doubt.on;) {
         gr_op *op = exec->driven[i];
         (void)gr_exec_move_driven(op);
         i += !op->over;
@@ -205,7 +205,6 @@ bool gr_exec_progress(gr_exec *exec)
     exec->arrived = 0;
     gr_diag diag;
     gr_status status = gr_mesh_progress(exec->mesh, &diag);
-    move_all_driven(exec);
     int peer = exec->rank;
     for (int i = 1; i < exec->world_size && exec->diag.status == GR_OK; i++) {
         peer = peer + 1 == exec->world_size ? 0 : peer + 1;
@@ -219,6 +218,7 @@ bool gr_exec_progress(gr_exec *exec)
         gr_exec_drain(exec);
         gr_exec_take(exec, link);
     }
+    move_all_driven(exec); /* now, since what lies on the links may show that they are in error */
     if (status != GR_OK && exec->active > 0) {
         gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }
@@ -391,6 +391,8 @@ void gr_op_arrived(gr_op *op, int peer, bool awaited)
     link->came = (gr_exec_mark){
         .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
     op->exec->arrived = gr_record_now();
+    link->came = (gr_exec_mark){
+        .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
     uint64_t late = op->exec->arrived - op->started;
     /* Counters of two processors may differ a little. */
     late = awaited && late <= UINT64_MAX / 2 ? late : 0;

@@ -85,7 +85,8 @@ static void say_last(const gr_exec *exec, int peer, const gr_op *op, char *text_
     } else if (!link->came.valid) {
         snprintf(text_out, size_bytes, "; nothing has come from it so far");
     } else if (link->came.number == op->number && link->came.fingerprint == op->fingerprint) {
-        snprintf(text_out, size_bytes, "; it has sent a part of it");
+        snprintf(text_out, size_bytes, "; it has %s",
+                 op->driver ? "begun it" : "sent a part of it");
     } else {
         const gr_exec_mark *came = &link->came;
         bool message = (came->fingerprint & GR_FINGERPRINT_MESSAGE) != 0;
