@@ -110,6 +110,10 @@ const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call)
         gr_family_enter(comm->family, false) != GR_OK) {
         return "none";
     }
+    if (gr_comm_lane_takes(comm, &task)) {
+        gr_family_leave_calling(comm->family);
+        return "lane";
+    }
     gr_plan_shape shape = shape_of(comm, &task);
     gr_choice choice = choose(comm, &task, &shape);
     gr_family_leave_calling(comm->family);
