@@ -9,8 +9,9 @@
  * How it stays free of deadlock: on each link, messages go and are taken in one order that both
  * sides know: by operation in the order of their start, then by message of the plan, then by
  * segment. A plan is free of deadlock with no room on the way at all (verify.h), and whatever runs
- * ahead of it here takes nothing that an earlier message needs: scratch holds whole blocks; and a
- * view, which may keep the sender from sending, is copied and given back when nothing moves.
+ * ahead of it here takes nothing that an earlier message needs: scratch holds at least a segment of
+ * each message, and the verifier counts on one; and a view, which may keep the sender from sending,
+ * is copied and given back when nothing moves.
  *
  * Who calls what is checked all the time: each frame carries the communicator, the number of the
  * operation in it, and a fingerprint of all that ranks must agree on. A rank that waits for long
@@ -31,7 +32,8 @@ enum {
     GR_EXEC_OPS_MAX = 128,                /* operations in flight or not yet waited for */
     GR_EXEC_GROUPS_MAX = 1024,            /* numbers of communicators */
     GR_SEGMENT_BYTES_DEFAULT = 256 << 10, /* flat from 128 KiB on; less costs up to a fifth */
-    GR_SEGMENT_BYTES_MAX = GR_FRAME_PAYLOAD_MAX
+    GR_SEGMENT_BYTES_MAX = GR_FRAME_PAYLOAD_MAX,
+    GR_WINDOW_BYTES_DEFAULT = 512 << 10 /* one segment arrives while another one is read */
 };
 
 typedef struct gr_exec_config {
@@ -40,6 +42,7 @@ typedef struct gr_exec_config {
     int64_t op_timeout_us; /* an operation in which nothing moved for that long fails; 0: never */
     int64_t stall_warn_us; /* ... is told of in the log, once; 0: never */
     int64_t segment_bytes; /* 0: the default; made a multiple of 64 */
+    int64_t window_bytes;  /* held of a message in scratch: 0: the default; at least one segment */
     gr_clock clock;
     const gr_log *log;  /* may be NULL */
     void *owner;        /* for gr_op_owner */

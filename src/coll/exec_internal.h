@@ -16,13 +16,13 @@ enum {
     GR_EXEC_ABORT_FLUSH_US = 100000
 };
 
-/* What lies in a scratch slot, for one segment. */
+/* What lies in a cell of a window: a segment of what was received. */
 typedef struct gr_exec_view {
     const uint8_t *at;
     uint64_t hold;
-    uint32_t readers; /* that have not read yet */
+    uint32_t readers; /* that have not read yet; 0: the cell is free */
     int32_t peer;     /* whose memory it is, if held */
-    uint32_t block;
+    uint32_t block, segment;
     bool held;
 } gr_exec_view;
 
@@ -94,10 +94,14 @@ struct gr_op {
     uint32_t *queue;     /* ring of local steps that can run */
     uint32_t queue_head, queue_count;
     size_t step_capacity;
-    gr_exec_view *views; /* [slot * segments + segment] */
+    /* Scratch: the program's windows, then slots that hold whole blocks. Segment s of what lies in
+     * a window is in its cell s % cells. */
+    uint32_t cells;
+    size_t window_stride, scratch_stride;
+    gr_exec_view *views; /* [place of the window * cells + cell] */
     size_t view_capacity;
-    uint8_t *scratch; /* [slot * scratch_stride] */
-    size_t scratch_stride, scratch_capacity;
+    uint8_t *scratch;
+    size_t scratch_capacity;
     bool scratch_shared; /* from gr_mesh_alloc */
 
     gr_op *next_work; /* list of operations with a non-empty queue */
@@ -176,7 +180,7 @@ struct gr_exec {
     gr_mesh *mesh;
     int rank, world_size;
     int64_t op_timeout_us, stall_warn_us;
-    size_t segment_bytes;
+    size_t segment_bytes, window_bytes;
     gr_clock clock;
     const gr_log *log;
     void *owner;

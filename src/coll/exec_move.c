@@ -36,21 +36,30 @@ static gr_operand moved_by(const gr_program_step *step)
     return step->kind == GR_STEP_SEND ? step->a : step->dst;
 }
 
-static gr_exec_view *view_of(gr_op *op, uint32_t slot, uint32_t segment)
+/* Of a slot that receives. */
+static gr_exec_view *view_of(const gr_op *op, uint32_t slot, uint32_t segment)
 {
-    return &op->views[(size_t)slot * op->segments + segment];
+    return &op->views[(size_t)op->program->slot_places[slot] * op->cells + segment % op->cells];
 }
 
-static uint8_t *scratch_at(const gr_op *op, uint32_t slot, uint32_t segment)
+static uint8_t *window_at(const gr_op *op, uint32_t place, uint32_t cell)
 {
-    return op->scratch + slot * op->scratch_stride + segment * op->segment_bytes;
+    return op->scratch + place * op->window_stride + cell * op->segment_bytes;
+}
+
+/* Of a slot that holds a whole block. */
+static uint8_t *whole_at(const gr_op *op, uint32_t slot, uint32_t segment)
+{
+    const gr_program *program = op->program;
+    return op->scratch + program->windows * op->window_stride +
+           program->slot_places[slot] * op->scratch_stride + segment * op->segment_bytes;
 }
 
 static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment)
 {
     return operand.space == GR_SPACE_USER
                ? op->user[operand.slot] + piece_of(op, operand, segment).offset
-               : scratch_at(op, operand.slot, segment);
+               : whole_at(op, operand.slot, segment);
 }
 
 static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment)
@@ -70,11 +79,24 @@ static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
     return done == segments || (!whole && !gr_step_is_whole(step->kind) && done > segment);
 }
 
+/* A window holds one message at a time, and of it no more than its cells take. */
+static bool has_cell(const gr_op *op, const gr_program_step *step, uint32_t segment)
+{
+    return view_of(op, step->dst.slot, segment)->readers == 0 &&
+           (step->previous == GR_PROGRAM_NO_STEP ||
+            op->step_done[step->previous] ==
+                gr_op_segments(op, &op->program->steps[step->previous]));
+}
+
 static bool is_ready(const gr_op *op, uint32_t at, uint32_t segment)
 {
     const gr_program_step *step = &op->program->steps[at];
     const uint32_t *after = &op->program->after[step->after_first];
     bool whole = gr_step_is_whole(step->kind);
+    if (step->kind == GR_STEP_RECV && step->dst.space == GR_SPACE_SCRATCH &&
+        !has_cell(op, step, segment)) {
+        return false;
+    }
     for (uint32_t i = 0; i < step->after_count; i++) {
         if (!is_done(op, after[i], segment, whole)) {
             return false;
@@ -159,13 +181,13 @@ void gr_exec_let_go(gr_exec *exec)
 {
     for (uint32_t seq = exec->oldest_seq; seq != exec->next_seq && exec->holds > 0; seq++) {
         gr_op *op = gr_exec_op_at(exec, seq);
-        for (uint32_t slot = 0; op && slot < op->program->scratch_slots; slot++) {
-            for (uint32_t segment = 0; segment < op->segments; segment++) {
-                gr_exec_view *view = view_of(op, slot, segment);
+        for (uint32_t place = 0; op && place < op->program->windows; place++) {
+            for (uint32_t cell = 0; cell < op->cells; cell++) {
+                gr_exec_view *view = &op->views[(size_t)place * op->cells + cell];
                 if (view->held) {
-                    uint8_t *own = scratch_at(op, slot, segment);
+                    uint8_t *own = window_at(op, place, cell);
                     gr_operand lies = {.space = GR_SPACE_SCRATCH, .block = view->block};
-                    memcpy(own, view->at, piece_of(op, lies, segment).size);
+                    memcpy(own, view->at, piece_of(op, lies, view->segment).size);
                     view->at = own;
                     give_back(exec, view);
                 }
@@ -195,8 +217,6 @@ static void reduce(gr_op *op, const gr_program_step *step, uint32_t segment, siz
     } else {
         op->reduce(dst, a, b, count);
     }
-    reader_done(op, step->a, step->a_received, segment);
-    reader_done(op, step->b, step->b_received, segment);
 }
 
 static void scale(const gr_op *op, uint8_t *dst, size_t count)
@@ -221,11 +241,12 @@ static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
         } else if (step->kind == GR_STEP_COPY) {
             memcpy(write_at(op, step->dst, segment),
                    read_at(op, step->a, step->a_received, segment), p.size);
-            reader_done(op, step->a, step->a_received, segment);
         } else {
             scale(op, write_at(op, step->dst, segment), count);
         }
     }
+    reader_done(op, step->a, step->a_received, segment);
+    reader_done(op, step->b, step->b_received, segment);
     gr_exec_step_done(exec, op, at);
     gr_exec_queue_if_ready(exec, op, at);
 }
@@ -412,14 +433,15 @@ static gr_status take_scratch(gr_exec_link *link, gr_op *op, const gr_program_st
     const void *data = NULL;
     if (!link->reading && step->readers > 0 && !step->forwarded &&
         link->holds < GR_EXEC_HOLDS_MAX && gr_link_view(link->link, &data) == GR_OK) {
-        gr_exec_view view = {.at = data, .peer = link->peer, .block = step->block, .held = true};
+        gr_exec_view view = {
+            .at = data, .peer = link->peer, .block = step->block, .segment = segment, .held = true};
         gr_link_next(link->link, &view.hold);
         link->holds++;
         op->exec->holds++;
         view_received(op, step, segment, view);
         return GR_OK;
     }
-    uint8_t *dst = scratch_at(op, step->dst.slot, segment);
+    uint8_t *dst = window_at(op, op->program->slot_places[step->dst.slot], segment % op->cells);
     gr_status status = gr_link_read(link->link, dst);
     link->reading = status == GR_PENDING;
     if (status == GR_OK) {

@@ -142,9 +142,24 @@ static uint32_t count_segments(const gr_op *op, size_t size_bytes)
     return (uint32_t)((size_bytes + op->segment_bytes - 1) / op->segment_bytes);
 }
 
-static size_t scratch_stride(size_t largest)
+/* Room for the largest block, and for a window on it. */
+static void cut_scratch(gr_op *op, size_t largest)
 {
-    return (largest + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
+    op->scratch_stride = (largest + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
+    size_t cells = op->exec->window_bytes / op->segment_bytes;
+    cells = cells > 0 ? cells : 1;
+    if (cells < op->segments) {
+        op->cells = (uint32_t)cells;
+        op->window_stride = cells * op->segment_bytes;
+    } else {
+        op->cells = op->segments;
+        op->window_stride = op->scratch_stride;
+    }
+}
+
+static size_t scratch_bytes(const gr_op *op, const gr_program *program)
+{
+    return program->windows * op->window_stride + program->wholes * op->scratch_stride;
 }
 
 static void cut_evenly(gr_op *op, const gr_exec_request *request)
@@ -166,7 +181,7 @@ static void cut_evenly(gr_op *op, const gr_exec_request *request)
     if (op->segments == 0 && op->sends_empty) {
         op->segments = 1;
     }
-    op->scratch_stride = scratch_stride(largest);
+    cut_scratch(op, largest);
     int only[2] = {request->user_only, request->input_only};
     for (int i = 0; i < 2; i++) {
         op->base[i] = only[i] < 0 ? 0 : gr_op_block_offset(op, (size_t)only[i]);
@@ -219,7 +234,7 @@ static bool cut_by_counts(gr_op *op, const gr_exec_request *request)
     }
     op->total_bytes = op->offsets[0][blocks];
     op->segments = largest > 0 ? count_segments(op, largest) : 1;
-    op->scratch_stride = scratch_stride(largest > 0 ? largest : 1);
+    cut_scratch(op, largest > 0 ? largest : 1);
     return true;
 }
 
@@ -272,11 +287,11 @@ static bool grow_steps(gr_op *op, size_t steps)
 
 static bool grow_scratch(gr_op *op, const gr_program *program)
 {
-    size_t needed = (size_t)program->scratch_slots * op->segments;
+    size_t needed = scratch_bytes(op, program);
     if (needed == 0) {
         return true;
     }
-    size_t views = raise_to(&op->exec->views_max, needed);
+    size_t views = raise_to(&op->exec->views_max, (size_t)program->windows * op->cells);
     if (views > op->view_capacity) {
         free(op->views);
         op->view_capacity = 0;
@@ -286,7 +301,7 @@ static bool grow_scratch(gr_op *op, const gr_program *program)
         }
         op->view_capacity = views;
     }
-    size_t size = raise_to(&op->exec->scratch_max, program->scratch_slots * op->scratch_stride);
+    size_t size = raise_to(&op->exec->scratch_max, needed);
     if (size <= op->scratch_capacity && (op->scratch_shared || !program->sends_scratch)) {
         return true;
     }
@@ -355,7 +370,7 @@ static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *requ
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no memory for %s of %llu %s: it needs %zu bytes of scratch",
                        gr_coll_name(desc->coll), (unsigned long long)desc->count,
-                       gr_dtype_name(desc->dtype), program->scratch_slots * op->scratch_stride);
+                       gr_dtype_name(desc->dtype), scratch_bytes(op, program));
     }
     return GR_OK;
 }
@@ -392,8 +407,8 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
     }
     memset(op->step_done, 0, program->step_count * sizeof *op->step_done);
     memset(op->queued, 0, program->step_count);
-    if (program->scratch_slots > 0 && op->segments > 0) {
-        memset(op->views, 0, (size_t)program->scratch_slots * op->segments * sizeof *op->views);
+    if (program->windows > 0 && op->cells > 0) {
+        memset(op->views, 0, (size_t)program->windows * op->cells * sizeof *op->views);
     }
     op->queue_head = 0;
     op->queue_count = 0;

@@ -24,6 +24,26 @@ static bool note_read(gr_program *program, const uint32_t *slot_received, gr_ope
     return true;
 }
 
+/* `slot_received`: not 0 for slots that receive. */
+static void place_slots(gr_program *program, const uint32_t *slot_received)
+{
+    for (uint16_t slot = 0; slot < program->scratch_slots; slot++) {
+        program->slot_places[slot] = GR_PROGRAM_NO_STEP;
+    }
+    for (uint32_t at = 0; at < program->step_count; at++) {
+        const gr_program_step *step = &program->steps[at];
+        bool writes = step->kind == GR_STEP_RECV || step->kind == GR_STEP_REDUCE ||
+                      step->kind == GR_STEP_COPY;
+        if (!writes || step->dst.space != GR_SPACE_SCRATCH) {
+            continue;
+        }
+        uint32_t *place = &program->slot_places[step->dst.slot];
+        if (*place == GR_PROGRAM_NO_STEP) {
+            *place = slot_received[step->dst.slot] > 0 ? program->windows++ : program->wholes++;
+        }
+    }
+}
+
 /* Walks the program in its order and finds out who reads what was received into scratch. */
 static gr_status find_readers(gr_program *program, gr_diag *diag)
 {
@@ -48,10 +68,12 @@ static gr_status find_readers(gr_program *program, gr_diag *diag)
         if (step->kind == GR_STEP_RECV) {
             step->block = step->dst.block;
             if (step->dst.space == GR_SPACE_SCRATCH) {
+                step->previous = slot_received[step->dst.slot] - 1;
                 slot_received[step->dst.slot] = at + 1;
             }
         }
     }
+    place_slots(program, slot_received);
     free(slot_received);
     return GR_OK;
 }
@@ -222,7 +244,8 @@ gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **progra
         goto undo_nothing;
     }
     program->steps = calloc(steps + 1, sizeof *program->steps);
-    program->after = calloc(2 * edges + 2 * peers + 3 * steps + 1, sizeof *program->after);
+    program->after =
+        calloc(2 * edges + 2 * peers + 3 * steps + plan->scratch_slots + 1, sizeof *program->after);
     if (!program->steps || !program->after) {
         goto undo_program;
     }
@@ -232,6 +255,7 @@ gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **progra
     program->send_steps = program->recv_first + peers;
     program->recv_steps = program->send_steps + steps;
     program->roots = program->recv_steps + steps;
+    program->slot_places = program->roots + steps;
     program->shape = plan->shape;
     program->blocks = plan->blocks;
     program->user_slots = plan->user_slots;

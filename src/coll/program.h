@@ -12,6 +12,7 @@
 /* Divides or multiplies a finished block of the result; added behind everything that touches it.
  * */
 enum { GR_STEP_SCALE = 6 };
+#define GR_PROGRAM_NO_STEP UINT32_MAX
 
 typedef struct gr_program_step {
     uint8_t kind; /* gr_step_kind or GR_STEP_SCALE */
@@ -21,6 +22,7 @@ typedef struct gr_program_step {
     bool a_received, b_received; /* the operand is what a RECV brought: perhaps a view */
     uint32_t readers;            /* RECV into scratch: how many operands read it */
     bool forwarded;              /* one of them is a SEND: no view, which could not be let go */
+    uint32_t previous; /* RECV into scratch: the one that wrote there before, or NO_STEP */
     uint32_t message;
     uint32_t after_first, after_count; /* steps that this one waits for: program->after */
     uint32_t next_first, next_count;   /* steps that wait for this one: program->next */
@@ -30,6 +32,10 @@ typedef struct gr_program {
     gr_plan_shape shape;
     uint32_t blocks;
     uint16_t user_slots, input_slots, scratch_slots;
+    /* Scratch slots that receive are windows; others hold a whole block. Those of one kind that are
+     * in use are numbered: slot_places[slot]. */
+    uint32_t windows, wholes;
+    uint32_t *slot_places;
     bool sends_scratch;
     uint32_t step_count;
     uint32_t whole_count; /* SIGNAL and AWAIT: one empty message, however many segments */

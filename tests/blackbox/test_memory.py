@@ -49,12 +49,13 @@ def skip_under_a_sanitizer(gradus):
         pytest.skip("a sanitizer's shadow memory grows with what it shadows")
 
 
-SCRATCH = pytest.mark.xfail(strict=True, reason="over TCP an operation's scratch memory grows with "
-                                                "its size: half of it for two ranks")
+SUMS = pytest.mark.xfail(strict=False, reason="sums on their way take whole blocks: too much if the "
+                                              "ranks have measured that an algorithm with many of "
+                                              "them is the fastest")
 
 
-@pytest.mark.parametrize("link", ["shm", pytest.param("tcp", marks=SCRATCH)])
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks, link", [(2, "shm"), (4, "shm"), (2, "tcp"),
+                                         pytest.param(4, "tcp", marks=SUMS)])
 def test_memory_and_descriptors_per_peer(gradus, comm_script, ranks, link):
     skip_under_a_sanitizer(gradus)
     buffer_bytes = 8 * MIB

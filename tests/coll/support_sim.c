@@ -15,7 +15,7 @@ static const call_spec *calls_of(const sim_world *world, int rank)
 }
 
 static bool open_rank(sim_world *world, const gr_sim_config *config, size_t segment_bytes,
-                      int64_t op_timeout_us, int rank)
+                      int window_segments, int64_t op_timeout_us, int rank)
 {
     static const uint8_t secret[GR_SECRET_BYTES] = {1};
     sim_rank *r = &world->ranks[rank];
@@ -35,6 +35,7 @@ static bool open_rank(sim_world *world, const gr_sim_config *config, size_t segm
                                .world_size = config->world_size,
                                .op_timeout_us = op_timeout_us,
                                .segment_bytes = (int64_t)segment_bytes,
+                               .window_bytes = (int64_t)segment_bytes * window_segments,
                                .clock = mesh.clock};
         status = gr_exec_create(&exec, &r->exec, &diag);
     }
@@ -52,7 +53,7 @@ static bool open_rank(sim_world *world, const gr_sim_config *config, size_t segm
 }
 
 bool sim_open(sim_world *world, const gr_sim_config *config, size_t segment_bytes,
-              int64_t op_timeout_us)
+              int window_segments, int64_t op_timeout_us)
 {
     gr_diag diag;
     memset(world->ranks, 0, sizeof world->ranks);
@@ -66,7 +67,7 @@ bool sim_open(sim_world *world, const gr_sim_config *config, size_t segment_byte
     gr_sim_on_wait(world->net, wait_inside, world);
     bool fine = true;
     for (int rank = 0; rank < world->size && fine; rank++) {
-        fine = open_rank(world, config, segment_bytes, op_timeout_us, rank);
+        fine = open_rank(world, config, segment_bytes, window_segments, op_timeout_us, rank);
     }
     return fine;
 }

@@ -47,7 +47,7 @@ typedef struct sim_world {
 
 /* False if a mesh or an executor cannot be made: then what to do is printed. */
 bool sim_open(sim_world *world, const gr_sim_config *config, size_t segment_bytes,
-              int64_t op_timeout_us);
+              int window_segments, int64_t op_timeout_us);
 void sim_close(sim_world *world);
 /* Until every living rank has all its results, at most until that time; false: somebody hangs. */
 bool sim_run(sim_world *world, int64_t until_us);

@@ -48,6 +48,7 @@ typedef struct scenario {
     sim_world world;
     call_spec calls[SIM_OPS_MAX], other_calls[SIM_OPS_MAX];
     size_t segment_bytes;
+    int window_segments; /* 0: the default, which is larger than all blocks */
     int victim;
     uint64_t after_messages; /* the fault comes when so many were accepted */
     bool struck;
@@ -183,6 +184,7 @@ static void draw_scenario(scenario *s, uint64_t seed)
     world->slow_rank = draw(&state, 6) ? -1 : draw_int(&state, 0, size - 1);
     world->slow_factor = 200;
     s->segment_bytes = (size_t)64 << draw(&state, 8);
+    s->window_segments = draw_int(&state, 0, 3);
     draw_fault(s, &state);
 }
 
@@ -325,7 +327,7 @@ static bool run_scenario(scenario *s, uint64_t seed, uint64_t *digest_out)
     sim_world *world = &s->world;
     world->event = strike;
     world->event_arg = s;
-    if (!sim_open(world, &s->net, s->segment_bytes, OP_TIMEOUT_US)) {
+    if (!sim_open(world, &s->net, s->segment_bytes, s->window_segments, OP_TIMEOUT_US)) {
         return wrong(s, "it cannot start");
     }
     world->ranks[s->victim].absent = s->fault == ABSENT;
@@ -347,12 +349,13 @@ static void print_scenario(const scenario *s)
     print_error("seed %llu: %s\n", (unsigned long long)s->seed, s->why);
     print_error("  again: test_coll_sim --seed %llu\n", (unsigned long long)s->seed);
     print_error("  %llu steps, %d ranks, fault: %s (rank %d, after %llu messages), room %d,\n"
-                "  delay %lld + %lld us, segments of %zu, copies %d, leaves %d, slow rank %d, "
+                "  delay %lld + %lld us, segments of %zu, windows of %d, copies %d, leaves %d, "
+                "slow rank %d, "
                 "at %.6f s\n",
                 (unsigned long long)world->steps, world->size, fault_names[s->fault], s->victim,
                 (unsigned long long)s->after_messages, s->net.room, (long long)s->net.delay_us,
-                (long long)s->net.jitter_us, s->segment_bytes, s->net.copies, world->leaves,
-                world->slow_rank, (double)gr_sim_now_us(world->net) * 1e-6);
+                (long long)s->net.jitter_us, s->segment_bytes, s->window_segments, s->net.copies,
+                world->leaves, world->slow_rank, (double)gr_sim_now_us(world->net) * 1e-6);
     for (int i = 0; i < world->call_count; i++) {
         const call_spec *c = &world->calls[i];
         print_error("  operation %d: %s by %s, %zu %s (%s), root %d, %d shards\n", i,
