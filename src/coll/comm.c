@@ -188,6 +188,15 @@ gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag)
     return status;
 }
 
+void gr_comm_unmake(gr_comm *comm)
+{
+    gr_family *family = comm->family;
+    gr_lane_close(comm->lane);
+    family->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
+    family->comms--;
+    free_comm(comm);
+}
+
 /* The job's own communicator: every rank at its place. */
 static gr_status create_whole(gr_family *family, const gr_group_config *config, gr_comm **comm_out,
                               gr_diag *diag)
@@ -228,8 +237,8 @@ static gr_status open_timeline(gr_comm *comm, const char *path, gr_diag *diag)
 {
     gr_family *family = comm->family;
     const char *host = family->group ? gr_group_host_name(family->group, comm->rank) : NULL;
-    gr_status status = gr_timeline_open(path, comm->rank, comm->size, host, &family->log,
-                                        &family->timeline, diag);
+    gr_status status =
+        gr_timeline_open(path, comm->rank, comm->size, host, &family->log, &family->timeline, diag);
     if (status == GR_OK && family->exec) {
         gr_exec_set_timeline(family->exec, family->timeline);
     }
@@ -249,7 +258,7 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
         destroy_family(family);
         return status;
     }
-    status = gr_comm_lane_open(comm, diag);
+    status = gr_comm_lane_open(comm, 0, diag);
     if (status == GR_OK) {
         status = gr_tune_start(comm, config, diag);
     }
@@ -291,16 +300,16 @@ void gr_comm_destroy(gr_comm *comm)
         return;
     }
     gr_family *family = comm->family;
-    family->comms--;
-    if (family->comms > 0) {
+    bool last = family->comms == 1;
+    if (!last) {
         end_operations(comm);
-        family->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
+        gr_comm_unmake(comm);
     }
     gr_family_leave(family);
-    if (family->comms == 0) {
+    if (last) {
         destroy_family(family);
+        free_comm(comm);
     }
-    free_comm(comm);
 }
 
 /* ---- Questions ------------------------------------------------------------------------------- */

@@ -81,8 +81,9 @@ struct gr_family {
     gr_group *group;
     gr_mesh *mesh; /* NULL in a group of one, as is exec */
     gr_exec *exec;
-    gr_timeline *timeline; /* NULL: none is wanted */
+    gr_timeline *timeline;                     /* NULL: none is wanted */
     gr_comm_lanes *lanes;                      /* NULL: none yet */
+    int next_lane;                             /* no lane had this number, nor a larger one */
     gr_selection_config choosing;              /* what the selections of all have in common */
     gr_op *alone;                              /* the operation of a group of one */
     gr_alone_done alone_done[GR_EXEC_OPS_MAX]; /* callbacks of a group of one, to be delivered */
@@ -136,6 +137,8 @@ gr_status gr_family_note(gr_family *family, const gr_diag *diag);
 /* Adds a communicator to the family. */
 gr_status gr_comm_make(gr_family *family, const int *world, int size, int rank, uint16_t id,
                        gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
+/* The reverse, for one that has started nothing or whose operations are over. */
+void gr_comm_unmake(gr_comm *comm);
 
 /* ---- comm_run.c ------------------------------------------------------------------------------ */
 /* gr_run and gr_start with the address of the call, which is shown if there is no better site. */
@@ -145,8 +148,10 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
                         gr_op **op_out) GR_MUST_CHECK;
 
 /* ---- comm_lane.c ----------------------------------------------------------------------------- */
-/* Only of the job's own communicator: numbers of sub-groups are used again, lanes are not. */
-gr_status gr_comm_lane_open(gr_comm *comm, gr_diag *diag) GR_MUST_CHECK;
+/* `number` is the same on all ranks, and was never used by any of them: what lies in the shared
+ * memory of a lane that is closed here may still be read elsewhere. Numbers that are too large have
+ * no lane. */
+gr_status gr_comm_lane_open(gr_comm *comm, int number, gr_diag *diag) GR_MUST_CHECK;
 void gr_comm_lanes_destroy(gr_family *family); /* before the mesh */
 /* Does the operation run in the lane, not as a plan? Alike on all ranks. */
 bool gr_comm_lane_takes(const gr_comm *comm, const gr_task *task);

@@ -16,6 +16,7 @@ struct lane_run {
     gr_op *op;
     int arrived;    /* ranks before this one have come, and the executor knows */
     uint32_t plans; /* gr_comm_lanes.plans when it started */
+    bool partials;
     lane_run *next;
 };
 
@@ -30,7 +31,7 @@ struct gr_comm_lanes {
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
-gr_status gr_comm_lane_open(gr_comm *comm, gr_diag *diag)
+gr_status gr_comm_lane_open(gr_comm *comm, int number, gr_diag *diag)
 {
     gr_family *family = comm->family;
     bool no_memory = false;
@@ -51,8 +52,8 @@ gr_status gr_comm_lane_open(gr_comm *comm, gr_diag *diag)
         }
         family->lanes = all;
     }
-    comm->lane = gr_lane_open(family->lanes->lanes, comm->group.id, comm->rank, comm->size,
-                              comm->world, &no_memory);
+    comm->lane =
+        gr_lane_open(family->lanes->lanes, number, comm->rank, comm->size, comm->world, &no_memory);
     return no_memory ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the lane of a communicator")
                      : GR_OK;
 }
@@ -136,10 +137,11 @@ static bool needs(const void *state, int peer)
     return rank < run->comm->size && gr_lane_needs(run->lane_op, rank);
 }
 
-static bool uses(const void *state, const void *at, size_t size_bytes)
+/* Partials may be written by a plan, and so are refused alike. */
+static bool uses(const void *state, const void *at, size_t size_bytes, bool to_write)
 {
     const lane_run *run = state;
-    return gr_lane_uses(run->lane_op, at, size_bytes);
+    return gr_lane_uses(run->lane_op, at, size_bytes, to_write || run->partials);
 }
 
 static int late_peer(const void *state)
@@ -216,7 +218,11 @@ gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_des
         return status;
     }
     all->free_runs = run->next;
-    *run = (lane_run){.comm = comm, .lane_op = lane_op, .op = op, .plans = all->plans};
+    *run = (lane_run){.comm = comm,
+                      .lane_op = lane_op,
+                      .op = op,
+                      .plans = all->plans,
+                      .partials = task->call->partials};
     gr_lane_set_fingerprint(lane_op, gr_op_fingerprint(op));
     all->last = run;
     /* Others need not wait for our next look. What a peer has sent in a plan that expects nothing

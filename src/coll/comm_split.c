@@ -3,6 +3,7 @@
 #include "base/hash.h"
 #include "coll/comm_internal.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,9 +19,10 @@ typedef struct row {
     int64_t key;
     int64_t list;    /* hash of the list of a sub-group: alike on all ranks */
     int64_t next_id; /* where it would look first */
+    int64_t next_lane;
     uint64_t ids[ID_WORDS];
 } row;
-_Static_assert(sizeof(row) == (5 + ID_WORDS) * sizeof(int64_t), "a row has no gaps");
+_Static_assert(sizeof(row) == (6 + ID_WORDS) * sizeof(int64_t), "a row has no gaps");
 enum { ROW_WORDS = sizeof(row) / sizeof(int64_t) };
 
 typedef enum row_kind { ROW_SPLIT = 1, ROW_SUBGROUP = 2, ROW_WRONG = 3 } row_kind;
@@ -55,6 +57,16 @@ static gr_status check_rows(const gr_comm *parent, const row *rows, gr_diag *dia
         }
     }
     return GR_OK;
+}
+
+/* Lanes are never used again; a number that is too large means none. */
+static int choose_lane(const row *rows, const int *members, int count)
+{
+    int64_t lane = 1; /* 0 is that of the whole job */
+    for (int i = 0; i < count; i++) {
+        lane = rows[members[i]].next_lane > lane ? rows[members[i]].next_lane : lane;
+    }
+    return lane < INT_MAX ? (int)lane : INT_MAX;
 }
 
 /* A number that none of the members uses. Numbers are taken in turn, so that one is not used again
@@ -113,6 +125,7 @@ static gr_status make(gr_comm *parent, const row *rows, int *members, gr_comm **
 {
     int count = list_members(parent, rows, members);
     int id = choose_id(rows, members, count);
+    int lane = choose_lane(rows, members, count);
     if (id < 0) {
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no number is free for one more communicator: %d exist among its ranks",
@@ -125,9 +138,17 @@ static gr_status make(gr_comm *parent, const row *rows, int *members, gr_comm **
     }
     gr_status status =
         gr_comm_make(parent->family, members, count, rank, (uint16_t)id, comm_out, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    parent->family->next_id = (id + 1) % GR_COMMS_MAX;
+    parent->family->next_lane = lane < INT_MAX ? lane + 1 : INT_MAX;
+    status = choose_as(*comm_out, parent, diag);
     if (status == GR_OK) {
-        status = choose_as(*comm_out, parent, diag);
-        parent->family->next_id = (id + 1) % GR_COMMS_MAX;
+        status = gr_comm_lane_open(*comm_out, lane, diag);
+    }
+    if (status != GR_OK) {
+        gr_comm_unmake(*comm_out);
     }
     return status;
 }
@@ -151,6 +172,7 @@ static gr_status exchange(gr_comm *parent, row *own, row *rows, const void *call
 {
     gr_family *family = parent->family;
     own->next_id = family->next_id;
+    own->next_lane = family->next_lane;
     memcpy(own->ids, family->ids, sizeof own->ids);
     gr_call call = {.coll = GR_COLL_ALLGATHER,
                     .dtype = GR_I64,

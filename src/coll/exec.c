@@ -345,7 +345,7 @@ static bool meets(const void *buffer, size_t buffer_bytes, const void *at, size_
 static bool op_uses(const gr_op *op, const void *at, size_t size_bytes, bool to_write)
 {
     if (op->driver) {
-        return op->driver->uses && op->driver->uses(op->driver_state, at, size_bytes);
+        return op->driver->uses && op->driver->uses(op->driver_state, at, size_bytes, to_write);
     }
     for (uint16_t slot = 0; slot < op->program->user_slots; slot++) {
         if (meets(op->user[slot], op->bytes[0], at, size_bytes)) {

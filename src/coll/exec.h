@@ -129,8 +129,8 @@ typedef struct gr_op_driver {
     /* Does it still need this rank of the job? It has died or left. May be NULL: all members of the
      * group are needed. */
     bool (*needs)(const void *state, int peer);
-    /* Does it use [at, at + size_bytes)? May be NULL: no. */
-    bool (*uses)(const void *state, const void *at, size_t size_bytes);
+    /* Must [at, at + size_bytes) not be written (not `to_write`: not even read)? May be NULL. */
+    bool (*uses)(const void *state, const void *at, size_t size_bytes, bool to_write);
     /* The rank (in the job) that it waits for, -1: not known. May be NULL. */
     int (*late_peer)(const void *state);
 } gr_op_driver;

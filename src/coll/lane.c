@@ -805,13 +805,13 @@ static bool meets(const void *buffer, size_t buffer_bytes, const void *at, size_
     return buffer && a < b + size_bytes && b < a + buffer_bytes;
 }
 
-bool gr_lane_uses(const gr_lane_op *op, const void *at, size_t size_bytes)
+bool gr_lane_uses(const gr_lane_op *op, const void *at, size_t size_bytes, bool to_write)
 {
     size_t bytes = op->count * op->element_bytes;
     if (meets(op->out, bytes, at, size_bytes)) {
         return true;
     }
-    for (int i = 0; i < op->input_count; i++) {
+    for (int i = 0; to_write && i < op->input_count; i++) {
         if (meets(op->inputs[i], bytes, at, size_bytes)) {
             return true;
         }

@@ -72,8 +72,8 @@ gr_status gr_lane_move(gr_lane_op *op) GR_MUST_CHECK;
 bool gr_lane_moved(gr_lane_op *op);
 /* Ranks before this one have come. */
 int gr_lane_arrived(const gr_lane_op *op);
-/* Is any of [at, at + size_bytes) in its buffers? */
-bool gr_lane_uses(const gr_lane_op *op, const void *at, size_t size_bytes);
+/* Is any of [at, at + size_bytes) in its result, or (`to_write`) in what it reads? */
+bool gr_lane_uses(const gr_lane_op *op, const void *at, size_t size_bytes, bool to_write);
 /* For who moves an operation on and does nothing else: lets a moment pass, in which it looks for
  * what the operation waits for, or others have the core. False: `round` (from 0, since anything
  * moved) times were enough, sleep instead. */

@@ -131,6 +131,25 @@ static int run_memory(gr_comm *comm, const ranks_job *job)
         EXPECT(gr_send_start(comm, words, 1, GR_I32, 0, &ops[1]) == GR_OK);
         EXPECT(gr_wait(ops[0]) == GR_OK && gr_wait(ops[1]) == GR_OK);
     }
+    /* The same for a collective: rank 1 comes late. */
+    int32_t sums[2] = {0};
+    gr_op *both[2] = {NULL};
+    gr_call reads[2] = {{.dtype = GR_I32, .in = words, .out = &sums[0], .count = 1},
+                        {.dtype = GR_I32, .in = words, .out = &sums[1], .count = 1}};
+    if (gr_comm_rank(comm) == 1) {
+        EXPECT(read(fds[0], &byte, 1) == 1);
+    }
+    EXPECT(gr_start(comm, &reads[0], 1, &both[0]) == GR_OK);
+    if (gr_comm_rank(comm) == 0) {
+        gr_free(comm, words);
+        EXPECT(SAYS("gr_free on rank 0: ") && SAYS("allreduce of 1 i32"));
+        gr_call spoils = {.dtype = GR_I32, .out = words, .count = 1};
+        EXPECT(gr_start(comm, &spoils, 1, &both[1]) == GR_E_INVALID && SAYS("is still used by"));
+        EXPECT(write(fds[1], &byte, 1) == 1);
+    }
+    EXPECT(gr_start(comm, &reads[1], 1, &both[1]) == GR_OK);
+    EXPECT(gr_wait(both[0]) == GR_OK && gr_wait(both[1]) == GR_OK);
+    EXPECT(sums[0] == 14 && sums[1] == 14);
     gr_free(comm, words + 1);
     EXPECT(SAYS("no memory of gr_alloc"));
     gr_free(comm, words);

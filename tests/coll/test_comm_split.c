@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sub-groups: what they are, what they cost, how they end; and long sequences of any operations on
  * any of them, compared with their definition. */
-#include "coll/plan.h"
+#include "coll/comm_internal.h"
 #include "support_oracle.h"
 #include "support_ranks.h"
 
@@ -43,7 +43,6 @@ static int count_files(void)
 /* ---- What they are --------------------------------------------------------------------------- */
 static int run_split(gr_comm *comm, const ranks_job *job)
 {
-    (void)job;
     int rank = gr_comm_rank(comm), size = gr_comm_size(comm);
     int files = count_files();
     gr_diag diag;
@@ -60,6 +59,8 @@ static int run_split(gr_comm *comm, const ranks_job *job)
         want += i;
     }
     EXPECT(sum == want);
+    bool shared = strcmp(job->link, "shm") == 0;
+    EXPECT((half->lane != NULL) == (shared && members > 1)); /* as fast as the whole group */
     /* Of a sub-group; several at once; equal keys keep the order of the ranks. */
     EXPECT(gr_comm_split(half, 5, 0, &same, &diag) == GR_OK);
     EXPECT(gr_comm_rank(same) == gr_comm_rank(half) && gr_comm_size(same) == members);
@@ -177,6 +178,7 @@ static int run_many(gr_comm *comm, const ranks_job *job)
     }
     EXPECT(status == GR_E_NO_MEMORY && made == GR_COMMS_MAX - 1);
     EXPECT(strstr(diag.text, "1024"));
+    EXPECT(!subs[made - 1]->lane); /* there are few of them */
     EXPECT(gr_barrier(subs[made - 1]) == GR_OK && gr_barrier(comm) == GR_OK);
     for (int i = 0; i < made; i++) {
         gr_comm_destroy(subs[i]);

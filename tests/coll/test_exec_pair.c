@@ -345,9 +345,10 @@ static void end_driven(void *state, gr_status status)
     d->ended = status;
 }
 
-static bool driven_uses(const void *state, const void *at, size_t size_bytes)
+static bool driven_uses(const void *state, const void *at, size_t size_bytes, bool to_write)
 {
     (void)size_bytes;
+    (void)to_write;
     return at == state;
 }
 
