@@ -18,7 +18,7 @@ enum {
      * which costs more where ranks share cores. */
     LANE_PACK_MAX = 256,
     LANE_PACK_MAX_SHARED = 1024,
-    LANE_HALF = 512 << 10,    /* bytes of one window, of which there are two */
+    LANE_HALF = 128 << 10,    /* bytes of one window, of which there are two */
     LANE_CHUNK = 8 << 10,     /* bytes that are added at a time, at most ... */
     LANE_CHUNK_MIN = 1 << 10, /* ... and at least, ... */
     LANE_CACHE = 32 << 10,    /* ... so that all of them are in the first cache */

@@ -70,12 +70,36 @@ static bool can_copy(const gr_lane_op *op)
     return copied < op->window_end && all_windows(op->lane, REDUCED, copied + 1);
 }
 
+/* The share that a rank adds up itself is read where it lies, and its sum goes to the result:
+ * it passes through the window for the others only. A factor is applied while packing, though. */
+static bool reads_own(const gr_lane_op *op)
+{
+    return op->prescale == 1;
+}
+
+/* Elements [*first, *last) of the window are the share of `rank`. */
+static void share_of(const gr_lane_op *op, size_t begin, size_t end, int rank, size_t *first,
+                     size_t *last)
+{
+    size_t size = (size_t)op->lane->size;
+    *first = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)rank);
+    *last = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)rank + 1);
+}
+
 static void fill_window(gr_lane_op *op)
 {
     uint64_t window = atomic_load_explicit(&op->lane->own->windows.filled, memory_order_relaxed);
     size_t begin, end;
     window_range(op, window, &begin, &end);
-    gr_lane_pack(op, begin, end, half(op, op->lane->rank, window), stride_of(op));
+    uint8_t *to = half(op, op->lane->rank, window);
+    if (reads_own(op)) {
+        size_t first, last;
+        share_of(op, begin, end, op->lane->rank, &first, &last);
+        gr_lane_pack(op, begin, begin + first, to, stride_of(op));
+        gr_lane_pack(op, begin + last, end, to + last * op->element_bytes, stride_of(op));
+    } else {
+        gr_lane_pack(op, begin, end, to, stride_of(op));
+    }
     store_window(op, FILLED, window + 1);
 }
 
@@ -83,16 +107,18 @@ static void reduce_window(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     uint64_t window = atomic_load_explicit(&lane->own->windows.reduced, memory_order_relaxed);
-    size_t begin, end, size = (size_t)lane->size, rank = (size_t)lane->rank;
+    size_t begin, end, first, last;
     window_range(op, window, &begin, &end);
     for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
         lane_leaf from = op->tree->leaves[leaf];
-        op->at[leaf] = half(op, from.rank, window) + (size_t)from.input * stride_of(op);
+        op->at[leaf] = from.rank == lane->rank && reads_own(op)
+                           ? op->inputs[from.input] + begin * op->element_bytes
+                           : half(op, from.rank, window) + (size_t)from.input * stride_of(op);
     }
     op->outs[0] = half(op, lane->rank, window);
-    size_t first = begin + gr_lane_cut(end - begin, op->element_bytes, size, rank);
-    size_t last = begin + gr_lane_cut(end - begin, op->element_bytes, size, rank + 1);
-    gr_lane_add(op, first, last, begin);
+    op->outs[1] = op->out + begin * op->element_bytes;
+    share_of(op, begin, end, lane->rank, &first, &last);
+    gr_lane_add(op, begin + first, begin + last, begin);
     store_window(op, REDUCED, window + 1);
 }
 
@@ -100,12 +126,11 @@ static void copy_window(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     uint64_t window = atomic_load_explicit(&lane->own->windows.copied, memory_order_relaxed);
-    size_t begin, end, size = (size_t)lane->size;
+    size_t begin, end, first, last;
     window_range(op, window, &begin, &end);
-    for (int i = 0; i < lane->size; i++) {
+    for (int i = 1; i < lane->size; i++) {
         int peer = (lane->rank + i) % lane->size;
-        size_t first = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)peer);
-        size_t last = gr_lane_cut(end - begin, op->element_bytes, size, (size_t)peer + 1);
+        share_of(op, begin, end, peer, &first, &last);
         memcpy(op->out + (begin + first) * op->element_bytes,
                half(op, peer, window) + first * op->element_bytes,
                (last - first) * op->element_bytes);
@@ -126,7 +151,7 @@ static void begin_windows(gr_lane_op *op)
     op->window_elements = each / op->element_bytes;
     op->window_first = op->lane->windows_next;
     op->window_end = op->window_first + (op->count + op->window_elements - 1) / op->window_elements;
-    op->out_count = 1;
+    op->out_count = 2; /* the window and the result */
     op->scaled = true;
 }
 
