@@ -35,9 +35,9 @@ create()
 """
 
 
-def figures(gradus, comm_script, body, ranks, link):
+def figures(gradus, comm_script, body, ranks, link, **env):
     words = comm_script(MEASURE + body)
-    done = gradus("run", "-np", ranks, "--no-prefix", "--", *words, env={"GRADUS_LINK": link},
+    done = gradus("run", "-np", ranks, "--no-prefix", "--", *words, env={"GRADUS_LINK": link} | env,
                   timeout=200)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -74,6 +74,24 @@ say(start=start, end=here())
     for row in found:
         # epoll, the coordinator, the memory file, listening sockets, and a few for each peer
         assert row["end"]["files"] - row["start"]["files"] <= 8 + 4 * (ranks - 1)
+
+
+# In these no sum stays in scratch.
+@pytest.mark.parametrize("algorithm, ranks", [("direct", 2), ("halving-doubling", 2), ("halving-doubling", 4),
+                                              ("segmented-ring", 2), ("segmented-ring", 4)])
+def test_scratch_does_not_grow_with_the_operation(gradus, comm_script, algorithm, ranks):
+    skip_under_a_sanitizer(gradus)
+    found = figures(gradus, comm_script, f"""
+memory = fill({64 * MIB})
+sum_of(memory, {16 * MIB})
+before = here()
+sum_of(memory, {64 * MIB})
+say(before=before, after=here())
+""", ranks, "tcp", GRADUS_EXACT="0",
+                    GRADUS_ALGORITHM=f"allreduce={algorithm}@256k")
+    assert len(found) == ranks
+    for row in found:
+        assert row["after"]["bytes"] - row["before"]["bytes"] < MIB
 
 
 @pytest.mark.parametrize("link, operations", [("shm", 1_000_000), ("tcp", 100_000)])
