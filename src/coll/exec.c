@@ -225,9 +225,6 @@ bool gr_exec_progress(gr_exec *exec)
         gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }
     bool moved = exec->moved;
-    if (!moved && exec->active > 0) {
-        gr_exec_hear_claims(exec);
-    }
     exec->moved = moved || moved_before;
     return moved;
 }
@@ -398,9 +395,11 @@ void gr_op_arrived(gr_op *op, int peer, bool awaited)
     uint64_t late = op->exec->arrived - op->started;
     /* Counters of two processors may differ a little. */
     late = awaited && late <= UINT64_MAX / 2 ? late : 0;
-    uint64_t window = ++link->skew_count < SKEW_WINDOW ? link->skew_count : SKEW_WINDOW;
+    /* A division takes longer than all the rest. */
+    double part =
+        ++link->skew_count < SKEW_WINDOW ? 1.0 / (double)link->skew_count : 1.0 / SKEW_WINDOW;
     link->skew_sum += (double)late;
-    link->skew_recent += ((double)late - link->skew_recent) / (double)window;
+    link->skew_recent += ((double)late - link->skew_recent) * part;
     link->skew_max = late > link->skew_max ? late : link->skew_max;
     if (late > op->waited) {
         op->waited = late;

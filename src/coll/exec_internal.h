@@ -50,10 +50,10 @@ struct gr_op {
     uint64_t fingerprint;
     uint64_t record; /* index of its entry */
     uint64_t started;
-    uint64_t waited; /* ticks until the first word of the last peer came, ... */
-    int waited_for;  /* which was this one; -1: nothing came late */
+    uint64_t waited;          /* ticks until the first word of the last peer came, ... */
+    int waited_for;           /* which was this one; -1: nothing came late */
     gr_timeline_op *timeline; /* NULL: not written there */
-    const int *world; /* by group rank; NULL: the same */
+    const int *world;         /* by group rank; NULL: the same */
     const int *local; /* by rank of the job: the group rank, -1: no member; NULL: the same */
 
     bool moved; /* since the last look at the clock */
@@ -89,9 +89,9 @@ struct gr_op {
     uint64_t left; /* segments of steps that are not done */
 
     /* By step; grown on first use. */
-    uint32_t *step_done; /* segments that are finished */
-    uint8_t *queued;     /* stands in `queue` */
     uint32_t *queue;     /* ring of local steps that can run */
+    uint32_t *step_done; /* segments that are finished; one piece of memory with queue, and */
+    uint8_t *queued;     /* stands in `queue`: this, which begins where the steps end */
     uint32_t queue_head, queue_count;
     size_t step_capacity;
     /* Scratch: the program's windows, then slots that hold whole blocks. Segment s of what lies in

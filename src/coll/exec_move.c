@@ -5,17 +5,20 @@
 
 /* ---- Where a segment lies -------------------------------------------------------------------- */
 typedef struct piece {
-    size_t offset; /* in its buffer */
-    size_t size;   /* 0: nothing is there */
+    uint32_t block;
+    size_t first; /* in a buffer of all blocks */
+    size_t size;  /* 0: nothing is there */
 } piece;
 
-static piece piece_of(const gr_op *op, gr_operand operand, uint32_t segment)
+static const piece nothing = {.size = 0};
+
+static inline piece piece_of(const gr_op *op, gr_operand operand, uint32_t segment)
 {
-    bool input = operand.space == GR_SPACE_INPUT;
     size_t first, end;
     if (op->uneven) {
-        first = op->offsets[input][operand.block];
-        end = op->offsets[input][operand.block + 1];
+        const size_t *offsets = op->offsets[operand.space == GR_SPACE_INPUT];
+        first = offsets[operand.block];
+        end = offsets[operand.block + 1];
     } else {
         first = gr_op_block_offset(op, operand.block);
         end = gr_op_block_offset(op, (size_t)operand.block + 1);
@@ -23,10 +26,11 @@ static piece piece_of(const gr_op *op, gr_operand operand, uint32_t segment)
     }
     first += segment * op->segment_bytes;
     if (first >= end) {
-        return (piece){.offset = 0, .size = 0};
+        return nothing;
     }
     size_t size = end - first;
-    return (piece){.offset = first - op->base[input],
+    return (piece){.block = operand.block,
+                   .first = first,
                    .size = size < op->segment_bytes ? size : op->segment_bytes};
 }
 
@@ -55,19 +59,29 @@ static uint8_t *whole_at(const gr_op *op, uint32_t slot, uint32_t segment)
            program->slot_places[slot] * op->scratch_stride + segment * op->segment_bytes;
 }
 
-static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment)
+/* `p`, not an empty one, is that of one of the step's operands: evenly cut, it is that of all which
+ * name the same block. */
+static size_t offset_of(const gr_op *op, gr_operand operand, uint32_t segment, piece p)
+{
+    bool same = !op->uneven && operand.block == p.block;
+    size_t first = same ? p.first : piece_of(op, operand, segment).first;
+    return first - op->base[operand.space == GR_SPACE_INPUT];
+}
+
+static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment, piece p)
 {
     return operand.space == GR_SPACE_USER
-               ? op->user[operand.slot] + piece_of(op, operand, segment).offset
+               ? op->user[operand.slot] + offset_of(op, operand, segment, p)
                : whole_at(op, operand.slot, segment);
 }
 
-static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment)
+static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment,
+                              piece p)
 {
     if (operand.space == GR_SPACE_INPUT) {
-        return op->input[operand.slot] + piece_of(op, operand, segment).offset;
+        return op->input[operand.slot] + offset_of(op, operand, segment, p);
     }
-    return received ? view_of(op, operand.slot, segment)->at : write_at(op, operand, segment);
+    return received ? view_of(op, operand.slot, segment)->at : write_at(op, operand, segment, p);
 }
 
 /* ---- What a finished segment sets free ------------------------------------------------------- */
@@ -207,11 +221,12 @@ static void reader_done(gr_op *op, gr_operand operand, bool received, uint32_t s
     }
 }
 
-static void reduce(gr_op *op, const gr_program_step *step, uint32_t segment, size_t count)
+static void reduce(gr_op *op, const gr_program_step *step, uint32_t segment, piece p)
 {
-    uint8_t *dst = write_at(op, step->dst, segment);
-    const uint8_t *a = read_at(op, step->a, step->a_received, segment);
-    const uint8_t *b = read_at(op, step->b, step->b_received, segment);
+    uint8_t *dst = write_at(op, step->dst, segment, p);
+    const uint8_t *a = read_at(op, step->a, step->a_received, segment, p);
+    const uint8_t *b = read_at(op, step->b, step->b_received, segment, p);
+    size_t count = p.size / op->element_bytes;
     if (op->user_reduce) {
         op->user_reduce(dst, a, b, count, op->reduce_arg);
     } else {
@@ -235,14 +250,13 @@ static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
     uint32_t segment = op->step_done[at];
     piece p = piece_of(op, step->dst, segment);
     if (p.size > 0) {
-        size_t count = p.size / op->element_bytes;
         if (step->kind == GR_STEP_REDUCE) {
-            reduce(op, step, segment, count);
+            reduce(op, step, segment, p);
         } else if (step->kind == GR_STEP_COPY) {
-            memcpy(write_at(op, step->dst, segment),
-                   read_at(op, step->a, step->a_received, segment), p.size);
+            memcpy(write_at(op, step->dst, segment, p),
+                   read_at(op, step->a, step->a_received, segment, p), p.size);
         } else {
-            scale(op, write_at(op, step->dst, segment), count);
+            scale(op, write_at(op, step->dst, segment, p), p.size / op->element_bytes);
         }
     }
     reader_done(op, step->a, step->a_received, segment);
@@ -370,7 +384,7 @@ static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
         return GR_E_AGAIN;
     }
     bool whole = gr_step_is_whole(step->kind);
-    piece p = whole ? (piece){0, 0} : piece_of(op, step->a, segment);
+    piece p = whole ? nothing : piece_of(op, step->a, segment);
     if (link->ticket_count == GR_EXEC_TICKETS) {
         return GR_E_AGAIN;
     }
@@ -384,7 +398,7 @@ static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
                           .segment = segment,
                           .size_bytes = (uint32_t)p.size,
                           .fingerprint = op->fingerprint};
-        const void *data = p.size == 0 ? NULL : read_at(op, step->a, step->a_received, segment);
+        const void *data = p.size == 0 ? NULL : read_at(op, step->a, step->a_received, segment, p);
         gr_status status = gr_link_send(link->link, &frame, data, &ticket);
         if (status != GR_OK) {
             return status;
@@ -462,7 +476,7 @@ static gr_status take_one(gr_exec_link *link, gr_op *op, const gr_program_step *
     if (step->dst.space == GR_SPACE_SCRATCH) {
         return take_scratch(link, op, step, segment);
     }
-    gr_status status = gr_link_read(link->link, write_at(op, step->dst, segment));
+    gr_status status = gr_link_read(link->link, write_at(op, step->dst, segment, p));
     link->reading = status == GR_PENDING;
     if (status == GR_OK) {
         gr_link_next(link->link, NULL);
@@ -530,14 +544,14 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
     uint32_t segment = link->recv.segment;
     if (!op) {
         if (!link->closed) {
-            (void)look_at_head(exec, link, NULL, NULL, segment, (piece){0, 0});
+            (void)look_at_head(exec, link, NULL, NULL, segment, nothing);
         }
         return false;
     }
     uint32_t at = step_at(op, link, false);
     const gr_program_step *step = &op->program->steps[at];
     bool whole = gr_step_is_whole(step->kind);
-    piece p = whole ? (piece){0, 0} : piece_of(op, step->dst, segment);
+    piece p = whole ? nothing : piece_of(op, step->dst, segment);
     if (p.size > 0 || whole || op->sends_empty) {
         if (!look_at_head(exec, link, op, step, segment, p) || !is_ready(op, at, segment)) {
             return false;

@@ -227,6 +227,7 @@ int64_t gr_exec_look(gr_exec *exec, bool waited)
         exec->idle_since_us += skipped_us;
     }
     exec->last_look_us = now_us;
+    gr_exec_hear_claims(exec);
     int64_t next_us = gr_exec_look_doubt(exec, now_us);
     for (uint32_t seq = exec->oldest_seq; seq != exec->next_seq && exec->active > 0; seq++) {
         gr_op *op = gr_exec_op_at(exec, seq);

@@ -82,8 +82,8 @@ static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     if (exec->timeline) {
         const gr_exec_group *group = exec->members[op->comm].group;
         uint64_t size = op->driver ? desc->count * gr_dtype_bytes(desc->dtype) : op->total_bytes;
-        op->timeline = gr_timeline_begin(exec->timeline, entry, size,
-                                         group ? group->size : exec->world_size);
+        op->timeline =
+            gr_timeline_begin(exec->timeline, entry, size, group ? group->size : exec->world_size);
     }
 }
 
@@ -139,6 +139,9 @@ static gr_status join_group(gr_exec *exec, gr_op *op, const gr_exec_group *group
 /* ---- How buffers are cut --------------------------------------------------------------------- */
 static uint32_t count_segments(const gr_op *op, size_t size_bytes)
 {
+    if (size_bytes <= op->segment_bytes) {
+        return size_bytes > 0; /* small operations feel a division */
+    }
     return (uint32_t)((size_bytes + op->segment_bytes - 1) / op->segment_bytes);
 }
 
@@ -166,16 +169,11 @@ static void cut_evenly(gr_op *op, const gr_exec_request *request)
 {
     size_t blocks = request->program->blocks;
     op->total_bytes = request->total_count * op->element_bytes;
-    if (request->fixed_blocks) {
-        op->unit_bytes = op->element_bytes;
-        op->block_units = request->total_count / blocks;
-        op->block_extra = 0;
-    } else {
-        size_t units = (op->total_bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN;
-        op->unit_bytes = BLOCK_ALIGN;
-        op->block_units = units / blocks;
-        op->block_extra = units % blocks;
-    }
+    op->unit_bytes = request->fixed_blocks ? op->element_bytes : BLOCK_ALIGN;
+    size_t units = request->fixed_blocks ? request->total_count
+                                         : (op->total_bytes + BLOCK_ALIGN - 1) / BLOCK_ALIGN;
+    op->block_units = blocks > 1 ? units / blocks : units;
+    op->block_extra = request->fixed_blocks ? 0 : units - op->block_units * blocks;
     size_t largest = (op->block_units + (op->block_extra > 0)) * op->unit_bytes;
     op->segments = count_segments(op, largest);
     if (op->segments == 0 && op->sends_empty) {
@@ -252,7 +250,7 @@ static void free_scratch(gr_op *op)
 
 void gr_exec_grow_fini(gr_op *op)
 {
-    free(op->step_done);
+    free(op->queue);
     free(op->views);
     free(op->offsets[0]);
     if (!op->scratch_shared) {
@@ -270,18 +268,16 @@ static size_t raise_to(size_t *max, size_t needed)
 
 static bool grow_steps(gr_op *op, size_t steps)
 {
-    if (steps <= op->step_capacity) {
-        return true;
+    if (steps > op->step_capacity) {
+        uint32_t *memory = malloc(steps * (2 * sizeof *memory + 1));
+        if (!memory) {
+            return false;
+        }
+        free(op->queue);
+        op->queue = memory;
+        op->step_done = memory + steps;
+        op->step_capacity = steps;
     }
-    uint32_t *memory = malloc(steps * (2 * sizeof *memory + 1));
-    if (!memory) {
-        return false;
-    }
-    free(op->step_done);
-    op->step_done = memory;
-    op->queue = memory + steps;
-    op->queued = (uint8_t *)(memory + 2 * steps);
-    op->step_capacity = steps;
     return true;
 }
 
@@ -405,8 +401,8 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
     for (uint16_t slot = 0; slot < program->input_slots && request->input; slot++) {
         op->input[slot] = request->input[slot];
     }
-    memset(op->step_done, 0, program->step_count * sizeof *op->step_done);
-    memset(op->queued, 0, program->step_count);
+    op->queued = (uint8_t *)(op->step_done + program->step_count);
+    memset(op->step_done, 0, program->step_count * (sizeof *op->step_done + 1));
     if (program->windows > 0 && op->cells > 0) {
         memset(op->views, 0, (size_t)program->windows * op->cells * sizeof *op->views);
     }
