@@ -100,6 +100,18 @@ static void print_json_times(const gr_bench *bench, const gr_bench_times *times)
     }
 }
 
+/* How late each rank came lately, as this one saw it. */
+static void print_json_late(gr_comm *comm)
+{
+    printf(", \"late_us\": [");
+    for (int rank = 0; rank < gr_comm_size(comm); rank++) {
+        gr_skew skew;
+        bool known = gr_comm_skew(comm, rank, &skew) == GR_OK;
+        printf("%s%.3f", rank > 0 ? ", " : "", known ? skew.recent_us : 0.0);
+    }
+    putchar(']');
+}
+
 /* The figures of the object itself are those out of place where these were measured. */
 static void print_json_row(const gr_bench *bench, const gr_bench_row *row)
 {
@@ -119,6 +131,7 @@ static void print_json_row(const gr_bench *bench, const gr_bench_row *row)
         print_json_times(bench, in);
         putchar('}');
     }
+    print_json_late(bench->comm);
     puts("}");
 }
 

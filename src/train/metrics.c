@@ -87,13 +87,16 @@ gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *
 
 gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where, gr_diag *diag)
 {
+    int late = record->late_rank >= 0;
     json_t *object = json_pack(
-        "{s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o}", "event", "end",
-        "test_accuracy", number(record->test_accuracy), "test_loss", number(record->test_loss),
-        "test_samples", (json_int_t)record->test_samples, "loss", number(record->loss), "weights",
-        record->weights, "weights_sha256", record->weights_sha256, "workers", record->workers,
-        "shards", record->shards, "steps", (json_int_t)record->steps, "seconds",
-        number(record->seconds), "samples_per_s", number(record->samples_per_s), "comm_wait_share",
-        number(record->comm_wait_share));
+        "{s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
+        "end", "test_accuracy", number(record->test_accuracy), "test_loss",
+        number(record->test_loss), "test_samples", (json_int_t)record->test_samples, "loss",
+        number(record->loss), "weights", record->weights, "weights_sha256", record->weights_sha256,
+        "workers", record->workers, "shards", record->shards, "steps", (json_int_t)record->steps,
+        "seconds", number(record->seconds), "samples_per_s", number(record->samples_per_s),
+        "comm_wait_share", number(record->comm_wait_share), "late_rank",
+        late ? json_integer(record->late_rank) : json_null(), "late_us",
+        late ? number(record->late_us) : json_null());
     return write_line(object, file, where, diag);
 }

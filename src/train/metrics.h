@@ -49,6 +49,8 @@ typedef struct gr_end_record {
     int workers, shards;
     uint64_t steps;
     double seconds, samples_per_s, comm_wait_share;
+    int late_rank;  /* that kept the others waiting; -1: none did clearly */
+    double late_us; /* by so much, on average */
 } gr_end_record;
 
 /* One object and a newline. GR_E_NO_MEMORY, GR_E_IO (with errno text); `where` names the file. */

@@ -204,6 +204,10 @@ gr_status gr_report_end(gr_report *report, const gr_end_record *record, gr_diag 
     fprintf(report->out,
             "trained %" PRIu64 " steps in %s: %s samples/s, waiting for communication %.1f %%\n",
             record->steps, seconds, rate, record->comm_wait_share * 100.0);
+    if (record->late_rank >= 0) {
+        fprintf(report->out, "rank %d kept the others waiting: it came %.1f ms late on average\n",
+                record->late_rank, record->late_us / 1000.0);
+    }
     if (!isnan(record->test_accuracy)) {
         fprintf(report->out, "test accuracy %.2f %% (%.0f of %" PRId64 "), loss %.4f\n",
                 record->test_accuracy * 100.0,

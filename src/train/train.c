@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/file.h"
 #include "coll/comm.h"
+#include "coll/late.h"
 #include "train/evaluate.h"
 #include "train/report.h"
 #include "train/step.h"
@@ -32,6 +33,7 @@ typedef struct run {
     uint64_t evaluated_step; /* the steps done when `evaluation` was made */
     double last_loss;        /* of the last epoch */
     int64_t begin_ns;
+    gr_skew *skews; /* what had come late before the first step, by rank */
 } run;
 
 static gr_status open_output(run *r, gr_diag *diag)
@@ -67,11 +69,19 @@ static gr_status begin(run *r, gr_diag *diag)
                               .parameters = (int64_t)gr_model_parameters(r->trainer.model),
                               .total_steps = job->total_steps,
                               .steps_per_epoch = job->steps_per_epoch};
-    r->begin_ns = gr_now_ns();
-    if (!r->lead) {
-        return GR_OK;
+    r->skews = calloc((size_t)r->trainer.world_size, sizeof *r->skews);
+    if (r->skews == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for what is known of %d ranks",
+                       r->trainer.world_size);
     }
-    gr_status status = gr_start_write(&record, r->metrics, r->metrics_path, diag);
+    gr_status status = gr_late_begin(r->comm, r->skews);
+    r->begin_ns = gr_now_ns();
+    if (status != GR_OK || !r->lead) {
+        return status == GR_OK
+                   ? GR_OK
+                   : gr_trainer_comm_failed(r->comm, status, "training could not begin", diag);
+    }
+    status = gr_start_write(&record, r->metrics, r->metrics_path, diag);
     return status != GR_OK ? status : gr_report_start(&r->report, &record, r->begin_ns, diag);
 }
 
@@ -172,12 +182,25 @@ static gr_status mean_wait_share(run *r, double *share_out, gr_diag *diag)
     return GR_OK;
 }
 
+/* Who has cost the others a twentieth of the time, if one rank has. */
+static gr_status find_late(run *r, double seconds, gr_late *late_out, gr_diag *diag)
+{
+    gr_status status = gr_late_find(r->comm, r->skews, seconds * 1e6 / 20, late_out);
+    return status == GR_OK
+               ? GR_OK
+               : gr_trainer_comm_failed(r->comm, status, "who came late was not collected", diag);
+}
+
 static gr_status finish(run *r, gr_diag *diag)
 {
     char sha256[65];
     double share = 0.0;
     double seconds = (double)(gr_now_ns() - r->begin_ns) * 1e-9;
-    gr_status status = evaluate(r, r->job->total_steps, diag);
+    gr_late late = {.rank = -1};
+    gr_status status = find_late(r, seconds, &late, diag);
+    if (status == GR_OK) {
+        status = evaluate(r, r->job->total_steps, diag);
+    }
     if (status == GR_OK) {
         status = gr_weights_agree(r->trainer.model, r->trainer.values, r->comm, diag);
     }
@@ -202,7 +225,9 @@ static gr_status finish(run *r, gr_diag *diag)
                             .steps = r->job->total_steps,
                             .seconds = seconds,
                             .samples_per_s = gr_meter_samples_per_s(&r->total),
-                            .comm_wait_share = share};
+                            .comm_wait_share = share,
+                            .late_rank = late.rank,
+                            .late_us = late.mean_us};
     status = gr_end_write(&record, r->metrics, r->metrics_path, diag);
     return status != GR_OK ? status : gr_report_end(&r->report, &record, diag);
 }
@@ -242,6 +267,7 @@ gr_status gr_train_run(gr_job *job, gr_comm *comm, gr_report_style style, FILE *
     }
     gr_evaluator_destroy(r.evaluator);
     gr_trainer_fini(&r.trainer);
+    free(r.skews);
     if (r.metrics != NULL) {
         fclose(r.metrics);
     }

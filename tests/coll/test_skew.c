@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who comes late to operations, as gr_comm_skew tells it. */
 #include "base/clock.h"
+#include "coll/late.h"
 #include "support_ranks.h"
 
 #include <gradus/coll.h>
@@ -85,6 +86,23 @@ static int late_rank_waits_least(gr_comm *comm, const ranks_job *job)
     return 0;
 }
 
+static int late_rank_is_found(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    gr_skew before[4];
+    gr_late late;
+    EXPECT(late_rounds(comm) == GR_OK);
+    EXPECT(gr_late_find(comm, NULL, 1000, &late) == GR_OK);
+    EXPECT(late.rank == LATE_RANK && late.total_us > ROUNDS * LATE_US * 0.5);
+    EXPECT(late.mean_us > 1000 && late.mean_us < late.total_us);
+    EXPECT(gr_late_find(comm, NULL, 1e12, &late) == GR_OK && late.rank == -1);
+    /* What was before counts no more. */
+    EXPECT(gr_late_begin(comm, before) == GR_OK);
+    EXPECT(gr_barrier(comm) == GR_OK);
+    EXPECT(gr_late_find(comm, before, ROUNDS * LATE_US * 0.5, &late) == GR_OK && late.rank == -1);
+    return 0;
+}
+
 static int wrong_arguments(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
@@ -130,6 +148,7 @@ static void test_late_rank_in_the_lane(void **state)
     (void)state;
     over("shm", NULL, late_rank);
     over("shm", NULL, late_rank_waits_least);
+    over("shm", NULL, late_rank_is_found);
 }
 
 static void test_late_rank_in_plans(void **state)
@@ -139,6 +158,7 @@ static void test_late_rank_in_plans(void **state)
     over("shm", "allreduce=direct", late_rank_waits_least);
     over("tcp", "allreduce=direct", late_rank);
     over("tcp", "allreduce=direct", late_rank_waits_least);
+    over("tcp", "allreduce=direct", late_rank_is_found);
 }
 
 static void test_sub_group(void **state)
@@ -168,6 +188,21 @@ static void test_alone(void **state)
     gr_comm_destroy(comm);
 }
 
+static void test_judgement(void **state)
+{
+    (void)state;
+    /* Rank 1 is late, and rank 0, which waits for it before it sends, looks late as well. */
+    gr_late_sums chain[] = {{2, 80, 8000, 4000}, {2, 82, 8200, 10}, {2, 1, 100, 4000}};
+    gr_late late = gr_late_judge(chain, 3, 1000);
+    assert_int_equal(late.rank, 1);
+    assert_true(late.mean_us == 41 && late.total_us == 4100);
+    assert_int_equal(gr_late_judge(chain, 3, 5000).rank, -1);
+    gr_late_sums two[] = {{2, 80, 8000, 0}, {2, 82, 8200, 10}, {2, 1, 100, 4000}};
+    assert_int_equal(gr_late_judge(two, 3, 1000).rank, -1); /* one as much as the other */
+    gr_late_sums none[] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+    assert_int_equal(gr_late_judge(none, 2, 0).rank, -1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +211,7 @@ int main(void)
         cmocka_unit_test(test_sub_group),
         cmocka_unit_test(test_wrong_arguments),
         cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_judgement),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -62,7 +62,9 @@ static const gr_end_record end = {.loss = 0.25,
                                   .steps = 200,
                                   .seconds = 3723.0,
                                   .samples_per_s = 1000.0,
-                                  .comm_wait_share = 0.1};
+                                  .comm_wait_share = 0.1,
+                                  .late_rank = 3,
+                                  .late_us = 4120};
 
 static void run_all(capture *c, gr_report_style style, int columns)
 {
@@ -94,13 +96,14 @@ static void json_lines(void **state)
     assert_string_equal(json_string_value(json_object_get(objects[0], "event")), "start");
     assert_true(json_is_null(json_object_get(objects[1], "test_accuracy")));
     assert_true(json_real_value(json_object_get(objects[1], "accuracy")) == 0.875);
-    static const char *const keys[] = {"test_accuracy", "weights_sha256", "workers",
-                                       "steps",         "samples_per_s",  "comm_wait_share"};
+    static const char *const keys[] = {"test_accuracy", "weights_sha256",  "workers", "steps",
+                                       "samples_per_s", "comm_wait_share", "late_us"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         assert_non_null(json_object_get(objects[2], keys[i]));
     }
     assert_true(json_real_value(json_object_get(objects[2], "test_accuracy")) == 0.975);
     assert_int_equal(json_integer_value(json_object_get(objects[2], "steps")), 200);
+    assert_int_equal(json_integer_value(json_object_get(objects[2], "late_rank")), 3);
     for (int i = 0; i < count; i++) {
         json_decref(objects[i]);
     }
@@ -119,6 +122,8 @@ static void plain_lines(void **state)
     assert_non_null(strstr(c.text, "1,234,567 samples/s  waiting 3.4 %\n"));
     assert_non_null(strstr(c.text, "test accuracy 97.50 % (351 of 360), loss 0.5000\n"));
     assert_non_null(strstr(c.text, "in 1:02:03"));
+    assert_non_null(
+        strstr(c.text, "rank 3 kept the others waiting: it came 4.1 ms late on average\n"));
     capture_close(&c);
 }
 
