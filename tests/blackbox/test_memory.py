@@ -13,8 +13,10 @@ MEASURE = """
 import gc, json
 gc.disable()
 def pss():
+    # Not the pages of files: how they count depends on who else runs the same program just now.
+    kinds = ("Pss_Anon:", "Pss_Shmem:")
     with open("/proc/self/smaps_rollup") as file:
-        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(kinds))
 def here():
     # All at rest: what several processes map counts in parts, and the parts add up.
     assert barrier() == 0
