@@ -58,7 +58,7 @@ static uint64_t fingerprint_of(const gr_op_desc *desc, uint16_t comm, const size
 static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
 {
     gr_record_entry *entry = gr_record_begin(exec->record);
-    op->record = exec->record->begun - 1;
+    op->record = exec->record->begun;
     op->started = entry->started;
     entry->fingerprint = op->fingerprint;
     entry->count = desc->count;
@@ -76,6 +76,7 @@ static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     entry->algorithm = (uint8_t)desc->algorithm;
     gr_record_copy(entry->name, desc->name);
     gr_record_copy(entry->site, desc->site);
+    gr_record_commit(exec->record);
     op->waited = 0;
     op->waited_for = -1;
     op->timeline = NULL;

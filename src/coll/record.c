@@ -86,7 +86,7 @@ void gr_record_destroy(gr_record *record)
 /* ---- Writing --------------------------------------------------------------------------------- */
 gr_record_entry *gr_record_begin(gr_record *record)
 {
-    gr_record_entry *entry = &record->entries[record->begun++ % GR_RECORD_ENTRIES];
+    gr_record_entry *entry = &record->entries[record->begun % GR_RECORD_ENTRIES];
     entry->started = gr_record_now();
     entry->ended = 0;
     return entry;
@@ -290,11 +290,12 @@ static double seconds_between(const gr_record *record, uint64_t from, uint64_t t
     return to > from ? (double)(to - from) * gr_record_ns_per_tick(record) * 1e-9 : 0;
 }
 
-/* The oldest that has not ended, since the others may wait for it; NULL: none. */
+/* The oldest that has not ended, since the others may wait for it; NULL: none. The very oldest
+ * entry may be one that is being written anew. */
 static const gr_record_entry *find_open(const gr_record *record)
 {
     const gr_record_entry *found = NULL;
-    for (uint64_t back = 1; back <= record->begun && back <= GR_RECORD_ENTRIES; back++) {
+    for (uint64_t back = 1; back <= record->begun && back < GR_RECORD_ENTRIES; back++) {
         const gr_record_entry *entry = gr_record_at(record, record->begun - back);
         found = entry->ended == 0 ? entry : found;
     }

@@ -57,9 +57,13 @@ gr_status gr_record_read(int fd, gr_record *record_out) GR_MUST_CHECK;
  * the end of the process. */
 void gr_record_last(const gr_record *record, uint64_t now, char *text_out, size_t size_bytes);
 
-/* The next entry; what it said before is forgotten. All members but `started` are the caller's to
- * fill. */
+/* The next entry, number record->begun; what it said before is forgotten. All members but `started`
+ * are the caller's to fill; then it counts. Who dies in between leaves no half entry. */
 gr_record_entry *gr_record_begin(gr_record *record);
+static inline void gr_record_commit(gr_record *record)
+{
+    __atomic_store_n(&record->begun, record->begun + 1, __ATOMIC_RELEASE);
+}
 /* The entry that was the `index`-th to be begun, NULL if it was overwritten. */
 const gr_record_entry *gr_record_at(const gr_record *record, uint64_t index);
 /* Copies a name, cut to the entry's room; NULL: none. */

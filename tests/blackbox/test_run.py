@@ -51,8 +51,9 @@ def test_the_users_environment_is_kept_or_overridden(gradus):
 def test_secret_is_in_no_command_line(gradus):
     job = gradus.start("run", "-np", 2, *sh("echo $GRADUS_SECRET; exec sleep 100"))
     secret = read_lines(job.stdout, 2)[0].split()[1]
+    # Launcher, agent, two workers; who is about to become another program has no environment.
+    wait_until(lambda: len(gradus.remains()) >= 4, "all processes of the job")
     running = gradus.remains()
-    assert len(running) >= 4  # launcher, agent, two workers
     for pid in running:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             assert secret.encode() not in file.read()

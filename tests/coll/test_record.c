@@ -31,6 +31,7 @@ static gr_record_entry *begin(gr_record *record, uint32_t number, const char *na
                                .status = GR_PENDING};
     gr_record_copy(entry->name, name);
     gr_record_copy(entry->site, "train.c:88");
+    gr_record_commit(record);
     return entry;
 }
 
