@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import signal
 import socket
 
@@ -140,12 +141,16 @@ def test_a_rank_that_comes_back_is_only_told_of(gradus, comm_script, link, algor
     words = comm_script(BUSY + HANG)
     job = gradus.start("run", "-np", 4, "--", *words,
                        env=environment(link, algorithm, GRADUS_STALL_WARN="300ms"))
-    # In a ring all but its neighbour wait for others, who say so.
-    warning = read_lines(job.stderr, 1)[0]
-    while "rank 1 (" not in warning:
-        assert "gradus: warning: coll:" in warning and "has waited" in warning, warning
-        warning = read_lines(job.stderr, 1)[0]
-    check_hang_sentence(warning)
+    # In a ring all but its neighbour wait for others, who say so. Lines may come several at once, so
+    # the pipe is read as it is.
+    text, warnings = "", []
+    while not any("rank 1 (" in line for line in warnings):
+        ready, _, _ = select.select([job.stderr], [], [], 20)
+        assert ready, f"nobody named rank 1: {text}"
+        text += os.read(job.stderr.fileno(), 65536).decode()
+        warnings = text.split("\n")[:-1]
+    assert all("gradus: warning: coll:" in line and "has waited" in line for line in warnings), text
+    check_hang_sentence(next(line for line in warnings if "rank 1 (" in line))
     (tmp_path / "back").touch()
     out, _ = job.communicate(timeout=60)
     assert job.returncode == 0, out
