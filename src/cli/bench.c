@@ -6,9 +6,9 @@
 #include "cli/bench.h"
 
 #include "base/fail.h"
-#include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "cli/self.h"
 #include "coll/comm.h"
 #include "coll/select.h"
 #include "launch/launch.h"
@@ -16,7 +16,6 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char *const dtype_choices[] = {"f32", "f64", "f16", "bf16", "i32",
                                             "i64", "i8",  "u8",  "i16",  NULL};
@@ -337,35 +336,6 @@ static gr_status choose_algorithm(gr_bench *bench, gr_arena *arena, gr_diag *dia
 }
 
 /* ---- A rank ---------------------------------------------------------------------------------- */
-static gr_status join(gr_bench *bench, gr_arena *arena, gr_diag *diag)
-{
-    gr_group_config config;
-    gr_status status = gr_config_defaults(&gr_group_config_table, &config, arena, diag);
-    if (status == GR_OK) {
-        status = gr_config_from_env(&gr_group_config_table, &config, environ, arena, diag);
-    }
-    if (status != GR_OK) {
-        return status;
-    }
-    config.link = bench->options.link;
-    config.algorithm = bench->options.algorithm;
-    config.exact = bench->options.exact;
-    return gr_comm_create_from(&config, &bench->comm, diag);
-}
-
-/* A rank that failed since another one did says so by its exit code. */
-static int rank_failed(int rank, gr_status status, const gr_diag *diag)
-{
-    gr_scope scope = gr_status_scope(status);
-    bool input = status == GR_E_INVALID && rank != 0; /* rank 0 says it for all */
-    if (!input) {
-        gr_cli_fail(GR_EXIT_FAILED, diag);
-    }
-    return input || scope == GR_SCOPE_PEER || status == GR_E_COMM_BROKEN ? GR_LAUNCH_EXIT_PEER
-           : status == GR_E_INVALID                                      ? GR_EXIT_INPUT
-                                                                         : GR_EXIT_FAILED;
-}
-
 static int finish_rank(const gr_bench *bench, int rank)
 {
     gr_diag diag = {0};
@@ -384,12 +354,17 @@ static int finish_rank(const gr_bench *bench, int rank)
     return gr_cli_flush();
 }
 
-static int run_rank(gr_bench *bench, int rank, int ranks, gr_arena *arena)
+static int run_rank(gr_bench *bench, gr_group_config *job, gr_arena *arena)
 {
+    int rank = (int)job->rank;
     gr_diag diag = {0};
-    gr_status status = check_options(bench, ranks, arena, &diag);
+    gr_status status = check_options(bench, (int)job->world_size, arena, &diag);
     if (status == GR_OK) {
-        status = join(bench, arena, &diag);
+        job->link = bench->options.link;
+        job->algorithm = bench->options.algorithm;
+        job->exact = bench->options.exact;
+        status = gr_comm_create_from(job, &bench->comm, &diag);
+        gr_group_config_wipe(job);
     }
     if (status == GR_OK && rank == 0) {
         gr_bench_print_head(bench);
@@ -397,80 +372,22 @@ static int run_rank(gr_bench *bench, int rank, int ranks, gr_arena *arena)
     if (status == GR_OK) {
         status = gr_bench_measure(bench, gr_bench_print_row, &diag);
     }
-    int code = status == GR_OK ? finish_rank(bench, rank) : rank_failed(rank, status, &diag);
+    int code = status == GR_OK ? finish_rank(bench, rank) : gr_self_failed(rank, status, &diag);
     gr_comm_destroy(bench->comm);
     return code;
 }
 
 /* ---- The launcher ---------------------------------------------------------------------------- */
-static int launch(int argc, char *const *argv, int workers, gr_cores *cores, gr_arena *arena)
-{
-    const int64_t start_timeout_us = 30000000, grace_us = 5000000;
-    char **words = gr_arena_alloc(arena, ((size_t)argc + 2) * sizeof *words);
-    gr_diag diag = {0};
-    if (words == NULL) {
-        fprintf(stderr, "gradus: bench: the command line is too long\n");
-        return GR_EXIT_FAILED;
-    }
-    words[0] = "gradus";
-    memcpy(words + 1, argv, (size_t)argc * sizeof *words);
-    gr_cores_sort_by_topology(cores);
-    const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
-    const char *const defaults[] = {"OMP_NUM_THREADS=1", NULL};
-    const gr_launch_config config = {.workers = workers,
-                                     .argv = words,
-                                     .file = "/proc/self/exe",
-                                     .environment = environ,
-                                     .defaults = defaults,
-                                     .cores = cores,
-                                     .bind = true,
-                                     .all_join = true,
-                                     .start_timeout_us = start_timeout_us,
-                                     .grace_us = grace_us,
-                                     .out_fd = STDOUT_FILENO,
-                                     .err_fd = STDERR_FILENO,
-                                     .prefix = true,
-                                     .raw_rank0 = true,
-                                     .log = &log};
-    gr_launch_report report;
-    gr_status status = gr_launch_run(&config, &report, &diag);
-    if (status == GR_OK) {
-        return GR_EXIT_DONE;
-    }
-    fprintf(stderr, "gradus: %s\n%s%s", diag.text, report.tail, report.last);
-    return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
-}
-
 static int run_job(gr_bench *bench, int argc, char *const *argv, gr_arena *arena)
 {
-    gr_cores cores;
+    int ranks = 0;
     gr_diag diag = {0};
-    int64_t workers = bench->options.workers;
-    gr_status status = gr_cores_allowed(&cores, &diag);
-    if (status == GR_OK && workers == 0) {
-        workers = cores.count < GR_LAUNCH_WORKERS_MAX ? cores.count : GR_LAUNCH_WORKERS_MAX;
-    }
+    gr_status status = gr_self_count(bench->options.workers, 1, &ranks, &diag);
     if (status == GR_OK) {
-        status = check_options(bench, (int)workers, arena, &diag);
+        status = check_options(bench, ranks, arena, &diag);
     }
-    return status == GR_OK ? launch(argc, argv, (int)workers, &cores, arena)
+    return status == GR_OK ? gr_self_launch(argc, argv, ranks, arena)
                            : gr_cli_fail(gr_cli_input_code(status), &diag);
-}
-
-/* In a job: its rank and number of ranks, as far as they are needed before joining. */
-static gr_status read_place(gr_arena *arena, int64_t *rank_out, int64_t *ranks_out, gr_diag *diag)
-{
-    gr_group_config config;
-    gr_status status = gr_config_defaults(&gr_group_config_table, &config, arena, diag);
-    if (status == GR_OK) {
-        status = gr_config_from_env(&gr_group_config_table, &config, environ, arena, diag);
-    }
-    if (status != GR_OK) {
-        return status;
-    }
-    *rank_out = config.rank;
-    *ranks_out = config.world_size;
-    return GR_OK;
 }
 
 int gr_verb_bench(int argc, char *const *argv)
@@ -480,7 +397,7 @@ int gr_verb_bench(int argc, char *const *argv)
     gr_diag diag = {0};
     gr_arena arena;
     gr_arena_init(&arena, ARENA_BYTES_MAX);
-    int64_t rank = -1, ranks = 1;
+    gr_group_config job = {.rank = -1};
     gr_status status = bench != NULL ? GR_OK : gr_fail(&diag, GR_E_NO_MEMORY, "no memory");
     if (status == GR_OK) {
         status =
@@ -493,7 +410,7 @@ int gr_verb_bench(int argc, char *const *argv)
         status = choose_algorithm(bench, &arena, &diag);
     }
     if (status == GR_OK && !line.help) {
-        status = read_place(&arena, &rank, &ranks, &diag);
+        status = gr_group_config_from_env(&job, &arena, &diag);
     }
     int code;
     if (status != GR_OK) {
@@ -501,8 +418,8 @@ int gr_verb_bench(int argc, char *const *argv)
     } else if (line.help) {
         print_help();
         code = gr_cli_flush();
-    } else if (rank >= 0) {
-        code = run_rank(bench, (int)rank, (int)ranks, &arena);
+    } else if (job.rank >= 0) {
+        code = run_rank(bench, &job, &arena);
     } else {
         code = run_job(bench, argc, argv, &arena);
     }

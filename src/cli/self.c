@@ -5,17 +5,19 @@
 #include "cli/cli.h"
 #include "launch/launch.h"
 
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-bool gr_self_in_job(void)
+gr_status gr_self_count(int64_t asked, int least, int *ranks_out, gr_diag *diag)
 {
-    const char *rank = getenv("GRADUS_RANK");
-    return rank && *rank;
+    gr_cores cores;
+    gr_status status = gr_cores_allowed(&cores, diag);
+    int fitting = cores.count < GR_LAUNCH_WORKERS_MAX ? cores.count : GR_LAUNCH_WORKERS_MAX;
+    *ranks_out = asked > 0 ? (int)asked : fitting > least ? fitting : least;
+    return status;
 }
 
-int gr_self_launch(int argc, char *const *argv, int workers, int least, gr_arena *arena)
+int gr_self_launch(int argc, char *const *argv, int ranks, gr_arena *arena)
 {
     const int64_t start_timeout_us = 30000000, grace_us = 5000000;
     char **words = gr_arena_alloc(arena, ((size_t)argc + 2) * sizeof *words);
@@ -26,17 +28,13 @@ int gr_self_launch(int argc, char *const *argv, int workers, int least, gr_arena
     if (status != GR_OK) {
         return gr_cli_fail(gr_cli_input_code(status), &diag);
     }
-    if (workers == 0) {
-        workers = cores.count < GR_LAUNCH_WORKERS_MAX ? cores.count : GR_LAUNCH_WORKERS_MAX;
-        workers = workers > least ? workers : least;
-    }
     words[0] = "gradus";
     memcpy(words + 1, argv, (size_t)argc * sizeof *words);
     words[argc + 1] = NULL;
     gr_cores_sort_by_topology(&cores);
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     const char *const defaults[] = {"OMP_NUM_THREADS=1", NULL};
-    const gr_launch_config config = {.workers = workers,
+    const gr_launch_config config = {.workers = ranks,
                                      .argv = words,
                                      .file = "/proc/self/exe",
                                      .environment = environ,
@@ -68,5 +66,6 @@ int gr_self_failed(int rank, gr_status status, const gr_diag *diag)
         gr_cli_fail(GR_EXIT_FAILED, diag);
     }
     return input || scope == GR_SCOPE_PEER || status == GR_E_COMM_BROKEN ? GR_LAUNCH_EXIT_PEER
+           : status == GR_E_INVALID                                      ? GR_EXIT_INPUT
                                                                          : GR_EXIT_FAILED;
 }

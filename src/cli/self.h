@@ -6,14 +6,18 @@
  * starts itself as often as is wanted. */
 
 #include "base/arena.h"
-#include "coll/comm.h"
+#include "base/fail.h"
+#include <gradus/status.h>
 
-/* Is this process a rank of a job? */
-bool gr_self_in_job(void);
+#include <stdint.h>
 
-/* Starts `workers` (0: one for each core, at least `least`) ranks of "gradus argv..." on this host
- * and waits for their end; returns the exit code. Rank 0's output comes as it is. */
-int gr_self_launch(int argc, char *const *argv, int workers, int least, gr_arena *arena);
+/* How many ranks a verb starts of itself: `asked`, or for 0 one for each core it may use, but at
+ * least `least`. */
+gr_status gr_self_count(int64_t asked, int least, int *ranks_out, gr_diag *diag);
+
+/* Starts so many ranks of "gradus argv..." on this host and waits for their end; returns the exit
+ * code. Rank 0's output comes as it is. */
+int gr_self_launch(int argc, char *const *argv, int ranks, gr_arena *arena);
 
 /* The exit code of a rank that ends with this failure. The sentence is printed, but where another
  * rank says it. */

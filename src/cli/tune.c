@@ -90,26 +90,6 @@ static void print_help(void)
 }
 
 /* ---- A rank ---------------------------------------------------------------------------------- */
-static gr_status join(const gr_tune_options *options, gr_comm **comm_out, gr_diag *diag)
-{
-    gr_group_config config;
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status = gr_config_defaults(&gr_group_config_table, &config, &arena, diag);
-    if (status == GR_OK) {
-        status = gr_config_from_env(&gr_group_config_table, &config, environ, &arena, diag);
-    }
-    if (status == GR_OK) {
-        config.link = options->link;
-        config.algorithm = NULL;
-        config.exact = false;
-        config.tune = "auto";
-        status = gr_comm_create_from(&config, comm_out, diag);
-    }
-    gr_arena_fini(&arena);
-    return status;
-}
-
 static gr_status write_file(gr_comm *comm, const gr_tune_options *options,
                             const gr_tune_points *points, gr_diag *diag)
 {
@@ -135,17 +115,21 @@ static gr_status write_file(gr_comm *comm, const gr_tune_options *options,
     return status;
 }
 
-static int run_rank(const gr_tune_options *options)
+static int run_rank(const gr_tune_options *options, gr_group_config *job)
 {
     gr_tune_points points = {.all = NULL};
     gr_comm *comm = NULL;
     gr_diag diag;
     gr_diag_clear(&diag);
-    gr_status status = join(options, &comm, &diag);
-    int rank = comm ? gr_comm_rank(comm) : 0;
-    if (status == GR_OK && gr_comm_size(comm) < 2) {
-        status = gr_fail(&diag, GR_E_INVALID, "tune: one rank alone has nothing to choose");
-    }
+    int rank = (int)job->rank;
+    job->link = options->link;
+    job->algorithm = NULL;
+    job->exact = false;
+    job->tune = "auto";
+    gr_status status = job->world_size >= 2 ? gr_comm_create_from(job, &comm, &diag)
+                                            : gr_fail(&diag, GR_E_INVALID,
+                                                      "tune: one rank alone has nothing to choose");
+    gr_group_config_wipe(job);
     if (status == GR_OK) {
         status = gr_tune_measure(comm, options, &points, &diag);
     }
@@ -165,9 +149,17 @@ int gr_verb_tune(int argc, char *const *argv)
     gr_diag diag = {0};
     gr_arena arena;
     gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_group_config job;
+    int ranks = 0;
     gr_status status = gr_cli_parse(&gr_tune_table, &options, argc, argv, 0, &arena, &line, &diag);
     if (status == GR_OK && !line.help && options.end_bytes < options.begin_bytes) {
         status = gr_fail(&diag, GR_E_INVALID, "tune: --end must be at least --begin");
+    }
+    if (status == GR_OK && !line.help) {
+        status = gr_group_config_from_env(&job, &arena, &diag);
+    }
+    if (status == GR_OK && !line.help) {
+        status = gr_self_count(options.workers, 2, &ranks, &diag);
     }
     int code;
     if (status != GR_OK) {
@@ -175,10 +167,10 @@ int gr_verb_tune(int argc, char *const *argv)
     } else if (line.help) {
         print_help();
         code = gr_cli_flush();
-    } else if (gr_self_in_job()) {
-        code = run_rank(&options);
+    } else if (job.rank >= 0) {
+        code = run_rank(&options, &job);
     } else {
-        code = gr_self_launch(argc, argv, (int)options.workers, 2, &arena);
+        code = gr_self_launch(argc, argv, ranks, &arena);
     }
     gr_arena_fini(&arena);
     return code;

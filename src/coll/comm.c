@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/comm.h"
 #include "base/fail.h"
-#include "base/hash.h"
 #include "coll/comm_internal.h"
 #include "coll/tune.h"
 
@@ -174,15 +173,10 @@ gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag)
     gr_arena arena;
     gr_arena_init(&arena, CONFIG_BYTES_MAX);
     gr_group_config config;
-    gr_status status = gr_config_defaults(&gr_group_config_table, &config, &arena, diag);
-    if (status == GR_OK) {
-        status = gr_config_from_env(&gr_group_config_table, &config, environ, &arena, diag);
-    }
+    gr_status status = gr_group_config_from_env(&config, &arena, diag);
     if (status == GR_OK) {
         status = gr_comm_create_from(&config, comm_out, diag);
-    }
-    if (status == GR_OK && config.secret_hex) {
-        gr_wipe((void *)(uintptr_t)config.secret_hex, strlen(config.secret_hex)); /* the arena's */
+        gr_group_config_wipe(&config);
     }
     gr_arena_fini(&arena);
     return status;

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/group.h"
 
+#include "base/hash.h"
 #include "group/message.h"
 
 #include <stddef.h>
+#include <string.h>
+#include <unistd.h>
 
 static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
 /* In the order of gr_log_level. */
@@ -185,3 +188,19 @@ const gr_config_table gr_group_config_table = {
     .fields = fields,
     .struct_bytes = sizeof(gr_group_config),
 };
+
+gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena, gr_diag *diag)
+{
+    gr_status status = gr_config_defaults(&gr_group_config_table, config_out, arena, diag);
+    return status == GR_OK
+               ? gr_config_from_env(&gr_group_config_table, config_out, environ, arena, diag)
+               : status;
+}
+
+void gr_group_config_wipe(gr_group_config *config)
+{
+    if (config->secret_hex) {
+        gr_wipe((void *)(uintptr_t)config->secret_hex, strlen(config->secret_hex)); /* arena's */
+        config->secret_hex = NULL;
+    }
+}

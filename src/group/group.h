@@ -44,6 +44,12 @@ typedef struct gr_group_config {
 } gr_group_config;
 extern const gr_config_table gr_group_config_table;
 
+/* What this process's environment says; rank -1: it is in no job. The texts are the arena's. */
+gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
+                                   gr_diag *diag) GR_MUST_CHECK;
+/* Overwrites the secret, once nobody needs it. */
+void gr_group_config_wipe(gr_group_config *config);
+
 typedef struct gr_group gr_group;
 
 /* Call in, wait for the others, wire all links. Blocks at most join_timeout_us. */
