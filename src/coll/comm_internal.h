@@ -38,6 +38,7 @@ typedef struct gr_comm_thread {
     _Atomic int asked;
     _Atomic int in_wait; /* somebody may be in gr_mesh_wait */
     bool stop;           /* under lock */
+    bool asleep;         /* until it is signalled; under lock */
     bool calling;        /* the thread runs a callback; its own */
 } gr_comm_thread;
 

@@ -2,8 +2,10 @@
 #include "base/fail.h"
 #include "coll/comm_internal.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- The lock -------------------------------------------------------------------------------- */
 static bool on_background(const gr_comm_thread *thread)
@@ -43,7 +45,7 @@ static void unlock(gr_family *family)
     } else {
         atomic_fetch_sub(&thread->wanted, 1);
         if (gr_exec_active(family->exec) > 0 || gr_exec_done_pending(family->exec) ||
-            thread->stop) {
+            thread->stop || (thread->asleep && gr_exec_unsure(family->exec))) {
             pthread_cond_signal(&thread->cond);
         }
     }
@@ -228,6 +230,30 @@ static void call_back(gr_family *family)
     }
 }
 
+enum { GLANCE_NS = 100000000 };
+
+/* Nothing is under way. If some rank may have called something else all the same, what it sent is
+ * looked at now and then: an error that waits for the program's next call might wait for long. */
+static void idle(gr_family *family)
+{
+    gr_comm_thread *thread = &family->thread;
+    if (!gr_exec_unsure(family->exec)) {
+        thread->asleep = true;
+        pthread_cond_wait(&thread->cond, &thread->lock);
+        thread->asleep = false;
+        return;
+    }
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += GLANCE_NS;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    if (pthread_cond_timedwait(&thread->cond, &thread->lock, &until) == ETIMEDOUT &&
+        !gr_exec_progress(family->exec)) {
+        (void)gr_exec_look(family->exec, false);
+    }
+}
+
 static void *run_thread(void *arg)
 {
     gr_family *family = arg;
@@ -237,7 +263,7 @@ static void *run_thread(void *arg)
         call_back(family);
         if (atomic_load(&thread->wanted) || gr_exec_active(family->exec) == 0) {
             if (!thread->stop && !gr_exec_done_pending(family->exec)) {
-                pthread_cond_wait(&thread->cond, &thread->lock);
+                idle(family);
             }
             continue;
         }
@@ -253,7 +279,11 @@ gr_status gr_comm_thread_start(gr_family *family, gr_diag *diag)
 {
     gr_comm_thread *thread = &family->thread;
     pthread_mutex_init(&thread->lock, NULL);
-    pthread_cond_init(&thread->cond, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&thread->cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&thread->given, NULL);
     /* Signals belong to the program's own threads. */
     sigset_t all, before;

@@ -6,7 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEGMENT_ALIGN = 64, SKEW_WINDOW = 16, SMALL_BYTES = 4096 };
+enum {
+    SEGMENT_ALIGN = 64,
+    SKEW_WINDOW = 16,
+    SMALL_BYTES = 4096,
+    GLANCE_TICKS = 1 << 24 /* some milliseconds, less than a second by any processor's counter */
+};
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_diag *diag)
@@ -37,6 +42,8 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     exec->world_size = config->world_size;
     exec->op_timeout_us = config->op_timeout_us;
     exec->clock = config->clock;
+    bool real = config->clock.now_us == gr_clock_real().now_us;
+    exec->glance_ticks = real ? GLANCE_TICKS : 0; /* simulated runs are to repeat */
     exec->log = config->log;
     exec->owner = config->owner;
     exec->stall_warn_us = config->stall_warn_us;
@@ -151,6 +158,9 @@ void gr_exec_part_over(gr_exec *exec, gr_op *op)
 {
     op->over = true;
     exec->active--;
+    if (op->settles && op->record >= exec->settled) {
+        exec->settled = op->record + 1;
+    }
     gr_exec_record_end(exec, op, GR_OK);
     if (--op->head->parts_left == 0) {
         gr_exec_finish(exec, op->head, GR_OK);
@@ -199,7 +209,7 @@ static void move_all_driven(gr_exec *exec)
 
 bool gr_exec_progress(gr_exec *exec)
 {
-    if (exec->active == 0) {
+    if (gr_exec_active(exec) == 0 && !gr_exec_unsure(exec)) {
         return false;
     }
     bool moved_before = exec->moved;
@@ -221,7 +231,7 @@ bool gr_exec_progress(gr_exec *exec)
         gr_exec_take(exec, link);
     }
     move_all_driven(exec); /* now, since what lies on the links may show that they are in error */
-    if (status != GR_OK && exec->active > 0) {
+    if (status != GR_OK && exec->diag.status == GR_OK) {
         gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }
     bool moved = exec->moved;
@@ -232,7 +242,7 @@ bool gr_exec_progress(gr_exec *exec)
 void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
 {
     bool waited = false;
-    while (op ? op->state == GR_OP_ACTIVE : exec->active > 0) {
+    while (op ? op->state == GR_OP_ACTIVE : gr_exec_active(exec) > 0) {
         if (yield && (*yield || exec->done_head)) {
             return;
         }
@@ -240,7 +250,7 @@ void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
             continue;
         }
         int64_t deadline_us = gr_exec_look(exec, waited);
-        if ((op && op->state != GR_OP_ACTIVE) || exec->active == 0) {
+        if (op ? op->state != GR_OP_ACTIVE : gr_exec_active(exec) == 0) {
             return;
         }
         gr_mesh_wait(exec->mesh, deadline_us);
@@ -250,7 +260,22 @@ void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
 
 int gr_exec_active(const gr_exec *exec)
 {
-    return exec->active;
+    return exec->active + (exec->doubt.on && exec->diag.status == GR_OK);
+}
+
+bool gr_exec_unsure(const gr_exec *exec)
+{
+    return exec->unsettled > exec->settled && exec->diag.status == GR_OK;
+}
+
+void gr_exec_glance(gr_exec *exec, uint64_t now)
+{
+    if (gr_exec_unsure(exec) && now - exec->glanced >= exec->glance_ticks) {
+        exec->glanced = now;
+        if (!gr_exec_progress(exec)) {
+            (void)gr_exec_look(exec, false);
+        }
+    }
 }
 
 /* ---- Operations ------------------------------------------------------------------------------ */

@@ -164,8 +164,12 @@ int64_t gr_exec_look(gr_exec *exec, bool waited);
 /* Progress until `op` (NULL: everything) is finished. With `yield` also until something else wants
  * the executor (*yield != 0) or a callback is due; sleeps by gr_mesh_wait. */
 void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield);
-/* Plans and driven operations that have not finished. */
+/* Plans and driven operations that have not finished; one more while it is being found out whether
+ * another rank called something else. */
 int gr_exec_active(const gr_exec *exec);
+/* Some rank may have called something else than what is over here (two roots that only sent, say).
+ * Then a pass and a look are worth their while though nothing is under way. */
+bool gr_exec_unsure(const gr_exec *exec);
 
 bool gr_op_finished(const gr_op *op);
 /* The result of a finished operation; gives the object back. */

@@ -46,6 +46,7 @@ struct gr_op {
     uint32_t number; /* in its communicator; messages: on their link and direction */
     uint16_t comm;
     bool is_message;
+    bool settles;     /* when it is over, all ranks of the job have begun it */
     bool sends_empty; /* also what has no bytes makes a message */
     uint64_t fingerprint;
     uint64_t record; /* index of its entry */
@@ -211,7 +212,11 @@ struct gr_exec {
     bool moved;            /* since the last look at the clock */
     int64_t idle_since_us; /* nothing moved since */
     int64_t last_look_us;
-    uint64_t arrived; /* when something came in this pass, in ticks; 0: nothing did */
+    /* Entries of the record, plus one: of the newest operation that may end without a word from
+     * some rank, and of the newest one that ended and had one from all. */
+    uint64_t unsettled, settled;
+    uint64_t glanced, glance_ticks; /* the last gr_exec_glance that looked; how often it does */
+    uint64_t arrived;               /* when something came in this pass, in ticks; 0: nothing did */
     gr_exec_doubt doubt;
     gr_diag diag;
     gr_record *record;
@@ -267,6 +272,9 @@ static inline int gr_op_local(const gr_op *op, int world)
 void gr_exec_part_over(gr_exec *exec, gr_op *op); /* its last step is done */
 void gr_exec_finish(gr_exec *exec, gr_op *head, gr_status status);
 void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status);
+/* An operation was started at `now` (ticks), and may be over as well. If ranks may have called
+ * something else before, looks at what they sent, from time to time. */
+void gr_exec_glance(gr_exec *exec, uint64_t now);
 
 /* exec_start.c */
 void gr_exec_grow_fini(gr_op *op);

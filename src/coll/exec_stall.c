@@ -214,7 +214,7 @@ static int64_t look_at(gr_exec *exec, gr_op *op, int64_t now_us, int64_t skipped
 /* ---- All ------------------------------------------------------------------------------------- */
 int64_t gr_exec_look(gr_exec *exec, bool waited)
 {
-    if (exec->active == 0) {
+    if (gr_exec_active(exec) == 0 && !gr_exec_unsure(exec)) {
         return GR_NEVER;
     }
     int64_t now_us = gr_clock_now_us(&exec->clock);
@@ -238,10 +238,10 @@ int64_t gr_exec_look(gr_exec *exec, bool waited)
     for (int i = 0; i < exec->driven_count; i++) {
         next_us = earlier(next_us, look_at(exec, exec->driven[i], now_us, skipped_us));
     }
-    for (int peer = 0; peer < exec->world_size && exec->active > 0; peer++) {
+    for (int peer = 0; peer < exec->world_size && exec->diag.status == GR_OK; peer++) {
         gr_exec_compare_waits(exec, &exec->links[peer]);
     }
-    if (exec->active == 0) {
+    if (exec->diag.status != GR_OK) {
         return GR_NEVER;
     }
     if (exec->holds > 0) {

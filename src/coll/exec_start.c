@@ -413,6 +413,15 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
     return GR_OK;
 }
 
+/* What has a root or a single peer may be over here before all ranks have called it, or anything
+ * else. */
+static bool settles(const gr_op *op, const gr_op_desc *desc)
+{
+    bool meets = op->driver != NULL || desc->coll == GR_COLL_BARRIER ||
+                 (op->total_bytes > 0 && !op->uneven && !op->is_message && !has_root(desc->coll));
+    return meets && !op->local;
+}
+
 /* From here on nothing can go wrong: the operation gets its numbers. */
 static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
 {
@@ -430,6 +439,10 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     exec->arrived = 0;
     exec->active++;
     record(exec, op, desc);
+    op->settles = settles(op, desc);
+    if (!op->settles) {
+        exec->unsettled = op->record + 1;
+    }
 }
 
 static void enter(gr_exec *exec, gr_op *op)
@@ -522,6 +535,7 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int requ
         enter(exec, op);
     }
     start_moving(exec, first_seq);
+    gr_exec_glance(exec, head->started);
     *op_out = head;
     return GR_OK;
 }

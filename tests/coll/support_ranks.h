@@ -24,6 +24,17 @@ typedef struct ranks_job {
  * destroy it and end. Says what is wrong on stderr. */
 typedef int ranks_function(gr_comm *comm, const ranks_job *job);
 
+/* In a rank: say what is wrong and end with 1. */
+#define RANK_EXPECT(condition)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s; %s)\n", __FILE__, __LINE__,     \
+                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text,  \
+                    gr_comm_last_error(comm)->text);                                               \
+            return 1;                                                                              \
+        }                                                                                          \
+    } while (0)
+
 /* 0 if every rank returned 0; else a bit for each rank that did not (rank 0: bit 0). A rank that
  * was killed counts as failed unless it is in `may_die`. Bounded in time. */
 uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_die);

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The last rank calls something else than all others: each rank has the sentence within a second,
+ * with both sides, whether it waits, has finished and looks in again, or computes beside a
+ * progress thread. Every plan over a simulated network: test_mismatch.c. */
+#include "base/clock.h"
+#include "support_ranks.h"
+#include <gradus/coll.h>
+
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { COUNT = 100, BLOCKS = 4, CALLS = 2, SECOND_NS = 1000000000 };
+
+typedef struct kind {
+    gr_call ours[CALLS], theirs[CALLS]; /* no count: of no more calls */
+    const char *our_words, *their_words;
+} kind;
+
+#define ONE(what, more)                                                                            \
+    {                                                                                              \
+        .coll = GR_COLL_##what, .count = COUNT, more                                               \
+    }
+#define NAMED(text) .name = (text)
+
+static const kind kinds[] = {
+    {{ONE(ALLREDUCE, )}, {ONE(ALLREDUCE, .dtype = GR_F64)}, "of 100 f32", "of 100 f64"},
+    {{ONE(ALLREDUCE, )}, {ONE(ALLREDUCE, .op = GR_MAX)}, "(sum over", "(max over"},
+    {{ONE(ALLREDUCE, NAMED("grads"))}, {ONE(ALLREDUCE, NAMED("loss"))}, "\"grads\"", "\"loss\""},
+    {{ONE(ALLREDUCE, )}, {ONE(ALLTOALL, )}, "allreduce of 100", "alltoall of 100"},
+    {{ONE(ALLREDUCE, )}, {ONE(GATHER, )}, "allreduce of 100", "gather of 100"},
+    {{ONE(BARRIER, )}, {ONE(REDUCE, )}, "barrier", "reduce of 100"},
+    {{ONE(BROADCAST, )}, {ONE(BROADCAST, .root = 1)}, "from rank 0", "from rank 1"},
+    {{ONE(GATHER, .root = 1)}, {ONE(REDUCE, )}, "gather of 100", "reduce of 100"},
+    {{ONE(REDUCE, .root = 1)}, {ONE(BROADCAST, .root = 1)}, "reduce of 100", "broadcast of 100"},
+    {{ONE(SCATTER, )}, {ONE(ALLGATHER, )}, "scatter of 100", "allgather of 100"},
+    {{ONE(ALLREDUCE, ), ONE(BARRIER, )},
+     {ONE(BARRIER, ), ONE(ALLREDUCE, )},
+     "allreduce of 100",
+     "barrier"},
+    {{ONE(REDUCE, ), ONE(GATHER, )},
+     {ONE(GATHER, ), ONE(REDUCE, )},
+     "reduce of 100",
+     "gather of 100"},
+};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+static bool both_sides(const gr_diag *diag, const kind *k)
+{
+    return strstr(diag->text, k->our_words) && strstr(diag->text, k->their_words) &&
+           strstr(diag->text, "ours.c:1") && strstr(diag->text, "theirs.c:2");
+}
+
+/* Nobody calls anything else, but all look in. */
+static int run_kind(gr_comm *comm, const ranks_job *job)
+{
+    const kind *k = job->arg;
+    double memory[2 * BLOCKS * COUNT] = {0};
+    bool differs = gr_comm_rank(comm) == gr_comm_size(comm) - 1;
+    const gr_call *calls = differs ? k->theirs : k->ours;
+    gr_status status = gr_barrier(comm); /* others may have failed behind it already */
+    int64_t begun_ns = gr_now_ns();
+    for (int i = 0; i < CALLS && calls[i].count > 0 && status == GR_OK; i++) {
+        gr_call call = calls[i];
+        call.site = differs ? "theirs.c:2" : "ours.c:1";
+        call.in = memory;
+        call.out = memory + (size_t)BLOCKS * COUNT;
+        status = gr_run(comm, &call, 1);
+    }
+    while ((status == GR_OK || status == GR_PENDING) && gr_now_ns() - begun_ns < SECOND_NS) {
+        status = gr_comm_poll(comm);
+        sched_yield();
+    }
+    RANK_EXPECT(gr_now_ns() - begun_ns < SECOND_NS);
+    RANK_EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
+    RANK_EXPECT(both_sides(gr_comm_diag(comm), k));
+    RANK_EXPECT(gr_barrier(comm) == GR_E_COMM_BROKEN);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_kinds(const char *link, const char *algorithm)
+{
+    for (int i = 0; i < KINDS; i++) {
+        for (int size = 2; size <= BLOCKS; size++) {
+            ranks_job job = {.size = size,
+                             .link = link,
+                             .algorithm = algorithm,
+                             .tune = "off",
+                             .progress = 2,
+                             .arg = &kinds[i]};
+            if (ranks_run(&job, run_kind, 0) != 0) {
+                fail_msg("%d ranks over %s: %s against %s", size, link, kinds[i].our_words,
+                         kinds[i].their_words);
+            }
+        }
+    }
+}
+
+static void test_lane(void **state)
+{
+    (void)state;
+    test_kinds("shm", NULL);
+}
+
+static void test_plans(void **state)
+{
+    (void)state;
+    test_kinds("shm", "allreduce=tree;barrier=dissemination");
+}
+
+static void test_tcp(void **state)
+{
+    (void)state;
+    test_kinds("tcp", NULL);
+}
+
+/* Rank 1 has sent, and makes no call any more: its progress thread tells rank 0 what that was. */
+static int run_busy(gr_comm *comm, const ranks_job *job)
+{
+    const int *fds = job->arg;
+    float in[COUNT] = {0}, out[2 * COUNT];
+    char byte = 0;
+    gr_call call = {
+        .coll = GR_COLL_GATHER, .in = in, .out = out, .count = COUNT, .site = "ours.c:1"};
+    if (gr_comm_rank(comm) == 1) {
+        call.coll = GR_COLL_REDUCE;
+        call.site = "theirs.c:2";
+        RANK_EXPECT(gr_run(comm, &call, 1) == GR_OK);
+        RANK_EXPECT(read(fds[0], &byte, 1) == 1); /* as if it computed */
+    } else {
+        RANK_EXPECT(gr_run(comm, &call, 1) == GR_E_MISMATCH);
+        RANK_EXPECT(write(fds[1], &byte, 1) == 1);
+    }
+    static const kind expected = {.our_words = "gather of 100", .their_words = "reduce of 100"};
+    RANK_EXPECT(gr_barrier(comm) == GR_E_COMM_BROKEN);
+    RANK_EXPECT(both_sides(gr_comm_diag(comm), &expected));
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_busy(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        int fds[2];
+        assert_int_equal(pipe(fds), 0);
+        ranks_job job = {
+            .size = 2, .link = i % 2 ? "tcp" : "shm", .tune = "off", .progress = 1, .arg = fds};
+        assert_int_equal(ranks_run(&job, run_busy, 0), 0);
+        close(fds[0]);
+        close(fds[1]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_lane),
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_busy),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
