@@ -51,6 +51,7 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
         return GR_OK;
     }
     family->choosing.link = gr_group_link_kind(family->group);
+    family->topology = gr_group_topology(family->group);
     gr_exec_config exec_config = {
         .mesh = family->mesh,
         .rank = gr_group_rank(family->group),
@@ -121,7 +122,7 @@ static void free_comm(gr_comm *comm)
 /* Where the members run. */
 static gr_status place(gr_comm *comm)
 {
-    const gr_topology *all = gr_group_topology(comm->family->group);
+    const gr_topology *all = comm->family->topology;
     uint64_t *hosts = calloc((size_t)comm->size, sizeof *hosts);
     for (int i = 0; hosts && i < comm->size; i++) {
         hosts[i] = (uint64_t)all->host_of[comm->world[i]];

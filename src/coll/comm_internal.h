@@ -80,8 +80,9 @@ typedef struct gr_alone_done {
 struct gr_family {
     int comms; /* that exist */
     gr_group *group;
-    gr_mesh *mesh; /* NULL in a group of one, as is exec */
+    gr_mesh *mesh; /* NULL in a group of one, as are exec and topology */
     gr_exec *exec;
+    const gr_topology *topology;               /* of the whole job */
     gr_timeline *timeline;                     /* NULL: none is wanted */
     gr_comm_lanes *lanes;                      /* NULL: none yet */
     int next_lane;                             /* no lane had this number, nor a larger one */

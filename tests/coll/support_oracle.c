@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support_oracle.h"
-#include "coll/plan.h"
 #include "coll/reduce.h"
 #include "support_values.h"
 
@@ -84,11 +83,11 @@ void oracle_random(oracle_case *c, uint64_t *state, int size, size_t count_max)
 
 void oracle_describe(const oracle_case *c, char *text, size_t size_bytes)
 {
-    snprintf(text, size_bytes, "%s of %zu%s %s (%s), root %d, peer %d, %s, factors %g %g, %s",
-             gr_coll_name(c->coll), c->count, c->uneven ? " (by rank)" : "",
-             gr_dtype_name(c->dtype), gr_redop_name(c->op), c->root, c->peer,
-             c->in_place ? "in place" : "out of place", c->prescale, c->postscale,
-             c->shared ? "shared" : "plain");
+    snprintf(
+        text, size_bytes, "%s of %zu%s %s (%s), root %d, peer %d, %s, factors %g %g, %s, %d shards",
+        gr_coll_name(c->coll), c->count, c->uneven ? " (by rank)" : "", gr_dtype_name(c->dtype),
+        gr_redop_name(c->op), c->root, c->peer, c->in_place ? "in place" : "out of place",
+        c->prescale, c->postscale, c->shared ? "shared" : "plain", c->shards);
 }
 
 /* ---- Who has what ---------------------------------------------------------------------------- */
@@ -164,6 +163,11 @@ static size_t gotten(const oracle_case *c, int rank, int size)
     }
 }
 
+static bool is_small(const oracle_case *c)
+{
+    return c->small || c->op == GR_PRODUCT;
+}
+
 /* `to` need not be aligned. */
 static void fill(const oracle_case *c, void *to, int rank, size_t count)
 {
@@ -172,7 +176,7 @@ static void fill(const oracle_case *c, void *to, int rank, size_t count)
     if (!aligned) {
         abort();
     }
-    vals_fill(aligned, c->dtype, count, c->seed, rank, c->op == GR_PRODUCT);
+    vals_fill(aligned, c->dtype, count, c->seed, rank, is_small(c));
     memcpy(to, aligned, bytes);
     free(aligned);
 }
@@ -206,7 +210,7 @@ static void reduce_tree(const oracle_case *c, uint8_t *to, size_t elements, int 
 static void finish(const oracle_case *c, uint8_t *to, size_t elements, int size)
 {
     if (c->op == GR_AVERAGE) {
-        gr_scale_inverse(to, elements, c->dtype, size);
+        gr_scale_inverse(to, elements, c->dtype, c->shards > 0 ? c->shards : size);
     }
     if (c->postscale != 0 && c->postscale != 1) {
         gr_scale(to, elements, c->dtype, c->postscale);
@@ -236,7 +240,11 @@ static void expect(const oracle_part *part, uint8_t *want)
     switch (c->coll) {
     case GR_COLL_ALLREDUCE:
     case GR_COLL_REDUCE:
-        reduce_tree(c, want, c->count, 0, size);
+        if (c->shards > 0) {
+            vals_subtree(want, c->dtype, c->op, c->count, c->seed, 0, c->shards, is_small(c));
+        } else {
+            reduce_tree(c, want, c->count, 0, size);
+        }
         finish(c, want, c->count, size);
         break;
     case GR_COLL_REDUCE_SCATTER: {
@@ -332,11 +340,45 @@ static void fill_in_call(oracle_part *part)
         }
         part->call.recv_counts = each ? part->recv_counts : NULL;
     }
+    if (c->shards > 0) {
+        part->call.out = NULL;
+        part->call.shards = c->shards;
+        part->call.partials = part->partials;
+    }
     if (c->coll == GR_COLL_SEND && part->rank == c->peer) {
         part->call.coll = GR_COLL_RECV;
     } else if (c->coll == GR_COLL_SEND) {
         part->call.root = c->peer;
     }
+}
+
+/* The sums of the shards that this rank holds, one buffer for each whole subtree. */
+static bool begin_partials(oracle_part *part)
+{
+    const oracle_case *c = part->c;
+    gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
+    int first, count;
+    gr_shard_range(c->shards, part->size, part->rank, &first, &count);
+    int covers = count > 0 ? gr_tree_cover(c->shards, first, count, ranges) : 0;
+    size_t bytes = c->count * element_bytes[c->dtype];
+    uint8_t *sum = malloc(bytes + 1);
+    bool fine = sum != NULL;
+    for (int i = 0; fine && (i == 0 || i < covers); i++) {
+        uint8_t *at = make_buffer(part, bytes, c->offset_out, &part->memory_partials[i]);
+        part->partials[i] = at;
+        fine = at != NULL;
+        if (fine && i < covers) {
+            vals_subtree(sum, c->dtype, c->op, c->count, c->seed, ranges[i].first, ranges[i].count,
+                         is_small(c));
+            memcpy(at, sum, bytes);
+        }
+    }
+    free(sum);
+    part->out = part->partials[0];
+    part->memory_out = part->memory_partials[0];
+    part->memory_partials[0] = NULL;
+    part->out_bytes = bytes;
+    return fine;
 }
 
 bool oracle_begin(oracle_part *part, const oracle_case *c, gr_comm *comm)
@@ -347,6 +389,11 @@ bool oracle_begin(oracle_part *part, const oracle_case *c, gr_comm *comm)
     part->rank = gr_comm_rank(comm);
     part->size = gr_comm_size(comm);
     part->idle = c->coll == GR_COLL_SEND && part->rank != c->root && part->rank != c->peer;
+    if (c->shards > 0) {
+        bool fine = begin_partials(part);
+        fill_in_call(part);
+        return fine;
+    }
     size_t width = element_bytes[c->dtype];
     size_t gives = given(c, part->rank, part->size);
     size_t gets = gotten(c, part->rank, part->size);
@@ -430,6 +477,21 @@ static bool check(const oracle_part *part, const char **why)
     return fine;
 }
 
+static void release(oracle_part *part)
+{
+    uint8_t *memory[] = {part->memory_in, part->memory_out};
+    for (int i = 0; i < 2; i++) {
+        if (memory[i]) {
+            free_buffer(part, memory[i]);
+        }
+    }
+    for (int i = 1; i < GR_SHARD_PARTIALS_MAX; i++) {
+        if (part->memory_partials[i]) {
+            free_buffer(part, part->memory_partials[i]);
+        }
+    }
+}
+
 bool oracle_end(oracle_part *part)
 {
     const char *why = "no memory";
@@ -439,9 +501,13 @@ bool oracle_end(oracle_part *part)
         oracle_describe(part->c, text, sizeof text);
         fprintf(stderr, "rank %d of %d: %s: %s\n", part->rank, part->size, text, why);
     }
-    if (part->memory_in) {
-        free_buffer(part, part->memory_in);
-    }
-    free_buffer(part, part->memory_out);
+    release(part);
     return fine;
+}
+
+void oracle_drop(oracle_part *part)
+{
+    if (part->c && !part->c->shared) {
+        release(part);
+    }
 }

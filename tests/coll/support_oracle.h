@@ -5,6 +5,8 @@
 /* Operations of every kind, and what must come out of them: each rank computes the contributions of
  * all ranks and the result from the definition, in one process, and compares all bits. */
 
+#include "coll/plan.h"
+
 #include <gradus/coll.h>
 #include <stdbool.h>
 
@@ -23,6 +25,9 @@ typedef struct oracle_case {
     double prescale, postscale; /* 0: none */
     int offset_in, offset_out;  /* bytes that the buffers stand off their alignment */
     bool shared;                /* of gr_alloc */
+    bool small;                 /* whole numbers: any order of additions gives the same bits */
+    int shards;                 /* of an allreduce over so many; 0: one a rank. Without a function
+                                   of the user's, and without factors for the contributions */
     uint64_t seed;              /* of the values */
 } oracle_case;
 
@@ -38,6 +43,8 @@ typedef struct oracle_part {
     int rank, size;
     bool idle; /* neither end of a message */
     uint8_t *memory_in, *memory_out, *in, *out;
+    void *partials[GR_SHARD_PARTIALS_MAX]; /* over shards: the first one is `out` */
+    uint8_t *memory_partials[GR_SHARD_PARTIALS_MAX];
     size_t in_bytes, out_bytes;
     size_t recv_counts[ORACLE_RANKS_MAX];
     gr_call call;
@@ -47,6 +54,8 @@ typedef struct oracle_part {
 bool oracle_begin(oracle_part *part, const oracle_case *c, gr_comm *comm);
 /* Is everything as it must be? Says on stderr what is not. Frees the buffers. */
 bool oracle_end(oracle_part *part);
+/* Frees the buffers of an operation that has failed; those of gr_alloc are the communicator's. */
+void oracle_drop(oracle_part *part);
 /* Writes "allgather of ..." for messages of tests. */
 void oracle_describe(const oracle_case *c, char *text, size_t size_bytes);
 
