@@ -295,10 +295,10 @@ static void listen_to(gr_coordinator *coordinator, member *from)
 
 /* ---- Face ------------------------------------------------------------------------------------ */
 
-static bool admit(void *coordinator_arg, int32_t rank)
+static bool admit(void *coordinator_arg, int32_t rank, gr_auth_stream stream)
 {
     const gr_coordinator *coordinator = coordinator_arg;
-    return rank >= 0 && rank < coordinator->world_size;
+    return rank >= 0 && rank < coordinator->world_size && stream.count == 1;
 }
 
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)

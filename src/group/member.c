@@ -116,7 +116,8 @@ static gr_status call_in(joining *join, int *fd_out, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    status = gr_door_dial(door, GR_AUTH_RANK_COORDINATOR, join->config->coordinator, diag);
+    status = gr_door_dial(door, GR_AUTH_RANK_COORDINATOR, (gr_auth_stream){.count = 1},
+                          join->config->coordinator, diag);
     while (status == GR_OK) {
         status = gr_door_progress(door, diag);
         if (status != GR_OK || gr_door_take(door, &arrival)) {

@@ -12,7 +12,9 @@
  *  6  u8   role of the sender            6  u8   role of the sender
  *  7  u8   role expected of the peer     7  u8   zero
  *  8  i32  rank of the sender            8       HMAC-SHA256, 32 bytes, over answer bytes 0..7, the
- * 12  u32  zero                                  connector's challenge, the acceptor's challenge
+ * 12  u8   number of the stream                  connector's challenge, the acceptor's challenge
+ * 13  u8   of how many
+ * 14  u16  zero
  * 16  u64  XXH3-64 of bytes 0..15
  * 24       32 random bytes
  *
@@ -21,7 +23,8 @@
 enum {
     CHALLENGE_MAGIC = 0x31415247,
     ANSWER_MAGIC = 0x32415247,
-    AUTH_VERSION = 1,
+    AUTH_VERSION = 2,
+    STREAM_AT = 12,
     CHECKSUM_AT = 16,
     NONCE_AT = 24,
     NONCE_BYTES = GR_AUTH_CHALLENGE_BYTES - NONCE_AT,
@@ -45,7 +48,7 @@ gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
     auth->out[6] = (uint8_t)role;
     auth->out[7] = (uint8_t)other_role(role);
     gr_put_u32(auth->out + 8, (uint32_t)rank);
-    gr_put_u64(auth->out + CHECKSUM_AT, gr_hash64(auth->out, CHECKSUM_AT, CHALLENGE_MAGIC));
+    gr_auth_name_stream(auth, (gr_auth_stream){.index = 0, .count = 1});
     gr_status status = gr_random_bytes(auth->out + NONCE_AT, NONCE_BYTES, diag);
     if (status != GR_OK) {
         return status;
@@ -53,6 +56,13 @@ gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
     memcpy(auth->secret, secret, GR_SECRET_BYTES);
     auth->out_ready = GR_AUTH_CHALLENGE_BYTES;
     return GR_OK;
+}
+
+void gr_auth_name_stream(gr_auth *auth, gr_auth_stream stream)
+{
+    auth->out[STREAM_AT] = stream.index;
+    auth->out[STREAM_AT + 1] = stream.count;
+    gr_put_u64(auth->out + CHECKSUM_AT, gr_hash64(auth->out, CHECKSUM_AT, CHALLENGE_MAGIC));
 }
 
 void gr_auth_fini(gr_auth *auth)
@@ -110,8 +120,13 @@ static gr_status check_challenge(gr_auth *auth, gr_diag *diag)
 {
     const uint8_t *in = auth->in;
     if (gr_get_u64(in + CHECKSUM_AT) != gr_hash64(in, CHECKSUM_AT, CHALLENGE_MAGIC) ||
-        gr_get_u32(in + 12) != 0) {
+        gr_get_u16(in + STREAM_AT + 2) != 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "a challenge with a wrong checksum");
+    }
+    gr_auth_stream stream = {.index = in[STREAM_AT], .count = in[STREAM_AT + 1]};
+    if (stream.count > GR_LINK_STREAMS_MAX || stream.index >= stream.count) {
+        return gr_fail(diag, GR_E_PROTOCOL, "a challenge for stream %u of %u; a link has 1 to %d",
+                       stream.index, stream.count, GR_LINK_STREAMS_MAX);
     }
     if (in[6] != other_role(auth->role) || in[7] != auth->role) {
         return gr_fail(diag, GR_E_AUTH, "a challenge for the other role: it is our own, reflected");
@@ -120,6 +135,7 @@ static gr_status check_challenge(gr_auth *auth, gr_diag *diag)
         return gr_fail(diag, GR_E_AUTH, "a challenge with our own random bytes: it is reflected");
     }
     auth->peer_rank = (int32_t)gr_get_u32(in + 8);
+    auth->peer_stream = stream;
     return auth->role == GR_AUTH_CONNECTOR ? release_answer(auth, diag) : GR_OK;
 }
 

@@ -5,10 +5,10 @@
 /* The handshake that opens every connection of a job: HMAC-SHA256 challenge and response, both
  * ways, over the job's secret. A pure state machine over bytes: no sockets, no clock, no heap.
  *
- * Both sides send, at once, a challenge (magic, version, role, rank, peer role's expectation, 32
- * random bytes); each answers the other's with an HMAC over both challenges and its own role.
- * Nobody sends anything of value before the other's answer was checked in constant time; a
- * reflected or replayed answer is refused since role and both nonces are in it. */
+ * Both sides send, at once, a challenge (magic, version, role, rank, peer role's expectation, which
+ * stream of how many, 32 random bytes); each answers the other's with an HMAC over both challenges
+ * and its own role. Nobody sends anything of value before the other's answer was checked in
+ * constant time; a reflected or replayed answer is refused since role and both nonces are in it. */
 
 #include "base/hash.h"
 #include "link/link.h"
@@ -25,10 +25,17 @@ enum {
     GR_AUTH_RANK_COORDINATOR = -1 /* the rank that the job's coordinator goes by */
 };
 
+/* A link may consist of several connections: this is number `index` of `count`. The connector says
+ * it; what an acceptor says of it means nothing. */
+typedef struct gr_auth_stream {
+    uint8_t index, count;
+} gr_auth_stream;
+
 typedef struct gr_auth {
     gr_auth_role role;
-    int32_t rank;      /* ours */
-    int32_t peer_rank; /* theirs, trusted only when done */
+    int32_t rank;               /* ours */
+    int32_t peer_rank;          /* theirs, trusted only when done */
+    gr_auth_stream peer_stream; /* likewise */
     uint8_t secret[GR_SECRET_BYTES];
     uint8_t out[GR_AUTH_BYTES]; /* ours: challenge, then answer */
     uint8_t in[GR_AUTH_BYTES];
@@ -41,6 +48,8 @@ typedef struct gr_auth {
 
 gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
                        const uint8_t secret[GR_SECRET_BYTES], gr_diag *diag) GR_MUST_CHECK;
+/* Before anything is sent: another stream than the only one. */
+void gr_auth_name_stream(gr_auth *auth, gr_auth_stream stream);
 void gr_auth_fini(gr_auth *auth); /* wipes the secret */
 
 /* Take in up to size_bytes; *used_out of them belonged to the handshake. GR_OK, GR_PENDING (not

@@ -41,6 +41,7 @@ typedef struct entry {
     bool outgoing;
     int fd; /* -1: none */
     int32_t expected;
+    gr_auth_stream stream; /* outgoing */
     int refusals;
     int detours; /* from an address that led nowhere to the next */
     int64_t since_us, deadline_us, retry_at_us, backoff_us;
@@ -223,6 +224,14 @@ static gr_status send_pending(gr_door *door, entry *at)
     }
 }
 
+static bool is_admitted(const gr_door *door, const gr_auth *auth)
+{
+    if (door->config.admit == NULL) {
+        return auth->peer_stream.count == 1;
+    }
+    return door->config.admit(door->config.admit_arg, auth->peer_rank, auth->peer_stream);
+}
+
 /* GR_OK: something was taken in; GR_PENDING: nothing there; GR_E_AGAIN: closed; else refused. Never
  * reads past the handshake: what follows belongs to the connection's owner. */
 static gr_status receive_some(gr_door *door, entry *at, gr_diag *diag)
@@ -248,12 +257,8 @@ static gr_status receive_some(gr_door *door, entry *at, gr_diag *diag)
         at->auth.peer_rank != at->expected) {
         return gr_fail(diag, GR_E_PROTOCOL, "rank %d is there instead", at->auth.peer_rank);
     }
-    if (at->auth.checked && !was_checked) {
-        if (!at->outgoing && door->config.admit != NULL &&
-            !door->config.admit(door->config.admit_arg, at->auth.peer_rank)) {
-            return gr_fail(diag, GR_E_PROTOCOL, "rank %d is not expected (again)",
-                           at->auth.peer_rank);
-        }
+    if (at->auth.checked && !was_checked && !at->outgoing && !is_admitted(door, &at->auth)) {
+        return gr_fail(diag, GR_E_PROTOCOL, "rank %d is not expected (again)", at->auth.peer_rank);
     }
     return GR_OK;
 }
@@ -288,7 +293,11 @@ static bool begin_shaking(gr_door *door, entry *at)
 {
     gr_auth_role role = at->outgoing ? GR_AUTH_CONNECTOR : GR_AUTH_ACCEPTOR;
     at->state = ENTRY_SHAKING;
-    return gr_auth_init(&at->auth, role, door->config.rank, door->secret, NULL) == GR_OK;
+    gr_status status = gr_auth_init(&at->auth, role, door->config.rank, door->secret, NULL);
+    if (status == GR_OK && at->outgoing) {
+        gr_auth_name_stream(&at->auth, at->stream);
+    }
+    return status == GR_OK;
 }
 
 /* ---- Outgoing -------------------------------------------------------------------------------- */
@@ -339,7 +348,8 @@ static void finish_dialing(gr_door *door, entry *at, int64_t now)
     }
 }
 
-gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *addresses, gr_diag *diag)
+gr_status gr_door_dial(gr_door *door, int32_t peer_rank, gr_auth_stream stream,
+                       const char *addresses, gr_diag *diag)
 {
     entry *at = door->entries + door->incoming_max;
     entry *end = door->entries + door->entry_count;
@@ -358,6 +368,7 @@ gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *addresses, 
     *at = (entry){.outgoing = true,
                   .fd = -1,
                   .expected = peer_rank,
+                  .stream = stream,
                   .since_us = now,
                   .deadline_us = gr_clock_deadline_us(&door->config.clock, door->config.timeout_us),
                   .state = ENTRY_RETRY};
@@ -551,8 +562,10 @@ bool gr_door_take(gr_door *door, gr_arrival *arrival_out)
     for (int i = 0; door->done_count > 0 && i < door->entry_count; i++) {
         entry *at = &door->entries[i];
         if (at->state == ENTRY_DONE) {
-            *arrival_out = (gr_arrival){
-                .fd = at->fd, .peer_rank = at->auth.peer_rank, .outgoing = at->outgoing};
+            *arrival_out = (gr_arrival){.fd = at->fd,
+                                        .peer_rank = at->auth.peer_rank,
+                                        .stream = at->outgoing ? at->stream : at->auth.peer_stream,
+                                        .outgoing = at->outgoing};
             at->fd = -1;
             door->done_count--;
             free_entry(door, at);

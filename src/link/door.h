@@ -24,8 +24,9 @@ typedef struct gr_door_config {
     int64_t timeout_us; /* of a handshake, and of all attempts of one dial */
     gr_clock clock;
     const gr_log *log;
-    /* Asked after the peer proved itself and before we do: false closes it. NULL: all come in. */
-    bool (*admit)(void *admit_arg, int32_t peer_rank);
+    /* Asked after the peer proved itself and before we do: false closes it. NULL: all come in that
+     * are the only stream of their link. */
+    bool (*admit)(void *admit_arg, int32_t peer_rank, gr_auth_stream stream);
     void *admit_arg;
 } gr_door_config;
 
@@ -38,6 +39,7 @@ enum {
 typedef struct gr_arrival {
     int fd;
     int32_t peer_rank;
+    gr_auth_stream stream;
     bool outgoing;
 } gr_arrival;
 
@@ -51,8 +53,8 @@ int gr_door_fd(const gr_door *door);                     /* readable: call progr
 /* Connect to the first of `addresses` (blanks between) where `peer_rank` is to be reached. Tries
  * again while the other side is busy or closes the connection; gives up at the timeout, or when
  * nobody is at any of them. An address that does not answer is left for the next after a second. */
-gr_status gr_door_dial(gr_door *door, int32_t peer_rank, const char *addresses,
-                       gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_door_dial(gr_door *door, int32_t peer_rank, gr_auth_stream stream,
+                       const char *addresses, gr_diag *diag) GR_MUST_CHECK;
 
 /* Move everything on. A failure is that of a gr_door_dial, given once: GR_E_PEER_LOST, GR_E_AUTH,
  * GR_E_PROTOCOL, GR_E_INVALID, GR_E_IO; diag->peer_rank is whom it was to reach. */

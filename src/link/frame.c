@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "base/hash.h"
 
-enum { CHECKSUM_AT = 32 };
+enum { CHECKSUM_AT = 32, PART_CHECKSUM_AT = 16 };
 
 void gr_frame_encode(const gr_frame *frame, uint8_t out[GR_FRAME_BYTES])
 {
@@ -72,4 +72,39 @@ gr_status gr_frame_decode(const uint8_t in[GR_FRAME_BYTES], gr_frame *frame_out,
         *frame_out = frame;
     }
     return status;
+}
+
+void gr_part_encode(const gr_part *part, uint8_t out[GR_PART_HEAD_BYTES])
+{
+    gr_put_u32(out, GR_PART_MAGIC);
+    gr_put_u32(out + 4, part->message);
+    gr_put_u32(out + 8, part->offset);
+    gr_put_u32(out + 12, part->size_bytes);
+    gr_put_u64(out + PART_CHECKSUM_AT, gr_hash64(out, PART_CHECKSUM_AT, GR_PART_MAGIC));
+}
+
+bool gr_part_marked(const uint8_t in[GR_PART_HEAD_BYTES])
+{
+    return gr_get_u32(in) == GR_PART_MAGIC;
+}
+
+gr_status gr_part_decode(const uint8_t in[GR_PART_HEAD_BYTES], gr_part *part_out, gr_diag *diag)
+{
+    if (!gr_part_marked(in)) {
+        return gr_fail(diag, GR_E_PROTOCOL, "a part does not begin with its mark (0x%08x)",
+                       gr_get_u32(in));
+    }
+    if (gr_get_u64(in + PART_CHECKSUM_AT) != gr_hash64(in, PART_CHECKSUM_AT, GR_PART_MAGIC)) {
+        return gr_fail(diag, GR_E_PROTOCOL, "the head of a part with a wrong checksum");
+    }
+    gr_part part = {.message = gr_get_u32(in + 4),
+                    .offset = gr_get_u32(in + 8),
+                    .size_bytes = gr_get_u32(in + 12)};
+    if (part.size_bytes > GR_PART_BYTES || part.offset % GR_PART_BYTES != 0 ||
+        part.offset >= GR_FRAME_PAYLOAD_MAX) {
+        return gr_fail(diag, GR_E_PROTOCOL, "a part of %u bytes at %u of its message",
+                       part.size_bytes, part.offset);
+    }
+    *part_out = part;
+    return GR_OK;
 }

@@ -30,7 +30,11 @@ const char *gr_link_kind_name(gr_link_kind kind); /* "shm", "tcp", "sim" */
 
 typedef struct gr_sim_net gr_sim_net;
 
-enum { GR_SECRET_BYTES = 32, GR_ADDRESS_BYTES = 128 };
+enum {
+    GR_SECRET_BYTES = 32,
+    GR_ADDRESS_BYTES = 128,
+    GR_LINK_STREAMS_MAX = 8 /* connections that make up one link */
+};
 
 /* What precedes each payload. On the wire it is encoded little-endian with magic, version and a
  * checksum (frame.h). */
@@ -73,6 +77,7 @@ typedef struct gr_mesh_config {
     gr_ports ports;               /* tcp, mixed: where to listen */
     int64_t handshake_timeout_us; /* a connection that is not authenticated by then is closed */
     int half_open_max;            /* connections in handshake at a time; more are refused */
+    int streams_max;              /* that gr_mesh_connect_streams is asked for, at most */
     int64_t spin_us;              /* longest busy wait before sleeping; 0: never spin */
     size_t heap_bytes_max;        /* shm: address space for gr_mesh_alloc (sparse) */
     gr_clock clock;
@@ -100,6 +105,13 @@ const char *gr_mesh_remote_address(const gr_mesh *mesh);
  * handshake's timeout. A unix: address makes an shm link, a tcp: address a tcp link. */
 gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *addresses,
                           gr_diag *diag) GR_MUST_CHECK;
+
+/* One tcp link over several connections, of which number i goes to addresses[i] (a text as above):
+ * 1 to GR_LINK_STREAMS_MAX. Large payloads are spread over them by what each of them takes, so that
+ * several network interfaces, or paths of one, are used together. The other side needs to know
+ * nothing of it. */
+gr_status gr_mesh_connect_streams(gr_mesh *mesh, int peer, const char *const *addresses,
+                                  int streams, gr_diag *diag) GR_MUST_CHECK;
 
 /* What a peer's host is called, for error sentences; NULL: do not name it. The argument outlives
  * the mesh. */
@@ -171,6 +183,7 @@ gr_status gr_link_claim(gr_link *link, gr_frame *frame_out,
 /* Why the link is broken; status GR_OK while it is not. */
 const gr_diag *gr_link_diag(const gr_link *link);
 int gr_link_peer(const gr_link *link);
+int gr_link_streams(const gr_link *link); /* connections that it is made of */
 gr_link_kind gr_link_kind_of(const gr_link *link);
 
 /* Counters for tests and benchmarks. */
@@ -179,6 +192,7 @@ typedef struct gr_mesh_stats {
     uint64_t bytes_copied;              /* staged because the memory was not readable by the peer */
     uint64_t system_calls;
     uint64_t strangers_refused;
+    uint64_t stream_bytes[GR_LINK_STREAMS_MAX]; /* sent, of links with several streams */
 } gr_mesh_stats;
 void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out);
 

@@ -19,7 +19,8 @@
 #define TAG_DOOR UINT64_MAX
 #define TAG_WAKE (UINT64_MAX - 1)
 
-enum { EVENTS_A_TURN = 128 };
+/* The tag of a link's socket: the peer's rank, above it the number of the stream. */
+enum { TAG_STREAM_SHIFT = 32, EVENTS_A_TURN = 128 };
 
 static const gr_link_ops *const ops_of_kind[GR_LINK_KIND_ALL] = {
     [GR_LINK_SHM] = &gr_shm_ops,
@@ -43,6 +44,7 @@ void gr_mesh_config_init(gr_mesh_config *config)
         .listen_host = "127.0.0.1",
         .handshake_timeout_us = 5000000,
         .half_open_max = 256,
+        .streams_max = 1,
         .spin_us = 50,
         .heap_bytes_max = (size_t)(memory < heap_min   ? heap_min
                                    : memory > heap_max ? heap_max
@@ -73,15 +75,28 @@ void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES])
     }
 }
 
+int *gr_link_fd(gr_link *link, int stream)
+{
+    return stream == 0 ? &link->fd : &link->more_fds[stream - 1];
+}
+
+static void close_streams(gr_link *link)
+{
+    for (int i = 0; i < link->streams; i++) {
+        int *fd = gr_link_fd(link, i);
+        if (*fd >= 0) {
+            close(*fd);
+            link->mesh->stats.system_calls++;
+            *fd = -1;
+        }
+    }
+}
+
 static void end_link(gr_link *link, bool drain)
 {
+    link->drain = drain && !link->discard && link->state == GR_LINK_UP;
     link->state = GR_LINK_ENDED;
-    link->drain = drain && !link->discard;
-    if (link->fd >= 0) {
-        close(link->fd);
-        link->mesh->stats.system_calls++;
-        link->fd = -1;
-    }
+    close_streams(link);
 }
 
 void gr_link_break(gr_link *link, bool drain, gr_status status, const char *format, ...)
@@ -165,16 +180,25 @@ void gr_link_closed(gr_link *link, int error)
 
 /* ---- Newcomers ------------------------------------------------------------------------------- */
 
-static bool admit(void *mesh_arg, int32_t peer)
+/* Nobody has this place in a link yet. */
+static bool admit(void *mesh_arg, int32_t peer, gr_auth_stream stream)
 {
     const gr_mesh *mesh = mesh_arg;
-    return peer >= 0 && peer < mesh->world_size && peer != mesh->rank && mesh->links[peer] == NULL;
+    if (peer < 0 || peer >= mesh->world_size || peer == mesh->rank) {
+        return false;
+    }
+    gr_link *link = mesh->links[peer];
+    return link == NULL || (link->state == GR_LINK_ATTACHING && link->streams == stream.count &&
+                            *gr_link_fd(link, stream.index) < 0);
 }
 
 static void attach(gr_link *link)
 {
     gr_mesh *mesh = link->mesh;
     gr_diag diag = {0};
+    if (link->streams_here < link->streams) {
+        return;
+    }
     gr_status status = link->ops->attach(link, &diag);
     if (status == GR_OK) {
         link->state = GR_LINK_UP;
@@ -206,33 +230,50 @@ static const gr_link_ops *ops_of_socket(const gr_mesh *mesh, int fd)
     return ops == mesh->ops || (mesh->mixed && ops == &gr_tcp_ops) ? ops : NULL;
 }
 
-static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
+/* A link none of whose connections is there yet; NULL: no memory. */
+static gr_link *create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, int streams,
+                            int64_t now)
 {
-    int peer = arrival->peer_rank;
-    gr_link *link = NULL;
-    gr_diag diag = {0};
-    const gr_link_ops *ops = ops_of_socket(mesh, arrival->fd);
-    /* Two connections of one rank may both have passed the door before the first was taken. */
-    if (ops != NULL && admit(mesh, peer)) {
-        size_t size = (ops->link_bytes + 63) / 64 * 64;
-        link = aligned_alloc(64, size);
-        if (link != NULL) {
-            memset(link, 0, size);
-        }
-    }
+    size_t size = (ops->link_bytes + 63) / 64 * 64;
+    gr_link *link = aligned_alloc(64, size);
     if (link == NULL) {
-        close(arrival->fd);
-        return;
+        return NULL;
     }
+    memset(link, 0, size);
     link->mesh = mesh;
     link->ops = ops;
     link->peer = peer;
-    link->fd = arrival->fd;
+    link->streams = streams;
+    for (int i = 0; i < GR_LINK_STREAMS_MAX; i++) {
+        *gr_link_fd(link, i) = -1;
+    }
     link->attach_by_us = now + mesh->attach_timeout_us;
     gr_diag_clear(&link->diag);
+    return link;
+}
+
+static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
+{
+    int peer = arrival->peer_rank, index = arrival->stream.index;
+    gr_link *link = NULL;
+    gr_diag diag = {0};
+    const gr_link_ops *ops = ops_of_socket(mesh, arrival->fd);
+    /* Two connections of one rank may both have passed the door before the first was taken. Only
+     * what runs over sockets has several of them. */
+    if (ops != NULL && admit(mesh, peer, arrival->stream) &&
+        (arrival->stream.count == 1 || ops->polls)) {
+        link = mesh->links[peer] != NULL ? mesh->links[peer]
+                                         : create_link(mesh, ops, peer, arrival->stream.count, now);
+    }
+    if (link == NULL || link->ops != ops) {
+        close(arrival->fd);
+        return;
+    }
     mesh->links[peer] = link;
-    if (gr_mesh_watch(mesh, link->fd, (uint64_t)peer, EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
-                      &diag) != GR_OK) {
+    *gr_link_fd(link, index) = arrival->fd;
+    link->streams_here++;
+    if (gr_mesh_watch(mesh, arrival->fd, (uint64_t)peer | (uint64_t)index << TAG_STREAM_SHIFT,
+                      EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &diag) != GR_OK) {
         gr_link_break(link, false, GR_E_IO, "%s", diag.text);
         return;
     }
@@ -291,13 +332,16 @@ static void dispatch(gr_mesh *mesh, uint64_t tag, uint32_t events)
         drain_wake_fd(mesh);
         return;
     }
-    gr_link *link = mesh->links[tag];
-    if (link->state == GR_LINK_ATTACHING) {
+    gr_link *link = mesh->links[(uint32_t)tag];
+    if (link->state == GR_LINK_ATTACHING && link->streams_here < link->streams &&
+        (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
+        gr_link_closed(link, 0); /* the other connections of this link will not come */
+    } else if (link->state == GR_LINK_ATTACHING) {
         attach(link);
     }
     /* Not `else`: with edges the event that ended the attaching may be about data as well. */
     if (link->state == GR_LINK_UP) {
-        link->ops->event(link, events);
+        link->ops->event(link, (int)(tag >> TAG_STREAM_SHIFT), events);
     }
 }
 
@@ -423,6 +467,10 @@ static gr_status check_config(const gr_mesh_config *config, gr_diag *diag)
                        "it is rank %d of %d",
                        GR_MESH_WORLD_MAX, config->rank, config->world_size);
     }
+    if (config->streams_max < 1 || config->streams_max > GR_LINK_STREAMS_MAX) {
+        return gr_fail(diag, GR_E_INVALID, "a link has 1 to %d streams, not %d",
+                       GR_LINK_STREAMS_MAX, config->streams_max);
+    }
     return GR_OK;
 }
 
@@ -435,7 +483,7 @@ static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag 
         .listen_host = config->kind == GR_LINK_TCP || config->mixed ? config->listen_host : NULL,
         .ports = config->ports,
         .half_open_max = config->half_open_max,
-        .outgoing_max = config->world_size,
+        .outgoing_max = config->world_size * config->streams_max,
         .timeout_us = config->handshake_timeout_us,
         .clock = config->clock,
         .log = config->log,
@@ -527,9 +575,7 @@ void gr_mesh_destroy(gr_mesh *mesh)
     for (int peer = 0; peer < mesh->world_size; peer++) {
         gr_link *link = mesh->links[peer];
         if (link != NULL) {
-            if (link->fd >= 0) {
-                close(link->fd);
-            }
+            close_streams(link);
             link->ops->detach(link);
             free(link);
         }
@@ -564,7 +610,18 @@ void gr_mesh_name_hosts(gr_mesh *mesh, gr_mesh_host_name *host_name, const void 
 
 gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *addresses, gr_diag *diag)
 {
-    if (mesh->door == NULL || !admit(mesh, peer)) {
+    return gr_mesh_connect_streams(mesh, peer, &addresses, 1, diag);
+}
+
+gr_status gr_mesh_connect_streams(gr_mesh *mesh, int peer, const char *const *addresses,
+                                  int streams, gr_diag *diag)
+{
+    if (streams < 1 || streams > GR_LINK_STREAMS_MAX) {
+        return gr_fail_peer(diag, GR_E_INVALID, peer, "a link has 1 to %d streams, not %d",
+                            GR_LINK_STREAMS_MAX, streams);
+    }
+    gr_auth_stream stream = {.index = 0, .count = (uint8_t)streams};
+    if (mesh->door == NULL || !admit(mesh, peer, stream) || mesh->links[peer] != NULL) {
         return gr_fail_peer(diag, GR_E_INVALID, peer,
                             "rank %d of %d cannot connect to rank %d: it is no other rank of the "
                             "world, or the link exists",
@@ -572,7 +629,11 @@ gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *addresses, gr_dia
     }
     /* The dial may be through, or have failed, before any socket tells. */
     mesh->door_ready = true;
-    return gr_door_dial(mesh->door, peer, addresses, diag);
+    gr_status status = GR_OK;
+    for (; status == GR_OK && stream.index < streams; stream.index++) {
+        status = gr_door_dial(mesh->door, peer, stream, addresses[stream.index], diag);
+    }
+    return status;
 }
 
 gr_link *gr_mesh_link(gr_mesh *mesh, int peer)
@@ -697,6 +758,11 @@ void gr_link_release(gr_link *link, uint64_t hold)
 const gr_diag *gr_link_diag(const gr_link *link)
 {
     return &link->diag;
+}
+
+int gr_link_streams(const gr_link *link)
+{
+    return link->streams;
 }
 
 int gr_link_peer(const gr_link *link)

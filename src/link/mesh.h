@@ -24,7 +24,9 @@ struct gr_link {
     gr_mesh *mesh;
     const gr_link_ops *ops;
     int peer;
-    int fd; /* -1: closed */
+    int fd; /* of stream 0; -1: not there, or closed */
+    int more_fds[GR_LINK_STREAMS_MAX - 1];
+    int streams, streams_here; /* how many connections it is made of; how many are authenticated */
     gr_link_state state;
     bool drain;   /* ended, but messages that arrived whole are still handed out */
     bool report;  /* gr_mesh_progress has yet to tell of the failure */
@@ -84,9 +86,9 @@ struct gr_link_ops {
     void (*close)(gr_mesh *mesh);
     /* GR_OK: up; GR_PENDING: again when the socket has something; else the link ends. */
     gr_status (*attach)(gr_link *link, gr_diag *diag);
-    void (*detach)(gr_link *link);                 /* also of a half attached one */
-    void (*leave)(gr_link *link);                  /* BYE, without waiting */
-    void (*event)(gr_link *link, uint32_t events); /* of epoll, while up */
+    void (*detach)(gr_link *link);                             /* also of a half attached one */
+    void (*leave)(gr_link *link);                              /* BYE, without waiting */
+    void (*event)(gr_link *link, int stream, uint32_t events); /* of epoll, while up */
     void (*progress)(gr_mesh *mesh);
     bool (*busy)(gr_mesh *mesh); /* progress would do something; NULL: the kind is never `other` */
     void (*wait)(gr_mesh *mesh, int64_t now_us, int64_t deadline_us);
@@ -131,6 +133,9 @@ enum { GR_HOST_TEXT_BYTES = 80 };
 void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES]);
 /* End of file on the socket, or an error of it (errno; 0: end of file). */
 void gr_link_closed(gr_link *link, int error);
+
+/* The socket of that stream. */
+int *gr_link_fd(gr_link *link, int stream);
 
 /* Look at the sockets and pass their events on, sleeping at most that long; true if there were
  * some. */

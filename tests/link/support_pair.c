@@ -14,11 +14,28 @@
 
 const uint8_t test_secret[GR_SECRET_BYTES] = {7, 1, 2, 3, 4, 5, 6, 7, 8, 9};
 
+int kind_streams(gr_link_kind kind)
+{
+    int count = (int)kind >> 8;
+    return count > 0 ? count : 1;
+}
+
+gr_status kind_connect(gr_mesh *mesh, gr_link_kind kind, int peer, const char *address,
+                       gr_diag *diag)
+{
+    const char *addresses[GR_LINK_STREAMS_MAX];
+    for (int i = 0; i < GR_LINK_STREAMS_MAX; i++) {
+        addresses[i] = address;
+    }
+    return gr_mesh_connect_streams(mesh, peer, addresses, kind_streams(kind), diag);
+}
+
 gr_mesh_config test_config(gr_link_kind kind, int rank, int world_size)
 {
     gr_mesh_config config;
     gr_mesh_config_init(&config);
-    config.kind = kind;
+    config.kind = (gr_link_kind)(kind & 0xff);
+    config.streams_max = kind_streams(kind);
     config.rank = rank;
     config.world_size = world_size;
     config.secret = test_secret;
@@ -52,7 +69,7 @@ void pair_open(pair *p, gr_link_kind kind)
             fail_msg("%s", diag.text);
         }
     }
-    assert_int_equal(gr_mesh_connect(p->mesh[1], 0, gr_mesh_address(p->mesh[0]), &diag), GR_OK);
+    assert_int_equal(kind_connect(p->mesh[1], kind, 0, gr_mesh_address(p->mesh[0]), &diag), GR_OK);
     int64_t end_us = test_now_us() + PATIENCE_US;
     do {
         assert_true(test_now_us() < end_us);
@@ -136,7 +153,7 @@ pid_t helper_start(gr_link_kind kind, const char *address, helper_body *body)
     gr_mesh *mesh = NULL;
     int result = 99;
     if (gr_mesh_create(&config, &mesh, NULL) == GR_OK &&
-        gr_mesh_connect(mesh, 0, address, NULL) == GR_OK) {
+        kind_connect(mesh, kind, 0, address, NULL) == GR_OK) {
         gr_link *link = await_link(mesh, 0);
         result = link != NULL ? body(mesh, link) : 98;
     }

@@ -18,6 +18,14 @@ typedef struct pair {
 
 enum { PATIENCE_US = 10000000 };
 
+/* A kind for these helpers only: tcp with so many streams between two members. */
+#define TCP_STREAMS(count) ((gr_link_kind)(GR_LINK_TCP | (count) << 8))
+int kind_streams(gr_link_kind kind);
+
+/* As many connections to the one address as the kind says. */
+gr_status kind_connect(gr_mesh *mesh, gr_link_kind kind, int peer, const char *address,
+                       gr_diag *diag);
+
 gr_mesh_config test_config(gr_link_kind kind, int rank, int world_size);
 int64_t test_now_us(void);
 

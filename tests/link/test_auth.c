@@ -98,12 +98,12 @@ static void test_golden(void **state)
 {
     (void)state;
     static const char challenge_hex[] =
-        "47524131010001020300000000000000d9e965184dae0a5cc0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0"
+        "47524131020001020300000000010000186a47b3626235a8c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0"
         "c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0c0";
     static const char connector_hex[] =
-        "47524132010001002402c8fb98f1e92c65ab4f56928c61e9809cd8d73ecf0dcfae3f2c1922d1be65";
+        "47524132020001001fefc73fe1506e11da3ba072e263d7ec51e50097c1b17e00791737f90d1c8477";
     static const char acceptor_hex[] =
-        "4752413201000200f9b301c727c6e3e42677f96343380f37f618bd0dcd34c85bdc668a4027969197";
+        "475241320200020041ff6adbc484036ba68efe49a1f20616986dfc643e6dc8694be2013ca6a2bdf6";
     char hex[2 * GR_AUTH_BYTES + 1];
     gr_auth connector, acceptor;
     gr_status status = GR_OK;
@@ -219,7 +219,7 @@ static void test_garbage_at_its_first_byte(void **state)
     begin(&connector, &acceptor);
     assert_int_equal(give(&acceptor, (const uint8_t *)"G", 1), GR_PENDING);
     assert_int_equal(give(&acceptor, (const uint8_t *)"E", 1), GR_E_PROTOCOL);
-    assert_int_equal(give(&connector, (const uint8_t *)"GRA1\x02", 5), GR_E_PROTOCOL);
+    assert_int_equal(give(&connector, (const uint8_t *)"GRA1\x03", 5), GR_E_PROTOCOL);
 }
 
 int main(void)

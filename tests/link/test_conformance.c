@@ -497,13 +497,14 @@ static void test_abort_when_full(gr_link_kind kind)
     uint64_t ticket;
     pair_open(&p, kind);
     /* Over TCP it must queue behind the data: fill no more than the peer can take in unread. */
-    int count = kind == GR_LINK_SHM ? 100000 : 20;
+    bool tcp = kind != GR_LINK_SHM;
+    int count = tcp ? 20 : 100000;
     for (int i = 0; i < count; i++) {
         if (gr_link_send(p.link[1], &frame, sentence, &ticket) != GR_OK) {
             break;
         }
     }
-    for (int i = 0; kind == GR_LINK_TCP && i < 20; i++) {
+    for (int i = 0; tcp && i < 20; i++) {
         (void)pair_await(&p, 0);
         gr_link_next(p.link[0], NULL);
     }
@@ -828,10 +829,22 @@ static void test_nothing_is_left(gr_link_kind kind)
     {                                                                                              \
         (void)state;                                                                               \
         test_##name(GR_LINK_TCP);                                                                  \
+    }                                                                                              \
+    static void tcp_of_2_streams_##name(void **state)                                              \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name(TCP_STREAMS(2));                                                               \
+    }                                                                                              \
+    static void tcp_of_4_streams_##name(void **state)                                              \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name(TCP_STREAMS(4));                                                               \
     }
 EACH_TEST(DEFINE)
 
-#define LIST(name) cmocka_unit_test(shm_##name), cmocka_unit_test(tcp_##name),
+#define LIST(name)                                                                                 \
+    cmocka_unit_test(shm_##name), cmocka_unit_test(tcp_##name),                                    \
+        cmocka_unit_test(tcp_of_2_streams_##name), cmocka_unit_test(tcp_of_4_streams_##name),
 
 int main(void)
 {

@@ -168,12 +168,13 @@ static void test_slow_one_is_closed(gr_link_kind kind)
 /* ---- Liars ----------------------------------------------------------------------------------- */
 
 /* A handshake by hand with the right secret. True if the host proved itself in turn. */
-static bool shake(const host *h, int fd, int rank)
+static bool shake_as(const host *h, int fd, int rank, gr_auth_stream stream)
 {
     gr_auth auth;
     uint8_t data[GR_AUTH_BYTES];
     size_t size, used;
     assert_int_equal(gr_auth_init(&auth, GR_AUTH_CONNECTOR, rank, test_secret, NULL), GR_OK);
+    gr_auth_name_stream(&auth, stream);
     for (int64_t end = test_now_us() + PATIENCE_US; !auth.done;) {
         assert_true(test_now_us() < end);
         const uint8_t *from = gr_auth_pending(&auth, &size);
@@ -192,6 +193,11 @@ static bool shake(const host *h, int fd, int rank)
     }
     gr_auth_fini(&auth);
     return true;
+}
+
+static bool shake(const host *h, int fd, int rank)
+{
+    return shake_as(h, fd, rank, (gr_auth_stream){.index = 0, .count = 1});
 }
 
 static void test_false_ranks(gr_link_kind kind)
@@ -308,7 +314,8 @@ static void expect_failure(const host *h, gr_status expected, const char *word)
         fail_msg("\"%s\" is not in: %s", word, diag.text);
     }
     gr_frame frame;
-    assert_int_equal(gr_link_peek(gr_mesh_link(h->mesh, 1), &frame), expected);
+    gr_status left = gr_link_peek(gr_mesh_link(h->mesh, 1), &frame);
+    assert_int_equal(left, expected == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST);
 }
 
 static void test_garbage_after_the_handshake(gr_link_kind kind)
@@ -344,6 +351,156 @@ static void test_tcp_frame_with_a_flipped_bit(void **state)
     expect_failure(&h, GR_E_PROTOCOL, "checksum");
     close(fd);
     gr_mesh_destroy(h.mesh);
+}
+
+/* ---- Links of several streams ---------------------------------------------------------------- */
+
+static gr_auth_stream stream_of(uint8_t index, uint8_t count)
+{
+    return (gr_auth_stream){.index = index, .count = count};
+}
+
+/* What a stream says of itself must fit the link that it belongs to, and be legal at all. */
+static void test_false_streams(void **state)
+{
+    static const gr_auth_stream bad[] = {{0, 0}, {1, 1}, {2, 2}, {0, GR_LINK_STREAMS_MAX + 1}};
+    (void)state;
+    host h;
+    host_open(&h, GR_LINK_TCP);
+    uint64_t refused = 0;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        int fd = dial(&h);
+        assert_false(shake_as(&h, fd, 1, bad[i]));
+        assert_int_equal(strangers(&h), ++refused);
+        close(fd);
+    }
+    int second = dial(&h), first = dial(&h), other = dial(&h);
+    assert_true(shake_as(&h, second, 1, stream_of(1, 2)));
+    progress_ok(&h);
+    assert_null(gr_mesh_link(h.mesh, 1)); /* its first one is missing */
+    assert_false(shake_as(&h, other, 1, stream_of(0, 3)));
+    close(other);
+    other = dial(&h);
+    assert_false(shake_as(&h, other, 1, stream_of(1, 2)));
+    close(other);
+    /* Who does not hold the secret is no stream either. */
+    other = dial(&h);
+    gr_auth liar;
+    static const uint8_t wrong[GR_SECRET_BYTES] = {1};
+    assert_int_equal(gr_auth_init(&liar, GR_AUTH_CONNECTOR, 1, wrong, NULL), GR_OK);
+    gr_auth_name_stream(&liar, stream_of(0, 2));
+    assert_int_equal(send(other, liar.out, sizeof liar.out, MSG_NOSIGNAL), sizeof liar.out);
+    assert_true(bytes_until_closed(&h, other) <= GR_AUTH_CHALLENGE_BYTES);
+    close(other);
+    assert_true(shake_as(&h, first, 1, stream_of(0, 2)));
+    progress_ok(&h);
+    assert_non_null(gr_mesh_link(h.mesh, 1));
+    assert_int_equal(gr_link_streams(gr_mesh_link(h.mesh, 1)), 2);
+    assert_int_equal(strangers(&h), refused + 3);
+    close(first);
+    close(second);
+    gr_mesh_destroy(h.mesh);
+}
+
+/* The rest of a link does not come: because its process is gone, or for no reason. */
+static void test_streams_that_do_not_come(void **state)
+{
+    (void)state;
+    for (int gone = 0; gone < 2; gone++) {
+        host h;
+        host_open(&h, GR_LINK_TCP);
+        int fd = dial(&h);
+        assert_true(shake_as(&h, fd, 1, stream_of(0, 2)));
+        if (gone) {
+            close(fd);
+        }
+        expect_failure(&h, gone ? GR_E_PEER_LOST : GR_E_PEER_SLOW, gone ? "died" : "in time");
+        if (!gone) {
+            close(fd);
+        }
+        gr_mesh_destroy(h.mesh);
+    }
+}
+
+/* A member of two streams by hand. */
+static void open_two(host *h, int fd[2])
+{
+    host_open(h, GR_LINK_TCP);
+    for (uint8_t i = 0; i < 2; i++) {
+        fd[i] = dial(h);
+        assert_true(shake_as(h, fd[i], 1, stream_of(i, 2)));
+    }
+}
+
+static void put_part(int fd, uint32_t message, uint32_t offset, uint32_t size_bytes)
+{
+    const gr_part part = {.message = message, .offset = offset, .size_bytes = size_bytes};
+    uint8_t head[GR_PART_HEAD_BYTES];
+    gr_part_encode(&part, head);
+    assert_int_equal(send(fd, head, sizeof head, MSG_NOSIGNAL), sizeof head);
+}
+
+static void put_header(int fd, uint32_t size_bytes)
+{
+    const gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = size_bytes};
+    uint8_t header[GR_FRAME_BYTES];
+    gr_frame_encode(&frame, header);
+    assert_int_equal(send(fd, header, sizeof header, MSG_NOSIGNAL), sizeof header);
+}
+
+static void test_garbage_on_a_stream(void **state)
+{
+    enum { SIZE = 2 * GR_PART_BYTES + 5 };
+    static const struct {
+        int stream;
+        gr_part part;
+        const char *word;
+    } bad[] = {
+        {1, {0, 0, 5}, "not one of its message"},                      /* the front's place */
+        {1, {0, GR_PART_BYTES, 5}, "not one of its message"},          /* too short */
+        {1, {0, 3 * GR_PART_BYTES, 5}, "not one of its message"},      /* behind the end */
+        {1, {0, 1, 5}, "a part of 5 bytes at 1"},                      /* between two places */
+        {1, {0, GR_PART_BYTES, GR_PART_BYTES + 1}, "a part of 65537"}, /* too long */
+        {1, {4000, GR_PART_BYTES, 5}, "of a message that is none"},
+        {1, {UINT32_MAX, GR_PART_BYTES, 0}, NULL}, /* its end */
+        {0, {0, 0, 0}, "of a message that is none"},
+        {0, {1, GR_PART_BYTES, 5}, "of a message that is none"}, /* before its header */
+    };
+    (void)state;
+    uint8_t *data = calloc(1, SIZE);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        host h;
+        int fd[2];
+        open_two(&h, fd);
+        put_header(fd[0], SIZE);
+        assert_int_equal(send(fd[0], data, GR_PART_BYTES, MSG_NOSIGNAL), GR_PART_BYTES);
+        put_part(fd[bad[i].stream], bad[i].part.message, bad[i].part.offset,
+                 bad[i].part.size_bytes);
+        gr_diag diag = {0};
+        gr_status status = GR_OK;
+        bool closed = bad[i].word == NULL;
+        if (closed) {
+            close(fd[0]); /* all is read, but never becomes whole */
+        }
+        for (int64_t end = test_now_us() + PATIENCE_US; status == GR_OK && test_now_us() < end;) {
+            gr_frame frame;
+            gr_link *link = gr_mesh_link(h.mesh, 1);
+            if (link != NULL && gr_link_peek(link, &frame) == GR_OK) {
+                (void)!gr_link_read(link, data);
+            }
+            status = gr_mesh_progress(h.mesh, &diag);
+        }
+        assert_int_equal(status, closed ? GR_E_PEER_LOST : GR_E_PROTOCOL);
+        if (strstr(diag.text, closed ? "died" : bad[i].word) == NULL) {
+            fail_msg("case %zu: %s", i, diag.text);
+        }
+        if (!closed) {
+            close(fd[0]);
+        }
+        close(fd[1]);
+        gr_mesh_destroy(h.mesh);
+    }
+    free(data);
 }
 
 /* A member by hand, with a memory file of its own whose contents the test chooses. */
@@ -555,6 +712,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         EACH_TEST(LIST) cmocka_unit_test(test_tcp_frame_with_a_flipped_bit),
+        cmocka_unit_test(test_false_streams),
+        cmocka_unit_test(test_streams_that_do_not_come),
+        cmocka_unit_test(test_garbage_on_a_stream),
         cmocka_unit_test(test_shm_forged_descriptors),
         cmocka_unit_test(test_shm_forged_pieces),
         cmocka_unit_test(test_shm_forged_counters),

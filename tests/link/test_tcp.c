@@ -2,6 +2,7 @@
 
 /* What only links of the kind tcp have. */
 
+#include "link/frame.h"
 #include "link/mesh.h"
 #include "support_pair.h"
 
@@ -30,8 +31,78 @@ static void test_local_links_are_not_paced(void **state)
     pair_close(&p);
 }
 
+/* Large payloads go over all streams of a link, small ones over the first alone. */
+static void test_streams_share_the_bytes(void **state)
+{
+    enum { SIZE = 4 << 20, TIMES = 8 };
+    (void)state;
+    pair p;
+    gr_mesh_stats stats;
+    pair_open(&p, TCP_STREAMS(3));
+    assert_int_equal(gr_link_streams(p.link[0]), 3);
+    assert_int_equal(gr_link_streams(p.link[1]), 3);
+    uint8_t *out = calloc(1, SIZE), *in = calloc(1, SIZE);
+    (void)pair_send(&p, 0, 0, out, GR_PART_BYTES);
+    pair_read(&p, 1, in);
+    gr_mesh_get_stats(p.mesh[0], &stats);
+    assert_true(stats.stream_bytes[0] > GR_PART_BYTES);
+    assert_int_equal(stats.stream_bytes[1] + stats.stream_bytes[2], 0);
+    for (uint32_t i = 0; i < TIMES; i++) {
+        (void)pair_send(&p, 0, i, out, SIZE);
+        pair_read(&p, 1, in);
+    }
+    gr_mesh_get_stats(p.mesh[0], &stats);
+    for (int i = 0; i < 3; i++) {
+        assert_true(stats.stream_bytes[i] > (uint64_t)SIZE * TIMES / 10);
+    }
+    /* Headers of messages and parts, and nothing twice. */
+    uint64_t sum = stats.stream_bytes[0] + stats.stream_bytes[1] + stats.stream_bytes[2];
+    assert_int_equal(sum, (uint64_t)SIZE * TIMES + GR_PART_BYTES + (TIMES + 1) * GR_FRAME_BYTES +
+                              TIMES * (SIZE / GR_PART_BYTES - 1) * GR_PART_HEAD_BYTES);
+    free(out);
+    free(in);
+    pair_close(&p);
+}
+
+/* Whichever stream breaks: the link is broken on both sides, with the usual sentence. What arrived
+ * whole is handed out first. */
+static void test_death_of_a_stream(void **state)
+{
+    (void)state;
+    for (int stream = 0; stream < 2; stream++) {
+        pair p;
+        char text[6] = "";
+        pair_open(&p, TCP_STREAMS(2));
+        (void)pair_send(&p, 1, 7, "hello", sizeof text);
+        assert_int_equal(shutdown(*gr_link_fd(p.link[1], stream), SHUT_RDWR), 0);
+        bool broken[2] = {false, false};
+        for (int64_t end = test_now_us() + PATIENCE_US; !(broken[0] && broken[1]);) {
+            assert_true(test_now_us() < end);
+            for (int i = 0; i < 2; i++) {
+                gr_diag diag = {0};
+                gr_frame frame;
+                if (gr_mesh_progress(p.mesh[i], &diag) != GR_OK) {
+                    assert_int_equal(diag.status, GR_E_PEER_LOST);
+                    assert_non_null(strstr(diag.text, "died: its connection to rank"));
+                    broken[i] = true;
+                }
+                if (i == 0 && gr_link_peek(p.link[0], &frame) == GR_OK) {
+                    assert_int_equal(gr_link_read(p.link[0], text), GR_OK);
+                    gr_link_next(p.link[0], NULL);
+                }
+            }
+        }
+        assert_string_equal(text, "hello");
+        pair_close(&p);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_local_links_are_not_paced)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_local_links_are_not_paced),
+        cmocka_unit_test(test_streams_share_the_bytes),
+        cmocka_unit_test(test_death_of_a_stream),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

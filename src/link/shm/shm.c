@@ -248,8 +248,9 @@ static void detach(gr_link *base)
 
 /* Once the link is up a byte on the socket wakes one that sleeps on sockets, and is always zero;
  * else only the end of the socket is news. */
-static void event(gr_link *base, uint32_t events)
+static void event(gr_link *base, int stream, uint32_t events)
 {
+    (void)stream;
     uint8_t rings[RINGS_A_READ];
     ssize_t got;
     int error;

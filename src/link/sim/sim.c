@@ -49,6 +49,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
         link->ops = base->ops;
         link->peer = peer;
         link->fd = -1;
+        link->streams = 1;
         link->state = GR_LINK_UP;
         gr_diag_clear(&link->diag);
         base->links[peer] = link;
@@ -85,8 +86,9 @@ static void detach(gr_link *link)
     (void)link;
 }
 
-static void event(gr_link *link, uint32_t events)
+static void event(gr_link *link, int stream, uint32_t events)
 {
+    (void)stream;
     (void)link;
     (void)events;
 }

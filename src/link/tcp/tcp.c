@@ -21,8 +21,15 @@ enum {
     UNACKNOWLEDGED_MS = 25000
 };
 
-enum { MEMORY_OF_A_PEER_MAX = 2 << 20 };
-_Static_assert(sizeof(gr_tcp_link) + GR_TCP_VIEWS * GR_TCP_SMALL_MAX <= MEMORY_OF_A_PEER_MAX,
+enum {
+    MEMORY_OF_A_PEER_MAX = 2 << 20,
+    /* Of several streams each gets no more than it soon sends: so that the next part goes to the
+     * one that is fastest, and none is the last for long. */
+    UNSENT_BYTES_MAX = 128 << 10
+};
+_Static_assert(sizeof(gr_tcp_link) + (GR_LINK_STREAMS_MAX - 1) * sizeof(gr_tcp_stream) +
+                       GR_TCP_VIEWS * GR_TCP_SMALL_MAX <=
+                   MEMORY_OF_A_PEER_MAX,
                "all that a link takes, besides what the kernel holds");
 
 static gr_tcp_mesh *mesh_of(gr_mesh *mesh)
@@ -84,52 +91,72 @@ static bool is_local(int fd)
     return own.ss_family == AF_INET6 && memcmp(&a->sin6_addr, &b->sin6_addr, 16) == 0;
 }
 
-static gr_status attach(gr_link *base, gr_diag *diag)
+static void set_options(gr_link *base, int fd)
 {
     /* Inside a host nothing is lost and nothing needs pacing. An algorithm that paces (bbr) halved
      * the speed of messages of 1 MiB and more there (bench_link); reno is in every kernel, and
      * every user may choose it. */
     static const char calm[] = "reno";
-    gr_tcp_link *link = (gr_tcp_link *)base;
-    set_option(base->fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(base->fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(base->fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
-    set_option(base->fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
-    set_option(base->fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
-    set_option(base->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS);
+    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
+    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS);
     base->mesh->stats.system_calls += 6;
-    if (is_local(base->fd)) {
-        (void)setsockopt(base->fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1);
+    if (is_local(fd)) {
+        (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1);
         base->mesh->stats.system_calls += 3;
     }
+    if (base->streams > 1) {
+        set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX);
+        base->mesh->stats.system_calls++;
+    }
+}
+
+static gr_status attach(gr_link *base, gr_diag *diag)
+{
+    gr_tcp_link *link = (gr_tcp_link *)base;
+    int streams = base->streams;
+    link->inline_max = streams > 1 ? GR_PART_BYTES : UINT32_MAX;
+    link->more = streams > 1 ? calloc((size_t)streams - 1, sizeof *link->more) : NULL;
     link->views = calloc(GR_TCP_VIEWS, sizeof *link->views);
-    if (link->views == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d views", GR_TCP_VIEWS);
+    if (link->views == NULL || (streams > 1 && link->more == NULL)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d views and %d streams", GR_TCP_VIEWS,
+                       streams);
+    }
+    for (int i = 0; i < streams; i++) {
+        gr_tcp_stream *stream = gr_tcp_stream_at(link, i);
+        stream->link = link;
+        stream->index = i;
+        stream->readable = stream->writable = true;
+        set_options(base, *gr_link_fd(base, i));
     }
     for (int i = 0; i < GR_TCP_VIEWS; i++) {
         link->free_views[link->free_view_count++] = (uint16_t)i;
     }
     link->view = -1;
-    link->readable = link->writable = true;
     return GR_OK;
 }
 
 static void detach(gr_link *base)
 {
-    free(((gr_tcp_link *)base)->views);
+    gr_tcp_link *link = (gr_tcp_link *)base;
+    free(link->views);
+    free(link->more);
 }
 
-static void event(gr_link *base, uint32_t events)
+static void event(gr_link *base, int index, uint32_t events)
 {
-    gr_tcp_link *link = (gr_tcp_link *)base;
+    gr_tcp_stream *stream = gr_tcp_stream_at((gr_tcp_link *)base, index);
     if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-        link->readable = true;
+        stream->readable = true;
     }
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-        link->hung_up = true;
+        stream->hung_up = true;
     }
     if ((events & EPOLLOUT) != 0) {
-        link->writable = true;
+        stream->writable = true;
     }
 }
 
@@ -149,7 +176,7 @@ static void progress(gr_mesh *base)
 static bool busy(gr_mesh *base)
 {
     for (int peer = 0; peer < base->world_size; peer++) {
-        const gr_tcp_link *link = link_of(base, peer);
+        gr_tcp_link *link = link_of(base, peer);
         if (link != NULL && link->base.state == GR_LINK_UP && gr_tcp_link_busy(link)) {
             return true;
         }
