@@ -48,6 +48,11 @@ gr_status gr_fail_peer(gr_diag *diag, gr_status status, int peer_rank, const cha
     return status;
 }
 
+bool gr_fault_of_peer(gr_status status)
+{
+    return gr_status_scope(status) == GR_SCOPE_PEER || status == GR_E_COMM_BROKEN;
+}
+
 void gr_diag_clear(gr_diag *diag)
 {
     if (diag != NULL) {

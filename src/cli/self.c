@@ -60,12 +60,11 @@ int gr_self_launch(int argc, char *const *argv, int ranks, gr_arena *arena)
 
 int gr_self_failed(int rank, gr_status status, const gr_diag *diag)
 {
-    gr_scope scope = gr_status_scope(status);
     bool input = status == GR_E_INVALID && rank != 0; /* rank 0 says it for all */
     if (!input) {
         gr_cli_fail(GR_EXIT_FAILED, diag);
     }
-    return input || scope == GR_SCOPE_PEER || status == GR_E_COMM_BROKEN ? GR_LAUNCH_EXIT_PEER
-           : status == GR_E_INVALID                                      ? GR_EXIT_INPUT
-                                                                         : GR_EXIT_FAILED;
+    return input || gr_fault_of_peer(status) ? GR_LAUNCH_EXIT_PEER
+           : status == GR_E_INVALID          ? GR_EXIT_INPUT
+                                             : GR_EXIT_FAILED;
 }

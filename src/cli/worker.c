@@ -2,6 +2,7 @@
 
 /* What `gradus run job.yaml` starts once for each rank. Not meant to be typed. */
 
+#include "base/fail.h"
 #include "cli/cli.h"
 #include "launch/launch.h"
 #include "train/train.h"
@@ -37,14 +38,12 @@ enum { ARENA_BYTES_MAX = 1 << 20 };
  * the other one. NaN or infinity is found by all ranks together: rank 0 speaks for them. */
 static int fail(const gr_comm *comm, gr_status status, const gr_diag *diag)
 {
-    gr_scope scope = gr_status_scope(status);
     bool together = status == GR_E_NOT_FINITE && comm != NULL && gr_comm_rank(comm) != 0;
     if (together) {
         return GR_LAUNCH_EXIT_PEER;
     }
     gr_cli_fail(GR_EXIT_FAILED, diag);
-    return scope == GR_SCOPE_PEER || status == GR_E_COMM_BROKEN ? GR_LAUNCH_EXIT_PEER
-                                                                : GR_EXIT_FAILED;
+    return gr_fault_of_peer(status) ? GR_LAUNCH_EXIT_PEER : GR_EXIT_FAILED;
 }
 
 static gr_status train(const worker_options *options, const char *path, gr_comm *comm,

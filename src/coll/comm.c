@@ -38,7 +38,8 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
     gr_status status = gr_select_rules_parse(&rules, config->algorithm ? config->algorithm : "",
                                              config->exact, world_size, diag);
     if (status == GR_OK) {
-        status = gr_group_join(config, &family->log, &family->group, diag);
+        status = family->group ? gr_group_renew(family->group, config, &family->log, diag)
+                               : gr_group_join(config, &family->log, &family->group, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -68,7 +69,7 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
     return gr_exec_create(&exec_config, &family->exec, diag);
 }
 
-static void destroy_family(gr_family *family)
+static void destroy_family(gr_family *family, bool leave)
 {
     if (!family) {
         return;
@@ -76,7 +77,11 @@ static void destroy_family(gr_family *family)
     gr_comm_thread_stop(family);
     gr_memory_fini(family);
     gr_comm_lanes_destroy(family);
-    gr_group_leave(family->group); /* the mesh first: it may still read what operations lent it */
+    if (leave) { /* the mesh first: it may still read what operations lent it */
+        gr_group_leave(family->group);
+    } else {
+        gr_group_unlink(family->group);
+    }
     gr_exec_destroy(family->exec);
     gr_timeline_close(family->timeline);
     gr_op_destroy_finished(family->alone);
@@ -84,12 +89,16 @@ static void destroy_family(gr_family *family)
     free(family);
 }
 
-static gr_status create_family(const gr_group_config *config, gr_family **family_out, gr_diag *diag)
+/* `group`: NULL, or one whose next generation this is; the family's, also on failure. */
+static gr_status create_family(const gr_group_config *config, gr_group *group,
+                               gr_family **family_out, gr_diag *diag)
 {
     gr_family *family = calloc(1, sizeof *family);
     if (!family) {
+        gr_group_leave(group);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
     }
+    family->group = group;
     gr_arena_init(&family->arena, CONFIG_BYTES_MAX);
     gr_diag_clear(&family->fine);
     gr_diag_clear(&family->last);
@@ -104,7 +113,7 @@ static gr_status create_family(const gr_group_config *config, gr_family **family
                            ? join_others(family, config, diag)
                            : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
     if (status != GR_OK) {
-        destroy_family(family);
+        destroy_family(family, true);
         return status;
     }
     *family_out = family;
@@ -211,7 +220,8 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
     if (status != GR_OK) {
         return status;
     }
-    if (config->rank >= 0 && config->local_size > 0) { /* whoever started us says so */
+    bool whole = size == (int)config->world_size; /* then whoever started us knows better */
+    if (config->rank >= 0 && config->local_size > 0 && whole) {
         comm->local_size = (int)config->local_size;
         comm->local_rank = (int)config->local_rank;
     }
@@ -231,6 +241,12 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
 static gr_status open_timeline(gr_comm *comm, const char *path, gr_diag *diag)
 {
     gr_family *family = comm->family;
+    if (family->timeline) { /* it goes on */
+        if (family->exec) {
+            gr_exec_set_timeline(family->exec, family->timeline);
+        }
+        return GR_OK;
+    }
     const char *host = family->group ? gr_group_host_name(family->group, comm->rank) : NULL;
     gr_status status =
         gr_timeline_open(path, comm->rank, comm->size, host, &family->log, &family->timeline, diag);
@@ -240,17 +256,30 @@ static gr_status open_timeline(gr_comm *comm, const char *path, gr_diag *diag)
     return status;
 }
 
-gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out, gr_diag *diag)
+/* Ends a family, of which the group and the timeline stay. */
+static void end_generation(gr_family *family, gr_group **group_out, gr_timeline **timeline_out)
+{
+    *group_out = family->group;
+    *timeline_out = family->timeline;
+    family->timeline = NULL;
+    destroy_family(family, false);
+}
+
+/* `group` and `timeline`: of the generation before, or NULL; taken, also on failure. */
+static gr_status create(const gr_group_config *config, gr_group *group, gr_timeline *timeline,
+                        gr_comm **comm_out, gr_diag *diag)
 {
     gr_family *family = NULL;
     gr_comm *comm = NULL;
-    gr_status status = create_family(config, &family, diag);
+    gr_status status = create_family(config, group, &family, diag);
     if (status != GR_OK) {
+        gr_timeline_close(timeline);
         return status;
     }
+    family->timeline = timeline;
     status = create_whole(family, config, &comm, diag);
     if (status != GR_OK) {
-        destroy_family(family);
+        destroy_family(family, true);
         return status;
     }
     status = gr_comm_lane_open(comm, 0, diag);
@@ -263,12 +292,62 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
     if (status == GR_OK && family->exec && wants_thread(comm, config)) {
         status = gr_comm_thread_start(family, diag);
     }
+    if (gr_fault_of_peer(status) && gr_group_elastic(config)) {
+        /* A member died in what the others did first: without it, then. */
+        end_generation(family, &group, &timeline);
+        free_comm(comm);
+        return create(config, group, timeline, comm_out, diag);
+    }
     if (status != GR_OK) {
         gr_comm_destroy(comm);
         return status;
     }
     *comm_out = comm;
     return GR_OK;
+}
+
+gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out, gr_diag *diag)
+{
+    return create(config, NULL, NULL, comm_out, diag);
+}
+
+gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm, gr_diag *diag)
+{
+    gr_family *family = (*comm)->family;
+    gr_status status = gr_family_enter(family, true);
+    if (status == GR_OK && (family->comms > 1 || !family->mesh)) {
+        status = gr_fail(diag, GR_E_INVALID,
+                         family->mesh ? "gr_comm_renew: %d sub-groups of the communicator are not "
+                                        "destroyed yet"
+                                      : "gr_comm_renew: a group of one has nobody to lose",
+                         family->comms - 1);
+        gr_family_leave(family);
+        return status;
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_group *group;
+    gr_timeline *timeline;
+    gr_family_leave(family);
+    end_generation(family, &group, &timeline);
+    free_comm(*comm);
+    *comm = NULL;
+    return create(config, group, timeline, comm, diag);
+}
+
+gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
+{
+    gr_arena arena;
+    gr_arena_init(&arena, CONFIG_BYTES_MAX);
+    gr_group_config config;
+    gr_status status = gr_group_config_from_env(&config, &arena, diag);
+    if (status == GR_OK) {
+        status = gr_comm_renew_from(&config, comm, diag);
+        gr_group_config_wipe(&config);
+    }
+    gr_arena_fini(&arena);
+    return status;
 }
 
 /* What the communicator left unfinished cannot be finished by its peers either: it is the end of
@@ -302,7 +381,7 @@ void gr_comm_destroy(gr_comm *comm)
     }
     gr_family_leave(family);
     if (last) {
-        destroy_family(family);
+        destroy_family(family, true);
         free_comm(comm);
     }
 }

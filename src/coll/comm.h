@@ -14,6 +14,9 @@
 gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
                               gr_diag *diag) GR_MUST_CHECK;
 
+gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm,
+                             gr_diag *diag) GR_MUST_CHECK;
+
 /* Where GRADUS_TIMELINE has this rank's events written; NULL: nowhere. Valid until the last of the
  * communicator's relatives is destroyed. */
 gr_timeline *gr_comm_timeline(const gr_comm *comm);

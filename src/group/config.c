@@ -82,6 +82,14 @@ static const gr_config_field fields[] = {
      AT(ports),
      .value_name = "FIRST-LAST",
      .help = "tcp ports to listen on, \"40000-40100\"; unset: any that is free"},
+    {.env = "GRADUS_MIN_WORKERS",
+     .type = GR_CONFIG_INT,
+     AT(members_min),
+     .default_text = "0",
+     .min = 0,
+     .max = GR_GROUP_WORLD_MAX,
+     .unit = "ranks",
+     .help = "the job goes on while so many ranks live; 0: all must; the same for all"},
     {.env = "GRADUS_JOIN_TIMEOUT",
      .type = GR_CONFIG_DURATION,
      AT(join_timeout_us),
@@ -195,6 +203,11 @@ gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
     return status == GR_OK
                ? gr_config_from_env(&gr_group_config_table, config_out, environ, arena, diag)
                : status;
+}
+
+bool gr_group_elastic(const gr_group_config *config)
+{
+    return config->rank >= 0 && config->members_min > 0 && config->members_min < config->world_size;
 }
 
 void gr_group_config_wipe(gr_group_config *config)

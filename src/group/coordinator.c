@@ -26,33 +26,50 @@ typedef enum member_state {
     MEMBER_ABSENT = 0, /* also: connected, but has not said HELLO */
     MEMBER_JOINED = 1,
     MEMBER_LEFT = 2, /* in order */
-    MEMBER_LOST = 3  /* its connection broke */
+    MEMBER_LOST = 3  /* its connection broke, or it ended without a word */
 } member_state;
+
+/* Where a member that has joined is on its way into a generation. */
+typedef enum member_stage {
+    STAGE_CALLED = 0, /* has said HELLO */
+    STAGE_READY,      /* linked to all others: a death is not this connection's news any more */
+    STAGE_RENEWING,   /* its generation is broken, it waits for a seat in the next one */
+    STAGE_SEATED      /* has one, and is to say HELLO */
+} member_stage;
 
 typedef struct member {
     member_state state;
-    bool ready; /* linked to all others: a death is not this connection's news any more */
+    member_stage stage;
+    int rank; /* in the generation that is, or comes about */
     gr_control control;
     gr_hello hello;
     uint8_t in[GR_MESSAGE_SMALL_MAX];
 } member;
 
 struct gr_coordinator {
-    int world_size;
+    int world_size;  /* of the first generation: as many members are known */
+    int members_min; /* a generation has at least so many */
     const gr_log *log;
     gr_door *door;
     int epoll_fd;
-    int joined;
-    uint64_t generation; /* 0: not all have come */
-    gr_diag failure;     /* why it will come to nothing; sent to whoever comes later */
+    int joined;          /* in the first generation */
+    uint64_t generation; /* that is, or comes about: from 1 */
+    int size, called;    /* its members, and those of them that have said HELLO */
+    bool disturbed;      /* it will not come about, or is broken: the next one is waited for */
+    gr_diag failure;     /* why there will be none any more; sent to whoever comes later */
     uint8_t *members_message;
-    gr_member *places; /* of all members, as they are told */
-    member members[];
+    gr_member *places; /* of its members by rank, as they are told */
+    member members[];  /* by number: the rank in the first generation */
 };
 
-static int rank_of(const gr_coordinator *coordinator, const member *of)
+static int number_of(const gr_coordinator *coordinator, const member *of)
 {
     return (int)(of - coordinator->members);
+}
+
+static bool elastic(const gr_coordinator *coordinator)
+{
+    return coordinator->members_min < coordinator->world_size;
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
@@ -82,7 +99,7 @@ static void tell_waiting(gr_coordinator *coordinator, const uint8_t *message, si
 {
     for (int rank = 0; rank < coordinator->world_size; rank++) {
         member *to = &coordinator->members[rank];
-        if (to->state == MEMBER_JOINED && !to->ready) {
+        if (to->state == MEMBER_JOINED && to->stage != STAGE_READY) {
             tell(coordinator, to, message, size_bytes);
         }
     }
@@ -107,6 +124,69 @@ static void fail_group(gr_coordinator *coordinator, int rank, const char *senten
     fail_group_as(coordinator, &failure);
 }
 
+/* The generation that comes about will not: its members ask for seats in the next one. */
+static void disturb(gr_coordinator *coordinator, const gr_diag *cause)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    size_t size = gr_message_put_fail(cause, message);
+    coordinator->disturbed = true;
+    for (int i = 0; i < coordinator->world_size; i++) {
+        member *to = &coordinator->members[i];
+        if (to->state == MEMBER_JOINED &&
+            (to->stage == STAGE_CALLED || to->stage == STAGE_SEATED)) {
+            tell(coordinator, to, message, size);
+        }
+    }
+}
+
+static void too_few(gr_coordinator *coordinator, int alive)
+{
+    gr_diag failure;
+    (void)gr_fail(&failure, GR_E_COMM_BROKEN,
+                  "%d of %d workers are left, fewer than the %d that the job needs to go on "
+                  "(--min-workers)",
+                  alive, coordinator->world_size, coordinator->members_min);
+    fail_group_as(coordinator, &failure);
+}
+
+/* The next generation, once all that live have asked for it. */
+static void reseat(gr_coordinator *coordinator)
+{
+    int alive = 0;
+    for (int i = 0; i < coordinator->world_size; i++) {
+        const member *of = &coordinator->members[i];
+        if (of->state == MEMBER_ABSENT ||
+            (of->state == MEMBER_JOINED && of->stage != STAGE_RENEWING)) {
+            return;
+        }
+        alive += of->state == MEMBER_JOINED;
+    }
+    if (alive == 0) {
+        return;
+    }
+    if (alive < coordinator->members_min) {
+        too_few(coordinator, alive);
+        return;
+    }
+    coordinator->generation++;
+    coordinator->size = alive;
+    coordinator->called = 0;
+    coordinator->disturbed = false;
+    gr_seat seat = {.generation = coordinator->generation, .world_size = (uint32_t)alive};
+    for (int i = 0; i < coordinator->world_size && !coordinator->disturbed; i++) {
+        member *of = &coordinator->members[i];
+        if (of->state == MEMBER_JOINED) {
+            uint8_t message[GR_MESSAGE_SMALL_MAX];
+            of->rank = (int)seat.rank;
+            of->stage = STAGE_SEATED;
+            tell(coordinator, of, message, gr_message_put_seat(&seat, message));
+            seat.rank++;
+        }
+    }
+    gr_log_write(coordinator->log, GR_LOG_DEBUG, "group", "generation %llu has %d members",
+                 (unsigned long long)coordinator->generation, alive);
+}
+
 static void close_member(member *of)
 {
     gr_control_close(&of->control); /* which takes it out of the epoll as well */
@@ -121,28 +201,37 @@ static void lose(gr_coordinator *coordinator, member *of, const char *why)
     }
     of->state = MEMBER_LOST;
     snprintf(sentence, sizeof sentence, "rank %d (process %llu on host %s) died: %s",
-             rank_of(coordinator, of), (unsigned long long)of->hello.pid,
+             number_of(coordinator, of), (unsigned long long)of->hello.pid,
              of->hello.member.host_name, why);
-    fail_group(coordinator, rank_of(coordinator, of), sentence);
+    if (!elastic(coordinator)) {
+        fail_group(coordinator, number_of(coordinator, of), sentence);
+        return;
+    }
+    gr_diag cause;
+    (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number_of(coordinator, of), "%s", sentence);
+    disturb(coordinator, &cause);
+    reseat(coordinator);
 }
 
 static void announce(gr_coordinator *coordinator)
 {
-    for (int rank = 0; rank < coordinator->world_size; rank++) {
-        coordinator->places[rank] = coordinator->members[rank].hello.member;
+    for (int i = 0; i < coordinator->world_size; i++) {
+        const member *of = &coordinator->members[i];
+        if (of->state == MEMBER_JOINED) {
+            coordinator->places[of->rank] = of->hello.member;
+        }
     }
-    coordinator->generation = 1;
-    size_t size = gr_message_put_members(coordinator->generation, coordinator->world_size,
+    size_t size = gr_message_put_members(coordinator->generation, coordinator->size,
                                          coordinator->places, coordinator->members_message);
-    for (int rank = 0; rank < coordinator->world_size; rank++) {
-        member *to = &coordinator->members[rank];
+    for (int i = 0; i < coordinator->world_size; i++) {
+        member *to = &coordinator->members[i];
         if (to->control.fd >= 0) {
             gr_control_put_bulk(&to->control, coordinator->members_message, size);
             flush(coordinator, to);
         }
     }
     gr_log_write(coordinator->log, GR_LOG_DEBUG, "group", "all %d ranks have called in",
-                 coordinator->world_size);
+                 coordinator->size);
 }
 
 /* ---- Listening ------------------------------------------------------------------------------- */
@@ -187,11 +276,13 @@ static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
 
 static void say_hello(gr_coordinator *coordinator, member *of, const gr_hello *hello)
 {
-    int rank = rank_of(coordinator, of);
+    int rank = number_of(coordinator, of);
     char sentence[GR_DIAG_TEXT_BYTES] = "";
+    bool first = of->state == MEMBER_ABSENT;
     of->state = MEMBER_JOINED;
+    of->stage = STAGE_CALLED;
     of->hello = *hello;
-    coordinator->joined++;
+    coordinator->joined += first;
     for (int other = 0; other < coordinator->world_size; other++) {
         const member *to = &coordinator->members[other];
         if (to->state != MEMBER_ABSENT && to->hello.link != hello->link) {
@@ -203,17 +294,22 @@ static void say_hello(gr_coordinator *coordinator, member *of, const gr_hello *h
             break;
         }
     }
-    if (hello->world_size != (uint32_t)coordinator->world_size) {
+    int wanted = first ? coordinator->world_size : coordinator->size;
+    if (hello->world_size != (uint32_t)wanted) {
         snprintf(sentence, sizeof sentence,
                  "rank %d counts %u ranks, the job has %d: GRADUS_WORLD_SIZE is wrong there", rank,
-                 hello->world_size, coordinator->world_size);
+                 hello->world_size, wanted);
     }
     if (sentence[0] != '\0') {
         fail_group(coordinator, rank, sentence);
     } else if (coordinator->failure.status != GR_OK) {
         uint8_t message[GR_MESSAGE_SMALL_MAX];
         tell(coordinator, of, message, gr_message_put_fail(&coordinator->failure, message));
-    } else if (coordinator->joined == coordinator->world_size) {
+    } else if (coordinator->disturbed || (first && coordinator->generation > 1)) {
+        gr_diag cause;
+        (void)gr_fail(&cause, GR_E_PEER_LOST, "another member died while this one came");
+        disturb(coordinator, &cause);
+    } else if (++coordinator->called == coordinator->size) {
         announce(coordinator);
     }
 }
@@ -223,7 +319,11 @@ static void tell_missing(gr_coordinator *coordinator, member *to)
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     gr_missing missing = {0};
     for (int rank = 0; rank < coordinator->world_size; rank++) {
-        if (coordinator->members[rank].state == MEMBER_ABSENT) {
+        const member *of = &coordinator->members[rank];
+        bool waited_for =
+            of->state == MEMBER_ABSENT ||
+            (of->state == MEMBER_JOINED && coordinator->disturbed && of->stage == STAGE_READY);
+        if (waited_for) {
             if (missing.listed < GR_MISSING_LISTED_MAX) {
                 missing.ranks[missing.listed++] = (uint32_t)rank;
             }
@@ -233,13 +333,34 @@ static void tell_missing(gr_coordinator *coordinator, member *to)
     tell(coordinator, to, message, gr_message_put_missing(&missing, message));
 }
 
+/* A member could not be wired, or its operations failed. */
+static void renew(gr_coordinator *coordinator, member *of)
+{
+    gr_diag cause;
+    of->stage = STAGE_RENEWING;
+    if (coordinator->failure.status != GR_OK) {
+        uint8_t message[GR_MESSAGE_SMALL_MAX];
+        tell(coordinator, of, message, gr_message_put_fail(&coordinator->failure, message));
+        return;
+    }
+    if (!coordinator->disturbed) {
+        (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number_of(coordinator, of),
+                           "rank %d (process %llu on host %s) has lost a peer",
+                           number_of(coordinator, of), (unsigned long long)of->hello.pid,
+                           of->hello.member.host_name);
+        disturb(coordinator, &cause);
+    }
+    reseat(coordinator);
+}
+
 /* GR_OK: understood. */
 static gr_status hear(gr_coordinator *coordinator, member *from, gr_message_kind kind,
                       const uint8_t *body, size_t body_bytes)
 {
     gr_hello hello;
     gr_diag failure;
-    if (kind == GR_MESSAGE_HELLO && from->state == MEMBER_ABSENT) {
+    bool seated = from->state == MEMBER_JOINED && from->stage == STAGE_SEATED;
+    if (kind == GR_MESSAGE_HELLO && (from->state == MEMBER_ABSENT || seated)) {
         gr_status status = gr_message_get_hello(body, body_bytes, &hello, NULL);
         if (status == GR_OK) {
             say_hello(coordinator, from, &hello);
@@ -254,19 +375,32 @@ static gr_status hear(gr_coordinator *coordinator, member *from, gr_message_kind
         tell_missing(coordinator, from);
         return GR_OK;
     case GR_MESSAGE_READY:
-        from->ready = true;
+        from->stage = STAGE_READY;
+        return GR_OK;
+    case GR_MESSAGE_RENEW:
+        if (!elastic(coordinator)) {
+            return GR_E_PROTOCOL;
+        }
+        renew(coordinator, from);
         return GR_OK;
     case GR_MESSAGE_FAIL:
-        if (from->ready || gr_message_get_fail(body, body_bytes, &failure, NULL) != GR_OK) {
+        if (from->stage == STAGE_READY ||
+            gr_message_get_fail(body, body_bytes, &failure, NULL) != GR_OK) {
             return GR_E_PROTOCOL;
         }
         from->state = MEMBER_LOST;
         close_member(from);
-        fail_group_as(coordinator, &failure);
+        if (elastic(coordinator)) {
+            disturb(coordinator, &failure);
+            reseat(coordinator);
+        } else {
+            fail_group_as(coordinator, &failure);
+        }
         return GR_OK;
     case GR_MESSAGE_LEAVE:
         from->state = MEMBER_LEFT;
         close_member(from);
+        reseat(coordinator); /* the others may wait for its word */
         return GR_OK;
     default:
         return GR_E_PROTOCOL;
@@ -344,10 +478,13 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     if (coordinator == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a coordinator of %zu ranks", world);
     }
-    coordinator->world_size = config->world_size;
+    coordinator->world_size = coordinator->size = config->world_size;
+    coordinator->members_min = config->members_min > 0 ? config->members_min : config->world_size;
+    coordinator->generation = 1;
     coordinator->log = config->log;
     for (size_t rank = 0; rank < world; rank++) {
         coordinator->members[rank].control.fd = -1;
+        coordinator->members[rank].rank = (int)rank;
     }
     gr_diag_clear(&coordinator->failure);
     coordinator->places = calloc(world, sizeof *coordinator->places);
@@ -415,6 +552,26 @@ int gr_coordinator_fd(const gr_coordinator *coordinator)
 int64_t gr_coordinator_next_us(const gr_coordinator *coordinator)
 {
     return gr_door_next_us(coordinator->door);
+}
+
+void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
+{
+    member *of = &coordinator->members[rank];
+    if (!elastic(coordinator) || of->state == MEMBER_LEFT || of->state == MEMBER_LOST) {
+        return;
+    }
+    listen_to(coordinator, of); /* it may have left in order */
+    if (of->state == MEMBER_JOINED) {
+        lose(coordinator, of, "its process ended");
+    } else if (of->state == MEMBER_ABSENT) {
+        close_member(of);
+        of->state = MEMBER_LOST;
+        coordinator->disturbed = true;
+        gr_diag cause;
+        (void)gr_fail_peer(&cause, GR_E_PEER_LOST, rank, "rank %d ended before it called in", rank);
+        disturb(coordinator, &cause);
+        reseat(coordinator);
+    }
 }
 
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank)

@@ -27,6 +27,7 @@ typedef struct gr_group_config {
     const char *host;               /* GRADUS_HOST: which host this is; NULL: found out */
     const char *interfaces;         /* GRADUS_INTERFACE: "eth0,10.0.0.0/8"; NULL: all */
     const char *ports;              /* GRADUS_PORTS: "40000-40100"; NULL: any */
+    int64_t members_min;            /* GRADUS_MIN_WORKERS; 0: all */
     int64_t join_timeout_us;        /* GRADUS_JOIN_TIMEOUT */
     int64_t op_timeout_us; /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
     int64_t stall_warn_us; /* GRADUS_STALL_WARN; 0: never */
@@ -47,6 +48,8 @@ extern const gr_config_table gr_group_config_table;
 /* What this process's environment says; rank -1: it is in no job. The texts are the arena's. */
 gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
                                    gr_diag *diag) GR_MUST_CHECK;
+/* May the job go on without some of its members? */
+bool gr_group_elastic(const gr_group_config *config);
 /* Overwrites the secret, once nobody needs it. */
 void gr_group_config_wipe(gr_group_config *config);
 
@@ -55,6 +58,13 @@ typedef struct gr_group gr_group;
 /* Call in, wait for the others, wire all links. Blocks at most join_timeout_us. */
 gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
                         gr_diag *diag) GR_MUST_CHECK;
+/* The next generation, when members are lost: waits until all that live ask for it, and makes a new
+ * mesh with new ranks, in the order of the old ones. The old mesh must be closed. `config` as for
+ * the join. On failure the group is of no use but to be left. */
+gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const gr_log *log,
+                         gr_diag *diag) GR_MUST_CHECK;
+/* Closes the links, and with them this generation; gr_group_mesh is NULL from now on. */
+void gr_group_unlink(gr_group *group);
 void gr_group_leave(gr_group *group);    /* frees; NULL ok */
 gr_mesh *gr_group_mesh(gr_group *group); /* NULL in a group of one */
 uint64_t gr_group_generation(const gr_group *group);
@@ -71,6 +81,7 @@ typedef struct gr_coordinator gr_coordinator;
 
 typedef struct gr_coordinator_config {
     int world_size;
+    int members_min;         /* the group goes on while so many live; 0: all must */
     const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
     const char *listen_host; /* NULL: a Unix socket in the abstract namespace; "*": everywhere */
     gr_ports ports;          /* where to listen by tcp; 0 .. 0: any */
@@ -87,6 +98,9 @@ int64_t gr_coordinator_next_us(
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
 /* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that */
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
+/* The member with this rank in the first generation has ended, as its parent knows: the others need
+ * not wait for it. Nothing happens in a group that cannot go on without it. */
+void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank);
 /* How many have called in. */
 int gr_coordinator_joined(const gr_coordinator *coordinator);
 

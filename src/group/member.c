@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/codec.h"
 #include "base/fail.h"
 #include "base/hash.h"
 #include "group/control.h"
@@ -31,7 +32,9 @@ struct gr_group {
     bool tcp;           /* all links are */
     gr_missing missing; /* what the coordinator said last */
     bool missing_known;
-    bool joined; /* a member that never was one does not leave in order: others hear why */
+    gr_seat seat;  /* what the coordinator gave last; generation 0: none yet */
+    bool renewing; /* a seat is waited for: what the old generation failed from does not matter */
+    bool joined;   /* a member that never was one does not leave in order: others hear why */
 };
 
 /* What a join needs on its way. */
@@ -141,17 +144,26 @@ static gr_status open_mesh(joining *join, gr_diag *diag)
     }
     gr_mesh_config_init(&config);
     bool tcp = join->config->link == GR_LINK_ALL_TCP;
+    /* Each generation has a secret of its own: nobody gets into the wrong one by accident. */
+    uint8_t generation[8], secret[GR_SECRET_BYTES];
+    gr_put_u64(generation, group->seat.generation);
+    gr_status status =
+        gr_hmac_sha256(join->secret, sizeof join->secret, generation, sizeof generation, secret);
+    if (status != GR_OK) {
+        return gr_fail(diag, status, "the secret of the generation cannot be computed");
+    }
     config.kind = tcp ? GR_LINK_TCP : GR_LINK_SHM;
     config.mixed = join->remote && !tcp;
     config.rank = group->rank;
     config.world_size = group->world_size;
-    config.secret = join->secret;
+    config.secret = secret;
     config.listen_host = gr_interfaces_listen_host(&join->interfaces);
     config.ports = join->ports;
     config.spin_us = join->config->spin_us;
     config.clock = join->clock;
     config.log = join->log;
-    gr_status status = gr_mesh_create(&config, &group->mesh, diag);
+    status = gr_mesh_create(&config, &group->mesh, diag);
+    gr_wipe(secret, sizeof secret);
     if (status != GR_OK) {
         return status;
     }
@@ -218,8 +230,14 @@ static gr_status hear(joining *join, gr_diag *diag)
         status = gr_message_get_missing(body, size, &group->missing, diag);
         group->missing_known = status == GR_OK;
         return status;
+    case GR_MESSAGE_SEAT:
+        return gr_message_get_seat(body, size, &group->seat, diag);
     case GR_MESSAGE_FAIL:
         status = gr_message_get_fail(body, size, &failure, diag);
+        if (status == GR_OK && group->renewing &&
+            gr_status_scope((gr_status)failure.status) == GR_SCOPE_PEER) {
+            return GR_OK; /* of the old generation */
+        }
         if (status == GR_OK) {
             status = (gr_status)failure.status;
             if (diag != NULL) {
@@ -255,13 +273,14 @@ static gr_status nobody_came(const joining *join, gr_diag *diag)
                         missing->total == 1 ? "that rank" : "those ranks");
 }
 
-/* Wait until the coordinator has told where all are. */
-static gr_status meet(joining *join, gr_diag *diag)
+/* Wait until the coordinator has told a number: of the generation whose members it names, or of the
+ * seat. */
+static gr_status wait_for(joining *join, const uint64_t *number, gr_diag *diag)
 {
     gr_group *group = join->group;
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     bool asked = false;
-    while (group->generation == 0) {
+    while (*number == 0) {
         gr_status status = hear(join, diag);
         if (status < 0) {
             return status;
@@ -421,6 +440,68 @@ static gr_status be_ready(joining *join, gr_diag *diag)
     return GR_OK;
 }
 
+/* A generation, of which the coordinator knows how many there are and which one this is. */
+static gr_status form(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    group->generation = 0;
+    group->missing_known = false;
+    gr_status status = open_mesh(join, diag);
+    if (status == GR_OK) {
+        status = say_hello(join, diag);
+    }
+    if (status == GR_OK) {
+        status = wait_for(join, &group->generation, diag);
+    }
+    if (status == GR_OK) {
+        status = find_hosts(join, diag);
+    }
+    if (status == GR_OK && group->mesh != NULL) {
+        status = wire(join, diag);
+    }
+    return status == GR_OK ? be_ready(join, diag) : status;
+}
+
+static gr_status ask_for_seat(joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    group->seat.generation = 0;
+    group->missing_known = false;
+    group->renewing = true;
+    gr_status status =
+        gr_control_put(&group->control, message, gr_message_put_empty(GR_MESSAGE_RENEW, message));
+    if (status != GR_OK || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
+        status = gr_fail(diag, GR_E_PEER_LOST,
+                         "the job's coordinator has ended: is `gradus run` still there?");
+    } else {
+        status = wait_for(join, &group->seat.generation, diag);
+    }
+    group->renewing = false;
+    if (status == GR_OK) {
+        group->rank = (int)group->seat.rank;
+        group->world_size = (int)group->seat.world_size;
+    }
+    return status;
+}
+
+/* Members may be lost on the way, again and again: one attempt after the other, as long as the
+ * coordinator goes on. */
+static gr_status form_with_those_left(joining *join, bool seated, gr_diag *diag)
+{
+    bool elastic = gr_group_elastic(join->config);
+    gr_status status = seated ? GR_OK : ask_for_seat(join, diag);
+    while (status == GR_OK) {
+        status = form(join, diag);
+        if (!elastic || !gr_fault_of_peer(status) || late(join)) {
+            return status;
+        }
+        gr_group_unlink(join->group);
+        status = ask_for_seat(join, diag);
+    }
+    return status;
+}
+
 static gr_status join_others(joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
@@ -437,20 +518,7 @@ static gr_status join_others(joining *join, gr_diag *diag)
         return status;
     }
     gr_control_init(&group->control, fd, group->in, in_bytes);
-    status = open_mesh(join, diag);
-    if (status == GR_OK) {
-        status = say_hello(join, diag);
-    }
-    if (status == GR_OK) {
-        status = meet(join, diag);
-    }
-    if (status == GR_OK) {
-        status = find_hosts(join, diag);
-    }
-    if (status == GR_OK && group->mesh != NULL) {
-        status = wire(join, diag);
-    }
-    return status == GR_OK ? be_ready(join, diag) : status;
+    return form_with_those_left(join, true, diag);
 }
 
 /* A group of one, which nobody else knows of. */
@@ -464,6 +532,17 @@ static gr_status be_alone(const gr_group_config *config, gr_group *group, gr_dia
         }
     }
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group");
+}
+
+static gr_status begin(joining *join, gr_group *group, const gr_group_config *config,
+                       const gr_log *log, gr_diag *diag)
+{
+    *join = (joining){.config = config, .log = log, .group = group, .clock = gr_clock_real()};
+    int64_t timeout = config->join_timeout_us;
+    int64_t ask_before = timeout / ASK_SHARE < ASK_BEFORE_US ? timeout / ASK_SHARE : ASK_BEFORE_US;
+    join->deadline_us = gr_clock_deadline_us(&join->clock, timeout);
+    join->ask_at_us = join->deadline_us == GR_NEVER ? GR_NEVER : join->deadline_us - ask_before;
+    return check(join, diag);
 }
 
 /* ---- Face ------------------------------------------------------------------------------------ */
@@ -488,16 +567,11 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
             return status;
         }
     } else {
-        joining join = {.config = config, .log = log, .group = group, .clock = gr_clock_real()};
-        int64_t timeout = config->join_timeout_us;
-        int64_t ask_before =
-            timeout / ASK_SHARE < ASK_BEFORE_US ? timeout / ASK_SHARE : ASK_BEFORE_US;
-        join.deadline_us = gr_clock_deadline_us(&join.clock, timeout);
-        join.ask_at_us = join.deadline_us == GR_NEVER ? GR_NEVER : join.deadline_us - ask_before;
-        group->generation = 0;
-        gr_status status = check(&join, diag);
+        joining join;
+        gr_status status = begin(&join, group, config, log, diag);
         if (status == GR_OK) {
             group->rank = (int)config->rank;
+            group->seat.generation = 1;
             group->tcp = config->link == GR_LINK_ALL_TCP;
             group->world_size = (int)config->world_size;
             status = join_others(&join, diag);
@@ -514,13 +588,41 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
     return GR_OK;
 }
 
+gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const gr_log *log,
+                         gr_diag *diag)
+{
+    gr_diag own_diag;
+    diag = diag != NULL ? diag : &own_diag;
+    gr_diag_clear(diag);
+    if (group->control.fd < 0 || !gr_group_elastic(config)) {
+        return gr_fail(diag, GR_E_UNSUPPORTED,
+                       "this job ends with the first member that it loses; start it with "
+                       "--min-workers to go on with the others");
+    }
+    joining join;
+    gr_status status = begin(&join, group, config, log, diag);
+    if (status == GR_OK) {
+        status = form_with_those_left(&join, false, diag);
+    }
+    gr_wipe(join.secret, sizeof join.secret);
+    return status;
+}
+
+void gr_group_unlink(gr_group *group)
+{
+    gr_mesh_destroy(group->mesh);
+    group->mesh = NULL;
+    gr_topology_destroy(group->topology);
+    group->topology = NULL;
+}
+
 void gr_group_leave(gr_group *group)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     if (group == NULL) {
         return;
     }
-    gr_mesh_destroy(group->mesh);
+    gr_group_unlink(group);
     size_t size = gr_message_put_empty(GR_MESSAGE_LEAVE, message);
     if (group->joined && group->control.fd >= 0 &&
         gr_control_put(&group->control, message, size) == GR_OK) {
@@ -530,7 +632,6 @@ void gr_group_leave(gr_group *group)
     gr_control_close(&group->control);
     free(group->in);
     free(group->members);
-    gr_topology_destroy(group->topology);
     free(group);
 }
 

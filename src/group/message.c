@@ -8,7 +8,8 @@
 #include <ctype.h>
 #include <string.h>
 
-enum { MAGIC = 0x31435247, VERSION = 2, CHECKSUM_AT = 16, HELLO_FIXED = 16, MEMBERS_FIXED = 12 };
+enum { MAGIC = 0x31435247, VERSION = 3, CHECKSUM_AT = 16, HELLO_FIXED = 16 };
+enum { MEMBERS_FIXED = 12, SEAT_BYTES = 16 };
 
 static uint64_t checksum(const uint8_t *message, size_t body_bytes)
 {
@@ -114,6 +115,15 @@ size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out)
     gr_put_u32(body + 4, (uint32_t)failure->peer_rank);
     const uint8_t *end = put_text(body + 8, failure->text, GR_DIAG_TEXT_BYTES);
     return seal(GR_MESSAGE_FAIL, (size_t)(end - body), out);
+}
+
+size_t gr_message_put_seat(const gr_seat *seat, uint8_t *out)
+{
+    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
+    gr_put_u64(body, seat->generation);
+    gr_put_u32(body + 8, seat->rank);
+    gr_put_u32(body + 12, seat->world_size);
+    return seal(GR_MESSAGE_SEAT, SEAT_BYTES, out);
 }
 
 size_t gr_message_members_max(int world_size)
@@ -225,6 +235,23 @@ gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *f
         return malformed(diag, "FAIL");
     }
     *failure_out = failure;
+    return GR_OK;
+}
+
+gr_status gr_message_get_seat(const uint8_t *body, size_t size_bytes, gr_seat *seat_out,
+                              gr_diag *diag)
+{
+    if (size_bytes != SEAT_BYTES) {
+        return malformed(diag, "SEAT");
+    }
+    gr_seat seat = {.generation = gr_get_u64(body),
+                    .rank = gr_get_u32(body + 8),
+                    .world_size = gr_get_u32(body + 12)};
+    if (seat.world_size < 1 || seat.world_size > GR_GROUP_WORLD_MAX ||
+        seat.rank >= seat.world_size) {
+        return malformed(diag, "SEAT");
+    }
+    *seat_out = seat;
     return GR_OK;
 }
 

@@ -20,6 +20,8 @@ typedef enum gr_message_kind {
     GR_MESSAGE_READY = 5,   /* member: linked to all others */
     GR_MESSAGE_LEAVE = 6,   /* member: I leave in order */
     GR_MESSAGE_FAIL = 7,    /* either: it will come to nothing, because */
+    GR_MESSAGE_RENEW = 8,   /* member: my generation is broken, give me a seat in the next one */
+    GR_MESSAGE_SEAT = 9,    /* coordinator: all that live have asked, this is yours */
     GR_MESSAGE_KIND_END
 } gr_message_kind;
 
@@ -46,6 +48,12 @@ typedef struct gr_hello {
     gr_member member; /* addresses are empty in a world of one */
 } gr_hello;
 
+/* A place in a generation that is about to begin; HELLO answers it. */
+typedef struct gr_seat {
+    uint64_t generation;
+    uint32_t rank, world_size;
+} gr_seat;
+
 typedef struct gr_missing {
     uint32_t total;
     uint32_t listed;
@@ -56,7 +64,8 @@ typedef struct gr_missing {
 size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out);
 size_t gr_message_put_missing(const gr_missing *missing, uint8_t *out);
 size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out);
-size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* ASK, READY, LEAVE */
+size_t gr_message_put_seat(const gr_seat *seat, uint8_t *out);
+size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* ASK, READY, LEAVE, RENEW */
 
 /* MEMBERS: `out` has gr_message_members_max bytes. */
 size_t gr_message_members_max(int world_size);
@@ -75,6 +84,8 @@ gr_status gr_message_get_hello(const uint8_t *body, size_t size_bytes, gr_hello 
 gr_status gr_message_get_missing(const uint8_t *body, size_t size_bytes, gr_missing *missing_out,
                                  gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *failure_out,
+                              gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_seat(const uint8_t *body, size_t size_bytes, gr_seat *seat_out,
                               gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_message_get_members(const uint8_t *body, size_t size_bytes, int world_size,
                                  uint64_t *generation_out, gr_member *members_out,

@@ -35,7 +35,9 @@ static void run_rank(const ranks_job *job, gr_group_config config, int rank,
         }
         _exit(9);
     }
-    int result = function(comm, job);
+    ranks_job own = *job;
+    own.config = &config;
+    int result = function(comm, &own);
     fflush(stderr);
     exit(result); /* with the leak checker */
 }
@@ -65,6 +67,7 @@ static uint64_t collect(pid_t *pids, int size, gr_coordinator *coordinator, uint
                 }
                 pids[rank] = 0;
                 left--;
+                gr_coordinator_member_ended(coordinator, rank);
             }
         }
     }
@@ -80,7 +83,8 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     gr_group_config config;
     gr_coordinator *coordinator = NULL;
     gr_arena_init(&arena, 1 << 16);
-    gr_coordinator_config coordinator_config = {.world_size = job->size, .secret = secret};
+    gr_coordinator_config coordinator_config = {
+        .world_size = job->size, .members_min = job->members_min, .secret = secret};
     if (gr_random_bytes(secret, sizeof secret, &diag) != GR_OK ||
         gr_config_defaults(&gr_group_config_table, &config, &arena, &diag) != GR_OK ||
         gr_coordinator_create(&coordinator_config, &coordinator, &diag) != GR_OK) {
@@ -91,6 +95,7 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     gr_hex(secret, sizeof secret, secret_hex);
     config.world_size = job->size;
     config.local_size = job->size;
+    config.members_min = job->members_min;
     config.coordinator = gr_coordinator_address(coordinator);
     config.secret_hex = secret_hex;
     config.link = strcmp(job->link, "tcp") == 0    ? GR_LINK_ALL_TCP

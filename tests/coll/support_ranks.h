@@ -12,12 +12,14 @@ typedef struct ranks_job {
     const char *algorithm; /* as GRADUS_ALGORITHM, may be NULL */
     const char *tune;      /* as GRADUS_TUNE; NULL: the default */
     bool inexact;
-    bool quiet;            /* ranks may fail to join, and need not say so */
-    int progress;          /* as GRADUS_PROGRESS: 0 auto, 1 thread, 2 inline */
-    int64_t segment_bytes; /* 0: the default */
-    int64_t op_timeout_us; /* 0: 20 s */
-    int per_host;          /* 0: all on one host; else hosts of so many ranks, over `link` "auto" */
-    const void *arg;       /* the function's own */
+    bool quiet;                    /* ranks may fail to join, and need not say so */
+    int progress;                  /* as GRADUS_PROGRESS: 0 auto, 1 thread, 2 inline */
+    int64_t segment_bytes;         /* 0: the default */
+    int64_t op_timeout_us;         /* 0: 20 s */
+    int members_min;               /* 0: all; else the job goes on while so many live */
+    const gr_group_config *config; /* in a rank: what it joined by */
+    int per_host;    /* 0: all on one host; else hosts of so many ranks, over `link` "auto" */
+    const void *arg; /* the function's own */
 } ranks_job;
 
 /* Returns 0 if all is well; everything else is a failure. It owns the communicator, and may
