@@ -10,7 +10,6 @@
 #include <string.h>
 
 enum {
-    POLL_VALUES = 65536,
     PIECE_VALUES = 4096, /* 16 KiB: merged, checked and updated while it is in the first cache */
     ENDS_MAX = 4096,     /* layers of a model, as far as buckets are concerned */
 };
@@ -52,6 +51,22 @@ static gr_status make_model(gr_trainer *t, gr_diag *diag)
     return gr_optimizer_create(&job->optimizer, t->model, &t->optimizer, diag);
 }
 
+static gr_status make_weights(gr_trainer *t, gr_diag *diag)
+{
+    size_t aligned = (t->length * sizeof(float) + 63) / 64 * 64;
+    t->values = aligned_alloc(64, aligned);
+    t->micro = t->job->config.micro_batches > 1 ? aligned_alloc(64, aligned) : NULL;
+    if (t->values == NULL || (t->job->config.micro_batches > 1 && t->micro == NULL)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights, %zu bytes", aligned);
+    }
+    memset(t->values, 0, aligned);
+    if (t->micro != NULL) {
+        memset(t->micro, 0, aligned);
+    }
+    gr_model_init_weights(t->model, t->values);
+    return GR_OK;
+}
+
 static gr_status make_vectors(gr_trainer *t, gr_diag *diag)
 {
     size_t bytes = t->length * sizeof(float);
@@ -65,19 +80,7 @@ static gr_status make_vectors(gr_trainer *t, gr_diag *diag)
         }
         t->vectors[i] = memory;
     }
-    size_t aligned = (bytes + 63) / 64 * 64;
-    t->values = aligned_alloc(64, aligned);
-    t->micro = t->job->config.micro_batches > 1 ? aligned_alloc(64, aligned) : NULL;
-    if (t->vectors == NULL || t->values == NULL ||
-        (t->job->config.micro_batches > 1 && t->micro == NULL)) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights, %zu bytes", bytes);
-    }
-    memset(t->values, 0, aligned);
-    if (t->micro != NULL) {
-        memset(t->micro, 0, aligned);
-    }
-    gr_model_init_weights(t->model, t->values);
-    return GR_OK;
+    return t->vectors != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
 }
 
 /* Where the backward pass finishes a layer, in elements of the step vector. */
@@ -174,37 +177,69 @@ gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_ste
     return gr_loader_start(&config, loader_out, diag);
 }
 
-gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
+gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag)
 {
-    gr_trainer made = {.job = job, .comm = comm};
-    made.timeline = gr_comm_timeline(comm);
-    made.rank = gr_comm_rank(comm);
-    made.world_size = gr_comm_size(comm);
-    if (made.world_size > job->shards) {
+    gr_loader_stop(trainer->loader);
+    trainer->loader = NULL;
+    return gr_trainer_load(trainer, step, trainer->job->total_steps, &trainer->loader, diag);
+}
+
+gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag)
+{
+    gr_trainer *t = trainer;
+    t->comm = comm;
+    t->timeline = gr_comm_timeline(comm);
+    t->rank = gr_comm_rank(comm);
+    t->world_size = gr_comm_size(comm);
+    if (t->world_size > t->job->shards) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: %d workers but only %d shards: some would have nothing to do; use "
                        "fewer workers or more shards",
-                       job->path, made.world_size, job->shards);
+                       t->job->path, t->world_size, t->job->shards);
     }
+    gr_status status = gr_shard_plan_init(&t->plan, t->job->shards, t->world_size, t->rank,
+                                          !t->job->distribution.exact, diag);
+    if (status == GR_OK) {
+        status = make_vectors(t, diag);
+    }
+    if (status == GR_OK) {
+        status = make_buckets(t, diag);
+    }
+    return status == GR_OK ? warm_up(t, diag) : status;
+}
+
+void gr_trainer_exit(gr_trainer *trainer)
+{
+    gr_loader_stop(trainer->loader);
+    gr_buckets_fini(&trainer->buckets);
+    gr_compressor_fini(&trainer->compressor);
+    for (int i = 0; trainer->vectors != NULL && i < trainer->plan.slots; i++) {
+        if (trainer->vectors[i] != NULL) {
+            gr_free(trainer->comm, trainer->vectors[i]);
+        }
+    }
+    free(trainer->vectors);
+    gr_shard_plan_fini(&trainer->plan);
+    trainer->loader = NULL;
+    trainer->vectors = NULL;
+    trainer->comm = NULL;
+}
+
+gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
+{
+    gr_trainer made = {.job = job};
     gr_status status = make_model(&made, diag);
     if (status == GR_OK) {
-        status = gr_shard_plan_init(&made.plan, job->shards, made.world_size, made.rank,
-                                    !job->distribution.exact, diag);
-    }
-    if (status == GR_OK) {
-        status = make_vectors(&made, diag);
+        status = make_weights(&made, diag);
     }
     if (status == GR_OK) {
         status = gr_not_finite_watch(&made, diag);
     }
     if (status == GR_OK) {
-        status = make_buckets(&made, diag);
+        status = gr_trainer_enter(&made, comm, diag);
     }
     if (status == GR_OK) {
-        status = warm_up(&made, diag);
-    }
-    if (status == GR_OK) {
-        status = gr_trainer_load(&made, 0, job->total_steps, &made.loader, diag);
+        status = gr_trainer_seek(&made, 0, diag);
     }
     if (status != GR_OK) {
         gr_trainer_fini(&made);
@@ -216,19 +251,10 @@ gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_di
 
 void gr_trainer_fini(gr_trainer *trainer)
 {
-    gr_loader_stop(trainer->loader);
-    gr_buckets_fini(&trainer->buckets);
-    gr_compressor_fini(&trainer->compressor);
-    for (int i = 0; trainer->vectors != NULL && i < trainer->plan.slots; i++) {
-        if (trainer->vectors[i] != NULL) {
-            gr_free(trainer->comm, trainer->vectors[i]);
-        }
-    }
-    free(trainer->vectors);
+    gr_trainer_exit(trainer);
     free(trainer->watches);
     free(trainer->micro);
     free(trainer->values);
-    gr_shard_plan_fini(&trainer->plan);
     gr_optimizer_destroy(trainer->optimizer);
     gr_model_destroy(trainer->model);
     *trainer = (gr_trainer){0};
@@ -423,14 +449,14 @@ static void update_clipped(gr_trainer *t, uint64_t step)
     (void)update_range(t, 0, t->length); /* take_sum has looked for what is not finite */
 }
 
-/* Looks over a range of the sum and, unless clipping must see all of it first, updates its part
- * of the weights, piece by piece, while the other buckets move on. The update looks over what it
- * reads; what it passes over, the numbers about the step and the statistics, comes first. Returns
- * the first element that is not finite, or the vector's length. */
-static size_t take_sum(gr_trainer *t, size_t begin, size_t end, bool update)
+/* Looks over the sum and, unless clipping must see all of it first, updates the weights, piece by
+ * piece, while each is in the cache. The update looks over what it reads; what it passes over, the
+ * numbers about the step and the statistics, comes first. Returns the first element that is not
+ * finite, or the vector's length. */
+static size_t take_sum(gr_trainer *t, bool update)
 {
-    for (size_t at = begin; at < end; at += PIECE_VALUES) {
-        size_t stop = end - at < PIECE_VALUES ? end : at + PIECE_VALUES;
+    for (size_t at = 0; at < t->length; at += PIECE_VALUES) {
+        size_t stop = t->length - at < PIECE_VALUES ? t->length : at + PIECE_VALUES;
         size_t checked = update ? (stop < t->parameters ? stop : t->parameters) : stop;
         bool finite = is_finite(t, at, checked);
         if (update && finite) {
@@ -439,49 +465,45 @@ static size_t take_sum(gr_trainer *t, size_t begin, size_t end, bool update)
         if (!finite) {
             return first_not_finite(t->vectors[0], at, stop);
         }
-        if ((at - begin) % POLL_VALUES == 0) {
-            gr_buckets_poll(&t->buckets);
-        }
     }
     return t->length;
+}
+
+/* All buckets are summed before the first weight changes: a step that fails since a peer died has
+ * changed nothing here, and can be run again. */
+static gr_status reduce(gr_trainer *t, gr_diag *diag)
+{
+    gr_status status = t->reduction;
+    if (status == GR_OK && t->world_size > 1 && !t->job->distribution.overlap) {
+        status = gr_buckets_ready(&t->buckets, t->length);
+    }
+    for (int i = 0; i < t->buckets.count && status == GR_OK; i++) {
+        uint64_t begun = gr_timeline_now(t->timeline);
+        status = gr_buckets_wait(&t->buckets, i);
+        gr_timeline_phase_over(t->timeline, GR_TIMELINE_WAIT, (uint64_t)i, begun);
+    }
+    gr_buckets_drain(&t->buckets);
+    return status == GR_OK ? GR_OK
+                           : gr_trainer_comm_failed(t->comm, status,
+                                                    "the gradients could not be reduced", diag);
 }
 
 /* A piece is updated before it is known to be finite. No harm is done: the step
  * fails, nobody uses the weights again, and a rank that knew of a NaN of its own has looked for the
  * place with the old weights (`key`). */
-static gr_status reduce_and_update(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)
+static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)
 {
-    bool clip = t->job->optimizer.clip_norm > 0.0, update = !clip && !t->bad;
-    size_t bad = t->length;
-    gr_status status = t->reduction;
+    bool clip = t->job->optimizer.clip_norm > 0.0;
+    uint64_t begun = gr_timeline_now(t->timeline);
     begin_update(t, step, 1.0f);
-    if (t->world_size == 1) {
-        uint64_t begun = gr_timeline_now(t->timeline);
-        bad = take_sum(t, 0, t->length, update);
-        gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, 0, begun);
-    } else if (status == GR_OK && !t->job->distribution.overlap) {
-        status = gr_buckets_ready(&t->buckets, t->length);
-    }
-    for (int i = 0; i < t->buckets.count && status == GR_OK && bad == t->length; i++) {
-        uint64_t begun = gr_timeline_now(t->timeline);
-        status = gr_buckets_wait(&t->buckets, i);
-        gr_timeline_phase_over(t->timeline, GR_TIMELINE_WAIT, (uint64_t)i, begun);
-        if (status == GR_OK) {
-            begun = gr_timeline_now(t->timeline);
-            bad = take_sum(t, t->buckets.list[i].begin, t->buckets.list[i].end, update);
-            gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, (uint64_t)i, begun);
-        }
-    }
-    gr_buckets_drain(&t->buckets);
-    if (status != GR_OK) {
-        return gr_trainer_comm_failed(t->comm, status, "the gradients could not be reduced", diag);
-    }
+    size_t bad = take_sum(t, !clip && !t->bad);
     if (bad < t->length) {
         return gr_not_finite_fail(t, step, key, t->vectors[0], bad, diag);
     }
     if (clip) {
         update_clipped(t, step);
     }
+    gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, 0, begun);
     return GR_OK;
 }
 
@@ -499,7 +521,10 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
     if (status != GR_OK) {
         return status;
     }
-    status = reduce_and_update(t, step, key, diag);
+    status = reduce(t, diag);
+    if (status == GR_OK) {
+        status = update(t, step, key, diag);
+    }
     if (status != GR_OK) {
         return status;
     }

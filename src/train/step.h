@@ -56,10 +56,17 @@ typedef struct gr_trainer {
     gr_status reduction; /* first failure of an operation during the backward pass */
 } gr_trainer;
 
-/* Collective. The loader starts at step 0. */
+/* Collective. The next step is 0. */
 gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm,
                           gr_diag *diag) GR_MUST_CHECK;
 void gr_trainer_fini(gr_trainer *trainer);
+
+/* From one generation of the group to the next: gr_trainer_exit gives back all that depends on who
+ * computes which shards, gr_trainer_enter makes it anew, and gr_trainer_seek says what the next
+ * step is. Model, weights and optimizer stay. To be left before the communicator ends. */
+void gr_trainer_exit(gr_trainer *trainer);
+gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
 
 /* The step `step` (from 0), on all ranks; its numbers are added to `meter`. No heap, unless it
  * fails. GR_E_NOT_FINITE: loss or gradients hold NaN or infinity; the same sentence on every
