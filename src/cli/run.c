@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 typedef struct run_options {
-    int64_t workers;
+    int64_t workers, workers_min;
     const char *cores;
     bool bind;
     int64_t threads;
@@ -41,6 +41,14 @@ static const gr_config_field run_fields[] = {
      .min = 1,
      .max = GR_LAUNCH_WORKERS_MAX,
      .help = "number of workers; otherwise what the job file says, or one for each core"},
+    {.flag = "--min-workers",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, workers_min),
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help =
+         "when workers are killed, the job goes on while so many are left; otherwise 1 for a job "
+         "file, and a command needs all"},
     {.flag = "--cores",
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(run_options, cores),
@@ -308,6 +316,7 @@ static int launch(struct run *run)
     }
     defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
     const gr_launch_config config = {.workers = (int)options->workers,
+                                     .workers_min = (int)options->workers_min,
                                      .argv = run->job_path != NULL ? worker : run->command,
                                      .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
                                      .environment = environ,

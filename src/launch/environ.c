@@ -54,6 +54,9 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     if (config->record != NULL) {
         own[count++] = gr_arena_printf(arena, "GRADUS_RECORD=%s", config->record);
     }
+    if (config->workers_min > 0) {
+        own[count++] = gr_arena_printf(arena, "GRADUS_MIN_WORKERS=%d", config->workers_min);
+    }
     own[count] = NULL;
     for (size_t i = 0; i < count; i++) {
         if (own[i] == NULL) {

@@ -9,6 +9,7 @@
 typedef struct gr_environ_config {
     char *const *inherited; /* the launcher's own environment */
     int rank, world_size;   /* this host holds all ranks: local rank and size are the same */
+    int workers_min;        /* the job goes on with so many; 0: it needs all */
     const char *coordinator;
     const char *secret_hex;
     int master_port;

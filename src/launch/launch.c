@@ -65,7 +65,8 @@ struct gang {
     gr_diag verdict;  /* their sentence */
     gr_worker_end *ends;
     int started, ended;
-    int signal_number; /* the one that told us to end */
+    int spared, spared_absent; /* killed, and the job goes on; of them, before they had joined */
+    int signal_number;         /* the one that told us to end */
     int output_error;
     bool told; /* a signal went out to the workers */
     bool everybody_joined;
@@ -248,7 +249,7 @@ static void check_joining(struct gang *gang)
     if (gang->everybody_joined || gang->phase != PHASE_RUNNING) {
         return;
     }
-    if (joined >= gang->config->workers) {
+    if (joined + gang->spared_absent >= gang->config->workers) {
         gang->everybody_joined = true;
         uv_timer_stop(&gang->join_timer);
         return;
@@ -313,6 +314,28 @@ static void on_coordinator(uv_poll_t *poll, int status, int events)
 
 /* ---- What the agent tells -------------------------------------------------------------------- */
 
+/* A worker was killed: do the others go on? */
+static bool spare(struct gang *gang, int rank)
+{
+    const gr_launch_config *config = gang->config;
+    gr_worker_end *end = &gang->ends[rank];
+    int left = config->workers - gang->spared - 1;
+    if (!gr_launch_elastic(config) || left < config->workers_min || gang->phase != PHASE_RUNNING) {
+        return false;
+    }
+    char what[GR_DIAG_TEXT_BYTES];
+    gr_verdict_describe(rank, end, what, sizeof what);
+    gr_log_write(config->log, GR_LOG_WARN, "launch", "%s; the job goes on with %d worker%s", what,
+                 left, left == 1 ? "" : "s");
+    end->spared = true;
+    gang->spared++;
+    progress_coordinator(gang); /* its last message may still be unread */
+    gang->spared_absent += gr_coordinator_member_state(gang->coordinator, rank) == 0;
+    gr_coordinator_member_ended(gang->coordinator, rank);
+    progress_coordinator(gang);
+    return true;
+}
+
 static void on_worker_end(struct gang *gang, const gr_agent_message *message)
 {
     gr_worker_end *end = &gang->ends[message->rank];
@@ -329,7 +352,7 @@ static void on_worker_end(struct gang *gang, const gr_agent_message *message)
         }
         return;
     }
-    if (gang->phase > PHASE_SETTLING) {
+    if (gang->phase > PHASE_SETTLING || (class == GR_END_KILLED && spare(gang, message->rank))) {
         return;
     }
     set_reason(gang, REASON_WORKER, GR_E_PEER_LOST);
@@ -452,8 +475,10 @@ static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
         return status;
     }
     gr_hex(gang->secret, sizeof gang->secret, gang->secret_hex);
-    gr_coordinator_config config = {
-        .world_size = gang->config->workers, .secret = gang->secret, .log = gang->config->log};
+    gr_coordinator_config config = {.world_size = gang->config->workers,
+                                    .members_min = gang->config->workers_min,
+                                    .secret = gang->secret,
+                                    .log = gang->config->log};
     return gr_coordinator_create(&config, &gang->coordinator, diag);
 }
 
@@ -475,6 +500,7 @@ static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
     }
     gr_environ_config environment = {.inherited = config->environment,
                                      .world_size = config->workers,
+                                     .workers_min = config->workers_min,
                                      .coordinator = gr_coordinator_address(gang->coordinator),
                                      .secret_hex = gang->secret_hex,
                                      .set = config->set,

@@ -19,6 +19,8 @@ enum {
 
 typedef struct gr_launch_config {
     int workers;
+    int workers_min;             /* the job goes on when workers are killed, while so many are left;
+                                    0: it needs all */
     char *const *argv;           /* the command and its arguments, NULL-terminated */
     const char *file;            /* the program, when it is not argv[0]; NULL */
     char *const *environment;    /* to inherit, NULL-terminated */
@@ -37,12 +39,19 @@ typedef struct gr_launch_config {
     int out_fd, err_fd; /* where the workers' output goes; borrowed */
     bool quiet;         /* only rank 0's */
     bool prefix;        /* "[rank] " in front of each line; else bytes as they come */
-    bool raw_rank0;     /* rank 0's stdout as it comes, that of the others not at all */
+    bool raw_rank0;     /* rank 0's stdout as it comes, that of the others not at all; in a job
+                           that may lose rank 0, that of all, of whom one at a time writes */
     bool timestamps;    /* behind the rank */
     bool color_out, color_err;
     const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
     const gr_log *log;   /* may be NULL */
 } gr_launch_config;
+
+/* May workers be lost? */
+static inline bool gr_launch_elastic(const gr_launch_config *config)
+{
+    return config->workers_min > 0 && config->workers_min < config->workers;
+}
 
 /* What is known of the end, beside the sentence. */
 typedef struct gr_launch_report {

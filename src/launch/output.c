@@ -73,12 +73,14 @@ static void put_into_sink(void *emit_arg, const char *text, size_t size_bytes)
 
 static bool is_shown(const gr_launch_config *config, int rank, int number)
 {
-    return rank == 0 || (!config->quiet && !(config->raw_rank0 && number == 0));
+    bool raw = config->raw_rank0 && number == 0;
+    return rank == 0 || (raw ? gr_launch_elastic(config) : !config->quiet);
 }
 
 static bool has_prefix(const gr_launch_config *config, int rank, int number)
 {
-    return config->prefix && !(config->raw_rank0 && rank == 0 && number == 0);
+    bool raw = config->raw_rank0 && number == 0 && (rank == 0 || gr_launch_elastic(config));
+    return config->prefix && !raw;
 }
 
 /* ---- Creation -------------------------------------------------------------------------------- */

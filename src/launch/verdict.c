@@ -12,7 +12,7 @@ enum { SHELL_SIGNAL_BASE = 128, LISTED_MAX = 8 };
 
 gr_end_class gr_verdict_class(const gr_worker_end *end)
 {
-    if (!end->started || !end->ended) {
+    if (!end->started || !end->ended || end->spared) {
         return GR_END_FINE;
     }
     if (WIFEXITED(end->wait_status)) {

@@ -16,6 +16,7 @@ typedef struct gr_worker_end {
     int order;       /* the how many-th that ended, from 0 */
     int64_t start_us, end_us;
     bool was_asked; /* it ended after we had sent it a signal */
+    bool spared;    /* the others go on without it */
 } gr_worker_end;
 
 /* The order in which ends count as causes: the smaller, the likelier the cause. */
