@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/info_plan.h"
 #include "link/frame.h"
 #include "link/interface.h"
 #include "link/link.h"
+#include "link/shared.h"
 
 #include <gradus/comm.h>
 #include <gradus/version.h>
@@ -149,6 +151,21 @@ static gr_status print_interfaces(gr_diag *diag)
     return status;
 }
 
+/* How ranks of this host reach each other's ordinary memory. */
+static void print_cma(void)
+{
+    int error = gr_cma_try();
+    if (error == 0) {
+        puts("process_vm_readv  permitted: ranks with a core each reach ordinary memory of each "
+             "other");
+    } else {
+        char words[GR_ERRNO_TEXT_BYTES];
+        printf("process_vm_readv  not permitted (%s): ordinary memory passes through "
+               "windows,\n                  memory of gr_alloc is not concerned\n",
+               gr_text_errno(error, words));
+    }
+}
+
 static gr_status print_info(gr_diag *diag)
 {
     gr_cores cores;
@@ -166,6 +183,7 @@ static gr_status print_info(gr_diag *diag)
         printf("%s %s", kind > 0 ? "," : "", gr_link_kind_name((gr_link_kind)kind));
     }
     putchar('\n');
+    print_cma();
     return print_interfaces(diag);
 }
 

@@ -11,6 +11,7 @@
 static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
 /* In the order of gr_log_level. */
 static const char *const log_choices[] = {"off", "error", "warn", "info", "debug", "trace", NULL};
+static const char *const cma_choices[] = {"auto", "off", NULL};
 static const char *const progress_choices[] = {"auto", "thread", "inline", NULL};
 
 const char *gr_link_choice_name(uint32_t choice)
@@ -130,6 +131,12 @@ static const gr_config_field fields[] = {
      .max = 1e6,
      .unit = "s",
      .help = "longest busy wait before a rank sleeps; 0: never busy"},
+    {.env = "GRADUS_CMA",
+     .type = GR_CONFIG_CHOICE,
+     AT(cma),
+     .default_text = "auto",
+     .choices = cma_choices,
+     .help = "memory that is not from gr_alloc: auto: by process_vm_readv where that is permitted"},
     {.env = "GRADUS_EXACT",
      .type = GR_CONFIG_BOOL,
      AT(exact),

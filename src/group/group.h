@@ -33,6 +33,7 @@ typedef struct gr_group_config {
     int64_t stall_warn_us; /* GRADUS_STALL_WARN; 0: never */
     int64_t stall_fail_us; /* GRADUS_STALL_FAIL; 0: op_timeout_us */
     int64_t spin_us;       /* GRADUS_SPIN */
+    int cma;               /* GRADUS_CMA: 0 auto, 1 off */
     bool exact;            /* GRADUS_EXACT */
     const char *algorithm; /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
     const char *tune;      /* GRADUS_TUNE: "auto", "off" or a file */

@@ -160,6 +160,7 @@ static gr_status open_mesh(joining *join, gr_diag *diag)
     config.listen_host = gr_interfaces_listen_host(&join->interfaces);
     config.ports = join->ports;
     config.spin_us = join->config->spin_us;
+    config.cma = join->config->cma == 0;
     config.clock = join->clock;
     config.log = join->log;
     status = gr_mesh_create(&config, &group->mesh, diag);

@@ -80,6 +80,8 @@ typedef struct gr_mesh_config {
     int streams_max;              /* that gr_mesh_connect_streams is asked for, at most */
     int64_t spin_us;              /* longest busy wait before sleeping; 0: never spin */
     size_t heap_bytes_max;        /* shm: address space for gr_mesh_alloc (sparse) */
+    bool cma;                     /* shm: peers may read and write memory of this process, where the
+                                     kernel permits it, and this one theirs (link/shared.h) */
     gr_clock clock;
     const gr_log *log; /* may be NULL */
     gr_sim_net *sim;   /* sim: borrowed, the network that this mesh is part of */

@@ -46,6 +46,7 @@ void gr_mesh_config_init(gr_mesh_config *config)
         .half_open_max = 256,
         .streams_max = 1,
         .spin_us = 50,
+        .cma = true,
         .heap_bytes_max = (size_t)(memory < heap_min   ? heap_min
                                    : memory > heap_max ? heap_max
                                                        : memory),

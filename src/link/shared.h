@@ -37,6 +37,20 @@ void gr_mesh_nudge(gr_mesh *mesh, int peer);
 typedef bool gr_mesh_news(const void *arg);
 void gr_mesh_listen(gr_mesh *mesh, gr_mesh_news *news, const void *arg);
 
+/* Memory that a peer does not share, by way of the kernel (process_vm_readv): is it permitted?
+ * Found out when the link is made, by an attempt. `peer` may be this process, here and below. */
+bool gr_mesh_cma(const gr_mesh *mesh, int peer);
+/* Copy from, and to, the address `at` in `peer`, for which gr_mesh_cma is true. GR_OK;
+ * GR_E_PEER_LOST: it has ended, as its link will say; GR_E_PROTOCOL: it has no such memory. */
+gr_status gr_mesh_cma_read(gr_mesh *mesh, int peer, uint64_t at, void *dst,
+                           size_t size_bytes) GR_MUST_CHECK;
+gr_status gr_mesh_cma_write(gr_mesh *mesh, int peer, uint64_t at, const void *src,
+                            size_t size_bytes) GR_MUST_CHECK;
+/* Its process has not ended. */
+bool gr_mesh_cma_alive(gr_mesh *mesh, int peer);
+/* Would it be permitted among the ranks of a job on this host? 0, or an error number. */
+int gr_cma_try(void);
+
 /* Every process that may be waited for has a core of its own. The same for all when all links are
  * up. */
 bool gr_mesh_roomy(const gr_mesh *mesh);

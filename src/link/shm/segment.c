@@ -16,7 +16,7 @@
 
 enum {
     CARD_MAGIC = 0x31535247, /* "GRS1" */
-    VERSION = 2,
+    VERSION = 3,
     /* What goes with the file descriptor: magic, version, rank, world size (u32 each), file bytes
      * (u64), XXH3-64 of what is before. */
     NOTE_BYTES = 32,
@@ -47,7 +47,7 @@ static int create_file(size_t size_bytes)
     return fd;
 }
 
-static void write_card(gr_shm_segment *segment, int rank, int world_size)
+static gr_status write_card(gr_shm_segment *segment, int rank, int world_size, gr_diag *diag)
 {
     gr_shm_card *card = (gr_shm_card *)(void *)(segment->base + GR_SHM_FRONT_BYTES);
     *card = (gr_shm_card){.magic = CARD_MAGIC,
@@ -55,7 +55,8 @@ static void write_card(gr_shm_segment *segment, int rank, int world_size)
                           .rank = (uint32_t)rank,
                           .world_size = (uint32_t)world_size,
                           .file_bytes = segment->size_bytes,
-                          .heap_offset = segment->heap_offset};
+                          .heap_offset = segment->heap_offset,
+                          .card_at = (uint64_t)(uintptr_t)card};
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) {
@@ -65,6 +66,7 @@ static void write_card(gr_shm_segment *segment, int rank, int world_size)
             }
         }
     }
+    return gr_random_bytes(&card->token, sizeof card->token, diag);
 }
 
 gr_status gr_shm_segment_create(int rank, int world_size, size_t heap_bytes_max,
@@ -87,9 +89,14 @@ gr_status gr_shm_segment_create(int rank, int world_size, size_t heap_bytes_max,
                        size, strerror(error));
     }
     (void)madvise(base, size, MADV_DONTDUMP);
-    *segment_out =
-        (gr_shm_segment){.base = base, .size_bytes = size, .heap_offset = heap_offset, .fd = fd};
-    write_card(segment_out, rank, world_size);
+    gr_shm_segment segment = {
+        .base = base, .size_bytes = size, .heap_offset = heap_offset, .fd = fd};
+    gr_status status = write_card(&segment, rank, world_size, diag);
+    if (status != GR_OK) {
+        gr_shm_segment_close(&segment);
+        return status;
+    }
+    *segment_out = segment;
     return GR_OK;
 }
 

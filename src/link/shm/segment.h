@@ -88,6 +88,8 @@ typedef struct gr_shm_card {
     uint32_t rank, world_size;
     uint64_t file_bytes, heap_offset;
     uint64_t cpus[GR_SHM_CPU_WORDS];
+    uint64_t card_at; /* where the owner has this card in its own memory */
+    uint64_t token;   /* random */
 } gr_shm_card;
 
 typedef struct gr_shm_segment {

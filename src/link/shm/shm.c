@@ -234,6 +234,7 @@ static gr_status attach(gr_link *base, gr_diag *diag)
         link->in = gr_shm_pair_of(&link->theirs, base->mesh->rank);
         link->bell = gr_shm_bell_of(&link->theirs);
         learn_cores(base->mesh);
+        gr_shm_cma_attach(link);
     }
     return status;
 }
@@ -304,6 +305,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
     }
     mesh->own = own;
     atomic_init(&mesh->in_epoll, false);
+    gr_shm_cma_open(mesh, config->cma);
     status = gr_shm_heap_init(&mesh->heap, own.base + own.heap_offset,
                               own.size_bytes - own.heap_offset, own.fd, own.heap_offset);
     if (status != GR_OK) {

@@ -6,11 +6,14 @@
 #include "link/shm/heap.h"
 #include "link/shm/segment.h"
 
+#include <sys/types.h>
+
 typedef struct gr_shm_mesh {
     gr_mesh base;
     gr_shm_segment own;
     gr_shm_heap heap;
     atomic_bool in_epoll; /* the owner sleeps on the sockets, not on its bell */
+    bool cma;             /* memory that is not shared may be reached through the kernel */
 } gr_shm_mesh;
 
 /* A message that is copied through the stage in pieces; the data is the caller's until it is
@@ -29,6 +32,7 @@ typedef struct gr_shm_link {
     const gr_shm_pair *in; /* in their file: the ring that we empty, what they released */
     gr_shm_bell *bell;     /* theirs */
     bool given;            /* our file was handed over */
+    pid_t pid;             /* whose memory the kernel lets us reach; 0: it does not */
 
     /* Sending. Indices count descriptors from 0 and never wrap. */
     uint64_t head;          /* the next to fill */
@@ -69,6 +73,10 @@ gr_status gr_shm_link_read(gr_link *link, void *dst);
 void gr_shm_link_next(gr_link *link, uint64_t *hold_out);
 void gr_shm_link_release(gr_link *link, uint64_t hold);
 void gr_shm_link_discard(gr_link *link);
+
+/* cma.c */
+void gr_shm_cma_open(gr_shm_mesh *mesh, bool allowed);
+void gr_shm_cma_attach(gr_shm_link *link); /* once `theirs` is mapped */
 
 /* Wake the peer if it sleeps. True if that took a system call. */
 bool gr_shm_link_ring(gr_shm_link *link);

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Cross-memory attach: the kernel copies between the memory of this process and that of a peer
+ * (process_vm_readv, process_vm_writev), which a sandbox, Yama or another PID namespace may forbid.
+ *
+ * A process is named by a number there, and a number is given to another process some time after
+ * its owner's end. So a write looks first whether the socket of the link still has its other end:
+ * a process closes that before its number is free. */
+
+#include "link/shm/shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Yama lets a process be reached by its ancestors only: the descendants of our parent may as well,
+ * which the ranks of a job are. */
+static void permit_siblings(void)
+{
+    FILE *file = fopen("/proc/sys/kernel/yama/ptrace_scope", "re");
+    int scope = file ? fgetc(file) : '0';
+    if (file) {
+        fclose(file);
+    }
+    if (scope == '1') {
+        (void)prctl(PR_SET_PTRACER, (unsigned long)getppid(), 0UL, 0UL, 0UL);
+    }
+}
+
+static gr_status status_of(ssize_t moved, size_t size_bytes)
+{
+    return moved == (ssize_t)size_bytes  ? GR_OK
+           : moved < 0 && errno == ESRCH ? GR_E_PEER_LOST
+                                         : GR_E_PROTOCOL;
+}
+
+static gr_status read_from(pid_t pid, uint64_t at, void *dst, size_t size_bytes)
+{
+    struct iovec here = {.iov_base = dst, .iov_len = size_bytes};
+    struct iovec there = {.iov_base = (void *)(uintptr_t)at, .iov_len = size_bytes};
+    return status_of(process_vm_readv(pid, &here, 1, &there, 1, 0), size_bytes);
+}
+
+static const gr_shm_link *link_to(const gr_mesh *mesh, int peer)
+{
+    const gr_link *link = mesh->links[peer];
+    return link != NULL && link->ops == &gr_shm_ops ? (const gr_shm_link *)link : NULL;
+}
+
+static pid_t process_of(const gr_mesh *mesh, int peer)
+{
+    return peer == mesh->rank ? getpid() : link_to(mesh, peer)->pid;
+}
+
+void gr_shm_cma_open(gr_shm_mesh *mesh, bool allowed)
+{
+    mesh->cma = allowed;
+    if (allowed) {
+        permit_siblings();
+    }
+}
+
+/* Reading its card in its own memory shows that the number is right, and that we may. */
+void gr_shm_cma_attach(gr_shm_link *link)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    gr_shm_card card;
+    const gr_shm_card *shared = gr_shm_card_of(&link->theirs);
+    link->pid = 0;
+    if (!((const gr_shm_mesh *)link->base.mesh)->cma ||
+        getsockopt(link->base.fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) {
+        return;
+    }
+    if (read_from(peer.pid, shared->card_at, &card, sizeof card) == GR_OK &&
+        memcmp(&card, shared, sizeof card) == 0) {
+        link->pid = peer.pid;
+    }
+    link->base.mesh->stats.system_calls += 2;
+}
+
+bool gr_mesh_cma(const gr_mesh *mesh, int peer)
+{
+    if (mesh->ops != &gr_shm_ops || !((const gr_shm_mesh *)mesh)->cma) {
+        return false;
+    }
+    const gr_shm_link *link = peer == mesh->rank ? NULL : link_to(mesh, peer);
+    return peer == mesh->rank || (link != NULL && link->pid > 0);
+}
+
+bool gr_mesh_cma_alive(gr_mesh *mesh, int peer)
+{
+    if (peer == mesh->rank) {
+        return true;
+    }
+    struct pollfd socket = {.fd = mesh->links[peer]->fd, .events = POLLRDHUP};
+    mesh->stats.system_calls++;
+    return socket.fd >= 0 && poll(&socket, 1, 0) == 0;
+}
+
+gr_status gr_mesh_cma_read(gr_mesh *mesh, int peer, uint64_t at, void *dst, size_t size_bytes)
+{
+    mesh->stats.system_calls++;
+    return read_from(process_of(mesh, peer), at, dst, size_bytes);
+}
+
+gr_status gr_mesh_cma_write(gr_mesh *mesh, int peer, uint64_t at, const void *src,
+                            size_t size_bytes)
+{
+    if (!gr_mesh_cma_alive(mesh, peer)) {
+        return GR_E_PEER_LOST;
+    }
+    /* It is only read. */
+    struct iovec here = {.iov_base = (void *)(uintptr_t)src, .iov_len = size_bytes};
+    struct iovec there = {.iov_base = (void *)(uintptr_t)at, .iov_len = size_bytes};
+    mesh->stats.system_calls++;
+    return status_of(process_vm_writev(process_of(mesh, peer), &here, 1, &there, 1, 0), size_bytes);
+}
+
+/* ---- Of the host ----------------------------------------------------------------------------- */
+/* A child that waits to be read, and says when it may be. */
+static pid_t start_waiting(const int pipe_fds[2])
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        permit_siblings();
+        close(pipe_fds[0]);
+        (void)!write(pipe_fds[1], "", 1);
+        for (;;) {
+            pause();
+        }
+    }
+    return pid;
+}
+
+/* A child that reads of the other one, and ends with the number of the error. */
+static pid_t start_reading(pid_t other)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        int there = 0, here = 0;
+        gr_status status = read_from(other, (uint64_t)(uintptr_t)&there, &here, sizeof here);
+        _exit(status == GR_OK ? 0 : errno);
+    }
+    return pid;
+}
+
+int gr_cma_try(void)
+{
+    int pipe_fds[2], state = 0, error = 0;
+    char word;
+    if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
+        return errno;
+    }
+    pid_t waiting = start_waiting(pipe_fds);
+    close(pipe_fds[1]);
+    if (waiting < 0 || read(pipe_fds[0], &word, 1) != 1) {
+        error = waiting < 0 ? errno : ECHILD;
+    } else {
+        pid_t reading = start_reading(waiting);
+        bool ended = reading > 0 && waitpid(reading, &state, 0) == reading && WIFEXITED(state);
+        error = ended ? WEXITSTATUS(state) : ECHILD;
+    }
+    if (waiting > 0) {
+        kill(waiting, SIGKILL);
+        waitpid(waiting, NULL, 0);
+    }
+    close(pipe_fds[0]);
+    return error;
+}
