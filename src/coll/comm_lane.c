@@ -110,7 +110,8 @@ static gr_status move(void *state, bool *moved_out, gr_diag *diag)
     if (status == GR_E_PROTOCOL) {
         int peer = comm->world[gr_lane_late(run->lane_op)];
         return gr_fail_peer(diag, status, peer,
-                            "rank %d says that a buffer lies outside the memory that it shares",
+                            "a buffer of rank %d lies outside the memory that it shares, or was "
+                            "freed while the operation ran",
                             peer);
     }
     return status == GR_PENDING && !*moved_out ? check_late(run, diag) : status;

@@ -26,7 +26,7 @@ static bool has_news(const void *arg);
 gr_lanes *gr_lanes_create(gr_mesh *mesh)
 {
     gr_lanes *lanes = calloc(1, sizeof *lanes);
-    uint8_t *temps = aligned_alloc(LANE_LINE, (size_t)LANE_TEMPS * LANE_CHUNK);
+    uint8_t *temps = aligned_alloc(LANE_LINE, (size_t)LANE_TEMPS * LANE_CHUNK + LANE_CMA);
     if (!lanes || !temps) {
         free(lanes);
         free(temps);
@@ -95,6 +95,7 @@ gr_lane *gr_lane_open(gr_lanes *lanes, int id, int rank, int size, const int *wo
                                         .heap_bytes = shared[peer].heap_bytes};
     }
     lane->own = lane->peers[rank].area;
+    lane->cma = gr_lane_cma_can(lane);
     lane->claims = (lane_claim *)(void *)(shared[0].open + (size_t)id * GR_SHARED_OPEN_BYTES);
     lanes->open[id] = lane;
     return lane;
@@ -341,7 +342,11 @@ void gr_lane_release(gr_lane_op *op)
 {
     gr_lanes *lanes = op->lane->lanes;
     if (op->linked) {
-        op->lane->next_seq -= op->state == LANE_QUEUED && op->seq + 1 == op->lane->next_seq;
+        bool never_posted = op->state == LANE_QUEUED && op->seq + 1 == op->lane->next_seq;
+        op->lane->next_seq -= never_posted;
+        if (!never_posted) {
+            gr_lane_cma_close(op->lane);
+        }
         gr_lane_finish(op);
     }
     op->state = LANE_FREE;
@@ -376,6 +381,10 @@ static void say_where(gr_lane_op *op, lane_line *line)
         }
     }
     line->registered = registered;
+    line->cma = op->lane->cma;
+    if (!registered && op->lane->cma) {
+        gr_lane_cma_say_where(op, line, beside(op, op->lane->rank));
+    }
 }
 
 /* Begin to take a line from other caches, to be written soon. */
@@ -432,23 +441,35 @@ static void post(gr_lane_op *op)
 }
 
 /* ---- All have come --------------------------------------------------------------------------- */
-/* Where everything is, as seen from here; false: outside the heap of rank *arrived. */
+/* What `peer` said of a buffer, as seen from here or, through the kernel, from there; NULL: outside
+ * its heap. */
+static uint8_t *find(const gr_lane_op *op, int peer, uint64_t said)
+{
+    const lane_peer *from = &op->lane->peers[peer];
+    size_t size_bytes = op->count * op->element_bytes;
+    if (op->cma && !line_of(op, peer)->registered) {
+        return (uint8_t *)(uintptr_t)said;
+    }
+    return said - 1 <= from->heap_bytes && size_bytes <= from->heap_bytes - (said - 1)
+               ? from->heap + (said - 1)
+               : NULL;
+}
+
+/* False: outside the heap of rank op->arrived. */
 static bool find_all(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
-    size_t size_bytes = op->count * op->element_bytes;
     op->out_count = lane->size;
     op->scaled = true;
     for (int i = 0; i < lane->size; i++) {
         int peer = (lane->rank + i) % lane->size;
-        uint64_t at = line_of(op, peer)->body.at.out - 1;
         op->prescales[peer] = line_of(op, peer)->body.at.prescale;
         op->scaled = op->scaled && op->prescales[peer] == 1;
-        if (at > lane->peers[peer].heap_bytes || size_bytes > lane->peers[peer].heap_bytes - at) {
+        op->outs[i] = find(op, peer, line_of(op, peer)->body.at.out);
+        if (!op->outs[i]) {
             op->arrived = peer;
             return false;
         }
-        op->outs[i] = lane->peers[peer].heap + at;
     }
     for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
         lane_leaf from = op->tree->leaves[leaf];
@@ -456,13 +477,11 @@ static bool find_all(gr_lane_op *op)
         if (from.input > 0) {
             memcpy(&at, beside(op, from.rank) + (size_t)from.input * sizeof at, sizeof at);
         }
-        at--;
-        if (at > lane->peers[from.rank].heap_bytes ||
-            size_bytes > lane->peers[from.rank].heap_bytes - at) {
+        op->at[leaf] = find(op, from.rank, at);
+        if (!op->at[leaf]) {
             op->arrived = from.rank;
             return false;
         }
-        op->at[leaf] = lane->peers[from.rank].heap + at;
     }
     return true;
 }
@@ -540,7 +559,7 @@ static gr_status meet_small(gr_lane_op *op, bool all_packed)
 static gr_status meet(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
-    bool all_registered = !op->always_packed, all_packed = op->small;
+    bool all_registered = !op->always_packed, all_packed = op->small, all_cma = true;
     for (int peer = 0; peer < lane->size; peer++) {
         const lane_line *line = line_of(op, peer);
         if (line->fingerprint != op->fingerprint) {
@@ -550,12 +569,14 @@ static gr_status meet(gr_lane_op *op)
         }
         all_registered = all_registered && line->registered;
         all_packed = all_packed && line->packed;
+        all_cma = all_cma && line->cma;
     }
     op->moved = true;
     if (op->small && !all_registered) {
         return meet_small(op, all_packed);
     }
-    if (!all_registered) {
+    op->cma = !all_registered && all_cma && op->tree->leaf_count <= LANE_CMA_LEAVES_MAX;
+    if (!all_registered && !op->cma) {
         op->window_first = op->window_end = 0;
         op->state = LANE_STAGED;
         return GR_PENDING;
@@ -577,16 +598,24 @@ static bool is_elsewhere(const gr_lane_op *op)
 }
 
 /* ---- Work ------------------------------------------------------------------------------------ */
-static void add_own_share(gr_lane_op *op)
+static gr_status add_own_share(gr_lane_op *op)
 {
     size_t most = LANE_BUDGET / op->element_bytes;
     size_t end = op->end - op->begin < most ? op->end : op->begin + most;
-    gr_lane_add(op, op->begin, end, 0);
+    if (op->cma) {
+        gr_status status = gr_lane_cma_add(op, op->begin, end);
+        if (status != GR_OK) {
+            return status;
+        }
+    } else {
+        gr_lane_add(op, op->begin, end, 0);
+    }
     op->begin = end;
     op->moved = true;
     if (op->begin == op->end) {
         say_done(op, LANE_DONE);
     }
+    return GR_PENDING;
 }
 
 /* The lower half of a word counts for this operation from here on. */
@@ -718,8 +747,7 @@ static gr_status move_once(gr_lane_op *op)
     case LANE_PACKED:
         return all_did(op, &op->arrived) ? meet_small(op, true) : GR_PENDING;
     case LANE_DIRECT:
-        add_own_share(op);
-        break;
+        return add_own_share(op);
     case LANE_CLAIM:
         add_free_share(op);
         break;

@@ -2,8 +2,9 @@
 #ifndef GR_COLL_LANE_INTERNAL_H
 #define GR_COLL_LANE_INTERNAL_H
 
-/* Shared by lane.c (life, lines, states), lane_windows.c (memory that peers cannot read),
- * lane_tree.c (the order of additions) and lane_work.c (the additions themselves) only. */
+/* Shared by lane.c (life, lines, states), lane_cma.c and lane_windows.c (memory that is not shared:
+ * through the kernel, or by way of windows), lane_tree.c (the order of additions) and lane_work.c
+ * (the additions themselves) only. */
 
 #include "coll/lane.h"
 
@@ -18,20 +19,25 @@ enum {
      * which costs more where ranks share cores. */
     LANE_PACK_MAX = 256,
     LANE_PACK_MAX_SHARED = 1024,
-    LANE_HALF = 128 << 10,    /* bytes of one window, of which there are two */
-    LANE_CHUNK = 8 << 10,     /* bytes that are added at a time, at most ... */
+    LANE_HALF = 128 << 10, /* bytes of one window, of which there are two */
+    LANE_CMA = 512 << 10,  /* bytes that are fetched through the kernel at a time; see lane_cma.c */
+    LANE_CHUNK = 8 << 10,  /* bytes that are added at a time, at most ... */
     LANE_CHUNK_MIN = 1 << 10, /* ... and at least, ... */
     LANE_CACHE = 32 << 10,    /* ... so that all of them are in the first cache */
     LANE_BUDGET = 1 << 20,    /* bytes of work in one move */
     LANE_TEMPS = 20,          /* sums under way, and operands times prescale */
-    LANE_TREES_MAX = 16       /* numbers of shards */
+    LANE_KNOWN = 16,
+    LANE_CMA_LEAVES_MAX = 64,
+    LANE_TREES_MAX = 16 /* numbers of shards */
 };
 
 /* What a rank says of an operation. `posted` is written last. */
 typedef struct lane_line {
     _Alignas(LANE_LINE) _Atomic uint32_t posted; /* number of the operation plus one */
-    uint16_t registered; /* all its buffers are in its heap, at these offsets */
-    uint16_t packed;     /* its contributions are in the line, or beside it */
+    uint8_t registered; /* all its buffers are in its heap, at these offsets plus one */
+    uint8_t cma;        /* it reaches everybody through the kernel; so may all reach its buffers,
+                           which are at these addresses if they are not registered */
+    uint16_t packed;    /* its contributions are in the line, or beside it */
     uint64_t fingerprint;
     union {
         struct {
@@ -71,6 +77,9 @@ typedef struct lane_area {
     /* Operations that run as plans, by number: the number plus one. */
     _Alignas(LANE_LINE) _Atomic uint32_t notes[LANE_SLOTS];
     lane_windows windows;
+    /* Peers that write into its memory through the kernel: lane_cma.c. */
+    _Alignas(LANE_LINE) _Atomic uint32_t closed;  /* nobody may any more */
+    _Alignas(LANE_LINE) _Atomic uint32_t writing; /* into that of this rank, plus one */
     _Alignas(4096) uint8_t halves[2][LANE_HALF];
 } lane_area;
 _Static_assert(sizeof(lane_area) <= GR_SHARED_LANE_BYTES, "fits its place");
@@ -129,6 +138,7 @@ struct gr_lane_op {
     bool small;         /* fits beside the lines */
     bool always_packed; /* and goes there */
     bool moved, linked;
+    bool cma; /* what is not registered is reached through the kernel */
     const lane_tree *tree;
     size_t count, element_bytes;
     size_t begin, end;                 /* elements of the share that are not added yet */
@@ -143,7 +153,8 @@ struct gr_lane_op {
     void *user_arg;
     uint64_t fingerprint;
     const uint8_t **at; /* by leaf: element `origin` of it; room for lanes->leaves_max */
-    uint8_t *outs[GR_LANE_RANKS_MAX]; /* where the result goes, ours first */
+    uint8_t *outs[GR_LANE_RANKS_MAX]; /* where the result goes, ours first; with `cma` these two
+                                         hold addresses of their rank */
     int out_count;
     double prescales[GR_LANE_RANKS_MAX]; /* still to be applied to the leaves */
     bool scaled;                         /* none is */
@@ -160,6 +171,13 @@ typedef struct lane_peer {
     uint32_t finished; /* when we last looked */
 } lane_peer;
 
+/* Memory of ours that the kernel copies. */
+typedef struct lane_known {
+    uintptr_t at;
+    size_t size_bytes;
+    bool written;
+} lane_known;
+
 struct gr_lane {
     gr_lanes *lanes;
     int id, rank, size;
@@ -168,6 +186,9 @@ struct gr_lane {
     gr_lane_op *head, *tail; /* not finished, in order */
     uint64_t windows_next;   /* of the next staged operation */
     bool roomy;
+    bool cma; /* roomy, and everybody is reached through the kernel */
+    lane_known known[LANE_KNOWN];
+    uint32_t known_next;
     uint32_t cores;
     size_t pack_max;
     lane_area *own;
@@ -182,7 +203,7 @@ struct gr_lanes {
     gr_lane *open[GR_SHARED_LANES];
     gr_lane_op *free_ops;
     gr_lane_op ops[GR_LANE_OPS_MAX];
-    uint8_t *temps; /* LANE_TEMPS chunks */
+    uint8_t *temps; /* LANE_TEMPS chunks, and LANE_CMA bytes */
     int leaves_max;
     gr_isa isa;
 };
@@ -190,6 +211,16 @@ struct gr_lanes {
 /* lane.c */
 void gr_lane_nudge_all(const gr_lane *lane);
 void gr_lane_finish(gr_lane_op *op);
+
+/* lane_cma.c */
+bool gr_lane_cma_can(const gr_lane *lane);
+/* Says in the line where our buffers are, if everybody may reach them. */
+void gr_lane_cma_say_where(gr_lane_op *op, lane_line *line, uint8_t *beside);
+/* Adds elements [begin, end) of all contributions, and gives the sum to all. GR_OK, or the
+ * operation is stuck at rank op->arrived: GR_PENDING (that one is about to end), GR_E_PROTOCOL. */
+gr_status gr_lane_cma_add(gr_lane_op *op, size_t begin, size_t end);
+/* The operation was given up: returns when nobody writes into our memory any more. */
+void gr_lane_cma_close(gr_lane *lane);
 
 /* lane_windows.c */
 bool gr_lane_windows_can_move(const gr_lane_op *op);

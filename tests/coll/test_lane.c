@@ -9,6 +9,9 @@
 #include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "coll/lane_internal.h"
 #include "coll/plan.h"
@@ -45,7 +48,10 @@ static bool all_linked(const world *w)
     return true;
 }
 
-static void open_world(world *w, int size, bool roomy)
+/* What the ranks find. */
+typedef enum place { SHARED_CORES, NO_CMA, CMA, PLACES } place;
+
+static void open_world(world *w, int size, place where)
 {
     static const int ranks[RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
     gr_diag diag;
@@ -77,7 +83,9 @@ static void open_world(world *w, int size, bool roomy)
         assert_non_null(w->lanes[rank]);
         w->lane[rank] = gr_lane_open(w->lanes[rank], 0, rank, size, ranks, &no_memory);
         assert_non_null(w->lane[rank]);
-        w->lane[rank]->roomy = roomy;
+        w->lane[rank]->roomy = where != SHARED_CORES;
+        w->lane[rank]->cma = where == CMA;
+        assert_true(where != CMA || gr_lane_cma_can(w->lane[rank]));
     }
 }
 
@@ -230,13 +238,13 @@ static void test_all_shards_on_all_ranks(void **unused)
     for (int size = 2; size <= RANKS; size++) {
         uint64_t random = (uint64_t)size;
         world w;
-        open_world(&w, size, size % 2 == 0);
+        open_world(&w, size, (place)(size % PLACES));
         for (int shards = 1; shards <= 64; shards++) {
             /* Windows hold a divisor of it, lines a part: every path sees all shards. */
             static const size_t counts[] = {1, 3, 70, 1500};
             if (w.lane[0]->tree_count == LANE_TREES_MAX) {
                 close_world(&w);
-                open_world(&w, size, shards / 16 % 2 == 0);
+                open_world(&w, size, (place)((size + shards / 16) % PLACES));
             }
             for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
                 job j = {.dtype = GR_F32,
@@ -260,7 +268,7 @@ static void test_all_types_and_operations(void **unused)
     uint64_t random = 77;
     for (int size = 2; size <= 5; size++) {
         world w;
-        open_world(&w, size, size != 3);
+        open_world(&w, size, (place)(size % PLACES));
         for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
             for (int op = 0; op < GR_USER; op++) {
                 for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
@@ -300,7 +308,7 @@ static void test_user_functions_and_factors(void **unused)
         uint64_t random = k;
         int calls = 0;
         size_t count = counts[k / 2];
-        open_world(&w, 3, k % 2 == 0);
+        open_world(&w, 3, (place)(k % PLACES));
         for (int plain = 0; plain < 2; plain++) {
             job j = {.dtype = GR_I32,
                      .op = GR_SUM,
@@ -342,14 +350,14 @@ static void test_user_functions_and_factors(void **unused)
 /* ---- Several at once ------------------------------------------------------------------------- */
 /* Each rank starts all of them as soon as it may, far ahead of the others; more than a lane has
  * slots. */
-static void many_at_once(int size, bool roomy, uint64_t seed)
+static void many_at_once(int size, place where, uint64_t seed)
 {
     static const size_t counts[] = {1, 300, 5000, 200000};
     uint64_t random = seed;
     world w;
     job *jobs = calloc(MANY, sizeof *jobs);
     assert_non_null(jobs);
-    open_world(&w, size, roomy);
+    open_world(&w, size, where);
     int started[RANKS] = {0};
     for (int i = 0; i < MANY; i++) {
         jobs[i] = (job){.dtype = GR_F32,
@@ -382,7 +390,7 @@ static void test_many_at_once(void **unused)
 {
     (void)unused;
     for (uint64_t seed = 1; seed <= 12; seed++) {
-        many_at_once(2 + (int)(seed % 4), seed % 2 == 0, seed);
+        many_at_once(2 + (int)(seed % 4), (place)(seed % PLACES), seed);
     }
 }
 
@@ -401,7 +409,7 @@ static void test_nobody_leaves_a_barrier_before_all_have_come(void **unused)
     (void)unused;
     world w;
     gr_lane_op *op[3] = {NULL};
-    open_world(&w, 3, true);
+    open_world(&w, 3, CMA);
     for (int round = 0; round < 3 * LANE_SLOTS; round++) {
         int last = round % 3;
         for (int rank = 0; rank < 3; rank++) {
@@ -433,7 +441,7 @@ static void test_notes_keep_the_numbers(void **unused)
 {
     (void)unused;
     world w;
-    open_world(&w, 2, true);
+    open_world(&w, 2, CMA);
     for (int round = 0; round < 5; round++) {
         for (int i = 0; i < 2 * LANE_SLOTS + round; i++) {
             gr_lane_note(w.lane[0]);
@@ -458,7 +466,7 @@ static void test_other_operations_are_seen(void **unused)
 {
     (void)unused;
     world w;
-    open_world(&w, 2, true);
+    open_world(&w, 2, CMA);
     gr_lane_op *first = start_barrier(w.lane[0], 5);
     gr_lane_op *second = start_barrier(w.lane[1], 6);
     assert_int_equal(gr_lane_move(first), GR_PENDING);
@@ -469,7 +477,7 @@ static void test_other_operations_are_seen(void **unused)
     gr_lane_release(second);
     close_world(&w);
 
-    open_world(&w, 2, true);
+    open_world(&w, 2, CMA);
     first = start_barrier(w.lane[0], 5);
     assert_int_equal(gr_lane_move(first), GR_PENDING);
     gr_lane_note(w.lane[1]);
@@ -484,7 +492,7 @@ static void test_memory_outside_the_heap_is_refused(void **unused)
     (void)unused;
     for (int what = 0; what < 3; what++) {
         world w;
-        open_world(&w, 2, true);
+        open_world(&w, 2, CMA);
         job j = {.dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true};
         make_job(&w, &j);
         start(&w, &j, 0);
@@ -505,13 +513,116 @@ static void test_memory_outside_the_heap_is_refused(void **unused)
     }
 }
 
+/* ---- Memory that only the kernel reaches ----------------------------------------------------- */
+/* Two ranks that have both come, each with plain memory of its own. */
+static void start_two(world *w, job *j)
+{
+    open_world(w, 2, CMA);
+    *j = (job){
+        .dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true, .plain = 3};
+    make_job(w, j);
+    start(w, j, 0);
+    start(w, j, 1);
+    assert_int_equal(gr_lane_move(j->running[0]), GR_PENDING);
+}
+
+static void test_who_gave_up_is_not_written_to(void **unused)
+{
+    (void)unused;
+    world w;
+    job j;
+    start_two(&w, &j);
+    size_t size_bytes = j.count * sizeof(float);
+    void *before = malloc(size_bytes);
+    assert_non_null(before);
+    memcpy(before, j.inputs[0][0], size_bytes);
+    gr_lane_release(j.running[0]);
+    assert_int_equal(gr_lane_move(j.running[1]), GR_PENDING);
+    assert_int_equal(gr_lane_move(j.running[1]), GR_PENDING);
+    assert_int_equal(gr_lane_late(j.running[1]), 0); /* whose abort will come */
+    assert_memory_equal(j.inputs[0][0], before, size_bytes);
+    assert_int_equal(w.lane[1]->own->writing, 0);
+    gr_lane_release(j.running[1]);
+    free(before);
+    free(j.inputs[0][0]);
+    free(j.inputs[1][0]);
+    free(j.expected);
+    close_world(&w);
+}
+
+static void test_memory_that_is_gone_is_an_error(void **unused)
+{
+    (void)unused;
+    for (int what = 0; what < 2; what++) {
+        world w;
+        job j;
+        start_two(&w, &j);
+        size_t size_bytes = j.count * sizeof(float);
+        void *gone = mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(gone, MAP_FAILED);
+        lane_line *line = &w.lane[0]->own->slots[0].line;
+        *(what == 0 ? &line->body.at.out : &line->body.at.input) = (uintptr_t)gone;
+        assert_int_equal(gr_lane_move(j.running[1]), GR_E_PROTOCOL);
+        assert_int_equal(gr_lane_late(j.running[1]), 0);
+        gr_lane_release(j.running[1]);
+        gr_lane_release(j.running[0]);
+        munmap(gone, size_bytes);
+        free(j.inputs[0][0]);
+        free(j.inputs[1][0]);
+        free(j.expected);
+        close_world(&w);
+    }
+}
+
+/* Its pages belong to this process alone: not even the kernel copies them for others. */
+static void test_memory_that_the_kernel_does_not_copy_is_staged(void **unused)
+{
+    (void)unused;
+    size_t size_bytes = 200000;
+    int fd = (int)syscall(SYS_memfd_secret, 0);
+    if (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0) {
+        skip();
+    }
+    float *secret_memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (secret_memory == MAP_FAILED) {
+        skip();
+    }
+    world w;
+    uint64_t random = 3;
+    open_world(&w, 2, CMA);
+    job j = {.dtype = GR_F32,
+             .op = GR_SUM,
+             .count = size_bytes / sizeof(float),
+             .shards = 2,
+             .in_place = true,
+             .plain = 3};
+    make_job(&w, &j);
+    memcpy(secret_memory, j.inputs[0][0], size_bytes);
+    free(j.inputs[0][0]);
+    j.inputs[0][0] = secret_memory;
+    j.request[0].out = secret_memory;
+    start(&w, &j, 0);
+    start(&w, &j, 1);
+    for (int left = 2; left > 0;) {
+        int rank = (int)(next_random(&random) % 2);
+        left -= j.running[rank] && move(&j, rank);
+    }
+    assert_memory_equal(secret_memory, j.expected, size_bytes);
+    assert_memory_equal(j.inputs[1][0], j.expected, size_bytes);
+    munmap(secret_memory, size_bytes);
+    free(j.inputs[1][0]);
+    free(j.expected);
+    close_world(&w);
+}
+
 static void test_lanes_are_few(void **unused)
 {
     (void)unused;
     world w;
     bool no_memory = true;
     static const int ranks[2] = {0, 1}, none[2] = {0, 7};
-    open_world(&w, 2, true);
+    open_world(&w, 2, CMA);
     assert_null(gr_lane_open(w.lanes[0], GR_SHARED_LANES, 0, 2, ranks, &no_memory));
     assert_null(gr_lane_open(w.lanes[0], -1, 0, 2, ranks, &no_memory));
     assert_null(gr_lane_open(w.lanes[0], 1, 0, 2, none, &no_memory));
@@ -558,6 +669,9 @@ int main(void)
         cmocka_unit_test(test_notes_keep_the_numbers),
         cmocka_unit_test(test_other_operations_are_seen),
         cmocka_unit_test(test_memory_outside_the_heap_is_refused),
+        cmocka_unit_test(test_who_gave_up_is_not_written_to),
+        cmocka_unit_test(test_memory_that_is_gone_is_an_error),
+        cmocka_unit_test(test_memory_that_the_kernel_does_not_copy_is_staged),
         cmocka_unit_test(test_lanes_are_few),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
