@@ -508,6 +508,9 @@ static bool look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op, const gr_
                          uint32_t segment, piece p)
 {
     gr_frame frame;
+    if (op) {
+        gr_link_expect(link->link);
+    }
     gr_status status = gr_link_peek(link->link, &frame);
     while (status == GR_OK && frame.message == GR_MESSAGE_WAITS) {
         link->waits = gr_exec_mark_of(&frame);

@@ -154,6 +154,10 @@ bool gr_link_sent(gr_link *link, uint64_t ticket);
  * GR_PENDING: none yet; GR_E_PEER_LOST: none, and none will come; GR_E_PROTOCOL: garbage. */
 gr_status gr_link_peek(gr_link *link, gr_frame *frame_out) GR_MUST_CHECK;
 
+/* The caller can do nothing before the next message of this link comes: where looking costs a
+ * system call, gr_link_peek and gr_mesh_wait look here first. Until one has come. */
+void gr_link_expect(gr_link *link);
+
 /* Look at the head's payload where it lies (the peer's memory on shm). GR_OK; GR_E_UNSUPPORTED: use
  * gr_link_read. */
 gr_status gr_link_view(gr_link *link, const void **data_out) GR_MUST_CHECK;

@@ -405,7 +405,8 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 {
     gr_status status = GR_OK;
     int64_t now = gr_clock_now_us(&mesh->clock);
-    if (mesh->ops->polls || now >= mesh->poll_at_us || gr_mesh_settling(mesh, now)) {
+    if (now >= mesh->poll_at_us || gr_mesh_settling(mesh, now) ||
+        (mesh->ops->polls != NULL && mesh->ops->polls(mesh))) {
         status = poll_sockets(mesh, now, diag);
     }
     mesh->ops->progress(mesh);
@@ -726,9 +727,15 @@ gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
         link->drain = false;
     }
     if (status == GR_OK || link->state == GR_LINK_UP) {
+        link->expected = link->expected && status != GR_OK;
         return status;
     }
     return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
+}
+
+void gr_link_expect(gr_link *link)
+{
+    link->expected = true;
 }
 
 gr_status gr_link_view(gr_link *link, const void **data_out)
@@ -739,6 +746,7 @@ gr_status gr_link_view(gr_link *link, const void **data_out)
 gr_status gr_link_read(gr_link *link, void *dst)
 {
     gr_status status = link->ops->read(link, dst);
+    link->expected = status == GR_PENDING;
     if (status == GR_PENDING && link->state != GR_LINK_UP) {
         /* The rest of it will not come. */
         return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;

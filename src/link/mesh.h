@@ -28,10 +28,11 @@ struct gr_link {
     int more_fds[GR_LINK_STREAMS_MAX - 1];
     int streams, streams_here; /* how many connections it is made of; how many are authenticated */
     gr_link_state state;
-    bool drain;   /* ended, but messages that arrived whole are still handed out */
-    bool report;  /* gr_mesh_progress has yet to tell of the failure */
-    bool discard; /* data are thrown away */
-    bool claimed; /* a CLAIM came; the first is kept until it is asked for */
+    bool drain;    /* ended, but messages that arrived whole are still handed out */
+    bool report;   /* gr_mesh_progress has yet to tell of the failure */
+    bool discard;  /* data are thrown away */
+    bool expected; /* gr_link_expect: the caller waits for this one */
+    bool claimed;  /* a CLAIM came; the first is kept until it is asked for */
     bool claim_sent, claim_waits;
     int64_t attach_by_us;
     gr_diag diag; /* why it ended */
@@ -81,7 +82,8 @@ struct gr_link_ops {
     const char *name;
     size_t mesh_bytes, link_bytes;
     bool inside; /* all ranks are in this process: no door, no sockets; `open` makes the links */
-    bool polls;  /* sockets carry the data: look at them in every gr_mesh_progress */
+    /* Sockets carry the data: must gr_mesh_progress look at all of them now? NULL: never. */
+    bool (*polls)(gr_mesh *mesh);
     gr_status (*open)(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag);
     void (*close)(gr_mesh *mesh);
     /* GR_OK: up; GR_PENDING: again when the socket has something; else the link ends. */

@@ -97,12 +97,60 @@ static void test_death_of_a_stream(void **state)
     }
 }
 
+/* Whoever waits for one peer reads from its socket, and need not ask epoll before. */
+static void test_an_expected_message_is_read_at_once(void **state)
+{
+    (void)state;
+    pair p;
+    pair_open(&p, GR_LINK_TCP);
+    gr_frame frame;
+    const gr_frame empty = {.kind = GR_FRAME_DATA};
+    uint64_t ticket;
+    assert_int_equal(gr_link_peek(p.link[1], &frame), GR_PENDING); /* nothing is readable now */
+    assert_int_equal(gr_link_send(p.link[0], &empty, NULL, &ticket), GR_OK);
+    assert_int_equal(gr_link_peek(p.link[1], &frame), GR_PENDING); /* nobody has asked epoll */
+    gr_mesh_stats before, after;
+    gr_mesh_get_stats(p.mesh[1], &before);
+    gr_link_expect(p.link[1]);
+    assert_int_equal(gr_link_peek(p.link[1], &frame), GR_OK);
+    gr_mesh_get_stats(p.mesh[1], &after);
+    assert_int_equal(after.system_calls - before.system_calls, 1);
+    assert_false(p.link[1]->expected);
+    gr_link_next(p.link[1], NULL);
+    pair_close(&p);
+}
+
+/* A wait that finds a message has read it: no further call is needed. */
+static void test_a_wait_reads_what_is_expected(void **state)
+{
+    (void)state;
+    pair p;
+    pair_open(&p, GR_LINK_TCP);
+    gr_frame frame;
+    const gr_frame empty = {.kind = GR_FRAME_DATA};
+    uint64_t ticket;
+    gr_link_expect(p.link[1]);
+    assert_int_equal(gr_link_peek(p.link[1], &frame), GR_PENDING);
+    assert_int_equal(gr_link_send(p.link[0], &empty, NULL, &ticket), GR_OK);
+    gr_mesh_stats before, after;
+    gr_mesh_get_stats(p.mesh[1], &before);
+    gr_mesh_wait(p.mesh[1], test_now_us() + PATIENCE_US);
+    assert_int_equal(gr_mesh_progress(p.mesh[1], NULL), GR_OK);
+    assert_int_equal(gr_link_peek(p.link[1], &frame), GR_OK);
+    gr_mesh_get_stats(p.mesh[1], &after);
+    assert_int_equal(after.system_calls - before.system_calls, 1);
+    gr_link_next(p.link[1], NULL);
+    pair_close(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_local_links_are_not_paced),
         cmocka_unit_test(test_streams_share_the_bytes),
         cmocka_unit_test(test_death_of_a_stream),
+        cmocka_unit_test(test_an_expected_message_is_read_at_once),
+        cmocka_unit_test(test_a_wait_reads_what_is_expected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -295,6 +295,7 @@ gr_status gr_tcp_link_peek(gr_link *base, gr_frame *frame_out)
 {
     gr_tcp_link *link = tcp_of(base);
     if (!link->have || (gr_tcp_small(link) && !complete(link))) {
+        link->first.readable = link->first.readable || base->expected;
         gr_tcp_link_receive(link);
     }
     if (!link->have || link->frame.kind != GR_FRAME_DATA ||

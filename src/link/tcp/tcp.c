@@ -22,6 +22,9 @@ enum {
 };
 
 enum {
+    DIRECT_MAX = 4,     /* peers that are read from instead of asking epoll */
+    TURNS_A_POLL = 64,  /* of reading, until epoll is asked what else there is */
+    TURNS_A_YIELD = 16, /* of reading, where there is a core for everybody */
     MEMORY_OF_A_PEER_MAX = 2 << 20,
     /* Of several streams each gets no more than it soon sends: so that the next part goes to the
      * one that is fastest, and none is the last for long. */
@@ -173,12 +176,70 @@ static void progress(gr_mesh *base)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
+/* Where the caller waits for a few peers, reading from their sockets tells what epoll would, and
+ * has read at once. What waits to be written needs epoll, and so do many. */
+static bool reads_directly(gr_mesh *base)
+{
+    int expected = 0;
+    for (int peer = 0; peer < base->world_size; peer++) {
+        const gr_tcp_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP) {
+            expected += link->base.expected;
+            if (link->done < link->head || expected > DIRECT_MAX || link->base.streams > 1) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static bool polls(gr_mesh *base)
+{
+    return base->other == NULL && !reads_directly(base);
+}
+
+/* Did something come for the caller? */
+static bool read_expected(gr_mesh *base)
+{
+    bool found = false;
+    for (int peer = 0; peer < base->world_size; peer++) {
+        gr_tcp_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP && link->base.expected) {
+            link->first.readable = true;
+            gr_tcp_link_receive(link);
+            found = found || link->base.state != GR_LINK_UP || (link->have && link->dst == NULL);
+        }
+    }
+    return found;
+}
+
 static bool busy(gr_mesh *base)
 {
     for (int peer = 0; peer < base->world_size; peer++) {
         gr_tcp_link *link = link_of(base, peer);
         if (link != NULL && link->base.state == GR_LINK_UP && gr_tcp_link_busy(link)) {
             return true;
+        }
+    }
+    return false;
+}
+
+/* True: something came before the time was up. */
+static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_us)
+{
+    bool direct = reads_directly(base);
+    for (int turn = 1; (gr_now_ns() - start_ns) / 1000 < spin_us; turn++) {
+        if (atomic_load_explicit(&base->woken, memory_order_relaxed) ||
+            (direct && read_expected(base))) {
+            return true;
+        }
+        if ((!direct || turn % TURNS_A_POLL == 0) && gr_mesh_collect(base, 0)) {
+            return true;
+        }
+        /* Whom we wait for may need this very core, or be bound to it. */
+        if (!direct || !base->spin.allowed || turn % TURNS_A_YIELD == 0) {
+            sched_yield();
+            base->stats.system_calls++;
         }
     }
     return false;
@@ -191,16 +252,10 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
     }
     int64_t left_us = until_us - now_us;
     int64_t start_ns = gr_now_ns();
-    bool spin = base->spin.allowed && base->spin.max_us > 0;
     int64_t spin_us = base->spin.now_us < left_us ? base->spin.now_us : left_us;
-    while (spin && (gr_now_ns() - start_ns) / 1000 < spin_us) {
-        if (gr_mesh_collect(base, 0)) {
-            gr_spin_learn(&base->spin, 0);
-            return;
-        }
-        /* Whom we wait for may be bound to this very core. */
-        sched_yield();
-        base->stats.system_calls++;
+    if (base->spin.max_us > 0 && spin(base, start_ns, spin_us)) {
+        gr_spin_learn(&base->spin, 0);
+        return;
     }
     int64_t spun_us = (gr_now_ns() - start_ns) / 1000;
     if (spun_us < left_us) {
@@ -252,7 +307,7 @@ const gr_link_ops gr_tcp_ops = {
     .name = "tcp",
     .mesh_bytes = sizeof(gr_tcp_mesh),
     .link_bytes = sizeof(gr_tcp_link),
-    .polls = true,
+    .polls = polls,
     .open = open_mesh,
     .close = close_mesh,
     .attach = attach,
