@@ -224,11 +224,13 @@ static bool busy(gr_mesh *base)
     return false;
 }
 
-/* True: something came before the time was up. */
-static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_us)
+/* True: something came before the time was up. What others do with the core while we yield it is
+ * not our time: ranks that share cores take turns until all have what they wait for. */
+static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_us, int64_t left_us)
 {
     bool direct = reads_directly(base);
-    for (int turn = 1; (gr_now_ns() - start_ns) / 1000 < spin_us; turn++) {
+    int64_t now_ns = start_ns, given_ns = 0;
+    for (int turn = 1; now_ns - start_ns - given_ns < spin_us * 1000; turn++) {
         if (atomic_load_explicit(&base->woken, memory_order_relaxed) ||
             (direct && read_expected(base))) {
             return true;
@@ -236,10 +238,15 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_us)
         if ((!direct || turn % TURNS_A_POLL == 0) && gr_mesh_collect(base, 0)) {
             return true;
         }
+        now_ns = gr_now_ns();
+        if (now_ns - start_ns >= left_us * 1000) {
+            return false;
+        }
         /* Whom we wait for may need this very core, or be bound to it. */
         if (!direct || !base->spin.allowed || turn % TURNS_A_YIELD == 0) {
             sched_yield();
             base->stats.system_calls++;
+            given_ns += gr_now_ns() - now_ns;
         }
     }
     return false;
@@ -252,8 +259,7 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
     }
     int64_t left_us = until_us - now_us;
     int64_t start_ns = gr_now_ns();
-    int64_t spin_us = base->spin.now_us < left_us ? base->spin.now_us : left_us;
-    if (base->spin.max_us > 0 && spin(base, start_ns, spin_us)) {
+    if (base->spin.max_us > 0 && spin(base, start_ns, base->spin.now_us, left_us)) {
         gr_spin_learn(&base->spin, 0);
         return;
     }
