@@ -44,8 +44,9 @@ typedef struct walk_at {
     double add_byte_us, copy_byte_us;
     size_t size_bytes, segment_bytes;
     uint32_t segments;
-    bool crowded; /* more ranks than cores on a host */
-    bool far;     /* buffers beyond the caches */
+    bool crowded;   /* more ranks than cores on a host */
+    double wait_us; /* of one receive that waits */
+    bool far;       /* buffers beyond the caches */
     bool finds_waits;
 } walk_at;
 
@@ -57,12 +58,12 @@ static const gr_link_cost shm_cost = {.latency_us = 0.1,
                                       .send_byte_us = 1e-5,
                                       .recv_byte_us = 2.5e-5,
                                       .wire_byte_us = 1.3e-4};
-static const gr_link_cost tcp_cost = {.latency_us = 0.1,
-                                      .send_us = 3.8,
-                                      .recv_us = 1.1,
-                                      .send_byte_us = 1.1e-4,
-                                      .recv_byte_us = 1e-5,
-                                      .view_byte_us = 1.2e-4};
+static const gr_link_cost tcp_cost = {.latency_us = 0.45,
+                                      .send_us = 1.65,
+                                      .recv_us = 2.1,
+                                      .send_byte_us = 5.5e-5,
+                                      .recv_byte_us = 8.9e-5,
+                                      .view_byte_us = 7.3e-5};
 /* 10 Gbit/s, 50 us. */
 static const gr_link_cost wire_cost = {.latency_us = 50,
                                        .send_us = 3.8,
@@ -76,11 +77,12 @@ static const gr_link_cost wire_cost = {.latency_us = 50,
 void gr_model_defaults(gr_model *model, gr_link_kind inside)
 {
     bool shm = inside == GR_LINK_SHM;
-    *model = (gr_model){.start_us = shm ? 1.1 : 0.3,
-                        .wait_us = shm ? 5 : 9.5,
+    *model = (gr_model){.start_us = shm ? 1.1 : 0.2,
+                        .wait_us = shm ? 5 : 0.3,
+                        .turn_us = shm ? 0 : 1,
                         .copy_byte_us = 1e-4,
-                        .far_byte_us = shm ? 5e-6 : 4e-5,
-                        .memory_byte_us = shm ? 1e-5 : 7.4e-5,
+                        .far_byte_us = shm ? 5e-6 : 0,
+                        .memory_byte_us = shm ? 1e-5 : 4.4e-5,
                         .cache_bytes = 3 << 20,
                         .cores = 2};
     model->link[GR_MODEL_INSIDE] = shm ? shm_cost : tcp_cost;
@@ -297,7 +299,7 @@ static bool walk_recv(gr_walk *walk, const walk_at *at, walk_rank *rank, uint32_
         walk->waits[rank->first + index] = *first_us > rank->clock_us;
     }
     if (at->crowded && walk->waits[rank->first + index]) {
-        cost_us += at->model->wait_us;
+        cost_us += at->wait_us;
     }
     take_processor(rank, messages, cost_us, first_us, last_us);
     rank->entered += outside ? (double)bytes : 0;
@@ -487,6 +489,7 @@ static walk_at prepare(const gr_walk *walk, const gr_model *model, gr_dtype dtyp
                      .segment_bytes = segment_bytes,
                      .segments = segments > 0 ? (uint32_t)segments : 1,
                      .crowded = most > model->cores,
+                     .wait_us = model->wait_us + model->turn_us * (most / model->cores - 1),
                      .far = far};
 }
 

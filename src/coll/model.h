@@ -30,6 +30,7 @@ typedef struct gr_model {
     gr_link_cost link[GR_MODEL_LINKS]; /* inside a host, between hosts */
     double start_us;                   /* an operation without messages */
     double wait_us; /* processor time of a wait, where ranks share cores: a change of process */
+    double turn_us; /* on top, for each other rank of the core: it looks for its own news before */
     double copy_byte_us;
     double add_byte_us[GR_DTYPE_COUNT]; /* a byte of the sum */
     double far_byte_us;    /* on top, where buffers do not fit the caches: a byte copied or added */

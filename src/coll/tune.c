@@ -16,7 +16,7 @@ enum {
     GATHER_BYTES = 512 << 10, /* of the allgather that measures bandwidth */
     ADD_BYTES = 16 << 10,     /* of the addition: in the nearest cache */
     TURNS_MAX = 16,
-    MODEL_VALUES = GR_MODEL_LINKS * 8 + 7 + GR_DTYPE_COUNT,
+    MODEL_VALUES = GR_MODEL_LINKS * 8 + 8 + GR_DTYPE_COUNT,
     RULE_BYTES = 24,
     TEXT_BYTES = 512,
     MESSAGE_BYTES = 16 + TEXT_BYTES + 8 * MODEL_VALUES + RULE_BYTES * GR_SELECT_RULES_MAX
@@ -94,6 +94,7 @@ void gr_tune_fit(gr_model *model, const gr_topology *topology, int ranks, double
         link->send_us *= times;
         link->recv_us *= times;
         model->wait_us *= times;
+        model->turn_us *= times;
         model->start_us *= times;
     }
     double least_us = predict(model, GR_COLL_ALLGATHER, "direct", topology, ranks, 0);
@@ -147,9 +148,9 @@ static void list_values(gr_model *model, double *values[MODEL_VALUES])
             values[count++] = of_link[j];
         }
     }
-    double *others[] = {&model->start_us,    &model->wait_us,        &model->copy_byte_us,
-                        &model->far_byte_us, &model->memory_byte_us, &model->cache_bytes,
-                        &model->cores};
+    double *others[] = {&model->start_us,     &model->wait_us,     &model->turn_us,
+                        &model->copy_byte_us, &model->far_byte_us, &model->memory_byte_us,
+                        &model->cache_bytes,  &model->cores};
     for (size_t j = 0; j < sizeof others / sizeof others[0]; j++) {
         values[count++] = others[j];
     }

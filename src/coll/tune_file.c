@@ -72,6 +72,7 @@ static const gr_config_field model_fields[] = {
     LINK_COSTS("between_", link[GR_MODEL_BETWEEN]),
     COST("start_us", start_us),
     COST("wait_us", wait_us),
+    COST("turn_us", turn_us),
     COST("copy_byte_us", copy_byte_us),
     COST("far_byte_us", far_byte_us),
     COST("memory_byte_us", memory_byte_us),
