@@ -16,6 +16,7 @@ enum {
 typedef struct walk_rank {
     int rank;
     gr_plan plan;
+    int peers;        /* with which it exchanges messages */
     uint32_t first;   /* of its steps in the arrays of the walk */
     uint32_t next;    /* step to be walked */
     double clock_us;  /* its processor is free */
@@ -59,11 +60,12 @@ static const gr_link_cost shm_cost = {.latency_us = 0.1,
                                       .recv_byte_us = 2.5e-5,
                                       .wire_byte_us = 1.3e-4};
 static const gr_link_cost tcp_cost = {.latency_us = 0.45,
-                                      .send_us = 1.65,
-                                      .recv_us = 2.1,
-                                      .send_byte_us = 5.5e-5,
-                                      .recv_byte_us = 8.9e-5,
-                                      .view_byte_us = 7.3e-5};
+                                      .send_us = 1.85,
+                                      .recv_us = 1.85,
+                                      .send_byte_us = 4.5e-5,
+                                      .recv_byte_us = 1.04e-4,
+                                      .view_byte_us = 7.5e-5,
+                                      .peer_share = 0.036};
 /* 10 Gbit/s, 50 us. */
 static const gr_link_cost wire_cost = {.latency_us = 50,
                                        .send_us = 3.8,
@@ -103,6 +105,22 @@ static bool is_recv(const gr_step *step)
     return step->kind == GR_STEP_RECV || step->kind == GR_STEP_AWAIT;
 }
 
+/* Peers that some step sends to, or receives from; at least one. */
+static int count_peers(const gr_plan *plan)
+{
+    int count = 0;
+    bool *seen = calloc((size_t)plan->shape.world_size, sizeof *seen);
+    for (uint32_t i = 0; i < plan->step_count && seen; i++) {
+        const gr_step *step = &plan->steps[i];
+        if ((is_send(step) || is_recv(step)) && !seen[step->peer]) {
+            seen[step->peer] = true;
+            count++;
+        }
+    }
+    free(seen);
+    return count > 0 ? count : 1;
+}
+
 static gr_status add_rank(gr_walk *walk, const gr_algorithm *algorithm, int rank)
 {
     walk_rank *at = &walk->ranks[walk->rank_count];
@@ -112,6 +130,7 @@ static gr_status add_rank(gr_walk *walk, const gr_algorithm *algorithm, int rank
     gr_plan_init(&at->plan, &shape);
     algorithm->plan(&shape, &at->plan);
     gr_status status = gr_plan_finish(&at->plan);
+    at->peers = count_peers(&at->plan);
     walk->rank_count++;
     walk->step_count += at->plan.step_count;
     return status;
@@ -247,6 +266,11 @@ static void take_processor(walk_rank *rank, uint32_t segments, double cost_us, d
     *last_us = *last_us + part_us > end_us ? *last_us + part_us : end_us;
 }
 
+static double more_peers(const walk_rank *rank, const gr_link_cost *link)
+{
+    return 1 + link->peer_share * (rank->peers - 1);
+}
+
 static void walk_send(gr_walk *walk, const walk_at *at, walk_rank *rank, const gr_step *step,
                       double *first_us, double *last_us)
 {
@@ -258,8 +282,8 @@ static void walk_send(gr_walk *walk, const walk_at *at, walk_rank *rank, const g
     if (bytes == 0 && step->kind == GR_STEP_SEND) {
         return;
     }
-    take_processor(rank, messages, link->send_us * messages + link->send_byte_us * (double)bytes,
-                   first_us, last_us);
+    double bytes_us = link->send_byte_us * (double)bytes * more_peers(rank, link);
+    take_processor(rank, messages, link->send_us * messages + bytes_us, first_us, last_us);
     rank->messages += messages;
     rank->bytes_sent += bytes;
     rank->left += outside ? (double)bytes : 0;
@@ -293,8 +317,8 @@ static bool walk_recv(gr_walk *walk, const walk_at *at, walk_rank *rank, uint32_
     *first_us = first > *first_us ? first : *first_us;
     *last_us = last > *last_us ? last : *last_us;
     bool view = step->dst.space == GR_SPACE_SCRATCH;
-    double cost_us =
-        link->recv_us * messages + (view ? link->view_byte_us : link->recv_byte_us) * (double)bytes;
+    double byte_us = view ? link->view_byte_us : link->recv_byte_us;
+    double cost_us = link->recv_us * messages + byte_us * (double)bytes * more_peers(rank, link);
     if (at->finds_waits) {
         walk->waits[rank->first + index] = *first_us > rank->clock_us;
     }
@@ -303,7 +327,7 @@ static bool walk_recv(gr_walk *walk, const walk_at *at, walk_rank *rank, uint32_
     }
     take_processor(rank, messages, cost_us, first_us, last_us);
     rank->entered += outside ? (double)bytes : 0;
-    rank->moved += view ? 0 : 2 * (double)bytes;
+    rank->moved += view ? 0 : 2 * (double)bytes * more_peers(rank, link);
     return true;
 }
 

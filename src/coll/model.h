@@ -22,6 +22,8 @@ typedef struct gr_link_cost {
     double view_byte_us; /* receiver, into scratch: nothing where the peer's memory is read */
     double wire_byte_us; /* a byte of one message on its way */
     double host_byte_us; /* a byte of all messages that leave (or enter) a host together */
+    double peer_share;   /* so much more each byte costs for each further peer of a rank: what is
+                            under way fits the caches less */
 } gr_link_cost;
 
 enum { GR_MODEL_INSIDE = 0, GR_MODEL_BETWEEN = 1, GR_MODEL_LINKS = 2 };
