@@ -12,15 +12,19 @@ enum {
 };
 
 #define NOBODY UINT32_MAX
+/* Ranks that have more to do than others do not always share their core with one that has less: of
+ * what the busiest one has above the mean, this part prolongs the whole. */
+#define UNEVEN 0.25
 
 typedef struct walk_rank {
     int rank;
     gr_plan plan;
-    int peers;        /* with which it exchanges messages */
-    uint32_t first;   /* of its steps in the arrays of the walk */
-    uint32_t next;    /* step to be walked */
-    double clock_us;  /* its processor is free */
-    double mirror_us; /* its last send ended */
+    int peers;             /* with which it exchanges messages */
+    int sent_to, got_from; /* in its last such step; -1: none yet */
+    uint32_t first;        /* of its steps in the arrays of the walk */
+    uint32_t next;         /* step to be walked */
+    double clock_us;       /* its processor is free */
+    double mirror_us;      /* its last send ended */
     double busy_us;
     double moved; /* bytes copied, received and added */
     double left;  /* bytes sent to other hosts */
@@ -58,14 +62,16 @@ static const gr_link_cost shm_cost = {.latency_us = 0.1,
                                       .recv_us = 0.11,
                                       .send_byte_us = 1e-5,
                                       .recv_byte_us = 2.5e-5,
-                                      .wire_byte_us = 1.3e-4};
-static const gr_link_cost tcp_cost = {.latency_us = 0.45,
-                                      .send_us = 1.85,
-                                      .recv_us = 1.85,
-                                      .send_byte_us = 4.5e-5,
+                                      .wire_byte_us = 1.3e-4,
+                                      .next_share = 1};
+static const gr_link_cost tcp_cost = {.latency_us = 0.3,
+                                      .send_us = 2.4,
+                                      .recv_us = 1.6,
+                                      .send_byte_us = 5.7e-5,
                                       .recv_byte_us = 1.04e-4,
-                                      .view_byte_us = 7.5e-5,
-                                      .peer_share = 0.036};
+                                      .view_byte_us = 5.9e-5,
+                                      .next_share = 0.6,
+                                      .peer_share = 0.046};
 /* 10 Gbit/s, 50 us. */
 static const gr_link_cost wire_cost = {.latency_us = 50,
                                        .send_us = 3.8,
@@ -74,17 +80,18 @@ static const gr_link_cost wire_cost = {.latency_us = 50,
                                        .recv_byte_us = 1e-5,
                                        .view_byte_us = 1.2e-4,
                                        .wire_byte_us = 8.5e-4,
-                                       .host_byte_us = 8.5e-4};
+                                       .host_byte_us = 8.5e-4,
+                                       .next_share = 1};
 
 void gr_model_defaults(gr_model *model, gr_link_kind inside)
 {
     bool shm = inside == GR_LINK_SHM;
     *model = (gr_model){.start_us = shm ? 1.1 : 0.2,
-                        .wait_us = shm ? 5 : 0.3,
-                        .turn_us = shm ? 0 : 1,
+                        .wait_us = shm ? 5 : 0.4,
+                        .turn_us = shm ? 0 : 0.94,
                         .copy_byte_us = 1e-4,
-                        .far_byte_us = shm ? 5e-6 : 0,
-                        .memory_byte_us = shm ? 1e-5 : 4.4e-5,
+                        .far_byte_us = shm ? 5e-6 : 3e-5,
+                        .memory_byte_us = shm ? 1e-5 : 3e-5,
                         .cache_bytes = 3 << 20,
                         .cores = 2};
     model->link[GR_MODEL_INSIDE] = shm ? shm_cost : tcp_cost;
@@ -283,7 +290,9 @@ static void walk_send(gr_walk *walk, const walk_at *at, walk_rank *rank, const g
         return;
     }
     double bytes_us = link->send_byte_us * (double)bytes * more_peers(rank, link);
-    take_processor(rank, messages, link->send_us * messages + bytes_us, first_us, last_us);
+    double each = messages - 1 + (step->peer == rank->sent_to ? link->next_share : 1);
+    rank->sent_to = step->peer;
+    take_processor(rank, messages, link->send_us * each + bytes_us, first_us, last_us);
     rank->messages += messages;
     rank->bytes_sent += bytes;
     rank->left += outside ? (double)bytes : 0;
@@ -318,7 +327,9 @@ static bool walk_recv(gr_walk *walk, const walk_at *at, walk_rank *rank, uint32_
     *last_us = last > *last_us ? last : *last_us;
     bool view = step->dst.space == GR_SPACE_SCRATCH;
     double byte_us = view ? link->view_byte_us : link->recv_byte_us;
-    double cost_us = link->recv_us * messages + byte_us * (double)bytes * more_peers(rank, link);
+    double each = messages - 1 + (step->peer == rank->got_from ? link->next_share : 1);
+    rank->got_from = step->peer;
+    double cost_us = link->recv_us * each + byte_us * (double)bytes * more_peers(rank, link);
     if (at->finds_waits) {
         walk->waits[rank->first + index] = *first_us > rank->clock_us;
     }
@@ -373,6 +384,7 @@ static void begin_walk(gr_walk *walk)
     for (int i = 0; i < walk->rank_count; i++) {
         walk_rank *rank = &walk->ranks[i];
         rank->next = 0;
+        rank->sent_to = rank->got_from = -1;
         rank->clock_us = rank->mirror_us = rank->busy_us = 0;
         rank->moved = rank->left = rank->entered = 0;
         rank->messages = rank->bytes_sent = 0;
@@ -465,10 +477,12 @@ static walk_bounds find_bounds(gr_walk *walk, const walk_at *at)
     bool whole = walk->rank_count == walk->shape.world_size;
     walk_bounds bounds = {0, 0, 0, 0};
     memset(walk->host_us, 0, 4 * (size_t)hosts * sizeof *walk->host_us);
+    double busiest_us = 0;
     double *left = walk->host_us + hosts, *entered = left + hosts, *moved = entered + hosts;
     for (int i = 0; i < walk->rank_count; i++) {
         const walk_rank *rank = &walk->ranks[i];
         bounds.path_us = rank->clock_us > bounds.path_us ? rank->clock_us : bounds.path_us;
+        busiest_us = rank->busy_us > busiest_us ? rank->busy_us : busiest_us;
         int host = whole && topology ? topology->host_of[rank->rank] : 0;
         double weight = whole ? 1 : (double)ranks_of_host(walk, 0) / walk->rank_count;
         walk->host_us[host] += weight * rank->busy_us;
@@ -483,6 +497,9 @@ static walk_bounds find_bounds(gr_walk *walk, const walk_at *at)
         double cores =
             ranks_of_host(walk, host) < model->cores ? ranks_of_host(walk, host) : model->cores;
         double busy_us = walk->host_us[host] / (cores > 1 ? cores : 1);
+        if (at->crowded) {
+            busy_us += UNEVEN * (busiest_us - walk->host_us[host] / ranks_of_host(walk, host));
+        }
         double most = left[host] > entered[host] ? left[host] : entered[host];
         double network_us = most * model->link[GR_MODEL_BETWEEN].host_byte_us;
         double memory_us = at->far ? moved[host] * model->memory_byte_us : 0;

@@ -16,7 +16,7 @@ enum {
     GATHER_BYTES = 512 << 10, /* of the allgather that measures bandwidth */
     ADD_BYTES = 16 << 10,     /* of the addition: in the nearest cache */
     TURNS_MAX = 16,
-    MODEL_VALUES = GR_MODEL_LINKS * 9 + 8 + GR_DTYPE_COUNT,
+    MODEL_VALUES = GR_MODEL_LINKS * 10 + 8 + GR_DTYPE_COUNT,
     RULE_BYTES = 24,
     TEXT_BYTES = 512,
     MESSAGE_BYTES = 16 + TEXT_BYTES + 8 * MODEL_VALUES + RULE_BYTES * GR_SELECT_RULES_MAX
@@ -141,9 +141,9 @@ static void list_values(gr_model *model, double *values[MODEL_VALUES])
     int count = 0;
     for (int i = 0; i < GR_MODEL_LINKS; i++) {
         gr_link_cost *l = &model->link[i];
-        double *of_link[] = {&l->latency_us,   &l->send_us,      &l->recv_us,
-                             &l->send_byte_us, &l->recv_byte_us, &l->view_byte_us,
-                             &l->wire_byte_us, &l->host_byte_us, &l->peer_share};
+        double *of_link[] = {&l->latency_us,   &l->send_us,      &l->recv_us,      &l->send_byte_us,
+                             &l->recv_byte_us, &l->view_byte_us, &l->wire_byte_us, &l->host_byte_us,
+                             &l->next_share,   &l->peer_share};
         for (size_t j = 0; j < sizeof of_link / sizeof of_link[0]; j++) {
             values[count++] = of_link[j];
         }
