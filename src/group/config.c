@@ -12,6 +12,10 @@ static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
 /* In the order of gr_log_level. */
 static const char *const log_choices[] = {"off", "error", "warn", "info", "debug", "trace", NULL};
 static const char *const cma_choices[] = {"auto", "off", NULL};
+/* The index is the number; 0: chosen. */
+static const char *const stream_choices[] = {"auto", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
+_Static_assert(sizeof stream_choices / sizeof stream_choices[0] == GR_LINK_STREAMS_MAX + 2,
+               "auto, each number, and the end");
 static const char *const progress_choices[] = {"auto", "thread", "inline", NULL};
 
 const char *gr_link_choice_name(uint32_t choice)
@@ -78,6 +82,13 @@ static const gr_config_field fields[] = {
      AT(interfaces),
      .value_name = "NAMES",
      .help = "network interfaces or subnets to use, \"eth0,10.0.0.0/8\"; unset: all that are up"},
+    {.env = "GRADUS_STREAMS",
+     .type = GR_CONFIG_CHOICE,
+     AT(streams),
+     .default_text = "auto",
+     .choices = stream_choices,
+     .help = "tcp connections between two ranks; auto: one for each network interface that both "
+             "have, more where one does not fill it; one inside a host"},
     {.env = "GRADUS_PORTS",
      .type = GR_CONFIG_TEXT,
      AT(ports),

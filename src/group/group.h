@@ -26,6 +26,8 @@ typedef struct gr_group_config {
     int link;                       /* GRADUS_LINK: a gr_link_choice */
     const char *host;               /* GRADUS_HOST: which host this is; NULL: found out */
     const char *interfaces;         /* GRADUS_INTERFACE: "eth0,10.0.0.0/8"; NULL: all */
+    int streams;                    /* GRADUS_STREAMS: tcp connections between two ranks; 0:
+                                     * chosen */
     const char *ports;              /* GRADUS_PORTS: "40000-40100"; NULL: any */
     int64_t members_min;            /* GRADUS_MIN_WORKERS; 0: all */
     int64_t join_timeout_us;        /* GRADUS_JOIN_TIMEOUT */

@@ -23,6 +23,7 @@ enum {
 
 struct gr_group {
     int rank, world_size;
+    const gr_log *log; /* may be NULL */
     uint64_t generation;
     gr_mesh *mesh;
     gr_control control; /* fd -1: alone */
@@ -159,6 +160,7 @@ static gr_status open_mesh(joining *join, gr_diag *diag)
     config.secret = secret;
     config.listen_host = gr_interfaces_listen_host(&join->interfaces);
     config.ports = join->ports;
+    config.streams_max = gr_interfaces_streams_max(&join->interfaces, join->config->streams);
     config.spin_us = join->config->spin_us;
     config.cma = join->config->cma == 0;
     config.clock = join->clock;
@@ -353,6 +355,23 @@ static gr_status find_hosts(joining *join, gr_diag *diag)
     return GR_OK;
 }
 
+static void tell_route(const joining *join, int rank, bool same_host, int stream, int streams,
+                       const gr_route *route)
+{
+    char which[32] = "", text[GR_INTERFACE_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", same_host ? "loopback" : "a router");
+    if (route->by != NULL) {
+        gr_interface_describe(route->by, text);
+    }
+    if (streams > 1) {
+        snprintf(which, sizeof which, ", stream %d of %d,", stream + 1, streams);
+    }
+    gr_log_write(join->log, GR_LOG_INFO, "group",
+                 "rank %d reaches rank %d (host %s)%s through %s; in this order: %s",
+                 join->group->rank, rank, join->group->members[rank].host_name, which, text,
+                 route->addresses);
+}
+
 static gr_status dial(joining *join, int rank, gr_diag *diag)
 {
     gr_group *group = join->group;
@@ -361,24 +380,21 @@ static gr_status dial(joining *join, int rank, gr_diag *diag)
     if (same_host && member->local[0] != '\0' && join->config->link != GR_LINK_ALL_TCP) {
         return gr_mesh_connect(group->mesh, rank, member->local, diag);
     }
-    char ordered[GR_REMOTE_BYTES], text[GR_INTERFACE_TEXT_BYTES] = "a router";
-    const gr_interface *best;
-    gr_interfaces_order(&join->interfaces, member->remote, same_host, ordered, &best);
-    if (ordered[0] == '\0') {
+    gr_route routes[GR_LINK_STREAMS_MAX];
+    const char *addresses[GR_LINK_STREAMS_MAX];
+    int streams = gr_interfaces_route(&join->interfaces, member->remote, same_host,
+                                      join->config->streams, routes);
+    if (streams == 0) {
         return gr_fail_peer(diag, GR_E_INVALID, rank,
                             "rank %d is on host %s and rank %d on host %s, where it has no network "
                             "address: is a network interface up there (GRADUS_INTERFACE)?",
                             group->rank, join->self.host_name, rank, member->host_name);
     }
-    if (best != NULL) {
-        gr_interface_describe(best, text);
-    } else if (same_host) {
-        snprintf(text, sizeof text, "loopback");
+    for (int i = 0; i < streams; i++) {
+        tell_route(join, rank, same_host, i, streams, &routes[i]);
+        addresses[i] = routes[i].addresses;
     }
-    gr_log_write(join->log, GR_LOG_INFO, "group",
-                 "rank %d reaches rank %d (host %s) through %s; in this order: %s", group->rank,
-                 rank, member->host_name, text, ordered);
-    return gr_mesh_connect(group->mesh, rank, ordered, diag);
+    return gr_mesh_connect_streams(group->mesh, rank, addresses, streams, diag);
 }
 
 /* A rank that is taken to be on this host has no Unix socket here: it is on another. */
@@ -559,6 +575,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group");
     }
     group->world_size = 1;
+    group->log = log;
     group->generation = 1;
     group->control.fd = -1;
     if (config->rank < 0) {
@@ -609,8 +626,34 @@ gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const g
     return status;
 }
 
+/* What went over each of several streams: whether all interfaces did their part. */
+static void tell_streams(const gr_group *group)
+{
+    gr_mesh_stats stats;
+    char text[160] = "";
+    size_t used = 0;
+    uint64_t sum = 0;
+    gr_mesh_get_stats(group->mesh, &stats);
+    for (int i = 0; i < GR_LINK_STREAMS_MAX; i++) {
+        sum += stats.stream_bytes[i];
+    }
+    for (int i = 0; i < GR_LINK_STREAMS_MAX && stats.stream_bytes[i] > 0; i++) {
+        int put = snprintf(text + used, sizeof text - used, "%s%.0f %%", i > 0 ? ", " : "",
+                           100.0 * (double)stats.stream_bytes[i] / (double)sum);
+        used += put > 0 ? (size_t)put : 0;
+    }
+    if (sum > 0) {
+        gr_log_write(group->log, GR_LOG_INFO, "group",
+                     "rank %d sent %.3f GB over tcp, over the first stream and so on: %s",
+                     group->rank, (double)sum / 1e9, text);
+    }
+}
+
 void gr_group_unlink(gr_group *group)
 {
+    if (group->mesh != NULL) {
+        tell_streams(group);
+    }
     gr_mesh_destroy(group->mesh);
     group->mesh = NULL;
     gr_topology_destroy(group->topology);

@@ -324,30 +324,118 @@ static void judge(const gr_interfaces *own, bool same_host, candidate *at)
     }
 }
 
-void gr_interfaces_order(const gr_interfaces *own, const char *remote, bool same_host,
-                         char ordered_out[GR_REMOTE_BYTES], const gr_interface **best_out)
+/* Sorted by worth; stable: of equal worth, the peer's own order. How many there are. */
+static int find_candidates(const gr_interfaces *own, const char *remote, bool same_host,
+                           candidate sorted_out[ADDRESSES_MAX])
 {
-    candidate list[ADDRESSES_MAX];
     int count = 0;
     size_t position = 0;
-    while (count < ADDRESSES_MAX && gr_address_next(remote, &position, list[count].address)) {
-        judge(own, same_host, &list[count]);
-        count++;
+    candidate at;
+    while (count < ADDRESSES_MAX && gr_address_next(remote, &position, at.address)) {
+        judge(own, same_host, &at);
+        int place = count++;
+        for (; place > 0 && sorted_out[place - 1].worth > at.worth; place--) {
+            sorted_out[place] = sorted_out[place - 1];
+        }
+        sorted_out[place] = at;
     }
-    ordered_out[0] = '\0';
-    *best_out = NULL;
-    /* Stable: of equal worth, the peer's own order. */
-    for (int worth = -1; worth <= LAST; worth++) {
-        for (int i = 0; i < count; i++) {
-            if (list[i].worth != worth) {
-                continue;
-            }
-            if (ordered_out[0] == '\0') {
-                *best_out = list[i].by;
-            } else if (worth == LAST) {
-                return; /* another host's loopback: only if there is nothing else */
-            }
-            append(ordered_out, GR_REMOTE_BYTES, list[i].address);
+    /* Another host's loopback: only if there is nothing else. */
+    while (count > 1 && sorted_out[count - 1].worth == LAST) {
+        count--;
+    }
+    return count;
+}
+
+typedef struct path {
+    int candidate; /* its first address */
+    int64_t speed_mbps;
+    int streams;
+} path;
+
+/* The first is that of the best address, whatever it is; the others are further interfaces. */
+static int find_paths(const candidate *list, int count, path paths_out[GR_LINK_STREAMS_MAX])
+{
+    int paths = 0;
+    for (int i = 0; i < count && paths < GR_LINK_STREAMS_MAX; i++) {
+        const gr_interface *by = list[i].by;
+        bool further = by != NULL;
+        for (int p = 0; p < paths; p++) {
+            const gr_interface *other = list[paths_out[p].candidate].by;
+            further = further && other != NULL && strcmp(other->name, by->name) != 0;
+        }
+        int64_t speed = by != NULL ? by->speed_mbps : 0;
+        bool slow = paths > 0 && speed > 0 && speed * GR_PATH_SLOWER < paths_out[0].speed_mbps;
+        if (i == 0 || (further && !slow)) {
+            paths_out[paths++] = (path){.candidate = i, .speed_mbps = speed};
         }
     }
+    return paths;
+}
+
+/* So many connections fill a path. */
+static int streams_to_fill(int64_t speed_mbps)
+{
+    int64_t streams = (speed_mbps + GR_STREAM_MBPS - 1) / GR_STREAM_MBPS;
+    return streams < 1 ? 1 : streams > GR_LINK_STREAMS_MAX ? GR_LINK_STREAMS_MAX : (int)streams;
+}
+
+/* The path where one more connection has most for itself. */
+static int next_path(const path *paths, int count)
+{
+    bool known = true;
+    for (int i = 0; i < count; i++) {
+        known = known && paths[i].speed_mbps > 0;
+    }
+    int best = 0;
+    for (int i = 1; i < count; i++) {
+        int64_t of_best = known ? paths[best].speed_mbps : 1,
+                of_this = known ? paths[i].speed_mbps : 1;
+        bool unused = paths[i].streams == 0 && paths[best].streams > 0;
+        bool more = of_this * (paths[best].streams + 1) > of_best * (paths[i].streams + 1);
+        if (paths[best].streams > 0 && (unused || more)) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+static void write_route(const candidate *list, int count, int first, gr_route *out)
+{
+    out->by = list[first].by;
+    out->addresses[0] = '\0';
+    append(out->addresses, GR_REMOTE_BYTES, list[first].address);
+    for (int i = 0; i < count; i++) {
+        if (i != first) {
+            append(out->addresses, GR_REMOTE_BYTES, list[i].address);
+        }
+    }
+}
+
+int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_host, int streams,
+                        gr_route routes_out[GR_LINK_STREAMS_MAX])
+{
+    candidate list[ADDRESSES_MAX];
+    path paths[GR_LINK_STREAMS_MAX];
+    int count = find_candidates(own, remote, same_host, list);
+    int path_count = find_paths(list, count, paths);
+    if (path_count == 0) {
+        return 0;
+    }
+    int wanted = streams;
+    for (int i = 0; i < path_count && streams == 0; i++) {
+        wanted += streams_to_fill(paths[i].speed_mbps);
+    }
+    wanted = wanted < GR_LINK_STREAMS_MAX ? wanted : GR_LINK_STREAMS_MAX;
+    for (int i = 0; i < wanted; i++) {
+        path *to = &paths[next_path(paths, path_count)];
+        to->streams++;
+        write_route(list, count, to->candidate, &routes_out[i]);
+    }
+    return wanted;
+}
+
+int gr_interfaces_streams_max(const gr_interfaces *own, int streams)
+{
+    bool one = own->count <= 1 && (own->count == 0 || own->at[0].speed_mbps <= GR_STREAM_MBPS);
+    return streams > 0 ? streams : one ? 1 : GR_LINK_STREAMS_MAX;
 }

@@ -3,11 +3,13 @@
 #define GR_LINK_INTERFACE_H
 
 /* The network interfaces of this host: which of them a job uses, under which addresses a rank
- * announces itself, and in which order it tries those of a peer. */
+ * announces itself, and over which of them, and how often, it connects to a peer. */
 
 #include "link/door.h"
 
 enum {
+    GR_PATH_SLOWER = 8,     /* a path so much slower than another is left alone */
+    GR_STREAM_MBPS = 25000, /* what one connection carries */
     GR_INTERFACES_MAX = 16, /* addresses; more are left out, slowest first */
     GR_INTERFACE_TEXT_BYTES = 128,
     GR_REMOTE_BYTES = 512 /* all addresses of a rank as one text */
@@ -42,11 +44,26 @@ const char *gr_interfaces_listen_host(const gr_interfaces *of);
 void gr_interfaces_announce(const gr_interfaces *of, const char *listener,
                             char remote_out[GR_REMOTE_BYTES]);
 
-/* A peer's addresses in the order in which they are worth a try from here: of a peer on this host
- * loopback first; else those in a network of ours, by the speed of our interface, then those that
- * only a router reaches, and loopback only if there is nothing else. *best_out: our interface for
- * the first of them; NULL: none of ours is in its network. */
-void gr_interfaces_order(const gr_interfaces *own, const char *remote, bool same_host,
-                         char ordered_out[GR_REMOTE_BYTES], const gr_interface **best_out);
+/* The way of one connection to a peer. */
+typedef struct gr_route {
+    const gr_interface *by;          /* our interface for the first address; NULL: a router, or
+                                      * loopback */
+    char addresses[GR_REMOTE_BYTES]; /* of the peer, blanks between, in the order to be tried */
+} gr_route;
+
+/* The connections to a peer that announced `remote`; how many, 0: it cannot be reached.
+ *
+ * An address is the better the faster our interface in its network is; then come those that only a
+ * router reaches, and loopback only if there is nothing else; of a peer on this host loopback is
+ * the first. Each interface of ours that has a network in common with the peer is a path, except
+ * those with less than 1/GR_PATH_SLOWER of the fastest one's speed. `streams` connections are dealt
+ * over the paths by their speeds (as many to each if some are unknown), at least one to each while
+ * there are enough; 0: as many as there are paths, and more on a path that one does not fill. Each
+ * tries its own path first, the others behind it. */
+int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_host, int streams,
+                        gr_route routes_out[GR_LINK_STREAMS_MAX]);
+
+/* The most that gr_interfaces_route answers, whoever the peer is. */
+int gr_interfaces_streams_max(const gr_interfaces *own, int streams);
 
 #endif

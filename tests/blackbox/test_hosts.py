@@ -131,3 +131,72 @@ def test_nothing_is_left_behind(number):
     assert process.wait(timeout=20) == 130
     process.stdout.close()
     assert f"{namespaces.PREFIX}{process.pid}" not in namespaces.ip("netns", "list").stdout
+
+
+def sent_bytes(hosts, networks=2):
+    """What each host has sent: [[bytes of eth0, of eth1], ...]"""
+    def read(host, network):
+        path = f"/sys/class/net/eth{network}/statistics/tx_bytes"
+        process = hosts.popen(host, ["cat", path], stdout=subprocess.PIPE, text=True)
+        return int(process.communicate()[0])
+    return [[read(host, network) for network in range(networks)] for host in range(hosts.count)]
+
+
+def bench_large(gradus):
+    return [gradus.program, "bench", "allreduce", "--sizes", "8m", "--iters", "3", "--json"]
+
+
+def run_and_count(hosts, command, **more):
+    before = sent_bytes(hosts)
+    done = hosts.run(command, **more)
+    after = sent_bytes(hosts)
+    return done, [[a - b for a, b in zip(*pair)] for pair in zip(after, before)]
+
+
+def check_large(done):
+    assert [status for status, _ in done] == [0] * len(done), done
+    rows = [json.loads(line) for line in done[0][1].splitlines() if line.startswith("{")]
+    assert len(rows) == 1 and rows[0]["wrong"] == 0
+
+
+def test_two_interfaces_at_once(gradus):
+    """Each carries about half of the bytes: their wires are alike. One stream takes one of them."""
+    with make(2, networks=2, rate="200mbit") as made:
+        done, sent = run_and_count(made, bench_large(gradus),
+                                   env={"GRADUS_LOG": "info", "GRADUS_PORTS": "45200-45201"})
+        check_large(done)
+        for first, second in sent:
+            assert first + second > 60e6
+            assert 0.6 < first / second < 1.7, sent
+        assert "stream 1 of 2, through eth0 10.77.0.2/24" in done[1][1]
+        assert "stream 2 of 2, through eth1 10.78.0.2/24" in done[1][1]
+        assert "in this order: tcp:10.78.0.1:4520" in done[1][1]
+        done, sent = run_and_count(made, bench_large(gradus), env={"GRADUS_STREAMS": "1"})
+        check_large(done)
+        for first, second in sent:
+            assert second < first / 100, sent
+
+
+def test_interfaces_of_different_speed(gradus):
+    """Nobody is told the rates (the drivers say the same of both): the wires show them."""
+    with make(2, networks=2, rate="400mbit") as made:
+        for name in made.names:
+            namespaces.tc(name, "qdisc", "replace", "dev", "eth1", "root", "handle", "1:", "tbf",
+                          "rate", "100mbit", "burst", "64k", "limit", "256k")
+        done, sent = run_and_count(made, bench_large(gradus))
+        check_large(done)
+        for first, second in sent:
+            assert 2 < first / second < 8, sent
+
+
+def test_an_interface_that_leads_nowhere(gradus):
+    """Its stream goes over the other one."""
+    with make(2, networks=2) as made:
+        for host in range(2):
+            namespaces.ip("-n", made.switch, "link", "set", f"p1x{host}", "type", "bridge_slave",
+                          "isolated", "on")
+        done, sent = run_and_count(made, bench_large(gradus), env={"GRADUS_LOG": "info"})
+    check_large(done)
+    assert "stream 2 of 2, through eth1" in done[1][1]
+    for first, second in sent:
+        assert first > 60e6 and second < 1e5, sent

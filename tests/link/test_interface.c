@@ -40,11 +40,74 @@ static gr_interfaces own_interfaces(void)
 static void expect_order(const char *remote, bool same_host, const char *expected, const char *by)
 {
     gr_interfaces own = own_interfaces();
-    char ordered[GR_REMOTE_BYTES];
-    const gr_interface *best;
-    gr_interfaces_order(&own, remote, same_host, ordered, &best);
-    assert_string_equal(ordered, expected);
-    assert_string_equal(best != NULL ? best->name : "", by);
+    gr_route routes[GR_LINK_STREAMS_MAX];
+    int streams = gr_interfaces_route(&own, remote, same_host, 1, routes);
+    assert_int_equal(streams, expected[0] != '\0');
+    if (streams > 0) {
+        assert_string_equal(routes[0].addresses, expected);
+        assert_string_equal(routes[0].by != NULL ? routes[0].by->name : "", by);
+    }
+}
+
+/* The interfaces of the streams that are chosen, "eth0 eth1". */
+static void expect_streams(const gr_interfaces *own, const char *remote, bool same_host,
+                           int streams, const char *expected)
+{
+    gr_route routes[GR_LINK_STREAMS_MAX];
+    char text[GR_LINK_STREAMS_MAX * 20] = "";
+    int count = gr_interfaces_route(own, remote, same_host, streams, routes);
+    assert_true(count <= gr_interfaces_streams_max(own, streams));
+    for (int i = 0; i < count; i++) {
+        size_t used = strlen(text);
+        snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? " " : "",
+                 routes[i].by != NULL ? routes[i].by->name : "-");
+    }
+    assert_string_equal(text, expected);
+}
+
+static void test_streams(void **state)
+{
+    (void)state;
+    gr_interfaces own = {.count = 5};
+    own.at[0] = interface_of("eth0", "10.0.0.1", 16, 25000);
+    own.at[1] = interface_of("eth1", "10.1.0.1", 16, 10000);
+    own.at[2] = interface_of("eth1", "fd00::1", 64, 10000);
+    own.at[3] = interface_of("eth2", "10.2.0.1", 16, 1000);
+    own.at[4] = interface_of("lo", "127.0.0.1", 8, 0);
+    static const char all[] =
+        "tcp:10.0.0.2:5 tcp:10.1.0.2:5 tcp:[fd00::2]:5 tcp:10.2.0.2:5 tcp:127.0.0.1:5";
+    /* One for each interface, whatever addresses it has; eth2 would keep the others waiting. */
+    expect_streams(&own, all, false, 0, "eth0 eth1");
+    expect_streams(&own, all, false, 1, "eth0");
+    expect_streams(&own, all, false, 4, "eth0 eth1 eth0 eth0");
+    expect_streams(&own, "tcp:10.2.0.2:5 tcp:10.1.0.2:5", false, 0, "eth1");
+    expect_streams(&own, "tcp:10.2.0.2:5", false, 3, "eth2 eth2 eth2");
+    expect_streams(&own, "tcp:8.8.8.8:5", false, 0, "-");
+    expect_streams(&own, "tcp:8.8.8.8:5 tcp:10.1.0.2:5", false, 2, "eth1 eth1");
+    expect_streams(&own, all, true, 0, "-");
+    expect_streams(&own, all, true, 2, "- -");
+    expect_streams(&own, "", false, 0, "");
+    /* Of unknown speed: as many on each. */
+    own.at[1].speed_mbps = own.at[2].speed_mbps = own.at[3].speed_mbps = 0;
+    expect_streams(&own, all, false, 0, "eth0 eth1 eth2");
+    expect_streams(&own, all, false, 5, "eth0 eth1 eth2 eth0 eth1");
+    /* A wire that one connection does not fill. */
+    own.at[0].speed_mbps = 100000;
+    expect_streams(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0");
+    own.at[0].speed_mbps = 800000;
+    expect_streams(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0 eth0 eth0 eth0 eth0");
+    /* Each stream goes its own way first, and any other behind it. */
+    gr_route routes[GR_LINK_STREAMS_MAX];
+    own.at[0].speed_mbps = own.at[1].speed_mbps = 1000;
+    assert_int_equal(
+        gr_interfaces_route(&own, "tcp:10.0.0.2:5 tcp:10.1.0.2:5 tcp:9.9.9.9:5", false, 0, routes),
+        2);
+    assert_string_equal(routes[0].addresses, "tcp:10.0.0.2:5 tcp:10.1.0.2:5 tcp:9.9.9.9:5");
+    assert_string_equal(routes[1].addresses, "tcp:10.1.0.2:5 tcp:10.0.0.2:5 tcp:9.9.9.9:5");
+    /* Nothing to choose among: no room is kept for more. */
+    own.count = 1;
+    assert_int_equal(gr_interfaces_streams_max(&own, 0), 1);
+    assert_int_equal(gr_interfaces_streams_max(&own, 3), 3);
 }
 
 static void test_order(void **state)
@@ -129,9 +192,8 @@ static void test_reached(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),
-        cmocka_unit_test(test_announce),
-        cmocka_unit_test(test_find),
+        cmocka_unit_test(test_order),    cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_announce), cmocka_unit_test(test_find),
         cmocka_unit_test(test_reached),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
