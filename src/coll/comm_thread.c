@@ -222,11 +222,13 @@ static void call_back(gr_family *family)
 {
     gr_exec_done call;
     while (gr_exec_take_done(family->exec, &call)) {
+        gr_exec_set_calling(family->exec, true);
         pthread_mutex_unlock(&family->thread.lock);
         family->thread.calling = true;
         call.done(call.status, call.arg);
         family->thread.calling = false;
         pthread_mutex_lock(&family->thread.lock);
+        gr_exec_set_calling(family->exec, false);
     }
 }
 

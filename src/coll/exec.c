@@ -239,7 +239,7 @@ bool gr_exec_progress(gr_exec *exec)
     return moved;
 }
 
-void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
+static void wait_for(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
 {
     bool waited = false;
     while (op ? op->state == GR_OP_ACTIVE : gr_exec_active(exec) > 0) {
@@ -256,6 +256,18 @@ void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
         gr_mesh_wait(exec->mesh, deadline_us);
         waited = true;
     }
+}
+
+void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield)
+{
+    exec->blocked = op;
+    wait_for(exec, op, yield);
+    exec->blocked = NULL;
+}
+
+void gr_exec_set_calling(gr_exec *exec, bool calling)
+{
+    exec->calls = calling;
 }
 
 int gr_exec_active(const gr_exec *exec)

@@ -15,8 +15,9 @@
  *
  * Who calls what is checked all the time: each frame carries the communicator, the number of the
  * operation in it, and a fingerprint of all that ranks must agree on. A rank that waits for long
- * tells those it waits for what it waits in, so that ranks which wait for one another in different
- * operations find out as well.
+ * tells those it waits for, and those that wait for it, what it waits in and for whom in the end:
+ * so ranks which wait for one another in different operations find out as well, and all know who
+ * keeps them waiting.
  *
  * Threads: an executor belongs to one thread at a time (comm.c serialises). No call allocates once
  * operations of their kind and size have run. */
@@ -164,6 +165,9 @@ int64_t gr_exec_look(gr_exec *exec, bool waited);
 /* Progress until `op` (NULL: everything) is finished. With `yield` also until something else wants
  * the executor (*yield != 0) or a callback is due; sleeps by gr_mesh_wait. */
 void gr_exec_wait(gr_exec *exec, const gr_op *op, const _Atomic int *yield);
+/* A callback runs on another thread, which may start operations while somebody is in gr_exec_wait:
+ * so that who waits is not taken for one who can start nothing. */
+void gr_exec_set_calling(gr_exec *exec, bool calling);
 /* Plans and driven operations that have not finished; one more while it is being found out whether
  * another rank called something else. */
 int gr_exec_active(const gr_exec *exec);

@@ -51,7 +51,7 @@ void gr_exec_say(const gr_exec *exec, const gr_op *op, char *text_out, size_t si
 gr_exec_mark gr_exec_mark_of(const gr_frame *frame)
 {
     return (gr_exec_mark){.valid = true,
-                          .waits = frame->message == GR_MESSAGE_WAITS,
+                          .waits = gr_frame_is_word(frame),
                           .comm = frame->comm,
                           .number = frame->op_seq,
                           .fingerprint = frame->fingerprint};
@@ -180,6 +180,51 @@ void gr_exec_hear_claims(gr_exec *exec)
 }
 
 /* ---- What the peer waits in ------------------------------------------------------------------ */
+bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op)
+{
+    if (exec->blocked != op->head || exec->calls) {
+        return false;
+    }
+    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+        const gr_op *other = &exec->ops[i];
+        if (other->state == GR_OP_ACTIVE && other->head->done) {
+            return false; /* its callback may start something */
+        }
+    }
+    return true;
+}
+
+/* The peer waits for us, and begins nothing until we come; and so do we in one of ours, which it
+ * has not begun. No order of time can bring these together: the calls differ. */
+static void meet_stuck(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
+{
+    gr_exec_mark mark = gr_exec_mark_of(frame);
+    const gr_op *op = exec->blocked;
+    while (op && (uint32_t)op->fingerprint != frame->segment) {
+        op = op->next_part;
+    }
+    if (op && gr_exec_is_stuck(exec, op) && gr_exec_awaits(link, op) &&
+        gr_exec_is_ahead(exec, link, &mark)) {
+        begin_doubt(exec, link, &mark, gr_record_at(exec->record, op->record));
+    }
+}
+
+void gr_exec_hear_waits(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
+{
+    if (frame->message == GR_MESSAGE_STUCK) {
+        meet_stuck(exec, link, frame);
+        return;
+    }
+    bool compared = link->waits.valid && link->waits.compared && link->waits.comm == frame->comm &&
+                    link->waits.number == frame->op_seq &&
+                    link->waits.fingerprint == frame->fingerprint;
+    link->waits = gr_exec_mark_of(frame);
+    link->waits.compared = compared;
+    link->waits.blamed = (int)frame->segment;
+    link->waits.heard_us = gr_clock_now_us(&exec->clock);
+    gr_exec_compare_waits(exec, link);
+}
+
 void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link)
 {
     gr_exec_mark *mark = &link->waits;

@@ -129,11 +129,13 @@ typedef struct gr_exec_ticket {
 /* An operation as a frame names it. */
 typedef struct gr_exec_mark {
     bool valid;
-    bool waits;    /* the sender waits for us in it; else it sent data of it */
+    bool waits;    /* the sender waits in it; else it sent data of it */
     bool compared; /* with what was called here */
     uint16_t comm;
     uint32_t number;
     uint64_t fingerprint;
+    int blamed;       /* waits: for this rank, by its own account */
+    int64_t heard_us; /* waits: when it said so last */
 } gr_exec_mark;
 
 typedef struct gr_exec_link {
@@ -151,9 +153,13 @@ typedef struct gr_exec_link {
     gr_exec_ticket *tickets; /* ring of GR_EXEC_TICKETS */
 
     gr_exec_mark came;  /* the last operation that the peer sent something of */
-    gr_exec_mark waits; /* the last one that it said it waits for us in */
-    bool told;          /* the peer knows that we wait in operation told_seq */
-    uint32_t told_seq;
+    gr_exec_mark waits; /* the last one that it said it waits in */
+    /* What it was told last of our waiting: in which operation, for whom, when; and of which
+     * operation of its own it knows that we cannot begin it. */
+    uint64_t told_record; /* 0: nothing; else one more */
+    int told_blamed;
+    int64_t told_us;
+    uint64_t told_stuck;
     uint64_t skew_count, skew_max; /* in ticks of gr_record_now */
     double skew_sum, skew_recent;
 } gr_exec_link;
@@ -209,6 +215,8 @@ struct gr_exec {
     int post_count;
     uint32_t holds; /* views held on all links */
 
+    const gr_op *blocked;  /* the caller can start nothing until this one is over; NULL: it can */
+    bool calls;            /* a callback runs just now, and can start something */
     bool moved;            /* since the last look at the clock */
     int64_t idle_since_us; /* nothing moved since */
     int64_t last_look_us;
@@ -265,8 +273,16 @@ static inline int gr_op_local(const gr_op *op, int world)
 
 /* Fingerprints of messages have this bit, others do not: their numbers count something else. */
 #define GR_FINGERPRINT_MESSAGE (UINT64_C(1) << 63)
-/* gr_frame.message: no data; the sender waits for us in the operation that the frame names. */
+/* gr_frame.message: no data; the sender waits in the operation that the frame names, for us or for
+ * whom we wait for as well; the last rank of that chain is the `segment`. */
 #define GR_MESSAGE_WAITS UINT32_MAX
+/* The same; it waits for us, and can begin nothing else until we come: not that either in which we
+ * said that we wait for it, with the fingerprint whose lower half is the `segment`. */
+#define GR_MESSAGE_STUCK (UINT32_MAX - 1)
+static inline bool gr_frame_is_word(const gr_frame *frame)
+{
+    return frame->message >= GR_MESSAGE_STUCK;
+}
 
 /* exec.c */
 void gr_exec_part_over(gr_exec *exec, gr_op *op); /* its last step is done */
@@ -297,11 +313,17 @@ void gr_exec_let_go(gr_exec *exec);
 gr_exec_mark gr_exec_mark_of(const gr_frame *frame);
 /* Does it name an operation that was not started here yet? */
 bool gr_exec_is_ahead(const gr_exec *exec, const gr_exec_link *link, const gr_exec_mark *mark);
+/* The peer says that it waits. */
+void gr_exec_hear_waits(gr_exec *exec, gr_exec_link *link, const gr_frame *frame);
 /* What the peer waits in is compared with what was called here. */
 void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link);
 /* The head of a link is nothing that `op` (NULL: anything) expects. */
 void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame,
                           const gr_op *op);
+/* Can nothing be started here until `op` is over? */
+bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op);
+/* Does `op` need a word of the peer on this link, which has not come? */
+bool gr_exec_awaits(const gr_exec_link *link, const gr_op *op);
 void gr_exec_hear_claims(gr_exec *exec); /* of peers that met a foreign operation of ours */
 /* While in doubt: sends the CLAIM, ends the wait for the peer's word. Returns when to look. */
 int64_t gr_exec_look_doubt(gr_exec *exec, int64_t now_us);

@@ -512,10 +512,9 @@ static bool look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op, const gr_
         gr_link_expect(link->link);
     }
     gr_status status = gr_link_peek(link->link, &frame);
-    while (status == GR_OK && frame.message == GR_MESSAGE_WAITS) {
-        link->waits = gr_exec_mark_of(&frame);
+    while (status == GR_OK && gr_frame_is_word(&frame)) {
         gr_link_next(link->link, NULL);
-        gr_exec_compare_waits(exec, link);
+        gr_exec_hear_waits(exec, link, &frame);
         if (exec->doubt.on || exec->diag.status != GR_OK) {
             return false;
         }

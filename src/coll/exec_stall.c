@@ -10,55 +10,122 @@
 enum {
     LOOK_GAP_US = 100000, /* who computed in between did not wait: longer gaps do not count */
     HOLD_US = 1000,
-    TELL_US = 100000, /* then the peers that we wait for are told what we wait in */
+    TELL_US = 100000,    /* then those who wait together tell one another for whom */
+    RETELL_US = 250000,  /* and again, so that a stopped one is known by its silence, ... */
+    SILENT_US = 1000000, /* ... which is that of so long */
     LIST_MAX = 8,
     OPERATION_BYTES = 200
 };
 
 /* ---- Whom do we wait for? -------------------------------------------------------------------- */
-static bool awaits(const gr_exec_link *link, const gr_op *op)
+bool gr_exec_awaits(const gr_exec_link *link, const gr_op *op)
 {
+    if (op->driver) {
+        return link->link && op->driver->needs && op->driver->needs(op->driver_state, link->peer);
+    }
     return link->link && link->recv.seq == op->seq;
 }
 
-/* The peer has said that it waits in the same operation: it has come, and waits for others. */
-static bool has_come(const gr_exec_link *link, const gr_op *op)
+/* The peer has said lately that it waits. */
+static bool is_waiting(const gr_exec *exec, const gr_exec_link *link)
 {
-    return link->waits.valid && link->waits.fingerprint == op->fingerprint &&
+    return link->waits.valid && exec->last_look_us - link->waits.heard_us < SILENT_US;
+}
+
+/* Something has come that cannot be taken yet: it is not this peer that keeps us waiting. */
+static bool is_ahead_of_us(const gr_exec_link *link)
+{
+    gr_frame frame;
+    return !link->reading && gr_link_peek(link->link, &frame) == GR_OK;
+}
+
+/* The operation of which this link stands still: where something is to come, else where something
+ * of ours is to go or to be taken; else the one that keeps us from what the peer waits for. NULL:
+ * none. */
+static const gr_op *stands_at(gr_exec *exec, const gr_exec_link *link)
+{
+    if (!link->link) {
+        return NULL;
+    }
+    if (link->recv.seq != exec->next_seq) {
+        return gr_exec_op_at(exec, link->recv.seq);
+    }
+    if (link->ticket_count > 0) {
+        return link->tickets[link->ticket_head].op;
+    }
+    if (link->send.seq != exec->next_seq) {
+        return gr_exec_op_at(exec, link->send.seq);
+    }
+    const gr_op *driven = exec->driven_count > 0 ? exec->driven[0] : NULL;
+    if (driven && gr_exec_awaits(link, driven)) {
+        return driven;
+    }
+    const gr_op *oldest = gr_exec_op_at(exec, exec->oldest_seq);
+    oldest = oldest ? oldest : driven;
+    bool asked =
+        is_ahead_of_us(link) || (is_waiting(exec, link) && link->waits.blamed == exec->rank);
+    return asked && oldest && gr_op_local(oldest, link->peer) >= 0 ? oldest : NULL;
+}
+
+/* Something of it is still to go there, or to be taken. */
+static bool owes(const gr_exec_link *link, const gr_op *op)
+{
+    return link->link && (link->send.seq == op->seq ||
+                          (link->ticket_count > 0 && link->tickets[link->ticket_head].op == op));
+}
+
+/* In this operation: it has come. */
+static bool has_come(const gr_exec *exec, const gr_exec_link *link, const gr_op *op)
+{
+    return is_waiting(exec, link) && link->waits.fingerprint == op->fingerprint &&
            link->waits.comm == op->comm && link->waits.number == op->number;
 }
 
-/* Of several, one that has not come; else the one of whom least has come: the others may wait for
- * it as well. *sends_out: to take something, not to send it. */
-static int find_late_peer(const gr_exec *exec, const gr_op *op, bool *sends_out)
+/* Whom an operation waits for. `by` is the peer that it waits for itself; if that one has come and
+ * waits, too, `peer` is at the end of the chain. -1: not known. */
+typedef struct culprit {
+    int peer, by;
+    bool takes; /* it is to take something, not to send it */
+} culprit;
+
+/* Of several, one that has not come; else one that says for whom it waits; and of those the one of
+ * whom least has come. */
+static int rate(const gr_exec *exec, const gr_exec_link *link, const gr_op *op)
 {
-    *sends_out = false;
+    bool for_other = link->waits.blamed != exec->rank && link->waits.blamed != link->peer;
+    if (is_waiting(exec, link) && for_other) {
+        return 1;
+    }
+    return has_come(exec, link, op) ? 0 : 2;
+}
+
+static culprit find_late(const gr_exec *exec, const gr_op *op)
+{
     if (op->driver) {
-        return op->driver->late_peer ? op->driver->late_peer(op->driver_state) : -1;
+        int peer = op->driver->late_peer ? op->driver->late_peer(op->driver_state) : -1;
+        return (culprit){.peer = peer, .by = peer};
     }
-    int late = -1;
-    for (int peer = 0; peer < exec->world_size; peer++) {
-        const gr_exec_link *link = &exec->links[peer];
-        if (!awaits(link, op)) {
-            continue;
+    culprit found = {.peer = -1, .by = -1};
+    for (int takes = 0; takes < 2 && found.by < 0; takes++) {
+        int best = -1;
+        for (int peer = 0; peer < exec->world_size; peer++) {
+            const gr_exec_link *link = &exec->links[peer];
+            if (takes ? !owes(link, op) : !gr_exec_awaits(link, op) || is_ahead_of_us(link)) {
+                continue;
+            }
+            int rating = rate(exec, link, op);
+            if (rating > best ||
+                (rating == best && link->recv.index < exec->links[found.by].recv.index)) {
+                best = rating;
+                found = (culprit){.peer = peer, .by = peer, .takes = takes};
+            }
         }
-        const gr_exec_link *best = late < 0 ? NULL : &exec->links[late];
-        bool later =
-            !best || has_come(best, op) > has_come(link, op) ||
-            (has_come(best, op) == has_come(link, op) && link->recv.index < best->recv.index);
-        late = later ? peer : late;
+        int blamed = best == 1 ? exec->links[found.by].waits.blamed : -1;
+        found.peer = blamed >= 0 && blamed < exec->world_size ? blamed : found.peer;
     }
-    if (late >= 0) {
-        return late;
-    }
-    *sends_out = true;
-    for (int peer = 0; peer < exec->world_size; peer++) {
-        const gr_exec_link *link = &exec->links[peer];
-        if (link->link && (link->send.seq == op->seq || link->ticket_count > 0)) {
-            return peer;
-        }
-    }
-    return -1;
+    /* Else its messages stand behind those of an older one. */
+    const gr_op *oldest = exec->ring[exec->oldest_seq & (GR_EXEC_RING - 1)];
+    return found.by < 0 && oldest && oldest != op ? find_late(exec, oldest) : found;
 }
 
 /* ---- Saying it ------------------------------------------------------------------------------- */
@@ -80,7 +147,7 @@ static void say_last(const gr_exec *exec, int peer, const gr_op *op, char *text_
     const gr_exec_link *link = peer >= 0 ? &exec->links[peer] : NULL;
     if (!link) {
         text_out[0] = '\0';
-    } else if (has_come(link, op)) {
+    } else if (has_come(exec, link, op)) {
         snprintf(text_out, size_bytes, "; it waits in this operation itself");
     } else if (!link->came.valid) {
         snprintf(text_out, size_bytes, "; nothing has come from it so far");
@@ -109,9 +176,10 @@ static void say_others(const gr_exec *exec, int late, const gr_op *op, char *tex
     int count = 0;
     int used = 0;
     text_out[0] = '\0';
-    for (int peer = 0; peer < exec->world_size && !op->driver; peer++) {
+    for (int peer = 0; peer < exec->world_size; peer++) {
         const gr_exec_link *link = &exec->links[peer];
-        if (peer == late || !awaits(link, op) || link->recv.index > 0 || has_come(link, op)) {
+        if (peer == late || !gr_exec_awaits(link, op) || has_come(exec, link, op) ||
+            is_ahead_of_us(link) || (!op->driver && link->recv.index > 0)) {
             continue;
         }
         if (count++ < LIST_MAX) {
@@ -126,41 +194,73 @@ static void say_others(const gr_exec *exec, int late, const gr_op *op, char *tex
 
 static void say_slow(const gr_exec *exec, const gr_op *op, int64_t idle_us, gr_diag *diag_out)
 {
-    bool sends = false;
-    int peer = find_late_peer(exec, op, &sends);
+    culprit found = find_late(exec, op);
     char what[OPERATION_BYTES], who[64], last[160], others[128];
     gr_exec_say(exec, op, what, sizeof what);
-    say_rank(exec, peer, who, sizeof who);
-    say_last(exec, peer, op, last, sizeof last);
-    say_others(exec, peer, op, others, sizeof others);
+    say_rank(exec, found.peer, who, sizeof who);
+    if (found.peer == found.by) {
+        say_last(exec, found.peer, op, last, sizeof last);
+        say_others(exec, found.peer, op, others, sizeof others);
+    } else {
+        snprintf(last, sizeof last, "; so does rank %d, through which it would come here",
+                 found.by);
+        others[0] = '\0';
+    }
     gr_status status = gr_fail_peer(
-        diag_out, GR_E_PEER_SLOW, peer,
+        diag_out, GR_E_PEER_SLOW, found.peer,
         "%.180s on rank %d has waited %.1f s for %s to %s%s%s; it is stopped, stuck or elsewhere "
         "in its program (GRADUS_STALL_FAIL sets how long to wait)",
         what, exec->rank, (double)idle_us / 1e6, who,
-        sends ? "take what was sent" : "send its part", last, others);
+        found.takes ? "take what was sent" : "send its part", last, others);
     (void)status; /* is in the diagnosis */
 }
 
 /* ---- One operation --------------------------------------------------------------------------- */
-/* Ranks that wait for one another in different operations may have nothing to send: so they say
- * what they wait in, once for each operation and link. */
-static void tell_waits(gr_exec *exec, const gr_op *op)
+static bool tell(gr_exec_link *link, const gr_op *op, uint32_t message, uint32_t segment)
 {
-    for (int peer = 0; peer < exec->world_size; peer++) {
+    gr_frame frame = {.kind = GR_FRAME_DATA,
+                      .comm = op->comm,
+                      .op_seq = op->number,
+                      .message = message,
+                      .segment = segment,
+                      .fingerprint = op->fingerprint};
+    uint64_t ticket;
+    return gr_link_send(link->link, &frame, NULL, &ticket) == GR_OK;
+}
+
+/* If the peer waits for us in what was not begun here, and nothing else can be begun here before it
+ * comes, then it should know. */
+static void tell_stuck(gr_exec *exec, gr_exec_link *link, const gr_op *op)
+{
+    const gr_exec_mark *waits = &link->waits;
+    if (waits->valid && waits->blamed == exec->rank && waits->fingerprint != link->told_stuck &&
+        gr_exec_is_ahead(exec, link, waits) && gr_exec_is_stuck(exec, op) &&
+        tell(link, op, GR_MESSAGE_STUCK, (uint32_t)waits->fingerprint)) {
+        link->told_stuck = waits->fingerprint;
+    }
+}
+
+/* Ranks that wait for one another in different operations may have nothing to send; and who waits
+ * for one that waits itself does not know for whom. So all say it to those they wait for and to
+ * those who wait for them, when it changes and from time to time. */
+static void tell_waits(gr_exec *exec, const gr_op *op, int64_t now_us)
+{
+    int blamed = find_late(exec, op).peer;
+    for (int peer = 0; peer < exec->world_size && blamed >= 0; peer++) {
         gr_exec_link *link = &exec->links[peer];
-        if (!awaits(link, op) || link->closed || (link->told && link->told_seq == op->seq)) {
+        bool awaited = gr_exec_awaits(link, op);
+        if (link->closed || stands_at(exec, link) != op || (op->is_message && !awaited)) {
             continue;
         }
-        gr_frame frame = {.kind = GR_FRAME_DATA,
-                          .comm = op->comm,
-                          .op_seq = op->number,
-                          .message = GR_MESSAGE_WAITS,
-                          .fingerprint = op->fingerprint};
-        uint64_t ticket;
-        if (gr_link_send(link->link, &frame, NULL, &ticket) == GR_OK) {
-            link->told = true;
-            link->told_seq = op->seq;
+        bool known = link->told_record == op->record + 1 && link->told_blamed == blamed;
+        if ((!known || now_us - link->told_us >= RETELL_US) &&
+            tell(link, op, GR_MESSAGE_WAITS, (uint32_t)blamed)) {
+            link->told_record = op->record + 1;
+            link->told_blamed = blamed;
+            link->told_us = now_us;
+        }
+        if (awaited) {
+            tell_stuck(exec, link, op);
         }
     }
 }
@@ -182,13 +282,16 @@ static int64_t look_at(gr_exec *exec, gr_op *op, int64_t now_us, int64_t skipped
     int64_t idle_us = now_us - op->idle_since_us;
     int64_t next_us = GR_NEVER;
     if (exec->op_timeout_us > 0) {
-        if (idle_us >= exec->op_timeout_us) {
+        /* Who waits for the late one itself knows best what that one did last. */
+        culprit found = idle_us >= exec->op_timeout_us ? find_late(exec, op) : (culprit){.peer = 0};
+        int64_t limit_us = exec->op_timeout_us + (found.peer == found.by ? 0 : TELL_US);
+        if (idle_us >= limit_us) {
             gr_diag diag;
             say_slow(exec, op, idle_us, &diag);
             gr_exec_fail(exec, &diag);
             return GR_NEVER;
         }
-        next_us = op->idle_since_us + exec->op_timeout_us;
+        next_us = op->idle_since_us + limit_us;
     }
     if (exec->stall_warn_us > 0 && !op->warned) {
         if (idle_us >= exec->stall_warn_us) {
@@ -205,8 +308,9 @@ static int64_t look_at(gr_exec *exec, gr_op *op, int64_t now_us, int64_t skipped
     }
     if (idle_us < TELL_US) {
         next_us = earlier(next_us, op->idle_since_us + TELL_US);
-    } else if (!op->driver) {
-        tell_waits(exec, op);
+    } else {
+        tell_waits(exec, op, now_us);
+        next_us = earlier(next_us, now_us + RETELL_US);
     }
     return next_us;
 }

@@ -159,13 +159,70 @@ static void test_busy(void **state)
     }
 }
 
+/* The last rank waits for a message that rank 0 would send behind the operation in which it waits
+ * for the last rank. Neither has anything to send. */
+static int run_crossed(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    int rank = gr_comm_rank(comm), last = gr_comm_size(comm) - 1;
+    float words[COUNT] = {0};
+    const gr_call sum = {.out = words, .count = COUNT, .site = "sum.c:1"};
+    const gr_call receive = {
+        .coll = GR_COLL_RECV, .out = words, .count = COUNT, .root = 0, .site = "message.c:2"};
+    gr_status status = gr_barrier(comm);
+    int64_t begun_ns = gr_now_ns();
+    if (status == GR_OK) {
+        status = gr_run(comm, rank == last ? &receive : &sum, 1);
+    }
+    RANK_EXPECT(status == GR_E_MISMATCH || status == GR_E_COMM_BROKEN);
+    RANK_EXPECT(gr_now_ns() - begun_ns < SECOND_NS);
+    RANK_EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
+    RANK_EXPECT(strstr(gr_comm_diag(comm)->text, "at sum.c:1") &&
+                strstr(gr_comm_diag(comm)->text, "at message.c:2"));
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+/* The same calls, but not blocked: rank 0 sends, since its wait is for the message. */
+static int run_not_crossed(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    int rank = gr_comm_rank(comm), last = gr_comm_size(comm) - 1;
+    float words[COUNT] = {0}, message[COUNT] = {3};
+    gr_op *op = NULL;
+    if (rank != last) {
+        RANK_EXPECT(gr_allreduce_start(comm, words, COUNT, GR_F32, GR_SUM, &op) == GR_OK);
+    }
+    if (rank == 0) {
+        int64_t until_ns = gr_now_ns() + SECOND_NS / 2;
+        while (gr_now_ns() < until_ns) { /* both wait for a time in which blocked ones are told */
+            RANK_EXPECT(gr_test(op) == GR_PENDING);
+        }
+        RANK_EXPECT(gr_send(comm, message, COUNT, GR_F32, last) == GR_OK);
+    } else if (rank == last) {
+        RANK_EXPECT(gr_recv(comm, message, COUNT, GR_F32, 0) == GR_OK && message[0] == 3);
+        RANK_EXPECT(gr_allreduce_start(comm, words, COUNT, GR_F32, GR_SUM, &op) == GR_OK);
+    }
+    RANK_EXPECT(gr_wait(op) == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_crossed(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        ranks_job job = {.size = 2 + i % 3, .link = "shm", .tune = "off", .progress = 1 + i / 3};
+        assert_int_equal(ranks_run(&job, run_crossed, 0), 0);
+        assert_int_equal(ranks_run(&job, run_not_crossed, 0), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lane),
-        cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_tcp),
-        cmocka_unit_test(test_busy),
+        cmocka_unit_test(test_lane), cmocka_unit_test(test_plans),   cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_busy), cmocka_unit_test(test_crossed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -348,6 +348,17 @@ static bool wrong(scenario *s, const char *format, ...)
     return false;
 }
 
+/* In several operations at a time a peer tells of one only, and of a message only the other end. */
+static bool one_by_one(const scenario *s)
+{
+    bool plain = s->split_count == 0;
+    for (int i = 0; i < s->entry_count && plain; i++) {
+        const entry *e = &s->entries[i];
+        plain = e->mode == RUN && e->call_count == 1 && e->cases[0][0].coll != GR_COLL_SEND;
+    }
+    return plain;
+}
+
 /* How this failure may read on a survivor. */
 static bool status_fits(const scenario *s, const gr_diag *diag)
 {
@@ -362,8 +373,8 @@ static bool status_fits(const scenario *s, const gr_diag *diag)
         return diag->status == GR_E_MISMATCH || diag->status == GR_E_COMM_BROKEN ||
                (s->leaves && diag->status == GR_E_PEER_LOST);
     case ABSENT:
-        /* A rank knows whom it waits for, not for whom that one waits. */
-        return diag->status == GR_E_PEER_SLOW || diag->status == GR_E_COMM_BROKEN;
+        return (diag->peer_rank == s->victim || !one_by_one(s)) &&
+               (diag->status == GR_E_PEER_SLOW || diag->status == GR_E_COMM_BROKEN);
     default:
         return false;
     }

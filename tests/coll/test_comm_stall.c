@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank is stopped while the others call an operation: whoever it is and however far they are
+ * from it in the algorithm, all survivors have a sentence that names this one, its host, and the
+ * operation that it is missing. */
+#include "support_ranks.h"
+#include <gradus/coll.h>
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { RANKS_MAX = 8, COUNT = 100, BEFORE = 3 };
+
+static int run_stopped(gr_comm *comm, const ranks_job *job)
+{
+    int victim = *(const int *)job->arg, rank = gr_comm_rank(comm);
+    int64_t pids[RANKS_MAX] = {0};
+    float words[COUNT] = {0};
+    pids[rank] = getpid();
+    RANK_EXPECT(gr_allgather(comm, pids, 1, GR_I64) == GR_OK);
+    gr_call call = {
+        .out = words, .count = COUNT, .op = GR_MAX, .name = "early", .site = "loop.c:1"};
+    for (int i = 0; i < BEFORE; i++) {
+        RANK_EXPECT(gr_run(comm, &call, 1) == GR_OK);
+    }
+    if (rank == victim) {
+        raise(SIGSTOP);
+        return 1; /* it is not woken, but killed */
+    }
+    call.name = "late";
+    call.site = "loop.c:9";
+    gr_status status = gr_run(comm, &call, 1);
+    const char *text = gr_comm_diag(comm)->text;
+    char who[32];
+    snprintf(who, sizeof who, "for rank %d (host ", victim);
+    RANK_EXPECT(status == GR_E_PEER_SLOW || status == GR_E_COMM_BROKEN);
+    RANK_EXPECT(gr_comm_diag(comm)->peer_rank == victim && strstr(text, who));
+    RANK_EXPECT(strstr(text, "\"late\" at loop.c:9") && strstr(text, "GRADUS_STALL_FAIL"));
+    /* Who waits for it itself knows what it did last. */
+    RANK_EXPECT(strstr(text, "the last that came from it was of operation") ||
+                strstr(text, "through which it would come here"));
+    gr_comm_destroy(comm);
+    bool first = rank == (victim == 0);
+    return first && kill((pid_t)pids[victim], SIGKILL) != 0;
+}
+
+typedef struct way {
+    const char *link, *algorithm; /* NULL: the lane */
+} way;
+
+static const way ways[] = {
+    {"shm", NULL},
+    {"shm", "allreduce=direct"},
+    {"shm", "allreduce=ring"},
+    {"tcp", "allreduce=ring"},
+    {"tcp", "allreduce=tree"},
+    {"shm", "allreduce=halving-doubling"},
+};
+enum { WAYS = sizeof ways / sizeof ways[0] };
+
+static void stop_one(const way *w, int size, int victim)
+{
+    ranks_job job = {.size = size,
+                     .link = w->link,
+                     .algorithm = w->algorithm,
+                     .tune = "off",
+                     .inexact = true,
+                     .progress = 2,
+                     .op_timeout_us = 600000,
+                     .arg = &victim};
+    if (ranks_run(&job, run_stopped, UINT64_C(1) << victim) != 0) {
+        fail_msg("rank %d of %d over %s by %s", victim, size, w->link,
+                 w->algorithm ? w->algorithm : "the lane");
+    }
+}
+
+static void test_each_of_four(void **state)
+{
+    (void)state;
+    for (int i = 0; i < WAYS; i++) {
+        for (int victim = 0; victim < 4; victim++) {
+            stop_one(&ways[i], 4, victim);
+        }
+    }
+}
+
+static void test_some_of_eight(void **state)
+{
+    (void)state;
+    for (int i = 0; i < WAYS; i++) {
+        stop_one(&ways[i], RANKS_MAX, (5 * i + 2) % RANKS_MAX);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_each_of_four),
+                                       cmocka_unit_test(test_some_of_eight)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
