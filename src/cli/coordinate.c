@@ -11,10 +11,12 @@
 #include <stddef.h>
 #include <string.h>
 
-enum { CONFIG_BYTES_MAX = 64 << 10, MEMBER_LEFT = 2, MEMBER_LOST = 3, LOST_BYTES = 200 };
+/* States of gr_coordinator_member_state. */
+enum { MEMBER_ABSENT = 0, MEMBER_LEFT = 2, MEMBER_LOST = 3 };
+enum { CONFIG_BYTES_MAX = 64 << 10, LIST_BYTES = 160, LISTED_MAX = 16 };
 
 typedef struct coordinate_options {
-    int64_t ranks;
+    int64_t ranks, wait_us;
     const char *listen, *ports, *secret_hex;
 } coordinate_options;
 
@@ -36,6 +38,14 @@ static const gr_config_field coordinate_fields[] = {
      .default_text = "*",
      .value_name = "HOST",
      .help = "name or address of this host that the ranks reach; *: all its addresses"},
+    {.flag = "--wait",
+     .type = GR_CONFIG_DURATION,
+     AT(wait_us),
+     .default_text = "5min",
+     .min = 0,
+     .max = 30 * 86400e6,
+     .unit = "s",
+     .help = "how long to wait until all ranks have called in; 0: for ever"},
     {.flag = "--ports",
      .env = "GRADUS_PORTS",
      .type = GR_CONFIG_TEXT,
@@ -82,33 +92,82 @@ static bool is_over(const gr_coordinator *coordinator, int ranks)
     return true;
 }
 
-static gr_status serve(gr_coordinator *coordinator, int ranks, gr_diag *diag)
+/* "0, 1, 5 and 3 more": the ranks that are in this state (`like`), or in any other one. Returns how
+ * many. */
+static int list_ranks(const gr_coordinator *coordinator, int ranks, int state, bool like,
+                      char text_out[LIST_BYTES])
 {
-    while (!is_over(coordinator, ranks)) {
-        struct pollfd at = {.fd = gr_coordinator_fd(coordinator), .events = POLLIN};
-        int64_t next_us = gr_coordinator_next_us(coordinator), now_us = gr_now_ns() / 1000;
-        int64_t left_ms = next_us == GR_NEVER ? -1
-                          : next_us <= now_us ? 0
-                                              : (next_us - now_us) / 1000 + 1;
-        if (poll(&at, 1, left_ms > 60000 ? 60000 : (int)left_ms) < 0 && errno != EINTR) {
-            return gr_fail(diag, GR_E_IO, "cannot wait for the ranks: %s", strerror(errno));
-        }
-        gr_status status = gr_coordinator_progress(coordinator, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    char lost[LOST_BYTES] = "";
+    int count = 0;
     size_t used = 0;
-    for (int rank = 0; rank < ranks && used + 16 < sizeof lost; rank++) {
-        if (gr_coordinator_member_state(coordinator, rank) == MEMBER_LOST) {
-            int put = snprintf(lost + used, sizeof lost - used, "%s%d", used > 0 ? ", " : "", rank);
+    text_out[0] = '\0';
+    for (int rank = 0; rank < ranks; rank++) {
+        if ((gr_coordinator_member_state(coordinator, rank) == state) != like) {
+            continue;
+        }
+        if (count++ < LISTED_MAX) {
+            int put =
+                snprintf(text_out + used, LIST_BYTES - used, "%s%d", count > 1 ? ", " : "", rank);
             used += put > 0 ? (size_t)put : 0;
         }
     }
-    return used == 0 ? GR_OK
-                     : gr_fail(diag, GR_E_PEER_LOST,
-                               "ranks that ended without leaving in order: %s", lost);
+    if (count > LISTED_MAX) {
+        snprintf(text_out + used, LIST_BYTES - used, " and %d more", count - LISTED_MAX);
+    }
+    return count;
+}
+
+static gr_status fail_absent(const gr_coordinator *coordinator, const coordinate_options *options,
+                             gr_diag *diag)
+{
+    char came[LIST_BYTES], absent[LIST_BYTES];
+    int ranks = (int)options->ranks;
+    int there = list_ranks(coordinator, ranks, MEMBER_ABSENT, false, came);
+    (void)list_ranks(coordinator, ranks, MEMBER_ABSENT, true, absent);
+    return gr_fail(diag, GR_E_TIMEOUT,
+                   "after %g s %d of %d ranks have called in (%s), but not %s; start them with "
+                   "their GRADUS_RANK and what was printed here, or allow more time by --wait",
+                   (double)options->wait_us / 1e6, there, ranks, there > 0 ? came : "none", absent);
+}
+
+/* Until then it waits for news; GR_NEVER. */
+static gr_status wait_for_ranks(const gr_coordinator *coordinator, int64_t until_us, gr_diag *diag)
+{
+    struct pollfd at = {.fd = gr_coordinator_fd(coordinator), .events = POLLIN};
+    int64_t next_us = gr_coordinator_next_us(coordinator), now_us = gr_now_ns() / 1000;
+    next_us = until_us < next_us ? until_us : next_us;
+    int64_t left_ms = next_us == GR_NEVER ? -1
+                      : next_us <= now_us ? 0
+                                          : (next_us - now_us) / 1000 + 1;
+    if (poll(&at, 1, left_ms > 60000 ? 60000 : (int)left_ms) < 0 && errno != EINTR) {
+        return gr_fail(diag, GR_E_IO, "cannot wait for the ranks: %s", strerror(errno));
+    }
+    return GR_OK;
+}
+
+static gr_status serve(gr_coordinator *coordinator, const coordinate_options *options,
+                       gr_diag *diag)
+{
+    int ranks = (int)options->ranks;
+    gr_clock clock = gr_clock_real();
+    int64_t until_us = gr_clock_deadline_us(&clock, options->wait_us);
+    while (!is_over(coordinator, ranks)) {
+        bool all = gr_coordinator_joined(coordinator) == ranks;
+        gr_status status = wait_for_ranks(coordinator, all ? GR_NEVER : until_us, diag);
+        if (status == GR_OK) {
+            status = gr_coordinator_progress(coordinator, diag);
+        }
+        if (status != GR_OK) {
+            return status;
+        }
+        if (gr_coordinator_joined(coordinator) < ranks && gr_clock_now_us(&clock) >= until_us) {
+            return fail_absent(coordinator, options, diag);
+        }
+    }
+    char lost[LIST_BYTES];
+    return list_ranks(coordinator, ranks, MEMBER_LOST, true, lost) == 0
+               ? GR_OK
+               : gr_fail(diag, GR_E_PEER_LOST, "ranks that ended without leaving in order: %s",
+                         lost);
 }
 
 /* Where others reach it: of all addresses, that of the fastest interface. */
@@ -167,7 +226,7 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
     gr_wipe(secret, sizeof secret);
     int code = gr_cli_flush();
     if (code == GR_EXIT_DONE) {
-        status = serve(coordinator, (int)options->ranks, diag);
+        status = serve(coordinator, options, diag);
         code = status == GR_OK ? GR_EXIT_DONE : gr_cli_fail(GR_EXIT_FAILED, diag);
     }
     gr_coordinator_destroy(coordinator);
@@ -187,7 +246,7 @@ int gr_verb_coordinate(int argc, char *const *argv)
     if (status != GR_OK) {
         code = gr_cli_fail(gr_cli_input_code(status), &diag);
     } else if (line.help) {
-        puts("usage: gradus coordinate -np N [--listen HOST]\n");
+        puts("usage: gradus coordinate -np N [--listen HOST] [--wait TIME]\n");
         gr_config_print_help(&gr_coordinate_table, stdout);
         puts("\nPrints what each rank needs in its environment, beside its GRADUS_RANK. Ends with\n"
              "the last rank: 0 if all left in order.");

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gradus coordinate`: the place where ranks meet that were started by something else."""
+import subprocess
+
+import pytest
+from conftest import read_lines
+
+# Calls in, then stays until its input ends.
+STAYS = """
+create()
+print("in", flush=True)
+sys.stdin.read()
+library.gr_comm_destroy(comm)
+"""
+
+
+def start_coordinator(gradus, ranks, wait):
+    """The process, and what the ranks need in their environment."""
+    process = gradus.start("coordinate", "-np", ranks, "--listen", "127.0.0.1", "--wait", wait)
+    return process, dict(line.split("=", 1) for line in read_lines(process.stdout, 3))
+
+
+def start_rank(gradus, words, environment, rank):
+    return subprocess.Popen(words, env=gradus.environment(environment | {"GRADUS_RANK": str(rank)}),
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_nobody_calls_in(gradus):
+    done = gradus("coordinate", "-np", 3, "--listen", "127.0.0.1", "--wait", "200ms")
+    assert done.returncode == 1, done
+    assert "after 0.2 s 0 of 3 ranks have called in (none), but not 0, 1, 2;" in " ".join(done.stderr.split()), done
+    assert "--wait" in done.stderr
+
+
+def test_who_came_and_who_did_not(gradus, comm_script):
+    coordinator, environment = start_coordinator(gradus, 40, "1s")
+    rank = start_rank(gradus, comm_script(STAYS), environment, 1)
+    _, said = coordinator.communicate(timeout=60)
+    said = " ".join(said.split())
+    assert coordinator.returncode == 1, said
+    assert "1 of 40 ranks have called in (1), but not 0, 2, 3," in said and "and 23 more" in said, said
+    _, told = rank.communicate(timeout=60)
+    assert rank.returncode == 1 and "coordinator" in told, told
+
+
+def test_who_came_may_stay(gradus, comm_script):
+    """The limit is for calling in, not for the job."""
+    coordinator, environment = start_coordinator(gradus, 2, "2s")
+    ranks = [start_rank(gradus, comm_script(STAYS), environment, rank) for rank in range(2)]
+    for rank in ranks:
+        assert read_lines(rank.stdout, 1) == ["in"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        coordinator.wait(timeout=2.5)
+    for rank in ranks:
+        rank.communicate(timeout=60)
+        assert rank.returncode == 0
+    assert coordinator.wait(timeout=60) == 0
