@@ -139,6 +139,12 @@ static void check_records(part *p)
     p->used = at;
 }
 
+/* a - b, of numbers that may be anything: it wraps around. */
+static int64_t apart(int64_t a, int64_t b)
+{
+    return (int64_t)((uint64_t)a - (uint64_t)b);
+}
+
 /* GR_E_NOT_FOUND: there is none, or it is something else. */
 static gr_status map_part(const char *path, int rank, part *out, gr_diag *diag)
 {
@@ -171,7 +177,7 @@ static gr_status map_part(const char *path, int rank, part *out, gr_diag *diag)
     made.used = head->used < size ? (size_t)head->used : size;
     check_records(&made);
     uint64_t ticks = head->ticks[1] - head->ticks[0];
-    int64_t ns = head->ns[1] - head->ns[0];
+    int64_t ns = apart(head->ns[1], head->ns[0]);
     made.ns_per_tick = ticks > 0 && ns > 0 ? (double)ns / (double)ticks : 1;
     *out = made;
     return GR_OK;
@@ -489,11 +495,9 @@ static void set_clocks(merger *m)
         while (strcmp(m->parts[same].head->host, p->head->host) != 0) {
             same++;
         }
-        p->shift_ns = (double)m->parts[same].head->wall_ns;
         /* As seen from the first part, so that no digits are lost. */
-        double shift_ns = (double)(m->parts[same].head->wall_ns - m->parts[0].head->wall_ns);
-        p->shift_ns = shift_ns;
-        double begin_ns = (double)p->head->ns[0] + shift_ns;
+        p->shift_ns = (double)apart(m->parts[same].head->wall_ns, m->parts[0].head->wall_ns);
+        double begin_ns = (double)p->head->ns[0] + p->shift_ns;
         m->begin_ns = i == 0 || begin_ns < m->begin_ns ? begin_ns : m->begin_ns;
     }
 }
