@@ -127,3 +127,39 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     gr_arena_fini(&arena);
     return failed;
 }
+
+uint64_t ranks_run_timed(const ranks_job *job, ranks_function *function, uint64_t may_die)
+{
+    uint64_t failed = 1;
+    for (int attempt = 0; attempt < 3 && failed != 0; attempt++) {
+        failed = ranks_run(job, function, may_die);
+    }
+    return failed;
+}
+
+uint64_t ranks_run_sizes(ranks_function *function, int first, int last)
+{
+    uint64_t failed = 0;
+    for (int size = first; size <= last && failed == 0; size++) {
+        ranks_job job = {.size = size, .link = "shm", .progress = 2};
+        failed = ranks_run(&job, function, 0);
+    }
+    return failed;
+}
+
+uint64_t ranks_run_pairs(ranks_function *function)
+{
+    uint64_t failed = 0;
+    for (int i = 0; i < 4 && failed == 0; i++) {
+        int fds[2];
+        if (pipe(fds) != 0) {
+            return UINT64_MAX;
+        }
+        ranks_job job = {
+            .size = 2, .link = i % 2 ? "tcp" : "shm", .progress = i > 1 ? 1 : 2, .arg = fds};
+        failed = ranks_run(&job, function, 0);
+        close(fds[0]);
+        close(fds[1]);
+    }
+    return failed;
+}

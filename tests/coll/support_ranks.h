@@ -6,6 +6,8 @@
 
 #include "coll/comm.h"
 
+#include <stdio.h>
+
 typedef struct ranks_job {
     int size;
     const char *link;      /* "shm", "tcp", "auto" */
@@ -27,7 +29,7 @@ typedef struct ranks_job {
 typedef int ranks_function(gr_comm *comm, const ranks_job *job);
 
 /* In a rank: say what is wrong and end with 1. */
-#define RANK_EXPECT(condition)                                                                     \
+#define EXPECT(condition)                                                                          \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
             fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s; %s)\n", __FILE__, __LINE__,     \
@@ -40,5 +42,12 @@ typedef int ranks_function(gr_comm *comm, const ranks_job *job);
 /* 0 if every rank returned 0; else a bit for each rank that did not (rank 0: bit 0). A rank that
  * was killed counts as failed unless it is in `may_die`. Bounded in time. */
 uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_die);
+/* With `first` to `last` ranks over shared memory, without a progress thread. */
+uint64_t ranks_run_sizes(ranks_function *function, int first, int last);
+/* Two ranks, over each link, with and without a progress thread; job->arg: two ints, a pipe. */
+uint64_t ranks_run_pairs(ranks_function *function);
+/* The same for what must happen in time: tried up to three times, since a rank may get no processor
+ * for a while. */
+uint64_t ranks_run_timed(const ranks_job *job, ranks_function *function, uint64_t may_die);
 
 #endif

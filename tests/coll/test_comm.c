@@ -50,16 +50,6 @@ void *aligned_alloc(size_t align, size_t size)
 }
 #endif
 
-/* In a rank: say what is wrong and end with 1. */
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s)\n", __FILE__, __LINE__,         \
-                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text); \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
 /* ---- Right results --------------------------------------------------------------------------- */
 static int check_allreduce(gr_comm *comm, gr_dtype dtype, gr_redop op, size_t count, bool shared,
                            uint64_t seed)

@@ -19,17 +19,6 @@
 #define SLOW_BUILD 1 /* sanitizers take ten times as long */
 #endif
 
-/* In a rank: say what is wrong and end with 1. */
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s; %s)\n", __FILE__, __LINE__,     \
-                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text,  \
-                    gr_comm_last_error(comm)->text);                                               \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
 /* ---- One after the other --------------------------------------------------------------------- */
 static bool run_case(gr_comm *comm, const oracle_case *c, bool blocking)
 {
@@ -375,10 +364,7 @@ static int run_factors(gr_comm *comm, const ranks_job *job)
 static void test_factors(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 3; size++) {
-        ranks_job job = {.size = size, .link = "shm", .progress = 2};
-        assert_int_equal(ranks_run(&job, run_factors, 0), 0);
-    }
+    assert_int_equal(ranks_run_sizes(run_factors, 1, 3), 0);
 }
 
 /* ---- Any of several -------------------------------------------------------------------------- */

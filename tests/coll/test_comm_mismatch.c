@@ -77,10 +77,10 @@ static int run_kind(gr_comm *comm, const ranks_job *job)
         status = gr_comm_poll(comm);
         sched_yield();
     }
-    RANK_EXPECT(gr_now_ns() - begun_ns < SECOND_NS);
-    RANK_EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
-    RANK_EXPECT(both_sides(gr_comm_diag(comm), k));
-    RANK_EXPECT(gr_barrier(comm) == GR_E_COMM_BROKEN);
+    EXPECT(gr_now_ns() - begun_ns < SECOND_NS);
+    EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
+    EXPECT(both_sides(gr_comm_diag(comm), k));
+    EXPECT(gr_barrier(comm) == GR_E_COMM_BROKEN);
     gr_comm_destroy(comm);
     return 0;
 }
@@ -95,7 +95,7 @@ static void test_kinds(const char *link, const char *algorithm)
                              .tune = "off",
                              .progress = 2,
                              .arg = &kinds[i]};
-            if (ranks_run(&job, run_kind, 0) != 0) {
+            if (ranks_run_timed(&job, run_kind, 0) != 0) {
                 fail_msg("%d ranks over %s: %s against %s", size, link, kinds[i].our_words,
                          kinds[i].their_words);
             }
@@ -132,15 +132,15 @@ static int run_busy(gr_comm *comm, const ranks_job *job)
     if (gr_comm_rank(comm) == 1) {
         call.coll = GR_COLL_REDUCE;
         call.site = "theirs.c:2";
-        RANK_EXPECT(gr_run(comm, &call, 1) == GR_OK);
-        RANK_EXPECT(read(fds[0], &byte, 1) == 1); /* as if it computed */
+        EXPECT(gr_run(comm, &call, 1) == GR_OK);
+        EXPECT(read(fds[0], &byte, 1) == 1); /* as if it computed */
     } else {
-        RANK_EXPECT(gr_run(comm, &call, 1) == GR_E_MISMATCH);
-        RANK_EXPECT(write(fds[1], &byte, 1) == 1);
+        EXPECT(gr_run(comm, &call, 1) == GR_E_MISMATCH);
+        EXPECT(write(fds[1], &byte, 1) == 1);
     }
     static const kind expected = {.our_words = "gather of 100", .their_words = "reduce of 100"};
-    RANK_EXPECT(gr_barrier(comm) == GR_E_COMM_BROKEN);
-    RANK_EXPECT(both_sides(gr_comm_diag(comm), &expected));
+    EXPECT(gr_barrier(comm) == GR_E_COMM_BROKEN);
+    EXPECT(both_sides(gr_comm_diag(comm), &expected));
     gr_comm_destroy(comm);
     return 0;
 }
@@ -153,7 +153,7 @@ static void test_busy(void **state)
         assert_int_equal(pipe(fds), 0);
         ranks_job job = {
             .size = 2, .link = i % 2 ? "tcp" : "shm", .tune = "off", .progress = 1, .arg = fds};
-        assert_int_equal(ranks_run(&job, run_busy, 0), 0);
+        assert_int_equal(ranks_run_timed(&job, run_busy, 0), 0);
         close(fds[0]);
         close(fds[1]);
     }
@@ -174,11 +174,11 @@ static int run_crossed(gr_comm *comm, const ranks_job *job)
     if (status == GR_OK) {
         status = gr_run(comm, rank == last ? &receive : &sum, 1);
     }
-    RANK_EXPECT(status == GR_E_MISMATCH || status == GR_E_COMM_BROKEN);
-    RANK_EXPECT(gr_now_ns() - begun_ns < SECOND_NS);
-    RANK_EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
-    RANK_EXPECT(strstr(gr_comm_diag(comm)->text, "at sum.c:1") &&
-                strstr(gr_comm_diag(comm)->text, "at message.c:2"));
+    EXPECT(status == GR_E_MISMATCH || status == GR_E_COMM_BROKEN);
+    EXPECT(gr_now_ns() - begun_ns < SECOND_NS);
+    EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
+    EXPECT(strstr(gr_comm_diag(comm)->text, "at sum.c:1") &&
+           strstr(gr_comm_diag(comm)->text, "at message.c:2"));
     gr_comm_destroy(comm);
     return 0;
 }
@@ -191,19 +191,19 @@ static int run_not_crossed(gr_comm *comm, const ranks_job *job)
     float words[COUNT] = {0}, message[COUNT] = {3};
     gr_op *op = NULL;
     if (rank != last) {
-        RANK_EXPECT(gr_allreduce_start(comm, words, COUNT, GR_F32, GR_SUM, &op) == GR_OK);
+        EXPECT(gr_allreduce_start(comm, words, COUNT, GR_F32, GR_SUM, &op) == GR_OK);
     }
     if (rank == 0) {
         int64_t until_ns = gr_now_ns() + SECOND_NS / 2;
         while (gr_now_ns() < until_ns) { /* both wait for a time in which blocked ones are told */
-            RANK_EXPECT(gr_test(op) == GR_PENDING);
+            EXPECT(gr_test(op) == GR_PENDING);
         }
-        RANK_EXPECT(gr_send(comm, message, COUNT, GR_F32, last) == GR_OK);
+        EXPECT(gr_send(comm, message, COUNT, GR_F32, last) == GR_OK);
     } else if (rank == last) {
-        RANK_EXPECT(gr_recv(comm, message, COUNT, GR_F32, 0) == GR_OK && message[0] == 3);
-        RANK_EXPECT(gr_allreduce_start(comm, words, COUNT, GR_F32, GR_SUM, &op) == GR_OK);
+        EXPECT(gr_recv(comm, message, COUNT, GR_F32, 0) == GR_OK && message[0] == 3);
+        EXPECT(gr_allreduce_start(comm, words, COUNT, GR_F32, GR_SUM, &op) == GR_OK);
     }
-    RANK_EXPECT(gr_wait(op) == GR_OK);
+    EXPECT(gr_wait(op) == GR_OK);
     gr_comm_destroy(comm);
     return 0;
 }
@@ -213,7 +213,7 @@ static void test_crossed(void **state)
     (void)state;
     for (int i = 0; i < 6; i++) {
         ranks_job job = {.size = 2 + i % 3, .link = "shm", .tune = "off", .progress = 1 + i / 3};
-        assert_int_equal(ranks_run(&job, run_crossed, 0), 0);
+        assert_int_equal(ranks_run_timed(&job, run_crossed, 0), 0);
         assert_int_equal(ranks_run(&job, run_not_crossed, 0), 0);
     }
 }

@@ -15,16 +15,6 @@
 
 #include <cmocka.h>
 
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s; %s)\n", __FILE__, __LINE__,     \
-                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text,  \
-                    gr_comm_last_error(comm)->text);                                               \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
 #define SAYS(words) (strstr(gr_comm_last_error(comm)->text, words) != NULL)
 
 static void count_done(gr_status status, void *arg)
@@ -90,10 +80,7 @@ static int run_arguments(gr_comm *comm, const ranks_job *job)
 static void test_arguments(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 2; size++) {
-        ranks_job job = {.size = size, .link = "shm", .progress = 2};
-        assert_int_equal(ranks_run(&job, run_arguments, 0), 0);
-    }
+    assert_int_equal(ranks_run_sizes(run_arguments, 1, 2), 0);
 }
 
 /* ---- Memory in use --------------------------------------------------------------------------- */
@@ -166,15 +153,7 @@ static int run_memory(gr_comm *comm, const ranks_job *job)
 static void test_memory(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        int fds[2];
-        assert_int_equal(pipe(fds), 0);
-        ranks_job job = {
-            .size = 2, .link = i % 2 ? "tcp" : "shm", .progress = i > 1 ? 1 : 2, .arg = fds};
-        assert_int_equal(ranks_run(&job, run_memory, 0), 0);
-        close(fds[0]);
-        close(fds[1]);
-    }
+    assert_int_equal(ranks_run_pairs(run_memory), 0);
 }
 
 /* ---- Too many -------------------------------------------------------------------------------- */
@@ -275,15 +254,7 @@ static int run_two_threads(gr_comm *comm, const ranks_job *job)
 static void test_two_threads(void **state)
 {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        int fds[2];
-        assert_int_equal(pipe(fds), 0);
-        ranks_job job = {
-            .size = 2, .link = i % 2 ? "tcp" : "shm", .progress = i > 1 ? 1 : 2, .arg = fds};
-        assert_int_equal(ranks_run(&job, run_two_threads, 0), 0);
-        close(fds[0]);
-        close(fds[1]);
-    }
+    assert_int_equal(ranks_run_pairs(run_two_threads), 0);
 }
 
 /* ---- A reduction that calls Gradus ----------------------------------------------------------- */

@@ -17,16 +17,6 @@
 
 #include <cmocka.h>
 
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s; %s)\n", __FILE__, __LINE__,     \
-                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text,  \
-                    gr_comm_last_error(comm)->text);                                               \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
 static int count_files(void)
 {
     DIR *folder = opendir("/proc/self/fd");
@@ -191,10 +181,7 @@ static int run_many(gr_comm *comm, const ranks_job *job)
 static void test_many(void **state)
 {
     (void)state;
-    for (int size = 1; size <= 2; size++) {
-        ranks_job job = {.size = size, .link = "shm", .progress = 2};
-        assert_int_equal(ranks_run(&job, run_many, 0), 0);
-    }
+    assert_int_equal(ranks_run_sizes(run_many, 1, 2), 0);
 }
 
 /* ---- How they end ---------------------------------------------------------------------------- */

@@ -23,11 +23,11 @@ static int run_stopped(gr_comm *comm, const ranks_job *job)
     int64_t pids[RANKS_MAX] = {0};
     float words[COUNT] = {0};
     pids[rank] = getpid();
-    RANK_EXPECT(gr_allgather(comm, pids, 1, GR_I64) == GR_OK);
+    EXPECT(gr_allgather(comm, pids, 1, GR_I64) == GR_OK);
     gr_call call = {
         .out = words, .count = COUNT, .op = GR_MAX, .name = "early", .site = "loop.c:1"};
     for (int i = 0; i < BEFORE; i++) {
-        RANK_EXPECT(gr_run(comm, &call, 1) == GR_OK);
+        EXPECT(gr_run(comm, &call, 1) == GR_OK);
     }
     if (rank == victim) {
         raise(SIGSTOP);
@@ -39,12 +39,12 @@ static int run_stopped(gr_comm *comm, const ranks_job *job)
     const char *text = gr_comm_diag(comm)->text;
     char who[32];
     snprintf(who, sizeof who, "for rank %d (host ", victim);
-    RANK_EXPECT(status == GR_E_PEER_SLOW || status == GR_E_COMM_BROKEN);
-    RANK_EXPECT(gr_comm_diag(comm)->peer_rank == victim && strstr(text, who));
-    RANK_EXPECT(strstr(text, "\"late\" at loop.c:9") && strstr(text, "GRADUS_STALL_FAIL"));
+    EXPECT(status == GR_E_PEER_SLOW || status == GR_E_COMM_BROKEN);
+    EXPECT(gr_comm_diag(comm)->peer_rank == victim && strstr(text, who));
+    EXPECT(strstr(text, "\"late\" at loop.c:9") && strstr(text, "GRADUS_STALL_FAIL"));
     /* Who waits for it itself knows what it did last. */
-    RANK_EXPECT(strstr(text, "the last that came from it was of operation") ||
-                strstr(text, "through which it would come here"));
+    EXPECT(strstr(text, "the last that came from it was of operation") ||
+           strstr(text, "through which it would come here"));
     gr_comm_destroy(comm);
     bool first = rank == (victim == 0);
     return first && kill((pid_t)pids[victim], SIGKILL) != 0;
@@ -74,7 +74,7 @@ static void stop_one(const way *w, int size, int victim)
                      .progress = 2,
                      .op_timeout_us = 600000,
                      .arg = &victim};
-    if (ranks_run(&job, run_stopped, UINT64_C(1) << victim) != 0) {
+    if (ranks_run_timed(&job, run_stopped, UINT64_C(1) << victim) != 0) {
         fail_msg("rank %d of %d over %s by %s", victim, size, w->link,
                  w->algorithm ? w->algorithm : "the lane");
     }

@@ -13,15 +13,6 @@
 
 #include <cmocka.h>
 
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: rank %d of %d: not so: %s (%s)\n", __FILE__, __LINE__,         \
-                    gr_comm_rank(comm), gr_comm_size(comm), #condition, gr_comm_diag(comm)->text); \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
 /* Every rank has a block of COUNT elements, so that something goes from each to each. */
 enum { LATE_RANK = 2, ROUNDS = 12, LATE_US = 10000, COUNT = 1024 };
 
