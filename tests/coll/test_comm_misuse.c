@@ -83,6 +83,52 @@ static void test_arguments(void **state)
     assert_int_equal(ranks_run_sizes(run_arguments, 1, 2), 0);
 }
 
+/* One rank alone calls what is wrong, between operations that are right: nobody else hears of it. */
+static int run_one_wrong(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float room[64] = {0};
+    const size_t counts[4] = {1, SIZE_MAX, 1, 1};
+    const struct {
+        gr_call call;
+        const char *words;
+    } wrong[] = {
+        {{.coll = (gr_coll)77, .out = room, .count = 1}, "gr_coll"},
+        {{.out = room, .count = 1, .dtype = GR_DTYPE_COUNT}, "gr_dtype"},
+        {{.out = room, .count = 1, .op = (gr_redop)-1}, "gr_redop"},
+        {{.out = room, .count = SIZE_MAX / 2}, "too large"},
+        {{.coll = GR_COLL_ALLGATHER, .out = room, .counts = counts}, "at rank 1"},
+        {{.coll = GR_COLL_REDUCE, .in = room, .out = room + 8, .count = 1, .root = -1}, "root"},
+        {{.coll = GR_COLL_RECV, .out = room, .count = 1, .root = 9}, "peer"},
+        {{.in = room, .out = room + 1, .count = 2}, "overlap"},
+        {{.coll = GR_COLL_ALLTOALL, .in = room, .out = room + 1, .count = 1}, "overlap"},
+        {{.count = 1}, "out is NULL"},
+    };
+    int last = gr_comm_size(comm) - 1;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        float sum[4] = {1};
+        gr_op *op = NULL;
+        EXPECT(gr_allreduce_start(comm, sum, 4, GR_F32, GR_SUM, &op) == GR_OK);
+        if (gr_comm_rank(comm) == last) {
+            EXPECT(gr_run(comm, &wrong[i].call, 1) == GR_E_INVALID && SAYS(wrong[i].words));
+        }
+        EXPECT(gr_wait(op) == GR_OK && sum[0] == (float)(last + 1));
+        EXPECT(gr_comm_diag(comm)->status == GR_OK);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_one_wrong(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        ranks_job job = {
+            .size = 2 + i / 2, .link = i % 2 ? "tcp" : "shm", .progress = i > 1 ? 1 : 2};
+        assert_int_equal(ranks_run(&job, run_one_wrong, 0), 0);
+    }
+}
+
 /* ---- Memory in use --------------------------------------------------------------------------- */
 static int run_memory(gr_comm *comm, const ranks_job *job)
 {
@@ -307,9 +353,9 @@ static void test_meddler(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_too_many),  cmocka_unit_test(test_two_threads),
-        cmocka_unit_test(test_meddler),
+        cmocka_unit_test(test_arguments),   cmocka_unit_test(test_one_wrong),
+        cmocka_unit_test(test_memory),      cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_two_threads), cmocka_unit_test(test_meddler),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
