@@ -72,7 +72,7 @@ static void stop_one(const way *w, int size, int victim)
                      .tune = "off",
                      .inexact = true,
                      .progress = 2,
-                     .op_timeout_us = 600000,
+                     .op_timeout_us = 1000000,
                      .arg = &victim};
     if (ranks_run_timed(&job, run_stopped, UINT64_C(1) << victim) != 0) {
         fail_msg("rank %d of %d over %s by %s", victim, size, w->link,
