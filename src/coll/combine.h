@@ -65,7 +65,7 @@ int gr_units_receive_slots(const gr_units *units, int rank);
 
 /* Receives a block of what the others hold and adds it to what this rank holds, in the order of the
  * tree. A receive stands directly before the addition that reads it, on all links in the order of
- * the additions: so a receive may be given a window smaller than its message. */
+ * the additions. */
 void gr_units_combine(const gr_units *units, const gr_combine *how, gr_plan *plan);
 
 #endif

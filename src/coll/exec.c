@@ -35,8 +35,8 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     int64_t segment = config->segment_bytes > 0 ? config->segment_bytes : GR_SEGMENT_BYTES_DEFAULT;
     segment = segment < GR_SEGMENT_BYTES_MAX ? segment : GR_SEGMENT_BYTES_MAX;
     exec->segment_bytes = ((size_t)segment + SEGMENT_ALIGN - 1) & ~(size_t)(SEGMENT_ALIGN - 1);
-    exec->window_bytes =
-        config->window_bytes > 0 ? (size_t)config->window_bytes : GR_WINDOW_BYTES_DEFAULT;
+    exec->slice_bytes =
+        config->slice_bytes > 0 ? (size_t)config->slice_bytes : GR_SLICE_BYTES_DEFAULT;
     exec->mesh = config->mesh;
     exec->rank = config->rank;
     exec->world_size = config->world_size;
@@ -60,6 +60,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
             return gr_fail_peer(diag, GR_E_BUG, peer, "rank %d has no link to rank %d",
                                 config->rank, peer);
         }
+        exec->shares_memory |= link->link && gr_link_kind_of(link->link) == GR_LINK_SHM;
     }
     for (int i = GR_EXEC_OPS_MAX - 1; i >= 0; i--) {
         exec->ops[i].exec = exec;

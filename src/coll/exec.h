@@ -6,12 +6,17 @@
  * order of messages, views and scratch, deadlines, failure and its spreading. One executor serves a
  * job's communicator and all its sub-groups: they share links, lock and fate.
  *
+ * Slices: of large blocks the plan runs for the first segments of each block, then for the next
+ * ones, and so on: scratch holds no more than that of a block, however large the operation. Nothing
+ * waits for a slice to end: a segment of the next one begins as soon as the scratch that it needs
+ * is free, and its turn has come on the link.
+ *
  * How it stays free of deadlock: on each link, messages go and are taken in one order that both
- * sides know: by operation in the order of their start, then by message of the plan, then by
- * segment. A plan is free of deadlock with no room on the way at all (verify.h), and whatever runs
- * ahead of it here takes nothing that an earlier message needs: scratch holds at least a segment of
- * each message, and the verifier counts on one; and a view, which may keep the sender from sending,
- * is copied and given back when nothing moves.
+ * sides know: by operation in the order of their start, then by slice, then by message of the plan,
+ * then by segment. A plan is free of deadlock with no room on the way at all (verify.h), hence one
+ * slice behind the other is; and whatever runs ahead of it here takes nothing that an earlier
+ * message needs. A view, which may keep the sender from sending, is copied and given back when
+ * nothing moves.
  *
  * Who calls what is checked all the time: each frame carries the communicator, the number of the
  * operation in it, and a fingerprint of all that ranks must agree on. A rank that waits for long
@@ -34,7 +39,7 @@ enum {
     GR_EXEC_GROUPS_MAX = 1024,            /* numbers of communicators */
     GR_SEGMENT_BYTES_DEFAULT = 256 << 10, /* flat from 128 KiB on; less costs up to a fifth */
     GR_SEGMENT_BYTES_MAX = GR_FRAME_PAYLOAD_MAX,
-    GR_WINDOW_BYTES_DEFAULT = 512 << 10 /* one segment arrives while another one is read */
+    GR_SLICE_BYTES_DEFAULT = 512 << 10 /* a few of them fit in the caches of a core */
 };
 
 typedef struct gr_exec_config {
@@ -43,7 +48,7 @@ typedef struct gr_exec_config {
     int64_t op_timeout_us; /* an operation in which nothing moved for that long fails; 0: never */
     int64_t stall_warn_us; /* ... is told of in the log, once; 0: never */
     int64_t segment_bytes; /* 0: the default; made a multiple of 64 */
-    int64_t window_bytes;  /* held of a message in scratch: 0: the default; at least one segment */
+    int64_t slice_bytes;   /* of a block; 0: the default; at least two segments */
     gr_clock clock;
     const gr_log *log;  /* may be NULL */
     void *owner;        /* for gr_op_owner */

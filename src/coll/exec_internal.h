@@ -16,11 +16,11 @@ enum {
     GR_EXEC_ABORT_FLUSH_US = 100000
 };
 
-/* What lies in a cell of a window: a segment of what was received. */
+/* A segment of what was received into scratch. */
 typedef struct gr_exec_view {
     const uint8_t *at;
     uint64_t hold;
-    uint32_t readers; /* that have not read yet; 0: the cell is free */
+    uint32_t readers; /* that have not read yet */
     int32_t peer;     /* whose memory it is, if held */
     uint32_t block, segment;
     bool held;
@@ -68,18 +68,18 @@ struct gr_op {
     uint8_t *user[GR_SHARD_PARTIALS_MAX];
     const uint8_t *input[GR_SHARD_PARTIALS_MAX];
     /* How buffers are cut. Even: block b has `block_units` units, one more if b < `block_extra`,
-     * and the last block ends with the buffer; all blocks have the same number of segments, the
-     * shorter ones have empty ones at their end. Uneven: tables, by block, of [0] what user buffers
-     * and scratch hold, [1] inputs. */
+     * and the last block ends with the buffer. Uneven: tables, by block, of [0] what user buffers
+     * and scratch hold, [1] inputs. All blocks have the same number of segments, the shorter ones
+     * have empty ones at their end. */
     size_t unit_bytes, block_units, block_extra, total_bytes;
-    uint32_t segments; /* of the largest block of a user buffer */
+    uint32_t segments;       /* of a block */
+    uint32_t slice_segments; /* at least one: see exec.h */
     size_t segment_bytes;
     bool uneven;
-    size_t *offsets[2];          /* blocks + 1 */
-    uint32_t *block_segments[2]; /* at least one each */
-    size_t cut_capacity;         /* blocks */
-    size_t bytes[2];             /* that the buffers hold */
-    size_t base[2];              /* where the block that a buffer begins with stands */
+    size_t *offsets[2];  /* blocks + 1 */
+    size_t cut_capacity; /* blocks */
+    size_t bytes[2];     /* that the buffers hold */
+    size_t base[2];      /* where the block that a buffer begins with stands */
     size_t element_bytes;
     gr_reduce_fn *reduce;
     gr_reduce_user *user_reduce; /* instead, if not NULL */
@@ -95,15 +95,13 @@ struct gr_op {
     uint8_t *queued;     /* stands in `queue`: this, which begins where the steps end */
     uint32_t queue_head, queue_count;
     size_t step_capacity;
-    /* Scratch: the program's windows, then slots that hold whole blocks. Segment s of what lies in
-     * a window is in its cell s % cells. */
-    uint32_t cells;
-    size_t window_stride, scratch_stride;
-    gr_exec_view *views; /* [place of the window * cells + cell] */
+    /* Scratch: for each place of the program a slice of a block. */
+    size_t slice_stride;
+    gr_exec_view *views; /* [receiving place * slice_segments + segment in the slice] */
     size_t view_capacity;
     uint8_t *scratch;
     size_t scratch_capacity;
-    bool scratch_shared; /* from gr_mesh_alloc */
+    bool scratch_shared; /* from gr_mesh_alloc: what is sent from there needs no copy */
 
     gr_op *next_work; /* list of operations with a non-empty queue */
     bool in_work;
@@ -114,8 +112,9 @@ struct gr_op {
  * left on this link, or at the next one to be started. */
 typedef struct gr_exec_cursor {
     uint32_t seq;
-    uint32_t index; /* in the program's list for this link */
-    uint32_t segment;
+    uint32_t slice;   /* its first segment */
+    uint32_t index;   /* in the program's list for this link */
+    uint32_t segment; /* in the block */
 } gr_exec_cursor;
 
 typedef struct gr_exec_ticket {
@@ -187,7 +186,8 @@ struct gr_exec {
     gr_mesh *mesh;
     int rank, world_size;
     int64_t op_timeout_us, stall_warn_us;
-    size_t segment_bytes, window_bytes;
+    size_t segment_bytes, slice_bytes;
+    bool shares_memory; /* with a peer: shm */
     gr_clock clock;
     const gr_log *log;
     void *owner;
@@ -244,14 +244,20 @@ static inline bool gr_step_is_whole(uint8_t kind)
 /* Segments of a step. */
 static inline uint32_t gr_op_segments(const gr_op *op, const gr_program_step *step)
 {
-    if (gr_step_is_whole(step->kind)) {
-        return 1;
-    }
-    if (!op->uneven) {
-        return op->segments;
-    }
-    const gr_operand *moved = step->kind == GR_STEP_SEND ? &step->a : &step->dst;
-    return op->block_segments[moved->space == GR_SPACE_INPUT][moved->block];
+    return gr_step_is_whole(step->kind) ? 1 : op->segments;
+}
+
+/* The first message of an operation has not passed. */
+static inline bool gr_exec_at_first(const gr_exec_cursor *cursor)
+{
+    return cursor->slice == 0 && cursor->index == 0;
+}
+
+/* Both in the same operation. */
+static inline bool gr_exec_is_behind(const gr_exec_cursor *cursor, const gr_exec_cursor *other)
+{
+    return cursor->slice != other->slice ? cursor->slice < other->slice
+                                         : cursor->index < other->index;
 }
 
 /* Of blocks that are cut evenly. */

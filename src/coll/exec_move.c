@@ -43,20 +43,14 @@ static gr_operand moved_by(const gr_program_step *step)
 /* Of a slot that receives. */
 static gr_exec_view *view_of(const gr_op *op, uint32_t slot, uint32_t segment)
 {
-    return &op->views[(size_t)op->program->slot_places[slot] * op->cells + segment % op->cells];
+    return &op->views[(size_t)op->program->slot_places[slot] * op->slice_segments +
+                      segment % op->slice_segments];
 }
 
-static uint8_t *window_at(const gr_op *op, uint32_t place, uint32_t cell)
+static uint8_t *scratch_at(const gr_op *op, uint32_t place, uint32_t segment)
 {
-    return op->scratch + place * op->window_stride + cell * op->segment_bytes;
-}
-
-/* Of a slot that holds a whole block. */
-static uint8_t *whole_at(const gr_op *op, uint32_t slot, uint32_t segment)
-{
-    const gr_program *program = op->program;
-    return op->scratch + program->windows * op->window_stride +
-           program->slot_places[slot] * op->scratch_stride + segment * op->segment_bytes;
+    return op->scratch + place * op->slice_stride +
+           segment % op->slice_segments * op->segment_bytes;
 }
 
 /* `p`, not an empty one, is that of one of the step's operands: evenly cut, it is that of all which
@@ -72,7 +66,7 @@ static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment, 
 {
     return operand.space == GR_SPACE_USER
                ? op->user[operand.slot] + offset_of(op, operand, segment, p)
-               : whole_at(op, operand.slot, segment);
+               : scratch_at(op, op->program->slot_places[operand.slot], segment);
 }
 
 static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment,
@@ -93,13 +87,16 @@ static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
     return done == segments || (!whole && !gr_step_is_whole(step->kind) && done > segment);
 }
 
-/* A window holds one message at a time, and of it no more than its cells take. */
-static bool has_cell(const gr_op *op, const gr_program_step *step, uint32_t segment)
+/* Is the scratch free that the slice before this one used? */
+static bool slice_is_free(const gr_op *op, const gr_program_step *step, uint32_t segment)
 {
-    return view_of(op, step->dst.slot, segment)->readers == 0 &&
-           (step->previous == GR_PROGRAM_NO_STEP ||
-            op->step_done[step->previous] ==
-                gr_op_segments(op, &op->program->steps[step->previous]));
+    const uint32_t *again = &op->program->after[step->again_first];
+    for (uint32_t i = 0; i < step->again_count; i++) {
+        if (op->step_done[again[i]] <= segment - op->slice_segments) {
+            return false;
+        }
+    }
+    return true;
 }
 
 static bool is_ready(const gr_op *op, uint32_t at, uint32_t segment)
@@ -107,8 +104,7 @@ static bool is_ready(const gr_op *op, uint32_t at, uint32_t segment)
     const gr_program_step *step = &op->program->steps[at];
     const uint32_t *after = &op->program->after[step->after_first];
     bool whole = gr_step_is_whole(step->kind);
-    if (step->kind == GR_STEP_RECV && step->dst.space == GR_SPACE_SCRATCH &&
-        !has_cell(op, step, segment)) {
+    if (segment >= op->slice_segments && !slice_is_free(op, step, segment)) {
         return false;
     }
     for (uint32_t i = 0; i < step->after_count; i++) {
@@ -195,11 +191,12 @@ void gr_exec_let_go(gr_exec *exec)
 {
     for (uint32_t seq = exec->oldest_seq; seq != exec->next_seq && exec->holds > 0; seq++) {
         gr_op *op = gr_exec_op_at(exec, seq);
-        for (uint32_t place = 0; op && place < op->program->windows; place++) {
-            for (uint32_t cell = 0; cell < op->cells; cell++) {
-                gr_exec_view *view = &op->views[(size_t)place * op->cells + cell];
+        for (uint32_t place = 0; op && place < op->program->receiving_places; place++) {
+            gr_exec_view *views = &op->views[(size_t)place * op->slice_segments];
+            for (uint32_t i = 0; i < op->slice_segments; i++) {
+                gr_exec_view *view = &views[i];
                 if (view->held) {
-                    uint8_t *own = window_at(op, place, cell);
+                    uint8_t *own = scratch_at(op, place, view->segment);
                     gr_operand lies = {.space = GR_SPACE_SCRATCH, .block = view->block};
                     memcpy(own, view->at, piece_of(op, lies, view->segment).size);
                     view->at = own;
@@ -266,30 +263,64 @@ static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
 }
 
 /* ---- Messages -------------------------------------------------------------------------------- */
-/* Nothing is there, and so there is no message. */
-static bool is_empty(const gr_op *op, const gr_program_step *step, uint32_t segment)
+/* `p` is what the step moves. Where nothing is there is no message, but for the first one of those
+ * that tell the peer so. */
+static bool has_message(const gr_op *op, const gr_program_step *step, uint32_t segment, piece p)
 {
-    return !gr_step_is_whole(step->kind) && !op->sends_empty &&
-           piece_of(op, moved_by(step), segment).size == 0;
+    return p.size > 0 || gr_step_is_whole(step->kind) || (op->sends_empty && segment == 0);
+}
+
+static bool has_messages(const gr_op *op, const gr_exec_link *link, uint32_t index, bool sending)
+{
+    const uint32_t *first = sending ? op->program->send_first : op->program->recv_first;
+    int peer = gr_op_local(op, link->peer);
+    return peer >= 0 && first[peer] + index < first[peer + 1];
+}
+
+/* The step that a cursor stands at. */
+static uint32_t step_at(const gr_op *op, const gr_exec_link *link, const gr_exec_cursor *cursor,
+                        bool sending)
+{
+    const gr_program *program = op->program;
+    int peer = gr_op_local(op, link->peer);
+    return sending ? program->send_steps[program->send_first[peer] + cursor->index]
+                   : program->recv_steps[program->recv_first[peer] + cursor->index];
+}
+
+/* To the next message of the slice, or to the next slice; false: there is none. */
+static bool next_message(const gr_op *op, const gr_exec_link *link, gr_exec_cursor *cursor,
+                         bool sending)
+{
+    do {
+        if (!has_messages(op, link, ++cursor->index, sending)) {
+            cursor->index = 0;
+            cursor->slice += op->slice_segments;
+            if (cursor->slice >= op->segments) {
+                return false;
+            }
+        }
+        cursor->segment = cursor->slice;
+    } while (cursor->slice > 0 &&
+             gr_step_is_whole(op->program->steps[step_at(op, link, cursor, sending)].kind));
+    return true;
 }
 
 /* Are there messages from the cursor on that need the link? Empty ones do not. */
 static bool needs_link(gr_exec *exec, const gr_exec_link *link, gr_exec_cursor from, bool sending)
 {
-    for (; from.seq != exec->next_seq; from = (gr_exec_cursor){.seq = from.seq + 1}) {
+    while (from.seq != exec->next_seq) {
         const gr_op *op = gr_exec_op_at(exec, from.seq);
-        int peer = op ? gr_op_local(op, link->peer) : -1;
-        if (peer < 0) {
-            continue;
-        }
-        const gr_program *program = op->program;
-        const uint32_t *first = sending ? program->send_first : program->recv_first;
-        const uint32_t *steps = sending ? program->send_steps : program->recv_steps;
-        for (uint32_t i = first[peer] + from.index; i < first[peer + 1]; i++) {
-            if (!is_empty(op, &program->steps[steps[i]], from.segment)) {
+        bool left = op && has_messages(op, link, from.index, sending);
+        if (left) {
+            const gr_program_step *step = &op->program->steps[step_at(op, link, &from, sending)];
+            piece p =
+                gr_step_is_whole(step->kind) ? nothing : piece_of(op, moved_by(step), from.segment);
+            if (has_message(op, step, from.segment, p)) {
                 return true;
             }
-            from.segment = 0;
+        }
+        if (!left || !next_message(op, link, &from, sending)) {
+            from = (gr_exec_cursor){.seq = from.seq + 1};
         }
     }
     return false;
@@ -312,22 +343,6 @@ bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link)
     return needs_link(exec, link, link->send, true) || needs_link(exec, link, link->recv, false);
 }
 
-static bool has_messages(const gr_op *op, const gr_exec_link *link, uint32_t index, bool sending)
-{
-    const uint32_t *first = sending ? op->program->send_first : op->program->recv_first;
-    int peer = gr_op_local(op, link->peer);
-    return peer >= 0 && first[peer] + index < first[peer + 1];
-}
-
-/* The step that a cursor stands at. */
-static uint32_t step_at(const gr_op *op, const gr_exec_link *link, bool sending)
-{
-    const gr_program *program = op->program;
-    int peer = gr_op_local(op, link->peer);
-    return sending ? program->send_steps[program->send_first[peer] + link->send.index]
-                   : program->recv_steps[program->recv_first[peer] + link->recv.index];
-}
-
 /* Moves a cursor to the next operation that has messages left on this link. */
 void gr_exec_advance(gr_exec *exec, gr_exec_link *link, bool sending)
 {
@@ -345,12 +360,11 @@ static void segment_passed(gr_exec *exec, gr_exec_link *link, const gr_op *op, u
                            bool sending)
 {
     gr_exec_cursor *cursor = sending ? &link->send : &link->recv;
-    if (++cursor->segment == gr_op_segments(op, &op->program->steps[at])) {
-        cursor->segment = 0;
-        cursor->index++;
-        if (!has_messages(op, link, cursor->index, sending)) {
-            gr_exec_advance(exec, link, sending);
-        }
+    uint32_t left = gr_op_segments(op, &op->program->steps[at]) - ++cursor->segment;
+    bool in_slice = left > 0 && cursor->segment - cursor->slice < op->slice_segments;
+    if (!in_slice && !next_message(op, link, cursor, sending)) {
+        *cursor = (gr_exec_cursor){.seq = cursor->seq + 1};
+        gr_exec_advance(exec, link, sending);
     }
 }
 
@@ -377,7 +391,7 @@ void gr_exec_reap(gr_exec *exec, gr_exec_link *link)
  * GR_E_AGAIN: no room, or not ready. */
 static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
 {
-    uint32_t at = step_at(op, link, true);
+    uint32_t at = step_at(op, link, &link->send, true);
     uint32_t segment = link->send.segment;
     const gr_program_step *step = &op->program->steps[at];
     if (!is_ready(op, at, segment)) {
@@ -389,7 +403,7 @@ static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
         return GR_E_AGAIN;
     }
     uint64_t ticket = 0;
-    bool empty = p.size == 0 && !whole && !op->sends_empty; /* no message, on either side */
+    bool empty = !has_message(op, step, segment, p); /* on either side */
     if (!empty) {
         gr_frame frame = {.kind = GR_FRAME_DATA,
                           .comm = op->comm,
@@ -455,7 +469,7 @@ static gr_status take_scratch(gr_exec_link *link, gr_op *op, const gr_program_st
         view_received(op, step, segment, view);
         return GR_OK;
     }
-    uint8_t *dst = window_at(op, op->program->slot_places[step->dst.slot], segment % op->cells);
+    uint8_t *dst = scratch_at(op, op->program->slot_places[step->dst.slot], segment);
     gr_status status = gr_link_read(link->link, dst);
     link->reading = status == GR_PENDING;
     if (status == GR_OK) {
@@ -533,7 +547,7 @@ static bool look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op, const gr_
         }
         return false;
     }
-    if (link->recv.index == 0 && segment == 0) {
+    if (gr_exec_at_first(&link->recv) && segment == 0) {
         note_arrival(link, op);
     }
     return true;
@@ -550,11 +564,11 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
         }
         return false;
     }
-    uint32_t at = step_at(op, link, false);
+    uint32_t at = step_at(op, link, &link->recv, false);
     const gr_program_step *step = &op->program->steps[at];
     bool whole = gr_step_is_whole(step->kind);
     piece p = whole ? nothing : piece_of(op, step->dst, segment);
-    if (p.size > 0 || whole || op->sends_empty) {
+    if (has_message(op, step, segment, p)) {
         if (!look_at_head(exec, link, op, step, segment, p) || !is_ready(op, at, segment)) {
             return false;
         }

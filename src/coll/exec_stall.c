@@ -115,7 +115,8 @@ static culprit find_late(const gr_exec *exec, const gr_op *op)
             }
             int rating = rate(exec, link, op);
             if (rating > best ||
-                (rating == best && link->recv.index < exec->links[found.by].recv.index)) {
+                (rating == best &&
+                 gr_exec_is_behind(&link->recv, &exec->links[found.by].recv))) {
                 best = rating;
                 found = (culprit){.peer = peer, .by = peer, .takes = takes};
             }
@@ -179,7 +180,7 @@ static void say_others(const gr_exec *exec, int late, const gr_op *op, char *tex
     for (int peer = 0; peer < exec->world_size; peer++) {
         const gr_exec_link *link = &exec->links[peer];
         if (peer == late || !gr_exec_awaits(link, op) || has_come(exec, link, op) ||
-            is_ahead_of_us(link) || (!op->driver && link->recv.index > 0)) {
+            is_ahead_of_us(link) || (!op->driver && !gr_exec_at_first(&link->recv))) {
             continue;
         }
         if (count++ < LIST_MAX) {

@@ -146,24 +146,22 @@ static uint32_t count_segments(const gr_op *op, size_t size_bytes)
     return (uint32_t)((size_bytes + op->segment_bytes - 1) / op->segment_bytes);
 }
 
-/* Room for the largest block, and for a window on it. */
-static void cut_scratch(gr_op *op, size_t largest)
+/* All ranks must cut alike, however much each of them has to keep. Two segments: while one is on
+ * its way, the other one is added. */
+static void cut_slices(gr_op *op, size_t largest)
 {
-    op->scratch_stride = (largest + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
-    size_t cells = op->exec->window_bytes / op->segment_bytes;
-    cells = cells > 0 ? cells : 1;
-    if (cells < op->segments) {
-        op->cells = (uint32_t)cells;
-        op->window_stride = cells * op->segment_bytes;
-    } else {
-        op->cells = op->segments;
-        op->window_stride = op->scratch_stride;
-    }
+    size_t slice = op->segments > 2 ? op->exec->slice_bytes / op->segment_bytes : 2;
+    slice = slice > 2 ? slice : 2;
+    slice = slice < op->segments ? slice : op->segments;
+    op->slice_segments = slice > 0 ? (uint32_t)slice : 1;
+    size_t held = op->slice_segments * op->segment_bytes;
+    held = largest < held ? largest : held;
+    op->slice_stride = (held + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
 }
 
 static size_t scratch_bytes(const gr_op *op, const gr_program *program)
 {
-    return program->windows * op->window_stride + program->wholes * op->scratch_stride;
+    return program->places * op->slice_stride;
 }
 
 static void cut_evenly(gr_op *op, const gr_exec_request *request)
@@ -180,7 +178,7 @@ static void cut_evenly(gr_op *op, const gr_exec_request *request)
     if (op->segments == 0 && op->sends_empty) {
         op->segments = 1;
     }
-    cut_scratch(op, largest);
+    cut_slices(op, largest);
     int only[2] = {request->user_only, request->input_only};
     for (int i = 0; i < 2; i++) {
         op->base[i] = only[i] < 0 ? 0 : gr_op_block_offset(op, (size_t)only[i]);
@@ -195,15 +193,13 @@ static bool grow_cut(gr_op *op, size_t blocks)
     if (wanted <= op->cut_capacity) {
         return true;
     }
-    size_t *memory = malloc(2 * (wanted + 1) * (sizeof *memory + sizeof(uint32_t)));
+    size_t *memory = malloc(2 * (wanted + 1) * sizeof *memory);
     if (!memory) {
         return false;
     }
     free(op->offsets[0]);
     op->offsets[0] = memory;
     op->offsets[1] = memory + wanted + 1;
-    op->block_segments[0] = (uint32_t *)(memory + 2 * (wanted + 1));
-    op->block_segments[1] = op->block_segments[0] + wanted + 1;
     op->cut_capacity = wanted;
     return true;
 }
@@ -217,23 +213,21 @@ static bool cut_by_counts(gr_op *op, const gr_exec_request *request)
     const size_t *counts[2] = {request->user_counts, request->input_counts};
     counts[1] = counts[1] ? counts[1] : counts[0];
     int only[2] = {request->user_only, request->input_only};
-    size_t largest = 0;
+    size_t largest = 1;
     for (int i = 0; i < 2; i++) {
         size_t *offsets = op->offsets[i];
         offsets[0] = 0;
         for (size_t block = 0; block < blocks; block++) {
             size_t size = counts[i][block] * op->element_bytes;
-            uint32_t segments = count_segments(op, size);
             offsets[block + 1] = offsets[block] + size;
-            op->block_segments[i][block] = segments > 0 ? segments : 1;
-            largest = i == 0 && size > largest ? size : largest;
+            largest = size > largest ? size : largest;
         }
         op->base[i] = only[i] < 0 ? 0 : offsets[only[i]];
         op->bytes[i] = only[i] < 0 ? offsets[blocks] : offsets[only[i] + 1] - offsets[only[i]];
     }
     op->total_bytes = op->offsets[0][blocks];
-    op->segments = largest > 0 ? count_segments(op, largest) : 1;
-    cut_scratch(op, largest > 0 ? largest : 1);
+    op->segments = count_segments(op, largest);
+    cut_slices(op, largest);
     return true;
 }
 
@@ -284,11 +278,8 @@ static bool grow_steps(gr_op *op, size_t steps)
 
 static bool grow_scratch(gr_op *op, const gr_program *program)
 {
-    size_t needed = scratch_bytes(op, program);
-    if (needed == 0) {
-        return true;
-    }
-    size_t views = raise_to(&op->exec->views_max, (size_t)program->windows * op->cells);
+    size_t views =
+        raise_to(&op->exec->views_max, (size_t)program->receiving_places * op->slice_segments);
     if (views > op->view_capacity) {
         free(op->views);
         op->view_capacity = 0;
@@ -298,8 +289,12 @@ static bool grow_scratch(gr_op *op, const gr_program *program)
         }
         op->view_capacity = views;
     }
+    size_t needed = scratch_bytes(op, program);
+    if (needed == 0) {
+        return true;
+    }
     size_t size = raise_to(&op->exec->scratch_max, needed);
-    if (size <= op->scratch_capacity && (op->scratch_shared || !program->sends_scratch)) {
+    if (size <= op->scratch_capacity) {
         return true;
     }
     if (op->scratch) {
@@ -307,7 +302,7 @@ static bool grow_scratch(gr_op *op, const gr_program *program)
     }
     void *memory = NULL;
     op->scratch_shared =
-        program->sends_scratch && gr_mesh_alloc(op->exec->mesh, size, &memory) == GR_OK;
+        op->exec->shares_memory && gr_mesh_alloc(op->exec->mesh, size, &memory) == GR_OK;
     op->scratch = op->scratch_shared ? memory : aligned_alloc(SCRATCH_ALIGN, size);
     op->scratch_capacity = op->scratch ? size : 0;
     return op->scratch != NULL;
@@ -335,15 +330,8 @@ static gr_status check(const gr_exec_request *request, gr_diag *diag)
 static uint64_t count_left(const gr_op *op)
 {
     const gr_program *program = op->program;
-    if (!op->uneven) {
-        return (uint64_t)(program->step_count - program->whole_count) * op->segments +
-               program->whole_count;
-    }
-    uint64_t left = 0;
-    for (uint32_t at = 0; at < program->step_count; at++) {
-        left += gr_op_segments(op, &program->steps[at]);
-    }
-    return left;
+    return (uint64_t)(program->step_count - program->whole_count) * op->segments +
+           program->whole_count;
 }
 
 static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *request, gr_diag *diag)
@@ -404,8 +392,9 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
     }
     op->queued = (uint8_t *)(op->step_done + program->step_count);
     memset(op->step_done, 0, program->step_count * (sizeof *op->step_done + 1));
-    if (program->windows > 0 && op->cells > 0) {
-        memset(op->views, 0, (size_t)program->windows * op->cells * sizeof *op->views);
+    if (program->receiving_places > 0) {
+        memset(op->views, 0,
+               (size_t)program->receiving_places * op->slice_segments * sizeof *op->views);
     }
     op->queue_head = 0;
     op->queue_count = 0;

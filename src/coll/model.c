@@ -250,6 +250,15 @@ size_t gr_walk_block_bytes(const gr_walk *walk, size_t size_bytes)
     return block_bytes(&walk->ranks[0].plan, size_bytes, 0);
 }
 
+bool gr_walk_uses_scratch(const gr_walk *walk)
+{
+    bool uses = false;
+    for (int i = 0; i < walk->rank_count; i++) {
+        uses |= walk->ranks[i].plan.scratch_slots > 0;
+    }
+    return uses;
+}
+
 static const gr_link_cost *link_to(const gr_walk *walk, const walk_at *at, int rank, int peer,
                                    bool *outside_out)
 {

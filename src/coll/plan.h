@@ -13,8 +13,7 @@
  * rank's contribution, with further slots for further partials. Out of place the contributions are
  * the slots of GR_SPACE_INPUT, which is only read. GR_SPACE_SCRATCH slots belong to the executor.
  * A scratch slot that a RECV writes is written by RECVs only, so that the executor may give it a
- * view of the peer's memory, and a window of one segment or more: it holds one message at a time,
- * of which a part is received when the one that lay there is read. Others hold a whole block.
+ * view of the peer's memory. What is in scratch at the end is lost.
  *   Only what the caller must have is used: out of place, reduce-scatter and scatter have no block
  * of the result but their own, a rank that is not the root of a reduce or gather has no result at
  * all. In place, such a rank's contribution stays as it is; the other blocks of a reduce-scatter's

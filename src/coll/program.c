@@ -24,33 +24,36 @@ static bool note_read(gr_program *program, const uint32_t *slot_received, gr_ope
     return true;
 }
 
+static bool writes_scratch(uint8_t kind, gr_operand dst)
+{
+    return (kind == GR_STEP_RECV || kind == GR_STEP_REDUCE || kind == GR_STEP_COPY) &&
+           dst.space == GR_SPACE_SCRATCH;
+}
+
 /* `slot_received`: not 0 for slots that receive. */
 static void place_slots(gr_program *program, const uint32_t *slot_received)
 {
-    for (uint16_t slot = 0; slot < program->scratch_slots; slot++) {
-        program->slot_places[slot] = GR_PROGRAM_NO_STEP;
-    }
-    for (uint32_t at = 0; at < program->step_count; at++) {
-        const gr_program_step *step = &program->steps[at];
-        bool writes = step->kind == GR_STEP_RECV || step->kind == GR_STEP_REDUCE ||
-                      step->kind == GR_STEP_COPY;
-        if (!writes || step->dst.space != GR_SPACE_SCRATCH) {
-            continue;
-        }
-        uint32_t *place = &program->slot_places[step->dst.slot];
-        if (*place == GR_PROGRAM_NO_STEP) {
-            *place = slot_received[step->dst.slot] > 0 ? program->windows++ : program->wholes++;
+    memset(program->slot_places, 0xff, program->scratch_slots * sizeof *program->slot_places);
+    for (int receives = 1; receives >= 0; receives--) {
+        for (uint32_t at = 0; at < program->step_count; at++) {
+            const gr_program_step *step = &program->steps[at];
+            uint16_t slot = step->dst.slot;
+            if (writes_scratch(step->kind, step->dst) && (slot_received[slot] > 0) == receives &&
+                program->slot_places[slot] == GR_PROGRAM_NO_STEP) {
+                program->slot_places[slot] = program->places++;
+                program->receiving_places += (uint32_t)receives;
+            }
         }
     }
 }
 
 /* Walks the program in its order and finds out who reads what was received into scratch. */
-static gr_status find_readers(gr_program *program, gr_diag *diag)
+static bool find_readers(gr_program *program)
 {
-    size_t slots = program->scratch_slots;
-    uint32_t *slot_received = calloc(slots + 1, sizeof *slot_received); /* 1 + step; 0: nobody */
+    uint32_t *slot_received = /* 1 + step; 0: nobody */
+        calloc(program->scratch_slots + 1u, sizeof *slot_received);
     if (!slot_received) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a plan with %zu scratch slots", slots);
+        return false;
     }
     for (uint32_t at = 0; at < program->step_count; at++) {
         gr_program_step *step = &program->steps[at];
@@ -59,8 +62,6 @@ static gr_status find_readers(gr_program *program, gr_diag *diag)
             step->a_received =
                 note_read(program, slot_received, step->a, step->kind == GR_STEP_SEND);
             step->block = step->a.block;
-            program->sends_scratch |=
-                step->kind == GR_STEP_SEND && step->a.space == GR_SPACE_SCRATCH;
         }
         if (step->kind == GR_STEP_REDUCE) {
             step->b_received = note_read(program, slot_received, step->b, false);
@@ -68,14 +69,13 @@ static gr_status find_readers(gr_program *program, gr_diag *diag)
         if (step->kind == GR_STEP_RECV) {
             step->block = step->dst.block;
             if (step->dst.space == GR_SPACE_SCRATCH) {
-                step->previous = slot_received[step->dst.slot] - 1;
                 slot_received[step->dst.slot] = at + 1;
             }
         }
     }
     place_slots(program, slot_received);
     free(slot_received);
-    return GR_OK;
+    return true;
 }
 
 static void copy_steps(gr_program *program, const gr_plan *plan)
@@ -166,6 +166,93 @@ static void add_scale_steps(gr_program *program, const gr_plan *plan)
     }
 }
 
+/* ---- Scratch is used again ------------------------------------------------------------------- */
+typedef struct slot_use {
+    uint32_t first, last; /* steps that write it; NO_STEP: nobody does */
+    uint32_t count;       /* of those that use it last: they read what `last` wrote, or are it */
+} slot_use;
+
+static bool is_last_reader(const slot_use *uses, uint32_t at, gr_operand operand)
+{
+    return operand.space == GR_SPACE_SCRATCH && at > uses[operand.slot].last;
+}
+
+/* Which slots does the step read that nobody writes afterwards? At most two. */
+static int slots_read_last(const slot_use *uses, const gr_plan *plan, uint32_t at,
+                           uint16_t slots_out[2])
+{
+    const gr_step *step = &plan->steps[at];
+    int count = 0;
+    bool reads =
+        step->kind == GR_STEP_SEND || step->kind == GR_STEP_REDUCE || step->kind == GR_STEP_COPY;
+    if (reads && is_last_reader(uses, at, step->a)) {
+        slots_out[count++] = step->a.slot;
+    }
+    if (step->kind == GR_STEP_REDUCE && is_last_reader(uses, at, step->b) &&
+        (count == 0 || step->b.slot != slots_out[0])) {
+        slots_out[count++] = step->b.slot;
+    }
+    return count;
+}
+
+/* By slot; to be freed. NULL: no memory. */
+static slot_use *find_uses(const gr_plan *plan)
+{
+    uint16_t slots[2];
+    slot_use *uses = malloc((plan->scratch_slots + 1u) * sizeof *uses);
+    for (uint16_t slot = 0; uses && slot < plan->scratch_slots; slot++) {
+        uses[slot] = (slot_use){.first = GR_PROGRAM_NO_STEP, .last = GR_PROGRAM_NO_STEP};
+    }
+    for (uint32_t at = 0; uses && at < plan->step_count; at++) {
+        const gr_step *step = &plan->steps[at];
+        if (writes_scratch(step->kind, step->dst)) {
+            slot_use *use = &uses[step->dst.slot];
+            use->first = use->first == GR_PROGRAM_NO_STEP ? at : use->first;
+            use->last = at;
+        }
+    }
+    for (uint32_t at = 0; uses && at < plan->step_count; at++) {
+        for (int i = slots_read_last(uses, plan, at, slots); i-- > 0;) {
+            uses[slots[i]].count++;
+        }
+    }
+    return uses;
+}
+
+static uint32_t again_edges(const gr_plan *plan, const slot_use *uses)
+{
+    uint32_t edges = 0;
+    for (uint16_t slot = 0; slot < plan->scratch_slots; slot++) {
+        edges += uses[slot].count > 0 ? uses[slot].count : uses[slot].first != GR_PROGRAM_NO_STEP;
+    }
+    return edges;
+}
+
+/* In the next slice, who writes a slot first waits for those who use it last. From `used` on
+ * program->after is free. */
+static void add_again(gr_program *program, const gr_plan *plan, const slot_use *uses, uint32_t used)
+{
+    uint16_t slots[2];
+    for (uint16_t slot = 0; slot < plan->scratch_slots; slot++) {
+        const slot_use *use = &uses[slot];
+        if (use->first == GR_PROGRAM_NO_STEP) {
+            continue;
+        }
+        gr_program_step *first = &program->steps[use->first];
+        first->again_first = used;
+        if (use->count == 0) {
+            program->after[used + first->again_count++] = use->last;
+        }
+        used += use->count > 0 ? use->count : 1;
+    }
+    for (uint32_t at = 0; at < plan->step_count; at++) {
+        for (int i = slots_read_last(uses, plan, at, slots); i-- > 0;) {
+            gr_program_step *first = &program->steps[uses[slots[i]].first];
+            program->after[first->again_first + first->again_count++] = at;
+        }
+    }
+}
+
 static uint32_t scale_edges(const gr_plan *plan)
 {
     uint32_t edges = 0;
@@ -177,27 +264,38 @@ static uint32_t scale_edges(const gr_plan *plan)
     return edges;
 }
 
-static void invert_edges(gr_program *program)
+/* Step `at` waits for these `count` steps: counts it with them, or (fills) lists it. */
+static void note_next(gr_program *program, uint32_t at, const uint32_t *after, uint32_t count,
+                      bool fills)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        gr_program_step *before = &program->steps[after[i]];
+        if (fills) {
+            program->next[before->next_first + before->next_count] = at;
+        }
+        before->next_count++;
+    }
+}
+
+static void note_all_next(gr_program *program, bool fills)
 {
     for (uint32_t at = 0; at < program->step_count; at++) {
         const gr_program_step *step = &program->steps[at];
-        for (uint32_t i = 0; i < step->after_count; i++) {
-            program->steps[program->after[step->after_first + i]].next_count++;
-        }
+        note_next(program, at, program->after + step->after_first, step->after_count, fills);
+        note_next(program, at, program->after + step->again_first, step->again_count, fills);
     }
+}
+
+static void invert_edges(gr_program *program)
+{
+    note_all_next(program, false);
     uint32_t first = 0;
     for (uint32_t at = 0; at < program->step_count; at++) {
         program->steps[at].next_first = first;
         first += program->steps[at].next_count;
         program->steps[at].next_count = 0;
     }
-    for (uint32_t at = 0; at < program->step_count; at++) {
-        const gr_program_step *step = &program->steps[at];
-        for (uint32_t i = 0; i < step->after_count; i++) {
-            gr_program_step *before = &program->steps[program->after[step->after_first + i]];
-            program->next[before->next_first + before->next_count++] = at;
-        }
-    }
+    note_all_next(program, true);
 }
 
 /* Lists the steps of two kinds by peer. Messages of one link stand in a plan in their order. */
@@ -237,12 +335,14 @@ gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **progra
                             gr_diag *diag)
 {
     size_t steps = plan->step_count + (scale ? plan->blocks : 0u);
-    size_t edges = plan->after_count + (scale ? scale_edges(plan) : 0u);
     size_t peers = (size_t)plan->shape.world_size + 1;
+    slot_use *uses = find_uses(plan);
     gr_program *program = calloc(1, sizeof *program);
-    if (!program) {
-        goto undo_nothing;
+    if (!uses || !program) {
+        goto undo_program;
     }
+    uint32_t after = plan->after_count + (scale ? scale_edges(plan) : 0u);
+    size_t edges = after + again_edges(plan, uses);
     program->steps = calloc(steps + 1, sizeof *program->steps);
     program->after =
         calloc(2 * edges + 2 * peers + 3 * steps + plan->scratch_slots + 1, sizeof *program->after);
@@ -266,24 +366,24 @@ gr_status gr_program_create(const gr_plan *plan, bool scale, gr_program **progra
         memcpy(program->after, plan->after, plan->after_count * sizeof *program->after);
     }
     copy_steps(program, plan);
-    gr_status status = find_readers(program, diag);
-    if (status != GR_OK) {
-        gr_program_destroy(program);
-        return status;
+    if (!find_readers(program)) {
+        goto undo_program;
     }
     if (scale) {
         add_scale_steps(program, plan);
     }
+    add_again(program, plan, uses, after);
     invert_edges(program);
     list_messages(program, GR_STEP_SEND, GR_STEP_SIGNAL, program->send_first, program->send_steps);
     list_messages(program, GR_STEP_RECV, GR_STEP_AWAIT, program->recv_first, program->recv_steps);
     list_roots(program);
+    free(uses);
     *program_out = program;
     return GR_OK;
 
 undo_program:
     gr_program_destroy(program);
-undo_nothing:
+    free(uses);
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a plan of %zu steps", steps);
 }
 

@@ -5,7 +5,8 @@
 /* A plan made ready for running: the same steps, with what the executor would otherwise work out
  * again for each operation: which logical block each step moves, who waits for whom in both
  * directions, and the messages of each link in order. Immutable once created; shared by all
- * operations of its shape. */
+ * operations of its shape.
+ *   It is run slice by slice of the blocks (exec.h), each in the scratch of the one before. */
 
 #include "coll/plan.h"
 
@@ -22,21 +23,21 @@ typedef struct gr_program_step {
     bool a_received, b_received; /* the operand is what a RECV brought: perhaps a view */
     uint32_t readers;            /* RECV into scratch: how many operands read it */
     bool forwarded;              /* one of them is a SEND: no view, which could not be let go */
-    uint32_t previous; /* RECV into scratch: the one that wrote there before, or NO_STEP */
     uint32_t message;
     uint32_t after_first, after_count; /* steps that this one waits for: program->after */
-    uint32_t next_first, next_count;   /* steps that wait for this one: program->next */
+    /* Those that it waits for in the slice before, also in program->after: the last to use the
+     * scratch slot that this one is the first to write. */
+    uint32_t again_first, again_count;
+    uint32_t next_first, next_count; /* steps that wait for this one: program->next */
 } gr_program_step;
 
 typedef struct gr_program {
     gr_plan_shape shape;
     uint32_t blocks;
     uint16_t user_slots, input_slots, scratch_slots;
-    /* Scratch slots that receive are windows; others hold a whole block. Those of one kind that are
-     * in use are numbered: slot_places[slot]. */
-    uint32_t windows, wholes;
+    /* Scratch slots in use are numbered, those that receive first: slot_places[slot]. */
     uint32_t *slot_places;
-    bool sends_scratch;
+    uint32_t places, receiving_places;
     uint32_t step_count;
     uint32_t whole_count; /* SIGNAL and AWAIT: one empty message, however many segments */
     gr_program_step *steps;

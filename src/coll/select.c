@@ -6,7 +6,8 @@
 
 enum { SMALLEST_CLASS_BYTES = 64, SEGMENT_ALIGN = 64 };
 
-/* The first is what the executor does unasked. Below 128 KiB time is lost on every link. */
+/* The first is what the executor does unasked. Below 128 KiB time is lost on every link. The last
+ * one is for plans without scratch, which holds two segments for each slot. */
 static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {256 << 10, 128 << 10, 1 << 20};
 
 gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *config,
@@ -48,15 +49,17 @@ size_t gr_select_class_bytes(int size_class)
     return (size_t)SMALLEST_CLASS_BYTES << size_class;
 }
 
-int gr_select_segments(size_t segment_bytes, size_t block_bytes,
+int gr_select_segments(size_t segment_bytes, const gr_walk *walk, size_t size_bytes,
                        size_t segments_out[GR_SELECT_SEGMENTS_MAX])
 {
     if (segment_bytes > 0) {
         segments_out[0] = segment_bytes;
         return 1;
     }
+    size_t block_bytes = gr_walk_block_bytes(walk, size_bytes);
+    int tried = GR_SELECT_SEGMENTS_MAX - gr_walk_uses_scratch(walk);
     int count = 0;
-    for (int i = 0; i < GR_SELECT_SEGMENTS_MAX; i++) {
+    for (int i = 0; i < tried; i++) {
         /* Those that a block does not fill are all alike. */
         if (i == 0 || segment_sizes[i] < block_bytes) {
             segments_out[count++] = segment_sizes[i];
@@ -115,8 +118,7 @@ static void try_algorithm(const gr_selection *selection, gr_select_class *class,
     for (int i = 0; i < GR_SELECT_SIZES; i++) {
         size_t segments[GR_SELECT_SEGMENTS_MAX];
         size_t bytes = gr_select_class_bytes(i);
-        int count = gr_select_segments(selection->segment_bytes, gr_walk_block_bytes(walk, bytes),
-                                       segments);
+        int count = gr_select_segments(selection->segment_bytes, walk, bytes, segments);
         for (int s = 0; s < count; s++) {
             double time_us =
                 gr_walk_time(walk, &selection->model, class->dtype, bytes, segments[s]);

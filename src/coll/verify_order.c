@@ -133,8 +133,6 @@ gr_status gr_verify_hazards(const gr_verify *v, int rank)
  * no circle, every way of running the plans ends. The links are as narrow as can be: a link holds
  * one segment of one message, and holds it until its last reader has read it (as with a view of the
  * sender's memory).
- * A scratch slot that receives holds a segment of one message: it takes the next one when the last
- * reader has read it, and another message when all of the one before is read.
  *   The node of a receive is the passing of the message: it waits for what both sides wait for.
  *   The node of a send is its end: after the passing and, in scratch, after the last reader; then
  *   the next segment may pass, after the last segment the next message. */
@@ -176,65 +174,12 @@ static void visit_step_edges(const gr_verify *v, int rank, uint32_t index, edge_
     }
 }
 
-static bool receives_in(const gr_step *step, uint16_t slot)
-{
-    return step->kind == GR_STEP_RECV && step->dst.space == GR_SPACE_SCRATCH &&
-           step->dst.slot == slot;
-}
-
-static bool reads_slot(const gr_step *step, uint16_t slot)
-{
-    gr_access accesses[GR_ACCESSES_MAX];
-    int count = gr_step_accesses(step, accesses);
-    bool reads = false;
-    for (int i = 0; i < count; i++) {
-        gr_operand operand = accesses[i].operand;
-        reads |= !accesses[i].writes && operand.space == GR_SPACE_SCRATCH && operand.slot == slot;
-    }
-    return reads;
-}
-
-/* From a receive into scratch to the next one there: what must be done before a segment is taken,
- * and before the next message. */
-static void visit_window_edges(const gr_verify *v, int rank, uint32_t taker, edge_fn *visit,
-                               void *context)
-{
-    const gr_plan *plan = &v->plans[rank];
-    uint16_t slot = plan->steps[taker].dst.slot;
-    uint32_t first = v->first[rank];
-    uint32_t next = taker + 1;
-    while (next < plan->step_count && !receives_in(&plan->steps[next], slot)) {
-        next++;
-    }
-    for (uint32_t i = taker; i < next; i++) {
-        bool reads = reads_slot(&plan->steps[i], slot);
-        for (uint32_t s = 1; s < SEGMENTS && reads; s++) {
-            visit(context, node_of(first + i, s - 1), node_of(first + taker, s));
-        }
-        if (next < plan->step_count && (reads || i == taker)) {
-            visit(context, node_of(first + i, SEGMENTS - 1), node_of(first + next, 0));
-        }
-    }
-}
-
-static void visit_windows(const gr_verify *v, int rank, edge_fn *visit, void *context)
-{
-    const gr_plan *plan = &v->plans[rank];
-    for (uint32_t i = 0; i < plan->step_count; i++) {
-        const gr_step *step = &plan->steps[i];
-        if (step->kind == GR_STEP_RECV && step->dst.space == GR_SPACE_SCRATCH) {
-            visit_window_edges(v, rank, i, visit, context);
-        }
-    }
-}
-
 static void visit_edges(const gr_verify *v, edge_fn *visit, void *context)
 {
     for (int rank = 0; rank < v->world_size; rank++) {
         for (uint32_t i = 0; i < v->plans[rank].step_count; i++) {
             visit_step_edges(v, rank, i, visit, context);
         }
-        visit_windows(v, rank, visit, context);
     }
 }
 

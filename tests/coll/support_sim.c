@@ -148,7 +148,7 @@ static gr_status open_links(sim_job *job, int rank, gr_diag *diag)
                            .world_size = job->size,
                            .op_timeout_us = job->op_timeout_us,
                            .segment_bytes = (int64_t)job->segment_bytes,
-                           .window_bytes = job->window_bytes,
+                           .slice_bytes = job->slice_bytes,
                            .clock = mesh.clock,
                            .owner = r->family};
     r->family->mesh = r->mesh;

@@ -149,7 +149,7 @@ static void open_world(world *w, const dbl_options *options, size_t segment_byte
                                  .world_size = w->size,
                                  .op_timeout_us = 60000000,
                                  .segment_bytes = (int64_t)segment_bytes,
-                                 .window_bytes = (int64_t)(segment_bytes * (options->seed % 4)),
+                                 .slice_bytes = (int64_t)(segment_bytes * (options->seed % 4)),
                                  .clock = dbl_clock(w->net)};
         assert_int_equal(gr_exec_create(&config, &w->ranks[rank].exec, NULL), GR_OK);
         for (int i = 0; i < call_count; i++) {

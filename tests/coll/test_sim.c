@@ -301,7 +301,7 @@ static void draw_scenario(scenario *s, uint64_t seed)
     draw_entries(s, &state);
     s->think_us = draw(&state, 2) ? 0 : draw_int(&state, 1, 20000);
     job->segment_bytes = draw(&state, 4) ? (size_t)64 << draw(&state, 8) : 0;
-    job->window_bytes = (int64_t)job->segment_bytes * draw_int(&state, 0, 3);
+    job->slice_bytes = (int64_t)job->segment_bytes * draw_int(&state, 0, 3);
     job->op_timeout_us = OP_TIMEOUT_US;
     job->interrupt_percent = draw(&state, 3) ? 50 : draw_int(&state, 1, 100);
     job->step_us = draw_int(&state, 0, 20);
@@ -684,12 +684,12 @@ static void print_scenario(const scenario *s)
     print_error("seed %llu: %s\n", (unsigned long long)s->seed, s->why);
     print_error("  again: test_coll_sim --seed %llu\n", (unsigned long long)s->seed);
     print_error("  %llu steps, %d ranks, fault: %s (rank %d, after %llu messages), room %d,\n"
-                "  delay %lld + %lld us, segments of %zu, windows of %lld, copies %d, leaves %d, "
+                "  delay %lld + %lld us, segments of %zu, slices of %lld, copies %d, leaves %d, "
                 "slow rank %d, at %.6f s\n  %s, %s\n",
                 (unsigned long long)job->steps, job->size, fault_names[s->fault], s->victim,
                 (unsigned long long)s->after_messages, job->net_config.room,
                 (long long)job->net_config.delay_us, (long long)job->net_config.jitter_us,
-                job->segment_bytes, (long long)job->window_bytes, job->net_config.copies, s->leaves,
+                job->segment_bytes, (long long)job->slice_bytes, job->net_config.copies, s->leaves,
                 job->slow_rank, (double)gr_sim_now_us(job->net) * 1e-6,
                 job->exact ? "exact" : "any order", s->algorithms);
     for (int i = 0; i < s->entry_count; i++) {
