@@ -55,7 +55,7 @@ static gr_operand sum_of(const ring *r, int t, int place, int chunk)
     int part = part_of(r, place, chunk);
     bool in_result =
         !shape->out_of_place || shape->coll == GR_COLL_ALLREDUCE || part == shape->rank;
-    return in_result ? gr_user(0, part) : gr_scratch((1 + chunk) * 2 * SLOTS - 1 - t % SLOTS, part);
+    return in_result ? gr_user(0, part) : gr_scratch(SLOTS + t % SLOTS, part);
 }
 
 static void reduce_around(const ring *r)
@@ -70,7 +70,7 @@ static void reduce_around(const ring *r)
         }
         for (int chunk = 0; chunk < r->chunks; chunk++) {
             int part = part_of(r, taken, chunk);
-            gr_operand share = gr_scratch(chunk * 2 * SLOTS + t % SLOTS, part);
+            gr_operand share = gr_scratch((t * r->chunks + chunk) % SLOTS, part);
             gr_plan_recv(r->plan, previous_rank(r), share);
             gr_plan_reduce(r->plan, sum_of(r, t, taken, chunk), share,
                            gr_contribution(r->plan, 0, part));

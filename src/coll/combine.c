@@ -3,7 +3,8 @@
 
 #include <stdlib.h>
 
-/* Enough receives ahead of the additions to keep all links busy, at a bounded price in scratch. */
+/* Enough receives ahead of the additions to keep all links busy, at a bounded price in scratch: one
+ * for each peer, whose next message can arrive behind its last, segment by segment. */
 enum { RECEIVE_SLOTS_MAX = 16 };
 /* An addition that needs a slot of its own has two subtrees that wait for it at most: the depth of
  * the tree bounds them. */
@@ -248,7 +249,8 @@ int gr_units_receive_slots(const gr_units *units, int rank)
 {
     int slots = 0;
     for (uint32_t i = 0; i < units->count && slots < RECEIVE_SLOTS_MAX; i++) {
-        slots += units->all[i].rank != rank;
+        int from = units->all[i].rank;
+        slots += from != rank && (i == 0 || from != units->all[i - 1].rank);
     }
     return slots;
 }

@@ -51,13 +51,7 @@ def skip_under_a_sanitizer(gradus):
         pytest.skip("a sanitizer's shadow memory grows with what it shadows")
 
 
-SUMS = pytest.mark.xfail(strict=False, reason="sums on their way take whole blocks: too much if the "
-                                              "ranks have measured that an algorithm with many of "
-                                              "them is the fastest")
-
-
-@pytest.mark.parametrize("ranks, link", [(2, "shm"), (4, "shm"), (2, "tcp"),
-                                         pytest.param(4, "tcp", marks=SUMS)])
+@pytest.mark.parametrize("ranks, link", [(2, "shm"), (4, "shm"), (2, "tcp"), (4, "tcp")])
 def test_memory_and_descriptors_per_peer(gradus, comm_script, ranks, link):
     skip_under_a_sanitizer(gradus)
     buffer_bytes = 8 * MIB
@@ -78,22 +72,69 @@ say(start=start, end=here())
         assert row["end"]["files"] - row["start"]["files"] <= 8 + 4 * (ranks - 1)
 
 
-# In these no sum stays in scratch.
-@pytest.mark.parametrize("algorithm, ranks", [("direct", 2), ("halving-doubling", 2), ("halving-doubling", 4),
-                                              ("segmented-ring", 2), ("segmented-ring", 4)])
-def test_scratch_does_not_grow_with_the_operation(gradus, comm_script, algorithm, ranks):
-    skip_under_a_sanitizer(gradus)
-    found = figures(gradus, comm_script, f"""
-memory = fill({64 * MIB})
-sum_of(memory, {16 * MIB})
+ALGORITHMS = {
+    "allreduce": (0, ["direct", "halving-doubling", "tree", "gather", "ring", "recursive-doubling", "segmented-ring",
+                      "double-tree", "hierarchical", "hierarchical-any-order"]),
+    "reduce-scatter": (1, ["direct", "ring", "recursive-halving", "hierarchical", "hierarchical-any-order"]),
+    "allgather": (2, ["direct", "ring", "recursive-doubling", "bruck", "hierarchical"]),
+    "broadcast": (3, ["direct", "binomial", "chain", "double-tree", "hierarchical"]),
+    "reduce": (5, ["direct", "binomial", "chain", "double-tree", "hierarchical", "hierarchical-any-order"]),
+    "gather": (6, ["direct", "binomial"]),
+    "scatter": (7, ["direct", "binomial"]),
+    "alltoall": (8, ["pairwise", "bruck"]),
+}
+BY_BLOCKS = ("reduce-scatter", "allgather", "gather", "scatter", "alltoall")
+
+# Each algorithm has a range of sizes of its own.
+STEP_BYTES = 65536
+LARGE = f"""
+class Call(ctypes.Structure):
+    _fields_ = [("coll", ctypes.c_int), ("dtype", ctypes.c_int), ("op", ctypes.c_int), ("in_", ctypes.c_void_p),
+                ("out", ctypes.c_void_p), ("count", ctypes.c_size_t), ("rest", ctypes.c_size_t * 16)]
+algorithms, by_blocks, large, step = {ALGORITHMS}, {BY_BLOCKS}, int(os.environ["LARGE"]), {STEP_BYTES}
+ranks = library.gr_comm_size(comm)
+one, other = fill(large + 16 * step), fill(large + 16 * step)
+def run(name, nth, in_place):
+    count = (large + nth * step) // 4 // ranks
+    whole, block = ctypes.c_void_p(one.value), ctypes.c_void_p(one.value + rank * count * 4)
+    call = Call(coll=algorithms[name][0], out=other, count=count if name in by_blocks else count * ranks)
+    call.in_ = one
+    if in_place:
+        call.in_ = block if name in ("allgather", "gather") else whole
+        call.out = block if name in ("reduce-scatter", "scatter") else whole
+    if library.gr_run(comm, ctypes.byref(call), 1) != 0:
+        sys.exit(f"{{name}} has failed")
+barrier()
 before = here()
-sum_of(memory, {64 * MIB})
-say(before=before, after=here())
-""", ranks, "tcp", GRADUS_EXACT="0",
-                    GRADUS_ALGORITHM=f"allreduce={algorithm}@256k")
-    assert len(found) == ranks
+for name in algorithms:
+    for nth in range(len(algorithms[name][1])):
+        for in_place in (False, True):
+            run(name, nth, in_place)
+            say(what=f"{{name}}={{algorithms[name][1][nth]}}, in place: {{in_place}}", before=before, after=here())
+"""
+
+
+def rules_of(name, algorithms, large):
+    ends = [large + i * STEP_BYTES - STEP_BYTES // 2 for i in range(len(algorithms) + 1)]
+    ranges = [f"{name}:{first}-{end}={algorithm}" for first, end, algorithm in zip(ends, ends[1:], algorithms)]
+    return ";".join([f"{name}:0-{ends[0]}=auto", *ranges, f"{name}:{ends[-1]}-inf=auto"])
+
+
+# A slice is half a MiB of a block, so that each of these has several.
+@pytest.mark.parametrize("link, ranks, large_mib", [("tcp", 2, 64), ("tcp", 3, 64), ("tcp", 8, 16), ("shm", 4, 64)])
+def test_scratch_does_not_grow_with_the_operation(gradus, comm_script, link, ranks, large_mib):
+    skip_under_a_sanitizer(gradus)
+    large = large_mib * MIB
+    rules = ";".join(rules_of(name, algorithms, large) for name, (_, algorithms) in ALGORITHMS.items())
+    found = figures(gradus, comm_script, LARGE, ranks, link, LARGE=str(large), GRADUS_EXACT="0",
+                    GRADUS_ALGORITHM=rules)
+    more = {}
     for row in found:
-        assert row["after"]["bytes"] - row["before"]["bytes"] < MIB
+        more[row["what"]] = more.get(row["what"], 0) + row["after"]["bytes"] - row["before"]["bytes"]
+    assert len(more) == 2 * sum(len(algorithms) for _, algorithms in ALGORITHMS.values())
+    limit = ranks * (ranks - 1) * PEER_MIB[link] * MIB
+    worst = max(more, key=more.get)
+    assert more[worst] <= limit, f"{worst}: {more[worst] / MIB:.1f} MiB of all ranks; at most {limit / MIB:.0f}"
 
 
 @pytest.mark.parametrize("link, operations", [("shm", 1_000_000), ("tcp", 100_000)])

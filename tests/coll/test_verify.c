@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "coll/program.h"
 #include "support_plans.h"
 
 /* What the sanitizers look for is in the plans of fewer ranks as well. */
@@ -134,6 +135,21 @@ static long bound(const gr_algorithm *algorithm, int n, int shards)
     return 0;
 }
 
+/* The executor has a slice of a block for each scratch slot in use: memory grows with the peers. */
+static void count_scratch(const plans_world *w)
+{
+    enum { SLOTS_A_PEER = 3 };
+    for (int rank = 0; rank < w->size; rank++) {
+        gr_program *program;
+        assert_int_equal(gr_program_create(&w->plans[rank], false, &program, NULL), GR_OK);
+        if (program->places > (uint32_t)(SLOTS_A_PEER * (w->size - 1))) {
+            fail_msg("%s of %d ranks, rank %d: %u scratch slots", w->algorithm->name, w->size, rank,
+                     program->places);
+        }
+        gr_program_destroy(program);
+    }
+}
+
 static void prove(const gr_algorithm *algorithm, int n, int shards, int root, plans_placing where)
 {
     plans_world w;
@@ -151,6 +167,7 @@ static void prove(const gr_algorithm *algorithm, int n, int shards, int root, pl
         fail_msg("%s, %d ranks, %d shards, root %d, placing %d: %s", algorithm->name, n, shards,
                  root, (int)where, w.diag.text);
     }
+    count_scratch(&w);
     plans_close(&w);
 }
 
