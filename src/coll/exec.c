@@ -27,7 +27,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
         gr_log_write(config->log, GR_LOG_INFO, "coll", "operations are not recorded in %s", why);
     }
     exec->links = calloc(ranks, sizeof *exec->links);
-    exec->posts = calloc(ranks, sizeof *exec->posts);
+    exec->posts = calloc(2 * ranks, sizeof *exec->posts);
     exec->tickets = calloc(ranks * GR_EXEC_TICKETS, sizeof *exec->tickets);
     if (!exec->record || !exec->links || !exec->posts || !exec->tickets) {
         goto undo_exec;
@@ -37,6 +37,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     exec->segment_bytes = ((size_t)segment + SEGMENT_ALIGN - 1) & ~(size_t)(SEGMENT_ALIGN - 1);
     exec->slice_bytes =
         config->slice_bytes > 0 ? (size_t)config->slice_bytes : GR_SLICE_BYTES_DEFAULT;
+    exec->flushes = exec->posts + ranks;
     exec->mesh = config->mesh;
     exec->rank = config->rank;
     exec->world_size = config->world_size;

@@ -71,6 +71,7 @@ static void end_operations(gr_exec *exec)
     exec->work_head = NULL;
     exec->work_tail = NULL;
     exec->post_count = 0;
+    exec->flush_count = 0;
     for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
         gr_op *op = &exec->ops[i];
         op->in_work = false;

@@ -142,9 +142,10 @@ typedef struct gr_exec_link {
     int peer;
     gr_exec_cursor send, recv;
     uint32_t messages_sent, messages_received; /* GR_COLL_SEND and _RECV that were started */
-    bool reading; /* gr_link_read has returned GR_PENDING for the head */
-    bool to_post; /* stands in exec->posts */
-    bool closed;  /* broken or left, and nothing needed it so far */
+    bool reading;  /* gr_link_read has returned GR_PENDING for the head */
+    bool to_post;  /* stands in exec->posts */
+    bool to_flush; /* stands in exec->flushes */
+    bool closed;   /* broken or left, and nothing needed it so far */
     bool abort_posted, abort_done;
     uint64_t abort_ticket;
     uint32_t holds; /* views held */
@@ -213,6 +214,8 @@ struct gr_exec {
     gr_op *work_head, *work_tail;
     int *posts; /* peers whose next message may have become ready */
     int post_count;
+    int *flushes; /* peers to whom messages are queued that may not have left */
+    int flush_count;
     uint32_t holds; /* views held on all links */
 
     const gr_op *blocked;  /* the caller can start nothing until this one is over; NULL: it can */
@@ -307,6 +310,8 @@ void gr_exec_queue_if_ready(gr_exec *exec, gr_op *op, uint32_t at);
 void gr_exec_mark_post(gr_exec *exec, gr_exec_link *link);
 void gr_exec_advance(gr_exec *exec, gr_exec_link *link, bool sending);
 void gr_exec_drain(gr_exec *exec); /* local steps and the messages they made ready */
+/* Sends what is queued. So small messages that became ready at once go to a peer in one call. */
+void gr_exec_flush(gr_exec *exec);
 void gr_exec_reap(gr_exec *exec, gr_exec_link *link);
 void gr_exec_take(gr_exec *exec, gr_exec_link *link);
 /* Must something still pass over this link? */

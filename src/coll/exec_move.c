@@ -430,6 +430,7 @@ static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
 static void post(gr_exec *exec, gr_exec_link *link)
 {
     bool posted = false;
+    bool large = false;
     while (link->send.seq != exec->next_seq) {
         gr_op *op = gr_exec_op_at(exec, link->send.seq);
         gr_status status = post_one(exec, link, op);
@@ -441,9 +442,14 @@ static void post(gr_exec *exec, gr_exec_link *link)
             return;
         }
         posted = true;
+        large = op->slice_stride > GR_LINK_LAZY_BYTES;
     }
-    if (posted) {
-        gr_exec_reap(exec, link); /* what was small is gone at once */
+    if (posted && !link->to_flush) {
+        link->to_flush = true;
+        exec->flushes[exec->flush_count++] = link->peer;
+    }
+    if (large) {
+        gr_exec_reap(exec, link);
     }
 }
 
@@ -594,6 +600,20 @@ void gr_exec_take(gr_exec *exec, gr_exec_link *link)
 {
     while (exec->diag.status == GR_OK && take_next(exec, link)) {
         gr_exec_drain(exec); /* while the segment is in the cache */
+    }
+    gr_exec_flush(exec);
+}
+
+void gr_exec_flush(gr_exec *exec)
+{
+    while (exec->flush_count > 0 && exec->diag.status == GR_OK) {
+        for (int i = 0; i < exec->flush_count; i++) { /* in the order in which they were posted */
+            gr_exec_link *link = &exec->links[exec->flushes[i]];
+            link->to_flush = false;
+            gr_exec_reap(exec, link);
+        }
+        exec->flush_count = 0;
+        gr_exec_drain(exec);
     }
 }
 

@@ -463,6 +463,7 @@ static void start_moving(gr_exec *exec, uint32_t first_seq)
         }
     }
     gr_exec_drain(exec);
+    gr_exec_flush(exec);
 }
 
 static gr_op *take_free(gr_exec *exec)

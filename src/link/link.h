@@ -142,7 +142,10 @@ void gr_mesh_free(gr_mesh *mesh, void *mem);
 /* ---- One link -------------------------------------------------------------------------------- */
 
 /* Queue one message. GR_OK: accepted, `data` is borrowed until gr_link_sent(link, *ticket_out);
- * GR_E_AGAIN: no room, nothing happened; GR_E_PEER_LOST: the link is broken (gr_link_diag). */
+ * GR_E_AGAIN: no room, nothing happened; GR_E_PEER_LOST: the link is broken (gr_link_diag). Data of
+ * up to GR_LINK_LAZY_BYTES may wait for the next gr_link_sent or gr_mesh_progress, so that several
+ * messages leave at once. */
+enum { GR_LINK_LAZY_BYTES = 8 << 10 };
 gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data,
                        uint64_t *ticket_out) GR_MUST_CHECK;
 

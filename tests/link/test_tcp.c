@@ -31,6 +31,34 @@ static void test_local_links_are_not_paced(void **state)
     pair_close(&p);
 }
 
+/* Until somebody asks whether they are gone. */
+static void test_small_messages_leave_at_once(void **state)
+{
+    enum { COUNT = 10 };
+    (void)state;
+    pair p;
+    gr_mesh_stats before, after;
+    uint64_t ticket = 0;
+    uint8_t out[COUNT], in = 0;
+    pair_open(&p, GR_LINK_TCP);
+    gr_mesh_get_stats(p.mesh[0], &before);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        gr_frame frame = {.kind = GR_FRAME_DATA, .op_seq = i, .size_bytes = 1};
+        out[i] = (uint8_t)i;
+        assert_int_equal(gr_link_send(p.link[0], &frame, &out[i], &ticket), GR_OK);
+    }
+    gr_mesh_get_stats(p.mesh[0], &after);
+    assert_int_equal(after.system_calls, before.system_calls);
+    assert_true(gr_link_sent(p.link[0], ticket));
+    gr_mesh_get_stats(p.mesh[0], &after);
+    assert_int_equal(after.system_calls, before.system_calls + 1);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        pair_read(&p, 1, &in);
+        assert_int_equal(in, i);
+    }
+    pair_close(&p);
+}
+
 /* Large payloads go over all streams of a link, small ones over the first alone. */
 static void test_streams_share_the_bytes(void **state)
 {
@@ -73,7 +101,8 @@ static void test_death_of_a_stream(void **state)
         pair p;
         char text[6] = "";
         pair_open(&p, TCP_STREAMS(2));
-        (void)pair_send(&p, 1, 7, "hello", sizeof text);
+        uint64_t ticket = pair_send(&p, 1, 7, "hello", sizeof text);
+        assert_true(gr_link_sent(p.link[1], ticket));
         assert_int_equal(shutdown(*gr_link_fd(p.link[1], stream), SHUT_RDWR), 0);
         bool broken[2] = {false, false};
         for (int64_t end = test_now_us() + PATIENCE_US; !(broken[0] && broken[1]);) {
@@ -108,6 +137,7 @@ static void test_an_expected_message_is_read_at_once(void **state)
     uint64_t ticket;
     assert_int_equal(gr_link_peek(p.link[1], &frame), GR_PENDING); /* nothing is readable now */
     assert_int_equal(gr_link_send(p.link[0], &empty, NULL, &ticket), GR_OK);
+    assert_true(gr_link_sent(p.link[0], ticket));
     assert_int_equal(gr_link_peek(p.link[1], &frame), GR_PENDING); /* nobody has asked epoll */
     gr_mesh_stats before, after;
     gr_mesh_get_stats(p.mesh[1], &before);
@@ -132,6 +162,7 @@ static void test_a_wait_reads_what_is_expected(void **state)
     gr_link_expect(p.link[1]);
     assert_int_equal(gr_link_peek(p.link[1], &frame), GR_PENDING);
     assert_int_equal(gr_link_send(p.link[0], &empty, NULL, &ticket), GR_OK);
+    assert_true(gr_link_sent(p.link[0], ticket));
     gr_mesh_stats before, after;
     gr_mesh_get_stats(p.mesh[1], &before);
     gr_mesh_wait(p.mesh[1], test_now_us() + PATIENCE_US);
@@ -146,6 +177,7 @@ static void test_a_wait_reads_what_is_expected(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small_messages_leave_at_once),
         cmocka_unit_test(test_local_links_are_not_paced),
         cmocka_unit_test(test_streams_share_the_bytes),
         cmocka_unit_test(test_death_of_a_stream),

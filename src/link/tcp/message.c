@@ -119,7 +119,9 @@ gr_status gr_tcp_link_send(gr_link *base, const gr_frame *frame, const void *dat
     *ticket_out = ++link->head;
     base->mesh->stats.messages_sent++;
     base->mesh->stats.bytes_sent += frame->size_bytes;
-    gr_tcp_link_flush(link);
+    if (frame->kind != GR_FRAME_DATA || frame->size_bytes > GR_LINK_LAZY_BYTES) {
+        gr_tcp_link_flush(link);
+    }
     return GR_OK;
 }
 
