@@ -68,6 +68,13 @@ void gr_comm_lanes_destroy(gr_family *family)
 }
 
 /* ---- The driver ------------------------------------------------------------------------------ */
+static void begin(void *state, gr_op *op)
+{
+    lane_run *run = state;
+    run->op = op;
+    gr_lane_post(run->lane_op, gr_op_fingerprint(op));
+}
+
 /* A rank that died or left while nothing needed it is not told of again. */
 static gr_status check_late(const lane_run *run, gr_diag *diag)
 {
@@ -153,7 +160,7 @@ static int late_peer(const void *state)
 }
 
 static const gr_op_driver driver = {
-    .move = move, .end = end, .needs = needs, .uses = uses, .late_peer = late_peer};
+    .begin = begin, .move = move, .end = end, .needs = needs, .uses = uses, .late_peer = late_peer};
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 /* What the user chose by GRADUS_ALGORITHM runs as it says. */
@@ -211,29 +218,27 @@ gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_des
                        "unfinished; call gr_wait on the older ones",
                        gr_coll_name(task->call->coll), GR_EXEC_OPS_MAX);
     }
-    gr_op *op = NULL;
+    lane_run *next = run->next;
+    *run = (lane_run){.comm = comm,
+                      .lane_op = lane_op,
+                      .plans = all->plans,
+                      .partials = task->call->partials,
+                      .next = next};
     status = gr_exec_start_driven(comm->family->exec, &driver, run, &by_lane, &comm->group,
-                                  task->call->done, task->call->done_arg, &op, diag);
+                                  task->call->done, task->call->done_arg, op_out, diag);
     if (status != GR_OK) {
         gr_lane_release(lane_op);
         return status;
     }
-    all->free_runs = run->next;
-    *run = (lane_run){.comm = comm,
-                      .lane_op = lane_op,
-                      .op = op,
-                      .plans = all->plans,
-                      .partials = task->call->partials};
-    gr_lane_set_fingerprint(lane_op, gr_op_fingerprint(op));
+    all->free_runs = next;
     all->last = run;
     /* Others need not wait for our next look. What a peer has sent in a plan that expects nothing
      * here (two roots, say) would never be looked at in the lane. */
     if (all->plans != all->plans_sure) {
         (void)gr_exec_progress(comm->family->exec);
-    } else {
-        (void)gr_exec_move_driven(op);
+    } else if (gr_lane_ready(lane_op)) {
+        (void)gr_exec_move_driven(run->op);
     }
-    *op_out = op;
     return GR_OK;
 }
 
@@ -258,11 +263,7 @@ void gr_comm_lane_linger(const gr_comm *comm, gr_op *op)
         gr_exec_active(comm->family->exec) > 1) {
         return;
     }
-    for (int round = 0; !gr_op_finished(op);) {
-        if (gr_exec_move_driven(op)) {
-            round = 0;
-        } else if (!gr_lane_linger(all->last->lane_op, round++)) {
-            return;
-        }
+    while (!gr_op_finished(op) && gr_lane_linger(all->last->lane_op)) {
+        (void)gr_exec_move_driven(op);
     }
 }

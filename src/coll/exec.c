@@ -138,8 +138,7 @@ void gr_exec_finish(gr_exec *exec, gr_op *head, gr_status status)
 /* A small operation is over when its last message is here: the clock was read for that already. */
 static uint64_t end_ticks(const gr_exec *exec, const gr_op *op)
 {
-    bool small = !op->driver && op->total_bytes <= SMALL_BYTES;
-    return small && exec->arrived > 0 ? exec->arrived : gr_record_now();
+    return op->total_bytes <= SMALL_BYTES && exec->arrived > 0 ? exec->arrived : gr_record_now();
 }
 
 void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status)
@@ -426,8 +425,6 @@ const gr_record *gr_exec_record(const gr_exec *exec)
 void gr_op_arrived(gr_op *op, int peer, bool awaited)
 {
     gr_exec_link *link = &op->exec->links[peer];
-    link->came = (gr_exec_mark){
-        .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
     op->exec->arrived = gr_record_now();
     link->came = (gr_exec_mark){
         .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};

@@ -126,6 +126,9 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int requ
 
 /* ---- Operations that something else moves on ------------------------------------------------- */
 typedef struct gr_op_driver {
+    /* The operation has its number and fingerprint: what others wait for goes out now, before it is
+     * recorded. May be NULL. */
+    void (*begin)(void *state, gr_op *op);
     /* One step without blocking: GR_OK: over; GR_PENDING: not yet, *moved_out tells if anything
      * moved; else it failed, and the sentence in diag ends the communicator. */
     gr_status (*move)(void *state, bool *moved_out, gr_diag *diag);
@@ -142,7 +145,7 @@ typedef struct gr_op_driver {
 } gr_op_driver;
 
 /* Takes the next number of its communicator, as any other operation, and runs driver->move in every
- * pass; not within this call. `driver` and `state` are borrowed until `end`. */
+ * pass; of these only `begin` within this call. `driver` and `state` are borrowed until `end`. */
 gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *state,
                                const gr_op_desc *desc, const gr_exec_group *group, gr_done *done,
                                void *done_arg, gr_op **op_out, gr_diag *diag) GR_MUST_CHECK;

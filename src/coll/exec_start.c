@@ -82,9 +82,8 @@ static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     op->timeline = NULL;
     if (exec->timeline) {
         const gr_exec_group *group = exec->members[op->comm].group;
-        uint64_t size = op->driver ? desc->count * gr_dtype_bytes(desc->dtype) : op->total_bytes;
-        op->timeline =
-            gr_timeline_begin(exec->timeline, entry, size, group ? group->size : exec->world_size);
+        op->timeline = gr_timeline_begin(exec->timeline, entry, op->total_bytes,
+                                         group ? group->size : exec->world_size);
     }
 }
 
@@ -427,6 +426,9 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     exec->moved = true;
     exec->arrived = 0;
     exec->active++;
+    if (op->driver && op->driver->begin) {
+        op->driver->begin(op->driver_state, op);
+    }
     record(exec, op, desc);
     op->settles = settles(op, desc);
     if (!op->settles) {
@@ -548,6 +550,7 @@ gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *
     op->driver_state = state;
     op->is_message = false;
     op->fingerprint = fingerprint_of(desc, op->comm, NULL, 0);
+    op->total_bytes = desc->count * gr_dtype_bytes(desc->dtype);
     op->head = op;
     op->done = done;
     op->done_arg = done_arg;

@@ -12,8 +12,7 @@
 #include <unistd.h>
 
 enum {
-    LINGER_LOOKS = 50,
-    LINGER_ROUNDS = 10,
+    LINGER_LOOKS = 500,
     LINGER_YIELDS = 32,
     SHARE_BYTES = 32 << 10,
     SHARE_BYTES_MIN = 4 << 10,
@@ -156,6 +155,31 @@ static bool all_did(const gr_lane_op *op, int *arrived_io)
     return *arrived_io == op->lane->size;
 }
 
+/* Have all stored what it waits for? */
+static bool all_came(const gr_lane_op *op, int *arrived_io)
+{
+    return op->state == LANE_POSTED ? all_posted(op, arrived_io) : all_did(op, arrived_io);
+}
+
+/* The look at the others' follows in settle: the later, the more of them find their lines not in
+ * use when they store. */
+static void say(gr_lane_op *op, _Atomic uint32_t *word)
+{
+    atomic_store(word, op->seq + 1);
+    op->said = true;
+}
+
+static void settle(gr_lane_op *op)
+{
+    if (op->said) {
+        int arrived = op->arrived;
+        op->said = false;
+        if (all_came(op, &arrived)) {
+            gr_lane_nudge_all(op->lane);
+        }
+    }
+}
+
 static lane_claim *claim_of(const gr_lane_op *op)
 {
     return &op->lane->claims[op->seq % LANE_SLOTS];
@@ -182,9 +206,15 @@ static bool has_room(gr_lane *lane, uint32_t seq)
     return (int32_t)(seq - lane->room_until) < 0;
 }
 
+/* Not each time: who wants room waits for operations that all have posted, and that we will have
+ * finished one day; the last of them are published by then, or there was room. */
 static void publish_finished(gr_lane *lane)
 {
     uint32_t finished = lane->head ? lane->head->seq : lane->next_seq;
+    if (finished - lane->published < LANE_FINISHED_MAX) {
+        return;
+    }
+    lane->published = finished;
     atomic_store(&lane->own->finished, finished);
     for (int peer = 0; peer < lane->size; peer++) {
         if (peer != lane->rank && atomic_load(&lane->peers[peer].area->wants_room) != 0) {
@@ -266,6 +296,7 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     op->out = request->out;
     op->fingerprint = 0;
     op->arrived = 0;
+    op->said = false;
     if (op->count == 0) {
         return GR_OK;
     }
@@ -321,11 +352,6 @@ gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request, gr_lane_o
     lane->tail = op;
     *op_out = op;
     return GR_OK;
-}
-
-void gr_lane_set_fingerprint(gr_lane_op *op, uint64_t fingerprint)
-{
-    op->fingerprint = fingerprint;
 }
 
 void gr_lane_note(gr_lane *lane)
@@ -427,10 +453,7 @@ static void post(gr_lane_op *op)
     }
     op->state = LANE_POSTED;
     op->moved = true;
-    atomic_store(&line->posted, op->seq + 1);
-    if (all_posted(op, &op->arrived)) {
-        gr_lane_nudge_all(lane);
-    }
+    say(op, &line->posted);
     /* Others have read the lines that come next: take them back while there is time. */
     own_soon(done_of(op, lane->rank));
     lane_slot *next = &lane->own->slots[(op->seq + 1) % LANE_SLOTS];
@@ -532,10 +555,8 @@ static void say_done(gr_lane_op *op, lane_state next)
 {
     op->state = next;
     op->arrived = 0;
-    atomic_store(done_of(op, op->lane->rank), op->seq + 1);
-    if (all_did(op, &op->arrived)) {
-        gr_lane_nudge_all(op->lane);
-    }
+    say(op, done_of(op, op->lane->rank));
+    settle(op);
 }
 
 /* Small. Who could have let the others read its memory has not packed; if they could not all, it
@@ -728,15 +749,22 @@ static void try_post(gr_lane_op *op)
     post(op);
 }
 
+void gr_lane_post(gr_lane_op *op, uint64_t fingerprint)
+{
+    op->fingerprint = fingerprint;
+    try_post(op);
+}
+
 static gr_status move_once(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
+    settle(op);
     switch (op->state) {
     case LANE_QUEUED:
         try_post(op);
         break;
     case LANE_POSTED:
-        if (all_posted(op, &op->arrived)) {
+        if (all_came(op, &op->arrived)) {
             return meet(op);
         }
         if (is_elsewhere(op)) {
@@ -745,7 +773,7 @@ static gr_status move_once(gr_lane_op *op)
         }
         break;
     case LANE_PACKED:
-        return all_did(op, &op->arrived) ? meet_small(op, true) : GR_PENDING;
+        return all_came(op, &op->arrived) ? meet_small(op, true) : GR_PENDING;
     case LANE_DIRECT:
         return add_own_share(op);
     case LANE_CLAIM:
@@ -755,7 +783,7 @@ static gr_status move_once(gr_lane_op *op)
         gr_lane_windows_move(op);
         break;
     case LANE_DONE:
-        if (lane->roomy ? all_did(op, &op->arrived) : claims_done(op)) {
+        if (lane->roomy ? all_came(op, &op->arrived) : claims_done(op)) {
             gr_lane_finish(op);
         }
         break;
@@ -805,21 +833,27 @@ static void relax(void)
 #endif
 }
 
-bool gr_lane_linger(const gr_lane_op *op, int round)
+bool gr_lane_ready(gr_lane_op *op)
 {
-    if (!op->lane->roomy) {
+    settle(op);
+    return can_move(op);
+}
+
+bool gr_lane_linger(gr_lane_op *op)
+{
+    for (int i = 0; i < LINGER_YIELDS && !op->lane->roomy; i++) {
+        if (gr_lane_ready(op)) {
+            return true;
+        }
         sched_yield(); /* whom we wait for may need this very core */
-        return round < LINGER_YIELDS;
     }
-    for (int look = 0; look < LINGER_LOOKS; look++) {
-        if (can_move(op)) {
-            break;
+    for (int i = 0; i < LINGER_LOOKS && op->lane->roomy; i++) {
+        if (gr_lane_ready(op)) {
+            return true;
         }
-        if (round > 0) {
-            relax();
-        }
+        relax(); /* who stores had better not find its line in use by us */
     }
-    return round < LINGER_ROUNDS;
+    return false;
 }
 
 int gr_lane_arrived(const gr_lane_op *op)

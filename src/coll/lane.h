@@ -59,12 +59,12 @@ typedef struct gr_lane_request {
 /* Does the lane do it? Alike on all ranks. */
 bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request);
 
-/* GR_E_NO_MEMORY: too many are not finished, or memory. The others learn of it with the first
- * move. */
+/* GR_E_NO_MEMORY: too many are not finished, or memory. To be posted next. */
 gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request,
                         gr_lane_op **op_out) GR_MUST_CHECK;
-/* Of what all ranks must agree on; before the first move. */
-void gr_lane_set_fingerprint(gr_lane_op *op, uint64_t fingerprint);
+/* Says to the others that this rank has come, with the fingerprint of what all must agree on.
+ * gr_lane_ready or gr_lane_move must follow, and wake those that sleep. */
+void gr_lane_post(gr_lane_op *op, uint64_t fingerprint);
 /* Move it on. GR_PENDING; GR_OK: finished; GR_E_MISMATCH: rank gr_lane_late called something else;
  * GR_E_PROTOCOL: it posted nonsense. After a failure the communicator cannot go on. */
 gr_status gr_lane_move(gr_lane_op *op) GR_MUST_CHECK;
@@ -74,16 +74,17 @@ bool gr_lane_moved(gr_lane_op *op);
 int gr_lane_arrived(const gr_lane_op *op);
 /* Is any of [at, at + size_bytes) in its result, or (`to_write`) in what it reads? */
 bool gr_lane_uses(const gr_lane_op *op, const void *at, size_t size_bytes, bool to_write);
-/* For who moves an operation on and does nothing else: lets a moment pass, in which it looks for
- * what the operation waits for, or others have the core. False: `round` (from 0, since anything
- * moved) times were enough, sleep instead. */
-bool gr_lane_linger(const gr_lane_op *op, int round);
+/* Would a move do anything? Whoever waits for what was stored here last is woken. */
+bool gr_lane_ready(gr_lane_op *op);
+/* The same for who has nothing else to do: looks for a moment, in which others have the core if
+ * there are too few. False: sleep instead. */
+bool gr_lane_linger(gr_lane_op *op);
 /* Must this rank still do something for it? */
 bool gr_lane_needs(const gr_lane_op *op, int peer);
 /* The first rank that must; -1: none. */
 int gr_lane_late(const gr_lane_op *op);
-/* Gives the object back, finished, or the last one that was started and has not moved; or given up:
- * then the lane must not be used again. */
+/* Gives the object back, finished, or the last one that was started, not posted; or given up: then
+ * the lane must not be used again. */
 void gr_lane_release(gr_lane_op *op);
 
 /* The communicator's next operation runs as a plan. */

@@ -13,6 +13,7 @@
 enum {
     LANE_LINE = 64,
     LANE_SLOTS = 16,       /* operations of a lane under way; a power of two */
+    LANE_FINISHED_MAX = 4, /* and so many that are finished without a word */
     LANE_INLINE = 48,      /* bytes of contributions within a line */
     LANE_SMALL_MAX = 4096, /* bytes of contributions of one rank beside its line */
     /* So many are packed even if all could be read where they are: that saves the second waiting,
@@ -72,7 +73,7 @@ typedef struct lane_windows {
 typedef struct lane_area {
     lane_slot slots[LANE_SLOTS];
     lane_did dids[LANE_SLOTS];
-    _Alignas(LANE_LINE) _Atomic uint32_t finished;   /* all operations before this number */
+    _Alignas(LANE_LINE) _Atomic uint32_t finished;   /* at least those before this number */
     _Alignas(LANE_LINE) _Atomic uint32_t wants_room; /* it waits for others' `finished` */
     /* Operations that run as plans, by number: the number plus one. */
     _Alignas(LANE_LINE) _Atomic uint32_t notes[LANE_SLOTS];
@@ -139,6 +140,7 @@ struct gr_lane_op {
     bool always_packed; /* and goes there */
     bool moved, linked;
     bool cma; /* what is not registered is reached through the kernel */
+    bool said; /* stored what others wait for, and not looked yet whether it was the last */
     const lane_tree *tree;
     size_t count, element_bytes;
     size_t begin, end;                 /* elements of the share that are not added yet */
@@ -183,6 +185,7 @@ struct gr_lane {
     int id, rank, size;
     uint32_t next_seq;       /* of the next operation */
     uint32_t room_until;     /* numbers below have a free slot */
+    uint32_t published;      /* what our `finished` says */
     gr_lane_op *head, *tail; /* not finished, in order */
     uint64_t windows_next;   /* of the next staged operation */
     bool roomy;
