@@ -2,6 +2,7 @@
 #include "cli/info_plan.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "coll/lane.h"
 #include "coll/tune.h"
 
 #include <stdio.h>
@@ -26,6 +27,8 @@ typedef struct explanation {
     bool order_free;
     gr_tuning tuning;
     gr_selection selection;
+    bool shared; /* all ranks share memory */
+    bool lane;   /* and go through their lane; the choice is for groups of calls, then */
     gr_choice choice;
     const char *source; /* of the choice */
     char source_text[160];
@@ -122,6 +125,8 @@ static gr_status read_costs(explanation *e, gr_diag *diag)
 static void choose(explanation *e)
 {
     size_t bytes = (size_t)e->options->size_bytes;
+    e->shared = e->options->hosts == 1 && e->options->link == 0;
+    e->lane = e->shared && gr_select_lane(&e->selection, e->shape.coll, bytes, e->shape.world_size);
     e->choice = gr_select(&e->selection, &e->shape, e->dtype, bytes, e->order_free);
     const gr_select_rule *forced = gr_select_rule_find(&e->selection.forced, e->shape.coll, bytes);
     const gr_select_rule *measured =
@@ -212,20 +217,69 @@ static const candidate *chosen_one(const explanation *e)
 }
 
 /* ---- Saying it ------------------------------------------------------------------------------- */
+static gr_lane_way way_of(const explanation *e, bool registered)
+{
+    return gr_lane_way_of((size_t)e->options->size_bytes, registered, true,
+                          e->tuning.cores >= e->shape.world_size);
+}
+
+static const char *way_name(gr_lane_way way)
+{
+    static const char *const names[] = {[GR_LANE_BESIDE] = "posted",
+                                        [GR_LANE_OWN] = "own shares",
+                                        [GR_LANE_FREE] = "free shares",
+                                        [GR_LANE_KERNEL] = "kernel",
+                                        [GR_LANE_WINDOWS] = "windows"};
+    return names[way];
+}
+
+static const char *way_text(gr_lane_way way)
+{
+    static const char *const texts[] = {
+        [GR_LANE_BESIDE] = "each rank posts its contribution, and all add all of them",
+        [GR_LANE_OWN] = "each rank adds its share of all buffers, and writes it to all results",
+        [GR_LANE_FREE] = "whoever has a core adds a share of all buffers, and writes it to all "
+                         "results",
+        [GR_LANE_KERNEL] = "own shares, read and written through the kernel; where it does not "
+                           "permit that, windows",
+        [GR_LANE_WINDOWS] = "each rank adds its share of what passes through shared windows"};
+    return texts[way];
+}
+
+static const char *name_at(explanation *e, size_t bytes)
+{
+    bool lane =
+        e->shared && gr_select_lane(&e->selection, e->shape.coll, bytes, e->shape.world_size);
+    return lane ? "lane"
+                : gr_select(&e->selection, &e->shape, e->dtype, bytes, e->order_free)
+                      .algorithm->name;
+}
+
+static void print_lane(const explanation *e)
+{
+    printf(
+        "choice      lane: all ranks share the memory of one host, and no rule says otherwise\n");
+    if (e->shape.coll == GR_COLL_ALLREDUCE) {
+        gr_lane_way registered = way_of(e, true), other = way_of(e, false);
+        printf("%-11s %s: %s\n", registered == other ? "" : "gr_alloc", way_name(registered),
+               way_text(registered));
+        if (registered != other) {
+            printf("malloc      %s: %s\n", way_name(other), way_text(other));
+        }
+    }
+}
 static void print_ranges(explanation *e)
 {
     char text[SIZE_BYTES];
-    const gr_algorithm *first = NULL, *last = NULL;
+    const char *first = NULL, *last = NULL;
     printf("by size     ");
     for (int i = 0; i < GR_SELECT_SIZES; i++) {
-        const gr_algorithm *at =
-            gr_select(&e->selection, &e->shape, e->dtype, gr_select_class_bytes(i), e->order_free)
-                .algorithm;
+        const char *at = name_at(e, gr_select_class_bytes(i));
         if (at != last && last) {
             printf(" to %s, ", size_text((double)gr_select_class_bytes(i - 1), text));
         }
         if (at != last) {
-            printf("%s", at->name);
+            printf("%s", at);
         }
         first = first ? first : at;
         last = at;
@@ -242,9 +296,13 @@ static void print_text(explanation *e)
            size_text((double)o->size_bytes, a), gr_dtype_name(e->dtype), e->shape.world_size,
            (int)o->hosts, o->hosts == 1 ? "" : "s", o->link == 0 ? "shm" : "tcp",
            o->exact ? "exact" : "not exact");
-    printf("choice      %s: %s\n            %s\n", chosen->algorithm->name, e->source_text,
-           chosen->algorithm->description);
-    printf("each rank   sends at most %s in %llu message%s; blocks in %u segment%s of up to %s\n",
+    if (e->lane) {
+        print_lane(e);
+    }
+    printf("%s %s: %s\n            %s\n", e->lane ? "in a group " : "choice     ",
+           chosen->algorithm->name, e->source_text, chosen->algorithm->description);
+    printf("%s sends at most %s in %llu message%s; blocks in %u segment%s of up to %s\n",
+           e->lane ? "           " : "each rank  ",
            size_text((double)chosen->prediction.bytes_sent, a),
            (unsigned long long)chosen->prediction.messages,
            chosen->prediction.messages == 1 ? "" : "s", chosen->prediction.segments,
@@ -279,12 +337,18 @@ static void print_json(explanation *e)
     const candidate *chosen = chosen_one(e);
     printf("{\"op\": \"%s\", \"size_bytes\": %lld, \"dtype\": \"%s\", \"ranks\": %d, \"hosts\": "
            "%d, \"link\": \"%s\", \"exact\": %s, \"algorithm\": \"%s\", \"segment_bytes\": %zu, "
-           "\"source\": \"%s\", \"messages\": %llu, \"bytes_sent\": %llu, \"candidates\": [",
+           "\"source\": \"%s\", \"messages\": %llu, \"bytes_sent\": %llu, ",
            gr_coll_name(e->shape.coll), (long long)o->size_bytes, gr_dtype_name(e->dtype),
            e->shape.world_size, (int)o->hosts, o->link == 0 ? "shm" : "tcp",
-           o->exact ? "true" : "false", chosen->algorithm->name, chosen->segment_bytes, e->source,
-           (unsigned long long)chosen->prediction.messages,
-           (unsigned long long)chosen->prediction.bytes_sent);
+           o->exact ? "true" : "false", e->lane ? "lane" : chosen->algorithm->name,
+           e->lane ? 0 : chosen->segment_bytes, e->lane ? "lane" : e->source,
+           e->lane ? 0 : (unsigned long long)chosen->prediction.messages,
+           e->lane ? 0 : (unsigned long long)chosen->prediction.bytes_sent);
+    if (e->lane && e->shape.coll == GR_COLL_ALLREDUCE) {
+        printf("\"gr_alloc\": \"%s\", \"malloc\": \"%s\", ", way_name(way_of(e, true)),
+               way_name(way_of(e, false)));
+    }
+    printf("\"plan\": \"%s\", \"candidates\": [", chosen->algorithm->name);
     for (int i = 0; i < e->candidate_count; i++) {
         const candidate *at = &e->candidates[i];
         const gr_prediction *p = &at->prediction;

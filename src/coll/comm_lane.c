@@ -163,15 +163,6 @@ static const gr_op_driver driver = {
     .begin = begin, .move = move, .end = end, .needs = needs, .uses = uses, .late_peer = late_peer};
 
 /* ---- Operations ------------------------------------------------------------------------------ */
-/* What the user chose by GRADUS_ALGORITHM runs as it says. */
-static bool is_forced(const gr_comm *comm, const gr_task *task)
-{
-    const gr_select_rule *rule =
-        gr_select_rule_find(&comm->selection.forced, task->call->coll,
-                            task->all_elements * gr_dtype_bytes(task->call->dtype));
-    return rule && rule->algorithm;
-}
-
 static gr_lane_request request_of(const gr_task *task)
 {
     const gr_call *call = task->call;
@@ -194,12 +185,13 @@ static gr_lane_request request_of(const gr_task *task)
 
 bool gr_comm_lane_takes(const gr_comm *comm, const gr_task *task)
 {
+    size_t size_bytes = task->all_elements * gr_dtype_bytes(task->call->dtype);
     if (!comm->lane ||
-        (task->call->coll != GR_COLL_ALLREDUCE && task->call->coll != GR_COLL_BARRIER)) {
+        !gr_select_lane(&comm->selection, task->call->coll, size_bytes, comm->size)) {
         return false;
     }
     gr_lane_request request = request_of(task);
-    return gr_lane_takes(comm->lane, &request) && !is_forced(comm, task);
+    return gr_lane_takes(comm->lane, &request);
 }
 
 gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_desc *desc,

@@ -85,7 +85,6 @@ gr_lane *gr_lane_open(gr_lanes *lanes, int id, int rank, int size, const int *wo
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     lane->cores = cores > 0 ? (uint32_t)cores : 1;
     lane->room_until = LANE_SLOTS;
-    lane->pack_max = lane->roomy ? LANE_PACK_MAX : LANE_PACK_MAX_SHARED;
     for (int peer = 0; peer < size; peer++) {
         uint8_t *area = shared[peer].lanes + (size_t)id * GR_SHARED_LANE_BYTES;
         lane->peers[peer] = (lane_peer){.world = world[peer],
@@ -257,6 +256,24 @@ static const lane_tree *find_tree(const gr_lane *lane, int shards)
     return NULL;
 }
 
+bool gr_lane_does(gr_coll coll, int size)
+{
+    return (coll == GR_COLL_ALLREDUCE || coll == GR_COLL_BARRIER) && size >= 2 &&
+           size <= GR_LANE_RANKS_MAX;
+}
+
+gr_lane_way gr_lane_way_of(size_t most_bytes, bool registered, bool kernel, bool roomy)
+{
+    size_t pack_max = roomy ? LANE_PACK_MAX : LANE_PACK_MAX_SHARED;
+    if (most_bytes <= (registered ? pack_max : LANE_SMALL_MAX)) {
+        return GR_LANE_BESIDE;
+    }
+    if (!registered) {
+        return kernel && roomy ? GR_LANE_KERNEL : GR_LANE_WINDOWS;
+    }
+    return roomy ? GR_LANE_OWN : GR_LANE_FREE;
+}
+
 bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request)
 {
     if (request->coll == GR_COLL_BARRIER) {
@@ -317,8 +334,8 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
         op->inputs[i] = request->inputs[i];
     }
     size_t packed_bytes = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
-    op->small = packed_bytes <= LANE_SMALL_MAX;
-    op->always_packed = packed_bytes <= lane->pack_max;
+    op->small = gr_lane_way_of(packed_bytes, false, false, lane->roomy) == GR_LANE_BESIDE;
+    op->always_packed = gr_lane_way_of(packed_bytes, true, false, lane->roomy) == GR_LANE_BESIDE;
     op->reduce = gr_reduce_kernel(lanes->isa, request->dtype, request->op);
     op->divisor = request->divisor;
     op->prescale = request->prescale;

@@ -139,7 +139,7 @@ struct gr_lane_op {
     bool small;         /* fits beside the lines */
     bool always_packed; /* and goes there */
     bool moved, linked;
-    bool cma; /* what is not registered is reached through the kernel */
+    bool cma;  /* what is not registered is reached through the kernel */
     bool said; /* stored what others wait for, and not looked yet whether it was the last */
     const lane_tree *tree;
     size_t count, element_bytes;
@@ -193,7 +193,6 @@ struct gr_lane {
     lane_known known[LANE_KNOWN];
     uint32_t known_next;
     uint32_t cores;
-    size_t pack_max;
     lane_area *own;
     lane_claim *claims;
     lane_tree *trees[LANE_TREES_MAX];

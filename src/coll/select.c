@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/select.h"
 #include "base/fail.h"
+#include "coll/lane.h"
 
 #include <string.h>
 
@@ -185,6 +186,15 @@ static const gr_select_class *find_class(gr_selection *selection, const gr_plan_
 }
 
 /* ---- The choice ------------------------------------------------------------------------------ */
+bool gr_select_lane(const gr_selection *selection, gr_coll coll, size_t size_bytes, int ranks)
+{
+    if (!gr_lane_does(coll, ranks)) {
+        return false;
+    }
+    const gr_select_rule *rule = gr_select_rule_find(&selection->forced, coll, size_bytes);
+    return !rule || !rule->algorithm;
+}
+
 gr_choice gr_select(gr_selection *selection, const gr_plan_shape *shape, gr_dtype dtype,
                     size_t size_bytes, bool order_free)
 {

@@ -6,8 +6,9 @@
  * choice depends only on what all ranks know: the operation, its size, the number of ranks, the
  * kind of link, the job's settings, and costs that were agreed on (tune.h).
  *
- * In this order: a rule of the user (GRADUS_ALGORITHM), a rule that was measured (`gradus tune`),
- * the candidate for which the model (model.h) predicts the shortest time. Predictions are made once
+ * In this order: a rule of the user (GRADUS_ALGORITHM), the lane (lane.h) where all ranks share
+ * memory, a rule that was measured (`gradus tune`), the candidate for which the model (model.h)
+ * predicts the shortest time. Predictions are made once
  * for a class of operations; after that a choice is a look into a table. */
 
 #include "base/log.h"
@@ -88,6 +89,10 @@ void gr_selection_adopt(gr_selection *selection, const gr_model *model,
  * operation is the first of its class. */
 gr_choice gr_select(gr_selection *selection, const gr_plan_shape *shape, gr_dtype dtype,
                     size_t size_bytes, bool order_free);
+
+/* Does this collective of `ranks` ranks that all share memory go through their lane? Then there is
+ * nothing to select. */
+bool gr_select_lane(const gr_selection *selection, gr_coll coll, size_t size_bytes, int ranks);
 
 /* The rule that a shape and size meet, NULL if none does. */
 const gr_select_rule *gr_select_rule_find(const gr_select_rules *rules, gr_coll coll,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice of algorithms, seen from outside: gradus info --plan, gradus tune, GRADUS_ALGORITHM."""
 import json
+import os
 
 import pytest
 
@@ -12,7 +13,7 @@ def plan(gradus, *arguments, env=None):
 
 
 def test_plan_explains(gradus):
-    found = plan(gradus, "allreduce", "25M", "-np", 8)
+    found = plan(gradus, "allreduce", "25M", "-np", 8, "--link", "tcp")
     assert found["size_bytes"] == 25 << 20 and found["ranks"] == 8 and found["source"] == "model"
     eligible = [c for c in found["candidates"] if c["eligible"]]
     assert eligible[0]["algorithm"] == found["algorithm"]
@@ -21,8 +22,34 @@ def test_plan_explains(gradus):
         parts = c["latency_us"] + c["bandwidth_us"] + c["reduction_us"]
         assert parts == pytest.approx(c["time_us"], rel=0.01, abs=0.01)
     assert found["bytes_sent"] >= 2 * 7 / 8 * (25 << 20) * 0.99
-    text = gradus("info", "--plan", "allreduce", "25M", "-np", 8).stdout
+    text = gradus("info", "--plan", "allreduce", "25M", "-np", 8, "--link", "tcp").stdout
     assert "25 MiB" in text and found["algorithm"] in text and "latency" in text
+
+
+def test_plan_knows_the_lane(gradus, comm_script):
+    few = min(2, os.cpu_count())
+    many = os.cpu_count() + 1
+    for size, ranks, gr_alloc, malloc in [
+            ("64", few, "posted", "posted"), ("2k", few, "own shares", "posted"),
+            ("1m", few, "own shares", "kernel"), ("1k", many, "posted", "posted"),
+            ("2k", many, "free shares", "posted"), ("1m", many, "free shares", "windows")]:
+        found = plan(gradus, "allreduce", size, "-np", ranks)
+        assert (found["algorithm"], found["source"], found["messages"]) == ("lane", "lane", 0)
+        assert (found["gr_alloc"], found["malloc"]) == (gr_alloc, malloc), (size, ranks)
+        assert found["plan"] == next(c for c in found["candidates"] if c["eligible"])["algorithm"]
+    assert plan(gradus, "barrier", "-np", 2)["algorithm"] == "lane"
+    text = gradus("info", "--plan", "allreduce", "1m", "-np", 2).stdout
+    assert "lane" in text and "in a group" in text and "kernel: " in text
+    for what, ranks, flags in [("allreduce", 2, ["--hosts", 2]), ("allreduce", 2, ["--link", "tcp"]),
+                               ("allreduce", 2, ["--algorithm", "allreduce=tree"]),
+                               ("broadcast", 2, []), ("allreduce", 65, [])]:
+        assert plan(gradus, what, "1m", "-np", ranks, *flags)["algorithm"] != "lane", (what, flags)
+    # What it says is what happens.
+    for rule, name in [("", "lane"), ("allreduce:0-64k=tree,64k-inf=auto", "tree")]:
+        said = plan(gradus, "allreduce", "4k", "-np", 2, env={"GRADUS_ALGORITHM": rule})
+        done = gradus("bench", "allreduce", "-np", 2, "--sizes", "4k", "--time", "1ms", "--json",
+                      env={"GRADUS_ALGORITHM": rule})
+        assert json.loads(done.stdout.splitlines()[0])["algorithm"] == said["algorithm"] == name
 
 
 def test_plan_follows_its_flags(gradus):
@@ -91,7 +118,7 @@ def test_tune_writes_what_jobs_use(gradus, tuned, comm_script):
     words = comm_script("create()\nassert barrier() == 0\n")
     result = gradus("run", "-np", 2, "--", *words, env={"GRADUS_TUNE": str(tuned)})
     assert result.returncode == 0, result.stderr
-    found = plan(gradus, "allreduce", "4k", "-np", 2, "--tune", tuned)
+    found = plan(gradus, "broadcast", "4k", "-np", 2, "--tune", tuned)
     assert found["source"] == "measured"
 
 
