@@ -477,7 +477,7 @@ static void post(gr_lane_op *op)
     own_soon(&next->line);
     if (line->packed && op->count > 0 && !is_in_line(op)) { /* the next one may well be as small */
         size_t used = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
-        for (size_t at = 0; at < used && at < LANE_PACK_MAX; at += LANE_LINE) {
+        for (size_t at = 0; at < used && at < LANE_SMALL_MAX; at += LANE_LINE) {
             own_soon(next->beside + at);
         }
     }

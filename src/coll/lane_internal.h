@@ -12,10 +12,10 @@
 
 enum {
     LANE_LINE = 64,
-    LANE_SLOTS = 16,       /* operations of a lane under way; a power of two */
-    LANE_FINISHED_MAX = 4, /* and so many that are finished without a word */
-    LANE_INLINE = 48,      /* bytes of contributions within a line */
-    LANE_SMALL_MAX = 4096, /* bytes of contributions of one rank beside its line */
+    LANE_SLOTS = 16,        /* operations of a lane under way; a power of two */
+    LANE_FINISHED_MAX = 4,  /* and so many that are finished without a word */
+    LANE_INLINE = 48,       /* bytes of contributions within a line */
+    LANE_SMALL_MAX = 16384, /* bytes of contributions of one rank beside its line */
     /* So many are packed even if all could be read where they are: that saves the second waiting,
      * which costs more where ranks share cores. */
     LANE_PACK_MAX = 256,
