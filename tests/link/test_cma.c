@@ -2,7 +2,7 @@
 
 /* The memory of a peer by way of the kernel: of the process that the link leads to, or of none. */
 
-#include "link/shared.h"
+#include "link/shm/shm.h"
 #include "support_pair.h"
 
 #include <setjmp.h>
@@ -113,6 +113,9 @@ static void test_nobody_writes_to_one_that_has_ended(void **unused)
     uint64_t at = (uint64_t)(uintptr_t)memory;
     assert_int_equal(gr_mesh_cma_write(l.mesh, 1, at, given, sizeof given), GR_E_PEER_LOST);
     assert_int_equal(gr_mesh_cma_read(l.mesh, 1, at, given, sizeof given), GR_E_PEER_LOST);
+    ((gr_shm_link *)(void *)l.link)->pid = getpid();
+    assert_int_equal(gr_mesh_cma_write(l.mesh, 1, at, given, sizeof given), GR_E_PEER_LOST);
+    assert_int_equal(memory[0], OURS);
     gr_mesh_destroy(l.mesh);
 }
 
