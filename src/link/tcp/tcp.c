@@ -24,6 +24,7 @@ enum {
 enum {
     DIRECT_MAX = 4,     /* peers that are read from instead of asking epoll */
     TURNS_A_POLL = 64,  /* of reading, until epoll is asked what else there is */
+    SPINS_IN_ALL = 8,   /* a spin, with what others take meanwhile, in those alone */
     TURNS_A_YIELD = 16, /* of reading, where there is a core for everybody */
     MEMORY_OF_A_PEER_MAX = 2 << 20,
     /* Of several streams each gets no more than it soon sends: so that the next part goes to the
@@ -193,6 +194,17 @@ static bool reads_directly(gr_mesh *base)
     return true;
 }
 
+static bool expects(gr_mesh *base)
+{
+    for (int peer = 0; peer < base->world_size; peer++) {
+        const gr_tcp_link *link = link_of(base, peer);
+        if (link != NULL && link->base.state == GR_LINK_UP && link->base.expected) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool polls(gr_mesh *base)
 {
     return base->other == NULL && !reads_directly(base);
@@ -225,12 +237,13 @@ static bool busy(gr_mesh *base)
 }
 
 /* True: something came before the time was up. What others do with the core while we yield it is
- * not our time: ranks that share cores take turns until all have what they wait for. */
-static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_us, int64_t left_us)
+ * not our time: ranks that share cores take turns until all have what they wait for. But who has a
+ * core for long is no rank that waits: then we sleep, since a sleeper is woken at once. */
+static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_ns, int64_t most_ns)
 {
-    bool direct = reads_directly(base);
-    int64_t now_ns = start_ns, given_ns = 0;
-    for (int turn = 1; now_ns - start_ns - given_ns < spin_us * 1000; turn++) {
+    bool direct = reads_directly(base) && expects(base);
+    int64_t took_ns = 0, given_ns = 0;
+    for (int turn = 1; took_ns - given_ns < spin_ns && took_ns < most_ns; turn++) {
         if (atomic_load_explicit(&base->woken, memory_order_relaxed) ||
             (direct && read_expected(base))) {
             return true;
@@ -238,15 +251,14 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_us, int64_t left_
         if ((!direct || turn % TURNS_A_POLL == 0) && gr_mesh_collect(base, 0)) {
             return true;
         }
-        now_ns = gr_now_ns();
-        if (now_ns - start_ns >= left_us * 1000) {
-            return false;
-        }
+        took_ns = gr_now_ns() - start_ns;
         /* Whom we wait for may need this very core, or be bound to it. */
         if (!direct || !base->spin.allowed || turn % TURNS_A_YIELD == 0) {
+            int64_t before_ns = took_ns;
             sched_yield();
             base->stats.system_calls++;
-            given_ns += gr_now_ns() - now_ns;
+            took_ns = gr_now_ns() - start_ns;
+            given_ns += took_ns - before_ns;
         }
     }
     return false;
@@ -259,7 +271,9 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
     }
     int64_t left_us = until_us - now_us;
     int64_t start_ns = gr_now_ns();
-    if (base->spin.max_us > 0 && spin(base, start_ns, base->spin.now_us, left_us)) {
+    int64_t spin_us = base->spin.now_us;
+    int64_t most_us = left_us < SPINS_IN_ALL * spin_us ? left_us : SPINS_IN_ALL * spin_us;
+    if (base->spin.max_us > 0 && spin(base, start_ns, spin_us * 1000, most_us * 1000)) {
         gr_spin_learn(&base->spin, 0);
         return;
     }
