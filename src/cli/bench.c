@@ -160,6 +160,12 @@ static const gr_config_field bench_fields[] = {
      .default_text = "auto",
      .choices = link_choices,
      .help = "how ranks reach each other; auto: shm if all are on one host"},
+    {.flag = "--together",
+     .type = GR_CONFIG_BOOL,
+     AT(together),
+     .default_text = "false",
+     .help = "an operation ends when all ranks have finished it: with a barrier behind each, which "
+             "counts as well"},
     {.flag = "--check",
      .type = GR_CONFIG_BOOL,
      AT(check),

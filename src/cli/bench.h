@@ -87,7 +87,7 @@ typedef struct gr_bench_options {
     int64_t compute_us;
     const char *algorithm;
     int link;
-    bool check, json, exact;
+    bool together, check, json, exact;
     const char *plot;
 } gr_bench_options;
 

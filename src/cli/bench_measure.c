@@ -71,6 +71,9 @@ static gr_status repeat(const measurer *m, const gr_bench_case *c, int64_t itera
     int64_t start_ns = gr_now_ns(), before_ns = start_ns;
     for (int64_t i = 0; i < iterations && status == GR_OK; i++) {
         status = async ? one_async(c, m, &compute_us) : gr_bench_do(c);
+        if (status == GR_OK && m->bench->options.together) {
+            status = gr_barrier(c->comm);
+        }
         int64_t now_ns = gr_now_ns();
         m->samples[i] = (double)(now_ns - before_ns) / 1e3;
         before_ns = now_ns;
