@@ -142,7 +142,7 @@ static const gr_config_field simulate_fields[] = {
      .offset = CLUSTER(cores),
      .default_text = "0",
      .min = 0,
-     .max = 1 << 20,
+     .max = GR_CLUSTER_RANKS_MAX,
      .value_name = "N",
      .help = "cores of a host; 0: one for each rank"},
     {.key = "shared_cores",
@@ -151,7 +151,7 @@ static const gr_config_field simulate_fields[] = {
      .offset = CLUSTER(shared_cores),
      .default_text = "0",
      .min = 0,
-     .max = 1 << 20,
+     .max = GR_CLUSTER_RANKS_MAX,
      .value_name = "N",
      .help = "cores of all hosts together, if they are namespaces of one machine; 0: they are not"},
     {.key = "gradient_bytes",
@@ -505,15 +505,14 @@ static gr_status simulate(simulate_options *options, const gr_cli_line *line, in
 
 static void print_help(void)
 {
-    puts(
-        "usage: gradus simulate OPERATION [cluster.yaml] [flags]\n"
-        "       gradus simulate step [cluster.yaml] [flags]\n\n"
-        "How long a collective, or a training step, would take on a cluster that is only\n"
-        "described, up to a million ranks: the plans of all ranks run in simulated time, or those\n"
-        "of smaller worlds from which the large one is extrapolated. The keys below stand in the\n"
-        "file; flags stand over it.\n\n"
-        "  gradus simulate allreduce --hosts 64 --ranks-per-host 8 --compare\n"
-        "  gradus simulate step cluster.yaml --scaling\n");
+    puts("usage: gradus simulate OPERATION [cluster.yaml] [flags]\n"
+         "       gradus simulate step [cluster.yaml] [flags]\n\n"
+         "How long a collective, or a training step, would take on a cluster that is only\n"
+         "described, up to 131,072 ranks: the plans of all ranks run in simulated time, or those\n"
+         "of smaller worlds from which the large one is extrapolated. The keys below stand in the\n"
+         "file; flags stand over it.\n\n"
+         "  gradus simulate allreduce --hosts 64 --ranks-per-host 8 --compare\n"
+         "  gradus simulate step cluster.yaml --scaling\n");
     gr_config_print_help(&gr_simulate_table, stdout);
 }
 

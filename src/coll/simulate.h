@@ -52,7 +52,7 @@ typedef struct gr_simulated {
     int64_t largest_simulated; /* ranks */
 } gr_simulated;
 
-enum { GR_CLUSTER_RANKS_MAX = 1 << 20 };
+enum { GR_CLUSTER_RANKS_MAX = 1 << 17 };
 
 typedef struct gr_simulator gr_simulator;
 

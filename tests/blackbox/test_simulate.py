@@ -54,13 +54,20 @@ def test_compare_finds_the_best(gradus):
 
 def test_a_hundred_thousand_ranks(gradus):
     begin = time.monotonic()
-    rows = objects(gradus("simulate", "allreduce", "--hosts", 12500, "--ranks-per-host", 8,
-                          "--size", "100m", "--algorithm", "ring", "--json", timeout=120))
+    cluster = ["--hosts", 12500, "--ranks-per-host", 8, "--json"]
+    rows = objects(gradus("simulate", "allreduce", *cluster, "--size", "100m", timeout=120))
+    rows += objects(gradus("simulate", "allreduce", *cluster, "--size", "100m", "--algorithm", "ring",
+                           timeout=120))
+    for row in rows:
+        assert row["ranks"] == 100000 and row["method"] == "extrapolated"
+        assert row["error"] < 0.1 and row["ranks_simulated"] < 5000
+    step, = objects(gradus("simulate", "step", *cluster, timeout=120))
+    assert step["ranks"] == 100000 and step["error"] < 0.1 and step["exposed_us"] > 0
     assert time.monotonic() - begin < 60
-    assert rows[0]["ranks"] == 100000 and rows[0]["method"] == "extrapolated"
-    assert rows[0]["error"] < 0.1 and rows[0]["ranks_simulated"] < 5000
-    table = gradus("simulate", "broadcast", "--hosts", 100000, "--size", "1k", timeout=120)
+    table = gradus("simulate", "broadcast", "--hosts", 131072, "--size", "1k", timeout=120)
     assert table.returncode == 0 and "extrapolated from worlds of up to" in table.stdout
+    table = gradus("simulate", "broadcast", "--hosts", 131073, "--size", "1k")
+    assert table.returncode == 2 and "131072" in table.stderr
 
 
 def test_every_collective(gradus):
