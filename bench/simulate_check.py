@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds `gradus simulate` against measurement: network namespaces on this machine, limited by tc.
 
-    bench/simulate_check.py [--hosts 2,4,8] [--rate 1gbit] [--delay 0.1ms] [--sizes 1m,4m,25m]
-                            [--algorithms direct,ring] [--build build] [--json]
+    bench/simulate_check.py [--hosts 2,4,8] [--rates 100mbit,1gbit] [--sizes 1m,4m]
+                            [--operations allreduce,broadcast] [--algorithms direct,ring]
+                            [--rows FILE] [--write docs/simulate.md]
 
-For each number of hosts: measures latency and bandwidth over plain TCP, all of them busy both ways,
-from one neighbour and from all others at once; simulates a cluster with these figures; runs `gradus bench` there; and
-prints simulated and measured time and the error of each size. Exit code 1 if an error is larger than
---tolerance (10 %). Needs root.
+For each rate and number of hosts: measures latency and bandwidth over plain TCP with all hosts busy
+both ways, from one neighbour and from all others at once; simulates a cluster with these figures;
+runs `gradus bench` there; and prints simulated and measured time and the error. Without --algorithms
+all that differ where each host has one rank. --rows keeps the results in a file, one JSON object a
+line, so that several runs add up to one table; --write puts that into a text.
+Exit code 1 if an error is larger than --tolerance (10 %). Needs root.
 """
 import argparse
 import json
@@ -22,15 +25,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "bench" / "hosts"))
 import hosts as harness  # noqa: E402
 
-# Runs in every namespace at once: connects to those of argv and lets the others connect. Round
-# trips of one byte with the first one, then bytes for all of them, while as many come in.
+OPERATIONS = "allreduce,reduce,reduce-scatter,allgather,gather,scatter,broadcast,alltoall"
+SEGMENT = "64k"     # else the library chooses it by the costs that it measures at the start
+UNITS = {"k": 10, "m": 20, "g": 30}
+BEGIN, END = "<!-- simulate_check: begin -->\n", "<!-- simulate_check: end -->\n"
+
+# Runs in every namespace at once: connects to those of the first line and lets the others connect.
+# Where there is one, round trips of one byte; then for each line "SHARE REPEATS" so many exchanges of
+# SHARE bytes with each of them: seconds for one.
 PROBE = r"""
-import selectors, socket, sys, threading, time
-own, share, PINGS, PIECE = sys.argv[1], int(sys.argv[2]), 300, 1 << 18
+import select, socket, sys, threading, time
+own, PINGS, PIECE = sys.argv[1], 300, 1 << 18
 server = socket.create_server((own, 0), backlog=64)
 print(server.getsockname()[1], flush=True)
 words = sys.stdin.readline().split()
-targets, sources = words[1:], int(words[0])
+sources, targets = int(words[0]), words[1:]
 peers = [socket.create_connection((word.split(":")[0], int(word.split(":")[1]))) for word in targets]
 others = [server.accept()[0] for _ in range(sources)]
 for peer in peers + others:
@@ -38,9 +47,9 @@ for peer in peers + others:
 def echo():
     for _ in range(PINGS):
         others[0].sendall(others[0].recv(1))
-thread = threading.Thread(target=echo)
-trips = []
+trips = [0]
 if sources == 1:
+    thread = threading.Thread(target=echo)
     thread.start()
     for _ in range(PINGS):
         begin = time.perf_counter()
@@ -48,169 +57,220 @@ if sources == 1:
         peers[0].recv(1)
         trips.append(time.perf_counter() - begin)
     thread.join()
-print("ready", flush=True)
-sys.stdin.readline()
-def write(peer, size):
-    piece = bytes(PIECE)
-    while size > 0:
-        peer.sendall(piece[:min(size, PIECE)])
-        size -= PIECE
-def exchange(size):
-    threads = [threading.Thread(target=write, args=(peer, size)) for peer in peers]
-    for thread in threads:
-        thread.start()
-    left = {other: size for other in others}
-    with selectors.DefaultSelector() as selector:
-        for other in others:
-            selector.register(other, selectors.EVENT_READ)
-        while left:
-            for key, _ in selector.select():
-                size = key.fileobj.recv_into(into)
-                marks.append((time.perf_counter(), (marks[-1][1] if marks else 0) + size))
-                left[key.fileobj] -= size
-                if left[key.fileobj] == 0:
-                    selector.unregister(key.fileobj)
-                    del left[key.fileobj]
-    for thread in threads:
-        thread.join()
-into, marks = bytearray(PIECE), []
-exchange(share)
-# The first part is what the rate limit lets pass at once, and the start of the connections.
-got = marks[-1][1]
-first = next(mark for mark in marks if mark[1] >= got // 4)
-speed = (got - first[1]) / (marks[-1][0] - first[0])
-print(sorted(trips)[PINGS // 2] / 2 * 1e6 if trips else 0, speed * 8e-9, flush=True)
+print(sorted(trips)[len(trips) // 2] / 2 * 1e6, flush=True)
+piece, into = memoryview(bytes(PIECE)), memoryview(bytearray(PIECE))
+socks, edges = peers + others, select.epoll()
+for sock in socks:
+    sock.setblocking(False)
+    edges.register(sock, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+number = {sock.fileno(): at for at, sock in enumerate(socks)}
+def exchange(share):
+    left = [share] * len(socks)
+    todo = range(len(socks))
+    while any(left):
+        for at in todo:
+            try:
+                while left[at] > 0:
+                    end = min(left[at], PIECE)
+                    left[at] -= (socks[at].send(piece[:end]) if at < len(peers) else
+                                 socks[at].recv_into(into[:end]))
+            except BlockingIOError:
+                pass
+        todo = [number[fd] for fd, _ in edges.poll()] if any(left) else []
+for line in sys.stdin:
+    share, repeats = map(int, line.split())
+    exchange(share)
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        exchange(share)
+    print((time.perf_counter() - begin) / repeats, flush=True)
 """
 
 
-def traffic(net, targets_of, share):
-    """All hosts send to theirs at once: medians of latency in us and received payload in Gbit/s."""
-    python = ["/usr/bin/python3", "-c", PROBE]
-    hosts = range(net.count)
-    sources = [sum(host in targets_of(other) for other in hosts) for host in hosts]
-    processes = [net.popen(host, [*python, net.address(host), str(share)], stdin=subprocess.PIPE,
-                           stdout=subprocess.PIPE, text=True) for host in hosts]
-    try:
-        ports = [process.stdout.readline().strip() for process in processes]
-        for host, process in enumerate(processes):
+class Traffic:
+    """All hosts send to theirs at once, as often as asked."""
+
+    def __init__(self, net, targets_of):
+        python = ["/usr/bin/python3", "-c", PROBE]
+        count = range(net.count)
+        self.sources = [sum(host in targets_of(other) for other in count) for host in count]
+        self.processes = [net.popen(host, [*python, net.address(host)], stdin=subprocess.PIPE,
+                                    stdout=subprocess.PIPE, text=True) for host in count]
+        ports = self.read()
+        for host, process in enumerate(self.processes):
             targets = [f"{net.address(to)}:{ports[to]}" for to in targets_of(host)]
-            print(sources[host], *targets, file=process.stdin, flush=True)
-        for process in processes:
-            process.stdout.readline()
-        for process in processes:
-            print("go", file=process.stdin, flush=True)
-        figures = [list(map(float, process.stdout.readline().split())) for process in processes]
-        return [statistics.median(column) for column in zip(*figures)]
-    finally:
-        harness.stop(processes)
-        for process in processes:
+            print(self.sources[host], *targets, file=process.stdin, flush=True)
+        self.latency_us = statistics.median(map(float, self.read()))
+
+    def read(self):
+        return [process.stdout.readline().strip() for process in self.processes]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        harness.stop(self.processes)
+        for process in self.processes:
             process.stdin.close()
 
+    def gbit(self, share, repeats):
+        """Received payload of the median host."""
+        for process in self.processes:
+            print(share, repeats, file=process.stdin, flush=True)
+        rates = [sources * share / float(text) for sources, text in zip(self.sources, self.read())]
+        return statistics.median(rates) * 8e-9
 
-def probe(net, bulk_bytes):
-    """Latency, payload from one host and from all others at once, each way and on all hosts."""
-    # Other load on the machine only makes it look slower: the best of three.
-    tries = [probe_once(net, bulk_bytes) for _ in range(3)]
-    return min(a for a, _, _ in tries), max(b for _, b, _ in tries), max(c for _, _, c in tries)
 
-
-def probe_once(net, bulk_bytes):
-    count = net.count
-    latency_us, gbit = traffic(net, lambda host: [(host + 1) % count], bulk_bytes)
+def probe(net, options, rate_bytes):
+    """The figures of one set of namespaces, as flags: latency, payload from one neighbour and from
+    all others at once. Other load on the machine only makes it look slower: the best of several."""
+    everybody = range(net.count)
+    share = int(rate_bytes * options.probe_s)
+    with Traffic(net, lambda host: [(host + 1) % net.count]) as ring:
+        latency_us = ring.latency_us
+        gbit = max(ring.gbit(share, 1) for _ in range(5))
     incast_gbit = gbit
-    if count > 2:
-        _, incast_gbit = traffic(net, lambda host: [at for at in range(count) if at != host],
-                                 bulk_bytes // (count - 1))
-    return latency_us, gbit, min(incast_gbit, gbit)
+    if net.count > 2:
+        with Traffic(net, lambda host: [at for at in everybody if at != host]) as traffic:
+            incast_gbit = max(traffic.gbit(share // (net.count - 1), 1) for _ in range(5))
+    return ["--latency-us", f"{latency_us:.1f}", "--bandwidth-gbit", f"{gbit:.4f}",
+            "--incast-gbit", f"{min(incast_gbit, gbit):.4f}"]
 
 
-def simulate(gradus, options, count, figures, algorithm, size):
-    latency_us, gbit, incast_gbit = figures
+def size_of(text):
+    return int(text[:-1]) << UNITS[text[-1]] if text[-1] in UNITS else int(text)
+
+
+def simulate(options, count, figures, operation, size):
+    """Rows of `gradus simulate`, one for each algorithm."""
     done = subprocess.run(
-        [gradus, "simulate", "allreduce", "--hosts", str(count), "--ranks-per-host",
-         str(options.ranks_per_host), "--latency-us", str(latency_us), "--bandwidth-gbit", str(gbit),
-         "--incast-gbit", str(incast_gbit), "--burst", options.burst,
+        [options.gradus, "simulate", operation, "--hosts", str(count), "--ranks-per-host",
+         str(options.ranks_per_host), *figures, "--burst", options.burst,
          "--overhead-us", str(options.overhead_us), "--copy-gbyte", str(options.copy_gbyte),
-         "--shared-cores", str(options.cores), "--algorithm", algorithm, "--size", size, "--json"],
-        capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+         "--shared-cores", str(options.cores), "--segment", SEGMENT, "--size", str(size),
+         "--compare", "--json"], capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def measure(net, gradus, options, algorithm):
-    """Median times in us by size."""
-    results = net.run([gradus, "bench", "allreduce", "--sizes", options.sizes, "--placement", "in",
+def measure(net, options, operation, algorithm, size):
+    """Median time in us."""
+    results = net.run([options.gradus, "bench", operation, "--sizes", str(size), "--placement", "in",
                        "--iters", str(options.iterations), "--rounds", str(options.rounds),
-                       "--algorithm", algorithm, "--no-exact", "--json"], options.ranks_per_host,
-                      timeout_s=300)
-    times = {}
-    for status, text in results:
-        if status != 0:
-            raise RuntimeError(f"gradus bench failed: {text.strip()}")
-        for line in text.splitlines():
-            if line.startswith("{"):
-                row = json.loads(line)
-                if row["wrong"]:
-                    raise RuntimeError(f"wrong results: {line}")
-                times.setdefault(row["size_bytes"], []).append(row["time_us_median"])
-    return {size: statistics.median(all_times) for size, all_times in times.items()}
+                       "--warmup", "1", "--together", "--algorithm", algorithm, "--no-exact", "--json"],
+                      options.ranks_per_host, env={"GRADUS_SEGMENT": SEGMENT}, timeout_s=300)
+    rows = [json.loads(line) for _, text in results for line in text.splitlines()
+            if line.startswith("{")]
+    if any(status != 0 for status, _ in results) or any(row["wrong"] for row in rows):
+        raise RuntimeError(f"gradus bench {operation} by {algorithm} failed: {results}")
+    return statistics.median(row["time_us_median"] for row in rows)
 
 
-def check_hosts(options, gradus, count):
-    """The rows of one number of hosts."""
-    rows = []
-    with harness.Hosts(count, options.rate, options.delay, options.build) as net:
-        figures = probe(net, options.bulk_mib << 20)
-        if not options.json:
-            print(f"{count} hosts: latency {figures[0]:.1f} us, payload {figures[1]:.3f} Gbit/s each "
-                  f"way, {figures[2]:.3f} from several at once", flush=True)
-        for algorithm in options.algorithms.split(","):
-            for size, measured_us in sorted(measure(net, gradus, options, algorithm).items()):
-                row = simulate(gradus, options, count, figures, algorithm, str(size))
-                error = row["time_us"] / measured_us - 1
-                rows.append({"hosts": count, "ranks": row["ranks"], "algorithm": algorithm,
-                             "size_bytes": size, "measured_us": measured_us,
-                             "simulated_us": row["time_us"], "error": error})
-                if options.json:
-                    print(json.dumps(rows[-1]), flush=True)
-                else:
-                    print(f"{count:4} {algorithm:18} {size:12} {measured_us:12.0f} "
-                          f"{row['time_us']:12.0f} {100 * error:+7.1f} %", flush=True)
-    return rows
+def wanted(options, row):
+    if options.algorithms:
+        return row["algorithm"] in options.algorithms.split(",")
+    return options.ranks_per_host > 1 or not row["algorithm"].startswith("hierarchical")
 
 
-def main():
+def check_hosts(options, rate, count):
+    """The rows of one rate and number of hosts."""
+    with harness.Hosts(count, rate, options.delay, options.build) as net:
+        per_s = {"k": 1e3, "m": 1e6, "g": 1e9}[rate[-4]] * int(rate[:-4]) / 8
+        figures = probe(net, options, per_s)
+        print("#", *figures, flush=True)
+        for operation in options.operations.split(","):
+            for size in map(size_of, options.sizes.split(",")):
+                for row in simulate(options, count, figures, operation, size):
+                    if not wanted(options, row):
+                        continue
+                    measured_us = measure(net, options, operation, row["algorithm"], size)
+                    yield {"rate": rate, "hosts": count, "ranks": row["ranks"], "op": operation,
+                           "algorithm": row["algorithm"], "size_bytes": size,
+                           "measured_us": measured_us, "simulated_us": row["time_us"],
+                           "error": row["time_us"] / measured_us - 1}
+
+
+def table(rows):
+    """Markdown: measured milliseconds and the error, by operation, algorithm and size."""
+    columns = sorted({(row["rate"], row["hosts"]) for row in rows},
+                     key=lambda at: ("kmg".index(at[0][-4]), int(at[0][:-4]), at[1]))
+    lines = ["| operation | algorithm | MiB | "
+             + " | ".join(f"{rate[:-4]} {rate[-4].upper()}bit/s, {count}" for rate, count in columns)
+             + " |", "| --- | --- | --- | " + " | ".join("---:" for _ in columns) + " |"]
+    cells = {(row["op"], row["algorithm"], row["size_bytes"], row["rate"], row["hosts"]):
+             f"{row['measured_us'] / 1e3:.1f} ({100 * row['error']:+.0f} %)" for row in rows}
+    for op, algorithm, size in dict.fromkeys(
+            (row["op"], row["algorithm"], row["size_bytes"]) for row in rows):
+        lines.append(f"| {op} | {algorithm} | {size / 2**20:g} | " + " | ".join(
+            cells.get((op, algorithm, size, *at), "") for at in columns) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(rows, tolerance):
+    errors = [abs(row["error"]) for row in rows]
+    inside = sum(error <= tolerance for error in errors)
+    return (f"{inside} of {len(rows)} within {100 * tolerance:.0f} %, median "
+            f"{100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %")
+
+
+def write(path, rows, tolerance):
+    text = path.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}{summary(rows, tolerance)}.\n\n{table(rows)}{END}{after}")
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--hosts", default="2,4,8")
+    parser.add_argument("--hosts", default="2,4,8", help="none: only the table of --rows")
     parser.add_argument("--ranks-per-host", type=int, default=1)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--delay", default="0.1ms")
+    parser.add_argument("--rates", default="1gbit")
+    parser.add_argument("--delay")
     parser.add_argument("--sizes", default="1m,4m,25m")
-    parser.add_argument("--algorithms", default="direct,ring")
+    parser.add_argument("--operations", default=OPERATIONS)
+    parser.add_argument("--algorithms")
     parser.add_argument("--build", default=str(ROOT / "build"))
     parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--bulk-mib", type=int, default=48, help="sent to measure the bandwidth")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--probe-s", type=float, default=0.4, help="of sending, for the bandwidth")
     parser.add_argument("--burst", default="256k", help="of the harness's token buckets")
     parser.add_argument("--overhead-us", type=float, default=8, help="of a message at each end")
     parser.add_argument("--copy-gbyte", type=float, default=2.5, help="speed of socket copies")
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tolerance", type=float, default=0.10)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rows", type=pathlib.Path)
+    parser.add_argument("--write", type=pathlib.Path)
     options = parser.parse_args()
-    gradus = str(pathlib.Path(options.build).resolve() / "gradus")
-    if not options.json:
-        print("hosts algorithm               size B  measured us simulated us     error")
+    options.gradus = str(pathlib.Path(options.build).resolve() / "gradus")
+    return options
+
+
+def main():
+    options = parse()
     rows = []
+    counts = [] if options.hosts == "none" else map(int, options.hosts.split(","))
     try:
-        for count in map(int, options.hosts.split(",")):
-            rows += check_hosts(options, gradus, count)
+        for rate, count in [(rate, count) for count in counts for rate in options.rates.split(",")]:
+            for row in check_hosts(options, rate, count):
+                rows.append(row)
+                print(f"{rate:>8} {count:3} {row['op']:15} {row['algorithm']:18} "
+                      f"{row['size_bytes']:10} {row['measured_us']:10.0f} us, simulated "
+                      f"{row['simulated_us']:10.0f} {100 * row['error']:+6.1f} %", flush=True)
+                if options.rows:
+                    with options.rows.open("a") as file:
+                        print(json.dumps(row), file=file)
     except harness.Unavailable as error:
         print(f"simulate_check: {error}", file=sys.stderr)
         return 2
-    worst = max(abs(row["error"]) for row in rows)
-    if not options.json:
-        print(f"worst error {100 * worst:.1f} %, at most {100 * options.tolerance:.0f} % allowed")
-    return worst > options.tolerance
+    if options.rows:    # the last result of each
+        kept = {}
+        for line in options.rows.read_text().splitlines():
+            row = json.loads(line)
+            kept[row["rate"], row["hosts"], row["op"], row["algorithm"], row["size_bytes"]] = row
+        rows = list(kept.values())
+    if options.write:
+        write(options.write, rows, options.tolerance)
+    print(summary(rows, options.tolerance))
+    return any(abs(row["error"]) > options.tolerance for row in rows)
 
 
 if __name__ == "__main__":

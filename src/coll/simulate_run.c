@@ -16,7 +16,9 @@
  * its own. So the last event tells where the time went. */
 
 enum {
-    QUANTUM_BYTES = 64 << 10,  /* after so much it is another connection's turn */
+    TURN_BYTES = 128 << 10,    /* then it is another connection's turn: the kernel lets each have
+                                  two of the largest packets queued */
+    COPY_BYTES = 64 << 10,     /* what is copied before the transfer goes along, or after it */
     HEADER_BYTES = 40,         /* of a message on a byte stream */
     UNIT_BYTES = 64,           /* blocks are cut at multiples of this, as by the executor */
     SEGMENT_BYTES = 256 << 10, /* the executor's own choice */
@@ -48,7 +50,8 @@ typedef struct thread {
     uint32_t what;
     bool wants_core;
     bool posted; /* what it is sending goes to the wire by an event of its own */
-    bool waited; /* it had nothing to do when the last message arrived */
+    double idle_since_us;
+    double spare_us; /* it has idled for so long, and copied what was arriving meanwhile */
     double sent;
 } thread;
 
@@ -325,7 +328,7 @@ static void start_wire(run *r, int host)
             wire_passed(r, path, step); /* an empty segment is no message */
         }
     }
-    net->quantum = path->wire_left < QUANTUM_BYTES ? path->wire_left : QUANTUM_BYTES;
+    net->quantum = path->wire_left < TURN_BYTES ? path->wire_left : TURN_BYTES;
     net->busy = true;
     /* A pause is worth some bytes that then pass at once: those of a token bucket. */
     double since_us = fmax(net->paid_until_us, r->now_us - r->burst_us);
@@ -403,19 +406,17 @@ typedef struct cost {
     double overhead_us;
 } cost;
 
-/* Copying goes along with the transfer: a thread that waited for a message has only its end left
- * to copy. */
-static size_t quantum_of(size_t size)
+/* Copying goes along with the transfer, but for what comes first or last. */
+static size_t edge_of(size_t size)
 {
-    return size < QUANTUM_BYTES ? size : QUANTUM_BYTES;
+    return size < COPY_BYTES ? size : COPY_BYTES;
 }
 
 static cost cost_of_message(const run *r, const gr_simpath *path, const gr_program_step *step,
-                            size_t size, bool taking, bool waited)
+                            size_t size, bool taking)
 {
     const gr_cluster *cluster = r->cluster;
     if (!path->local) {
-        size = taking && waited ? quantum_of(size) : size;
         return (cost){GR_TIME_OVERHEAD, (double)size * r->copy_us_per_byte, cluster->overhead_us};
     }
     /* Inside a host the receiver reads where the sender's data lie: an addition reads them there,
@@ -441,7 +442,7 @@ static cost cost_of_task(const run *r, int rank)
     uint32_t at;
     const gr_program_step *step = head_of(r, rank, path, sending, path->index, &at);
     size_t size = message_bytes(r, step, path->segment);
-    return size > 0 || is_whole(step) ? cost_of_message(r, path, step, size, !sending, t->waited)
+    return size > 0 || is_whole(step) ? cost_of_message(r, path, step, size, !sending)
                                       : (cost){GR_TIME_OVERHEAD, 0, 0};
 }
 
@@ -553,7 +554,7 @@ static void post_early(run *r, int rank, cost c)
     const gr_program_step *step = head_of(r, rank, path, true, path->index, &at);
     size_t size = message_bytes(r, step, path->segment);
     event e = caused(r, POSTED, (uint32_t)rank, t->what);
-    add_part(&e, GR_TIME_OVERHEAD, c.overhead_us + (double)quantum_of(size) * r->copy_us_per_byte);
+    add_part(&e, GR_TIME_OVERHEAD, c.overhead_us + (double)edge_of(size) * r->copy_us_per_byte);
     push(r, e);
     t->posted = true;
 }
@@ -565,17 +566,27 @@ static core_pool *pool_of(const run *r, int rank)
                                 : &r->pools[r->world->host_of[rank]];
 }
 
+/* Who waits for messages copies what arrives of them, at most all that can be under way to it. */
+static void count_idle(const run *r, thread *t, const gr_simrank *own)
+{
+    double most_us = (double)r->segment_bytes * r->copy_us_per_byte * own->in_count;
+    t->spare_us = fmin(t->spare_us + r->now_us - t->idle_since_us, most_us);
+    t->idle_since_us = r->now_us;
+}
+
 /* Gives the rank's thread something to do, if it is idle and there is something. */
 static void kick(run *r, int rank)
 {
     thread *t = &r->threads[rank];
     core_pool *pool = pool_of(r, rank);
+    const gr_simrank *own = &r->world->ranks[rank];
     while (t->task == TASK_NONE && !t->wants_core) {
         if (t->out_count + t->local_count + t->in_count == 0) {
             return;
         }
         if (pool && pool->free == 0) {
             t->wants_core = true;
+            count_idle(r, t, own);
             pool->waiting[(pool->head + pool->count++) % pool->capacity] = rank;
             return;
         }
@@ -583,7 +594,13 @@ static void kick(run *r, int rank)
             return;
         }
         cost c = cost_of_task(r, rank);
-        t->waited = false;
+        count_idle(r, t, own);
+        if (t->task == TASK_TAKE && !own->in[t->what].local) {
+            double edge_us = fmin(c.us, COPY_BYTES * r->copy_us_per_byte);
+            double done_us = fmin(t->spare_us, c.us - edge_us);
+            t->spare_us -= done_us;
+            c.us -= done_us;
+        }
         if (c.us + c.overhead_us > 0) {
             post_early(r, rank, c);
             event e = caused(r, THREAD_DONE, (uint32_t)rank, 0);
@@ -602,6 +619,7 @@ static void kick(run *r, int rank)
 static void thread_done(run *r, int rank)
 {
     core_pool *pool = pool_of(r, rank);
+    r->threads[rank].idle_since_us = r->now_us;
     task_done(r, rank);
     if (pool) {
         pool->free++;
@@ -610,6 +628,7 @@ static void thread_done(run *r, int rank)
             pool->head = (pool->head + 1) % pool->capacity;
             pool->count--;
             r->threads[next].wants_core = false;
+            r->threads[next].idle_since_us = r->now_us;
             kick(r, next);
         }
     }
@@ -618,7 +637,6 @@ static void thread_done(run *r, int rank)
 
 static void arrived(run *r, int rank, uint32_t index)
 {
-    r->threads[rank].waited = r->threads[rank].task == TASK_NONE;
     r->world->ranks[rank].in[index].arrived++;
     offer_take(r, rank, index);
     kick(r, rank);
