@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static gr_status fail_errno(gr_diag *diag, const char *verb, const char *path, int error)
+gr_status gr_fail_errno(gr_diag *diag, const char *verb, const char *path, int error)
 {
     gr_status status = GR_E_IO;
     const char *remedy = "";
@@ -81,7 +81,7 @@ static gr_status read_all(int fd, const char *path, size_t guess_bytes, size_t m
             if (errno == EINTR) {
                 continue;
             }
-            status = fail_errno(diag, "read", path, errno);
+            status = gr_fail_errno(diag, "read", path, errno);
             goto undo_data;
         }
         size += (size_t)got;
@@ -111,12 +111,12 @@ gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size
     }
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) {
-        return fail_errno(diag, "open", path, errno);
+        return gr_fail_errno(diag, "open", path, errno);
     }
     struct stat info;
     gr_status status;
     if (fstat(fd, &info) != 0) {
-        status = fail_errno(diag, "read", path, errno);
+        status = gr_fail_errno(diag, "read", path, errno);
     } else if (S_ISDIR(info.st_mode)) {
         status = gr_fail(diag, GR_E_INVALID, "%s is a folder, a file is needed", path);
     } else if (S_ISREG(info.st_mode) && (uintmax_t)info.st_size > max_bytes) {
@@ -132,40 +132,43 @@ gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size
 
 /* ---- Replacing ------------------------------------------------------------------------------- */
 
-static int write_all(int fd, const char *data, size_t size_bytes)
+int gr_fd_write(int fd, const void *data, size_t size_bytes)
 {
+    const char *at = data;
     while (size_bytes > 0) {
-        ssize_t written = write(fd, data, size_bytes);
+        ssize_t written = write(fd, at, size_bytes);
         if (written < 0) {
             if (errno == EINTR) {
                 continue;
             }
             return errno;
         }
-        data += written;
+        at += written;
         size_bytes -= (size_t)written;
     }
     return 0;
+}
+
+int gr_dir_sync(const char *path)
+{
+    int error = 0;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        return errno;
+    }
+    /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
+    if (fsync(fd) != 0 && errno != EINVAL) {
+        error = errno;
+    }
+    close(fd);
+    return error;
 }
 
 /* Makes a rename durable. */
 static int sync_folder_of(const char *path)
 {
     char *folder = gr_path_beside(path, ".");
-    if (folder == NULL) {
-        return ENOMEM;
-    }
-    int error = 0;
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) {
-        error = errno;
-    } else {
-        /* Some file systems cannot sync a folder and say EINVAL: nothing more can be done there. */
-        if (fsync(fd) != 0 && errno != EINVAL) {
-            error = errno;
-        }
-        close(fd);
-    }
+    int error = folder != NULL ? gr_dir_sync(folder) : ENOMEM;
     free(folder);
     return error;
 }
@@ -194,7 +197,7 @@ static gr_status create_beside(const char *path, char **name_out, int *fd_out, g
         }
     }
     if (fd < 0) {
-        status = fail_errno(diag, "write", path, errno);
+        status = gr_fail_errno(diag, "write", path, errno);
         goto undo_name;
     }
     *name_out = name;
@@ -225,7 +228,7 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
         error = fchmod(fd, old.st_mode & 07777) == 0 ? 0 : errno;
     }
     if (error == 0) {
-        error = write_all(fd, data, size_bytes);
+        error = gr_fd_write(fd, data, size_bytes);
     }
     if (error == 0 && fsync(fd) != 0) {
         error = errno;
@@ -234,12 +237,12 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
         error = errno;
     }
     if (error != 0 || rename(name, path) != 0) {
-        status = fail_errno(diag, "write", path, error != 0 ? error : errno);
+        status = gr_fail_errno(diag, "write", path, error != 0 ? error : errno);
         unlink(name);
     } else {
         error = sync_folder_of(path);
         if (error != 0) {
-            status = fail_errno(diag, "make durable", path, error);
+            status = gr_fail_errno(diag, "make durable", path, error);
         }
     }
     free(name);
@@ -283,7 +286,7 @@ gr_status gr_dir_create(const char *path, gr_diag *diag)
             status =
                 gr_fail(diag, GR_E_IO, "cannot create the folder %s: %s is no folder", path, part);
         } else if (error != 0) {
-            status = fail_errno(diag, "create the folder", path, error);
+            status = gr_fail_errno(diag, "create the folder", path, error);
         }
         if (saved == '\0') {
             break;

@@ -18,6 +18,13 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
 /* Creates a folder and its parents; fine if it exists. */
 gr_status gr_dir_create(const char *path, gr_diag *diag) GR_MUST_CHECK;
 
+/* Parts of the above for whoever writes files in a way of its own. Each returns 0 or errno: all of
+ * the data to a descriptor; names in a folder made durable. */
+int gr_fd_write(int fd, const void *data, size_t size_bytes);
+int gr_dir_sync(const char *path);
+/* "cannot <verb> <path>: <errno text>; <remedy>" */
+gr_status gr_fail_errno(gr_diag *diag, const char *verb, const char *path, int error);
+
 /* `name` relative to the folder of `base_file`, unless it is absolute. Heap memory (free), NULL
  * when memory is exhausted. */
 char *gr_path_beside(const char *base_file, const char *name);

@@ -66,39 +66,81 @@ static char *header_text(const gr_safetensors_part *parts, int count)
     return text;
 }
 
+/* Length, header and padding, in heap memory. */
+static gr_status make_header(const gr_safetensors_part *parts, int count, char **data_out,
+                             size_t *bytes_out, gr_diag *diag)
+{
+    char *text = header_text(parts, count);
+    size_t text_bytes = text != NULL ? strlen(text) : 0;
+    size_t header_bytes = (text_bytes + DATA_ALIGN - 1) / DATA_ALIGN * DATA_ALIGN;
+    char *data = text != NULL ? malloc(LENGTH_BYTES + header_bytes) : NULL;
+    if (data == NULL) {
+        free(text);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the header of %d tensors", count);
+    }
+    gr_put_u64((uint8_t *)data, header_bytes);
+    memcpy(data + LENGTH_BYTES, text, text_bytes);
+    memset(data + LENGTH_BYTES + text_bytes, ' ', header_bytes - text_bytes);
+    free(text);
+    *data_out = data;
+    *bytes_out = LENGTH_BYTES + header_bytes;
+    return GR_OK;
+}
+
+gr_status gr_safetensors_stream(gr_safetensors_part *parts, int count, gr_safetensors_sink *sink,
+                                void *sink_arg, gr_diag *diag)
+{
+    char *header = NULL;
+    size_t header_bytes = 0;
+    gr_status status = sort_parts(parts, count, diag);
+    if (status == GR_OK) {
+        status = make_header(parts, count, &header, &header_bytes, diag);
+    }
+    if (status == GR_OK) {
+        status = sink(sink_arg, header, header_bytes, diag);
+    }
+    for (int i = 0; i < count && status == GR_OK; i++) {
+        status = sink(sink_arg, parts[i].values, part_bytes(&parts[i]), diag);
+    }
+    free(header);
+    return status;
+}
+
+typedef struct memory_sink {
+    char *data;
+    size_t size, capacity;
+} memory_sink;
+
+static gr_status into_memory(void *sink_arg, const void *data, size_t size_bytes, gr_diag *diag)
+{
+    memory_sink *memory = sink_arg;
+    if (memory->data == NULL) { /* the header: now the size of all is known */
+        memory->capacity += size_bytes;
+        memory->data = malloc(memory->capacity);
+    }
+    if (memory->data == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu bytes of weights",
+                       memory->capacity);
+    }
+    memcpy(memory->data + memory->size, data, size_bytes);
+    memory->size += size_bytes;
+    return GR_OK;
+}
+
 gr_status gr_safetensors_format(gr_safetensors_part *parts, int count, char **data_out,
                                 size_t *size_out, gr_diag *diag)
 {
-    gr_status status = sort_parts(parts, count, diag);
+    memory_sink memory = {.data = NULL};
+    for (int i = 0; i < count; i++) {
+        memory.capacity += part_bytes(&parts[i]);
+    }
+    gr_status status = gr_safetensors_stream(parts, count, into_memory, &memory, diag);
     if (status != GR_OK) {
+        free(memory.data);
         return status;
     }
-    char *header = header_text(parts, count);
-    if (header == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the header of %d tensors", count);
-    }
-    size_t text_bytes = strlen(header);
-    size_t header_bytes = (text_bytes + DATA_ALIGN - 1) / DATA_ALIGN * DATA_ALIGN;
-    size_t size = LENGTH_BYTES + header_bytes;
-    for (int i = 0; i < count; i++) {
-        size += part_bytes(&parts[i]);
-    }
-    char *data = malloc(size);
-    if (data == NULL) {
-        free(header);
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu bytes of weights", size);
-    }
-    gr_put_u64((uint8_t *)data, header_bytes);
-    memcpy(data + LENGTH_BYTES, header, text_bytes);
-    memset(data + LENGTH_BYTES + text_bytes, ' ', header_bytes - text_bytes);
-    size_t at = LENGTH_BYTES + header_bytes;
-    for (int i = 0; i < count; i++) {
-        memcpy(data + at, parts[i].values, part_bytes(&parts[i]));
-        at += part_bytes(&parts[i]);
-    }
-    free(header);
-    *data_out = data;
-    *size_out = size;
+    *data_out = memory.data;
+    *size_out = memory.size;
     return GR_OK;
 }
 

@@ -38,6 +38,12 @@ gr_status gr_safetensors_write(const char *path, gr_safetensors_part *parts, int
 gr_status gr_safetensors_format(gr_safetensors_part *parts, int count, char **data_out,
                                 size_t *size_out, gr_diag *diag) GR_MUST_CHECK;
 
+/* The same bytes piece by piece; the first failure of `sink` ends it and is returned. */
+typedef gr_status gr_safetensors_sink(void *sink_arg, const void *data, size_t size_bytes,
+                                      gr_diag *diag);
+gr_status gr_safetensors_stream(gr_safetensors_part *parts, int count, gr_safetensors_sink *sink,
+                                void *sink_arg, gr_diag *diag) GR_MUST_CHECK;
+
 /* SHA-256, as hexadecimal text, over the tensors' bytes (f32, little-endian) in the order of their
  * names; names and shapes do not enter. Sorts `parts`. */
 gr_status gr_safetensors_sha256(gr_safetensors_part *parts, int count, char text_out[65],

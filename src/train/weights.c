@@ -3,15 +3,13 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
-#include "train/safetensors.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Heap memory (free); NULL when there is none. */
-static gr_safetensors_part *make_parts(const gr_model *model, const float *values)
+gr_safetensors_part *gr_weights_parts(const gr_model *model, const float *values)
 {
     int count = gr_model_tensors(model);
     gr_safetensors_part *parts = calloc((size_t)count + 1, sizeof *parts);
@@ -30,7 +28,7 @@ static gr_safetensors_part *make_parts(const gr_model *model, const float *value
 gr_status gr_weights_save(const gr_model *model, const float *values, const char *path,
                           char sha256_out[65], gr_diag *diag)
 {
-    gr_safetensors_part *parts = make_parts(model, values);
+    gr_safetensors_part *parts = gr_weights_parts(model, values);
     if (parts == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to write %s", path);
     }
@@ -104,8 +102,8 @@ static gr_status check_extra(const gr_model *model, const gr_safetensors *file, 
     return GR_OK;
 }
 
-static gr_status fill_values(const gr_model *model, const gr_safetensors *file, const char *path,
-                             float *values, gr_diag *diag)
+gr_status gr_weights_fill(const gr_model *model, const gr_safetensors *file, const char *path,
+                          float *values, gr_diag *diag)
 {
     memset(values, 0, gr_model_values(model) * sizeof *values);
     for (int t = 0; t < gr_model_tensors(model); t++) {
@@ -128,12 +126,12 @@ gr_status gr_weights_load(const gr_model *model, const char *path, float *values
     if (status != GR_OK) {
         return status;
     }
-    status = fill_values(model, file, path, values, diag);
+    status = gr_weights_fill(model, file, path, values, diag);
     gr_safetensors_close(file);
     if (status != GR_OK) {
         return status;
     }
-    gr_safetensors_part *parts = make_parts(model, values);
+    gr_safetensors_part *parts = gr_weights_parts(model, values);
     if (parts == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to read %s", path);
     }
