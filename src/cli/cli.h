@@ -12,7 +12,8 @@
 typedef enum gr_exit {
     GR_EXIT_DONE = 0,
     GR_EXIT_FAILED = 1, /* the work failed */
-    GR_EXIT_INPUT = 2   /* what the user gave is wrong; nothing was started */
+    GR_EXIT_INPUT = 2,  /* what the user gave is wrong; nothing was started */
+    GR_EXIT_RESUME = 75 /* ended on request; run it again with --resume (EX_TEMPFAIL) */
 } gr_exit;
 
 typedef struct gr_verb {
@@ -27,6 +28,7 @@ extern const gr_config_table *const gr_reference_tables[]; /* of every floor; en
 
 int gr_verb_run(int argc, char *const *argv);
 int gr_verb_worker(int argc, char *const *argv);
+int gr_verb_checkpoint(int argc, char *const *argv);
 int gr_verb_eval(int argc, char *const *argv);
 int gr_verb_bench(int argc, char *const *argv);
 int gr_verb_simulate(int argc, char *const *argv);
@@ -38,6 +40,7 @@ int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);
 
 extern const gr_config_table gr_run_table;
+extern const gr_config_table gr_checkpoint_table;
 extern const gr_config_table gr_eval_table;
 extern const gr_config_table gr_bench_table;
 extern const gr_config_table gr_simulate_table;

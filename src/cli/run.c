@@ -7,8 +7,9 @@
 #include "cli/cli.h"
 #include "cli/timeline.h"
 #include "launch/launch.h"
-#include "train/job.h"
+#include "train/checkpoint.h"
 
+#include <limits.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,10 +27,12 @@ typedef struct run_options {
     int64_t grace_us, start_timeout_us;
     bool dry_run, json;
     const char *output;
+    const char *checkpoint_every, *checkpoint_to;
+    bool resume;
     const char *timeline;
 } run_options;
 
-enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0 };
+enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 16 };
 
 static const char *const link_choices[] = {"job", "auto", "shm", "tcp", NULL};
 
@@ -118,6 +121,22 @@ static const gr_config_field run_fields[] = {
      .offset = offsetof(run_options, output),
      .value_name = "DIR",
      .help = "job file: folder for weights and metrics"},
+    {.flag = "--checkpoint-every",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, checkpoint_every),
+     .value_name = "100 steps",
+     .help =
+         "job file: write a checkpoint every so many steps, epochs (1 epoch) or minutes (5 min)"},
+    {.flag = "--checkpoint-to",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, checkpoint_to),
+     .value_name = "DIR",
+     .help = "job file: folder for checkpoints"},
+    {.flag = "--resume",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, resume),
+     .help =
+         "job file: go on from the newest sound checkpoint; from the beginning if there is none"},
     {.flag = "--timeline",
      .env = "GRADUS_TIMELINE",
      .type = GR_CONFIG_TEXT,
@@ -137,9 +156,11 @@ struct run {
     run_options options;
     gr_arena arena;
     gr_cores cores;
-    const char *job_path; /* NULL: a command */
-    bool inexact;         /* the job permits what is fastest */
-    char *const *command; /* NULL-terminated */
+    const char *job_path;    /* NULL: a command */
+    bool inexact;            /* the job permits what is fastest */
+    const char *resume;      /* the checkpoint to go on from; NULL */
+    const char *shards_text; /* its shards, where the job says none; NULL */
+    char *const *command;    /* NULL-terminated */
     gr_log log;
 };
 
@@ -149,7 +170,8 @@ static void print_help(void)
          "       gradus run [flags] [--] command [arguments]\n\n"
          "Starts workers on this host: of the training job in the file, or any command. A worker\n"
          "finds its place in GRADUS_RANK, GRADUS_WORLD_SIZE, ..., and in RANK, WORLD_SIZE, ...\n"
-         "Exit code: 0 all workers ended well, 1 the job failed, 2 what was given is wrong.\n");
+         "Exit code: 0 all workers ended well, 1 the job failed, 2 what was given is wrong,\n"
+         "75 ended on request (SIGTERM): --resume goes on.\n");
     gr_config_print_help(&gr_run_table, stdout);
 }
 
@@ -183,7 +205,12 @@ static gr_status read_line(struct run *run, int argc, char *const *argv, bool *h
     }
     if (dashes || !(ends_in(argv[at], ".yaml") || ends_in(argv[at], ".yml"))) {
         run->command = argv + at;
-        return GR_OK;
+        return run->options.resume
+                   ? gr_fail(diag, GR_E_INVALID,
+                             "run: --resume is for job files; \"%s\" is a command, and goes on by "
+                             "its own means",
+                             argv[at])
+                   : GR_OK;
     }
     run->job_path = argv[at++];
     status = gr_config_from_args(&gr_run_table, &run->options, argc, argv, &at, &dashes, help_out,
@@ -210,29 +237,72 @@ static gr_status find_cores(struct run *run, gr_diag *diag)
                : gr_cores_parse(run->options.cores, "--cores", &allowed, &run->cores, diag);
 }
 
+/* Which checkpoint the job goes on from, if it does. Its shards count where the job says none: then
+ * the job is opened anew. */
+static gr_status find_checkpoint(struct run *run, gr_job_overrides *overrides, gr_job **job,
+                                 gr_diag *diag)
+{
+    gr_status status = gr_checkpoint_may_start(*job, run->options.resume, diag);
+    gr_checkpoint *found = NULL;
+    if (status == GR_OK && run->options.resume) {
+        status = gr_checkpoint_find(*job, &run->log, &found, diag);
+    }
+    if (status != GR_OK || found == NULL) {
+        return status;
+    }
+    const gr_checkpoint_info *info = gr_checkpoint_info_of(found);
+    char path[PATH_MAX];
+    if (info->shards != (*job)->shards) {
+        overrides->shards = info->shards;
+        run->shards_text = gr_arena_printf(&run->arena, "%d", info->shards);
+        gr_job_close(*job);
+        *job = NULL;
+        status = gr_job_open(run->job_path, overrides, job, diag);
+        if (status == GR_OK) {
+            status = gr_checkpoint_fits(*job, found, diag);
+        }
+    }
+    if (status == GR_OK) {
+        status = gr_checkpoint_path((*job)->checkpoint.to, info->step, path, sizeof path, diag);
+    }
+    gr_checkpoint_close(found);
+    if (status != GR_OK) {
+        return status;
+    }
+    run->resume = gr_arena_strdup(&run->arena, path);
+    return run->resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
+}
+
 /* Reads and checks the job, so that whatever is wrong in it is said before anything starts. */
 static gr_status read_job(struct run *run, gr_diag *diag)
 {
     run_options *options = &run->options;
     int cores = run->cores.count;
-    const gr_job_overrides overrides = {
+    gr_job_overrides overrides = {
         .workers = (int)options->workers,
         .default_workers = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX,
         .link = options->link == LINK_OF_JOB ? NULL : link_choices[options->link],
-        .output = options->output};
-    gr_job *job;
+        .output = options->output,
+        .checkpoint_every = options->checkpoint_every,
+        .checkpoint_to = options->checkpoint_to};
+    gr_job *job = NULL;
     gr_status status = gr_job_open(run->job_path, &overrides, &job, diag);
-    if (status != GR_OK) {
-        return status;
+    if (status == GR_OK) {
+        status = find_checkpoint(run, &overrides, &job, diag);
     }
-    if (options->dry_run) {
+    if (status == GR_OK && options->dry_run) {
         status = gr_job_print(job, stdout, diag);
+        if (run->resume != NULL) {
+            printf("goes on from %s\n", run->resume);
+        }
     }
-    options->workers = job->workers;
-    options->link = LINK_OF_JOB + 1 + job->distribution.link;
-    run->inexact = !job->distribution.exact;
-    if (options->threads == 0) {
-        options->threads = job->distribution.worker_threads;
+    if (status == GR_OK) {
+        options->workers = job->workers;
+        options->link = LINK_OF_JOB + 1 + job->distribution.link;
+        run->inexact = !job->distribution.exact;
+        if (options->threads == 0) {
+            options->threads = job->distribution.worker_threads;
+        }
     }
     gr_job_close(job);
     return status;
@@ -276,18 +346,49 @@ static bool wants_color(int fd)
            (kind == NULL || strcmp(kind, "dumb") != 0);
 }
 
+/* What each worker of a job file is started with. */
+static void worker_words(const struct run *run, const char *words_out[WORKER_WORDS_MAX])
+{
+    const run_options *options = &run->options;
+    const char *const flags[][2] = {{"--output", options->output},
+                                    {"--checkpoint-every", options->checkpoint_every},
+                                    {"--checkpoint-to", options->checkpoint_to},
+                                    {"--resume", run->resume},
+                                    {"--shards", run->shards_text}};
+    int count = 0;
+    words_out[count++] = "gradus";
+    words_out[count++] = "worker";
+    words_out[count++] = run->job_path;
+    words_out[count++] = options->json ? "--json" : "--no-json";
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        if (flags[i][1] != NULL) {
+            words_out[count++] = flags[i][0];
+            words_out[count++] = flags[i][1];
+        }
+    }
+    words_out[count] = NULL;
+}
+
+static int report_end(const struct run *run, gr_status status, const gr_launch_report *report,
+                      const gr_diag *diag)
+{
+    if (report->resumable) {
+        fprintf(stderr, "gradus: %s; %s\n", diag->text,
+                run->job_path != NULL ? "--resume goes on from the checkpoint"
+                                      : "the command says that it can go on");
+        return GR_EXIT_RESUME;
+    }
+    fprintf(stderr, "gradus: %s\n%s%s", diag->text, report->tail, report->last);
+    return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
+}
+
 static int launch(struct run *run)
 {
     enum { SET_MAX = 8, JOIN_SLACK_S = 5 };
     const run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
-    char *const worker[] = {"gradus",
-                            "worker",
-                            (char *)(uintptr_t)run->job_path,
-                            options->json ? "--json" : "--no-json",
-                            options->output != NULL ? "--output" : NULL,
-                            (char *)(uintptr_t)options->output,
-                            NULL};
+    const char *worker[WORKER_WORDS_MAX];
+    worker_words(run, worker);
     size_t set_count = 0, default_count = 0;
     set[set_count++] =
         gr_arena_printf(&run->arena, "GRADUS_TERMINAL_COLUMNS=%d", terminal_columns(STDOUT_FILENO));
@@ -315,29 +416,31 @@ static int launch(struct run *run)
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
     }
     defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
-    const gr_launch_config config = {.workers = (int)options->workers,
-                                     .workers_min = (int)options->workers_min,
-                                     .argv = run->job_path != NULL ? worker : run->command,
-                                     .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
-                                     .environment = environ,
-                                     .set = set,
-                                     .defaults = defaults,
-                                     .cores = &run->cores,
-                                     .bind = options->bind,
-                                     .restrict_cores = options->cores != NULL,
-                                     .all_join = run->job_path != NULL,
-                                     .start_timeout_us = options->start_timeout_us,
-                                     .grace_us = options->grace_us,
-                                     .out_fd = STDOUT_FILENO,
-                                     .err_fd = STDERR_FILENO,
-                                     .quiet = options->quiet,
-                                     .prefix = options->prefix,
-                                     .raw_rank0 = run->job_path != NULL,
-                                     .timestamps = options->timestamps,
-                                     .color_out = wants_color(STDOUT_FILENO),
-                                     .color_err = wants_color(STDERR_FILENO),
-                                     .log_dir = options->log_dir,
-                                     .log = &run->log};
+    const gr_launch_config config = {
+        .workers = (int)options->workers,
+        .workers_min = (int)options->workers_min,
+        .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker : run->command,
+        .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
+        .environment = environ,
+        .set = set,
+        .defaults = defaults,
+        .cores = &run->cores,
+        .bind = options->bind,
+        .restrict_cores = options->cores != NULL,
+        .all_join = run->job_path != NULL,
+        .zero_is_done = run->job_path != NULL,
+        .start_timeout_us = options->start_timeout_us,
+        .grace_us = options->grace_us,
+        .out_fd = STDOUT_FILENO,
+        .err_fd = STDERR_FILENO,
+        .quiet = options->quiet,
+        .prefix = options->prefix,
+        .raw_rank0 = run->job_path != NULL,
+        .timestamps = options->timestamps,
+        .color_out = wants_color(STDOUT_FILENO),
+        .color_err = wants_color(STDERR_FILENO),
+        .log_dir = options->log_dir,
+        .log = &run->log};
     gr_launch_report report;
     gr_diag diag = {0};
     gr_status status = gr_launch_run(&config, &report, &diag);
@@ -347,8 +450,7 @@ static int launch(struct run *run)
     if (status == GR_OK) {
         return GR_EXIT_DONE;
     }
-    fprintf(stderr, "gradus: %s\n%s%s", diag.text, report.tail, report.last);
-    return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
+    return report_end(run, status, &report, &diag);
 }
 
 int gr_verb_run(int argc, char *const *argv)

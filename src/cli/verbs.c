@@ -14,6 +14,7 @@
 
 const gr_verb gr_verbs[] = {
     {"run", "train a job, or run any command, with many workers", gr_verb_run},
+    {"checkpoint", "list, check, compare and convert checkpoints", gr_verb_checkpoint},
     {"eval", "the test accuracy of saved weights", gr_verb_eval},
     {"bench", "the time of a collective operation, by size, with checked results", gr_verb_bench},
     {"simulate", "the time of a collective or a training step on a described cluster",
@@ -31,6 +32,7 @@ const gr_verb gr_verbs[] = {
 
 const gr_config_table *const gr_reference_tables[] = {
     &gr_run_table,
+    &gr_checkpoint_table,
     &gr_eval_table,
     &gr_bench_table,
     &gr_simulate_table,
@@ -42,6 +44,7 @@ const gr_config_table *const gr_reference_tables[] = {
     &gr_data_config_table,
     &gr_optimizer_config_table,
     &gr_distribution_config_table,
+    &gr_checkpoint_config_table,
     &gr_group_config_table,
     NULL,
 };
@@ -84,7 +87,7 @@ void gr_cli_usage(FILE *file)
           file);
     for (const gr_verb *verb = gr_verbs; verb->name != NULL; verb++) {
         if (verb->summary != NULL) {
-            fprintf(file, "  %-8s  %s\n", verb->name, verb->summary);
+            fprintf(file, "  %-10s  %s\n", verb->name, verb->summary);
         }
     }
     fputs("\n\"gradus help VERB\" tells more.\n", file);

@@ -7,11 +7,16 @@
 #include "launch/launch.h"
 #include "train/train.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <stddef.h>
 
 typedef struct worker_options {
     bool json;
     const char *output;
+    const char *checkpoint_every, *checkpoint_to;
+    const char *resume;
+    int64_t shards;
 } worker_options;
 
 static const gr_config_field worker_fields[] = {
@@ -24,6 +29,22 @@ static const gr_config_field worker_fields[] = {
      .offset = offsetof(worker_options, output),
      .value_name = "DIR",
      .help = "folder for weights and metrics"},
+    {.flag = "--checkpoint-every",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, checkpoint_every),
+     .help = "as of run"},
+    {.flag = "--checkpoint-to",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, checkpoint_to),
+     .help = "as of run"},
+    {.flag = "--resume",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, resume),
+     .help = "the checkpoint to go on from"},
+    {.flag = "--shards",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(worker_options, shards),
+     .help = "its shards, where the job says none"},
     {.key = NULL},
 };
 
@@ -46,10 +67,35 @@ static int fail(const gr_comm *comm, gr_status status, const gr_diag *diag)
     return gr_fault_of_peer(status) ? GR_LAUNCH_EXIT_PEER : GR_EXIT_FAILED;
 }
 
+/* The training ends after a whole step, with a checkpoint: signals wait until they are asked for.
+ * Ctrl-C ends at once where nobody wants checkpoints. */
+static void hold_signals(const gr_job *job, sigset_t *held)
+{
+    sigemptyset(held);
+    sigaddset(held, SIGTERM);
+    if (job->checkpoint.every != NULL) {
+        sigaddset(held, SIGINT);
+    }
+    (void)pthread_sigmask(SIG_BLOCK, held, NULL);
+}
+
+static bool is_asked_to_stop(void *stop_arg)
+{
+    const sigset_t *held = stop_arg;
+    sigset_t pending;
+    return sigpending(&pending) == 0 &&
+           ((sigismember(held, SIGTERM) == 1 && sigismember(&pending, SIGTERM) == 1) ||
+            (sigismember(held, SIGINT) == 1 && sigismember(&pending, SIGINT) == 1));
+}
+
 static gr_status train(const worker_options *options, const char *path, gr_comm *comm,
                        gr_diag *diag)
 {
-    const gr_job_overrides overrides = {.workers = gr_comm_size(comm), .output = options->output};
+    const gr_job_overrides overrides = {.workers = gr_comm_size(comm),
+                                        .output = options->output,
+                                        .shards = (int)options->shards,
+                                        .checkpoint_every = options->checkpoint_every,
+                                        .checkpoint_to = options->checkpoint_to};
     gr_job *job;
     gr_status status = gr_job_open(path, &overrides, &job, diag);
     if (status != GR_OK) {
@@ -58,7 +104,16 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
     gr_report_style style = gr_comm_rank(comm) != 0 ? GR_REPORT_NONE
                             : options->json         ? GR_REPORT_JSON
                                                     : GR_REPORT_AUTO;
-    status = gr_train_run(job, comm, style, stdout, diag);
+    const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
+    sigset_t held;
+    hold_signals(job, &held);
+    const gr_train_options training = {.style = style,
+                                       .out = stdout,
+                                       .log = &log,
+                                       .resume = options->resume,
+                                       .stop = is_asked_to_stop,
+                                       .stop_arg = &held};
+    status = gr_train_run(job, comm, &training, diag);
     gr_job_close(job);
     return status;
 }
@@ -82,7 +137,9 @@ int gr_verb_worker(int argc, char *const *argv)
     if (status == GR_OK) {
         status = train(&options, line.words[0], comm, &diag);
     }
-    if (status != GR_OK) {
+    if (status == GR_E_CANCELLED) {
+        code = GR_LAUNCH_EXIT_RESUME;
+    } else if (status != GR_OK) {
         code = fail(comm, status, &diag);
     }
     gr_comm_destroy(comm);

@@ -31,6 +31,7 @@ enum {
     GRACE_FAILED_MS_MAX = 2000, /* what the others get after a failure */
     KILL_PATIENCE_MS =
         10000, /* a killed process that is still there by then is stuck in the kernel */
+    SAME_SIGNAL_US = 1000000,
     SIGNALS = 3,
     ARENA_BYTES_MAX = 256 << 20,
     ADDRESS_LIST_BYTES = 160
@@ -67,6 +68,7 @@ struct gang {
     int started, ended;
     int spared, spared_absent; /* killed, and the job goes on; of them, before they had joined */
     int signal_number;         /* the one that told us to end */
+    int64_t signal_us;         /* and when */
     int output_error;
     bool told; /* a signal went out to the workers */
     bool everybody_joined;
@@ -188,15 +190,20 @@ static void on_phase_timer(uv_timer_t *timer)
 static void on_signal(uv_signal_t *handle, int signal_number)
 {
     struct gang *gang = handle->data;
+    /* Some (timeout(1), a batch system that means every process of a job) send SIGTERM twice in a
+     * moment and mean one. */
+    bool again = signal_number == SIGINT ||
+                 (signal_number == SIGTERM && now_us() - gang->signal_us > SAME_SIGNAL_US);
     if (gang->signal_number == 0) {
         gang->signal_number = signal_number;
+        gang->signal_us = now_us();
     }
     if (gang->phase == PHASE_DRAINING) {
         /* Whoever should read the output does not, and somebody is tired of waiting. */
         set_reason(gang, REASON_SIGNAL, GR_E_CANCELLED);
         finish(gang);
     } else if (gang->phase >= PHASE_ENDING) {
-        if (signal_number == SIGINT) {
+        if (again) {
             kill_all(gang);
         }
     } else {
@@ -683,7 +690,15 @@ static gr_status report_signal(const struct gang *gang, gr_diag *diag)
 static gr_status make_report(const struct gang *gang, gr_launch_report *report, gr_diag *diag)
 {
     int root = gr_verdict_root(gang->ends, gang->config->workers);
-    if (gang->reason == REASON_NONE) {
+    int code = gr_verdict_code(gang->ends, gang->config->workers);
+    bool asked = gang->reason == REASON_SIGNAL;
+    report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || gang->reason == REASON_NONE);
+    if (report->resumable) {
+        return asked ? report_signal(gang, diag)
+                     : gr_fail(diag, GR_E_CANCELLED, "ended on request after %.1f s",
+                               (double)(now_us() - gang->start_us) * 1e-6);
+    }
+    if (gang->reason == REASON_NONE || (asked && code == 0 && gang->config->zero_is_done)) {
         return GR_OK;
     }
     gr_records_report(gang->records, root, report->last);

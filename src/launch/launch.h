@@ -14,7 +14,9 @@ enum {
     GR_LAUNCH_TAIL_LINES = 10,
     GR_LAUNCH_TAIL_TEXT_BYTES = 5120,
     /* The exit code with which a worker says: I failed only since another one did. */
-    GR_LAUNCH_EXIT_PEER = 76
+    GR_LAUNCH_EXIT_PEER = 76,
+    /* And: I was asked to end, and can go on if I am started again (EX_TEMPFAIL of sysexits.h). */
+    GR_LAUNCH_EXIT_RESUME = 75
 };
 
 typedef struct gr_launch_config {
@@ -31,8 +33,9 @@ typedef struct gr_launch_config {
     bool bind;             /* a part of the cores for each worker, where there are enough */
     bool restrict_cores;   /* where there are not enough: all workers on all of `cores` */
 
-    bool all_join; /* every worker is known to join the group: time counts from the start,
-                                 else from the first that joins */
+    bool all_join;     /* every worker is known to join the group: time counts from the start,
+                        * else from the first that joins */
+    bool zero_is_done; /* workers that end with 0 after a signal had finished; else they gave up */
     int64_t start_timeout_us; /* for the joining; 0: never ends */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
@@ -56,13 +59,15 @@ static inline bool gr_launch_elastic(const gr_launch_config *config)
 /* What is known of the end, beside the sentence. */
 typedef struct gr_launch_report {
     int rank;                             /* that the failure is about, -1: none */
+    bool resumable;                       /* ended on request, with GR_LAUNCH_EXIT_RESUME */
     char tail[GR_LAUNCH_TAIL_TEXT_BYTES]; /* the last lines that it wrote, indented; may be empty */
     char last[GR_RECORDS_TEXT_BYTES];     /* what the ranks did last, lines; may be empty */
 } gr_launch_report;
 
-/* Blocks until every process of the job has ended and all output is written. SIGINT,
- * SIGTERM and SIGHUP are handed to the workers meanwhile; the calling process adopts the orphans
- * among its descendants. The process must have no other threads and no children when it is called.
+/* Blocks until every process of the job has ended and all output is written. SIGINT, SIGTERM and
+ * SIGHUP are handed to the workers meanwhile, a second SIGINT or SIGTERM ends them; the calling
+ * process adopts the orphans among its descendants. It must have no other threads and no children
+ * when this is called.
  *
  * Returns   GR_OK: every worker ended with exit code 0.
  *           GR_E_NOT_FOUND, GR_E_INVALID: the command or a setting is wrong, nothing has run.

@@ -23,12 +23,32 @@ gr_end_class gr_verdict_class(const gr_worker_end *end)
         if (code == GR_LAUNCH_EXIT_PEER) {
             return GR_END_PEER;
         }
+        if (code == GR_LAUNCH_EXIT_RESUME) {
+            return GR_END_ASKED; /* by us, or by somebody who sent a signal to it alone */
+        }
         return end->was_asked ? GR_END_ASKED : GR_END_FAILED;
     }
     int signal_number = WTERMSIG(end->wait_status);
     bool ours = signal_number == SIGTERM || signal_number == SIGKILL || signal_number == SIGINT ||
                 signal_number == SIGHUP;
     return end->was_asked && ours ? GR_END_ASKED : GR_END_KILLED;
+}
+
+int gr_verdict_code(const gr_worker_end *ends, int workers)
+{
+    int code = 0;
+    for (int rank = 0; rank < workers; rank++) {
+        const gr_worker_end *end = &ends[rank];
+        if (end->spared) {
+            continue;
+        }
+        int own = end->ended && WIFEXITED(end->wait_status) ? WEXITSTATUS(end->wait_status) : -1;
+        if (own != 0 && own != GR_LAUNCH_EXIT_RESUME) {
+            return -1;
+        }
+        code = own != 0 ? own : code;
+    }
+    return code;
 }
 
 int gr_verdict_root(const gr_worker_end *ends, int workers)

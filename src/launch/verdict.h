@@ -24,7 +24,7 @@ typedef enum gr_end_class {
     GR_END_KILLED = 0, /* by a signal that was not ours */
     GR_END_FAILED,     /* by an exit code */
     GR_END_PEER,       /* only because somebody else failed: GR_LAUNCH_EXIT_PEER */
-    GR_END_ASKED,      /* because we told it to */
+    GR_END_ASKED,      /* because we, or others, told it to */
     GR_END_FINE        /* exit code 0, or still running */
 } gr_end_class;
 
@@ -32,6 +32,10 @@ gr_end_class gr_verdict_class(const gr_worker_end *end);
 
 /* The rank that failed first in class, then in time; -1 if nobody failed on its own account. */
 int gr_verdict_root(const gr_worker_end *ends, int workers);
+
+/* 0: all workers ended with exit code 0. GR_LAUNCH_EXIT_RESUME: all with that or 0. -1: any other
+ * end. Who was spared does not count. */
+int gr_verdict_code(const gr_worker_end *ends, int workers);
 
 /* "rank 2 (pid 123) was killed by signal 9 (Killed) after 3.2 s" */
 void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes);

@@ -83,7 +83,28 @@ static gr_status resolve_names(gr_job *job, const gr_job_overrides *overrides, g
     if (job->config.name == NULL || job->config.output == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for the job", job->path);
     }
-    return gr_job_check_output(job->config.output, node, diag);
+    return gr_job_check_output("output", job->config.output, node, diag);
+}
+
+static gr_status resolve_checkpoint_names(gr_job *job, const gr_job_overrides *overrides,
+                                          gr_diag *diag)
+{
+    gr_checkpoint_config *checkpoint = &job->checkpoint;
+    const gr_node *node = gr_node_get(job->config.checkpoint, "to");
+    if (overrides->checkpoint_every != NULL) {
+        checkpoint->every = gr_arena_strdup(&job->arena, overrides->checkpoint_every);
+    }
+    if (overrides->checkpoint_to != NULL) {
+        checkpoint->to = gr_arena_strdup(&job->arena, overrides->checkpoint_to);
+        node = NULL;
+    } else if (checkpoint->to == NULL) {
+        checkpoint->to = gr_arena_printf(&job->arena, "%s/checkpoints", job->config.output);
+    }
+    if (checkpoint->to == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for the job", job->path);
+    }
+    return checkpoint->every != NULL ? gr_job_check_output("checkpoint", checkpoint->to, node, diag)
+                                     : GR_OK;
 }
 
 static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
@@ -106,6 +127,10 @@ static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_d
     if (status == GR_OK) {
         status = read_part(job, &gr_distribution_config_table, job->config.distribution,
                            &job->distribution, diag);
+    }
+    if (status == GR_OK) {
+        status = read_part(job, &gr_checkpoint_config_table, job->config.checkpoint,
+                           &job->checkpoint, diag);
     }
     if (status == GR_OK) {
         status = read_link(job, overrides->link, diag);
@@ -148,11 +173,17 @@ gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_jo
         status = resolve_names(job, overrides, diag);
     }
     if (status == GR_OK) {
+        status = resolve_checkpoint_names(job, overrides, diag);
+    }
+    if (status == GR_OK) {
         status =
             gr_dataset_open(&job->data, job->path, (uint64_t)job->config.seed, &job->dataset, diag);
     }
     if (status == GR_OK) {
         status = gr_job_resolve_steps(job, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_job_resolve_checkpoint(job, diag);
     }
     if (status == GR_OK) {
         status = gr_job_resolve_model(job, diag);

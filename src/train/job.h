@@ -26,11 +26,19 @@ typedef struct gr_distribution_config {
 } gr_distribution_config;
 extern const gr_config_table gr_distribution_config_table;
 
+/* The `checkpoint:` part. */
+typedef struct gr_checkpoint_config {
+    const char *every; /* "100 steps", "5 min", "1 epoch"; NULL: only when asked to end */
+    int64_t keep;      /* the newest so many; 0: all */
+    const char *to;    /* folder */
+} gr_checkpoint_config;
+extern const gr_config_table gr_checkpoint_config_table;
+
 /* The top of the file. */
 typedef struct gr_job_config {
     const char *name;
-    const gr_node *model, *data, *optimizer, *distribution; /* parts that others read */
-    int loss;                                               /* cross_entropy, mse */
+    const gr_node *model, *data, *optimizer, *distribution, *checkpoint; /* for others to read */
+    int loss;                                                            /* cross_entropy, mse */
     int64_t seed;
     double epochs; /* either ... */
     int64_t steps; /* ... or */
@@ -47,6 +55,7 @@ typedef struct gr_job {
     gr_data_config data;
     gr_optimizer_config optimizer;
     gr_distribution_config distribution;
+    gr_checkpoint_config checkpoint;
     gr_dataset *dataset;
     gr_model_spec *spec;
     gr_shape input;
@@ -55,6 +64,8 @@ typedef struct gr_job {
     int64_t shard_batch; /* global_batch / shards */
     int64_t micro_batch; /* shard_batch / micro_batches: the model's batch */
     uint64_t steps_per_epoch, total_steps;
+    uint64_t checkpoint_steps; /* between two checkpoints; 0: not by steps */
+    int64_t checkpoint_us;     /* likewise; both 0: only when asked to end */
     gr_arena arena;
     gr_doc *doc;
 } gr_job;
@@ -65,6 +76,8 @@ typedef struct gr_job_overrides {
     int default_workers; /* when neither says: cores */
     const char *link;    /* --link; NULL */
     const char *output;  /* --output; NULL */
+    int shards;          /* of the checkpoint to go on from, where the file does not say; 0 */
+    const char *checkpoint_every, *checkpoint_to; /* --checkpoint-every, ...-to; NULL */
 } gr_job_overrides;
 
 /* Reads, checks and resolves; opens the data set. GR_E_INVALID etc. with file, line and remedy.

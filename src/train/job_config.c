@@ -33,6 +33,11 @@ static const gr_config_field job_fields[] = {
      .offset = AT(distribution),
      .value_name = "{...}",
      .help = "on how many workers, and how they work together: see distribution"},
+    {.key = "checkpoint",
+     .type = GR_CONFIG_NODE,
+     .offset = AT(checkpoint),
+     .value_name = "{...}",
+     .help = "when and where the state is saved, to go on from later: see checkpoint"},
     {.key = "loss",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(loss),
@@ -188,3 +193,34 @@ const gr_config_table gr_distribution_config_table = {
     .title = "The distribution part of a job file: workers and how they work together",
     .fields = distribution_fields,
     .struct_bytes = sizeof(gr_distribution_config)};
+
+#undef AT
+#define AT(field) offsetof(gr_checkpoint_config, field)
+
+static const gr_config_field checkpoint_fields[] = {
+    {.key = "every",
+     .type = GR_CONFIG_TEXT,
+     .offset = AT(every),
+     .value_name = "100 steps",
+     .help = "how often: so many steps, epochs (1 epoch) or so much time (5 min), and at the end; "
+             "default: only when the job is asked to end (also --checkpoint-every)"},
+    {.key = "keep",
+     .type = GR_CONFIG_INT,
+     .offset = AT(keep),
+     .default_text = "3",
+     .min = 0,
+     .max = COUNT_MAX,
+     .help = "the newest so many stay; 0: all"},
+    {.key = "to",
+     .type = GR_CONFIG_TEXT,
+     .offset = AT(to),
+     .value_name = "FOLDER",
+     .help = "relative to the current folder; default: <output>/checkpoints (also "
+             "--checkpoint-to)"},
+    {0}};
+
+const gr_config_table gr_checkpoint_config_table = {
+    .name = "checkpoint",
+    .title = "The checkpoint part of a job file: the state, saved to go on from",
+    .fields = checkpoint_fields,
+    .struct_bytes = sizeof(gr_checkpoint_config)};

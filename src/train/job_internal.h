@@ -18,11 +18,15 @@ gr_status gr_job_resolve(gr_job *job, const gr_job_overrides *overrides,
 /* Steps, against the open data set. */
 gr_status gr_job_resolve_steps(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
+/* How often checkpoints are written; steps are known. */
+gr_status gr_job_resolve_checkpoint(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
+
 /* The model, against data and loss. */
 gr_status gr_job_resolve_model(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
-/* Can the folder be made and written? Leaves nothing behind. `node` is where it is named (or
- * NULL). */
-gr_status gr_job_check_output(const char *path, const gr_node *node, gr_diag *diag) GR_MUST_CHECK;
+/* Can the folder for `what` ("output", "checkpoint") be made and written? Leaves nothing behind.
+ * `node` is where it is named (or NULL). */
+gr_status gr_job_check_output(const char *what, const char *path, const gr_node *node,
+                              gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -33,14 +33,14 @@ static void go_up(char *path)
     path[length] = '\0';
 }
 
-static gr_status output_fail(const gr_node *node, const char *output, const char *at,
-                             const char *why, gr_diag *diag)
+static gr_status output_fail(const char *what, const gr_node *node, const char *output,
+                             const char *at, const char *why, gr_diag *diag)
 {
-    return gr_node_fail(node, diag, GR_E_INVALID,
-                        "the output folder %s cannot be written: %s%s%s; choose another one "
-                        "(output, --output)",
-                        output, strcmp(output, at) != 0 ? at : "",
-                        strcmp(output, at) != 0 ? ": " : "", why);
+    return gr_node_fail(
+        node, diag, GR_E_INVALID,
+        "the %s folder %s cannot be written: %s%s%s; choose another one (%s)", what, output,
+        strcmp(output, at) != 0 ? at : "", strcmp(output, at) != 0 ? ": " : "", why,
+        strcmp(what, "output") == 0 ? "output, --output" : "checkpoint: to, --checkpoint-to");
 }
 
 /* Creates a folder in `folder` and removes it again: the one test that root, read-only mounts and
@@ -59,13 +59,14 @@ static int try_folder(const char *folder)
     return rmdir(probe) == 0 ? 0 : errno;
 }
 
-gr_status gr_job_check_output(const char *path, const gr_node *node, gr_diag *diag)
+gr_status gr_job_check_output(const char *what, const char *path, const gr_node *node,
+                              gr_diag *diag)
 {
     char at[PATH_MAX];
     size_t length = strlen(path);
     if (length == 0 || length >= sizeof at) {
         return gr_node_fail(node, diag, GR_E_INVALID,
-                            "the name of the output folder has %zu characters; give 1 to %zu",
+                            "the name of the %s folder has %zu characters; give 1 to %zu", what,
                             length, sizeof at - 1);
     }
     memcpy(at, path, length + 1);
@@ -73,12 +74,12 @@ gr_status gr_job_check_output(const char *path, const gr_node *node, gr_diag *di
     /* The part of the way that exists; the rest is created when the training starts. */
     while (stat(at, &info) != 0) {
         if (errno != ENOENT || strcmp(at, ".") == 0 || strcmp(at, "/") == 0) {
-            return output_fail(node, path, at, strerror(errno), diag);
+            return output_fail(what, node, path, at, strerror(errno), diag);
         }
         go_up(at);
     }
     if (!S_ISDIR(info.st_mode)) {
-        return output_fail(node, path, at, "it is a file, not a folder", diag);
+        return output_fail(what, node, path, at, "it is a file, not a folder", diag);
     }
     int error = try_folder(at);
     if (error == 0) {
@@ -86,5 +87,5 @@ gr_status gr_job_check_output(const char *path, const gr_node *node, gr_diag *di
     }
     char why[WHY_BYTES];
     snprintf(why, sizeof why, "no folder can be made in it (%s)", strerror(error));
-    return output_fail(node, path, at, why, diag);
+    return output_fail(what, node, path, at, why, diag);
 }

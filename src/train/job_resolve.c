@@ -2,6 +2,7 @@
 #include "train/job_internal.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -34,7 +35,9 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
                        workers, GR_JOB_WORKERS_MAX);
     }
     int64_t largest = d->number_of_workers > workers ? d->number_of_workers : workers;
-    int64_t shards = d->shards > 0 ? d->shards : next_power_of_two(largest);
+    int64_t shards = d->shards > 0           ? d->shards
+                     : overrides->shards > 0 ? overrides->shards
+                                             : next_power_of_two(largest);
     if (workers > shards) {
         const char *whence = overrides->workers > 0     ? "-np"
                              : d->number_of_workers > 0 ? "number_of_workers"
@@ -125,6 +128,31 @@ gr_status gr_job_resolve_steps(gr_job *job, gr_diag *diag)
                             "these are %g steps, more than can be counted; give fewer", steps);
     }
     job->total_steps = steps < 1 ? 1 : (uint64_t)steps;
+    return GR_OK;
+}
+
+gr_status gr_job_resolve_checkpoint(gr_job *job, gr_diag *diag)
+{
+    const double plain = 0.0, epoch = (double)job->steps_per_epoch;
+    const gr_number_unit steps[] = {
+        {"step", 1}, {"steps", 1}, {"epoch", epoch}, {"epochs", epoch}, {NULL, 0}};
+    const gr_number_unit times[] = {{"ms", 1e3},   {"s", 1e6},        {"sec", 1e6}, {"min", 60e6},
+                                    {"h", 3600e6}, {"hours", 3600e6}, {NULL, 0}};
+    const char *every = job->checkpoint.every;
+    int64_t count = 0;
+    if (every == NULL) {
+        return GR_OK;
+    }
+    if (gr_number_with_unit(every, steps, plain, &count) == GR_NUMBER_OK && count > 0) {
+        job->checkpoint_steps = (uint64_t)count;
+    } else if (gr_number_with_unit(every, times, plain, &count) == GR_NUMBER_OK && count > 0) {
+        job->checkpoint_us = count;
+    } else {
+        return gr_node_fail(gr_node_get(job->config.checkpoint, "every"), diag, GR_E_INVALID,
+                            "\"%s\" does not say how often checkpoints are written; give steps, "
+                            "epochs or a time, as in: 100 steps, 1 epoch, 5 min",
+                            every);
+    }
     return GR_OK;
 }
 

@@ -2,10 +2,13 @@
 #include "train/metrics.h"
 
 #include "base/fail.h"
+#include "base/file.h"
 
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
 void gr_meter_add(gr_meter *meter, const gr_meter *more)
@@ -64,10 +67,11 @@ gr_status gr_start_write(const gr_start_record *record, FILE *file, const char *
                          gr_diag *diag)
 {
     json_t *object = json_pack(
-        "{s:s, s:s?, s:s?, s:i, s:i, s:I, s:I, s:I, s:I}", "event", "start", "name", record->name,
-        "link", record->link, "workers", record->workers, "shards", record->shards, "global_batch",
-        (json_int_t)record->global_batch, "parameters", (json_int_t)record->parameters, "steps",
-        (json_int_t)record->total_steps, "steps_per_epoch", (json_int_t)record->steps_per_epoch);
+        "{s:s, s:s?, s:s?, s:i, s:i, s:I, s:I, s:I, s:I, s:I}", "event", "start", "name",
+        record->name, "link", record->link, "workers", record->workers, "shards", record->shards,
+        "global_batch", (json_int_t)record->global_batch, "parameters",
+        (json_int_t)record->parameters, "steps", (json_int_t)record->total_steps, "steps_per_epoch",
+        (json_int_t)record->steps_per_epoch, "step", (json_int_t)record->step);
     return write_line(object, file, where, diag);
 }
 
@@ -85,18 +89,61 @@ gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *
     return write_line(object, file, where, diag);
 }
 
+gr_status gr_stop_write(const gr_stop_record *record, FILE *file, const char *where, gr_diag *diag)
+{
+    json_t *object =
+        json_pack("{s:s, s:I, s:I, s:s}", "event", "stopped", "step", (json_int_t)record->step,
+                  "steps", (json_int_t)record->total_steps, "checkpoint", record->checkpoint);
+    return write_line(object, file, where, diag);
+}
+
 gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where, gr_diag *diag)
 {
     int late = record->late_rank >= 0;
     json_t *object = json_pack(
-        "{s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
-        "end", "test_accuracy", number(record->test_accuracy), "test_loss",
+        "{s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:I, s:o}",
+        "event", "end", "test_accuracy", number(record->test_accuracy), "test_loss",
         number(record->test_loss), "test_samples", (json_int_t)record->test_samples, "loss",
         number(record->loss), "weights", record->weights, "weights_sha256", record->weights_sha256,
         "workers", record->workers, "shards", record->shards, "steps", (json_int_t)record->steps,
         "seconds", number(record->seconds), "samples_per_s", number(record->samples_per_s),
         "comm_wait_share", number(record->comm_wait_share), "late_rank",
         late ? json_integer(record->late_rank) : json_null(), "late_us",
-        late ? number(record->late_us) : json_null());
+        late ? number(record->late_us) : json_null(), "checkpoints",
+        (json_int_t)record->checkpoints, "checkpoint_wait_s", number(record->checkpoint_wait_s));
     return write_line(object, file, where, diag);
+}
+
+/* Does a line tell of what was so after `step`? */
+static bool is_before(const char *line, size_t bytes, uint64_t step)
+{
+    json_t *object = json_loadb(line, bytes, 0, NULL);
+    const char *event = json_string_value(json_object_get(object, "event"));
+    json_int_t at = json_integer_value(json_object_get(object, "step"));
+    bool before = event != NULL && strcmp(event, "end") != 0 && at >= 0 && (uint64_t)at <= step;
+    json_decref(object);
+    return before;
+}
+
+gr_status gr_metrics_cut(const char *path, uint64_t step, gr_diag *diag)
+{
+    enum { BYTES_MAX = 1 << 30 };
+    char *text = NULL;
+    size_t bytes = 0, kept = 0;
+    gr_status status = gr_file_read(path, BYTES_MAX, &text, &bytes, diag);
+    if (status != GR_OK) {
+        return status == GR_E_NOT_FOUND ? GR_OK : status;
+    }
+    char *end;
+    for (char *line = text; (end = memchr(line, '\n', bytes - (size_t)(line - text))) != NULL;
+         line = end + 1) {
+        size_t line_bytes = (size_t)(end - line) + 1;
+        if (is_before(line, line_bytes, step)) {
+            memmove(text + kept, line, line_bytes);
+            kept += line_bytes;
+        }
+    }
+    status = gr_file_replace(path, text, kept, diag);
+    free(text);
+    return status;
 }

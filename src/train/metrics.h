@@ -32,6 +32,7 @@ typedef struct gr_start_record {
     int workers, shards;
     int64_t global_batch, parameters;
     uint64_t total_steps, steps_per_epoch;
+    uint64_t step; /* done already: the training goes on from a checkpoint; 0: from the beginning */
 } gr_start_record;
 
 typedef struct gr_epoch_record {
@@ -41,6 +42,12 @@ typedef struct gr_epoch_record {
     double samples_per_s, comm_wait_share, learning_rate;
 } gr_epoch_record;
 
+/* The training was asked to end. */
+typedef struct gr_stop_record {
+    uint64_t step, total_steps;
+    const char *checkpoint; /* path */
+} gr_stop_record;
+
 typedef struct gr_end_record {
     double loss, test_loss, test_accuracy;
     int64_t test_samples;
@@ -49,8 +56,10 @@ typedef struct gr_end_record {
     int workers, shards;
     uint64_t steps;
     double seconds, samples_per_s, comm_wait_share;
-    int late_rank;  /* that kept the others waiting; -1: none did clearly */
-    double late_us; /* by so much, on average */
+    int late_rank;            /* that kept the others waiting; -1: none did clearly */
+    double late_us;           /* by so much, on average */
+    int64_t checkpoints;      /* begun */
+    double checkpoint_wait_s; /* the training was held up by them, in all */
 } gr_end_record;
 
 /* One object and a newline. GR_E_NO_MEMORY, GR_E_IO (with errno text); `where` names the file. */
@@ -58,7 +67,13 @@ gr_status gr_start_write(const gr_start_record *record, FILE *file, const char *
                          gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *where,
                          gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_stop_write(const gr_stop_record *record, FILE *file, const char *where,
+                        gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where,
                        gr_diag *diag) GR_MUST_CHECK;
+
+/* Cuts the lines of a metrics file back to what was so after `step`: later lines, the end of a run,
+ * and a line that was not finished go. No file: nothing happens. */
+gr_status gr_metrics_cut(const char *path, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -94,14 +94,15 @@ void gr_report_abandon(gr_report *report)
 
 void gr_report_step(gr_report *report, uint64_t step, int64_t now_ns)
 {
-    if (report->columns == 0 || now_ns < report->next_ns || step == 0) {
+    if (report->columns == 0 || now_ns < report->next_ns || step <= report->first_step) {
         return;
     }
     report->next_ns = now_ns + DRAW_EVERY_NS;
     double elapsed_s = (double)(now_ns - report->begin_ns) * 1e-9;
-    double left_s = elapsed_s / (double)step * (double)(report->total_steps - step);
+    double done = (double)(step - report->first_step);
+    double left_s = elapsed_s / done * (double)(report->total_steps - step);
     char tail[96], rate[32], left[32], bar[COLUMNS_MAX + 1];
-    gr_format_thousands((double)step * (double)report->global_batch / fmax(elapsed_s, 1e-9), rate);
+    gr_format_thousands(done * (double)report->global_batch / fmax(elapsed_s, 1e-9), rate);
     gr_format_duration(left_s, left);
     double share = (double)step / (double)report->total_steps;
     int tail_length =
@@ -140,6 +141,7 @@ gr_status gr_report_start(gr_report *report, const gr_start_record *record, int6
                           gr_diag *diag)
 {
     report->begin_ns = now_ns;
+    report->first_step = record->step;
     report->total_steps = record->total_steps;
     report->global_batch = record->global_batch;
     report->steps_per_epoch = record->steps_per_epoch > 0 ? record->steps_per_epoch : 1;
@@ -152,13 +154,17 @@ gr_status gr_report_start(gr_report *report, const gr_start_record *record, int6
     char parameters[32];
     bool over = record->workers > 1 && record->link != NULL;
     gr_format_thousands((double)record->parameters, parameters);
+    char from[48] = "";
+    if (record->step > 0) {
+        snprintf(from, sizeof from, ", %" PRIu64 " of them done", record->step);
+    }
     fprintf(report->out,
             "%s: %s parameters, %d worker%s%s%s, %d shard%s, global batch %" PRId64 ", %" PRIu64
-            " steps\n",
+            " steps%s\n",
             record->name != NULL ? record->name : "training", parameters, record->workers,
             record->workers == 1 ? "" : "s", over ? " over " : "", over ? record->link : "",
             record->shards, record->shards == 1 ? "" : "s", record->global_batch,
-            record->total_steps);
+            record->total_steps, from);
     return flushed(report, diag);
 }
 
@@ -186,6 +192,20 @@ gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record, gr_d
     }
     fprintf(report->out, "  %s samples/s  waiting %.1f %%\n", rate,
             record->comm_wait_share * 100.0);
+    return flushed(report, diag);
+}
+
+gr_status gr_report_stop(gr_report *report, const gr_stop_record *record, gr_diag *diag)
+{
+    if (report->style == GR_REPORT_NONE) {
+        return GR_OK;
+    }
+    if (report->style == GR_REPORT_JSON) {
+        return gr_stop_write(record, report->out, "the report", diag);
+    }
+    clear_bar(report);
+    fprintf(report->out, "stopped after step %" PRIu64 " of %" PRIu64 ", as asked\ncheckpoint %s\n",
+            record->step, record->total_steps, record->checkpoint);
     return flushed(report, diag);
 }
 

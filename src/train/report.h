@@ -13,7 +13,7 @@ typedef struct gr_report {
     FILE *out;
     int columns;    /* of the terminal; 0: no bar */
     bool bar_shown; /* the cursor stands behind an unfinished line */
-    uint64_t total_steps, steps_per_epoch;
+    uint64_t first_step, total_steps, steps_per_epoch;
     int64_t global_batch;
     int64_t begin_ns, next_ns; /* of training; when the bar is drawn again */
 } gr_report;
@@ -30,6 +30,8 @@ gr_status gr_report_start(gr_report *report, const gr_start_record *record, int6
 void gr_report_step(gr_report *report, uint64_t step, int64_t now_ns);
 gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record,
                           gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_report_stop(gr_report *report, const gr_stop_record *record,
+                         gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_report_end(gr_report *report, const gr_end_record *record,
                         gr_diag *diag) GR_MUST_CHECK;
 /* The job failed: leave the terminal's line clean. */

@@ -382,6 +382,8 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     memset(own, 0, GR_STEP_HEAD * sizeof *own);
     own[GR_STEP_LOSS] = (float)(*loss / (double)t->job->config.global_batch);
     own[GR_STEP_CORRECT] = (float)*correct;
+    own[GR_STEP_STOP] = t->says_stop ? 1.0f : 0.0f;
+    own[GR_STEP_SAVE] = t->says_save ? 1.0f : 0.0f;
     t->done = 0;
     t->cut = 0;
     float *gradients = t->micro_index > 0 ? t->micro : own;
@@ -443,6 +445,7 @@ static bool is_finite(const gr_trainer *t, size_t begin, size_t end)
 /* Clipping needs the norm of the whole gradient, so everything must have come. */
 static void update_clipped(gr_trainer *t, uint64_t step)
 {
+    gr_saver_settle(t->saver);
     double square = gr_gradient_square_sum(t->model, t->vectors[0] + GR_STEP_HEAD);
     double norm = sqrt(square), limit = t->job->optimizer.clip_norm;
     begin_update(t, step, norm > limit ? (float)(limit / norm) : 1.0f);
@@ -455,6 +458,9 @@ static void update_clipped(gr_trainer *t, uint64_t step)
  * finite, or the vector's length. */
 static size_t take_sum(gr_trainer *t, bool update)
 {
+    if (update) {
+        gr_saver_settle(t->saver);
+    }
     for (size_t at = 0; at < t->length; at += PIECE_VALUES) {
         size_t stop = t->length - at < PIECE_VALUES ? t->length : at + PIECE_VALUES;
         size_t checked = update ? (stop < t->parameters ? stop : t->parameters) : stop;
@@ -532,6 +538,8 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
     int64_t parts = (int64_t)t->job->shards * t->job->config.micro_batches;
     gr_model_update_statistics(t->model, t->values, sum + GR_STEP_HEAD,
                                (float)(1.0 / (double)parts));
+    t->stop = sum[GR_STEP_STOP] > 0.0f;
+    t->save = sum[GR_STEP_SAVE] > 0.0f;
     gr_meter now = {.loss = (double)sum[GR_STEP_LOSS],
                     .correct = (double)sum[GR_STEP_CORRECT],
                     .steps = 1,

@@ -11,12 +11,19 @@
 #include "coll/timeline.h"
 #include "data/loader.h"
 #include "train/buckets.h"
+#include "train/checkpoint_save.h"
 #include "train/job.h"
 #include "train/metrics.h"
 #include "train/shards.h"
 
 /* The head of a step vector; one cache line, so that the gradients behind it stay aligned. */
-enum { GR_STEP_HEAD = 16, GR_STEP_LOSS = 0, GR_STEP_CORRECT = 1 };
+enum {
+    GR_STEP_HEAD = 16,
+    GR_STEP_LOSS = 0,
+    GR_STEP_CORRECT = 1,
+    GR_STEP_STOP = 2, /* not 0: somebody wants the training to end after this step */
+    GR_STEP_SAVE = 3  /* not 0: a checkpoint is due after it */
+};
 
 enum { GR_READ_AHEAD_MAX = 16 }; /* batches */
 
@@ -46,6 +53,11 @@ typedef struct gr_trainer {
     size_t parameters;  /* where the parameters begin in it */
     gr_watch *watches;  /* ascending */
     int watch_count;
+    gr_saver *saver; /* rank 0's, borrowed: weights do not change before it has them; NULL */
+
+    /* What this rank says in the next step, and what any rank has said in the last one. */
+    bool says_stop, says_save;
+    bool stop, save;
 
     /* Of the pass that is running. */
     int turn, micro_index;

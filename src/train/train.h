@@ -2,6 +2,7 @@
 #ifndef GR_TRAIN_TRAIN_H
 #define GR_TRAIN_TRAIN_H
 
+#include "base/log.h"
 #include "train/job.h"
 #include <gradus/comm.h>
 
@@ -12,9 +13,21 @@ typedef enum gr_report_style {
     GR_REPORT_NONE = 3  /* ranks other than 0 */
 } gr_report_style;
 
-/* Train the job as one worker of `comm`: collective over all ranks. Rank 0 reports to `out`, writes
- * the metrics file and the weights. On failure diag holds the sentence. */
-gr_status gr_train_run(gr_job *job, gr_comm *comm, gr_report_style style, FILE *out,
+typedef struct gr_train_options {
+    gr_report_style style;
+    FILE *out;          /* of the report; borrowed */
+    const gr_log *log;  /* for warnings; may be NULL */
+    const char *resume; /* the checkpoint to go on from; NULL: from the beginning */
+    /* Asked before each step: is the training to end after it? Needs to be true on one rank only.
+     * NULL: never. */
+    bool (*stop)(void *stop_arg);
+    void *stop_arg;
+} gr_train_options;
+
+/* Train the job as one worker of `comm`: collective over all ranks. Rank 0 reports, and writes the
+ * metrics file, checkpoints and the weights. On failure diag holds the sentence. GR_E_CANCELLED:
+ * ended because `stop` said so, with a checkpoint to go on from. */
+gr_status gr_train_run(gr_job *job, gr_comm *comm, const gr_train_options *options,
                        gr_diag *diag) GR_MUST_CHECK;
 
 /* Test accuracy of saved weights, as the end of training computes it. */

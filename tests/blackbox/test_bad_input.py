@@ -222,5 +222,5 @@ def test_a_job_is_ended_by_sigterm(gradus, job):
     read_lines(run.stdout, 2)
     run.terminate()
     _, message = run.communicate(timeout=20)
-    assert run.returncode == 1 and "ended by SIGTERM" in message
+    assert run.returncode == 75 and "ended by SIGTERM" in message and "--resume" in message
     gradus.wait_for_nothing()

@@ -89,6 +89,9 @@ void support_write(const char *folder, const support_job *job)
             job->global_batch);
     fprintf(file, "micro_batches: %d\noutput: %s/out\n",
             job->micro_batches > 0 ? job->micro_batches : 1, folder);
+    if (job->checkpoint != NULL) {
+        fprintf(file, "checkpoint: %s\n", job->checkpoint);
+    }
     fprintf(file, "distribution:\n  shards: %d\n%s", job->shards,
             job->distribution != NULL ? job->distribution : "");
     fclose(file);

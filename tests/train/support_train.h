@@ -13,6 +13,7 @@ typedef struct support_job {
     const char *model;        /* the list under `model:`, indented by two; NULL: a small MLP */
     const char *optimizer;    /* lines under `optimizer:`; NULL: sgd */
     const char *distribution; /* lines under `distribution:` besides shards; NULL */
+    const char *checkpoint;   /* what stands behind `checkpoint:`; NULL: nothing */
     int shards, steps, global_batch, micro_batches;
 } support_job;
 

@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* `gradus checkpoint`: what is in a folder of checkpoints, and is it sound? */
+
+#include "train/checkpoint.h"
+#include "base/fail.h"
+#include "base/file.h"
+#include "cli/cli.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <limits.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+typedef struct checkpoint_options {
+    bool json;
+    bool force;
+} checkpoint_options;
+
+static const gr_config_field checkpoint_fields[] = {
+    {.flag = "--json",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(checkpoint_options, json),
+     .help = "ls, diff: print JSON, one object a line"},
+    {.flag = "--force",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(checkpoint_options, force),
+     .help = "convert: replace a file that is there"},
+    {.key = NULL},
+};
+
+const gr_config_table gr_checkpoint_table = {.name = "checkpoint",
+                                             .title = "Flags of `gradus checkpoint`",
+                                             .fields = checkpoint_fields,
+                                             .struct_bytes = sizeof(checkpoint_options)};
+
+enum { ARENA_BYTES_MAX = 1 << 20 };
+
+/* A folder of checkpoints, or a checkpoint itself? */
+static bool is_checkpoint(const char *path)
+{
+    char manifest[PATH_MAX];
+    struct stat info;
+    int length = snprintf(manifest, sizeof manifest, "%s/%s", path, GR_CHECKPOINT_MANIFEST);
+    return length < (int)sizeof manifest && stat(manifest, &info) == 0;
+}
+
+static int input_fail(const gr_diag *diag)
+{
+    return gr_cli_fail(GR_EXIT_INPUT, diag);
+}
+
+/* ---- ls -------------------------------------------------------------------------------------- */
+
+typedef struct listed {
+    uint64_t step, bytes;
+    double epoch;
+    int64_t time_s;
+    gr_status status;
+    gr_diag diag;
+} listed;
+
+static void read_row(const char *path, listed *row)
+{
+    gr_checkpoint *checkpoint = NULL;
+    row->status = gr_checkpoint_open(path, &checkpoint, &row->diag);
+    if (row->status != GR_OK) {
+        return;
+    }
+    const gr_checkpoint_info *info = gr_checkpoint_info_of(checkpoint);
+    row->bytes = gr_checkpoint_bytes(checkpoint);
+    row->time_s = info->time_s;
+    row->epoch = (double)info->step / (double)info->steps_per_epoch;
+    row->status = gr_checkpoint_check(checkpoint, &row->diag);
+    gr_checkpoint_close(checkpoint);
+}
+
+static void print_row(const checkpoint_options *options, const char *path, const listed *row)
+{
+    char when[32] = "";
+    struct tm parts;
+    time_t seconds = (time_t)row->time_s;
+    if (row->time_s > 0 && gmtime_r(&seconds, &parts) != NULL) {
+        strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &parts);
+    }
+    if (options->json) {
+        json_t *object = json_pack("{s:s, s:I, s:f, s:s, s:I, s:b, s:s}", "path", path, "step",
+                                   (json_int_t)row->step, "epoch", row->epoch, "time", when,
+                                   "bytes", (json_int_t)row->bytes, "ok", row->status == GR_OK,
+                                   "problem", row->status == GR_OK ? "" : row->diag.text);
+        (void)json_dumpf(object, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(object);
+    } else if (row->bytes == 0) {
+        printf("%10" PRIu64 "  %s\n", row->step, row->diag.text);
+    } else {
+        printf("%10" PRIu64 "  %8.2f  %-20s  %9.2f MiB  %s\n", row->step, row->epoch, when,
+               (double)row->bytes / 1048576.0, row->status == GR_OK ? "ok" : row->diag.text);
+    }
+}
+
+static int list(const checkpoint_options *options, const char *folder)
+{
+    gr_diag diag = {0};
+    uint64_t *steps = NULL;
+    int count = 0, damaged = 0;
+    struct stat info;
+    if (stat(folder, &info) != 0) {
+        (void)gr_fail(&diag, GR_E_NOT_FOUND, "there is no folder %s", folder);
+        return input_fail(&diag);
+    }
+    gr_status status = gr_checkpoint_list(folder, &steps, &count, &diag);
+    if (status != GR_OK) {
+        return input_fail(&diag);
+    }
+    if (!options->json && count > 0) {
+        printf("%10s  %8s  %-20s  %13s\n", "step", "epoch", "written", "size");
+    } else if (!options->json) {
+        printf("there is no checkpoint in %s\n", folder);
+    }
+    for (int i = 0; i < count && status == GR_OK; i++) {
+        char path[PATH_MAX];
+        listed row = {.step = steps[i]};
+        status = gr_checkpoint_path(folder, steps[i], path, sizeof path, &diag);
+        if (status == GR_OK) {
+            read_row(path, &row);
+            print_row(options, path, &row);
+            damaged += row.status != GR_OK;
+        }
+    }
+    free(steps);
+    int code = status != GR_OK ? input_fail(&diag) : gr_cli_flush();
+    return code != GR_EXIT_DONE ? code : damaged > 0 ? GR_EXIT_FAILED : GR_EXIT_DONE;
+}
+
+/* ---- verify ---------------------------------------------------------------------------------- */
+
+static bool verify_one(const char *path)
+{
+    gr_checkpoint *checkpoint = NULL;
+    gr_diag diag = {0};
+    gr_status status = gr_checkpoint_open(path, &checkpoint, &diag);
+    if (status == GR_OK) {
+        status = gr_checkpoint_check(checkpoint, &diag);
+    }
+    gr_checkpoint_close(checkpoint);
+    if (status == GR_OK) {
+        printf("%s: ok\n", path);
+    } else {
+        gr_cli_fail(GR_EXIT_FAILED, &diag);
+    }
+    return status == GR_OK;
+}
+
+static int verify(const gr_cli_line *line)
+{
+    bool sound = true;
+    for (int i = 1; i < line->word_count; i++) {
+        const char *name = line->words[i];
+        gr_diag diag = {0};
+        uint64_t *steps = NULL;
+        int count = 0;
+        gr_status status = gr_checkpoint_list(name, &steps, &count, &diag);
+        if (status != GR_OK) {
+            return input_fail(&diag);
+        }
+        /* Without checkpoints in it, it must be one. */
+        sound = (count > 0 || verify_one(name)) && sound;
+        for (int c = 0; c < count; c++) {
+            char path[PATH_MAX];
+            status = gr_checkpoint_path(name, steps[c], path, sizeof path, &diag);
+            sound = status == GR_OK && verify_one(path) && sound;
+        }
+        free(steps);
+    }
+    int code = gr_cli_flush();
+    return code != GR_EXIT_DONE ? code : sound ? GR_EXIT_DONE : GR_EXIT_FAILED;
+}
+
+/* ---- Which checkpoint is meant --------------------------------------------------------------- */
+
+/* A checkpoint, or the newest sound one of a folder. */
+static gr_status open_meant(const char *path, gr_checkpoint **checkpoint_out, gr_diag *diag)
+{
+    const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
+    return is_checkpoint(path) ? gr_checkpoint_open(path, checkpoint_out, diag)
+                               : gr_checkpoint_newest(path, &log, checkpoint_out, diag);
+}
+
+/* ---- diff ------------------------------------------------------------------------------------ */
+
+enum { SIDE_FILES_MAX = 3 };
+
+/* One of the two that are compared: the files of a checkpoint, or a plain one. */
+typedef struct compared {
+    const char *name;
+    gr_safetensors *files[SIDE_FILES_MAX];
+    int count;
+} compared;
+
+static gr_status open_side(const char *path, compared *side, gr_diag *diag)
+{
+    static const char *const names[] = {GR_CHECKPOINT_MODEL, GR_CHECKPOINT_OPTIMIZER,
+                                        GR_CHECKPOINT_RESIDUALS};
+    struct stat info;
+    side->name = path;
+    if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode)) {
+        gr_status status = gr_safetensors_open(path, &side->files[0], diag);
+        side->count = status == GR_OK;
+        return status;
+    }
+    gr_checkpoint *checkpoint = NULL;
+    gr_status status = open_meant(path, &checkpoint, diag);
+    for (int i = 0; i < SIDE_FILES_MAX && status == GR_OK; i++) {
+        if (gr_checkpoint_has(checkpoint, names[i])) {
+            status = gr_checkpoint_read(checkpoint, names[i], &side->files[side->count], diag);
+            side->count += status == GR_OK;
+        }
+    }
+    gr_checkpoint_close(checkpoint);
+    return status;
+}
+
+static void close_side(compared *side)
+{
+    for (int i = 0; i < side->count; i++) {
+        gr_safetensors_close(side->files[i]);
+    }
+}
+
+static const gr_safetensors_entry *find_tensor(const compared *side, const char *name)
+{
+    const gr_safetensors_entry *found = NULL;
+    for (int i = 0; i < side->count && found == NULL; i++) {
+        found = gr_safetensors_find(side->files[i], name);
+    }
+    return found;
+}
+
+typedef struct difference {
+    size_t values; /* that differ */
+    double largest, relative;
+} difference;
+
+/* f32 is compared by value, and by bits where values say nothing (NaN, -0). */
+static difference compare_values(const gr_safetensors_entry *a, const gr_safetensors_entry *b)
+{
+    difference d = {0};
+    for (size_t i = 0; i < a->count; i++) {
+        float left, right;
+        memcpy(&left, (const char *)a->data + i * sizeof left, sizeof left);
+        memcpy(&right, (const char *)b->data + i * sizeof right, sizeof right);
+        if (memcmp(&left, &right, sizeof left) == 0) {
+            continue;
+        }
+        double gap = fabs((double)left - (double)right);
+        double size = fmax(fabs((double)left), fabs((double)right));
+        d.values++;
+        d.largest = gap > d.largest || isnan(gap) ? gap : d.largest;
+        d.relative = size > 0 && gap / size > d.relative ? gap / size : d.relative;
+    }
+    return d;
+}
+
+static bool same_shape(const gr_safetensors_entry *a, const gr_safetensors_entry *b)
+{
+    bool same = a->dims == b->dims && strcmp(a->dtype, b->dtype) == 0;
+    for (int i = 0; same && i < a->dims; i++) {
+        same = a->dim[i] == b->dim[i];
+    }
+    return same;
+}
+
+static void print_text_difference(const checkpoint_options *options, const char *tensor,
+                                  const char *what, const char *where)
+{
+    if (options->json) {
+        json_t *object =
+            json_pack("{s:s, s:s, s:s}", "tensor", tensor, "difference", what, "where", where);
+        (void)json_dumpf(object, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(object);
+    } else {
+        printf("%-40s  %s %s\n", tensor, what, where);
+    }
+}
+
+/* True: they differ. */
+static bool compare_tensor(const checkpoint_options *options, const gr_safetensors_entry *a,
+                           const compared *other)
+{
+    const gr_safetensors_entry *b = find_tensor(other, a->name);
+    if (b == NULL) {
+        print_text_difference(options, a->name, "is not in", other->name);
+        return true;
+    }
+    if (!same_shape(a, b)) {
+        print_text_difference(options, a->name, "has another shape or type in", other->name);
+        return true;
+    }
+    if (memcmp(a->data, b->data, a->bytes) == 0) {
+        return false;
+    }
+    if (strcmp(a->dtype, "F32") != 0) {
+        print_text_difference(options, a->name, "has other values in", other->name);
+        return true;
+    }
+    difference d = compare_values(a, b);
+    if (options->json) {
+        json_t *largest = isfinite(d.largest) ? json_real(d.largest) : json_null();
+        json_t *object =
+            json_pack("{s:s, s:s, s:I, s:I, s:o, s:f}", "tensor", a->name, "difference", "values",
+                      "values", (json_int_t)d.values, "of", (json_int_t)a->count, "largest",
+                      largest, "relative", d.relative);
+        (void)json_dumpf(object, stdout, JSON_COMPACT);
+        putchar('\n');
+        json_decref(object);
+    } else {
+        printf("%-40s  %zu of %zu values differ, by %.3g at most, relatively by %.3g\n", a->name,
+               d.values, a->count, d.largest, d.relative);
+    }
+    return true;
+}
+
+static int diff(const checkpoint_options *options, const char *left, const char *right)
+{
+    gr_diag diag = {0};
+    compared sides[2] = {{.count = 0}, {.count = 0}};
+    gr_status status = open_side(left, &sides[0], &diag);
+    if (status == GR_OK) {
+        status = open_side(right, &sides[1], &diag);
+    }
+    int differing = 0, tensors = 0;
+    for (int f = 0; status == GR_OK && f < sides[0].count; f++) {
+        for (int i = 0; i < gr_safetensors_count(sides[0].files[f]); i++, tensors++) {
+            differing +=
+                compare_tensor(options, gr_safetensors_at(sides[0].files[f], i), &sides[1]);
+        }
+    }
+    for (int f = 0; status == GR_OK && f < sides[1].count; f++) {
+        for (int i = 0; i < gr_safetensors_count(sides[1].files[f]); i++) {
+            const char *name = gr_safetensors_at(sides[1].files[f], i)->name;
+            if (find_tensor(&sides[0], name) == NULL) {
+                print_text_difference(options, name, "is not in", left);
+                differing++;
+                tensors++;
+            }
+        }
+    }
+    close_side(&sides[0]);
+    close_side(&sides[1]);
+    if (status != GR_OK) {
+        return input_fail(&diag);
+    }
+    if (!options->json && differing == 0) {
+        printf("all %d tensors are equal, bit for bit\n", tensors);
+    } else if (!options->json) {
+        printf("%d of %d tensors differ\n", differing, tensors);
+    }
+    int code = gr_cli_flush();
+    return code != GR_EXIT_DONE ? code : differing > 0 ? GR_EXIT_FAILED : GR_EXIT_DONE;
+}
+
+/* ---- convert --------------------------------------------------------------------------------- */
+
+static int convert(const checkpoint_options *options, const char *from, const char *to)
+{
+    gr_diag diag = {0};
+    gr_checkpoint *checkpoint = NULL;
+    char *data = NULL;
+    size_t bytes = 0;
+    struct stat info;
+    if (stat(to, &info) == 0 && !options->force) {
+        (void)gr_fail(&diag, GR_E_INVALID, "%s is there already; --force replaces it", to);
+        return input_fail(&diag);
+    }
+    gr_status status = open_meant(from, &checkpoint, &diag);
+    if (status == GR_OK) {
+        status = gr_checkpoint_read_bytes(checkpoint, GR_CHECKPOINT_MODEL, &data, &bytes, &diag);
+    }
+    uint64_t step = status == GR_OK ? gr_checkpoint_info_of(checkpoint)->step : 0;
+    gr_checkpoint_close(checkpoint);
+    if (status != GR_OK) {
+        return input_fail(&diag);
+    }
+    status = gr_file_replace(to, data, bytes, &diag);
+    free(data);
+    if (status != GR_OK) {
+        return gr_cli_fail(GR_EXIT_FAILED, &diag);
+    }
+    printf("%s: the weights after step %" PRIu64 ", %zu bytes\n", to, step, bytes);
+    return gr_cli_flush();
+}
+
+/* ---- The verb -------------------------------------------------------------------------------- */
+
+static void print_help(void)
+{
+    puts("usage: gradus checkpoint ls DIR\n"
+         "       gradus checkpoint verify DIR|CHECKPOINT ...\n"
+         "       gradus checkpoint diff A B\n"
+         "       gradus checkpoint convert DIR|CHECKPOINT model.safetensors\n\n"
+         "DIR is a folder of checkpoints, CHECKPOINT one of those in it (DIR/step-000000400); "
+         "where\n"
+         "one is needed, DIR stands for its newest sound one.\n\n"
+         "ls       step, epoch, time and size of each, and whether it is sound\n"
+         "verify   is every byte as it was written? Exit code 1: no, and which file\n"
+         "diff     which tensors differ, and by how much; A and B may also be safetensors files.\n"
+         "         Exit code 0: the same, 1: not\n"
+         "convert  the weights as one plain safetensors file\n");
+    gr_config_print_help(&gr_checkpoint_table, stdout);
+}
+
+static int run_line(const checkpoint_options *options, const gr_cli_line *line)
+{
+    static const char *const actions[] = {"ls", "verify", "diff", "convert", NULL};
+    const char *action = line->word_count > 0 ? line->words[0] : "";
+    int words = line->word_count - 1;
+    if (strcmp(action, "ls") == 0 && words == 1) {
+        return list(options, line->words[1]);
+    }
+    if (strcmp(action, "verify") == 0 && words > 0) {
+        return verify(line);
+    }
+    if (strcmp(action, "diff") == 0 && words == 2) {
+        return diff(options, line->words[1], line->words[2]);
+    }
+    if (strcmp(action, "convert") == 0 && words == 2) {
+        return convert(options, line->words[1], line->words[2]);
+    }
+    const char *nearest = gr_nearest(action, actions);
+    if (nearest != NULL && strcmp(nearest, action) != 0) {
+        fprintf(stderr, "gradus: checkpoint knows no \"%s\"; did you mean %s?\n", action, nearest);
+    } else {
+        fputs("gradus: checkpoint needs ls DIR, verify DIR, diff A B, or convert DIR FILE; see "
+              "\"gradus help checkpoint\"\n",
+              stderr);
+    }
+    return GR_EXIT_INPUT;
+}
+
+int gr_verb_checkpoint(int argc, char *const *argv)
+{
+    checkpoint_options options;
+    gr_cli_line line;
+    gr_diag diag = {0};
+    gr_arena arena;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_status status = gr_cli_parse(&gr_checkpoint_table, &options, argc, argv, GR_CLI_WORDS_MAX,
+                                    &arena, &line, &diag);
+    int code;
+    if (status != GR_OK) {
+        code = gr_cli_fail(gr_cli_input_code(status), &diag);
+    } else if (line.help) {
+        print_help();
+        code = gr_cli_flush();
+    } else {
+        code = run_line(&options, &line);
+    }
+    gr_arena_fini(&arena);
+    return code;
+}

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/checkpoint.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "base/file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STEP_PREFIX "step-"
+#define PARTIAL_SUFFIX ".partial"
+
+enum {
+    STEP_DIGITS = 9,
+    STEPS_MAX = 1 << 20,
+    /* A run that was killed may need a moment until the kernel has ended its last process. */
+    LOCK_PATIENCE_MS = 2000,
+    LOCK_LOOK_MS = 20,
+    OWNER_BYTES = 16
+};
+
+/* ---- Names ----------------------------------------------------------------------------------- */
+
+/* The step of "step-000000400"; false: another name. */
+static bool read_step(const char *name, uint64_t *step_out)
+{
+    size_t prefix = strlen(STEP_PREFIX);
+    if (strncmp(name, STEP_PREFIX, prefix) != 0) {
+        return false;
+    }
+    const char *digits = name + prefix;
+    size_t count = strspn(digits, "0123456789");
+    if (count < STEP_DIGITS || count > 18 || digits[count] != '\0') {
+        return false;
+    }
+    *step_out = strtoull(digits, NULL, 10);
+    return true;
+}
+
+static bool is_partial(const char *name)
+{
+    size_t size = strlen(name), suffix = strlen(PARTIAL_SUFFIX);
+    return name[0] == '.' && size > suffix && strcmp(name + size - suffix, PARTIAL_SUFFIX) == 0;
+}
+
+static gr_status format_path(char *path_out, size_t path_bytes, const char *folder,
+                             const char *name, gr_diag *diag)
+{
+    int length = snprintf(path_out, path_bytes, "%s/%s", folder, name);
+    return length >= 0 && (size_t)length < path_bytes
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID, "%s: the name of the folder is too long", folder);
+}
+
+gr_status gr_checkpoint_path(const char *folder, uint64_t step, char *path_out, size_t path_bytes,
+                             gr_diag *diag)
+{
+    char name[64];
+    snprintf(name, sizeof name, STEP_PREFIX "%0*" PRIu64, STEP_DIGITS, step);
+    return format_path(path_out, path_bytes, folder, name, diag);
+}
+
+static gr_status partial_path(const char *folder, uint64_t step, char path_out[PATH_MAX],
+                              gr_diag *diag)
+{
+    char name[64];
+    snprintf(name, sizeof name, "." STEP_PREFIX "%0*" PRIu64 PARTIAL_SUFFIX, STEP_DIGITS, step);
+    return format_path(path_out, PATH_MAX, folder, name, diag);
+}
+
+/* ---- Looking --------------------------------------------------------------------------------- */
+
+static int compare_steps(const void *a, const void *b)
+{
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return (left > right) - (left < right);
+}
+
+gr_status gr_checkpoint_list(const char *folder, uint64_t **steps_out, int *count_out,
+                             gr_diag *diag)
+{
+    int count = 0, capacity = 64;
+    *count_out = 0;
+    *steps_out = NULL;
+    DIR *dir = opendir(folder);
+    if (dir == NULL) {
+        return errno == ENOENT ? GR_OK : gr_fail_errno(diag, "read the folder", folder, errno);
+    }
+    uint64_t *steps = malloc((size_t)capacity * sizeof *steps);
+    for (struct dirent *entry; steps != NULL && (entry = readdir(dir)) != NULL;) {
+        uint64_t step;
+        if (!read_step(entry->d_name, &step) || count == STEPS_MAX) {
+            continue;
+        }
+        if (count == capacity) {
+            capacity *= 2;
+            uint64_t *more = realloc(steps, (size_t)capacity * sizeof *steps);
+            if (more == NULL) {
+                free(steps);
+            }
+            steps = more;
+        }
+        if (steps != NULL) {
+            steps[count++] = step;
+        }
+    }
+    closedir(dir);
+    if (steps == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the list of checkpoints in %s", folder);
+    }
+    qsort(steps, (size_t)count, sizeof *steps, compare_steps);
+    *steps_out = steps;
+    *count_out = count;
+    return GR_OK;
+}
+
+/* Opens and checks all of it. */
+static gr_status open_sound(const char *path, gr_checkpoint **checkpoint_out, gr_diag *diag)
+{
+    gr_checkpoint *checkpoint = NULL;
+    gr_status status = gr_checkpoint_open(path, &checkpoint, diag);
+    if (status == GR_OK) {
+        status = gr_checkpoint_check(checkpoint, diag);
+    }
+    if (status != GR_OK) {
+        gr_checkpoint_close(checkpoint);
+        return status;
+    }
+    *checkpoint_out = checkpoint;
+    return GR_OK;
+}
+
+gr_status gr_checkpoint_newest(const char *folder, const gr_log *log,
+                               gr_checkpoint **checkpoint_out, gr_diag *diag)
+{
+    uint64_t *steps = NULL;
+    int count = 0;
+    gr_status status = gr_checkpoint_list(folder, &steps, &count, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_diag why = {0};
+    bool found = false;
+    for (int i = count - 1; i >= 0 && status == GR_OK && !found; i--) {
+        char path[PATH_MAX];
+        status = gr_checkpoint_path(folder, steps[i], path, sizeof path, diag);
+        if (status != GR_OK) {
+            break;
+        }
+        gr_status sound = open_sound(path, checkpoint_out, &why);
+        found = sound == GR_OK;
+        if (sound == GR_E_NO_MEMORY || sound == GR_E_UNSUPPORTED) {
+            status = gr_fail(diag, sound, "%s", why.text);
+        } else if (!found) {
+            gr_log_write(log, GR_LOG_WARN, "checkpoint", "%s; %s", why.text,
+                         i > 0 ? "the one before it is tried" : "there is none before it");
+        }
+    }
+    free(steps);
+    if (status != GR_OK || found) {
+        return status;
+    }
+    return count == 0 ? gr_fail(diag, GR_E_NOT_FOUND, "there is no checkpoint in %s", folder)
+                      : gr_fail(diag, GR_E_INVALID,
+                                "none of the %d checkpoints in %s is sound; remove them to start "
+                                "from the beginning, or take another folder (checkpoint: to, "
+                                "--checkpoint-to)",
+                                count, folder);
+}
+
+gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint, gr_diag *diag)
+{
+    enum { ARENA_BYTES_MAX = 64 << 20 };
+    const gr_checkpoint_info *info = gr_checkpoint_info_of(checkpoint);
+    char path[PATH_MAX];
+    gr_arena arena;
+    gr_facts own;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_status status = gr_checkpoint_path(job->checkpoint.to, info->step, path, sizeof path, diag);
+    if (status == GR_OK) {
+        status = gr_facts_of_job(job, &arena, &own, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_facts_compare(gr_checkpoint_facts_of(checkpoint), &own, path, job->path, diag);
+    }
+    gr_arena_fini(&arena);
+    if (status == GR_OK && info->step > job->total_steps) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s is beyond the job's end: it has done %" PRIu64 " steps, the job has "
+                       "%" PRIu64 "; raise epochs or steps, or remove it to go on from an earlier "
+                       "one",
+                       path, info->step, job->total_steps);
+    }
+    return status;
+}
+
+gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint **checkpoint_out,
+                             gr_diag *diag)
+{
+    gr_checkpoint *found = NULL;
+    *checkpoint_out = NULL;
+    gr_status status = gr_checkpoint_newest(job->checkpoint.to, log, &found, diag);
+    if (status == GR_E_NOT_FOUND) {
+        gr_log_write(log, GR_LOG_WARN, "checkpoint",
+                     "there is none in %s: the training starts from the beginning",
+                     job->checkpoint.to);
+        return GR_OK;
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    const gr_checkpoint_info *info = gr_checkpoint_info_of(found);
+    if (job->distribution.shards > 0 || info->shards == job->shards) {
+        status = gr_checkpoint_fits(job, found, diag);
+    }
+    if (status != GR_OK) {
+        gr_checkpoint_close(found);
+        return status;
+    }
+    if (info->total_steps != job->total_steps && job->optimizer.schedule == GR_SCHEDULE_COSINE) {
+        gr_log_write(log, GR_LOG_WARN, "checkpoint",
+                     "so far the job had %" PRIu64 " steps, now it has %" PRIu64 ": the cosine "
+                     "schedule depends on that, so the weights will be those of neither",
+                     info->total_steps, job->total_steps);
+    }
+    *checkpoint_out = found;
+    return GR_OK;
+}
+
+/* ---- The lock -------------------------------------------------------------------------------- */
+
+/* Fills lock_fd_out, -1 where the file system knows no locks. */
+static gr_status take_lock(const char *folder, int *lock_fd_out, gr_diag *diag)
+{
+    char path[PATH_MAX];
+    gr_status status = format_path(path, sizeof path, folder, ".lock", diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        return gr_fail_errno(diag, "lock", path, errno);
+    }
+    int64_t deadline_ns = gr_now_ns() + LOCK_PATIENCE_MS * INT64_C(1000000);
+    int error;
+    while ((error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno) == EWOULDBLOCK &&
+           gr_now_ns() < deadline_ns) {
+        (void)poll(NULL, 0, LOCK_LOOK_MS);
+    }
+    if (error == EWOULDBLOCK || error == EINTR) {
+        char owner[OWNER_BYTES + 1] = "";
+        ssize_t got = pread(fd, owner, OWNER_BYTES, 0);
+        owner[got > 0 ? got : 0] = '\0';
+        close(fd);
+        return gr_fail(diag, GR_E_INVALID,
+                       "another run (process %d) writes its checkpoints into %s; wait for its end, "
+                       "or choose another folder (checkpoint: to, --checkpoint-to)",
+                       atoi(owner), folder);
+    }
+    if (error == 0) {
+        char owner[OWNER_BYTES + 1];
+        int length = snprintf(owner, sizeof owner, "%d\n", (int)getpid());
+        if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)length, 0) != length) {
+            /* A full disk: the lock holds without a name. */
+        }
+    }
+    *lock_fd_out = fd;
+    return GR_OK;
+}
+
+gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag)
+{
+    const char *folder = job->checkpoint.to;
+    struct stat info;
+    if ((!resume && job->checkpoint.every == NULL) || stat(folder, &info) != 0) {
+        return GR_OK;
+    }
+    uint64_t *steps = NULL;
+    int count = 0, lock_fd = -1;
+    gr_status status = take_lock(folder, &lock_fd, diag);
+    if (lock_fd >= 0) {
+        close(lock_fd);
+    }
+    if (status == GR_E_IO || status == GR_E_NOT_FOUND) {
+        status = GR_OK; /* what cannot be written can be read all the same */
+    }
+    if (status == GR_OK) {
+        status = gr_checkpoint_list(folder, &steps, &count, diag);
+    }
+    if (status == GR_OK && !resume && count > 0) {
+        status = gr_fail(diag, GR_E_INVALID,
+                         "%s holds checkpoints of an earlier run, the newest after step %" PRIu64
+                         "; go on from it with --resume, or remove the folder, or choose another "
+                         "one (checkpoint: to, --checkpoint-to)",
+                         folder, steps[count - 1]);
+    }
+    free(steps);
+    return status;
+}
+
+/* ---- Removing -------------------------------------------------------------------------------- */
+
+/* A folder without folders in it. 0 or errno. */
+static int remove_folder(const char *path)
+{
+    DIR *dir = opendir(path);
+    if (dir == NULL) {
+        return errno;
+    }
+    for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
+        if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0) {
+            (void)unlinkat(dirfd(dir), entry->d_name, 0);
+        }
+    }
+    closedir(dir);
+    return rmdir(path) == 0 ? 0 : errno;
+}
+
+static void remove_partials(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    for (struct dirent *entry; dir != NULL && (entry = readdir(dir)) != NULL;) {
+        char path[PATH_MAX];
+        gr_diag diag;
+        if (is_partial(entry->d_name) &&
+            format_path(path, sizeof path, folder, entry->d_name, &diag) == GR_OK) {
+            (void)remove_folder(path); /* what resists is in nobody's way */
+        }
+    }
+    if (dir != NULL) {
+        closedir(dir);
+    }
+}
+
+/* By way of a partial name: a checkpoint never looks damaged only because its removal was cut
+ * short. */
+static gr_status remove_checkpoint(const char *folder, uint64_t step, gr_diag *diag)
+{
+    char path[PATH_MAX], partial[PATH_MAX];
+    gr_status status = gr_checkpoint_path(folder, step, path, sizeof path, diag);
+    if (status == GR_OK) {
+        status = partial_path(folder, step, partial, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    if (rename(path, partial) != 0) {
+        return gr_fail_errno(diag, "remove", path, errno);
+    }
+    int error = remove_folder(partial);
+    return error == 0 ? GR_OK : gr_fail_errno(diag, "remove", path, error);
+}
+
+gr_status gr_checkpoint_retain(const gr_checkpoint_folder *folder, uint64_t written, gr_diag *diag)
+{
+    uint64_t *steps = NULL;
+    int count = 0;
+    gr_status status = gr_checkpoint_list(folder->path, &steps, &count, diag);
+    int64_t extra = folder->keep > 0 ? count - folder->keep : 0;
+    for (int i = 0; i < count && extra > 0 && status == GR_OK; i++) {
+        if (steps[i] != written) {
+            status = remove_checkpoint(folder->path, steps[i], diag);
+            extra--;
+        }
+    }
+    free(steps);
+    return status;
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+
+gr_status gr_checkpoint_folder_open(gr_checkpoint_folder *folder, gr_diag *diag)
+{
+    struct stat info;
+    /* A folder that was there once is not made again: if its disk is gone, the name now leads to
+     * the disk below. */
+    gr_status status = folder->device == 0 ? gr_dir_create(folder->path, diag) : GR_OK;
+    if (status != GR_OK) {
+        return status;
+    }
+    if (stat(folder->path, &info) != 0) {
+        return gr_fail_errno(diag, "write checkpoints to", folder->path, errno);
+    }
+    if (folder->device != 0 && (uint64_t)info.st_dev != folder->device) {
+        return gr_fail(diag, GR_E_IO,
+                       "%s is on another disk than it was when the training started; mount the "
+                       "first one again",
+                       folder->path);
+    }
+    status = take_lock(folder->path, &folder->lock_fd, diag);
+    if (status == GR_OK) {
+        folder->device = (uint64_t)info.st_dev;
+        remove_partials(folder->path);
+    }
+    return status;
+}
+
+void gr_checkpoint_folder_close(gr_checkpoint_folder *folder)
+{
+    if (folder->lock_fd >= 0) {
+        close(folder->lock_fd);
+    }
+    folder->lock_fd = -1;
+}
+
+/* Is the lock that we hold still the folder's? Somebody may have removed or replaced the folder, or
+ * its disk is gone. */
+static bool holds_folder(const gr_checkpoint_folder *folder)
+{
+    char path[PATH_MAX];
+    struct stat held, seen;
+    gr_diag diag;
+    return folder->lock_fd >= 0 &&
+           format_path(path, sizeof path, folder->path, ".lock", &diag) == GR_OK &&
+           stat(path, &seen) == 0 && fstat(folder->lock_fd, &held) == 0 &&
+           seen.st_dev == held.st_dev && seen.st_ino == held.st_ino;
+}
+
+/* The new folder gets its name. One of the same step can only be a damaged one that was passed
+ * over: it changes places with the new one, which is never missing. */
+static int show(const char *partial, const char *path)
+{
+    if (rename(partial, path) == 0) {
+        return 0;
+    }
+    if (errno != ENOTEMPTY && errno != EEXIST) {
+        return errno;
+    }
+    if (renameat2(AT_FDCWD, partial, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
+        (void)remove_folder(partial);
+        return 0;
+    }
+    int error = remove_folder(path); /* a file system that cannot exchange */
+    if (error != 0) {
+        return error;
+    }
+    return rename(partial, path) == 0 ? 0 : errno;
+}
+
+gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_info *info,
+                            const gr_facts *facts, const gr_checkpoint_tensors *tensors,
+                            gr_diag *diag)
+{
+    char path[PATH_MAX], partial[PATH_MAX];
+    if (!holds_folder(folder)) {
+        gr_checkpoint_folder_close(folder);
+        gr_status status = gr_checkpoint_folder_open(folder, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    gr_status status = gr_checkpoint_path(folder->path, info->step, path, sizeof path, diag);
+    if (status == GR_OK) {
+        status = partial_path(folder->path, info->step, partial, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    (void)remove_folder(partial);
+    if (mkdir(partial, 0777) != 0) {
+        return gr_fail_errno(diag, "write", path, errno);
+    }
+    status = gr_checkpoint_write(partial, info, facts, tensors, diag);
+    if (status == GR_OK) {
+        int error = show(partial, path);
+        error = error == 0 ? gr_dir_sync(folder->path) : error;
+        status = error == 0 ? GR_OK : gr_fail_errno(diag, "make durable", path, error);
+    }
+    if (status != GR_OK) {
+        (void)remove_folder(partial);
+    }
+    return status;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TRAIN_CHECKPOINT_H
+#define GR_TRAIN_CHECKPOINT_H
+
+/* The folder that the checkpoints of a job lie in.
+ *
+ *   step-000000400           a checkpoint (checkpoint_file.h), whole and durable
+ *   .step-000000500.partial  one that is being written or removed
+ *   .lock                    held (flock) by the run that writes here
+ *
+ * A name without "partial" appears by rename after everything in it is durable. Partial ones that
+ * are there when a run takes the lock are of a dead run, and are removed. */
+
+#include "base/log.h"
+#include "train/checkpoint_file.h"
+
+/* ---- Looking --------------------------------------------------------------------------------- */
+
+/* The steps of the checkpoints in `folder`, ascending, damaged ones included; heap memory (free).
+ * No folder: none. */
+gr_status gr_checkpoint_list(const char *folder, uint64_t **steps_out, int *count_out,
+                             gr_diag *diag) GR_MUST_CHECK;
+/* "<folder>/step-000000400"; GR_E_INVALID: too long for a path. */
+gr_status gr_checkpoint_path(const char *folder, uint64_t step, char *path_out, size_t path_bytes,
+                             gr_diag *diag) GR_MUST_CHECK;
+/* Opens the newest one of which every byte is sound; warns of those that are passed over.
+ * GR_E_NOT_FOUND: there is none at all. GR_E_INVALID: none is sound. */
+gr_status gr_checkpoint_newest(const char *folder, const gr_log *log,
+                               gr_checkpoint **checkpoint_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* Before a run starts anything: does the folder belong to another run that goes on; without
+ * `resume`, are there checkpoints that a start from the beginning would mix with its own?
+ * GR_E_INVALID with a sentence that says so. */
+gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag) GR_MUST_CHECK;
+/* The checkpoint to go on from; *checkpoint_out NULL: there is none, start from the beginning.
+ * GR_E_INVALID: none is sound, or it is of another job, or beyond this job's end. Warns where the
+ * weights will not be those of an undisturbed run. A checkpoint of other `shards` than the job's is
+ * returned unchecked where the job file does not say any: open the job again with these. */
+gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint **checkpoint_out,
+                             gr_diag *diag) GR_MUST_CHECK;
+/* Can `job` go on from it? */
+gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint,
+                             gr_diag *diag) GR_MUST_CHECK;
+
+/* ---- Writing: one owner ---------------------------------------------------------------------- */
+
+typedef struct gr_checkpoint_folder {
+    const char *path; /* borrowed */
+    int64_t keep;     /* 0: all */
+    int lock_fd;      /* -1: not ours yet */
+    uint64_t device;  /* of the folder when it was first ours; 0: never */
+} gr_checkpoint_folder;
+
+/* Makes the folder, takes the lock and removes what dead runs have left half-written. GR_E_INVALID:
+ * another run holds the lock (after some patience: it may be about to end). Others (GR_E_IO, ...)
+ * may be tried again: gr_checkpoint_put does so. */
+gr_status gr_checkpoint_folder_open(gr_checkpoint_folder *folder, gr_diag *diag) GR_MUST_CHECK;
+void gr_checkpoint_folder_close(gr_checkpoint_folder *folder);
+
+/* Writes a checkpoint, and makes it durable and visible. On failure nothing of it is left. */
+gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_info *info,
+                            const gr_facts *facts, const gr_checkpoint_tensors *tensors,
+                            gr_diag *diag) GR_MUST_CHECK;
+/* Removes the oldest beyond `keep`, but not the one of step `written`: damaged ones may lie
+ * ahead of it. */
+gr_status gr_checkpoint_retain(const gr_checkpoint_folder *folder, uint64_t written,
+                               gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/checkpoint_facts.h"
+
+#include "base/config_text.h"
+#include "base/fail.h"
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/number.h"
+#include "train/compress.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Of a data file so many pieces are hashed, evenly spread: all of a small one, and a large one
+ * costs no more. */
+enum { PIECES = 16, PIECE_BYTES = 64 << 10 };
+
+typedef struct collector {
+    const gr_job *job;
+    gr_arena *arena;
+    gr_facts facts;
+    gr_diag *diag;
+} collector;
+
+static gr_status no_memory(gr_diag *diag)
+{
+    return gr_fail(diag, GR_E_NO_MEMORY, "no memory for what a checkpoint says of the job");
+}
+
+/* Texts that are NULL are memory that was not there. */
+static gr_status add(collector *c, const char *key, const char *value)
+{
+    if (key == NULL || value == NULL || c->facts.count == GR_FACTS_MAX) {
+        return no_memory(c->diag);
+    }
+    c->facts.list[c->facts.count++] = (gr_fact){key, value};
+    return GR_OK;
+}
+
+/* ---- Values as text -------------------------------------------------------------------------- */
+
+/* The tree without its layout: two ways to write the same are equal. NULL: no memory. */
+static const char *node_text(gr_arena *arena, const gr_node *node)
+{
+    if (node == NULL || node->kind == GR_NODE_NULL) {
+        return "";
+    }
+    if (node->kind == GR_NODE_SCALAR) {
+        return node->text;
+    }
+    bool map = node->kind == GR_NODE_MAP;
+    const char *text = map ? "{" : "[";
+    for (const gr_node *child = node->child; child != NULL && text != NULL; child = child->next) {
+        const char *value = node_text(arena, child);
+        text = value == NULL
+                   ? NULL
+                   : gr_arena_printf(arena, "%s%s%s%s%s", text, child != node->child ? ", " : "",
+                                     map ? child->key : "", map ? ": " : "", value);
+    }
+    return text != NULL ? gr_arena_printf(arena, "%s%s", text, map ? "}" : "]") : NULL;
+}
+
+static const char *field_text(gr_arena *arena, const gr_config_field *field, const void *config)
+{
+    const void *at = (const char *)config + field->offset;
+    char number[GR_NUMBER_TEXT_BYTES];
+    switch (field->type) {
+    case GR_CONFIG_BOOL:
+        return *(const bool *)at ? "true" : "false";
+    case GR_CONFIG_INT:
+    case GR_CONFIG_BYTES:
+    case GR_CONFIG_DURATION:
+        return gr_arena_printf(arena, "%lld", (long long)*(const int64_t *)at);
+    case GR_CONFIG_DOUBLE:
+        gr_number_print(*(const double *)at, number);
+        return gr_arena_strdup(arena, number);
+    case GR_CONFIG_CHOICE:
+        return field->choices[*(const int *)at];
+    case GR_CONFIG_TEXT:
+        return *(const char *const *)at != NULL ? *(const char *const *)at : "";
+    case GR_CONFIG_NODE:
+        return node_text(arena, *(const gr_node *const *)at);
+    }
+    return "";
+}
+
+static bool is_listed(const char *word, const char *const *list)
+{
+    while (*list != NULL && strcmp(word, *list) != 0) {
+        list++;
+    }
+    return *list != NULL;
+}
+
+/* The fields of a table whose keys are listed, or (not `chosen`) those whose keys are not. */
+static gr_status add_table(collector *c, const gr_config_table *table, const void *config,
+                           const char *prefix, const char *const *list, bool chosen)
+{
+    gr_status status = GR_OK;
+    for (const gr_config_field *field = table->fields; status == GR_OK && !gr_config_is_end(field);
+         field++) {
+        if (field->key != NULL && is_listed(field->key, list) == chosen) {
+            status = add(c, gr_arena_printf(c->arena, "%s%s", prefix, field->key),
+                         field_text(c->arena, field, config));
+        }
+    }
+    return status;
+}
+
+/* ---- Data files ------------------------------------------------------------------------------ */
+
+static gr_status read_piece(int fd, off_t at, char *piece, size_t *got_out)
+{
+    size_t got = 0;
+    while (got < PIECE_BYTES) {
+        ssize_t now = pread(fd, piece + got, PIECE_BYTES - got, at + (off_t)got);
+        if (now < 0 && errno == EINTR) {
+            continue;
+        }
+        if (now < 0) {
+            return GR_E_IO;
+        }
+        if (now == 0) {
+            break;
+        }
+        got += (size_t)now;
+    }
+    *got_out = got;
+    return GR_OK;
+}
+
+/* "11234 bytes, 0123456789abcdef" */
+static gr_status add_file(collector *c, const char *key, const char *name)
+{
+    gr_status status = GR_OK;
+    struct stat info;
+    char *path = gr_path_beside(c->job->path, name);
+    char *piece = malloc(PIECE_BYTES);
+    if (path == NULL || piece == NULL) {
+        free(path);
+        free(piece);
+        return no_memory(c->diag);
+    }
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &info) != 0) {
+        status = gr_fail_errno(c->diag, "read", path, errno);
+        goto undo_fd;
+    }
+    uint64_t hash = 0;
+    off_t step = info.st_size / PIECES > PIECE_BYTES ? info.st_size / PIECES : PIECE_BYTES;
+    for (off_t at = 0; at < info.st_size && status == GR_OK; at += step) {
+        size_t got = 0;
+        status = read_piece(fd, at, piece, &got);
+        if (status != GR_OK) {
+            (void)gr_fail_errno(c->diag, "read", path, errno);
+        }
+        hash = gr_hash64(piece, got, hash);
+    }
+    if (status == GR_OK) {
+        status = add(c, gr_arena_printf(c->arena, "data.%s", key),
+                     gr_arena_printf(c->arena, "%lld bytes, %016llx", (long long)info.st_size,
+                                     (unsigned long long)hash));
+    }
+undo_fd:
+    if (fd >= 0) {
+        close(fd);
+    }
+    free(path);
+    free(piece);
+    return status;
+}
+
+/* Files count by what they hold, not by their names. */
+static gr_status add_data(collector *c)
+{
+    static const char *const files[] = {"file",        "images",      "labels", "test_file",
+                                        "test_images", "test_labels", NULL};
+    const gr_config_table *table = &gr_data_config_table;
+    gr_status status = add_table(c, table, &c->job->data, "data.", files, false);
+    for (const gr_config_field *field = table->fields; status == GR_OK && !gr_config_is_end(field);
+         field++) {
+        const char *name = field->key != NULL && is_listed(field->key, files)
+                               ? field_text(c->arena, field, &c->job->data)
+                               : "";
+        if (name != NULL && name[0] != '\0') {
+            status = add_file(c, field->key, name);
+        }
+    }
+    return status;
+}
+
+/* ---- The job --------------------------------------------------------------------------------- */
+
+static gr_status add_model(collector *c)
+{
+    gr_status status = GR_OK;
+    const gr_node *list = c->job->config.model;
+    int number = 0;
+    for (const gr_node *layer = list != NULL ? list->child : NULL; layer != NULL && status == GR_OK;
+         layer = layer->next) {
+        status =
+            add(c, gr_arena_printf(c->arena, "model[%d]", number++), node_text(c->arena, layer));
+    }
+    return status;
+}
+
+static gr_status add_distribution(collector *c)
+{
+    static const char *const always[] = {"exact", "worker_threads", "compression", NULL};
+    /* What topk leaves out depends on the buckets. */
+    static const char *const topk[] = {"compression_ratio", "bucket_bytes_first", "bucket_bytes",
+                                       NULL};
+    const gr_config_table *table = &gr_distribution_config_table;
+    const gr_distribution_config *d = &c->job->distribution;
+    gr_status status = add_table(c, table, d, "distribution.", always, true);
+    if (status == GR_OK && d->compression == GR_COMPRESSION_TOPK) {
+        status = add_table(c, table, d, "distribution.", topk, true);
+    }
+    return status == GR_OK
+               ? add(c, "distribution.shards", gr_arena_printf(c->arena, "%d", c->job->shards))
+               : status;
+}
+
+gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_out, gr_diag *diag)
+{
+    static const char *const top[] = {"loss", "seed", "global_batch", "micro_batches", NULL};
+    static const char *const none[] = {NULL};
+    collector c = {.job = job, .arena = arena, .diag = diag};
+    c.facts.list = gr_arena_alloc(arena, GR_FACTS_MAX * sizeof *c.facts.list);
+    if (c.facts.list == NULL) {
+        return no_memory(diag);
+    }
+    gr_status status = add_table(&c, &gr_job_config_table, &job->config, "", top, true);
+    if (status == GR_OK) {
+        status = add_distribution(&c);
+    }
+    if (status == GR_OK) {
+        status = add_model(&c);
+    }
+    if (status == GR_OK) {
+        status =
+            add_table(&c, &gr_optimizer_config_table, &job->optimizer, "optimizer.", none, false);
+    }
+    if (status == GR_OK) {
+        status = add_data(&c);
+    }
+    if (status == GR_OK) {
+        *facts_out = c.facts;
+    }
+    return status;
+}
+
+/* ---- Comparing ------------------------------------------------------------------------------- */
+
+static const char *value_of(const gr_facts *facts, const char *key)
+{
+    for (int i = 0; i < facts->count; i++) {
+        if (strcmp(facts->list[i].key, key) == 0) {
+            return facts->list[i].value;
+        }
+    }
+    return NULL;
+}
+
+/* The first fact of `facts` that the others do not share; NULL. */
+static const char *differing(const gr_facts *facts, const gr_facts *others)
+{
+    for (int i = 0; i < facts->count; i++) {
+        const char *other = value_of(others, facts->list[i].key);
+        if (other == NULL || strcmp(other, facts->list[i].value) != 0) {
+            return facts->list[i].key;
+        }
+    }
+    return NULL;
+}
+
+static const char *shown(const char *value)
+{
+    return value == NULL ? "missing" : value[0] == '\0' ? "not set" : value;
+}
+
+gr_status gr_facts_compare(const gr_facts *saved, const gr_facts *own, const char *checkpoint,
+                           const char *job_path, gr_diag *diag)
+{
+    const char *key = differing(own, saved);
+    key = key != NULL ? key : differing(saved, own);
+    if (key == NULL) {
+        return GR_OK;
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s is of another job: %s is %.100s there and %.100s in %s; set it back to go "
+                   "on, or give this job a folder of its own (checkpoint: to, --checkpoint-to)",
+                   checkpoint, key, shown(value_of(saved, key)), shown(value_of(own, key)),
+                   job_path);
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TRAIN_CHECKPOINT_FACTS_H
+#define GR_TRAIN_CHECKPOINT_FACTS_H
+
+/* What must be equal for a job to go on to the same bits: the model's layers, what the data files
+ * hold, the optimizer, shards, batch, seed and so on, as texts by key. Workers, link, output,
+ * length and evaluation are not in it: they change no weight of a step. */
+
+#include "train/job.h"
+
+enum { GR_FACTS_MAX = 4096 };
+
+typedef struct gr_fact {
+    const char *key, *value;
+} gr_fact;
+
+typedef struct gr_facts {
+    gr_fact *list;
+    int count;
+} gr_facts;
+
+/* Texts and list live in `arena`. GR_E_NO_MEMORY; GR_E_IO, GR_E_NOT_FOUND: a data file. */
+gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_out,
+                          gr_diag *diag) GR_MUST_CHECK;
+
+/* GR_E_INVALID with a sentence that names the first difference, both values and the remedy.
+ * `checkpoint` and `job_path` are names for it. */
+gr_status gr_facts_compare(const gr_facts *saved, const gr_facts *own, const char *checkpoint,
+                           const char *job_path, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/checkpoint_state.h"
+
+#include "base/fail.h"
+#include "train/checkpoint.h"
+#include "train/weights.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+gr_checkpoint_tensors gr_state_tensors(gr_trainer *trainer)
+{
+    gr_checkpoint_tensors tensors = {
+        .model = trainer->model, .values = trainer->values, .shards = trainer->job->shards};
+    tensors.residual_count = trainer->length - trainer->parameters;
+    while (tensors.states < GR_CHECKPOINT_STATES_MAX) {
+        int i = tensors.states;
+        tensors.state[i] = gr_optimizer_state(trainer->optimizer, i, &tensors.state_name[i]);
+        if (tensors.state[i] == NULL) {
+            break;
+        }
+        tensors.states++;
+    }
+    return tensors;
+}
+
+/* ---- What topk has left out ------------------------------------------------------------------ */
+
+/* Each rank's shards lie one behind the other, in `all` (rank 0's) as well: one message a rank,
+ * towards rank 0 or away from it. */
+static gr_status move_residuals(gr_trainer *t, float *all, bool gather)
+{
+    size_t each = t->length - t->parameters;
+    float *own = t->compressor.residuals;
+    gr_status status = GR_OK;
+    if (t->rank != 0) {
+        size_t count = (size_t)t->plan.count * each;
+        return gather ? gr_send(t->comm, own, count, GR_F32, 0)
+                      : gr_recv(t->comm, own, count, GR_F32, 0);
+    }
+    for (int rank = 0; rank < t->world_size && status == GR_OK; rank++) {
+        int first = 0, shards = 0;
+        gr_shard_range(t->job->shards, t->world_size, rank, &first, &shards);
+        float *there = all + (size_t)first * each;
+        size_t count = (size_t)shards * each;
+        if (rank == 0) {
+            memcpy(gather ? there : own, gather ? own : there, count * sizeof *own);
+        } else {
+            status = gather ? gr_recv(t->comm, there, count, GR_F32, rank)
+                            : gr_send(t->comm, there, count, GR_F32, rank);
+        }
+    }
+    return status;
+}
+
+static gr_status make_residuals(const gr_trainer *t, float **all, gr_diag *diag)
+{
+    size_t count = (size_t)t->job->shards * (t->length - t->parameters);
+    if (t->rank == 0 && *all == NULL) {
+        *all = calloc(count + 1, sizeof **all);
+        if (*all == NULL) {
+            return gr_fail(diag, GR_E_NO_MEMORY,
+                           "no memory for what topk has left out of %d shards, %zu values, which a "
+                           "checkpoint must hold",
+                           t->job->shards, count);
+        }
+    }
+    return GR_OK;
+}
+
+gr_status gr_state_gather(gr_trainer *trainer, float **all, gr_diag *diag)
+{
+    if (trainer->compressor.kind != GR_COMPRESSION_TOPK) {
+        return GR_OK;
+    }
+    gr_status status = make_residuals(trainer, all, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    status = move_residuals(trainer, *all, true);
+    return status == GR_OK ? GR_OK
+                           : gr_trainer_comm_failed(trainer->comm, status,
+                                                    "the checkpoint could not be collected", diag);
+}
+
+/* ---- Going on -------------------------------------------------------------------------------- */
+
+static gr_status fill(const gr_safetensors *file, const char *name, float *values, size_t count,
+                      gr_diag *diag)
+{
+    const gr_safetensors_entry *entry = gr_safetensors_find(file, name);
+    if (entry == NULL || entry->count != count || strcmp(entry->dtype, "F32") != 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "the checkpoint has no tensor \"%s\" of %zu values: it is of another model "
+                       "or optimizer",
+                       name, count);
+    }
+    memcpy(values, entry->data, entry->bytes);
+    return GR_OK;
+}
+
+static gr_status fill_optimizer(gr_trainer *t, const gr_safetensors *file, gr_diag *diag)
+{
+    const char *state = NULL;
+    float *values;
+    for (int s = 0; (values = gr_optimizer_state(t->optimizer, s, &state)) != NULL; s++) {
+        for (int i = 0; i < gr_model_tensors(t->model); i++) {
+            char name[GR_SAFETENSORS_NAME_BYTES];
+            const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
+            snprintf(name, sizeof name, "%s.%s", state, tensor->name);
+            gr_status status = tensor->statistic
+                                   ? GR_OK
+                                   : fill(file, name, values + tensor->offset, tensor->count, diag);
+            if (status != GR_OK) {
+                return status;
+            }
+        }
+    }
+    return GR_OK;
+}
+
+/* Rank 0: fills its own memory, and `all` with what topk has left out. */
+static gr_status load(gr_trainer *t, const gr_checkpoint *checkpoint, float *all, gr_diag *diag)
+{
+    gr_safetensors *file = NULL;
+    gr_status status = gr_checkpoint_fits(t->job, checkpoint, diag);
+    if (status == GR_OK) {
+        status = gr_checkpoint_read(checkpoint, GR_CHECKPOINT_MODEL, &file, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_weights_fill(t->model, file, GR_CHECKPOINT_MODEL, t->values, diag);
+    }
+    gr_safetensors_close(file);
+    file = NULL;
+    if (status == GR_OK) {
+        status = gr_checkpoint_read(checkpoint, GR_CHECKPOINT_OPTIMIZER, &file, diag);
+    }
+    if (status == GR_OK) {
+        status = fill_optimizer(t, file, diag);
+    }
+    gr_safetensors_close(file);
+    file = NULL;
+    if (status == GR_OK && all != NULL) {
+        status = gr_checkpoint_read(checkpoint, GR_CHECKPOINT_RESIDUALS, &file, diag);
+    }
+    if (status == GR_OK && all != NULL) {
+        status = fill(file, "residuals", all, (size_t)t->job->shards * (t->length - t->parameters),
+                      diag);
+    }
+    gr_safetensors_close(file);
+    return status;
+}
+
+/* The numbers that every rank needs, as 64-bit words. */
+static gr_status share_info(gr_comm *comm, gr_checkpoint_info *info)
+{
+    enum { METER_WORDS = 6 };
+    gr_meter *const meters[] = {&info->epoch, &info->total};
+    int64_t words[3 + 2 * METER_WORDS] = {(int64_t)info->step};
+    memcpy(&words[1], &info->seconds, sizeof *words);
+    memcpy(&words[2], &info->last_loss, sizeof *words);
+    for (int m = 0; m < 2; m++) {
+        int64_t *at = &words[3 + m * METER_WORDS];
+        memcpy(&at[0], &meters[m]->loss, sizeof *at);
+        memcpy(&at[1], &meters[m]->correct, sizeof *at);
+        at[2] = meters[m]->steps;
+        at[3] = meters[m]->samples;
+        at[4] = meters[m]->step_ns;
+        at[5] = meters[m]->wait_ns;
+    }
+    gr_status status = gr_broadcast(comm, words, sizeof words / sizeof *words, GR_I64, 0);
+    info->step = (uint64_t)words[0];
+    memcpy(&info->seconds, &words[1], sizeof *words);
+    memcpy(&info->last_loss, &words[2], sizeof *words);
+    for (int m = 0; m < 2; m++) {
+        const int64_t *at = &words[3 + m * METER_WORDS];
+        memcpy(&meters[m]->loss, &at[0], sizeof *at);
+        memcpy(&meters[m]->correct, &at[1], sizeof *at);
+        meters[m]->steps = at[2];
+        meters[m]->samples = at[3];
+        meters[m]->step_ns = at[4];
+        meters[m]->wait_ns = at[5];
+    }
+    return status;
+}
+
+static gr_status share(gr_trainer *t, float *all, gr_checkpoint_info *info)
+{
+    size_t length = gr_model_values(t->model);
+    const char *name = NULL;
+    float *state;
+    gr_status status = share_info(t->comm, info);
+    if (status == GR_OK) {
+        status = gr_broadcast(t->comm, t->values, length, GR_F32, 0);
+    }
+    for (int s = 0; status == GR_OK && (state = gr_optimizer_state(t->optimizer, s, &name)) != NULL;
+         s++) {
+        status = gr_broadcast(t->comm, state, length, GR_F32, 0);
+    }
+    if (status == GR_OK && t->compressor.kind == GR_COMPRESSION_TOPK) {
+        status = move_residuals(t, all, false);
+    }
+    return status;
+}
+
+gr_status gr_state_restore(gr_trainer *trainer, const char *path, gr_checkpoint_info *info_out,
+                           gr_diag *diag)
+{
+    gr_trainer *t = trainer;
+    gr_checkpoint *checkpoint = NULL;
+    float *all = NULL;
+    gr_status status = GR_OK;
+    *info_out = (gr_checkpoint_info){0};
+    if (t->rank == 0 && t->compressor.kind == GR_COMPRESSION_TOPK) {
+        status = make_residuals(t, &all, diag);
+    }
+    if (status == GR_OK && t->rank == 0) {
+        status = gr_checkpoint_open(path, &checkpoint, diag);
+    }
+    if (status == GR_OK && t->rank == 0) {
+        *info_out = *gr_checkpoint_info_of(checkpoint);
+        status = load(t, checkpoint, all, diag);
+    }
+    gr_checkpoint_close(checkpoint);
+    if (status == GR_OK) {
+        status = share(t, all, info_out);
+        if (status != GR_OK) {
+            status =
+                gr_trainer_comm_failed(t->comm, status, "the checkpoint could not be shared", diag);
+        }
+    }
+    free(all);
+    return status == GR_OK ? gr_trainer_seek(t, info_out->step, diag) : status;
+}
