@@ -47,6 +47,23 @@ static void a_signal_of_others_counts_most(void **state)
     assert_int_equal(gr_verdict_root(ends, 5), 3);
 }
 
+static void who_can_go_on_says_so(void **state)
+{
+    (void)state;
+    gr_worker_end ends[3] = {ended(0, code(GR_LAUNCH_EXIT_RESUME), false), ended(1, code(0), false),
+                             ended(2, code(GR_LAUNCH_EXIT_RESUME), true)};
+    assert_int_equal(gr_verdict_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
+    assert_int_equal(gr_verdict_root(ends, 3), -1);
+    assert_int_equal(gr_verdict_code(ends + 1, 1), 0);
+    ends[1] = ended(1, code(GR_LAUNCH_EXIT_PEER), false);
+    assert_int_equal(gr_verdict_code(ends, 3), -1);
+    assert_int_equal(gr_verdict_root(ends, 3), 1);
+    ends[1].spared = true;
+    assert_int_equal(gr_verdict_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
+    ends[2] = ended(2, SIGTERM, true);
+    assert_int_equal(gr_verdict_code(ends, 3), -1);
+}
+
 static void then_the_first_in_time(void **state)
 {
     (void)state;
@@ -198,6 +215,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_signal_of_others_counts_most),
+        cmocka_unit_test(who_can_go_on_says_so),
         cmocka_unit_test(then_the_first_in_time),
         cmocka_unit_test(an_end_is_described),
         cmocka_unit_test(ranks_are_listed),

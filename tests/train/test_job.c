@@ -356,6 +356,51 @@ static void test_output(void **state)
     assert_int_equal(entries("."), before);
 }
 
+static void test_checkpoint(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *every;
+        uint64_t steps;
+        int64_t us;
+    } fine[] = {{"100 steps", 100, 0},
+                {"1 step", 1, 0},
+                {"5 min", 0, 300000000},
+                {"90s", 0, 90000000},
+                {"2 h", 0, 7200000000}};
+    put_job(NULL, NULL);
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){.output = "new"});
+    assert_null(job->checkpoint.every);
+    assert_int_equal(job->checkpoint.keep, 3);
+    assert_string_equal(job->checkpoint.to, "new/checkpoints");
+    uint64_t epoch = job->steps_per_epoch;
+    gr_job_close(job);
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        job = open_path("job.yaml", (gr_job_overrides){.checkpoint_every = fine[i].every,
+                                                       .checkpoint_to = "there"});
+        assert_int_equal(job->checkpoint_steps, fine[i].steps);
+        assert_int_equal(job->checkpoint_us, fine[i].us);
+        assert_string_equal(job->checkpoint.to, "there");
+        gr_job_close(job);
+    }
+    put_job("epochs: 3", "epochs: 3\ncheckpoint: {every: 2 epochs, keep: 0, to: a/b}");
+    job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->checkpoint_steps, 2 * epoch);
+    assert_int_equal(job->checkpoint.keep, 0);
+    assert_string_equal(job->checkpoint.to, "a/b");
+    gr_job_close(job);
+    static const char *const bad[] = {"100", "0 steps", "-5 min", "steps", "5 parsecs", ""};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        must_fail((gr_job_overrides){.checkpoint_every = bad[i]}, GR_E_INVALID,
+                  "does not say how often checkpoints are written");
+    }
+    put_job("epochs: 3", "epochs: 3\ncheckpoint: {evry: 2 epochs}");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID, "every");
+    put_job("epochs: 3", "epochs: 3\ncheckpoint: {every: 1 h, to: data.csv}");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "checkpoint.to: the checkpoint folder data.csv cannot be written");
+}
+
 static char *print(gr_job *job)
 {
     char *text = NULL;
@@ -428,6 +473,7 @@ int main(void)
                                        cmocka_unit_test(test_bad_models),
                                        cmocka_unit_test(test_bad_data),
                                        cmocka_unit_test(test_output),
+                                       cmocka_unit_test(test_checkpoint),
                                        cmocka_unit_test(test_print),
                                        cmocka_unit_test(test_examples)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints through the command: killed, stopped and damaged jobs end with the bits of a calm one."""
+
+import array
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import struct
+import subprocess
+
+import pytest
+
+from conftest import read_lines, wait_until
+
+JOB = """
+name: digits
+model: [{linear: %(units)d}, relu, {dropout: 0.2}, {linear: %(units)d}, relu, {linear: 10}]
+data: {file: %(data)s, classes: 10, scale: 0.0625, test_count: 360}
+optimizer: {kind: %(optimizer)s, learning_rate: 0.003}
+steps: %(steps)d
+global_batch: %(batch)d
+eval_every: 0
+output: out
+%(more)s
+"""
+
+
+# Steps that take longer than the writing of a checkpoint: then none is left out.
+SLOW = {"batch": 1024, "units": 512}
+
+
+@pytest.fixture
+def job(gradus, tmp_path):
+    def write(name="job.yaml", steps=80, optimizer="adam", more="distribution: {shards: 4}", batch=256, units=64):
+        data = gradus.source / "examples" / "digits" / "digits.csv.gz"
+        (tmp_path / name).write_text(JOB % locals())
+        return name
+    return write
+
+
+def end_of(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def calm_hash(gradus, name, workers=2, *more):
+    return end_of(gradus("run", "-np", workers, "--json", name, "--output", "calm", *more))["weights_sha256"]
+
+
+def kill_everything(gradus, run):
+    run.kill()
+    for pid in gradus.remains():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    run.communicate()
+    gradus.wait_for_nothing()
+
+
+def last_step(folder):
+    """The last step that is told of."""
+    steps = [json.loads(line).get("step", 0) for line in (folder / "metrics.jsonl").read_text().splitlines(True)
+             if line.endswith("\n")] if (folder / "metrics.jsonl").exists() else []
+    return max(steps, default=0)
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+# ---- Killed ----------------------------------------------------------------------------------------
+
+def test_killed_at_random_moments(gradus, job, tmp_path):
+    """kill -9 of everything, again and again: the same bits, and little is done twice."""
+    kills, every, seed = int(os.environ.get("GRADUS_KILLS", 12)), 5, random.randrange(1 << 30)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    name = job(steps=100, **SLOW, more="distribution: {shards: 4}\n"
+               f"checkpoint: {{every: {every} steps, keep: 3}}")
+    calm = calm_hash(gradus, name, 2)
+    out = tmp_path / "out"
+    done, ends = 0, 0
+    while done < kills or ends == 0:
+        reached = last_step(out)
+        run = gradus.start("run", "-np", dice.choice([1, 2, 3, 4]), "--json", "--resume", name)
+        first = json.loads(run.stdout.readline())
+        assert first["event"] == "start"
+        # What was being written when the kill came may be lost besides.
+        assert first["step"] >= reached - 2 * every, f"{reached} steps were done"
+        try:
+            if done >= kills:
+                run.wait(60)
+            else:
+                run.wait(dice.uniform(0.0, 0.6))
+        except subprocess.TimeoutExpired:
+            kill_everything(gradus, run)
+            done += 1
+            continue
+        text, _ = run.communicate()
+        assert run.returncode == 0
+        assert json.loads(text.splitlines()[-1])["weights_sha256"] == calm
+        assert not list((out / "checkpoints").glob(".*.partial"))
+        ends += 1
+        subprocess.run(["rm", "-r", out], check=True)
+
+
+def test_killed_while_one_is_written(gradus, job, tmp_path):
+    name = job(steps=2000, more="distribution: {shards: 2}\ncheckpoint: {every: 5 steps, keep: 2}")
+    calm = calm_hash(gradus, name)
+    folder = tmp_path / "out" / "checkpoints"
+    for _ in range(5):
+        run = gradus.start("run", "-np", 2, "--json", "--resume", name)
+        wait_until(lambda: run.poll() is not None or list(folder.glob(".step*")), "a half-written checkpoint")
+        kill_everything(gradus, run)
+        assert gradus("checkpoint", "verify", folder).returncode in (0, 1 if not checkpoints(folder) else 0)
+    assert end_of(gradus("run", "-np", 2, "--json", "--resume", name))["weights_sha256"] == calm
+
+
+# ---- Stopped ---------------------------------------------------------------------------------------
+
+ENDLESS = "distribution: {shards: 4}\n"
+
+
+@pytest.mark.parametrize("section", ["", "checkpoint: {every: 1 h}"])
+@pytest.mark.parametrize("whom", ["launcher", "worker"])
+def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, section, whom):
+    name = job(steps=3000, more=ENDLESS + section)
+    calm = calm_hash(gradus, name)
+    run = gradus.start("run", "-np", 3, "--json", name)
+    read_lines(run.stdout, 3)
+    if whom == "launcher":
+        run.terminate()
+    else:
+        ranks = {pid: pathlib.Path(f"/proc/{pid}/environ").read_bytes() for pid in gradus.remains()}
+        os.kill(next(pid for pid, text in ranks.items() if b"GRADUS_RANK=1\0" in text), signal.SIGTERM)
+    text, message = run.communicate(timeout=30)
+    assert run.returncode == 75, message
+    assert "--resume" in message
+    stopped = json.loads(text.splitlines()[-1])
+    assert stopped["event"] == "stopped" and (tmp_path / stopped["checkpoint"]).is_dir()
+    assert checkpoints(tmp_path / "out" / "checkpoints") == [f"step-{stopped['step']:09}"]
+    gradus.wait_for_nothing()
+    done = gradus("run", "-np", 2, "--json", "--resume", name)
+    assert json.loads(done.stdout.splitlines()[0])["step"] == stopped["step"]
+    assert end_of(done)["weights_sha256"] == calm
+
+
+@pytest.mark.parametrize("section,code", [("", 1), ("checkpoint: {every: 1 h}", 75)])
+def test_ctrl_c(gradus, job, tmp_path, section, code):
+    run = gradus.start("run", "-np", 2, "--json", job(steps=10**7, more=ENDLESS + section))
+    read_lines(run.stdout, 3)
+    run.send_signal(signal.SIGINT)
+    _, message = run.communicate(timeout=30)
+    assert run.returncode == code and "ended by SIGINT" in message
+    assert len(checkpoints(tmp_path / "out" / "checkpoints")) == (code == 75)
+
+
+def test_a_second_sigterm_does_not_wait(gradus):
+    run = gradus.start("run", "-np", 2, "--grace", "60s", "--", "sh", "-c", "trap '' TERM; echo up; exec sleep 600")
+    read_lines(run.stdout, 2)
+    run.terminate()
+    run.terminate()  # as timeout(1) does
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.communicate(timeout=1.5)
+    run.terminate()
+    _, message = run.communicate(timeout=20)
+    assert run.returncode == 1 and "were killed" in message
+    gradus.wait_for_nothing()
+
+
+def test_a_command_that_can_go_on(gradus):
+    """If all of its workers end with 75."""
+    assert gradus("run", "-np", 2, "--", "sh", "-c", "exit 75").returncode == 75
+    assert gradus("run", "-np", 2, "--", "sh", "-c", "exit $((75 + GRADUS_RANK))").returncode == 1
+
+
+# ---- What is refused -------------------------------------------------------------------------------
+
+def test_folders_are_not_mixed(gradus, job, tmp_path):
+    name = job(more=ENDLESS + "checkpoint: {every: 40 steps}")
+    assert gradus("run", "-np", 2, "--json", name).returncode == 0
+    again = gradus("run", "-np", 2, "--json", name)
+    assert again.returncode == 2 and "holds checkpoints of an earlier run" in again.stderr
+    other = job("other.yaml", optimizer="sgd", more=ENDLESS + "checkpoint: {every: 40 steps}")
+    refused = gradus("run", "-np", 2, "--resume", other)
+    assert refused.returncode == 2
+    assert "optimizer.kind is adam there and sgd in other.yaml" in refused.stderr
+    assert gradus("run", "--resume", "--", "true").returncode == 2
+    bad = gradus("run", "--checkpoint-every", "often", name)
+    assert bad.returncode == 2 and "100 steps" in bad.stderr
+
+
+def test_two_runs_at_once(gradus, job, tmp_path):
+    name = job(steps=10**7, more=ENDLESS + "checkpoint: {every: 1 h, to: shared}")
+    first = gradus.start("run", "-np", 1, "--json", name)
+    read_lines(first.stdout, 3)
+    second = gradus("run", "-np", 1, "--json", name, "--output", "other")
+    assert second.returncode == 2 and "another run (process " in second.stderr
+    first.kill()
+
+
+def test_resume_without_any(gradus, job):
+    done = gradus("run", "-np", 2, "--json", "--resume", job())
+    assert done.returncode == 0 and "starts from the beginning" in done.stderr
+    assert json.loads(done.stdout.splitlines()[0])["step"] == 0
+
+
+def test_shards_of_the_checkpoint_count(gradus, job):
+    """Shards follow from the workers where the job does not say them: not when it goes on."""
+    name = job(more="checkpoint: {every: 30 steps}", steps=100)
+    calm = calm_hash(gradus, name, 4)
+    subprocess.run(["rm", "-r", gradus.folder / "calm" / "checkpoints" / "step-000000100"], check=True)
+    for workers in (1, 3):
+        done = gradus("run", "-np", workers, "--json", name, "--resume", "--output", "calm")
+        assert end_of(done)["weights_sha256"] == calm
+        assert end_of(done)["shards"] == 4
+
+
+# ---- Damage ----------------------------------------------------------------------------------------
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def test_damage_is_passed_over(gradus, job, tmp_path):
+    name = job(steps=40, **SLOW, more=ENDLESS + "checkpoint: {every: 10 steps}")
+    calm = calm_hash(gradus, name)
+    assert gradus("run", "-np", 2, "--json", name).returncode == 0
+    folder = tmp_path / "out" / "checkpoints"
+    assert checkpoints(folder) == ["step-000000020", "step-000000030", "step-000000040"]
+    assert gradus("checkpoint", "verify", folder).returncode == 0
+    flip(folder / "step-000000040" / "optimizer.safetensors", -5)
+    (folder / "step-000000030" / "manifest.json").unlink()
+    found = gradus("checkpoint", "verify", folder)
+    assert found.returncode == 1
+    assert "step-000000040/optimizer.safetensors is damaged" in found.stderr
+    assert "step-000000030/manifest.json" in found.stderr and "step-000000020: ok" in found.stdout
+    rows = [json.loads(line) for line in gradus("checkpoint", "ls", "--json", folder).stdout.splitlines()]
+    assert [(row["step"], row["ok"]) for row in rows] == [(20, True), (30, False), (40, False)]
+    done = gradus("run", "-np", 3, "--json", "--resume", name)
+    assert json.loads(done.stdout.splitlines()[0])["step"] == 20
+    assert "step-000000040/optimizer.safetensors is damaged" in done.stderr
+    assert end_of(done)["weights_sha256"] == calm
+    assert gradus("checkpoint", "verify", folder).returncode == 0, "damaged ones were replaced"
+    for path in folder.glob("step-*"):
+        flip(path / "model.safetensors", 100)
+    none = gradus("run", "-np", 2, "--json", "--resume", name)
+    assert none.returncode == 2 and "none of the 3 checkpoints" in none.stderr
+
+
+# ---- Looking at them -------------------------------------------------------------------------------
+
+def tensors(path):
+    """A safetensors file as its definition says, without anything of Gradus."""
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    values = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        assert entry["dtype"] == "F32"
+        values[name] = (entry["shape"], array.array("f", data[8 + size + begin:8 + size + end]))
+    return values
+
+
+def test_convert_and_diff(gradus, job, tmp_path):
+    name = job(steps=20, **SLOW, more=ENDLESS + "checkpoint: {every: 10 steps}")
+    assert gradus("run", "-np", 2, "--json", name).returncode == 0
+    folder = tmp_path / "out" / "checkpoints"
+    assert gradus("checkpoint", "convert", folder, tmp_path / "plain.safetensors").returncode == 0
+    assert gradus("checkpoint", "convert", folder, tmp_path / "plain.safetensors").returncode == 2
+    plain = tensors(tmp_path / "plain.safetensors")
+    assert plain == tensors(tmp_path / "out" / "model.safetensors")
+    assert {key: shape for key, (shape, _) in plain.items()} == {
+        "linear1.weight": [512, 64], "linear1.bias": [512], "linear2.weight": [512, 512],
+        "linear2.bias": [512], "linear3.weight": [10, 512], "linear3.bias": [10]}
+    same = gradus("checkpoint", "diff", tmp_path / "plain.safetensors", tmp_path / "out" / "model.safetensors")
+    assert same.returncode == 0 and "all 6 tensors are equal" in same.stdout
+    early = folder / "step-000000010"
+    assert gradus("checkpoint", "convert", early, tmp_path / "early.safetensors").returncode == 0
+    other = gradus("checkpoint", "diff", "--json", early, folder)
+    assert other.returncode == 1
+    told = {row["tensor"]: row for row in map(json.loads, other.stdout.splitlines())}
+    assert len(told) == 18  # the optimizer's as well
+    before, after = tensors(tmp_path / "early.safetensors"), plain
+    largest = max(abs(a - b) for a, b in zip(before["linear3.weight"][1], after["linear3.weight"][1]))
+    assert told["linear3.weight"]["largest"] == pytest.approx(largest)
+    assert told["linear3.weight"]["of"] == 5120
+    assert gradus("checkpoint", "diff", early, tmp_path / "plain.safetensors").returncode == 1
+    assert gradus("checkpoint", "diff", early, tmp_path / "nothing").returncode == 2
+    assert gradus("checkpoint", "verfy", folder).returncode == 2
+
+
+# ---- What is in the way ----------------------------------------------------------------------------
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small disk of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = []
+
+    def mount(*words):
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(words), "none", folder], capture_output=True)
+        if done.returncode != 0:
+            pytest.skip("no file system may be mounted here")
+        made.append(folder)
+        return folder
+    yield mount
+    while made:
+        subprocess.run(["umount", "-l", made.pop()], capture_output=True)
+
+
+def test_a_full_disk(gradus, job, disk):
+    name = job(more=ENDLESS + "checkpoint: {every: 20 steps}")
+    calm = calm_hash(gradus, name)
+    folder = disk("size=60k")
+    done = gradus("run", "-np", 2, "--json", name, "--checkpoint-to", folder)
+    assert end_of(done)["weights_sha256"] == calm
+    assert len(re.findall("warning", done.stderr)) == 1 and "No space left on device" in done.stderr
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
+def test_a_disk_that_vanishes(gradus, job, disk, tmp_path):
+    name = job(steps=10**7, more=ENDLESS + "checkpoint: {every: 20 steps}")
+    folder = disk("size=10m")
+    run = gradus.start("run", "-np", 2, "--json", name, "--checkpoint-to", folder)
+    wait_until(lambda: checkpoints(folder), "a checkpoint")
+    subprocess.run(["umount", "-l", folder], check=True)
+    while "is on another disk" not in (line := read_lines(run.stderr, 1)[0]):
+        assert "is left out" in line  # steps are short here
+    assert not list(folder.iterdir()), "nothing is written below the mount"
+    read_lines(run.stdout, 5)  # it still trains
+    run.kill()
+
+
+def test_a_folder_that_cannot_be_written_is_said_first(gradus, job, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = gradus("run", "-np", 2, job(more=ENDLESS), "--checkpoint-every", "1 epoch", "--checkpoint-to", "file")
+    assert done.returncode == 2 and "the checkpoint folder file cannot be written" in done.stderr
+
+
+def test_a_read_only_disk_is_said_first(gradus, job, disk):
+    folder = disk("size=1m", "ro")
+    done = gradus("run", "-np", 2, job(more=ENDLESS), "--checkpoint-every", "1 epoch", "--checkpoint-to", folder)
+    assert done.returncode == 2 and "Read-only file system" in done.stderr
