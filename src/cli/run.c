@@ -8,6 +8,7 @@
 #include "cli/timeline.h"
 #include "launch/launch.h"
 #include "train/checkpoint.h"
+#include "train/compress.h"
 
 #include <limits.h>
 #include <stddef.h>
@@ -156,9 +157,10 @@ struct run {
     run_options options;
     gr_arena arena;
     gr_cores cores;
-    const char *job_path;    /* NULL: a command */
-    bool inexact;            /* the job permits what is fastest */
-    const char *resume;      /* the checkpoint to go on from; NULL */
+    const char *job_path; /* NULL: a command */
+    bool inexact;         /* the job permits what is fastest */
+    const char *resume;   /* the checkpoint to go on from; NULL */
+    const char *workers_text;
     const char *shards_text; /* its shards, where the job says none; NULL */
     char *const *command;    /* NULL-terminated */
     gr_log log;
@@ -273,6 +275,25 @@ static gr_status find_checkpoint(struct run *run, gr_job_overrides *overrides, g
     return run->resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
 }
 
+/* With how few workers a job goes on. What topk has left out is known to one worker alone. */
+static gr_status may_lose(struct run *run, const gr_job *job, gr_diag *diag)
+{
+    run_options *options = &run->options;
+    bool topk = job->distribution.compression == GR_COMPRESSION_TOPK;
+    if (topk && options->workers_min > 0 && options->workers_min < options->workers) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "run: --min-workers %lld: with compression: topk a job cannot go on without a "
+            "worker, since each keeps what it has left out; leave one of the two out, and "
+            "use checkpoints",
+            (long long)options->workers_min);
+    }
+    if (options->workers_min == 0 && !topk) {
+        options->workers_min = 1;
+    }
+    return GR_OK;
+}
+
 /* Reads and checks the job, so that whatever is wrong in it is said before anything starts. */
 static gr_status read_job(struct run *run, gr_diag *diag)
 {
@@ -298,6 +319,8 @@ static gr_status read_job(struct run *run, gr_diag *diag)
     }
     if (status == GR_OK) {
         options->workers = job->workers;
+        run->workers_text = gr_arena_printf(&run->arena, "%d", job->workers);
+        status = may_lose(run, job, diag);
         options->link = LINK_OF_JOB + 1 + job->distribution.link;
         run->inexact = !job->distribution.exact;
         if (options->threads == 0) {
@@ -354,6 +377,7 @@ static void worker_words(const struct run *run, const char *words_out[WORKER_WOR
                                     {"--checkpoint-every", options->checkpoint_every},
                                     {"--checkpoint-to", options->checkpoint_to},
                                     {"--resume", run->resume},
+                                    {"--workers", run->workers_text},
                                     {"--shards", run->shards_text}};
     int count = 0;
     words_out[count++] = "gradus";
@@ -453,6 +477,21 @@ static int launch(struct run *run)
     return report_end(run, status, &report, &diag);
 }
 
+/* How many, for a command, and with how few. */
+static gr_status check_workers(struct run *run, gr_diag *diag)
+{
+    run_options *options = &run->options;
+    if (options->workers == 0) {
+        int cores = run->cores.count;
+        options->workers = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
+    }
+    return options->workers_min <= options->workers
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID,
+                         "run: --min-workers %lld is more than the %lld workers that the job has",
+                         (long long)options->workers_min, (long long)options->workers);
+}
+
 int gr_verb_run(int argc, char *const *argv)
 {
     struct run run = {.log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr}};
@@ -466,6 +505,9 @@ int gr_verb_run(int argc, char *const *argv)
     if (status == GR_OK && !help && run.job_path != NULL) {
         status = read_job(&run, &diag);
     }
+    if (status == GR_OK && !help) {
+        status = check_workers(&run, &diag);
+    }
     int code;
     if (status != GR_OK) {
         code = gr_cli_fail(gr_cli_input_code(status), &diag);
@@ -473,10 +515,6 @@ int gr_verb_run(int argc, char *const *argv)
         print_help();
         code = gr_cli_flush();
     } else {
-        if (run.options.workers == 0) {
-            int cores = run.cores.count;
-            run.options.workers = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
-        }
         gr_cores_sort_by_topology(&run.cores);
         if (run.options.dry_run && run.job_path == NULL) {
             print_plan(&run);

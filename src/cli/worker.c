@@ -16,7 +16,7 @@ typedef struct worker_options {
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
     const char *resume;
-    int64_t shards;
+    int64_t workers, shards;
 } worker_options;
 
 static const gr_config_field worker_fields[] = {
@@ -41,6 +41,10 @@ static const gr_config_field worker_fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(worker_options, resume),
      .help = "the checkpoint to go on from"},
+    {.flag = "--workers",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(worker_options, workers),
+     .help = "with how many the job was started"},
     {.flag = "--shards",
      .type = GR_CONFIG_INT,
      .offset = offsetof(worker_options, shards),
@@ -88,10 +92,10 @@ static bool is_asked_to_stop(void *stop_arg)
             (sigismember(held, SIGINT) == 1 && sigismember(&pending, SIGINT) == 1));
 }
 
-static gr_status train(const worker_options *options, const char *path, gr_comm *comm,
+static gr_status train(const worker_options *options, const char *path, gr_comm **comm,
                        gr_diag *diag)
 {
-    const gr_job_overrides overrides = {.workers = gr_comm_size(comm),
+    const gr_job_overrides overrides = {.workers = (int)options->workers,
                                         .output = options->output,
                                         .shards = (int)options->shards,
                                         .checkpoint_every = options->checkpoint_every,
@@ -101,13 +105,10 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
     if (status != GR_OK) {
         return status;
     }
-    gr_report_style style = gr_comm_rank(comm) != 0 ? GR_REPORT_NONE
-                            : options->json         ? GR_REPORT_JSON
-                                                    : GR_REPORT_AUTO;
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     sigset_t held;
     hold_signals(job, &held);
-    const gr_train_options training = {.style = style,
+    const gr_train_options training = {.style = options->json ? GR_REPORT_JSON : GR_REPORT_AUTO,
                                        .out = stdout,
                                        .log = &log,
                                        .resume = options->resume,
@@ -135,7 +136,7 @@ int gr_verb_worker(int argc, char *const *argv)
     gr_comm *comm = NULL;
     status = gr_comm_create(&comm, &diag);
     if (status == GR_OK) {
-        status = train(&options, line.words[0], comm, &diag);
+        status = train(&options, line.words[0], &comm, &diag);
     }
     if (status == GR_E_CANCELLED) {
         code = GR_LAUNCH_EXIT_RESUME;

@@ -285,7 +285,7 @@ static void say_hello(gr_coordinator *coordinator, member *of, const gr_hello *h
     coordinator->joined += first;
     for (int other = 0; other < coordinator->world_size; other++) {
         const member *to = &coordinator->members[other];
-        if (to->state != MEMBER_ABSENT && to->hello.link != hello->link) {
+        if (to->state == MEMBER_JOINED && to->hello.link != hello->link) {
             snprintf(
                 sentence, sizeof sentence,
                 "rank %d (host %s) wants %s links and rank %d %s: set GRADUS_LINK alike for all",

@@ -272,7 +272,7 @@ static void check_joining(struct gang *gang)
     bool *absent = absent_ranks(gang);
     bool any = false;
     for (int rank = 0; absent != NULL && rank < gang->config->workers; rank++) {
-        absent[rank] = absent[rank] && gang->ends[rank].ended;
+        absent[rank] = absent[rank] && gang->ends[rank].ended && !gang->ends[rank].spared;
         any = any || absent[rank];
     }
     if (any) {

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { BYTES_MAX = 1 << 30 }; /* of a file that is read back */
+
 void gr_meter_add(gr_meter *meter, const gr_meter *more)
 {
     meter->loss += more->loss;
@@ -89,6 +91,15 @@ gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *
     return write_line(object, file, where, diag);
 }
 
+gr_status gr_recovery_write(const gr_recovery_record *record, FILE *file, const char *where,
+                            gr_diag *diag)
+{
+    json_t *object =
+        json_pack("{s:s, s:I, s:i, s:o}", "event", "recovered", "step", (json_int_t)record->step,
+                  "workers", record->workers, "seconds", number(record->seconds));
+    return write_line(object, file, where, diag);
+}
+
 gr_status gr_stop_write(const gr_stop_record *record, FILE *file, const char *where, gr_diag *diag)
 {
     json_t *object =
@@ -125,9 +136,32 @@ static bool is_before(const char *line, size_t bytes, uint64_t step)
     return before;
 }
 
+gr_status gr_metrics_look(const char *path, bool *started_out, uint64_t *epoch_out, gr_diag *diag)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    *started_out = false;
+    *epoch_out = 0;
+    gr_status status = gr_file_read(path, BYTES_MAX, &text, &bytes, diag);
+    if (status != GR_OK) {
+        return status == GR_E_NOT_FOUND ? GR_OK : status;
+    }
+    char *end;
+    for (char *line = text; (end = memchr(line, '\n', bytes - (size_t)(line - text))) != NULL;
+         line = end + 1) {
+        json_t *object = json_loadb(line, (size_t)(end - line), 0, NULL);
+        const char *event = json_string_value(json_object_get(object, "event"));
+        json_int_t epoch = json_integer_value(json_object_get(object, "epoch"));
+        *started_out = *started_out || (event != NULL && strcmp(event, "start") == 0);
+        *epoch_out = epoch > 0 && (uint64_t)epoch > *epoch_out ? (uint64_t)epoch : *epoch_out;
+        json_decref(object);
+    }
+    free(text);
+    return GR_OK;
+}
+
 gr_status gr_metrics_cut(const char *path, uint64_t step, gr_diag *diag)
 {
-    enum { BYTES_MAX = 1 << 30 };
     char *text = NULL;
     size_t bytes = 0, kept = 0;
     gr_status status = gr_file_read(path, BYTES_MAX, &text, &bytes, diag);

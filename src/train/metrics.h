@@ -8,6 +8,7 @@
 
 #include <gradus/status.h>
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -42,6 +43,13 @@ typedef struct gr_epoch_record {
     double samples_per_s, comm_wait_share, learning_rate;
 } gr_epoch_record;
 
+/* Members were lost, and the others go on. */
+typedef struct gr_recovery_record {
+    uint64_t step;  /* that were done, and need not be repeated */
+    int workers;    /* that are left */
+    double seconds; /* from the failure of an operation until all were ready again */
+} gr_recovery_record;
+
 /* The training was asked to end. */
 typedef struct gr_stop_record {
     uint64_t step, total_steps;
@@ -67,10 +75,16 @@ gr_status gr_start_write(const gr_start_record *record, FILE *file, const char *
                          gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *where,
                          gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_recovery_write(const gr_recovery_record *record, FILE *file, const char *where,
+                            gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_stop_write(const gr_stop_record *record, FILE *file, const char *where,
                         gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where,
                        gr_diag *diag) GR_MUST_CHECK;
+
+/* What a metrics file tells of: a start, and which epoch last (0: none). No file: nothing. */
+gr_status gr_metrics_look(const char *path, bool *started_out, uint64_t *epoch_out,
+                          gr_diag *diag) GR_MUST_CHECK;
 
 /* Cuts the lines of a metrics file back to what was so after `step`: later lines, the end of a run,
  * and a line that was not finished go. No file: nothing happens. */

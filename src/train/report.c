@@ -137,14 +137,17 @@ static gr_status flushed(gr_report *report, gr_diag *diag)
     return GR_OK;
 }
 
-gr_status gr_report_start(gr_report *report, const gr_start_record *record, int64_t now_ns,
-                          gr_diag *diag)
+void gr_report_resume(gr_report *report, const gr_start_record *record, int64_t now_ns)
 {
     report->begin_ns = now_ns;
     report->first_step = record->step;
     report->total_steps = record->total_steps;
     report->global_batch = record->global_batch;
     report->steps_per_epoch = record->steps_per_epoch > 0 ? record->steps_per_epoch : 1;
+}
+
+gr_status gr_report_start(gr_report *report, const gr_start_record *record, gr_diag *diag)
+{
     if (report->style == GR_REPORT_NONE) {
         return GR_OK;
     }
@@ -192,6 +195,21 @@ gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record, gr_d
     }
     fprintf(report->out, "  %s samples/s  waiting %.1f %%\n", rate,
             record->comm_wait_share * 100.0);
+    return flushed(report, diag);
+}
+
+gr_status gr_report_recovery(gr_report *report, const gr_recovery_record *record, gr_diag *diag)
+{
+    if (report->style == GR_REPORT_NONE) {
+        return GR_OK;
+    }
+    if (report->style == GR_REPORT_JSON) {
+        return gr_recovery_write(record, report->out, "the report", diag);
+    }
+    clear_bar(report);
+    fprintf(report->out, "%d worker%s go%s on from step %" PRIu64 ", %.0f ms after the loss\n",
+            record->workers, record->workers == 1 ? "" : "s", record->workers == 1 ? "es" : "",
+            record->step, record->seconds * 1e3);
     return flushed(report, diag);
 }
 

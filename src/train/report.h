@@ -24,8 +24,12 @@ void gr_report_init(gr_report *report, gr_report_style style, FILE *out, int col
  * to a terminal); 0 without it or if it is no sensible number. */
 int gr_report_columns(const char *text);
 
-gr_status gr_report_start(gr_report *report, const gr_start_record *record, int64_t now_ns,
+/* What is reported on: first of all. `now_ns`: when the training began. */
+void gr_report_resume(gr_report *report, const gr_start_record *record, int64_t now_ns);
+gr_status gr_report_start(gr_report *report, const gr_start_record *record,
                           gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_report_recovery(gr_report *report, const gr_recovery_record *record,
+                             gr_diag *diag) GR_MUST_CHECK;
 /* `step` steps are done. Cheap; draws a few times a second. No heap. */
 void gr_report_step(gr_report *report, uint64_t step, int64_t now_ns);
 gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record,

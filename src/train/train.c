@@ -8,7 +8,7 @@
 #include "coll/comm.h"
 #include "coll/late.h"
 #include "train/checkpoint_state.h"
-#include "train/evaluate.h"
+#include "train/recover.h"
 #include "train/report.h"
 #include "train/step.h"
 #include "train/weights.h"
@@ -22,101 +22,163 @@
 /* One run of a job on one worker. */
 typedef struct run {
     gr_job *job;
-    gr_comm *comm;
+    gr_comm *comm; /* of this generation */
     const gr_train_options *options;
     bool lead; /* rank 0 reports and writes */
     gr_trainer trainer;
     gr_evaluator *evaluator;
     gr_report report;
-    FILE *metrics;         /* rank 0: <output>/metrics.jsonl */
-    char *metrics_path;    /* in the job's arena */
-    char *weights_path;    /* in the job's arena */
-    gr_meter epoch, total; /* since the last report; of the job */
-    gr_evaluation evaluation;
-    uint64_t evaluated_step; /* the steps done when `evaluation` was made */
-    double last_loss;        /* of the last epoch */
+    FILE *metrics;      /* rank 0: <output>/metrics.jsonl */
+    char *metrics_path; /* in the job's arena */
+    char *weights_path; /* in the job's arena */
+    gr_progress progress;
     int64_t begin_ns;
+    bool began;            /* all ranks were ready for the first step */
     uint64_t first_step;   /* done before this run began */
     double seconds_before; /* that they took */
     float *residuals;      /* rank 0, topk: of all shards, for the last checkpoint; NULL */
     int64_t saved_ns;      /* when the last checkpoint was begun */
     bool skip_told;
-    gr_skew *skews; /* what had come late before the first step, by rank */
+    int64_t lost_ns; /* when a member was lost; 0: none was, or it has been told of */
+    gr_skew *skews;  /* what had come late before this generation's first step, by rank */
 } run;
 
-static gr_status open_output(run *r, gr_diag *diag)
+static gr_status name_output(run *r, gr_diag *diag)
 {
     const char *output = r->job->config.output;
     r->metrics_path = gr_arena_printf(&r->job->arena, "%s/metrics.jsonl", output);
     r->weights_path = gr_arena_printf(&r->job->arena, "%s/model.safetensors", output);
-    if (r->metrics_path == NULL || r->weights_path == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of the output files");
+    return r->metrics_path != NULL && r->weights_path != NULL
+               ? GR_OK
+               : gr_fail(diag, GR_E_NO_MEMORY, "no memory for the names of the output files");
+}
+
+/* Who becomes rank 0 writes from now on: behind what a rank 0 that died has written, if there was
+ * one. */
+static gr_status open_output(run *r, gr_diag *diag)
+{
+    bool behind = r->began || r->options->resume != NULL;
+    gr_status status = gr_dir_create(r->job->config.output, diag);
+    if (status == GR_OK && behind) {
+        status = gr_metrics_cut(r->metrics_path, r->progress.steps, diag);
     }
-    if (!r->lead) {
-        return GR_OK;
-    }
-    gr_status status = gr_dir_create(output, diag);
     if (status != GR_OK) {
         return status;
     }
-    if (r->options->resume != NULL) {
-        status = gr_metrics_cut(r->metrics_path, r->first_step, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    r->metrics = fopen(r->metrics_path, r->options->resume != NULL ? "ae" : "we");
+    r->metrics = fopen(r->metrics_path, behind ? "ae" : "we");
     if (r->metrics == NULL) {
         return gr_fail(diag, GR_E_IO, "cannot write %s: %s", r->metrics_path, strerror(errno));
     }
     return GR_OK;
 }
 
-static gr_status begin(run *r, gr_diag *diag)
+static gr_status lead(run *r, gr_diag *diag)
+{
+    gr_checkpoint_tensors tensors = gr_state_tensors(&r->trainer);
+    int columns = gr_report_columns(getenv("GRADUS_TERMINAL_COLUMNS"));
+    gr_report_init(&r->report, r->options->style, r->options->out, columns);
+    r->lead = true;
+    gr_status status = gr_saver_create(r->job, &tensors, r->options->log, &r->trainer.saver, diag);
+    return status == GR_OK ? open_output(r, diag) : status;
+}
+
+static gr_status tell_epoch(run *r, gr_diag *diag)
+{
+    gr_status status = gr_epoch_write(&r->progress.told, r->metrics, r->metrics_path, diag);
+    return status != GR_OK ? status : gr_report_epoch(&r->report, &r->progress.told, diag);
+}
+
+/* Tells of the start; of one that a dead rank 0 has told of, only itself. */
+static gr_status tell_start(run *r, bool anew, gr_diag *diag)
 {
     const gr_job *job = r->job;
     gr_start_record record = {.name = job->config.name,
-                              .link = gr_comm_link_name(r->trainer.comm),
+                              .link = gr_comm_link_name(r->comm),
                               .workers = r->trainer.world_size,
                               .shards = job->shards,
                               .global_batch = job->config.global_batch,
                               .parameters = (int64_t)gr_model_parameters(r->trainer.model),
                               .total_steps = job->total_steps,
                               .steps_per_epoch = job->steps_per_epoch,
-                              .step = r->first_step};
-    r->skews = calloc((size_t)r->trainer.world_size, sizeof *r->skews);
-    if (r->skews == NULL) {
+                              .step = anew ? r->first_step : r->progress.steps};
+    gr_report_resume(&r->report, &record, r->begin_ns);
+    bool told = false;
+    uint64_t epoch = 0;
+    gr_status status = anew ? GR_OK : gr_metrics_look(r->metrics_path, &told, &epoch, diag);
+    if (status == GR_OK && !told) {
+        status = gr_start_write(&record, r->metrics, r->metrics_path, diag);
+        if (status == GR_OK) {
+            status = gr_report_start(&r->report, &record, diag);
+        }
+    }
+    /* Rank 0 may have died before it told of the epoch that ended last. */
+    if (status == GR_OK && !anew && epoch < r->progress.told.epoch) {
+        status = tell_epoch(r, diag);
+    }
+    return status;
+}
+
+/* All are ready for the first step of this generation. */
+static gr_status begin(run *r, gr_diag *diag)
+{
+    gr_skew *skews = realloc(r->skews, (size_t)r->trainer.world_size * sizeof *r->skews);
+    if (skews == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for what is known of %d ranks",
                        r->trainer.world_size);
     }
+    r->skews = skews;
     gr_status status = gr_late_begin(r->comm, r->skews);
-    r->begin_ns = r->saved_ns = gr_now_ns();
-    if (status != GR_OK || !r->lead) {
-        return status == GR_OK
-                   ? GR_OK
-                   : gr_trainer_comm_failed(r->comm, status, "training could not begin", diag);
+    if (status != GR_OK) {
+        return gr_trainer_comm_failed(r->comm, status, "training could not begin", diag);
     }
-    status = gr_start_write(&record, r->metrics, r->metrics_path, diag);
-    return status != GR_OK ? status : gr_report_start(&r->report, &record, r->begin_ns, diag);
+    bool anew = !r->began, takes_over = r->lead && r->report.total_steps == 0;
+    if (anew) {
+        r->begin_ns = r->saved_ns = gr_now_ns();
+        r->began = true;
+    }
+    return takes_over ? tell_start(r, anew, diag) : GR_OK;
+}
+
+static gr_status tell_recovery(run *r, gr_diag *diag)
+{
+    gr_recovery_record record = {.step = r->progress.steps,
+                                 .workers = r->trainer.world_size,
+                                 .seconds = (double)(gr_now_ns() - r->lost_ns) * 1e-9};
+    r->lost_ns = 0;
+    if (!r->lead) {
+        return GR_OK;
+    }
+    gr_status status = gr_recovery_write(&record, r->metrics, r->metrics_path, diag);
+    return status != GR_OK ? status : gr_report_recovery(&r->report, &record, diag);
+}
+
+/* How many epochs are over, the last one perhaps in part, when `step` steps are done. */
+static uint64_t epochs_ended(const gr_job *job, uint64_t step)
+{
+    return step == job->total_steps ? (step + job->steps_per_epoch - 1) / job->steps_per_epoch
+                                    : step / job->steps_per_epoch;
 }
 
 /* The test part with the weights as they are after `step` steps, unless that is known. */
 static gr_status evaluate(run *r, uint64_t step, gr_diag *diag)
 {
-    if (r->evaluated_step == step) {
+    if (r->progress.evaluated_step == step) {
         return GR_OK;
     }
+    gr_evaluation evaluation;
     gr_status status =
-        gr_evaluator_run(r->evaluator, r->trainer.values, r->comm, &r->evaluation, diag);
+        gr_evaluator_run(r->evaluator, r->trainer.values, r->comm, &evaluation, diag);
     if (status != GR_OK) {
         return status;
     }
-    r->evaluated_step = step;
-    if (r->evaluation.samples > 0 && !isfinite(r->evaluation.loss)) {
+    r->progress.evaluation = evaluation;
+    r->progress.evaluated_step = step;
+    if (r->progress.evaluation.samples > 0 && !isfinite(r->progress.evaluation.loss)) {
         return gr_fail(diag, GR_E_NOT_FINITE,
                        "after step %llu the loss on the test part is %s: the weights have grown "
                        "out of bounds; lower the learning rate (%g) or clip gradients (clip_norm)",
-                       (unsigned long long)step, isnan(r->evaluation.loss) ? "NaN" : "infinite",
+                       (unsigned long long)step,
+                       isnan(r->progress.evaluation.loss) ? "NaN" : "infinite",
                        r->job->optimizer.learning_rate);
     }
     return GR_OK;
@@ -124,8 +186,9 @@ static gr_status evaluate(run *r, uint64_t step, gr_diag *diag)
 
 static double test_accuracy(const run *r)
 {
-    bool known = r->evaluation.samples > 0 && r->job->config.loss == GR_LOSS_CROSS_ENTROPY;
-    return known ? (double)r->evaluation.correct / (double)r->evaluation.samples : (double)NAN;
+    bool known = r->progress.evaluation.samples > 0 && r->job->config.loss == GR_LOSS_CROSS_ENTROPY;
+    return known ? (double)r->progress.evaluation.correct / (double)r->progress.evaluation.samples
+                 : (double)NAN;
 }
 
 static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
@@ -145,33 +208,31 @@ static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
         .epochs = (job->total_steps + job->steps_per_epoch - 1) / job->steps_per_epoch,
         .step = step,
         .total_steps = job->total_steps,
-        .loss = gr_meter_loss(&r->epoch),
-        .accuracy = classes ? gr_meter_accuracy(&r->epoch) : (double)NAN,
-        .test_loss = evaluates ? r->evaluation.loss : (double)NAN,
+        .loss = gr_meter_loss(&r->progress.epoch),
+        .accuracy = classes ? gr_meter_accuracy(&r->progress.epoch) : (double)NAN,
+        .test_loss = evaluates ? r->progress.evaluation.loss : (double)NAN,
         .test_accuracy = evaluates ? test_accuracy(r) : (double)NAN,
-        .samples_per_s = gr_meter_samples_per_s(&r->epoch),
-        .comm_wait_share = gr_meter_wait_share(&r->epoch),
+        .samples_per_s = gr_meter_samples_per_s(&r->progress.epoch),
+        .comm_wait_share = gr_meter_wait_share(&r->progress.epoch),
         .learning_rate = gr_learning_rate(&job->optimizer, step - 1, (double)job->steps_per_epoch,
                                           job->total_steps, job->config.global_batch)};
-    r->last_loss = record.loss;
-    gr_meter_add(&r->total, &r->epoch);
-    r->epoch = (gr_meter){0};
-    if (!r->lead) {
-        return GR_OK;
-    }
-    gr_status status = gr_epoch_write(&record, r->metrics, r->metrics_path, diag);
-    return status != GR_OK ? status : gr_report_epoch(&r->report, &record, diag);
+    r->progress.last_loss = record.loss;
+    gr_meter_add(&r->progress.total, &r->progress.epoch);
+    r->progress.epoch = (gr_meter){0};
+    r->progress.epochs++;
+    r->progress.told = record;
+    return r->lead ? tell_epoch(r, diag) : GR_OK;
 }
 
 /* ---- Checkpoints ----------------------------------------------------------------------------- */
 
-/* Rank 0 decides, and the step that is about to run tells all. The last step is always due; others
- * are left out while an earlier checkpoint is still being written. */
+/* Rank 0 decides, and the step that is about to run tells all. The last step is always due, as all
+ * know; others are left out while an earlier checkpoint is still being written. */
 static bool is_due(run *r, uint64_t step)
 {
     const gr_job *job = r->job;
     if (!r->lead || job->checkpoint.every == NULL || step == job->total_steps) {
-        return r->lead && job->checkpoint.every != NULL;
+        return false;
     }
     bool due = job->checkpoint_steps > 0 ? step % job->checkpoint_steps == 0
                                          : (gr_now_ns() - r->saved_ns) / 1000 >= job->checkpoint_us;
@@ -197,9 +258,9 @@ static void begin_checkpoint(run *r, uint64_t step, bool goes_on)
                                .shards = job->shards,
                                .seconds =
                                    r->seconds_before + (double)(gr_now_ns() - r->begin_ns) * 1e-9,
-                               .last_loss = r->last_loss,
-                               .epoch = r->epoch,
-                               .total = r->total};
+                               .last_loss = r->progress.last_loss,
+                               .epoch = r->progress.epoch,
+                               .total = r->progress.total};
     r->saved_ns = gr_now_ns();
     gr_saver_begin(r->trainer.saver, &info, r->residuals, goes_on);
 }
@@ -233,7 +294,8 @@ static gr_status save_or_stop(run *r, uint64_t step, gr_diag *diag)
 {
     gr_trainer *t = &r->trainer;
     bool ends = step == r->job->total_steps, stops = t->stop && !ends;
-    if (!t->save && !stops) {
+    bool last = ends && r->job->checkpoint.every != NULL && step > r->first_step;
+    if (!t->save && !stops && !last) {
         return GR_OK;
     }
     if (r->lead && (ends || stops)) {
@@ -247,22 +309,18 @@ static gr_status save_or_stop(run *r, uint64_t step, gr_diag *diag)
     return status == GR_OK && stops ? stop(r, step, diag) : status;
 }
 
-/* From a checkpoint, if one is to be gone on from; then the thread that writes them. */
-static gr_status prepare_checkpoints(run *r, gr_diag *diag)
+/* From a checkpoint. */
+static gr_status restore(run *r, gr_diag *diag)
 {
-    gr_status status = GR_OK;
-    gr_checkpoint_info info = {.last_loss = (double)NAN};
-    if (r->options->resume != NULL) {
-        status = gr_state_restore(&r->trainer, r->options->resume, &info, diag);
-    }
-    r->first_step = info.step;
-    r->seconds_before = info.seconds;
-    r->last_loss = info.last_loss;
-    r->epoch = info.epoch;
-    r->total = info.total;
-    if (status == GR_OK && r->lead) {
-        gr_checkpoint_tensors tensors = gr_state_tensors(&r->trainer);
-        status = gr_saver_create(r->job, &tensors, r->options->log, &r->trainer.saver, diag);
+    gr_checkpoint_info info;
+    gr_status status = gr_state_restore(&r->trainer, r->options->resume, &info, diag);
+    if (status == GR_OK) {
+        r->first_step = r->progress.steps = info.step;
+        r->seconds_before = info.seconds;
+        r->progress.epochs = epochs_ended(r->job, info.step);
+        r->progress.last_loss = info.last_loss;
+        r->progress.epoch = info.epoch;
+        r->progress.total = info.total;
     }
     return status;
 }
@@ -273,31 +331,35 @@ static gr_status train(run *r, gr_diag *diag)
 {
     const gr_job *job = r->job;
     const gr_train_options *options = r->options;
-    for (uint64_t step = r->first_step; step < job->total_steps; step++) {
-        r->trainer.says_stop = options->stop != NULL && options->stop(options->stop_arg);
-        r->trainer.says_save = is_due(r, step + 1);
-        gr_status status = gr_trainer_step(&r->trainer, step, &r->epoch, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-        gr_report_step(&r->report, step + 1, gr_now_ns());
-        if ((step + 1) % job->steps_per_epoch == 0 || step + 1 == job->total_steps) {
-            status = end_epoch(r, step + 1, diag);
+    gr_trainer *t = &r->trainer;
+    t->save = t->stop = false;
+    for (;;) {
+        gr_status status = GR_OK;
+        uint64_t step = r->progress.steps;
+        if (r->progress.epochs < epochs_ended(job, step)) {
+            status = end_epoch(r, step, diag);
         }
         if (status == GR_OK) {
-            status = save_or_stop(r, step + 1, diag);
+            status = save_or_stop(r, step, diag);
         }
+        if (status != GR_OK || step == job->total_steps) {
+            return status;
+        }
+        t->says_stop = options->stop != NULL && options->stop(options->stop_arg);
+        t->says_save = is_due(r, step + 1);
+        status = gr_trainer_step(t, step, &r->progress.epoch, diag);
         if (status != GR_OK) {
             return status;
         }
+        r->progress.steps++;
+        gr_report_step(&r->report, step + 1, gr_now_ns());
     }
-    return GR_OK;
 }
 
 /* The mean over the ranks: a slow rank makes the others wait, itself it waits for nobody. */
 static gr_status mean_wait_share(run *r, double *share_out, gr_diag *diag)
 {
-    double share = gr_meter_wait_share(&r->total);
+    double share = gr_meter_wait_share(&r->progress.total);
     if (r->trainer.world_size > 1) {
         gr_status status = gr_allreduce(r->comm, &share, 1, GR_F64, GR_SUM);
         if (status != GR_OK) {
@@ -342,17 +404,17 @@ static gr_status finish(run *r, gr_diag *diag)
         return status;
     }
     gr_saver_counts counts = gr_saver_counts_of(r->trainer.saver);
-    gr_end_record record = {.loss = r->last_loss,
-                            .test_loss = r->evaluation.loss,
+    gr_end_record record = {.loss = r->progress.last_loss,
+                            .test_loss = r->progress.evaluation.loss,
                             .test_accuracy = test_accuracy(r),
-                            .test_samples = r->evaluation.samples,
+                            .test_samples = r->progress.evaluation.samples,
                             .weights = r->weights_path,
                             .weights_sha256 = sha256,
                             .workers = r->trainer.world_size,
                             .shards = r->job->shards,
                             .steps = r->job->total_steps,
                             .seconds = r->seconds_before + seconds,
-                            .samples_per_s = gr_meter_samples_per_s(&r->total),
+                            .samples_per_s = gr_meter_samples_per_s(&r->progress.total),
                             .comm_wait_share = share,
                             .late_rank = late.rank,
                             .late_us = late.mean_us,
@@ -362,20 +424,51 @@ static gr_status finish(run *r, gr_diag *diag)
     return status != GR_OK ? status : gr_report_end(&r->report, &record, diag);
 }
 
-static gr_status run_all(run *r, gr_diag *diag)
+/* Nobody leaves before rank 0 has written everything: if it dies before, another one does. */
+static gr_status part(run *r, gr_diag *diag)
 {
-    gr_status status = gr_trainer_init(&r->trainer, r->job, r->comm, diag);
+    if (r->trainer.world_size == 1) {
+        return GR_OK;
+    }
+    gr_status status = gr_barrier(r->comm);
+    return status == GR_OK ? GR_OK
+                           : gr_trainer_comm_failed(r->comm, status, "the end did not come", diag);
+}
+
+/* ---- Generations ----------------------------------------------------------------------------- */
+
+/* Makes what this generation needs, and what an earlier one did not come to. */
+static gr_status enter(run *r, gr_diag *diag)
+{
+    gr_status status = r->trainer.model != NULL
+                           ? gr_trainer_enter(&r->trainer, r->comm, diag)
+                           : gr_trainer_init(&r->trainer, r->job, r->comm, diag);
     if (status == GR_OK) {
-        status = prepare_checkpoints(r, diag);
+        status = gr_recover_agree(&r->trainer, &r->progress, diag);
+    }
+    if (status == GR_OK && r->options->resume != NULL && r->progress.steps == 0) {
+        status = restore(r, diag);
     }
     if (status == GR_OK) {
-        status = open_output(r, diag);
+        status = gr_trainer_seek(&r->trainer, r->progress.steps, diag);
     }
-    if (status == GR_OK) {
+    if (status == GR_OK && r->evaluator == NULL) {
         status = gr_evaluator_create(r->job, &r->evaluator, diag);
     }
+    if (status == GR_OK && !r->lead && r->trainer.rank == 0) {
+        status = lead(r, diag);
+    }
+    return status;
+}
+
+static gr_status run_generation(run *r, gr_diag *diag)
+{
+    gr_status status = enter(r, diag);
     if (status == GR_OK) {
         status = begin(r, diag);
+    }
+    if (status == GR_OK && r->lost_ns > 0) {
+        status = tell_recovery(r, diag);
     }
     if (status == GR_OK) {
         status = train(r, diag);
@@ -383,18 +476,44 @@ static gr_status run_all(run *r, gr_diag *diag)
     if (status == GR_OK) {
         status = finish(r, diag);
     }
-    return status;
+    return status == GR_OK ? part(r, diag) : status;
 }
 
-gr_status gr_train_run(gr_job *job, gr_comm *comm, const gr_train_options *options, gr_diag *diag)
+/* One generation after the other, as members are lost, until the training is over. */
+static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
 {
-    run r = {.job = job, .comm = comm, .options = options, .lead = gr_comm_rank(comm) == 0};
-    r.evaluated_step = UINT64_MAX;
-    r.trainer.comm = comm;
-    r.evaluation.loss = (double)NAN;
-    int columns = gr_report_columns(getenv("GRADUS_TERMINAL_COLUMNS"));
-    gr_report_init(&r.report, r.lead ? options->style : GR_REPORT_NONE, options->out, columns);
-    gr_status status = run_all(&r, diag);
+    gr_status status = name_output(r, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    for (;;) {
+        status = run_generation(r, diag);
+        if (!gr_fault_of_peer(status) || r->trainer.world_size == 1) {
+            return status;
+        }
+        gr_diag why;
+        r->lost_ns = gr_now_ns();
+        gr_trainer_exit(&r->trainer);
+        gr_status renewed = gr_comm_renew(comm, &why);
+        r->comm = *comm;
+        if (renewed == GR_E_UNSUPPORTED) {
+            return status; /* the job needs all of its workers */
+        }
+        if (renewed != GR_OK) {
+            *diag = why;
+            return renewed;
+        }
+    }
+}
+
+gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options, gr_diag *diag)
+{
+    run r = {.job = job, .comm = *comm, .options = options};
+    r.progress.evaluated_step = UINT64_MAX;
+    r.progress.last_loss = (double)NAN;
+    r.progress.evaluation.loss = (double)NAN;
+    gr_report_init(&r.report, GR_REPORT_NONE, options->out, -1);
+    gr_status status = run_all(&r, comm, diag);
     if (status != GR_OK) {
         gr_report_abandon(&r.report);
     }

@@ -14,20 +14,22 @@ typedef enum gr_report_style {
 } gr_report_style;
 
 typedef struct gr_train_options {
-    gr_report_style style;
-    FILE *out;          /* of the report; borrowed */
-    const gr_log *log;  /* for warnings; may be NULL */
-    const char *resume; /* the checkpoint to go on from; NULL: from the beginning */
+    gr_report_style style; /* for rank 0, whoever that is */
+    FILE *out;             /* of the report; borrowed */
+    const gr_log *log;     /* for warnings; may be NULL */
+    const char *resume;    /* the checkpoint to go on from; NULL: from the beginning */
     /* Asked before each step: is the training to end after it? Needs to be true on one rank only.
      * NULL: never. */
     bool (*stop)(void *stop_arg);
     void *stop_arg;
 } gr_train_options;
 
-/* Train the job as one worker of `comm`: collective over all ranks. Rank 0 reports, and writes the
+/* Train the job as one worker of `comm`: collective over all ranks. When members are lost, and the
+ * job may go on without them, those that are left repeat the step in a new generation: *comm is
+ * replaced, or NULL in the end if that came to nothing. Rank 0 reports, and writes the
  * metrics file, checkpoints and the weights. On failure diag holds the sentence. GR_E_CANCELLED:
  * ended because `stop` said so, with a checkpoint to go on from. */
-gr_status gr_train_run(gr_job *job, gr_comm *comm, const gr_train_options *options,
+gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options,
                        gr_diag *diag) GR_MUST_CHECK;
 
 /* Test accuracy of saved weights, as the end of training computes it. */

@@ -64,7 +64,7 @@ static int train_member(int rank, gr_comm *comm, void *arg)
                                           .resume = from != NULL ? path : NULL,
                                           .stop = rank == a.stopper ? stop_now : NULL,
                                           .stop_arg = &a};
-        status = gr_train_run(job, comm, &options, &diag);
+        status = gr_train_run(job, &comm, &options, &diag);
     }
     gr_checkpoint_close(from);
     gr_job_close(job);

@@ -71,7 +71,8 @@ static void run_all(capture *c, gr_report_style style, int columns)
     gr_report report;
     gr_diag diag;
     gr_report_init(&report, style, c->file, columns);
-    assert_int_equal(gr_report_start(&report, &start, 0, &diag), GR_OK);
+    gr_report_resume(&report, &start, 0);
+    assert_int_equal(gr_report_start(&report, &start, &diag), GR_OK);
     gr_report_step(&report, 50, 1000000000);
     gr_report_step(&report, 51, 1010000000);
     assert_int_equal(gr_report_epoch(&report, &epoch, &diag), GR_OK);

@@ -43,7 +43,7 @@ static int train_member(int rank, gr_comm *comm, void *arg)
     snprintf(path, sizeof path, "%s/job.yaml", in->folder);
     gr_status status = gr_job_open(path, &overrides, &job, &diag);
     if (status == GR_OK) {
-        status = gr_train_run(job, comm, &quiet, &diag);
+        status = gr_train_run(job, &comm, &quiet, &diag);
         gr_job_close(job);
     }
     snprintf(path, sizeof path, "%s/rank.%d", in->folder, rank);
@@ -259,7 +259,7 @@ static void a_run_and_its_evaluation(void **state)
     support_job shape = {.shards = 4, .steps = 150, .global_batch = 64};
     gr_job *job = support_open(folder, &shape, 1);
     assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-    if (gr_train_run(job, comm, &quiet, &diag) != GR_OK) {
+    if (gr_train_run(job, &comm, &quiet, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
     json_t *accuracy = end_value(folder, "test_accuracy");
@@ -285,7 +285,7 @@ static void a_run_and_its_evaluation(void **state)
     support_clean(folder);
     support_folder(folder);
     job = support_open(folder, &shape, 1);
-    assert_int_equal(gr_train_run(job, comm, &quiet, &diag), GR_OK);
+    assert_int_equal(gr_train_run(job, &comm, &quiet, &diag), GR_OK);
     gr_job_close(job);
     snprintf(path, sizeof path, "%s/out/model.safetensors", folder);
     shape.model = "  - flatten\n  - linear: {units: 33}\n  - relu\n  - linear: {units: 10}\n";

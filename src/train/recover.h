@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TRAIN_RECOVER_H
+#define GR_TRAIN_RECOVER_H
+
+/* What the members of a new generation must have alike before they can go on. Since weights change
+ * only when a step's whole sum has come, and nobody begins a step before all have sent what the one
+ * before needs, members differ by one step at most, and who is behind has its old state whole. */
+
+#include "train/evaluate.h"
+#include "train/step.h"
+
+/* How far a member has come, beside weights and optimizer. */
+typedef struct gr_progress {
+    uint64_t steps;        /* done */
+    uint64_t epochs;       /* ended: evaluated, and told of */
+    gr_meter epoch, total; /* of the running epoch, and of those that have ended */
+    double last_loss;
+    gr_evaluation evaluation;
+    uint64_t evaluated_step; /* the steps done when `evaluation` was made */
+    gr_epoch_record told;    /* of the epoch that ended last; epoch 0: none has here */
+} gr_progress;
+
+/* Collective, first in every generation: all end with the progress, the weights and the optimizer's
+ * state of a member that has come farthest. A failure leaves everything as it was. */
+gr_status gr_recover_agree(gr_trainer *trainer, gr_progress *progress, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers are killed, and the others go on: with the same bits, and without a line lost or doubled."""
+import json
+import os
+import pathlib
+import random
+import signal
+import time
+
+import pytest
+from conftest import wait_until
+
+EPOCHS = 12
+
+
+def children(pid):
+    try:
+        return [int(word) for word in
+                pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def workers_of(launcher):
+    """Process ids, in the order of their start."""
+    return [worker for agent in children(launcher.pid) for worker in children(agent)]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "examples/digits"
+    folder = tmp_path_factory.mktemp("job")
+    text = (source / "mlp.yaml").read_text()
+    text = text.replace("epochs: 40", f"epochs: {EPOCHS}").replace("eval_every: 10", "eval_every: 1")
+    text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
+    (folder / "mlp.yaml").write_text(text)
+    return folder / "mlp.yaml"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, tmp_path_factory):
+    """The SHA-256 of the weights, and how long it takes."""
+    from conftest import Gradus
+    folder = tmp_path_factory.mktemp("undisturbed")
+    command = Gradus(folder)
+    begin = time.monotonic()
+    done = command("run", "-np", 4, "--output", folder / "out", job)
+    assert done.returncode == 0, done.stderr
+    return sha256_of(folder / "out"), time.monotonic() - begin
+
+
+def lines_of(output):
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def sha256_of(output):
+    return lines_of(output)[-1]["weights_sha256"]
+
+
+def check_metrics(output):
+    """Every epoch once and in order, one start, one end."""
+    lines = lines_of(output)
+    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == list(range(1, EPOCHS + 1))
+    assert [line["event"] for line in lines if line["event"] in ("start", "end")] == ["start", "end"]
+    return [line for line in lines if line["event"] == "recovered"]
+
+
+def run_and_kill(gradus, job, output, victims, moments, *flags):
+    """Kills so many workers, each at its moment (seconds after the start, or after the one before)."""
+    launcher = gradus.start("run", "-np", 4, "--output", output, *flags, job)
+    for victim, moment in zip(victims, moments):
+        time.sleep(moment)
+        pids = workers_of(launcher)
+        if pids:
+            try:
+                os.kill(pids[victim % len(pids)], signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    out, err = launcher.communicate(timeout=120)
+    return launcher.returncode, out, err
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_killed_workers_change_no_bit(gradus, job, undisturbed, tmp_path, seed):
+    """One in four loses a second one, perhaps while the others recover."""
+    rng = random.Random(seed)
+    sha256, seconds = undisturbed
+    kills = 2 if seed % 4 == 3 else 1
+    moments = [rng.random() * seconds] + [rng.random() * 0.1] * (kills - 1)
+    victims = [rng.randrange(4) for _ in moments]
+    link = ["--link", "tcp"] if seed % 2 else []
+    code, out, err = run_and_kill(gradus, job, tmp_path / "out", victims, moments, *link)
+    assert code == 0, f"{victims} at {moments}: {out}{err}"
+    assert sha256_of(tmp_path / "out") == sha256, f"{victims} at {moments}"
+    check_metrics(tmp_path / "out")
+    assert out.count("epoch ") == EPOCHS and f"sha256 {sha256}" in out
+    gradus.wait_for_nothing()
+
+
+def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
+    launcher = gradus.start("run", "-np", 4, "--output", tmp_path / "out", job)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and "epoch" in metrics.read_text(), "the first epoch")
+    for left in (3, 2, 1):
+        os.kill(workers_of(launcher)[0], signal.SIGKILL)  # rank 0, whoever that is
+        wait_until(lambda: len(workers_of(launcher)) == left, "its end")
+    out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, err
+    assert sha256_of(tmp_path / "out") == undisturbed[0]
+    recovered = check_metrics(tmp_path / "out")
+    assert recovered[-1]["workers"] == 1
+    assert err.count("was killed by signal 9") == 3 and "the job goes on with 1 worker" in err
+
+
+def test_too_few_are_left(gradus, job, tmp_path):
+    code, _, err = run_and_kill(gradus, job, tmp_path / "out", [1, 1], [0.3, 0.2],
+                                "--min-workers", 3)
+    assert code == 1
+    assert "was killed by signal 9 (Killed)" in err
+    gradus.wait_for_nothing()
+
+
+def test_wrong_numbers_are_refused(gradus, job):
+    done = gradus("run", "-np", 2, "--min-workers", 3, job)
+    assert done.returncode == 2
+    assert "--min-workers 3 is more than the 2 workers that the job has" in done.stderr
+
+
+def test_what_topk_keeps_cannot_be_lost(gradus, job, tmp_path):
+    text = job.read_text().replace("  shards: 8", "  shards: 8\n  compression: topk")
+    (tmp_path / "topk.yaml").write_text(text)
+    done = gradus("run", "-np", 2, "--min-workers", 1, tmp_path / "topk.yaml")
+    assert done.returncode == 2 and "each keeps what it has left out" in done.stderr
+
+
+def test_a_command_goes_on_by_renewing(gradus, comm_script):
+    """Of four members one dies; the others get a communicator of three."""
+    done = gradus("run", "-np", 4, "--min-workers", 2, "--", *comm_script("""
+create()
+assert barrier() == 0
+if rank == 1:
+    os.kill(os.getpid(), 9)
+while barrier() == 0:
+    pass
+status = library.gr_comm_renew(ctypes.byref(comm), ctypes.byref(diag))
+assert status == 0, diag.text
+assert barrier() == 0
+print("was", rank, "is", library.gr_comm_rank(comm), "of", library.gr_comm_size(comm))
+library.gr_comm_destroy(comm)
+"""))
+    assert done.returncode == 0, done.stderr
+    assert sorted(line.split("] ")[1] for line in done.stdout.splitlines()) == [
+        "was 0 is 0 of 3", "was 2 is 1 of 3", "was 3 is 2 of 3"]
+    assert "the job goes on with 3 workers" in done.stderr
+
+
+def test_a_command_needs_all_unless_it_says_so(gradus, comm_script):
+    done = gradus("run", "-np", 2, "--", *comm_script("""
+create()
+assert library.gr_comm_renew(ctypes.byref(comm), ctypes.byref(diag)) == -7  # GR_E_UNSUPPORTED
+print(diag.text.decode())
+"""))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("start it with --min-workers to go on with the others") == 2
