@@ -115,8 +115,7 @@ static culprit find_late(const gr_exec *exec, const gr_op *op)
             }
             int rating = rate(exec, link, op);
             if (rating > best ||
-                (rating == best &&
-                 gr_exec_is_behind(&link->recv, &exec->links[found.by].recv))) {
+                (rating == best && gr_exec_is_behind(&link->recv, &exec->links[found.by].recv))) {
                 best = rating;
                 found = (culprit){.peer = peer, .by = peer, .takes = takes};
             }

@@ -83,7 +83,7 @@ static void test_arguments(void **state)
     assert_int_equal(ranks_run_sizes(run_arguments, 1, 2), 0);
 }
 
-/* One rank alone calls what is wrong, between operations that are right: nobody else hears of it. */
+/* One rank calls what is wrong, between operations that are right: nobody else hears of it. */
 static int run_one_wrong(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
