@@ -273,6 +273,24 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
     return GR_OK;
 }
 
+static void print_checkpoint(const gr_job *job, FILE *file)
+{
+    const gr_checkpoint_config *checkpoint = &job->checkpoint;
+    char keeps[64] = "all stay";
+    if (checkpoint->keep > 0) {
+        snprintf(keeps, sizeof keeps, "the newest %" PRId64 " stay%s", checkpoint->keep,
+                 checkpoint->keep == 1 ? "s" : "");
+    }
+    if (checkpoint->every == NULL) {
+        fprintf(file, "checkpoint  when the job is asked to end (SIGTERM), in %s\n",
+                checkpoint->to);
+    } else {
+        fprintf(file, "checkpoint  every %s and at the end, in %s; %s\n", checkpoint->every,
+                checkpoint->to, keeps);
+        fprintf(file, "            rank 0 holds weights and optimizer twice for it\n");
+    }
+}
+
 gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag)
 {
     measured m = {0};
@@ -290,6 +308,7 @@ gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag)
     }
     if (status == GR_OK) {
         fprintf(file, "output      %s\n", job->config.output);
+        print_checkpoint(job, file);
         if (fflush(file) != 0) {
             status = gr_fail(diag, GR_E_IO, "the plan of the job cannot be written: %s",
                              strerror(errno));

@@ -446,6 +446,13 @@ static void test_print(void **state)
     must_hold(text, "learning rate 0.2 (0.1 for a batch of 8, times 16 / 8)");
     must_hold(text, "gradients   stay in the one worker");
     must_hold(text, "output      out/job");
+    must_hold(text, "when the job is asked to end (SIGTERM), in out/job/checkpoints");
+    free(text);
+    gr_job_close(job);
+    put_job("epochs: 3", "epochs: 3\ncheckpoint: {every: 5 min, keep: 1}");
+    job = open_path("job.yaml", (gr_job_overrides){.workers = 1});
+    text = print(job);
+    must_hold(text, "every 5 min and at the end, in out/job/checkpoints; the newest 1 stays");
     free(text);
     gr_job_close(job);
 }
