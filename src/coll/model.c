@@ -14,7 +14,7 @@ enum {
 #define NOBODY UINT32_MAX
 /* Ranks that have more to do than others do not always share their core with one that has less: of
  * what the busiest one has above the mean, this part prolongs the whole. */
-#define UNEVEN 0.25
+#define UNEVEN 0.32
 
 typedef struct walk_rank {
     int rank;
