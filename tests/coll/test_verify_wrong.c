@@ -342,7 +342,8 @@ static void test_a_host_left_out(void **unused)
 }
 
 /* ---- Plans that gr_plan_finish cannot have made ---------------------------------------------- */
-/* Takes each dependency away in turn: every one is needed. */
+/* Takes each dependency away in turn: every one is needed, as long as no slot takes a message from
+ * the same rank twice in a row: then who reads it waits for the reader before it as well. */
 static void check_each_dependency(gr_coll coll, const char *name, int n, int shards)
 {
     plans_world w;
@@ -374,7 +375,7 @@ static void test_every_derived_dependency_is_needed(void **unused)
 {
     (void)unused;
     check_each_dependency(GR_COLL_ALLREDUCE, "direct", 4, 4);
-    check_each_dependency(GR_COLL_ALLREDUCE, "direct", 3, 7);
+    check_each_dependency(GR_COLL_ALLREDUCE, "direct", 3, 4);
     check_each_dependency(GR_COLL_ALLREDUCE, "ring", 4, 4);
     check_each_dependency(GR_COLL_ALLREDUCE, "tree", 4, 4);
     check_each_dependency(GR_COLL_ALLREDUCE, "recursive-doubling", 3, 3);
