@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/membership.h"
+
+#include "base/fail.h"
+#include "group/group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+bool gr_membership_elastic(const gr_membership *membership)
+{
+    return membership->members_min < membership->world_size;
+}
+
+/* ---- Telling --------------------------------------------------------------------------------- */
+
+static void say(gr_membership *membership, int number, const gr_word *word)
+{
+    membership->say(membership->say_arg, number, word);
+}
+
+static void say_fail(gr_membership *membership, int number, const gr_diag *failure)
+{
+    say(membership, number, &(gr_word){.kind = GR_MESSAGE_FAIL, .failure = failure});
+}
+
+/* The group cannot come about: all that wait for it are told the first reason. */
+static void fail_group_as(gr_membership *membership, const gr_diag *failure)
+{
+    if (membership->failure.status != GR_OK) {
+        return;
+    }
+    membership->failure = *failure;
+    gr_log_write(membership->log, GR_LOG_DEBUG, "group", "%s", failure->text);
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_JOINED && of->stage != GR_STAGE_READY) {
+            say_fail(membership, i, failure);
+        }
+    }
+}
+
+static void fail_group(gr_membership *membership, int number, const char *sentence)
+{
+    gr_diag failure;
+    (void)gr_fail_peer(&failure, GR_E_PEER_LOST, number, "%s", sentence);
+    fail_group_as(membership, &failure);
+}
+
+/* The generation that comes about will not: its members ask for seats in the next one. */
+static void disturb(gr_membership *membership, const gr_diag *cause)
+{
+    membership->disturbed = true;
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_JOINED &&
+            (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED)) {
+            say_fail(membership, i, cause);
+        }
+    }
+}
+
+static void too_few(gr_membership *membership, int alive)
+{
+    gr_diag failure;
+    (void)gr_fail(&failure, GR_E_COMM_BROKEN,
+                  "%d of %d workers are left, fewer than the %d that the job needs to go on "
+                  "(--min-workers)",
+                  alive, membership->world_size, membership->members_min);
+    fail_group_as(membership, &failure);
+}
+
+/* ---- Generations ----------------------------------------------------------------------------- */
+
+static void deal_seats(gr_membership *membership, int alive)
+{
+    membership->generation++;
+    membership->size = alive;
+    membership->called = 0;
+    membership->disturbed = false;
+    gr_word word = {.kind = GR_MESSAGE_SEAT,
+                    .seat = {.generation = membership->generation, .world_size = (uint32_t)alive}};
+    for (int i = 0; i < membership->world_size; i++) {
+        gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_JOINED) {
+            of->rank = (int)word.seat.rank;
+            of->stage = GR_STAGE_SEATED;
+            say(membership, i, &word);
+            word.seat.rank++;
+        }
+    }
+    gr_log_write(membership->log, GR_LOG_DEBUG, "group", "generation %llu has %d members",
+                 (unsigned long long)membership->generation, alive);
+}
+
+/* The next generation, once all that live have asked for it. */
+static void reseat(gr_membership *membership)
+{
+    int alive = 0;
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_ABSENT ||
+            (of->state == GR_MEMBER_JOINED && of->stage != GR_STAGE_RENEWING)) {
+            return;
+        }
+        alive += of->state == GR_MEMBER_JOINED;
+    }
+    if (alive > 0 && alive < membership->members_min) {
+        too_few(membership, alive);
+    } else if (alive > 0) {
+        deal_seats(membership, alive);
+    }
+}
+
+static void announce(gr_membership *membership)
+{
+    for (int i = 0; i < membership->world_size; i++) {
+        if (membership->members[i].state == GR_MEMBER_JOINED) {
+            membership->places[membership->members[i].rank] = membership->hellos[i].member;
+        }
+    }
+    gr_word word = {.kind = GR_MESSAGE_MEMBERS,
+                    .generation = membership->generation,
+                    .size = membership->size,
+                    .places = membership->places};
+    for (int i = 0; i < membership->world_size; i++) {
+        if (membership->members[i].state == GR_MEMBER_JOINED) {
+            say(membership, i, &word);
+        }
+    }
+    gr_log_write(membership->log, GR_LOG_DEBUG, "group", "all %d ranks have called in",
+                 membership->size);
+}
+
+/* ---- What members say ------------------------------------------------------------------------ */
+
+/* Does it go together with what the others have said? "" or what is wrong. */
+static void compare_hello(const gr_membership *membership, int number, int wanted_size,
+                          char sentence_out[GR_DIAG_TEXT_BYTES])
+{
+    const gr_hello *hello = &membership->hellos[number];
+    sentence_out[0] = '\0';
+    if (hello->world_size != (uint32_t)wanted_size) {
+        snprintf(sentence_out, GR_DIAG_TEXT_BYTES,
+                 "rank %d counts %u ranks, the job has %d: GRADUS_WORLD_SIZE is wrong there",
+                 number, hello->world_size, wanted_size);
+        return;
+    }
+    for (int other = 0; other < membership->world_size; other++) {
+        const gr_hello *theirs = &membership->hellos[other];
+        if (membership->members[other].state == GR_MEMBER_JOINED && theirs->link != hello->link) {
+            snprintf(
+                sentence_out, GR_DIAG_TEXT_BYTES,
+                "rank %d (host %s) wants %s links and rank %d %s: set GRADUS_LINK alike for all",
+                number, hello->member.host_name, gr_link_choice_name(hello->link), other,
+                gr_link_choice_name(theirs->link));
+            return;
+        }
+    }
+}
+
+gr_status gr_membership_hello(gr_membership *membership, int number, const gr_hello *hello)
+{
+    gr_standing *of = &membership->members[number];
+    char sentence[GR_DIAG_TEXT_BYTES];
+    bool first = of->state == GR_MEMBER_ABSENT;
+    if (!first && (of->state != GR_MEMBER_JOINED || of->stage != GR_STAGE_SEATED)) {
+        return GR_E_PROTOCOL;
+    }
+    of->state = GR_MEMBER_JOINED;
+    of->stage = GR_STAGE_CALLED;
+    membership->hellos[number] = *hello;
+    membership->joined += first;
+    compare_hello(membership, number, first ? membership->world_size : membership->size, sentence);
+    if (sentence[0] != '\0') {
+        fail_group(membership, number, sentence);
+    } else if (membership->failure.status != GR_OK) {
+        say_fail(membership, number, &membership->failure);
+    } else if (membership->disturbed || (first && membership->generation > 1)) {
+        gr_diag cause;
+        (void)gr_fail(&cause, GR_E_PEER_LOST, "another member died while this one came");
+        disturb(membership, &cause);
+    } else if (++membership->called == membership->size) {
+        announce(membership);
+    }
+    return GR_OK;
+}
+
+static bool joined(const gr_membership *membership, int number)
+{
+    return membership->members[number].state == GR_MEMBER_JOINED;
+}
+
+gr_status gr_membership_ready(gr_membership *membership, int number)
+{
+    if (!joined(membership, number)) {
+        return GR_E_PROTOCOL;
+    }
+    membership->members[number].stage = GR_STAGE_READY;
+    return GR_OK;
+}
+
+/* It could not be wired, or its operations failed. */
+gr_status gr_membership_renew(gr_membership *membership, int number)
+{
+    const gr_hello *hello = &membership->hellos[number];
+    gr_diag cause;
+    if (!joined(membership, number) || !gr_membership_elastic(membership)) {
+        return GR_E_PROTOCOL;
+    }
+    membership->members[number].stage = GR_STAGE_RENEWING;
+    if (membership->failure.status != GR_OK) {
+        say_fail(membership, number, &membership->failure);
+        return GR_OK;
+    }
+    if (!membership->disturbed) {
+        (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
+                           "rank %d (process %llu on host %s) has lost a peer", number,
+                           (unsigned long long)hello->pid, hello->member.host_name);
+        disturb(membership, &cause);
+    }
+    reseat(membership);
+    return GR_OK;
+}
+
+gr_status gr_membership_leave(gr_membership *membership, int number)
+{
+    if (!joined(membership, number)) {
+        return GR_E_PROTOCOL;
+    }
+    membership->members[number].state = GR_MEMBER_LEFT;
+    reseat(membership); /* the others may wait for its word */
+    return GR_OK;
+}
+
+gr_status gr_membership_fail(gr_membership *membership, int number, const gr_diag *failure)
+{
+    gr_standing *of = &membership->members[number];
+    if (!joined(membership, number) || of->stage == GR_STAGE_READY) {
+        return GR_E_PROTOCOL;
+    }
+    of->state = GR_MEMBER_LOST;
+    if (gr_membership_elastic(membership)) {
+        disturb(membership, failure);
+        reseat(membership);
+    } else {
+        fail_group_as(membership, failure);
+    }
+    return GR_OK;
+}
+
+gr_status gr_membership_ask(gr_membership *membership, int number)
+{
+    gr_missing missing = {0};
+    if (!joined(membership, number)) {
+        return GR_E_PROTOCOL;
+    }
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_ABSENT ||
+            (of->state == GR_MEMBER_JOINED && membership->disturbed &&
+             of->stage == GR_STAGE_READY)) {
+            if (missing.listed < GR_MISSING_LISTED_MAX) {
+                missing.ranks[missing.listed++] = (uint32_t)i;
+            }
+            missing.total++;
+        }
+    }
+    say(membership, number, &(gr_word){.kind = GR_MESSAGE_MISSING, .missing = &missing});
+    return GR_OK;
+}
+
+/* ---- What happens to members ----------------------------------------------------------------- */
+
+void gr_membership_lost(gr_membership *membership, int number, const char *why)
+{
+    const gr_hello *hello = &membership->hellos[number];
+    char sentence[GR_DIAG_TEXT_BYTES];
+    if (!joined(membership, number)) {
+        return; /* it had not called in: it may try again */
+    }
+    membership->members[number].state = GR_MEMBER_LOST;
+    snprintf(sentence, sizeof sentence, "rank %d (process %llu on host %s) died: %s", number,
+             (unsigned long long)hello->pid, hello->member.host_name, why);
+    if (!gr_membership_elastic(membership)) {
+        fail_group(membership, number, sentence);
+        return;
+    }
+    gr_diag cause;
+    (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "%s", sentence);
+    disturb(membership, &cause);
+    reseat(membership);
+}
+
+void gr_membership_ended(gr_membership *membership, int number)
+{
+    if (!gr_membership_elastic(membership)) {
+        return;
+    }
+    if (membership->members[number].state != GR_MEMBER_ABSENT) {
+        gr_membership_lost(membership, number, "its process ended");
+        return;
+    }
+    gr_diag cause;
+    membership->members[number].state = GR_MEMBER_LOST;
+    (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "rank %d ended before it called in", number);
+    disturb(membership, &cause);
+    reseat(membership);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+gr_status gr_membership_init(gr_membership *membership, int world_size, int members_min,
+                             gr_membership_say *say_it, void *say_arg, const gr_log *log,
+                             gr_diag *diag)
+{
+    size_t world = (size_t)world_size;
+    *membership = (gr_membership){.world_size = world_size,
+                                  .members_min = members_min > 0 ? members_min : world_size,
+                                  .log = log,
+                                  .say = say_it,
+                                  .say_arg = say_arg,
+                                  .generation = 1,
+                                  .size = world_size,
+                                  .members = calloc(world, sizeof(gr_standing)),
+                                  .hellos = calloc(world, sizeof(gr_hello)),
+                                  .places = calloc(world, sizeof(gr_member))};
+    gr_diag_clear(&membership->failure);
+    if (membership->members == NULL || membership->hellos == NULL || membership->places == NULL) {
+        gr_membership_fini(membership);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu members", world);
+    }
+    for (int i = 0; i < world_size; i++) {
+        membership->members[i].rank = i;
+    }
+    return GR_OK;
+}
+
+void gr_membership_fini(gr_membership *membership)
+{
+    free(membership->places);
+    free(membership->hellos);
+    free(membership->members);
+    membership->places = NULL;
+    membership->hellos = NULL;
+    membership->members = NULL;
+}

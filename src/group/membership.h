@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_GROUP_MEMBERSHIP_H
+#define GR_GROUP_MEMBERSHIP_H
+
+/* Who is a member of which generation: the rules of the coordinator, without sockets and without a
+ * clock. What happens goes in by a call for each event; what is to be said comes out through a
+ * callback. */
+
+#include "base/log.h"
+#include "group/message.h"
+
+/* What a member is, in the order in which it comes to be it. */
+typedef enum gr_member_state {
+    GR_MEMBER_ABSENT = 0, /* has not said HELLO */
+    GR_MEMBER_JOINED = 1,
+    GR_MEMBER_LEFT = 2, /* in order */
+    GR_MEMBER_LOST = 3  /* its connection broke, or it ended without a word */
+} gr_member_state;
+
+/* Where a member that has joined is on its way into a generation. */
+typedef enum gr_member_stage {
+    GR_STAGE_CALLED = 0, /* has said HELLO */
+    GR_STAGE_READY,      /* linked to all others: a death is not this connection's news any more */
+    GR_STAGE_RENEWING,   /* its generation is broken, it waits for a seat in the next one */
+    GR_STAGE_SEATED      /* has one, and is to say HELLO */
+} gr_member_stage;
+
+/* What the coordinator says; the pointers are borrowed for the call. */
+typedef struct gr_word {
+    gr_message_kind kind; /* MEMBERS, MISSING, FAIL or SEAT */
+    gr_seat seat;
+    const gr_missing *missing;
+    const gr_diag *failure;
+    uint64_t generation; /* of MEMBERS */
+    int size;
+    const gr_member *places; /* by rank */
+} gr_word;
+
+/* Must not call back into the membership: what becomes known meanwhile (that a connection is
+ * broken, say) is told after the event. */
+typedef void gr_membership_say(void *say_arg, int number, const gr_word *word);
+
+typedef struct gr_standing {
+    gr_member_state state;
+    gr_member_stage stage;
+    int rank; /* in the generation that is, or comes about */
+} gr_standing;
+
+typedef struct gr_membership {
+    int world_size;  /* of the first generation: as many members are known */
+    int members_min; /* a generation has at least so many */
+    const gr_log *log;
+    gr_membership_say *say;
+    void *say_arg;
+    int joined;           /* in the first generation */
+    uint64_t generation;  /* that is, or comes about: from 1 */
+    int size, called;     /* its members, and those of them that have said HELLO */
+    bool disturbed;       /* it will not come about, or is broken: the next one is waited for */
+    gr_diag failure;      /* why there will be none any more; told to whoever comes later */
+    gr_standing *members; /* by number: the rank in the first generation */
+    gr_hello *hellos;     /* by number */
+    gr_member *places;    /* by rank, as they are told */
+} gr_membership;
+
+/* members_min 0: all must live. */
+gr_status gr_membership_init(gr_membership *membership, int world_size, int members_min,
+                             gr_membership_say *say, void *say_arg, const gr_log *log,
+                             gr_diag *diag) GR_MUST_CHECK;
+void gr_membership_fini(gr_membership *membership);
+
+/* What a member says. GR_E_PROTOCOL: no correct member says that now; it is to be lost. After LEAVE
+ * and FAIL its connection is of no use any more. */
+gr_status gr_membership_hello(gr_membership *membership, int number,
+                              const gr_hello *hello) GR_MUST_CHECK;
+gr_status gr_membership_ready(gr_membership *membership, int number) GR_MUST_CHECK;
+gr_status gr_membership_renew(gr_membership *membership, int number) GR_MUST_CHECK;
+gr_status gr_membership_leave(gr_membership *membership, int number) GR_MUST_CHECK;
+gr_status gr_membership_fail(gr_membership *membership, int number,
+                             const gr_diag *failure) GR_MUST_CHECK;
+gr_status gr_membership_ask(gr_membership *membership, int number) GR_MUST_CHECK;
+
+/* Its connection is no more. Who had not called in may try again. */
+void gr_membership_lost(gr_membership *membership, int number, const char *why);
+/* Its process has ended, as its parent knows: the others need not wait for it. Nothing happens in a
+ * group that cannot go on without it. */
+void gr_membership_ended(gr_membership *membership, int number);
+
+/* May the group go on without some of its members? */
+bool gr_membership_elastic(const gr_membership *membership);
+
+#endif
