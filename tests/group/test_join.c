@@ -236,15 +236,15 @@ static void test_missing_ranks_are_named(void **state)
     gr_coordinator *coordinator = open_coordinator(4, NULL);
     worker workers[2];
     for (int i = 0; i < 2; i++) {
-        order o = {.rank = 2 * i, .world_size = 4, .timeout_us = 400000};
+        order o = {.rank = 2 * i, .world_size = 4, .timeout_us = 2000000};
         workers[i] = start(coordinator, &o);
     }
     for (int i = 0; i < 2; i++) { /* the second by the first's sentence, perhaps */
         report r = await(coordinator, &workers[i]);
         assert_int_equal(r.status, GR_E_TIMEOUT);
         assert_int_equal(r.peer_rank, 1);
-        assert_non_null(strstr(r.text, "ranks 1, 3 did not come within 0.4 s"));
-        assert_true(r.took_us < 600000);
+        assert_non_null(strstr(r.text, "ranks 1, 3 did not come within 2 s"));
+        assert_true(r.took_us < 4000000);
         finish(&workers[i]);
     }
     gr_coordinator_destroy(coordinator);
