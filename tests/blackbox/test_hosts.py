@@ -227,6 +227,19 @@ def test_interfaces_of_different_speed(gradus):
             assert 2 < first / second < 8, sent
 
 
+def test_an_interface_that_would_keep_the_other_waiting(gradus):
+    """A part over the slow wire takes longer than the whole message over the fast one."""
+    with make(2, networks=2, rate="1gbit") as made:
+        for name in made.names:
+            namespaces.tc(name, "qdisc", "replace", "dev", "eth1", "root", "handle", "1:", "tbf",
+                          "rate", "20mbit", "burst", "16k", "limit", "256k")
+        done, sent = run_and_count(made, [gradus.program, "bench", "allreduce", "--sizes", "256k",
+                                          "--iters", "100", "--json"])
+        check_large(done)
+        for first, second in sent:
+            assert first + second > 25e6 and second < first / 20, sent
+
+
 def test_an_interface_that_leads_nowhere(gradus):
     """Its stream goes over the other one."""
     with make(2, networks=2) as made:

@@ -81,7 +81,7 @@ static void test_streams_share_the_bytes(void **state)
     }
     gr_mesh_get_stats(p.mesh[0], &stats);
     for (int i = 0; i < 3; i++) {
-        assert_true(stats.stream_bytes[i] > (uint64_t)SIZE * TIMES / 10);
+        assert_true(stats.stream_bytes[i] > GR_PART_BYTES); /* more only if it is worth it */
     }
     /* Headers of messages and parts, and nothing twice. */
     uint64_t sum = stats.stream_bytes[0] + stats.stream_bytes[1] + stats.stream_bytes[2];

@@ -115,6 +115,7 @@ gr_status gr_tcp_link_send(gr_link *base, const gr_frame *frame, const void *dat
     gr_frame_encode(frame, message->header);
     message->size_bytes = frame->size_bytes;
     message->left_bytes = frame->size_bytes - gr_tcp_inline_bytes(link, frame->size_bytes);
+    link->undealt_bytes += message->left_bytes;
     message->data = data;
     *ticket_out = ++link->head;
     base->mesh->stats.messages_sent++;
@@ -290,7 +291,8 @@ bool gr_tcp_link_busy(gr_tcp_link *link)
     bool header_waits =
         !link->have && link->skip_bytes == 0 && gr_tcp_buffered(&link->first) >= GR_FRAME_BYTES;
     bool can_read = link->first.readable && (wants_buffer(link) || link->dst != NULL);
-    return header_waits || can_read || (link->first.writable && link->announced < link->head);
+    return header_waits || can_read ||
+           (link->first.writable && !link->first.deferred && link->announced < link->head);
 }
 
 gr_status gr_tcp_link_peek(gr_link *base, gr_frame *frame_out)
@@ -378,8 +380,8 @@ void gr_tcp_link_discard(gr_link *base)
     if (base->streams > 1 && gr_tcp_parts_dealt(link) > begun) {
         begun = gr_tcp_parts_dealt(link);
     }
-    if (begun < link->head) {
-        link->head = begun;
+    while (link->head > begun) {
+        link->undealt_bytes -= link->queue[--link->head & QUEUE_MASK].left_bytes;
     }
     gr_tcp_link_receive(link);
 }

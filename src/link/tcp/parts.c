@@ -3,18 +3,90 @@
 /* Links of several streams. Of a large payload the front follows its header on the first stream;
  * the rest is cut into parts, and whichever stream has room takes the next one. A stream has room
  * when the wire has taken what it got before (TCP_NOTSENT_LOWAT), so each carries as much as its
- * path does, without anybody measuring. A part says where it belongs and is read straight to there;
- * it waits in its stream until its message is the head and the caller has said where that goes.
- * Parts are dealt in the order of their messages, so that none waits behind a later one's. */
+ * path does. One that is so slow that another would have sent all the rest before it has sent one
+ * part gets none: what each delivers is measured all the time. A part says where it belongs and is
+ * read straight to there; it waits in its stream until its message is the head and the caller has
+ * said where that goes. Parts are dealt in the order of their messages, so that none waits behind a
+ * later one's. */
 
 #include "link/tcp/tcp.h"
 
 #include "base/fail.h"
 
+#include <linux/sockios.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
-enum { QUEUE_MASK = GR_TCP_QUEUE - 1 };
+enum {
+    QUEUE_MASK = GR_TCP_QUEUE - 1,
+    LOOK_US = 200,                  /* how often the streams' speeds are looked at */
+    SAMPLE_US = 1000,               /* a speed is that over at least so long, */
+    SAMPLE_BYTES = 64 << 10,        /* and so many bytes, */
+    SAMPLE_LONG_US = 20000,         /* or over so long */
+    ALL_BUT_THROUGH = 16 << 10,     /* less is under way: the stream may have been idle */
+    AHEAD_BYTES = 8 * GR_PART_BYTES /* so much waits at most for a part of a slower stream */
+};
+
+/* ---- Speeds ---------------------------------------------------------------------------------- */
+
+static void look_at(gr_tcp_stream *stream, int64_t now_us)
+{
+    int queued = 0;
+    gr_link *base = &stream->link->base;
+    base->mesh->stats.system_calls++;
+    if (ioctl(*gr_link_fd(base, stream->index), SIOCOUTQ, &queued) != 0) {
+        return;
+    }
+    if ((uint64_t)queued > stream->sent_bytes) {
+        queued = (int)stream->sent_bytes; /* the handshake went before */
+    }
+    stream->unacknowledged = (uint64_t)queued;
+    uint64_t acknowledged = stream->sent_bytes - (uint64_t)queued;
+    uint64_t moved = acknowledged - stream->acknowledged_then;
+    int64_t elapsed_us = now_us - stream->since_us;
+    double speed = elapsed_us > 0 ? (double)(moved + 1) / (double)elapsed_us : 0;
+    bool through = queued < ALL_BUT_THROUGH;
+    if (through && moved >= SAMPLE_BYTES && speed > stream->bytes_a_us) {
+        stream->bytes_a_us = speed; /* at least that, since it was idle in between */
+    } else if (!through && elapsed_us >= SAMPLE_US &&
+               (moved >= SAMPLE_BYTES || elapsed_us >= SAMPLE_LONG_US)) {
+        stream->bytes_a_us = speed;
+    } else if (!through) {
+        return;
+    }
+    stream->since_us = now_us;
+    stream->acknowledged_then = acknowledged;
+}
+
+static void look_at_all(gr_tcp_link *link)
+{
+    int64_t now_us = gr_clock_now_us(&link->base.mesh->clock);
+    if (now_us - link->looked_us < LOOK_US) {
+        return;
+    }
+    link->looked_us = now_us;
+    for (int i = 0; i < link->base.streams; i++) {
+        look_at(gr_tcp_stream_at(link, i), now_us);
+    }
+}
+
+/* No other stream would be through with what is left, or with AHEAD_BYTES, before this one is with
+ * the next part. It is so of the stream that would be first with this part. */
+static bool is_worth_it(const gr_tcp_stream *stream, uint32_t part_bytes)
+{
+    gr_tcp_link *link = stream->link;
+    uint64_t left = link->undealt_bytes < AHEAD_BYTES ? link->undealt_bytes : AHEAD_BYTES;
+    double own_us = (double)(stream->unacknowledged + part_bytes) / stream->bytes_a_us;
+    for (int i = 0; i < link->base.streams && stream->bytes_a_us > 0; i++) {
+        const gr_tcp_stream *other = gr_tcp_stream_at(link, i);
+        double all_bytes = (double)(other->unacknowledged + left);
+        if (other->bytes_a_us > 0 && all_bytes / other->bytes_a_us < own_us) {
+            return false;
+        }
+    }
+    return true;
+}
 
 /* ---- Sending --------------------------------------------------------------------------------- */
 
@@ -52,6 +124,7 @@ static bool take_part(gr_tcp_stream *stream)
 {
     gr_tcp_link *link = stream->link;
     const gr_tcp_message *message = next_to_deal(link, limit_of(stream));
+    stream->deferred = false;
     if (message == NULL) {
         return false;
     }
@@ -61,12 +134,17 @@ static bool take_part(gr_tcp_stream *stream)
     gr_part part = {.message = (uint32_t)link->part_message,
                     .offset = at,
                     .size_bytes = left < GR_PART_BYTES ? left : GR_PART_BYTES};
+    stream->deferred = !is_worth_it(stream, part.size_bytes);
+    if (stream->deferred) {
+        return false;
+    }
     gr_part_encode(&part, stream->out_head);
     stream->out_message = link->part_message;
     stream->out_data = message->data + at;
     stream->out_bytes = GR_PART_HEAD_BYTES + part.size_bytes;
     stream->out_written = 0;
     link->part_offset = at + part.size_bytes;
+    link->undealt_bytes -= part.size_bytes;
     return true;
 }
 
@@ -107,12 +185,18 @@ static size_t feed(gr_tcp_stream *stream)
     if (!within && (stream->out_bytes > 0 || take_part(stream))) {
         return write_part(stream);
     }
-    return stream->index == 0 && link->announced < link->head ? gr_tcp_write_messages(link) : 0;
+    /* No header before the parts that are left to another stream: this one may get them yet. */
+    return stream->index == 0 && !stream->deferred && link->announced < link->head
+               ? gr_tcp_write_messages(link)
+               : 0;
 }
 
 void gr_tcp_link_deal(gr_tcp_link *link)
 {
     size_t turn = 0, before;
+    if (link->undealt_bytes > 0) {
+        look_at_all(link);
+    }
     do {
         before = turn;
         for (int i = 0; i < link->base.streams; i++) {
@@ -293,7 +377,8 @@ bool gr_tcp_parts_busy(gr_tcp_link *link)
         gr_tcp_stream *stream = gr_tcp_stream_at(link, i);
         busy = may_read(stream) ||
                (stream->writable &&
-                (stream->out_bytes > 0 || next_to_deal(link, limit_of(stream)) != NULL));
+                (stream->out_bytes > 0 ||
+                 (!stream->deferred && next_to_deal(link, limit_of(stream)) != NULL)));
     }
     return busy;
 }

@@ -43,6 +43,8 @@ size_t gr_tcp_stream_write(gr_tcp_stream *stream, struct iovec *parts, int count
     if (sent > 0) {
         if (stream->link->base.streams > 1) {
             mesh->stats.stream_bytes[stream->index] += (uint64_t)sent;
+            stream->sent_bytes += (uint64_t)sent;
+            stream->unacknowledged += (uint64_t)sent;
         }
         return (size_t)sent;
     }

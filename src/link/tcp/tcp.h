@@ -42,6 +42,13 @@ typedef struct gr_tcp_stream {
     bool hung_up;            /* the end of the stream is near: read until it comes */
     bool left;               /* the peer has said that nothing more comes */
 
+    /* How fast it is, of several: what the peer has acknowledged of `sent_bytes` over a while. */
+    bool deferred;     /* the next part would be there sooner over another stream */
+    double bytes_a_us; /* 0: not known yet */
+    uint64_t sent_bytes, unacknowledged;
+    uint64_t acknowledged_then; /* at since_us */
+    int64_t since_us;
+
     /* The part that is written, and the one that is read: its head is off the buffer. */
     uint64_t out_message;
     const uint8_t *out_data;
@@ -65,6 +72,8 @@ struct gr_tcp_link {
      * gone, of those before it all that is not in parts. The next part to be dealt is that at
      * part_offset of part_message; 0: that one's first. */
     uint64_t head, done, announced, part_message;
+    uint64_t undealt_bytes; /* of all parts that no stream has yet */
+    int64_t looked_us;      /* when the streams' speeds were looked at */
     uint32_t part_offset;
     size_t written;
     gr_tcp_message queue[GR_TCP_QUEUE];
