@@ -7,10 +7,12 @@
 #include "cli/cli.h"
 #include "cli/timeline.h"
 #include "launch/launch.h"
+#include "train/chaos.h"
 #include "train/checkpoint.h"
 #include "train/compress.h"
 
 #include <limits.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,10 +32,10 @@ typedef struct run_options {
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
     bool resume;
-    const char *timeline;
+    const char *timeline, *chaos;
 } run_options;
 
-enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 16 };
+enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 20 };
 
 static const char *const link_choices[] = {"job", "auto", "shm", "tcp", NULL};
 
@@ -144,6 +146,12 @@ static const gr_config_field run_fields[] = {
      .offset = offsetof(run_options, timeline),
      .value_name = "FILE",
      .help = "write what each rank did when to FILE, for ui.perfetto.dev or chrome://tracing"},
+    {.flag = "--chaos",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, chaos),
+     .value_name = "FAULTS",
+     .help = "faults on order, \"kill:rank=2@step=50; stop:rank=1@time=3s,for=3s\"; see "
+             "docs/chaos.md"},
     {.key = NULL},
 };
 
@@ -163,6 +171,8 @@ struct run {
     const char *workers_text;
     const char *shards_text; /* its shards, where the job says none; NULL */
     char *const *command;    /* NULL-terminated */
+    gr_launch_fault faults[2 * GR_FAULTS_MAX];
+    int fault_count;
     gr_log log;
 };
 
@@ -378,7 +388,8 @@ static void worker_words(const struct run *run, const char *words_out[WORKER_WOR
                                     {"--checkpoint-to", options->checkpoint_to},
                                     {"--resume", run->resume},
                                     {"--workers", run->workers_text},
-                                    {"--shards", run->shards_text}};
+                                    {"--shards", run->shards_text},
+                                    {"--chaos", options->chaos}};
     int count = 0;
     words_out[count++] = "gradus";
     words_out[count++] = "worker";
@@ -463,6 +474,8 @@ static int launch(struct run *run)
         .timestamps = options->timestamps,
         .color_out = wants_color(STDOUT_FILENO),
         .color_err = wants_color(STDERR_FILENO),
+        .faults = run->faults,
+        .fault_count = run->fault_count,
         .log_dir = options->log_dir,
         .log = &run->log};
     gr_launch_report report;
@@ -492,6 +505,46 @@ static gr_status check_workers(struct run *run, gr_diag *diag)
                          (long long)options->workers_min, (long long)options->workers);
 }
 
+static void add_fault(struct run *run, int64_t at_us, int64_t rank, int signal_number)
+{
+    int at = run->fault_count++;
+    while (at > 0 && run->faults[at - 1].at_us > at_us) {
+        run->faults[at] = run->faults[at - 1];
+        at--;
+    }
+    run->faults[at] = (gr_launch_fault){at_us, (int)rank, signal_number};
+}
+
+/* Faults of a time are the launcher's, those of a step the workers'. */
+static gr_status read_chaos(struct run *run, gr_diag *diag)
+{
+    const run_options *options = &run->options;
+    gr_chaos chaos = {.count = 0};
+    gr_status status = options->chaos == NULL ? GR_OK
+                                              : gr_chaos_parse(options->chaos, options->workers,
+                                                               &run->arena, &chaos, diag);
+    for (int i = 0; i < chaos.count && status == GR_OK; i++) {
+        const gr_fault *fault = &chaos.faults[i];
+        bool timed = fault->step == 0 && fault->kind != GR_FAULT_SLOW;
+        if (timed) {
+            bool kills = fault->kind == GR_FAULT_KILL;
+            add_fault(run, fault->time_us, fault->rank, kills ? SIGKILL : SIGSTOP);
+            if (!kills) {
+                add_fault(run, fault->time_us + fault->for_us, fault->rank, SIGCONT);
+            }
+        } else if (run->job_path == NULL) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "run: --chaos: a command has no steps that are known here; only kill: "
+                           "and stop: with @time= are for it");
+        } else if (fault->kind == GR_FAULT_CUT && strcmp(link_choices[options->link], "tcp") != 0) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "run: --chaos: cut: is for tcp links, and the workers share memory; "
+                           "add --link tcp");
+        }
+    }
+    return status;
+}
+
 int gr_verb_run(int argc, char *const *argv)
 {
     struct run run = {.log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr}};
@@ -507,6 +560,9 @@ int gr_verb_run(int argc, char *const *argv)
     }
     if (status == GR_OK && !help) {
         status = check_workers(&run, &diag);
+    }
+    if (status == GR_OK && !help) {
+        status = read_chaos(&run, &diag);
     }
     int code;
     if (status != GR_OK) {

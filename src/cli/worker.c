@@ -15,7 +15,7 @@ typedef struct worker_options {
     bool json;
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
-    const char *resume;
+    const char *resume, *chaos;
     int64_t workers, shards;
 } worker_options;
 
@@ -49,6 +49,10 @@ static const gr_config_field worker_fields[] = {
      .type = GR_CONFIG_INT,
      .offset = offsetof(worker_options, shards),
      .help = "its shards, where the job says none"},
+    {.flag = "--chaos",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(worker_options, chaos),
+     .help = "as of run"},
     {.key = NULL},
 };
 
@@ -93,15 +97,21 @@ static bool is_asked_to_stop(void *stop_arg)
 }
 
 static gr_status train(const worker_options *options, const char *path, gr_comm **comm,
-                       gr_diag *diag)
+                       gr_arena *arena, gr_diag *diag)
 {
+    gr_chaos chaos = {.count = 0};
     const gr_job_overrides overrides = {.workers = (int)options->workers,
                                         .output = options->output,
                                         .shards = (int)options->shards,
                                         .checkpoint_every = options->checkpoint_every,
                                         .checkpoint_to = options->checkpoint_to};
     gr_job *job;
-    gr_status status = gr_job_open(path, &overrides, &job, diag);
+    gr_status status = options->chaos != NULL
+                           ? gr_chaos_parse(options->chaos, options->workers, arena, &chaos, diag)
+                           : GR_OK;
+    if (status == GR_OK) {
+        status = gr_job_open(path, &overrides, &job, diag);
+    }
     if (status != GR_OK) {
         return status;
     }
@@ -113,7 +123,8 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
                                        .log = &log,
                                        .resume = options->resume,
                                        .stop = is_asked_to_stop,
-                                       .stop_arg = &held};
+                                       .stop_arg = &held,
+                                       .chaos = &chaos};
     status = gr_train_run(job, comm, &training, diag);
     gr_job_close(job);
     return status;
@@ -136,7 +147,7 @@ int gr_verb_worker(int argc, char *const *argv)
     gr_comm *comm = NULL;
     status = gr_comm_create(&comm, &diag);
     if (status == GR_OK) {
-        status = train(&options, line.words[0], &comm, &diag);
+        status = train(&options, line.words[0], &comm, &arena, &diag);
     }
     if (status == GR_E_CANCELLED) {
         code = GR_LAUNCH_EXIT_RESUME;

@@ -266,6 +266,9 @@ static bool take_orders(struct agent *agent)
         signal_all(agent, message.value);
     } else if (message.kind == GR_AGENT_KILL) {
         agent->killing = true;
+    } else if (message.kind == GR_AGENT_FAULT && message.rank >= 0 &&
+               message.rank < agent->config->workers && agent->pids[message.rank] > 0) {
+        (void)kill(-agent->pids[message.rank], message.value);
     }
     return true;
 }

@@ -92,7 +92,8 @@ struct gang {
     bool loop_open;
     uv_signal_t signals[SIGNALS];
     uv_poll_t control_poll, coordinator_poll;
-    uv_timer_t phase_timer, join_timer, coordinator_timer;
+    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer;
+    int faults_done;
 };
 
 static int64_t now_us(void)
@@ -317,6 +318,27 @@ static void on_coordinator(uv_poll_t *poll, int status, int events)
     (void)status;
     (void)events;
     progress_coordinator(poll->data);
+}
+
+/* ---- Faults on order ------------------------------------------------------------------------- */
+
+/* Those that are due, and a timer for the next. */
+static void on_fault_timer(uv_timer_t *timer)
+{
+    struct gang *gang = timer->data;
+    const gr_launch_config *config = gang->config;
+    while (gang->faults_done < config->fault_count && gang->phase == PHASE_RUNNING) {
+        const gr_launch_fault *fault = &config->faults[gang->faults_done];
+        int64_t wait_us = gang->start_us + fault->at_us - now_us();
+        if (wait_us > 0) {
+            (void)uv_timer_start(timer, on_fault_timer, (uint64_t)wait_us / 1000 + 1, 0);
+            return;
+        }
+        gang->faults_done++;
+        gr_agent_message message = {
+            .kind = GR_AGENT_FAULT, .rank = fault->rank, .value = fault->signal_number};
+        (void)gr_agent_send(gang->control_fd, &message);
+    }
 }
 
 /* ---- What the agent tells -------------------------------------------------------------------- */
@@ -590,7 +612,8 @@ static int start_handles(struct gang *gang)
             error = uv_signal_start(&gang->signals[i], on_signal, numbers[i]);
         }
     }
-    uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer, &gang->coordinator_timer};
+    uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer, &gang->coordinator_timer,
+                                  &gang->fault_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;
@@ -621,6 +644,7 @@ static gr_status start_loop(struct gang *gang, gr_diag *diag)
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "the event loop cannot be made: %s", uv_strerror(error));
     }
+    on_fault_timer(&gang->fault_timer);
     const gr_output_events events = {
         .settled = on_output_settled, .lost = on_output_lost, .event_arg = gang};
     gr_status status = gr_output_start(gang->output, &gang->loop, &events, diag);

@@ -19,6 +19,12 @@ enum {
     GR_LAUNCH_EXIT_RESUME = 75
 };
 
+/* A signal for the group of a worker, at that time after the start. */
+typedef struct gr_launch_fault {
+    int64_t at_us;
+    int rank, signal_number;
+} gr_launch_fault;
+
 typedef struct gr_launch_config {
     int workers;
     int workers_min;             /* the job goes on when workers are killed, while so many are left;
@@ -46,6 +52,8 @@ typedef struct gr_launch_config {
                            that may lose rank 0, that of all, of whom one at a time writes */
     bool timestamps;    /* behind the rank */
     bool color_out, color_err;
+    const gr_launch_fault *faults; /* in the order of their times */
+    int fault_count;
     const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
     const gr_log *log;   /* may be NULL */
 } gr_launch_config;

@@ -41,6 +41,7 @@ typedef struct run {
     bool skip_told;
     int64_t lost_ns; /* when a member was lost; 0: none was, or it has been told of */
     gr_skew *skews;  /* what had come late before this generation's first step, by rank */
+    gr_chaos_run chaos;
 } run;
 
 static gr_status name_output(run *r, gr_diag *diag)
@@ -333,6 +334,7 @@ static gr_status train(run *r, gr_diag *diag)
     const gr_train_options *options = r->options;
     gr_trainer *t = &r->trainer;
     t->save = t->stop = false;
+    int64_t work_ns = 0; /* of the last step */
     for (;;) {
         gr_status status = GR_OK;
         uint64_t step = r->progress.steps;
@@ -347,10 +349,14 @@ static gr_status train(run *r, gr_diag *diag)
         }
         t->says_stop = options->stop != NULL && options->stop(options->stop_arg);
         t->says_save = is_due(r, step + 1);
+        gr_chaos_step(&r->chaos, step + 1, work_ns);
+        const gr_meter before = r->progress.epoch;
         status = gr_trainer_step(t, step, &r->progress.epoch, diag);
         if (status != GR_OK) {
             return status;
         }
+        work_ns = (r->progress.epoch.step_ns - before.step_ns) -
+                  (r->progress.epoch.wait_ns - before.wait_ns);
         r->progress.steps++;
         gr_report_step(&r->report, step + 1, gr_now_ns());
     }
@@ -509,6 +515,10 @@ static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
 gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options, gr_diag *diag)
 {
     run r = {.job = job, .comm = *comm, .options = options};
+    r.chaos = (gr_chaos_run){.chaos = options->chaos,
+                             .rank = gr_comm_rank(*comm),
+                             .coordinator = getenv("GRADUS_COORDINATOR"),
+                             .log = options->log};
     r.progress.evaluated_step = UINT64_MAX;
     r.progress.last_loss = (double)NAN;
     r.progress.evaluation.loss = (double)NAN;

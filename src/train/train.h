@@ -3,6 +3,7 @@
 #define GR_TRAIN_TRAIN_H
 
 #include "base/log.h"
+#include "train/chaos.h"
 #include "train/job.h"
 #include <gradus/comm.h>
 
@@ -22,6 +23,7 @@ typedef struct gr_train_options {
      * NULL: never. */
     bool (*stop)(void *stop_arg);
     void *stop_arg;
+    const gr_chaos *chaos; /* faults on order; NULL: none */
 } gr_train_options;
 
 /* Train the job as one worker of `comm`: collective over all ranks. When members are lost, and the

@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/chaos.h"
+
+#include "base/config.h"
+#include "base/fail.h"
+#include "base/hash.h"
+#include "link/address.h"
+
+#include <dirent.h>
+#include <linux/filter.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    STRANGERS = 64,
+    GARBAGE_BYTES = 4096,
+    /* What a fault needs and may have, as bits: the index in `parts`. */
+    HAS_RANK = 1,
+    HAS_STEP = 2,
+    HAS_TIME = 4,
+    HAS_FOR = 8,
+    HAS_TIMES = 16
+};
+
+static const gr_config_field parts[] = {
+    {.key = "rank", .type = GR_CONFIG_INT, .offset = offsetof(gr_fault, rank), .max = 1e6},
+    {.key = "step",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(gr_fault, step),
+     .min = 1,
+     .max = 1e15},
+    {.key = "time", .type = GR_CONFIG_DURATION, .offset = offsetof(gr_fault, time_us), .max = 1e12},
+    {.key = "for",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(gr_fault, for_us),
+     .min = 1e3,
+     .max = 1e12},
+    {.key = "x",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = offsetof(gr_fault, times),
+     .min = 1,
+     .max = 1e3},
+};
+enum { PARTS = sizeof parts / sizeof parts[0] };
+
+/* In the order of gr_fault_kind. */
+static const struct kind {
+    const char *name;
+    unsigned needs, when;
+    const char *form;
+} kinds[] = {
+    {"kill", HAS_RANK, HAS_STEP | HAS_TIME, "kill:rank=2@step=50 or kill:rank=2@time=3s"},
+    {"stop", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, "stop:rank=1@step=80,for=3s"},
+    {"slow", HAS_RANK | HAS_TIMES, 0, "slow:rank=3,x4"},
+    {"garbage", HAS_RANK, HAS_STEP, "garbage:rank=0@step=95"},
+    {"cut", HAS_RANK | HAS_FOR, HAS_STEP, "cut:rank=1@step=90,for=5s"},
+};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+/* "rank=2" or "x4". */
+static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fault *fault,
+                           unsigned *given, gr_diag *diag)
+{
+    char *equals = strchr(word, '=');
+    const char *name = word, *value = equals + 1;
+    if (equals != NULL) {
+        *equals = '\0';
+    } else if (word[0] == 'x') {
+        name = "x";
+        value = word + 1;
+    } else {
+        return gr_fail(diag, GR_E_INVALID, "%s: \"%s\" is no part of a fault", where, word);
+    }
+    for (int i = 0; i < PARTS; i++) {
+        if (strcmp(parts[i].key, name) == 0) {
+            if ((*given & 1U << i) != 0) {
+                return gr_fail(diag, GR_E_INVALID, "%s: %s= stands there twice", where, name);
+            }
+            *given |= 1U << i;
+            char *place = gr_arena_printf(arena, "%s: %s", where, name);
+            return place == NULL ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for --chaos")
+                                 : gr_config_set(&parts[i], fault, value, place, arena, diag);
+        }
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s: \"%s=\" means nothing; a fault has rank=, step= or time=, for=, and x4",
+                   where, name);
+}
+
+static gr_status read_fault(char *text, int64_t workers, gr_arena *arena, gr_fault *fault,
+                            gr_diag *diag)
+{
+    const char *where = gr_arena_printf(arena, "--chaos: in \"%s\"", text);
+    if (where == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for --chaos");
+    }
+    char *colon = strchr(text, ':'), *rest = colon != NULL ? colon + 1 : NULL;
+    size_t length = colon != NULL ? (size_t)(colon - text) : strlen(text);
+    while (fault->kind < KINDS && (strlen(kinds[fault->kind].name) != length ||
+                                   strncmp(kinds[fault->kind].name, text, length) != 0)) {
+        fault->kind++;
+    }
+    if (fault->kind == KINDS) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: a fault is kill:, stop:, slow:, garbage: or cut:, as in %s", where,
+                       kinds[GR_FAULT_KILL].form);
+    }
+    const struct kind *kind = &kinds[fault->kind];
+    unsigned given = 0;
+    char *word = NULL;
+    while (rest != NULL && (word = strsep(&rest, ",@")) != NULL) {
+        gr_status status = read_part(word, where, arena, fault, &given, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    unsigned when = given & (HAS_STEP | HAS_TIME);
+    bool once = kind->when == 0 ? when == 0 : when == HAS_STEP || when == HAS_TIME;
+    if ((given & ~when) != kind->needs || !once || (when & ~kind->when) != 0) {
+        return gr_fail(diag, GR_E_INVALID, "%s: %s is written as %s", where, kind->name,
+                       kind->form);
+    }
+    return fault->rank < workers
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID, "%s: the job has %lld workers, ranks 0 to %lld", where,
+                         (long long)workers, (long long)workers - 1);
+}
+
+static bool is_blank(char c)
+{
+    return c == ' ' || c == '\n' || c == '\t';
+}
+
+gr_status gr_chaos_parse(const char *text, int64_t workers, gr_arena *arena, gr_chaos *chaos_out,
+                         gr_diag *diag)
+{
+    char *rest = gr_arena_strdup(arena, text), *word;
+    *chaos_out = (gr_chaos){.count = 0};
+    if (rest == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for --chaos");
+    }
+    while ((word = strsep(&rest, ";")) != NULL) {
+        while (is_blank(*word)) {
+            word++;
+        }
+        size_t length = strlen(word);
+        while (length > 0 && is_blank(word[length - 1])) {
+            word[--length] = '\0';
+        }
+        if (length == 0) {
+            continue;
+        }
+        if (chaos_out->count == GR_FAULTS_MAX) {
+            return gr_fail(diag, GR_E_INVALID, "--chaos: more than %d faults", GR_FAULTS_MAX);
+        }
+        gr_status status =
+            read_fault(word, workers, arena, &chaos_out->faults[chaos_out->count++], diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    return GR_OK;
+}
+
+/* ---- Doing ----------------------------------------------------------------------------------- */
+
+static void pause_ns(int64_t ns)
+{
+    struct timespec left = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    while (nanosleep(&left, &left) != 0) {
+    }
+}
+
+/* A child wakes us. It keeps none of our descriptors: if we are killed meanwhile, the peers are to
+ * see our sockets close. */
+static void stop_for(int64_t us)
+{
+    pid_t self = getpid(), child = fork();
+    if (child == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, (unsigned long)SIGKILL, 0L, 0L, 0L);
+        (void)close_range(0, ~0U, 0);
+        pause_ns(us * 1000);
+        (void)kill(self, SIGCONT);
+        _exit(0);
+    }
+    if (child > 0) {
+        (void)raise(SIGSTOP);
+        (void)waitpid(child, NULL, 0);
+    }
+}
+
+static void send_garbage(const char *address)
+{
+    uint8_t garbage[GARBAGE_BYTES];
+    gr_diag diag;
+    if (address == NULL || gr_random_bytes(garbage, sizeof garbage, &diag) != GR_OK) {
+        return;
+    }
+    for (size_t i = 0; i < STRANGERS; i++) {
+        int fd;
+        if (gr_address_dial(address, &fd, &diag) >= 0) {
+            /* Some say nothing, others more than fits into a handshake. */
+            size_t size = GARBAGE_BYTES * i / STRANGERS;
+            (void)!send(fd, garbage, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+            close(fd);
+        }
+    }
+}
+
+/* Calls setsockopt for every tcp connection of this process; returns for how many it worked. */
+static int filter_sockets(int name, const void *value, socklen_t bytes)
+{
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    struct dirent *entry;
+    while (folder != NULL && (entry = readdir(folder)) != NULL) {
+        int fd = atoi(entry->d_name), domain = 0, type = 0, listens = 0;
+        socklen_t size = sizeof domain;
+        if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 &&
+            (domain == AF_INET || domain == AF_INET6) && type == SOCK_STREAM && listens == 0) {
+            count += setsockopt(fd, SOL_SOCKET, name, value, bytes) == 0;
+        }
+    }
+    if (folder != NULL) {
+        closedir(folder);
+    }
+    return count;
+}
+
+static void *heal(void *arg)
+{
+    int none = 0;
+    pause_ns((int64_t)(intptr_t)arg * 1000);
+    (void)filter_sockets(SO_DETACH_FILTER, &none, sizeof none);
+    return NULL;
+}
+
+/* The kernel drops what arrives, acknowledgements too, as if the cable were out. */
+static void cut_for(const gr_chaos_run *run, int64_t us)
+{
+    struct sock_filter drop = {.code = BPF_RET | BPF_K, .k = 0};
+    struct sock_fprog program = {.len = 1, .filter = &drop};
+    pthread_t healer;
+    if (filter_sockets(SO_ATTACH_FILTER, &program, sizeof program) == 0) {
+        gr_log_write(run->log, GR_LOG_WARN, "chaos",
+                     "rank %d has no tcp link that could be cut (--link tcp)", run->rank);
+    } else if (pthread_create(&healer, NULL, heal, (void *)(intptr_t)us) == 0) {
+        (void)pthread_detach(healer);
+    }
+}
+
+void gr_chaos_step(gr_chaos_run *run, uint64_t step, int64_t work_ns)
+{
+    for (int i = 0; run->chaos != NULL && i < run->chaos->count; i++) {
+        const gr_fault *fault = &run->chaos->faults[i];
+        if (fault->rank != run->rank) {
+            continue;
+        }
+        if (fault->kind == GR_FAULT_SLOW) {
+            pause_ns((int64_t)((double)work_ns * (fault->times - 1)));
+        }
+        if ((uint64_t)fault->step != step || (run->done & (uint64_t)1 << i) != 0) {
+            continue;
+        }
+        run->done |= (uint64_t)1 << i;
+        switch ((gr_fault_kind)fault->kind) {
+        case GR_FAULT_KILL:
+            (void)raise(SIGKILL);
+            break;
+        case GR_FAULT_STOP:
+            stop_for(fault->for_us);
+            break;
+        case GR_FAULT_GARBAGE:
+            send_garbage(run->coordinator);
+            break;
+        case GR_FAULT_CUT:
+            cut_for(run, fault->for_us);
+            break;
+        case GR_FAULT_SLOW:
+            break;
+        }
+    }
+}

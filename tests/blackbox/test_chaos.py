@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults on order: they happen, and the job survives them with the same bits."""
+import json
+import os
+import pathlib
+import time
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "examples/digits"
+    text = (source / "mlp.yaml").read_text().replace("epochs: 40", "epochs: 6")
+    text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
+    path = tmp_path_factory.mktemp("job") / "mlp.yaml"
+    path.write_text(text)
+    return path
+
+
+def lines_of(output):
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def run(gradus, job, output, *flags):
+    begin = time.monotonic()
+    done = gradus("run", "-np", 4, "--output", output, *flags, job)
+    assert done.returncode == 0, done.stderr
+    lines = lines_of(output)
+    return lines[-1]["weights_sha256"], lines, done, time.monotonic() - begin
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, tmp_path_factory):
+    from conftest import Gradus
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run(Gradus(folder), job, folder / "out")[0]
+
+
+def test_kill_at_a_step(gradus, job, undisturbed, tmp_path):
+    sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--chaos",
+                                 "kill:rank=2@step=50; garbage:rank=1@step=55; kill:rank=0@step=90")
+    assert sha256 == undisturbed
+    recovered = [(line["step"], line["workers"]) for line in lines if line["event"] == "recovered"]
+    assert recovered == [(49, 3), (89, 2)]
+    assert done.stderr.count("was killed by signal 9") == 2
+    gradus.wait_for_nothing()
+
+
+@pytest.mark.parametrize("flags", [["stop:rank=1@step=20,for=1500ms"],
+                                   ["cut:rank=1@step=20,for=1500ms", "--link", "tcp"]])
+def test_waiting_for_one_that_comes_back(gradus, job, undisturbed, tmp_path, flags):
+    sha256, lines, _, seconds = run(gradus, job, tmp_path / "out", "--chaos", *flags)
+    assert sha256 == undisturbed and seconds > 1.5
+    assert not [line for line in lines if line["event"] == "recovered"]
+
+
+def test_slow(gradus, job, undisturbed, tmp_path):
+    sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--chaos", "slow:rank=3,x20")
+    assert sha256 == undisturbed
+    assert "rank 3 kept the others waiting" in done.stdout
+
+
+def test_a_command_at_a_time(gradus, comm_script):
+    """The one that is killed does not end by itself, and nobody but the launcher knows of the time."""
+    done = gradus("run", "-np", 3, "--min-workers", 1, "--chaos", "kill:rank=1@time=300ms", "--",
+                  *comm_script("""
+create()
+while barrier() == 0:
+    pass
+status = library.gr_comm_renew(ctypes.byref(comm), ctypes.byref(diag))
+assert status == 0, diag.text
+assert barrier() == 0 and rank != 1
+library.gr_comm_destroy(comm)
+"""))
+    assert done.returncode == 0, done.stderr
+    assert "rank 1" in done.stderr and "was killed by signal 9" in done.stderr
+
+
+@pytest.mark.parametrize("text, sentence", [
+    ("kil:rank=1", '"kil:rank=1": a fault is kill:, stop:'),
+    ("kill:rank=1@step=3; kill:rnk=1@step=3", 'in "kill:rnk=1@step=3": "rnk=" means nothing'),
+    ("kill:rank=4@step=3", "the job has 4 workers, ranks 0 to 3"),
+    ("kill:rank=1", "kill is written as kill:rank=2@step=50"),
+    ("kill:rank=1@step=3,time=3s", "kill is written as"),
+    ("stop:rank=1@step=3", "stop is written as stop:rank=1@step=80,for=3s"),
+    ("slow:rank=1,x0", 'x: must be a number from 1 to 1000, not "0"'),
+    ("kill:rank=1@step=1,step=2", "step= stands there twice"),
+    ("kill", "kill is written as"),
+    ("kill:nobody", '"nobody" is no part of a fault'),
+    ("cut:rank=1@step=3,for=1s", "add --link tcp"),
+    (";".join(["kill:rank=1@step=3"] * 65), "more than 64 faults")])
+def test_wrong_orders_are_refused(gradus, job, text, sentence):
+    done = gradus("run", "-np", 4, "--chaos", text, job)
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr
+
+
+def test_a_command_has_no_steps(gradus):
+    done = gradus("run", "-np", 2, "--chaos", "kill:rank=1@step=3", "--", "true")
+    assert done.returncode == 2 and "a command has no steps" in done.stderr
