@@ -123,6 +123,29 @@ def test_killed_while_one_is_written(gradus, job, tmp_path):
     assert end_of(gradus("run", "-np", 2, "--json", "--resume", name))["weights_sha256"] == calm
 
 
+def rank_pid(gradus, rank):
+    for pid in gradus.remains():
+        if f"GRADUS_RANK={rank}\0".encode() in pathlib.Path(f"/proc/{pid}/environ").read_bytes():
+            return pid
+    return None
+
+
+def test_the_next_rank_0_goes_on_writing(gradus, job, tmp_path):
+    """Who writes is killed while it writes: another one takes the folder over."""
+    name = job(steps=60, **SLOW, more="distribution: {shards: 4}\ncheckpoint: {every: 5 steps}")
+    calm = calm_hash(gradus, name)
+    folder = tmp_path / "out" / "checkpoints"
+    run = gradus.start("run", "-np", 3, "--json", name)
+    wait_until(lambda: checkpoints(folder) and list(folder.glob(".step*")), "a half-written checkpoint")
+    os.kill(rank_pid(gradus, 0), signal.SIGKILL)
+    text, message = run.communicate(timeout=60)
+    assert run.returncode == 0, message
+    assert json.loads(text.splitlines()[-1])["weights_sha256"] == calm
+    assert checkpoints(folder)[-1] == "step-000000060"
+    assert gradus("checkpoint", "verify", folder).returncode == 0
+    assert not list(folder.glob(".step*")), "half-written ones of the dead are removed"
+
+
 # ---- Stopped ---------------------------------------------------------------------------------------
 
 ENDLESS = "distribution: {shards: 4}\n"
@@ -138,8 +161,7 @@ def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, section, whom):
     if whom == "launcher":
         run.terminate()
     else:
-        ranks = {pid: pathlib.Path(f"/proc/{pid}/environ").read_bytes() for pid in gradus.remains()}
-        os.kill(next(pid for pid, text in ranks.items() if b"GRADUS_RANK=1\0" in text), signal.SIGTERM)
+        os.kill(rank_pid(gradus, 1), signal.SIGTERM)
     text, message = run.communicate(timeout=30)
     assert run.returncode == 75, message
     assert "--resume" in message
