@@ -125,45 +125,27 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
     return write_line(object, file, where, diag);
 }
 
-/* Does a line tell of what was so after `step`? */
-static bool is_before(const char *line, size_t bytes, uint64_t step)
+/* Is a line to be kept, since it tells of what was so after `step`? */
+static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_told *told)
 {
     json_t *object = json_loadb(line, bytes, 0, NULL);
     const char *event = json_string_value(json_object_get(object, "event"));
     json_int_t at = json_integer_value(json_object_get(object, "step"));
+    json_int_t epoch = json_integer_value(json_object_get(object, "epoch"));
     bool before = event != NULL && strcmp(event, "end") != 0 && at >= 0 && (uint64_t)at <= step;
+    if (before) {
+        told->start = told->start || strcmp(event, "start") == 0;
+        told->epoch = epoch > 0 && (uint64_t)epoch > told->epoch ? (uint64_t)epoch : told->epoch;
+    }
     json_decref(object);
     return before;
 }
 
-gr_status gr_metrics_look(const char *path, bool *started_out, uint64_t *epoch_out, gr_diag *diag)
-{
-    char *text = NULL;
-    size_t bytes = 0;
-    *started_out = false;
-    *epoch_out = 0;
-    gr_status status = gr_file_read(path, BYTES_MAX, &text, &bytes, diag);
-    if (status != GR_OK) {
-        return status == GR_E_NOT_FOUND ? GR_OK : status;
-    }
-    char *end;
-    for (char *line = text; (end = memchr(line, '\n', bytes - (size_t)(line - text))) != NULL;
-         line = end + 1) {
-        json_t *object = json_loadb(line, (size_t)(end - line), 0, NULL);
-        const char *event = json_string_value(json_object_get(object, "event"));
-        json_int_t epoch = json_integer_value(json_object_get(object, "epoch"));
-        *started_out = *started_out || (event != NULL && strcmp(event, "start") == 0);
-        *epoch_out = epoch > 0 && (uint64_t)epoch > *epoch_out ? (uint64_t)epoch : *epoch_out;
-        json_decref(object);
-    }
-    free(text);
-    return GR_OK;
-}
-
-gr_status gr_metrics_cut(const char *path, uint64_t step, gr_diag *diag)
+gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_told *told_out, gr_diag *diag)
 {
     char *text = NULL;
     size_t bytes = 0, kept = 0;
+    *told_out = (gr_metrics_told){.start = false};
     gr_status status = gr_file_read(path, BYTES_MAX, &text, &bytes, diag);
     if (status != GR_OK) {
         return status == GR_E_NOT_FOUND ? GR_OK : status;
@@ -172,7 +154,7 @@ gr_status gr_metrics_cut(const char *path, uint64_t step, gr_diag *diag)
     for (char *line = text; (end = memchr(line, '\n', bytes - (size_t)(line - text))) != NULL;
          line = end + 1) {
         size_t line_bytes = (size_t)(end - line) + 1;
-        if (is_before(line, line_bytes, step)) {
+        if (is_before(line, line_bytes, step, told_out)) {
             memmove(text + kept, line, line_bytes);
             kept += line_bytes;
         }

@@ -82,12 +82,15 @@ gr_status gr_stop_write(const gr_stop_record *record, FILE *file, const char *wh
 gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *where,
                        gr_diag *diag) GR_MUST_CHECK;
 
-/* What a metrics file tells of: a start, and which epoch last (0: none). No file: nothing. */
-gr_status gr_metrics_look(const char *path, bool *started_out, uint64_t *epoch_out,
-                          gr_diag *diag) GR_MUST_CHECK;
+/* What the lines of a metrics file tell of. */
+typedef struct gr_metrics_told {
+    bool start;
+    uint64_t epoch; /* the last one; 0: none */
+} gr_metrics_told;
 
 /* Cuts the lines of a metrics file back to what was so after `step`: later lines, the end of a run,
  * and a line that was not finished go. No file: nothing happens. */
-gr_status gr_metrics_cut(const char *path, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_told *told_out,
+                         gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -28,9 +28,10 @@ typedef struct run {
     gr_trainer trainer;
     gr_evaluator *evaluator;
     gr_report report;
-    FILE *metrics;      /* rank 0: <output>/metrics.jsonl */
-    char *metrics_path; /* in the job's arena */
-    char *weights_path; /* in the job's arena */
+    FILE *metrics;        /* rank 0: <output>/metrics.jsonl */
+    gr_metrics_told told; /* in it when this rank became rank 0 */
+    char *metrics_path;   /* in the job's arena */
+    char *weights_path;   /* in the job's arena */
     gr_progress progress;
     int64_t begin_ns;
     bool began;            /* all ranks were ready for the first step */
@@ -61,7 +62,7 @@ static gr_status open_output(run *r, gr_diag *diag)
     bool behind = r->began || r->options->resume != NULL;
     gr_status status = gr_dir_create(r->job->config.output, diag);
     if (status == GR_OK && behind) {
-        status = gr_metrics_cut(r->metrics_path, r->progress.steps, diag);
+        status = gr_metrics_cut(r->metrics_path, r->progress.steps, &r->told, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -103,17 +104,15 @@ static gr_status tell_start(run *r, bool anew, gr_diag *diag)
                               .steps_per_epoch = job->steps_per_epoch,
                               .step = anew ? r->first_step : r->progress.steps};
     gr_report_resume(&r->report, &record, r->begin_ns);
-    bool told = false;
-    uint64_t epoch = 0;
-    gr_status status = anew ? GR_OK : gr_metrics_look(r->metrics_path, &told, &epoch, diag);
-    if (status == GR_OK && !told) {
+    gr_status status = GR_OK;
+    if (anew || !r->told.start) {
         status = gr_start_write(&record, r->metrics, r->metrics_path, diag);
         if (status == GR_OK) {
             status = gr_report_start(&r->report, &record, diag);
         }
     }
     /* Rank 0 may have died before it told of the epoch that ended last. */
-    if (status == GR_OK && !anew && epoch < r->progress.told.epoch) {
+    if (status == GR_OK && !anew && r->told.epoch < r->progress.told.epoch) {
         status = tell_epoch(r, diag);
     }
     return status;
