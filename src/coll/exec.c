@@ -41,6 +41,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     exec->mesh = config->mesh;
     exec->rank = config->rank;
     exec->world_size = config->world_size;
+    gr_exec_scratch_init(exec, config->scratch_bytes);
     exec->op_timeout_us = config->op_timeout_us;
     exec->clock = config->clock;
     bool real = config->clock.now_us == gr_clock_real().now_us;
@@ -89,6 +90,7 @@ void gr_exec_destroy(gr_exec *exec)
     for (int i = 0; i < GR_EXEC_GROUPS_MAX; i++) {
         free(exec->members[i].local);
     }
+    gr_exec_scratch_fini(exec);
     free(exec->tickets);
     free(exec->posts);
     gr_record_destroy(exec->record);
@@ -159,6 +161,7 @@ void gr_exec_part_over(gr_exec *exec, gr_op *op)
 {
     op->over = true;
     exec->active--;
+    gr_exec_scratch_leave(exec, op);
     if (op->settles && op->record >= exec->settled) {
         exec->settled = op->record + 1;
     }

@@ -49,6 +49,8 @@ typedef struct gr_exec_config {
     int64_t stall_warn_us; /* ... is told of in the log, once; 0: never */
     int64_t segment_bytes; /* 0: the default; made a multiple of 64 */
     int64_t slice_bytes;   /* of a block; 0: the default; at least two segments */
+    int64_t
+        scratch_bytes; /* of all operations together, if one does not need more; 0: the default */
     gr_clock clock;
     const gr_log *log;  /* may be NULL */
     void *owner;        /* for gr_op_owner */

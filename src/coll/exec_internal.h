@@ -3,8 +3,8 @@
 #define GR_COLL_EXEC_INTERNAL_H
 
 /* Shared by exec.c (life, groups, progress), exec_start.c (how operations begin), exec_move.c
- * (messages and local steps), exec_doubt.c (do all call the same?), exec_stall.c (deadlines) and
- * exec_fail.c (failure and its spreading) only. */
+ * (messages and local steps), exec_scratch.c (memory for what is on its way), exec_doubt.c (do all
+ * call the same?), exec_stall.c (deadlines) and exec_fail.c (failure and its spreading) only. */
 
 #include "coll/exec.h"
 #include "coll/reduce.h"
@@ -25,6 +25,13 @@ typedef struct gr_exec_view {
     uint32_t block, segment;
     bool held;
 } gr_exec_view;
+
+typedef struct gr_exec_scratch {
+    uint8_t *at;
+    size_t capacity;
+    bool shared; /* from gr_mesh_alloc: what is sent from there needs no copy */
+    bool used;
+} gr_exec_scratch;
 
 typedef enum gr_op_state { GR_OP_FREE, GR_OP_ACTIVE, GR_OP_FINISHED } gr_op_state;
 
@@ -99,9 +106,10 @@ struct gr_op {
     size_t slice_stride;
     gr_exec_view *views; /* [receiving place * slice_segments + segment in the slice] */
     size_t view_capacity;
-    uint8_t *scratch;
-    size_t scratch_capacity;
-    bool scratch_shared; /* from gr_mesh_alloc: what is sent from there needs no copy */
+    uint8_t *scratch;       /* NULL while it waits for a piece */
+    size_t scratch_bytes;   /* that it needs */
+    gr_exec_scratch *piece; /* of those that all share; NULL: it has none */
+    gr_exec_scratch own_scratch;
 
     gr_op *next_work; /* list of operations with a non-empty queue */
     bool in_work;
@@ -210,6 +218,9 @@ struct gr_exec {
     gr_exec_members members[GR_EXEC_GROUPS_MAX];
 
     size_t steps_max, views_max, scratch_max, blocks_max; /* what the largest operations needed */
+    gr_exec_scratch pieces[GR_EXEC_OPS_MAX];
+    size_t scratch_limit, own_scratch_max;
+    int scratch_waits; /* operations that wait for a piece */
 
     gr_op *work_head, *work_tail;
     int *posts; /* peers whose next message may have become ready */
@@ -270,6 +281,11 @@ static inline size_t gr_op_block_offset(const gr_op *op, size_t block)
     return (block * op->block_units + extra) * op->unit_bytes;
 }
 
+static inline bool gr_op_lacks_scratch(const gr_op *op)
+{
+    return op->scratch_bytes > 0 && !op->scratch;
+}
+
 static inline int gr_op_world(const gr_op *op, int peer)
 {
     return op->world ? op->world[peer] : peer;
@@ -303,6 +319,16 @@ void gr_exec_glance(gr_exec *exec, uint64_t now);
 
 /* exec_start.c */
 void gr_exec_grow_fini(gr_op *op);
+
+/* exec_scratch.c */
+void gr_exec_scratch_init(gr_exec *exec, int64_t limit_bytes);
+void gr_exec_scratch_fini(gr_exec *exec);
+/* Before the operation begins; false: no memory. */
+bool gr_exec_scratch_prepare(gr_exec *exec, gr_op *op, size_t size_bytes);
+void gr_exec_scratch_enter(gr_exec *exec, gr_op *op);
+void gr_exec_scratch_leave(gr_exec *exec, gr_op *op);
+/* Lets one beyond the limit if nothing has moved for long. Returns when to look again. */
+int64_t gr_exec_scratch_look(gr_exec *exec, int64_t now_us);
 
 /* exec_move.c */
 void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at);

@@ -104,7 +104,8 @@ static bool is_ready(const gr_op *op, uint32_t at, uint32_t segment)
     const gr_program_step *step = &op->program->steps[at];
     const uint32_t *after = &op->program->after[step->after_first];
     bool whole = gr_step_is_whole(step->kind);
-    if (segment >= op->slice_segments && !slice_is_free(op, step, segment)) {
+    if (step->dst.space == GR_SPACE_SCRATCH &&
+        (!op->scratch || (segment >= op->slice_segments && !slice_is_free(op, step, segment)))) {
         return false;
     }
     for (uint32_t i = 0; i < step->after_count; i++) {

@@ -273,7 +273,7 @@ static int64_t earlier(int64_t a, int64_t b)
 /* Returns when to look at it again. */
 static int64_t look_at(gr_exec *exec, gr_op *op, int64_t now_us, int64_t skipped_us)
 {
-    if (op->moved) {
+    if (op->moved || gr_op_lacks_scratch(op)) { /* that one waits for older ones of this rank */
         op->moved = false;
         op->idle_since_us = now_us;
     } else {
@@ -348,6 +348,7 @@ int64_t gr_exec_look(gr_exec *exec, bool waited)
     if (exec->diag.status != GR_OK) {
         return GR_NEVER;
     }
+    next_us = earlier(next_us, gr_exec_scratch_look(exec, now_us));
     if (exec->holds > 0) {
         if (now_us - exec->idle_since_us >= HOLD_US) {
             gr_exec_let_go(exec);

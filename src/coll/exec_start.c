@@ -231,25 +231,11 @@ static bool cut_by_counts(gr_op *op, const gr_exec_request *request)
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
-static void free_scratch(gr_op *op)
-{
-    if (op->scratch_shared) {
-        gr_mesh_free(op->exec->mesh, op->scratch);
-    } else {
-        free(op->scratch);
-    }
-    op->scratch = NULL;
-    op->scratch_capacity = 0;
-}
-
 void gr_exec_grow_fini(gr_op *op)
 {
     free(op->queue);
     free(op->views);
     free(op->offsets[0]);
-    if (!op->scratch_shared) {
-        free(op->scratch);
-    }
 }
 
 /* Objects grow to what the largest operation so far has needed: whichever is taken next time, it
@@ -275,10 +261,8 @@ static bool grow_steps(gr_op *op, size_t steps)
     return true;
 }
 
-static bool grow_scratch(gr_op *op, const gr_program *program)
+static bool grow_views(gr_op *op, size_t views)
 {
-    size_t views =
-        raise_to(&op->exec->views_max, (size_t)program->receiving_places * op->slice_segments);
     if (views > op->view_capacity) {
         free(op->views);
         op->view_capacity = 0;
@@ -288,23 +272,7 @@ static bool grow_scratch(gr_op *op, const gr_program *program)
         }
         op->view_capacity = views;
     }
-    size_t needed = scratch_bytes(op, program);
-    if (needed == 0) {
-        return true;
-    }
-    size_t size = raise_to(&op->exec->scratch_max, needed);
-    if (size <= op->scratch_capacity) {
-        return true;
-    }
-    if (op->scratch) {
-        free_scratch(op);
-    }
-    void *memory = NULL;
-    op->scratch_shared =
-        op->exec->shares_memory && gr_mesh_alloc(op->exec->mesh, size, &memory) == GR_OK;
-    op->scratch = op->scratch_shared ? memory : aligned_alloc(SCRATCH_ALIGN, size);
-    op->scratch_capacity = op->scratch ? size : 0;
-    return op->scratch != NULL;
+    return true;
 }
 
 /* ---- Start ----------------------------------------------------------------------------------- */
@@ -349,8 +317,10 @@ static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *requ
     } else {
         cut_evenly(op, request);
     }
+    size_t views = (size_t)program->receiving_places * op->slice_segments;
     if (!fits || !grow_steps(op, raise_to(&exec->steps_max, program->step_count)) ||
-        !grow_scratch(op, program)) {
+        !grow_views(op, raise_to(&exec->views_max, views)) ||
+        !gr_exec_scratch_prepare(exec, op, scratch_bytes(op, program))) {
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no memory for %s of %llu %s: it needs %zu bytes of scratch",
                        gr_coll_name(desc->coll), (unsigned long long)desc->count,
@@ -443,6 +413,7 @@ static void enter(gr_exec *exec, gr_op *op)
         return;
     }
     exec->ring[op->seq & (GR_EXEC_RING - 1)] = op;
+    gr_exec_scratch_enter(exec, op);
     const gr_program *program = op->program;
     for (uint32_t i = 0; i < program->root_count; i++) {
         gr_exec_queue_if_ready(exec, op, program->roots[i]);

@@ -137,6 +137,25 @@ def test_scratch_does_not_grow_with_the_operation(gradus, comm_script, link, ran
     assert more[worst] <= limit, f"{worst}: {more[worst] / MIB:.1f} MiB of all ranks; at most {limit / MIB:.0f}"
 
 
+@pytest.mark.parametrize("link, ranks", [("tcp", 2), ("tcp", 3), ("shm", 3)])
+def test_scratch_does_not_grow_with_the_operations_in_flight(gradus, comm_script, link, ranks):
+    skip_under_a_sanitizer(gradus)
+    found = figures(gradus, comm_script, f"""
+size, count = {4 * MIB}, 32
+memory = [fill(size) for _ in range(count)]
+sum_of(memory[0], size)
+before = here()
+ops = [ctypes.c_void_p() for _ in memory]
+for one, op in zip(memory, ops):
+    assert library.gr_allreduce_start(comm, one, ctypes.c_size_t(size // 4), 0, 0, ctypes.byref(op)) == 0
+for op in ops:
+    assert library.gr_wait(op) == 0
+say(before=before, after=here())
+""", ranks, link, GRADUS_ALGORITHM="allreduce=direct")
+    more = sum(row["after"]["bytes"] - row["before"]["bytes"] for row in found)
+    assert more <= ranks * (ranks - 1) * PEER_MIB[link] * MIB, f"{more / MIB:.1f} MiB of all ranks"
+
+
 # By shared memory without messages, by a plan over shared memory, by a plan over tcp.
 @pytest.mark.parametrize("link, algorithm", [("shm", "allreduce=auto"), ("shm", "allreduce=gather"), ("tcp", "allreduce=auto")])
 def test_no_growth_over_a_million_operations(gradus, comm_script, link, algorithm):

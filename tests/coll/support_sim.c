@@ -149,6 +149,7 @@ static gr_status open_links(sim_job *job, int rank, gr_diag *diag)
                            .op_timeout_us = job->op_timeout_us,
                            .segment_bytes = (int64_t)job->segment_bytes,
                            .slice_bytes = job->slice_bytes,
+                           .scratch_bytes = job->scratch_bytes,
                            .clock = mesh.clock,
                            .owner = r->family};
     r->family->mesh = r->mesh;

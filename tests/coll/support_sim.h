@@ -35,7 +35,7 @@ struct sim_job {
     const char *algorithm; /* as GRADUS_ALGORITHM */
     bool exact;
     size_t segment_bytes; /* 0: part of the choice */
-    int64_t slice_bytes, op_timeout_us;
+    int64_t slice_bytes, scratch_bytes, op_timeout_us;
     int interrupt_percent;      /* looks at the clock that take time... */
     int step_us;                /* ...up to so long... */
     int slow_rank, slow_factor; /* ...and for this rank so many times as long */

@@ -184,6 +184,50 @@ static void test_many(void **state)
     assert_int_equal(ranks_run_sizes(run_many, 1, 2), 0);
 }
 
+/* Each rank starts first what another one starts last, and more than there is scratch for. */
+static int run_circle(gr_comm *comm, const ranks_job *job)
+{
+    enum { OPS = 8, COUNT = 1 << 18 };
+    (void)job;
+    int rank = gr_comm_rank(comm);
+    gr_comm *pairs[3];
+    for (int i = 0; i < 3; i++) {
+        const int members[2] = {i, (i + 1) % 3};
+        EXPECT(gr_comm_subgroup(comm, members, 2, &pairs[i], NULL) == GR_OK);
+    }
+    gr_comm *const mine[2] = {pairs[rank], pairs[(rank + 2) % 3]};
+    float *buf = malloc((size_t)2 * OPS * COUNT * sizeof *buf);
+    EXPECT(buf);
+    for (int i = 0; i < 2 * OPS * COUNT; i++) {
+        buf[i] = (float)rank;
+    }
+    gr_op *ops[2 * OPS];
+    for (int i = 0; i < 2 * OPS; i++) {
+        EXPECT(gr_allreduce_start(mine[i / OPS], buf + (size_t)i * COUNT, COUNT, GR_F32, GR_SUM,
+                                  &ops[i]) == GR_OK);
+    }
+    for (int i = 0; i < 2 * OPS; i++) {
+        EXPECT(gr_wait(ops[i]) == GR_OK);
+    }
+    for (int i = 0; i < 2 * OPS * COUNT; i++) {
+        int other = i < OPS * COUNT ? (rank + 1) % 3 : (rank + 2) % 3;
+        EXPECT(buf[i] == (float)(rank + other));
+    }
+    free(buf);
+    for (int i = 0; i < 3; i++) {
+        gr_comm_destroy(pairs[i]);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_circle(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 3, .link = "tcp", .algorithm = "allreduce=direct"};
+    assert_int_equal(ranks_run(&job, run_circle, 0), 0);
+}
+
 /* ---- How they end ---------------------------------------------------------------------------- */
 /* Rank 2 dies; the sub-group of ranks 0 and 1 breaks too, since nobody can tell what else depended
  * on it. */
@@ -365,9 +409,10 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split),      cmocka_unit_test(test_subgroup),
-        cmocka_unit_test(test_many),       cmocka_unit_test(test_death),
-        cmocka_unit_test(test_unfinished), cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_split),    cmocka_unit_test(test_subgroup),
+        cmocka_unit_test(test_many),     cmocka_unit_test(test_circle),
+        cmocka_unit_test(test_death),    cmocka_unit_test(test_unfinished),
+        cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -150,6 +150,7 @@ static void open_world(world *w, const dbl_options *options, size_t segment_byte
                                  .op_timeout_us = 60000000,
                                  .segment_bytes = (int64_t)segment_bytes,
                                  .slice_bytes = (int64_t)(segment_bytes * (options->seed % 4)),
+                                 .scratch_bytes = options->seed % 3 == 0 ? 1 : 0,
                                  .clock = dbl_clock(w->net)};
         assert_int_equal(gr_exec_create(&config, &w->ranks[rank].exec, NULL), GR_OK);
         for (int i = 0; i < call_count; i++) {

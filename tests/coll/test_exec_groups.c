@@ -402,6 +402,7 @@ static void open_world(world *w, uint64_t seed)
                                  .op_timeout_us = 60000000,
                                  .segment_bytes = seed % 2 ? 256 : 1024,
                                  .slice_bytes = 512 * (int64_t)(seed % 3),
+                                 .scratch_bytes = seed % 5 == 0 ? 1 : 0,
                                  .clock = dbl_clock(w->net)};
         assert_int_equal(gr_exec_create(&config, &w->ranks[rank].exec, NULL), GR_OK);
     }

@@ -302,6 +302,7 @@ static void draw_scenario(scenario *s, uint64_t seed)
     s->think_us = draw(&state, 2) ? 0 : draw_int(&state, 1, 20000);
     job->segment_bytes = draw(&state, 4) ? (size_t)64 << draw(&state, 8) : 0;
     job->slice_bytes = (int64_t)job->segment_bytes * draw_int(&state, 0, 3);
+    job->scratch_bytes = draw(&state, 3) == 0; /* 1: each operation needs more */
     job->op_timeout_us = OP_TIMEOUT_US;
     job->interrupt_percent = draw(&state, 3) ? 50 : draw_int(&state, 1, 100);
     job->step_us = draw_int(&state, 0, 20);
