@@ -112,6 +112,17 @@ static void reseat(gr_membership *membership)
     }
 }
 
+/* A member is no more. */
+static void do_without(gr_membership *membership, const gr_diag *cause)
+{
+    if (gr_membership_elastic(membership)) {
+        disturb(membership, cause);
+        reseat(membership);
+    } else {
+        fail_group_as(membership, cause);
+    }
+}
+
 static void announce(gr_membership *membership)
 {
     for (int i = 0; i < membership->world_size; i++) {
@@ -228,8 +239,17 @@ gr_status gr_membership_leave(gr_membership *membership, int number)
     if (!joined(membership, number)) {
         return GR_E_PROTOCOL;
     }
+    const gr_standing *of = &membership->members[number];
+    bool awaited = of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED;
     membership->members[number].state = GR_MEMBER_LEFT;
-    reseat(membership); /* the others may wait for its word */
+    if (awaited) {
+        gr_diag cause;
+        (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
+                           "rank %d left while its generation came about", number);
+        do_without(membership, &cause);
+    } else {
+        reseat(membership); /* the others may wait for its word */
+    }
     return GR_OK;
 }
 
@@ -240,12 +260,7 @@ gr_status gr_membership_fail(gr_membership *membership, int number, const gr_dia
         return GR_E_PROTOCOL;
     }
     of->state = GR_MEMBER_LOST;
-    if (gr_membership_elastic(membership)) {
-        disturb(membership, failure);
-        reseat(membership);
-    } else {
-        fail_group_as(membership, failure);
-    }
+    do_without(membership, failure);
     return GR_OK;
 }
 
@@ -275,21 +290,14 @@ gr_status gr_membership_ask(gr_membership *membership, int number)
 void gr_membership_lost(gr_membership *membership, int number, const char *why)
 {
     const gr_hello *hello = &membership->hellos[number];
-    char sentence[GR_DIAG_TEXT_BYTES];
+    gr_diag cause;
     if (!joined(membership, number)) {
         return; /* it had not called in: it may try again */
     }
     membership->members[number].state = GR_MEMBER_LOST;
-    snprintf(sentence, sizeof sentence, "rank %d (process %llu on host %s) died: %s", number,
-             (unsigned long long)hello->pid, hello->member.host_name, why);
-    if (!gr_membership_elastic(membership)) {
-        fail_group(membership, number, sentence);
-        return;
-    }
-    gr_diag cause;
-    (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "%s", sentence);
-    disturb(membership, &cause);
-    reseat(membership);
+    (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "rank %d (process %llu on host %s) died: %s",
+                       number, (unsigned long long)hello->pid, hello->member.host_name, why);
+    do_without(membership, &cause);
 }
 
 void gr_membership_ended(gr_membership *membership, int number)
@@ -304,8 +312,7 @@ void gr_membership_ended(gr_membership *membership, int number)
     gr_diag cause;
     membership->members[number].state = GR_MEMBER_LOST;
     (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "rank %d ended before it called in", number);
-    disturb(membership, &cause);
-    reseat(membership);
+    do_without(membership, &cause);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
