@@ -49,7 +49,7 @@ static void read_file(const char *path)
         require(tuning->cores > 0 && tuning->ranks > 0);
         check_rules(&tuning->rules[0], false);
         check_rules(&tuning->rules[1], true);
-        status = gr_tuning_check(tuning, path, 2, GR_LINK_SHM, &diag);
+        status = gr_tuning_check(tuning, path, 2, GR_LINK_SHM, 1, &diag);
     }
     require(status == GR_OK || diag.text[0] != '\0');
     free(tuning);

@@ -113,13 +113,15 @@ static gr_status read_costs(explanation *e, gr_diag *diag)
 {
     const char *tune = e->options->tune;
     gr_link_kind link = e->options->link == 0 ? GR_LINK_SHM : GR_LINK_TCP;
-    gr_tuning_init(&e->tuning, e->shape.world_size, link);
+    int streams = (int)e->options->streams;
+    gr_tuning_init(&e->tuning, e->shape.world_size, link, streams);
     if (strcmp(tune, "auto") == 0 || strcmp(tune, "off") == 0) {
         return GR_OK;
     }
     gr_status status = gr_tuning_read(tune, &e->tuning, diag);
-    return status == GR_OK ? gr_tuning_check(&e->tuning, tune, e->shape.world_size, link, diag)
-                           : status;
+    return status == GR_OK
+               ? gr_tuning_check(&e->tuning, tune, e->shape.world_size, link, streams, diag)
+               : status;
 }
 
 static void choose(explanation *e)
@@ -292,10 +294,15 @@ static void print_text(explanation *e)
     char a[SIZE_BYTES], b[SIZE_BYTES], c[SIZE_BYTES], d[SIZE_BYTES], f[SIZE_BYTES];
     const gr_plan_options *o = e->options;
     const candidate *chosen = chosen_one(e);
-    printf("%s of %s of %s, %d ranks on %d host%s, %s inside, %s\n\n", gr_coll_name(e->shape.coll),
-           size_text((double)o->size_bytes, a), gr_dtype_name(e->dtype), e->shape.world_size,
-           (int)o->hosts, o->hosts == 1 ? "" : "s", o->link == 0 ? "shm" : "tcp",
-           o->exact ? "exact" : "not exact");
+    char streams[40] = "";
+    if (o->link != 0 || o->hosts > 1) {
+        snprintf(streams, sizeof streams, ", %d stream%s per pair by tcp", (int)o->streams,
+                 o->streams == 1 ? "" : "s");
+    }
+    printf("%s of %s of %s, %d ranks on %d host%s, %s inside%s, %s\n\n",
+           gr_coll_name(e->shape.coll), size_text((double)o->size_bytes, a),
+           gr_dtype_name(e->dtype), e->shape.world_size, (int)o->hosts, o->hosts == 1 ? "" : "s",
+           o->link == 0 ? "shm" : "tcp", streams, o->exact ? "exact" : "not exact");
     if (e->lane) {
         print_lane(e);
     }
@@ -336,10 +343,11 @@ static void print_json(explanation *e)
     const gr_plan_options *o = e->options;
     const candidate *chosen = chosen_one(e);
     printf("{\"op\": \"%s\", \"size_bytes\": %lld, \"dtype\": \"%s\", \"ranks\": %d, \"hosts\": "
-           "%d, \"link\": \"%s\", \"exact\": %s, \"algorithm\": \"%s\", \"segment_bytes\": %zu, "
+           "%d, \"link\": \"%s\", \"streams\": %d, \"exact\": %s, \"algorithm\": \"%s\", "
+           "\"segment_bytes\": %zu, "
            "\"source\": \"%s\", \"messages\": %llu, \"bytes_sent\": %llu, ",
            gr_coll_name(e->shape.coll), (long long)o->size_bytes, gr_dtype_name(e->dtype),
-           e->shape.world_size, (int)o->hosts, o->link == 0 ? "shm" : "tcp",
+           e->shape.world_size, (int)o->hosts, o->link == 0 ? "shm" : "tcp", (int)o->streams,
            o->exact ? "true" : "false", e->lane ? "lane" : chosen->algorithm->name,
            e->lane ? 0 : chosen->segment_bytes, e->lane ? "lane" : e->source,
            e->lane ? 0 : (unsigned long long)chosen->prediction.messages,
@@ -391,6 +399,7 @@ static gr_status explain(explanation *e, gr_diag *diag)
     const gr_selection_config choosing = {.text = o->algorithm,
                                           .exact = o->exact,
                                           .link = o->link == 0 ? GR_LINK_SHM : GR_LINK_TCP,
+                                          .streams = (int)o->streams,
                                           .world_size = e->shape.world_size,
                                           .segment_bytes = (size_t)o->segment_bytes};
     status = gr_selection_init(&e->selection, &choosing, diag);

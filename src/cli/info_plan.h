@@ -10,6 +10,7 @@ typedef struct gr_plan_options {
     const char *plan; /* a collective; NULL: no plan is asked for */
     int64_t size_bytes;
     int64_t ranks, hosts;
+    int64_t streams;
     int link, dtype;
     bool exact, json, rules;
     const char *algorithm, *tune;

@@ -52,6 +52,7 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
         return GR_OK;
     }
     family->choosing.link = gr_group_link_kind(family->group);
+    family->choosing.streams = gr_group_streams(family->group);
     family->topology = gr_group_topology(family->group);
     gr_exec_config exec_config = {
         .mesh = family->mesh,

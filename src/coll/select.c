@@ -16,6 +16,7 @@ gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *
 {
     *selection = (gr_selection){.exact = config->exact,
                                 .link = config->link,
+                                .streams = config->streams > 0 ? config->streams : 1,
                                 .world_size = config->world_size,
                                 .segment_bytes = config->segment_bytes,
                                 .log = config->log};

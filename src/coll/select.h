@@ -56,6 +56,7 @@ typedef struct gr_selection_config {
     const char *text; /* GRADUS_ALGORITHM; NULL: none. Borrowed for the call */
     bool exact;       /* sums in the order of the shard tree only */
     gr_link_kind link;
+    int streams;          /* tcp connections of a pair of ranks */
     int world_size;       /* 0: not known yet */
     size_t segment_bytes; /* by GRADUS_SEGMENT; 0: part of the choice */
     const gr_log *log;    /* borrowed until gr_selection_fini; may be NULL */
@@ -64,6 +65,7 @@ typedef struct gr_selection_config {
 typedef struct gr_selection {
     bool exact;
     gr_link_kind link;
+    int streams;
     int world_size;
     size_t segment_bytes;
     const gr_log *log;

@@ -42,7 +42,7 @@ static void read_processor(char *text, size_t size_bytes)
     }
 }
 
-void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link)
+void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int streams)
 {
     memset(tuning, 0, sizeof *tuning);
     read_processor(tuning->processor, sizeof tuning->processor);
@@ -50,6 +50,7 @@ void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link)
     tuning->cores = cores > 0 ? (int)cores : 1;
     tuning->ranks = ranks;
     tuning->link = link;
+    tuning->streams = streams;
     gr_model_defaults(&tuning->model, link);
     tuning->model.cores = tuning->cores;
 }
@@ -233,13 +234,14 @@ static void decide(const gr_comm *comm, const gr_group_config *config, told *t)
     const char *mode = config->tune ? config->tune : "off";
     memset(t, 0, sizeof *t);
     t->status = GR_OK;
-    gr_tuning_init(&tuning, comm->size, comm->selection.link);
+    const gr_selection *own = &comm->selection;
+    gr_tuning_init(&tuning, comm->size, own->link, own->streams);
     if (strcmp(mode, "auto") == 0) {
         t->measure_us = config->tune_time_us;
     } else if (strcmp(mode, "off") != 0) {
         t->status = gr_tuning_read(mode, &tuning, &diag);
         if (t->status == GR_OK) {
-            t->status = gr_tuning_check(&tuning, mode, comm->size, comm->selection.link, &diag);
+            t->status = gr_tuning_check(&tuning, mode, comm->size, own->link, own->streams, &diag);
         }
         t->rules = tuning.rules[config->exact];
         snprintf(t->text, sizeof t->text, "%s", diag.text);

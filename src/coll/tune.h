@@ -15,12 +15,13 @@ typedef struct gr_tuning {
     int cores;
     int ranks;
     gr_link_kind link;
+    int streams; /* connections of a pair of ranks, over tcp */
     gr_model model;
     gr_select_rules rules[2]; /* [exact]: the fastest, range by range */
 } gr_tuning;
 
 /* The processor and the number of cores of this machine, defaults for everything else. */
-void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link);
+void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int streams);
 
 /* ---- The file -------------------------------------------------------------------------------- */
 typedef struct gr_tuning_point {
@@ -34,9 +35,10 @@ gr_status gr_tuning_write(const char *path, const gr_tuning *tuning, const gr_tu
                           size_t point_count, gr_diag *diag) GR_MUST_CHECK;
 /* GR_E_INVALID: damaged, of another version, or with rules that are none. */
 gr_status gr_tuning_read(const char *path, gr_tuning *tuning_out, gr_diag *diag) GR_MUST_CHECK;
-/* Was it measured on such a machine, with so many ranks, over this link? GR_E_INVALID if not. */
+/* Was it measured on such a machine, with so many ranks, over this link of so many streams?
+ * GR_E_INVALID if not. */
 gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, gr_link_kind link,
-                          gr_diag *diag) GR_MUST_CHECK;
+                          int streams, gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- At the start ---------------------------------------------------------------------------- */
 /* The last act of creating a communicator, on every rank: rank 0 reads its file or, with the

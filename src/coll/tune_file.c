@@ -24,7 +24,7 @@ typedef struct file_head {
     const char *format;
     int64_t version;
     const char *gradus, *processor;
-    int64_t cores, ranks;
+    int64_t cores, ranks, streams;
     int link;
     const gr_node *model, *rules, *measured;
     const char *checksum;
@@ -45,6 +45,13 @@ static const gr_config_field head_fields[] = {
      AT(link),
      .choices = link_names,
      .help = "how bytes moved between ranks"},
+    {.key = "streams",
+     .type = GR_CONFIG_INT,
+     AT(streams),
+     .default_text = "1",
+     .min = 1,
+     .max = GR_LINK_STREAMS_MAX,
+     .help = "tcp connections of a pair of ranks"},
     {.key = "model", .type = GR_CONFIG_NODE, AT(model), .help = "costs"},
     {.key = "rules", .type = GR_CONFIG_NODE, AT(rules), .help = "the fastest by size"},
     {.key = "measured", .type = GR_CONFIG_NODE, AT(measured), .help = "all that was measured"},
@@ -173,6 +180,7 @@ static void write_body(FILE *file, const gr_tuning *tuning, const gr_tuning_poin
     write_text(file, tuning->processor);
     fprintf(file, "\",\n  \"cores\": %d,\n  \"ranks\": %d,\n  \"link\": \"%s\",\n", tuning->cores,
             tuning->ranks, link_names[tuning->link]);
+    fprintf(file, "  \"streams\": %d,\n", tuning->streams);
     write_model(file, &tuning->model);
     write_rules(file, tuning);
     fputs("  \"measured\": [", file);
@@ -284,7 +292,7 @@ static gr_status read_parts(const char *path, const gr_node *root, gr_tuning *tu
                        "again",
                        path, head.gradus ? head.gradus : "?", gr_version());
     }
-    gr_tuning_init(tuning, (int)head.ranks, (gr_link_kind)head.link);
+    gr_tuning_init(tuning, (int)head.ranks, (gr_link_kind)head.link, (int)head.streams);
     snprintf(tuning->processor, sizeof tuning->processor, "%s",
              head.processor ? head.processor : "");
     tuning->cores = (int)head.cores;
@@ -320,10 +328,10 @@ gr_status gr_tuning_read(const char *path, gr_tuning *tuning_out, gr_diag *diag)
 }
 
 gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, gr_link_kind link,
-                          gr_diag *diag)
+                          int streams, gr_diag *diag)
 {
     gr_tuning here;
-    gr_tuning_init(&here, ranks, link);
+    gr_tuning_init(&here, ranks, link, streams);
     if (strcmp(tuning->processor, here.processor) != 0 || tuning->cores != here.cores) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s was measured on %d cores of \"%s\", this host has %d of \"%s\"; run "
@@ -336,6 +344,12 @@ gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, 
                        "tune -np %d --link %s`, or set GRADUS_TUNE=auto",
                        path, tuning->ranks, gr_link_kind_name(tuning->link), ranks,
                        gr_link_kind_name(link), ranks, gr_link_kind_name(link));
+    }
+    if (tuning->streams != streams) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s was measured with %d tcp connections between two ranks, here are %d "
+                       "(GRADUS_STREAMS); run `gradus tune` with as many, or set GRADUS_TUNE=auto",
+                       path, tuning->streams, streams);
     }
     return GR_OK;
 }

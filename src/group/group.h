@@ -78,6 +78,8 @@ const gr_topology *gr_group_topology(const gr_group *group);
 const char *gr_group_host_name(const gr_group *group, int rank);
 /* What most links are: tcp as soon as there are several hosts. */
 gr_link_kind gr_group_link_kind(const gr_group *group);
+/* The most connections that a link of this rank is made of. */
+int gr_group_streams(const gr_group *group);
 
 /* ---- The coordinator: a pollable object of the launcher -------------------------------------- */
 typedef struct gr_coordinator gr_coordinator;

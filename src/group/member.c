@@ -713,3 +713,13 @@ gr_link_kind gr_group_link_kind(const gr_group *group)
 {
     return group->tcp || group->topology->host_count > 1 ? GR_LINK_TCP : GR_LINK_SHM;
 }
+
+int gr_group_streams(const gr_group *group)
+{
+    int most = 1;
+    for (int rank = 0; group->mesh != NULL && rank < group->world_size; rank++) {
+        const gr_link *link = gr_mesh_link(group->mesh, rank);
+        most = link != NULL && gr_link_streams(link) > most ? gr_link_streams(link) : most;
+    }
+    return most;
+}

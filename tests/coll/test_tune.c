@@ -57,7 +57,7 @@ static void write_text(const char *text, size_t size)
 static gr_tuning sample(int ranks, gr_link_kind link)
 {
     gr_tuning tuning;
-    gr_tuning_init(&tuning, ranks, link);
+    gr_tuning_init(&tuning, ranks, link, 1);
     tuning.model.wait_us = 1.0 / 3;
     for (int exact = 0; exact < 2; exact++) {
         const gr_algorithm *tree = gr_algorithm_find(GR_COLL_ALLREDUCE, "tree");
@@ -87,6 +87,7 @@ static void test_round_trip(void **state)
     (void)state;
     gr_tuning tuning = sample(4, GR_LINK_TCP), read;
     gr_diag diag = {.text = ""};
+    tuning.streams = 3;
     write_sample(&tuning);
     gr_status status = gr_tuning_read(path, &read, &diag);
     assert_string_equal(diag.text, "");
@@ -102,7 +103,7 @@ static void test_round_trip(void **state)
                         a->algorithm == b->algorithm && a->segment_bytes == b->segment_bytes);
         }
     }
-    assert_int_equal(gr_tuning_check(&read, path, 4, GR_LINK_TCP, &diag), GR_OK);
+    assert_int_equal(gr_tuning_check(&read, path, 4, GR_LINK_TCP, 3, &diag), GR_OK);
 }
 
 /* Whatever is cut off or changed in it, the file is refused. */
@@ -134,7 +135,7 @@ static void test_damage(void **state)
 static void expect_misfit(gr_tuning tuning, const char *in_sentence)
 {
     gr_diag diag = {.text = ""};
-    assert_int_equal(gr_tuning_check(&tuning, "t.json", 4, GR_LINK_SHM, &diag), GR_E_INVALID);
+    assert_int_equal(gr_tuning_check(&tuning, "t.json", 4, GR_LINK_SHM, 1, &diag), GR_E_INVALID);
     assert_non_null(strstr(diag.text, in_sentence));
 }
 
@@ -149,6 +150,9 @@ static void test_misfit(void **state)
     tuning = sample(4, GR_LINK_SHM);
     tuning.cores += 1;
     expect_misfit(tuning, "cores of");
+    tuning = sample(4, GR_LINK_SHM);
+    tuning.streams = 2;
+    expect_misfit(tuning, "with 2 tcp connections between two ranks, here are 1");
     tuning = sample(4, GR_LINK_SHM);
     snprintf(tuning.processor, sizeof tuning.processor, "Abacus 3");
     expect_misfit(tuning, "Abacus 3");
