@@ -152,8 +152,15 @@ static gr_status print_interfaces(gr_diag *diag)
     gr_status status = gr_interfaces_find(getenv("GRADUS_INTERFACE"), &found, diag);
     for (int i = 0; status == GR_OK && i < found.count; i++) {
         char text[GR_INTERFACE_TEXT_BYTES];
+        int share = gr_interfaces_share(&found, i);
         gr_interface_describe(&found.at[i], text);
-        printf("%-17s %s\n", i == 0 ? "interfaces" : "", text);
+        printf("%-17s %s", i == 0 ? "interfaces" : "", text);
+        if (share > 0) {
+            printf(": %d connection%s to a rank in this network", share, share == 1 ? "" : "s");
+        } else if (!found.at[i].loopback) {
+            printf(": used if those above fail");
+        }
+        putchar('\n');
     }
     return status;
 }

@@ -434,6 +434,25 @@ int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_
     return wanted;
 }
 
+int gr_interfaces_share(const gr_interfaces *of, int index)
+{
+    candidate list[GR_INTERFACES_MAX];
+    path paths[GR_LINK_STREAMS_MAX];
+    int count = 0;
+    for (int i = 0; i < of->count; i++) {
+        if (!of->at[i].loopback) {
+            list[count++] = (candidate){.worth = i, .by = &of->at[i]};
+        }
+    }
+    int path_count = find_paths(list, count, paths);
+    for (int i = 0; i < path_count; i++) {
+        if (list[paths[i].candidate].worth == index) {
+            return streams_to_fill(paths[i].speed_mbps);
+        }
+    }
+    return 0;
+}
+
 int gr_interfaces_streams_max(const gr_interfaces *own, int streams)
 {
     bool one = own->count <= 1 && (own->count == 0 || own->at[0].speed_mbps <= GR_STREAM_MBPS);

@@ -63,6 +63,10 @@ typedef struct gr_route {
 int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_host, int streams,
                         gr_route routes_out[GR_LINK_STREAMS_MAX]);
 
+/* How many of these go over `of->at[index]` if the peer is in all of our networks and nothing else
+ * is wished for; 0: it is left alone, or another address of its interface stands for it. */
+int gr_interfaces_share(const gr_interfaces *of, int index);
+
 /* The most that gr_interfaces_route answers, whoever the peer is. */
 int gr_interfaces_streams_max(const gr_interfaces *own, int streams);
 

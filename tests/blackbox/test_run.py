@@ -355,6 +355,7 @@ def test_info(gradus):
     done = gradus("info")
     assert done.returncode == 0
     assert f"{len(CORES)} (" in done.stdout and "shm, tcp" in done.stdout
+    assert "lo 127.0.0.1/8, this host only\n" in done.stdout
     assert re.search("^process_vm_readv  (not )?permitted", done.stdout, re.M)
     config = gradus("info", "--config").stdout
     assert "GRADUS_SECRET" in config and "--log-dir" in config and "global_batch" in config

@@ -87,6 +87,10 @@ static void test_streams(void **state)
     expect_streams(&own, all, true, 0, "-");
     expect_streams(&own, all, true, 2, "- -");
     expect_streams(&own, "", false, 0, "");
+    static const int shares[] = {1, 1, 0, 0, 0};
+    for (int i = 0; i < own.count; i++) {
+        assert_int_equal(gr_interfaces_share(&own, i), shares[i]);
+    }
     /* Of unknown speed: as many on each. */
     own.at[1].speed_mbps = own.at[2].speed_mbps = own.at[3].speed_mbps = 0;
     expect_streams(&own, all, false, 0, "eth0 eth1 eth2");
