@@ -27,7 +27,7 @@ typedef struct run_options {
     int link;
     bool quiet, prefix, timestamps;
     const char *log_dir;
-    int64_t grace_us, start_timeout_us;
+    int64_t grace_us, start_timeout_us, expel_us;
     bool dry_run, json;
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
@@ -111,6 +111,15 @@ static const gr_config_field run_fields[] = {
      .min = 0,
      .max = 86400e6,
      .help = "time in which all workers must have joined the group once one has; 0: any"},
+    {.flag = "--expel-after",
+     .env = "GRADUS_EXPEL",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(run_options, expel_us),
+     .default_text = "0",
+     .min = 0,
+     .max = 86400e6,
+     .help = "a worker that stands still, and that the others have waited for so long, is killed, "
+             "and the job goes on without it; 0: they wait"},
     {.flag = "--dry-run",
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(run_options, dry_run),
@@ -446,6 +455,10 @@ static int launch(struct run *run)
             gr_arena_printf(&run->arena, "GRADUS_JOIN_TIMEOUT=%llds",
                             (long long)(options->start_timeout_us / 1000000 + JOIN_SLACK_S));
     }
+    if (options->expel_us > 0) {
+        set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_STALL_FAIL=%lldus",
+                                           (long long)gr_launch_stall_us(options->expel_us));
+    }
     const char *timeline = gr_cli_begin_timeline(options->timeline, options->workers, &run->arena);
     if (timeline != NULL) {
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
@@ -466,6 +479,7 @@ static int launch(struct run *run)
         .zero_is_done = run->job_path != NULL,
         .start_timeout_us = options->start_timeout_us,
         .grace_us = options->grace_us,
+        .expel_us = options->expel_us,
         .out_fd = STDOUT_FILENO,
         .err_fd = STDERR_FILENO,
         .quiet = options->quiet,

@@ -376,3 +376,13 @@ int gr_coordinator_joined(const gr_coordinator *coordinator)
 {
     return coordinator->membership.joined;
 }
+
+bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank)
+{
+    const gr_membership *membership = &coordinator->membership;
+    const gr_standing *of = &membership->members[rank];
+    bool late =
+        membership->disturbed ? of->stage != GR_STAGE_RENEWING : of->stage == GR_STAGE_SEATED;
+    return of->state == GR_MEMBER_JOINED && late &&
+           membership->generation + membership->disturbed > 1;
+}

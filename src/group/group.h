@@ -106,6 +106,8 @@ int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
 /* The member with this rank in the first generation has ended, as its parent knows: the others need
  * not wait for it. Nothing happens in a group that cannot go on without it. */
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank);
+/* The next generation comes about once it has said its part: it is alive, but has not come yet. */
+bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank);
 /* How many have called in. */
 int gr_coordinator_joined(const gr_coordinator *coordinator);
 

@@ -19,7 +19,7 @@ typedef enum gr_agent_message_kind {
     GR_AGENT_SIGNAL, /* value: a signal for the process groups of all workers; from now on what
                         outlives its worker is left alone until it ends or KILL comes */
     GR_AGENT_KILL,   /* everything ends now */
-    GR_AGENT_FAULT, /* rank, value: a signal for that worker's group alone, to see what comes of it */
+    GR_AGENT_FAULT, /* rank, value: a signal for that worker's group alone */
     GR_AGENT_KIND_END
 } gr_agent_message_kind;
 

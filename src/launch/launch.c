@@ -92,7 +92,7 @@ struct gang {
     bool loop_open;
     uv_signal_t signals[SIGNALS];
     uv_poll_t control_poll, coordinator_poll;
-    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer;
+    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
     int faults_done;
 };
 
@@ -284,6 +284,40 @@ static void check_joining(struct gang *gang)
     free(absent);
 }
 
+/* ---- Expulsion ------------------------------------------------------------------------------- */
+
+/* Those that the others still wait for: stopped, or stuck. They are killed, not only left out: who
+ * wakes up later must not write what somebody else writes by now. */
+static void on_expel_timer(uv_timer_t *timer)
+{
+    struct gang *gang = timer->data;
+    for (int rank = 0; rank < gang->config->workers && gang->phase == PHASE_RUNNING; rank++) {
+        if (!gang->ends[rank].ended && gr_coordinator_waits_for(gang->coordinator, rank)) {
+            gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
+                         "rank %d (pid %d) kept the others waiting for %g s: it is expelled "
+                         "(--expel-after)",
+                         rank, (int)gang->ends[rank].pid, (double)gang->config->expel_us * 1e-6);
+            gr_agent_message message = {.kind = GR_AGENT_FAULT, .rank = rank, .value = SIGKILL};
+            (void)gr_agent_send(gang->control_fd, &message);
+        }
+    }
+}
+
+/* By now the others have waited in vain for most of the time. */
+static void watch_renewal(struct gang *gang)
+{
+    bool waits = false;
+    for (int rank = 0; rank < gang->config->workers && !waits; rank++) {
+        waits = gr_coordinator_waits_for(gang->coordinator, rank);
+    }
+    if (!waits) {
+        uv_timer_stop(&gang->expel_timer);
+    } else if (!uv_is_active((uv_handle_t *)&gang->expel_timer)) {
+        int64_t left_us = gang->config->expel_us - gr_launch_stall_us(gang->config->expel_us);
+        (void)uv_timer_start(&gang->expel_timer, on_expel_timer, (uint64_t)left_us / 1000, 0);
+    }
+}
+
 static void progress_coordinator(struct gang *gang);
 
 static void on_coordinator_timer(uv_timer_t *timer)
@@ -311,6 +345,9 @@ static void progress_coordinator(struct gang *gang)
                              wait_us > 0 ? (uint64_t)wait_us / 1000 + 1 : 0, 0);
     }
     check_joining(gang);
+    if (gang->config->expel_us > 0) {
+        watch_renewal(gang);
+    }
 }
 
 static void on_coordinator(uv_poll_t *poll, int status, int events)
@@ -613,7 +650,7 @@ static int start_handles(struct gang *gang)
         }
     }
     uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer, &gang->coordinator_timer,
-                                  &gang->fault_timer};
+                                  &gang->fault_timer, &gang->expel_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;

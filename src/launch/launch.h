@@ -43,6 +43,7 @@ typedef struct gr_launch_config {
                         * else from the first that joins */
     bool zero_is_done; /* workers that end with 0 after a signal had finished; else they gave up */
     int64_t start_timeout_us; /* for the joining; 0: never ends */
+    int64_t expel_us;         /* a worker that the others wait for so long is killed; 0: never */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
     int out_fd, err_fd; /* where the workers' output goes; borrowed */
@@ -57,6 +58,13 @@ typedef struct gr_launch_config {
     const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
     const gr_log *log;   /* may be NULL */
 } gr_launch_config;
+
+/* Of the time until an expulsion, how long an operation waits before it fails; the rest is for those
+ * that come late to the renewal. */
+static inline int64_t gr_launch_stall_us(int64_t expel_us)
+{
+    return expel_us / 4 * 3;
+}
 
 /* May workers be lost? */
 static inline bool gr_launch_elastic(const gr_launch_config *config)

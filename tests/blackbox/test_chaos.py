@@ -77,6 +77,29 @@ library.gr_comm_destroy(comm)
     assert "rank 1" in done.stderr and "was killed by signal 9" in done.stderr
 
 
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_stopped_worker_is_expelled(gradus, job, undisturbed, tmp_path, link, rank):
+    """Rank 0 too, which writes what the job leaves; nobody wakes up later and writes as well."""
+    sha256, lines, done, seconds = run(gradus, job, tmp_path / "out", "--link", link,
+                                       "--expel-after", "1s",
+                                       "--chaos", f"stop:rank={rank}@step=40,for=60s")
+    assert sha256 == undisturbed and seconds < 30
+    recovered = [(line["step"], line["workers"]) for line in lines if line["event"] == "recovered"]
+    assert recovered == [(39, 3)]
+    assert f"rank {rank} (pid" in done.stderr and "it is expelled (--expel-after)" in done.stderr
+    assert sum(line["event"] == "epoch" for line in lines) == 6
+    gradus.wait_for_nothing()
+
+
+def test_one_that_wakes_up_in_time_stays(gradus, job, undisturbed, tmp_path):
+    """The others have given up an operation; it joins them again."""
+    sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--expel-after", "8s",
+                                 "--chaos", "stop:rank=1@step=40,for=6500ms")
+    assert sha256 == undisturbed and "expelled" not in done.stderr
+    assert [line["workers"] for line in lines if line["event"] == "recovered"] == [4]
+
+
 @pytest.mark.parametrize("text, sentence", [
     ("kil:rank=1", '"kil:rank=1": a fault is kill:, stop:'),
     ("kill:rank=1@step=3; kill:rnk=1@step=3", 'in "kill:rnk=1@step=3": "rnk=" means nothing'),
