@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/fail.h"
 #include "coll/exec_internal.h"
 
 #include <stdlib.h>
