@@ -285,6 +285,12 @@ void gr_sim_heal(gr_sim_net *net)
     }
 }
 
+void gr_sim_break(gr_sim_net *net, int from, int to)
+{
+    gr_sim_stream *stream = gr_sim_stream_of(net, from, to);
+    stream->end_us = earlier(stream->end_us, net->now_us + random_us(net, net->config.notice_us));
+}
+
 void gr_sim_slow(gr_sim_net *net, int rank, int factor)
 {
     net->ranks[rank].factor = factor < 1 ? 1 : factor > FACTOR_MAX ? FACTOR_MAX : factor;

@@ -62,6 +62,10 @@ void gr_sim_kill(gr_sim_net *net, int rank);
  * sent meanwhile is on its way then. */
 void gr_sim_partition(gr_sim_net *net, const uint8_t *side_of_rank);
 void gr_sim_heal(gr_sim_net *net);
+/* What `from` sends from now on need not come: `to` sees the connection end soon, as when a machine
+ * between them forgets it. The other direction goes on until `to` leaves. Only for a net that
+ * copies, as sockets do: a broken link lends nothing any more. */
+void gr_sim_break(gr_sim_net *net, int from, int to);
 /* All messages from and to this rank take `factor` times as long from now on. */
 void gr_sim_slow(gr_sim_net *net, int rank, int factor);
 
