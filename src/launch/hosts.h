@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_HOSTS_H
+#define GR_LAUNCH_HOSTS_H
+
+/* Which hosts a job uses, and which ranks run on each: "host1:4,host2:4", or a file of lines
+ * "host1 slots=4". */
+
+#include "base/arena.h"
+
+#include <stdbool.h>
+
+enum { GR_HOSTS_MAX = 256, GR_HOSTS_SLOTS_MAX = 4096, GR_HOSTS_NAME_BYTES = 256 };
+
+typedef struct gr_host {
+    const char *name;   /* as ssh takes it: "user@host" as well; the arena's */
+    int slots;          /* workers that it may get */
+    int first, workers; /* its ranks, once they are dealt */
+    bool local;         /* this host */
+} gr_host;
+
+typedef struct gr_hosts {
+    int count;
+    gr_host at[GR_HOSTS_MAX];
+} gr_hosts;
+
+/* "host1:4,host2,user@[::1]:2"; without a number: one slot. A host that stands there twice has the
+ * slots of both. `where` ("-H") begins the sentence of an error. */
+gr_status gr_hosts_parse(const char *text, const char *where, gr_arena *arena, gr_hosts *hosts_out,
+                         gr_diag *diag) GR_MUST_CHECK;
+/* A file with a host on each line: "host1 slots=4", "host1:4" or "host1"; "#" begins a comment. */
+gr_status gr_hosts_read(const char *path, gr_arena *arena, gr_hosts *hosts_out,
+                        gr_diag *diag) GR_MUST_CHECK;
+
+int gr_hosts_slots(const gr_hosts *hosts);
+/* Ranks by host, each filled before the next one; who gets none is taken out. GR_E_INVALID: there
+ * are not enough slots. */
+gr_status gr_hosts_deal(gr_hosts *hosts, int workers, gr_diag *diag) GR_MUST_CHECK;
+const gr_host *gr_hosts_of_rank(const gr_hosts *hosts, int rank);
+bool gr_hosts_all_local(const gr_hosts *hosts);
+/* Without the user: for prefixes and sentences. */
+const char *gr_host_label(const gr_host *host);
+
+#endif
