@@ -28,6 +28,7 @@ extern const gr_config_table *const gr_reference_tables[]; /* of every floor; en
 
 int gr_verb_run(int argc, char *const *argv);
 int gr_verb_worker(int argc, char *const *argv);
+int gr_verb_agent(int argc, char *const *argv);
 int gr_verb_checkpoint(int argc, char *const *argv);
 int gr_verb_eval(int argc, char *const *argv);
 int gr_verb_bench(int argc, char *const *argv);

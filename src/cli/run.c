@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* `gradus run`: a job file, or any command, with many workers on this host. */
+/* `gradus run`: a job file, or any command, with many workers, here or on other hosts. */
 
 #include "base/fail.h"
 #include "base/log.h"
@@ -33,6 +33,10 @@ typedef struct run_options {
     const char *checkpoint_every, *checkpoint_to;
     bool resume;
     const char *timeline, *chaos;
+    const char *hosts, *hostfile;
+    int64_t ssh_port;
+    const char *ssh_identity, *remote_program;
+    int64_t host_timeout_us;
 } run_options;
 
 enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 20 };
@@ -46,7 +50,9 @@ static const gr_config_field run_fields[] = {
      .offset = offsetof(run_options, workers),
      .min = 1,
      .max = GR_LAUNCH_WORKERS_MAX,
-     .help = "number of workers; otherwise what the job file says, or one for each core"},
+     .help =
+         "number of workers; otherwise what the job file says, or one for each slot of the hosts, "
+         "or for each core"},
     {.flag = "--min-workers",
      .type = GR_CONFIG_INT,
      .offset = offsetof(run_options, workers_min),
@@ -55,6 +61,42 @@ static const gr_config_field run_fields[] = {
      .help =
          "when workers are killed, the job goes on while so many are left; otherwise 1 for a job "
          "file, and a command needs all"},
+    {.flag = "--hosts",
+     .short_flag = 'H',
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, hosts),
+     .value_name = "HOST:SLOTS,...",
+     .help = "hosts to start workers on, and how many each may get; otherwise this one"},
+    {.flag = "--hostfile",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, hostfile),
+     .value_name = "FILE",
+     .help = "the same from a file with lines like \"host1 slots=4\""},
+    {.flag = "--ssh-port",
+     .short_flag = 'p',
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, ssh_port),
+     .min = 1,
+     .max = 65535,
+     .help = "port of ssh on the other hosts; otherwise what ssh's configuration says"},
+    {.flag = "--ssh-identity-file",
+     .short_flag = 'i',
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, ssh_identity),
+     .value_name = "FILE",
+     .help = "private key for ssh; otherwise what ssh's configuration says"},
+    {.flag = "--remote-program",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, remote_program),
+     .value_name = "PATH",
+     .help = "gradus on the other hosts; otherwise the path that it has here"},
+    {.flag = "--host-timeout",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(run_options, host_timeout_us),
+     .default_text = "10s",
+     .min = 0.1e6,
+     .max = 86400e6,
+     .help = "a host of which nothing is heard for so long is lost, with its workers"},
     {.flag = "--cores",
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(run_options, cores),
@@ -174,9 +216,11 @@ struct run {
     run_options options;
     gr_arena arena;
     gr_cores cores;
-    const char *job_path; /* NULL: a command */
-    bool inexact;         /* the job permits what is fastest */
-    const char *resume;   /* the checkpoint to go on from; NULL */
+    gr_hosts hosts;         /* count 0: this host */
+    char program[PATH_MAX]; /* on other hosts */
+    const char *job_path;   /* NULL: a command */
+    bool inexact;           /* the job permits what is fastest */
+    const char *resume;     /* the checkpoint to go on from; NULL */
     const char *workers_text;
     const char *shards_text; /* its shards, where the job says none; NULL */
     char *const *command;    /* NULL-terminated */
@@ -189,8 +233,9 @@ static void print_help(void)
 {
     puts("usage: gradus run [flags] job.yaml [flags]\n"
          "       gradus run [flags] [--] command [arguments]\n\n"
-         "Starts workers on this host: of the training job in the file, or any command. A worker\n"
-         "finds its place in GRADUS_RANK, GRADUS_WORLD_SIZE, ..., and in RANK, WORLD_SIZE, ...\n"
+         "Starts workers, here or on the hosts of -H: of the training job in the file, or any\n"
+         "command. A worker finds its place in GRADUS_RANK, GRADUS_WORLD_SIZE, ..., and in RANK,\n"
+         "WORLD_SIZE, ...\n"
          "Exit code: 0 all workers ended well, 1 the job failed, 2 what was given is wrong,\n"
          "75 ended on request (SIGTERM): --resume goes on.\n");
     gr_config_print_help(&gr_run_table, stdout);
@@ -245,6 +290,40 @@ static gr_status read_line(struct run *run, int argc, char *const *argv, bool *h
     return status;
 }
 
+/* The hosts, and what the other ones are to run. */
+static gr_status find_hosts(struct run *run, gr_diag *diag)
+{
+    const run_options *options = &run->options;
+    gr_status status = GR_OK;
+    if (options->hosts != NULL && options->hostfile != NULL) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: -H and --hostfile both say which hosts to use; "
+                       "leave one of them out");
+    }
+    if (options->hosts != NULL) {
+        status = gr_hosts_parse(options->hosts, "-H", &run->arena, &run->hosts, diag);
+    } else if (options->hostfile != NULL) {
+        status = gr_hosts_read(options->hostfile, &run->arena, &run->hosts, diag);
+    }
+    if (status != GR_OK || options->remote_program != NULL) {
+        snprintf(run->program, sizeof run->program, "%s",
+                 status == GR_OK ? options->remote_program : "");
+        return status;
+    }
+    ssize_t size = readlink("/proc/self/exe", run->program, sizeof run->program - 1);
+    run->program[size > 0 ? size : 0] = '\0';
+    return GR_OK;
+}
+
+static bool uses_own_cores(const struct run *run)
+{
+    bool local = run->hosts.count == 0;
+    for (int i = 0; i < run->hosts.count; i++) {
+        local = local || run->hosts.at[i].local;
+    }
+    return local;
+}
+
 static gr_status find_cores(struct run *run, gr_diag *diag)
 {
     gr_cores allowed;
@@ -253,9 +332,16 @@ static gr_status find_cores(struct run *run, gr_diag *diag)
         return status;
     }
     run->cores = allowed;
-    return run->options.cores == NULL
+    return run->options.cores == NULL || !uses_own_cores(run)
                ? GR_OK
                : gr_cores_parse(run->options.cores, "--cores", &allowed, &run->cores, diag);
+}
+
+/* How many there are if nobody says: one for each slot of the hosts, or for each core. */
+static int room_for_workers(const struct run *run)
+{
+    int room = run->hosts.count > 0 ? gr_hosts_slots(&run->hosts) : run->cores.count;
+    return room < GR_LAUNCH_WORKERS_MAX ? room : GR_LAUNCH_WORKERS_MAX;
 }
 
 /* Which checkpoint the job goes on from, if it does. Its shards count where the job says none: then
@@ -317,10 +403,10 @@ static gr_status may_lose(struct run *run, const gr_job *job, gr_diag *diag)
 static gr_status read_job(struct run *run, gr_diag *diag)
 {
     run_options *options = &run->options;
-    int cores = run->cores.count;
+    int room = room_for_workers(run);
     gr_job_overrides overrides = {
         .workers = (int)options->workers,
-        .default_workers = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX,
+        .default_workers = room,
         .link = options->link == LINK_OF_JOB ? NULL : link_choices[options->link],
         .output = options->output,
         .checkpoint_every = options->checkpoint_every,
@@ -360,6 +446,15 @@ static void print_plan(const struct run *run)
         printf(" %s", *word);
     }
     putchar('\n');
+    for (int i = 0; i < run->hosts.count; i++) {
+        const gr_host *host = &run->hosts.at[i];
+        printf("%s%s: rank%s %d", host->name, host->local ? " (this host)" : "",
+               host->workers == 1 ? "" : "s", host->first);
+        printf(host->workers == 1 ? "\n" : " to %d\n", host->first + host->workers - 1);
+    }
+    if (run->hosts.count > 0) {
+        return;
+    }
     for (int rank = 0; rank < workers; rank++) {
         if (run->options.bind && gr_cores_deal(&run->cores, workers, rank, &part)) {
             gr_cores_print(&part, list, sizeof list);
@@ -475,6 +570,12 @@ static int launch(struct run *run)
         .cores = &run->cores,
         .bind = options->bind,
         .restrict_cores = options->cores != NULL,
+        .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
+        .cores_text = options->cores,
+        .program = run->program,
+        .ssh_port = (int)options->ssh_port,
+        .ssh_identity = options->ssh_identity,
+        .host_timeout_us = options->host_timeout_us,
         .all_join = run->job_path != NULL,
         .zero_is_done = run->job_path != NULL,
         .start_timeout_us = options->start_timeout_us,
@@ -509,14 +610,14 @@ static gr_status check_workers(struct run *run, gr_diag *diag)
 {
     run_options *options = &run->options;
     if (options->workers == 0) {
-        int cores = run->cores.count;
-        options->workers = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
+        options->workers = room_for_workers(run);
     }
-    return options->workers_min <= options->workers
-               ? GR_OK
-               : gr_fail(diag, GR_E_INVALID,
-                         "run: --min-workers %lld is more than the %lld workers that the job has",
-                         (long long)options->workers_min, (long long)options->workers);
+    if (options->workers_min > options->workers) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: --min-workers %lld is more than the %lld workers that the job has",
+                       (long long)options->workers_min, (long long)options->workers);
+    }
+    return run->hosts.count > 0 ? gr_hosts_deal(&run->hosts, (int)options->workers, diag) : GR_OK;
 }
 
 static void add_fault(struct run *run, int64_t at_us, int64_t rank, int signal_number)
@@ -566,6 +667,9 @@ int gr_verb_run(int argc, char *const *argv)
     bool help = false;
     gr_arena_init(&run.arena, ARENA_BYTES_MAX);
     gr_status status = read_line(&run, argc, argv, &help, &diag);
+    if (status == GR_OK && !help) {
+        status = find_hosts(&run, &diag);
+    }
     if (status == GR_OK && !help) {
         status = find_cores(&run, &diag);
     }

@@ -27,6 +27,7 @@ const gr_verb gr_verbs[] = {
     {"help", "this text, or help on a verb", gr_verb_help},
     {"version", "the version alone", gr_verb_version},
     {"worker", NULL, gr_verb_worker},
+    {"agent", NULL, gr_verb_agent},
     {NULL, NULL, NULL},
 };
 

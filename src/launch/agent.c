@@ -28,6 +28,7 @@ struct agent {
     pid_t *pids; /* one a rank; 0: not running */
     int *report_fds;
     int running;
+    bool go;      /* the workers may run */
     bool ending;  /* a signal went out: what outlives its worker has time too */
     bool killing; /* everything ends now */
 };
@@ -105,14 +106,15 @@ static int compare_ints(const void *left, const void *right)
 
 /* Keeps the workers' descriptors and our own; 0, 1, 2 become /dev/null: the launcher's files, and
  * the sockets of its loop, must not outlive it because of us. */
-static int close_strangers(const gr_agent_config *config)
+static int close_strangers(const gr_agent_config *config, int keep_fd)
 {
-    size_t count = 0, room = (size_t)config->workers * 3 + 1;
+    size_t count = 0, room = (size_t)config->workers * 3 + 2;
     int *keep = malloc(room * sizeof *keep);
     if (keep == NULL) {
         return ENOMEM;
     }
     keep[count++] = config->control_fd;
+    keep[count++] = keep_fd;
     for (int rank = 0; rank < config->workers; rank++) {
         keep[count++] = config->spawns[rank].stdin_fd;
         keep[count++] = config->spawns[rank].stdout_fd;
@@ -121,7 +123,7 @@ static int close_strangers(const gr_agent_config *config)
     qsort(keep, count, sizeof *keep, compare_ints);
     unsigned int next = 3;
     for (size_t i = 0; i < count; i++) {
-        unsigned int fd = (unsigned int)keep[i];
+        unsigned int fd = keep[i] >= 0 ? (unsigned int)keep[i] : 0;
         if (fd > next) {
             (void)close_range(next, fd - 1, 0);
         }
@@ -142,7 +144,7 @@ static int close_strangers(const gr_agent_config *config)
     return 0;
 }
 
-static int set_up(struct agent *agent)
+int gr_agent_settle(const gr_agent_config *config, const char *name, int keep_fd)
 {
     sigset_t all;
     sigfillset(&all);
@@ -150,11 +152,14 @@ static int set_up(struct agent *agent)
         return errno;
     }
     (void)setsid(); /* Ctrl-C is for the launcher, which tells us what to do */
-    (void)prctl(PR_SET_NAME, "gradus-agent", 0L, 0L, 0L);
+    (void)prctl(PR_SET_NAME, name, 0L, 0L, 0L);
     int error = gr_descent_adopt();
-    if (error == 0) {
-        error = close_strangers(agent->config);
-    }
+    return error != 0 ? error : close_strangers(config, keep_fd);
+}
+
+static int set_up(struct agent *agent)
+{
+    int error = gr_agent_settle(agent->config, "gradus-agent", -1);
     if (error != 0) {
         return error;
     }
@@ -261,7 +266,9 @@ static bool take_orders(struct agent *agent)
     if (error != 0) {
         return error == EAGAIN;
     }
-    if (message.kind == GR_AGENT_SIGNAL) {
+    if (message.kind == GR_AGENT_START) {
+        agent->go = true;
+    } else if (message.kind == GR_AGENT_SIGNAL) {
         agent->ending = true;
         signal_all(agent, message.value);
     } else if (message.kind == GR_AGENT_KILL) {
@@ -271,6 +278,18 @@ static bool take_orders(struct agent *agent)
         (void)kill(-agent->pids[message.rank], message.value);
     }
     return true;
+}
+
+/* False when the launcher is gone, or wants an end before there was a beginning. */
+static bool wait_for_start(struct agent *agent)
+{
+    tell(agent, (gr_agent_message){.kind = GR_AGENT_READY});
+    while (!agent->go && !agent->ending && !agent->killing) {
+        if (!take_orders(agent)) {
+            return false;
+        }
+    }
+    return agent->go;
 }
 
 /* True when all is over, false when the launcher is gone. */
@@ -312,7 +331,9 @@ _Noreturn void gr_agent_run(const gr_agent_config *config)
         tell(&agent, (gr_agent_message){.kind = GR_AGENT_DONE});
         _exit(1);
     }
-    start_workers(&agent);
+    if (wait_for_start(&agent)) {
+        start_workers(&agent);
+    }
     if (look_after(&agent)) {
         tell(&agent, (gr_agent_message){.kind = GR_AGENT_DONE});
         _exit(0);

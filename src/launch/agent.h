@@ -2,10 +2,11 @@
 #ifndef GR_LAUNCH_AGENT_H
 #define GR_LAUNCH_AGENT_H
 
-/* The agent: a process between the launcher and the workers. It is the workers' parent and adopts
- * every orphan among what they start, so it can end all of them, and does so at once when the
- * launcher is gone. It speaks with the launcher over one socket, in messages; an agent on another
- * host will speak the same. */
+/* The agent: a process between the launcher and the workers of one host. It is the workers' parent
+ * and adopts every orphan among what they start, so it can end all of them, and does so at once
+ * when the launcher is gone. It speaks with the launcher over one socket, in messages; those of an
+ * agent on another host are carried there and back (remote.h, serve.h). Ranks are counted from 0 on
+ * each host. */
 
 #include "launch/spawn.h"
 
@@ -19,7 +20,9 @@ typedef enum gr_agent_message_kind {
     GR_AGENT_SIGNAL, /* value: a signal for the process groups of all workers; from now on what
                         outlives its worker is left alone until it ends or KILL comes */
     GR_AGENT_KILL,   /* everything ends now */
-    GR_AGENT_FAULT, /* rank, value: a signal for that worker's group alone */
+    GR_AGENT_FAULT,  /* rank, value: a signal for that worker's group alone */
+    GR_AGENT_READY,  /* agent to launcher, first of all: it waits for START */
+    GR_AGENT_START,  /* launcher to agent: the workers may run */
     GR_AGENT_KIND_END
 } gr_agent_message_kind;
 
@@ -49,6 +52,11 @@ typedef struct gr_agent_config {
     char ***environment; /* one list a rank; secrets in it are wiped when all have started */
     int control_fd;
 } gr_agent_config;
+
+/* What every process begins with that was forked to look after workers: signals blocked, a session
+ * of its own, orphans adopted, /dev/null as 0, 1, 2, and no descriptor of the launcher but those of
+ * `config` and `keep_fd` (-1: none). 0 or errno. */
+int gr_agent_settle(const gr_agent_config *config, const char *name, int keep_fd);
 
 /* Runs in the process that was forked for it, and ends it. */
 _Noreturn void gr_agent_run(const gr_agent_config *config);

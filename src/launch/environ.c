@@ -41,15 +41,15 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     size_t count = 0;
     own[count++] = gr_arena_printf(arena, "GRADUS_RANK=%d", rank);
     own[count++] = gr_arena_printf(arena, "GRADUS_WORLD_SIZE=%d", size);
-    own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_RANK=%d", rank);
-    own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_SIZE=%d", size);
+    own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_RANK=%d", config->local_rank);
+    own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_SIZE=%d", config->local_size);
     own[count++] = gr_arena_printf(arena, "GRADUS_COORDINATOR=%s", config->coordinator);
     own[count++] = gr_arena_printf(arena, "GRADUS_SECRET=%s", config->secret_hex);
     own[count++] = gr_arena_printf(arena, "RANK=%d", rank);
     own[count++] = gr_arena_printf(arena, "WORLD_SIZE=%d", size);
-    own[count++] = gr_arena_printf(arena, "LOCAL_RANK=%d", rank);
-    own[count++] = gr_arena_printf(arena, "LOCAL_WORLD_SIZE=%d", size);
-    own[count++] = "MASTER_ADDR=127.0.0.1";
+    own[count++] = gr_arena_printf(arena, "LOCAL_RANK=%d", config->local_rank);
+    own[count++] = gr_arena_printf(arena, "LOCAL_WORLD_SIZE=%d", config->local_size);
+    own[count++] = gr_arena_printf(arena, "MASTER_ADDR=%s", config->master);
     own[count++] = gr_arena_printf(arena, "MASTER_PORT=%d", config->master_port);
     if (config->record != NULL) {
         own[count++] = gr_arena_printf(arena, "GRADUS_RECORD=%s", config->record);

@@ -8,10 +8,12 @@
 
 typedef struct gr_environ_config {
     char *const *inherited; /* the launcher's own environment */
-    int rank, world_size;   /* this host holds all ranks: local rank and size are the same */
-    int workers_min;        /* the job goes on with so many; 0: it needs all */
+    int rank, world_size;
+    int local_rank, local_size;
+    int workers_min; /* the job goes on with so many; 0: it needs all */
     const char *coordinator;
     const char *secret_hex;
+    const char *master;
     int master_port;
     const char *record;          /* GRADUS_RECORD; NULL: none */
     const char *const *set;      /* "NAME=value", whatever was inherited; NULL-terminated */

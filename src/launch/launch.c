@@ -8,13 +8,14 @@
 #include "launch/agent.h"
 #include "launch/descent.h"
 #include "launch/environ.h"
+#include "launch/meeting.h"
 #include "launch/output.h"
+#include "launch/remote.h"
 #include "launch/verdict.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,8 +59,20 @@ typedef enum gang_reason {
     REASON_COORDINATOR
 } gang_reason;
 
+/* The agent of one host, or the relay that stands for it. */
+struct host_agent {
+    struct gang *gang;
+    const gr_host *host;
+    pid_t pid;
+    int control_fd;
+    int words_fd; /* of a relay: why its host is lost */
+    bool over;    /* DONE, or lost */
+    uv_poll_t poll;
+};
+
 struct gang {
     const gr_launch_config *config;
+    const gr_hosts *hosts;
     gang_phase phase;
     gang_reason reason;
     gr_status status; /* of reasons other than REASON_WORKER */
@@ -85,13 +98,14 @@ struct gang {
     gr_spawn *spawns;
     gr_cores *parts;
     int null_fd;
-    int control_fd;
-    pid_t agent;
+    struct host_agent *agents; /* one a host */
+    int agents_begun, agents_ready, agents_over;
+    bool any_lost; /* of the agents: what it looked after is ours */
 
     uv_loop_t loop;
     bool loop_open;
     uv_signal_t signals[SIGNALS];
-    uv_poll_t control_poll, coordinator_poll;
+    uv_poll_t coordinator_poll;
     uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
     int faults_done;
 };
@@ -103,10 +117,22 @@ static int64_t now_us(void)
 
 /* ---- Telling and ending ---------------------------------------------------------------------- */
 
-static void tell_agent(struct gang *gang, int kind, int value)
+static void tell_agents(struct gang *gang, int kind, int value)
 {
     gr_agent_message message = {.kind = kind, .value = value};
-    (void)gr_agent_send(gang->control_fd, &message); /* if it is gone, the poll says so */
+    for (int i = 0; i < gang->agents_begun; i++) {
+        if (!gang->agents[i].over) { /* if it is gone, the poll says so */
+            (void)gr_agent_send(gang->agents[i].control_fd, &message);
+        }
+    }
+}
+
+static void signal_worker(struct gang *gang, int rank, int signal_number)
+{
+    const gr_host *host = gr_hosts_of_rank(gang->hosts, rank);
+    gr_agent_message message = {
+        .kind = GR_AGENT_FAULT, .rank = rank - host->first, .value = signal_number};
+    (void)gr_agent_send(gang->agents[host - gang->hosts->at].control_fd, &message);
 }
 
 static void on_phase_timer(uv_timer_t *timer);
@@ -124,7 +150,7 @@ static void kill_all(struct gang *gang)
 {
     if (gang->phase < PHASE_KILLING) {
         gang->told = true;
-        tell_agent(gang, GR_AGENT_KILL, 0);
+        tell_agents(gang, GR_AGENT_KILL, 0);
         enter(gang, PHASE_KILLING, KILL_PATIENCE_MS);
     }
 }
@@ -139,7 +165,7 @@ static void end_all(struct gang *gang, int signal_number, int64_t grace_ms)
         return;
     }
     gang->told = true;
-    tell_agent(gang, GR_AGENT_SIGNAL, signal_number);
+    tell_agents(gang, GR_AGENT_SIGNAL, signal_number);
     enter(gang, PHASE_ENDING, grace_ms);
 }
 
@@ -297,8 +323,7 @@ static void on_expel_timer(uv_timer_t *timer)
                          "rank %d (pid %d) kept the others waiting for %g s: it is expelled "
                          "(--expel-after)",
                          rank, (int)gang->ends[rank].pid, (double)gang->config->expel_us * 1e-6);
-            gr_agent_message message = {.kind = GR_AGENT_FAULT, .rank = rank, .value = SIGKILL};
-            (void)gr_agent_send(gang->control_fd, &message);
+            signal_worker(gang, rank, SIGKILL);
         }
     }
 }
@@ -372,9 +397,7 @@ static void on_fault_timer(uv_timer_t *timer)
             return;
         }
         gang->faults_done++;
-        gr_agent_message message = {
-            .kind = GR_AGENT_FAULT, .rank = fault->rank, .value = fault->signal_number};
-        (void)gr_agent_send(gang->control_fd, &message);
+        signal_worker(gang, fault->rank, fault->signal_number);
     }
 }
 
@@ -431,64 +454,144 @@ static void on_worker_end(struct gang *gang, const gr_agent_message *message)
     }
 }
 
-static void on_message(struct gang *gang, const gr_agent_message *message)
+/* A worker could not be started there, and so none runs on. */
+static void on_not_started(struct host_agent *agent, const gr_agent_message *message)
 {
-    bool known = message->rank >= 0 && message->rank < gang->config->workers;
-    if (message->kind == GR_AGENT_STARTED && known) {
-        gang->ends[message->rank].started = true;
-        gang->ends[message->rank].pid = message->pid;
-        gang->ends[message->rank].start_us = now_us();
+    struct gang *gang = agent->gang;
+    gr_spawn_error error = {.step = message->value, .error = message->error};
+    gr_diag diag;
+    gr_status status = gr_spawn_fail(gang->config->argv[0], &error, &diag);
+    set_reason(gang, REASON_NOT_STARTED, status);
+    if (gang->reason == REASON_NOT_STARTED && agent->host->local) {
+        gang->verdict = diag;
+    } else if (gang->reason == REASON_NOT_STARTED) {
+        (void)gr_fail(&gang->verdict, status, "on host %s: %s", gr_host_label(agent->host),
+                      diag.text);
+    }
+    kill_all(gang);
+}
+
+static void on_agent_over(struct host_agent *agent)
+{
+    struct gang *gang = agent->gang;
+    agent->over = true;
+    uv_poll_stop(&agent->poll);
+    if (++gang->agents_over < gang->hosts->count) {
+        return;
+    }
+    if (gang->any_lost) {
+        gr_descent_end(); /* what its workers had started fell to us */
+    }
+    start_draining(gang);
+}
+
+static void on_message(struct host_agent *agent, gr_agent_message *message)
+{
+    struct gang *gang = agent->gang;
+    bool known = message->rank >= 0 && message->rank < agent->host->workers;
+    message->rank += agent->host->first;
+    if (message->kind == GR_AGENT_READY) {
+        /* Nothing runs anywhere until all hosts are there. */
+        if (++gang->agents_ready == gang->hosts->count && gang->phase == PHASE_RUNNING) {
+            tell_agents(gang, GR_AGENT_START, 0);
+            on_fault_timer(&gang->fault_timer);
+        }
+    } else if (message->kind == GR_AGENT_STARTED && known) {
+        gr_worker_end *end = &gang->ends[message->rank];
+        end->started = true;
+        end->pid = message->pid;
+        end->host = gr_launch_host_of(gang->config, message->rank);
+        end->start_us = now_us();
         gang->started++;
     } else if (message->kind == GR_AGENT_EXITED && known) {
         on_worker_end(gang, message);
     } else if (message->kind == GR_AGENT_NOT_STARTED) {
-        gr_spawn_error error = {.step = message->value, .error = message->error};
-        gr_diag diag;
-        gr_status status = gr_spawn_fail(gang->config->argv[0], &error, &diag);
-        set_reason(gang, REASON_NOT_STARTED, status);
-        if (gang->reason == REASON_NOT_STARTED) {
-            gang->verdict = diag;
-        }
-        gang->told = true;
-        enter(gang, PHASE_KILLING, KILL_PATIENCE_MS);
+        on_not_started(agent, message);
     } else if (message->kind == GR_AGENT_DONE) {
-        start_draining(gang);
+        on_agent_over(agent);
     }
 }
 
-/* The agent was killed. The workers die with it; what they had started is ours now. */
-static void on_agent_lost(struct gang *gang)
+/* Why the agent, or the way to it, is gone. */
+static void describe_loss(const struct host_agent *agent, gr_diag *diag)
 {
-    set_reason(gang, REASON_AGENT_LOST, GR_E_IO);
-    if (gang->reason == REASON_AGENT_LOST) {
-        (void)gr_fail(&gang->verdict, GR_E_IO,
+    const struct gang *gang = agent->gang;
+    const char *name = agent->host->name;
+    char words[GR_DIAG_TEXT_BYTES];
+    ssize_t got = agent->words_fd >= 0 ? read(agent->words_fd, words, sizeof words - 1) : 0;
+    words[got > 0 ? got : 0] = '\0';
+    if (agent->host->local) {
+        (void)gr_fail(diag, GR_E_IO,
                       "the process that looks after the workers (gradus-agent, pid %d) was killed, "
                       "and the job with it",
-                      (int)gang->agent);
+                      (int)agent->pid);
+    } else if (gang->agents_ready < gang->hosts->count) {
+        (void)gr_fail(diag, GR_E_NOT_FOUND,
+                      "host %s cannot be used: %s; nothing was started; \"ssh %s %s version\" must "
+                      "answer without a question (--ssh-port, --ssh-identity-file, "
+                      "--remote-program)",
+                      name, words[0] != '\0' ? words : "its relay was killed", name,
+                      gang->config->program);
+    } else {
+        (void)gr_fail(diag, GR_E_PEER_LOST, "host %s was lost with its %d worker%s: %s", name,
+                      agent->host->workers, agent->host->workers == 1 ? "" : "s",
+                      words[0] != '\0' ? words : "the relay to it was killed");
     }
-    gr_descent_end();
-    gang->agent = 0;
-    start_draining(gang);
+}
+
+/* The agent, or the way to it, is gone, and its workers with it. */
+static void on_agent_lost(struct host_agent *agent)
+{
+    struct gang *gang = agent->gang;
+    gr_diag why;
+    bool running = gang->agents_ready == gang->hosts->count, on = running && !gang->told;
+    int lost = 0;
+    describe_loss(agent, &why);
+    gang->any_lost = true;
+    for (int i = 0; i < agent->host->workers && running; i++) {
+        int rank = agent->host->first + i;
+        gr_worker_end *end = &gang->ends[rank];
+        if (end->ended) {
+            continue;
+        }
+        lost++;
+        end->started = end->ended = end->lost = true;
+        end->wait_status = SIGKILL;
+        end->order = gang->ended++;
+        end->end_us = now_us();
+        end->host = gr_launch_host_of(gang->config, rank);
+        end->was_asked = gang->told;
+        gr_records_ended(gang->records, rank);
+        on = on && spare(gang, rank);
+    }
+    if (on && lost > 0) {
+        gr_log_write(gang->config->log, GR_LOG_WARN, "launch", "%s", why.text);
+    } else if (!on && !gang->told) {
+        gang->reason = REASON_AGENT_LOST;
+        gang->status = (gr_status)why.status;
+        gang->verdict = why;
+        end_after_failure(gang);
+    }
+    on_agent_over(agent);
 }
 
 static void on_control(uv_poll_t *poll, int status, int events)
 {
-    struct gang *gang = poll->data;
+    struct host_agent *agent = poll->data;
     (void)status;
     (void)events;
-    while (gang->phase < PHASE_DRAINING) {
+    while (!agent->over) {
         gr_agent_message message;
-        int error = gr_agent_receive(gang->control_fd, &message);
+        int error = gr_agent_receive(agent->control_fd, &message);
         if (error == EAGAIN) {
             return;
         }
         if (error != 0) {
-            on_agent_lost(gang);
+            on_agent_lost(agent);
         } else {
-            on_message(gang, &message);
+            on_message(agent, &message);
         }
     }
-    uv_poll_stop(poll);
 }
 
 static void on_output_settled(void *event_arg)
@@ -513,27 +616,6 @@ static void on_output_lost(void *event_arg, int error)
 
 /* ---- Preparation ----------------------------------------------------------------------------- */
 
-/* A port that was free a moment ago: for programs that open MASTER_PORT themselves. */
-static gr_status find_free_port(int *port_out, gr_diag *diag)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET};
-    socklen_t size = sizeof address;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    gr_status status = GR_OK;
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &size) != 0) {
-        status = gr_fail(diag, GR_E_IO, "no free port on 127.0.0.1 for MASTER_PORT: %s",
-                         strerror(errno));
-    } else {
-        *port_out = ntohs(address.sin_port);
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-    return status;
-}
-
 static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
 {
     gr_status status = gr_random_bytes(gang->secret, sizeof gang->secret, diag);
@@ -545,7 +627,8 @@ static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
                                     .members_min = gang->config->workers_min,
                                     .secret = gang->secret,
                                     .log = gang->config->log};
-    return gr_coordinator_create(&config, &gang->coordinator, diag);
+    status = gr_meeting_listen(gang->hosts, gang->config->environment, &config, diag);
+    return status != GR_OK ? status : gr_coordinator_create(&config, &gang->coordinator, diag);
 }
 
 static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
@@ -567,17 +650,25 @@ static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
     gr_environ_config environment = {.inherited = config->environment,
                                      .world_size = config->workers,
                                      .workers_min = config->workers_min,
-                                     .coordinator = gr_coordinator_address(gang->coordinator),
                                      .secret_hex = gang->secret_hex,
                                      .set = config->set,
                                      .defaults = config->defaults};
     gang->records = gr_records_create(config->workers);
-    gr_status status = find_free_port(&environment.master_port, diag);
+    gr_meeting meeting = {.hosts = gang->hosts,
+                          .environment = config->environment,
+                          .coordinator = gr_coordinator_address(gang->coordinator)};
+    gr_status status = gr_meeting_free_port(&environment.master_port, diag);
     for (int rank = 0; rank < config->workers && status == GR_OK; rank++) {
         gr_spawn *spawn = &gang->spawns[rank];
+        const gr_host *host = gr_hosts_of_rank(gang->hosts, rank);
         environment.rank = rank;
-        environment.record = gr_records_path(gang->records, rank);
-        status = gr_environ_build(&environment, &gang->arena, &gang->environment[rank], diag);
+        environment.local_rank = rank - host->first;
+        environment.local_size = host->workers;
+        environment.record = host->local ? gr_records_path(gang->records, rank) : NULL;
+        status = gr_meeting_find(&meeting, host, &gang->arena, &environment, diag);
+        if (status == GR_OK) {
+            status = gr_environ_build(&environment, &gang->arena, &gang->environment[rank], diag);
+        }
         *spawn = (gr_spawn){.argv = config->argv,
                             .file = config->file,
                             .environment = gang->environment[rank],
@@ -585,7 +676,7 @@ static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
                             .stdout_fd = gr_output_worker_fd(gang->output, rank, 0),
                             .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
         if (config->bind &&
-            gr_cores_deal(config->cores, config->workers, rank, &gang->parts[rank])) {
+            gr_cores_deal(config->cores, host->workers, rank - host->first, &gang->parts[rank])) {
             spawn->cores = &gang->parts[rank];
         } else if (config->restrict_cores) {
             spawn->cores = config->cores;
@@ -594,40 +685,93 @@ static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
     return status;
 }
 
-static gr_status start_agent(struct gang *gang, gr_diag *diag)
+/* In the process that was forked for it. */
+_Noreturn static void become_agent(const struct gang *gang, const gr_host *host, int control_fd,
+                                   int words_fd)
 {
-    int ends[2];
+    const gr_launch_config *config = gang->config;
+    gr_agent_config agent = {.workers = host->workers,
+                             .spawns = gang->spawns + host->first,
+                             .environment = gang->environment + host->first,
+                             .control_fd = control_fd};
+    if (host->local) {
+        gr_agent_run(&agent);
+    }
+    char folder[PATH_MAX] = "/";
+    (void)!getcwd(folder, sizeof folder);
+    gr_remote_config remote = {.host = host->name,
+                               .program = config->program,
+                               .ssh_port = config->ssh_port,
+                               .identity = config->ssh_identity,
+                               .start_timeout_us = config->start_timeout_us,
+                               .silence_us = config->host_timeout_us,
+                               .environment = config->environment,
+                               .order = {.workers = host->workers,
+                                         .bind = config->bind,
+                                         .silence_us = config->host_timeout_us,
+                                         .cores = config->cores_text,
+                                         .folder = folder,
+                                         .argv = (char **)(uintptr_t)config->argv,
+                                         .self = config->file != NULL,
+                                         .environment = agent.environment},
+                               .agent = agent,
+                               .words_fd = words_fd};
+    gr_remote_run(&remote);
+}
+
+static gr_status start_agent(struct gang *gang, const gr_host *host, gr_diag *diag)
+{
+    struct host_agent *agent = &gang->agents[gang->agents_begun];
+    int ends[2], words[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made: %s", strerror(errno));
     }
-    gang->agent = fork();
-    if (gang->agent == 0) {
-        gr_agent_config config = {.workers = gang->config->workers,
-                                  .spawns = gang->spawns,
-                                  .environment = gang->environment,
-                                  .control_fd = ends[1]};
+    if (pipe2(words, O_CLOEXEC | O_NONBLOCK) != 0) {
+        int error = errno;
+        close(ends[0]);
+        close(ends[1]);
+        return gr_fail(diag, GR_E_IO, "a pipe cannot be made: %s", strerror(error));
+    }
+    *agent = (struct host_agent){
+        .gang = gang, .host = host, .control_fd = ends[0], .words_fd = words[0]};
+    gang->agents_begun++;
+    agent->pid = fork();
+    if (agent->pid == 0) {
         gr_wipe(gang->secret, sizeof gang->secret);
         gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
-        gr_agent_run(&config);
+        become_agent(gang, host, ends[1], words[1]);
     }
     int fork_error = errno;
     close(ends[1]);
-    gang->control_fd = ends[0];
+    close(words[1]);
+    if (agent->pid < 0) {
+        agent->pid = 0;
+        return gr_fail(diag, GR_E_IO, "the agent process cannot be started: %s; see ulimit -u",
+                       strerror(fork_error));
+    }
+    if (fcntl(agent->control_fd, F_SETFL, O_RDWR | O_NONBLOCK) != 0) {
+        return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made non-blocking: %s",
+                       strerror(errno));
+    }
+    return GR_OK;
+}
+
+static gr_status start_agents(struct gang *gang, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    gang->agents = gr_arena_alloc(&gang->arena, (size_t)gang->hosts->count * sizeof *gang->agents);
+    if (gang->agents == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d hosts", gang->hosts->count);
+    }
+    for (int i = 0; i < gang->hosts->count && status == GR_OK; i++) {
+        status = start_agent(gang, &gang->hosts->at[i], diag);
+    }
     for (int rank = 0; rank < gang->config->workers; rank++) {
         gr_environ_wipe(gang->environment[rank]);
     }
     gr_wipe(gang->secret, sizeof gang->secret);
     gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
-    if (gang->agent < 0) {
-        gang->agent = 0;
-        return gr_fail(diag, GR_E_IO, "the agent process cannot be started: %s; see ulimit -u",
-                       strerror(fork_error));
-    }
-    if (fcntl(gang->control_fd, F_SETFL, O_RDWR | O_NONBLOCK) != 0) {
-        return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made non-blocking: %s",
-                       strerror(errno));
-    }
-    return GR_OK;
+    return status;
 }
 
 /* By whoever started us: nohup does so with SIGHUP, a shell's background job with SIGINT. */
@@ -655,12 +799,14 @@ static int start_handles(struct gang *gang)
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;
     }
-    gang->control_poll.data = gang->coordinator_poll.data = gang;
-    if (error == 0) {
-        error = uv_poll_init(loop, &gang->control_poll, gang->control_fd);
-    }
-    if (error == 0) {
-        error = uv_poll_start(&gang->control_poll, UV_READABLE, on_control);
+    gang->coordinator_poll.data = gang;
+    for (int i = 0; i < gang->agents_begun && error == 0; i++) {
+        struct host_agent *agent = &gang->agents[i];
+        agent->poll.data = agent;
+        error = uv_poll_init(loop, &agent->poll, agent->control_fd);
+        if (error == 0) {
+            error = uv_poll_start(&agent->poll, UV_READABLE, on_control);
+        }
     }
     if (error == 0) {
         error = uv_poll_init(loop, &gang->coordinator_poll, gr_coordinator_fd(gang->coordinator));
@@ -681,7 +827,6 @@ static gr_status start_loop(struct gang *gang, gr_diag *diag)
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "the event loop cannot be made: %s", uv_strerror(error));
     }
-    on_fault_timer(&gang->fault_timer);
     const gr_output_events events = {
         .settled = on_output_settled, .lost = on_output_lost, .event_arg = gang};
     gr_status status = gr_output_start(gang->output, &gang->loop, &events, diag);
@@ -714,14 +859,17 @@ static void stop_loop(struct gang *gang)
     GR_CHECK(uv_loop_close(&gang->loop) == 0);
 }
 
-/* The agent ends everything when its socket closes, and then itself. */
-static void stop_agent(struct gang *gang)
+/* Agents end everything when their socket closes, and then themselves. */
+static void stop_agents(struct gang *gang)
 {
-    if (gang->control_fd >= 0) {
-        close(gang->control_fd);
+    for (int i = 0; i < gang->agents_begun; i++) {
+        close(gang->agents[i].control_fd);
+        close(gang->agents[i].words_fd);
     }
-    while (gang->agent > 0 && gang->reason != REASON_STUCK && waitpid(gang->agent, NULL, 0) < 0 &&
-           errno == EINTR) {
+    for (int i = 0; i < gang->agents_begun && gang->reason != REASON_STUCK; i++) {
+        while (gang->agents[i].pid > 0 && waitpid(gang->agents[i].pid, NULL, 0) < 0 &&
+               errno == EINTR) {
+        }
     }
 }
 
@@ -783,7 +931,7 @@ static gr_status make_report(const struct gang *gang, gr_launch_report *report, 
 static void clean_up(struct gang *gang)
 {
     stop_loop(gang);
-    stop_agent(gang);
+    stop_agents(gang);
     gr_coordinator_destroy(gang->coordinator);
     gr_output_destroy(gang->output);
     gr_records_destroy(gang->records);
@@ -805,7 +953,7 @@ static gr_status run_gang(struct gang *gang, gr_launch_report *report, gr_diag *
         status = prepare_workers(gang, diag);
     }
     if (status == GR_OK) {
-        status = start_agent(gang, diag);
+        status = start_agents(gang, diag);
     }
     if (status == GR_OK) {
         status = start_loop(gang, diag);
@@ -821,7 +969,11 @@ static gr_status run_gang(struct gang *gang, gr_launch_report *report, gr_diag *
 
 gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out, gr_diag *diag)
 {
-    struct gang gang = {.config = config, .null_fd = -1, .control_fd = -1, .start_us = now_us()};
+    const gr_hosts here = {.count = 1, .at[0] = {.workers = config->workers, .local = true}};
+    struct gang gang = {.config = config,
+                        .hosts = config->hosts != NULL ? config->hosts : &here,
+                        .null_fd = -1,
+                        .start_us = now_us()};
     *report_out = (gr_launch_report){.rank = -1};
     if (config->workers < 1 || config->workers > GR_LAUNCH_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "-np: %d workers cannot be started here; 1 to %d can",

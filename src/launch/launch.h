@@ -2,11 +2,12 @@
 #ifndef GR_LAUNCH_LAUNCH_H
 #define GR_LAUNCH_LAUNCH_H
 
-/* Launch a gang of processes on this host and look after them until the last one has ended. Knows
- * nothing of training: a worker is a command. */
+/* Launch a gang of processes, on this host or on several, and look after them until the last one
+ * has ended. Knows nothing of training: a worker is a command. */
 
 #include "base/log.h"
 #include "launch/cores.h"
+#include "launch/hosts.h"
 #include "launch/records.h"
 
 enum {
@@ -46,6 +47,13 @@ typedef struct gr_launch_config {
     int64_t expel_us;         /* a worker that the others wait for so long is killed; 0: never */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
+    const gr_hosts *hosts;    /* with their ranks dealt; NULL: this host alone */
+    const char *cores_text;   /* what other hosts take for `cores`; NULL: all of theirs */
+    const char *program;      /* gradus on other hosts: an absolute path */
+    int ssh_port;             /* 0: as ssh has it */
+    const char *ssh_identity; /* a file; NULL: as ssh has it */
+    int64_t host_timeout_us;  /* a host that says nothing for so long is lost */
+
     int out_fd, err_fd; /* where the workers' output goes; borrowed */
     bool quiet;         /* only rank 0's */
     bool prefix;        /* "[rank] " in front of each line; else bytes as they come */
@@ -59,11 +67,19 @@ typedef struct gr_launch_config {
     const gr_log *log;   /* may be NULL */
 } gr_launch_config;
 
-/* Of the time until an expulsion, how long an operation waits before it fails; the rest is for those
- * that come late to the renewal. */
+/* Of the time until an expulsion, how long an operation waits before it fails; the rest is for
+ * those that come late to the renewal. */
 static inline int64_t gr_launch_stall_us(int64_t expel_us)
 {
     return expel_us / 4 * 3;
+}
+
+/* Where a rank runs, for prefixes and sentences; NULL: there is only one host. */
+static inline const char *gr_launch_host_of(const gr_launch_config *config, int rank)
+{
+    return config->hosts != NULL && config->hosts->count > 1
+               ? gr_host_label(gr_hosts_of_rank(config->hosts, rank))
+               : NULL;
 }
 
 /* May workers be lost? */
@@ -86,7 +102,8 @@ typedef struct gr_launch_report {
  * when this is called.
  *
  * Returns   GR_OK: every worker ended with exit code 0.
- *           GR_E_NOT_FOUND, GR_E_INVALID: the command or a setting is wrong, nothing has run.
+ *           GR_E_NOT_FOUND, GR_E_INVALID: the command, a host or a setting is wrong, nothing has
+ *           run.
  *           GR_E_PEER_LOST: a worker failed; GR_E_TIMEOUT: one did not join; GR_E_CANCELLED: ended
  *           by a signal; GR_E_IO, GR_E_NO_MEMORY: the operating system refused.
  * In all cases no process, socket or file of the job is left but the log files. */

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STREAMS = 2, READ_BYTES = 32 * 1024, PATH_BYTES = 4096 };
+enum { STREAMS = 2, READ_BYTES = 32 * 1024, PATH_BYTES = 4096, HOST_SHOWN_BYTES = 24 };
 
 struct stream {
     gr_output *output;
@@ -59,9 +59,13 @@ static size_t write_prefix(void *prefix_arg, char *text_out)
                  local.tm_min % 100, local.tm_sec % 100, (int)(now.tv_nsec / 1000000) % 1000);
     }
     const char *shade = colors[(size_t)from->rank % (sizeof colors / sizeof colors[0])];
-    int size = color ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm[%d]\033[0m %s", shade,
-                                from->rank, stamp)
-                     : snprintf(text_out, GR_LINES_PREFIX_BYTES, "[%d] %s", from->rank, stamp);
+    const char *host = gr_launch_host_of(config, from->rank);
+    char who[HOST_SHOWN_BYTES + 16];
+    snprintf(who, sizeof who, "[%d%s%.*s]", from->rank, host != NULL ? "@" : "", HOST_SHOWN_BYTES,
+             host != NULL ? host : "");
+    int size =
+        color ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm%s\033[0m %s", shade, who, stamp)
+              : snprintf(text_out, GR_LINES_PREFIX_BYTES, "%s %s", who, stamp);
     return (size_t)size;
 }
 

@@ -67,8 +67,10 @@ int gr_verdict_root(const gr_worker_end *ends, int workers)
 
 void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes)
 {
-    char what[160];
-    if (WIFSIGNALED(end->wait_status)) {
+    char what[160], where[160] = "";
+    if (end->lost) {
+        snprintf(what, sizeof what, "was lost with its host");
+    } else if (WIFSIGNALED(end->wait_status)) {
         int number = WTERMSIG(end->wait_status);
         snprintf(what, sizeof what, "was killed by signal %d (%s%s)", number, strsignal(number),
                  WCOREDUMP(end->wait_status) ? ", core dumped" : "");
@@ -86,8 +88,11 @@ void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, siz
             snprintf(what, sizeof what, "exited with code %d", code);
         }
     }
-    snprintf(text_out, text_bytes, "rank %d (pid %d) %s after %.1f s", rank, (int)end->pid, what,
-             (double)(end->end_us - end->start_us) * 1e-6);
+    if (end->host != NULL) {
+        snprintf(where, sizeof where, " on %s", end->host);
+    }
+    snprintf(text_out, text_bytes, "rank %d (pid %d%s) %s after %.1f s", rank, (int)end->pid, where,
+             what, (double)(end->end_us - end->start_us) * 1e-6);
 }
 
 void gr_verdict_list(const bool *chosen, int workers, char *text_out, size_t text_bytes)

@@ -96,6 +96,12 @@ static void an_end_is_described(void **state)
     expect_text(code(137),
                 "rank 2 (pid 123) exited with code 137 (as a shell does whose command was "
                 "killed by signal 9, Killed) after 3.2 s");
+    gr_worker_end end = ended(23, SIGKILL, false);
+    char text[256];
+    end.host = "host1";
+    end.lost = true;
+    gr_verdict_describe(2, &end, text, sizeof text);
+    assert_string_equal(text, "rank 2 (pid 123 on host1) was lost with its host after 3.2 s");
 }
 
 static void expect_list(unsigned mask, int workers, const char *expected)
@@ -180,8 +186,11 @@ static void the_environment_has_one_value_of_each_name(void **state)
     gr_environ_config config = {.inherited = inherited,
                                 .rank = 2,
                                 .world_size = 3,
+                                .local_rank = 1,
+                                .local_size = 2,
                                 .coordinator = "unix:@x",
                                 .secret_hex = "feed",
+                                .master = "host1",
                                 .master_port = 4711,
                                 .set = set,
                                 .defaults = defaults};
@@ -192,7 +201,9 @@ static void the_environment_has_one_value_of_each_name(void **state)
     expect_entry(entries, "PATH", "/bin");
     expect_entry(entries, "RANK", "2");
     expect_entry(entries, "RANKING", "1");
-    expect_entry(entries, "LOCAL_WORLD_SIZE", "3");
+    expect_entry(entries, "LOCAL_WORLD_SIZE", "2");
+    expect_entry(entries, "GRADUS_LOCAL_RANK", "1");
+    expect_entry(entries, "MASTER_ADDR", "host1");
     expect_entry(entries, "MASTER_PORT", "4711");
     expect_entry(entries, "GRADUS_COORDINATOR", "unix:@x");
     expect_entry(entries, "GRADUS_SECRET", "feed");

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/meeting.h"
+
+#include "base/fail.h"
+#include "link/address.h"
+#include "link/interface.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+gr_status gr_meeting_free_port(int *port_out, gr_diag *diag)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    socklen_t size = sizeof address;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    gr_status status = GR_OK;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &size) != 0) {
+        status = gr_fail(diag, GR_E_IO, "no free port on 127.0.0.1 for MASTER_PORT: %s",
+                         strerror(errno));
+    } else {
+        *port_out = ntohs(address.sin_port);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+    return status;
+}
+
+/* The value of a variable that the workers inherit; NULL. */
+static const char *inherited(char *const *environment, const char *name)
+{
+    size_t size = strlen(name);
+    for (char *const *entry = environment; *entry != NULL; entry++) {
+        if (strncmp(*entry, name, size) == 0 && (*entry)[size] == '=') {
+            return *entry + size + 1;
+        }
+    }
+    return NULL;
+}
+
+gr_status gr_meeting_listen(const gr_hosts *hosts, char *const *environment,
+                            gr_coordinator_config *config, gr_diag *diag)
+{
+    if (gr_hosts_all_local(hosts)) {
+        return GR_OK;
+    }
+    config->listen_host = "*";
+    return gr_ports_parse(inherited(environment, "GRADUS_PORTS"), &config->ports, diag);
+}
+
+/* On the interface that GRADUS_INTERFACE names. */
+static gr_status announce(const gr_meeting *meeting, const char *wanted, gr_arena *arena,
+                          gr_environ_config *environ_out, gr_diag *diag)
+{
+    gr_interfaces found;
+    char remote[GR_REMOTE_BYTES], address[GR_ADDRESS_BYTES] = "";
+    size_t at = 0;
+    gr_status status = gr_interfaces_find(wanted, &found, diag);
+    if (status == GR_OK) {
+        gr_interfaces_announce(&found, meeting->coordinator, remote);
+        (void)gr_address_next(remote, &at, address);
+        environ_out->coordinator = gr_arena_strdup(arena, address);
+    }
+    return status;
+}
+
+gr_status gr_meeting_find(const gr_meeting *meeting, const gr_host *host, gr_arena *arena,
+                          gr_environ_config *environ_out, gr_diag *diag)
+{
+    const char *wanted = inherited(meeting->environment, "GRADUS_INTERFACE");
+    const gr_host *first = &meeting->hosts->at[0];
+    gr_status status = GR_OK;
+    environ_out->coordinator = meeting->coordinator;
+    environ_out->master = first->local ? "127.0.0.1" : gr_host_label(first);
+    if (gr_hosts_all_local(meeting->hosts)) {
+        return GR_OK;
+    }
+    if (wanted != NULL && wanted[0] != '\0') {
+        status = announce(meeting, wanted, arena, environ_out, diag);
+    } else {
+        const char *port = strrchr(meeting->coordinator, ':');
+        environ_out->coordinator =
+            gr_arena_printf(arena, "tcp:%s%s", host->local ? "127.0.0.1" : "*", port);
+    }
+    if (!host->local && first->local) {
+        environ_out->master = "*";
+    }
+    return status != GR_OK || environ_out->coordinator != NULL
+               ? status
+               : gr_fail(diag, GR_E_NO_MEMORY, "no memory for an address");
+}

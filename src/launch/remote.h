@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_REMOTE_H
+#define GR_LAUNCH_REMOTE_H
+
+/* The launcher's end of the way to another host: a process that stands where the agent of this host
+ * would, runs `ssh HOST gradus agent --stdio`, hands the order over, and carries messages and
+ * output. To the launcher it is an agent: the same socket, the same pipes. */
+
+#include "launch/agent.h"
+#include "launch/order.h"
+
+typedef struct gr_remote_config {
+    const char *host;         /* as ssh takes it */
+    const char *program;      /* gradus there */
+    int ssh_port;             /* 0: as ssh has it */
+    const char *identity;     /* file with a private key; NULL: as ssh has it */
+    int64_t start_timeout_us; /* until it answers; 0: for ever */
+    int64_t silence_us;       /* a host that says nothing for so long is lost */
+    char *const *environment; /* of ssh */
+    gr_order order;
+    gr_agent_config agent; /* of the workers there */
+    int words_fd;          /* a pipe: why it is lost, as text, if it is */
+} gr_remote_config;
+
+/* Runs in the process that was forked for it, and ends it. When the host is lost the control socket
+ * closes without DONE. */
+_Noreturn void gr_remote_run(const gr_remote_config *config);
+
+#endif

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LAUNCH_SERVE_H
+#define GR_LAUNCH_SERVE_H
+
+/* The host's end of the way from a launcher on another host: takes the order, has an agent start
+ * the workers, and carries its messages and their output. When the launcher or the connection is
+ * gone, everything ends. */
+
+#include <gradus/status.h>
+
+/* Blocks until nothing of the job is left here. GR_OK: all was reported to the launcher; else
+ * `diag` says why not. The process must have no other threads and no children. `environment` is
+ * the host's own. */
+gr_status gr_serve_run(int in_fd, int out_fd, char *const *environment,
+                       gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,329 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gradus run -H`: network namespaces with an sshd of their own, on keys and a port of the test's."""
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import MARK, wait_until
+
+sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
+import hosts as namespaces  # noqa: E402
+
+PORT = 2222
+SSHD = "/usr/sbin/sshd"
+SLEEP = ["sh", "-c", "echo up; exec sleep 1000"]
+
+
+class Cluster:
+    """Hosts with sshd; the launcher runs on the bridge between them."""
+
+    def __init__(self, gradus, made, folder):
+        self.gradus, self.made, self.folder, self.daemons = gradus, made, folder, []
+        self.names = [made.address(host) for host in range(made.count)]
+
+    def open(self):
+        for key in ("host", "user"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
+                            self.folder / key], check=True)
+        (self.folder / "authorized").write_text((self.folder / "user.pub").read_text())
+        (self.folder / "ssh_config").write_text(f"""
+UserKnownHostsFile {self.folder}/known
+StrictHostKeyChecking accept-new
+SetEnv {MARK}={self.gradus.mark}
+""")
+        tools = self.folder / "tools"
+        tools.mkdir()
+        (tools / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
+        (tools / "ssh").chmod(0o755)
+        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
+        for host in range(self.made.count):
+            self.serve(host)
+
+    def serve(self, host, port=PORT, more=""):
+        """An sshd, once it listens."""
+        config = self.folder / f"sshd_config{port}"
+        config.write_text(f"""
+Port {port}
+HostKey {self.folder}/host
+AuthorizedKeysFile {self.folder}/authorized
+PidFile none
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+AcceptEnv {MARK}
+{more}
+""")
+        daemon = self.made.popen(host, [SSHD, "-D", "-e", "-f", config], stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.PIPE, text=True)
+        self.daemons.append(daemon)
+        line = daemon.stderr.readline()
+        assert "listening" in line, line
+
+    def close(self):
+        namespaces.stop(self.daemons)
+
+    def words(self, flags, identity="user"):
+        return ["ip", "netns", "exec", self.made.switch, self.gradus.program, "run", "-p", str(PORT),
+                "-i", str(self.folder / identity), *map(str, flags)]
+
+    def environment(self):
+        return self.gradus.environment(
+            {"PATH": f"{self.folder}/tools:{os.environ['PATH']}", "GRADUS_TEST_WORD": "it's"})
+
+    def run(self, *flags, **more):
+        return subprocess.run(self.words(flags, **more), env=self.environment(), cwd=self.folder,
+                              capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+                              check=False)
+
+    def start(self, *flags):
+        process = subprocess.Popen(self.words(flags), env=self.environment(), cwd=self.folder,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.gradus.started.append(process)
+        return process
+
+    def all_up(self, *flags, workers=4):
+        """A job of which every worker runs: its launcher."""
+        launcher = self.start(*flags, "--", *SLEEP)
+        for _ in range(workers):
+            assert launcher.stdout.readline().endswith("up\n")
+        return launcher
+
+    def find(self, host, name):
+        """Processes of that name in a host's namespace."""
+        pids = subprocess.check_output(["ip", "netns", "pids", self.made.names[host]], text=True)
+        return [int(pid) for pid in pids.split() if comm_of(pid) == name]
+
+
+def comm_of(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def cluster_of(count, gradus, folder):
+    if not os.path.exists(SSHD) or shutil.which("ssh") is None:
+        pytest.skip("there is no sshd: install openssh-server")
+    made = namespaces.Hosts(count, build=os.environ["GRADUS_BUILD_DIR"])
+    try:
+        made.open()
+    except namespaces.Unavailable as why:
+        pytest.skip(str(why))
+    cluster = Cluster(gradus, made, folder)
+    try:
+        cluster.open()
+        yield cluster
+    finally:
+        gradus.close()
+        cluster.close()
+        made.close()
+
+
+@pytest.fixture
+def two(gradus, tmp_path):
+    with cluster_of(2, gradus, tmp_path) as cluster:
+        yield cluster
+
+
+def both(cluster, slots=2):
+    return ",".join(f"{name}:{slots}" for name in cluster.names)
+
+
+def end_of(launcher):
+    out, err = launcher.communicate(timeout=30)
+    return launcher.returncode, out, err
+
+
+PLACE = """echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GRADUS_LOCAL_RANK $GRADUS_LOCAL_SIZE \\
+$MASTER_ADDR $GRADUS_TEST_WORD $PWD; echo on stderr >&2"""
+
+
+def test_places_prefixes_and_environment(two):
+    done = two.run("-H", both(two), "--", "sh", "-c", PLACE)
+    assert done.returncode == 0, done.stderr
+    a, b = two.names
+    expected = [f"[{rank}@{host}] {rank} 4 {local} 2 {local} 2 {a} it's {two.folder}"
+                for rank, (host, local) in enumerate([(a, 0), (a, 1), (b, 0), (b, 1)])]
+    assert sorted(done.stdout.splitlines()) == expected
+    assert sorted(done.stderr.splitlines()) == [
+        f"[{rank}@{host}] on stderr" for rank, host in enumerate([a, a, b, b])]
+
+
+def test_the_first_rank_here_and_a_hostfile(two):
+    """The rank of the launcher's host is started without ssh; the others are told its address."""
+    (two.folder / "hosts").write_text(
+        f"# three\nlocalhost slots=1\n\n{two.names[0]} slots=2 # two\n{two.names[1]}:4\n")
+    done = two.run("-np", 4, "--hostfile", "hosts", "--", "sh", "-c", "echo $RANK $MASTER_ADDR")
+    assert done.returncode == 0, done.stderr
+    here = f"{namespaces.NETWORK}.254"
+    assert sorted(done.stdout.splitlines()) == [
+        "[0@localhost] 0 127.0.0.1", f"[1@{two.names[0]}] 1 {here}", f"[2@{two.names[0]}] 2 {here}",
+        f"[3@{two.names[1]}] 3 {here}"]
+
+
+def test_workers_meet(gradus, tmp_path):
+    with cluster_of(4, gradus, tmp_path) as four:
+        done = four.run("-H", both(four, 1), "--no-prefix", "--", gradus.program, "bench",
+                        "allreduce", "--sizes", "4,100k,3m", "--iters", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(rows) >= 3 and all(row["wrong"] == 0 for row in rows)
+    assert rows[0]["link"] == "tcp"
+
+
+def test_output_arrives_whole(two):
+    script = "for i in $(seq 100000); do echo $RANK line $i; done"
+    done = two.run("-H", both(two, 1), "--", "bash", "-c", script)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        begin = f"[{rank}@{two.names[rank]}] {rank} line "
+        numbers = [line[len(begin):] for line in done.stdout.splitlines() if line.startswith(begin)]
+        assert numbers == [str(i) for i in range(1, 100001)]
+
+
+def test_a_worker_fails(two, gradus):
+    done = two.run("-H", both(two), "--", "sh", "-c",
+                   "echo last word; [ $RANK != 2 ] || exit 7; exec sleep 1000")
+    assert done.returncode == 1
+    assert "gradus: rank 2 (pid " in done.stderr and f" on {two.names[1]})" in done.stderr
+    assert "exited with code 7" in done.stderr and "    last word" in done.stderr
+    gradus.wait_for_nothing()
+
+
+def test_a_worker_is_killed_and_the_others_go_on(two, gradus):
+    launcher = two.start("-H", both(two), "--min-workers", 1, "--", "sh", "-c",
+                         "echo up; read line < gate; echo done")
+    os.mkfifo(two.folder / "gate")
+    for _ in range(4):
+        launcher.stdout.readline()
+    os.kill(two.find(1, "sh")[0], signal.SIGKILL)
+    assert "the job goes on with 3 workers" in launcher.stderr.readline()
+    # Whoever opens the gate gets its one line.
+    for _ in range(3):
+        with open(two.folder / "gate", "w") as gate:
+            gate.write("go\n")
+        launcher.stdout.readline()
+    assert end_of(launcher)[0] == 0
+
+
+def test_a_program_that_is_not_there(two):
+    done = two.run("-H", both(two), "--", "no-such-program")
+    assert done.returncode == 2
+    assert "gradus: on host " in done.stderr and "command not found" in done.stderr
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--remote-program", "/no/such gradus"], ["/no/such gradus", "No such file"]),
+    (["-p", "1"], ["Connection refused"]),
+])
+def test_a_host_cannot_be_used(two, flags, words):
+    done = two.run("-H", f"localhost:1,{two.names[0]}:1", *flags, "--", "touch", "started")
+    assert done.returncode == 2
+    assert f"gradus: host {two.names[0]} cannot be used: " in done.stderr
+    for word in [*words, "nothing was started"]:
+        assert word in done.stderr
+    assert not (two.folder / "started").exists()
+
+
+def test_a_key_that_is_not_permitted(two):
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", two.folder / "other"],
+                   check=True)
+    done = two.run("-H", two.names[0], "--", "true", identity="other")
+    assert done.returncode == 2 and "Permission denied" in done.stderr
+
+
+def test_a_login_that_prints(two):
+    """What a shell's start says before gradus answers is not taken for an answer."""
+    two.serve(0, PORT + 1, "ForceCommand echo hello; sh -c \"$SSH_ORIGINAL_COMMAND\"")
+    done = two.run("-p", PORT + 1, "-H", two.names[0], "--", "echo", "here")
+    assert (done.returncode, done.stdout) == (0, "[0] here\n"), done.stderr
+
+
+def test_signals(two, gradus):
+    launcher = two.start("-H", both(two), "--", "sh", "-c",
+                         "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.05; done")
+    for _ in range(4):
+        assert launcher.stdout.readline().endswith("up\n")
+    launcher.terminate()
+    code, out, err = end_of(launcher)
+    assert code == 1 and out.count("told") == 4, err
+    gradus.wait_for_nothing()
+
+
+@pytest.mark.parametrize("name", ["gradus-agent", "gradus-serve", "sshd"])
+def test_what_looks_after_a_host_is_killed(two, gradus, name):
+    launcher = two.all_up("-H", both(two))
+    daemon = {process.pid for process in two.daemons}
+    # A session of sshd is a child of the daemon.
+    os.kill(next(pid for pid in two.find(1, name) if pid not in daemon), signal.SIGKILL)
+    code, _, err = end_of(launcher)
+    assert code == 1
+    assert f"gradus: host {two.names[1]} was lost with its 2 workers: " in err
+    gradus.wait_for_nothing(2)
+
+
+def test_a_host_is_lost_and_the_others_go_on(two):
+    launcher = two.start("-H", both(two), "--min-workers", 2, "--", "sh", "-c",
+                         "echo up; [ $RANK -lt 2 ] || exec sleep 1000; read line < gate$RANK")
+    for rank in range(2):
+        os.mkfifo(two.folder / f"gate{rank}")
+    for _ in range(4):
+        launcher.stdout.readline()
+    os.kill(two.find(1, "gradus-serve")[0], signal.SIGKILL)
+    lines = [launcher.stderr.readline() for _ in range(3)]
+    assert f"on {two.names[1]}) was lost with its host" in lines[0]
+    assert f"host {two.names[1]} was lost with its 2 workers" in lines[2]
+    for rank in range(2):
+        (two.folder / f"gate{rank}").write_text("go\n")
+    assert end_of(launcher)[0] == 0
+
+
+def test_a_cable_is_cut(two, gradus):
+    """Neither side hears of the other: both end, each by its own clock."""
+    launcher = two.all_up("-H", both(two), "--host-timeout", "1s")
+    namespaces.ip("-n", two.made.names[1], "link", "set", "eth0", "down")
+    code, _, err = end_of(launcher)
+    assert code == 1 and "nothing was heard of it for 1.0 s" in err
+    gradus.wait_for_nothing(3)
+
+
+def test_the_launcher_is_killed(two, gradus):
+    launcher = two.all_up("-H", both(two))
+    launcher.kill()
+    launcher.wait()
+    begin = time.monotonic()
+    gradus.wait_for_nothing(10)
+    assert time.monotonic() - begin < 2
+
+
+def test_the_secret_is_in_no_command_line(two):
+    launcher = two.start("-H", both(two, 1), "--", "sh", "-c", "echo $GRADUS_SECRET; exec sleep 1000")
+    secret = launcher.stdout.readline().split()[1].encode()
+    assert len(secret) == 64
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            assert secret not in (entry / "cmdline").read_bytes()
+    launcher.terminate()
+    assert secret.decode() not in end_of(launcher)[2]
+
+
+@pytest.mark.parametrize("flags, word", [
+    (["-H", "a:1", "--hostfile", "x"], "both"),
+    (["-H", "a:0"], 'a:0" is no host'),
+    (["-H", "-oProxyCommand=x"], "is no host"),
+    (["-np", "3", "-H", "a:1,b:1"], "slots for 2 only"),
+    (["--hostfile", "hosts"], "hosts:2"),
+])
+def test_bad_hosts(gradus, flags, word):
+    (gradus.folder / "hosts").write_text("a slots=2\nb cores=3\n")
+    done = gradus("run", *flags, "--", "true")
+    assert done.returncode == 2 and word in done.stderr
