@@ -113,6 +113,9 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
         return;
     }
     exec->diag = *diag;
+    /* Another rank, stopped for a while say, may have all that it needs to finish what failed here,
+     * and will be believed: it must not read zeros. */
+    gr_mesh_keep(exec->mesh);
     gr_log_write(exec->log, GR_LOG_DEBUG, "coll", "the communicator ends: %s", diag->text);
     if (exec->timeline) {
         gr_timeline_mark(exec->timeline, GR_TIMELINE_FAILURE, diag->text);

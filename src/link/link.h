@@ -138,6 +138,9 @@ void gr_mesh_wake(gr_mesh *mesh);
  * zeroed. */
 gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 void gr_mesh_free(gr_mesh *mesh, void *mem);
+/* From now on gr_mesh_free leaves the memory as it is until the mesh goes: operations have failed
+ * here that a peer may still finish from what it can read of us. */
+void gr_mesh_keep(gr_mesh *mesh);
 
 /* ---- One link -------------------------------------------------------------------------------- */
 

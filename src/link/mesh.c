@@ -651,9 +651,14 @@ gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out)
 
 void gr_mesh_free(gr_mesh *mesh, void *mem)
 {
-    if (mem != NULL) {
+    if (mem != NULL && !mesh->keeps) {
         mesh->ops->free(mesh, mem);
     }
+}
+
+void gr_mesh_keep(gr_mesh *mesh)
+{
+    mesh->keeps = true;
 }
 
 void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out)

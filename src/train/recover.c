@@ -51,11 +51,14 @@ static gr_status copy_from(gr_trainer *t, int giver, gr_progress *progress)
     bool gives = t->rank == giver;
     const char *name;
     gr_progress theirs = *progress;
-    float *room = gives ? NULL : malloc((size_t)(states + 1) * length * sizeof *room);
-    if (!gives && room == NULL) {
-        return GR_E_NO_MEMORY;
+    void *memory = NULL; /* gr_alloc: stays readable for others when a broadcast fails here */
+    gr_status status =
+        gives ? GR_OK : gr_alloc(t->comm, (size_t)(states + 1) * length * sizeof(float), &memory);
+    if (status != GR_OK) {
+        return status;
     }
-    gr_status status = gr_broadcast(t->comm, &theirs, sizeof theirs, GR_U8, giver);
+    float *room = memory;
+    status = gr_broadcast(t->comm, &theirs, sizeof theirs, GR_U8, giver);
     for (int i = 0; i <= states && status == GR_OK; i++) {
         float *own = i == 0 ? t->values : gr_optimizer_state(t->optimizer, i - 1, &name);
         status =
@@ -68,7 +71,7 @@ static gr_status copy_from(gr_trainer *t, int giver, gr_progress *progress)
     if (status == GR_OK) {
         *progress = theirs;
     }
-    free(room);
+    gr_free(t->comm, room);
     return status;
 }
 
