@@ -31,6 +31,7 @@ typedef struct gr_group_config {
     const char *ports;              /* GRADUS_PORTS: "40000-40100"; NULL: any */
     int64_t members_min;            /* GRADUS_MIN_WORKERS; 0: all */
     int64_t join_timeout_us;        /* GRADUS_JOIN_TIMEOUT */
+    int64_t peer_timeout_us;        /* GRADUS_PEER_TIMEOUT */
     int64_t op_timeout_us; /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
     int64_t stall_warn_us; /* GRADUS_STALL_WARN; 0: never */
     int64_t stall_fail_us; /* GRADUS_STALL_FAIL; 0: op_timeout_us */

@@ -161,6 +161,7 @@ static gr_status open_mesh(joining *join, gr_diag *diag)
     config.listen_host = gr_interfaces_listen_host(&join->interfaces);
     config.ports = join->ports;
     config.streams_max = gr_interfaces_streams_max(&join->interfaces, join->config->streams);
+    config.peer_timeout_us = join->config->peer_timeout_us;
     config.spin_us = join->config->spin_us;
     config.cma = join->config->cma == 0;
     config.clock = join->clock;

@@ -78,6 +78,7 @@ typedef struct gr_mesh_config {
     int64_t handshake_timeout_us; /* a connection that is not authenticated by then is closed */
     int half_open_max;            /* connections in handshake at a time; more are refused */
     int streams_max;              /* that gr_mesh_connect_streams is asked for, at most */
+    int64_t peer_timeout_us;      /* tcp: a peer that acknowledges nothing for so long is lost */
     int64_t spin_us;              /* longest busy wait before sleeping; 0: never spin */
     size_t heap_bytes_max;        /* shm: address space for gr_mesh_alloc (sparse) */
     bool cma;                     /* shm: peers may read and write memory of this process, where the

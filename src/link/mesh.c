@@ -45,6 +45,7 @@ void gr_mesh_config_init(gr_mesh_config *config)
         .handshake_timeout_us = 5000000,
         .half_open_max = 256,
         .streams_max = 1,
+        .peer_timeout_us = 25000000,
         .spin_us = 50,
         .cma = true,
         .heap_bytes_max = (size_t)(memory < heap_min   ? heap_min
@@ -542,6 +543,7 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     mesh->attach_timeout_us = config->handshake_timeout_us;
     mesh->settle_by_us = gr_clock_deadline_us(&config->clock, config->handshake_timeout_us);
     mesh->poll_at_us = now;
+    mesh->peer_timeout_us = config->peer_timeout_us;
     mesh->spin = (gr_spin){.max_us = config->spin_us, .now_us = config->spin_us};
     atomic_init(&mesh->woken, false);
     if (ops->inside) {

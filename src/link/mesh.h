@@ -71,6 +71,7 @@ struct gr_mesh {
     bool door_ready; /* the door has something to do */
     bool looked;     /* a wait has looked at the sockets just now */
     bool keeps;      /* gr_mesh_keep */
+    int64_t peer_timeout_us;
     int64_t settle_by_us, poll_at_us, attach_timeout_us;
     gr_spin spin;
     gr_mesh_news *news; /* of shared.h; NULL: none */

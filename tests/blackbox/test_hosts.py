@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -154,6 +155,29 @@ def test_a_dead_rank_is_named_with_its_host(gradus, two):
             assert "rank 2 (host b) died" in texts[rank], texts
     finally:
         namespaces.stop([coordinator, *processes])
+
+
+def test_a_host_vanishes_without_a_word(gradus):
+    """Its cable is out: nothing is said or closed, it only acknowledges no more."""
+    with make(3) as made:
+        coordinator, processes = made.start(
+            [gradus.program, "bench", "allreduce", "--sizes", "100k", "--time", "60s"],
+            env={"GRADUS_PEER_TIMEOUT": "500ms"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True)
+        try:
+            line = processes[0].stdout.readline()   # all have met
+            assert line.startswith("#"), line
+            namespaces.ip("-n", made.names[2], "link", "set", "eth0", "down")
+            begin = time.monotonic()
+            texts = namespaces.collect(processes[:2], 20)
+            seconds = time.monotonic() - begin
+            for rank in (0, 1):
+                assert processes[rank].wait() != 0
+                assert "rank 2" in texts[rank], texts
+            assert seconds < 5   # 25 s, were it not for the timeout
+            print(f"noticed after {seconds:.3f} s")
+        finally:
+            namespaces.stop([coordinator, *processes])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -13,13 +13,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum {
-    /* A host that vanishes without a word: noticed after 10 + 3 * 5 seconds of silence. */
-    KEEPALIVE_IDLE_S = 10,
-    KEEPALIVE_INTERVAL_S = 5,
-    KEEPALIVE_COUNT = 3,
-    UNACKNOWLEDGED_MS = 25000
-};
+/* A host that vanishes without a word is noticed by what it does not acknowledge, and where nothing
+ * is sent by probes of the kernel, which counts them in seconds. */
+enum { KEEPALIVE_SHARE = 5 /* of the timeout, each probe */ };
 
 enum {
     DIRECT_MAX = 4,     /* peers that are read from instead of asking epoll */
@@ -101,12 +97,15 @@ static void set_options(gr_link *base, int fd)
      * the speed of messages of 1 MiB and more there (bench_link); reno is in every kernel, and
      * every user may choose it. */
     static const char calm[] = "reno";
+    int64_t timeout_us = base->mesh->peer_timeout_us;
+    int probe_s = (int)(timeout_us / KEEPALIVE_SHARE / 1000000);
+    probe_s = probe_s > 0 ? probe_s : 1;
     set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
-    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, probe_s);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, probe_s);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_SHARE - 1);
+    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)(timeout_us / 1000));
     base->mesh->stats.system_calls += 6;
     if (is_local(fd)) {
         (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1);
