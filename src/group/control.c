@@ -4,13 +4,31 @@
 #include "base/fail.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+/* As the tcp links do it: after 10 s without a word, three questions in 15 s. */
+enum { KEEPALIVE_IDLE_S = 10, KEEPALIVE_INTERVAL_S = 5, KEEPALIVE_COUNT = 3 };
+_Static_assert(KEEPALIVE_IDLE_S + KEEPALIVE_COUNT * KEEPALIVE_INTERVAL_S == GR_CONTROL_SILENCE_S,
+               "silence is noticed then");
+
+static void set_option(int fd, int level, int name, int value)
+{
+    /* A Unix socket knows none of them, and needs none. */
+    (void)setsockopt(fd, level, name, &value, sizeof value);
+}
+
 void gr_control_init(gr_control *control, int fd, uint8_t *in, size_t in_capacity)
 {
     *control = (gr_control){.fd = fd, .in = in, .in_capacity = in_capacity};
+    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
+    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, GR_CONTROL_SILENCE_S * 1000);
 }
 
 void gr_control_close(gr_control *control)
@@ -42,6 +60,20 @@ void gr_control_put_bulk(gr_control *control, const uint8_t *message, size_t siz
     control->bulk_at = control->out_filled;
 }
 
+/* The first reason is the one that counts: later ones only say that there is none. */
+static gr_status end_with(gr_control *control, int error)
+{
+    control->error = control->ended ? control->error : error;
+    control->ended = true;
+    return GR_E_PEER_LOST;
+}
+
+bool gr_control_is_cut(const gr_control *control)
+{
+    return control->error == ETIMEDOUT || control->error == EHOSTUNREACH ||
+           control->error == ENETUNREACH || control->error == ENETDOWN;
+}
+
 gr_status gr_control_flush(gr_control *control)
 {
     for (;;) {
@@ -59,7 +91,7 @@ gr_status gr_control_flush(gr_control *control)
             continue;
         }
         if (sent < 0) {
-            return errno == EAGAIN ? GR_PENDING : GR_E_PEER_LOST;
+            return errno == EAGAIN ? GR_PENDING : end_with(control, errno);
         }
         if (!bulk) {
             control->out_sent += (size_t)sent;
@@ -103,7 +135,7 @@ gr_status gr_control_get(gr_control *control, gr_message_kind *kind_out, const u
         } else if (got < 0 && errno == EAGAIN) {
             return GR_PENDING;
         } else if (got == 0 || errno != EINTR) {
-            return GR_E_PEER_LOST;
+            return end_with(control, got == 0 ? 0 : errno);
         }
     }
 }

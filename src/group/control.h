@@ -8,7 +8,9 @@
 #include "group/message.h"
 
 typedef struct gr_control {
-    int fd; /* -1: closed */
+    int fd;     /* -1: closed */
+    bool ended; /* the connection is over, whoever closed it; the fd is still to be closed */
+    int error;  /* why, as errno; 0: the peer has closed it */
     uint8_t *in;
     size_t in_capacity, in_filled, in_taken;
     uint8_t out[2 * GR_MESSAGE_SMALL_MAX];
@@ -18,7 +20,9 @@ typedef struct gr_control {
     size_t bulk_at; /* it goes out when this much of `out` has gone */
 } gr_control;
 
-/* `in` of in_capacity bytes is borrowed, the fd transferred. */
+/* `in` of in_capacity bytes is borrowed, the fd transferred. A peer from which nothing comes any
+ * more, not even what every kernel answers, is given up after GR_CONTROL_SILENCE_S. */
+enum { GR_CONTROL_SILENCE_S = 25 };
 void gr_control_init(gr_control *control, int fd, uint8_t *in, size_t in_capacity);
 void gr_control_close(gr_control *control);
 
@@ -26,6 +30,9 @@ void gr_control_close(gr_control *control);
 gr_status gr_control_put(gr_control *control, const uint8_t *message,
                          size_t size_bytes) GR_MUST_CHECK;
 void gr_control_put_bulk(gr_control *control, const uint8_t *message, size_t size_bytes);
+
+/* Did it end since the peer, or the network to it, is silent? */
+bool gr_control_is_cut(const gr_control *control);
 
 /* Write what the socket takes. GR_OK: all is gone; GR_PENDING; GR_E_PEER_LOST. */
 gr_status gr_control_flush(gr_control *control) GR_MUST_CHECK;

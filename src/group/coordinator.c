@@ -224,7 +224,9 @@ static void listen_to(gr_coordinator *coordinator, member *from)
         }
     }
     if (status == GR_E_PEER_LOST) {
-        lose(coordinator, from, "it ended without leaving the group");
+        lose(coordinator, from,
+             gr_control_is_cut(&from->control) ? "nothing comes from its host any more"
+                                               : "it ended without leaving the group");
     } else if (status < 0) {
         lose(coordinator, from, "it sent garbage to the coordinator");
     }

@@ -210,6 +210,23 @@ static void say_why(gr_group *group, const gr_diag *failure)
     }
 }
 
+/* The coordinator decides who goes on: whoever it does not reach cannot know, and ends. */
+static gr_status without_coordinator(const gr_group *group, gr_diag *diag)
+{
+    if (gr_control_is_cut(&group->control)) {
+        return gr_fail(
+            diag, GR_E_PEER_LOST,
+            "rank %d is cut off from the job's coordinator (%s) and ends: only the ranks "
+            "that the coordinator reaches go on; see to the network between this host "
+            "and the one of `gradus run`, and look there how the job goes on",
+            group->rank, strerror(group->control.error));
+    }
+    return gr_fail(diag, GR_E_PEER_LOST,
+                   "the job's coordinator has ended, or has given rank %d up: is `gradus run` "
+                   "still there?",
+                   group->rank);
+}
+
 /* One look at what the coordinator says. GR_OK: something; GR_PENDING: nothing. */
 static gr_status hear(joining *join, gr_diag *diag)
 {
@@ -220,8 +237,7 @@ static gr_status hear(joining *join, gr_diag *diag)
     gr_diag failure;
     gr_status status = gr_control_get(&group->control, &kind, &body, &size, diag);
     if (status == GR_E_PEER_LOST) {
-        return gr_fail(diag, GR_E_PEER_LOST,
-                       "the job's coordinator has ended: is `gradus run` still there?");
+        return without_coordinator(group, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -301,7 +317,7 @@ static gr_status wait_for(joining *join, const uint64_t *number, gr_diag *diag)
                                     gr_message_put_empty(GR_MESSAGE_ASK, message));
         }
         if (status < 0 || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
-            return gr_fail(diag, GR_E_PEER_LOST, "the job's coordinator closed the connection");
+            return without_coordinator(group, diag);
         }
         sleep_on(join, group->control.fd, POLLIN, asked ? GR_NEVER : join->ask_at_us);
     }
@@ -452,8 +468,7 @@ static gr_status be_ready(joining *join, gr_diag *diag)
     gr_status status =
         gr_control_put(control, message, gr_message_put_empty(GR_MESSAGE_READY, message));
     if (status != GR_OK || gr_control_flush(control) == GR_E_PEER_LOST) {
-        return gr_fail(diag, GR_E_PEER_LOST,
-                       "the job's coordinator has ended: is `gradus run` still there?");
+        return without_coordinator(join->group, diag);
     }
     return GR_OK;
 }
@@ -490,8 +505,7 @@ static gr_status ask_for_seat(joining *join, gr_diag *diag)
     gr_status status =
         gr_control_put(&group->control, message, gr_message_put_empty(GR_MESSAGE_RENEW, message));
     if (status != GR_OK || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
-        status = gr_fail(diag, GR_E_PEER_LOST,
-                         "the job's coordinator has ended: is `gradus run` still there?");
+        status = without_coordinator(group, diag);
     } else {
         status = wait_for(join, &group->seat.generation, diag);
     }
