@@ -114,6 +114,17 @@ class Hosts:
             ip("-n", name, "link", "set", "lo", "up")
             for network in range(self.networks):
                 self._plug(host, name, network)
+        for name in self.names:
+            for network in range(self.networks):
+                self._await_carrier(name, f"eth{network}")
+
+    @staticmethod
+    def _await_carrier(name, device):
+        """A wire is up a little after both of its ends are; until then nobody would use it."""
+        deadline = time.monotonic() + 10
+        while "state UP" not in ip("-n", name, "-o", "link", "show", "dev", device).stdout:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{device} of {name} does not come up")
 
     def _plug(self, host, name, network):
         port, near = f"p{network}x{host}", f"eth{network}"
