@@ -43,6 +43,7 @@ gr_link *dbl_mesh_link(gr_mesh *mesh, int peer);
 void dbl_mesh_wait(gr_mesh *mesh, int64_t deadline_us);
 gr_status dbl_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out);
 void dbl_mesh_free(gr_mesh *mesh, void *mem);
+void dbl_mesh_keep(gr_mesh *mesh);
 gr_status dbl_link_send(gr_link *link, const gr_frame *frame, const void *data,
                         uint64_t *ticket_out);
 bool dbl_link_sent(gr_link *link, uint64_t ticket);

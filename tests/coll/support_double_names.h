@@ -13,6 +13,7 @@
 #define gr_mesh_wait dbl_mesh_wait
 #define gr_mesh_alloc dbl_mesh_alloc
 #define gr_mesh_free dbl_mesh_free
+#define gr_mesh_keep dbl_mesh_keep
 #define gr_link_send dbl_link_send
 #define gr_link_sent dbl_link_sent
 #define gr_link_peek dbl_link_peek
