@@ -95,7 +95,7 @@ static const gr_config_field run_fields[] = {
      .offset = offsetof(run_options, host_timeout_us),
      .default_text = "10s",
      .min = 0.1e6,
-     .max = 86400e6,
+     .max = 3600e6,
      .help = "a host of which nothing is heard for so long is lost, with its workers"},
     {.flag = "--cores",
      .type = GR_CONFIG_TEXT,
@@ -553,6 +553,11 @@ static int launch(struct run *run)
     if (options->expel_us > 0) {
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_STALL_FAIL=%lldus",
                                            (long long)gr_launch_stall_us(options->expel_us));
+    }
+    if (run->hosts.count > 0) {
+        /* Ranks give up a host when the launcher does. */
+        defaults[default_count++] = gr_arena_printf(&run->arena, "GRADUS_PEER_TIMEOUT=%lldms",
+                                                    (long long)(options->host_timeout_us / 1000));
     }
     const char *timeline = gr_cli_begin_timeline(options->timeline, options->workers, &run->arena);
     if (timeline != NULL) {
