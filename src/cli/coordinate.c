@@ -18,6 +18,7 @@ enum { CONFIG_BYTES_MAX = 64 << 10, LIST_BYTES = 160, LISTED_MAX = 16 };
 typedef struct coordinate_options {
     int64_t ranks, wait_us;
     const char *listen, *ports, *secret_hex;
+    bool encrypt;
 } coordinate_options;
 
 #define AT(member) .offset = offsetof(coordinate_options, member)
@@ -52,6 +53,12 @@ static const gr_config_field coordinate_fields[] = {
      AT(ports),
      .value_name = "FIRST-LAST",
      .help = "tcp ports to listen on, \"40000-40100\"; unset: any that is free"},
+    {.flag = "--encrypt",
+     .env = "GRADUS_ENCRYPT",
+     .type = GR_CONFIG_BOOL,
+     AT(encrypt),
+     .default_text = "false",
+     .help = "TLS 1.3 on all that goes by tcp; the same for all ranks"},
     {.env = "GRADUS_SECRET",
      .type = GR_CONFIG_TEXT,
      AT(secret_hex),
@@ -199,6 +206,7 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
     gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     gr_coordinator_config config = {.world_size = (int)options->ranks,
                                     .secret = secret,
+                                    .encrypt = options->encrypt,
                                     .listen_host = options->listen,
                                     .log = &log};
     gr_status status = gr_ports_parse(options->ports, &config.ports, diag);

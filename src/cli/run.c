@@ -23,6 +23,7 @@ typedef struct run_options {
     int64_t workers, workers_min;
     const char *cores;
     bool bind;
+    bool encrypt;
     int64_t threads;
     int link;
     bool quiet, prefix, timestamps;
@@ -120,6 +121,12 @@ static const gr_config_field run_fields[] = {
      .default_text = "job",
      .choices = link_choices,
      .help = "how workers reach each other; job: as the job file says"},
+    {.flag = "--encrypt",
+     .env = "GRADUS_ENCRYPT",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(run_options, encrypt),
+     .default_text = "no",
+     .help = "TLS 1.3 on all that goes by tcp; also if the job file says encrypt: true"},
     {.flag = "--quiet",
      .short_flag = 'q',
      .type = GR_CONFIG_BOOL,
@@ -428,6 +435,7 @@ static gr_status read_job(struct run *run, gr_diag *diag)
         status = may_lose(run, job, diag);
         options->link = LINK_OF_JOB + 1 + job->distribution.link;
         run->inexact = !job->distribution.exact;
+        options->encrypt = options->encrypt || job->distribution.encrypt;
         if (options->threads == 0) {
             options->threads = job->distribution.worker_threads;
         }
@@ -523,7 +531,7 @@ static int report_end(const struct run *run, gr_status status, const gr_launch_r
 
 static int launch(struct run *run)
 {
-    enum { SET_MAX = 8, JOIN_SLACK_S = 5 };
+    enum { SET_MAX = 9, JOIN_SLACK_S = 5 };
     const run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
     const char *worker[WORKER_WORDS_MAX];
@@ -534,6 +542,9 @@ static int launch(struct run *run)
     if (options->link != LINK_OF_JOB) {
         set[set_count++] =
             gr_arena_printf(&run->arena, "GRADUS_LINK=%s", link_choices[options->link]);
+    }
+    if (options->encrypt) {
+        set[set_count++] = "GRADUS_ENCRYPT=yes";
     }
     if (run->inexact) {
         set[set_count++] = "GRADUS_EXACT=no";
@@ -574,6 +585,7 @@ static int launch(struct run *run)
         .defaults = defaults,
         .cores = &run->cores,
         .bind = options->bind,
+        .encrypt = options->encrypt,
         .restrict_cores = options->cores != NULL,
         .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
         .cores_text = options->cores,

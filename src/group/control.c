@@ -21,9 +21,9 @@ static void set_option(int fd, int level, int name, int value)
     (void)setsockopt(fd, level, name, &value, sizeof value);
 }
 
-void gr_control_init(gr_control *control, int fd, uint8_t *in, size_t in_capacity)
+void gr_control_init(gr_control *control, int fd, gr_tls *tls, uint8_t *in, size_t in_capacity)
 {
-    *control = (gr_control){.fd = fd, .in = in, .in_capacity = in_capacity};
+    *control = (gr_control){.fd = fd, .tls = tls, .in = in, .in_capacity = in_capacity};
     set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
     set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
@@ -33,6 +33,8 @@ void gr_control_init(gr_control *control, int fd, uint8_t *in, size_t in_capacit
 
 void gr_control_close(gr_control *control)
 {
+    gr_tls_destroy(control->tls);
+    control->tls = NULL;
     if (control->fd >= 0) {
         close(control->fd);
         control->fd = -1;
@@ -74,6 +76,21 @@ bool gr_control_is_cut(const gr_control *control)
            control->error == ENETUNREACH || control->error == ENETDOWN;
 }
 
+/* 0: what TLS held is gone. */
+static ssize_t send_some(gr_control *control, const uint8_t *data, size_t size_bytes)
+{
+    struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = size_bytes};
+    return control->tls != NULL ? gr_tls_send(control->tls, &part, 1)
+                                : send(control->fd, data, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static ssize_t receive_some(gr_control *control, uint8_t *data, size_t size_bytes)
+{
+    struct iovec part = {.iov_base = data, .iov_len = size_bytes};
+    return control->tls != NULL ? gr_tls_recv(control->tls, &part, 1)
+                                : recv(control->fd, data, size_bytes, MSG_DONTWAIT);
+}
+
 gr_status gr_control_flush(gr_control *control)
 {
     for (;;) {
@@ -83,10 +100,10 @@ gr_status gr_control_flush(gr_control *control)
             bulk ? control->bulk + control->bulk_sent : control->out + control->out_sent;
         size_t size =
             bulk ? control->bulk_bytes - control->bulk_sent : small_end - control->out_sent;
-        if (size == 0) {
+        if (size == 0 && (control->tls == NULL || !gr_tls_holds(control->tls))) {
             return GR_OK;
         }
-        ssize_t sent = send(control->fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = send_some(control, from, size);
         if (sent < 0 && errno == EINTR) {
             continue;
         }
@@ -129,7 +146,7 @@ gr_status gr_control_get(gr_control *control, gr_message_kind *kind_out, const u
         if (status != GR_PENDING) {
             return status;
         }
-        ssize_t got = recv(control->fd, control->in + control->in_filled, room, MSG_DONTWAIT);
+        ssize_t got = receive_some(control, control->in + control->in_filled, room);
         if (got > 0) {
             control->in_filled += (size_t)got;
         } else if (got < 0 && errno == EAGAIN) {

@@ -6,11 +6,13 @@
  * socket, through buffers of fixed size. */
 
 #include "group/message.h"
+#include "link/tls.h"
 
 typedef struct gr_control {
-    int fd;     /* -1: closed */
-    bool ended; /* the connection is over, whoever closed it; the fd is still to be closed */
-    int error;  /* why, as errno; 0: the peer has closed it */
+    int fd;      /* -1: closed */
+    gr_tls *tls; /* NULL: not encrypted */
+    bool ended;  /* the connection is over, whoever closed it; the fd is still to be closed */
+    int error;   /* why, as errno; 0: the peer has closed it */
     uint8_t *in;
     size_t in_capacity, in_filled, in_taken;
     uint8_t out[2 * GR_MESSAGE_SMALL_MAX];
@@ -20,10 +22,11 @@ typedef struct gr_control {
     size_t bulk_at; /* it goes out when this much of `out` has gone */
 } gr_control;
 
-/* `in` of in_capacity bytes is borrowed, the fd transferred. A peer from which nothing comes any
- * more, not even what every kernel answers, is given up after GR_CONTROL_SILENCE_S. */
+/* `in` of in_capacity bytes is borrowed, the fd and the session on it (NULL: none) transferred. A
+ * peer from which nothing comes any more, not even what every kernel answers, is given up after
+ * GR_CONTROL_SILENCE_S. */
 enum { GR_CONTROL_SILENCE_S = 25 };
-void gr_control_init(gr_control *control, int fd, uint8_t *in, size_t in_capacity);
+void gr_control_init(gr_control *control, int fd, gr_tls *tls, uint8_t *in, size_t in_capacity);
 void gr_control_close(gr_control *control);
 
 /* Queue a message; GR_E_NO_MEMORY: the peer does not read. */

@@ -138,19 +138,21 @@ static void lose(gr_coordinator *coordinator, member *of, const char *why)
 
 /* ---- Listening ------------------------------------------------------------------------------- */
 
-static void refuse(int fd, const char *sentence, int rank)
+static void refuse(const gr_arrival *arrival, const char *sentence, int rank)
 {
     gr_diag failure;
+    gr_control control;
     uint8_t message[GR_MESSAGE_SMALL_MAX], rest[GR_MESSAGE_SMALL_MAX];
+    gr_control_init(&control, arrival->fd, arrival->tls, rest, sizeof rest);
     (void)gr_fail_peer(&failure, GR_E_INVALID, rank, "%s", sentence);
     size_t size = gr_message_put_fail(&failure, message);
     /* Closing with unread bytes would reset the connection and lose the sentence. */
-    if (send(fd, message, size, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size) {
-        shutdown(fd, SHUT_WR);
-        while (recv(fd, rest, sizeof rest, MSG_DONTWAIT) > 0) {
+    if (gr_control_put(&control, message, size) == GR_OK && gr_control_flush(&control) == GR_OK) {
+        shutdown(control.fd, SHUT_WR);
+        while (recv(control.fd, rest, sizeof rest, MSG_DONTWAIT) > 0) {
         }
     }
-    close(fd);
+    gr_control_close(&control);
 }
 
 static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
@@ -166,10 +168,10 @@ static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
             "no two have the same GRADUS_RANK",
             rank, (unsigned long long)hello->pid, hello->member.host_name);
         gr_log_write(coordinator->log, GR_LOG_WARN, "group", "%s", sentence);
-        refuse(arrival->fd, sentence, rank);
+        refuse(arrival, sentence, rank);
         return;
     }
-    gr_control_init(&of->control, arrival->fd, of->in, sizeof of->in);
+    gr_control_init(&of->control, arrival->fd, arrival->tls, of->in, sizeof of->in);
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.u64 = (uint64_t)rank};
     if (epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD, arrival->fd, &event) != 0) {
@@ -300,6 +302,7 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     } else {
         gr_door_config door = {.rank = GR_AUTH_RANK_COORDINATOR,
                                .secret = config->secret,
+                               .encrypt = config->encrypt,
                                .listen_local = config->listen_host == NULL,
                                .listen_host = config->listen_host,
                                .ports = config->ports,

@@ -37,6 +37,7 @@ typedef struct gr_group_config {
     int64_t stall_fail_us; /* GRADUS_STALL_FAIL; 0: op_timeout_us */
     int64_t spin_us;       /* GRADUS_SPIN */
     int cma;               /* GRADUS_CMA: 0 auto, 1 off */
+    bool encrypt;          /* GRADUS_ENCRYPT: TLS on what goes by tcp */
     bool exact;            /* GRADUS_EXACT */
     const char *algorithm; /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
     const char *tune;      /* GRADUS_TUNE: "auto", "off" or a file */
@@ -89,6 +90,7 @@ typedef struct gr_coordinator_config {
     int world_size;
     int members_min;         /* the group goes on while so many live; 0: all must */
     const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
+    bool encrypt;            /* TLS, where it listens by tcp */
     const char *listen_host; /* NULL: a Unix socket in the abstract namespace; "*": everywhere */
     gr_ports ports;          /* where to listen by tcp; 0 .. 0: any */
     const gr_log *log;

@@ -104,18 +104,18 @@ static void sleep_on(const joining *join, int fd, short events, int64_t until_us
     (void)poll(&at, 1, left_ms > 60000 ? 60000 : (int)left_ms);
 }
 
-static gr_status call_in(joining *join, int *fd_out, gr_diag *diag)
+static gr_status call_in(joining *join, gr_arrival *arrival_out, gr_diag *diag)
 {
     int64_t timeout = join->config->join_timeout_us;
     gr_door_config config = {.rank = (int)join->config->rank,
                              .secret = join->secret,
+                             .encrypt = join->config->encrypt,
                              .half_open_max = 1,
                              .outgoing_max = 1,
                              .timeout_us = timeout > 0 ? timeout : INT64_MAX / 2,
                              .clock = join->clock,
                              .log = join->log};
     gr_door *door = NULL;
-    gr_arrival arrival;
     gr_status status = gr_door_create(&config, &door, diag);
     if (status != GR_OK) {
         return status;
@@ -124,15 +124,12 @@ static gr_status call_in(joining *join, int *fd_out, gr_diag *diag)
                           join->config->coordinator, diag);
     while (status == GR_OK) {
         status = gr_door_progress(door, diag);
-        if (status != GR_OK || gr_door_take(door, &arrival)) {
+        if (status != GR_OK || gr_door_take(door, arrival_out)) {
             break;
         }
         sleep_on(join, gr_door_fd(door), POLLIN, gr_door_next_us(door));
     }
     gr_door_destroy(door);
-    if (status == GR_OK) {
-        *fd_out = arrival.fd;
-    }
     return status;
 }
 
@@ -158,6 +155,7 @@ static gr_status open_mesh(joining *join, gr_diag *diag)
     config.rank = group->rank;
     config.world_size = group->world_size;
     config.secret = secret;
+    config.encrypt = join->config->encrypt;
     config.listen_host = gr_interfaces_listen_host(&join->interfaces);
     config.ports = join->ports;
     config.streams_max = gr_interfaces_streams_max(&join->interfaces, join->config->streams);
@@ -539,17 +537,17 @@ static gr_status join_others(joining *join, gr_diag *diag)
     gr_group *group = join->group;
     size_t world = (size_t)group->world_size;
     size_t in_bytes = gr_message_members_max(group->world_size) + GR_MESSAGE_SMALL_MAX;
-    int fd;
+    gr_arrival arrival;
     group->in = malloc(in_bytes);
     group->members = calloc(world, sizeof *group->members);
     if (group->in == NULL || group->members == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group of %zu", world);
     }
-    gr_status status = call_in(join, &fd, diag);
+    gr_status status = call_in(join, &arrival, diag);
     if (status != GR_OK) {
         return status;
     }
-    gr_control_init(&group->control, fd, group->in, in_bytes);
+    gr_control_init(&group->control, arrival.fd, arrival.tls, group->in, in_bytes);
     return form_with_those_left(join, true, diag);
 }
 

@@ -626,6 +626,7 @@ static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
     gr_coordinator_config config = {.world_size = gang->config->workers,
                                     .members_min = gang->config->workers_min,
                                     .secret = gang->secret,
+                                    .encrypt = gang->config->encrypt,
                                     .log = gang->config->log};
     status = gr_meeting_listen(gang->hosts, gang->config->environment, &config, diag);
     return status != GR_OK ? status : gr_coordinator_create(&config, &gang->coordinator, diag);

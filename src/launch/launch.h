@@ -40,6 +40,7 @@ typedef struct gr_launch_config {
     bool bind;             /* a part of the cores for each worker, where there are enough */
     bool restrict_cores;   /* where there are not enough: all workers on all of `cores` */
 
+    bool encrypt;      /* TLS between workers and the coordinator where they meet by tcp */
     bool all_join;     /* every worker is known to join the group: time counts from the start,
                         * else from the first that joins */
     bool zero_is_done; /* workers that end with 0 after a signal had finished; else they gave up */

@@ -14,7 +14,7 @@
  *  8  i32  rank of the sender            8       HMAC-SHA256, 32 bytes, over answer bytes 0..7, the
  * 12  u8   number of the stream                  connector's challenge, the acceptor's challenge
  * 13  u8   of how many
- * 14  u16  zero
+ * 14  u16  flags: 1: TLS follows
  * 16  u64  XXH3-64 of bytes 0..15
  * 24       32 random bytes
  *
@@ -25,6 +25,8 @@ enum {
     ANSWER_MAGIC = 0x32415247,
     AUTH_VERSION = 2,
     STREAM_AT = 12,
+    FLAGS_AT = 14,
+    FLAG_TLS = 1,
     CHECKSUM_AT = 16,
     NONCE_AT = 24,
     NONCE_BYTES = GR_AUTH_CHALLENGE_BYTES - NONCE_AT,
@@ -58,11 +60,23 @@ gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
     return GR_OK;
 }
 
+static void seal_challenge(gr_auth *auth)
+{
+    gr_put_u64(auth->out + CHECKSUM_AT, gr_hash64(auth->out, CHECKSUM_AT, CHALLENGE_MAGIC));
+}
+
 void gr_auth_name_stream(gr_auth *auth, gr_auth_stream stream)
 {
     auth->out[STREAM_AT] = stream.index;
     auth->out[STREAM_AT + 1] = stream.count;
-    gr_put_u64(auth->out + CHECKSUM_AT, gr_hash64(auth->out, CHECKSUM_AT, CHALLENGE_MAGIC));
+    seal_challenge(auth);
+}
+
+void gr_auth_announce_encryption(gr_auth *auth)
+{
+    auth->encrypts = true;
+    gr_put_u16(auth->out + FLAGS_AT, FLAG_TLS);
+    seal_challenge(auth);
 }
 
 void gr_auth_fini(gr_auth *auth)
@@ -70,21 +84,35 @@ void gr_auth_fini(gr_auth *auth)
     gr_wipe(auth, sizeof *auth);
 }
 
-static gr_status answer_of(const gr_auth *auth, gr_auth_role role,
-                           uint8_t answer_out[GR_AUTH_ANSWER_BYTES])
+/* An HMAC over `head` and both challenges. */
+static gr_status authenticate(const gr_auth *auth, const uint8_t head[ANSWER_HEAD_BYTES],
+                              uint8_t mac_out[GR_SHA256_BYTES])
 {
     const uint8_t *connector = auth->role == GR_AUTH_CONNECTOR ? auth->out : auth->in;
     const uint8_t *acceptor = auth->role == GR_AUTH_CONNECTOR ? auth->in : auth->out;
-    uint8_t text[ANSWER_HEAD_BYTES + 2 * GR_AUTH_CHALLENGE_BYTES] = {0};
+    uint8_t text[ANSWER_HEAD_BYTES + 2 * GR_AUTH_CHALLENGE_BYTES];
 
-    gr_put_u32(text, ANSWER_MAGIC);
-    gr_put_u16(text + 4, AUTH_VERSION);
-    text[6] = (uint8_t)role;
+    memcpy(text, head, ANSWER_HEAD_BYTES);
     memcpy(text + ANSWER_HEAD_BYTES, connector, GR_AUTH_CHALLENGE_BYTES);
     memcpy(text + ANSWER_HEAD_BYTES + GR_AUTH_CHALLENGE_BYTES, acceptor, GR_AUTH_CHALLENGE_BYTES);
-    memcpy(answer_out, text, ANSWER_HEAD_BYTES);
-    return gr_hmac_sha256(auth->secret, GR_SECRET_BYTES, text, sizeof text,
-                          answer_out + ANSWER_HEAD_BYTES);
+    return gr_hmac_sha256(auth->secret, GR_SECRET_BYTES, text, sizeof text, mac_out);
+}
+
+static gr_status answer_of(const gr_auth *auth, gr_auth_role role,
+                           uint8_t answer_out[GR_AUTH_ANSWER_BYTES])
+{
+    gr_put_u32(answer_out, ANSWER_MAGIC);
+    gr_put_u16(answer_out + 4, AUTH_VERSION);
+    answer_out[6] = (uint8_t)role;
+    answer_out[7] = 0;
+    return authenticate(auth, answer_out, answer_out + ANSWER_HEAD_BYTES);
+}
+
+gr_status gr_auth_key(const gr_auth *auth, uint8_t key_out[GR_SHA256_BYTES])
+{
+    /* No answer begins like this. */
+    static const uint8_t head[ANSWER_HEAD_BYTES] = {'G', 'R', 'K', '1'};
+    return auth->done ? authenticate(auth, head, key_out) : GR_E_INVALID;
 }
 
 static gr_status release_answer(gr_auth *auth, gr_diag *diag)
@@ -120,7 +148,7 @@ static gr_status check_challenge(gr_auth *auth, gr_diag *diag)
 {
     const uint8_t *in = auth->in;
     if (gr_get_u64(in + CHECKSUM_AT) != gr_hash64(in, CHECKSUM_AT, CHALLENGE_MAGIC) ||
-        gr_get_u16(in + STREAM_AT + 2) != 0) {
+        (gr_get_u16(in + FLAGS_AT) & ~FLAG_TLS) != 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "a challenge with a wrong checksum");
     }
     gr_auth_stream stream = {.index = in[STREAM_AT], .count = in[STREAM_AT + 1]};
@@ -136,6 +164,7 @@ static gr_status check_challenge(gr_auth *auth, gr_diag *diag)
     }
     auth->peer_rank = (int32_t)gr_get_u32(in + 8);
     auth->peer_stream = stream;
+    auth->peer_encrypts = (gr_get_u16(in + FLAGS_AT) & FLAG_TLS) != 0;
     return auth->role == GR_AUTH_CONNECTOR ? release_answer(auth, diag) : GR_OK;
 }
 

@@ -6,9 +6,10 @@
  * ways, over the job's secret. A pure state machine over bytes: no sockets, no clock, no heap.
  *
  * Both sides send, at once, a challenge (magic, version, role, rank, peer role's expectation, which
- * stream of how many, 32 random bytes); each answers the other's with an HMAC over both challenges
- * and its own role. Nobody sends anything of value before the other's answer was checked in
- * constant time; a reflected or replayed answer is refused since role and both nonces are in it. */
+ * stream of how many, whether TLS follows, 32 random bytes); each answers the other's with an HMAC
+ * over both challenges and its own role. Nobody sends anything of value before the other's answer
+ * was checked in constant time; a reflected or replayed answer is refused since role and both
+ * nonces are in it. */
 
 #include "base/hash.h"
 #include "link/link.h"
@@ -33,9 +34,10 @@ typedef struct gr_auth_stream {
 
 typedef struct gr_auth {
     gr_auth_role role;
-    int32_t rank;               /* ours */
-    int32_t peer_rank;          /* theirs, trusted only when done */
-    gr_auth_stream peer_stream; /* likewise */
+    int32_t rank;                 /* ours */
+    int32_t peer_rank;            /* theirs, trusted only when done */
+    gr_auth_stream peer_stream;   /* likewise */
+    bool encrypts, peer_encrypts; /* TLS is to follow: we say so; they do, likewise */
     uint8_t secret[GR_SECRET_BYTES];
     uint8_t out[GR_AUTH_BYTES]; /* ours: challenge, then answer */
     uint8_t in[GR_AUTH_BYTES];
@@ -50,6 +52,9 @@ gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
                        const uint8_t secret[GR_SECRET_BYTES], gr_diag *diag) GR_MUST_CHECK;
 /* Before anything is sent: another stream than the only one. */
 void gr_auth_name_stream(gr_auth *auth, gr_auth_stream stream);
+/* Before anything is sent: that TLS follows on this connection. Who agrees is for the caller to
+ * compare when both have proved themselves; nobody in between can change what either said. */
+void gr_auth_announce_encryption(gr_auth *auth);
 void gr_auth_fini(gr_auth *auth); /* wipes the secret */
 
 /* Take in up to size_bytes; *used_out of them belonged to the handshake. GR_OK, GR_PENDING (not
@@ -60,5 +65,8 @@ gr_status gr_auth_take(gr_auth *auth, const uint8_t *data, size_t size_bytes, si
 /* What to send next: *size_out bytes at the returned place; tell gr_auth_sent how many went out. */
 const uint8_t *gr_auth_pending(const gr_auth *auth, size_t *size_out);
 void gr_auth_sent(gr_auth *auth, size_t size_bytes);
+
+/* When done: a key that only the two sides have, and have for this connection only. */
+gr_status gr_auth_key(const gr_auth *auth, uint8_t key_out[GR_SHA256_BYTES]) GR_MUST_CHECK;
 
 #endif

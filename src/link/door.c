@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -25,8 +26,8 @@ enum {
     CANDIDATE_US = 1000000, /* for one of several addresses to answer */
     REFUSALS_MAX = 4 /* "nobody listens", or closed after our answer: no use to try for ever */
 };
-#define LISTENER_TAG (UINT64_MAX - 1) /* and the one after it */
-enum { LISTENERS = 2 };               /* local, remote */
+#define LISTENER_TAG (UINT64_MAX - 1)     /* and the one after it */
+enum { TCP_LISTENER = 1, LISTENERS = 2 }; /* the first is local */
 
 typedef enum entry_state {
     ENTRY_FREE = 0,
@@ -39,7 +40,9 @@ typedef enum entry_state {
 typedef struct entry {
     entry_state state;
     bool outgoing;
-    int fd; /* -1: none */
+    bool tcp;
+    int fd;      /* -1: none */
+    gr_tls *tls; /* the handshake is done, and this follows */
     int32_t expected;
     gr_auth_stream stream; /* outgoing */
     int refusals;
@@ -74,6 +77,8 @@ static int64_t now_us(const gr_door *door)
 
 static void forget_fd(gr_door *door, entry *at)
 {
+    gr_tls_destroy(at->tls);
+    at->tls = NULL;
     if (at->fd >= 0) {
         close(at->fd);
         door->system_calls++;
@@ -196,7 +201,7 @@ static void end_shaking(gr_door *door, entry *at, int64_t now, gr_status status,
                     answered ? "it closed the connection after our answer: it holds another secret "
                                "(GRADUS_SECRET), or has a member of our rank already"
                              : "it closed the connection during the handshake");
-    } else if (!try_another(door, at, now)) {
+    } else if (status == GR_E_INVALID || !try_another(door, at, now)) {
         fail_dial(door, at, status, why);
     }
 }
@@ -263,6 +268,47 @@ static gr_status receive_some(gr_door *door, entry *at, gr_diag *diag)
     return GR_OK;
 }
 
+/* Both have proved themselves. Do they agree on TLS? */
+static gr_status agree(const gr_door *door, const entry *at, gr_diag *diag)
+{
+    const gr_auth *auth = &at->auth;
+    if (auth->encrypts == auth->peer_encrypts) {
+        return GR_OK;
+    }
+    char who[32] = "the coordinator";
+    if (auth->peer_rank >= 0) {
+        snprintf(who, sizeof who, "rank %d", auth->peer_rank);
+    }
+    gr_status status = gr_fail_peer(
+        diag, GR_E_INVALID, auth->peer_rank,
+        "%s %s its connections and this process does %s: set encrypt (--encrypt, GRADUS_ENCRYPT) "
+        "alike for all of a job",
+        who, auth->peer_encrypts ? "encrypts" : "does not encrypt", auth->encrypts ? "so" : "not");
+    if (!at->outgoing) { /* nobody here waits for this connection: who reads the log learns of it */
+        gr_log_write(door->config.log, GR_LOG_WARN, "link", "%s", diag->text);
+    }
+    return status;
+}
+
+/* GR_OK: the connection is ready for its owner. */
+static gr_status secure(const gr_door *door, entry *at, gr_diag *diag)
+{
+    gr_status status = at->tls == NULL ? agree(door, at, diag) : GR_OK;
+    if (status != GR_OK || !at->auth.encrypts) {
+        return status;
+    }
+    if (at->tls == NULL) {
+        uint8_t key[GR_SHA256_BYTES];
+        status = gr_auth_key(&at->auth, key);
+        if (status == GR_OK) {
+            status = gr_tls_create(at->outgoing ? GR_TLS_CLIENT : GR_TLS_SERVER, at->fd, key,
+                                   &at->tls, diag);
+        }
+        gr_wipe(key, sizeof key);
+    }
+    return status == GR_OK ? gr_tls_shake(at->tls, diag) : status;
+}
+
 static void shake(gr_door *door, entry *at, int64_t now)
 {
     gr_diag diag = {0};
@@ -274,6 +320,15 @@ static void shake(gr_door *door, entry *at, int64_t now)
             return;
         }
         if (at->auth.done) {
+            status = secure(door, at, &diag);
+            if (status == GR_PENDING) {
+                return;
+            }
+            if (status != GR_OK) {
+                end_shaking(door, at, now, status,
+                            status == GR_E_AGAIN ? "the peer closed it" : diag.text);
+                return;
+            }
             epoll_ctl(door->epoll_fd, EPOLL_CTL_DEL, at->fd, NULL);
             door->system_calls++;
             at->state = ENTRY_DONE;
@@ -297,6 +352,9 @@ static bool begin_shaking(gr_door *door, entry *at)
     if (status == GR_OK && at->outgoing) {
         gr_auth_name_stream(&at->auth, at->stream);
     }
+    if (status == GR_OK && at->tcp && door->config.encrypt) {
+        gr_auth_announce_encryption(&at->auth);
+    }
     return status == GR_OK;
 }
 
@@ -305,6 +363,7 @@ static bool begin_shaking(gr_door *door, entry *at)
 static void dial(gr_door *door, entry *at, int64_t now)
 {
     gr_diag diag = {0};
+    at->tcp = strncmp(at->address, "tcp:", 4) == 0;
     gr_status status = gr_address_dial(at->address, &at->fd, &diag);
     door->system_calls += 3;
     if (status == GR_E_AGAIN || status == GR_E_PEER_LOST) {
@@ -423,7 +482,7 @@ static void pause_listeners(gr_door *door, bool pause, int64_t now)
     }
 }
 
-static void welcome(gr_door *door, int fd, int64_t now)
+static void welcome(gr_door *door, int listener, int fd, int64_t now)
 {
     entry *at = find_place(door, now);
     if (at == NULL) {
@@ -436,6 +495,7 @@ static void welcome(gr_door *door, int fd, int64_t now)
     door->system_calls += 3;
     *at =
         (entry){.fd = fd,
+                .tcp = listener == TCP_LISTENER,
                 .since_us = now,
                 .deadline_us = gr_clock_deadline_us(&door->config.clock, door->config.timeout_us)};
     door->incoming_count++;
@@ -454,7 +514,7 @@ static void accept_some(gr_door *door, int listener, int64_t now)
         int fd = accept4(door->listen_fd[listener], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         door->system_calls++;
         if (fd >= 0) {
-            welcome(door, fd, now);
+            welcome(door, listener, fd, now);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             gr_log_write(door->config.log, GR_LOG_WARN, "link", "cannot accept a connection: %s",
                          strerror(errno));
@@ -563,10 +623,12 @@ bool gr_door_take(gr_door *door, gr_arrival *arrival_out)
         entry *at = &door->entries[i];
         if (at->state == ENTRY_DONE) {
             *arrival_out = (gr_arrival){.fd = at->fd,
+                                        .tls = at->tls,
                                         .peer_rank = at->auth.peer_rank,
                                         .stream = at->outgoing ? at->stream : at->auth.peer_stream,
                                         .outgoing = at->outgoing};
             at->fd = -1;
+            at->tls = NULL;
             door->done_count--;
             free_entry(door, at);
             return true;

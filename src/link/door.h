@@ -10,12 +10,14 @@
  * One thread at a time. Never blocks. Allocates in create only. */
 
 #include "link/auth.h"
+#include "link/tls.h"
 
 typedef struct gr_door gr_door;
 
 typedef struct gr_door_config {
     int rank;                /* ours, or GR_AUTH_RANK_COORDINATOR */
     const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
+    bool encrypt;            /* TLS on what goes by tcp, and no tcp with whoever does without */
     bool listen_local;       /* on a Unix socket */
     const char *listen_host; /* by tcp; NULL: not; "*": on all addresses of this host */
     gr_ports ports;
@@ -35,9 +37,10 @@ enum {
     GR_DOOR_ADDRESSES_BYTES = 640 /* what a dial takes */
 };
 
-/* An authenticated connection; the fd belongs to the receiver. */
+/* An authenticated connection; the fd and the session on it belong to the receiver. */
 typedef struct gr_arrival {
     int fd;
+    gr_tls *tls; /* NULL: none */
     int32_t peer_rank;
     gr_auth_stream stream;
     bool outgoing;

@@ -73,6 +73,7 @@ typedef struct gr_mesh_config {
     int rank;
     int world_size;
     const uint8_t *secret;        /* GR_SECRET_BYTES, copied */
+    bool encrypt;                 /* TLS on tcp links; the same for all */
     const char *listen_host;      /* tcp, mixed: "127.0.0.1"; "*": any of this host's addresses */
     gr_ports ports;               /* tcp, mixed: where to listen */
     int64_t handshake_timeout_us; /* a connection that is not authenticated by then is closed */

@@ -86,6 +86,8 @@ static void close_streams(gr_link *link)
 {
     for (int i = 0; i < link->streams; i++) {
         int *fd = gr_link_fd(link, i);
+        gr_tls_destroy(link->tls[i]);
+        link->tls[i] = NULL;
         if (*fd >= 0) {
             close(*fd);
             link->mesh->stats.system_calls++;
@@ -174,6 +176,10 @@ void gr_link_closed(gr_link *link, int error)
         gr_link_break(link, true, GR_E_PEER_LOST,
                       "rank %d%s died: its connection to rank %d closed", link->peer, host,
                       link->mesh->rank);
+    } else if (error == EBADMSG) {
+        gr_link_break(link, false, GR_E_PROTOCOL,
+                      "what came from rank %d%s was changed on its way to rank %d, or is no TLS",
+                      link->peer, host, link->mesh->rank);
     } else {
         gr_link_break(link, true, GR_E_PEER_LOST, "the connection to rank %d%s broke: %s",
                       link->peer, host, strerror(error));
@@ -268,11 +274,13 @@ static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
                                          : create_link(mesh, ops, peer, arrival->stream.count, now);
     }
     if (link == NULL || link->ops != ops) {
+        gr_tls_destroy(arrival->tls);
         close(arrival->fd);
         return;
     }
     mesh->links[peer] = link;
     *gr_link_fd(link, index) = arrival->fd;
+    link->tls[index] = arrival->tls;
     link->streams_here++;
     if (gr_mesh_watch(mesh, arrival->fd, (uint64_t)peer | (uint64_t)index << TAG_STREAM_SHIFT,
                       EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &diag) != GR_OK) {
@@ -482,6 +490,7 @@ static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag 
     gr_door_config door = {
         .rank = config->rank,
         .secret = config->secret,
+        .encrypt = config->encrypt,
         .listen_local = config->kind == GR_LINK_SHM,
         .listen_host = config->kind == GR_LINK_TCP || config->mixed ? config->listen_host : NULL,
         .ports = config->ports,

@@ -26,6 +26,7 @@ struct gr_link {
     int peer;
     int fd; /* of stream 0; -1: not there, or closed */
     int more_fds[GR_LINK_STREAMS_MAX - 1];
+    gr_tls *tls[GR_LINK_STREAMS_MAX]; /* of each stream; NULL: not encrypted */
     int streams, streams_here; /* how many connections it is made of; how many are authenticated */
     gr_link_state state;
     bool drain;    /* ended, but messages that arrived whole are still handed out */

@@ -19,6 +19,7 @@ typedef struct gr_distribution_config {
     int64_t shards;            /* 0: the smallest power of two that is at least the workers */
     bool exact;
     int link;                                 /* auto, shm, tcp; also --link and GRADUS_LINK */
+    bool encrypt;                             /* TLS by tcp; also --encrypt and GRADUS_ENCRYPT */
     int64_t bucket_bytes_first, bucket_bytes; /* 1 MiB, then larger */
     bool overlap;                             /* reduce buckets while the backward pass goes on */
     int compression;                          /* a gr_compression */

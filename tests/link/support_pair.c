@@ -16,7 +16,7 @@ const uint8_t test_secret[GR_SECRET_BYTES] = {7, 1, 2, 3, 4, 5, 6, 7, 8, 9};
 
 int kind_streams(gr_link_kind kind)
 {
-    int count = (int)kind >> 8;
+    int count = ((int)kind >> 8) & 0xff;
     return count > 0 ? count : 1;
 }
 
@@ -36,6 +36,7 @@ gr_mesh_config test_config(gr_link_kind kind, int rank, int world_size)
     gr_mesh_config_init(&config);
     config.kind = (gr_link_kind)(kind & 0xff);
     config.streams_max = kind_streams(kind);
+    config.encrypt = ((int)kind & TCP_ENCRYPTED) != 0;
     config.rank = rank;
     config.world_size = world_size;
     config.secret = test_secret;

@@ -839,12 +839,23 @@ static void test_nothing_is_left(gr_link_kind kind)
     {                                                                                              \
         (void)state;                                                                               \
         test_##name(TCP_STREAMS(4));                                                               \
+    }                                                                                              \
+    static void tls_##name(void **state)                                                           \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name((gr_link_kind)(GR_LINK_TCP | TCP_ENCRYPTED));                                  \
+    }                                                                                              \
+    static void tls_of_4_streams_##name(void **state)                                              \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name((gr_link_kind)(TCP_STREAMS(4) | TCP_ENCRYPTED));                               \
     }
 EACH_TEST(DEFINE)
 
 #define LIST(name)                                                                                 \
     cmocka_unit_test(shm_##name), cmocka_unit_test(tcp_##name),                                    \
-        cmocka_unit_test(tcp_of_2_streams_##name), cmocka_unit_test(tcp_of_4_streams_##name),
+        cmocka_unit_test(tcp_of_2_streams_##name), cmocka_unit_test(tcp_of_4_streams_##name),      \
+        cmocka_unit_test(tls_##name), cmocka_unit_test(tls_of_4_streams_##name),
 
 int main(void)
 {

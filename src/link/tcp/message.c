@@ -72,6 +72,11 @@ static void advance(gr_tcp_link *link, size_t sent)
 
 void gr_tcp_settle(gr_tcp_link *link)
 {
+    for (int i = 0; i < link->base.streams; i++) {
+        if (gr_tcp_stream_holds(gr_tcp_stream_at(link, i))) {
+            return;
+        }
+    }
     if (link->base.streams == 1) {
         link->done = link->announced;
         return;
@@ -287,6 +292,12 @@ bool gr_tcp_link_busy(gr_tcp_link *link)
 {
     if (link->base.streams > 1 && gr_tcp_parts_busy(link)) {
         return true;
+    }
+    for (int i = 0; i < link->base.streams; i++) {
+        const gr_tcp_stream *stream = gr_tcp_stream_at(link, i);
+        if (stream->writable && gr_tcp_stream_holds(stream)) {
+            return true;
+        }
     }
     bool header_waits =
         !link->have && link->skip_bytes == 0 && gr_tcp_buffered(&link->first) >= GR_FRAME_BYTES;

@@ -178,6 +178,10 @@ static size_t write_part(gr_tcp_stream *stream)
 static size_t feed(gr_tcp_stream *stream)
 {
     gr_tcp_link *link = stream->link;
+    if (stream->writable && gr_tcp_stream_holds(stream)) {
+        (void)gr_tcp_stream_write(stream, NULL, 0);
+        gr_tcp_settle(link);
+    }
     if (!stream->writable) {
         return 0;
     }

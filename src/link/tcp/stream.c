@@ -19,6 +19,16 @@ static int fd_of(gr_tcp_stream *stream)
     return *gr_link_fd(&stream->link->base, stream->index);
 }
 
+static gr_tls *tls_of(const gr_tcp_stream *stream)
+{
+    return stream->link->base.tls[stream->index];
+}
+
+bool gr_tcp_stream_holds(const gr_tcp_stream *stream)
+{
+    return tls_of(stream) != NULL && gr_tls_holds(tls_of(stream));
+}
+
 /* A small message goes faster in one piece than by a list of its pieces. */
 static ssize_t write_parts(int fd, struct iovec *parts, int count)
 {
@@ -38,9 +48,14 @@ static ssize_t write_parts(int fd, struct iovec *parts, int count)
 size_t gr_tcp_stream_write(gr_tcp_stream *stream, struct iovec *parts, int count)
 {
     gr_mesh *mesh = stream->link->base.mesh;
-    ssize_t sent = write_parts(fd_of(stream), parts, count);
+    gr_tls *tls = tls_of(stream);
+    ssize_t sent =
+        tls != NULL ? gr_tls_send(tls, parts, count) : write_parts(fd_of(stream), parts, count);
     mesh->stats.system_calls++;
-    if (sent > 0) {
+    if (sent >= 0 && gr_tcp_stream_holds(stream)) {
+        stream->writable = false;
+    }
+    if (sent >= 0) {
         if (stream->link->base.streams > 1) {
             mesh->stats.stream_bytes[stream->index] += (uint64_t)sent;
             stream->sent_bytes += (uint64_t)sent;
@@ -61,12 +76,19 @@ size_t gr_tcp_stream_write(gr_tcp_stream *stream, struct iovec *parts, int count
 static void lose(gr_tcp_stream *stream, int error)
 {
     gr_tcp_link *link = stream->link;
-    if (link->base.streams == 1) {
+    if (link->base.streams == 1 || error == EBADMSG) {
         gr_link_closed(&link->base, error);
     } else if (!link->lost) {
         link->lost = true;
         link->lost_error = error;
     }
+}
+
+static ssize_t read_parts(int fd, struct iovec parts[2])
+{
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    return parts[0].iov_len > 0 ? recvmsg(fd, &message, MSG_DONTWAIT)
+                                : recv(fd, parts[1].iov_base, parts[1].iov_len, MSG_DONTWAIT);
 }
 
 size_t gr_tcp_stream_read(gr_tcp_stream *stream, uint8_t *to, size_t size_bytes, uint32_t room)
@@ -86,10 +108,8 @@ size_t gr_tcp_stream_read(gr_tcp_stream *stream, uint8_t *to, size_t size_bytes,
         {.iov_base = to, .iov_len = size_bytes},
         {.iov_base = stream->buffer + stream->end, .iov_len = room},
     };
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
-    ssize_t got = size_bytes > 0
-                      ? recvmsg(fd_of(stream), &message, MSG_DONTWAIT)
-                      : recv(fd_of(stream), parts[1].iov_base, parts[1].iov_len, MSG_DONTWAIT);
+    ssize_t got = tls_of(stream) != NULL ? gr_tls_recv(tls_of(stream), parts, 2)
+                                         : read_parts(fd_of(stream), parts);
     stream->link->base.mesh->stats.system_calls++;
     if (got <= 0) {
         int error = got == 0 ? 0 : errno;

@@ -118,7 +118,9 @@ static inline bool gr_tcp_small(const gr_tcp_link *link)
 }
 
 /* stream.c: the bytes of one stream. */
-/* One call that writes; how many bytes went. */
+/* Some that was written still waits here for the socket: TLS holds it. */
+bool gr_tcp_stream_holds(const gr_tcp_stream *stream);
+/* One call that writes; how many bytes went. No parts: what TLS holds is moved on. */
 size_t gr_tcp_stream_write(gr_tcp_stream *stream, struct iovec *parts, int count);
 /* One call that reads: first up to size_bytes to `to`, then up to `room` into the buffer, which is
  * empty or has room. How many came to `to`; the link may have ended. */
