@@ -7,6 +7,7 @@
 #include "link/interface.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <stddef.h>
 #include <string.h>
@@ -236,6 +237,13 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
     if (code == GR_EXIT_DONE) {
         status = serve(coordinator, options, diag);
         code = status == GR_OK ? GR_EXIT_DONE : gr_cli_fail(GR_EXIT_FAILED, diag);
+    }
+    uint64_t strangers = gr_coordinator_strangers(coordinator);
+    if (strangers > 0) {
+        fprintf(stderr,
+                "gradus: %" PRIu64 " connections were refused: they did not prove that "
+                "they belong to the job\n",
+                strangers);
     }
     gr_coordinator_destroy(coordinator);
     return code;

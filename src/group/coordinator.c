@@ -391,3 +391,8 @@ bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank)
     return of->state == GR_MEMBER_JOINED && late &&
            membership->generation + membership->disturbed > 1;
 }
+
+uint64_t gr_coordinator_strangers(const gr_coordinator *coordinator)
+{
+    return gr_door_strangers(coordinator->door);
+}

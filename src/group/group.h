@@ -113,5 +113,7 @@ void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank);
 bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank);
 /* How many have called in. */
 int gr_coordinator_joined(const gr_coordinator *coordinator);
+/* Connections that did not prove that they belong to the job, so far. */
+uint64_t gr_coordinator_strangers(const gr_coordinator *coordinator);
 
 #endif
