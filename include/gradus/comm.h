@@ -71,17 +71,25 @@ GR_API gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK
  * is a failure that ends them all. Not inside a callback. */
 GR_API void gr_comm_destroy(gr_comm *comm);
 
-/* When an operation has failed because a peer is lost: goes on with the members that live, in a job
- * that was started so (gradus run --min-workers). Every survivor calls it; it returns when all have
- * come. Ranks follow the order of the old ones.
+/* When an operation has failed because a peer is lost, or gr_comm_change_wanted says so: goes on with
+ * the members that live, in a job that was started so (gradus run --min-workers). Every survivor
+ * calls it; it returns when all have come. Ranks follow the order of the old ones; newcomers come
+ * behind.
  *
  * comm     replaced by the communicator of the survivors. All gr_alloc memory and operations of the
  *          old one are gone, and its sub-groups must have been destroyed before.
  * Returns  GR_OK; GR_E_INVALID (sub-groups live, a group of one; nothing happened);
- *          GR_E_UNSUPPORTED (the job cannot go on without a member), GR_E_COMM_BROKEN (fewer are
- *          left than the job needs), GR_E_TIMEOUT, GR_E_PEER_LOST (the coordinator has ended),
+ *          GR_E_UNSUPPORTED (the job cannot go on without a member), GR_E_CANCELLED (this rank is
+ *          not needed any more, and should end), GR_E_COMM_BROKEN (fewer are left than the job
+ *          needs), GR_E_TIMEOUT, GR_E_PEER_LOST (the coordinator has ended),
  *          GR_E_NO_MEMORY, GR_E_IO; *comm is NULL then. */
 GR_API gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag) GR_MUST_CHECK;
+
+/* Is somebody to come to the job, or to leave it? Then 1, else 0. It costs less than a microsecond
+ * and waits for nobody. Ranks hear of it at different moments: they should agree (in a sum that
+ * they make anyway) and all call gr_comm_renew after the same step. Newcomers are in gr_comm_create
+ * meanwhile. */
+GR_API int gr_comm_change_wanted(gr_comm *comm);
 
 GR_API int gr_comm_rank(const gr_comm *comm);       /* 0 .. world size - 1 */
 GR_API int gr_comm_size(const gr_comm *comm);       /* world size */

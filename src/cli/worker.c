@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 typedef struct worker_options {
     bool json;
@@ -77,13 +78,19 @@ static int fail(const gr_comm *comm, gr_status status, const gr_diag *diag)
 
 /* The training ends after a whole step, with a checkpoint: signals wait until they are asked for.
  * Ctrl-C ends at once where nobody wants checkpoints. */
-static void hold_signals(const gr_job *job, sigset_t *held)
+static sigset_t signals_to_hold(const gr_job *job)
 {
-    sigemptyset(held);
-    sigaddset(held, SIGTERM);
+    sigset_t held;
+    sigemptyset(&held);
+    sigaddset(&held, SIGTERM);
     if (job->checkpoint.every != NULL) {
-        sigaddset(held, SIGINT);
+        sigaddset(&held, SIGINT);
     }
+    return held;
+}
+
+static void hold_signals(void *held)
+{
     (void)pthread_sigmask(SIG_BLOCK, held, NULL);
 }
 
@@ -116,15 +123,20 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
         return status;
     }
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
-    sigset_t held;
-    hold_signals(job, &held);
+    sigset_t held = signals_to_hold(job);
+    bool newcomer = getenv("GRADUS_NEWCOMER") != NULL;
+    if (newcomer) {
+        hold_signals(&held); /* what others do ends its waiting: they stop, and it is dismissed */
+    }
     const gr_train_options training = {.style = options->json ? GR_REPORT_JSON : GR_REPORT_AUTO,
                                        .out = stdout,
                                        .log = &log,
                                        .resume = options->resume,
                                        .stop = is_asked_to_stop,
                                        .stop_arg = &held,
-                                       .chaos = &chaos};
+                                       .joined = hold_signals,
+                                       .joined_arg = &held,
+                                       .chaos = newcomer ? NULL : &chaos};
     status = gr_train_run(job, comm, &training, diag);
     gr_job_close(job);
     return status;
@@ -144,11 +156,8 @@ int gr_verb_worker(int argc, char *const *argv)
         gr_arena_fini(&arena);
         return code;
     }
-    gr_comm *comm = NULL;
-    status = gr_comm_create(&comm, &diag);
-    if (status == GR_OK) {
-        status = train(&options, line.words[0], &comm, &arena, &diag);
-    }
+    gr_comm *comm = NULL; /* made when everything else is: nobody waits for what it needs */
+    status = train(&options, line.words[0], &comm, &arena, &diag);
     if (status == GR_E_CANCELLED) {
         code = GR_LAUNCH_EXIT_RESUME;
     } else if (status != GR_OK) {

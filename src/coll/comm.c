@@ -221,8 +221,9 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
     if (status != GR_OK) {
         return status;
     }
-    bool whole = size == (int)config->world_size; /* then whoever started us knows better */
-    if (config->rank >= 0 && config->local_size > 0 && whole) {
+    /* At the beginning whoever started us knows better. */
+    bool first = family->group && gr_group_generation(family->group) == 1;
+    if (config->rank >= 0 && config->local_size > 0 && first) {
         comm->local_size = (int)config->local_size;
         comm->local_rank = (int)config->local_rank;
     }
@@ -239,7 +240,7 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
 }
 
 /* What is measured at the start stays out of it. */
-static gr_status open_timeline(gr_comm *comm, const char *path, gr_diag *diag)
+static gr_status open_timeline(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
 {
     gr_family *family = comm->family;
     if (family->timeline) { /* it goes on */
@@ -249,8 +250,9 @@ static gr_status open_timeline(gr_comm *comm, const char *path, gr_diag *diag)
         return GR_OK;
     }
     const char *host = family->group ? gr_group_host_name(family->group, comm->rank) : NULL;
-    gr_status status =
-        gr_timeline_open(path, comm->rank, comm->size, host, &family->log, &family->timeline, diag);
+    int number = config->rank < 0 ? comm->rank : (int)config->rank; /* of this process alone */
+    gr_status status = gr_timeline_open(config->timeline, number, comm->size, host, &family->log,
+                                        &family->timeline, diag);
     if (status == GR_OK && family->exec) {
         gr_exec_set_timeline(family->exec, family->timeline);
     }
@@ -288,7 +290,7 @@ static gr_status create(const gr_group_config *config, gr_group *group, gr_timel
         status = gr_tune_start(comm, config, diag);
     }
     if (status == GR_OK && config->timeline && config->timeline[0]) {
-        status = open_timeline(comm, config->timeline, diag);
+        status = open_timeline(comm, config, diag);
     }
     if (status == GR_OK && family->exec && wants_thread(comm, config)) {
         status = gr_comm_thread_start(family, diag);
@@ -316,11 +318,12 @@ gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm, gr_d
 {
     gr_family *family = (*comm)->family;
     gr_status status = gr_family_enter(family, true);
-    if (status == GR_OK && (family->comms > 1 || !family->mesh)) {
+    bool fixed = !family->mesh && !gr_group_elastic(config);
+    if (status == GR_OK && (family->comms > 1 || fixed)) {
         status = gr_fail(diag, GR_E_INVALID,
-                         family->mesh ? "gr_comm_renew: %d sub-groups of the communicator are not "
-                                        "destroyed yet"
-                                      : "gr_comm_renew: a group of one has nobody to lose",
+                         !fixed ? "gr_comm_renew: %d sub-groups of the communicator are not "
+                                  "destroyed yet"
+                                : "gr_comm_renew: a group of one has nobody to lose",
                          family->comms - 1);
         gr_family_leave(family);
         return status;
@@ -444,6 +447,11 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
         *skew_out = skew;
     }
     return status;
+}
+
+int gr_comm_change_wanted(gr_comm *comm)
+{
+    return comm && comm->family->group && gr_group_change_wanted(comm->family->group);
 }
 
 gr_timeline *gr_comm_timeline(const gr_comm *comm)

@@ -107,6 +107,18 @@ static const gr_config_field fields[] = {
      .max = GR_GROUP_WORLD_MAX,
      .unit = "ranks",
      .help = "the job goes on while so many ranks live; 0: all must; the same for all"},
+    {.env = "GRADUS_MAX_WORKERS",
+     .type = GR_CONFIG_INT,
+     AT(members_max),
+     .default_text = "0",
+     .min = 0,
+     .max = GR_GROUP_WORLD_MAX,
+     .unit = "ranks",
+     .help = "numbers of ranks that the job may get, newcomers included; 0: no newcomers"},
+    {.env = "GRADUS_NEWCOMER",
+     .type = GR_CONFIG_BOOL,
+     AT(newcomer),
+     .help = "this rank comes to a job that runs already; set by `gradus run`"},
     {.env = "GRADUS_JOIN_TIMEOUT",
      .type = GR_CONFIG_DURATION,
      AT(join_timeout_us),
@@ -239,7 +251,9 @@ gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
 
 bool gr_group_elastic(const gr_group_config *config)
 {
-    return config->rank >= 0 && config->members_min > 0 && config->members_min < config->world_size;
+    int64_t most =
+        config->members_max > config->world_size ? config->members_max : config->world_size;
+    return config->rank >= 0 && config->members_min > 0 && config->members_min < most;
 }
 
 void gr_group_config_wipe(gr_group_config *config)

@@ -79,6 +79,10 @@ static void tell(gr_coordinator *coordinator, member *to, const gr_word *word)
     case GR_MESSAGE_MISSING:
         size = gr_message_put_missing(word->missing, message);
         break;
+    case GR_MESSAGE_CHANGE:
+    case GR_MESSAGE_DISMISS:
+        size = gr_message_put_empty(word->kind, message);
+        break;
     default:
         size = gr_message_put_fail(word->failure, message);
         break;
@@ -160,7 +164,8 @@ static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
     int rank = arrival->peer_rank;
     member *of = &coordinator->members[rank];
     char sentence[GR_DIAG_TEXT_BYTES];
-    if (coordinator->membership.members[rank].state != GR_MEMBER_ABSENT || of->control.fd >= 0) {
+    gr_member_state state = coordinator->membership.members[rank].state;
+    if ((state != GR_MEMBER_ABSENT && state != GR_MEMBER_INVITED) || of->control.fd >= 0) {
         const gr_hello *hello = &coordinator->membership.hellos[rank];
         snprintf(
             sentence, sizeof sentence,
@@ -280,7 +285,7 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
         return gr_fail(diag, GR_E_INVALID, "a group has 1 to %d ranks, not %d", GR_GROUP_WORLD_MAX,
                        config->world_size);
     }
-    size_t world = (size_t)config->world_size;
+    size_t world = (size_t)(config->world_max > 0 ? config->world_max : config->world_size);
     gr_coordinator *coordinator = calloc(1, sizeof *coordinator + world * sizeof(member));
     if (coordinator == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a coordinator of %zu ranks", world);
@@ -289,10 +294,13 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     for (size_t rank = 0; rank < world; rank++) {
         coordinator->members[rank].control.fd = -1;
     }
-    coordinator->members_message = malloc(gr_message_members_max(config->world_size));
+    coordinator->members_message = malloc(gr_message_members_max((int)world));
     coordinator->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    gr_status status = gr_membership_init(&coordinator->membership, config->world_size,
-                                          config->members_min, say, coordinator, config->log, diag);
+    gr_status status = gr_membership_init(&coordinator->membership, (int)world, config->members_min,
+                                          say, coordinator, config->log, diag);
+    if (status == GR_OK) {
+        gr_membership_begin_with(&coordinator->membership, config->world_size);
+    }
     if (status != GR_OK) {
         /* said */
     } else if (coordinator->members_message == NULL) {
@@ -368,6 +376,18 @@ void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
     listen_to(coordinator, of); /* it may have left in order */
     close_member(of);
     gr_membership_ended(&coordinator->membership, rank);
+    settle(coordinator);
+}
+
+void gr_coordinator_invite(gr_coordinator *coordinator, int number)
+{
+    close_member(&coordinator->members[number]); /* of who was there before */
+    gr_membership_invite(&coordinator->membership, number);
+}
+
+void gr_coordinator_want(gr_coordinator *coordinator, int count)
+{
+    gr_membership_want(&coordinator->membership, count);
     settle(coordinator);
 }
 

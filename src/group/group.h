@@ -30,6 +30,8 @@ typedef struct gr_group_config {
                                      * chosen */
     const char *ports;              /* GRADUS_PORTS: "40000-40100"; NULL: any */
     int64_t members_min;            /* GRADUS_MIN_WORKERS; 0: all */
+    int64_t members_max;            /* GRADUS_MAX_WORKERS; 0: world_size */
+    bool newcomer;                  /* GRADUS_NEWCOMER: the job runs already */
     int64_t join_timeout_us;        /* GRADUS_JOIN_TIMEOUT */
     int64_t peer_timeout_us;        /* GRADUS_PEER_TIMEOUT */
     int64_t op_timeout_us; /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
@@ -60,14 +62,20 @@ void gr_group_config_wipe(gr_group_config *config);
 
 typedef struct gr_group gr_group;
 
-/* Call in, wait for the others, wire all links. Blocks at most join_timeout_us. */
+/* Call in, wait for the others, wire all links. Blocks at most join_timeout_us; a newcomer, who is
+ * let in when the others are ready for it, waits as long as it takes before. GR_E_CANCELLED: it is
+ * not needed. */
 gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
                         gr_diag *diag) GR_MUST_CHECK;
 /* The next generation, when members are lost: waits until all that live ask for it, and makes a new
  * mesh with new ranks, in the order of the old ones. The old mesh must be closed. `config` as for
- * the join. On failure the group is of no use but to be left. */
+ * the join. On failure the group is of no use but to be left; GR_E_CANCELLED: this member is not
+ * needed any more. */
 gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const gr_log *log,
                          gr_diag *diag) GR_MUST_CHECK;
+/* Looks, without waiting, whether the coordinator wants a new generation since somebody is to come
+ * or go. All members should then leave theirs at the same point, and renew. */
+bool gr_group_change_wanted(gr_group *group);
 /* Closes the links, and with them this generation; gr_group_mesh is NULL from now on. */
 void gr_group_unlink(gr_group *group);
 void gr_group_leave(gr_group *group);    /* frees; NULL ok */
@@ -87,7 +95,8 @@ int gr_group_streams(const gr_group *group);
 typedef struct gr_coordinator gr_coordinator;
 
 typedef struct gr_coordinator_config {
-    int world_size;
+    int world_size;          /* at the beginning */
+    int world_max;           /* numbers of members, for newcomers as well; 0: world_size */
     int members_min;         /* the group goes on while so many live; 0: all must */
     const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
     bool encrypt;            /* TLS, where it listens by tcp */
@@ -104,7 +113,12 @@ int gr_coordinator_fd(const gr_coordinator *coordinator); /* readable: call prog
 int64_t gr_coordinator_next_us(
     const gr_coordinator *coordinator); /* absolute time of its next deadline, GR_NEVER */
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
-/* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that */
+/* A newcomer will call in with this number, which nobody has any more. */
+void gr_coordinator_invite(gr_coordinator *coordinator, int number);
+/* So many members are wanted; `world_size` at the beginning. Who is too many is dismissed. */
+void gr_coordinator_want(gr_coordinator *coordinator, int count);
+/* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that,
+ * 4: a newcomer that has not called in */
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
 /* The member with this rank in the first generation has ended, as its parent knows: the others need
  * not wait for it. Nothing happens in a group that cannot go on without it. */

@@ -35,6 +35,8 @@ struct gr_group {
     bool missing_known;
     gr_seat seat;  /* what the coordinator gave last; generation 0: none yet */
     bool renewing; /* a seat is waited for: what the old generation failed from does not matter */
+    bool change;   /* the coordinator wants a new generation */
+    bool newcomer; /* has not had a seat yet */
     bool joined;   /* a member that never was one does not leave in order: others hear why */
 };
 
@@ -54,11 +56,16 @@ typedef struct joining {
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
 
+static int64_t members_max(const gr_group_config *config)
+{
+    return config->members_max > config->world_size ? config->members_max : config->world_size;
+}
+
 static gr_status check(joining *join, gr_diag *diag)
 {
     const gr_group_config *config = join->config;
     if (config->world_size < 1 || config->world_size > GR_GROUP_WORLD_MAX ||
-        config->rank >= config->world_size) {
+        config->rank >= members_max(config)) {
         return gr_fail(diag, GR_E_INVALID,
                        "GRADUS_RANK is %lld and GRADUS_WORLD_SIZE %lld: ranks go from 0 to the "
                        "world size less one; start the program with `gradus run`",
@@ -92,6 +99,14 @@ static gr_status check(joining *join, gr_diag *diag)
 static bool late(const joining *join)
 {
     return gr_clock_now_us(&join->clock) >= join->deadline_us;
+}
+
+static void set_deadline(joining *join)
+{
+    int64_t timeout = join->config->join_timeout_us;
+    int64_t ask_before = timeout / ASK_SHARE < ASK_BEFORE_US ? timeout / ASK_SHARE : ASK_BEFORE_US;
+    join->deadline_us = gr_clock_deadline_us(&join->clock, timeout);
+    join->ask_at_us = join->deadline_us == GR_NEVER ? GR_NEVER : join->deadline_us - ask_before;
 }
 
 /* Sleep until the descriptor has something or the time has come. */
@@ -226,9 +241,8 @@ static gr_status without_coordinator(const gr_group *group, gr_diag *diag)
 }
 
 /* One look at what the coordinator says. GR_OK: something; GR_PENDING: nothing. */
-static gr_status hear(joining *join, gr_diag *diag)
+static gr_status hear(gr_group *group, gr_diag *diag)
 {
-    gr_group *group = join->group;
     gr_message_kind kind;
     const uint8_t *body;
     size_t size;
@@ -248,7 +262,13 @@ static gr_status hear(joining *join, gr_diag *diag)
         status = gr_message_get_missing(body, size, &group->missing, diag);
         group->missing_known = status == GR_OK;
         return status;
+    case GR_MESSAGE_CHANGE:
+        group->change = true;
+        return GR_OK;
+    case GR_MESSAGE_DISMISS:
+        return gr_fail(diag, GR_E_CANCELLED, "this worker is not needed by the job");
     case GR_MESSAGE_SEAT:
+        group->change = false; /* what was wanted of the old generation */
         return gr_message_get_seat(body, size, &group->seat, diag);
     case GR_MESSAGE_FAIL:
         status = gr_message_get_fail(body, size, &failure, diag);
@@ -299,7 +319,7 @@ static gr_status wait_for(joining *join, const uint64_t *number, gr_diag *diag)
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     bool asked = false;
     while (*number == 0) {
-        gr_status status = hear(join, diag);
+        gr_status status = hear(group, diag);
         if (status < 0) {
             return status;
         }
@@ -443,7 +463,7 @@ static gr_status wire(joining *join, gr_diag *diag)
             break;
         }
         /* A rank that died meanwhile does not connect to us: only the coordinator knows. */
-        gr_status heard = hear(join, diag);
+        gr_status heard = hear(group, diag);
         if (heard < 0) {
             return heard;
         }
@@ -512,6 +532,10 @@ static gr_status ask_for_seat(joining *join, gr_diag *diag)
         group->rank = (int)group->seat.rank;
         group->world_size = (int)group->seat.world_size;
     }
+    if (group->newcomer) { /* until now it has waited for others to be ready for it */
+        group->newcomer = false;
+        set_deadline(join);
+    }
     return status;
 }
 
@@ -535,8 +559,8 @@ static gr_status form_with_those_left(joining *join, bool seated, gr_diag *diag)
 static gr_status join_others(joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
-    size_t world = (size_t)group->world_size;
-    size_t in_bytes = gr_message_members_max(group->world_size) + GR_MESSAGE_SMALL_MAX;
+    size_t world = (size_t)members_max(join->config);
+    size_t in_bytes = gr_message_members_max((int)world) + GR_MESSAGE_SMALL_MAX;
     gr_arrival arrival;
     group->in = malloc(in_bytes);
     group->members = calloc(world, sizeof *group->members);
@@ -548,7 +572,10 @@ static gr_status join_others(joining *join, gr_diag *diag)
         return status;
     }
     gr_control_init(&group->control, arrival.fd, arrival.tls, group->in, in_bytes);
-    return form_with_those_left(join, true, diag);
+    if (group->newcomer) {
+        join->deadline_us = join->ask_at_us = GR_NEVER;
+    }
+    return form_with_those_left(join, !group->newcomer, diag);
 }
 
 /* A group of one, which nobody else knows of. */
@@ -568,10 +595,7 @@ static gr_status begin(joining *join, gr_group *group, const gr_group_config *co
                        const gr_log *log, gr_diag *diag)
 {
     *join = (joining){.config = config, .log = log, .group = group, .clock = gr_clock_real()};
-    int64_t timeout = config->join_timeout_us;
-    int64_t ask_before = timeout / ASK_SHARE < ASK_BEFORE_US ? timeout / ASK_SHARE : ASK_BEFORE_US;
-    join->deadline_us = gr_clock_deadline_us(&join->clock, timeout);
-    join->ask_at_us = join->deadline_us == GR_NEVER ? GR_NEVER : join->deadline_us - ask_before;
+    set_deadline(join);
     return check(join, diag);
 }
 
@@ -604,6 +628,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
             group->rank = (int)config->rank;
             group->seat.generation = 1;
             group->tcp = config->link == GR_LINK_ALL_TCP;
+            group->newcomer = config->newcomer;
             group->world_size = (int)config->world_size;
             status = join_others(&join, diag);
         }
@@ -637,6 +662,14 @@ gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const g
     }
     gr_wipe(join.secret, sizeof join.secret);
     return status;
+}
+
+bool gr_group_change_wanted(gr_group *group)
+{
+    gr_diag nothing; /* a coordinator that has ended is noticed by who needs it */
+    while (group->control.fd >= 0 && !group->change && hear(group, &nothing) == GR_OK) {
+    }
+    return group->change;
 }
 
 /* What went over each of several streams: whether all interfaces did their part. */

@@ -70,33 +70,94 @@ static void too_few(gr_membership *membership, int alive)
     fail_group_as(membership, &failure);
 }
 
+static void dismiss(gr_membership *membership, int number)
+{
+    membership->members[number].state = GR_MEMBER_LEFT;
+    say(membership, number, &(gr_word){.kind = GR_MESSAGE_DISMISS});
+}
+
+/* A newcomer that has no seat yet: no generation depends on it. */
+static bool waits(const gr_standing *of)
+{
+    return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_RENEWING && of->newcomer;
+}
+
 /* ---- Generations ----------------------------------------------------------------------------- */
 
-static void deal_seats(gr_membership *membership, int alive)
+/* Those that wait for seats, by the ranks that they will have: members in the order of their last
+ * ranks, so that who has led goes on leading, then newcomers. Returns how many. */
+static int line_up(gr_membership *membership)
 {
+    int world = membership->world_size, count = 0;
+    for (int rank = 0; rank < world; rank++) {
+        membership->order[rank] = -1;
+    }
+    for (int i = 0; i < world; i++) {
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_JOINED && !of->newcomer) {
+            membership->order[of->rank] = i;
+        }
+    }
+    for (int rank = 0; rank < world; rank++) {
+        if (membership->order[rank] >= 0) {
+            membership->order[count++] = membership->order[rank];
+        }
+    }
+    for (int i = 0; i < world; i++) {
+        if (waits(&membership->members[i])) {
+            membership->order[count++] = i;
+        }
+    }
+    return count;
+}
+
+static void deal_seats(gr_membership *membership)
+{
+    int count = line_up(membership), want = membership->members_want;
+    int size = count < want ? count : want;
     membership->generation++;
-    membership->size = alive;
+    membership->size = size;
     membership->called = 0;
     membership->disturbed = false;
     gr_word word = {.kind = GR_MESSAGE_SEAT,
-                    .seat = {.generation = membership->generation, .world_size = (uint32_t)alive}};
-    for (int i = 0; i < membership->world_size; i++) {
-        gr_standing *of = &membership->members[i];
-        if (of->state == GR_MEMBER_JOINED) {
-            of->rank = (int)word.seat.rank;
+                    .seat = {.generation = membership->generation, .world_size = (uint32_t)size}};
+    for (int rank = 0; rank < count; rank++) {
+        gr_standing *of = &membership->members[membership->order[rank]];
+        if (rank < size) {
+            of->rank = rank;
             of->stage = GR_STAGE_SEATED;
-            say(membership, i, &word);
-            word.seat.rank++;
+            word.seat.rank = (uint32_t)rank;
+            say(membership, membership->order[rank], &word);
+        } else if (!of->newcomer) {
+            dismiss(membership, membership->order[rank]);
         }
     }
     gr_log_write(membership->log, GR_LOG_DEBUG, "group", "generation %llu has %d members",
-                 (unsigned long long)membership->generation, alive);
+                 (unsigned long long)membership->generation, size);
+}
+
+/* None is left that knows how far the group had come. */
+static void end_without_veterans(gr_membership *membership)
+{
+    gr_diag failure;
+    if (!membership->over) {
+        (void)gr_fail(&failure, GR_E_COMM_BROKEN,
+                      "all workers that knew the state of the job are lost; newcomers cannot go on "
+                      "without one of them (a checkpoint can be gone on from: --resume)");
+        fail_group_as(membership, &failure);
+        return;
+    }
+    for (int i = 0; i < membership->world_size; i++) {
+        if (waits(&membership->members[i])) {
+            dismiss(membership, i);
+        }
+    }
 }
 
 /* The next generation, once all that live have asked for it. */
 static void reseat(gr_membership *membership)
 {
-    int alive = 0;
+    int alive = 0, veterans = 0, coming = 0;
     for (int i = 0; i < membership->world_size; i++) {
         const gr_standing *of = &membership->members[i];
         if (of->state == GR_MEMBER_ABSENT ||
@@ -104,23 +165,65 @@ static void reseat(gr_membership *membership)
             return;
         }
         alive += of->state == GR_MEMBER_JOINED;
+        veterans += of->state == GR_MEMBER_JOINED && !of->newcomer;
+        coming += of->state == GR_MEMBER_INVITED;
     }
-    if (alive > 0 && alive < membership->members_min) {
+    if (alive > 0 && veterans == 0) {
+        end_without_veterans(membership);
+    } else if (alive > 0 && alive >= membership->members_min) {
+        deal_seats(membership);
+    } else if (alive > 0 && coming == 0) {
         too_few(membership, alive);
-    } else if (alive > 0) {
-        deal_seats(membership, alive);
     }
 }
 
-/* A member is no more. */
-static void do_without(gr_membership *membership, const gr_diag *cause)
+/* A member is no more; `waited`: it was a newcomer without a seat. */
+static void do_without(gr_membership *membership, bool waited, const gr_diag *cause)
 {
     if (gr_membership_elastic(membership)) {
-        disturb(membership, cause);
+        if (!waited) {
+            disturb(membership, cause);
+        }
         reseat(membership);
     } else {
         fail_group_as(membership, cause);
     }
+}
+
+/* Would a new generation have other members than the one that runs? */
+static bool wants_change(const gr_membership *membership)
+{
+    bool more = false;
+    for (int i = 0; i < membership->world_size && !more; i++) {
+        more = waits(&membership->members[i]);
+    }
+    return !membership->disturbed && !membership->over &&
+           ((more && membership->size < membership->members_want) ||
+            membership->size > membership->members_want);
+}
+
+/* Members that are still on their way into this generation are told when they have arrived. */
+static void propose_change(gr_membership *membership)
+{
+    bool wanted = wants_change(membership);
+    for (int i = 0; i < membership->world_size && wanted; i++) {
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_READY) {
+            say(membership, i, &(gr_word){.kind = GR_MESSAGE_CHANGE});
+        }
+    }
+}
+
+void gr_membership_invite(gr_membership *membership, int number)
+{
+    membership->members[number] = (gr_standing){.state = GR_MEMBER_INVITED, .newcomer = true};
+    membership->hellos[number] = (gr_hello){0};
+}
+
+void gr_membership_want(gr_membership *membership, int count)
+{
+    membership->members_want = count;
+    propose_change(membership);
 }
 
 static void announce(gr_membership *membership)
@@ -159,7 +262,8 @@ static void compare_hello(const gr_membership *membership, int number, int wante
     }
     for (int other = 0; other < membership->world_size; other++) {
         const gr_hello *theirs = &membership->hellos[other];
-        if (membership->members[other].state == GR_MEMBER_JOINED && theirs->link != hello->link) {
+        bool said = membership->members[other].state == GR_MEMBER_JOINED && theirs->pid != 0;
+        if (said && theirs->link != hello->link) {
             snprintf(
                 sentence_out, GR_DIAG_TEXT_BYTES,
                 "rank %d (host %s) wants %s links and rank %d %s: set GRADUS_LINK alike for all",
@@ -182,7 +286,7 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
     of->stage = GR_STAGE_CALLED;
     membership->hellos[number] = *hello;
     membership->joined += first;
-    compare_hello(membership, number, first ? membership->world_size : membership->size, sentence);
+    compare_hello(membership, number, first ? membership->first_size : membership->size, sentence);
     if (sentence[0] != '\0') {
         fail_group(membership, number, sentence);
     } else if (membership->failure.status != GR_OK) {
@@ -208,14 +312,35 @@ gr_status gr_membership_ready(gr_membership *membership, int number)
         return GR_E_PROTOCOL;
     }
     membership->members[number].stage = GR_STAGE_READY;
+    membership->members[number].newcomer = false;
+    if (wants_change(membership)) {
+        say(membership, number, &(gr_word){.kind = GR_MESSAGE_CHANGE});
+    }
     return GR_OK;
 }
 
-/* It could not be wired, or its operations failed. */
+static gr_status come_in(gr_membership *membership, int number)
+{
+    gr_standing *of = &membership->members[number];
+    of->state = GR_MEMBER_JOINED;
+    of->stage = GR_STAGE_RENEWING;
+    if (membership->failure.status != GR_OK) {
+        say_fail(membership, number, &membership->failure);
+        return GR_OK;
+    }
+    propose_change(membership);
+    reseat(membership);
+    return GR_OK;
+}
+
+/* It could not be wired, its operations failed, or it was asked to (CHANGE). */
 gr_status gr_membership_renew(gr_membership *membership, int number)
 {
     const gr_hello *hello = &membership->hellos[number];
     gr_diag cause;
+    if (membership->members[number].state == GR_MEMBER_INVITED) {
+        return come_in(membership, number);
+    }
     if (!joined(membership, number) || !gr_membership_elastic(membership)) {
         return GR_E_PROTOCOL;
     }
@@ -241,13 +366,15 @@ gr_status gr_membership_leave(gr_membership *membership, int number)
     }
     const gr_standing *of = &membership->members[number];
     bool awaited = of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED;
+    bool ready = of->stage == GR_STAGE_READY;
     membership->members[number].state = GR_MEMBER_LEFT;
     if (awaited) {
         gr_diag cause;
         (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
                            "rank %d left while its generation came about", number);
-        do_without(membership, &cause);
+        do_without(membership, false, &cause);
     } else {
+        membership->over = membership->over || ready;
         reseat(membership); /* the others may wait for its word */
     }
     return GR_OK;
@@ -259,8 +386,9 @@ gr_status gr_membership_fail(gr_membership *membership, int number, const gr_dia
     if (!joined(membership, number) || of->stage == GR_STAGE_READY) {
         return GR_E_PROTOCOL;
     }
+    bool waited = waits(of);
     of->state = GR_MEMBER_LOST;
-    do_without(membership, failure);
+    do_without(membership, waited, failure);
     return GR_OK;
 }
 
@@ -294,10 +422,11 @@ void gr_membership_lost(gr_membership *membership, int number, const char *why)
     if (!joined(membership, number)) {
         return; /* it had not called in: it may try again */
     }
+    bool waited = waits(&membership->members[number]);
     membership->members[number].state = GR_MEMBER_LOST;
     (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "rank %d (process %llu on host %s) died: %s",
                        number, (unsigned long long)hello->pid, hello->member.host_name, why);
-    do_without(membership, &cause);
+    do_without(membership, waited, &cause);
 }
 
 void gr_membership_ended(gr_membership *membership, int number)
@@ -305,14 +434,15 @@ void gr_membership_ended(gr_membership *membership, int number)
     if (!gr_membership_elastic(membership)) {
         return;
     }
-    if (membership->members[number].state != GR_MEMBER_ABSENT) {
+    gr_member_state state = membership->members[number].state;
+    if (state != GR_MEMBER_ABSENT && state != GR_MEMBER_INVITED) {
         gr_membership_lost(membership, number, "its process ended");
         return;
     }
     gr_diag cause;
     membership->members[number].state = GR_MEMBER_LOST;
     (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "rank %d ended before it called in", number);
-    do_without(membership, &cause);
+    do_without(membership, state == GR_MEMBER_INVITED, &cause);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -323,6 +453,8 @@ gr_status gr_membership_init(gr_membership *membership, int world_size, int memb
 {
     size_t world = (size_t)world_size;
     *membership = (gr_membership){.world_size = world_size,
+                                  .first_size = world_size,
+                                  .members_want = world_size,
                                   .members_min = members_min > 0 ? members_min : world_size,
                                   .log = log,
                                   .say = say_it,
@@ -331,9 +463,11 @@ gr_status gr_membership_init(gr_membership *membership, int world_size, int memb
                                   .size = world_size,
                                   .members = calloc(world, sizeof(gr_standing)),
                                   .hellos = calloc(world, sizeof(gr_hello)),
-                                  .places = calloc(world, sizeof(gr_member))};
+                                  .places = calloc(world, sizeof(gr_member)),
+                                  .order = calloc(world, sizeof(int))};
     gr_diag_clear(&membership->failure);
-    if (membership->members == NULL || membership->hellos == NULL || membership->places == NULL) {
+    if (membership->members == NULL || membership->hellos == NULL || membership->places == NULL ||
+        membership->order == NULL) {
         gr_membership_fini(membership);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu members", world);
     }
@@ -343,8 +477,18 @@ gr_status gr_membership_init(gr_membership *membership, int world_size, int memb
     return GR_OK;
 }
 
+void gr_membership_begin_with(gr_membership *membership, int count)
+{
+    membership->first_size = membership->size = membership->members_want = count;
+    for (int i = count; i < membership->world_size; i++) {
+        membership->members[i].state = GR_MEMBER_LEFT;
+    }
+}
+
 void gr_membership_fini(gr_membership *membership)
 {
+    free(membership->order);
+    membership->order = NULL;
     free(membership->places);
     free(membership->hellos);
     free(membership->members);

@@ -13,8 +13,9 @@
 typedef enum gr_member_state {
     GR_MEMBER_ABSENT = 0, /* has not said HELLO */
     GR_MEMBER_JOINED = 1,
-    GR_MEMBER_LEFT = 2, /* in order */
-    GR_MEMBER_LOST = 3  /* its connection broke, or it ended without a word */
+    GR_MEMBER_LEFT = 2,   /* in order */
+    GR_MEMBER_LOST = 3,   /* its connection broke, or it ended without a word */
+    GR_MEMBER_INVITED = 4 /* a newcomer will come in its place, and has not called in yet */
 } gr_member_state;
 
 /* Where a member that has joined is on its way into a generation. */
@@ -27,7 +28,7 @@ typedef enum gr_member_stage {
 
 /* What the coordinator says; the pointers are borrowed for the call. */
 typedef struct gr_word {
-    gr_message_kind kind; /* MEMBERS, MISSING, FAIL or SEAT */
+    gr_message_kind kind; /* MEMBERS, MISSING, FAIL, SEAT, CHANGE or DISMISS */
     gr_seat seat;
     const gr_missing *missing;
     const gr_diag *failure;
@@ -43,12 +44,15 @@ typedef void gr_membership_say(void *say_arg, int number, const gr_word *word);
 typedef struct gr_standing {
     gr_member_state state;
     gr_member_stage stage;
-    int rank; /* in the generation that is, or comes about */
+    int rank;      /* in the generation that is, or comes about */
+    bool newcomer; /* has not been in a generation that came about: it knows nothing of the job */
 } gr_standing;
 
 typedef struct gr_membership {
-    int world_size;  /* of the first generation: as many members are known */
-    int members_min; /* a generation has at least so many */
+    int world_size;   /* as many members can be, with those that wait */
+    int first_size;   /* of the first generation */
+    int members_min;  /* a generation has at least so many */
+    int members_want; /* and at most so many: who comes in addition waits */
     const gr_log *log;
     gr_membership_say *say;
     void *say_arg;
@@ -56,10 +60,12 @@ typedef struct gr_membership {
     uint64_t generation;  /* that is, or comes about: from 1 */
     int size, called;     /* its members, and those of them that have said HELLO */
     bool disturbed;       /* it will not come about, or is broken: the next one is waited for */
+    bool over;            /* a member has left it in order: nobody is taken in any more */
     gr_diag failure;      /* why there will be none any more; told to whoever comes later */
     gr_standing *members; /* by number: the rank in the first generation */
     gr_hello *hellos;     /* by number */
     gr_member *places;    /* by rank, as they are told */
+    int *order;           /* by rank, while seats are dealt */
 } gr_membership;
 
 /* members_min 0: all must live. */
@@ -67,6 +73,16 @@ gr_status gr_membership_init(gr_membership *membership, int world_size, int memb
                              gr_membership_say *say, void *say_arg, const gr_log *log,
                              gr_diag *diag) GR_MUST_CHECK;
 void gr_membership_fini(gr_membership *membership);
+/* Before anything happens: the first generation has only the members [0, count), and as many are
+ * wanted. Others may be invited later. */
+void gr_membership_begin_with(gr_membership *membership, int count);
+/* A newcomer is going to ask for a seat (RENEW) with the number of a member that has left or is
+ * lost. It is not waited for, unless too few are left without it. */
+void gr_membership_invite(gr_membership *membership, int number);
+/* So many are wanted from now on. When there are more, those with the highest ranks are dismissed;
+ * when there are fewer, newcomers that wait get seats. Members are asked to change generations
+ * (CHANGE), and do so when it suits them. */
+void gr_membership_want(gr_membership *membership, int count);
 
 /* What a member says. GR_E_PROTOCOL: no correct member says that now; it is to be lost. After LEAVE
  * and FAIL its connection is of no use any more. */

@@ -13,15 +13,17 @@
 #include "link/interface.h"
 
 typedef enum gr_message_kind {
-    GR_MESSAGE_HELLO = 1,   /* member: here I am */
-    GR_MESSAGE_MEMBERS = 2, /* coordinator: all are here, this is where */
-    GR_MESSAGE_ASK = 3,     /* member: who is missing? */
-    GR_MESSAGE_MISSING = 4, /* coordinator: these */
-    GR_MESSAGE_READY = 5,   /* member: linked to all others */
-    GR_MESSAGE_LEAVE = 6,   /* member: I leave in order */
-    GR_MESSAGE_FAIL = 7,    /* either: it will come to nothing, because */
-    GR_MESSAGE_RENEW = 8,   /* member: my generation is broken, give me a seat in the next one */
-    GR_MESSAGE_SEAT = 9,    /* coordinator: all that live have asked, this is yours */
+    GR_MESSAGE_HELLO = 1,    /* member: here I am */
+    GR_MESSAGE_MEMBERS = 2,  /* coordinator: all are here, this is where */
+    GR_MESSAGE_ASK = 3,      /* member: who is missing? */
+    GR_MESSAGE_MISSING = 4,  /* coordinator: these */
+    GR_MESSAGE_READY = 5,    /* member: linked to all others */
+    GR_MESSAGE_LEAVE = 6,    /* member: I leave in order */
+    GR_MESSAGE_FAIL = 7,     /* either: it will come to nothing, because */
+    GR_MESSAGE_RENEW = 8,    /* member: give me a seat in the next generation, mine is over */
+    GR_MESSAGE_SEAT = 9,     /* coordinator: all that live have asked, this is yours */
+    GR_MESSAGE_CHANGE = 10,  /* coordinator: somebody is to come or go, RENEW when it suits you */
+    GR_MESSAGE_DISMISS = 11, /* coordinator: you are not needed (any more) */
     GR_MESSAGE_KIND_END
 } gr_message_kind;
 
@@ -65,7 +67,7 @@ size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out);
 size_t gr_message_put_missing(const gr_missing *missing, uint8_t *out);
 size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out);
 size_t gr_message_put_seat(const gr_seat *seat, uint8_t *out);
-size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* ASK, READY, LEAVE, RENEW */
+size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* those without a body */
 
 /* MEMBERS: `out` has gr_message_members_max bytes. */
 size_t gr_message_members_max(int world_size);

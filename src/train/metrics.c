@@ -94,9 +94,9 @@ gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *
 gr_status gr_recovery_write(const gr_recovery_record *record, FILE *file, const char *where,
                             gr_diag *diag)
 {
-    json_t *object =
-        json_pack("{s:s, s:I, s:i, s:o}", "event", "recovered", "step", (json_int_t)record->step,
-                  "workers", record->workers, "seconds", number(record->seconds));
+    json_t *object = json_pack(
+        "{s:s, s:I, s:i, s:o}", "event", record->lost ? "recovered" : "changed", "step",
+        (json_int_t)record->step, "workers", record->workers, "seconds", number(record->seconds));
     return write_line(object, file, where, diag);
 }
 

@@ -45,6 +45,7 @@ typedef struct gr_epoch_record {
 
 /* Members were lost, and the others go on. */
 typedef struct gr_recovery_record {
+    bool lost;      /* a member was; else members came or went as wanted */
     uint64_t step;  /* that were done, and need not be repeated */
     int workers;    /* that are left */
     double seconds; /* from the failure of an operation until all were ready again */

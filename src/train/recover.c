@@ -9,7 +9,8 @@
 /* Larger for who has come farther. */
 static int64_t position(const gr_progress *progress)
 {
-    return (int64_t)(progress->steps + progress->epochs);
+    bool evaluated = progress->evaluated_step == progress->steps;
+    return (int64_t)(4 * progress->steps + 2 * progress->epochs + evaluated);
 }
 
 /* The first rank that has come farthest; *alike_out: all have. */

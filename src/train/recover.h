@@ -4,7 +4,8 @@
 
 /* What the members of a new generation must have alike before they can go on. Since weights change
  * only when a step's whole sum has come, and nobody begins a step before all have sent what the one
- * before needs, members differ by one step at most, and who is behind has its old state whole. */
+ * before needs, members differ by one step at most, and who is behind has its old state whole.
+ * Newcomers have done no step. */
 
 #include "train/evaluate.h"
 #include "train/step.h"
@@ -13,6 +14,8 @@
 typedef struct gr_progress {
     uint64_t steps;        /* done */
     uint64_t epochs;       /* ended: evaluated, and told of */
+    uint64_t first_step;   /* done before this run began */
+    double seconds_before; /* that they took */
     gr_meter epoch, total; /* of the running epoch, and of those that have ended */
     double last_loss;
     gr_evaluation evaluation;

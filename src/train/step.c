@@ -225,7 +225,7 @@ void gr_trainer_exit(gr_trainer *trainer)
     trainer->comm = NULL;
 }
 
-gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
+gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag)
 {
     gr_trainer made = {.job = job};
     gr_status status = make_model(&made, diag);
@@ -235,9 +235,22 @@ gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_di
     if (status == GR_OK) {
         status = gr_not_finite_watch(&made, diag);
     }
-    if (status == GR_OK) {
-        status = gr_trainer_enter(&made, comm, diag);
+    if (status != GR_OK) {
+        gr_trainer_fini(&made);
+        return status;
     }
+    *trainer = made;
+    return GR_OK;
+}
+
+gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
+{
+    gr_trainer made;
+    gr_status status = gr_trainer_prepare(&made, job, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    status = gr_trainer_enter(&made, comm, diag);
     if (status == GR_OK) {
         status = gr_trainer_seek(&made, 0, diag);
     }
@@ -384,6 +397,7 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     own[GR_STEP_CORRECT] = (float)*correct;
     own[GR_STEP_STOP] = t->says_stop ? 1.0f : 0.0f;
     own[GR_STEP_SAVE] = t->says_save ? 1.0f : 0.0f;
+    own[GR_STEP_RENEW] = t->says_renew ? 1.0f : 0.0f;
     t->done = 0;
     t->cut = 0;
     float *gradients = t->micro_index > 0 ? t->micro : own;
@@ -540,6 +554,7 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
                                (float)(1.0 / (double)parts));
     t->stop = sum[GR_STEP_STOP] > 0.0f;
     t->save = sum[GR_STEP_SAVE] > 0.0f;
+    t->renew = sum[GR_STEP_RENEW] > 0.0f;
     gr_meter now = {.loss = (double)sum[GR_STEP_LOSS],
                     .correct = (double)sum[GR_STEP_CORRECT],
                     .steps = 1,

@@ -22,7 +22,8 @@ enum {
     GR_STEP_LOSS = 0,
     GR_STEP_CORRECT = 1,
     GR_STEP_STOP = 2, /* not 0: somebody wants the training to end after this step */
-    GR_STEP_SAVE = 3  /* not 0: a checkpoint is due after it */
+    GR_STEP_SAVE = 3, /* not 0: a checkpoint is due after it */
+    GR_STEP_RENEW = 4 /* not 0: the next step is one of another generation */
 };
 
 enum { GR_READ_AHEAD_MAX = 16 }; /* batches */
@@ -56,8 +57,8 @@ typedef struct gr_trainer {
     gr_saver *saver; /* rank 0's, borrowed: weights do not change before it has them; NULL */
 
     /* What this rank says in the next step, and what any rank has said in the last one. */
-    bool says_stop, says_save;
-    bool stop, save;
+    bool says_stop, says_save, says_renew;
+    bool stop, save, renew;
 
     /* Of the pass that is running. */
     int turn, micro_index;
@@ -68,7 +69,9 @@ typedef struct gr_trainer {
     gr_status reduction; /* first failure of an operation during the backward pass */
 } gr_trainer;
 
-/* Collective. The next step is 0. */
+/* gr_trainer_prepare makes all that needs no other worker: model, optimizer, initial weights.
+ * gr_trainer_init is that and gr_trainer_enter. The next step is 0. */
+gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm,
                           gr_diag *diag) GR_MUST_CHECK;
 void gr_trainer_fini(gr_trainer *trainer);

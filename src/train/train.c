@@ -34,13 +34,12 @@ typedef struct run {
     char *weights_path;   /* in the job's arena */
     gr_progress progress;
     int64_t begin_ns;
-    bool began;            /* all ranks were ready for the first step */
-    uint64_t first_step;   /* done before this run began */
-    double seconds_before; /* that they took */
-    float *residuals;      /* rank 0, topk: of all shards, for the last checkpoint; NULL */
-    int64_t saved_ns;      /* when the last checkpoint was begun */
+    bool began;       /* all ranks were ready for the first step */
+    float *residuals; /* rank 0, topk: of all shards, for the last checkpoint; NULL */
+    int64_t saved_ns; /* when the last checkpoint was begun */
     bool skip_told;
-    int64_t lost_ns; /* when a member was lost; 0: none was, or it has been told of */
+    int64_t lost_ns; /* when the generation before ended; 0: none did, or it has been told of */
+    bool lost;       /* by the loss of a member */
     gr_skew *skews;  /* what had come late before this generation's first step, by rank */
     gr_chaos_run chaos;
 } run;
@@ -59,7 +58,7 @@ static gr_status name_output(run *r, gr_diag *diag)
  * one. */
 static gr_status open_output(run *r, gr_diag *diag)
 {
-    bool behind = r->began || r->options->resume != NULL;
+    bool behind = r->began || r->progress.steps > 0;
     gr_status status = gr_dir_create(r->job->config.output, diag);
     if (status == GR_OK && behind) {
         status = gr_metrics_cut(r->metrics_path, r->progress.steps, &r->told, diag);
@@ -102,7 +101,7 @@ static gr_status tell_start(run *r, bool anew, gr_diag *diag)
                               .parameters = (int64_t)gr_model_parameters(r->trainer.model),
                               .total_steps = job->total_steps,
                               .steps_per_epoch = job->steps_per_epoch,
-                              .step = anew ? r->first_step : r->progress.steps};
+                              .step = r->progress.steps};
     gr_report_resume(&r->report, &record, r->begin_ns);
     gr_status status = GR_OK;
     if (anew || !r->told.start) {
@@ -131,8 +130,9 @@ static gr_status begin(run *r, gr_diag *diag)
     if (status != GR_OK) {
         return gr_trainer_comm_failed(r->comm, status, "training could not begin", diag);
     }
-    bool anew = !r->began, takes_over = r->lead && r->report.total_steps == 0;
-    if (anew) {
+    bool takes_over = r->lead && r->report.total_steps == 0;
+    bool anew = !r->began && r->progress.steps == r->progress.first_step;
+    if (!r->began) {
         r->begin_ns = r->saved_ns = gr_now_ns();
         r->began = true;
     }
@@ -141,7 +141,8 @@ static gr_status begin(run *r, gr_diag *diag)
 
 static gr_status tell_recovery(run *r, gr_diag *diag)
 {
-    gr_recovery_record record = {.step = r->progress.steps,
+    gr_recovery_record record = {.lost = r->lost,
+                                 .step = r->progress.steps,
                                  .workers = r->trainer.world_size,
                                  .seconds = (double)(gr_now_ns() - r->lost_ns) * 1e-9};
     r->lost_ns = 0;
@@ -256,8 +257,8 @@ static void begin_checkpoint(run *r, uint64_t step, bool goes_on)
                                .total_steps = job->total_steps,
                                .steps_per_epoch = job->steps_per_epoch,
                                .shards = job->shards,
-                               .seconds =
-                                   r->seconds_before + (double)(gr_now_ns() - r->begin_ns) * 1e-9,
+                               .seconds = r->progress.seconds_before +
+                                          (double)(gr_now_ns() - r->begin_ns) * 1e-9,
                                .last_loss = r->progress.last_loss,
                                .epoch = r->progress.epoch,
                                .total = r->progress.total};
@@ -294,7 +295,7 @@ static gr_status save_or_stop(run *r, uint64_t step, gr_diag *diag)
 {
     gr_trainer *t = &r->trainer;
     bool ends = step == r->job->total_steps, stops = t->stop && !ends;
-    bool last = ends && r->job->checkpoint.every != NULL && step > r->first_step;
+    bool last = ends && r->job->checkpoint.every != NULL && step > r->progress.first_step;
     if (!t->save && !stops && !last) {
         return GR_OK;
     }
@@ -315,8 +316,8 @@ static gr_status restore(run *r, gr_diag *diag)
     gr_checkpoint_info info;
     gr_status status = gr_state_restore(&r->trainer, r->options->resume, &info, diag);
     if (status == GR_OK) {
-        r->first_step = r->progress.steps = info.step;
-        r->seconds_before = info.seconds;
+        r->progress.first_step = r->progress.steps = info.step;
+        r->progress.seconds_before = info.seconds;
         r->progress.epochs = epochs_ended(r->job, info.step);
         r->progress.last_loss = info.last_loss;
         r->progress.epoch = info.epoch;
@@ -327,12 +328,23 @@ static gr_status restore(run *r, gr_diag *diag)
 
 /* ---- The training ---------------------------------------------------------------------------- */
 
+/* All have done the same step. Nobody goes before all have what they need from it. */
+static gr_status leave_generation(run *r)
+{
+    if (r->trainer.world_size > 1) {
+        gr_status status = gr_barrier(r->comm);
+        (void)status; /* who has gone already was through it */
+    }
+    return GR_PENDING;
+}
+
+/* GR_PENDING: the next step is one of another generation. */
 static gr_status train(run *r, gr_diag *diag)
 {
     const gr_job *job = r->job;
     const gr_train_options *options = r->options;
     gr_trainer *t = &r->trainer;
-    t->save = t->stop = false;
+    t->save = t->stop = t->renew = false;
     int64_t work_ns = 0; /* of the last step */
     for (;;) {
         gr_status status = GR_OK;
@@ -346,8 +358,12 @@ static gr_status train(run *r, gr_diag *diag)
         if (status != GR_OK || step == job->total_steps) {
             return status;
         }
+        if (t->renew) {
+            return leave_generation(r);
+        }
         t->says_stop = options->stop != NULL && options->stop(options->stop_arg);
         t->says_save = is_due(r, step + 1);
+        t->says_renew = gr_comm_change_wanted(r->comm);
         gr_chaos_step(&r->chaos, step + 1, work_ns);
         const gr_meter before = r->progress.epoch;
         status = gr_trainer_step(t, step, &r->progress.epoch, diag);
@@ -418,7 +434,7 @@ static gr_status finish(run *r, gr_diag *diag)
                             .workers = r->trainer.world_size,
                             .shards = r->job->shards,
                             .steps = r->job->total_steps,
-                            .seconds = r->seconds_before + seconds,
+                            .seconds = r->progress.seconds_before + seconds,
                             .samples_per_s = gr_meter_samples_per_s(&r->progress.total),
                             .comm_wait_share = share,
                             .late_rank = late.rank,
@@ -442,12 +458,20 @@ static gr_status part(run *r, gr_diag *diag)
 
 /* ---- Generations ----------------------------------------------------------------------------- */
 
-/* Makes what this generation needs, and what an earlier one did not come to. */
+/* All that can be done without the others, who would have to wait for it. */
+static gr_status prepare(run *r, gr_diag *diag)
+{
+    gr_status status = name_output(r, diag);
+    if (status == GR_OK) {
+        status = gr_trainer_prepare(&r->trainer, r->job, diag);
+    }
+    return status == GR_OK ? gr_evaluator_create(r->job, &r->evaluator, diag) : status;
+}
+
+/* Makes what this generation needs. */
 static gr_status enter(run *r, gr_diag *diag)
 {
-    gr_status status = r->trainer.model != NULL
-                           ? gr_trainer_enter(&r->trainer, r->comm, diag)
-                           : gr_trainer_init(&r->trainer, r->job, r->comm, diag);
+    gr_status status = gr_trainer_enter(&r->trainer, r->comm, diag);
     if (status == GR_OK) {
         status = gr_recover_agree(&r->trainer, &r->progress, diag);
     }
@@ -456,9 +480,6 @@ static gr_status enter(run *r, gr_diag *diag)
     }
     if (status == GR_OK) {
         status = gr_trainer_seek(&r->trainer, r->progress.steps, diag);
-    }
-    if (status == GR_OK && r->evaluator == NULL) {
-        status = gr_evaluator_create(r->job, &r->evaluator, diag);
     }
     if (status == GR_OK && !r->lead && r->trainer.rank == 0) {
         status = lead(r, diag);
@@ -484,25 +505,38 @@ static gr_status run_generation(run *r, gr_diag *diag)
     return status == GR_OK ? part(r, diag) : status;
 }
 
-/* One generation after the other, as members are lost, until the training is over. */
+/* One generation after the other, as members are lost, come and go, until the training is over. */
 static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
 {
-    gr_status status = name_output(r, diag);
+    gr_status status = prepare(r, diag);
+    if (status == GR_OK && *comm == NULL) {
+        status = gr_comm_create(comm, diag);
+    }
     if (status != GR_OK) {
-        return status;
+        return status == GR_E_CANCELLED ? GR_OK : status; /* not needed */
+    }
+    r->comm = *comm;
+    r->chaos.rank = gr_comm_rank(r->comm);
+    if (r->options->joined != NULL) {
+        r->options->joined(r->options->joined_arg);
     }
     for (;;) {
         status = run_generation(r, diag);
-        if (!gr_fault_of_peer(status) || r->trainer.world_size == 1) {
+        bool alone = r->trainer.world_size == 1;
+        if (status != GR_PENDING && (!gr_fault_of_peer(status) || alone)) {
             return status;
         }
         gr_diag why;
+        r->lost = status != GR_PENDING;
         r->lost_ns = gr_now_ns();
         gr_trainer_exit(&r->trainer);
         gr_status renewed = gr_comm_renew(comm, &why);
         r->comm = *comm;
         if (renewed == GR_E_UNSUPPORTED) {
             return status; /* the job needs all of its workers */
+        }
+        if (renewed == GR_E_CANCELLED) {
+            return GR_OK; /* this one is not needed any more */
         }
         if (renewed != GR_OK) {
             *diag = why;
@@ -513,11 +547,9 @@ static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
 
 gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options, gr_diag *diag)
 {
-    run r = {.job = job, .comm = *comm, .options = options};
-    r.chaos = (gr_chaos_run){.chaos = options->chaos,
-                             .rank = gr_comm_rank(*comm),
-                             .coordinator = getenv("GRADUS_COORDINATOR"),
-                             .log = options->log};
+    run r = {.job = job, .options = options};
+    r.chaos = (gr_chaos_run){
+        .chaos = options->chaos, .coordinator = getenv("GRADUS_COORDINATOR"), .log = options->log};
     r.progress.evaluated_step = UINT64_MAX;
     r.progress.last_loss = (double)NAN;
     r.progress.evaluation.loss = (double)NAN;
