@@ -71,10 +71,10 @@ GR_API gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK
  * is a failure that ends them all. Not inside a callback. */
 GR_API void gr_comm_destroy(gr_comm *comm);
 
-/* When an operation has failed because a peer is lost, or gr_comm_change_wanted says so: goes on with
- * the members that live, in a job that was started so (gradus run --min-workers). Every survivor
- * calls it; it returns when all have come. Ranks follow the order of the old ones; newcomers come
- * behind.
+/* When an operation has failed because a peer is lost, or gr_comm_change_wanted says so: goes on
+ * with the members that live, in a job that was started so (gradus run --min-workers). Every
+ * survivor calls it; it returns when all have come. Ranks follow the order of the old ones;
+ * newcomers come behind.
  *
  * comm     replaced by the communicator of the survivors. All gr_alloc memory and operations of the
  *          old one are gone, and its sub-groups must have been destroyed before.

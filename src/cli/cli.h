@@ -30,6 +30,7 @@ int gr_verb_run(int argc, char *const *argv);
 int gr_verb_worker(int argc, char *const *argv);
 int gr_verb_agent(int argc, char *const *argv);
 int gr_verb_checkpoint(int argc, char *const *argv);
+int gr_verb_scale(int argc, char *const *argv);
 int gr_verb_eval(int argc, char *const *argv);
 int gr_verb_bench(int argc, char *const *argv);
 int gr_verb_simulate(int argc, char *const *argv);
@@ -42,6 +43,7 @@ int gr_verb_version(int argc, char *const *argv);
 
 extern const gr_config_table gr_run_table;
 extern const gr_config_table gr_checkpoint_table;
+extern const gr_config_table gr_scale_table;
 extern const gr_config_table gr_eval_table;
 extern const gr_config_table gr_bench_table;
 extern const gr_config_table gr_simulate_table;

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 typedef struct run_options {
-    int64_t workers, workers_min;
+    int64_t workers, workers_min, workers_max, spares, restarts;
     const char *cores;
     bool bind;
     bool encrypt;
@@ -40,7 +40,7 @@ typedef struct run_options {
     int64_t host_timeout_us;
 } run_options;
 
-enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 20 };
+enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 20, RESTARTS = 3 };
 
 static const char *const link_choices[] = {"job", "auto", "shm", "tcp", NULL};
 
@@ -62,6 +62,28 @@ static const gr_config_field run_fields[] = {
      .help =
          "when workers are killed, the job goes on while so many are left; otherwise 1 for a job "
          "file, and a command needs all"},
+    {.flag = "--max-workers",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, workers_max),
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "as many as the job may be given while it runs (gradus scale); otherwise what the job "
+             "file says, or as many as it starts with"},
+    {.flag = "--restarts",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, restarts),
+     .default_text = "-1",
+     .min = -1,
+     .max = 1e6,
+     .help = "another worker is started in place of one that was killed, so many times for each "
+             "worker; -1: 3 for a job file, 0 for a command"},
+    {.flag = "--spare",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, spares),
+     .default_text = "0",
+     .min = 0,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "so many more workers are started and wait, to take the place of one that is killed"},
     {.flag = "--hosts",
      .short_flag = 'H',
      .type = GR_CONFIG_TEXT,
@@ -218,6 +240,13 @@ const gr_config_table gr_run_table = {.name = "run",
                                       .fields = run_fields,
                                       .struct_bytes = sizeof(run_options)};
 
+static int64_t slots_of(const run_options *options)
+{
+    int64_t most =
+        options->workers_max > options->workers ? options->workers_max : options->workers;
+    return most + options->spares;
+}
+
 /* Everything that one `gradus run` knows. */
 struct run {
     run_options options;
@@ -229,7 +258,7 @@ struct run {
     bool inexact;           /* the job permits what is fastest */
     const char *resume;     /* the checkpoint to go on from; NULL */
     const char *workers_text;
-    const char *shards_text; /* its shards, where the job says none; NULL */
+    const char *shards_text; /* its shards, which workers cannot count out of their number */
     char *const *command;    /* NULL-terminated */
     gr_launch_fault faults[2 * GR_FAULTS_MAX];
     int fault_count;
@@ -368,7 +397,6 @@ static gr_status find_checkpoint(struct run *run, gr_job_overrides *overrides, g
     char path[PATH_MAX];
     if (info->shards != (*job)->shards) {
         overrides->shards = info->shards;
-        run->shards_text = gr_arena_printf(&run->arena, "%d", info->shards);
         gr_job_close(*job);
         *job = NULL;
         status = gr_job_open(run->job_path, overrides, job, diag);
@@ -392,6 +420,13 @@ static gr_status may_lose(struct run *run, const gr_job *job, gr_diag *diag)
 {
     run_options *options = &run->options;
     bool topk = job->distribution.compression == GR_COMPRESSION_TOPK;
+    options->workers_max = job->workers_max;
+    if (topk && (options->spares > 0 || options->workers_max > options->workers)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: with compression: topk no worker can come later, since each keeps "
+                       "what it has left out; leave out %s",
+                       options->spares > 0 ? "--spare" : "--max-workers (number_of_workers: max)");
+    }
     if (topk && options->workers_min > 0 && options->workers_min < options->workers) {
         return gr_fail(
             diag, GR_E_INVALID,
@@ -401,7 +436,10 @@ static gr_status may_lose(struct run *run, const gr_job *job, gr_diag *diag)
             (long long)options->workers_min);
     }
     if (options->workers_min == 0 && !topk) {
-        options->workers_min = 1;
+        options->workers_min = job->workers_min;
+    }
+    if (options->restarts < 0) {
+        options->restarts = RESTARTS;
     }
     return GR_OK;
 }
@@ -413,6 +451,7 @@ static gr_status read_job(struct run *run, gr_diag *diag)
     int room = room_for_workers(run);
     gr_job_overrides overrides = {
         .workers = (int)options->workers,
+        .workers_max = (int)options->workers_max,
         .default_workers = room,
         .link = options->link == LINK_OF_JOB ? NULL : link_choices[options->link],
         .output = options->output,
@@ -432,6 +471,7 @@ static gr_status read_job(struct run *run, gr_diag *diag)
     if (status == GR_OK) {
         options->workers = job->workers;
         run->workers_text = gr_arena_printf(&run->arena, "%d", job->workers);
+        run->shards_text = gr_arena_printf(&run->arena, "%d", job->shards);
         status = may_lose(run, job, diag);
         options->link = LINK_OF_JOB + 1 + job->distribution.link;
         run->inexact = !job->distribution.exact;
@@ -570,7 +610,7 @@ static int launch(struct run *run)
         defaults[default_count++] = gr_arena_printf(&run->arena, "GRADUS_PEER_TIMEOUT=%lldms",
                                                     (long long)(options->host_timeout_us / 1000));
     }
-    const char *timeline = gr_cli_begin_timeline(options->timeline, options->workers, &run->arena);
+    const char *timeline = gr_cli_begin_timeline(options->timeline, slots_of(options), &run->arena);
     if (timeline != NULL) {
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
     }
@@ -578,6 +618,9 @@ static int launch(struct run *run)
     const gr_launch_config config = {
         .workers = (int)options->workers,
         .workers_min = (int)options->workers_min,
+        .workers_max = (int)options->workers_max,
+        .spares = (int)options->spares,
+        .restarts = options->restarts > 0 ? (int)options->restarts : 0,
         .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker : run->command,
         .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
         .environment = environ,
@@ -614,7 +657,7 @@ static int launch(struct run *run)
     gr_diag diag = {0};
     gr_status status = gr_launch_run(&config, &report, &diag);
     if (timeline != NULL) {
-        gr_cli_merge_timeline(timeline, options->workers);
+        gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
     }
     if (status == GR_OK) {
         return GR_EXIT_DONE;
@@ -628,6 +671,30 @@ static gr_status check_workers(struct run *run, gr_diag *diag)
     run_options *options = &run->options;
     if (options->workers == 0) {
         options->workers = room_for_workers(run);
+    }
+    if (options->workers_max > 0 && options->workers_max < options->workers) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: --max-workers %lld is less than the %lld workers that the job starts "
+                       "with",
+                       (long long)options->workers_max, (long long)options->workers);
+    }
+    bool goes = options->workers_max > options->workers || options->spares > 0;
+    if (run->job_path == NULL && options->workers_min == 0 && goes) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: %s is for a command that can take workers in (gr_comm_renew); say "
+                       "with how few it goes on (--min-workers)",
+                       options->spares > 0 ? "--spare" : "--max-workers");
+    }
+    if (slots_of(options) > GR_LAUNCH_WORKERS_MAX) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: %lld workers, with those that may come later, are more than the %d "
+                       "that one host starts",
+                       (long long)slots_of(options), GR_LAUNCH_WORKERS_MAX);
+    }
+    if (run->hosts.count > 0 && goes) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: %s is for jobs on one host; leave it or the other hosts out",
+                       options->spares > 0 ? "--spare" : "--max-workers (number_of_workers: max)");
     }
     if (options->workers_min > options->workers) {
         return gr_fail(diag, GR_E_INVALID,

@@ -14,6 +14,7 @@
 
 const gr_verb gr_verbs[] = {
     {"run", "train a job, or run any command, with many workers", gr_verb_run},
+    {"scale", "more workers, or fewer, for a job that runs", gr_verb_scale},
     {"checkpoint", "list, check, compare and convert checkpoints", gr_verb_checkpoint},
     {"eval", "the test accuracy of saved weights", gr_verb_eval},
     {"bench", "the time of a collective operation, by size, with checked results", gr_verb_bench},
@@ -33,6 +34,7 @@ const gr_verb gr_verbs[] = {
 
 const gr_config_table *const gr_reference_tables[] = {
     &gr_run_table,
+    &gr_scale_table,
     &gr_checkpoint_table,
     &gr_eval_table,
     &gr_bench_table,

@@ -385,10 +385,31 @@ void gr_coordinator_invite(gr_coordinator *coordinator, int number)
     gr_membership_invite(&coordinator->membership, number);
 }
 
+void gr_coordinator_hope(gr_coordinator *coordinator, bool hopeful)
+{
+    gr_membership_hope(&coordinator->membership, hopeful);
+    settle(coordinator);
+}
+
 void gr_coordinator_want(gr_coordinator *coordinator, int count)
 {
     gr_membership_want(&coordinator->membership, count);
     settle(coordinator);
+}
+
+bool gr_coordinator_has_served(const gr_coordinator *coordinator, int number)
+{
+    return !coordinator->membership.members[number].newcomer;
+}
+
+bool gr_coordinator_at_rest(const gr_coordinator *coordinator)
+{
+    return gr_membership_at_rest(&coordinator->membership);
+}
+
+bool gr_coordinator_is_over(const gr_coordinator *coordinator)
+{
+    return coordinator->membership.over;
 }
 
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank)

@@ -115,11 +115,19 @@ int64_t gr_coordinator_next_us(
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
 /* A newcomer will call in with this number, which nobody has any more. */
 void gr_coordinator_invite(gr_coordinator *coordinator, int number);
+/* Will newcomers be invited when too few members are left? Then those wait for them. */
+void gr_coordinator_hope(gr_coordinator *coordinator, bool hopeful);
 /* So many members are wanted; `world_size` at the beginning. Who is too many is dismissed. */
 void gr_coordinator_want(gr_coordinator *coordinator, int count);
 /* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that,
  * 4: a newcomer that has not called in */
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
+/* False of a newcomer that has not been in a generation yet: nobody depends on it. */
+bool gr_coordinator_has_served(const gr_coordinator *coordinator, int number);
+/* Is nobody on the way from one generation to another? A good time to start newcomers. */
+bool gr_coordinator_at_rest(const gr_coordinator *coordinator);
+/* A member has left in order: the job is done, nobody is taken in any more. */
+bool gr_coordinator_is_over(const gr_coordinator *coordinator);
 /* The member with this rank in the first generation has ended, as its parent knows: the others need
  * not wait for it. Nothing happens in a group that cannot go on without it. */
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank);

@@ -172,7 +172,7 @@ static void reseat(gr_membership *membership)
         end_without_veterans(membership);
     } else if (alive > 0 && alive >= membership->members_min) {
         deal_seats(membership);
-    } else if (alive > 0 && coming == 0) {
+    } else if (alive > 0 && coming == 0 && !membership->hopeful) {
         too_few(membership, alive);
     }
 }
@@ -188,6 +188,31 @@ static void do_without(gr_membership *membership, bool waited, const gr_diag *ca
     } else {
         fail_group_as(membership, cause);
     }
+}
+
+void gr_membership_hope(gr_membership *membership, bool hopeful)
+{
+    bool before = membership->hopeful;
+    membership->hopeful = hopeful;
+    if (before && !hopeful) {
+        reseat(membership);
+    }
+}
+
+bool gr_membership_at_rest(const gr_membership *membership)
+{
+    bool ready = false, asking = false;
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
+        bool here = of->state == GR_MEMBER_JOINED;
+        if (of->state == GR_MEMBER_ABSENT ||
+            (here && (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED))) {
+            return false;
+        }
+        ready = ready || (here && of->stage == GR_STAGE_READY);
+        asking = asking || (here && of->stage == GR_STAGE_RENEWING && !waits(of));
+    }
+    return !(ready && (asking || membership->disturbed));
 }
 
 /* Would a new generation have other members than the one that runs? */
@@ -226,10 +251,17 @@ void gr_membership_want(gr_membership *membership, int count)
     propose_change(membership);
 }
 
+/* Of a generation that has called in; newcomers without a seat are not. */
+static bool in_this_generation(const gr_membership *membership, int number)
+{
+    const gr_standing *of = &membership->members[number];
+    return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_CALLED;
+}
+
 static void announce(gr_membership *membership)
 {
     for (int i = 0; i < membership->world_size; i++) {
-        if (membership->members[i].state == GR_MEMBER_JOINED) {
+        if (in_this_generation(membership, i)) {
             membership->places[membership->members[i].rank] = membership->hellos[i].member;
         }
     }
@@ -238,7 +270,7 @@ static void announce(gr_membership *membership)
                     .size = membership->size,
                     .places = membership->places};
     for (int i = 0; i < membership->world_size; i++) {
-        if (membership->members[i].state == GR_MEMBER_JOINED) {
+        if (in_this_generation(membership, i)) {
             say(membership, i, &word);
         }
     }

@@ -60,6 +60,7 @@ typedef struct gr_membership {
     uint64_t generation;  /* that is, or comes about: from 1 */
     int size, called;     /* its members, and those of them that have said HELLO */
     bool disturbed;       /* it will not come about, or is broken: the next one is waited for */
+    bool hopeful;         /* newcomers will come when too few are left */
     bool over;            /* a member has left it in order: nobody is taken in any more */
     gr_diag failure;      /* why there will be none any more; told to whoever comes later */
     gr_standing *members; /* by number: the rank in the first generation */
@@ -79,6 +80,8 @@ void gr_membership_begin_with(gr_membership *membership, int count);
 /* A newcomer is going to ask for a seat (RENEW) with the number of a member that has left or is
  * lost. It is not waited for, unless too few are left without it. */
 void gr_membership_invite(gr_membership *membership, int number);
+/* Will newcomers come when too few are left? Then the others wait for them. At first: no. */
+void gr_membership_hope(gr_membership *membership, bool hopeful);
 /* So many are wanted from now on. When there are more, those with the highest ranks are dismissed;
  * when there are fewer, newcomers that wait get seats. Members are asked to change generations
  * (CHANGE), and do so when it suits them. */
@@ -101,6 +104,8 @@ void gr_membership_lost(gr_membership *membership, int number, const char *why);
  * group that cannot go on without it. */
 void gr_membership_ended(gr_membership *membership, int number);
 
+/* Is nobody on the way from one generation to another, or cannot go on without newcomers? */
+bool gr_membership_at_rest(const gr_membership *membership);
 /* May the group go on without some of its members? */
 bool gr_membership_elastic(const gr_membership *membership);
 

@@ -104,18 +104,24 @@ static int compare_ints(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
+static int slots_of(const gr_agent_config *config)
+{
+    return config->slots > config->workers ? config->slots : config->workers;
+}
+
 /* Keeps the workers' descriptors and our own; 0, 1, 2 become /dev/null: the launcher's files, and
  * the sockets of its loop, must not outlive it because of us. */
 static int close_strangers(const gr_agent_config *config, int keep_fd)
 {
-    size_t count = 0, room = (size_t)config->workers * 3 + 2;
+    int slots = slots_of(config);
+    size_t count = 0, room = (size_t)slots * 3 + 2;
     int *keep = malloc(room * sizeof *keep);
     if (keep == NULL) {
         return ENOMEM;
     }
     keep[count++] = config->control_fd;
     keep[count++] = keep_fd;
-    for (int rank = 0; rank < config->workers; rank++) {
+    for (int rank = 0; rank < slots; rank++) {
         keep[count++] = config->spawns[rank].stdin_fd;
         keep[count++] = config->spawns[rank].stdout_fd;
         keep[count++] = config->spawns[rank].stderr_fd;
@@ -167,11 +173,11 @@ static int set_up(struct agent *agent)
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     agent->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
-    agent->pids = calloc((size_t)agent->config->workers, sizeof *agent->pids);
+    agent->pids = calloc((size_t)slots_of(agent->config), sizeof *agent->pids);
     if (agent->signal_fd < 0) {
         return errno;
     }
-    agent->report_fds = calloc((size_t)agent->config->workers, sizeof *agent->report_fds);
+    agent->report_fds = calloc((size_t)slots_of(agent->config), sizeof *agent->report_fds);
     return agent->pids == NULL || agent->report_fds == NULL ? ENOMEM : 0;
 }
 
@@ -198,8 +204,10 @@ static void start_workers(struct agent *agent)
     }
     for (int rank = 0; rank < config->workers; rank++) {
         pid_t pid = agent->pids[rank];
-        close(config->spawns[rank].stdout_fd);
-        close(config->spawns[rank].stderr_fd);
+        if (config->slots == 0) { /* else those that come later write there, too */
+            close(config->spawns[rank].stdout_fd);
+            close(config->spawns[rank].stderr_fd);
+        }
         gr_environ_wipe(config->environment[rank]);
         if (pid > 0 && gr_spawn_finish(pid, agent->report_fds[rank], &error)) {
             agent->running++;
@@ -211,9 +219,33 @@ static void start_workers(struct agent *agent)
     }
 }
 
+/* One that comes later. If it cannot be started, that is no end of the others. */
+static void start_another(struct agent *agent, int rank)
+{
+    const gr_agent_config *config = agent->config;
+    gr_spawn_error error = {.step = GR_SPAWN_SETUP, .error = EBUSY};
+    if (rank < 0 || rank >= config->slots || agent->ending || agent->killing) {
+        return;
+    }
+    gr_spawn spawn = config->spawns[rank];
+    spawn.environment = config->newcomer[rank];
+    int report_fd;
+    pid_t pid = agent->pids[rank] == 0 ? gr_spawn_begin(&spawn, &report_fd, &error) : -1;
+    if (pid > 0 && gr_spawn_finish(pid, report_fd, &error)) {
+        agent->pids[rank] = pid;
+        agent->running++;
+        tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
+    } else {
+        tell(agent, (gr_agent_message){.kind = GR_AGENT_NOT_STARTED,
+                                       .rank = rank,
+                                       .value = error.step,
+                                       .error = error.error});
+    }
+}
+
 static int rank_of(const struct agent *agent, pid_t pid)
 {
-    for (int rank = 0; rank < agent->config->workers; rank++) {
+    for (int rank = 0; rank < slots_of(agent->config); rank++) {
         if (agent->pids[rank] == pid) {
             return rank;
         }
@@ -247,7 +279,7 @@ static bool reap(struct agent *agent)
  * program of a shell that died, say. */
 static void signal_all(const struct agent *agent, int signal_number)
 {
-    for (int rank = 0; rank < agent->config->workers; rank++) {
+    for (int rank = 0; rank < slots_of(agent->config); rank++) {
         if (agent->pids[rank] > 0) {
             (void)kill(-agent->pids[rank], signal_number);
             (void)kill(-agent->pids[rank], SIGCONT); /* who is stopped must hear of it too */
@@ -274,8 +306,10 @@ static bool take_orders(struct agent *agent)
     } else if (message.kind == GR_AGENT_KILL) {
         agent->killing = true;
     } else if (message.kind == GR_AGENT_FAULT && message.rank >= 0 &&
-               message.rank < agent->config->workers && agent->pids[message.rank] > 0) {
+               message.rank < slots_of(agent->config) && agent->pids[message.rank] > 0) {
         (void)kill(-agent->pids[message.rank], message.value);
+    } else if (message.kind == GR_AGENT_SPAWN) {
+        start_another(agent, message.rank);
     }
     return true;
 }

@@ -23,6 +23,7 @@ typedef enum gr_agent_message_kind {
     GR_AGENT_FAULT,  /* rank, value: a signal for that worker's group alone */
     GR_AGENT_READY,  /* agent to launcher, first of all: it waits for START */
     GR_AGENT_START,  /* launcher to agent: the workers may run */
+    GR_AGENT_SPAWN,  /* launcher to agent: rank; start another one where none runs any more */
     GR_AGENT_KIND_END
 } gr_agent_message_kind;
 
@@ -47,9 +48,11 @@ int gr_agent_send(int socket_fd, const gr_agent_message *message);
 int gr_agent_receive(int socket_fd, gr_agent_message *message_out);
 
 typedef struct gr_agent_config {
-    int workers;
-    gr_spawn *spawns;    /* one a rank; descriptors are the agent's to close */
-    char ***environment; /* one list a rank; secrets in it are wiped when all have started */
+    int workers;         /* to start now */
+    int slots;           /* SPAWN may name any of so many; 0: nobody comes later */
+    gr_spawn *spawns;    /* one a slot; descriptors are the agent's to close */
+    char ***environment; /* one list a worker; secrets in it are wiped when all have started */
+    char ***newcomer;    /* one list a slot, for SPAWN */
     int control_fd;
 } gr_agent_config;
 

@@ -57,6 +57,12 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     if (config->workers_min > 0) {
         own[count++] = gr_arena_printf(arena, "GRADUS_MIN_WORKERS=%d", config->workers_min);
     }
+    if (config->workers_max > 0) {
+        own[count++] = gr_arena_printf(arena, "GRADUS_MAX_WORKERS=%d", config->workers_max);
+    }
+    if (config->newcomer) {
+        own[count++] = "GRADUS_NEWCOMER=yes";
+    }
     own[count] = NULL;
     for (size_t i = 0; i < count; i++) {
         if (own[i] == NULL) {

@@ -6,11 +6,15 @@
 
 #include "base/arena.h"
 
+#include <stdbool.h>
+
 typedef struct gr_environ_config {
     char *const *inherited; /* the launcher's own environment */
     int rank, world_size;
     int local_rank, local_size;
     int workers_min; /* the job goes on with so many; 0: it needs all */
+    int workers_max; /* ranks that it may get; 0: no others */
+    bool newcomer;   /* it runs already */
     const char *coordinator;
     const char *secret_hex;
     const char *master;

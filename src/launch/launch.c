@@ -11,6 +11,7 @@
 #include "launch/meeting.h"
 #include "launch/output.h"
 #include "launch/remote.h"
+#include "launch/scale.h"
 #include "launch/verdict.h"
 
 #include <errno.h>
@@ -70,8 +71,18 @@ struct host_agent {
     uv_poll_t poll;
 };
 
+/* Where a worker runs, or may run. */
+struct place {
+    bool busy;     /* a process is there, or on its way */
+    bool newcomer; /* not of those that the job began with */
+};
+
 struct gang {
     const gr_launch_config *config;
+    int slots; /* places, and ends */
+    struct place *places;
+    int want, spares;  /* workers, and those that wait beside them */
+    int restarts_left; /* in place of lost ones */
     const gr_hosts *hosts;
     gang_phase phase;
     gang_reason reason;
@@ -79,9 +90,9 @@ struct gang {
     gr_diag verdict;  /* their sentence */
     gr_worker_end *ends;
     int started, ended;
-    int spared, spared_absent; /* killed, and the job goes on; of them, before they had joined */
-    int signal_number;         /* the one that told us to end */
-    int64_t signal_us;         /* and when */
+    int spared_absent; /* killed before they had joined, and the job goes on */
+    int signal_number; /* the one that told us to end */
+    int64_t signal_us; /* and when */
     int output_error;
     bool told; /* a signal went out to the workers */
     bool everybody_joined;
@@ -94,7 +105,7 @@ struct gang {
     gr_arena arena;
     uint8_t secret[GR_SECRET_BYTES];
     char secret_hex[2 * GR_SECRET_BYTES + 1];
-    char ***environment;
+    char ***environment, ***newcomer; /* of workers at the start, of others later */
     gr_spawn *spawns;
     gr_cores *parts;
     int null_fd;
@@ -105,7 +116,8 @@ struct gang {
     uv_loop_t loop;
     bool loop_open;
     uv_signal_t signals[SIGNALS];
-    uv_poll_t coordinator_poll;
+    uv_poll_t coordinator_poll, scale_poll;
+    int scale_fd; /* requests for another number of workers; -1: none are listened to */
     uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
     int faults_done;
 };
@@ -317,7 +329,7 @@ static void check_joining(struct gang *gang)
 static void on_expel_timer(uv_timer_t *timer)
 {
     struct gang *gang = timer->data;
-    for (int rank = 0; rank < gang->config->workers && gang->phase == PHASE_RUNNING; rank++) {
+    for (int rank = 0; rank < gang->slots && gang->phase == PHASE_RUNNING; rank++) {
         if (!gang->ends[rank].ended && gr_coordinator_waits_for(gang->coordinator, rank)) {
             gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
                          "rank %d (pid %d) kept the others waiting for %g s: it is expelled "
@@ -332,7 +344,7 @@ static void on_expel_timer(uv_timer_t *timer)
 static void watch_renewal(struct gang *gang)
 {
     bool waits = false;
-    for (int rank = 0; rank < gang->config->workers && !waits; rank++) {
+    for (int rank = 0; rank < gang->slots && !waits; rank++) {
         waits = gr_coordinator_waits_for(gang->coordinator, rank);
     }
     if (!waits) {
@@ -343,7 +355,108 @@ static void watch_renewal(struct gang *gang)
     }
 }
 
+/* ---- Coming and going ------------------------------------------------------------------------ */
+
+static int count_busy(const struct gang *gang)
+{
+    int count = 0;
+    for (int i = 0; i < gang->slots; i++) {
+        count += gang->places[i].busy;
+    }
+    return count;
+}
+
+/* Does somebody run who has been in a generation? Without one of them newcomers know nothing. */
+static bool anybody_serves(const struct gang *gang)
+{
+    for (int i = 0; i < gang->slots; i++) {
+        if (gang->places[i].busy && gr_coordinator_has_served(gang->coordinator, i)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void start_another(struct gang *gang, int slot)
+{
+    gang->places[slot] = (struct place){.busy = true, .newcomer = true};
+    gang->ends[slot] = (gr_worker_end){.spared = true}; /* until it has started */
+    gr_output_renew(gang->output, slot);
+    gr_records_begun(gang->records, slot);
+    gr_coordinator_invite(gang->coordinator, slot);
+    const gr_agent_message message = {.kind = GR_AGENT_SPAWN, .rank = slot};
+    (void)gr_agent_send(gang->agents[0].control_fd, &message);
+}
+
+/* What the coordinator has to know of it: how many are wanted, and whether more will come. */
+static void tell_wanted(struct gang *gang)
+{
+    bool missing = count_busy(gang) < gang->want + gang->spares;
+    gr_coordinator_want(gang->coordinator, gang->want);
+    gr_coordinator_hope(gang->coordinator, missing || gang->restarts_left > 0);
+}
+
+/* As many as are wanted, and those that wait beside them. Not while the others are on their way
+ * from one generation to the next: they need the cores. */
+static void fill(struct gang *gang)
+{
+    int missing = gang->want + gang->spares - count_busy(gang);
+    if (missing <= 0 || !gr_launch_elastic(gang->config) || gang->phase != PHASE_RUNNING ||
+        !gang->everybody_joined || gr_coordinator_is_over(gang->coordinator) ||
+        !gr_coordinator_at_rest(gang->coordinator)) {
+        return;
+    }
+    for (int slot = 0; slot < gang->slots && missing > 0; slot++) {
+        if (!gang->places[slot].busy) {
+            start_another(gang, slot);
+            missing--;
+        }
+    }
+    tell_wanted(gang);
+}
+
+/* One is lost: is another one started? If not, the job needs no more than are left. */
+static bool replace(struct gang *gang)
+{
+    int left = count_busy(gang);
+    if (gang->restarts_left > 0 && !gr_coordinator_is_over(gang->coordinator)) {
+        gang->restarts_left--;
+        return true;
+    }
+    gang->want = left < gang->want ? left : gang->want;
+    gang->spares = left - gang->want;
+    return false;
+}
+
 static void progress_coordinator(struct gang *gang);
+
+static void scale(struct gang *gang, int workers, gr_scale_reply *reply)
+{
+    const gr_scale_limits limits = {.least = gang->config->workers_min,
+                                    .most = gr_launch_most(gang->config),
+                                    .has = gang->want,
+                                    .starting = !gang->everybody_joined,
+                                    .ending = gang->phase != PHASE_RUNNING ||
+                                              gr_coordinator_is_over(gang->coordinator)};
+    if (gr_scale_judge(&limits, workers, reply)) {
+        gang->want = workers;
+        tell_wanted(gang);
+        progress_coordinator(gang);
+    }
+}
+
+static void on_scale(uv_poll_t *poll, int status, int events)
+{
+    struct gang *gang = poll->data;
+    gr_scale_request request;
+    (void)status;
+    (void)events;
+    while (gr_scale_receive(gang->scale_fd, &request)) {
+        gr_scale_reply reply;
+        scale(gang, request.workers, &reply);
+        gr_scale_answer(gang->scale_fd, &request, &reply);
+    }
+}
 
 static void on_coordinator_timer(uv_timer_t *timer)
 {
@@ -373,6 +486,7 @@ static void progress_coordinator(struct gang *gang)
     if (gang->config->expel_us > 0) {
         watch_renewal(gang);
     }
+    fill(gang);
 }
 
 static void on_coordinator(uv_poll_t *poll, int status, int events)
@@ -408,19 +522,27 @@ static bool spare(struct gang *gang, int rank)
 {
     const gr_launch_config *config = gang->config;
     gr_worker_end *end = &gang->ends[rank];
-    int left = config->workers - gang->spared - 1;
-    if (!gr_launch_elastic(config) || left < config->workers_min || gang->phase != PHASE_RUNNING) {
+    bool served = gr_coordinator_has_served(gang->coordinator, rank);
+    int left = count_busy(gang);
+    if (!gr_launch_elastic(config) || gang->phase != PHASE_RUNNING || left == 0 ||
+        (served && !anybody_serves(gang))) {
+        return false;
+    }
+    bool again = replace(gang);
+    if ((again ? gang->want : left) < config->workers_min) {
         return false;
     }
     char what[GR_DIAG_TEXT_BYTES];
     gr_verdict_describe(rank, end, what, sizeof what);
-    gr_log_write(config->log, GR_LOG_WARN, "launch", "%s; the job goes on with %d worker%s", what,
-                 left, left == 1 ? "" : "s");
+    int with = left < gang->want ? left : gang->want;
+    gr_log_write(config->log, GR_LOG_WARN, "launch", "%s; the job goes on with %d worker%s%s%s",
+                 what, with, with == 1 ? "" : "s",
+                 served && again && left >= gang->want ? ", a standby among them" : "",
+                 again ? ", and another one is started" : "");
     end->spared = true;
-    gang->spared++;
-    progress_coordinator(gang); /* its last message may still be unread */
     gang->spared_absent += gr_coordinator_member_state(gang->coordinator, rank) == 0;
     gr_coordinator_member_ended(gang->coordinator, rank);
+    tell_wanted(gang);
     progress_coordinator(gang);
     return true;
 }
@@ -428,20 +550,29 @@ static bool spare(struct gang *gang, int rank)
 static void on_worker_end(struct gang *gang, const gr_agent_message *message)
 {
     gr_worker_end *end = &gang->ends[message->rank];
+    if (gang->phase == PHASE_RUNNING) {
+        progress_coordinator(gang); /* its last message may still be unread */
+    }
     end->ended = true;
     end->wait_status = message->value;
     end->order = gang->ended++;
     end->end_us = now_us();
     gr_records_ended(gang->records, message->rank);
     end->was_asked = gang->told;
+    gang->places[message->rank].busy = false;
+    /* Nobody depends on a newcomer that has not come in. */
+    bool idle = gang->places[message->rank].newcomer &&
+                !gr_coordinator_has_served(gang->coordinator, message->rank);
     gr_end_class class = gr_verdict_class(end);
     if (class == GR_END_FINE || class == GR_END_ASKED) {
+        end->spared = idle;
         if (gang->phase == PHASE_RUNNING) {
-            progress_coordinator(gang); /* its last message may still be unread */
+            progress_coordinator(gang); /* others may wait for it in vain */
         }
         return;
     }
-    if (gang->phase > PHASE_SETTLING || (class == GR_END_KILLED && spare(gang, message->rank))) {
+    if (gang->phase > PHASE_SETTLING ||
+        ((class == GR_END_KILLED || idle) && spare(gang, message->rank))) {
         return;
     }
     set_reason(gang, REASON_WORKER, GR_E_PEER_LOST);
@@ -454,6 +585,19 @@ static void on_worker_end(struct gang *gang, const gr_agent_message *message)
     }
 }
 
+/* Those that run go on; so that this is not tried for ever, no others are started any more. */
+static void do_without(struct gang *gang, int slot, const gr_diag *why)
+{
+    gang->places[slot].busy = false;
+    gang->restarts_left = 0;
+    (void)replace(gang);
+    gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
+                 "%s; the job goes on with the %d that run", why->text, gang->want);
+    gr_coordinator_member_ended(gang->coordinator, slot);
+    tell_wanted(gang);
+    progress_coordinator(gang);
+}
+
 /* A worker could not be started there, and so none runs on. */
 static void on_not_started(struct host_agent *agent, const gr_agent_message *message)
 {
@@ -461,6 +605,10 @@ static void on_not_started(struct host_agent *agent, const gr_agent_message *mes
     gr_spawn_error error = {.step = message->value, .error = message->error};
     gr_diag diag;
     gr_status status = gr_spawn_fail(gang->config->argv[0], &error, &diag);
+    if (gang->places[message->rank].newcomer) {
+        do_without(gang, message->rank, &diag);
+        return;
+    }
     set_reason(gang, REASON_NOT_STARTED, status);
     if (gang->reason == REASON_NOT_STARTED && agent->host->local) {
         gang->verdict = diag;
@@ -499,6 +647,7 @@ static void on_message(struct host_agent *agent, gr_agent_message *message)
     } else if (message->kind == GR_AGENT_STARTED && known) {
         gr_worker_end *end = &gang->ends[message->rank];
         end->started = true;
+        end->spared = false;
         end->pid = message->pid;
         end->host = gr_launch_host_of(gang->config, message->rank);
         end->start_us = now_us();
@@ -551,10 +700,11 @@ static void on_agent_lost(struct host_agent *agent)
     for (int i = 0; i < agent->host->workers && running; i++) {
         int rank = agent->host->first + i;
         gr_worker_end *end = &gang->ends[rank];
-        if (end->ended) {
+        if (end->ended || !gang->places[rank].busy) {
             continue;
         }
         lost++;
+        gang->places[rank].busy = false;
         end->started = end->ended = end->lost = true;
         end->wait_status = SIGKILL;
         end->order = gang->ended++;
@@ -616,6 +766,12 @@ static void on_output_lost(void *event_arg, int error)
 
 /* ---- Preparation ----------------------------------------------------------------------------- */
 
+/* Others are started on this host alone. */
+static bool may_change(const struct gang *gang)
+{
+    return gr_launch_elastic(gang->config) && gang->config->hosts == NULL;
+}
+
 static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
 {
     gr_status status = gr_random_bytes(gang->secret, sizeof gang->secret, diag);
@@ -624,6 +780,7 @@ static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
     }
     gr_hex(gang->secret, sizeof gang->secret, gang->secret_hex);
     gr_coordinator_config config = {.world_size = gang->config->workers,
+                                    .world_max = gang->slots,
                                     .members_min = gang->config->workers_min,
                                     .secret = gang->secret,
                                     .encrypt = gang->config->encrypt,
@@ -635,40 +792,51 @@ static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
 static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
 {
     const gr_launch_config *config = gang->config;
-    size_t count = (size_t)config->workers;
+    size_t count = (size_t)gang->slots;
+    gang->places = gr_arena_alloc(&gang->arena, count * sizeof *gang->places);
+    gang->newcomer = gr_arena_alloc(&gang->arena, count * sizeof *gang->newcomer);
     gang->ends = gr_arena_alloc(&gang->arena, count * sizeof *gang->ends);
     gang->spawns = gr_arena_alloc(&gang->arena, count * sizeof *gang->spawns);
     gang->environment = gr_arena_alloc(&gang->arena, count * sizeof *gang->environment);
     gang->parts = gr_arena_alloc(&gang->arena, count * sizeof *gang->parts);
     if (gang->ends == NULL || gang->spawns == NULL || gang->environment == NULL ||
-        gang->parts == NULL) {
+        gang->parts == NULL || gang->places == NULL || gang->newcomer == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", config->workers);
     }
     gang->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (gang->null_fd < 0) {
         return gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
     }
+    bool changes = may_change(gang);
     gr_environ_config environment = {.inherited = config->environment,
                                      .world_size = config->workers,
                                      .workers_min = config->workers_min,
+                                     .workers_max = changes ? gang->slots : 0,
                                      .secret_hex = gang->secret_hex,
                                      .set = config->set,
                                      .defaults = config->defaults};
-    gang->records = gr_records_create(config->workers);
+    gang->records = gr_records_create(gang->slots);
     gr_meeting meeting = {.hosts = gang->hosts,
                           .environment = config->environment,
                           .coordinator = gr_coordinator_address(gang->coordinator)};
     gr_status status = gr_meeting_free_port(&environment.master_port, diag);
-    for (int rank = 0; rank < config->workers && status == GR_OK; rank++) {
+    for (int rank = 0; rank < gang->slots && status == GR_OK; rank++) {
+        gang->places[rank].busy = rank < config->workers;
+        gang->ends[rank].spared = rank >= config->workers;
         gr_spawn *spawn = &gang->spawns[rank];
         const gr_host *host = gr_hosts_of_rank(gang->hosts, rank);
         environment.rank = rank;
         environment.local_rank = rank - host->first;
-        environment.local_size = host->workers;
+        environment.local_size = changes ? config->workers : host->workers;
+        environment.newcomer = false;
         environment.record = host->local ? gr_records_path(gang->records, rank) : NULL;
         status = gr_meeting_find(&meeting, host, &gang->arena, &environment, diag);
         if (status == GR_OK) {
             status = gr_environ_build(&environment, &gang->arena, &gang->environment[rank], diag);
+        }
+        if (status == GR_OK && changes) {
+            environment.newcomer = true;
+            status = gr_environ_build(&environment, &gang->arena, &gang->newcomer[rank], diag);
         }
         *spawn = (gr_spawn){.argv = config->argv,
                             .file = config->file,
@@ -676,8 +844,9 @@ static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
                             .stdin_fd = gang->null_fd,
                             .stdout_fd = gr_output_worker_fd(gang->output, rank, 0),
                             .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
-        if (config->bind &&
-            gr_cores_deal(config->cores, host->workers, rank - host->first, &gang->parts[rank])) {
+        int most = changes ? gr_launch_most(config) : host->workers;
+        if (config->bind && rank - host->first < most &&
+            gr_cores_deal(config->cores, most, rank - host->first, &gang->parts[rank])) {
             spawn->cores = &gang->parts[rank];
         } else if (config->restrict_cores) {
             spawn->cores = config->cores;
@@ -691,7 +860,10 @@ _Noreturn static void become_agent(const struct gang *gang, const gr_host *host,
                                    int words_fd)
 {
     const gr_launch_config *config = gang->config;
-    gr_agent_config agent = {.workers = host->workers,
+    bool changes = may_change(gang);
+    gr_agent_config agent = {.workers = changes ? config->workers : host->workers,
+                             .slots = changes ? gang->slots : 0,
+                             .newcomer = gang->newcomer,
                              .spawns = gang->spawns + host->first,
                              .environment = gang->environment + host->first,
                              .control_fd = control_fd};
@@ -767,8 +939,11 @@ static gr_status start_agents(struct gang *gang, gr_diag *diag)
     for (int i = 0; i < gang->hosts->count && status == GR_OK; i++) {
         status = start_agent(gang, &gang->hosts->at[i], diag);
     }
-    for (int rank = 0; rank < gang->config->workers; rank++) {
+    for (int rank = 0; rank < gang->slots; rank++) {
         gr_environ_wipe(gang->environment[rank]);
+        if (gang->newcomer[rank] != NULL) {
+            gr_environ_wipe(gang->newcomer[rank]);
+        }
     }
     gr_wipe(gang->secret, sizeof gang->secret);
     gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
@@ -815,6 +990,16 @@ static int start_handles(struct gang *gang)
     if (error == 0) {
         error = uv_poll_start(&gang->coordinator_poll, UV_READABLE, on_coordinator);
     }
+    if (error == 0 && may_change(gang)) {
+        gang->scale_fd = gr_scale_listen();
+    }
+    if (error == 0 && gang->scale_fd >= 0) {
+        gang->scale_poll.data = gang;
+        error = uv_poll_init(loop, &gang->scale_poll, gang->scale_fd);
+    }
+    if (error == 0 && gang->scale_fd >= 0) {
+        error = uv_poll_start(&gang->scale_poll, UV_READABLE, on_scale);
+    }
     return error;
 }
 
@@ -828,6 +1013,7 @@ static gr_status start_loop(struct gang *gang, gr_diag *diag)
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "the event loop cannot be made: %s", uv_strerror(error));
     }
+    tell_wanted(gang);
     const gr_output_events events = {
         .settled = on_output_settled, .lost = on_output_lost, .event_arg = gang};
     gr_status status = gr_output_start(gang->output, &gang->loop, &events, diag);
@@ -879,7 +1065,7 @@ static void stop_agents(struct gang *gang)
 static gr_status report_signal(const struct gang *gang, gr_diag *diag)
 {
     int killed = 0;
-    for (int rank = 0; rank < gang->config->workers; rank++) {
+    for (int rank = 0; rank < gang->slots; rank++) {
         const gr_worker_end *end = &gang->ends[rank];
         killed +=
             end->ended && WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == SIGKILL;
@@ -899,8 +1085,8 @@ static gr_status report_signal(const struct gang *gang, gr_diag *diag)
 
 static gr_status make_report(const struct gang *gang, gr_launch_report *report, gr_diag *diag)
 {
-    int root = gr_verdict_root(gang->ends, gang->config->workers);
-    int code = gr_verdict_code(gang->ends, gang->config->workers);
+    int root = gr_verdict_root(gang->ends, gang->slots);
+    int code = gr_verdict_code(gang->ends, gang->slots);
     bool asked = gang->reason == REASON_SIGNAL;
     report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || gang->reason == REASON_NONE);
     if (report->resumable) {
@@ -939,6 +1125,9 @@ static void clean_up(struct gang *gang)
     if (gang->null_fd >= 0) {
         close(gang->null_fd);
     }
+    if (gang->scale_fd >= 0) {
+        close(gang->scale_fd);
+    }
     gr_wipe(gang->secret, sizeof gang->secret);
     gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
     gr_arena_fini(&gang->arena);
@@ -970,13 +1159,20 @@ static gr_status run_gang(struct gang *gang, gr_launch_report *report, gr_diag *
 
 gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out, gr_diag *diag)
 {
-    const gr_hosts here = {.count = 1, .at[0] = {.workers = config->workers, .local = true}};
+    const gr_hosts here = {.count = 1,
+                           .at[0] = {.workers = gr_launch_slots(config), .local = true}};
     struct gang gang = {.config = config,
                         .hosts = config->hosts != NULL ? config->hosts : &here,
+                        .slots = gr_launch_slots(config),
+                        .want = config->workers,
+                        .spares = config->spares,
+                        .restarts_left =
+                            config->hosts == NULL ? config->restarts * config->workers : 0,
                         .null_fd = -1,
+                        .scale_fd = -1,
                         .start_us = now_us()};
     *report_out = (gr_launch_report){.rank = -1};
-    if (config->workers < 1 || config->workers > GR_LAUNCH_WORKERS_MAX) {
+    if (config->workers < 1 || gang.slots > GR_LAUNCH_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "-np: %d workers cannot be started here; 1 to %d can",
                        config->workers, GR_LAUNCH_WORKERS_MAX);
     }

@@ -28,6 +28,9 @@ typedef struct gr_launch_fault {
 
 typedef struct gr_launch_config {
     int workers;
+    int workers_max;             /* so many at most, later; 0: `workers` */
+    int spares;                  /* started in addition, they wait for the loss of a worker */
+    int restarts;                /* in place of workers that were killed, so many times each */
     int workers_min;             /* the job goes on when workers are killed, while so many are left;
                                     0: it needs all */
     char *const *argv;           /* the command and its arguments, NULL-terminated */
@@ -83,10 +86,21 @@ static inline const char *gr_launch_host_of(const gr_launch_config *config, int 
                : NULL;
 }
 
-/* May workers be lost? */
+static inline int gr_launch_most(const gr_launch_config *config)
+{
+    return config->workers_max > config->workers ? config->workers_max : config->workers;
+}
+
+/* Of so many workers, counted from 0, each may be started: now, later, or once more. */
+static inline int gr_launch_slots(const gr_launch_config *config)
+{
+    return gr_launch_most(config) + config->spares;
+}
+
+/* May workers come and go? */
 static inline bool gr_launch_elastic(const gr_launch_config *config)
 {
-    return config->workers_min > 0 && config->workers_min < config->workers;
+    return config->workers_min > 0 && config->workers_min < gr_launch_slots(config);
 }
 
 /* What is known of the end, beside the sentence. */

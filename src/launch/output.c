@@ -131,7 +131,7 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
 gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out, gr_diag *diag)
 {
     gr_output *output = calloc(1, sizeof *output);
-    size_t count = (size_t)config->workers * STREAMS;
+    size_t count = (size_t)gr_launch_slots(config) * STREAMS;
     if (output != NULL) {
         output->streams = calloc(count, sizeof *output->streams);
     }
@@ -272,7 +272,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 static void on_drained(void *event_arg)
 {
     gr_output *output = event_arg;
-    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         if (!stream->over && !uv_is_active((uv_handle_t *)&stream->poll)) {
             pump(stream);
@@ -304,7 +304,7 @@ gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_ev
         }
         output->sink_open[number] = true;
     }
-    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         close(stream->worker_fd);
         stream->worker_fd = -1;
@@ -322,10 +322,22 @@ gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_ev
     return GR_OK;
 }
 
+void gr_output_renew(gr_output *output, int rank)
+{
+    for (int number = 0; number < STREAMS; number++) {
+        struct stream *stream = stream_of(output, rank, number);
+        if (!stream->over) {
+            pump(stream);
+            gr_lines_end(&stream->lines);
+            gr_sink_flush(&output->sinks[number]);
+        }
+    }
+}
+
 void gr_output_finish(gr_output *output)
 {
     output->finishing = true;
-    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
         if (!output->streams[i].over) {
             pump(&output->streams[i]);
         }
@@ -341,7 +353,7 @@ bool gr_output_is_settled(const gr_output *output)
 
 void gr_output_stop(gr_output *output)
 {
-    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         if (stream->watched && !stream->over) {
             stream->over = true;
@@ -361,7 +373,7 @@ void gr_output_destroy(gr_output *output)
     if (output == NULL) {
         return;
     }
-    for (int i = 0; i < output->config->workers * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         const int fds[] = {stream->read_fd, stream->worker_fd, stream->log_fd};
         for (size_t f = 0; f < sizeof fds / sizeof fds[0]; f++) {

@@ -28,6 +28,8 @@ int gr_output_worker_fd(const gr_output *output, int rank, int stream);
 /* Watches the pipes from `loop`; the workers' ends are closed, since they have them now. */
 gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_events *events,
                           gr_diag *diag) GR_MUST_CHECK;
+/* Another worker is about to write where one has ended: what that one left of a line is a line. */
+void gr_output_renew(gr_output *output, int rank);
 /* All processes that could write are gone: reads what is left in the pipes. */
 void gr_output_finish(gr_output *output);
 bool gr_output_is_settled(const gr_output *output);

@@ -68,6 +68,13 @@ const char *gr_records_path(const gr_records *records, int rank)
     return records != NULL && records->slots[rank].fd >= 0 ? records->slots[rank].path : NULL;
 }
 
+void gr_records_begun(gr_records *records, int rank)
+{
+    if (records != NULL) {
+        records->slots[rank].ended = 0;
+    }
+}
+
 void gr_records_ended(gr_records *records, int rank)
 {
     if (records != NULL) {

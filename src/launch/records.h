@@ -16,6 +16,8 @@ void gr_records_destroy(gr_records *records); /* NULL ok */
 
 /* Where rank finds its file: for GRADUS_RECORD. NULL if there is none. */
 const char *gr_records_path(const gr_records *records, int rank);
+/* Another worker is started in its place. */
+void gr_records_begun(gr_records *records, int rank);
 /* The worker has ended just now. */
 void gr_records_ended(gr_records *records, int rank);
 /* What the ranks did last, a line each, `first` (-1: none) before the others, cut to a few; empty

@@ -14,9 +14,11 @@
 typedef struct gr_distribution_config {
     int distribution_type;     /* Job (this issue); MPI, TF: GR_E_UNSUPPORTED sentence for now */
     int strategy;              /* allreduce */
-    int64_t number_of_workers; /* 0: one for each core */
-    int64_t worker_threads;    /* threads of the kernels in a worker, default 1 */
-    int64_t shards;            /* 0: the smallest power of two that is at least the workers */
+    const gr_node *workers;    /* number_of_workers: a number, or min and max */
+    int64_t number_of_workers; /* to start with; 0: one for each core */
+    int64_t workers_min, workers_max; /* that it may have meanwhile; 0: not said */
+    int64_t worker_threads;           /* threads of the kernels in a worker, default 1 */
+    int64_t shards; /* 0: the smallest power of two that is at least the workers */
     bool exact;
     int link;                                 /* auto, shm, tcp; also --link and GRADUS_LINK */
     bool encrypt;                             /* TLS by tcp; also --encrypt and GRADUS_ENCRYPT */
@@ -60,7 +62,9 @@ typedef struct gr_job {
     gr_dataset *dataset;
     gr_model_spec *spec;
     gr_shape input;
-    int workers;         /* resolved */
+    int workers;         /* resolved: at the start ... */
+    int workers_min;     /* ... the fewest with which it goes on ... */
+    int workers_max;     /* ... and the most that it may get */
     int shards;          /* resolved */
     int64_t shard_batch; /* global_batch / shards */
     int64_t micro_batch; /* shard_batch / micro_batches: the model's batch */
@@ -74,6 +78,7 @@ typedef struct gr_job {
 /* What the command line says over the file. */
 typedef struct gr_job_overrides {
     int workers;         /* -np; 0: not said */
+    int workers_max;     /* --max-workers; 0: not said */
     int default_workers; /* when neither says: cores */
     const char *link;    /* --link; NULL */
     const char *output;  /* --output; NULL */

@@ -20,35 +20,78 @@ static int64_t next_power_of_two(int64_t count)
     return power;
 }
 
+static gr_status read_workers(gr_distribution_config *d, gr_diag *diag)
+{
+    static const char *const known[] = {"min", "max", NULL};
+    const gr_node *node = d->workers;
+    if (node == NULL || node->kind == GR_NODE_NULL) {
+        return GR_OK;
+    }
+    if (node->kind != GR_NODE_MAP) {
+        return gr_node_int(node, 1, GR_JOB_WORKERS_MAX, &d->number_of_workers, diag);
+    }
+    const gr_node *min = gr_node_get(node, "min"), *max = gr_node_get(node, "max");
+    gr_status status = gr_node_only(node, known, diag);
+    if (status == GR_OK && (min == NULL || max == NULL)) {
+        status = gr_node_fail(node, diag, GR_E_INVALID,
+                              "number_of_workers has %s, but no %s; write a number, or both, as in "
+                              "{min: 2, max: 8}",
+                              min != NULL ? "a min" : "a max", min != NULL ? "max" : "min");
+    }
+    if (status == GR_OK) {
+        status = gr_node_int(min, 1, GR_JOB_WORKERS_MAX, &d->workers_min, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_node_int(max, d->workers_min, GR_JOB_WORKERS_MAX, &d->workers_max, diag);
+    }
+    return status;
+}
+
+static int64_t clip(int64_t value, int64_t min, int64_t max)
+{
+    value = max > 0 && value > max ? max : value;
+    return value < min ? min : value;
+}
+
 /* The shards follow from the largest number of workers that is named, so that a start with fewer
  * gives the same bits. */
 static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
     const gr_node *section = job->config.distribution;
+    gr_status status = read_workers(&job->distribution, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    int64_t cores = clip(overrides->default_workers, d->workers_min, d->workers_max);
     int64_t workers = overrides->workers > 0     ? overrides->workers
                       : d->number_of_workers > 0 ? d->number_of_workers
-                                                 : overrides->default_workers;
+                                                 : cores;
     workers = workers > 0 ? workers : 1;
     if (workers > GR_JOB_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "%" PRId64 " workers (-np): a job has at most %d",
                        workers, GR_JOB_WORKERS_MAX);
     }
-    int64_t largest = d->number_of_workers > workers ? d->number_of_workers : workers;
+    int64_t most = overrides->workers_max > 0 ? overrides->workers_max : d->workers_max;
+    most = most > workers ? most : workers;
+    int64_t largest = d->number_of_workers > most ? d->number_of_workers : most;
     int64_t shards = d->shards > 0           ? d->shards
                      : overrides->shards > 0 ? overrides->shards
                                              : next_power_of_two(largest);
-    if (workers > shards) {
-        const char *whence = overrides->workers > 0     ? "-np"
+    if (most > shards) {
+        const char *whence = most > workers             ? "the most that it may get"
+                             : overrides->workers > 0   ? "-np"
                              : d->number_of_workers > 0 ? "number_of_workers"
                                                         : "one for each core";
         return gr_node_fail(gr_job_setting(section, "shards"), diag, GR_E_INVALID,
                             "%" PRId64 " workers (%s) are more than the %" PRId64 " shards of a "
                             "global batch, so some would have nothing to do; start at most %" PRId64
                             " workers or set shards: %" PRId64,
-                            workers, whence, shards, shards, next_power_of_two(workers));
+                            most, whence, shards, shards, next_power_of_two(most));
     }
     job->workers = (int)workers;
+    job->workers_min = d->workers_min > 0 ? (int)clip(d->workers_min, 1, workers) : 1;
+    job->workers_max = (int)most;
     job->shards = (int)shards;
     return GR_OK;
 }

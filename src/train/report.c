@@ -209,7 +209,7 @@ gr_status gr_report_recovery(gr_report *report, const gr_recovery_record *record
     clear_bar(report);
     fprintf(report->out, "%d worker%s go%s on from step %" PRIu64 ", %.0f ms after the %s\n",
             record->workers, record->workers == 1 ? "" : "s", record->workers == 1 ? "es" : "",
-            record->step, record->seconds * 1e3, record->lost ? "loss" : "last one");
+            record->step, record->seconds * 1e3, record->lost ? "loss" : "step before");
     return flushed(report, diag);
 }
 

@@ -28,13 +28,13 @@ typedef struct gr_train_options {
     const gr_chaos *chaos; /* faults on order; NULL: none */
 } gr_train_options;
 
-/* Train the job as one worker of `comm`: collective over all ranks. *comm may be NULL: then all that
- * needs no other worker is made first, and gr_comm_create called after it. When members are lost,
- * and the job may go on without them, those that are left repeat the step in a new generation; when
- * others are to come or go, that begins after a step. *comm is replaced, or NULL in the end if that
- * came to nothing, or if this worker is not needed any more (which is GR_OK). Rank 0 reports, and writes the
- * metrics file, checkpoints and the weights. On failure diag holds the sentence. GR_E_CANCELLED:
- * ended because `stop` said so, with a checkpoint to go on from. */
+/* Train the job as one worker of `comm`: collective over all ranks. *comm may be NULL: then all
+ * that needs no other worker is made first, and gr_comm_create called after it. When members are
+ * lost, and the job may go on without them, those that are left repeat the step in a new
+ * generation; when others are to come or go, that begins after a step. *comm is replaced, or NULL
+ * in the end if that came to nothing, or if this worker is not needed any more (which is GR_OK).
+ * Rank 0 reports, and writes the metrics file, checkpoints and the weights. On failure diag holds
+ * the sentence. GR_E_CANCELLED: ended because `stop` said so, with a checkpoint to go on from. */
 gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options,
                        gr_diag *diag) GR_MUST_CHECK;
 

@@ -98,7 +98,7 @@ def test_killed_workers_change_no_bit(gradus, job, undisturbed, tmp_path, seed):
 
 
 def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
-    launcher = gradus.start("run", "-np", 4, "--output", tmp_path / "out", job)
+    launcher = gradus.start("run", "-np", 4, "--restarts", 0, "--output", tmp_path / "out", job)
     metrics = tmp_path / "out" / "metrics.jsonl"
     wait_until(lambda: metrics.exists() and "epoch" in metrics.read_text(), "the first epoch")
     for left in (3, 2, 1):
@@ -114,7 +114,7 @@ def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
 
 def test_too_few_are_left(gradus, job, tmp_path):
     code, _, err = run_and_kill(gradus, job, tmp_path / "out", [1, 1], [0.3, 0.2],
-                                "--min-workers", 3)
+                                "--min-workers", 3, "--restarts", 0)
     assert code == 1
     assert "was killed by signal 9 (Killed)" in err
     gradus.wait_for_nothing()
