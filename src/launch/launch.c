@@ -1,18 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch/launch.h"
+#include "launch/gang.h"
 
-#include "base/clock.h"
 #include "base/fail.h"
 #include "base/hash.h"
-#include "group/group.h"
 #include "launch/agent.h"
 #include "launch/descent.h"
 #include "launch/environ.h"
 #include "launch/meeting.h"
-#include "launch/output.h"
 #include "launch/remote.h"
 #include "launch/scale.h"
-#include "launch/verdict.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +20,6 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <uv.h>
 
 enum {
     /* Between a failure and the end of the others: the time in which a likelier cause may show. */
@@ -34,102 +29,13 @@ enum {
     KILL_PATIENCE_MS =
         10000, /* a killed process that is still there by then is stuck in the kernel */
     SAME_SIGNAL_US = 1000000,
-    SIGNALS = 3,
     ARENA_BYTES_MAX = 256 << 20,
     ADDRESS_LIST_BYTES = 160
 };
 
-typedef enum gang_phase {
-    PHASE_RUNNING,  /* nothing is wrong */
-    PHASE_SETTLING, /* a worker failed; perhaps another one is the cause */
-    PHASE_ENDING,   /* a signal asks the others to end */
-    PHASE_KILLING,  /* SIGKILL is out */
-    PHASE_DRAINING, /* no process is left, output may be */
-    PHASE_OVER
-} gang_phase;
-
-typedef enum gang_reason {
-    REASON_NONE,
-    REASON_WORKER,      /* one failed: see the ends */
-    REASON_SIGNAL,      /* somebody told us to end */
-    REASON_NOT_JOINED,  /* `absent` names them */
-    REASON_NOT_STARTED, /* `verdict` holds the sentence, as below */
-    REASON_OUTPUT_LOST,
-    REASON_AGENT_LOST,
-    REASON_STUCK,
-    REASON_COORDINATOR
-} gang_reason;
-
-/* The agent of one host, or the relay that stands for it. */
-struct host_agent {
-    struct gang *gang;
-    const gr_host *host;
-    pid_t pid;
-    int control_fd;
-    int words_fd; /* of a relay: why its host is lost */
-    bool over;    /* DONE, or lost */
-    uv_poll_t poll;
-};
-
-/* Where a worker runs, or may run. */
-struct place {
-    bool busy;     /* a process is there, or on its way */
-    bool newcomer; /* not of those that the job began with */
-};
-
-struct gang {
-    const gr_launch_config *config;
-    int slots; /* places, and ends */
-    struct place *places;
-    int want, spares;  /* workers, and those that wait beside them */
-    int restarts_left; /* in place of lost ones */
-    const gr_hosts *hosts;
-    gang_phase phase;
-    gang_reason reason;
-    gr_status status; /* of reasons other than REASON_WORKER */
-    gr_diag verdict;  /* their sentence */
-    gr_worker_end *ends;
-    int started, ended;
-    int spared_absent; /* killed before they had joined, and the job goes on */
-    int signal_number; /* the one that told us to end */
-    int64_t signal_us; /* and when */
-    int output_error;
-    bool told; /* a signal went out to the workers */
-    bool everybody_joined;
-    bool join_timing;
-    int64_t start_us;
-
-    gr_output *output;
-    gr_coordinator *coordinator;
-    gr_records *records;
-    gr_arena arena;
-    uint8_t secret[GR_SECRET_BYTES];
-    char secret_hex[2 * GR_SECRET_BYTES + 1];
-    char ***environment, ***newcomer; /* of workers at the start, of others later */
-    gr_spawn *spawns;
-    gr_cores *parts;
-    int null_fd;
-    struct host_agent *agents; /* one a host */
-    int agents_begun, agents_ready, agents_over;
-    bool any_lost; /* of the agents: what it looked after is ours */
-
-    uv_loop_t loop;
-    bool loop_open;
-    uv_signal_t signals[SIGNALS];
-    uv_poll_t coordinator_poll, scale_poll;
-    int scale_fd; /* requests for another number of workers; -1: none are listened to */
-    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
-    int faults_done;
-};
-
-static int64_t now_us(void)
-{
-    return gr_now_ns() / 1000;
-}
-
 /* ---- Telling and ending ---------------------------------------------------------------------- */
 
-static void tell_agents(struct gang *gang, int kind, int value)
+static void tell_agents(gr_gang *gang, int kind, int value)
 {
     gr_agent_message message = {.kind = kind, .value = value};
     for (int i = 0; i < gang->agents_begun; i++) {
@@ -139,7 +45,7 @@ static void tell_agents(struct gang *gang, int kind, int value)
     }
 }
 
-static void signal_worker(struct gang *gang, int rank, int signal_number)
+static void signal_worker(gr_gang *gang, int rank, int signal_number)
 {
     const gr_host *host = gr_hosts_of_rank(gang->hosts, rank);
     gr_agent_message message = {
@@ -149,7 +55,7 @@ static void signal_worker(struct gang *gang, int rank, int signal_number)
 
 static void on_phase_timer(uv_timer_t *timer);
 
-static void enter(struct gang *gang, gang_phase phase, int64_t timeout_ms)
+static void enter(gr_gang *gang, gang_phase phase, int64_t timeout_ms)
 {
     gang->phase = phase;
     uv_timer_stop(&gang->phase_timer);
@@ -158,7 +64,7 @@ static void enter(struct gang *gang, gang_phase phase, int64_t timeout_ms)
     }
 }
 
-static void kill_all(struct gang *gang)
+static void kill_all(gr_gang *gang)
 {
     if (gang->phase < PHASE_KILLING) {
         gang->told = true;
@@ -167,7 +73,7 @@ static void kill_all(struct gang *gang)
     }
 }
 
-static void end_all(struct gang *gang, int signal_number, int64_t grace_ms)
+static void end_all(gr_gang *gang, int signal_number, int64_t grace_ms)
 {
     if (gang->phase >= PHASE_ENDING) {
         return;
@@ -181,13 +87,13 @@ static void end_all(struct gang *gang, int signal_number, int64_t grace_ms)
     enter(gang, PHASE_ENDING, grace_ms);
 }
 
-static void end_after_failure(struct gang *gang)
+static void end_after_failure(gr_gang *gang)
 {
     int64_t grace_ms = gang->config->grace_us / 1000;
     end_all(gang, SIGTERM, grace_ms < GRACE_FAILED_MS_MAX ? grace_ms : GRACE_FAILED_MS_MAX);
 }
 
-static void set_reason(struct gang *gang, gang_reason reason, gr_status status)
+static void set_reason(gr_gang *gang, gang_reason reason, gr_status status)
 {
     if (gang->reason == REASON_NONE) {
         gang->reason = reason;
@@ -195,14 +101,14 @@ static void set_reason(struct gang *gang, gang_reason reason, gr_status status)
     }
 }
 
-static void finish(struct gang *gang)
+static void finish(gr_gang *gang)
 {
     enter(gang, PHASE_OVER, -1);
     uv_stop(&gang->loop);
 }
 
 /* Nothing runs any more. */
-static void start_draining(struct gang *gang)
+static void start_draining(gr_gang *gang)
 {
     enter(gang, PHASE_DRAINING, -1);
     uv_timer_stop(&gang->join_timer);
@@ -211,7 +117,7 @@ static void start_draining(struct gang *gang)
 
 static void on_phase_timer(uv_timer_t *timer)
 {
-    struct gang *gang = timer->data;
+    gr_gang *gang = timer->data;
     if (gang->phase == PHASE_SETTLING) {
         end_after_failure(gang);
     } else if (gang->phase == PHASE_ENDING) {
@@ -228,14 +134,14 @@ static void on_phase_timer(uv_timer_t *timer)
 
 static void on_signal(uv_signal_t *handle, int signal_number)
 {
-    struct gang *gang = handle->data;
+    gr_gang *gang = handle->data;
     /* Some (timeout(1), a batch system that means every process of a job) send SIGTERM twice in a
      * moment and mean one. */
     bool again = signal_number == SIGINT ||
-                 (signal_number == SIGTERM && now_us() - gang->signal_us > SAME_SIGNAL_US);
+                 (signal_number == SIGTERM && gr_gang_now_us() - gang->signal_us > SAME_SIGNAL_US);
     if (gang->signal_number == 0) {
         gang->signal_number = signal_number;
-        gang->signal_us = now_us();
+        gang->signal_us = gr_gang_now_us();
     }
     if (gang->phase == PHASE_DRAINING) {
         /* Whoever should read the output does not, and somebody is tired of waiting. */
@@ -253,7 +159,7 @@ static void on_signal(uv_signal_t *handle, int signal_number)
 
 /* ---- Joining --------------------------------------------------------------------------------- */
 
-static void fail_absent(struct gang *gang, const bool *absent, const char *waited)
+static void fail_absent(gr_gang *gang, const bool *absent, const char *waited)
 {
     char list[ADDRESS_LIST_BYTES];
     gr_verdict_list(absent, gang->config->workers, list, sizeof list);
@@ -262,7 +168,7 @@ static void fail_absent(struct gang *gang, const bool *absent, const char *waite
     end_after_failure(gang);
 }
 
-static bool *absent_ranks(const struct gang *gang)
+static bool *absent_ranks(const gr_gang *gang)
 {
     bool *absent = calloc((size_t)gang->config->workers, sizeof *absent);
     for (int rank = 0; absent != NULL && rank < gang->config->workers; rank++) {
@@ -273,7 +179,7 @@ static bool *absent_ranks(const struct gang *gang)
 
 static void on_join_timeout(uv_timer_t *timer)
 {
-    struct gang *gang = timer->data;
+    gr_gang *gang = timer->data;
     bool *absent = absent_ranks(gang);
     char waited[200];
     snprintf(
@@ -289,7 +195,7 @@ static void on_join_timeout(uv_timer_t *timer)
 }
 
 /* Somebody has joined: the others have to come as well, and whoever has ended cannot. */
-static void check_joining(struct gang *gang)
+static void check_joining(gr_gang *gang)
 {
     int joined = gr_coordinator_joined(gang->coordinator);
     if (gang->everybody_joined || gang->phase != PHASE_RUNNING) {
@@ -328,7 +234,7 @@ static void check_joining(struct gang *gang)
  * wakes up later must not write what somebody else writes by now. */
 static void on_expel_timer(uv_timer_t *timer)
 {
-    struct gang *gang = timer->data;
+    gr_gang *gang = timer->data;
     for (int rank = 0; rank < gang->slots && gang->phase == PHASE_RUNNING; rank++) {
         if (!gang->ends[rank].ended && gr_coordinator_waits_for(gang->coordinator, rank)) {
             gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
@@ -341,7 +247,7 @@ static void on_expel_timer(uv_timer_t *timer)
 }
 
 /* By now the others have waited in vain for most of the time. */
-static void watch_renewal(struct gang *gang)
+static void watch_renewal(gr_gang *gang)
 {
     bool waits = false;
     for (int rank = 0; rank < gang->slots && !waits; rank++) {
@@ -357,50 +263,11 @@ static void watch_renewal(struct gang *gang)
 
 /* ---- Coming and going ------------------------------------------------------------------------ */
 
-static int count_busy(const struct gang *gang)
-{
-    int count = 0;
-    for (int i = 0; i < gang->slots; i++) {
-        count += gang->places[i].busy;
-    }
-    return count;
-}
-
-/* Does somebody run who has been in a generation? Without one of them newcomers know nothing. */
-static bool anybody_serves(const struct gang *gang)
-{
-    for (int i = 0; i < gang->slots; i++) {
-        if (gang->places[i].busy && gr_coordinator_has_served(gang->coordinator, i)) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void start_another(struct gang *gang, int slot)
-{
-    gang->places[slot] = (struct place){.busy = true, .newcomer = true};
-    gang->ends[slot] = (gr_worker_end){.spared = true}; /* until it has started */
-    gr_output_renew(gang->output, slot);
-    gr_records_begun(gang->records, slot);
-    gr_coordinator_invite(gang->coordinator, slot);
-    const gr_agent_message message = {.kind = GR_AGENT_SPAWN, .rank = slot};
-    (void)gr_agent_send(gang->agents[0].control_fd, &message);
-}
-
-/* What the coordinator has to know of it: how many are wanted, and whether more will come. */
-static void tell_wanted(struct gang *gang)
-{
-    bool missing = count_busy(gang) < gang->want + gang->spares;
-    gr_coordinator_want(gang->coordinator, gang->want);
-    gr_coordinator_hope(gang->coordinator, missing || gang->restarts_left > 0);
-}
-
 /* As many as are wanted, and those that wait beside them. Not while the others are on their way
  * from one generation to the next: they need the cores. */
-static void fill(struct gang *gang)
+static void fill(gr_gang *gang)
 {
-    int missing = gang->want + gang->spares - count_busy(gang);
+    int missing = gang->want + gang->spares - gr_gang_count_busy(gang);
     if (missing <= 0 || !gr_launch_elastic(gang->config) || gang->phase != PHASE_RUNNING ||
         !gang->everybody_joined || gr_coordinator_is_over(gang->coordinator) ||
         !gr_coordinator_at_rest(gang->coordinator)) {
@@ -408,29 +275,16 @@ static void fill(struct gang *gang)
     }
     for (int slot = 0; slot < gang->slots && missing > 0; slot++) {
         if (!gang->places[slot].busy) {
-            start_another(gang, slot);
+            gr_gang_start_another(gang, slot);
             missing--;
         }
     }
-    tell_wanted(gang);
+    gr_gang_tell_wanted(gang);
 }
 
-/* One is lost: is another one started? If not, the job needs no more than are left. */
-static bool replace(struct gang *gang)
-{
-    int left = count_busy(gang);
-    if (gang->restarts_left > 0 && !gr_coordinator_is_over(gang->coordinator)) {
-        gang->restarts_left--;
-        return true;
-    }
-    gang->want = left < gang->want ? left : gang->want;
-    gang->spares = left - gang->want;
-    return false;
-}
+static void progress_coordinator(gr_gang *gang);
 
-static void progress_coordinator(struct gang *gang);
-
-static void scale(struct gang *gang, int workers, gr_scale_reply *reply)
+static void scale(gr_gang *gang, int workers, gr_scale_reply *reply)
 {
     const gr_scale_limits limits = {.least = gang->config->workers_min,
                                     .most = gr_launch_most(gang->config),
@@ -440,14 +294,14 @@ static void scale(struct gang *gang, int workers, gr_scale_reply *reply)
                                               gr_coordinator_is_over(gang->coordinator)};
     if (gr_scale_judge(&limits, workers, reply)) {
         gang->want = workers;
-        tell_wanted(gang);
+        gr_gang_tell_wanted(gang);
         progress_coordinator(gang);
     }
 }
 
 static void on_scale(uv_poll_t *poll, int status, int events)
 {
-    struct gang *gang = poll->data;
+    gr_gang *gang = poll->data;
     gr_scale_request request;
     (void)status;
     (void)events;
@@ -463,7 +317,7 @@ static void on_coordinator_timer(uv_timer_t *timer)
     progress_coordinator(timer->data);
 }
 
-static void progress_coordinator(struct gang *gang)
+static void progress_coordinator(gr_gang *gang)
 {
     gr_diag diag = {0};
     if (gr_coordinator_progress(gang->coordinator, &diag) != GR_OK) {
@@ -478,7 +332,7 @@ static void progress_coordinator(struct gang *gang)
     int64_t next_us = gr_coordinator_next_us(gang->coordinator);
     uv_timer_stop(&gang->coordinator_timer);
     if (next_us != GR_NEVER) {
-        int64_t wait_us = next_us - now_us();
+        int64_t wait_us = next_us - gr_gang_now_us();
         (void)uv_timer_start(&gang->coordinator_timer, on_coordinator_timer,
                              wait_us > 0 ? (uint64_t)wait_us / 1000 + 1 : 0, 0);
     }
@@ -501,11 +355,11 @@ static void on_coordinator(uv_poll_t *poll, int status, int events)
 /* Those that are due, and a timer for the next. */
 static void on_fault_timer(uv_timer_t *timer)
 {
-    struct gang *gang = timer->data;
+    gr_gang *gang = timer->data;
     const gr_launch_config *config = gang->config;
     while (gang->faults_done < config->fault_count && gang->phase == PHASE_RUNNING) {
         const gr_launch_fault *fault = &config->faults[gang->faults_done];
-        int64_t wait_us = gang->start_us + fault->at_us - now_us();
+        int64_t wait_us = gang->start_us + fault->at_us - gr_gang_now_us();
         if (wait_us > 0) {
             (void)uv_timer_start(timer, on_fault_timer, (uint64_t)wait_us / 1000 + 1, 0);
             return;
@@ -518,17 +372,17 @@ static void on_fault_timer(uv_timer_t *timer)
 /* ---- What the agent tells -------------------------------------------------------------------- */
 
 /* A worker was killed: do the others go on? */
-static bool spare(struct gang *gang, int rank)
+static bool spare(gr_gang *gang, int rank)
 {
     const gr_launch_config *config = gang->config;
     gr_worker_end *end = &gang->ends[rank];
     bool served = gr_coordinator_has_served(gang->coordinator, rank);
-    int left = count_busy(gang);
+    int left = gr_gang_count_busy(gang);
     if (!gr_launch_elastic(config) || gang->phase != PHASE_RUNNING || left == 0 ||
-        (served && !anybody_serves(gang))) {
+        (served && !gr_gang_anybody_serves(gang))) {
         return false;
     }
-    bool again = replace(gang);
+    bool again = gr_gang_replace(gang);
     if ((again ? gang->want : left) < config->workers_min) {
         return false;
     }
@@ -542,12 +396,12 @@ static bool spare(struct gang *gang, int rank)
     end->spared = true;
     gang->spared_absent += gr_coordinator_member_state(gang->coordinator, rank) == 0;
     gr_coordinator_member_ended(gang->coordinator, rank);
-    tell_wanted(gang);
+    gr_gang_tell_wanted(gang);
     progress_coordinator(gang);
     return true;
 }
 
-static void on_worker_end(struct gang *gang, const gr_agent_message *message)
+static void on_worker_end(gr_gang *gang, const gr_agent_message *message)
 {
     gr_worker_end *end = &gang->ends[message->rank];
     if (gang->phase == PHASE_RUNNING) {
@@ -556,7 +410,7 @@ static void on_worker_end(struct gang *gang, const gr_agent_message *message)
     end->ended = true;
     end->wait_status = message->value;
     end->order = gang->ended++;
-    end->end_us = now_us();
+    end->end_us = gr_gang_now_us();
     gr_records_ended(gang->records, message->rank);
     end->was_asked = gang->told;
     gang->places[message->rank].busy = false;
@@ -586,22 +440,22 @@ static void on_worker_end(struct gang *gang, const gr_agent_message *message)
 }
 
 /* Those that run go on; so that this is not tried for ever, no others are started any more. */
-static void do_without(struct gang *gang, int slot, const gr_diag *why)
+static void do_without(gr_gang *gang, int slot, const gr_diag *why)
 {
     gang->places[slot].busy = false;
     gang->restarts_left = 0;
-    (void)replace(gang);
+    (void)gr_gang_replace(gang);
     gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
                  "%s; the job goes on with the %d that run", why->text, gang->want);
     gr_coordinator_member_ended(gang->coordinator, slot);
-    tell_wanted(gang);
+    gr_gang_tell_wanted(gang);
     progress_coordinator(gang);
 }
 
 /* A worker could not be started there, and so none runs on. */
-static void on_not_started(struct host_agent *agent, const gr_agent_message *message)
+static void on_not_started(gr_host_agent *agent, const gr_agent_message *message)
 {
-    struct gang *gang = agent->gang;
+    gr_gang *gang = agent->gang;
     gr_spawn_error error = {.step = message->value, .error = message->error};
     gr_diag diag;
     gr_status status = gr_spawn_fail(gang->config->argv[0], &error, &diag);
@@ -619,9 +473,9 @@ static void on_not_started(struct host_agent *agent, const gr_agent_message *mes
     kill_all(gang);
 }
 
-static void on_agent_over(struct host_agent *agent)
+static void on_agent_over(gr_host_agent *agent)
 {
-    struct gang *gang = agent->gang;
+    gr_gang *gang = agent->gang;
     agent->over = true;
     uv_poll_stop(&agent->poll);
     if (++gang->agents_over < gang->hosts->count) {
@@ -633,9 +487,9 @@ static void on_agent_over(struct host_agent *agent)
     start_draining(gang);
 }
 
-static void on_message(struct host_agent *agent, gr_agent_message *message)
+static void on_message(gr_host_agent *agent, gr_agent_message *message)
 {
-    struct gang *gang = agent->gang;
+    gr_gang *gang = agent->gang;
     bool known = message->rank >= 0 && message->rank < agent->host->workers;
     message->rank += agent->host->first;
     if (message->kind == GR_AGENT_READY) {
@@ -650,7 +504,7 @@ static void on_message(struct host_agent *agent, gr_agent_message *message)
         end->spared = false;
         end->pid = message->pid;
         end->host = gr_launch_host_of(gang->config, message->rank);
-        end->start_us = now_us();
+        end->start_us = gr_gang_now_us();
         gang->started++;
     } else if (message->kind == GR_AGENT_EXITED && known) {
         on_worker_end(gang, message);
@@ -662,9 +516,9 @@ static void on_message(struct host_agent *agent, gr_agent_message *message)
 }
 
 /* Why the agent, or the way to it, is gone. */
-static void describe_loss(const struct host_agent *agent, gr_diag *diag)
+static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
 {
-    const struct gang *gang = agent->gang;
+    const gr_gang *gang = agent->gang;
     const char *name = agent->host->name;
     char words[GR_DIAG_TEXT_BYTES];
     ssize_t got = agent->words_fd >= 0 ? read(agent->words_fd, words, sizeof words - 1) : 0;
@@ -689,9 +543,9 @@ static void describe_loss(const struct host_agent *agent, gr_diag *diag)
 }
 
 /* The agent, or the way to it, is gone, and its workers with it. */
-static void on_agent_lost(struct host_agent *agent)
+static void on_agent_lost(gr_host_agent *agent)
 {
-    struct gang *gang = agent->gang;
+    gr_gang *gang = agent->gang;
     gr_diag why;
     bool running = gang->agents_ready == gang->hosts->count, on = running && !gang->told;
     int lost = 0;
@@ -708,7 +562,7 @@ static void on_agent_lost(struct host_agent *agent)
         end->started = end->ended = end->lost = true;
         end->wait_status = SIGKILL;
         end->order = gang->ended++;
-        end->end_us = now_us();
+        end->end_us = gr_gang_now_us();
         end->host = gr_launch_host_of(gang->config, rank);
         end->was_asked = gang->told;
         gr_records_ended(gang->records, rank);
@@ -727,7 +581,7 @@ static void on_agent_lost(struct host_agent *agent)
 
 static void on_control(uv_poll_t *poll, int status, int events)
 {
-    struct host_agent *agent = poll->data;
+    gr_host_agent *agent = poll->data;
     (void)status;
     (void)events;
     while (!agent->over) {
@@ -746,7 +600,7 @@ static void on_control(uv_poll_t *poll, int status, int events)
 
 static void on_output_settled(void *event_arg)
 {
-    struct gang *gang = event_arg;
+    gr_gang *gang = event_arg;
     if (gang->phase == PHASE_DRAINING) {
         finish(gang);
     }
@@ -754,7 +608,7 @@ static void on_output_settled(void *event_arg)
 
 static void on_output_lost(void *event_arg, int error)
 {
-    struct gang *gang = event_arg;
+    gr_gang *gang = event_arg;
     set_reason(gang, REASON_OUTPUT_LOST, GR_E_IO);
     if (gang->reason == REASON_OUTPUT_LOST) {
         (void)gr_fail(&gang->verdict, GR_E_IO,
@@ -767,12 +621,12 @@ static void on_output_lost(void *event_arg, int error)
 /* ---- Preparation ----------------------------------------------------------------------------- */
 
 /* Others are started on this host alone. */
-static bool may_change(const struct gang *gang)
+static bool may_change(const gr_gang *gang)
 {
     return gr_launch_elastic(gang->config) && gang->config->hosts == NULL;
 }
 
-static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
+static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
 {
     gr_status status = gr_random_bytes(gang->secret, sizeof gang->secret, diag);
     if (status != GR_OK) {
@@ -789,7 +643,7 @@ static gr_status prepare_coordinator(struct gang *gang, gr_diag *diag)
     return status != GR_OK ? status : gr_coordinator_create(&config, &gang->coordinator, diag);
 }
 
-static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
+static gr_status prepare_workers(gr_gang *gang, gr_diag *diag)
 {
     const gr_launch_config *config = gang->config;
     size_t count = (size_t)gang->slots;
@@ -856,7 +710,7 @@ static gr_status prepare_workers(struct gang *gang, gr_diag *diag)
 }
 
 /* In the process that was forked for it. */
-_Noreturn static void become_agent(const struct gang *gang, const gr_host *host, int control_fd,
+_Noreturn static void become_agent(const gr_gang *gang, const gr_host *host, int control_fd,
                                    int words_fd)
 {
     const gr_launch_config *config = gang->config;
@@ -892,9 +746,9 @@ _Noreturn static void become_agent(const struct gang *gang, const gr_host *host,
     gr_remote_run(&remote);
 }
 
-static gr_status start_agent(struct gang *gang, const gr_host *host, gr_diag *diag)
+static gr_status start_agent(gr_gang *gang, const gr_host *host, gr_diag *diag)
 {
-    struct host_agent *agent = &gang->agents[gang->agents_begun];
+    gr_host_agent *agent = &gang->agents[gang->agents_begun];
     int ends[2], words[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made: %s", strerror(errno));
@@ -905,8 +759,8 @@ static gr_status start_agent(struct gang *gang, const gr_host *host, gr_diag *di
         close(ends[1]);
         return gr_fail(diag, GR_E_IO, "a pipe cannot be made: %s", strerror(error));
     }
-    *agent = (struct host_agent){
-        .gang = gang, .host = host, .control_fd = ends[0], .words_fd = words[0]};
+    *agent =
+        (gr_host_agent){.gang = gang, .host = host, .control_fd = ends[0], .words_fd = words[0]};
     gang->agents_begun++;
     agent->pid = fork();
     if (agent->pid == 0) {
@@ -929,7 +783,7 @@ static gr_status start_agent(struct gang *gang, const gr_host *host, gr_diag *di
     return GR_OK;
 }
 
-static gr_status start_agents(struct gang *gang, gr_diag *diag)
+static gr_status start_agents(gr_gang *gang, gr_diag *diag)
 {
     gr_status status = GR_OK;
     gang->agents = gr_arena_alloc(&gang->arena, (size_t)gang->hosts->count * sizeof *gang->agents);
@@ -957,12 +811,12 @@ static bool is_ignored(int signal_number)
     return sigaction(signal_number, NULL, &current) == 0 && current.sa_handler == SIG_IGN;
 }
 
-static int start_handles(struct gang *gang)
+static int start_handles(gr_gang *gang)
 {
-    static const int numbers[SIGNALS] = {SIGINT, SIGTERM, SIGHUP};
+    static const int numbers[GR_GANG_SIGNALS] = {SIGINT, SIGTERM, SIGHUP};
     uv_loop_t *loop = &gang->loop;
     int error = 0;
-    for (int i = 0; i < SIGNALS && error == 0; i++) {
+    for (int i = 0; i < GR_GANG_SIGNALS && error == 0; i++) {
         error = uv_signal_init(loop, &gang->signals[i]);
         gang->signals[i].data = gang;
         if (error == 0 && !is_ignored(numbers[i])) {
@@ -977,7 +831,7 @@ static int start_handles(struct gang *gang)
     }
     gang->coordinator_poll.data = gang;
     for (int i = 0; i < gang->agents_begun && error == 0; i++) {
-        struct host_agent *agent = &gang->agents[i];
+        gr_host_agent *agent = &gang->agents[i];
         agent->poll.data = agent;
         error = uv_poll_init(loop, &agent->poll, agent->control_fd);
         if (error == 0) {
@@ -1003,7 +857,7 @@ static int start_handles(struct gang *gang)
     return error;
 }
 
-static gr_status start_loop(struct gang *gang, gr_diag *diag)
+static gr_status start_loop(gr_gang *gang, gr_diag *diag)
 {
     int error = uv_loop_init(&gang->loop);
     if (error == 0) {
@@ -1013,7 +867,7 @@ static gr_status start_loop(struct gang *gang, gr_diag *diag)
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "the event loop cannot be made: %s", uv_strerror(error));
     }
-    tell_wanted(gang);
+    gr_gang_tell_wanted(gang);
     const gr_output_events events = {
         .settled = on_output_settled, .lost = on_output_lost, .event_arg = gang};
     gr_status status = gr_output_start(gang->output, &gang->loop, &events, diag);
@@ -1034,7 +888,7 @@ static void close_handle(uv_handle_t *handle, void *walk_arg)
     }
 }
 
-static void stop_loop(struct gang *gang)
+static void stop_loop(gr_gang *gang)
 {
     if (!gang->loop_open) {
         return;
@@ -1047,7 +901,7 @@ static void stop_loop(struct gang *gang)
 }
 
 /* Agents end everything when their socket closes, and then themselves. */
-static void stop_agents(struct gang *gang)
+static void stop_agents(gr_gang *gang)
 {
     for (int i = 0; i < gang->agents_begun; i++) {
         close(gang->agents[i].control_fd);
@@ -1060,62 +914,7 @@ static void stop_agents(struct gang *gang)
     }
 }
 
-/* ---- The end --------------------------------------------------------------------------------- */
-
-static gr_status report_signal(const struct gang *gang, gr_diag *diag)
-{
-    int killed = 0;
-    for (int rank = 0; rank < gang->slots; rank++) {
-        const gr_worker_end *end = &gang->ends[rank];
-        killed +=
-            end->ended && WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == SIGKILL;
-    }
-    const char *name = gang->signal_number == SIGINT    ? "SIGINT"
-                       : gang->signal_number == SIGTERM ? "SIGTERM"
-                                                        : "SIGHUP";
-    if (killed == 0) {
-        return gr_fail(diag, GR_E_CANCELLED, "ended by %s after %.1f s; all %d workers have ended",
-                       name, (double)(now_us() - gang->start_us) * 1e-6, gang->started);
-    }
-    return gr_fail(diag, GR_E_CANCELLED,
-                   "ended by %s after %.1f s; %d of %d workers did not end on their own and were "
-                   "killed (--grace sets the time that they get)",
-                   name, (double)(now_us() - gang->start_us) * 1e-6, killed, gang->started);
-}
-
-static gr_status make_report(const struct gang *gang, gr_launch_report *report, gr_diag *diag)
-{
-    int root = gr_verdict_root(gang->ends, gang->slots);
-    int code = gr_verdict_code(gang->ends, gang->slots);
-    bool asked = gang->reason == REASON_SIGNAL;
-    report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || gang->reason == REASON_NONE);
-    if (report->resumable) {
-        return asked ? report_signal(gang, diag)
-                     : gr_fail(diag, GR_E_CANCELLED, "ended on request after %.1f s",
-                               (double)(now_us() - gang->start_us) * 1e-6);
-    }
-    if (gang->reason == REASON_NONE || (asked && code == 0 && gang->config->zero_is_done)) {
-        return GR_OK;
-    }
-    gr_records_report(gang->records, root, report->last);
-    if (gang->reason == REASON_SIGNAL) {
-        return report_signal(gang, diag);
-    }
-    if (gang->reason != REASON_WORKER || root < 0) {
-        if (diag != NULL) {
-            *diag = gang->verdict;
-        }
-        return gang->status;
-    }
-    char text[GR_DIAG_TEXT_BYTES];
-    gr_verdict_describe(root, &gang->ends[root], text, sizeof text);
-    gr_output_tail(gang->output, root, GR_LAUNCH_TAIL_LINES, report->tail, sizeof report->tail);
-    report->rank = root;
-    return gr_fail_peer(diag, GR_E_PEER_LOST, root, "%s; %s", text,
-                        report->tail[0] != '\0' ? "its last lines:" : "it wrote nothing");
-}
-
-static void clean_up(struct gang *gang)
+static void clean_up(gr_gang *gang)
 {
     stop_loop(gang);
     stop_agents(gang);
@@ -1133,7 +932,7 @@ static void clean_up(struct gang *gang)
     gr_arena_fini(&gang->arena);
 }
 
-static gr_status run_gang(struct gang *gang, gr_launch_report *report, gr_diag *diag)
+static gr_status run_gang(gr_gang *gang, gr_launch_report *report, gr_diag *diag)
 {
     gr_status status = gr_output_create(gang->config, &gang->output, diag);
     if (status == GR_OK) {
@@ -1154,23 +953,22 @@ static gr_status run_gang(struct gang *gang, gr_launch_report *report, gr_diag *
     while (gang->phase != PHASE_OVER) {
         (void)uv_run(&gang->loop, UV_RUN_DEFAULT);
     }
-    return make_report(gang, report, diag);
+    return gr_gang_report(gang, report, diag);
 }
 
 gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out, gr_diag *diag)
 {
     const gr_hosts here = {.count = 1,
                            .at[0] = {.workers = gr_launch_slots(config), .local = true}};
-    struct gang gang = {.config = config,
-                        .hosts = config->hosts != NULL ? config->hosts : &here,
-                        .slots = gr_launch_slots(config),
-                        .want = config->workers,
-                        .spares = config->spares,
-                        .restarts_left =
-                            config->hosts == NULL ? config->restarts * config->workers : 0,
-                        .null_fd = -1,
-                        .scale_fd = -1,
-                        .start_us = now_us()};
+    gr_gang gang = {.config = config,
+                    .hosts = config->hosts != NULL ? config->hosts : &here,
+                    .slots = gr_launch_slots(config),
+                    .want = config->workers,
+                    .spares = config->spares,
+                    .restarts_left = config->hosts == NULL ? config->restarts * config->workers : 0,
+                    .null_fd = -1,
+                    .scale_fd = -1,
+                    .start_us = gr_gang_now_us()};
     *report_out = (gr_launch_report){.rank = -1};
     if (config->workers < 1 || gang.slots > GR_LAUNCH_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "-np: %d workers cannot be started here; 1 to %d can",

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fail.h"
+#include "launch/gang.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+static gr_status report_signal(const gr_gang *gang, gr_diag *diag)
+{
+    int killed = 0;
+    for (int rank = 0; rank < gang->slots; rank++) {
+        const gr_worker_end *end = &gang->ends[rank];
+        killed +=
+            end->ended && WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == SIGKILL;
+    }
+    const char *name = gang->signal_number == SIGINT    ? "SIGINT"
+                       : gang->signal_number == SIGTERM ? "SIGTERM"
+                                                        : "SIGHUP";
+    if (killed == 0) {
+        return gr_fail(diag, GR_E_CANCELLED, "ended by %s after %.1f s; all %d workers have ended",
+                       name, (double)(gr_gang_now_us() - gang->start_us) * 1e-6, gang->started);
+    }
+    return gr_fail(diag, GR_E_CANCELLED,
+                   "ended by %s after %.1f s; %d of %d workers did not end on their own and were "
+                   "killed (--grace sets the time that they get)",
+                   name, (double)(gr_gang_now_us() - gang->start_us) * 1e-6, killed, gang->started);
+}
+
+gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report, gr_diag *diag)
+{
+    int root = gr_verdict_root(gang->ends, gang->slots);
+    int code = gr_verdict_code(gang->ends, gang->slots);
+    bool asked = gang->reason == REASON_SIGNAL;
+    report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || gang->reason == REASON_NONE);
+    if (report->resumable) {
+        return asked ? report_signal(gang, diag)
+                     : gr_fail(diag, GR_E_CANCELLED, "ended on request after %.1f s",
+                               (double)(gr_gang_now_us() - gang->start_us) * 1e-6);
+    }
+    if (gang->reason == REASON_NONE || (asked && code == 0 && gang->config->zero_is_done)) {
+        return GR_OK;
+    }
+    gr_records_report(gang->records, root, report->last);
+    if (gang->reason == REASON_SIGNAL) {
+        return report_signal(gang, diag);
+    }
+    if (gang->reason != REASON_WORKER || root < 0) {
+        if (diag != NULL) {
+            *diag = gang->verdict;
+        }
+        return gang->status;
+    }
+    char text[GR_DIAG_TEXT_BYTES];
+    gr_verdict_describe(root, &gang->ends[root], text, sizeof text);
+    gr_output_tail(gang->output, root, GR_LAUNCH_TAIL_LINES, report->tail, sizeof report->tail);
+    report->rank = root;
+    return gr_fail_peer(diag, GR_E_PEER_LOST, root, "%s; %s", text,
+                        report->tail[0] != '\0' ? "its last lines:" : "it wrote nothing");
+}
