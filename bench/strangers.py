@@ -169,14 +169,14 @@ def measure(options, crowded):
     if crowd is not None:
         crowd.stop()
     rows = [json.loads(line) for line in lines if line.startswith("{")]
-    return statistics.median(row["time_us"] for row in rows), crowd.sent if crowd else 0
+    return statistics.median(row["time_us_median"] for row in rows), crowd.sent if crowd else 0
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", default="build")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--iters", type=int, default=500)
+    parser.add_argument("--iters", type=int, default=10000)
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--encrypt", action="store_true")
     options = parser.parse_args()
