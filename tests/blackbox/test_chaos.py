@@ -38,7 +38,7 @@ def undisturbed(job, tmp_path_factory):
 
 
 def test_kill_at_a_step(gradus, job, undisturbed, tmp_path):
-    sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--chaos",
+    sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--restarts", 0, "--chaos",
                                  "kill:rank=2@step=50; garbage:rank=1@step=55; kill:rank=0@step=90")
     assert sha256 == undisturbed
     recovered = [(line["step"], line["workers"]) for line in lines if line["event"] == "recovered"]

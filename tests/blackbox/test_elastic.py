@@ -66,13 +66,13 @@ def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path
     launcher = gradus.start("run", "-np", 2, "--max-workers", 4, "--link", link,
                             "--output", output, job)
     wait_for_first_epoch(output)
-    done = gradus("scale", "--to", 4)
+    done = gradus("scale", "--to", 4, "--job", launcher.pid)
     assert done.returncode == 0 and done.stdout == "the job goes from 2 to 4 workers\n", done.stderr
     wait_until(lambda: 4 in generations(output), "four workers")
     assert gradus("scale", "--to", 3, "--job", launcher.pid).returncode == 0
     wait_until(lambda: generations(output)[-1:] == [3], "three workers")
     wait_until(lambda: len(workers_of(launcher)) == 3, "the end of the fourth")
-    assert gradus("scale").stdout == "the job has 3 workers; it may have 1 to 4\n"
+    assert gradus("scale", "--job", launcher.pid).stdout == "the job has 3 workers; it may have 1 to 4\n"
     finish(launcher)
     assert sha256_of(output) == undisturbed[0]
     check_metrics(output)
@@ -154,8 +154,8 @@ def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
     output = tmp_path / "out"
     launcher = gradus.start("run", "--cores", "0", "--output", output, tmp_path / "job.yaml")
     wait_for_first_epoch(output)
-    assert gradus("scale").stdout == "the job has 3 workers; it may have 3 to 4\n"
-    refused = gradus("scale", "--to", 5)
+    assert gradus("scale", "--job", launcher.pid).stdout == "the job has 3 workers; it may have 3 to 4\n"
+    refused = gradus("scale", "--to", 5, "--job", launcher.pid)
     assert refused.returncode == 1
     assert "was started for 3 to 4 workers, 5 are not possible" in refused.stderr
     os.kill(workers_of(launcher)[0], signal.SIGKILL)  # two wait for the third
