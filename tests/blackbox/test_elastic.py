@@ -85,19 +85,22 @@ def test_kills_and_changes_at_random_moments(gradus, job, undisturbed, tmp_path,
     rng = random.Random(seed)
     sha256, seconds = undisturbed
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", rng.choice([2, 4]), "--max-workers", 4,
+    sure = rng.choice([2, 4])  # so many of the first workers live: at least one must, whoever it is
+    launcher = gradus.start("run", "-np", sure, "--max-workers", 4,
                             "--spare", rng.choice([0, 0, 1]), "--output", output, job)
     for _ in range(rng.choice([2, 3, 4])):
         time.sleep(rng.random() * seconds / 3)
-        if rng.random() < 0.5:
-            gradus("scale", "--to", rng.choice([2, 3, 4]), "--job", launcher.pid)
-            continue
         pids = workers_of(launcher)
-        if len(pids) > 1:
+        if rng.random() < 0.5 or sure == 1:
+            wanted = rng.choice([2, 3, 4])
+            gradus("scale", "--to", wanted, "--job", launcher.pid)
+            sure = min(sure, wanted)
+        elif pids:
             try:
                 os.kill(rng.choice(pids), signal.SIGKILL)
             except ProcessLookupError:
                 pass
+            sure -= 1
     finish(launcher)
     assert sha256_of(output) == sha256
     check_metrics(output)

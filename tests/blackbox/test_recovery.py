@@ -113,9 +113,14 @@ def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
 
 
 def test_too_few_are_left(gradus, job, tmp_path):
-    code, _, err = run_and_kill(gradus, job, tmp_path / "out", [1, 1], [0.3, 0.2],
-                                "--min-workers", 3, "--restarts", 0)
-    assert code == 1
+    launcher = gradus.start("run", "-np", 4, "--min-workers", 3, "--restarts", 0, "--output",
+                            tmp_path / "out", job)
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and "epoch" in metrics.read_text(), "the first epoch")
+    for pid in workers_of(launcher)[:2]:
+        os.kill(pid, signal.SIGKILL)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1
     assert "was killed by signal 9 (Killed)" in err
     gradus.wait_for_nothing()
 
