@@ -393,7 +393,7 @@ static gr_status find_hosts(joining *join, gr_diag *diag)
 static void tell_route(const joining *join, int rank, bool same_host, int stream, int streams,
                        const gr_route *route)
 {
-    char which[32] = "", text[GR_INTERFACE_TEXT_BYTES];
+    char which[48] = "", text[GR_INTERFACE_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", same_host ? "loopback" : "a router");
     if (route->by != NULL) {
         gr_interface_describe(route->by, text);

@@ -101,8 +101,9 @@ def test_bytes_between_hosts(gradus):
         for flags, want in expected:
             for host in wire_bytes(made, gradus, *flags):
                 for passed in host:
-                    # Headers of packets and of messages, acknowledgements of the other direction.
-                    assert want <= passed < 1.06 * want, (flags, want, host)
+                    # Headers of packets and of messages and acknowledgements of the other direction
+                    # come on top, and these are not the same in number each time.
+                    assert 0.99 * want < passed < 1.06 * want, (flags, want, host)
 
 
 def test_hosts_that_cannot_share_memory(gradus, two):
