@@ -379,7 +379,9 @@ bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us)
 static gr_status poll_sockets(gr_mesh *mesh, int64_t now, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    mesh->poll_at_us = now + (mesh->other != NULL ? GR_MESH_MIXED_POLL_US : GR_MESH_POLL_US);
+    mesh->poll_at_us = now + (mesh->other != NULL        ? GR_MESH_MIXED_POLL_US
+                              : mesh->ops->polls != NULL ? GR_MESH_DIRECT_POLL_US
+                                                         : GR_MESH_POLL_US);
     if (!mesh->looked) {
         (void)gr_mesh_collect(mesh, 0);
     }
