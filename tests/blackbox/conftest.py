@@ -117,6 +117,12 @@ def sanitizer_words(library):
     return ["env", f"LD_PRELOAD={runtimes[0]}", "ASAN_OPTIONS=detect_leaks=0"]
 
 
+def seeds(count):
+    """So many seeds; fewer where a sanitizer makes each run several times as long."""
+    sanitized = sanitizer_words(os.environ["GRADUS_BUILD_DIR"] + "/gradus")
+    return range(count // 4 if sanitized else count)
+
+
 @pytest.fixture
 def comm_script(gradus, script):
     """A Python program that finds `create()` in front of it: gr_comm_create of the built library."""

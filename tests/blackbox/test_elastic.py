@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from conftest import Gradus, wait_until
+from conftest import Gradus, seeds, wait_until
 from test_recovery import lines_of, sha256_of, workers_of
 
 EPOCHS = 80
@@ -79,7 +79,7 @@ def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path
     gradus.wait_for_nothing()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_kills_and_changes_at_random_moments(gradus, job, undisturbed, tmp_path, seed):
     """Killed workers are replaced, others come and go meanwhile."""
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from conftest import wait_until
+from conftest import seeds, wait_until
 
 EPOCHS = 12
 
@@ -80,7 +80,7 @@ def run_and_kill(gradus, job, output, victims, moments, *flags):
     return launcher.returncode, out, err
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16))
 def test_killed_workers_change_no_bit(gradus, job, undisturbed, tmp_path, seed):
     """One in four loses a second one, perhaps while the others recover."""
     rng = random.Random(seed)

@@ -42,7 +42,10 @@ def descriptors(pid):
 
 def start(gradus, job, flags, recorded):
     """The coordinator, the ranks, and what rank 1 sent for its handshake with it."""
-    coordinator = gradus.start("coordinate", "-np", 2, "--listen", "127.0.0.1", *flags)
+    # What ASan keeps of freed memory, to see late uses of it, is no growth of ours.
+    keep_nothing = {"ASAN_OPTIONS": "quarantine_size_mb=0:thread_local_quarantine_size_kb=0"}
+    coordinator = gradus.start("coordinate", "-np", 2, "--listen", "127.0.0.1", *flags,
+                               env=keep_nothing)
     told = dict(line.split("=", 1) for line in read_lines(coordinator.stdout, 3))
     recorder = strangers.Recorder(told["GRADUS_COORDINATOR"]) if recorded else None
     ranks = []
