@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch/agent.h"
 #include "launch/gang.h"
+
+enum {
+    /* Between a failure and the end of the others: the time in which a likelier cause may show. */
+    SETTLE_FAILED_MS = 50,
+    SETTLE_PEER_MS = 2000
+};
 
 int gr_gang_count_busy(const gr_gang *gang)
 {
@@ -22,7 +27,7 @@ bool gr_gang_anybody_serves(const gr_gang *gang)
     return false;
 }
 
-void gr_gang_start_another(gr_gang *gang, int slot)
+static void start_another(gr_gang *gang, int slot)
 {
     gang->places[slot] = (gr_place){.busy = true, .newcomer = true};
     gang->ends[slot] = (gr_worker_end){.spared = true}; /* until it has started */
@@ -42,7 +47,7 @@ void gr_gang_tell_wanted(gr_gang *gang)
 }
 
 /* One is lost: is another one started? If not, the job needs no more than are left. */
-bool gr_gang_replace(gr_gang *gang)
+static bool replace(gr_gang *gang)
 {
     int left = gr_gang_count_busy(gang);
     if (gang->restarts_left > 0 && !gr_coordinator_is_over(gang->coordinator)) {
@@ -52,4 +57,100 @@ bool gr_gang_replace(gr_gang *gang)
     gang->want = left < gang->want ? left : gang->want;
     gang->spares = left - gang->want;
     return false;
+}
+
+void gr_gang_fill(gr_gang *gang)
+{
+    int missing = gang->want + gang->spares - gr_gang_count_busy(gang);
+    if (missing <= 0 || !gr_launch_elastic(gang->config) || gang->phase != GR_PHASE_RUNNING ||
+        !gang->everybody_joined || gr_coordinator_is_over(gang->coordinator) ||
+        !gr_coordinator_at_rest(gang->coordinator)) {
+        return;
+    }
+    for (int slot = 0; slot < gang->slots && missing > 0; slot++) {
+        if (!gang->places[slot].busy) {
+            start_another(gang, slot);
+            missing--;
+        }
+    }
+    gr_gang_tell_wanted(gang);
+}
+
+bool gr_gang_spare(gr_gang *gang, int rank)
+{
+    const gr_launch_config *config = gang->config;
+    gr_worker_end *end = &gang->ends[rank];
+    bool served = gr_coordinator_has_served(gang->coordinator, rank);
+    int left = gr_gang_count_busy(gang);
+    if (!gr_launch_elastic(config) || gang->phase != GR_PHASE_RUNNING || left == 0 ||
+        (served && !gr_gang_anybody_serves(gang))) {
+        return false;
+    }
+    bool again = replace(gang);
+    if ((again ? gang->want : left) < config->workers_min) {
+        return false;
+    }
+    char what[GR_DIAG_TEXT_BYTES];
+    gr_verdict_describe(rank, end, what, sizeof what);
+    int with = left < gang->want ? left : gang->want;
+    gr_log_write(config->log, GR_LOG_WARN, "launch", "%s; the job goes on with %d worker%s%s%s",
+                 what, with, with == 1 ? "" : "s",
+                 served && again && left >= gang->want ? ", a standby among them" : "",
+                 again ? ", and another one is started" : "");
+    end->spared = true;
+    gang->spared_absent += gr_coordinator_member_state(gang->coordinator, rank) == 0;
+    gr_coordinator_member_ended(gang->coordinator, rank);
+    gr_gang_tell_wanted(gang);
+    gr_gang_progress(gang);
+    return true;
+}
+
+void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
+{
+    gr_worker_end *end = &gang->ends[message->rank];
+    if (gang->phase == GR_PHASE_RUNNING) {
+        gr_gang_progress(gang); /* its last message may still be unread */
+    }
+    end->ended = true;
+    end->wait_status = message->value;
+    end->order = gang->ended++;
+    end->end_us = gr_gang_now_us();
+    gr_records_ended(gang->records, message->rank);
+    end->was_asked = gang->told;
+    gang->places[message->rank].busy = false;
+    /* Nobody depends on a newcomer that has not come in. */
+    bool idle = gang->places[message->rank].newcomer &&
+                !gr_coordinator_has_served(gang->coordinator, message->rank);
+    gr_end_class class = gr_verdict_class(end);
+    if (class == GR_END_FINE || class == GR_END_ASKED) {
+        end->spared = idle;
+        if (gang->phase == GR_PHASE_RUNNING) {
+            gr_gang_progress(gang); /* others may wait for it in vain */
+        }
+        return;
+    }
+    if (gang->phase > GR_PHASE_SETTLING ||
+        ((class == GR_END_KILLED || idle) && gr_gang_spare(gang, message->rank))) {
+        return;
+    }
+    gr_gang_blame(gang, GR_REASON_WORKER, GR_E_PEER_LOST);
+    if (class == GR_END_KILLED) {
+        gr_gang_end_after_failure(gang);
+    } else if (class == GR_END_FAILED) {
+        gr_gang_enter(gang, GR_PHASE_SETTLING, SETTLE_FAILED_MS);
+    } else if (gang->phase == GR_PHASE_RUNNING) {
+        gr_gang_enter(gang, GR_PHASE_SETTLING, SETTLE_PEER_MS);
+    }
+}
+
+void gr_gang_do_without(gr_gang *gang, int slot, const gr_diag *why)
+{
+    gang->places[slot].busy = false;
+    gang->restarts_left = 0;
+    (void)replace(gang);
+    gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
+                 "%s; the job goes on with the %d that run", why->text, gang->want);
+    gr_coordinator_member_ended(gang->coordinator, slot);
+    gr_gang_tell_wanted(gang);
+    gr_gang_progress(gang);
 }

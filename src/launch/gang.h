@@ -2,11 +2,14 @@
 #ifndef GR_LAUNCH_GANG_H
 #define GR_LAUNCH_GANG_H
 
-/* What the launcher knows of the processes that it looks after: launch.c runs them, crew.c counts
- * and starts those that come later, report.c says what came of all. */
+/* What the launcher knows of the processes that it looks after. launch.c runs the loop, prepare.c
+ * makes what the workers get, agents.c starts who starts them and hears what they tell, joining.c
+ * waits for all to come together, crew.c counts who is there and starts those that come later,
+ * ending.c brings all to an end, report.c says what came of it. */
 
 #include "base/clock.h"
 #include "group/group.h"
+#include "launch/agent.h"
 #include "launch/launch.h"
 #include "launch/output.h"
 #include "launch/spawn.h"
@@ -16,26 +19,26 @@
 
 enum { GR_GANG_SIGNALS = 3 };
 
-typedef enum gang_phase {
-    PHASE_RUNNING,  /* nothing is wrong */
-    PHASE_SETTLING, /* a worker failed; perhaps another one is the cause */
-    PHASE_ENDING,   /* a signal asks the others to end */
-    PHASE_KILLING,  /* SIGKILL is out */
-    PHASE_DRAINING, /* no process is left, output may be */
-    PHASE_OVER
-} gang_phase;
+typedef enum gr_gang_phase {
+    GR_PHASE_RUNNING,  /* nothing is wrong */
+    GR_PHASE_SETTLING, /* a worker failed; perhaps another one is the cause */
+    GR_PHASE_ENDING,   /* a signal asks the others to end */
+    GR_PHASE_KILLING,  /* SIGKILL is out */
+    GR_PHASE_DRAINING, /* no process is left, output may be */
+    GR_PHASE_OVER
+} gr_gang_phase;
 
-typedef enum gang_reason {
-    REASON_NONE,
-    REASON_WORKER,      /* one failed: see the ends */
-    REASON_SIGNAL,      /* somebody told us to end */
-    REASON_NOT_JOINED,  /* `absent` names them */
-    REASON_NOT_STARTED, /* `verdict` holds the sentence, as below */
-    REASON_OUTPUT_LOST,
-    REASON_AGENT_LOST,
-    REASON_STUCK,
-    REASON_COORDINATOR
-} gang_reason;
+typedef enum gr_gang_reason {
+    GR_REASON_NONE,
+    GR_REASON_WORKER,      /* one failed: see the ends */
+    GR_REASON_SIGNAL,      /* somebody told us to end */
+    GR_REASON_NOT_JOINED,  /* `absent` names them */
+    GR_REASON_NOT_STARTED, /* `verdict` holds the sentence, as below */
+    GR_REASON_OUTPUT_LOST,
+    GR_REASON_AGENT_LOST,
+    GR_REASON_STUCK,
+    GR_REASON_COORDINATOR
+} gr_gang_reason;
 
 /* The agent of one host, or the relay that stands for it. */
 typedef struct gr_host_agent {
@@ -61,9 +64,9 @@ typedef struct gr_gang {
     int want, spares;  /* workers, and those that wait beside them */
     int restarts_left; /* in place of lost ones */
     const gr_hosts *hosts;
-    gang_phase phase;
-    gang_reason reason;
-    gr_status status; /* of reasons other than REASON_WORKER */
+    gr_gang_phase phase;
+    gr_gang_reason reason;
+    gr_status status; /* of reasons other than GR_REASON_WORKER */
     gr_diag verdict;  /* their sentence */
     gr_worker_end *ends;
     int started, ended;
@@ -104,15 +107,57 @@ static inline int64_t gr_gang_now_us(void)
     return gr_now_ns() / 1000;
 }
 
+/* prepare.c: the coordinator, and for each worker its place, its environment, its cores. */
+gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
+/* May workers be started while the job runs? */
+bool gr_gang_may_change(const gr_gang *gang);
+
+/* agents.c */
+gr_status gr_gang_start_agents(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
+/* From the loop; 0 or an error of libuv. */
+int gr_gang_watch_agents(gr_gang *gang);
+/* They end everything when their sockets close, and then themselves: waits for that. */
+void gr_gang_stop_agents(gr_gang *gang);
+void gr_gang_tell(gr_gang *gang, int kind, int value);
+void gr_gang_signal_worker(gr_gang *gang, int rank, int signal_number);
+
+/* joining.c */
+void gr_gang_time_joining(gr_gang *gang);
+/* Somebody has joined: the others have to come as well, and whoever has ended cannot. */
+void gr_gang_check_joining(gr_gang *gang);
+void gr_gang_watch_renewal(gr_gang *gang);
+
+/* launch.c: what the coordinator has heard; faults that are due. */
+void gr_gang_progress(gr_gang *gang);
+void gr_gang_play_faults(gr_gang *gang);
+
+/* ending.c: by a signal and a time of grace, or at once. The first reason counts. */
+void gr_gang_enter(gr_gang *gang, gr_gang_phase phase, int64_t timeout_ms);
+void gr_gang_blame(gr_gang *gang, gr_gang_reason reason, gr_status status);
+void gr_gang_on_signal(uv_signal_t *handle, int signal_number);
+void gr_gang_end_after_failure(gr_gang *gang);
+void gr_gang_kill_all(gr_gang *gang);
+/* Nothing runs any more: what is left of the output is written. */
+void gr_gang_drain(gr_gang *gang);
+void gr_gang_finish(gr_gang *gang);
+
+/* crew.c */
 int gr_gang_count_busy(const gr_gang *gang);
 /* Does somebody run who has been in a generation? */
 bool gr_gang_anybody_serves(const gr_gang *gang);
-void gr_gang_start_another(gr_gang *gang, int slot);
 /* To the coordinator: how many are wanted, and whether more will come. */
 void gr_gang_tell_wanted(gr_gang *gang);
-/* One is lost: is another one started? */
-bool gr_gang_replace(gr_gang *gang);
+/* As many as are wanted, and those that wait beside them. Not while the others are on their way
+ * from one generation to the next: they need the cores. */
+void gr_gang_fill(gr_gang *gang);
+void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message);
+/* A worker was killed: do the others go on? */
+bool gr_gang_spare(gr_gang *gang, int rank);
+/* None could be started there. Those that run go on; so that this is not tried for ever, no others
+ * are started any more. */
+void gr_gang_do_without(gr_gang *gang, int slot, const gr_diag *why);
 
+/* report.c */
 /* What came of it, when nothing runs any more: as gr_launch_run returns it. */
 gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report_out,
                          gr_diag *diag) GR_MUST_CHECK;

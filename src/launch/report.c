@@ -31,21 +31,21 @@ gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report, gr_diag 
 {
     int root = gr_verdict_root(gang->ends, gang->slots);
     int code = gr_verdict_code(gang->ends, gang->slots);
-    bool asked = gang->reason == REASON_SIGNAL;
-    report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || gang->reason == REASON_NONE);
+    bool asked = gang->reason == GR_REASON_SIGNAL;
+    report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || gang->reason == GR_REASON_NONE);
     if (report->resumable) {
         return asked ? report_signal(gang, diag)
                      : gr_fail(diag, GR_E_CANCELLED, "ended on request after %.1f s",
                                (double)(gr_gang_now_us() - gang->start_us) * 1e-6);
     }
-    if (gang->reason == REASON_NONE || (asked && code == 0 && gang->config->zero_is_done)) {
+    if (gang->reason == GR_REASON_NONE || (asked && code == 0 && gang->config->zero_is_done)) {
         return GR_OK;
     }
     gr_records_report(gang->records, root, report->last);
-    if (gang->reason == REASON_SIGNAL) {
+    if (gang->reason == GR_REASON_SIGNAL) {
         return report_signal(gang, diag);
     }
-    if (gang->reason != REASON_WORKER || root < 0) {
+    if (gang->reason != GR_REASON_WORKER || root < 0) {
         if (diag != NULL) {
             *diag = gang->verdict;
         }
