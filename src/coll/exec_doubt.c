@@ -95,6 +95,15 @@ static void post_claim(gr_exec *exec)
     }
 }
 
+/* The place at which the peer is to look what it called itself. Who sends data of a later operation
+ * than the one that we need data of has called another one there: that one tells more. */
+static uint32_t claimed_number(const gr_exec_mark *mark, const gr_record_entry *entry)
+{
+    bool comparable = entry && !mark->waits && !is_of_message(mark) && entry->peer < 0 &&
+                      entry->comm == mark->comm;
+    return comparable ? entry->number : mark->number;
+}
+
 /* The peer is at `mark`; what we called instead is `entry`, NULL: nothing. */
 static void begin_doubt(gr_exec *exec, gr_exec_link *link, const gr_exec_mark *mark,
                         const gr_record_entry *entry)
@@ -125,6 +134,7 @@ static void begin_doubt(gr_exec *exec, gr_exec_link *link, const gr_exec_mark *m
                               .comm = mark->comm,
                               .op_seq = mark->number,
                               .message = mark->waits ? GR_MESSAGE_WAITS : 0,
+                              .segment = claimed_number(mark, entry),
                               .fingerprint = mark->fingerprint,
                               .size_bytes = (uint32_t)strlen(doubt->claim)};
     post_claim(exec);
@@ -152,7 +162,13 @@ static void answer_claim(gr_exec *exec, const gr_exec_link *link, const gr_frame
                          const char *theirs)
 {
     gr_exec_mark mark = gr_exec_mark_of(frame);
-    const gr_record_entry *entry = find_entry(exec, link->peer, &mark, true);
+    const gr_record_entry *entry = NULL;
+    if (frame->segment != mark.number && !is_of_message(&mark)) {
+        entry = gr_record_find(exec->record, mark.comm, frame->segment);
+    }
+    if (!entry) {
+        entry = find_entry(exec, link->peer, &mark, true);
+    }
     char ours[GR_RECORD_TEXT_BYTES] = "an operation that is no longer known";
     if (entry) {
         say_entry(entry, ours, sizeof ours);

@@ -46,7 +46,8 @@ typedef enum gr_frame_kind {
                          * failure's status negated, segment the rank that it is about */
     GR_FRAME_CLAIM =
         4, /* the sender met a foreign operation: the payload says what it called itself;
-                         * comm and op_seq say which one of ours it means */
+                         * comm and op_seq say which one of ours it means, or op_seq what we sent
+                         * and segment the one that it needs to hear of */
     GR_FRAME_KIND_END
 } gr_frame_kind;
 
