@@ -61,6 +61,8 @@ GR_API const char *gr_redop_name(gr_redop op);
  * diag      filled on failure; may be NULL.
  * Returns   GR_OK; GR_E_INVALID (environment malformed); GR_E_TIMEOUT, GR_E_PEER_LOST (somebody did
  *           not come, the sentence names the rank); GR_E_AUTH; GR_E_NO_MEMORY; GR_E_IO.
+ * Effect    the value of GRADUS_SECRET is overwritten in the environment: children
+ *           do not inherit it. No entry of the environment moves.
  * Order     every rank of the job calls it once; it returns when all have come. */
 GR_API gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
 

@@ -5,6 +5,7 @@
 #include "group/group.h"
 #include "link/address.h"
 #include "link/interface.h"
+#include "link/secret.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -18,7 +19,7 @@ enum { CONFIG_BYTES_MAX = 64 << 10, LIST_BYTES = 160, LISTED_MAX = 16 };
 
 typedef struct coordinate_options {
     int64_t ranks, wait_us;
-    const char *listen, *ports, *secret_hex;
+    const char *listen, *ports, *secret_hex, *secret_file;
     bool encrypt;
 } coordinate_options;
 
@@ -64,7 +65,14 @@ static const gr_config_field coordinate_fields[] = {
      .type = GR_CONFIG_TEXT,
      AT(secret_hex),
      .value_name = "HEX",
-     .help = "the job's secret; unset: a new one is made and printed"},
+     .help = "the job's secret; unset: that of --secret-file, or a new one, which is printed"},
+    {.flag = "--secret-file",
+     .env = "GRADUS_SECRET_FILE",
+     .type = GR_CONFIG_TEXT,
+     AT(secret_file),
+     .value_name = "FILE",
+     .help = "where the secret stands if GRADUS_SECRET is unset; a file that is not there is made, "
+             "with mode 0600"},
     {0},
 };
 
@@ -76,17 +84,27 @@ const gr_config_table gr_coordinate_table = {
     .struct_bytes = sizeof(coordinate_options),
 };
 
+/* The user's, or a new one; *printed_out: which the ranks learn from what is printed. */
 static gr_status take_secret(const coordinate_options *options, uint8_t secret[GR_SECRET_BYTES],
-                             gr_diag *diag)
+                             bool *printed_out, gr_diag *diag)
 {
-    if (options->secret_hex == NULL) {
-        return gr_random_bytes(secret, GR_SECRET_BYTES, diag);
+    const char *file = options->secret_file;
+    bool given = options->secret_hex != NULL && options->secret_hex[0] != '\0';
+    *printed_out = !given && file == NULL;
+    if (given) {
+        gr_status status = gr_secret_parse(options->secret_hex, secret, diag);
+        gr_wipe((void *)(uintptr_t)options->secret_hex, strlen(options->secret_hex)); /* arena's */
+        gr_secret_clear_environment();
+        return status;
     }
-    if (gr_unhex(options->secret_hex, secret, GR_SECRET_BYTES) != GR_OK) {
-        return gr_fail(diag, GR_E_INVALID, "GRADUS_SECRET must be %d hexadecimal digits",
-                       2 * GR_SECRET_BYTES);
+    gr_status status = file != NULL ? gr_secret_read(file, secret, diag) : GR_E_NOT_FOUND;
+    if (status == GR_E_NOT_FOUND) {
+        status = gr_random_bytes(secret, GR_SECRET_BYTES, diag);
+        if (status == GR_OK && file != NULL) {
+            status = gr_secret_write(file, secret, diag);
+        }
     }
-    return GR_OK;
+    return status;
 }
 
 /* All have ended, one way or the other. */
@@ -203,6 +221,7 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
 {
     uint8_t secret[GR_SECRET_BYTES];
     char hex[2 * GR_SECRET_BYTES + 1], address[GR_ADDRESS_BYTES];
+    bool printed = false;
     gr_coordinator *coordinator = NULL;
     gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     gr_coordinator_config config = {.world_size = (int)options->ranks,
@@ -212,7 +231,7 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
                                     .log = &log};
     gr_status status = gr_ports_parse(options->ports, &config.ports, diag);
     if (status == GR_OK) {
-        status = take_secret(options, secret, diag);
+        status = take_secret(options, secret, &printed, diag);
     }
     if (status == GR_OK) {
         status = gr_coordinator_create(&config, &coordinator, diag);
@@ -227,7 +246,7 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
     }
     /* Lines that a shell can take in with `export`. */
     printf("GRADUS_WORLD_SIZE=%d\nGRADUS_COORDINATOR=%s\n", (int)options->ranks, address);
-    if (options->secret_hex == NULL) {
+    if (printed) {
         gr_hex(secret, sizeof secret, hex);
         printf("GRADUS_SECRET=%s\n", hex);
         gr_wipe(hex, sizeof hex);
@@ -262,7 +281,7 @@ int gr_verb_coordinate(int argc, char *const *argv)
     if (status != GR_OK) {
         code = gr_cli_fail(gr_cli_input_code(status), &diag);
     } else if (line.help) {
-        puts("usage: gradus coordinate -np N [--listen HOST] [--wait TIME]\n");
+        puts("usage: gradus coordinate -np N [--listen HOST] [--secret-file FILE] [--wait TIME]\n");
         gr_config_print_help(&gr_coordinate_table, stdout);
         puts("\nPrints what each rank needs in its environment, beside its GRADUS_RANK. Ends with\n"
              "the last rank: 0 if all left in order.");

@@ -3,6 +3,7 @@
 
 #include "base/hash.h"
 #include "group/message.h"
+#include "link/secret.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -65,7 +66,14 @@ static const gr_config_field fields[] = {
      .type = GR_CONFIG_TEXT,
      AT(secret_hex),
      .value_name = "HEX",
-     .help = "the job's secret, 64 hexadecimal digits; every connection is proved with it"},
+     .help = "the job's secret, 64 hexadecimal digits; every connection is proved with it; wiped "
+             "when it was read"},
+    {.env = "GRADUS_SECRET_FILE",
+     .type = GR_CONFIG_TEXT,
+     AT(secret_file),
+     .value_name = "FILE",
+     .help =
+         "where it stands if GRADUS_SECRET is unset; nobody else may read the file (mode 0600)"},
     {.env = "GRADUS_LINK",
      .type = GR_CONFIG_CHOICE,
      AT(link),
@@ -262,4 +270,5 @@ void gr_group_config_wipe(gr_group_config *config)
         gr_wipe((void *)(uintptr_t)config->secret_hex, strlen(config->secret_hex)); /* arena's */
         config->secret_hex = NULL;
     }
+    gr_secret_clear_environment();
 }

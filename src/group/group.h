@@ -23,6 +23,7 @@ typedef struct gr_group_config {
     int64_t local_rank, local_size; /* GRADUS_LOCAL_RANK, GRADUS_LOCAL_SIZE; 0: not said */
     const char *coordinator;        /* GRADUS_COORDINATOR: "unix:@..." or "tcp:host:port" */
     const char *secret_hex;         /* GRADUS_SECRET: 64 hexadecimal digits */
+    const char *secret_file;        /* GRADUS_SECRET_FILE: where they stand, if not there */
     int link;                       /* GRADUS_LINK: a gr_link_choice */
     const char *host;               /* GRADUS_HOST: which host this is; NULL: found out */
     const char *interfaces;         /* GRADUS_INTERFACE: "eth0,10.0.0.0/8"; NULL: all */
@@ -57,7 +58,7 @@ gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
                                    gr_diag *diag) GR_MUST_CHECK;
 /* May the job go on without some of its members? */
 bool gr_group_elastic(const gr_group_config *config);
-/* Overwrites the secret, once nobody needs it. */
+/* Overwrites the secret, here and in the environment; a group that was joined keeps its own. */
 void gr_group_config_wipe(gr_group_config *config);
 
 typedef struct gr_group gr_group;

@@ -7,6 +7,7 @@
 #include "link/address.h"
 #include "link/door.h"
 #include "link/interface.h"
+#include "link/secret.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -27,6 +28,7 @@ struct gr_group {
     uint64_t generation;
     gr_mesh *mesh;
     gr_control control; /* fd -1: alone */
+    uint8_t *secret;    /* the job's, kept as long as another generation may come; NULL: gone */
     uint8_t *in;
     gr_member *members;
     gr_topology *topology;
@@ -47,7 +49,6 @@ typedef struct joining {
     gr_group *group;
     gr_clock clock;
     int64_t deadline_us, ask_at_us;
-    uint8_t secret[GR_SECRET_BYTES];
     gr_member self;
     gr_interfaces interfaces;
     gr_ports ports;
@@ -61,6 +62,24 @@ static int64_t members_max(const gr_group_config *config)
     return config->members_max > config->world_size ? config->members_max : config->world_size;
 }
 
+static gr_status take_secret(const gr_group_config *config, uint8_t **kept_out, gr_diag *diag)
+{
+    uint8_t secret[GR_SECRET_BYTES];
+    bool given = config->secret_hex != NULL && config->secret_hex[0] != '\0';
+    if (!given && config->secret_file == NULL) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "GRADUS_RANK is set, but neither GRADUS_SECRET nor GRADUS_SECRET_FILE is: "
+                       "start the program with `gradus run`; a process joins a job only once");
+    }
+    gr_status status = given ? gr_secret_parse(config->secret_hex, secret, diag)
+                             : gr_secret_read(config->secret_file, secret, diag);
+    if (status == GR_OK && (*kept_out = gr_secret_keep(secret)) == NULL) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a secret");
+    }
+    gr_wipe(secret, sizeof secret);
+    return status;
+}
+
 static gr_status check(joining *join, gr_diag *diag)
 {
     const gr_group_config *config = join->config;
@@ -71,15 +90,16 @@ static gr_status check(joining *join, gr_diag *diag)
                        "world size less one; start the program with `gradus run`",
                        (long long)config->rank, (long long)config->world_size);
     }
-    if (config->coordinator == NULL || config->secret_hex == NULL) {
+    if (config->coordinator == NULL) {
         return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_RANK is set, but %s is not: start the program with `gradus run`",
-                       config->coordinator == NULL ? "GRADUS_COORDINATOR" : "GRADUS_SECRET");
+                       "GRADUS_RANK is set, but GRADUS_COORDINATOR is not: start the program with "
+                       "`gradus run`");
     }
-    if (gr_unhex(config->secret_hex, join->secret, sizeof join->secret) != GR_OK) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_SECRET must be %d hexadecimal digits (it has %zu characters)",
-                       2 * GR_SECRET_BYTES, strlen(config->secret_hex));
+    if (join->group->secret == NULL) {
+        gr_status taken = take_secret(config, &join->group->secret, diag);
+        if (taken != GR_OK) {
+            return taken;
+        }
     }
     join->self.host = gr_host_identify(config->host, join->self.host_name);
     bool one_host = config->local_size >= config->world_size && config->host == NULL;
@@ -123,7 +143,7 @@ static gr_status call_in(joining *join, gr_arrival *arrival_out, gr_diag *diag)
 {
     int64_t timeout = join->config->join_timeout_us;
     gr_door_config config = {.rank = (int)join->config->rank,
-                             .secret = join->secret,
+                             .secret = join->group->secret,
                              .encrypt = join->config->encrypt,
                              .half_open_max = 1,
                              .outgoing_max = 1,
@@ -161,7 +181,7 @@ static gr_status open_mesh(joining *join, gr_diag *diag)
     uint8_t generation[8], secret[GR_SECRET_BYTES];
     gr_put_u64(generation, group->seat.generation);
     gr_status status =
-        gr_hmac_sha256(join->secret, sizeof join->secret, generation, sizeof generation, secret);
+        gr_hmac_sha256(group->secret, GR_SECRET_BYTES, generation, sizeof generation, secret);
     if (status != GR_OK) {
         return gr_fail(diag, status, "the secret of the generation cannot be computed");
     }
@@ -591,6 +611,12 @@ static gr_status be_alone(const gr_group_config *config, gr_group *group, gr_dia
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group");
 }
 
+static void forget_secret(gr_group *group)
+{
+    gr_secret_forget(group->secret);
+    group->secret = NULL;
+}
+
 static gr_status begin(joining *join, gr_group *group, const gr_group_config *config,
                        const gr_log *log, gr_diag *diag)
 {
@@ -632,12 +658,14 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
             group->world_size = (int)config->world_size;
             status = join_others(&join, diag);
         }
-        gr_wipe(join.secret, sizeof join.secret);
         if (status != GR_OK) {
             say_why(group, diag);
             gr_group_leave(group);
             return status;
         }
+    }
+    if (!gr_group_elastic(config)) { /* there is no other generation */
+        forget_secret(group);
     }
     group->joined = true;
     *group_out = group;
@@ -660,7 +688,6 @@ gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const g
     if (status == GR_OK) {
         status = form_with_those_left(&join, false, diag);
     }
-    gr_wipe(join.secret, sizeof join.secret);
     return status;
 }
 
@@ -720,6 +747,7 @@ void gr_group_leave(gr_group *group)
         (void)sent; /* if it does not go at once, the coordinator sees us end */
     }
     gr_control_close(&group->control);
+    forget_secret(group);
     free(group->in);
     free(group->members);
     free(group);

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "link/address.h"
+#include "link/secret.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -58,7 +59,7 @@ typedef struct entry {
 
 struct gr_door {
     gr_door_config config;
-    uint8_t secret[GR_SECRET_BYTES];
+    uint8_t *secret; /* gr_secret_keep */
     char address[LISTENERS][GR_ADDRESS_BYTES];
     int epoll_fd, listen_fd[LISTENERS];
     int64_t listener_paused_until_us; /* 0: not paused */
@@ -667,7 +668,7 @@ void gr_door_shut(gr_door *door)
         }
     }
     if (door->dialing_count == 0) {
-        gr_wipe(door->secret, sizeof door->secret); /* nobody will be asked for it again */
+        gr_wipe(door->secret, GR_SECRET_BYTES); /* nobody will be asked for it again */
     }
 }
 
@@ -700,8 +701,7 @@ gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_di
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu connections in handshake", count);
     }
     door->config = *config;
-    memcpy(door->secret, config->secret, GR_SECRET_BYTES);
-    door->config.secret = door->secret;
+    door->config.secret = NULL;
     door->config.listen_host = NULL; /* not used again; it belongs to the caller */
     door->listen_fd[0] = door->listen_fd[1] = -1;
     door->next_us = GR_NEVER;
@@ -713,7 +713,10 @@ gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_di
     }
     gr_status status = GR_OK;
     door->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (door->epoll_fd < 0) {
+    door->secret = gr_secret_keep(config->secret);
+    if (door->secret == NULL) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a secret");
+    } else if (door->epoll_fd < 0) {
         status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
     }
     if (status == GR_OK && config->listen_local) {
@@ -742,7 +745,7 @@ void gr_door_destroy(gr_door *door)
     if (door->epoll_fd >= 0) {
         close(door->epoll_fd);
     }
-    gr_wipe(door->secret, sizeof door->secret);
+    gr_secret_forget(door->secret);
     free(door);
 }
 
