@@ -4,6 +4,7 @@
 
 /* The inside of a simulated network: net.c (time, faults), sim.c (the operations of a link). */
 
+#include "link/blocks.h"
 #include "link/mesh.h"
 #include "link/sim/sim.h"
 
@@ -33,14 +34,10 @@ typedef struct gr_sim_stream {
     bool cut;             /* by a partition */
 } gr_sim_stream;
 
-typedef struct gr_sim_block {
-    struct gr_sim_block *previous, *next;
-} gr_sim_block;
-
 typedef struct gr_sim_mesh {
     gr_mesh base;
     gr_sim_net *net;
-    gr_sim_block blocks; /* of gr_mesh_alloc: a ring through this one */
+    gr_block blocks; /* of gr_mesh_alloc */
 } gr_sim_mesh;
 
 typedef struct gr_sim_rank {

@@ -29,7 +29,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
 {
     gr_sim_mesh *mesh = (gr_sim_mesh *)base;
     gr_sim_net *net = config->sim;
-    mesh->blocks.previous = mesh->blocks.next = &mesh->blocks;
+    gr_blocks_init(&mesh->blocks);
     if (net == NULL || net->config.world_size != base->world_size ||
         net->ranks[base->rank].mesh != NULL || net->ranks[base->rank].gone) {
         return gr_fail(diag, GR_E_INVALID,
@@ -63,12 +63,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
 static void close_mesh(gr_mesh *base)
 {
     gr_sim_mesh *mesh = (gr_sim_mesh *)base;
-    gr_sim_block *block = mesh->blocks.next;
-    while (block != NULL && block != &mesh->blocks) {
-        gr_sim_block *next = block->next;
-        free(block);
-        block = next;
-    }
+    gr_blocks_fini(&mesh->blocks);
     if (mesh->net != NULL) {
         gr_sim_left(mesh->net, base->rank);
         mesh->net->ranks[base->rank].mesh = NULL;
@@ -154,36 +149,15 @@ static void wake(gr_mesh *mesh)
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
-enum { BLOCK_HEAD_BYTES = 64 };
-_Static_assert(sizeof(gr_sim_block) <= BLOCK_HEAD_BYTES, "the head keeps the memory aligned");
-
 static gr_status alloc_memory(gr_mesh *base, size_t size_bytes, void **mem_out)
 {
-    gr_sim_mesh *mesh = (gr_sim_mesh *)base;
-    if (size_bytes > SIZE_MAX / 2) {
-        return GR_E_NO_MEMORY;
-    }
-    size_t size = BLOCK_HEAD_BYTES + (size_bytes + 63) / 64 * 64;
-    gr_sim_block *block = aligned_alloc(64, size);
-    if (block == NULL) {
-        return GR_E_NO_MEMORY;
-    }
-    memset(block, 0, size);
-    block->previous = &mesh->blocks;
-    block->next = mesh->blocks.next;
-    block->next->previous = block;
-    mesh->blocks.next = block;
-    *mem_out = (uint8_t *)block + BLOCK_HEAD_BYTES;
-    return GR_OK;
+    return gr_block_alloc(&((gr_sim_mesh *)base)->blocks, size_bytes, mem_out);
 }
 
 static void free_memory(gr_mesh *base, void *mem)
 {
     (void)base;
-    gr_sim_block *block = (gr_sim_block *)(void *)((uint8_t *)mem - BLOCK_HEAD_BYTES);
-    block->previous->next = block->next;
-    block->next->previous = block->previous;
-    free(block);
+    gr_block_free(mem);
 }
 
 /* ---- Sending --------------------------------------------------------------------------------- */

@@ -48,7 +48,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
     gr_tcp_mesh *mesh = mesh_of(base);
     (void)config;
     (void)diag;
-    mesh->blocks.previous = mesh->blocks.next = &mesh->blocks;
+    gr_blocks_init(&mesh->blocks);
     /* Where the peers run is not known here: take it that all of them are on this host. */
     base->spin.allowed = sysconf(_SC_NPROCESSORS_ONLN) >= base->world_size;
     return GR_OK;
@@ -57,12 +57,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
 static void close_mesh(gr_mesh *base)
 {
     gr_tcp_mesh *mesh = mesh_of(base);
-    gr_tcp_block *block = mesh->blocks.next;
-    while (block != NULL && block != &mesh->blocks) {
-        gr_tcp_block *next = block->next;
-        free(block);
-        block = next;
-    }
+    gr_blocks_fini(&mesh->blocks);
 }
 
 /* ---- Links ----------------------------------------------------------------------------------- */
@@ -290,36 +285,15 @@ static void wake(gr_mesh *base)
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-enum { BLOCK_HEAD_BYTES = 64 };
-_Static_assert(sizeof(gr_tcp_block) <= BLOCK_HEAD_BYTES, "the head keeps the memory aligned");
-
 static gr_status alloc_memory(gr_mesh *base, size_t size_bytes, void **mem_out)
 {
-    gr_tcp_mesh *mesh = mesh_of(base);
-    if (size_bytes > SIZE_MAX / 2) {
-        return GR_E_NO_MEMORY;
-    }
-    size_t size = BLOCK_HEAD_BYTES + (size_bytes + 63) / 64 * 64;
-    gr_tcp_block *block = aligned_alloc(64, size);
-    if (block == NULL) {
-        return GR_E_NO_MEMORY;
-    }
-    memset(block, 0, size);
-    block->previous = &mesh->blocks;
-    block->next = mesh->blocks.next;
-    block->next->previous = block;
-    mesh->blocks.next = block;
-    *mem_out = (uint8_t *)block + BLOCK_HEAD_BYTES;
-    return GR_OK;
+    return gr_block_alloc(&mesh_of(base)->blocks, size_bytes, mem_out);
 }
 
 static void free_memory(gr_mesh *base, void *mem)
 {
     (void)base;
-    gr_tcp_block *block = (gr_tcp_block *)(void *)((uint8_t *)mem - BLOCK_HEAD_BYTES);
-    block->previous->next = block->next;
-    block->next->previous = block->previous;
-    free(block);
+    gr_block_free(mem);
 }
 
 const gr_link_ops gr_tcp_ops = {

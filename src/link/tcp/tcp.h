@@ -2,6 +2,7 @@
 #ifndef GR_LINK_TCP_TCP_H
 #define GR_LINK_TCP_TCP_H
 
+#include "link/blocks.h"
 #include "link/frame.h"
 #include "link/mesh.h"
 
@@ -15,13 +16,9 @@ enum {
     GR_TCP_BYTES_A_TURN = 8 << 20 /* so that one link does not starve the others */
 };
 
-typedef struct gr_tcp_block {
-    struct gr_tcp_block *previous, *next;
-} gr_tcp_block;
-
 typedef struct gr_tcp_mesh {
     gr_mesh base;
-    gr_tcp_block blocks; /* of gr_mesh_alloc: a ring through this one */
+    gr_block blocks; /* of gr_mesh_alloc */
 } gr_tcp_mesh;
 
 typedef struct gr_tcp_link gr_tcp_link;
