@@ -169,3 +169,15 @@ void gr_number_print(double value, char text_out[GR_NUMBER_TEXT_BYTES])
         }
     }
 }
+
+double gr_power(double base, uint64_t exponent)
+{
+    double result = 1.0;
+    for (; exponent > 0; exponent >>= 1) {
+        if (exponent & 1) {
+            result *= base;
+        }
+        base *= base;
+    }
+    return result;
+}

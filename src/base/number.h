@@ -2,7 +2,7 @@
 #ifndef GR_BASE_NUMBER_H
 #define GR_BASE_NUMBER_H
 
-/* Text to numbers and back, the same in every locale. */
+/* Text to numbers and back, the same in every locale; powers, the same on every machine. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -36,5 +36,8 @@ gr_number_result gr_number_with_unit(const char *text, const gr_number_unit *uni
 /* The shortest text that reads back as the same value; an integer within 1e15 without exponent. */
 enum { GR_NUMBER_TEXT_BYTES = 32 };
 void gr_number_print(double value, char text_out[GR_NUMBER_TEXT_BYTES]);
+
+/* By squares: libm's pow does not give the same bits everywhere. */
+double gr_power(double base, uint64_t exponent);
 
 #endif

@@ -2,6 +2,7 @@
 #include "nn/optimizer.h"
 
 #include "base/fail.h"
+#include "base/number.h"
 #include "nn/passes.h"
 
 #include <stddef.h>
@@ -183,24 +184,12 @@ void gr_optimizer_destroy(gr_optimizer *optimizer)
     }
 }
 
-static double power(double base, uint64_t exponent)
-{
-    double result = 1.0;
-    for (; exponent > 0; exponent >>= 1) {
-        if (exponent & 1) {
-            result *= base;
-        }
-        base *= base;
-    }
-    return result;
-}
-
 void gr_optimizer_begin(gr_optimizer *optimizer, uint64_t step, double learning_rate,
                         float gradient_factor)
 {
     const gr_optimizer_config *config = &optimizer->config;
-    double first = 1.0 - power(config->beta1, step + 1);
-    double second = 1.0 - power(config->beta2, step + 1);
+    double first = 1.0 - gr_power(config->beta1, step + 1);
+    double second = 1.0 - gr_power(config->beta2, step + 1);
     for (int decayed = 0; decayed < 2; decayed++) {
         double decay = decayed ? config->weight_decay : 0.0;
         bool decoupled = config->kind == GR_OPT_ADAMW;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nn/optimizer.h"
 
+#include "base/number.h"
+
 #include <math.h>
 
 /* Cosine of pi * t for t in 0..1, from additions and products alone: every rank must compute the
@@ -13,19 +15,6 @@ static double cos_pi(double t)
         sum = 1.0 - sum * square / (double)(n * (n + 1));
     }
     return x * sum;
-}
-
-/* Multiplication by squares; libm's pow is not the same everywhere either. */
-static double power(double base, uint64_t exponent)
-{
-    double result = 1.0;
-    for (; exponent > 0; exponent >>= 1) {
-        if (exponent & 1) {
-            result *= base;
-        }
-        base *= base;
-    }
-    return result;
 }
 
 static double bounded(double value, double low, double high)
@@ -47,7 +36,7 @@ double gr_learning_rate(const gr_optimizer_config *config, uint64_t step, double
     if (config->schedule == GR_SCHEDULE_STEP && config->step_epochs > 0 && steps_per_epoch > 0) {
         /* A hair more than the quotient: 3 epochs of 10 steps are 30 steps, also in binary. */
         double stairs = floor(at / (config->step_epochs * steps_per_epoch) + 1e-9);
-        return rate * power(config->step_factor, (uint64_t)bounded(stairs, 0.0, 1e6));
+        return rate * gr_power(config->step_factor, (uint64_t)bounded(stairs, 0.0, 1e6));
     }
     if (config->schedule == GR_SCHEDULE_COSINE) {
         double length = (double)total_steps - warmup;
