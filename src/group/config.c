@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
+const char *const gr_link_choices[] = {"auto", "shm", "tcp", NULL};
 /* In the order of gr_log_level. */
 static const char *const log_choices[] = {"off", "error", "warn", "info", "debug", "trace", NULL};
 static const char *const cma_choices[] = {"auto", "off", NULL};
@@ -21,7 +21,7 @@ static const char *const progress_choices[] = {"auto", "thread", "inline", NULL}
 
 const char *gr_link_choice_name(uint32_t choice)
 {
-    return choice <= GR_LINK_ALL_TCP ? link_choices[choice] : "unknown";
+    return choice <= GR_LINK_ALL_TCP ? gr_link_choices[choice] : "unknown";
 }
 
 #define AT(member) .offset = offsetof(gr_group_config, member)
@@ -78,7 +78,7 @@ static const gr_config_field fields[] = {
      .type = GR_CONFIG_CHOICE,
      AT(link),
      .default_text = "auto",
-     .choices = link_choices,
+     .choices = gr_link_choices,
      .help = "how bytes move between ranks; auto: shm inside a host, tcp between hosts"},
     {.env = "GRADUS_ENCRYPT",
      .type = GR_CONFIG_BOOL,

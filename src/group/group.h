@@ -15,6 +15,7 @@ typedef enum gr_link_choice {
     GR_LINK_ALL_SHM = 1,
     GR_LINK_ALL_TCP = 2
 } gr_link_choice;
+extern const char *const gr_link_choices[]; /* their names; ends with NULL */
 const char *gr_link_choice_name(uint32_t choice);
 
 /* What a worker is told by its environment. */

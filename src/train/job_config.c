@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/job_internal.h"
 
+#include "group/group.h"
+
 /* No upper bound of a count, as far as a double can hold it exactly. */
 #define COUNT_MAX 9007199254740992.0
 
@@ -105,7 +107,6 @@ static const char *const types[] = {"Job", "MPI", "TF", NULL};
 static const char *const strategies[] = {"allreduce", NULL};
 /* In the order of gr_compression. */
 static const char *const compressions[] = {"none", "f16", "bf16", "topk", "sparse", NULL};
-static const char *const links[] = {"auto", "shm", "tcp", NULL};
 
 static const gr_config_field distribution_fields[] = {
     {.key = "distribution_type",
@@ -150,7 +151,7 @@ static const gr_config_field distribution_fields[] = {
      .type = GR_CONFIG_CHOICE,
      .offset = AT(link),
      .default_text = "auto",
-     .choices = links,
+     .choices = gr_link_choices,
      .help = "shared memory or TCP between workers of a host; auto: shm (also --link)"},
     {.key = "encrypt",
      .type = GR_CONFIG_BOOL,
