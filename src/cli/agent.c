@@ -25,25 +25,23 @@ static const gr_config_table agent_table = {.name = "agent",
                                             .fields = agent_fields,
                                             .struct_bytes = sizeof(agent_options)};
 
-enum { ARENA_BYTES_MAX = 64 << 10 };
-
-int gr_verb_agent(int argc, char *const *argv)
+static void print_usage(void)
 {
-    agent_options options;
-    gr_cli_line line;
-    gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status = gr_cli_parse(&agent_table, &options, argc, argv, 0, &arena, &line, &diag);
-    int code = GR_EXIT_DONE;
-    if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help || !options.stdio) {
-        fputs("gradus agent --stdio is what gradus run -H starts on other hosts\n", stderr);
-        code = GR_EXIT_INPUT;
-    } else if (gr_serve_run(STDIN_FILENO, STDOUT_FILENO, environ, &diag) != GR_OK) {
-        code = gr_cli_fail(GR_EXIT_FAILED, &diag);
-    }
-    gr_arena_fini(&arena);
-    return code;
+    puts("gradus agent --stdio is what gradus run -H starts on other hosts; not meant to be "
+         "typed\n");
 }
+
+static int serve(const gr_cli_line *line)
+{
+    const agent_options *options = line->options;
+    gr_diag diag = {0};
+    if (!options->stdio) {
+        fputs("gradus: agent --stdio is what gradus run -H starts on other hosts\n", stderr);
+        return GR_EXIT_INPUT;
+    }
+    return gr_serve_run(STDIN_FILENO, STDOUT_FILENO, environ, &diag) == GR_OK
+               ? GR_EXIT_DONE
+               : gr_cli_fail(GR_EXIT_FAILED, &diag);
+}
+
+const gr_cli_form gr_agent_form = {.table = &agent_table, .usage = print_usage, .work = serve};

@@ -17,13 +17,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const dtype_choices[] = {"f32", "f64", "f16", "bf16", "i32",
-                                            "i64", "i8",  "u8",  "i16",  NULL};
 static const char *const redop_choices[] = {"sum", "average", "min", "max", "product", NULL};
 static const char *const placement_choices[] = {"both", "in", "out", NULL};
-static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
 
-enum { ARENA_BYTES_MAX = 1 << 20 };
 static const double size_max = 1LL << 40;
 
 #define AT(member) .offset = offsetof(gr_bench_options, member)
@@ -70,7 +66,7 @@ static const gr_config_field bench_fields[] = {
      .type = GR_CONFIG_CHOICE,
      AT(dtype),
      .default_text = "f32",
-     .choices = dtype_choices,
+     .choices = gr_cli_dtypes,
      .help = "type of the elements"},
     {.flag = "--op",
      .short_flag = 'o',
@@ -158,7 +154,7 @@ static const gr_config_field bench_fields[] = {
      .type = GR_CONFIG_CHOICE,
      AT(link),
      .default_text = "auto",
-     .choices = link_choices,
+     .choices = gr_link_choices,
      .help = "how ranks reach each other; auto: shm if all are on one host"},
     {.flag = "--together",
      .type = GR_CONFIG_BOOL,
@@ -200,7 +196,7 @@ static void list_operations(char *text, size_t size_bytes)
     gr_text_list(text, size_bytes, names);
 }
 
-static void print_help(void)
+static void print_usage(void)
 {
     char names[256];
     list_operations(names, sizeof names);
@@ -214,7 +210,6 @@ static void print_help(void)
         "Exit code: 0 all results are right, 1 they are not or the job failed, 2 what was given\n"
         "is wrong.\n\n",
         names);
-    gr_config_print_help(&gr_bench_table, stdout);
 }
 
 /* ---- What is measured ------------------------------------------------------------------------ */
@@ -384,52 +379,41 @@ static int run_rank(gr_bench *bench, gr_group_config *job, gr_arena *arena)
 }
 
 /* ---- The launcher ---------------------------------------------------------------------------- */
-static int run_job(gr_bench *bench, int argc, char *const *argv, gr_arena *arena)
+static int run_job(gr_bench *bench, const gr_cli_line *line)
 {
     int ranks = 0;
     gr_diag diag = {0};
     gr_status status = gr_self_count(bench->options.workers, 1, &ranks, &diag);
     if (status == GR_OK) {
-        status = check_options(bench, ranks, arena, &diag);
+        status = check_options(bench, ranks, line->arena, &diag);
     }
-    return status == GR_OK ? gr_self_launch(argc, argv, ranks, arena)
-                           : gr_cli_fail(gr_cli_input_code(status), &diag);
+    return status == GR_OK ? gr_self_launch(line->argc, line->argv, ranks, line->arena)
+                           : gr_cli_refuse(status, &diag);
 }
 
-int gr_verb_bench(int argc, char *const *argv)
+static int measure(const gr_cli_line *line)
 {
+    const gr_bench_options *options = line->options;
     gr_bench *bench = calloc(1, sizeof *bench); /* too large for a stack */
-    gr_cli_line line = {.help = false};
     gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
     gr_group_config job = {.rank = -1};
     gr_status status = bench != NULL ? GR_OK : gr_fail(&diag, GR_E_NO_MEMORY, "no memory");
     if (status == GR_OK) {
-        status =
-            gr_cli_parse(&gr_bench_table, &bench->options, argc, argv, 1, &arena, &line, &diag);
+        bench->options = *options;
+        status = find_operation(line, bench, &diag);
     }
-    if (status == GR_OK && !line.help) {
-        status = find_operation(&line, bench, &diag);
+    if (status == GR_OK) {
+        status = choose_algorithm(bench, line->arena, &diag);
     }
-    if (status == GR_OK && !line.help) {
-        status = choose_algorithm(bench, &arena, &diag);
+    if (status == GR_OK) {
+        status = gr_group_config_from_env(&job, line->arena, &diag);
     }
-    if (status == GR_OK && !line.help) {
-        status = gr_group_config_from_env(&job, &arena, &diag);
-    }
-    int code;
-    if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        print_help();
-        code = gr_cli_flush();
-    } else if (job.rank >= 0) {
-        code = run_rank(bench, &job, &arena);
-    } else {
-        code = run_job(bench, argc, argv, &arena);
-    }
-    gr_arena_fini(&arena);
+    int code = status != GR_OK ? gr_cli_refuse(status, &diag)
+               : job.rank >= 0 ? run_rank(bench, &job, line->arena)
+                               : run_job(bench, line);
     free(bench);
     return code;
 }
+
+const gr_cli_form gr_bench_form = {
+    .table = &gr_bench_table, .usage = print_usage, .words_max = 1, .work = measure};

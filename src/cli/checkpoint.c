@@ -8,7 +8,6 @@
 #include "cli/cli.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <limits.h>
 #include <math.h>
 #include <stddef.h>
@@ -38,8 +37,6 @@ const gr_config_table gr_checkpoint_table = {.name = "checkpoint",
                                              .title = "Flags of `gradus checkpoint`",
                                              .fields = checkpoint_fields,
                                              .struct_bytes = sizeof(checkpoint_options)};
-
-enum { ARENA_BYTES_MAX = 1 << 20 };
 
 /* A folder of checkpoints, or a checkpoint itself? */
 static bool is_checkpoint(const char *path)
@@ -80,7 +77,8 @@ static void read_row(const char *path, listed *row)
     gr_checkpoint_close(checkpoint);
 }
 
-static void print_row(const checkpoint_options *options, const char *path, const listed *row)
+static gr_status print_row(const checkpoint_options *options, const char *path, const listed *row,
+                           gr_diag *diag)
 {
     char when[32] = "";
     struct tm parts;
@@ -93,15 +91,15 @@ static void print_row(const checkpoint_options *options, const char *path, const
                                    (json_int_t)row->step, "epoch", row->epoch, "time", when,
                                    "bytes", (json_int_t)row->bytes, "ok", row->status == GR_OK,
                                    "problem", row->status == GR_OK ? "" : row->diag.text);
-        (void)json_dumpf(object, stdout, JSON_COMPACT);
-        putchar('\n');
-        json_decref(object);
-    } else if (row->bytes == 0) {
+        return gr_cli_print_json(object, diag);
+    }
+    if (row->bytes == 0) {
         printf("%10" PRIu64 "  %s\n", row->step, row->diag.text);
     } else {
         printf("%10" PRIu64 "  %8.2f  %-20s  %9.2f MiB  %s\n", row->step, row->epoch, when,
                (double)row->bytes / 1048576.0, row->status == GR_OK ? "ok" : row->diag.text);
     }
+    return GR_OK;
 }
 
 static int list(const checkpoint_options *options, const char *folder)
@@ -129,7 +127,7 @@ static int list(const checkpoint_options *options, const char *folder)
         status = gr_checkpoint_path(folder, steps[i], path, sizeof path, &diag);
         if (status == GR_OK) {
             read_row(path, &row);
-            print_row(options, path, &row);
+            status = print_row(options, path, &row, &diag);
             damaged += row.status != GR_OK;
         }
     }
@@ -276,55 +274,52 @@ static bool same_shape(const gr_safetensors_entry *a, const gr_safetensors_entry
     return same;
 }
 
-static void print_text_difference(const checkpoint_options *options, const char *tensor,
-                                  const char *what, const char *where)
+static gr_status print_text_difference(const checkpoint_options *options, const char *tensor,
+                                       const char *what, const char *where, gr_diag *diag)
 {
     if (options->json) {
         json_t *object =
             json_pack("{s:s, s:s, s:s}", "tensor", tensor, "difference", what, "where", where);
-        (void)json_dumpf(object, stdout, JSON_COMPACT);
-        putchar('\n');
-        json_decref(object);
-    } else {
-        printf("%-40s  %s %s\n", tensor, what, where);
+        return gr_cli_print_json(object, diag);
     }
+    printf("%-40s  %s %s\n", tensor, what, where);
+    return GR_OK;
 }
 
-/* True: they differ. */
-static bool compare_tensor(const checkpoint_options *options, const gr_safetensors_entry *a,
-                           const compared *other)
+static gr_status print_values(const checkpoint_options *options, const gr_safetensors_entry *a,
+                              const difference *d, gr_diag *diag)
 {
-    const gr_safetensors_entry *b = find_tensor(other, a->name);
-    if (b == NULL) {
-        print_text_difference(options, a->name, "is not in", other->name);
-        return true;
-    }
-    if (!same_shape(a, b)) {
-        print_text_difference(options, a->name, "has another shape or type in", other->name);
-        return true;
-    }
-    if (memcmp(a->data, b->data, a->bytes) == 0) {
-        return false;
-    }
-    if (strcmp(a->dtype, "F32") != 0) {
-        print_text_difference(options, a->name, "has other values in", other->name);
-        return true;
-    }
-    difference d = compare_values(a, b);
     if (options->json) {
-        json_t *largest = isfinite(d.largest) ? json_real(d.largest) : json_null();
+        json_t *largest = isfinite(d->largest) ? json_real(d->largest) : json_null();
         json_t *object =
             json_pack("{s:s, s:s, s:I, s:I, s:o, s:f}", "tensor", a->name, "difference", "values",
-                      "values", (json_int_t)d.values, "of", (json_int_t)a->count, "largest",
-                      largest, "relative", d.relative);
-        (void)json_dumpf(object, stdout, JSON_COMPACT);
-        putchar('\n');
-        json_decref(object);
-    } else {
-        printf("%-40s  %zu of %zu values differ, by %.3g at most, relatively by %.3g\n", a->name,
-               d.values, a->count, d.largest, d.relative);
+                      "values", (json_int_t)d->values, "of", (json_int_t)a->count, "largest",
+                      largest, "relative", d->relative);
+        return gr_cli_print_json(object, diag);
     }
-    return true;
+    printf("%-40s  %zu of %zu values differ, by %.3g at most, relatively by %.3g\n", a->name,
+           d->values, a->count, d->largest, d->relative);
+    return GR_OK;
+}
+
+/* Counts it in *differing if it does. */
+static gr_status compare_tensor(const checkpoint_options *options, const gr_safetensors_entry *a,
+                                const compared *other, int *differing, gr_diag *diag)
+{
+    const gr_safetensors_entry *b = find_tensor(other, a->name);
+    bool same = b != NULL && same_shape(a, b);
+    if (same && memcmp(a->data, b->data, a->bytes) == 0) {
+        return GR_OK;
+    }
+    ++*differing;
+    if (same && strcmp(a->dtype, "F32") == 0) {
+        difference d = compare_values(a, b);
+        return print_values(options, a, &d, diag);
+    }
+    const char *what = b == NULL ? "is not in"
+                       : same    ? "has other values in"
+                                 : "has another shape or type in";
+    return print_text_difference(options, a->name, what, other->name, diag);
 }
 
 static int diff(const checkpoint_options *options, const char *left, const char *right)
@@ -336,17 +331,18 @@ static int diff(const checkpoint_options *options, const char *left, const char 
         status = open_side(right, &sides[1], &diag);
     }
     int differing = 0, tensors = 0;
-    for (int f = 0; status == GR_OK && f < sides[0].count; f++) {
-        for (int i = 0; i < gr_safetensors_count(sides[0].files[f]); i++, tensors++) {
-            differing +=
-                compare_tensor(options, gr_safetensors_at(sides[0].files[f], i), &sides[1]);
+    for (int f = 0; f < sides[0].count; f++) {
+        for (int i = 0; status == GR_OK && i < gr_safetensors_count(sides[0].files[f]); i++) {
+            status = compare_tensor(options, gr_safetensors_at(sides[0].files[f], i), &sides[1],
+                                    &differing, &diag);
+            tensors++;
         }
     }
-    for (int f = 0; status == GR_OK && f < sides[1].count; f++) {
-        for (int i = 0; i < gr_safetensors_count(sides[1].files[f]); i++) {
+    for (int f = 0; f < sides[1].count; f++) {
+        for (int i = 0; status == GR_OK && i < gr_safetensors_count(sides[1].files[f]); i++) {
             const char *name = gr_safetensors_at(sides[1].files[f], i)->name;
             if (find_tensor(&sides[0], name) == NULL) {
-                print_text_difference(options, name, "is not in", left);
+                status = print_text_difference(options, name, "is not in", left, &diag);
                 differing++;
                 tensors++;
             }
@@ -399,7 +395,7 @@ static int convert(const checkpoint_options *options, const char *from, const ch
 
 /* ---- The verb -------------------------------------------------------------------------------- */
 
-static void print_help(void)
+static void print_usage(void)
 {
     puts("usage: gradus checkpoint ls DIR\n"
          "       gradus checkpoint verify DIR|CHECKPOINT ...\n"
@@ -413,11 +409,11 @@ static void print_help(void)
          "diff     which tensors differ, and by how much; A and B may also be safetensors files.\n"
          "         Exit code 0: the same, 1: not\n"
          "convert  the weights as one plain safetensors file\n");
-    gr_config_print_help(&gr_checkpoint_table, stdout);
 }
 
-static int run_line(const checkpoint_options *options, const gr_cli_line *line)
+static int run_line(const gr_cli_line *line)
 {
+    const checkpoint_options *options = line->options;
     static const char *const actions[] = {"ls", "verify", "diff", "convert", NULL};
     const char *action = line->word_count > 0 ? line->words[0] : "";
     int words = line->word_count - 1;
@@ -444,24 +440,7 @@ static int run_line(const checkpoint_options *options, const gr_cli_line *line)
     return GR_EXIT_INPUT;
 }
 
-int gr_verb_checkpoint(int argc, char *const *argv)
-{
-    checkpoint_options options;
-    gr_cli_line line;
-    gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status = gr_cli_parse(&gr_checkpoint_table, &options, argc, argv, GR_CLI_WORDS_MAX,
-                                    &arena, &line, &diag);
-    int code;
-    if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        print_help();
-        code = gr_cli_flush();
-    } else {
-        code = run_line(&options, &line);
-    }
-    gr_arena_fini(&arena);
-    return code;
-}
+const gr_cli_form gr_checkpoint_form = {.table = &gr_checkpoint_table,
+                                        .usage = print_usage,
+                                        .words_max = GR_CLI_WORDS_MAX,
+                                        .work = run_line};

@@ -7,6 +7,7 @@
 #include "base/config.h"
 #include "launch/cores.h"
 
+#include <jansson.h>
 #include <stdio.h>
 
 typedef enum gr_exit {
@@ -16,30 +17,52 @@ typedef enum gr_exit {
     GR_EXIT_RESUME = 75 /* ended on request; run it again with --resume (EX_TEMPFAIL) */
 } gr_exit;
 
+/* One command line that was read: flags may stand before and behind the words. */
+enum { GR_CLI_WORDS_MAX = 4 };
+typedef struct gr_cli_line {
+    int argc;
+    char *const *argv; /* argv[0] is the verb */
+    const char *words[GR_CLI_WORDS_MAX];
+    int word_count;
+    void *options;   /* the table's struct: defaults, then the environment, then flags */
+    gr_arena *arena; /* as long as the verb works */
+} gr_cli_line;
+
+/* How a verb is called, and what does its work. */
+typedef struct gr_cli_form {
+    const gr_config_table *table;
+    void (*usage)(void); /* prints what stands above the flags in its help */
+    int words_min, words_max;
+    const char *words_missing; /* what it says when there are fewer: "needs a job file ..." */
+    int (*work)(const gr_cli_line *line); /* returns the exit code of the process */
+} gr_cli_form;
+
 typedef struct gr_verb {
     const char *name;
     const char *summary; /* one line for `gradus help`; NULL: hidden */
-    /* argv[0] is the verb. Returns the exit code of the process. */
+    /* Either: argv[0] is the verb; returns the exit code of the process. */
     int (*run)(int argc, char *const *argv);
+    /* Or, where the line is of the common form: */
+    const gr_cli_form *form;
 } gr_verb;
 
 extern const gr_verb gr_verbs[];                           /* ends with name NULL */
 extern const gr_config_table *const gr_reference_tables[]; /* of every floor; ends with NULL */
 
 int gr_verb_run(int argc, char *const *argv);
-int gr_verb_worker(int argc, char *const *argv);
-int gr_verb_agent(int argc, char *const *argv);
-int gr_verb_checkpoint(int argc, char *const *argv);
-int gr_verb_scale(int argc, char *const *argv);
-int gr_verb_eval(int argc, char *const *argv);
-int gr_verb_bench(int argc, char *const *argv);
-int gr_verb_simulate(int argc, char *const *argv);
-int gr_verb_tune(int argc, char *const *argv);
-int gr_verb_timeline(int argc, char *const *argv);
-int gr_verb_coordinate(int argc, char *const *argv);
-int gr_verb_info(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
 int gr_verb_version(int argc, char *const *argv);
+extern const gr_cli_form gr_worker_form;
+extern const gr_cli_form gr_agent_form;
+extern const gr_cli_form gr_checkpoint_form;
+extern const gr_cli_form gr_scale_form;
+extern const gr_cli_form gr_eval_form;
+extern const gr_cli_form gr_bench_form;
+extern const gr_cli_form gr_simulate_form;
+extern const gr_cli_form gr_tune_form;
+extern const gr_cli_form gr_timeline_form;
+extern const gr_cli_form gr_coordinate_form;
+extern const gr_cli_form gr_info_form;
 
 extern const gr_config_table gr_run_table;
 extern const gr_config_table gr_checkpoint_table;
@@ -54,28 +77,23 @@ extern const gr_config_table gr_tune_table;
 
 /* The verb of that name, NULL if there is none. */
 const gr_verb *gr_verb_find(const char *name);
+/* Reads the line, then does what it says: the work or the help. Returns the exit code. */
+int gr_verb_call(const gr_verb *verb, int argc, char *const *argv);
 /* Says that there is no such verb, and which is nearest; returns GR_EXIT_INPUT. */
 int gr_verb_unknown(const char *name);
 void gr_cli_usage(FILE *file);
 
 /* Prints "gradus: <sentence>" and returns `code`. */
 int gr_cli_fail(int code, const gr_diag *diag);
-/* The exit code for a failure to read what the user gave. */
-int gr_cli_input_code(gr_status status);
+/* The same for what the user gave, which cannot be done: GR_EXIT_INPUT, but where only memory
+ * was wanting. */
+int gr_cli_refuse(gr_status status, const gr_diag *diag);
+/* One line on stdout; takes the object over, which may be NULL: there was no memory for it. */
+gr_status gr_cli_print_json(json_t *object, gr_diag *diag) GR_MUST_CHECK;
 /* 0, or GR_EXIT_FAILED with a sentence when stdout could not be written. */
 int gr_cli_flush(void);
 
-/* One parsed command line: flags may stand before and behind the words. */
-enum { GR_CLI_WORDS_MAX = 4 };
-typedef struct gr_cli_line {
-    const char *words[GR_CLI_WORDS_MAX];
-    int word_count;
-    bool help;
-} gr_cli_line;
-
-/* Defaults, environment, then flags into `config`; at most `words_max` words besides. */
-gr_status gr_cli_parse(const gr_config_table *table, void *config, int argc, char *const *argv,
-                       int words_max, gr_arena *arena, gr_cli_line *line_out,
-                       gr_diag *diag) GR_MUST_CHECK;
+/* The names of the element types, in the order of gr_dtype. */
+extern const char *const gr_cli_dtypes[];
 
 #endif

@@ -15,7 +15,7 @@
 
 /* States of gr_coordinator_member_state. */
 enum { MEMBER_ABSENT = 0, MEMBER_LEFT = 2, MEMBER_LOST = 3 };
-enum { CONFIG_BYTES_MAX = 64 << 10, LIST_BYTES = 160, LISTED_MAX = 16 };
+enum { LIST_BYTES = 160, LISTED_MAX = 16 };
 
 typedef struct coordinate_options {
     int64_t ranks, wait_us;
@@ -217,8 +217,10 @@ static gr_status reachable(const coordinate_options *options, const gr_coordinat
                : gr_fail(diag, GR_E_INVALID, "this host has no network interface that is up");
 }
 
-static int coordinate(const coordinate_options *options, gr_diag *diag)
+static int coordinate(const gr_cli_line *line)
 {
+    const coordinate_options *options = line->options;
+    gr_diag diag = {0};
     uint8_t secret[GR_SECRET_BYTES];
     char hex[2 * GR_SECRET_BYTES + 1], address[GR_ADDRESS_BYTES];
     bool printed = false;
@@ -229,20 +231,20 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
                                     .encrypt = options->encrypt,
                                     .listen_host = options->listen,
                                     .log = &log};
-    gr_status status = gr_ports_parse(options->ports, &config.ports, diag);
+    gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
-        status = take_secret(options, secret, &printed, diag);
+        status = take_secret(options, secret, &printed, &diag);
     }
     if (status == GR_OK) {
-        status = gr_coordinator_create(&config, &coordinator, diag);
+        status = gr_coordinator_create(&config, &coordinator, &diag);
     }
     if (status == GR_OK) {
-        status = reachable(options, coordinator, address, diag);
+        status = reachable(options, coordinator, address, &diag);
     }
     if (status != GR_OK) {
         gr_wipe(secret, sizeof secret);
         gr_coordinator_destroy(coordinator);
-        return gr_cli_fail(gr_cli_input_code(status), diag);
+        return gr_cli_refuse(status, &diag);
     }
     /* Lines that a shell can take in with `export`. */
     printf("GRADUS_WORLD_SIZE=%d\nGRADUS_COORDINATOR=%s\n", (int)options->ranks, address);
@@ -254,8 +256,8 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
     gr_wipe(secret, sizeof secret);
     int code = gr_cli_flush();
     if (code == GR_EXIT_DONE) {
-        status = serve(coordinator, options, diag);
-        code = status == GR_OK ? GR_EXIT_DONE : gr_cli_fail(GR_EXIT_FAILED, diag);
+        status = serve(coordinator, options, &diag);
+        code = status == GR_OK ? GR_EXIT_DONE : gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
     uint64_t strangers = gr_coordinator_strangers(coordinator);
     if (strangers > 0) {
@@ -268,27 +270,12 @@ static int coordinate(const coordinate_options *options, gr_diag *diag)
     return code;
 }
 
-int gr_verb_coordinate(int argc, char *const *argv)
+static void print_usage(void)
 {
-    gr_arena arena;
-    gr_arena_init(&arena, CONFIG_BYTES_MAX);
-    coordinate_options options;
-    gr_cli_line line;
-    gr_diag diag = {0};
-    int code;
-    gr_status status =
-        gr_cli_parse(&gr_coordinate_table, &options, argc, argv, 0, &arena, &line, &diag);
-    if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        puts("usage: gradus coordinate -np N [--listen HOST] [--secret-file FILE] [--wait TIME]\n");
-        gr_config_print_help(&gr_coordinate_table, stdout);
-        puts("\nPrints what each rank needs in its environment, beside its GRADUS_RANK. Ends with\n"
-             "the last rank: 0 if all left in order.");
-        code = gr_cli_flush();
-    } else {
-        code = coordinate(&options, &diag);
-    }
-    gr_arena_fini(&arena);
-    return code;
+    puts("usage: gradus coordinate -np N [--listen HOST] [--secret-file FILE] [--wait TIME]\n\n"
+         "Prints what each rank needs in its environment, beside its GRADUS_RANK. Ends with the\n"
+         "last rank: 0 if all left in order.\n");
 }
+
+const gr_cli_form gr_coordinate_form = {
+    .table = &gr_coordinate_table, .usage = print_usage, .work = coordinate};

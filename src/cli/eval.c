@@ -2,7 +2,6 @@
 #include "cli/cli.h"
 #include "train/train.h"
 
-#include <jansson.h>
 #include <stddef.h>
 
 typedef struct eval_options {
@@ -22,76 +21,45 @@ const gr_config_table gr_eval_table = {.name = "eval",
                                        .fields = eval_fields,
                                        .struct_bytes = sizeof(eval_options)};
 
-enum { ARENA_BYTES_MAX = 1 << 20 };
-
-static int print_json(const gr_eval_result *result)
+static int evaluate(const gr_cli_line *line)
 {
-    json_t *object = json_pack("{s:f, s:f, s:I, s:s}", "test_accuracy", result->accuracy,
-                               "test_loss", result->loss, "samples", (json_int_t)result->samples,
-                               "weights_sha256", result->weights_sha256);
-    int written = object != NULL ? json_dumpf(object, stdout, JSON_COMPACT) : -1;
-    json_decref(object);
-    if (written != 0) {
-        fputs("gradus: no memory for the result\n", stderr);
-        return GR_EXIT_FAILED;
-    }
-    putchar('\n');
-    return gr_cli_flush();
-}
-
-static int evaluate(const eval_options *options, const char *job_path, const char *weights_path)
-{
+    const eval_options *options = line->options;
     const gr_job_overrides overrides = {.workers = 1};
     gr_diag diag = {0};
     gr_job *job;
-    gr_status status = gr_job_open(job_path, &overrides, &job, &diag);
+    gr_status status = gr_job_open(line->words[0], &overrides, &job, &diag);
     if (status != GR_OK) {
-        return gr_cli_fail(gr_cli_input_code(status), &diag);
+        return gr_cli_refuse(status, &diag);
     }
     gr_eval_result result;
-    status = gr_eval_run(job, weights_path, &result, &diag);
+    status = gr_eval_run(job, line->words[1], &result, &diag);
     gr_job_close(job);
     if (status != GR_OK) {
         bool input = status == GR_E_INVALID || status == GR_E_NOT_FOUND;
         return gr_cli_fail(input ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
     }
     if (options->json) {
-        return print_json(&result);
+        json_t *object = json_pack("{s:f, s:f, s:I, s:s}", "test_accuracy", result.accuracy,
+                                   "test_loss", result.loss, "samples", (json_int_t)result.samples,
+                                   "weights_sha256", result.weights_sha256);
+        status = gr_cli_print_json(object, &diag);
+        return status == GR_OK ? gr_cli_flush() : gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
     printf("test accuracy %.2f %% (loss %.6g) of %lld samples\nweights SHA-256 %s\n",
            100.0 * result.accuracy, result.loss, (long long)result.samples, result.weights_sha256);
     return gr_cli_flush();
 }
 
-static void print_help(void)
+static void print_usage(void)
 {
     puts("usage: gradus eval [flags] job.yaml model.safetensors\n\n"
          "Computes the test accuracy of saved weights as the end of training does.\n");
-    gr_config_print_help(&gr_eval_table, stdout);
 }
 
-int gr_verb_eval(int argc, char *const *argv)
-{
-    eval_options options;
-    gr_cli_line line;
-    gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status = gr_cli_parse(&gr_eval_table, &options, argc, argv, 2, &arena, &line, &diag);
-    int code;
-    if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        print_help();
-        code = gr_cli_flush();
-    } else if (line.word_count != 2) {
-        fputs("gradus: eval needs a job file and a weights file: gradus eval job.yaml "
-              "model.safetensors\n",
-              stderr);
-        code = GR_EXIT_INPUT;
-    } else {
-        code = evaluate(&options, line.words[0], line.words[1]);
-    }
-    gr_arena_fini(&arena);
-    return code;
-}
+const gr_cli_form gr_eval_form = {.table = &gr_eval_table,
+                                  .usage = print_usage,
+                                  .words_min = 2,
+                                  .words_max = 2,
+                                  .words_missing = "needs a job file and a weights file: gradus "
+                                                   "eval job.yaml model.safetensors",
+                                  .work = evaluate};

@@ -18,11 +18,6 @@ typedef struct info_options {
     gr_plan_options plan;
 } info_options;
 
-/* In the order of gr_dtype. */
-static const char *const dtype_choices[] = {"f32", "f64", "f16", "bf16", "i32",
-                                            "i64", "i8",  "u8",  "i16",  NULL};
-_Static_assert(sizeof dtype_choices / sizeof dtype_choices[0] == GR_DTYPE_COUNT + 1,
-               "every type has its name");
 static const char *const link_choices[] = {"shm", "tcp", NULL};
 
 #define PLAN(member) .offset = offsetof(info_options, plan.member)
@@ -73,7 +68,7 @@ static const gr_config_field info_fields[] = {
      .type = GR_CONFIG_CHOICE,
      PLAN(dtype),
      .default_text = "f32",
-     .choices = dtype_choices,
+     .choices = gr_cli_dtypes,
      .help = "plan: type of the elements"},
     {.flag = "--exact",
      .env = "GRADUS_EXACT",
@@ -114,8 +109,6 @@ const gr_config_table gr_info_table = {.name = "info",
                                        .title = "Flags of `gradus info`",
                                        .fields = info_fields,
                                        .struct_bytes = sizeof(info_options)};
-
-enum { ARENA_BYTES_MAX = 1 << 20 };
 
 static void print_instruction_sets(void)
 {
@@ -241,52 +234,47 @@ static void print_config(void)
     }
 }
 
-static void print_help(void)
+static void print_usage(void)
 {
     puts("usage: gradus info [flags]\n"
          "       gradus info --plan COLLECTIVE [SIZE] [flags]\n\n"
          "Tells what this build is and what it finds here; or which algorithm an operation of\n"
          "SIZE bytes (1m) would take, and why.\n");
-    gr_config_print_help(&gr_info_table, stdout);
 }
 
-static gr_status print_plan(info_options *options, const gr_cli_line *line, gr_arena *arena,
-                            gr_diag *diag)
+static gr_status print_plan(const gr_cli_line *line, gr_diag *diag)
 {
+    info_options *options = line->options;
     static const gr_config_field size = {.type = GR_CONFIG_BYTES,
                                          .offset = offsetof(info_options, plan.size_bytes),
                                          .max = 0x1p50,
                                          .help = "bytes of the whole buffer"};
     gr_status status = gr_config_set(&size, options, line->word_count > 0 ? line->words[0] : "1m",
-                                     "info --plan: the size", arena, diag);
+                                     "info --plan: the size", line->arena, diag);
     return status == GR_OK ? gr_info_plan(&options->plan, diag) : status;
 }
 
-int gr_verb_info(int argc, char *const *argv)
+static int inform(const gr_cli_line *line)
 {
-    info_options options;
-    gr_cli_line line;
+    const info_options *options = line->options;
     gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status = gr_cli_parse(&gr_info_table, &options, argc, argv, 1, &arena, &line, &diag);
-    if (status == GR_OK && !line.help && line.word_count > 0 && !options.plan.plan) {
+    gr_status status = GR_OK;
+    if (options->plan.plan) {
+        status = print_plan(line, &diag);
+    } else if (line->word_count > 0) {
         status = gr_fail(&diag, GR_E_INVALID,
                          "\"gradus info\" does not expect \"%s\" without --plan; see \"gradus "
                          "help info\"",
-                         line.words[0]);
-    }
-    if (status == GR_OK && line.help) {
-        print_help();
-    } else if (status == GR_OK && options.plan.plan) {
-        status = print_plan(&options, &line, &arena, &diag);
-    } else if (status == GR_OK && options.reference) {
+                         line->words[0]);
+    } else if (options->reference) {
         print_reference();
-    } else if (status == GR_OK && options.config) {
+    } else if (options->config) {
         print_config();
-    } else if (status == GR_OK) {
+    } else {
         status = print_info(&diag);
     }
-    gr_arena_fini(&arena);
-    return status == GR_OK ? gr_cli_flush() : gr_cli_fail(gr_cli_input_code(status), &diag);
+    return status == GR_OK ? gr_cli_flush() : gr_cli_refuse(status, &diag);
 }
+
+const gr_cli_form gr_info_form = {
+    .table = &gr_info_table, .usage = print_usage, .words_max = 1, .work = inform};

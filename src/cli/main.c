@@ -33,5 +33,5 @@ int main(int argc, char **argv)
         name = "version";
     }
     const gr_verb *verb = gr_verb_find(name);
-    return verb != NULL ? verb->run(argc - 1, argv + 1) : gr_verb_unknown(name);
+    return verb != NULL ? gr_verb_call(verb, argc - 1, argv + 1) : gr_verb_unknown(name);
 }

@@ -768,7 +768,7 @@ int gr_verb_run(int argc, char *const *argv)
     }
     int code;
     if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
+        code = gr_cli_refuse(status, &diag);
     } else if (help) {
         print_help();
         code = gr_cli_flush();

@@ -36,16 +36,15 @@ const gr_config_table gr_scale_table = {.name = "scale",
                                         .fields = scale_fields,
                                         .struct_bytes = sizeof(scale_options)};
 
-enum { ARENA_BYTES_MAX = 1 << 20, LISTED_MAX = 8 };
+enum { LISTED_MAX = 8 };
 
-static void print_help(void)
+static void print_usage(void)
 {
     puts("usage: gradus scale [--to N] [--job PID]\n\n"
          "Gives a job that runs on this host more workers, or fewer. It grows and shrinks between\n"
          "two steps, within what it was started for (--min-workers, --max-workers of gradus run,\n"
          "or number_of_workers: {min, max}), and ends with the same bits as without.\n"
          "Exit code: 0 done, 1 the job refuses or does not answer, 2 what was given is wrong.\n");
-    gr_config_print_help(&gr_scale_table, stdout);
 }
 
 static gr_status find_job(int64_t *job, gr_diag *diag)
@@ -62,11 +61,16 @@ static gr_status find_job(int64_t *job, gr_diag *diag)
                                 "(of its gradus run)");
 }
 
-static int scale(const scale_options *options)
+static int scale(const gr_cli_line *line)
 {
+    scale_options *options = line->options;
     gr_diag diag = {0};
     gr_scale_reply reply;
-    gr_status status = gr_scale_ask((pid_t)options->job, (int)options->to, &reply, &diag);
+    gr_status status = options->job == 0 ? find_job(&options->job, &diag) : GR_OK;
+    if (status != GR_OK) {
+        return gr_cli_refuse(status, &diag);
+    }
+    status = gr_scale_ask((pid_t)options->job, (int)options->to, &reply, &diag);
     if (status != GR_OK) {
         return gr_cli_fail(status == GR_E_NOT_FOUND ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
     }
@@ -78,26 +82,4 @@ static int scale(const scale_options *options)
     return gr_cli_flush();
 }
 
-int gr_verb_scale(int argc, char *const *argv)
-{
-    scale_options options;
-    gr_cli_line line;
-    gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    int code;
-    gr_status status = gr_cli_parse(&gr_scale_table, &options, argc, argv, 0, &arena, &line, &diag);
-    if (status == GR_OK && !line.help && options.job == 0) {
-        status = find_job(&options.job, &diag);
-    }
-    if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        print_help();
-        code = gr_cli_flush();
-    } else {
-        code = scale(&options);
-    }
-    gr_arena_fini(&arena);
-    return code;
-}
+const gr_cli_form gr_scale_form = {.table = &gr_scale_table, .usage = print_usage, .work = scale};

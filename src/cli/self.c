@@ -26,7 +26,7 @@ int gr_self_launch(int argc, char *const *argv, int ranks, gr_arena *arena)
     gr_status status = words ? gr_cores_allowed(&cores, &diag)
                              : gr_fail(&diag, GR_E_NO_MEMORY, "the command line is too long");
     if (status != GR_OK) {
-        return gr_cli_fail(gr_cli_input_code(status), &diag);
+        return gr_cli_refuse(status, &diag);
     }
     words[0] = "gradus";
     memcpy(words + 1, argv, (size_t)argc * sizeof *words);

@@ -250,7 +250,7 @@ const gr_config_table gr_simulate_table = {.name = "simulate",
                                            .fields = simulate_fields,
                                            .struct_bytes = sizeof(simulate_options)};
 
-enum { ARENA_BYTES_MAX = 1 << 20, WORDS_MAX = 2, LIST_BYTES = 256 };
+enum { LIST_BYTES = 256 };
 static const char step_word[] = "step";
 
 /* ---- An operation ---------------------------------------------------------------------------- */
@@ -443,14 +443,13 @@ static gr_status read_cluster(simulate_options *options, const char *path, gr_ar
 }
 
 /* Flags stand over the file, wherever they are on the line: they are read again behind it. */
-static gr_status read_flags(simulate_options *options, int argc, char *const *argv, gr_arena *arena,
-                            gr_diag *diag)
+static gr_status read_flags(const gr_cli_line *line, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    for (int at = 1; at < argc && status == GR_OK; at++) {
+    for (int at = 1; at < line->argc && status == GR_OK; at++) {
         bool dashes = false, help = false;
-        status = gr_config_from_args(&gr_simulate_table, options, argc, argv, &at, &dashes, &help,
-                                     arena, diag);
+        status = gr_config_from_args(&gr_simulate_table, line->options, line->argc, line->argv, &at,
+                                     &dashes, &help, line->arena, diag);
         if (dashes) {
             break;
         }
@@ -485,17 +484,17 @@ static gr_status find_operation(const char *word, gr_coll *coll_out, gr_diag *di
         word, nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
 }
 
-static gr_status simulate(simulate_options *options, const gr_cli_line *line, int argc,
-                          char *const *argv, gr_arena *arena, gr_diag *diag)
+static gr_status run_line(const gr_cli_line *line, gr_diag *diag)
 {
+    simulate_options *options = line->options;
     gr_coll coll = GR_COLL_ALLREDUCE;
     bool step = strcmp(line->words[0], step_word) == 0;
     gr_status status = step ? GR_OK : find_operation(line->words[0], &coll, diag);
     if (status == GR_OK && line->word_count > 1) {
-        status = read_cluster(options, line->words[1], arena, diag);
+        status = read_cluster(options, line->words[1], line->arena, diag);
     }
     if (status == GR_OK) {
-        status = read_flags(options, argc, argv, arena, diag);
+        status = read_flags(line, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -503,7 +502,7 @@ static gr_status simulate(simulate_options *options, const gr_cli_line *line, in
     return step ? simulate_training(options, diag) : simulate_operation(options, coll, diag);
 }
 
-static void print_help(void)
+static void print_usage(void)
 {
     puts("usage: gradus simulate OPERATION [cluster.yaml] [flags]\n"
          "       gradus simulate step [cluster.yaml] [flags]\n\n"
@@ -513,35 +512,22 @@ static void print_help(void)
          "file; flags stand over it.\n\n"
          "  gradus simulate allreduce --hosts 64 --ranks-per-host 8 --compare\n"
          "  gradus simulate step cluster.yaml --scaling\n");
-    gr_config_print_help(&gr_simulate_table, stdout);
 }
 
-int gr_verb_simulate(int argc, char *const *argv)
+static int simulate(const gr_cli_line *line)
 {
-    simulate_options options;
-    gr_cli_line line;
     gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status =
-        gr_cli_parse(&gr_simulate_table, &options, argc, argv, WORDS_MAX, &arena, &line, &diag);
-    int code;
-    if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        print_help();
-        code = gr_cli_flush();
-    } else if (line.word_count == 0) {
-        fputs("gradus: simulate needs an operation: gradus simulate allreduce --hosts 8; "
-              "\"gradus help simulate\" tells more\n",
-              stderr);
-        code = GR_EXIT_INPUT;
-    } else {
-        status = simulate(&options, &line, argc, argv, &arena, &diag);
-        code = status == GR_OK      ? gr_cli_flush()
-               : status == GR_E_BUG ? gr_cli_fail(GR_EXIT_FAILED, &diag)
-                                    : gr_cli_fail(gr_cli_input_code(status), &diag);
-    }
-    gr_arena_fini(&arena);
-    return code;
+    gr_status status = run_line(line, &diag);
+    return status == GR_OK      ? gr_cli_flush()
+           : status == GR_E_BUG ? gr_cli_fail(GR_EXIT_FAILED, &diag)
+                                : gr_cli_refuse(status, &diag);
 }
+
+const gr_cli_form gr_simulate_form = {
+    .table = &gr_simulate_table,
+    .usage = print_usage,
+    .words_min = 1,
+    .words_max = 2,
+    .words_missing = "needs an operation: gradus simulate allreduce --hosts 8; \"gradus help "
+                     "simulate\" tells more",
+    .work = simulate};

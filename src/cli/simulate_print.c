@@ -2,8 +2,6 @@
 #include "base/fail.h"
 #include "cli/simulate.h"
 
-#include <jansson.h>
-
 static double ranks_of(const gr_cluster *cluster)
 {
     return (double)(cluster->hosts * cluster->ranks_per_host);
@@ -82,13 +80,7 @@ static gr_status print_json(const gr_simulate_print *print, const gr_simulate_si
         r->part_us[GR_TIME_LATENCY], "bandwidth_us", r->part_us[GR_TIME_BANDWIDTH], "reduction_us",
         r->part_us[GR_TIME_REDUCTION], "overhead_us", r->part_us[GR_TIME_OVERHEAD], "wire_bytes",
         r->wire_bytes, "messages", r->messages);
-    int written = object != NULL ? json_dumpf(object, stdout, JSON_COMPACT) : -1;
-    json_decref(object);
-    if (written != 0) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the result, or it cannot be written");
-    }
-    putchar('\n');
-    return GR_OK;
+    return gr_cli_print_json(object, diag);
 }
 
 static void print_best(const gr_simulate_print *print, const gr_simulate_size *size,
@@ -182,11 +174,5 @@ gr_status gr_simulate_print_step(bool json, const gr_cluster *cluster, const cha
         "exposed_us", step->exposed_us, "buckets", (json_int_t)step->buckets, "efficiency",
         efficiency, "speedup", n * efficiency, "method",
         step->extrapolated ? "extrapolated" : "simulated", "error", step->error);
-    int written = object != NULL ? json_dumpf(object, stdout, JSON_COMPACT) : -1;
-    json_decref(object);
-    if (written != 0) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the result, or it cannot be written");
-    }
-    putchar('\n');
-    return GR_OK;
+    return gr_cli_print_json(object, diag);
 }

@@ -5,7 +5,6 @@
 
 #include "cli/timeline.h"
 
-#include "base/fail.h"
 #include "cli/cli.h"
 #include "coll/timeline.h"
 
@@ -16,7 +15,7 @@ typedef struct timeline_options {
     int64_t ranks;
 } timeline_options;
 
-enum { ARENA_BYTES_MAX = 64 << 10, RANKS_MAX = 65536 };
+enum { RANKS_MAX = 65536 };
 
 static const gr_config_field timeline_fields[] = {
     {.flag = "-np",
@@ -82,44 +81,31 @@ void gr_cli_merge_timeline(const char *path, int64_t workers)
 }
 
 /* ---- The verb -------------------------------------------------------------------------------- */
-static void print_help(void)
+static void print_usage(void)
 {
     puts("usage: gradus timeline FILE\n\n"
          "Makes FILE of FILE.0, FILE.1, ..., which ranks have written that were told\n"
          "GRADUS_TIMELINE=FILE and were not started by `gradus run` (that does it by itself), and\n"
          "removes these. FILE opens in ui.perfetto.dev and chrome://tracing.\n");
-    gr_config_print_help(&gr_timeline_table, stdout);
 }
 
-int gr_verb_timeline(int argc, char *const *argv)
+static int merge(const gr_cli_line *line)
 {
-    timeline_options options;
+    const timeline_options *options = line->options;
     gr_timeline_summary summary;
-    gr_arena arena;
-    gr_cli_line line;
     gr_diag diag = {0};
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    gr_status status =
-        gr_cli_parse(&gr_timeline_table, &options, argc, argv, 1, &arena, &line, &diag);
-    if (status == GR_OK && !line.help && line.word_count == 0) {
-        status = gr_fail(&diag, GR_E_INVALID,
-                         "timeline: which one? Give what GRADUS_TIMELINE was, \"gradus timeline "
-                         "job.json\"");
-    }
-    int code = GR_EXIT_DONE;
+    gr_status status = gr_timeline_merge(line->words[0], (int)options->ranks, &summary, &diag);
     if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        print_help();
-        code = gr_cli_flush();
-    } else {
-        status = gr_timeline_merge(line.words[0], (int)options.ranks, &summary, &diag);
-        if (status == GR_OK) {
-            say_summary(line.words[0], &summary);
-        } else {
-            code = gr_cli_fail(status == GR_E_NOT_FOUND ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
-        }
+        return gr_cli_fail(status == GR_E_NOT_FOUND ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
     }
-    gr_arena_fini(&arena);
-    return code;
+    say_summary(line->words[0], &summary);
+    return GR_EXIT_DONE;
 }
+
+const gr_cli_form gr_timeline_form = {
+    .table = &gr_timeline_table,
+    .usage = print_usage,
+    .words_min = 1,
+    .words_max = 1,
+    .words_missing = "needs what GRADUS_TIMELINE was: gradus timeline job.json",
+    .work = merge};

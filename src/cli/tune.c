@@ -13,9 +13,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { ARENA_BYTES_MAX = 1 << 20, PATH_BYTES = 64 };
+enum { PATH_BYTES = 64 };
 
-static const char *const link_choices[] = {"auto", "shm", "tcp", NULL};
 static const double size_max = 1LL << 32;
 
 #define AT(member) .offset = offsetof(gr_tune_options, member)
@@ -38,7 +37,7 @@ static const gr_config_field tune_fields[] = {
      .type = GR_CONFIG_CHOICE,
      AT(link),
      .default_text = "auto",
-     .choices = link_choices,
+     .choices = gr_link_choices,
      .help = "how ranks reach each other; auto: shm if all are on one host"},
     {.flag = "--time",
      .type = GR_CONFIG_DURATION,
@@ -79,14 +78,13 @@ const gr_config_table gr_tune_table = {.name = "tune",
                                        .fields = tune_fields,
                                        .struct_bytes = sizeof(gr_tune_options)};
 
-static void print_help(void)
+static void print_usage(void)
 {
     puts("usage: gradus tune [flags]\n"
          "       gradus run [flags] -- gradus tune [flags]\n\n"
          "Runs every algorithm of every collective at each size, prints the fastest ones, and\n"
          "writes a file. GRADUS_TUNE=FILE makes jobs on such a machine, with as many ranks over\n"
          "the same link, choose by it. Leave the machine alone meanwhile.\n");
-    gr_config_print_help(&gr_tune_table, stdout);
 }
 
 /* ---- A rank ---------------------------------------------------------------------------------- */
@@ -142,36 +140,23 @@ static int run_rank(const gr_tune_options *options, gr_group_config *job)
     return code;
 }
 
-int gr_verb_tune(int argc, char *const *argv)
+static int tune(const gr_cli_line *line)
 {
-    gr_tune_options options;
-    gr_cli_line line;
+    const gr_tune_options *options = line->options;
     gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
     gr_group_config job;
     int ranks = 0;
-    gr_status status = gr_cli_parse(&gr_tune_table, &options, argc, argv, 0, &arena, &line, &diag);
-    if (status == GR_OK && !line.help && options.end_bytes < options.begin_bytes) {
-        status = gr_fail(&diag, GR_E_INVALID, "tune: --end must be at least --begin");
+    gr_status status = options->end_bytes >= options->begin_bytes
+                           ? gr_group_config_from_env(&job, line->arena, &diag)
+                           : gr_fail(&diag, GR_E_INVALID, "tune: --end must be at least --begin");
+    if (status == GR_OK) {
+        status = gr_self_count(options->workers, 2, &ranks, &diag);
     }
-    if (status == GR_OK && !line.help) {
-        status = gr_group_config_from_env(&job, &arena, &diag);
-    }
-    if (status == GR_OK && !line.help) {
-        status = gr_self_count(options.workers, 2, &ranks, &diag);
-    }
-    int code;
     if (status != GR_OK) {
-        code = gr_cli_fail(gr_cli_input_code(status), &diag);
-    } else if (line.help) {
-        print_help();
-        code = gr_cli_flush();
-    } else if (job.rank >= 0) {
-        code = run_rank(&options, &job);
-    } else {
-        code = gr_self_launch(argc, argv, ranks, &arena);
+        return gr_cli_refuse(status, &diag);
     }
-    gr_arena_fini(&arena);
-    return code;
+    return job.rank >= 0 ? run_rank(options, &job)
+                         : gr_self_launch(line->argc, line->argv, ranks, line->arena);
 }
+
+const gr_cli_form gr_tune_form = {.table = &gr_tune_table, .usage = print_usage, .work = tune};

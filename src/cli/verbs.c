@@ -9,27 +9,31 @@
 #include "train/job.h"
 
 #include <errno.h>
+#include <gradus/comm.h>
 #include <string.h>
 #include <unistd.h>
 
 const gr_verb gr_verbs[] = {
-    {"run", "train a job, or run any command, with many workers", gr_verb_run},
-    {"scale", "more workers, or fewer, for a job that runs", gr_verb_scale},
-    {"checkpoint", "list, check, compare and convert checkpoints", gr_verb_checkpoint},
-    {"eval", "the test accuracy of saved weights", gr_verb_eval},
-    {"bench", "the time of a collective operation, by size, with checked results", gr_verb_bench},
+    {"run", "train a job, or run any command, with many workers", .run = gr_verb_run},
+    {"scale", "more workers, or fewer, for a job that runs", .form = &gr_scale_form},
+    {"checkpoint", "list, check, compare and convert checkpoints", .form = &gr_checkpoint_form},
+    {"eval", "the test accuracy of saved weights", .form = &gr_eval_form},
+    {"bench", "the time of a collective operation, by size, with checked results",
+     .form = &gr_bench_form},
     {"simulate", "the time of a collective or a training step on a described cluster",
-     gr_verb_simulate},
-    {"tune", "measure which algorithms are fastest here, for GRADUS_TUNE", gr_verb_tune},
-    {"timeline", "one timeline of what ranks wrote that you started yourself", gr_verb_timeline},
+     .form = &gr_simulate_form},
+    {"tune", "measure which algorithms are fastest here, for GRADUS_TUNE", .form = &gr_tune_form},
+    {"timeline", "one timeline of what ranks wrote that you started yourself",
+     .form = &gr_timeline_form},
     {"coordinate", "the place where ranks meet that you start on several hosts yourself",
-     gr_verb_coordinate},
-    {"info", "version, cores, instruction sets, links; the configuration reference", gr_verb_info},
-    {"help", "this text, or help on a verb", gr_verb_help},
-    {"version", "the version alone", gr_verb_version},
-    {"worker", NULL, gr_verb_worker},
-    {"agent", NULL, gr_verb_agent},
-    {NULL, NULL, NULL},
+     .form = &gr_coordinate_form},
+    {"info", "version, cores, instruction sets, links; the configuration reference",
+     .form = &gr_info_form},
+    {"help", "this text, or help on a verb", .run = gr_verb_help},
+    {"version", "the version alone", .run = gr_verb_version},
+    {"worker", NULL, .form = &gr_worker_form},
+    {"agent", NULL, .form = &gr_agent_form},
+    {.name = NULL},
 };
 
 const gr_config_table *const gr_reference_tables[] = {
@@ -51,6 +55,11 @@ const gr_config_table *const gr_reference_tables[] = {
     &gr_group_config_table,
     NULL,
 };
+
+const char *const gr_cli_dtypes[] = {"f32", "f64", "f16", "bf16", "i32",
+                                     "i64", "i8",  "u8",  "i16",  NULL};
+_Static_assert(sizeof gr_cli_dtypes / sizeof gr_cli_dtypes[0] == GR_DTYPE_COUNT + 1,
+               "every type has its name");
 
 const gr_verb *gr_verb_find(const char *name)
 {
@@ -102,9 +111,20 @@ int gr_cli_fail(int code, const gr_diag *diag)
     return code;
 }
 
-int gr_cli_input_code(gr_status status)
+int gr_cli_refuse(gr_status status, const gr_diag *diag)
 {
-    return status == GR_E_NO_MEMORY ? GR_EXIT_FAILED : GR_EXIT_INPUT;
+    return gr_cli_fail(status == GR_E_NO_MEMORY ? GR_EXIT_FAILED : GR_EXIT_INPUT, diag);
+}
+
+gr_status gr_cli_print_json(json_t *object, gr_diag *diag)
+{
+    int written = object != NULL ? json_dumpf(object, stdout, JSON_COMPACT) : -1;
+    json_decref(object);
+    if (written != 0) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the result, or it cannot be written");
+    }
+    putchar('\n');
+    return GR_OK;
 }
 
 int gr_cli_flush(void)
@@ -116,31 +136,65 @@ int gr_cli_flush(void)
     return GR_EXIT_DONE;
 }
 
-gr_status gr_cli_parse(const gr_config_table *table, void *config, int argc, char *const *argv,
-                       int words_max, gr_arena *arena, gr_cli_line *line_out, gr_diag *diag)
+static gr_status read_line(const gr_cli_form *form, gr_cli_line *line, bool *help_out,
+                           gr_diag *diag)
 {
-    gr_cli_line line = {.word_count = 0};
-    gr_status status = gr_config_defaults(table, config, arena, diag);
+    gr_status status = gr_config_defaults(form->table, line->options, line->arena, diag);
     if (status == GR_OK) {
-        status = gr_config_from_env(table, config, environ, arena, diag);
+        status = gr_config_from_env(form->table, line->options, environ, line->arena, diag);
     }
     int at = 1;
     bool dashes = false;
     while (status == GR_OK) {
         if (!dashes) {
-            status = gr_config_from_args(table, config, argc, argv, &at, &dashes, &line.help, arena,
-                                         diag);
+            status = gr_config_from_args(form->table, line->options, line->argc, line->argv, &at,
+                                         &dashes, help_out, line->arena, diag);
         }
-        if (status != GR_OK || line.help || at >= argc) {
+        if (status != GR_OK || *help_out || at >= line->argc) {
             break;
         }
-        if (line.word_count == words_max) {
+        if (line->word_count == form->words_max) {
             return gr_fail(diag, GR_E_INVALID,
                            "\"gradus %s\" does not expect \"%s\" here; see \"gradus help %s\"",
-                           argv[0], argv[at], argv[0]);
+                           line->argv[0], line->argv[at], line->argv[0]);
         }
-        line.words[line.word_count++] = argv[at++];
+        line->words[line->word_count++] = line->argv[at++];
     }
-    *line_out = line;
+    if (status == GR_OK && !*help_out && line->word_count < form->words_min) {
+        return gr_fail(diag, GR_E_INVALID, "%s %s", line->argv[0], form->words_missing);
+    }
     return status;
+}
+
+static int call_form(const gr_cli_form *form, int argc, char *const *argv)
+{
+    enum { ARENA_BYTES_MAX = 1 << 20 };
+    gr_arena arena;
+    gr_diag diag = {0};
+    bool help = false;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_cli_line line = {.argc = argc,
+                        .argv = argv,
+                        .options = gr_arena_alloc(&arena, form->table->struct_bytes),
+                        .arena = &arena};
+    gr_status status = line.options != NULL
+                           ? read_line(form, &line, &help, &diag)
+                           : gr_fail(&diag, GR_E_NO_MEMORY, "no memory for the command line");
+    int code;
+    if (status != GR_OK) {
+        code = gr_cli_refuse(status, &diag);
+    } else if (help) {
+        form->usage();
+        gr_config_print_help(form->table, stdout);
+        code = gr_cli_flush();
+    } else {
+        code = form->work(&line);
+    }
+    gr_arena_fini(&arena);
+    return code;
+}
+
+int gr_verb_call(const gr_verb *verb, int argc, char *const *argv)
+{
+    return verb->form != NULL ? call_form(verb->form, argc, argv) : verb->run(argc, argv);
 }

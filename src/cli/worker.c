@@ -62,8 +62,6 @@ static const gr_config_table worker_table = {.name = "worker",
                                              .fields = worker_fields,
                                              .struct_bytes = sizeof(worker_options)};
 
-enum { ARENA_BYTES_MAX = 1 << 20 };
-
 /* Who failed only since another one did says so by its exit code, so that the launcher looks for
  * the other one. NaN or infinity is found by all ranks together: rank 0 speaks for them. */
 static int fail(const gr_comm *comm, gr_status status, const gr_diag *diag)
@@ -142,28 +140,29 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
     return status;
 }
 
-int gr_verb_worker(int argc, char *const *argv)
+static void print_usage(void)
 {
-    worker_options options;
-    gr_cli_line line;
+    puts("gradus worker is what gradus run starts for each rank of a job; not meant to be typed\n");
+}
+
+static int work(const gr_cli_line *line)
+{
     gr_diag diag = {0};
-    gr_arena arena;
-    gr_arena_init(&arena, ARENA_BYTES_MAX);
-    int code = GR_EXIT_DONE;
-    gr_status status = gr_cli_parse(&worker_table, &options, argc, argv, 1, &arena, &line, &diag);
-    if (status != GR_OK || line.help || line.word_count != 1) {
-        code = status != GR_OK ? gr_cli_fail(GR_EXIT_INPUT, &diag) : GR_EXIT_INPUT;
-        gr_arena_fini(&arena);
-        return code;
-    }
     gr_comm *comm = NULL; /* made when everything else is: nobody waits for what it needs */
-    status = train(&options, line.words[0], &comm, &arena, &diag);
+    int code = GR_EXIT_DONE;
+    gr_status status = train(line->options, line->words[0], &comm, line->arena, &diag);
     if (status == GR_E_CANCELLED) {
         code = GR_LAUNCH_EXIT_RESUME;
     } else if (status != GR_OK) {
         code = fail(comm, status, &diag);
     }
     gr_comm_destroy(comm);
-    gr_arena_fini(&arena);
     return code != GR_EXIT_DONE ? code : gr_cli_flush();
 }
+
+const gr_cli_form gr_worker_form = {.table = &worker_table,
+                                    .usage = print_usage,
+                                    .words_min = 1,
+                                    .words_max = 1,
+                                    .words_missing = "needs a job file",
+                                    .work = work};
