@@ -250,6 +250,11 @@ size_t gr_walk_block_bytes(const gr_walk *walk, size_t size_bytes)
     return block_bytes(&walk->ranks[0].plan, size_bytes, 0);
 }
 
+int gr_walk_hosts(const gr_walk *walk)
+{
+    return walk->shape.topology ? walk->shape.topology->host_count : 1;
+}
+
 bool gr_walk_uses_scratch(const gr_walk *walk)
 {
     bool uses = false;
@@ -523,7 +528,7 @@ static walk_at prepare(const gr_walk *walk, const gr_model *model, gr_dtype dtyp
                        size_t size_bytes, size_t segment_bytes)
 {
     int most = 0;
-    int hosts = walk->shape.topology ? walk->shape.topology->host_count : 1;
+    int hosts = gr_walk_hosts(walk);
     for (int host = 0; host < hosts; host++) {
         most = ranks_of_host(walk, host) > most ? ranks_of_host(walk, host) : most;
     }

@@ -70,6 +70,7 @@ gr_prediction gr_walk_predict(gr_walk *walk, const gr_model *model, gr_dtype dty
                               size_t size_bytes, size_t segment_bytes);
 /* The largest block of a buffer of this size. */
 size_t gr_walk_block_bytes(const gr_walk *walk, size_t size_bytes);
+int gr_walk_hosts(const gr_walk *walk);
 /* Does a rank keep anything in scratch? */
 bool gr_walk_uses_scratch(const gr_walk *walk);
 

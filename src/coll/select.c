@@ -11,6 +11,10 @@ enum { SMALLEST_CLASS_BYTES = 64, SEGMENT_ALIGN = 64 };
  * one is for plans without scratch, which holds two segments for each slot. */
 static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {256 << 10, 128 << 10, 1 << 20};
 
+/* A segment that is so long on its way costs more than its handling: peers that send to one at a
+ * time do not share its line evenly, and who is behind holds up all that waits for the segment. */
+enum { SLOW_SEGMENT_US = 1000, SLOW_SEGMENT_BYTES = 64 << 10 };
+
 gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *config,
                             gr_diag *diag)
 {
@@ -51,11 +55,13 @@ size_t gr_select_class_bytes(int size_class)
     return (size_t)SMALLEST_CLASS_BYTES << size_class;
 }
 
-int gr_select_segments(size_t segment_bytes, const gr_walk *walk, size_t size_bytes,
-                       size_t segments_out[GR_SELECT_SEGMENTS_MAX])
+int gr_select_segments(size_t segment_bytes, const gr_walk *walk, const gr_model *model,
+                       size_t size_bytes, size_t segments_out[GR_SELECT_SEGMENTS_MAX])
 {
-    if (segment_bytes > 0) {
-        segments_out[0] = segment_bytes;
+    double wire_us = (double)segment_sizes[0] * model->link[GR_MODEL_BETWEEN].host_byte_us;
+    bool slow = gr_walk_hosts(walk) > 1 && wire_us > SLOW_SEGMENT_US;
+    if (segment_bytes > 0 || slow) {
+        segments_out[0] = segment_bytes > 0 ? segment_bytes : SLOW_SEGMENT_BYTES;
         return 1;
     }
     size_t block_bytes = gr_walk_block_bytes(walk, size_bytes);
@@ -120,7 +126,8 @@ static void try_algorithm(const gr_selection *selection, gr_select_class *class,
     for (int i = 0; i < GR_SELECT_SIZES; i++) {
         size_t segments[GR_SELECT_SEGMENTS_MAX];
         size_t bytes = gr_select_class_bytes(i);
-        int count = gr_select_segments(selection->segment_bytes, walk, bytes, segments);
+        int count =
+            gr_select_segments(selection->segment_bytes, walk, &selection->model, bytes, segments);
         for (int s = 0; s < count; s++) {
             double time_us =
                 gr_walk_time(walk, &selection->model, class->dtype, bytes, segments[s]);

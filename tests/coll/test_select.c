@@ -208,6 +208,24 @@ static void test_measured(void **state)
     expect_name(&selection, 4, 1 << 20, "gather", 0);
 }
 
+/* Over a slow line segments are short, whatever else is chosen. */
+static void test_slow_network(void **state)
+{
+    (void)state;
+    static const int host_of[] = {0, 1, 2, 3}, local_rank[4] = {0}, local_size[] = {1, 1, 1, 1};
+    const gr_topology topology = {4, host_of, local_rank, local_size};
+    gr_plan_shape shape = {
+        .coll = GR_COLL_ALLREDUCE, .world_size = 4, .shards = 4, .topology = &topology};
+    gr_selection selection = make(NULL, true, GR_LINK_TCP, 4);
+    gr_choice fast = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
+    assert_true(fast.segment_bytes >= 128 << 10);
+    gr_model model = selection.model;
+    model.link[GR_MODEL_BETWEEN].host_byte_us = model.link[GR_MODEL_BETWEEN].wire_byte_us = 8.4e-3;
+    gr_selection_adopt(&selection, &model, NULL);
+    gr_choice slow = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
+    assert_int_equal(slow.segment_bytes, 64 << 10);
+}
+
 static void test_size_classes(void **state)
 {
     (void)state;
@@ -223,10 +241,11 @@ static void test_size_classes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),     cmocka_unit_test(test_world_size),
-        cmocka_unit_test(test_ranges),   cmocka_unit_test(test_misfit),
-        cmocka_unit_test(test_choices),  cmocka_unit_test(test_alike),
-        cmocka_unit_test(test_measured), cmocka_unit_test(test_size_classes),
+        cmocka_unit_test(test_text),         cmocka_unit_test(test_world_size),
+        cmocka_unit_test(test_ranges),       cmocka_unit_test(test_misfit),
+        cmocka_unit_test(test_choices),      cmocka_unit_test(test_alike),
+        cmocka_unit_test(test_measured),     cmocka_unit_test(test_size_classes),
+        cmocka_unit_test(test_slow_network),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
