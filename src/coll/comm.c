@@ -49,6 +49,8 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
                                              .segment_bytes = (size_t)config->segment_bytes,
                                              .log = &family->log};
     if (!family->mesh) {
+        char why[128];
+        family->record = config->record ? gr_record_create(config->record, why) : NULL;
         return GR_OK;
     }
     family->choosing.link = gr_group_link_kind(family->group);
@@ -70,6 +72,14 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
     return gr_exec_create(&exec_config, &family->exec, diag);
 }
 
+static void note_step(const gr_family *family, uint64_t step)
+{
+    gr_record *record = family->exec ? gr_exec_record(family->exec) : family->record;
+    if (record) {
+        gr_record_note(record, gr_group_generation(family->group), step);
+    }
+}
+
 static void destroy_family(gr_family *family, bool leave)
 {
     if (!family) {
@@ -84,6 +94,7 @@ static void destroy_family(gr_family *family, bool leave)
         gr_group_unlink(family->group);
     }
     gr_exec_destroy(family->exec);
+    gr_record_destroy(family->record);
     gr_timeline_close(family->timeline);
     gr_op_destroy_finished(family->alone);
     gr_arena_fini(&family->arena);
@@ -305,6 +316,7 @@ static gr_status create(const gr_group_config *config, gr_group *group, gr_timel
         gr_comm_destroy(comm);
         return status;
     }
+    note_step(family, 0);
     *comm_out = comm;
     return GR_OK;
 }
@@ -457,6 +469,11 @@ int gr_comm_change_wanted(gr_comm *comm)
 gr_timeline *gr_comm_timeline(const gr_comm *comm)
 {
     return comm->family->timeline;
+}
+
+void gr_comm_note_step(gr_comm *comm, uint64_t step)
+{
+    note_step(comm->family, step);
 }
 
 const char *gr_comm_link_name(const gr_comm *comm)

@@ -21,6 +21,10 @@ gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm,
  * communicator's relatives is destroyed. */
 gr_timeline *gr_comm_timeline(const gr_comm *comm);
 
+/* The program is in step `step` from now on (from 1): in the record, for whoever reads it when this
+ * process is gone. */
+void gr_comm_note_step(gr_comm *comm, uint64_t step);
+
 /* "shm", "tcp", or "none" in a group of one. */
 const char *gr_comm_link_name(const gr_comm *comm);
 

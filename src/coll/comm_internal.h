@@ -83,6 +83,7 @@ struct gr_family {
     gr_mesh *mesh; /* NULL in a group of one, as are exec and topology */
     gr_exec *exec;
     const gr_topology *topology;               /* of the whole job */
+    gr_record *record;                         /* of a group of one that is told where to write */
     gr_timeline *timeline;                     /* NULL: none is wanted */
     gr_comm_lanes *lanes;                      /* NULL: none yet */
     int next_lane;                             /* no lane had this number, nor a larger one */

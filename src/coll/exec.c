@@ -420,7 +420,7 @@ void gr_exec_set_timeline(gr_exec *exec, gr_timeline *timeline)
     exec->timeline = timeline;
 }
 
-const gr_record *gr_exec_record(const gr_exec *exec)
+gr_record *gr_exec_record(const gr_exec *exec)
 {
     return exec->record;
 }

@@ -234,6 +234,6 @@ void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out);
 void gr_exec_set_timeline(gr_exec *exec, gr_timeline *timeline);
 
 /* The operations started last. */
-const gr_record *gr_exec_record(const gr_exec *exec);
+gr_record *gr_exec_record(const gr_exec *exec);
 
 #endif

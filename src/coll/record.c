@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <link.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +41,7 @@ void gr_record_init(gr_record *record)
     (void)dl_iterate_phdr(find_program, record);
     gr_record_copy(record->program, program_invocation_short_name);
     record->begun = 0; /* entries count from then on */
+    record->generation = record->step = record->begun_for_it = 0;
     record->first_ns = gr_now_ns();
     record->first_ticks = gr_record_now();
 }
@@ -99,6 +101,13 @@ void gr_record_copy(char to[GR_RECORD_NAME_BYTES], const char *name)
     } else if (!memccpy(to, name, '\0', GR_RECORD_NAME_BYTES)) {
         to[GR_RECORD_NAME_BYTES - 1] = '\0';
     }
+}
+
+void gr_record_note(gr_record *record, uint64_t generation, uint64_t step)
+{
+    record->generation = generation;
+    record->step = step;
+    record->begun_for_it = step == 0 ? record->begun : record->begun_for_it;
 }
 
 /* ---- Finding --------------------------------------------------------------------------------- */
@@ -283,6 +292,21 @@ gr_status gr_record_read(int fd, gr_record *record_out)
         clean_entry(record_out, &record_out->entries[i]);
     }
     return record_out->begun > 0 ? GR_OK : GR_E_NOT_FOUND;
+}
+
+gr_record_place gr_record_read_place(int fd)
+{
+    enum { HEAD_BYTES = offsetof(gr_record, entries) };
+    gr_record_place place = {.step = 0};
+    gr_record *head = calloc(1, sizeof *head);
+    if (head && pread(fd, head, HEAD_BYTES, 0) == HEAD_BYTES && head->magic == GR_RECORD_MAGIC &&
+        head->version == GR_RECORD_VERSION) {
+        place = (gr_record_place){.generation = head->generation,
+                                  .step = head->step,
+                                  .operations = head->begun - head->begun_for_it};
+    }
+    free(head);
+    return place;
 }
 
 static double seconds_between(const gr_record *record, uint64_t from, uint64_t to)

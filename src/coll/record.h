@@ -28,16 +28,18 @@ typedef struct gr_record_entry {
     char name[GR_RECORD_NAME_BYTES], site[GR_RECORD_NAME_BYTES]; /* "": none */
 } gr_record_entry;
 
-enum { GR_RECORD_MAGIC = 0x31525247, GR_RECORD_VERSION = 1 };
+enum { GR_RECORD_MAGIC = 0x31525247, GR_RECORD_VERSION = 2 };
 
 typedef struct gr_record {
     uint32_t magic, version; /* "GRR1" */
     /* Where the program's own code lies, so that callers can be named when it is gone. */
     uint64_t program_at, program_bytes;
     char program[GR_RECORD_NAME_BYTES];
-    uint64_t begun;       /* entries ever begun: the newest is (begun - 1) % GR_RECORD_ENTRIES */
-    uint64_t first_ticks; /* when the record was made, ... */
-    int64_t first_ns;     /* ... on gr_now_ns */
+    uint64_t begun; /* entries ever begun: the newest is (begun - 1) % GR_RECORD_ENTRIES */
+    uint64_t generation, step; /* where the program is: gr_record_note; 0: it has not said */
+    uint64_t begun_for_it;     /* of the entries, before the program did anything */
+    uint64_t first_ticks;      /* when the record was made, ... */
+    int64_t first_ns;          /* ... on gr_now_ns */
     gr_record_entry entries[GR_RECORD_ENTRIES];
 } gr_record;
 
@@ -56,6 +58,16 @@ gr_status gr_record_read(int fd, gr_record *record_out) GR_MUST_CHECK;
  * ..., for 3.2 s; ..." or "between operations; ...". `now`: of gr_record_now on the same host, at
  * the end of the process. */
 void gr_record_last(const gr_record *record, uint64_t now, char *text_out, size_t size_bytes);
+
+/* Where another process was: whatever of it is not known is 0. */
+typedef struct gr_record_place {
+    uint64_t generation; /* of its group */
+    uint64_t step;       /* that it was in, from 1 */
+    uint64_t operations; /* of its own that it had begun in that generation */
+} gr_record_place;
+gr_record_place gr_record_read_place(int fd);
+/* Step 0: the program begins now. */
+void gr_record_note(gr_record *record, uint64_t generation, uint64_t step);
 
 /* The next entry, number record->begun; what it said before is forgotten. All members but `started`
  * are the caller's to fill; then it counts. Who dies in between leaves no half entry. */

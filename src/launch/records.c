@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/records.h"
 
-#include "coll/record.h"
-
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,8 +69,17 @@ const char *gr_records_path(const gr_records *records, int rank)
 void gr_records_begun(gr_records *records, int rank)
 {
     if (records != NULL) {
+        const uint32_t nobody = 0; /* in the place of the magic number */
         records->slots[rank].ended = 0;
+        (void)!pwrite(records->slots[rank].fd, &nobody, sizeof nobody, 0);
     }
+}
+
+gr_record_place gr_records_place(const gr_records *records, int rank)
+{
+    return records != NULL && records->slots[rank].fd >= 0
+               ? gr_record_read_place(records->slots[rank].fd)
+               : (gr_record_place){.step = 0};
 }
 
 void gr_records_ended(gr_records *records, int rank)

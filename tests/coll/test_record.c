@@ -99,6 +99,25 @@ static void test_last(void **state)
     close_file(&f);
 }
 
+static void test_place(void **state)
+{
+    static file f;
+    (void)state;
+    open_file(&f);
+    gr_record_place place = gr_record_read_place(f.fd);
+    assert_true(place.generation == 0 && place.step == 0 && place.operations == 0);
+    end(begin(f.record, 0, "grads"), GR_OK);
+    gr_record_note(f.record, 3, 0);
+    end(begin(f.record, 1, "grads"), GR_OK);
+    gr_record_note(f.record, 3, 50);
+    place = gr_record_read_place(f.fd);
+    assert_true(place.generation == 3 && place.step == 50 && place.operations == 1);
+    f.record->magic = 0;
+    place = gr_record_read_place(f.fd);
+    assert_true(place.generation == 0 && place.step == 0 && place.operations == 0);
+    close_file(&f);
+}
+
 static void test_caller_of_another_process(void **state)
 {
     static file f;
@@ -176,6 +195,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_last),
+        cmocka_unit_test(test_place),
         cmocka_unit_test(test_caller_of_another_process),
         cmocka_unit_test(test_no_file),
         cmocka_unit_test(test_garbage),
