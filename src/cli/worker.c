@@ -17,7 +17,7 @@ typedef struct worker_options {
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
     const char *resume, *chaos;
-    int64_t workers, shards;
+    int64_t workers, shards, chaos_after;
 } worker_options;
 
 static const gr_config_field worker_fields[] = {
@@ -54,6 +54,10 @@ static const gr_config_field worker_fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(worker_options, chaos),
      .help = "as of run"},
+    {.flag = "--chaos-after",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(worker_options, chaos_after),
+     .help = "faults of steps up to this one have happened"},
     {.key = NULL},
 };
 
@@ -134,7 +138,9 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
                                        .stop_arg = &held,
                                        .joined = hold_signals,
                                        .joined_arg = &held,
-                                       .chaos = newcomer ? NULL : &chaos};
+                                       .chaos = &chaos,
+                                       .chaos_after = (uint64_t)options->chaos_after,
+                                       .newcomer = newcomer};
     status = gr_train_run(job, comm, &training, diag);
     gr_job_close(job);
     return status;

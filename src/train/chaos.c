@@ -27,8 +27,13 @@ enum {
     HAS_STEP = 2,
     HAS_TIME = 4,
     HAS_FOR = 8,
-    HAS_TIMES = 16
+    HAS_TIMES = 16,
+    HAS_SIGNAL = 32,
+    HAS_AGAIN = 64
 };
+
+static const char *const signal_names[] = {"KILL", "SEGV", "ABRT", "BUS", "FPE", NULL};
+const int gr_fault_signals[] = {SIGKILL, SIGSEGV, SIGABRT, SIGBUS, SIGFPE};
 
 static const gr_config_field parts[] = {
     {.key = "rank", .type = GR_CONFIG_INT, .offset = offsetof(gr_fault, rank), .max = 1e6},
@@ -48,26 +53,32 @@ static const gr_config_field parts[] = {
      .offset = offsetof(gr_fault, times),
      .min = 1,
      .max = 1e3},
+    {.key = "signal",
+     .type = GR_CONFIG_CHOICE,
+     .offset = offsetof(gr_fault, signal),
+     .choices = signal_names},
+    {.key = "again", .type = GR_CONFIG_BOOL, .offset = offsetof(gr_fault, again)},
 };
 enum { PARTS = sizeof parts / sizeof parts[0] };
 
 /* In the order of gr_fault_kind. */
 static const struct kind {
     const char *name;
-    unsigned needs, when;
+    unsigned needs, when, may;
     const char *form;
 } kinds[] = {
-    {"kill", HAS_RANK, HAS_STEP | HAS_TIME, "kill:rank=2@step=50 or kill:rank=2@time=3s"},
-    {"stop", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, "stop:rank=1@step=80,for=3s"},
-    {"slow", HAS_RANK | HAS_TIMES, 0, "slow:rank=3,x4"},
-    {"garbage", HAS_RANK, HAS_STEP, "garbage:rank=0@step=95"},
-    {"cut", HAS_RANK | HAS_FOR, HAS_STEP, "cut:rank=1@step=90,for=5s"},
+    {"kill", HAS_RANK, HAS_STEP | HAS_TIME, HAS_SIGNAL | HAS_AGAIN,
+     "kill:rank=2@step=50 or kill:rank=2@time=3s"},
+    {"stop", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, 0, "stop:rank=1@step=80,for=3s"},
+    {"slow", HAS_RANK | HAS_TIMES, 0, 0, "slow:rank=3,x4"},
+    {"garbage", HAS_RANK, HAS_STEP, 0, "garbage:rank=0@step=95"},
+    {"cut", HAS_RANK | HAS_FOR, HAS_STEP, 0, "cut:rank=1@step=90,for=5s"},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-/* "rank=2" or "x4". */
+/* "rank=2", "x4" or "again". */
 static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fault *fault,
                            unsigned *given, gr_diag *diag)
 {
@@ -78,6 +89,8 @@ static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fa
     } else if (word[0] == 'x') {
         name = "x";
         value = word + 1;
+    } else if (strcmp(word, "again") == 0) {
+        value = "yes";
     } else {
         return gr_fail(diag, GR_E_INVALID, "%s: \"%s\" is no part of a fault", where, word);
     }
@@ -93,7 +106,8 @@ static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fa
         }
     }
     return gr_fail(diag, GR_E_INVALID,
-                   "%s: \"%s=\" means nothing; a fault has rank=, step= or time=, for=, and x4",
+                   "%s: \"%s=\" means nothing; a fault has rank=, step= or time=, for=, "
+                   "signal=, again, and x4",
                    where, name);
 }
 
@@ -126,7 +140,9 @@ static gr_status read_fault(char *text, int64_t workers, gr_arena *arena, gr_fau
     }
     unsigned when = given & (HAS_STEP | HAS_TIME);
     bool once = kind->when == 0 ? when == 0 : when == HAS_STEP || when == HAS_TIME;
-    if ((given & ~when) != kind->needs || !once || (when & ~kind->when) != 0) {
+    bool timeless = (given & HAS_AGAIN) == 0 || when == HAS_STEP;
+    if ((given & ~when & ~kind->may) != kind->needs || !once || !timeless ||
+        (when & ~kind->when) != 0) {
         return gr_fail(diag, GR_E_INVALID, "%s: %s is written as %s", where, kind->name,
                        kind->form);
     }
@@ -265,19 +281,21 @@ void gr_chaos_step(gr_chaos_run *run, uint64_t step, int64_t work_ns)
 {
     for (int i = 0; run->chaos != NULL && i < run->chaos->count; i++) {
         const gr_fault *fault = &run->chaos->faults[i];
-        if (fault->rank != run->rank) {
+        if (fault->rank != (fault->again ? run->rank_now : run->rank)) {
             continue;
         }
         if (fault->kind == GR_FAULT_SLOW) {
             pause_ns((int64_t)((double)work_ns * (fault->times - 1)));
         }
-        if ((uint64_t)fault->step != step || (run->done & (uint64_t)1 << i) != 0) {
+        bool over = step <= run->after || (run->done & (uint64_t)1 << i) != 0;
+        if ((uint64_t)fault->step != step || (over && !fault->again)) {
             continue;
         }
         run->done |= (uint64_t)1 << i;
         switch ((gr_fault_kind)fault->kind) {
         case GR_FAULT_KILL:
-            (void)raise(SIGKILL);
+            (void)signal(gr_fault_signals[fault->signal], SIG_DFL); /* a sanitizer has its own */
+            (void)raise(gr_fault_signals[fault->signal]);
             break;
         case GR_FAULT_STOP:
             stop_for(fault->for_us);

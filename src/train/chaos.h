@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 typedef enum gr_fault_kind {
-    GR_FAULT_KILL = 0, /* SIGKILL */
+    GR_FAULT_KILL = 0, /* by `signal` */
     GR_FAULT_STOP,     /* SIGSTOP, and SIGCONT after `for_us` */
     GR_FAULT_SLOW,     /* its part of every step takes `times` as long */
     GR_FAULT_GARBAGE,  /* strangers send garbage to the coordinator */
@@ -27,7 +27,12 @@ typedef struct gr_fault {
     int64_t time_us; /* after the start */
     int64_t for_us;
     double times;
+    int signal; /* index into gr_fault_signals */
+    bool again; /* whenever the step begins, in whoever has the rank then */
 } gr_fault;
+
+/* 0: SIGKILL; the others are those of a program that crashes. */
+extern const int gr_fault_signals[];
 
 enum { GR_FAULTS_MAX = 64 };
 
@@ -44,7 +49,9 @@ gr_status gr_chaos_parse(const char *text, int64_t workers, gr_arena *arena, gr_
 /* Of one worker while it trains. */
 typedef struct gr_chaos_run {
     const gr_chaos *chaos; /* borrowed; NULL: nothing happens */
-    int rank;              /* at the start of the job */
+    int rank;              /* at the start of the job; -1: came later */
+    int rank_now;
+    uint64_t after; /* faults of steps up to this one have happened in an earlier beginning */
     const char *coordinator;
     const gr_log *log;
     uint64_t done; /* a bit for each fault: it happens once, also if its step is repeated */

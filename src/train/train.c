@@ -345,6 +345,7 @@ static gr_status train(run *r, gr_diag *diag)
     const gr_train_options *options = r->options;
     gr_trainer *t = &r->trainer;
     t->save = t->stop = t->renew = false;
+    r->chaos.rank_now = t->rank;
     int64_t work_ns = 0; /* of the last step */
     for (;;) {
         gr_status status = GR_OK;
@@ -364,6 +365,7 @@ static gr_status train(run *r, gr_diag *diag)
         t->says_stop = options->stop != NULL && options->stop(options->stop_arg);
         t->says_save = is_due(r, step + 1);
         t->says_renew = gr_comm_change_wanted(r->comm);
+        gr_comm_note_step(r->comm, step + 1);
         gr_chaos_step(&r->chaos, step + 1, work_ns);
         const gr_meter before = r->progress.epoch;
         status = gr_trainer_step(t, step, &r->progress.epoch, diag);
@@ -516,7 +518,7 @@ static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
         return status == GR_E_CANCELLED ? GR_OK : status; /* not needed */
     }
     r->comm = *comm;
-    r->chaos.rank = gr_comm_rank(r->comm);
+    r->chaos.rank = r->options->newcomer ? -1 : gr_comm_rank(r->comm);
     if (r->options->joined != NULL) {
         r->options->joined(r->options->joined_arg);
     }
@@ -548,8 +550,10 @@ static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
 gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options, gr_diag *diag)
 {
     run r = {.job = job, .options = options};
-    r.chaos = (gr_chaos_run){
-        .chaos = options->chaos, .coordinator = getenv("GRADUS_COORDINATOR"), .log = options->log};
+    r.chaos = (gr_chaos_run){.chaos = options->chaos,
+                             .after = options->chaos_after,
+                             .coordinator = getenv("GRADUS_COORDINATOR"),
+                             .log = options->log};
     r.progress.evaluated_step = UINT64_MAX;
     r.progress.last_loss = (double)NAN;
     r.progress.evaluation.loss = (double)NAN;

@@ -26,6 +26,8 @@ typedef struct gr_train_options {
     void (*joined)(void *joined_arg); /* called when the communicator is there; NULL */
     void *joined_arg;
     const gr_chaos *chaos; /* faults on order; NULL: none */
+    uint64_t chaos_after;  /* those of steps up to this one have happened */
+    bool newcomer;         /* this worker was not there when the job began */
 } gr_train_options;
 
 /* Train the job as one worker of `comm`: collective over all ranks. *comm may be NULL: then all
