@@ -2,6 +2,7 @@
 
 /* `gradus run`: a job file, or any command, with many workers, here or on other hosts. */
 
+#include "base/clock.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "cli/cli.h"
@@ -40,7 +41,7 @@ typedef struct run_options {
     int64_t host_timeout_us;
 } run_options;
 
-enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 20, RESTARTS = 3 };
+enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 24, RESTARTS = 3 };
 
 static const char *const link_choices[] = {"job", "auto", "shm", "tcp", NULL};
 
@@ -76,7 +77,8 @@ static const gr_config_field run_fields[] = {
      .min = -1,
      .max = 1e6,
      .help = "another worker is started in place of one that was killed, so many times for each "
-             "worker; -1: 3 for a job file, 0 for a command"},
+             "worker; and when none is left to go on, all of them, so many times; -1: 3 for a job "
+             "file, 0 for a command"},
     {.flag = "--spare",
      .type = GR_CONFIG_INT,
      .offset = offsetof(run_options, spares),
@@ -257,6 +259,8 @@ struct run {
     const char *job_path;   /* NULL: a command */
     bool inexact;           /* the job permits what is fastest */
     const char *resume;     /* the checkpoint to go on from; NULL */
+    bool writes;            /* checkpoints, while it trains */
+    const char *past;       /* the step that an earlier beginning has come to; NULL: none has */
     const char *workers_text;
     const char *shards_text; /* its shards, which workers cannot count out of their number */
     char *const *command;    /* NULL-terminated */
@@ -475,6 +479,7 @@ static gr_status read_job(struct run *run, gr_diag *diag)
         status = may_lose(run, job, diag);
         options->link = LINK_OF_JOB + 1 + job->distribution.link;
         run->inexact = !job->distribution.exact;
+        run->writes = job->checkpoint.every != NULL;
         options->encrypt = options->encrypt || job->distribution.encrypt;
         if (options->threads == 0) {
             options->threads = job->distribution.worker_threads;
@@ -541,7 +546,8 @@ static void worker_words(const struct run *run, const char *words_out[WORKER_WOR
                                     {"--resume", run->resume},
                                     {"--workers", run->workers_text},
                                     {"--shards", run->shards_text},
-                                    {"--chaos", options->chaos}};
+                                    {"--chaos", options->chaos},
+                                    {"--chaos-after", run->past}};
     int count = 0;
     words_out[count++] = "gradus";
     words_out[count++] = "worker";
@@ -569,13 +575,14 @@ static int report_end(const struct run *run, gr_status status, const gr_launch_r
     return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
 }
 
-static int launch(struct run *run)
+enum { SET_MAX = 9 };
+
+/* What the workers find in their environment: `set` over it, `defaults` under it. */
+static void surround(struct run *run, const char *timeline, const char *set[SET_MAX],
+                     const char *defaults[SET_MAX])
 {
-    enum { SET_MAX = 9, JOIN_SLACK_S = 5 };
+    enum { JOIN_SLACK_S = 5 };
     const run_options *options = &run->options;
-    const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
-    const char *worker[WORKER_WORDS_MAX];
-    worker_words(run, worker);
     size_t set_count = 0, default_count = 0;
     set[set_count++] =
         gr_arena_printf(&run->arena, "GRADUS_TERMINAL_COLUMNS=%d", terminal_columns(STDOUT_FILENO));
@@ -610,59 +617,135 @@ static int launch(struct run *run)
         defaults[default_count++] = gr_arena_printf(&run->arena, "GRADUS_PEER_TIMEOUT=%lldms",
                                                     (long long)(options->host_timeout_us / 1000));
     }
-    const char *timeline = gr_cli_begin_timeline(options->timeline, slots_of(options), &run->arena);
     if (timeline != NULL) {
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
     }
     defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
-    const gr_launch_config config = {
-        .workers = (int)options->workers,
-        .workers_min = (int)options->workers_min,
-        .workers_max = (int)options->workers_max,
-        .spares = (int)options->spares,
-        .restarts = options->restarts > 0 ? (int)options->restarts : 0,
-        .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker : run->command,
-        .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
-        .environment = environ,
-        .set = set,
-        .defaults = defaults,
-        .cores = &run->cores,
-        .bind = options->bind,
-        .encrypt = options->encrypt,
-        .restrict_cores = options->cores != NULL,
-        .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
-        .cores_text = options->cores,
-        .program = run->program,
-        .ssh_port = (int)options->ssh_port,
-        .ssh_identity = options->ssh_identity,
-        .host_timeout_us = options->host_timeout_us,
-        .all_join = run->job_path != NULL,
-        .zero_is_done = run->job_path != NULL,
-        .start_timeout_us = options->start_timeout_us,
-        .grace_us = options->grace_us,
-        .expel_us = options->expel_us,
-        .out_fd = STDOUT_FILENO,
-        .err_fd = STDERR_FILENO,
-        .quiet = options->quiet,
-        .prefix = options->prefix,
-        .raw_rank0 = run->job_path != NULL,
-        .timestamps = options->timestamps,
-        .color_out = wants_color(STDOUT_FILENO),
-        .color_err = wants_color(STDERR_FILENO),
-        .faults = run->faults,
-        .fault_count = run->fault_count,
-        .log_dir = options->log_dir,
-        .log = &run->log};
+}
+
+/* Those of a time that is past have happened. */
+static void drop_past_faults(struct run *run, int64_t elapsed_us)
+{
+    int left = 0;
+    for (int i = 0; i < run->fault_count; i++) {
+        gr_launch_fault fault = run->faults[i];
+        if (fault.at_us > elapsed_us) {
+            fault.at_us -= elapsed_us;
+            run->faults[left++] = fault;
+        }
+    }
+    run->fault_count = left;
+}
+
+/* Makes ready what is to be begun anew: from the newest checkpoint where the job writes some, else
+ * from its first step, which leads to the same bits. */
+static gr_status begin_anew(struct run *run, gr_launch_config *config,
+                            const gr_launch_report *report, gr_diag *diag)
+{
+    run_options *options = &run->options;
+    gr_status status = GR_OK;
+    bool needed = options->resume || run->writes;
+    run->past = gr_arena_printf(&run->arena, "%llu", (unsigned long long)report->step);
+    config->crash = report->crash;
+    config->beginning++;
+    run->resume = NULL;
+    if (run->job_path != NULL) {
+        options->resume = true; /* those that were left may have written one when they ended */
+        status = read_job(run, diag);
+    }
+    if (status != GR_OK && !needed) {
+        options->resume = false;
+        status = read_job(run, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_log_write(&run->log, GR_LOG_WARN, "run",
+                 "all workers are started anew (%d of at most %lld times, --restarts)%s%s",
+                 config->beginning, (long long)options->restarts,
+                 run->resume != NULL     ? "; the job goes on from "
+                 : run->job_path != NULL ? "; the job begins from its first step"
+                                         : "",
+                 run->resume != NULL ? run->resume : "");
+    return GR_OK;
+}
+
+/* Runs it, and runs it again when nobody is left to go on with. */
+static int run_gangs(struct run *run, gr_launch_config *config, const char *worker[])
+{
     gr_launch_report report;
-    gr_diag diag = {0};
-    gr_status status = gr_launch_run(&config, &report, &diag);
+    gr_diag diag;
+    for (;;) {
+        int64_t begin_us = gr_now_ns() / 1000;
+        config->fault_count = run->fault_count;
+        worker_words(run, worker);
+        gr_diag_clear(&diag);
+        gr_status status = gr_launch_run(config, &report, &diag);
+        if (status == GR_OK) {
+            return GR_EXIT_DONE;
+        }
+        int code = report_end(run, status, &report, &diag);
+        bool again = config->beginning < run->options.restarts && report.again;
+        if (!again) {
+            return config->beginning > 0 && code == GR_EXIT_INPUT ? GR_EXIT_FAILED : code;
+        }
+        drop_past_faults(run, gr_now_ns() / 1000 - begin_us);
+        if (begin_anew(run, config, &report, &diag) != GR_OK) {
+            return gr_cli_fail(GR_EXIT_FAILED, &diag);
+        }
+        (void)gr_cli_begin_timeline(run->options.timeline, gr_launch_slots(config), &run->arena);
+    }
+}
+
+static int launch(struct run *run)
+{
+    const run_options *options = &run->options;
+    const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
+    const char *worker[WORKER_WORDS_MAX];
+    const char *timeline = gr_cli_begin_timeline(options->timeline, slots_of(options), &run->arena);
+    surround(run, timeline, set, defaults);
+    gr_launch_config config = {.workers = (int)options->workers,
+                               .workers_min = (int)options->workers_min,
+                               .workers_max = (int)options->workers_max,
+                               .spares = (int)options->spares,
+                               .restarts = options->restarts > 0 ? (int)options->restarts : 0,
+                               .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker
+                                                             : run->command,
+                               .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
+                               .environment = environ,
+                               .set = set,
+                               .defaults = defaults,
+                               .cores = &run->cores,
+                               .bind = options->bind,
+                               .encrypt = options->encrypt,
+                               .restrict_cores = options->cores != NULL,
+                               .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
+                               .cores_text = options->cores,
+                               .program = run->program,
+                               .ssh_port = (int)options->ssh_port,
+                               .ssh_identity = options->ssh_identity,
+                               .host_timeout_us = options->host_timeout_us,
+                               .all_join = run->job_path != NULL,
+                               .zero_is_done = run->job_path != NULL,
+                               .start_timeout_us = options->start_timeout_us,
+                               .grace_us = options->grace_us,
+                               .expel_us = options->expel_us,
+                               .out_fd = STDOUT_FILENO,
+                               .err_fd = STDERR_FILENO,
+                               .quiet = options->quiet,
+                               .prefix = options->prefix,
+                               .raw_rank0 = run->job_path != NULL,
+                               .timestamps = options->timestamps,
+                               .color_out = wants_color(STDOUT_FILENO),
+                               .color_err = wants_color(STDERR_FILENO),
+                               .faults = run->faults,
+                               .log_dir = options->log_dir,
+                               .log = &run->log};
+    int code = run_gangs(run, &config, worker);
     if (timeline != NULL) {
         gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
     }
-    if (status == GR_OK) {
-        return GR_EXIT_DONE;
-    }
-    return report_end(run, status, &report, &diag);
+    return code;
 }
 
 /* How many, for a command, and with how few. */
@@ -727,7 +810,8 @@ static gr_status read_chaos(struct run *run, gr_diag *diag)
         bool timed = fault->step == 0 && fault->kind != GR_FAULT_SLOW;
         if (timed) {
             bool kills = fault->kind == GR_FAULT_KILL;
-            add_fault(run, fault->time_us, fault->rank, kills ? SIGKILL : SIGSTOP);
+            add_fault(run, fault->time_us, fault->rank,
+                      kills ? gr_fault_signals[fault->signal] : SIGSTOP);
             if (!kills) {
                 add_fault(run, fault->time_us + fault->for_us, fault->rank, SIGCONT);
             }

@@ -206,7 +206,7 @@ static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
     if (agent->host->local) {
         (void)gr_fail(diag, GR_E_IO,
                       "the process that looks after the workers (gradus-agent, pid %d) was killed, "
-                      "and the job with it",
+                      "and they with it",
                       (int)agent->pid);
     } else if (gang->agents_ready < gang->hosts->count) {
         (void)gr_fail(diag, GR_E_NOT_FOUND,
@@ -227,7 +227,8 @@ static void on_agent_lost(gr_host_agent *agent)
 {
     gr_gang *gang = agent->gang;
     gr_diag why;
-    bool running = gang->agents_ready == gang->hosts->count, on = running && !gang->told;
+    bool running = gang->agents_ready == gang->hosts->count;
+    bool on = running && !gang->told && gang->hosts->count > 1;
     int lost = 0;
     describe_loss(agent, &why);
     gang->any_lost = true;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/gang.h"
 
+#include <stdio.h>
+#include <sys/wait.h>
+
 enum {
     /* Between a failure and the end of the others: the time in which a likelier cause may show. */
     SETTLE_FAILED_MS = 50,
@@ -19,8 +22,10 @@ int gr_gang_count_busy(const gr_gang *gang)
 /* Does somebody run who has been in a generation? Without one of them newcomers know nothing. */
 bool gr_gang_anybody_serves(const gr_gang *gang)
 {
+    enum { STATE_BROKEN = 3 }; /* its connection is; we have not heard of its end yet */
     for (int i = 0; i < gang->slots; i++) {
-        if (gang->places[i].busy && gr_coordinator_has_served(gang->coordinator, i)) {
+        if (gang->places[i].busy && gr_coordinator_has_served(gang->coordinator, i) &&
+            gr_coordinator_member_state(gang->coordinator, i) != STATE_BROKEN) {
             return true;
         }
     }
@@ -64,7 +69,7 @@ void gr_gang_fill(gr_gang *gang)
     int missing = gang->want + gang->spares - gr_gang_count_busy(gang);
     if (missing <= 0 || !gr_launch_elastic(gang->config) || gang->phase != GR_PHASE_RUNNING ||
         !gang->everybody_joined || gr_coordinator_is_over(gang->coordinator) ||
-        !gr_coordinator_at_rest(gang->coordinator)) {
+        !gr_coordinator_at_rest(gang->coordinator) || !gr_gang_anybody_serves(gang)) {
         return;
     }
     for (int slot = 0; slot < gang->slots && missing > 0; slot++) {
@@ -105,6 +110,20 @@ bool gr_gang_spare(gr_gang *gang, int rank)
     return true;
 }
 
+/* Keeps the crash of `rank` in mind. True: it has come before, and would come again. */
+static bool crash_repeats(gr_gang *gang, int rank)
+{
+    const gr_worker_end *end = &gang->ends[rank];
+    gang->crash_before = gang->crash;
+    gang->crash = (gr_crash){.signal_number = WTERMSIG(end->wait_status),
+                             .rank = rank,
+                             .beginning = gang->config->beginning,
+                             .place = gr_records_place(gang->records, rank)};
+    snprintf(gang->crash.host, sizeof gang->crash.host, "%s", end->host != NULL ? end->host : "");
+    gang->repeats = gr_crash_repeats(&gang->crash_before, &gang->crash);
+    return gang->repeats;
+}
+
 void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
 {
     gr_worker_end *end = &gang->ends[message->rank];
@@ -129,8 +148,11 @@ void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
         }
         return;
     }
-    if (gang->phase > GR_PHASE_SETTLING ||
-        ((class == GR_END_KILLED || idle) && gr_gang_spare(gang, message->rank))) {
+    if (gang->phase > GR_PHASE_SETTLING) {
+        return;
+    }
+    bool repeats = !idle && gr_verdict_crashed(end) && crash_repeats(gang, message->rank);
+    if (!repeats && (class == GR_END_KILLED || idle) && gr_gang_spare(gang, message->rank)) {
         return;
     }
     gr_gang_blame(gang, GR_REASON_WORKER, GR_E_PEER_LOST);

@@ -70,9 +70,11 @@ typedef struct gr_gang {
     gr_diag verdict;  /* their sentence */
     gr_worker_end *ends;
     int started, ended;
-    int spared_absent; /* killed before they had joined, and the job goes on */
-    int signal_number; /* the one that told us to end */
-    int64_t signal_us; /* and when */
+    gr_crash crash, crash_before; /* the last two */
+    bool repeats;                 /* they are one and the same */
+    int spared_absent;            /* killed before they had joined, and the job goes on */
+    int signal_number;            /* the one that told us to end */
+    int64_t signal_us;            /* and when */
     int output_error;
     bool told; /* a signal went out to the workers */
     bool everybody_joined;

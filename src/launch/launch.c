@@ -265,6 +265,7 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
                     .slots = gr_launch_slots(config),
                     .want = config->workers,
                     .spares = config->spares,
+                    .crash = config->crash,
                     .restarts_left = config->hosts == NULL ? config->restarts * config->workers : 0,
                     .null_fd = -1,
                     .scale_fd = -1,

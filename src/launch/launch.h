@@ -9,6 +9,7 @@
 #include "launch/cores.h"
 #include "launch/hosts.h"
 #include "launch/records.h"
+#include "launch/verdict.h"
 
 enum {
     GR_LAUNCH_WORKERS_MAX = 256,
@@ -68,6 +69,8 @@ typedef struct gr_launch_config {
     const gr_launch_fault *faults; /* in the order of their times */
     int fault_count;
     const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
+    int beginning;       /* how often the job was begun before: what is written goes behind that */
+    gr_crash crash;      /* the last one before this beginning */
     const gr_log *log;   /* may be NULL */
 } gr_launch_config;
 
@@ -107,6 +110,10 @@ static inline bool gr_launch_elastic(const gr_launch_config *config)
 typedef struct gr_launch_report {
     int rank;                             /* that the failure is about, -1: none */
     bool resumable;                       /* ended on request, with GR_LAUNCH_EXIT_RESUME */
+    bool again;                           /* what was lost did nothing wrong, or crashed once: if
+                                             all is begun anew it may go well */
+    gr_crash crash;                       /* the last one */
+    uint64_t step;                        /* that was begun last, as far as is known; 0: none */
     char tail[GR_LAUNCH_TAIL_TEXT_BYTES]; /* the last lines that it wrote, indented; may be empty */
     char last[GR_RECORDS_TEXT_BYTES];     /* what the ranks did last, lines; may be empty */
 } gr_launch_report;

@@ -89,15 +89,17 @@ static bool has_prefix(const gr_launch_config *config, int rank, int number)
 
 /* ---- Creation -------------------------------------------------------------------------------- */
 
-static gr_status open_log(struct stream *stream, const char *folder, gr_diag *diag)
+static gr_status open_log(struct stream *stream, const gr_launch_config *config, gr_diag *diag)
 {
     char path[PATH_BYTES];
+    const char *folder = config->log_dir;
+    int behind = config->beginning > 0 ? O_APPEND : O_TRUNC;
     int size = snprintf(path, sizeof path, "%s/rank.%d.%s", folder, stream->rank,
                         stream->number == 0 ? "out" : "err");
     if (size >= (int)sizeof path) {
         return gr_fail(diag, GR_E_INVALID, "--log-dir: the path is too long");
     }
-    stream->log_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    stream->log_fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | behind, 0666);
     if (stream->log_fd < 0) {
         return gr_fail(diag, GR_E_INVALID,
                        "--log-dir: \"%s\" cannot be written: %s; name a folder that can", path,
@@ -125,7 +127,7 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
     bool prefix = has_prefix(config, stream->rank, stream->number);
     gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
                   shown ? put_into_sink : NULL, stream);
-    return config->log_dir != NULL ? open_log(stream, config->log_dir, diag) : GR_OK;
+    return config->log_dir != NULL ? open_log(stream, config, diag) : GR_OK;
 }
 
 gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out, gr_diag *diag)

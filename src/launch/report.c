@@ -27,9 +27,31 @@ static gr_status report_signal(const gr_gang *gang, gr_diag *diag)
                    name, (double)(gr_gang_now_us() - gang->start_us) * 1e-6, killed, gang->started);
 }
 
+/* Would it go better if all were begun anew? Who ends with an exit code has said why not. */
+static bool may_begin_again(const gr_gang *gang, int root)
+{
+    if (gang->reason == GR_REASON_AGENT_LOST) {
+        return gang->status != GR_E_NOT_FOUND; /* a host that cannot be used at all */
+    }
+    gr_end_class class = root >= 0 ? gr_verdict_class(&gang->ends[root]) : GR_END_FINE;
+    return gang->reason == GR_REASON_WORKER && !gang->repeats &&
+           (class == GR_END_KILLED || class == GR_END_PEER);
+}
+
+/* The farthest step that any of them was in. */
+static uint64_t last_step(const gr_gang *gang)
+{
+    uint64_t last = 0;
+    for (int rank = 0; rank < gang->slots; rank++) {
+        uint64_t step = gr_records_place(gang->records, rank).step;
+        last = step > last ? step : last;
+    }
+    return last;
+}
+
 gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report, gr_diag *diag)
 {
-    int root = gr_verdict_root(gang->ends, gang->slots);
+    int root = gang->repeats ? gang->crash.rank : gr_verdict_root(gang->ends, gang->slots);
     int code = gr_verdict_code(gang->ends, gang->slots);
     bool asked = gang->reason == GR_REASON_SIGNAL;
     report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || gang->reason == GR_REASON_NONE);
@@ -42,6 +64,9 @@ gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report, gr_diag 
         return GR_OK;
     }
     gr_records_report(gang->records, root, report->last);
+    report->again = may_begin_again(gang, root);
+    report->crash = gang->crash;
+    report->step = last_step(gang);
     if (gang->reason == GR_REASON_SIGNAL) {
         return report_signal(gang, diag);
     }
@@ -51,10 +76,14 @@ gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report, gr_diag 
         }
         return gang->status;
     }
-    char text[GR_DIAG_TEXT_BYTES];
+    char text[GR_DIAG_TEXT_BYTES], repeats[GR_CRASH_TEXT_BYTES] = "";
     gr_verdict_describe(root, &gang->ends[root], text, sizeof text);
+    if (gang->repeats) {
+        gr_crash_describe(&gang->crash_before, repeats, sizeof repeats);
+    }
     gr_output_tail(gang->output, root, GR_LAUNCH_TAIL_LINES, report->tail, sizeof report->tail);
     report->rank = root;
-    return gr_fail_peer(diag, GR_E_PEER_LOST, root, "%s; %s", text,
+    return gr_fail_peer(diag, GR_E_PEER_LOST, root, "%s%s%s; %s", text, repeats,
+                        gang->repeats ? "; it would happen again, so the job ends" : "",
                         report->tail[0] != '\0' ? "its last lines:" : "it wrote nothing");
 }

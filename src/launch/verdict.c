@@ -65,6 +65,39 @@ int gr_verdict_root(const gr_worker_end *ends, int workers)
     return root;
 }
 
+bool gr_verdict_crashed(const gr_worker_end *end)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGTRAP};
+    bool crashed = false;
+    for (size_t i = 0; i < sizeof own / sizeof own[0] && !end->lost; i++) {
+        crashed =
+            crashed || (WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == own[i]);
+    }
+    return crashed;
+}
+
+bool gr_crash_repeats(const gr_crash *before, const gr_crash *now)
+{
+    const gr_record_place *a = &before->place, *b = &now->place;
+    bool other_attempt = before->beginning != now->beginning || a->generation != b->generation;
+    bool same_place = a->step == b->step && (a->step != 0 || a->operations == b->operations);
+    return before->signal_number != 0 && before->signal_number == now->signal_number &&
+           other_attempt && same_place;
+}
+
+void gr_crash_describe(const gr_crash *before, char *text_out, size_t text_bytes)
+{
+    char where[64] = "";
+    if (before->place.step > 0) {
+        snprintf(where, sizeof where, ", in step %llu", (unsigned long long)before->place.step);
+    } else if (before->place.operations > 0) {
+        snprintf(where, sizeof where, ", after %llu operations",
+                 (unsigned long long)before->place.operations);
+    }
+    snprintf(text_out, text_bytes, "%s, as rank %d%s%s was before", where, before->rank,
+             before->host[0] != '\0' ? " on host " : "", before->host);
+}
+
 void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes)
 {
     char what[160], where[160] = "";

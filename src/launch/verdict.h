@@ -4,9 +4,11 @@
 
 /* Which worker's end was the cause of the job's failure, and the sentence about it. Pure. */
 
-#include <gradus/status.h>
-#include <stdbool.h>
+#include "coll/record.h"
+
 #include <sys/types.h>
+
+enum { GR_CRASH_HOST_BYTES = 64, GR_CRASH_TEXT_BYTES = 192 };
 
 typedef struct gr_worker_end {
     pid_t pid;
@@ -38,6 +40,24 @@ int gr_verdict_root(const gr_worker_end *ends, int workers);
 /* 0: all workers ended with exit code 0. GR_LAUNCH_EXIT_RESUME: all with that or 0. -1: any other
  * end. Who was spared does not count. */
 int gr_verdict_code(const gr_worker_end *ends, int workers);
+
+/* Would the same work end it in the same way again? True of the signals that a program brings upon
+ * itself; who was killed, or lost, has done nothing wrong. */
+bool gr_verdict_crashed(const gr_worker_end *end);
+
+/* A worker's crash. */
+typedef struct gr_crash {
+    int signal_number; /* 0: there was none */
+    int rank;
+    char host[GR_CRASH_HOST_BYTES]; /* "": there is only one */
+    int beginning;                  /* how often the job had been begun anew */
+    gr_record_place place;
+} gr_crash;
+/* It has come again: the same end in the same step, or in the same operation where steps are not
+ * known, in another attempt at it. In whichever rank: a step that is repeated is dealt anew. */
+bool gr_crash_repeats(const gr_crash *before, const gr_crash *now);
+/* ", in step 50, as rank 2 on host b was before": behind a sentence about one that repeats. */
+void gr_crash_describe(const gr_crash *before, char *text_out, size_t text_bytes);
 
 /* "rank 2 (pid 123) was killed by signal 9 (Killed) after 3.2 s" */
 void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes);

@@ -104,6 +104,76 @@ static void an_end_is_described(void **state)
     assert_string_equal(text, "rank 2 (pid 123 on host1) was lost with its host after 3.2 s");
 }
 
+static void what_a_program_does_to_itself_is_a_crash(void **state)
+{
+    (void)state;
+    gr_worker_end end = ended(0, SIGSEGV, false);
+    assert_true(gr_verdict_crashed(&end));
+    end = ended(0, SIGABRT | 0x80, false); /* core dumped */
+    assert_true(gr_verdict_crashed(&end));
+    const int others[] = {SIGKILL, SIGTERM, SIGHUP, code(1), code(139), 0};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        end = ended(0, others[i], false);
+        assert_false(gr_verdict_crashed(&end));
+    }
+    end = ended(0, SIGBUS, false);
+    end.lost = true; /* how it ended is not known */
+    assert_false(gr_verdict_crashed(&end));
+}
+
+static void a_crash_repeats_in_the_same_step_of_another_attempt(void **state)
+{
+    (void)state;
+    const gr_crash none = {.signal_number = 0};
+    const gr_crash before = {.signal_number = SIGSEGV,
+                             .rank = 2,
+                             .place = {.generation = 3, .step = 50, .operations = 12}};
+    gr_crash now = before;
+    assert_false(gr_crash_repeats(&none, &now));
+    assert_false(gr_crash_repeats(&before, &now)); /* two at once */
+    now.place.generation = 4;
+    assert_true(gr_crash_repeats(&before, &now));
+    now.rank = 0; /* the step was dealt anew */
+    now.place.operations = 7;
+    assert_true(gr_crash_repeats(&before, &now));
+    now.signal_number = SIGBUS;
+    assert_false(gr_crash_repeats(&before, &now));
+    now = before;
+    now.beginning = 1;
+    assert_true(gr_crash_repeats(&before, &now));
+    now.place.step = 51;
+    assert_false(gr_crash_repeats(&before, &now));
+}
+
+static void without_steps_operations_count(void **state)
+{
+    (void)state;
+    const gr_crash before = {.signal_number = SIGABRT, .place = {.operations = 17}};
+    gr_crash now = before;
+    now.beginning = 1;
+    assert_true(gr_crash_repeats(&before, &now));
+    now.place.operations = 18;
+    assert_false(gr_crash_repeats(&before, &now));
+    const gr_crash silent = {.signal_number = SIGABRT},
+                   again = {.signal_number = SIGABRT, .beginning = 1};
+    assert_true(gr_crash_repeats(&silent, &again));
+}
+
+static void what_repeats_is_said(void **state)
+{
+    (void)state;
+    char text[GR_CRASH_TEXT_BYTES];
+    gr_crash crash = {.rank = 2, .host = "b", .place = {.step = 50}};
+    gr_crash_describe(&crash, text, sizeof text);
+    assert_string_equal(text, ", in step 50, as rank 2 on host b was before");
+    crash = (gr_crash){.rank = 1, .place = {.operations = 17}};
+    gr_crash_describe(&crash, text, sizeof text);
+    assert_string_equal(text, ", after 17 operations, as rank 1 was before");
+    crash = (gr_crash){.rank = 0};
+    gr_crash_describe(&crash, text, sizeof text);
+    assert_string_equal(text, ", as rank 0 was before");
+}
+
 static void expect_list(unsigned mask, int workers, const char *expected)
 {
     bool chosen[32];
@@ -228,6 +298,10 @@ int main(void)
         cmocka_unit_test(a_signal_of_others_counts_most),
         cmocka_unit_test(who_can_go_on_says_so),
         cmocka_unit_test(then_the_first_in_time),
+        cmocka_unit_test(what_a_program_does_to_itself_is_a_crash),
+        cmocka_unit_test(a_crash_repeats_in_the_same_step_of_another_attempt),
+        cmocka_unit_test(without_steps_operations_count),
+        cmocka_unit_test(what_repeats_is_said),
         cmocka_unit_test(an_end_is_described),
         cmocka_unit_test(ranks_are_listed),
         cmocka_unit_test(messages_survive_the_wire),

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nobody is left to go on with: the job is begun anew, and ends with the same bits all the same."""
+import os
+import signal
+
+import pytest
+from conftest import Gradus, wait_until
+from test_recovery import children, lines_of, sha256_of, workers_of
+
+EPOCHS = 8
+HOLD = "stop:rank=1@step=60,for=60s"  # until the test has done what it must; 22 steps an epoch
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    source = os.environ["GRADUS_SOURCE_DIR"] + "/examples/digits"
+    with open(f"{source}/mlp.yaml", encoding="utf-8") as file:
+        text = file.read()
+    text = text.replace("epochs: 40", f"epochs: {EPOCHS}")
+    text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
+    path = tmp_path_factory.mktemp("job") / "mlp.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = Gradus(folder)("run", "-np", 4, "--output", folder / "out", job)
+    assert done.returncode == 0, done.stderr
+    return sha256_of(folder / "out")
+
+
+def finish(launcher, code=0):
+    out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == code, out + err
+    return out, err
+
+
+def wait_for(launcher, condition, what):
+    wait_until(lambda: launcher.poll() is not None or condition(), what)
+    assert launcher.poll() is None, f"the job ended before {what}"
+
+
+def said(path, text):
+    return path.exists() and text in path.read_text()
+
+
+def check_metrics(output):
+    """No epoch is lost, or stands there twice."""
+    lines = lines_of(output)
+    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == list(range(1, EPOCHS + 1))
+    assert [line["event"] for line in lines].count("end") == 1
+    return [line["step"] for line in lines if line["event"] == "start"]
+
+
+@pytest.mark.parametrize("victims", ["agent", "workers"])
+def test_from_the_newest_checkpoint(gradus, job, undisturbed, tmp_path, victims):
+    """kill -9 of the process that looks after the workers, or of all of them."""
+    output, logs = tmp_path / "out", tmp_path / "logs"
+    logs.mkdir()
+    launcher = gradus.start("run", "-np", 4, "--checkpoint-every", "20 steps", "--output", output,
+                            "--log-dir", logs, "--chaos", HOLD, job)
+    wait_for(launcher, lambda: list(output.glob("checkpoints/step-*")), "the first checkpoint")
+    wait_for(launcher, lambda: said(output / "metrics.jsonl", '"epoch":2'), "the second epoch")
+    victims = children(launcher.pid) if victims == "agent" else workers_of(launcher)
+    for pid, number in [(launcher.pid, signal.SIGSTOP), *((pid, signal.SIGKILL) for pid in victims),
+                        (launcher.pid, signal.SIGCONT)]:  # nobody can be replaced in between
+        os.kill(pid, number)
+    _, err = finish(launcher)
+    assert sha256_of(output) == undisturbed
+    starts = check_metrics(output)
+    assert len(starts) == 2 and starts[0] == 0 and starts[1] in (20, 40)
+    assert f"started anew (1 of at most 3 times, --restarts); the job goes on from {output}" in err
+    if len(victims) == 1:
+        assert "the process that looks after the workers (gradus-agent, pid" in err
+    told = (logs / "rank.0.out").read_text()
+    assert told.count("digits-mlp: ") == 2 and "epoch 1/8" in told
+    gradus.wait_for_nothing()
+
+
+def test_from_the_first_step(gradus, job, undisturbed, tmp_path):
+    """Where no checkpoints are written."""
+    output = tmp_path / "out"
+    launcher = gradus.start("run", "-np", 2, "--output", output, "--chaos", HOLD, job)
+    wait_for(launcher, lambda: said(output / "metrics.jsonl", '"epoch":2'), "the second epoch")
+    os.kill(children(launcher.pid)[0], signal.SIGKILL)
+    _, err = finish(launcher)
+    assert "the job begins from its first step" in err
+    assert sha256_of(output) == undisturbed and check_metrics(output) == [0]
+    gradus.wait_for_nothing()
+
+
+def test_fewer_than_the_minimum(gradus, job, undisturbed, tmp_path):
+    output = tmp_path / "out"
+    done = gradus("run", "-np", 4, "--min-workers", 4, "--checkpoint-every", "20 steps", "--output",
+                  output, "--chaos", "kill:rank=2@step=50; kill:rank=1@step=90", job)
+    assert done.returncode == 0, done.stderr
+    assert sha256_of(output) == undisturbed
+    assert done.stderr.count("was killed by signal 9") == 2  # each fault happens once
+    assert "(2 of at most 3 times, --restarts); the job goes on from" in done.stderr
+    check_metrics(output)
+
+
+def test_no_more_than_so_often(gradus, job, tmp_path):
+    done = gradus("run", "-np", 1, "--restarts", 2, "--output", tmp_path / "out", "--chaos",
+                  "kill:rank=0@step=30,again", job)
+    assert done.returncode == 1
+    assert done.stderr.count("was killed by signal 9") == 3
+    assert done.stderr.count("started anew") == 2 and "(2 of at most 2 times" in done.stderr
+
+
+def test_never_where_that_is_said(gradus, job, tmp_path):
+    done = gradus("run", "-np", 1, "--restarts", 0, "--output", tmp_path / "out", "--chaos",
+                  "kill:rank=0@step=30", job)
+    assert done.returncode == 1 and "started anew" not in done.stderr
+
+
+def test_a_crash_that_comes_again_ends_the_job(gradus, job, tmp_path):
+    """Whoever computes step 30 crashes: the second time nobody tries once more."""
+    done = gradus("run", "-np", 4, "--output", tmp_path / "out", "--chaos",
+                  "kill:rank=1@step=30,signal=SEGV,again", job)
+    assert done.returncode == 1
+    assert "was killed by signal 11 (Segmentation fault)" in done.stderr
+    assert "in step 30, as rank 1 was before; it would happen again, so the job ends" in done.stderr
+    assert "started anew" not in done.stderr
+    assert sum("signal 11" in line for line in done.stderr.splitlines()) == 2
+
+
+def test_a_crash_alone_comes_again(gradus, job, tmp_path):
+    """There is nobody to repeat the step, so the job is begun anew first."""
+    done = gradus("run", "-np", 1, "--output", tmp_path / "out", "--chaos",
+                  "kill:rank=0@step=30,signal=ABRT,again", job)
+    assert done.returncode == 1
+    assert done.stderr.count("started anew") == 1
+    assert "in step 30, as rank 0 was before; it would happen again" in done.stderr
+
+
+def test_a_crash_that_does_not_come_again_is_survived(gradus, job, undisturbed, tmp_path):
+    done = gradus("run", "-np", 2, "--output", tmp_path / "out", "--chaos",
+                  "kill:rank=1@step=30,signal=SEGV; kill:rank=0@step=60,signal=SEGV", job)
+    assert done.returncode == 0, done.stderr
+    assert sha256_of(tmp_path / "out") == undisturbed
+
+
+def test_a_command_is_begun_anew_if_that_is_said(gradus, script, tmp_path):
+    """As often as it is killed, but not when it ends with an exit code."""
+    words = script(f"""
+import os, signal, sys
+with open({str(tmp_path / "tries")!r}, "a+") as file:
+    file.write("x")
+    file.seek(0)
+    tries = len(file.read())
+if tries < 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(3)
+""")
+    done = gradus("run", "-np", 1, "--restarts", 5, "--", *words)
+    assert done.returncode == 1 and (tmp_path / "tries").read_text() == "xxx"
+    assert done.stderr.count("all workers are started anew") == 2 and "exited with code 3" in done.stderr
+    (tmp_path / "tries").unlink()
+    done = gradus("run", "-np", 1, "--", *words)
+    assert done.returncode == 1 and (tmp_path / "tries").read_text() == "x"
+
+
+def test_a_command_that_crashes_in_the_same_operation(gradus, comm_script):
+    done = gradus("run", "-np", 2, "--restarts", 9, "--", *comm_script("""
+import signal
+create()
+for _ in range(5):
+    assert barrier() == 0
+if rank == 1:
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGABRT)
+while barrier() == 0:
+    pass
+sys.exit(76)
+"""))
+    assert done.returncode == 1
+    assert done.stderr.count("all workers are started anew") == 1
+    assert "after 5 operations, as rank 1 was before; it would happen again" in done.stderr
+
