@@ -72,7 +72,7 @@ typedef struct gr_timeline_summary {
 /* FILE of the parts of ranks 0 .. rank_count - 1 (0: as many as they say themselves), which are
  * removed; FILE is made anew. What is damaged is left out. Times are those of the monotonic clock,
  * which the processes of a host have in common; hosts are set against each other by their time of
- * day.
+ * day; they count from what the file's otherData gives as monotonic_ns.
  * GR_E_NOT_FOUND: there is no part; GR_E_IO; GR_E_NO_MEMORY. The parts stay if it fails. */
 gr_status gr_timeline_merge(const char *path, int rank_count, gr_timeline_summary *summary_out,
                             gr_diag *diag) GR_MUST_CHECK;

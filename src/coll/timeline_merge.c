@@ -552,7 +552,9 @@ static gr_status write_all(merger *m, const char *path, const char *beside, gr_d
         return gr_fail(diag, GR_E_IO, "the timeline %s cannot be written: %s", path,
                        gr_text_errno(errno, buffer));
     }
-    fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", m->out);
+    fprintf(m->out,
+            "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"monotonic_ns\":%.0f},\"traceEvents\":[\n",
+            m->begin_ns);
     for (int i = 0; i < m->count; i++) {
         write_part(m, &m->parts[i]);
     }

@@ -2,6 +2,7 @@
 
 /* Timelines: what ranks write becomes one file of JSON, whatever happened to a part. */
 
+#include "base/clock.h"
 #include "base/doc.h"
 #include "base/file.h"
 #include "base/philox.h"
@@ -21,7 +22,7 @@
 
 #include <cmocka.h>
 
-enum { FILE_BYTES_MAX = 12 << 20, PATH_BYTES = 256 };
+enum { FILE_BYTES_MAX = 12 << 20, PATH_BYTES = 256, CLOCKS_APART_US = 10000 };
 
 typedef struct place {
     char folder[64], path[PATH_BYTES];
@@ -189,6 +190,30 @@ static void test_an_operation(void **state)
     assert_true(number_of(late, "dur") > 0.5 * number_of(event, "dur"));
     assert_true(
         is(gr_node_get(must_find(doc, "process_name", 0), "args"), "name", "rank 0 on north"));
+    gr_doc_destroy(doc);
+}
+
+static double now_us(void)
+{
+    return (double)gr_now_ns() / 1000;
+}
+
+/* Where times count from is told, so that they can be set against somebody else's. */
+static void test_the_clock(void **state)
+{
+    const place *p = *state;
+    gr_timeline *timeline = open_part(p, 0, 1, "");
+    double before_us = now_us();
+    uint64_t step = gr_timeline_now(timeline);
+    double between_us = now_us();
+    gr_timeline_phase_over(timeline, GR_TIMELINE_STEP, 1, step);
+    gr_timeline_close(timeline);
+    (void)merge(p, 1);
+    gr_doc *doc = read_json(p);
+    const gr_node *other = gr_node_get(gr_doc_root(doc), "otherData");
+    double at_us =
+        number_of(other, "monotonic_ns") / 1000 + number_of(must_find(doc, "step", 0), "ts");
+    assert_true(at_us > before_us - CLOCKS_APART_US && at_us < between_us + CLOCKS_APART_US);
     gr_doc_destroy(doc);
 }
 
@@ -517,6 +542,7 @@ int main(void)
 #define TEST(function) cmocka_unit_test_setup_teardown(function, make_place, remove_place)
     const struct CMUnitTest tests[] = {
         TEST(test_an_operation),
+        TEST(test_the_clock),
         TEST(test_phases_and_marks),
         TEST(test_a_caller),
         TEST(test_overlapping_operations_have_tracks_of_their_own),
