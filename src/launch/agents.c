@@ -170,8 +170,9 @@ static void on_agent_over(gr_host_agent *agent)
 static void on_message(gr_host_agent *agent, gr_agent_message *message)
 {
     gr_gang *gang = agent->gang;
+    /* What comes from another host is not taken for sound: no number leads out of its workers. */
     bool known = message->rank >= 0 && message->rank < agent->host->workers;
-    message->rank += agent->host->first;
+    message->rank = known ? message->rank + agent->host->first : -1;
     if (message->kind == GR_AGENT_READY) {
         /* Nothing runs anywhere until all hosts are there. */
         if (++gang->agents_ready == gang->hosts->count && gang->phase == GR_PHASE_RUNNING) {
@@ -188,7 +189,7 @@ static void on_message(gr_host_agent *agent, gr_agent_message *message)
         gang->started++;
     } else if (message->kind == GR_AGENT_EXITED && known) {
         gr_gang_worker_ended(gang, message);
-    } else if (message->kind == GR_AGENT_NOT_STARTED) {
+    } else if (message->kind == GR_AGENT_NOT_STARTED && known) {
         on_not_started(agent, message);
     } else if (message->kind == GR_AGENT_DONE) {
         on_agent_over(agent);
