@@ -83,9 +83,10 @@ static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fa
                            unsigned *given, gr_diag *diag)
 {
     char *equals = strchr(word, '=');
-    const char *name = word, *value = equals + 1;
+    const char *name = word, *value;
     if (equals != NULL) {
         *equals = '\0';
+        value = equals + 1;
     } else if (word[0] == 'x') {
         name = "x";
         value = word + 1;

@@ -27,6 +27,7 @@ enum {
 };
 
 #define COUNT_MAX ((int64_t)1 << 53)
+#define METER_MAX (INT64_MAX / 4) /* a run that goes on adds to it */
 #define FORMAT "gradus checkpoint"
 /* How a manifest ends; between the two stand 64 digits. */
 #define SUM_BEGIN ",\n \"sha256\": \""
@@ -334,7 +335,7 @@ static gr_status get_meter(const gr_node *root, const char *key, gr_meter *meter
     int64_t *const counts[] = {&meter->steps, &meter->samples, &meter->step_ns, &meter->wait_ns};
     static const char *const keys[] = {"steps", "samples", "step_ns", "wait_ns"};
     for (int i = 0; i < 4 && status == GR_OK; i++) {
-        status = get_int(map, keys[i], INT64_MAX, counts[i], diag);
+        status = get_int(map, keys[i], METER_MAX, counts[i], diag);
     }
     return status;
 }
