@@ -24,7 +24,13 @@
 
 #include <cmocka.h>
 
-enum { SHA_BYTES = 65, WORKERS_MAX = 8, STOPPED = 7, PATH_BYTES = 2 * SUPPORT_PATH_BYTES };
+enum {
+    SHA_BYTES = 65,
+    WORKERS_MAX = 8,
+    STOPPED = 7,
+    PATH_BYTES = 2 * SUPPORT_PATH_BYTES,
+    BLOCK = 4096
+};
 
 /* ---- Runs that stop and go on ---------------------------------------------------------------- */
 
@@ -277,6 +283,34 @@ static gr_status check(const char *path, gr_diag *diag)
     return status;
 }
 
+/* Cuts the file where the blocks of a disk end, and leaves a hole in place of each: the file is named.
+ * In the end it has one byte less. */
+static void cut_all(const char *checkpoint, const char *name, int fd, long size)
+{
+    static const char zeros[BLOCK];
+    gr_diag diag = {0};
+    char *all = malloc((size_t)size);
+    assert_non_null(all);
+    assert_int_equal(pread(fd, all, (size_t)size, 0), size);
+    for (long at = 0; at < size; at += BLOCK) {
+        long block = size - at < BLOCK ? size - at : BLOCK;
+        assert_int_equal(ftruncate(fd, at), 0);
+        assert_int_not_equal(check(checkpoint, &diag), GR_OK);
+        assert_non_null(strstr(diag.text, name));
+        assert_int_equal(pwrite(fd, all, (size_t)size, 0), size);
+        if (memcmp(all + at, zeros, (size_t)block) != 0) {
+            assert_int_equal(pwrite(fd, zeros, (size_t)block, at), block);
+            assert_int_not_equal(check(checkpoint, &diag), GR_OK);
+            assert_non_null(strstr(diag.text, name));
+            assert_int_equal(pwrite(fd, all + at, (size_t)block, at), block);
+        }
+        assert_int_equal(check(checkpoint, &diag), GR_OK);
+    }
+    assert_int_equal(ftruncate(fd, size - 1), 0);
+    assert_int_not_equal(check(checkpoint, &diag), GR_OK);
+    free(all);
+}
+
 /* Flips bits of every `stride`-th byte in turn: each time the file is named. */
 static void flip_all(const char *checkpoint, const char *name, long stride)
 {
@@ -297,11 +331,10 @@ static void flip_all(const char *checkpoint, const char *name, long stride)
         assert_non_null(strstr(diag.text, name));
         assert_int_equal(pwrite(fd, &byte, 1, at), 1);
     }
-    /* Too short, too long, missing. */
-    assert_int_equal(ftruncate(fd, info.st_size - 1), 0);
+    assert_int_equal(ftruncate(fd, info.st_size + 1), 0);
     assert_int_not_equal(check(checkpoint, &diag), GR_OK);
-    assert_int_equal(ftruncate(fd, 0), 0);
-    assert_int_not_equal(check(checkpoint, &diag), GR_OK);
+    assert_int_equal(ftruncate(fd, info.st_size), 0);
+    cut_all(checkpoint, name, fd, info.st_size);
     close(fd);
     assert_int_equal(unlink(path), 0);
     assert_int_not_equal(check(checkpoint, &diag), GR_OK);
@@ -505,6 +538,37 @@ static void another_job_is_refused(void **state)
     close_bench(&b);
 }
 
+/* A manifest is sound in itself; what it says must be of these files, and of this job. */
+static void a_manifest_of_another_job_is_noticed(void **state)
+{
+    (void)state;
+    bench a, b;
+    gr_diag diag = {0};
+    char path[PATH_BYTES], from[PATH_BYTES + 64], to[PATH_BYTES + 64];
+    gr_checkpoint *found = NULL;
+    open_bench(&a, NULL);
+    open_bench(&b, "  compression: topk\n");
+    assert_int_equal(put(&a, 5, &diag), GR_OK);
+    for (int other_weights = 0; other_weights < 2; other_weights++) {
+        uint64_t step = 5 + (uint64_t)other_weights;
+        b.trainer.values[0] += (float)other_weights;
+        assert_int_equal(put(&b, step, &diag), GR_OK);
+        assert_int_equal(gr_checkpoint_path(b.out.path, step, path, sizeof path, &diag), GR_OK);
+        snprintf(from, sizeof from, "%s/%s", path, GR_CHECKPOINT_MANIFEST);
+        assert_int_equal(gr_checkpoint_path(a.out.path, 5, path, sizeof path, &diag), GR_OK);
+        snprintf(to, sizeof to, "%s/%s", path, GR_CHECKPOINT_MANIFEST);
+        assert_int_equal(rename(from, to), 0);
+        assert_int_equal(gr_checkpoint_find(a.job, NULL, &found, &diag), GR_E_INVALID);
+        const char *words =
+            other_weights ? "none of the 1 checkpoints" : "distribution.compression";
+        if (strstr(diag.text, words) == NULL) {
+            fail_msg("\"%s\" is not in: %s", words, diag.text);
+        }
+    }
+    close_bench(&b);
+    close_bench(&a);
+}
+
 /* ---- What is in the way of writing ----------------------------------------------------------- */
 
 static void save(gr_saver *saver, uint64_t step, gr_status wanted)
@@ -626,6 +690,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(half_written_ones_of_the_dead_go),
         cmocka_unit_test(two_runs_do_not_share_a_folder),
         cmocka_unit_test(another_job_is_refused),
+        cmocka_unit_test(a_manifest_of_another_job_is_noticed),
         cmocka_unit_test(limits_and_lost_folders_are_said_once),
         cmocka_unit_test(a_checkpoint_is_of_one_moment),
     };
