@@ -6,7 +6,6 @@
 
 #include "base/codec.h"
 #include "base/hash.h"
-#include "group/message.h"
 #include "link/frame.h"
 
 #include <stdlib.h>
@@ -48,41 +47,8 @@ static void try_part(const uint8_t bytes[GR_PART_HEAD_BYTES])
     }
 }
 
-/* The group's messages are the other stream of frames that a peer can send. */
-static void try_message(const uint8_t *data, size_t size)
-{
-    gr_message_kind kind;
-    const uint8_t *body;
-    size_t body_bytes;
-    if (gr_message_get(data, size, &kind, &body, &body_bytes, NULL) != GR_OK) {
-        return;
-    }
-    union {
-        gr_hello hello;
-        gr_missing missing;
-        gr_diag failure;
-        gr_member members[4];
-    } out;
-    uint64_t generation;
-    gr_status status = gr_message_get_hello(body, body_bytes, &out.hello, NULL);
-    status = gr_message_get_missing(body, body_bytes, &out.missing, NULL);
-    status = gr_message_get_fail(body, body_bytes, &out.failure, NULL);
-    status = gr_message_get_members(body, body_bytes, 4, &generation, out.members, NULL);
-    (void)status;
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    try_message(data, size);
-    if (size >= GR_MESSAGE_HEAD_BYTES && size <= GR_MESSAGE_SMALL_MAX) {
-        uint8_t sealed[GR_MESSAGE_SMALL_MAX];
-        memcpy(sealed, data, size);
-        gr_put_u32(sealed + 8, (uint32_t)(size - GR_MESSAGE_HEAD_BYTES));
-        gr_put_u64(sealed + 16,
-                   gr_hash64(sealed + GR_MESSAGE_HEAD_BYTES, size - GR_MESSAGE_HEAD_BYTES,
-                             gr_hash64(sealed, 16, gr_get_u32(sealed))));
-        try_message(sealed, size);
-    }
     if (size >= GR_PART_HEAD_BYTES) {
         uint8_t bytes[GR_PART_HEAD_BYTES];
         memcpy(bytes, data, sizeof bytes);

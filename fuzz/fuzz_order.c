@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Any bytes as the order that tells a host what to start. What is accepted is whole: lists end,
+ * texts end, and the order that it makes is read again to the same. With an odd first byte the rest
+ * stands behind a right beginning. */
+
+#include "base/codec.h"
+#include "launch/launch.h"
+#include "launch/order.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+enum { ARENA_BYTES_MAX = 16 << 20, BEGIN_BYTES = 8, MAGIC = 0x524f4747 };
+
+static void require(bool condition)
+{
+    if (!condition) {
+        abort();
+    }
+}
+
+static void expect_same_list(char **a, char **b)
+{
+    for (; *a != NULL; a++, b++) {
+        require(*b != NULL && strcmp(*a, *b) == 0);
+    }
+    require(*b == NULL);
+}
+
+/* Names of a login are left out on the way: `own` has none here, and lists that hold some differ. */
+static bool has_login(char **list)
+{
+    static const char *const names[] = {
+        "HOME=",     "USER=",    "LOGNAME=", "SHELL=", "MAIL=", "PWD=",  "OLDPWD=",
+        "HOSTNAME=", "DISPLAY=", "TMPDIR=",  "SSH_",   "XDG_",  "DBUS_", "LS_COLORS="};
+    for (; *list != NULL; list++) {
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            if (strncmp(*list, names[i], strlen(names[i])) == 0) {
+                return true;
+            }
+        }
+        if (strncmp(*list, GR_ORDER_COORDINATOR, strlen(GR_ORDER_COORDINATOR)) == 0 ||
+            strcmp(*list, GR_ORDER_MASTER) == 0) {
+            return true; /* a star is replaced */
+        }
+    }
+    return false;
+}
+
+static void expect_again(const gr_order *order, char *const *own)
+{
+    uint8_t *bytes = NULL;
+    size_t size = 0;
+    gr_order back;
+    gr_arena arena;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    require(gr_order_encode(order, "127.0.0.1", &bytes, &size) == GR_OK);
+    gr_status status = gr_order_decode(bytes, size, own, &arena, &back);
+    require(status == GR_OK || status == GR_E_NO_MEMORY);
+    if (status == GR_OK) {
+        require(back.workers == order->workers && back.bind == order->bind &&
+                back.self == order->self && back.silence_us == order->silence_us);
+        require(strcmp(back.folder, order->folder) == 0);
+        expect_same_list(order->argv, back.argv);
+        for (int rank = 0; rank < order->workers; rank++) {
+            if (!has_login(order->environment[rank])) {
+                expect_same_list(order->environment[rank], back.environment[rank]);
+            }
+        }
+    }
+    free(bytes);
+    gr_arena_fini(&arena);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char *const own[] = {NULL};
+    gr_order order;
+    gr_arena arena;
+    if (size < 1) {
+        return 0;
+    }
+    size_t begin = (data[0] & 1) != 0 ? BEGIN_BYTES : 0;
+    uint8_t *exact = malloc(begin + size - 1 > 0 ? begin + size - 1 : 1);
+    if (exact == NULL) {
+        return 0;
+    }
+    if (begin > 0) {
+        gr_put_u32(exact, MAGIC);
+        gr_put_u32(exact + 4, 1);
+    }
+    memcpy(exact + begin, data + 1, size - 1);
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    if (gr_order_decode(exact, begin + size - 1, own, &arena, &order) == GR_OK) {
+        require(order.workers >= 1 && order.workers <= GR_LAUNCH_WORKERS_MAX);
+        require(order.argv[0] != NULL && order.folder != NULL);
+        expect_again(&order, own);
+    }
+    gr_arena_fini(&arena);
+    free(exact);
+    return 0;
+}
