@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Any text as the manifest of a checkpoint whose files are empty; with an odd first byte it gets the
- * checksum that it needs. What is accepted is read as `--resume` and `gradus checkpoint` do. */
+/* Any text as the manifest of a checkpoint whose files are empty; with an odd first byte it gets
+ * the checksum that it needs. What is accepted is read as `--resume` and `gradus checkpoint` do. */
 
 #include "base/hash.h"
 #include "train/checkpoint_file.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What members and coordinator say to each other: any bytes, as they are and with a right length and
- * checksum. What decodes is within its limits and encodes to the same bytes. */
+/* What members and coordinator say to each other: any bytes, as they are and with a right length
+ * and checksum. What decodes is within its limits and encodes to the same bytes. */
 
 #include "base/codec.h"
 #include "base/hash.h"

@@ -283,8 +283,8 @@ static gr_status check(const char *path, gr_diag *diag)
     return status;
 }
 
-/* Cuts the file where the blocks of a disk end, and leaves a hole in place of each: the file is named.
- * In the end it has one byte less. */
+/* Cuts the file where the blocks of a disk end, and leaves a hole in place of each: the file is
+ * named. In the end it has one byte less. */
 static void cut_all(const char *checkpoint, const char *name, int fd, long size)
 {
     static const char zeros[BLOCK];
