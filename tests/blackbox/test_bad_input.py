@@ -200,7 +200,8 @@ LONG = (("epochs: 1", "epochs: 100000"),)
 @pytest.mark.parametrize("link", ["shm", "tcp"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_killed_worker_of_a_job_is_named(gradus, job, link, rank):
-    run = gradus.start("run", "-np", 3, "--min-workers", 3, "--link", link, "--json", job(*LONG))
+    run = gradus.start("run", "-np", 3, "--min-workers", 3, "--restarts", 0, "--link", link, "--json",
+                       job(*LONG))
     read_lines(run.stdout, 2)  # it trains
     workers = {}
     for pid in gradus.remains():
