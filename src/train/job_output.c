@@ -4,6 +4,7 @@
 #include "base/fail.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,11 +44,16 @@ static gr_status output_fail(const char *what, const gr_node *node, const char *
         strcmp(what, "output") == 0 ? "output, --output" : "checkpoint: to, --checkpoint-to");
 }
 
-/* Creates a folder in `folder` and removes it again: the one test that root, read-only mounts and
- * folders of the kernel do not fool. */
+/* Makes something in `folder`: the one test that root, read-only mounts and folders of the kernel
+ * do not fool. A file without a name, so that who is killed meanwhile leaves nothing; where there
+ * are none, a folder that is removed again. */
 static int try_folder(const char *folder)
 {
     char probe[PATH_MAX];
+    int file = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+    if (file >= 0) {
+        return close(file) == 0 ? 0 : errno;
+    }
     int length = snprintf(probe, sizeof probe, "%s/.gradus-??????", folder);
     if (length < 0 || length >= (int)sizeof probe) {
         return ENAMETOOLONG;
