@@ -3,11 +3,10 @@
 import os
 import random
 import signal
-import time
 
 import pytest
 from conftest import Gradus, seeds, wait_until
-from test_recovery import lines_of, sha256_of, workers_of
+from test_recovery import kill_one, lines_of, sha256_of, wait_for_moment, workers_of
 
 EPOCHS = 80
 
@@ -26,12 +25,11 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(job, tmp_path_factory):
-    """The SHA-256 of the weights of four workers, and how long they take."""
+    """The SHA-256 of the weights of four workers."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    begin = time.monotonic()
     done = Gradus(folder)("run", "-np", 4, "--output", folder / "out", job)
     assert done.returncode == 0, done.stderr
-    return sha256_of(folder / "out"), time.monotonic() - begin
+    return sha256_of(folder / "out")
 
 
 def generations(output):
@@ -74,35 +72,33 @@ def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path
     wait_until(lambda: len(workers_of(launcher)) == 3, "the end of the fourth")
     assert gradus("scale", "--job", launcher.pid).stdout == "the job has 3 workers; it may have 1 to 4\n"
     finish(launcher)
-    assert sha256_of(output) == undisturbed[0]
+    assert sha256_of(output) == undisturbed
     check_metrics(output)
     gradus.wait_for_nothing()
 
 
 @pytest.mark.parametrize("seed", seeds(12))
 def test_kills_and_changes_at_random_moments(gradus, job, undisturbed, tmp_path, seed):
-    """Killed workers are replaced, others come and go meanwhile."""
+    """Killed workers are replaced, others come and go meanwhile; the seed chooses what and when."""
     rng = random.Random(seed)
-    sha256, seconds = undisturbed
     output = tmp_path / "out"
     sure = rng.choice([2, 4])  # so many of the first workers live: at least one must, whoever it is
     launcher = gradus.start("run", "-np", sure, "--max-workers", 4,
                             "--spare", rng.choice([0, 0, 1]), "--output", output, job)
-    for _ in range(rng.choice([2, 3, 4])):
-        time.sleep(rng.random() * seconds / 3)
-        pids = workers_of(launcher)
+    moments = sorted(rng.randrange(-3, EPOCHS // 2) for _ in range(rng.choice([2, 3, 4])))
+    for moment in moments:
+        if not wait_for_moment(launcher, output, max(moment, -sure)):
+            break
         if rng.random() < 0.5 or sure == 1:
             wanted = rng.choice([2, 3, 4])
             gradus("scale", "--to", wanted, "--job", launcher.pid)
             sure = min(sure, wanted)
-        elif pids:
-            try:
-                os.kill(rng.choice(pids), signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        else:
+            kill_one(launcher, rng.randrange(1000))
             sure -= 1
-    finish(launcher)
-    assert sha256_of(output) == sha256
+    _, err = finish(launcher)
+    assert sha256_of(output) == undisturbed
+    assert "started anew" not in err
     check_metrics(output)
     gradus.wait_for_nothing()
 
@@ -116,7 +112,7 @@ def test_another_worker_comes_in_place_of_a_killed_one(gradus, job, undisturbed,
         if kills <= 2:  # once for each of two workers
             wait_until(lambda: generations(output) == [1, 2] * kills, "the one that is started")
     _, err = finish(launcher)
-    assert sha256_of(output) == undisturbed[0]
+    assert sha256_of(output) == undisturbed
     assert generations(output) == [1, 2, 1, 2, 1]
     assert err.count("the job goes on with 1 worker, and another one is started") == 2
     assert err.count("the job goes on with 1 worker\n") == 1
@@ -136,7 +132,7 @@ def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, 
     _, err = finish(launcher)
     assert "the job goes on with 2 workers, a standby among them, and another one is started" in err
     assert generations(output)[0] == 2  # at once, not with one worker first
-    assert sha256_of(output) == undisturbed[0]
+    assert sha256_of(output) == undisturbed
     gradus.wait_for_nothing()
 
 

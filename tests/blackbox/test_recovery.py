@@ -5,7 +5,6 @@ import os
 import pathlib
 import random
 import signal
-import time
 
 import pytest
 from conftest import seeds, wait_until
@@ -39,14 +38,12 @@ def job(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(job, tmp_path_factory):
-    """The SHA-256 of the weights, and how long it takes."""
+    """The SHA-256 of the weights."""
     from conftest import Gradus
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = Gradus(folder)
-    begin = time.monotonic()
-    done = command("run", "-np", 4, "--output", folder / "out", job)
+    done = Gradus(folder)("run", "-np", 4, "--output", folder / "out", job)
     assert done.returncode == 0, done.stderr
-    return sha256_of(folder / "out"), time.monotonic() - begin
+    return sha256_of(folder / "out")
 
 
 def lines_of(output):
@@ -65,35 +62,55 @@ def check_metrics(output):
     return [line for line in lines if line["event"] == "recovered"]
 
 
-def run_and_kill(gradus, job, output, victims, moments, *flags):
-    """Kills so many workers, each at its moment (seconds after the start, or after the one before)."""
-    launcher = gradus.start("run", "-np", 4, "--output", output, *flags, job)
-    for victim, moment in zip(victims, moments):
-        time.sleep(moment)
-        pids = workers_of(launcher)
-        if pids:
-            try:
-                os.kill(pids[victim % len(pids)], signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-    out, err = launcher.communicate(timeout=120)
-    return launcher.returncode, out, err
+def told(output):
+    """What the metrics file says so far, as text."""
+    metrics = output / "metrics.jsonl"
+    return metrics.read_text() if metrics.exists() else ""
+
+
+def wait_in(launcher, condition, what):
+    """Waits for something that happens while the job runs; False: the job has ended."""
+    wait_until(lambda: launcher.poll() is not None or condition(), what)
+    return launcher.poll() is None
+
+
+def wait_for_moment(launcher, output, moment):
+    """moment: how many epochs have ended; below 0: so many processes less than 4 have begun."""
+    if moment < 0:
+        return wait_in(launcher, lambda: len(workers_of(launcher)) >= 4 + moment, "processes")
+    what = f'"epoch":{moment},' if moment > 0 else '"start"'
+    return wait_in(launcher, lambda: what in told(output), f"{moment} epochs")
+
+
+def kill_one(launcher, number):
+    pids = workers_of(launcher)
+    if pids:
+        try:
+            os.kill(pids[number % len(pids)], signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
 
 @pytest.mark.parametrize("seed", seeds(16))
 def test_killed_workers_change_no_bit(gradus, job, undisturbed, tmp_path, seed):
-    """One in four loses a second one, perhaps while the others recover."""
+    """At a moment that the seed chooses. One in four loses a second one, perhaps while the others
+    recover."""
     rng = random.Random(seed)
-    sha256, seconds = undisturbed
-    kills = 2 if seed % 4 == 3 else 1
-    moments = [rng.random() * seconds] + [rng.random() * 0.1] * (kills - 1)
-    victims = [rng.randrange(4) for _ in moments]
-    link = ["--link", "tcp"] if seed % 2 else []
-    code, out, err = run_and_kill(gradus, job, tmp_path / "out", victims, moments, *link)
-    assert code == 0, f"{victims} at {moments}: {out}{err}"
-    assert sha256_of(tmp_path / "out") == sha256, f"{victims} at {moments}"
-    check_metrics(tmp_path / "out")
-    assert out.count("epoch ") == EPOCHS and f"sha256 {sha256}" in out
+    output = tmp_path / "out"
+    moment, victims = rng.randrange(-3, EPOCHS), [rng.randrange(4), rng.randrange(4)]
+    second = rng.choice(["at once", '"recovered"']) if seed % 4 == 3 else "never"
+    launcher = gradus.start("run", "-np", 4, "--output", output,
+                            *(["--link", "tcp"] if seed % 2 else []), job)
+    if wait_for_moment(launcher, output, moment):
+        kill_one(launcher, victims[0])
+    if second == "at once" or (second != "never" and
+                               wait_in(launcher, lambda: second in told(output), "recovery")):
+        kill_one(launcher, victims[1])
+    out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, f"{victims} at {moment}: {out}{err}"
+    assert sha256_of(output) == undisturbed, f"{victims} at {moment}"
+    check_metrics(output)
+    assert out.count("epoch ") == EPOCHS and f"sha256 {undisturbed}" in out
     gradus.wait_for_nothing()
 
 
@@ -106,7 +123,7 @@ def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
         wait_until(lambda: len(workers_of(launcher)) == left, "its end")
     out, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, err
-    assert sha256_of(tmp_path / "out") == undisturbed[0]
+    assert sha256_of(tmp_path / "out") == undisturbed
     recovered = check_metrics(tmp_path / "out")
     assert recovered[-1]["workers"] == 1
     assert err.count("was killed by signal 9") == 3 and "the job goes on with 1 worker" in err
