@@ -225,6 +225,40 @@ void gr_trainer_exit(gr_trainer *trainer)
     trainer->comm = NULL;
 }
 
+static void nobody_wants(void *arg, size_t end)
+{
+    (void)arg;
+    (void)end;
+}
+
+/* One micro batch, whose gradients nobody wants: the kernels are made when they run for the first
+ * time, which takes as long as many steps, and the others would wait for a newcomer's. */
+static gr_status rehearse(gr_trainer *t, gr_diag *diag)
+{
+    gr_loader *loader = NULL;
+    gr_loaded loaded;
+    float *gradients = aligned_alloc(64, (t->length * sizeof *gradients + 63) / 64 * 64);
+    t->plan = (gr_shard_plan){.count = 1}; /* the first shard, whoever will have it */
+    gr_status status = gradients != NULL ? gr_trainer_load(t, 0, 1, &loader, diag)
+                                         : gr_fail(diag, GR_E_NO_MEMORY, "no memory for gradients");
+    if (status == GR_OK) {
+        status = gr_loader_next(loader, &loaded, diag);
+    }
+    if (status == GR_OK) {
+        const gr_batch batch = {.x = loaded.x, .labels = loaded.labels, .targets = loaded.targets};
+        gr_batch_result result;
+        status = gr_model_forward(t->model, t->values, &batch, &result, diag);
+        if (status == GR_OK) {
+            status = gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD,
+                                       nobody_wants, NULL, diag);
+        }
+    }
+    gr_loader_stop(loader);
+    free(gradients);
+    t->plan = (gr_shard_plan){.count = 0};
+    return status;
+}
+
 gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag)
 {
     gr_trainer made = {.job = job};
@@ -234,6 +268,9 @@ gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag)
     }
     if (status == GR_OK) {
         status = gr_not_finite_watch(&made, diag);
+    }
+    if (status == GR_OK) {
+        status = rehearse(&made, diag);
     }
     if (status != GR_OK) {
         gr_trainer_fini(&made);
