@@ -50,8 +50,11 @@ void gr_exec_say(const gr_exec *exec, const gr_op *op, char *text_out, size_t si
 /* ---- Marks ----------------------------------------------------------------------------------- */
 gr_exec_mark gr_exec_mark_of(const gr_frame *frame)
 {
+    bool data = frame->kind == GR_FRAME_DATA;
+    bool word = frame->kind == GR_FRAME_WORD;
     return (gr_exec_mark){.valid = true,
-                          .waits = gr_frame_is_word(frame),
+                          .waits = word || (!data && (frame->message & GR_WORD_WAITS) != 0),
+                          .sends = data || (frame->message & GR_WORD_SENDS) != 0,
                           .comm = frame->comm,
                           .number = frame->op_seq,
                           .fingerprint = frame->fingerprint};
@@ -65,7 +68,7 @@ static bool is_of_message(const gr_exec_mark *mark)
 bool gr_exec_is_ahead(const gr_exec *exec, const gr_exec_link *link, const gr_exec_mark *mark)
 {
     if (is_of_message(mark)) {
-        uint32_t next = mark->waits ? link->messages_sent : link->messages_received;
+        uint32_t next = mark->sends ? link->messages_received : link->messages_sent;
         return (int32_t)(mark->number - next) >= 0;
     }
     return mark->comm < GR_EXEC_GROUPS_MAX &&
@@ -79,8 +82,7 @@ static const gr_record_entry *find_entry(const gr_exec *exec, int peer, const gr
     if (!is_of_message(mark)) {
         return gr_record_find(exec->record, mark->comm, mark->number);
     }
-    /* Data come from a send, and go to a receive. */
-    gr_coll coll = mark->waits == ours ? GR_COLL_RECV : GR_COLL_SEND;
+    gr_coll coll = mark->sends == ours ? GR_COLL_SEND : GR_COLL_RECV;
     return gr_record_find_message(exec->record, coll, peer, mark->number);
 }
 
@@ -130,13 +132,14 @@ static void begin_doubt(gr_exec *exec, gr_exec_link *link, const gr_exec_mark *m
     doubt->posted = false;
     doubt->peer = link->peer;
     doubt->until_us = gr_clock_deadline_us(&exec->clock, DOUBT_US);
-    doubt->frame = (gr_frame){.kind = GR_FRAME_CLAIM,
-                              .comm = mark->comm,
-                              .op_seq = mark->number,
-                              .message = mark->waits ? GR_MESSAGE_WAITS : 0,
-                              .segment = claimed_number(mark, entry),
-                              .fingerprint = mark->fingerprint,
-                              .size_bytes = (uint32_t)strlen(doubt->claim)};
+    doubt->frame =
+        (gr_frame){.kind = GR_FRAME_CLAIM,
+                   .comm = mark->comm,
+                   .op_seq = mark->number,
+                   .message = (mark->waits ? GR_WORD_WAITS : 0) | (mark->sends ? GR_WORD_SENDS : 0),
+                   .segment = claimed_number(mark, entry),
+                   .fingerprint = mark->fingerprint,
+                   .size_bytes = (uint32_t)strlen(doubt->claim)};
     post_claim(exec);
 }
 
@@ -183,18 +186,6 @@ static void answer_claim(gr_exec *exec, const gr_exec_link *link, const gr_frame
     gr_exec_fail(exec, &diag);
 }
 
-void gr_exec_hear_claims(gr_exec *exec)
-{
-    for (int peer = 0; peer < exec->world_size && exec->diag.status == GR_OK; peer++) {
-        const gr_exec_link *link = &exec->links[peer];
-        gr_frame frame;
-        char text[GR_CLAIM_TEXT_BYTES];
-        if (link->link && gr_link_claim(link->link, &frame, text) == GR_OK) {
-            answer_claim(exec, link, &frame, text);
-        }
-    }
-}
-
 /* ---- What the peer waits in ------------------------------------------------------------------ */
 bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op)
 {
@@ -216,21 +207,18 @@ static void meet_stuck(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
 {
     gr_exec_mark mark = gr_exec_mark_of(frame);
     const gr_op *op = exec->blocked;
-    while (op && (uint32_t)op->fingerprint != frame->segment) {
+    while (op && ((uint32_t)op->fingerprint & GR_WORD_MASK) != (frame->message & GR_WORD_MASK)) {
         op = op->next_part;
     }
-    if (op && gr_exec_is_stuck(exec, op) && gr_exec_awaits(link, op) &&
+    if (op && gr_exec_is_stuck(exec, op) && gr_exec_lacks(link, op) &&
         gr_exec_is_ahead(exec, link, &mark)) {
         begin_doubt(exec, link, &mark, gr_record_at(exec->record, op->record));
     }
 }
 
-void gr_exec_hear_waits(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
+/* The peer says that it waits. */
+static void hear_waits(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
 {
-    if (frame->message == GR_MESSAGE_STUCK) {
-        meet_stuck(exec, link, frame);
-        return;
-    }
     bool compared = link->waits.valid && link->waits.compared && link->waits.comm == frame->comm &&
                     link->waits.number == frame->op_seq &&
                     link->waits.fingerprint == frame->fingerprint;
@@ -239,6 +227,23 @@ void gr_exec_hear_waits(gr_exec *exec, gr_exec_link *link, const gr_frame *frame
     link->waits.blamed = (int)frame->segment;
     link->waits.heard_us = gr_clock_now_us(&exec->clock);
     gr_exec_compare_waits(exec, link);
+    if (frame->message & GR_WORD_STUCK) {
+        meet_stuck(exec, link, frame);
+    }
+}
+
+void gr_exec_hear_all(gr_exec *exec)
+{
+    for (int peer = 0; peer < exec->world_size && exec->diag.status == GR_OK; peer++) {
+        gr_exec_link *link = &exec->links[peer];
+        gr_frame frame;
+        char text[GR_CLAIM_TEXT_BYTES];
+        if (link->link && gr_link_claim(link->link, &frame, text) == GR_OK) {
+            answer_claim(exec, link, &frame, text);
+        } else if (link->link && gr_link_word(link->link, &frame) == GR_OK) {
+            hear_waits(exec, link, &frame);
+        }
+    }
 }
 
 void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link)
@@ -290,7 +295,10 @@ void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *fra
 
 void gr_exec_mismatch(gr_exec *exec, const gr_op *op, int peer)
 {
-    gr_exec_mark mark = {
-        .valid = true, .comm = op->comm, .number = op->number, .fingerprint = op->fingerprint};
+    gr_exec_mark mark = {.valid = true,
+                         .sends = true,
+                         .comm = op->comm,
+                         .number = op->number,
+                         .fingerprint = op->fingerprint};
     begin_doubt(exec, &exec->links[peer], &mark, gr_record_at(exec->record, op->record));
 }

@@ -14,6 +14,15 @@ static bool abort_possible(const gr_exec_link *link)
            gr_link_diag(link->link)->status == GR_OK;
 }
 
+/* A socket that is closed while data are under way to it is reset, and what its owner wrote last
+ * may be lost. A peer whose calls differ may be sending us much, and must know why: it has read our
+ * sentence when it ends its side. What else fails is found out by the others as well, and is not to
+ * take any longer. */
+static bool hears_out(const gr_exec *exec, const gr_exec_link *link)
+{
+    return exec->diag.status == GR_E_MISMATCH && gr_link_kind_of(link->link) == GR_LINK_TCP;
+}
+
 /* Posts the sentence where there is room; true if every living peer has it. */
 static bool abort_round(gr_exec *exec, const gr_frame *frame)
 {
@@ -29,7 +38,8 @@ static bool abort_round(gr_exec *exec, const gr_frame *frame)
             link->abort_posted = status == GR_OK;
             link->abort_done = status != GR_OK && status != GR_E_AGAIN;
         }
-        if (link->abort_posted && gr_link_sent(link->link, link->abort_ticket)) {
+        if (link->abort_posted && gr_link_sent(link->link, link->abort_ticket) &&
+            !hears_out(exec, link)) {
             link->abort_done = true;
         }
         all = all && link->abort_done;
@@ -132,6 +142,22 @@ void gr_exec_end(gr_exec *exec, const gr_diag *diag)
 }
 
 /* ---- A peer is gone -------------------------------------------------------------------------- */
+/* While we are in doubt: over the same difference, of which it has told both sides to somebody. If
+ * its word was lost with its link, the others hand it on. */
+static void leave_in_doubt(gr_exec *exec, gr_exec_link *link)
+{
+    const gr_diag *told = gr_exec_discard_all(exec);
+    bool others = false;
+    link->closed = true;
+    for (int peer = 0; peer < exec->world_size; peer++) {
+        const gr_exec_link *other = &exec->links[peer];
+        others |= other->link && !other->closed && gr_link_diag(other->link)->status == GR_OK;
+    }
+    if (told || !others) {
+        gr_exec_fail(exec, told ? told : &exec->doubt.alone);
+    }
+}
+
 void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_op *op)
 {
     const gr_diag *cause = gr_link_diag(link->link);
@@ -140,7 +166,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
         return;
     }
     if (exec->doubt.on) {
-        gr_exec_fail(exec, &exec->doubt.alone); /* it has left over the same difference */
+        leave_in_doubt(exec, link);
         return;
     }
     /* It may have taken our last messages just before its end, and then nothing is missing. */

@@ -54,6 +54,7 @@ struct gr_op {
     uint16_t comm;
     bool is_message;
     bool settles;     /* when it is over, all ranks of the job have begun it */
+    int needs;        /* cannot be over here before this rank has begun it; or a GR_NEEDS_* */
     bool sends_empty; /* also what has no bytes makes a message */
     uint64_t fingerprint;
     uint64_t record; /* index of its entry */
@@ -137,6 +138,7 @@ typedef struct gr_exec_ticket {
 typedef struct gr_exec_mark {
     bool valid;
     bool waits;    /* the sender waits in it; else it sent data of it */
+    bool sends;    /* it is one that the sender sends; counts for messages only */
     bool compared; /* with what was called here */
     uint16_t comm;
     uint32_t number;
@@ -167,7 +169,7 @@ typedef struct gr_exec_link {
     uint64_t told_record; /* 0: nothing; else one more */
     int told_blamed;
     int64_t told_us;
-    uint64_t told_stuck;
+    uint32_t told_stuck;
     uint64_t skew_count, skew_max; /* in ticks of gr_record_now */
     double skew_sum, skew_recent;
 } gr_exec_link;
@@ -298,16 +300,17 @@ static inline int gr_op_local(const gr_op *op, int world)
 
 /* Fingerprints of messages have this bit, others do not: their numbers count something else. */
 #define GR_FINGERPRINT_MESSAGE (UINT64_C(1) << 63)
-/* gr_frame.message: no data; the sender waits in the operation that the frame names, for us or for
- * whom we wait for as well; the last rank of that chain is the `segment`. */
-#define GR_MESSAGE_WAITS UINT32_MAX
-/* The same; it waits for us, and can begin nothing else until we come: not that either in which we
- * said that we wait for it, with the fingerprint whose lower half is the `segment`. */
-#define GR_MESSAGE_STUCK (UINT32_MAX - 1)
-static inline bool gr_frame_is_word(const gr_frame *frame)
-{
-    return frame->message >= GR_MESSAGE_STUCK;
-}
+/* Whose coming an operation needs by its kind alone: of nobody, of all members; else a rank. */
+enum { GR_NEEDS_NONE = -1, GR_NEEDS_ALL = -2 };
+
+/* A WORD: the sender waits in the operation that the frame names, for us or for whom we wait for as
+ * well; the last rank of that chain is the `segment`. Its `message`, and that of a CLAIM: */
+#define GR_WORD_SENDS (UINT32_C(1) << 31) /* the operation is a message, which the sender sends */
+#define GR_WORD_WAITS (UINT32_C(1) << 30) /* in a CLAIM: it answers a WORD, not data */
+/* In a WORD: the sender needs us, and can begin nothing else until we come: not what we wait in, or
+ * sent, either, whose fingerprint ends with these bits. */
+#define GR_WORD_STUCK (UINT32_C(1) << 29)
+#define GR_WORD_MASK (GR_WORD_STUCK - 1)
 
 /* exec.c */
 void gr_exec_part_over(gr_exec *exec, gr_op *op); /* its last step is done */
@@ -350,8 +353,6 @@ void gr_exec_let_go(gr_exec *exec);
 gr_exec_mark gr_exec_mark_of(const gr_frame *frame);
 /* Does it name an operation that was not started here yet? */
 bool gr_exec_is_ahead(const gr_exec *exec, const gr_exec_link *link, const gr_exec_mark *mark);
-/* The peer says that it waits. */
-void gr_exec_hear_waits(gr_exec *exec, gr_exec_link *link, const gr_frame *frame);
 /* What the peer waits in is compared with what was called here. */
 void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link);
 /* The head of a link is nothing that `op` (NULL: anything) expects. */
@@ -361,7 +362,10 @@ void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *fra
 bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op);
 /* Does `op` need a word of the peer on this link, which has not come? */
 bool gr_exec_awaits(const gr_exec_link *link, const gr_op *op);
-void gr_exec_hear_claims(gr_exec *exec); /* of peers that met a foreign operation of ours */
+/* Can `op` not end before the peer on this link begins it, as far as is known here? */
+bool gr_exec_lacks(const gr_exec_link *link, const gr_op *op);
+/* Of peers that met a foreign operation of ours, or wait. */
+void gr_exec_hear_all(gr_exec *exec);
 /* While in doubt: sends the CLAIM, ends the wait for the peer's word. Returns when to look. */
 int64_t gr_exec_look_doubt(gr_exec *exec, int64_t now_us);
 /* What an operation is and, with its number, which one. */

@@ -533,14 +533,6 @@ static bool look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op, const gr_
         gr_link_expect(link->link);
     }
     gr_status status = gr_link_peek(link->link, &frame);
-    while (status == GR_OK && gr_frame_is_word(&frame)) {
-        gr_link_next(link->link, NULL);
-        gr_exec_hear_waits(exec, link, &frame);
-        if (exec->doubt.on || exec->diag.status != GR_OK) {
-            return false;
-        }
-        status = gr_link_peek(link->link, &frame);
-    }
     if (status != GR_OK) {
         if (status != GR_PENDING) {
             gr_exec_lost(exec, link, status, op);

@@ -74,6 +74,13 @@ static bool owes(const gr_exec_link *link, const gr_op *op)
                           (link->ticket_count > 0 && link->tickets[link->ticket_head].op == op));
 }
 
+bool gr_exec_lacks(const gr_exec_link *link, const gr_op *op)
+{
+    bool member = link->link && gr_op_local(op, link->peer) >= 0;
+    return gr_exec_awaits(link, op) || owes(link, op) ||
+           (member && (op->needs == GR_NEEDS_ALL || op->needs == link->peer));
+}
+
 /* In this operation: it has come. */
 static bool has_come(const gr_exec *exec, const gr_exec_link *link, const gr_op *op)
 {
@@ -216,28 +223,36 @@ static void say_slow(const gr_exec *exec, const gr_op *op, int64_t idle_us, gr_d
 }
 
 /* ---- One operation --------------------------------------------------------------------------- */
-static bool tell(gr_exec_link *link, const gr_op *op, uint32_t message, uint32_t segment)
+/* If the peer waits for us in what was not begun here, or has sent some of it, and nothing else can
+ * be begun here before it comes to `op`, then it should know. As GR_WORD_STUCK; 0: no. */
+static uint32_t stuck_before(gr_exec *exec, const gr_exec_link *link, const gr_op *op)
 {
-    gr_frame frame = {.kind = GR_FRAME_DATA,
+    if (!gr_exec_lacks(link, op) || !gr_exec_is_stuck(exec, op)) {
+        return 0;
+    }
+    gr_frame frame;
+    gr_exec_mark mark = link->waits;
+    bool asked = mark.valid && mark.blamed == exec->rank;
+    if (!asked && !link->reading && gr_link_peek(link->link, &frame) == GR_OK) {
+        asked = true;
+        mark = gr_exec_mark_of(&frame);
+    }
+    return asked && gr_exec_is_ahead(exec, link, &mark)
+               ? GR_WORD_STUCK | ((uint32_t)mark.fingerprint & GR_WORD_MASK)
+               : 0;
+}
+
+static bool tell(gr_exec_link *link, const gr_op *op, int blamed, uint32_t stuck)
+{
+    bool sends = op->is_message && !gr_exec_awaits(link, op);
+    gr_frame frame = {.kind = GR_FRAME_WORD,
                       .comm = op->comm,
                       .op_seq = op->number,
-                      .message = message,
-                      .segment = segment,
+                      .message = stuck | (sends ? GR_WORD_SENDS : 0),
+                      .segment = (uint32_t)blamed,
                       .fingerprint = op->fingerprint};
     uint64_t ticket;
     return gr_link_send(link->link, &frame, NULL, &ticket) == GR_OK;
-}
-
-/* If the peer waits for us in what was not begun here, and nothing else can be begun here before it
- * comes, then it should know. */
-static void tell_stuck(gr_exec *exec, gr_exec_link *link, const gr_op *op)
-{
-    const gr_exec_mark *waits = &link->waits;
-    if (waits->valid && waits->blamed == exec->rank && waits->fingerprint != link->told_stuck &&
-        gr_exec_is_ahead(exec, link, waits) && gr_exec_is_stuck(exec, op) &&
-        tell(link, op, GR_MESSAGE_STUCK, (uint32_t)waits->fingerprint)) {
-        link->told_stuck = waits->fingerprint;
-    }
 }
 
 /* Ranks that wait for one another in different operations may have nothing to send; and who waits
@@ -248,19 +263,18 @@ static void tell_waits(gr_exec *exec, const gr_op *op, int64_t now_us)
     int blamed = find_late(exec, op).peer;
     for (int peer = 0; peer < exec->world_size && blamed >= 0; peer++) {
         gr_exec_link *link = &exec->links[peer];
-        bool awaited = gr_exec_awaits(link, op);
-        if (link->closed || stands_at(exec, link) != op || (op->is_message && !awaited)) {
+        if (link->closed || stands_at(exec, link) != op ||
+            (op->is_message && !gr_exec_lacks(link, op))) {
             continue;
         }
-        bool known = link->told_record == op->record + 1 && link->told_blamed == blamed;
-        if ((!known || now_us - link->told_us >= RETELL_US) &&
-            tell(link, op, GR_MESSAGE_WAITS, (uint32_t)blamed)) {
+        uint32_t stuck = stuck_before(exec, link, op);
+        bool known = link->told_record == op->record + 1 && link->told_blamed == blamed &&
+                     link->told_stuck == stuck;
+        if ((!known || now_us - link->told_us >= RETELL_US) && tell(link, op, blamed, stuck)) {
             link->told_record = op->record + 1;
             link->told_blamed = blamed;
+            link->told_stuck = stuck;
             link->told_us = now_us;
-        }
-        if (awaited) {
-            tell_stuck(exec, link, op);
         }
     }
 }
@@ -331,7 +345,7 @@ int64_t gr_exec_look(gr_exec *exec, bool waited)
         exec->idle_since_us += skipped_us;
     }
     exec->last_look_us = now_us;
-    gr_exec_hear_claims(exec);
+    gr_exec_hear_all(exec);
     int64_t next_us = gr_exec_look_doubt(exec, now_us);
     for (uint32_t seq = exec->oldest_seq; seq != exec->next_seq && exec->active > 0; seq++) {
         gr_op *op = gr_exec_op_at(exec, seq);

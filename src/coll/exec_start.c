@@ -373,11 +373,27 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
 
 /* What has a root or a single peer may be over here before all ranks have called it, or anything
  * else. */
-static bool settles(const gr_op *op, const gr_op_desc *desc)
+static bool brings_all(const gr_op *op, const gr_op_desc *desc)
 {
-    bool meets = op->driver != NULL || desc->coll == GR_COLL_BARRIER ||
-                 (op->total_bytes > 0 && !op->uneven && !op->is_message && !has_root(desc->coll));
-    return meets && !op->local;
+    return op->driver != NULL || desc->coll == GR_COLL_BARRIER ||
+           (op->total_bytes > 0 && !op->uneven && !op->is_message && !has_root(desc->coll));
+}
+
+/* A rank that has a part in every result, or in ours. */
+static int needs(const gr_exec *exec, const gr_op *op, const gr_op_desc *desc)
+{
+    if (brings_all(op, desc)) {
+        return GR_NEEDS_ALL;
+    }
+    if (!has_root(desc->coll) || op->total_bytes == 0 || op->uneven) {
+        return GR_NEEDS_NONE;
+    }
+    int root = gr_op_world(op, desc->root);
+    bool gives = desc->coll == GR_COLL_BROADCAST || desc->coll == GR_COLL_SCATTER;
+    if (root == exec->rank) {
+        return gives ? GR_NEEDS_NONE : GR_NEEDS_ALL;
+    }
+    return gives ? root : GR_NEEDS_NONE;
 }
 
 /* From here on nothing can go wrong: the operation gets its numbers. */
@@ -400,7 +416,8 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
         op->driver->begin(op->driver_state, op);
     }
     record(exec, op, desc);
-    op->settles = settles(op, desc);
+    op->needs = needs(exec, op, desc);
+    op->settles = !op->local && brings_all(op, desc);
     if (!op->settles) {
         exec->unsettled = op->record + 1;
     }

@@ -41,6 +41,11 @@ enum {
 
 void gr_frame_encode(const gr_frame *frame, uint8_t out[GR_FRAME_BYTES]);
 
+static inline uint8_t gr_frame_kind_of(const uint8_t encoded[GR_FRAME_BYTES])
+{
+    return encoded[5];
+}
+
 /* GR_OK; GR_E_PROTOCOL with what is wrong in diag: then frame_out is untouched. */
 gr_status gr_frame_decode(const uint8_t in[GR_FRAME_BYTES], gr_frame *frame_out,
                           gr_diag *diag) GR_MUST_CHECK;

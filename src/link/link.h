@@ -48,6 +48,7 @@ typedef enum gr_frame_kind {
         4, /* the sender met a foreign operation: the payload says what it called itself;
                          * comm and op_seq say which one of ours it means, or op_seq what we sent
                          * and segment the one that it needs to hear of */
+    GR_FRAME_WORD = 5, /* what the sender waits for; only the newest counts; no payload */
     GR_FRAME_KIND_END
 } gr_frame_kind;
 
@@ -194,6 +195,10 @@ void gr_link_discard(gr_link *link);
 enum { GR_CLAIM_TEXT_BYTES = GR_DIAG_TEXT_BYTES + 1 };
 gr_status gr_link_claim(gr_link *link, gr_frame *frame_out,
                         char text_out[GR_CLAIM_TEXT_BYTES]) GR_MUST_CHECK;
+
+/* The newest WORD that came over this link, once: GR_OK; GR_PENDING: none. A WORD overtakes data on
+ * shm, and needs no room there; on tcp it waits behind them. */
+gr_status gr_link_word(gr_link *link, gr_frame *frame_out) GR_MUST_CHECK;
 
 /* Why the link is broken; status GR_OK while it is not. */
 const gr_diag *gr_link_diag(const gr_link *link);

@@ -155,6 +155,12 @@ void gr_link_claimed(gr_link *link, const gr_frame *frame, const char *text)
     link->claim.size_bytes = (uint32_t)clean_text(frame, text, link->claim_text);
 }
 
+void gr_link_told(gr_link *link, const gr_frame *frame)
+{
+    link->word_waits = true;
+    link->word = *frame;
+}
+
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
 {
     char clean[GR_FRAME_ABORT_MAX + 1];
@@ -724,6 +730,16 @@ gr_status gr_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLA
     link->claim_waits = false;
     *frame_out = link->claim;
     memcpy(text_out, link->claim_text, (size_t)link->claim.size_bytes + 1);
+    return GR_OK;
+}
+
+gr_status gr_link_word(gr_link *link, gr_frame *frame_out)
+{
+    if (!link->word_waits) {
+        return GR_PENDING;
+    }
+    link->word_waits = false;
+    *frame_out = link->word;
     return GR_OK;
 }
 

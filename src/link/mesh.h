@@ -35,9 +35,10 @@ struct gr_link {
     bool expected; /* gr_link_expect: the caller waits for this one */
     bool claimed;  /* a CLAIM came; the first is kept until it is asked for */
     bool claim_sent, claim_waits;
+    bool word_waits; /* a WORD came, and was not asked for */
     int64_t attach_by_us;
     gr_diag diag; /* why it ended */
-    gr_frame claim;
+    gr_frame claim, word;
     char claim_text[GR_CLAIM_TEXT_BYTES];
 };
 
@@ -134,6 +135,8 @@ void gr_link_left(gr_link *link);
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text);
 /* The peer met a foreign operation; frame->size_bytes of text. Kept for gr_link_claim. */
 void gr_link_claimed(gr_link *link, const gr_frame *frame, const char *text);
+/* The peer said what it waits for. Kept for gr_link_word. */
+void gr_link_told(gr_link *link, const gr_frame *frame);
 /* " (host b)", or "" if hosts have no names. */
 enum { GR_HOST_TEXT_BYTES = 80 };
 void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES]);

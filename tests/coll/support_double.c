@@ -32,8 +32,8 @@ struct gr_link {
     int peer;
     gr_diag diag;
     bool discard; /* data that arrive are thrown away */
-    bool claimed, claim_waits;
-    gr_frame claim;
+    bool claimed, claim_waits, word_waits;
+    gr_frame claim, word;
     char claim_text[GR_CLAIM_TEXT_BYTES];
 };
 
@@ -279,6 +279,13 @@ gr_status dbl_link_send(gr_link *link, const gr_frame *frame, const void *data,
     if (link->diag.status != GR_OK || (peer_gone(link) && chance(net, 50))) {
         return lose(link);
     }
+    if (frame->kind == GR_FRAME_WORD) { /* overtakes data, as on shm */
+        gr_link *other = &net->meshes[link->peer].links[link->mesh->rank];
+        other->word_waits = true;
+        other->word = *frame;
+        *ticket_out = 0;
+        return GR_OK;
+    }
     /* Strict: what the receiver holds takes room as well. */
     if (s->sent - s->finished >= (uint64_t)net->options.room || chance(net, 20)) {
         return GR_E_AGAIN;
@@ -361,6 +368,16 @@ gr_status dbl_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CL
     link->claim_waits = false;
     *frame_out = link->claim;
     memcpy(text_out, link->claim_text, sizeof link->claim_text);
+    return GR_OK;
+}
+
+gr_status dbl_link_word(gr_link *link, gr_frame *frame_out)
+{
+    if (!link->word_waits) {
+        return GR_PENDING;
+    }
+    link->word_waits = false;
+    *frame_out = link->word;
     return GR_OK;
 }
 

@@ -53,6 +53,7 @@ gr_status dbl_link_read(gr_link *link, void *dst);
 void dbl_link_next(gr_link *link, uint64_t *hold_out);
 void dbl_link_release(gr_link *link, uint64_t hold);
 void dbl_link_discard(gr_link *link);
+gr_status dbl_link_word(gr_link *link, gr_frame *frame_out);
 gr_status dbl_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLAIM_TEXT_BYTES]);
 const gr_diag *dbl_link_diag(const gr_link *link);
 

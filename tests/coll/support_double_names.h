@@ -23,6 +23,7 @@
 #define gr_link_release dbl_link_release
 #define gr_link_discard dbl_link_discard
 #define gr_link_claim dbl_link_claim
+#define gr_link_word dbl_link_word
 #define gr_link_diag dbl_link_diag
 
 #endif

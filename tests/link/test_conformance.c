@@ -448,6 +448,46 @@ static void test_discard(gr_link_kind kind)
     free(data[1]);
 }
 
+/* Of several WORDs the newest is handed up, once; the data around them stay whole and in order. On
+ * shm it needs no room among them. */
+static void test_word(gr_link_kind kind)
+{
+    pair p;
+    uint8_t data[3000], got[3000];
+    gr_frame frame = {.kind = GR_FRAME_WORD, .comm = 5, .fingerprint = UINT64_MAX - 7};
+    uint64_t ticket;
+    memset(data, 3, sizeof data);
+    pair_open(&p, kind);
+    assert_int_equal(gr_link_word(p.link[0], &frame), GR_PENDING);
+    (void)pair_send(&p, 1, 1, data, 100);
+    (void)pair_send(&p, 1, 2, data, sizeof data);
+    for (uint32_t i = 1; i <= 3; i++) {
+        frame.op_seq = frame.message = frame.segment = i;
+        assert_int_equal(gr_link_send(p.link[1], &frame, NULL, &ticket), GR_OK);
+        assert_true(gr_link_sent(p.link[1], ticket) || kind != GR_LINK_SHM);
+    }
+    (void)pair_send(&p, 1, 3, data, 10);
+    for (uint32_t i = 1; i <= 2; i++) {
+        assert_int_equal(pair_await(&p, 0).op_seq, i);
+        pair_read(&p, 0, got);
+    }
+    assert_memory_equal(got, data, sizeof data);
+    assert_int_equal(pair_await(&p, 0).op_seq, 3);
+    frame = (gr_frame){0};
+    for (int64_t end = test_now_us() + PATIENCE_US;
+         gr_link_word(p.link[0], &frame) != GR_OK && test_now_us() < end;) {
+        pair_pump(&p);
+    }
+    assert_true(frame.kind == GR_FRAME_WORD && frame.comm == 5 && frame.op_seq == 3 &&
+                frame.message == 3 && frame.segment == 3 && frame.size_bytes == 0 &&
+                frame.fingerprint == UINT64_MAX - 7);
+    assert_int_equal(gr_link_word(p.link[0], &frame), GR_PENDING);
+    pair_read(&p, 0, got);
+    frame.size_bytes = 1;
+    assert_int_equal(gr_link_send(p.link[1], &frame, data, &ticket), GR_E_INVALID);
+    pair_close(&p);
+}
+
 /* A CLAIM is handed up once, with its text; the data around it stay whole and in order. */
 static void test_claim(gr_link_kind kind)
 {
@@ -810,6 +850,7 @@ static void test_nothing_is_left(gr_link_kind kind)
     X(abort_when_full)                                                                             \
     X(discard)                                                                                     \
     X(claim)                                                                                       \
+    X(word)                                                                                        \
     X(another_process)                                                                             \
     X(death_while_idle)                                                                            \
     X(death_while_sending)                                                                         \

@@ -184,6 +184,46 @@ static gr_status send_sentence(gr_shm_link *link, const gr_frame *frame, const v
     return GR_OK;
 }
 
+/* A WORD has a place of its own as well, and no descriptor: who has nothing else to say than that
+ * it waits may have filled the ring. */
+static void send_word(gr_shm_link *link, const gr_frame *frame)
+{
+    gr_shm_word *word = &link->out->word;
+    uint32_t sequence = atomic_load_explicit(&word->sequence, memory_order_relaxed);
+    atomic_store_explicit(&word->sequence, sequence + 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&word->comm, frame->comm, memory_order_relaxed);
+    atomic_store_explicit(&word->op_seq, frame->op_seq, memory_order_relaxed);
+    atomic_store_explicit(&word->message, frame->message, memory_order_relaxed);
+    atomic_store_explicit(&word->segment, frame->segment, memory_order_relaxed);
+    atomic_store_explicit(&word->fingerprint, frame->fingerprint, memory_order_relaxed);
+    atomic_store(&word->sequence, sequence + 2);
+    if (gr_shm_link_ring(link)) {
+        link->base.mesh->stats.system_calls++;
+    }
+}
+
+static void look_for_word(gr_shm_link *link)
+{
+    const gr_shm_word *word = &link->in->word;
+    uint32_t sequence = atomic_load_explicit(&word->sequence, memory_order_acquire);
+    if (sequence == link->word || sequence % 2 != 0) {
+        return;
+    }
+    gr_frame frame = {.kind = GR_FRAME_WORD,
+                      .comm = (uint16_t)atomic_load_explicit(&word->comm, memory_order_relaxed),
+                      .op_seq = atomic_load_explicit(&word->op_seq, memory_order_relaxed),
+                      .message = atomic_load_explicit(&word->message, memory_order_relaxed),
+                      .segment = atomic_load_explicit(&word->segment, memory_order_relaxed),
+                      .fingerprint =
+                          atomic_load_explicit(&word->fingerprint, memory_order_relaxed)};
+    atomic_thread_fence(memory_order_acquire);
+    if (atomic_load_explicit(&word->sequence, memory_order_relaxed) == sequence) {
+        link->word = sequence;
+        gr_link_told(&link->base, &frame);
+    }
+}
+
 static bool in_own_file(const gr_shm_link *link, const uint8_t *data, size_t size_bytes)
 {
     const gr_shm_segment *own = &mesh_of(link)->own;
@@ -221,6 +261,11 @@ gr_status gr_shm_link_send(gr_link *base, const gr_frame *frame, const void *dat
 {
     gr_shm_link *link = shm_of(base);
     gr_status status = GR_E_AGAIN;
+    if (frame->kind == GR_FRAME_WORD) {
+        send_word(link, frame);
+        *ticket_out = 0;
+        return GR_OK;
+    }
     if (frame->kind != GR_FRAME_DATA && frame->size_bytes > 0) {
         status = send_sentence(link, frame, data);
     } else if (frame->kind != GR_FRAME_DATA) {
@@ -291,7 +336,8 @@ bool gr_shm_link_news(const gr_shm_link *link)
 {
     /* Sequentially consistent: a sleeper looks here after it said that it sleeps. */
     uint32_t sequence = atomic_load(&slot_at(link, link->seen)->sequence);
-    return sequence == (uint32_t)(link->seen + 1) ||
+    uint32_t word = atomic_load(&link->in->word.sequence);
+    return sequence == (uint32_t)(link->seen + 1) || (word != link->word && word % 2 == 0) ||
            (link->wanted != 0 && atomic_load(&link->in->released) >= link->wanted);
 }
 
@@ -343,6 +389,7 @@ static gr_frame frame_of(const gr_shm_slot *slot)
 
 void gr_shm_link_scan(gr_shm_link *link)
 {
+    look_for_word(link);
     while (link->base.state == GR_LINK_UP && arrived(link, link->seen)) {
         uint8_t kind = slot_at(link, link->seen)->kind;
         gr_shm_slot copy;

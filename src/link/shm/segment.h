@@ -60,6 +60,14 @@ typedef struct gr_shm_slot {
 } gr_shm_slot;
 _Static_assert(sizeof(gr_shm_slot) == GR_SHM_LINE, "a descriptor is one cache line");
 
+/* Our last WORD; the peer sees it whatever it has left on the ring. */
+typedef struct gr_shm_word {
+    /* How many were written; odd: one is being written. */
+    _Atomic uint32_t sequence;
+    _Atomic uint32_t comm, op_seq, message, segment;
+    _Atomic uint64_t fingerprint;
+} gr_shm_word;
+
 typedef struct gr_shm_pair {
     /* Sending: the peer reads it when it releases; 0: no wake wanted, else at this many
      * released. */
@@ -68,6 +76,7 @@ typedef struct gr_shm_pair {
     _Alignas(GR_SHM_LINE) _Atomic uint64_t released;
     /* Of our CLAIM, then of our ABORT: these must need no room. */
     _Alignas(GR_SHM_LINE) char text[2][GR_SHM_TEXT_BYTES];
+    _Alignas(GR_SHM_LINE) gr_shm_word word;
     _Alignas(GR_SHM_PAGE) gr_shm_slot slots[GR_SHM_SLOTS];
 } gr_shm_pair;
 

@@ -48,6 +48,7 @@ typedef struct gr_shm_link {
     uint64_t tail;     /* the descriptor of the message at the head */
     uint64_t released; /* all before it were released */
     uint64_t seen;     /* all before it were looked at by progress or peek */
+    uint32_t word;     /* the sequence of the last WORD that was looked at */
     bool have;         /* frame, place and at describe the message at the head */
     uint8_t place;
     gr_frame frame;

@@ -113,6 +113,8 @@ static void look(gr_link *link)
             gr_link_aborted(link, &message->frame, (const char *)message->data);
         } else if (message->frame.kind == GR_FRAME_CLAIM) {
             gr_link_claimed(link, &message->frame, (const char *)message->data);
+        } else if (message->frame.kind == GR_FRAME_WORD) {
+            gr_link_told(link, &message->frame);
         }
     }
     if (link->state == GR_LINK_UP && in->end_us <= net->now_us) {
@@ -251,7 +253,8 @@ static gr_status peek(gr_link *link, gr_frame *frame_out)
 {
     gr_sim_stream *in = incoming(link);
     const gr_sim_message *message = gr_sim_message_at(net_of(link), in, in->taken);
-    if (in->taken < in->seen && message->frame.kind == GR_FRAME_CLAIM) {
+    while (in->taken < in->seen &&
+           (message->frame.kind == GR_FRAME_CLAIM || message->frame.kind == GR_FRAME_WORD)) {
         next(link, NULL); /* it was handed up when it came */
         message = gr_sim_message_at(net_of(link), in, in->taken);
     }

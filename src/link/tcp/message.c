@@ -206,6 +206,11 @@ static void parse(gr_tcp_link *link)
 /* The head is no data and all there: BYE and ABORT end the link. */
 static void obey(gr_tcp_link *link)
 {
+    if (link->frame.kind == GR_FRAME_WORD) {
+        gr_link_told(&link->base, &link->frame);
+        gr_tcp_link_next(&link->base, NULL);
+        return;
+    }
     if (link->frame.kind == GR_FRAME_CLAIM) {
         gr_link_claimed(&link->base, &link->frame,
                         (const char *)link->first.buffer + link->first.start);
@@ -382,8 +387,8 @@ void gr_tcp_link_next(gr_link *base, uint64_t *hold_out)
     link->number++;
 }
 
-/* What nobody began to write is forgotten; what is written in part must go on, since the peer reads
- * the next header behind it. */
+/* What nobody began to write is forgotten, but for a CLAIM, whose answer may be what is looked for;
+ * what is written in part must go on, since the peer reads the next header behind it. */
 void gr_tcp_link_discard(gr_link *base)
 {
     gr_tcp_link *link = tcp_of(base);
@@ -391,8 +396,14 @@ void gr_tcp_link_discard(gr_link *base)
     if (base->streams > 1 && gr_tcp_parts_dealt(link) > begun) {
         begun = gr_tcp_parts_dealt(link);
     }
-    while (link->head > begun) {
-        link->undealt_bytes -= link->queue[--link->head & QUEUE_MASK].left_bytes;
+    uint64_t end = link->head;
+    link->head = link->head < begun ? link->head : begun;
+    for (uint64_t at = begun; at < end; at++) {
+        const gr_tcp_message *message = &link->queue[at & QUEUE_MASK];
+        link->undealt_bytes -= message->left_bytes;
+        if (gr_frame_kind_of(message->header) == GR_FRAME_CLAIM) {
+            link->queue[link->head++ & QUEUE_MASK] = *message;
+        }
     }
     gr_tcp_link_receive(link);
 }
