@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What does a job with one worker pay for being able to have many?
 
-Takes turns between bench_alone (a training loop that knows nothing of workers) and `gradus run -np 1`
-on the same job file, one thread each, both free to read ahead on any core, and prints the medians of
-the samples per second and of the ratios.
+Takes turns between bench_alone (a training loop that knows nothing of workers) and `gradus
+run -np 1` on the same job file, one thread each, both free to read ahead on any core, and prints
+the medians of the samples per second and of the ratios.
 
     bench/alone.py [--data FOLDER] [--models mlp,cnn] [--batch N] [--rounds N] [--seconds S]
 """

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Kills processes of a training job at random moments, run after run, and looks at what comes of it.
+"""Kills processes of a training job at random moments, run after run, and looks at what comes of
+it.
 
     bench/chaos.py --runs 200 --build build
     bench/chaos.py --runs 50 --add --build build
@@ -12,11 +13,11 @@ within 0.2 s. The launcher is never killed, and the coordinator is a part of it.
 begins with 2 workers of at most 4, half of the time with a standby, and others come and go as well
 (gradus scale): 3 or 4 events a run.
 
-Told in the end: how many runs ended by themselves, with the weights (SHA-256) of an undisturbed run;
-how many were begun anew; what was left behind (processes, and with them their sockets and anonymous
-memory; files); and how long it took from a kill until the others were ready for the next step, as
-the job itself reports it. Exit code 1: a run went wrong; its seed is named, and --first SEED --runs 1
-repeats it.
+Told in the end: how many runs ended by themselves, with the weights (SHA-256) of an undisturbed
+run; how many were begun anew; what was left behind (processes, and with them their sockets and
+anonymous memory; files); and how long it took from a kill until the others were ready for the next
+step, as the job itself reports it. Exit code 1: a run went wrong; its seed is named, and --first
+SEED --runs 1 repeats it.
 """
 import argparse
 import json
@@ -66,7 +67,8 @@ class Plan:
         if seed // 2 % 2:
             self.flags += ["--checkpoint-every", "40 steps"]
         if adds:
-            self.flags += ["-np", "2", "--max-workers", str(WORKERS), "--spare", str(rng.randrange(2))]
+            self.flags += ["-np", "2", "--max-workers", str(WORKERS), "--spare",
+                           str(rng.randrange(2))]
             moments = sorted(rng.random() * seconds for _ in range(rng.choice([3, 4])))
             self.events = [(moment, *rng.choice([("kill", rng.randrange(1000)),
                                                  ("scale", rng.choice([2, 3, 4]))]))
@@ -120,8 +122,8 @@ class Job:
                 f"files {sorted(files)} are left" if files else "")
 
     def run(self, name, plan):
-        """Returns what was wrong ("" if nothing), the hash, the recoveries, whom we killed, how often
-        the job was begun anew, and the seconds."""
+        """Returns what was wrong ("" if nothing), the hash, the recoveries, whom we killed, how
+        often the job was begun anew, and the seconds."""
         output, mark = self.folder / f"out{name}", f"{os.getpid()}-{name}"
         self.files.add(output.name)
         begin = time.monotonic()
@@ -189,10 +191,10 @@ def main():
             killed += victims
             if wrong:
                 print(f"seed {seed}, {plan}: {wrong}", flush=True)
-    print(f"{done} runs, {doubles} of them with two kills or more: {good} ended by themselves with the "
-          f"weights of the undisturbed run")
-    print(f"killed: {killed.count('worker')} workers, {killed.count('agent')} agents; {begun_anew} runs "
-          f"were begun anew")
+    print(f"{done} runs, {doubles} of them with two kills or more: {good} ended by themselves with "
+          f"the weights of the undisturbed run")
+    print(f"killed: {killed.count('worker')} workers, {killed.count('agent')} agents; {begun_anew} "
+          f"runs were begun anew")
     print(f"left behind in /dev/shm: {sorted(memory_files() - before) or 'nothing'}")
     if times:
         times.sort()

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What checkpoints cost the training: how long one holds up a step, and what all of them cost together.
+"""What checkpoints cost the training: how long one holds up a step, and what all of them cost
+together.
 
     bench/checkpoint.py [--turns 3] [--workers 2] [--every "10 steps"] [--to DIR]
 
-The same job with and without checkpoints, in turns. "held up" is the time that the training stood still for one
-checkpoint (telling the thread, copying what it had not copied yet), as a share of a step; "throughput" is with
-checkpoints by without, the work of the writing thread included.
+The same job with and without checkpoints, in turns. "held up" is the time that the training stood
+still for one checkpoint (telling the thread, copying what it had not copied yet), as a share of a
+step; "throughput" is with checkpoints by without, the work of the writing thread included.
 """
 import argparse
 import json
@@ -20,14 +21,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDE = "[{linear: 1024}, relu, {linear: 1024}, relu, {linear: 10}]"
 JOBS = {"mlp, adam": (WIDE, "adam", 256), "mlp, sgd": (WIDE, "sgd", 256),
         "cnn, adam": ("[{conv2d: {channels: 16, kernel: 3, padding: 1}}, batch_norm, relu, "
-                      "{conv2d: {channels: 32, kernel: 3, padding: 1}}, relu, flatten, {linear: 10}]", "adam", 256)}
+                      "{conv2d: {channels: 32, kernel: 3, padding: 1}}, relu, flatten, {linear: "
+                      "10}]", "adam", 256)}
 
 
 def write_job(folder, model, optimizer, batch, steps):
     path = folder / "job.yaml"
     path.write_text(f"""
 model: {model}
-data: {{file: {ROOT}/examples/digits/digits.csv.gz, classes: 10, shape: [1, 8, 8], scale: 0.0625, test_count: 360}}
+data: {{file: {ROOT}/examples/digits/digits.csv.gz, classes: 10, shape: [1, 8, 8], scale: 0.0625,
+       test_count: 360}}
 optimizer: {{kind: {optimizer}, learning_rate: 0.001}}
 steps: {steps}
 global_batch: {batch}
@@ -38,7 +41,8 @@ distribution: {{shards: 4}}
 
 
 def train(options, job, folder, *more):
-    done = subprocess.run([options.gradus, "run", "-np", str(options.workers), "--json", "--output", folder / "out",
+    done = subprocess.run([options.gradus, "run", "-np", str(options.workers), "--json", "--output",
+                           folder / "out",
                            job, *more], capture_output=True, text=True, check=True, timeout=100)
     shutil.rmtree(folder / "out")
     return json.loads(done.stdout.splitlines()[-1])
@@ -53,7 +57,8 @@ def main():
     parser.add_argument("--every", default="10 steps")
     parser.add_argument("--to", help="folder for the checkpoints; default: a temporary one")
     options = parser.parse_args()
-    print(f"{'job':<12}{'step':>10}{'held up':>10}{'of a step':>11}{'throughput':>12}{'written':>9}")
+    print(f"{'job':<12}{'step':>10}{'held up':>10}{'of a step':>11}{'throughput':>12}"
+          f"{'written':>9}")
     for name, (model, optimizer, batch) in JOBS.items():
         steps, held, ratios, written = [], [], [], []
         with tempfile.TemporaryDirectory() as base:
@@ -62,7 +67,8 @@ def main():
             for _ in range(options.turns):
                 plain = train(options, job, folder)
                 to = pathlib.Path(options.to or folder) / "checkpoints"
-                saving = train(options, job, folder, "--checkpoint-every", options.every, "--checkpoint-to", to)
+                saving = train(options, job, folder, "--checkpoint-every", options.every,
+                               "--checkpoint-to", to)
                 shutil.rmtree(to)
                 steps.append(batch / plain["samples_per_s"])
                 held.append(saving["checkpoint_wait_s"] / max(1, saving["checkpoints"]))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What gradient compression does to accuracy: each kind, several seeds, on the digits and on an MNIST
-folder (IDX files, gzip or not). Prints a table in Markdown.
+"""What gradient compression does to accuracy: each kind, several seeds, on the digits and on an
+MNIST folder (IDX files, gzip or not). Prints a table in Markdown.
 
   bench/compression.py --mnist FOLDER [--gradus build/gradus] [--seeds 3] [--workers 2]"""
 import argparse

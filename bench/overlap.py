@@ -6,8 +6,8 @@
 
 Each rank starts the operation, computes for less time than it takes, and waits. The loop's speed is
 compared with the speed of the same loop alone, in the same process. In turn with it the same loop
-runs beside a plain TCP stream each way, read and written a megabyte at a time: what the kernel takes
-for that many bytes nobody can give back. Ends with 1 below --least of the speed."""
+runs beside a plain TCP stream each way, read and written a megabyte at a time: what the kernel
+takes for that many bytes nobody can give back. Ends with 1 below --least of the speed."""
 import argparse
 import json
 import pathlib
@@ -94,9 +94,10 @@ def main():
                 row = one_round(two, arguments)
                 speeds.append(row["compute_speed"])
                 ceilings.append(beside_streams(two, arguments))
-                print(f"compute at {100 * speeds[-1]:.1f} % of its speed alone, beside plain streams "
-                      f"{100 * ceilings[-1]:.1f} %; the operation takes "
-                      f"{row['time_us_median'] / 1e3:.1f} ms on top of {arguments.compute}", flush=True)
+                print(f"compute at {100 * speeds[-1]:.1f} % of its speed alone, beside plain "
+                      f"streams {100 * ceilings[-1]:.1f} %; the operation takes "
+                      f"{row['time_us_median'] / 1e3:.1f} ms on top of {arguments.compute}",
+                      flush=True)
     except hosts.Unavailable as error:
         raise SystemExit(f"overlap: {error}") from error
     print(f"median {100 * statistics.median(speeds):.1f} %, beside plain streams "

@@ -5,10 +5,10 @@
     bench/recovery.py --kills 50                    the digits job, beside PyTorch's torchrun
     bench/recovery.py --model mlp --data FOLDER     MNIST's images (t10k or train; .gz or not)
 
-4 workers. A worker of any rank is killed by SIGKILL at a random moment. The time counts from the kill
-to the end of the next step that the others finish, less what a step takes: as a worker that was not
-killed noted it in its timeline (`--timeline`), whose clock is this script's. The candidates take
-turns:
+4 workers. A worker of any rank is killed by SIGKILL at a random moment. The time counts from the
+kill to the end of the next step that the others finish, less what a step takes: as a worker that
+was not killed noted it in its timeline (`--timeline`), whose clock is this script's. The candidates
+take turns:
 
     shm, tcp              another worker is started in the place of the killed one (the default)
     shm-less, tcp-less    --restarts 0: the job goes on with three
@@ -17,8 +17,8 @@ turns:
     torchrun-fast         the same with --monitor-interval 0.1 (seconds; else 5)
 
 A newcomer's cost is what the others lose by it: from their last step without it to the end of the
-first step with it, less what a step takes. --samples FILE keeps what was measured, and adds what the
-file has from before.
+first step with it, less what a step takes. --samples FILE keeps what was measured, and adds what
+the file has from before.
 """
 import argparse
 import gzip

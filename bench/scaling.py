@@ -196,7 +196,8 @@ def print_table(results):
         print(f"\n{result['model']}")
         for name, rate in result["samples_per_s"].items():
             spread = result["rounds"][name]
-            print(f"  {name:24} {rate:12,.0f} samples/s   ({min(spread):,.0f} .. {max(spread):,.0f})")
+            print(f"  {name:24} {rate:12,.0f} samples/s   ({min(spread):,.0f} .. "
+                  f"{max(spread):,.0f})")
         print(f"  {'waiting (2 workers)':24} {result['comm_wait_share'] * 100:11.1f} %")
         for name, ratio in result["ratios"].items():
             wanted = TARGETS[name][result["model"]]

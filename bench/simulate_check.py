@@ -8,10 +8,10 @@
 
 For each rate and number of hosts: measures latency and bandwidth over plain TCP with all hosts busy
 both ways, from one neighbour and from all others at once; simulates a cluster with these figures;
-runs `gradus bench` there; and prints simulated and measured time and the error. Without --algorithms
-all that differ where each host has one rank. --rows keeps the results in a file, one JSON object a
-line, so that several runs add up to one table; --write puts that into a text.
-Exit code 1 if an error is larger than --tolerance (10 %). Needs root.
+runs `gradus bench` there; and prints simulated and measured time and the error. Without
+--algorithms all that differ where each host has one rank. --rows keeps the results in a file, one
+JSON object a line, so that several runs add up to one table; --write puts that into a text. Exit
+code 1 if an error is larger than --tolerance (10 %). Needs root.
 """
 import argparse
 import json
@@ -31,8 +31,8 @@ UNITS = {"k": 10, "m": 20, "g": 30}
 BEGIN, END = "<!-- simulate_check: begin -->\n", "<!-- simulate_check: end -->\n"
 
 # Runs in every namespace at once: connects to those of the first line and lets the others connect.
-# Where there is one, round trips of one byte; then for each line "SHARE REPEATS" so many exchanges of
-# SHARE bytes with each of them: seconds for one.
+# Where there is one, round trips of one byte; then for each line "SHARE REPEATS" so many exchanges
+# of SHARE bytes with each of them: seconds for one.
 PROBE = r"""
 import select, socket, sys, threading, time
 own, PINGS, PIECE = sys.argv[1], 300, 1 << 18
@@ -40,7 +40,8 @@ server = socket.create_server((own, 0), backlog=64)
 print(server.getsockname()[1], flush=True)
 words = sys.stdin.readline().split()
 sources, targets = int(words[0]), words[1:]
-peers = [socket.create_connection((word.split(":")[0], int(word.split(":")[1]))) for word in targets]
+peers = [socket.create_connection((word.split(":")[0], int(word.split(":")[1])))
+         for word in targets]
 others = [server.accept()[0] for _ in range(sources)]
 for peer in peers + others:
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -154,9 +155,11 @@ def simulate(options, count, figures, operation, size):
 
 def measure(net, options, operation, algorithm, size):
     """Median time in us."""
-    results = net.run([options.gradus, "bench", operation, "--sizes", str(size), "--placement", "in",
+    results = net.run([options.gradus, "bench", operation, "--sizes", str(size), "--placement",
+                       "in",
                        "--iters", str(options.iterations), "--rounds", str(options.rounds),
-                       "--warmup", "1", "--together", "--algorithm", algorithm, "--no-exact", "--json"],
+                       "--warmup", "1", "--together", "--algorithm", algorithm, "--no-exact",
+                       "--json"],
                       options.ranks_per_host, env={"GRADUS_SEGMENT": SEGMENT}, timeout_s=300)
     rows = [json.loads(line) for _, text in results for line in text.splitlines()
             if line.startswith("{")]
@@ -194,7 +197,8 @@ def table(rows):
     columns = sorted({(row["rate"], row["hosts"]) for row in rows},
                      key=lambda at: ("kmg".index(at[0][-4]), int(at[0][:-4]), at[1]))
     lines = ["| operation | algorithm | MiB | "
-             + " | ".join(f"{rate[:-4]} {rate[-4].upper()}bit/s, {count}" for rate, count in columns)
+             + " | ".join(f"{rate[:-4]} {rate[-4].upper()}bit/s, {count}"
+                          for rate, count in columns)
              + " |", "| --- | --- | --- | " + " | ".join("---:" for _ in columns) + " |"]
     cells = {(row["op"], row["algorithm"], row["size_bytes"], row["rate"], row["hosts"]):
              f"{row['measured_us'] / 1e3:.1f} ({100 * row['error']:+.0f} %)" for row in rows}

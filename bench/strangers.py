@@ -143,7 +143,8 @@ def measure(options, crowded):
     """The median time of the reduction, in microseconds; and how many strangers came meanwhile."""
     gradus = os.path.join(options.build, "gradus")
     flags = ["--encrypt"] if options.encrypt else []
-    coordinator = subprocess.Popen([gradus, "coordinate", "-np", "2", "--listen", "127.0.0.1", *flags],
+    coordinator = subprocess.Popen([gradus, "coordinate", "-np", "2", "--listen", "127.0.0.1",
+                                    *flags],
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     told = dict(coordinator.stdout.readline().rstrip("\n").split("=", 1) for _ in range(3))
     recorder = Recorder(told["GRADUS_COORDINATOR"])
@@ -173,7 +174,8 @@ def measure(options, crowded):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", default="build")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--iters", type=int, default=10000)
@@ -187,8 +189,8 @@ def main():
             times[crowded], came = measure(options, crowded)
             strangers += came
         ratios.append(times[True] / times[False])
-        print(f"round {turn + 1}: alone {times[False]:.0f} us, with strangers {times[True]:.0f} us: "
-              f"{ratios[-1]:.3f}", flush=True)
+        print(f"round {turn + 1}: alone {times[False]:.0f} us, with strangers {times[True]:.0f} "
+              f"us: {ratios[-1]:.3f}", flush=True)
     print(f"{strangers} strangers; the median ratio is {statistics.median(ratios):.3f}")
 
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Is what Gradus chooses also what is fastest? Compares, by size, the algorithm that would be chosen with the best
-one that was measured, and the predicted times with the measured ones.
+"""Is what Gradus chooses also what is fastest? Compares, by size, the algorithm that would be
+chosen with the best one that was measured, and the predicted times with the measured ones.
 
-    bench/tune_check.py [-n 2,4,8] [-l shm,tcp] [--time 10ms] [--end 16m] [--collective allreduce] [--json FILE]
+    bench/tune_check.py [-n 2,4,8] [-l shm,tcp] [--time 10ms] [--end 16m]
+                        [--collective allreduce] [--json FILE]
 
-Measures with `gradus tune`: all algorithms of a size in turn, round by round, so that other load on the machine falls
-on all alike. The choice is that of `gradus info --plan`, once by the usual costs and once by those that were measured
-in the same run (what a communicator measures at its start). The loss is the time of the chosen algorithm over that of
-the best one, less 1."""
+Measures with `gradus tune`: all algorithms of a size in turn, round by round, so that other load on
+the machine falls on all alike. The choice is that of `gradus info --plan`, once by the usual costs
+and once by those that were measured in the same run (what a communicator measures at its start).
+The loss is the time of the chosen algorithm over that of the best one, less 1."""
 import argparse
 import json
 import os
@@ -23,7 +24,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def run(program, *words):
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GRADUS_")}
-    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, env=clean, check=False)
+    done = subprocess.run([program, *map(str, words)], capture_output=True, text=True, env=clean,
+                          check=False)
     if done.returncode != 0:
         sys.exit(f"gradus {' '.join(map(str, words))}: {done.stderr}")
     return done.stdout
@@ -34,7 +36,8 @@ def predictions(program, collective, size, ranks, link, costs):
     if costs:
         words += ["--tune", costs, "--no-rules"]
     found = json.loads(run(program, *words))
-    return found["algorithm"], {c["algorithm"]: c["time_us"] for c in found["candidates"] if c["eligible"]}
+    return found["algorithm"], {c["algorithm"]: c["time_us"] for c in found["candidates"]
+                                if c["eligible"]}
 
 
 def best_segments(points, collective, size):
@@ -48,12 +51,14 @@ def best_segments(points, collective, size):
 
 def check(program, ranks, link, options, folder):
     path = folder / f"{link}-{ranks}.json"
-    run(program, "tune", "-np", ranks, "--link", link, "-o", path, "--time", options.time, "-e", options.end,
+    run(program, "tune", "-np", ranks, "--link", link, "-o", path, "--time", options.time, "-e",
+        options.end,
         "--rounds", options.rounds)
     tuning = json.loads(path.read_text())
     rows = []
     for collective in options.collective.split(","):
-        sizes = sorted({p["size_bytes"] for p in tuning["measured"] if p["collective"] == collective})
+        sizes = sorted({p["size_bytes"] for p in tuning["measured"]
+                        if p["collective"] == collective})
         for size in sizes:
             times = best_segments(tuning["measured"], collective, size)
             row = {"link": link, "ranks": ranks, "collective": collective, "size_bytes": size}
@@ -62,11 +67,13 @@ def check(program, ranks, link, options, folder):
                 # Only what may be chosen counts: sums in tree order.
                 allowed = {a: t for a, t in times.items() if a in predicted}
                 best = min(allowed, key=allowed.get)
-                if chosen not in allowed:  # given up at a smaller size: at least four times the best
+                if chosen not in allowed:  # given up at a smaller size: four times the best
                     row[name] = {"chosen": chosen, "loss": 3.0}
                     continue
-                row[name] = {"chosen": chosen, "time_us": allowed[chosen], "predicted_us": predicted[chosen],
-                             "best": best, "best_us": allowed[best], "loss": allowed[chosen] / allowed[best] - 1}
+                row[name] = {"chosen": chosen, "time_us": allowed[chosen],
+                             "predicted_us": predicted[chosen],
+                             "best": best, "best_us": allowed[best],
+                             "loss": allowed[chosen] / allowed[best] - 1}
             rows.append(row)
             show(row)
     return rows
@@ -83,11 +90,13 @@ def show(row):
 def summary(rows, name):
     losses = [row[name]["loss"] for row in rows]
     return (f"{name:8} costs: median loss {100 * statistics.median(losses):5.1f} %, mean "
-            f"{100 * statistics.mean(losses):5.1f} %, within 10 % in {sum(x <= 0.1 for x in losses)} of {len(losses)}")
+            f"{100 * statistics.mean(losses):5.1f} %, within 10 % in "
+            f"{sum(x <= 0.1 for x in losses)} of {len(losses)}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--ranks", default="2,4,8")
     parser.add_argument("-l", "--links", default="shm,tcp")
     parser.add_argument("--time", default="10ms", help="to measure each algorithm at each size")

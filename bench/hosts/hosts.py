@@ -4,8 +4,8 @@
 
     bench/hosts/hosts.py --hosts 4 --rate 1gbit --delay 0.1ms -- build/gradus bench allreduce -b 25m
 
-starts the command once per rank (--ranks-per-host of them in each namespace) with the environment of
-a job, a coordinator (`gradus coordinate`) on the bridge, and removes everything in the end, also
+starts the command once per rank (--ranks-per-host of them in each namespace) with the environment
+of a job, a coordinator (`gradus coordinate`) on the bridge, and removes everything in the end, also
 after a failure or a signal. As a module: `with Hosts(...) as hosts: hosts.run([...])`.
 
 Needs root, iproute2, and for a delay the kernel's netem (without it: a warning, and no delay).

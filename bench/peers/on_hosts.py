@@ -9,7 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "hosts")
 import hosts  # noqa: E402, from the folder beside this one
 
 AGENT = """#!/bin/sh
-# What ssh is between real hosts: "agent [options] ADDRESS command ...", with a host name of its own.
+# What ssh is between real hosts: "agent [options] ADDRESS command ...", with its own host name.
 while case $1 in -*) true ;; *) false ;; esac; do shift; done
 address=$1
 shift

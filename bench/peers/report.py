@@ -132,9 +132,9 @@ def bound_text(results):
     best = min((sizes[25 * MIB], name) for name, sizes in rows.items()
                if is_peer(name) and 25 * MIB in sizes) if len(rows) > 1 else None
     peer = f"; the best peer, {best[1]}, {best[0] / bound_us:.3f}" if best else ""
-    return (f"At 1 Gbit/s one bulk TCP stream carries {rate * 8 / 1e6:.0f} Mbit/s of payload in the "
-            f"same run; 25 MiB over four hosts cannot take less than {bound_us / 1e3:.1f} ms with it. "
-            f"Gradus takes {ours / bound_us:.3f} of that (goal: 1.03){peer}.\n")
+    return (f"At 1 Gbit/s one bulk TCP stream carries {rate * 8 / 1e6:.0f} Mbit/s of payload in "
+            f"the same run; 25 MiB over four hosts cannot take less than {bound_us / 1e3:.1f} ms "
+            f"with it. Gradus takes {ours / bound_us:.3f} of that (goal: 1.03){peer}.\n")
 
 
 def markdown(results):
@@ -142,8 +142,8 @@ def markdown(results):
                       if name not in ("kernel", "cores", "Gradus"))
     parts = [f"`{results['command']}`, {results['operation']}, f32, {results['versions']['cores']} "
              f"cores, {known}. Each cell: Gradus's time / the best peer's time (both in us, and "
-             f"which peer); medians over {results['rounds']} rounds, in which all took turns, of the "
-             f"{results['figure']} time of an operation. **Bold**: "
+             f"which peer); medians over {results['rounds']} rounds, in which all took turns, of "
+             f"the {results['figure']} time of an operation. **Bold**: "
              "short of the goal behind it.\n"]
     parts += [table(results, *what) for what in TABLES]
     parts += [bound_text(results), ceiling_table(results)]
@@ -170,7 +170,8 @@ def panel(rows, sizes, left, title):
         return TOP + HEIGHT * (1 - (math.log10(us) - low) / max(high - low, 1))
 
     out = [f'<text x="{left}" y="{TOP - 8}" font-weight="bold">{html.escape(title)}</text>',
-           f'<rect x="{left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>']
+           f'<rect x="{left}" y="{TOP}" width="{WIDTH}" height="{HEIGHT}" fill="none" '
+           f'stroke="#999"/>']
     for power in range(low, high + 1):
         out.append(f'<line x1="{left}" y1="{y(10 ** power):.1f}" x2="{left + WIDTH}" '
                    f'y2="{y(10 ** power):.1f}" stroke="#ddd"/><text x="{left - 5}" '

@@ -12,8 +12,8 @@ checked.
     bench/peers/run.py --docs                 and writes docs/performance.md and its plots
     bench/peers/run.py --report FILE --docs   the same from a file of results
 
-Modes: host (one host, whatever the backend does best there), tcp (TCP over loopback), hosts-1gbit and
-hosts-10gbit (four network namespaces, bench/hosts; as root; sizes up to 32 MiB)."""
+Modes: host (one host, whatever the backend does best there), tcp (TCP over loopback), hosts-1gbit
+and hosts-10gbit (four network namespaces, bench/hosts; as root; sizes up to 32 MiB)."""
 import argparse
 import json
 import os
@@ -59,7 +59,8 @@ def build(folder):
     made = {}
     steps = {"openmpi": ["mpicc.openmpi", "-O2", "-o", "{}", "peer_mpi.c", "-lm"],
              "mpich": ["mpicc.mpich", "-O2", "-o", "{}", "peer_mpi.c", "-lm"],
-             "gloo": ["g++", "-O2", "-std=c++17", "-o", "{}", "peer_gloo.cc", "-lgloo", "-lpthread"]}
+             "gloo": ["g++", "-O2", "-std=c++17", "-o", "{}", "peer_gloo.cc", "-lgloo",
+                      "-lpthread"]}
     for name, command in steps.items():
         program = folder / f"peer_{name}"
         if shutil.which(command[0]) is None:
@@ -105,7 +106,8 @@ class Backend:
         """The words behind the program."""
         listed = ",".join(map(str, sizes))
         if self.kind == "gradus":
-            return ["bench", operation, "--sizes", listed, "--time", f"{time_us}us", "--warmup", "1",
+            return ["bench", operation, "--sizes", listed, "--time", f"{time_us}us", "--warmup",
+                    "1",
                     "--placement", "in", "--json", *self.more]
         return [operation, listed, str(time_us)]
 
@@ -228,7 +230,8 @@ def run_group(backend, task, ranks, hosts, limit_s):
 
 
 def run_ceiling(build_dir, ranks, sizes, time_ms):
-    """The bare reduction in shared memory of bench_ceiling, which takes turns with Gradus itself."""
+    """The bare reduction in shared memory of bench_ceiling, which takes turns with Gradus
+    itself."""
     done = subprocess.run([str(build_dir / "bench" / "bench_ceiling"), "-n", str(ranks), "-s",
                            ",".join(map(str, sizes)), "-r", "3", "-d", str(time_ms / 1000)],
                           capture_output=True, text=True, timeout=300)
@@ -328,7 +331,8 @@ def parse():
     arguments.sizes = arguments.sizes or SIZES["quick" if quick else "full"]
     arguments.rounds = arguments.rounds or (2 if quick else 5)
     arguments.time_ms = arguments.time_ms or (20 if quick else 50)
-    arguments.ranks = [int(n) for n in (arguments.ranks or ("2,4" if quick else "2,4,8")).split(",")]
+    arguments.ranks = [int(n)
+                       for n in (arguments.ranks or ("2,4" if quick else "2,4,8")).split(",")]
     arguments.modes = arguments.modes.split(",")
     unknown = set(arguments.modes) - set(MODES)
     if unknown:

@@ -25,7 +25,8 @@ def wait_until(condition, what, timeout_s=TIMEOUT_S):
 
 
 class Gradus:
-    """The command, with a mark in its environment by which everything that stems from it is found."""
+    """The command, with a mark in its environment by which everything that stems from it is
+    found."""
 
     def __init__(self, folder):
         self.build = pathlib.Path(os.environ["GRADUS_BUILD_DIR"])
@@ -125,13 +126,15 @@ def seeds(count):
 
 @pytest.fixture
 def comm_script(gradus, script):
-    """A Python program that finds `create()` in front of it: gr_comm_create of the built library."""
+    """A Python program that finds `create()` in front of it: gr_comm_create of the built
+    library."""
     def write(text, name="comm.py"):
         return sanitizer_words(gradus.library) + script(f"""
 import ctypes, os, sys
 library = ctypes.CDLL({gradus.library!r})
 class Diag(ctypes.Structure):
-    _fields_ = [("status", ctypes.c_int32), ("peer_rank", ctypes.c_int32), ("text", ctypes.c_char * 512)]
+    _fields_ = [("status", ctypes.c_int32), ("peer_rank", ctypes.c_int32),
+                ("text", ctypes.c_char * 512)]
 comm, diag = ctypes.c_void_p(), Diag()
 rank = int(os.environ["GRADUS_RANK"])
 def create():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong in a job is said before anything starts: exit code 2 and one sentence with file, line
-and remedy."""
+"""What is wrong in a job is said before anything starts: exit code 2 and one sentence with file,
+line and remedy."""
 import gzip
 import os
 import pathlib
@@ -192,7 +192,7 @@ def test_weights_that_do_not_fit(gradus, job):
                    "model.safetensors")
 
 
-# ---- A native job that fails while it runs ---------------------------------------------------------
+# ---- A native job that fails while it runs -------------------------------------------------------
 
 LONG = (("epochs: 1", "epochs: 100000"),)
 
@@ -200,7 +200,8 @@ LONG = (("epochs: 1", "epochs: 100000"),)
 @pytest.mark.parametrize("link", ["shm", "tcp"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_killed_worker_of_a_job_is_named(gradus, job, link, rank):
-    run = gradus.start("run", "-np", 3, "--min-workers", 3, "--restarts", 0, "--link", link, "--json",
+    run = gradus.start("run", "-np", 3, "--min-workers", 3, "--restarts", 0, "--link", link,
+                       "--json",
                        job(*LONG))
     read_lines(run.stdout, 2)  # it trains
     workers = {}

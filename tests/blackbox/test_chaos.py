@@ -62,7 +62,8 @@ def test_slow(gradus, job, undisturbed, tmp_path):
 
 
 def test_a_command_at_a_time(gradus, comm_script):
-    """The one that is killed does not end by itself, and nobody but the launcher knows of the time."""
+    """The one that is killed does not end by itself, and nobody but the launcher knows of the
+    time."""
     done = gradus("run", "-np", 3, "--min-workers", 1, "--chaos", "kill:rank=1@time=300ms", "--",
                   *comm_script("""
 create()
@@ -81,8 +82,8 @@ library.gr_comm_destroy(comm)
 @pytest.mark.parametrize("link", ["shm", "tcp"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_stopped_worker_is_expelled(gradus, job, undisturbed, tmp_path, link, rank):
-    """Rank 0 too, which writes what the job leaves; nobody wakes up later and writes as well. Where all is slow
-    another worker would come in its place before the end: none is wanted."""
+    """Rank 0 too, which writes what the job leaves; nobody wakes up later and writes as well. Where
+    all is slow another worker would come in its place before the end: none is wanted."""
     sha256, lines, done, seconds = run(gradus, job, tmp_path / "out", "--link", link,
                                        "--expel-after", "1s", "--restarts", 0,
                                        "--chaos", f"stop:rank={rank}@step=40,for=60s")

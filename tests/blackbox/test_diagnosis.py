@@ -24,9 +24,11 @@ class Call(ctypes.Structure):
                 ("partials", ctypes.c_void_p), ("name", ctypes.c_char_p), ("site", ctypes.c_char_p),
                 ("done", ctypes.c_void_p), ("done_arg", ctypes.c_void_p)]
 class Full(ctypes.Structure):
-    _fields_ = [("status", ctypes.c_int32), ("peer_rank", ctypes.c_int32), ("text", ctypes.c_char * 512)]
+    _fields_ = [("status", ctypes.c_int32), ("peer_rank", ctypes.c_int32),
+                ("text", ctypes.c_char * 512)]
 library.gr_comm_diag.restype = ctypes.POINTER(Full)
-COLLS = {"allreduce": 0, "reduce_scatter": 1, "allgather": 2, "broadcast": 3, "barrier": 4, "reduce": 5}
+COLLS = {"allreduce": 0, "reduce_scatter": 1, "allgather": 2, "broadcast": 3, "barrier": 4,
+         "reduce": 5}
 memory = ctypes.create_string_buffer(1 << 16)
 def run(kind, site, count=100, dtype=0, op=0, root=0, name=None):
     call = Call(coll=COLLS[kind], dtype=dtype, op=op, out=ctypes.addressof(memory), count=count,
@@ -44,17 +46,19 @@ def environment(link, algorithm=None, **more):
     return ENVIRONMENT | {"GRADUS_LINK": link} | chosen | more
 
 
-# ---- Ranks disagree --------------------------------------------------------------------------------
+# ---- Ranks disagree ------------------------------------------------------------------------------
 
 # What the ranks call, what the last rank calls instead, and what both sides must be called.
 MISMATCHES = {
     "kind": (["allreduce"], ["broadcast"], "allreduce of 100 f32", "broadcast of 100 f32"),
-    "order": (["allreduce", "barrier"], ["barrier", "allreduce"], "allreduce of 100 f32", "barrier"),
+    "order": (["allreduce", "barrier"], ["barrier", "allreduce"], "allreduce of 100 f32",
+              "barrier"),
     "type": (["allreduce"], [("allreduce", {"dtype": 1})], "of 100 f32", "of 100 f64"),
     "count": (["allreduce"], [("allreduce", {"count": 101})], "of 100 f32", "of 101 f32"),
     "op": (["allreduce"], [("allreduce", {"op": 3})], "(sum over", "(max over"),
     # A root has done its part when it has sent: it learns of it in what comes next.
-    "root": (["broadcast", "barrier"], [("broadcast", {"root": 1}), "barrier"], "from rank 0", "from rank 1"),
+    "root": (["broadcast", "barrier"], [("broadcast", {"root": 1}), "barrier"], "from rank 0",
+             "from rank 1"),
     "name": ([("allreduce", {"name": "grads"})], [("allreduce", {"name": "loss"})],
              '"grads"', '"loss"'),
 }
@@ -88,7 +92,7 @@ sys.exit(0)
         assert "ours.c:11" in text and "theirs.c:22" in text, text
 
 
-# ---- It hangs --------------------------------------------------------------------------------------
+# ---- It hangs ------------------------------------------------------------------------------------
 
 # Rank 1 stops, or is busy elsewhere, when the others are in operation number `last` + 1.
 HANG = CALLS + """
@@ -97,7 +101,8 @@ for i in range(5):
     assert run("allreduce", f"loop.c:{i}", name="grads") == 0
 open(f"past{rank}", "w").close()
 if rank == 1:
-    while not all(os.path.exists(f"past{other}") for other in range(int(os.environ["GRADUS_WORLD_SIZE"]))):
+    while not all(os.path.exists(f"past{other}")
+                  for other in range(int(os.environ["GRADUS_WORLD_SIZE"]))):
         pass  # what dies takes along what it had not sent yet
     print("away", os.getpid(), flush=True)
     leave()
@@ -114,13 +119,15 @@ import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 BUSY = "def leave():\n    while not os.path.exists('back'): pass\n"
-WAYS = [("shm", None), ("shm", "allreduce=direct"), ("shm", "allreduce=ring"), ("tcp", "allreduce=direct")]
+WAYS = [("shm", None), ("shm", "allreduce=direct"), ("shm", "allreduce=ring"),
+        ("tcp", "allreduce=direct")]
 
 
 def check_hang_sentence(text):
     assert re.search(rf"rank 1 \(host {re.escape(socket.gethostname())}\)", text), text
     assert '"late"' in text and "loop.c:5" in text, text  # what it is missing
-    assert re.search(r"the last that came from it was of operation \d+ \(allreduce of 100 f32", text), text
+    assert re.search(r"the last that came from it was of operation \d+ \(allreduce of 100 f32",
+                     text), text
 
 
 @pytest.mark.parametrize("link, algorithm", WAYS)
@@ -129,7 +136,8 @@ def test_a_stopped_rank_is_named(gradus, comm_script, link, algorithm):
     done = gradus("run", "-np", 4, "--grace", "0.2s", "--", *words,
                   env=environment(link, algorithm, GRADUS_STALL_FAIL="700ms"))
     assert done.returncode == 1, done
-    said = [json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines() if "away" not in line]
+    said = [json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines()
+            if "away" not in line]
     assert sorted(line[0] for line in said) == [0, 2, 3], done.stdout + done.stderr
     for rank, status, text in said:
         assert status in (-21, -41), (rank, status, text)
@@ -171,21 +179,23 @@ def test_a_stopped_rank_that_goes_on(gradus, comm_script):
     assert job.returncode == 0
 
 
-# ---- A worker died ---------------------------------------------------------------------------------
+# ---- A worker died -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("link, algorithm", WAYS)
 def test_a_dead_rank_is_named_with_its_signal(gradus, comm_script, link, algorithm):
     words = comm_script(DIES + HANG)
     done = gradus("run", "-np", 4, "--", *words, env=environment(link, algorithm))
     assert done.returncode == 1
-    assert re.search(r"gradus: rank 1 \(pid \d+\) was killed by signal 9 \(Killed\)", done.stderr), done.stderr
-    said = [json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines() if "away" not in line]
+    assert re.search(r"gradus: rank 1 \(pid \d+\) was killed by signal 9 \(Killed\)",
+                     done.stderr), done.stderr
+    said = [json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines()
+            if "away" not in line]
     assert sorted(line[0] for line in said) == [0, 2, 3], done.stdout + done.stderr
     for rank, status, text in said:
         assert status in (-20, -41) and "rank 1" in text, (rank, status, text)
 
 
-# ---- The timeline ----------------------------------------------------------------------------------
+# ---- The timeline --------------------------------------------------------------------------------
 
 def spans(trace, **wanted):
     return [event for event in trace["traceEvents"]
@@ -226,7 +236,8 @@ def test_timeline_of_a_training(gradus, tmp_path, link):
         for phase in ("step", "data", "forward", "backward", "wait", "update"):
             found = spans(trace, pid=rank, cat="train", name=phase)
             assert len(found) >= steps, (rank, phase)
-        assert [s["args"]["step"] for s in spans(trace, pid=rank, name="step")] == list(range(1, steps + 1))
+        assert [s["args"]["step"]
+                for s in spans(trace, pid=rank, name="step")] == list(range(1, steps + 1))
         # Phases lie in their step.
         whole = spans(trace, pid=rank, name="step")
         for phase in spans(trace, pid=rank, name="backward"):
@@ -236,7 +247,8 @@ def test_timeline_of_a_training(gradus, tmp_path, link):
     by_number = {}
     for event in spans(trace, cat="comm"):
         arguments = event["args"]
-        assert arguments.get("bytes", 0) >= 0 and "algorithm" in arguments and "status" not in arguments
+        assert arguments.get("bytes", 0) >= 0
+        assert "algorithm" in arguments and "status" not in arguments
         if arguments["kind"] == "allreduce":
             by_number.setdefault(arguments["operation"], []).append(event)
     assert len(by_number) >= steps
@@ -284,7 +296,8 @@ def test_timeline_shows_who_was_waited_for(gradus, comm_script, tmp_path):
 def test_timeline_without_a_launcher(gradus, comm_script, tmp_path):
     """When the launcher is gone, `gradus timeline` makes the file."""
     words = comm_script(STOPS + HANG)
-    job = gradus.start("run", "-np", 2, "--timeline", "t.json", "--", *words, env=environment("shm"))
+    job = gradus.start("run", "-np", 2, "--timeline", "t.json", "--", *words,
+                       env=environment("shm"))
     read_lines(job.stdout, 1)
     job.kill()
     job.communicate()
@@ -302,4 +315,5 @@ def test_timeline_without_a_launcher(gradus, comm_script, tmp_path):
 def test_a_timeline_that_cannot_be_written(gradus, comm_script):
     done = gradus("run", "-np", 2, "--timeline", "none/t.json", "--", *comm_script("create()\n"))
     assert done.returncode == 1
-    assert "the timeline cannot be written to" in done.stderr and "none/t.json.0: No such file" in done.stderr
+    assert "the timeline cannot be written to" in done.stderr
+    assert "none/t.json.0: No such file" in done.stderr

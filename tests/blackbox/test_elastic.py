@@ -48,8 +48,10 @@ def wait_for_first_epoch(output):
 
 def check_metrics(output):
     lines = lines_of(output)
-    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == list(range(1, EPOCHS + 1))
-    assert [line["event"] for line in lines if line["event"] in ("start", "end")] == ["start", "end"]
+    epochs = [line["epoch"] for line in lines if line["event"] == "epoch"]
+    assert epochs == list(range(1, EPOCHS + 1))
+    told = [line["event"] for line in lines if line["event"] in ("start", "end")]
+    assert told == ["start", "end"]
 
 
 def finish(launcher):
@@ -70,7 +72,8 @@ def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path
     assert gradus("scale", "--to", 3, "--job", launcher.pid).returncode == 0
     wait_until(lambda: generations(output)[-1:] == [3], "three workers")
     wait_until(lambda: len(workers_of(launcher)) == 3, "the end of the fourth")
-    assert gradus("scale", "--job", launcher.pid).stdout == "the job has 3 workers; it may have 1 to 4\n"
+    said = gradus("scale", "--job", launcher.pid).stdout
+    assert said == "the job has 3 workers; it may have 1 to 4\n"
     finish(launcher)
     assert sha256_of(output) == undisturbed
     check_metrics(output)
@@ -153,7 +156,8 @@ def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
     output = tmp_path / "out"
     launcher = gradus.start("run", "--cores", "0", "--output", output, tmp_path / "job.yaml")
     wait_for_first_epoch(output)
-    assert gradus("scale", "--job", launcher.pid).stdout == "the job has 3 workers; it may have 3 to 4\n"
+    said = gradus("scale", "--job", launcher.pid).stdout
+    assert said == "the job has 3 workers; it may have 3 to 4\n"
     refused = gradus("scale", "--to", 5, "--job", launcher.pid)
     assert refused.returncode == 1
     assert "was started for 3 to 4 workers, 5 are not possible" in refused.stderr

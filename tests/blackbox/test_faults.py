@@ -32,7 +32,7 @@ def alive(pid):
         return False
 
 
-# ---- The first failure ends the job ----------------------------------------------------------------
+# ---- The first failure ends the job --------------------------------------------------------------
 
 def test_exit_code_is_named_with_the_last_lines(gradus):
     done = gradus("run", "-np", 4, *sh(
@@ -46,7 +46,8 @@ def test_exit_code_is_named_with_the_last_lines(gradus):
     gradus.wait_for_nothing()
 
 
-@pytest.mark.parametrize("number, name", [(signal.SIGKILL, "Killed"), (signal.SIGTERM, "Terminated"),
+@pytest.mark.parametrize("number, name",
+                         [(signal.SIGKILL, "Killed"), (signal.SIGTERM, "Terminated"),
                                           (signal.SIGSEGV, "Segmentation fault")])
 def test_killed_worker_is_named(gradus, number, name):
     job = gradus.start("run", "-np", 3, *sh("ulimit -c 0; echo $RANK $$; exec sleep 100"))
@@ -101,13 +102,14 @@ def test_the_others_get_time_and_are_then_killed(gradus):
     gradus.wait_for_nothing()
 
 
-# ---- Signals ---------------------------------------------------------------------------------------
+# ---- Signals -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_workers_get_the_signal_and_time(gradus, number):
     name = number.name[3:]
     job = gradus.start("run", "-np", 2, *sh(
-        f"trap 'echo saving; echo saved; exit 0' {name}; echo $RANK $$; while :; do sleep 0.01; done"))
+        f"trap 'echo saving; echo saved; exit 0' {name}; echo $RANK $$; "
+        "while :; do sleep 0.01; done"))
     worker_pids(job, 2)
     job.send_signal(number)
     out, message = job.communicate(timeout=20)
@@ -132,7 +134,8 @@ def test_the_program_behind_a_shell_gets_the_signal_and_time_too(gradus, tmp_pat
     """The shell dies of SIGTERM at once; its child is saving, and is not killed for that."""
     child = tmp_path / "child.sh"
     child.write_text(f"trap 'mkfifo {tmp_path}/saving; cat {tmp_path}/saving; "
-                     f"touch {tmp_path}/saved; exit 0' TERM\necho 0 $$\nwhile :; do sleep 0.01; done\n")
+                     f"touch {tmp_path}/saved; exit 0' TERM\necho 0 $$\n"
+                     "while :; do sleep 0.01; done\n")
     job = gradus.start("run", "-np", 1, "--grace", "30s", *sh(f"sh {child}; true"))
     pid = worker_pids(job, 1)[0]
     worker = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -177,9 +180,10 @@ def test_a_stopped_worker_ends_too(gradus):
     assert job.returncode == 1 and sorted(out.split("\n")) == ["", "[0] saved", "[1] saved"]
 
 
-# ---- Nothing is left behind ------------------------------------------------------------------------
+# ---- Nothing is left behind ----------------------------------------------------------------------
 
-# A worker with a child, one that has left its session by a double fork, and one that hears no signal.
+# A worker with a child, one that has left its session by a double fork, and one that hears no
+# signal.
 FAMILY = """
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -296,7 +300,7 @@ signal.pause()
     assert sorted(path.name for path in gradus.folder.iterdir()) == ["comm.py"]  # TMPDIR, too
 
 
-# ---- Joining ---------------------------------------------------------------------------------------
+# ---- Joining -------------------------------------------------------------------------------------
 
 def test_a_group_joins_and_works(gradus, comm_script):
     done = gradus("run", "-np", 4, "--", *comm_script("""
@@ -398,6 +402,7 @@ create()
 def test_launcher_in_a_pipeline_ends_with_its_status(gradus):
     """The shell's view: exit codes, and nothing on stdout that is not the workers'."""
     done = subprocess.run(["sh", "-c", '"$0" run -np 2 false | cat; exec "$0" run -np 2 true',
-                           gradus.program], env=gradus.environment(), capture_output=True, text=True,
+                           gradus.program], env=gradus.environment(), capture_output=True,
+                          text=True,
                           timeout=20)
     assert done.returncode == 0 and done.stdout == ""

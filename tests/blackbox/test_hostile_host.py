@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host of the list that sends what no Gradus sends: the job ends with a sentence that names the host, and
-nothing crashes or waits for ever. A program of ours stands in for ssh."""
+"""A host of the list that sends what no Gradus sends: the job ends with a sentence that names the
+host, and nothing crashes or waits for ever. A program of ours stands in for ssh."""
 import os
 import struct
 import sys
@@ -12,7 +12,8 @@ STARTED, NOT_STARTED, EXITED, DONE, READY = 1, 2, 3, 4, 8
 
 
 def packet(kind, data=b"", number=0, size=None):
-    return b"\0GR\xfe\x01" + bytes([kind]) + b"\0\0" + struct.pack("<II", number, len(data) if size is None else size) + data
+    size = len(data) if size is None else size
+    return b"\0GR\xfe\x01" + bytes([kind]) + b"\0\0" + struct.pack("<II", number, size) + data
 
 
 def message(kind, rank=0, pid=7, value=0, magic=0x4147):
@@ -33,9 +34,11 @@ CASES = {
     "a message of another program": RUNNING + message(EXITED, magic=0x1234),
     "a message that is cut short": RUNNING + packet(MESSAGE, b"\x47\x41\x01"),
     "ranks that do not exist": BEGIN + b"".join(
-        message(kind, rank) for kind in (STARTED, NOT_STARTED, EXITED) for rank in (2, -1, 2**31 - 1, -2**31)),
+        message(kind, rank) for kind in (STARTED, NOT_STARTED, EXITED)
+        for rank in (2, -1, 2**31 - 1, -2**31)),
     "only noise": b"Welcome!\r\n" * 1000,
-    "an address that is a command": packet(HELLO, b"1.2.3.4;touch x$(id)`id`\0\n' \"") + message(READY),
+    "an address that is a command": (
+        packet(HELLO, b"1.2.3.4;touch x$(id)`id`\0\n' \"") + message(READY)),
 }
 
 
@@ -53,11 +56,13 @@ def run_with(gradus, folder, program, start_timeout):
 @pytest.mark.parametrize("what", CASES)
 def test_what_it_sends(gradus, tmp_path, what):
     (tmp_path / "sent").write_bytes(CASES[what])
-    done = run_with(gradus, tmp_path, f"out.write(open({str(tmp_path / 'sent')!r}, 'rb').read())\nout.flush()\n", "20s")
+    sends = f"out.write(open({str(tmp_path / 'sent')!r}, 'rb').read())\nout.flush()\n"
+    done = run_with(gradus, tmp_path, sends, "20s")
     assert done.returncode == (2 if what == "only noise" else 1), done  # 2: nothing was started
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("program", ["sys.stdin.buffer.read()", "while True: out.write(b'Welcome!' * 999)"])
+@pytest.mark.parametrize("program", ["sys.stdin.buffer.read()",
+                                     "while True: out.write(b'Welcome!' * 999)"])
 def test_what_never_begins(gradus, tmp_path, program):
     assert run_with(gradus, tmp_path, program, "300ms").returncode == 2

@@ -82,8 +82,9 @@ def wire_bytes(made, gradus, *flags):
     for iterations in (2, 12):
         before = counters()
         done = made.run([gradus.program, "bench", "allreduce", "--sizes", "8m", "--placement", "in",
-                         "--iters", iterations, "--warmup", "1", "--json", *flags], ranks_per_host=2,
-                        env={"GRADUS_TUNE_TIME": "0"})  # what a start measures differs between starts
+                         "--iters", iterations, "--warmup", "1", "--json", *flags],
+                        ranks_per_host=2,
+                        env={"GRADUS_TUNE_TIME": "0"})  # what is measured differs between starts
         check_rows(done, 1)
         seen.append([[after - then for after, then in zip(*host)]
                      for host in zip(counters(), before)])
@@ -91,9 +92,9 @@ def wire_bytes(made, gradus, *flags):
 
 
 def test_bytes_between_hosts(gradus):
-    """By the hierarchical plans each byte passes once each way: 2 (hosts - 1) / hosts of the buffer.
-    A ring over all ranks passes 2 (ranks - 1) / ranks. Without a choice of the user's it is the
-    least, both with and without the same bits everywhere."""
+    """By the hierarchical plans each byte passes once each way: 2 (hosts - 1) / hosts of the
+    buffer. A ring over all ranks passes 2 (ranks - 1) / ranks. Without a choice of the user's it is
+    the least, both with and without the same bits everywhere."""
     least, ring = 2 * 3 / 4 * (8 << 20), 2 * 7 / 8 * (8 << 20)
     expected = [(["--algorithm", "hierarchical"], least), ([], least),
                 (["--no-exact", "--algorithm", "ring"], ring), (["--no-exact"], least)]
@@ -133,7 +134,8 @@ def test_an_address_that_leads_nowhere(gradus):
 
 def test_interfaces_and_ports_of_choice(gradus):
     with make(2, networks=2) as made:
-        done = made.run(bench(gradus), env={"GRADUS_LOG": "info", "GRADUS_INTERFACE": "10.78.0.0/16",
+        done = made.run(bench(gradus),
+                        env={"GRADUS_LOG": "info", "GRADUS_INTERFACE": "10.78.0.0/16",
                                             "GRADUS_PORTS": "45100-45101"})
         check_results(done)
         assert "in this order: tcp:10.78.0.1:45100\n" in done[1][1]

@@ -73,12 +73,14 @@ say(start=start, end=here())
 
 
 ALGORITHMS = {
-    "allreduce": (0, ["direct", "halving-doubling", "tree", "gather", "ring", "recursive-doubling", "segmented-ring",
-                      "double-tree", "hierarchical", "hierarchical-any-order"]),
-    "reduce-scatter": (1, ["direct", "ring", "recursive-halving", "hierarchical", "hierarchical-any-order"]),
+    "allreduce": (0, ["direct", "halving-doubling", "tree", "gather", "ring", "recursive-doubling",
+                      "segmented-ring", "double-tree", "hierarchical", "hierarchical-any-order"]),
+    "reduce-scatter": (1, ["direct", "ring", "recursive-halving", "hierarchical",
+                           "hierarchical-any-order"]),
     "allgather": (2, ["direct", "ring", "recursive-doubling", "bruck", "hierarchical"]),
     "broadcast": (3, ["direct", "binomial", "chain", "double-tree", "hierarchical"]),
-    "reduce": (5, ["direct", "binomial", "chain", "double-tree", "hierarchical", "hierarchical-any-order"]),
+    "reduce": (5, ["direct", "binomial", "chain", "double-tree", "hierarchical",
+                   "hierarchical-any-order"]),
     "gather": (6, ["direct", "binomial"]),
     "scatter": (7, ["direct", "binomial"]),
     "alltoall": (8, ["pairwise", "bruck"]),
@@ -89,15 +91,18 @@ BY_BLOCKS = ("reduce-scatter", "allgather", "gather", "scatter", "alltoall")
 STEP_BYTES = 65536
 LARGE = f"""
 class Call(ctypes.Structure):
-    _fields_ = [("coll", ctypes.c_int), ("dtype", ctypes.c_int), ("op", ctypes.c_int), ("in_", ctypes.c_void_p),
-                ("out", ctypes.c_void_p), ("count", ctypes.c_size_t), ("rest", ctypes.c_size_t * 16)]
-algorithms, by_blocks, large, step = {ALGORITHMS}, {BY_BLOCKS}, int(os.environ["LARGE"]), {STEP_BYTES}
+    _fields_ = [("coll", ctypes.c_int), ("dtype", ctypes.c_int), ("op", ctypes.c_int),
+                ("in_", ctypes.c_void_p), ("out", ctypes.c_void_p), ("count", ctypes.c_size_t),
+                ("rest", ctypes.c_size_t * 16)]
+algorithms, by_blocks, step = {ALGORITHMS}, {BY_BLOCKS}, {STEP_BYTES}
+large = int(os.environ["LARGE"])
 ranks = library.gr_comm_size(comm)
 one, other = fill(large + 16 * step), fill(large + 16 * step)
 def run(name, nth, in_place):
     count = (large + nth * step) // 4 // ranks
     whole, block = ctypes.c_void_p(one.value), ctypes.c_void_p(one.value + rank * count * 4)
-    call = Call(coll=algorithms[name][0], out=other, count=count if name in by_blocks else count * ranks)
+    call = Call(coll=algorithms[name][0], out=other,
+                count=count if name in by_blocks else count * ranks)
     call.in_ = one
     if in_place:
         call.in_ = block if name in ("allgather", "gather") else whole
@@ -110,31 +115,37 @@ for name in algorithms:
     for nth in range(len(algorithms[name][1])):
         for in_place in (False, True):
             run(name, nth, in_place)
-            say(what=f"{{name}}={{algorithms[name][1][nth]}}, in place: {{in_place}}", before=before, after=here())
+            say(what=f"{{name}}={{algorithms[name][1][nth]}}, in place: {{in_place}}",
+                before=before, after=here())
 """
 
 
 def rules_of(name, algorithms, large):
     ends = [large + i * STEP_BYTES - STEP_BYTES // 2 for i in range(len(algorithms) + 1)]
-    ranges = [f"{name}:{first}-{end}={algorithm}" for first, end, algorithm in zip(ends, ends[1:], algorithms)]
+    ranges = [f"{name}:{first}-{end}={algorithm}"
+              for first, end, algorithm in zip(ends, ends[1:], algorithms)]
     return ";".join([f"{name}:0-{ends[0]}=auto", *ranges, f"{name}:{ends[-1]}-inf=auto"])
 
 
 # A slice is half a MiB of a block, so that each of these has several.
-@pytest.mark.parametrize("link, ranks, large_mib", [("tcp", 2, 64), ("tcp", 3, 64), ("tcp", 8, 16), ("shm", 4, 64)])
+@pytest.mark.parametrize("link, ranks, large_mib",
+                         [("tcp", 2, 64), ("tcp", 3, 64), ("tcp", 8, 16), ("shm", 4, 64)])
 def test_scratch_does_not_grow_with_the_operation(gradus, comm_script, link, ranks, large_mib):
     skip_under_a_sanitizer(gradus)
     large = large_mib * MIB
-    rules = ";".join(rules_of(name, algorithms, large) for name, (_, algorithms) in ALGORITHMS.items())
+    rules = ";".join(rules_of(name, algorithms, large)
+                     for name, (_, algorithms) in ALGORITHMS.items())
     found = figures(gradus, comm_script, LARGE, ranks, link, LARGE=str(large), GRADUS_EXACT="0",
                     GRADUS_ALGORITHM=rules)
     more = {}
     for row in found:
-        more[row["what"]] = more.get(row["what"], 0) + row["after"]["bytes"] - row["before"]["bytes"]
+        grown = row["after"]["bytes"] - row["before"]["bytes"]
+        more[row["what"]] = more.get(row["what"], 0) + grown
     assert len(more) == 2 * sum(len(algorithms) for _, algorithms in ALGORITHMS.values())
     limit = ranks * (ranks - 1) * PEER_MIB[link] * MIB
     worst = max(more, key=more.get)
-    assert more[worst] <= limit, f"{worst}: {more[worst] / MIB:.1f} MiB of all ranks; at most {limit / MIB:.0f}"
+    assert more[worst] <= limit, (
+        f"{worst}: {more[worst] / MIB:.1f} MiB of all ranks; at most {limit / MIB:.0f}")
 
 
 @pytest.mark.parametrize("link, ranks", [("tcp", 2), ("tcp", 3), ("shm", 3)])
@@ -147,7 +158,8 @@ sum_of(memory[0], size)
 before = here()
 ops = [ctypes.c_void_p() for _ in memory]
 for one, op in zip(memory, ops):
-    assert library.gr_allreduce_start(comm, one, ctypes.c_size_t(size // 4), 0, 0, ctypes.byref(op)) == 0
+    count = ctypes.c_size_t(size // 4)
+    assert library.gr_allreduce_start(comm, one, count, 0, 0, ctypes.byref(op)) == 0
 for op in ops:
     assert library.gr_wait(op) == 0
 say(before=before, after=here())
@@ -157,7 +169,9 @@ say(before=before, after=here())
 
 
 # By shared memory without messages, by a plan over shared memory, by a plan over tcp.
-@pytest.mark.parametrize("link, algorithm", [("shm", "allreduce=auto"), ("shm", "allreduce=gather"), ("tcp", "allreduce=auto")])
+@pytest.mark.parametrize("link, algorithm",
+                         [("shm", "allreduce=auto"), ("shm", "allreduce=gather"),
+                          ("tcp", "allreduce=auto")])
 def test_no_growth_over_a_million_operations(gradus, comm_script, link, algorithm):
     skip_under_a_sanitizer(gradus)
     found = figures(gradus, comm_script, f"""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host is cut off from the coordinator, and loses a rank: those that are left there cannot renew by
-themselves."""
+"""A host is cut off from the coordinator, and loses a rank: those that are left there cannot renew
+by themselves."""
 import os
 import pathlib
 import subprocess

@@ -49,7 +49,8 @@ def said(path, text):
 def check_metrics(output):
     """No epoch is lost, or stands there twice."""
     lines = lines_of(output)
-    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == list(range(1, EPOCHS + 1))
+    epochs = [line["epoch"] for line in lines if line["event"] == "epoch"]
+    assert epochs == list(range(1, EPOCHS + 1))
     assert [line["event"] for line in lines].count("end") == 1
     return [line["step"] for line in lines if line["event"] == "start"]
 
@@ -157,7 +158,8 @@ sys.exit(3)
 """)
     done = gradus("run", "-np", 1, "--restarts", 5, "--", *words)
     assert done.returncode == 1 and (tmp_path / "tries").read_text() == "xxx"
-    assert done.stderr.count("all workers are started anew") == 2 and "exited with code 3" in done.stderr
+    assert done.stderr.count("all workers are started anew") == 2
+    assert "exited with code 3" in done.stderr
     (tmp_path / "tries").unlink()
     done = gradus("run", "-np", 1, "--", *words)
     assert done.returncode == 1 and (tmp_path / "tries").read_text() == "x"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers are killed, and the others go on: with the same bits, and without a line lost or doubled."""
+"""Workers are killed, and the others go on: with the same bits, and without a line lost or
+doubled."""
 import json
 import os
 import pathlib
@@ -30,7 +31,8 @@ def job(tmp_path_factory):
     source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "examples/digits"
     folder = tmp_path_factory.mktemp("job")
     text = (source / "mlp.yaml").read_text()
-    text = text.replace("epochs: 40", f"epochs: {EPOCHS}").replace("eval_every: 10", "eval_every: 1")
+    text = text.replace("epochs: 40", f"epochs: {EPOCHS}")
+    text = text.replace("eval_every: 10", "eval_every: 1")
     text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
     (folder / "mlp.yaml").write_text(text)
     return folder / "mlp.yaml"
@@ -57,8 +59,10 @@ def sha256_of(output):
 def check_metrics(output):
     """Every epoch once and in order, one start, one end."""
     lines = lines_of(output)
-    assert [line["epoch"] for line in lines if line["event"] == "epoch"] == list(range(1, EPOCHS + 1))
-    assert [line["event"] for line in lines if line["event"] in ("start", "end")] == ["start", "end"]
+    epochs = [line["epoch"] for line in lines if line["event"] == "epoch"]
+    assert epochs == list(range(1, EPOCHS + 1))
+    told = [line["event"] for line in lines if line["event"] in ("start", "end")]
+    assert told == ["start", "end"]
     return [line for line in lines if line["event"] == "recovered"]
 
 

@@ -82,7 +82,8 @@ def test_secret_is_wiped_once_the_workers_have_it(gradus):
         pytest.skip("this user may not read the memory of other processes")
 
     def is_held():
-        """The launcher has read and forwarded the line above: there only its own copies are meant."""
+        """The launcher has read and forwarded the line above: there only its own copies are
+        meant."""
         return any(secret in piece for piece in writable_memory(agents[0])) or \
             any(b"GRADUS_SECRET=" + secret in piece for piece in writable_memory(job.pid))
     wait_until(lambda: not is_held(), "the secret to be wiped", 10)
@@ -93,7 +94,8 @@ def test_a_worker_has_only_its_own_descriptors_and_signals(gradus, script):
 import os, signal
 fds = sorted(map(int, os.listdir("/proc/self/fd")))[:-1]  # the last is the folder itself
 stdin = os.readlink("/proc/self/fd/0")
-status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+lines = open("/proc/self/status").read().splitlines()
+status = dict(line.split(":\\t") for line in lines if ":\\t" in line)
 print(fds, stdin, int(status["SigBlk"], 16), os.getpgrp() == os.getpid())
 """)
     done = gradus("run", "-np", 2, "--", *words)
@@ -132,7 +134,8 @@ def is_asleep(pid):
 
 
 def test_a_slow_reader_loses_nothing_and_stops_nothing(gradus):
-    """More than all buffers is on its way and nobody reads: the workers are held until somebody does."""
+    """More than all buffers is on its way and nobody reads: the workers are held until somebody
+    does."""
     count = 600000
     job = gradus.start("run", "-np", 2, "seq", str(count))
     lines = read_lines(job.stdout, 1)
@@ -151,7 +154,8 @@ def test_a_slow_reader_loses_nothing_and_stops_nothing(gradus):
 
 
 def test_a_reader_that_does_not_read_can_be_left(gradus):
-    job = gradus.start("run", "-np", 2, "--grace", "1s", *sh("while :; do echo xxxxxxxxxxxxxxxxx; done"))
+    job = gradus.start("run", "-np", 2, "--grace", "1s", 
+                       *sh("while :; do echo xxxxxxxxxxxxxxxxx; done"))
     read_lines(job.stdout, 1)
     job.terminate()
     wait_until(lambda: len(gradus.remains()) <= 1, "the end of the workers")
@@ -366,7 +370,7 @@ def test_the_reference_page_is_what_the_tables_say(gradus):
     assert done.returncode == 0
     page = (gradus.source / "docs" / "reference.md").read_text()
     assert page == done.stdout, \
-        "docs/reference.md is out of date; write it anew: gradus info --reference >docs/reference.md"
+        "docs/reference.md is out of date: gradus info --reference >docs/reference.md"
 
 
 def test_dry_run_of_a_command_starts_nothing(gradus, tmp_path):

@@ -14,7 +14,8 @@ DONE_BEFORE_S = 60
 
 def coordinate(gradus, *more, lines=2, env=None):
     """A coordinator of two ranks, and what it prints."""
-    process = gradus.start("coordinate", "-np", 2, "--listen", "127.0.0.1", "--wait", "30s", *more, env=env)
+    process = gradus.start("coordinate", "-np", 2, "--listen", "127.0.0.1", "--wait", "30s", *more,
+                           env=env)
     return process, dict(line.split("=", 1) for line in read_lines(process.stdout, lines))
 
 
@@ -32,7 +33,8 @@ def memory_of(pid):
             if "-" in words[0] and ":" not in words[0]:
                 begin, end = (int(text, 16) for text in words[0].split("-"))
                 # What is larger is a sanitizer's own, mostly without memory behind it.
-                here = (begin, end) if words[1].startswith("rw") and end - begin < 64 << 20 else None
+                small = end - begin < 64 << 20
+                here = (begin, end) if words[1].startswith("rw") and small else None
             elif words[0] == "VmFlags:" and here is not None and "[v" not in line:
                 memory.seek(here[0])
                 pieces.append((words[1:], memory.read(here[1] - here[0])))
@@ -71,7 +73,8 @@ def test_a_child_of_a_rank_does_not_inherit_it(gradus, comm_script):
 import subprocess
 create()
 barrier()
-child = subprocess.run(["/bin/sh", "-c", 'echo "child [$GRADUS_SECRET] $GRADUS_RANK"'], capture_output=True, text=True)
+child = subprocess.run(["/bin/sh", "-c", 'echo "child [$GRADUS_SECRET] $GRADUS_RANK"'],
+                       capture_output=True, text=True)
 print(child.stdout.strip())
 library.gr_comm_destroy(comm)
 """)
@@ -85,10 +88,13 @@ def test_ranks_take_it_from_a_file(gradus, comm_script, tmp_path):
     coordinator, told = coordinate(gradus, "--secret-file", path)
     assert sorted(told) == ["GRADUS_COORDINATOR", "GRADUS_WORLD_SIZE"]  # it is not printed
     made = path.stat()
-    assert stat.S_IMODE(made.st_mode) == 0o600 and made.st_uid == os.geteuid() and made.st_size == 65
-    words = comm_script("create()\nassert barrier() == 0\nlibrary.gr_comm_destroy(comm)\nprint('done')\n")
+    assert stat.S_IMODE(made.st_mode) == 0o600
+    assert made.st_uid == os.geteuid() and made.st_size == 65
+    words = comm_script("create()\nassert barrier() == 0\n"
+                        "library.gr_comm_destroy(comm)\nprint('done')\n")
     told["GRADUS_SECRET_FILE"] = str(path)
-    ranks = [subprocess.Popen(words, env=gradus.environment(told | {"GRADUS_RANK": str(rank)}), text=True,
+    ranks = [subprocess.Popen(words, env=gradus.environment(told | {"GRADUS_RANK": str(rank)}),
+                              text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
     for rank in ranks:
         out, err = rank.communicate(timeout=DONE_BEFORE_S)
@@ -109,8 +115,10 @@ def test_a_file_that_others_may_read_is_refused(gradus, comm_script, tmp_path):
     done = gradus("coordinate", "-np", 2, env={"GRADUS_SECRET_FILE": str(path)})
     assert done.returncode == 2 and SECRET not in done.stderr, done
     assert f"{path} holds a secret but has mode 0640" in " ".join(done.stderr.split()), done
-    rank = subprocess.run(comm_script("create()"), capture_output=True, text=True, timeout=DONE_BEFORE_S,
-                          env=gradus.environment({"GRADUS_SECRET_FILE": str(path), "GRADUS_RANK": "0",
+    rank = subprocess.run(comm_script("create()"), capture_output=True, text=True,
+                          timeout=DONE_BEFORE_S,
+                          env=gradus.environment({"GRADUS_SECRET_FILE": str(path),
+                                                  "GRADUS_RANK": "0",
                                                   "GRADUS_WORLD_SIZE": "2",
                                                   "GRADUS_COORDINATOR": "tcp:127.0.0.1:9"}))
     assert rank.returncode == 1 and "has mode 0640" in rank.stderr, rank
@@ -118,6 +126,7 @@ def test_a_file_that_others_may_read_is_refused(gradus, comm_script, tmp_path):
 
 def test_a_job_of_gradus_run_has_a_secret_of_its_own(gradus, comm_script, tmp_path):
     """Whatever file the user's environment names."""
-    done = gradus("run", "-np", 2, "--", *comm_script("create()\nbarrier()\nlibrary.gr_comm_destroy(comm)\n"),
+    done = gradus("run", "-np", 2, "--",
+                  *comm_script("create()\nbarrier()\nlibrary.gr_comm_destroy(comm)\n"),
                   env={"GRADUS_SECRET_FILE": str(tmp_path / "missing")})
     assert done.returncode == 0, done

@@ -56,7 +56,8 @@ def test_a_hundred_thousand_ranks(gradus):
     begin = time.monotonic()
     cluster = ["--hosts", 12500, "--ranks-per-host", 8, "--json"]
     rows = objects(gradus("simulate", "allreduce", *cluster, "--size", "100m", timeout=120))
-    rows += objects(gradus("simulate", "allreduce", *cluster, "--size", "100m", "--algorithm", "ring",
+    rows += objects(gradus("simulate", "allreduce", *cluster, "--size", "100m", "--algorithm",
+                           "ring",
                            timeout=120))
     for row in rows:
         assert row["ranks"] == 100000 and row["method"] == "extrapolated"
@@ -94,7 +95,8 @@ def test_a_training_step(gradus, tmp_path):
 
 
 @pytest.mark.parametrize("text, sentence", [
-    ("hosts: 4\nbandwith_gbit: 10\n", "cluster.yaml:2: unknown key \"bandwith_gbit\"; did you mean"),
+    ("hosts: 4\nbandwith_gbit: 10\n",
+     "cluster.yaml:2: unknown key \"bandwith_gbit\"; did you mean"),
     ("hosts: -4\n", "cluster.yaml:1: hosts"),
     ("hosts: 4\nlatency_us: soon\n", "cluster.yaml:2: latency_us"),
     ("hosts: [\n", "cluster.yaml:"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gradus run -H`: network namespaces with an sshd of their own, on keys and a port of the test's."""
+"""`gradus run -H`: network namespaces with an sshd of their own, on keys and a port of the
+test's."""
 import contextlib
 import json
 import os
@@ -40,7 +41,8 @@ SetEnv {MARK}={self.gradus.mark}
 """)
         tools = self.folder / "tools"
         tools.mkdir()
-        (tools / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
+        (tools / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config '
+                                   f'"$@"\n')
         (tools / "ssh").chmod(0o755)
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
         for host in range(self.made.count):
@@ -70,7 +72,8 @@ AcceptEnv {MARK}
         namespaces.stop(self.daemons)
 
     def words(self, flags, identity="user"):
-        return ["ip", "netns", "exec", self.made.switch, self.gradus.program, "run", "-p", str(PORT),
+        return ["ip", "netns", "exec", self.made.switch, self.gradus.program, "run", "-p",
+                str(PORT),
                 "-i", str(self.folder / identity), *map(str, flags)]
 
     def environment(self):
@@ -143,7 +146,8 @@ def end_of(launcher):
     return launcher.returncode, out, err
 
 
-PLACE = """echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GRADUS_LOCAL_RANK $GRADUS_LOCAL_SIZE \\
+PLACE = """echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE \\
+$GRADUS_LOCAL_RANK $GRADUS_LOCAL_SIZE \\
 $MASTER_ADDR $GRADUS_TEST_WORD $PWD; echo on stderr >&2"""
 
 
@@ -307,7 +311,8 @@ def test_the_launcher_is_killed(two, gradus):
 
 
 def test_the_secret_is_in_no_command_line(two):
-    launcher = two.start("-H", both(two, 1), "--", "sh", "-c", "echo $GRADUS_SECRET; exec sleep 1000")
+    launcher = two.start("-H", both(two, 1), "--", "sh", "-c", "echo $GRADUS_SECRET; exec sleep "
+                                                               "1000")
     secret = launcher.stdout.readline().split()[1].encode()
     assert len(secret) == 64
     for entry in pathlib.Path("/proc").glob("[0-9]*"):

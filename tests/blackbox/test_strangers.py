@@ -32,7 +32,8 @@ def sha256_of(output):
 
 
 def memory_kib(pid):
-    return int(next(line.split()[1] for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1]
+                    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
                     if line.startswith("VmRSS")))
 
 

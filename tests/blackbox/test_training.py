@@ -23,7 +23,8 @@ def gradus(*words, env=None, check=True):
     done = subprocess.run([GRADUS, *map(str, words)], capture_output=True, text=True,
                           timeout=LIMIT_S, env=dict(os.environ, **(env or {})))
     if check and done.returncode != 0:
-        pytest.fail(f"gradus {' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr}")
+        pytest.fail(f"gradus {' '.join(map(str, words))}: exit code "
+                    f"{done.returncode}\n{done.stderr}")
     return done
 
 
@@ -116,7 +117,8 @@ def test_the_link_of_the_job_file_is_used(setting, base, tmp_path):
     job = short_job(tmp_path, "mlp")
     job.write_text(re.sub(r"(?m)^distribution:\n(\s+)", rf"distribution:\n\1link: {setting}\n\1",
                           job.read_text()))
-    lines = [json.loads(line) for line in gradus("run", "-np", 2, "--json", job).stdout.splitlines()]
+    lines = [json.loads(line)
+             for line in gradus("run", "-np", 2, "--json", job).stdout.splitlines()]
     assert lines[0]["link"] == setting
     assert lines[-1]["weights_sha256"] == reference_hash("mlp", base)
     # What the command line says goes before what the file says.
@@ -196,7 +198,8 @@ def test_nan_is_named(workers, tmp_path):
     job.write_text(re.sub(r"learning_rate:\s*[\d.e+-]+", "learning_rate: 1.0e+6", job.read_text()))
     done = gradus("run", "-np", workers, job, check=False)
     assert done.returncode == 1
-    assert re.search(r"step \d+: the (loss|gradient of \S+) became (NaN|infinite): first seen in the "
+    assert re.search(r"step \d+: the (loss|gradient of \S+) became (NaN|infinite): first seen in "
+                     r"the "
                      r"(output|gradient) of layer \"\S+\" on rank \d+ \(shard \d+\); lower the "
                      r"learning rate \(1e\+06\)", done.stderr), done.stderr
     assert not (tmp_path / "out" / "model.safetensors").exists()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of algorithms, seen from outside: gradus info --plan, gradus tune, GRADUS_ALGORITHM."""
+"""The choice of algorithms, seen from outside: gradus info --plan, gradus tune,
+GRADUS_ALGORITHM."""
 import json
 import os
 
@@ -40,7 +41,8 @@ def test_plan_knows_the_lane(gradus, comm_script):
     assert plan(gradus, "barrier", "-np", 2)["algorithm"] == "lane"
     text = gradus("info", "--plan", "allreduce", "1m", "-np", 2).stdout
     assert "lane" in text and "in a group" in text and "kernel: " in text
-    for what, ranks, flags in [("allreduce", 2, ["--hosts", 2]), ("allreduce", 2, ["--link", "tcp"]),
+    for what, ranks, flags in [("allreduce", 2, ["--hosts", 2]),
+                               ("allreduce", 2, ["--link", "tcp"]),
                                ("allreduce", 2, ["--algorithm", "allreduce=tree"]),
                                ("broadcast", 2, []), ("allreduce", 65, [])]:
         assert plan(gradus, what, "1m", "-np", ranks, *flags)["algorithm"] != "lane", (what, flags)
@@ -59,7 +61,8 @@ def test_plan_follows_its_flags(gradus):
     ring = next(c for c in plan(gradus, "allreduce", "1m", "--no-exact")["candidates"]
                 if c["algorithm"] == "ring")
     assert ring["eligible"]
-    forced = plan(gradus, "allreduce", "1m", env={"GRADUS_ALGORITHM": "allreduce:0-1m=gather,1m-inf=tree"})
+    forced = plan(gradus, "allreduce", "1m",
+                  env={"GRADUS_ALGORITHM": "allreduce:0-1m=gather,1m-inf=tree"})
     assert forced["algorithm"] == "tree" and forced["source"] == "rule"
     small = plan(gradus, "allreduce", "4", "--link", "tcp", "-np", 2)["candidates"][0]
     far = plan(gradus, "allreduce", "4", "--link", "tcp", "-np", 2, "--hosts", 2)["candidates"][0]
@@ -105,7 +108,8 @@ def test_tune_writes_what_jobs_use(gradus, tuned, comm_script):
     content = json.loads(tuned.read_text())
     assert content["ranks"] == 2 and content["link"] == "shm"
     for exact in (True, False):
-        rules = [r for r in content["rules"] if r["exact"] == exact and r["collective"] == "allreduce"]
+        rules = [r for r in content["rules"] if r["exact"] == exact
+                 and r["collective"] == "allreduce"]
         assert rules[0]["from_bytes"] == 0 and rules[-1]["to_bytes"] == 0
         for before, after in zip(rules, rules[1:]):
             assert before["to_bytes"] == after["from_bytes"]
@@ -113,8 +117,10 @@ def test_tune_writes_what_jobs_use(gradus, tuned, comm_script):
     for rule in rules:
         sizes = {p["size_bytes"] for p in content["measured"] if p["collective"] == "allreduce"}
         assert any(rule["algorithm"] == min((p for p in content["measured"]
-                                             if p["collective"] == "allreduce" and p["size_bytes"] == size),
-                                            key=lambda p: p["time_us"])["algorithm"] for size in sizes)
+                                             if p["collective"] == "allreduce"
+                                             and p["size_bytes"] == size),
+                                            key=lambda p: p["time_us"])["algorithm"]
+                   for size in sizes)
     words = comm_script("create()\nassert barrier() == 0\n")
     result = gradus("run", "-np", 2, "--", *words, env={"GRADUS_TUNE": str(tuned)})
     assert result.returncode == 0, result.stderr
@@ -142,7 +148,8 @@ def test_tune_file_is_refused_where_it_does_not_fit(gradus, tuned, comm_script):
 
 
 def test_tune_inside_a_job(gradus, tmp_path):
-    result = gradus("run", "-np", 3, "--no-prefix", "-q", "--", gradus.program, "tune", "-o", "t.json", *QUICK,
+    result = gradus("run", "-np", 3, "--no-prefix", "-q", "--", gradus.program, "tune", "-o",
+                    "t.json", *QUICK,
                     "--link", "tcp")
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "t.json").read_text())["ranks"] == 3
