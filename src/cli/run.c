@@ -30,6 +30,7 @@ typedef struct run_options {
     bool quiet, prefix, timestamps;
     const char *log_dir;
     int64_t grace_us, start_timeout_us, expel_us;
+    int orphans;
     bool dry_run, json;
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
@@ -43,6 +44,8 @@ typedef struct run_options {
 
 enum { ARENA_BYTES_MAX = 4 << 20, LINK_OF_JOB = 0, WORKER_WORDS_MAX = 24, RESTARTS = 3 };
 
+enum { ORPHANS_END = 0, ORPHANS_FINISH };
+static const char *const orphan_choices[] = {"end", "finish", NULL};
 static const char *const link_choices[] = {"job", "auto", "shm", "tcp", NULL};
 
 static const gr_config_field run_fields[] = {
@@ -177,6 +180,13 @@ static const gr_config_field run_fields[] = {
      .min = 0,
      .max = 86400e6,
      .help = "time that workers get to end after SIGINT or SIGTERM, before SIGKILL"},
+    {.flag = "--orphans",
+     .type = GR_CONFIG_CHOICE,
+     .offset = offsetof(run_options, orphans),
+     .default_text = "end",
+     .choices = orphan_choices,
+     .help = "what the workers do when gradus run is killed; finish: a job file's write a last "
+             "checkpoint first, within --grace"},
     {.flag = "--start-timeout",
      .type = GR_CONFIG_DURATION,
      .offset = offsetof(run_options, start_timeout_us),
@@ -704,43 +714,44 @@ static int launch(struct run *run)
     const char *worker[WORKER_WORDS_MAX];
     const char *timeline = gr_cli_begin_timeline(options->timeline, slots_of(options), &run->arena);
     surround(run, timeline, set, defaults);
-    gr_launch_config config = {.workers = (int)options->workers,
-                               .workers_min = (int)options->workers_min,
-                               .workers_max = (int)options->workers_max,
-                               .spares = (int)options->spares,
-                               .restarts = options->restarts > 0 ? (int)options->restarts : 0,
-                               .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker
-                                                             : run->command,
-                               .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
-                               .environment = environ,
-                               .set = set,
-                               .defaults = defaults,
-                               .cores = &run->cores,
-                               .bind = options->bind,
-                               .encrypt = options->encrypt,
-                               .restrict_cores = options->cores != NULL,
-                               .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
-                               .cores_text = options->cores,
-                               .program = run->program,
-                               .ssh_port = (int)options->ssh_port,
-                               .ssh_identity = options->ssh_identity,
-                               .host_timeout_us = options->host_timeout_us,
-                               .all_join = run->job_path != NULL,
-                               .zero_is_done = run->job_path != NULL,
-                               .start_timeout_us = options->start_timeout_us,
-                               .grace_us = options->grace_us,
-                               .expel_us = options->expel_us,
-                               .out_fd = STDOUT_FILENO,
-                               .err_fd = STDERR_FILENO,
-                               .quiet = options->quiet,
-                               .prefix = options->prefix,
-                               .raw_rank0 = run->job_path != NULL,
-                               .timestamps = options->timestamps,
-                               .color_out = wants_color(STDOUT_FILENO),
-                               .color_err = wants_color(STDERR_FILENO),
-                               .faults = run->faults,
-                               .log_dir = options->log_dir,
-                               .log = &run->log};
+    gr_launch_config config = {
+        .workers = (int)options->workers,
+        .workers_min = (int)options->workers_min,
+        .workers_max = (int)options->workers_max,
+        .spares = (int)options->spares,
+        .restarts = options->restarts > 0 ? (int)options->restarts : 0,
+        .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker : run->command,
+        .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
+        .environment = environ,
+        .set = set,
+        .defaults = defaults,
+        .cores = &run->cores,
+        .bind = options->bind,
+        .encrypt = options->encrypt,
+        .restrict_cores = options->cores != NULL,
+        .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
+        .cores_text = options->cores,
+        .program = run->program,
+        .ssh_port = (int)options->ssh_port,
+        .ssh_identity = options->ssh_identity,
+        .host_timeout_us = options->host_timeout_us,
+        .all_join = run->job_path != NULL,
+        .zero_is_done = run->job_path != NULL,
+        .start_timeout_us = options->start_timeout_us,
+        .grace_us = options->grace_us,
+        .orphan_grace_us = options->orphans == ORPHANS_FINISH ? options->grace_us : 0,
+        .expel_us = options->expel_us,
+        .out_fd = STDOUT_FILENO,
+        .err_fd = STDERR_FILENO,
+        .quiet = options->quiet,
+        .prefix = options->prefix,
+        .raw_rank0 = run->job_path != NULL,
+        .timestamps = options->timestamps,
+        .color_out = wants_color(STDOUT_FILENO),
+        .color_err = wants_color(STDERR_FILENO),
+        .faults = run->faults,
+        .log_dir = options->log_dir,
+        .log = &run->log};
     int code = run_gangs(run, &config, worker);
     if (timeline != NULL) {
         gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
@@ -778,6 +789,11 @@ static gr_status check_workers(struct run *run, gr_diag *diag)
         return gr_fail(diag, GR_E_INVALID,
                        "run: %s is for jobs on one host; leave it or the other hosts out",
                        options->spares > 0 ? "--spare" : "--max-workers (number_of_workers: max)");
+    }
+    if (options->orphans == ORPHANS_FINISH && (run->job_path == NULL || run->hosts.count > 0)) {
+        return gr_fail(diag, GR_E_INVALID, "run: --orphans finish is for job files on one host; %s",
+                       run->job_path == NULL ? "a command writes no checkpoint that is known here"
+                                             : "leave it or the other hosts out");
     }
     if (options->workers_min > options->workers) {
         return gr_fail(diag, GR_E_INVALID,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/agent.h"
 
+#include "base/clock.h"
 #include "base/codec.h"
 #include "launch/descent.h"
 #include "launch/environ.h"
@@ -19,7 +20,8 @@
 enum {
     AGENT_MAGIC = 0x4147, /* "GA" */
     AGENT_VERSION = 1,
-    LOOK_AGAIN_MS = 20 /* while killing: somebody may have been forked while we looked */
+    LOOK_AGAIN_MS = 20, /* while killing: somebody may have been forked while we looked */
+    DROP_BYTES = 4096
 };
 
 struct agent {
@@ -114,7 +116,7 @@ static int slots_of(const gr_agent_config *config)
 static int close_strangers(const gr_agent_config *config, int keep_fd)
 {
     int slots = slots_of(config);
-    size_t count = 0, room = (size_t)slots * 3 + 2;
+    size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 2;
     int *keep = malloc(room * sizeof *keep);
     if (keep == NULL) {
         return ENOMEM;
@@ -125,6 +127,9 @@ static int close_strangers(const gr_agent_config *config, int keep_fd)
         keep[count++] = config->spawns[rank].stdin_fd;
         keep[count++] = config->spawns[rank].stdout_fd;
         keep[count++] = config->spawns[rank].stderr_fd;
+    }
+    for (int i = 0; i < config->read_count; i++) {
+        keep[count++] = config->read_fds[i];
     }
     qsort(keep, count, sizeof *keep, compare_ints);
     unsigned int next = 3;
@@ -355,6 +360,31 @@ static bool look_after(struct agent *agent)
     }
 }
 
+static void drop_output(const gr_agent_config *config)
+{
+    char dropped[DROP_BYTES];
+    for (int i = 0; i < config->read_count; i++) {
+        while (read(config->read_fds[i], dropped, sizeof dropped) > 0) {
+        }
+    }
+}
+
+/* The launcher is gone: the workers may go on to their next checkpoint. */
+static void let_finish(struct agent *agent)
+{
+    int64_t end_us = gr_now_ns() / 1000 + agent->config->orphan_grace_us;
+    agent->ending = true;
+    signal_all(agent, SIGTERM);
+    while (!reap(agent) && agent->running > 0 && gr_now_ns() / 1000 < end_us) {
+        struct pollfd watched = {.fd = agent->signal_fd, .events = POLLIN};
+        struct signalfd_siginfo info;
+        (void)poll(&watched, 1, LOOK_AGAIN_MS); /* their pipes hold more than they write by then */
+        while (read(agent->signal_fd, &info, sizeof info) > 0) {
+        }
+        drop_output(agent->config);
+    }
+}
+
 _Noreturn void gr_agent_run(const gr_agent_config *config)
 {
     struct agent agent = {.config = config, .control_fd = config->control_fd, .signal_fd = -1};
@@ -371,6 +401,9 @@ _Noreturn void gr_agent_run(const gr_agent_config *config)
     if (look_after(&agent)) {
         tell(&agent, (gr_agent_message){.kind = GR_AGENT_DONE});
         _exit(0);
+    }
+    if (config->orphan_grace_us > 0) {
+        let_finish(&agent);
     }
     gr_descent_end();
     _exit(1);

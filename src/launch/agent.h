@@ -54,6 +54,11 @@ typedef struct gr_agent_config {
     char ***environment; /* one list a worker; secrets in it are wiped when all have started */
     char ***newcomer;    /* one list a slot, for SPAWN */
     int control_fd;
+    /* When the launcher is gone the workers get SIGTERM and so long to end, before SIGKILL; 0: no
+     * time. Meanwhile what they write is read and dropped, so that they can write. */
+    int64_t orphan_grace_us;
+    const int *read_fds; /* the other ends of their pipes; non-blocking */
+    int read_count;      /* 0 without orphan_grace_us */
 } gr_agent_config;
 
 /* What every process begins with that was forked to look after workers: signals blocked, a session

@@ -35,9 +35,20 @@ void gr_gang_signal_worker(gr_gang *gang, int rank, int signal_number)
 
 /* ---- Starting -------------------------------------------------------------------------------- */
 
+/* Where the launcher reads the workers' output, for who is to do so when it is gone. */
+static void keep_output(gr_gang *gang, gr_agent_config *agent)
+{
+    int *fds = gr_arena_alloc(&gang->arena, (size_t)gang->slots * 2 * sizeof *fds);
+    for (int rank = 0; fds != NULL && rank < gang->slots; rank++) {
+        fds[agent->read_count++] = gr_output_read_fd(gang->output, rank, 0);
+        fds[agent->read_count++] = gr_output_read_fd(gang->output, rank, 1);
+    }
+    agent->read_fds = fds;
+    agent->orphan_grace_us = fds != NULL ? gang->config->orphan_grace_us : 0;
+}
+
 /* In the process that was forked for it. */
-_Noreturn static void become_agent(const gr_gang *gang, const gr_host *host, int control_fd,
-                                   int words_fd)
+_Noreturn static void become_agent(gr_gang *gang, const gr_host *host, int control_fd, int words_fd)
 {
     const gr_launch_config *config = gang->config;
     bool changes = gr_gang_may_change(gang);
@@ -48,6 +59,9 @@ _Noreturn static void become_agent(const gr_gang *gang, const gr_host *host, int
                              .environment = gang->environment + host->first,
                              .control_fd = control_fd};
     if (host->local) {
+        if (config->orphan_grace_us > 0) {
+            keep_output(gang, &agent);
+        }
         gr_agent_run(&agent);
     }
     char folder[PATH_MAX] = "/";

@@ -50,6 +50,8 @@ typedef struct gr_launch_config {
     bool zero_is_done; /* workers that end with 0 after a signal had finished; else they gave up */
     int64_t start_timeout_us; /* for the joining; 0: never ends */
     int64_t expel_us;         /* a worker that the others wait for so long is killed; 0: never */
+    int64_t orphan_grace_us;  /* what the workers of this host get, after SIGTERM, when the launcher
+                               * is gone; 0: they end at once */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
     const gr_hosts *hosts;    /* with their ranks dealt; NULL: this host alone */

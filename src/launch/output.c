@@ -169,6 +169,11 @@ gr_status gr_output_create(const gr_launch_config *config, gr_output **output_ou
     return GR_OK;
 }
 
+int gr_output_read_fd(const gr_output *output, int rank, int stream)
+{
+    return stream_of(output, rank, stream)->read_fd;
+}
+
 int gr_output_worker_fd(const gr_output *output, int rank, int stream)
 {
     return stream_of(output, rank, stream)->worker_fd;

@@ -25,6 +25,9 @@ gr_status gr_output_create(const gr_launch_config *config, gr_output **output_ou
 /* For the worker; ours to close. `stream` 0: stdout, 1: stderr. */
 int gr_output_worker_fd(const gr_output *output, int rank, int stream);
 
+/* Where we read what is written there; stays ours. */
+int gr_output_read_fd(const gr_output *output, int rank, int stream);
+
 /* Watches the pipes from `loop`; the workers' ends are closed, since they have them now. */
 gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_events *events,
                           gr_diag *diag) GR_MUST_CHECK;

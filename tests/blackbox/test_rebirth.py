@@ -46,6 +46,14 @@ def said(path, text):
     return path.exists() and text in path.read_text()
 
 
+def is_stopped(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def check_metrics(output):
     """No epoch is lost, or stands there twice."""
     lines = lines_of(output)
@@ -182,3 +190,35 @@ sys.exit(76)
     assert done.stderr.count("all workers are started anew") == 1
     assert "after 5 operations, as rank 1 was before; it would happen again" in done.stderr
 
+
+
+def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path):
+    """kill -9 of the launcher: nobody reads what the workers say, and they write a last checkpoint."""
+    output = tmp_path / "out"
+    launcher = gradus.start("run", "-np", 4, "--orphans", "finish", "--output", output, "--chaos",
+                            "slow:rank=1,x30", job)
+    wait_for(launcher, lambda: said(output / "metrics.jsonl", '"epoch":2'), "the second epoch")
+    launcher.kill()
+    gradus.wait_for_nothing()
+    checkpoints = [entry.name for entry in output.glob("checkpoints/step-*")]
+    assert len(checkpoints) == 1 and int(checkpoints[0].removeprefix("step-")) >= 44
+    done = gradus("run", "-np", 3, "--resume", "--output", output, job)
+    assert done.returncode == 0, done.stderr
+    assert sha256_of(output) == undisturbed
+    check_metrics(output)
+
+
+@pytest.mark.parametrize("flags", [[], ["--orphans", "finish", "--grace", "500ms"]])
+def test_orphans_do_not_stay(gradus, job, tmp_path, flags):
+    """Though one of them stands still, and the others wait for it."""
+    output = tmp_path / "out"
+    launcher = gradus.start("run", "-np", 4, *flags, "--output", output, "--chaos", HOLD, job)
+    wait_for(launcher, lambda: any(is_stopped(pid) for pid in workers_of(launcher)), "the stop")
+    launcher.kill()
+    gradus.wait_for_nothing()
+    assert not (output / "checkpoints").exists()
+
+
+def test_orphans_of_a_command_have_no_checkpoint(gradus):
+    done = gradus("run", "-np", 2, "--orphans", "finish", "--", "true")
+    assert done.returncode == 2 and "--orphans finish is for job files on one host" in done.stderr
