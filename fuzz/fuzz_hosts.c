@@ -36,10 +36,12 @@ static void check_hosts(gr_hosts *hosts)
     int slots = gr_hosts_slots(hosts), workers = slots > 1 ? slots / 2 : 1;
     require(gr_hosts_deal(hosts, slots + 1, NULL) == GR_E_INVALID);
     require(gr_hosts_deal(hosts, workers, NULL) == GR_OK);
-    for (int rank = 0; rank < workers; rank++) {
-        const gr_host *host = gr_hosts_of_rank(hosts, rank);
-        require(host != NULL && rank >= host->first && rank < host->first + host->workers);
+    int dealt = 0;
+    for (int i = 0; i < hosts->count; i++) {
+        require(hosts->at[i].first == dealt && hosts->at[i].workers <= hosts->at[i].slots);
+        dealt += hosts->at[i].workers;
     }
+    require(dealt == workers);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

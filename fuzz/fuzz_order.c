@@ -13,7 +13,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { ARENA_BYTES_MAX = 16 << 20, BEGIN_BYTES = 8, MAGIC = 0x524f4747 };
+enum { ARENA_BYTES_MAX = 16 << 20, BEGIN_BYTES = 8, MAGIC = 0x524f4747, VERSION = 2 };
 
 static void require(bool condition)
 {
@@ -41,8 +41,9 @@ static void expect_again(const gr_order *order, char *const *own)
     gr_status status = gr_order_decode(bytes, size, own, &arena, &back);
     require(status == GR_OK || status == GR_E_NO_MEMORY);
     if (status == GR_OK) {
-        require(back.workers == order->workers && back.bind == order->bind &&
-                back.self == order->self && back.silence_us == order->silence_us);
+        require(back.workers == order->workers && back.slots == order->slots &&
+                back.bind == order->bind && back.self == order->self &&
+                back.silence_us == order->silence_us);
         require(strcmp(back.folder, order->folder) == 0);
         expect_same_list(order->argv, back.argv);
     }
@@ -65,14 +66,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     if (begin > 0) {
         gr_put_u32(exact, MAGIC);
-        gr_put_u32(exact + 4, 1);
+        gr_put_u32(exact + 4, VERSION);
     }
     memcpy(exact + begin, data + 1, size - 1);
     gr_arena_init(&arena, ARENA_BYTES_MAX);
     if (gr_order_decode(exact, begin + size - 1, own, &arena, &order) == GR_OK) {
-        require(order.workers >= 1 && order.workers <= GR_LAUNCH_WORKERS_MAX);
+        int seats = gr_order_seats(&order);
+        require(order.workers >= 0 && seats >= 1 && seats <= GR_LAUNCH_WORKERS_MAX);
         require(order.argv[0] != NULL && order.folder != NULL);
-        for (int rank = 0; rank < order.workers; rank++) {
+        for (int rank = 0; rank < seats; rank++) {
             char **list = order.environment[rank];
             while (*list != NULL && strlen(*list) < size) {
                 list++;

@@ -511,6 +511,10 @@ static void print_plan(const struct run *run)
     putchar('\n');
     for (int i = 0; i < run->hosts.count; i++) {
         const gr_host *host = &run->hosts.at[i];
+        if (host->workers == 0) {
+            printf("%s: none at first\n", host->name);
+            continue;
+        }
         printf("%s%s: rank%s %d", host->name, host->local ? " (this host)" : "",
                host->workers == 1 ? "" : "s", host->first);
         printf(host->workers == 1 ? "\n" : " to %d\n", host->first + host->workers - 1);
@@ -712,7 +716,8 @@ static int launch(struct run *run)
     const run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
     const char *worker[WORKER_WORDS_MAX];
-    const char *timeline = gr_cli_begin_timeline(options->timeline, slots_of(options), &run->arena);
+    const char *timeline =
+        gr_cli_begin_timeline(options->timeline, GR_LAUNCH_WORKERS_MAX, &run->arena);
     surround(run, timeline, set, defaults);
     gr_launch_config config = {
         .workers = (int)options->workers,
@@ -784,11 +789,6 @@ static gr_status check_workers(struct run *run, gr_diag *diag)
                        "run: %lld workers, with those that may come later, are more than the %d "
                        "that one host starts",
                        (long long)slots_of(options), GR_LAUNCH_WORKERS_MAX);
-    }
-    if (run->hosts.count > 0 && goes) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "run: %s is for jobs on one host; leave it or the other hosts out",
-                       options->spares > 0 ? "--spare" : "--max-workers (number_of_workers: max)");
     }
     if (options->orphans == ORPHANS_FINISH && (run->job_path == NULL || run->hosts.count > 0)) {
         return gr_fail(diag, GR_E_INVALID, "run: --orphans finish is for job files on one host; %s",

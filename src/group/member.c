@@ -102,7 +102,9 @@ static gr_status check(joining *join, gr_diag *diag)
         }
     }
     join->self.host = gr_host_identify(config->host, join->self.host_name);
-    bool one_host = config->local_size >= config->world_size && config->host == NULL;
+    /* Who calls the coordinator by tcp may get company from elsewhere. */
+    bool one_host = config->local_size >= config->world_size && config->host == NULL &&
+                    strncmp(config->coordinator, "tcp:", 4) != 0;
     join->remote = config->link == GR_LINK_ALL_TCP || (config->link == GR_LINK_AUTO && !one_host);
     gr_status status = gr_ports_parse(config->ports, &join->ports, diag);
     if (status == GR_OK && join->remote) {

@@ -33,6 +33,7 @@ struct agent {
     bool go;      /* the workers may run */
     bool ending;  /* a signal went out: what outlives its worker has time too */
     bool killing; /* everything ends now */
+    bool stays;   /* others may come */
 };
 
 /* magic u16, version u16, kind u16, error u16, rank u32, pid u32, value u32, zero u32 */
@@ -106,16 +107,11 @@ static int compare_ints(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-static int slots_of(const gr_agent_config *config)
-{
-    return config->slots > config->workers ? config->slots : config->workers;
-}
-
 /* Keeps the workers' descriptors and our own; 0, 1, 2 become /dev/null: the launcher's files, and
  * the sockets of its loop, must not outlive it because of us. */
 static int close_strangers(const gr_agent_config *config, int keep_fd)
 {
-    int slots = slots_of(config);
+    int slots = gr_agent_seats(config);
     size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 2;
     int *keep = malloc(room * sizeof *keep);
     if (keep == NULL) {
@@ -178,11 +174,11 @@ static int set_up(struct agent *agent)
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     agent->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
-    agent->pids = calloc((size_t)slots_of(agent->config), sizeof *agent->pids);
+    agent->pids = calloc((size_t)gr_agent_seats(agent->config), sizeof *agent->pids);
     if (agent->signal_fd < 0) {
         return errno;
     }
-    agent->report_fds = calloc((size_t)slots_of(agent->config), sizeof *agent->report_fds);
+    agent->report_fds = calloc((size_t)gr_agent_seats(agent->config), sizeof *agent->report_fds);
     return agent->pids == NULL || agent->report_fds == NULL ? ENOMEM : 0;
 }
 
@@ -193,6 +189,7 @@ static void tell_not_started(struct agent *agent, int rank, const gr_spawn_error
                                    .value = error->step,
                                    .error = error->error});
     agent->killing = true;
+    agent->stays = false;
 }
 
 /* All are begun before the first is waited for: they start side by side. */
@@ -209,11 +206,11 @@ static void start_workers(struct agent *agent)
     }
     for (int rank = 0; rank < config->workers; rank++) {
         pid_t pid = agent->pids[rank];
-        if (config->slots == 0) { /* else those that come later write there, too */
+        if (config->slots == 0) { /* else those that come later need them, too */
             close(config->spawns[rank].stdout_fd);
             close(config->spawns[rank].stderr_fd);
+            gr_environ_wipe(config->environment[rank]);
         }
-        gr_environ_wipe(config->environment[rank]);
         if (pid > 0 && gr_spawn_finish(pid, agent->report_fds[rank], &error)) {
             agent->running++;
             tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
@@ -232,8 +229,8 @@ static void start_another(struct agent *agent, int rank)
     if (rank < 0 || rank >= config->slots || agent->ending || agent->killing) {
         return;
     }
-    gr_spawn spawn = config->spawns[rank];
-    spawn.environment = config->newcomer[rank];
+    gr_environ_mark_newcomer(config->environment[rank]);
+    const gr_spawn spawn = config->spawns[rank];
     int report_fd;
     pid_t pid = agent->pids[rank] == 0 ? gr_spawn_begin(&spawn, &report_fd, &error) : -1;
     if (pid > 0 && gr_spawn_finish(pid, report_fd, &error)) {
@@ -250,7 +247,7 @@ static void start_another(struct agent *agent, int rank)
 
 static int rank_of(const struct agent *agent, pid_t pid)
 {
-    for (int rank = 0; rank < slots_of(agent->config); rank++) {
+    for (int rank = 0; rank < gr_agent_seats(agent->config); rank++) {
         if (agent->pids[rank] == pid) {
             return rank;
         }
@@ -284,7 +281,7 @@ static bool reap(struct agent *agent)
  * program of a shell that died, say. */
 static void signal_all(const struct agent *agent, int signal_number)
 {
-    for (int rank = 0; rank < slots_of(agent->config); rank++) {
+    for (int rank = 0; rank < gr_agent_seats(agent->config); rank++) {
         if (agent->pids[rank] > 0) {
             (void)kill(-agent->pids[rank], signal_number);
             (void)kill(-agent->pids[rank], SIGCONT); /* who is stopped must hear of it too */
@@ -307,11 +304,13 @@ static bool take_orders(struct agent *agent)
         agent->go = true;
     } else if (message.kind == GR_AGENT_SIGNAL) {
         agent->ending = true;
+        agent->stays = false;
         signal_all(agent, message.value);
     } else if (message.kind == GR_AGENT_KILL) {
         agent->killing = true;
+        agent->stays = false;
     } else if (message.kind == GR_AGENT_FAULT && message.rank >= 0 &&
-               message.rank < slots_of(agent->config) && agent->pids[message.rank] > 0) {
+               message.rank < gr_agent_seats(agent->config) && agent->pids[message.rank] > 0) {
         (void)kill(-agent->pids[message.rank], message.value);
     } else if (message.kind == GR_AGENT_SPAWN) {
         start_another(agent, message.rank);
@@ -335,18 +334,18 @@ static bool wait_for_start(struct agent *agent)
 static bool look_after(struct agent *agent)
 {
     for (;;) {
-        if (reap(agent)) {
+        bool alone = reap(agent);
+        if (alone && !agent->stays) {
             return true;
         }
-        if (agent->running == 0 && !agent->ending) {
-            agent->killing = true;
-        }
-        if (agent->killing) {
+        /* What has outlived all workers. */
+        bool clearing = agent->killing || (agent->running == 0 && !agent->ending && !alone);
+        if (clearing) {
             (void)gr_descent_signal(SIGKILL, 0);
         }
         struct pollfd watched[2] = {{.fd = agent->control_fd, .events = POLLIN},
                                     {.fd = agent->signal_fd, .events = POLLIN}};
-        if (poll(watched, 2, agent->killing ? LOOK_AGAIN_MS : -1) < 0) {
+        if (poll(watched, 2, clearing ? LOOK_AGAIN_MS : -1) < 0) {
             continue; /* EINTR */
         }
         if (watched[1].revents != 0) {
@@ -387,7 +386,10 @@ static void let_finish(struct agent *agent)
 
 _Noreturn void gr_agent_run(const gr_agent_config *config)
 {
-    struct agent agent = {.config = config, .control_fd = config->control_fd, .signal_fd = -1};
+    struct agent agent = {.config = config,
+                          .control_fd = config->control_fd,
+                          .signal_fd = -1,
+                          .stays = config->slots > 0};
     int error = set_up(&agent);
     if (error != 0) {
         tell(&agent, (gr_agent_message){

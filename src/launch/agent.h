@@ -49,10 +49,11 @@ int gr_agent_receive(int socket_fd, gr_agent_message *message_out);
 
 typedef struct gr_agent_config {
     int workers;         /* to start now */
-    int slots;           /* SPAWN may name any of so many; 0: nobody comes later */
+    int slots;           /* SPAWN may name any of so many, and the agent stays until it is told to
+                            end; 0: nobody comes later, and it ends with its last worker */
     gr_spawn *spawns;    /* one a slot; descriptors are the agent's to close */
-    char ***environment; /* one list a worker; secrets in it are wiped when all have started */
-    char ***newcomer;    /* one list a slot, for SPAWN */
+    char ***environment; /* one list a worker or slot, with room for one entry; secrets in it are
+                            wiped when all have started and nobody comes later */
     int control_fd;
     /* When the launcher is gone the workers get SIGTERM and so long to end, before SIGKILL; 0: no
      * time. Meanwhile what they write is read and dropped, so that they can write. */
@@ -60,6 +61,12 @@ typedef struct gr_agent_config {
     const int *read_fds; /* the other ends of their pipes; non-blocking */
     int read_count;      /* 0 without orphan_grace_us */
 } gr_agent_config;
+
+/* So many run at most. */
+static inline int gr_agent_seats(const gr_agent_config *config)
+{
+    return config->slots > config->workers ? config->slots : config->workers;
+}
 
 /* What every process begins with that was forked to look after workers: signals blocked, a session
  * of its own, orphans adopted, /dev/null as 0, 1, 2, and no descriptor of the launcher but those of

@@ -10,27 +10,42 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-void gr_gang_tell(gr_gang *gang, int kind, int value)
+enum { ARENA_BYTES_MAX = 256 << 20 }; /* of one host, for the time that it takes to start it */
+
+/* Runs there what was started, or is about to? */
+static bool is_active(const gr_host_agent *agent)
 {
-    gr_agent_message message = {.kind = kind, .value = value};
-    for (int i = 0; i < gang->agents_begun; i++) {
-        if (!gang->agents[i].over) { /* if it is gone, the poll says so */
-            (void)gr_agent_send(gang->agents[i].control_fd, &message);
-        }
+    return agent->state == GR_HOST_STARTING || agent->state == GR_HOST_UP;
+}
+
+/* If it is gone, the poll says so. */
+static void tell_agent(const gr_host_agent *agent, int kind, int rank, int value)
+{
+    const gr_agent_message message = {.kind = kind, .rank = rank, .value = value};
+    if (is_active(agent)) {
+        (void)gr_agent_send(agent->control_fd, &message);
     }
 }
 
-void gr_gang_signal_worker(gr_gang *gang, int rank, int signal_number)
+void gr_gang_tell(gr_gang *gang, int kind, int value)
 {
-    const gr_host *host = gr_hosts_of_rank(gang->hosts, rank);
-    gr_agent_message message = {
-        .kind = GR_AGENT_FAULT, .rank = rank - host->first, .value = signal_number};
-    (void)gr_agent_send(gang->agents[host - gang->hosts->at].control_fd, &message);
+    for (int i = 0; i < gang->agent_count; i++) {
+        tell_agent(&gang->agents[i], kind, 0, value);
+    }
+}
+
+void gr_gang_tell_worker(gr_gang *gang, int rank, int kind, int value)
+{
+    const gr_host_agent *agent = gang->places[rank].agent;
+    if (agent != NULL) {
+        tell_agent(agent, kind, rank - agent->host.first, value);
+    }
 }
 
 /* ---- Starting -------------------------------------------------------------------------------- */
@@ -48,21 +63,18 @@ static void keep_output(gr_gang *gang, gr_agent_config *agent)
 }
 
 /* In the process that was forked for it. */
-_Noreturn static void become_agent(gr_gang *gang, const gr_host *host, int control_fd, int words_fd)
+_Noreturn static void become_agent(gr_gang *gang, const gr_host *host, gr_agent_config *agent,
+                                   int words_fd)
 {
     const gr_launch_config *config = gang->config;
-    bool changes = gr_gang_may_change(gang);
-    gr_agent_config agent = {.workers = changes ? config->workers : host->workers,
-                             .slots = changes ? gang->slots : 0,
-                             .newcomer = gang->newcomer,
-                             .spawns = gang->spawns + host->first,
-                             .environment = gang->environment + host->first,
-                             .control_fd = control_fd};
+    /* We have no loop. But at each fork libuv makes the pipe of its signals anew, and would close
+     * what has that pipe's numbers by then. */
+    uv_library_shutdown();
     if (host->local) {
         if (config->orphan_grace_us > 0) {
-            keep_output(gang, &agent);
+            keep_output(gang, agent);
         }
-        gr_agent_run(&agent);
+        gr_agent_run(agent);
     }
     char folder[PATH_MAX] = "/";
     (void)!getcwd(folder, sizeof folder);
@@ -73,74 +85,139 @@ _Noreturn static void become_agent(gr_gang *gang, const gr_host *host, int contr
                                .start_timeout_us = config->start_timeout_us,
                                .silence_us = config->host_timeout_us,
                                .environment = config->environment,
-                               .order = {.workers = host->workers,
+                               .order = {.workers = agent->workers,
+                                         .slots = agent->slots,
                                          .bind = config->bind,
                                          .silence_us = config->host_timeout_us,
                                          .cores = config->cores_text,
                                          .folder = folder,
                                          .argv = (char **)(uintptr_t)config->argv,
                                          .self = config->file != NULL,
-                                         .environment = agent.environment},
-                               .agent = agent,
+                                         .environment = agent->environment},
+                               .agent = *agent,
                                .words_fd = words_fd};
     gr_remote_run(&remote);
 }
 
-static gr_status start_agent(gr_gang *gang, const gr_host *host, gr_diag *diag)
+static gr_status make_sockets(int ends[2], int words[2], gr_diag *diag)
 {
-    gr_host_agent *agent = &gang->agents[gang->agents_begun];
-    int ends[2], words[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made: %s", strerror(errno));
     }
-    if (pipe2(words, O_CLOEXEC | O_NONBLOCK) != 0) {
+    if (fcntl(ends[0], F_SETFL, O_RDWR | O_NONBLOCK) != 0 ||
+        pipe2(words, O_CLOEXEC | O_NONBLOCK) != 0) {
         int error = errno;
         close(ends[0]);
         close(ends[1]);
         return gr_fail(diag, GR_E_IO, "a pipe cannot be made: %s", strerror(error));
     }
-    *agent =
-        (gr_host_agent){.gang = gang, .host = host, .control_fd = ends[0], .words_fd = words[0]};
-    gang->agents_begun++;
+    return GR_OK;
+}
+
+/* With no handler of ours between fork and the agent's own preparations. 0 or errno. */
+static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int ends[2],
+                      const int words[2])
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    (void)sigprocmask(SIG_SETMASK, &all, &before);
     agent->pid = fork();
     if (agent->pid == 0) {
-        gr_wipe(gang->secret, sizeof gang->secret);
-        gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
-        become_agent(gang, host, ends[1], words[1]);
+        gr_wipe(agent->gang->secret_hex, sizeof agent->gang->secret_hex);
+        config->control_fd = ends[1];
+        become_agent(agent->gang, &agent->host, config, words[1]);
     }
-    int fork_error = errno;
+    int error = agent->pid < 0 ? errno : 0;
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
     close(ends[1]);
     close(words[1]);
-    if (agent->pid < 0) {
-        agent->pid = 0;
-        return gr_fail(diag, GR_E_IO, "the agent process cannot be started: %s; see ulimit -u",
-                       strerror(fork_error));
+    agent->control_fd = ends[0];
+    agent->words_fd = words[0];
+    agent->pid = agent->pid < 0 ? 0 : agent->pid;
+    return error;
+}
+
+static void on_control(uv_poll_t *poll, int status, int events);
+
+static gr_status watch_agent(gr_host_agent *agent, gr_diag *diag)
+{
+    gr_gang *gang = agent->gang;
+    gr_status status = GR_OK;
+    for (int seat = 0; seat < agent->seats && status == GR_OK; seat++) {
+        status = gr_output_watch(gang->output, agent->host.first + seat, diag);
     }
-    if (fcntl(agent->control_fd, F_SETFL, O_RDWR | O_NONBLOCK) != 0) {
-        return gr_fail(diag, GR_E_IO, "the agent's socket cannot be made non-blocking: %s",
-                       strerror(errno));
+    int error = status == GR_OK ? uv_poll_init(&gang->loop, &agent->poll, agent->control_fd) : 0;
+    if (status == GR_OK && error == 0) {
+        agent->poll.data = agent;
+        agent->state = GR_HOST_STARTING;
+        error = uv_poll_start(&agent->poll, UV_READABLE, on_control);
     }
-    return GR_OK;
+    return error == 0
+               ? status
+               : gr_fail(diag, GR_E_IO, "the agent cannot be watched: %s", uv_strerror(error));
+}
+
+static void forget_agent(gr_host_agent *agent)
+{
+    if (agent->control_fd >= 0) {
+        close(agent->control_fd);
+        close(agent->words_fd);
+    }
+    agent->control_fd = agent->words_fd = -1;
+    while (agent->pid > 0 && waitpid(agent->pid, NULL, 0) < 0 && errno == EINTR) {
+    }
+    agent->pid = 0;
+}
+
+gr_status gr_gang_start_agent(gr_host_agent *agent, gr_diag *diag)
+{
+    gr_gang *gang = agent->gang;
+    int ends[2], words[2];
+    const char *shown = gang->name_hosts ? gr_host_label(&agent->host) : NULL;
+    gr_agent_config config;
+    gr_arena arena;
+    gr_arena_init(&arena, ARENA_BYTES_MAX);
+    gr_status status = GR_OK;
+    for (int seat = 0; seat < agent->seats && status == GR_OK; seat++) {
+        status = gr_output_open(gang->output, agent->host.first + seat, shown, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_gang_equip(gang, agent, &arena, &config, diag);
+    }
+    if (status == GR_OK) {
+        status = make_sockets(ends, words, diag);
+    }
+    if (status == GR_OK) {
+        int error = fork_agent(agent, &config, ends, words);
+        for (int seat = 0; seat < agent->seats; seat++) {
+            gr_environ_wipe(config.environment[seat]);
+        }
+        status = error == 0 ? watch_agent(agent, diag)
+                            : gr_fail(diag, GR_E_IO,
+                                      "the agent process cannot be started: %s; see ulimit -u",
+                                      strerror(error));
+    }
+    gr_arena_fini(&arena);
+    if (status != GR_OK) {
+        forget_agent(agent);
+        for (int seat = 0; seat < agent->seats; seat++) {
+            gr_output_close(gang->output, agent->host.first + seat);
+        }
+    }
+    return status;
 }
 
 gr_status gr_gang_start_agents(gr_gang *gang, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    gang->agents = gr_arena_alloc(&gang->arena, (size_t)gang->hosts->count * sizeof *gang->agents);
-    if (gang->agents == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d hosts", gang->hosts->count);
-    }
-    for (int i = 0; i < gang->hosts->count && status == GR_OK; i++) {
-        status = start_agent(gang, &gang->hosts->at[i], diag);
-    }
-    for (int rank = 0; rank < gang->slots; rank++) {
-        gr_environ_wipe(gang->environment[rank]);
-        if (gang->newcomer[rank] != NULL) {
-            gr_environ_wipe(gang->newcomer[rank]);
+    for (int i = 0; i < gang->agent_count && status == GR_OK; i++) {
+        if (gang->agents[i].host.workers > 0) {
+            status = gr_gang_start_agent(&gang->agents[i], diag);
         }
     }
-    gr_wipe(gang->secret, sizeof gang->secret);
-    gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
+    if (gang->config->hosts == NULL || !gr_gang_may_change(gang)) { /* nobody else gets it */
+        gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
+    }
     return status;
 }
 
@@ -153,27 +230,49 @@ static void on_not_started(gr_host_agent *agent, const gr_agent_message *message
     gr_spawn_error error = {.step = message->value, .error = message->error};
     gr_diag diag;
     gr_status status = gr_spawn_fail(gang->config->argv[0], &error, &diag);
+    if (gang->going && !gang->places[message->rank].busy) { /* the agent itself: it is DONE then */
+        gr_log_write(gang->config->log, GR_LOG_WARN, "launch", "host %s: %s",
+                     gr_host_label(&agent->host), diag.text);
+        return;
+    }
     if (gang->places[message->rank].newcomer) {
         gr_gang_do_without(gang, message->rank, &diag);
         return;
     }
     gr_gang_blame(gang, GR_REASON_NOT_STARTED, status);
-    if (gang->reason == GR_REASON_NOT_STARTED && agent->host->local) {
+    if (gang->reason == GR_REASON_NOT_STARTED && agent->host.local) {
         gang->verdict = diag;
     } else if (gang->reason == GR_REASON_NOT_STARTED) {
-        (void)gr_fail(&gang->verdict, status, "on host %s: %s", gr_host_label(agent->host),
+        (void)gr_fail(&gang->verdict, status, "on host %s: %s", gr_host_label(&agent->host),
                       diag.text);
     }
     gr_gang_kill_all(gang);
 }
 
+/* What it has written is still read. */
+static void on_agent_closed(uv_handle_t *handle)
+{
+    gr_host_agent *agent = handle->data;
+    gr_gang *gang = agent->gang;
+    forget_agent(agent);
+    agent->state = GR_HOST_AWAY;
+    if (gang->phase < GR_PHASE_DRAINING) {
+        for (int seat = 0; seat < agent->seats; seat++) {
+            gr_output_close(gang->output, agent->host.first + seat);
+        }
+        gr_gang_fill(gang);
+    }
+}
+
 static void on_agent_over(gr_host_agent *agent)
 {
     gr_gang *gang = agent->gang;
-    agent->over = true;
-    uv_poll_stop(&agent->poll);
-    if (++gang->agents_over < gang->hosts->count) {
-        return;
+    agent->state = GR_HOST_CLOSING;
+    uv_close((uv_handle_t *)&agent->poll, on_agent_closed);
+    for (int i = 0; i < gang->agent_count; i++) {
+        if (is_active(&gang->agents[i])) {
+            return;
+        }
     }
     if (gang->any_lost) {
         gr_descent_end(); /* what its workers had started fell to us */
@@ -181,31 +280,57 @@ static void on_agent_over(gr_host_agent *agent)
     gr_gang_drain(gang);
 }
 
-static void on_message(gr_host_agent *agent, gr_agent_message *message)
+/* Nothing runs anywhere until all hosts are there; who comes later starts at once. */
+static void on_ready(gr_host_agent *agent)
 {
     gr_gang *gang = agent->gang;
+    agent->state = GR_HOST_UP;
+    agent->up_us = gr_gang_now_us();
+    if (gang->going) {
+        tell_agent(agent, GR_AGENT_START, 0, 0);
+        gr_gang_fill(gang);
+        return;
+    }
+    bool all = gang->phase == GR_PHASE_RUNNING;
+    for (int i = 0; i < gang->agent_count; i++) {
+        all = all && gang->agents[i].state != GR_HOST_STARTING;
+    }
+    if (all) {
+        gang->going = true;
+        gr_gang_tell(gang, GR_AGENT_START, 0);
+        gr_gang_play_faults(gang);
+    }
+}
+
+static void on_started(gr_host_agent *agent, const gr_agent_message *message)
+{
+    gr_gang *gang = agent->gang;
+    gr_worker_end *end = &gang->ends[message->rank];
+    end->started = true;
+    end->spared = false;
+    end->pid = message->pid;
+    end->host = gang->name_hosts ? gr_host_label(&agent->host) : NULL;
+    end->start_us = gr_gang_now_us();
+    gang->started++;
+}
+
+static void on_message(gr_host_agent *agent, gr_agent_message *message)
+{
     /* What comes from another host is not taken for sound: no number leads out of its workers. */
-    bool known = message->rank >= 0 && message->rank < agent->host->workers;
-    message->rank = known ? message->rank + agent->host->first : -1;
-    if (message->kind == GR_AGENT_READY) {
-        /* Nothing runs anywhere until all hosts are there. */
-        if (++gang->agents_ready == gang->hosts->count && gang->phase == GR_PHASE_RUNNING) {
-            gr_gang_tell(gang, GR_AGENT_START, 0);
-            gr_gang_play_faults(gang);
-        }
+    bool known = message->rank >= 0 && message->rank < agent->seats;
+    message->rank = known ? message->rank + agent->host.first : -1;
+    if (message->kind == GR_AGENT_READY && agent->state == GR_HOST_STARTING) {
+        on_ready(agent);
     } else if (message->kind == GR_AGENT_STARTED && known) {
-        gr_worker_end *end = &gang->ends[message->rank];
-        end->started = true;
-        end->spared = false;
-        end->pid = message->pid;
-        end->host = gr_launch_host_of(gang->config, message->rank);
-        end->start_us = gr_gang_now_us();
-        gang->started++;
+        on_started(agent, message);
     } else if (message->kind == GR_AGENT_EXITED && known) {
-        gr_gang_worker_ended(gang, message);
+        gr_gang_worker_ended(agent->gang, message);
     } else if (message->kind == GR_AGENT_NOT_STARTED && known) {
         on_not_started(agent, message);
     } else if (message->kind == GR_AGENT_DONE) {
+        if (agent->state == GR_HOST_STARTING) {
+            gr_gang_note_loss(agent);
+        }
         on_agent_over(agent);
     }
 }
@@ -214,27 +339,50 @@ static void on_message(gr_host_agent *agent, gr_agent_message *message)
 static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
 {
     const gr_gang *gang = agent->gang;
-    const char *name = agent->host->name;
-    char words[GR_DIAG_TEXT_BYTES];
+    const char *name = agent->host.name;
+    char words[GR_DIAG_TEXT_BYTES / 2];
     ssize_t got = agent->words_fd >= 0 ? read(agent->words_fd, words, sizeof words - 1) : 0;
     words[got > 0 ? got : 0] = '\0';
-    if (agent->host->local) {
+    if (agent->host.local) {
         (void)gr_fail(diag, GR_E_IO,
                       "the process that looks after the workers (gradus-agent, pid %d) was killed, "
                       "and they with it",
                       (int)agent->pid);
-    } else if (gang->agents_ready < gang->hosts->count) {
+    } else if (agent->state == GR_HOST_STARTING) {
         (void)gr_fail(diag, GR_E_NOT_FOUND,
-                      "host %s cannot be used: %s; nothing was started; \"ssh %s %s version\" must "
-                      "answer without a question (--ssh-port, --ssh-identity-file, "
-                      "--remote-program)",
-                      name, words[0] != '\0' ? words : "its relay was killed", name,
-                      gang->config->program);
+                      "host %s cannot be used: %s%s; \"ssh %s %s version\" must answer without a "
+                      "question (--ssh-port, --ssh-identity-file, --remote-program)",
+                      name, words[0] != '\0' ? words : "its relay was killed",
+                      gang->going ? "" : "; nothing was started", name, gang->config->program);
     } else {
         (void)gr_fail(diag, GR_E_PEER_LOST, "host %s was lost with its %d worker%s: %s", name,
-                      agent->host->workers, agent->host->workers == 1 ? "" : "s",
+                      gr_gang_count_busy_of(agent), gr_gang_count_busy_of(agent) == 1 ? "" : "s",
                       words[0] != '\0' ? words : "the relay to it was killed");
     }
+}
+
+/* Its workers are dead. Do the others go on? */
+static bool lose_workers(gr_host_agent *agent)
+{
+    gr_gang *gang = agent->gang;
+    bool on = gang->agent_count > 1;
+    for (int seat = 0; seat < agent->seats; seat++) {
+        int rank = agent->host.first + seat;
+        gr_worker_end *end = &gang->ends[rank];
+        if (end->ended || !gang->places[rank].busy) {
+            continue;
+        }
+        gang->places[rank].busy = false;
+        end->started = end->ended = end->lost = true;
+        end->wait_status = SIGKILL;
+        end->order = gang->ended++;
+        end->end_us = gr_gang_now_us();
+        end->host = gang->name_hosts ? gr_host_label(&agent->host) : NULL;
+        end->was_asked = gang->told;
+        gr_records_ended(gang->records, rank);
+        on = on && !gang->told && gr_gang_spare(gang, rank);
+    }
+    return on;
 }
 
 /* The agent, or the way to it, is gone, and its workers with it. */
@@ -242,31 +390,21 @@ static void on_agent_lost(gr_host_agent *agent)
 {
     gr_gang *gang = agent->gang;
     gr_diag why;
-    bool running = gang->agents_ready == gang->hosts->count;
-    bool on = running && !gang->told && gang->hosts->count > 1;
-    int lost = 0;
     describe_loss(agent, &why);
     gang->any_lost = true;
-    for (int i = 0; i < agent->host->workers && running; i++) {
-        int rank = agent->host->first + i;
-        gr_worker_end *end = &gang->ends[rank];
-        if (end->ended || !gang->places[rank].busy) {
-            continue;
+    gr_gang_note_loss(agent);
+    agent->state = GR_HOST_CLOSING; /* nobody is started there */
+    bool on = gang->going && lose_workers(agent) &&
+              (!agent->given_up || gr_gang_count_busy(gang) >= gang->config->workers_min);
+    if (on && !gang->told) {
+        char next[64] = "; it is left alone from now on";
+        if (!agent->given_up) {
+            snprintf(next, sizeof next, "; it is tried again in %.0f s",
+                     (double)(agent->try_us - gr_gang_now_us()) * 1e-6);
         }
-        lost++;
-        gang->places[rank].busy = false;
-        end->started = end->ended = end->lost = true;
-        end->wait_status = SIGKILL;
-        end->order = gang->ended++;
-        end->end_us = gr_gang_now_us();
-        end->host = gr_launch_host_of(gang->config, rank);
-        end->was_asked = gang->told;
-        gr_records_ended(gang->records, rank);
-        on = on && gr_gang_spare(gang, rank);
-    }
-    if (on && lost > 0) {
-        gr_log_write(gang->config->log, GR_LOG_WARN, "launch", "%s", why.text);
-    } else if (!on && !gang->told) {
+        gr_log_write(gang->config->log, GR_LOG_WARN, "launch", "%s%s", why.text, next);
+        gr_gang_tell_wanted(gang);
+    } else if (!gang->told) {
         gang->reason = GR_REASON_AGENT_LOST;
         gang->status = (gr_status)why.status;
         gang->verdict = why;
@@ -280,7 +418,7 @@ static void on_control(uv_poll_t *poll, int status, int events)
     gr_host_agent *agent = poll->data;
     (void)status;
     (void)events;
-    while (!agent->over) {
+    while (is_active(agent)) {
         gr_agent_message message;
         int error = gr_agent_receive(agent->control_fd, &message);
         if (error == EAGAIN) {
@@ -294,29 +432,18 @@ static void on_control(uv_poll_t *poll, int status, int events)
     }
 }
 
-int gr_gang_watch_agents(gr_gang *gang)
-{
-    int error = 0;
-    for (int i = 0; i < gang->agents_begun && error == 0; i++) {
-        gr_host_agent *agent = &gang->agents[i];
-        agent->poll.data = agent;
-        error = uv_poll_init(&gang->loop, &agent->poll, agent->control_fd);
-        if (error == 0) {
-            error = uv_poll_start(&agent->poll, UV_READABLE, on_control);
-        }
-    }
-    return error;
-}
-
 void gr_gang_stop_agents(gr_gang *gang)
 {
-    for (int i = 0; i < gang->agents_begun; i++) {
-        close(gang->agents[i].control_fd);
-        close(gang->agents[i].words_fd);
-    }
-    for (int i = 0; i < gang->agents_begun && gang->reason != GR_REASON_STUCK; i++) {
-        while (gang->agents[i].pid > 0 && waitpid(gang->agents[i].pid, NULL, 0) < 0 &&
-               errno == EINTR) {
+    for (int i = 0; i < gang->agent_count; i++) {
+        gr_host_agent *agent = &gang->agents[i];
+        agent->pid = gang->reason == GR_REASON_STUCK ? 0 : agent->pid;
+        if (agent->control_fd >= 0) {
+            close(agent->control_fd);
+            close(agent->words_fd);
         }
+        agent->control_fd = agent->words_fd = -1;
+    }
+    for (int i = 0; i < gang->agent_count; i++) {
+        forget_agent(&gang->agents[i]);
     }
 }

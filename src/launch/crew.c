@@ -19,6 +19,15 @@ int gr_gang_count_busy(const gr_gang *gang)
     return count;
 }
 
+int gr_gang_count_busy_of(const gr_host_agent *agent)
+{
+    int count = 0;
+    for (int i = 0; i < agent->seats; i++) {
+        count += agent->gang->places[agent->host.first + i].busy;
+    }
+    return count;
+}
+
 /* Does somebody run who has been in a generation? Without one of them newcomers know nothing. */
 bool gr_gang_anybody_serves(const gr_gang *gang)
 {
@@ -34,29 +43,32 @@ bool gr_gang_anybody_serves(const gr_gang *gang)
 
 static void start_another(gr_gang *gang, int slot)
 {
-    gang->places[slot] = (gr_place){.busy = true, .newcomer = true};
+    gang->places[slot].busy = gang->places[slot].newcomer = true;
     gang->ends[slot] = (gr_worker_end){.spared = true}; /* until it has started */
     gr_output_renew(gang->output, slot);
     gr_records_begun(gang->records, slot);
     gr_coordinator_invite(gang->coordinator, slot);
-    const gr_agent_message message = {.kind = GR_AGENT_SPAWN, .rank = slot};
-    (void)gr_agent_send(gang->agents[0].control_fd, &message);
+    gr_gang_tell_worker(gang, slot, GR_AGENT_SPAWN, 0);
 }
 
 /* What the coordinator has to know of it: how many are wanted, and whether more will come. */
 void gr_gang_tell_wanted(gr_gang *gang)
 {
-    bool missing = gr_gang_count_busy(gang) < gang->want + gang->spares;
+    int busy = gr_gang_count_busy(gang);
+    bool missing = busy < gang->want + gang->spares && busy < gr_gang_room(gang);
     gr_coordinator_want(gang->coordinator, gang->want);
     gr_coordinator_hope(gang->coordinator, missing || gang->restarts_left > 0);
 }
 
-/* One is lost: is another one started? If not, the job needs no more than are left. */
-static bool replace(gr_gang *gang)
+/* One is lost: is another one started? If not, the job needs no more than are left. Of a host that
+ * is lost this is not counted for each worker, since the host is not tried for ever. */
+static bool replace(gr_gang *gang, bool with_host)
 {
     int left = gr_gang_count_busy(gang);
-    if (gang->restarts_left > 0 && !gr_coordinator_is_over(gang->coordinator)) {
-        gang->restarts_left--;
+    bool can = with_host ? gang->config->restarts > 0 && gr_gang_room(gang) > left
+                         : gang->restarts_left > 0;
+    if (can && !gr_coordinator_is_over(gang->coordinator)) {
+        gang->restarts_left -= !with_host;
         return true;
     }
     gang->want = left < gang->want ? left : gang->want;
@@ -73,12 +85,15 @@ void gr_gang_fill(gr_gang *gang)
         return;
     }
     for (int slot = 0; slot < gang->slots && missing > 0; slot++) {
-        if (!gang->places[slot].busy) {
+        const gr_host_agent *agent = gang->places[slot].agent;
+        if (agent != NULL && agent->state == GR_HOST_UP && !agent->leaving &&
+            !gang->places[slot].busy) {
             start_another(gang, slot);
             missing--;
         }
     }
     gr_gang_tell_wanted(gang);
+    gr_gang_call_hosts(gang, missing);
 }
 
 bool gr_gang_spare(gr_gang *gang, int rank)
@@ -91,7 +106,7 @@ bool gr_gang_spare(gr_gang *gang, int rank)
         (served && !gr_gang_anybody_serves(gang))) {
         return false;
     }
-    bool again = replace(gang);
+    bool again = replace(gang, end->lost);
     if ((again ? gang->want : left) < config->workers_min) {
         return false;
     }
@@ -124,7 +139,7 @@ static bool crash_repeats(gr_gang *gang, int rank)
     return gang->repeats;
 }
 
-void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
+static void weigh_end(gr_gang *gang, const gr_agent_message *message)
 {
     gr_worker_end *end = &gang->ends[message->rank];
     if (gang->phase == GR_PHASE_RUNNING) {
@@ -165,11 +180,20 @@ void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
     }
 }
 
+void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
+{
+    weigh_end(gang, message);
+    if (gang->phase < GR_PHASE_ENDING &&
+        gr_gang_count_busy(gang) == 0) { /* agents that would wait for others end, too */
+        gr_gang_tell(gang, GR_AGENT_KILL, 0);
+    }
+}
+
 void gr_gang_do_without(gr_gang *gang, int slot, const gr_diag *why)
 {
     gang->places[slot].busy = false;
     gang->restarts_left = 0;
-    (void)replace(gang);
+    (void)replace(gang, false);
     gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
                  "%s; the job goes on with the %d that run", why->text, gang->want);
     gr_coordinator_member_ended(gang->coordinator, slot);

@@ -60,9 +60,6 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     if (config->workers_max > 0) {
         own[count++] = gr_arena_printf(arena, "GRADUS_MAX_WORKERS=%d", config->workers_max);
     }
-    if (config->newcomer) {
-        own[count++] = "GRADUS_NEWCOMER=yes";
-    }
     own[count] = NULL;
     for (size_t i = 0; i < count; i++) {
         if (own[i] == NULL) {
@@ -77,7 +74,7 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
 {
     const char *own[OWN_MAX + 1] = {NULL};
     const char *const *inherited = (const char *const *)config->inherited;
-    size_t room = OWN_MAX + length(inherited) + length(config->set) + length(config->defaults) + 1;
+    size_t room = OWN_MAX + length(inherited) + length(config->set) + length(config->defaults) + 2;
     const char **entries = gr_arena_alloc(arena, room * sizeof *entries);
     if (entries == NULL || !make_own(config, arena, own)) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the environment of rank %d",
@@ -103,6 +100,16 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
     entries[count] = NULL;
     *entries_out = (char **)entries;
     return GR_OK;
+}
+
+void gr_environ_mark_newcomer(char **entries)
+{
+    static char mark[] = "GRADUS_NEWCOMER=yes";
+    size_t count = length((const char *const *)entries);
+    if (count == 0 || strcmp(entries[count - 1], mark) != 0) {
+        entries[count] = mark;
+        entries[count + 1] = NULL;
+    }
 }
 
 void gr_environ_wipe(char **entries)

@@ -14,7 +14,6 @@ typedef struct gr_environ_config {
     int local_rank, local_size;
     int workers_min; /* the job goes on with so many; 0: it needs all */
     int workers_max; /* ranks that it may get; 0: no others */
-    bool newcomer;   /* it runs already */
     const char *coordinator;
     const char *secret_hex;
     const char *master;
@@ -24,9 +23,13 @@ typedef struct gr_environ_config {
     const char *const *defaults; /* "NAME=value", unless it was inherited; NULL-terminated */
 } gr_environ_config;
 
-/* A NULL-terminated list in `arena`; entries that were inherited are borrowed. GR_E_NO_MEMORY. */
+/* A NULL-terminated list in `arena`, with room for one entry more; entries that were inherited are
+ * borrowed. GR_E_NO_MEMORY. */
 gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, char ***entries_out,
                            gr_diag *diag) GR_MUST_CHECK;
+
+/* For a worker that comes into a job that runs: uses the room, once. */
+void gr_environ_mark_newcomer(char **entries);
 
 /* Overwrites the job's secret in a list that gr_environ_build made. */
 void gr_environ_wipe(char **entries);

@@ -3,9 +3,10 @@
 #define GR_LAUNCH_GANG_H
 
 /* What the launcher knows of the processes that it looks after. launch.c runs the loop, prepare.c
- * makes what the workers get, agents.c starts who starts them and hears what they tell, joining.c
- * waits for all to come together, crew.c counts who is there and starts those that come later,
- * ending.c brings all to an end, report.c says what came of it. */
+ * makes what the workers get, roster.c knows the hosts, agents.c starts who starts workers there
+ * and hears what they tell, joining.c waits for all to come together, crew.c counts who is there
+ * and starts those that come later, ending.c brings all to an end, report.c says what came of
+ * it. */
 
 #include "base/clock.h"
 #include "group/group.h"
@@ -40,21 +41,34 @@ typedef enum gr_gang_reason {
     GR_REASON_COORDINATOR
 } gr_gang_reason;
 
-/* The agent of one host, or the relay that stands for it. */
+typedef enum gr_host_state {
+    GR_HOST_AWAY = 0, /* no agent is there: it was not needed yet, or is lost */
+    GR_HOST_STARTING, /* its agent is not READY */
+    GR_HOST_UP,
+    GR_HOST_CLOSING /* the agent is DONE or lost */
+} gr_host_state;
+
+/* A host, and its agent, or the relay that stands for it. */
 typedef struct gr_host_agent {
     struct gr_gang *gang;
-    const gr_host *host;
+    gr_host host;
+    gr_host_state state;
+    int seats;     /* its places are host.first and so many; 0: it has none yet */
+    int losses;    /* in a row */
+    bool given_up; /* lost once too often */
+    bool leaving;  /* no other worker is started there */
+    int64_t up_us, try_us;
     pid_t pid;
     int control_fd;
     int words_fd; /* of a relay: why its host is lost */
-    bool over;    /* DONE, or lost */
     uv_poll_t poll;
 } gr_host_agent;
 
 /* Where a worker runs, or may run. */
 typedef struct gr_place {
-    bool busy;     /* a process is there, or on its way */
-    bool newcomer; /* not of those that the job began with */
+    gr_host_agent *agent; /* NULL: nobody's place */
+    bool busy;            /* a process is there, or on its way */
+    bool newcomer;        /* not of those that the job began with */
 } gr_place;
 
 typedef struct gr_gang {
@@ -63,7 +77,6 @@ typedef struct gr_gang {
     gr_place *places;
     int want, spares;  /* workers, and those that wait beside them */
     int restarts_left; /* in place of lost ones */
-    const gr_hosts *hosts;
     gr_gang_phase phase;
     gr_gang_reason reason;
     gr_status status; /* of reasons other than GR_REASON_WORKER */
@@ -87,20 +100,20 @@ typedef struct gr_gang {
     gr_arena arena;
     uint8_t secret[GR_SECRET_BYTES];
     char secret_hex[2 * GR_SECRET_BYTES + 1];
-    char ***environment, ***newcomer; /* of workers at the start, of others later */
-    gr_spawn *spawns;
-    gr_cores *parts;
+    int master_port;
     int null_fd;
     gr_host_agent *agents; /* one a host */
-    int agents_begun, agents_ready, agents_over;
-    bool any_lost; /* of the agents: what it looked after is ours */
+    int agent_count;
+    bool name_hosts; /* there are several */
+    bool going;      /* all that were there at the start were READY, and were told to start */
+    bool any_lost;   /* of the agents: what it looked after is ours */
 
     uv_loop_t loop;
     bool loop_open;
     uv_signal_t signals[GR_GANG_SIGNALS];
     uv_poll_t coordinator_poll, scale_poll;
     int scale_fd; /* requests for another number of workers; -1: none are listened to */
-    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
+    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer, roster_timer;
     int faults_done;
 } gr_gang;
 
@@ -109,19 +122,33 @@ static inline int64_t gr_gang_now_us(void)
     return gr_now_ns() / 1000;
 }
 
-/* prepare.c: the coordinator, and for each worker its place, its environment, its cores. */
+/* prepare.c: the coordinator, and the places of the workers. */
 gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
+/* For each worker of a host, now or later, its environment, its cores, the ends of its pipes; what
+ * is made is the arena's, and holds the secret. */
+gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_arena *arena,
+                        gr_agent_config *config_out, gr_diag *diag) GR_MUST_CHECK;
 /* May workers be started while the job runs? */
 bool gr_gang_may_change(const gr_gang *gang);
 
-/* agents.c */
+/* roster.c: the hosts, with places for the workers that they begin with. */
+gr_status gr_gang_enrol(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
+/* For so many workers the hosts have places, or will have when they are there again. */
+int gr_gang_room(const gr_gang *gang);
+/* A host is lost, or could not be had: when is it tried again, if at all? */
+void gr_gang_note_loss(gr_host_agent *agent);
+/* So many workers have no place: hosts that are not there are called. */
+void gr_gang_call_hosts(gr_gang *gang, int missing);
+
+/* agents.c: from the loop. */
+gr_status gr_gang_start_agent(gr_host_agent *agent, gr_diag *diag) GR_MUST_CHECK;
+/* Those of the hosts that workers begin on. */
 gr_status gr_gang_start_agents(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
-/* From the loop; 0 or an error of libuv. */
-int gr_gang_watch_agents(gr_gang *gang);
 /* They end everything when their sockets close, and then themselves: waits for that. */
 void gr_gang_stop_agents(gr_gang *gang);
 void gr_gang_tell(gr_gang *gang, int kind, int value);
-void gr_gang_signal_worker(gr_gang *gang, int rank, int signal_number);
+/* To the agent of that worker. */
+void gr_gang_tell_worker(gr_gang *gang, int rank, int kind, int value);
 
 /* joining.c */
 void gr_gang_time_joining(gr_gang *gang);
@@ -145,6 +172,7 @@ void gr_gang_finish(gr_gang *gang);
 
 /* crew.c */
 int gr_gang_count_busy(const gr_gang *gang);
+int gr_gang_count_busy_of(const gr_host_agent *agent);
 /* Does somebody run who has been in a generation? */
 bool gr_gang_anybody_serves(const gr_gang *gang);
 /* To the coordinator: how many are wanted, and whether more will come. */

@@ -204,31 +204,21 @@ int gr_hosts_slots(const gr_hosts *hosts)
 
 gr_status gr_hosts_deal(gr_hosts *hosts, int workers, gr_diag *diag)
 {
-    int slots = gr_hosts_slots(hosts), dealt = 0, used = 0;
+    int slots = gr_hosts_slots(hosts), dealt = 0;
     if (workers > slots) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: %d workers, but the hosts have slots for %d only; give some of them "
                        "more (host:SLOTS), or fewer workers (-np)",
                        workers, slots);
     }
-    while (dealt < workers) {
-        gr_host *host = &hosts->at[used++];
+    for (int i = 0; i < hosts->count; i++) {
+        gr_host *host = &hosts->at[i];
         int left = workers - dealt;
         host->first = dealt;
         host->workers = host->slots < left ? host->slots : left;
         dealt += host->workers;
     }
-    hosts->count = used;
     return GR_OK;
-}
-
-const gr_host *gr_hosts_of_rank(const gr_hosts *hosts, int rank)
-{
-    int at = 0;
-    while (at + 1 < hosts->count && rank >= hosts->at[at + 1].first) {
-        at++;
-    }
-    return &hosts->at[at];
 }
 
 bool gr_hosts_all_local(const gr_hosts *hosts)

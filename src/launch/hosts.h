@@ -32,10 +32,9 @@ gr_status gr_hosts_read(const char *path, gr_arena *arena, gr_hosts *hosts_out,
                         gr_diag *diag) GR_MUST_CHECK;
 
 int gr_hosts_slots(const gr_hosts *hosts);
-/* Ranks by host, each filled before the next one; who gets none is taken out. GR_E_INVALID: there
+/* Ranks by host, each filled before the next one; the last ones may get none. GR_E_INVALID: there
  * are not enough slots. */
 gr_status gr_hosts_deal(gr_hosts *hosts, int workers, gr_diag *diag) GR_MUST_CHECK;
-const gr_host *gr_hosts_of_rank(const gr_hosts *hosts, int rank);
 bool gr_hosts_all_local(const gr_hosts *hosts);
 /* Without the user: for prefixes and sentences. */
 const char *gr_host_label(const gr_host *host);

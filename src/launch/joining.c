@@ -96,7 +96,7 @@ static void on_expel_timer(uv_timer_t *timer)
                          "rank %d (pid %d) kept the others waiting for %g s: it is expelled "
                          "(--expel-after)",
                          rank, (int)gang->ends[rank].pid, (double)gang->config->expel_us * 1e-6);
-            gr_gang_signal_worker(gang, rank, SIGKILL);
+            gr_gang_tell_worker(gang, rank, GR_AGENT_FAULT, SIGKILL);
         }
     }
 }

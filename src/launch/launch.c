@@ -17,8 +17,9 @@ enum { ARENA_BYTES_MAX = 256 << 20 };
 
 static void scale(gr_gang *gang, int workers, gr_scale_reply *reply)
 {
+    int most = gr_launch_most(gang->config), room = gr_gang_room(gang);
     const gr_scale_limits limits = {.least = gang->config->workers_min,
-                                    .most = gr_launch_most(gang->config),
+                                    .most = most < room ? most : room,
                                     .has = gang->want,
                                     .starting = !gang->everybody_joined,
                                     .ending = gang->phase != GR_PHASE_RUNNING ||
@@ -101,7 +102,7 @@ void gr_gang_play_faults(gr_gang *gang)
             return;
         }
         gang->faults_done++;
-        gr_gang_signal_worker(gang, fault->rank, fault->signal_number);
+        gr_gang_tell_worker(gang, fault->rank, GR_AGENT_FAULT, fault->signal_number);
     }
 }
 
@@ -148,16 +149,13 @@ static int start_handles(gr_gang *gang)
             error = uv_signal_start(&gang->signals[i], gr_gang_on_signal, numbers[i]);
         }
     }
-    uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer, &gang->coordinator_timer,
-                                  &gang->fault_timer, &gang->expel_timer};
+    uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer,  &gang->coordinator_timer,
+                                  &gang->fault_timer, &gang->expel_timer, &gang->roster_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;
     }
     gang->coordinator_poll.data = gang;
-    if (error == 0) {
-        error = gr_gang_watch_agents(gang);
-    }
     if (error == 0) {
         error = uv_poll_init(loop, &gang->coordinator_poll, gr_coordinator_fd(gang->coordinator));
     }
@@ -242,10 +240,13 @@ static gr_status run_gang(gr_gang *gang, gr_launch_report *report, gr_diag *diag
         status = gr_gang_prepare(gang, diag);
     }
     if (status == GR_OK) {
-        status = gr_gang_start_agents(gang, diag);
+        status = gr_gang_enrol(gang, diag);
     }
     if (status == GR_OK) {
         status = start_loop(gang, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_gang_start_agents(gang, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -258,15 +259,12 @@ static gr_status run_gang(gr_gang *gang, gr_launch_report *report, gr_diag *diag
 
 gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out, gr_diag *diag)
 {
-    const gr_hosts here = {.count = 1,
-                           .at[0] = {.workers = gr_launch_slots(config), .local = true}};
     gr_gang gang = {.config = config,
-                    .hosts = config->hosts != NULL ? config->hosts : &here,
                     .slots = gr_launch_slots(config),
                     .want = config->workers,
                     .spares = config->spares,
                     .crash = config->crash,
-                    .restarts_left = config->hosts == NULL ? config->restarts * config->workers : 0,
+                    .restarts_left = config->restarts * config->workers,
                     .null_fd = -1,
                     .scale_fd = -1,
                     .start_us = gr_gang_now_us()};

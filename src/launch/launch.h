@@ -31,7 +31,8 @@ typedef struct gr_launch_config {
     int workers;
     int workers_max;             /* so many at most, later; 0: `workers` */
     int spares;                  /* started in addition, they wait for the loss of a worker */
-    int restarts;                /* in place of workers that were killed, so many times each */
+    int restarts;                /* in place of workers that were killed, so many times each; and
+                                    a lost host is tried again so many times */
     int workers_min;             /* the job goes on when workers are killed, while so many are left;
                                     0: it needs all */
     char *const *argv;           /* the command and its arguments, NULL-terminated */
@@ -83,21 +84,13 @@ static inline int64_t gr_launch_stall_us(int64_t expel_us)
     return expel_us / 4 * 3;
 }
 
-/* Where a rank runs, for prefixes and sentences; NULL: there is only one host. */
-static inline const char *gr_launch_host_of(const gr_launch_config *config, int rank)
-{
-    return config->hosts != NULL && config->hosts->count > 1
-               ? gr_host_label(gr_hosts_of_rank(config->hosts, rank))
-               : NULL;
-}
-
 static inline int gr_launch_most(const gr_launch_config *config)
 {
     return config->workers_max > config->workers ? config->workers_max : config->workers;
 }
 
-/* Of so many workers, counted from 0, each may be started: now, later, or once more. */
-static inline int gr_launch_slots(const gr_launch_config *config)
+/* So many run at most at a time. */
+static inline int gr_launch_crew(const gr_launch_config *config)
 {
     return gr_launch_most(config) + config->spares;
 }
@@ -105,7 +98,15 @@ static inline int gr_launch_slots(const gr_launch_config *config)
 /* May workers come and go? */
 static inline bool gr_launch_elastic(const gr_launch_config *config)
 {
-    return config->workers_min > 0 && config->workers_min < gr_launch_slots(config);
+    return config->workers_min > 0 && config->workers_min < gr_launch_crew(config);
+}
+
+/* The numbers that workers go by are less than this. Each host has numbers of its own, so that
+ * there may be more of them than workers. */
+static inline int gr_launch_slots(const gr_launch_config *config)
+{
+    return config->hosts != NULL && gr_launch_elastic(config) ? GR_LAUNCH_WORKERS_MAX
+                                                              : gr_launch_crew(config);
 }
 
 /* What is known of the end, beside the sentence. */

@@ -44,10 +44,10 @@ static const char *inherited(char *const *environment, const char *name)
     return NULL;
 }
 
-gr_status gr_meeting_listen(const gr_hosts *hosts, char *const *environment,
-                            gr_coordinator_config *config, gr_diag *diag)
+gr_status gr_meeting_listen(bool here_only, char *const *environment, gr_coordinator_config *config,
+                            gr_diag *diag)
 {
-    if (gr_hosts_all_local(hosts)) {
+    if (here_only) {
         return GR_OK;
     }
     config->listen_host = "*";
@@ -74,11 +74,11 @@ gr_status gr_meeting_find(const gr_meeting *meeting, const gr_host *host, gr_are
                           gr_environ_config *environ_out, gr_diag *diag)
 {
     const char *wanted = inherited(meeting->environment, "GRADUS_INTERFACE");
-    const gr_host *first = &meeting->hosts->at[0];
+    const gr_host *first = meeting->first;
     gr_status status = GR_OK;
     environ_out->coordinator = meeting->coordinator;
     environ_out->master = first->local ? "127.0.0.1" : gr_host_label(first);
-    if (gr_hosts_all_local(meeting->hosts)) {
+    if (meeting->here_only) {
         return GR_OK;
     }
     if (wanted != NULL && wanted[0] != '\0') {

@@ -10,14 +10,15 @@
 #include "launch/hosts.h"
 
 typedef struct gr_meeting {
-    const gr_hosts *hosts;
+    bool here_only;           /* no other host takes part, now or later */
+    const gr_host *first;     /* of rank 0 */
     char *const *environment; /* that the workers inherit: GRADUS_INTERFACE counts */
     const char *coordinator;  /* where it listens */
 } gr_meeting;
 
 /* Where the coordinator is to listen: in memory of this host, or everywhere, on GRADUS_PORTS. */
-gr_status gr_meeting_listen(const gr_hosts *hosts, char *const *environment,
-                            gr_coordinator_config *config, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_meeting_listen(bool here_only, char *const *environment, gr_coordinator_config *config,
+                            gr_diag *diag) GR_MUST_CHECK;
 /* Sets `coordinator` and `master` for the workers of `host`. The address by which another host
  * reaches us is known to it alone, and a star stands for it (launch/order.h), unless
  * GRADUS_INTERFACE says which it is. */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ORDER_MAGIC = 0x524f4747, ORDER_VERSION = 1, NONE = -1, FLAG_BIND = 1, FLAG_SELF = 2 };
+enum { ORDER_MAGIC = 0x524f4747, ORDER_VERSION = 2, NONE = -1, FLAG_BIND = 1, FLAG_SELF = 2 };
 
 /* Of whoever logged in there, not of whoever started the job. */
 static bool is_of_login(const char *entry)
@@ -79,6 +79,7 @@ static void put_order(struct writer *to, const gr_order *order, const char *laun
     put_u32(to, ORDER_MAGIC);
     put_u32(to, ORDER_VERSION);
     put_u32(to, (uint32_t)order->workers);
+    put_u32(to, (uint32_t)order->slots);
     put_u32(to, (order->bind ? FLAG_BIND : 0) | (order->self ? FLAG_SELF : 0));
     put_u32(to, (uint32_t)(order->silence_us / 1000));
     put_text(to, order->cores);
@@ -87,7 +88,7 @@ static void put_order(struct writer *to, const gr_order *order, const char *laun
         put_text(to, *word);
     }
     put_text(to, NULL);
-    for (int rank = 0; rank < order->workers; rank++) {
+    for (int rank = 0; rank < gr_order_seats(order); rank++) {
         for (char **entry = order->environment[rank]; *entry != NULL; entry++) {
             if (!is_of_login(*entry)) {
                 put_entry(to, *entry, launcher);
@@ -158,7 +159,7 @@ static char *take_text(struct reader *from)
     return text;
 }
 
-/* Texts up to the first that is none, with room for `more` behind them. */
+/* Texts up to the first that is none, with room for `more` behind them, and for one. */
 static char **take_list(struct reader *from, size_t more, size_t *count_out)
 {
     size_t count = 0;
@@ -170,7 +171,7 @@ static char **take_list(struct reader *from, size_t more, size_t *count_out)
         at += 4 + size;
         count++;
     }
-    char **list = gr_arena_alloc(from->arena, (count + more + 1) * sizeof *list);
+    char **list = gr_arena_alloc(from->arena, (count + more + 2) * sizeof *list);
     if (list == NULL) {
         from->status = GR_E_NO_MEMORY;
         return NULL;
@@ -206,22 +207,25 @@ gr_status gr_order_decode(const uint8_t *bytes, size_t size_bytes, char *const *
     if (take_u32(&from) != ORDER_MAGIC || take_u32(&from) != ORDER_VERSION) {
         return GR_E_PROTOCOL;
     }
-    uint32_t workers = take_u32(&from), flags = take_u32(&from);
+    uint32_t workers = take_u32(&from), slots = take_u32(&from), flags = take_u32(&from);
     order.silence_us = (int64_t)take_u32(&from) * 1000;
     order.bind = flags & FLAG_BIND;
     order.self = flags & FLAG_SELF;
-    if (from.status != GR_OK || workers < 1 || workers > GR_LAUNCH_WORKERS_MAX) {
+    if (from.status != GR_OK || workers > GR_LAUNCH_WORKERS_MAX || slots > GR_LAUNCH_WORKERS_MAX ||
+        workers + slots == 0) {
         return GR_E_PROTOCOL;
     }
     order.workers = (int)workers;
+    order.slots = (int)slots;
+    size_t seats = (size_t)gr_order_seats(&order);
     order.cores = take_text(&from);
     order.folder = take_text(&from);
     order.argv = from.status == GR_OK ? take_list(&from, 0, &words) : NULL;
-    order.environment = gr_arena_alloc(arena, workers * sizeof *order.environment);
+    order.environment = gr_arena_alloc(arena, seats * sizeof *order.environment);
     if (order.environment == NULL) {
         return GR_E_NO_MEMORY;
     }
-    for (uint32_t rank = 0; rank < workers && from.status == GR_OK; rank++) {
+    for (size_t rank = 0; rank < seats && from.status == GR_OK; rank++) {
         order.environment[rank] = take_environment(&from, own);
     }
     if (from.status == GR_OK && (from.left != 0 || words == 0 || order.folder == NULL)) {

@@ -11,15 +11,21 @@
 enum { GR_ORDER_BYTES_MAX = 64 << 20 };
 
 typedef struct gr_order {
-    int workers;         /* of this host */
+    int workers;         /* of this host, to start now */
+    int slots;           /* others may come later; so many run at most */
     bool bind;           /* a part of the cores for each, where there are enough */
     int64_t silence_us;  /* a launcher of which nothing is heard for so long is gone */
     const char *cores;   /* which to use, "0,2-3"; NULL: all */
     const char *folder;  /* where they start */
     char **argv;         /* the command, NULL-terminated */
     bool self;           /* the program is gradus itself, not argv[0] */
-    char ***environment; /* of each worker, NULL-terminated */
+    char ***environment; /* of each worker, or slot, NULL-terminated, with room for one entry */
 } gr_order;
+
+static inline int gr_order_seats(const gr_order *order)
+{
+    return order->slots > order->workers ? order->slots : order->workers;
+}
 
 /* Entries of the environment that mean "an address of the launcher": `launcher` takes the place of
  * the star. */

@@ -20,7 +20,9 @@ struct stream {
     gr_output *output;
     int rank, number; /* number 0: stdout, 1: stderr */
     int read_fd, worker_fd, log_fd;
-    bool watched; /* poll was initialised */
+    const char *host;
+    bool watched; /* poll is initialised */
+    bool last;    /* nobody can write there any more: what is there is the rest */
     bool over;
     gr_lines lines;
     uv_poll_t poll;
@@ -29,6 +31,7 @@ struct stream {
 struct gr_output {
     const gr_launch_config *config;
     gr_output_events events;
+    uv_loop_t *loop;
     gr_sink sinks[STREAMS];
     bool sink_open[STREAMS];
     bool finishing, lost;
@@ -59,7 +62,7 @@ static size_t write_prefix(void *prefix_arg, char *text_out)
                  local.tm_min % 100, local.tm_sec % 100, (int)(now.tv_nsec / 1000000) % 1000);
     }
     const char *shade = colors[(size_t)from->rank % (sizeof colors / sizeof colors[0])];
-    const char *host = gr_launch_host_of(config, from->rank);
+    const char *host = from->host;
     char who[HOST_SHOWN_BYTES + 16];
     snprintf(who, sizeof who, "[%d%s%.*s]", from->rank, host != NULL ? "@" : "", HOST_SHOWN_BYTES,
              host != NULL ? host : "");
@@ -94,6 +97,9 @@ static gr_status open_log(struct stream *stream, const gr_launch_config *config,
     char path[PATH_BYTES];
     const char *folder = config->log_dir;
     int behind = config->beginning > 0 ? O_APPEND : O_TRUNC;
+    if (stream->log_fd >= 0) {
+        return GR_OK; /* a host that is there again */
+    }
     int size = snprintf(path, sizeof path, "%s/rank.%d.%s", folder, stream->rank,
                         stream->number == 0 ? "out" : "err");
     if (size >= (int)sizeof path) {
@@ -120,11 +126,14 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
     }
     stream->read_fd = ends[0];
     stream->worker_fd = ends[1];
+    stream->over = stream->last = false;
+    stream->output->streams_left++;
     if (fcntl(stream->read_fd, F_SETFL, O_RDONLY | O_NONBLOCK) != 0) {
         return gr_fail(diag, GR_E_IO, "a pipe cannot be made non-blocking: %s", strerror(errno));
     }
     bool shown = is_shown(config, stream->rank, stream->number);
     bool prefix = has_prefix(config, stream->rank, stream->number);
+    gr_lines_fini(&stream->lines);
     gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
                   shown ? put_into_sink : NULL, stream);
     return config->log_dir != NULL ? open_log(stream, config, diag) : GR_OK;
@@ -149,17 +158,14 @@ gr_status gr_output_create(const gr_launch_config *config, gr_output **output_ou
         stream->rank = (int)i / STREAMS;
         stream->number = (int)i % STREAMS;
         stream->read_fd = stream->worker_fd = stream->log_fd = -1;
+        stream->over = true;
     }
-    output->streams_left = (int)count;
     gr_status status = GR_OK;
     if (config->log_dir != NULL) {
         status = gr_dir_create(config->log_dir, diag);
         if (status == GR_E_IO) {
             status = GR_E_INVALID; /* the user's choice of folder */
         }
-    }
-    for (size_t i = 0; i < count && status == GR_OK; i++) {
-        status = open_stream(&output->streams[i], diag);
     }
     if (status != GR_OK) {
         gr_output_destroy(output);
@@ -172,6 +178,17 @@ gr_status gr_output_create(const gr_launch_config *config, gr_output **output_ou
 int gr_output_read_fd(const gr_output *output, int rank, int stream)
 {
     return stream_of(output, rank, stream)->read_fd;
+}
+
+gr_status gr_output_open(gr_output *output, int rank, const char *host, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (int number = 0; number < STREAMS && status == GR_OK; number++) {
+        struct stream *stream = stream_of(output, rank, number);
+        stream->host = host;
+        status = open_stream(stream, diag);
+    }
+    return status;
 }
 
 int gr_output_worker_fd(const gr_output *output, int rank, int stream)
@@ -188,11 +205,22 @@ static void check_settled(gr_output *output)
     }
 }
 
+static void close_ends(struct stream *stream)
+{
+    int *const ends[] = {&stream->read_fd, &stream->worker_fd};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        if (*ends[i] >= 0) {
+            close(*ends[i]);
+        }
+        *ends[i] = -1;
+    }
+}
+
 static void forget_poll(uv_handle_t *handle)
 {
     struct stream *stream = handle->data;
-    close(stream->read_fd);
-    stream->read_fd = -1;
+    stream->watched = false;
+    close_ends(stream);
 }
 
 static void end_stream(struct stream *stream)
@@ -206,6 +234,8 @@ static void end_stream(struct stream *stream)
     stream->output->streams_left--;
     if (stream->watched) {
         uv_close((uv_handle_t *)&stream->poll, forget_poll);
+    } else {
+        close_ends(stream);
     }
 }
 
@@ -250,12 +280,12 @@ static void pump(struct stream *stream)
             write_log(stream, data, (size_t)got);
             gr_lines_feed(&stream->lines, data, (size_t)got);
             gr_sink_flush(&output->sinks[stream->number]);
-        } else if (got == 0 || errno != EAGAIN || output->finishing) {
+        } else if (got == 0 || errno != EAGAIN || stream->last) {
             end_stream(stream);
         } else {
             break;
         }
-        if (!output->finishing) {
+        if (!stream->last) {
             break; /* the others come in between */
         }
     }
@@ -302,6 +332,7 @@ gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_ev
                           gr_diag *diag)
 {
     output->events = *events;
+    output->loop = loop;
     for (int number = 0; number < STREAMS; number++) {
         int fd = number == 0 ? output->config->out_fd : output->config->err_fd;
         gr_status status =
@@ -311,22 +342,52 @@ gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_ev
         }
         output->sink_open[number] = true;
     }
-    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
-        struct stream *stream = &output->streams[i];
-        close(stream->worker_fd);
-        stream->worker_fd = -1;
-        int error = uv_poll_init(loop, &stream->poll, stream->read_fd);
-        if (error == 0) {
-            stream->watched = true;
-            stream->poll.data = stream;
-            error = uv_poll_start(&stream->poll, UV_READABLE, on_readable);
-        }
-        if (error != 0) {
-            return gr_fail(diag, GR_E_IO, "the output of rank %d cannot be watched: %s",
-                           stream->rank, uv_strerror(error));
-        }
-    }
     return GR_OK;
+}
+
+static int watch_stream(struct stream *stream)
+{
+    close(stream->worker_fd);
+    stream->worker_fd = -1;
+    int error = uv_poll_init(stream->output->loop, &stream->poll, stream->read_fd);
+    if (error == 0) {
+        stream->watched = true;
+        stream->poll.data = stream;
+        error = uv_poll_start(&stream->poll, UV_READABLE, on_readable);
+    }
+    return error;
+}
+
+gr_status gr_output_watch(gr_output *output, int rank, gr_diag *diag)
+{
+    int error = 0;
+    for (int number = 0; number < STREAMS && error == 0; number++) {
+        error = watch_stream(stream_of(output, rank, number));
+    }
+    return error == 0 ? GR_OK
+                      : gr_fail(diag, GR_E_IO, "the output of rank %d cannot be watched: %s", rank,
+                                uv_strerror(error));
+}
+
+/* To the end of what is there, as soon as our reader takes it. */
+static void finish_stream(struct stream *stream)
+{
+    if (!stream->over) {
+        stream->last = true;
+        pump(stream);
+    }
+}
+
+void gr_output_close(gr_output *output, int rank)
+{
+    for (int number = 0; number < STREAMS; number++) {
+        finish_stream(stream_of(output, rank, number));
+    }
+}
+
+bool gr_output_is_closed(const gr_output *output, int rank)
+{
+    return !stream_of(output, rank, 0)->watched && !stream_of(output, rank, 1)->watched;
 }
 
 void gr_output_renew(gr_output *output, int rank)
@@ -345,9 +406,7 @@ void gr_output_finish(gr_output *output)
 {
     output->finishing = true;
     for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
-        if (!output->streams[i].over) {
-            pump(&output->streams[i]);
-        }
+        finish_stream(&output->streams[i]);
     }
     check_settled(output);
 }
@@ -382,11 +441,9 @@ void gr_output_destroy(gr_output *output)
     }
     for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
-        const int fds[] = {stream->read_fd, stream->worker_fd, stream->log_fd};
-        for (size_t f = 0; f < sizeof fds / sizeof fds[0]; f++) {
-            if (fds[f] >= 0) {
-                close(fds[f]);
-            }
+        close_ends(stream);
+        if (stream->log_fd >= 0) {
+            close(stream->log_fd);
         }
         gr_lines_fini(&stream->lines);
     }

@@ -19,18 +19,29 @@ typedef struct gr_output_events {
     void *event_arg;
 } gr_output_events;
 
-/* Opens pipes and log files. The config is borrowed until destroy. */
+/* The config is borrowed until destroy. */
 gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out,
                            gr_diag *diag) GR_MUST_CHECK;
+/* Watches our stdout and stderr, and from now on the pipes, from `loop`. */
+gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_events *events,
+                          gr_diag *diag) GR_MUST_CHECK;
+
+/* Before the host of a worker gets its ends: its pipes, and its log files. `host`: for prefixes,
+ * borrowed until destroy; NULL: there is only one. */
+gr_status gr_output_open(gr_output *output, int rank, const char *host,
+                         gr_diag *diag) GR_MUST_CHECK;
 /* For the worker; ours to close. `stream` 0: stdout, 1: stderr. */
 int gr_output_worker_fd(const gr_output *output, int rank, int stream);
 
 /* Where we read what is written there; stays ours. */
 int gr_output_read_fd(const gr_output *output, int rank, int stream);
 
-/* Watches the pipes from `loop`; the workers' ends are closed, since they have them now. */
-gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_events *events,
-                          gr_diag *diag) GR_MUST_CHECK;
+/* After that: our copies of them are closed, and the pipes are read. */
+gr_status gr_output_watch(gr_output *output, int rank, gr_diag *diag) GR_MUST_CHECK;
+/* The host is gone: reads what is left in the pipes. Once that is written gr_output_open may
+ * follow. */
+void gr_output_close(gr_output *output, int rank);
+bool gr_output_is_closed(const gr_output *output, int rank);
 /* Another worker is about to write where one has ended: what that one left of a line is a line. */
 void gr_output_renew(gr_output *output, int rank);
 /* All processes that could write are gone: reads what is left in the pipes. */

@@ -9,10 +9,15 @@
 #include <fcntl.h>
 #include <string.h>
 
-/* On this host alone. */
 bool gr_gang_may_change(const gr_gang *gang)
 {
-    return gr_launch_elastic(gang->config) && gang->config->hosts == NULL;
+    return gr_launch_elastic(gang->config);
+}
+
+/* Does no other host take part, now or later? */
+static bool here_only(const gr_gang *gang)
+{
+    return gang->config->hosts == NULL || gr_hosts_all_local(gang->config->hosts);
 }
 
 static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
@@ -28,78 +33,95 @@ static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
                                     .secret = gang->secret,
                                     .encrypt = gang->config->encrypt,
                                     .log = gang->config->log};
-    status = gr_meeting_listen(gang->hosts, gang->config->environment, &config, diag);
-    return status != GR_OK ? status : gr_coordinator_create(&config, &gang->coordinator, diag);
-}
-
-static gr_status prepare_workers(gr_gang *gang, gr_diag *diag)
-{
-    const gr_launch_config *config = gang->config;
-    size_t count = (size_t)gang->slots;
-    gang->places = gr_arena_alloc(&gang->arena, count * sizeof *gang->places);
-    gang->newcomer = gr_arena_alloc(&gang->arena, count * sizeof *gang->newcomer);
-    gang->ends = gr_arena_alloc(&gang->arena, count * sizeof *gang->ends);
-    gang->spawns = gr_arena_alloc(&gang->arena, count * sizeof *gang->spawns);
-    gang->environment = gr_arena_alloc(&gang->arena, count * sizeof *gang->environment);
-    gang->parts = gr_arena_alloc(&gang->arena, count * sizeof *gang->parts);
-    if (gang->ends == NULL || gang->spawns == NULL || gang->environment == NULL ||
-        gang->parts == NULL || gang->places == NULL || gang->newcomer == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", config->workers);
+    status = gr_meeting_listen(here_only(gang), gang->config->environment, &config, diag);
+    if (status == GR_OK) {
+        status = gr_coordinator_create(&config, &gang->coordinator, diag);
     }
-    gang->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (gang->null_fd < 0) {
-        return gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
-    }
-    bool changes = gr_gang_may_change(gang);
-    gr_environ_config environment = {.inherited = config->environment,
-                                     .world_size = config->workers,
-                                     .workers_min = config->workers_min,
-                                     .workers_max = changes ? gang->slots : 0,
-                                     .secret_hex = gang->secret_hex,
-                                     .set = config->set,
-                                     .defaults = config->defaults};
-    gang->records = gr_records_create(gang->slots);
-    gr_meeting meeting = {.hosts = gang->hosts,
-                          .environment = config->environment,
-                          .coordinator = gr_coordinator_address(gang->coordinator)};
-    gr_status status = gr_meeting_free_port(&environment.master_port, diag);
-    for (int rank = 0; rank < gang->slots && status == GR_OK; rank++) {
-        gang->places[rank].busy = rank < config->workers;
-        gang->ends[rank].spared = rank >= config->workers;
-        gr_spawn *spawn = &gang->spawns[rank];
-        const gr_host *host = gr_hosts_of_rank(gang->hosts, rank);
-        environment.rank = rank;
-        environment.local_rank = rank - host->first;
-        environment.local_size = changes ? config->workers : host->workers;
-        environment.newcomer = false;
-        environment.record = host->local ? gr_records_path(gang->records, rank) : NULL;
-        status = gr_meeting_find(&meeting, host, &gang->arena, &environment, diag);
-        if (status == GR_OK) {
-            status = gr_environ_build(&environment, &gang->arena, &gang->environment[rank], diag);
-        }
-        if (status == GR_OK && changes) {
-            environment.newcomer = true;
-            status = gr_environ_build(&environment, &gang->arena, &gang->newcomer[rank], diag);
-        }
-        *spawn = (gr_spawn){.argv = config->argv,
-                            .file = config->file,
-                            .environment = gang->environment[rank],
-                            .stdin_fd = gang->null_fd,
-                            .stdout_fd = gr_output_worker_fd(gang->output, rank, 0),
-                            .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
-        int most = changes ? gr_launch_most(config) : host->workers;
-        if (config->bind && rank - host->first < most &&
-            gr_cores_deal(config->cores, most, rank - host->first, &gang->parts[rank])) {
-            spawn->cores = &gang->parts[rank];
-        } else if (config->restrict_cores) {
-            spawn->cores = config->cores;
-        }
-    }
+    gr_wipe(gang->secret, sizeof gang->secret);
     return status;
 }
 
 gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag)
 {
+    const gr_launch_config *config = gang->config;
+    size_t count = (size_t)gang->slots;
     gr_status status = prepare_coordinator(gang, diag);
-    return status == GR_OK ? prepare_workers(gang, diag) : status;
+    if (status != GR_OK) {
+        return status;
+    }
+    gang->places = gr_arena_alloc(&gang->arena, count * sizeof *gang->places);
+    gang->ends = gr_arena_alloc(&gang->arena, count * sizeof *gang->ends);
+    if (gang->ends == NULL || gang->places == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", config->workers);
+    }
+    for (int rank = 0; rank < gang->slots; rank++) {
+        gang->places[rank].busy = rank < config->workers;
+        gang->ends[rank].spared = rank >= config->workers;
+    }
+    gang->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (gang->null_fd < 0) {
+        return gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
+    }
+    gang->records = gr_records_create(gang->slots);
+    return gr_meeting_free_port(&gang->master_port, diag);
+}
+
+static void find_cores(const gr_gang *gang, const gr_host_agent *agent, int seat, gr_cores *part,
+                       gr_spawn *spawn)
+{
+    const gr_launch_config *config = gang->config;
+    int most = gr_launch_most(config) < agent->seats ? gr_launch_most(config) : agent->seats;
+    if (config->bind && seat < most && gr_cores_deal(config->cores, most, seat, part)) {
+        spawn->cores = part;
+    } else if (config->restrict_cores) {
+        spawn->cores = config->cores;
+    }
+}
+
+gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_arena *arena,
+                        gr_agent_config *config_out, gr_diag *diag)
+{
+    const gr_launch_config *config = gang->config;
+    size_t seats = (size_t)agent->seats;
+    const gr_host *host = &agent->host;
+    bool changes = gr_gang_may_change(gang);
+    gr_cores *parts = gr_arena_alloc(arena, seats * sizeof *parts);
+    *config_out = (gr_agent_config){
+        .workers = gang->going ? 0 : host->workers,
+        .slots = changes ? agent->seats : 0,
+        .spawns = gr_arena_alloc(arena, seats * sizeof(gr_spawn)),
+        .environment = gr_arena_alloc(arena, seats * sizeof *config_out->environment)};
+    if (parts == NULL || config_out->spawns == NULL || config_out->environment == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", agent->seats);
+    }
+    gr_environ_config environment = {.inherited = config->environment,
+                                     .world_size = config->workers,
+                                     .local_size = host->workers > 0 ? host->workers : 1,
+                                     .workers_min = config->workers_min,
+                                     .workers_max = changes ? gang->slots : 0,
+                                     .secret_hex = gang->secret_hex,
+                                     .master_port = gang->master_port,
+                                     .set = config->set,
+                                     .defaults = config->defaults};
+    const gr_meeting meeting = {.here_only = here_only(gang),
+                                .first = &gang->agents[0].host,
+                                .environment = config->environment,
+                                .coordinator = gr_coordinator_address(gang->coordinator)};
+    gr_status status = gr_meeting_find(&meeting, host, arena, &environment, diag);
+    for (int seat = 0; seat < agent->seats && status == GR_OK; seat++) {
+        int rank = host->first + seat;
+        environment.rank = rank;
+        environment.local_rank = seat;
+        environment.record = host->local ? gr_records_path(gang->records, rank) : NULL;
+        status = gr_environ_build(&environment, arena, &config_out->environment[seat], diag);
+        gr_spawn *spawn = &config_out->spawns[seat];
+        *spawn = (gr_spawn){.argv = config->argv,
+                            .file = config->file,
+                            .environment = config_out->environment[seat],
+                            .stdin_fd = gang->null_fd,
+                            .stdout_fd = gr_output_worker_fd(gang->output, rank, 0),
+                            .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
+        find_cores(gang, agent, seat, &parts[seat], spawn);
+    }
+    return status;
 }

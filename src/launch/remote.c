@@ -144,7 +144,10 @@ static bool read_errors(struct relay *relay)
     }
     for (ssize_t i = 0; i < got; i++) {
         bool end = text[i] == '\n' || text[i] == '\r';
-        if (end && relay->line_used > 0) {
+        bool aside = relay->line_used > 9 && strncmp(relay->line, "Warning: ", 9) == 0;
+        if (end && aside) { /* that a host was not known before, say: that is not why */
+            relay->line_used = 0;
+        } else if (end && relay->line_used > 0) {
             memcpy(relay->words, relay->line, relay->line_used);
             relay->words[relay->line_used] = '\0';
             relay->line_used = 0;
@@ -192,7 +195,7 @@ static void take_hello(struct relay *relay, const gr_packet *packet)
     address[strspn(address, "0123456789abcdefABCDEF.:%")] = '\0';
     gr_status status =
         gr_order_encode(&relay->config->order, address, &relay->order, &relay->order_bytes);
-    for (int rank = 0; rank < relay->config->agent.workers; rank++) {
+    for (int rank = 0; rank < gr_agent_seats(&relay->config->agent); rank++) {
         gr_environ_wipe(relay->config->agent.environment[rank]);
     }
     if (status != GR_OK) {
@@ -205,7 +208,7 @@ static void take_hello(struct relay *relay, const gr_packet *packet)
 static void take_output(struct relay *relay, const gr_packet *packet)
 {
     uint32_t rank = packet->number / 2;
-    if (rank >= (uint32_t)relay->config->agent.workers) {
+    if (rank >= (uint32_t)gr_agent_seats(&relay->config->agent)) {
         lose(relay, false, "it sent output of a worker that it does not have");
     }
     const gr_spawn *of = &relay->config->agent.spawns[rank];
@@ -399,7 +402,7 @@ _Noreturn void gr_remote_run(const gr_remote_config *config)
 {
     struct relay relay = {.config = config, .errors_fd = -1};
     int error = gr_agent_settle(&config->agent, "gradus-relay", config->words_fd);
-    for (int rank = 0; rank < config->agent.workers && error == 0; rank++) {
+    for (int rank = 0; rank < gr_agent_seats(&config->agent) && error == 0; rank++) {
         const gr_spawn *of = &config->agent.spawns[rank];
         if (fcntl(of->stdout_fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0 ||
             fcntl(of->stderr_fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0) {

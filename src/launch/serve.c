@@ -29,7 +29,7 @@ struct serve {
     char *const *environment; /* ours */
     uint8_t *bytes;           /* the order, as it comes */
     size_t used, room;
-    gr_order order; /* workers 0: it is not there yet */
+    gr_order order; /* no seats: it is not there yet */
     gr_spawn *spawns;
     int *worker_fds, *pipes; /* PIPES for each worker: its ends and ours; -1: closed */
     struct pollfd *polls;
@@ -47,12 +47,12 @@ static int64_t now_us(void)
 
 static gr_status make_pipes(struct serve *serve, gr_diag *diag)
 {
-    size_t count = (size_t)serve->order.workers * PIPES;
+    size_t count = (size_t)gr_order_seats(&serve->order) * PIPES;
     serve->worker_fds = gr_arena_alloc(&serve->arena, count * sizeof *serve->worker_fds);
     serve->pipes = gr_arena_alloc(&serve->arena, count * sizeof *serve->pipes);
     serve->polls = gr_arena_alloc(&serve->arena, (count + FIXED_POLLS) * sizeof *serve->polls);
     if (serve->worker_fds == NULL || serve->pipes == NULL || serve->polls == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", serve->order.workers);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu pipes", count);
     }
     for (size_t i = 0; i < count; i++) {
         int ends[2];
@@ -72,11 +72,12 @@ static gr_status make_pipes(struct serve *serve, gr_diag *diag)
 static gr_status make_spawns(struct serve *serve, gr_diag *diag)
 {
     const gr_order *order = &serve->order;
+    int seats = gr_order_seats(order);
     gr_cores *cores = gr_arena_alloc(&serve->arena, 2 * sizeof *cores);
-    gr_cores *parts = gr_arena_alloc(&serve->arena, (size_t)order->workers * sizeof *parts);
-    serve->spawns = gr_arena_alloc(&serve->arena, (size_t)order->workers * sizeof *serve->spawns);
+    gr_cores *parts = gr_arena_alloc(&serve->arena, (size_t)seats * sizeof *parts);
+    serve->spawns = gr_arena_alloc(&serve->arena, (size_t)seats * sizeof *serve->spawns);
     if (cores == NULL || parts == NULL || serve->spawns == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", order->workers);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", seats);
     }
     gr_cores *allowed = cores + 1;
     gr_status status = gr_cores_allowed(allowed, diag);
@@ -85,7 +86,7 @@ static gr_status make_spawns(struct serve *serve, gr_diag *diag)
         status = gr_cores_parse(order->cores, "--cores", allowed, cores, diag);
     }
     gr_cores_sort_by_topology(cores);
-    for (int rank = 0; rank < order->workers && status == GR_OK; rank++) {
+    for (int rank = 0; rank < seats && status == GR_OK; rank++) {
         gr_spawn *spawn = &serve->spawns[rank];
         *spawn = (gr_spawn){.argv = order->argv,
                             .file = order->self ? "/proc/self/exe" : NULL,
@@ -93,7 +94,7 @@ static gr_status make_spawns(struct serve *serve, gr_diag *diag)
                             .stdin_fd = serve->null_fd,
                             .stdout_fd = serve->worker_fds[rank * PIPES],
                             .stderr_fd = serve->worker_fds[rank * PIPES + 1]};
-        if (order->bind && gr_cores_deal(cores, order->workers, rank, &parts[rank])) {
+        if (order->bind && gr_cores_deal(cores, seats, rank, &parts[rank])) {
             spawn->cores = &parts[rank];
         } else if (order->cores != NULL) {
             spawn->cores = cores;
@@ -111,6 +112,7 @@ static gr_status start_agent(struct serve *serve, gr_diag *diag)
     serve->agent = fork();
     if (serve->agent == 0) {
         gr_agent_config config = {.workers = serve->order.workers,
+                                  .slots = serve->order.slots,
                                   .spawns = serve->spawns,
                                   .environment = serve->order.environment,
                                   .control_fd = ends[1]};
@@ -120,10 +122,10 @@ static gr_status start_agent(struct serve *serve, gr_diag *diag)
     int fork_error = errno;
     close(ends[1]);
     serve->control_fd = ends[0];
-    for (int i = 0; i < serve->order.workers * PIPES; i++) {
+    for (int i = 0; i < gr_order_seats(&serve->order) * PIPES; i++) {
         close(serve->worker_fds[i]);
     }
-    for (int rank = 0; rank < serve->order.workers; rank++) {
+    for (int rank = 0; rank < gr_order_seats(&serve->order); rank++) {
         gr_environ_wipe(serve->order.environment[rank]);
     }
     if (serve->agent < 0) {
@@ -193,7 +195,7 @@ static gr_status take_packets(struct serve *serve, gr_diag *diag)
     gr_status status = GR_OK;
     while (status == GR_OK && gr_channel_next(&serve->channel, &packet, &error)) {
         gr_agent_message message;
-        bool ordered = serve->order.workers > 0;
+        bool ordered = gr_order_seats(&serve->order) > 0;
         if (packet.kind == GR_PACKET_ORDER && !ordered) {
             status = take_piece(serve, &packet, diag);
         } else if (packet.kind == GR_PACKET_MESSAGE && ordered &&
@@ -253,7 +255,7 @@ static void read_pipe(struct serve *serve, int index)
 
 static bool pipes_are_empty(const struct serve *serve)
 {
-    for (int i = 0; i < serve->order.workers * PIPES; i++) {
+    for (int i = 0; i < gr_order_seats(&serve->order) * PIPES; i++) {
         if (serve->pipes[i] >= 0) {
             return false;
         }
@@ -271,7 +273,7 @@ static int fill_polls(struct serve *serve, struct pollfd *polls)
         (struct pollfd){.fd = channel->out_used > 0 ? channel->out_fd : -1, .events = POLLOUT};
     polls[2] = (struct pollfd){.fd = serve->done ? -1 : serve->control_fd, .events = POLLIN};
     bool room = gr_channel_has_room(channel);
-    for (int i = 0; i < serve->order.workers * PIPES; i++) {
+    for (int i = 0; i < gr_order_seats(&serve->order) * PIPES; i++) {
         polls[count++] = (struct pollfd){.fd = room ? serve->pipes[i] : -1, .events = POLLIN};
     }
     return count;

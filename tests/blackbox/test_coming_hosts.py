@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts, and workers on other hosts, come and go while a job runs; no bit of its result changes."""
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+
+import pytest
+from conftest import Gradus, wait_until
+from test_elastic import finish, generations, wait_for_first_epoch
+from test_recovery import lines_of, sha256_of
+from test_ssh import both, two  # noqa: F401
+
+EPOCHS = 200
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    source = os.environ["GRADUS_SOURCE_DIR"] + "/examples/digits"
+    folder = tmp_path_factory.mktemp("job")
+    text = pathlib.Path(f"{source}/mlp.yaml").read_text(encoding="utf-8")
+    text = text.replace("epochs: 40", f"epochs: {EPOCHS}")
+    (folder / "mlp.yaml").write_text(
+        text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz"))
+    return folder / "mlp.yaml"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, tmp_path_factory):
+    """The SHA-256 of the weights that one worker makes: the job has four shards in all cases."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = Gradus(folder)("run", "-np", 1, "--max-workers", 4, "--output", folder / "out", job)
+    assert done.returncode == 0, done.stderr
+    return sha256_of(folder / "out")
+
+
+def finish_as(launcher, output, sha256):
+    """Every epoch once, and the bits of the undisturbed job."""
+    out, err = finish(launcher)
+    assert sha256_of(output) == sha256
+    epochs = [line["epoch"] for line in lines_of(output) if line["event"] == "epoch"]
+    assert epochs == list(range(1, EPOCHS + 1))
+    return out + err
+
+
+def workers_on(cluster, host):
+    """Process numbers of the workers in a host's namespace."""
+    pids = subprocess.check_output(["ip", "netns", "pids", cluster.made.names[host]], text=True)
+    found = []
+    for pid in pids.split():
+        with contextlib.suppress(OSError):
+            if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"gradus\0worker\0"):
+                found.append(int(pid))
+    return found
+
+
+@contextlib.contextmanager
+def held(cluster, host=0):
+    """A job goes no further while one of its workers is stopped, however long a login takes."""
+    pid = workers_on(cluster, host)[0]
+    os.kill(pid, signal.SIGSTOP)
+    yield
+    os.kill(pid, signal.SIGCONT)
+
+
+def wait_for_workers(cluster, host, count):
+    """Until so many are there, each connected with the coordinator at least."""
+    def connected():
+        links = subprocess.check_output(["ip", "netns", "exec", cluster.made.names[host], "ss", "-Htnp",
+                                         "state", "established"], text=True)
+        pids = workers_on(cluster, host)
+        return len(pids) == count and all(f"pid={pid}," in links for pid in pids)
+    wait_until(connected, f"{count} workers on host {host}")
+
+
+def start(cluster, job_file, *flags):
+    output = cluster.folder / "out"
+    launcher = cluster.start("--output", output, *flags, job_file)
+    wait_for_first_epoch(output)
+    return launcher, output
+
+
+def test_a_killed_worker_is_replaced_on_its_host(two, job, undisturbed):  # noqa: F811
+    launcher, output = start(two, job, "-H", both(two))
+    before = workers_on(two, 1)
+    os.kill(before[0], signal.SIGKILL)
+    wait_until(lambda: generations(output)[-1:] == [4], "the one that is started")
+    after = workers_on(two, 1)
+    assert len(after) == 2 and before[0] not in after and before[1] in after
+    finish_as(launcher, output, undisturbed)
+
+
+def scale(cluster, launcher, workers):
+    """In the launcher's own network, where its socket is."""
+    done = subprocess.run(["ip", "netns", "exec", cluster.made.switch, cluster.gradus.program,
+                           "scale", "--to", str(workers), "--job", str(launcher.pid)],
+                          env=cluster.environment(), capture_output=True, text=True, timeout=60,
+                          check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_scaling_goes_to_other_hosts(two, gradus, job, undisturbed):  # noqa: F811
+    launcher, output = start(two, job, "-np", 2, "--max-workers", 4, "-H", both(two))
+    assert two.find(1, "gradus-serve") == []
+    with held(two):
+        scale(two, launcher, 4)
+        wait_for_workers(two, 1, 2)
+    wait_until(lambda: generations(output)[-1:] == [4], "four workers")
+    scale(two, launcher, 3)
+    wait_until(lambda: generations(output)[-1:] == [3], "three workers")
+    finish_as(launcher, output, undisturbed)
+    gradus.wait_for_nothing()
+
+
+@pytest.mark.parametrize("name", ["gradus-serve", "sshd"])
+def test_a_lost_host_is_tried_again(two, job, undisturbed, name):  # noqa: F811
+    launcher, output = start(two, job, "-H", both(two))
+    daemons = {process.pid for process in two.daemons}
+    os.kill(next(pid for pid in two.find(1, name) if pid not in daemons), signal.SIGKILL)
+    wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
+    with held(two):
+        wait_for_workers(two, 1, 2)
+    wait_until(lambda: generations(output)[-1:] == [4], "the host to be there again")
+    err = finish_as(launcher, output, undisturbed)
+    assert f"host {two.names[1]} was lost with its 2 workers: " in err
+    assert "; it is tried again in 1 s" in err
+
+
+def test_a_host_that_stays_away_is_left_alone(two, job, undisturbed):  # noqa: F811
+    launcher, output = start(two, job, "--restarts", 1, "-H", both(two))
+    two.daemons[1].terminate()
+    os.kill(two.find(1, "gradus-serve")[0], signal.SIGKILL)
+    line = ""
+    wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
+    with held(two):
+        while "is left alone" not in line:
+            line = launcher.stderr.readline()
+            assert line, "the launcher has ended"
+    assert f"host {two.names[1]} cannot be used: " in line and "Connection refused" in line
+    assert generations(output)[-1] == 2
+    finish_as(launcher, output, undisturbed)
