@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/timeline.h"
+#include "launch/discover.h"
 #include "launch/launch.h"
 #include "train/chaos.h"
 #include "train/checkpoint.h"
@@ -36,7 +37,8 @@ typedef struct run_options {
     const char *checkpoint_every, *checkpoint_to;
     bool resume;
     const char *timeline, *chaos;
-    const char *hosts, *hostfile;
+    const char *hosts, *hostfile, *discovery;
+    int64_t slots_per_host, discovery_us;
     int64_t ssh_port;
     const char *ssh_identity, *remote_program;
     int64_t host_timeout_us;
@@ -73,6 +75,18 @@ static const gr_config_field run_fields[] = {
      .max = GR_LAUNCH_WORKERS_MAX,
      .help = "as many as the job may be given while it runs (gradus scale); otherwise what the job "
              "file says, or as many as it starts with"},
+    {.flag = "--min-np",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, workers_min),
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "the same as --min-workers"},
+    {.flag = "--max-np",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, workers_max),
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "the same as --max-workers"},
     {.flag = "--restarts",
      .type = GR_CONFIG_INT,
      .offset = offsetof(run_options, restarts),
@@ -100,6 +114,26 @@ static const gr_config_field run_fields[] = {
      .offset = offsetof(run_options, hostfile),
      .value_name = "FILE",
      .help = "the same from a file with lines like \"host1 slots=4\""},
+    {.flag = "--host-discovery-script",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, discovery),
+     .value_name = "PROGRAM",
+     .help = "a program that prints the hosts that there are, a line like host1:4 for each; run "
+             "again and again: workers are started on hosts that come, and leave those that go"},
+    {.flag = "--discovery-interval",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(run_options, discovery_us),
+     .default_text = "1s",
+     .min = 0.1e6,
+     .max = 3600e6,
+     .help = "between two runs of it"},
+    {.flag = "--slots-per-host",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(run_options, slots_per_host),
+     .default_text = "1",
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "workers of a host for which it prints no number"},
     {.flag = "--ssh-port",
      .short_flag = 'p',
      .type = GR_CONFIG_INT,
@@ -345,12 +379,20 @@ static gr_status find_hosts(struct run *run, gr_diag *diag)
 {
     const run_options *options = &run->options;
     gr_status status = GR_OK;
-    if (options->hosts != NULL && options->hostfile != NULL) {
+    if ((options->hosts != NULL) + (options->hostfile != NULL) + (options->discovery != NULL) > 1) {
         return gr_fail(diag, GR_E_INVALID,
-                       "run: -H and --hostfile both say which hosts to use; "
-                       "leave one of them out");
+                       "run: %s and %s both say which hosts to use; leave one of them out",
+                       options->hosts != NULL ? "-H" : "--hostfile",
+                       options->discovery != NULL ? "--host-discovery-script" : "--hostfile");
     }
-    if (options->hosts != NULL) {
+    if (options->discovery != NULL) {
+        int64_t need = options->workers > 0 ? options->workers : options->workers_min;
+        gr_discovery discovery = {.script = options->discovery,
+                                  .environment = environ,
+                                  .slots_per_host = (int)options->slots_per_host};
+        status = gr_discovery_gather(&discovery, (int)need, options->discovery_us,
+                                     options->start_timeout_us, &run->arena, &run->hosts, diag);
+    } else if (options->hosts != NULL) {
         status = gr_hosts_parse(options->hosts, "-H", &run->arena, &run->hosts, diag);
     } else if (options->hostfile != NULL) {
         status = gr_hosts_read(options->hostfile, &run->arena, &run->hosts, diag);
@@ -740,6 +782,9 @@ static int launch(struct run *run)
         .ssh_port = (int)options->ssh_port,
         .ssh_identity = options->ssh_identity,
         .host_timeout_us = options->host_timeout_us,
+        .discovery = options->discovery,
+        .discovery_slots = (int)options->slots_per_host,
+        .discovery_us = options->discovery_us,
         .all_join = run->job_path != NULL,
         .zero_is_done = run->job_path != NULL,
         .start_timeout_us = options->start_timeout_us,
@@ -794,6 +839,12 @@ static gr_status check_workers(struct run *run, gr_diag *diag)
         return gr_fail(diag, GR_E_INVALID, "run: --orphans finish is for job files on one host; %s",
                        run->job_path == NULL ? "a command writes no checkpoint that is known here"
                                              : "leave it or the other hosts out");
+    }
+    if (options->discovery != NULL &&
+        (options->workers_min == 0 || options->workers_min >= slots_of(options))) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: --host-discovery-script is for jobs whose workers may come and go; "
+                       "say between which numbers (--min-workers, --max-workers)");
     }
     if (options->workers_min > options->workers) {
         return gr_fail(diag, GR_E_INVALID,

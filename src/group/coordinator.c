@@ -397,6 +397,12 @@ void gr_coordinator_want(gr_coordinator *coordinator, int count)
     settle(coordinator);
 }
 
+void gr_coordinator_release(gr_coordinator *coordinator, int number)
+{
+    gr_membership_release(&coordinator->membership, number);
+    settle(coordinator);
+}
+
 bool gr_coordinator_has_served(const gr_coordinator *coordinator, int number)
 {
     return !coordinator->membership.members[number].newcomer;

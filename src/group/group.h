@@ -121,6 +121,8 @@ void gr_coordinator_invite(gr_coordinator *coordinator, int number);
 void gr_coordinator_hope(gr_coordinator *coordinator, bool hopeful);
 /* So many members are wanted; `world_size` at the beginning. Who is too many is dismissed. */
 void gr_coordinator_want(gr_coordinator *coordinator, int count);
+/* The member with this number is to go, between two steps, once others know what it knows. */
+void gr_coordinator_release(gr_coordinator *coordinator, int number);
 /* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that,
  * 4: a newcomer that has not called in */
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);

@@ -82,6 +82,23 @@ static bool waits(const gr_standing *of)
     return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_RENEWING && of->newcomer;
 }
 
+/* Members that are to go and are needed as yet: those that stay are too few, or know nothing of the
+ * job. `going_out`: those that may go. */
+static int count_kept(const gr_membership *membership, int *going_out)
+{
+    int veterans = 0, staying = 0, released = 0;
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
+        bool here = of->state == GR_MEMBER_JOINED;
+        released += here && of->released;
+        staying += here && !of->released;
+        veterans += here && !of->released && !of->newcomer;
+    }
+    bool enough = veterans > 0 && staying >= membership->members_min;
+    *going_out = enough ? released : 0;
+    return enough ? 0 : released;
+}
+
 /* ---- Generations ----------------------------------------------------------------------------- */
 
 /* Those that wait for seats, by the ranks that they will have: members in the order of their last
@@ -111,10 +128,30 @@ static int line_up(gr_membership *membership)
     return count;
 }
 
+/* Those that may go are put behind all others, whose order stays. */
+static void put_last(gr_membership *membership, int count)
+{
+    int *order = membership->order;
+    for (int pass = 0; pass < count; pass++) {
+        for (int rank = 0; rank + 1 < count; rank++) {
+            int number = order[rank];
+            if (membership->members[number].released &&
+                !membership->members[order[rank + 1]].released) {
+                order[rank] = order[rank + 1];
+                order[rank + 1] = number;
+            }
+        }
+    }
+}
+
 static void deal_seats(gr_membership *membership)
 {
-    int count = line_up(membership), want = membership->members_want;
-    int size = count < want ? count : want;
+    int going, count = line_up(membership);
+    int want = membership->members_want + count_kept(membership, &going);
+    int most = count - going, size = most < want ? most : want;
+    if (going > 0) {
+        put_last(membership, count);
+    }
     membership->generation++;
     membership->size = size;
     membership->called = 0;
@@ -219,12 +256,12 @@ bool gr_membership_at_rest(const gr_membership *membership)
 static bool wants_change(const gr_membership *membership)
 {
     bool more = false;
+    int going, want = membership->members_want + count_kept(membership, &going);
     for (int i = 0; i < membership->world_size && !more; i++) {
         more = waits(&membership->members[i]);
     }
     return !membership->disturbed && !membership->over &&
-           ((more && membership->size < membership->members_want) ||
-            membership->size > membership->members_want);
+           ((more && membership->size < want) || membership->size > want || going > 0);
 }
 
 /* Members that are still on their way into this generation are told when they have arrived. */
@@ -248,6 +285,16 @@ void gr_membership_invite(gr_membership *membership, int number)
 void gr_membership_want(gr_membership *membership, int count)
 {
     membership->members_want = count;
+    propose_change(membership);
+}
+
+void gr_membership_release(gr_membership *membership, int number)
+{
+    gr_standing *of = &membership->members[number];
+    of->released = true;
+    if (waits(of)) {
+        dismiss(membership, number);
+    }
     propose_change(membership);
 }
 
@@ -359,6 +406,9 @@ static gr_status come_in(gr_membership *membership, int number)
     if (membership->failure.status != GR_OK) {
         say_fail(membership, number, &membership->failure);
         return GR_OK;
+    }
+    if (of->released) {
+        dismiss(membership, number);
     }
     propose_change(membership);
     reseat(membership);

@@ -46,6 +46,7 @@ typedef struct gr_standing {
     gr_member_stage stage;
     int rank;      /* in the generation that is, or comes about */
     bool newcomer; /* has not been in a generation that came about: it knows nothing of the job */
+    bool released; /* it is to go as soon as it is not needed any more */
 } gr_standing;
 
 typedef struct gr_membership {
@@ -86,6 +87,10 @@ void gr_membership_hope(gr_membership *membership, bool hopeful);
  * when there are fewer, newcomers that wait get seats. Members are asked to change generations
  * (CHANGE), and do so when it suits them. */
 void gr_membership_want(gr_membership *membership, int count);
+
+/* This one is to go, whatever its rank, once a member that stays knows the state of the job and
+ * enough of them are there. Until then it counts beside those that are wanted. */
+void gr_membership_release(gr_membership *membership, int number);
 
 /* What a member says. GR_E_PROTOCOL: no correct member says that now; it is to be lost. After LEAVE
  * and FAIL its connection is of no use any more. */

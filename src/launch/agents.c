@@ -256,12 +256,16 @@ static void on_agent_closed(uv_handle_t *handle)
     gr_gang *gang = agent->gang;
     forget_agent(agent);
     agent->state = GR_HOST_AWAY;
-    if (gang->phase < GR_PHASE_DRAINING) {
-        for (int seat = 0; seat < agent->seats; seat++) {
-            gr_output_close(gang->output, agent->host.first + seat);
-        }
-        gr_gang_fill(gang);
+    if (gang->phase >= GR_PHASE_DRAINING) {
+        return;
     }
+    for (int seat = 0; seat < agent->seats; seat++) {
+        gr_output_close(gang->output, agent->host.first + seat);
+    }
+    if (agent->leaving) {
+        gr_gang_strike(agent);
+    }
+    gr_gang_fill(gang);
 }
 
 static void on_agent_over(gr_host_agent *agent)
@@ -398,7 +402,9 @@ static void on_agent_lost(gr_host_agent *agent)
               (!agent->given_up || gr_gang_count_busy(gang) >= gang->config->workers_min);
     if (on && !gang->told) {
         char next[64] = "; it is left alone from now on";
-        if (!agent->given_up) {
+        if (agent->leaving) {
+            next[0] = '\0';
+        } else if (!agent->given_up) {
             snprintf(next, sizeof next, "; it is tried again in %.0f s",
                      (double)(agent->try_us - gr_gang_now_us()) * 1e-6);
         }

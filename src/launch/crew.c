@@ -19,6 +19,15 @@ int gr_gang_count_busy(const gr_gang *gang)
     return count;
 }
 
+int gr_gang_count_staying(const gr_gang *gang)
+{
+    int count = 0;
+    for (int i = 0; i < gang->slots; i++) {
+        count += gang->places[i].busy && !gang->places[i].agent->leaving;
+    }
+    return count;
+}
+
 int gr_gang_count_busy_of(const gr_host_agent *agent)
 {
     int count = 0;
@@ -54,7 +63,7 @@ static void start_another(gr_gang *gang, int slot)
 /* What the coordinator has to know of it: how many are wanted, and whether more will come. */
 void gr_gang_tell_wanted(gr_gang *gang)
 {
-    int busy = gr_gang_count_busy(gang);
+    int busy = gr_gang_count_staying(gang);
     bool missing = busy < gang->want + gang->spares && busy < gr_gang_room(gang);
     gr_coordinator_want(gang->coordinator, gang->want);
     gr_coordinator_hope(gang->coordinator, missing || gang->restarts_left > 0);
@@ -71,14 +80,16 @@ static bool replace(gr_gang *gang, bool with_host)
         gang->restarts_left -= !with_host;
         return true;
     }
-    gang->want = left < gang->want ? left : gang->want;
-    gang->spares = left - gang->want;
+    int staying = gr_gang_count_staying(gang);
+    gang->want = staying < gang->want ? staying : gang->want;
+    gang->spares = staying - gang->want;
+    gang->asked = gang->want;
     return false;
 }
 
 void gr_gang_fill(gr_gang *gang)
 {
-    int missing = gang->want + gang->spares - gr_gang_count_busy(gang);
+    int missing = gang->want + gang->spares - gr_gang_count_staying(gang);
     if (missing <= 0 || !gr_launch_elastic(gang->config) || gang->phase != GR_PHASE_RUNNING ||
         !gang->everybody_joined || gr_coordinator_is_over(gang->coordinator) ||
         !gr_coordinator_at_rest(gang->coordinator) || !gr_gang_anybody_serves(gang)) {
@@ -182,7 +193,11 @@ static void weigh_end(gr_gang *gang, const gr_agent_message *message)
 
 void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
 {
+    const gr_host_agent *agent = gang->places[message->rank].agent;
     weigh_end(gang, message);
+    if (agent->leaving && gr_gang_count_busy_of(agent) == 0) {
+        gr_gang_tell_worker(gang, message->rank, GR_AGENT_KILL, 0);
+    }
     if (gang->phase < GR_PHASE_ENDING &&
         gr_gang_count_busy(gang) == 0) { /* agents that would wait for others end, too */
         gr_gang_tell(gang, GR_AGENT_KILL, 0);

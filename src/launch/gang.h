@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "group/group.h"
 #include "launch/agent.h"
+#include "launch/discover.h"
 #include "launch/launch.h"
 #include "launch/output.h"
 #include "launch/spawn.h"
@@ -52,11 +53,13 @@ typedef enum gr_host_state {
 typedef struct gr_host_agent {
     struct gr_gang *gang;
     gr_host host;
+    char name[GR_HOSTS_NAME_BYTES]; /* of a host that came later */
     gr_host_state state;
     int seats;     /* its places are host.first and so many; 0: it has none yet */
     int losses;    /* in a row */
     bool given_up; /* lost once too often */
-    bool leaving;  /* no other worker is started there */
+    bool leaving;  /* its workers are asked to go, and no other one is started there */
+    bool struck;   /* it is no host of ours any more: the entry is free */
     int64_t up_us, try_us;
     pid_t pid;
     int control_fd;
@@ -76,6 +79,7 @@ typedef struct gr_gang {
     int slots; /* places, and ends */
     gr_place *places;
     int want, spares;  /* workers, and those that wait beside them */
+    int asked;         /* as many are wanted as there are places, but no more than this */
     int restarts_left; /* in place of lost ones */
     gr_gang_phase phase;
     gr_gang_reason reason;
@@ -103,7 +107,8 @@ typedef struct gr_gang {
     int master_port;
     int null_fd;
     gr_host_agent *agents; /* one a host */
-    int agent_count;
+    int agent_count, agent_room;
+    gr_host first_host;
     bool name_hosts; /* there are several */
     bool going;      /* all that were there at the start were READY, and were told to start */
     bool any_lost;   /* of the agents: what it looked after is ours */
@@ -113,7 +118,12 @@ typedef struct gr_gang {
     uv_signal_t signals[GR_GANG_SIGNALS];
     uv_poll_t coordinator_poll, scale_poll;
     int scale_fd; /* requests for another number of workers; -1: none are listened to */
-    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer, roster_timer;
+    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
+    uv_timer_t roster_timer, seek_timer;
+    uv_poll_t seek_poll;
+    gr_discovery discovery;
+    bool seek_late;
+    gr_diag seek_said; /* what was wrong with the script last; "": nothing */
     int faults_done;
 } gr_gang;
 
@@ -139,6 +149,14 @@ int gr_gang_room(const gr_gang *gang);
 void gr_gang_note_loss(gr_host_agent *agent);
 /* So many workers have no place: hosts that are not there are called. */
 void gr_gang_call_hosts(gr_gang *gang, int missing);
+
+/* These are the hosts from now on: who is new may be called, who is not among them leaves. */
+void gr_gang_apply_hosts(gr_gang *gang, const gr_hosts *hosts);
+/* Its agent has ended, and it was leaving. */
+void gr_gang_strike(gr_host_agent *agent);
+
+/* seek.c: from now on the script is asked, if there is one. */
+void gr_gang_seek_hosts(gr_gang *gang);
 
 /* agents.c: from the loop. */
 gr_status gr_gang_start_agent(gr_host_agent *agent, gr_diag *diag) GR_MUST_CHECK;
@@ -172,6 +190,8 @@ void gr_gang_finish(gr_gang *gang);
 
 /* crew.c */
 int gr_gang_count_busy(const gr_gang *gang);
+/* Without those that were asked to go. */
+int gr_gang_count_staying(const gr_gang *gang);
 int gr_gang_count_busy_of(const gr_host_agent *agent);
 /* Does somebody run who has been in a generation? */
 bool gr_gang_anybody_serves(const gr_gang *gang);

@@ -113,7 +113,7 @@ static gr_status add_entry(gr_hosts *hosts, const char *entry, size_t size, int 
     if (at < size && entry[at] == ':') {
         slots = slots == 0 ? read_slots(entry + at + 1, size - at - 1) : 0;
     } else {
-        slots = slots == 0 ? 1 : slots;
+        slots = slots == 0 ? hosts->unsaid : slots;
     }
     if (bracket || slots == 0 || !is_name(name, used)) {
         return fail_entry(where, entry, size, diag);
@@ -125,7 +125,7 @@ gr_status gr_hosts_parse(const char *text, const char *where, gr_arena *arena, g
                          gr_diag *diag)
 {
     gr_status status = GR_OK;
-    *hosts_out = (gr_hosts){0};
+    *hosts_out = (gr_hosts){.unsaid = 1};
     for (const char *at = text; status == GR_OK;) {
         at += strspn(at, blanks);
         size_t size = strcspn(at, ","), used = size;
@@ -170,18 +170,30 @@ static gr_status read_line(gr_hosts *hosts, const char *line, size_t size, const
     return add_entry(hosts, name, name_size, slots, where, arena, diag);
 }
 
-gr_status gr_hosts_read(const char *path, gr_arena *arena, gr_hosts *hosts_out, gr_diag *diag)
+gr_status gr_hosts_parse_lines(const char *text, size_t size_bytes, const char *name, int slots,
+                               gr_arena *arena, gr_hosts *hosts_out, gr_diag *diag)
 {
-    char *text = NULL, where[WHERE_BYTES];
-    size_t size = 0, number = 1;
-    *hosts_out = (gr_hosts){0};
-    gr_status status = gr_file_read(path, FILE_BYTES_MAX, &text, &size, diag);
-    for (size_t at = 0; status == GR_OK && at < size; number++) {
-        const char *end = memchr(text + at, '\n', size - at);
-        size_t line = end != NULL ? (size_t)(end - (text + at)) : size - at;
-        snprintf(where, sizeof where, "%s:%zu", path, number);
+    char where[WHERE_BYTES];
+    gr_status status = GR_OK;
+    size_t number = 1;
+    *hosts_out = (gr_hosts){.unsaid = slots};
+    for (size_t at = 0; status == GR_OK && at < size_bytes; number++) {
+        const char *end = memchr(text + at, '\n', size_bytes - at);
+        size_t line = end != NULL ? (size_t)(end - (text + at)) : size_bytes - at;
+        snprintf(where, sizeof where, "%s:%zu", name, number);
         status = read_line(hosts_out, text + at, line, where, arena, diag);
         at += line + 1;
+    }
+    return status;
+}
+
+gr_status gr_hosts_read(const char *path, gr_arena *arena, gr_hosts *hosts_out, gr_diag *diag)
+{
+    char *text = NULL;
+    size_t size = 0;
+    gr_status status = gr_file_read(path, FILE_BYTES_MAX, &text, &size, diag);
+    if (status == GR_OK) {
+        status = gr_hosts_parse_lines(text, size, path, 1, arena, hosts_out, diag);
     }
     free(text);
     if (status == GR_OK && hosts_out->count == 0) {

@@ -20,6 +20,7 @@ typedef struct gr_host {
 
 typedef struct gr_hosts {
     int count;
+    int unsaid; /* slots of a host that says none */
     gr_host at[GR_HOSTS_MAX];
 } gr_hosts;
 
@@ -30,6 +31,10 @@ gr_status gr_hosts_parse(const char *text, const char *where, gr_arena *arena, g
 /* A file with a host on each line: "host1 slots=4", "host1:4" or "host1"; "#" begins a comment. */
 gr_status gr_hosts_read(const char *path, gr_arena *arena, gr_hosts *hosts_out,
                         gr_diag *diag) GR_MUST_CHECK;
+
+/* The same lines in memory; none is no failure. `slots`: of a host that says none. */
+gr_status gr_hosts_parse_lines(const char *text, size_t size_bytes, const char *where, int slots,
+                               gr_arena *arena, gr_hosts *hosts_out, gr_diag *diag) GR_MUST_CHECK;
 
 int gr_hosts_slots(const gr_hosts *hosts);
 /* Ranks by host, each filled before the next one; the last ones may get none. GR_E_INVALID: there

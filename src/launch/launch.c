@@ -25,7 +25,7 @@ static void scale(gr_gang *gang, int workers, gr_scale_reply *reply)
                                     .ending = gang->phase != GR_PHASE_RUNNING ||
                                               gr_coordinator_is_over(gang->coordinator)};
     if (gr_scale_judge(&limits, workers, reply)) {
-        gang->want = workers;
+        gang->want = gang->asked = workers;
         gr_gang_tell_wanted(gang);
         gr_gang_progress(gang);
     }
@@ -150,7 +150,8 @@ static int start_handles(gr_gang *gang)
         }
     }
     uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer,  &gang->coordinator_timer,
-                                  &gang->fault_timer, &gang->expel_timer, &gang->roster_timer};
+                                  &gang->fault_timer, &gang->expel_timer, &gang->roster_timer,
+                                  &gang->seek_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;
@@ -219,6 +220,7 @@ static void clean_up(gr_gang *gang)
 {
     stop_loop(gang);
     gr_gang_stop_agents(gang);
+    gr_discovery_stop(&gang->discovery);
     gr_coordinator_destroy(gang->coordinator);
     gr_output_destroy(gang->output);
     gr_records_destroy(gang->records);
@@ -251,6 +253,7 @@ static gr_status run_gang(gr_gang *gang, gr_launch_report *report, gr_diag *diag
     if (status != GR_OK) {
         return status;
     }
+    gr_gang_seek_hosts(gang);
     while (gang->phase != GR_PHASE_OVER) {
         (void)uv_run(&gang->loop, UV_RUN_DEFAULT);
     }
@@ -262,6 +265,7 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
     gr_gang gang = {.config = config,
                     .slots = gr_launch_slots(config),
                     .want = config->workers,
+                    .asked = config->discovery != NULL ? gr_launch_most(config) : config->workers,
                     .spares = config->spares,
                     .crash = config->crash,
                     .restarts_left = config->restarts * config->workers,

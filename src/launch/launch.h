@@ -61,6 +61,10 @@ typedef struct gr_launch_config {
     int ssh_port;             /* 0: as ssh has it */
     const char *ssh_identity; /* a file; NULL: as ssh has it */
     int64_t host_timeout_us;  /* a host that says nothing for so long is lost */
+    const char *discovery;    /* a program that prints which hosts there are, by and by; `hosts` is
+                                 what it has said so far; NULL: they stay the same */
+    int discovery_slots;      /* of a host for which it says none */
+    int64_t discovery_us;     /* between two runs of it */
 
     int out_fd, err_fd; /* where the workers' output goes; borrowed */
     bool quiet;         /* only rank 0's */

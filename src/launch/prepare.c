@@ -17,7 +17,8 @@ bool gr_gang_may_change(const gr_gang *gang)
 /* Does no other host take part, now or later? */
 static bool here_only(const gr_gang *gang)
 {
-    return gang->config->hosts == NULL || gr_hosts_all_local(gang->config->hosts);
+    return gang->config->discovery == NULL &&
+           (gang->config->hosts == NULL || gr_hosts_all_local(gang->config->hosts));
 }
 
 static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
@@ -104,7 +105,7 @@ gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_aren
                                      .set = config->set,
                                      .defaults = config->defaults};
     const gr_meeting meeting = {.here_only = here_only(gang),
-                                .first = &gang->agents[0].host,
+                                .first = &gang->first_host,
                                 .environment = config->environment,
                                 .coordinator = gr_coordinator_address(gang->coordinator)};
     gr_status status = gr_meeting_find(&meeting, host, arena, &environment, diag);

@@ -2,17 +2,19 @@
 #include "base/fail.h"
 #include "launch/gang.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
     PAUSE_MIN_US = 1000000, /* before a lost host is tried again; doubled each time */
     PAUSE_MAX_US = 60000000,
-    SOUND_US = 60000000 /* a host that was there for so long is no bad one */
+    COOL_DOWN_MAX_US = 300000000, /* where hosts come and go, none is given up */
+    SOUND_US = 60000000           /* a host that was there for so long is no bad one */
 };
 
 static bool takes_part(const gr_host_agent *agent)
 {
-    return !agent->given_up && !agent->leaving;
+    return !agent->given_up && !agent->leaving && !agent->struck;
 }
 
 int gr_gang_room(const gr_gang *gang)
@@ -51,10 +53,12 @@ gr_status gr_gang_enrol(gr_gang *gang, gr_diag *diag)
                                      .workers = gang->config->workers,
                                      .local = true}};
     const gr_hosts *hosts = gang->config->hosts != NULL ? gang->config->hosts : &here;
-    gang->agents = gr_arena_alloc(&gang->arena, (size_t)hosts->count * sizeof *gang->agents);
+    gang->agent_room = gang->config->discovery != NULL ? GR_HOSTS_MAX : hosts->count;
+    gang->agents = gr_arena_alloc(&gang->arena, (size_t)gang->agent_room * sizeof *gang->agents);
     if (gang->agents == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d hosts", hosts->count);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d hosts", gang->agent_room);
     }
+    gang->first_host = hosts->at[0];
     for (int i = 0; i < hosts->count; i++) {
         gr_host_agent *agent = &gang->agents[gang->agent_count];
         *agent =
@@ -68,21 +72,25 @@ gr_status gr_gang_enrol(gr_gang *gang, gr_diag *diag)
                            gang->slots);
         }
     }
-    gang->name_hosts = gang->config->hosts != NULL && gang->agent_count > 1;
+    gang->name_hosts =
+        gang->config->hosts != NULL && (gang->agent_count > 1 || gang->config->discovery != NULL);
     return GR_OK;
 }
 
 void gr_gang_note_loss(gr_host_agent *agent)
 {
     const gr_gang *gang = agent->gang;
+    bool changing = gang->config->discovery != NULL;
     int64_t now = gr_gang_now_us(), pause_us = PAUSE_MIN_US;
+    int64_t most_us = changing ? COOL_DOWN_MAX_US : PAUSE_MAX_US;
     bool sound = agent->state == GR_HOST_UP && now - agent->up_us >= SOUND_US;
     agent->losses = sound ? 1 : agent->losses + 1;
-    for (int i = 1; i < agent->losses && pause_us < PAUSE_MAX_US; i++) {
+    for (int i = 1; i < agent->losses && pause_us < most_us; i++) {
         pause_us *= 2;
     }
-    agent->try_us = now + (pause_us < PAUSE_MAX_US ? pause_us : PAUSE_MAX_US);
-    agent->given_up = !gr_gang_may_change(gang) || agent->losses > gang->config->restarts;
+    agent->try_us = now + (pause_us < most_us ? pause_us : most_us);
+    agent->given_up =
+        !gr_gang_may_change(gang) || (!changing && agent->losses > gang->config->restarts);
 }
 
 static void on_roster_timer(uv_timer_t *timer)
@@ -131,4 +139,96 @@ void gr_gang_call_hosts(gr_gang *gang, int missing)
         (void)uv_timer_start(&gang->roster_timer, on_roster_timer,
                              (uint64_t)(next_us - now) / 1000 + 1, 0);
     }
+}
+
+/* ---- Hosts that come and go ------------------------------------------------------------------ */
+
+void gr_gang_strike(gr_host_agent *agent)
+{
+    for (int seat = 0; seat < agent->seats; seat++) {
+        agent->gang->places[agent->host.first + seat].agent = NULL;
+    }
+    agent->seats = agent->losses = 0;
+    agent->struck = true;
+    agent->leaving = false;
+}
+
+static gr_host_agent *find_host(gr_gang *gang, const char *name)
+{
+    for (int i = 0; i < gang->agent_count; i++) {
+        if (!gang->agents[i].struck && strcmp(gang->agents[i].host.name, name) == 0) {
+            return &gang->agents[i];
+        }
+    }
+    return NULL;
+}
+
+static void add_host(gr_gang *gang, const gr_host *host)
+{
+    gr_host_agent *agent = NULL;
+    for (int i = 0; i < gang->agent_count && agent == NULL; i++) {
+        agent = gang->agents[i].struck ? &gang->agents[i] : NULL;
+    }
+    if (agent == NULL && gang->agent_count < gang->agent_room) {
+        agent = &gang->agents[gang->agent_count++];
+    }
+    if (agent == NULL) {
+        return; /* until another one goes */
+    }
+    *agent = (gr_host_agent){.gang = gang, .host = *host, .control_fd = -1, .words_fd = -1};
+    snprintf(agent->name, sizeof agent->name, "%s", host->name);
+    agent->host.name = agent->name;
+    gr_log_write(gang->config->log, GR_LOG_WARN, "launch", "host %s has come, for %d worker%s",
+                 gr_host_label(host), host->slots, host->slots == 1 ? "" : "s");
+}
+
+static void dismiss_host(gr_host_agent *agent)
+{
+    gr_gang *gang = agent->gang;
+    int busy = gr_gang_count_busy_of(agent);
+    agent->leaving = true;
+    gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
+                 "host %s is not named any more: its %d worker%s leave%s",
+                 gr_host_label(&agent->host), busy, busy == 1 ? "" : "s", busy == 1 ? "s" : "");
+    for (int seat = 0; seat < agent->seats; seat++) {
+        int rank = agent->host.first + seat;
+        if (gang->places[rank].busy) {
+            gr_coordinator_release(gang->coordinator, rank);
+        }
+    }
+    if (agent->state == GR_HOST_AWAY) {
+        gr_gang_strike(agent);
+    } else if (busy == 0) {
+        gr_gang_tell_worker(gang, agent->host.first, GR_AGENT_KILL, 0);
+    }
+}
+
+void gr_gang_apply_hosts(gr_gang *gang, const gr_hosts *hosts)
+{
+    if (!gang->everybody_joined) {
+        return; /* all that it begins with are still on their way */
+    }
+    for (int i = 0; i < gang->agent_count; i++) {
+        gr_host_agent *agent = &gang->agents[i];
+        bool named = false;
+        for (int at = 0; at < hosts->count && !named; at++) {
+            named = strcmp(hosts->at[at].name, agent->host.name) == 0;
+        }
+        if (!named && !agent->leaving && !agent->struck) {
+            dismiss_host(agent);
+        }
+    }
+    for (int at = 0; at < hosts->count; at++) {
+        gr_host_agent *known = find_host(gang, hosts->at[at].name);
+        if (known == NULL) {
+            add_host(gang, &hosts->at[at]);
+        } else {
+            known->host.slots = hosts->at[at].slots; /* once it is started anew */
+        }
+    }
+    int room = gr_gang_room(gang), least = gang->config->workers_min;
+    int want = gang->asked < room ? gang->asked : room;
+    gang->want = want > least ? want : least;
+    gr_gang_tell_wanted(gang);
+    gr_gang_progress(gang);
 }

@@ -10,7 +10,7 @@ import pytest
 from conftest import Gradus, wait_until
 from test_elastic import finish, generations, wait_for_first_epoch
 from test_recovery import lines_of, sha256_of
-from test_ssh import both, two  # noqa: F401
+from test_ssh import both, cluster_of, two  # noqa: F401
 
 EPOCHS = 200
 
@@ -67,8 +67,8 @@ def held(cluster, host=0):
 def wait_for_workers(cluster, host, count):
     """Until so many are there, each connected with the coordinator at least."""
     def connected():
-        links = subprocess.check_output(["ip", "netns", "exec", cluster.made.names[host], "ss", "-Htnp",
-                                         "state", "established"], text=True)
+        links = subprocess.check_output(["ip", "netns", "exec", cluster.made.names[host], "ss",
+                                         "-Htnp", "state", "established"], text=True)
         pids = workers_on(cluster, host)
         return len(pids) == count and all(f"pid={pid}," in links for pid in pids)
     wait_until(connected, f"{count} workers on host {host}")
@@ -140,3 +140,84 @@ def test_a_host_that_stays_away_is_left_alone(two, job, undisturbed):  # noqa: F
     assert f"host {two.names[1]} cannot be used: " in line and "Connection refused" in line
     assert generations(output)[-1] == 2
     finish_as(launcher, output, undisturbed)
+
+
+class Script:
+    """What --host-discovery-script runs: it prints a file, or does what `body` says."""
+
+    def __init__(self, cluster):
+        self.path, self.list = cluster.folder / "discover", cluster.folder / "list"
+        self.cluster = cluster
+
+    def does(self, body):
+        new = self.path.with_suffix(".new")
+        new.write_text(f"#!/bin/sh\n{body}\n")
+        new.chmod(0o755)
+        new.rename(self.path)  # nobody sees half of it
+
+    def names(self, *hosts):
+        new = self.list.with_suffix(".new")
+        new.write_text("".join(f"{self.cluster.names[host]}:2\n" for host in hosts))
+        new.rename(self.list)
+        self.does(f"cat {self.list}")
+
+
+@pytest.fixture
+def three(gradus, tmp_path):
+    with cluster_of(3, gradus, tmp_path) as cluster:
+        yield cluster
+
+
+def discover(cluster, *more):
+    return ["--host-discovery-script", cluster.folder / "discover", "--discovery-interval", "0.2s",
+            *more]
+
+
+def test_a_script_adds_hosts_and_removes_them(three, job, undisturbed):
+    """The host of rank 0 among them: all that it knows has gone over by then."""
+    script = Script(three)
+    script.names(0)
+    launcher, output = start(three, job, "-np", 2, "--max-np", 4, *discover(three))
+    with held(three):
+        script.names(0, 1)
+        wait_for_workers(three, 1, 2)
+    wait_until(lambda: generations(output)[-1:] == [4], "four workers")
+    with held(three, 1):
+        script.names(1, 2)
+        wait_until(lambda: "is not named any more" in launcher.stderr.readline(), "the word of it")
+    wait_until(lambda: not workers_on(three, 0) and not three.find(0, "gradus-serve"),
+               "the first host to be left")
+    finish_as(launcher, output, undisturbed)
+
+
+@pytest.mark.parametrize("body, words", [
+    ("echo oops >&2; exit 3", "ended with exit code 3; its last line: oops"),
+    ("echo 'rm -rf *'", 'discover:1: "rm -rf *" is no host'),
+    ("kill -9 $$", "ended with signal 9"),
+    ("rm $0", "command not found"),
+])
+def test_a_bad_script_changes_nothing(two, job, undisturbed, body, words):  # noqa: F811
+    script = Script(two)
+    script.names(0)
+    launcher, output = start(two, job, "-np", 2, "--max-np", 4, *discover(two))
+    with held(two):
+        script.does(body)
+        line = launcher.stderr.readline()
+        if "rm $0" in body:
+            line = launcher.stderr.readline() if words not in line else line
+    assert words in line and "the job stays on the hosts that it knows" in line
+    finish_as(launcher, output, undisturbed)
+
+
+@pytest.mark.parametrize("body, flags, words", [
+    ("echo a:1", ["-np", 2, "--max-np", 4], "names hosts for 1 workers after 1 s"),
+    ("exit 1", ["-np", 2, "--max-np", 4], "ended with exit code 1"),
+    ("echo a:2", ["-np", 2, "-H", "a:2"], "-H and --host-discovery-script both say"),
+    ("echo a:2", ["-np", 2, "--min-np", 2], "whose workers may come and go"),
+])
+def test_a_script_that_is_of_no_use(gradus, job, body, flags, words):
+    script = gradus.folder / "discover"
+    script.write_text(f"#!/bin/sh\n{body}\n")
+    script.chmod(0o755)
+    done = gradus("run", *flags, "--host-discovery-script", script, "--start-timeout", "1s", job)
+    assert done.returncode == 2 and words in done.stderr

@@ -193,7 +193,7 @@ sys.exit(76)
 
 
 def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path):
-    """kill -9 of the launcher: nobody reads what the workers say, and they write a last checkpoint."""
+    """kill -9 of the launcher: nobody reads what the workers say; they write a last checkpoint."""
     output = tmp_path / "out"
     launcher = gradus.start("run", "-np", 4, "--orphans", "finish", "--output", output, "--chaos",
                             "slow:rank=1,x30", job)
