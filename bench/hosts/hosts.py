@@ -116,10 +116,10 @@ class Hosts:
                 self._plug(host, name, network)
         for name in self.names:
             for network in range(self.networks):
-                self._await_carrier(name, f"eth{network}")
+                self.await_carrier(name, f"eth{network}")
 
     @staticmethod
-    def _await_carrier(name, device):
+    def await_carrier(name, device):
         """A wire is up a little after both of its ends are; until then nobody would use it."""
         deadline = time.monotonic() + 10
         while "state UP" not in ip("-n", name, "-o", "link", "show", "dev", device).stdout:
@@ -159,11 +159,12 @@ class Hosts:
         return subprocess.Popen(["ip", "netns", "exec", name, *map(str, command)],
                                 env={**os.environ, **(env or {})}, **rest)
 
-    def coordinate(self, ranks, secret):
+    def coordinate(self, ranks, secret, env=None):
         """A coordinator on the bridge: its process, and what the ranks need."""
         process = self.popen(None, [self.build / "gradus", "coordinate", "-np", ranks, "--listen",
                                     f"{NETWORK}.254"],
-                             env={"GRADUS_SECRET": secret}, stdout=subprocess.PIPE, text=True)
+                             env={"GRADUS_SECRET": secret, **(env or {})},
+                             stdout=subprocess.PIPE, text=True)
         env = {"GRADUS_SECRET": secret}
         for name in ("GRADUS_WORLD_SIZE", "GRADUS_COORDINATOR"):
             line = process.stdout.readline().strip()
@@ -177,7 +178,7 @@ class Hosts:
     def start(self, command, ranks_per_host=1, env=None, env_of=None, **rest):
         """All ranks: (coordinator, [process of each rank]). env_of(rank) adds to one's."""
         ranks = self.count * ranks_per_host
-        coordinator, base = self.coordinate(ranks, secrets.token_hex(32))
+        coordinator, base = self.coordinate(ranks, secrets.token_hex(32), env)
         base = {**base, **(env or {})}
         processes = []
         for rank in range(ranks):

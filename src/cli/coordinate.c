@@ -18,7 +18,7 @@ enum { MEMBER_ABSENT = 0, MEMBER_LEFT = 2, MEMBER_LOST = 3 };
 enum { LIST_BYTES = 160, LISTED_MAX = 16 };
 
 typedef struct coordinate_options {
-    int64_t ranks, wait_us;
+    int64_t ranks, ranks_min, wait_us, peer_timeout_us;
     const char *listen, *ports, *secret_hex, *secret_file;
     bool encrypt;
 } coordinate_options;
@@ -35,6 +35,15 @@ static const gr_config_field coordinate_fields[] = {
      .max = 4096,
      .unit = "ranks",
      .help = "how many ranks will call in"},
+    {.flag = "--min-workers",
+     .env = "GRADUS_MIN_WORKERS",
+     .type = GR_CONFIG_INT,
+     AT(ranks_min),
+     .default_text = "0",
+     .min = 0,
+     .max = 4096,
+     .unit = "ranks",
+     .help = "the job goes on while so many ranks live; 0: all must; the same for all ranks"},
     {.flag = "--listen",
      .type = GR_CONFIG_TEXT,
      AT(listen),
@@ -61,6 +70,14 @@ static const gr_config_field coordinate_fields[] = {
      AT(encrypt),
      .default_text = "false",
      .help = "TLS 1.3 on all that goes by tcp; the same for all ranks"},
+    {.env = "GRADUS_PEER_TIMEOUT",
+     .type = GR_CONFIG_DURATION,
+     AT(peer_timeout_us),
+     .default_text = "25s",
+     .min = 100e3,
+     .max = 3600e6,
+     .unit = "s",
+     .help = "a rank that acknowledges nothing for so long is lost"},
     {.env = "GRADUS_SECRET",
      .type = GR_CONFIG_TEXT,
      AT(secret_hex),
@@ -190,7 +207,8 @@ static gr_status serve(gr_coordinator *coordinator, const coordinate_options *op
         }
     }
     char lost[LIST_BYTES];
-    return list_ranks(coordinator, ranks, MEMBER_LOST, true, lost) == 0
+    bool finished = options->ranks_min > 0 && gr_coordinator_is_over(coordinator);
+    return finished || list_ranks(coordinator, ranks, MEMBER_LOST, true, lost) == 0
                ? GR_OK
                : gr_fail(diag, GR_E_PEER_LOST, "ranks that ended without leaving in order: %s",
                          lost);
@@ -227,9 +245,11 @@ static int coordinate(const gr_cli_line *line)
     gr_coordinator *coordinator = NULL;
     gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     gr_coordinator_config config = {.world_size = (int)options->ranks,
+                                    .members_min = (int)options->ranks_min,
                                     .secret = secret,
                                     .encrypt = options->encrypt,
                                     .listen_host = options->listen,
+                                    .peer_timeout_us = options->peer_timeout_us,
                                     .log = &log};
     gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
@@ -272,9 +292,10 @@ static int coordinate(const gr_cli_line *line)
 
 static void print_usage(void)
 {
-    puts("usage: gradus coordinate -np N [--listen HOST] [--secret-file FILE] [--wait TIME]\n\n"
+    puts("usage: gradus coordinate -np N [--min-workers N] [--listen HOST] [--secret-file FILE]\n"
+         "                         [--wait TIME]\n\n"
          "Prints what each rank needs in its environment, beside its GRADUS_RANK. Ends with the\n"
-         "last rank: 0 if all left in order.\n");
+         "last rank: 0 if all left in order; with --min-workers, if those did that were left.\n");
 }
 
 const gr_cli_form gr_coordinate_form = {

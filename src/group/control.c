@@ -3,32 +3,24 @@
 
 #include "base/fail.h"
 
+#include "link/socket.h"
+
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* As the tcp links do it: after 10 s without a word, three questions in 15 s. */
-enum { KEEPALIVE_IDLE_S = 10, KEEPALIVE_INTERVAL_S = 5, KEEPALIVE_COUNT = 3 };
-_Static_assert(KEEPALIVE_IDLE_S + KEEPALIVE_COUNT * KEEPALIVE_INTERVAL_S == GR_CONTROL_SILENCE_S,
-               "silence is noticed then");
+enum { PINGS_A_TIMEOUT = 4 };
 
-static void set_option(int fd, int level, int name, int value)
+void gr_control_init(gr_control *control, const gr_arrival *arrival, int64_t timeout_us,
+                     uint8_t *in, size_t in_capacity)
 {
-    /* A Unix socket knows none of them, and needs none. */
-    (void)setsockopt(fd, level, name, &value, sizeof value);
-}
-
-void gr_control_init(gr_control *control, int fd, gr_tls *tls, uint8_t *in, size_t in_capacity)
-{
-    *control = (gr_control){.fd = fd, .tls = tls, .in = in, .in_capacity = in_capacity};
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_IDLE_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
-    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, GR_CONTROL_SILENCE_S * 1000);
+    bool tcp = gr_socket_give_up_after(arrival->fd, timeout_us);
+    *control = (gr_control){.fd = arrival->fd,
+                            .tls = arrival->tls,
+                            .in = in,
+                            .in_capacity = in_capacity,
+                            .ping_us = tcp ? timeout_us / PINGS_A_TIMEOUT : 0};
 }
 
 void gr_control_close(gr_control *control)
@@ -116,6 +108,27 @@ gr_status gr_control_flush(gr_control *control)
             control->bulk = NULL;
         }
     }
+}
+
+int64_t gr_control_ping(gr_control *control, int64_t now_us)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    if (control->fd < 0 || control->ended || control->ping_us == 0) {
+        return GR_NEVER;
+    }
+    if (control->pinged_us == 0) {
+        control->pinged_us = now_us;
+    }
+    if (now_us >= control->pinged_us + control->ping_us) {
+        control->pinged_us = now_us;
+        bool idle = control->bulk == NULL && control->out_sent == control->out_filled;
+        size_t size = gr_message_put_empty(GR_MESSAGE_PING, message);
+        if (idle && gr_control_put(control, message, size) == GR_OK) {
+            gr_status sent = gr_control_flush(control);
+            (void)sent; /* if the connection is over, whoever listens to it hears so */
+        }
+    }
+    return control->pinged_us + control->ping_us;
 }
 
 static void drop_taken(gr_control *control)

@@ -6,7 +6,7 @@
  * socket, through buffers of fixed size. */
 
 #include "group/message.h"
-#include "link/tls.h"
+#include "link/door.h"
 
 typedef struct gr_control {
     int fd;      /* -1: closed */
@@ -20,19 +20,23 @@ typedef struct gr_control {
     const uint8_t *bulk; /* a long message, borrowed until it is sent; NULL: none */
     size_t bulk_bytes, bulk_sent;
     size_t bulk_at; /* it goes out when this much of `out` has gone */
+    int64_t ping_us, pinged_us; /* how often, 0: never; the last one */
 } gr_control;
 
-/* `in` of in_capacity bytes is borrowed, the fd and the session on it (NULL: none) transferred. A
- * peer from which nothing comes any more, not even what every kernel answers, is given up after
- * GR_CONTROL_SILENCE_S. */
-enum { GR_CONTROL_SILENCE_S = 25 };
-void gr_control_init(gr_control *control, int fd, gr_tls *tls, uint8_t *in, size_t in_capacity);
+/* `in` of in_capacity bytes is borrowed, the arrival's fd and session transferred. A peer whose
+ * kernel acknowledges nothing for timeout_us is given up: what is to be acknowledged are pings. */
+void gr_control_init(gr_control *control, const gr_arrival *arrival, int64_t timeout_us,
+                     uint8_t *in, size_t in_capacity);
 void gr_control_close(gr_control *control);
 
 /* Queue a message; GR_E_NO_MEMORY: the peer does not read. */
 gr_status gr_control_put(gr_control *control, const uint8_t *message,
                          size_t size_bytes) GR_MUST_CHECK;
 void gr_control_put_bulk(gr_control *control, const uint8_t *message, size_t size_bytes);
+
+/* To be called again and again by whoever may have nothing to say for long: sends a PING when one
+ * is due. Returns when the next one is; GR_NEVER: none, since both ends are on this host. */
+int64_t gr_control_ping(gr_control *control, int64_t now_us);
 
 /* Did it end since the peer, or the network to it, is silent? */
 bool gr_control_is_cut(const gr_control *control);

@@ -34,6 +34,7 @@ struct gr_coordinator {
     const gr_log *log;
     gr_door *door;
     int epoll_fd;
+    int64_t peer_timeout_us, ping_at_us;
     int broken;         /* members with a broken connection that the rules have not heard of */
     uint64_t announced; /* the generation of: */
     uint8_t *members_message;
@@ -61,10 +62,16 @@ static void give_up(gr_coordinator *coordinator, member *of, const char *why)
     }
 }
 
+static const char *why_ended(const member *of)
+{
+    return gr_control_is_cut(&of->control) ? "nothing comes from its host any more"
+                                           : "it ended without leaving the group";
+}
+
 static void flush(gr_coordinator *coordinator, member *to)
 {
     if (to->control.fd >= 0 && gr_control_flush(&to->control) == GR_E_PEER_LOST) {
-        give_up(coordinator, to, "its connection broke");
+        give_up(coordinator, to, why_ended(to));
     }
 }
 
@@ -147,7 +154,7 @@ static void refuse(const gr_arrival *arrival, const char *sentence, int rank)
     gr_diag failure;
     gr_control control;
     uint8_t message[GR_MESSAGE_SMALL_MAX], rest[GR_MESSAGE_SMALL_MAX];
-    gr_control_init(&control, arrival->fd, arrival->tls, rest, sizeof rest);
+    gr_control_init(&control, arrival, GR_PEER_TIMEOUT_US, rest, sizeof rest);
     (void)gr_fail_peer(&failure, GR_E_INVALID, rank, "%s", sentence);
     size_t size = gr_message_put_fail(&failure, message);
     /* Closing with unread bytes would reset the connection and lose the sentence. */
@@ -176,7 +183,8 @@ static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
         refuse(arrival, sentence, rank);
         return;
     }
-    gr_control_init(&of->control, arrival->fd, arrival->tls, of->in, sizeof of->in);
+    gr_control_init(&of->control, arrival, coordinator->peer_timeout_us, of->in, sizeof of->in);
+    coordinator->ping_at_us = 0; /* soon it is known when */
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.u64 = (uint64_t)rank};
     if (epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD, arrival->fd, &event) != 0) {
@@ -207,6 +215,8 @@ static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind k
         return status == GR_OK ? gr_membership_fail(membership, number, &failure) : status;
     case GR_MESSAGE_LEAVE:
         return gr_membership_leave(membership, number);
+    case GR_MESSAGE_PING:
+        return GR_OK;
     default:
         return GR_E_PROTOCOL;
     }
@@ -231,9 +241,7 @@ static void listen_to(gr_coordinator *coordinator, member *from)
         }
     }
     if (status == GR_E_PEER_LOST) {
-        lose(coordinator, from,
-             gr_control_is_cut(&from->control) ? "nothing comes from its host any more"
-                                               : "it ended without leaving the group");
+        lose(coordinator, from, why_ended(from));
     } else if (status < 0) {
         lose(coordinator, from, "it sent garbage to the coordinator");
     }
@@ -245,6 +253,26 @@ static bool admit(void *coordinator_arg, int32_t rank, gr_auth_stream stream)
 {
     const gr_coordinator *coordinator = coordinator_arg;
     return rank >= 0 && rank < coordinator->membership.world_size && stream.count == 1;
+}
+
+/* Those that say nothing for long are asked whether their host is still there. */
+static void ping_members(gr_coordinator *coordinator)
+{
+    int64_t now_us = gr_now_ns() / 1000;
+    if (now_us < coordinator->ping_at_us) {
+        return;
+    }
+    coordinator->ping_at_us = GR_NEVER;
+    for (int i = 0; i < coordinator->membership.world_size; i++) {
+        member *to = &coordinator->members[i];
+        int64_t next_us = gr_control_ping(&to->control, now_us);
+        if (to->control.fd >= 0 && to->control.ended) {
+            give_up(coordinator, to, why_ended(to));
+        } else if (next_us < coordinator->ping_at_us) {
+            coordinator->ping_at_us = next_us;
+        }
+    }
+    settle(coordinator);
 }
 
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
@@ -272,9 +300,10 @@ gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
             arrived = true;
         }
         if (count <= 0 && !arrived) {
-            return GR_OK;
+            break;
         }
     }
+    ping_members(coordinator);
     return GR_OK;
 }
 
@@ -291,6 +320,9 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a coordinator of %zu ranks", world);
     }
     coordinator->log = config->log;
+    coordinator->ping_at_us = GR_NEVER;
+    coordinator->peer_timeout_us =
+        config->peer_timeout_us > 0 ? config->peer_timeout_us : GR_PEER_TIMEOUT_US;
     for (size_t rank = 0; rank < world; rank++) {
         coordinator->members[rank].control.fd = -1;
     }
@@ -364,7 +396,8 @@ int gr_coordinator_fd(const gr_coordinator *coordinator)
 
 int64_t gr_coordinator_next_us(const gr_coordinator *coordinator)
 {
-    return gr_door_next_us(coordinator->door);
+    int64_t next_us = gr_door_next_us(coordinator->door);
+    return next_us < coordinator->ping_at_us ? next_us : coordinator->ping_at_us;
 }
 
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)

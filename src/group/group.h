@@ -104,6 +104,7 @@ typedef struct gr_coordinator_config {
     bool encrypt;            /* TLS, where it listens by tcp */
     const char *listen_host; /* NULL: a Unix socket in the abstract namespace; "*": everywhere */
     gr_ports ports;          /* where to listen by tcp; 0 .. 0: any */
+    int64_t peer_timeout_us; /* a member that acknowledges nothing for so long is lost; 0: 25 s */
     const gr_log *log;
 } gr_coordinator_config;
 

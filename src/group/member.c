@@ -269,6 +269,7 @@ static gr_status hear(gr_group *group, gr_diag *diag)
     const uint8_t *body;
     size_t size;
     gr_diag failure;
+    (void)gr_control_ping(&group->control, gr_now_ns() / 1000);
     gr_status status = gr_control_get(&group->control, &kind, &body, &size, diag);
     if (status == GR_E_PEER_LOST) {
         return without_coordinator(group, diag);
@@ -286,6 +287,8 @@ static gr_status hear(gr_group *group, gr_diag *diag)
         return status;
     case GR_MESSAGE_CHANGE:
         group->change = true;
+        return GR_OK;
+    case GR_MESSAGE_PING:
         return GR_OK;
     case GR_MESSAGE_DISMISS:
         return gr_fail(diag, GR_E_CANCELLED, "this worker is not needed by the job");
@@ -359,7 +362,9 @@ static gr_status wait_for(joining *join, const uint64_t *number, gr_diag *diag)
         if (status < 0 || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
             return without_coordinator(group, diag);
         }
-        sleep_on(join, group->control.fd, POLLIN, asked ? GR_NEVER : join->ask_at_us);
+        int64_t ping_at_us = gr_control_ping(&group->control, gr_clock_now_us(&join->clock));
+        int64_t ask_at_us = asked ? GR_NEVER : join->ask_at_us;
+        sleep_on(join, group->control.fd, POLLIN, ping_at_us < ask_at_us ? ping_at_us : ask_at_us);
     }
     return GR_OK;
 }
@@ -593,7 +598,7 @@ static gr_status join_others(joining *join, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    gr_control_init(&group->control, arrival.fd, arrival.tls, group->in, in_bytes);
+    gr_control_init(&group->control, &arrival, join->config->peer_timeout_us, group->in, in_bytes);
     if (group->newcomer) {
         join->deadline_us = join->ask_at_us = GR_NEVER;
     }

@@ -24,6 +24,7 @@ typedef enum gr_message_kind {
     GR_MESSAGE_SEAT = 9,     /* coordinator: all that live have asked, this is yours */
     GR_MESSAGE_CHANGE = 10,  /* coordinator: somebody is to come or go, RENEW when it suits you */
     GR_MESSAGE_DISMISS = 11, /* coordinator: you are not needed (any more) */
+    GR_MESSAGE_PING = 12,    /* either: nothing; that it is not acknowledged tells of a cut cable */
     GR_MESSAGE_KIND_END
 } gr_message_kind;
 

@@ -33,6 +33,7 @@ static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
                                     .members_min = gang->config->workers_min,
                                     .secret = gang->secret,
                                     .encrypt = gang->config->encrypt,
+                                    .peer_timeout_us = gang->config->host_timeout_us,
                                     .log = gang->config->log};
     status = gr_meeting_listen(here_only(gang), gang->config->environment, &config, diag);
     if (status == GR_OK) {

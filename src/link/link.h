@@ -62,7 +62,10 @@ typedef struct gr_frame {
     uint64_t fingerprint; /* of the operation: a hash of all that ranks must agree on */
 } gr_frame;
 
-enum { GR_FRAME_PAYLOAD_MAX = 16 << 20 };
+enum {
+    GR_FRAME_PAYLOAD_MAX = 16 << 20,
+    GR_PEER_TIMEOUT_US = 25000000 /* where nothing else is said */
+};
 
 /* The ports that a listener may take: first .. last; 0 .. 0: whichever the system gives. */
 typedef struct gr_ports {

@@ -45,7 +45,7 @@ void gr_mesh_config_init(gr_mesh_config *config)
         .handshake_timeout_us = 5000000,
         .half_open_max = 256,
         .streams_max = 1,
-        .peer_timeout_us = 25000000,
+        .peer_timeout_us = GR_PEER_TIMEOUT_US,
         .spin_us = 50,
         .cma = true,
         .heap_bytes_max = (size_t)(memory < heap_min   ? heap_min

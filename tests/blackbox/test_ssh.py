@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,69 +15,24 @@ from conftest import MARK, wait_until
 
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
+import sshd  # noqa: E402
+from sshd import PORT  # noqa: E402
 
-PORT = 2222
-SSHD = "/usr/sbin/sshd"
 SLEEP = ["sh", "-c", "echo up; exec sleep 1000"]
 
 
-class Cluster:
+class Cluster(sshd.Logins):
     """Hosts with sshd; the launcher runs on the bridge between them."""
 
     def __init__(self, gradus, made, folder):
-        self.gradus, self.made, self.folder, self.daemons = gradus, made, folder, []
-        self.names = [made.address(host) for host in range(made.count)]
-
-    def open(self):
-        for key in ("host", "user"):
-            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f",
-                            self.folder / key], check=True)
-        (self.folder / "authorized").write_text((self.folder / "user.pub").read_text())
-        (self.folder / "ssh_config").write_text(f"""
-UserKnownHostsFile {self.folder}/known
-StrictHostKeyChecking accept-new
-SetEnv {MARK}={self.gradus.mark}
-""")
-        tools = self.folder / "tools"
-        tools.mkdir()
-        (tools / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config '
-                                   f'"$@"\n')
-        (tools / "ssh").chmod(0o755)
-        pathlib.Path("/run/sshd").mkdir(exist_ok=True)
-        for host in range(self.made.count):
-            self.serve(host)
-
-    def serve(self, host, port=PORT, more=""):
-        """An sshd, once it listens."""
-        config = self.folder / f"sshd_config{port}"
-        config.write_text(f"""
-Port {port}
-HostKey {self.folder}/host
-AuthorizedKeysFile {self.folder}/authorized
-PidFile none
-StrictModes no
-UsePAM no
-PermitRootLogin yes
-AcceptEnv {MARK}
-{more}
-""")
-        daemon = self.made.popen(host, [SSHD, "-D", "-e", "-f", config], stdout=subprocess.DEVNULL,
-                                 stderr=subprocess.PIPE, text=True)
-        self.daemons.append(daemon)
-        line = daemon.stderr.readline()
-        assert "listening" in line, line
-
-    def close(self):
-        namespaces.stop(self.daemons)
-
-    def words(self, flags, identity="user"):
-        return ["ip", "netns", "exec", self.made.switch, self.gradus.program, "run", "-p",
-                str(PORT),
-                "-i", str(self.folder / identity), *map(str, flags)]
+        super().__init__(made, folder, sent=[(MARK, gradus.mark)])
+        self.gradus = gradus
 
     def environment(self):
-        return self.gradus.environment(
-            {"PATH": f"{self.folder}/tools:{os.environ['PATH']}", "GRADUS_TEST_WORD": "it's"})
+        return self.gradus.environment({"PATH": self.path(), "GRADUS_TEST_WORD": "it's"})
+
+    def words(self, flags, **more):
+        return super().words(self.gradus.program, flags, **more)
 
     def run(self, *flags, **more):
         return subprocess.run(self.words(flags, **more), env=self.environment(), cwd=self.folder,
@@ -114,17 +68,14 @@ def comm_of(pid):
 
 @contextlib.contextmanager
 def cluster_of(count, gradus, folder):
-    if not os.path.exists(SSHD) or shutil.which("ssh") is None:
-        pytest.skip("there is no sshd: install openssh-server")
     made = namespaces.Hosts(count, build=os.environ["GRADUS_BUILD_DIR"])
-    try:
-        made.open()
-    except namespaces.Unavailable as why:
-        pytest.skip(str(why))
     cluster = Cluster(gradus, made, folder)
     try:
+        made.open()
         cluster.open()
         yield cluster
+    except namespaces.Unavailable as why:
+        pytest.skip(str(why))
     finally:
         gradus.close()
         cluster.close()
@@ -299,6 +250,22 @@ def test_a_cable_is_cut(two, gradus):
     code, _, err = end_of(launcher)
     assert code == 1 and "nothing was heard of it for 1.0 s" in err
     gradus.wait_for_nothing(3)
+
+
+def test_a_cable_is_cut_and_the_others_go_on(two, gradus):
+    """--host-timeout is all that need be said: the ranks there and their launcher notice by it."""
+    digits = gradus.source / "examples/digits"
+    text = (digits / "mlp.yaml").read_text().replace("epochs: 40", "epochs: 100000")
+    (two.folder / "mlp.yaml").write_text(text.replace("file: ", f"file: {digits}/"))
+    launcher = two.start("-H", both(two), "--host-timeout", "500ms", "mlp.yaml")
+    while not launcher.stdout.readline().startswith("epoch"):
+        pass
+    namespaces.ip("-n", two.made.names[1], "link", "set", "eth0", "down")
+    begin = time.monotonic()
+    while "workers go on from step" not in (line := launcher.stdout.readline()):
+        assert line, launcher.communicate()[1]
+    assert line.startswith("2 workers")
+    assert time.monotonic() - begin < 8    # 25 s, if one of them did not know
 
 
 def test_the_launcher_is_killed(two, gradus):

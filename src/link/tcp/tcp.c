@@ -2,6 +2,7 @@
 #include "link/tcp/tcp.h"
 
 #include "base/fail.h"
+#include "link/socket.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -12,10 +13,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-/* A host that vanishes without a word is noticed by what it does not acknowledge, and where nothing
- * is sent by probes of the kernel, which counts them in seconds. */
-enum { KEEPALIVE_SHARE = 5 /* of the timeout, each probe */ };
 
 enum {
     DIRECT_MAX = 4,     /* peers that are read from instead of asking epoll */
@@ -62,12 +59,6 @@ static void close_mesh(gr_mesh *base)
 
 /* ---- Links ----------------------------------------------------------------------------------- */
 
-static void set_option(int fd, int level, int name, int value)
-{
-    /* What the system does not know it does not do: the link works without. */
-    (void)setsockopt(fd, level, name, &value, sizeof value);
-}
-
 /* Both ends are on this host: the address is the same. */
 static bool is_local(int fd)
 {
@@ -92,22 +83,15 @@ static void set_options(gr_link *base, int fd)
      * the speed of messages of 1 MiB and more there (bench_link); reno is in every kernel, and
      * every user may choose it. */
     static const char calm[] = "reno";
-    int64_t timeout_us = base->mesh->peer_timeout_us;
-    int probe_s = (int)(timeout_us / KEEPALIVE_SHARE / 1000000);
-    probe_s = probe_s > 0 ? probe_s : 1;
-    set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-    set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, probe_s);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, probe_s);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_SHARE - 1);
-    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)(timeout_us / 1000));
+    (void)gr_socket_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    (void)gr_socket_give_up_after(fd, base->mesh->peer_timeout_us);
     base->mesh->stats.system_calls += 6;
     if (is_local(fd)) {
         (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1);
         base->mesh->stats.system_calls += 3;
     }
     if (base->streams > 1) {
-        set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX);
+        (void)gr_socket_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX);
         base->mesh->stats.system_calls++;
     }
 }

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link/socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+enum {
+    PROBES = 5, /* intervals of a timeout, with a probe after each but the last */
+    /* The kernel's clock of TCP_USER_TIMEOUT starts with the first repetition, which comes no
+     * earlier than this after what was not acknowledged. */
+    FIRST_REPETITION_US = 200000
+};
+
+bool gr_socket_set(int fd, int level, int name, int value)
+{
+    return setsockopt(fd, level, name, &value, sizeof value) == 0;
+}
+
+bool gr_socket_give_up_after(int fd, int64_t timeout_us)
+{
+    int64_t probe_s = timeout_us / PROBES / 1000000, after_us = timeout_us - FIRST_REPETITION_US;
+    after_us = after_us > timeout_us / 2 ? after_us : timeout_us / 2;
+    probe_s = probe_s > 0 ? probe_s : 1;
+    bool tcp = gr_socket_set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)(after_us / 1000)) &&
+               gr_socket_set(fd, IPPROTO_TCP, TCP_KEEPIDLE, (int)probe_s) &&
+               gr_socket_set(fd, IPPROTO_TCP, TCP_KEEPINTVL, (int)probe_s) &&
+               gr_socket_set(fd, IPPROTO_TCP, TCP_KEEPCNT, PROBES - 1);
+    return tcp && gr_socket_set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_LINK_SOCKET_H
+#define GR_LINK_SOCKET_H
+
+/* What is asked of the kernel for a connection. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* False: this kind of socket, or this system, does not know the option. The connection works
+ * without. */
+bool gr_socket_set(int fd, int level, int name, int value);
+
+/* The connection ends, with ETIMEDOUT, when the other side has acknowledged nothing for that long:
+ * its host has vanished, or the network to it. That is so to the millisecond while something is on
+ * its way; of a connection on which nothing is, the kernel counts whole seconds, and needs two of
+ * them at least. False: not a tcp connection; the kernel sees both of its ends. */
+bool gr_socket_give_up_after(int fd, int64_t timeout_us);
+
+#endif
