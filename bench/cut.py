@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long is nothing done when the cable of a host is cut?
 
-Starts the digits job again and again with workers on several hosts (namespaces with an sshd), cuts the cable of one, and takes the time from the cut to the end of the first epoch (23
-steps of about a millisecond) of those that are left. Needs root, iproute2 and openssh-server.
+Starts the digits job again and again with workers on several hosts (namespaces with an sshd), cuts
+the cable of one, and takes the time from the cut to the end of the first epoch of those that are
+left (23 steps of about a millisecond). Needs root, iproute2 and openssh-server.
 
     bench/cut.py [--build FOLDER] [--cuts N] [--hosts N] [--workers N] [--host-timeout TIME]
 """
@@ -32,7 +33,7 @@ def write_job(folder):
     text = (ROOT / "examples/digits/mlp.yaml").read_text()
     text = text.replace("epochs: 40", "epochs: 1000000").replace("eval_every: 10", "eval_every: 0")
     job = folder / "mlp.yaml"
-    job.write_text(text.replace("file: digits.csv.gz", f"file: {ROOT}/examples/digits/digits.csv.gz"))
+    job.write_text(text.replace("file: ", f"file: {ROOT}/examples/digits/"))
     return job
 
 
@@ -91,7 +92,8 @@ def cut_one(options, made, logins, folder, turn):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     parser.add_argument("--cuts", type=int, default=20)
     parser.add_argument("--hosts", type=int, default=3)

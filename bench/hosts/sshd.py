@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An sshd in each namespace of `hosts.Hosts`, on keys and a port of its own, for `gradus run -H`."""
+"""An sshd in each namespace of `hosts.Hosts`, on keys and a port of its own, for `gradus run`."""
 import os
 import pathlib
 import shutil
@@ -33,7 +33,8 @@ StrictHostKeyChecking accept-new
 {words}""")
         tools = self.folder / "tools"
         tools.mkdir()
-        (tools / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config "$@"\n')
+        (tools / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {self.folder}/ssh_config '
+                                   f'"$@"\n')
         (tools / "ssh").chmod(0o755)
         pathlib.Path("/run/sshd").mkdir(exist_ok=True)
         for host in range(self.made.count):

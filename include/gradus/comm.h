@@ -83,14 +83,15 @@ GR_API void gr_comm_destroy(gr_comm *comm);
  * Returns  GR_OK; GR_E_INVALID (sub-groups live, a group of one; nothing happened);
  *          GR_E_UNSUPPORTED (the job cannot go on without a member), GR_E_CANCELLED (this rank is
  *          not needed any more, and should end), GR_E_COMM_BROKEN (fewer are left than the job
- *          needs), GR_E_TIMEOUT, GR_E_PEER_LOST (the coordinator has ended),
+ *          needs), GR_E_TIMEOUT, GR_E_PEER_LOST (the coordinator is not reached),
  *          GR_E_NO_MEMORY, GR_E_IO; *comm is NULL then. */
 GR_API gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag) GR_MUST_CHECK;
 
-/* Is somebody to come to the job, or to leave it? Then 1, else 0. It costs less than a microsecond
- * and waits for nobody. Ranks hear of it at different moments: they should agree (in a sum that
- * they make anyway) and all call gr_comm_renew after the same step. Newcomers are in gr_comm_create
- * meanwhile. */
+/* Is somebody to come to the job, or to leave it; or does this rank of a job that may go on without
+ * it not reach the job's coordinator any more? Then 1, else 0. It costs less than a microsecond and
+ * waits for nobody. Ranks hear of it at different moments: they should agree (in a sum that they
+ * make anyway) and all call gr_comm_renew after the same step. Newcomers are in gr_comm_create
+ * meanwhile; who is cut off from the coordinator gets GR_E_PEER_LOST there, and should end. */
 GR_API int gr_comm_change_wanted(gr_comm *comm);
 
 GR_API int gr_comm_rank(const gr_comm *comm);       /* 0 .. world size - 1 */

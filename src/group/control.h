@@ -19,7 +19,7 @@ typedef struct gr_control {
     size_t out_filled, out_sent;
     const uint8_t *bulk; /* a long message, borrowed until it is sent; NULL: none */
     size_t bulk_bytes, bulk_sent;
-    size_t bulk_at; /* it goes out when this much of `out` has gone */
+    size_t bulk_at;             /* it goes out when this much of `out` has gone */
     int64_t ping_us, pinged_us; /* how often, 0: never; the last one */
 } gr_control;
 

@@ -76,7 +76,10 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
 gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const gr_log *log,
                          gr_diag *diag) GR_MUST_CHECK;
 /* Looks, without waiting, whether the coordinator wants a new generation since somebody is to come
- * or go. All members should then leave theirs at the same point, and renew. */
+ * or go; or whether it is not reached any more by this member of an elastic group, which then must
+ * not go on by itself: others may have been told to go on without it. All members should then leave
+ * their generation at the same point, and renew. To be asked a few times in each peer_timeout_us,
+ * or a silent coordinator is noticed later. */
 bool gr_group_change_wanted(gr_group *group);
 /* Closes the links, and with them this generation; gr_group_mesh is NULL from now on. */
 void gr_group_unlink(gr_group *group);

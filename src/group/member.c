@@ -40,6 +40,7 @@ struct gr_group {
     bool change;   /* the coordinator wants a new generation */
     bool newcomer; /* has not had a seat yet */
     bool joined;   /* a member that never was one does not leave in order: others hear why */
+    bool elastic;  /* the others may go on without this member */
 };
 
 /* What a join needs on its way. */
@@ -662,6 +663,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
             group->seat.generation = 1;
             group->tcp = config->link == GR_LINK_ALL_TCP;
             group->newcomer = config->newcomer;
+            group->elastic = gr_group_elastic(config);
             group->world_size = (int)config->world_size;
             status = join_others(&join, diag);
         }
@@ -700,8 +702,11 @@ gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const g
 
 bool gr_group_change_wanted(gr_group *group)
 {
-    gr_diag nothing; /* a coordinator that has ended is noticed by who needs it */
-    while (group->control.fd >= 0 && !group->change && hear(group, &nothing) == GR_OK) {
+    gr_diag nothing; /* the renewal will tell why */
+    gr_status status = GR_OK;
+    while (group->control.fd >= 0 && !group->change && status == GR_OK) {
+        status = hear(group, &nothing);
+        group->change = group->change || (status < 0 && group->elastic);
     }
     return group->change;
 }

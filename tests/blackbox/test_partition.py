@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts
 import hosts as namespaces  # noqa: E402
 
 PATIENCE_S = 60
-CONTROL, LINKS = 0, 1   # networks: the coordinator is reached by the first, other ranks by the second
+CONTROL, LINKS = 0, 1   # networks: by the first the coordinator is reached, by the second ranks
 
 
 def endless_job(folder):
@@ -95,3 +95,22 @@ def test_no_seat_without_the_coordinator(tmp_path):
         job.cut_off(0)
         job.ranks[1].kill()
         assert_cut_off(0, job.last_words(0))
+
+
+def test_no_steps_without_the_coordinator(tmp_path):
+    """A host is cut off from the coordinator alone: nothing fails there, and still it ends. The
+    others go on after the step in which it said so."""
+    with job_on(3, tmp_path) as job:
+        job.cut_off(2)
+        assert_cut_off(2, job.last_words(2))
+        changed = job.wait_for("changed")
+        assert changed["workers"] == 2
+        assert job.wait_for("epoch")["step"] > changed["step"]
+        assert job.ranks[0].poll() is None and job.ranks[1].poll() is None
+
+
+def test_no_steps_when_the_coordinator_is_gone(tmp_path):
+    with job_on(2, tmp_path) as job:
+        job.coordinator.kill()
+        for rank in range(2):
+            assert "the job's coordinator has ended" in job.last_words(rank)
