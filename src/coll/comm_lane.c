@@ -186,12 +186,9 @@ static gr_lane_request request_of(const gr_task *task)
 bool gr_comm_lane_takes(const gr_comm *comm, const gr_task *task)
 {
     size_t size_bytes = task->all_elements * gr_dtype_bytes(task->call->dtype);
-    if (!comm->lane ||
-        !gr_select_lane(&comm->selection, task->call->coll, size_bytes, comm->size)) {
-        return false;
-    }
-    gr_lane_request request = request_of(task);
-    return gr_lane_takes(comm->lane, &request);
+    gr_coll coll = task->call->coll;
+    return comm->lane && gr_select_lane(&comm->selection, coll, size_bytes, comm->size) &&
+           gr_lane_takes(comm->lane, coll, task->count, task->shards);
 }
 
 gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_desc *desc,

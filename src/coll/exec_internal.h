@@ -12,6 +12,7 @@
 enum {
     GR_EXEC_RING = 256,      /* numbers between the oldest and the newest operation; power of two */
     GR_EXEC_TICKETS = 256,   /* messages on their way on one link; power of two */
+    GR_EXEC_FACTS = 6,       /* that ranks must agree on */
     GR_EXEC_HOLDS_MAX = 128, /* views held on one link */
     GR_EXEC_ABORT_FLUSH_US = 100000
 };
@@ -230,6 +231,9 @@ struct gr_exec {
     int *flushes; /* peers to whom messages are queued that may not have left */
     int flush_count;
     uint32_t holds; /* views held on all links */
+
+    /* What the last fingerprint was made of: most operations are like the one before. */
+    uint64_t facts[GR_EXEC_FACTS], facts_hash;
 
     const gr_op *blocked;  /* the caller can start nothing until this one is over; NULL: it can */
     bool calls;            /* a callback runs just now, and can start something */

@@ -27,11 +27,11 @@ static bool is_message(gr_coll coll)
 }
 
 /* A hash of all that ranks must agree on, and of nothing else. */
-static uint64_t fingerprint_of(const gr_op_desc *desc, uint16_t comm, const size_t *counts,
-                               size_t blocks)
+static uint64_t fingerprint_of(gr_exec *exec, const gr_op_desc *desc, uint16_t comm,
+                               const size_t *counts, size_t blocks)
 {
     bool message = is_message(desc->coll);
-    uint64_t facts[6] = {0};
+    uint64_t facts[GR_EXEC_FACTS] = {0};
     facts[0] = (uint64_t)comm << 32 | (uint64_t)(message ? GR_COLL_SEND : desc->coll);
     if (desc->coll != GR_COLL_BARRIER) {
         facts[0] |= (uint64_t)desc->dtype << 8;
@@ -51,7 +51,11 @@ static uint64_t fingerprint_of(const gr_op_desc *desc, uint16_t comm, const size
     if (desc->name) {
         facts[5] = gr_hash64(desc->name, strnlen(desc->name, GR_RECORD_NAME_BYTES - 1), 1);
     }
-    uint64_t hash = gr_hash64(facts, sizeof facts, 0);
+    if (exec->facts_hash == 0 || memcmp(facts, exec->facts, sizeof facts) != 0) {
+        memcpy(exec->facts, facts, sizeof facts);
+        exec->facts_hash = gr_hash64(facts, sizeof facts, 0);
+    }
+    uint64_t hash = exec->facts_hash;
     return message ? hash | GR_FINGERPRINT_MESSAGE : hash & ~GR_FINGERPRINT_MESSAGE;
 }
 
@@ -346,7 +350,7 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
     op->program = program;
     op->is_message = is_message(request->desc.coll);
     op->fingerprint =
-        fingerprint_of(&request->desc, op->comm, request->user_counts, program->blocks);
+        fingerprint_of(exec, &request->desc, op->comm, request->user_counts, program->blocks);
     op->dtype = request->desc.dtype;
     op->divisor = request->divisor;
     op->postscale = request->postscale != 0 ? request->postscale : 1;
@@ -537,7 +541,7 @@ gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *
     op->driver = driver;
     op->driver_state = state;
     op->is_message = false;
-    op->fingerprint = fingerprint_of(desc, op->comm, NULL, 0);
+    op->fingerprint = fingerprint_of(exec, desc, op->comm, NULL, 0);
     op->total_bytes = desc->count * gr_dtype_bytes(desc->dtype);
     op->head = op;
     op->done = done;

@@ -264,8 +264,7 @@ bool gr_lane_does(gr_coll coll, int size)
 
 gr_lane_way gr_lane_way_of(size_t most_bytes, bool registered, bool kernel, bool roomy)
 {
-    size_t pack_max = roomy ? LANE_PACK_MAX : LANE_PACK_MAX_SHARED;
-    if (most_bytes <= (registered ? pack_max : LANE_SMALL_MAX)) {
+    if (most_bytes <= (registered ? LANE_PACK_MAX : LANE_SMALL_MAX)) {
         return GR_LANE_BESIDE;
     }
     if (!registered) {
@@ -274,13 +273,13 @@ gr_lane_way gr_lane_way_of(size_t most_bytes, bool registered, bool kernel, bool
     return roomy ? GR_LANE_OWN : GR_LANE_FREE;
 }
 
-bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request)
+bool gr_lane_takes(const gr_lane *lane, gr_coll coll, size_t count, int shards)
 {
-    if (request->coll == GR_COLL_BARRIER) {
+    if (coll == GR_COLL_BARRIER) {
         return true;
     }
-    return request->coll == GR_COLL_ALLREDUCE && request->count <= SIZE_MAX / 16 &&
-           (find_tree(lane, request->shards) || lane->tree_count < LANE_TREES_MAX);
+    return coll == GR_COLL_ALLREDUCE && count <= SIZE_MAX / 16 &&
+           (find_tree(lane, shards) || lane->tree_count < LANE_TREES_MAX);
 }
 
 /* All objects at once: which one is taken next time depends on how many are over by then, and it
@@ -475,7 +474,13 @@ static void post(gr_lane_op *op)
     own_soon(done_of(op, lane->rank));
     lane_slot *next = &lane->own->slots[(op->seq + 1) % LANE_SLOTS];
     own_soon(&next->line);
-    if (line->packed && op->count > 0 && !is_in_line(op)) { /* the next one may well be as small */
+    if (!line->packed || op->count == 0 || is_in_line(op)) {
+        /* A single peer has often come by now: its line is to be here when the record is written.
+         * (One that still copies beside its line would lose it once more.) */
+        if (lane->size == 2) {
+            __builtin_prefetch(line_of(op, 1 - lane->rank));
+        }
+    } else { /* the next one may well be as small */
         size_t used = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
         for (size_t at = 0; at < used && at < LANE_SMALL_MAX; at += LANE_LINE) {
             own_soon(next->beside + at);

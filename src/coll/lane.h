@@ -73,7 +73,7 @@ bool gr_lane_does(gr_coll coll, int size);
 gr_lane_way gr_lane_way_of(size_t most_bytes, bool registered, bool kernel, bool roomy);
 
 /* Does the lane do it? Alike on all ranks. */
-bool gr_lane_takes(const gr_lane *lane, const gr_lane_request *request);
+bool gr_lane_takes(const gr_lane *lane, gr_coll coll, size_t count, int shards);
 
 /* GR_E_NO_MEMORY: too many are not finished, or memory. To be posted next. */
 gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request,

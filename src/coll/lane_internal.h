@@ -16,10 +16,9 @@ enum {
     LANE_FINISHED_MAX = 4,  /* and so many that are finished without a word */
     LANE_INLINE = 48,       /* bytes of contributions within a line */
     LANE_SMALL_MAX = 16384, /* bytes of contributions of one rank beside its line */
-    /* So many are packed even if all could be read where they are: that saves the second waiting,
-     * which costs more where ranks share cores. */
-    LANE_PACK_MAX = 256,
-    LANE_PACK_MAX_SHARED = 1024,
+    /* So many are packed even if all could be read where they are: that saves the second of two
+     * waits. */
+    LANE_PACK_MAX = 1024,
     LANE_HALF = 128 << 10, /* bytes of one window, of which there are two */
     LANE_CMA = 512 << 10,  /* bytes that are fetched through the kernel at a time; see lane_cma.c */
     LANE_CHUNK = 8 << 10,  /* bytes that are added at a time, at most ... */

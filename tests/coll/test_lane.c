@@ -177,7 +177,8 @@ static void make_job(world *w, job *j)
 
 static void start(world *w, job *j, int rank)
 {
-    assert_true(gr_lane_takes(w->lane[rank], &j->request[rank]));
+    assert_true(gr_lane_takes(w->lane[rank], j->request[rank].coll, j->request[rank].count,
+                              j->request[rank].shards));
     assert_int_equal(gr_lane_start(w->lane[rank], &j->request[rank], &j->running[rank]), GR_OK);
     gr_lane_post(j->running[rank], 1000 + j->count);
 }
@@ -398,7 +399,7 @@ static gr_lane_op *start_barrier(gr_lane *lane, uint64_t fingerprint)
 {
     gr_lane_op *op = NULL;
     gr_lane_request request = {.coll = GR_COLL_BARRIER};
-    assert_true(gr_lane_takes(lane, &request));
+    assert_true(gr_lane_takes(lane, request.coll, request.count, request.shards));
     assert_int_equal(gr_lane_start(lane, &request, &op), GR_OK);
     gr_lane_post(op, fingerprint);
     return op;
@@ -644,14 +645,14 @@ static void test_lanes_are_few(void **unused)
     gr_lane_op *op[GR_LANE_OPS_MAX + 1];
     for (int i = 0; i < GR_LANE_OPS_MAX; i++) {
         request.shards = i % LANE_TREES_MAX + 1;
-        assert_true(gr_lane_takes(w.lane[0], &request));
+        assert_true(gr_lane_takes(w.lane[0], request.coll, request.count, request.shards));
         assert_int_equal(gr_lane_start(w.lane[0], &request, &op[i]), GR_OK);
     }
     assert_int_equal(gr_lane_start(w.lane[0], &request, &op[GR_LANE_OPS_MAX]), GR_E_NO_MEMORY);
     request.shards = LANE_TREES_MAX + 1;
-    assert_false(gr_lane_takes(w.lane[0], &request));
+    assert_false(gr_lane_takes(w.lane[0], request.coll, request.count, request.shards));
     request.coll = GR_COLL_ALLGATHER;
-    assert_false(gr_lane_takes(w.lane[0], &request));
+    assert_false(gr_lane_takes(w.lane[0], request.coll, request.count, request.shards));
     for (int i = 0; i < GR_LANE_OPS_MAX; i++) {
         gr_lane_release(op[i]);
     }
