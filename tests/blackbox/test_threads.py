@@ -44,9 +44,9 @@ def undisturbed(job, tmp_path_factory):
 
 @pytest.mark.parametrize("flags", [["--link", "shm"], ["--link", "tcp", "--encrypt"]], ids=["shm", "tcp"])
 def test_a_killed_worker_is_replaced(gradus, job, undisturbed, tmp_path, flags):
-    """By a standby, so that it comes in whatever the speed; the weights are those of one worker alone."""
+    """By a standby, which the other one waits for (--min-workers); the weights are those of one worker alone."""
     out = tmp_path / "out"
-    done = gradus("run", "-np", 2, "--spare", 1, *flags, "--checkpoint-every", "5 steps",
+    done = gradus("run", "-np", 2, "--min-workers", 2, "--spare", 1, *flags, "--checkpoint-every", "5 steps",
                   "--checkpoint-to", tmp_path / "checkpoints", "--chaos", "kill:rank=1@step=12",
                   "--output", out, job, env=ENV)
     check_end(done)
