@@ -156,3 +156,10 @@ void gr_wipe(void *data, size_t size_bytes)
 {
     explicit_bzero(data, size_bytes);
 }
+
+__attribute__((noinline)) void gr_wipe_stack(void)
+{
+    enum { DEPTH_BYTES = 16 << 10 };
+    uint8_t below[DEPTH_BYTES];
+    gr_wipe(below, sizeof below);
+}

@@ -30,5 +30,9 @@ int gr_equal_constant_time(const void *a, const void *b, size_t size_bytes);
 gr_status gr_random_bytes(void *out, size_t size_bytes, gr_diag *diag) GR_MUST_CHECK;
 /* Overwrites a secret; the compiler cannot leave it out. */
 void gr_wipe(void *data, size_t size_bytes);
+/* Overwrites what functions that have returned may have left below on the stack: saved registers
+ * (the dynamic linker keeps them there when a function is called for the first time), what a
+ * library did not wipe. To be called when a secret has been used, no deeper than where it was. */
+void gr_wipe_stack(void);
 
 #endif

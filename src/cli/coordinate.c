@@ -274,6 +274,7 @@ static int coordinate(const gr_cli_line *line)
         gr_wipe(hex, sizeof hex);
     }
     gr_wipe(secret, sizeof secret);
+    gr_wipe_stack();
     int code = gr_cli_flush();
     if (code == GR_EXIT_DONE) {
         status = serve(coordinator, options, &diag);

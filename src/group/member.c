@@ -667,6 +667,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
             group->world_size = (int)config->world_size;
             status = join_others(&join, diag);
         }
+        gr_wipe_stack();
         if (status != GR_OK) {
             say_why(group, diag);
             gr_group_leave(group);
@@ -697,6 +698,7 @@ gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const g
     if (status == GR_OK) {
         status = form_with_those_left(&join, false, diag);
     }
+    gr_wipe_stack();
     return status;
 }
 

@@ -310,7 +310,7 @@ static gr_status secure(const gr_door *door, entry *at, gr_diag *diag)
     return status == GR_OK ? gr_tls_shake(at->tls, diag) : status;
 }
 
-static void shake(gr_door *door, entry *at, int64_t now)
+static void take_steps(gr_door *door, entry *at, int64_t now)
 {
     gr_diag diag = {0};
     gr_status status;
@@ -343,6 +343,12 @@ static void shake(gr_door *door, entry *at, int64_t now)
             return;
         }
     } while (status == GR_OK);
+}
+
+static void shake(gr_door *door, entry *at, int64_t now)
+{
+    take_steps(door, at, now);
+    gr_wipe_stack();
 }
 
 static bool begin_shaking(gr_door *door, entry *at)
