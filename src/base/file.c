@@ -173,40 +173,53 @@ static int sync_folder_of(const char *path)
     return error;
 }
 
-/* A new file beside `path`, with a name that nobody else uses. */
-static gr_status create_beside(const char *path, char **name_out, int *fd_out, gr_diag *diag)
+/* A new file beside `path`, to be called *name_out, which nobody else uses. Where the file system
+ * can do it the file has no name yet (*named_out false): who is killed leaves nothing. */
+static gr_status create_beside(const char *path, char **name_out, int *fd_out, bool *named_out,
+                               gr_diag *diag)
 {
-    enum { TRIES = 16, SUFFIX_BYTES = 32 };
+    enum { SUFFIX_BYTES = 32 };
     size_t size_bytes = strlen(path) + SUFFIX_BYTES;
-    char *name = malloc(size_bytes);
-    if (name == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "not enough memory to write %s", path);
-    }
+    uint64_t number = 0;
+    char *name = malloc(size_bytes), *folder = gr_path_beside(path, ".");
     gr_status status = GR_OK;
     int fd = -1;
-    for (int i = 0; fd < 0 && i < TRIES; i++) {
-        uint64_t number = 0;
-        status = gr_random_bytes(&number, sizeof number, diag);
-        if (status != GR_OK) {
-            goto undo_name;
-        }
-        snprintf(name, size_bytes, "%s.new-%016llx", path, (unsigned long long)number);
+    if (name == NULL || folder == NULL) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "not enough memory to write %s", path);
+        goto undo_name;
+    }
+    status = gr_random_bytes(&number, sizeof number, diag);
+    if (status != GR_OK) {
+        goto undo_name;
+    }
+    snprintf(name, size_bytes, "%s.new-%016llx", path, (unsigned long long)number);
+    if (access("/proc/self/fd", X_OK) == 0) { /* give_name needs it */
+        fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+    }
+    *named_out = fd < 0;
+    if (fd < 0) {
         fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd < 0 && errno != EEXIST) {
-            break;
-        }
     }
     if (fd < 0) {
         status = gr_fail_errno(diag, "write", path, errno);
         goto undo_name;
     }
+    free(folder);
     *name_out = name;
     *fd_out = fd;
     return GR_OK;
 
 undo_name:
+    free(folder);
     free(name);
     return status;
+}
+
+static int give_name(int fd, const char *name)
+{
+    char path[32];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    return linkat(AT_FDCWD, path, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
 }
 
 gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes, gr_diag *diag)
@@ -218,7 +231,8 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
     }
     char *name = NULL;
     int fd = -1;
-    gr_status status = create_beside(path, &name, &fd, diag);
+    bool named = false;
+    gr_status status = create_beside(path, &name, &fd, &named, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -232,6 +246,9 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
     }
     if (error == 0 && fsync(fd) != 0) {
         error = errno;
+    }
+    if (error == 0 && !named) {
+        error = give_name(fd, name);
     }
     if (close(fd) != 0 && error == 0) {
         error = errno;
