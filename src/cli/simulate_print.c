@@ -47,9 +47,11 @@ void gr_simulate_print_head(const gr_simulate_print *print, const gr_simulate_si
     if (print->json) {
         return;
     }
-    printf("%s on %lld hosts with %lld ranks each (%.0f ranks)\n\n", gr_coll_name(print->coll),
-           (long long)print->cluster->hosts, (long long)print->cluster->ranks_per_host,
-           ranks_of(print->cluster));
+    const gr_cluster *cluster = print->cluster;
+    printf("%s on %lld host%s with %lld rank%s each (%.0f ranks)\n\n", gr_coll_name(print->coll),
+           (long long)cluster->hosts, cluster->hosts == 1 ? "" : "s",
+           (long long)cluster->ranks_per_host, cluster->ranks_per_host == 1 ? "" : "s",
+           ranks_of(cluster));
     if (!print->compare) {
         printf("%10s  %-18s %12s %11s %11s   %s\n", "size", "algorithm", "time", "algbw GB/s",
                "busbw GB/s", "latency  bandw.  reduct.  overhead");
