@@ -5,31 +5,21 @@ import random
 import signal
 
 import pytest
-from conftest import Gradus, seeds, wait_until
-from test_recovery import kill_one, lines_of, sha256_of, wait_for_moment, workers_of
+from conftest import seeds, wait_until
+from test_recovery import (kill_one, lines_of, run_undisturbed, sha256_of, wait_for_moment,
+                           workers_of, write_job)
 
 EPOCHS = 80
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    source = os.environ["GRADUS_SOURCE_DIR"] + "/examples/digits"
-    folder = tmp_path_factory.mktemp("job")
-    with open(f"{source}/mlp.yaml", encoding="utf-8") as file:
-        text = file.read()
-    text = text.replace("epochs: 40", f"epochs: {EPOCHS}")
-    text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
-    (folder / "mlp.yaml").write_text(text)
-    return folder / "mlp.yaml"
+    return write_job(tmp_path_factory.mktemp("job"), EPOCHS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(job, tmp_path_factory):
-    """The SHA-256 of the weights of four workers."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = Gradus(folder)("run", "-np", 4, "--output", folder / "out", job)
-    assert done.returncode == 0, done.stderr
-    return sha256_of(folder / "out")
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), job)
 
 
 def generations(output):

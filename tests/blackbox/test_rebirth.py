@@ -4,8 +4,9 @@ import os
 import signal
 
 import pytest
-from conftest import Gradus, wait_until
-from test_recovery import children, lines_of, sha256_of, workers_of
+from conftest import wait_until
+from test_recovery import (children, lines_of, run_undisturbed, sha256_of, workers_of,
+                           write_job)
 
 EPOCHS = 8
 HOLD = "stop:rank=1@step=60,for=60s"  # until the test has done what it must; 22 steps an epoch
@@ -13,22 +14,12 @@ HOLD = "stop:rank=1@step=60,for=60s"  # until the test has done what it must; 22
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    source = os.environ["GRADUS_SOURCE_DIR"] + "/examples/digits"
-    with open(f"{source}/mlp.yaml", encoding="utf-8") as file:
-        text = file.read()
-    text = text.replace("epochs: 40", f"epochs: {EPOCHS}")
-    text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
-    path = tmp_path_factory.mktemp("job") / "mlp.yaml"
-    path.write_text(text)
-    return path
+    return write_job(tmp_path_factory.mktemp("job"), EPOCHS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(job, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = Gradus(folder)("run", "-np", 4, "--output", folder / "out", job)
-    assert done.returncode == 0, done.stderr
-    return sha256_of(folder / "out")
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), job)
 
 
 def finish(launcher, code=0):

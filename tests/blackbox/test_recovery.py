@@ -8,7 +8,7 @@ import random
 import signal
 
 import pytest
-from conftest import seeds, wait_until
+from conftest import Gradus, seeds, wait_until
 
 EPOCHS = 12
 
@@ -26,26 +26,32 @@ def workers_of(launcher):
     return [worker for agent in children(launcher.pid) for worker in children(agent)]
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
+def write_job(folder, epochs, eval_every=10):
+    """The digits, for so many epochs."""
     source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "examples/digits"
-    folder = tmp_path_factory.mktemp("job")
     text = (source / "mlp.yaml").read_text()
-    text = text.replace("epochs: 40", f"epochs: {EPOCHS}")
-    text = text.replace("eval_every: 10", "eval_every: 1")
+    text = text.replace("epochs: 40", f"epochs: {epochs}")
+    text = text.replace("eval_every: 10", f"eval_every: {eval_every}")
     text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
     (folder / "mlp.yaml").write_text(text)
     return folder / "mlp.yaml"
 
 
-@pytest.fixture(scope="module")
-def undisturbed(job, tmp_path_factory):
-    """The SHA-256 of the weights."""
-    from conftest import Gradus
-    folder = tmp_path_factory.mktemp("undisturbed")
+def run_undisturbed(folder, job):
+    """The SHA-256 of the weights of four workers."""
     done = Gradus(folder)("run", "-np", 4, "--output", folder / "out", job)
     assert done.returncode == 0, done.stderr
     return sha256_of(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    return write_job(tmp_path_factory.mktemp("job"), EPOCHS, eval_every=1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, tmp_path_factory):
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), job)
 
 
 def lines_of(output):
