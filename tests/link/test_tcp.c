@@ -166,7 +166,7 @@ static void test_a_wait_reads_what_is_expected(void **state)
     gr_mesh_stats before, after;
     gr_mesh_get_stats(p.mesh[1], &before);
     gr_mesh_wait(p.mesh[1], test_now_us() + PATIENCE_US);
-    assert_int_equal(gr_mesh_progress(p.mesh[1], NULL), GR_OK);
+    /* Before progress, which looks at all sockets from time to time. */
     assert_int_equal(gr_link_peek(p.link[1], &frame), GR_OK);
     gr_mesh_get_stats(p.mesh[1], &after);
     assert_int_equal(after.system_calls - before.system_calls, 1);
