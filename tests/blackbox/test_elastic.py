@@ -9,7 +9,7 @@ from conftest import seeds, wait_until
 from test_recovery import (kill_one, lines_of, run_undisturbed, sha256_of, wait_for_moment,
                            workers_of, write_job)
 
-EPOCHS = 80
+EPOCHS = 160
 
 
 @pytest.fixture(scope="module")
