@@ -41,8 +41,8 @@ static gr_table *open_table(gr_source *source, const gr_table_options *options, 
     return table;
 }
 
-/* Both hold the same samples. */
-static void compare(const gr_table *a, const gr_table *b)
+/* Both hold the same samples, with a class or, for regression, a number. */
+static void compare(const gr_table *a, const gr_table *b, bool regression)
 {
     static const gr_scaler none = {.scale = 1, .factor = 1, .identity = true};
     int64_t values = gr_table_values(a), count = gr_table_count(a);
@@ -52,13 +52,16 @@ static void compare(const gr_table *a, const gr_table *b)
     if (values > VALUES_MAX) {
         return;
     }
-    float x[VALUES_MAX], y[VALUES_MAX], target_x, target_y;
+    float x[VALUES_MAX], y[VALUES_MAX];
     for (int64_t i = 0; i < count && i < SAMPLES_MAX; i++) {
-        int32_t label;
-        if (gr_table_read(a, i, &none, x, &label, &target_x, NULL) != GR_OK ||
-            gr_table_read(b, i, &none, y, &label, &target_y, NULL) != GR_OK ||
-            memcmp(x, y, (size_t)values * sizeof *x) != 0 ||
-            memcmp(&target_x, &target_y, sizeof target_x) != 0) {
+        int32_t label[2] = {0};
+        float target[2] = {0};
+        if (gr_table_read(a, i, &none, x, regression ? NULL : &label[0],
+                          regression ? &target[0] : NULL, NULL) != GR_OK ||
+            gr_table_read(b, i, &none, y, regression ? NULL : &label[1],
+                          regression ? &target[1] : NULL, NULL) != GR_OK ||
+            memcmp(x, y, (size_t)values * sizeof *x) != 0 || label[0] != label[1] ||
+            memcmp(&target[0], &target[1], sizeof target[0]) != 0) {
             abort();
         }
     }
@@ -95,7 +98,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     }
     if (tables[0] != NULL && tables[1] != NULL) {
-        compare(tables[0], tables[1]);
+        compare(tables[0], tables[1], options.regression);
     }
     gr_table_close(tables[0]);
     gr_table_close(tables[1]);
