@@ -64,7 +64,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bool begun = (data[0] & 1) != 0, fine = true;
     size_t cut = (size_t)(data[0] >> 1) * 37 + 1, at = 1, taken = 0;
     int fd = memfd_create("channel", MFD_CLOEXEC);
-    if (fd < 0 || gr_channel_init(&channel, fd, fd) != 0) {
+    if (fd < 0 || gr_channel_init(&channel, fd, fd, NULL) != 0) {
         close(fd);
         return 0;
     }

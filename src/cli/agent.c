@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What `gradus run -H` starts on each other host, by ssh. Not meant to be typed. */
+/* What looks after the workers of one host: `gradus run -H` starts it there by ssh, or it is
+ * started by somebody else and calls `gradus run --listen`. */
 
 #include "cli/cli.h"
+#include "launch/join.h"
+#include "launch/launch.h"
 #include "launch/serve.h"
 
 #include <stddef.h>
@@ -10,38 +13,100 @@
 
 typedef struct agent_options {
     bool stdio;
+    const char *join;
+    int64_t slots, wait_us;
 } agent_options;
 
 static const gr_config_field agent_fields[] = {
     {.flag = "--stdio",
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(agent_options, stdio),
-     .help = "the launcher is on the other side of stdin and stdout"},
+     .help = "the launcher is on the other side of stdin and stdout: as gradus run -H starts it"},
+    {.flag = "--join",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(agent_options, join),
+     .value_name = "HOST:PORT",
+     .help = "where gradus run --listen waits for agents"},
+    {.flag = "--slots",
+     .type = GR_CONFIG_INT,
+     .offset = offsetof(agent_options, slots),
+     .min = 1,
+     .max = GR_LAUNCH_WORKERS_MAX,
+     .help = "workers that this host may get; otherwise one for each core"},
+    {.flag = "--wait",
+     .type = GR_CONFIG_DURATION,
+     .offset = offsetof(agent_options, wait_us),
+     .default_text = "30s",
+     .min = 0,
+     .max = 86400e6,
+     .help = "how long to try again while nobody listens there"},
     {.key = NULL},
 };
 
-static const gr_config_table agent_table = {.name = "agent",
-                                            .title = "What looks after the workers of one host",
-                                            .fields = agent_fields,
-                                            .struct_bytes = sizeof(agent_options)};
+const gr_config_table gr_agent_table = {
+    .name = "agent",
+    .title = "gradus agent: what looks after the workers of one host",
+    .fields = agent_fields,
+    .struct_bytes = sizeof(agent_options)};
 
 static void print_usage(void)
 {
-    puts("gradus agent --stdio is what gradus run -H starts on other hosts; not meant to be "
-         "typed\n");
+    puts(
+        "usage: gradus agent --join HOST:PORT [--slots N]\n\n"
+        "Offers this host to a job that gradus run --listen starts: its workers run here, in the\n"
+        "folder and with the environment of the launcher. Both need the same token, by\n"
+        "GRADUS_JOIN_TOKEN_FILE (a file of mode 0600) or GRADUS_JOIN_TOKEN; all is encrypted.\n"
+        "Exit code: 0 the job needs this host no more, 1 the launcher, or the way to it, is lost,\n"
+        "2 what was given is wrong.\n");
+}
+
+static int64_t count_cores(void)
+{
+    gr_cores allowed;
+    return gr_cores_allowed(&allowed, NULL) == GR_OK && allowed.count > 0 ? allowed.count : 1;
+}
+
+static int join(const agent_options *options)
+{
+    uint8_t token[GR_SECRET_BYTES];
+    char launcher[GR_ADDRESS_BYTES];
+    gr_arrival arrival;
+    gr_diag diag = {0};
+    int64_t cores = count_cores();
+    int64_t most = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
+    gr_status status = gr_join_token(false, token, &diag);
+    if (status == GR_OK) {
+        status = gr_join_dial(options->join, (int)(options->slots > 0 ? options->slots : most),
+                              token, options->wait_us, &arrival, &diag);
+        gr_wipe(token, sizeof token);
+    }
+    bool input = status == GR_E_INVALID || status == GR_E_NOT_FOUND || status == GR_E_AUTH;
+    if (status != GR_OK) {
+        return gr_cli_fail(input ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
+    }
+    gr_join_name_of(arrival.fd, launcher, sizeof launcher);
+    const gr_serve_way way = {
+        .in_fd = arrival.fd, .out_fd = arrival.fd, .tls = arrival.tls, .launcher = launcher};
+    status = gr_serve_run(&way, environ, &diag);
+    gr_tls_destroy(arrival.tls);
+    close(arrival.fd);
+    return status == GR_OK ? GR_EXIT_DONE : gr_cli_fail(GR_EXIT_FAILED, &diag);
 }
 
 static int serve(const gr_cli_line *line)
 {
     const agent_options *options = line->options;
+    const gr_serve_way stdio = {.in_fd = STDIN_FILENO, .out_fd = STDOUT_FILENO};
     gr_diag diag = {0};
+    if (options->join != NULL) {
+        return join(options);
+    }
     if (!options->stdio) {
-        fputs("gradus: agent --stdio is what gradus run -H starts on other hosts\n", stderr);
+        fputs("gradus: agent: say where the launcher is (--join HOST:PORT)\n", stderr);
         return GR_EXIT_INPUT;
     }
-    return gr_serve_run(STDIN_FILENO, STDOUT_FILENO, environ, &diag) == GR_OK
-               ? GR_EXIT_DONE
-               : gr_cli_fail(GR_EXIT_FAILED, &diag);
+    return gr_serve_run(&stdio, environ, &diag) == GR_OK ? GR_EXIT_DONE
+                                                         : gr_cli_fail(GR_EXIT_FAILED, &diag);
 }
 
-const gr_cli_form gr_agent_form = {.table = &agent_table, .usage = print_usage, .work = serve};
+const gr_cli_form gr_agent_form = {.table = &gr_agent_table, .usage = print_usage, .work = serve};

@@ -71,6 +71,7 @@ extern const gr_config_table gr_eval_table;
 extern const gr_config_table gr_bench_table;
 extern const gr_config_table gr_simulate_table;
 extern const gr_config_table gr_coordinate_table;
+extern const gr_config_table gr_agent_table;
 extern const gr_config_table gr_timeline_table;
 extern const gr_config_table gr_info_table;
 extern const gr_config_table gr_tune_table;

@@ -37,7 +37,7 @@ typedef struct run_options {
     const char *checkpoint_every, *checkpoint_to;
     bool resume;
     const char *timeline, *chaos;
-    const char *hosts, *hostfile, *discovery;
+    const char *hosts, *hostfile, *discovery, *listen;
     int64_t slots_per_host, discovery_us;
     int64_t ssh_port;
     const char *ssh_identity, *remote_program;
@@ -134,6 +134,12 @@ static const gr_config_field run_fields[] = {
      .min = 1,
      .max = GR_LAUNCH_WORKERS_MAX,
      .help = "workers of a host for which it prints no number"},
+    {.flag = "--listen",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(run_options, listen),
+     .value_name = "HOST:PORT",
+     .help = "wait here for agents that offer their hosts (gradus agent --join), with the token of "
+             "GRADUS_JOIN_TOKEN_FILE or GRADUS_JOIN_TOKEN; others may come while the job runs"},
     {.flag = "--ssh-port",
      .short_flag = 'p',
      .type = GR_CONFIG_INT,
@@ -299,6 +305,7 @@ struct run {
     gr_arena arena;
     gr_cores cores;
     gr_hosts hosts;         /* count 0: this host */
+    gr_door *door;          /* where hosts come by themselves; NULL */
     char program[PATH_MAX]; /* on other hosts */
     const char *job_path;   /* NULL: a command */
     bool inexact;           /* the job permits what is fastest */
@@ -374,24 +381,52 @@ static gr_status read_line(struct run *run, int argc, char *const *argv, bool *h
     return status;
 }
 
+/* Until agents with enough slots are there. */
+static gr_status wait_for_agents(struct run *run, int need, gr_diag *diag)
+{
+    const run_options *options = &run->options;
+    uint8_t token[GR_SECRET_BYTES];
+    gr_status status = gr_join_token(true, token, diag);
+    if (status == GR_OK) {
+        status = gr_join_listen(options->listen, token, &run->log, &run->door, diag);
+        gr_wipe(token, sizeof token);
+    }
+    if (status == GR_OK) {
+        fprintf(stderr, "gradus: agents may join at %s\n", gr_door_remote_address(run->door));
+        status = gr_join_gather(run->door, need, options->start_timeout_us, &run->arena,
+                                &run->hosts, diag);
+    }
+    return status;
+}
+
 /* The hosts, and what the other ones are to run. */
 static gr_status find_hosts(struct run *run, gr_diag *diag)
 {
     const run_options *options = &run->options;
     gr_status status = GR_OK;
-    if ((options->hosts != NULL) + (options->hostfile != NULL) + (options->discovery != NULL) > 1) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "run: %s and %s both say which hosts to use; leave one of them out",
-                       options->hosts != NULL ? "-H" : "--hostfile",
-                       options->discovery != NULL ? "--host-discovery-script" : "--hostfile");
+    const char *const ways[][2] = {{"-H", options->hosts},
+                                   {"--hostfile", options->hostfile},
+                                   {"--host-discovery-script", options->discovery},
+                                   {"--listen", options->listen}};
+    const char *said = NULL;
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        if (ways[i][1] != NULL && said != NULL) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "run: %s and %s both say which hosts to use; leave one of them out",
+                           said, ways[i][0]);
+        }
+        said = ways[i][1] != NULL ? ways[i][0] : said;
     }
+    int64_t need = options->workers > 0 ? options->workers : options->workers_min;
+    need = need > 0 ? need : 1;
     if (options->discovery != NULL) {
-        int64_t need = options->workers > 0 ? options->workers : options->workers_min;
         gr_discovery discovery = {.script = options->discovery,
                                   .environment = environ,
                                   .slots_per_host = (int)options->slots_per_host};
         status = gr_discovery_gather(&discovery, (int)need, options->discovery_us,
                                      options->start_timeout_us, &run->arena, &run->hosts, diag);
+    } else if (options->listen != NULL && !options->dry_run) {
+        status = wait_for_agents(run, (int)need, diag);
     } else if (options->hosts != NULL) {
         status = gr_hosts_parse(options->hosts, "-H", &run->arena, &run->hosts, diag);
     } else if (options->hostfile != NULL) {
@@ -741,7 +776,8 @@ static int run_gangs(struct run *run, gr_launch_config *config, const char *work
             return GR_EXIT_DONE;
         }
         int code = report_end(run, status, &report, &diag);
-        bool again = config->beginning < run->options.restarts && report.again;
+        /* Agents that have joined have ended with it. */
+        bool again = config->beginning < run->options.restarts && report.again && run->door == NULL;
         if (!again) {
             return config->beginning > 0 && code == GR_EXIT_INPUT ? GR_EXIT_FAILED : code;
         }
@@ -782,6 +818,7 @@ static int launch(struct run *run)
         .ssh_port = (int)options->ssh_port,
         .ssh_identity = options->ssh_identity,
         .host_timeout_us = options->host_timeout_us,
+        .door = run->door,
         .discovery = options->discovery,
         .discovery_slots = (int)options->slots_per_host,
         .discovery_us = options->discovery_us,
@@ -930,6 +967,10 @@ int gr_verb_run(int argc, char *const *argv)
         }
         code = run.options.dry_run ? gr_cli_flush() : launch(&run);
     }
+    for (int i = 0; i < run.hosts.count && code == GR_EXIT_INPUT; i++) {
+        gr_join_refuse(&run.hosts.at[i]); /* nothing was started */
+    }
+    gr_door_destroy(run.door);
     gr_arena_fini(&run.arena);
     return code;
 }

@@ -32,7 +32,8 @@ const gr_verb gr_verbs[] = {
     {"help", "this text, or help on a verb", .run = gr_verb_help},
     {"version", "the version alone", .run = gr_verb_version},
     {"worker", NULL, .form = &gr_worker_form},
-    {"agent", NULL, .form = &gr_agent_form},
+    {"agent", "offers this host to a job that waits for some (gradus run --listen)",
+     .form = &gr_agent_form},
     {.name = NULL},
 };
 
@@ -46,6 +47,7 @@ const gr_config_table *const gr_reference_tables[] = {
     &gr_tune_table,
     &gr_timeline_table,
     &gr_coordinate_table,
+    &gr_agent_table,
     &gr_info_table,
     &gr_job_config_table,
     &gr_data_config_table,

@@ -109,16 +109,18 @@ static int compare_ints(const void *left, const void *right)
 
 /* Keeps the workers' descriptors and our own; 0, 1, 2 become /dev/null: the launcher's files, and
  * the sockets of its loop, must not outlive it because of us. */
-static int close_strangers(const gr_agent_config *config, int keep_fd)
+static int close_strangers(const gr_agent_config *config, const int also[GR_AGENT_KEEP])
 {
     int slots = gr_agent_seats(config);
-    size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 2;
+    size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 1 + GR_AGENT_KEEP;
     int *keep = malloc(room * sizeof *keep);
     if (keep == NULL) {
         return ENOMEM;
     }
     keep[count++] = config->control_fd;
-    keep[count++] = keep_fd;
+    for (int i = 0; i < GR_AGENT_KEEP; i++) {
+        keep[count++] = also[i];
+    }
     for (int rank = 0; rank < slots; rank++) {
         keep[count++] = config->spawns[rank].stdin_fd;
         keep[count++] = config->spawns[rank].stdout_fd;
@@ -151,7 +153,7 @@ static int close_strangers(const gr_agent_config *config, int keep_fd)
     return 0;
 }
 
-int gr_agent_settle(const gr_agent_config *config, const char *name, int keep_fd)
+int gr_agent_settle(const gr_agent_config *config, const char *name, const int keep[GR_AGENT_KEEP])
 {
     sigset_t all;
     sigfillset(&all);
@@ -161,12 +163,13 @@ int gr_agent_settle(const gr_agent_config *config, const char *name, int keep_fd
     (void)setsid(); /* Ctrl-C is for the launcher, which tells us what to do */
     (void)prctl(PR_SET_NAME, name, 0L, 0L, 0L);
     int error = gr_descent_adopt();
-    return error != 0 ? error : close_strangers(config, keep_fd);
+    return error != 0 ? error : close_strangers(config, keep);
 }
 
 static int set_up(struct agent *agent)
 {
-    int error = gr_agent_settle(agent->config, "gradus-agent", -1);
+    static const int none[GR_AGENT_KEEP] = {-1, -1};
+    int error = gr_agent_settle(agent->config, "gradus-agent", none);
     if (error != 0) {
         return error;
     }

@@ -70,8 +70,9 @@ static inline int gr_agent_seats(const gr_agent_config *config)
 
 /* What every process begins with that was forked to look after workers: signals blocked, a session
  * of its own, orphans adopted, /dev/null as 0, 1, 2, and no descriptor of the launcher but those of
- * `config` and `keep_fd` (-1: none). 0 or errno. */
-int gr_agent_settle(const gr_agent_config *config, const char *name, int keep_fd);
+ * `config` and `keep` (-1: none). 0 or errno. */
+enum { GR_AGENT_KEEP = 2 };
+int gr_agent_settle(const gr_agent_config *config, const char *name, const int keep[GR_AGENT_KEEP]);
 
 /* Runs in the process that was forked for it, and ends it. */
 _Noreturn void gr_agent_run(const gr_agent_config *config);

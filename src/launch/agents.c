@@ -95,6 +95,8 @@ _Noreturn static void become_agent(gr_gang *gang, const gr_host *host, gr_agent_
                                          .self = config->file != NULL,
                                          .environment = agent->environment},
                                .agent = *agent,
+                               .joined_fd = host->fd,
+                               .tls = host->tls,
                                .words_fd = words_fd};
     gr_remote_run(&remote);
 }
@@ -131,6 +133,7 @@ static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int e
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
     close(ends[1]);
     close(words[1]);
+    gr_join_refuse(&agent->host); /* the relay has it, or nobody */
     agent->control_fd = ends[0];
     agent->words_fd = words[0];
     agent->pid = agent->pid < 0 ? 0 : agent->pid;
@@ -262,8 +265,8 @@ static void on_agent_closed(uv_handle_t *handle)
     for (int seat = 0; seat < agent->seats; seat++) {
         gr_output_close(gang->output, agent->host.first + seat);
     }
-    if (agent->leaving) {
-        gr_gang_strike(agent);
+    if (gang->going && (agent->leaving || agent->host.joined)) {
+        gr_gang_strike(agent); /* who has joined may join again */
     }
     gr_gang_fill(gang);
 }
@@ -352,6 +355,9 @@ static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
                       "the process that looks after the workers (gradus-agent, pid %d) was killed, "
                       "and they with it",
                       (int)agent->pid);
+    } else if (agent->state == GR_HOST_STARTING && agent->host.joined) {
+        (void)gr_fail(diag, GR_E_PEER_LOST, "the agent that joined from %s is gone: %s", name,
+                      words[0] != '\0' ? words : "its relay was killed");
     } else if (agent->state == GR_HOST_STARTING) {
         (void)gr_fail(diag, GR_E_NOT_FOUND,
                       "host %s cannot be used: %s%s; \"ssh %s %s version\" must answer without a "
@@ -402,7 +408,7 @@ static void on_agent_lost(gr_host_agent *agent)
               (!agent->given_up || gr_gang_count_busy(gang) >= gang->config->workers_min);
     if (on && !gang->told) {
         char next[64] = "; it is left alone from now on";
-        if (agent->leaving) {
+        if (agent->leaving || agent->host.joined) {
             next[0] = '\0';
         } else if (!agent->given_up) {
             snprintf(next, sizeof next, "; it is tried again in %.0f s",
@@ -451,5 +457,6 @@ void gr_gang_stop_agents(gr_gang *gang)
     }
     for (int i = 0; i < gang->agent_count; i++) {
         forget_agent(&gang->agents[i]);
+        gr_join_refuse(&gang->agents[i].host);
     }
 }

@@ -27,9 +27,9 @@ static int set_nonblocking(int fd)
     return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0 ? 0 : errno;
 }
 
-int gr_channel_init(gr_channel *channel, int in_fd, int out_fd)
+int gr_channel_init(gr_channel *channel, int in_fd, int out_fd, gr_tls *tls)
 {
-    *channel = (gr_channel){.in_fd = in_fd, .out_fd = out_fd};
+    *channel = (gr_channel){.in_fd = in_fd, .out_fd = out_fd, .tls = tls, .more = tls != NULL};
     int error = set_nonblocking(in_fd);
     if (error == 0) {
         error = set_nonblocking(out_fd);
@@ -60,6 +60,22 @@ void gr_channel_fini(gr_channel *channel)
     channel->in = channel->out = NULL;
 }
 
+static ssize_t get_bytes(gr_channel *channel, uint8_t *to, size_t room)
+{
+    const struct iovec part = {.iov_base = to, .iov_len = room};
+    ssize_t got =
+        channel->tls != NULL ? gr_tls_recv(channel->tls, &part, 1) : read(channel->in_fd, to, room);
+    channel->more = channel->tls != NULL && got == (ssize_t)room;
+    return got;
+}
+
+static ssize_t put_bytes(gr_channel *channel, uint8_t *from, size_t size)
+{
+    const struct iovec part = {.iov_base = from, .iov_len = size};
+    return channel->tls != NULL ? gr_tls_send(channel->tls, &part, size > 0 ? 1 : 0)
+                                : write(channel->out_fd, from, size);
+}
+
 int gr_channel_fill(gr_channel *channel)
 {
     if (channel->in_first > 0) {
@@ -72,7 +88,7 @@ int gr_channel_fill(gr_channel *channel)
     }
     ssize_t got;
     do {
-        got = read(channel->in_fd, channel->in + channel->in_used, room);
+        got = get_bytes(channel, channel->in + channel->in_used, room);
     } while (got < 0 && errno == EINTR);
     if (got <= 0) {
         return got == 0 || errno == ECONNRESET ? EPIPE : errno;
@@ -161,8 +177,7 @@ bool gr_channel_put(gr_channel *channel, int kind, uint32_t number, const void *
 int gr_channel_flush(gr_channel *channel)
 {
     while (channel->out_used > 0) {
-        ssize_t written =
-            write(channel->out_fd, channel->out + channel->out_first, channel->out_used);
+        ssize_t written = put_bytes(channel, channel->out + channel->out_first, channel->out_used);
         if (written < 0 && errno == EINTR) {
             continue;
         }
@@ -175,5 +190,13 @@ int gr_channel_flush(gr_channel *channel)
         channel->said_us = gr_now_ns() / 1000;
     }
     channel->out_first = 0;
+    if (gr_channel_holds(channel) && put_bytes(channel, NULL, 0) < 0 && errno != EAGAIN) {
+        return errno;
+    }
     return 0;
+}
+
+bool gr_channel_holds(const gr_channel *channel)
+{
+    return channel->out_used > 0 || (channel->tls != NULL && gr_tls_holds(channel->tls));
 }

@@ -2,11 +2,10 @@
 #ifndef GR_LAUNCH_CHANNEL_H
 #define GR_LAUNCH_CHANNEL_H
 
-/* Packets over a byte stream (the stdin and stdout of ssh), non-blocking, in memory that is bounded
- * from the start. Both ends of the way to another host use it. */
+/* Packets over a byte stream (the stdin and stdout of ssh, or a socket with TLS), non-blocking, in
+ * memory that is bounded from the start. Both ends of the way to another host use it. */
 
-#include <gradus/status.h>
-#include <stdbool.h>
+#include "link/tls.h"
 
 typedef enum gr_packet_kind {
     /* from the host, first of all: under which address it sees the launcher, as text */
@@ -34,13 +33,16 @@ typedef struct gr_packet {
 
 typedef struct gr_channel {
     int in_fd, out_fd;
+    gr_tls *tls; /* NULL: none; else over the socket that both descriptors are */
+    bool more;   /* more may be here although the descriptor is not readable: fill again */
     uint8_t *in, *out;
     size_t in_first, in_used, out_first, out_used;
     int64_t heard_us, said_us; /* when bytes came and went last */
 } gr_channel;
 
-/* Makes both descriptors non-blocking; they stay the caller's. 0 or errno, as all below. */
-int gr_channel_init(gr_channel *channel, int in_fd, int out_fd);
+/* Makes both descriptors non-blocking; they, and the session, stay the caller's. 0 or errno, as all
+ * below. */
+int gr_channel_init(gr_channel *channel, int in_fd, int out_fd, gr_tls *tls);
 /* Overwrites what it held: there may be secrets in it. */
 void gr_channel_fini(gr_channel *channel);
 
@@ -60,5 +62,7 @@ bool gr_channel_put(gr_channel *channel, int kind, uint32_t number, const void *
 bool gr_channel_has_room(const gr_channel *channel);
 /* Writes what goes out at once, and wipes it here. */
 int gr_channel_flush(gr_channel *channel);
+/* Is there something that has not gone out? */
+bool gr_channel_holds(const gr_channel *channel);
 
 #endif

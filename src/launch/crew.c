@@ -83,7 +83,7 @@ static bool replace(gr_gang *gang, bool with_host)
     int staying = gr_gang_count_staying(gang);
     gang->want = staying < gang->want ? staying : gang->want;
     gang->spares = staying - gang->want;
-    gang->asked = gang->want;
+    gang->asked = with_host ? gang->asked : gang->want; /* another host may come */
     return false;
 }
 

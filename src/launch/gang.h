@@ -120,7 +120,8 @@ typedef struct gr_gang {
     int scale_fd; /* requests for another number of workers; -1: none are listened to */
     uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
     uv_timer_t roster_timer, seek_timer;
-    uv_poll_t seek_poll;
+    uv_poll_t seek_poll, door_poll;
+    uv_timer_t door_timer;
     gr_discovery discovery;
     bool seek_late;
     gr_diag seek_said; /* what was wrong with the script last; "": nothing */
@@ -155,8 +156,13 @@ void gr_gang_apply_hosts(gr_gang *gang, const gr_hosts *hosts);
 /* Its agent has ended, and it was leaving. */
 void gr_gang_strike(gr_host_agent *agent);
 
-/* seek.c: from now on the script is asked, if there is one. */
-void gr_gang_seek_hosts(gr_gang *gang);
+/* Another one has come by itself. */
+void gr_gang_add_host(gr_gang *gang, const gr_host *host);
+/* As many workers as were asked for, as far as there are places for them. */
+void gr_gang_aim(gr_gang *gang);
+
+/* seek.c: from now on the script is asked, if there is one, and the door is open. GR_E_IO */
+gr_status gr_gang_seek_hosts(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
 
 /* agents.c: from the loop. */
 gr_status gr_gang_start_agent(gr_host_agent *agent, gr_diag *diag) GR_MUST_CHECK;

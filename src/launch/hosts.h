@@ -6,6 +6,7 @@
  * "host1 slots=4". */
 
 #include "base/arena.h"
+#include "link/tls.h"
 
 #include <stdbool.h>
 
@@ -16,6 +17,9 @@ typedef struct gr_host {
     int slots;          /* workers that it may get */
     int first, workers; /* its ranks, once they are dealt */
     bool local;         /* this host */
+    bool joined;        /* it came by itself (launch/join.h), over this connection, */
+    int fd;             /* which is ours */
+    gr_tls *tls;        /* while this is not NULL */
 } gr_host;
 
 typedef struct gr_hosts {

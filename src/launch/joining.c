@@ -62,6 +62,7 @@ void gr_gang_check_joining(gr_gang *gang)
     }
     if (joined + gang->spared_absent >= gang->config->workers) {
         gang->everybody_joined = true;
+        gr_gang_aim(gang);
         uv_timer_stop(&gang->join_timer);
         return;
     }

@@ -151,7 +151,7 @@ static int start_handles(gr_gang *gang)
     }
     uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer,  &gang->coordinator_timer,
                                   &gang->fault_timer, &gang->expel_timer, &gang->roster_timer,
-                                  &gang->seek_timer};
+                                  &gang->seek_timer,  &gang->door_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;
@@ -253,7 +253,10 @@ static gr_status run_gang(gr_gang *gang, gr_launch_report *report, gr_diag *diag
     if (status != GR_OK) {
         return status;
     }
-    gr_gang_seek_hosts(gang);
+    status = gr_gang_seek_hosts(gang, diag);
+    if (status != GR_OK) {
+        return status;
+    }
     while (gang->phase != GR_PHASE_OVER) {
         (void)uv_run(&gang->loop, UV_RUN_DEFAULT);
     }
@@ -265,7 +268,9 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
     gr_gang gang = {.config = config,
                     .slots = gr_launch_slots(config),
                     .want = config->workers,
-                    .asked = config->discovery != NULL ? gr_launch_most(config) : config->workers,
+                    .asked = config->discovery != NULL || config->door != NULL
+                                 ? gr_launch_most(config)
+                                 : config->workers,
                     .spares = config->spares,
                     .crash = config->crash,
                     .restarts_left = config->restarts * config->workers,

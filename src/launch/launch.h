@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "launch/cores.h"
-#include "launch/hosts.h"
+#include "launch/join.h"
 #include "launch/records.h"
 #include "launch/verdict.h"
 
@@ -61,6 +61,8 @@ typedef struct gr_launch_config {
     int ssh_port;             /* 0: as ssh has it */
     const char *ssh_identity; /* a file; NULL: as ssh has it */
     int64_t host_timeout_us;  /* a host that says nothing for so long is lost */
+    gr_door *door;            /* where hosts come by themselves, with those in `hosts` that have:
+                                 their connections are taken; borrowed; NULL: nowhere */
     const char *discovery;    /* a program that prints which hosts there are, by and by; `hosts` is
                                  what it has said so far; NULL: they stay the same */
     int discovery_slots;      /* of a host for which it says none */

@@ -17,7 +17,7 @@ bool gr_gang_may_change(const gr_gang *gang)
 /* Does no other host take part, now or later? */
 static bool here_only(const gr_gang *gang)
 {
-    return gang->config->discovery == NULL &&
+    return gang->config->discovery == NULL && gang->config->door == NULL &&
            (gang->config->hosts == NULL || gr_hosts_all_local(gang->config->hosts));
 }
 

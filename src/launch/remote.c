@@ -131,7 +131,7 @@ static int start_ssh(struct relay *relay)
     }
     relay->errors_fd = errors[0];
     int failed = fcntl(errors[0], F_SETFL, O_RDONLY | O_NONBLOCK) == 0 ? 0 : errno;
-    return failed != 0 ? failed : gr_channel_init(&relay->channel, out[0], in[1]);
+    return failed != 0 ? failed : gr_channel_init(&relay->channel, out[0], in[1], NULL);
 }
 
 /* What ssh, and gradus there, say about themselves: the last line is kept. False: no more comes. */
@@ -360,21 +360,21 @@ static int check_time(struct relay *relay)
 static void carry(struct relay *relay)
 {
     gr_channel *channel = &relay->channel;
-    bool errors_open = true;
+    bool errors_open = relay->errors_fd >= 0;
     while (!relay->over) {
         int wait_ms = check_time(relay);
         send_order(relay);
         if (gr_channel_flush(channel) != 0) {
             lose(relay, true, "the connection broke");
         }
-        bool stuck = relay->output_left > 0;
+        bool stuck = relay->output_left > 0, more = channel->more && !stuck;
         struct pollfd at[] = {
             {.fd = relay->config->agent.control_fd, .events = POLLIN},
             {.fd = stuck ? -1 : channel->in_fd, .events = POLLIN},
-            {.fd = channel->out_used > 0 ? channel->out_fd : -1, .events = POLLOUT},
+            {.fd = gr_channel_holds(channel) ? channel->out_fd : -1, .events = POLLOUT},
             {.fd = errors_open ? relay->errors_fd : -1, .events = POLLIN},
             {.fd = stuck ? relay->output_fd : -1, .events = POLLOUT}};
-        if (poll(at, sizeof at / sizeof at[0], wait_ms) < 0) {
+        if (poll(at, sizeof at / sizeof at[0], more ? 0 : wait_ms) < 0) {
             continue;
         }
         if (at[0].revents != 0) {
@@ -388,7 +388,7 @@ static void carry(struct relay *relay)
             channel->heard_us = now_us(); /* its silence counts from now on: we did not listen */
             take_packets(relay);
         }
-        if (at[1].revents != 0) {
+        if (at[1].revents != 0 || more) {
             int error = gr_channel_fill(channel);
             take_packets(relay);
             if (error != 0 && error != EAGAIN && !relay->over && relay->output_left == 0) {
@@ -401,7 +401,9 @@ static void carry(struct relay *relay)
 _Noreturn void gr_remote_run(const gr_remote_config *config)
 {
     struct relay relay = {.config = config, .errors_fd = -1};
-    int error = gr_agent_settle(&config->agent, "gradus-relay", config->words_fd);
+    const int keep[GR_AGENT_KEEP] = {config->words_fd,
+                                     config->tls != NULL ? config->joined_fd : -1};
+    int error = gr_agent_settle(&config->agent, "gradus-relay", keep);
     for (int rank = 0; rank < gr_agent_seats(&config->agent) && error == 0; rank++) {
         const gr_spawn *of = &config->agent.spawns[rank];
         if (fcntl(of->stdout_fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0 ||
@@ -409,7 +411,9 @@ _Noreturn void gr_remote_run(const gr_remote_config *config)
             error = errno;
         }
     }
-    if (error == 0) {
+    if (error == 0 && config->tls != NULL) {
+        error = gr_channel_init(&relay.channel, config->joined_fd, config->joined_fd, config->tls);
+    } else if (error == 0) {
         error = start_ssh(&relay);
     }
     if (error != 0) {

@@ -8,6 +8,7 @@
 
 #include "launch/agent.h"
 #include "launch/order.h"
+#include "link/tls.h"
 
 typedef struct gr_remote_config {
     const char *host;         /* as ssh takes it */
@@ -19,6 +20,8 @@ typedef struct gr_remote_config {
     char *const *environment; /* of ssh */
     gr_order order;
     gr_agent_config agent; /* of the workers there */
+    int joined_fd;         /* with `tls`: the connection by which it came, in place of ssh */
+    gr_tls *tls;           /* NULL: by ssh */
     int words_fd;          /* a pipe: why it is lost, as text, if it is */
 } gr_remote_config;
 

@@ -12,6 +12,12 @@ enum {
     SOUND_US = 60000000           /* a host that was there for so long is no bad one */
 };
 
+/* Do hosts come and go that nobody named at the start? */
+static bool changing(const gr_gang *gang)
+{
+    return gang->config->discovery != NULL || gang->config->door != NULL;
+}
+
 static bool takes_part(const gr_host_agent *agent)
 {
     return !agent->given_up && !agent->leaving && !agent->struck;
@@ -53,7 +59,7 @@ gr_status gr_gang_enrol(gr_gang *gang, gr_diag *diag)
                                      .workers = gang->config->workers,
                                      .local = true}};
     const gr_hosts *hosts = gang->config->hosts != NULL ? gang->config->hosts : &here;
-    gang->agent_room = gang->config->discovery != NULL ? GR_HOSTS_MAX : hosts->count;
+    gang->agent_room = changing(gang) ? GR_HOSTS_MAX : hosts->count;
     gang->agents = gr_arena_alloc(&gang->arena, (size_t)gang->agent_room * sizeof *gang->agents);
     if (gang->agents == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d hosts", gang->agent_room);
@@ -72,25 +78,23 @@ gr_status gr_gang_enrol(gr_gang *gang, gr_diag *diag)
                            gang->slots);
         }
     }
-    gang->name_hosts =
-        gang->config->hosts != NULL && (gang->agent_count > 1 || gang->config->discovery != NULL);
+    gang->name_hosts = gang->config->hosts != NULL && (gang->agent_count > 1 || changing(gang));
     return GR_OK;
 }
 
 void gr_gang_note_loss(gr_host_agent *agent)
 {
     const gr_gang *gang = agent->gang;
-    bool changing = gang->config->discovery != NULL;
     int64_t now = gr_gang_now_us(), pause_us = PAUSE_MIN_US;
-    int64_t most_us = changing ? COOL_DOWN_MAX_US : PAUSE_MAX_US;
+    int64_t most_us = changing(gang) ? COOL_DOWN_MAX_US : PAUSE_MAX_US;
     bool sound = agent->state == GR_HOST_UP && now - agent->up_us >= SOUND_US;
     agent->losses = sound ? 1 : agent->losses + 1;
     for (int i = 1; i < agent->losses && pause_us < most_us; i++) {
         pause_us *= 2;
     }
     agent->try_us = now + (pause_us < most_us ? pause_us : most_us);
-    agent->given_up =
-        !gr_gang_may_change(gang) || (!changing && agent->losses > gang->config->restarts);
+    agent->given_up = !gr_gang_may_change(gang) || agent->host.joined ||
+                      (!changing(gang) && agent->losses > gang->config->restarts);
 }
 
 static void on_roster_timer(uv_timer_t *timer)
@@ -163,7 +167,7 @@ static gr_host_agent *find_host(gr_gang *gang, const char *name)
     return NULL;
 }
 
-static void add_host(gr_gang *gang, const gr_host *host)
+void gr_gang_add_host(gr_gang *gang, const gr_host *host)
 {
     gr_host_agent *agent = NULL;
     for (int i = 0; i < gang->agent_count && agent == NULL; i++) {
@@ -173,6 +177,8 @@ static void add_host(gr_gang *gang, const gr_host *host)
         agent = &gang->agents[gang->agent_count++];
     }
     if (agent == NULL) {
+        gr_host refused = *host;
+        gr_join_refuse(&refused);
         return; /* until another one goes */
     }
     *agent = (gr_host_agent){.gang = gang, .host = *host, .control_fd = -1, .words_fd = -1};
@@ -221,14 +227,21 @@ void gr_gang_apply_hosts(gr_gang *gang, const gr_hosts *hosts)
     for (int at = 0; at < hosts->count; at++) {
         gr_host_agent *known = find_host(gang, hosts->at[at].name);
         if (known == NULL) {
-            add_host(gang, &hosts->at[at]);
+            gr_gang_add_host(gang, &hosts->at[at]);
         } else {
             known->host.slots = hosts->at[at].slots; /* once it is started anew */
         }
     }
+    gr_gang_aim(gang);
+    gr_gang_progress(gang);
+}
+
+void gr_gang_aim(gr_gang *gang)
+{
     int room = gr_gang_room(gang), least = gang->config->workers_min;
     int want = gang->asked < room ? gang->asked : room;
-    gang->want = want > least ? want : least;
-    gr_gang_tell_wanted(gang);
-    gr_gang_progress(gang);
+    if (changing(gang) && gang->everybody_joined) {
+        gang->want = want > least ? want : least;
+        gr_gang_tell_wanted(gang);
+    }
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The script that says which hosts there are, run again and again while the job runs. */
+/* Hosts that come and go while the job runs: the script that says which there are, run again and
+ * again, and the door at which their agents come by themselves. */
 
+#include "base/fail.h"
 #include "launch/gang.h"
 
 #include <stdio.h>
@@ -85,7 +87,51 @@ static void on_seek_timer(uv_timer_t *timer)
     wait_for_next(gang, GR_DISCOVERY_LIMIT_US);
 }
 
-void gr_gang_seek_hosts(gr_gang *gang)
+/* ---- The door -------------------------------------------------------------------------------- */
+
+static void on_door_timer(uv_timer_t *timer);
+
+static void take_guests(gr_gang *gang)
+{
+    gr_door *door = gang->config->door;
+    char name[GR_HOSTS_NAME_BYTES];
+    gr_host host;
+    gr_diag diag = {0};
+    bool came = false;
+    (void)!gr_door_progress(door, &diag); /* only a dial can fail, and there is none */
+    while (gr_join_take(door, name, &host)) {
+        if (gang->phase == GR_PHASE_RUNNING && gr_gang_may_change(gang)) {
+            gr_gang_add_host(gang, &host);
+            came = true;
+        } else {
+            gr_join_refuse(&host);
+        }
+    }
+    int64_t next_us = gr_door_next_us(door), now = gr_gang_now_us();
+    uv_timer_stop(&gang->door_timer);
+    if (next_us != GR_NEVER) {
+        (void)uv_timer_start(&gang->door_timer, on_door_timer,
+                             next_us > now ? (uint64_t)(next_us - now) / 1000 + 1 : 0, 0);
+    }
+    if (came) {
+        gr_gang_aim(gang);
+        gr_gang_progress(gang);
+    }
+}
+
+static void on_door_timer(uv_timer_t *timer)
+{
+    take_guests(timer->data);
+}
+
+static void on_door(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    take_guests(poll->data);
+}
+
+gr_status gr_gang_seek_hosts(gr_gang *gang, gr_diag *diag)
 {
     if (gang->config->discovery != NULL) {
         gang->discovery = (gr_discovery){.script = gang->config->discovery,
@@ -93,4 +139,18 @@ void gr_gang_seek_hosts(gr_gang *gang)
                                          .slots_per_host = gang->config->discovery_slots};
         wait_for_next(gang, gang->config->discovery_us);
     }
+    if (gang->config->door == NULL) {
+        return GR_OK;
+    }
+    int error = uv_poll_init(&gang->loop, &gang->door_poll, gr_door_fd(gang->config->door));
+    gang->door_poll.data = gang;
+    if (error == 0) {
+        error = uv_poll_start(&gang->door_poll, UV_READABLE, on_door);
+    }
+    if (error != 0) {
+        return gr_fail(diag, GR_E_IO, "--listen: the door cannot be watched: %s",
+                       uv_strerror(error));
+    }
+    take_guests(gang);
+    return GR_OK;
 }

@@ -270,7 +270,7 @@ static int fill_polls(struct serve *serve, struct pollfd *polls)
     int count = FIXED_POLLS;
     polls[0] = (struct pollfd){.fd = channel->in_fd, .events = POLLIN};
     polls[1] =
-        (struct pollfd){.fd = channel->out_used > 0 ? channel->out_fd : -1, .events = POLLOUT};
+        (struct pollfd){.fd = gr_channel_holds(channel) ? channel->out_fd : -1, .events = POLLOUT};
     polls[2] = (struct pollfd){.fd = serve->done ? -1 : serve->control_fd, .events = POLLIN};
     bool room = gr_channel_has_room(channel);
     for (int i = 0; i < gr_order_seats(&serve->order) * PIPES; i++) {
@@ -310,8 +310,9 @@ static gr_status turn(struct serve *serve, gr_diag *diag)
         return gr_fail(diag, GR_E_PEER_LOST, "the launcher is gone");
     }
     int count = fill_polls(serve, polls);
-    if (poll(polls, (nfds_t)count,
-             serve->done && gr_channel_has_room(&serve->channel) ? 0 : wait_ms) < 0) {
+    bool more = serve->channel.more;
+    bool at_once = more || (serve->done && gr_channel_has_room(&serve->channel));
+    if (poll(polls, (nfds_t)count, at_once ? 0 : wait_ms) < 0) {
         return GR_OK; /* EINTR */
     }
     if (polls[2].revents != 0 && !take_messages(serve)) {
@@ -325,7 +326,7 @@ static gr_status turn(struct serve *serve, gr_diag *diag)
             read_pipe(serve, i);
         }
     }
-    if (polls[0].revents != 0) {
+    if (polls[0].revents != 0 || more) {
         int error = gr_channel_fill(&serve->channel);
         if (error != 0 && error != EAGAIN) {
             return gr_fail(diag, GR_E_PEER_LOST, "the launcher is gone");
@@ -333,6 +334,19 @@ static gr_status turn(struct serve *serve, gr_diag *diag)
         status = take_packets(serve, diag);
     }
     return status;
+}
+
+/* The launcher may hang up as soon as it has the last word: that is no failure. */
+static gr_status say_the_rest(struct serve *serve, gr_diag *diag)
+{
+    gr_channel *channel = &serve->channel;
+    int error = gr_channel_flush(channel);
+    while (error == 0 && gr_channel_holds(channel)) {
+        struct pollfd out = {.fd = channel->out_fd, .events = POLLOUT};
+        bool late = poll(&out, 1, (int)(serve->order.silence_us / 1000)) == 0;
+        error = late ? ETIMEDOUT : gr_channel_flush(channel);
+    }
+    return error == 0 ? GR_OK : gr_fail(diag, GR_E_PEER_LOST, "the launcher is gone");
 }
 
 static gr_status carry(struct serve *serve, gr_diag *diag)
@@ -347,10 +361,7 @@ static gr_status carry(struct serve *serve, gr_diag *diag)
     uint8_t bytes[GR_AGENT_MESSAGE_BYTES];
     gr_agent_encode(&(gr_agent_message){.kind = GR_AGENT_DONE}, bytes);
     (void)gr_channel_put(&serve->channel, GR_PACKET_MESSAGE, 0, bytes, sizeof bytes);
-    while (status == GR_OK && serve->channel.out_used > 0) {
-        status = turn(serve, diag);
-    }
-    return status;
+    return say_the_rest(serve, diag);
 }
 
 /* The address of the launcher, as sshd saw it come. */
@@ -366,17 +377,20 @@ static void launcher_address(char *const *environment, char *address_out, size_t
     }
 }
 
-gr_status gr_serve_run(int in_fd, int out_fd, char *const *environment, gr_diag *diag)
+gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, gr_diag *diag)
 {
     struct serve serve = {.environment = environment, .control_fd = -1};
     char address[64];
     launcher_address(environment, address, sizeof address);
+    if (way->launcher != NULL) {
+        snprintf(address, sizeof address, "%s", way->launcher);
+    }
     (void)prctl(PR_SET_NAME, "gradus-serve", 0L, 0L, 0L);
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     (void)sigaction(SIGPIPE, &ignore, NULL);
     int error = gr_descent_adopt();
     if (error == 0) {
-        error = gr_channel_init(&serve.channel, in_fd, out_fd);
+        error = gr_channel_init(&serve.channel, way->in_fd, way->out_fd, way->tls);
     }
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "nothing can be started here: %s", strerror(error));

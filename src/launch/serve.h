@@ -6,12 +6,19 @@
  * the workers, and carries its messages and their output. When the launcher or the connection is
  * gone, everything ends. */
 
-#include <gradus/status.h>
+#include "link/tls.h"
+
+/* To the launcher. */
+typedef struct gr_serve_way {
+    int in_fd, out_fd;
+    gr_tls *tls;          /* NULL: none */
+    const char *launcher; /* under which address this host sees it; NULL: as sshd saw it come */
+} gr_serve_way;
 
 /* Blocks until nothing of the job is left here. GR_OK: all was reported to the launcher; else
  * `diag` says why not. The process must have no other threads and no children. `environment` is
  * the host's own. */
-gr_status gr_serve_run(int in_fd, int out_fd, char *const *environment,
+gr_status gr_serve_run(const gr_serve_way *way, char *const *environment,
                        gr_diag *diag) GR_MUST_CHECK;
 
 #endif

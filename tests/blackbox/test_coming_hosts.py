@@ -12,7 +12,7 @@ from test_elastic import finish, generations, wait_for_first_epoch
 from test_recovery import lines_of, sha256_of
 from test_ssh import both, cluster_of, two  # noqa: F401
 
-EPOCHS = 200
+EPOCHS = 100
 
 
 @pytest.fixture(scope="module")

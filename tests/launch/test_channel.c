@@ -26,8 +26,8 @@ static int set_up(void **state)
     assert_non_null(pair);
     assert_int_equal(pipe2(pair->fds, O_CLOEXEC), 0);
     assert_int_equal(pipe2(pair->fds + 2, O_CLOEXEC), 0);
-    assert_int_equal(gr_channel_init(&pair->near, pair->fds[2], pair->fds[1]), 0);
-    assert_int_equal(gr_channel_init(&pair->far, pair->fds[0], pair->fds[3]), 0);
+    assert_int_equal(gr_channel_init(&pair->near, pair->fds[2], pair->fds[1], NULL), 0);
+    assert_int_equal(gr_channel_init(&pair->far, pair->fds[0], pair->fds[3], NULL), 0);
     *state = pair;
     return 0;
 }

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gradus agent --join`: hosts that come by themselves, with a token and without ssh."""
+import contextlib
+import os
+import pathlib
+import secrets
+import signal
+import socket
+import subprocess
+
+import pytest
+from conftest import wait_until
+from test_coming_hosts import (finish_as, held, job, undisturbed,  # noqa: F401
+                               wait_for_workers, workers_on)
+from test_elastic import generations, wait_for_first_epoch
+from test_ssh import end_of, namespaces, two  # noqa: F401
+
+
+class Join:
+    """A launcher that listens, and agents in the namespaces."""
+
+    def __init__(self, cluster, *flags, **env):
+        self.cluster, self.agents = cluster, []
+        self.token = cluster.folder / "token"
+        self.launcher = self.popen(cluster.made.switch, "run", "--listen", ":0", *flags,
+                                   **env)
+        line = self.launcher.stderr.readline()
+        assert "agents may join at tcp:" in line, line
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def popen(self, name, *words, **env):
+        gradus = self.cluster.gradus
+        process = subprocess.Popen(
+            ["ip", "netns", "exec", name, gradus.program, *map(str, words)],
+            env=gradus.environment({"GRADUS_JOIN_TOKEN_FILE": str(self.token)} | env),
+            cwd=self.cluster.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True)
+        gradus.started.append(process)
+        return process
+
+    def agent(self, host, *flags, **env):
+        agent = self.popen(self.cluster.made.names[host], "agent", "--join",
+                           f"{namespaces.NETWORK}.254:{self.port}", "--slots", 2, *flags, **env)
+        self.agents.append(agent)
+        return agent
+
+    def finish_agents(self):
+        for agent in self.agents:
+            code, out, err = end_of(agent)
+            assert (code, out, err) == (0, "", "")
+
+
+def test_two_agents_join_and_train(two, gradus, job, undisturbed):  # noqa: F811
+    output = two.folder / "out"
+    join = Join(two, "-np", 4, "--output", output, job)
+    assert join.token.stat().st_mode & 0o777 == 0o600  # the launcher has made it
+    join.agent(0)
+    join.agent(1)
+    finish_as(join.launcher, output, undisturbed)
+    join.finish_agents()
+    gradus.wait_for_nothing()
+
+
+def test_agents_come_later_and_go(two, gradus, job, undisturbed):  # noqa: F811
+    output = two.folder / "out"
+    join = Join(two, "-np", 2, "--max-workers", 4, "--output", output, job)
+    join.agent(0)
+    wait_for_first_epoch(output)
+    with held(two):
+        lost = join.agent(1)
+        wait_for_workers(two, 1, 2)
+    wait_until(lambda: generations(output)[-1:] == [4], "four workers")
+    lost.kill()
+    wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
+    join.agents.remove(lost)
+    with held(two):
+        join.agent(1)
+        wait_for_workers(two, 1, 2)
+    wait_until(lambda: generations(output)[-1:] == [4], "four workers again")
+    text = finish_as(join.launcher, output, undisturbed)
+    assert f"host {two.names[1]} was lost with its 2 workers" in text
+    join.finish_agents()
+    gradus.wait_for_nothing()
+
+
+def test_the_token_is_nowhere_to_be_seen(two):  # noqa: F811
+    token = secrets.token_hex(32)
+    join = Join(two, "-np", 2, "--", "sh", "-c", "env; echo up; exec sleep 1000",
+                GRADUS_JOIN_TOKEN=token)
+    join.agent(0, GRADUS_JOIN_TOKEN=token)
+    lines, ups = [], 0
+    while ups < 2:
+        lines.append(join.launcher.stdout.readline())
+        ups += lines[-1].endswith("up\n")
+    assert token not in "".join(lines)
+    for pid in two.gradus.remains():
+        for name in ("cmdline", "environ"):
+            with contextlib.suppress(OSError):
+                assert token.encode() not in pathlib.Path(f"/proc/{pid}/{name}").read_bytes(), name
+    join.launcher.terminate()
+    assert token not in "".join(end_of(join.launcher)[1:])
+
+
+def test_wrong_tokens_and_strangers_are_refused(two):  # noqa: F811
+    join = Join(two, "-np", 2, "--start-timeout", "4s", "--", "true")
+    wrong = join.agent(0, GRADUS_JOIN_TOKEN=secrets.token_hex(32))
+    code, _, err = end_of(wrong)
+    assert code == 2 and "holds another token" in err and "GRADUS_JOIN_TOKEN_FILE" in err
+    join.token.chmod(0o644)
+    code, _, err = end_of(join.agent(0))
+    assert code == 2 and "has mode 0644" in err
+    code, _, err = end_of(join.launcher)
+    assert code == 2, err
+    assert "agents with 0 slots have joined" in err and "the job needs 2" in err
+
+
+def test_a_stranger_says_nothing_and_another_one_garbage(gradus, tmp_path):
+    launcher = gradus.start("run", "-np", 1, "--listen", "127.0.0.1:0", "--", "echo", "here",
+                            env={"GRADUS_JOIN_TOKEN_FILE": str(tmp_path / "token")})
+    port = int(launcher.stderr.readline().rsplit(":", 1)[1])
+    with socket.create_connection(("127.0.0.1", port)), \
+            socket.create_connection(("127.0.0.1", port)) as loud:
+        loud.sendall(secrets.token_bytes(4096))
+        agent = gradus("agent", "--join", f"127.0.0.1:{port}", "--slots", 1,
+                       env={"GRADUS_JOIN_TOKEN_FILE": str(tmp_path / "token")})
+        assert agent.returncode == 0, agent.stderr
+        out, err = launcher.communicate(timeout=30)
+    assert launcher.returncode == 0, err
+    assert out.endswith("here\n")
+
+
+def test_the_launcher_is_killed(two, gradus):  # noqa: F811
+    join = Join(two, "-np", 2, "--", "sh", "-c", "echo up; exec sleep 1000")
+    agent = join.agent(0)
+    for _ in range(2):
+        assert join.launcher.stdout.readline().endswith("up\n")
+    os.kill(join.launcher.pid, signal.SIGKILL)
+    code, _, err = end_of(agent)
+    assert code == 1 and "the launcher is gone" in err
+    assert workers_on(two, 0) == []
+    gradus.wait_for_nothing()
+
+
+@pytest.mark.parametrize("words, env, sentence", [
+    (["run", "-np", 1, "--listen", ":0", "--", "true"], {}, "by a token"),
+    (["run", "-np", 1, "--listen", "here", "--", "true"], {"GRADUS_JOIN_TOKEN": "0" * 64},
+     "write HOST:PORT"),
+    (["run", "-np", 1, "--listen", ":0", "-H", "a", "--", "true"], {}, "both say"),
+    (["agent", "--join", "127.0.0.1:1"], {"GRADUS_JOIN_TOKEN": "short"}, "64 hexadecimal digits"),
+    (["agent"], {}, "say where the launcher is"),
+])
+def test_what_cannot_be(gradus, words, env, sentence):
+    done = gradus(*words, env=env)
+    assert done.returncode == 2 and sentence in done.stderr
+
+
+def test_nobody_listens(gradus):
+    done = gradus("agent", "--join", "127.0.0.1:1", "--wait", "0s",
+                  env={"GRADUS_JOIN_TOKEN": "0" * 64})
+    assert done.returncode == 1 and "--join 127.0.0.1:1: " in done.stderr
