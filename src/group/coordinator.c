@@ -328,11 +328,13 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     }
     coordinator->members_message = malloc(gr_message_members_max((int)world));
     coordinator->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    gr_status status = gr_membership_init(&coordinator->membership, (int)world, config->members_min,
-                                          say, coordinator, config->log, diag);
-    if (status == GR_OK) {
-        gr_membership_begin_with(&coordinator->membership, config->world_size);
-    }
+    const gr_membership_config rules = {.world_size = (int)world,
+                                        .first_size = config->world_size,
+                                        .members_min = config->members_min,
+                                        .say = say,
+                                        .say_arg = coordinator,
+                                        .log = config->log};
+    gr_status status = gr_membership_init(&coordinator->membership, &rules, diag);
     if (status != GR_OK) {
         /* said */
     } else if (coordinator->members_message == NULL) {

@@ -529,20 +529,20 @@ void gr_membership_ended(gr_membership *membership, int number)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-gr_status gr_membership_init(gr_membership *membership, int world_size, int members_min,
-                             gr_membership_say *say_it, void *say_arg, const gr_log *log,
+gr_status gr_membership_init(gr_membership *membership, const gr_membership_config *config,
                              gr_diag *diag)
 {
-    size_t world = (size_t)world_size;
-    *membership = (gr_membership){.world_size = world_size,
-                                  .first_size = world_size,
-                                  .members_want = world_size,
-                                  .members_min = members_min > 0 ? members_min : world_size,
-                                  .log = log,
-                                  .say = say_it,
-                                  .say_arg = say_arg,
+    size_t world = (size_t)config->world_size;
+    *membership = (gr_membership){.world_size = config->world_size,
+                                  .first_size = config->first_size,
+                                  .members_want = config->first_size,
+                                  .members_min = config->members_min > 0 ? config->members_min
+                                                                         : config->world_size,
+                                  .log = config->log,
+                                  .say = config->say,
+                                  .say_arg = config->say_arg,
                                   .generation = 1,
-                                  .size = world_size,
+                                  .size = config->first_size,
                                   .members = calloc(world, sizeof(gr_standing)),
                                   .hellos = calloc(world, sizeof(gr_hello)),
                                   .places = calloc(world, sizeof(gr_member)),
@@ -553,18 +553,11 @@ gr_status gr_membership_init(gr_membership *membership, int world_size, int memb
         gr_membership_fini(membership);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu members", world);
     }
-    for (int i = 0; i < world_size; i++) {
+    for (int i = 0; i < config->world_size; i++) {
         membership->members[i].rank = i;
+        membership->members[i].state = i < config->first_size ? GR_MEMBER_ABSENT : GR_MEMBER_LEFT;
     }
     return GR_OK;
-}
-
-void gr_membership_begin_with(gr_membership *membership, int count)
-{
-    membership->first_size = membership->size = membership->members_want = count;
-    for (int i = count; i < membership->world_size; i++) {
-        membership->members[i].state = GR_MEMBER_LEFT;
-    }
 }
 
 void gr_membership_fini(gr_membership *membership)

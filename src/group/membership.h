@@ -70,14 +70,17 @@ typedef struct gr_membership {
     int *order;           /* by rank, while seats are dealt */
 } gr_membership;
 
-/* members_min 0: all must live. */
-gr_status gr_membership_init(gr_membership *membership, int world_size, int members_min,
-                             gr_membership_say *say, void *say_arg, const gr_log *log,
+typedef struct gr_membership_config {
+    int world_size;  /* numbers of members, with those that may be invited later */
+    int first_size;  /* the first generation has the members [0, first_size); so many are wanted */
+    int members_min; /* 0: all must live */
+    gr_membership_say *say;
+    void *say_arg;
+    const gr_log *log;
+} gr_membership_config;
+gr_status gr_membership_init(gr_membership *membership, const gr_membership_config *config,
                              gr_diag *diag) GR_MUST_CHECK;
 void gr_membership_fini(gr_membership *membership);
-/* Before anything happens: the first generation has only the members [0, count), and as many are
- * wanted. Others may be invited later. */
-void gr_membership_begin_with(gr_membership *membership, int count);
 /* A newcomer is going to ask for a seat (RENEW) with the number of a member that has left or is
  * lost. It is not waited for, unless too few are left without it. */
 void gr_membership_invite(gr_membership *membership, int number);

@@ -367,7 +367,7 @@ static bool run_scenario(scenario *s, uint64_t seed, tally *met)
     s->seed = seed;
     s->random = seed * UINT64_C(0xa0761d6478bd642f) + 7;
     int size = between(s, 2, MODEL_MEMBERS_MAX);
-    if (!model_init(&s->m, size, below(s, 5) ? 1 : between(s, 1, size))) {
+    if (!model_init(&s->m, size, size, below(s, 5) ? 1 : between(s, 1, size))) {
         return wrong(s, "no memory");
     }
     s->steps = between(s, 2, STEPS_MAX);

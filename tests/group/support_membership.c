@@ -24,13 +24,16 @@ const char *model_event_name(event_kind kind)
                                         "is wired",
                                         "notices that somebody is gone",
                                         "notices that it is cut off",
+                                        "leaves its generation for another one",
                                         "is buried",
                                         "leaves",
                                         "crashes",
                                         "vanishes",
                                         "is cut off from the coordinator",
                                         "loses a link",
-                                        "gives up"};
+                                        "gives up",
+                                        "is invited",
+                                        "(and one more) is the number that is wanted"};
     return names[kind];
 }
 
@@ -53,14 +56,32 @@ bool model_alive(const model_member *of)
 
 /* ---- What the coordinator says --------------------------------------------------------------- */
 
-static void check_seat(model *m, int number, const gr_seat *seat)
+/* Those that know the job come in the order of their last ranks, then newcomers by number. */
+static bool stands_before(const model *m, int one, int other)
+{
+    const model_member *a = &m->now.members[one], *b = &m->now.members[other];
+    if (a->newcomer != b->newcomer) {
+        return b->newcomer;
+    }
+    return a->newcomer ? one < other : a->rank < b->rank;
+}
+
+static int expected_rank(const model *m, int number, int *all_out)
 {
     int before = 0, all = 0;
     for (int i = 0; i < m->size; i++) {
-        bool in = m->rules.members[i].state == GR_MEMBER_JOINED;
-        before += in && i < number;
+        bool in = m->rules.members[i].state == GR_MEMBER_JOINED || i == number;
+        before += in && stands_before(m, i, number);
         all += in;
     }
+    *all_out = all;
+    return before;
+}
+
+static void check_seat(model *m, int number, const gr_seat *seat)
+{
+    int all, before = expected_rank(m, number, &all);
+    all = all < m->rules.members_want ? all : m->rules.members_want;
     if (seat->rank != (uint32_t)before || seat->world_size != (uint32_t)all) {
         (void)wrong(m, "member %d is rank %u of %u, and should be %d of %d", number, seat->rank,
                     seat->world_size, before, all);
@@ -76,9 +97,6 @@ static uint8_t check_members(model *m, const gr_word *said)
     uint8_t set = 0;
     for (int rank = 0; rank < said->size; rank++) {
         int number = (int)said->places[rank].host;
-        if (rank > 0 && number <= (int)said->places[rank - 1].host) {
-            (void)wrong(m, "ranks are not in the order of numbers");
-        }
         if (m->rules.members[number].state != GR_MEMBER_JOINED ||
             m->rules.members[number].rank != rank) {
             (void)wrong(m, "member %d is named as rank %d", number, rank);
@@ -92,6 +110,16 @@ static uint8_t check_members(model *m, const gr_word *said)
     }
     *named = set;
     return set;
+}
+
+/* Who goes is one too many, or a newcomer to what is over. */
+static void check_dismissal(model *m, int number)
+{
+    int all;
+    bool late = m->rules.over && m->now.members[number].newcomer;
+    if (!late && expected_rank(m, number, &all) < m->rules.members_want) {
+        (void)wrong(m, "member %d is dismissed, and wanted", number);
+    }
 }
 
 static void say(void *model_arg, int number, const gr_word *said)
@@ -110,6 +138,14 @@ static void say(void *model_arg, int number, const gr_word *said)
     case GR_MESSAGE_MEMBERS:
         w.a = (uint8_t)said->generation;
         w.b = check_members(m, said);
+        break;
+    case GR_MESSAGE_CHANGE:
+        if (m->rules.members[number].stage != GR_STAGE_READY) {
+            (void)wrong(m, "member %d is asked to change, and does not run", number);
+        }
+        break;
+    case GR_MESSAGE_DISMISS:
+        check_dismissal(m, number);
         break;
     default:
         w.a = (uint8_t)-said->failure->status;
@@ -166,8 +202,37 @@ static void renew(model *m, int number)
         return;
     }
     m->now.members[number].phase = PHASE_RENEWING;
+    m->now.members[number].change = false;
     m->now.members[number].set = 0;
     send_up(m, number, GR_MESSAGE_RENEW);
+}
+
+static void lose_connection(model *m, int number, bool all_of_it)
+{
+    model_member *of = &m->now.members[number];
+    if (of->cut) {
+        return;
+    }
+    if (all_of_it) {
+        of->up_count = 0;
+        memset(of->up, 0, sizeof of->up);
+    }
+    send_up(m, number, END_OF_STREAM);
+    of->cut = true;
+    of->down_count = 0;
+    memset(of->down, 0, sizeof of->down);
+}
+
+/* From outside: a newcomer waits for a seat. */
+static void come(model *m, int number)
+{
+    model_member *of = &m->now.members[number];
+    if (of->newcomer) {
+        of->phase = PHASE_RENEWING;
+        send_up(m, number, GR_MESSAGE_RENEW);
+    } else {
+        call_in(m, number, 1, number, m->first_size);
+    }
 }
 
 static void hear_down(model *m, int number)
@@ -184,14 +249,18 @@ static void hear_down(model *m, int number)
         }
     } else if (w.kind == GR_MESSAGE_FAIL) {
         end(m, number);
+    } else if (w.kind == GR_MESSAGE_CHANGE) {
+        of->change = of->phase == PHASE_RUNNING;
+    } else if (w.kind == GR_MESSAGE_DISMISS && of->phase == PHASE_RENEWING) {
+        lose_connection(m, number, false);
+        of->phase = PHASE_LEFT;
     } else if (w.kind == GR_MESSAGE_SEAT && of->phase == PHASE_RENEWING) {
         call_in(m, number, w.a, w.b, w.c);
     } else if (w.kind == GR_MESSAGE_MEMBERS && of->phase == PHASE_CALLED) {
         of->phase = PHASE_WIRING;
         of->set = w.b;
         m->now.entered |= (uint8_t)(1 << number);
-        if (w.a != of->from || __builtin_popcount(w.b) != of->size ||
-            __builtin_popcount(w.b & ((1U << number) - 1)) != of->rank) {
+        if (w.a != of->from || __builtin_popcount(w.b) != of->size) {
             (void)wrong(m, "member %d is told of another generation than that of its seat", number);
         }
     } else {
@@ -235,22 +304,6 @@ static void hear_up(model *m, int number)
     }
 }
 
-static void lose_connection(model *m, int number, bool all_of_it)
-{
-    model_member *of = &m->now.members[number];
-    if (of->cut) {
-        return;
-    }
-    if (all_of_it) {
-        of->up_count = 0;
-        memset(of->up, 0, sizeof of->up);
-    }
-    send_up(m, number, END_OF_STREAM);
-    of->cut = true;
-    of->down_count = 0;
-    memset(of->down, 0, sizeof of->down);
-}
-
 static void die(model *m, int number, bool all_of_it)
 {
     if (m->now.members[number].phase != PHASE_OUTSIDE) {
@@ -270,12 +323,20 @@ static void bury(model *m, int number)
     gr_membership_ended(&m->rules, number);
 }
 
+static void invite(model *m, int number)
+{
+    m->now.members[number] = (model_member){.newcomer = true};
+    m->now.invites--;
+    gr_membership_invite(&m->rules, number);
+    m->rules.hellos[number].member.host = (uint64_t)number; /* as in every other state */
+}
+
 void model_happen(model *m, event_kind kind, int number)
 {
     model_member *of = &m->now.members[number];
     switch (kind) {
     case EVENT_CALL_IN:
-        call_in(m, number, 1, number, m->size);
+        come(m, number);
         break;
     case EVENT_HEAR_UP:
         hear_up(m, number);
@@ -286,6 +347,7 @@ void model_happen(model *m, event_kind kind, int number)
     case EVENT_WIRE:
         of->phase = PHASE_RUNNING;
         of->was_ready = true;
+        of->newcomer = false;
         send_up(m, number, GR_MESSAGE_READY);
         break;
     case EVENT_BREAK:
@@ -293,6 +355,7 @@ void model_happen(model *m, event_kind kind, int number)
         renew(m, number);
         break;
     case EVENT_NOTICE:
+    case EVENT_CHANGE:
         renew(m, number);
         break;
     case EVENT_LEAVE:
@@ -315,12 +378,25 @@ void model_happen(model *m, event_kind kind, int number)
         m->now.surrenders--;
         end(m, number);
         break;
+    case EVENT_INVITE:
+        invite(m, number);
+        break;
+    case EVENT_WANT:
+        m->now.wants--;
+        gr_membership_want(&m->rules, number + 1);
+        break;
     default: /* EVENT_NOTICE_CUT: it cannot know who goes on */
         end(m, number);
         break;
     }
     if (!model_alive(of)) { /* nothing distinguishes the dead */
-        of->from = of->rank = of->set = 0;
+        of->from = of->set = 0;
+        of->change = false;
+        gr_member_state state = m->rules.members[number].state;
+        if (state != GR_MEMBER_JOINED && state != GR_MEMBER_INVITED) { /* else it is dealt a seat */
+            of->rank = 0;
+            of->newcomer = false;
+        }
         of->down_count = 0;
         memset(of->down, 0, sizeof of->down);
     }
@@ -372,13 +448,16 @@ bool model_can(const model *m, event_kind kind, int number)
     case EVENT_HEAR_UP:
         return of->up_count > 0;
     case EVENT_HEAR_DOWN:
-        return of->down_count > 0 && called && of->phase != PHASE_RUNNING;
+        return of->down_count > 0 && called &&
+               (of->phase != PHASE_RUNNING || of->down[0].kind == GR_MESSAGE_CHANGE);
     case EVENT_WIRE:
         return can_wire(m, number);
     case EVENT_NOTICE:
         return can_notice(m, number);
     case EVENT_NOTICE_CUT:
         return called && of->cut;
+    case EVENT_CHANGE:
+        return of->phase == PHASE_RUNNING && of->change;
     case EVENT_BURY:
         return (of->phase == PHASE_DEAD || of->phase == PHASE_ENDED) && !of->buried;
     case EVENT_LEAVE:
@@ -392,9 +471,15 @@ bool model_can(const model *m, event_kind kind, int number)
     case EVENT_BREAK:
         return (of->phase == PHASE_WIRING || of->phase == PHASE_RUNNING) && of->size > 1 &&
                m->now.breaks > 0;
-    default:
+    case EVENT_INVITE:
+        return m->now.invites > 0 && !model_alive(of) && of->up_count == 0 &&
+               (of->buried || of->phase == PHASE_LEFT) && !m->rules.over;
+    case EVENT_WANT:
+        return m->now.wants > 0 && number + 1 != m->rules.members_want &&
+               number + 1 >= m->rules.members_min && !m->rules.over;
+    default: /* a newcomer waits as long as it takes */
         return (of->phase == PHASE_CALLED || of->phase == PHASE_WIRING ||
-                of->phase == PHASE_RENEWING) &&
+                (of->phase == PHASE_RENEWING && of->from > 0)) &&
                m->now.surrenders > 0;
     }
 }
@@ -436,13 +521,17 @@ static bool ends_as_a_whole(const model *m)
  * that are in its list. */
 bool model_rests(model *m)
 {
-    int running = 0;
+    int running = 0, waiting = 0;
     for (int i = 0; i < m->size; i++) {
         const model_member *of = &m->now.members[i];
         if (!model_alive(of)) {
             continue;
         }
         if (ends_as_a_whole(m)) {
+            continue;
+        }
+        if (of->phase == PHASE_RENEWING && of->newcomer) {
+            waiting++;
             continue;
         }
         if (of->phase != PHASE_RUNNING) {
@@ -458,17 +547,33 @@ bool model_rests(model *m)
     if (running > 0 && running < m->rules.members_min) {
         return wrong(m, "%d members go on, fewer than the job needs", running);
     }
+    bool over = m->rules.over;
+    if (waiting > 0 && (running == 0 || (running < m->rules.members_want && !over))) {
+        return wrong(m, "nothing happens any more, and newcomers wait");
+    }
+    if (running > m->rules.members_want && !over) {
+        return wrong(m, "%d members go on, more than are wanted", running);
+    }
     return true;
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-bool model_init(model *m, int size, int members_min)
+bool model_init(model *m, int size, int first_size, int members_min)
 {
     memset(m, 0, sizeof *m);
     m->size = size;
+    m->first_size = first_size;
     m->elastic = members_min < size;
-    return gr_membership_init(&m->rules, size, members_min, say, m, NULL, NULL) == GR_OK;
+    for (int i = first_size; i < size; i++) {
+        m->now.members[i].phase = PHASE_LEFT;
+    }
+    const gr_membership_config config = {.world_size = size,
+                                         .first_size = first_size,
+                                         .members_min = members_min,
+                                         .say = say,
+                                         .say_arg = m};
+    return gr_membership_init(&m->rules, &config, NULL) == GR_OK;
 }
 
 void model_fini(model *m)

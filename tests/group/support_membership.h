@@ -41,7 +41,9 @@ typedef struct model_member {
     bool buried;    /* the launcher has said that it ended */
     uint8_t from;   /* the generation of its last seat */
     uint8_t rank, size;
-    uint8_t set; /* of numbers: who is in its generation */
+    bool newcomer; /* invited, and has not run yet: it waits until the others are ready for it */
+    bool change;   /* it has heard that somebody is to come or go */
+    uint8_t set;   /* of numbers: who is in its generation */
     uint8_t up_count, down_count;
     uint8_t up[MODEL_QUEUE_MAX]; /* kinds; FAIL and HELLO say what the member's state says */
     word down[MODEL_QUEUE_MAX];
@@ -55,7 +57,8 @@ typedef struct model_state {
     model_member members[MODEL_MEMBERS_MAX];
     uint8_t sets[MODEL_GENERATIONS_MAX]; /* whom MEMBERS has named, by generation */
     uint8_t entered;                     /* who has begun to wire the coordinator's generation */
-    uint8_t crashes, cuts, breaks, surrenders, leaves; /* so many may still happen */
+    /* So many may still happen. */
+    uint8_t crashes, cuts, breaks, surrenders, leaves, invites, wants;
 } model_state;
 
 typedef enum event_kind {
@@ -65,6 +68,7 @@ typedef enum event_kind {
     EVENT_WIRE,      /* linked to all others */
     EVENT_NOTICE,    /* somebody of its generation is gone */
     EVENT_NOTICE_CUT,
+    EVENT_CHANGE, /* a member leaves its generation since somebody is to come or go */
     EVENT_BURY,   /* the launcher sees that a process has ended */
     EVENT_FAULTS, /* from here on they may happen, but need not */
     EVENT_LEAVE = EVENT_FAULTS,
@@ -73,19 +77,22 @@ typedef enum event_kind {
     EVENT_CUT,       /* its connection to the coordinator breaks, no other one */
     EVENT_BREAK,     /* a link breaks though both live */
     EVENT_SURRENDER, /* it has waited for too long */
+    EVENT_INVITE,    /* a newcomer is started in the place of one that is no more */
+    EVENT_WANT,      /* so many members are wanted: the number and one more */
     EVENT_KINDS
 } event_kind;
 
 typedef struct model {
     gr_membership rules; /* of the state that is looked at */
     model_state now;
-    int size;
+    int size, first_size;
     bool elastic;
     char why[MODEL_WHY_BYTES];
 } model;
 
-/* Its limits on what may still happen are 0. False: no memory. */
-bool model_init(model *m, int size, int members_min);
+/* `size` numbers, of which the first first_size are members of the first generation. The limits on
+ * what may still happen are 0. False: no memory. */
+bool model_init(model *m, int size, int first_size, int members_min);
 void model_fini(model *m);
 /* Between what is kept and the rules. */
 void model_restore(model *m, const model_state *from);

@@ -128,19 +128,20 @@ typedef enum start { FROM_THE_START, WHEN_ALL_HAVE_CALLED_IN, WHEN_ALL_RUN } sta
 typedef struct setting {
     int size, members_min;
     start from;
-    uint8_t crashes, cuts, breaks, surrenders, leaves;
+    uint8_t crashes, cuts, breaks, surrenders, leaves, invites, wants;
+    int first_size; /* 0: size */
 } setting;
 
 static void begin(model *m, start from)
 {
-    for (int i = 0; i < m->size && from >= WHEN_ALL_HAVE_CALLED_IN; i++) {
+    for (int i = 0; i < m->first_size && from >= WHEN_ALL_HAVE_CALLED_IN; i++) {
         model_happen(m, EVENT_CALL_IN, i);
         model_happen(m, EVENT_HEAR_UP, i);
     }
-    for (int i = 0; i < m->size && from >= WHEN_ALL_RUN; i++) {
+    for (int i = 0; i < m->first_size && from >= WHEN_ALL_RUN; i++) {
         model_happen(m, EVENT_HEAR_DOWN, i);
     }
-    for (int i = 0; i < m->size && from >= WHEN_ALL_RUN; i++) {
+    for (int i = 0; i < m->first_size && from >= WHEN_ALL_RUN; i++) {
         model_happen(m, EVENT_WIRE, i);
         model_happen(m, EVENT_HEAR_UP, i);
     }
@@ -157,12 +158,15 @@ static void explore(const setting *with)
     s->ring = malloc(s->ring_size * sizeof *s->ring);
     assert_true(s->table && s->nodes && s->ring);
     model *m = &s->m;
-    assert_true(model_init(m, with->size, with->members_min));
+    int first_size = with->first_size > 0 ? with->first_size : with->size;
+    assert_true(model_init(m, with->size, first_size, with->members_min));
     m->now.crashes = with->crashes;
     m->now.cuts = with->cuts;
     m->now.breaks = with->breaks;
     m->now.surrenders = with->surrenders;
     m->now.leaves = with->leaves;
+    m->now.invites = with->invites;
+    m->now.wants = with->wants;
     begin(m, with->from);
     uint16_t event = UINT16_MAX;
     bool right = add(s, 0, 0);
@@ -171,10 +175,10 @@ static void explore(const setting *with)
         s->head += right;
     }
     print_message("%d members, at least %d, %s: up to %u crashes, %u cut off, %u links, %u give "
-                  "up, %u leave: %u states, %llu at rest\n",
-                  with->size, with->members_min, starts[with->from], with->crashes, with->cuts,
-                  with->breaks, with->surrenders, with->leaves, s->count,
-                  (unsigned long long)s->rests);
+                  "up, %u leave, %u come, %u changes: %u states, %llu at rest\n",
+                  first_size, with->members_min, starts[with->from], with->crashes, with->cuts,
+                  with->breaks, with->surrenders, with->leaves, with->invites, with->wants,
+                  s->count, (unsigned long long)s->rests);
     if (!right) {
         print_error("%s, when\n", m->why);
         print_way(s, s->head, event);
@@ -215,6 +219,28 @@ static void test_three(void **state)
         .size = 3, .members_min = 2, .from = WHEN_ALL_RUN, .crashes = 1, .cuts = 1, .leaves = 3});
 }
 
+/* Others come, in new places and in those of the dead; more or fewer are wanted; and all that goes
+ * wrong beside. */
+static void test_newcomers(void **state)
+{
+    static const setting settings[] = {
+        {.size = 2, .first_size = 1, .invites = 2, .wants = 2, .crashes = 1, .leaves = 2},
+        {.size = 2, .invites = 2, .crashes = 2, .leaves = 1},
+        {.size = 2, .invites = 1, .wants = 2, .cuts = 1, .breaks = 1},
+        {.size = 3, .first_size = 2, .from = WHEN_ALL_RUN, .invites = 2, .wants = 1, .crashes = 1},
+        {.size = 3, .first_size = 2, .from = WHEN_ALL_RUN, .invites = 1, .wants = 2, .leaves = 1},
+        {.size = 3, .from = WHEN_ALL_RUN, .invites = 1, .wants = 1, .crashes = 1},
+        {.size = 3, .first_size = 2, .from = WHEN_ALL_RUN, .invites = 1, .wants = 1, .cuts = 1},
+        {.size = 3, .first_size = 1, .from = WHEN_ALL_RUN, .invites = 2, .wants = 2},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+        setting with = settings[i];
+        with.members_min = 1;
+        explore(&with);
+    }
+}
+
 static void test_four(void **state)
 {
     (void)state;
@@ -232,6 +258,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_two),
         cmocka_unit_test(test_three),
+        cmocka_unit_test(test_newcomers),
         cmocka_unit_test(test_four),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
