@@ -5,6 +5,7 @@
 #include "base/hash.h"
 #include "link/address.h"
 #include "link/secret.h"
+#include "link/source.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -20,6 +21,10 @@ enum {
     ACCEPTS_A_TURN = 128, /* so that a flood of connections cannot hold a thread */
     EVENTS_A_TURN = 64,
     EVICT_AFTER_US = 100000,   /* an honest peer needs less than this for its handshake */
+    SHARE_OF_PLACES = 2,       /* one source gets no more than this part of the places */
+    REFUSED_A_SECOND = 500,    /* from a source; more are closed before they cost a handshake */
+    TELL_EVERY_US = 1000000,   /* of refused ones, and then... */
+    TELL_MANY = 16,            /* ...only of so many: one may be an honest peer's second thought */
     LISTENER_PAUSE_US = 20000, /* after the process ran out of file descriptors */
     BACKOFF_MIN_US = 1000,
     BACKOFF_MAX_US = 100000,
@@ -47,7 +52,8 @@ typedef struct entry {
     int32_t expected;
     gr_auth_stream stream; /* outgoing */
     int refusals;
-    int detours; /* from an address that led nowhere to the next */
+    int detours;      /* from an address that led nowhere to the next */
+    gr_source source; /* incoming */
     int64_t since_us, deadline_us, retry_at_us, backoff_us;
     int64_t candidate_by_us; /* by then this address must be connected, if there are others */
     gr_auth auth;
@@ -66,6 +72,9 @@ struct gr_door {
     int64_t next_us;
     int done_count, dialing_count, incoming_count;
     uint64_t strangers, system_calls;
+    gr_source_counts refused;
+    uint64_t told; /* strangers that the log has told of, and when */
+    int64_t told_us;
     int incoming_max, entry_count;
     gr_diag failure; /* of a dial, to be given out */
     entry entries[]; /* incoming_max, then outgoing_max */
@@ -115,11 +124,28 @@ static gr_status watch(gr_door *door, int fd, uint64_t tag, uint32_t events)
 
 /* ---- Ends of an entry ------------------------------------------------------------------------ */
 
+static void count_stranger(gr_door *door, gr_source source, int64_t now, const char *why)
+{
+    char text[GR_SOURCE_TEXT_BYTES];
+    door->strangers++;
+    gr_source_count(&door->refused, source, now);
+    gr_source_text(source, text);
+    gr_log_write(door->config.log, GR_LOG_DEBUG, "link", "closed a connection from %s: %s", text,
+                 why);
+    if (door->strangers - door->told >= TELL_MANY && now - door->told_us >= TELL_EVERY_US) {
+        gr_log_write(
+            door->config.log, GR_LOG_WARN, "link",
+            "%llu connections to %s were refused, the last from %s: they do not prove that "
+            "they belong to the job",
+            (unsigned long long)(door->strangers - door->told), gr_door_address(door), text);
+        door->told = door->strangers;
+        door->told_us = now;
+    }
+}
+
 static void refuse_stranger(gr_door *door, entry *at, const char *why)
 {
-    door->strangers++;
-    gr_log_write(door->config.log, GR_LOG_DEBUG, "link", "closed a connection in its handshake: %s",
-                 why);
+    count_stranger(door, at->source, now_us(door), why);
     free_entry(door, at);
 }
 
@@ -448,24 +474,38 @@ gr_status gr_door_dial(gr_door *door, int32_t peer_rank, gr_auth_stream stream,
 
 /* ---- Incoming -------------------------------------------------------------------------------- */
 
-/* A place for a newcomer: a free one, else that of the oldest if it had time enough; else NULL. */
-static entry *find_place(gr_door *door, int64_t now)
+static entry *older(entry *one, entry *other)
 {
-    entry *oldest = NULL;
+    return one == NULL || other->since_us < one->since_us ? other : one;
+}
+
+/* A place for a newcomer: a free one; or, where none is, or its source has its share, that of the
+ * oldest (of its source) if it had time enough; else NULL. */
+static entry *find_place(gr_door *door, gr_source source, int64_t now)
+{
+    entry *oldest = NULL, *oldest_alike = NULL, *unused = NULL;
+    int alike = 0, share = door->incoming_max / SHARE_OF_PLACES;
     for (int i = 0; i < door->incoming_max; i++) {
         entry *at = &door->entries[i];
+        bool of_source = at->state != ENTRY_FREE && at->source == source;
+        alike += of_source;
         if (at->state == ENTRY_FREE) {
-            return at;
-        }
-        if (at->state == ENTRY_SHAKING && (oldest == NULL || at->since_us < oldest->since_us)) {
-            oldest = at;
+            unused = at;
+        } else if (at->state == ENTRY_SHAKING) {
+            oldest = older(oldest, at);
+            oldest_alike = of_source ? older(oldest_alike, at) : oldest_alike;
         }
     }
-    if (oldest != NULL && now - oldest->since_us >= EVICT_AFTER_US) {
-        refuse_stranger(door, oldest, "too many connections in their handshake");
-        return oldest;
+    bool has_share = alike > 0 && alike >= share;
+    if (unused != NULL && !has_share) {
+        return unused;
     }
-    return NULL;
+    entry *at = has_share ? oldest_alike : oldest;
+    if (at == NULL || now - at->since_us < EVICT_AFTER_US) {
+        return NULL;
+    }
+    refuse_stranger(door, at, "too many connections in their handshake");
+    return at;
 }
 
 static bool listens(const gr_door *door)
@@ -489,12 +529,14 @@ static void pause_listeners(gr_door *door, bool pause, int64_t now)
     }
 }
 
-static void welcome(gr_door *door, int listener, int fd, int64_t now)
+static void welcome(gr_door *door, int listener, int fd, gr_source source, int64_t now)
 {
-    entry *at = find_place(door, now);
-    if (at == NULL) {
+    bool flood = gr_source_counted(&door->refused, source, now) >= REFUSED_A_SECOND;
+    entry *at = flood ? NULL : find_place(door, source, now);
+    if (at == NULL) { /* an honest one tries again soon */
         close(fd);
-        door->strangers++;
+        door->system_calls++;
+        count_stranger(door, source, now, flood ? "too many come" : "there is no place for it");
         return;
     }
     int one = 1;
@@ -503,6 +545,7 @@ static void welcome(gr_door *door, int listener, int fd, int64_t now)
     *at =
         (entry){.fd = fd,
                 .tcp = listener == TCP_LISTENER,
+                .source = source,
                 .since_us = now,
                 .deadline_us = gr_clock_deadline_us(&door->config.clock, door->config.timeout_us)};
     door->incoming_count++;
@@ -518,10 +561,13 @@ static void welcome(gr_door *door, int listener, int fd, int64_t now)
 static void accept_some(gr_door *door, int listener, int64_t now)
 {
     for (int i = 0; i < ACCEPTS_A_TURN && door->listen_fd[listener] >= 0; i++) {
-        int fd = accept4(door->listen_fd[listener], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        struct sockaddr_storage from = {0};
+        socklen_t size = sizeof from;
+        int fd = accept4(door->listen_fd[listener], (struct sockaddr *)&from, &size,
+                         SOCK_NONBLOCK | SOCK_CLOEXEC);
         door->system_calls++;
         if (fd >= 0) {
-            welcome(door, listener, fd, now);
+            welcome(door, listener, fd, gr_source_of(&from), now);
         } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             gr_log_write(door->config.log, GR_LOG_WARN, "link", "cannot accept a connection: %s",
                          strerror(errno));
@@ -711,6 +757,7 @@ gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_di
     door->config.listen_host = NULL; /* not used again; it belongs to the caller */
     door->listen_fd[0] = door->listen_fd[1] = -1;
     door->next_us = GR_NEVER;
+    door->told_us = -TELL_EVERY_US;
     door->incoming_max = incoming;
     door->entry_count = (int)count;
     gr_diag_clear(&door->failure);
