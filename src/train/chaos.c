@@ -22,6 +22,8 @@
 enum {
     STRANGERS = 64,
     GARBAGE_BYTES = 4096,
+    HAUNTING_TURNS = 5000, /* that many looks at whether a door is open */
+    HAUNTING_PAUSE_NS = 1000000,
     /* What a fault needs and may have, as bits: the index in `parts`. */
     HAS_RANK = 1,
     HAS_STEP = 2,
@@ -216,7 +218,15 @@ static void stop_for(int64_t us)
     }
 }
 
-static void send_garbage(const char *address)
+/* Some say nothing, others more than fits into a handshake. */
+static void send_garbage(int fd, const uint8_t *garbage, size_t stranger)
+{
+    size_t size = GARBAGE_BYTES * stranger / STRANGERS;
+    (void)!send(fd, garbage, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    close(fd);
+}
+
+static void haunt_coordinator(const char *address)
 {
     uint8_t garbage[GARBAGE_BYTES];
     gr_diag diag;
@@ -226,16 +236,15 @@ static void send_garbage(const char *address)
     for (size_t i = 0; i < STRANGERS; i++) {
         int fd;
         if (gr_address_dial(address, &fd, &diag) >= 0) {
-            /* Some say nothing, others more than fits into a handshake. */
-            size_t size = GARBAGE_BYTES * i / STRANGERS;
-            (void)!send(fd, garbage, size, MSG_DONTWAIT | MSG_NOSIGNAL);
-            close(fd);
+            send_garbage(fd, garbage, i);
         }
     }
 }
 
-/* Calls setsockopt for every tcp connection of this process; returns for how many it worked. */
-static int filter_sockets(int name, const void *value, socklen_t bytes)
+/* Calls `use` with every stream socket of this process that listens, or that does not; returns how
+ * often it was true. */
+static int each_socket(bool listening, bool (*use)(int fd, int domain, const void *arg),
+                       const void *arg)
 {
     int count = 0;
     DIR *folder = opendir("/proc/self/fd");
@@ -246,8 +255,8 @@ static int filter_sockets(int name, const void *value, socklen_t bytes)
         if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
             getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 &&
             getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 &&
-            (domain == AF_INET || domain == AF_INET6) && type == SOCK_STREAM && listens == 0) {
-            count += setsockopt(fd, SOL_SOCKET, name, value, bytes) == 0;
+            type == SOCK_STREAM && (listens != 0) == listening) {
+            count += use(fd, domain, arg);
         }
     }
     if (folder != NULL) {
@@ -256,11 +265,71 @@ static int filter_sockets(int name, const void *value, socklen_t bytes)
     return count;
 }
 
-static void *heal(void *arg)
+static bool haunt_listener(int listener, int domain, const void *garbage)
+{
+    struct sockaddr_storage at;
+    socklen_t size = sizeof at;
+    bool known = getsockname(listener, (struct sockaddr *)&at, &size) == 0;
+    for (size_t i = 0; i < STRANGERS && known; i++) {
+        int fd = socket(domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (fd >= 0) {
+            (void)!connect(fd, (struct sockaddr *)&at, size);
+            send_garbage(fd, garbage, i);
+        }
+    }
+    return known;
+}
+
+/* A worker's own door stands open only while a generation comes about: until then it is waited for.
+ * The strangers come at every look, as long as it is open. */
+static void *haunt_door(void *arg)
+{
+    uint8_t garbage[GARBAGE_BYTES];
+    gr_diag diag;
+    bool found = false, ready = gr_random_bytes(garbage, sizeof garbage, &diag) == GR_OK;
+    (void)arg;
+    for (int turn = 0; turn < HAUNTING_TURNS && ready; turn++) {
+        int doors = each_socket(true, haunt_listener, garbage);
+        if (found && doors == 0) {
+            break;
+        }
+        found = found || doors > 0;
+        pause_ns(HAUNTING_PAUSE_NS);
+    }
+    return NULL;
+}
+
+static void haunt(const gr_chaos_run *run)
+{
+    pthread_t thread;
+    haunt_coordinator(run->coordinator);
+    if (pthread_create(&thread, NULL, haunt_door, NULL) == 0) {
+        (void)pthread_detach(thread);
+    }
+}
+
+static bool is_tcp(int domain)
+{
+    return domain == AF_INET || domain == AF_INET6;
+}
+
+static bool deafen(int fd, int domain, const void *program)
+{
+    return is_tcp(domain) &&
+           setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, program, sizeof(struct sock_fprog)) == 0;
+}
+
+static bool undeafen(int fd, int domain, const void *arg)
 {
     int none = 0;
+    (void)arg;
+    return is_tcp(domain) && setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none) == 0;
+}
+
+static void *heal(void *arg)
+{
     pause_ns((int64_t)(intptr_t)arg * 1000);
-    (void)filter_sockets(SO_DETACH_FILTER, &none, sizeof none);
+    (void)each_socket(false, undeafen, NULL);
     return NULL;
 }
 
@@ -270,7 +339,7 @@ static void cut_for(const gr_chaos_run *run, int64_t us)
     struct sock_filter drop = {.code = BPF_RET | BPF_K, .k = 0};
     struct sock_fprog program = {.len = 1, .filter = &drop};
     pthread_t healer;
-    if (filter_sockets(SO_ATTACH_FILTER, &program, sizeof program) == 0) {
+    if (each_socket(false, deafen, &program) == 0) {
         gr_log_write(run->log, GR_LOG_WARN, "chaos",
                      "rank %d has no tcp link that could be cut (--link tcp)", run->rank);
     } else if (pthread_create(&healer, NULL, heal, (void *)(intptr_t)us) == 0) {
@@ -302,7 +371,7 @@ void gr_chaos_step(gr_chaos_run *run, uint64_t step, int64_t work_ns)
             stop_for(fault->for_us);
             break;
         case GR_FAULT_GARBAGE:
-            send_garbage(run->coordinator);
+            haunt(run);
             break;
         case GR_FAULT_CUT:
             cut_for(run, fault->for_us);

@@ -22,9 +22,9 @@ def lines_of(output):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
-def run(gradus, job, output, *flags):
+def run(gradus, job, output, *flags, env=None):
     begin = time.monotonic()
-    done = gradus("run", "-np", 4, "--output", output, *flags, job)
+    done = gradus("run", "-np", 4, "--output", output, *flags, job, env=env)
     assert done.returncode == 0, done.stderr
     lines = lines_of(output)
     return lines[-1]["weights_sha256"], lines, done, time.monotonic() - begin
@@ -45,6 +45,18 @@ def test_kill_at_a_step(gradus, job, undisturbed, tmp_path):
     assert recovered == [(49, 3), (89, 2)]
     assert done.stderr.count("was killed by signal 9") == 2
     gradus.wait_for_nothing()
+
+
+def test_garbage_at_the_door_of_a_worker(gradus, job, undisturbed, tmp_path):
+    """It stands open for some milliseconds only, while the others make their links to it."""
+    for turn in range(10):
+        sha256, _, done, _ = run(gradus, job, tmp_path / f"out{turn}", "--restarts", 0,
+                                 "--chaos", "kill:rank=2@step=50; garbage:rank=1@step=50",
+                                 env={"GRADUS_LOG": "debug"})
+        assert sha256 == undisturbed
+        if "[1] gradus: debug: link: closed a connection from this host: " in done.stderr:
+            return
+    raise AssertionError("no stranger came to the door of rank 1")
 
 
 @pytest.mark.parametrize("flags", [["stop:rank=1@step=20,for=1500ms"],
