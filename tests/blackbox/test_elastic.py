@@ -9,7 +9,8 @@ from conftest import seeds, wait_until
 from test_recovery import (kill_one, lines_of, run_undisturbed, sha256_of, wait_for_moment,
                            workers_of, write_job)
 
-EPOCHS = 160
+EPOCHS = 80
+LONG = 5 * EPOCHS  # so long that what a test waits for happens before the end on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,16 @@ def job(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(job, tmp_path_factory):
     return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), job)
+
+
+@pytest.fixture(scope="module")
+def long_job(tmp_path_factory):
+    return write_job(tmp_path_factory.mktemp("long"), LONG)
+
+
+@pytest.fixture(scope="module")
+def long_undisturbed(long_job, tmp_path_factory):
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), long_job)
 
 
 def generations(output):
@@ -36,10 +47,10 @@ def wait_for_first_epoch(output):
     wait_until(lambda: metrics.exists() and '"epoch"' in metrics.read_text(), "the first epoch")
 
 
-def check_metrics(output):
+def check_metrics(output, last):
     lines = lines_of(output)
     epochs = [line["epoch"] for line in lines if line["event"] == "epoch"]
-    assert epochs == list(range(1, EPOCHS + 1))
+    assert epochs == list(range(1, last + 1))
     told = [line["event"] for line in lines if line["event"] in ("start", "end")]
     assert told == ["start", "end"]
 
@@ -51,10 +62,10 @@ def finish(launcher):
 
 
 @pytest.mark.parametrize("link", ["shm", "tcp"])
-def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path, link):
+def test_two_then_four_then_three_are_as_four(gradus, long_job, long_undisturbed, tmp_path, link):
     output = tmp_path / "out"
     launcher = gradus.start("run", "-np", 2, "--max-workers", 4, "--link", link,
-                            "--output", output, job)
+                            "--output", output, long_job)
     wait_for_first_epoch(output)
     done = gradus("scale", "--to", 4, "--job", launcher.pid)
     assert done.returncode == 0 and done.stdout == "the job goes from 2 to 4 workers\n", done.stderr
@@ -65,8 +76,8 @@ def test_two_then_four_then_three_are_as_four(gradus, job, undisturbed, tmp_path
     said = gradus("scale", "--job", launcher.pid).stdout
     assert said == "the job has 3 workers; it may have 1 to 4\n"
     finish(launcher)
-    assert sha256_of(output) == undisturbed
-    check_metrics(output)
+    assert sha256_of(output) == long_undisturbed
+    check_metrics(output, LONG)
     gradus.wait_for_nothing()
 
 
@@ -92,29 +103,30 @@ def test_kills_and_changes_at_random_moments(gradus, job, undisturbed, tmp_path,
     _, err = finish(launcher)
     assert sha256_of(output) == undisturbed
     assert "started anew" not in err
-    check_metrics(output)
+    check_metrics(output, EPOCHS)
     gradus.wait_for_nothing()
 
 
-def test_another_worker_comes_in_place_of_a_killed_one(gradus, job, undisturbed, tmp_path):
+def test_another_worker_comes_in_place_of_a_killed_one(gradus, long_job, long_undisturbed,
+                                                       tmp_path):
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 2, "--restarts", 1, "--output", output, job)
+    launcher = gradus.start("run", "-np", 2, "--restarts", 1, "--output", output, long_job)
     for kills in range(1, 4):
         wait_for_first_epoch(output)
         os.kill(workers_of(launcher)[0], signal.SIGKILL)
         if kills <= 2:  # once for each of two workers
             wait_until(lambda: generations(output) == [1, 2] * kills, "the one that is started")
     _, err = finish(launcher)
-    assert sha256_of(output) == undisturbed
+    assert sha256_of(output) == long_undisturbed
     assert generations(output) == [1, 2, 1, 2, 1]
     assert err.count("the job goes on with 1 worker, and another one is started") == 2
     assert err.count("the job goes on with 1 worker\n") == 1
     gradus.wait_for_nothing()
 
 
-def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, tmp_path):
+def test_a_standby_takes_the_place_of_a_killed_worker(gradus, long_job, long_undisturbed, tmp_path):
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, job)
+    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, long_job)
     wait_for_first_epoch(output)
     wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
     standby = max(workers_of(launcher))
@@ -125,13 +137,13 @@ def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, 
     _, err = finish(launcher)
     assert "the job goes on with 2 workers, a standby among them, and another one is started" in err
     assert generations(output)[0] == 2  # at once, not with one worker first
-    assert sha256_of(output) == undisturbed
+    assert sha256_of(output) == long_undisturbed
     gradus.wait_for_nothing()
 
 
-def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, job, tmp_path):
+def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, long_job, tmp_path):
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, job)
+    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, long_job)
     wait_for_first_epoch(output)
     wait_until(lambda: len(workers_of(launcher)) == 3, "the standby")
     launcher.terminate()
@@ -140,8 +152,9 @@ def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, job
     gradus.wait_for_nothing()
 
 
-def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
-    text = job.read_text().replace("number_of_workers: 4", "number_of_workers: {min: 3, max: 4}")
+def test_a_job_starts_within_its_minimum_and_maximum(gradus, long_job, tmp_path):
+    text = long_job.read_text()
+    text = text.replace("number_of_workers: 4", "number_of_workers: {min: 3, max: 4}")
     (tmp_path / "job.yaml").write_text(text)
     output = tmp_path / "out"
     launcher = gradus.start("run", "--cores", "0", "--output", output, tmp_path / "job.yaml")
