@@ -61,6 +61,21 @@ def test_two_agents_join_and_train(two, gradus, job, undisturbed):  # noqa: F811
     gradus.wait_for_nothing()
 
 
+def test_an_agent_that_is_not_needed(two, gradus):  # noqa: F811
+    (two.folder / "gate").touch()
+    join = Join(two, "-np", 2, "--min-workers", 1, "--", "sh", "-c",
+                "echo up; while [ -e gate ]; do sleep 0.05; done")
+    join.agent(0)
+    for _ in range(2):
+        assert join.launcher.stdout.readline().endswith("up\n")
+    join.agent(1)
+    wait_until(lambda: two.find(1, "gradus-serve"), "the second agent to have joined")
+    (two.folder / "gate").unlink()
+    assert end_of(join.launcher)[0] == 0
+    join.finish_agents()
+    gradus.wait_for_nothing()
+
+
 def test_agents_come_later_and_go(two, gradus, job, undisturbed):  # noqa: F811
     output = two.folder / "out"
     join = Join(two, "-np", 2, "--max-workers", 4, "--output", output, job)
