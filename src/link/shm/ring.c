@@ -185,18 +185,18 @@ static gr_status send_sentence(gr_shm_link *link, const gr_frame *frame, const v
 }
 
 /* A WORD has a place of its own as well, and no descriptor: who has nothing else to say than that
- * it waits may have filled the ring. */
+ * it waits may have filled the ring. Whoever reads a member of the new one also sees that the
+ * sequence is odd, or has moved on: each member is stored after that. */
 static void send_word(gr_shm_link *link, const gr_frame *frame)
 {
     gr_shm_word *word = &link->out->word;
     uint32_t sequence = atomic_load_explicit(&word->sequence, memory_order_relaxed);
     atomic_store_explicit(&word->sequence, sequence + 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&word->comm, frame->comm, memory_order_relaxed);
-    atomic_store_explicit(&word->op_seq, frame->op_seq, memory_order_relaxed);
-    atomic_store_explicit(&word->message, frame->message, memory_order_relaxed);
-    atomic_store_explicit(&word->segment, frame->segment, memory_order_relaxed);
-    atomic_store_explicit(&word->fingerprint, frame->fingerprint, memory_order_relaxed);
+    atomic_store_explicit(&word->comm, frame->comm, memory_order_release);
+    atomic_store_explicit(&word->op_seq, frame->op_seq, memory_order_release);
+    atomic_store_explicit(&word->message, frame->message, memory_order_release);
+    atomic_store_explicit(&word->segment, frame->segment, memory_order_release);
+    atomic_store_explicit(&word->fingerprint, frame->fingerprint, memory_order_release);
     atomic_store(&word->sequence, sequence + 2);
     if (gr_shm_link_ring(link)) {
         link->base.mesh->stats.system_calls++;
@@ -211,13 +211,12 @@ static void look_for_word(gr_shm_link *link)
         return;
     }
     gr_frame frame = {.kind = GR_FRAME_WORD,
-                      .comm = (uint16_t)atomic_load_explicit(&word->comm, memory_order_relaxed),
-                      .op_seq = atomic_load_explicit(&word->op_seq, memory_order_relaxed),
-                      .message = atomic_load_explicit(&word->message, memory_order_relaxed),
-                      .segment = atomic_load_explicit(&word->segment, memory_order_relaxed),
+                      .comm = (uint16_t)atomic_load_explicit(&word->comm, memory_order_acquire),
+                      .op_seq = atomic_load_explicit(&word->op_seq, memory_order_acquire),
+                      .message = atomic_load_explicit(&word->message, memory_order_acquire),
+                      .segment = atomic_load_explicit(&word->segment, memory_order_acquire),
                       .fingerprint =
-                          atomic_load_explicit(&word->fingerprint, memory_order_relaxed)};
-    atomic_thread_fence(memory_order_acquire);
+                          atomic_load_explicit(&word->fingerprint, memory_order_acquire)};
     if (atomic_load_explicit(&word->sequence, memory_order_relaxed) == sequence) {
         link->word = sequence;
         gr_link_told(&link->base, &frame);
