@@ -159,8 +159,7 @@ static gr_status predict(explanation *e, candidate *c, gr_diag *diag)
                        gr_coll_name(e->shape.coll), c->algorithm->name, gr_status_text(status));
     }
     size_t bytes = (size_t)e->options->size_bytes, segments[GR_SELECT_SEGMENTS_MAX];
-    int count = gr_select_segments((size_t)e->options->segment_bytes, walk, &e->selection.model,
-                                   bytes, segments);
+    int count = gr_select_segments(&e->selection, walk, bytes, segments);
     if (c->algorithm == e->choice.algorithm) {
         segments[0] = e->choice.segment_bytes ? e->choice.segment_bytes : segments[0];
         count = e->choice.segment_bytes ? 1 : count;

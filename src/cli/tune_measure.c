@@ -137,8 +137,7 @@ static gr_status list_candidates(tuner *t, size_t size_bytes)
                            at->name, gr_status_text(status));
         }
         size_t segments[GR_SELECT_SEGMENTS_MAX];
-        int count = gr_select_segments(selection->segment_bytes, walk, &selection->model,
-                                       size_bytes, segments);
+        int count = gr_select_segments(selection, walk, size_bytes, segments);
         gr_walk_destroy(walk);
         for (int i = 0; i < count && t->candidate_count < CANDIDATES_MAX; i++) {
             t->candidates[t->candidate_count++] =

@@ -55,13 +55,18 @@ size_t gr_select_class_bytes(int size_class)
     return (size_t)SMALLEST_CLASS_BYTES << size_class;
 }
 
-int gr_select_segments(size_t segment_bytes, const gr_walk *walk, const gr_model *model,
-                       size_t size_bytes, size_t segments_out[GR_SELECT_SEGMENTS_MAX])
+int gr_select_segments(const gr_selection *selection, const gr_walk *walk, size_t size_bytes,
+                       size_t segments_out[GR_SELECT_SEGMENTS_MAX])
 {
-    double wire_us = (double)segment_sizes[0] * model->link[GR_MODEL_BETWEEN].host_byte_us;
-    bool slow = gr_walk_hosts(walk) > 1 && wire_us > SLOW_SEGMENT_US;
-    if (segment_bytes > 0 || slow) {
-        segments_out[0] = segment_bytes > 0 ? segment_bytes : SLOW_SEGMENT_BYTES;
+    const gr_link_cost *between = &selection->model.link[GR_MODEL_BETWEEN];
+    bool slow = (double)segment_sizes[0] * between->host_byte_us > SLOW_SEGMENT_US;
+    if (selection->segment_bytes > 0) {
+        segments_out[0] = selection->segment_bytes;
+        return 1;
+    }
+    /* Only what is larger is shared by several streams. */
+    if (gr_walk_hosts(walk) > 1 && slow && selection->streams == 1) {
+        segments_out[0] = SLOW_SEGMENT_BYTES;
         return 1;
     }
     size_t block_bytes = gr_walk_block_bytes(walk, size_bytes);
@@ -126,8 +131,7 @@ static void try_algorithm(const gr_selection *selection, gr_select_class *class,
     for (int i = 0; i < GR_SELECT_SIZES; i++) {
         size_t segments[GR_SELECT_SEGMENTS_MAX];
         size_t bytes = gr_select_class_bytes(i);
-        int count =
-            gr_select_segments(selection->segment_bytes, walk, &selection->model, bytes, segments);
+        int count = gr_select_segments(selection, walk, bytes, segments);
         for (int s = 0; s < count; s++) {
             double time_us =
                 gr_walk_time(walk, &selection->model, class->dtype, bytes, segments[s]);

@@ -108,8 +108,8 @@ size_t gr_select_class_bytes(int size_class); /* the largest size of it */
 bool gr_select_permits(const gr_algorithm *algorithm, const gr_plan_shape *shape, bool any_order);
 /* Segments worth trying for a plan and a size, or the given one (not 0); returns how many. */
 enum { GR_SELECT_SEGMENTS_MAX = 3 };
-int gr_select_segments(size_t segment_bytes, const gr_walk *walk, const gr_model *model,
-                       size_t size_bytes, size_t segments_out[GR_SELECT_SEGMENTS_MAX]);
+int gr_select_segments(const gr_selection *selection, const gr_walk *walk, size_t size_bytes,
+                       size_t segments_out[GR_SELECT_SEGMENTS_MAX]);
 
 /* The text of GRADUS_ALGORITHM:
  *   text   = item { (";" | "," | " ") item }

@@ -82,9 +82,14 @@ int gr_agent_receive(int socket_fd, gr_agent_message *message_out)
 {
     uint8_t bytes[GR_AGENT_MESSAGE_BYTES + 1];
     ssize_t got;
+    bool was_reset = false, again;
     do {
         got = recv(socket_fd, bytes, sizeof bytes, 0);
-    } while (got < 0 && errno == EINTR);
+        /* The other side has ended without reading all that we sent: that is told once, ahead of
+         * what it has said before. */
+        again = got < 0 && (errno == EINTR || (errno == ECONNRESET && !was_reset));
+        was_reset = was_reset || (got < 0 && errno == ECONNRESET);
+    } while (again);
     if (got < 0) {
         return errno == ECONNRESET ? EPIPE : errno;
     }

@@ -4,12 +4,15 @@
 #include "launch/launch.h"
 #include "launch/verdict.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -224,6 +227,22 @@ static void messages_survive_the_wire(void **state)
     }
 }
 
+/* An agent that ends while something is on its way to it has still said what it said. */
+static void last_words_of_an_agent_are_heard(void **state)
+{
+    (void)state;
+    int ends[2];
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    gr_agent_message said = {.kind = GR_AGENT_DONE}, late = {.kind = GR_AGENT_KILL}, heard;
+    assert_int_equal(gr_agent_send(ends[1], &said), 0);
+    assert_int_equal(gr_agent_send(ends[0], &late), 0);
+    close(ends[1]);
+    assert_int_equal(gr_agent_receive(ends[0], &heard), 0);
+    assert_int_equal(heard.kind, GR_AGENT_DONE);
+    assert_int_equal(gr_agent_receive(ends[0], &heard), EPIPE);
+    close(ends[0]);
+}
+
 static const char *value_of(char **entries, const char *name, int *count_out)
 {
     const char *found = NULL;
@@ -305,6 +324,7 @@ int main(void)
         cmocka_unit_test(an_end_is_described),
         cmocka_unit_test(ranks_are_listed),
         cmocka_unit_test(messages_survive_the_wire),
+        cmocka_unit_test(last_words_of_an_agent_are_heard),
         cmocka_unit_test(the_environment_has_one_value_of_each_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
