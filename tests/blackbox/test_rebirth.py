@@ -187,7 +187,7 @@ def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path):
     """kill -9 of the launcher: nobody reads what the workers say; they write a last checkpoint."""
     output = tmp_path / "out"
     launcher = gradus.start("run", "-np", 4, "--orphans", "finish", "--output", output, "--chaos",
-                            "slow:rank=1,x30", job)
+                            "slow:rank=1,x10", job)
     wait_for(launcher, lambda: said(output / "metrics.jsonl", '"epoch":2'), "the second epoch")
     launcher.kill()
     gradus.wait_for_nothing()
