@@ -41,36 +41,38 @@ def descriptors(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def start(gradus, job, flags, recorded):
-    """The coordinator, the ranks, and what rank 1 sent for its handshake with it."""
+def start(gradus, job, flags):
+    """The coordinator, the ranks, and what each sent for its handshake with it."""
     # What ASan keeps of freed memory, to see late uses of it, is no growth of ours.
     keep_nothing = {"ASAN_OPTIONS": "quarantine_size_mb=0:thread_local_quarantine_size_kb=0"}
     coordinator = gradus.start("coordinate", "-np", 2, "--listen", "127.0.0.1", *flags,
                                env=keep_nothing)
     told = dict(line.split("=", 1) for line in read_lines(coordinator.stdout, 3))
-    recorder = strangers.Recorder(told["GRADUS_COORDINATOR"]) if recorded else None
+    recorders = [strangers.Recorder(told["GRADUS_COORDINATOR"]) for _ in range(2)]
     ranks = []
     for rank in range(2):
-        more = {"GRADUS_RANK": str(rank), "GRADUS_LINK": "tcp"}
+        more = {"GRADUS_RANK": str(rank), "GRADUS_LINK": "tcp",
+                "GRADUS_COORDINATOR": recorders[rank].address}
         more |= {"GRADUS_ENCRYPT": "yes"} if flags else {}
-        more |= {"GRADUS_COORDINATOR": recorder.address} if recorder and rank == 1 else {}
         ranks.append(gradus.start("worker", "--workers", 2, "--output", gradus.folder / "out", job,
                                   env=told | more, stdout=subprocess.DEVNULL))
-    return coordinator, told["GRADUS_COORDINATOR"], ranks, recorder
+    return coordinator, told["GRADUS_COORDINATOR"], ranks, recorders
 
 
 @pytest.mark.parametrize("flags", [[], ["--encrypt"]], ids=["plain", "encrypted"])
 def test_a_thousand_strangers(gradus, job, flags):
     alone = gradus("run", "-np", 2, "--output", gradus.folder / "alone", job)
     assert alone.returncode == 0, alone
-    coordinator, address, ranks, recorder = start(gradus, job, flags, True)
-    wait_until(lambda: len(recorder.handshake) == strangers.HANDSHAKE_BYTES, "the handshake")
+    coordinator, address, ranks, recorders = start(gradus, job, flags)
+    # Of both: who would come later from the strangers' address is refused with them for a while.
+    wait_until(lambda: all(len(one.handshake) == strangers.HANDSHAKE_BYTES for one in recorders),
+               "the handshakes")
     os.kill(ranks[0].pid, signal.SIGSTOP)
     # A first crowd takes what the coordinator needs once.
-    first = strangers.Crowd(address, recorder.handshake, count=40)
+    first = strangers.Crowd(address, recorders[1].handshake, count=40)
     first.run()
     memory, open_files = memory_kib(coordinator.pid), descriptors(coordinator.pid)
-    crowd = strangers.Crowd(address, recorder.handshake, count=COUNT)
+    crowd = strangers.Crowd(address, recorders[1].handshake, count=COUNT)
     crowd.run()
     assert crowd.sent == crowd.refused == COUNT
     assert all(rank.poll() is None for rank in ranks), "the job ended before the strangers had come"
