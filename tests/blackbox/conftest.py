@@ -118,10 +118,13 @@ def sanitizer_words(library):
     return ["env", f"LD_PRELOAD={runtimes[0]}", "ASAN_OPTIONS=detect_leaks=0"]
 
 
+def is_sanitized():
+    """Each run lasts several times as long then."""
+    return bool(sanitizer_words(os.environ["GRADUS_BUILD_DIR"] + "/gradus"))
+
+
 def seeds(count):
-    """So many seeds; fewer where a sanitizer makes each run several times as long."""
-    sanitized = sanitizer_words(os.environ["GRADUS_BUILD_DIR"] + "/gradus")
-    return range(count // 4 if sanitized else count)
+    return range(count // 4 if is_sanitized() else count)
 
 
 @pytest.fixture

@@ -5,12 +5,13 @@ import random
 import signal
 
 import pytest
-from conftest import seeds, wait_until
+from conftest import is_sanitized, seeds, wait_until
 from test_recovery import (kill_one, lines_of, run_undisturbed, sha256_of, wait_for_moment,
                            workers_of, write_job)
 
 EPOCHS = 80
-LONG = 5 * EPOCHS  # so long that what a test waits for happens before the end on a busy machine
+# So long that what a test waits for happens before the end on a busy machine.
+LONG = EPOCHS if is_sanitized() else 5 * EPOCHS
 
 
 @pytest.fixture(scope="module")
