@@ -7,12 +7,13 @@ import signal
 import subprocess
 
 import pytest
-from conftest import Gradus, wait_until
+from conftest import Gradus, is_sanitized, wait_until
 from test_elastic import finish, generations, wait_for_first_epoch
 from test_recovery import lines_of, sha256_of
 from test_ssh import both, cluster_of, two  # noqa: F401
 
-EPOCHS = 100
+# So long that who is to come is there before the end.
+EPOCHS = 100 if is_sanitized() else 400
 
 
 @pytest.fixture(scope="module")

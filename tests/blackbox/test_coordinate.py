@@ -48,12 +48,12 @@ def test_who_came_and_who_did_not(gradus, comm_script):
 
 def test_who_came_may_stay(gradus, comm_script):
     """The limit is for calling in, not for the job."""
-    coordinator, environment = start_coordinator(gradus, 2, "2s")
+    coordinator, environment = start_coordinator(gradus, 2, "5s")
     ranks = [start_rank(gradus, comm_script(STAYS), environment, rank) for rank in range(2)]
     for rank in ranks:
         assert read_lines(rank.stdout, 1) == ["in"]
     with pytest.raises(subprocess.TimeoutExpired):
-        coordinator.wait(timeout=2.5)
+        coordinator.wait(timeout=5.5)
     for rank in ranks:
         rank.communicate(timeout=60)
         assert rank.returncode == 0

@@ -9,9 +9,9 @@ from conftest import is_sanitized, seeds, wait_until
 from test_recovery import (kill_one, lines_of, run_undisturbed, sha256_of, wait_for_moment,
                            workers_of, write_job)
 
-EPOCHS = 80
+EPOCHS = 20 if is_sanitized() else 80
 # So long that what a test waits for happens before the end on a busy machine.
-LONG = EPOCHS if is_sanitized() else 5 * EPOCHS
+LONG = 2 * EPOCHS if is_sanitized() else 5 * EPOCHS
 
 
 @pytest.fixture(scope="module")
