@@ -4,6 +4,7 @@
 
 /* Little-endian put and get for everything that is written to a wire or a file. */
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -39,5 +40,45 @@ static inline uint64_t gr_get_u64(const uint8_t *at)
 {
     return (uint64_t)gr_get_u32(at) | (uint64_t)gr_get_u32(at + 4) << 32;
 }
+
+static inline void gr_put_f32(uint8_t *at, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    gr_put_u32(at, bits);
+}
+
+static inline void gr_put_f64(uint8_t *at, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    gr_put_u64(at, bits);
+}
+
+static inline float gr_get_f32(const uint8_t *at)
+{
+    uint32_t bits = gr_get_u32(at);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static inline double gr_get_f64(const uint8_t *at)
+{
+    uint64_t bits = gr_get_u64(at);
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Only characters that can be shown (UTF-8 counts), and with `lines` ends of lines? */
+bool gr_text_printable(const char *text, size_t size_bytes, bool lines);
+/* A text (NULL: "") with its length (u16) before it, at most max - 1 bytes of it; returns what is
+ * behind. */
+uint8_t *gr_put_text(uint8_t *at, const char *text, size_t max);
+/* The inverse, into text_out[max]: what is behind it, or NULL if it does not fit, ends beyond `end`
+ * or is not printable. `at` NULL: NULL, so that calls can follow each other. */
+const uint8_t *gr_get_text(const uint8_t *at, const uint8_t *end, char *text_out, size_t max,
+                           bool lines);
 
 #endif

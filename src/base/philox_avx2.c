@@ -5,6 +5,7 @@
  * lower half of a lane, so whatever earlier products left in the upper half may stay there. */
 
 #include "base/philox_lanes.h"
+#include "base/philox_normal.h"
 
 #include <immintrin.h>
 
@@ -25,8 +26,13 @@ static inline __m256i spread(uint32_t word)
     return _mm256_set1_epi64x((int64_t)word);
 }
 
-void gr_philox_chunks_avx2(uint64_t seed, uint64_t stream_high, uint32_t stream_low, uint32_t *out,
-                           size_t chunks)
+void gr_normals_avx2(const uint32_t *words, float *out, int pairs)
+{
+    gr_normal_pairs(words, out, pairs);
+}
+
+void gr_philox_chunks_avx2(uint64_t seed, uint64_t stream_high, uint32_t stream_low,
+                           uint32_t first_block, uint32_t *out, size_t chunks)
 {
     const __m256i multiplier_0 = spread(GR_PHILOX_MULTIPLIER_0);
     const __m256i multiplier_1 = spread(GR_PHILOX_MULTIPLIER_1);
@@ -36,7 +42,7 @@ void gr_philox_chunks_avx2(uint64_t seed, uint64_t stream_high, uint32_t stream_
         __m256i c2[GROUPS];
         __m256i c3[GROUPS];
         for (int g = 0; g < GROUPS; g++) {
-            uint32_t block = (uint32_t)chunk * GR_PHILOX_LANES + 4 * (uint32_t)g;
+            uint32_t block = first_block + (uint32_t)chunk * GR_PHILOX_LANES + 4 * (uint32_t)g;
             c0[g] = _mm256_setr_epi64x(block, (int64_t)block + 1, (int64_t)block + 2,
                                        (int64_t)block + 3);
             c1[g] = spread(stream_low);

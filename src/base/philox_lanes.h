@@ -2,7 +2,7 @@
 #ifndef GR_BASE_PHILOX_LANES_H
 #define GR_BASE_PHILOX_LANES_H
 
-/* The parts of gr_philox_fill. Each instruction set gives the same bits. */
+/* The parts of gr_philox_fill and gr_philox_normal. Each instruction set gives the same bits. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -55,13 +55,16 @@ static inline void gr_philox_chunk(uint64_t seed, uint64_t stream_high, uint32_t
     }
 }
 
-/* `chunks` whole chunks from the start of the stream. */
+/* `chunks` whole chunks of the stream. */
 typedef void gr_philox_chunks(uint64_t seed, uint64_t stream_high, uint32_t stream_low,
-                              uint32_t *out, size_t chunks);
+                              uint32_t first_block, uint32_t *out, size_t chunks);
+/* philox_normal.h: gr_normal_pairs. */
+typedef void gr_normals(const uint32_t *words, float *out, int pairs);
 
 #if defined(__x86_64__)
 /* In philox_avx2.c; only for machines that have AVX2. */
 gr_philox_chunks gr_philox_chunks_avx2;
+gr_normals gr_normals_avx2;
 #endif
 
 #endif

@@ -2,6 +2,7 @@
 #include "base/hash.h"
 #include "base/philox.h"
 #include "base/philox_lanes.h"
+#include "base/philox_normal.h"
 #include "support_base.h"
 
 #include <math.h>
@@ -115,6 +116,25 @@ static void normal_has_portable_bits(void **state)
     assert_true(gr_hash64(bytes, sizeof bytes, 0) == UINT64_C(0xfd262c3994f27e40));
 }
 
+/* However many are computed side by side, with whichever instructions. */
+static void fewer_normals_are_the_first_of_more(void **state)
+{
+    (void)state;
+    enum { MOST = 200 };
+    float all[MOST], some[MOST + 1];
+    uint32_t words[MOST];
+    gr_philox_normal(2026, 1, 2, all, MOST);
+    gr_philox_fill(2026, 1, 2, words, MOST);
+    gr_normal_pairs(words, some, MOST / 2);
+    assert_memory_equal(some, all, sizeof all);
+    for (size_t count = 0; count <= MOST; count++) {
+        some[count] = 7.0f;
+        gr_philox_normal(2026, 1, 2, some, count);
+        assert_memory_equal(some, all, count * sizeof *all);
+        assert_true(some[count] == 7.0f);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -124,6 +144,7 @@ int main(void)
         cmocka_unit_test(unit_is_below_one),
         cmocka_unit_test(normal_is_box_muller),
         cmocka_unit_test(normal_has_portable_bits),
+        cmocka_unit_test(fewer_normals_are_the_first_of_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
