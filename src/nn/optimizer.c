@@ -131,17 +131,65 @@ const gr_config_table gr_optimizer_config_table = {.name = "optimizer",
                                                    .fields = fields,
                                                    .struct_bytes = sizeof(gr_optimizer_config)};
 
-enum { STATES_MAX = 2 };
+/* ---- One step over plain vectors ------------------------------------------------------------- */
+
+int gr_optimizer_states(const gr_optimizer_config *config)
+{
+    return config->kind == GR_OPT_SGD ? 1 : 2;
+}
+
+const char *gr_optimizer_state_name(const gr_optimizer_config *config, int index)
+{
+    static const char *const names[2][GR_OPTIMIZER_STATES_MAX] = {
+        {"momentum", NULL}, {"first_moment", "second_moment"}};
+    bool inside = index >= 0 && index < gr_optimizer_states(config);
+    return inside ? names[config->kind != GR_OPT_SGD][index] : NULL;
+}
+
+void gr_optimizer_step_init(gr_optimizer_step *now, const gr_optimizer_config *config,
+                            uint64_t step, double learning_rate, float gradient_factor, bool decay)
+{
+    double weight_decay = decay ? config->weight_decay : 0.0;
+    *now = (gr_optimizer_step){.kind = config->kind};
+    if (config->kind == GR_OPT_SGD) {
+        now->sgd = (gr_sgd_numbers){.gradient_factor = gradient_factor,
+                                    .weight_decay = (float)weight_decay,
+                                    .momentum = (float)config->momentum,
+                                    .learning_rate = (float)learning_rate,
+                                    .nesterov = config->nesterov};
+        return;
+    }
+    bool decoupled = config->kind == GR_OPT_ADAMW;
+    double first = 1.0 - gr_power(config->beta1, step + 1);
+    double second = 1.0 - gr_power(config->beta2, step + 1);
+    now->adam =
+        (gr_adam_numbers){.gradient_factor = gradient_factor,
+                          .l2 = decoupled ? 0.0f : (float)weight_decay,
+                          .decoupled = decoupled ? (float)(learning_rate * weight_decay) : 0.0f,
+                          .beta1 = (float)config->beta1,
+                          .beta2 = (float)config->beta2,
+                          .epsilon = (float)config->epsilon,
+                          .rate = (float)(learning_rate / first),
+                          .second_scale = (float)(1.0 / second)};
+}
+
+bool gr_optimizer_apply(const gr_optimizer_step *now, float *values, float *const *states,
+                        const float *gradients, size_t count)
+{
+    const gr_passes *passes = gr_passes_best();
+    if (now->kind == GR_OPT_SGD) {
+        return passes->sgd(values, states[0], gradients, &now->sgd, count);
+    }
+    return passes->adam(values, states[0], states[1], gradients, &now->adam, count);
+}
+
+/* ---- The optimizer of a model ---------------------------------------------------------------- */
 
 struct gr_optimizer {
     gr_optimizer_config config;
     const gr_model *model;
-    const gr_passes *passes;
-    int states;
-    float *state[STATES_MAX];
-    /* Of the running step, without and with weight decay. */
-    gr_sgd_numbers sgd[2];
-    gr_adam_numbers adam[2];
+    float *state[GR_OPTIMIZER_STATES_MAX];
+    gr_optimizer_step now[2]; /* without and with weight decay */
 };
 
 gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model *model,
@@ -153,11 +201,9 @@ gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model 
     }
     optimizer->config = *config;
     optimizer->model = model;
-    optimizer->passes = gr_passes_best();
-    optimizer->states = config->kind == GR_OPT_SGD ? 1 : 2;
     size_t bytes = gr_model_values(model) * sizeof(float);
     bytes = (bytes + 63) / 64 * 64;
-    for (int i = 0; i < optimizer->states; i++) {
+    for (int i = 0; i < gr_optimizer_states(config); i++) {
         optimizer->state[i] = aligned_alloc(64, bytes ? bytes : 64);
         if (!optimizer->state[i]) {
             gr_optimizer_destroy(optimizer);
@@ -177,7 +223,7 @@ gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model 
 void gr_optimizer_destroy(gr_optimizer *optimizer)
 {
     if (optimizer) {
-        for (int i = 0; i < STATES_MAX; i++) {
+        for (int i = 0; i < GR_OPTIMIZER_STATES_MAX; i++) {
             free(optimizer->state[i]);
         }
         free(optimizer);
@@ -187,26 +233,9 @@ void gr_optimizer_destroy(gr_optimizer *optimizer)
 void gr_optimizer_begin(gr_optimizer *optimizer, uint64_t step, double learning_rate,
                         float gradient_factor)
 {
-    const gr_optimizer_config *config = &optimizer->config;
-    double first = 1.0 - gr_power(config->beta1, step + 1);
-    double second = 1.0 - gr_power(config->beta2, step + 1);
-    for (int decayed = 0; decayed < 2; decayed++) {
-        double decay = decayed ? config->weight_decay : 0.0;
-        bool decoupled = config->kind == GR_OPT_ADAMW;
-        optimizer->sgd[decayed] = (gr_sgd_numbers){.gradient_factor = gradient_factor,
-                                                   .weight_decay = (float)decay,
-                                                   .momentum = (float)config->momentum,
-                                                   .learning_rate = (float)learning_rate,
-                                                   .nesterov = config->nesterov};
-        optimizer->adam[decayed] =
-            (gr_adam_numbers){.gradient_factor = gradient_factor,
-                              .l2 = decoupled ? 0.0f : (float)decay,
-                              .decoupled = decoupled ? (float)(learning_rate * decay) : 0.0f,
-                              .beta1 = (float)config->beta1,
-                              .beta2 = (float)config->beta2,
-                              .epsilon = (float)config->epsilon,
-                              .rate = (float)(learning_rate / first),
-                              .second_scale = (float)(1.0 / second)};
+    for (int decay = 0; decay < 2; decay++) {
+        gr_optimizer_step_init(&optimizer->now[decay], &optimizer->config, step, learning_rate,
+                               gradient_factor, decay);
     }
 }
 
@@ -222,26 +251,22 @@ bool gr_optimizer_update(gr_optimizer *optimizer, float *values, const float *gr
         if (info->statistic || from >= to) {
             continue;
         }
-        if (optimizer->config.kind == GR_OPT_SGD) {
-            finite &=
-                optimizer->passes->sgd(values + from, optimizer->state[0] + from, gradients + from,
-                                       &optimizer->sgd[info->decay], to - from);
-        } else {
-            finite &= optimizer->passes->adam(values + from, optimizer->state[0] + from,
-                                              optimizer->state[1] + from, gradients + from,
-                                              &optimizer->adam[info->decay], to - from);
+        float *states[GR_OPTIMIZER_STATES_MAX] = {NULL};
+        for (int s = 0; s < gr_optimizer_states(&optimizer->config); s++) {
+            states[s] = optimizer->state[s] + from;
         }
+        finite &= gr_optimizer_apply(&optimizer->now[info->decay], values + from, states,
+                                     gradients + from, to - from);
     }
     return finite;
 }
 
 float *gr_optimizer_state(gr_optimizer *optimizer, int index, const char **name_out)
 {
-    static const char *const names[2][STATES_MAX] = {{"momentum", NULL},
-                                                     {"first_moment", "second_moment"}};
-    if (index < 0 || index >= optimizer->states) {
+    const char *name = gr_optimizer_state_name(&optimizer->config, index);
+    if (!name) {
         return NULL;
     }
-    *name_out = names[optimizer->config.kind != GR_OPT_SGD][index];
+    *name_out = name;
     return optimizer->state[index];
 }

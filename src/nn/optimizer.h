@@ -7,6 +7,7 @@
 
 #include "base/config.h"
 #include "nn/model.h"
+#include "nn/passes.h"
 
 typedef enum gr_optimizer_kind {
     GR_OPT_SGD = 0,
@@ -42,13 +43,37 @@ extern const gr_config_table gr_optimizer_config_table;
 double gr_learning_rate(const gr_optimizer_config *config, uint64_t step, double steps_per_epoch,
                         uint64_t total_steps, int64_t global_batch);
 
+enum { GR_OPTIMIZER_STATES_MAX = 2 };
+
+/* One step of the rule: its numbers, ready for the kernels. */
+typedef struct gr_optimizer_step {
+    int kind;
+    gr_sgd_numbers sgd;
+    gr_adam_numbers adam;
+} gr_optimizer_step;
+
+/* How many vectors of state the rule has, and the name of each: "momentum"; "first_moment",
+ * "second_moment". NULL past the end. */
+int gr_optimizer_states(const gr_optimizer_config *config);
+const char *gr_optimizer_state_name(const gr_optimizer_config *config, int index);
+
+/* Step `step` (from 0; Adam's bias correction) with this learning rate and gradient factor (of
+ * clipping; 1: none). Without weight decay if not `decay`. */
+void gr_optimizer_step_init(gr_optimizer_step *now, const gr_optimizer_config *config,
+                            uint64_t step, double learning_rate, float gradient_factor, bool decay);
+/* Updates `count` elements of anything, with as many of each of their states, all zero before the
+ * first step: the same bits wherever they lie and however they are cut. The vectors do not overlap.
+ * False: a gradient is NaN or infinite; all are updated all the same. */
+bool gr_optimizer_apply(const gr_optimizer_step *now, float *values, float *const *states,
+                        const float *gradients, size_t count);
+
+/* The optimizer of a model: states of its own, and weight decay where the model says so. */
 typedef struct gr_optimizer gr_optimizer;
 gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model *model,
                               gr_optimizer **optimizer_out, gr_diag *diag) GR_MUST_CHECK;
 void gr_optimizer_destroy(gr_optimizer *optimizer);
 
-/* Begins step `step` (from 0; Adam's bias correction) with this learning rate and gradient factor
- * (of clipping; 1: none). */
+/* Begins a step: see gr_optimizer_step_init. */
 void gr_optimizer_begin(gr_optimizer *optimizer, uint64_t step, double learning_rate,
                         float gradient_factor);
 /* Updates the parameters in [begin, end) of the flat vector (statistics are passed over); any cut

@@ -2,6 +2,7 @@
 /* A step allocates nothing. malloc and its kin are replaced here by ones that count who calls them:
  * the engine, or oneDNN (with the C++ library under it). oneDNN's own few allocations for each call
  * are held against a limit, and all of them must be given back by the end of the step. */
+#include "sanitized.h"
 #include "support_nn.h"
 
 #include <dlfcn.h>
@@ -14,11 +15,7 @@
 
 #include <cmocka.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define REPLACES_MALLOC 0
-#else
-#define REPLACES_MALLOC 1
-#endif
+#define REPLACES_MALLOC (!SANITIZED)
 
 /* The only mutable globals of the tests: malloc has no argument to carry them. */
 static volatile struct counters {

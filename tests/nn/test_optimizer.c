@@ -49,6 +49,47 @@ static void expect_step(const gr_optimizer_config *c, const net *n, truth *t,
     }
 }
 
+/* Values and states that belong to nobody's model, a few elements at a time, at any alignment. */
+static void apply_loosely(const gr_optimizer_config *c, const net *n, float *values, float *first,
+                          float *second, int step, double rate, double factor)
+{
+    enum { PIECE = 37, SHIFT = 16 };
+    for (int i = 0; i < gr_model_tensors(n->model); i++) {
+        const gr_tensor_info *info = gr_model_tensor(n->model, i);
+        gr_optimizer_step now;
+        gr_optimizer_step_init(&now, c, (uint64_t)step, rate, (float)factor, info->decay);
+        size_t stop = info->statistic ? 0 : info->offset + info->count;
+        for (size_t at = info->offset, count; at < stop; at += count) {
+            float memory[4][PIECE + SHIFT];
+            float *w = memory[0] + at % SHIFT, *g = memory[1] + at % 7;
+            float *states[] = {memory[2] + at % 5, memory[3] + at % 3};
+            count = 1 + at % PIECE < stop - at ? 1 + at % PIECE : stop - at;
+            memcpy(w, values + at, count * sizeof *w);
+            memcpy(g, n->gradients + at, count * sizeof *g);
+            memcpy(states[0], first + at, count * sizeof *w);
+            memcpy(states[1], second + at, count * sizeof *w);
+            assert_true(gr_optimizer_apply(&now, w, states, g, count));
+            memcpy(values + at, w, count * sizeof *w);
+            memcpy(first + at, states[0], count * sizeof *w);
+            memcpy(second + at, states[1], count * sizeof *w);
+        }
+    }
+}
+
+static void expect_states(gr_optimizer *optimizer, const gr_optimizer_config *c,
+                          float *const *states, size_t count)
+{
+    int known = 0;
+    const char *name = NULL;
+    for (float *own; (own = gr_optimizer_state(optimizer, known, &name)) != NULL; known++) {
+        assert_memory_equal(own, states[known], count * sizeof *own);
+        assert_string_equal(name, gr_optimizer_state_name(c, known));
+    }
+    assert_int_equal(known, gr_optimizer_states(c));
+    assert_null(gr_optimizer_state_name(c, known));
+    assert_null(gr_optimizer_state_name(c, -1));
+}
+
 static void follow(gr_optimizer_config config)
 {
     net n;
@@ -57,8 +98,10 @@ static void follow(gr_optimizer_config config)
     assert_int_equal(gr_optimizer_create(&config, n.model, &optimizer, &n.diag), GR_OK);
     assert_int_equal(gr_optimizer_create(&config, n.model, &pieces, &n.diag), GR_OK);
     size_t count = n.values_count, bytes = count * sizeof(float);
-    float *cut = malloc(bytes), *start = malloc(bytes);
+    float *cut = malloc(bytes), *loose = malloc(bytes), *start = malloc(bytes);
+    float *states[] = {calloc(count, sizeof(float)), calloc(count, sizeof(float))};
     memcpy(cut, n.values, bytes);
+    memcpy(loose, n.values, bytes);
     memcpy(start, n.values, bytes);
     truth t = {calloc(count, 8), calloc(count, 8), calloc(count, 8)};
     for (size_t i = 0; i < count; i++) {
@@ -74,9 +117,12 @@ static void follow(gr_optimizer_config config)
             end = at + 1 + at % 23 < count ? at + 1 + at % 23 : count;
             gr_optimizer_update(pieces, cut, n.gradients, at, end);
         }
+        apply_loosely(&config, &n, loose, states[0], states[1], step, rate, factor);
         expect_step(&config, &n, &t, n.gradients, step, rate, factor);
     }
     assert_memory_equal(cut, n.values, bytes);
+    assert_memory_equal(loose, n.values, bytes);
+    expect_states(optimizer, &config, states, count);
     for (int i = 0; i < gr_model_tensors(n.model); i++) {
         const gr_tensor_info *info = gr_model_tensor(n.model, i);
         for (size_t at = info->offset; at < info->offset + info->count; at++) {
@@ -91,6 +137,9 @@ static void follow(gr_optimizer_config config)
     free(t.m);
     free(t.v);
     free(cut);
+    free(loose);
+    free(states[0]);
+    free(states[1]);
     free(start);
     gr_optimizer_destroy(optimizer);
     gr_optimizer_destroy(pieces);
