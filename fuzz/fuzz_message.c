@@ -40,6 +40,8 @@ static void check_member(const gr_member *member)
     require(memchr(member->host_name, '\0', sizeof member->host_name) != NULL);
     require(memchr(member->local, '\0', sizeof member->local) != NULL);
     require(memchr(member->remote, '\0', sizeof member->remote) != NULL);
+    require(memchr(member->succession, '\0', sizeof member->succession) != NULL);
+    require(member->number < GR_GROUP_WORLD_MAX);
 }
 
 static void try_small(const input *in, gr_diag *diag)
@@ -48,6 +50,8 @@ static void try_small(const input *in, gr_diag *diag)
     gr_missing missing;
     gr_diag failure;
     gr_seat seat;
+    gr_lineage lineage;
+    uint64_t generation;
     if (gr_message_get_hello(in->body, in->body_bytes, &hello, diag) == GR_OK) {
         check_member(&hello.member);
         expect_body(in, gr_message_put_hello(&hello, in->out));
@@ -62,7 +66,14 @@ static void try_small(const input *in, gr_diag *diag)
     }
     if (gr_message_get_seat(in->body, in->body_bytes, &seat, diag) == GR_OK) {
         require(seat.rank < seat.world_size && seat.world_size <= GR_GROUP_WORLD_MAX);
-        expect_body(in, gr_message_put_seat(&seat, in->out));
+        expect_body(in, gr_message_put_seat(GR_MESSAGE_SEAT, &seat, in->out));
+    }
+    if (gr_message_get_number(in->body, in->body_bytes, &generation, diag) == GR_OK) {
+        expect_body(in, gr_message_put_number(GR_MESSAGE_READY, generation, in->out));
+    }
+    if (gr_message_get_lineage(in->body, in->body_bytes, &lineage, diag) == GR_OK) {
+        require(lineage.formed <= lineage.accepted);
+        expect_body(in, gr_message_put_lineage(&lineage, in->out));
     }
 }
 

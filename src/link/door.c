@@ -47,6 +47,7 @@ typedef struct entry {
     entry_state state;
     bool outgoing;
     bool tcp;
+    bool waits;  /* it has proved itself: its place is free soon */
     int fd;      /* -1: none */
     gr_tls *tls; /* the handshake is done, and this follows */
     int32_t expected;
@@ -70,7 +71,7 @@ struct gr_door {
     int epoll_fd, listen_fd[LISTENERS];
     int64_t listener_paused_until_us; /* 0: not paused */
     int64_t next_us;
-    int done_count, dialing_count, incoming_count;
+    int done_count, dialing_count, incoming_count, waiting_count;
     uint64_t strangers, system_calls;
     gr_source_counts refused;
     uint64_t told; /* strangers that the log has told of, and when */
@@ -100,6 +101,10 @@ static void forget_fd(gr_door *door, entry *at)
 static void free_entry(gr_door *door, entry *at)
 {
     forget_fd(door, at);
+    if (at->waits) {
+        at->waits = false;
+        door->waiting_count--;
+    }
     if (at->outgoing) {
         door->dialing_count--;
     } else {
@@ -154,17 +159,23 @@ static bool has_others(const entry *at)
     return strlen(at->addresses) > strlen(at->address);
 }
 
+/* One failure is told at a time: another one is found again when it is told. */
 static void fail_dial(gr_door *door, entry *at, gr_status status, const char *why)
 {
-    if (door->failure.status == GR_OK) {
-        if (at->expected == GR_AUTH_RANK_COORDINATOR) {
-            (void)gr_fail_peer(&door->failure, status, at->expected,
-                               "cannot reach the job's coordinator at %s: %s", at->address, why);
-        } else {
-            (void)gr_fail_peer(&door->failure, status, at->expected,
-                               "cannot connect to rank %d at %s: %s%s", at->expected, at->addresses,
-                               has_others(at) ? "at the last of these: " : "", why);
-        }
+    if (door->failure.status != GR_OK) {
+        forget_fd(door, at);
+        at->state = ENTRY_RETRY;
+        at->retry_at_us = now_us(door);
+        note_deadline(door, at->retry_at_us);
+        return;
+    }
+    if (at->expected == GR_AUTH_RANK_COORDINATOR) {
+        (void)gr_fail_peer(&door->failure, status, at->expected,
+                           "cannot reach the job's coordinator at %s: %s", at->address, why);
+    } else {
+        (void)gr_fail_peer(&door->failure, status, at->expected,
+                           "cannot connect to rank %d at %s: %s%s", at->expected, at->addresses,
+                           has_others(at) ? "at the last of these: " : "", why);
     }
     free_entry(door, at);
 }
@@ -264,6 +275,20 @@ static bool is_admitted(const gr_door *door, const gr_auth *auth)
     return door->config.admit(door->config.admit_arg, auth->peer_rank, auth->peer_stream);
 }
 
+/* It has proved itself, and gets our answer if it may come in. GR_PENDING: soon. */
+static gr_status let_in(gr_door *door, entry *at, gr_diag *diag)
+{
+    bool admitted = is_admitted(door, &at->auth);
+    bool waits = !admitted && door->config.admit_soon != NULL &&
+                 door->config.admit_soon(door->config.admit_arg, at->auth.peer_rank);
+    door->waiting_count += (int)waits - (int)at->waits;
+    at->waits = waits;
+    return admitted ? GR_OK
+           : waits  ? GR_PENDING
+                    : gr_fail(diag, GR_E_PROTOCOL, "rank %d is not expected (again)",
+                              at->auth.peer_rank);
+}
+
 /* GR_OK: something was taken in; GR_PENDING: nothing there; GR_E_AGAIN: closed; else refused. Never
  * reads past the handshake: what follows belongs to the connection's owner. */
 static gr_status receive_some(gr_door *door, entry *at, gr_diag *diag)
@@ -289,10 +314,7 @@ static gr_status receive_some(gr_door *door, entry *at, gr_diag *diag)
         at->auth.peer_rank != at->expected) {
         return gr_fail(diag, GR_E_PROTOCOL, "rank %d is there instead", at->auth.peer_rank);
     }
-    if (at->auth.checked && !was_checked && !at->outgoing && !is_admitted(door, &at->auth)) {
-        return gr_fail(diag, GR_E_PROTOCOL, "rank %d is not expected (again)", at->auth.peer_rank);
-    }
-    return GR_OK;
+    return at->auth.checked && !was_checked && !at->outgoing ? let_in(door, at, diag) : GR_OK;
 }
 
 /* Both have proved themselves. Do they agree on TLS? */
@@ -339,8 +361,11 @@ static gr_status secure(const gr_door *door, entry *at, gr_diag *diag)
 static void take_steps(gr_door *door, entry *at, int64_t now)
 {
     gr_diag diag = {0};
-    gr_status status;
-    do {
+    gr_status status = at->waits ? let_in(door, at, &diag) : GR_OK;
+    if (status < 0) {
+        end_shaking(door, at, now, status, diag.text);
+    }
+    while (status == GR_OK) {
         status = send_pending(door, at);
         if (status < 0) {
             end_shaking(door, at, now, status, "the peer closed it");
@@ -368,7 +393,7 @@ static void take_steps(gr_door *door, entry *at, int64_t now)
                         status == GR_E_AGAIN ? "the peer closed it" : diag.text);
             return;
         }
-    } while (status == GR_OK);
+    }
 }
 
 static void shake(gr_door *door, entry *at, int64_t now)
@@ -656,6 +681,11 @@ gr_status gr_door_progress(gr_door *door, gr_diag *diag)
             accept_some(door, i, now);
         }
     }
+    for (int i = 0; i < door->incoming_max && door->waiting_count > 0; i++) {
+        if (door->entries[i].state == ENTRY_SHAKING && door->entries[i].waits) {
+            shake(door, &door->entries[i], now);
+        }
+    }
     if (now >= door->next_us) {
         handle_deadlines(door, now);
     }
@@ -698,6 +728,11 @@ int64_t gr_door_next_us(const gr_door *door)
 bool gr_door_dialing(const gr_door *door)
 {
     return door->dialing_count > 0;
+}
+
+bool gr_door_busy(const gr_door *door)
+{
+    return door->dialing_count > 0 || door->incoming_count > 0;
 }
 
 static void close_listeners(gr_door *door)
@@ -761,9 +796,6 @@ gr_status gr_door_create(const gr_door_config *config, gr_door **door_out, gr_di
     door->incoming_max = incoming;
     door->entry_count = (int)count;
     gr_diag_clear(&door->failure);
-    for (size_t i = 0; i < count; i++) {
-        door->entries[i].fd = -1;
-    }
     gr_status status = GR_OK;
     door->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     door->secret = gr_secret_keep(config->secret);
@@ -792,7 +824,9 @@ void gr_door_destroy(gr_door *door)
         return;
     }
     for (int i = 0; i < door->entry_count; i++) {
-        forget_fd(door, &door->entries[i]);
+        if (door->entries[i].state != ENTRY_FREE) {
+            forget_fd(door, &door->entries[i]);
+        }
     }
     close_listeners(door);
     if (door->epoll_fd >= 0) {

@@ -29,6 +29,9 @@ typedef struct gr_door_config {
     /* Asked after the peer proved itself and before we do: false closes it. NULL: all come in that
      * are the only stream of their link. */
     bool (*admit)(void *admit_arg, int32_t peer_rank, gr_auth_stream stream);
+    /* Asked where `admit` says no: true keeps the connection, as one in its handshake, until
+     * `admit` says yes (asked again in each gr_door_progress) or this says no. NULL: no. */
+    bool (*admit_soon)(void *admit_arg, int32_t peer_rank);
     void *admit_arg;
 } gr_door_config;
 
@@ -59,8 +62,9 @@ int gr_door_fd(const gr_door *door);                     /* readable: call progr
 gr_status gr_door_dial(gr_door *door, int32_t peer_rank, gr_auth_stream stream,
                        const char *addresses, gr_diag *diag) GR_MUST_CHECK;
 
-/* Move everything on. A failure is that of a gr_door_dial, given once: GR_E_PEER_LOST, GR_E_AUTH,
- * GR_E_PROTOCOL, GR_E_INVALID, GR_E_IO; diag->peer_rank is whom it was to reach. */
+/* Move everything on. A failure is that of a gr_door_dial, one in each call, each given once:
+ * GR_E_PEER_LOST, GR_E_AUTH, GR_E_PROTOCOL, GR_E_INVALID, GR_E_IO; diag->peer_rank is whom it was
+ * to reach. */
 gr_status gr_door_progress(gr_door *door, gr_diag *diag) GR_MUST_CHECK;
 bool gr_door_take(gr_door *door, gr_arrival *arrival_out);
 
@@ -68,6 +72,7 @@ bool gr_door_take(gr_door *door, gr_arrival *arrival_out);
 int64_t gr_door_next_us(const gr_door *door);
 
 bool gr_door_dialing(const gr_door *door); /* a dial is under way */
+bool gr_door_busy(const gr_door *door);    /* that, or the handshake of a newcomer */
 
 /* Nobody else is expected: close the listener and all incoming handshakes, and forget the secret.
  * No gr_door_dial may follow. */

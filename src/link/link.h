@@ -74,7 +74,8 @@ typedef struct gr_ports {
 
 typedef struct gr_mesh_config {
     gr_link_kind kind;
-    bool mixed; /* kind shm: peers that connect by tcp, or are dialled by it, get tcp links */
+    bool mixed;  /* kind shm: peers that connect by tcp, or are dialled by it, get tcp links */
+    bool guests; /* peers come, end and come again as long as the mesh lives: see Guests below */
     int rank;
     int world_size;
     const uint8_t *secret;        /* GR_SECRET_BYTES, copied */
@@ -148,6 +149,35 @@ void gr_mesh_free(gr_mesh *mesh, void *mem);
 /* From now on gr_mesh_free leaves the memory as it is until the mesh goes: operations have failed
  * here that a peer may still finish from what it can read of us. */
 void gr_mesh_keep(gr_mesh *mesh);
+
+/* ---- Guests ---------------------------------------------------------------------------------- */
+
+/* In a mesh with `guests` no peer is waited for, and none is missed: the door stays open, and a
+ * link that ends is no failure of the mesh. gr_mesh_progress fails only when one that was connected
+ * *to* cannot be reached. Peers that are not there cost no time and no memory. A newcomer is
+ * noticed at once by an idle gr_mesh_wait, else within 20 ms. All meshes that have links with each
+ * other have the same world_size. */
+
+/* What has changed since it was last asked, in order: the link to *peer_out is up, or (*ended_out)
+ * has ended: gr_link_diag says why. One that ends before it was up is told of as well. False:
+ * nothing (more). Ask until then after gr_mesh_progress: gr_mesh_wait does not sleep before. */
+bool gr_mesh_next_change(gr_mesh *mesh, int *peer_out, bool *ended_out);
+
+/* The link to `peer` has ended and what it had for us was taken: all that it holds goes, its number
+ * may come again, and a newcomer that proved itself and waits for that number comes in. Payloads
+ * that are held (gr_link_next) stay readable until the last of them is released, and then their
+ * memory goes; until then gr_link_release is the only call on the link, afterwards there is none.
+ * They stay as they were if the peer has died; one that lives on may change them. A link that has
+ * not ended is left alone. */
+void gr_mesh_forget(gr_mesh *mesh, int peer);
+
+/* Send one peer away: it gets an ABORT with this sentence (up to GR_DIAG_TEXT_BYTES, copied), of
+ * which gr_link_diag on both sides tells, here with `status`, there with GR_E_PEER_LOST (or
+ * `status`, if it is one of a communicator). For the caller the link is at its end at once, but for
+ * what it was lent: that is its owner's again when gr_mesh_next_change tells of the end, which is
+ * when the peer has closed its side, or GR_LINK_CLOSE_US later. */
+enum { GR_LINK_CLOSE_US = 1000000 };
+void gr_link_close(gr_link *link, gr_status status, const char *sentence);
 
 /* ---- One link -------------------------------------------------------------------------------- */
 

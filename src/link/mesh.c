@@ -89,6 +89,10 @@ static void close_streams(gr_link *link)
         gr_tls_destroy(link->tls[i]);
         link->tls[i] = NULL;
         if (*fd >= 0) {
+            if (link->mesh->guests) { /* a forked child may keep it open: no events of it */
+                (void)epoll_ctl(link->mesh->epoll_fd, EPOLL_CTL_DEL, *fd, NULL);
+                link->mesh->stats.system_calls++;
+            }
             close(*fd);
             link->mesh->stats.system_calls++;
             *fd = -1;
@@ -96,11 +100,30 @@ static void close_streams(gr_link *link)
     }
 }
 
+void gr_link_free(gr_link *link)
+{
+    close_streams(link);
+    link->ops->detach(link);
+    free(link);
+}
+
 static void end_link(gr_link *link, bool drain)
 {
+    if (link->state == GR_LINK_ATTACHING || link->closing) {
+        link->mesh->timed--;
+    }
     link->drain = drain && !link->discard && link->state == GR_LINK_UP;
     link->state = GR_LINK_ENDED;
     close_streams(link);
+    gr_link_changed(link);
+}
+
+/* The first reason stays: what ends a link that we closed is how the peer takes that. */
+static void say_why(gr_link *link, gr_status status, const char *text)
+{
+    if (!link->closing) {
+        (void)gr_fail_peer(&link->diag, status, link->peer, "%s", text);
+    }
 }
 
 void gr_link_break(gr_link *link, bool drain, gr_status status, const char *format, ...)
@@ -113,9 +136,11 @@ void gr_link_break(gr_link *link, bool drain, gr_status status, const char *form
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
-    (void)gr_fail_peer(&link->diag, status, link->peer, "%s", text);
-    link->report = true;
-    link->mesh->reports++;
+    say_why(link, status, text);
+    if (!link->mesh->guests) {
+        link->report = true;
+        link->mesh->reports++;
+    }
     gr_log_write(link->mesh->log, GR_LOG_DEBUG, "link", "%s", text);
     end_link(link, drain);
 }
@@ -125,8 +150,9 @@ void gr_link_left(gr_link *link)
     if (link->state == GR_LINK_ENDED) {
         return;
     }
-    (void)gr_fail_peer(&link->diag, GR_E_PEER_LOST, link->peer, "rank %d has left in order",
-                       link->peer);
+    char text[48];
+    snprintf(text, sizeof text, "rank %d has left in order", link->peer);
+    say_why(link, GR_E_PEER_LOST, text);
     end_link(link, true);
 }
 
@@ -167,11 +193,13 @@ void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
     size_t size = clean_text(frame, text, clean);
     gr_status status = (gr_status)(-(int32_t)frame->message);
     if (gr_status_scope(status) < GR_SCOPE_COMM) {
-        status = GR_E_COMM_BROKEN;
+        status = link->mesh->guests ? GR_E_PEER_LOST : GR_E_COMM_BROKEN;
     }
     gr_link_break(link, false, status, "%s",
                   size > 0 ? clean : "a rank ended the communicator without saying why");
-    link->diag.peer_rank = (int32_t)frame->segment;
+    if (!link->closing) {
+        link->diag.peer_rank = (int32_t)frame->segment;
+    }
 }
 
 void gr_link_closed(gr_link *link, int error)
@@ -206,6 +234,14 @@ static bool admit(void *mesh_arg, int32_t peer, gr_auth_stream stream)
                             *gr_link_fd(link, stream.index) < 0);
 }
 
+/* One that has ended was not forgotten yet: who takes its number may wait for that. */
+static bool admit_soon(void *mesh_arg, int32_t peer)
+{
+    const gr_mesh *mesh = mesh_arg;
+    return mesh->guests && peer >= 0 && peer < mesh->world_size && mesh->links[peer] != NULL &&
+           mesh->links[peer]->state == GR_LINK_ENDED;
+}
+
 static void attach(gr_link *link)
 {
     gr_mesh *mesh = link->mesh;
@@ -216,14 +252,23 @@ static void attach(gr_link *link)
     gr_status status = link->ops->attach(link, &diag);
     if (status == GR_OK) {
         link->state = GR_LINK_UP;
+        link->was_up = true;
+        mesh->timed--;
         mesh->links_up++;
-        mesh->settled = mesh->links_up == mesh->world_size - 1;
         if (link->ops != mesh->ops) {
             mesh->other = link->ops;
+            mesh->others++;
         }
-        if (mesh->settled) {
-            gr_door_shut(mesh->door);
+        if (!mesh->guests) {
+            mesh->settled = mesh->links_up == mesh->world_size - 1;
+            if (mesh->settled) {
+                gr_door_shut(mesh->door);
+            }
         }
+        if (mesh->ops->learn != NULL) {
+            mesh->ops->learn(mesh);
+        }
+        gr_link_changed(link);
         gr_log_write(mesh->log, GR_LOG_DEBUG, "link", "rank %d: %s link to rank %d is up",
                      mesh->rank, link->ops->name, link->peer);
     } else if (status != GR_PENDING) {
@@ -261,9 +306,18 @@ static gr_link *create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, int
     for (int i = 0; i < GR_LINK_STREAMS_MAX; i++) {
         *gr_link_fd(link, i) = -1;
     }
-    link->attach_by_us = now + mesh->attach_timeout_us;
+    link->by_us = now + mesh->attach_timeout_us;
     gr_diag_clear(&link->diag);
+    gr_mesh_add_link(mesh, link);
+    mesh->timed++;
     return link;
+}
+
+void gr_mesh_add_link(gr_mesh *mesh, gr_link *link)
+{
+    mesh->links[link->peer] = link;
+    link->present_at = mesh->present_count;
+    mesh->present[mesh->present_count++] = link;
 }
 
 static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
@@ -284,7 +338,6 @@ static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
         close(arrival->fd);
         return;
     }
-    mesh->links[peer] = link;
     *gr_link_fd(link, index) = arrival->fd;
     link->tls[index] = arrival->tls;
     link->streams_here++;
@@ -306,14 +359,16 @@ static gr_status visit_door(gr_mesh *mesh, int64_t now, gr_diag *diag)
     return status;
 }
 
-static void end_late_attaches(gr_mesh *mesh, int64_t now)
+/* Of links that take too long to come, or to go. */
+static void end_late_ones(gr_mesh *mesh, int64_t now)
 {
-    for (int peer = 0; peer < mesh->world_size; peer++) {
-        gr_link *link = mesh->links[peer];
-        if (link != NULL && link->state == GR_LINK_ATTACHING && now >= link->attach_by_us) {
+    for (int i = 0; i < mesh->present_count && mesh->timed > 0; i++) {
+        gr_link *link = mesh->present[i];
+        bool timed = link->state == GR_LINK_ATTACHING || link->closing;
+        if (timed && now >= link->by_us) {
             gr_link_break(link, false, GR_E_PEER_SLOW,
-                          "rank %d proved itself but did not set up its %s link in time", peer,
-                          link->ops->name);
+                          "rank %d proved itself but did not set up its %s link in time",
+                          link->peer, link->ops->name);
         }
     }
 }
@@ -376,6 +431,11 @@ bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us)
     return count > 0;
 }
 
+bool gr_mesh_coming(const gr_mesh *mesh)
+{
+    return mesh->timed > 0 || gr_door_busy(mesh->door);
+}
+
 bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us)
 {
     return !mesh->settled && (now_us < mesh->settle_by_us || gr_door_dialing(mesh->door));
@@ -396,17 +456,18 @@ static gr_status poll_sockets(gr_mesh *mesh, int64_t now, gr_diag *diag)
         mesh->door_ready = false;
         status = visit_door(mesh, now, diag);
     }
-    if (!mesh->settled) {
-        end_late_attaches(mesh, now);
+    end_late_ones(mesh, now);
+    if (mesh->guests && gr_mesh_coming(mesh) && mesh->poll_at_us > now + GR_MESH_COMING_POLL_US) {
+        mesh->poll_at_us = now + GR_MESH_COMING_POLL_US;
     }
     return status;
 }
 
 static gr_status report(gr_mesh *mesh, gr_diag *diag)
 {
-    for (int peer = 0; peer < mesh->world_size; peer++) {
-        gr_link *link = mesh->links[peer];
-        if (link != NULL && link->report) {
+    for (int i = 0; i < mesh->present_count; i++) {
+        gr_link *link = mesh->present[i];
+        if (link->report) {
             link->report = false;
             mesh->reports--;
             if (diag != NULL) {
@@ -422,7 +483,7 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 {
     gr_status status = GR_OK;
     int64_t now = gr_clock_now_us(&mesh->clock);
-    if (now >= mesh->poll_at_us || gr_mesh_settling(mesh, now) ||
+    if (now >= mesh->poll_at_us || mesh->door_ready || gr_mesh_settling(mesh, now) ||
         (mesh->ops->polls != NULL && mesh->ops->polls(mesh))) {
         status = poll_sockets(mesh, now, diag);
     }
@@ -437,9 +498,11 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 static int64_t latest_us(const gr_mesh *mesh, int64_t now, int64_t deadline_us)
 {
     int64_t until = deadline_us;
-    if (!mesh->settled) {
+    if (!mesh->settled || mesh->guests) {
         int64_t door_us = gr_door_next_us(mesh->door);
         until = door_us < until ? door_us : until;
+    }
+    if (!mesh->settled || mesh->timed > 0) {
         until = now + GR_MESH_SLEEP_US < until ? now + GR_MESH_SLEEP_US : until;
     }
     return until;
@@ -448,7 +511,7 @@ static int64_t latest_us(const gr_mesh *mesh, int64_t now, int64_t deadline_us)
 void gr_mesh_wait(gr_mesh *mesh, int64_t deadline_us)
 {
     int64_t now = gr_clock_now_us(&mesh->clock);
-    if (mesh->reports == 0 && !mesh->door_ready && now < deadline_us &&
+    if (mesh->reports == 0 && mesh->changes == NULL && !mesh->door_ready && now < deadline_us &&
         !atomic_load_explicit(&mesh->woken, memory_order_acquire)) {
         mesh->ops->wait(mesh, now, latest_us(mesh, now, deadline_us));
     }
@@ -477,6 +540,10 @@ static gr_status check_config(const gr_mesh_config *config, gr_diag *diag)
     }
     if (config->mixed && config->kind != GR_LINK_SHM) {
         return gr_fail(diag, GR_E_INVALID, "a mixed mesh is of kind shm, not %s",
+                       gr_link_kind_name(config->kind));
+    }
+    if (config->guests && ops_of_kind[config->kind]->inside) {
+        return gr_fail(diag, GR_E_INVALID, "a mesh of kind %s has no guests",
                        gr_link_kind_name(config->kind));
     }
     if (config->world_size < 1 || config->world_size > GR_MESH_WORLD_MAX || config->rank < 0 ||
@@ -508,6 +575,7 @@ static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag 
         .clock = config->clock,
         .log = config->log,
         .admit = admit,
+        .admit_soon = admit_soon,
         .admit_arg = mesh,
     };
     gr_status status = gr_door_create(&door, &mesh->door, diag);
@@ -541,7 +609,7 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     }
     const gr_link_ops *ops = ops_of_kind[config->kind];
     gr_mesh *mesh = calloc(1, ops->mesh_bytes);
-    gr_link **links = calloc((size_t)config->world_size, sizeof(gr_link *));
+    gr_link **links = calloc(2 * (size_t)config->world_size, sizeof(gr_link *));
     if (mesh == NULL || links == NULL) {
         free(links);
         free(mesh);
@@ -555,8 +623,10 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     mesh->clock = config->clock;
     mesh->log = config->log;
     mesh->links = links;
+    mesh->present = links + config->world_size;
+    mesh->guests = config->guests;
     mesh->epoll_fd = mesh->wake_fd = -1;
-    mesh->settled = config->world_size == 1;
+    mesh->settled = config->world_size == 1 || config->guests;
     mesh->attach_timeout_us = config->handshake_timeout_us;
     mesh->settle_by_us = gr_clock_deadline_us(&config->clock, config->handshake_timeout_us);
     mesh->poll_at_us = now;
@@ -588,18 +658,17 @@ void gr_mesh_destroy(gr_mesh *mesh)
     if (mesh == NULL) {
         return;
     }
-    for (int peer = 0; peer < mesh->world_size; peer++) {
-        if (mesh->links[peer] != NULL && mesh->links[peer]->state == GR_LINK_UP) {
-            mesh->links[peer]->ops->leave(mesh->links[peer]);
+    for (int i = 0; i < mesh->present_count; i++) {
+        if (mesh->present[i]->state == GR_LINK_UP) {
+            mesh->present[i]->ops->leave(mesh->present[i]);
         }
     }
-    for (int peer = 0; peer < mesh->world_size; peer++) {
-        gr_link *link = mesh->links[peer];
-        if (link != NULL) {
-            close_streams(link);
-            link->ops->detach(link);
-            free(link);
-        }
+    while (mesh->present_count > 0) {
+        gr_link_free(mesh->present[--mesh->present_count]);
+    }
+    for (gr_link *link = mesh->forgotten, *next; link != NULL; link = next) {
+        next = link->next;
+        gr_link_free(link);
     }
     mesh->ops->close(mesh);
     gr_door_destroy(mesh->door);
@@ -693,7 +762,7 @@ void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out)
 
 gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data, uint64_t *ticket_out)
 {
-    if (link->state != GR_LINK_UP) {
+    if (link->state != GR_LINK_UP || link->closing) {
         return GR_E_PEER_LOST;
     }
     if (gr_frame_check(frame, NULL) != GR_OK) {
@@ -750,7 +819,7 @@ bool gr_link_sent(gr_link *link, uint64_t ticket)
 
 gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
 {
-    if (link->state != GR_LINK_UP && !link->drain) {
+    if ((link->state != GR_LINK_UP && !link->drain) || link->closing) {
         return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
     }
     if (link->discard) {
@@ -796,6 +865,9 @@ void gr_link_next(gr_link *link, uint64_t *hold_out)
 void gr_link_release(gr_link *link, uint64_t hold)
 {
     link->ops->release(link, hold);
+    if (link->forgotten) {
+        gr_link_let_go(link);
+    }
 }
 
 const gr_diag *gr_link_diag(const gr_link *link)

@@ -36,8 +36,14 @@ struct gr_link {
     bool claimed;  /* a CLAIM came; the first is kept until it is asked for */
     bool claim_sent, claim_waits;
     bool word_waits; /* a WORD came, and was not asked for */
-    int64_t attach_by_us;
-    gr_diag diag; /* why it ended */
+    bool was_up;
+    bool closing;            /* gr_link_close: our ABORT is on its way; diag says why */
+    bool changed, came_told; /* in mesh->changes; of its coming gr_mesh_next_change has told */
+    bool forgotten;          /* in mesh->forgotten: only views are left of it */
+    int present_at;          /* in mesh->present */
+    int64_t by_us;           /* attaching, closing: it takes no longer */
+    gr_link *next;           /* in mesh->changes, mesh->forgotten */
+    gr_diag diag;            /* why it ended */
     gr_frame claim, word;
     char claim_text[GR_CLAIM_TEXT_BYTES];
 };
@@ -66,10 +72,18 @@ struct gr_mesh {
     const void *host_name_arg;
     int epoll_fd; /* the door, wake_fd, the links' sockets */
     int wake_fd;
-    gr_link **links; /* by peer; NULL: not authenticated */
-    int links_up;    /* have ever been up */
-    int reports;     /* links with `report` set */
-    bool settled;    /* all links have been up: no system call is needed to look for newcomers */
+    gr_link **links;   /* by peer; NULL: not authenticated */
+    gr_link **present; /* the same ones, one after the other */
+    int present_count;
+    int others;   /* of them: of the second kind, and were up */
+    int timed;    /* attaching or closing */
+    int links_up; /* have ever been up */
+    int reports;  /* links with `report` set */
+    bool guests;  /* the door stays open; the owner is told of changes */
+    gr_link *changes, *last_change;
+    gr_link *forgotten;
+    bool settled; /* all links have been up, or may come late: no system call is needed to look for
+                     newcomers */
     bool door_ready; /* the door has something to do */
     bool looked;     /* a wait has looked at the sockets just now */
     bool keeps;      /* gr_mesh_keep */
@@ -92,6 +106,10 @@ struct gr_link_ops {
     void (*close)(gr_mesh *mesh);
     /* GR_OK: up; GR_PENDING: again when the socket has something; else the link ends. */
     gr_status (*attach)(gr_link *link, gr_diag *diag);
+    void (*learn)(gr_mesh *mesh); /* others are there than before; NULL: nothing to do */
+    /* Before another link of the same number: leave what both would use. NULL: nothing. */
+    void (*vacate)(gr_link *link);
+    bool (*holds)(const gr_link *link);                        /* payloads that are not released */
     void (*detach)(gr_link *link);                             /* also of a half attached one */
     void (*leave)(gr_link *link);                              /* BYE, without waiting */
     void (*event)(gr_link *link, int stream, uint32_t events); /* of epoll, while up */
@@ -119,8 +137,9 @@ extern const gr_link_ops gr_sim_ops;
 enum {
     GR_MESH_MIXED_POLL_US = 2,   /* how often the sockets of a mixed mesh are looked at */
     GR_MESH_DIRECT_POLL_US = 50, /* and where whoever waits reads its socket without asking first */
-    GR_MESH_POLL_US = 10000,  /* how often a dead peer is looked for where data need no sockets */
-    GR_MESH_SLEEP_US = 10000, /* longest sleep between two looks */
+    GR_MESH_POLL_US = 10000, /* how often a dead peer is looked for where data need no sockets, */
+    GR_MESH_COMING_POLL_US = 200, /* and the next step of a guest that is about to come */
+    GR_MESH_SLEEP_US = 10000,     /* longest sleep between two looks */
     GR_MESH_WORLD_MAX = 4096
 };
 
@@ -131,7 +150,8 @@ void gr_link_break(gr_link *link, bool drain, gr_status status, const char *form
 void gr_link_left(gr_link *link);
 /* The peer said ABORT: its communicator failed with this sentence (frame->size_bytes), with status
  * -frame->message, because of rank frame->segment. The link's status is that status if it is one of
- * a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's. */
+ * a communicator, else GR_E_COMM_BROKEN: the failure is not this peer's; or, where peers are
+ * guests, GR_E_PEER_LOST: no communicator is broken. */
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text);
 /* The peer met a foreign operation; frame->size_bytes of text. Kept for gr_link_claim. */
 void gr_link_claimed(gr_link *link, const gr_frame *frame, const char *text);
@@ -142,6 +162,16 @@ enum { GR_HOST_TEXT_BYTES = 80 };
 void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES]);
 /* End of file on the socket, or an error of it (errno; 0: end of file). */
 void gr_link_closed(gr_link *link, int error);
+
+/* The link is there from now on; the mesh has room for one to each peer. */
+void gr_mesh_add_link(gr_mesh *mesh, gr_link *link);
+void gr_link_free(gr_link *link);
+/* It is up, or has ended: to be told of, where there are guests. */
+void gr_link_changed(gr_link *link);
+/* Of a forgotten link payloads were released: it goes with the last of them. */
+void gr_link_let_go(gr_link *link);
+/* Somebody is about to come, or to go. */
+bool gr_mesh_coming(const gr_mesh *mesh);
 
 /* The socket of that stream. */
 int *gr_link_fd(gr_link *link, int stream);

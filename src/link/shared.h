@@ -25,8 +25,8 @@ typedef struct gr_shared {
     size_t heap_bytes;
 } gr_shared;
 
-/* What `peer` (or this process) shares, as it is mapped here until the mesh is destroyed. False:
- * there is no link of the kind shm. */
+/* What `peer` (or this process) shares, as it is mapped here until the mesh is destroyed, or the
+ * peer forgotten (gr_mesh_forget). False: there is no link of the kind shm. */
 bool gr_mesh_shared(gr_mesh *mesh, int peer, gr_shared *shared_out);
 
 /* Wake `peer` if it sleeps in gr_mesh_wait. */
@@ -54,5 +54,15 @@ int gr_cma_try(void);
 /* Every process that may be waited for has a core of its own. The same for all when all links are
  * up. */
 bool gr_mesh_roomy(const gr_mesh *mesh);
+
+/* Between two looks at a line: who stores there had better not find it in use by us. */
+static inline void gr_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
 
 #endif

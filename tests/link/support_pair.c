@@ -37,6 +37,7 @@ gr_mesh_config test_config(gr_link_kind kind, int rank, int world_size)
     config.kind = (gr_link_kind)(kind & 0xff);
     config.streams_max = kind_streams(kind);
     config.encrypt = ((int)kind & TCP_ENCRYPTED) != 0;
+    config.guests = ((int)kind & WITH_GUESTS) != 0;
     config.rank = rank;
     config.world_size = world_size;
     config.secret = test_secret;
@@ -57,6 +58,10 @@ void pair_pump(pair *p)
         gr_status status = gr_mesh_progress(p->mesh[i], &diag);
         if (status != GR_OK) {
             fail_msg("member %d: %s: %s", i, gr_status_name(status), diag.text);
+        }
+        int peer;
+        bool ended;
+        while (gr_mesh_next_change(p->mesh[i], &peer, &ended)) { /* guests: or no wait sleeps */
         }
     }
 }

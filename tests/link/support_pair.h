@@ -22,6 +22,8 @@ enum { PATIENCE_US = 10000000 };
 #define TCP_STREAMS(count) ((gr_link_kind)(GR_LINK_TCP | (count) << 8))
 /* Likewise, with TLS; to be or-ed in. */
 enum { TCP_ENCRYPTED = 1 << 16 };
+/* Likewise, of meshes with guests. */
+enum { WITH_GUESTS = 1 << 17 };
 int kind_streams(gr_link_kind kind);
 
 /* As many connections to the one address as the kind says. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What one source of strangers can take of a door: on a clock of the test's own. */
+/* What one source of strangers can take of a door, and what a door tells of those it cannot reach:
+ * on a clock of the test's own. */
 
 #include "link/address.h"
 #include "link/door.h"
@@ -127,6 +128,42 @@ static void test_a_flood_costs_no_handshakes(void **state)
     gr_door_destroy(g.door);
 }
 
+/* As many as do not lead anywhere, each by a call of its own. */
+static void test_each_failed_dial_is_told(void **state)
+{
+    (void)state;
+    static const uint8_t secret[GR_SECRET_BYTES] = {1};
+    enum { DIALS = 5 };
+    gr_door *door;
+    int64_t now_us = 1000000;
+    int told = 0;
+    const gr_door_config config = {.rank = 0,
+                                   .secret = secret,
+                                   .half_open_max = 1,
+                                   .outgoing_max = DIALS,
+                                   .timeout_us = 5000000,
+                                   .clock = gr_clock_simulated(&now_us)};
+    assert_int_equal(gr_door_create(&config, &door, NULL), GR_OK);
+    for (int peer = 1; peer <= DIALS; peer++) {
+        assert_int_equal(gr_door_dial(door, peer, (gr_auth_stream){.count = 1},
+                                      "unix:@gradus-nobody-is-here", NULL),
+                         GR_OK);
+    }
+    for (int turn = 0; gr_door_dialing(door); turn++) {
+        gr_diag why = {0};
+        assert_true(turn < 1000);
+        if (gr_door_progress(door, &why) != GR_OK) {
+            assert_int_equal(why.status, GR_E_PEER_LOST);
+            assert_false(told >> why.peer_rank & 1);
+            told |= 1 << why.peer_rank;
+        }
+        now_us += 100;
+    }
+    assert_int_equal(told, 2 * ((1 << DIALS) - 1));
+    assert_true(now_us < 1000000 + config.timeout_us / 2);
+    gr_door_destroy(door);
+}
+
 static void test_sources(void **state)
 {
     static const struct {
@@ -154,6 +191,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_source_has_its_share_of_places),
         cmocka_unit_test(test_a_flood_costs_no_handshakes),
+        cmocka_unit_test(test_each_failed_dial_is_told),
         cmocka_unit_test(test_sources),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

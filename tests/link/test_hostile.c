@@ -104,13 +104,13 @@ static void test_garbage_gets_a_challenge_and_the_door(gr_link_kind kind)
     gr_mesh_destroy(h.mesh);
 }
 
-static gr_link *join_as(host *h, gr_mesh **mesh_out, int rank)
+static gr_link *join_of(host *h, gr_mesh **mesh_out, int rank, int world_size)
 {
-    gr_mesh_config config = test_config(h->kind, rank, 2);
+    gr_mesh_config config = test_config(h->kind, rank, world_size);
     assert_int_equal(gr_mesh_create(&config, mesh_out, NULL), GR_OK);
     assert_int_equal(gr_mesh_connect(*mesh_out, 0, gr_mesh_address(h->mesh), NULL), GR_OK);
     gr_link *link = NULL;
-    for (int64_t end = test_now_us() + PATIENCE_US; link == NULL || !gr_mesh_link(h->mesh, 1);) {
+    for (int64_t end = test_now_us() + PATIENCE_US; link == NULL || !gr_mesh_link(h->mesh, rank);) {
         gr_diag diag = {0};
         assert_true(test_now_us() < end);
         progress_ok(h);
@@ -121,6 +121,11 @@ static gr_link *join_as(host *h, gr_mesh **mesh_out, int rank)
         gr_mesh_wait(*mesh_out, test_now_us() + 1000);
     }
     return link;
+}
+
+static gr_link *join_as(host *h, gr_mesh **mesh_out, int rank)
+{
+    return join_of(h, mesh_out, rank, 2);
 }
 
 /* Far more connections than places, and none of them says a word: the honest one still comes in. */
@@ -627,6 +632,55 @@ static void test_shm_forged_counters(void **state)
     forger_close(&f);
 }
 
+/* Where guests come: whoever proves itself and then sends garbage, or nothing, is told of to the
+ * host alone, and disturbs no other one. */
+static void test_garbage_of_a_guest(gr_link_kind kind)
+{
+    enum { HONEST = 1, LIAR = 2 };
+    gr_mesh_config config = test_config(kind, 0, 3);
+    host h = {.kind = kind};
+    uint8_t garbage[200];
+    int before = open_fds();
+    memset(garbage, 0x5a, sizeof garbage);
+    config.handshake_timeout_us = SHORT_US;
+    assert_int_equal(gr_mesh_create(&config, &h.mesh, NULL), GR_OK);
+    gr_mesh *other = NULL;
+    gr_link *link = join_of(&h, &other, HONEST, 3);
+    for (int silent = 0; silent < 2; silent++) {
+        int fd = dial(&h), peer = -1;
+        bool ended = false;
+        uint64_t data = 7;
+        gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = sizeof data}, head;
+        uint64_t ticket;
+        /* On tcp a link of one stream would be up, and may be silent for ever. */
+        bool several = silent != 0 && ((int)kind & 0xff) == GR_LINK_TCP;
+        assert_true(shake_as(&h, fd, LIAR, (gr_auth_stream){.index = 0, .count = several ? 2 : 1}));
+        if (silent == 0) {
+            assert_int_equal(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL), sizeof garbage);
+        }
+        for (int64_t end = test_now_us() + PATIENCE_US; peer != LIAR || !ended;) {
+            assert_true(test_now_us() < end);
+            progress_ok(&h);
+            (void)gr_mesh_next_change(h.mesh, &peer, &ended);
+        }
+        assert_int_equal(gr_link_diag(gr_mesh_link(h.mesh, LIAR))->status,
+                         silent == 0 ? GR_E_PROTOCOL : GR_E_PEER_SLOW);
+        gr_mesh_forget(h.mesh, LIAR);
+        assert_int_equal(gr_link_send(link, &frame, &data, &ticket), GR_OK);
+        for (int64_t end = test_now_us() + PATIENCE_US;
+             gr_link_peek(gr_mesh_link(h.mesh, HONEST), &head) == GR_PENDING;) {
+            assert_true(test_now_us() < end);
+            assert_int_equal(gr_mesh_progress(other, NULL), GR_OK);
+            progress_ok(&h);
+        }
+        gr_link_next(gr_mesh_link(h.mesh, HONEST), NULL);
+        close(fd);
+    }
+    gr_mesh_destroy(other);
+    gr_mesh_destroy(h.mesh);
+    assert_int_equal(open_fds(), before);
+}
+
 /* Files that could fault under our reading are refused before they are mapped. */
 static void test_shm_bad_files(void **state)
 {
@@ -681,14 +735,18 @@ static void test_closed_when_all_are_here(gr_link_kind kind)
     gr_mesh_destroy(h.mesh);
 }
 
-#define EACH_TEST(X)                                                                               \
+/* Of a door, whether it is ever shut or not. */
+#define DOOR_TEST(X)                                                                               \
     X(garbage_gets_a_challenge_and_the_door)                                                       \
     X(half_open_flood)                                                                             \
     X(slow_one_is_closed)                                                                          \
     X(false_ranks)                                                                                 \
     X(second_of_a_rank)                                                                            \
     X(wrong_secret)                                                                                \
-    X(nobody_listens)                                                                              \
+    X(nobody_listens)
+
+#define EACH_TEST(X)                                                                               \
+    DOOR_TEST(X)                                                                                   \
     X(bad_addresses)                                                                               \
     X(garbage_after_the_handshake)                                                                 \
     X(closed_when_all_are_here)
@@ -706,12 +764,28 @@ static void test_closed_when_all_are_here(gr_link_kind kind)
     }
 EACH_TEST(DEFINE)
 
+#define GUEST_TEST(X) DOOR_TEST(X) X(garbage_of_a_guest)
+
+#define DEFINE_GUESTS(name)                                                                        \
+    static void shm_guests_##name(void **state)                                                    \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name((gr_link_kind)((int)GR_LINK_SHM | (int)WITH_GUESTS));                          \
+    }                                                                                              \
+    static void tcp_guests_##name(void **state)                                                    \
+    {                                                                                              \
+        (void)state;                                                                               \
+        test_##name((gr_link_kind)((int)GR_LINK_TCP | (int)WITH_GUESTS));                          \
+    }
+GUEST_TEST(DEFINE_GUESTS)
+
+#define LIST_GUESTS(name) cmocka_unit_test(shm_guests_##name), cmocka_unit_test(tcp_guests_##name),
 #define LIST(name) cmocka_unit_test(shm_##name), cmocka_unit_test(tcp_##name),
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        EACH_TEST(LIST) cmocka_unit_test(test_tcp_frame_with_a_flipped_bit),
+        EACH_TEST(LIST) GUEST_TEST(LIST_GUESTS) cmocka_unit_test(test_tcp_frame_with_a_flipped_bit),
         cmocka_unit_test(test_false_streams),
         cmocka_unit_test(test_streams_that_do_not_come),
         cmocka_unit_test(test_garbage_on_a_stream),

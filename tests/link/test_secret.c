@@ -3,6 +3,7 @@
 /* Where the job's secret may come from, and where it stays. */
 
 #include "link/secret.h"
+#include "sanitized.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -175,7 +176,7 @@ static void test_what_is_kept_is_in_no_dump_and_no_child(void **state)
     assert_non_null(strstr(flags, " dd")); /* not in a dump */
     assert_non_null(strstr(flags, " wf")); /* wiped on fork */
     /* Locked; sanitizers lock no memory. */
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SANITIZED
     assert_non_null(strstr(flags, " lo"));
 #endif
     pid_t child = fork();

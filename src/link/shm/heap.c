@@ -96,17 +96,18 @@ static void merge_with_next(gr_shm_heap *heap, size_t at)
     }
 }
 
-/* Whole pages go back to the system and read as zeros; the edges are overwritten. */
-static void make_zero(const gr_shm_heap *heap, size_t offset, size_t size_bytes)
+void gr_shm_make_zero(uint8_t *at, size_t size_bytes, int fd, size_t file_offset)
 {
-    size_t first = (offset + PAGE - 1) / PAGE * PAGE, end = (offset + size_bytes) / PAGE * PAGE;
-    if (first >= end || fallocate(heap->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                  (off_t)(heap->file_offset + first), (off_t)(end - first)) != 0) {
-        memset(heap->base + offset, 0, size_bytes);
+    size_t end = file_offset + size_bytes;
+    size_t first_page = (file_offset + PAGE - 1) / PAGE * PAGE, last_page = end / PAGE * PAGE;
+    if (first_page >= last_page ||
+        fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)first_page,
+                  (off_t)(last_page - first_page)) != 0) {
+        memset(at, 0, size_bytes);
         return;
     }
-    memset(heap->base + offset, 0, first - offset);
-    memset(heap->base + end, 0, offset + size_bytes - end);
+    memset(at, 0, first_page - file_offset);
+    memset(at + (last_page - file_offset), 0, end - last_page);
 }
 
 void gr_shm_heap_free(gr_shm_heap *heap, void *mem)
@@ -123,7 +124,7 @@ void gr_shm_heap_free(gr_shm_heap *heap, void *mem)
     }
     /* A pointer that is none of ours would corrupt the heap of a running training. */
     GR_CHECK(heap->extents[low].offset == offset && heap->extents[low].used);
-    make_zero(heap, offset, heap->extents[low].size_bytes);
+    gr_shm_make_zero(mem, heap->extents[low].size_bytes, heap->fd, heap->file_offset + offset);
     heap->extents[low].used = 0;
     merge_with_next(heap, low);
     if (low > 0) {

@@ -29,5 +29,8 @@ void gr_shm_heap_fini(gr_shm_heap *heap);
 enum { GR_SHM_HEAP_ALIGN = 64, GR_SHM_HEAP_PAGED = 16 << 10 };
 gr_status gr_shm_heap_alloc(gr_shm_heap *heap, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 void gr_shm_heap_free(gr_shm_heap *heap, void *mem);
+/* Zeros from `at` on, where `fd` has its byte number file_offset: whole pages go back to the
+ * system, the edges are overwritten. */
+void gr_shm_make_zero(uint8_t *at, size_t size_bytes, int fd, size_t file_offset);
 
 #endif

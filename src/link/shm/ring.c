@@ -410,10 +410,14 @@ void gr_shm_link_scan(gr_shm_link *link)
     }
 }
 
-/* Publish how many descriptors were released without a gap. */
+/* Publish how many descriptors were released without a gap: to nobody once the link has ended, when
+ * the counter may be another one's already. */
 static void advance_released(gr_shm_link *link)
 {
     uint64_t released = link->released;
+    if (link->base.state != GR_LINK_UP) {
+        return;
+    }
     while (released < link->tail &&
            (link->held[(released & MASK) / 64] >> (released % 64) & 1) == 0) {
         released++;

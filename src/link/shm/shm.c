@@ -24,19 +24,10 @@ static gr_shm_mesh *mesh_of(gr_mesh *mesh)
     return (gr_shm_mesh *)mesh;
 }
 
-static gr_shm_link *link_of(gr_mesh *mesh, int peer)
+/* NULL: it is of another kind. */
+static gr_shm_link *link_of(gr_link *link)
 {
-    gr_link *link = mesh->links[peer];
-    return link != NULL && link->ops == &gr_shm_ops ? (gr_shm_link *)link : NULL;
-}
-
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
+    return link->ops == &gr_shm_ops ? (gr_shm_link *)link : NULL;
 }
 
 /* ---- Bells ----------------------------------------------------------------------------------- */
@@ -87,8 +78,8 @@ static bool news(gr_mesh *base)
     if (atomic_load(&base->woken) || (base->news != NULL && base->news(base->news_arg))) {
         return true;
     }
-    for (int peer = 0; peer < base->world_size; peer++) {
-        const gr_shm_link *link = link_of(base, peer);
+    for (int i = 0; i < base->present_count; i++) {
+        const gr_shm_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP && gr_shm_link_news(link)) {
             return true;
         }
@@ -96,21 +87,24 @@ static bool news(gr_mesh *base)
     return false;
 }
 
+/* Where cores are shared whoever needs this one gets it between two looks: to wake a sleeper takes
+ * longer than most of what is waited for. */
 static bool spin(gr_mesh *base, int64_t start_ns, int64_t until_ns)
 {
-    int64_t end_ns = start_ns + base->spin.now_us * 1000;
+    bool yields = !base->spin.allowed || base->spin.max_us == 0;
+    int64_t end_ns = start_ns + (base->spin.max_us > 0 ? base->spin.now_us * 1000 : 0);
     end_ns = until_ns < end_ns ? until_ns : end_ns;
     do {
-        for (int i = 0; i < SPINS_A_LOOK; i++) {
+        for (int i = 0; i < (yields ? 1 : SPINS_A_LOOK); i++) {
             if (news(base)) {
                 return true;
             }
-            relax();
+            gr_relax();
         }
-        if (base->other != NULL) {
-            if (gr_mesh_collect(base, 0)) {
-                return true;
-            }
+        if (base->other != NULL && gr_mesh_collect(base, 0)) {
+            return true;
+        }
+        if (base->other != NULL || yields) {
             /* Those who handle packets for us need a core as well. */
             sched_yield();
             base->stats.system_calls++;
@@ -120,14 +114,15 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t until_ns)
 }
 
 /* Peers on this host ring the bell, or the socket that came with their link if we sleep on all
- * sockets since some peers are on other hosts. */
+ * sockets: since some peers are on other hosts, a guest is coming, or data were slow to come, so
+ * that the one system call more of theirs matters less than to see a guest at once. */
 static void sleep_on_bell(gr_mesh *base, int64_t sleep_us)
 {
     gr_shm_mesh *mesh = mesh_of(base);
     gr_shm_bell *bell = gr_shm_bell_of(&mesh->own);
-    bool sockets = base->other != NULL;
-    for (int peer = 0; peer < base->world_size; peer++) {
-        gr_shm_link *link = link_of(base, peer);
+    bool sockets = base->other != NULL || (base->guests && (mesh->idle || gr_mesh_coming(base)));
+    for (int i = 0; i < base->present_count; i++) {
+        gr_shm_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP) {
             atomic_store_explicit(&link->out->wake_at, link->wanted, memory_order_relaxed);
         }
@@ -146,6 +141,7 @@ static void sleep_on_bell(gr_mesh *base, int64_t sleep_us)
     if (sockets) {
         atomic_store(&mesh->in_epoll, false);
     }
+    mesh->idle = base->guests && !news(base);
 }
 
 static void sleep_on_sockets(gr_mesh *base, int64_t sleep_us)
@@ -170,21 +166,11 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
     }
     left_us = left_us < GR_MESH_SLEEP_US ? left_us : GR_MESH_SLEEP_US;
     int64_t start_ns = gr_now_ns();
-    if (base->spin.allowed && base->spin.max_us > 0) {
-        if (!spin(base, start_ns, start_ns + left_us * 1000)) {
-            sleep_on_bell(base, left_us);
-        }
-        gr_spin_learn(&base->spin, (gr_now_ns() - start_ns) / 1000);
-        return;
-    }
-    /* Whom we wait for may need this very core. */
-    sched_yield();
-    base->stats.system_calls++;
-    if (base->other != NULL && gr_mesh_collect(base, 0)) {
-        return;
-    }
-    if (!news(base)) {
+    if (!spin(base, start_ns, start_ns + left_us * 1000)) {
         sleep_on_bell(base, left_us);
+    }
+    if (base->spin.max_us > 0) {
+        gr_spin_learn(&base->spin, (gr_now_ns() - start_ns) / 1000);
     }
 }
 
@@ -197,12 +183,12 @@ static void learn_cores(gr_mesh *base)
     uint64_t cpus[GR_SHM_CPU_WORDS];
     int processes = 1, cores = 0;
     memcpy(cpus, gr_shm_card_of(&mesh_of(base)->own)->cpus, sizeof cpus);
-    for (int peer = 0; peer < base->world_size; peer++) {
-        const gr_shm_link *link = link_of(base, peer);
+    for (int i = 0; i < base->present_count; i++) {
+        const gr_shm_link *link = link_of(base->present[i]);
         if (link != NULL && link->theirs.base != NULL) {
             processes++;
-            for (int i = 0; i < GR_SHM_CPU_WORDS; i++) {
-                cpus[i] |= gr_shm_card_of(&link->theirs)->cpus[i];
+            for (int word = 0; word < GR_SHM_CPU_WORDS; word++) {
+                cpus[word] |= gr_shm_card_of(&link->theirs)->cpus[word];
             }
         }
     }
@@ -233,10 +219,33 @@ static gr_status attach(gr_link *base, gr_diag *diag)
         link->out = gr_shm_pair_of(&mesh->own, base->peer);
         link->in = gr_shm_pair_of(&link->theirs, base->mesh->rank);
         link->bell = gr_shm_bell_of(&link->theirs);
-        learn_cores(base->mesh);
         gr_shm_cma_attach(link);
     }
     return status;
+}
+
+/* Our side of the rings and the stage are the next one's as well. */
+static void vacate(gr_link *base)
+{
+    const gr_shm_link *link = (gr_shm_link *)base;
+    const gr_shm_segment *own = &mesh_of(base->mesh)->own;
+    size_t stage = gr_shm_stage_offset(base->mesh->world_size, base->peer);
+    if (link->out != NULL) {
+        size_t pair = (size_t)((uint8_t *)link->out - own->base);
+        gr_shm_make_zero(own->base + pair, sizeof *link->out, own->fd, pair);
+        gr_shm_make_zero(own->base + stage, GR_SHM_STAGE_BYTES, own->fd, stage);
+        base->mesh->stats.system_calls += 2;
+    }
+}
+
+static bool holds(const gr_link *base)
+{
+    const gr_shm_link *link = (const gr_shm_link *)base;
+    uint64_t held = 0;
+    for (int i = 0; i < GR_SHM_SLOTS / 64; i++) {
+        held |= link->held[i];
+    }
+    return held != 0;
 }
 
 static void detach(gr_link *base)
@@ -263,7 +272,7 @@ static void event(gr_link *base, int stream, uint32_t events)
         error = errno;
         base->mesh->stats.system_calls++;
         for (ssize_t i = 0; i < got; i++) {
-            if (rings[i] != 0 || !base->mesh->mixed) {
+            if (rings[i] != 0 || !(base->mesh->mixed || base->mesh->guests)) {
                 gr_link_break(base, false, GR_E_PROTOCOL, "rank %d sent bytes where none belong",
                               base->peer);
                 return;
@@ -281,8 +290,8 @@ static void event(gr_link *base, int stream, uint32_t events)
 
 static void progress(gr_mesh *base)
 {
-    for (int peer = 0; peer < base->world_size; peer++) {
-        gr_shm_link *link = link_of(base, peer);
+    for (int i = 0; i < base->present_count; i++) {
+        gr_shm_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP) {
             gr_shm_link_scan(link);
             gr_shm_link_skip(link);
@@ -342,6 +351,9 @@ const gr_link_ops gr_shm_ops = {
     .open = open_mesh,
     .close = close_mesh,
     .attach = attach,
+    .learn = learn_cores,
+    .vacate = vacate,
+    .holds = holds,
     .detach = detach,
     .leave = gr_shm_link_leave,
     .event = event,

@@ -13,6 +13,7 @@ typedef struct gr_shm_mesh {
     gr_shm_segment own;
     gr_shm_heap heap;
     atomic_bool in_epoll; /* the owner sleeps on the sockets, not on its bell */
+    bool idle;            /* the last sleep brought no data */
     bool cma;             /* memory that is not shared may be reached through the kernel */
 } gr_shm_mesh;
 

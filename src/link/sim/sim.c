@@ -52,7 +52,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
         link->streams = 1;
         link->state = GR_LINK_UP;
         gr_diag_clear(&link->diag);
-        base->links[peer] = link;
+        gr_mesh_add_link(base, link);
         base->links_up++;
     }
     mesh->net = net;

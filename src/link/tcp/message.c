@@ -177,7 +177,7 @@ static void skip(gr_tcp_link *link)
 /* Take the next header off the buffer if it is there. */
 static void parse(gr_tcp_link *link)
 {
-    gr_diag diag = {0};
+    gr_diag diag;
     if (link->base.streams > 1) {
         gr_tcp_stream_receive_parts(&link->first); /* of messages that were not read whole */
         if (link->first.in_have || link->base.state != GR_LINK_UP) {

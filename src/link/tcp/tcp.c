@@ -34,10 +34,17 @@ static gr_tcp_mesh *mesh_of(gr_mesh *mesh)
     return (gr_tcp_mesh *)mesh;
 }
 
-static gr_tcp_link *link_of(gr_mesh *mesh, int peer)
+/* NULL: it is of another kind. */
+static gr_tcp_link *link_of(gr_link *link)
 {
-    gr_link *link = mesh->links[peer];
-    return link != NULL && link->ops == &gr_tcp_ops ? (gr_tcp_link *)link : NULL;
+    return link->ops == &gr_tcp_ops ? (gr_tcp_link *)link : NULL;
+}
+
+/* Where the peers run is not known here: take it that all of them are on this host. */
+static void learn_cores(gr_mesh *base)
+{
+    int processes = base->guests ? base->present_count + 1 : base->world_size;
+    base->spin.allowed = mesh_of(base)->cores >= processes;
 }
 
 static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag *diag)
@@ -46,8 +53,8 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
     (void)config;
     (void)diag;
     gr_blocks_init(&mesh->blocks);
-    /* Where the peers run is not known here: take it that all of them are on this host. */
-    base->spin.allowed = sysconf(_SC_NPROCESSORS_ONLN) >= base->world_size;
+    mesh->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    learn_cores(base);
     return GR_OK;
 }
 
@@ -121,6 +128,12 @@ static gr_status attach(gr_link *base, gr_diag *diag)
     return GR_OK;
 }
 
+static bool holds(const gr_link *base)
+{
+    const gr_tcp_link *link = (const gr_tcp_link *)base;
+    return link->views != NULL && link->free_view_count + (link->view >= 0) < GR_TCP_VIEWS;
+}
+
 static void detach(gr_link *base)
 {
     gr_tcp_link *link = (gr_tcp_link *)base;
@@ -144,8 +157,8 @@ static void event(gr_link *base, int index, uint32_t events)
 
 static void progress(gr_mesh *base)
 {
-    for (int peer = 0; peer < base->world_size; peer++) {
-        gr_tcp_link *link = link_of(base, peer);
+    for (int i = 0; i < base->present_count; i++) {
+        gr_tcp_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP) {
             gr_tcp_link_flush(link);
             gr_tcp_link_receive(link);
@@ -155,45 +168,35 @@ static void progress(gr_mesh *base)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-/* Where the caller waits for a few peers, reading from their sockets tells what epoll would, and
- * has read at once. What waits to be written needs epoll, and so do many. */
-static bool reads_directly(gr_mesh *base)
+/* How many peers the caller waits for. Where they are few, reading from their sockets tells what
+ * epoll would, and has read at once. -1: they are many, or something waits to be written: that
+ * needs epoll. */
+static int direct_peers(gr_mesh *base)
 {
     int expected = 0;
-    for (int peer = 0; peer < base->world_size; peer++) {
-        const gr_tcp_link *link = link_of(base, peer);
+    for (int i = 0; i < base->present_count; i++) {
+        const gr_tcp_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP) {
             expected += link->base.expected;
             if (link->done < link->head || expected > DIRECT_MAX || link->base.streams > 1) {
-                return false;
+                return -1;
             }
         }
     }
-    return true;
-}
-
-static bool expects(gr_mesh *base)
-{
-    for (int peer = 0; peer < base->world_size; peer++) {
-        const gr_tcp_link *link = link_of(base, peer);
-        if (link != NULL && link->base.state == GR_LINK_UP && link->base.expected) {
-            return true;
-        }
-    }
-    return false;
+    return expected;
 }
 
 static bool polls(gr_mesh *base)
 {
-    return base->other == NULL && !reads_directly(base);
+    return base->other == NULL && direct_peers(base) < 0;
 }
 
 /* Did something come for the caller? */
 static bool read_expected(gr_mesh *base)
 {
     bool found = false;
-    for (int peer = 0; peer < base->world_size; peer++) {
-        gr_tcp_link *link = link_of(base, peer);
+    for (int i = 0; i < base->present_count; i++) {
+        gr_tcp_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP && link->base.expected) {
             link->first.readable = true;
             gr_tcp_link_receive(link);
@@ -205,8 +208,8 @@ static bool read_expected(gr_mesh *base)
 
 static bool busy(gr_mesh *base)
 {
-    for (int peer = 0; peer < base->world_size; peer++) {
-        gr_tcp_link *link = link_of(base, peer);
+    for (int i = 0; i < base->present_count; i++) {
+        gr_tcp_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP && gr_tcp_link_busy(link)) {
             return true;
         }
@@ -219,7 +222,7 @@ static bool busy(gr_mesh *base)
  * core for long is no rank that waits: then we sleep, since a sleeper is woken at once. */
 static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_ns, int64_t most_ns)
 {
-    bool direct = reads_directly(base) && expects(base);
+    bool direct = direct_peers(base) > 0;
     int64_t took_ns = 0, given_ns = 0;
     for (int turn = 1; took_ns - given_ns < spin_ns && took_ns < most_ns; turn++) {
         if (atomic_load_explicit(&base->woken, memory_order_relaxed) ||
@@ -288,6 +291,9 @@ const gr_link_ops gr_tcp_ops = {
     .open = open_mesh,
     .close = close_mesh,
     .attach = attach,
+    .learn = learn_cores,
+    .vacate = NULL,
+    .holds = holds,
     .detach = detach,
     .leave = gr_tcp_link_leave,
     .event = event,

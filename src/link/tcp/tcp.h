@@ -18,6 +18,7 @@ enum {
 
 typedef struct gr_tcp_mesh {
     gr_mesh base;
+    int cores;
     gr_block blocks; /* of gr_mesh_alloc */
 } gr_tcp_mesh;
 
