@@ -67,7 +67,9 @@ GR_API const char *gr_redop_name(gr_redop op);
 GR_API gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* Frees the communicator; the last one of its relatives (it, its parent, its sub-groups) leaves the
- * job and frees all gr_alloc memory. Accepts NULL. Does not wait for other ranks.
+ * job and frees all gr_alloc memory. Accepts NULL. Does not wait for other ranks, unless this one
+ * has taken over from the job's coordinator (GRADUS_SUCCESSION): then it serves them until they
+ * have left as well, for 5 s at most.
  * Operations in flight vanish, and so do callbacks that were not called yet; peers that still need
  * this rank for them fail. If relatives live on, an unfinished operation of a destroyed sub-group
  * is a failure that ends them all. Not inside a callback. */
@@ -87,11 +89,13 @@ GR_API void gr_comm_destroy(gr_comm *comm);
  *          GR_E_NO_MEMORY, GR_E_IO; *comm is NULL then. */
 GR_API gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag) GR_MUST_CHECK;
 
-/* Is somebody to come to the job, or to leave it; or does this rank of a job that may go on without
- * it not reach the job's coordinator any more? Then 1, else 0. It costs less than a microsecond and
- * waits for nobody. Ranks hear of it at different moments: they should agree (in a sum that they
- * make anyway) and all call gr_comm_renew after the same step. Newcomers are in gr_comm_create
- * meanwhile; who is cut off from the coordinator gets GR_E_PEER_LOST there, and should end. */
+/* Is somebody to come to the job, or to leave it, and all prepared for it; or does this rank of a
+ * job that may go on without it not reach the job's coordinator any more? Then 1, else 0. It costs
+ * a microsecond and waits for nobody; what is to be prepared a thread does, which it starts: so it
+ * is to be called after every step. Ranks hear of it at different moments: they should agree (in a
+ * sum that they make anyway) and all call gr_comm_renew after the same step. Newcomers are in
+ * gr_comm_create meanwhile; who is cut off from the coordinator gets GR_E_PEER_LOST there, and
+ * should end. */
 GR_API int gr_comm_change_wanted(gr_comm *comm);
 
 GR_API int gr_comm_rank(const gr_comm *comm);       /* 0 .. world size - 1 */

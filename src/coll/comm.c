@@ -25,9 +25,19 @@ static bool wants_thread(const gr_comm *comm, const gr_group_config *config)
     return comm->family->choosing.link == GR_LINK_TCP && core_count > comm->local_size;
 }
 
-static const char *host_name(const void *group, int rank)
+static const char *host_name(const void *family_arg, int rank)
 {
-    return gr_group_host_name(group, rank);
+    const gr_family *family = family_arg;
+    return gr_group_host_name(family->group, rank);
+}
+
+static gr_status form_group(gr_family *family, const gr_group_config *config, gr_diag *diag)
+{
+    if (family->beside) {
+        return gr_group_prepare(family->beside, config, &family->log, &family->group, diag);
+    }
+    return family->group ? gr_group_renew(family->group, config, &family->log, diag)
+                         : gr_group_join(config, &family->log, &family->group, diag);
 }
 
 static gr_status join_others(gr_family *family, const gr_group_config *config, gr_diag *diag)
@@ -38,8 +48,7 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
     gr_status status = gr_select_rules_parse(&rules, config->algorithm ? config->algorithm : "",
                                              config->exact, world_size, diag);
     if (status == GR_OK) {
-        status = family->group ? gr_group_renew(family->group, config, &family->log, diag)
-                               : gr_group_join(config, &family->log, &family->group, diag);
+        status = form_group(family, config, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -50,7 +59,8 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
                                              .log = &family->log};
     if (!family->mesh) {
         char why[128];
-        family->record = config->record ? gr_record_create(config->record, why) : NULL;
+        const char *in = family->beside ? NULL : config->record;
+        family->record = config->record ? gr_record_create(in, why) : NULL;
         return GR_OK;
     }
     family->choosing.link = gr_group_link_kind(family->group);
@@ -66,9 +76,9 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
         .clock = gr_clock_real(),
         .log = &family->log,
         .owner = family,
-        .record = config->record,
+        .record = family->beside ? NULL : config->record,
         .host_name = host_name,
-        .host_arg = family->group};
+        .host_arg = family};
     return gr_exec_create(&exec_config, &family->exec, diag);
 }
 
@@ -80,11 +90,12 @@ static void note_step(const gr_family *family, uint64_t step)
     }
 }
 
-static void destroy_family(gr_family *family, bool leave)
+void gr_family_destroy(gr_family *family, bool leave)
 {
     if (!family) {
         return;
     }
+    gr_comm_next_drop(family);
     gr_comm_thread_stop(family);
     gr_memory_fini(family);
     gr_comm_lanes_destroy(family);
@@ -101,9 +112,24 @@ static void destroy_family(gr_family *family, bool leave)
     free(family);
 }
 
-/* `group`: NULL, or one whose next generation this is; the family's, also on failure. */
-static gr_status create_family(const gr_group_config *config, gr_group *group,
-                               gr_family **family_out, gr_diag *diag)
+/* For the next generation. Its secret the group has. */
+static gr_status keep_config(gr_family *family, const gr_group_config *config, gr_diag *diag)
+{
+    gr_group_config *kept = &family->config;
+    *kept = *config;
+    const char **texts[] = {&kept->coordinator, &kept->host, &kept->interfaces, &kept->ports,
+                            &kept->algorithm,   &kept->tune, &kept->record,     &kept->timeline};
+    kept->secret_hex = kept->secret_file = NULL;
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (*texts[i] && !(*texts[i] = gr_arena_printf(&family->arena, "%s", *texts[i]))) {
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
+        }
+    }
+    return GR_OK;
+}
+
+gr_status gr_family_create(const gr_group_config *config, gr_group *group, gr_group *beside,
+                           gr_family **family_out, gr_diag *diag)
 {
     gr_family *family = calloc(1, sizeof *family);
     if (!family) {
@@ -111,6 +137,7 @@ static gr_status create_family(const gr_group_config *config, gr_group *group,
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
     }
     family->group = group;
+    family->beside = beside;
     gr_arena_init(&family->arena, CONFIG_BYTES_MAX);
     gr_diag_clear(&family->fine);
     gr_diag_clear(&family->last);
@@ -122,17 +149,20 @@ static gr_status create_family(const gr_group_config *config, gr_group *group,
         .level = (gr_log_level)config->log_level, .sink = gr_log_to_file, .sink_arg = stderr};
     family->alone = gr_op_create_finished();
     gr_status status = family->alone
-                           ? join_others(family, config, diag)
+                           ? keep_config(family, config, diag)
                            : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
+    if (status == GR_OK) {
+        status = join_others(family, config, diag);
+    }
     if (status != GR_OK) {
-        destroy_family(family, true);
+        gr_family_destroy(family, true);
         return status;
     }
     *family_out = family;
     return GR_OK;
 }
 
-static void free_comm(gr_comm *comm)
+void gr_comm_free(gr_comm *comm)
 {
     gr_programs_fini(&comm->programs);
     gr_topology_destroy(comm->topology);
@@ -185,7 +215,7 @@ gr_status gr_comm_make(gr_family *family, const int *world, int size, int rank, 
     return GR_OK;
 
 undo_comm:
-    free_comm(comm);
+    gr_comm_free(comm);
 undo_nothing:
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator of %d ranks", size);
 }
@@ -210,7 +240,7 @@ void gr_comm_unmake(gr_comm *comm)
     gr_lane_close(comm->lane);
     family->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
     family->comms--;
-    free_comm(comm);
+    gr_comm_free(comm);
 }
 
 /* The job's own communicator: every rank at its place. */
@@ -243,7 +273,7 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
     choosing.world_size = size;
     status = gr_selection_init(&comm->selection, &choosing, diag);
     if (status != GR_OK) {
-        free_comm(comm);
+        gr_comm_free(comm);
         return status;
     }
     *comm_out = comm;
@@ -276,7 +306,30 @@ static void end_generation(gr_family *family, gr_group **group_out, gr_timeline 
     *group_out = family->group;
     *timeline_out = family->timeline;
     family->timeline = NULL;
-    destroy_family(family, false);
+    gr_family_destroy(family, false);
+}
+
+gr_status gr_family_open(gr_family *family, const gr_group_config *config, const gr_model *before,
+                         gr_comm **comm_out, gr_diag *diag)
+{
+    gr_status status = create_whole(family, config, comm_out, diag);
+    if (status == GR_OK) {
+        status = gr_comm_lane_open(*comm_out, 0, diag);
+    }
+    return status == GR_OK ? gr_tune_start(*comm_out, config, before, diag) : status;
+}
+
+gr_status gr_family_begin(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
+{
+    gr_family *family = comm->family;
+    gr_status status = GR_OK;
+    if (config->timeline && config->timeline[0]) {
+        status = open_timeline(comm, config, diag);
+    }
+    if (status == GR_OK && family->exec && wants_thread(comm, config)) {
+        status = gr_comm_thread_start(family, diag);
+    }
+    return status;
 }
 
 /* `group` and `timeline`: of the generation before, or NULL; taken, also on failure. */
@@ -285,39 +338,56 @@ static gr_status create(const gr_group_config *config, gr_group *group, gr_timel
 {
     gr_family *family = NULL;
     gr_comm *comm = NULL;
-    gr_status status = create_family(config, group, &family, diag);
+    gr_status status = gr_family_create(config, group, NULL, &family, diag);
     if (status != GR_OK) {
         gr_timeline_close(timeline);
         return status;
     }
     family->timeline = timeline;
-    status = create_whole(family, config, &comm, diag);
-    if (status != GR_OK) {
-        destroy_family(family, true);
-        return status;
-    }
-    status = gr_comm_lane_open(comm, 0, diag);
+    status = gr_family_open(family, config, NULL, &comm, diag);
     if (status == GR_OK) {
-        status = gr_tune_start(comm, config, diag);
-    }
-    if (status == GR_OK && config->timeline && config->timeline[0]) {
-        status = open_timeline(comm, config, diag);
-    }
-    if (status == GR_OK && family->exec && wants_thread(comm, config)) {
-        status = gr_comm_thread_start(family, diag);
+        status = gr_family_begin(comm, config, diag);
     }
     if (gr_fault_of_peer(status) && gr_group_elastic(config)) {
         /* A member died in what the others did first: without it, then. */
         end_generation(family, &group, &timeline);
-        free_comm(comm);
+        gr_comm_free(comm);
         return create(config, group, timeline, comm_out, diag);
     }
     if (status != GR_OK) {
-        gr_comm_destroy(comm);
+        gr_family_destroy(family, true);
+        gr_comm_free(comm);
         return status;
     }
     note_step(family, 0);
     *comm_out = comm;
+    return GR_OK;
+}
+
+/* What was prepared takes the place of what was: whose `group` and `timeline` are taken,
+ * also on failure. */
+static gr_status go_over(gr_comm *next, const gr_group_config *config, gr_group *group,
+                         gr_timeline *timeline, gr_comm **comm_out, gr_diag *diag)
+{
+    gr_family *family = next->family;
+    gr_group_go_over(group, family->group, &family->log);
+    family->group = group;
+    family->beside = NULL;
+    family->timeline = timeline;
+    if (config->record && family->exec) {
+        gr_exec_record_in(family->exec, config->record);
+    } else if (family->record) {
+        char why[128];
+        family->record = gr_record_move(family->record, config->record, why);
+    }
+    gr_status status = gr_family_begin(next, config, diag);
+    if (status != GR_OK) {
+        gr_family_destroy(family, true);
+        gr_comm_free(next);
+        return status;
+    }
+    note_step(family, 0);
+    *comm_out = next;
     return GR_OK;
 }
 
@@ -345,11 +415,14 @@ gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm, gr_d
     }
     gr_group *group;
     gr_timeline *timeline;
+    bool failed = family->exec && gr_exec_diag(family->exec)->status != GR_OK;
     gr_family_leave(family);
+    gr_comm *next = gr_comm_next_take(*comm, !failed);
     end_generation(family, &group, &timeline);
-    free_comm(*comm);
+    gr_comm_free(*comm);
     *comm = NULL;
-    return create(config, group, timeline, comm, diag);
+    return next ? go_over(next, config, group, timeline, comm, diag)
+                : create(config, group, timeline, comm, diag);
 }
 
 gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
@@ -397,8 +470,8 @@ void gr_comm_destroy(gr_comm *comm)
     }
     gr_family_leave(family);
     if (last) {
-        destroy_family(family, true);
-        free_comm(comm);
+        gr_family_destroy(family, true);
+        gr_comm_free(comm);
     }
 }
 
@@ -463,7 +536,24 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
 
 int gr_comm_change_wanted(gr_comm *comm)
 {
-    return comm && comm->family->group && gr_group_change_wanted(comm->family->group);
+    if (!comm || !comm->family->group) {
+        return 0;
+    }
+    bool wanted = gr_group_change_wanted(comm->family->group);
+    if (!wanted) {
+        gr_comm_next_look(comm);
+    }
+    return wanted;
+}
+
+void gr_comm_set_ahead(gr_comm *comm, const gr_comm_ahead *ahead)
+{
+    comm->family->ahead = *ahead;
+}
+
+void gr_comm_drop_ahead(gr_comm *comm)
+{
+    gr_comm_next_drop(comm->family);
 }
 
 gr_timeline *gr_comm_timeline(const gr_comm *comm)
@@ -474,6 +564,26 @@ gr_timeline *gr_comm_timeline(const gr_comm *comm)
 void gr_comm_note_step(gr_comm *comm, uint64_t step)
 {
     note_step(comm->family, step);
+}
+
+uint64_t gr_comm_generation(const gr_comm *comm)
+{
+    return comm->family->group ? gr_group_generation(comm->family->group) : 1;
+}
+
+gr_status gr_comm_check_members(gr_comm *comm)
+{
+    gr_family *family = comm->family;
+    if (!family->exec) {
+        return GR_OK;
+    }
+    gr_status status = gr_family_enter(family, false);
+    if (status == GR_OK) {
+        gr_exec_check_members(family->exec);
+        status = (gr_status)gr_exec_diag(family->exec)->status;
+        gr_family_leave(family);
+    }
+    return status;
 }
 
 const char *gr_comm_link_name(const gr_comm *comm)

@@ -17,6 +17,20 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
 gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm,
                              gr_diag *diag) GR_MUST_CHECK;
 
+/* What a program makes for each generation of its group, and may make ahead: `make` is called on a
+ * thread of its own with the next generation's communicator, while the program goes on with this
+ * one. Its operations are among the members of the next generation, in the order in which newcomers
+ * start theirs, once they have their communicator. If that generation does not come, `drop` undoes
+ * it, on any thread; else gr_comm_renew gives that communicator. To be said for each one. */
+typedef struct gr_comm_ahead {
+    gr_status (*make)(void *arg, gr_comm *next, gr_diag *diag);
+    void (*drop)(void *arg);
+    void *arg;
+} gr_comm_ahead;
+void gr_comm_set_ahead(gr_comm *comm, const gr_comm_ahead *ahead);
+/* Nothing is made ahead any more, and what was is no more. Before `arg` ends. */
+void gr_comm_drop_ahead(gr_comm *comm);
+
 /* Where GRADUS_TIMELINE has this rank's events written; NULL: nowhere. Valid until the last of the
  * communicator's relatives is destroyed. */
 gr_timeline *gr_comm_timeline(const gr_comm *comm);
@@ -24,6 +38,14 @@ gr_timeline *gr_comm_timeline(const gr_comm *comm);
 /* The program is in step `step` from now on (from 1): in the record, for whoever reads it when this
  * process is gone. */
 void gr_comm_note_step(gr_comm *comm, uint64_t step);
+
+/* Of the group: 1, 2, ... as members are lost and come. */
+uint64_t gr_comm_generation(const gr_comm *comm);
+
+/* Is everybody still there? For who waits for what other members do elsewhere, with no operation
+ * under way: a member that is gone ends the communicator, as if one needed it. Returns GR_OK, or
+ * the failure, which gr_comm_diag has. Moves on what is under way; does not wait. */
+gr_status gr_comm_check_members(gr_comm *comm) GR_MUST_CHECK;
 
 /* "shm", "tcp", or "none" in a group of one. */
 const char *gr_comm_link_name(const gr_comm *comm);

@@ -55,6 +55,7 @@ typedef struct gr_memory {
 enum { GR_MEMORY_BLOCKS_MAX = 1 << 20 };
 
 typedef struct gr_family gr_family;
+typedef struct gr_comm_next gr_comm_next;   /* comm_next.c */
 typedef struct gr_comm_lanes gr_comm_lanes; /* comm_lane.c */
 
 /* Room for the scaled contribution of an operation that leaves what it reads as it is. */
@@ -91,6 +92,12 @@ struct gr_family {
     gr_op *alone;                              /* the operation of a group of one */
     gr_alone_done alone_done[GR_EXEC_OPS_MAX]; /* callbacks of a group of one, to be delivered */
     int alone_first, alone_count;
+    /* While this one goes on, another one may be prepared for the next generation. */
+    gr_group_config config; /* for that one; only if members may come and go */
+    gr_comm_next *next;     /* NULL: none is prepared */
+    gr_comm_ahead ahead;
+    gr_group *beside;     /* this is the one that is prepared, while this group goes on; or NULL */
+    _Atomic int given_up; /* nobody wants it any more: its operations fail */
     gr_memory memory;
     gr_temp temps[GR_EXEC_OPS_MAX];
     int temp_ops;                    /* operations without a callback that have some */
@@ -128,6 +135,9 @@ gr_status gr_family_enter(gr_family *family, bool waits) GR_MUST_CHECK;
 void gr_family_leave(gr_family *family);
 /* The same, and run the callbacks of what is over; true: there were some. */
 bool gr_family_leave_calling(gr_family *family);
+/* Ends the operations of a family that is prepared, and all that are started in it, soon; any
+ * thread, as long as it exists. */
+void gr_family_give_up(gr_family *family);
 /* Under the lock: until `op` (NULL: everything) is finished or a callback is due. */
 void gr_family_wait(gr_family *family, const gr_op *op);
 /* The same for one of several; NULL entries are passed over. */
@@ -142,6 +152,28 @@ gr_status gr_comm_make(gr_family *family, const int *world, int size, int rank, 
                        gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
 /* The reverse, for one that has started nothing or whose operations are over. */
 void gr_comm_unmake(gr_comm *comm);
+/* Frees what has no family any more. */
+void gr_comm_free(gr_comm *comm);
+/* The parts of a communicator's creation: a family in the next generation of `group`, which is the
+ * family's from now on, also on failure, or in the one that is offered to `beside`, or, if both are
+ * NULL, in a group that it joins; its first communicator, which works then; and what there can be
+ * only once in a process. */
+gr_status gr_family_create(const gr_group_config *config, gr_group *group, gr_group *beside,
+                           gr_family **family_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_family_open(gr_family *family, const gr_group_config *config, const gr_model *before,
+                         gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_family_begin(gr_comm *comm, const gr_group_config *config,
+                          gr_diag *diag) GR_MUST_CHECK;
+/* `leave`: the group as well. */
+void gr_family_destroy(gr_family *family, bool leave);
+
+/* ---- comm_next.c ----------------------------------------------------------------------------- */
+/* A look at what the coordinator wants prepared, or does not want any more; never waits. */
+void gr_comm_next_look(gr_comm *comm);
+/* The next generation's communicator, if it is time to go over to it; its group is the job's not
+ * yet. NULL: there is none, or it is no more. `agreed`: the word to do so is on its way. */
+gr_comm *gr_comm_next_take(gr_comm *comm, bool agreed);
+void gr_comm_next_drop(gr_family *family);
 
 /* ---- comm_run.c ------------------------------------------------------------------------------ */
 /* gr_run and gr_start with the address of the call, which is shown if there is no better site. */

@@ -61,9 +61,31 @@ static void make_way(gr_family *family)
     }
 }
 
+/* Another thread has given up what this one prepares: all operations end. */
+static void end_if_given_up(gr_family *family)
+{
+    gr_diag diag;
+    if (atomic_load(&family->given_up) && gr_exec_diag(family->exec)->status == GR_OK) {
+        (void)gr_fail_peer(&diag, GR_E_PEER_LOST, gr_group_rank(family->group),
+                           "rank %d does not prepare the next generation any more",
+                           gr_group_rank(family->group));
+        gr_exec_end(family->exec, &diag);
+    }
+}
+
+void gr_family_give_up(gr_family *family)
+{
+    atomic_store(&family->given_up, 1);
+    atomic_fetch_add(&family->thread.asked, 1); /* ends a wait */
+    if (family->mesh) {
+        gr_mesh_wake(family->mesh);
+    }
+}
+
 void gr_family_wait(gr_family *family, const gr_op *op)
 {
     gr_comm_thread *thread = &family->thread;
+    end_if_given_up(family);
     if (!thread->running) {
         gr_exec_wait(family->exec, op, &thread->asked); /* nobody asks, but callbacks get due */
         return;

@@ -420,6 +420,15 @@ void gr_exec_set_timeline(gr_exec *exec, gr_timeline *timeline)
     exec->timeline = timeline;
 }
 
+void gr_exec_record_in(gr_exec *exec, const char *path)
+{
+    char why[128] = "";
+    exec->record = gr_record_move(exec->record, path, why);
+    if (why[0] != '\0') {
+        gr_log_write(exec->log, GR_LOG_INFO, "coll", "operations are not recorded in %s", why);
+    }
+}
+
 gr_record *gr_exec_record(const gr_exec *exec)
 {
     return exec->record;

@@ -215,6 +215,8 @@ bool gr_exec_uses(const gr_exec *exec, const void *at, size_t size_bytes, bool t
 /* The first failure; status GR_OK while there was none. Once it is set, the mesh is never moved
  * again: buffers of failed operations belong to their owners. */
 const gr_diag *gr_exec_diag(const gr_exec *exec);
+/* Moves everything on, and ends it if a peer is gone, though nothing under way needs it. */
+void gr_exec_check_members(gr_exec *exec);
 /* Ends everything with this cause, which all peers are told. */
 void gr_exec_end(gr_exec *exec, const gr_diag *diag);
 
@@ -235,5 +237,7 @@ void gr_exec_set_timeline(gr_exec *exec, gr_timeline *timeline);
 
 /* The operations started last. */
 gr_record *gr_exec_record(const gr_exec *exec);
+/* They stand in that file from now on. */
+void gr_exec_record_in(gr_exec *exec, const char *path);
 
 #endif

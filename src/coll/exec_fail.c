@@ -211,3 +211,20 @@ void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag)
         gr_exec_fail(exec, diag);
     }
 }
+
+void gr_exec_check_members(gr_exec *exec)
+{
+    gr_diag diag;
+    (void)gr_exec_progress(exec);
+    if (exec->diag.status == GR_OK) {
+        gr_status status = gr_mesh_progress(exec->mesh, &diag);
+        (void)status; /* the links tell which */
+    }
+    for (int peer = 0; peer < exec->world_size && exec->diag.status == GR_OK; peer++) {
+        const gr_exec_link *link = &exec->links[peer];
+        const gr_diag *cause = link->link ? gr_link_diag(link->link) : NULL;
+        if (cause && cause->status != GR_OK) {
+            gr_exec_fail(exec, cause);
+        }
+    }
+}

@@ -8,7 +8,7 @@
  *
  * What peers write into is plain memory, which its owner may use for anything once the operation is
  * over, a failed one as well. So who writes says first into whose memory, and then looks whether
- * that one has closed it; who gives an operation up closes it first, and then waits for those who
+ * that one has shut the lane; who gives an operation up shuts it first, and waits for those who
  * write there. These stores and loads have one order: no write begins after the wait. (Only a
  * process that is stopped between the look and the write, for longer than we wait, would still
  * write.) */
@@ -74,15 +74,14 @@ void gr_lane_cma_say_where(gr_lane_op *op, lane_line *line, uint8_t *beside)
 
 static bool is_far(const gr_lane_op *op, int peer)
 {
-    const lane_area *area = op->lane->peers[peer].area;
-    return peer != op->lane->rank && !area->slots[op->seq % LANE_SLOTS].line.registered;
+    return peer != op->lane->rank && !gr_lane_line_of(op, peer)->registered;
 }
 
 static gr_status stick(gr_lane_op *op, int peer, gr_status status)
 {
     op->state = LANE_STUCK;
     op->arrived = peer;
-    return status == GR_E_PEER_LOST || atomic_load(&op->lane->peers[peer].area->closed) != 0
+    return status == GR_E_PEER_LOST || atomic_load(&op->lane->peers[peer].area->shut) != 0
                ? GR_PENDING
                : GR_E_PROTOCOL;
 }
@@ -99,7 +98,7 @@ static gr_status write_to(const gr_lane_op *op, int peer, uint8_t *at, const uin
         return GR_OK;
     }
     atomic_store(&lane->own->writing, (uint32_t)peer + 1);
-    gr_status status = atomic_load(&to->area->closed) != 0
+    gr_status status = atomic_load(&to->area->shut) != 0
                            ? GR_E_PEER_LOST
                            : gr_mesh_cma_write(lane->lanes->mesh, to->world,
                                                (uint64_t)(uintptr_t)at, from, size_bytes);
@@ -158,13 +157,9 @@ gr_status gr_lane_cma_add(gr_lane_op *op, size_t begin, size_t end)
     return status;
 }
 
-void gr_lane_cma_close(gr_lane *lane)
+void gr_lane_cma_wait(const gr_lane *lane)
 {
-    if (!lane->cma) {
-        return;
-    }
     int64_t end_ns = gr_now_ns() + INT64_C(1000000) * CLOSE_MS;
-    atomic_store(&lane->own->closed, 1);
     for (int peer = 0; peer < lane->size; peer++) {
         while (atomic_load(&lane->peers[peer].area->writing) == (uint32_t)lane->rank + 1 &&
                gr_mesh_cma_alive(lane->lanes->mesh, lane->peers[peer].world) &&

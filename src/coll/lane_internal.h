@@ -2,9 +2,9 @@
 #ifndef GR_COLL_LANE_INTERNAL_H
 #define GR_COLL_LANE_INTERNAL_H
 
-/* Shared by lane.c (life, lines, states), lane_cma.c and lane_windows.c (memory that is not shared:
- * through the kernel, or by way of windows), lane_tree.c (the order of additions) and lane_work.c
- * (the additions themselves) only. */
+/* Shared by lane.c (life and start), lane_move.c (lines and states), lane_cma.c and lane_windows.c
+ * (memory that is not shared: through the kernel, or by way of windows), lane_tree.c (the order of
+ * additions) and lane_work.c (the additions, and who does which) only. */
 
 #include "coll/lane.h"
 
@@ -77,9 +77,10 @@ typedef struct lane_area {
     /* Operations that run as plans, by number: the number plus one. */
     _Alignas(LANE_LINE) _Atomic uint32_t notes[LANE_SLOTS];
     lane_windows windows;
-    /* Peers that write into its memory through the kernel: lane_cma.c. */
-    _Alignas(LANE_LINE) _Atomic uint32_t closed;  /* nobody may any more */
-    _Alignas(LANE_LINE) _Atomic uint32_t writing; /* into that of this rank, plus one */
+    /* It gave an operation up: its memory has other uses. */
+    _Alignas(LANE_LINE) _Atomic uint32_t shut;
+    /* It writes through the kernel into memory of this rank, plus one: lane_cma.c. */
+    _Alignas(LANE_LINE) _Atomic uint32_t writing;
     _Alignas(4096) uint8_t halves[2][LANE_HALF];
 } lane_area;
 _Static_assert(sizeof(lane_area) <= GR_SHARED_LANE_BYTES, "fits its place");
@@ -209,9 +210,10 @@ struct gr_lanes {
     gr_isa isa;
 };
 
-/* lane.c */
+/* lane_move.c */
 void gr_lane_nudge_all(const gr_lane *lane);
 void gr_lane_finish(gr_lane_op *op);
+bool gr_lane_has_news(const void *lanes); /* would a move of any operation do anything? */
 
 /* lane_cma.c */
 bool gr_lane_cma_can(const gr_lane *lane);
@@ -220,8 +222,8 @@ void gr_lane_cma_say_where(gr_lane_op *op, lane_line *line, uint8_t *beside);
 /* Adds elements [begin, end) of all contributions, and gives the sum to all. GR_OK, or the
  * operation is stuck at rank op->arrived: GR_PENDING (that one is about to end), GR_E_PROTOCOL. */
 gr_status gr_lane_cma_add(gr_lane_op *op, size_t begin, size_t end);
-/* The operation was given up: returns when nobody writes into our memory any more. */
-void gr_lane_cma_close(gr_lane *lane);
+/* We have shut the lane: returns when nobody writes into our memory any more. */
+void gr_lane_cma_wait(const gr_lane *lane);
 
 /* lane_windows.c */
 bool gr_lane_windows_can_move(const gr_lane_op *op);
@@ -234,6 +236,41 @@ void gr_lane_add(const gr_lane_op *op, size_t begin, size_t end, size_t origin);
 /* Elements [begin, end) of our own inputs, times prescale, each `stride` bytes behind the one
  * before. */
 void gr_lane_pack(const gr_lane_op *op, size_t begin, size_t end, uint8_t *to, size_t stride);
+
+/* All buffers are reached: cuts the work into shares, and says by the state who takes them. */
+void gr_lane_deal(gr_lane_op *op);
+/* LANE_DIRECT: some of this rank's share. GR_OK: that was the last of it; GR_PENDING; or as
+ * gr_lane_cma_add. */
+gr_status gr_lane_add_own(gr_lane_op *op);
+/* LANE_CLAIM: a share that nobody has taken; LANE_DONE: none was left. */
+void gr_lane_add_free(gr_lane_op *op);
+
+static inline lane_line *gr_lane_line_of(const gr_lane_op *op, int peer)
+{
+    return &op->lane->peers[peer].area->slots[op->seq % LANE_SLOTS].line;
+}
+
+static inline _Atomic uint32_t *gr_lane_done_of(const gr_lane_op *op, int peer)
+{
+    return &op->lane->peers[peer].area->dids[op->seq % LANE_SLOTS].done;
+}
+
+static inline uint8_t *gr_lane_beside(const gr_lane_op *op, int peer)
+{
+    return op->lane->peers[peer].area->slots[op->seq % LANE_SLOTS].beside;
+}
+
+static inline lane_claim *gr_lane_claim_of(const gr_lane_op *op)
+{
+    return &op->lane->claims[op->seq % LANE_SLOTS];
+}
+
+/* LANE_CLAIM: all shares are done. */
+static inline bool gr_lane_claims_done(const gr_lane_op *op)
+{
+    uint64_t done = atomic_load(&gr_lane_claim_of(op)->done);
+    return (uint32_t)(done >> 32) == op->seq + 1 && (uint32_t)done >= op->shares;
+}
 
 /* Share `part` of `parts` of `count` elements: cut at cache lines. */
 static inline size_t gr_lane_cut(size_t count, size_t element_bytes, size_t parts, size_t part)

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* The additions, and which rank does which of them. */
+
 #include "coll/lane_internal.h"
 
+#include <sched.h>
 #include <string.h>
+
+enum { SHARE_BYTES = 32 << 10, SHARE_BYTES_MIN = 4 << 10, SHARES_MAX = 32 };
 
 static uint8_t *temp(const gr_lane_op *op, int index)
 {
@@ -85,4 +91,119 @@ void gr_lane_pack(const gr_lane_op *op, size_t begin, size_t end, uint8_t *to, s
             memcpy(to + (size_t)i * stride, from, (end - begin) * op->element_bytes);
         }
     }
+}
+
+/* ---- Shares ---------------------------------------------------------------------------------- */
+void gr_lane_deal(gr_lane_op *op)
+{
+    const gr_lane *lane = op->lane;
+    if (lane->roomy) {
+        size_t size = (size_t)lane->size, rank = (size_t)lane->rank;
+        op->begin = gr_lane_cut(op->count, op->element_bytes, size, rank);
+        op->end = gr_lane_cut(op->count, op->element_bytes, size, rank + 1);
+        op->state = LANE_DIRECT;
+        return;
+    }
+    size_t size_bytes = op->count * op->element_bytes;
+    size_t shares = size_bytes / SHARE_BYTES + 1;
+    if (shares < lane->cores) { /* one for each, unless it is hardly worth it */
+        shares = size_bytes / SHARE_BYTES_MIN < lane->cores ? 1 : lane->cores;
+    }
+    op->shares = (uint32_t)(shares < SHARES_MAX ? shares : SHARES_MAX);
+    op->shares_done = 0;
+    op->state = LANE_CLAIM;
+}
+
+/* What was read of a rank that has shut the lane since may be anything: then our share does not
+ * count, and the operation ends for us as it did for that rank. */
+static bool is_in_vain(gr_lane_op *op)
+{
+    const gr_lane *lane = op->lane;
+#if !defined(__SANITIZE_THREAD__) /* which knows no fences */
+    atomic_thread_fence(memory_order_acquire);
+#endif
+    for (int peer = 0; peer < lane->size; peer++) {
+        if (atomic_load(&lane->peers[peer].area->shut) != 0) {
+            op->state = LANE_STUCK;
+            op->arrived = peer;
+            return true;
+        }
+    }
+    return false;
+}
+
+gr_status gr_lane_add_own(gr_lane_op *op)
+{
+    size_t most = LANE_BUDGET / op->element_bytes;
+    size_t end = op->end - op->begin < most ? op->end : op->begin + most;
+    if (op->cma) {
+        gr_status status = gr_lane_cma_add(op, op->begin, end);
+        if (status != GR_OK) {
+            return status;
+        }
+    } else {
+        gr_lane_add(op, op->begin, end, 0);
+    }
+    op->begin = end;
+    op->moved = true;
+    return op->begin == op->end && !is_in_vain(op) ? GR_OK : GR_PENDING;
+}
+
+/* The lower half of a word counts for this operation from here on. */
+static void claim_word(_Atomic uint64_t *word, uint32_t seq)
+{
+    uint64_t seen = atomic_load(word);
+    while (seen >> 32 != (uint64_t)seq + 1 &&
+           !atomic_compare_exchange_weak(word, &seen, ((uint64_t)seq + 1) << 32)) {
+    }
+}
+
+/* A share that nobody has taken, at best one that this core took the last time: what it touches may
+ * still lie in its cache. `shares`: none is left. */
+static uint32_t take_share(const gr_lane_op *op)
+{
+    _Atomic uint64_t *taken = &gr_lane_claim_of(op)->taken;
+    int core = sched_getcpu();
+    uint32_t cores = op->lane->cores;
+    uint32_t first = core > 0 ? (uint32_t)core % cores * op->shares / cores : 0;
+    claim_word(taken, op->seq);
+    uint64_t seen = atomic_load(taken);
+    for (uint32_t i = 0; i < op->shares; i++) {
+        uint32_t share = (first + i) % op->shares;
+        uint64_t bit = UINT64_C(1) << share;
+        if ((seen & bit) == 0) {
+            seen = atomic_fetch_or(taken, bit);
+            if ((seen & bit) == 0) {
+                return share;
+            }
+        }
+    }
+    return op->shares;
+}
+
+/* With fewer cores than ranks, whoever runs does the work: a rank's own share would wait until the
+ * rank is scheduled. */
+void gr_lane_add_free(gr_lane_op *op)
+{
+    uint32_t part = take_share(op);
+    op->moved = true;
+    if (part < op->shares) {
+        gr_lane_add(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
+                    gr_lane_cut(op->count, op->element_bytes, op->shares, part + 1), 0);
+        op->shares_done++;
+        return;
+    }
+    if (op->shares_done > 0 && is_in_vain(op)) {
+        return;
+    }
+    _Atomic uint64_t *done = &gr_lane_claim_of(op)->done;
+    op->state = LANE_DONE;
+    if (op->shares_done > 0) {
+        claim_word(done, op->seq);
+        uint32_t before = (uint32_t)atomic_fetch_add(done, op->shares_done);
+        if (before + op->shares_done == op->shares) {
+            gr_lane_nudge_all(op->lane);
+        }
+    }
+    atomic_store_explicit(gr_lane_done_of(op, op->lane->rank), op->seq + 1, memory_order_release);
 }

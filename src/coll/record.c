@@ -78,6 +78,17 @@ gr_record *gr_record_create(const char *path, char why_out[128])
     return record;
 }
 
+gr_record *gr_record_move(gr_record *record, const char *path, char why_out[128])
+{
+    gr_record *moved = map_file(path, why_out);
+    if (!moved) {
+        return record;
+    }
+    memcpy(moved, record, sizeof *moved);
+    gr_record_destroy(record);
+    return moved;
+}
+
 void gr_record_destroy(gr_record *record)
 {
     if (record) {

@@ -59,6 +59,10 @@ gr_status gr_record_read(int fd, gr_record *record_out) GR_MUST_CHECK;
  * the end of the process. */
 void gr_record_last(const gr_record *record, uint64_t now, char *text_out, size_t size_bytes);
 
+/* It goes on in that file, which is begun anew; where that fails, in the memory that it had.
+ * `record` is given back. */
+gr_record *gr_record_move(gr_record *record, const char *path, char why_out[128]) GR_MUST_CHECK;
+
 /* Where another process was: whatever of it is not known is 0. */
 typedef struct gr_record_place {
     uint64_t generation; /* of its group */

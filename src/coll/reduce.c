@@ -150,6 +150,11 @@ void gr_scale_to(void *dst, const void *src, size_t count, gr_dtype dtype, doubl
     }
 }
 
+gr_add_scaled_fn *gr_add_scaled_best(void)
+{
+    return table_of(gr_isa_best())->add_scaled;
+}
+
 void gr_scale(void *buf, size_t count, gr_dtype dtype, double factor)
 {
     gr_scale_to(buf, buf, count, dtype, factor);

@@ -3,6 +3,7 @@
 #define GR_COLL_REDUCE_H
 
 #include <gradus/comm.h>
+#include <stdbool.h>
 
 /* dst[i] = a[i] (op) b[i]; dst may be a or b; no alignment needed. GR_AVERAGE adds like GR_SUM. The
  * result is bit for bit that of the plain C reference on every instruction set (f16 and bf16: each
@@ -25,5 +26,9 @@ void gr_scale_inverse(void *buf, size_t count, gr_dtype dtype, int divisor);
 void gr_scale(void *buf, size_t count, gr_dtype dtype, double factor);
 /* dst[i] = src[i] * factor; dst may be src. */
 void gr_scale_to(void *dst, const void *src, size_t count, gr_dtype dtype, double factor);
+
+/* to[i] += factor * from[i], which lie apart; false: one of `from` is NaN or infinite. */
+typedef bool gr_add_scaled_fn(float *to, const float *from, float factor, size_t count);
+gr_add_scaled_fn *gr_add_scaled_best(void);
 
 #endif

@@ -275,6 +275,16 @@ static void sum_bf16(void *dst, const void *a, const void *b, size_t count)
 
 #include "coll/reduce_factors.h"
 
+static bool add_scaled(float *restrict to, const float *restrict from, float factor, size_t count)
+{
+    uint32_t bad = 0;
+    for (size_t i = 0; i < count; i++) {
+        bad |= (gr_bits_of_f32(from[i]) & 0x7f800000u) == 0x7f800000u;
+        to[i] += factor * from[i];
+    }
+    return bad == 0;
+}
+
 #define GR_OPS(type)                                                                               \
     {                                                                                              \
         [GR_SUM] = sum_##type, [GR_AVERAGE] = sum_##type, [GR_MIN] = smallest_##type,              \
@@ -318,4 +328,5 @@ const gr_reduce_table GR_REDUCE_TABLE = {
             [GR_I32] = multiply_i32,
             [GR_I64] = multiply_i64,
         },
+    .add_scaled = add_scaled,
 };

@@ -14,6 +14,7 @@ typedef struct gr_reduce_table {
     gr_reduce_fn *reduce[GR_DTYPE_COUNT][GR_REDOP_COUNT];
     gr_scale_fn *scale[GR_DTYPE_COUNT];
     gr_multiply_fn *multiply[GR_DTYPE_COUNT];
+    gr_add_scaled_fn *add_scaled;
 } gr_reduce_table;
 
 extern const gr_reduce_table gr_reduce_c;

@@ -2,8 +2,8 @@
 #ifndef GR_COLL_ROWS_H
 #define GR_COLL_ROWS_H
 
-/* The merge behind both faces of sparse sums: gr_allreduce_rows and sparse.h. Internal to src/coll.
- */
+/* The merge behind all sparse sums: gr_allreduce_rows, sparse.h, and tables on parameter servers.
+ * Internal. */
 
 #include "coll/plan.h"
 #include "coll/reduce.h"

@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     SAMPLES_MAX = 5,  /* worlds from which a larger one is extrapolated */
@@ -13,7 +14,8 @@ enum {
     SAMPLES_MIN = 2,
     TERMS = 3,        /* 1, log2 n, n */
     SMALL_BYTES = 64, /* a buffer is never scaled below one unit of it */
-    SAMPLE_RANKS_MAX = 2048
+    SAMPLE_RANKS_MAX = 2048,
+    ALGORITHMS_MAX = 16 /* of one collective */
 };
 /* Steps of all plans together. */
 #define STEPS_MAX UINT64_C(700000)
@@ -344,25 +346,42 @@ gr_status gr_simulator_run(gr_simulator *simulator, size_t size_bytes, gr_simula
 }
 
 /* ---- A training step ------------------------------------------------------------------------- */
-gr_status gr_simulate_step(const gr_training_step *step, gr_simulator *allreduce,
-                           gr_simulated_step *simulated_out, gr_diag *diag)
+static int64_t bucket_of(const gr_training_step *step)
 {
-    int64_t bytes = step->gradient_bytes;
-    int64_t bucket =
-        step->bucket_bytes > 0 && step->bucket_bytes < bytes ? step->bucket_bytes : bytes;
-    int64_t full = bucket > 0 ? bytes / bucket : 0;
-    int64_t rest = bucket > 0 ? bytes % bucket : 0;
-    gr_simulated whole = {.time_us = 0}, last = {.time_us = 0};
+    bool several = step->bucket_bytes > 0 && step->bucket_bytes < step->gradient_bytes;
+    return several ? step->bucket_bytes : step->gradient_bytes;
+}
+
+/* Of the last bucket, if it is not full. */
+static int64_t rest_of(const gr_training_step *step)
+{
+    int64_t bucket = bucket_of(step);
+    return bucket > 0 ? step->gradient_bytes % bucket : 0;
+}
+
+static gr_status run_buckets(const gr_training_step *step, gr_simulator *allreduce,
+                             gr_simulated_buckets *out, gr_diag *diag)
+{
+    int64_t bucket = bucket_of(step), rest = rest_of(step);
     gr_status status = GR_OK;
-    if (allreduce && full > 0) {
-        status = gr_simulator_run(allreduce, (size_t)bucket, &whole, diag);
+    *out = (gr_simulated_buckets){.algorithm = NULL};
+    if (allreduce && bucket > 0) {
+        out->algorithm = allreduce->algorithm;
+        status = gr_simulator_run(allreduce, (size_t)bucket, &out->full, diag);
     }
     if (status == GR_OK && allreduce && rest > 0) {
-        status = gr_simulator_run(allreduce, (size_t)rest, &last, diag);
+        status = gr_simulator_run(allreduce, (size_t)rest, &out->rest, diag);
     }
-    if (status != GR_OK) {
-        return status;
-    }
+    return status;
+}
+
+gr_simulated_step gr_simulate_step_with(const gr_training_step *step,
+                                        const gr_simulated_buckets *buckets)
+{
+    int64_t bytes = step->gradient_bytes, bucket = bucket_of(step);
+    int64_t full = bucket > 0 ? bytes / bucket : 0;
+    int64_t rest = rest_of(step);
+    const gr_simulated *whole = &buckets->full, *last = &buckets->rest;
     double computed_us = step->forward_us + step->backward_us;
     double free_us = 0; /* when the network is done with the buckets before */
     for (int64_t i = 0; i < full + (rest > 0); i++) {
@@ -370,17 +389,117 @@ gr_status gr_simulate_step(const gr_training_step *step, gr_simulator *allreduce
         double ready_us =
             step->overlap ? step->forward_us + step->backward_us * filled : computed_us;
         free_us =
-            (ready_us > free_us ? ready_us : free_us) + (i < full ? whole.time_us : last.time_us);
+            (ready_us > free_us ? ready_us : free_us) + (i < full ? whole->time_us : last->time_us);
     }
     double end_us = free_us > computed_us ? free_us : computed_us;
-    *simulated_out = (gr_simulated_step){
+    return (gr_simulated_step){
         .time_us = end_us + step->update_us,
         .compute_us = computed_us + step->update_us,
-        .allreduce_us = (double)full * whole.time_us + last.time_us,
+        .allreduce_us = (double)full * whole->time_us + last->time_us,
         .exposed_us = end_us - computed_us,
+        .wire_bytes = (double)full * whole->wire_bytes + last->wire_bytes,
         .buckets = full + (rest > 0),
-        .error = whole.error > last.error ? whole.error : last.error,
-        .extrapolated = whole.extrapolated || last.extrapolated,
+        .error = whole->error > last->error ? whole->error : last->error,
+        .extrapolated = whole->extrapolated || last->extrapolated,
     };
-    return GR_OK;
+}
+
+gr_status gr_simulate_step(const gr_training_step *step, gr_simulator *allreduce,
+                           gr_simulated_step *simulated_out, gr_diag *diag)
+{
+    gr_simulated_buckets buckets;
+    gr_status status = run_buckets(step, allreduce, &buckets, diag);
+    if (status == GR_OK) {
+        *simulated_out = gr_simulate_step_with(step, &buckets);
+    }
+    return status;
+}
+
+/* ---- The fastest allreduce ------------------------------------------------------------------- */
+/* An algorithm that is so many times slower than the best one with so few hosts is not the best one
+ * with more of them: it is not tried, as it would take longest to simulate. */
+enum { TRIED_HOSTS = 32, TRIED_TIMES = 4 };
+
+/* HUGE_VAL: it has no plan for such a world. */
+static gr_status time_bucket(int64_t size_bytes, const gr_cluster *cluster,
+                             const gr_algorithm *algorithm, gr_simulated *out, gr_diag *diag)
+{
+    gr_simulator *simulator = NULL;
+    *out = (gr_simulated){.time_us = HUGE_VAL};
+    gr_status status = gr_simulator_create(cluster, algorithm, &simulator, diag);
+    if (status == GR_OK) {
+        status = gr_simulator_run(simulator, (size_t)size_bytes, out, diag);
+        gr_simulator_destroy(simulator);
+    }
+    return status == GR_E_UNSUPPORTED ? GR_OK : status;
+}
+
+typedef struct candidates {
+    const gr_algorithm *algorithm[ALGORITHMS_MAX];
+    gr_simulated full[ALGORITHMS_MAX]; /* of a full bucket */
+    int count, best;
+} candidates;
+
+static gr_status time_candidates(const gr_training_step *step, const gr_cluster *cluster,
+                                 candidates *c, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    c->best = 0;
+    for (int i = 0; i < c->count && status == GR_OK; i++) {
+        status = time_bucket(bucket_of(step), cluster, c->algorithm[i], &c->full[i], diag);
+        c->best = c->full[i].time_us < c->full[c->best].time_us ? i : c->best;
+    }
+    return status;
+}
+
+static void drop_slow(candidates *c)
+{
+    double most_us = c->full[c->best].time_us * TRIED_TIMES;
+    int kept = 0;
+    for (int i = 0; i < c->count; i++) {
+        if (c->full[i].time_us <= most_us) {
+            c->algorithm[kept++] = c->algorithm[i];
+        }
+    }
+    c->count = kept;
+}
+
+gr_status gr_simulate_buckets(const gr_training_step *step, const gr_cluster *cluster,
+                              const char *name, bool exact, gr_simulated_buckets *buckets_out,
+                              gr_diag *diag)
+{
+    candidates c = {.count = 0};
+    gr_status status = check_cluster(cluster, diag);
+    if (status == GR_OK && cluster->hosts * cluster->ranks_per_host == 1) {
+        *buckets_out = (gr_simulated_buckets){.algorithm = NULL};
+        return GR_OK;
+    }
+    for (const gr_algorithm *at = gr_algorithms; at->name && c.count < ALGORITHMS_MAX; at++) {
+        if (at->coll == GR_COLL_ALLREDUCE &&
+            (name ? strcmp(name, at->name) == 0 : !exact || at->canonical)) {
+            c.algorithm[c.count++] = at;
+        }
+    }
+    if (status == GR_OK && c.count > 1 && cluster->hosts > 2 * TRIED_HOSTS) {
+        gr_cluster few = *cluster;
+        few.hosts = TRIED_HOSTS;
+        status = time_candidates(step, &few, &c, diag);
+        drop_slow(&c);
+    }
+    if (status == GR_OK) {
+        status = time_candidates(step, cluster, &c, diag);
+    }
+    if (status == GR_OK && (c.count == 0 || !(c.full[c.best].time_us < HUGE_VAL))) {
+        status = gr_fail(diag, GR_E_UNSUPPORTED,
+                         "no algorithm%s%s has a plan of allreduce for %lld hosts of %lld ranks",
+                         name ? " " : "", name ? name : "", (long long)cluster->hosts,
+                         (long long)cluster->ranks_per_host);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    *buckets_out = (gr_simulated_buckets){.algorithm = c.algorithm[c.best], .full = c.full[c.best]};
+    int64_t rest = rest_of(step);
+    return rest > 0 ? time_bucket(rest, cluster, c.algorithm[c.best], &buckets_out->rest, diag)
+                    : GR_OK;
 }

@@ -79,6 +79,7 @@ typedef struct gr_simulated_step {
     double compute_us;   /* forward, backward, update */
     double allreduce_us; /* of all buckets together */
     double exposed_us;   /* the part of it that the step waits for */
+    double wire_bytes;   /* the most that one host sends in a step */
     int64_t buckets;
     double error; /* as of gr_simulated */
     bool extrapolated;
@@ -87,5 +88,20 @@ typedef struct gr_simulated_step {
 /* `allreduce` NULL: a world of one rank. */
 gr_status gr_simulate_step(const gr_training_step *step, gr_simulator *allreduce,
                            gr_simulated_step *simulated_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* The allreduces of a step, whatever it computes. */
+typedef struct gr_simulated_buckets {
+    const gr_algorithm *algorithm; /* NULL: a world of one rank has none */
+    gr_simulated full, rest;       /* of a full bucket; of the last one, where it is not full */
+} gr_simulated_buckets;
+
+/* By the algorithm that is the fastest one for a bucket: the one of that name; or, if `name` is
+ * NULL, of all, or of those whose sums do not depend on the number of ranks (`exact`).
+ * GR_E_UNSUPPORTED: none has a plan for such a world; else as of gr_simulator_create. */
+gr_status gr_simulate_buckets(const gr_training_step *step, const gr_cluster *cluster,
+                              const char *name, bool exact, gr_simulated_buckets *buckets_out,
+                              gr_diag *diag) GR_MUST_CHECK;
+gr_simulated_step gr_simulate_step_with(const gr_training_step *step,
+                                        const gr_simulated_buckets *buckets);
 
 #endif

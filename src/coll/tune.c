@@ -229,7 +229,8 @@ static bool get_told(told *t, const uint8_t bytes[MESSAGE_BYTES])
 }
 
 /* What rank 0 finds out by itself. */
-static void decide(const gr_comm *comm, const gr_group_config *config, told *t)
+static void decide(const gr_comm *comm, const gr_group_config *config, const gr_model *before,
+                   told *t)
 {
     gr_tuning tuning;
     gr_diag diag = {.text = ""};
@@ -239,7 +240,8 @@ static void decide(const gr_comm *comm, const gr_group_config *config, told *t)
     const gr_selection *own = &comm->selection;
     gr_tuning_init(&tuning, comm->size, own->link, own->streams);
     if (strcmp(mode, "auto") == 0) {
-        t->measure_us = config->tune_time_us;
+        t->measure_us = before ? 0 : config->tune_time_us;
+        tuning.model = before ? *before : tuning.model;
     } else if (strcmp(mode, "off") != 0) {
         t->status = gr_tuning_read(mode, &tuning, &diag);
         if (t->status == GR_OK) {
@@ -328,7 +330,8 @@ static gr_status measure(gr_comm *comm, told *t)
     return status;
 }
 
-gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
+gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, const gr_model *before,
+                        gr_diag *diag)
 {
     told t;
     if (!comm->family->exec) {
@@ -340,7 +343,7 @@ gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, gr_diag *d
         &comm->selection.forced, "broadcast=binomial;barrier=dissemination;allgather=direct", true,
         comm->size, diag);
     if (comm->rank == 0) {
-        decide(comm, config, &t);
+        decide(comm, config, before, &t);
     }
     if (status == GR_OK) {
         status = tell(comm, &t, diag);

@@ -43,8 +43,10 @@ gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, 
 /* ---- At the start ---------------------------------------------------------------------------- */
 /* The last act of creating a communicator, on every rank: rank 0 reads its file or, with the
  * others, measures for about config->tune_time_us; then it tells all. Fails on all ranks if its
- * file is refused. */
-gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, gr_diag *diag) GR_MUST_CHECK;
+ * file is refused. `before`: NULL, or costs that were measured already, for rank 0; then nothing is
+ * measured. */
+gr_status gr_tune_start(gr_comm *comm, const gr_group_config *config, const gr_model *before,
+                        gr_diag *diag) GR_MUST_CHECK;
 
 /* For `gradus tune`: from now on operations of this kind are done so, whatever their size; NULL: as
  * chosen. Every rank must say the same. */

@@ -19,6 +19,7 @@ static void run_rank(const ranks_job *job, gr_group_config config, int rank,
 {
     config.rank = rank;
     config.local_rank = rank;
+    config.newcomer = rank >= job->size - job->newcomers;
     char host[32];
     if (job->per_host > 0) { /* found out by the ranks themselves */
         snprintf(host, sizeof host, "host%d", rank / job->per_host);
@@ -29,6 +30,9 @@ static void run_rank(const ranks_job *job, gr_group_config config, int rank,
     gr_comm *comm = NULL;
     gr_diag diag;
     gr_status status = gr_comm_create_from(&config, &comm, &diag);
+    if (status == GR_E_CANCELLED && config.newcomer) {
+        _exit(0); /* the job was over before */
+    }
     if (status != GR_OK) {
         if (!job->quiet) {
             fprintf(stderr, "rank %d cannot join: %s\n", rank, diag.text);
@@ -83,8 +87,10 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     gr_group_config config;
     gr_coordinator *coordinator = NULL;
     gr_arena_init(&arena, 1 << 16);
-    gr_coordinator_config coordinator_config = {
-        .world_size = job->size, .members_min = job->members_min, .secret = secret};
+    gr_coordinator_config coordinator_config = {.world_size = job->size - job->newcomers,
+                                                .world_max = job->size,
+                                                .members_min = job->members_min,
+                                                .secret = secret};
     if (gr_random_bytes(secret, sizeof secret, &diag) != GR_OK ||
         gr_config_defaults(&gr_group_config_table, &config, &arena, &diag) != GR_OK ||
         gr_coordinator_create(&coordinator_config, &coordinator, &diag) != GR_OK) {
@@ -93,8 +99,9 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
         return UINT64_MAX;
     }
     gr_hex(secret, sizeof secret, secret_hex);
-    config.world_size = job->size;
-    config.local_size = job->size;
+    config.world_size = job->size - job->newcomers;
+    config.members_max = job->size;
+    config.local_size = config.world_size;
     config.members_min = job->members_min;
     config.coordinator = gr_coordinator_address(coordinator);
     config.secret_hex = secret_hex;
@@ -110,6 +117,10 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.log_level = 0; /* wrong calls are part of the tests */
     pid_t pids[RANKS_MAX];
     pid_t parent = getpid();
+    for (int rank = job->size - job->newcomers; rank < job->size; rank++) {
+        gr_coordinator_invite(coordinator, rank);
+        gr_coordinator_want(coordinator, job->size);
+    }
     for (int rank = 0; rank < job->size; rank++) {
         fflush(stdout);
         fflush(stderr);

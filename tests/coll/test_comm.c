@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public communicator: alone, and over the real links with a process for each rank. */
 #include "coll/plan.h"
+#include "sanitized.h"
 #include "support_ranks.h"
 #include "support_values.h"
 
@@ -17,7 +18,7 @@
 #include <cmocka.h>
 
 /* Every allocation of the process is counted, where no sanitizer has put its own in place. */
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !SANITIZED
 #define COUNTS_ALLOCATIONS 1
 static _Atomic long allocations;
 void *__libc_malloc(size_t size);
@@ -147,7 +148,8 @@ static int check_others(gr_comm *comm, size_t block)
 
 static int run_operations(gr_comm *comm, const ranks_job *job)
 {
-    static const size_t counts[] = {1, 7, 64, 1000, 40001};
+    static const size_t counts[] = {1, 7, 64, 1000, SANITIZED ? 9001 : 40001};
+    enum { SEVERAL = SANITIZED ? 150003 : 400003 };
     (void)job;
     uint64_t seed = 0;
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
@@ -163,8 +165,8 @@ static int run_operations(gr_comm *comm, const ranks_job *job)
             return 1;
         }
     }
-    if (check_allreduce(comm, GR_F32, GR_SUM, 400003, true, seed++) != 0 ||
-        check_allreduce(comm, GR_BF16, GR_AVERAGE, 400003, false, seed++) != 0) {
+    if (check_allreduce(comm, GR_F32, GR_SUM, SEVERAL, true, seed++) != 0 ||
+        check_allreduce(comm, GR_BF16, GR_AVERAGE, SEVERAL, false, seed++) != 0) {
         return 1; /* several segments a block */
     }
     static const int shards[] = {1, 2, 3, 5, 8, 12, 16, 29};
@@ -184,10 +186,10 @@ static void test_operations(void **state)
 {
     (void)state;
     static const char *const links[2] = {"shm", "tcp"};
-#ifdef COUNTS_ALLOCATIONS
-    static const int sizes[] = {1, 2, 3, 4, 8};
+#if SANITIZED
+    static const int sizes[] = {1, 3};
 #else
-    static const int sizes[] = {1, 3}; /* sanitizers take ten times as long */
+    static const int sizes[] = {1, 2, 3, 4, 8};
 #endif
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         for (int link = 0; link < 2; link++) {
@@ -217,7 +219,7 @@ static void test_algorithms(void **state)
     static const char *const choices[] = {
         "allreduce=direct", "allreduce=halving-doubling,broadcast=direct",
         "allreduce=tree,allgather=ring", "allreduce=gather,broadcast=binomial"};
-    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {
+    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i += SANITIZED ? 3 : 1) {
         ranks_job job = {.size = 4,
                          .link = i % 2 ? "shm" : "tcp",
                          .algorithm = choices[i],
@@ -236,7 +238,7 @@ static int run_flight(gr_comm *comm, const ranks_job *job)
     gr_op *ops[FLIGHT];
     float *want = malloc(FLIGHT_COUNT * sizeof *want);
     EXPECT(want != NULL);
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < THOROUGH(20); round++) {
         for (int i = 0; i < FLIGHT; i++) {
             void *memory = NULL;
             EXPECT(gr_alloc(comm, FLIGHT_COUNT * sizeof(float), &memory) == GR_OK);
@@ -415,7 +417,7 @@ static int run_death(gr_comm *comm, const ranks_job *job)
 static void test_death(void **state)
 {
     (void)state;
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i += SANITIZED ? 5 : 1) { /* each link, inline and with a thread */
         int after = i;
         ranks_job job = {.size = 2 + i % 3,
                          .link = i & 1 ? "tcp" : "shm",
@@ -468,18 +470,53 @@ static void test_slow(void **state)
     }
 }
 
+static void fill(float *at, size_t count, float value)
+{
+    for (size_t i = count; i > 0; i--) { /* as a peer writes its share, it comes to the end last */
+        at[i - 1] = value;
+    }
+}
+
+static bool is_full(const float *at, size_t count, float value)
+{
+    size_t same = 0;
+    while (same < count && at[same] == value) {
+        same++;
+    }
+    return same == count;
+}
+
+typedef struct leaving_job {
+    int fds[2]; /* a byte from each of the others, when it does nothing any more */
+    bool frees; /* who goes does not wait for them */
+} leaving_job;
+
+/* Whoever goes may use its memory for anything at once, or give it back: nobody writes there, and
+ * nobody takes what it finds there for a contribution. */
 static int run_early_destroy(gr_comm *comm, const ranks_job *job)
 {
+    const leaving_job *leaving = job->arg;
+    enum { COUNT = SANITIZED ? 1 << 20 : 2 << 20 }; /* to start it does less than a rank's share */
     void *memory = NULL;
-    EXPECT(gr_alloc(comm, 8 << 20, &memory) == GR_OK);
-    char *plain = calloc(8, 1 << 20);
+    EXPECT(gr_alloc(comm, COUNT * sizeof(float), &memory) == GR_OK);
+    float *plain = malloc(COUNT * sizeof *plain);
+    fill(memory, COUNT, 1);
+    fill(plain, COUNT, 1);
     gr_op *ops[2];
     EXPECT(gr_barrier(comm) == GR_OK || gr_comm_rank(comm) != 0);
-    gr_status first = gr_allreduce_start(comm, memory, 2 << 20, GR_F32, GR_SUM, &ops[0]);
+    gr_status first = gr_allreduce_start(comm, memory, COUNT, GR_F32, GR_SUM, &ops[0]);
     gr_status second =
-        first == GR_OK ? gr_allreduce_start(comm, plain, 2 << 20, GR_F32, GR_SUM, &ops[1]) : first;
+        first == GR_OK ? gr_allreduce_start(comm, plain, COUNT, GR_F32, GR_SUM, &ops[1]) : first;
     if (gr_comm_rank(comm) == 0) {
         gr_comm_destroy(comm);
+        if (!leaving->frees) {
+            char done;
+            fill(plain, COUNT, 7);
+            for (int peer = 1; peer < job->size; peer++) {
+                EXPECT(read(leaving->fds[0], &done, 1) == 1);
+            }
+            EXPECT(is_full(plain, COUNT, 7));
+        }
         free(plain);
         return 0;
     }
@@ -487,10 +524,13 @@ static int run_early_destroy(gr_comm *comm, const ranks_job *job)
         first = gr_wait(ops[0]);
         second = second == GR_OK ? gr_wait(ops[1]) : second;
     }
+    EXPECT(write(leaving->fds[1], "", 1) == 1);
     EXPECT(first == GR_OK || first == GR_E_PEER_LOST || first == GR_E_COMM_BROKEN);
     /* The thread of a rank may have finished both before its owner destroys the communicator. */
     EXPECT(second == GR_E_PEER_LOST || second == GR_E_COMM_BROKEN ||
            (second == GR_OK && job->progress == 1));
+    EXPECT(first != GR_OK || is_full(memory, COUNT, (float)job->size));
+    EXPECT(second != GR_OK || is_full(plain, COUNT, (float)job->size));
     gr_comm_destroy(comm);
     free(plain);
     return 0;
@@ -499,10 +539,16 @@ static int run_early_destroy(gr_comm *comm, const ranks_job *job)
 static void test_destroy_in_flight(void **state)
 {
     (void)state;
-    for (int i = 0; i < 8; i++) {
-        ranks_job job = {
-            .size = 2 + (i & 1), .link = i & 2 ? "tcp" : "shm", .progress = i & 4 ? 1 : 2};
+    for (int i = 0; i < 16; i += SANITIZED ? 3 : 1) {
+        leaving_job leaving = {.frees = (i & 8) != 0};
+        ranks_job job = {.size = 2 + (i & 1),
+                         .link = i & 2 ? "tcp" : "shm",
+                         .progress = i & 4 ? 1 : 2,
+                         .arg = &leaving};
+        assert_int_equal(pipe(leaving.fds), 0);
         assert_int_equal(ranks_run(&job, run_early_destroy, 0), 0);
+        close(leaving.fds[0]);
+        close(leaving.fds[1]);
     }
 }
 
@@ -559,6 +605,22 @@ static void test_misuse(void **state)
 
 /* ---- No heap --------------------------------------------------------------------------------- */
 #ifdef COUNTS_ALLOCATIONS
+/* More at once than the rounds below ever have: an object of an operation grows when it is used
+ * for the first time, and which are in use depends on who is late. */
+static int fill_pool(gr_comm *comm, float *memory)
+{
+    enum { OPS = 12, SHARE = 1000 };
+    gr_op *ops[OPS];
+    for (int k = 0; k < OPS; k++) {
+        EXPECT(gr_allreduce_start(comm, memory + k * SHARE, SHARE, GR_F32, GR_SUM, &ops[k]) ==
+               GR_OK);
+    }
+    for (int k = 0; k < OPS; k++) {
+        EXPECT(gr_wait(ops[k]) == GR_OK);
+    }
+    return 0;
+}
+
 static int run_counted(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
@@ -569,6 +631,9 @@ static int run_counted(gr_comm *comm, const ranks_job *job)
     memset(plain, 0, COUNT * sizeof *plain);
     long before = 0;
     for (int i = 0; i < 30; i++) {
+        if (i == 5 || i == 9) {
+            EXPECT(fill_pool(comm, plain) == 0);
+        }
         if (i == 10) {
             before = atomic_load(&allocations);
         }

@@ -2,6 +2,7 @@
 /* Every operation, against its definition: all types and operations, in place and out of place,
  * even and by rank, blocking, asynchronous, grouped, with callbacks; on real links, a process a
  * rank. */
+#include "sanitized.h"
 #include "support_oracle.h"
 #include "support_ranks.h"
 
@@ -14,10 +15,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLOW_BUILD 1 /* sanitizers take ten times as long */
-#endif
 
 /* ---- One after the other --------------------------------------------------------------------- */
 static bool run_case(gr_comm *comm, const oracle_case *c, bool blocking)
@@ -101,7 +98,7 @@ static void test_every(void **state)
 {
     (void)state;
     static const char *const links[2] = {"shm", "tcp"};
-#ifdef SLOW_BUILD
+#if SANITIZED
     static const int sizes[] = {1, 3};
 #else
     static const int sizes[] = {1, 2, 3, 4, 5, 8};
@@ -121,7 +118,7 @@ static void test_every(void **state)
 static void test_hosts(void **state)
 {
     (void)state;
-#ifdef SLOW_BUILD
+#if SANITIZED
     static const int sizes[] = {3};
 #else
     static const int sizes[] = {3, 4, 7};

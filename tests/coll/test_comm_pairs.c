@@ -4,6 +4,7 @@
  * also ranks that only send, or only receive, hear of it within a second. */
 #include "base/clock.h"
 #include "coll/plan.h"
+#include "sanitized.h"
 #include "support_ranks.h"
 #include <gradus/coll.h>
 
@@ -17,7 +18,10 @@
 
 #include <cmocka.h>
 
-enum { KINDS = GR_COLL_RECV + 1, LARGE = 2 << 20, SECOND_NS = 1000000000 };
+enum { KINDS = GR_COLL_RECV + 1, LARGE = 2 << 20 };
+
+/* Everything takes several times as long with a sanitizer. */
+static const int64_t LIMIT_NS = SANITIZED ? INT64_C(10000000000) : INT64_C(1000000000);
 
 typedef struct pairs {
     gr_coll ours, theirs;
@@ -67,7 +71,7 @@ static int run_pair(gr_comm *comm, const ranks_job *job)
     if (status == GR_OK) {
         status = gr_run(comm, &call, 1);
     }
-    while ((status == GR_OK || status == GR_PENDING) && gr_now_ns() - begun_ns < SECOND_NS) {
+    while ((status == GR_OK || status == GR_PENDING) && gr_now_ns() - begun_ns < LIMIT_NS) {
         status = gr_comm_poll(comm);
         sched_yield();
     }
@@ -75,7 +79,7 @@ static int run_pair(gr_comm *comm, const ranks_job *job)
     free(memory);
     EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
     EXPECT(both_sides(gr_comm_diag(comm), pair));
-    EXPECT(ended_ns - begun_ns < SECOND_NS);
+    EXPECT(ended_ns - begun_ns < LIMIT_NS);
     gr_comm_destroy(comm);
     return 0;
 }
@@ -96,7 +100,7 @@ static bool is_seen(const ranks_job *job, const pairs *pair)
 static void test_pairs(const char *link, size_t count)
 {
     for (int ours = 0; ours < KINDS; ours++) {
-        for (int theirs = 0; theirs < KINDS; theirs++) {
+        for (int theirs = SANITIZED ? ours % 3 : 0; theirs < KINDS; theirs += SANITIZED ? 3 : 1) {
             pairs pair = {.ours = (gr_coll)ours, .theirs = (gr_coll)theirs, .count = count};
             int order = (ours + theirs) % 2; /* half of the orders with two ranks, half with four */
             ranks_job job = {.size = (ours < theirs) == (order == 0) ? 2 : 4,

@@ -2,6 +2,7 @@
 /* Sub-groups: what they are, what they cost, how they end; and long sequences of any operations on
  * any of them, compared with their definition. */
 #include "coll/comm_internal.h"
+#include "sanitized.h"
 #include "support_oracle.h"
 #include "support_ranks.h"
 
@@ -382,11 +383,7 @@ static int run_anything(gr_comm *comm, const ranks_job *job)
 static void test_anything(void **state)
 {
     (void)state;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    uint64_t seeds = 8;
-#else
-    uint64_t seeds = 40;
-#endif
+    uint64_t seeds = THOROUGH(40);
     const char *text = getenv("GRADUS_TEST_SEED");
     uint64_t first = text ? strtoull(text, NULL, 10) : 1;
     for (uint64_t seed = first; seed < first + (text ? 1 : seeds); seed++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The executor over the double of the links: every algorithm, type and operation under hundreds of
  * interleavings, against a serial evaluation of the shard tree; failures at every point. */
+#include "sanitized.h"
 #include "support_double_names.h"
 
 #include "../../src/coll/exec.c"
@@ -328,7 +329,7 @@ static void test_every_algorithm(void **state)
 {
     (void)state;
     for (const gr_algorithm *a = gr_algorithms; a->name && a->coll < GR_COLL_SEND; a++) {
-        for (uint64_t seed = 1; seed <= 250; seed++) {
+        for (uint64_t seed = 1; seed <= THOROUGH(250); seed++) {
             int size = 2 + (int)(seed % 8);
             call c = random_call(a, seed, size);
             gr_plan_shape shape = shape_of(&c, 0, size);
@@ -364,7 +365,7 @@ static void test_large_worlds(void **state)
 static void test_several_in_flight(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 200; seed++) {
+    for (uint64_t seed = 1; seed <= THOROUGH(200); seed++) {
         int size = 2 + (int)(seed % 5);
         call calls[OPS_MAX];
         for (int i = 0; i < OPS_MAX; i++) {
@@ -416,7 +417,7 @@ static void expect_all_fail(world *w, gr_status status, const char *text)
 static void test_mismatch(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 60; seed++) {
+    for (uint64_t seed = 1; seed <= THOROUGH(60); seed++) {
         int size = 2 + (int)(seed % 4);
         call calls[2] = {plain_call(size, 1000), plain_call(size, 1001)};
         dbl_options options = random_options(seed, size);
@@ -453,7 +454,7 @@ static void test_other_segments(void **state)
 static void test_peer_loss_at_every_point(void **state)
 {
     (void)state;
-    for (uint64_t point = 0; point < 120; point++) {
+    for (uint64_t point = 0; point < THOROUGH(120); point++) {
         int size = 2 + (int)(point % 3);
         call c = plain_call(size, 5000);
         dbl_options options = random_options(point + 1, size);
@@ -490,7 +491,7 @@ static void test_peer_loss_at_every_point(void **state)
 static void test_leaving_when_finished(void **state)
 {
     (void)state;
-    for (uint64_t seed = 1; seed <= 400; seed++) {
+    for (uint64_t seed = 1; seed <= THOROUGH(400); seed++) {
         int size = 2 + (int)(seed % 7);
         call c = plain_call(size, seed % 4 ? seed % 40 : 1000); /* most blocks are empty */
         c.shards = 1 + (int)(seed % 29);

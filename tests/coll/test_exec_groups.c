@@ -2,6 +2,7 @@
 /* The executor over the double of the links: operations of several groups at once, with blocks of
  * any size, in and out of place, grouped, with callbacks and with a function of the caller's,
  * against a reference that knows no plans. */
+#include "sanitized.h"
 #include "support_double_names.h"
 
 #include "../../src/coll/exec.c"
@@ -614,7 +615,7 @@ static void test_mixed(void **state)
 {
     (void)state;
     user_calls = 0;
-    for (uint64_t seed = 1; seed <= 3000; seed++) {
+    for (uint64_t seed = 1; seed <= THOROUGH(3000); seed++) {
         world w;
         open_world(&w, seed);
         for (long i = 0; i < 400000 && !all_over(&w); i++) {

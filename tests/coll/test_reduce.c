@@ -354,6 +354,28 @@ static void test_factors_multiply_and_integers_stop_at_their_ends(void **unused)
     assert_true(most[0] == 0 && most[1] == 0);
 }
 
+static void test_scaled_values_are_added_and_what_is_not_finite_is_told(void **unused)
+{
+    (void)unused;
+    float from[COUNT_MAX], to[COUNT_MAX + 1], expected[COUNT_MAX];
+    for (size_t i = 0; i < COUNT_MAX; i++) {
+        from[i] = 1.0f / (float)(i + 3);
+        to[i] = (float)i - 0.7f;
+        volatile float product = -0.3f * from[i];
+        expected[i] = to[i] + product;
+    }
+    to[COUNT_MAX] = 5.0f;
+    assert_true(gr_add_scaled_best()(to, from, -0.3f, COUNT_MAX));
+    assert_memory_equal(to, expected, sizeof expected);
+    assert_true(same_float((double)to[COUNT_MAX], 5.0));
+    for (size_t i = 0; i < COUNT_MAX; i++) {
+        float kept = from[i];
+        from[i] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -INFINITY;
+        assert_false(gr_add_scaled_best()(to, from, 1.0f, COUNT_MAX));
+        from[i] = kept;
+    }
+}
+
 static void test_names_and_sizes(void **unused)
 {
     (void)unused;
@@ -385,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_every_isa_gives_the_bits_of_the_reference),
         cmocka_unit_test(test_scale_divides_exactly),
         cmocka_unit_test(test_factors_multiply_and_integers_stop_at_their_ends),
+        cmocka_unit_test(test_scaled_values_are_added_and_what_is_not_finite_is_told),
         cmocka_unit_test(test_names_and_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
  * after a failure. One seed again: test_coll_sim --seed N, or GRADUS_SIM_SEED=N; another number of
  * seeds: GRADUS_SIM_SEEDS=N. */
 #include "base/number.h"
+#include "sanitized.h"
 #include "support_oracle.h"
 #include "support_sim.h"
 
@@ -16,17 +17,7 @@
 
 #include <cmocka.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SEEDS = 400 };
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-enum { SEEDS = 400 };
-#else
-enum { SEEDS = 6000 };
-#endif
-#else
-enum { SEEDS = 6000 };
-#endif
+enum { SEEDS = SANITIZED ? 400 : 4000 };
 
 enum {
     TEXT_BYTES = 2048,

@@ -7,6 +7,7 @@
 #include "../group/support_membership.h"
 #include "base/fail.h"
 #include "base/number.h"
+#include "sanitized.h"
 #include "support_oracle.h"
 #include "support_sim.h"
 
@@ -18,17 +19,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
 
 enum {
     SEEDS = 2000,

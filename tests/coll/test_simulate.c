@@ -229,6 +229,41 @@ static void test_step(void **state)
     gr_simulator_destroy(ring);
 }
 
+/* The fastest of all algorithms, also where some are not even tried: in large worlds. */
+static void test_fastest(void **state)
+{
+    (void)state;
+    gr_cluster cluster = plain;
+    for (cluster.hosts = 3; cluster.hosts <= 96; cluster.hosts += 93) {
+        gr_training_step step = {.gradient_bytes = 3500000, .bucket_bytes = 1000000};
+        gr_simulated_buckets best;
+        gr_diag diag = {0};
+        assert_int_equal(gr_simulate_buckets(&step, &cluster, NULL, false, &best, &diag), GR_OK);
+        for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
+            if (at->coll == GR_COLL_ALLREDUCE && strcmp(at->name, "gather") != 0) {
+                gr_simulator *simulator;
+                gr_simulated full;
+                if (gr_simulator_create(&cluster, at, &simulator, &diag) != GR_OK) {
+                    continue;
+                }
+                assert_int_equal(gr_simulator_run(simulator, 1000000, &full, &diag), GR_OK);
+                gr_simulator_destroy(simulator);
+                assert_true(at == best.algorithm ? full.time_us == best.full.time_us
+                                                 : full.time_us >= best.full.time_us);
+            }
+        }
+        assert_int_equal(gr_simulate_buckets(&step, &cluster, "ring", true, &best, &diag), GR_OK);
+        assert_string_equal(best.algorithm->name, "ring");
+        assert_true(best.rest.time_us > 0 && best.rest.time_us < best.full.time_us);
+    }
+    gr_simulated_buckets none;
+    gr_diag diag = {0};
+    gr_training_step step = {.gradient_bytes = 1000};
+    cluster.hosts = 1;
+    assert_int_equal(gr_simulate_buckets(&step, &cluster, NULL, true, &none, &diag), GR_OK);
+    assert_true(none.algorithm == NULL && gr_simulate_step_with(&step, &none).time_us == 0);
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -258,6 +293,7 @@ int main(void)
         cmocka_unit_test(test_every_algorithm),
         cmocka_unit_test(test_extrapolation),
         cmocka_unit_test(test_step),
+        cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,14 +11,11 @@
 #include <string.h>
 
 #include "coll/program.h"
+#include "sanitized.h"
 #include "support_plans.h"
 
 /* What the sanitizers look for is in the plans of fewer ranks as well. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { WORLD_MAX = 20 };
-#else
-enum { WORLD_MAX = PLANS_WORLD_MAX };
-#endif
+enum { WORLD_MAX = SANITIZED ? 20 : PLANS_WORLD_MAX };
 
 /* ---- Every algorithm, every world size ------------------------------------------------------- */
 static int log2_up(int n)

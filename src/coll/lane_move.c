@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Lines and states: how an operation gets from its post to its end. Who stores what others wait for
+ * looks afterwards whether all have stored theirs: the last one sees it, since these stores and
+ * loads have one order, and wakes whoever sleeps; the others need not. */
+
+#include "coll/lane_internal.h"
+
+#include <sched.h>
+#include <string.h>
+
+enum { LINGER_LOOKS = 500, LINGER_YIELDS = 32 };
+
+/* ---- What all store and wait for ------------------------------------------------------------- */
+void gr_lane_nudge_all(const gr_lane *lane)
+{
+    for (int peer = 0; peer < lane->size; peer++) {
+        if (peer != lane->rank) {
+            gr_mesh_nudge(lane->lanes->mesh, lane->peers[peer].world);
+        }
+    }
+}
+
+/* Ranks from *arrived_io on that have posted (or done their share of) the operation. */
+static bool all_posted(const gr_lane_op *op, int *arrived_io)
+{
+    while (*arrived_io < op->lane->size &&
+           atomic_load(&gr_lane_line_of(op, *arrived_io)->posted) == op->seq + 1) {
+        ++*arrived_io;
+    }
+    return *arrived_io == op->lane->size;
+}
+
+static bool all_did(const gr_lane_op *op, int *arrived_io)
+{
+    while (*arrived_io < op->lane->size &&
+           atomic_load(gr_lane_done_of(op, *arrived_io)) == op->seq + 1) {
+        ++*arrived_io;
+    }
+    return *arrived_io == op->lane->size;
+}
+
+/* Have all stored what it waits for? */
+static bool all_came(const gr_lane_op *op, int *arrived_io)
+{
+    return op->state == LANE_POSTED ? all_posted(op, arrived_io) : all_did(op, arrived_io);
+}
+
+/* The look at the others' follows in settle: the later, the more of them find their lines not in
+ * use when they store. */
+static void say(gr_lane_op *op, _Atomic uint32_t *word)
+{
+    atomic_store(word, op->seq + 1);
+    op->said = true;
+}
+
+static void settle(gr_lane_op *op)
+{
+    if (op->said) {
+        int arrived = op->arrived;
+        op->said = false;
+        if (all_came(op, &arrived)) {
+            gr_lane_nudge_all(op->lane);
+        }
+    }
+}
+
+/* A slot is free when nobody reads any more what was posted there 16 operations ago. */
+static bool has_room(gr_lane *lane, uint32_t seq)
+{
+    if ((int32_t)(seq - lane->room_until) < 0) {
+        return true;
+    }
+    uint32_t least = atomic_load(&lane->peers[0].area->finished);
+    for (int peer = 1; peer < lane->size; peer++) {
+        uint32_t finished = atomic_load(&lane->peers[peer].area->finished);
+        least = (int32_t)(finished - least) < 0 ? finished : least;
+    }
+    lane->room_until = least + LANE_SLOTS;
+    return (int32_t)(seq - lane->room_until) < 0;
+}
+
+/* Not each time: who wants room waits for operations that all have posted, and that we will have
+ * finished one day; the last of them are published by then, or there was room. */
+static void publish_finished(gr_lane *lane)
+{
+    uint32_t finished = lane->head ? lane->head->seq : lane->next_seq;
+    if (finished - lane->published < LANE_FINISHED_MAX) {
+        return;
+    }
+    lane->published = finished;
+    atomic_store(&lane->own->finished, finished);
+    for (int peer = 0; peer < lane->size; peer++) {
+        if (peer != lane->rank && atomic_load(&lane->peers[peer].area->wants_room) != 0) {
+            gr_mesh_nudge(lane->lanes->mesh, lane->peers[peer].world);
+        }
+    }
+}
+
+void gr_lane_finish(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    gr_lane_op *before = NULL;
+    for (gr_lane_op *at = lane->head; at != op; at = at->next) {
+        before = at;
+    }
+    if (before) {
+        before->next = op->next;
+    } else {
+        lane->head = op->next;
+    }
+    if (lane->tail == op) {
+        lane->tail = before;
+    }
+    op->linked = false;
+    op->state = LANE_FINISHED;
+    op->moved = true;
+    if (!before) {
+        publish_finished(lane);
+    }
+}
+
+void gr_lane_note(gr_lane *lane)
+{
+    uint32_t seq = lane->next_seq++;
+    atomic_store(&lane->own->notes[seq % LANE_SLOTS], seq + 1);
+    if (!lane->head) {
+        publish_finished(lane);
+    }
+    gr_lane_nudge_all(lane);
+}
+
+/* ---- Post ------------------------------------------------------------------------------------ */
+/* Offset in our heap plus one; 0: it lies elsewhere. */
+static uint64_t heap_offset(const gr_lane *lane, const void *mem, size_t size_bytes)
+{
+    const lane_peer *own = &lane->peers[lane->rank];
+    uintptr_t at = (uintptr_t)mem, heap = (uintptr_t)own->heap;
+    return at >= heap && at - heap <= own->heap_bytes && size_bytes <= own->heap_bytes - (at - heap)
+               ? at - heap + 1
+               : 0;
+}
+
+static void say_where(gr_lane_op *op, lane_line *line)
+{
+    size_t size_bytes = op->count * op->element_bytes;
+    line->body.at.out = heap_offset(op->lane, op->out, size_bytes);
+    line->body.at.prescale = op->prescale;
+    bool registered = line->body.at.out != 0;
+    for (int i = 0; i < op->input_count; i++) {
+        uint64_t at = heap_offset(op->lane, op->inputs[i], size_bytes);
+        registered = registered && at != 0;
+        if (i == 0) {
+            line->body.at.input = at;
+        } else {
+            memcpy(gr_lane_beside(op, op->lane->rank) + (size_t)i * sizeof at, &at, sizeof at);
+        }
+    }
+    line->registered = registered;
+    line->cma = op->lane->cma;
+    if (!registered && op->lane->cma) {
+        gr_lane_cma_say_where(op, line, gr_lane_beside(op, op->lane->rank));
+    }
+}
+
+/* Begin to take a line from other caches, to be written soon. */
+static void own_soon(const volatile void *line)
+{
+#if defined(__x86_64__)
+    /* Of every processor of this architecture; the built-in would only read without -mprfchw. */
+    __asm__ volatile("prefetchw %0" : : "m"(*(const volatile char *)line));
+#else
+    __builtin_prefetch((const void *)(uintptr_t)line, 1);
+#endif
+}
+
+static bool is_in_line(const gr_lane_op *op)
+{
+    return op->count * op->element_bytes * (size_t)op->tree->inputs_most <= LANE_INLINE;
+}
+
+static void pack(gr_lane_op *op)
+{
+    int rank = op->lane->rank;
+    gr_lane_pack(op, 0, op->count,
+                 is_in_line(op) ? gr_lane_line_of(op, rank)->body.bytes : gr_lane_beside(op, rank),
+                 op->count * op->element_bytes);
+}
+
+static void post(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    lane_line *line = gr_lane_line_of(op, lane->rank);
+    line->fingerprint = op->fingerprint;
+    line->packed = op->small;
+    line->registered = 0;
+    if (op->count > 0 && !op->always_packed) {
+        say_where(op, line);
+        line->packed = op->small && !line->registered;
+    }
+    if (op->count > 0 && line->packed) {
+        pack(op);
+    }
+    op->state = LANE_POSTED;
+    op->moved = true;
+    say(op, &line->posted);
+    /* Others have read the lines that come next: take them back while there is time. */
+    own_soon(gr_lane_done_of(op, lane->rank));
+    lane_slot *next = &lane->own->slots[(op->seq + 1) % LANE_SLOTS];
+    own_soon(&next->line);
+    if (!line->packed || op->count == 0 || is_in_line(op)) {
+        /* A single peer has often come by now: its line is to be here when the record is written.
+         * (One that still copies beside its line would lose it once more.) */
+        if (lane->size == 2) {
+            __builtin_prefetch(gr_lane_line_of(op, 1 - lane->rank));
+        }
+    } else { /* the next one may well be as small */
+        size_t used = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
+        for (size_t at = 0; at < used && at < LANE_SMALL_MAX; at += LANE_LINE) {
+            own_soon(next->beside + at);
+        }
+    }
+}
+
+/* ---- All have come --------------------------------------------------------------------------- */
+/* What `peer` said of a buffer, as seen from here or, through the kernel, from there; NULL: outside
+ * its heap. */
+static uint8_t *find(const gr_lane_op *op, int peer, uint64_t said)
+{
+    const lane_peer *from = &op->lane->peers[peer];
+    size_t size_bytes = op->count * op->element_bytes;
+    if (op->cma && !gr_lane_line_of(op, peer)->registered) {
+        return (uint8_t *)(uintptr_t)said;
+    }
+    return said - 1 <= from->heap_bytes && size_bytes <= from->heap_bytes - (said - 1)
+               ? from->heap + (said - 1)
+               : NULL;
+}
+
+/* False: outside the heap of rank op->arrived. */
+static bool find_all(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    op->out_count = lane->size;
+    op->scaled = true;
+    for (int i = 0; i < lane->size; i++) {
+        int peer = (lane->rank + i) % lane->size;
+        op->prescales[peer] = gr_lane_line_of(op, peer)->body.at.prescale;
+        op->scaled = op->scaled && op->prescales[peer] == 1;
+        op->outs[i] = find(op, peer, gr_lane_line_of(op, peer)->body.at.out);
+        if (!op->outs[i]) {
+            op->arrived = peer;
+            return false;
+        }
+    }
+    for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
+        lane_leaf from = op->tree->leaves[leaf];
+        uint64_t at = gr_lane_line_of(op, from.rank)->body.at.input;
+        if (from.input > 0) {
+            memcpy(&at, gr_lane_beside(op, from.rank) + (size_t)from.input * sizeof at, sizeof at);
+        }
+        op->at[leaf] = find(op, from.rank, at);
+        if (!op->at[leaf]) {
+            op->arrived = from.rank;
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool begin_direct(gr_lane_op *op)
+{
+    if (!find_all(op)) {
+        return false;
+    }
+    gr_lane_deal(op);
+    return true;
+}
+
+static void add_small(gr_lane_op *op)
+{
+    size_t size_bytes = op->count * op->element_bytes;
+    bool in_line = is_in_line(op);
+    for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
+        lane_leaf from = op->tree->leaves[leaf];
+        const uint8_t *packed =
+            in_line ? gr_lane_line_of(op, from.rank)->body.bytes : gr_lane_beside(op, from.rank);
+        op->at[leaf] = packed + (size_t)from.input * size_bytes;
+    }
+    op->scaled = true;
+    op->outs[0] = op->out;
+    op->out_count = 1;
+    gr_lane_add(op, 0, op->count, 0);
+}
+
+/* Ours is done: now we wait for the others. */
+static void say_done(gr_lane_op *op, lane_state next)
+{
+    op->state = next;
+    op->arrived = 0;
+    say(op, gr_lane_done_of(op, op->lane->rank));
+    settle(op);
+}
+
+/* Small. Who could have let the others read its memory has not packed; if they could not all, it
+ * packs now. */
+static gr_status meet_small(gr_lane_op *op, bool all_packed)
+{
+    if (!all_packed) {
+        if (!gr_lane_line_of(op, op->lane->rank)->packed) {
+            pack(op);
+        }
+        say_done(op, LANE_PACKED);
+        return GR_PENDING;
+    }
+    if (op->count > 0) {
+        add_small(op);
+    }
+    gr_lane_finish(op);
+    return GR_OK;
+}
+
+static gr_status meet(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    bool all_registered = !op->always_packed, all_packed = op->small, all_cma = true;
+    for (int peer = 0; peer < lane->size; peer++) {
+        const lane_line *line = gr_lane_line_of(op, peer);
+        if (line->fingerprint != op->fingerprint) {
+            op->arrived = peer;
+            op->state = LANE_STUCK;
+            return GR_E_MISMATCH;
+        }
+        all_registered = all_registered && line->registered;
+        all_packed = all_packed && line->packed;
+        all_cma = all_cma && line->cma;
+    }
+    op->moved = true;
+    if (op->small && !all_registered) {
+        return meet_small(op, all_packed);
+    }
+    op->cma = !all_registered && all_cma && op->tree->leaf_count <= LANE_CMA_LEAVES_MAX;
+    if (!all_registered && !op->cma) {
+        op->window_first = op->window_end = 0;
+        op->state = LANE_STAGED;
+        return GR_PENDING;
+    }
+    if (begin_direct(op)) {
+        return GR_PENDING;
+    }
+    op->state = LANE_STUCK;
+    return GR_E_PROTOCOL;
+}
+
+/* The rank that we wait for has noted a plan in place of this operation. */
+static bool is_elsewhere(const gr_lane_op *op)
+{
+    const lane_area *area = op->lane->peers[op->arrived].area;
+    uint32_t noted = atomic_load(&area->notes[op->seq % LANE_SLOTS]);
+    return noted != 0 && (int32_t)(noted - (op->seq + 1)) >= 0 &&
+           atomic_load(&gr_lane_line_of(op, op->arrived)->posted) != op->seq + 1;
+}
+
+/* ---- Moving on ------------------------------------------------------------------------------- */
+static gr_status add_own_share(gr_lane_op *op)
+{
+    gr_status status = gr_lane_add_own(op);
+    if (status != GR_OK) {
+        return status;
+    }
+    say_done(op, LANE_DONE);
+    return GR_PENDING;
+}
+
+static bool can_move(const gr_lane_op *op)
+{
+    int arrived = op->arrived;
+    switch (op->state) {
+    case LANE_QUEUED:
+        return has_room(op->lane, op->seq);
+    case LANE_POSTED:
+        return all_posted(op, &arrived) || arrived != op->arrived || is_elsewhere(op);
+    case LANE_PACKED:
+        return all_did(op, &arrived);
+    case LANE_STAGED:
+        return gr_lane_windows_can_move(op);
+    case LANE_DONE:
+        return op->lane->roomy ? all_did(op, &arrived) : gr_lane_claims_done(op);
+    case LANE_DIRECT:
+    case LANE_CLAIM:
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool gr_lane_has_news(const void *arg)
+{
+    const gr_lanes *lanes = arg;
+    for (int id = 0; id < GR_SHARED_LANES; id++) {
+        const gr_lane *lane = lanes->open[id];
+        for (const gr_lane_op *op = lane ? lane->head : NULL; op; op = op->next) {
+            if (can_move(op)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Who finishes looks whether we want room after it has stored that it has, and we look for room
+ * after we have stored that we want it. */
+static void try_post(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    if (!has_room(lane, op->seq)) {
+        atomic_store(&lane->own->wants_room, 1);
+        if (!has_room(lane, op->seq)) {
+            return;
+        }
+    }
+    if (atomic_load_explicit(&lane->own->wants_room, memory_order_relaxed) != 0) {
+        atomic_store_explicit(&lane->own->wants_room, 0, memory_order_relaxed);
+    }
+    post(op);
+}
+
+void gr_lane_post(gr_lane_op *op, uint64_t fingerprint)
+{
+    op->fingerprint = fingerprint;
+    try_post(op);
+}
+
+static gr_status move_once(gr_lane_op *op)
+{
+    gr_lane *lane = op->lane;
+    settle(op);
+    switch (op->state) {
+    case LANE_QUEUED:
+        try_post(op);
+        break;
+    case LANE_POSTED:
+        if (all_came(op, &op->arrived)) {
+            return meet(op);
+        }
+        if (is_elsewhere(op)) {
+            op->state = LANE_STUCK;
+            return GR_E_MISMATCH;
+        }
+        break;
+    case LANE_PACKED:
+        return all_came(op, &op->arrived) ? meet_small(op, true) : GR_PENDING;
+    case LANE_DIRECT:
+        return add_own_share(op);
+    case LANE_CLAIM:
+        gr_lane_add_free(op);
+        break;
+    case LANE_STAGED:
+        gr_lane_windows_move(op);
+        break;
+    case LANE_DONE:
+        if (lane->roomy ? all_came(op, &op->arrived) : gr_lane_claims_done(op)) {
+            gr_lane_finish(op);
+        }
+        break;
+    default:
+        break;
+    }
+    return op->state == LANE_FINISHED ? GR_OK : GR_PENDING;
+}
+
+/* Bytes that the next step will add or copy, at most. */
+static size_t step_bytes(const gr_lane_op *op)
+{
+    switch (op->state) {
+    case LANE_DIRECT:
+        return LANE_BUDGET;
+    case LANE_CLAIM:
+        return op->count * op->element_bytes / op->shares;
+    case LANE_STAGED:
+        return LANE_HALF;
+    default:
+        return 0;
+    }
+}
+
+gr_status gr_lane_move(gr_lane_op *op)
+{
+    size_t left = LANE_BUDGET;
+    gr_status status = GR_PENDING;
+    bool moved = op->moved;
+    do {
+        size_t bytes = step_bytes(op);
+        op->moved = false;
+        status = move_once(op);
+        moved = moved || op->moved;
+        left -= bytes < left ? bytes : left;
+    } while (status == GR_PENDING && op->moved && left > 0);
+    op->moved = moved;
+    return status;
+}
+
+bool gr_lane_ready(gr_lane_op *op)
+{
+    settle(op);
+    return can_move(op);
+}
+
+bool gr_lane_linger(gr_lane_op *op)
+{
+    for (int i = 0; i < LINGER_YIELDS && !op->lane->roomy; i++) {
+        if (gr_lane_ready(op)) {
+            return true;
+        }
+        sched_yield(); /* whom we wait for may need this very core */
+    }
+    for (int i = 0; i < LINGER_LOOKS && op->lane->roomy; i++) {
+        if (gr_lane_ready(op)) {
+            return true;
+        }
+        gr_relax();
+    }
+    return false;
+}
+
+int gr_lane_arrived(const gr_lane_op *op)
+{
+    return op->state == LANE_QUEUED ? 0 : op->state == LANE_POSTED ? op->arrived : op->lane->size;
+}
+
+bool gr_lane_moved(gr_lane_op *op)
+{
+    bool moved = op->moved;
+    op->moved = false;
+    return moved;
+}
+
+bool gr_lane_needs(const gr_lane_op *op, int peer)
+{
+    const lane_area *area = op->lane->peers[peer].area;
+    if (peer == op->lane->rank) {
+        return false;
+    }
+    switch (op->state) {
+    case LANE_QUEUED:
+        return (int32_t)(op->seq - atomic_load(&area->finished) - LANE_SLOTS) >= 0;
+    case LANE_POSTED:
+        return atomic_load(&gr_lane_line_of(op, peer)->posted) != op->seq + 1;
+    case LANE_PACKED:
+    case LANE_DIRECT:
+        return atomic_load(gr_lane_done_of(op, peer)) != op->seq + 1;
+    case LANE_CLAIM:
+        return false;
+    case LANE_DONE:
+        return op->lane->roomy ? atomic_load(gr_lane_done_of(op, peer)) != op->seq + 1
+                               : !gr_lane_claims_done(op) &&
+                                     atomic_load(gr_lane_done_of(op, peer)) != op->seq + 1;
+    case LANE_STAGED:
+        return gr_lane_windows_need(op, peer);
+    case LANE_STUCK:
+        return peer == op->arrived;
+    default:
+        return false;
+    }
+}
+
+int gr_lane_late(const gr_lane_op *op)
+{
+    int peer = 0;
+    while (peer < op->lane->size && !gr_lane_needs(op, peer)) {
+        peer++;
+    }
+    return peer < op->lane->size ? peer : -1;
+}
