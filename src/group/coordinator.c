@@ -35,6 +35,7 @@ struct gr_coordinator {
     gr_door *door;
     int epoll_fd;
     int64_t peer_timeout_us, ping_at_us;
+    bool succeeds;      /* another one, that has died */
     int broken;         /* members with a broken connection that the rules have not heard of */
     uint64_t announced; /* the generation of: */
     uint8_t *members_message;
@@ -81,10 +82,17 @@ static void tell(gr_coordinator *coordinator, member *to, const gr_word *word)
     size_t size = 0;
     switch (word->kind) {
     case GR_MESSAGE_SEAT:
-        size = gr_message_put_seat(&word->seat, message);
+    case GR_MESSAGE_OFFER:
+        size = gr_message_put_seat(word->kind, &word->seat, message);
+        break;
+    case GR_MESSAGE_CALL_OFF:
+        size = gr_message_put_number(word->kind, word->generation, message);
         break;
     case GR_MESSAGE_MISSING:
         size = gr_message_put_missing(word->missing, message);
+        break;
+    case GR_MESSAGE_LINEAGE:
+        size = gr_message_put_lineage(word->lineage, message);
         break;
     case GR_MESSAGE_CHANGE:
     case GR_MESSAGE_DISMISS:
@@ -99,11 +107,16 @@ static void tell(gr_coordinator *coordinator, member *to, const gr_word *word)
     }
 }
 
-/* Written once for all. Whoever has it still to read cannot be in the next generation, so that it
- * stays as it is until then. */
+/* Written once for all. Whoever has the last one still to read has not said HELLO to this one, so
+ * that it is not told, and is too far behind to be waited for. */
 static void tell_members(gr_coordinator *coordinator, member *to, const gr_word *word)
 {
     if (coordinator->announced != word->generation) {
+        for (int i = 0; i < coordinator->membership.world_size; i++) {
+            if (coordinator->members[i].control.bulk != NULL) {
+                give_up(coordinator, &coordinator->members[i], "it does not read what it is told");
+            }
+        }
         coordinator->announced = word->generation;
         coordinator->members_bytes = gr_message_put_members(
             word->generation, word->size, word->places, coordinator->members_message);
@@ -174,11 +187,17 @@ static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
     gr_member_state state = coordinator->membership.members[rank].state;
     if ((state != GR_MEMBER_ABSENT && state != GR_MEMBER_INVITED) || of->control.fd >= 0) {
         const gr_hello *hello = &coordinator->membership.hellos[rank];
-        snprintf(
-            sentence, sizeof sentence,
-            "rank %d has called in already (process %llu on host %s): a process joins once, and "
-            "no two have the same GRADUS_RANK",
-            rank, (unsigned long long)hello->pid, hello->member.host_name);
+        if (state == GR_MEMBER_LOST && coordinator->succeeds) {
+            snprintf(sentence, sizeof sentence,
+                     "rank %d comes too late: another coordinator has taken over from the one that "
+                     "it had lost, and the others have gone on without it",
+                     rank);
+        } else {
+            snprintf(sentence, sizeof sentence,
+                     "rank %d has called in already (process %llu on host %s): a process joins "
+                     "once, and no two have the same GRADUS_RANK",
+                     rank, (unsigned long long)hello->pid, hello->member.host_name);
+        }
         gr_log_write(coordinator->log, GR_LOG_WARN, "group", "%s", sentence);
         refuse(arrival, sentence, rank);
         return;
@@ -198,8 +217,10 @@ static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind k
 {
     gr_membership *membership = &coordinator->membership;
     gr_hello hello;
+    gr_lineage lineage;
     gr_diag failure;
     gr_status status;
+    uint64_t generation;
     switch (kind) {
     case GR_MESSAGE_HELLO:
         status = gr_message_get_hello(body, body_bytes, &hello, NULL);
@@ -207,9 +228,16 @@ static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind k
     case GR_MESSAGE_ASK:
         return gr_membership_ask(membership, number);
     case GR_MESSAGE_READY:
-        return gr_membership_ready(membership, number);
+        status = gr_message_get_number(body, body_bytes, &generation, NULL);
+        return status == GR_OK ? gr_membership_ready(membership, number, generation) : status;
+    case GR_MESSAGE_CALL_OFF:
+        status = gr_message_get_number(body, body_bytes, &generation, NULL);
+        return status == GR_OK ? gr_membership_call_off(membership, number, generation) : status;
     case GR_MESSAGE_RENEW:
         return gr_membership_renew(membership, number);
+    case GR_MESSAGE_LINEAGE:
+        status = gr_message_get_lineage(body, body_bytes, &lineage, NULL);
+        return status == GR_OK ? gr_membership_come_over(membership, number, &lineage) : status;
     case GR_MESSAGE_FAIL:
         status = gr_message_get_fail(body, body_bytes, &failure, NULL);
         return status == GR_OK ? gr_membership_fail(membership, number, &failure) : status;
@@ -321,6 +349,7 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     }
     coordinator->log = config->log;
     coordinator->ping_at_us = GR_NEVER;
+    coordinator->succeeds = config->successor > 0;
     coordinator->peer_timeout_us =
         config->peer_timeout_us > 0 ? config->peer_timeout_us : GR_PEER_TIMEOUT_US;
     for (size_t rank = 0; rank < world; rank++) {
@@ -331,6 +360,8 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     const gr_membership_config rules = {.world_size = (int)world,
                                         .first_size = config->world_size,
                                         .members_min = config->members_min,
+                                        .succession = config->succession,
+                                        .successor = config->successor - 1,
                                         .say = say,
                                         .say_arg = coordinator,
                                         .log = config->log};
@@ -404,10 +435,11 @@ int64_t gr_coordinator_next_us(const gr_coordinator *coordinator)
 
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
 {
-    member *of = &coordinator->members[rank];
-    if (!gr_membership_elastic(&coordinator->membership)) {
+    bool known = rank >= 0 && rank < coordinator->membership.world_size; /* others say so */
+    if (!known || !gr_membership_elastic(&coordinator->membership)) {
         return;
     }
+    member *of = &coordinator->members[rank];
     listen_to(coordinator, of); /* it may have left in order */
     close_member(of);
     gr_membership_ended(&coordinator->membership, rank);
@@ -436,6 +468,27 @@ void gr_coordinator_release(gr_coordinator *coordinator, int number)
 {
     gr_membership_release(&coordinator->membership, number);
     settle(coordinator);
+}
+
+bool gr_coordinator_gathers(const gr_coordinator *coordinator)
+{
+    return gr_membership_gathers(&coordinator->membership);
+}
+
+void gr_coordinator_gathered(gr_coordinator *coordinator)
+{
+    gr_membership_gathered(&coordinator->membership);
+    settle(coordinator);
+}
+
+bool gr_coordinator_is_alone(const gr_coordinator *coordinator)
+{
+    for (int i = 0; i < coordinator->membership.world_size; i++) {
+        if (coordinator->membership.members[i].state == GR_MEMBER_JOINED) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool gr_coordinator_has_served(const gr_coordinator *coordinator, int number)
@@ -470,8 +523,17 @@ bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank)
     const gr_standing *of = &membership->members[rank];
     bool late =
         membership->disturbed ? of->stage != GR_STAGE_RENEWING : of->stage == GR_STAGE_SEATED;
-    return of->state == GR_MEMBER_JOINED && late &&
-           membership->generation + membership->disturbed > 1;
+    bool prepared_for = of->seat > 1 && of->seat != membership->generation;
+    return of->state == GR_MEMBER_JOINED && late && !prepared_for &&
+           (membership->generation + membership->disturbed > 1 || of->newcomer);
+}
+
+bool gr_coordinator_lets_in(const gr_coordinator *coordinator, int number)
+{
+    const gr_membership *membership = &coordinator->membership;
+    const gr_standing *of = &membership->members[number];
+    return of->state == GR_MEMBER_JOINED && of->newcomer && of->stage == GR_STAGE_SEATED &&
+           of->seat != membership->generation && of->next != GR_NEXT_READY;
 }
 
 uint64_t gr_coordinator_strangers(const gr_coordinator *coordinator)

@@ -33,6 +33,7 @@ typedef struct gr_group_config {
     const char *ports;              /* GRADUS_PORTS: "40000-40100"; NULL: any */
     int64_t members_min;            /* GRADUS_MIN_WORKERS; 0: all */
     int64_t members_max;            /* GRADUS_MAX_WORKERS; 0: world_size */
+    bool succession;                /* GRADUS_SUCCESSION: ready to take over the coordinator */
     bool newcomer;                  /* GRADUS_NEWCOMER: the job runs already */
     int64_t join_timeout_us;        /* GRADUS_JOIN_TIMEOUT */
     int64_t peer_timeout_us;        /* GRADUS_PEER_TIMEOUT */
@@ -54,11 +55,37 @@ typedef struct gr_group_config {
 } gr_group_config;
 extern const gr_config_table gr_group_config_table;
 
+/* What stands in rows of other tables as well, of the coordinator say: the variable's name, its
+ * bounds and what it is unless somebody says otherwise. */
+#define GR_GROUP_ROW_ENCRYPT                                                                       \
+    .env = "GRADUS_ENCRYPT", .type = GR_CONFIG_BOOL, .default_text = "false"
+#define GR_GROUP_ROW_LINK                                                                          \
+    .env = "GRADUS_LINK", .type = GR_CONFIG_CHOICE, .default_text = "auto",                        \
+    .choices = gr_link_choices
+#define GR_GROUP_ROW_MEMBERS_MIN                                                                   \
+    .env = "GRADUS_MIN_WORKERS", .type = GR_CONFIG_INT, .default_text = "0", .min = 0,             \
+    .max = GR_GROUP_WORLD_MAX, .unit = "ranks"
+#define GR_GROUP_ROW_PEER_TIMEOUT                                                                  \
+    .env = "GRADUS_PEER_TIMEOUT", .type = GR_CONFIG_DURATION, .default_text = "25s", .min = 100e3, \
+    .max = 3600e6, .unit = "s"
+#define GR_GROUP_ROW_PORTS                                                                         \
+    .env = "GRADUS_PORTS", .type = GR_CONFIG_TEXT, .value_name = "FIRST-LAST",                     \
+    .help = "tcp ports to listen on, \"40000-40100\"; unset: any that is free"
+#define GR_GROUP_ROW_INTERFACES                                                                    \
+    .env = "GRADUS_INTERFACE", .type = GR_CONFIG_TEXT, .value_name = "NAMES",                      \
+    .help = "network interfaces or subnets to use, \"eth0,10.0.0.0/8\"; unset: all that are up"
+#define GR_GROUP_ROW_SEGMENT                                                                       \
+    .env = "GRADUS_SEGMENT", .type = GR_CONFIG_BYTES, .min = 256, .max = GR_FRAME_PAYLOAD_MAX
+
 /* What this process's environment says; rank -1: it is in no job. The texts are the arena's. */
 gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
                                    gr_diag *diag) GR_MUST_CHECK;
 /* May the job go on without some of its members? */
 bool gr_group_elastic(const gr_group_config *config);
+/* The secret that the configuration names, in memory of its own (gr_secret_forget).
+ * GR_E_INVALID: it names none, or a wrong one; GR_E_NO_MEMORY, GR_E_IO. */
+gr_status gr_group_keep_secret(const gr_group_config *config, uint8_t **kept_out,
+                               gr_diag *diag) GR_MUST_CHECK;
 /* Overwrites the secret, here and in the environment; a group that was joined keeps its own. */
 void gr_group_config_wipe(gr_group_config *config);
 
@@ -75,15 +102,34 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
  * needed any more. */
 gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const gr_log *log,
                          gr_diag *diag) GR_MUST_CHECK;
-/* Looks, without waiting, whether the coordinator wants a new generation since somebody is to come
- * or go; or whether it is not reached any more by this member of an elastic group, which then must
- * not go on by itself: others may have been told to go on without it. All members should then leave
- * their generation at the same point, and renew. To be asked a few times in each peer_timeout_us,
- * or a silent coordinator is noticed later. */
+/* Looks, without waiting, whether the coordinator wants all to go over to the next generation,
+ * since somebody is to come or go and all is prepared; or whether it is not reached any more by
+ * this member of an elastic group, which then must not go on by itself: others may have been
+ * told to go on without it. All members should then leave their generation at the same point,
+ * and renew. To be asked a few times in each peer_timeout_us, or a silent coordinator is noticed
+ * later. */
 bool gr_group_change_wanted(gr_group *group);
+/* The next generation, while this one goes on. When one is offered, gr_group_prepare makes its
+ * links; it may be called on another thread than all else here, and waits for others. `next` is a
+ * group as far as its mesh and its members go; GR_E_CANCELLED: it is not wanted any more. When all
+ * else is ready for going over, gr_group_say_ready tells so; gr_group_leave(next) gives it up. */
+bool gr_group_offered(gr_group *group);
+gr_status gr_group_prepare(gr_group *group, const gr_group_config *config, const gr_log *log,
+                           gr_group **next_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_group_say_ready(gr_group *next, gr_diag *diag) GR_MUST_CHECK;
+/* Whoever is in gr_group_prepare comes back soon. */
+void gr_group_withdraw(gr_group *group);
+/* Is there one that need not be prepared any more? */
+bool gr_group_is_called_off(gr_group *group);
+/* May this member go over? `wait`: all have agreed to, so that the coordinator's word is on its way
+ * (at most `timeout_us`). False: it is called off, or this member has no seat in it. */
+bool gr_group_may_go_over(gr_group *next, bool wait, int64_t timeout_us);
+/* The group becomes what was prepared, which is freed. Its own links are closed. */
+void gr_group_go_over(gr_group *group, gr_group *next, const gr_log *log);
 /* Closes the links, and with them this generation; gr_group_mesh is NULL from now on. */
 void gr_group_unlink(gr_group *group);
-void gr_group_leave(gr_group *group);    /* frees; NULL ok */
+/* Frees; NULL ok. A member that has become the coordinator serves the others for a while. */
+void gr_group_leave(gr_group *group);
 gr_mesh *gr_group_mesh(gr_group *group); /* NULL in a group of one */
 uint64_t gr_group_generation(const gr_group *group);
 int gr_group_rank(const gr_group *group);
@@ -100,9 +146,13 @@ int gr_group_streams(const gr_group *group);
 typedef struct gr_coordinator gr_coordinator;
 
 typedef struct gr_coordinator_config {
-    int world_size;          /* at the beginning */
-    int world_max;           /* numbers of members, for newcomers as well; 0: world_size */
-    int members_min;         /* the group goes on while so many live; 0: all must */
+    int world_size;  /* at the beginning */
+    int world_max;   /* numbers of members, for newcomers as well; 0: world_size */
+    int members_min; /* the group goes on while so many live; 0: all must */
+    /* There is no launcher: a new generation needs more than half of the members of the last one
+     * (half of them, if this coordinator made that), since a member takes over when it dies. */
+    bool succession;
+    int successor; /* the number, plus 1, of the member that this one is of; 0: the first one */
     const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
     bool encrypt;            /* TLS, where it listens by tcp */
     const char *listen_host; /* NULL: a Unix socket in the abstract namespace; "*": everywhere */
@@ -141,6 +191,15 @@ bool gr_coordinator_is_over(const gr_coordinator *coordinator);
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank);
 /* The next generation comes about once it has said its part: it is alive, but has not come yet. */
 bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank);
+/* A newcomer that has a seat in the generation that is prepared, and is not ready in it: until it
+ * is, nobody else is let in. Or it had one, and has not asked again since that was called off. */
+bool gr_coordinator_lets_in(const gr_coordinator *coordinator, int number);
+/* A successor waits for all that may be members, until it is told that they have ended
+ * (gr_coordinator_member_ended), or that they have had time enough. */
+bool gr_coordinator_gathers(const gr_coordinator *coordinator);
+void gr_coordinator_gathered(gr_coordinator *coordinator);
+/* Is anybody there? */
+bool gr_coordinator_is_alone(const gr_coordinator *coordinator);
 /* How many have called in. */
 int gr_coordinator_joined(const gr_coordinator *coordinator);
 /* Connections that did not prove that they belong to the job, so far. */

@@ -47,14 +47,38 @@ static void fail_group(gr_membership *membership, int number, const char *senten
     fail_group_as(membership, &failure);
 }
 
+/* Of the generation that is or comes about; who is on its way into the next one alone is not. */
+static bool belongs(const gr_membership *membership, int number)
+{
+    const gr_standing *of = &membership->members[number];
+    return of->state == GR_MEMBER_JOINED && of->seat == membership->generation;
+}
+
+/* The generation that is prepared comes to nothing. Its newcomers ask for other seats. */
+static void call_off(gr_membership *membership, const gr_diag *cause)
+{
+    gr_word word = {.kind = GR_MESSAGE_CALL_OFF, .generation = membership->next};
+    for (int i = 0; i < membership->world_size && word.generation > 0; i++) {
+        gr_standing *of = &membership->members[i];
+        bool told = of->next >= GR_NEXT_OFFERED && of->state == GR_MEMBER_JOINED;
+        of->next = GR_NEXT_NOT;
+        if (told && of->newcomer) {
+            say_fail(membership, i, cause);
+        } else if (told) {
+            say(membership, i, &word);
+        }
+    }
+    membership->next = 0;
+}
+
 /* The generation that comes about will not: its members ask for seats in the next one. */
 static void disturb(gr_membership *membership, const gr_diag *cause)
 {
+    call_off(membership, cause);
     membership->disturbed = true;
     for (int i = 0; i < membership->world_size; i++) {
-        const gr_standing *of = &membership->members[i];
-        if (of->state == GR_MEMBER_JOINED &&
-            (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED)) {
+        gr_member_stage stage = membership->members[i].stage;
+        if (belongs(membership, i) && (stage == GR_STAGE_CALLED || stage == GR_STAGE_SEATED)) {
             say_fail(membership, i, cause);
         }
     }
@@ -76,6 +100,22 @@ static void dismiss(gr_membership *membership, int number)
     say(membership, number, &(gr_word){.kind = GR_MESSAGE_DISMISS});
 }
 
+static void take_in(const gr_membership *membership, gr_standing *of)
+{
+    if (of->newcomer) {
+        of->since = membership->generation;
+        of->newcomer = false;
+    }
+}
+
+/* Does it know how far the job has come? Who was taken in by the very generation that others have
+ * left in order may have heard nothing from them: they were through. */
+static bool is_veteran(const gr_membership *membership, const gr_standing *of)
+{
+    bool too_late = membership->over && of->since == membership->generation;
+    return of->state == GR_MEMBER_JOINED && !of->newcomer && !too_late;
+}
+
 /* A newcomer that has no seat yet: no generation depends on it. */
 static bool waits(const gr_standing *of)
 {
@@ -89,7 +129,7 @@ static int count_kept(const gr_membership *membership, int *going_out)
     int veterans = 0, staying = 0, released = 0;
     for (int i = 0; i < membership->world_size; i++) {
         const gr_standing *of = &membership->members[i];
-        bool here = of->state == GR_MEMBER_JOINED;
+        bool here = belongs(membership, i) || waits(of);
         released += here && of->released;
         staying += here && !of->released;
         veterans += here && !of->released && !of->newcomer;
@@ -144,15 +184,48 @@ static void put_last(gr_membership *membership, int count)
     }
 }
 
-static void deal_seats(gr_membership *membership)
+/* Of the first `size` in line. */
+static void number_generation(gr_membership *membership, int size)
+{
+    gr_quorum *quorum = membership->quorum;
+    gr_numbers members = {0};
+    if (quorum == NULL) {
+        membership->generation = ++membership->numbers;
+        return;
+    }
+    for (int rank = 0; rank < size; rank++) {
+        gr_numbers_add(&members, membership->order[rank]);
+    }
+    membership->numbers = gr_quorum_next(quorum, membership->generation);
+    membership->generation = membership->numbers;
+    gr_quorum_deal(quorum, membership->generation, &members);
+}
+
+/* What a member would say to a successor, before what makes it true. */
+static void say_lineage(gr_membership *membership, int number)
+{
+    if (membership->quorum != NULL) {
+        say(membership, number,
+            &(gr_word){.kind = GR_MESSAGE_LINEAGE, .lineage = &membership->quorum->known});
+    }
+}
+
+/* Those that may be in the next generation, by rank. Returns how many; size_out: so many will. */
+static int choose(gr_membership *membership, int *size_out)
 {
     int going, count = line_up(membership);
     int want = membership->members_want + count_kept(membership, &going);
-    int most = count - going, size = most < want ? most : want;
+    *size_out = count - going < want ? count - going : want;
     if (going > 0) {
         put_last(membership, count);
     }
-    membership->generation++;
+    return count;
+}
+
+static void deal_seats(gr_membership *membership)
+{
+    int size, count = choose(membership, &size);
+    number_generation(membership, size);
     membership->size = size;
     membership->called = 0;
     membership->disturbed = false;
@@ -162,8 +235,10 @@ static void deal_seats(gr_membership *membership)
         gr_standing *of = &membership->members[membership->order[rank]];
         if (rank < size) {
             of->rank = rank;
+            of->seat = membership->generation;
             of->stage = GR_STAGE_SEATED;
             word.seat.rank = (uint32_t)rank;
+            say_lineage(membership, membership->order[rank]);
             say(membership, membership->order[rank], &word);
         } else if (!of->newcomer) {
             dismiss(membership, membership->order[rank]);
@@ -185,10 +260,70 @@ static void end_without_veterans(gr_membership *membership)
         return;
     }
     for (int i = 0; i < membership->world_size; i++) {
-        if (waits(&membership->members[i])) {
+        if (membership->members[i].state == GR_MEMBER_JOINED) {
             dismiss(membership, i);
         }
     }
+}
+
+/* A successor takes only those in whose generation the job is, and only now knows who that is. */
+static void end_gathering(gr_membership *membership)
+{
+    gr_diag failure;
+    for (int i = 0; i < membership->world_size; i++) {
+        gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_JOINED && !gr_quorum_may_come(membership->quorum, i)) {
+            (void)gr_fail_peer(&failure, GR_E_COMM_BROKEN, i,
+                               "rank %d is in no generation that the job goes on from: the others "
+                               "have gone on without it",
+                               i);
+            say_fail(membership, i, &failure);
+            of->state = GR_MEMBER_LOST;
+        } else if (of->state == GR_MEMBER_ABSENT) {
+            of->state = GR_MEMBER_LOST;
+        }
+    }
+    membership->quorum->gathering = false;
+}
+
+/* Is a new generation a quorum of the last one? If not, nobody here knows whether others go on. */
+static bool is_quorum(gr_membership *membership)
+{
+    if (membership->quorum == NULL) {
+        return true;
+    }
+    gr_numbers voices = {0};
+    gr_diag failure;
+    for (int i = 0; i < membership->world_size; i++) {
+        gr_member_state state = membership->members[i].state;
+        if (state == GR_MEMBER_JOINED || state == GR_MEMBER_LEFT) { /* in order: as it is here */
+            gr_numbers_add(&voices, i);
+        }
+    }
+    if (gr_quorum_is_enough(membership->quorum, &voices)) {
+        return true;
+    }
+    (void)gr_fail(&failure, GR_E_COMM_BROKEN,
+                  "%d of the %d workers of the last generation are on this side: only more than "
+                  "half of them go on by themselves (or half, with the coordinator that brought "
+                  "them together), since the others may live, cut off from these; see to the "
+                  "network and to the other workers, and begin anew from a checkpoint (--resume) "
+                  "if they do not go on",
+                  gr_quorum_voices(membership->quorum, &voices),
+                  gr_numbers_count(&membership->quorum->known.formed_members));
+    fail_group_as(membership, &failure);
+    return false;
+}
+
+/* Is its word waited for before there are new seats? */
+static bool is_awaited(const gr_membership *membership, int number)
+{
+    const gr_standing *of = &membership->members[number];
+    if (of->state == GR_MEMBER_ABSENT && gr_membership_gathers(membership)) {
+        return gr_quorum_may_come(membership->quorum, number);
+    }
+    return of->state == GR_MEMBER_ABSENT ||
+           (of->state == GR_MEMBER_JOINED && of->stage != GR_STAGE_RENEWING);
 }
 
 /* The next generation, once all that live have asked for it. */
@@ -196,35 +331,95 @@ static void reseat(gr_membership *membership)
 {
     int alive = 0, veterans = 0, coming = 0;
     for (int i = 0; i < membership->world_size; i++) {
-        const gr_standing *of = &membership->members[i];
-        if (of->state == GR_MEMBER_ABSENT ||
-            (of->state == GR_MEMBER_JOINED && of->stage != GR_STAGE_RENEWING)) {
+        if (is_awaited(membership, i)) {
             return;
         }
+    }
+    if (gr_membership_gathers(membership)) {
+        if (membership->quorum->known.formed == 0) {
+            return; /* nobody has come */
+        }
+        end_gathering(membership);
+    }
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
         alive += of->state == GR_MEMBER_JOINED;
-        veterans += of->state == GR_MEMBER_JOINED && !of->newcomer;
+        veterans += is_veteran(membership, of);
         coming += of->state == GR_MEMBER_INVITED;
     }
     if (alive > 0 && veterans == 0) {
         end_without_veterans(membership);
     } else if (alive > 0 && alive >= membership->members_min) {
-        deal_seats(membership);
+        if (is_quorum(membership)) {
+            deal_seats(membership);
+        }
     } else if (alive > 0 && coming == 0 && !membership->hopeful) {
         too_few(membership, alive);
     }
 }
 
-/* A member is no more; `waited`: it was a newcomer without a seat. */
-static void do_without(gr_membership *membership, bool waited, const gr_diag *cause)
+/* Would a new generation have other members than the one that runs? */
+static bool wants_change(const gr_membership *membership)
 {
-    if (gr_membership_elastic(membership)) {
-        if (!waited) {
-            disturb(membership, cause);
-        }
-        reseat(membership);
-    } else {
-        fail_group_as(membership, cause);
+    bool more = false;
+    int going, want = membership->members_want + count_kept(membership, &going);
+    for (int i = 0; i < membership->world_size && !more; i++) {
+        more = waits(&membership->members[i]);
     }
+    return !membership->disturbed && !membership->over &&
+           ((more && membership->size < want) || membership->size > want || going > 0);
+}
+
+/* Begins with the next generation, if one is wanted and all run in the one that is. Where the
+ * coordinator may be succeeded nobody comes, and nobody is sent away. */
+static void prepare(gr_membership *membership)
+{
+    for (int i = 0; i < membership->world_size; i++) {
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_ABSENT ||
+            (belongs(membership, i) && of->stage != GR_STAGE_READY)) {
+            return;
+        }
+    }
+    if (membership->next != 0 || membership->quorum != NULL ||
+        membership->failure.status != GR_OK || !wants_change(membership)) {
+        return;
+    }
+    int size, count = choose(membership, &size);
+    membership->next = ++membership->numbers;
+    membership->next_size = size;
+    gr_word word = {.kind = GR_MESSAGE_OFFER,
+                    .seat = {.generation = membership->next, .world_size = (uint32_t)size}};
+    for (int rank = 0; rank < count && rank < size; rank++) {
+        gr_standing *of = &membership->members[membership->order[rank]];
+        of->next_rank = rank;
+        of->next = of->newcomer ? GR_NEXT_MEANT : GR_NEXT_OFFERED;
+        word.seat.rank = (uint32_t)rank;
+        if (!of->newcomer) {
+            say(membership, membership->order[rank], &word);
+        }
+    }
+}
+
+/* A member is no more: `state` says how. */
+static void do_without(gr_membership *membership, int number, gr_member_state state,
+                       const gr_diag *cause)
+{
+    gr_standing *of = &membership->members[number];
+    bool missed = belongs(membership, number) || of->state == GR_MEMBER_ABSENT;
+    bool prepares = of->next != GR_NEXT_NOT;
+    of->state = state;
+    if (!gr_membership_elastic(membership)) {
+        fail_group_as(membership, cause);
+        return;
+    }
+    if (missed) {
+        disturb(membership, cause);
+    } else if (prepares) {
+        call_off(membership, cause);
+    }
+    reseat(membership);
+    prepare(membership);
 }
 
 void gr_membership_hope(gr_membership *membership, bool hopeful)
@@ -252,28 +447,59 @@ bool gr_membership_at_rest(const gr_membership *membership)
     return !(ready && (asking || membership->disturbed));
 }
 
-/* Would a new generation have other members than the one that runs? */
-static bool wants_change(const gr_membership *membership)
+static int count_next(const gr_membership *membership, gr_next_stage stage)
 {
-    bool more = false;
-    int going, want = membership->members_want + count_kept(membership, &going);
-    for (int i = 0; i < membership->world_size && !more; i++) {
-        more = waits(&membership->members[i]);
+    int count = 0;
+    for (int i = 0; i < membership->world_size; i++) {
+        count += membership->members[i].next == stage;
     }
-    return !membership->disturbed && !membership->over &&
-           ((more && membership->size < want) || membership->size > want || going > 0);
+    return count;
 }
 
-/* Members that are still on their way into this generation are told when they have arrived. */
-static void propose_change(gr_membership *membership)
+/* The members have said HELLO. */
+static void seat_newcomers(gr_membership *membership)
 {
-    bool wanted = wants_change(membership);
-    for (int i = 0; i < membership->world_size && wanted; i++) {
-        const gr_standing *of = &membership->members[i];
-        if (of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_READY) {
-            say(membership, i, &(gr_word){.kind = GR_MESSAGE_CHANGE});
+    gr_word word = {
+        .kind = GR_MESSAGE_SEAT,
+        .seat = {.generation = membership->next, .world_size = (uint32_t)membership->next_size}};
+    for (int i = 0; i < membership->world_size; i++) {
+        gr_standing *of = &membership->members[i];
+        if (of->next == GR_NEXT_MEANT) {
+            of->next = GR_NEXT_OFFERED;
+            of->stage = GR_STAGE_SEATED;
+            of->seat = membership->next;
+            word.seat.rank = (uint32_t)of->next_rank;
+            say(membership, i, &word);
         }
     }
+}
+
+/* All are ready: from now on it is the generation that is, though its members still have to go over
+ * to it. Who has no seat in it goes. */
+static void begin_next(gr_membership *membership)
+{
+    membership->generation = membership->next;
+    membership->size = membership->called = membership->next_size;
+    membership->next = 0;
+    for (int i = 0; i < membership->world_size; i++) {
+        gr_standing *of = &membership->members[i];
+        bool newcomer = of->newcomer;
+        if (of->next == GR_NEXT_READY) {
+            of->next = GR_NEXT_NOT;
+            of->rank = of->next_rank;
+            of->seat = membership->generation;
+            of->stage = GR_STAGE_READY;
+            take_in(membership, of);
+            if (!newcomer) {
+                say(membership, i, &(gr_word){.kind = GR_MESSAGE_CHANGE});
+            }
+        } else if (of->state == GR_MEMBER_JOINED && !newcomer) {
+            dismiss(membership, i);
+        }
+    }
+    gr_log_write(membership->log, GR_LOG_DEBUG, "group", "generation %llu has %d members",
+                 (unsigned long long)membership->generation, membership->size);
+    prepare(membership);
 }
 
 void gr_membership_invite(gr_membership *membership, int number)
@@ -282,50 +508,76 @@ void gr_membership_invite(gr_membership *membership, int number)
     membership->hellos[number] = (gr_hello){0};
 }
 
+/* Others are wanted than those that are prepared for. */
+static void think_again(gr_membership *membership)
+{
+    gr_diag cause;
+    (void)gr_fail(&cause, GR_E_PEER_LOST, "other members are wanted meanwhile");
+    call_off(membership, &cause);
+}
+
 void gr_membership_want(gr_membership *membership, int count)
 {
+    if (membership->members_want != count) {
+        think_again(membership);
+    }
     membership->members_want = count;
-    propose_change(membership);
+    prepare(membership);
 }
 
 void gr_membership_release(gr_membership *membership, int number)
 {
     gr_standing *of = &membership->members[number];
+    if (of->next != GR_NEXT_NOT) {
+        think_again(membership);
+    }
     of->released = true;
     if (waits(of)) {
         dismiss(membership, number);
     }
-    propose_change(membership);
+    prepare(membership);
 }
 
-/* Of a generation that has called in; newcomers without a seat are not. */
-static bool in_this_generation(const gr_membership *membership, int number)
+/* Has it called in to the generation that is to be announced? */
+static bool is_announced(const gr_standing *of, bool next)
 {
-    const gr_standing *of = &membership->members[number];
-    return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_CALLED;
+    return next ? of->next == GR_NEXT_CALLED
+                : of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_CALLED;
 }
 
-static void announce(gr_membership *membership)
+/* `next`: the generation that is prepared, else the one that comes about. */
+static void announce(gr_membership *membership, bool next)
 {
-    for (int i = 0; i < membership->world_size; i++) {
-        if (in_this_generation(membership, i)) {
-            membership->places[membership->members[i].rank] = membership->hellos[i].member;
-        }
+    if (membership->quorum != NULL && !next) {
+        gr_quorum_form(membership->quorum);
     }
     gr_word word = {.kind = GR_MESSAGE_MEMBERS,
-                    .generation = membership->generation,
-                    .size = membership->size,
+                    .generation = next ? membership->next : membership->generation,
+                    .size = next ? membership->next_size : membership->size,
                     .places = membership->places};
     for (int i = 0; i < membership->world_size; i++) {
-        if (in_this_generation(membership, i)) {
+        const gr_standing *of = &membership->members[i];
+        if (is_announced(of, next)) {
+            membership->hellos[i].member.number = (uint32_t)i;
+            membership->places[next ? of->next_rank : of->rank] = membership->hellos[i].member;
+        }
+    }
+    for (int i = 0; i < membership->world_size; i++) {
+        if (is_announced(&membership->members[i], next)) {
+            say_lineage(membership, i);
             say(membership, i, &word);
         }
     }
-    gr_log_write(membership->log, GR_LOG_DEBUG, "group", "all %d ranks have called in",
-                 membership->size);
+    gr_log_write(membership->log, GR_LOG_DEBUG, "group", "all %d ranks have called in", word.size);
 }
 
 /* ---- What members say ------------------------------------------------------------------------ */
+
+/* It was dismissed, and may not know it yet: what it says does not matter any more. */
+static bool is_gone(const gr_membership *membership, int number)
+{
+    return membership->members[number].state == GR_MEMBER_LEFT;
+}
 
 /* Does it go together with what the others have said? "" or what is wrong. */
 static void compare_hello(const gr_membership *membership, int number, int wanted_size,
@@ -353,16 +605,56 @@ static void compare_hello(const gr_membership *membership, int number, int wante
     }
 }
 
+/* To the generation that is prepared. Members have wanted the same links from the beginning, so it
+ * is a newcomer that may want others: that is its end, and the others' affair no more. */
+static void call_in_to_next(gr_membership *membership, int number, const gr_hello *hello)
+{
+    char sentence[GR_DIAG_TEXT_BYTES];
+    gr_diag failure;
+    membership->members[number].next = GR_NEXT_CALLED;
+    membership->hellos[number] = *hello;
+    compare_hello(membership, number, membership->next_size, sentence);
+    if (sentence[0] != '\0') {
+        (void)gr_fail(&failure, GR_E_INVALID, "%s", sentence);
+        say_fail(membership, number, &failure);
+        (void)gr_fail_peer(&failure, GR_E_PEER_LOST, number, "%s", sentence);
+        do_without(membership, number, GR_MEMBER_LOST, &failure);
+    } else if (count_next(membership, GR_NEXT_CALLED) == membership->next_size) {
+        announce(membership, true);
+    } else if (count_next(membership, GR_NEXT_OFFERED) == 0) {
+        seat_newcomers(membership);
+    }
+}
+
 gr_status gr_membership_hello(gr_membership *membership, int number, const gr_hello *hello)
 {
     gr_standing *of = &membership->members[number];
     char sentence[GR_DIAG_TEXT_BYTES];
     bool first = of->state == GR_MEMBER_ABSENT;
-    if (!first && (of->state != GR_MEMBER_JOINED || of->stage != GR_STAGE_SEATED)) {
+    bool member = of->state == GR_MEMBER_JOINED;
+    if (is_gone(membership, number)) {
+        return GR_OK;
+    }
+    if (first && membership->quorum != NULL && membership->quorum->told != NULL) {
+        return GR_E_PROTOCOL; /* a successor has no first generation */
+    }
+    if (member && of->next == GR_NEXT_OFFERED && hello->generation == membership->next) {
+        call_in_to_next(membership, number, hello);
+        return GR_OK;
+    }
+    if (member && hello->generation != membership->generation &&
+        hello->generation <= membership->numbers) {
+        return GR_OK; /* to one that has been called off since */
+    }
+    if (!first && (!member || of->stage != GR_STAGE_SEATED)) {
+        return GR_E_PROTOCOL;
+    }
+    if (hello->generation != membership->generation && !first) {
         return GR_E_PROTOCOL;
     }
     of->state = GR_MEMBER_JOINED;
     of->stage = GR_STAGE_CALLED;
+    of->seat = membership->generation;
     membership->hellos[number] = *hello;
     membership->joined += first;
     compare_hello(membership, number, first ? membership->first_size : membership->size, sentence);
@@ -375,7 +667,7 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
         (void)gr_fail(&cause, GR_E_PEER_LOST, "another member died while this one came");
         disturb(membership, &cause);
     } else if (++membership->called == membership->size) {
-        announce(membership);
+        announce(membership, false);
     }
     return GR_OK;
 }
@@ -385,78 +677,149 @@ static bool joined(const gr_membership *membership, int number)
     return membership->members[number].state == GR_MEMBER_JOINED;
 }
 
-gr_status gr_membership_ready(gr_membership *membership, int number)
-{
-    if (!joined(membership, number)) {
-        return GR_E_PROTOCOL;
-    }
-    membership->members[number].stage = GR_STAGE_READY;
-    membership->members[number].newcomer = false;
-    if (wants_change(membership)) {
-        say(membership, number, &(gr_word){.kind = GR_MESSAGE_CHANGE});
-    }
-    return GR_OK;
-}
-
-static gr_status come_in(gr_membership *membership, int number)
+gr_status gr_membership_ready(gr_membership *membership, int number, uint64_t generation)
 {
     gr_standing *of = &membership->members[number];
-    of->state = GR_MEMBER_JOINED;
-    of->stage = GR_STAGE_RENEWING;
-    if (membership->failure.status != GR_OK) {
-        say_fail(membership, number, &membership->failure);
+    if (is_gone(membership, number)) {
         return GR_OK;
     }
-    if (of->released) {
-        dismiss(membership, number);
+    if (!joined(membership, number) || generation > membership->numbers) {
+        return GR_E_PROTOCOL;
     }
-    propose_change(membership);
-    reseat(membership);
+    if (of->next == GR_NEXT_CALLED && generation == membership->next) {
+        of->next = GR_NEXT_READY;
+        if (count_next(membership, GR_NEXT_READY) == membership->next_size) {
+            begin_next(membership);
+        }
+    } else if (generation == membership->generation) {
+        of->stage = GR_STAGE_READY;
+        take_in(membership, of);
+        prepare(membership);
+    }
     return GR_OK;
 }
 
-/* It could not be wired, its operations failed, or it was asked to (CHANGE). */
+gr_status gr_membership_call_off(gr_membership *membership, int number, uint64_t generation)
+{
+    gr_diag cause;
+    if (generation == membership->next && membership->members[number].next >= GR_NEXT_OFFERED) {
+        (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
+                           "rank %d cannot prepare the next generation", number);
+        membership->members[number].next = GR_NEXT_NOT; /* it need not be told */
+        call_off(membership, &cause);
+        prepare(membership);
+    }
+    return generation <= membership->numbers ? GR_OK : GR_E_PROTOCOL;
+}
+
+/* A newcomer, or a member that could not be wired or whose operations failed. */
 gr_status gr_membership_renew(gr_membership *membership, int number)
 {
+    gr_standing *of = &membership->members[number];
     const gr_hello *hello = &membership->hellos[number];
     gr_diag cause;
-    if (membership->members[number].state == GR_MEMBER_INVITED) {
-        return come_in(membership, number);
+    if (is_gone(membership, number)) {
+        return GR_OK;
+    }
+    if (of->state == GR_MEMBER_INVITED) {
+        of->state = GR_MEMBER_JOINED;
+        of->seat = 0;
     }
     if (!joined(membership, number) || !gr_membership_elastic(membership)) {
         return GR_E_PROTOCOL;
     }
-    membership->members[number].stage = GR_STAGE_RENEWING;
+    bool member = belongs(membership, number);
+    bool prepares = of->next != GR_NEXT_NOT;
+    of->stage = GR_STAGE_RENEWING;
+    of->next = GR_NEXT_NOT;
     if (membership->failure.status != GR_OK) {
         say_fail(membership, number, &membership->failure);
         return GR_OK;
     }
-    if (!membership->disturbed) {
+    if (!membership->disturbed && (member || prepares)) {
         (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
                            "rank %d (process %llu on host %s) has lost a peer", number,
                            (unsigned long long)hello->pid, hello->member.host_name);
-        disturb(membership, &cause);
+        if (member) {
+            disturb(membership, &cause);
+        } else {
+            call_off(membership, &cause);
+        }
     }
+    if (waits(of) && of->released) {
+        dismiss(membership, number);
+    }
+    reseat(membership);
+    prepare(membership);
+    return GR_OK;
+}
+
+/* ---- Succession ------------------------------------------------------------------------------ */
+
+static void unite(gr_membership *membership)
+{
+    gr_numbers here = {0};
+    for (int i = 0; i < membership->world_size; i++) {
+        if (membership->members[i].state == GR_MEMBER_JOINED) {
+            gr_numbers_add(&here, i);
+        }
+    }
+    gr_quorum_unite(membership->quorum, &here);
+}
+
+bool gr_membership_gathers(const gr_membership *membership)
+{
+    return membership->quorum != NULL && membership->quorum->gathering;
+}
+
+void gr_membership_gathered(gr_membership *membership)
+{
+    for (int i = 0; i < membership->world_size && gr_membership_gathers(membership); i++) {
+        if (membership->members[i].state == GR_MEMBER_ABSENT) {
+            membership->members[i].state = GR_MEMBER_LOST;
+        }
+    }
+    reseat(membership);
+}
+
+gr_status gr_membership_come_over(gr_membership *membership, int number, const gr_lineage *lineage)
+{
+    gr_standing *of = &membership->members[number];
+    if (!gr_membership_gathers(membership) || of->state != GR_MEMBER_ABSENT ||
+        gr_quorum_tell(membership->quorum, number, lineage) != GR_OK) {
+        return GR_E_PROTOCOL;
+    }
+    of->state = GR_MEMBER_JOINED;
+    of->stage = GR_STAGE_RENEWING;
+    of->seat = membership->generation;
+    unite(membership);
     reseat(membership);
     return GR_OK;
 }
 
+/* ---- Ends ------------------------------------------------------------------------------------ */
+
 gr_status gr_membership_leave(gr_membership *membership, int number)
 {
+    if (is_gone(membership, number)) {
+        return GR_OK;
+    }
     if (!joined(membership, number)) {
         return GR_E_PROTOCOL;
     }
-    const gr_standing *of = &membership->members[number];
-    bool awaited = of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED;
-    bool ready = of->stage == GR_STAGE_READY;
-    membership->members[number].state = GR_MEMBER_LEFT;
-    if (awaited) {
-        gr_diag cause;
-        (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
-                           "rank %d left while its generation came about", number);
-        do_without(membership, false, &cause);
+    gr_standing *of = &membership->members[number];
+    gr_diag cause;
+    (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
+                       "rank %d left while its generation came about", number);
+    if (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED) {
+        do_without(membership, number, GR_MEMBER_LEFT, &cause);
     } else {
+        bool ready = of->stage == GR_STAGE_READY;
+        of->state = GR_MEMBER_LEFT;
         membership->over = membership->over || ready;
+        if (ready || of->next != GR_NEXT_NOT) {
+            call_off(membership, &cause);
+        }
         reseat(membership); /* the others may wait for its word */
     }
     return GR_OK;
@@ -465,18 +828,22 @@ gr_status gr_membership_leave(gr_membership *membership, int number)
 gr_status gr_membership_fail(gr_membership *membership, int number, const gr_diag *failure)
 {
     gr_standing *of = &membership->members[number];
+    if (is_gone(membership, number)) {
+        return GR_OK;
+    }
     if (!joined(membership, number) || of->stage == GR_STAGE_READY) {
         return GR_E_PROTOCOL;
     }
-    bool waited = waits(of);
-    of->state = GR_MEMBER_LOST;
-    do_without(membership, waited, failure);
+    do_without(membership, number, GR_MEMBER_LOST, failure);
     return GR_OK;
 }
 
 gr_status gr_membership_ask(gr_membership *membership, int number)
 {
     gr_missing missing = {0};
+    if (is_gone(membership, number)) {
+        return GR_OK;
+    }
     if (!joined(membership, number)) {
         return GR_E_PROTOCOL;
     }
@@ -504,11 +871,9 @@ void gr_membership_lost(gr_membership *membership, int number, const char *why)
     if (!joined(membership, number)) {
         return; /* it had not called in: it may try again */
     }
-    bool waited = waits(&membership->members[number]);
-    membership->members[number].state = GR_MEMBER_LOST;
     (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "rank %d (process %llu on host %s) died: %s",
                        number, (unsigned long long)hello->pid, hello->member.host_name, why);
-    do_without(membership, waited, &cause);
+    do_without(membership, number, GR_MEMBER_LOST, &cause);
 }
 
 void gr_membership_ended(gr_membership *membership, int number)
@@ -522,9 +887,8 @@ void gr_membership_ended(gr_membership *membership, int number)
         return;
     }
     gr_diag cause;
-    membership->members[number].state = GR_MEMBER_LOST;
     (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number, "rank %d ended before it called in", number);
-    do_without(membership, state == GR_MEMBER_INVITED, &cause);
+    do_without(membership, number, GR_MEMBER_LOST, &cause);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -542,13 +906,25 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
                                   .say = config->say,
                                   .say_arg = config->say_arg,
                                   .generation = 1,
+                                  .numbers = 1,
                                   .size = config->first_size,
                                   .members = calloc(world, sizeof(gr_standing)),
                                   .hellos = calloc(world, sizeof(gr_hello)),
                                   .places = calloc(world, sizeof(gr_member)),
                                   .order = calloc(world, sizeof(int))};
     gr_diag_clear(&membership->failure);
-    if (membership->members == NULL || membership->hellos == NULL || membership->places == NULL ||
+    gr_status status = GR_OK;
+    if (config->succession) {
+        membership->quorum = calloc(1, sizeof *membership->quorum);
+    }
+    if (membership->quorum != NULL && config->successor < 0) {
+        gr_quorum_init_first(membership->quorum, config->first_size);
+    } else if (membership->quorum != NULL) {
+        status = gr_quorum_init_successor(membership->quorum, config->successor, config->world_size,
+                                          diag);
+    }
+    if (status != GR_OK || (config->succession && membership->quorum == NULL) ||
+        membership->members == NULL || membership->hellos == NULL || membership->places == NULL ||
         membership->order == NULL) {
         gr_membership_fini(membership);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu members", world);
@@ -562,6 +938,11 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
 
 void gr_membership_fini(gr_membership *membership)
 {
+    if (membership->quorum != NULL) {
+        gr_quorum_fini(membership->quorum);
+        free(membership->quorum);
+        membership->quorum = NULL;
+    }
     free(membership->order);
     membership->order = NULL;
     free(membership->places);

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "group/message.h"
+#include "group/quorum.h"
 
 /* What a member is, in the order in which it comes to be it. */
 typedef enum gr_member_state {
@@ -26,13 +27,25 @@ typedef enum gr_member_stage {
     GR_STAGE_SEATED      /* has one, and is to say HELLO */
 } gr_member_stage;
 
+/* Where a member is on its way into the generation that is prepared beside the one that runs. */
+typedef enum gr_next_stage {
+    GR_NEXT_NOT = 0, /* it has no part in it, or there is none */
+    GR_NEXT_MEANT,   /* a newcomer that gets its seat when the members have said HELLO: from then on
+                      * it need not wait for long, whatever a step of theirs takes */
+    GR_NEXT_OFFERED, /* is to say HELLO */
+    GR_NEXT_CALLED,
+    GR_NEXT_READY /* linked to all others in it */
+} gr_next_stage;
+
 /* What the coordinator says; the pointers are borrowed for the call. */
 typedef struct gr_word {
-    gr_message_kind kind; /* MEMBERS, MISSING, FAIL, SEAT, CHANGE or DISMISS */
-    gr_seat seat;
+    /* MEMBERS, MISSING, FAIL, SEAT, OFFER, CALL_OFF, CHANGE, DISMISS or LINEAGE */
+    gr_message_kind kind;
+    gr_seat seat; /* of SEAT and OFFER */
     const gr_missing *missing;
     const gr_diag *failure;
-    uint64_t generation; /* of MEMBERS */
+    const gr_lineage *lineage;
+    uint64_t generation; /* of MEMBERS and CALL_OFF */
     int size;
     const gr_member *places; /* by rank */
 } gr_word;
@@ -44,9 +57,13 @@ typedef void gr_membership_say(void *say_arg, int number, const gr_word *word);
 typedef struct gr_standing {
     gr_member_state state;
     gr_member_stage stage;
-    int rank;      /* in the generation that is, or comes about */
-    bool newcomer; /* has not been in a generation that came about: it knows nothing of the job */
-    bool released; /* it is to go as soon as it is not needed any more */
+    gr_next_stage next;
+    int next_rank;
+    int rank;       /* in the generation that is, or comes about */
+    uint64_t seat;  /* the generation of its seat; 0: it has had none */
+    bool newcomer;  /* has not been in a generation that came about: it knows nothing of the job */
+    uint64_t since; /* the generation that took it in as a newcomer; 0: there from the beginning */
+    bool released;  /* it is to go as soon as it is not needed any more */
 } gr_standing;
 
 typedef struct gr_membership {
@@ -57,9 +74,12 @@ typedef struct gr_membership {
     const gr_log *log;
     gr_membership_say *say;
     void *say_arg;
-    int joined;           /* in the first generation */
-    uint64_t generation;  /* that is, or comes about: from 1 */
-    int size, called;     /* its members, and those of them that have said HELLO */
+    int joined;          /* in the first generation */
+    uint64_t generation; /* that is, or comes about: from 1 */
+    int size, called;    /* its members, and those of them that have said HELLO */
+    uint64_t numbers;    /* as many generations have been begun; some came to nothing */
+    uint64_t next;       /* that is prepared while `generation` runs; 0: none */
+    int next_size;
     bool disturbed;       /* it will not come about, or is broken: the next one is waited for */
     bool hopeful;         /* newcomers will come when too few are left */
     bool over;            /* a member has left it in order: nobody is taken in any more */
@@ -68,12 +88,15 @@ typedef struct gr_membership {
     gr_hello *hellos;     /* by number */
     gr_member *places;    /* by rank, as they are told */
     int *order;           /* by rank, while seats are dealt */
+    gr_quorum *quorum;    /* NULL: the launcher is there, and whoever it reaches goes on */
 } gr_membership;
 
 typedef struct gr_membership_config {
     int world_size;  /* numbers of members, with those that may be invited later */
     int first_size;  /* the first generation has the members [0, first_size); so many are wanted */
     int members_min; /* 0: all must live */
+    bool succession; /* there is no launcher: a quorum goes on, also when the coordinator dies */
+    int successor;   /* with it, the number of the member that takes over; -1: the first one */
     gr_membership_say *say;
     void *say_arg;
     const gr_log *log;
@@ -82,13 +105,17 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
                              gr_diag *diag) GR_MUST_CHECK;
 void gr_membership_fini(gr_membership *membership);
 /* A newcomer is going to ask for a seat (RENEW) with the number of a member that has left or is
- * lost. It is not waited for, unless too few are left without it. */
+ * lost. It is not waited for, unless too few are left without it.
+ *
+ * When others are to come or to go, the next generation is prepared while the members go on in
+ * theirs: they are offered seats, and make links to each other and to the newcomers. When all in it
+ * are ready it is the generation that is (CHANGE), and members go over when it suits them. Whatever
+ * goes wrong before calls it off, and disturbs nobody: only its number is gone. */
 void gr_membership_invite(gr_membership *membership, int number);
 /* Will newcomers come when too few are left? Then the others wait for them. At first: no. */
 void gr_membership_hope(gr_membership *membership, bool hopeful);
 /* So many are wanted from now on. When there are more, those with the highest ranks are dismissed;
- * when there are fewer, newcomers that wait get seats. Members are asked to change generations
- * (CHANGE), and do so when it suits them. */
+ * when there are fewer, newcomers that wait get seats. */
 void gr_membership_want(gr_membership *membership, int count);
 
 /* This one is to go, whatever its rank, once a member that stays knows the state of the job and
@@ -99,12 +126,23 @@ void gr_membership_release(gr_membership *membership, int number);
  * and FAIL its connection is of no use any more. */
 gr_status gr_membership_hello(gr_membership *membership, int number,
                               const gr_hello *hello) GR_MUST_CHECK;
-gr_status gr_membership_ready(gr_membership *membership, int number) GR_MUST_CHECK;
+gr_status gr_membership_ready(gr_membership *membership, int number,
+                              uint64_t generation) GR_MUST_CHECK;
+gr_status gr_membership_call_off(gr_membership *membership, int number,
+                                 uint64_t generation) GR_MUST_CHECK;
 gr_status gr_membership_renew(gr_membership *membership, int number) GR_MUST_CHECK;
 gr_status gr_membership_leave(gr_membership *membership, int number) GR_MUST_CHECK;
 gr_status gr_membership_fail(gr_membership *membership, int number,
                              const gr_diag *failure) GR_MUST_CHECK;
 gr_status gr_membership_ask(gr_membership *membership, int number) GR_MUST_CHECK;
+
+/* To a successor: it has lost its coordinator, knows this, and asks for a seat. */
+gr_status gr_membership_come_over(gr_membership *membership, int number,
+                                  const gr_lineage *lineage) GR_MUST_CHECK;
+/* A successor waits for all that may be members, until it is told of each that it ended, or that
+ * the time for it is over. */
+bool gr_membership_gathers(const gr_membership *membership);
+void gr_membership_gathered(gr_membership *membership);
 
 /* Its connection is no more. Who had not called in may try again. */
 void gr_membership_lost(gr_membership *membership, int number, const char *why);

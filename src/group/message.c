@@ -5,11 +5,11 @@
 #include "base/fail.h"
 #include "base/hash.h"
 
-#include <ctype.h>
 #include <string.h>
 
-enum { MAGIC = 0x31435247, VERSION = 3, CHECKSUM_AT = 16, HELLO_FIXED = 16 };
-enum { MEMBERS_FIXED = 12, SEAT_BYTES = 16 };
+enum { MAGIC = 0x31435247, VERSION = 4, CHECKSUM_AT = 16, HELLO_FIXED = 24 };
+enum { MEMBERS_FIXED = 12, SEAT_BYTES = 16, NUMBER_BYTES = 8, LINEAGE_FIXED = 24 };
+enum { MEMBER_FIXED = 12 };
 
 static uint64_t checksum(const uint8_t *message, size_t body_bytes)
 {
@@ -29,55 +29,28 @@ static size_t seal(gr_message_kind kind, size_t body_bytes, uint8_t *out)
     return GR_MESSAGE_HEAD_BYTES + body_bytes;
 }
 
-/* A text with its length (u16) before it; at most max - 1 characters. */
-static uint8_t *put_text(uint8_t *at, const char *text, size_t max)
-{
-    size_t size = strnlen(text, max - 1);
-    gr_put_u16(at, (uint16_t)size);
-    memcpy(at + 2, text, size);
-    return at + 2 + size;
-}
-
-/* The inverse into text_out[max]; NULL if it does not fit or is no printable text. */
-static const uint8_t *get_text(const uint8_t *at, const uint8_t *end, char *text_out, size_t max)
-{
-    if (end - at < 2) {
-        return NULL;
-    }
-    size_t size = gr_get_u16(at);
-    at += 2;
-    if (size >= max || size > (size_t)(end - at)) {
-        return NULL;
-    }
-    for (size_t i = 0; i < size; i++) {
-        if (at[i] < 0x80 && !isprint(at[i])) {
-            return NULL;
-        }
-    }
-    memcpy(text_out, at, size);
-    text_out[size] = '\0';
-    return at + size;
-}
-
 static uint8_t *put_member(uint8_t *at, const gr_member *member)
 {
     gr_put_u64(at, member->host);
-    at = put_text(at + 8, member->host_name, sizeof member->host_name);
-    at = put_text(at, member->local, sizeof member->local);
-    return put_text(at, member->remote, sizeof member->remote);
+    gr_put_u32(at + 8, member->number);
+    at = gr_put_text(at + MEMBER_FIXED, member->host_name, sizeof member->host_name);
+    at = gr_put_text(at, member->local, sizeof member->local);
+    at = gr_put_text(at, member->remote, sizeof member->remote);
+    return gr_put_text(at, member->succession, sizeof member->succession);
 }
 
 static const uint8_t *get_member(const uint8_t *at, const uint8_t *end, gr_member *member_out)
 {
-    if (end - at < 8) {
+    if (end - at < MEMBER_FIXED || gr_get_u32(at + 8) >= GR_GROUP_WORLD_MAX) {
         return NULL;
     }
     member_out->host = gr_get_u64(at);
-    at = get_text(at + 8, end, member_out->host_name, sizeof member_out->host_name);
-    if (at != NULL) {
-        at = get_text(at, end, member_out->local, sizeof member_out->local);
-    }
-    return at != NULL ? get_text(at, end, member_out->remote, sizeof member_out->remote) : NULL;
+    member_out->number = gr_get_u32(at + 8);
+    at = gr_get_text(at + MEMBER_FIXED, end, member_out->host_name, sizeof member_out->host_name,
+                     false);
+    at = gr_get_text(at, end, member_out->local, sizeof member_out->local, false);
+    at = gr_get_text(at, end, member_out->remote, sizeof member_out->remote, false);
+    return gr_get_text(at, end, member_out->succession, sizeof member_out->succession, false);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */
@@ -93,6 +66,7 @@ size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out)
     gr_put_u32(body, hello->world_size);
     gr_put_u32(body + 4, hello->link);
     gr_put_u64(body + 8, hello->pid);
+    gr_put_u64(body + 16, hello->generation);
     const uint8_t *end = put_member(body + HELLO_FIXED, &hello->member);
     return seal(GR_MESSAGE_HELLO, (size_t)(end - body), out);
 }
@@ -113,22 +87,52 @@ size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out)
     uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
     gr_put_u32(body, (uint32_t)failure->status);
     gr_put_u32(body + 4, (uint32_t)failure->peer_rank);
-    const uint8_t *end = put_text(body + 8, failure->text, GR_DIAG_TEXT_BYTES);
+    const uint8_t *end = gr_put_text(body + 8, failure->text, GR_DIAG_TEXT_BYTES);
     return seal(GR_MESSAGE_FAIL, (size_t)(end - body), out);
 }
 
-size_t gr_message_put_seat(const gr_seat *seat, uint8_t *out)
+size_t gr_message_put_seat(gr_message_kind kind, const gr_seat *seat, uint8_t *out)
 {
     uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
     gr_put_u64(body, seat->generation);
     gr_put_u32(body + 8, seat->rank);
     gr_put_u32(body + 12, seat->world_size);
-    return seal(GR_MESSAGE_SEAT, SEAT_BYTES, out);
+    return seal(kind, SEAT_BYTES, out);
+}
+
+size_t gr_message_put_number(gr_message_kind kind, uint64_t generation, uint8_t *out)
+{
+    gr_put_u64(out + GR_MESSAGE_HEAD_BYTES, generation);
+    return seal(kind, NUMBER_BYTES, out);
+}
+
+/* So many bytes of the sets are not zero. */
+static size_t filled_bytes(const gr_lineage *lineage)
+{
+    size_t bytes = sizeof lineage->formed_members.bits;
+    while (bytes > 0 && lineage->formed_members.bits[bytes - 1] == 0 &&
+           lineage->accepted_members.bits[bytes - 1] == 0) {
+        bytes--;
+    }
+    return bytes;
+}
+
+size_t gr_message_put_lineage(const gr_lineage *lineage, uint8_t *out)
+{
+    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
+    size_t bytes = filled_bytes(lineage);
+    gr_put_u64(body, lineage->formed);
+    gr_put_u64(body + 8, lineage->accepted);
+    gr_put_u64(body + 16, bytes);
+    memcpy(body + LINEAGE_FIXED, lineage->formed_members.bits, bytes);
+    memcpy(body + LINEAGE_FIXED + bytes, lineage->accepted_members.bits, bytes);
+    return seal(GR_MESSAGE_LINEAGE, LINEAGE_FIXED + 2 * bytes, out);
 }
 
 size_t gr_message_members_max(int world_size)
 {
-    return GR_MESSAGE_HEAD_BYTES + MEMBERS_FIXED + (size_t)world_size * (8 + 6 + sizeof(gr_member));
+    return GR_MESSAGE_HEAD_BYTES + MEMBERS_FIXED +
+           (size_t)world_size * (MEMBER_FIXED + 8 + sizeof(gr_member));
 }
 
 size_t gr_message_put_members(uint64_t generation, int world_size, const gr_member *members,
@@ -194,6 +198,7 @@ gr_status gr_message_get_hello(const uint8_t *body, size_t size_bytes, gr_hello 
     hello.world_size = gr_get_u32(body);
     hello.link = gr_get_u32(body + 4);
     hello.pid = gr_get_u64(body + 8);
+    hello.generation = gr_get_u64(body + 16);
     *hello_out = hello;
     return GR_OK;
 }
@@ -225,8 +230,8 @@ gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *f
                               gr_diag *diag)
 {
     gr_diag failure;
-    if (size_bytes < 10 || get_text(body + 8, body + size_bytes, failure.text,
-                                    sizeof failure.text) != body + size_bytes) {
+    if (size_bytes < 10 || gr_get_text(body + 8, body + size_bytes, failure.text,
+                                       sizeof failure.text, false) != body + size_bytes) {
         return malformed(diag, "FAIL");
     }
     failure.status = (int32_t)gr_get_u32(body);
@@ -252,6 +257,35 @@ gr_status gr_message_get_seat(const uint8_t *body, size_t size_bytes, gr_seat *s
         return malformed(diag, "SEAT");
     }
     *seat_out = seat;
+    return GR_OK;
+}
+
+gr_status gr_message_get_lineage(const uint8_t *body, size_t size_bytes, gr_lineage *lineage_out,
+                                 gr_diag *diag)
+{
+    gr_lineage lineage = {0};
+    uint64_t bytes = size_bytes >= LINEAGE_FIXED ? gr_get_u64(body + 16) : UINT64_MAX;
+    if (bytes > sizeof lineage.formed_members.bits || size_bytes != LINEAGE_FIXED + 2 * bytes) {
+        return malformed(diag, "LINEAGE");
+    }
+    lineage.formed = gr_get_u64(body);
+    lineage.accepted = gr_get_u64(body + 8);
+    memcpy(lineage.formed_members.bits, body + LINEAGE_FIXED, bytes);
+    memcpy(lineage.accepted_members.bits, body + LINEAGE_FIXED + bytes, bytes);
+    if (lineage.formed > lineage.accepted || filled_bytes(&lineage) != bytes) {
+        return malformed(diag, "LINEAGE");
+    }
+    *lineage_out = lineage;
+    return GR_OK;
+}
+
+gr_status gr_message_get_number(const uint8_t *body, size_t size_bytes, uint64_t *generation_out,
+                                gr_diag *diag)
+{
+    if (size_bytes != NUMBER_BYTES) {
+        return malformed(diag, "group");
+    }
+    *generation_out = gr_get_u64(body);
     return GR_OK;
 }
 

@@ -22,18 +22,22 @@ typedef enum gr_message_kind {
     GR_MESSAGE_FAIL = 7,     /* either: it will come to nothing, because */
     GR_MESSAGE_RENEW = 8,    /* member: give me a seat in the next generation, mine is over */
     GR_MESSAGE_SEAT = 9,     /* coordinator: all that live have asked, this is yours */
-    GR_MESSAGE_CHANGE = 10,  /* coordinator: somebody is to come or go, RENEW when it suits you */
+    GR_MESSAGE_CHANGE = 10,  /* coordinator: the generation that was prepared is ready, go over to
+                              * it when it suits you */
     GR_MESSAGE_DISMISS = 11, /* coordinator: you are not needed (any more) */
     GR_MESSAGE_PING = 12,    /* either: nothing; that it is not acknowledged tells of a cut cable */
+    GR_MESSAGE_OFFER = 13,   /* coordinator: a seat to be prepared while your generation goes on */
+    GR_MESSAGE_CALL_OFF = 14, /* either: the generation that is prepared will not come about */
+    GR_MESSAGE_LINEAGE = 15,  /* coordinator: which generations there are, should a successor ask;
+                              * member, to a successor: that, and give me a seat in the next one */
     GR_MESSAGE_KIND_END
 } gr_message_kind;
 
 enum {
     GR_MESSAGE_HEAD_BYTES = 24,
-    GR_MESSAGE_BODY_MAX = 4 << 20,
-    GR_MESSAGE_SMALL_MAX = 1024, /* any message but MEMBERS, with its head */
-    GR_MISSING_LISTED_MAX = 32,
-    GR_GROUP_WORLD_MAX = 4096
+    GR_MESSAGE_BODY_MAX = 8 << 20,
+    GR_MESSAGE_SMALL_MAX = 2048, /* any message but MEMBERS, with its head */
+    GR_MISSING_LISTED_MAX = 32
 };
 
 /* Where a member is. */
@@ -42,16 +46,33 @@ typedef struct gr_member {
     char host_name[GR_HOST_NAME_BYTES];
     char local[GR_ADDRESS_BYTES]; /* for peers on its host; "": only by tcp */
     char remote[GR_REMOTE_BYTES]; /* for all others, blanks between; "": only on its host */
+    uint32_t number;              /* its rank in the first generation; the coordinator says it */
+    /* Where it is to be asked for seats when it takes over from the coordinator; "": nowhere. */
+    char succession[GR_REMOTE_BYTES];
 } gr_member;
+
+/* A set of members, by their numbers. */
+typedef struct gr_numbers {
+    uint8_t bits[GR_GROUP_WORLD_MAX / 8];
+} gr_numbers;
+
+/* What a member knows of the generations of its group, and what a successor of the coordinator must
+ * know to make the next one (quorum.h). */
+typedef struct gr_lineage {
+    uint64_t formed;   /* the newest that all of its members have agreed to; 0: none */
+    uint64_t accepted; /* the newest that this member has agreed to; at least the former */
+    gr_numbers formed_members, accepted_members;
+} gr_lineage;
 
 typedef struct gr_hello {
     uint32_t world_size;
     uint32_t link; /* gr_link_choice */
     uint64_t pid;
-    gr_member member; /* addresses are empty in a world of one */
+    uint64_t generation; /* that of the seat */
+    gr_member member;    /* addresses are empty in a world of one */
 } gr_hello;
 
-/* A place in a generation that is about to begin; HELLO answers it. */
+/* A place in a generation that is about to begin; HELLO answers it. SEAT and OFFER. */
 typedef struct gr_seat {
     uint64_t generation;
     uint32_t rank, world_size;
@@ -67,7 +88,10 @@ typedef struct gr_missing {
 size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out);
 size_t gr_message_put_missing(const gr_missing *missing, uint8_t *out);
 size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out);
-size_t gr_message_put_seat(const gr_seat *seat, uint8_t *out);
+size_t gr_message_put_seat(gr_message_kind kind, const gr_seat *seat, uint8_t *out);
+size_t gr_message_put_lineage(const gr_lineage *lineage, uint8_t *out);
+size_t gr_message_put_number(gr_message_kind kind, uint64_t generation,
+                             uint8_t *out);                      /* READY, CALL_OFF */
 size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* those without a body */
 
 /* MEMBERS: `out` has gr_message_members_max bytes. */
@@ -90,6 +114,10 @@ gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *f
                               gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_message_get_seat(const uint8_t *body, size_t size_bytes, gr_seat *seat_out,
                               gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_lineage(const uint8_t *body, size_t size_bytes, gr_lineage *lineage_out,
+                                 gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_number(const uint8_t *body, size_t size_bytes, uint64_t *generation_out,
+                                gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_message_get_members(const uint8_t *body, size_t size_bytes, int world_size,
                                  uint64_t *generation_out, gr_member *members_out,
                                  gr_diag *diag) GR_MUST_CHECK;

@@ -7,6 +7,8 @@
 #include <gradus/status.h>
 #include <stdint.h>
 
+enum { GR_GROUP_WORLD_MAX = 4096 };
+
 /* Hosts are numbered 0 .. host_count - 1 in the order of their first rank. Belongs to the group or
  * communicator that made it and lives as long as that does. */
 typedef struct gr_topology {

@@ -24,7 +24,10 @@ const char *model_event_name(event_kind kind)
                                         "is wired",
                                         "notices that somebody is gone",
                                         "notices that it is cut off",
-                                        "leaves its generation for another one",
+                                        "goes over to the next generation",
+                                        "calls in to the next generation",
+                                        "is wired in the next generation",
+                                        "notices that somebody is gone from the next generation",
                                         "is buried",
                                         "leaves",
                                         "crashes",
@@ -33,20 +36,10 @@ const char *model_event_name(event_kind kind)
                                         "loses a link",
                                         "gives up",
                                         "is invited",
-                                        "(and one more) is the number that is wanted"};
+                                        "(and one more) is the number that is wanted",
+                                        "is released",
+                                        "cannot prepare the next generation"};
     return names[kind];
-}
-
-static bool wrong(model *m, const char *format, ...) GR_PRINTF(2, 3);
-static bool wrong(model *m, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    if (m->why[0] == '\0') {
-        vsnprintf(m->why, sizeof m->why, format, arguments);
-    }
-    va_end(arguments);
-    return false;
 }
 
 bool model_alive(const model_member *of)
@@ -56,21 +49,69 @@ bool model_alive(const model_member *of)
 
 /* ---- What the coordinator says --------------------------------------------------------------- */
 
-/* Those that know the job come in the order of their last ranks, then newcomers by number. */
+/* Those that can be in the generation that is dealt. Who was called off and has not asked again
+ * cannot. */
+static bool is_there(const model *m, int number)
+{
+    const gr_standing *of = &m->rules.members[number];
+    bool prepared = of->newcomer && of->stage == GR_STAGE_SEATED && of->seat != m->rules.generation;
+    return of->state == GR_MEMBER_JOINED && !prepared;
+}
+
+/* Its generation, the first for it, has not come about yet, as far as the coordinator knows. */
+static bool is_new(const model *m, int number)
+{
+    const gr_standing *of = &m->rules.members[number];
+    bool ready = of->stage == GR_STAGE_READY && of->seat == m->rules.generation;
+    return m->now.members[number].newcomer && !ready;
+}
+
+/* May those that are released go? Members are left that know the job, and enough of all. */
+static bool may_go(const model *m)
+{
+    int knowing = 0, staying = 0;
+    for (int i = 0; i < m->size; i++) {
+        bool stays = is_there(m, i) && !m->rules.members[i].released;
+        staying += stays;
+        knowing += stays && !is_new(m, i);
+    }
+    return knowing > 0 && staying >= m->rules.members_min;
+}
+
+static int count_released(const model *m)
+{
+    int released = 0;
+    for (int i = 0; i < m->size; i++) {
+        released += is_there(m, i) && m->rules.members[i].released;
+    }
+    return released;
+}
+
+static int most_wanted(const model *m)
+{
+    return m->rules.members_want + (may_go(m) ? 0 : count_released(m));
+}
+
+/* Those that know the job come in the order of their last ranks, then newcomers by number, and
+ * behind all others who may go. */
 static bool stands_before(const model *m, int one, int other)
 {
-    const model_member *a = &m->now.members[one], *b = &m->now.members[other];
-    if (a->newcomer != b->newcomer) {
-        return b->newcomer;
+    bool one_goes = m->rules.members[one].released, other_goes = m->rules.members[other].released;
+    if (one_goes != other_goes && may_go(m)) {
+        return other_goes;
     }
-    return a->newcomer ? one < other : a->rank < b->rank;
+    bool one_is_new = is_new(m, one), other_is_new = is_new(m, other);
+    if (one_is_new != other_is_new) {
+        return other_is_new;
+    }
+    return one_is_new ? one < other : m->rules.members[one].rank < m->rules.members[other].rank;
 }
 
 static int expected_rank(const model *m, int number, int *all_out)
 {
     int before = 0, all = 0;
     for (int i = 0; i < m->size; i++) {
-        bool in = m->rules.members[i].state == GR_MEMBER_JOINED || i == number;
+        bool in = is_there(m, i) || i == number;
         before += in && stands_before(m, i, number);
         all += in;
     }
@@ -81,14 +122,15 @@ static int expected_rank(const model *m, int number, int *all_out)
 static void check_seat(model *m, int number, const gr_seat *seat)
 {
     int all, before = expected_rank(m, number, &all);
-    all = all < m->rules.members_want ? all : m->rules.members_want;
+    all -= may_go(m) ? count_released(m) : 0;
+    all = all < most_wanted(m) ? all : most_wanted(m);
     if (seat->rank != (uint32_t)before || seat->world_size != (uint32_t)all) {
-        (void)wrong(m, "member %d is rank %u of %u, and should be %d of %d", number, seat->rank,
-                    seat->world_size, before, all);
+        (void)search_wrong(m->why, "member %d is rank %u of %u, and should be %d of %d", number,
+                           seat->rank, seat->world_size, before, all);
     }
     if (seat->generation <= m->now.members[number].from) {
-        (void)wrong(m, "member %d has been in generation %llu already", number,
-                    (unsigned long long)seat->generation);
+        (void)search_wrong(m->why, "member %d has been in generation %llu already", number,
+                           (unsigned long long)seat->generation);
     }
 }
 
@@ -97,28 +139,32 @@ static uint8_t check_members(model *m, const gr_word *said)
     uint8_t set = 0;
     for (int rank = 0; rank < said->size; rank++) {
         int number = (int)said->places[rank].host;
-        if (m->rules.members[number].state != GR_MEMBER_JOINED ||
-            m->rules.members[number].rank != rank) {
-            (void)wrong(m, "member %d is named as rank %d", number, rank);
+        const gr_standing *of = &m->rules.members[number];
+        int is = said->generation == m->rules.next ? of->next_rank : of->rank;
+        if (of->state != GR_MEMBER_JOINED || is != rank) {
+            (void)search_wrong(m->why, "member %d is named as rank %d", number, rank);
         }
         set |= (uint8_t)(1 << number);
     }
     uint8_t *named = &m->now.sets[said->generation % MODEL_GENERATIONS_MAX];
     if (*named != 0 && *named != set) {
-        (void)wrong(m, "generation %llu has two lists of members",
-                    (unsigned long long)said->generation);
+        (void)search_wrong(m->why, "generation %llu has two lists of members",
+                           (unsigned long long)said->generation);
     }
     *named = set;
     return set;
 }
 
-/* Who goes is one too many, or a newcomer to what is over. */
+/* Who goes is one too many, or a newcomer to what is over: also one that was let in when the others
+ * were already leaving. */
 static void check_dismissal(model *m, int number)
 {
     int all;
-    bool late = m->rules.over && m->now.members[number].newcomer;
-    if (!late && expected_rank(m, number, &all) < m->rules.members_want) {
-        (void)wrong(m, "member %d is dismissed, and wanted", number);
+    const gr_standing *of = &m->rules.members[number];
+    bool let_in = of->since > 0 && of->since == m->rules.generation;
+    bool late = m->rules.over && (m->now.members[number].newcomer || let_in);
+    if (!late && !of->released && expected_rank(m, number, &all) < m->rules.members_want) {
+        (void)search_wrong(m->why, "member %d is dismissed, and wanted", number);
     }
 }
 
@@ -129,7 +175,10 @@ static void say(void *model_arg, int number, const gr_word *said)
     word w = {.kind = (uint8_t)said->kind};
     switch (said->kind) {
     case GR_MESSAGE_SEAT:
-        check_seat(m, number, &said->seat);
+    case GR_MESSAGE_OFFER:
+        if (said->kind == GR_MESSAGE_OFFER || m->rules.next == 0) {
+            check_seat(m, number, &said->seat);
+        }
         m->now.entered = 0;
         w.a = (uint8_t)said->seat.generation;
         w.b = (uint8_t)said->seat.rank;
@@ -139,9 +188,12 @@ static void say(void *model_arg, int number, const gr_word *said)
         w.a = (uint8_t)said->generation;
         w.b = check_members(m, said);
         break;
+    case GR_MESSAGE_CALL_OFF:
+        w.a = (uint8_t)said->generation;
+        break;
     case GR_MESSAGE_CHANGE:
         if (m->rules.members[number].stage != GR_STAGE_READY) {
-            (void)wrong(m, "member %d is asked to change, and does not run", number);
+            (void)search_wrong(m->why, "member %d is asked to change, and does not run", number);
         }
         break;
     case GR_MESSAGE_DISMISS:
@@ -155,7 +207,7 @@ static void say(void *model_arg, int number, const gr_word *said)
         return; /* nobody reads it */
     }
     if (to->down_count == MODEL_QUEUE_MAX) {
-        (void)wrong(m, "member %d is told more and more", number);
+        (void)search_wrong(m->why, "member %d is told more and more", number);
         return;
     }
     to->down[to->down_count++] = w;
@@ -163,17 +215,19 @@ static void say(void *model_arg, int number, const gr_word *said)
 
 /* ---- What happens ---------------------------------------------------------------------------- */
 
-static void send_up(model *m, int number, int kind)
+/* `size` of the generation, where HELLO says it. */
+static void send_up(model *m, int number, int kind, int generation, int size)
 {
     model_member *from = &m->now.members[number];
     if (from->cut) {
         return;
     }
     if (from->up_count == MODEL_QUEUE_MAX) {
-        (void)wrong(m, "member %d says more and more", number);
+        (void)search_wrong(m->why, "member %d says more and more", number);
         return;
     }
-    from->up[from->up_count++] = (uint8_t)kind;
+    from->up[from->up_count++] =
+        (word){.kind = (uint8_t)kind, .a = (uint8_t)generation, .c = (uint8_t)size};
 }
 
 static void call_in(model *m, int number, int from, int rank, int size)
@@ -183,14 +237,14 @@ static void call_in(model *m, int number, int from, int rank, int size)
     of->from = (uint8_t)from;
     of->rank = (uint8_t)rank;
     of->size = (uint8_t)size;
-    send_up(m, number, GR_MESSAGE_HELLO);
+    send_up(m, number, GR_MESSAGE_HELLO, from, size);
 }
 
 /* As member.c: who was in a group leaves in order, who was not says why. */
 static void end(model *m, int number)
 {
     model_member *of = &m->now.members[number];
-    send_up(m, number, of->was_ready ? GR_MESSAGE_LEAVE : GR_MESSAGE_FAIL);
+    send_up(m, number, of->was_ready ? GR_MESSAGE_LEAVE : GR_MESSAGE_FAIL, 0, 0);
     of->phase = PHASE_ENDED;
     of->down_count = 0;
 }
@@ -201,10 +255,22 @@ static void renew(model *m, int number)
         end(m, number);
         return;
     }
-    m->now.members[number].phase = PHASE_RENEWING;
-    m->now.members[number].change = false;
-    m->now.members[number].set = 0;
-    send_up(m, number, GR_MESSAGE_RENEW);
+    model_member *of = &m->now.members[number];
+    of->phase = PHASE_RENEWING;
+    of->change = false;
+    of->set = 0;
+    of->next_phase = NEXT_NOT;
+    of->next = (model_seat){0};
+    send_up(m, number, GR_MESSAGE_RENEW, 0, 0);
+}
+
+/* What was prepared comes to nothing here. */
+static void resign(model *m, int number)
+{
+    model_member *of = &m->now.members[number];
+    send_up(m, number, GR_MESSAGE_CALL_OFF, of->next.from, 0);
+    of->next_phase = NEXT_NOT;
+    of->next = (model_seat){0};
 }
 
 static void lose_connection(model *m, int number, bool all_of_it)
@@ -217,7 +283,7 @@ static void lose_connection(model *m, int number, bool all_of_it)
         of->up_count = 0;
         memset(of->up, 0, sizeof of->up);
     }
-    send_up(m, number, END_OF_STREAM);
+    send_up(m, number, END_OF_STREAM, 0, 0);
     of->cut = true;
     of->down_count = 0;
     memset(of->down, 0, sizeof of->down);
@@ -229,9 +295,77 @@ static void come(model *m, int number)
     model_member *of = &m->now.members[number];
     if (of->newcomer) {
         of->phase = PHASE_RENEWING;
-        send_up(m, number, GR_MESSAGE_RENEW);
+        send_up(m, number, GR_MESSAGE_RENEW, 0, 0);
     } else {
         call_in(m, number, 1, number, m->first_size);
+    }
+}
+
+/* It has heard that the next generation is ready, or that it has no seat in it. */
+static void go_over(model *m, int number)
+{
+    model_member *of = &m->now.members[number];
+    if (of->dismissed) {
+        lose_connection(m, number, false);
+        of->phase = PHASE_LEFT;
+        return;
+    }
+    if (of->next_phase != NEXT_READY) {
+        (void)search_wrong(m->why, "member %d is to go over to what it has not prepared", number);
+    }
+    of->from = of->next.from;
+    of->rank = of->next.rank;
+    of->size = of->next.size;
+    of->set = of->next.set;
+    of->change = false;
+    of->next_phase = NEXT_NOT;
+    of->next = (model_seat){0};
+}
+
+/* Who has heard that it has another one goes over; what is wrong there is noticed there. */
+static void lose_generation(model *m, int number)
+{
+    if (m->now.members[number].change) {
+        go_over(m, number);
+    } else {
+        renew(m, number);
+    }
+}
+
+/* What a member hears while its generation runs: all of it is about the next one. */
+static void hear_of_next(model *m, int number, word w)
+{
+    model_member *of = &m->now.members[number];
+    switch (w.kind) {
+    case GR_MESSAGE_OFFER:
+        if (of->next_phase != NEXT_NOT) {
+            (void)search_wrong(m->why, "member %d is offered two seats", number);
+        }
+        of->next_phase = NEXT_OFFERED;
+        of->next = (model_seat){.from = w.a, .rank = w.b, .size = w.c};
+        break;
+    case GR_MESSAGE_MEMBERS:
+        if (of->next_phase == NEXT_CALLED && w.a == of->next.from) {
+            of->next_phase = NEXT_WIRING;
+            of->next.set = w.b;
+            m->now.entered |= (uint8_t)(1 << number);
+        }
+        break;
+    case GR_MESSAGE_CALL_OFF:
+        if (w.a == of->next.from) {
+            of->next_phase = NEXT_NOT;
+            of->next = (model_seat){0};
+        }
+        break;
+    case GR_MESSAGE_DISMISS:
+        of->dismissed = of->change = true;
+        break;
+    case GR_MESSAGE_CHANGE:
+        of->change = true;
+        break;
+    default:
+        (void)search_wrong(m->why, "member %d runs, and is told message %d", number, w.kind);
+        break;
     }
 }
 
@@ -243,14 +377,18 @@ static void hear_down(model *m, int number)
     memmove(of->down, of->down + 1, of->down_count * sizeof of->down[0]);
     of->down[of->down_count] = (word){0};
     gr_status status = (gr_status) - (int)w.a;
-    if (w.kind == GR_MESSAGE_FAIL && gr_status_scope(status) == GR_SCOPE_PEER) {
+    bool of_next = w.kind == GR_MESSAGE_OFFER || w.kind == GR_MESSAGE_CALL_OFF ||
+                   w.kind == GR_MESSAGE_CHANGE || w.kind == GR_MESSAGE_MEMBERS;
+    if (of->phase == PHASE_RUNNING) {
+        hear_of_next(m, number, w);
+    } else if (of->phase == PHASE_RENEWING && of_next) {
+        return; /* said before it was known that it renews */
+    } else if (w.kind == GR_MESSAGE_FAIL && gr_status_scope(status) == GR_SCOPE_PEER) {
         if (of->phase != PHASE_RENEWING) { /* else it is about the old generation */
             renew(m, number);
         }
     } else if (w.kind == GR_MESSAGE_FAIL) {
         end(m, number);
-    } else if (w.kind == GR_MESSAGE_CHANGE) {
-        of->change = of->phase == PHASE_RUNNING;
     } else if (w.kind == GR_MESSAGE_DISMISS && of->phase == PHASE_RENEWING) {
         lose_connection(m, number, false);
         of->phase = PHASE_LEFT;
@@ -261,22 +399,26 @@ static void hear_down(model *m, int number)
         of->set = w.b;
         m->now.entered |= (uint8_t)(1 << number);
         if (w.a != of->from || __builtin_popcount(w.b) != of->size) {
-            (void)wrong(m, "member %d is told of another generation than that of its seat", number);
+            (void)search_wrong(
+                m->why, "member %d is told of another generation than that of its seat", number);
         }
     } else {
-        (void)wrong(m, "member %d, %s, is told message %d", number, model_phase_name(of->phase),
-                    w.kind);
+        (void)search_wrong(m->why, "member %d, %s, is told message %d", number,
+                           model_phase_name(of->phase), w.kind);
     }
 }
 
 static void hear_up(model *m, int number)
 {
     model_member *of = &m->now.members[number];
-    uint8_t kind = of->up[0];
+    uint8_t kind = of->up[0].kind, generation = of->up[0].a, size = of->up[0].c;
     of->up_count--;
-    memmove(of->up, of->up + 1, of->up_count);
-    of->up[of->up_count] = 0;
-    gr_hello hello = {.world_size = of->size, .pid = 1, .member = {.host = (uint64_t)number}};
+    memmove(of->up, of->up + 1, of->up_count * sizeof of->up[0]);
+    of->up[of->up_count] = (word){0};
+    gr_hello hello = {.world_size = size,
+                      .pid = 1,
+                      .generation = generation,
+                      .member = {.host = (uint64_t)number}};
     gr_diag failure = {.status = GR_E_TIMEOUT, .text = "it gave up"};
     gr_status status = GR_OK;
     switch (kind) {
@@ -284,7 +426,10 @@ static void hear_up(model *m, int number)
         status = gr_membership_hello(&m->rules, number, &hello);
         break;
     case GR_MESSAGE_READY:
-        status = gr_membership_ready(&m->rules, number);
+        status = gr_membership_ready(&m->rules, number, generation);
+        break;
+    case GR_MESSAGE_CALL_OFF:
+        status = gr_membership_call_off(&m->rules, number, generation);
         break;
     case GR_MESSAGE_RENEW:
         status = gr_membership_renew(&m->rules, number);
@@ -300,7 +445,10 @@ static void hear_up(model *m, int number)
         break;
     }
     if (status != GR_OK) {
-        (void)wrong(m, "message %d of member %d is refused", kind, number);
+        (void)search_wrong(m->why, "message %d of member %d is refused", kind, number);
+    }
+    for (int i = 0; i < m->size; i++) { /* whose generation has come about */
+        m->now.members[i].newcomer = is_new(m, i);
     }
 }
 
@@ -347,20 +495,40 @@ void model_happen(model *m, event_kind kind, int number)
     case EVENT_WIRE:
         of->phase = PHASE_RUNNING;
         of->was_ready = true;
-        of->newcomer = false;
-        send_up(m, number, GR_MESSAGE_READY);
+        send_up(m, number, GR_MESSAGE_READY, of->from, 0);
+        break;
+    case EVENT_PREPARE:
+        of->next_phase = NEXT_CALLED;
+        send_up(m, number, GR_MESSAGE_HELLO, of->next.from, of->next.size);
+        break;
+    case EVENT_WIRE_NEXT:
+        of->next_phase = NEXT_READY;
+        send_up(m, number, GR_MESSAGE_READY, of->next.from, 0);
+        break;
+    case EVENT_RESIGN:
+        m->now.surrenders--;
+        resign(m, number);
+        break;
+    case EVENT_NOTICE_NEXT:
+        resign(m, number);
         break;
     case EVENT_BREAK:
         m->now.breaks--;
-        renew(m, number);
+        lose_generation(m, number);
         break;
     case EVENT_NOTICE:
+        lose_generation(m, number);
+        break;
     case EVENT_CHANGE:
-        renew(m, number);
+        go_over(m, number);
+        break;
+    case EVENT_RELEASE:
+        m->now.releases--;
+        gr_membership_release(&m->rules, number);
         break;
     case EVENT_LEAVE:
         m->now.leaves--;
-        send_up(m, number, GR_MESSAGE_LEAVE);
+        send_up(m, number, GR_MESSAGE_LEAVE, 0, 0);
         of->phase = PHASE_LEFT;
         break;
     case EVENT_CRASH:
@@ -391,7 +559,9 @@ void model_happen(model *m, event_kind kind, int number)
     }
     if (!model_alive(of)) { /* nothing distinguishes the dead */
         of->from = of->set = 0;
-        of->change = false;
+        of->change = of->dismissed = false;
+        of->next_phase = NEXT_NOT;
+        of->next = (model_seat){0};
         gr_member_state state = m->rules.members[number].state;
         if (state != GR_MEMBER_JOINED && state != GR_MEMBER_INVITED) { /* else it is dealt a seat */
             of->rank = 0;
@@ -404,16 +574,21 @@ void model_happen(model *m, event_kind kind, int number)
 
 /* ---- What can happen ------------------------------------------------------------------------- */
 
-/* Others of its generation: those that are in it now. */
+static bool is_in(const model_member *of, uint8_t generation)
+{
+    bool in = of->phase == PHASE_CALLED || of->phase == PHASE_WIRING || of->phase == PHASE_RUNNING;
+    bool prepares = of->phase == PHASE_RUNNING && of->next_phase >= NEXT_CALLED;
+    return (in && of->from == generation) || (prepares && of->next.from == generation);
+}
+
+/* Others of its generation: those that are in it now, or on their way. */
 static uint8_t present(const model *m, int number)
 {
     const model_member *of = &m->now.members[number];
     uint8_t set = 0;
     for (int i = 0; i < m->size; i++) {
         const model_member *other = &m->now.members[i];
-        bool in = other->phase == PHASE_CALLED || other->phase == PHASE_WIRING ||
-                  other->phase == PHASE_RUNNING;
-        set |= (uint8_t)((in && other->from == of->from) << i);
+        set |= (uint8_t)(is_in(other, of->from) << i);
     }
     return set;
 }
@@ -438,6 +613,17 @@ static bool can_notice(const model *m, int number)
     return (of->phase == PHASE_RUNNING ? gone : gone & (uint8_t)((1 << number) - 1)) != 0;
 }
 
+/* In the generation that is prepared, as far as it has been told who is. */
+static bool can_notice_next(const model *m, int number)
+{
+    const model_member *of = &m->now.members[number];
+    bool gone = false;
+    for (int i = 0; i < m->size; i++) {
+        gone = gone || (of->next.set >> i & 1 && !is_in(&m->now.members[i], of->next.from));
+    }
+    return of->next_phase == NEXT_WIRING && gone;
+}
+
 bool model_can(const model *m, event_kind kind, int number)
 {
     const model_member *of = &m->now.members[number];
@@ -449,7 +635,7 @@ bool model_can(const model *m, event_kind kind, int number)
         return of->up_count > 0;
     case EVENT_HEAR_DOWN:
         return of->down_count > 0 && called &&
-               (of->phase != PHASE_RUNNING || of->down[0].kind == GR_MESSAGE_CHANGE);
+               (of->phase != PHASE_RUNNING || (!of->change && of->down[0].kind != GR_MESSAGE_FAIL));
     case EVENT_WIRE:
         return can_wire(m, number);
     case EVENT_NOTICE:
@@ -458,6 +644,17 @@ bool model_can(const model *m, event_kind kind, int number)
         return called && of->cut;
     case EVENT_CHANGE:
         return of->phase == PHASE_RUNNING && of->change;
+    case EVENT_PREPARE:
+        return of->next_phase == NEXT_OFFERED;
+    case EVENT_WIRE_NEXT:
+        return of->next_phase == NEXT_WIRING && (m->now.entered & of->next.set) == of->next.set;
+    case EVENT_NOTICE_NEXT:
+        return can_notice_next(m, number);
+    case EVENT_RESIGN:
+        return of->next_phase != NEXT_NOT && of->next_phase != NEXT_READY && m->now.surrenders > 0;
+    case EVENT_RELEASE:
+        return m->now.releases > 0 && model_alive(of) && !m->rules.members[number].released &&
+               m->rules.members[number].state == GR_MEMBER_JOINED && !m->rules.over;
     case EVENT_BURY:
         return (of->phase == PHASE_DEAD || of->phase == PHASE_ENDED) && !of->buried;
     case EVENT_LEAVE:
@@ -495,10 +692,10 @@ bool model_agrees(model *m)
             continue;
         }
         if (of->set != m->now.sets[of->from] || !(of->set & 1 << i)) {
-            return wrong(m, "member %d has a list of its own", i);
+            return search_wrong(m->why, "member %d has a list of its own", i);
         }
-        if (of->from > m->rules.generation) {
-            return wrong(m, "member %d is ahead of the coordinator", i);
+        if (of->from > m->rules.numbers) {
+            return search_wrong(m->why, "member %d is ahead of the coordinator", i);
         }
     }
     return m->why[0] == '\0';
@@ -521,7 +718,11 @@ static bool ends_as_a_whole(const model *m)
  * that are in its list. */
 bool model_rests(model *m)
 {
-    int running = 0, waiting = 0;
+    int running = 0, waiting = 0, most = most_wanted(m);
+    if (m->rules.next != 0) {
+        return search_wrong(m->why,
+                            "nothing happens any more, and the next generation is not ready");
+    }
     for (int i = 0; i < m->size; i++) {
         const model_member *of = &m->now.members[i];
         if (!model_alive(of)) {
@@ -535,24 +736,24 @@ bool model_rests(model *m)
             continue;
         }
         if (of->phase != PHASE_RUNNING) {
-            return wrong(m, "nothing happens any more, and member %d is %s", i,
-                         model_phase_name(of->phase));
+            return search_wrong(m->why, "nothing happens any more, and member %d is %s", i,
+                                model_phase_name(of->phase));
         }
         running++;
-        if (of->from != m->rules.generation || of->set != present(m, i) ||
+        if (of->from != m->rules.generation || of->set != present(m, i) || of->next_phase != 0 ||
             m->rules.members[i].state != GR_MEMBER_JOINED) {
-            return wrong(m, "member %d runs in a generation that is over", i);
+            return search_wrong(m->why, "member %d runs in a generation that is over", i);
         }
     }
     if (running > 0 && running < m->rules.members_min) {
-        return wrong(m, "%d members go on, fewer than the job needs", running);
+        return search_wrong(m->why, "%d members go on, fewer than the job needs", running);
     }
     bool over = m->rules.over;
-    if (waiting > 0 && (running == 0 || (running < m->rules.members_want && !over))) {
-        return wrong(m, "nothing happens any more, and newcomers wait");
+    if (waiting > 0 && (running == 0 || (running < most && !over))) {
+        return search_wrong(m->why, "nothing happens any more, and newcomers wait");
     }
-    if (running > m->rules.members_want && !over) {
-        return wrong(m, "%d members go on, more than are wanted", running);
+    if (running > most && !over) {
+        return search_wrong(m->why, "%d members go on, more than are wanted", running);
     }
     return true;
 }

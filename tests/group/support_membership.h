@@ -7,6 +7,7 @@
  * next. */
 
 #include "group/membership.h"
+#include "support_search.h"
 
 #include <stddef.h>
 
@@ -14,8 +15,7 @@ enum {
     MODEL_MEMBERS_MAX = 6,
     MODEL_QUEUE_MAX = 10,
     MODEL_GENERATIONS_MAX = 32,
-    MODEL_RULES_BYTES = offsetof(gr_membership, failure), /* all that changes stands before it */
-    MODEL_WHY_BYTES = 200
+    MODEL_RULES_BYTES = offsetof(gr_membership, failure) /* all that changes stands before it */
 };
 
 typedef enum phase {
@@ -29,10 +29,26 @@ typedef enum phase {
     PHASE_DEAD
 } phase;
 
-/* SEAT: generation, rank, size. MEMBERS: generation, set of numbers. FAIL: -status. */
+/* On its way into the generation that is prepared. */
+typedef enum next_phase {
+    NEXT_NOT = 0,
+    NEXT_OFFERED, /* has heard of it */
+    NEXT_CALLED,
+    NEXT_WIRING,
+    NEXT_READY
+} next_phase;
+
+/* SEAT, OFFER: generation, rank, size. MEMBERS: generation, set of numbers. FAIL: -status.
+ * CALL_OFF, and of what goes up HELLO, READY and CALL_OFF: generation. */
 typedef struct word {
     uint8_t kind, a, b, c;
 } word;
+
+typedef struct model_seat {
+    uint8_t from; /* the generation */
+    uint8_t rank, size;
+    uint8_t set; /* of numbers: who is in it; 0: not known yet */
+} model_seat;
 
 typedef struct model_member {
     uint8_t phase;
@@ -41,11 +57,14 @@ typedef struct model_member {
     bool buried;    /* the launcher has said that it ended */
     uint8_t from;   /* the generation of its last seat */
     uint8_t rank, size;
-    bool newcomer; /* invited, and has not run yet: it waits until the others are ready for it */
-    bool change;   /* it has heard that somebody is to come or go */
-    uint8_t set;   /* of numbers: who is in its generation */
+    bool newcomer;  /* invited, and has not run yet: it waits until the others are ready for it */
+    bool change;    /* it has heard that the next generation is ready */
+    bool dismissed; /* or that it has no part in it */
+    uint8_t set;    /* of numbers: who is in its generation */
+    uint8_t next_phase;
+    model_seat next; /* in the generation that is prepared */
     uint8_t up_count, down_count;
-    uint8_t up[MODEL_QUEUE_MAX]; /* kinds; FAIL and HELLO say what the member's state says */
+    word up[MODEL_QUEUE_MAX];
     word down[MODEL_QUEUE_MAX];
 } model_member;
 
@@ -56,9 +75,9 @@ typedef struct model_state {
     gr_standing standings[MODEL_MEMBERS_MAX];
     model_member members[MODEL_MEMBERS_MAX];
     uint8_t sets[MODEL_GENERATIONS_MAX]; /* whom MEMBERS has named, by generation */
-    uint8_t entered;                     /* who has begun to wire the coordinator's generation */
+    uint8_t entered;                     /* who has begun to wire the newest generation */
     /* So many may still happen. */
-    uint8_t crashes, cuts, breaks, surrenders, leaves, invites, wants;
+    uint8_t crashes, cuts, breaks, surrenders, leaves, invites, wants, releases;
 } model_state;
 
 typedef enum event_kind {
@@ -68,9 +87,12 @@ typedef enum event_kind {
     EVENT_WIRE,      /* linked to all others */
     EVENT_NOTICE,    /* somebody of its generation is gone */
     EVENT_NOTICE_CUT,
-    EVENT_CHANGE, /* a member leaves its generation since somebody is to come or go */
-    EVENT_BURY,   /* the launcher sees that a process has ended */
-    EVENT_FAULTS, /* from here on they may happen, but need not */
+    EVENT_CHANGE,      /* a member goes over to the generation that was prepared, or goes */
+    EVENT_PREPARE,     /* a member says HELLO to the generation that is prepared */
+    EVENT_WIRE_NEXT,   /* it is linked to all others in it */
+    EVENT_NOTICE_NEXT, /* somebody is gone from it */
+    EVENT_BURY,        /* the launcher sees that a process has ended */
+    EVENT_FAULTS,      /* from here on they may happen, but need not */
     EVENT_LEAVE = EVENT_FAULTS,
     EVENT_CRASH,     /* what it has sent still comes... */
     EVENT_VANISH,    /* ...or not */
@@ -79,6 +101,8 @@ typedef enum event_kind {
     EVENT_SURRENDER, /* it has waited for too long */
     EVENT_INVITE,    /* a newcomer is started in the place of one that is no more */
     EVENT_WANT,      /* so many members are wanted: the number and one more */
+    EVENT_RELEASE,   /* this one is to go */
+    EVENT_RESIGN,    /* it cannot prepare the next generation */
     EVENT_KINDS
 } event_kind;
 
@@ -87,7 +111,7 @@ typedef struct model {
     model_state now;
     int size, first_size;
     bool elastic;
-    char why[MODEL_WHY_BYTES];
+    char why[SEARCH_WHY_BYTES];
 } model;
 
 /* `size` numbers, of which the first first_size are members of the first generation. The limits on

@@ -488,6 +488,21 @@ static void test_alone(void **state)
     gr_arena_fini(&arena);
 }
 
+/* A member that takes over hears from others who the members were. */
+static void test_numbers_that_nobody_has(void **state)
+{
+    (void)state;
+    gr_diag diag;
+    const gr_coordinator_config config = {.world_size = 2, .members_min = 1, .secret = secret};
+    gr_coordinator *coordinator = NULL;
+    assert_int_equal(gr_coordinator_create(&config, &coordinator, &diag), GR_OK);
+    gr_coordinator_member_ended(coordinator, 2);
+    gr_coordinator_member_ended(coordinator, GR_GROUP_WORLD_MAX - 1);
+    gr_coordinator_member_ended(coordinator, -1);
+    assert_int_equal(gr_coordinator_member_state(coordinator, 0), 0);
+    gr_coordinator_destroy(coordinator);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -499,6 +514,7 @@ int main(void)
         cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_shm_between_hosts),
         cmocka_unit_test(test_ports),
+        cmocka_unit_test(test_numbers_that_nobody_has),
         cmocka_unit_test(test_garbage_disturbs_nobody),
         cmocka_unit_test(test_alone),
     };

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "group/quorum.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+
+enum { REIGN_SHIFT = 32, ROUND_SHIFT = 12 };
+_Static_assert(GR_GROUP_WORLD_MAX <= 1 << ROUND_SHIFT, "a reign tells all numbers apart");
+
+bool gr_numbers_has(const gr_numbers *of, int number)
+{
+    return (of->bits[number / 8] >> (number % 8) & 1) != 0;
+}
+
+void gr_numbers_add(gr_numbers *to, int number)
+{
+    to->bits[number / 8] |= (uint8_t)(1 << (number % 8));
+}
+
+int gr_numbers_count(const gr_numbers *of)
+{
+    int count = 0;
+    for (size_t i = 0; i < sizeof of->bits; i++) {
+        count += __builtin_popcount(of->bits[i]);
+    }
+    return count;
+}
+
+static void keep_common(gr_numbers *to, const gr_numbers *from)
+{
+    for (size_t i = 0; i < sizeof to->bits; i++) {
+        to->bits[i] &= from->bits[i];
+    }
+}
+
+void gr_quorum_init_first(gr_quorum *quorum, int first_size)
+{
+    *quorum = (gr_quorum){.successor = -1, .own = true};
+    for (int i = 0; i < first_size; i++) {
+        gr_numbers_add(&quorum->known.formed_members, i);
+    }
+    quorum->known.accepted_members = quorum->known.formed_members;
+    quorum->known.formed = quorum->known.accepted = 1;
+}
+
+gr_status gr_quorum_init_successor(gr_quorum *quorum, int successor, int world_size, gr_diag *diag)
+{
+    *quorum = (gr_quorum){.successor = successor, .gathering = true};
+    quorum->told = calloc((size_t)world_size, sizeof *quorum->told);
+    return quorum->told != NULL
+               ? GR_OK
+               : gr_fail(diag, GR_E_NO_MEMORY, "no memory for what %d members know", world_size);
+}
+
+void gr_quorum_fini(gr_quorum *quorum)
+{
+    free(quorum->told);
+    quorum->told = NULL;
+}
+
+gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_lineage *lineage)
+{
+    if (lineage->formed == 0 || !gr_numbers_has(&lineage->formed_members, number) ||
+        !gr_numbers_has(&lineage->accepted_members, number)) {
+        return GR_E_PROTOCOL;
+    }
+    quorum->told[number] = *lineage;
+    return GR_OK;
+}
+
+void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here)
+{
+    gr_lineage *known = &quorum->known;
+    *known = (gr_lineage){0};
+    for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
+        if (gr_numbers_has(here, i) && quorum->told[i].formed > known->formed) {
+            known->formed = quorum->told[i].formed;
+            known->formed_members = quorum->told[i].formed_members;
+        }
+    }
+    known->accepted = known->formed;
+    known->accepted_members = known->formed_members;
+    for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
+        if (gr_numbers_has(here, i) && quorum->told[i].accepted > known->formed) {
+            keep_common(&known->accepted_members, &quorum->told[i].accepted_members);
+        }
+        if (gr_numbers_has(here, i) && quorum->told[i].accepted > known->accepted) {
+            known->accepted = quorum->told[i].accepted;
+        }
+    }
+}
+
+bool gr_quorum_may_come(const gr_quorum *quorum, int number)
+{
+    return gr_numbers_has(&quorum->known.accepted_members, number);
+}
+
+int gr_quorum_voices(const gr_quorum *quorum, const gr_numbers *here)
+{
+    gr_numbers voices = *here;
+    keep_common(&voices, &quorum->known.formed_members);
+    return gr_numbers_count(&voices);
+}
+
+bool gr_quorum_is_enough(const gr_quorum *quorum, const gr_numbers *here)
+{
+    int all = gr_numbers_count(&quorum->known.formed_members);
+    return 2 * gr_quorum_voices(quorum, here) + quorum->own > all;
+}
+
+uint64_t gr_quorum_next(const gr_quorum *quorum, uint64_t generation)
+{
+    uint64_t newest = quorum->known.accepted > generation ? quorum->known.accepted : generation;
+    uint64_t reign = newest >> REIGN_SHIFT;
+    bool own = generation == newest && quorum->own;
+    if (quorum->successor < 0 || own) {
+        return newest + 1;
+    }
+    uint64_t round = (reign >> ROUND_SHIFT) + 1;
+    return (round << ROUND_SHIFT | (uint64_t)quorum->successor) << REIGN_SHIFT | 1;
+}
+
+void gr_quorum_deal(gr_quorum *quorum, uint64_t generation, const gr_numbers *members)
+{
+    quorum->known.accepted = generation;
+    quorum->known.accepted_members = *members;
+    quorum->gathering = false;
+}
+
+void gr_quorum_form(gr_quorum *quorum)
+{
+    quorum->known.formed = quorum->known.accepted;
+    quorum->known.formed_members = quorum->known.accepted_members;
+    quorum->own = true;
+}
