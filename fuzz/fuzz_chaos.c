@@ -29,12 +29,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     gr_arena_init(&arena, ARENA_BYTES_MAX);
-    if (gr_chaos_parse(text, data[0], &arena, chaos, &diag) == GR_OK) {
+    if (gr_chaos_parse(text, data[0], data[0], &arena, chaos, &diag) == GR_OK) {
         require(chaos->count >= 0 && chaos->count <= GR_FAULTS_MAX);
         for (int i = 0; i < chaos->count; i++) {
             const gr_fault *fault = &chaos->faults[i];
             require(fault->kind >= GR_FAULT_KILL && fault->kind <= GR_FAULT_CUT);
             require(fault->rank >= 0 && fault->rank < data[0]);
+            require(fault->server >= -1 && fault->server < data[0]);
             require(fault->step >= 0 && fault->time_us >= 0 && fault->for_us >= 0);
             require(fault->kind != GR_FAULT_SLOW || fault->times >= 1);
         }

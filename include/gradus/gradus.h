@@ -6,6 +6,7 @@
 
 #include <gradus/coll.h>
 #include <gradus/comm.h>
+#include <gradus/ps.h>
 #include <gradus/rows.h>
 #include <gradus/status.h>
 #include <gradus/version.h>

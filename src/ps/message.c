@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ps/message.h"
+
+#include "base/codec.h"
+#include "base/fail.h"
+#include "ps/rows.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    HELLO_BYTES = 12,
+    TENSOR_FIXED = 56,
+    DONE_FIXED = 8,
+    ENTRY_FIXED = 36,
+    STATS_WORDS = 15,
+    TABLE_FIXED = 16,
+    TABLE_BYTES = TABLE_FIXED + 2 * GR_PS_SLOTS,
+    COUNT_MAX = 1 << 20 /* shards, clocks */
+};
+
+_Static_assert(sizeof(gr_ps_counters) == STATS_WORDS * sizeof(uint64_t), "every counter is sent");
+_Static_assert(ENTRY_FIXED + TENSOR_FIXED + 4 + GR_PS_NAME_BYTES + GR_PS_OPTIMIZER_BYTES <=
+                       GR_PS_SMALL_MAX &&
+                   DONE_FIXED + 2 + GR_DIAG_TEXT_BYTES <= GR_PS_SMALL_MAX,
+               "any payload fits");
+
+void gr_ps_split_addresses(char *addresses)
+{
+    while ((addresses = strchr(addresses, '+')) != NULL) {
+        *addresses = ' ';
+    }
+}
+
+gr_status gr_ps_malformed(const char *what, gr_diag *diag)
+{
+    return gr_fail(diag, GR_E_PROTOCOL, "%s that is malformed", what);
+}
+
+/* ---- HELLO ----------------------------------------------------------------------------------- */
+
+size_t gr_ps_put_hello(const gr_ps_hello *hello, uint8_t *out)
+{
+    gr_put_u32(out, hello->protocol);
+    gr_put_u32(out + 4, hello->servers);
+    gr_put_u32(out + 8, hello->number);
+    return HELLO_BYTES;
+}
+
+gr_status gr_ps_get_hello(const uint8_t *in, size_t size_bytes, gr_ps_hello *hello_out,
+                          gr_diag *diag)
+{
+    if (size_bytes != HELLO_BYTES) {
+        return gr_ps_malformed("a greeting", diag);
+    }
+    gr_ps_hello hello = {
+        .protocol = gr_get_u32(in), .servers = gr_get_u32(in + 4), .number = gr_get_u32(in + 8)};
+    if (hello.protocol != GR_PS_PROTOCOL) {
+        return gr_fail(diag, GR_E_PROTOCOL,
+                       "a greeting in version %u of the protocol; this one speaks %d",
+                       hello.protocol, GR_PS_PROTOCOL);
+    }
+    if (hello.servers > GR_PS_SERVERS_MAX || hello.number >= hello.servers) {
+        return gr_ps_malformed("a greeting", diag);
+    }
+    *hello_out = hello;
+    return GR_OK;
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+static gr_status check_mode(const gr_ps_spec *tensor, gr_diag *diag)
+{
+    switch (tensor->consistency) {
+    case GR_BSP:
+        return tensor->shards >= 1 && tensor->shards <= GR_PS_SHARDS_MAX
+                   ? GR_OK
+                   : gr_fail(diag, GR_E_INVALID, "tensor \"%s\": shards is %d, must be 1 to %d",
+                             tensor->name, tensor->shards, GR_PS_SHARDS_MAX);
+    case GR_BSP_BACKUP:
+        return tensor->aggregate >= 1 && tensor->aggregate <= tensor->total &&
+                       tensor->total <= GR_PS_WORKERS_MAX
+                   ? GR_OK
+                   : gr_fail(diag, GR_E_INVALID,
+                             "tensor \"%s\": the first %d of %d pushes are to count; it must be 1 "
+                             "of 1 up to %d of %d",
+                             tensor->name, tensor->aggregate, tensor->total, GR_PS_WORKERS_MAX,
+                             GR_PS_WORKERS_MAX);
+    case GR_ASYNC:
+        return GR_OK;
+    case GR_SSP:
+        return tensor->staleness >= 0 && tensor->staleness <= COUNT_MAX
+                   ? GR_OK
+                   : gr_fail(diag, GR_E_INVALID, "tensor \"%s\": staleness is %d, must be 0 to %d",
+                             tensor->name, tensor->staleness, COUNT_MAX);
+    default:
+        return gr_fail(diag, GR_E_INVALID, "tensor \"%s\": there is no mode %d", tensor->name,
+                       tensor->consistency);
+    }
+}
+
+gr_status gr_ps_check_spec(const gr_ps_spec *tensor, gr_diag *diag)
+{
+    size_t size = tensor->name != NULL ? strnlen(tensor->name, GR_PS_NAME_BYTES) : 0;
+    if (size == 0 || size >= GR_PS_NAME_BYTES || !gr_text_printable(tensor->name, size, false)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "a tensor's name must have 1 to %d characters, all of them printable",
+                       GR_PS_NAME_BYTES - 1);
+    }
+    const gr_ps_tensor table = {
+        .elements = tensor->elements, .columns = tensor->columns, .deviation = tensor->deviation};
+    if (tensor->columns > 0 ? !gr_ps_is_table(&table) : tensor->deviation != 0.0f) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "tensor \"%s\": %llu elements in rows of %u columns that begin with a "
+            "deviation of %g cannot be: it needs whole rows, at most %u of them, at most "
+            "%d columns, and a deviation of 0 or more",
+            tensor->name, (unsigned long long)tensor->elements, tensor->columns,
+            (double)tensor->deviation, GR_PS_ROWS_MAX, GR_PS_COLUMNS_MAX);
+    }
+    int type = tensor->gradient_type;
+    if (type != GR_F32 && (tensor->columns > 0 || (type != GR_F16 && type != GR_BF16))) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "tensor \"%s\": gradients travel as f32, f16 or bf16, those of a table as f32 "
+            "only; type %d cannot be",
+            tensor->name, type);
+    }
+    if (gr_ps_cut_of(tensor->elements).blocks == 0) {
+        return gr_fail(diag, GR_E_INVALID, "tensor \"%s\" has %llu elements, must have 1 to %llu",
+                       tensor->name, (unsigned long long)tensor->elements,
+                       (unsigned long long)GR_PS_ELEMENTS_MAX);
+    }
+    const char *text = tensor->optimizer != NULL ? tensor->optimizer : "";
+    size_t text_bytes = strnlen(text, GR_PS_OPTIMIZER_BYTES);
+    if (text_bytes >= GR_PS_OPTIMIZER_BYTES || !gr_text_printable(text, text_bytes, true)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "tensor \"%s\": the optimizer's text must have at most %d characters, all "
+                       "of them printable",
+                       tensor->name, GR_PS_OPTIMIZER_BYTES - 1);
+    }
+    return check_mode(tensor, diag);
+}
+
+size_t gr_ps_put_spec(const gr_ps_spec *tensor, uint8_t *out)
+{
+    gr_put_u64(out, tensor->elements);
+    gr_put_u32(out + 8, (uint32_t)tensor->consistency);
+    gr_put_u32(out + 12, (uint32_t)tensor->shards);
+    gr_put_u32(out + 16, (uint32_t)tensor->aggregate);
+    gr_put_u32(out + 20, (uint32_t)tensor->total);
+    gr_put_u32(out + 24, (uint32_t)tensor->staleness);
+    gr_put_u32(out + 28, tensor->adapt_rate != 0);
+    gr_put_u32(out + 32, tensor->refuse_not_finite != 0);
+    gr_put_u32(out + 36, tensor->columns);
+    gr_put_u64(out + 40, tensor->seed);
+    gr_put_f32(out + 48, tensor->deviation);
+    gr_put_u32(out + 52, (uint32_t)tensor->gradient_type);
+    uint8_t *at = gr_put_text(out + TENSOR_FIXED, tensor->name, GR_PS_NAME_BYTES);
+    return (size_t)(gr_put_text(at, tensor->optimizer, GR_PS_OPTIMIZER_BYTES) - out);
+}
+
+gr_status gr_ps_get_spec(const uint8_t *in, size_t size_bytes, gr_ps_spec *tensor_out,
+                         gr_ps_texts *texts_out, gr_diag *diag)
+{
+    const uint8_t *end = in + size_bytes, *at;
+    if (size_bytes < TENSOR_FIXED) {
+        return gr_ps_malformed("a tensor", diag);
+    }
+    at = gr_get_text(in + TENSOR_FIXED, end, texts_out->name, sizeof texts_out->name, false);
+    at = gr_get_text(at, end, texts_out->optimizer, sizeof texts_out->optimizer, true);
+    if (at != end || gr_get_u32(in + 28) > 1 || gr_get_u32(in + 32) > 1 ||
+        gr_get_u32(in + 52) > INT32_MAX) {
+        return gr_ps_malformed("a tensor", diag);
+    }
+    for (int i = 8; i < 28; i += 4) {
+        if (gr_get_u32(in + i) > INT32_MAX) {
+            return gr_ps_malformed("a tensor", diag);
+        }
+    }
+    gr_ps_spec tensor = {.name = texts_out->name,
+                         .elements = gr_get_u64(in),
+                         .consistency = (int)gr_get_u32(in + 8),
+                         .shards = (int)gr_get_u32(in + 12),
+                         .aggregate = (int)gr_get_u32(in + 16),
+                         .total = (int)gr_get_u32(in + 20),
+                         .staleness = (int)gr_get_u32(in + 24),
+                         .adapt_rate = (int)gr_get_u32(in + 28),
+                         .refuse_not_finite = (int)gr_get_u32(in + 32),
+                         .optimizer = texts_out->optimizer,
+                         .columns = gr_get_u32(in + 36),
+                         .seed = gr_get_u64(in + 40),
+                         .deviation = gr_get_f32(in + 48),
+                         .gradient_type = (int)gr_get_u32(in + 52)};
+    gr_diag why = {0};
+    if (gr_ps_check_spec(&tensor, &why) != GR_OK) {
+        return gr_fail(diag, GR_E_PROTOCOL, "%s", why.text);
+    }
+    *tensor_out = tensor;
+    return GR_OK;
+}
+
+/* ---- Requests -------------------------------------------------------------------------------- */
+
+size_t gr_ps_put_request(const gr_ps_request *request, uint8_t *out)
+{
+    gr_put_u32(out, request->flags);
+    gr_put_u32(out + 4, request->first);
+    gr_put_u32(out + 8, request->count);
+    gr_put_f32(out + 12, request->factor);
+    gr_put_u64(out + 16, request->step);
+    gr_put_u64(out + 24, request->version);
+    gr_put_f64(out + 32, request->rate);
+    gr_put_u64(out + 40, request->data_at);
+    gr_put_u64(out + 48, request->values_at);
+    gr_put_u64(out + 56, request->sequence);
+    return GR_PS_REQUEST_BYTES;
+}
+
+gr_status gr_ps_get_request(const uint8_t *in, size_t size_bytes, gr_ps_request *request_out,
+                            gr_diag *diag)
+{
+    if (size_bytes != GR_PS_REQUEST_BYTES || gr_get_u32(in) >= GR_PS_ASK_END) {
+        return gr_ps_malformed("a request", diag);
+    }
+    gr_ps_request request = {.flags = gr_get_u32(in),
+                             .first = gr_get_u32(in + 4),
+                             .count = gr_get_u32(in + 8),
+                             .factor = gr_get_f32(in + 12),
+                             .step = gr_get_u64(in + 16),
+                             .version = gr_get_u64(in + 24),
+                             .rate = gr_get_f64(in + 32),
+                             .data_at = gr_get_u64(in + 40),
+                             .values_at = gr_get_u64(in + 48),
+                             .sequence = gr_get_u64(in + 56)};
+    if (request.first > COUNT_MAX || request.count > COUNT_MAX || !isfinite(request.factor) ||
+        !isfinite(request.rate) || request.data_at % sizeof(float) != 0 ||
+        request.values_at % sizeof(float) != 0) {
+        return gr_ps_malformed("a request", diag);
+    }
+    *request_out = request;
+    return GR_OK;
+}
+
+gr_status gr_ps_get_rows(const void *in, size_t size_bytes, bool pushes, uint32_t count,
+                         uint32_t columns, gr_ps_row_list *rows_out, gr_diag *diag)
+{
+    uint64_t values = (uint64_t)count * columns * sizeof(float);
+    uint64_t numbers = GR_PS_REQUEST_BYTES + (uint64_t)count * sizeof(uint32_t);
+    if (size_bytes != numbers + (pushes ? values : 0)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "a message of %zu bytes is not one of %u rows of a table with %u columns",
+                       size_bytes, count, columns);
+    }
+    if (values > GR_FRAME_PAYLOAD_MAX) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%u rows of %u columns are too many for one message: fewer at a time", count,
+                       columns);
+    }
+    const uint32_t *rows = (const uint32_t *)in + GR_PS_REQUEST_BYTES / sizeof(uint32_t);
+    const float *behind = (const float *)(const void *)(rows + count);
+    *rows_out = (gr_ps_row_list){.rows = rows, .values = pushes ? behind : NULL, .count = count};
+    return GR_OK;
+}
+
+static bool is_zero(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits == 0; /* but -0 */
+}
+
+size_t gr_ps_put_pairs(const float *values, size_t count, void *out)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++) {
+        found += !is_zero(values[i]);
+    }
+    if (found == 0 || found * GR_PS_PAIR_BYTES >= count * sizeof *values) {
+        return found == 0 ? GR_PS_PAIRS_NONE : 0;
+    }
+    uint32_t *number = out;
+    float *value = (float *)out + found;
+    for (size_t i = 0; i < count; i++) {
+        if (!is_zero(values[i])) {
+            *number++ = (uint32_t)i;
+            *value++ = values[i];
+        }
+    }
+    return found * GR_PS_PAIR_BYTES;
+}
+
+gr_status gr_ps_get_pairs(const void *in, size_t size_bytes, float *values_out, size_t count,
+                          gr_diag *diag)
+{
+    size_t found = size_bytes / GR_PS_PAIR_BYTES;
+    const uint32_t *number = in;
+    const float *value = (const float *)in + found;
+    if (size_bytes % GR_PS_PAIR_BYTES != 0) {
+        return gr_ps_malformed("values with their numbers", diag);
+    }
+    memset(values_out, 0, count * sizeof *values_out);
+    for (size_t i = 0; i < found; i++) {
+        if (number[i] >= count || (i > 0 && number[i] <= number[i - 1])) {
+            return gr_ps_malformed("values with their numbers", diag);
+        }
+        values_out[number[i]] = value[i];
+    }
+    return GR_OK;
+}
+
+/* ---- Answers --------------------------------------------------------------------------------- */
+
+size_t gr_ps_put_done(const gr_ps_done *done, uint8_t *out)
+{
+    gr_put_u32(out, (uint32_t)done->status);
+    gr_put_u32(out + 4, done->duplicates);
+    return (size_t)(gr_put_text(out + DONE_FIXED, done->text, sizeof done->text) - out);
+}
+
+gr_status gr_ps_get_done(const uint8_t *in, size_t size_bytes, gr_ps_done *done_out, gr_diag *diag)
+{
+    gr_ps_done done = {0};
+    if (size_bytes < DONE_FIXED || gr_get_text(in + DONE_FIXED, in + size_bytes, done.text,
+                                               sizeof done.text, false) != in + size_bytes) {
+        return gr_ps_malformed("an answer", diag);
+    }
+    done.status = (int32_t)gr_get_u32(in);
+    done.duplicates = gr_get_u32(in + 4);
+    if (done.status != GR_OK && (done.status > 0 || done.status <= GR_E_MISMATCH)) {
+        return gr_ps_malformed("an answer", diag);
+    }
+    *done_out = done;
+    return GR_OK;
+}
+
+size_t gr_ps_put_entry(const gr_ps_entry *entry, uint8_t *out)
+{
+    gr_put_u32(out, entry->blocks);
+    gr_put_u32(out + 4, entry->block_elements);
+    gr_put_u64(out + 8, entry->version_least);
+    gr_put_u64(out + 16, entry->version_most);
+    gr_put_u32(out + 24, (uint32_t)entry->states);
+    gr_put_u64(out + 28, entry->rows);
+    return ENTRY_FIXED + gr_ps_put_spec(&entry->tensor, out + ENTRY_FIXED);
+}
+
+gr_status gr_ps_get_entry(const uint8_t *in, size_t size_bytes, gr_ps_entry *entry_out,
+                          gr_ps_texts *texts_out, gr_diag *diag)
+{
+    gr_ps_entry entry = {0};
+    if (size_bytes < ENTRY_FIXED || gr_get_u32(in + 24) > GR_PS_STATES_MAX) {
+        return gr_ps_malformed("an entry", diag);
+    }
+    gr_status status =
+        gr_ps_get_spec(in + ENTRY_FIXED, size_bytes - ENTRY_FIXED, &entry.tensor, texts_out, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    entry.blocks = gr_get_u32(in);
+    entry.block_elements = gr_get_u32(in + 4);
+    entry.version_least = gr_get_u64(in + 8);
+    entry.version_most = gr_get_u64(in + 16);
+    entry.states = (int)gr_get_u32(in + 24);
+    entry.rows = gr_get_u64(in + 28);
+    *entry_out = entry;
+    return GR_OK;
+}
+
+size_t gr_ps_put_counters(const gr_ps_counters *stats, uint8_t *out)
+{
+    const uint64_t *words =
+        (const uint64_t *)stats; /* nothing but such words: see the assertion above */
+    for (size_t i = 0; i < STATS_WORDS; i++) {
+        gr_put_u64(out + 8 * i, words[i]);
+    }
+    return 8 * (size_t)STATS_WORDS;
+}
+
+gr_status gr_ps_get_counters(const uint8_t *in, size_t size_bytes, gr_ps_counters *stats_out,
+                             gr_diag *diag)
+{
+    uint64_t *words = (uint64_t *)stats_out;
+    if (size_bytes != 8 * (size_t)STATS_WORDS) {
+        return gr_ps_malformed("counters", diag);
+    }
+    for (size_t i = 0; i < STATS_WORDS; i++) {
+        words[i] = gr_get_u64(in + 8 * i);
+    }
+    return GR_OK;
+}
+
+/* ---- Tables ---------------------------------------------------------------------------------- */
+
+size_t gr_ps_put_table(const gr_ps_table *table, uint8_t *out)
+{
+    gr_put_u64(out, table->epoch);
+    gr_put_u32(out + 8, (uint32_t)table->servers);
+    gr_put_u32(out + 12, gr_ps_table_mask(table));
+    memcpy(out + TABLE_FIXED, table->primary, GR_PS_SLOTS);
+    memcpy(out + TABLE_FIXED + GR_PS_SLOTS, table->replica, GR_PS_SLOTS);
+    return TABLE_BYTES;
+}
+
+gr_status gr_ps_get_table(const uint8_t *in, size_t size_bytes, gr_ps_table *table_out,
+                          gr_diag *diag)
+{
+    if (size_bytes != TABLE_BYTES) {
+        return gr_ps_malformed("a table of servers", diag);
+    }
+    uint32_t servers = gr_get_u32(in + 8), living = gr_get_u32(in + 12);
+    if (servers < 1 || servers > GR_PS_SERVERS_MAX || living >> servers != 0) {
+        return gr_ps_malformed("a table of servers", diag);
+    }
+    gr_ps_table table = {.epoch = gr_get_u64(in), .servers = (int)servers};
+    for (uint32_t server = 0; server < servers; server++) {
+        table.alive[server] = (living >> server & 1) != 0;
+    }
+    memcpy(table.primary, in + TABLE_FIXED, GR_PS_SLOTS);
+    memcpy(table.replica, in + TABLE_FIXED + GR_PS_SLOTS, GR_PS_SLOTS);
+    if (!gr_ps_table_sound(&table)) {
+        return gr_ps_malformed("a table of servers", diag);
+    }
+    *table_out = table;
+    return GR_OK;
+}
