@@ -31,7 +31,8 @@ enum {
     HAS_FOR = 8,
     HAS_TIMES = 16,
     HAS_SIGNAL = 32,
-    HAS_AGAIN = 64
+    HAS_AGAIN = 64,
+    HAS_SERVER = 128
 };
 
 static const char *const signal_names[] = {"KILL", "SEGV", "ABRT", "BUS", "FPE", NULL};
@@ -60,6 +61,7 @@ static const gr_config_field parts[] = {
      .offset = offsetof(gr_fault, signal),
      .choices = signal_names},
     {.key = "again", .type = GR_CONFIG_BOOL, .offset = offsetof(gr_fault, again)},
+    {.key = "server", .type = GR_CONFIG_INT, .offset = offsetof(gr_fault, server), .max = 1e6},
 };
 enum { PARTS = sizeof parts / sizeof parts[0] };
 
@@ -70,7 +72,7 @@ static const struct kind {
     const char *form;
 } kinds[] = {
     {"kill", HAS_RANK, HAS_STEP | HAS_TIME, HAS_SIGNAL | HAS_AGAIN,
-     "kill:rank=2@step=50 or kill:rank=2@time=3s"},
+     "kill:rank=2@step=50, kill:rank=2@time=3s or kill:server=1@time=3s"},
     {"stop", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, 0, "stop:rank=1@step=80,for=3s"},
     {"slow", HAS_RANK | HAS_TIMES, 0, 0, "slow:rank=3,x4"},
     {"garbage", HAS_RANK, HAS_STEP, 0, "garbage:rank=0@step=95"},
@@ -109,13 +111,30 @@ static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fa
         }
     }
     return gr_fail(diag, GR_E_INVALID,
-                   "%s: \"%s=\" means nothing; a fault has rank=, step= or time=, for=, "
+                   "%s: \"%s=\" means nothing; a fault has rank= or server=, step= or time=, for=, "
                    "signal=, again, and x4",
                    where, name);
 }
 
-static gr_status read_fault(char *text, int64_t workers, gr_arena *arena, gr_fault *fault,
-                            gr_diag *diag)
+/* Is it one that the job has? */
+static gr_status check_who(const gr_fault *fault, int64_t workers, int64_t servers,
+                           const char *where, gr_diag *diag)
+{
+    if (fault->server >= 0) {
+        return fault->server < servers
+                   ? GR_OK
+                   : gr_fail(diag, GR_E_INVALID,
+                             "%s: the job has %lld parameter servers, numbers from 0 on", where,
+                             (long long)servers);
+    }
+    return fault->rank < workers
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID, "%s: the job has %lld workers, ranks 0 to %lld", where,
+                         (long long)workers, (long long)workers - 1);
+}
+
+static gr_status read_fault(char *text, int64_t workers, int64_t servers, gr_arena *arena,
+                            gr_fault *fault, gr_diag *diag)
 {
     const char *where = gr_arena_printf(arena, "--chaos: in \"%s\"", text);
     if (where == NULL) {
@@ -135,6 +154,7 @@ static gr_status read_fault(char *text, int64_t workers, gr_arena *arena, gr_fau
     const struct kind *kind = &kinds[fault->kind];
     unsigned given = 0;
     char *word = NULL;
+    fault->server = -1;
     while (rest != NULL && (word = strsep(&rest, ",@")) != NULL) {
         gr_status status = read_part(word, where, arena, fault, &given, diag);
         if (status != GR_OK) {
@@ -142,6 +162,9 @@ static gr_status read_fault(char *text, int64_t workers, gr_arena *arena, gr_fau
         }
     }
     unsigned when = given & (HAS_STEP | HAS_TIME);
+    if ((given & HAS_SERVER) != 0 && when == HAS_TIME) { /* its steps are known to workers alone */
+        given ^= HAS_SERVER | HAS_RANK;
+    }
     bool once = kind->when == 0 ? when == 0 : when == HAS_STEP || when == HAS_TIME;
     bool timeless = (given & HAS_AGAIN) == 0 || when == HAS_STEP;
     if ((given & ~when & ~kind->may) != kind->needs || !once || !timeless ||
@@ -149,10 +172,7 @@ static gr_status read_fault(char *text, int64_t workers, gr_arena *arena, gr_fau
         return gr_fail(diag, GR_E_INVALID, "%s: %s is written as %s", where, kind->name,
                        kind->form);
     }
-    return fault->rank < workers
-               ? GR_OK
-               : gr_fail(diag, GR_E_INVALID, "%s: the job has %lld workers, ranks 0 to %lld", where,
-                         (long long)workers, (long long)workers - 1);
+    return check_who(fault, workers, servers, where, diag);
 }
 
 static bool is_blank(char c)
@@ -160,8 +180,8 @@ static bool is_blank(char c)
     return c == ' ' || c == '\n' || c == '\t';
 }
 
-gr_status gr_chaos_parse(const char *text, int64_t workers, gr_arena *arena, gr_chaos *chaos_out,
-                         gr_diag *diag)
+gr_status gr_chaos_parse(const char *text, int64_t workers, int64_t servers, gr_arena *arena,
+                         gr_chaos *chaos_out, gr_diag *diag)
 {
     char *rest = gr_arena_strdup(arena, text), *word;
     *chaos_out = (gr_chaos){.count = 0};
@@ -183,7 +203,7 @@ gr_status gr_chaos_parse(const char *text, int64_t workers, gr_arena *arena, gr_
             return gr_fail(diag, GR_E_INVALID, "--chaos: more than %d faults", GR_FAULTS_MAX);
         }
         gr_status status =
-            read_fault(word, workers, arena, &chaos_out->faults[chaos_out->count++], diag);
+            read_fault(word, workers, servers, arena, &chaos_out->faults[chaos_out->count++], diag);
         if (status != GR_OK) {
             return status;
         }
@@ -349,16 +369,19 @@ static void cut_for(const gr_chaos_run *run, int64_t us)
 
 void gr_chaos_step(gr_chaos_run *run, uint64_t step, int64_t work_ns)
 {
+    uint64_t last = run->step == 0 || run->step >= step ? step - 1 : run->step;
+    run->step = step;
     for (int i = 0; run->chaos != NULL && i < run->chaos->count; i++) {
         const gr_fault *fault = &run->chaos->faults[i];
-        if (fault->rank != (fault->again ? run->rank_now : run->rank)) {
+        if (fault->server >= 0 || fault->rank != (fault->again ? run->rank_now : run->rank)) {
             continue;
         }
         if (fault->kind == GR_FAULT_SLOW) {
             pause_ns((int64_t)((double)work_ns * (fault->times - 1)));
         }
-        bool over = step <= run->after || (run->done & (uint64_t)1 << i) != 0;
-        if ((uint64_t)fault->step != step || (over && !fault->again)) {
+        uint64_t at = (uint64_t)fault->step;
+        bool over = at <= run->after || (run->done & (uint64_t)1 << i) != 0;
+        if (at <= last || at > step || (over && !fault->again)) {
             continue;
         }
         run->done |= (uint64_t)1 << i;

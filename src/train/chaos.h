@@ -23,6 +23,7 @@ typedef enum gr_fault_kind {
 typedef struct gr_fault {
     int kind;        /* gr_fault_kind */
     int64_t rank;    /* at the start of the job */
+    int64_t server;  /* a parameter server in place of a rank; -1 */
     int64_t step;    /* before this step is computed, from 1; 0: at `time_us` */
     int64_t time_us; /* after the start */
     int64_t for_us;
@@ -43,8 +44,8 @@ typedef struct gr_chaos {
 
 /* "kill:rank=2@step=50; stop:rank=1@time=3s,for=3s; ...". GR_E_INVALID: the sentence quotes the
  * fault that is wrong. */
-gr_status gr_chaos_parse(const char *text, int64_t workers, gr_arena *arena, gr_chaos *chaos_out,
-                         gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_chaos_parse(const char *text, int64_t workers, int64_t servers, gr_arena *arena,
+                         gr_chaos *chaos_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* Of one worker while it trains. */
 typedef struct gr_chaos_run {
@@ -54,6 +55,7 @@ typedef struct gr_chaos_run {
     uint64_t after; /* faults of steps up to this one have happened in an earlier beginning */
     const char *coordinator;
     const gr_log *log;
+    uint64_t step; /* that was begun last; some may be left out between two */
     uint64_t done; /* a bit for each fault: it happens once, also if its step is repeated */
 } gr_chaos_run;
 

@@ -208,6 +208,22 @@ static gr_status add_model(collector *c)
     return status;
 }
 
+/* Other strategies have the bits of allreduce, and may change between two runs. */
+static gr_status add_local(collector *c)
+{
+    static const char *const none[] = {NULL}, *const state[] = {"local_state", NULL};
+    gr_status status = add(c, "distribution.sync_every",
+                           gr_arena_printf(c->arena, "%llu steps (strategy local)",
+                                           (unsigned long long)c->job->sync_steps));
+    if (status == GR_OK) {
+        status = add_table(c, &gr_distribution_config_table, &c->job->distribution, "distribution.",
+                           state, true);
+    }
+    return status == GR_OK && c->job->outer.wanted
+               ? add_table(c, &gr_outer_config_table, &c->job->outer, "outer.", none, false)
+               : status;
+}
+
 static gr_status add_distribution(collector *c)
 {
     static const char *const always[] = {"exact", "worker_threads", "compression", NULL};
@@ -220,9 +236,10 @@ static gr_status add_distribution(collector *c)
     if (status == GR_OK && d->compression == GR_COMPRESSION_TOPK) {
         status = add_table(c, table, d, "distribution.", topk, true);
     }
-    return status == GR_OK
-               ? add(c, "distribution.shards", gr_arena_printf(c->arena, "%d", c->job->shards))
-               : status;
+    if (status == GR_OK) {
+        status = add(c, "distribution.shards", gr_arena_printf(c->arena, "%d", c->job->shards));
+    }
+    return status == GR_OK && d->strategy == GR_STRATEGY_LOCAL ? add_local(c) : status;
 }
 
 gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_out, gr_diag *diag)

@@ -658,6 +658,11 @@ gr_status gr_checkpoint_read_bytes(const gr_checkpoint *checkpoint, const char *
     return GR_OK;
 }
 
+bool gr_checkpoint_lists(const gr_checkpoint *checkpoint, const char *name)
+{
+    return find_file(checkpoint, name) != NULL;
+}
+
 gr_status gr_checkpoint_read(const gr_checkpoint *checkpoint, const char *name,
                              gr_safetensors **file_out, gr_diag *diag)
 {

@@ -7,7 +7,8 @@
  *
  *   model.safetensors      the weights and running statistics; the bytes of the final weights' file
  *   optimizer.safetensors  the optimizer's vectors, "momentum.fc1.weight"
- *   residuals.safetensors  topk: what each shard has left out so far
+ *   residuals.safetensors  what each shard keeps to itself: topk: all that it has left out so far;
+ *                          local_state: keep: the optimizer's vectors
  *   manifest.json          step, numbers of the epoch, facts of the job (checkpoint_facts.h); name,
  *                          size and SHA-256 of each file; and last the SHA-256 of the text before
  *
@@ -18,7 +19,7 @@
 #include "train/metrics.h"
 #include "train/safetensors.h"
 
-enum { GR_CHECKPOINT_VERSION = 1, GR_CHECKPOINT_STATES_MAX = 2 };
+enum { GR_CHECKPOINT_VERSION = 1, GR_CHECKPOINT_STATES_MAX = 3 };
 
 #define GR_CHECKPOINT_MODEL "model.safetensors"
 #define GR_CHECKPOINT_OPTIMIZER "optimizer.safetensors"
@@ -68,6 +69,8 @@ bool gr_checkpoint_has(const gr_checkpoint *checkpoint, const char *name);
 
 /* Are all bytes of all files as they were written? */
 gr_status gr_checkpoint_check(const gr_checkpoint *checkpoint, gr_diag *diag) GR_MUST_CHECK;
+/* Is there a file of this name in it? */
+bool gr_checkpoint_lists(const gr_checkpoint *checkpoint, const char *name);
 /* One file, checked, parsed. */
 gr_status gr_checkpoint_read(const gr_checkpoint *checkpoint, const char *name,
                              gr_safetensors **file_out, gr_diag *diag) GR_MUST_CHECK;

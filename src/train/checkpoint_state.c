@@ -3,84 +3,117 @@
 
 #include "base/fail.h"
 #include "train/checkpoint.h"
+#include "train/strategy.h"
 #include "train/weights.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-gr_checkpoint_tensors gr_state_tensors(gr_trainer *trainer)
+/* ---- What shards keep ------------------------------------------------------------------------ */
+
+static float *kept(gr_trainer *t, int shard, int part, size_t *count_out)
 {
-    gr_checkpoint_tensors tensors = {
-        .model = trainer->model, .values = trainer->values, .shards = trainer->job->shards};
-    tensors.residual_count = trainer->length - trainer->parameters;
-    while (tensors.states < GR_CHECKPOINT_STATES_MAX) {
-        int i = tensors.states;
-        tensors.state[i] = gr_optimizer_state(trainer->optimizer, i, &tensors.state_name[i]);
-        if (tensors.state[i] == NULL) {
-            break;
-        }
-        tensors.states++;
-    }
-    return tensors;
+    *count_out = 0;
+    return t->strategy->kept != NULL ? t->strategy->kept(t, shard, part, count_out) : NULL;
 }
 
-/* ---- What topk has left out ------------------------------------------------------------------ */
-
-/* Each rank's shards lie one behind the other, in `all` (rank 0's) as well: one message a rank,
- * towards rank 0 or away from it. */
-static gr_status move_residuals(gr_trainer *t, float *all, bool gather)
+/* Of one shard, in all parts. */
+static size_t kept_count(gr_trainer *t)
 {
-    size_t each = t->length - t->parameters;
-    float *own = t->compressor.residuals;
-    gr_status status = GR_OK;
-    if (t->rank != 0) {
-        size_t count = (size_t)t->plan.count * each;
-        return gather ? gr_send(t->comm, own, count, GR_F32, 0)
-                      : gr_recv(t->comm, own, count, GR_F32, 0);
+    size_t all = 0, count = 0;
+    for (int part = 0; kept(t, 0, part, &count) != NULL; part++) {
+        all += count;
     }
-    for (int rank = 0; rank < t->world_size && status == GR_OK; rank++) {
-        int first = 0, shards = 0;
-        gr_shard_range(t->job->shards, t->world_size, rank, &first, &shards);
-        float *there = all + (size_t)first * each;
-        size_t count = (size_t)shards * each;
+    return all;
+}
+
+/* Of a shard of `rank`, which is this one or sends to this one; `there` is rank 0's. */
+static gr_status move_shard(gr_trainer *t, int rank, int shard, float *there, bool gather)
+{
+    gr_status status = GR_OK;
+    size_t count = 0;
+    float *own;
+    for (int part = 0; (own = kept(t, shard, part, &count)) != NULL && status == GR_OK; part++) {
+        if (t->rank != 0) {
+            status = gather ? gr_send(t->comm, own, count, GR_F32, 0)
+                            : gr_recv(t->comm, own, count, GR_F32, 0);
+            continue;
+        }
         if (rank == 0) {
             memcpy(gather ? there : own, gather ? own : there, count * sizeof *own);
         } else {
             status = gather ? gr_recv(t->comm, there, count, GR_F32, rank)
                             : gr_send(t->comm, there, count, GR_F32, rank);
         }
+        there += count;
     }
     return status;
 }
 
-static gr_status make_residuals(const gr_trainer *t, float **all, gr_diag *diag)
+/* Shard by shard, towards rank 0 or away from it; `all` is rank 0's, of all shards. */
+static gr_status move_kept(gr_trainer *t, float *all, bool gather)
 {
-    size_t count = (size_t)t->job->shards * (t->length - t->parameters);
+    gr_status status = GR_OK;
+    size_t each = kept_count(t);
+    for (int rank = 0; rank < t->world_size; rank++) {
+        int first = 0, shards = 0;
+        gr_shard_range(t->job->shards, t->world_size, rank, &first, &shards);
+        bool takes_part = t->rank == 0 || t->rank == rank;
+        for (int i = 0; i < shards && takes_part && status == GR_OK; i++) {
+            float *there = t->rank == 0 ? all + (size_t)(first + i) * each : NULL;
+            status = move_shard(t, rank, t->rank == rank ? i : 0, there, gather);
+        }
+    }
+    return status;
+}
+
+static gr_status make_room(gr_trainer *t, float **all, gr_diag *diag)
+{
+    size_t count = (size_t)t->job->shards * kept_count(t);
     if (t->rank == 0 && *all == NULL) {
         *all = calloc(count + 1, sizeof **all);
         if (*all == NULL) {
-            return gr_fail(diag, GR_E_NO_MEMORY,
-                           "no memory for what topk has left out of %d shards, %zu values, which a "
-                           "checkpoint must hold",
-                           t->job->shards, count);
+            return gr_fail(
+                diag, GR_E_NO_MEMORY,
+                "no memory for what each of %d shards keeps to itself, %zu values, which "
+                "a checkpoint must hold",
+                t->job->shards, count);
         }
     }
     return GR_OK;
 }
 
-gr_status gr_state_gather(gr_trainer *trainer, float **all, gr_diag *diag)
+gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, float **all, gr_diag *diag)
 {
-    if (trainer->compressor.kind != GR_COMPRESSION_TOPK) {
-        return GR_OK;
+    const gr_strategy *strategy = trainer->strategy;
+    gr_status status = strategy->gather != NULL ? strategy->gather(trainer, step, diag) : GR_OK;
+    if (status != GR_OK || kept_count(trainer) == 0) {
+        return status;
     }
-    gr_status status = make_residuals(trainer, all, diag);
+    status = make_room(trainer, all, diag);
     if (status != GR_OK) {
         return status;
     }
-    status = move_residuals(trainer, *all, true);
+    status = move_kept(trainer, *all, true);
     return status == GR_OK ? GR_OK
                            : gr_trainer_comm_failed(trainer->comm, status,
                                                     "the checkpoint could not be collected", diag);
+}
+
+gr_checkpoint_tensors gr_state_tensors(gr_trainer *trainer)
+{
+    gr_checkpoint_tensors tensors = {
+        .model = trainer->model, .values = trainer->values, .shards = trainer->job->shards};
+    tensors.residual_count = kept_count(trainer);
+    while (tensors.states < GR_CHECKPOINT_STATES_MAX) {
+        int i = tensors.states;
+        tensors.state[i] = gr_trainer_state(trainer, i, &tensors.state_name[i]);
+        if (tensors.state[i] == NULL) {
+            break;
+        }
+        tensors.states++;
+    }
+    return tensors;
 }
 
 /* ---- Going on -------------------------------------------------------------------------------- */
@@ -103,7 +136,7 @@ static gr_status fill_optimizer(gr_trainer *t, const gr_safetensors *file, gr_di
 {
     const char *state = NULL;
     float *values;
-    for (int s = 0; (values = gr_optimizer_state(t->optimizer, s, &state)) != NULL; s++) {
+    for (int s = 0; (values = gr_trainer_state(t, s, &state)) != NULL; s++) {
         for (int i = 0; i < gr_model_tensors(t->model); i++) {
             char name[GR_SAFETENSORS_NAME_BYTES];
             const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
@@ -119,7 +152,8 @@ static gr_status fill_optimizer(gr_trainer *t, const gr_safetensors *file, gr_di
     return GR_OK;
 }
 
-/* Rank 0: fills its own memory, and `all` with what topk has left out. */
+/* Rank 0: fills its own memory, and `all` with what shards keep: zeros if the job was one in which
+ * they kept nothing. */
 static gr_status load(gr_trainer *t, const gr_checkpoint *checkpoint, float *all, gr_diag *diag)
 {
     gr_safetensors *file = NULL;
@@ -140,12 +174,12 @@ static gr_status load(gr_trainer *t, const gr_checkpoint *checkpoint, float *all
     }
     gr_safetensors_close(file);
     file = NULL;
-    if (status == GR_OK && all != NULL) {
+    bool kept = all != NULL && gr_checkpoint_lists(checkpoint, GR_CHECKPOINT_RESIDUALS);
+    if (status == GR_OK && kept) {
         status = gr_checkpoint_read(checkpoint, GR_CHECKPOINT_RESIDUALS, &file, diag);
     }
-    if (status == GR_OK && all != NULL) {
-        status = fill(file, "residuals", all, (size_t)t->job->shards * (t->length - t->parameters),
-                      diag);
+    if (status == GR_OK && kept) {
+        status = fill(file, "residuals", all, (size_t)t->job->shards * kept_count(t), diag);
     }
     gr_safetensors_close(file);
     return status;
@@ -193,12 +227,11 @@ static gr_status share(gr_trainer *t, float *all, gr_checkpoint_info *info)
     if (status == GR_OK) {
         status = gr_broadcast(t->comm, t->values, length, GR_F32, 0);
     }
-    for (int s = 0; status == GR_OK && (state = gr_optimizer_state(t->optimizer, s, &name)) != NULL;
-         s++) {
+    for (int s = 0; status == GR_OK && (state = gr_trainer_state(t, s, &name)) != NULL; s++) {
         status = gr_broadcast(t->comm, state, length, GR_F32, 0);
     }
-    if (status == GR_OK && t->compressor.kind == GR_COMPRESSION_TOPK) {
-        status = move_residuals(t, all, false);
+    if (status == GR_OK && kept_count(t) > 0) {
+        status = move_kept(t, all, false);
     }
     return status;
 }
@@ -211,8 +244,8 @@ gr_status gr_state_restore(gr_trainer *trainer, const char *path, gr_checkpoint_
     float *all = NULL;
     gr_status status = GR_OK;
     *info_out = (gr_checkpoint_info){0};
-    if (t->rank == 0 && t->compressor.kind == GR_COMPRESSION_TOPK) {
-        status = make_residuals(t, &all, diag);
+    if (t->rank == 0 && kept_count(t) > 0) {
+        status = make_room(t, &all, diag);
     }
     if (status == GR_OK && t->rank == 0) {
         status = gr_checkpoint_open(path, &checkpoint, diag);
@@ -230,5 +263,6 @@ gr_status gr_state_restore(gr_trainer *trainer, const char *path, gr_checkpoint_
         }
     }
     free(all);
+    t->restored = info_out->step;
     return status == GR_OK ? gr_trainer_seek(t, info_out->step, diag) : status;
 }

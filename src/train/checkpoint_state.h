@@ -10,9 +10,11 @@
 /* Where a trainer's tensors lie; without what topk has left out. */
 gr_checkpoint_tensors gr_state_tensors(gr_trainer *trainer);
 
-/* topk: what all shards have left out so far, in the order of the shards, on rank 0 in *all, which
- * is made at the first call (free it). With other compressions nothing happens. Collective. */
-gr_status gr_state_gather(gr_trainer *trainer, float **all, gr_diag *diag) GR_MUST_CHECK;
+/* After `step` steps: to rank 0 comes what it has not, of the strategy (see there), and with topk
+ * what all shards have left out so far, in the order of the shards: in *all, which is made at the
+ * first call (free it). Collective. */
+gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, float **all,
+                          gr_diag *diag) GR_MUST_CHECK;
 
 /* Rank 0 reads the checkpoint at `path`, and all ranks go on from it: the next step of the trainer
  * is info_out->step. Collective. GR_E_INVALID: damaged, or of another job; not the same on every

@@ -129,6 +129,11 @@ static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_d
                            &job->distribution, diag);
     }
     if (status == GR_OK) {
+        const gr_node *outer = job->distribution.outer;
+        status = read_part(job, &gr_outer_config_table, outer, &job->outer, diag);
+        job->outer.wanted = outer != NULL && outer->kind != GR_NODE_NULL;
+    }
+    if (status == GR_OK) {
         status = read_part(job, &gr_checkpoint_config_table, job->config.checkpoint,
                            &job->checkpoint, diag);
     }
@@ -181,6 +186,9 @@ gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_jo
     }
     if (status == GR_OK) {
         status = gr_job_resolve_steps(job, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_job_resolve_sync(job, diag);
     }
     if (status == GR_OK) {
         status = gr_job_resolve_checkpoint(job, diag);

@@ -10,13 +10,32 @@
 #include "nn/model.h"
 #include "nn/optimizer.h"
 
+/* How gradients meet, in the order of the choices of `strategy`. */
+typedef enum gr_strategy_kind {
+    GR_STRATEGY_ALLREDUCE = 0,
+    GR_STRATEGY_LOCAL = 1,
+    GR_STRATEGY_PS = 2
+} gr_strategy_kind;
+
+/* Strategy local: what becomes of the optimizer's vectors, in the order of the choices. */
+typedef enum gr_local_state { GR_LOCAL_AVERAGE = 0, GR_LOCAL_KEEP = 1 } gr_local_state;
+
 /* The `distribution:` part. */
 typedef struct gr_distribution_config {
     int distribution_type;     /* Job (this issue); MPI, TF: GR_E_UNSUPPORTED sentence for now */
-    int strategy;              /* allreduce */
+    int strategy;              /* a gr_strategy_kind */
+    const char *sync_every;    /* local: "8 steps", "epoch"; NULL: not said */
+    int local_state;           /* local: a gr_local_state */
+    const gr_node *outer;      /* local: for others to read */
+    int consistency;           /* ps: bsp, ssp, async */
+    int64_t aggregate;         /* ps, bsp: so many workers make a step; 0: all */
+    int64_t staleness;         /* ps, ssp; -1: not said */
+    bool adapt_rate;           /* ps, ssp and async */
     const gr_node *workers;    /* number_of_workers: a number, or min and max */
     int64_t number_of_workers; /* to start with; 0: one for each core */
     int64_t workers_min, workers_max; /* that it may have meanwhile; 0: not said */
+    int64_t servers;                  /* parameter servers; 0: not said; also --servers */
+    int64_t server_replicas;          /* of what each of them keeps, on another one: 0 or 1 */
     int64_t worker_threads;           /* threads of the kernels in a worker, default 1 */
     int64_t shards; /* 0: the smallest power of two that is at least the workers */
     bool exact;
@@ -28,6 +47,14 @@ typedef struct gr_distribution_config {
     double compression_ratio;                 /* topk */
 } gr_distribution_config;
 extern const gr_config_table gr_distribution_config_table;
+
+/* Its `outer:` part: strategy local's optimizer of the averaged change. */
+typedef struct gr_outer_config {
+    bool wanted; /* there is such a part */
+    double learning_rate, momentum;
+    bool nesterov;
+} gr_outer_config;
+extern const gr_config_table gr_outer_config_table;
 
 /* The `checkpoint:` part. */
 typedef struct gr_checkpoint_config {
@@ -58,6 +85,7 @@ typedef struct gr_job {
     gr_data_config data;
     gr_optimizer_config optimizer;
     gr_distribution_config distribution;
+    gr_outer_config outer;
     gr_checkpoint_config checkpoint;
     gr_dataset *dataset;
     gr_model_spec *spec;
@@ -66,9 +94,11 @@ typedef struct gr_job {
     int workers_min;     /* ... the fewest with which it goes on ... */
     int workers_max;     /* ... and the most that it may get */
     int shards;          /* resolved */
+    int consistency;     /* ps: a gr_consistency (gradus/ps.h) */
     int64_t shard_batch; /* global_batch / shards */
     int64_t micro_batch; /* shard_batch / micro_batches: the model's batch */
     uint64_t steps_per_epoch, total_steps;
+    uint64_t sync_steps;       /* strategy local: of a round, at most an epoch's; else 0 */
     uint64_t checkpoint_steps; /* between two checkpoints; 0: not by steps */
     int64_t checkpoint_us;     /* likewise; both 0: only when asked to end */
     gr_arena arena;
@@ -91,6 +121,24 @@ typedef struct gr_job_overrides {
 gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_job **job_out,
                       gr_diag *diag) GR_MUST_CHECK;
 void gr_job_close(gr_job *job);
+
+/* Workers with a connection of their own to parameter servers: a third of the numbers, so that
+ * those of three generations in a row differ. */
+enum { GR_JOB_PS_WORKERS_MAX = 64 };
+
+/* Does each worker do steps of its own, without waiting for those of the others? */
+bool gr_job_runs_free(const gr_job *job);
+
+/* Are there the parameter servers that the strategy needs? GR_E_INVALID: not. */
+gr_status gr_job_check_servers(const gr_job *job, bool there, gr_diag *diag) GR_MUST_CHECK;
+
+/* What a worker computes in a step of the job, measured here with one micro batch and as many
+ * threads as a worker has: the least time of a few. */
+typedef struct gr_job_times {
+    double forward_us, backward_us, update_us; /* of the worker with the most shards */
+    int64_t parameter_bytes;
+} gr_job_times;
+gr_status gr_job_measure(const gr_job *job, gr_job_times *times_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* --dry-run: layers with shapes and parameter counts, memory per worker, batch arithmetic, the
  * plan. */

@@ -2,6 +2,7 @@
 #include "train/job_internal.h"
 
 #include "group/group.h"
+#include "ps/place.h"
 
 /* No upper bound of a count, as far as a double can hold it exactly. */
 #define COUNT_MAX 9007199254740992.0
@@ -104,7 +105,11 @@ const gr_config_table gr_job_config_table = {.name = "job",
 #define AT(field) offsetof(gr_distribution_config, field)
 
 static const char *const types[] = {"Job", "MPI", "TF", NULL};
-static const char *const strategies[] = {"allreduce", NULL};
+/* In the order of gr_strategy_kind. */
+static const char *const strategies[] = {"allreduce", "local", "ps", NULL};
+static const char *const consistencies[] = {"bsp", "ssp", "async", NULL};
+/* In the order of gr_local_state. */
+static const char *const local_states[] = {"average", "keep", NULL};
 /* In the order of gr_compression. */
 static const char *const compressions[] = {"none", "f16", "bf16", "topk", "sparse", NULL};
 
@@ -120,13 +125,77 @@ static const gr_config_field distribution_fields[] = {
      .offset = AT(strategy),
      .default_text = "allreduce",
      .choices = strategies,
-     .help = "how gradients meet: allreduce adds them up over all workers"},
+     .help = "how gradients meet: allreduce adds them up over all workers in each step; with local "
+             "each shard trains weights of its own, which are averaged (docs/training.md); with ps "
+             "servers add them and keep the weights (docs/ps.md)"},
+    {.key = "sync_every",
+     .type = GR_CONFIG_TEXT,
+     .offset = AT(sync_every),
+     .value_name = "8 steps | epoch",
+     .help = "local: how often the weights are averaged, beside each epoch's end"},
+    {.key = "local_state",
+     .type = GR_CONFIG_CHOICE,
+     .offset = AT(local_state),
+     .default_text = "average",
+     .choices = local_states,
+     .help =
+         "local: the optimizer's vectors are averaged with the weights, or each shard keeps its "
+         "own, which are lost with a worker"},
+    {.key = "outer",
+     .type = GR_CONFIG_NODE,
+     .offset = AT(outer),
+     .value_name = "{...}",
+     .help = "local: a second optimizer, for the averaged change of the weights: see outer; "
+             "default: the weights become the average"},
+    {.key = "consistency",
+     .type = GR_CONFIG_CHOICE,
+     .offset = AT(consistency),
+     .default_text = "bsp",
+     .choices = consistencies,
+     .help = "ps: bsp makes a step of all workers' gradients, with the bits of allreduce; async "
+             "applies each as it comes; ssp as well, but nobody gets further ahead than staleness"},
+    {.key = "staleness",
+     .type = GR_CONFIG_INT,
+     .offset = AT(staleness),
+     .default_text = "-1",
+     .min = -1,
+     .max = 1 << 20,
+     .unit = "steps",
+     .help = "ssp: how far a worker may be ahead of the slowest"},
+    {.key = "replicas_to_aggregate",
+     .type = GR_CONFIG_INT,
+     .offset = AT(aggregate),
+     .default_text = "0",
+     .min = 0,
+     .max = GR_JOB_WORKERS_MAX,
+     .unit = "workers",
+     .help = "bsp: a step is made of the first so many gradients; the other workers are spare, and "
+             "what comes late is dropped; 0: of all"},
+    {.key = "adapt_rate",
+     .type = GR_CONFIG_BOOL,
+     .offset = AT(adapt_rate),
+     .default_text = "false",
+     .help = "ssp, async: the learning rate of a gradient is divided by 1 + its staleness"},
     {.key = "number_of_workers",
      .type = GR_CONFIG_NODE,
      .offset = AT(workers),
      .value_name = "N | {min: N, max: N}",
      .help = "unless -np says it; default: one for each core. With min and max the job starts with "
              "one for each core within them, and may have others later (docs/elastic.md)"},
+    {.key = "servers",
+     .type = GR_CONFIG_INT,
+     .offset = AT(servers),
+     .min = 1,
+     .max = GR_PS_SERVERS_MAX,
+     .help = "strategy ps: how many parameter servers; also --servers (docs/ps.md)"},
+    {.key = "server_replicas",
+     .type = GR_CONFIG_INT,
+     .offset = AT(server_replicas),
+     .default_text = "1",
+     .min = 0,
+     .max = 1,
+     .help = "1: what a server keeps is on another one as well, if there is one, and the job goes "
+             "on when one is lost; 0: it is not; also --server-replicas"},
     {.key = "worker_threads",
      .type = GR_CONFIG_INT,
      .offset = AT(worker_threads),
@@ -147,11 +216,8 @@ static const gr_config_field distribution_fields[] = {
      .default_text = "true",
      .help = "the same bits for every number of workers; false: whatever is fastest"},
     {.key = "link",
-     .env = "GRADUS_LINK",
-     .type = GR_CONFIG_CHOICE,
+     GR_GROUP_ROW_LINK,
      .offset = AT(link),
-     .default_text = "auto",
-     .choices = gr_link_choices,
      .help = "shared memory or TCP between workers of a host; auto: shm (also --link)"},
     {.key = "encrypt",
      .type = GR_CONFIG_BOOL,
@@ -199,6 +265,38 @@ const gr_config_table gr_distribution_config_table = {
     .title = "The distribution part of a job file: workers and how they work together",
     .fields = distribution_fields,
     .struct_bytes = sizeof(gr_distribution_config)};
+
+#undef AT
+#define AT(field) offsetof(gr_outer_config, field)
+
+static const gr_config_field outer_fields[] = {
+    {.key = "learning_rate",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = AT(learning_rate),
+     .default_text = "1",
+     .min = 1e-6,
+     .max = 100,
+     .help = "how much of the averaged change is made"},
+    {.key = "momentum",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = AT(momentum),
+     .default_text = "0.5",
+     .min = 0,
+     .max = 0.999999,
+     .help = "share of the last change that is made again; in the long run a change is made "
+             "1 / (1 - momentum) times"},
+    {.key = "nesterov",
+     .type = GR_CONFIG_BOOL,
+     .offset = AT(nesterov),
+     .default_text = "false",
+     .help = "look ahead along the momentum"},
+    {0}};
+
+const gr_config_table gr_outer_config_table = {
+    .name = "outer",
+    .title = "The outer part of distribution: strategy local, the optimizer of averaged changes",
+    .fields = outer_fields,
+    .struct_bytes = sizeof(gr_outer_config)};
 
 #undef AT
 #define AT(field) offsetof(gr_checkpoint_config, field)

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "coll/select.h"
+#include "train/local.h"
 #include "train/shards.h"
 #include "train/step.h"
 
@@ -163,6 +164,37 @@ static void print_batch(const gr_job *job, const measured *m, FILE *file)
             (double)job->total_steps / (double)job->steps_per_epoch);
 }
 
+/* What the arithmetic of strategy local comes to: who takes steps, and how large they are. */
+static void print_local(const gr_job *job, FILE *file)
+{
+    const gr_outer_config *outer = &job->outer;
+    uint64_t steps = job->sync_steps;
+    if (job->distribution.strategy != GR_STRATEGY_LOCAL) {
+        return;
+    }
+    fprintf(file,
+            "local       %d cop%s of the weights, one a shard, updated with %" PRId64
+            " samples a step at the learning rate above\n",
+            job->shards, job->shards == 1 ? "y" : "ies", job->shard_batch);
+    fprintf(file, "            averaged every %" PRIu64 " step%s (%" PRIu64 " samples)", steps,
+            steps == 1 ? "" : "s", steps * (uint64_t)job->config.global_batch);
+    if (job->steps_per_epoch % steps != 0) {
+        fprintf(file, ", the last %" PRIu64 " of an epoch apart", job->steps_per_epoch % steps);
+    }
+    fprintf(file, ": %" PRIu64 " times an epoch\n", (job->steps_per_epoch + steps - 1) / steps);
+    if (job->distribution.local_state == GR_LOCAL_KEEP) {
+        fprintf(file, "            each shard keeps the optimizer's vectors to itself\n");
+    }
+    if (outer->wanted) {
+        fprintf(
+            file,
+            "            outer: learning rate %.6g, %smomentum %.6g: in the long run %.3g times "
+            "the averaged change\n",
+            outer->learning_rate, outer->nesterov ? "Nesterov " : "", outer->momentum,
+            outer->learning_rate / (1 - outer->momentum));
+    }
+}
+
 static void print_memory(const gr_job *job, const measured *m, FILE *file)
 {
     uint64_t vector = (GR_STEP_HEAD + gr_model_values(m->model)) * sizeof(float);
@@ -175,6 +207,10 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
     uint64_t left_out =
         gr_compressor_bytes((gr_compression)job->distribution.compression,
                             GR_STEP_HEAD + gr_model_values(m->model), m->shards_most);
+    state += job->outer.wanted ? gr_model_values(m->model) * sizeof(float) : 0;
+    uint64_t copies = job->distribution.strategy == GR_STRATEGY_LOCAL
+                          ? gr_local_bytes(job, gr_model_values(m->model), m->shards_most)
+                          : 0;
     uint64_t arena = gr_model_arena_bytes(m->model);
     int64_t ahead = (int64_t)m->shards_most * job->config.micro_batches * 2;
     ahead = (ahead < GR_READ_AHEAD_MAX ? ahead : GR_READ_AHEAD_MAX) + 1;
@@ -182,8 +218,9 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
                        (uint64_t)(gr_dataset_sample_values(job->dataset) + 1) * sizeof(float);
     uint64_t data = gr_dataset_memory(job->dataset);
     char text[SIZE_TEXT_BYTES];
-    fprintf(file, "memory      %s per worker, of which\n",
-            size_text(vector + gradients + left_out + state + arena + batches + data, text));
+    fprintf(
+        file, "memory      %s per worker, of which\n",
+        size_text(vector + gradients + left_out + copies + state + arena + batches + data, text));
     fprintf(file, "            %12s  weights\n", size_text(vector, text));
     fprintf(file, "            %12s  gradients (%d vector%s)\n", size_text(gradients, text),
             m->vectors, m->vectors == 1 ? "" : "s");
@@ -192,6 +229,10 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
                 size_text(left_out, text), m->shards_most);
     }
     fprintf(file, "            %12s  state of the optimizer\n", size_text(state, text));
+    if (copies > 0) {
+        fprintf(file, "            %12s  copies of both (for %d of the shards)\n",
+                size_text(copies, text), m->shards_most);
+    }
     fprintf(file, "            %12s  activations and work space\n", size_text(arena, text));
     fprintf(file, "            %12s  batches read ahead (%" PRId64 ")\n", size_text(batches, text),
             ahead);
@@ -238,6 +279,7 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
     const gr_distribution_config *d = &job->distribution;
     fprintf(file, "workers     %d with %" PRId64 " thread%s each\n", job->workers,
             d->worker_threads, d->worker_threads == 1 ? "" : "s");
+    bool local = d->strategy == GR_STRATEGY_LOCAL;
     if (job->workers == 1) {
         fprintf(file, "gradients   stay in the one worker\n");
         return GR_OK;
@@ -258,11 +300,17 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
     uint64_t bytes = (GR_STEP_HEAD + gr_model_values(m->model)) * sizeof(float);
     uint64_t first = (uint64_t)d->bucket_bytes_first;
     char text[SIZE_TEXT_BYTES];
-    fprintf(file, "gradients   allreduce of %s a step over %s, %s, %s\n", size_text(bytes, text),
+    fprintf(file, "%s allreduce of %s %s over %s, %s, %s\n", local ? "weights    " : "gradients  ",
+            size_text(bytes, text),
+            !local                              ? "a step"
+            : gr_local_averaged_states(job) > 0 ? "and as much for each optimizer vector"
+                                                : "each time",
             gr_link_kind_name(link),
             d->exact ? "exact (the same bits for every number of workers)"
                      : "not exact (the bits depend on the number of workers)",
-            d->overlap ? "while the backward pass goes on" : "after the backward pass");
+            local        ? "when they are averaged"
+            : d->overlap ? "while the backward pass goes on"
+                         : "after the backward pass");
     print_compression(job, file);
     print_bucket(&selection, &shape, bytes > first ? "first bucket" : "one bucket",
                  bytes > first ? first : bytes, file);
@@ -303,6 +351,7 @@ gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag)
                 job->config.loss == GR_LOSS_MSE ? "mean squared error" : "softmax cross-entropy");
         print_optimizer(job, file);
         print_batch(job, &m, file);
+        print_local(job, file);
         print_memory(job, &m, file);
         status = print_plan(job, &m, file, diag);
     }

@@ -78,7 +78,7 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
     int64_t shards = d->shards > 0           ? d->shards
                      : overrides->shards > 0 ? overrides->shards
                                              : next_power_of_two(largest);
-    if (most > shards) {
+    if (most > shards && !gr_job_runs_free(job)) {
         const char *whence = most > workers             ? "the most that it may get"
                              : overrides->workers > 0   ? "-np"
                              : d->number_of_workers > 0 ? "number_of_workers"
@@ -174,6 +174,41 @@ gr_status gr_job_resolve_steps(gr_job *job, gr_diag *diag)
     return GR_OK;
 }
 
+gr_status gr_job_resolve_sync(gr_job *job, gr_diag *diag)
+{
+    const gr_distribution_config *d = &job->distribution;
+    const gr_node *section = job->config.distribution;
+    const double epoch = (double)job->steps_per_epoch;
+    const gr_number_unit steps[] = {
+        {"step", 1}, {"steps", 1}, {"epoch", epoch}, {"epochs", epoch}, {NULL, 0}};
+    int64_t count = 0;
+    if (d->strategy != GR_STRATEGY_LOCAL) {
+        return GR_OK;
+    }
+    if (d->sync_every == NULL) {
+        return gr_node_fail(gr_job_setting(section, "strategy"), diag, GR_E_INVALID,
+                            "strategy local needs to know how often the weights are averaged; add "
+                            "sync_every: 8 steps, or sync_every: epoch");
+    }
+    if (strcmp(d->sync_every, "epoch") == 0) {
+        count = (int64_t)job->steps_per_epoch;
+    } else if (gr_number_with_unit(d->sync_every, steps, 1.0, &count) != GR_NUMBER_OK ||
+               count < 1) {
+        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
+                            "\"%s\" does not say how often the weights are averaged; give steps or "
+                            "an epoch, as in: 8 steps, epoch",
+                            d->sync_every);
+    }
+    if ((uint64_t)count > job->steps_per_epoch) {
+        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
+                            "\"%s\" is more than the %" PRIu64 " steps of an epoch, at whose end "
+                            "weights are averaged in any case; give fewer, or epoch",
+                            d->sync_every, job->steps_per_epoch);
+    }
+    job->sync_steps = (uint64_t)count;
+    return GR_OK;
+}
+
 gr_status gr_job_resolve_checkpoint(gr_job *job, gr_diag *diag)
 {
     const double plain = 0.0, epoch = (double)job->steps_per_epoch;
@@ -201,7 +236,13 @@ gr_status gr_job_resolve_checkpoint(gr_job *job, gr_diag *diag)
 
 gr_status gr_job_resolve(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
 {
-    gr_status status = resolve_workers(job, overrides, diag);
+    gr_status status = gr_job_resolve_strategy(job, diag);
+    if (status == GR_OK) {
+        status = resolve_workers(job, overrides, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_job_check_workers(job, diag);
+    }
     return status != GR_OK ? status : resolve_batch(job, diag);
 }
 

@@ -41,6 +41,9 @@ typedef struct gr_epoch_record {
     uint64_t step, total_steps; /* steps done */
     double loss, accuracy, test_loss, test_accuracy;
     double samples_per_s, comm_wait_share, learning_rate;
+    int late_rank;    /* that kept the others waiting in this epoch; -1: none did clearly */
+    double late_us;   /* by so much, on average */
+    double staleness; /* of a gradient when it was applied, on average; NaN: they are not stale */
 } gr_epoch_record;
 
 /* Members were lost, and the others go on. */
@@ -67,6 +70,9 @@ typedef struct gr_end_record {
     double seconds, samples_per_s, comm_wait_share;
     int late_rank;            /* that kept the others waiting; -1: none did clearly */
     double late_us;           /* by so much, on average */
+    double staleness;         /* as of an epoch */
+    int64_t staleness_most;   /* of any gradient */
+    double dropped_share;     /* of the gradients, which came too late; NaN: none are dropped */
     int64_t checkpoints;      /* begun */
     double checkpoint_wait_s; /* the training was held up by them, in all */
 } gr_end_record;

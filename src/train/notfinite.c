@@ -54,8 +54,8 @@ gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag)
     return GR_OK;
 }
 
-static gr_status find_in_batch(gr_trainer *t, const gr_loaded *loaded, float *scratch, int64_t *key,
-                               gr_diag *diag)
+static gr_status find_in_batch(gr_trainer *t, const float *values, const gr_loaded *loaded,
+                               float *scratch, int64_t *key, gr_diag *diag)
 {
     gr_batch batch = {.x = loaded->x,
                       .labels = loaded->labels,
@@ -65,7 +65,7 @@ static gr_status find_in_batch(gr_trainer *t, const gr_loaded *loaded, float *sc
     int layer = -1;
     bool backward = false;
     gr_status status =
-        gr_model_find_not_finite(t->model, t->values, &batch, scratch, &layer, &backward, diag);
+        gr_model_find_not_finite(t->model, values, &batch, scratch, &layer, &backward, diag);
     if (status == GR_OK && layer >= 0) {
         int64_t found = make_key(backward ? PHASE_BACKWARD : PHASE_FORWARD, layer, loaded->shard);
         *key = found < *key ? found : *key;
@@ -73,7 +73,13 @@ static gr_status find_in_batch(gr_trainer *t, const gr_loaded *loaded, float *sc
     return status;
 }
 
-gr_status gr_not_finite_find(gr_trainer *trainer, uint64_t step, int64_t *key_out, gr_diag *diag)
+int64_t gr_not_finite_unknown(int shard)
+{
+    return make_key(PHASE_UNKNOWN, 0, shard);
+}
+
+gr_status gr_not_finite_find(gr_trainer *trainer, const float *values, uint64_t step,
+                             int64_t *key_out, gr_diag *diag)
 {
     gr_trainer *t = trainer;
     /* The gradient vectors are on their way to the others; this one is for the search alone. */
@@ -85,13 +91,13 @@ gr_status gr_not_finite_find(gr_trainer *trainer, uint64_t step, int64_t *key_ou
     }
     gr_loader *loader = NULL;
     gr_status status = gr_trainer_load(t, step, step + 1, &loader, diag);
-    int64_t key = make_key(PHASE_UNKNOWN, 0, t->plan.first);
+    int64_t key = gr_not_finite_unknown(t->plan.first);
     int64_t batches = (int64_t)t->plan.count * t->job->config.micro_batches;
     for (int64_t i = 0; i < batches && status == GR_OK; i++) {
         gr_loaded loaded;
         status = gr_loader_next(loader, &loaded, diag);
         if (status == GR_OK) {
-            status = find_in_batch(t, &loaded, scratch, &key, diag);
+            status = find_in_batch(t, values, &loaded, scratch, &key, diag);
         }
     }
     gr_loader_stop(loader);
@@ -142,7 +148,7 @@ static gr_status look_again(gr_trainer *t, uint64_t step, int64_t *key, gr_diag 
     for (size_t i = 0; i < gr_model_values(t->model); i++) {
         t->values[i] = isfinite(t->values[i]) ? t->values[i] : 0.0f;
     }
-    gr_status status = gr_not_finite_find(t, step, key, diag);
+    gr_status status = gr_not_finite_find(t, t->values, step, key, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -157,8 +163,10 @@ gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, co
     char remedy[96], what[128];
     unsigned long long number = (unsigned long long)step + 1;
     double rate = t->job->optimizer.learning_rate;
+    bool unclipped = t->job->optimizer.clip_norm == 0.0 &&
+                     t->job->distribution.strategy != GR_STRATEGY_PS; /* which has none */
     snprintf(remedy, sizeof remedy, "lower the learning rate (%g)%s", rate,
-             t->job->optimizer.clip_norm > 0.0 ? "" : " or clip gradients (clip_norm)");
+             unclipped ? " or clip gradients (clip_norm)" : "");
     const char *became = isnan(sum[at]) ? "NaN" : "infinite";
     if (at < GR_STEP_HEAD) {
         snprintf(what, sizeof what, "the loss became %s", became);

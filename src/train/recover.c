@@ -13,80 +13,121 @@ static int64_t position(const gr_progress *progress)
     return (int64_t)(4 * progress->steps + 2 * progress->epochs + evaluated);
 }
 
-/* The first rank that has come farthest; *alike_out: all have. */
-static gr_status find_farthest(gr_comm *comm, const gr_progress *progress, int *rank_out,
-                               bool *alike_out)
+/* The positions of all ranks; the caller's to free. */
+static gr_status learn_positions(gr_comm *comm, const gr_progress *progress, int64_t **out)
 {
-    int size = gr_comm_size(comm);
-    int64_t *positions = calloc((size_t)size, sizeof *positions);
+    int64_t *positions = calloc((size_t)gr_comm_size(comm), sizeof *positions);
     if (positions == NULL) {
         return GR_E_NO_MEMORY;
     }
     positions[gr_comm_rank(comm)] = position(progress);
-    gr_status status = gr_allgather(comm, positions, 1, GR_I64);
-    *rank_out = 0;
-    *alike_out = true;
-    for (int rank = 1; rank < size; rank++) {
-        *alike_out = *alike_out && positions[rank] == positions[0];
-        *rank_out = positions[rank] > positions[*rank_out] ? rank : *rank_out;
-    }
-    free(positions);
-    return status;
+    *out = positions;
+    return gr_allgather(comm, positions, 1, GR_I64);
 }
 
-static int state_count(gr_optimizer *optimizer)
+static int state_count(gr_trainer *t)
 {
     const char *name;
     int count = 0;
-    while (gr_optimizer_state(optimizer, count, &name) != NULL) {
+    while (gr_trainer_state(t, count, &name) != NULL) {
         count++;
     }
     return count;
 }
 
-/* Into memory of its own first: if the giver dies meanwhile, the old state is still whole. */
-static gr_status copy_from(gr_trainer *t, int giver, gr_progress *progress)
+/* The i-th of what makes the state: the weights, then what belongs to them. */
+static float *state_part(gr_trainer *t, int i)
+{
+    const char *name;
+    return i == 0 ? t->values : gr_trainer_state(t, i - 1, &name);
+}
+
+static gr_status give(gr_trainer *t, int to, const gr_progress *progress)
 {
     size_t length = gr_model_values(t->model);
-    int states = state_count(t->optimizer);
-    bool gives = t->rank == giver;
-    const char *name;
+    gr_status status = gr_send(t->comm, progress, sizeof *progress, GR_U8, to);
+    for (int i = 0; i <= state_count(t) && status == GR_OK; i++) {
+        status = gr_send(t->comm, state_part(t, i), length, GR_F32, to);
+    }
+    return status;
+}
+
+/* As at the beginning of a training. */
+static void begin_anew(gr_trainer *t)
+{
+    size_t length = gr_model_values(t->model);
+    for (int i = 0; i <= state_count(t); i++) {
+        memset(state_part(t, i), 0, length * sizeof *t->values);
+    }
+    gr_model_init_weights(t->model, t->values);
+}
+
+/* Who is a step behind takes it into memory of its own first: if the giver dies meanwhile, the old
+ * state is still whole. Who has done no step yet can make its own anew. */
+static gr_status take(gr_trainer *t, int from, gr_progress *progress)
+{
+    size_t length = gr_model_values(t->model);
+    int states = state_count(t);
+    bool fresh = progress->steps == 0;
     gr_progress theirs = *progress;
-    void *memory = NULL; /* gr_alloc: stays readable for others when a broadcast fails here */
-    gr_status status =
-        gives ? GR_OK : gr_alloc(t->comm, (size_t)(states + 1) * length * sizeof(float), &memory);
-    if (status != GR_OK) {
-        return status;
+    float *room = fresh ? NULL : malloc((size_t)(states + 1) * length * sizeof *room);
+    if (room == NULL && !fresh) {
+        return GR_E_NO_MEMORY;
     }
-    float *room = memory;
-    status = gr_broadcast(t->comm, &theirs, sizeof theirs, GR_U8, giver);
+    gr_status status = gr_recv(t->comm, &theirs, sizeof theirs, GR_U8, from);
     for (int i = 0; i <= states && status == GR_OK; i++) {
-        float *own = i == 0 ? t->values : gr_optimizer_state(t->optimizer, i - 1, &name);
-        status =
-            gr_broadcast(t->comm, gives ? own : room + (size_t)i * length, length, GR_F32, giver);
+        float *to = fresh ? state_part(t, i) : room + (size_t)i * length;
+        status = gr_recv(t->comm, to, length, GR_F32, from);
     }
-    for (int i = 0; i <= states && status == GR_OK && !gives; i++) {
-        float *own = i == 0 ? t->values : gr_optimizer_state(t->optimizer, i - 1, &name);
-        memcpy(own, room + (size_t)i * length, length * sizeof *own);
+    for (int i = 0; i <= states && status == GR_OK && !fresh; i++) {
+        memcpy(state_part(t, i), room + (size_t)i * length, length * sizeof *room);
     }
+    free(room);
     if (status == GR_OK) {
         *progress = theirs;
+    } else if (fresh) {
+        begin_anew(t);
     }
-    gr_free(t->comm, room);
+    return status;
+}
+
+/* The n-th of those that are not there yet takes from the n-th of those that are, and around again.
+ * Everybody else has nothing to do. */
+static gr_status pass_on(gr_trainer *t, const int64_t *positions, gr_progress *progress)
+{
+    gr_status status = GR_OK;
+    int64_t farthest = positions[0];
+    for (int rank = 1; rank < t->world_size; rank++) {
+        farthest = positions[rank] > farthest ? positions[rank] : farthest;
+    }
+    int giver = -1;
+    for (int taker = 0; taker < t->world_size && status == GR_OK; taker++) {
+        if (positions[taker] == farthest) {
+            continue;
+        }
+        do {
+            giver = (giver + 1) % t->world_size;
+        } while (positions[giver] != farthest);
+        if (t->rank == taker) {
+            status = take(t, giver, progress);
+        } else if (t->rank == giver) {
+            status = give(t, taker, progress);
+        }
+    }
     return status;
 }
 
 gr_status gr_recover_agree(gr_trainer *trainer, gr_progress *progress, gr_diag *diag)
 {
-    int giver = 0;
-    bool alike = true;
+    int64_t *positions = NULL;
     if (trainer->world_size == 1) {
         return GR_OK;
     }
-    gr_status status = find_farthest(trainer->comm, progress, &giver, &alike);
-    if (status == GR_OK && !alike) {
-        status = copy_from(trainer, giver, progress);
+    gr_status status = learn_positions(trainer->comm, progress, &positions);
+    if (status == GR_OK) {
+        status = pass_on(trainer, positions, progress);
     }
+    free(positions);
     return status == GR_OK
                ? GR_OK
                : gr_trainer_comm_failed(trainer->comm, status,

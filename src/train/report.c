@@ -193,8 +193,15 @@ gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record, gr_d
     } else if (!isnan(record->test_loss)) {
         fprintf(report->out, "  test loss %.4f", record->test_loss);
     }
-    fprintf(report->out, "  %s samples/s  waiting %.1f %%\n", rate,
-            record->comm_wait_share * 100.0);
+    fprintf(report->out, "  %s samples/s  waiting %.1f %%", rate, record->comm_wait_share * 100.0);
+    if (!isnan(record->staleness)) {
+        fprintf(report->out, "  staleness %.1f", record->staleness);
+    }
+    if (record->late_rank >= 0) {
+        fprintf(report->out, "  rank %d late by %.1f ms", record->late_rank,
+                record->late_us / 1000.0);
+    }
+    fputc('\n', report->out);
     return flushed(report, diag);
 }
 
@@ -242,6 +249,14 @@ gr_status gr_report_end(gr_report *report, const gr_end_record *record, gr_diag 
     fprintf(report->out,
             "trained %" PRIu64 " steps in %s: %s samples/s, waiting for communication %.1f %%\n",
             record->steps, seconds, rate, record->comm_wait_share * 100.0);
+    if (!isnan(record->staleness)) {
+        fprintf(report->out, "staleness %.1f on average, %" PRId64 " at most\n", record->staleness,
+                record->staleness_most);
+    }
+    if (!isnan(record->dropped_share)) {
+        fprintf(report->out, "%.1f %% of the gradients came too late and were dropped\n",
+                record->dropped_share * 100.0);
+    }
     if (record->late_rank >= 0) {
         fprintf(report->out, "rank %d kept the others waiting: it came %.1f ms late on average\n",
                 record->late_rank, record->late_us / 1000.0);

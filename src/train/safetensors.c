@@ -21,11 +21,16 @@ static int compare_parts(const void *a, const void *b)
 
 static size_t part_bytes(const gr_safetensors_part *part)
 {
-    size_t bytes = sizeof(float);
+    size_t bytes = part->integers != NULL ? sizeof(int64_t) : sizeof(float);
     for (int i = 0; i < part->dims; i++) {
         bytes *= (size_t)part->dim[i];
     }
     return bytes;
+}
+
+static const void *part_data(const gr_safetensors_part *part)
+{
+    return part->integers != NULL ? (const void *)part->integers : part->values;
 }
 
 static gr_status sort_parts(gr_safetensors_part *parts, int count, gr_diag *diag)
@@ -47,7 +52,8 @@ static json_t *part_entry(const gr_safetensors_part *part, size_t begin)
     for (int i = 0; i < part->dims; i++) {
         json_array_append_new(shape, json_integer(part->dim[i]));
     }
-    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", "F32", "shape", shape, "data_offsets",
+    const char *dtype = part->integers != NULL ? "I64" : "F32";
+    return json_pack("{s:s, s:o, s:[I,I]}", "dtype", dtype, "shape", shape, "data_offsets",
                      (json_int_t)begin, (json_int_t)(begin + part_bytes(part)));
 }
 
@@ -100,7 +106,7 @@ gr_status gr_safetensors_stream(gr_safetensors_part *parts, int count, gr_safete
         status = sink(sink_arg, header, header_bytes, diag);
     }
     for (int i = 0; i < count && status == GR_OK; i++) {
-        status = sink(sink_arg, parts[i].values, part_bytes(&parts[i]), diag);
+        status = sink(sink_arg, part_data(&parts[i]), part_bytes(&parts[i]), diag);
     }
     free(header);
     return status;
@@ -168,7 +174,7 @@ gr_status gr_safetensors_sha256(gr_safetensors_part *parts, int count, char text
     }
     status = gr_sha256_create(&sha);
     for (int i = 0; i < count && status == GR_OK; i++) {
-        status = gr_sha256_add(sha, parts[i].values, part_bytes(&parts[i]));
+        status = gr_sha256_add(sha, part_data(&parts[i]), part_bytes(&parts[i]));
     }
     if (status == GR_OK) {
         status = gr_sha256_end(sha, digest);

@@ -21,10 +21,11 @@ enum {
     GR_SAFETENSORS_HEADER_BYTES_MAX = 64 << 20
 };
 
-/* One tensor to write: f32 values, borrowed. */
+/* One tensor to write, borrowed. */
 typedef struct gr_safetensors_part {
     const char *name;
     const float *values;
+    const int64_t *integers; /* in place of values; NULL: none */
     int dims;
     int64_t dim[GR_SAFETENSORS_DIMS_MAX];
 } gr_safetensors_part;

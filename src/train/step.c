@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/step.h"
+#include "train/strategy.h"
 
 #include "base/clock.h"
 #include "base/fail.h"
 #include "coll/comm.h"
+#include "link/secret.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum {
-    PIECE_VALUES = 4096, /* 16 KiB: merged, checked and updated while it is in the first cache */
-    ENDS_MAX = 4096,     /* layers of a model, as far as buckets are concerned */
+    PIECE_VALUES = 4096 /* 16 KiB: merged while it is in the first cache */
 };
 
 gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const char *what,
@@ -32,10 +32,12 @@ gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const ch
 static gr_status make_model(gr_trainer *t, gr_diag *diag)
 {
     const gr_job *job = t->job;
+    bool local = job->distribution.strategy == GR_STRATEGY_LOCAL || gr_job_runs_free(job);
+    double batch = (double)(local ? job->shard_batch : job->config.global_batch); /* of an update */
     gr_model_config config = {.spec = job->spec,
                               .batch = (int)job->micro_batch,
                               .loss = (gr_loss_kind)job->config.loss,
-                              .gradient_scale = (float)(1.0 / (double)job->config.global_batch),
+                              .gradient_scale = (float)(1.0 / batch),
                               .seed = (uint64_t)job->config.seed,
                               .training = true};
     gr_status status = gr_model_create(&config, &t->model, diag);
@@ -56,7 +58,9 @@ static gr_status make_weights(gr_trainer *t, gr_diag *diag)
     size_t aligned = (t->length * sizeof(float) + 63) / 64 * 64;
     t->values = aligned_alloc(64, aligned);
     t->micro = t->job->config.micro_batches > 1 ? aligned_alloc(64, aligned) : NULL;
-    if (t->values == NULL || (t->job->config.micro_batches > 1 && t->micro == NULL)) {
+    t->outer = t->job->outer.wanted ? calloc(1, aligned) : NULL;
+    if (t->values == NULL || (t->job->config.micro_batches > 1 && t->micro == NULL) ||
+        (t->job->outer.wanted && t->outer == NULL)) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights, %zu bytes", aligned);
     }
     memset(t->values, 0, aligned);
@@ -67,31 +71,14 @@ static gr_status make_weights(gr_trainer *t, gr_diag *diag)
     return GR_OK;
 }
 
-static gr_status make_vectors(gr_trainer *t, gr_diag *diag)
-{
-    size_t bytes = t->length * sizeof(float);
-    t->vectors = calloc((size_t)t->plan.slots, sizeof *t->vectors);
-    for (int i = 0; i < t->plan.slots && t->vectors != NULL; i++) {
-        void *memory = NULL;
-        gr_status status = gr_alloc(t->comm, bytes, &memory);
-        if (status != GR_OK) {
-            return gr_fail(diag, status, "no memory for gradient vector %d of %d, %zu bytes each",
-                           i + 1, t->plan.slots, bytes);
-        }
-        t->vectors[i] = memory;
-    }
-    return t->vectors != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
-}
-
-/* Where the backward pass finishes a layer, in elements of the step vector. */
-static int layer_ends(const gr_trainer *t, size_t *ends_out)
+int gr_trainer_ends(const gr_trainer *t, size_t ends_out[GR_STEP_ENDS_MAX])
 {
     int count = 0;
     const gr_tensor_info *last = NULL;
     for (int i = 0; i < gr_model_tensors(t->model); i++) {
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
         bool new_layer = last != NULL && !last->statistic && tensor->layer != last->layer;
-        if (new_layer && count < ENDS_MAX - 1) {
+        if (new_layer && count < GR_STEP_ENDS_MAX - 1) {
             ends_out[count++] = GR_STEP_HEAD + tensor->offset;
         }
         last = tensor;
@@ -112,50 +99,35 @@ static gr_status make_compressor(gr_trainer *t, gr_diag *diag)
                               t->parameters, t->length, t->plan.count, largest, diag);
 }
 
-static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
+gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *config_out,
+                         gr_diag *diag)
 {
-    size_t *ends = calloc(ENDS_MAX, sizeof *ends);
+    const gr_distribution_config *d = &t->job->distribution;
+    size_t *ends = *ends_out = calloc(GR_STEP_ENDS_MAX, sizeof *ends);
     if (ends == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to lay out the buckets");
     }
-    const gr_distribution_config *d = &t->job->distribution;
-    gr_buckets_config config = {.comm = t->comm,
-                                .shards = t->job->shards,
-                                .exact = d->exact,
-                                .partials = t->vectors,
-                                .partial_count = t->plan.partials,
-                                .ends = ends,
-                                .end_count = layer_ends(t, ends),
-                                .first_values = (size_t)d->bucket_bytes_first / sizeof(float),
-                                .values = (size_t)d->bucket_bytes / sizeof(float),
-                                .compression = (gr_compression)d->compression,
-                                .plain = t->parameters};
-    t->cut_count = gr_buckets_cut_all(&config, t->cuts);
-    gr_status status = make_compressor(t, diag);
-    if (status == GR_OK && t->world_size > 1) {
-        status = gr_buckets_init(&t->buckets, &config, diag);
-    }
-    free(ends);
-    return status;
+    *config_out = (gr_buckets_config){.comm = t->comm,
+                                      .shards = t->job->shards,
+                                      .exact = d->exact,
+                                      .partials = t->vectors,
+                                      .partial_count = t->plan.partials,
+                                      .ends = ends,
+                                      .end_count = gr_trainer_ends(t, ends),
+                                      .first_values = (size_t)d->bucket_bytes_first / sizeof(float),
+                                      .values = (size_t)d->bucket_bytes / sizeof(float),
+                                      .compression = (gr_compression)d->compression,
+                                      .plain = t->parameters};
+    t->cut_count = gr_buckets_cut_all(config_out, t->cuts);
+    return make_compressor(t, diag);
 }
 
-/* All buckets in flight at once, before the first step: whatever operations will ever need, they
- * have afterwards. The first round finds out how much that is, the second gives it to each. */
-static gr_status warm_up(gr_trainer *t, gr_diag *diag)
+float *gr_trainer_left_out(gr_trainer *t, int shard, int part, size_t *count_out)
 {
-    gr_status status = GR_OK;
-    for (int round = 0; round < 2 && t->world_size > 1 && status == GR_OK; round++) {
-        gr_buckets_begin(&t->buckets);
-        status = gr_buckets_ready(&t->buckets, t->length);
-        for (int i = 0; i < t->buckets.count && status == GR_OK; i++) {
-            status = gr_buckets_wait(&t->buckets, i);
-        }
-        gr_buckets_drain(&t->buckets);
-    }
-    t->buckets.wait_ns = 0;
-    return status == GR_OK
-               ? GR_OK
-               : gr_trainer_comm_failed(t->comm, status, "the workers could not meet", diag);
+    size_t count = t->length - t->parameters;
+    bool some = t->compressor.kind == GR_COMPRESSION_TOPK && part == 0;
+    *count_out = some ? count : 0;
+    return some ? t->compressor.residuals + (size_t)shard * count : NULL;
 }
 
 gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_steps,
@@ -164,8 +136,8 @@ gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_ste
     int64_t batches = (int64_t)t->plan.count * t->job->config.micro_batches * 2;
     gr_loader_config config = {.dataset = t->job->dataset,
                                .seed = (uint64_t)t->job->config.seed,
-                               .global_batch = t->job->config.global_batch,
-                               .shards = t->job->shards,
+                               .global_batch = t->dealt * t->job->shard_batch,
+                               .shards = t->dealt,
                                .shard_first = t->plan.first,
                                .shard_count = t->plan.count,
                                .first_step = first_step,
@@ -181,7 +153,48 @@ gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag)
 {
     gr_loader_stop(trainer->loader);
     trainer->loader = NULL;
-    return gr_trainer_load(trainer, step, trainer->job->total_steps, &trainer->loader, diag);
+    const gr_strategy *strategy = trainer->strategy;
+    gr_status status = strategy->seek != NULL ? strategy->seek(trainer, step, diag) : GR_OK;
+    if (status != GR_OK) {
+        return status;
+    }
+    bool own = gr_job_runs_free(trainer->job); /* without an end: it follows from what all do */
+    return gr_trainer_load(trainer, own ? trainer->own_step : step,
+                           own ? UINT64_MAX : trainer->job->total_steps, &trainer->loader, diag);
+}
+
+/* What was made ahead, if it is for this one. */
+static bool take_ahead(gr_trainer *t, const gr_comm *comm)
+{
+    gr_trainer *next = t->next;
+    if (next == NULL || next->comm != comm) {
+        return false;
+    }
+    t->rank = next->rank;
+    t->world_size = next->world_size;
+    t->plan = next->plan;
+    t->dealt = next->dealt;
+    t->vectors = next->vectors;
+    t->compressor = next->compressor;
+    memcpy(t->cuts, next->cuts, sizeof t->cuts);
+    t->cut_count = next->cut_count;
+    t->buckets = next->buckets;
+    t->meeting = next->meeting;
+    t->next = NULL;
+    free(next);
+    return true;
+}
+
+gr_status gr_trainer_deal(gr_trainer *t, int shards, bool collapse, gr_diag *diag)
+{
+    if (t->world_size > shards) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s: %d workers but only %d shards: some would have nothing to do; use "
+                       "fewer workers or more shards",
+                       t->job->path, t->world_size, shards);
+    }
+    t->dealt = shards;
+    return gr_shard_plan_init(&t->plan, shards, t->world_size, t->rank, collapse, diag);
 }
 
 gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag)
@@ -189,40 +202,53 @@ gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag)
     gr_trainer *t = trainer;
     t->comm = comm;
     t->timeline = gr_comm_timeline(comm);
+    if (take_ahead(t, comm)) {
+        return GR_OK;
+    }
     t->rank = gr_comm_rank(comm);
     t->world_size = gr_comm_size(comm);
-    if (t->world_size > t->job->shards) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s: %d workers but only %d shards: some would have nothing to do; use "
-                       "fewer workers or more shards",
-                       t->job->path, t->world_size, t->job->shards);
-    }
-    gr_status status = gr_shard_plan_init(&t->plan, t->job->shards, t->world_size, t->rank,
-                                          !t->job->distribution.exact, diag);
-    if (status == GR_OK) {
-        status = make_vectors(t, diag);
-    }
-    if (status == GR_OK) {
-        status = make_buckets(t, diag);
-    }
-    return status == GR_OK ? warm_up(t, diag) : status;
+    return t->strategy->enter(t, diag);
 }
 
 void gr_trainer_exit(gr_trainer *trainer)
 {
     gr_loader_stop(trainer->loader);
-    gr_buckets_fini(&trainer->buckets);
-    gr_compressor_fini(&trainer->compressor);
-    for (int i = 0; trainer->vectors != NULL && i < trainer->plan.slots; i++) {
-        if (trainer->vectors[i] != NULL) {
-            gr_free(trainer->comm, trainer->vectors[i]);
-        }
+    if (trainer->strategy != NULL) {
+        trainer->strategy->leave(trainer);
     }
-    free(trainer->vectors);
     gr_shard_plan_fini(&trainer->plan);
     trainer->loader = NULL;
-    trainer->vectors = NULL;
     trainer->comm = NULL;
+}
+
+/* Of the trainer only what never changes is looked at: it is in a step. */
+gr_status gr_trainer_make_ahead(void *trainer, gr_comm *next, gr_diag *diag)
+{
+    gr_trainer *t = trainer;
+    gr_trainer *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
+    }
+    made->job = t->job;
+    made->strategy = t->strategy;
+    made->secret = t->secret; /* borrowed */
+    made->model = t->model;
+    made->length = t->length;
+    made->parameters = t->parameters;
+    t->next = made;
+    gr_status status = gr_trainer_enter(made, next, diag);
+    if (status != GR_OK) {
+        gr_trainer_drop_ahead(t);
+    }
+    return status;
+}
+
+void gr_trainer_drop_ahead(void *trainer)
+{
+    gr_trainer *t = trainer;
+    gr_trainer_exit(t->next); /* while its communicator still is */
+    free(t->next);
+    t->next = NULL;
 }
 
 static void nobody_wants(void *arg, size_t end)
@@ -239,6 +265,7 @@ static gr_status rehearse(gr_trainer *t, gr_diag *diag)
     gr_loaded loaded;
     float *gradients = aligned_alloc(64, (t->length * sizeof *gradients + 63) / 64 * 64);
     t->plan = (gr_shard_plan){.count = 1}; /* the first shard, whoever will have it */
+    t->dealt = t->job->shards;
     gr_status status = gradients != NULL ? gr_trainer_load(t, 0, 1, &loader, diag)
                                          : gr_fail(diag, GR_E_NO_MEMORY, "no memory for gradients");
     if (status == GR_OK) {
@@ -261,8 +288,11 @@ static gr_status rehearse(gr_trainer *t, gr_diag *diag)
 
 gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag)
 {
-    gr_trainer made = {.job = job};
-    gr_status status = make_model(&made, diag);
+    gr_trainer made = {.job = job, .strategy = gr_strategy_of(job)};
+    gr_status status = made.strategy->prepare != NULL ? made.strategy->prepare(&made, diag) : GR_OK;
+    if (status == GR_OK) {
+        status = make_model(&made, diag);
+    }
     if (status == GR_OK) {
         status = make_weights(&made, diag);
     }
@@ -304,10 +334,23 @@ void gr_trainer_fini(gr_trainer *trainer)
     gr_trainer_exit(trainer);
     free(trainer->watches);
     free(trainer->micro);
+    free(trainer->outer);
     free(trainer->values);
     gr_optimizer_destroy(trainer->optimizer);
     gr_model_destroy(trainer->model);
+    gr_secret_forget(trainer->secret);
     *trainer = (gr_trainer){0};
+}
+
+float *gr_trainer_state(gr_trainer *trainer, int index, const char **name_out)
+{
+    bool kept = trainer->job->distribution.local_state == GR_LOCAL_KEEP;
+    int states = kept ? 0 : gr_optimizer_states(&trainer->job->optimizer);
+    if (index == states && trainer->outer != NULL) {
+        *name_out = "outer_momentum";
+        return trainer->outer;
+    }
+    return index < states ? gr_optimizer_state(trainer->optimizer, index, name_out) : NULL;
 }
 
 /* ---- The backward pass ----------------------------------------------------------------------- */
@@ -394,13 +437,13 @@ static void on_ready(void *ready_arg, size_t values_end)
         return;
     }
     watch_range(t, end);
-    if (t->world_size > 1 && t->job->distribution.overlap && t->reduction == GR_OK) {
-        t->reduction = gr_buckets_ready(&t->buckets, end);
+    if (t->reduction == GR_OK) {
+        t->reduction = t->strategy->ready(t, end);
     }
 }
 
-static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, double *correct,
-                                 gr_diag *diag)
+gr_status gr_trainer_forward(gr_trainer *t, uint64_t step, const float *values, gr_batch *batch_out,
+                             gr_batch_result *result_out, gr_diag *diag)
 {
     gr_loaded loaded;
     uint64_t shard = (uint64_t)(t->plan.first + t->turn), begun = gr_timeline_now(t->timeline);
@@ -414,18 +457,29 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
         return gr_fail(diag, GR_E_BUG, "the loader is not at step %llu, shard %d",
                        (unsigned long long)step + 1, t->plan.first + t->turn);
     }
-    gr_batch batch = {.x = loaded.x,
-                      .labels = loaded.labels,
-                      .targets = loaded.targets,
-                      .step = step,
-                      .sample_first = loaded.sample_first};
-    gr_batch_result result;
+    *batch_out = (gr_batch){.x = loaded.x,
+                            .labels = loaded.labels,
+                            .targets = loaded.targets,
+                            .step = step,
+                            .sample_first = loaded.sample_first};
     begun = gr_timeline_now(t->timeline);
-    status = gr_model_forward(t->model, t->values, &batch, &result, diag);
+    status = gr_model_forward(t->model, values, batch_out, result_out, diag);
+    if (status == GR_OK) {
+        gr_timeline_phase_over(t->timeline, GR_TIMELINE_FORWARD, shard, begun);
+    }
+    return status;
+}
+
+static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, double *correct,
+                                 gr_diag *diag)
+{
+    gr_batch batch;
+    gr_batch_result result;
+    uint64_t shard = (uint64_t)(t->plan.first + t->turn);
+    gr_status status = gr_trainer_forward(t, step, t->values, &batch, &result, diag);
     if (status != GR_OK) {
         return status;
     }
-    gr_timeline_phase_over(t->timeline, GR_TIMELINE_FORWARD, shard, begun);
     *loss += result.loss;
     *correct += (double)result.correct;
     float *own = t->vectors[t->plan.turns[t->turn].slot];
@@ -438,7 +492,7 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     t->done = 0;
     t->cut = 0;
     float *gradients = t->micro_index > 0 ? t->micro : own;
-    begun = gr_timeline_now(t->timeline);
+    uint64_t begun = gr_timeline_now(t->timeline);
     status =
         gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD, on_ready, t, diag);
     gr_timeline_phase_over(t->timeline, GR_TIMELINE_BACKWARD, shard, begun);
@@ -462,129 +516,29 @@ static gr_status run_shards(gr_trainer *t, uint64_t step, gr_diag *diag)
     return GR_OK;
 }
 
-/* ---- The update ------------------------------------------------------------------------------ */
-
-static size_t first_not_finite(const float *sum, size_t begin, size_t end)
+float gr_trainer_clip(const gr_trainer *t, const float *gradient)
 {
-    while (begin < end && isfinite(sum[begin])) {
-        begin++;
+    double limit = t->job->optimizer.clip_norm, norm = 0.0;
+    if (limit > 0.0) {
+        norm = sqrt(gr_gradient_square_sum(t->model, gradient));
     }
-    return begin;
+    return norm > limit ? (float)(limit / norm) : 1.0f;
 }
 
-static void begin_update(gr_trainer *t, uint64_t step, float gradient_factor)
+void gr_trainer_begin_update(const gr_trainer *t, gr_optimizer *optimizer, uint64_t step,
+                             const float *gradient)
 {
     const gr_job *job = t->job;
     double rate = gr_learning_rate(&job->optimizer, step, (double)job->steps_per_epoch,
                                    job->total_steps, job->config.global_batch);
-    gr_optimizer_begin(t->optimizer, step, rate, gradient_factor);
+    float factor = gradient != NULL ? gr_trainer_clip(t, gradient) : 1.0f;
+    gr_optimizer_begin(optimizer, step, rate, factor);
 }
 
-/* Elements of the step vector. False: a gradient is not finite. */
-static bool update_range(gr_trainer *t, size_t begin, size_t end)
-{
-    size_t from = begin < GR_STEP_HEAD ? GR_STEP_HEAD : begin;
-    return from >= end || gr_optimizer_update(t->optimizer, t->values, t->vectors[0] + GR_STEP_HEAD,
-                                              from - GR_STEP_HEAD, end - GR_STEP_HEAD);
-}
+/* ---- A step ---------------------------------------------------------------------------------- */
 
-static bool is_finite(const gr_trainer *t, size_t begin, size_t end)
+void gr_trainer_take_head(gr_trainer *t, gr_meter *now)
 {
-    return begin >= end || !gr_any_not_finite(t->vectors[0] + begin, end - begin);
-}
-
-/* Clipping needs the norm of the whole gradient, so everything must have come. */
-static void update_clipped(gr_trainer *t, uint64_t step)
-{
-    gr_saver_settle(t->saver);
-    double square = gr_gradient_square_sum(t->model, t->vectors[0] + GR_STEP_HEAD);
-    double norm = sqrt(square), limit = t->job->optimizer.clip_norm;
-    begin_update(t, step, norm > limit ? (float)(limit / norm) : 1.0f);
-    (void)update_range(t, 0, t->length); /* take_sum has looked for what is not finite */
-}
-
-/* Looks over the sum and, unless clipping must see all of it first, updates the weights, piece by
- * piece, while each is in the cache. The update looks over what it reads; what it passes over, the
- * numbers about the step and the statistics, comes first. Returns the first element that is not
- * finite, or the vector's length. */
-static size_t take_sum(gr_trainer *t, bool update)
-{
-    if (update) {
-        gr_saver_settle(t->saver);
-    }
-    for (size_t at = 0; at < t->length; at += PIECE_VALUES) {
-        size_t stop = t->length - at < PIECE_VALUES ? t->length : at + PIECE_VALUES;
-        size_t checked = update ? (stop < t->parameters ? stop : t->parameters) : stop;
-        bool finite = is_finite(t, at, checked);
-        if (update && finite) {
-            finite = update_range(t, at, stop);
-        }
-        if (!finite) {
-            return first_not_finite(t->vectors[0], at, stop);
-        }
-    }
-    return t->length;
-}
-
-/* All buckets are summed before the first weight changes: a step that fails since a peer died has
- * changed nothing here, and can be run again. */
-static gr_status reduce(gr_trainer *t, gr_diag *diag)
-{
-    gr_status status = t->reduction;
-    if (status == GR_OK && t->world_size > 1 && !t->job->distribution.overlap) {
-        status = gr_buckets_ready(&t->buckets, t->length);
-    }
-    for (int i = 0; i < t->buckets.count && status == GR_OK; i++) {
-        uint64_t begun = gr_timeline_now(t->timeline);
-        status = gr_buckets_wait(&t->buckets, i);
-        gr_timeline_phase_over(t->timeline, GR_TIMELINE_WAIT, (uint64_t)i, begun);
-    }
-    gr_buckets_drain(&t->buckets);
-    return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(t->comm, status,
-                                                    "the gradients could not be reduced", diag);
-}
-
-/* A piece is updated before it is known to be finite. No harm is done: the step
- * fails, nobody uses the weights again, and a rank that knew of a NaN of its own has looked for the
- * place with the old weights (`key`). */
-static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_diag *diag)
-{
-    bool clip = t->job->optimizer.clip_norm > 0.0;
-    uint64_t begun = gr_timeline_now(t->timeline);
-    begin_update(t, step, 1.0f);
-    size_t bad = take_sum(t, !clip && !t->bad);
-    if (bad < t->length) {
-        return gr_not_finite_fail(t, step, key, t->vectors[0], bad, diag);
-    }
-    if (clip) {
-        update_clipped(t, step);
-    }
-    gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, 0, begun);
-    return GR_OK;
-}
-
-gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, gr_diag *diag)
-{
-    gr_trainer *t = trainer;
-    int64_t begin_ns = gr_now_ns(), wait_ns = t->buckets.wait_ns;
-    uint64_t begun = gr_timeline_now(t->timeline);
-    gr_buckets_begin(&t->buckets);
-    gr_status status = run_shards(t, step, diag);
-    int64_t key = INT64_MAX;
-    if (status == GR_OK && t->bad) {
-        status = gr_not_finite_find(t, step, &key, diag);
-    }
-    if (status != GR_OK) {
-        return status;
-    }
-    status = reduce(t, diag);
-    if (status == GR_OK) {
-        status = update(t, step, key, diag);
-    }
-    if (status != GR_OK) {
-        return status;
-    }
     const float *sum = t->vectors[0];
     int64_t parts = (int64_t)t->job->shards * t->job->config.micro_batches;
     gr_model_update_statistics(t->model, t->values, sum + GR_STEP_HEAD,
@@ -592,12 +546,40 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
     t->stop = sum[GR_STEP_STOP] > 0.0f;
     t->save = sum[GR_STEP_SAVE] > 0.0f;
     t->renew = sum[GR_STEP_RENEW] > 0.0f;
-    gr_meter now = {.loss = (double)sum[GR_STEP_LOSS],
-                    .correct = (double)sum[GR_STEP_CORRECT],
-                    .steps = 1,
-                    .samples = t->job->config.global_batch,
-                    .step_ns = gr_now_ns() - begin_ns,
-                    .wait_ns = t->buckets.wait_ns - wait_ns};
+    now->loss = (double)sum[GR_STEP_LOSS];
+    now->correct = (double)sum[GR_STEP_CORRECT];
+    now->steps = 1;
+    now->samples = t->job->config.global_batch;
+}
+
+static gr_status run_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *diag)
+{
+    int64_t key = INT64_MAX;
+    uint64_t own = t->strategy->begin(t, step);
+    gr_status status = run_shards(t, own, diag);
+    if (status == GR_OK && t->bad) {
+        status = gr_not_finite_find(t, t->values, own, &key, diag);
+    }
+    if (status == GR_OK) {
+        status = t->strategy->meet(t, diag);
+    }
+    return status == GR_OK ? t->strategy->update(t, step, key, now, diag) : status;
+}
+
+gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, gr_diag *diag)
+{
+    gr_trainer *t = trainer;
+    int64_t begin_ns = gr_now_ns(), wait_ns = t->wait_ns;
+    uint64_t begun = gr_timeline_now(t->timeline);
+    gr_meter now = {0};
+    t->reached = step + 1;
+    gr_status status = t->strategy->step != NULL ? t->strategy->step(t, step, &now, diag)
+                                                 : run_step(t, step, &now, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    now.step_ns = gr_now_ns() - begin_ns;
+    now.wait_ns = t->wait_ns - wait_ns;
     gr_meter_add(meter, &now);
     gr_timeline_phase_over(t->timeline, GR_TIMELINE_STEP, step + 1, begun);
     return GR_OK;

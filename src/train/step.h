@@ -21,9 +21,10 @@ enum {
     GR_STEP_HEAD = 16,
     GR_STEP_LOSS = 0,
     GR_STEP_CORRECT = 1,
-    GR_STEP_STOP = 2, /* not 0: somebody wants the training to end after this step */
-    GR_STEP_SAVE = 3, /* not 0: a checkpoint is due after it */
-    GR_STEP_RENEW = 4 /* not 0: the next step is one of another generation */
+    GR_STEP_STOP = 2,  /* not 0: somebody wants the training to end after this step */
+    GR_STEP_SAVE = 3,  /* not 0: a checkpoint is due after it */
+    GR_STEP_RENEW = 4, /* not 0: the next step is one of another generation */
+    GR_STEP_UNDO = 5   /* not 0: somebody ends without this round of local steps */
 };
 
 enum { GR_READ_AHEAD_MAX = 16 }; /* batches */
@@ -34,31 +35,46 @@ typedef struct gr_watch {
     size_t begin, end;
 } gr_watch;
 
-typedef struct gr_trainer {
-    gr_job *job;           /* borrowed */
-    gr_comm *comm;         /* borrowed */
-    gr_timeline *timeline; /* of comm; NULL: none is wanted */
+typedef struct gr_strategy gr_strategy; /* strategy.h */
+
+typedef struct gr_trainer gr_trainer;
+struct gr_trainer {
+    gr_job *job;                 /* borrowed */
+    const gr_strategy *strategy; /* the job's */
+    gr_comm *comm;               /* borrowed */
+    gr_timeline *timeline;       /* of comm; NULL: none is wanted */
     int rank, world_size;
     gr_model *model;
     gr_optimizer *optimizer;
     gr_loader *loader;
     gr_shard_plan plan;
+    int dealt; /* shards of what is dealt to the ranks at a time: the job's, or one a rank */
     gr_compressor compressor;
     size_t cuts[GR_BUCKETS_MAX]; /* ends of the buckets, in a group of one as well */
     int cut_count;
     gr_buckets buckets; /* empty in a group of one */
-    float **vectors;    /* plan.slots step vectors, memory that peers can read */
+    uint8_t *secret;    /* ps: the job's (gr_secret_keep); NULL */
+    void *meeting;      /* the strategy's own, of this generation; NULL */
+    float **vectors;    /* plan.slots step vectors; made by the strategy */
     float *micro;       /* gradient of the second and later micro batches; NULL: there are none */
-    float *values;      /* the weights */
+    float *values;      /* the weights; of local steps those of the last round's end */
+    float *outer;       /* momentum of an outer optimizer; NULL: there is none */
+    bool apart;         /* between two steps of a round: ranks have weights of their own */
+    bool undone;        /* the last step has not happened, and no other one of its round */
     size_t length;      /* of a step vector */
     size_t parameters;  /* where the parameters begin in it */
     gr_watch *watches;  /* ascending */
     int watch_count;
-    gr_saver *saver; /* rank 0's, borrowed: weights do not change before it has them; NULL */
+    gr_saver *saver;  /* rank 0's, borrowed: weights do not change before it has them; NULL */
+    gr_trainer *next; /* what was made ahead for the next generation, without all else; NULL */
 
     /* What this rank says in the next step, and what any rank has said in the last one. */
     bool says_stop, says_save, says_renew;
     bool stop, save, renew;
+
+    uint64_t reached;  /* steps of the job that were done after the last one of this rank */
+    uint64_t restored; /* of the checkpoint that the job has gone on from */
+    uint64_t own_step; /* where each rank goes its own way: the next one by its own count */
 
     /* Of the pass that is running. */
     int turn, micro_index;
@@ -67,7 +83,8 @@ typedef struct gr_trainer {
     int watched;         /* watches [0, watched) have been looked at */
     bool bad;            /* this rank's own sums hold NaN or infinity, as far as they are watched */
     gr_status reduction; /* first failure of an operation during the backward pass */
-} gr_trainer;
+    int64_t wait_ns;     /* time spent waiting for others, since the trainer was made */
+};
 
 /* gr_trainer_prepare makes all that needs no other worker: model, optimizer, initial weights.
  * gr_trainer_init is that and gr_trainer_enter. The next step is 0. */
@@ -82,12 +99,20 @@ void gr_trainer_fini(gr_trainer *trainer);
 void gr_trainer_exit(gr_trainer *trainer);
 gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
+/* gr_comm_ahead: makes the next generation's part while this one computes, for gr_trainer_enter to
+ * take; and frees it. */
+gr_status gr_trainer_make_ahead(void *trainer, gr_comm *next, gr_diag *diag) GR_MUST_CHECK;
+void gr_trainer_drop_ahead(void *trainer);
 
 /* The step `step` (from 0), on all ranks; its numbers are added to `meter`. No heap, unless it
  * fails. GR_E_NOT_FINITE: loss or gradients hold NaN or infinity; the same sentence on every
  * rank, and this trainer is of no further use. */
 gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter,
                           gr_diag *diag) GR_MUST_CHECK;
+
+/* The vectors that belong to the weights, and are the same on all ranks: the optimizer's, then the
+ * outer one's. Each has the name that checkpoints give it. NULL past the end. */
+float *gr_trainer_state(gr_trainer *trainer, int index, const char **name_out);
 
 /* A loader of this rank's shards for steps [first_step, total_steps). */
 gr_status gr_trainer_load(gr_trainer *trainer, uint64_t first_step, uint64_t total_steps,
@@ -104,11 +129,13 @@ gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const ch
  * nearly no cost; the reduced sum is looked over in full. */
 gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag) GR_MUST_CHECK;
 
-/* Where this rank's shards of step `step` first show a number that is not finite, as a key whose
- * order is that of the appearance: the minimum over the ranks tells the first place of all.
- * INT64_MAX: nowhere. To be called with the weights from before the step. */
-gr_status gr_not_finite_find(gr_trainer *trainer, uint64_t step, int64_t *key_out,
-                             gr_diag *diag) GR_MUST_CHECK;
+/* Where this rank's shards (trainer->plan) of step `step` first show a number that is not finite,
+ * as a key whose order is that of the appearance: the minimum over the ranks tells the first place
+ * of all. INT64_MAX: nowhere. `values`: the weights from before the step. */
+gr_status gr_not_finite_find(gr_trainer *trainer, const float *values, uint64_t step,
+                             int64_t *key_out, gr_diag *diag) GR_MUST_CHECK;
+/* It was in this shard, and nobody knows where. */
+int64_t gr_not_finite_unknown(int shard);
 
 /* Agree with the other ranks and fill `diag`; always a failure. `key` is this rank's, `sum` the
  * reduced step vector, of which element `at` is not finite. Collective. */

@@ -7,10 +7,11 @@
 #include "base/file.h"
 #include "coll/comm.h"
 #include "coll/late.h"
+#include "nn/threads.h"
 #include "train/checkpoint_state.h"
 #include "train/recover.h"
 #include "train/report.h"
-#include "train/step.h"
+#include "train/strategy.h"
 #include "train/weights.h"
 
 #include <errno.h>
@@ -29,18 +30,22 @@ typedef struct run {
     gr_evaluator *evaluator;
     gr_report report;
     FILE *metrics;        /* rank 0: <output>/metrics.jsonl */
-    gr_metrics_told told; /* in it when this rank became rank 0 */
+    gr_metrics_told told; /* in it */
     char *metrics_path;   /* in the job's arena */
     char *weights_path;   /* in the job's arena */
     gr_progress progress;
     int64_t begin_ns;
-    bool began;       /* all ranks were ready for the first step */
-    float *residuals; /* rank 0, topk: of all shards, for the last checkpoint; NULL */
-    int64_t saved_ns; /* when the last checkpoint was begun */
+    bool began;          /* all ranks were ready for the first step */
+    float *residuals;    /* rank 0: what shards keep, for the last checkpoint; NULL */
+    int64_t saved_ns;    /* when the last checkpoint was begun */
+    uint64_t saved_step; /* the last step of which it was known whether one is due */
     bool skip_told;
-    int64_t lost_ns; /* when the generation before ended; 0: none did, or it has been told of */
-    bool lost;       /* by the loss of a member */
-    gr_skew *skews;  /* what had come late before this generation's first step, by rank */
+    int64_t lost_ns;  /* when the generation before ended; 0: none did, or it has been told of */
+    bool lost;        /* by the loss of a member */
+    gr_skew *skews;   /* what had come late before this generation's first step, by rank; then what
+                        had before this epoch */
+    int64_t epoch_ns; /* when this epoch began, or its part in this generation */
+    gr_staleness stale; /* of rank 0, where gradients are: before this epoch */
     gr_chaos_run chaos;
 } run;
 
@@ -86,6 +91,7 @@ static gr_status lead(run *r, gr_diag *diag)
 static gr_status tell_epoch(run *r, gr_diag *diag)
 {
     gr_status status = gr_epoch_write(&r->progress.told, r->metrics, r->metrics_path, diag);
+    r->told.epoch = r->progress.told.epoch;
     return status != GR_OK ? status : gr_report_epoch(&r->report, &r->progress.told, diag);
 }
 
@@ -110,23 +116,24 @@ static gr_status tell_start(run *r, bool anew, gr_diag *diag)
             status = gr_report_start(&r->report, &record, diag);
         }
     }
-    /* Rank 0 may have died before it told of the epoch that ended last. */
-    if (status == GR_OK && !anew && r->told.epoch < r->progress.told.epoch) {
-        status = tell_epoch(r, diag);
-    }
     return status;
 }
 
 /* All are ready for the first step of this generation. */
 static gr_status begin(run *r, gr_diag *diag)
 {
-    gr_skew *skews = realloc(r->skews, (size_t)r->trainer.world_size * sizeof *r->skews);
+    gr_skew *skews = realloc(r->skews, 2 * (size_t)r->trainer.world_size * sizeof *r->skews);
     if (skews == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for what is known of %d ranks",
                        r->trainer.world_size);
     }
     r->skews = skews;
     gr_status status = gr_late_begin(r->comm, r->skews);
+    if (status == GR_OK) {
+        status = gr_late_begin(r->comm, r->skews + r->trainer.world_size);
+    }
+    r->epoch_ns = gr_now_ns();
+    r->saved_step = r->progress.steps;
     if (status != GR_OK) {
         return gr_trainer_comm_failed(r->comm, status, "training could not begin", diag);
     }
@@ -136,7 +143,11 @@ static gr_status begin(run *r, gr_diag *diag)
         r->begin_ns = r->saved_ns = gr_now_ns();
         r->began = true;
     }
-    return takes_over ? tell_start(r, anew, diag) : GR_OK;
+    status = takes_over ? tell_start(r, anew, diag) : GR_OK;
+    /* Rank 0 may have died before it told of the epoch that ended last; or, where each goes its own
+     * way, another rank has come farther. */
+    bool untold = r->lead && !anew && r->told.epoch < r->progress.told.epoch;
+    return status == GR_OK && untold ? tell_epoch(r, diag) : status;
 }
 
 static gr_status tell_recovery(run *r, gr_diag *diag)
@@ -160,15 +171,15 @@ static uint64_t epochs_ended(const gr_job *job, uint64_t step)
                                     : step / job->steps_per_epoch;
 }
 
-/* The test part with the weights as they are after `step` steps, unless that is known. */
-static gr_status evaluate(run *r, uint64_t step, gr_diag *diag)
+/* The test part with the weights as they are after `step` steps, unless that is known. By all ranks
+ * of `comm`; NULL: by this one alone. */
+static gr_status evaluate(run *r, gr_comm *comm, uint64_t step, gr_diag *diag)
 {
     if (r->progress.evaluated_step == step) {
         return GR_OK;
     }
     gr_evaluation evaluation;
-    gr_status status =
-        gr_evaluator_run(r->evaluator, r->trainer.values, r->comm, &evaluation, diag);
+    gr_status status = gr_evaluator_run(r->evaluator, r->trainer.values, comm, &evaluation, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -192,13 +203,62 @@ static double test_accuracy(const run *r)
                  : (double)NAN;
 }
 
+/* Who has cost the others a twentieth of the time since `since`, if one rank has. */
+static gr_status find_late(run *r, const gr_skew *since, double seconds, gr_late *late_out,
+                           gr_diag *diag)
+{
+    gr_status status = gr_late_find(r->comm, since, seconds * 1e6 / 20, late_out);
+    return status == GR_OK
+               ? GR_OK
+               : gr_trainer_comm_failed(r->comm, status, "who came late was not collected", diag);
+}
+
+/* NaN: of nothing. */
+static double share_of(uint64_t part, uint64_t of)
+{
+    return of > 0 ? (double)part / (double)of : (double)NAN;
+}
+
+/* What held up this epoch: who came late where all wait for each other, else how old gradients
+ * were. */
+static gr_status judge_epoch(run *r, gr_epoch_record *record, gr_diag *diag)
+{
+    const gr_strategy *strategy = r->trainer.strategy;
+    gr_skew *before = r->skews + r->trainer.world_size;
+    gr_late late = {.rank = -1};
+    gr_status status = GR_OK;
+    record->staleness = (double)NAN;
+    if (strategy->count == NULL) {
+        status = find_late(r, before, (double)(gr_now_ns() - r->epoch_ns) * 1e-9, &late, diag);
+        if (status == GR_OK) {
+            status = gr_late_begin(r->comm, before);
+        }
+    } else if (r->lead) {
+        gr_staleness now;
+        status = strategy->count(&r->trainer, &now, diag);
+        if (status == GR_OK) {
+            bool more = now.updates > r->stale.updates && now.sum >= r->stale.sum;
+            record->staleness = /* less: a server is lost with what it had counted */
+                more ? share_of(now.sum - r->stale.sum, now.updates - r->stale.updates)
+                     : (double)NAN;
+            r->stale = now;
+        }
+    }
+    r->epoch_ns = gr_now_ns();
+    record->late_rank = late.rank;
+    record->late_us = late.mean_us;
+    return status;
+}
+
 static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
 {
     const gr_job *job = r->job;
-    uint64_t epoch = (step - 1) / job->steps_per_epoch + 1;
-    bool evaluates = job->config.eval_every > 0 && epoch % (uint64_t)job->config.eval_every == 0;
+    uint64_t epoch = r->progress.epochs + 1;
+    bool free = gr_job_runs_free(job); /* rank 0 evaluates, and the others go on */
+    bool evaluates = job->config.eval_every > 0 && epoch % (uint64_t)job->config.eval_every == 0 &&
+                     (!free || r->lead);
     if (evaluates) {
-        gr_status status = evaluate(r, step, diag);
+        gr_status status = evaluate(r, free ? NULL : r->comm, step, diag);
         if (status != GR_OK) {
             return status;
         }
@@ -217,6 +277,10 @@ static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
         .comm_wait_share = gr_meter_wait_share(&r->progress.epoch),
         .learning_rate = gr_learning_rate(&job->optimizer, step - 1, (double)job->steps_per_epoch,
                                           job->total_steps, job->config.global_batch)};
+    gr_status status = judge_epoch(r, &record, diag);
+    if (status != GR_OK) {
+        return status;
+    }
     r->progress.last_loss = record.loss;
     gr_meter_add(&r->progress.total, &r->progress.epoch);
     r->progress.epoch = (gr_meter){0};
@@ -227,16 +291,19 @@ static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
 
 /* ---- Checkpoints ----------------------------------------------------------------------------- */
 
-/* Rank 0 decides, and the step that is about to run tells all. The last step is always due, as all
- * know; others are left out while an earlier checkpoint is still being written. */
+/* Rank 0 decides, and the step that is about to run tells all; where each worker goes its own way
+ * steps have been done that it has not seen. The last step is always due, as all know; others are
+ * left out while an earlier checkpoint is still being written. */
 static bool is_due(run *r, uint64_t step)
 {
     const gr_job *job = r->job;
     if (!r->lead || job->checkpoint.every == NULL || step == job->total_steps) {
         return false;
     }
-    bool due = job->checkpoint_steps > 0 ? step % job->checkpoint_steps == 0
-                                         : (gr_now_ns() - r->saved_ns) / 1000 >= job->checkpoint_us;
+    uint64_t every = job->checkpoint_steps, before = r->saved_step;
+    bool due = every > 0 ? step / every > before / every
+                         : (gr_now_ns() - r->saved_ns) / 1000 >= job->checkpoint_us;
+    r->saved_step = step;
     if (!due || !gr_saver_busy(r->trainer.saver)) {
         return due;
     }
@@ -290,22 +357,36 @@ static gr_status stop(run *r, uint64_t step, gr_diag *diag)
                    (unsigned long long)step, (unsigned long long)r->job->total_steps);
 }
 
-/* `step` steps are done, and all ranks know what any of them has said. */
+/* By all ranks; where each goes its own way, by rank 0. `goes_on`: weights will change again. */
+static gr_status save(run *r, uint64_t step, bool goes_on, gr_diag *diag)
+{
+    if (r->lead && !goes_on) {
+        gr_diag before; /* the thread has warned of it */
+        (void)!gr_saver_wait(r->trainer.saver, &before);
+    }
+    gr_status status = gr_state_gather(&r->trainer, step, &r->residuals, diag);
+    if (status == GR_OK && r->lead) {
+        begin_checkpoint(r, step, goes_on);
+    }
+    return status;
+}
+
+/* Is there one of the end? */
+static bool saves_last(const run *r)
+{
+    return r->job->checkpoint.every != NULL && r->job->total_steps > r->progress.first_step;
+}
+
+/* `step` steps are done, and all ranks know what any of them has said; where each goes its own way
+ * rank 0 alone saves, and the end comes when all have met. */
 static gr_status save_or_stop(run *r, uint64_t step, gr_diag *diag)
 {
-    gr_trainer *t = &r->trainer;
-    bool ends = step == r->job->total_steps, stops = t->stop && !ends;
-    bool last = ends && r->job->checkpoint.every != NULL && step > r->progress.first_step;
-    if (!t->save && !stops && !last) {
-        return GR_OK;
-    }
-    if (r->lead && (ends || stops)) {
-        gr_diag before; /* the thread has warned of it */
-        (void)!gr_saver_wait(t->saver, &before);
-    }
-    gr_status status = gr_state_gather(t, &r->residuals, diag);
-    if (status == GR_OK && r->lead) {
-        begin_checkpoint(r, step, !ends && !stops);
+    bool free = gr_job_runs_free(r->job);
+    bool ends = step == r->job->total_steps, stops = r->trainer.stop && !ends;
+    bool due = free ? is_due(r, step) : r->trainer.save || (ends && saves_last(r));
+    gr_status status = GR_OK;
+    if ((due || stops) && (r->lead || !free)) {
+        status = save(r, step, !ends && !stops, diag);
     }
     return status == GR_OK && stops ? stop(r, step, diag) : status;
 }
@@ -346,13 +427,19 @@ static gr_status train(run *r, gr_diag *diag)
     gr_trainer *t = &r->trainer;
     t->save = t->stop = t->renew = false;
     r->chaos.rank_now = t->rank;
-    int64_t work_ns = 0; /* of the last step */
+    int64_t work_ns = 0;             /* of the last step */
+    gr_progress alike = r->progress; /* when all had the same weights last */
     for (;;) {
         gr_status status = GR_OK;
         uint64_t step = r->progress.steps;
         if (r->progress.epochs < epochs_ended(job, step)) {
-            status = end_epoch(r, step, diag);
+            /* Where each rank goes its own way, others may have done several. */
+            r->progress.epochs = epochs_ended(job, step) - 1;
+            uint64_t end = (r->progress.epochs + 1) * job->steps_per_epoch;
+            status = end_epoch(r, end < job->total_steps ? end : job->total_steps, diag);
         }
+        bool asked = options->stop != NULL && options->stop(options->stop_arg);
+        t->stop = t->stop || (asked && gr_job_runs_free(job)); /* whatever the others do */
         if (status == GR_OK) {
             status = save_or_stop(r, step, diag);
         }
@@ -362,20 +449,27 @@ static gr_status train(run *r, gr_diag *diag)
         if (t->renew) {
             return leave_generation(r);
         }
-        t->says_stop = options->stop != NULL && options->stop(options->stop_arg);
-        t->says_save = is_due(r, step + 1);
+        t->says_stop = asked;
+        t->says_save = !gr_job_runs_free(job) && is_due(r, step + 1);
         t->says_renew = gr_comm_change_wanted(r->comm);
         gr_comm_note_step(r->comm, step + 1);
         gr_chaos_step(&r->chaos, step + 1, work_ns);
         const gr_meter before = r->progress.epoch;
+        alike = t->apart ? alike : r->progress;
         status = gr_trainer_step(t, step, &r->progress.epoch, diag);
         if (status != GR_OK) {
-            return status;
+            r->progress = alike;
+            return status == GR_PENDING ? leave_generation(r) : status;
+        }
+        if (t->undone) {
+            r->progress = alike;
+            r->saved_step = alike.steps;
+            continue;
         }
         work_ns = (r->progress.epoch.step_ns - before.step_ns) -
                   (r->progress.epoch.wait_ns - before.wait_ns);
-        r->progress.steps++;
-        gr_report_step(&r->report, step + 1, gr_now_ns());
+        r->progress.steps = t->reached;
+        gr_report_step(&r->report, t->reached, gr_now_ns());
     }
 }
 
@@ -394,30 +488,36 @@ static gr_status mean_wait_share(run *r, double *share_out, gr_diag *diag)
     return GR_OK;
 }
 
-/* Who has cost the others a twentieth of the time, if one rank has. */
-static gr_status find_late(run *r, double seconds, gr_late *late_out, gr_diag *diag)
-{
-    gr_status status = gr_late_find(r->comm, r->skews, seconds * 1e6 / 20, late_out);
-    return status == GR_OK
-               ? GR_OK
-               : gr_trainer_comm_failed(r->comm, status, "who came late was not collected", diag);
-}
-
 static gr_status finish(run *r, gr_diag *diag)
 {
     char sha256[65];
     double share = 0.0;
     double seconds = (double)(gr_now_ns() - r->begin_ns) * 1e-9;
     gr_late late = {.rank = -1};
-    gr_status status = find_late(r, seconds, &late, diag);
+    const gr_strategy *strategy = r->trainer.strategy;
+    gr_status status = GR_OK;
+    if (strategy->finish != NULL) {
+        status = strategy->finish(&r->trainer, diag);
+        r->progress.evaluated_step = UINT64_MAX; /* of other weights */
+        if (status == GR_OK && r->lead && saves_last(r)) {
+            status = save(r, r->job->total_steps, false, diag);
+        }
+    }
+    if (status == GR_OK && strategy->count == NULL) { /* else nobody waits in a step */
+        status = find_late(r, r->skews, seconds, &late, diag);
+    }
     if (status == GR_OK) {
-        status = evaluate(r, r->job->total_steps, diag);
+        status = evaluate(r, r->comm, r->job->total_steps, diag);
     }
     if (status == GR_OK) {
         status = gr_weights_agree(r->trainer.model, r->trainer.values, r->comm, diag);
     }
     if (status == GR_OK) {
         status = mean_wait_share(r, &share, diag);
+    }
+    gr_staleness stale = {0};
+    if (status == GR_OK && r->lead && strategy->count != NULL) {
+        status = strategy->count(&r->trainer, &stale, diag);
     }
     if (status != GR_OK || !r->lead) {
         return status;
@@ -441,6 +541,9 @@ static gr_status finish(run *r, gr_diag *diag)
                             .comm_wait_share = share,
                             .late_rank = late.rank,
                             .late_us = late.mean_us,
+                            .staleness = share_of(stale.sum, stale.updates),
+                            .staleness_most = (int64_t)stale.most,
+                            .dropped_share = share_of(stale.dropped, stale.pushes),
                             .checkpoints = counts.begun,
                             .checkpoint_wait_s = (double)counts.held_ns * 1e-9};
     status = gr_end_write(&record, r->metrics, r->metrics_path, diag);
@@ -491,7 +594,10 @@ static gr_status enter(run *r, gr_diag *diag)
 
 static gr_status run_generation(run *r, gr_diag *diag)
 {
+    const gr_comm_ahead ahead = {
+        .make = gr_trainer_make_ahead, .drop = gr_trainer_drop_ahead, .arg = &r->trainer};
     gr_status status = enter(r, diag);
+    gr_comm_set_ahead(r->comm, &ahead);
     if (status == GR_OK) {
         status = begin(r, diag);
     }
@@ -558,9 +664,16 @@ gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *opti
     r.progress.last_loss = (double)NAN;
     r.progress.evaluation.loss = (double)NAN;
     gr_report_init(&r.report, GR_REPORT_NONE, options->out, -1);
+    if (getenv("OMP_NUM_THREADS") == NULL) {
+        /* Without a launcher, all cores: workers of a host would be in each other's way. */
+        gr_kernels_use_threads((int)job->distribution.worker_threads);
+    }
     gr_status status = run_all(&r, comm, diag);
     if (status != GR_OK) {
         gr_report_abandon(&r.report);
+    }
+    if (r.comm != NULL) {
+        gr_comm_drop_ahead(r.comm); /* before what it may still look at */
     }
     gr_saver_destroy(r.trainer.saver); /* before the memory that it may still read */
     gr_evaluator_destroy(r.evaluator);

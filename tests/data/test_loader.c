@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "sanitized.h"
 #include "support_data.h"
 
 #include "base/fail.h"
@@ -12,13 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define HEAP_COUNTED 0 /* the sanitizer has the heap */
-#elif defined(__has_feature)
-#define HEAP_COUNTED (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
-#else
-#define HEAP_COUNTED 1
-#endif
+#define HEAP_COUNTED (!SANITIZED) /* else the sanitizer has the heap */
 
 #if HEAP_COUNTED
 /* Seen by the libraries as well, whatever visibility the build chooses. */

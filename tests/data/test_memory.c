@@ -2,6 +2,7 @@
 
 /* Memory that runs out at any place: opening data and starting a loader end with a sentence, and
  * give everything back. */
+#include "sanitized.h"
 #include "support_data.h"
 
 #include "base/fail.h"
@@ -12,13 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define HEAP_OURS 0 /* the sanitizer has the heap */
-#elif defined(__has_feature)
-#define HEAP_OURS (!__has_feature(address_sanitizer) && !__has_feature(thread_sanitizer))
-#else
-#define HEAP_OURS 1
-#endif
+#define HEAP_OURS (!SANITIZED) /* else the sanitizer has the heap */
 
 #if HEAP_OURS
 /* Seen by the libraries as well, whatever visibility the build chooses. */

@@ -2,7 +2,9 @@
 #include "support_train.h"
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/hash.h"
+#include "data/order.h"
 #include "group/group.h"
 
 #include <dirent.h>
@@ -187,4 +189,142 @@ void support_group(int world_size, const char *link, support_member *member, voi
         assert_int_equal(gr_coordinator_progress(coordinator, &diag), GR_OK);
     }
     gr_coordinator_destroy(coordinator);
+}
+
+/* ---- Whole runs ------------------------------------------------------------------------------ */
+
+const gr_train_options support_quiet = {.style = GR_REPORT_NONE};
+
+int support_train_member(int rank, gr_comm *comm, void *arg)
+{
+    const char *folder = arg;
+    char path[SUPPORT_PATH_BYTES + 32];
+    gr_job_overrides overrides = {.workers = gr_comm_size(comm)};
+    gr_job *job = NULL;
+    gr_diag diag = {0};
+    snprintf(path, sizeof path, "%s/job.yaml", folder);
+    gr_status status = gr_job_open(path, &overrides, &job, &diag);
+    if (status == GR_OK) {
+        status = gr_train_run(job, &comm, &support_quiet, &diag);
+        gr_job_close(job);
+    }
+    snprintf(path, sizeof path, "%s/rank.%d", folder, rank);
+    FILE *file = fopen(path, "w");
+    if (file != NULL) {
+        fprintf(file, "%d %s\n", status, diag.text);
+        fclose(file);
+    }
+    /* run_member's communicator may be none any more. */
+    gr_comm_destroy(comm);
+    fflush(NULL);
+    _exit(status == GR_OK ? 0 : 1);
+}
+
+json_t *support_end_value(const char *folder, const char *key)
+{
+    char path[SUPPORT_PATH_BYTES + 32];
+    char *text = NULL;
+    size_t size = 0;
+    gr_diag diag = {0};
+    snprintf(path, sizeof path, "%s/out/metrics.jsonl", folder);
+    assert_int_equal(gr_file_read(path, 1 << 20, &text, &size, &diag), GR_OK);
+    assert_true(size > 1 && text[size - 1] == '\n');
+    text[size - 1] = '\0';
+    char *line = strrchr(text, '\n');
+    json_t *object = json_loads(line != NULL ? line + 1 : text, 0, NULL);
+    assert_non_null(object);
+    json_t *value = json_incref(json_object_get(object, key));
+    assert_non_null(value);
+    json_decref(object);
+    free(text);
+    return value;
+}
+
+void support_end_sha(const char *folder, char sha_out[SUPPORT_SHA_BYTES])
+{
+    json_t *value = support_end_value(folder, "weights_sha256");
+    snprintf(sha_out, SUPPORT_SHA_BYTES, "%s", json_string_value(value));
+    assert_int_equal(strlen(sha_out), 64);
+    json_decref(value);
+}
+
+void support_train_group(const support_job *job, int workers, const char *link,
+                         char sha_out[SUPPORT_SHA_BYTES])
+{
+    char folder[SUPPORT_PATH_BYTES];
+    int codes[GROUP_MAX] = {0};
+    support_folder(folder);
+    support_write(folder, job);
+    support_group(workers, link, support_train_member, folder, codes);
+    for (int rank = 0; rank < workers; rank++) {
+        if (codes[rank] != 0) {
+            fail_msg("rank %d of %d over %s ended with %d; see %s", rank, workers, link,
+                     codes[rank], folder);
+        }
+    }
+    support_end_sha(folder, sha_out);
+    support_clean(folder);
+}
+
+void support_same_for_all(const support_job *job, const int *worlds, int count, const char *link,
+                          char sha_out[SUPPORT_SHA_BYTES])
+{
+    support_train_group(job, 1, link, sha_out);
+    for (int i = 0; i < count; i++) {
+        char sha[SUPPORT_SHA_BYTES];
+        support_train_group(job, worlds[i], link, sha);
+        if (strcmp(sha, sha_out) != 0) {
+            fail_msg("%d workers over %s end with other weights than one", worlds[i], link);
+        }
+    }
+}
+
+/* ---- Naively --------------------------------------------------------------------------------- */
+
+void support_naive_init(support_naive *naive, const gr_job *job, int64_t batch)
+{
+    gr_diag diag = {0};
+    gr_model_config config = {.spec = job->spec,
+                              .batch = (int)job->shard_batch,
+                              .gradient_scale = (float)(1.0 / (double)batch),
+                              .seed = (uint64_t)job->config.seed,
+                              .training = true};
+    *naive = (support_naive){.job = job};
+    assert_int_equal(gr_model_create(&config, &naive->model, &diag), GR_OK);
+    naive->x = calloc((size_t)job->shard_batch * 64, sizeof *naive->x);
+    naive->labels = calloc((size_t)job->shard_batch, sizeof *naive->labels);
+    naive->numbers = calloc((size_t)job->shard_batch, sizeof *naive->numbers);
+}
+
+void support_naive_fini(support_naive *naive)
+{
+    gr_model_destroy(naive->model);
+    free(naive->x);
+    free(naive->labels);
+    free(naive->numbers);
+}
+
+double support_naive_gradient(support_naive *naive, const float *values, uint64_t step, int shard,
+                              float *gradient_out)
+{
+    support_naive *n = naive;
+    const gr_job *job = n->job;
+    gr_diag diag = {0};
+    gr_order order;
+    gr_order_init(&order, (uint64_t)job->config.seed, step / job->steps_per_epoch,
+                  (uint64_t)gr_dataset_count(job->dataset, GR_PART_TRAIN));
+    uint64_t at = (uint64_t)shard * (uint64_t)job->shard_batch;
+    uint64_t position = step % job->steps_per_epoch * (uint64_t)job->config.global_batch + at;
+    for (int64_t i = 0; i < job->shard_batch; i++) {
+        n->numbers[i] = (int64_t)gr_order_at(&order, position + (uint64_t)i);
+    }
+    assert_int_equal(gr_dataset_read(job->dataset, GR_PART_TRAIN, n->numbers, (int)job->shard_batch,
+                                     n->x, n->labels, NULL, &diag),
+                     GR_OK);
+    gr_batch batch = {.x = n->x, .labels = n->labels, .step = step, .sample_first = at};
+    gr_batch_result result;
+    assert_int_equal(gr_model_forward(n->model, values, &batch, &result, &diag), GR_OK);
+    assert_int_equal(gr_model_backward(n->model, values, &batch, gradient_out, NULL, NULL, &diag),
+                     GR_OK);
+    return result.loss;
 }

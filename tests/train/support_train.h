@@ -7,7 +7,9 @@
 
 #include "train/train.h"
 
-enum { SUPPORT_PATH_BYTES = 256 };
+#include <jansson.h>
+
+enum { SUPPORT_PATH_BYTES = 256, SUPPORT_SHA_BYTES = 65 };
 
 typedef struct support_job {
     const char *model;        /* the list under `model:`, indented by two; NULL: a small MLP */
@@ -41,5 +43,42 @@ gr_job *support_open(const char *folder, const support_job *job, int workers);
 typedef int support_member(int rank, gr_comm *comm, void *arg);
 void support_group(int world_size, const char *link, support_member *member, void *arg,
                    int *exit_codes_out);
+
+/* ---- Whole runs ---- */
+
+extern const gr_train_options support_quiet; /* no report */
+
+/* A support_member: trains <folder>/job.yaml (`arg`: the folder), and leaves status and sentence of
+ * this rank in <folder>/rank.<rank>. */
+int support_train_member(int rank, gr_comm *comm, void *arg);
+
+/* The value of a key in the last line of <folder>/out/metrics.jsonl; a new reference. */
+json_t *support_end_value(const char *folder, const char *key);
+/* The hash of the weights in it. */
+void support_end_sha(const char *folder, char sha_out[SUPPORT_SHA_BYTES]);
+
+/* Trains in a group of so many workers, all of which must succeed; the hash of the weights. */
+void support_train_group(const support_job *job, int workers, const char *link,
+                         char sha_out[SUPPORT_SHA_BYTES]);
+/* With one worker and with each of these numbers of workers: the hash must be the same. */
+void support_same_for_all(const support_job *job, const int *worlds, int count, const char *link,
+                          char sha_out[SUPPORT_SHA_BYTES]);
+
+/* ---- Naively: a shard's gradient as it is defined, without a trainer ---- */
+
+typedef struct support_naive {
+    const gr_job *job;
+    gr_model *model;
+    float *x;
+    int32_t *labels;
+    int64_t *numbers;
+} support_naive;
+
+/* The digits; gradients are means over `batch` samples. */
+void support_naive_init(support_naive *naive, const gr_job *job, int64_t batch);
+void support_naive_fini(support_naive *naive);
+/* Of one shard in step `step`; returns the sum of its samples' losses. */
+double support_naive_gradient(support_naive *naive, const float *values, uint64_t step, int shard,
+                              float *gradient_out);
 
 #endif

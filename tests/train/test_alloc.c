@@ -5,6 +5,7 @@
  * Ours must be none. oneDNN makes small ones of its own inside each call of a primitive, which no
  * setting avoids; they must be the same in every step and all be given back. */
 
+#include "sanitized.h"
 #include "support_train.h"
 
 #include "train/checkpoint_state.h"
@@ -19,11 +20,7 @@
 
 #include <cmocka.h>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define COUNTING 0 /* the sanitizers have a malloc of their own */
-#else
-#define COUNTING 1
-#endif
+#define COUNTING (!SANITIZED) /* the sanitizers have a malloc of their own */
 
 static atomic_long allocations; /* by Gradus */
 static atomic_long foreign;     /* by libraries */
@@ -174,6 +171,13 @@ static void the_count_counts(void **state)
     assert_int_equal(atomic_load(&allocations) - before, COUNTING);
 }
 
+/* Rounds of steps of which some are in the middle and some at the end. */
+static const support_job local_shape = {.shards = 4,
+                                        .steps = WARM_UP + STEPS,
+                                        .global_batch = 32,
+                                        .distribution = "  strategy: local\n  sync_every: 3\n"
+                                                        "  outer: {}\n"};
+
 static void one_worker(void **state)
 {
     (void)state;
@@ -237,24 +241,32 @@ static int count_member(int rank, gr_comm *comm, void *arg)
     return count < 0 ? 98 : count > 90 ? 90 : (int)count;
 }
 
+static void count_in_three(const support_job *job, const char *link)
+{
+    char folder[SUPPORT_PATH_BYTES];
+    int codes[3] = {-1, -1, -1};
+    support_folder(folder);
+    support_write(folder, job);
+    support_group(3, link, count_member, folder, codes);
+    for (int rank = 0; rank < 3; rank++) {
+        if (codes[rank] != 0) {
+            fail_msg("rank %d over %s: %d allocations in %d steps", rank, link, codes[rank], STEPS);
+        }
+    }
+    support_clean(folder);
+}
+
 static void three_workers(void **state)
 {
     (void)state;
-    static const char *const links[] = {"shm", "tcp"};
-    for (int l = 0; l < 2; l++) {
-        char folder[SUPPORT_PATH_BYTES];
-        int codes[3] = {-1, -1, -1};
-        support_folder(folder);
-        support_write(folder, &shape);
-        support_group(3, links[l], count_member, folder, codes);
-        for (int rank = 0; rank < 3; rank++) {
-            if (codes[rank] != 0) {
-                fail_msg("rank %d over %s: %d allocations in %d steps", rank, links[l], codes[rank],
-                         STEPS);
-            }
-        }
-        support_clean(folder);
-    }
+    count_in_three(&shape, "shm");
+    count_in_three(&shape, "tcp");
+}
+
+static void three_workers_with_local_steps(void **state)
+{
+    (void)state;
+    count_in_three(&local_shape, "shm");
 }
 
 int main(int argc, char **argv)
@@ -266,6 +278,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_worker),
         cmocka_unit_test(with_checkpoints),
         cmocka_unit_test(three_workers),
+        cmocka_unit_test(three_workers_with_local_steps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,6 +174,33 @@ static void test_steps_and_micro_batches(void **state)
     gr_job_close(job);
 }
 
+static void test_local(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t steps;
+    } cases[] = {{"3", 3}, {"1 step", 1}, {"2 steps", 2}, {"epoch", 5}, {"0.6 epochs", 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "{strategy: local, sync_every: %s, shards", cases[i].text);
+        put_job("{shards", text);
+        gr_job *job = open_path("job.yaml", (gr_job_overrides){0});
+        assert_int_equal(job->sync_steps, cases[i].steps);
+        assert_false(job->outer.wanted);
+        gr_job_close(job);
+    }
+    put_job("{shards", "{strategy: local, sync_every: 2, outer: {nesterov: yes}, shards");
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_true(job->outer.wanted && job->outer.nesterov);
+    assert_true(job->outer.learning_rate == 1.0);
+    gr_job_close(job);
+    put_job(NULL, NULL);
+    job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(job->sync_steps, 0);
+    gr_job_close(job);
+}
+
 static void test_link(void **state)
 {
     (void)state;
@@ -238,6 +265,32 @@ static void test_bad_settings(void **state)
          "shards: 8"},
         {"{shards", "{strategy: servers, shards",
          "job.yaml:6: distribution.strategy: must be allreduce"},
+        {"{shards", "{strategy: local, shards",
+         "job.yaml:6: distribution.strategy: strategy local needs to know how often the weights "
+         "are "
+         "averaged; add sync_every: 8 steps, or sync_every: epoch"},
+        {"{shards", "{strategy: local, sync_every: 0, shards",
+         "job.yaml:6: distribution.sync_every: \"0\" does not say how often the weights are "
+         "averaged"},
+        {"{shards", "{strategy: local, sync_every: often, shards",
+         "give steps or an epoch, as in:"},
+        {"{shards", "{strategy: local, sync_every: 3 min, shards", "does not say how often"},
+        {"{shards", "{strategy: local, sync_every: -2, shards", "does not say how often"},
+        {"{shards", "{strategy: local, sync_every: 6, shards",
+         "\"6\" is more than the 5 steps of an epoch, at whose end weights are averaged in any "
+         "case"},
+        {"{shards", "{sync_every: 3, shards", "job.yaml:6: distribution.sync_every: "},
+        {"{shards", "{outer: {}, shards", "job.yaml:6: distribution.outer: "},
+        {"{shards", "{local_state: keep, shards",
+         "distribution.local_state: local_state belongs to"},
+        {"{shards", "{strategy: local, sync_every: 3, local_state: lose, shards",
+         "distribution.local_state: must be average or keep"},
+        {"{shards", "{strategy: local, sync_every: 3, compression: topk, shards",
+         "job.yaml:6: distribution.compression: compression is for gradients"},
+        {"{shards", "{strategy: local, sync_every: 3, outer: {momentun: 0.5}, shards",
+         "unknown key \"momentun\"; did you mean \"momentum\"?"},
+        {"{shards", "{strategy: local, sync_every: 3, outer: {momentum: 1}, shards",
+         "momentum: must be a number from 0 to 0.999999"},
         {"epochs: 3", "epochs: 3\nloss: mse",
          "job.yaml:6: loss: mse predicts numbers, but the labels of the data are classes"},
         {"20}", "20, regression: true}", "set loss: mse"},
@@ -455,6 +508,16 @@ static void test_print(void **state)
     must_hold(text, "every 5 min and at the end, in out/job/checkpoints; the newest 1 stays");
     free(text);
     gr_job_close(job);
+    put_job("{shards", "{strategy: local, sync_every: 2, outer: {momentum: 0.75}, shards");
+    job = open_path("job.yaml", (gr_job_overrides){0});
+    text = print(job);
+    must_hold(text, "4 copies of the weights, one a shard, updated with 4 samples a step");
+    must_hold(text, "averaged every 2 steps (32 samples), the last 1 of an epoch apart: 3 times");
+    must_hold(text, "momentum 0.75: in the long run 4 times the averaged change");
+    must_hold(text, "copies of both (for 2 of the shards)");
+    must_hold(text, "and as much for each optimizer vector over shm, exact");
+    free(text);
+    gr_job_close(job);
 }
 
 static void test_examples(void **state)
@@ -476,6 +539,7 @@ int main(void)
                                        cmocka_unit_test(test_workers),
                                        cmocka_unit_test(test_steps_and_micro_batches),
                                        cmocka_unit_test(test_link),
+                                       cmocka_unit_test(test_local),
                                        cmocka_unit_test(test_bad_settings),
                                        cmocka_unit_test(test_bad_models),
                                        cmocka_unit_test(test_bad_data),

@@ -50,7 +50,9 @@ static const gr_epoch_record epoch = {.epoch = 3,
                                       .test_accuracy = (double)NAN,
                                       .samples_per_s = 1234567.0,
                                       .comm_wait_share = 0.034,
-                                      .learning_rate = 0.1};
+                                      .learning_rate = 0.1,
+                                      .late_rank = -1,
+                                      .staleness = (double)NAN};
 static const gr_end_record end = {.loss = 0.25,
                                   .test_loss = 0.5,
                                   .test_accuracy = 0.975,
@@ -64,7 +66,9 @@ static const gr_end_record end = {.loss = 0.25,
                                   .samples_per_s = 1000.0,
                                   .comm_wait_share = 0.1,
                                   .late_rank = 3,
-                                  .late_us = 4120};
+                                  .late_us = 4120,
+                                  .staleness = (double)NAN,
+                                  .dropped_share = (double)NAN};
 
 static void run_all(capture *c, gr_report_style style, int columns)
 {

@@ -6,7 +6,6 @@
 #include "support_train.h"
 
 #include "base/fail.h"
-#include "base/file.h"
 #include "data/order.h"
 #include "train/evaluate.h"
 #include "train/step.h"
@@ -21,170 +20,45 @@
 
 #include <cmocka.h>
 
-enum { SHA_BYTES = 65, WORKERS_MAX = 8 };
-
-static const gr_train_options quiet = {.style = GR_REPORT_NONE};
-
-/* ---- Helpers --------------------------------------------------------------------------------- */
-
-typedef struct member_arg {
-    const char *folder;
-    const support_job *job;
-} member_arg;
-
-/* Trains, and leaves status and sentence of this rank in <folder>/rank.<rank>. */
-static int train_member(int rank, gr_comm *comm, void *arg)
-{
-    const member_arg *in = arg;
-    char path[SUPPORT_PATH_BYTES + 32];
-    gr_job_overrides overrides = {.workers = gr_comm_size(comm)};
-    gr_job *job = NULL;
-    gr_diag diag = {0};
-    snprintf(path, sizeof path, "%s/job.yaml", in->folder);
-    gr_status status = gr_job_open(path, &overrides, &job, &diag);
-    if (status == GR_OK) {
-        status = gr_train_run(job, &comm, &quiet, &diag);
-        gr_job_close(job);
-    }
-    snprintf(path, sizeof path, "%s/rank.%d", in->folder, rank);
-    FILE *file = fopen(path, "w");
-    if (file != NULL) {
-        fprintf(file, "%d %s\n", status, diag.text);
-        fclose(file);
-    }
-    return status == GR_OK ? 0 : 1;
-}
-
-/* The value of a key in the last line of <folder>/out/metrics.jsonl; a new reference. */
-static json_t *end_value(const char *folder, const char *key)
-{
-    char path[SUPPORT_PATH_BYTES + 32];
-    char *text = NULL;
-    size_t size = 0;
-    gr_diag diag = {0};
-    snprintf(path, sizeof path, "%s/out/metrics.jsonl", folder);
-    assert_int_equal(gr_file_read(path, 1 << 20, &text, &size, &diag), GR_OK);
-    assert_true(size > 1 && text[size - 1] == '\n');
-    text[size - 1] = '\0';
-    char *line = strrchr(text, '\n');
-    json_t *object = json_loads(line != NULL ? line + 1 : text, 0, NULL);
-    assert_non_null(object);
-    json_t *value = json_incref(json_object_get(object, key));
-    assert_non_null(value);
-    json_decref(object);
-    free(text);
-    return value;
-}
-
-static void end_sha(const char *folder, char sha_out[SHA_BYTES])
-{
-    json_t *value = end_value(folder, "weights_sha256");
-    snprintf(sha_out, SHA_BYTES, "%s", json_string_value(value));
-    assert_int_equal(strlen(sha_out), 64);
-    json_decref(value);
-}
-
-static void train_group(const support_job *job, int workers, const char *link,
-                        char sha_out[SHA_BYTES])
-{
-    char folder[SUPPORT_PATH_BYTES];
-    int codes[WORKERS_MAX] = {0};
-    support_folder(folder);
-    support_write(folder, job);
-    support_group(workers, link, train_member, &(member_arg){folder, job}, codes);
-    for (int rank = 0; rank < workers; rank++) {
-        if (codes[rank] != 0) {
-            fail_msg("rank %d of %d over %s ended with %d; see %s", rank, workers, link,
-                     codes[rank], folder);
-        }
-    }
-    end_sha(folder, sha_out);
-    support_clean(folder);
-}
-
-static void same_for_all(const support_job *job, const int *worlds, int count, const char *link,
-                         char sha_out[SHA_BYTES])
-{
-    train_group(job, 1, link, sha_out);
-    for (int i = 0; i < count; i++) {
-        char sha[SHA_BYTES];
-        train_group(job, worlds[i], link, sha);
-        if (strcmp(sha, sha_out) != 0) {
-            fail_msg("%d workers over %s end with other weights than one", worlds[i], link);
-        }
-    }
-}
+enum { WORKERS_MAX = 8 };
 
 /* ---- One worker against a naive loop --------------------------------------------------------- */
 
-typedef struct naive_run {
-    gr_job *job;
-    gr_model *model;
-    float *x;
-    int32_t *labels;
-    int64_t *numbers;
-    double loss; /* of the last step, added in f32 in tree order */
-} naive_run;
-
 /* The gradient of shards [first, first + count), the tree's way, written down as it is defined. */
-static float *naive_sum(naive_run *n, const float *values, uint64_t step, int first, int count,
+static float *naive_sum(support_naive *n, const float *values, uint64_t step, int first, int count,
                         float *loss_out)
 {
     size_t length = gr_model_values(n->model);
-    gr_diag diag = {0};
     float *sum = aligned_alloc(64, (length * sizeof(float) + 127) / 64 * 64);
     memset(sum, 0, length * sizeof *sum);
-    if (count > 1) {
-        int left = 1;
-        while (left * 2 < count) {
-            left *= 2;
-        }
-        float left_loss, right_loss;
-        float *a = naive_sum(n, values, step, first, left, &left_loss);
-        float *b = naive_sum(n, values, step, first + left, count - left, &right_loss);
-        for (size_t i = 0; i < length; i++) {
-            sum[i] = a[i] + b[i];
-        }
-        *loss_out = left_loss + right_loss;
-        free(a);
-        free(b);
+    if (count == 1) {
+        *loss_out = (float)(support_naive_gradient(n, values, step, first, sum) /
+                            (double)n->job->config.global_batch);
         return sum;
     }
-    const gr_job *job = n->job;
-    gr_order order;
-    gr_order_init(&order, (uint64_t)job->config.seed, step / job->steps_per_epoch,
-                  (uint64_t)gr_dataset_count(job->dataset, GR_PART_TRAIN));
-    uint64_t at = (uint64_t)first * (uint64_t)job->shard_batch;
-    uint64_t position = step % job->steps_per_epoch * (uint64_t)job->config.global_batch + at;
-    for (int64_t i = 0; i < job->shard_batch; i++) {
-        n->numbers[i] = (int64_t)gr_order_at(&order, position + (uint64_t)i);
+    int left = 1;
+    while (left * 2 < count) {
+        left *= 2;
     }
-    assert_int_equal(gr_dataset_read(job->dataset, GR_PART_TRAIN, n->numbers, (int)job->shard_batch,
-                                     n->x, n->labels, NULL, &diag),
-                     GR_OK);
-    gr_batch batch = {.x = n->x, .labels = n->labels, .step = step, .sample_first = at};
-    gr_batch_result result;
-    assert_int_equal(gr_model_forward(n->model, values, &batch, &result, &diag), GR_OK);
-    assert_int_equal(gr_model_backward(n->model, values, &batch, sum, NULL, NULL, &diag), GR_OK);
-    *loss_out = (float)(result.loss / (double)job->config.global_batch);
+    float left_loss, right_loss;
+    float *a = naive_sum(n, values, step, first, left, &left_loss);
+    float *b = naive_sum(n, values, step, first + left, count - left, &right_loss);
+    for (size_t i = 0; i < length; i++) {
+        sum[i] = a[i] + b[i];
+    }
+    *loss_out = left_loss + right_loss;
+    free(a);
+    free(b);
     return sum;
 }
 
 static void naive_train(gr_job *job, float *values, int steps, gr_meter *meter)
 {
-    naive_run n = {.job = job};
+    support_naive n;
     gr_diag diag = {0};
     gr_optimizer *optimizer = NULL;
-    gr_model_config config = {.spec = job->spec,
-                              .batch = (int)job->shard_batch,
-                              .gradient_scale = (float)(1.0 / (double)job->config.global_batch),
-                              .seed = (uint64_t)job->config.seed,
-                              .training = true};
-    assert_int_equal(gr_model_create(&config, &n.model, &diag), GR_OK);
+    support_naive_init(&n, job, job->config.global_batch);
     assert_int_equal(gr_optimizer_create(&job->optimizer, n.model, &optimizer, &diag), GR_OK);
-    n.x = calloc((size_t)job->shard_batch * 64, sizeof *n.x);
-    n.labels = calloc((size_t)job->shard_batch, sizeof *n.labels);
-    n.numbers = calloc((size_t)job->shard_batch, sizeof *n.numbers);
     gr_model_init_weights(n.model, values);
     for (int step = 0; step < steps; step++) {
         float loss = 0.0f;
@@ -200,10 +74,7 @@ static void naive_train(gr_job *job, float *values, int steps, gr_meter *meter)
         free(sum);
     }
     gr_optimizer_destroy(optimizer);
-    gr_model_destroy(n.model);
-    free(n.x);
-    free(n.labels);
-    free(n.numbers);
+    support_naive_fini(&n);
 }
 
 static void against_naive(const support_job *shape)
@@ -251,7 +122,7 @@ static void one_worker_is_the_naive_loop(void **state)
 static void a_run_and_its_evaluation(void **state)
 {
     (void)state;
-    char folder[SUPPORT_PATH_BYTES], path[SUPPORT_PATH_BYTES + 32], sha[SHA_BYTES];
+    char folder[SUPPORT_PATH_BYTES], path[SUPPORT_PATH_BYTES + 32], sha[SUPPORT_SHA_BYTES];
     gr_diag diag = {0};
     gr_comm *comm = NULL;
     gr_eval_result result;
@@ -259,12 +130,12 @@ static void a_run_and_its_evaluation(void **state)
     support_job shape = {.shards = 4, .steps = 150, .global_batch = 64};
     gr_job *job = support_open(folder, &shape, 1);
     assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-    if (gr_train_run(job, &comm, &quiet, &diag) != GR_OK) {
+    if (gr_train_run(job, &comm, &support_quiet, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
-    json_t *accuracy = end_value(folder, "test_accuracy");
-    json_t *loss = end_value(folder, "test_loss");
-    end_sha(folder, sha);
+    json_t *accuracy = support_end_value(folder, "test_accuracy");
+    json_t *loss = support_end_value(folder, "test_loss");
+    support_end_sha(folder, sha);
     assert_true(json_real_value(accuracy) > 0.85);
     snprintf(path, sizeof path, "%s/out/model.safetensors", folder);
     if (gr_eval_run(job, path, &result, &diag) != GR_OK) {
@@ -285,7 +156,7 @@ static void a_run_and_its_evaluation(void **state)
     support_clean(folder);
     support_folder(folder);
     job = support_open(folder, &shape, 1);
-    assert_int_equal(gr_train_run(job, &comm, &quiet, &diag), GR_OK);
+    assert_int_equal(gr_train_run(job, &comm, &support_quiet, &diag), GR_OK);
     gr_job_close(job);
     snprintf(path, sizeof path, "%s/out/model.safetensors", folder);
     shape.model = "  - flatten\n  - linear: {units: 33}\n  - relu\n  - linear: {units: 10}\n";
@@ -307,18 +178,18 @@ static const int worlds[] = {2, 3, 4, 8};
 static void same_bits_over_shm(void **state)
 {
     (void)state;
-    char sha[SHA_BYTES];
+    char sha[SUPPORT_SHA_BYTES];
     support_job job = {.model = support_cnn, .shards = 8, .steps = 12, .global_batch = 64};
-    same_for_all(&job, worlds, 4, "shm", sha);
+    support_same_for_all(&job, worlds, 4, "shm", sha);
 }
 
 static void same_bits_over_tcp(void **state)
 {
     (void)state;
-    char sha[SHA_BYTES], other[SHA_BYTES];
+    char sha[SUPPORT_SHA_BYTES], other[SUPPORT_SHA_BYTES];
     support_job job = {.model = support_cnn, .shards = 8, .steps = 12, .global_batch = 64};
-    same_for_all(&job, (const int[]){3, 8}, 2, "tcp", sha);
-    train_group(&job, 2, "shm", other);
+    support_same_for_all(&job, (const int[]){3, 8}, 2, "tcp", sha);
+    support_train_group(&job, 2, "shm", other);
     assert_string_equal(sha, other);
 }
 
@@ -326,22 +197,22 @@ static void same_bits_over_tcp(void **state)
 static void same_bits_in_other_settings(void **state)
 {
     (void)state;
-    char sha[SHA_BYTES], other[SHA_BYTES];
+    char sha[SUPPORT_SHA_BYTES], other[SUPPORT_SHA_BYTES];
     support_job job = {.shards = 7,
                        .steps = 10,
                        .global_batch = 56,
                        .micro_batches = 2,
                        .optimizer = "  kind: adam\n  learning_rate: 0.002\n  clip_norm: 0.5\n"};
-    same_for_all(&job, (const int[]){2, 5}, 2, "shm", sha);
+    support_same_for_all(&job, (const int[]){2, 5}, 2, "shm", sha);
     job.distribution = "  overlap: false\n";
-    train_group(&job, 3, "shm", other);
+    support_train_group(&job, 3, "shm", other);
     assert_string_equal(sha, other);
     job.distribution = "  bucket_bytes_first: 1024\n  bucket_bytes: 2048\n";
-    train_group(&job, 4, "shm", other);
+    support_train_group(&job, 4, "shm", other);
     assert_string_equal(sha, other);
     job.optimizer = NULL;
     job.distribution = "  bucket_bytes_first: 1024\n  bucket_bytes: 2048\n";
-    same_for_all(&job, (const int[]){4}, 1, "shm", other);
+    support_same_for_all(&job, (const int[]){4}, 1, "shm", other);
     assert_string_not_equal(sha, other);
 }
 
@@ -349,10 +220,10 @@ static void same_bits_in_other_settings(void **state)
 static void inexact_runs_agree(void **state)
 {
     (void)state;
-    char sha[SHA_BYTES];
+    char sha[SUPPORT_SHA_BYTES];
     support_job job = {
         .shards = 6, .steps = 8, .global_batch = 48, .distribution = "  exact: false\n"};
-    train_group(&job, 4, "shm", sha);
+    support_train_group(&job, 4, "shm", sha);
 }
 
 /* ---- NaN ------------------------------------------------------------------------------------- */
@@ -383,7 +254,7 @@ static void all_ranks_name_the_nan(void **state)
                            .global_batch = 64,
                            .optimizer = "  kind: sgd\n  learning_rate: 1e6\n"};
         support_write(folder, &job);
-        support_group(workers, "shm", train_member, &(member_arg){folder, &job}, codes);
+        support_group(workers, "shm", support_train_member, folder, codes);
         for (int rank = 0; rank < workers; rank++) {
             assert_int_equal(codes[rank], 1);
             read_sentence(folder, rank, &status, rank == 0 ? first : text, sizeof text);
@@ -446,7 +317,7 @@ static void the_right_shard_is_named(void **state)
     int codes[WORKERS_MAX] = {0}, status = 0;
     support_folder(folder);
     write_crooked(folder);
-    support_group(3, "shm", train_member, &(member_arg){folder, NULL}, codes);
+    support_group(3, "shm", support_train_member, folder, codes);
     snprintf(
         wanted, sizeof wanted,
         "in the output of layer \"first\" on rank %d (shard %d); lower the learning rate (0.5)",
