@@ -3,8 +3,10 @@
 
 #include "base/clock.h"
 #include "base/codec.h"
+#include "base/hash.h"
 #include "launch/descent.h"
 #include "launch/environ.h"
+#include "link/secret.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,6 +31,7 @@ struct agent {
     int control_fd, signal_fd;
     pid_t *pids; /* one a rank; 0: not running */
     int *report_fds;
+    uint8_t *secret; /* of those that come later (gr_secret_keep); NULL: nobody does */
     int running;
     bool go;      /* the workers may run */
     bool ending;  /* a signal went out: what outlives its worker has time too */
@@ -171,6 +174,26 @@ int gr_agent_settle(const gr_agent_config *config, const char *name, const int k
     return error != 0 ? error : close_strangers(config, keep);
 }
 
+/* For those that come later it is kept apart: their lists have it while they are started. */
+static int keep_secret(struct agent *agent)
+{
+    const gr_agent_config *config = agent->config;
+    uint8_t secret[GR_SECRET_BYTES];
+    bool found = true;
+    for (int rank = 0; rank < config->slots && found; rank++) {
+        found = gr_environ_secret(config->environment[rank], secret);
+        if (rank >= config->workers) {
+            gr_environ_wipe(config->environment[rank]);
+        }
+    }
+    if (found && config->slots > 0) {
+        agent->secret = gr_secret_keep(secret);
+    }
+    gr_wipe(secret, sizeof secret);
+    gr_wipe_stack();
+    return !found ? EINVAL : agent->secret == NULL && config->slots > 0 ? ENOMEM : 0;
+}
+
 static int set_up(struct agent *agent)
 {
     static const int none[GR_AGENT_KEEP] = {-1, -1};
@@ -187,7 +210,7 @@ static int set_up(struct agent *agent)
         return errno;
     }
     agent->report_fds = calloc((size_t)gr_agent_seats(agent->config), sizeof *agent->report_fds);
-    return agent->pids == NULL || agent->report_fds == NULL ? ENOMEM : 0;
+    return agent->pids == NULL || agent->report_fds == NULL ? ENOMEM : keep_secret(agent);
 }
 
 static void tell_not_started(struct agent *agent, int rank, const gr_spawn_error *error)
@@ -214,10 +237,10 @@ static void start_workers(struct agent *agent)
     }
     for (int rank = 0; rank < config->workers; rank++) {
         pid_t pid = agent->pids[rank];
+        gr_environ_wipe(config->environment[rank]);
         if (config->slots == 0) { /* else those that come later need them, too */
             close(config->spawns[rank].stdout_fd);
             close(config->spawns[rank].stderr_fd);
-            gr_environ_wipe(config->environment[rank]);
         }
         if (pid > 0 && gr_spawn_finish(pid, agent->report_fds[rank], &error)) {
             agent->running++;
@@ -240,7 +263,9 @@ static void start_another(struct agent *agent, int rank)
     gr_environ_mark_newcomer(config->environment[rank]);
     const gr_spawn spawn = config->spawns[rank];
     int report_fd;
+    gr_environ_fill(config->environment[rank], agent->secret);
     pid_t pid = agent->pids[rank] == 0 ? gr_spawn_begin(&spawn, &report_fd, &error) : -1;
+    gr_environ_wipe(config->environment[rank]);
     if (pid > 0 && gr_spawn_finish(pid, report_fd, &error)) {
         agent->pids[rank] = pid;
         agent->running++;

@@ -52,8 +52,8 @@ typedef struct gr_agent_config {
     int slots;           /* SPAWN may name any of so many, and the agent stays until it is told to
                             end; 0: nobody comes later, and it ends with its last worker */
     gr_spawn *spawns;    /* one a slot; descriptors are the agent's to close */
-    char ***environment; /* one list a worker or slot, with room for one entry; secrets in it are
-                            wiped when all have started and nobody comes later */
+    char ***environment; /* one list a worker or slot, with room for one entry; the secret in it is
+                            wiped once the worker has started */
     int control_fd;
     /* When the launcher is gone the workers get SIGTERM and so long to end, before SIGKILL; 0: no
      * time. Meanwhile what they write is read and dropped, so that they can write. */

@@ -5,6 +5,7 @@
 #include "launch/environ.h"
 #include "launch/gang.h"
 #include "launch/remote.h"
+#include "link/secret.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,17 +19,15 @@
 
 enum { ARENA_BYTES_MAX = 256 << 20 }; /* of one host, for the time that it takes to start it */
 
-/* Runs there what was started, or is about to? */
-static bool is_active(const gr_host_agent *agent)
+bool gr_gang_is_active(const gr_host_agent *agent)
 {
     return agent->state == GR_HOST_STARTING || agent->state == GR_HOST_UP;
 }
 
-/* If it is gone, the poll says so. */
-static void tell_agent(const gr_host_agent *agent, int kind, int rank, int value)
+void gr_gang_tell_agent(const gr_host_agent *agent, int kind, int rank, int value)
 {
     const gr_agent_message message = {.kind = kind, .rank = rank, .value = value};
-    if (is_active(agent)) {
+    if (gr_gang_is_active(agent)) {
         (void)gr_agent_send(agent->control_fd, &message);
     }
 }
@@ -36,7 +35,7 @@ static void tell_agent(const gr_host_agent *agent, int kind, int rank, int value
 void gr_gang_tell(gr_gang *gang, int kind, int value)
 {
     for (int i = 0; i < gang->agent_count; i++) {
-        tell_agent(&gang->agents[i], kind, 0, value);
+        gr_gang_tell_agent(&gang->agents[i], kind, 0, value);
     }
 }
 
@@ -44,35 +43,49 @@ void gr_gang_tell_worker(gr_gang *gang, int rank, int kind, int value)
 {
     const gr_host_agent *agent = gang->places[rank].agent;
     if (agent != NULL) {
-        tell_agent(agent, kind, rank - agent->host.first, value);
+        gr_gang_tell_agent(agent, kind, rank - agent->host.first, value);
     }
+}
+
+bool gr_gang_any_agent(const gr_gang *gang)
+{
+    bool any = false;
+    for (int i = 0; i < gang->agent_count && !any; i++) {
+        any = gr_gang_is_active(&gang->agents[i]);
+    }
+    return any;
 }
 
 /* ---- Starting -------------------------------------------------------------------------------- */
 
-/* Where the launcher reads the workers' output, for who is to do so when it is gone. */
+/* Where the launcher reads the output, for who is to do so when it is gone; and to the agents of
+ * servers it is not gone before that one is. */
 static void keep_output(gr_gang *gang, gr_agent_config *agent)
 {
-    int *fds = gr_arena_alloc(&gang->arena, (size_t)gang->slots * 2 * sizeof *fds);
-    for (int rank = 0; fds != NULL && rank < gang->slots; rank++) {
-        fds[agent->read_count++] = gr_output_read_fd(gang->output, rank, 0);
-        fds[agent->read_count++] = gr_output_read_fd(gang->output, rank, 1);
+    int places = gr_launch_places(gang->config);
+    int *fds = gr_arena_alloc(&gang->arena, (size_t)places * 3 * sizeof *fds);
+    for (int place = 0; fds != NULL && place < places; place++) {
+        fds[agent->read_count++] = gr_output_read_fd(gang->output, place, 0);
+        fds[agent->read_count++] = gr_output_read_fd(gang->output, place, 1);
+    }
+    for (int i = 0; fds != NULL && i < gang->config->servers; i++) {
+        fds[agent->read_count++] = gang->servers[i].agent.control_fd;
     }
     agent->read_fds = fds;
     agent->orphan_grace_us = fds != NULL ? gang->config->orphan_grace_us : 0;
 }
 
 /* In the process that was forked for it. */
-_Noreturn static void become_agent(gr_gang *gang, const gr_host *host, gr_agent_config *agent,
-                                   int words_fd)
+_Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *agent, int words_fd)
 {
-    const gr_launch_config *config = gang->config;
+    const gr_launch_config *config = of->gang->config;
+    const gr_host *host = &of->host;
     /* We have no loop. But at each fork libuv makes the pipe of its signals anew, and would close
      * what has that pipe's numbers by then. */
     uv_library_shutdown();
     if (host->local) {
-        if (config->orphan_grace_us > 0) {
-            keep_output(gang, agent);
+        if (config->orphan_grace_us > 0 && !of->serves) {
+            keep_output(of->gang, agent);
         }
         gr_agent_run(agent);
     }
@@ -87,12 +100,12 @@ _Noreturn static void become_agent(gr_gang *gang, const gr_host *host, gr_agent_
                                .environment = config->environment,
                                .order = {.workers = agent->workers,
                                          .slots = agent->slots,
-                                         .bind = config->bind,
+                                         .bind = config->bind && !of->serves,
                                          .silence_us = config->host_timeout_us,
                                          .cores = config->cores_text,
                                          .folder = folder,
-                                         .argv = (char **)(uintptr_t)config->argv,
-                                         .self = config->file != NULL,
+                                         .argv = (char **)(uintptr_t)agent->spawns[0].argv,
+                                         .self = agent->spawns[0].file != NULL,
                                          .environment = agent->environment},
                                .agent = *agent,
                                .joined_fd = host->fd,
@@ -125,9 +138,8 @@ static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int e
     (void)sigprocmask(SIG_SETMASK, &all, &before);
     agent->pid = fork();
     if (agent->pid == 0) {
-        gr_wipe(agent->gang->secret_hex, sizeof agent->gang->secret_hex);
         config->control_fd = ends[1];
-        become_agent(agent->gang, &agent->host, config, words[1]);
+        become_agent(agent, config, words[1]);
     }
     int error = agent->pid < 0 ? errno : 0;
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
@@ -185,7 +197,9 @@ gr_status gr_gang_start_agent(gr_host_agent *agent, gr_diag *diag)
         status = gr_output_open(gang->output, agent->host.first + seat, shown, diag);
     }
     if (status == GR_OK) {
-        status = gr_gang_equip(gang, agent, &arena, &config, diag);
+        status = agent->serves ? gr_gang_equip_server(gang, agent, &arena, &config, diag)
+                               : gr_gang_equip(gang, agent, &arena, &config, diag);
+        gr_wipe_stack();
     }
     if (status == GR_OK) {
         status = make_sockets(ends, words, diag);
@@ -213,13 +227,17 @@ gr_status gr_gang_start_agent(gr_host_agent *agent, gr_diag *diag)
 gr_status gr_gang_start_agents(gr_gang *gang, gr_diag *diag)
 {
     gr_status status = GR_OK;
+    if (gang->config->all_join && gang->config->workers > 1) {
+        gr_gang_time_joining(gang);
+    }
     for (int i = 0; i < gang->agent_count && status == GR_OK; i++) {
         if (gang->agents[i].host.workers > 0) {
             status = gr_gang_start_agent(&gang->agents[i], diag);
         }
     }
     if (gang->config->hosts == NULL || !gr_gang_may_change(gang)) { /* nobody else gets it */
-        gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
+        gr_secret_forget(gang->secret);
+        gang->secret = NULL;
     }
     return status;
 }
@@ -232,7 +250,8 @@ static void on_not_started(gr_host_agent *agent, const gr_agent_message *message
     gr_gang *gang = agent->gang;
     gr_spawn_error error = {.step = message->value, .error = message->error};
     gr_diag diag;
-    gr_status status = gr_spawn_fail(gang->config->argv[0], &error, &diag);
+    char *const *argv = agent->serves ? gang->config->server_argv : gang->config->argv;
+    gr_status status = gr_spawn_fail(argv[0], &error, &diag);
     if (gang->going && !gang->places[message->rank].busy) { /* the agent itself: it is DONE then */
         gr_log_write(gang->config->log, GR_LOG_WARN, "launch", "host %s: %s",
                      gr_host_label(&agent->host), diag.text);
@@ -276,10 +295,8 @@ static void on_agent_over(gr_host_agent *agent)
     gr_gang *gang = agent->gang;
     agent->state = GR_HOST_CLOSING;
     uv_close((uv_handle_t *)&agent->poll, on_agent_closed);
-    for (int i = 0; i < gang->agent_count; i++) {
-        if (is_active(&gang->agents[i])) {
-            return;
-        }
+    if (gr_gang_any_agent(gang) || gr_gang_end_servers(gang)) {
+        return;
     }
     if (gang->any_lost) {
         gr_descent_end(); /* what its workers had started fell to us */
@@ -293,8 +310,12 @@ static void on_ready(gr_host_agent *agent)
     gr_gang *gang = agent->gang;
     agent->state = GR_HOST_UP;
     agent->up_us = gr_gang_now_us();
+    if (agent->serves) {
+        gr_gang_tell_agent(agent, GR_AGENT_START, 0, 0);
+        return;
+    }
     if (gang->going) {
-        tell_agent(agent, GR_AGENT_START, 0, 0);
+        gr_gang_tell_agent(agent, GR_AGENT_START, 0, 0);
         gr_gang_fill(gang);
         return;
     }
@@ -318,21 +339,27 @@ static void on_started(gr_host_agent *agent, const gr_agent_message *message)
     end->pid = message->pid;
     end->host = gang->name_hosts ? gr_host_label(&agent->host) : NULL;
     end->start_us = gr_gang_now_us();
-    gang->started++;
+    gang->started += !agent->serves;
 }
 
 static void on_message(gr_host_agent *agent, gr_agent_message *message)
 {
-    /* What comes from another host is not taken for sound: no number leads out of its workers. */
+    const gr_gang *gang = agent->gang;
+    /* What comes from another host is not taken for sound: no number leads out of its workers, and
+     * each of them begins once, and ends once. */
     bool known = message->rank >= 0 && message->rank < agent->seats;
     message->rank = known ? message->rank + agent->host.first : -1;
+    bool expected = known && gang->places[message->rank].busy;
+    bool runs = expected && gang->ends[message->rank].started;
     if (message->kind == GR_AGENT_READY && agent->state == GR_HOST_STARTING) {
         on_ready(agent);
-    } else if (message->kind == GR_AGENT_STARTED && known) {
+    } else if (message->kind == GR_AGENT_STARTED && expected && !runs) {
         on_started(agent, message);
-    } else if (message->kind == GR_AGENT_EXITED && known) {
+    } else if (message->kind == GR_AGENT_EXITED && runs && agent->serves) {
+        gr_gang_server_ended(agent->gang, message);
+    } else if (message->kind == GR_AGENT_EXITED && runs) {
         gr_gang_worker_ended(agent->gang, message);
-    } else if (message->kind == GR_AGENT_NOT_STARTED && known) {
+    } else if (message->kind == GR_AGENT_NOT_STARTED && known && !runs) {
         on_not_started(agent, message);
     } else if (message->kind == GR_AGENT_DONE) {
         if (agent->state == GR_HOST_STARTING) {
@@ -350,11 +377,20 @@ static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
     char words[GR_DIAG_TEXT_BYTES / 2];
     ssize_t got = agent->words_fd >= 0 ? read(agent->words_fd, words, sizeof words - 1) : 0;
     words[got > 0 ? got : 0] = '\0';
+    int busy = gr_gang_count_busy_of(agent);
+    char whom[48];
+    if (agent->serves) {
+        snprintf(whom, sizeof whom, "parameter server %d",
+                 gr_gang_server_number(gang, agent->host.first));
+    } else {
+        snprintf(whom, sizeof whom, "its %d worker%s", busy, busy == 1 ? "" : "s");
+    }
     if (agent->host.local) {
         (void)gr_fail(diag, GR_E_IO,
-                      "the process that looks after the workers (gradus-agent, pid %d) was killed, "
-                      "and they with it",
-                      (int)agent->pid);
+                      "the process that looks after %s (gradus-agent, pid %d) was killed, and %s "
+                      "with it",
+                      agent->serves ? whom : "the workers", (int)agent->pid,
+                      agent->serves ? "it" : "they");
     } else if (agent->state == GR_HOST_STARTING && agent->host.joined) {
         (void)gr_fail(diag, GR_E_PEER_LOST, "the agent that joined from %s is gone: %s", name,
                       words[0] != '\0' ? words : "its relay was killed");
@@ -365,8 +401,7 @@ static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
                       name, words[0] != '\0' ? words : "its relay was killed",
                       gang->going ? "" : "; nothing was started", name, gang->config->program);
     } else {
-        (void)gr_fail(diag, GR_E_PEER_LOST, "host %s was lost with its %d worker%s: %s", name,
-                      gr_gang_count_busy_of(agent), gr_gang_count_busy_of(agent) == 1 ? "" : "s",
+        (void)gr_fail(diag, GR_E_PEER_LOST, "host %s was lost with %s: %s", name, whom,
                       words[0] != '\0' ? words : "the relay to it was killed");
     }
 }
@@ -404,6 +439,11 @@ static void on_agent_lost(gr_host_agent *agent)
     gang->any_lost = true;
     gr_gang_note_loss(agent);
     agent->state = GR_HOST_CLOSING; /* nobody is started there */
+    if (agent->serves) {
+        gr_gang_server_lost(agent, &why);
+        on_agent_over(agent);
+        return;
+    }
     bool on = gang->going && lose_workers(agent) &&
               (!agent->given_up || gr_gang_count_busy(gang) >= gang->config->workers_min);
     if (on && !gang->told) {
@@ -430,7 +470,7 @@ static void on_control(uv_poll_t *poll, int status, int events)
     gr_host_agent *agent = poll->data;
     (void)status;
     (void)events;
-    while (is_active(agent)) {
+    while (gr_gang_is_active(agent)) {
         gr_agent_message message;
         int error = gr_agent_receive(agent->control_fd, &message);
         if (error == EAGAIN) {
@@ -444,19 +484,31 @@ static void on_control(uv_poll_t *poll, int status, int events)
     }
 }
 
+/* Without waiting for its end. */
+static void hang_up(gr_host_agent *agent)
+{
+    agent->pid = agent->gang->reason == GR_REASON_STUCK ? 0 : agent->pid;
+    if (agent->control_fd >= 0) {
+        close(agent->control_fd);
+        close(agent->words_fd);
+    }
+    agent->control_fd = agent->words_fd = -1;
+}
+
 void gr_gang_stop_agents(gr_gang *gang)
 {
+    int servers = gang->servers != NULL ? gang->config->servers : 0;
     for (int i = 0; i < gang->agent_count; i++) {
-        gr_host_agent *agent = &gang->agents[i];
-        agent->pid = gang->reason == GR_REASON_STUCK ? 0 : agent->pid;
-        if (agent->control_fd >= 0) {
-            close(agent->control_fd);
-            close(agent->words_fd);
-        }
-        agent->control_fd = agent->words_fd = -1;
+        hang_up(&gang->agents[i]);
+    }
+    for (int i = 0; i < servers; i++) {
+        hang_up(&gang->servers[i].agent);
     }
     for (int i = 0; i < gang->agent_count; i++) {
         forget_agent(&gang->agents[i]);
         gr_join_refuse(&gang->agents[i].host);
+    }
+    for (int i = 0; i < servers; i++) {
+        forget_agent(&gang->servers[i].agent);
     }
 }

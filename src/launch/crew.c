@@ -7,7 +7,11 @@
 enum {
     /* Between a failure and the end of the others: the time in which a likelier cause may show. */
     SETTLE_FAILED_MS = 50,
-    SETTLE_PEER_MS = 2000
+    SETTLE_PEER_MS = 2000,
+    /* What the coordinator says of a member: its process has not ended, as far as that knows; its
+     * connection broke. */
+    STATE_JOINED = 1,
+    STATE_BROKEN = 3
 };
 
 int gr_gang_count_busy(const gr_gang *gang)
@@ -40,7 +44,6 @@ int gr_gang_count_busy_of(const gr_host_agent *agent)
 /* Does somebody run who has been in a generation? Without one of them newcomers know nothing. */
 bool gr_gang_anybody_serves(const gr_gang *gang)
 {
-    enum { STATE_BROKEN = 3 }; /* its connection is; we have not heard of its end yet */
     for (int i = 0; i < gang->slots; i++) {
         if (gang->places[i].busy && gr_coordinator_has_served(gang->coordinator, i) &&
             gr_coordinator_member_state(gang->coordinator, i) != STATE_BROKEN) {
@@ -122,7 +125,7 @@ bool gr_gang_spare(gr_gang *gang, int rank)
         return false;
     }
     char what[GR_DIAG_TEXT_BYTES];
-    gr_verdict_describe(rank, end, what, sizeof what);
+    gr_verdict_describe("rank", rank, end, what, sizeof what);
     int with = left < gang->want ? left : gang->want;
     gr_log_write(config->log, GR_LOG_WARN, "launch", "%s; the job goes on with %d worker%s%s%s",
                  what, with, with == 1 ? "" : "s",
@@ -148,6 +151,15 @@ static bool crash_repeats(gr_gang *gang, int rank)
     snprintf(gang->crash.host, sizeof gang->crash.host, "%s", end->host != NULL ? end->host : "");
     gang->repeats = gr_crash_repeats(&gang->crash_before, &gang->crash);
     return gang->repeats;
+}
+
+/* Has it lost the others without the coordinator having heard why? Then it was cut off from that
+ * one, by which the others go on. Who fails as they do takes leave of it. */
+static bool was_cut_off(const gr_gang *gang, int rank)
+{
+    int state = gr_coordinator_member_state(gang->coordinator, rank);
+    return gr_verdict_class(&gang->ends[rank]) == GR_END_PEER &&
+           (state == STATE_JOINED || state == STATE_BROKEN);
 }
 
 static void weigh_end(gr_gang *gang, const gr_agent_message *message)
@@ -178,7 +190,8 @@ static void weigh_end(gr_gang *gang, const gr_agent_message *message)
         return;
     }
     bool repeats = !idle && gr_verdict_crashed(end) && crash_repeats(gang, message->rank);
-    if (!repeats && (class == GR_END_KILLED || idle) && gr_gang_spare(gang, message->rank)) {
+    bool harmless = class == GR_END_KILLED || idle || was_cut_off(gang, message->rank);
+    if (!repeats && harmless && gr_gang_spare(gang, message->rank)) {
         return;
     }
     gr_gang_blame(gang, GR_REASON_WORKER, GR_E_PEER_LOST);
@@ -198,7 +211,7 @@ void gr_gang_worker_ended(gr_gang *gang, const gr_agent_message *message)
     if (agent->leaving && gr_gang_count_busy_of(agent) == 0) {
         gr_gang_tell_worker(gang, message->rank, GR_AGENT_KILL, 0);
     }
-    if (gang->phase < GR_PHASE_ENDING &&
+    if (gang->phase < GR_PHASE_ENDING && gr_gang_may_change(gang) &&
         gr_gang_count_busy(gang) == 0) { /* agents that would wait for others end, too */
         gr_gang_tell(gang, GR_AGENT_KILL, 0);
     }

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "launch/signals.h"
 #include "launch/spawn.h"
 
 #include <errno.h>
@@ -184,6 +185,9 @@ gr_status gr_discovery_gather(gr_discovery *discovery, int slots, int64_t pause_
                                  "%.0f s (--start-timeout), and the job needs %d to begin",
                                  discovery->script, found, (double)timeout_us * 1e-6, slots);
         }
-        (void)poll(NULL, 0, (int)(pause_us / 1000));
+        gr_signals_sleep(-1, (int)(pause_us / 1000));
+        if (gr_signals_waiting() != 0) {
+            return gr_fail(diag, GR_E_CANCELLED, "--host-discovery-script: ended by a signal");
+        }
     }
 }

@@ -34,7 +34,8 @@ gr_status gr_discovery_end(gr_discovery *discovery, bool late, gr_arena *arena, 
 void gr_discovery_stop(gr_discovery *discovery);
 
 /* Runs it every `pause_us` until there are hosts for `slots` workers, for at most `timeout_us` (0:
- * any time); blocks. */
+ * any time); blocks. GR_E_TIMEOUT; GR_E_INVALID: the script fails; GR_E_CANCELLED: a signal that is
+ * held back (signals.h) wants an end. */
 gr_status gr_discovery_gather(gr_discovery *discovery, int slots, int64_t pause_us,
                               int64_t timeout_us, gr_arena *arena, gr_hosts *hosts_out,
                               gr_diag *diag) GR_MUST_CHECK;

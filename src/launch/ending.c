@@ -28,22 +28,33 @@ void gr_gang_kill_all(gr_gang *gang)
     if (gang->phase < GR_PHASE_KILLING) {
         gang->told = true;
         gr_gang_tell(gang, GR_AGENT_KILL, 0);
+        gr_gang_kill_servers(gang);
         gr_gang_enter(gang, GR_PHASE_KILLING, KILL_PATIENCE_MS);
     }
 }
 
-static void end_all(gr_gang *gang, int signal_number, int64_t grace_ms)
+void gr_gang_wait_for_end(gr_gang *gang, int64_t grace_ms)
 {
     if (gang->phase >= GR_PHASE_ENDING) {
         return;
     }
     if (grace_ms <= 0) {
         gr_gang_kill_all(gang);
-        return;
+    } else {
+        gr_gang_enter(gang, GR_PHASE_ENDING, grace_ms);
     }
-    gang->told = true;
-    gr_gang_tell(gang, GR_AGENT_SIGNAL, signal_number);
-    gr_gang_enter(gang, GR_PHASE_ENDING, grace_ms);
+}
+
+static void end_all(gr_gang *gang, int signal_number, int64_t grace_ms)
+{
+    if (gang->phase < GR_PHASE_ENDING && grace_ms > 0) {
+        gang->told = true;
+        gr_gang_tell(gang, GR_AGENT_SIGNAL, signal_number);
+    }
+    gr_gang_wait_for_end(gang, grace_ms);
+    if (!gr_gang_any_agent(gang)) { /* servers were on their way, and no worker */
+        (void)gr_gang_end_servers(gang);
+    }
 }
 
 void gr_gang_end_after_failure(gr_gang *gang)
@@ -90,9 +101,8 @@ static void on_phase_timer(uv_timer_t *timer)
     }
 }
 
-void gr_gang_on_signal(uv_signal_t *handle, int signal_number)
+void gr_gang_on_signal(gr_gang *gang, int signal_number)
 {
-    gr_gang *gang = handle->data;
     /* Some (timeout(1), a batch system that means every process of a job) send SIGTERM twice in a
      * moment and mean one. */
     bool again = signal_number == SIGINT ||

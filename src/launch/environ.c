@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { OWN_MAX = 16, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
+enum { OWN_MAX = 18, SECRET_NAME_BYTES = sizeof "GRADUS_SECRET=" - 1 };
 
 static bool same_name(const char *entry, const char *other)
 {
@@ -34,8 +34,8 @@ static size_t length(const char *const *list)
     return count;
 }
 
-/* The worker's identity; a NULL-terminated list. False: no memory. */
-static bool make_own(const gr_environ_config *config, gr_arena *arena, const char *own[OWN_MAX + 1])
+/* What a worker is, and where it meets the others; how many entries. */
+static size_t make_worker(const gr_environ_config *config, gr_arena *arena, const char **own)
 {
     int rank = config->rank, size = config->world_size;
     size_t count = 0;
@@ -44,7 +44,6 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_RANK=%d", config->local_rank);
     own[count++] = gr_arena_printf(arena, "GRADUS_LOCAL_SIZE=%d", config->local_size);
     own[count++] = gr_arena_printf(arena, "GRADUS_COORDINATOR=%s", config->coordinator);
-    own[count++] = gr_arena_printf(arena, "GRADUS_SECRET=%s", config->secret_hex);
     own[count++] = gr_arena_printf(arena, "RANK=%d", rank);
     own[count++] = gr_arena_printf(arena, "WORLD_SIZE=%d", size);
     own[count++] = gr_arena_printf(arena, "LOCAL_RANK=%d", config->local_rank);
@@ -60,6 +59,22 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     if (config->workers_max > 0) {
         own[count++] = gr_arena_printf(arena, "GRADUS_MAX_WORKERS=%d", config->workers_max);
     }
+    if (config->servers != NULL) {
+        own[count++] = gr_arena_printf(arena, "GRADUS_SERVERS=%s", config->servers);
+    }
+    return count;
+}
+
+/* The identity; a NULL-terminated list. False: no memory. */
+static bool make_own(const gr_environ_config *config, gr_arena *arena, const char *own[OWN_MAX + 1])
+{
+    size_t count = 0;
+    if (config->serves) {
+        own[count++] = gr_arena_printf(arena, "GRADUS_SERVER_NUMBER=%d", config->rank);
+    } else {
+        count = make_worker(config, arena, own);
+    }
+    own[count++] = gr_arena_printf(arena, "GRADUS_SECRET=%s", config->secret_hex);
     own[count] = NULL;
     for (size_t i = 0; i < count; i++) {
         if (own[i] == NULL) {
@@ -77,8 +92,8 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
     size_t room = OWN_MAX + length(inherited) + length(config->set) + length(config->defaults) + 2;
     const char **entries = gr_arena_alloc(arena, room * sizeof *entries);
     if (entries == NULL || !make_own(config, arena, own)) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the environment of rank %d",
-                       config->rank);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the environment of %s %d",
+                       config->serves ? "parameter server" : "rank", config->rank);
     }
     size_t count = 0;
     for (size_t i = 0; i < length(inherited); i++) {
@@ -112,11 +127,38 @@ void gr_environ_mark_newcomer(char **entries)
     }
 }
 
+/* The text of the first secret behind that entry; NULL: there is none. *at is moved on. */
+static char *next_secret(char *const *entries, size_t *at)
+{
+    while (entries[*at] != NULL) {
+        char *entry = entries[(*at)++];
+        if (same_name(entry, "GRADUS_SECRET")) {
+            return entry + SECRET_NAME_BYTES;
+        }
+    }
+    return NULL;
+}
+
+bool gr_environ_secret(char *const *entries, uint8_t secret_out[GR_SECRET_BYTES])
+{
+    size_t at = 0;
+    const char *text = next_secret(entries, &at);
+    return text != NULL && gr_unhex(text, secret_out, GR_SECRET_BYTES) == GR_OK;
+}
+
 void gr_environ_wipe(char **entries)
 {
-    for (size_t i = 0; entries[i] != NULL; i++) {
-        if (same_name(entries[i], "GRADUS_SECRET")) {
-            gr_wipe(entries[i] + SECRET_NAME_BYTES, strlen(entries[i] + SECRET_NAME_BYTES));
-        }
+    char *text;
+    for (size_t at = 0; (text = next_secret(entries, &at)) != NULL;) {
+        gr_wipe(text, strlen(text));
+    }
+}
+
+void gr_environ_fill(char **entries, const uint8_t secret[GR_SECRET_BYTES])
+{
+    size_t at = 0;
+    char *text = next_secret(entries, &at);
+    if (text != NULL) {
+        gr_hex(secret, GR_SECRET_BYTES, text);
     }
 }

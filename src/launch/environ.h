@@ -5,11 +5,13 @@
 /* What a worker finds in its environment. */
 
 #include "base/arena.h"
+#include "link/link.h"
 
 #include <stdbool.h>
 
 typedef struct gr_environ_config {
     char *const *inherited; /* the launcher's own environment */
+    bool serves;            /* a parameter server, with that number in place of a rank */
     int rank, world_size;
     int local_rank, local_size;
     int workers_min; /* the job goes on with so many; 0: it needs all */
@@ -19,6 +21,7 @@ typedef struct gr_environ_config {
     const char *master;
     int master_port;
     const char *record;          /* GRADUS_RECORD; NULL: none */
+    const char *servers;         /* GRADUS_SERVERS; NULL: as it was inherited */
     const char *const *set;      /* "NAME=value", whatever was inherited; NULL-terminated */
     const char *const *defaults; /* "NAME=value", unless it was inherited; NULL-terminated */
 } gr_environ_config;
@@ -31,7 +34,11 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
 /* For a worker that comes into a job that runs: uses the room, once. */
 void gr_environ_mark_newcomer(char **entries);
 
-/* Overwrites the job's secret in a list that gr_environ_build made. */
+/* The job's secret in such a list: false: there is none, or it is no secret. */
+bool gr_environ_secret(char *const *entries, uint8_t secret_out[GR_SECRET_BYTES]);
+/* Overwrites it, */
 void gr_environ_wipe(char **entries);
+/* and writes it there again: to a list in which gr_environ_secret has found one. */
+void gr_environ_fill(char **entries, const uint8_t secret[GR_SECRET_BYTES]);
 
 #endif

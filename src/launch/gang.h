@@ -4,9 +4,9 @@
 
 /* What the launcher knows of the processes that it looks after. launch.c runs the loop, prepare.c
  * makes what the workers get, roster.c knows the hosts, agents.c starts who starts workers there
- * and hears what they tell, joining.c waits for all to come together, crew.c counts who is there
- * and starts those that come later, ending.c brings all to an end, report.c says what came of
- * it. */
+ * and hears what they tell, servers.c has parameter servers ready before the workers start,
+ * joining.c waits for all to come together, crew.c counts who is there and starts those that come
+ * later, ending.c brings all to an end, report.c says what came of it. */
 
 #include "base/clock.h"
 #include "group/group.h"
@@ -18,8 +18,6 @@
 #include "launch/verdict.h"
 
 #include <uv.h>
-
-enum { GR_GANG_SIGNALS = 3 };
 
 typedef enum gr_gang_phase {
     GR_PHASE_RUNNING,  /* nothing is wrong */
@@ -33,6 +31,7 @@ typedef enum gr_gang_phase {
 typedef enum gr_gang_reason {
     GR_REASON_NONE,
     GR_REASON_WORKER,      /* one failed: see the ends */
+    GR_REASON_SERVER,      /* a parameter server ended: see the ends */
     GR_REASON_SIGNAL,      /* somebody told us to end */
     GR_REASON_NOT_JOINED,  /* `absent` names them */
     GR_REASON_NOT_STARTED, /* `verdict` holds the sentence, as below */
@@ -53,6 +52,7 @@ typedef enum gr_host_state {
 typedef struct gr_host_agent {
     struct gr_gang *gang;
     gr_host host;
+    bool serves;                    /* its one seat is a parameter server's */
     char name[GR_HOSTS_NAME_BYTES]; /* of a host that came later */
     gr_host_state state;
     int seats;     /* its places are host.first and so many; 0: it has none yet */
@@ -72,12 +72,23 @@ typedef struct gr_place {
     gr_host_agent *agent; /* NULL: nobody's place */
     bool busy;            /* a process is there, or on its way */
     bool newcomer;        /* not of those that the job began with */
+    int64_t let_in_us;    /* since when a newcomer is being let in; 0: it is not */
 } gr_place;
+
+/* A parameter server: an agent with one place, behind those of the workers. */
+enum { GR_SERVER_SAID_BYTES = 1024 };
+typedef struct gr_server {
+    gr_host_agent agent;
+    char said[GR_SERVER_SAID_BYTES]; /* on stdout: the line that has begun */
+    size_t said_bytes;
+    const char *address; /* NULL: it is not ready yet */
+    bool met;            /* it has met the others */
+} gr_server;
 
 typedef struct gr_gang {
     const gr_launch_config *config;
-    int slots; /* places, and ends */
-    gr_place *places;
+    int slots;         /* numbers of workers */
+    gr_place *places;  /* and ends: so many, and behind them one for each server */
     int want, spares;  /* workers, and those that wait beside them */
     int asked;         /* as many are wanted as there are places, but no more than this */
     int restarts_left; /* in place of lost ones */
@@ -102,23 +113,29 @@ typedef struct gr_gang {
     gr_coordinator *coordinator;
     gr_records *records;
     gr_arena arena;
-    uint8_t secret[GR_SECRET_BYTES];
-    char secret_hex[2 * GR_SECRET_BYTES + 1];
+    uint8_t *secret; /* gr_secret_keep; NULL: nobody else gets it */
     int master_port;
     int null_fd;
     gr_host_agent *agents; /* one a host */
     int agent_count, agent_room;
     gr_host first_host;
     bool name_hosts; /* there are several */
-    bool going;      /* all that were there at the start were READY, and were told to start */
-    bool any_lost;   /* of the agents: what it looked after is ours */
+    gr_server *servers;
+    const char *server_list; /* GRADUS_SERVERS; NULL: none, or they are not all ready */
+    int lost_server;         /* the first that ended before its time; -1: none has */
+    int servers_spared;      /* the job went on without so many */
+    bool servers_told;       /* to end, since no worker needs them any more */
+    bool servers_filed;      /* config->servers_file is there */
+    bool going;    /* all that were there at the start were READY, and were told to start */
+    bool any_lost; /* of the agents: what it looked after is ours */
 
     uv_loop_t loop;
     bool loop_open;
-    uv_signal_t signals[GR_GANG_SIGNALS];
-    uv_poll_t coordinator_poll, scale_poll;
-    int scale_fd; /* requests for another number of workers; -1: none are listened to */
+    uv_poll_t signal_poll, coordinator_poll, scale_poll;
+    int signal_fd; /* of those that ask for an end */
+    int scale_fd;  /* requests for another number of workers; -1: none are listened to */
     uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
+    uv_timer_t newcomer_timer;
     uv_timer_t roster_timer, seek_timer;
     uv_poll_t seek_poll, door_poll;
     uv_timer_t door_timer;
@@ -164,14 +181,39 @@ void gr_gang_aim(gr_gang *gang);
 /* seek.c: from now on the script is asked, if there is one, and the door is open. GR_E_IO */
 gr_status gr_gang_seek_hosts(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
 
+/* servers.c: where there are servers they are started, and the workers when all of them have said
+ * where they are; else the workers at once. */
+gr_status gr_gang_start_all(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
+/* What the one server gets, as gr_gang_equip. */
+gr_status gr_gang_equip_server(const gr_gang *gang, const gr_host_agent *agent, gr_arena *arena,
+                               gr_agent_config *config_out, gr_diag *diag) GR_MUST_CHECK;
+void gr_gang_hear_server(gr_gang *gang, int place, const char *text, size_t size_bytes);
+void gr_gang_server_ended(gr_gang *gang, const gr_agent_message *message);
+/* Its host, or its agent, is gone. */
+void gr_gang_server_lost(gr_host_agent *agent, const gr_diag *why);
+/* No worker runs any more: servers may end. False: none runs. */
+bool gr_gang_end_servers(gr_gang *gang);
+void gr_gang_kill_servers(gr_gang *gang);
+void gr_gang_forget_servers(gr_gang *gang);
+static inline int gr_gang_server_number(const gr_gang *gang, int place)
+{
+    return place - gang->slots;
+}
+
 /* agents.c: from the loop. */
+/* Runs there what was started, or is about to? */
+bool gr_gang_is_active(const gr_host_agent *agent);
 gr_status gr_gang_start_agent(gr_host_agent *agent, gr_diag *diag) GR_MUST_CHECK;
 /* Those of the hosts that workers begin on. */
 gr_status gr_gang_start_agents(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
 /* They end everything when their sockets close, and then themselves: waits for that. */
 void gr_gang_stop_agents(gr_gang *gang);
+/* To those of workers. If one is gone, its poll says so. */
 void gr_gang_tell(gr_gang *gang, int kind, int value);
-/* To the agent of that worker. */
+void gr_gang_tell_agent(const gr_host_agent *agent, int kind, int rank, int value);
+/* Does an agent of workers run? */
+bool gr_gang_any_agent(const gr_gang *gang);
+/* To the agent of that worker, or server. */
 void gr_gang_tell_worker(gr_gang *gang, int rank, int kind, int value);
 
 /* joining.c */
@@ -179,6 +221,8 @@ void gr_gang_time_joining(gr_gang *gang);
 /* Somebody has joined: the others have to come as well, and whoever has ended cannot. */
 void gr_gang_check_joining(gr_gang *gang);
 void gr_gang_watch_renewal(gr_gang *gang);
+/* The others train meanwhile; but one that hangs would keep all others out. */
+void gr_gang_watch_newcomers(gr_gang *gang);
 
 /* launch.c: what the coordinator has heard; faults that are due. */
 void gr_gang_progress(gr_gang *gang);
@@ -187,8 +231,10 @@ void gr_gang_play_faults(gr_gang *gang);
 /* ending.c: by a signal and a time of grace, or at once. The first reason counts. */
 void gr_gang_enter(gr_gang *gang, gr_gang_phase phase, int64_t timeout_ms);
 void gr_gang_blame(gr_gang *gang, gr_gang_reason reason, gr_status status);
-void gr_gang_on_signal(uv_signal_t *handle, int signal_number);
+void gr_gang_on_signal(gr_gang *gang, int signal_number);
 void gr_gang_end_after_failure(gr_gang *gang);
+/* All that runs was asked to end: not longer than the time of grace. */
+void gr_gang_wait_for_end(gr_gang *gang, int64_t grace_ms);
 void gr_gang_kill_all(gr_gang *gang);
 /* Nothing runs any more: what is left of the output is written. */
 void gr_gang_drain(gr_gang *gang);

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "launch/launch.h"
+#include "launch/signals.h"
 #include "link/address.h"
 #include "link/secret.h"
 
@@ -155,14 +156,13 @@ void gr_join_refuse(gr_host *host)
     }
 }
 
-/* Until the door has something to do, but no longer than that. */
+/* Until the door has something to do, or a signal has come, but no longer than that. */
 static void wait_at(const gr_door *door, int64_t until_us)
 {
     int64_t now = gr_now_ns() / 1000, next = gr_door_next_us(door);
-    struct pollfd at = {.fd = gr_door_fd(door), .events = POLLIN};
     next = next < until_us ? next : until_us;
     int64_t left_ms = next <= now ? 0 : (next - now) / 1000 + 1;
-    (void)poll(&at, 1, left_ms < 1000 ? (int)left_ms : 1000);
+    gr_signals_sleep(gr_door_fd(door), left_ms < 1000 ? (int)left_ms : 1000);
 }
 
 gr_status gr_join_gather(gr_door *door, int slots, int64_t timeout_us, gr_arena *arena,
@@ -171,6 +171,9 @@ gr_status gr_join_gather(gr_door *door, int slots, int64_t timeout_us, gr_arena 
     const int64_t until_us = timeout_us > 0 ? gr_now_ns() / 1000 + timeout_us : INT64_MAX;
     *hosts_out = (gr_hosts){.unsaid = 1};
     while (gr_hosts_slots(hosts_out) < slots) {
+        if (gr_signals_waiting() != 0) {
+            return gr_fail(diag, GR_E_CANCELLED, "--listen: ended by a signal");
+        }
         gr_host *host = &hosts_out->at[hosts_out->count];
         char name[GR_HOSTS_NAME_BYTES];
         gr_status status = gr_door_progress(door, diag);

@@ -26,7 +26,8 @@ void gr_join_name_of(int fd, char *name_out, size_t size_bytes);
 /* Closes the connection of a host that has joined, if it has one; the other side is told
  * nothing. */
 void gr_join_refuse(gr_host *host);
-/* Waits until agents with so many slots have come; their names are the arena's. */
+/* Waits until agents with so many slots have come; their names are the arena's. GR_E_TIMEOUT;
+ * GR_E_CANCELLED: a signal that is held back (signals.h) wants an end. */
 gr_status gr_join_gather(gr_door *door, int slots, int64_t timeout_us, gr_arena *arena,
                          gr_hosts *hosts_out, gr_diag *diag) GR_MUST_CHECK;
 

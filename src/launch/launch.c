@@ -2,9 +2,10 @@
 #include "launch/gang.h"
 
 #include "base/fail.h"
-#include "base/hash.h"
 #include "launch/descent.h"
 #include "launch/scale.h"
+#include "launch/signals.h"
+#include "link/secret.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -72,6 +73,7 @@ void gr_gang_progress(gr_gang *gang)
     if (gang->config->expel_us > 0) {
         gr_gang_watch_renewal(gang);
     }
+    gr_gang_watch_newcomers(gang);
     gr_gang_fill(gang);
 }
 
@@ -102,7 +104,8 @@ void gr_gang_play_faults(gr_gang *gang)
             return;
         }
         gang->faults_done++;
-        gr_gang_tell_worker(gang, fault->rank, GR_AGENT_FAULT, fault->signal_number);
+        int place = fault->number + (fault->of_server ? gang->slots : 0);
+        gr_gang_tell_worker(gang, place, GR_AGENT_FAULT, fault->signal_number);
     }
 }
 
@@ -128,30 +131,42 @@ static void on_output_lost(void *event_arg, int error)
     gr_gang_end_after_failure(gang);
 }
 
+static void on_output_told(void *event_arg, int place, const char *text, size_t size_bytes)
+{
+    gr_gang_hear_server(event_arg, place, text, size_bytes);
+}
+
 /* ---- Running --------------------------------------------------------------------------------- */
 
-/* By whoever started us: nohup does so with SIGHUP, a shell's background job with SIGINT. */
-static bool is_ignored(int signal_number)
+static void on_signals(uv_poll_t *poll, int status, int events)
 {
-    struct sigaction current;
-    return sigaction(signal_number, NULL, &current) == 0 && current.sa_handler == SIG_IGN;
+    gr_gang *gang = poll->data;
+    int signal_number;
+    (void)status;
+    (void)events;
+    while ((signal_number = gr_signals_take(gang->signal_fd)) != 0) {
+        gr_gang_on_signal(gang, signal_number);
+    }
+}
+
+static int watch_signals(gr_gang *gang)
+{
+    gang->signal_fd = gr_signals_open();
+    if (gang->signal_fd < 0) {
+        return uv_translate_sys_error(errno);
+    }
+    gang->signal_poll.data = gang;
+    int error = uv_poll_init(&gang->loop, &gang->signal_poll, gang->signal_fd);
+    return error == 0 ? uv_poll_start(&gang->signal_poll, UV_READABLE, on_signals) : error;
 }
 
 static int start_handles(gr_gang *gang)
 {
-    static const int numbers[GR_GANG_SIGNALS] = {SIGINT, SIGTERM, SIGHUP};
     uv_loop_t *loop = &gang->loop;
-    int error = 0;
-    for (int i = 0; i < GR_GANG_SIGNALS && error == 0; i++) {
-        error = uv_signal_init(loop, &gang->signals[i]);
-        gang->signals[i].data = gang;
-        if (error == 0 && !is_ignored(numbers[i])) {
-            error = uv_signal_start(&gang->signals[i], gr_gang_on_signal, numbers[i]);
-        }
-    }
+    int error = watch_signals(gang);
     uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer,  &gang->coordinator_timer,
                                   &gang->fault_timer, &gang->expel_timer, &gang->roster_timer,
-                                  &gang->seek_timer,  &gang->door_timer};
+                                  &gang->seek_timer,  &gang->door_timer,  &gang->newcomer_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;
@@ -187,13 +202,11 @@ static gr_status start_loop(gr_gang *gang, gr_diag *diag)
         return gr_fail(diag, GR_E_IO, "the event loop cannot be made: %s", uv_strerror(error));
     }
     gr_gang_tell_wanted(gang);
-    const gr_output_events events = {
-        .settled = on_output_settled, .lost = on_output_lost, .event_arg = gang};
-    gr_status status = gr_output_start(gang->output, &gang->loop, &events, diag);
-    if (status == GR_OK && gang->config->all_join && gang->config->workers > 1) {
-        gr_gang_time_joining(gang);
-    }
-    return status;
+    const gr_output_events events = {.settled = on_output_settled,
+                                     .lost = on_output_lost,
+                                     .told = on_output_told,
+                                     .event_arg = gang};
+    return gr_output_start(gang->output, &gang->loop, &events, diag);
 }
 
 static void close_handle(uv_handle_t *handle, void *walk_arg)
@@ -220,6 +233,7 @@ static void clean_up(gr_gang *gang)
 {
     stop_loop(gang);
     gr_gang_stop_agents(gang);
+    gr_gang_forget_servers(gang);
     gr_discovery_stop(&gang->discovery);
     gr_coordinator_destroy(gang->coordinator);
     gr_output_destroy(gang->output);
@@ -230,8 +244,10 @@ static void clean_up(gr_gang *gang)
     if (gang->scale_fd >= 0) {
         close(gang->scale_fd);
     }
-    gr_wipe(gang->secret, sizeof gang->secret);
-    gr_wipe(gang->secret_hex, sizeof gang->secret_hex);
+    if (gang->signal_fd >= 0) {
+        close(gang->signal_fd);
+    }
+    gr_secret_forget(gang->secret);
     gr_arena_fini(&gang->arena);
 }
 
@@ -248,7 +264,7 @@ static gr_status run_gang(gr_gang *gang, gr_launch_report *report, gr_diag *diag
         status = start_loop(gang, diag);
     }
     if (status == GR_OK) {
-        status = gr_gang_start_agents(gang, diag);
+        status = gr_gang_start_all(gang, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -274,8 +290,10 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
                     .spares = config->spares,
                     .crash = config->crash,
                     .restarts_left = config->restarts * config->workers,
+                    .lost_server = -1,
                     .null_fd = -1,
                     .scale_fd = -1,
+                    .signal_fd = -1,
                     .start_us = gr_gang_now_us()};
     *report_out = (gr_launch_report){.rank = -1};
     if (config->workers < 1 || gang.slots > GR_LAUNCH_WORKERS_MAX) {
@@ -288,10 +306,14 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
     }
     /* A reader that is gone is a status of write here, not the end of this process. */
     struct sigaction ignore = {.sa_handler = SIG_IGN}, before;
+    sigset_t before_set;
     (void)sigaction(SIGPIPE, &ignore, &before);
+    gr_signals_hold(&before_set);
     gr_arena_init(&gang.arena, ARENA_BYTES_MAX);
     gr_status status = run_gang(&gang, report_out, diag);
     clean_up(&gang);
+    report_out->signal_number = gang.signal_number;
+    (void)sigprocmask(SIG_SETMASK, &before_set, NULL);
     (void)sigaction(SIGPIPE, &before, NULL);
     return status;
 }

@@ -21,10 +21,11 @@ enum {
     GR_LAUNCH_EXIT_RESUME = 75
 };
 
-/* A signal for the group of a worker, at that time after the start. */
+/* A signal for the group of a worker, or of a server, at that time after the start. */
 typedef struct gr_launch_fault {
     int64_t at_us;
-    int rank, signal_number;
+    bool of_server;
+    int number, signal_number;
 } gr_launch_fault;
 
 typedef struct gr_launch_config {
@@ -40,6 +41,16 @@ typedef struct gr_launch_config {
     char *const *environment;    /* to inherit, NULL-terminated */
     const char *const *set;      /* "NAME=value" over it for every worker, NULL-terminated; NULL */
     const char *const *defaults; /* "NAME=value" under it; NULL */
+
+    int servers;              /* parameter servers beside the workers, who find them by
+                                 GRADUS_SERVERS; 0: none */
+    char *const *server_argv; /* words of this program, NULL-terminated, that make it one of them:
+                                 GRADUS_SERVER_NUMBER tells it which, and a line like
+                                 GRADUS_SERVER_0=unix:@... on its stdout tells where it is */
+    bool servers_spare; /* the job goes on without one of them while others are left, once each
+                                 has said GRADUS_SERVERS_MET=yes */
+    const char *servers_file; /* gets their addresses and the job's secret, as lines of a shell, for
+                                 as long as the job runs; NULL */
 
     const gr_cores *cores; /* that the workers may use, in the order in which they are dealt */
     bool bind;             /* a part of the cores for each worker, where there are enough */
@@ -115,9 +126,17 @@ static inline int gr_launch_slots(const gr_launch_config *config)
                                                               : gr_launch_crew(config);
 }
 
+/* Those of the servers follow. */
+static inline int gr_launch_places(const gr_launch_config *config)
+{
+    return gr_launch_slots(config) + config->servers;
+}
+
 /* What is known of the end, beside the sentence. */
 typedef struct gr_launch_report {
     int rank;                             /* that the failure is about, -1: none */
+    int signal_number;                    /* that has asked for an end, also while the job ended
+                                             for another reason; 0: none */
     bool resumable;                       /* ended on request, with GR_LAUNCH_EXIT_RESUME */
     bool again;                           /* what was lost did nothing wrong, or crashed once: if
                                              all is begun anew it may go well */
@@ -128,9 +147,10 @@ typedef struct gr_launch_report {
 } gr_launch_report;
 
 /* Blocks until every process of the job has ended and all output is written. SIGINT, SIGTERM and
- * SIGHUP are handed to the workers meanwhile, a second SIGINT or SIGTERM ends them; the calling
- * process adopts the orphans among its descendants. It must have no other threads and no children
- * when this is called.
+ * SIGHUP are handed to the workers meanwhile, a second SIGINT or SIGTERM ends them; those that come
+ * too late for that are still pending when it returns, if the caller holds them back (signals.h).
+ * The calling process adopts the orphans among its descendants. It must have no other threads and
+ * no children when this is called.
  *
  * Returns   GR_OK: every worker ended with exit code 0.
  *           GR_E_NOT_FOUND, GR_E_INVALID: the command, a host or a setting is wrong, nothing has

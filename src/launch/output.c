@@ -44,6 +44,18 @@ static struct stream *stream_of(const gr_output *output, int rank, int number)
     return &output->streams[rank * STREAMS + number];
 }
 
+static bool is_server(const struct stream *stream)
+{
+    return stream->rank >= gr_launch_slots(stream->output->config);
+}
+
+/* Its rank, or that of a server among the servers. */
+static int number_of(const struct stream *stream)
+{
+    return is_server(stream) ? stream->rank - gr_launch_slots(stream->output->config)
+                             : stream->rank;
+}
+
 /* ---- The way of a line ----------------------------------------------------------------------- */
 
 static size_t write_prefix(void *prefix_arg, char *text_out)
@@ -64,8 +76,8 @@ static size_t write_prefix(void *prefix_arg, char *text_out)
     const char *shade = colors[(size_t)from->rank % (sizeof colors / sizeof colors[0])];
     const char *host = from->host;
     char who[HOST_SHOWN_BYTES + 16];
-    snprintf(who, sizeof who, "[%d%s%.*s]", from->rank, host != NULL ? "@" : "", HOST_SHOWN_BYTES,
-             host != NULL ? host : "");
+    snprintf(who, sizeof who, "[%s%d%s%.*s]", is_server(from) ? "server " : "", number_of(from),
+             host != NULL ? "@" : "", HOST_SHOWN_BYTES, host != NULL ? host : "");
     int size =
         color ? snprintf(text_out, GR_LINES_PREFIX_BYTES, "\033[%sm%s\033[0m %s", shade, who, stamp)
               : snprintf(text_out, GR_LINES_PREFIX_BYTES, "%s %s", who, stamp);
@@ -76,6 +88,13 @@ static void put_into_sink(void *emit_arg, const char *text, size_t size_bytes)
 {
     struct stream *from = emit_arg;
     gr_sink_put(&from->output->sinks[from->number], text, size_bytes);
+}
+
+static void hear_server(void *emit_arg, const char *text, size_t size_bytes)
+{
+    const struct stream *from = emit_arg;
+    const gr_output_events *events = &from->output->events;
+    events->told(events->event_arg, from->rank, text, size_bytes);
 }
 
 static bool is_shown(const gr_launch_config *config, int rank, int number)
@@ -100,8 +119,9 @@ static gr_status open_log(struct stream *stream, const gr_launch_config *config,
     if (stream->log_fd >= 0) {
         return GR_OK; /* a host that is there again */
     }
-    int size = snprintf(path, sizeof path, "%s/rank.%d.%s", folder, stream->rank,
-                        stream->number == 0 ? "out" : "err");
+    int size =
+        snprintf(path, sizeof path, "%s/%s.%d.%s", folder, is_server(stream) ? "server" : "rank",
+                 number_of(stream), stream->number == 0 ? "out" : "err");
     if (size >= (int)sizeof path) {
         return gr_fail(diag, GR_E_INVALID, "--log-dir: the path is too long");
     }
@@ -134,15 +154,19 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
     bool shown = is_shown(config, stream->rank, stream->number);
     bool prefix = has_prefix(config, stream->rank, stream->number);
     gr_lines_fini(&stream->lines);
-    gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
-                  shown ? put_into_sink : NULL, stream);
+    if (is_server(stream) && stream->number == 0) {
+        gr_lines_init(&stream->lines, NULL, NULL, hear_server, stream);
+    } else {
+        gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
+                      shown ? put_into_sink : NULL, stream);
+    }
     return config->log_dir != NULL ? open_log(stream, config, diag) : GR_OK;
 }
 
 gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out, gr_diag *diag)
 {
     gr_output *output = calloc(1, sizeof *output);
-    size_t count = (size_t)gr_launch_slots(config) * STREAMS;
+    size_t count = (size_t)gr_launch_places(config) * STREAMS;
     if (output != NULL) {
         output->streams = calloc(count, sizeof *output->streams);
     }
@@ -309,7 +333,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 static void on_drained(void *event_arg)
 {
     gr_output *output = event_arg;
-    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         if (!stream->over && !uv_is_active((uv_handle_t *)&stream->poll)) {
             pump(stream);
@@ -405,7 +429,7 @@ void gr_output_renew(gr_output *output, int rank)
 void gr_output_finish(gr_output *output)
 {
     output->finishing = true;
-    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
         finish_stream(&output->streams[i]);
     }
     check_settled(output);
@@ -419,7 +443,7 @@ bool gr_output_is_settled(const gr_output *output)
 
 void gr_output_stop(gr_output *output)
 {
-    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         if (stream->watched && !stream->over) {
             stream->over = true;
@@ -439,7 +463,7 @@ void gr_output_destroy(gr_output *output)
     if (output == NULL) {
         return;
     }
-    for (int i = 0; i < gr_launch_slots(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         close_ends(stream);
         if (stream->log_fd >= 0) {
@@ -454,7 +478,9 @@ void gr_output_destroy(gr_output *output)
 void gr_output_tail(const gr_output *output, int rank, int lines_max, char *text_out,
                     size_t text_bytes)
 {
-    for (int number = STREAMS - 1; number >= 0; number--) {
+    /* What a server says on stdout is no output. */
+    int least = is_server(stream_of(output, rank, 0)) ? 1 : 0;
+    for (int number = STREAMS - 1; number >= least; number--) {
         const gr_lines *lines = &stream_of(output, rank, number)->lines;
         if (gr_lines_tail(lines, lines_max, "    ", text_out, text_bytes) > 0) {
             return;

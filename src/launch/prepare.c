@@ -4,6 +4,7 @@
 #include "launch/environ.h"
 #include "launch/gang.h"
 #include "launch/meeting.h"
+#include "link/secret.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,11 +24,15 @@ static bool here_only(const gr_gang *gang)
 
 static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
 {
-    gr_status status = gr_random_bytes(gang->secret, sizeof gang->secret, diag);
+    uint8_t secret[GR_SECRET_BYTES];
+    gr_status status = gr_random_bytes(secret, sizeof secret, diag);
+    if (status == GR_OK && (gang->secret = gr_secret_keep(secret)) == NULL) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a secret");
+    }
+    gr_wipe(secret, sizeof secret);
     if (status != GR_OK) {
         return status;
     }
-    gr_hex(gang->secret, sizeof gang->secret, gang->secret_hex);
     gr_coordinator_config config = {.world_size = gang->config->workers,
                                     .world_max = gang->slots,
                                     .members_min = gang->config->workers_min,
@@ -39,14 +44,13 @@ static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
     if (status == GR_OK) {
         status = gr_coordinator_create(&config, &gang->coordinator, diag);
     }
-    gr_wipe(gang->secret, sizeof gang->secret);
     return status;
 }
 
 gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag)
 {
     const gr_launch_config *config = gang->config;
-    size_t count = (size_t)gang->slots;
+    size_t count = (size_t)gr_launch_places(config);
     gr_status status = prepare_coordinator(gang, diag);
     if (status != GR_OK) {
         return status;
@@ -96,13 +100,16 @@ gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_aren
     if (parts == NULL || config_out->spawns == NULL || config_out->environment == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", agent->seats);
     }
+    char secret_hex[2 * GR_SECRET_BYTES + 1];
+    gr_hex(gang->secret, GR_SECRET_BYTES, secret_hex);
     gr_environ_config environment = {.inherited = config->environment,
                                      .world_size = config->workers,
                                      .local_size = host->workers > 0 ? host->workers : 1,
                                      .workers_min = config->workers_min,
                                      .workers_max = changes ? gang->slots : 0,
-                                     .secret_hex = gang->secret_hex,
+                                     .secret_hex = secret_hex,
                                      .master_port = gang->master_port,
+                                     .servers = gang->server_list,
                                      .set = config->set,
                                      .defaults = config->defaults};
     const gr_meeting meeting = {.here_only = here_only(gang),
@@ -125,5 +132,6 @@ gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_aren
                             .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
         find_cores(gang, agent, seat, &parts[seat], spawn);
     }
+    gr_wipe(secret_hex, sizeof secret_hex);
     return status;
 }

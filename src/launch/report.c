@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
 #include "launch/gang.h"
+#include "launch/signals.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -14,9 +15,7 @@ static gr_status report_signal(const gr_gang *gang, gr_diag *diag)
         killed +=
             end->ended && WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == SIGKILL;
     }
-    const char *name = gang->signal_number == SIGINT    ? "SIGINT"
-                       : gang->signal_number == SIGTERM ? "SIGTERM"
-                                                        : "SIGHUP";
+    const char *name = gr_signals_name(gang->signal_number);
     if (killed == 0) {
         return gr_fail(diag, GR_E_CANCELLED, "ended by %s after %.1f s; all %d workers have ended",
                        name, (double)(gr_gang_now_us() - gang->start_us) * 1e-6, gang->started);
@@ -27,15 +26,41 @@ static gr_status report_signal(const gr_gang *gang, gr_diag *diag)
                    name, (double)(gr_gang_now_us() - gang->start_us) * 1e-6, killed, gang->started);
 }
 
-/* Would it go better if all were begun anew? Who ends with an exit code has said why not. */
+/* Would it go better if all were begun anew? Who ends with an exit code has said why not, unless it
+ * may be for want of a server. */
 static bool may_begin_again(const gr_gang *gang, int root)
 {
     if (gang->reason == GR_REASON_AGENT_LOST) {
         return gang->status != GR_E_NOT_FOUND; /* a host that cannot be used at all */
     }
     gr_end_class class = root >= 0 ? gr_verdict_class(&gang->ends[root]) : GR_END_FINE;
+    bool lacks_blocks = gang->servers_spared > 0; /* two at once, or tables without replicas */
     return gang->reason == GR_REASON_WORKER && !gang->repeats &&
-           (class == GR_END_KILLED || class == GR_END_PEER);
+           (class == GR_END_KILLED || class == GR_END_PEER || lacks_blocks);
+}
+
+/* Workers fail when a server is gone; but no server ends because a worker was killed. */
+static bool server_is_cause(const gr_gang *gang, int root)
+{
+    bool failed = gang->reason == GR_REASON_SERVER || gang->reason == GR_REASON_WORKER;
+    const gr_worker_end *end = &gang->ends[root >= 0 ? root : 0];
+    return failed && gang->lost_server >= 0 &&
+           !(root >= 0 && gr_verdict_class(end) == GR_END_KILLED &&
+             end->order < gang->ends[gang->lost_server].order);
+}
+
+static gr_status report_server(const gr_gang *gang, gr_launch_report *report, gr_diag *diag)
+{
+    const gr_worker_end *end = &gang->ends[gang->lost_server];
+    char text[GR_DIAG_TEXT_BYTES];
+    gr_verdict_describe("parameter server", gr_gang_server_number(gang, gang->lost_server), end,
+                        text, sizeof text);
+    gr_output_tail(gang->output, gang->lost_server, GR_LAUNCH_TAIL_LINES, report->tail,
+                   sizeof report->tail);
+    /* Who ends with an exit code has said why; with 0, that somebody asked it to. */
+    report->again = !WIFEXITED(end->wait_status) || WEXITSTATUS(end->wait_status) == 0;
+    return gr_fail(diag, GR_E_PEER_LOST, "%s, and what it kept is lost; %s", text,
+                   report->tail[0] != '\0' ? "its last lines:" : "it wrote nothing");
 }
 
 /* The farthest step that any of them was in. */
@@ -70,6 +95,9 @@ gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report, gr_diag 
     if (gang->reason == GR_REASON_SIGNAL) {
         return report_signal(gang, diag);
     }
+    if (server_is_cause(gang, root)) {
+        return report_server(gang, report, diag);
+    }
     if (gang->reason != GR_REASON_WORKER || root < 0) {
         if (diag != NULL) {
             *diag = gang->verdict;
@@ -77,7 +105,7 @@ gr_status gr_gang_report(const gr_gang *gang, gr_launch_report *report, gr_diag 
         return gang->status;
     }
     char text[GR_DIAG_TEXT_BYTES], repeats[GR_CRASH_TEXT_BYTES] = "";
-    gr_verdict_describe(root, &gang->ends[root], text, sizeof text);
+    gr_verdict_describe("rank", root, &gang->ends[root], text, sizeof text);
     if (gang->repeats) {
         gr_crash_describe(&gang->crash_before, repeats, sizeof repeats);
     }

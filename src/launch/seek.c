@@ -99,8 +99,10 @@ static void take_guests(gr_gang *gang)
     gr_diag diag = {0};
     bool came = false;
     (void)!gr_door_progress(door, &diag); /* only a dial can fail, and there is none */
-    while (gr_join_take(door, name, &host)) {
-        if (gang->phase == GR_PHASE_RUNNING && gr_gang_may_change(gang)) {
+    /* Who comes while all end waits at the door: the job may be begun anew. */
+    bool open = gang->phase == GR_PHASE_RUNNING && gr_gang_count_busy(gang) > 0;
+    while (open && gr_join_take(door, name, &host)) {
+        if (gr_gang_may_change(gang)) {
             gr_gang_add_host(gang, &host);
             came = true;
         } else {

@@ -288,7 +288,9 @@ static gr_status check_silence(struct serve *serve, int *wait_ms_out, gr_diag *d
         return GR_OK; /* there is no order yet */
     }
     if (now >= channel->heard_us + silence_us) {
-        return gr_fail(diag, GR_E_TIMEOUT, "nothing was heard of the launcher for %.1f s",
+        return gr_fail(diag, GR_E_TIMEOUT,
+                       "nothing was heard of the launcher for %.1f s: the workers here end, and "
+                       "the job goes on where it reaches others, if it may (--min-workers)",
                        (double)silence_us * 1e-6);
     }
     if (now >= channel->said_us + silence_us / PINGS_A_SILENCE && channel->out_used == 0) {
@@ -377,7 +379,8 @@ static void launcher_address(char *const *environment, char *address_out, size_t
     }
 }
 
-gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, gr_diag *diag)
+gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *needed_out,
+                       gr_diag *diag)
 {
     struct serve serve = {.environment = environment, .control_fd = -1};
     char address[64];
@@ -398,8 +401,12 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, gr_dia
     gr_arena_init(&serve.arena, ARENA_BYTES_MAX);
     (void)gr_channel_put(&serve.channel, GR_PACKET_HELLO, 0, address, strlen(address));
     gr_status status = carry(&serve, diag);
-    if (status == GR_E_PEER_LOST && way->tls != NULL && gr_order_seats(&serve.order) == 0) {
+    bool needed = gr_order_seats(&serve.order) > 0;
+    if (status == GR_E_PEER_LOST && way->tls != NULL && !needed) {
         status = GR_OK; /* it has joined, and was not needed */
+    }
+    if (needed_out != NULL) {
+        *needed_out = needed;
     }
     gr_descent_end();
     gr_channel_fini(&serve.channel);

@@ -17,8 +17,9 @@ typedef struct gr_serve_way {
 
 /* Blocks until nothing of the job is left here. GR_OK: all was reported to the launcher; else
  * `diag` says why not. The process must have no other threads and no children. `environment` is
- * the host's own. */
-gr_status gr_serve_run(const gr_serve_way *way, char *const *environment,
+ * the host's own. `needed_out`: an order came; false with GR_OK: the launcher has hung up without
+ * one; NULL: nobody asks. */
+gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *needed_out,
                        gr_diag *diag) GR_MUST_CHECK;
 
 #endif

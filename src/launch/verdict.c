@@ -98,34 +98,35 @@ void gr_crash_describe(const gr_crash *before, char *text_out, size_t text_bytes
              before->host[0] != '\0' ? " on host " : "", before->host);
 }
 
-void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes)
+void gr_verdict_describe(const char *what, int number, const gr_worker_end *end, char *text_out,
+                         size_t text_bytes)
 {
-    char what[160], where[160] = "";
+    char how[160], where[160] = "";
     if (end->lost) {
-        snprintf(what, sizeof what, "was lost with its host");
+        snprintf(how, sizeof how, "was lost with its host");
     } else if (WIFSIGNALED(end->wait_status)) {
-        int number = WTERMSIG(end->wait_status);
-        snprintf(what, sizeof what, "was killed by signal %d (%s%s)", number, strsignal(number),
+        int cause = WTERMSIG(end->wait_status);
+        snprintf(how, sizeof how, "was killed by signal %d (%s%s)", cause, strsignal(cause),
                  WCOREDUMP(end->wait_status) ? ", core dumped" : "");
     } else {
         int code = WEXITSTATUS(end->wait_status);
-        int number = code - SHELL_SIGNAL_BASE;
+        int cause = code - SHELL_SIGNAL_BASE;
         if (code == GR_LAUNCH_EXIT_PEER) {
-            snprintf(what, sizeof what, "ended with code %d because it lost a peer", code);
-        } else if (number > 0 && number < SIGRTMIN) {
-            snprintf(what, sizeof what,
+            snprintf(how, sizeof how, "ended with code %d because it lost a peer", code);
+        } else if (cause > 0 && cause < SIGRTMIN) {
+            snprintf(how, sizeof how,
                      "exited with code %d (as a shell does whose command was killed by signal %d, "
                      "%s)",
-                     code, number, strsignal(number));
+                     code, cause, strsignal(cause));
         } else {
-            snprintf(what, sizeof what, "exited with code %d", code);
+            snprintf(how, sizeof how, "exited with code %d", code);
         }
     }
     if (end->host != NULL) {
         snprintf(where, sizeof where, " on %s", end->host);
     }
-    snprintf(text_out, text_bytes, "rank %d (pid %d%s) %s after %.1f s", rank, (int)end->pid, where,
-             what, (double)(end->end_us - end->start_us) * 1e-6);
+    snprintf(text_out, text_bytes, "%s %d (pid %d%s) %s after %.1f s", what, number, (int)end->pid,
+             where, how, (double)(end->end_us - end->start_us) * 1e-6);
 }
 
 void gr_verdict_list(const bool *chosen, int workers, char *text_out, size_t text_bytes)

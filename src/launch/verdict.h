@@ -59,8 +59,9 @@ bool gr_crash_repeats(const gr_crash *before, const gr_crash *now);
 /* ", in step 50, as rank 2 on host b was before": behind a sentence about one that repeats. */
 void gr_crash_describe(const gr_crash *before, char *text_out, size_t text_bytes);
 
-/* "rank 2 (pid 123) was killed by signal 9 (Killed) after 3.2 s" */
-void gr_verdict_describe(int rank, const gr_worker_end *end, char *text_out, size_t text_bytes);
+/* "rank 2 (pid 123) was killed by signal 9 (Killed) after 3.2 s"; `what`: "rank". */
+void gr_verdict_describe(const char *what, int number, const gr_worker_end *end, char *text_out,
+                         size_t text_bytes);
 
 /* "ranks 0, 2 and 3" or "rank 5" of those with `chosen`; cut with "..." after a few. */
 void gr_verdict_list(const bool *chosen, int workers, char *text_out, size_t text_bytes);

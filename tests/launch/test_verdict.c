@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/hash.h"
 #include "launch/agent.h"
 #include "launch/environ.h"
 #include "launch/launch.h"
@@ -83,7 +84,7 @@ static void expect_text(int wait_status, const char *expected)
 {
     gr_worker_end end = ended(23, wait_status, false);
     char text[256];
-    gr_verdict_describe(2, &end, text, sizeof text);
+    gr_verdict_describe("rank", 2, &end, text, sizeof text);
     assert_string_equal(text, expected);
 }
 
@@ -103,7 +104,7 @@ static void an_end_is_described(void **state)
     char text[256];
     end.host = "host1";
     end.lost = true;
-    gr_verdict_describe(2, &end, text, sizeof text);
+    gr_verdict_describe("rank", 2, &end, text, sizeof text);
     assert_string_equal(text, "rank 2 (pid 123 on host1) was lost with its host after 3.2 s");
 }
 
@@ -272,13 +273,17 @@ static void the_environment_has_one_value_of_each_name(void **state)
                                "A=inherited", "B=inherited", "odd",       NULL};
     const char *const set[] = {"A=set", "D=set", NULL};
     const char *const defaults[] = {"B=default", "C=default", "D=default", NULL};
+    uint8_t secret[GR_SECRET_BYTES], found[GR_SECRET_BYTES] = {0};
+    char text[2 * GR_SECRET_BYTES + 1];
+    memset(secret, 0xfe, sizeof secret);
+    gr_hex(secret, sizeof secret, text);
     gr_environ_config config = {.inherited = inherited,
                                 .rank = 2,
                                 .world_size = 3,
                                 .local_rank = 1,
                                 .local_size = 2,
                                 .coordinator = "unix:@x",
-                                .secret_hex = "feed",
+                                .secret_hex = text,
                                 .master = "host1",
                                 .master_port = 4711,
                                 .set = set,
@@ -295,13 +300,19 @@ static void the_environment_has_one_value_of_each_name(void **state)
     expect_entry(entries, "MASTER_ADDR", "host1");
     expect_entry(entries, "MASTER_PORT", "4711");
     expect_entry(entries, "GRADUS_COORDINATOR", "unix:@x");
-    expect_entry(entries, "GRADUS_SECRET", "feed");
+    expect_entry(entries, "GRADUS_SECRET", text);
     expect_entry(entries, "A", "set");
     expect_entry(entries, "B", "inherited");
     expect_entry(entries, "C", "default");
     expect_entry(entries, "D", "set");
+    assert_true(gr_environ_secret(entries, found));
+    assert_memory_equal(found, secret, sizeof secret);
     gr_environ_wipe(entries);
     expect_entry(entries, "GRADUS_SECRET", "");
+    assert_false(gr_environ_secret(entries, found));
+    gr_environ_fill(entries, secret);
+    expect_entry(entries, "GRADUS_SECRET", text);
+    gr_environ_wipe(entries);
     expect_entry(entries, "RANK", "2");
     gr_arena_fini(&arena);
 
