@@ -3,10 +3,12 @@
 /* What looks after the workers of one host: `gradus run -H` starts it there by ssh, or it is
  * started by somebody else and calls `gradus run --listen`. */
 
+#include "base/fail.h"
 #include "cli/cli.h"
 #include "launch/join.h"
 #include "launch/launch.h"
 #include "launch/serve.h"
+#include "link/secret.h"
 
 #include <stddef.h>
 #include <unistd.h>
@@ -66,31 +68,69 @@ static int64_t count_cores(void)
     return gr_cores_allowed(&allowed, NULL) == GR_OK && allowed.count > 0 ? allowed.count : 1;
 }
 
-static int join(const agent_options *options)
+static int fail(gr_status status, const gr_diag *diag)
 {
-    uint8_t token[GR_SECRET_BYTES];
+    bool input = status == GR_E_INVALID || status == GR_E_NOT_FOUND || status == GR_E_AUTH;
+    return gr_cli_fail(input ? GR_EXIT_INPUT : GR_EXIT_FAILED, diag);
+}
+
+/* One time with the launcher. GR_OK: it needs this host no more, or did not need it. */
+static gr_status serve_once(const gr_arrival *arrival, bool *needed_out, gr_diag *diag)
+{
     char launcher[GR_ADDRESS_BYTES];
-    gr_arrival arrival;
-    gr_diag diag = {0};
+    gr_join_name_of(arrival->fd, launcher, sizeof launcher);
+    const gr_serve_way way = {
+        .in_fd = arrival->fd, .out_fd = arrival->fd, .tls = arrival->tls, .launcher = launcher};
+    gr_status status = gr_serve_run(&way, environ, needed_out, diag);
+    gr_tls_destroy(arrival->tls);
+    close(arrival->fd);
+    return status;
+}
+
+/* A job that has lost all of its workers may be begun anew: as long as somebody listens there, this
+ * host is offered again, but not to a launcher that did not need it twice. Returns the exit
+ * code. */
+static int offer(const agent_options *options, const uint8_t *token)
+{
+    enum { UNNEEDED_MAX = 2 };
     int64_t cores = count_cores();
     int64_t most = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
+    int slots = (int)(options->slots > 0 ? options->slots : most), unneeded = 0;
+    for (bool again = false; unneeded < UNNEEDED_MAX; again = true) {
+        gr_arrival arrival;
+        gr_diag diag = {0};
+        bool needed;
+        gr_status status = gr_join_dial(options->join, slots, token, again ? 0 : options->wait_us,
+                                        &arrival, &diag);
+        if (status != GR_OK && again) {
+            break; /* the launcher has ended */
+        }
+        if (status != GR_OK) {
+            return fail(status, &diag);
+        }
+        if (serve_once(&arrival, &needed, &diag) != GR_OK) {
+            return gr_cli_fail(GR_EXIT_FAILED, &diag);
+        }
+        unneeded = needed ? 0 : unneeded + 1;
+    }
+    return GR_EXIT_DONE;
+}
+
+static int join(const agent_options *options)
+{
+    uint8_t token[GR_SECRET_BYTES], *kept = NULL;
+    gr_diag diag = {0};
     gr_status status = gr_join_token(false, token, &diag);
-    if (status == GR_OK) {
-        status = gr_join_dial(options->join, (int)(options->slots > 0 ? options->slots : most),
-                              token, options->wait_us, &arrival, &diag);
-        gr_wipe(token, sizeof token);
+    if (status == GR_OK && (kept = gr_secret_keep(token)) == NULL) {
+        status = gr_fail(&diag, GR_E_NO_MEMORY, "no memory for a token");
     }
-    bool input = status == GR_E_INVALID || status == GR_E_NOT_FOUND || status == GR_E_AUTH;
+    gr_wipe(token, sizeof token);
     if (status != GR_OK) {
-        return gr_cli_fail(input ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
+        return fail(status, &diag);
     }
-    gr_join_name_of(arrival.fd, launcher, sizeof launcher);
-    const gr_serve_way way = {
-        .in_fd = arrival.fd, .out_fd = arrival.fd, .tls = arrival.tls, .launcher = launcher};
-    status = gr_serve_run(&way, environ, &diag);
-    gr_tls_destroy(arrival.tls);
-    close(arrival.fd);
-    return status == GR_OK ? GR_EXIT_DONE : gr_cli_fail(GR_EXIT_FAILED, &diag);
+    int code = offer(options, kept);
+    gr_secret_forget(kept);
+    return code;
 }
 
 static int serve(const gr_cli_line *line)
@@ -105,8 +145,8 @@ static int serve(const gr_cli_line *line)
         fputs("gradus: agent: say where the launcher is (--join HOST:PORT)\n", stderr);
         return GR_EXIT_INPUT;
     }
-    return gr_serve_run(&stdio, environ, &diag) == GR_OK ? GR_EXIT_DONE
-                                                         : gr_cli_fail(GR_EXIT_FAILED, &diag);
+    return gr_serve_run(&stdio, environ, NULL, &diag) == GR_OK ? GR_EXIT_DONE
+                                                               : gr_cli_fail(GR_EXIT_FAILED, &diag);
 }
 
 const gr_cli_form gr_agent_form = {.table = &gr_agent_table, .usage = print_usage, .work = serve};

@@ -6,6 +6,7 @@
 
 #include "base/config.h"
 #include "launch/cores.h"
+#include "link/link.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -62,6 +63,8 @@ extern const gr_cli_form gr_simulate_form;
 extern const gr_cli_form gr_tune_form;
 extern const gr_cli_form gr_timeline_form;
 extern const gr_cli_form gr_coordinate_form;
+extern const gr_cli_form gr_server_form;
+extern const gr_cli_form gr_ps_form;
 extern const gr_cli_form gr_info_form;
 
 extern const gr_config_table gr_run_table;
@@ -71,6 +74,8 @@ extern const gr_config_table gr_eval_table;
 extern const gr_config_table gr_bench_table;
 extern const gr_config_table gr_simulate_table;
 extern const gr_config_table gr_coordinate_table;
+extern const gr_config_table gr_server_table;
+extern const gr_config_table gr_ps_verb_table;
 extern const gr_config_table gr_agent_table;
 extern const gr_config_table gr_timeline_table;
 extern const gr_config_table gr_info_table;
@@ -93,6 +98,26 @@ int gr_cli_refuse(gr_status status, const gr_diag *diag);
 gr_status gr_cli_print_json(json_t *object, gr_diag *diag) GR_MUST_CHECK;
 /* 0, or GR_EXIT_FAILED with a sentence when stdout could not be written. */
 int gr_cli_flush(void);
+
+/* The job's secret for what the user starts alone: what GRADUS_SECRET says (`hex`, which is wiped,
+ * as is the variable), else what stands in `file`, which is made if it is not there, else a new
+ * one. *printed_out: that one is to be printed, since nobody else knows it. `hex`, `file`: NULL if
+ * unset.
+ * GR_E_INVALID, GR_E_IO. */
+gr_status gr_cli_take_secret(const char *hex, const char *file, uint8_t secret[GR_SECRET_BYTES],
+                             bool *printed_out, gr_diag *diag) GR_MUST_CHECK;
+/* The rows of those two options, but for their places. */
+#define GR_CLI_ROW_SECRET                                                                          \
+    .env = "GRADUS_SECRET", .type = GR_CONFIG_TEXT, .value_name = "HEX",                           \
+    .help = "the job's secret; unset: that of --secret-file, or a new one, which is printed"
+#define GR_CLI_ROW_SECRET_FILE                                                                     \
+    .flag = "--secret-file", .env = "GRADUS_SECRET_FILE", .type = GR_CONFIG_TEXT,                  \
+    .value_name = "FILE",                                                                          \
+    .help =                                                                                        \
+        "where the secret stands if GRADUS_SECRET is unset; a file that is not there is made, "    \
+        "with mode 0600"
+/* Prints GRADUS_SECRET=..., and wipes what it needed for that. */
+void gr_cli_print_secret(const uint8_t secret[GR_SECRET_BYTES]);
 
 /* The names of the element types, in the order of gr_dtype. */
 extern const char *const gr_cli_dtypes[];

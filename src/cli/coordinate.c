@@ -5,7 +5,6 @@
 #include "group/group.h"
 #include "link/address.h"
 #include "link/interface.h"
-#include "link/secret.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -32,17 +31,12 @@ static const gr_config_field coordinate_fields[] = {
      AT(ranks),
      .default_text = "1",
      .min = 1,
-     .max = 4096,
+     .max = GR_GROUP_WORLD_MAX,
      .unit = "ranks",
      .help = "how many ranks will call in"},
     {.flag = "--min-workers",
-     .env = "GRADUS_MIN_WORKERS",
-     .type = GR_CONFIG_INT,
+     GR_GROUP_ROW_MEMBERS_MIN,
      AT(ranks_min),
-     .default_text = "0",
-     .min = 0,
-     .max = 4096,
-     .unit = "ranks",
      .help = "the job goes on while so many ranks live; 0: all must; the same for all ranks"},
     {.flag = "--listen",
      .type = GR_CONFIG_TEXT,
@@ -58,38 +52,15 @@ static const gr_config_field coordinate_fields[] = {
      .max = 30 * 86400e6,
      .unit = "s",
      .help = "how long to wait until all ranks have called in; 0: for ever"},
-    {.flag = "--ports",
-     .env = "GRADUS_PORTS",
-     .type = GR_CONFIG_TEXT,
-     AT(ports),
-     .value_name = "FIRST-LAST",
-     .help = "tcp ports to listen on, \"40000-40100\"; unset: any that is free"},
+    {.flag = "--ports", GR_GROUP_ROW_PORTS, AT(ports)},
     {.flag = "--encrypt",
-     .env = "GRADUS_ENCRYPT",
-     .type = GR_CONFIG_BOOL,
+     GR_GROUP_ROW_ENCRYPT,
      AT(encrypt),
-     .default_text = "false",
      .help = "TLS 1.3 on all that goes by tcp; the same for all ranks"},
-    {.env = "GRADUS_PEER_TIMEOUT",
-     .type = GR_CONFIG_DURATION,
-     AT(peer_timeout_us),
-     .default_text = "25s",
-     .min = 100e3,
-     .max = 3600e6,
-     .unit = "s",
+    {GR_GROUP_ROW_PEER_TIMEOUT, AT(peer_timeout_us),
      .help = "a rank that acknowledges nothing for so long is lost"},
-    {.env = "GRADUS_SECRET",
-     .type = GR_CONFIG_TEXT,
-     AT(secret_hex),
-     .value_name = "HEX",
-     .help = "the job's secret; unset: that of --secret-file, or a new one, which is printed"},
-    {.flag = "--secret-file",
-     .env = "GRADUS_SECRET_FILE",
-     .type = GR_CONFIG_TEXT,
-     AT(secret_file),
-     .value_name = "FILE",
-     .help = "where the secret stands if GRADUS_SECRET is unset; a file that is not there is made, "
-             "with mode 0600"},
+    {GR_CLI_ROW_SECRET, AT(secret_hex)},
+    {GR_CLI_ROW_SECRET_FILE, AT(secret_file)},
     {0},
 };
 
@@ -100,29 +71,6 @@ const gr_config_table gr_coordinate_table = {
     .fields = coordinate_fields,
     .struct_bytes = sizeof(coordinate_options),
 };
-
-/* The user's, or a new one; *printed_out: which the ranks learn from what is printed. */
-static gr_status take_secret(const coordinate_options *options, uint8_t secret[GR_SECRET_BYTES],
-                             bool *printed_out, gr_diag *diag)
-{
-    const char *file = options->secret_file;
-    bool given = options->secret_hex != NULL && options->secret_hex[0] != '\0';
-    *printed_out = !given && file == NULL;
-    if (given) {
-        gr_status status = gr_secret_parse(options->secret_hex, secret, diag);
-        gr_wipe((void *)(uintptr_t)options->secret_hex, strlen(options->secret_hex)); /* arena's */
-        gr_secret_clear_environment();
-        return status;
-    }
-    gr_status status = file != NULL ? gr_secret_read(file, secret, diag) : GR_E_NOT_FOUND;
-    if (status == GR_E_NOT_FOUND) {
-        status = gr_random_bytes(secret, GR_SECRET_BYTES, diag);
-        if (status == GR_OK && file != NULL) {
-            status = gr_secret_write(file, secret, diag);
-        }
-    }
-    return status;
-}
 
 /* All have ended, one way or the other. */
 static bool is_over(const gr_coordinator *coordinator, int ranks)
@@ -235,17 +183,24 @@ static gr_status reachable(const coordinate_options *options, const gr_coordinat
                : gr_fail(diag, GR_E_INVALID, "this host has no network interface that is up");
 }
 
+/* May the job go on without some of its ranks? Then it may without this process, too. */
+static bool is_elastic(const coordinate_options *options)
+{
+    return options->ranks_min > 0 && options->ranks_min < options->ranks;
+}
+
 static int coordinate(const gr_cli_line *line)
 {
     const coordinate_options *options = line->options;
     gr_diag diag = {0};
     uint8_t secret[GR_SECRET_BYTES];
-    char hex[2 * GR_SECRET_BYTES + 1], address[GR_ADDRESS_BYTES];
+    char address[GR_ADDRESS_BYTES];
     bool printed = false;
     gr_coordinator *coordinator = NULL;
     gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     gr_coordinator_config config = {.world_size = (int)options->ranks,
                                     .members_min = (int)options->ranks_min,
+                                    .succession = is_elastic(options),
                                     .secret = secret,
                                     .encrypt = options->encrypt,
                                     .listen_host = options->listen,
@@ -253,7 +208,8 @@ static int coordinate(const gr_cli_line *line)
                                     .log = &log};
     gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
-        status = take_secret(options, secret, &printed, &diag);
+        status =
+            gr_cli_take_secret(options->secret_hex, options->secret_file, secret, &printed, &diag);
     }
     if (status == GR_OK) {
         status = gr_coordinator_create(&config, &coordinator, &diag);
@@ -268,10 +224,11 @@ static int coordinate(const gr_cli_line *line)
     }
     /* Lines that a shell can take in with `export`. */
     printf("GRADUS_WORLD_SIZE=%d\nGRADUS_COORDINATOR=%s\n", (int)options->ranks, address);
+    if (is_elastic(options)) {
+        printf("GRADUS_MIN_WORKERS=%d\nGRADUS_SUCCESSION=yes\n", (int)options->ranks_min);
+    }
     if (printed) {
-        gr_hex(secret, sizeof secret, hex);
-        printf("GRADUS_SECRET=%s\n", hex);
-        gr_wipe(hex, sizeof hex);
+        gr_cli_print_secret(secret);
     }
     gr_wipe(secret, sizeof secret);
     gr_wipe_stack();
@@ -296,7 +253,12 @@ static void print_usage(void)
     puts("usage: gradus coordinate -np N [--min-workers N] [--listen HOST] [--secret-file FILE]\n"
          "                         [--wait TIME]\n\n"
          "Prints what each rank needs in its environment, beside its GRADUS_RANK. Ends with the\n"
-         "last rank: 0 if all left in order; with --min-workers, if those did that were left.\n");
+         "last rank: 0 if all left in order; with --min-workers, if those did that were left.\n\n"
+         "With --min-workers below -np the ranks go on without those that are lost, and without\n"
+         "this process: when it dies, the first rank that lives takes over from it, and so on.\n"
+         "Of the ranks that acted together last, more than half must be left, or half of them\n"
+         "with the process that brought them together; else those that are left end, since the\n"
+         "others may be going on somewhere.\n");
 }
 
 const gr_cli_form gr_coordinate_form = {

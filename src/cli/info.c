@@ -3,7 +3,7 @@
 #include "base/text.h"
 #include "cli/cli.h"
 #include "cli/info_plan.h"
-#include "link/frame.h"
+#include "group/group.h"
 #include "link/interface.h"
 #include "link/link.h"
 #include "link/shared.h"
@@ -95,11 +95,8 @@ static const gr_config_field info_fields[] = {
      .default_text = "yes",
      .help = "plan: what was measured fastest goes before predictions"},
     {.flag = "--segment",
-     .env = "GRADUS_SEGMENT",
-     .type = GR_CONFIG_BYTES,
+     GR_GROUP_ROW_SEGMENT,
      PLAN(segment_bytes),
-     .min = 256,
-     .max = GR_FRAME_PAYLOAD_MAX,
      .help = "plan: size of segments; otherwise chosen"},
     {.flag = "--json", .type = GR_CONFIG_BOOL, PLAN(json), .help = "plan: as one JSON object"},
     {.key = NULL},

@@ -7,17 +7,8 @@
 #include <stddef.h>
 #include <string.h>
 
-typedef struct simulate_options {
-    gr_cluster cluster;
-    int64_t size_bytes, from_bytes, to_bytes;
-    const char *algorithm;
-    bool exact, compare, scaling, json;
-    int64_t gradient_bytes, bucket_bytes, forward_us, backward_us, update_us;
-    bool overlap;
-} simulate_options;
-
-#define CLUSTER(name) offsetof(simulate_options, cluster.name)
-#define OPTION(name) offsetof(simulate_options, name)
+#define CLUSTER(name) offsetof(gr_simulate_options, cluster.name)
+#define OPTION(name) offsetof(gr_simulate_options, name)
 #define BYTES_MAX 1e15
 
 static const gr_config_field simulate_fields[] = {
@@ -161,7 +152,7 @@ static const gr_config_field simulate_fields[] = {
      .default_text = "100m",
      .min = 1,
      .max = BYTES_MAX,
-     .help = "step: bytes of all gradients"},
+     .help = "step, ps: bytes of all gradients, and of all parameters"},
     {.key = "bucket_bytes",
      .flag = "--bucket",
      .type = GR_CONFIG_BYTES,
@@ -177,7 +168,7 @@ static const gr_config_field simulate_fields[] = {
      .default_text = "100ms",
      .min = 0,
      .max = 1e12,
-     .help = "step: time of the forward pass"},
+     .help = "step, ps: time of the forward pass"},
     {.key = "backward",
      .flag = "--backward",
      .type = GR_CONFIG_DURATION,
@@ -185,7 +176,7 @@ static const gr_config_field simulate_fields[] = {
      .default_text = "200ms",
      .min = 0,
      .max = 1e12,
-     .help = "step: time of the backward pass"},
+     .help = "step, ps: time of the backward pass"},
     {.key = "update",
      .flag = "--update",
      .type = GR_CONFIG_DURATION,
@@ -193,13 +184,112 @@ static const gr_config_field simulate_fields[] = {
      .default_text = "10ms",
      .min = 0,
      .max = 1e12,
-     .help = "step: time of the optimizer"},
+     .help = "step, ps: time of the optimizer, for all parameters"},
     {.key = "overlap",
      .flag = "--overlap",
      .type = GR_CONFIG_BOOL,
      .offset = OPTION(overlap),
      .default_text = "true",
-     .help = "step: allreduce full buckets while the backward pass goes on"},
+     .help = "step, ps: gradients leave while the backward pass goes on"},
+    {.key = "strategy",
+     .flag = "--strategy",
+     .type = GR_CONFIG_CHOICE,
+     .offset = OPTION(strategy),
+     .default_text = "all",
+     .choices = gr_simulate_strategies,
+     .help = "ps: this one only"},
+    {.key = "servers",
+     .flag = "--servers",
+     .type = GR_CONFIG_INT,
+     .offset = OPTION(servers),
+     .default_text = "0",
+     .min = 0,
+     .max = GR_PS_SIM_SERVERS_MAX,
+     .value_name = "N",
+     .help = "ps: servers; 0: as many as balance the workers"},
+    {.key = "servers_per_host",
+     .flag = "--servers-per-host",
+     .type = GR_CONFIG_INT,
+     .offset = OPTION(servers_per_host),
+     .default_text = "1",
+     .min = 1,
+     .max = GR_PS_SIM_SERVERS_MAX,
+     .value_name = "N",
+     .help = "ps: servers on a host; they share its network interface"},
+    {.key = "servers_on",
+     .flag = "--servers-on",
+     .type = GR_CONFIG_CHOICE,
+     .offset = OPTION(servers_on),
+     .default_text = "own",
+     .choices = gr_simulate_places,
+     .help = "ps: hosts of their own, or the hosts of the workers"},
+    {.key = "replicas",
+     .flag = "--replicas",
+     .type = GR_CONFIG_BOOL,
+     .offset = OPTION(replicas),
+     .default_text = "true",
+     .help =
+         "ps: each update is copied to another server, if there is one, before anybody sees it"},
+    {.key = "aggregate",
+     .flag = "--aggregate",
+     .type = GR_CONFIG_INT,
+     .offset = OPTION(aggregate),
+     .default_text = "0",
+     .min = 0,
+     .max = GR_PS_SIM_WORKERS_MAX,
+     .value_name = "N",
+     .help = "ps: with backup workers, the first N gradients of a step count; 0: all but one"},
+    {.key = "staleness",
+     .flag = "--staleness",
+     .type = GR_CONFIG_INT,
+     .offset = OPTION(staleness),
+     .default_text = "3",
+     .min = 0,
+     .max = GR_PS_SIM_STALENESS_MAX,
+     .value_name = "N",
+     .help = "ps: steps that a worker may be ahead of the slowest (ssp)"},
+    {.key = "sync_every",
+     .flag = "--sync-every",
+     .type = GR_CONFIG_INT,
+     .offset = OPTION(sync_every),
+     .default_text = "10",
+     .min = 1,
+     .max = 1000000,
+     .value_name = "N",
+     .help = "ps: local steps between two averages of the parameters"},
+    {.key = "batch",
+     .flag = "--batch",
+     .type = GR_CONFIG_INT,
+     .offset = OPTION(batch),
+     .default_text = "32",
+     .min = 1,
+     .max = 1e9,
+     .value_name = "N",
+     .help = "ps: samples of a worker in a step"},
+    {.key = "spread_percent",
+     .flag = "--spread",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = OPTION(spread_percent),
+     .default_text = "0",
+     .min = 0,
+     .max = 1000,
+     .unit = "%",
+     .help = "ps: standard deviation of a worker's computing time, in percent of it"},
+    {.key = "slow",
+     .flag = "--slow",
+     .type = GR_CONFIG_TEXT,
+     .offset = OPTION(slow),
+     .value_name = "RANK:FACTOR,...",
+     .help = "ps: slow workers: their computing time is so many times as long"},
+    {.key = "seed",
+     .flag = "--seed",
+     .type = GR_CONFIG_INT,
+     .offset = OPTION(seed),
+     .default_text = "1",
+     .min = 0,
+     .max = 1e15,
+     .value_name = "N",
+     .help = "ps: of the spread"},
     {.flag = "--size",
      .type = GR_CONFIG_BYTES,
      .offset = OPTION(size_bytes),
@@ -237,7 +327,7 @@ static const gr_config_field simulate_fields[] = {
     {.flag = "--scaling",
      .type = GR_CONFIG_BOOL,
      .offset = OPTION(scaling),
-     .help = "step: for 1, 2, 4, ... hosts"},
+     .help = "step, ps: for 1, 2, 4, ... hosts"},
     {.flag = "--json",
      .type = GR_CONFIG_BOOL,
      .offset = OPTION(json),
@@ -248,13 +338,13 @@ static const gr_config_field simulate_fields[] = {
 const gr_config_table gr_simulate_table = {.name = "simulate",
                                            .title = "Cluster file and flags of `gradus simulate`",
                                            .fields = simulate_fields,
-                                           .struct_bytes = sizeof(simulate_options)};
+                                           .struct_bytes = sizeof(gr_simulate_options)};
 
 enum { LIST_BYTES = 256 };
-static const char step_word[] = "step";
+static const char step_word[] = "step", ps_word[] = "ps";
 
 /* ---- An operation ---------------------------------------------------------------------------- */
-static bool wanted(const simulate_options *options, const gr_algorithm *algorithm, gr_coll coll)
+static bool wanted(const gr_simulate_options *options, const gr_algorithm *algorithm, gr_coll coll)
 {
     if (algorithm->coll != coll) {
         return false;
@@ -295,14 +385,11 @@ static gr_status unknown_algorithm(const char *name, gr_coll coll, gr_diag *diag
 }
 
 /* Algorithms without a plan for this world are passed over, unless one was asked for by name. */
-static gr_status open_simulators(const simulate_options *options, const gr_cluster *cluster,
+static gr_status open_simulators(const gr_simulate_options *options, const gr_cluster *cluster,
                                  gr_coll coll, simulators *s, gr_diag *diag)
 {
     gr_status status = GR_OK;
     s->count = 0;
-    if (options->algorithm && !gr_algorithm_find(coll, options->algorithm)) {
-        return unknown_algorithm(options->algorithm, coll, diag);
-    }
     for (const gr_algorithm *at = gr_algorithms; at->name && status == GR_OK; at++) {
         if (s->count < GR_SIMULATE_ROWS_MAX && wanted(options, at, coll)) {
             status = gr_simulator_create(cluster, at, &s->all[s->count], diag);
@@ -343,7 +430,7 @@ static gr_status simulate_size(const simulators *s, int64_t size_bytes, gr_simul
     return GR_OK;
 }
 
-static gr_status simulate_operation(const simulate_options *options, gr_coll coll, gr_diag *diag)
+static gr_status simulate_operation(const gr_simulate_options *options, gr_coll coll, gr_diag *diag)
 {
     simulators s;
     gr_status status = open_simulators(options, &options->cluster, coll, &s, diag);
@@ -378,45 +465,33 @@ static gr_status simulate_operation(const simulate_options *options, gr_coll col
 }
 
 /* ---- A training step ------------------------------------------------------------------------- */
-static gr_status simulate_hosts(const simulate_options *options, const gr_cluster *cluster,
+gr_training_step gr_simulate_step_of(const gr_simulate_options *options)
+{
+    return (gr_training_step){.gradient_bytes = options->gradient_bytes,
+                              .bucket_bytes = options->bucket_bytes,
+                              .forward_us = (double)options->forward_us,
+                              .backward_us = (double)options->backward_us,
+                              .update_us = (double)options->update_us,
+                              .overlap = options->overlap};
+}
+
+static gr_status simulate_hosts(const gr_simulate_options *options, const gr_cluster *cluster,
                                 gr_diag *diag)
 {
-    const gr_training_step step = {.gradient_bytes = options->gradient_bytes,
-                                   .bucket_bytes = options->bucket_bytes,
-                                   .forward_us = (double)options->forward_us,
-                                   .backward_us = (double)options->backward_us,
-                                   .update_us = (double)options->update_us,
-                                   .overlap = options->overlap};
-    gr_simulated_step result;
-    if (cluster->hosts * cluster->ranks_per_host == 1) {
-        gr_status status = gr_simulate_step(&step, NULL, &result, diag);
-        return status == GR_OK ? gr_simulate_print_step(options->json, cluster, "-", &result, diag)
-                               : status;
-    }
-    simulators s;
-    gr_status status = open_simulators(options, cluster, GR_COLL_ALLREDUCE, &s, diag);
+    const gr_training_step step = gr_simulate_step_of(options);
+    gr_simulated_buckets allreduce;
+    gr_status status = gr_simulate_buckets(&step, cluster, options->algorithm,
+                                           options->exact && !options->compare, &allreduce, diag);
     if (status != GR_OK) {
         return status;
     }
-    gr_simulate_size size;
-    int64_t bucket =
-        step.bucket_bytes < step.gradient_bytes ? step.bucket_bytes : step.gradient_bytes;
-    status = simulate_size(&s, bucket, &size, diag);
-    for (int i = 0; i < s.count && status == GR_OK; i++) {
-        if (!size.rows[i].best) {
-            continue;
-        }
-        status = gr_simulate_step(&step, s.all[i], &result, diag);
-        if (status == GR_OK) {
-            status = gr_simulate_print_step(options->json, cluster, s.algorithms[i]->name, &result,
-                                            diag);
-        }
-    }
-    close_simulators(&s);
-    return status;
+    const gr_simulated_step result = gr_simulate_step_with(&step, &allreduce);
+    return gr_simulate_print_step(options->json, cluster,
+                                  allreduce.algorithm ? allreduce.algorithm->name : "-", &result,
+                                  diag);
 }
 
-static gr_status simulate_training(const simulate_options *options, gr_diag *diag)
+static gr_status simulate_training(const gr_simulate_options *options, gr_diag *diag)
 {
     gr_status status = GR_OK;
     gr_simulate_print_step_head(options->json);
@@ -430,8 +505,8 @@ static gr_status simulate_training(const simulate_options *options, gr_diag *dia
 }
 
 /* ---- What the user gave ---------------------------------------------------------------------- */
-static gr_status read_cluster(simulate_options *options, const char *path, gr_arena *arena,
-                              gr_diag *diag)
+gr_status gr_simulate_read_cluster(gr_simulate_options *options, const char *path, gr_arena *arena,
+                                   gr_diag *diag)
 {
     gr_doc *doc;
     gr_status status = gr_doc_read_yaml(path, &doc, diag);
@@ -459,7 +534,7 @@ static gr_status read_flags(const gr_cli_line *line, gr_diag *diag)
 
 static gr_status find_operation(const char *word, gr_coll *coll_out, gr_diag *diag)
 {
-    const char *known[GR_COLL_COUNT + 2] = {NULL};
+    const char *known[GR_COLL_COUNT + 3] = {NULL};
     size_t count = 0;
     for (int coll = 0; coll < GR_COLL_COUNT; coll++) {
         bool has_plans = false;
@@ -475,43 +550,53 @@ static gr_status find_operation(const char *word, gr_coll *coll_out, gr_diag *di
             return GR_OK;
         }
     }
-    known[count] = step_word;
+    known[count++] = step_word;
+    known[count] = ps_word;
     const char *nearest = gr_nearest(word, known);
     return gr_fail(
         diag, GR_E_INVALID,
         "gradus simulate: \"%s\" is no operation%s%s%s; there are allreduce and the other "
-        "collectives, and \"step\" for a training step",
+        "collectives, \"step\" for a training step, and \"ps\" for one by parameter servers",
         word, nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
 }
 
 static gr_status run_line(const gr_cli_line *line, gr_diag *diag)
 {
-    simulate_options *options = line->options;
+    gr_simulate_options *options = line->options;
     gr_coll coll = GR_COLL_ALLREDUCE;
     bool step = strcmp(line->words[0], step_word) == 0;
-    gr_status status = step ? GR_OK : find_operation(line->words[0], &coll, diag);
+    bool ps = strcmp(line->words[0], ps_word) == 0;
+    gr_status status = step || ps ? GR_OK : find_operation(line->words[0], &coll, diag);
     if (status == GR_OK && line->word_count > 1) {
-        status = read_cluster(options, line->words[1], line->arena, diag);
+        status = gr_simulate_read_cluster(options, line->words[1], line->arena, diag);
     }
     if (status == GR_OK) {
         status = read_flags(line, diag);
     }
+    if (status == GR_OK && options->algorithm && !gr_algorithm_find(coll, options->algorithm)) {
+        status = unknown_algorithm(options->algorithm, coll, diag);
+    }
     if (status != GR_OK) {
         return status;
     }
-    return step ? simulate_training(options, diag) : simulate_operation(options, coll, diag);
+    return ps     ? gr_simulate_ps(options, diag)
+           : step ? simulate_training(options, diag)
+                  : simulate_operation(options, coll, diag);
 }
 
 static void print_usage(void)
 {
-    puts("usage: gradus simulate OPERATION [cluster.yaml] [flags]\n"
-         "       gradus simulate step [cluster.yaml] [flags]\n\n"
-         "How long a collective, or a training step, would take on a cluster that is only\n"
-         "described, up to 131,072 ranks: the plans of all ranks run in simulated time, or those\n"
-         "of smaller worlds from which the large one is extrapolated. The keys below stand in the\n"
-         "file; flags stand over it.\n\n"
-         "  gradus simulate allreduce --hosts 64 --ranks-per-host 8 --compare\n"
-         "  gradus simulate step cluster.yaml --scaling\n");
+    puts(
+        "usage: gradus simulate OPERATION [cluster.yaml] [flags]\n"
+        "       gradus simulate step|ps [cluster.yaml] [flags]\n\n"
+        "How long a collective, or a training step, would take on a cluster that is only\n"
+        "described, up to 131,072 ranks: the plans of all ranks run in simulated time, or those\n"
+        "of smaller worlds from which the large one is extrapolated. \"ps\" is a training step by\n"
+        "parameter servers, beside the other ways in which gradients can meet, and how many\n"
+        "servers such workers need. The keys below stand in the file; flags stand over it.\n\n"
+        "  gradus simulate allreduce --hosts 64 --ranks-per-host 8 --compare\n"
+        "  gradus simulate step cluster.yaml --scaling\n"
+        "  gradus simulate ps --hosts 8 --spread 20 --slow 3:4\n");
 }
 
 static int simulate(const gr_cli_line *line)

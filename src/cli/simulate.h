@@ -2,10 +2,32 @@
 #ifndef GR_CLI_SIMULATE_H
 #define GR_CLI_SIMULATE_H
 
-/* What simulate.c (the verb) and simulate_print.c (its output) share. */
+/* What simulate.c (the verb), simulate_print.c (its output) and simulate_ps.c (parameter servers,
+ * with their output) share. */
 
 #include "cli/cli.h"
 #include "coll/simulate.h"
+#include "ps/simulate.h"
+
+typedef struct gr_simulate_options {
+    gr_cluster cluster;
+    int64_t size_bytes, from_bytes, to_bytes;
+    const char *algorithm;
+    bool exact, compare, scaling, json;
+    int64_t gradient_bytes, bucket_bytes, forward_us, backward_us, update_us;
+    bool overlap;
+    /* Of parameter servers: */
+    int64_t servers, servers_per_host, aggregate, staleness, sync_every, batch, seed;
+    int servers_on, strategy; /* gr_simulate_places, gr_simulate_strategies */
+    bool replicas;
+    double spread_percent;
+    const char *slow;
+} gr_simulate_options;
+
+gr_training_step gr_simulate_step_of(const gr_simulate_options *options);
+/* What a cluster file says, over what is there. */
+gr_status gr_simulate_read_cluster(gr_simulate_options *options, const char *path, gr_arena *arena,
+                                   gr_diag *diag) GR_MUST_CHECK;
 
 enum { GR_SIMULATE_ROWS_MAX = 16 }; /* algorithms of one collective */
 
@@ -37,5 +59,10 @@ void gr_simulate_print_method(const gr_simulate_print *print, const gr_simulate_
 void gr_simulate_print_step_head(bool json);
 gr_status gr_simulate_print_step(bool json, const gr_cluster *cluster, const char *algorithm,
                                  const gr_simulated_step *step, gr_diag *diag) GR_MUST_CHECK;
+
+/* ---- Parameter servers ----------------------------------------------------------------------- */
+extern const char *const gr_simulate_places[];     /* where servers are; ends with NULL */
+extern const char *const gr_simulate_strategies[]; /* "all" first; ends with NULL */
+gr_status gr_simulate_ps(const gr_simulate_options *options, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -6,6 +6,7 @@
 #include "data/dataset.h"
 #include "group/group.h"
 #include "nn/optimizer.h"
+#include "ps/client.h"
 #include "train/job.h"
 
 #include <errno.h>
@@ -27,6 +28,8 @@ const gr_verb gr_verbs[] = {
      .form = &gr_timeline_form},
     {"coordinate", "the place where ranks meet that you start on several hosts yourself",
      .form = &gr_coordinate_form},
+    {"server", "a parameter server", .form = &gr_server_form},
+    {"ps", "what parameter servers keep: list, count, save, restore", .form = &gr_ps_form},
     {"info", "version, cores, instruction sets, links; the configuration reference",
      .form = &gr_info_form},
     {"help", "this text, or help on a verb", .run = gr_verb_help},
@@ -47,14 +50,18 @@ const gr_config_table *const gr_reference_tables[] = {
     &gr_tune_table,
     &gr_timeline_table,
     &gr_coordinate_table,
+    &gr_server_table,
+    &gr_ps_verb_table,
     &gr_agent_table,
     &gr_info_table,
     &gr_job_config_table,
     &gr_data_config_table,
     &gr_optimizer_config_table,
     &gr_distribution_config_table,
+    &gr_outer_config_table,
     &gr_checkpoint_config_table,
     &gr_group_config_table,
+    &gr_ps_config_table,
     NULL,
 };
 

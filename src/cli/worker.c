@@ -115,9 +115,10 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
                                         .checkpoint_every = options->checkpoint_every,
                                         .checkpoint_to = options->checkpoint_to};
     gr_job *job;
-    gr_status status = options->chaos != NULL
-                           ? gr_chaos_parse(options->chaos, options->workers, arena, &chaos, diag)
-                           : GR_OK;
+    /* The launcher knows how many servers there are. */
+    gr_status status = options->chaos != NULL ? gr_chaos_parse(options->chaos, options->workers,
+                                                               INT64_MAX, arena, &chaos, diag)
+                                              : GR_OK;
     if (status == GR_OK) {
         status = gr_job_open(path, &overrides, &job, diag);
     }

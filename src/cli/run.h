@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_CLI_RUN_H
+#define GR_CLI_RUN_H
+
+/* What the files of `gradus run` share: run_line.c reads the line, run_hosts.c finds the hosts and
+ * cores, run_job.c reads the job file, run_gangs.c starts the workers, and once more when nobody is
+ * left; run.c is the verb. */
+
+#include "cli/cli.h"
+#include "launch/launch.h"
+#include "train/chaos.h"
+#include "train/job.h"
+
+#include <limits.h>
+
+typedef struct gr_run_options {
+    int64_t workers, workers_min, workers_max, spares, restarts, servers, replicas;
+    const char *cores;
+    bool bind;
+    bool encrypt;
+    int64_t threads;
+    int link;
+    bool quiet, prefix, timestamps;
+    const char *log_dir;
+    int64_t grace_us, start_timeout_us, expel_us;
+    int orphans;
+    bool dry_run, json;
+    const char *output;
+    const char *checkpoint_every, *checkpoint_to;
+    bool resume;
+    const char *timeline, *chaos, *servers_file, *cluster;
+    const char *hosts, *hostfile, *discovery, *listen;
+    int64_t slots_per_host, discovery_us;
+    int64_t ssh_port;
+    const char *ssh_identity, *remote_program;
+    int64_t host_timeout_us;
+} gr_run_options;
+
+enum { GR_RUN_LINK_OF_JOB = 0 };
+extern const char *const gr_run_link_choices[]; /* of --link; ends with NULL */
+enum { GR_RUN_ORPHANS_END = 0, GR_RUN_ORPHANS_FINISH };
+
+/* Everything that one `gradus run` knows. */
+typedef struct gr_cli_run {
+    gr_run_options options;
+    gr_arena arena;
+    gr_cores cores;
+    gr_hosts hosts;         /* count 0: this host */
+    gr_door *door;          /* where hosts come by themselves; NULL */
+    char program[PATH_MAX]; /* on other hosts */
+    const char *job_path;   /* NULL: a command */
+    bool inexact;           /* the job permits what is fastest */
+    const char *resume;     /* the checkpoint to go on from; NULL */
+    bool writes;            /* checkpoints, while it trains */
+    const char *past;       /* the step that an earlier beginning has come to; NULL: none has */
+    const char *workers_text;
+    const char *shards_text; /* its shards, which workers cannot count out of their number */
+    char *const *command;    /* NULL-terminated */
+    gr_launch_fault faults[2 * GR_FAULTS_MAX];
+    int fault_count;
+    gr_log log;
+} gr_cli_run;
+
+/* run_line.c: flags, then either a job file with flags around it, or a command whose words are its
+ * own. */
+gr_status gr_run_read_line(gr_cli_run *run, int argc, char *const *argv, bool *help_out,
+                           gr_diag *diag) GR_MUST_CHECK;
+void gr_run_print_help(void);
+
+/* run_hosts.c: may hosts take part that are not this one? */
+bool gr_run_elsewhere(const gr_cli_run *run);
+/* The hosts, and what the other ones are to run. */
+gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
+/* Those that come and go: waits until they have slots for so many workers, and then has no others.
+ * GR_E_CANCELLED: a signal that is held back (launch/signals.h) wants an end. */
+gr_status gr_run_gather_hosts(gr_cli_run *run, int need, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_run_find_cores(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
+/* How many workers there are if nobody says: one for each slot of the hosts, or for each core. */
+int gr_run_room(const gr_cli_run *run);
+
+/* run_job.c: reads and checks the job, so that whatever is wrong in it is said before anything
+ * starts. */
+gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
+
+/* run_advice.c: with --dry-run of a job with parameter servers: how many of them its workers need.
+ */
+gr_status gr_run_advise(gr_cli_run *run, const gr_job *job, gr_diag *diag) GR_MUST_CHECK;
+
+/* run_gangs.c: runs it, and runs it again when nobody is left to go on with: the exit code. */
+int gr_run_gangs(gr_cli_run *run);
+
+#endif

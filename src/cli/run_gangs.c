@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the workers of `gradus run` get, their start, and all of it once more when nobody is left to
+ * go on with. */
+
+#include "cli/run.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "cli/timeline.h"
+#include "launch/signals.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+enum { WORKER_WORDS_MAX = 24, SERVER_WORDS_MAX = 10 };
+
+static int terminal_columns(int fd)
+{
+    struct winsize size;
+    if (!isatty(fd)) {
+        return 0;
+    }
+    return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+static bool wants_color(int fd)
+{
+    const char *no_color = getenv("NO_COLOR"), *kind = getenv("TERM");
+    return isatty(fd) && (no_color == NULL || no_color[0] == '\0') &&
+           (kind == NULL || strcmp(kind, "dumb") != 0);
+}
+
+/* What each worker of a job file is started with. */
+static void worker_words(const gr_cli_run *run, const char *words_out[WORKER_WORDS_MAX])
+{
+    const gr_run_options *options = &run->options;
+    const char *const flags[][2] = {{"--output", options->output},
+                                    {"--checkpoint-every", options->checkpoint_every},
+                                    {"--checkpoint-to", options->checkpoint_to},
+                                    {"--resume", run->resume},
+                                    {"--workers", run->workers_text},
+                                    {"--shards", run->shards_text},
+                                    {"--chaos", options->chaos},
+                                    {"--chaos-after", run->past}};
+    int count = 0;
+    words_out[count++] = "gradus";
+    words_out[count++] = "worker";
+    words_out[count++] = run->job_path;
+    words_out[count++] = options->json ? "--json" : "--no-json";
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        if (flags[i][1] != NULL) {
+            words_out[count++] = flags[i][0];
+            words_out[count++] = flags[i][1];
+        }
+    }
+    words_out[count] = NULL;
+}
+
+/* And each parameter server, which nobody reaches from outside if all are on this host. */
+static void server_words(gr_cli_run *run, const char *words_out[SERVER_WORDS_MAX])
+{
+    int count = 0;
+    words_out[count++] = "gradus";
+    words_out[count++] = "server";
+    words_out[count++] = "--servers";
+    words_out[count++] = gr_arena_printf(&run->arena, "%lld", (long long)run->options.servers);
+    words_out[count++] = "--replicas";
+    words_out[count++] = run->options.replicas > 0 ? "1" : "0";
+    words_out[count++] = "--listen";
+    words_out[count++] = gr_run_elsewhere(run) ? "*" : "127.0.0.1";
+    words_out[count] = NULL;
+}
+
+/* `later`: it is not the first beginning, so that what was done before can be gone on from. */
+static int report_end(const gr_cli_run *run, gr_status status, const gr_launch_report *report,
+                      bool later, const gr_diag *diag)
+{
+    bool untouched = later && status == GR_E_CANCELLED && report->step == 0;
+    if (report->resumable || (untouched && run->job_path != NULL)) {
+        fprintf(stderr, "gradus: %s; %s\n", diag->text,
+                run->job_path != NULL ? "--resume goes on from the checkpoint, if there is one"
+                                      : "the command says that it can go on");
+        return GR_EXIT_RESUME;
+    }
+    fprintf(stderr, "gradus: %s\n%s%s", diag->text, report->tail, report->last);
+    return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
+}
+
+enum { SET_MAX = 9 };
+
+/* What the workers find in their environment: `set` over it, `defaults` under it. */
+static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_MAX],
+                     const char *defaults[SET_MAX])
+{
+    enum { JOIN_SLACK_S = 5 };
+    const gr_run_options *options = &run->options;
+    size_t set_count = 0, default_count = 0;
+    set[set_count++] =
+        gr_arena_printf(&run->arena, "GRADUS_TERMINAL_COLUMNS=%d", terminal_columns(STDOUT_FILENO));
+    if (options->link != GR_RUN_LINK_OF_JOB) {
+        set[set_count++] =
+            gr_arena_printf(&run->arena, "GRADUS_LINK=%s", gr_run_link_choices[options->link]);
+    }
+    if (options->encrypt) {
+        set[set_count++] = "GRADUS_ENCRYPT=yes";
+    }
+    if (run->inexact) {
+        set[set_count++] = "GRADUS_EXACT=no";
+    }
+    if (options->threads > 0) {
+        set[set_count++] =
+            gr_arena_printf(&run->arena, "OMP_NUM_THREADS=%lld", (long long)options->threads);
+    } else {
+        defaults[default_count++] = "OMP_NUM_THREADS=1";
+    }
+    if (options->start_timeout_us > 0) {
+        /* A little more than ours: we can say more about who is missing. */
+        defaults[default_count++] =
+            gr_arena_printf(&run->arena, "GRADUS_JOIN_TIMEOUT=%llds",
+                            (long long)(options->start_timeout_us / 1000000 + JOIN_SLACK_S));
+    }
+    if (options->expel_us > 0) {
+        set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_STALL_FAIL=%lldus",
+                                           (long long)gr_launch_stall_us(options->expel_us));
+    }
+    if (run->hosts.count > 0) {
+        /* Ranks give up a host when the launcher does. */
+        defaults[default_count++] = gr_arena_printf(&run->arena, "GRADUS_PEER_TIMEOUT=%lldms",
+                                                    (long long)(options->host_timeout_us / 1000));
+    }
+    if (timeline != NULL) {
+        set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
+    }
+    defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
+}
+
+/* Those of a time that is past have happened. */
+static void drop_past_faults(gr_cli_run *run, int64_t elapsed_us)
+{
+    int left = 0;
+    for (int i = 0; i < run->fault_count; i++) {
+        gr_launch_fault fault = run->faults[i];
+        if (fault.at_us > elapsed_us) {
+            fault.at_us -= elapsed_us;
+            run->faults[left++] = fault;
+        }
+    }
+    run->fault_count = left;
+}
+
+/* Makes ready what is to be begun anew: from the newest checkpoint where the job writes some, else
+ * from its first step, which leads to the same bits. */
+static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
+                            const gr_launch_report *report, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    gr_status status = GR_OK;
+    bool needed = options->resume || run->writes;
+    run->past = gr_arena_printf(&run->arena, "%llu", (unsigned long long)report->step);
+    config->crash = report->crash;
+    config->beginning++;
+    run->resume = NULL;
+    if (run->job_path != NULL) {
+        options->resume = true; /* those that were left may have written one when they ended */
+        status = gr_run_read_job(run, diag);
+    }
+    if (status != GR_OK && !needed) {
+        options->resume = false;
+        status = gr_run_read_job(run, diag);
+    }
+    if (status == GR_OK && run->door != NULL) {
+        gr_log_write(&run->log, GR_LOG_WARN, "run",
+                     "agents with slots for %lld workers are waited for, to begin anew with them",
+                     (long long)options->workers);
+    }
+    if (status == GR_OK) {
+        status = gr_run_gather_hosts(run, (int)options->workers, diag);
+    }
+    if (status == GR_OK && run->hosts.count > 0) {
+        status = gr_hosts_deal(&run->hosts, (int)options->workers, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_log_write(&run->log, GR_LOG_WARN, "run",
+                 "all workers are started anew (%d of at most %lld times, --restarts)%s%s",
+                 config->beginning, (long long)options->restarts,
+                 run->resume != NULL     ? "; the job goes on from "
+                 : run->job_path != NULL ? "; the job begins from its first step"
+                                         : "",
+                 run->resume != NULL ? run->resume : "");
+    return GR_OK;
+}
+
+/* Somebody wants an end while nobody is left, or nobody is there again. */
+static int end_between(const gr_cli_run *run, int signal_number)
+{
+    fprintf(stderr, "gradus: ended by %s before all workers were started anew; %s\n",
+            gr_signals_name(signal_number),
+            run->job_path != NULL ? "--resume goes on from the newest checkpoint, if there is one"
+                                  : "the command can be started again");
+    return GR_EXIT_RESUME;
+}
+
+/* Runs it, and runs it again when nobody is left to go on with. */
+static int run_again_and_again(gr_cli_run *run, gr_launch_config *config, const char *worker[])
+{
+    gr_launch_report report;
+    gr_diag diag;
+    for (;;) {
+        int64_t begin_us = gr_now_ns() / 1000;
+        config->fault_count = run->fault_count;
+        worker_words(run, worker);
+        gr_diag_clear(&diag);
+        gr_status status = gr_launch_run(config, &report, &diag);
+        for (int i = 0; i < run->hosts.count; i++) {
+            run->hosts.at[i].tls = NULL; /* the connection was taken */
+        }
+        if (status == GR_OK) {
+            return GR_EXIT_DONE;
+        }
+        int code = report_end(run, status, &report, config->beginning > 0, &diag);
+        if (config->beginning >= run->options.restarts || !report.again) {
+            return config->beginning > 0 && code == GR_EXIT_INPUT ? GR_EXIT_FAILED : code;
+        }
+        drop_past_faults(run, gr_now_ns() / 1000 - begin_us);
+        status =
+            report.signal_number == 0 ? begin_anew(run, config, &report, &diag) : GR_E_CANCELLED;
+        if (status == GR_E_CANCELLED) {
+            return end_between(run, report.signal_number != 0 ? report.signal_number
+                                                              : gr_signals_waiting());
+        }
+        if (status != GR_OK) {
+            return gr_cli_fail(GR_EXIT_FAILED, &diag);
+        }
+        (void)gr_cli_begin_timeline(run->options.timeline, gr_launch_slots(config), &run->arena);
+    }
+}
+
+int gr_run_gangs(gr_cli_run *run)
+{
+    const gr_run_options *options = &run->options;
+    const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
+    const char *worker[WORKER_WORDS_MAX], *server[SERVER_WORDS_MAX];
+    const char *timeline =
+        gr_cli_begin_timeline(options->timeline, GR_LAUNCH_WORKERS_MAX, &run->arena);
+    surround(run, timeline, set, defaults);
+    server_words(run, server);
+    gr_launch_config config = {
+        .workers = (int)options->workers,
+        .workers_min = (int)options->workers_min,
+        .workers_max = (int)options->workers_max,
+        .spares = (int)options->spares,
+        .restarts = options->restarts > 0 ? (int)options->restarts : 0,
+        .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker : run->command,
+        .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
+        .environment = environ,
+        .set = set,
+        .defaults = defaults,
+        .servers = (int)options->servers,
+        .server_argv = (char *const *)(uintptr_t)server,
+        .servers_spare = options->replicas > 0,
+        .servers_file = options->servers_file,
+        .cores = &run->cores,
+        .bind = options->bind,
+        .encrypt = options->encrypt,
+        .restrict_cores = options->cores != NULL,
+        .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
+        .cores_text = options->cores,
+        .program = run->program,
+        .ssh_port = (int)options->ssh_port,
+        .ssh_identity = options->ssh_identity,
+        .host_timeout_us = options->host_timeout_us,
+        .door = run->door,
+        .discovery = options->discovery,
+        .discovery_slots = (int)options->slots_per_host,
+        .discovery_us = options->discovery_us,
+        .all_join = run->job_path != NULL,
+        .zero_is_done = run->job_path != NULL,
+        .start_timeout_us = options->start_timeout_us,
+        .grace_us = options->grace_us,
+        .orphan_grace_us = options->orphans == GR_RUN_ORPHANS_FINISH ? options->grace_us : 0,
+        .expel_us = options->expel_us,
+        .out_fd = STDOUT_FILENO,
+        .err_fd = STDERR_FILENO,
+        .quiet = options->quiet,
+        .prefix = options->prefix,
+        .raw_rank0 = run->job_path != NULL,
+        .timestamps = options->timestamps,
+        .color_out = wants_color(STDOUT_FILENO),
+        .color_err = wants_color(STDERR_FILENO),
+        .faults = run->faults,
+        .log_dir = options->log_dir,
+        .log = &run->log};
+    gr_signals_hold(NULL); /* who asks for an end between two beginnings is heard as well */
+    int code = run_again_and_again(run, &config, worker);
+    if (timeline != NULL) {
+        gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
+    }
+    return code;
+}

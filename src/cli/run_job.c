@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the job file of `gradus run` says. */
+
+#include "cli/run.h"
+
+#include "base/fail.h"
+#include "train/checkpoint.h"
+#include "train/compress.h"
+
+#include <stdio.h>
+
+enum { RESTARTS = 3 };
+
+/* Which checkpoint the job goes on from, if it does. Its shards count where the job says none: then
+ * the job is opened anew. */
+static gr_status find_checkpoint(gr_cli_run *run, gr_job_overrides *overrides, gr_job **job,
+                                 gr_diag *diag)
+{
+    gr_status status = gr_checkpoint_may_start(*job, run->options.resume, diag);
+    gr_checkpoint *found = NULL;
+    if (status == GR_OK && run->options.resume) {
+        status = gr_checkpoint_find(*job, &run->log, &found, diag);
+    }
+    if (status != GR_OK || found == NULL) {
+        return status;
+    }
+    const gr_checkpoint_info *info = gr_checkpoint_info_of(found);
+    char path[PATH_MAX];
+    if (info->shards != (*job)->shards) {
+        overrides->shards = info->shards;
+        gr_job_close(*job);
+        *job = NULL;
+        status = gr_job_open(run->job_path, overrides, job, diag);
+        if (status == GR_OK) {
+            status = gr_checkpoint_fits(*job, found, diag);
+        }
+    }
+    if (status == GR_OK) {
+        status = gr_checkpoint_path((*job)->checkpoint.to, info->step, path, sizeof path, diag);
+    }
+    gr_checkpoint_close(found);
+    if (status != GR_OK) {
+        return status;
+    }
+    run->resume = gr_arena_strdup(&run->arena, path);
+    return run->resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
+}
+
+/* With how few workers a job goes on. What a shard keeps to itself is known to one worker alone. */
+static gr_status may_lose(gr_cli_run *run, const gr_job *job, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    const gr_distribution_config *d = &job->distribution;
+    bool topk = d->compression == GR_COMPRESSION_TOPK && !gr_job_runs_free(job);
+    const char *keeps = topk                              ? "compression: topk"
+                        : d->local_state == GR_LOCAL_KEEP ? "local_state: keep"
+                                                          : NULL;
+    options->workers_max = job->workers_max;
+    if (keeps != NULL && (options->spares > 0 || options->workers_max > options->workers)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: with %s no worker can come later, since each keeps what nobody else "
+                       "has; leave out %s",
+                       keeps,
+                       options->spares > 0 ? "--spare" : "--max-workers (number_of_workers: max)");
+    }
+    if (keeps != NULL && options->workers_min > 0 && options->workers_min < options->workers) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "run: --min-workers %lld: with %s a job cannot go on without a worker, since each "
+            "keeps what nobody else has; leave one of the two out, and use checkpoints",
+            (long long)options->workers_min, keeps);
+    }
+    if (options->workers_min == 0 && keeps == NULL) {
+        options->workers_min = job->workers_min;
+    }
+    if (options->restarts < 0) {
+        options->restarts = RESTARTS;
+    }
+    return GR_OK;
+}
+
+/* How many parameter servers are started for it. */
+static gr_status find_servers(gr_cli_run *run, const gr_job *job, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    bool said = options->servers > 0;
+    options->servers = said ? options->servers : job->distribution.servers;
+    if (options->replicas < 0) {
+        options->replicas = job->distribution.server_replicas;
+    }
+    if (options->servers > 0 && job->distribution.strategy != GR_STRATEGY_PS) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: %s %lld: the strategy of \"%s\" has no use for parameter servers; "
+                       "leave them out, or say strategy: ps",
+                       said ? "--servers" : "servers:", (long long)options->servers, run->job_path);
+    }
+    return options->dry_run ? GR_OK : gr_job_check_servers(job, options->servers > 0, diag);
+}
+
+gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    int room = gr_run_room(run);
+    gr_job_overrides overrides = {
+        .workers = (int)options->workers,
+        .workers_max = (int)options->workers_max,
+        .default_workers = room,
+        .link = options->link == GR_RUN_LINK_OF_JOB ? NULL : gr_run_link_choices[options->link],
+        .output = options->output,
+        .checkpoint_every = options->checkpoint_every,
+        .checkpoint_to = options->checkpoint_to};
+    gr_job *job = NULL;
+    gr_status status = gr_job_open(run->job_path, &overrides, &job, diag);
+    if (status == GR_OK) {
+        status = find_checkpoint(run, &overrides, &job, diag);
+    }
+    if (status == GR_OK && options->dry_run) {
+        status = gr_job_print(job, stdout, diag);
+        if (run->resume != NULL) {
+            printf("goes on from %s\n", run->resume);
+        }
+    }
+    if (status == GR_OK) {
+        status = find_servers(run, job, diag);
+    }
+    if (status == GR_OK && options->dry_run && job->distribution.strategy == GR_STRATEGY_PS) {
+        status = gr_run_advise(run, job, diag);
+    }
+    if (status == GR_OK) {
+        options->workers = job->workers;
+        run->workers_text = gr_arena_printf(&run->arena, "%d", job->workers);
+        run->shards_text = gr_arena_printf(&run->arena, "%d", job->shards);
+        status = may_lose(run, job, diag);
+        options->link = GR_RUN_LINK_OF_JOB + 1 + job->distribution.link;
+        run->inexact = !job->distribution.exact;
+        run->writes = job->checkpoint.every != NULL;
+        options->encrypt = options->encrypt || job->distribution.encrypt;
+        if (options->threads == 0) {
+            options->threads = job->distribution.worker_threads;
+        }
+    }
+    gr_job_close(job);
+    return status;
+}
