@@ -2,16 +2,22 @@
 /* How near an allreduce comes to what the machine can do: beside it, in the same processes and in
  * turns, runs a reduction without any library. Each rank's buffer lies in memory that all of them
  * map; a barrier; rank r adds slice r of all buffers and writes the sum into all of them; a
- * barrier. Prints medians over rounds and the ratio of the two (100 %: as fast as the bare loop).
+ * barrier. With -t both go by TCP over loopback: the bare one sends and receives with each partner
+ * of a halving and doubling in turn (of what is small: all of it, by doubling alone), without
+ * headers. Prints medians over rounds and the ratio of the two (100 %: as fast as the bare loop).
  *
- *   bench_ceiling [-n 2,4,8] [-s 4,1k,256k,25m] [-p] [-r ROUNDS] [-d SECONDS]
+ *   bench_ceiling [-n 2,4,8] [-s 4,1k,256k,25m] [-p] [-t] [-r ROUNDS] [-d SECONDS]
  *
  * -p: plain memory instead of gr_alloc (of the library; the bare loop has none to do with it).
+ * -t: powers of two of ranks.
  * -d: of a round of each. */
+#include "bare.h"
 #include "base/clock.h"
 #include "base/hash.h"
 #include "coll/comm.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -21,17 +27,15 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 enum {
     LIST_MAX = 32,
-    RANKS_MAX = 16,
     ROUNDS_MAX = 31,
     WAIT_MS = 5,
-    LINE = 64,
-    PIECE = 2048, /* elements that stay in the first cache */
-    SPINS = 200   /* before a yield, where cores are shared */
+    WHOLE_BYTES = 16 << 10 /* as much is exchanged whole */
 };
 
 typedef struct settings {
@@ -40,87 +44,60 @@ typedef struct settings {
     int worlds[LIST_MAX], world_count;
     int rounds;
     double round_s;
-    bool plain;
+    bool plain, tcp;
 } settings;
 
-typedef struct bare {
-    _Alignas(LINE) atomic_long arrived;
-    _Alignas(LINE) char end;
-} bare;
-
-typedef struct place {
-    bare *shared;
-    float *buf[RANKS_MAX];
-    int rank, size;
-    bool yields;
-    long passed; /* arrivals that the last barrier needed */
-} place;
-
-/* ---- The bare loop --------------------------------------------------------------------------- */
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define FOR_EVERY_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EVERY_PROCESSOR
-#endif
-
-static void barrier(place *at)
+/* ---- The same by TCP ------------------------------------------------------------------------- */
+static void exchange(const place *at, int peer, const void *out, size_t out_bytes, void *in,
+                     size_t in_bytes)
 {
-    at->passed += at->size;
-    atomic_fetch_add(&at->shared->arrived, 1);
-    for (int i = 0; atomic_load_explicit(&at->shared->arrived, memory_order_acquire) < at->passed;
-         i++) {
-        if (at->yields && i % SPINS == 0) {
+    int fd = at->sockets[peer];
+    size_t sent = 0, got = 0;
+    while (sent < out_bytes || got < in_bytes) {
+        ssize_t put = sent < out_bytes ? send(fd, (const uint8_t *)out + sent, out_bytes - sent,
+                                              MSG_DONTWAIT | MSG_NOSIGNAL)
+                                       : 0;
+        ssize_t took =
+            got < in_bytes ? recv(fd, (uint8_t *)in + got, in_bytes - got, MSG_DONTWAIT) : 0;
+        sent += put > 0 ? (size_t)put : 0;
+        got += took > 0 ? (size_t)took : 0;
+        if (at->yields && put <= 0 && took <= 0) {
             sched_yield();
         }
     }
 }
 
-FOR_EVERY_PROCESSOR
-static void add_two(float *restrict x, float *restrict y, size_t begin, size_t end)
+/* Each step leaves one half of what is left to each of two partners; the halves come back the same
+ * way. */
+static void halve(const place *at, float *buf, size_t begin, size_t end, int distance)
 {
-    for (size_t i = begin; i < end; i++) {
-        float sum = x[i] + y[i];
-        x[i] = sum;
-        y[i] = sum;
+    int peer = at->rank ^ distance;
+    size_t middle = begin + (end - begin) / 2;
+    bool low = at->rank < peer;
+    size_t from = low ? begin : middle, to = low ? middle : end;
+    float *theirs = buf + (low ? middle : begin);
+    size_t their_bytes = (low ? end - middle : middle - begin) * sizeof *buf;
+    if (distance == 0) {
+        return;
     }
+    exchange(at, peer, theirs, their_bytes, at->received, (to - from) * sizeof *buf);
+    add_to(buf + from, at->received, to - from);
+    halve(at, buf, from, to, distance / 2);
+    exchange(at, peer, buf + from, (to - from) * sizeof *buf, theirs, their_bytes);
 }
 
-FOR_EVERY_PROCESSOR
-static void add_to(float *restrict sum, const float *restrict x, size_t count)
+static void reduce_by_tcp(const place *at, size_t count)
 {
-    for (size_t i = 0; i < count; i++) {
-        sum[i] += x[i];
+    float *buf = at->buf[at->rank];
+    if (count * sizeof *buf > WHOLE_BYTES) {
+        halve(at, buf, 0, count, at->size / 2);
+        return;
     }
-}
-
-static void add_many(const place *at, size_t begin, size_t end)
-{
-    float sum[PIECE];
-    for (; begin < end; begin += PIECE) {
-        size_t count = end - begin < PIECE ? end - begin : PIECE;
-        memcpy(sum, at->buf[0] + begin, count * sizeof *sum);
-        for (int rank = 1; rank < at->size; rank++) {
-            add_to(sum, at->buf[rank] + begin, count);
-        }
-        for (int rank = 0; rank < at->size; rank++) {
-            memcpy(at->buf[rank] + begin, sum, count * sizeof *sum);
-        }
+    for (int distance = 1; distance < at->size; distance *= 2) {
+        exchange(at, at->rank ^ distance, buf, count * sizeof *buf, at->received,
+                 count * sizeof *buf);
+        add_to(buf, at->received, count);
     }
-}
-
-static void reduce_bare(place *at, size_t count)
-{
-    size_t lines = (count * sizeof(float) + LINE - 1) / LINE, each = LINE / sizeof(float);
-    size_t begin = lines * (size_t)at->rank / (size_t)at->size * each;
-    size_t end = lines * ((size_t)at->rank + 1) / (size_t)at->size * each;
-    end = end < count ? end : count;
-    barrier(at);
-    if (at->size == 2) {
-        add_two(at->buf[0], at->buf[1], begin, end);
-    } else {
-        add_many(at, begin, end);
-    }
-    barrier(at);
 }
 
 /* ---- One rank -------------------------------------------------------------------------------- */
@@ -160,12 +137,21 @@ static void check(const float *buf, size_t count, int size, const char *whose)
     }
 }
 
+static void reduce_once(place *at, size_t count)
+{
+    if (at->received) {
+        reduce_by_tcp(at, count);
+    } else {
+        reduce_bare(at, count);
+    }
+}
+
 static double time_bare(place *at, size_t count, int iterations)
 {
     barrier(at);
     int64_t start_ns = gr_now_ns();
     for (int i = 0; i < iterations; i++) {
-        reduce_bare(at, count);
+        reduce_once(at, count);
     }
     return (double)(gr_now_ns() - start_ns) / 1e3 / iterations;
 }
@@ -216,7 +202,7 @@ static void measure(gr_comm *comm, place *at, const settings *s, size_t size_byt
     need(comm, gr_allreduce(comm, mem, count, GR_F32, GR_SUM));
     check(mem, count, at->size, "allreduce");
     fill(at->buf[at->rank], count, at->rank);
-    reduce_bare(at, count);
+    reduce_once(at, count);
     check(at->buf[at->rank], count, at->size, "bare");
     memset(mem, 0, size_bytes); /* sums stay zero however often they are taken */
     memset(at->buf[at->rank], 0, size_bytes);
@@ -245,6 +231,16 @@ static void measure(gr_comm *comm, place *at, const settings *s, size_t size_byt
     }
 }
 
+/* A buffer for each of the sizes, in whole pages. */
+static size_t most_bytes(const settings *s)
+{
+    size_t most = LINE;
+    for (int i = 0; i < s->size_count; i++) {
+        most = s->sizes[i] > most ? s->sizes[i] : most;
+    }
+    return (most + 4095) / 4096 * 4096;
+}
+
 static int run_rank(const settings *s, const gr_group_config *config, place *at)
 {
     gr_comm *comm = NULL;
@@ -253,22 +249,23 @@ static int run_rank(const settings *s, const gr_group_config *config, place *at)
     if (status != GR_OK) {
         die("create", status, &diag);
     }
+    at->received = s->tcp ? aligned_alloc(LINE, most_bytes(s)) : NULL;
+    if (s->tcp && !at->received) {
+        die("memory", GR_E_NO_MEMORY, NULL);
+    }
     for (int i = 0; i < s->size_count; i++) {
         measure(comm, at, s, s->sizes[i]);
     }
     need(comm, gr_barrier(comm));
     gr_comm_destroy(comm);
+    free(at->received);
     return 0;
 }
 
 /* ---- The parent ------------------------------------------------------------------------------ */
 static void map_shared(place *at, const settings *s, size_t *bytes_out)
 {
-    size_t most = LINE;
-    for (int i = 0; i < s->size_count; i++) {
-        most = s->sizes[i] > most ? s->sizes[i] : most;
-    }
-    most = (most + 4095) / 4096 * 4096;
+    size_t most = most_bytes(s);
     *bytes_out = 4096 + (size_t)at->size * most;
     uint8_t *base =
         mmap(NULL, *bytes_out, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -278,6 +275,61 @@ static void map_shared(place *at, const settings *s, size_t *bytes_out)
     at->shared = (bare *)(void *)base;
     for (int rank = 0; rank < at->size; rank++) {
         at->buf[rank] = (float *)(void *)(base + 4096 + (size_t)rank * most);
+    }
+}
+
+static void set_up(int fd)
+{
+    static const char calm[] = "reno"; /* as the library: what paces is slow here */
+    int one = 1;
+    if (fd < 0 || setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0 ||
+        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1) != 0) {
+        die("a connection over loopback", GR_E_IO, NULL);
+    }
+}
+
+static void connect_two(int listener, int ends[2])
+{
+    struct sockaddr_in at;
+    socklen_t size = sizeof at;
+    ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+    if (getsockname(listener, (struct sockaddr *)&at, &size) != 0 ||
+        connect(ends[0], (struct sockaddr *)&at, size) != 0) {
+        die("a connection over loopback", GR_E_IO, NULL);
+    }
+    ends[1] = accept(listener, NULL, NULL);
+    set_up(ends[0]);
+    set_up(ends[1]);
+}
+
+/* [rank][partner] */
+static void connect_all(int size, int sockets[RANKS_MAX][RANKS_MAX])
+{
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (listener < 0 || bind(listener, (struct sockaddr *)&any, sizeof any) != 0 ||
+        listen(listener, 1) != 0) {
+        die("a listener on loopback", GR_E_IO, NULL);
+    }
+    for (int rank = 0; rank < size; rank++) {
+        for (int distance = 1; distance < size; distance *= 2) {
+            int peer = rank ^ distance, ends[2];
+            if (rank < peer) {
+                connect_two(listener, ends);
+                sockets[rank][peer] = ends[0];
+                sockets[peer][rank] = ends[1];
+            }
+        }
+    }
+    close(listener);
+}
+
+static void close_all(int size, int sockets[RANKS_MAX][RANKS_MAX])
+{
+    for (int rank = 0; rank < size; rank++) {
+        for (int distance = 1; distance < size; distance *= 2) {
+            close(sockets[rank][rank ^ distance]);
+        }
     }
 }
 
@@ -330,12 +382,17 @@ static int run_world(const settings *s, int size)
     config.local_size = size;
     config.coordinator = gr_coordinator_address(coordinator);
     config.secret_hex = secret_hex;
-    config.link = 1; /* shm */
+    config.link = s->tcp ? GR_LINK_ALL_TCP : GR_LINK_ALL_SHM;
     size_t bytes;
     place at = {.size = size, .yields = size > sysconf(_SC_NPROCESSORS_ONLN)};
     map_shared(&at, s, &bytes);
+    int sockets[RANKS_MAX][RANKS_MAX];
+    if (s->tcp) {
+        connect_all(size, sockets);
+    }
     pid_t pids[RANKS_MAX];
     for (int rank = 0; rank < size; rank++) {
+        memcpy(at.sockets, sockets[rank], sizeof at.sockets);
         pids[rank] = start_rank(s, config, at, rank);
     }
     int failed = 0;
@@ -356,6 +413,9 @@ static int run_world(const settings *s, int size)
                 failed |= how != 0;
             }
         }
+    }
+    if (s->tcp) {
+        close_all(size, sockets);
     }
     munmap(at.shared, bytes);
     gr_coordinator_destroy(coordinator);
@@ -381,7 +441,7 @@ int main(int argc, char **argv)
                   .round_s = 0.05};
     memcpy(s.sizes, usual, sizeof usual);
     int option;
-    while ((option = getopt(argc, argv, "n:s:r:d:p")) != -1) {
+    while ((option = getopt(argc, argv, "n:s:r:d:pt")) != -1) {
         if (option == 'n' || option == 's') {
             int count = 0;
             for (char *word = strtok(optarg, ","); word && count < LIST_MAX;
@@ -400,6 +460,8 @@ int main(int argc, char **argv)
             s.round_s = atof(optarg);
         } else if (option == 'p') {
             s.plain = true;
+        } else if (option == 't') {
+            s.tcp = true;
         } else {
             return 2;
         }
@@ -408,11 +470,13 @@ int main(int argc, char **argv)
     printf("%-12s %10s %12s %12s %11s\n", "", "bytes", "bare us", "allreduce us", "of its speed");
     int failed = 0;
     for (int w = 0; w < s.world_count; w++) {
-        if (s.worlds[w] < 2 || s.worlds[w] > RANKS_MAX) {
-            fprintf(stderr, "bench_ceiling: -n: 2 to %d ranks\n", RANKS_MAX);
+        int n = s.worlds[w];
+        if (n < 2 || n > RANKS_MAX || (s.tcp && (n & (n - 1)) != 0)) {
+            fprintf(stderr, "bench_ceiling: -n: 2 to %d ranks; with -t a power of two\n",
+                    RANKS_MAX);
             return 2;
         }
-        failed |= run_world(&s, s.worlds[w]);
+        failed |= run_world(&s, n);
     }
     return failed;
 }

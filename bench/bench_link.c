@@ -3,7 +3,10 @@
 /* Latency and bandwidth of a link between two processes on this host: ping-pong of 4 B to 16 MiB
  * over each kind, out of memory that the peer can read and out of plain memory. Prints a table.
  *
- *     bench_link [shm|tcp] [milliseconds for each size, 100] [two cores, "0,1"] */
+ *     bench_link [shm|tcp] [milliseconds for each size, 100] [two cores, "0,1"; or -] [world size]
+ *
+ * With a world size the meshes are such as have guests (as parameter servers have), for so many
+ * peers; three of them are there, of which one answers. */
 
 #include "base/fail.h"
 #include "link/link.h"
@@ -18,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { SIZE_MAX_BYTES = 16 << 20, PING = 1, STOP = 2, WARM_UP = 20 };
+enum { SIZE_MAX_BYTES = 16 << 20, PING = 1, STOP = 2, WARM_UP = 20, SILENT = 2 };
 
 static const uint8_t secret[GR_SECRET_BYTES] = {1, 2, 3};
 
@@ -26,6 +29,7 @@ typedef struct bench {
     gr_mesh *mesh;
     gr_link *link;
     uint8_t *out, *in;
+    int world; /* 0: no guests */
 } bench;
 
 static void die(const char *what, const gr_diag *diag)
@@ -39,6 +43,10 @@ static void progress(bench *b)
     gr_diag diag = {0};
     if (gr_mesh_progress(b->mesh, &diag) != GR_OK) {
         die("progress", &diag);
+    }
+    int peer;
+    bool ended;
+    while (gr_mesh_next_change(b->mesh, &peer, &ended)) { /* links say themselves that they end */
     }
 }
 
@@ -100,18 +108,50 @@ static void pin(const char *cores, int which)
     (void)sched_setaffinity(0, sizeof set, &set);
 }
 
-static void open_side(bench *b, gr_link_kind kind, int rank, int socket_fd, gr_clock *clock,
-                      bool plain)
+static gr_mesh_config config_of(const bench *b, gr_link_kind kind, int rank)
 {
     gr_mesh_config config;
-    gr_diag diag = {0};
-    char address[GR_ADDRESS_BYTES] = {0};
-    void *mem;
     gr_mesh_config_init(&config);
     config.kind = kind;
     config.rank = rank;
-    config.world_size = 2;
+    config.guests = b->world > 0;
+    config.world_size = config.guests ? b->world : 2;
     config.secret = secret;
+    return config;
+}
+
+/* Processes that are there and say nothing. */
+static void start_silent(bench *b, gr_link_kind kind, gr_clock *clock, pid_t pid_out[SILENT])
+{
+    for (int i = 0; i < SILENT; i++) {
+        pid_out[i] = fork();
+        if (pid_out[i] == 0) {
+            bench other = {.world = b->world};
+            gr_mesh_config config = config_of(b, kind, 2 + i);
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (gr_mesh_create(&config, &other.mesh, NULL) != GR_OK ||
+                gr_mesh_connect(other.mesh, 0, gr_mesh_address(b->mesh), NULL) != GR_OK) {
+                _exit(1);
+            }
+            for (;;) {
+                progress(&other);
+                gr_mesh_wait(other.mesh, gr_clock_now_us(clock) + 1000000);
+            }
+        }
+        while (gr_mesh_link(b->mesh, 2 + i) == NULL) {
+            gr_mesh_wait(b->mesh, gr_clock_now_us(clock) + 100000);
+            progress(b);
+        }
+    }
+}
+
+static void open_side(bench *b, gr_link_kind kind, int rank, int socket_fd, gr_clock *clock,
+                      bool plain)
+{
+    gr_mesh_config config = config_of(b, kind, rank);
+    gr_diag diag = {0};
+    char address[GR_ADDRESS_BYTES] = {0};
+    void *mem;
     if (gr_mesh_create(&config, &b->mesh, &diag) != GR_OK) {
         die("create", &diag);
     }
@@ -189,10 +229,11 @@ static void ask(bench *b, gr_clock *clock, const char *name, int64_t budget_ms, 
 }
 
 static void measure(gr_link_kind kind, const char *name, int64_t budget_ms, const char *cores,
-                    bool plain, bool copy)
+                    int world, bool plain, bool copy)
 {
     int fds[2];
-    bench b = {0};
+    bench b = {.world = world};
+    pid_t silent[SILENT] = {0};
     gr_clock clock = gr_clock_real();
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
         die("socketpair", NULL);
@@ -212,8 +253,15 @@ static void measure(gr_link_kind kind, const char *name, int64_t budget_ms, cons
         gr_mesh_destroy(b.mesh); /* says BYE: to end without it is to die */
         _exit(0);
     }
+    if (world > 0) {
+        start_silent(&b, kind, &clock, silent);
+    }
     ask(&b, &clock, name, budget_ms, copy);
     waitpid(child, NULL, 0);
+    for (int i = 0; i < SILENT && silent[i] > 0; i++) {
+        kill(silent[i], SIGKILL);
+        waitpid(silent[i], NULL, 0);
+    }
     if (plain) {
         free(b.out);
     }
@@ -227,15 +275,19 @@ int main(int argc, char **argv)
     const char *only = argc > 1 ? argv[1] : "";
     int64_t budget_ms = argc > 2 ? atoll(argv[2]) : 100;
     const char *cores = argc > 3 ? argv[3] : NULL;
+    int world = argc > 4 ? atoi(argv[4]) : 0;
+    if (world != 0 && world < 2 + SILENT) {
+        die("the world size must be 4 or more", NULL);
+    }
     printf("%-16s %12s %13s %13s %15s\n", "link", "message", "one way", "best", "bandwidth");
     fflush(stdout);
     if (strcmp(only, "tcp") != 0) {
-        measure(GR_LINK_SHM, "shm in place", budget_ms, cores, false, false);
-        measure(GR_LINK_SHM, "shm copied out", budget_ms, cores, false, true);
-        measure(GR_LINK_SHM, "shm staged", budget_ms, cores, true, true);
+        measure(GR_LINK_SHM, "shm in place", budget_ms, cores, world, false, false);
+        measure(GR_LINK_SHM, "shm copied out", budget_ms, cores, world, false, true);
+        measure(GR_LINK_SHM, "shm staged", budget_ms, cores, world, true, true);
     }
     if (strcmp(only, "shm") != 0) {
-        measure(GR_LINK_TCP, "tcp", budget_ms, cores, true, true);
+        measure(GR_LINK_TCP, "tcp", budget_ms, cores, world, true, true);
     }
     return 0;
 }

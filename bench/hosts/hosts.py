@@ -25,6 +25,9 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+from processes import Process  # noqa: E402
+
 PREFIX = "grhost"
 NETWORK = "10.77.0"
 NUMBERS = itertools.count()
@@ -156,8 +159,8 @@ class Hosts:
     def popen(self, host, command, env=None, **rest):
         """`command` in that host's namespace (None: on the bridge)."""
         name = self.switch if host is None else self.names[host]
-        return subprocess.Popen(["ip", "netns", "exec", name, *map(str, command)],
-                                env={**os.environ, **(env or {})}, **rest)
+        return Process(["ip", "netns", "exec", name, *map(str, command)],
+                       env={**os.environ, **(env or {})}, **rest)
 
     def coordinate(self, ranks, secret, env=None):
         """A coordinator on the bridge: its process, and what the ranks need."""
@@ -165,8 +168,12 @@ class Hosts:
                                     f"{NETWORK}.254"],
                              env={"GRADUS_SECRET": secret, **(env or {})},
                              stdout=subprocess.PIPE, text=True)
+        elastic = 0 < int((env or {}).get("GRADUS_MIN_WORKERS", 0)) < ranks
         env = {"GRADUS_SECRET": secret}
-        for name in ("GRADUS_WORLD_SIZE", "GRADUS_COORDINATOR"):
+        names = ["GRADUS_WORLD_SIZE", "GRADUS_COORDINATOR"]
+        if elastic:
+            names += ["GRADUS_MIN_WORKERS", "GRADUS_SUCCESSION"]
+        for name in names:
             line = process.stdout.readline().strip()
             if not line.startswith(name + "="):
                 process.kill()

@@ -61,7 +61,8 @@ static inline bool peer_many_out(const peer_case *c)
 
 static inline bool peer_reduces(const peer_case *c)
 {
-    return peer_is(c, "allreduce") || peer_is(c, "reduce") || peer_is(c, "reduce-scatter");
+    return peer_is(c, "allreduce") || peer_is(c, "reduce") || peer_is(c, "reduce-scatter") ||
+           peer_is(c, "reduce-broadcast");
 }
 
 static inline float peer_value(int rank, size_t i)

@@ -6,9 +6,9 @@
 
 static bool prepare(void *arg, peer_case *c)
 {
-    static const char *const known[] = {"allreduce", "reduce",  "reduce-scatter", "allgather",
-                                        "gather",    "scatter", "broadcast",      "alltoall",
-                                        "barrier",   "sendrecv"};
+    static const char *const known[] = {"allreduce", "reduce",   "reduce-scatter",  "allgather",
+                                        "gather",    "scatter",  "broadcast",       "alltoall",
+                                        "barrier",   "sendrecv", "reduce-broadcast"};
     (void)arg;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (peer_is(c, known[i])) {
@@ -41,6 +41,10 @@ static void run(void *arg, peer_case *c)
     int count = (int)c->count;
     if (peer_is(c, "allreduce")) {
         MPI_Allreduce(MPI_IN_PLACE, c->out, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    } else if (peer_is(c, "reduce-broadcast")) { /* what a parameter server does */
+        MPI_Reduce(c->rank == 0 ? MPI_IN_PLACE : c->out, c->rank == 0 ? c->out : NULL, count,
+                   MPI_FLOAT, MPI_SUM, 0, MPI_COMM_WORLD);
+        MPI_Bcast(c->out, count, MPI_FLOAT, 0, MPI_COMM_WORLD);
     } else if (peer_is(c, "allgather")) {
         MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, c->out, count, MPI_FLOAT, MPI_COMM_WORLD);
     } else if (peer_is(c, "alltoall")) {

@@ -95,9 +95,19 @@ def table(results, mode, ours, title):
             f"| --- |{' --- |' * len(groups)}\n" + "\n".join(lines) + "\n")
 
 
-def ceiling_table(results):
-    """How much of the speed of a bare reduction in shared memory is reached."""
-    groups = {int(n): sizes for n, sizes in results.get("ceiling", {}).items()}
+CEILINGS = (
+    ("ceiling", (0.85, 0.7),
+     "**Against the ceiling**: the share of the speed of a bare reduction in shared memory, "
+     "without any library, that registered buffers reach (`bench_ceiling`; in brackets its time in "
+     "us)."),
+    ("ceiling-tcp", (0, 0),
+     "**Against the ceiling of TCP**: the same beside bare sends and receives over loopback, "
+     "without headers, by halving and doubling (`bench_ceiling -t`)."))
+
+
+def ceiling_table(results, name, goals, title):
+    """How much of the speed of a bare reduction is reached."""
+    groups = {int(n): sizes for n, sizes in results.get(name, {}).items()}
     lines = []
     for size in results["sizes"] if groups else []:
         words = [size_text(size)]
@@ -107,17 +117,15 @@ def ceiling_table(results):
                 words.append("-")
                 continue
             share = statistics.median(bare / ours for bare, ours in pairs)
-            wanted = 0.85 if size >= 256 * KIB else 0.7
+            wanted = goals[0] if size >= 256 * KIB else goals[1]
             text = f"{100 * share:.0f} % ({time_text(statistics.median(b for b, _ in pairs))})"
             words.append(text if share >= wanted else f"**{text}** < {100 * wanted:.0f} %")
         lines.append("| " + " | ".join(words) + " |")
     if not lines:
         return ""
     head = " | ".join(f"{n} ranks" for n in sorted(groups))
-    return ("**Against the ceiling**: the share of the speed of a bare reduction in shared memory, "
-            "without any library, that registered buffers reach (`bench_ceiling`; in brackets its "
-            "time in us).\n\n"
-            f"| size | {head} |\n| --- |{' --- |' * len(groups)}\n" + "\n".join(lines) + "\n")
+    return (f"{title}\n\n| size | {head} |\n| --- |{' --- |' * len(groups)}\n" +
+            "\n".join(lines) + "\n")
 
 
 def bound_text(results):
@@ -146,7 +154,7 @@ def markdown(results):
              f"the {results['figure']} time of an operation. **Bold**: "
              "short of the goal behind it.\n"]
     parts += [table(results, *what) for what in TABLES]
-    parts += [bound_text(results), ceiling_table(results)]
+    parts += [bound_text(results)] + [ceiling_table(results, *what) for what in CEILINGS]
     return "\n".join(part for part in parts if part)
 
 

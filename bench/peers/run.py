@@ -15,6 +15,7 @@ checked.
 Modes: host (one host, whatever the backend does best there), tcp (TCP over loopback), hosts-1gbit
 and hosts-10gbit (four network namespaces, bench/hosts; as root; sizes up to 32 MiB)."""
 import argparse
+import itertools
 import json
 import os
 import pathlib
@@ -36,6 +37,7 @@ ROOT = HERE.parent.parent
 SIZES = {"quick": "4,1k,16k,256k,1m,4m,25m", "full": "4,64,1k,16k,64k,256k,1m,4m,25m,100m,256m"}
 HOST_RATES = {"hosts-1gbit": "1gbit", "hosts-10gbit": "10gbit"}
 MODES = ("host", "tcp", *HOST_RATES)
+CEILINGS = {"host": "ceiling", "tcp": "ceiling-tcp"}  # what their results are called
 AFTER_RESULTS_S = 3
 CORES = len(os.sched_getaffinity(0))
 
@@ -229,11 +231,12 @@ def run_group(backend, task, ranks, hosts, limit_s):
     return times, reason
 
 
-def run_ceiling(build_dir, ranks, sizes, time_ms):
-    """The bare reduction in shared memory of bench_ceiling, which takes turns with Gradus
-    itself."""
+def run_ceiling(build_dir, mode, ranks, sizes, time_ms):
+    """The bare reduction of bench_ceiling, in shared memory or by TCP, which takes turns with
+    Gradus itself."""
     done = subprocess.run([str(build_dir / "bench" / "bench_ceiling"), "-n", str(ranks), "-s",
-                           ",".join(map(str, sizes)), "-r", "3", "-d", str(time_ms / 1000)],
+                           ",".join(map(str, sizes)), "-r", "3", "-d", str(time_ms / 1000),
+                           *(["-t"] if mode == "tcp" else [])],
                           capture_output=True, text=True, timeout=300)
     pairs = {}
     for line in done.stdout.splitlines():
@@ -285,8 +288,8 @@ def run_round(arguments, candidates, mode, ranks, results, dropped, hosts, began
 def measure(arguments, candidates):
     results = Results(arguments, [size_bytes(text) for text in arguments.sizes.split(",")])
     dropped, began = set(), time.monotonic()
-    build_dir = pathlib.Path(arguments.build_dir)
-    with_ceiling = (arguments.operation == "allreduce" and "host" in arguments.modes and
+    build_dir = pathlib.Path(arguments.build_dir).resolve()
+    with_ceiling = (arguments.operation == "allreduce" and
                     (build_dir / "bench" / "bench_ceiling").exists())
     for turn in range(arguments.rounds):
         for mode in arguments.modes:
@@ -298,9 +301,10 @@ def measure(arguments, candidates):
                         on_hosts.payload_bandwidth(hosts))
                 for ranks in [hosts.count] if hosts else arguments.ranks:
                     run_round(arguments, candidates, mode, ranks, results, dropped, hosts, began)
-        for ranks in arguments.ranks if with_ceiling else []:
-            pairs = results.more.setdefault("ceiling", {}).setdefault(str(ranks), {})
-            for size, pair in run_ceiling(build_dir, ranks, results.sizes,
+        ceilings = [mode for mode in CEILINGS if with_ceiling and mode in arguments.modes]
+        for mode, ranks in itertools.product(ceilings, arguments.ranks):
+            pairs = results.more.setdefault(CEILINGS[mode], {}).setdefault(str(ranks), {})
+            for size, pair in run_ceiling(build_dir, mode, ranks, results.sizes,
                                           arguments.time_ms).items():
                 pairs.setdefault(str(size), []).append(pair)
         print(f"round {turn + 1} of {arguments.rounds}: {time.monotonic() - began:.0f} s",
@@ -345,7 +349,7 @@ def main():
     if arguments.report:
         results = json.loads(pathlib.Path(arguments.report).read_text())
     else:
-        build_dir = pathlib.Path(arguments.build_dir)
+        build_dir = pathlib.Path(arguments.build_dir).resolve()
         candidates = backends(build_dir, build(build_dir / "peers"))
         if arguments.backends:
             candidates = [c for c in candidates if re.search(arguments.backends, c.name)]

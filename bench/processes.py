@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes: how they are started, which a job has; for the scripts here and for the tests."""
+import io
+import pathlib
+import subprocess
+
+
+class Process(subprocess.Popen):
+    """Some lines of its output may be read, and the rest by communicate(), which does not see what
+    has been read ahead; nor does select(): nothing is."""
+
+    def __init__(self, command, **more):
+        super().__init__(command, bufsize=0, **more)
+        for pipe in self.stdout, self.stderr:
+            if isinstance(pipe, io.TextIOWrapper):
+                pipe._CHUNK_SIZE = 1
+
+
+def children(pid):
+    """Process ids, in the order of their start; none if it has ended."""
+    try:
+        return [int(word) for word in
+                pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def words(pid):
+    """Its command line; empty if it has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def marked(name, value):
+    """Process ids of those that have this variable in the environment they were started with."""
+    found = []
+    wanted = f"{name}={value}".encode()
+    for entry in pathlib.Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
