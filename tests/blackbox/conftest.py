@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the black-box tests share: the built command, and a look at what it leaves behind."""
+import contextlib
+import json
+import itertools
 import os
 import pathlib
 import select
@@ -10,6 +13,10 @@ import time
 import uuid
 
 import pytest
+
+SOURCE = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"])
+sys.path.insert(0, str(SOURCE / "bench"))
+from processes import Process, marked  # noqa: E402
 
 TIMEOUT_S = float(os.environ.get("GRADUS_TEST_TIMEOUT_S", "60"))  # longer where all is slow
 MARK = "GRADUS_TEST_MARK"
@@ -52,27 +59,21 @@ class Gradus:
 
     def start(self, *arguments, env=None, **more):
         """Starts the command; it is killed when the test ends."""
-        process = subprocess.Popen([self.program, *map(str, arguments)],
-                                   env=self.environment(env), cwd=self.folder,
-                                   stdin=subprocess.DEVNULL,
-                                   stdout=more.pop("stdout", subprocess.PIPE),
-                                   stderr=more.pop("stderr", subprocess.PIPE),
-                                   text=more.pop("text", True), **more)
+        process = Process([self.program, *map(str, arguments)],
+                          env=self.environment(env), cwd=self.folder, stdin=subprocess.DEVNULL,
+                          stdout=more.pop("stdout", subprocess.PIPE),
+                          stderr=more.pop("stderr", subprocess.PIPE),
+                          text=more.pop("text", True), **more)
         self.started.append(process)
         return process
 
     def remains(self):
         """Processes that stem from this test's commands: pid and name."""
-        mark = f"{MARK}={self.mark}".encode()
         found = {}
-        for entry in pathlib.Path("/proc").iterdir():
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "comm").read_text().strip()
-            except OSError:
-                continue
+        for pid in marked(MARK, self.mark):
+            with contextlib.suppress(OSError):
+                found[pid] = pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
+        found.pop(os.getpid(), None)
         return found
 
     def wait_for_nothing(self, timeout_s=20):
@@ -90,11 +91,60 @@ class Gradus:
                 os.kill(pid, signal.SIGKILL)
 
 
+def finish(launcher, code=0):
+    """Waits for the end of a job, however long that takes where all is slow."""
+    out, err = launcher.communicate(timeout=TIMEOUT_S)
+    assert launcher.returncode == code, out + err
+    return out, err
+
+
 @pytest.fixture
 def gradus(tmp_path):
     command = Gradus(tmp_path)
     yield command
     command.close()
+
+
+def write_digits(folder, epochs, eval_every=10):
+    """The job file of the digits, for so many epochs."""
+    digits = SOURCE / "examples/digits"
+    text = (digits / "mlp.yaml").read_text()
+    for old, new in (("epochs: 40", f"epochs: {epochs}"),
+                     ("eval_every: 10", f"eval_every: {eval_every}"),
+                     ("file: digits.csv.gz", f"file: {digits}/digits.csv.gz")):
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "mlp.yaml").write_text(text)
+    return folder / "mlp.yaml"
+
+
+def lines_of(output):
+    """What a job wrote of its training."""
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def sha256_of(output):
+    """Of the weights that it ended with."""
+    return lines_of(output)[-1]["weights_sha256"]
+
+
+def run_undisturbed(folder, job):
+    """The SHA-256 of the weights of workers that nobody disturbs."""
+    done = Gradus(folder)("run", "-np", 2 if is_sanitized() else 4, "--output", folder / "out", job)
+    assert done.returncode == 0, done.stderr
+    return sha256_of(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def job(request, tmp_path_factory):
+    """The digits, for as many epochs as the module says (EPOCHS, EVAL_EVERY)."""
+    return write_digits(tmp_path_factory.mktemp("job"), request.module.EPOCHS,
+                        getattr(request.module, "EVAL_EVERY", 10))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job, tmp_path_factory):
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), job)
 
 
 @pytest.fixture
@@ -127,6 +177,12 @@ def seeds(count):
     return range(count // 4 if is_sanitized() else count)
 
 
+def cases(every, *choices):
+    """All combinations, for parametrize; with a sanitizer each `every`th of them. `every` shares no
+    factor with how many each choice has, so that all that can be chosen comes up."""
+    return list(itertools.product(*choices))[::every if is_sanitized() else 1]
+
+
 @pytest.fixture
 def comm_script(gradus, script):
     """A Python program that finds `create()` in front of it: gr_comm_create of the built
@@ -155,7 +211,7 @@ def read_lines(pipe, count, timeout_s=TIMEOUT_S):
     """`count` lines of a process that goes on."""
     lines = []
     for _ in range(count):
-        ready, _, _ = select.select([pipe], [], [], timeout_s) if not lines else ([pipe], [], [])
+        ready, _, _ = select.select([pipe], [], [], timeout_s)
         assert ready, "no output in time"
         line = pipe.readline()
         assert line, f"the output ended after {lines}"

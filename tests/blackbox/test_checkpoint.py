@@ -14,7 +14,7 @@ import subprocess
 
 import pytest
 
-from conftest import read_lines, wait_until
+from conftest import TIMEOUT_S, is_sanitized, read_lines, wait_until
 
 JOB = """
 name: digits
@@ -29,6 +29,8 @@ output: out
 """
 
 
+# Of the steps of jobs that last until something is done to them: sanitizers make each longer.
+PART = 4 if is_sanitized() else 1
 # Steps that take longer than the writing of a checkpoint: then none is left out.
 SLOW = {"batch": 1024, "units": 512}
 
@@ -100,7 +102,7 @@ def test_killed_at_random_moments(gradus, job, tmp_path):
         assert reached - durable <= 2 * every or "is left out" in message
         try:
             if done >= kills:
-                run.wait(60)
+                run.wait(TIMEOUT_S)
             else:
                 run.wait(dice.uniform(0.0, 0.6))
         except subprocess.TimeoutExpired:
@@ -116,7 +118,8 @@ def test_killed_at_random_moments(gradus, job, tmp_path):
 
 
 def test_killed_while_one_is_written(gradus, job, tmp_path):
-    name = job(steps=2000, more="distribution: {shards: 2}\ncheckpoint: {every: 5 steps, keep: 2}")
+    name = job(steps=2000 // PART,
+               more="distribution: {shards: 2}\ncheckpoint: {every: 5 steps, keep: 2}")
     calm = calm_hash(gradus, name)
     folder = tmp_path / "out" / "checkpoints"
     for _ in range(5):
@@ -145,7 +148,7 @@ def test_the_next_rank_0_goes_on_writing(gradus, job, tmp_path):
     wait_until(lambda: checkpoints(folder) and list(folder.glob(".step*")),
                "a half-written checkpoint")
     os.kill(rank_pid(gradus, 0), signal.SIGKILL)
-    text, message = run.communicate(timeout=60)
+    text, message = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 0, message
     assert json.loads(text.splitlines()[-1])["weights_sha256"] == calm
     assert checkpoints(folder)[-1] == "step-000000060"
@@ -158,10 +161,11 @@ def test_the_next_rank_0_goes_on_writing(gradus, job, tmp_path):
 ENDLESS = "distribution: {shards: 4}\n"
 
 
-@pytest.mark.parametrize("section", ["", "checkpoint: {every: 1 h}"])
+@pytest.mark.parametrize("more", [ENDLESS, ENDLESS + "checkpoint: {every: 1 h}",
+                                  "distribution: {shards: 4, strategy: local, sync_every: 4}"])
 @pytest.mark.parametrize("whom", ["launcher", "worker"])
-def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, section, whom):
-    name = job(steps=3000, more=ENDLESS + section)
+def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, more, whom):
+    name = job(steps=3000 // PART, more=more)
     calm = calm_hash(gradus, name)
     run = gradus.start("run", "-np", 3, "--json", name)
     read_lines(run.stdout, 3)
@@ -169,7 +173,7 @@ def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, section, whom):
         run.terminate()
     else:
         os.kill(rank_pid(gradus, 1), signal.SIGTERM)
-    text, message = run.communicate(timeout=30)
+    text, message = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 75, message
     assert "--resume" in message
     stopped = json.loads(text.splitlines()[-1])
@@ -186,7 +190,7 @@ def test_ctrl_c(gradus, job, tmp_path, section, code):
     run = gradus.start("run", "-np", 2, "--json", job(steps=10**7, more=ENDLESS + section))
     read_lines(run.stdout, 3)
     run.send_signal(signal.SIGINT)
-    _, message = run.communicate(timeout=30)
+    _, message = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == code and "ended by SIGINT" in message
     assert len(checkpoints(tmp_path / "out" / "checkpoints")) == (code == 75)
 
@@ -373,7 +377,8 @@ def test_a_disk_that_vanishes(gradus, job, disk, tmp_path):
     wait_until(lambda: checkpoints(folder), "a checkpoint")
     subprocess.run(["umount", "-l", folder], check=True)
     while "is on another disk" not in (line := read_lines(run.stderr, 1)[0]):
-        assert "is left out" in line  # steps are short here
+        # Steps are short here; and one may be on its way to the disk just then.
+        assert "is left out" in line or "No such file or directory; check the path" in line
     assert not list(folder.iterdir()), "nothing is written below the mount"
     read_lines(run.stdout, 5)  # it still trains
     run.kill()

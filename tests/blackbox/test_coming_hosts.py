@@ -7,41 +7,20 @@ import signal
 import subprocess
 
 import pytest
-from conftest import Gradus, is_sanitized, wait_until
-from test_elastic import finish, generations, wait_for_first_epoch
-from test_recovery import lines_of, sha256_of
+from conftest import finish, is_sanitized, lines_of, sha256_of, wait_until
+from test_elastic import generations, wait_for_first_epoch
 from test_ssh import both, cluster_of, two  # noqa: F401
 
-# So long that who is to come is there before the end.
-EPOCHS = 100 if is_sanitized() else 400
+# So long that a test can hold a worker in time; nothing is computed while others come.
+EPOCHS = 60 if is_sanitized() else 300
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    source = os.environ["GRADUS_SOURCE_DIR"] + "/examples/digits"
-    folder = tmp_path_factory.mktemp("job")
-    text = pathlib.Path(f"{source}/mlp.yaml").read_text(encoding="utf-8")
-    text = text.replace("epochs: 40", f"epochs: {EPOCHS}")
-    (folder / "mlp.yaml").write_text(
-        text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz"))
-    return folder / "mlp.yaml"
-
-
-@pytest.fixture(scope="module")
-def undisturbed(job, tmp_path_factory):
-    """The SHA-256 of the weights that one worker makes: the job has four shards in all cases."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    done = Gradus(folder)("run", "-np", 1, "--max-workers", 4, "--output", folder / "out", job)
-    assert done.returncode == 0, done.stderr
-    return sha256_of(folder / "out")
-
-
-def finish_as(launcher, output, sha256):
+def finish_as(launcher, output, sha256, epochs=EPOCHS):
     """Every epoch once, and the bits of the undisturbed job."""
     out, err = finish(launcher)
     assert sha256_of(output) == sha256
-    epochs = [line["epoch"] for line in lines_of(output) if line["event"] == "epoch"]
-    assert epochs == list(range(1, EPOCHS + 1))
+    told = [line["epoch"] for line in lines_of(output) if line["event"] == "epoch"]
+    assert told == list(range(1, epochs + 1))
     return out + err
 
 
@@ -156,9 +135,9 @@ class Script:
         new.chmod(0o755)
         new.rename(self.path)  # nobody sees half of it
 
-    def names(self, *hosts):
+    def names(self, *hosts, slots=2):
         new = self.list.with_suffix(".new")
-        new.write_text("".join(f"{self.cluster.names[host]}:2\n" for host in hosts))
+        new.write_text("".join(f"{self.cluster.names[host]}:{slots}\n" for host in hosts))
         new.rename(self.list)
         self.does(f"cat {self.list}")
 

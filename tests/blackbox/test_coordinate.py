@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gradus coordinate`: the place where ranks meet that were started by something else."""
+import os
 import subprocess
 
 import pytest
-from conftest import read_lines
+from conftest import read_lines, write_digits
 
 # Calls in, then stays until its input ends.
 STAYS = """
@@ -58,3 +59,22 @@ def test_who_came_may_stay(gradus, comm_script):
         rank.communicate(timeout=60)
         assert rank.returncode == 0
     assert coordinator.wait(timeout=60) == 0
+
+
+def threads_of_a_worker(gradus, job, env):
+    """Of one that no launcher has started, in the midst of its training."""
+    coordinator, told = start_coordinator(gradus, 1, "30s")
+    rank = gradus.start("worker", "--workers", 1, job, env=told | env | {"GRADUS_RANK": "0"})
+    while not rank.stdout.readline().startswith("epoch"):
+        assert rank.poll() is None, rank.communicate()
+    count = len(os.listdir(f"/proc/{rank.pid}/task"))
+    rank.kill()
+    coordinator.kill()
+    return count
+
+
+def test_a_worker_by_hand_has_the_threads_of_its_job(gradus, tmp_path):
+    """And not one for each core, of which another worker has as many."""
+    job = write_digits(tmp_path, 10000)
+    assert threads_of_a_worker(gradus, job, {}) == \
+        threads_of_a_worker(gradus, job, {"OMP_NUM_THREADS": "1"})

@@ -342,6 +342,7 @@ def test_programs_that_never_join_are_fine(gradus):
 def test_a_killed_member_is_the_cause_not_its_peers(gradus, comm_script):
     job = gradus.start("run", "-np", 4, "--", *comm_script("""
 create()
+barrier()
 print(rank, os.getpid(), flush=True)
 status = 0
 while status == 0:

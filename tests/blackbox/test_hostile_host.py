@@ -42,22 +42,26 @@ CASES = {
 }
 
 
-def run_with(gradus, folder, program, start_timeout):
+def run_with(gradus, folder, program, start_timeout, *flags):
     """`gradus run` on a host that is this Python program."""
     ssh = folder / "ssh"
     ssh.write_text(f"#!{sys.executable} -SE\nimport sys\nout = sys.stdout.buffer\n{program}")
     ssh.chmod(0o755)
-    done = gradus("run", "-H", "evil:2", "--start-timeout", start_timeout, "--", "true",
+    done = gradus("run", "-H", "evil:2", "--start-timeout", start_timeout, *flags, "--", "true",
                   env={"PATH": f"{folder}:{os.environ['PATH']}"})
     assert "evil" in done.stderr and "Sanitizer" not in done.stderr, done
     return done
 
 
+def sending(folder, data):
+    """A program that writes it, and ends."""
+    (folder / "sent").write_bytes(data)
+    return f"out.write(open({str(folder / 'sent')!r}, 'rb').read())\nout.flush()\n"
+
+
 @pytest.mark.parametrize("what", CASES)
 def test_what_it_sends(gradus, tmp_path, what):
-    (tmp_path / "sent").write_bytes(CASES[what])
-    sends = f"out.write(open({str(tmp_path / 'sent')!r}, 'rb').read())\nout.flush()\n"
-    done = run_with(gradus, tmp_path, sends, "20s")
+    done = run_with(gradus, tmp_path, sending(tmp_path, CASES[what]), "20s")
     assert done.returncode == (2 if what == "only noise" else 1), done  # 2: nothing was started
     assert not (tmp_path / "x").exists()
 
@@ -66,3 +70,14 @@ def test_what_it_sends(gradus, tmp_path, what):
                                      "while True: out.write(b'Welcome!' * 999)"])
 def test_what_never_begins(gradus, tmp_path, program):
     assert run_with(gradus, tmp_path, program, "300ms").returncode == 2
+
+
+def test_what_it_tells_twice(gradus, tmp_path):
+    """A worker begins once and ends once, whatever is said of it."""
+    told = [message(READY), message(STARTED, 1, pid=99), message(EXITED, 1, value=9),
+            message(EXITED, 1, value=9), message(STARTED, 1), message(EXITED, 1, value=9)]
+    done = run_with(gradus, tmp_path, sending(tmp_path, RUNNING + b"".join(told)), "20s",
+                    "--min-workers", "1")
+    assert done.returncode == 1, done
+    assert done.stderr.count("was killed by signal 9") == 1, done.stderr
+    assert "rank 1 (pid 7)" in done.stderr and "host evil was lost with its 1 worker" in done.stderr

@@ -9,9 +9,9 @@ import socket
 import subprocess
 
 import pytest
-from conftest import wait_until
-from test_coming_hosts import (finish_as, held, job, undisturbed,  # noqa: F401
-                               wait_for_workers, workers_on)
+from conftest import Process, wait_until
+from test_coming_hosts import EPOCHS  # noqa: F401 (of the job in conftest)
+from test_coming_hosts import finish_as, held, wait_for_workers, workers_on
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import end_of, namespaces, two  # noqa: F401
 
@@ -30,7 +30,7 @@ class Join:
 
     def popen(self, name, *words, **env):
         gradus = self.cluster.gradus
-        process = subprocess.Popen(
+        process = Process(
             ["ip", "netns", "exec", name, gradus.program, *map(str, words)],
             env=gradus.environment({"GRADUS_JOIN_TOKEN_FILE": str(self.token)} | env),
             cwd=self.cluster.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -98,6 +98,67 @@ def test_agents_come_later_and_go(two, gradus, job, undisturbed):  # noqa: F811
     gradus.wait_for_nothing()
 
 
+def kill_at_once(launcher, pids):
+    """No loss is dealt with before all have happened."""
+    os.kill(launcher, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(launcher, signal.SIGCONT)
+
+
+def launcher_of(join):
+    return join.launcher.pid  # `ip netns exec` has become it
+
+
+def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
+    """The agents are there: they offer their hosts again, and the job is begun anew there."""
+    output = two.folder / "out"
+    join = Join(two, "-np", 4, "--output", output, job)
+    join.agent(0)
+    join.agent(1)
+    wait_for_first_epoch(output)
+    kill_at_once(launcher_of(join), workers_on(two, 0) + workers_on(two, 1))
+    text = finish_as(join.launcher, output, undisturbed)
+    assert "all workers are started anew (1 of at most 3 times, --restarts)" in text
+    join.finish_agents()
+    gradus.wait_for_nothing()
+
+
+def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  # noqa: F811
+    output = two.folder / "out"
+    join = Join(two, "-np", 2, "--output", output, job)
+    lost = join.agent(0)
+    wait_for_first_epoch(output)
+    lost.kill()
+    while "agents with slots for 2 workers are waited for" not in join.launcher.stderr.readline():
+        assert join.launcher.poll() is None
+    join.agents = []
+    join.agent(1)
+    assert "all workers are started anew" in finish_as(join.launcher, output, undisturbed)
+    join.finish_agents()
+    gradus.wait_for_nothing()
+
+
+@pytest.mark.parametrize("end, code, words", [
+    ("nobody", 1, "agents with 0 slots have joined within 2 s (--start-timeout)"),
+    ("SIGTERM", 75, "ended by SIGTERM before all workers were started anew; --resume goes on"),
+])
+def test_no_agent_comes_back(two, gradus, job, end, code, words):  # noqa: F811
+    output = two.folder / "out"
+    join = Join(two, "-np", 2, "--start-timeout", "2s" if end == "nobody" else "60s", "--output",
+                output, job)
+    lost = join.agent(0)
+    wait_for_first_epoch(output)
+    lost.kill()
+    while "agents with slots for 2 workers are waited for" not in join.launcher.stderr.readline():
+        assert join.launcher.poll() is None
+    if end == "SIGTERM":
+        join.launcher.terminate()
+    done = end_of(join.launcher)
+    assert done[0] == code and words in done[2]
+    gradus.wait_for_nothing()
+
+
 def test_the_token_is_nowhere_to_be_seen(two):  # noqa: F811
     token = secrets.token_hex(32)
     join = Join(two, "-np", 2, "--", "sh", "-c", "env; echo up; exec sleep 1000",
@@ -142,6 +203,14 @@ def test_a_stranger_says_nothing_and_another_one_garbage(gradus, tmp_path):
         out, err = launcher.communicate(timeout=30)
     assert launcher.returncode == 0, err
     assert out.endswith("here\n")
+
+
+def test_a_command_that_is_not_there(two):  # noqa: F811
+    join = Join(two, "-np", 2, "--", "no-such-program")
+    join.agent(0)
+    code, _, err = end_of(join.launcher)
+    assert code == 2 and "command not found" in err
+    join.finish_agents()
 
 
 def test_the_launcher_is_killed(two, gradus):  # noqa: F811

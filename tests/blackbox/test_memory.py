@@ -129,7 +129,7 @@ def rules_of(name, algorithms, large):
 
 # A slice is half a MiB of a block, so that each of these has several.
 @pytest.mark.parametrize("link, ranks, large_mib",
-                         [("tcp", 2, 64), ("tcp", 3, 64), ("tcp", 8, 16), ("shm", 4, 64)])
+                         [("tcp", 2, 16), ("tcp", 3, 24), ("tcp", 8, 8), ("shm", 4, 16)])
 def test_scratch_does_not_grow_with_the_operation(gradus, comm_script, link, ranks, large_mib):
     skip_under_a_sanitizer(gradus)
     large = large_mib * MIB

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that are cut off from the coordinator end, and the others go on."""
+"""Ranks that are cut off from the coordinator end, unless they are more than half."""
 import contextlib
 import json
 import os
@@ -9,6 +9,9 @@ import sys
 import threading
 
 import pytest
+from conftest import wait_until
+from test_elastic import generations, wait_for_first_epoch
+from test_ssh import cluster_of
 
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
@@ -89,12 +92,16 @@ def assert_cut_off(rank, text):
     assert "only the ranks that the coordinator reaches go on" in text
 
 
+def assert_too_few(text, left, all_of_them):
+    assert f"{left} of the {all_of_them} workers of the last generation are on this side" in text
+
+
 def test_no_seat_without_the_coordinator(tmp_path):
-    """A host is cut off and loses a rank: those that are left there cannot renew by themselves."""
+    """A host is cut off and loses a rank: half of them cannot renew by themselves."""
     with job_on(1, tmp_path, ranks_per_host=2) as job:
         job.cut_off(0)
         job.ranks[1].kill()
-        assert_cut_off(0, job.last_words(0))
+        assert_too_few(job.last_words(0), 1, 2)
 
 
 def test_no_steps_without_the_coordinator(tmp_path):
@@ -102,15 +109,54 @@ def test_no_steps_without_the_coordinator(tmp_path):
     others go on after the step in which it said so."""
     with job_on(3, tmp_path) as job:
         job.cut_off(2)
-        assert_cut_off(2, job.last_words(2))
+        assert_too_few(job.last_words(2), 1, 3)
         changed = job.wait_for("changed")
         assert changed["workers"] == 2
         assert job.wait_for("epoch")["step"] > changed["step"]
         assert job.ranks[0].poll() is None and job.ranks[1].poll() is None
 
 
-def test_no_steps_when_the_coordinator_is_gone(tmp_path):
+def test_most_go_on_without_the_coordinator(tmp_path):
+    """All but the first host are cut off from the coordinator: the second one's rank takes over,
+    since the first one's has no reason to. That one is alone with the coordinator, and ends."""
+    with job_on(4, tmp_path) as job:
+        for host in (1, 2, 3):
+            job.cut_off(host)
+        assert "1 of the 4 workers of the last generation are on this side" in job.last_words(0)
+        changed = job.wait_for("changed")
+        assert changed["workers"] == 3
+        assert job.wait_for("epoch")["step"] > changed["step"]
+        assert all(job.ranks[rank].poll() is None for rank in (1, 2, 3))
+
+
+def test_all_go_on_when_the_coordinator_has_vanished(tmp_path):
     with job_on(2, tmp_path) as job:
-        job.coordinator.kill()
-        for rank in range(2):
-            assert "the job's coordinator has ended" in job.last_words(rank)
+        for host in range(2):
+            job.cut_off(host)
+        changed = job.wait_for("changed")
+        assert changed["workers"] == 2
+        assert job.wait_for("epoch")["step"] > changed["step"]
+
+
+def test_a_job_of_gradus_run_goes_on(gradus, tmp_path):
+    """The worker ends with its sentence and exit code 76; its host and its links are sound."""
+    output = tmp_path / "out"
+    with cluster_of(3, gradus, tmp_path, networks=2) as three:
+        launcher = three.start("-np", 3, "-H", ",".join(three.names), "--host-timeout", "1s",
+                               "--restarts", 0, "--output", output, endless_job(tmp_path),
+                               GRADUS_INTERFACE=f"10.{77 + LINKS}.0.0/24")
+        wait_for_first_epoch(output)
+        # What goes from there to the launcher by this network goes to nobody.
+        namespaces.ip("-n", three.made.names[2], "neigh", "replace", f"10.{77 + LINKS}.0.254",
+                      "lladdr", "02:00:00:00:00:99", "dev", f"eth{LINKS}", "nud", "permanent")
+        wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
+        said = []
+        while "the job goes on with 2 workers" not in "".join(said):
+            said.append(launcher.stderr.readline())
+            assert said[-1], said
+        launcher.terminate()
+        said.append(launcher.communicate(timeout=PATIENCE_S)[1])
+    text = "".join(said)
+    assert_cut_off(2, text)
+    assert "ended with code 76 because it lost a peer" in text
+    assert launcher.returncode == 75, text

@@ -1,31 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nobody is left to go on with: the job is begun anew, and ends with the same bits all the same."""
+import errno
 import os
 import signal
 
 import pytest
-from conftest import wait_until
-from test_recovery import (children, lines_of, run_undisturbed, sha256_of, workers_of,
-                           write_job)
+from conftest import finish, is_sanitized, lines_of, sha256_of, wait_until
+from processes import children
+from test_recovery import workers_of
 
 EPOCHS = 8
 HOLD = "stop:rank=1@step=60,for=60s"  # until the test has done what it must; 22 steps an epoch
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    return write_job(tmp_path_factory.mktemp("job"), EPOCHS)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(job, tmp_path_factory):
-    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), job)
-
-
-def finish(launcher, code=0):
-    out, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == code, out + err
-    return out, err
 
 
 def wait_for(launcher, condition, what):
@@ -94,6 +79,47 @@ def test_from_the_first_step(gradus, job, undisturbed, tmp_path):
     assert "the job begins from its first step" in err
     assert sha256_of(output) == undisturbed and check_metrics(output) == [0]
     gradus.wait_for_nothing()
+
+
+def try_open(path):
+    """A pipe to whoever reads that file; None: nobody does."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        assert error.errno == errno.ENXIO
+        return None
+
+
+def test_an_end_between_two_beginnings(gradus, job, tmp_path):
+    """SIGTERM while the launcher reads the job again: nothing runs, and it can be gone on from."""
+    own, pipe = tmp_path / "mlp.yaml", []
+    own.write_text(job.read_text())
+    launcher = gradus.start("run", "-np", 2, "--output", tmp_path / "out", "--chaos", HOLD, own)
+    wait_for_hold(launcher)
+    os.mkfifo(tmp_path / "pipe")
+    os.replace(tmp_path / "pipe", own)
+    os.kill(children(launcher.pid)[0], signal.SIGKILL)
+    wait_until(lambda: pipe.append(try_open(own)) or pipe[-1] is not None, "it to be read")
+    launcher.terminate()
+    with open(pipe[-1], "w", encoding="ascii") as end:
+        end.write(job.read_text())
+    _, err = finish(launcher, 75)
+    assert "ended by SIGTERM" in err and "--resume goes on" in err
+    gradus.wait_for_nothing()
+
+
+def test_an_end_while_the_rest_is_written(gradus, script, tmp_path):
+    """All is lost, and whoever should read the output does not: nothing is begun anew."""
+    words = script("import os\nos.write(1, b'x' * 50000 + b'\\n')\n"
+                   "os.write(1, b'x' * 50000 + b'\\n')\nopen('written', 'w').close()\n"
+                   "os.kill(os.getpid(), 9)\n")
+    launcher = gradus.start("run", "-np", 1, "--restarts", 5, "--", *words)
+    wait_until(lambda: (tmp_path / "written").exists() and not children(launcher.pid),
+               "the end of the worker, and of its agent")
+    launcher.terminate()
+    out, err = finish(launcher, 75)
+    assert "ended by SIGTERM before all workers were started anew" in err
+    assert out.count("x") <= 100000
 
 
 def test_fewer_than_the_minimum(gradus, job, undisturbed, tmp_path):
@@ -188,13 +214,23 @@ sys.exit(76)
 
 
 
-def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path):
-    """kill -9 of the launcher: nobody reads what the workers say; they write a last checkpoint."""
+@pytest.mark.parametrize("late", [False] if is_sanitized() else [False, True])  # an epoch a second
+def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path, late):
+    """kill -9 of the launcher: nobody reads what the workers say; they write a last checkpoint,
+    also when they know of its death before the agent does."""
     output = tmp_path / "out"
     launcher = gradus.start("run", "-np", 4, "--orphans", "finish", "--output", output, "--chaos",
-                            "slow:rank=1,x10", job)
+                            "slow:rank=1,x4" if late else "slow:rank=1,x10", job)
     wait_for(launcher, lambda: said(output / "metrics.jsonl", '"epoch":2'), "the second epoch")
+    workers, agents = workers_of(launcher), children(launcher.pid) if late else []
+    for agent in agents:
+        os.kill(agent, signal.SIGSTOP)
     launcher.kill()
+    for agent in agents:
+        wait_until(lambda: said(output / "metrics.jsonl", '"epoch":4') or
+                   not any(os.path.exists(f"/proc/{pid}/exe") for pid in workers),
+                   "steps of workers whose coordinator has ended")
+        os.kill(agent, signal.SIGCONT)
     gradus.wait_for_nothing()
     checkpoints = [entry.name for entry in output.glob("checkpoints/step-*")]
     assert len(checkpoints) == 1 and int(checkpoints[0].removeprefix("step-")) >= 44
@@ -213,6 +249,16 @@ def test_orphans_do_not_stay(gradus, job, tmp_path, flags):
     launcher.kill()
     gradus.wait_for_nothing()
     assert not (output / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("where", [["-H", "localhost:2,other:2"], ["--listen", ":0"],
+                                   ["--host-discovery-script", "true"]])
+def test_orphans_on_other_hosts_cannot_know(gradus, job, where):
+    done = gradus("run", "-np", 2, "--orphans", "finish", *where, job)
+    assert done.returncode == 2 and "--orphans finish is for job files on one host" in done.stderr
+    assert "whether gradus run has died or they are cut off from it" in done.stderr
+    done = gradus("run", "-np", 2, "--orphans", "finish", "-H", "localhost:2", "--dry-run", job)
+    assert done.returncode == 0, done.stderr
 
 
 def test_orphans_of_a_command_have_no_checkpoint(gradus):

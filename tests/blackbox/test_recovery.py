@@ -1,65 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers are killed, and the others go on: with the same bits, and without a line lost or
 doubled."""
-import json
 import os
-import pathlib
 import random
 import signal
 
 import pytest
-from conftest import Gradus, seeds, wait_until
+from conftest import TIMEOUT_S, lines_of, run_undisturbed, seeds, sha256_of, wait_until
+from processes import children
 
 EPOCHS = 12
-
-
-def children(pid):
-    try:
-        return [int(word) for word in
-                pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+EVAL_EVERY = 1
 
 
 def workers_of(launcher):
     """Process ids, in the order of their start."""
     return [worker for agent in children(launcher.pid) for worker in children(agent)]
-
-
-def write_job(folder, epochs, eval_every=10):
-    """The digits, for so many epochs."""
-    source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "examples/digits"
-    text = (source / "mlp.yaml").read_text()
-    text = text.replace("epochs: 40", f"epochs: {epochs}")
-    text = text.replace("eval_every: 10", f"eval_every: {eval_every}")
-    text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
-    (folder / "mlp.yaml").write_text(text)
-    return folder / "mlp.yaml"
-
-
-def run_undisturbed(folder, job):
-    """The SHA-256 of the weights of four workers."""
-    done = Gradus(folder)("run", "-np", 4, "--output", folder / "out", job)
-    assert done.returncode == 0, done.stderr
-    return sha256_of(folder / "out")
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    return write_job(tmp_path_factory.mktemp("job"), EPOCHS, eval_every=1)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(job, tmp_path_factory):
-    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), job)
-
-
-def lines_of(output):
-    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-
-
-def sha256_of(output):
-    return lines_of(output)[-1]["weights_sha256"]
 
 
 def check_metrics(output):
@@ -116,12 +72,48 @@ def test_killed_workers_change_no_bit(gradus, job, undisturbed, tmp_path, seed):
     if second == "at once" or (second != "never" and
                                wait_in(launcher, lambda: second in told(output), "recovery")):
         kill_one(launcher, victims[1])
-    out, err = launcher.communicate(timeout=120)
+    out, err = launcher.communicate(timeout=TIMEOUT_S)
     assert launcher.returncode == 0, f"{victims} at {moment}: {out}{err}"
     assert sha256_of(output) == undisturbed, f"{victims} at {moment}"
     check_metrics(output)
     assert out.count("epoch ") == EPOCHS and f"sha256 {undisturbed}" in out
     gradus.wait_for_nothing()
+
+
+STEPS = EPOCHS * 22
+
+
+@pytest.fixture(scope="module")
+def local_job(job, tmp_path_factory):
+    """The same with weights that are averaged every six steps, the last four of an epoch apart."""
+    path = tmp_path_factory.mktemp("local") / "local.yaml"
+    text = job.read_text()
+    assert "  shards: 8" in text
+    path.write_text(text.replace("  shards: 8", "  shards: 8\n  strategy: local\n"
+                                                "  sync_every: 6 steps"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def local_undisturbed(local_job, tmp_path_factory):
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), local_job)
+
+
+@pytest.mark.parametrize("seed", seeds(8))
+def test_killed_in_a_round_of_local_steps(gradus, local_job, local_undisturbed, tmp_path, seed):
+    """At any step; the others begin the round again. One in two loses a second one, and in the end
+    newcomers are there that came between two rounds."""
+    rng = random.Random(seed)
+    first = rng.randrange(1, STEPS)
+    faults = [f"kill:rank={rng.randrange(3)}@step={first}"]
+    if seed % 2:
+        faults.append(f"kill:rank={rng.randrange(3)}@step={min(STEPS, first + rng.randrange(12))}")
+    output = tmp_path / "out"
+    done = gradus("run", "-np", 3, "--output", output, "--chaos", "; ".join(faults),
+                  *(["--link", "tcp"] if seed % 4 > 1 else []), local_job)
+    assert done.returncode == 0, f"{faults}: {done.stdout}{done.stderr}"
+    assert sha256_of(output) == local_undisturbed, f"{faults}: {done.stderr}"
+    assert all(line["step"] % 22 % 6 == 0 for line in check_metrics(output))  # where rounds end
 
 
 def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
@@ -131,7 +123,7 @@ def test_the_last_one_goes_on_alone(gradus, job, undisturbed, tmp_path):
     for left in (3, 2, 1):
         os.kill(workers_of(launcher)[0], signal.SIGKILL)  # rank 0, whoever that is
         wait_until(lambda: len(workers_of(launcher)) == left, "its end")
-    out, err = launcher.communicate(timeout=120)
+    out, err = launcher.communicate(timeout=TIMEOUT_S)
     assert launcher.returncode == 0, err
     assert sha256_of(tmp_path / "out") == undisturbed
     recovered = check_metrics(tmp_path / "out")
@@ -146,7 +138,7 @@ def test_too_few_are_left(gradus, job, tmp_path):
     wait_until(lambda: metrics.exists() and "epoch" in metrics.read_text(), "the first epoch")
     for pid in workers_of(launcher)[:2]:
         os.kill(pid, signal.SIGKILL)
-    _, err = launcher.communicate(timeout=60)
+    _, err = launcher.communicate(timeout=TIMEOUT_S)
     assert launcher.returncode == 1
     assert "was killed by signal 9 (Killed)" in err
     gradus.wait_for_nothing()
@@ -158,11 +150,14 @@ def test_wrong_numbers_are_refused(gradus, job):
     assert "--min-workers 3 is more than the 2 workers that the job has" in done.stderr
 
 
-def test_what_topk_keeps_cannot_be_lost(gradus, job, tmp_path):
-    text = job.read_text().replace("  shards: 8", "  shards: 8\n  compression: topk")
-    (tmp_path / "topk.yaml").write_text(text)
-    done = gradus("run", "-np", 2, "--min-workers", 1, tmp_path / "topk.yaml")
-    assert done.returncode == 2 and "each keeps what it has left out" in done.stderr
+@pytest.mark.parametrize("keeps", ["compression: topk", "local_state: keep"])
+def test_what_a_worker_keeps_cannot_be_lost(gradus, job, local_job, tmp_path, keeps):
+    text = (local_job if "local" in keeps else job).read_text()
+    (tmp_path / "keeps.yaml").write_text(text.replace("  shards: 8", f"  shards: 8\n  {keeps}"))
+    for flags in (["--min-workers", 1], ["--spare", 1], ["--max-workers", 4]):
+        done = gradus("run", "-np", 2, *flags, tmp_path / "keeps.yaml")
+        assert done.returncode == 2 and f"with {keeps} " in done.stderr
+        assert "each keeps what nobody else has" in done.stderr
 
 
 def test_a_command_goes_on_by_renewing(gradus, comm_script):

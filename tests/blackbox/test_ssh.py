@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from conftest import MARK, wait_until
+from conftest import MARK, Process, wait_until
 
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
@@ -39,10 +39,10 @@ class Cluster(sshd.Logins):
                               capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
                               check=False)
 
-    def start(self, *flags):
-        process = subprocess.Popen(self.words(flags), env=self.environment(), cwd=self.folder,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)
+    def start(self, *flags, **env):
+        process = Process(self.words(flags), env=self.environment() | env, cwd=self.folder,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True)
         self.gradus.started.append(process)
         return process
 
@@ -67,8 +67,8 @@ def comm_of(pid):
 
 
 @contextlib.contextmanager
-def cluster_of(count, gradus, folder):
-    made = namespaces.Hosts(count, build=os.environ["GRADUS_BUILD_DIR"])
+def cluster_of(count, gradus, folder, **more):
+    made = namespaces.Hosts(count, build=os.environ["GRADUS_BUILD_DIR"], **more)
     cluster = Cluster(gradus, made, folder)
     try:
         made.open()

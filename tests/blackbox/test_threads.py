@@ -2,31 +2,14 @@
 """Training with all its threads at work (operations move on while it computes, samples are read
 ahead, checkpoints are written behind it) while workers are killed and come, short enough for
 ThreadSanitizer: whatever it, or AddressSanitizer, has to say ends the job with a failure."""
-import json
-import os
-import pathlib
 import signal
 
 import pytest
-from conftest import read_lines
+from conftest import TIMEOUT_S, lines_of, read_lines, sha256_of
 
+EPOCHS = 2
+EVAL_EVERY = 1
 ENV = {"GRADUS_PROGRESS": "thread", "TSAN_OPTIONS": "halt_on_error=1"}
-
-
-@pytest.fixture(scope="module")
-def job(tmp_path_factory):
-    source = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"]) / "examples/digits"
-    text = (source / "mlp.yaml").read_text()
-    text = text.replace("epochs: 40", "epochs: 2").replace("eval_every: 10", "eval_every: 1")
-    text = text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz")
-    path = tmp_path_factory.mktemp("job") / "mlp.yaml"
-    path.write_text(text)
-    return path
-
-
-def sha256_of(output):
-    lines = (output / "metrics.jsonl").read_text().splitlines()
-    return json.loads(lines[-1])["weights_sha256"]
 
 
 def check_end(done, code=0):
@@ -52,7 +35,7 @@ def test_a_killed_worker_is_replaced(gradus, job, undisturbed, tmp_path, flags):
                   "--checkpoint-every", "5 steps", "--checkpoint-to", tmp_path / "checkpoints",
                   "--chaos", "kill:rank=1@step=12", "--output", out, job, env=ENV)
     check_end(done)
-    events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    events = lines_of(out)
     assert [line["workers"] for line in events if line["event"] == "recovered"][-1] == 2, events
     assert sha256_of(out) == undisturbed
 
@@ -63,7 +46,7 @@ def test_one_that_is_asked_to_end_goes_on_later(gradus, job, undisturbed, tmp_pa
     first = gradus.start("run", "-np", 2, *words, env=ENV)
     read_lines(first.stdout, 2)  # the head, and the first epoch of two
     first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=120)
+    _, said = first.communicate(timeout=TIMEOUT_S)
     assert first.returncode in (75, 0), said  # 0: it was at its end already
     assert "Sanitizer" not in said, said
     if first.returncode == 75:

@@ -11,6 +11,7 @@ import struct
 import subprocess
 
 import pytest
+from conftest import cases, is_sanitized
 
 SOURCE = pathlib.Path(os.environ.get("GRADUS_SOURCE_DIR", pathlib.Path(__file__).parents[2]))
 BUILD = pathlib.Path(os.environ.get("GRADUS_BUILD_DIR", SOURCE / "build"))
@@ -60,15 +61,13 @@ def base(tmp_path_factory):
     return str(tmp_path_factory.mktemp("hashes"))
 
 
-@pytest.mark.parametrize("name", ["cnn", "mlp"])
-@pytest.mark.parametrize("link", ["shm", "tcp"])
-@pytest.mark.parametrize("algorithm", ["direct", "halving-doubling", "tree"])
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("name,link,algorithm,workers", cases(
+    13, ["cnn", "mlp"], ["shm", "tcp"], ["direct", "halving-doubling", "tree"], [1, 2, 3, 4, 8]))
 def test_same_bits(name, link, algorithm, workers, base, tmp_path):
     job = short_job(tmp_path, name)
     wanted = reference_hash(name, base)
     env = {"GRADUS_ALGORITHM": f"allreduce={algorithm}"}
-    for turn in range(3):
+    for turn in range(2):
         end = run_job(job, workers, link, env)
         assert end["weights_sha256"] == wanted, f"run {turn + 1}"
         assert end["workers"] == workers
@@ -88,9 +87,8 @@ def compressed_hash(name, compression, base):
     return run_job(compressed_job(folder, name, compression), 1)["weights_sha256"]
 
 
-@pytest.mark.parametrize("name", ["cnn", "mlp"])
-@pytest.mark.parametrize("compression", ["f16", "bf16", "topk", "sparse"])
-@pytest.mark.parametrize("workers", [2, 3, 8])
+@pytest.mark.parametrize("name,compression,workers", cases(
+    5, ["cnn", "mlp"], ["f16", "bf16", "topk", "sparse"], [2, 3, 8]))
 def test_compressed_has_the_same_bits(name, compression, workers, base, tmp_path):
     """What travels is less; the result still does not depend on how many workers there are."""
     wanted = compressed_hash(name, compression, base)
@@ -178,7 +176,7 @@ def test_weights_file_and_eval(tmp_path):
 
 def test_accuracy(tmp_path):
     """The examples as they are, but for the output folder."""
-    for name, wanted in (("cnn", 0.975), ("mlp", 0.95)):
+    for name, wanted in (("mlp", 0.95), ("cnn", 0.975))[:1 if is_sanitized() else 2]:
         done = gradus("run", "-np", 2, "--json", "--output", tmp_path / name,
                       DIGITS / f"{name}.yaml")
         assert json.loads(done.stdout.splitlines()[-1])["test_accuracy"] >= wanted

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documentation says exists: commands, flags, variables, files, tests; and its commands
+are understood."""
+import re
+import shlex
+
+import pytest
+from conftest import SOURCE, write_digits
+
+PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "docs").glob("*.md"))]
+OTHERS_FLAGS = {"--install", "--test-dir", "--cflags", "--libs", "--pid",
+                "--monitor_interval"}  # of cmake, ctest, pkg-config, py-spy, torchrun
+
+
+def words_of(line):
+    """Of a command that stands in a block of its own; what is behind it explains it."""
+    return shlex.split(re.split(r"\s#\s|\s{3,}", line)[0])
+
+
+def commands():
+    """All that begin with `gradus`, but for those in which something stands for something else."""
+    found = {}
+    for page in PAGES:
+        block = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            block ^= line.startswith("```")
+            match = re.match(r"(?:[a-z-]+\$ )?(?:build/)?gradus ([a-z].*)", line.strip())
+            if match and (block or line.startswith("    ")) and "|" not in line:
+                found[f"{page.name}:{number}"] = words_of(match[1])
+    return found
+
+
+@pytest.mark.parametrize("where", commands())
+def test_a_command_is_understood(gradus, tmp_path, where):
+    """Up to the words that are not its own, where --help stands now."""
+    words = commands()[where]
+    end = words.index("--") if "--" in words else len(words)
+    done = gradus(*words[:end], "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: "), (words, done.stderr)
+
+
+ELSEWHERE = {"--", "-H", "--listen"}  # programs and hosts that are not there
+RUN = [where for where, words in commands().items()
+       if words[0] == "simulate" or words[:2] == ["info", "--plan"] or
+       (words[0] == "run" and not ELSEWHERE & {*words})]
+
+
+@pytest.mark.parametrize("where", RUN)
+def test_a_command_does_something(gradus, tmp_path, where):
+    """Those that need nothing, and job files as far as they are checked before anything starts."""
+    words = commands()[where]
+    job = write_digits(tmp_path, 40).read_text().replace("shards: 8", "shards: 16")
+    if "--servers" in words:
+        job = job.replace("  shards: 16", "  strategy: ps\n  shards: 16")
+    (tmp_path / "job.yaml").write_text(job)
+    text = (SOURCE / "docs/simulate.md").read_text()
+    (tmp_path / "cluster.yaml").write_text(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho localhost:16\n")
+    (tmp_path / "hosts.sh").chmod(0o755)
+    (tmp_path / "examples").symlink_to(SOURCE / "examples")
+    small = ["--hosts", 2, "--ranks-per-host", 2, "--to", "1k"]
+    short = {"run": ["--dry-run"], "simulate": small, "info": []}[words[0]]
+    done = gradus(*words, *short)
+    assert done.returncode == 0 and done.stdout, (words, done.stderr)
+
+
+def names(pattern, text):
+    return set(re.findall(pattern, text))
+
+
+FLAG, VARIABLE = r"(?<![\w-])--[a-z][a-z0-9_-]+", r"\bGRADUS_[A-Z_]*[A-Z]\b"
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Flags and variables that there are; the scripts' own included."""
+    reference = (SOURCE / "docs/reference.md").read_text()
+    scripts = "".join(path.read_text() for path in (SOURCE / "bench").rglob("*.[cp]*"))
+    flags = names(FLAG, reference)
+    flags |= {flag.replace("--", "--no-", 1) for flag in flags}
+    flags |= names(r'"(--[a-z][a-z-]+)"', scripts)
+    settings = reference + (SOURCE / "tests/CMakeLists.txt").read_text()
+    settings += (SOURCE / "src/cli/server.c").read_text()  # what a server prints
+    return flags | OTHERS_FLAGS | names(VARIABLE, settings)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page, known):
+    text = page.read_text()
+    unknown = (names(FLAG, text) | names(VARIABLE, text)) - known
+    assert not unknown
+    links = names(r"\]\(([^)#:]+)\)", text)
+    assert not [link for link in links if not (page.parent / link).exists()]
+    paths = names(r"`((?:src|tests|bench|docs|examples|scripts|include|fuzz)/[\w./*-]+)`", text)
+    assert not [path for path in paths if not list(SOURCE.glob(path))]
+    tests = {f"{path.parent.name}_{path.stem[5:]}" for path in SOURCE.glob("tests/*/test_*")}
+    floors = "|".join(path.name for path in (SOURCE / "tests").iterdir() if path.is_dir())
+    assert not names(rf"`((?:{floors})_[a-z_]+)`", text) - tests
