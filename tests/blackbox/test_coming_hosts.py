@@ -7,12 +7,11 @@ import signal
 import subprocess
 
 import pytest
-from conftest import finish, is_sanitized, lines_of, sha256_of, wait_until
+from conftest import finish, is_sanitized, lines_of, sha256_of, unhurried, wait_until
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import both, cluster_of, two  # noqa: F401
 
-# So long that a test can hold a worker in time; nothing is computed while others come.
-EPOCHS = 60 if is_sanitized() else 300
+EPOCHS = 40 if is_sanitized() else 150
 
 
 def finish_as(launcher, output, sha256, epochs=EPOCHS):
@@ -35,23 +34,9 @@ def workers_on(cluster, host):
     return found
 
 
-@contextlib.contextmanager
-def held(cluster, host=0):
-    """A job goes no further while one of its workers is stopped, however long a login takes."""
-    pid = workers_on(cluster, host)[0]
-    os.kill(pid, signal.SIGSTOP)
-    yield
-    os.kill(pid, signal.SIGCONT)
-
-
-def wait_for_workers(cluster, host, count):
-    """Until so many are there, each connected with the coordinator at least."""
-    def connected():
-        links = subprocess.check_output(["ip", "netns", "exec", cluster.made.names[host], "ss",
-                                         "-Htnp", "state", "established"], text=True)
-        pids = workers_on(cluster, host)
-        return len(pids) == count and all(f"pid={pid}," in links for pid in pids)
-    wait_until(connected, f"{count} workers on host {host}")
+def slowed(cluster, host=0):
+    """The job, by a worker on that host, however long a login takes."""
+    return unhurried(lambda: workers_on(cluster, host))
 
 
 def start(cluster, job_file, *flags):
@@ -62,11 +47,12 @@ def start(cluster, job_file, *flags):
 
 
 def test_a_killed_worker_is_replaced_on_its_host(two, job, undisturbed):  # noqa: F811
-    launcher, output = start(two, job, "-H", both(two))
-    before = workers_on(two, 1)
-    os.kill(before[0], signal.SIGKILL)
-    wait_until(lambda: generations(output)[-1:] == [4], "the one that is started")
-    after = workers_on(two, 1)
+    with slowed(two):
+        launcher, output = start(two, job, "-H", both(two))
+        before = workers_on(two, 1)
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: generations(output)[-1:] == [4], "the one that is started")
+        after = workers_on(two, 1)
     assert len(after) == 2 and before[0] not in after and before[1] in after
     finish_as(launcher, output, undisturbed)
 
@@ -81,39 +67,38 @@ def scale(cluster, launcher, workers):
 
 
 def test_scaling_goes_to_other_hosts(two, gradus, job, undisturbed):  # noqa: F811
-    launcher, output = start(two, job, "-np", 2, "--max-workers", 4, "-H", both(two))
-    assert two.find(1, "gradus-serve") == []
-    with held(two):
+    with slowed(two):
+        launcher, output = start(two, job, "-np", 2, "--max-workers", 4, "-H", both(two))
+        assert two.find(1, "gradus-serve") == []
         scale(two, launcher, 4)
-        wait_for_workers(two, 1, 2)
-    wait_until(lambda: generations(output)[-1:] == [4], "four workers")
-    scale(two, launcher, 3)
-    wait_until(lambda: generations(output)[-1:] == [3], "three workers")
+        wait_until(lambda: generations(output)[-1:] == [4], "four workers")
+        assert len(workers_on(two, 1)) == 2
+        scale(two, launcher, 3)
+        wait_until(lambda: generations(output)[-1:] == [3], "three workers")
     finish_as(launcher, output, undisturbed)
     gradus.wait_for_nothing()
 
 
 @pytest.mark.parametrize("name", ["gradus-serve", "sshd"])
 def test_a_lost_host_is_tried_again(two, job, undisturbed, name):  # noqa: F811
-    launcher, output = start(two, job, "-H", both(two))
-    daemons = {process.pid for process in two.daemons}
-    os.kill(next(pid for pid in two.find(1, name) if pid not in daemons), signal.SIGKILL)
-    wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
-    with held(two):
-        wait_for_workers(two, 1, 2)
-    wait_until(lambda: generations(output)[-1:] == [4], "the host to be there again")
+    with slowed(two):
+        launcher, output = start(two, job, "-H", both(two))
+        daemons = {process.pid for process in two.daemons}
+        os.kill(next(pid for pid in two.find(1, name) if pid not in daemons), signal.SIGKILL)
+        wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
+        wait_until(lambda: generations(output)[-1:] == [4], "the host to be there again")
     err = finish_as(launcher, output, undisturbed)
     assert f"host {two.names[1]} was lost with its 2 workers: " in err
     assert "; it is tried again in 1 s" in err
 
 
 def test_a_host_that_stays_away_is_left_alone(two, job, undisturbed):  # noqa: F811
-    launcher, output = start(two, job, "--restarts", 1, "-H", both(two))
-    two.daemons[1].terminate()
-    os.kill(two.find(1, "gradus-serve")[0], signal.SIGKILL)
     line = ""
-    wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
-    with held(two):
+    with slowed(two):
+        launcher, output = start(two, job, "--restarts", 1, "-H", both(two))
+        two.daemons[1].terminate()
+        os.kill(two.find(1, "gradus-serve")[0], signal.SIGKILL)
+        wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
         while "is left alone" not in line:
             line = launcher.stderr.readline()
             assert line, "the launcher has ended"
@@ -157,16 +142,15 @@ def test_a_script_adds_hosts_and_removes_them(three, job, undisturbed):
     """The host of rank 0 among them: all that it knows has gone over by then."""
     script = Script(three)
     script.names(0)
-    launcher, output = start(three, job, "-np", 2, "--max-np", 4, *discover(three))
-    with held(three):
+    with slowed(three):
+        launcher, output = start(three, job, "-np", 2, "--max-np", 4, *discover(three))
         script.names(0, 1)
-        wait_for_workers(three, 1, 2)
-    wait_until(lambda: generations(output)[-1:] == [4], "four workers")
-    with held(three, 1):
+        wait_until(lambda: generations(output)[-1:] == [4], "four workers")
+    with slowed(three, 1):
         script.names(1, 2)
         wait_until(lambda: "is not named any more" in launcher.stderr.readline(), "the word of it")
-    wait_until(lambda: not workers_on(three, 0) and not three.find(0, "gradus-serve"),
-               "the first host to be left")
+        wait_until(lambda: not workers_on(three, 0) and not three.find(0, "gradus-serve"),
+                   "the first host to be left")
     finish_as(launcher, output, undisturbed)
 
 
@@ -179,8 +163,8 @@ def test_a_script_adds_hosts_and_removes_them(three, job, undisturbed):
 def test_a_bad_script_changes_nothing(two, job, undisturbed, body, words):  # noqa: F811
     script = Script(two)
     script.names(0)
-    launcher, output = start(two, job, "-np", 2, "--max-np", 4, *discover(two))
-    with held(two):
+    with slowed(two):
+        launcher, output = start(two, job, "-np", 2, "--max-np", 4, *discover(two))
         script.does(body)
         line = launcher.stderr.readline()
         if "rm $0" in body:

@@ -4,12 +4,11 @@ between two halves is lost and heals, a host is added. The weights are those of 
 has happened to, and each side says why it goes on or ends."""
 import pytest
 from conftest import wait_until
-from test_coming_hosts import (Script, discover, finish_as, held, start, wait_for_workers,
-                               workers_on)
+from test_coming_hosts import Script, discover, finish_as, slowed, start, workers_on
 from test_elastic import generations
 from test_ssh import cluster_of, namespaces
 
-EPOCHS = 150  # nothing is computed while hosts come, or are missed
+EPOCHS = 150  # little is computed while hosts come, or are missed
 SILENCE_S = "2.0 s"
 MISSED = f"was lost with its 1 worker: nothing was heard of it for {SILENCE_S} (--host-timeout)"
 ALONE = f"nothing was heard of the launcher for {SILENCE_S}: the workers here end"
@@ -47,12 +46,6 @@ class Four:
         wait_until(lambda: generations(self.output)[-1:] == [workers],
                    f"{workers} workers; {self.lines}")
 
-    def comes_with(self, *hosts):
-        """Nothing is computed until workers are there."""
-        with held(self.cluster):
-            for host in hosts:
-                wait_for_workers(self.cluster, host, 1)
-
     def bridge(self, *words):
         namespaces.ip("-n", self.cluster.made.switch, "link", *words)
 
@@ -68,7 +61,7 @@ def four(gradus, tmp_path):
         yield Four(cluster)
 
 
-def test_lost_cut_healed_and_added(four, gradus, job, undisturbed):
+def lose_and_find_hosts(four, job):
     script, names = Script(four.cluster), four.cluster.names
     script.names(0, 1, 2, 3, slots=1)
     four.begin(job)
@@ -93,14 +86,17 @@ def test_lost_cut_healed_and_added(four, gradus, job, undisturbed):
     for host in (1, 2):
         assert ALONE in four.said_on(host)
         four.bridge("set", f"p0x{host}", "master", "br0")
-    four.comes_with(1, 2)
     four.has(3)
 
     four.bridge("set", "p0x3", "up")
     script.names(0, 1, 2, 3, slots=1)
     four.hear(f"host {names[3]} has come, for 1 worker")
-    four.comes_with(3)
     four.has(4)
+
+
+def test_lost_cut_healed_and_added(four, gradus, job, undisturbed):
+    with slowed(four.cluster):
+        lose_and_find_hosts(four, job)
     finish_as(four.launcher, four.output, undisturbed, EPOCHS)
     gradus.wait_for_nothing()
     assert all(four.nothing_on(host) for host in range(4))

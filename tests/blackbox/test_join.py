@@ -11,7 +11,7 @@ import subprocess
 import pytest
 from conftest import Process, wait_until
 from test_coming_hosts import EPOCHS  # noqa: F401 (of the job in conftest)
-from test_coming_hosts import finish_as, held, wait_for_workers, workers_on
+from test_coming_hosts import finish_as, slowed, workers_on
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import end_of, namespaces, two  # noqa: F401
 
@@ -78,20 +78,17 @@ def test_an_agent_that_is_not_needed(two, gradus):  # noqa: F811
 
 def test_agents_come_later_and_go(two, gradus, job, undisturbed):  # noqa: F811
     output = two.folder / "out"
-    join = Join(two, "-np", 2, "--max-workers", 4, "--output", output, job)
-    join.agent(0)
-    wait_for_first_epoch(output)
-    with held(two):
+    with slowed(two):
+        join = Join(two, "-np", 2, "--max-workers", 4, "--output", output, job)
+        join.agent(0)
+        wait_for_first_epoch(output)
         lost = join.agent(1)
-        wait_for_workers(two, 1, 2)
-    wait_until(lambda: generations(output)[-1:] == [4], "four workers")
-    lost.kill()
-    wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
-    join.agents.remove(lost)
-    with held(two):
+        wait_until(lambda: generations(output)[-1:] == [4], "four workers")
+        lost.kill()
+        wait_until(lambda: generations(output)[-1:] == [2], "the others to go on")
+        join.agents.remove(lost)
         join.agent(1)
-        wait_for_workers(two, 1, 2)
-    wait_until(lambda: generations(output)[-1:] == [4], "four workers again")
+        wait_until(lambda: generations(output)[-1:] == [4], "four workers again")
     text = finish_as(join.launcher, output, undisturbed)
     assert f"host {two.names[1]} was lost with its 2 workers" in text
     join.finish_agents()
@@ -113,11 +110,12 @@ def launcher_of(join):
 def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
     """The agents are there: they offer their hosts again, and the job is begun anew there."""
     output = two.folder / "out"
-    join = Join(two, "-np", 4, "--output", output, job)
-    join.agent(0)
-    join.agent(1)
-    wait_for_first_epoch(output)
-    kill_at_once(launcher_of(join), workers_on(two, 0) + workers_on(two, 1))
+    with slowed(two):
+        join = Join(two, "-np", 4, "--output", output, job)
+        join.agent(0)
+        join.agent(1)
+        wait_for_first_epoch(output)
+        kill_at_once(launcher_of(join), workers_on(two, 0) + workers_on(two, 1))
     text = finish_as(join.launcher, output, undisturbed)
     assert "all workers are started anew (1 of at most 3 times, --restarts)" in text
     join.finish_agents()
@@ -126,10 +124,11 @@ def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
 
 def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  # noqa: F811
     output = two.folder / "out"
-    join = Join(two, "-np", 2, "--output", output, job)
-    lost = join.agent(0)
-    wait_for_first_epoch(output)
-    lost.kill()
+    with slowed(two):
+        join = Join(two, "-np", 2, "--output", output, job)
+        lost = join.agent(0)
+        wait_for_first_epoch(output)
+        lost.kill()
     while "agents with slots for 2 workers are waited for" not in join.launcher.stderr.readline():
         assert join.launcher.poll() is None
     join.agents = []
@@ -145,11 +144,12 @@ def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  
 ])
 def test_no_agent_comes_back(two, gradus, job, end, code, words):  # noqa: F811
     output = two.folder / "out"
-    join = Join(two, "-np", 2, "--start-timeout", "2s" if end == "nobody" else "60s", "--output",
-                output, job)
-    lost = join.agent(0)
-    wait_for_first_epoch(output)
-    lost.kill()
+    with slowed(two):
+        join = Join(two, "-np", 2, "--start-timeout", "2s" if end == "nobody" else "60s",
+                    "--output", output, job)
+        lost = join.agent(0)
+        wait_for_first_epoch(output)
+        lost.kill()
     while "agents with slots for 2 workers are waited for" not in join.launcher.stderr.readline():
         assert join.launcher.poll() is None
     if end == "SIGTERM":
