@@ -3,13 +3,13 @@
 import contextlib
 import json
 import itertools
+import multiprocessing
 import os
 import pathlib
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 
@@ -32,36 +32,41 @@ def wait_until(condition, what, timeout_s=TIMEOUT_S):
         pause.poll(5)
 
 
+def slow(find, over, parents_end):
+    """A process of its own: threads of one would wait for each other, and the job would run on."""
+    os.close(parents_end)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    run_ms = 10 if is_sanitized() else 2
+    pids, pause_ms = [], 20.0
+    pause = select.poll()
+    pause.register(over)
+    while not pause.poll(run_ms):
+        try:
+            pids = pids or find()
+            for pid in pids[:1]:
+                os.kill(pid, signal.SIGSTOP)
+                pause.poll(pause_ms)
+                os.kill(pid, signal.SIGCONT)
+                pause_ms = min(1.02 * pause_ms, 250)
+        except (OSError, subprocess.CalledProcessError):
+            pids = []
+
+
 @contextlib.contextmanager
 def unhurried(find):
-    """In here a job takes ten times as long (with a sanitizer three times): it is not over before
-    others have come, however busy the machine is. A worker that nobody else stops is stopped most
-    of the time: the first of what `find` returns."""
-    over = threading.Event()
-    pauses = ((signal.SIGSTOP, 0.018), (signal.SIGCONT, 0.009 if is_sanitized() else 0.002))
-
-    def slow():
-        pids = []
-        while not over.is_set():
-            try:
-                pids = pids or find()
-                for signum, pause_s in pauses:
-                    for pid in pids[:1]:
-                        os.kill(pid, signum)
-                    over.wait(pause_s)
-            except (OSError, subprocess.CalledProcessError):
-                pids = []
-        with contextlib.suppress(OSError):
-            for pid in pids[:1]:
-                os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=slow)
-    thread.start()
+    """In here a job goes on, but is not over before others have come, however busy the machine is.
+    A worker that nobody else stops, the first of what `find` returns, runs for 2 ms at a time, with
+    pauses that become longer the longer this takes."""
+    over, end = os.pipe()
+    process = multiprocessing.get_context("fork").Process(target=slow, args=(find, over, end))
+    process.start()
+    os.close(over)
     try:
         yield
     finally:
-        over.set()
-        thread.join()
+        os.close(end)
+        process.join()
 
 
 class Gradus:

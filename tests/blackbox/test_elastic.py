@@ -10,7 +10,7 @@ from conftest import (TIMEOUT_S, finish, is_sanitized, lines_of, seeds, sha256_o
                       wait_until)
 from test_recovery import kill_one, told, wait_for_moment, workers_of
 
-EPOCHS = 25 if is_sanitized() else 80
+EPOCHS = 25 if is_sanitized() else 100
 
 def slowed(launcher):
     return unhurried(lambda: workers_of(launcher))
