@@ -176,8 +176,6 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     op->small = op->always_packed = true;
     op->out = request->out;
     op->fingerprint = 0;
-    op->arrived = 0;
-    op->said = false;
     if (op->count == 0) {
         return GR_OK;
     }
@@ -209,6 +207,25 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     return GR_OK;
 }
 
+/* The first of the free ones. */
+static void enter(gr_lane *lane, gr_lane_op *op)
+{
+    lane->lanes->free_ops = op->next;
+    op->next = NULL;
+    op->arrived = 0;
+    op->said = false;
+    op->lingers = false;
+    op->seq = lane->next_seq++;
+    op->state = LANE_QUEUED;
+    op->linked = true;
+    if (lane->tail) {
+        lane->tail->next = op;
+    } else {
+        lane->head = op;
+    }
+    lane->tail = op;
+}
+
 gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request, gr_lane_op **op_out)
 {
     gr_lane_op *op = lane->lanes->free_ops;
@@ -220,17 +237,7 @@ gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request, gr_lane_o
     if (status != GR_OK) {
         return status;
     }
-    lane->lanes->free_ops = op->next;
-    op->next = NULL;
-    op->seq = lane->next_seq++;
-    op->state = LANE_QUEUED;
-    op->linked = true;
-    if (lane->tail) {
-        lane->tail->next = op;
-    } else {
-        lane->head = op;
-    }
-    lane->tail = op;
+    enter(lane, op);
     *op_out = op;
     return GR_OK;
 }

@@ -79,7 +79,7 @@ bool gr_lane_takes(const gr_lane *lane, gr_coll coll, size_t count, int shards);
 gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request,
                         gr_lane_op **op_out) GR_MUST_CHECK;
 /* Says to the others that this rank has come, with the fingerprint of what all must agree on.
- * gr_lane_ready or gr_lane_move must follow, and wake those that sleep. */
+ * gr_lane_ready, gr_lane_move or gr_lane_linger must follow, and wake those that sleep. */
 void gr_lane_post(gr_lane_op *op, uint64_t fingerprint);
 /* Move it on. GR_PENDING; GR_OK: finished; GR_E_MISMATCH: rank gr_lane_late called something else;
  * GR_E_PROTOCOL: it posted nonsense. After a failure the communicator cannot go on. */

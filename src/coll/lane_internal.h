@@ -138,9 +138,11 @@ struct gr_lane_op {
     int arrived;        /* ranks before this one have come, or have done their share */
     bool small;         /* fits beside the lines */
     bool always_packed; /* and goes there */
+    bool registered, reachable, packed; /* as our line says; `reachable`: its `cma` */
     bool moved, linked;
-    bool cma;  /* what is not registered is reached through the kernel */
-    bool said; /* stored what others wait for, and not looked yet whether it was the last */
+    bool cma;     /* what is not registered is reached through the kernel */
+    bool said;    /* stored what others wait for, and not looked yet whether it was the last, */
+    bool lingers; /* and its owner, who does nothing else, will do so */
     const lane_tree *tree;
     size_t count, element_bytes;
     size_t begin, end;                 /* elements of the share that are not added yet */

@@ -21,23 +21,29 @@ void gr_lane_nudge_all(const gr_lane *lane)
     }
 }
 
-/* Ranks from *arrived_io on that have posted (or done their share of) the operation. */
+/* Ranks from *arrived_io on that have posted (or done their share of) the operation. We have, and
+ * do not look at our own line, here or later: it is with those that read it, and to have it back
+ * would cost as much as to get theirs. */
 static bool all_posted(const gr_lane_op *op, int *arrived_io)
 {
-    while (*arrived_io < op->lane->size &&
-           atomic_load(&gr_lane_line_of(op, *arrived_io)->posted) == op->seq + 1) {
+    const gr_lane *lane = op->lane;
+    while (*arrived_io < lane->size &&
+           (*arrived_io == lane->rank ||
+            atomic_load(&gr_lane_line_of(op, *arrived_io)->posted) == op->seq + 1)) {
         ++*arrived_io;
     }
-    return *arrived_io == op->lane->size;
+    return *arrived_io == lane->size;
 }
 
 static bool all_did(const gr_lane_op *op, int *arrived_io)
 {
-    while (*arrived_io < op->lane->size &&
-           atomic_load(gr_lane_done_of(op, *arrived_io)) == op->seq + 1) {
+    const gr_lane *lane = op->lane;
+    while (*arrived_io < lane->size &&
+           (*arrived_io == lane->rank ||
+            atomic_load(gr_lane_done_of(op, *arrived_io)) == op->seq + 1)) {
         ++*arrived_io;
     }
-    return *arrived_io == op->lane->size;
+    return *arrived_io == lane->size;
 }
 
 /* Have all stored what it waits for? */
@@ -46,23 +52,45 @@ static bool all_came(const gr_lane_op *op, int *arrived_io)
     return op->state == LANE_POSTED ? all_posted(op, arrived_io) : all_did(op, arrived_io);
 }
 
-/* The look at the others' follows in settle: the later, the more of them find their lines not in
- * use when they store. */
+/* What follows does not wait until the store has reached the others, which takes as long as their
+ * stores take to us: only settle does, when there is nothing better to do. */
 static void say(gr_lane_op *op, _Atomic uint32_t *word)
 {
+#if defined(__SANITIZE_THREAD__) /* which knows no fences */
     atomic_store(word, op->seq + 1);
+#else
+    atomic_store_explicit(word, op->seq + 1, memory_order_release);
+#endif
     op->said = true;
 }
 
-static void settle(gr_lane_op *op)
+/* Wakes those that sleep if this rank was the last to store, as all do before they let go of the
+ * operation or sleep. The fences of the ranks have one order: who has the last one finds what all
+ * have stored before theirs. A sleeper has said that it sleeps, sequentially consistently, before
+ * it looked: if it looked behind the last fence it saw all, and if before, the last one sees that
+ * it sleeps. */
+static void settle(gr_lane_op *op, bool all)
 {
     if (op->said) {
         int arrived = op->arrived;
         op->said = false;
-        if (all_came(op, &arrived)) {
+#if !defined(__SANITIZE_THREAD__)
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+        if (all || all_came(op, &arrived)) {
             gr_lane_nudge_all(op->lane);
         }
     }
+}
+
+/* The end of a wait for what all store. */
+static bool met(gr_lane_op *op)
+{
+    bool all = all_came(op, &op->arrived);
+    if (all) {
+        settle(op, true);
+    }
+    return all;
 }
 
 /* A slot is free when nobody reads any more what was posted there 16 operations ago. */
@@ -156,11 +184,12 @@ static void say_where(gr_lane_op *op, lane_line *line)
             memcpy(gr_lane_beside(op, op->lane->rank) + (size_t)i * sizeof at, &at, sizeof at);
         }
     }
-    line->registered = registered;
+    op->registered = registered;
     line->cma = op->lane->cma;
     if (!registered && op->lane->cma) {
         gr_lane_cma_say_where(op, line, gr_lane_beside(op, op->lane->rank));
     }
+    op->reachable = line->cma;
 }
 
 /* Begin to take a line from other caches, to be written soon. */
@@ -191,14 +220,15 @@ static void post(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     lane_line *line = gr_lane_line_of(op, lane->rank);
-    line->fingerprint = op->fingerprint;
-    line->packed = op->small;
-    line->registered = 0;
+    op->registered = op->reachable = false;
     if (op->count > 0 && !op->always_packed) {
         say_where(op, line);
-        line->packed = op->small && !line->registered;
     }
-    if (op->count > 0 && line->packed) {
+    op->packed = op->small && !op->registered;
+    line->fingerprint = op->fingerprint;
+    line->registered = op->registered;
+    line->packed = op->packed;
+    if (op->count > 0 && op->packed) {
         pack(op);
     }
     op->state = LANE_POSTED;
@@ -208,13 +238,7 @@ static void post(gr_lane_op *op)
     own_soon(gr_lane_done_of(op, lane->rank));
     lane_slot *next = &lane->own->slots[(op->seq + 1) % LANE_SLOTS];
     own_soon(&next->line);
-    if (!line->packed || op->count == 0 || is_in_line(op)) {
-        /* A single peer has often come by now: its line is to be here when the record is written.
-         * (One that still copies beside its line would lose it once more.) */
-        if (lane->size == 2) {
-            __builtin_prefetch(gr_lane_line_of(op, 1 - lane->rank));
-        }
-    } else { /* the next one may well be as small */
+    if (op->packed && op->count > 0 && !is_in_line(op)) { /* the next one may well be as small */
         size_t used = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
         for (size_t at = 0; at < used && at < LANE_SMALL_MAX; at += LANE_LINE) {
             own_soon(next->beside + at);
@@ -242,8 +266,10 @@ static bool find_all(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     op->out_count = lane->size;
-    op->scaled = true;
-    for (int i = 0; i < lane->size; i++) {
+    op->scaled = op->prescale == 1;
+    op->prescales[lane->rank] = op->prescale;
+    op->outs[0] = op->out;
+    for (int i = 1; i < lane->size; i++) {
         int peer = (lane->rank + i) % lane->size;
         op->prescales[peer] = gr_lane_line_of(op, peer)->body.at.prescale;
         op->scaled = op->scaled && op->prescales[peer] == 1;
@@ -255,6 +281,10 @@ static bool find_all(gr_lane_op *op)
     }
     for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
         lane_leaf from = op->tree->leaves[leaf];
+        if (from.rank == lane->rank) {
+            op->at[leaf] = op->inputs[from.input];
+            continue;
+        }
         uint64_t at = gr_lane_line_of(op, from.rank)->body.at.input;
         if (from.input > 0) {
             memcpy(&at, gr_lane_beside(op, from.rank) + (size_t)from.input * sizeof at, sizeof at);
@@ -285,7 +315,8 @@ static void add_small(gr_lane_op *op)
         lane_leaf from = op->tree->leaves[leaf];
         const uint8_t *packed =
             in_line ? gr_lane_line_of(op, from.rank)->body.bytes : gr_lane_beside(op, from.rank);
-        op->at[leaf] = packed + (size_t)from.input * size_bytes;
+        bool here = from.rank == op->lane->rank && op->prescale == 1;
+        op->at[leaf] = here ? op->inputs[from.input] : packed + (size_t)from.input * size_bytes;
     }
     op->scaled = true;
     op->outs[0] = op->out;
@@ -299,7 +330,6 @@ static void say_done(gr_lane_op *op, lane_state next)
     op->state = next;
     op->arrived = 0;
     say(op, gr_lane_done_of(op, op->lane->rank));
-    settle(op);
 }
 
 /* Small. Who could have let the others read its memory has not packed; if they could not all, it
@@ -307,7 +337,7 @@ static void say_done(gr_lane_op *op, lane_state next)
 static gr_status meet_small(gr_lane_op *op, bool all_packed)
 {
     if (!all_packed) {
-        if (!gr_lane_line_of(op, op->lane->rank)->packed) {
+        if (!op->packed) {
             pack(op);
         }
         say_done(op, LANE_PACKED);
@@ -323,9 +353,12 @@ static gr_status meet_small(gr_lane_op *op, bool all_packed)
 static gr_status meet(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
-    bool all_registered = !op->always_packed, all_packed = op->small, all_cma = true;
+    bool all_registered = op->registered, all_packed = op->packed, all_cma = op->reachable;
     for (int peer = 0; peer < lane->size; peer++) {
         const lane_line *line = gr_lane_line_of(op, peer);
+        if (peer == lane->rank) {
+            continue;
+        }
         if (line->fingerprint != op->fingerprint) {
             op->arrived = peer;
             op->state = LANE_STUCK;
@@ -434,13 +467,12 @@ void gr_lane_post(gr_lane_op *op, uint64_t fingerprint)
 static gr_status move_once(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
-    settle(op);
     switch (op->state) {
     case LANE_QUEUED:
         try_post(op);
         break;
     case LANE_POSTED:
-        if (all_came(op, &op->arrived)) {
+        if (met(op)) {
             return meet(op);
         }
         if (is_elsewhere(op)) {
@@ -449,7 +481,7 @@ static gr_status move_once(gr_lane_op *op)
         }
         break;
     case LANE_PACKED:
-        return all_came(op, &op->arrived) ? meet_small(op, true) : GR_PENDING;
+        return met(op) ? meet_small(op, true) : GR_PENDING;
     case LANE_DIRECT:
         return add_own_share(op);
     case LANE_CLAIM:
@@ -459,7 +491,7 @@ static gr_status move_once(gr_lane_op *op)
         gr_lane_windows_move(op);
         break;
     case LANE_DONE:
-        if (lane->roomy ? all_came(op, &op->arrived) : gr_lane_claims_done(op)) {
+        if (lane->roomy ? met(op) : gr_lane_claims_done(op)) {
             gr_lane_finish(op);
         }
         break;
@@ -497,17 +529,21 @@ gr_status gr_lane_move(gr_lane_op *op)
         left -= bytes < left ? bytes : left;
     } while (status == GR_PENDING && op->moved && left > 0);
     op->moved = moved;
+    if (!op->lingers) {
+        settle(op, false);
+    }
     return status;
 }
 
 bool gr_lane_ready(gr_lane_op *op)
 {
-    settle(op);
+    settle(op, false);
     return can_move(op);
 }
 
 bool gr_lane_linger(gr_lane_op *op)
 {
+    op->lingers = op->lane->roomy;
     for (int i = 0; i < LINGER_YIELDS && !op->lane->roomy; i++) {
         if (gr_lane_ready(op)) {
             return true;
@@ -515,12 +551,13 @@ bool gr_lane_linger(gr_lane_op *op)
         sched_yield(); /* whom we wait for may need this very core */
     }
     for (int i = 0; i < LINGER_LOOKS && op->lane->roomy; i++) {
-        if (gr_lane_ready(op)) {
+        if (can_move(op)) {
             return true;
         }
         gr_relax();
     }
-    return false;
+    op->lingers = false;
+    return gr_lane_ready(op);
 }
 
 int gr_lane_arrived(const gr_lane_op *op)
