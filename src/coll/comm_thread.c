@@ -217,9 +217,12 @@ static bool callbacks_due(const gr_family *family)
 
 bool gr_family_leave_calling(gr_family *family)
 {
+    if (!callbacks_due(family)) {
+        gr_family_leave(family);
+        return false;
+    }
     uintptr_t self = (uintptr_t)pthread_self();
-    if (!callbacks_due(family) || on_background(&family->thread) ||
-        atomic_load(&family->deliverer) == self) {
+    if (on_background(&family->thread) || atomic_load(&family->deliverer) == self) {
         gr_family_leave(family); /* who delivers already will find them too */
         return false;
     }

@@ -192,9 +192,9 @@ bool gr_exec_move_driven(gr_op *op)
     while (exec->driven[at] != op) {
         at++;
     }
-    exec->driven_count--;
-    memmove(&exec->driven[at], &exec->driven[at + 1],
-            (size_t)(exec->driven_count - at) * sizeof exec->driven[0]);
+    for (exec->driven_count--; at < exec->driven_count; at++) {
+        exec->driven[at] = exec->driven[at + 1];
+    }
     if (op->driver->end) {
         op->driver->end(op->driver_state, GR_OK);
     }
