@@ -237,7 +237,7 @@ gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag)
 void gr_comm_unmake(gr_comm *comm)
 {
     gr_family *family = comm->family;
-    gr_lane_close(comm->lane);
+    gr_comm_lane_close(comm);
     family->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
     family->comms--;
     gr_comm_free(comm);

@@ -17,6 +17,9 @@ struct lane_run {
     int arrived;    /* ranks before this one have come, and the executor knows */
     uint32_t plans; /* gr_comm_lanes.plans when it started */
     bool partials;
+    bool repeats; /* it may be started as it is: see gr_comm_lane_repeat */
+    gr_op_desc desc;
+    double prescale, postscale; /* as the caller said them */
     lane_run *next;
 };
 
@@ -56,6 +59,22 @@ gr_status gr_comm_lane_open(gr_comm *comm, int number, gr_diag *diag)
         gr_lane_open(family->lanes->lanes, number, comm->rank, comm->size, comm->world, &no_memory);
     return no_memory ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the lane of a communicator")
                      : GR_OK;
+}
+
+void gr_comm_lane_forget(gr_family *family)
+{
+    if (family->lanes) {
+        family->lanes->last = NULL;
+    }
+}
+
+void gr_comm_lane_close(gr_comm *comm)
+{
+    if (comm->lane) {
+        gr_comm_lane_forget(comm->family);
+        gr_lane_close(comm->lane);
+        comm->lane = NULL;
+    }
 }
 
 void gr_comm_lanes_destroy(gr_family *family)
@@ -163,6 +182,14 @@ static const gr_op_driver driver = {
     .begin = begin, .move = move, .end = end, .needs = needs, .uses = uses, .late_peer = late_peer};
 
 /* ---- Operations ------------------------------------------------------------------------------ */
+/* In place, one contribution, and nothing that must be looked at again. */
+static bool can_repeat(const gr_comm *comm, const gr_task *task)
+{
+    const gr_call *call = task->call;
+    return !call->partials && !task->input && !call->name && !call->done && !call->reduce &&
+           task->shards == comm->size && (task->count > 0 || call->coll == GR_COLL_BARRIER);
+}
+
 static gr_lane_request request_of(const gr_task *task)
 {
     const gr_call *call = task->call;
@@ -199,6 +226,7 @@ gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_des
     gr_lane_request request = request_of(task);
     gr_op_desc by_lane = *desc;
     gr_lane_op *lane_op = NULL;
+    all->last = NULL;
     by_lane.algorithm = GR_LANE_ALGORITHM;
     gr_status status = run ? gr_lane_start(comm->lane, &request, &lane_op) : GR_E_NO_MEMORY;
     if (status != GR_OK) {
@@ -212,6 +240,10 @@ gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_des
                       .lane_op = lane_op,
                       .plans = all->plans,
                       .partials = task->call->partials,
+                      .repeats = can_repeat(comm, task),
+                      .desc = by_lane,
+                      .prescale = task->call->prescale,
+                      .postscale = task->call->postscale,
                       .next = next};
     status = gr_exec_start_driven(comm->family->exec, &driver, run, &by_lane, &comm->group,
                                   task->call->done, task->call->done_arg, op_out, diag);
@@ -221,24 +253,70 @@ gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_des
     }
     all->free_runs = next;
     all->last = run;
-    /* Others need not wait for our next look. What a peer has sent in a plan that expects nothing
-     * here (two roots, say) would never be looked at in the lane. */
+    return GR_OK;
+}
+
+static bool is_like(const gr_call *call, const lane_run *run)
+{
+    const gr_op_desc *desc = &run->desc;
+    bool same = call->coll == desc->coll && call->dtype == desc->dtype && call->op == desc->op &&
+                call->count == desc->count && call->root == desc->root && call->tag == desc->tag &&
+                call->prescale == run->prescale && call->postscale == run->postscale;
+    return same && !call->in && !call->counts && !call->recv_counts && !call->reduce &&
+           call->shards == 0 && !call->partials && !call->name && !call->done &&
+           (call->out || call->coll == GR_COLL_BARRIER);
+}
+
+gr_op *gr_comm_lane_repeat(const gr_comm *comm, const gr_call *call, const void *caller)
+{
+    gr_comm_lanes *all = comm->family->lanes;
+    if (!comm->lane || !all->last || all->last != all->free_runs) {
+        return NULL;
+    }
+    lane_run *run = all->free_runs;
+    if (!run->repeats || run->comm != comm || all->plans != all->plans_sure ||
+        !is_like(call, run) || !gr_exec_may_repeat(comm->family->exec, run->op) ||
+        !gr_lane_repeat(run->lane_op, call->out)) {
+        return NULL;
+    }
+    all->free_runs = run->next;
+    run->arrived = 0;
+    run->plans = all->plans;
+    run->desc.site = call->site;
+    run->desc.caller = caller;
+    gr_exec_repeat(comm->family->exec, run->op, &run->desc);
+    return run->op;
+}
+
+/* Was it started last, in the lane, and behind nothing that a peer may have sent in a plan that
+ * expects nothing here (two roots, say), which would never be looked at in the lane? */
+static bool is_plain(const gr_comm *comm, const gr_op *op)
+{
+    const gr_comm_lanes *all = comm->family->lanes;
+    return all->last && all->last->op == op && all->plans == all->plans_sure;
+}
+
+void gr_comm_lane_look(const gr_comm *comm, gr_op *op)
+{
+    const gr_comm_lanes *all = comm->family->lanes;
+    if (!comm->lane || !all->last || all->last->op != op) {
+        return;
+    }
     if (all->plans != all->plans_sure) {
         (void)gr_exec_progress(comm->family->exec);
-    } else if (gr_lane_ready(lane_op)) {
-        (void)gr_exec_move_driven(run->op);
+    } else if (gr_lane_ready(all->last->lane_op)) {
+        (void)gr_exec_move_driven(op);
     }
-    return GR_OK;
 }
 
 void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count)
 {
-    if (!comm->lane) {
+    gr_comm_lanes *all = comm->family->lanes;
+    if (!all) {
         return;
     }
-    comm->family->lanes->last = NULL;
-    comm->family->lanes->plans++;
-    for (int i = 0; i < count; i++) {
+    all->plans++;
+    for (int i = 0; i < count && comm->lane; i++) {
         if (tasks[i].call->coll != GR_COLL_SEND && tasks[i].call->coll != GR_COLL_RECV) {
             gr_lane_note(comm->lane);
         }
@@ -248,8 +326,8 @@ void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count)
 void gr_comm_lane_linger(const gr_comm *comm, gr_op *op)
 {
     const gr_comm_lanes *all = comm->family->lanes;
-    if (!comm->lane || !all->last || all->last->op != op || all->plans != all->plans_sure ||
-        gr_exec_active(comm->family->exec) > 1) {
+    if (!comm->lane || !is_plain(comm, op) || gr_exec_active(comm->family->exec) > 1) {
+        gr_comm_lane_look(comm, op);
         return;
     }
     while (!gr_op_finished(op) && gr_lane_linger(all->last->lane_op)) {

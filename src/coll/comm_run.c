@@ -246,6 +246,7 @@ static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *cal
         fill_desc(&desc, &tasks[0], caller);
         return gr_comm_lane_start(comm, &tasks[0], &desc, op_out, diag);
     }
+    gr_comm_lane_forget(family);
     gr_exec_request requests[GR_CALLS_MAX];
     gr_temp *key = NULL;
     for (int i = 0; i < count && status == GR_OK; i++) {
@@ -351,7 +352,11 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
     if (status != GR_OK) {
         return status;
     }
-    gr_op *op = NULL;
+    gr_op *op = calls && count == 1 ? gr_comm_lane_repeat(comm, &calls[0], caller) : NULL;
+    if (op) {
+        gr_comm_lane_linger(comm, op);
+        return wait_inside(family, op);
+    }
     if (calls && count > 0 && calls[0].done) {
         gr_diag diag;
         (void)gr_fail(&diag, GR_E_INVALID,
@@ -391,6 +396,9 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
         status = gr_family_note(family, &diag);
     } else {
         status = check_and_begin(comm, calls, count, caller, &op);
+    }
+    if (status == GR_OK) {
+        gr_comm_lane_look(comm, op);
     }
     if (status == GR_OK && op_out) {
         *op_out = op;

@@ -552,3 +552,17 @@ gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *
     *op_out = op;
     return GR_OK;
 }
+
+bool gr_exec_may_repeat(const gr_exec *exec, const gr_op *op)
+{
+    return exec->free_ops == op && exec->active == 0 && !exec->doubt.on &&
+           exec->diag.status == GR_OK;
+}
+
+void gr_exec_repeat(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
+{
+    (void)take_free(exec);
+    op->parts_left = 1;
+    begin(exec, op, desc);
+    exec->driven[exec->driven_count++] = op;
+}

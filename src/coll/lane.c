@@ -242,6 +242,17 @@ gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request, gr_lane_o
     return GR_OK;
 }
 
+bool gr_lane_repeat(gr_lane_op *op, void *buf)
+{
+    if (op->lane->lanes->free_ops != op) {
+        return false;
+    }
+    op->out = buf;
+    op->inputs[0] = buf;
+    enter(op->lane, op);
+    return true;
+}
+
 void gr_lane_release(gr_lane_op *op)
 {
     gr_lanes *lanes = op->lane->lanes;
