@@ -198,6 +198,10 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     size_t packed_bytes = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
     op->small = gr_lane_way_of(packed_bytes, false, false, lane->roomy) == GR_LANE_BESIDE;
     op->always_packed = gr_lane_way_of(packed_bytes, true, false, lane->roomy) == GR_LANE_BESIDE;
+    op->chunk = op->tree->chunk_bytes / op->element_bytes;
+    size_t size = (size_t)lane->size, rank = (size_t)lane->rank;
+    op->own_begin = gr_lane_cut(op->count, op->element_bytes, size, rank);
+    op->own_end = gr_lane_cut(op->count, op->element_bytes, size, rank + 1);
     op->reduce = gr_reduce_kernel(lanes->isa, request->dtype, request->op);
     op->divisor = request->divisor;
     op->prescale = request->prescale;

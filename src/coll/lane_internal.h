@@ -37,7 +37,8 @@ typedef struct lane_line {
     uint8_t registered; /* all its buffers are in its heap, at these offsets plus one */
     uint8_t cma;        /* it reaches everybody through the kernel; so may all reach its buffers,
                            which are at these addresses if they are not registered */
-    uint16_t packed;    /* its contributions are in the line, or beside it */
+    uint8_t packed;     /* its contributions are in the line, or beside it */
+    uint8_t unfinished; /* so many before this one it had not finished yet */
     uint64_t fingerprint;
     union {
         struct {
@@ -145,6 +146,8 @@ struct gr_lane_op {
     bool lingers; /* and its owner, who does nothing else, will do so */
     const lane_tree *tree;
     size_t count, element_bytes;
+    size_t chunk;                      /* elements that are added at a time */
+    size_t own_begin, own_end;         /* the share of this rank, if each has one */
     size_t begin, end;                 /* elements of the share that are not added yet */
     uint32_t shares, shares_done;      /* LANE_CLAIM: done by this rank, and not counted yet */
     uint64_t window_first, window_end; /* the same: not begun */

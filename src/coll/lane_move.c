@@ -108,6 +108,17 @@ static bool has_room(gr_lane *lane, uint32_t seq)
     return (int32_t)(seq - lane->room_until) < 0;
 }
 
+/* All have come, and said how far they had come: who goes on with the others needs no look at their
+ * `finished`. `most`: unfinished, of any of them, when it posted. */
+static void learn_room(gr_lane *lane, const gr_lane_op *op, uint32_t most)
+{
+    uint32_t least = op->seq - most, own = lane->head->seq;
+    uint32_t until = ((int32_t)(own - least) < 0 ? own : least) + LANE_SLOTS;
+    if ((int32_t)(until - lane->room_until) > 0) {
+        lane->room_until = until;
+    }
+}
+
 /* Not each time: who wants room waits for operations that all have posted, and that we will have
  * finished one day; the last of them are published by then, or there was room. */
 static void publish_finished(gr_lane *lane)
@@ -228,6 +239,7 @@ static void post(gr_lane_op *op)
     line->fingerprint = op->fingerprint;
     line->registered = op->registered;
     line->packed = op->packed;
+    line->unfinished = (uint8_t)(op->seq - lane->head->seq);
     if (op->count > 0 && op->packed) {
         pack(op);
     }
@@ -354,6 +366,7 @@ static gr_status meet(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     bool all_registered = op->registered, all_packed = op->packed, all_cma = op->reachable;
+    uint32_t unfinished = 0;
     for (int peer = 0; peer < lane->size; peer++) {
         const lane_line *line = gr_lane_line_of(op, peer);
         if (peer == lane->rank) {
@@ -367,7 +380,9 @@ static gr_status meet(gr_lane_op *op)
         all_registered = all_registered && line->registered;
         all_packed = all_packed && line->packed;
         all_cma = all_cma && line->cma;
+        unfinished = line->unfinished > unfinished ? line->unfinished : unfinished;
     }
+    learn_room(lane, op, unfinished);
     op->moved = true;
     if (op->small && !all_registered) {
         return meet_small(op, all_packed);

@@ -73,9 +73,8 @@ static void add_chunk(const gr_lane_op *op, size_t offset, size_t count)
 
 void gr_lane_add(const gr_lane_op *op, size_t begin, size_t end, size_t origin)
 {
-    size_t chunk = op->tree->chunk_bytes / op->element_bytes;
     while (begin < end) {
-        size_t count = end - begin < chunk ? end - begin : chunk;
+        size_t count = end - begin < op->chunk ? end - begin : op->chunk;
         add_chunk(op, (begin - origin) * op->element_bytes, count);
         begin += count;
     }
@@ -98,9 +97,8 @@ void gr_lane_deal(gr_lane_op *op)
 {
     const gr_lane *lane = op->lane;
     if (lane->roomy) {
-        size_t size = (size_t)lane->size, rank = (size_t)lane->rank;
-        op->begin = gr_lane_cut(op->count, op->element_bytes, size, rank);
-        op->end = gr_lane_cut(op->count, op->element_bytes, size, rank + 1);
+        op->begin = op->own_begin;
+        op->end = op->own_end;
         op->state = LANE_DIRECT;
         return;
     }
