@@ -203,6 +203,9 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     op->own_begin = gr_lane_cut(op->count, op->element_bytes, size, rank);
     op->own_end = gr_lane_cut(op->count, op->element_bytes, size, rank + 1);
     op->reduce = gr_reduce_kernel(lanes->isa, request->dtype, request->op);
+    bool as_it_is = request->divisor == 1 && request->postscale == 1;
+    op->reduce_both =
+        as_it_is ? gr_reduce_both_kernel(lanes->isa, request->dtype, request->op) : NULL;
     op->divisor = request->divisor;
     op->prescale = request->prescale;
     op->postscale = request->postscale;

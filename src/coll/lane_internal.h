@@ -153,6 +153,7 @@ struct gr_lane_op {
     uint64_t window_first, window_end; /* the same: not begun */
     size_t window_elements;
     gr_reduce_fn *reduce;
+    gr_reduce_both_fn *reduce_both; /* NULL: there is none, or more is to be done to the result */
     gr_dtype dtype;
     int divisor;
     double prescale, postscale;

@@ -46,11 +46,18 @@ static void add_chunk(const gr_lane_op *op, size_t offset, size_t count)
 {
     const lane_tree *tree = op->tree;
     uint8_t *out = op->outs[0] + offset;
+    int written = 1; /* of the results */
     for (int i = 0; i < tree->step_count; i++) {
         const lane_step *step = &tree->steps[i];
         const uint8_t *a = operand(op, step->a, offset, count, LANE_TEMPS - 1);
         const uint8_t *b = operand(op, step->b, offset, count, LANE_TEMPS - 2);
-        add(op, i + 1 < tree->step_count ? temp(op, step->dst) : out, a, b, count);
+        if (i + 1 < tree->step_count) {
+            add(op, temp(op, step->dst), a, b, count);
+        } else if (op->out_count > 1 && op->reduce_both) {
+            op->reduce_both(out, op->outs[written++] + offset, a, b, count);
+        } else {
+            add(op, out, a, b, count);
+        }
     }
     if (tree->step_count == 0) {
         const uint8_t *only = operand(op, ~0, offset, count, LANE_TEMPS - 1);
@@ -64,7 +71,7 @@ static void add_chunk(const gr_lane_op *op, size_t offset, size_t count)
     if (op->postscale != 1) {
         gr_scale(out, count, op->dtype, op->postscale);
     }
-    for (int i = 1; i < op->out_count; i++) {
+    for (int i = written; i < op->out_count; i++) {
         if (op->outs[i] != op->outs[0]) {
             memcpy(op->outs[i] + offset, out, count * op->element_bytes);
         }

@@ -134,6 +134,15 @@ gr_reduce_fn *gr_reduce_kernel(gr_isa isa, gr_dtype dtype, gr_redop op)
     return table->reduce[dtype][op];
 }
 
+gr_reduce_both_fn *gr_reduce_both_kernel(gr_isa isa, gr_dtype dtype, gr_redop op)
+{
+    const gr_reduce_table *table = table_of(isa);
+    if (!table || (unsigned)dtype >= GR_DTYPE_COUNT || (op != GR_SUM && op != GR_AVERAGE)) {
+        return NULL;
+    }
+    return table->sum_both[dtype];
+}
+
 void gr_scale_inverse(void *buf, size_t count, gr_dtype dtype, int divisor)
 {
     const gr_reduce_table *table = table_of(gr_isa_best());

@@ -19,6 +19,11 @@ gr_isa gr_isa_best(void);
  * kernel: NULL. */
 gr_reduce_fn *gr_reduce_kernel(gr_isa isa, gr_dtype dtype, gr_redop op);
 
+/* The same into two places, each of which may be a or b, in one pass. NULL: there is none for this
+ * type and operation. */
+typedef void gr_reduce_both_fn(void *dst, void *also, const void *a, const void *b, size_t count);
+gr_reduce_both_fn *gr_reduce_both_kernel(gr_isa isa, gr_dtype dtype, gr_redop op);
+
 /* buf[i] /= divisor (GR_AVERAGE's second half). */
 void gr_scale_inverse(void *buf, size_t count, gr_dtype dtype, int divisor);
 /* buf[i] *= factor. f32, f16 and bf16 multiply by the f32 nearest to it, in f32; integers multiply

@@ -47,6 +47,21 @@ typedef int64_t any_i64 GR_ANYWHERE;
         }                                                                                          \
     }
 
+#define GR_KERNEL_BOTH(name, type, element)                                                        \
+    static void name(void *dst, void *also, const void *a, const void *b, size_t count)            \
+    {                                                                                              \
+        type *out = dst;                                                                           \
+        type *too = also;                                                                          \
+        const type *x = a;                                                                         \
+        const type *y = b;                                                                         \
+        GR_INDEPENDENT                                                                             \
+        for (size_t i = 0; i < count; i++) {                                                       \
+            type sum = element(x[i], y[i]);                                                        \
+            out[i] = sum;                                                                          \
+            too[i] = sum;                                                                          \
+        }                                                                                          \
+    }
+
 /* ---- f32, f64 -------------------------------------------------------------------------------- */
 static inline float add_f32(float x, float y)
 {
@@ -285,6 +300,9 @@ static bool add_scaled(float *restrict to, const float *restrict from, float fac
     return bad == 0;
 }
 
+GR_KERNEL_BOTH(sum_both_f32, any_f32, add_f32)
+GR_KERNEL_BOTH(sum_both_f64, any_f64, add_f64)
+
 #define GR_OPS(type)                                                                               \
     {                                                                                              \
         [GR_SUM] = sum_##type, [GR_AVERAGE] = sum_##type, [GR_MIN] = smallest_##type,              \
@@ -304,6 +322,7 @@ const gr_reduce_table GR_REDUCE_TABLE = {
             [GR_I32] = GR_OPS(i32),
             [GR_I64] = GR_OPS(i64),
         },
+    .sum_both = {[GR_F32] = sum_both_f32, [GR_F64] = sum_both_f64},
     .scale =
         {
             [GR_F32] = scale_f32,

@@ -12,6 +12,7 @@ typedef void gr_multiply_fn(void *dst, const void *src, size_t count, double fac
 
 typedef struct gr_reduce_table {
     gr_reduce_fn *reduce[GR_DTYPE_COUNT][GR_REDOP_COUNT];
+    gr_reduce_both_fn *sum_both[GR_DTYPE_COUNT];
     gr_scale_fn *scale[GR_DTYPE_COUNT];
     gr_multiply_fn *multiply[GR_DTYPE_COUNT];
     gr_add_scaled_fn *add_scaled;

@@ -267,6 +267,49 @@ static void test_every_isa_gives_the_bits_of_the_reference(void **unused)
     }
 }
 
+/* Into any two of an operand each and two places of their own. */
+static void check_both(gr_isa isa, gr_dtype dtype, gr_redop op, size_t count, uint64_t *state)
+{
+    static const int places[][2] = {{0, 1}, {1, 0}, {2, 0}, {0, 3}, {3, 2}, {2, 3}};
+    gr_reduce_both_fn *both = gr_reduce_both_kernel(isa, dtype, op);
+    bool summed = op == GR_SUM || op == GR_AVERAGE;
+    assert_true((both != NULL) == (summed && (dtype == GR_F32 || dtype == GR_F64)));
+    for (size_t i = 0; both && i < sizeof places / sizeof places[0]; i++) {
+        unsigned char at[4][COUNT_MAX * 8 + 1], expected[COUNT_MAX * 8];
+        size_t bytes = count * gr_dtype_bytes(dtype);
+        unsigned char *a = at[0] + 1, *b = at[1] + 1;
+        unsigned char *dst = at[places[i][0]] + 1, *also = at[places[i][1]] + 1;
+        memset(at, 0xa5, sizeof at);
+        fill(a, count, dtype, state);
+        fill(b, count, dtype, state);
+        gr_reduce_kernel(GR_ISA_C, dtype, op)(expected, a, b, count);
+        both(dst, also, a, b, count);
+        assert_true(same_elements(dst, expected, count, dtype));
+        assert_memory_equal(dst, also, bytes);
+        assert_true(dst[-1] == 0xa5 && also[-1] == 0xa5);
+        assert_true(count == COUNT_MAX || (dst[bytes] == 0xa5 && also[bytes] == 0xa5));
+    }
+}
+
+static void test_both_places_get_the_bits_of_the_reference(void **unused)
+{
+    (void)unused;
+    uint64_t state = 3;
+    for (int isa = 0; isa < GR_ISA_COUNT; isa++) {
+        if (!gr_isa_usable((gr_isa)isa)) {
+            assert_null(gr_reduce_both_kernel((gr_isa)isa, GR_F32, GR_SUM));
+            continue;
+        }
+        for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+            for (int op = 0; op < GR_USER; op++) {
+                for (size_t count = 1; count <= COUNT_MAX; count += count < 70 ? 3 : 37) {
+                    check_both((gr_isa)isa, (gr_dtype)dtype, (gr_redop)op, count, &state);
+                }
+            }
+        }
+    }
+}
+
 static void check_scale(gr_dtype dtype, int divisor, uint64_t *state)
 {
     unsigned char before[COUNT_MAX * 8], memory[COUNT_MAX * 8 + 1];
@@ -405,6 +448,7 @@ int main(void)
         cmocka_unit_test(test_reference_is_the_definition),
         cmocka_unit_test(test_every_f16_and_its_neighbours_round_right),
         cmocka_unit_test(test_every_isa_gives_the_bits_of_the_reference),
+        cmocka_unit_test(test_both_places_get_the_bits_of_the_reference),
         cmocka_unit_test(test_scale_divides_exactly),
         cmocka_unit_test(test_factors_multiply_and_integers_stop_at_their_ends),
         cmocka_unit_test(test_scaled_values_are_added_and_what_is_not_finite_is_told),
