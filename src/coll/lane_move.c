@@ -358,6 +358,7 @@ static gr_status meet_small(gr_lane_op *op, bool all_packed)
     if (op->count > 0) {
         add_small(op);
     }
+    settle(op, true); /* by now the store may have arrived; at most this little work was first */
     gr_lane_finish(op);
     return GR_OK;
 }
@@ -373,6 +374,7 @@ static gr_status meet(gr_lane_op *op)
             continue;
         }
         if (line->fingerprint != op->fingerprint) {
+            settle(op, true);
             op->arrived = peer;
             op->state = LANE_STUCK;
             return GR_E_MISMATCH;
@@ -384,8 +386,12 @@ static gr_status meet(gr_lane_op *op)
     }
     learn_room(lane, op, unfinished);
     op->moved = true;
+    if (op->small && all_packed) {
+        return meet_small(op, true);
+    }
+    settle(op, true);
     if (op->small && !all_registered) {
-        return meet_small(op, all_packed);
+        return meet_small(op, false);
     }
     op->cma = !all_registered && all_cma && op->tree->leaf_count <= LANE_CMA_LEAVES_MAX;
     if (!all_registered && !op->cma) {
@@ -487,7 +493,7 @@ static gr_status move_once(gr_lane_op *op)
         try_post(op);
         break;
     case LANE_POSTED:
-        if (met(op)) {
+        if (all_came(op, &op->arrived)) {
             return meet(op);
         }
         if (is_elsewhere(op)) {
