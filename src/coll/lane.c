@@ -76,7 +76,8 @@ gr_lane *gr_lane_open(gr_lanes *lanes, int id, int rank, int size, const int *wo
         lane->peers[peer] = (lane_peer){.world = world[peer],
                                         .area = (lane_area *)(void *)area,
                                         .heap = shared[peer].heap,
-                                        .heap_bytes = shared[peer].heap_bytes};
+                                        .heap_bytes = shared[peer].heap_bytes,
+                                        .core = -1};
     }
     lane->own = lane->peers[rank].area;
     lane->cma = gr_lane_cma_can(lane);

@@ -55,8 +55,9 @@ static bool is_usable(gr_lane *lane, const void *mem, size_t size_bytes, bool wr
     return true;
 }
 
-void gr_lane_cma_say_where(gr_lane_op *op, lane_line *line, uint8_t *beside)
+bool gr_lane_cma_say_where(gr_lane_op *op, lane_line *line)
 {
+    uint8_t *beside = gr_lane_beside(op, op->lane->rank);
     size_t size_bytes = op->count * op->element_bytes;
     bool usable = is_usable(op->lane, op->out, size_bytes, true);
     line->body.at.out = (uint64_t)(uintptr_t)op->out;
@@ -69,12 +70,12 @@ void gr_lane_cma_say_where(gr_lane_op *op, lane_line *line, uint8_t *beside)
             memcpy(beside + (size_t)i * sizeof at, &at, sizeof at);
         }
     }
-    line->cma = usable;
+    return usable;
 }
 
 static bool is_far(const gr_lane_op *op, int peer)
 {
-    return peer != op->lane->rank && !gr_lane_line_of(op, peer)->registered;
+    return peer != op->lane->rank && (gr_lane_line_of(op, peer)->kinds & LANE_IN_HEAP) == 0;
 }
 
 static gr_status stick(gr_lane_op *op, int peer, gr_status status)

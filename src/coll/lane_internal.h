@@ -31,14 +31,20 @@ enum {
     LANE_TREES_MAX = 16 /* numbers of shards */
 };
 
+/* Of a rank's buffers in an operation. */
+enum {
+    LANE_IN_HEAP = 1,   /* all are in its heap, at these offsets plus one */
+    LANE_BY_KERNEL = 2, /* it reaches everybody through the kernel; so may all reach its buffers,
+                           which are at these addresses if they are not in its heap */
+    LANE_BESIDE = 4     /* its contributions are in the line, or beside it */
+};
+
 /* What a rank says of an operation. `posted` is written last. */
 typedef struct lane_line {
     _Alignas(LANE_LINE) _Atomic uint32_t posted; /* number of the operation plus one */
-    uint8_t registered; /* all its buffers are in its heap, at these offsets plus one */
-    uint8_t cma;        /* it reaches everybody through the kernel; so may all reach its buffers,
-                           which are at these addresses if they are not registered */
-    uint8_t packed;     /* its contributions are in the line, or beside it */
+    uint8_t kinds;
     uint8_t unfinished; /* so many before this one it had not finished yet */
+    int16_t core;       /* it runs on, where cores are shared */
     uint64_t fingerprint;
     union {
         struct {
@@ -139,7 +145,7 @@ struct gr_lane_op {
     int arrived;        /* ranks before this one have come, or have done their share */
     bool small;         /* fits beside the lines */
     bool always_packed; /* and goes there */
-    bool registered, reachable, packed; /* as our line says; `reachable`: its `cma` */
+    uint8_t kinds;      /* as our line says */
     bool moved, linked;
     bool cma;     /* what is not registered is reached through the kernel */
     bool said;    /* stored what others wait for, and not looked yet whether it was the last, */
@@ -176,7 +182,7 @@ typedef struct lane_peer {
     lane_area *area; /* read only, but ours */
     uint8_t *heap;
     size_t heap_bytes;
-    uint32_t finished; /* when we last looked */
+    int core; /* when it posted last; -1: not known */
 } lane_peer;
 
 /* Memory of ours that the kernel copies. */
@@ -223,8 +229,8 @@ bool gr_lane_has_news(const void *lanes); /* would a move of any operation do an
 
 /* lane_cma.c */
 bool gr_lane_cma_can(const gr_lane *lane);
-/* Says in the line where our buffers are, if everybody may reach them. */
-void gr_lane_cma_say_where(gr_lane_op *op, lane_line *line, uint8_t *beside);
+/* Says in the line where our buffers are. May everybody reach them? */
+bool gr_lane_cma_say_where(gr_lane_op *op, lane_line *line);
 /* Adds elements [begin, end) of all contributions, and gives the sum to all. GR_OK, or the
  * operation is stuck at rank op->arrived: GR_PENDING (that one is about to end), GR_E_PROTOCOL. */
 gr_status gr_lane_cma_add(gr_lane_op *op, size_t begin, size_t end);

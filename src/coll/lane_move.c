@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <string.h>
 
-enum { LINGER_LOOKS = 500, LINGER_YIELDS = 32 };
+enum { LINGER_LOOKS = 500, LINGER_LOOKS_SHARED = 30, LINGER_YIELDS = 32 };
 
 /* ---- What all store and wait for ------------------------------------------------------------- */
 void gr_lane_nudge_all(const gr_lane *lane)
@@ -180,7 +180,8 @@ static uint64_t heap_offset(const gr_lane *lane, const void *mem, size_t size_by
                : 0;
 }
 
-static void say_where(gr_lane_op *op, lane_line *line)
+/* Returns of what kinds our buffers are. */
+static uint8_t say_where(gr_lane_op *op, lane_line *line)
 {
     size_t size_bytes = op->count * op->element_bytes;
     line->body.at.out = heap_offset(op->lane, op->out, size_bytes);
@@ -195,12 +196,8 @@ static void say_where(gr_lane_op *op, lane_line *line)
             memcpy(gr_lane_beside(op, op->lane->rank) + (size_t)i * sizeof at, &at, sizeof at);
         }
     }
-    op->registered = registered;
-    line->cma = op->lane->cma;
-    if (!registered && op->lane->cma) {
-        gr_lane_cma_say_where(op, line, gr_lane_beside(op, op->lane->rank));
-    }
-    op->reachable = line->cma;
+    bool reached = op->lane->cma && (registered || gr_lane_cma_say_where(op, line));
+    return (uint8_t)((registered ? LANE_IN_HEAP : 0) | (reached ? LANE_BY_KERNEL : 0));
 }
 
 /* Begin to take a line from other caches, to be written soon. */
@@ -231,18 +228,17 @@ static void post(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
     lane_line *line = gr_lane_line_of(op, lane->rank);
-    op->registered = op->reachable = false;
-    if (op->count > 0 && !op->always_packed) {
-        say_where(op, line);
-    }
-    op->packed = op->small && !op->registered;
-    line->fingerprint = op->fingerprint;
-    line->registered = op->registered;
-    line->packed = op->packed;
-    line->unfinished = (uint8_t)(op->seq - lane->head->seq);
-    if (op->count > 0 && op->packed) {
+    uint8_t kinds = op->always_packed ? 0 : say_where(op, line);
+    bool packed = op->small && (kinds & LANE_IN_HEAP) == 0;
+    op->kinds = packed ? kinds | LANE_BESIDE : kinds;
+    if (op->count > 0 && packed) {
         pack(op);
     }
+    /* In one go, at the end: others look at this line, and take it away each time. */
+    line->fingerprint = op->fingerprint;
+    line->kinds = op->kinds;
+    line->unfinished = (uint8_t)(op->seq - lane->head->seq);
+    line->core = lane->roomy ? 0 : (int16_t)sched_getcpu();
     op->state = LANE_POSTED;
     op->moved = true;
     say(op, &line->posted);
@@ -250,7 +246,7 @@ static void post(gr_lane_op *op)
     own_soon(gr_lane_done_of(op, lane->rank));
     lane_slot *next = &lane->own->slots[(op->seq + 1) % LANE_SLOTS];
     own_soon(&next->line);
-    if (op->packed && op->count > 0 && !is_in_line(op)) { /* the next one may well be as small */
+    if (packed && op->count > 0 && !is_in_line(op)) { /* the next one may well be as small */
         size_t used = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
         for (size_t at = 0; at < used && at < LANE_SMALL_MAX; at += LANE_LINE) {
             own_soon(next->beside + at);
@@ -265,7 +261,7 @@ static uint8_t *find(const gr_lane_op *op, int peer, uint64_t said)
 {
     const lane_peer *from = &op->lane->peers[peer];
     size_t size_bytes = op->count * op->element_bytes;
-    if (op->cma && !gr_lane_line_of(op, peer)->registered) {
+    if (op->cma && (gr_lane_line_of(op, peer)->kinds & LANE_IN_HEAP) == 0) {
         return (uint8_t *)(uintptr_t)said;
     }
     return said - 1 <= from->heap_bytes && size_bytes <= from->heap_bytes - (said - 1)
@@ -349,7 +345,7 @@ static void say_done(gr_lane_op *op, lane_state next)
 static gr_status meet_small(gr_lane_op *op, bool all_packed)
 {
     if (!all_packed) {
-        if (!op->packed) {
+        if ((op->kinds & LANE_BESIDE) == 0) {
             pack(op);
         }
         say_done(op, LANE_PACKED);
@@ -366,7 +362,7 @@ static gr_status meet_small(gr_lane_op *op, bool all_packed)
 static gr_status meet(gr_lane_op *op)
 {
     gr_lane *lane = op->lane;
-    bool all_registered = op->registered, all_packed = op->packed, all_cma = op->reachable;
+    uint8_t all = op->kinds;
     uint32_t unfinished = 0;
     for (int peer = 0; peer < lane->size; peer++) {
         const lane_line *line = gr_lane_line_of(op, peer);
@@ -379,22 +375,23 @@ static gr_status meet(gr_lane_op *op)
             op->state = LANE_STUCK;
             return GR_E_MISMATCH;
         }
-        all_registered = all_registered && line->registered;
-        all_packed = all_packed && line->packed;
-        all_cma = all_cma && line->cma;
+        all &= line->kinds;
         unfinished = line->unfinished > unfinished ? line->unfinished : unfinished;
+        lane->peers[peer].core = line->core;
     }
     learn_room(lane, op, unfinished);
     op->moved = true;
-    if (op->small && all_packed) {
+    if ((all & LANE_BESIDE) != 0) {
         return meet_small(op, true);
     }
     settle(op, true);
-    if (op->small && !all_registered) {
+    bool registered = (all & LANE_IN_HEAP) != 0;
+    if (op->small && !registered) {
         return meet_small(op, false);
     }
-    op->cma = !all_registered && all_cma && op->tree->leaf_count <= LANE_CMA_LEAVES_MAX;
-    if (!all_registered && !op->cma) {
+    op->cma =
+        !registered && (all & LANE_BY_KERNEL) != 0 && op->tree->leaf_count <= LANE_CMA_LEAVES_MAX;
+    if (!registered && !op->cma) {
         op->window_first = op->window_end = 0;
         op->state = LANE_STAGED;
         return GR_PENDING;
@@ -562,20 +559,42 @@ bool gr_lane_ready(gr_lane_op *op)
     return can_move(op);
 }
 
-bool gr_lane_linger(gr_lane_op *op)
+static bool look(const gr_lane_op *op, int times)
 {
-    op->lingers = op->lane->roomy;
-    for (int i = 0; i < LINGER_YIELDS && !op->lane->roomy; i++) {
-        if (gr_lane_ready(op)) {
-            return true;
-        }
-        sched_yield(); /* whom we wait for may need this very core */
-    }
-    for (int i = 0; i < LINGER_LOOKS && op->lane->roomy; i++) {
+    for (int i = 0; i < times; i++) {
         if (can_move(op)) {
             return true;
         }
         gr_relax();
+    }
+    return false;
+}
+
+/* Was one of those that we wait for on this core when it posted last? It is not running then. */
+static bool holds_up(const gr_lane_op *op)
+{
+    const gr_lane *lane = op->lane;
+    int core = sched_getcpu();
+    int peer = 0;
+    while (peer < lane->size && (lane->peers[peer].core != core || !gr_lane_needs(op, peer))) {
+        peer++;
+    }
+    return peer < lane->size;
+}
+
+/* Where cores are shared: to leave this one for somebody who can do nothing either costs two turns,
+ * so the others are given a moment if nobody whom we wait for needs it. */
+bool gr_lane_linger(gr_lane_op *op)
+{
+    op->lingers = op->lane->roomy;
+    if (op->lingers && look(op, LINGER_LOOKS)) {
+        return true;
+    }
+    for (int i = 0; i < LINGER_YIELDS && !op->lingers; i++) {
+        if (gr_lane_ready(op) || (!holds_up(op) && look(op, LINGER_LOOKS_SHARED))) {
+            return true;
+        }
+        sched_yield();
     }
     op->lingers = false;
     return gr_lane_ready(op);
