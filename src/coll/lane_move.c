@@ -354,7 +354,7 @@ static gr_status meet_small(gr_lane_op *op, bool all_packed)
     if (op->count > 0) {
         add_small(op);
     }
-    settle(op, true); /* by now the store may have arrived; at most this little work was first */
+    settle(op, true); /* behind so little work, when the store has arrived */
     gr_lane_finish(op);
     return GR_OK;
 }
@@ -384,8 +384,11 @@ static gr_status meet(gr_lane_op *op)
     if ((all & LANE_BESIDE) != 0) {
         return meet_small(op, true);
     }
-    settle(op, true);
     bool registered = (all & LANE_IN_HEAP) != 0;
+    size_t share_bytes = (op->own_end - op->own_begin) * op->element_bytes;
+    if (!registered || !lane->roomy || share_bytes > LANE_SMALL_MAX) { /* else behind our share */
+        settle(op, true);
+    }
     if (op->small && !registered) {
         return meet_small(op, false);
     }
@@ -419,6 +422,7 @@ static gr_status add_own_share(gr_lane_op *op)
     if (status != GR_OK) {
         return status;
     }
+    settle(op, true); /* of what was posted */
     say_done(op, LANE_DONE);
     return GR_PENDING;
 }
