@@ -193,12 +193,10 @@ void gr_comm_lanes_destroy(gr_family *family); /* before the mesh */
 bool gr_comm_lane_takes(const gr_comm *comm, const gr_task *task);
 gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_desc *desc,
                              gr_op **op_out, gr_diag *diag) GR_MUST_CHECK;
-/* A call that is like the one before but for the place of its buffer needs no checks and none of
- * what follows from them: starts that operation once more, in the same objects, which nobody has
- * used since. NULL: it is not like it, or something else is under way; nothing has happened. */
+/* A call that is like one of the last few but for the place of its buffer needs no checks and none
+ * of what follows from them: starts that operation once more, in the same objects, which were kept.
+ * NULL: it is not like them, or something else is under way; nothing has happened. */
 gr_op *gr_comm_lane_repeat(const gr_comm *comm, const gr_call *call, const void *caller);
-/* What was started last is not to be repeated: its objects may soon be another's. */
-void gr_comm_lane_forget(gr_family *family);
 /* These have begun as plans. */
 void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count);
 /* One of these behind each start, or others wait for our next look. The second: the caller is about

@@ -9,6 +9,8 @@
 
 #include <stdlib.h>
 
+enum { REMEMBERED = 4 }; /* kinds of calls that may be repeated */
+
 typedef struct lane_run lane_run;
 struct lane_run {
     gr_comm *comm;
@@ -17,8 +19,10 @@ struct lane_run {
     int arrived;    /* ranks before this one have come, and the executor knows */
     uint32_t plans; /* gr_comm_lanes.plans when it started */
     bool partials;
-    bool repeats; /* it may be started as it is: see gr_comm_lane_repeat */
+    bool repeats; /* if it ends well it keeps lane_op, to be started as it is: see
+                     gr_comm_lane_repeat */
     gr_op_desc desc;
+    uint64_t fingerprint;
     double prescale, postscale; /* as the caller said them */
     lane_run *next;
 };
@@ -29,7 +33,7 @@ struct gr_comm_lanes {
     /* Groups of operations that ran as plans, and how many of them had when the last operation of a
      * lane to end was started. */
     uint32_t plans, plans_sure;
-    lane_run *free_runs;
+    lane_run *free_runs; /* what ended last stands first */
     lane_run runs[GR_EXEC_OPS_MAX];
 };
 
@@ -61,20 +65,29 @@ gr_status gr_comm_lane_open(gr_comm *comm, int number, gr_diag *diag)
                      : GR_OK;
 }
 
-void gr_comm_lane_forget(gr_family *family)
+static void let_go(lane_run *run)
 {
-    if (family->lanes) {
-        family->lanes->last = NULL;
+    if (run->lane_op) {
+        gr_lane_release(run->lane_op);
+        run->lane_op = NULL;
     }
 }
 
 void gr_comm_lane_close(gr_comm *comm)
 {
-    if (comm->lane) {
-        gr_comm_lane_forget(comm->family);
-        gr_lane_close(comm->lane);
-        comm->lane = NULL;
+    if (!comm->lane) {
+        return;
     }
+    gr_comm_lanes *all = comm->family->lanes;
+    for (lane_run *run = all->free_runs; run; run = run->next) {
+        if (run->comm == comm) {
+            let_go(run);
+            run->repeats = false;
+        }
+    }
+    all->last = NULL;
+    gr_lane_close(comm->lane);
+    comm->lane = NULL;
 }
 
 void gr_comm_lanes_destroy(gr_family *family)
@@ -91,7 +104,8 @@ static void begin(void *state, gr_op *op)
 {
     lane_run *run = state;
     run->op = op;
-    gr_lane_post(run->lane_op, gr_op_fingerprint(op));
+    run->fingerprint = gr_op_fingerprint(op);
+    gr_lane_post(run->lane_op, run->fingerprint);
 }
 
 /* A rank that died or left while nothing needed it is not told of again. */
@@ -147,9 +161,11 @@ static void end(void *state, gr_status status)
 {
     lane_run *run = state;
     gr_comm_lanes *all = run->comm->family->lanes;
-    (void)status;
     all->plans_sure = run->plans;
-    gr_lane_release(run->lane_op);
+    run->repeats = run->repeats && status == GR_OK;
+    if (!run->repeats) {
+        let_go(run);
+    }
     run->next = all->free_runs;
     all->free_runs = run;
 }
@@ -218,74 +234,102 @@ bool gr_comm_lane_takes(const gr_comm *comm, const gr_task *task)
            gr_lane_takes(comm->lane, coll, task->count, task->shards);
 }
 
+/* A free one: not what may soon be repeated. */
+static lane_run *take_run(gr_comm_lanes *all)
+{
+    lane_run **at = &all->free_runs;
+    for (int i = 1; i < REMEMBERED && *at && (*at)->next; i++) {
+        at = &(*at)->next;
+    }
+    lane_run *run = *at;
+    if (run) {
+        *at = run->next;
+        let_go(run);
+    }
+    return run;
+}
+
+static void give_run(gr_comm_lanes *all, lane_run *run)
+{
+    run->repeats = false;
+    run->next = all->free_runs;
+    all->free_runs = run;
+}
+
 gr_status gr_comm_lane_start(gr_comm *comm, const gr_task *task, const gr_op_desc *desc,
                              gr_op **op_out, gr_diag *diag)
 {
     gr_comm_lanes *all = comm->family->lanes;
-    lane_run *run = all->free_runs;
     gr_lane_request request = request_of(task);
-    gr_op_desc by_lane = *desc;
     gr_lane_op *lane_op = NULL;
-    all->last = NULL;
-    by_lane.algorithm = GR_LANE_ALGORITHM;
+    lane_run *run = take_run(all);
     gr_status status = run ? gr_lane_start(comm->lane, &request, &lane_op) : GR_E_NO_MEMORY;
     if (status != GR_OK) {
+        if (run) {
+            give_run(all, run);
+        }
         return gr_fail(diag, status,
                        "no memory for %s, or too many operations in flight: at most %d may be "
                        "unfinished; call gr_wait on the older ones",
                        gr_coll_name(task->call->coll), GR_EXEC_OPS_MAX);
     }
-    lane_run *next = run->next;
     *run = (lane_run){.comm = comm,
                       .lane_op = lane_op,
                       .plans = all->plans,
                       .partials = task->call->partials,
                       .repeats = can_repeat(comm, task),
-                      .desc = by_lane,
+                      .desc = *desc,
                       .prescale = task->call->prescale,
-                      .postscale = task->call->postscale,
-                      .next = next};
-    status = gr_exec_start_driven(comm->family->exec, &driver, run, &by_lane, &comm->group,
+                      .postscale = task->call->postscale};
+    run->desc.algorithm = GR_LANE_ALGORITHM;
+    status = gr_exec_start_driven(comm->family->exec, &driver, run, &run->desc, &comm->group,
                                   task->call->done, task->call->done_arg, op_out, diag);
     if (status != GR_OK) {
-        gr_lane_release(lane_op);
+        let_go(run);
+        give_run(all, run);
         return status;
     }
-    all->free_runs = next;
     all->last = run;
     return GR_OK;
 }
 
-static bool is_like(const gr_call *call, const lane_run *run)
+static bool is_like(const gr_comm *comm, const gr_call *call, const lane_run *run)
 {
     const gr_op_desc *desc = &run->desc;
     bool same = call->coll == desc->coll && call->dtype == desc->dtype && call->op == desc->op &&
                 call->count == desc->count && call->root == desc->root && call->tag == desc->tag &&
                 call->prescale == run->prescale && call->postscale == run->postscale;
-    return same && !call->in && !call->counts && !call->recv_counts && !call->reduce &&
-           call->shards == 0 && !call->partials && !call->name && !call->done &&
-           (call->out || call->coll == GR_COLL_BARRIER);
+    return same && run->repeats && run->comm == comm && !call->in && !call->counts &&
+           !call->recv_counts && !call->reduce && call->shards == 0 && !call->partials &&
+           !call->name && !call->done && (call->out || call->coll == GR_COLL_BARRIER);
 }
 
 gr_op *gr_comm_lane_repeat(const gr_comm *comm, const gr_call *call, const void *caller)
 {
     gr_comm_lanes *all = comm->family->lanes;
-    if (!comm->lane || !all->last || all->last != all->free_runs) {
+    gr_exec *exec = comm->family->exec;
+    if (!comm->lane || all->plans != all->plans_sure || !gr_exec_may_repeat(exec, &comm->group)) {
         return NULL;
     }
-    lane_run *run = all->free_runs;
-    if (!run->repeats || run->comm != comm || all->plans != all->plans_sure ||
-        !is_like(call, run) || !gr_exec_may_repeat(comm->family->exec, run->op) ||
-        !gr_lane_repeat(run->lane_op, call->out)) {
+    lane_run **at = &all->free_runs;
+    for (int i = 1; *at && !is_like(comm, call, *at); i++) {
+        if (i == REMEMBERED) {
+            return NULL;
+        }
+        at = &(*at)->next;
+    }
+    lane_run *run = *at;
+    if (!run) {
         return NULL;
     }
-    all->free_runs = run->next;
+    *at = run->next;
+    all->last = run;
     run->arrived = 0;
     run->plans = all->plans;
     run->desc.site = call->site;
     run->desc.caller = caller;
-    gr_exec_repeat(comm->family->exec, run->op, &run->desc);
-    return run->op;
+    gr_lane_repeat(run->lane_op, call->out);
+    return gr_exec_repeat(exec, &driver, run, &run->desc, &comm->group, run->fingerprint);
 }
 
 /* Was it started last, in the lane, and behind nothing that a peer may have sent in a plan that
@@ -315,6 +359,7 @@ void gr_comm_lane_note(const gr_comm *comm, const gr_task *tasks, int count)
     if (!all) {
         return;
     }
+    all->last = NULL;
     all->plans++;
     for (int i = 0; i < count && comm->lane; i++) {
         if (tasks[i].call->coll != GR_COLL_SEND && tasks[i].call->coll != GR_COLL_RECV) {

@@ -246,7 +246,6 @@ static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *cal
         fill_desc(&desc, &tasks[0], caller);
         return gr_comm_lane_start(comm, &tasks[0], &desc, op_out, diag);
     }
-    gr_comm_lane_forget(family);
     gr_exec_request requests[GR_CALLS_MAX];
     gr_temp *key = NULL;
     for (int i = 0; i < count && status == GR_OK; i++) {

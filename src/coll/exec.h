@@ -151,11 +151,11 @@ typedef struct gr_op_driver {
 gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *state,
                                const gr_op_desc *desc, const gr_exec_group *group, gr_done *done,
                                void *done_arg, gr_op **op_out, gr_diag *diag) GR_MUST_CHECK;
-/* The same for one that is over and was released last, of which only the site and the caller in
- * `desc` may be others than then. It may be while nothing is under way and nothing was started
- * since; then it cannot fail. */
-bool gr_exec_may_repeat(const gr_exec *exec, const gr_op *op);
-void gr_exec_repeat(gr_exec *exec, gr_op *op, const gr_op_desc *desc);
+/* The same for one of which all but the site and the caller in `desc` is as in one before, which
+ * had this fingerprint. It cannot fail if it may be: nothing is under way, and all is well. */
+bool gr_exec_may_repeat(const gr_exec *exec, const gr_exec_group *group);
+gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_driver *driver, void *state,
+                      const gr_op_desc *desc, const gr_exec_group *group, uint64_t fingerprint);
 /* One move of one such operation, for who waits for it without a look at anything else; true if
  * anything moved. */
 bool gr_exec_move_driven(gr_op *op);

@@ -118,6 +118,14 @@ static gr_status meet_members(gr_exec *exec, const gr_exec_group *group, gr_diag
     return GR_OK;
 }
 
+static void join_known(const gr_exec *exec, gr_op *op, const gr_exec_group *group)
+{
+    const gr_exec_members *members = &exec->members[group->id];
+    op->comm = group->id;
+    op->world = members->same ? NULL : group->world;
+    op->local = members->same ? NULL : members->local;
+}
+
 static gr_status join_group(gr_exec *exec, gr_op *op, const gr_exec_group *group, gr_diag *diag)
 {
     op->comm = group ? group->id : 0;
@@ -126,17 +134,13 @@ static gr_status join_group(gr_exec *exec, gr_op *op, const gr_exec_group *group
     if (!group) {
         return GR_OK;
     }
-    gr_exec_members *members = &exec->members[group->id];
-    if (members->group != group) {
+    if (exec->members[group->id].group != group) {
         gr_status status = meet_members(exec, group, diag);
         if (status != GR_OK) {
             return status;
         }
     }
-    if (!members->same) {
-        op->world = group->world;
-        op->local = members->local;
-    }
+    join_known(exec, op, group);
     return GR_OK;
 }
 
@@ -524,6 +528,21 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int requ
     return GR_OK;
 }
 
+static gr_op *begin_driven(gr_exec *exec, gr_op *op, const gr_op_driver *driver, void *state,
+                           const gr_op_desc *desc, uint64_t fingerprint)
+{
+    op->driver = driver;
+    op->driver_state = state;
+    op->is_message = false;
+    op->fingerprint = fingerprint;
+    op->total_bytes = desc->count * gr_dtype_bytes(desc->dtype);
+    op->head = op;
+    op->parts_left = 1;
+    begin(exec, op, desc);
+    exec->driven[exec->driven_count++] = op;
+    return op;
+}
+
 gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *state,
                                const gr_op_desc *desc, const gr_exec_group *group, gr_done *done,
                                void *done_arg, gr_op **op_out, gr_diag *diag)
@@ -538,31 +557,24 @@ gr_status gr_exec_start_driven(gr_exec *exec, const gr_op_driver *driver, void *
         (void)gr_op_release(op);
         return status;
     }
-    op->driver = driver;
-    op->driver_state = state;
-    op->is_message = false;
-    op->fingerprint = fingerprint_of(exec, desc, op->comm, NULL, 0);
-    op->total_bytes = desc->count * gr_dtype_bytes(desc->dtype);
-    op->head = op;
     op->done = done;
     op->done_arg = done_arg;
-    op->parts_left = 1;
-    begin(exec, op, desc);
-    exec->driven[exec->driven_count++] = op;
-    *op_out = op;
+    uint64_t fingerprint = fingerprint_of(exec, desc, op->comm, NULL, 0);
+    *op_out = begin_driven(exec, op, driver, state, desc, fingerprint);
     return GR_OK;
 }
 
-bool gr_exec_may_repeat(const gr_exec *exec, const gr_op *op)
+bool gr_exec_may_repeat(const gr_exec *exec, const gr_exec_group *group)
 {
-    return exec->free_ops == op && exec->active == 0 && !exec->doubt.on &&
-           exec->diag.status == GR_OK;
+    return exec->free_ops && exec->active == 0 && !exec->doubt.on && exec->diag.status == GR_OK &&
+           exec->members[group->id].group == group;
 }
 
-void gr_exec_repeat(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
+gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_driver *driver, void *state,
+                      const gr_op_desc *desc, const gr_exec_group *group, uint64_t fingerprint)
 {
-    (void)take_free(exec);
-    op->parts_left = 1;
-    begin(exec, op, desc);
-    exec->driven[exec->driven_count++] = op;
+    gr_op *op = take_free(exec);
+    join_known(exec, op, group);
+    op->done = NULL;
+    return begin_driven(exec, op, driver, state, desc, fingerprint);
 }

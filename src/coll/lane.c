@@ -215,10 +215,8 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
     return GR_OK;
 }
 
-/* The first of the free ones. */
 static void enter(gr_lane *lane, gr_lane_op *op)
 {
-    lane->lanes->free_ops = op->next;
     op->next = NULL;
     op->arrived = 0;
     op->said = false;
@@ -245,20 +243,17 @@ gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request, gr_lane_o
     if (status != GR_OK) {
         return status;
     }
+    lane->lanes->free_ops = op->next;
     enter(lane, op);
     *op_out = op;
     return GR_OK;
 }
 
-bool gr_lane_repeat(gr_lane_op *op, void *buf)
+void gr_lane_repeat(gr_lane_op *op, void *buf)
 {
-    if (op->lane->lanes->free_ops != op) {
-        return false;
-    }
     op->out = buf;
     op->inputs[0] = buf;
     enter(op->lane, op);
-    return true;
 }
 
 void gr_lane_release(gr_lane_op *op)

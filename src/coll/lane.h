@@ -78,9 +78,8 @@ bool gr_lane_takes(const gr_lane *lane, gr_coll coll, size_t count, int shards);
 /* GR_E_NO_MEMORY: too many are not finished, or memory. To be posted next. */
 gr_status gr_lane_start(gr_lane *lane, const gr_lane_request *request,
                         gr_lane_op **op_out) GR_MUST_CHECK;
-/* Starts the operation that was released last, and had one input, once more, in place at `buf`.
- * False: another one was released since, or was started in its object. */
-bool gr_lane_repeat(gr_lane_op *op, void *buf);
+/* Starts one that is finished, was not released, and had one input once more, in place at `buf`. */
+void gr_lane_repeat(gr_lane_op *op, void *buf);
 /* Says to the others that this rank has come, with the fingerprint of what all must agree on.
  * gr_lane_ready, gr_lane_move or gr_lane_linger must follow, and wake those that sleep. */
 void gr_lane_post(gr_lane_op *op, uint64_t fingerprint);
