@@ -45,6 +45,8 @@ static void fail_op(gr_ps_op *op, const gr_diag *diag)
 
 static void close_leg(gr_ps_op *op, int server)
 {
+    gr_ps_pace_forget(&op->ps->seats[server].pace, op->legs[server].on_way_bytes);
+    op->legs[server].on_way_bytes = 0;
     op->legs[server].open = false;
     op->open--;
 }
@@ -123,12 +125,15 @@ gr_status gr_ps_op_close(gr_ps_op *op, uint64_t *version_out)
     return status;
 }
 
-/* A wait ends when the other servers should have told who takes over. */
+/* A wait ends when the other servers should have told who takes over, or when more may be pushed.
+ */
 static int64_t latest_us(const gr_ps *ps, int64_t deadline_us)
 {
     for (int s = 0; s < ps->servers; s++) {
-        int64_t by_us = ps->seats[s].verdict_by_us;
+        const gr_ps_seat *seat = &ps->seats[s];
+        int64_t by_us = seat->verdict_by_us, more_us = gr_ps_pace_next_us(&seat->pace);
         deadline_us = by_us > 0 && by_us < deadline_us ? by_us : deadline_us;
+        deadline_us = seat->held && !seat->lost && more_us < deadline_us ? more_us : deadline_us;
     }
     return deadline_us;
 }
@@ -137,7 +142,9 @@ gr_status gr_ps_op_wait(gr_ps_op *op, int64_t deadline_us, uint64_t *version_out
 {
     gr_ps *ps = op->ps;
     for (;;) {
+        ps->waits = true;
         gr_ps_progress(ps);
+        ps->waits = false;
         if (gr_ps_op_over(op)) {
             return gr_ps_op_close(op, version_out);
         }
@@ -211,6 +218,8 @@ static void send_again(gr_ps_op *op)
         gr_ps_leg *leg = &op->legs[s];
         leg->open = leg->begun = false;
         leg->next_block = leg->to_send = leg->to_take = 0;
+        gr_ps_pace_forget(&op->ps->seats[s].pace, leg->on_way_bytes);
+        leg->on_way_bytes = 0;
         leg->next_vector = 0;
     }
     if (op->kind == GR_PS_SCAN_ROWS || op->kind == GR_PS_RESTORE_ROWS) {
@@ -392,6 +401,34 @@ static gr_status send_head(gr_ps_op *op, int server)
     return status;
 }
 
+static uint64_t block_bytes(const gr_ps_item *tensor, uint32_t block)
+{
+    return gr_ps_block_count(&tensor->cut, block) * sizeof(float);
+}
+
+/* A number for a block that is on the way. */
+static uint64_t mark_of(const gr_ps_op *op, uint32_t block)
+{
+    return (uint64_t)op->ticket << 32 | block;
+}
+
+/* Does each block that goes by a message bring values back? */
+static bool is_answered(const gr_ps_op *op, int server)
+{
+    return op->kind == GR_PS_PUSH && op->values != NULL && !op->ps->seats[server].shares;
+}
+
+/* A caller that does not wait may be away for long: it gives the link all that it takes. */
+static bool may_go(const gr_ps_op *op, int server)
+{
+    gr_ps *ps = op->ps;
+    gr_ps_seat *seat = &ps->seats[server];
+    seat->held = ps->waits && is_answered(op, server) &&
+                 !gr_ps_pace_allows(&seat->pace, op->tensor->cut.block * sizeof(float),
+                                    gr_clock_now_us(&ps->clock));
+    return !seat->held;
+}
+
 static gr_status send_block(gr_ps_op *op, int server)
 {
     gr_ps_leg *leg = &op->legs[server];
@@ -421,6 +458,11 @@ static gr_status send_block(gr_ps_op *op, int server)
     }
     gr_status status = gr_link_send(op->ps->seats[server].link, &frame, payload, &leg->sent);
     if (status == GR_OK) {
+        if (is_answered(op, server)) {
+            gr_ps_pace_went(&op->ps->seats[server].pace, mark_of(op, block),
+                            block_bytes(tensor, block), gr_clock_now_us(&op->ps->clock));
+            leg->on_way_bytes += block_bytes(tensor, block);
+        }
         leg->next_vector = (leg->next_vector + 1) % (int)vectors_of(op);
         leg->next_block = leg->next_vector == 0 ? block + 1 : block;
         leg->to_send--;
@@ -453,6 +495,7 @@ static bool introduce(gr_ps *ps, int server)
 static void send_some(gr_ps *ps, int server)
 {
     gr_ps_seat *seat = &ps->seats[server];
+    seat->held = false;
     if (seat->lost || !introduce(ps, server)) {
         return;
     }
@@ -460,13 +503,13 @@ static void send_some(gr_ps *ps, int server)
         gr_ps_op *op = &ps->ops[seat->queue[seat->first]];
         gr_ps_leg *leg = &op->legs[server];
         gr_status status = leg->begun ? GR_OK : send_head(op, server);
-        while (status == GR_OK && leg->to_send > 0) {
+        while (status == GR_OK && leg->to_send > 0 && may_go(op, server)) {
             status = send_block(op, server);
         }
         if (status == GR_OK || status == GR_E_AGAIN) {
             leg->lent = leg->lent && !gr_link_sent(seat->link, leg->sent); /* and off it goes */
         }
-        if (status != GR_OK) {
+        if (status != GR_OK || seat->held) {
             return; /* no room; or the link has ended, as is told */
         }
         seat->first = (seat->first + 1) % GR_PS_OPS_MAX;
@@ -495,6 +538,11 @@ static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps
         return status;
     }
     gr_link_next(link, NULL);
+    if (leg->on_way_bytes >= frame->size_bytes) { /* it is the answer to a BLOCK */
+        gr_ps_pace_came(&ps->seats[server].pace, mark_of(op, block), frame->size_bytes,
+                        gr_clock_now_us(&ps->clock));
+        leg->on_way_bytes -= frame->size_bytes;
+    }
     leg->to_take--;
     op->version = frame->fingerprint < op->version ? frame->fingerprint : op->version;
     return GR_OK;

@@ -10,6 +10,7 @@
 #include "link/interface.h"
 #include "link/shared.h"
 #include "ps/message.h"
+#include "ps/pace.h"
 
 extern const gr_config_table gr_ps_config_table; /* GRADUS_SERVERS */
 
@@ -36,6 +37,7 @@ typedef struct gr_ps_leg {
     bool begun;
     uint32_t next_block, to_send, to_take; /* blocks of data; of values */
     int next_vector;                       /* of next_block: 0: values; RESTORE: states behind */
+    uint64_t on_way_bytes;                 /* pushed, and their values have not come */
     uint64_t sent;                         /* the link's ticket of what went last */
     bool lent;                             /* something went that may still be needed */
     uint8_t head[GR_PS_REQUEST_BYTES];
@@ -94,6 +96,8 @@ typedef struct gr_ps_seat {
     bool untold;                                        /* of the table's epoch */
     uint16_t queue[GR_PS_OPS_MAX]; /* a ring of operations that are not sent whole */
     uint32_t first, count;
+    gr_ps_pace pace; /* of blocks whose values come back */
+    bool held;       /* by it: the first of the queue */
 } gr_ps_seat;
 
 struct gr_ps {
@@ -101,6 +105,7 @@ struct gr_ps {
     gr_clock clock;
     int servers, worker;
     gr_ps_table table;
+    bool waits;              /* the caller, and is there whenever more can go */
     bool tabled;             /* the table is the servers'; else a guess */
     gr_ps_op *greeting;      /* while it connects */
     int64_t peer_timeout_us; /* a server that is silent for so long is lost */

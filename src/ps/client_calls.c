@@ -241,8 +241,9 @@ static gr_status make_narrow(gr_ps_op *op)
     return GR_OK;
 }
 
-static gr_status start_push(gr_ps *ps, int id, const gr_ps_gradient *push, float *values,
-                            gr_ps_op **op_out)
+/* Nothing is sent yet: who waits for it sends it at another pace. */
+static gr_status open_push(gr_ps *ps, int id, const gr_ps_gradient *push, float *values,
+                           gr_ps_op **op_out)
 {
     gr_status status;
     gr_ps_op *op = gr_ps_open_on(ps, id, GR_PS_PUSH, &status);
@@ -270,20 +271,23 @@ static gr_status start_push(gr_ps *ps, int id, const gr_ps_gradient *push, float
     }
     op->request.flags = values != NULL ? GR_PS_ASK_VALUES : 0;
     gr_ps_op_send(op, GR_PS_TO_HOLDERS);
-    gr_ps_progress(ps);
     *op_out = op;
     return GR_OK;
 }
 
 gr_status gr_ps_push_start(gr_ps *ps, int id, const gr_ps_gradient *push, gr_ps_op **op_out)
 {
-    return start_push(ps, id, push, NULL, op_out);
+    return gr_ps_push_pull_start(ps, id, push, NULL, op_out);
 }
 
 gr_status gr_ps_push_pull_start(gr_ps *ps, int id, const gr_ps_gradient *push, float *values,
                                 gr_ps_op **op_out)
 {
-    return start_push(ps, id, push, values, op_out);
+    gr_status status = open_push(ps, id, push, values, op_out);
+    if (status == GR_OK) {
+        gr_ps_progress(ps);
+    }
+    return status;
 }
 
 gr_status gr_ps_pull_start(gr_ps *ps, int id, uint64_t version, float *values, gr_ps_op **op_out)
@@ -304,7 +308,7 @@ gr_status gr_ps_pull_start(gr_ps *ps, int id, uint64_t version, float *values, g
 gr_status gr_ps_push_run(gr_ps *ps, int id, const gr_ps_gradient *push)
 {
     gr_ps_op *op;
-    gr_status status = gr_ps_push_start(ps, id, push, &op);
+    gr_status status = open_push(ps, id, push, NULL, &op);
     return status == GR_OK ? gr_ps_op_wait(op, GR_NEVER, NULL) : status;
 }
 
@@ -319,7 +323,7 @@ gr_status gr_ps_push_pull_run(gr_ps *ps, int id, const gr_ps_gradient *push, flo
                               uint64_t *version_out)
 {
     gr_ps_op *op;
-    gr_status status = gr_ps_push_pull_start(ps, id, push, values, &op);
+    gr_status status = open_push(ps, id, push, values, &op);
     return status == GR_OK ? gr_ps_op_wait(op, GR_NEVER, version_out) : status;
 }
 
