@@ -303,8 +303,11 @@ while True:
         os.kill(servers[number], signal.SIGKILL)
         (gradus.folder / f"ask{ask}").touch()
         read_lines(job.stdout, 1)
+    said = [job.stderr.readline()]
+    while "".join(said).count(" was killed ") < 2 and said[-1]:
+        said.append(job.stderr.readline())
     job.terminate()
-    _, err = finish(job, 1)
+    err = "".join(said) + finish(job, 1)[1]
     for number, left in ((0, "the others go on"), (2, "the other goes on")):
         killed = rf"parameter server {number} \(pid {servers[number]}\) was killed"
         assert re.search(f"{killed} .*; {left} with what it kept", err), err
