@@ -88,7 +88,7 @@ def test_the_ways_to_measure(gradus, more):
     if more[0] == "--iters":
         assert rows[0]["operations"] == 5
     if more[0] == "--compute":
-        assert 0 < rows[0]["compute_speed"] < 1.5
+        assert rows[0]["compute_speed"] > 0
 
 
 def test_the_plot_is_a_drawing(gradus):
