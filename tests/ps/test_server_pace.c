@@ -12,7 +12,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -83,25 +82,49 @@ static void pushes_that_wait_for_later_ones_end(void **state)
 
 typedef struct worker {
     const test_servers *servers;
-    int number, steps, late_us;
-    atomic_int step;
+    int number, steps;
+    bool late; /* it pushes when all that the other one pushes has come */
+    int step;
+    pthread_mutex_t lock;
+    pthread_cond_t stepped;
     pthread_t thread;
 } worker;
+
+/* Of this step: until the servers have what the other worker pushes, although they give nothing
+ * back. */
+static void be_late(gr_ps *ps, int step)
+{
+    gr_ps_entry tensor;
+    expect_ok(ps, gr_ps_list(ps, 0, &tensor));
+    uint64_t wanted = (uint64_t)(WORKERS * step + 1) * tensor.blocks, came = 0;
+    while (came < wanted) {
+        came = 0;
+        for (int server = 0; server < 2; server++) {
+            gr_ps_counters counters;
+            expect_ok(ps, gr_ps_read_counters(ps, server, &counters));
+            came += counters.pushes;
+        }
+    }
+}
 
 static void *work(void *arg)
 {
     worker *w = arg;
     gr_ps *ps = test_connect(w->servers, w->number);
     float *gradient = memory(), *values = memory();
-    const struct timespec late = {.tv_nsec = w->late_us * 1000L};
     int id = declare(ps, "large", values);
     fill(gradient, w->number);
     for (int step = 0; step < w->steps; step++) {
         const gr_ps_gradient push = {
             .values = gradient, .step = (uint64_t)step, .first = w->number, .count = 1};
-        nanosleep(&late, NULL);
+        if (w->late) {
+            be_late(ps, step);
+        }
         expect_ok(ps, gr_ps_push_pull_run(ps, id, &push, values, NULL));
+        pthread_mutex_lock(&w->lock);
         w->step = step + 1;
+        pthread_cond_signal(&w->stepped);
+        pthread_mutex_unlock(&w->lock);
     }
     check(values, w->steps);
     gr_ps_close(ps);
@@ -110,11 +133,15 @@ static void *work(void *arg)
     return NULL;
 }
 
-static void start(worker *workers, const test_servers *servers, int steps, int late_us)
+static void start(worker *workers, const test_servers *servers, int steps, bool late)
 {
     for (int i = 0; i < WORKERS; i++) {
-        workers[i] = (worker){
-            .servers = servers, .number = i, .steps = steps, .late_us = i == 1 ? late_us : 0};
+        workers[i] = (worker){.servers = servers,
+                              .number = i,
+                              .steps = steps,
+                              .late = late && i == 1,
+                              .lock = PTHREAD_MUTEX_INITIALIZER,
+                              .stepped = PTHREAD_COND_INITIALIZER};
         assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
     }
 }
@@ -132,7 +159,7 @@ static void who_is_early_waits_for_who_is_late(void **state)
     test_servers servers;
     worker workers[WORKERS];
     test_servers_start(&servers, 2, true, NULL);
-    start(workers, &servers, 3, 150000);
+    start(workers, &servers, 3, true);
     end(workers);
     test_servers_stop(&servers);
 }
@@ -144,11 +171,12 @@ static void a_server_is_lost_while_pushes_are_held(void **state)
         processes servers;
         worker workers[WORKERS];
         processes_start(&servers, 3, true, 1000000);
-        start(workers, &servers.reached, 12, 0);
+        start(workers, &servers.reached, 12, false);
+        pthread_mutex_lock(&workers[0].lock);
         while (workers[0].step < 1 + victim % 10) {
-            const struct timespec some = {.tv_nsec = 1000000};
-            nanosleep(&some, NULL);
+            pthread_cond_wait(&workers[0].stepped, &workers[0].lock);
         }
+        pthread_mutex_unlock(&workers[0].lock);
         kill(servers.pid[victim % 3], SIGKILL);
         end(workers);
         (void)process_end(&servers, victim % 3);
