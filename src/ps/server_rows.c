@@ -11,41 +11,41 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Is each row in a block that is led here, the blocks ascending, and in each its rows? */
-static bool in_order(const gr_ps_server *server, const gr_ps_share *held, const gr_ps_row_list *in)
+/* Finds where the rows of each block begin: room for GR_PS_TABLE_BLOCKS + 1. False: the blocks are
+ * not ascending, or in one of them its rows are not. */
+static bool find_blocks(uint64_t key, const uint32_t *rows, uint32_t count, uint32_t *first)
 {
     uint32_t last = 0;
-    for (uint32_t i = 0; i < in->count; i++) {
-        uint32_t block = gr_ps_row_block(held->key, in->rows[i]);
-        if (i > 0 && (block < last || (block == last && in->rows[i] <= in->rows[i - 1]))) {
+    first[0] = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t block = gr_ps_row_block(key, rows[i]);
+        if (block < last || (i > 0 && block == last && rows[i] <= rows[i - 1])) {
             return false;
         }
-        if ((i == 0 || block != last) && !gr_ps_leads(server, held, block)) {
-            return false;
+        while (last < block) {
+            first[++last] = i;
         }
-        last = block;
+    }
+    while (last < GR_PS_TABLE_BLOCKS) {
+        first[++last] = count;
     }
     return true;
 }
 
-/* Of rows in such an order: where those of this block begin, or of the next one that is there. */
-static uint32_t first_of(uint64_t key, const uint32_t *rows, uint32_t count, uint32_t block)
+static bool all_led(const gr_ps_server *server, const gr_ps_share *held, const uint32_t *first)
 {
-    uint32_t low = 0, high = count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (gr_ps_row_block(key, rows[middle]) < block) {
-            low = middle + 1;
-        } else {
-            high = middle;
+    for (uint32_t block = 0; block < GR_PS_TABLE_BLOCKS; block++) {
+        if (first[block] < first[block + 1] && !gr_ps_leads(server, held, block)) {
+            return false;
         }
     }
-    return low;
+    return true;
 }
 
 /* Beside what any request may have wrong. */
 static gr_status judge(const gr_ps_guest *guest, const gr_ps_task *task, const gr_frame *frame,
-                       const void *message, gr_ps_row_list *rows_out, gr_diag *diag)
+                       const void *message, gr_ps_row_list *rows_out, uint32_t *first_out,
+                       gr_diag *diag)
 {
     gr_status status = gr_ps_task_judge(guest, task, frame, diag);
     if (status != GR_OK) {
@@ -60,7 +60,9 @@ static gr_status judge(const gr_ps_guest *guest, const gr_ps_task *task, const g
     status =
         gr_ps_get_rows(message, frame->size_bytes, task->kind != GR_PS_PULL_ROWS, frame->segment,
                        held->columns * (1 + (restores ? task->request.count : 0)), rows_out, diag);
-    if (status == GR_OK && (held->led == 0 || !in_order(guest->server, held, rows_out))) {
+    if (status == GR_OK &&
+        (held->led == 0 || !find_blocks(held->key, rows_out->rows, rows_out->count, first_out) ||
+         !all_led(guest->server, held, first_out))) {
         status = gr_fail(diag, GR_E_INVALID,
                          "the client sends rows that this server does not lead, or in another "
                          "order than that of their blocks");
@@ -70,17 +72,16 @@ static gr_status judge(const gr_ps_guest *guest, const gr_ps_task *task, const g
 
 /* One push for each block that is led here: also one without rows counts. */
 static void push_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_list *in,
-                        gr_ps_buffer *buffer)
+                        const uint32_t *first, gr_ps_buffer *buffer)
 {
     gr_ps_server *server = guest->server;
     const gr_ps_share *held = task->held;
-    uint32_t left = held->led, block = 0, at = 0;
+    uint32_t left = held->led, block = 0;
     task->to_answer = left;
     buffer->lease.uses = left;
     for (; left > 0; left--, block++) {
         block = gr_ps_next_led(server, held, block);
-        uint32_t end = first_of(held->key, in->rows, in->count, block + 1);
-        uint32_t count = end - at;
+        uint32_t at = first[block], count = first[block + 1] - at;
         const gr_ps_push push =
             gr_ps_task_push(guest, task, block, (uint64_t)count * held->columns);
         const gr_ps_data data = {.values = in->values + (size_t)at * held->columns,
@@ -88,7 +89,6 @@ static void push_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_li
                                  .lasting = true,
                                  .rows = in->rows + at,
                                  .row_count = count};
-        at = end;
         server->pushes++;
         gr_ps_store_push(server->store, &push, &data);
     }
@@ -104,7 +104,8 @@ static bool may_restore(gr_ps_server *server, gr_ps_share *held, int client, boo
 }
 
 /* Of each block that is led here the rows that have come, with their states. */
-static void restore_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_list *in)
+static void restore_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_list *in,
+                           const uint32_t *first)
 {
     gr_ps_server *server = guest->server;
     gr_ps_share *held = gr_ps_share_of(server, task->held->key);
@@ -117,14 +118,14 @@ static void restore_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row
         return;
     }
     held->restorer = ends ? -1 : guest->peer;
-    uint32_t block = 0, at = 0;
+    uint32_t block = 0;
     size_t width = (size_t)held->columns * (1 + request->count);
     for (uint32_t left = held->led; left > 0 && task->status == GR_OK; left--, block++) {
         block = gr_ps_next_led(server, held, block);
-        uint32_t end = first_of(held->key, in->rows, in->count, block + 1);
+        uint32_t at = first[block];
         const gr_ps_image image = {.key = held->key,
                                    .block = block,
-                                   .count = end - at,
+                                   .count = first[block + 1] - at,
                                    .ready = ends,
                                    .version = request->version,
                                    .values = in->values + at * width,
@@ -140,7 +141,6 @@ static void restore_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row
             gr_ps_task_fail(task, status, why.text);
         }
         task->duplicates += !taken;
-        at = end;
     }
     task->version = request->version;
 }
@@ -161,17 +161,13 @@ static void pull_block(gr_ps_guest *guest, gr_ps_task *task, uint32_t block)
 }
 
 /* Of the blocks whose rows are asked for; with none at all it is the version that is wanted. */
-static void pull_blocks(gr_ps_guest *guest, gr_ps_task *task)
+static void pull_blocks(gr_ps_guest *guest, gr_ps_task *task, const uint32_t *first)
 {
     const gr_ps_share *held = task->held;
-    uint8_t asked[GR_PS_TABLE_BLOCKS];
-    memset(asked, task->row_count == 0, sizeof asked);
-    for (uint32_t i = 0; i < task->row_count; i++) {
-        asked[gr_ps_row_block(held->key, task->rows[i])] = 1;
-    }
     uint32_t blocks[GR_PS_TABLE_BLOCKS], count = 0;
     for (uint32_t block = 0; block < held->cut.blocks; block++) {
-        if (asked[block] != 0 && gr_ps_leads(guest->server, held, block)) {
+        bool asked = task->row_count == 0 || first[block] < first[block + 1];
+        if (asked && gr_ps_leads(guest->server, held, block)) {
             blocks[count++] = block;
         }
     }
@@ -195,7 +191,8 @@ static gr_status begin(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *fra
         return status;
     }
     gr_ps_row_list in;
-    status = judge(guest, task, frame, buffer->values, &in, &why);
+    uint32_t first[GR_PS_TABLE_BLOCKS + 1];
+    status = judge(guest, task, frame, buffer->values, &in, first, &why);
     if (status != GR_OK) {
         gr_ps_buffer_give_back(server, buffer);
         gr_ps_task_fail(task, status, why.text);
@@ -205,11 +202,11 @@ static gr_status begin(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *fra
     task->held = guest->tensors[frame->message];
     server->bytes_in += frame->size_bytes;
     if (frame->comm == GR_PS_PUSH_ROWS) {
-        push_blocks(guest, task, &in, buffer);
+        push_blocks(guest, task, &in, first, buffer);
         return GR_OK;
     }
     if (frame->comm == GR_PS_RESTORE_ROWS) {
-        restore_blocks(guest, task, &in);
+        restore_blocks(guest, task, &in, first);
         gr_ps_buffer_give_back(server, buffer);
         gr_ps_task_settle(guest, task);
         return GR_OK;
@@ -217,7 +214,7 @@ static gr_status begin(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *fra
     task->gathered[task->gathered_count++] = buffer;
     task->rows = in.rows;
     task->row_count = in.count;
-    pull_blocks(guest, task);
+    pull_blocks(guest, task, first);
     return GR_OK;
 }
 
@@ -252,26 +249,35 @@ gr_status gr_ps_rows_take(gr_ps_guest *guest, const gr_frame *frame, gr_diag *di
     return begin(guest, task, frame, buffer, diag);
 }
 
+/* The reply's memory, with where the rows of each block begin behind it. */
+static bool make_reply(gr_ps_task *task)
+{
+    size_t size_bytes = (size_t)task->row_count * task->held->columns * sizeof(float);
+    uint8_t *reply = malloc(size_bytes + (GR_PS_TABLE_BLOCKS + 1) * sizeof(uint32_t));
+    if (reply == NULL) {
+        return false;
+    }
+    task->reply = reply;
+    task->reply_bytes = (uint32_t)size_bytes;
+    return find_blocks(task->held->key, task->rows, task->row_count,
+                       (uint32_t *)(void *)(reply + size_bytes));
+}
+
 /* Reads the rows of one block to where they stand in the reply. */
 static gr_status read_block(gr_ps_server *server, gr_ps_task *task, uint32_t block, gr_diag *diag)
 {
     const gr_ps_share *held = task->held;
-    size_t columns = held->columns;
-    if (task->reply == NULL) {
-        task->reply = malloc((size_t)task->row_count * columns * sizeof(float) + 1);
-    }
-    if (task->reply == NULL) {
+    if (task->reply == NULL && !make_reply(task)) {
         return gr_fail(diag, GR_E_NO_MEMORY, "the server has no memory for %u rows",
                        task->row_count);
     }
-    task->reply_bytes = (uint32_t)(task->row_count * columns * sizeof(float));
-    uint32_t first = first_of(held->key, task->rows, task->row_count, block);
-    uint32_t end = first_of(held->key, task->rows, task->row_count, block + 1);
-    float *to = (float *)(void *)task->reply + first * columns;
+    const uint32_t *first = (const uint32_t *)(const void *)(task->reply + task->reply_bytes);
+    uint32_t begin = first[block], count = first[block + 1] - begin;
+    float *to = (float *)(void *)task->reply + (size_t)begin * held->columns;
     server->pulls++;
-    server->bytes_out += (end - first) * columns * sizeof(float);
-    return gr_ps_store_read_rows(server->store, held->key, block, task->rows + first, end - first,
-                                 to, diag);
+    server->bytes_out += (uint64_t)count * held->columns * sizeof(float);
+    return gr_ps_store_read_rows(server->store, held->key, block, task->rows + begin, count, to,
+                                 diag);
 }
 
 /* ---- Scans ----------------------------------------------------------------------------------- */
