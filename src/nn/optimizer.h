@@ -90,6 +90,8 @@ float *gr_optimizer_state(gr_optimizer *optimizer, int index, const char **name_
 double gr_gradient_square_sum(const gr_model *model, const float *gradients);
 /* Is any element NaN or infinite? */
 bool gr_any_not_finite(const float *values, size_t count);
+/* The first such element of begin .. end - 1; `end`: none. */
+size_t gr_first_not_finite(const float *values, size_t begin, size_t end);
 
 /* dst[i] = a[i] + b[i], the addition of the shard tree. */
 void gr_add_f32(float *dst, const float *a, const float *b, size_t count);

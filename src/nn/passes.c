@@ -4,6 +4,8 @@
 
 #include "nn/optimizer.h"
 
+#include <math.h>
+
 const gr_passes *gr_passes_best(void)
 {
 #if defined(__x86_64__)
@@ -84,4 +86,15 @@ void gr_add_f32(float *dst, const float *a, const float *b, size_t count)
 bool gr_any_not_finite(const float *values, size_t count)
 {
     return gr_passes_best()->any_not_finite(values, count);
+}
+
+size_t gr_first_not_finite(const float *values, size_t begin, size_t end)
+{
+    if (begin < end && !gr_any_not_finite(values + begin, end - begin)) {
+        return end;
+    }
+    while (begin < end && isfinite(values[begin])) {
+        begin++;
+    }
+    return begin;
 }

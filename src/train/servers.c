@@ -7,7 +7,6 @@
 #include "link/secret.h"
 #include "train/updater.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -278,17 +277,6 @@ gr_status gr_servers_gather_now(gr_trainer *t, gr_diag *diag)
     return status == GR_OK ? GR_OK : gr_servers_failed(servers, status, diag);
 }
 
-size_t gr_servers_find_bad(const gr_servers *servers, size_t begin, size_t end)
-{
-    if (!gr_any_not_finite(servers->come + begin, end - begin)) {
-        return end;
-    }
-    while (isfinite(servers->come[begin])) {
-        begin++;
-    }
-    return begin;
-}
-
 size_t gr_servers_take_values(gr_trainer *t)
 {
     const gr_servers *servers = t->meeting;
@@ -297,7 +285,7 @@ size_t gr_servers_take_values(gr_trainer *t)
         size_t end = servers->tensors[i].end;
         for (size_t at = servers->tensors[i].begin; at < end; at += PIECE_VALUES) {
             size_t count = end - at < PIECE_VALUES ? end - at : PIECE_VALUES;
-            size_t bad = gr_servers_find_bad(servers, at, at + count);
+            size_t bad = gr_first_not_finite(servers->come, at, at + count);
             if (bad < at + count) {
                 return bad;
             }

@@ -94,9 +94,6 @@ gr_status gr_servers_poll(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
  * group cannot go on without it. */
 gr_status gr_servers_failed(const gr_servers *servers, gr_status status, gr_diag *diag);
 
-/* Of what has come, the first element of begin .. end - 1 that is not finite; `end`: none. */
-size_t gr_servers_find_bad(const gr_servers *servers, size_t begin, size_t end);
-
 /* What has come becomes the weights; all of it is looked over. Returns the first element of the
  * step vector that is not finite, or its length. */
 size_t gr_servers_take_values(gr_trainer *t);

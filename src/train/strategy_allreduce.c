@@ -9,7 +9,6 @@
 #include "coll/comm.h"
 #include "train/strategy.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 enum { PIECE_VALUES = 4096 }; /* 16 KiB: checked and updated while it is in the first cache */
@@ -123,14 +122,6 @@ static gr_status meet(gr_trainer *t, gr_diag *diag)
                                                     "the gradients could not be reduced", diag);
 }
 
-static size_t first_not_finite(const float *sum, size_t begin, size_t end)
-{
-    while (begin < end && isfinite(sum[begin])) {
-        begin++;
-    }
-    return begin;
-}
-
 /* Elements of the step vector. False: a gradient is not finite. */
 static bool update_range(gr_trainer *t, size_t begin, size_t end)
 {
@@ -169,7 +160,7 @@ static size_t take_sum(gr_trainer *t, bool update)
             finite = update_range(t, at, stop);
         }
         if (!finite) {
-            return first_not_finite(t->vectors[0], at, stop);
+            return gr_first_not_finite(t->vectors[0], at, stop);
         }
     }
     return t->length;

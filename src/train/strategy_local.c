@@ -17,7 +17,6 @@
 #include "train/strategy.h"
 #include <gradus/coll.h>
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -292,10 +291,7 @@ static gr_status fail_not_finite(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
     const local *l = t->meeting;
     const float *sum = t->vectors[0];
-    size_t at = 0;
-    while (at + 1 < t->length && isfinite(sum[at])) {
-        at++;
-    }
+    size_t at = gr_first_not_finite(sum, 0, t->length - 1);
     int64_t first = l->bad_step < INT64_MAX ? (int64_t)l->bad_step : INT64_MAX;
     if (t->world_size > 1) {
         gr_status status = gr_allreduce(t->comm, &first, 1, GR_I64, GR_MIN);

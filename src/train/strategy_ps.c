@@ -14,8 +14,6 @@
 #include "coll/plan.h"
 #include "train/servers.h"
 
-#include <math.h>
-
 /* ---- A generation ---------------------------------------------------------------------------- */
 
 static gr_status make_head(gr_trainer *t, gr_diag *diag)
@@ -140,7 +138,7 @@ static gr_status meet(gr_trainer *t, gr_diag *diag)
 static size_t update_from_sums(gr_trainer *t, uint64_t step)
 {
     const gr_servers *servers = t->meeting;
-    size_t bad = gr_servers_find_bad(servers, t->parameters, t->length);
+    size_t bad = gr_first_not_finite(servers->come, t->parameters, t->length);
     if (bad < t->length) {
         return bad;
     }
@@ -157,10 +155,7 @@ static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now
     const gr_servers *servers = t->meeting;
     uint64_t begun = gr_timeline_now(t->timeline);
     const float *seen = t->vectors[0];
-    size_t bad = 0;
-    while (bad < t->parameters && isfinite(seen[bad])) {
-        bad++;
-    }
+    size_t bad = gr_first_not_finite(seen, 0, t->parameters);
     if (bad == t->parameters) {
         seen = servers->come;
         bad = gr_servers_only_add(t->job) ? update_from_sums(t, step) : gr_servers_take_values(t);

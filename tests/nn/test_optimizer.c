@@ -276,6 +276,8 @@ static void test_sums_and_checks(void **state)
             n.gradients[count - 1] = kind ? NAN : -INFINITY;
             assert_true(gr_any_not_finite(n.gradients, count));
             assert_false(gr_any_not_finite(n.gradients, count - 1));
+            assert_int_equal(gr_first_not_finite(n.gradients, 0, count), count - 1);
+            assert_int_equal(gr_first_not_finite(n.gradients, 0, count - 1), count - 1);
             n.gradients[count - 1] = kept;
         }
     }
