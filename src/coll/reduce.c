@@ -164,11 +164,6 @@ gr_add_scaled_fn *gr_add_scaled_best(void)
     return table_of(gr_isa_best())->add_scaled;
 }
 
-gr_add_two_fn *gr_add_two_best(void)
-{
-    return table_of(gr_isa_best())->add_two;
-}
-
 void gr_scale(void *buf, size_t count, gr_dtype dtype, double factor)
 {
     gr_scale_to(buf, buf, count, dtype, factor);

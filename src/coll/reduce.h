@@ -36,9 +36,4 @@ void gr_scale_to(void *dst, const void *src, size_t count, gr_dtype dtype, doubl
 typedef bool gr_add_scaled_fn(float *to, const float *from, float factor, size_t count);
 gr_add_scaled_fn *gr_add_scaled_best(void);
 
-/* The same of a[i] + b[i], in whose places to[i] goes as well; buffers are the same or
- * lie apart. */
-typedef bool gr_add_two_fn(float *to, float *a, float *b, float factor, size_t count);
-gr_add_two_fn *gr_add_two_best(void);
-
 #endif

@@ -303,21 +303,6 @@ static bool add_scaled(float *restrict to, const float *restrict from, float fac
 GR_KERNEL_BOTH(sum_both_f32, any_f32, add_f32)
 GR_KERNEL_BOTH(sum_both_f64, any_f64, add_f64)
 
-static bool add_two(float *to, float *a, float *b, float factor, size_t count)
-{
-    uint32_t bad = 0;
-    GR_INDEPENDENT
-    for (size_t i = 0; i < count; i++) {
-        float sum = a[i] + b[i];
-        bad |= (gr_bits_of_f32(sum) & 0x7f800000u) == 0x7f800000u;
-        float value = to[i] + factor * sum;
-        to[i] = value;
-        a[i] = value;
-        b[i] = value;
-    }
-    return bad == 0;
-}
-
 #define GR_OPS(type)                                                                               \
     {                                                                                              \
         [GR_SUM] = sum_##type, [GR_AVERAGE] = sum_##type, [GR_MIN] = smallest_##type,              \
@@ -363,5 +348,4 @@ const gr_reduce_table GR_REDUCE_TABLE = {
             [GR_I64] = multiply_i64,
         },
     .add_scaled = add_scaled,
-    .add_two = add_two,
 };

@@ -16,7 +16,6 @@ typedef struct gr_reduce_table {
     gr_scale_fn *scale[GR_DTYPE_COUNT];
     gr_multiply_fn *multiply[GR_DTYPE_COUNT];
     gr_add_scaled_fn *add_scaled;
-    gr_add_two_fn *add_two;
 } gr_reduce_table;
 
 extern const gr_reduce_table gr_reduce_c;

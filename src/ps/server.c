@@ -119,12 +119,6 @@ static void destroy_updater(void *updater)
     free(any);
 }
 
-static bool only_adds(void *updater)
-{
-    const any_updater *any = updater;
-    return any->ops == NULL;
-}
-
 static int states_of(void *updater)
 {
     any_updater *any = updater;
@@ -423,8 +417,7 @@ gr_status gr_ps_server_create(const gr_ps_server_config *config, gr_ps_server **
                                       .updaters = {.create = create_updater,
                                                    .destroy = destroy_updater,
                                                    .states = states_of,
-                                                   .update = update,
-                                                   .only_adds = only_adds},
+                                                   .update = update},
                                       .updaters_arg = server,
                                       .bytes_max = config->bytes_max};
     status = open_mesh(server, config, &interfaces, diag);

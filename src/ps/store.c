@@ -51,7 +51,6 @@ gr_status gr_ps_store_create(const gr_ps_store_config *config, gr_ps_store **sto
     }
     store->config = *config;
     store->add = gr_reduce_kernel(gr_isa_best(), GR_F32, GR_SUM);
-    store->add_two = gr_add_two_best();
     store->slowest = UINT64_MAX;
     store->stats.bytes = sizeof *store;
     *store_out = store;
@@ -343,8 +342,6 @@ gr_status gr_ps_store_declare(gr_ps_store *store, int who, const gr_ps_tensor *t
         return status;
     }
     held->states = store->config.updaters.states(held->updater);
-    held->only_adds =
-        store->config.updaters.only_adds != NULL && store->config.updaters.only_adds(held->updater);
     GR_CHECK(in(held->states, 0, GR_PS_STATES_MAX));
     *slot_of(store, key) = (uint32_t)store->held_count + 1;
     store->held[store->held_count++] = held;

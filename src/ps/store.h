@@ -85,9 +85,6 @@ typedef struct gr_ps_updater_ops {
      * changed all the same. */
     bool (*update)(void *updater, uint64_t step, double rate, float factor, float *values,
                    float *const *states, const float *gradient, size_t count);
-    /* True: it adds `factor` times the gradient to the values, and nothing else. NULL: none does.
-     */
-    bool (*only_adds)(void *updater);
 } gr_ps_updater_ops;
 
 /* ---- What the store says --------------------------------------------------------------------- */

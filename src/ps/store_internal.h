@@ -76,7 +76,6 @@ struct gr_ps_held {
     gr_ps_tensor tensor; /* its texts are own copies */
     uint64_t key;
     void *updater;
-    bool only_adds; /* the updater */
     int states;
     size_t buffer; /* elements of a loan and of a state vector */
     uint32_t block_count;
@@ -89,7 +88,6 @@ struct gr_ps_held {
 struct gr_ps_store {
     gr_ps_store_config config;
     gr_reduce_fn *add;
-    gr_add_two_fn *add_two;
     gr_ps_held **held; /* in the order of declaration */
     size_t held_count, held_capacity;
     uint32_t *slots; /* hash table over `held`: index + 1; 0: free */

@@ -180,21 +180,6 @@ static void choose_outs(const gr_ps_block *block, const gr_ps_change *change)
     }
 }
 
-/* Elements of a block: smaller ones are of tensors of 4 MiB at most, which stay in the caches. */
-enum { EXCHANGE_MIN = 2048 };
-
-/* Are values to come in the place of two gradients that are added to them, and nowhere else? So it
- * is where two workers share this host, and there are no replicas. Where it is the memory that is
- * waited for, one pass is faster than several over each piece: loads do not stop between them. */
-static bool is_exchange(const gr_ps_held *held, const gr_ps_change *change, const means *m)
-{
-    const gr_ps_ticket *a = change->tickets, *b = a != NULL ? a->next : NULL;
-    return b != NULL && b->next == NULL && change->part_count == 2 && held->only_adds &&
-           held->tensor.block >= EXCHANGE_MIN && held->tensor.gradient_type == GR_F32 &&
-           m->fresh == NULL && m->unsafe == NULL && a->put && a->out == a->data.values && b->put &&
-           b->out == b->data.values;
-}
-
 /* Sum and optimizer, a piece at a time: all is read and written while it is in the nearest cache.
  */
 static bool run(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block,
@@ -207,10 +192,6 @@ static bool run(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block,
     const gr_ps_adder add = gr_ps_adder_of(store, held);
     bool finite = true;
     choose_outs(block, change);
-    if (is_exchange(held, change, m)) {
-        return store->add_two(values, change->tickets->out, change->tickets->next->out,
-                              change->factor, block->count);
-    }
     for (size_t at = 0; at < block->count; at += GR_PS_PIECE) {
         size_t count = block->count - at < GR_PS_PIECE ? block->count - at : GR_PS_PIECE;
         const float *sum = gr_ps_sum_piece(&add, store->parts, change->part_count, at, count,

@@ -419,35 +419,6 @@ static void test_scaled_values_are_added_and_what_is_not_finite_is_told(void **u
     }
 }
 
-static void test_two_are_added_and_exchanged(void **unused)
-{
-    (void)unused;
-    for (size_t count = 0; count <= COUNT_MAX; count += count < 40 ? 1 : 61) {
-        float a[COUNT_MAX + 1], b[COUNT_MAX + 1], to[COUNT_MAX + 1], sum[COUNT_MAX + 1];
-        for (size_t i = 0; i <= COUNT_MAX; i++) {
-            a[i] = 1.0f / (float)(i + 3);
-            b[i] = (float)i - 0.7f;
-            to[i] = i % 2 == 0 ? -0.0f : 3.3f;
-            sum[i] = a[i] + b[i];
-        }
-        float end[3] = {a[count], b[count], to[count]}, expected[COUNT_MAX + 1];
-        memcpy(expected, to, sizeof to);
-        assert_true(gr_add_scaled_best()(expected, sum, -0.3f, count));
-        assert_true(gr_add_two_best()(to, a, b, -0.3f, count));
-        assert_memory_equal(to, expected, sizeof to);
-        assert_memory_equal(a, expected, count * sizeof *a);
-        assert_memory_equal(b, expected, count * sizeof *b);
-        assert_memory_equal(((float[]){a[count], b[count], to[count]}), end, sizeof end);
-        if (count > 0) {
-            b[count - 1] = INFINITY;
-            assert_false(gr_add_two_best()(to, a, b, 1.0f, count));
-            float own = a[0];
-            assert_int_equal(gr_add_two_best()(to, a, a, 0.0f, count - 1), true);
-            assert_true(count < 2 || same_float((double)a[0], (double)own));
-        }
-    }
-}
-
 static void test_names_and_sizes(void **unused)
 {
     (void)unused;
@@ -481,7 +452,6 @@ int main(void)
         cmocka_unit_test(test_scale_divides_exactly),
         cmocka_unit_test(test_factors_multiply_and_integers_stop_at_their_ends),
         cmocka_unit_test(test_scaled_values_are_added_and_what_is_not_finite_is_told),
-        cmocka_unit_test(test_two_are_added_and_exchanged),
         cmocka_unit_test(test_names_and_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -281,7 +281,7 @@ int world_push(ps_world *world, gr_ps_push push, const float *values, bool lasti
     float *copy = copy_of(values, push.count);
     assert_non_null(l);
     ticket *t = &world->tickets[token];
-    if ((token % 3 == 1 || world->in_place) && !lasting) {
+    if (token % 3 == 1 && !lasting) {
         t->out = copy;
         t->before = copy_of(values, push.count);
     } else if (token % 3 == 2) {

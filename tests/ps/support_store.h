@@ -62,7 +62,6 @@ typedef struct ps_world {
     gr_ps_tensor tensor;
     uint64_t key;
     uint32_t blocks;
-    bool in_place; /* all values come where the data lie; else of a third of the pushes */
     ticket tickets[TICKETS_MAX];
     int ticket_count;
     lease *leases[TICKETS_MAX];
