@@ -125,8 +125,7 @@ gr_status gr_ps_op_close(gr_ps_op *op, uint64_t *version_out)
     return status;
 }
 
-/* A wait ends when the other servers should have told who takes over, or when more may be pushed.
- */
+/* A wait ends when the other servers should have told who takes over, or more may be pushed. */
 static int64_t latest_us(const gr_ps *ps, int64_t deadline_us)
 {
     for (int s = 0; s < ps->servers; s++) {

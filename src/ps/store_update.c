@@ -180,8 +180,7 @@ static void choose_outs(const gr_ps_block *block, const gr_ps_change *change)
     }
 }
 
-/* Sum and optimizer, a piece at a time: all is read and written while it is in the nearest cache.
- */
+/* Sum and optimizer, a piece at a time: all is read and written while in the nearest cache. */
 static bool run(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block,
                 const gr_ps_change *change, const means *m)
 {
