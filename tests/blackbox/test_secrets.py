@@ -49,6 +49,18 @@ def stopped_memory_of(pid):
     return memory_of(pid)
 
 
+def wiped_memory_of(pid, secret, name):
+    """Who has just started a worker may not have come to wiping the text that this one got."""
+    pieces = []
+
+    def wiped():
+        pieces[:] = stopped_memory_of(pid)
+        os.kill(pid, signal.SIGCONT)
+        return not any(secret.encode() in piece for _, piece in pieces)
+    wait_until(wiped, f"{name} to wipe the secret's text")
+    return pieces
+
+
 def held_binary(pieces, secret=SECRET):
     """The flags of each piece of memory that the secret stands in, once for each time."""
     return [flags for flags, piece in pieces for _ in range(piece.count(bytes.fromhex(secret)))]
@@ -102,10 +114,7 @@ def test_who_starts_newcomers_keeps_it_apart(gradus, tmp_path, remote):
     for pid, name in gradus.remains().items():
         if name == "sleep" or name == "sh":
             continue
-        os.kill(pid, signal.SIGSTOP)
-        pieces = memory_of(pid)
-        os.kill(pid, signal.SIGCONT)
-        assert not any(secret.encode() in piece for _, piece in pieces), name
+        pieces = wiped_memory_of(pid, secret, name)
         held = held_binary(pieces, secret)
         assert all({"dd", "wf", "lo"} <= set(flags) for flags in held), (name, held)
         copies[name] = len(held)
