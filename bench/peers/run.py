@@ -345,6 +345,7 @@ def parse():
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # and the peers with us
     arguments = parse()
     if arguments.report:
         results = json.loads(pathlib.Path(arguments.report).read_text())
