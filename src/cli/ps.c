@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "cli/cli.h"
 #include "cli/ps_file.h"
+#include "ps/client.h"
 
 #include <gradus/ps.h>
 #include <inttypes.h>
@@ -22,8 +23,7 @@ static const gr_config_field ps_fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(ps_options, servers),
      .value_name = "ADDRESSES",
-     .help = "where the parameter servers are, in the order of their numbers: what each has "
-             "printed, with commas between"},
+     .help = GR_PS_SERVERS_HELP},
     {.flag = "--wait",
      .type = GR_CONFIG_DURATION,
      .offset = offsetof(ps_options, wait_us),

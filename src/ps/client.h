@@ -13,6 +13,10 @@
 #include "ps/pace.h"
 
 extern const gr_config_table gr_ps_config_table; /* GRADUS_SERVERS */
+/* What that says; some commands have a flag for it as well. */
+#define GR_PS_SERVERS_HELP                                                                         \
+    "where the parameter servers are, in the order of their numbers: what each has printed, with " \
+    "commas between"
 
 /* A tensor as this client knows it. */
 typedef struct gr_ps_item {

@@ -29,8 +29,7 @@ static const gr_config_field fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(ps_environment, servers),
      .value_name = "ADDRESSES",
-     .help = "where the parameter servers are, in the order of their numbers: what each has "
-             "printed, with commas between"},
+     .help = GR_PS_SERVERS_HELP},
     {0},
 };
 

@@ -207,7 +207,6 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
         return status;
     }
     uint64_t key = gr_ps_tensor_key(spec->name);
-    uint32_t at = place_of(server, key);
     gr_ps_share *held = gr_ps_share_of(server, key);
     if (held != NULL) {
         /* There may have been no memory for it at first. */
@@ -233,6 +232,7 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
                           .marks = marks,
                           .streams = streams,
                           .restorer = -1};
+    uint32_t at = place_of(server, key);
     memmove((void *)(server->held + at + 1), (void *)(server->held + at),
             (server->held_count - at) * sizeof *server->held);
     server->held[at] = held;
