@@ -221,7 +221,7 @@ static const candidate *chosen_one(const explanation *e)
 /* ---- Saying it ------------------------------------------------------------------------------- */
 static gr_lane_way way_of(const explanation *e, bool registered)
 {
-    return gr_lane_way_of((size_t)e->options->size_bytes, registered, true,
+    return gr_lane_way_of((size_t)e->options->size_bytes, e->shape.world_size, registered, true,
                           e->tuning.cores >= e->shape.world_size);
 }
 
@@ -242,8 +242,8 @@ static const char *way_text(gr_lane_way way)
         [GR_LANE_OWN] = "each rank adds its share of all buffers, and writes it to all results",
         [GR_LANE_FREE] = "whoever has a core adds a share of all buffers, and writes it to all "
                          "results",
-        [GR_LANE_KERNEL] = "own shares, read and written through the kernel; where it does not "
-                           "permit that, windows",
+        [GR_LANE_KERNEL] = "own or free shares, read and written through the kernel; where it "
+                           "does not permit that, windows",
         [GR_LANE_WINDOWS] = "each rank adds its share of what passes through shared windows"};
     return texts[way];
 }

@@ -128,13 +128,22 @@ bool gr_lane_does(gr_coll coll, int size)
            size <= GR_LANE_RANKS_MAX;
 }
 
-gr_lane_way gr_lane_way_of(size_t most_bytes, bool registered, bool kernel, bool roomy)
+/* A core calls the system for all leaves of a piece, and there are fewer cores than leaves. */
+static bool is_for_kernel(size_t most_bytes, int leaves, bool roomy)
+{
+    size_t square = (size_t)leaves * (size_t)leaves;
+    return roomy ? leaves <= LANE_CMA_LEAVES_MAX
+                 : leaves <= LANE_CMA_LEAVES_SHARED && most_bytes >= square * LANE_CMA_MIN;
+}
+
+gr_lane_way gr_lane_way_of(size_t most_bytes, int leaves, bool registered, bool kernel, bool roomy)
 {
     if (most_bytes <= (registered ? LANE_PACK_MAX : LANE_SMALL_MAX)) {
         return GR_LANE_BESIDE;
     }
     if (!registered) {
-        return kernel && roomy ? GR_LANE_KERNEL : GR_LANE_WINDOWS;
+        return kernel && is_for_kernel(most_bytes, leaves, roomy) ? GR_LANE_KERNEL
+                                                                  : GR_LANE_WINDOWS;
     }
     return roomy ? GR_LANE_OWN : GR_LANE_FREE;
 }
@@ -197,8 +206,12 @@ static gr_status prepare(gr_lane_op *op, const gr_lane_request *request)
         op->inputs[i] = request->inputs[i];
     }
     size_t packed_bytes = op->count * op->element_bytes * (size_t)op->tree->inputs_most;
-    op->small = gr_lane_way_of(packed_bytes, false, false, lane->roomy) == GR_LANE_BESIDE;
-    op->always_packed = gr_lane_way_of(packed_bytes, true, false, lane->roomy) == GR_LANE_BESIDE;
+    int leaves = op->tree->leaf_count;
+    gr_lane_way other = gr_lane_way_of(packed_bytes, leaves, false, lane->cma, lane->roomy);
+    op->small = other == GR_LANE_BESIDE;
+    op->by_kernel = other == GR_LANE_KERNEL;
+    op->always_packed =
+        gr_lane_way_of(packed_bytes, leaves, true, false, lane->roomy) == GR_LANE_BESIDE;
     op->chunk = op->tree->chunk_bytes / op->element_bytes;
     size_t size = (size_t)lane->size, rank = (size_t)lane->rank;
     op->own_begin = gr_lane_cut(op->count, op->element_bytes, size, rank);

@@ -61,16 +61,16 @@ typedef enum gr_lane_way {
     GR_LANE_BESIDE, /* contributions lie beside the lines, and every rank adds all */
     GR_LANE_OWN,    /* each rank adds its share of all buffers, and writes it into all results */
     GR_LANE_FREE,   /* whoever runs adds a share: fewer cores than ranks */
-    GR_LANE_KERNEL, /* as GR_LANE_OWN; what is not shared is reached through the kernel */
+    GR_LANE_KERNEL, /* as these two; what is not shared is reached through the kernel */
     GR_LANE_WINDOWS /* each rank adds its share of what passes through windows of shared memory */
 } gr_lane_way;
 
 /* Is it one for the lane of `size` ranks of one host? */
 bool gr_lane_does(gr_coll coll, int size);
-/* `most_bytes`: contributions of the rank that has most of them; `registered`: all buffers of all
- * ranks are gr_alloc memory; `kernel`: the kernel lets all ranks reach all other buffers;
- * `roomy`: there is a core for every rank. */
-gr_lane_way gr_lane_way_of(size_t most_bytes, bool registered, bool kernel, bool roomy);
+/* `most_bytes`: contributions of the rank that has most of them, of `leaves` in all; `registered`:
+ * all buffers of all ranks are gr_alloc memory; `kernel`: the kernel lets all ranks reach all other
+ * buffers; `roomy`: there is a core for every rank. */
+gr_lane_way gr_lane_way_of(size_t most_bytes, int leaves, bool registered, bool kernel, bool roomy);
 
 /* Does the lane do it? Alike on all ranks. */
 bool gr_lane_takes(const gr_lane *lane, gr_coll coll, size_t count, int shards);

@@ -3,8 +3,10 @@
 /* Memory that is not shared, through the kernel: who adds a share fetches a piece of all
  * contributions into its second cache, adds there, and puts the sum where the others want it. Each
  * byte passes through the kernel once on its way in and once on its way out, and through no window.
- * That is faster where each rank has a core; ranks that share cores read windows from their common
- * cache.
+ * Where ranks share cores, whoever runs takes shares (lane_work.c): nobody leaves its core for the
+ * sake of a window, and a core keeps its shares of all buffers in its cache. What that costs is a
+ * system call for each piece of each rank, and the kernel's look at each page: with many ranks, or
+ * few bytes, windows are faster (gr_lane_way_of).
  *
  * What peers write into is plain memory, which its owner may use for anything once the operation is
  * over, a failed one as well. So who writes says first into whose memory, and then looks whether
@@ -23,7 +25,7 @@ enum { CLOSE_MS = 1000 };
 
 bool gr_lane_cma_can(const gr_lane *lane)
 {
-    bool all = lane->roomy;
+    bool all = true;
     for (int peer = 0; peer < lane->size; peer++) {
         all = all && gr_mesh_cma(lane->lanes->mesh, lane->peers[peer].world);
     }
@@ -115,7 +117,11 @@ static gr_status add_piece(gr_lane_op *op, gr_lane_op *piece, size_t begin, size
     size_t offset = begin * op->element_bytes, size_bytes = (end - begin) * op->element_bytes;
     size_t stride = (size_bytes + LANE_LINE - 1) / LANE_LINE * LANE_LINE;
     uint8_t *fetched = lane->lanes->temps + (size_t)LANE_TEMPS * LANE_CHUNK;
-    for (int leaf = 0; leaf < op->tree->leaf_count; leaf++) {
+    /* Each rank begins with its own: of two that fetch of the same one at the same time, one waits
+     * for the lock of its page table. */
+    int leaves = op->tree->leaf_count, first = lane->rank * leaves / lane->size;
+    for (int i = 0; i < leaves; i++) {
+        int leaf = (first + i) % leaves;
         int rank = op->tree->leaves[leaf].rank;
         piece->at[leaf] = op->at[leaf] + offset;
         if (is_far(op, rank)) {
@@ -141,14 +147,18 @@ static gr_status add_piece(gr_lane_op *op, gr_lane_op *piece, size_t begin, size
     return GR_OK;
 }
 
+size_t gr_lane_cma_piece(const gr_lane_op *op)
+{
+    return LANE_CMA / (size_t)op->tree->leaf_count / LANE_LINE * LANE_LINE;
+}
+
 gr_status gr_lane_cma_add(gr_lane_op *op, size_t begin, size_t end)
 {
     const uint8_t *at[LANE_CMA_LEAVES_MAX];
     gr_lane_op piece = *op;
     piece.at = at;
     piece.out_count = 1;
-    size_t leaves = (size_t)op->tree->leaf_count;
-    size_t most = LANE_CMA / leaves / LANE_LINE * LANE_LINE / op->element_bytes;
+    size_t most = gr_lane_cma_piece(op) / op->element_bytes;
     gr_status status = GR_OK;
     while (status == GR_OK && begin < end) {
         size_t next = end - begin < most ? end : begin + most;

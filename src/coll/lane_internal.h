@@ -28,7 +28,9 @@ enum {
     LANE_TEMPS = 20,          /* sums under way, and operands times prescale */
     LANE_KNOWN = 16,
     LANE_CMA_LEAVES_MAX = 64,
-    LANE_TREES_MAX = 16 /* numbers of shards */
+    LANE_CMA_LEAVES_SHARED = 8, /* where cores are shared, and ... */
+    LANE_CMA_MIN = 2 << 10,     /* ... bytes of each contribution, times the square of these */
+    LANE_TREES_MAX = 16         /* numbers of shards */
 };
 
 /* Of a rank's buffers in an operation. */
@@ -147,9 +149,10 @@ struct gr_lane_op {
     bool always_packed; /* and goes there */
     uint8_t kinds;      /* as our line says */
     bool moved, linked;
-    bool cma;     /* what is not registered is reached through the kernel */
-    bool said;    /* stored what others wait for, and not looked yet whether it was the last, */
-    bool lingers; /* and its owner, who does nothing else, will do so */
+    bool by_kernel; /* is what is not registered to be reached through the kernel, if it can? */
+    bool cma;       /* it is */
+    bool said;      /* stored what others wait for, and not looked yet whether it was the last, */
+    bool lingers;   /* and its owner, who does nothing else, will do so */
     const lane_tree *tree;
     size_t count, element_bytes;
     size_t chunk;                      /* elements that are added at a time */
@@ -201,7 +204,7 @@ struct gr_lane {
     gr_lane_op *head, *tail; /* not finished, in order */
     uint64_t windows_next;   /* of the next staged operation */
     bool roomy;
-    bool cma; /* roomy, and everybody is reached through the kernel */
+    bool cma; /* everybody is reached through the kernel */
     lane_known known[LANE_KNOWN];
     uint32_t known_next;
     uint32_t cores;
@@ -231,6 +234,8 @@ bool gr_lane_has_news(const void *lanes); /* would a move of any operation do an
 bool gr_lane_cma_can(const gr_lane *lane);
 /* Says in the line where our buffers are. May everybody reach them? */
 bool gr_lane_cma_say_where(gr_lane_op *op, lane_line *line);
+/* Bytes of a contribution that are fetched at a time. */
+size_t gr_lane_cma_piece(const gr_lane_op *op);
 /* Adds elements [begin, end) of all contributions, and gives the sum to all. GR_OK, or the
  * operation is stuck at rank op->arrived: GR_PENDING (that one is about to end), GR_E_PROTOCOL. */
 gr_status gr_lane_cma_add(gr_lane_op *op, size_t begin, size_t end);
@@ -254,8 +259,9 @@ void gr_lane_deal(gr_lane_op *op);
 /* LANE_DIRECT: some of this rank's share. GR_OK: that was the last of it; GR_PENDING; or as
  * gr_lane_cma_add. */
 gr_status gr_lane_add_own(gr_lane_op *op);
-/* LANE_CLAIM: a share that nobody has taken; LANE_DONE: none was left. */
-void gr_lane_add_free(gr_lane_op *op);
+/* LANE_CLAIM: a share that nobody has taken; LANE_DONE: none was left. GR_PENDING, or as
+ * gr_lane_cma_add. */
+gr_status gr_lane_add_free(gr_lane_op *op);
 
 static inline lane_line *gr_lane_line_of(const gr_lane_op *op, int peer)
 {

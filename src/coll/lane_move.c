@@ -196,7 +196,7 @@ static uint8_t say_where(gr_lane_op *op, lane_line *line)
             memcpy(gr_lane_beside(op, op->lane->rank) + (size_t)i * sizeof at, &at, sizeof at);
         }
     }
-    bool reached = op->lane->cma && (registered || gr_lane_cma_say_where(op, line));
+    bool reached = op->by_kernel && (registered || gr_lane_cma_say_where(op, line));
     return (uint8_t)((registered ? LANE_IN_HEAP : 0) | (reached ? LANE_BY_KERNEL : 0));
 }
 
@@ -392,8 +392,7 @@ static gr_status meet(gr_lane_op *op)
     if (op->small && !registered) {
         return meet_small(op, false);
     }
-    op->cma =
-        !registered && (all & LANE_BY_KERNEL) != 0 && op->tree->leaf_count <= LANE_CMA_LEAVES_MAX;
+    op->cma = !registered && (all & LANE_BY_KERNEL) != 0;
     if (!registered && !op->cma) {
         op->window_first = op->window_end = 0;
         op->state = LANE_STAGED;
@@ -507,8 +506,7 @@ static gr_status move_once(gr_lane_op *op)
     case LANE_DIRECT:
         return add_own_share(op);
     case LANE_CLAIM:
-        gr_lane_add_free(op);
-        break;
+        return gr_lane_add_free(op);
     case LANE_STAGED:
         gr_lane_windows_move(op);
         break;

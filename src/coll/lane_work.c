@@ -100,6 +100,19 @@ void gr_lane_pack(const gr_lane_op *op, size_t begin, size_t end, uint8_t *to, s
 }
 
 /* ---- Shares ---------------------------------------------------------------------------------- */
+/* As many for each core, if it is worth it. */
+static uint32_t count_shares(const gr_lane_op *op)
+{
+    size_t size_bytes = op->count * op->element_bytes, cores = op->lane->cores;
+    size_t each = op->cma ? gr_lane_cma_piece(op) : SHARE_BYTES;
+    if (size_bytes / SHARE_BYTES_MIN < cores) {
+        return 1;
+    }
+    size_t most = cores < SHARES_MAX ? SHARES_MAX / cores * cores : SHARES_MAX;
+    size_t shares = ((size_bytes - 1) / (each * cores) + 1) * cores;
+    return (uint32_t)(shares < most ? shares : most);
+}
+
 void gr_lane_deal(gr_lane_op *op)
 {
     const gr_lane *lane = op->lane;
@@ -109,12 +122,7 @@ void gr_lane_deal(gr_lane_op *op)
         op->state = LANE_DIRECT;
         return;
     }
-    size_t size_bytes = op->count * op->element_bytes;
-    size_t shares = size_bytes / SHARE_BYTES + 1;
-    if (shares < lane->cores) { /* one for each, unless it is hardly worth it */
-        shares = size_bytes / SHARE_BYTES_MIN < lane->cores ? 1 : lane->cores;
-    }
-    op->shares = (uint32_t)(shares < SHARES_MAX ? shares : SHARES_MAX);
+    op->shares = count_shares(op);
     op->shares_done = 0;
     op->state = LANE_CLAIM;
 }
@@ -137,17 +145,22 @@ static bool is_in_vain(gr_lane_op *op)
     return false;
 }
 
+static gr_status add_range(gr_lane_op *op, size_t begin, size_t end)
+{
+    if (op->cma) {
+        return gr_lane_cma_add(op, begin, end);
+    }
+    gr_lane_add(op, begin, end, 0);
+    return GR_OK;
+}
+
 gr_status gr_lane_add_own(gr_lane_op *op)
 {
     size_t most = LANE_BUDGET / op->element_bytes;
     size_t end = op->end - op->begin < most ? op->end : op->begin + most;
-    if (op->cma) {
-        gr_status status = gr_lane_cma_add(op, op->begin, end);
-        if (status != GR_OK) {
-            return status;
-        }
-    } else {
-        gr_lane_add(op, op->begin, end, 0);
+    gr_status status = add_range(op, op->begin, end);
+    if (status != GR_OK) {
+        return status;
     }
     op->begin = end;
     op->moved = true;
@@ -188,18 +201,19 @@ static uint32_t take_share(const gr_lane_op *op)
 
 /* With fewer cores than ranks, whoever runs does the work: a rank's own share would wait until the
  * rank is scheduled. */
-void gr_lane_add_free(gr_lane_op *op)
+gr_status gr_lane_add_free(gr_lane_op *op)
 {
     uint32_t part = take_share(op);
     op->moved = true;
     if (part < op->shares) {
-        gr_lane_add(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
-                    gr_lane_cut(op->count, op->element_bytes, op->shares, part + 1), 0);
-        op->shares_done++;
-        return;
+        gr_status status =
+            add_range(op, gr_lane_cut(op->count, op->element_bytes, op->shares, part),
+                      gr_lane_cut(op->count, op->element_bytes, op->shares, part + 1));
+        op->shares_done += status == GR_OK;
+        return status == GR_OK ? GR_PENDING : status;
     }
     if (op->shares_done > 0 && is_in_vain(op)) {
-        return;
+        return GR_PENDING;
     }
     _Atomic uint64_t *done = &gr_lane_claim_of(op)->done;
     op->state = LANE_DONE;
@@ -211,4 +225,5 @@ void gr_lane_add_free(gr_lane_op *op)
         }
     }
     atomic_store_explicit(gr_lane_done_of(op, op->lane->rank), op->seq + 1, memory_order_release);
+    return GR_PENDING;
 }

@@ -44,12 +44,14 @@ static int run_until_death(gr_comm *comm, const ranks_job *job)
         }
         status = gr_allreduce(comm, values, COUNT, GR_F32, GR_SUM);
         for (int i = 0; status == GR_OK && i < COUNT; i++) {
-            if (values[i] != 2 * (float)(i % 1000)) {
+            if (values[i] != (float)(job->size * (i % 1000))) {
                 return say(comm, status, "wrong");
             }
         }
     } while (status == GR_OK);
-    bool expected = status == GR_E_PEER_LOST && gr_comm_diag(comm)->peer_rank == 1;
+    /* Seen, or heard of. */
+    bool expected = (status == GR_E_PEER_LOST || status == GR_E_COMM_BROKEN) &&
+                    gr_comm_diag(comm)->peer_rank == 1;
     if (!expected) {
         return say(comm, status, "not as rank 1 died");
     }
@@ -63,7 +65,9 @@ static void test_death_in_the_middle(void **state)
     (void)state;
     for (int i = 0; i < DEATHS; i++) {
         int64_t after_ns = 1000 + i * INT64_C(370000);
-        ranks_job job = {.size = 2, .link = "shm", .progress = 1 + i % 2, .arg = &after_ns};
+        /* Four have no core each on small machines: then whoever runs reads and writes. */
+        ranks_job job = {
+            .size = i % 4 < 2 ? 2 : 4, .link = "shm", .progress = 1 + i % 2, .arg = &after_ns};
         assert_int_equal(ranks_run(&job, run_until_death, 2), 0);
     }
 }

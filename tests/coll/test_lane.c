@@ -49,7 +49,7 @@ static bool all_linked(const world *w)
 }
 
 /* What the ranks find. */
-typedef enum place { SHARED_CORES, NO_CMA, CMA, PLACES } place;
+typedef enum place { SHARED_CORES, SHARED_CORES_CMA, NO_CMA, CMA, PLACES } place;
 
 static void open_world(world *w, int size, place where)
 {
@@ -83,9 +83,9 @@ static void open_world(world *w, int size, place where)
         assert_non_null(w->lanes[rank]);
         w->lane[rank] = gr_lane_open(w->lanes[rank], 0, rank, size, ranks, &no_memory);
         assert_non_null(w->lane[rank]);
-        w->lane[rank]->roomy = where != SHARED_CORES;
-        w->lane[rank]->cma = where == CMA;
-        assert_true(where != CMA || gr_lane_cma_can(w->lane[rank]));
+        w->lane[rank]->roomy = where == NO_CMA || where == CMA;
+        w->lane[rank]->cma = where == SHARED_CORES_CMA || where == CMA;
+        assert_true(!w->lane[rank]->cma || gr_lane_cma_can(w->lane[rank]));
     }
 }
 
@@ -516,23 +516,21 @@ static void test_memory_outside_the_heap_is_refused(void **unused)
 
 /* ---- Memory that only the kernel reaches ----------------------------------------------------- */
 /* Two ranks that have both come, each with plain memory of its own. */
-static void start_two(world *w, job *j)
+static void start_two(world *w, job *j, place where)
 {
-    open_world(w, 2, CMA);
+    open_world(w, 2, where);
     *j = (job){
         .dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true, .plain = 3};
     make_job(w, j);
     start(w, j, 0);
     start(w, j, 1);
-    assert_int_equal(gr_lane_move(j->running[0]), GR_PENDING);
 }
 
-static void test_who_gave_up_is_not_written_to(void **unused)
+static void check_who_gave_up_is_not_written_to(place where)
 {
-    (void)unused;
     world w;
     job j;
-    start_two(&w, &j);
+    start_two(&w, &j, where);
     size_t size_bytes = j.count * sizeof(float);
     void *before = malloc(size_bytes);
     assert_non_null(before);
@@ -551,18 +549,25 @@ static void test_who_gave_up_is_not_written_to(void **unused)
     close_world(&w);
 }
 
+static void test_who_gave_up_is_not_written_to(void **unused)
+{
+    (void)unused;
+    check_who_gave_up_is_not_written_to(CMA);
+    check_who_gave_up_is_not_written_to(SHARED_CORES_CMA);
+}
+
 static void test_memory_that_is_gone_is_an_error(void **unused)
 {
     (void)unused;
-    for (int what = 0; what < 2; what++) {
+    for (int what = 0; what < 4; what++) {
         world w;
         job j;
-        start_two(&w, &j);
+        start_two(&w, &j, what / 2 == 0 ? CMA : SHARED_CORES_CMA);
         size_t size_bytes = j.count * sizeof(float);
         void *gone = mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         assert_ptr_not_equal(gone, MAP_FAILED);
         lane_line *line = &w.lane[0]->own->slots[0].line;
-        *(what == 0 ? &line->body.at.out : &line->body.at.input) = (uintptr_t)gone;
+        *(what % 2 == 0 ? &line->body.at.out : &line->body.at.input) = (uintptr_t)gone;
         assert_int_equal(gr_lane_move(j.running[1]), GR_E_PROTOCOL);
         assert_int_equal(gr_lane_late(j.running[1]), 0);
         gr_lane_release(j.running[1]);
