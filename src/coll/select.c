@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/select.h"
 #include "base/fail.h"
+#include "coll/exec.h"
 #include "coll/lane.h"
 
 #include <string.h>
 
 enum { SMALLEST_CLASS_BYTES = 64, SEGMENT_ALIGN = 64 };
 
-/* The first is what the executor does unasked. Below 128 KiB time is lost on every link. The last
+/* The first is what the executor does unasked. Below two units time is lost on every link. The last
  * one is for plans without scratch, which holds two segments for each slot. */
-static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {256 << 10, 128 << 10, 1 << 20};
+static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {
+    GR_SEGMENT_BYTES_DEFAULT, 2 * GR_SEGMENT_UNIT_BYTES, 16 * GR_SEGMENT_UNIT_BYTES};
 
 /* A segment that is so long on its way costs more than its handling: peers that send to one at a
  * time do not share its line evenly, and who is behind holds up all that waits for the segment. */
-enum { SLOW_SEGMENT_US = 1000, SLOW_SEGMENT_BYTES = 64 << 10 };
+enum { SLOW_SEGMENT_US = 1000, SLOW_SEGMENT_BYTES = GR_SEGMENT_UNIT_BYTES };
 
 gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *config,
                             gr_diag *diag)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of algorithms: the text that overrides it, and what the model chooses. */
+#include "coll/exec.h"
 #include "coll/select.h"
+#include "link/frame.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -218,12 +220,13 @@ static void test_slow_network(void **state)
         .coll = GR_COLL_ALLREDUCE, .world_size = 4, .shards = 4, .topology = &topology};
     gr_selection selection = make(NULL, true, GR_LINK_TCP, 4);
     gr_choice fast = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
-    assert_true(fast.segment_bytes >= 128 << 10);
+    assert_true(fast.segment_bytes >= 2 * GR_SEGMENT_UNIT_BYTES);
     gr_model model = selection.model;
     model.link[GR_MODEL_BETWEEN].host_byte_us = model.link[GR_MODEL_BETWEEN].wire_byte_us = 8.4e-3;
     gr_selection_adopt(&selection, &model, NULL);
     gr_choice slow = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
-    assert_int_equal(slow.segment_bytes, 64 << 10);
+    assert_int_equal(slow.segment_bytes, GR_SEGMENT_UNIT_BYTES);
+    assert_true(slow.segment_bytes + GR_FRAME_BYTES <= 44 * 1460); /* one packet to the kernel */
 }
 
 static void test_size_classes(void **state)
