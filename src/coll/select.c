@@ -14,8 +14,9 @@ static const size_t segment_sizes[GR_SELECT_SEGMENTS_MAX] = {
     GR_SEGMENT_BYTES_DEFAULT, 2 * GR_SEGMENT_UNIT_BYTES, 16 * GR_SEGMENT_UNIT_BYTES};
 
 /* A segment that is so long on its way costs more than its handling: peers that send to one at a
- * time do not share its line evenly, and who is behind holds up all that waits for the segment. */
-enum { SLOW_SEGMENT_US = 1000, SLOW_SEGMENT_BYTES = GR_SEGMENT_UNIT_BYTES };
+ * time do not share its line evenly, and who is behind holds up all that waits for the segment.
+ * That is so below 20 Gbit/s. */
+enum { SLOW_SEGMENT_US = 100, SLOW_SEGMENT_BYTES = GR_SEGMENT_UNIT_BYTES };
 
 gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *config,
                             gr_diag *diag)

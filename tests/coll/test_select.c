@@ -219,10 +219,12 @@ static void test_slow_network(void **state)
     gr_plan_shape shape = {
         .coll = GR_COLL_ALLREDUCE, .world_size = 4, .shards = 4, .topology = &topology};
     gr_selection selection = make(NULL, true, GR_LINK_TCP, 4);
+    gr_model model = selection.model;
+    model.link[GR_MODEL_BETWEEN].host_byte_us = model.link[GR_MODEL_BETWEEN].wire_byte_us = 8.4e-5;
+    gr_selection_adopt(&selection, &model, NULL);
     gr_choice fast = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
     assert_true(fast.segment_bytes >= 2 * GR_SEGMENT_UNIT_BYTES);
-    gr_model model = selection.model;
-    model.link[GR_MODEL_BETWEEN].host_byte_us = model.link[GR_MODEL_BETWEEN].wire_byte_us = 8.4e-3;
+    model.link[GR_MODEL_BETWEEN].host_byte_us = model.link[GR_MODEL_BETWEEN].wire_byte_us = 8.4e-4;
     gr_selection_adopt(&selection, &model, NULL);
     gr_choice slow = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
     assert_int_equal(slow.segment_bytes, GR_SEGMENT_UNIT_BYTES);
