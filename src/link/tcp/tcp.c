@@ -20,8 +20,9 @@ enum {
     SPINS_IN_ALL = 8,   /* a spin, with what others take meanwhile, in those alone */
     TURNS_A_YIELD = 16, /* of reading, where there is a core for everybody */
     MEMORY_OF_A_PEER_MAX = 2 << 20,
-    /* Of several streams each gets no more than it soon sends: so that the next part goes to the
-     * one that is fastest, and none is the last for long. */
+    /* A stream between hosts gets no more than it soon sends: what waits stays in the processor's
+     * caches; and of several, the next part goes to the one that is fastest, and none is the last
+     * for long. */
     UNSENT_BYTES_MAX = 128 << 10
 };
 _Static_assert(sizeof(gr_tcp_link) + (GR_LINK_STREAMS_MAX - 1) * sizeof(gr_tcp_stream) +
@@ -93,11 +94,12 @@ static void set_options(gr_link *base, int fd)
     (void)gr_socket_set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     (void)gr_socket_give_up_after(fd, base->mesh->peer_timeout_us);
     base->mesh->stats.system_calls += 6;
-    if (is_local(fd)) {
+    bool local = is_local(fd);
+    if (local) {
         (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1);
         base->mesh->stats.system_calls += 3;
     }
-    if (base->streams > 1) {
+    if (!local || base->streams > 1) {
         (void)gr_socket_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX);
         base->mesh->stats.system_calls++;
     }
