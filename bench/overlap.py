@@ -5,9 +5,9 @@
     bench/overlap.py                 25 MiB at 1 Gbit/s (network namespaces: as root)
 
 Each rank starts the operation, computes for less time than it takes, and waits. The loop's speed is
-compared with the speed of the same loop alone, in the same process. In turn with it the same loop
-runs beside a plain TCP stream each way, read and written a megabyte at a time: what the kernel
-takes for that many bytes nobody can give back. Ends with 1 below --least of the speed."""
+compared with the speed of the same loop alone, in the same process and in turn. In turn with all
+that the same loop runs beside a plain TCP stream each way (bench_overlap): what the kernel takes
+for that many bytes nobody can give back. Ends with 1 below --least of the speed."""
 import argparse
 import json
 import pathlib
@@ -20,53 +20,30 @@ sys.path.insert(0, str(ROOT / "bench" / "hosts"))
 import hosts  # noqa: E402, from the folder beside this one
 
 
-STREAM = """
-import socket, sys, threading
-own, peer = sys.argv[1:]
-server = socket.create_server((own, 7000))
-print("up", flush=True)
-sys.stdin.readline()
-to = socket.create_connection((peer, 7000))
-source = server.accept()[0]
-into, piece = bytearray(1 << 20), bytes(1 << 20)
-def write():
-    while True:
-        to.sendall(piece)
-threading.Thread(target=write, daemon=True).start()
-source.recv_into(into)
-print("runs", flush=True)
-while source.recv_into(into, len(into), socket.MSG_WAITALL):
-    pass
-"""
+def size_bytes(text):
+    unit = {"k": 1 << 10, "m": 1 << 20}.get(text[-1].lower(), 1)
+    return int(text.rstrip("kmKM")) * unit
 
 
 def beside_streams(two, arguments):
     """The speed of the loop beside a stream each way."""
-    streams = [two.popen(host, ["/usr/bin/python3", "-c", STREAM, two.address(host),
-                                two.address(1 - host)], stdin=subprocess.PIPE,
-                         stdout=subprocess.PIPE, text=True) for host in (0, 1)]
-    loops = []
+    loops = [two.popen(host, [two.build / "bench" / "bench_overlap", two.address(host),
+                              two.address(1 - host), str(size_bytes(arguments.size)), "5",
+                              str(1000 * arguments.compute_ms)], stdout=subprocess.PIPE, text=True)
+             for host in (0, 1)]
     try:
-        for line in ("up", "runs"):
-            if [stream.stdout.readline().strip() for stream in streams] != [line, line]:
-                raise SystemExit("overlap: a TCP stream between two hosts does not start")
-            for stream in streams:
-                print("go", file=stream.stdin, flush=True)
-        loops = [two.popen(host, [two.build / "gradus", "bench", "allreduce", "-np", "1", "--sizes",
-                                  "4", "--compute", arguments.compute, "--placement", "in",
-                                  "--iters", "5", "--warmup", "1", "--json"],
-                           stdout=subprocess.PIPE, text=True) for host in (0, 1)]
         texts = [loop.communicate(timeout=120)[0] for loop in loops]
-        return statistics.mean(json.loads(text)["compute_speed"] for text in texts)
     finally:
-        for stream in streams:
-            stream.stdin.close()
-        hosts.stop([*streams, *loops])
+        hosts.stop(loops)
+    if any(loop.returncode for loop in loops):
+        raise SystemExit("overlap: a TCP stream between two hosts does not start")
+    return statistics.mean(json.loads(text)["compute_speed"] for text in texts)
 
 
 def one_round(two, arguments):
     command = [two.build / "gradus", "bench", "allreduce", "--sizes", arguments.size, "--compute",
-               arguments.compute, "--placement", "in", "--iters", "5", "--warmup", "1", "--json"]
+               f"{arguments.compute_ms}ms", "--placement", "in", "--iters", "5", "--warmup", "1",
+               "--json"]
     coordinator, processes = two.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                        text=True)
     try:
@@ -82,7 +59,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--size", default="25m")
-    parser.add_argument("--compute", default="200ms", help="less than the operation takes")
+    parser.add_argument("--compute-ms", type=int, default=200, help="less than the operation takes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--least", type=float, default=0.95, help="share of the speed alone")
     parser.add_argument("--build", default=str(ROOT / "build"))
@@ -96,7 +73,7 @@ def main():
                 ceilings.append(beside_streams(two, arguments))
                 print(f"compute at {100 * speeds[-1]:.1f} % of its speed alone, beside plain "
                       f"streams {100 * ceilings[-1]:.1f} %; the operation takes "
-                      f"{row['time_us_median'] / 1e3:.1f} ms on top of {arguments.compute}",
+                      f"{row['time_us_median'] / 1e3:.1f} ms on top of {arguments.compute_ms} ms",
                       flush=True)
     except hosts.Unavailable as error:
         raise SystemExit(f"overlap: {error}") from error

@@ -16,6 +16,12 @@ typedef struct measurer {
     uint64_t loops;  /* of the caller's work in `compute_us` */
 } measurer;
 
+/* What the caller's work took: alone, and while operations ran. Both are measured in turn: no core
+ * is as fast for long as in its best moments. */
+typedef struct works {
+    double alone_us, beside_us;
+} works;
+
 static double elapsed_us(int64_t since_ns)
 {
     return (double)(gr_now_ns() - since_ns) / 1e3;
@@ -46,7 +52,14 @@ static uint64_t calibrate_loops(int64_t us)
     return (uint64_t)((double)us / best_us * PROBE_LOOPS) + 1;
 }
 
-static gr_status one_async(const gr_bench_case *c, const measurer *m, double *compute_us_out)
+static double compute_once(const measurer *m)
+{
+    int64_t start_ns = gr_now_ns();
+    (void)compute(m->loops);
+    return elapsed_us(start_ns);
+}
+
+static gr_status one_async(const gr_bench_case *c, const measurer *m, works *work)
 {
     gr_op *op = NULL;
     gr_status status = gr_bench_start(c, &op);
@@ -54,32 +67,39 @@ static gr_status one_async(const gr_bench_case *c, const measurer *m, double *co
         return status;
     }
     if (m->loops > 0) {
-        int64_t start_ns = gr_now_ns();
-        (void)compute(m->loops);
-        *compute_us_out += elapsed_us(start_ns);
+        work->beside_us += compute_once(m);
     }
     return gr_wait(op);
 }
 
 /* `iterations` operations, one after the other; the first `sample_count` are timed one by one. */
 static gr_status repeat(const measurer *m, const gr_bench_case *c, int64_t iterations,
-                        double *mean_us_out, double *compute_us_out)
+                        double *mean_us_out, works *work_out)
 {
     bool async = m->bench->options.mode == 1 || m->loops > 0;
-    double compute_us = 0;
+    works work = {0};
+    double all_us = 0;
     gr_status status = gr_barrier(c->comm);
-    int64_t start_ns = gr_now_ns(), before_ns = start_ns;
+    int64_t before_ns = gr_now_ns();
     for (int64_t i = 0; i < iterations && status == GR_OK; i++) {
-        status = async ? one_async(c, m, &compute_us) : gr_bench_do(c);
+        if (m->loops > 0) {
+            work.alone_us += compute_once(m);
+            status = gr_barrier(c->comm);
+            before_ns = gr_now_ns();
+        }
+        if (status == GR_OK) {
+            status = async ? one_async(c, m, &work) : gr_bench_do(c);
+        }
         if (status == GR_OK && m->bench->options.together) {
             status = gr_barrier(c->comm);
         }
         int64_t now_ns = gr_now_ns();
         m->samples[i] = (double)(now_ns - before_ns) / 1e3;
+        all_us += m->samples[i];
         before_ns = now_ns;
     }
-    *mean_us_out = (double)(before_ns - start_ns) / 1e3 / (double)iterations;
-    *compute_us_out = compute_us / (double)iterations;
+    *mean_us_out = all_us / (double)iterations;
+    *work_out = work;
     return status;
 }
 
@@ -88,14 +108,15 @@ static gr_status calibrate(const measurer *m, const gr_bench_case *c, int64_t *i
 {
     const gr_bench_options *options = &m->bench->options;
     int64_t most = GR_BENCH_SAMPLES_MAX / options->rounds;
-    double mean_us = 0, compute_us;
+    double mean_us = 0;
+    works work;
     int64_t iterations = options->warmup > 0 ? options->warmup : 1;
     gr_status status = GR_OK;
     /* A few operations first; where they are short, enough of them to tell. */
     int steps = options->iterations > 0 ? 1 : 2;
     for (int step = 0; step < steps && status == GR_OK; step++) {
         iterations = iterations < most ? iterations : most;
-        status = repeat(m, c, iterations, &mean_us, &compute_us);
+        status = repeat(m, c, iterations, &mean_us, &work);
         if (status == GR_OK && steps > 1) {
             double share = step == 0 ? 0.1 : 1;
             double want = share * (double)options->time_us / (mean_us + 0.01);
@@ -122,16 +143,16 @@ static gr_status count_wrong(const measurer *m, const gr_bench_case *c, int64_t 
 /* Every rank's time of each operation, averaged over the ranks: that a rank came early and waited
  * counts as much as that another one came late. */
 static gr_status average_over_ranks(const measurer *m, int64_t iterations, double *mean_us,
-                                    double *compute_us)
+                                    works *work)
 {
     gr_comm *comm = m->bench->comm;
-    double pair[2] = {*mean_us, *compute_us};
+    double means[3] = {*mean_us, work->alone_us, work->beside_us};
     gr_status status = gr_allreduce(comm, m->samples, (size_t)iterations, GR_F64, GR_AVERAGE);
     if (status == GR_OK) {
-        status = gr_allreduce(comm, pair, 2, GR_F64, GR_AVERAGE);
+        status = gr_allreduce(comm, means, 3, GR_F64, GR_AVERAGE);
     }
-    *mean_us = pair[0];
-    *compute_us = pair[1];
+    *mean_us = means[0];
+    *work = (works){.alone_us = means[1], .beside_us = means[2]};
     return status;
 }
 
@@ -146,15 +167,16 @@ static gr_status measure_round(const measurer *m, gr_bench_case *c, gr_bench_tim
         memset(c->out, 0, bytes); /* stays zero however often it is reduced */
     }
     int64_t iterations = 0;
-    double mean_us = 0, compute_us = 0;
+    double mean_us = 0;
+    works work = {0};
     if (status == GR_OK) {
         status = calibrate(m, c, &iterations);
     }
     if (status == GR_OK) {
-        status = repeat(m, c, iterations, &mean_us, &compute_us);
+        status = repeat(m, c, iterations, &mean_us, &work);
     }
     if (status == GR_OK) {
-        status = average_over_ranks(m, iterations, &mean_us, &compute_us);
+        status = average_over_ranks(m, iterations, &mean_us, &work);
     }
     if (status == GR_OK && options->check) {
         status = count_wrong(m, c, &times->wrong);
@@ -164,7 +186,7 @@ static gr_status measure_round(const measurer *m, gr_bench_case *c, gr_bench_tim
                (size_t)iterations * sizeof *m->samples);
         times->operations += iterations;
         times->round_means[round] = mean_us;
-        double speed = compute_us > 0 ? (double)options->compute_us / compute_us : 0;
+        double speed = work.beside_us > 0 ? work.alone_us / work.beside_us : 0;
         times->compute_speed += speed / (double)options->rounds;
     }
     times->measured = true;
