@@ -2,6 +2,7 @@
 #include "coll/simulate_world.h"
 
 #include "base/fail.h"
+#include "coll/exec.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,12 +17,11 @@
  * its own. So the last event tells where the time went. */
 
 enum {
-    TURN_BYTES = 128 << 10,    /* then it is another connection's turn: the kernel lets each have
+    TURN_BYTES = 128 << 10, /* then it is another connection's turn: the kernel lets each have
                                   two of the largest packets queued */
-    COPY_BYTES = 64 << 10,     /* what is copied before the transfer goes along, or after it */
-    HEADER_BYTES = 40,         /* of a message on a byte stream */
-    UNIT_BYTES = 64,           /* blocks are cut at multiples of this, as by the executor */
-    SEGMENT_BYTES = 256 << 10, /* the executor's own choice */
+    COPY_BYTES = 64 << 10,  /* what is copied before the transfer goes along, or after it */
+    HEADER_BYTES = 40,      /* of a message on a byte stream */
+    UNIT_BYTES = 64,        /* blocks are cut at multiples of this, as by the executor */
     EVENTS_FIRST = 1024
 };
 /* Steps times segments of a run; more are simulated with larger segments. */
@@ -82,7 +82,7 @@ typedef struct run {
     gr_simworld *world;
     const gr_cluster *cluster;
     size_t total_bytes, unit_bytes, block_units, block_extra, segment_bytes;
-    uint32_t segments;
+    uint32_t segments, slice_segments; /* of a block; of those in the same scratch */
     double wire_us_per_byte, incast_us_per_byte, burst_us, copy_us_per_byte, local_us_per_byte,
         reduce_us_per_byte;
     thread *threads;
@@ -188,10 +188,27 @@ static bool is_done(const run *r, const thread *t, const gr_program *program, ui
            (!whole && !is_whole(step) && t->done[at] > segment);
 }
 
+/* Is the scratch free that the slice before this one used? */
+static bool slice_is_free(const run *r, const thread *t, const gr_program *program,
+                          const gr_program_step *step, uint32_t segment)
+{
+    const uint32_t *again = &program->after[step->again_first];
+    for (uint32_t i = 0; i < step->again_count; i++) {
+        if (t->done[again[i]] + r->slice_segments <= segment) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool is_ready(const run *r, int rank, uint32_t at, uint32_t segment)
 {
     const gr_program *program = r->world->ranks[rank].program;
     const gr_program_step *step = &program->steps[at];
+    if (step->dst.space == GR_SPACE_SCRATCH && segment >= r->slice_segments &&
+        !slice_is_free(r, &r->threads[rank], program, step, segment)) {
+        return false;
+    }
     for (uint32_t i = 0; i < step->after_count; i++) {
         if (!is_done(r, &r->threads[rank], program, program->after[step->after_first + i], segment,
                      is_whole(step))) {
@@ -204,11 +221,31 @@ static bool is_ready(const run *r, int rank, uint32_t at, uint32_t segment)
 static const gr_program_step *head_of(const run *r, int rank, const gr_simpath *path, bool sending,
                                       uint32_t index, uint32_t *at_out)
 {
-    (void)r;
     const gr_program *program = r->world->ranks[rank].program;
     const uint32_t *steps = sending ? program->send_steps : program->recv_steps;
     *at_out = steps[path->first + index];
     return &program->steps[*at_out];
+}
+
+/* To the next segment of the message, the next message of the slice, or the next slice. */
+static void pass(const run *r, int rank, const gr_simpath *path, bool sending, gr_simcursor *cursor)
+{
+    uint32_t at;
+    const gr_program_step *step = head_of(r, rank, path, sending, cursor->index, &at);
+    if (++cursor->segment < segments_of(r, step) &&
+        cursor->segment - cursor->slice < r->slice_segments) {
+        return;
+    }
+    do {
+        if (++cursor->index == path->count) {
+            cursor->slice += r->slice_segments;
+            if (cursor->slice >= r->segments) {
+                return;
+            }
+            cursor->index = 0;
+        }
+        cursor->segment = cursor->slice;
+    } while (cursor->slice > 0 && is_whole(head_of(r, rank, path, sending, cursor->index, &at)));
 }
 
 static size_t message_bytes(const run *r, const gr_program_step *step, uint32_t segment)
@@ -226,11 +263,11 @@ static void offer_send(run *r, int rank, uint32_t index)
     gr_simrank *own = &r->world->ranks[rank];
     gr_simpath *path = &own->out[index];
     uint32_t at;
-    if (path->queued || path->index == path->count) {
+    if (path->queued || path->next.index == path->count) {
         return;
     }
-    (void)head_of(r, rank, path, true, path->index, &at);
-    if (is_ready(r, rank, at, path->segment)) {
+    (void)head_of(r, rank, path, true, path->next.index, &at);
+    if (is_ready(r, rank, at, path->next.segment)) {
         path->queued = true;
         t->out[(t->out_head + t->out_count++) % own->out_count] = index;
     }
@@ -242,13 +279,13 @@ static void offer_take(run *r, int rank, uint32_t index)
     gr_simrank *own = &r->world->ranks[rank];
     gr_simpath *path = &own->in[index];
     uint32_t at;
-    if (path->queued || path->index == path->count) {
+    if (path->queued || path->next.index == path->count) {
         return;
     }
-    const gr_program_step *step = head_of(r, rank, path, false, path->index, &at);
+    const gr_program_step *step = head_of(r, rank, path, false, path->next.index, &at);
     bool here =
-        path->arrived > 0 || (!is_whole(step) && message_bytes(r, step, path->segment) == 0);
-    if (here && is_ready(r, rank, at, path->segment)) {
+        path->arrived > 0 || (!is_whole(step) && message_bytes(r, step, path->next.segment) == 0);
+    if (here && is_ready(r, rank, at, path->next.segment)) {
         path->queued = true;
         t->in[(t->in_head + t->in_count++) % own->in_count] = index;
     }
@@ -293,23 +330,7 @@ static void segment_done(run *r, int rank, uint32_t at)
     }
 }
 
-static void path_passed(const run *r, gr_simpath *path, const gr_program_step *step)
-{
-    if (++path->segment == segments_of(r, step)) {
-        path->segment = 0;
-        path->index++;
-    }
-}
-
 /* ---- The wire -------------------------------------------------------------------------------- */
-static void wire_passed(const run *r, gr_simpath *path, const gr_program_step *step)
-{
-    if (++path->wire_segment == segments_of(r, step)) {
-        path->wire_segment = 0;
-        path->wire_index++;
-    }
-}
-
 static void start_wire(run *r, int host)
 {
     interface *net = &r->interfaces[host];
@@ -320,12 +341,12 @@ static void start_wire(run *r, int host)
     gr_simpath *path = &r->world->ranks[next.rank].out[next.path];
     while (path->wire_left == 0) {
         uint32_t at;
-        const gr_program_step *step = head_of(r, next.rank, path, true, path->wire_index, &at);
-        size_t size = message_bytes(r, step, path->wire_segment);
+        const gr_program_step *step = head_of(r, next.rank, path, true, path->wire.index, &at);
+        size_t size = message_bytes(r, step, path->wire.segment);
         if (size > 0 || is_whole(step)) {
             path->wire_left = size + HEADER_BYTES;
         } else {
-            wire_passed(r, path, step); /* an empty segment is no message */
+            pass(r, next.rank, path, true, &path->wire); /* an empty segment is no message */
         }
     }
     net->quantum = path->wire_left < TURN_BYTES ? path->wire_left : TURN_BYTES;
@@ -386,10 +407,10 @@ static void wire_done(run *r, int host)
     event e = receive(r, host, path, net->quantum);
     if (path->wire_left == 0) {
         uint32_t at;
-        const gr_program_step *step = head_of(r, now.rank, path, true, path->wire_index, &at);
+        (void)head_of(r, now.rank, path, true, path->wire.index, &at);
         push(r, e);
         path->waiting--;
-        wire_passed(r, path, step);
+        pass(r, now.rank, path, true, &path->wire);
         segment_done(r, now.rank, at);
     }
     if (path->wire_left > 0 || path->waiting > 0) {
@@ -440,8 +461,8 @@ static cost cost_of_task(const run *r, int rank)
     bool sending = t->task == TASK_SEND;
     const gr_simpath *path = sending ? &own->out[t->what] : &own->in[t->what];
     uint32_t at;
-    const gr_program_step *step = head_of(r, rank, path, sending, path->index, &at);
-    size_t size = message_bytes(r, step, path->segment);
+    const gr_program_step *step = head_of(r, rank, path, sending, path->next.index, &at);
+    size_t size = message_bytes(r, step, path->next.segment);
     return size > 0 || is_whole(step) ? cost_of_message(r, path, step, size, !sending)
                                       : (cost){GR_TIME_OVERHEAD, 0, 0};
 }
@@ -457,8 +478,8 @@ static void sent(run *r, int rank, uint32_t index)
 {
     gr_simpath *path = &r->world->ranks[rank].out[index];
     uint32_t at;
-    const gr_program_step *step = head_of(r, rank, path, true, path->index, &at);
-    bool empty = !is_whole(step) && message_bytes(r, step, path->segment) == 0;
+    const gr_program_step *step = head_of(r, rank, path, true, path->next.index, &at);
+    bool empty = !is_whole(step) && message_bytes(r, step, path->next.segment) == 0;
     if (!empty && path->local) {
         event e = caused(r, ARRIVED, (uint32_t)path->peer, path->remote);
         add_part(&e, GR_TIME_LATENCY, r->cluster->local_latency_us);
@@ -468,7 +489,7 @@ static void sent(run *r, int rank, uint32_t index)
         posted(r, rank, index);
     }
     r->threads[rank].posted = false;
-    path_passed(r, path, step);
+    pass(r, rank, path, true, &path->next);
     r->threads[rank].sent += !empty;
     if (empty) {
         segment_done(r, rank, at);
@@ -479,8 +500,8 @@ static void taken(run *r, int rank, uint32_t index)
 {
     gr_simpath *path = &r->world->ranks[rank].in[index];
     uint32_t at;
-    const gr_program_step *step = head_of(r, rank, path, false, path->index, &at);
-    bool empty = !is_whole(step) && message_bytes(r, step, path->segment) == 0;
+    const gr_program_step *step = head_of(r, rank, path, false, path->next.index, &at);
+    bool empty = !is_whole(step) && message_bytes(r, step, path->next.segment) == 0;
     if (!empty) {
         path->arrived--;
     }
@@ -488,11 +509,11 @@ static void taken(run *r, int rank, uint32_t index)
         /* The sender may use its memory again. */
         const gr_simpath *from = &r->world->ranks[path->peer].out[path->remote];
         uint32_t sent_at;
-        (void)head_of(r, path->peer, from, true, path->index, &sent_at);
+        (void)head_of(r, path->peer, from, true, path->next.index, &sent_at);
         segment_done(r, path->peer, sent_at);
         push(r, caused(r, WAKE, (uint32_t)path->peer, 0));
     }
-    path_passed(r, path, step);
+    pass(r, rank, path, false, &path->next);
     segment_done(r, rank, at);
 }
 
@@ -551,8 +572,8 @@ static void post_early(run *r, int rank, cost c)
     }
     const gr_simpath *path = &own->out[t->what];
     uint32_t at;
-    const gr_program_step *step = head_of(r, rank, path, true, path->index, &at);
-    size_t size = message_bytes(r, step, path->segment);
+    const gr_program_step *step = head_of(r, rank, path, true, path->next.index, &at);
+    size_t size = message_bytes(r, step, path->next.segment);
     event e = caused(r, POSTED, (uint32_t)rank, t->what);
     add_part(&e, GR_TIME_OVERHEAD, c.overhead_us + (double)edge_of(size) * r->copy_us_per_byte);
     push(r, e);
@@ -664,14 +685,16 @@ static void cut_blocks(run *r, size_t size_bytes)
     r->block_units = units / blocks;
     r->block_extra = units % blocks;
     size_t largest = (r->block_units + (r->block_extra > 0)) * unit;
-    r->segment_bytes =
-        r->cluster->segment_bytes > 0 ? (size_t)r->cluster->segment_bytes : SEGMENT_BYTES;
+    r->segment_bytes = r->cluster->segment_bytes > 0 ? (size_t)r->cluster->segment_bytes
+                                                     : GR_SEGMENT_BYTES_DEFAULT;
     while ((largest / r->segment_bytes + 1) * world->steps > WORK_MAX &&
            r->segment_bytes < largest) {
         r->segment_bytes *= 2;
     }
     r->segments = (uint32_t)((largest + r->segment_bytes - 1) / r->segment_bytes);
     r->segments = r->segments > 0 ? r->segments : 1; /* an empty one */
+    size_t slice = r->segments > 2 ? GR_SLICE_BYTES_DEFAULT / r->segment_bytes : 2;
+    r->slice_segments = slice > 2 ? (uint32_t)slice : 2; /* as exec_start.c does */
     const gr_cluster *cluster = r->cluster;
     r->wire_us_per_byte = us_per_byte(cluster->bandwidth_gbit / 8);
     r->incast_us_per_byte =
@@ -702,8 +725,8 @@ static bool open_threads(run *r)
         t->queued = (uint8_t *)(t->in + own->in_count);
         for (uint32_t i = 0; i < own->out_count + own->in_count; i++) {
             gr_simpath *path = i < own->out_count ? &own->out[i] : &own->in[i - own->out_count];
-            path->index = path->segment = path->arrived = path->waiting = 0;
-            path->wire_index = path->wire_segment = 0;
+            path->next = path->wire = (gr_simcursor){0};
+            path->arrived = path->waiting = 0;
             path->wire_left = 0;
             path->queued = path->on_wire = false;
         }

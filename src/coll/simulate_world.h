@@ -7,6 +7,14 @@
 #include "coll/program.h"
 #include "coll/simulate.h"
 
+/* A segment of a message, in the order in which the executor sends them and takes them: the
+ * messages of the plan, first the first slice of each of them, then the next one. */
+typedef struct gr_simcursor {
+    uint32_t slice; /* its first segment */
+    uint32_t index; /* of the message; the number of messages: behind the last one */
+    uint32_t segment;
+} gr_simcursor;
+
 /* The messages from one rank to another, as one of the two sees them. */
 typedef struct gr_simpath {
     int peer;
@@ -14,12 +22,13 @@ typedef struct gr_simpath {
     uint32_t first, count; /* in program->send_steps or recv_steps */
     uint32_t remote;       /* index of the same path at the peer */
     /* Of a run: */
-    uint32_t index, segment; /* the next message to be sent or taken */
-    uint32_t arrived;        /* receiving: segments that are here and not taken */
-    uint32_t wire_index, wire_segment, waiting; /* sending: written, not yet on the wire */
-    size_t wire_left;                           /* of the segment on the wire */
-    bool queued;                                /* waits for the rank's thread */
-    bool on_wire;                               /* takes its turns at the interface */
+    gr_simcursor next; /* to be sent or taken */
+    uint32_t arrived;  /* receiving: segments that are here and not taken */
+    gr_simcursor wire; /* sending: the first one that is not on the wire yet */
+    uint32_t waiting;  /* sending: segments written, not yet on the wire */
+    size_t wire_left;  /* of the segment on the wire */
+    bool queued;       /* waits for the rank's thread */
+    bool on_wire;      /* takes its turns at the interface */
 } gr_simpath;
 
 typedef struct gr_simrank {

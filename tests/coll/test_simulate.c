@@ -102,6 +102,22 @@ static void test_ring(void **state)
     }
 }
 
+/* On each link of a double tree of three, sums of the next slice go up behind totals of this one:
+ * these have come three hops then. In one slice only the last total's hop would be added. */
+static void test_slices(void **state)
+{
+    (void)state;
+    gr_cluster cluster = plain;
+    cluster.hosts = 3;
+    cluster.latency_us = 100000;
+    cluster.bandwidth_gbit = 1000;
+    for (int slices = 1; slices <= 4; slices *= 2) { /* of 512 KiB, of each half */
+        gr_simulated r =
+            run(&cluster, GR_COLL_ALLREDUCE, "double-tree", (size_t)slices * 2 * (512 << 10));
+        expect_near(r.time_us, (3 * slices + 1) * cluster.latency_us, 1e-3);
+    }
+}
+
 static void test_reduction_and_cores(void **state)
 {
     (void)state;
@@ -289,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_one_message),
         cmocka_unit_test(test_shared_interface),
         cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_slices),
         cmocka_unit_test(test_reduction_and_cores),
         cmocka_unit_test(test_every_algorithm),
         cmocka_unit_test(test_extrapolation),
