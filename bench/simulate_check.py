@@ -6,12 +6,16 @@
                             [--operations allreduce,broadcast] [--algorithms direct,ring]
                             [--rows FILE] [--write docs/simulate.md]
 
-For each rate and number of hosts: measures latency and bandwidth over plain TCP with all hosts busy
-both ways, from one neighbour and from all others at once; simulates a cluster with these figures;
-runs `gradus bench` there; and prints simulated and measured time and the error. Without
+For each rate and number of hosts: measures latency over plain TCP, and bandwidth with all hosts
+busy both ways, from one neighbour and from all others at once; simulates a cluster with these
+figures; runs `gradus bench` there; and prints simulated and measured time and the error. Without
 --algorithms all that differ where each host has one rank. --rows keeps the results in a file, one
 JSON object a line, so that several runs add up to one table; --write puts that into a text. Exit
 code 1 if an error is larger than --tolerance (10 %). Needs root.
+
+The network is one that loses nothing and serves connections in turn, which is what the simulator
+knows: --buffer of each port, --queued of each connection in front of it, and --congestion, the
+control of TCP, which must not pace (bbr does). Packets that were dropped nevertheless are told.
 """
 import argparse
 import json
@@ -31,8 +35,8 @@ UNITS = {"k": 10, "m": 20, "g": 30}
 BEGIN, END = "<!-- simulate_check: begin -->\n", "<!-- simulate_check: end -->\n"
 
 # Runs in every namespace at once: connects to those of the first line and lets the others connect.
-# Where there is one, round trips of one byte; then for each line "SHARE REPEATS" so many exchanges
-# of SHARE bytes with each of them: seconds for one.
+# For the line "ping", if there is one of each, round trips of one byte: us, one way. For each line
+# "SHARE REPEATS" so many exchanges of SHARE bytes with each of them: seconds for one.
 PROBE = r"""
 import select, socket, sys, threading, time
 own, PINGS, PIECE = sys.argv[1], 300, 1 << 18
@@ -48,17 +52,20 @@ for peer in peers + others:
 def echo():
     for _ in range(PINGS):
         others[0].sendall(others[0].recv(1))
-trips = [0]
-if sources == 1:
-    thread = threading.Thread(target=echo)
-    thread.start()
+def ping():
+    trips = []
     for _ in range(PINGS):
         begin = time.perf_counter()
         peers[0].sendall(b"x")
         peers[0].recv(1)
         trips.append(time.perf_counter() - begin)
+    return sorted(trips)[PINGS // 2] / 2 * 1e6
+if sources == 1:
+    thread = threading.Thread(target=echo)
+    thread.start()
+    sys.stdin.readline()
+    print(ping(), flush=True)
     thread.join()
-print(sorted(trips)[len(trips) // 2] / 2 * 1e6, flush=True)
 piece, into = memoryview(bytes(PIECE)), memoryview(bytearray(PIECE))
 socks, edges = peers + others, select.epoll()
 for sock in socks:
@@ -101,10 +108,17 @@ class Traffic:
         for host, process in enumerate(self.processes):
             targets = [f"{net.address(to)}:{ports[to]}" for to in targets_of(host)]
             print(self.sources[host], *targets, file=process.stdin, flush=True)
-        self.latency_us = statistics.median(map(float, self.read()))
 
     def read(self):
         return [process.stdout.readline().strip() for process in self.processes]
+
+    def latency_us(self):
+        """Of the median host, one after the other: cores that they share are no latency."""
+        took = []
+        for process in self.processes:
+            print("ping", file=process.stdin, flush=True)
+            took.append(float(process.stdout.readline()))
+        return statistics.median(took)
 
     def __enter__(self):
         return self
@@ -128,7 +142,7 @@ def probe(net, options, rate_bytes):
     everybody = range(net.count)
     share = int(rate_bytes * options.probe_s)
     with Traffic(net, lambda host: [(host + 1) % net.count]) as ring:
-        latency_us = ring.latency_us
+        latency_us = ring.latency_us()
         gbit = max(ring.gbit(share, 1) for _ in range(5))
     incast_gbit = gbit
     if net.count > 2:
@@ -160,7 +174,8 @@ def measure(net, options, operation, algorithm, size):
                        "--iters", str(options.iterations), "--rounds", str(options.rounds),
                        "--warmup", "1", "--together", "--algorithm", algorithm, "--no-exact",
                        "--json"],
-                      options.ranks_per_host, env={"GRADUS_SEGMENT": SEGMENT}, timeout_s=300)
+                      options.ranks_per_host, timeout_s=300,
+                      env={"GRADUS_SEGMENT": SEGMENT, "GRADUS_STREAMS": "1"})
     rows = [json.loads(line) for _, text in results for line in text.splitlines()
             if line.startswith("{")]
     if any(status != 0 for status, _ in results) or any(row["wrong"] for row in rows):
@@ -176,7 +191,10 @@ def wanted(options, row):
 
 def check_hosts(options, rate, count):
     """The rows of one rate and number of hosts."""
-    with harness.Hosts(count, rate, options.delay, options.build) as net:
+    settings = {"net.ipv4.tcp_congestion_control": options.congestion,
+                "net.ipv4.tcp_limit_output_bytes": size_of(options.queued)}
+    with harness.Hosts(count, rate, options.delay, options.build,
+                       buffer_bytes=size_of(options.buffer), settings=settings) as net:
         per_s = {"k": 1e3, "m": 1e6, "g": 1e9}[rate[-4]] * int(rate[:-4]) / 8
         figures = probe(net, options, per_s)
         print("#", *figures, flush=True)
@@ -185,11 +203,13 @@ def check_hosts(options, rate, count):
                 for row in simulate(options, count, figures, operation, size):
                     if not wanted(options, row):
                         continue
+                    dropped = net.dropped()
                     measured_us = measure(net, options, operation, row["algorithm"], size)
                     yield {"rate": rate, "hosts": count, "ranks": row["ranks"], "op": operation,
                            "algorithm": row["algorithm"], "size_bytes": size,
                            "measured_us": measured_us, "simulated_us": row["time_us"],
-                           "error": row["time_us"] / measured_us - 1}
+                           "error": row["time_us"] / measured_us - 1,
+                           "dropped": net.dropped() - dropped}
 
 
 def table(rows):
@@ -213,7 +233,8 @@ def summary(rows, tolerance):
     errors = [abs(row["error"]) for row in rows]
     inside = sum(error <= tolerance for error in errors)
     return (f"{inside} of {len(rows)} within {100 * tolerance:.0f} %, median "
-            f"{100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %")
+            f"{100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %; "
+            f"packets dropped in {sum(row['dropped'] > 0 for row in rows)}")
 
 
 def write(path, rows, tolerance):
@@ -233,6 +254,9 @@ def parse():
     parser.add_argument("--operations", default=OPERATIONS)
     parser.add_argument("--algorithms")
     parser.add_argument("--build", default=str(ROOT / "build"))
+    parser.add_argument("--congestion", default="reno", help="control of TCP")
+    parser.add_argument("--queued", default="128k", help="of a connection at its host's port")
+    parser.add_argument("--buffer", default="32m", help="of a port")
     parser.add_argument("--iterations", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--probe-s", type=float, default=0.4, help="of sending, for the bandwidth")

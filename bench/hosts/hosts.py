@@ -65,12 +65,15 @@ def remove_namespace(name):
 
 
 class Hosts:
-    """`count` namespaces; rate ("1gbit") and delay ("0.1ms", one way) of each one's port."""
+    """`count` namespaces; rate ("1gbit") and delay ("0.1ms", one way) of each one's port, what a
+    port keeps before it drops, and kernel settings of the namespaces where they differ."""
 
-    def __init__(self, count, rate=None, delay=None, build=None, networks=1):
+    def __init__(self, count, rate=None, delay=None, build=None, networks=1,
+                 buffer_bytes=SWITCH_BUFFER_BYTES, settings=None):
         if not 1 <= count <= 64:
             raise ValueError("1 to 64 hosts")
         self.count, self.rate, self.delay, self.networks = count, rate, delay, networks
+        self.buffer_bytes, self.settings = buffer_bytes, settings or {}
         self.build = pathlib.Path(build or os.environ.get("GRADUS_BUILD_DIR", ROOT / "build"))
         mark = f"{PREFIX}{os.getpid()}-{next(NUMBERS)}"
         self.switch = f"{mark}-bridge"
@@ -115,6 +118,8 @@ class Hosts:
         for host, name in enumerate(self.names):
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
+            for setting, value in self.settings.items():
+                self._set(name, setting, value)
             for network in range(self.networks):
                 self._plug(host, name, network)
         for name in self.names:
@@ -144,9 +149,21 @@ class Hosts:
 
     def _limit(self, namespace, device):
         done = tc(namespace, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf", "rate",
-                  self.rate, "burst", "256k", "limit", str(SWITCH_BUFFER_BYTES))
+                  self.rate, "burst", "256k", "limit", str(self.buffer_bytes))
         if done.returncode != 0:
             raise Unavailable(f"tc cannot limit the rate: {done.stderr.strip()}")
+
+    @staticmethod
+    def _set(namespace, setting, value):
+        done = subprocess.run(["ip", "netns", "exec", namespace, "sysctl", "-qw",
+                               f"{setting}={value}"], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"{setting} cannot be {value}: {done.stderr.strip()}")
+
+    def dropped(self):
+        """Packets that found a queue full, of all ports since they were made."""
+        texts = [tc(name, "-s", "qdisc", "show").stdout for name in [*self.names, self.switch]]
+        return sum(int(number) for number in re.findall(r"\(dropped (\d+)", "".join(texts)))
 
     def _delay(self, namespace, device):
         where = ["parent", "1:"] if self.rate else ["root"]
