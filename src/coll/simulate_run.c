@@ -9,19 +9,19 @@
 #include <string.h>
 
 /* A run by events. Each rank is one thread that does one thing at a time, in the executor's order
- * of preference: send, then add, then take. Each host's interface sends the segments that its ranks
- * have written, taking turns among the connections as the kernel does; the receiving interface is
- * as fast, and what finds it busy waits in the switch.
+ * of preference: send, then add, then take. Each host's interface sends what its ranks wrote, in
+ * packets of one connection after the other, as the kernel does; the receiving interface is as
+ * fast, and what finds it busy waits in the switch.
  *
  * Each event carries the parts of the time on the way to it: those of the event that caused it, and
  * its own. So the last event tells where the time went. */
 
 enum {
-    TURN_BYTES = 128 << 10, /* then it is another connection's turn: the kernel lets each have
-                                  two of the largest packets queued */
-    COPY_BYTES = 64 << 10,  /* what is copied before the transfer goes along, or after it */
-    HEADER_BYTES = 40,      /* of a message on a byte stream */
-    UNIT_BYTES = 64,        /* blocks are cut at multiples of this, as by the executor */
+    PACKET_BYTES = 45 * 1448, /* the largest that the kernel hands to an interface */
+    QUEUED_PACKETS = 3,    /* of a connection there; with the bytes of two it gets no third one */
+    COPY_BYTES = 64 << 10, /* what is copied before the transfer goes along, or after it */
+    HEADER_BYTES = 40,     /* of a message on a byte stream */
+    UNIT_BYTES = 64,       /* blocks are cut at multiples of this, as by the executor */
     EVENTS_FIRST = 1024
 };
 /* Steps times segments of a run; more are simulated with larger segments. */
@@ -55,20 +55,20 @@ typedef struct thread {
     double sent;
 } thread;
 
-typedef struct turn {
+typedef struct packet {
+    size_t bytes;
     int rank;
     uint32_t path;
-} turn;
+} packet;
 
 typedef struct interface {
-    turn *turns; /* ring: connections with something to send */
+    packet *packets; /* ring */
     uint32_t head, count, capacity;
     bool busy;
-    size_t quantum;
     double sent_bytes;
     double paid_until_us;     /* what was sent so far is worth the time up to then */
     double receives_until_us; /* what arrived so far is through then */
-    int received_from;        /* host of the last quantum, from 1; 0: none */
+    int received_from;        /* host of the last packet, from 1; 0: none */
     float receive_part_us[GR_TIME_PARTS];
 } interface;
 
@@ -83,6 +83,7 @@ typedef struct run {
     const gr_cluster *cluster;
     size_t total_bytes, unit_bytes, block_units, block_extra, segment_bytes;
     uint32_t segments, slice_segments; /* of a block; of those in the same scratch */
+    size_t packet_bytes;               /* the most */
     double wire_us_per_byte, incast_us_per_byte, burst_us, copy_us_per_byte, local_us_per_byte,
         reduce_us_per_byte;
     thread *threads;
@@ -257,7 +258,8 @@ static size_t message_bytes(const run *r, const gr_program_step *step, uint32_t 
 }
 
 /* ---- What can go on -------------------------------------------------------------------------- */
-static void offer_send(run *r, int rank, uint32_t index)
+/* `next`: before all others, since the executor writes to one connection while it can. */
+static void offer_send(run *r, int rank, uint32_t index, bool next)
 {
     thread *t = &r->threads[rank];
     gr_simrank *own = &r->world->ranks[rank];
@@ -269,7 +271,9 @@ static void offer_send(run *r, int rank, uint32_t index)
     (void)head_of(r, rank, path, true, path->next.index, &at);
     if (is_ready(r, rank, at, path->next.segment)) {
         path->queued = true;
-        t->out[(t->out_head + t->out_count++) % own->out_count] = index;
+        t->out_head = (t->out_head + (next ? own->out_count - 1 : 0)) % own->out_count;
+        t->out[(t->out_head + (next ? 0 : t->out_count)) % own->out_count] = index;
+        t->out_count++;
     }
 }
 
@@ -307,7 +311,7 @@ static void offer(run *r, int rank, uint32_t at)
     switch (own->program->steps[at].kind) {
     case GR_STEP_SEND:
     case GR_STEP_SIGNAL:
-        offer_send(r, rank, own->path_of[at]);
+        offer_send(r, rank, own->path_of[at], false);
         break;
     case GR_STEP_RECV:
     case GR_STEP_AWAIT:
@@ -337,48 +341,46 @@ static void start_wire(run *r, int host)
     if (net->busy || net->count == 0) {
         return;
     }
-    turn next = net->turns[net->head];
-    gr_simpath *path = &r->world->ranks[next.rank].out[next.path];
-    while (path->wire_left == 0) {
-        uint32_t at;
-        const gr_program_step *step = head_of(r, next.rank, path, true, path->wire.index, &at);
-        size_t size = message_bytes(r, step, path->wire.segment);
-        if (size > 0 || is_whole(step)) {
-            path->wire_left = size + HEADER_BYTES;
-        } else {
-            pass(r, next.rank, path, true, &path->wire); /* an empty segment is no message */
-        }
-    }
-    net->quantum = path->wire_left < TURN_BYTES ? path->wire_left : TURN_BYTES;
     net->busy = true;
     /* A pause is worth some bytes that then pass at once: those of a token bucket. */
     double since_us = fmax(net->paid_until_us, r->now_us - r->burst_us);
-    net->paid_until_us = since_us + (double)net->quantum * r->wire_us_per_byte;
+    net->paid_until_us = since_us + (double)net->packets[net->head].bytes * r->wire_us_per_byte;
     event e = caused(r, WIRE_DONE, (uint32_t)host, 0);
     add_part(&e, GR_TIME_BANDWIDTH, fmax(net->paid_until_us - r->now_us, 0));
     push(r, e);
 }
 
-static void give_turn(run *r, int rank, uint32_t index)
+/* A connection is a stream of bytes: what it has written by the time that it may queue a packet
+ * goes along, so a segment can end in the packet of the next one. Less than a packet waits until one
+ * that is queued has left (`one_left`), as the kernel corks it. */
+static void queue_packets(run *r, int rank, gr_simpath *path, bool one_left)
 {
     interface *net = &r->interfaces[r->world->host_of[rank]];
-    gr_simpath *path = &r->world->ranks[rank].out[index];
-    if (!path->on_wire) {
-        path->on_wire = true;
-        net->turns[(net->head + net->count++) % net->capacity] = (turn){rank, index};
+    const gr_simpath *own = r->world->ranks[rank].out;
+    while (path->written > 0 && path->in_queue < 2 * r->packet_bytes &&
+           path->packets < QUEUED_PACKETS) {
+        size_t bytes = path->written < r->packet_bytes ? path->written : r->packet_bytes;
+        if (bytes < r->packet_bytes && path->packets > 0 && !one_left) {
+            return;
+        }
+        packet p = {.bytes = bytes, .rank = rank, .path = (uint32_t)(path - own)};
+        path->written -= bytes;
+        path->in_queue += bytes;
+        path->packets++;
+        net->packets[(net->head + net->count++) % net->capacity] = p;
     }
 }
 
-/* The quantum that left one interface has to pass the other one as well, behind what is there. */
-static event receive(run *r, int from_host, const gr_simpath *path, size_t quantum)
+/* The packet that left one interface has to pass the other one as well, behind what is there. */
+static event receive(run *r, int from_host, const gr_simpath *path, size_t bytes)
 {
     interface *net = &r->interfaces[r->world->host_of[path->peer]];
-    double pass_us = (double)quantum * r->wire_us_per_byte;
+    double pass_us = (double)bytes * r->wire_us_per_byte;
     event e = caused(r, ARRIVED, (uint32_t)path->peer, path->remote);
     add_part(&e, GR_TIME_LATENCY, r->cluster->latency_us);
     double free_us = fmax(net->receives_until_us, e.at_us - pass_us - r->burst_us);
     if (net->received_from != from_host + 1 && free_us + pass_us > e.at_us) {
-        pass_us = (double)quantum * r->incast_us_per_byte;
+        pass_us = (double)bytes * r->incast_us_per_byte;
     }
     net->received_from = from_host + 1;
     net->receives_until_us = free_us + pass_us;
@@ -393,31 +395,49 @@ static event receive(run *r, int from_host, const gr_simpath *path, size_t quant
 
 static void kick(run *r, int rank);
 
+/* To the segment that comes next on the wire; an empty one is no message. */
+static void next_on_wire(const run *r, int rank, gr_simpath *path)
+{
+    while (path->wire_left == 0) {
+        uint32_t at;
+        const gr_program_step *step = head_of(r, rank, path, true, path->wire.index, &at);
+        size_t size = message_bytes(r, step, path->wire.segment);
+        if (size > 0 || is_whole(step)) {
+            path->wire_left = size + HEADER_BYTES;
+        } else {
+            pass(r, rank, path, true, &path->wire);
+        }
+    }
+}
+
 static void wire_done(run *r, int host)
 {
     interface *net = &r->interfaces[host];
-    turn now = net->turns[net->head];
-    gr_simpath *path = &r->world->ranks[now.rank].out[now.path];
+    packet p = net->packets[net->head];
+    gr_simpath *path = &r->world->ranks[p.rank].out[p.path];
     net->head = (net->head + 1) % net->capacity;
     net->count--;
     net->busy = false;
-    net->sent_bytes += (double)net->quantum;
-    path->on_wire = false;
-    path->wire_left -= net->quantum;
-    event e = receive(r, host, path, net->quantum);
-    if (path->wire_left == 0) {
-        uint32_t at;
-        (void)head_of(r, now.rank, path, true, path->wire.index, &at);
-        push(r, e);
-        path->waiting--;
-        pass(r, now.rank, path, true, &path->wire);
-        segment_done(r, now.rank, at);
+    net->sent_bytes += (double)p.bytes;
+    path->in_queue -= p.bytes;
+    path->packets--;
+    event e = receive(r, host, path, p.bytes);
+    while (p.bytes > 0) {
+        next_on_wire(r, p.rank, path);
+        size_t part = path->wire_left < p.bytes ? path->wire_left : p.bytes;
+        path->wire_left -= part;
+        p.bytes -= part;
+        if (path->wire_left == 0) {
+            uint32_t at;
+            (void)head_of(r, p.rank, path, true, path->wire.index, &at);
+            push(r, e);
+            pass(r, p.rank, path, true, &path->wire);
+            segment_done(r, p.rank, at);
+        }
     }
-    if (path->wire_left > 0 || path->waiting > 0) {
-        give_turn(r, now.rank, now.path);
-    }
+    queue_packets(r, p.rank, path, true);
     start_wire(r, host);
-    kick(r, now.rank);
+    kick(r, p.rank);
 }
 
 /* ---- A rank's thread ------------------------------------------------------------------------- */
@@ -469,8 +489,10 @@ static cost cost_of_task(const run *r, int rank)
 
 static void posted(run *r, int rank, uint32_t index)
 {
-    r->world->ranks[rank].out[index].waiting++;
-    give_turn(r, rank, index);
+    gr_simpath *path = &r->world->ranks[rank].out[index];
+    path->written += path->posting;
+    path->posting = 0;
+    queue_packets(r, rank, path, false);
     start_wire(r, r->world->host_of[rank]);
 }
 
@@ -479,13 +501,15 @@ static void sent(run *r, int rank, uint32_t index)
     gr_simpath *path = &r->world->ranks[rank].out[index];
     uint32_t at;
     const gr_program_step *step = head_of(r, rank, path, true, path->next.index, &at);
-    bool empty = !is_whole(step) && message_bytes(r, step, path->next.segment) == 0;
+    size_t size = message_bytes(r, step, path->next.segment);
+    bool empty = !is_whole(step) && size == 0;
     if (!empty && path->local) {
         event e = caused(r, ARRIVED, (uint32_t)path->peer, path->remote);
         add_part(&e, GR_TIME_LATENCY, r->cluster->local_latency_us);
         push(r, e);
     }
     if (!empty && !path->local && !r->threads[rank].posted) {
+        path->posting += size + HEADER_BYTES;
         posted(r, rank, index);
     }
     r->threads[rank].posted = false;
@@ -527,7 +551,7 @@ static void task_done(run *r, int rank)
     if (task == TASK_SEND) {
         own->out[what].queued = false;
         sent(r, rank, what);
-        offer_send(r, rank, what);
+        offer_send(r, rank, what, true);
     } else if (task == TASK_TAKE) {
         own->in[what].queued = false;
         taken(r, rank, what);
@@ -570,10 +594,11 @@ static void post_early(run *r, int rank, cost c)
     if (t->task != TASK_SEND || own->out[t->what].local) {
         return;
     }
-    const gr_simpath *path = &own->out[t->what];
+    gr_simpath *path = &own->out[t->what];
     uint32_t at;
     const gr_program_step *step = head_of(r, rank, path, true, path->next.index, &at);
     size_t size = message_bytes(r, step, path->next.segment);
+    path->posting += size + HEADER_BYTES;
     event e = caused(r, POSTED, (uint32_t)rank, t->what);
     add_part(&e, GR_TIME_OVERHEAD, c.overhead_us + (double)edge_of(size) * r->copy_us_per_byte);
     push(r, e);
@@ -693,6 +718,8 @@ static void cut_blocks(run *r, size_t size_bytes)
     }
     r->segments = (uint32_t)((largest + r->segment_bytes - 1) / r->segment_bytes);
     r->segments = r->segments > 0 ? r->segments : 1; /* an empty one */
+    /* Of large segments each is at least two packets; more would cost time and tell little. */
+    r->packet_bytes = r->segment_bytes / 2 > PACKET_BYTES ? r->segment_bytes / 2 : PACKET_BYTES;
     size_t slice = r->segments > 2 ? GR_SLICE_BYTES_DEFAULT / r->segment_bytes : 2;
     r->slice_segments = slice > 2 ? (uint32_t)slice : 2; /* as exec_start.c does */
     const gr_cluster *cluster = r->cluster;
@@ -726,9 +753,9 @@ static bool open_threads(run *r)
         for (uint32_t i = 0; i < own->out_count + own->in_count; i++) {
             gr_simpath *path = i < own->out_count ? &own->out[i] : &own->in[i - own->out_count];
             path->next = path->wire = (gr_simcursor){0};
-            path->arrived = path->waiting = 0;
-            path->wire_left = 0;
-            path->queued = path->on_wire = false;
+            path->wire_left = path->posting = path->written = path->in_queue = 0;
+            path->arrived = path->packets = 0;
+            path->queued = false;
         }
         for (size_t at = 0; at < steps; at++) {
             r->left += segments_of(r, &own->program->steps[at]);
@@ -747,13 +774,14 @@ static bool open_hosts(run *r)
         return false;
     }
     for (int rank = 0; rank < world->size; rank++) {
-        r->interfaces[world->host_of[rank]].capacity += world->ranks[rank].out_count;
+        r->interfaces[world->host_of[rank]].capacity +=
+            QUEUED_PACKETS * world->ranks[rank].out_count;
     }
     for (size_t host = 0; host < hosts; host++) {
         r->interfaces[host].capacity += 1;
-        r->interfaces[host].turns =
-            calloc(r->interfaces[host].capacity, sizeof *r->interfaces[host].turns);
-        if (!r->interfaces[host].turns) {
+        r->interfaces[host].packets =
+            calloc(r->interfaces[host].capacity, sizeof *r->interfaces[host].packets);
+        if (!r->interfaces[host].packets) {
             return false;
         }
     }
@@ -781,7 +809,7 @@ static void close_run(run *r)
         free(r->threads[rank].done);
     }
     for (int64_t host = 0; r->interfaces && host < r->cluster->hosts; host++) {
-        free(r->interfaces[host].turns);
+        free(r->interfaces[host].packets);
     }
     for (int i = 0; r->pools && i < r->pool_count; i++) {
         free(r->pools[i].waiting);

@@ -24,11 +24,13 @@ typedef struct gr_simpath {
     /* Of a run: */
     gr_simcursor next; /* to be sent or taken */
     uint32_t arrived;  /* receiving: segments that are here and not taken */
-    gr_simcursor wire; /* sending: the first one that is not on the wire yet */
-    uint32_t waiting;  /* sending: segments written, not yet on the wire */
-    size_t wire_left;  /* of the segment on the wire */
+    gr_simcursor wire; /* sending: the first segment that is not through the interface */
+    size_t wire_left;  /* of it; 0: all */
+    size_t posting;    /* sending: bytes that are being written, */
+    size_t written;    /* that the kernel has, */
+    size_t in_queue;   /* and that it has queued at the interface, */
+    uint32_t packets;  /* in so many packets */
     bool queued;       /* waits for the rank's thread */
-    bool on_wire;      /* takes its turns at the interface */
 } gr_simpath;
 
 typedef struct gr_simrank {

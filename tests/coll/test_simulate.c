@@ -118,6 +118,19 @@ static void test_slices(void **state)
     }
 }
 
+/* A connection is a stream: of two segments the first one, with its header longer than a packet, is
+ * there when the second packet is. So the chain's second hop begins two packets after the first. */
+static void test_stream(void **state)
+{
+    (void)state;
+    gr_cluster cluster = plain;
+    cluster.hosts = 3;
+    cluster.segment_bytes = 64 << 10;
+    double packets = 2 * 45 * 1448, whole = 2 * ((64 << 10) + 40);
+    gr_simulated r = run(&cluster, GR_COLL_BROADCAST, "chain", 128 << 10);
+    expect_near(r.time_us, 2 * cluster.latency_us + (packets + whole) * 8e-3, 1e-6);
+}
+
 static void test_reduction_and_cores(void **state)
 {
     (void)state;
@@ -306,6 +319,7 @@ int main(void)
         cmocka_unit_test(test_shared_interface),
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_stream),
         cmocka_unit_test(test_reduction_and_cores),
         cmocka_unit_test(test_every_algorithm),
         cmocka_unit_test(test_extrapolation),
