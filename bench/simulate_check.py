@@ -7,11 +7,12 @@
                             [--rows FILE] [--write docs/simulate.md]
 
 For each rate and number of hosts: measures latency over plain TCP, and bandwidth with all hosts
-busy both ways, from one neighbour and from all others at once; simulates a cluster with these
+busy both ways, and of one host to which all others send at once; simulates a cluster with these
 figures; runs `gradus bench` there; and prints simulated and measured time and the error. Without
 --algorithms all that differ where each host has one rank. --rows keeps the results in a file, one
-JSON object a line, so that several runs add up to one table; --write puts that into a text. Exit
-code 1 if an error is larger than --tolerance (10 %). Needs root.
+JSON object a line, so that several runs add up to one table; other load on the machine only makes
+an operation slower, so of several measurements the fastest one counts. --write puts the table into
+a text. Exit code 1 if an error is larger than --tolerance (10 %). Needs root.
 
 The network is one that loses nothing and serves connections in turn, which is what the simulator
 knows: --buffer of each port, --queued of each connection in front of it, and --congestion, the
@@ -19,6 +20,7 @@ control of TCP, which must not pace (bbr does). Packets that were dropped nevert
 """
 import argparse
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -32,6 +34,7 @@ import hosts as harness  # noqa: E402
 OPERATIONS = "allreduce,reduce,reduce-scatter,allgather,gather,scatter,broadcast,alltoall"
 SEGMENT = "64k"     # else the library chooses it by the costs that it measures at the start
 UNITS = {"k": 10, "m": 20, "g": 30}
+REPEATS = 4         # of an exchange, so that it tells little who began when
 BEGIN, END = "<!-- simulate_check: begin -->\n", "<!-- simulate_check: end -->\n"
 
 # Runs in every namespace at once: connects to those of the first line and lets the others connect.
@@ -129,25 +132,26 @@ class Traffic:
             process.stdin.close()
 
     def gbit(self, share, repeats):
-        """Received payload of the median host."""
+        """Received payload of the median host of those that receive."""
         for process in self.processes:
             print(share, repeats, file=process.stdin, flush=True)
-        rates = [sources * share / float(text) for sources, text in zip(self.sources, self.read())]
+        rates = [sources * share / float(text) for sources, text in zip(self.sources, self.read())
+                 if sources > 0]
         return statistics.median(rates) * 8e-9
 
 
 def probe(net, options, rate_bytes):
-    """The figures of one set of namespaces, as flags: latency, payload from one neighbour and from
-    all others at once. Other load on the machine only makes it look slower: the best of several."""
-    everybody = range(net.count)
+    """The figures of one set of namespaces, as flags: latency, payload from one neighbour and of one
+    host from all others at once. Other load on the machine only makes it look slower: the best of
+    several."""
     share = int(rate_bytes * options.probe_s)
     with Traffic(net, lambda host: [(host + 1) % net.count]) as ring:
         latency_us = ring.latency_us()
-        gbit = max(ring.gbit(share, 1) for _ in range(5))
+        gbit = max(ring.gbit(share, REPEATS) for _ in range(3))
     incast_gbit = gbit
     if net.count > 2:
-        with Traffic(net, lambda host: [at for at in everybody if at != host]) as traffic:
-            incast_gbit = max(traffic.gbit(share // (net.count - 1), 1) for _ in range(5))
+        with Traffic(net, lambda host: [0] if host > 0 else []) as traffic:
+            incast_gbit = max(traffic.gbit(share // (net.count - 1), REPEATS) for _ in range(3))
     return ["--latency-us", f"{latency_us:.1f}", "--bandwidth-gbit", f"{gbit:.4f}",
             "--incast-gbit", f"{min(incast_gbit, gbit):.4f}"]
 
@@ -167,13 +171,14 @@ def simulate(options, count, figures, operation, size):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def measure(net, options, operation, algorithm, size):
-    """Median time in us."""
+def measure(net, options, operation, algorithm, size, about_us):
+    """Median time in us. Before that as many operations go by: TCP's windows grow by what they are
+    used for."""
+    iterations = max(options.iterations, math.ceil(options.measure_s * 1e6 / about_us))
     results = net.run([options.gradus, "bench", operation, "--sizes", str(size), "--placement",
                        "in",
-                       "--iters", str(options.iterations), "--rounds", str(options.rounds),
-                       "--warmup", "1", "--together", "--algorithm", algorithm, "--no-exact",
-                       "--json"],
+                       "--iters", str(iterations), "--warmup", str(iterations), "--together",
+                       "--algorithm", algorithm, "--no-exact", "--json"],
                       options.ranks_per_host, timeout_s=300,
                       env={"GRADUS_SEGMENT": SEGMENT, "GRADUS_STREAMS": "1"})
     rows = [json.loads(line) for _, text in results for line in text.splitlines()
@@ -194,7 +199,8 @@ def check_hosts(options, rate, count):
     settings = {"net.ipv4.tcp_congestion_control": options.congestion,
                 "net.ipv4.tcp_limit_output_bytes": size_of(options.queued)}
     with harness.Hosts(count, rate, options.delay, options.build,
-                       buffer_bytes=size_of(options.buffer), settings=settings) as net:
+                       buffer_bytes=size_of(options.buffer), burst=options.burst,
+                       settings=settings) as net:
         per_s = {"k": 1e3, "m": 1e6, "g": 1e9}[rate[-4]] * int(rate[:-4]) / 8
         figures = probe(net, options, per_s)
         print("#", *figures, flush=True)
@@ -204,7 +210,8 @@ def check_hosts(options, rate, count):
                     if not wanted(options, row):
                         continue
                     dropped = net.dropped()
-                    measured_us = measure(net, options, operation, row["algorithm"], size)
+                    measured_us = measure(net, options, operation, row["algorithm"], size,
+                                          row["time_us"])
                     yield {"rate": rate, "hosts": count, "ranks": row["ranks"], "op": operation,
                            "algorithm": row["algorithm"], "size_bytes": size,
                            "measured_us": measured_us, "simulated_us": row["time_us"],
@@ -244,6 +251,17 @@ def write(path, rows, tolerance):
     path.write_text(f"{before}{BEGIN}{summary(rows, tolerance)}.\n\n{table(rows)}{END}{after}")
 
 
+def kept_rows(path):
+    """Of each one that was measured several times the fastest."""
+    kept = {}
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        key = row["rate"], row["hosts"], row["op"], row["algorithm"], row["size_bytes"]
+        if key not in kept or row["measured_us"] < kept[key]["measured_us"]:
+            kept[key] = row
+    return list(kept.values())
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--hosts", default="2,4,8", help="none: only the table of --rows")
@@ -257,9 +275,9 @@ def parse():
     parser.add_argument("--congestion", default="reno", help="control of TCP")
     parser.add_argument("--queued", default="128k", help="of a connection at its host's port")
     parser.add_argument("--buffer", default="32m", help="of a port")
-    parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--probe-s", type=float, default=0.4, help="of sending, for the bandwidth")
+    parser.add_argument("--iterations", type=int, default=5, help="at least")
+    parser.add_argument("--measure-s", type=float, default=0.3, help="at least")
+    parser.add_argument("--probe-s", type=float, default=0.2, help="of an exchange of the probe")
     parser.add_argument("--burst", default="256k", help="of the harness's token buckets")
     parser.add_argument("--overhead-us", type=float, default=8, help="of a message at each end")
     parser.add_argument("--copy-gbyte", type=float, default=2.5, help="speed of socket copies")
@@ -289,12 +307,8 @@ def main():
     except harness.Unavailable as error:
         print(f"simulate_check: {error}", file=sys.stderr)
         return 2
-    if options.rows:    # the last result of each
-        kept = {}
-        for line in options.rows.read_text().splitlines():
-            row = json.loads(line)
-            kept[row["rate"], row["hosts"], row["op"], row["algorithm"], row["size_bytes"]] = row
-        rows = list(kept.values())
+    if options.rows:
+        rows = kept_rows(options.rows)
     if options.write:
         write(options.write, rows, options.tolerance)
     print(summary(rows, options.tolerance))

@@ -66,14 +66,15 @@ def remove_namespace(name):
 
 class Hosts:
     """`count` namespaces; rate ("1gbit") and delay ("0.1ms", one way) of each one's port, what a
-    port keeps before it drops, and kernel settings of the namespaces where they differ."""
+    port keeps before it drops, what it passes at once after a pause, and kernel settings of the
+    namespaces where they differ."""
 
     def __init__(self, count, rate=None, delay=None, build=None, networks=1,
-                 buffer_bytes=SWITCH_BUFFER_BYTES, settings=None):
+                 buffer_bytes=SWITCH_BUFFER_BYTES, burst="256k", settings=None):
         if not 1 <= count <= 64:
             raise ValueError("1 to 64 hosts")
         self.count, self.rate, self.delay, self.networks = count, rate, delay, networks
-        self.buffer_bytes, self.settings = buffer_bytes, settings or {}
+        self.buffer_bytes, self.burst, self.settings = buffer_bytes, burst, settings or {}
         self.build = pathlib.Path(build or os.environ.get("GRADUS_BUILD_DIR", ROOT / "build"))
         mark = f"{PREFIX}{os.getpid()}-{next(NUMBERS)}"
         self.switch = f"{mark}-bridge"
@@ -149,7 +150,7 @@ class Hosts:
 
     def _limit(self, namespace, device):
         done = tc(namespace, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf", "rate",
-                  self.rate, "burst", "256k", "limit", str(self.buffer_bytes))
+                  self.rate, "burst", self.burst, "limit", str(self.buffer_bytes))
         if done.returncode != 0:
             raise Unavailable(f"tc cannot limit the rate: {done.stderr.strip()}")
 
