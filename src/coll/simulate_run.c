@@ -351,8 +351,8 @@ static void start_wire(run *r, int host)
 }
 
 /* A connection is a stream of bytes: what it has written by the time that it may queue a packet
- * goes along, so a segment can end in the packet of the next one. Less than a packet waits until one
- * that is queued has left (`one_left`), as the kernel corks it. */
+ * goes along, so a segment can end in the packet of the next one. Less than a packet waits until
+ * one that is queued has left (`one_left`), as the kernel corks it. */
 static void queue_packets(run *r, int rank, gr_simpath *path, bool one_left)
 {
     interface *net = &r->interfaces[r->world->host_of[rank]];
@@ -378,7 +378,9 @@ static event receive(run *r, int from_host, const gr_simpath *path, size_t bytes
     double pass_us = (double)bytes * r->wire_us_per_byte;
     event e = caused(r, ARRIVED, (uint32_t)path->peer, path->remote);
     add_part(&e, GR_TIME_LATENCY, r->cluster->latency_us);
-    double free_us = fmax(net->receives_until_us, e.at_us - pass_us - r->burst_us);
+    /* A packet passes a wire while it still leaves the other one; a token bucket has it whole, and
+     * as much saved as it passes at once. */
+    double free_us = fmax(net->receives_until_us, e.at_us - fmax(pass_us, r->burst_us));
     if (net->received_from != from_host + 1 && free_us + pass_us > e.at_us) {
         pass_us = (double)bytes * r->incast_us_per_byte;
     }

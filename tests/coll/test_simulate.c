@@ -129,13 +129,27 @@ static void test_stream(void **state)
     double packets = 2 * 45 * 1448, whole = 2 * ((64 << 10) + 40);
     gr_simulated r = run(&cluster, GR_COLL_BROADCAST, "chain", 128 << 10);
     expect_near(r.time_us, 2 * cluster.latency_us + (packets + whole) * 8e-3, 1e-6);
+}
+
+static void test_token_buckets(void **state)
+{
+    (void)state;
+    gr_cluster cluster = plain;
+    cluster.hosts = 3;
+    cluster.segment_bytes = 64 << 10;
     /* What a token bucket saves in pauses lets the second of two operations end when the bytes of
      * both are through: the latencies of the first one are pauses for the root's interface. */
     cluster.burst_bytes = 1 << 20;
-    r = run(&cluster, GR_COLL_BROADCAST, "chain", 128 << 10);
-    assert_true(r.time_us < whole * 8e-3);
+    gr_simulated r = run(&cluster, GR_COLL_BROADCAST, "chain", 128 << 10);
+    assert_true(r.time_us < 2 * ((64 << 10) + 40) * 8e-3);
     r = run(&cluster, GR_COLL_BROADCAST, "chain", 64 << 20);
     expect_near(r.time_us, ((64 << 20) + 1024 * 40) * 8e-3, 1e-4);
+    /* Two packets arrive at once where one is saved: the other one takes its time. */
+    double message = 65000 + 40;
+    cluster.latency_us = 2000;
+    cluster.burst_bytes = (int64_t)message;
+    r = run(&cluster, GR_COLL_GATHER, "direct", 3 * 65000);
+    expect_near(r.time_us, 2000 + message * 8e-3, 1e-6);
 }
 
 static void test_reduction_and_cores(void **state)
@@ -327,6 +341,7 @@ int main(void)
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_slices),
         cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_token_buckets),
         cmocka_unit_test(test_reduction_and_cores),
         cmocka_unit_test(test_every_algorithm),
         cmocka_unit_test(test_extrapolation),
