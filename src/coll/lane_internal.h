@@ -3,8 +3,9 @@
 #define GR_COLL_LANE_INTERNAL_H
 
 /* Shared by lane.c (life and start), lane_move.c (lines and states), lane_cma.c and lane_windows.c
- * (memory that is not shared: through the kernel, or by way of windows), lane_tree.c (the order of
- * additions) and lane_work.c (the additions, and who does which) only. */
+ * (memory that is not shared: through the kernel, or by way of windows), lane_cores.c (who is on
+ * which core), lane_tree.c (the order of additions) and lane_work.c (the additions, and who does
+ * which) only. */
 
 #include "coll/lane.h"
 
@@ -208,6 +209,8 @@ struct gr_lane {
     lane_known known[LANE_KNOWN];
     uint32_t known_next;
     uint32_t cores;
+    uint32_t look_at, look_every; /* lane_cores.c: the operation of the next look */
+    bool must_go;                 /* to another core */
     lane_area *own;
     lane_claim *claims;
     lane_tree *trees[LANE_TREES_MAX];
@@ -241,6 +244,10 @@ size_t gr_lane_cma_piece(const gr_lane_op *op);
 gr_status gr_lane_cma_add(gr_lane_op *op, size_t begin, size_t end);
 /* We have shut the lane: returns when nobody writes into our memory any more. */
 void gr_lane_cma_wait(const gr_lane *lane);
+
+/* lane_cores.c. All have posted operation `seq`, and where they are is known. */
+void gr_lane_look_at_cores(gr_lane *lane, uint32_t seq);
+void gr_lane_go(gr_lane *lane); /* this thread, to a core with fewer ranks */
 
 /* lane_windows.c */
 bool gr_lane_windows_can_move(const gr_lane_op *op);

@@ -239,6 +239,7 @@ static void post(gr_lane_op *op)
     line->kinds = op->kinds;
     line->unfinished = (uint8_t)(op->seq - lane->head->seq);
     line->core = lane->roomy ? 0 : (int16_t)sched_getcpu();
+    lane->peers[lane->rank].core = line->core;
     op->state = LANE_POSTED;
     op->moved = true;
     say(op, &line->posted);
@@ -380,6 +381,9 @@ static gr_status meet(gr_lane_op *op)
         lane->peers[peer].core = line->core;
     }
     learn_room(lane, op, unfinished);
+    if (!lane->roomy) {
+        gr_lane_look_at_cores(lane, op->seq);
+    }
     op->moved = true;
     if ((all & LANE_BESIDE) != 0) {
         return meet_small(op, true);
@@ -591,6 +595,9 @@ bool gr_lane_linger(gr_lane_op *op)
     op->lingers = op->lane->roomy;
     if (op->lingers && look(op, LINGER_LOOKS)) {
         return true;
+    }
+    if (op->lane->must_go) {
+        gr_lane_go(op->lane);
     }
     for (int i = 0; i < LINGER_YIELDS && !op->lingers; i++) {
         if (gr_lane_ready(op) || (!holds_up(op) && look(op, LINGER_LOOKS_SHARED))) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The lane: several meshes in this process, whose operations are moved on in any order that a seed
  * gives; results against the serial evaluation of the shard tree, bit for bit. */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -622,6 +623,59 @@ static void test_memory_that_the_kernel_does_not_copy_is_staged(void **unused)
     close_world(&w);
 }
 
+/* ---- Cores ----------------------------------------------------------------------------------- */
+/* Says where all ranks are, and looks: returns the rank that is to go. */
+static int look_at_cores(world *w, uint32_t seq, const int *core)
+{
+    int goes = -1;
+    for (int rank = 0; rank < w->size; rank++) {
+        gr_lane *lane = w->lane[rank];
+        lane->cores = 2;
+        for (int peer = 0; peer < w->size; peer++) {
+            lane->peers[peer].core = core[peer];
+        }
+        gr_lane_look_at_cores(lane, seq);
+        if (lane->must_go) {
+            assert_int_equal(goes, -1);
+            goes = rank;
+            lane->must_go = false;
+        }
+    }
+    return goes;
+}
+
+static void test_one_leaves_a_crowded_core(void **unused)
+{
+    (void)unused;
+    static const int even[] = {0, 3, 3, 0, 3}, crowded[] = {3, 0, 3, 3, 3}, one[] = {0, 0, 0, 0, 0};
+    world w;
+    open_world(&w, 5, SHARED_CORES);
+    assert_int_equal(look_at_cores(&w, 1, even), -1);
+    assert_int_equal(look_at_cores(&w, 2, crowded), -1); /* too soon */
+    assert_int_equal(look_at_cores(&w, 65, crowded), 4);
+    assert_int_equal(look_at_cores(&w, 65 + 127, crowded), -1); /* later each time */
+    assert_int_equal(look_at_cores(&w, 65 + 128, one), 4);
+    assert_int_equal(look_at_cores(&w, 65 + 128 + 256, even), -1);
+    assert_int_equal(look_at_cores(&w, 65 + 128 + 256 + 128, crowded), 4); /* and sooner */
+    close_world(&w);
+}
+
+static void test_who_goes_may_use_the_same_cores_as_before(void **unused)
+{
+    (void)unused;
+    world w;
+    cpu_set_t before, after;
+    open_world(&w, 4, SHARED_CORES);
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    int core = sched_getcpu();
+    const int cores[] = {core, core, core, core};
+    (void)look_at_cores(&w, 0, cores);
+    gr_lane_go(w.lane[0]);
+    assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+    assert_true(CPU_EQUAL(&before, &after));
+    close_world(&w);
+}
+
 static void test_lanes_are_few(void **unused)
 {
     (void)unused;
@@ -678,6 +732,8 @@ int main(void)
         cmocka_unit_test(test_who_gave_up_is_not_written_to),
         cmocka_unit_test(test_memory_that_is_gone_is_an_error),
         cmocka_unit_test(test_memory_that_the_kernel_does_not_copy_is_staged),
+        cmocka_unit_test(test_one_leaves_a_crowded_core),
+        cmocka_unit_test(test_who_goes_may_use_the_same_cores_as_before),
         cmocka_unit_test(test_lanes_are_few),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
