@@ -135,8 +135,8 @@ extern const gr_link_ops gr_tcp_ops;
 extern const gr_link_ops gr_sim_ops;
 
 enum {
-    GR_MESH_MIXED_POLL_US = 2,   /* how often the sockets of a mixed mesh are looked at */
-    GR_MESH_DIRECT_POLL_US = 500, /* and where whoever waits reads its socket without asking first */
+    GR_MESH_MIXED_POLL_US = 2,    /* how often the sockets of a mixed mesh are looked at, */
+    GR_MESH_DIRECT_POLL_US = 500, /* where whoever waits reads its socket without asking first, */
     GR_MESH_POLL_US = 10000, /* how often a dead peer is looked for where data need no sockets, */
     GR_MESH_COMING_POLL_US = 200, /* and the next step of a guest that is about to come */
     GR_MESH_SLEEP_US = 10000,     /* longest sleep between two looks */
