@@ -41,18 +41,9 @@ def beside_streams(two, arguments):
 
 
 def one_round(two, arguments):
-    command = [two.build / "gradus", "bench", "allreduce", "--sizes", arguments.size, "--compute",
-               f"{arguments.compute_ms}ms", "--placement", "in", "--iters", "5", "--warmup", "1",
-               "--json"]
-    coordinator, processes = two.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                       text=True)
-    try:
-        texts = [process.communicate(timeout=120) for process in processes]
-    finally:
-        hosts.stop([coordinator, *processes])
-    if any(process.returncode for process in processes):
-        raise SystemExit(f"overlap: {' '.join(error for _, error in texts).strip()}")
-    return json.loads(texts[0][0])
+    return two.bench(["allreduce", "--sizes", arguments.size, "--compute",
+                      f"{arguments.compute_ms}ms", "--placement", "in", "--iters", "5",
+                      "--warmup", "1"])
 
 
 def main():

@@ -175,17 +175,10 @@ def measure(net, options, operation, algorithm, size, about_us):
     """Median time in us. Before that as many operations go by: TCP's windows grow by what they are
     used for."""
     iterations = max(options.iterations, math.ceil(options.measure_s * 1e6 / about_us))
-    results = net.run([options.gradus, "bench", operation, "--sizes", str(size), "--placement",
-                       "in",
-                       "--iters", str(iterations), "--warmup", str(iterations), "--together",
-                       "--algorithm", algorithm, "--no-exact", "--json"],
-                      options.ranks_per_host, timeout_s=300,
-                      env={"GRADUS_SEGMENT": SEGMENT, "GRADUS_STREAMS": "1"})
-    rows = [json.loads(line) for _, text in results for line in text.splitlines()
-            if line.startswith("{")]
-    if any(status != 0 for status, _ in results) or any(row["wrong"] for row in rows):
-        raise RuntimeError(f"gradus bench {operation} by {algorithm} failed: {results}")
-    return statistics.median(row["time_us_median"] for row in rows)
+    return net.bench([operation, "--sizes", str(size), "--placement", "in", "--iters",
+                      str(iterations), "--warmup", str(iterations), "--together", "--algorithm",
+                      algorithm, "--no-exact"], options.ranks_per_host, timeout_s=300,
+                     env={"GRADUS_SEGMENT": SEGMENT, "GRADUS_STREAMS": "1"})["time_us_median"]
 
 
 def wanted(options, row):

@@ -8,7 +8,6 @@ The algorithms take turns. Beside the time stands what a host's interface sent f
 a multiple of the buffer: 2(n-1)/n, with headers, where each byte crosses the wire once in each
 direction and n is the number of hosts. Ends with 1 if the hierarchical plan is not the faster."""
 import argparse
-import json
 import pathlib
 import statistics
 import subprocess
@@ -34,20 +33,11 @@ def sent_bytes(made):
 
 def one_round(made, arguments, algorithm):
     """Median time in ms, and the multiple of the buffer that a host sent."""
-    command = [made.build / "gradus", "bench", "allreduce", "--sizes", arguments.size,
-               "--placement", "in", "--rounds", "1", "--iters", str(arguments.iterations),
-               "--warmup", str(WARMUP), "--no-check", "--json"]
-    env = {"GRADUS_ALGORITHM": algorithm, "GRADUS_EXACT": "0"}
     before = sent_bytes(made)
-    coordinator, ranks = made.start(command, arguments.ranks_per_host, env=env,
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        texts = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        hosts.stop([coordinator, *ranks])
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"two_per_host: {' '.join(error for _, error in texts).strip()}")
-    row = json.loads(texts[0][0])
+    row = made.bench(["allreduce", "--sizes", arguments.size, "--placement", "in", "--iters",
+                      str(arguments.iterations), "--warmup", str(WARMUP), "--no-check"],
+                     arguments.ranks_per_host,
+                     env={"GRADUS_ALGORITHM": algorithm, "GRADUS_EXACT": "0"})
     operations = (WARMUP + arguments.iterations) * made.count
     return (row["time_us_median"] / 1e3,
             (sent_bytes(made) - before) / operations / row["size_bytes"])

@@ -13,6 +13,7 @@ Needs root, iproute2, and for a delay the kernel's netem (without it: a warning,
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -223,6 +224,17 @@ class Hosts:
             return [(process.wait(), text) for process, text in zip(processes, outputs)]
         finally:
             stop([coordinator, *processes])
+
+    def bench(self, words, ranks_per_host=1, env=None, timeout_s=120):
+        """`gradus bench` with these words on all ranks: what it says of the first size."""
+        results = self.run([self.build / "gradus", "bench", *words, "--json"], ranks_per_host, env,
+                           timeout_s=timeout_s)
+        rows = [json.loads(line) for _, text in results for line in text.splitlines()
+                if line.startswith("{")]
+        if any(status != 0 for status, _ in results) or any(row["wrong"] for row in rows):
+            raise RuntimeError(f"gradus bench {' '.join(map(str, words))} failed:\n" +
+                               "\n".join(text for _, text in results))
+        return rows[0]
 
 
 def collect(processes, timeout_s, tell=None):
