@@ -58,18 +58,24 @@ size_t gr_select_class_bytes(int size_class)
     return (size_t)SMALLEST_CLASS_BYTES << size_class;
 }
 
+size_t gr_select_segment_default(bool several_hosts, double host_byte_us)
+{
+    bool slow = (double)segment_sizes[0] * host_byte_us > SLOW_SEGMENT_US;
+    return several_hosts && slow ? SLOW_SEGMENT_BYTES : segment_sizes[0];
+}
+
 int gr_select_segments(const gr_selection *selection, const gr_walk *walk, size_t size_bytes,
                        size_t segments_out[GR_SELECT_SEGMENTS_MAX])
 {
     const gr_link_cost *between = &selection->model.link[GR_MODEL_BETWEEN];
-    bool slow = (double)segment_sizes[0] * between->host_byte_us > SLOW_SEGMENT_US;
+    size_t unasked = gr_select_segment_default(gr_walk_hosts(walk) > 1, between->host_byte_us);
     if (selection->segment_bytes > 0) {
         segments_out[0] = selection->segment_bytes;
         return 1;
     }
     /* Only what is larger is shared by several streams. */
-    if (gr_walk_hosts(walk) > 1 && slow && selection->streams == 1) {
-        segments_out[0] = SLOW_SEGMENT_BYTES;
+    if (unasked < segment_sizes[0] && selection->streams == 1) {
+        segments_out[0] = unasked;
         return 1;
     }
     size_t block_bytes = gr_walk_block_bytes(walk, size_bytes);

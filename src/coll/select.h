@@ -106,6 +106,8 @@ size_t gr_select_class_bytes(int size_class); /* the largest size of it */
 
 /* May this algorithm be chosen for this shape? */
 bool gr_select_permits(const gr_algorithm *algorithm, const gr_plan_shape *shape, bool any_order);
+/* The length of segments where nothing else is said. `host_byte_us`: of a byte between hosts. */
+size_t gr_select_segment_default(bool several_hosts, double host_byte_us);
 /* Segments worth trying for a plan and a size, or the given one (not 0); returns how many. */
 enum { GR_SELECT_SEGMENTS_MAX = 3 };
 int gr_select_segments(const gr_selection *selection, const gr_walk *walk, size_t size_bytes,

@@ -25,11 +25,11 @@ typedef struct gr_cluster {
     double copy_gbyte;   /* speed at which it moves bytes to and from the network, 10^9 byte/s; 0:
                               free */
     double local_latency_us, local_overhead_us;
-    double local_gbyte;  /* copying out of a peer's memory */
-    double reduce_gbyte; /* adding, counted in bytes of the result; 0: free */
-    int64_t segment_bytes;
-    int64_t cores;        /* of a host; 0: one for each rank */
-    int64_t shared_cores; /* of all hosts together, when they are namespaces of one machine; 0 */
+    double local_gbyte;    /* copying out of a peer's memory */
+    double reduce_gbyte;   /* adding, counted in bytes of the result; 0: free */
+    int64_t segment_bytes; /* 0: what the library takes for such hosts */
+    int64_t cores;         /* of a host; 0: one for each rank */
+    int64_t shared_cores;  /* of all hosts together, when they are namespaces of one machine; 0 */
 } gr_cluster;
 
 /* Where the time goes, along the chain of events that ends last. */

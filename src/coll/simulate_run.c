@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "coll/exec.h"
+#include "coll/select.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -712,8 +713,11 @@ static void cut_blocks(run *r, size_t size_bytes)
     r->block_units = units / blocks;
     r->block_extra = units % blocks;
     size_t largest = (r->block_units + (r->block_extra > 0)) * unit;
-    r->segment_bytes = r->cluster->segment_bytes > 0 ? (size_t)r->cluster->segment_bytes
-                                                     : GR_SEGMENT_BYTES_DEFAULT;
+    const gr_cluster *cluster = r->cluster;
+    r->wire_us_per_byte = us_per_byte(cluster->bandwidth_gbit / 8);
+    r->segment_bytes = cluster->segment_bytes > 0
+                           ? (size_t)cluster->segment_bytes
+                           : gr_select_segment_default(cluster->hosts > 1, r->wire_us_per_byte);
     while ((largest / r->segment_bytes + 1) * world->steps > WORK_MAX &&
            r->segment_bytes < largest) {
         r->segment_bytes *= 2;
@@ -724,8 +728,6 @@ static void cut_blocks(run *r, size_t size_bytes)
     r->packet_bytes = r->segment_bytes / 2 > PACKET_BYTES ? r->segment_bytes / 2 : PACKET_BYTES;
     size_t slice = r->segments > 2 ? GR_SLICE_BYTES_DEFAULT / r->segment_bytes : 2;
     r->slice_segments = slice > 2 ? (uint32_t)slice : 2; /* as exec_start.c does */
-    const gr_cluster *cluster = r->cluster;
-    r->wire_us_per_byte = us_per_byte(cluster->bandwidth_gbit / 8);
     r->incast_us_per_byte =
         cluster->incast_gbit > 0 ? us_per_byte(cluster->incast_gbit / 8) : r->wire_us_per_byte;
     r->burst_us = (double)cluster->burst_bytes * r->wire_us_per_byte;

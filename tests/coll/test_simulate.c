@@ -131,6 +131,27 @@ static void test_stream(void **state)
     expect_near(r.time_us, 2 * cluster.latency_us + (packets + whole) * 8e-3, 1e-6);
 }
 
+/* Segments are the library's where nothing is said: short ones on slow lines between hosts. */
+static void test_segments_unasked(void **state)
+{
+    (void)state;
+    static const struct {
+        int hosts, per_host, gbit, kib;
+    } cases[] = {{3, 1, 1, 62}, {3, 1, 10, 62}, {3, 1, 40, 248}, {1, 3, 1, 248}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        gr_cluster cluster = plain;
+        cluster.hosts = cases[i].hosts;
+        cluster.ranks_per_host = cases[i].per_host;
+        cluster.bandwidth_gbit = cases[i].gbit;
+        cluster.segment_bytes = cases[i].kib << 10;
+        gr_simulated said = run(&cluster, GR_COLL_BROADCAST, "chain", 4 << 20);
+        cluster.segment_bytes = 0;
+        gr_simulated unsaid = run(&cluster, GR_COLL_BROADCAST, "chain", 4 << 20);
+        assert_true(said.time_us == unsaid.time_us && said.messages == unsaid.messages);
+        assert_int_equal((int)unsaid.messages, ((4 << 10) + cases[i].kib - 1) / cases[i].kib);
+    }
+}
+
 static void test_token_buckets(void **state)
 {
     (void)state;
@@ -341,6 +362,7 @@ int main(void)
         cmocka_unit_test(test_ring),
         cmocka_unit_test(test_slices),
         cmocka_unit_test(test_stream),
+        cmocka_unit_test(test_segments_unasked),
         cmocka_unit_test(test_token_buckets),
         cmocka_unit_test(test_reduction_and_cores),
         cmocka_unit_test(test_every_algorithm),
