@@ -244,6 +244,7 @@ typedef struct gr_mesh_stats {
     uint64_t messages_sent, bytes_sent; /* payload */
     uint64_t bytes_copied;              /* staged because the memory was not readable by the peer */
     uint64_t system_calls;
+    uint64_t unwoken; /* sleeps on shared memory that no peer ended */
     uint64_t strangers_refused;
     uint64_t stream_bytes[GR_LINK_STREAMS_MAX]; /* sent, of links with several streams */
 } gr_mesh_stats;

@@ -503,7 +503,7 @@ static int64_t latest_us(const gr_mesh *mesh, int64_t now, int64_t deadline_us)
         until = door_us < until ? door_us : until;
     }
     if (!mesh->settled || mesh->timed > 0) {
-        until = now + GR_MESH_SLEEP_US < until ? now + GR_MESH_SLEEP_US : until;
+        until = now + mesh->sleep_us < until ? now + mesh->sleep_us : until;
     }
     return until;
 }
@@ -628,6 +628,7 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     mesh->epoll_fd = mesh->wake_fd = -1;
     mesh->settled = config->world_size == 1 || config->guests;
     mesh->attach_timeout_us = config->handshake_timeout_us;
+    mesh->sleep_us = GR_MESH_SLEEP_US;
     mesh->settle_by_us = gr_clock_deadline_us(&config->clock, config->handshake_timeout_us);
     mesh->poll_at_us = now;
     mesh->peer_timeout_us = config->peer_timeout_us;

@@ -89,6 +89,7 @@ struct gr_mesh {
     bool keeps;      /* gr_mesh_keep */
     int64_t peer_timeout_us;
     int64_t settle_by_us, poll_at_us, attach_timeout_us;
+    int64_t sleep_us; /* the longest between two looks */
     gr_spin spin;
     gr_mesh_news *news; /* of shared.h; NULL: none */
     const void *news_arg;
@@ -139,7 +140,7 @@ enum {
     GR_MESH_DIRECT_POLL_US = 500, /* where whoever waits reads its socket without asking first, */
     GR_MESH_POLL_US = 10000, /* how often a dead peer is looked for where data need no sockets, */
     GR_MESH_COMING_POLL_US = 200, /* and the next step of a guest that is about to come */
-    GR_MESH_SLEEP_US = 10000,     /* longest sleep between two looks */
+    GR_MESH_SLEEP_US = 10000,     /* sleep_us, but in tests of who wakes whom */
     GR_MESH_WORLD_MAX = 4096
 };
 

@@ -135,6 +135,7 @@ static void sleep_on_bell(gr_mesh *base, int64_t sleep_us)
         } else {
             bell_sleep(bell, sleep_us);
             base->stats.system_calls++;
+            base->stats.unwoken += atomic_load(&bell->sleeping) != GR_SHM_AWAKE;
         }
     }
     atomic_store_explicit(&bell->sleeping, GR_SHM_AWAKE, memory_order_relaxed);
@@ -164,7 +165,7 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
         sleep_on_sockets(base, left_us);
         return;
     }
-    left_us = left_us < GR_MESH_SLEEP_US ? left_us : GR_MESH_SLEEP_US;
+    left_us = left_us < base->sleep_us ? left_us : base->sleep_us;
     int64_t start_ns = gr_now_ns();
     if (!spin(base, start_ns, start_ns + left_us * 1000)) {
         sleep_on_bell(base, left_us);
