@@ -252,7 +252,7 @@ def test_interfaces_of_different_speed(gradus):
         done, sent = run_and_count(made, bench_large(gradus))
         check_large(done)
         for first, second in sent:
-            assert 2 < first / second < 8, sent
+            assert 2 < first / second < 16, sent  # four; what a busy machine delays most varies
 
 
 def test_an_interface_that_would_keep_the_other_waiting(gradus):

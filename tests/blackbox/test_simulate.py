@@ -144,7 +144,7 @@ def test_parameter_servers(gradus):
     advised = objects(gradus("simulate", "ps", "--hosts", 8, "--strategy", "bsp", "--json"))
     assert advised[0]["servers"] == 4 and advised[0]["step_us"] == advice["step_us"]
     table = gradus("simulate", "ps", "--hosts", 8)
-    assert table.returncode == 0 and table.stdout.endswith("would take 348.6 ms.\n")
+    assert table.returncode == 0 and table.stdout.endswith("would take 347.1 ms.\n")
 
 
 def test_a_slow_worker(gradus):
