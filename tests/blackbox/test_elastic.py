@@ -33,10 +33,10 @@ def count_sockets(pid):
         return 0
 
 
-def goes_on(output, size):
-    """Does the job write of more epochs than these many bytes tell?"""
+def goes_on(output, size, is_in):
+    """Does the job write of more epochs than these many bytes tell, or of what is waited for?"""
     try:
-        wait_until(lambda: len(told(output)) > size, "another epoch", TIMEOUT_S / 10)
+        wait_until(lambda: len(told(output)) > size or is_in(), "another epoch", TIMEOUT_S / 10)
     except AssertionError:
         return False
     return True
@@ -138,7 +138,7 @@ def kill_newcomers(gradus, launcher, output):
         wait_until(lambda: count_sockets(newcomer) >= sockets or is_in(), "its connections")
         os.kill(newcomer, signal.SIGSTOP)
         # What it said before it was stopped may bring its generation about an epoch later.
-        going = all(goes_on(output, len(told(output))) for _ in range(3))
+        going = all(goes_on(output, len(told(output)), is_in) for _ in range(3))
         if not is_in() and going:
             os.kill(newcomer, signal.SIGKILL)
             killed += 1
