@@ -187,15 +187,8 @@ static bool uses(const void *state, const void *at, size_t size_bytes, bool to_w
     return gr_lane_uses(run->lane_op, at, size_bytes, to_write || run->partials);
 }
 
-static int late_peer(const void *state)
-{
-    const lane_run *run = state;
-    int rank = gr_lane_late(run->lane_op);
-    return rank >= 0 ? run->comm->world[rank] : -1;
-}
-
 static const gr_op_driver driver = {
-    .begin = begin, .move = move, .end = end, .needs = needs, .uses = uses, .late_peer = late_peer};
+    .begin = begin, .move = move, .end = end, .needs = needs, .uses = uses};
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 /* In place, one contribution, and nothing that must be looked at again. */

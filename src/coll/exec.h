@@ -142,13 +142,11 @@ typedef struct gr_op_driver {
     /* The operation is over, with this status: on success right behind the last move, else when the
      * executor has failed. May be NULL. */
     void (*end)(void *state, gr_status status);
-    /* Does it still need this rank of the job? It has died or left. May be NULL: all members of the
-     * group are needed. */
+    /* Does it still need this rank of the job, which has died, left, or not come yet? May be NULL:
+     * all members of the group are needed, and nobody is known to be late. */
     bool (*needs)(const void *state, int peer);
     /* Must [at, at + size_bytes) not be written (not `to_write`: not even read)? May be NULL. */
     bool (*uses)(const void *state, const void *at, size_t size_bytes, bool to_write);
-    /* The rank (in the job) that it waits for, -1: not known. May be NULL. */
-    int (*late_peer)(const void *state);
 } gr_op_driver;
 
 /* Takes the next number of its communicator, as any other operation, and runs driver->move in every

@@ -62,8 +62,9 @@ static const gr_op *stands_at(gr_exec *exec, const gr_exec_link *link)
     }
     const gr_op *oldest = gr_exec_op_at(exec, exec->oldest_seq);
     oldest = oldest ? oldest : driven;
-    bool asked =
-        is_ahead_of_us(link) || (is_waiting(exec, link) && link->waits.blamed == exec->rank);
+    bool asked = is_ahead_of_us(link) ||
+                 (is_waiting(exec, link) &&
+                  (link->waits.blamed == exec->rank || gr_exec_is_ahead(exec, link, &link->waits)));
     return asked && oldest && gr_op_local(oldest, link->peer) >= 0 ? oldest : NULL;
 }
 
@@ -106,29 +107,36 @@ static int rate(const gr_exec *exec, const gr_exec_link *link, const gr_op *op)
     return has_come(exec, link, op) ? 0 : 2;
 }
 
+static bool may_be_late(const gr_exec_link *link, const gr_op *op, bool takes)
+{
+    if (op->driver) { /* what comes on the links is not its own */
+        return !takes && gr_exec_awaits(link, op);
+    }
+    return takes ? owes(link, op) : gr_exec_awaits(link, op) && !is_ahead_of_us(link);
+}
+
 static culprit find_late(const gr_exec *exec, const gr_op *op)
 {
-    if (op->driver) {
-        int peer = op->driver->late_peer ? op->driver->late_peer(op->driver_state) : -1;
-        return (culprit){.peer = peer, .by = peer};
-    }
     culprit found = {.peer = -1, .by = -1};
     for (int takes = 0; takes < 2 && found.by < 0; takes++) {
         int best = -1;
         for (int peer = 0; peer < exec->world_size; peer++) {
             const gr_exec_link *link = &exec->links[peer];
-            if (takes ? !owes(link, op) : !gr_exec_awaits(link, op) || is_ahead_of_us(link)) {
+            if (!may_be_late(link, op, takes)) {
                 continue;
             }
             int rating = rate(exec, link, op);
-            if (rating > best ||
-                (rating == best && gr_exec_is_behind(&link->recv, &exec->links[found.by].recv))) {
+            if (rating > best || (rating == best && !op->driver &&
+                                  gr_exec_is_behind(&link->recv, &exec->links[found.by].recv))) {
                 best = rating;
                 found = (culprit){.peer = peer, .by = peer, .takes = takes};
             }
         }
         int blamed = best == 1 ? exec->links[found.by].waits.blamed : -1;
         found.peer = blamed >= 0 && blamed < exec->world_size ? blamed : found.peer;
+    }
+    if (op->driver) {
+        return found;
     }
     /* Else its messages stand behind those of an older one. */
     const gr_op *oldest = exec->ring[exec->oldest_seq & (GR_EXEC_RING - 1)];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One rank is stopped while the others call an operation: whoever it is and however far they are
- * from it in the algorithm, all survivors have a sentence that names this one, its host, and the
- * operation that it is missing. */
+/* One rank is stopped while the others call operations: whoever it is and however far they are from
+ * it in the algorithm, and also where some are an operation further than others, all survivors have
+ * a sentence that names this one, its host, and an operation that it is missing. */
 #include "support_ranks.h"
 #include <gradus/coll.h>
 
@@ -18,9 +18,15 @@
 
 enum { RANKS_MAX = 8, COUNT = 100, BEFORE = 3 };
 
+typedef struct victim_of {
+    int victim;
+    bool gathers; /* rank 0 waits in a gather, in which the others have nothing to wait for */
+} victim_of;
+
 static int run_stopped(gr_comm *comm, const ranks_job *job)
 {
-    int victim = *(const int *)job->arg, rank = gr_comm_rank(comm);
+    const victim_of *what = job->arg;
+    int victim = what->victim, rank = gr_comm_rank(comm);
     int64_t pids[RANKS_MAX] = {0};
     float words[COUNT] = {0};
     pids[rank] = getpid();
@@ -36,7 +42,15 @@ static int run_stopped(gr_comm *comm, const ranks_job *job)
     }
     call.name = "late";
     call.site = "loop.c:9";
-    gr_status status = gr_run(comm, &call, 1);
+    float all[RANKS_MAX * COUNT];
+    gr_call gather = {.coll = GR_COLL_GATHER,
+                      .in = words,
+                      .out = all,
+                      .count = COUNT,
+                      .name = "late",
+                      .site = "loop.c:9"};
+    gr_status status = what->gathers ? gr_run(comm, &gather, 1) : GR_OK;
+    status = status == GR_OK ? gr_run(comm, &call, 1) : status;
     const char *text = gr_comm_diag(comm)->text;
     char who[32];
     snprintf(who, sizeof who, "for rank %d (host ", victim);
@@ -53,20 +67,23 @@ static int run_stopped(gr_comm *comm, const ranks_job *job)
 
 typedef struct way {
     const char *link, *algorithm; /* NULL: the lane */
+    bool gathers;
 } way;
 
 static const way ways[] = {
-    {"shm", NULL},
-    {"shm", "allreduce=direct"},
-    {"shm", "allreduce=ring"},
-    {"tcp", "allreduce=ring"},
-    {"tcp", "allreduce=tree"},
-    {"shm", "allreduce=halving-doubling"},
+    {"shm", NULL, false},
+    {"shm", "allreduce=direct", false},
+    {"shm", "allreduce=ring", false},
+    {"tcp", "allreduce=ring", false},
+    {"tcp", "allreduce=tree", false},
+    {"shm", "allreduce=halving-doubling", false},
+    {"shm", NULL, true},
 };
 enum { WAYS = sizeof ways / sizeof ways[0] };
 
 static bool stop_one(const way *w, int size, int victim)
 {
+    victim_of what = {.victim = victim, .gathers = w->gathers};
     ranks_job job = {.size = size,
                      .link = w->link,
                      .algorithm = w->algorithm,
@@ -74,7 +91,7 @@ static bool stop_one(const way *w, int size, int victim)
                      .inexact = true,
                      .progress = 2,
                      .op_timeout_us = 1000000,
-                     .arg = &victim};
+                     .arg = &what};
     if (ranks_run_timed(&job, run_stopped, UINT64_C(1) << victim) != 0) {
         fprintf(stderr, "rank %d of %d over %s by %s\n", victim, size, w->link,
                 w->algorithm ? w->algorithm : "the lane");

@@ -352,14 +352,14 @@ static bool driven_uses(const void *state, const void *at, size_t size_bytes, bo
     return at == state;
 }
 
-static int driven_late(const void *state)
+static bool driven_needs(const void *state, int peer)
 {
     (void)state;
-    return 1;
+    return peer == 1;
 }
 
 static const gr_op_driver driver = {
-    .move = move_driven, .end = end_driven, .uses = driven_uses, .late_peer = driven_late};
+    .move = move_driven, .end = end_driven, .uses = driven_uses, .needs = driven_needs};
 
 static void test_driven(void **state)
 {
@@ -430,7 +430,7 @@ static gr_status move_never(void *state, bool *moved_out, gr_diag *diag)
 static void test_driven_stall(void **state)
 {
     (void)state;
-    static const gr_op_driver stuck = {.move = move_never, .late_peer = driven_late};
+    static const gr_op_driver stuck = {.move = move_never, .needs = driven_needs};
     pair p;
     gr_log log;
     open_pair(&p, &log);
