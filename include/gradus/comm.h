@@ -60,7 +60,8 @@ GR_API const char *gr_redop_name(gr_redop op);
  * comm_out  receives the communicator, owned by the caller; untouched on failure.
  * diag      filled on failure; may be NULL.
  * Returns   GR_OK; GR_E_INVALID (environment malformed); GR_E_TIMEOUT, GR_E_PEER_LOST (somebody did
- *           not come, the sentence names the rank); GR_E_AUTH; GR_E_NO_MEMORY; GR_E_IO.
+ *           not come, the sentence names the rank); GR_E_AUTH; GR_E_NO_MEMORY; GR_E_IO;
+ *           GR_E_MISMATCH (ranks that were through a moment earlier call different operations).
  * Effect    the value of GRADUS_SECRET is overwritten in the environment: children
  *           do not inherit it. No entry of the environment moves.
  * Order     every rank of the job calls it once; it returns when all have come. */
@@ -143,9 +144,9 @@ GR_API gr_status gr_allreduce_start(gr_comm *comm, void *buf, size_t count, gr_d
  * contiguous ranges (gr_shard_range), in the order of a fixed binary tree over the shards. The
  * result has the same bits for every world size.
  *
- * partials  gr_shard_partials(shards, world size, rank) buffers of `count` elements: the sums of
- *           the largest whole subtrees of this rank's range, from left to right. They may be
- *           overwritten; partials[0] receives the result on every rank.
+ * partials  gr_shard_partials(shards, world size, rank) buffers of `count` elements, which do not
+ *           overlap: the sums of the largest whole subtrees of this rank's range, from left to
+ *           right. They may be overwritten; partials[0] receives the result on every rank.
  * op        GR_AVERAGE divides by `shards`. */
 GR_API gr_status gr_allreduce_shards(gr_comm *comm, void *const *partials, int shards, size_t count,
                                      gr_dtype dtype, gr_redop op) GR_MUST_CHECK;

@@ -205,7 +205,7 @@ static gr_lane_request request_of(const gr_task *task)
     return (gr_lane_request){
         .coll = call->coll,
         .dtype = call->dtype,
-        .op = call->op,
+        .op = task->reduces ? call->op : GR_SUM,
         .count = task->count,
         .shards = task->shards,
         .inputs = call->partials ? (const void *const *)call->partials

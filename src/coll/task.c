@@ -62,7 +62,7 @@ static gr_status check_kinds(const caller *who)
         return refuse(who, "the type of the elements is %d, which is no gr_dtype",
                       (int)call->dtype);
     }
-    if ((unsigned)call->op >= GR_REDOP_COUNT) {
+    if (rule->reduces && (unsigned)call->op >= GR_REDOP_COUNT) {
         return refuse(who, "the operation is %d, which is no gr_redop", (int)call->op);
     }
     if (rule->root && (call->root < 0 || call->root >= who->size)) {
@@ -195,13 +195,22 @@ static const void *own_place(const gr_task *task, const size_t *counts, const vo
     return (const uint8_t *)whole + bytes;
 }
 
+/* `in` may be NULL since it has no elements, and not because the rank's own stand in `out`. */
+static bool gives_nothing(const gr_task *task, int rank)
+{
+    const gr_call *call = task->call;
+    return task->uneven && ((call->coll == GR_COLL_ALLTOALL && task->input_elements == 0) ||
+                            (call->coll == GR_COLL_GATHER && call->counts[rank] == 0));
+}
+
 /* Which buffers there are: reduces call->in and call->out to task->input and task->user. */
 static void place_buffers(const caller *who, gr_task *task)
 {
+    static const char nothing = 0;
     const gr_call *call = who->call;
     int rank = who->rank;
     bool at_root = rules_of[call->coll].root && call->root == rank;
-    const void *in = call->in;
+    const void *in = !call->in && gives_nothing(task, rank) ? &nothing : call->in;
     void *out = call->out;
     task->input_only = task->user_only = -1;
     switch (call->coll) {
@@ -295,9 +304,16 @@ static gr_range range_of(const void *at, size_t bytes)
 static gr_status check_partials(const caller *who, gr_task *task)
 {
     int partials = gr_task_partials(task, who->rank, who->size);
+    void *const *all = task->call->partials;
+    size_t bytes = task->count * gr_dtype_bytes(task->call->dtype);
     for (int i = 0; i < partials && task->count > 0; i++) {
-        if (!task->call->partials[i]) {
+        if (!all[i]) {
             return refuse(who, "partials[%d] is NULL though the count is %zu", i, task->count);
+        }
+        for (int k = 0; k < i; k++) {
+            if (gr_ranges_meet(range_of(all[k], bytes), range_of(all[i], bytes))) {
+                return refuse(who, "partials[%d] and partials[%d] overlap", k, i);
+            }
         }
     }
     return GR_OK;

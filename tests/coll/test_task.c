@@ -62,6 +62,7 @@ static void test_wrong_kinds(void **state)
     refused(&(gr_call){.coll = GR_COLL_SEND, .in = room, .count = 1, .root = 9}, "the peer");
     refused(&(gr_call){.coll = GR_COLL_SEND, .in = room, .count = 1, .root = RANK}, "itself");
     refused(&(gr_call){.coll = GR_COLL_BARRIER, .tag = 1}, "tag");
+    (void)taken(&(gr_call){.coll = GR_COLL_BARRIER, .op = GR_REDOP_COUNT}, RANK);
     refused(&(gr_call){.op = GR_USER, .out = room, .count = 1}, "needs a function");
     refused(&(gr_call){.op = GR_SUM, .out = room, .count = 1, .reduce = reduce_none},
             "not GR_USER");
@@ -103,6 +104,10 @@ static void test_wrong_counts(void **state)
     refused(&(gr_call){.count = 1, .shards = 16384, .partials = partials}, "must be 1 .. 16383");
     refused(&(gr_call){.count = 1, .shards = 4, .partials = partials}, "partials[0] is NULL");
     refused(&(gr_call){.count = 1, .shards = 4}, "`partials` is NULL");
+    void *twice[2] = {room + 8, room + 7};
+    assert_int_equal(gr_shard_partials(13, SIZE, RANK), 2);
+    refused(&(gr_call){.count = 2, .shards = 13, .partials = twice},
+            "partials[0] and partials[1] overlap");
     refused(&(gr_call){.count = 1, .shards = 4, .partials = partials, .out = room}, "must be NULL");
     refused(&(gr_call){.coll = GR_COLL_REDUCE, .out = room, .count = 1, .shards = 4},
             "only allreduce");
@@ -194,6 +199,15 @@ static void test_nothing_needs_no_memory(void **state)
             assert_true(taken(&call, RANK).uneven);
         }
     }
+    /* A rank that gives nothing has no buffer for it, which is not the same as in place. */
+    const size_t none_here[SIZE] = {5, 0, 3, 4};
+    gr_call to_root = {.coll = GR_COLL_GATHER, .counts = none_here, .root = 0};
+    gr_task task = taken(&to_root, RANK);
+    assert_true(task.out_of_place && !task.user && task.input_elements == 0);
+    gr_call takes = {
+        .coll = GR_COLL_ALLTOALL, .counts = zeros, .recv_counts = none_here, .out = room};
+    task = taken(&takes, RANK);
+    assert_true(task.out_of_place && task.user == room && task.user_elements == 12);
     void *none[GR_SHARD_PARTIALS_MAX] = {NULL};
     (void)taken(&(gr_call){.shards = 3, .partials = none}, RANK);
 }
