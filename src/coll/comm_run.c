@@ -237,10 +237,7 @@ static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *cal
                        gr_diag *diag)
 {
     gr_family *family = comm->family;
-    gr_status status = check_ready(comm, tasks, count, diag);
-    if (status != GR_OK) {
-        return status;
-    }
+    gr_status status = GR_OK;
     if (count == 1 && gr_comm_lane_takes(comm, &tasks[0])) {
         gr_op_desc desc;
         fill_desc(&desc, &tasks[0], caller);
@@ -305,6 +302,9 @@ static gr_status check_and_begin(gr_comm *comm, const gr_call *calls, int count,
     gr_task tasks[GR_CALLS_MAX];
     gr_diag diag;
     gr_status status = check(comm, calls, count, tasks, &diag);
+    if (status == GR_OK && comm->family->exec) {
+        status = check_ready(comm, tasks, count, &diag);
+    }
     if (status == GR_OK) {
         status = comm->size == 1 ? start_alone(comm, tasks, count, op_out, &diag)
                                  : begin(comm, tasks, count, caller, op_out, &diag);

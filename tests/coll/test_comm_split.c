@@ -306,6 +306,48 @@ static void test_unfinished(void **state)
     }
 }
 
+/* ---- Alone ----------------------------------------------------------------------------------- */
+/* A sub-group of one does without the others, but not with what its relatives use, nor beyond their
+ * end. */
+static int run_alone(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    int rank = gr_comm_rank(comm);
+    gr_comm *own = NULL;
+    EXPECT(gr_comm_split(comm, rank, 0, &own, NULL) == GR_OK && gr_comm_size(own) == 1);
+    float words[4] = {1, 2, 3, 4}, more[4] = {0};
+    gr_op *op = NULL;
+    if (rank == 0) {
+        EXPECT(gr_recv_start(comm, words, 4, GR_F32, 1, &op) == GR_OK);
+        EXPECT(gr_allreduce(own, words, 4, GR_F32, GR_SUM) == GR_E_INVALID);
+        EXPECT(strstr(gr_comm_last_error(own)->text, "still used by message 0"));
+        EXPECT(gr_allreduce(own, more, 4, GR_F32, GR_SUM) == GR_OK);
+        EXPECT(gr_send(comm, more, 4, GR_F32, 1) == GR_OK);
+        EXPECT(gr_wait(op) == GR_OK && words[3] == 8);
+    } else {
+        EXPECT(gr_recv(comm, more, 4, GR_F32, 0) == GR_OK);
+        words[3] = 8;
+        EXPECT(gr_send(comm, words, 4, GR_F32, 0) == GR_OK);
+    }
+    EXPECT(gr_allreduce(own, words, 4, GR_F32, GR_SUM) == GR_OK);
+    gr_status status = rank == 0 ? gr_barrier(comm) : gr_broadcast(comm, words, 4, GR_F32, 1);
+    status = status == GR_OK ? gr_barrier(comm) : status;
+    EXPECT(status != GR_OK);
+    EXPECT(gr_allreduce(own, words, 4, GR_F32, GR_SUM) == GR_E_COMM_BROKEN);
+    gr_comm_destroy(own);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void test_alone(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        ranks_job job = {.size = 2, .link = i % 2 ? "tcp" : "shm", .progress = 1 + i / 2};
+        assert_int_equal(ranks_run(&job, run_alone, 0), 0);
+    }
+}
+
 /* ---- Anything on anything -------------------------------------------------------------------- */
 enum { COMMS = 6, FLIGHT_MAX = 12 };
 
@@ -406,10 +448,10 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split),    cmocka_unit_test(test_subgroup),
-        cmocka_unit_test(test_many),     cmocka_unit_test(test_circle),
-        cmocka_unit_test(test_death),    cmocka_unit_test(test_unfinished),
-        cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_split), cmocka_unit_test(test_subgroup),
+        cmocka_unit_test(test_many),  cmocka_unit_test(test_circle),
+        cmocka_unit_test(test_death), cmocka_unit_test(test_unfinished),
+        cmocka_unit_test(test_alone), cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
