@@ -8,7 +8,8 @@
  * Order: the ranks of a communicator start the same collectives in the same order. Two ranks start
  * whatever they have to do with each other, in all their communicators and messages included, in
  * one order; only a message this way and a message that way may change places. A difference is
- * GR_E_MISMATCH on all ranks, never a wait without end. */
+ * GR_E_MISMATCH on all ranks, never a wait without end; one that keeps nobody waiting (asynchronous
+ * operations of several communicators on one host, say) may pass there, and fail elsewhere. */
 
 #include <gradus/comm.h>
 

@@ -12,7 +12,8 @@
 enum {
     DOUBT_US = 500000,
     DISCARD_US = 50000, /* a sender of what was not taken yet waits, and so can answer */
-    SIDE_BYTES = 200
+    SIDE_BYTES = 200,
+    HOW_BYTES = 64
 };
 
 /* ---- Saying which operation it is ------------------------------------------------------------ */
@@ -106,19 +107,20 @@ static uint32_t claimed_number(const gr_exec_mark *mark, const gr_record_entry *
     return comparable ? entry->number : mark->number;
 }
 
-/* The peer is at `mark`; what we called instead is `entry`, NULL: nothing. */
+/* The peer is at `mark`; what we called instead is `entry`, NULL: nothing. `how` it differs, where
+ * that does not say it; else "". */
 static void begin_doubt(gr_exec *exec, gr_exec_link *link, const gr_exec_mark *mark,
-                        const gr_record_entry *entry)
+                        const gr_record_entry *entry, const char *how)
 {
     gr_exec_doubt *doubt = &exec->doubt;
     if (doubt->on || exec->diag.status != GR_OK) {
         return;
     }
+    char what[SIDE_BYTES] = "nothing that goes with it";
     if (entry) {
-        say_entry(entry, doubt->claim, sizeof doubt->claim);
-    } else {
-        snprintf(doubt->claim, sizeof doubt->claim, "nothing that goes with it");
+        say_entry(entry, what, sizeof what);
     }
+    snprintf(doubt->claim, sizeof doubt->claim, "%s%s", what, how);
     const char *kind = is_of_message(mark) ? "message" : "operation";
     gr_status status = gr_fail_peer(
         &doubt->alone, GR_E_MISMATCH, link->peer,
@@ -212,7 +214,7 @@ static void meet_stuck(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
     }
     if (op && gr_exec_is_stuck(exec, op) && gr_exec_lacks(link, op) &&
         gr_exec_is_ahead(exec, link, &mark)) {
-        begin_doubt(exec, link, &mark, gr_record_at(exec->record, op->record));
+        begin_doubt(exec, link, &mark, gr_record_at(exec->record, op->record), "");
     }
 }
 
@@ -255,7 +257,7 @@ void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link)
     mark->compared = true;
     const gr_record_entry *entry = find_entry(exec, link->peer, mark, false);
     if (entry && entry->fingerprint != mark->fingerprint) {
-        begin_doubt(exec, link, mark, entry);
+        begin_doubt(exec, link, mark, entry, "");
     }
 }
 
@@ -268,20 +270,28 @@ static void fail_size(gr_exec *exec, const gr_exec_link *link, const gr_frame *f
     gr_diag diag;
     gr_status status = gr_fail_peer(
         &diag, GR_E_MISMATCH, link->peer,
-        "%s: rank %d sent segment %u of message %u with %u bytes, which does not fit on rank %d; "
-        "%s",
-        what, link->peer, frame->segment, frame->message, frame->size_bytes, exec->rank,
-        op->uneven ? "do the counts of both ranks agree, and GRADUS_SEGMENT?"
-                   : "is GRADUS_SEGMENT the same on all ranks?");
+        "%s: rank %d sent segment %u of message %u with %u bytes, which does not fit "
+        "on rank %d; is GRADUS_SEGMENT the same on all ranks?",
+        what, link->peer, frame->segment, frame->message, frame->size_bytes, exec->rank);
     (void)status; /* is in diag */
     gr_exec_fail(exec, &diag);
 }
 
-void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op)
+void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op,
+                          size_t size_bytes)
 {
     gr_exec_mark mark = gr_exec_mark_of(frame);
-    if (op && frame->comm == op->comm && frame->op_seq == op->number &&
-        frame->fingerprint == op->fingerprint) {
+    bool same = op && frame->comm == op->comm && frame->op_seq == op->number &&
+                frame->fingerprint == op->fingerprint;
+    if (same && op->uneven) {
+        /* An alltoall: the fingerprint has no counts, which only two ranks know. */
+        char how[HOW_BYTES];
+        snprintf(how, sizeof how, ", to get %zu bytes from rank %d, not %u", size_bytes, link->peer,
+                 frame->size_bytes);
+        begin_doubt(exec, link, &mark, gr_record_at(exec->record, op->record), how);
+        return;
+    }
+    if (same) {
         fail_size(exec, link, frame, op);
         return;
     }
@@ -290,7 +300,7 @@ void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *fra
     if ((!entry || entry->fingerprint == mark.fingerprint) && op) {
         entry = gr_record_at(exec->record, op->record);
     }
-    begin_doubt(exec, link, &mark, entry);
+    begin_doubt(exec, link, &mark, entry, "");
 }
 
 void gr_exec_mismatch(gr_exec *exec, const gr_op *op, int peer)
@@ -300,5 +310,5 @@ void gr_exec_mismatch(gr_exec *exec, const gr_op *op, int peer)
                          .comm = op->comm,
                          .number = op->number,
                          .fingerprint = op->fingerprint};
-    begin_doubt(exec, &exec->links[peer], &mark, gr_record_at(exec->record, op->record));
+    begin_doubt(exec, &exec->links[peer], &mark, gr_record_at(exec->record, op->record), "");
 }

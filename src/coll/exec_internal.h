@@ -359,9 +359,9 @@ gr_exec_mark gr_exec_mark_of(const gr_frame *frame);
 bool gr_exec_is_ahead(const gr_exec *exec, const gr_exec_link *link, const gr_exec_mark *mark);
 /* What the peer waits in is compared with what was called here. */
 void gr_exec_compare_waits(gr_exec *exec, gr_exec_link *link);
-/* The head of a link is nothing that `op` (NULL: anything) expects. */
-void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame,
-                          const gr_op *op);
+/* The head of a link is nothing that `op` (NULL: anything) expects, which are so many bytes. */
+void gr_exec_fail_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *frame, const gr_op *op,
+                          size_t size_bytes);
 /* Can nothing be started here until `op` is over? */
 bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op);
 /* Does `op` need a word of the peer on this link, which has not come? */

@@ -542,7 +542,7 @@ static bool look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op, const gr_
     if (!op || !is_expected(&frame, op, step, segment, p)) {
         gr_exec_mark mark = gr_exec_mark_of(&frame);
         if (op || !gr_exec_is_ahead(exec, link, &mark)) {
-            gr_exec_fail_foreign(exec, link, &frame, op);
+            gr_exec_fail_foreign(exec, link, &frame, op, p.size);
         }
         return false;
     }

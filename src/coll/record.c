@@ -225,6 +225,8 @@ void gr_record_describe(const gr_record_entry *entry, char *text_out, size_t siz
     unsigned long long count = entry->count;
     if (coll == GR_COLL_BARRIER) {
         say(&out, "%s", gr_coll_name(coll));
+    } else if (coll == GR_COLL_ALLTOALL && count == 0) { /* each rank has counts of its own */
+        say(&out, "%s of %s", gr_coll_name(coll), gr_dtype_name(dtype));
     } else {
         bool blocks = coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_ALLGATHER ||
                       coll == GR_COLL_GATHER || coll == GR_COLL_SCATTER || coll == GR_COLL_ALLTOALL;

@@ -29,6 +29,8 @@ typedef struct kind {
     }
 #define NAMED(text) .name = (text)
 
+static const size_t threes[BLOCKS] = {3, 3, 3, 3}, four_of_first[BLOCKS] = {4, 3, 3, 3};
+
 static const kind kinds[] = {
     {{ONE(ALLREDUCE, )}, {ONE(ALLREDUCE, .dtype = GR_F64)}, "of 100 f32", "of 100 f64"},
     {{ONE(ALLREDUCE, )}, {ONE(ALLREDUCE, .op = GR_MAX)}, "(sum over", "(max over"},
@@ -48,6 +50,10 @@ static const kind kinds[] = {
      {ONE(GATHER, ), ONE(REDUCE, )},
      "reduce of 100",
      "gather of 100"},
+    {{{.coll = GR_COLL_ALLTOALL, .count = COUNT, .counts = threes, .recv_counts = threes}},
+     {{.coll = GR_COLL_ALLTOALL, .count = COUNT, .counts = threes, .recv_counts = four_of_first}},
+     "alltoall of f32 by",
+     ", to get 16 bytes from rank 0, not 12"},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 

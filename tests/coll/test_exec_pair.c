@@ -272,12 +272,18 @@ static void test_counts_of_alltoall(void **state)
         gr_op *op;
         gr_diag diag;
         assert_int_equal(start_plain(&p, 0, 0, &c, &op, &diag), GR_OK);
+        c = call_of(GR_COLL_ALLTOALL, 0, "b.c:2");
+        c.uneven = true;
         c.counts[0] = 4 * wrong; /* 0 or 4 */
+        c.counts[1] = 3;
         assert_int_equal(start_plain(&p, 1, 0, &c, &op, &diag), GR_OK);
         move_pair(&p, 1000000);
         for (int rank = 0; rank < 2; rank++) {
             assert_int_equal(gr_exec_diag(p.execs[rank])->status, GR_E_MISMATCH);
-            assert_non_null(strstr(gr_exec_diag(p.execs[rank])->text, "do the counts of both"));
+            const char *text = gr_exec_diag(p.execs[rank])->text;
+            assert_non_null(strstr(text, "at a.c:1"));
+            assert_non_null(strstr(text, "at b.c:2"));
+            assert_non_null(strstr(text, ", to get "));
         }
         close_pair(&p);
     }
