@@ -294,7 +294,7 @@ static const gr_config_field simulate_fields[] = {
     {.flag = "--size",
      .type = GR_CONFIG_BYTES,
      .offset = OPTION(size_bytes),
-     .min = 0,
+     .min = 1,
      .max = BYTES_MAX,
      .help = "bytes of one rank's buffer; default: from 1k to 256m"},
     {.flag = "--from",
@@ -433,6 +433,12 @@ static gr_status simulate_size(const simulators *s, int64_t size_bytes, gr_simul
 
 static gr_status simulate_operation(const gr_simulate_options *options, gr_coll coll, gr_diag *diag)
 {
+    bool one = options->size_bytes > 0 || coll == GR_COLL_BARRIER;
+    int64_t first = one ? options->size_bytes : options->from_bytes;
+    int64_t last = one ? options->size_bytes : options->to_bytes;
+    if (first > last) {
+        return gr_fail(diag, GR_E_INVALID, "simulate: --to must be at least --from");
+    }
     simulators s;
     gr_status status = open_simulators(options, &options->cluster, coll, &s, diag);
     if (status != GR_OK) {
@@ -442,9 +448,6 @@ static gr_status simulate_operation(const gr_simulate_options *options, gr_coll 
                                      .coll = coll,
                                      .json = options->json,
                                      .compare = options->compare};
-    bool one = options->size_bytes > 0 || coll == GR_COLL_BARRIER;
-    int64_t first = one ? options->size_bytes : options->from_bytes;
-    int64_t last = one ? options->size_bytes : options->to_bytes;
     gr_simulate_size size = {.size_bytes = 0};
     for (int64_t at = first; at <= last && status == GR_OK; at *= 4) {
         status = simulate_size(&s, at, &size, diag);
