@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/rows.h"
+#include "base/fail.h"
 #include "coll/comm_internal.h"
 
 #include <gradus/coll.h>
@@ -89,23 +90,51 @@ static void free_gathered(gathered *all)
     free(all->out_values);
 }
 
-/* No rank goes on unless all can: else some would wait for one that has given up. */
-static gr_status all_well(gr_comm *comm, gr_status own)
+/* The call alone fails; the communicator says why. */
+static gr_status refuse(gr_comm *comm, gr_status status, const char *why)
 {
-    int32_t worst = own;
-    gr_status status = gr_allreduce(comm, &worst, 1, GR_I32, GR_MIN);
-    return status != GR_OK ? status : (gr_status)worst;
+    gr_status entered = gr_family_enter(comm->family, false);
+    if (entered != GR_OK) {
+        return entered;
+    }
+    gr_diag diag;
+    (void)gr_fail(&diag, status, "gr_allreduce_rows on rank %d: %s", comm->rank, why);
+    gr_family_note(comm->family, &diag);
+    gr_family_leave(comm->family);
+    return status;
 }
 
-static gr_status exchange_counts(gr_comm *comm, uint32_t own, gathered *all)
+/* No rank goes on unless all can: else some would wait for one that has given up. */
+static gr_status all_have(gr_comm *comm, bool room, const void *caller)
+{
+    int32_t enough = room;
+    const gr_call call = {.coll = GR_COLL_ALLREDUCE,
+                          .dtype = GR_I32,
+                          .op = GR_MIN,
+                          .out = &enough,
+                          .count = 1,
+                          .name = "room for rows"};
+    gr_status status = gr_comm_run(comm, &call, 1, caller);
+    return status != GR_OK || enough ? status
+                                     : refuse(comm, GR_E_NO_MEMORY,
+                                              room ? "another rank has no memory for the rows"
+                                                   : "no memory for the rows");
+}
+
+static gr_status exchange_counts(gr_comm *comm, uint32_t own, gathered *all, const void *caller)
 {
     size_t size = (size_t)gr_comm_size(comm);
     uint64_t *rows = calloc(size, sizeof *rows);
     all->counts = calloc(2 * size, sizeof *all->counts);
-    gr_status status = all_well(comm, rows && all->counts ? GR_OK : GR_E_NO_MEMORY);
+    gr_status status = all_have(comm, rows && all->counts, caller);
     if (status == GR_OK) {
         rows[gr_comm_rank(comm)] = own;
-        status = gr_allgather(comm, rows, 1, GR_I64);
+        const gr_call call = {.coll = GR_COLL_ALLGATHER,
+                              .dtype = GR_I64,
+                              .out = rows,
+                              .count = 1,
+                              .name = "numbers of rows"};
+        status = gr_comm_run(comm, &call, 1, caller);
     }
     for (size_t rank = 0; rank < size && status == GR_OK; rank++) {
         all->counts[rank] = (size_t)rows[rank];
@@ -143,7 +172,8 @@ static void take_row(void *arg, uint32_t index, const void *row)
     c->count++;
 }
 
-static gr_status exchange_rows(gr_comm *comm, const gr_rows *in, const own_rows *own, gathered *all)
+static gr_status exchange_rows(gr_comm *comm, const gr_rows *in, const own_rows *own, gathered *all,
+                               const void *caller)
 {
     const gr_call calls[2] = {{.coll = GR_COLL_ALLGATHER,
                                .dtype = GR_I32,
@@ -157,7 +187,7 @@ static gr_status exchange_rows(gr_comm *comm, const gr_rows *in, const own_rows 
                                .out = all->values,
                                .counts = all->counts + gr_comm_size(comm),
                                .name = "rows"}};
-    return gr_run(comm, calls, 2);
+    return gr_comm_run(comm, calls, 2, caller);
 }
 
 static size_t merge_rows(const gr_rows *in, size_t row_bytes, int size, gathered *all)
@@ -183,34 +213,48 @@ static size_t merge_rows(const gr_rows *in, size_t row_bytes, int size, gathered
     return c.count;
 }
 
-static gr_status check(const gr_rows *in, gr_redop op, const gr_rows *rows_out)
+/* What is wrong with the arguments; NULL: nothing. */
+static const char *check(const gr_rows *in, gr_redop op, const gr_rows *rows_out)
 {
-    bool fine = in && rows_out && in->width > 0 && in->width <= UINT32_MAX &&
-                gr_dtype_bytes(in->dtype) > 0 && (op == GR_SUM || op == GR_AVERAGE) &&
-                in->count <= UINT32_MAX / in->width &&
-                (in->count == 0 || (in->indices && in->values));
-    return fine ? GR_OK : GR_E_INVALID;
+    if (!in || !rows_out) {
+        return in ? "rows_out is NULL" : "in is NULL";
+    }
+    if (op != GR_SUM && op != GR_AVERAGE) {
+        return "rows are added: op must be GR_SUM or GR_AVERAGE";
+    }
+    if (gr_dtype_bytes(in->dtype) == 0) {
+        return "the type of the elements is no gr_dtype";
+    }
+    if (in->width == 0 || in->width > UINT32_MAX || in->count > UINT32_MAX / in->width) {
+        return "a row must have an element, and all rows of a rank at most 2^32 - 1";
+    }
+    bool all_there = in->count == 0 || (in->indices && in->values);
+    return all_there ? NULL : "there are rows, but indices or values are NULL";
 }
 
 gr_status gr_allreduce_rows(gr_comm *comm, const gr_rows *in, gr_redop op, gr_rows *rows_out)
 {
-    gr_status status = comm ? check(in, op, rows_out) : GR_E_INVALID;
-    if (status != GR_OK) {
-        return status;
+    const void *caller = __builtin_return_address(0);
+    if (!comm) {
+        return GR_E_INVALID;
+    }
+    const char *wrong = check(in, op, rows_out);
+    if (wrong) {
+        return refuse(comm, GR_E_INVALID, wrong);
     }
     int size = gr_comm_size(comm);
     size_t row_bytes = in->width * gr_dtype_bytes(in->dtype);
     own_rows own;
     gathered all = {.rows = 0};
-    status = all_well(comm, sort_own(in, row_bytes, &own) ? GR_OK : GR_E_NO_MEMORY);
+    gr_status status = all_have(comm, sort_own(in, row_bytes, &own), caller);
     if (status == GR_OK) {
-        status = exchange_counts(comm, own.count, &all);
+        status = exchange_counts(comm, own.count, &all, caller);
     }
     if (status == GR_OK) {
-        status = all_well(comm, make_room(in, row_bytes, size, &all) ? GR_OK : GR_E_NO_MEMORY);
+        status = all_have(comm, make_room(in, row_bytes, size, &all), caller);
     }
     if (status == GR_OK) {
-        status = exchange_rows(comm, in, &own, &all);
+        status = exchange_rows(comm, in, &own, &all, caller);
     }
     if (status == GR_OK) {
         size_t count = merge_rows(in, row_bytes, size, &all);

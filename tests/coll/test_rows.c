@@ -124,8 +124,12 @@ static int rows_function(gr_comm *comm, const ranks_job *job)
     gr_rows none = {.width = 1, .dtype = GR_F32, .count = 1}; /* without indices */
     gr_rows sum;
     NEED(gr_allreduce_rows(comm, &none, GR_SUM, &sum) == GR_E_INVALID);
+    NEED(strstr(gr_comm_last_error(comm)->text, "indices or values are NULL"));
     none.count = 0;
     NEED(gr_allreduce_rows(comm, &none, GR_MAX, &sum) == GR_E_INVALID);
+    NEED(strstr(gr_comm_last_error(comm)->text, "op must be GR_SUM or GR_AVERAGE"));
+    NEED(gr_allreduce_rows(comm, NULL, GR_SUM, &sum) == GR_E_INVALID);
+    NEED(gr_allreduce_rows(comm, &(gr_rows){.dtype = GR_F32}, GR_SUM, &sum) == GR_E_INVALID);
     NEED(gr_allreduce_rows(NULL, &none, GR_SUM, &sum) == GR_E_INVALID);
     NEED(gr_allreduce_rows(comm, &none, GR_SUM, &sum) == GR_OK && sum.count == 0);
     gr_rows_release(&sum);
@@ -142,6 +146,31 @@ static void test_rows(void **state)
     }
     const ranks_job tcp = {.size = 3, .link = "tcp"};
     assert_int_equal(ranks_run(&tcp, rows_function, 0), 0);
+}
+
+/* Which calls they are, the program knows by its own places, not by those in the library. */
+static int differing_function(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float value = 1;
+    uint32_t index = 3;
+    const gr_rows in = {.count = 1,
+                        .width = 1,
+                        .dtype = gr_comm_rank(comm) == 0 ? GR_F32 : GR_I32,
+                        .indices = &index,
+                        .values = &value};
+    gr_rows sum;
+    NEED(gr_allreduce_rows(comm, &in, GR_SUM, &sum) == GR_E_MISMATCH);
+    const char *text = gr_comm_diag(comm)->text;
+    NEED(strstr(text, "\"rows\" at test_coll_rows+") && !strstr(text, "gr_allreduce_rows"));
+    return 0;
+}
+
+static void test_differing(void **state)
+{
+    (void)state;
+    const ranks_job job = {.size = 2, .link = "shm"};
+    assert_int_equal(ranks_run(&job, differing_function, 0), 0);
 }
 
 /* ---- Dense vectors that are mostly zero ------------------------------------------------------ */
@@ -219,6 +248,8 @@ static void test_dense(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows), cmocka_unit_test(test_dense)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(test_differing),
+                                       cmocka_unit_test(test_dense)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
