@@ -59,7 +59,7 @@ GR_API const char *gr_redop_name(gr_redop op);
  *
  * comm_out  receives the communicator, owned by the caller; untouched on failure.
  * diag      filled on failure; may be NULL.
- * Returns   GR_OK; GR_E_INVALID, GR_E_NOT_FOUND (the environment is wrong, or names a file that is);
+ * Returns   GR_OK; GR_E_INVALID, GR_E_NOT_FOUND (the environment is wrong, or a file it names);
  *           GR_E_TIMEOUT, GR_E_PEER_LOST (somebody did not come, the sentence names the rank);
  *           GR_E_AUTH; GR_E_NO_MEMORY; GR_E_IO;
  *           GR_E_MISMATCH (ranks that were through a moment earlier call different operations).
