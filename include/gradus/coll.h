@@ -113,7 +113,8 @@ GR_API gr_status gr_start(gr_comm *comm, const gr_call *calls, int call_count,
 
 /* Waits until one of ops[0 .. count) is finished, releases it and returns its result. *index_out:
  * which; its entry is set to NULL. NULL entries are passed over. All must belong to one
- * communicator or to its sub-groups. GR_E_INVALID with *index_out = -1: none to wait for. */
+ * communicator or to its sub-groups. GR_E_INVALID with *index_out = -1: none to wait for, or one
+ * that was released before. */
 GR_API gr_status gr_wait_any(gr_op **ops, int count, int *index_out) GR_MUST_CHECK;
 
 /* Moves all operations on without waiting, and runs the callbacks of those that are over. GR_OK:

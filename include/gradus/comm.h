@@ -231,7 +231,8 @@ GR_API gr_status gr_barrier(gr_comm *comm) GR_MUST_CHECK;
 GR_API gr_status gr_barrier_start(gr_comm *comm, gr_op **op_out) GR_MUST_CHECK;
 
 /* Move all operations on without waiting. GR_PENDING: not finished, `op` stays valid; anything else
- * is the operation's result, and `op` is released. */
+ * is the operation's result, and `op` is released. GR_E_INVALID, here and in gr_wait, is also said
+ * of one that was released before, as long as no newer operation has taken its place. */
 GR_API gr_status gr_test(gr_op *op) GR_MUST_CHECK;
 
 /* Wait until `op` is finished; its result is returned and `op` is released. */

@@ -321,10 +321,25 @@ static gr_status release(gr_family *family, gr_op *op)
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
+/* Entered; leaves. Who waited for it would wait forever. */
+static gr_status refuse_released(gr_family *family)
+{
+    gr_diag diag;
+    (void)gr_fail(&diag, GR_E_INVALID,
+                  "the operation is over and was waited for already: gr_wait, gr_test and "
+                  "gr_wait_any release it");
+    gr_status status = gr_family_note(family, &diag);
+    gr_family_leave_calling(family);
+    return status;
+}
+
 /* Entered; leaves. */
 static gr_status wait_inside(gr_family *family, gr_op *op)
 {
     for (;;) {
+        if (gr_op_released(op)) {
+            return refuse_released(family);
+        }
         if (!gr_op_finished(op)) {
             gr_family_wait(family, op);
         }
@@ -419,6 +434,9 @@ gr_status gr_test(gr_op *op)
     if (status != GR_OK) {
         return status;
     }
+    if (gr_op_released(op)) {
+        return refuse_released(family);
+    }
     if (!gr_op_finished(op) && !gr_exec_progress(family->exec)) {
         (void)gr_exec_look(family->exec, false);
     }
@@ -454,6 +472,15 @@ static int find_finished(gr_op **ops, int count, gr_family **family_out)
     return found;
 }
 
+static bool any_released(gr_op *const *ops, int count)
+{
+    bool any = false;
+    for (int i = 0; i < count; i++) {
+        any = any || (ops[i] && gr_op_released(ops[i]));
+    }
+    return any;
+}
+
 static gr_status take_one(gr_op **ops, int index, gr_family *family, int *index_out)
 {
     gr_op *op = ops[index];
@@ -484,6 +511,9 @@ gr_status gr_wait_any(gr_op **ops, int count, int *index_out)
         gr_status status = gr_family_enter(family, true);
         if (status != GR_OK) {
             return status;
+        }
+        if (any_released(ops, count)) {
+            return refuse_released(family);
         }
         int found = find_finished(ops, count, &family);
         if (found < 0) {

@@ -300,6 +300,11 @@ bool gr_op_finished(const gr_op *op)
     return op->state == GR_OP_FINISHED;
 }
 
+bool gr_op_released(const gr_op *op)
+{
+    return op->state == GR_OP_FREE;
+}
+
 gr_status gr_op_release(gr_op *op)
 {
     gr_status status = op->status;

@@ -194,6 +194,8 @@ int gr_exec_active(const gr_exec *exec);
 bool gr_exec_unsure(const gr_exec *exec);
 
 bool gr_op_finished(const gr_op *op);
+/* Given back already, and no newer operation has taken its place. */
+bool gr_op_released(const gr_op *op);
 /* The result of a finished operation; gives the object back. */
 gr_status gr_op_release(gr_op *op);
 /* The owner that gr_exec_create was told; NULL for gr_op_create_finished. */

@@ -389,6 +389,15 @@ static int run_wait_any(gr_comm *comm, const ranks_job *job)
         free(bufs[index]);
     }
     EXPECT(gr_wait_any(ops, OPS, &index) == GR_E_INVALID);
+    float word = 1;
+    EXPECT(gr_allreduce_start(comm, &word, 1, GR_F32, GR_SUM, &ops[0]) == GR_OK);
+    gr_op *over = ops[1] = ops[0];
+    EXPECT(gr_wait_any(ops, OPS, &index) == GR_OK && index == 0);
+    EXPECT(gr_comm_size(comm) == 1 || gr_wait(over) == GR_E_INVALID);
+    EXPECT(gr_comm_size(comm) == 1 || gr_test(over) == GR_E_INVALID);
+    EXPECT(gr_comm_size(comm) == 1 || gr_wait_any(ops, OPS, &index) == GR_E_INVALID);
+    EXPECT(gr_comm_size(comm) == 1 ||
+           (index == -1 && strstr(gr_comm_last_error(comm)->text, "waited for already")));
     gr_comm_destroy(comm);
     return 0;
 }
