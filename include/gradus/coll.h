@@ -100,8 +100,8 @@ enum { GR_CALLS_MAX = 64, GR_COMMS_MAX = 1024 };
  *
  * Returns  GR_OK; GR_E_INVALID (nothing has begun, the communicator is as before,
  *          gr_comm_last_error says why); GR_E_NO_MEMORY (too many operations in flight: the same);
- *          GR_E_PEER_LOST, GR_E_PEER_SLOW, GR_E_MISMATCH, GR_E_COMM_BROKEN (the end of the
- *          communicator and of all that were split from it, gr_comm_diag says why). */
+ *          GR_E_PEER_LOST, GR_E_PEER_SLOW, GR_E_PROTOCOL, GR_E_MISMATCH, GR_E_COMM_BROKEN (the end
+ *          of the communicator and of all that were split from it, gr_comm_diag says why). */
 GR_API gr_status gr_run(gr_comm *comm, const gr_call *calls, int call_count) GR_MUST_CHECK;
 
 /* Begins them. Without `done`, *op_out receives the operation, which gr_wait, gr_test or

@@ -130,7 +130,8 @@ GR_API void gr_free(gr_comm *comm, void *mem);
  * caller must finish with gr_wait, or with gr_test until it no longer returns GR_PENDING; both
  * release it. Buffers are borrowed until then; contents are undefined if the operation fails.
  * Returns of all: GR_OK; GR_E_INVALID; GR_E_NO_MEMORY (too many operations in flight);
- * GR_E_PEER_LOST, GR_E_PEER_SLOW, GR_E_MISMATCH, GR_E_COMM_BROKEN. */
+ * GR_E_PEER_LOST, GR_E_PEER_SLOW, GR_E_PROTOCOL (a peer freed its buffer too early, say),
+ * GR_E_MISMATCH, GR_E_COMM_BROKEN. */
 
 /* Every rank ends with the reduction over all ranks of `buf` (count elements, in place). Sums are
  * added in the order of a fixed binary tree over the ranks, whatever the algorithm: the result has
