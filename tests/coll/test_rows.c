@@ -163,6 +163,7 @@ static int differing_function(gr_comm *comm, const ranks_job *job)
     NEED(gr_allreduce_rows(comm, &in, GR_SUM, &sum) == GR_E_MISMATCH);
     const char *text = gr_comm_diag(comm)->text;
     NEED(strstr(text, "\"rows\" at test_coll_rows+") && !strstr(text, "gr_allreduce_rows"));
+    gr_comm_destroy(comm);
     return 0;
 }
 
