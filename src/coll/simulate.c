@@ -46,6 +46,8 @@ const char *gr_time_part_name(gr_time_part part)
 }
 
 /* ---- Which worlds ---------------------------------------------------------------------------- */
+enum { SEGMENT_MIN = 64 };
+
 static gr_status check_cluster(const gr_cluster *cluster, gr_diag *diag)
 {
     if (cluster->hosts < 1 || cluster->ranks_per_host < 1 ||
@@ -61,6 +63,10 @@ static gr_status check_cluster(const gr_cluster *cluster, gr_diag *diag)
         cluster->local_overhead_us < 0) {
         return gr_fail(diag, GR_E_INVALID,
                        "several hosts need a bandwidth above 0, and no time may be negative");
+    }
+    if (cluster->segment_bytes != 0 && cluster->segment_bytes < SEGMENT_MIN) {
+        return gr_fail(diag, GR_E_INVALID, "segments have at least %d bytes (0: the usual length)",
+                       SEGMENT_MIN);
     }
     return GR_OK;
 }

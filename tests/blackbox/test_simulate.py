@@ -114,6 +114,7 @@ def test_wrong_flags(gradus):
             (("allreduce", "--hosts", "3000000"), "--hosts"),
             (("allreduce", "--hosts", 100000, "--ranks-per-host", 1000), "a cluster has 1 to"),
             (("allreduce", "--size", 0), "--size: must be a size"),
+            (("allreduce", "--segment", 63), "segments have at least 64 bytes"),
             (("allreduce", "--from", "1m", "--to", "1k"), "--to must be at least --from"),
             (("allreduce", "--host", 3), "--hosts")):
         done = gradus("simulate", *arguments)
