@@ -12,7 +12,7 @@ int main(void)
     gr_comm *comm;
     gr_diag diag;
     int64_t begin_ns = gr_now_ns();
-    if (gr_comm_create(&comm, &diag) != GR_OK) {
+    if (gr_comm_create(NULL, &comm, &diag) != GR_OK) {
         fprintf(stderr, "bench_join: %s\n", diag.text);
         return 1;
     }

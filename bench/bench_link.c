@@ -114,8 +114,8 @@ static gr_mesh_config config_of(const bench *b, gr_link_kind kind, int rank)
     gr_mesh_config_init(&config);
     config.kind = kind;
     config.rank = rank;
-    config.guests = b->world > 0;
-    config.world_size = config.guests ? b->world : 2;
+    config.dynamic_peers = b->world > 0;
+    config.world_size = config.dynamic_peers ? b->world : 2;
     config.secret = secret;
     return config;
 }

@@ -40,14 +40,14 @@ static int connected(const char *own, const char *peer)
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(PORT)};
     int one = 1, fd = -1;
     if (strcmp(own, peer) < 0) {
-        int door = socket(AF_INET, SOCK_STREAM, 0);
-        (void)setsockopt(door, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+        int acceptor = socket(AF_INET, SOCK_STREAM, 0);
+        (void)setsockopt(acceptor, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
         (void)inet_pton(AF_INET, own, &address.sin_addr);
-        if (bind(door, (void *)&address, sizeof address) != 0 || listen(door, 1) != 0) {
+        if (bind(acceptor, (void *)&address, sizeof address) != 0 || listen(acceptor, 1) != 0) {
             fail("listen");
         }
-        fd = accept(door, NULL, NULL);
-        close(door);
+        fd = accept(acceptor, NULL, NULL);
+        close(acceptor);
     } else {
         (void)inet_pton(AF_INET, peer, &address.sin_addr);
         for (int i = 0; i < 500 && fd < 0; i++) {

@@ -14,7 +14,7 @@
  * already: GRADUS_SERVERS, GRADUS_SECRET. */
 #include "bare.h"
 #include "base/clock.h"
-#include "ps/server.h"
+#include "ps/server/server.h"
 
 #include <gradus/ps.h>
 #include <signal.h>

@@ -3,8 +3,8 @@
  * torch_step.py measures the same step in PyTorch. */
 #include "base/arena.h"
 #include "base/clock.h"
-#include "base/doc.h"
 #include "base/philox.h"
+#include "doc/doc.h"
 #include "nn/layer.h"
 #include "nn/model.h"
 #include "nn/optimizer.h"

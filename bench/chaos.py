@@ -15,7 +15,7 @@ any rank, or the agent, which is the workers' parent; in a quarter of the runs a
 within 0.2 s. The launcher is never killed, and the coordinator is a part of it. With --add the job
 begins with 2 workers of at most 4, half of the time with a standby, and others come and go as well
 (gradus scale): 3 or 4 events a run. With --coordinator the workers are started by hand, and the
-coordinator (gradus coordinate) is killed: alone, together with rank 0, or with some rank within
+coordinator (gradus rendezvous) is killed: alone, together with rank 0, or with some rank within
 0.2 s, which may be the one that has taken over. With --servers the job has strategy ps and so many
 parameter servers, which are killed like the others; with --consistency async or ssp each worker
 goes its own way.
@@ -167,7 +167,7 @@ class JobByHand(Job):
     def start(self, flags, output, env):
         self.killed, self.also_recovered = [], "changed"
         coordinator = subprocess.Popen(
-            [self.gradus, "coordinate", "-np", str(WORKERS), "--min-workers", "1", "--listen",
+            [self.gradus, "rendezvous", "-np", str(WORKERS), "--min-workers", "1", "--listen",
              "127.0.0.1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         told = dict(coordinator.stdout.readline().strip().split("=", 1) for _ in range(5))
         env = env | told | {"OMP_NUM_THREADS": "1", "GRADUS_LINK": flags[flags.index("--link") + 1]}

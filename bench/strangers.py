@@ -143,7 +143,7 @@ def measure(options, crowded):
     """The median time of the reduction, in microseconds; and how many strangers came meanwhile."""
     gradus = os.path.join(options.build, "gradus")
     flags = ["--encrypt"] if options.encrypt else []
-    coordinator = subprocess.Popen([gradus, "coordinate", "-np", "2", "--listen", "127.0.0.1",
+    coordinator = subprocess.Popen([gradus, "rendezvous", "-np", "2", "--listen", "127.0.0.1",
                                     *flags],
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     told = dict(coordinator.stdout.readline().rstrip("\n").split("=", 1) for _ in range(3))

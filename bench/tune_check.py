@@ -49,18 +49,29 @@ def best_segments(points, collective, size):
     return times
 
 
+def read_points(path):
+    points = []
+    for line in path.read_text().splitlines():
+        if line.startswith("measured "):
+            _, collective, algorithm, size, segment, time_us = line.split()
+            points.append({"collective": collective, "algorithm": algorithm,
+                           "size_bytes": int(size), "segment_bytes": int(segment),
+                           "time_us": float(time_us)})
+    return points
+
+
 def check(program, ranks, link, options, folder):
-    path = folder / f"{link}-{ranks}.json"
+    path = folder / f"{link}-{ranks}.txt"
     run(program, "tune", "-np", ranks, "--link", link, "-o", path, "--time", options.time, "-e",
         options.end,
         "--rounds", options.rounds)
-    tuning = json.loads(path.read_text())
+    measured = read_points(path)
     rows = []
     for collective in options.collective.split(","):
-        sizes = sorted({p["size_bytes"] for p in tuning["measured"]
+        sizes = sorted({p["size_bytes"] for p in measured
                         if p["collective"] == collective})
         for size in sizes:
-            times = best_segments(tuning["measured"], collective, size)
+            times = best_segments(measured, collective, size)
             row = {"link": link, "ranks": ranks, "collective": collective, "size_bytes": size}
             for name, costs in (("usual", None), ("measured", path)):
                 chosen, predicted = predictions(program, collective, size, ranks, link, costs)

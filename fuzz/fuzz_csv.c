@@ -29,7 +29,8 @@ static int memory_file(const uint8_t *data, size_t size, char path[64])
     return fd;
 }
 
-static gr_table *open_table(gr_source *source, const gr_table_options *options, char sentence[512])
+static gr_table *open_table(gr_input_stream *source, const gr_table_options *options,
+                            char sentence[512])
 {
     gr_table *table = NULL;
     gr_diag diag;
@@ -81,18 +82,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                                 .memory_max = UINT64_C(1) << 24,
                                 .index_max = 4};
     char sentence[2][GR_DIAG_TEXT_BYTES], path[64];
-    gr_source *source;
+    gr_input_stream *source;
     gr_table *tables[2] = {NULL, NULL};
-    if (gr_source_open_memory("csv", data, size, &source, NULL) != GR_OK) {
+    if (gr_input_stream_open_memory("csv", data, size, &source, NULL) != GR_OK) {
         return 0;
     }
     tables[0] = open_table(source, &options, sentence[0]);
-    gr_source_close(source);
+    gr_input_stream_close(source);
     int fd = memory_file(data, size, path);
-    if (fd >= 0 && gr_source_open(path, &source, NULL) == GR_OK) {
+    if (fd >= 0 && gr_input_stream_open(path, &source, NULL) == GR_OK) {
         options.memory_max = 1; /* read from the text each time */
         tables[1] = open_table(source, &options, sentence[1]);
-        gr_source_close(source);
+        gr_input_stream_close(source);
         if ((tables[0] == NULL) != (tables[1] == NULL)) {
             abort();
         }

@@ -3,7 +3,7 @@
 /* Any text as what -H says (byte 0 odd) or as a hostfile, and ranks dealt to what is accepted: no
  * name is anything that ssh or a shell would take for something else. */
 
-#include "launch/hosts.h"
+#include "launch/host_list.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -21,7 +21,7 @@ static void require(bool condition)
     }
 }
 
-static void check_hosts(gr_hosts *hosts)
+static void check_hosts(gr_host_list *hosts)
 {
     require(hosts->count >= 1 && hosts->count <= GR_HOSTS_MAX);
     for (int i = 0; i < hosts->count; i++) {
@@ -33,9 +33,9 @@ static void check_hosts(gr_hosts *hosts)
         }
         require(gr_host_label(&hosts->at[i]) != NULL);
     }
-    int slots = gr_hosts_slots(hosts), workers = slots > 1 ? slots / 2 : 1;
-    require(gr_hosts_deal(hosts, slots + 1, NULL) == GR_E_INVALID);
-    require(gr_hosts_deal(hosts, workers, NULL) == GR_OK);
+    int slots = gr_host_list_slots(hosts), workers = slots > 1 ? slots / 2 : 1;
+    require(gr_host_list_deal(hosts, slots + 1, NULL) == GR_E_INVALID);
+    require(gr_host_list_deal(hosts, workers, NULL) == GR_OK);
     int dealt = 0;
     for (int i = 0; i < hosts->count; i++) {
         require(hosts->at[i].first == dealt && hosts->at[i].workers <= hosts->at[i].slots);
@@ -51,21 +51,22 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     gr_arena arena;
-    gr_hosts *hosts = malloc(sizeof *hosts);
+    gr_host_list *hosts = malloc(sizeof *hosts);
     gr_diag diag = {0};
     gr_status status = GR_E_NO_MEMORY;
     gr_arena_init(&arena, ARENA_BYTES_MAX);
     if ((data[0] & 1) != 0) {
         char *text = strndup((const char *)data + 1, size - 1);
-        status = text != NULL && hosts != NULL ? gr_hosts_parse(text, "-H", &arena, hosts, &diag)
-                                               : GR_E_NO_MEMORY;
+        status = text != NULL && hosts != NULL
+                     ? gr_host_list_parse(text, "-H", &arena, hosts, &diag)
+                     : GR_E_NO_MEMORY;
         free(text);
     } else {
         char path[32];
         int fd = memfd_create("hosts", MFD_CLOEXEC);
         snprintf(path, sizeof path, "/dev/fd/%d", fd);
         if (hosts != NULL && write(fd, data + 1, size - 1) == (ssize_t)size - 1) {
-            status = gr_hosts_read(path, &arena, hosts, &diag);
+            status = gr_host_list_read(path, &arena, hosts, &diag);
         }
         close(fd);
     }

@@ -43,13 +43,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     data += 2;
     size -= 2;
     cut = cut < size ? cut : size;
-    gr_source *images = NULL, *labels = NULL;
+    gr_input_stream *images = NULL, *labels = NULL;
     gr_table *table = NULL;
     gr_diag diag;
     memset(&diag, 0, sizeof diag);
     gr_table_options options = {.memory_max = UINT64_C(1) << 24};
-    if (gr_source_open_memory("images", data, cut, &images, NULL) == GR_OK &&
-        gr_source_open_memory("labels", data + cut, size - cut, &labels, NULL) == GR_OK) {
+    if (gr_input_stream_open_memory("images", data, cut, &images, NULL) == GR_OK &&
+        gr_input_stream_open_memory("labels", data + cut, size - cut, &labels, NULL) == GR_OK) {
         if (gr_table_open_idx(images, labels, &options, &table, &diag) == GR_OK) {
             read_all(table);
         } else if (diag.text[0] == '\0') {
@@ -57,7 +57,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     }
     gr_table_close(table);
-    gr_source_close(images);
-    gr_source_close(labels);
+    gr_input_stream_close(images);
+    gr_input_stream_close(labels);
     return 0;
 }

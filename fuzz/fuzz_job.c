@@ -2,6 +2,7 @@
 
 /* Any bytes as a job file: the document, all its parts, and the model, without opening data. */
 
+#include "doc/config_node.h"
 #include "train/job.h"
 
 #include <stdint.h>

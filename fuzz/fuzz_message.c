@@ -40,7 +40,7 @@ static void check_member(const gr_member *member)
     require(memchr(member->host_name, '\0', sizeof member->host_name) != NULL);
     require(memchr(member->local, '\0', sizeof member->local) != NULL);
     require(memchr(member->remote, '\0', sizeof member->remote) != NULL);
-    require(memchr(member->succession, '\0', sizeof member->succession) != NULL);
+    require(memchr(member->failover, '\0', sizeof member->failover) != NULL);
     require(member->number < GR_GROUP_WORLD_MAX);
 }
 
@@ -49,9 +49,15 @@ static void try_small(const input *in, gr_diag *diag)
     gr_hello hello;
     gr_missing missing;
     gr_diag failure;
-    gr_seat seat;
-    gr_lineage lineage;
+    gr_assignment assignment;
+    gr_history history;
     uint64_t generation;
+    gr_op_report report;
+    if (gr_op_report_get(in->body, in->body_bytes, GR_GROUP_WORLD_MAX, &report, diag) == GR_OK) {
+        require(memchr(report.text, '\0', sizeof report.text) != NULL);
+        require(report.awaits_count <= GR_REPORT_AWAITS_MAX);
+        expect_body(in, gr_message_put_report(&report, in->out));
+    }
     if (gr_message_get_hello(in->body, in->body_bytes, &hello, diag) == GR_OK) {
         check_member(&hello.member);
         expect_body(in, gr_message_put_hello(&hello, in->out));
@@ -64,16 +70,17 @@ static void try_small(const input *in, gr_diag *diag)
         require(memchr(failure.text, '\0', sizeof failure.text) != NULL);
         expect_body(in, gr_message_put_fail(&failure, in->out));
     }
-    if (gr_message_get_seat(in->body, in->body_bytes, &seat, diag) == GR_OK) {
-        require(seat.rank < seat.world_size && seat.world_size <= GR_GROUP_WORLD_MAX);
-        expect_body(in, gr_message_put_seat(GR_MESSAGE_SEAT, &seat, in->out));
+    if (gr_message_get_assignment(in->body, in->body_bytes, &assignment, diag) == GR_OK) {
+        require(assignment.rank < assignment.world_size &&
+                assignment.world_size <= GR_GROUP_WORLD_MAX);
+        expect_body(in, gr_message_put_assignment(&assignment, in->out));
     }
-    if (gr_message_get_number(in->body, in->body_bytes, &generation, diag) == GR_OK) {
-        expect_body(in, gr_message_put_number(GR_MESSAGE_READY, generation, in->out));
+    if (gr_message_get_ready(in->body, in->body_bytes, &generation, diag) == GR_OK) {
+        expect_body(in, gr_message_put_ready(generation, in->out));
     }
-    if (gr_message_get_lineage(in->body, in->body_bytes, &lineage, diag) == GR_OK) {
-        require(lineage.formed <= lineage.accepted);
-        expect_body(in, gr_message_put_lineage(&lineage, in->out));
+    if (gr_message_get_history(in->body, in->body_bytes, &history, diag) == GR_OK) {
+        require(history.committed <= history.accepted);
+        expect_body(in, gr_message_put_history(&history, in->out));
     }
 }
 

@@ -3,7 +3,7 @@
 /* What parameter servers say to each other, and the table that clients get: the first byte says as
  * what the rest is read. What decodes is within its limits and encodes to the same bytes. */
 
-#include "ps/message.h"
+#include "ps/server/message.h"
 
 #include <stdlib.h>
 #include <string.h>

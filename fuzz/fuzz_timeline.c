@@ -4,9 +4,9 @@
  * first byte says how many parts there are and how many are asked for, the next two where the first
  * one ends. */
 
-#include "base/doc.h"
 #include "base/file.h"
-#include "coll/timeline_part.h"
+#include "coll/diagnose/timeline_part.h"
+#include "doc/doc.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -4,6 +4,7 @@
  * of a settings table. Whatever is wrong with them must end as a sentence. */
 
 #include "base/config.h"
+#include "doc/config_node.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
     bench/hosts/hosts.py --hosts 4 --rate 1gbit --delay 0.1ms -- build/gradus bench allreduce -b 25m
 
 starts the command once per rank (--ranks-per-host of them in each namespace) with the environment
-of a job, a coordinator (`gradus coordinate`) on the bridge, and removes everything in the end, also
+of a job, a coordinator (`gradus rendezvous`) on the bridge, and removes everything in the end, also
 after a failure or a signal. As a module: `with Hosts(...) as hosts: hosts.run([...])`.
 
 Needs root, iproute2, and for a delay the kernel's netem (without it: a warning, and no delay).
@@ -183,7 +183,7 @@ class Hosts:
 
     def coordinate(self, ranks, secret, env=None):
         """A coordinator on the bridge: its process, and what the ranks need."""
-        process = self.popen(None, [self.build / "gradus", "coordinate", "-np", ranks, "--listen",
+        process = self.popen(None, [self.build / "gradus", "rendezvous", "-np", ranks, "--listen",
                                     f"{NETWORK}.254"],
                              env={"GRADUS_SECRET": secret, **(env or {})},
                              stdout=subprocess.PIPE, text=True)
@@ -191,13 +191,13 @@ class Hosts:
         env = {"GRADUS_SECRET": secret}
         names = ["GRADUS_WORLD_SIZE", "GRADUS_COORDINATOR"]
         if elastic:
-            names += ["GRADUS_MIN_WORKERS", "GRADUS_SUCCESSION"]
+            names += ["GRADUS_MIN_WORKERS", "GRADUS_FAILOVER"]
         for name in names:
             line = process.stdout.readline().strip()
             if not line.startswith(name + "="):
                 process.kill()
                 process.wait()
-                raise RuntimeError("`gradus coordinate` did not start")
+                raise RuntimeError("`gradus rendezvous` did not start")
             env[name] = line.partition("=")[2]
         return process, env
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One operation on Gradus and on its peers, taking turns: Open MPI, MPICH, Gloo, torch.distributed.
+"""Collectives on Gradus and on its peers, taking turns: Open MPI, MPICH, Gloo, torch.distributed.
 
 Builds the programs for the peers that are installed (scripts/install-deps bench installs them all).
 In each round each backend, in random order, runs one group of processes through all sizes; what
@@ -11,6 +11,7 @@ checked.
     bench/peers/run.py                        about half an hour
     bench/peers/run.py --docs                 and writes docs/performance.md and its plots
     bench/peers/run.py --report FILE --docs   the same from a file of results
+    bench/peers/run.py --operation all --quick --modes host,tcp   every other operation
 
 Modes: host (one host, whatever the backend does best there), tcp (TCP over loopback), hosts-1gbit
 and hosts-10gbit (four network namespaces, bench/hosts; as root; sizes up to 32 MiB)."""
@@ -37,6 +38,9 @@ ROOT = HERE.parent.parent
 SIZES = {"quick": "4,1k,16k,256k,1m,4m,25m", "full": "4,64,1k,16k,64k,256k,1m,4m,25m,100m,256m"}
 HOST_RATES = {"hosts-1gbit": "1gbit", "hosts-10gbit": "10gbit"}
 MODES = ("host", "tcp", *HOST_RATES)
+# What "all" stands for: allreduce has a table of its own.
+OPERATIONS = ("broadcast", "reduce", "allgather", "reduce-scatter", "gather", "scatter", "alltoall",
+              "sendrecv", "barrier")
 CEILINGS = {"host": "ceiling", "tcp": "ceiling-tcp"}  # what their results are called
 AFTER_RESULTS_S = 3
 CORES = len(os.sched_getaffinity(0))
@@ -103,6 +107,14 @@ class Backend:
     def __init__(self, name, kind, program, more=(), environment=None, modes=("host",)):
         self.name, self.kind, self.program, self.more = name, kind, list(program), list(more)
         self.environment, self.modes = environment or {}, modes
+
+    def does(self, operation):
+        """Gloo has one algorithm for all but allreduce; the programs for torch and for Gloo leave
+        out what they have no function for."""
+        if self.name.startswith(("gloo", "torch")):
+            return operation == "allreduce" or (self.name == "gloo-ring" and operation in (
+                "broadcast", "reduce", "allgather", "gather", "scatter", "alltoall", "barrier"))
+        return True
 
     def task(self, operation, sizes, time_us):
         """The words behind the program."""
@@ -252,36 +264,40 @@ def label(size, sizes):
 
 
 class Results:
-    """mode -> ranks -> backend -> size -> the rounds' figures."""
+    """operation -> mode -> ranks -> backend -> size -> the rounds' figures."""
 
     def __init__(self, arguments, sizes):
         self.arguments, self.sizes, self.times, self.more = arguments, sizes, {}, {}
 
-    def add(self, mode, ranks, name, times):
-        rows = self.times.setdefault(mode, {}).setdefault(str(ranks), {}).setdefault(name, {})
+    def add(self, operation, mode, ranks, name, times):
+        rows = self.times.setdefault(operation, {}).setdefault(mode, {})
+        rows = rows.setdefault(str(ranks), {}).setdefault(name, {})
         for size, figures in times.items():
             rows.setdefault(str(label(size, self.sizes)), []).append(figures)
 
     def whole(self):
         command = " ".join(["bench/peers/run.py"] + sys.argv[1:])
-        return {"operation": self.arguments.operation, "command": command, "versions": versions(),
+        return {"operations": self.arguments.operations, "command": command, "versions": versions(),
                 "sizes": self.sizes, "rounds": self.arguments.rounds, "times_us": self.times,
                 **self.more}
 
 
 def run_round(arguments, candidates, mode, ranks, results, dropped, hosts, began):
-    order = [c for c in candidates if mode in c.modes]
+    order = [(operation, c) for operation in arguments.operations for c in candidates
+             if mode in c.modes and c.does(operation)]
     random.shuffle(order)
+    order.sort(key=lambda turn: arguments.operations.index(turn[0]))  # rivals run close together
     sizes = [size for size in results.sizes if mode not in HOST_RATES or size <= 32 << 20]
-    for backend in order:
-        key = (mode, ranks, backend.name)
+    for operation, backend in order:
+        key = (operation, mode, ranks, backend.name)
         if key in dropped or time.monotonic() - began > arguments.minutes * 60:
             continue
-        task = backend.task(arguments.operation, sizes, arguments.time_ms * 1000)
+        task = backend.task(operation, sizes if operation != "barrier" else sizes[:1],
+                            arguments.time_ms * 1000)
         times, reason = run_group(backend, task, ranks, hosts, arguments.limit_s)
-        results.add(mode, ranks, backend.name, times)
+        results.add(operation, mode, ranks, backend.name, times)
         if reason:
-            print(f"{mode} n={ranks} {backend.name}: {reason}", file=sys.stderr)
+            print(f"{operation} {mode} n={ranks} {backend.name}: {reason}", file=sys.stderr)
             dropped.add(key)
 
 
@@ -289,7 +305,7 @@ def measure(arguments, candidates):
     results = Results(arguments, [size_bytes(text) for text in arguments.sizes.split(",")])
     dropped, began = set(), time.monotonic()
     build_dir = pathlib.Path(arguments.build_dir).resolve()
-    with_ceiling = (arguments.operation == "allreduce" and
+    with_ceiling = ("allreduce" in arguments.operations and
                     (build_dir / "bench" / "bench_ceiling").exists())
     for turn in range(arguments.rounds):
         for mode in arguments.modes:
@@ -315,7 +331,8 @@ def measure(arguments, candidates):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--quick", action="store_true", help="fewer sizes, ranks and rounds")
-    parser.add_argument("--operation", default="allreduce")
+    parser.add_argument("--operation", default="allreduce",
+                        help=f"one or several with commas between; all: {', '.join(OPERATIONS)}")
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--ranks")
     parser.add_argument("--sizes")
@@ -337,7 +354,13 @@ def parse():
     arguments.time_ms = arguments.time_ms or (20 if quick else 50)
     arguments.ranks = [int(n)
                        for n in (arguments.ranks or ("2,4" if quick else "2,4,8")).split(",")]
+    arguments.operations = (list(OPERATIONS) if arguments.operation == "all" else
+                            arguments.operation.split(","))
     arguments.modes = arguments.modes.split(",")
+    unknown = set(arguments.operations) - {"allreduce", "reduce-broadcast", *OPERATIONS}
+    if unknown:
+        parser.error(f"there is no operation {', '.join(unknown)}; there are allreduce, "
+                     f"{', '.join(OPERATIONS)}")
     unknown = set(arguments.modes) - set(MODES)
     if unknown:
         parser.error(f"there is no mode {', '.join(unknown)}; there are {', '.join(MODES)}")

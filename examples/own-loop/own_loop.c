@@ -85,7 +85,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: own_loop digits.csv.gz\n");
         return 2;
     }
-    if (gr_comm_create(&comm, &diag) != GR_OK) {
+    if (gr_comm_create(NULL, &comm, &diag) != GR_OK) {
         fprintf(stderr, "%s\n", diag.text);
         return 1;
     }

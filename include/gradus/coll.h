@@ -5,11 +5,16 @@
 /* Collectives and messages in one form: a gr_call says what to do, gr_run does it and waits,
  * gr_start begins it. comm.h has short forms of the most usual ones.
  *
- * Order: the ranks of a communicator start the same collectives in the same order. Two ranks start
- * whatever they have to do with each other, in all their communicators and messages included, in
- * one order; only a message this way and a message that way may change places. A difference is
- * GR_E_MISMATCH on all ranks, never a wait without end; one that keeps nobody waiting (asynchronous
- * operations of several communicators on one host, say) may pass there, and fail elsewhere. */
+ * Order: the ranks of a communicator start the same collectives in the same order, and two ranks
+ * those of all the communicators that they share. A difference is GR_E_MISMATCH on all ranks, never
+ * a wait without end; one that keeps nobody waiting (asynchronous operations of several
+ * communicators on one host, say) may pass there, and fail elsewhere.
+ *
+ * Messages match by sender, tag and communicator, not by the order of calls; those that are equal
+ * in all three match in the order in which they were sent, and their counts, types and names must
+ * agree (GR_E_MISMATCH). A message may be received at any time after it was sent, also after
+ * collectives that were started later. What was sent behind a collective that the receiver has not
+ * started may come only when it starts it. */
 
 #include <gradus/comm.h>
 
@@ -43,9 +48,14 @@ typedef enum gr_coll {
     GR_COLL_SCATTER = 7,
     GR_COLL_ALLTOALL = 8,
     GR_COLL_SEND = 9, /* to one rank */
-    GR_COLL_RECV = 10,
-    GR_COLL_COUNT = 11
+    GR_COLL_RECV = 10
 } gr_coll;
+
+/* Where the buffers of a call are. */
+typedef enum gr_memory_kind {
+    GR_MEMORY_HOST = 0,
+    GR_MEMORY_CUDA = 1 /* memory of an NVIDIA device; not supported yet: GR_E_UNSUPPORTED */
+} gr_memory_kind;
 
 /* A reduction of the caller's own, for GR_USER: dst[i] = a[i] (+) b[i] for `count` elements. It
  * must be associative; it need not be commutative, since `a` always comes from lower ranks than
@@ -57,6 +67,14 @@ typedef void gr_reduce_user(void *dst, const void *a, const void *b, size_t coun
  * lock, and never inside the call that started it. It may start further operations, but not wait
  * for any: gr_run, gr_wait and the like return GR_E_INVALID inside it. */
 typedef void gr_done(gr_status status, void *arg);
+
+#define GR_ANY_TAG UINT32_C(0xffffffff)
+
+/* Where a message came from: what a receive with GR_ANY_SOURCE or GR_ANY_TAG has met. */
+typedef struct gr_message_source {
+    int rank; /* in the communicator */
+    uint32_t tag;
+} gr_message_source;
 
 /* One operation. Set what it needs, leave the rest zero. The struct and the arrays `counts`,
  * `recv_counts` and `partials` are borrowed for the call; `in`, `out` and the buffers in `partials`
@@ -77,20 +95,28 @@ typedef struct gr_call {
                                   allgather, gather, scatter (alike on all ranks) and alltoall (what
                                   this rank sends to each) */
     const size_t *recv_counts; /* alltoall with counts: what comes from each rank */
-    int root;               /* of broadcast, reduce, gather, scatter; the peer of send and recv */
-    uint32_t tag;           /* of send and recv: must agree; messages between two ranks match in
-                                  the order of the calls */
-    double prescale;        /* every contribution is multiplied by it first; 0 means 1 */
-    double postscale;       /* the result is multiplied by it at the end; 0 means 1 */
+    int root;     /* of broadcast, reduce, gather, scatter; the peer of send and recv; of recv also
+                          GR_ANY_SOURCE */
+    uint32_t tag; /* of send and recv: a receive takes the first message with its tag that its
+                          source has sent in this communicator; any number but GR_ANY_TAG, which
+                          is for recv and matches any tag */
+    double prescale;        /* every contribution is multiplied by it first; 0 means 1; not of
+                               bool */
+    double postscale;       /* the result is multiplied by it at the end; 0 means 1; not of bool */
     gr_reduce_user *reduce; /* with GR_USER, and only then */
     void *reduce_arg;
     int shards;            /* allreduce over shards, see gr_allreduce_shards; 0: one a rank */
+    gr_memory_kind memory; /* where `in`, `out` and `partials` are; memory of a device that is said
+                              to be of the host is refused with GR_E_UNSUPPORTED as well, if this
+                              process cannot read it */
     void *const *partials; /* its buffers; in and out stay NULL */
     const char *name;      /* shown in errors and timelines; must agree on all ranks; at most 47
                                   characters count; may be NULL */
     const char *site;      /* "train.c:88", shown in errors; NULL: the caller's address */
     gr_done *done;         /* called at the end; then gr_start's op_out must be NULL */
     void *done_arg;
+    gr_message_source *source_out; /* of recv: receives where the message came from, when it has
+                                      come; borrowed until the operation is over; may be NULL */
 } gr_call;
 
 enum { GR_CALLS_MAX = 64, GR_COMMS_MAX = 1024 };
@@ -111,6 +137,31 @@ GR_API gr_status gr_run(gr_comm *comm, const gr_call *calls, int call_count) GR_
 GR_API gr_status gr_start(gr_comm *comm, const gr_call *calls, int call_count,
                           gr_op **op_out) GR_MUST_CHECK;
 
+/* ---- Persistent operations -------------------------------------------------------------------
+ * For a call that is made again and again with the same arguments, as in every training step: what
+ * is checked, chosen and prepared for it is kept (as MPI_Allreduce_init and its like do). */
+
+/* Makes an operation of `call` that can be started any number of times. `call` and its arrays
+ * are copied; the buffers are borrowed until gr_op_destroy, and may be used freely while the
+ * operation is not started. `done` must be NULL. Nothing is sent: ranks may create in any order,
+ * and some may start an operation that others call by gr_run or gr_start.
+ *
+ * op_out    *op_out receives the operation, for gr_op_start, gr_wait, gr_test, gr_wait_any and
+ * gr_op_destroy; set on success only. Returns   GR_OK; GR_E_INVALID, GR_E_NO_MEMORY,
+ * GR_E_UNSUPPORTED (nothing was made; gr_comm_last_error says why). Thread    as for gr_start. */
+GR_API gr_status gr_op_create(gr_comm *comm, const gr_call *call, gr_op **op_out) GR_MUST_CHECK;
+
+/* Begins the operation once more; all ranks start or call the same operations in the same order.
+ * gr_wait, gr_test and gr_wait_any finish that start: they return its result, and `op` stays, to
+ * be started again. GR_E_INVALID: it was started before and not waited for, an unfinished
+ * operation uses its buffers, it is not persistent, or its communicator was destroyed; else as
+ * gr_start. */
+GR_API gr_status gr_op_start(gr_op *op) GR_MUST_CHECK;
+
+/* Frees a persistent operation, also after its communicator was destroyed; one that was started is
+ * waited for first. NULL ok. No effect on operations of gr_start, nor inside a callback. */
+GR_API void gr_op_destroy(gr_op *op);
+
 /* Waits until one of ops[0 .. count) is finished, releases it and returns its result. *index_out:
  * which; its entry is set to NULL. NULL entries are passed over. All must belong to one
  * communicator or to its sub-groups. GR_E_INVALID with *index_out = -1: none to wait for, or one
@@ -124,6 +175,91 @@ GR_API gr_status gr_comm_poll(gr_comm *comm) GR_MUST_CHECK;
 /* Waits until no operation of the communicator or its relatives is unfinished, runs all callbacks.
  * Results of operations without a callback are still to be fetched. GR_OK, or as gr_run. */
 GR_API gr_status gr_comm_drain(gr_comm *comm) GR_MUST_CHECK;
+
+/* ---- More short forms ------------------------------------------------------------------------
+ * As those of comm.h. */
+/* Root ends with the reduction over all ranks of `in` (count elements), in `out`, which the others
+ * may leave NULL. `in` NULL: the contribution stands in `out`. */
+GR_API gr_status gr_reduce(gr_comm *comm, const void *in, void *out, size_t count, gr_dtype dtype,
+                           gr_redop op, int root) GR_MUST_CHECK;
+GR_API gr_status gr_reduce_start(gr_comm *comm, const void *in, void *out, size_t count,
+                                 gr_dtype dtype, gr_redop op, int root,
+                                 gr_op **op_out) GR_MUST_CHECK;
+
+/* Root ends with the blocks of all ranks in `out` (world size blocks of `block_count` elements),
+ * which the others may leave NULL. `in` is this rank's block; NULL at root: it stands in its place
+ * in `out`. */
+GR_API gr_status gr_gather(gr_comm *comm, const void *in, void *out, size_t block_count,
+                           gr_dtype dtype, int root) GR_MUST_CHECK;
+GR_API gr_status gr_gather_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                                 gr_dtype dtype, int root, gr_op **op_out) GR_MUST_CHECK;
+
+/* Rank r ends with block r of root's `in` (world size blocks of `block_count` elements; ignored
+ * elsewhere) in `out`. `in` NULL at root: `out` holds all blocks there and stays as it is. */
+GR_API gr_status gr_scatter(gr_comm *comm, const void *in, void *out, size_t block_count,
+                            gr_dtype dtype, int root) GR_MUST_CHECK;
+GR_API gr_status gr_scatter_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                                  gr_dtype dtype, int root, gr_op **op_out) GR_MUST_CHECK;
+
+/* Block b of `in` goes to rank b; block b of `out` comes from rank b. `in` NULL: in place. */
+GR_API gr_status gr_alltoall(gr_comm *comm, const void *in, void *out, size_t block_count,
+                             gr_dtype dtype) GR_MUST_CHECK;
+GR_API gr_status gr_alltoall_start(gr_comm *comm, const void *in, void *out, size_t block_count,
+                                   gr_dtype dtype, gr_op **op_out) GR_MUST_CHECK;
+
+/* ---- Sums of rows ----------------------------------------------------------------------------
+ * Sums of a few rows of a large matrix, as the gradient of an embedding is one. */
+typedef struct gr_rows {
+    size_t count;            /* rows; may be 0 */
+    size_t width;            /* elements of a row, alike on all ranks */
+    gr_dtype dtype;          /* alike on all ranks */
+    const uint32_t *indices; /* count of them: which row of the matrix; any order, may repeat */
+    const void *values;      /* count x width elements */
+} gr_rows;
+
+/* Every rank ends with the sum over all ranks of their rows: each index that any rank gave, once,
+ * ascending.
+ *
+ * in        this rank's rows, borrowed for the call. Rows with one index are added to one another
+ *           first, in the order in which they stand. The number of rows may differ by rank.
+ * op        GR_SUM, or GR_AVERAGE: divided by the world size (a rank without the row counts as 0);
+ *           not of bool.
+ * rows_out  receives the sum; `indices` and `values` are owned by the caller, who releases them
+ *           with gr_rows_release. Untouched on failure.
+ * Order     rows are added in the order of a fixed binary tree over the ranks: the same bits for
+ *           any link and any algorithm.
+ * Returns   GR_OK; GR_E_INVALID; GR_E_NO_MEMORY, on every rank if any lacks it, and the
+ *           communicator stays usable; what gr_allreduce returns.
+ * Cost      world size times the rows of one rank are received; three small messages and two large
+ *           ones to each rank. */
+GR_API gr_status gr_allreduce_rows(gr_comm *comm, const gr_rows *in, gr_redop op,
+                                   gr_rows *rows_out) GR_MUST_CHECK;
+
+/* Frees what gr_allreduce_rows has filled and empties it. NULL ok. */
+GR_API void gr_rows_release(gr_rows *rows);
+
+/* ---- Memory of the program ------------------------------------------------------------------- */
+/* Shares memory that the program has already with the peers on this host: from now on operations on
+ * it copy as little as on memory of gr_alloc. Address and contents stay. Worth it for what many
+ * operations use, a model's gradients say. Where no peer is on this host nothing changes.
+ *
+ * mem         begins at a page (aligned_alloc(4096, ...), mmap). Its pages are replaced, the last
+ *             one as a whole: nothing else lives in it, and no other thread uses the memory during
+ *             the call. The caller's; it stays allocated until gr_unregister.
+ * size_bytes  of mem.
+ * Returns     GR_OK; GR_E_INVALID (no page, size 0, registered already or of gr_alloc, no memory
+ *             there, used by an unfinished operation); GR_E_UNSUPPORTED (not the process's own
+ *             memory, to read and write: a mapping that other processes share, huge pages of
+ *             hugetlbfs, the stack); GR_E_NO_MEMORY. Nothing has changed then.
+ * Fork        a forked child shares the memory: what it writes there the parent sees. */
+GR_API gr_status gr_register(gr_comm *comm, void *mem, size_t size_bytes) GR_MUST_CHECK;
+
+/* Makes memory private again, with its contents: before it is freed. The end of the communicator
+ * and its relatives, gr_comm_renew as well, does the same to what is registered and mapped still.
+ * Any relative may be passed. No other thread uses the memory during the call.
+ * Returns GR_OK; GR_E_INVALID (not registered, used by an unfinished operation); GR_E_NO_MEMORY. It
+ * stays registered then. */
+GR_API gr_status gr_unregister(gr_comm *comm, void *mem) GR_MUST_CHECK;
 
 /* ---- Sub-groups ----------------------------------------------------------------------------- */
 /* A sub-group is a communicator over some ranks of its parent, which may be a sub-group itself. It

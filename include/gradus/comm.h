@@ -8,9 +8,18 @@
  * operations in the same order with the same counts and types; operations may overlap in time.
  * This header has the usual operations; coll.h has all of them in one form, and sub-groups.
  *
- * Threads: a communicator and its sub-groups together belong to one thread at a time. A call that
- * meets another thread inside returns GR_E_INVALID and changes nothing. Communicators that were
- * created separately are independent.
+ * Threads: any thread may call, and several at a time: calls on a communicator and its sub-groups
+ * take effect one after the other, in the order in which they came. A thread that waits (gr_wait,
+ * or an operation's blocking form) lets the others call meanwhile. What the ranks must agree on is
+ * the program's matter: whichever threads start operations, they start in the same order on all
+ * ranks (coll.h says which order). Threads that cannot agree on an order use communicators that
+ * were created separately, which are independent. One operation is waited for by one thread.
+ * gr_comm_destroy and gr_comm_renew must not run at the same time as another call on the same
+ * communicator.
+ *
+ * Fork: a child that was forked from the process that created a communicator cannot use it: calls
+ * return GR_E_INVALID, gr_comm_destroy does nothing. Whatever the child does, and however it ends,
+ * the parent and its peers do not notice it.
  *
  * A failure with scope GR_SCOPE_CALL (GR_E_INVALID, GR_E_NO_MEMORY) concerns the call alone, and
  * gr_comm_last_error says what was wrong. One with scope GR_SCOPE_PEER or GR_SCOPE_COMM ends the
@@ -36,17 +45,34 @@ typedef enum gr_dtype {
     GR_I8 = 6,
     GR_U8 = 7,
     GR_I16 = 8,
-    GR_DTYPE_COUNT = 9
+    GR_BOOL = 9, /* a byte: 0 is false, 1 is true, and so is any other number */
+    GR_U16 = 10,
+    GR_U32 = 11,
+    GR_U64 = 12,
+    GR_COMPLEX64 = 13, /* two f32: the real part, then the imaginary part */
+    GR_COMPLEX128 = 14 /* two f64 */
 } gr_dtype;
 
+/* Which type can be reduced how; anything else is refused with GR_E_INVALID.
+ *
+ *   f32, f64, f16, bf16     sum, average, min, max, product
+ *   i8 to i64, u8 to u64    these, and band, bor, bxor
+ *   bool                    sum, max, bor: true if any is; product, min, band: true if all are;
+ *                           bxor: true if an odd number of them is
+ *   complex64, complex128   sum, average, product
+ *
+ * GR_USER takes any type. Every type can be moved (broadcast, allgather, ...). */
 typedef enum gr_redop {
     GR_SUM = 0,
     GR_AVERAGE = 1, /* sum, then divided by the number of contributions; integers truncate */
     GR_MIN = 2,     /* NaN if any contribution is NaN; -0 is less than +0 */
     GR_MAX = 3,     /* the same */
-    GR_PRODUCT = 4, /* integers wrap around, as sums do */
+    GR_PRODUCT = 4, /* integers wrap around, as sums do; complex numbers: the plain formula, each
+                       step rounded, so that an infinity may give NaN */
     GR_USER = 5,    /* a function of the caller's, where a call takes one */
-    GR_REDOP_COUNT = 6
+    GR_BAND = 6,    /* bitwise and */
+    GR_BOR = 7,     /* bitwise or */
+    GR_BXOR = 8     /* bitwise exclusive or */
 } gr_redop;
 
 /* Bytes of one element; 0 for a number that is no type. */
@@ -54,51 +80,109 @@ GR_API size_t gr_dtype_bytes(gr_dtype dtype);
 GR_API const char *gr_dtype_name(gr_dtype dtype);
 GR_API const char *gr_redop_name(gr_redop op);
 
-/* Join the group that the environment describes (GRADUS_RANK, GRADUS_WORLD_SIZE, ...; set by
- * `gradus run`). Without GRADUS_RANK the process is alone: a group of one.
+/* Gathers `size_bytes` bytes of each rank, in the order of ranks, into all_out (size times
+ * size_bytes bytes), on all ranks: what a key-value store, PMIx, MPI, Spark or Ray offers.
+ * `size_bytes` is the same on all ranks. Returns 0, or anything else for a failure.
  *
+ * It is called twice for each communicator, by gr_comm_create alone: with a join timeout on a
+ * thread of its own, else on the caller's thread. A call that has not returned when the join times
+ * out is left behind; `arg` must live until it returns. */
+typedef int gr_bootstrap_fn(void *arg, const void *mine, size_t size_bytes, void *all_out);
+
+/* How many threads of a process start operations on a communicator. */
+typedef enum gr_threads {
+    GR_THREADS_AUTO = 0, /* as many as the process has, but for the library's own */
+    GR_THREADS_ONE = 1,  /* one, which the caller promises: others compute, or read files */
+    GR_THREADS_MANY = 2
+} gr_threads;
+
+/* How a communicator is made. gr_comm_config_init fills it; 0 and NULL mean "as the environment
+ * says", and where the environment is silent the default. All texts are borrowed for the call. */
+typedef struct gr_comm_config {
+    size_t struct_size; /* sizeof(gr_comm_config); set by gr_comm_config_init */
+    int rank, size;     /* 0 <= rank < size; size 0: rank, size and coordinator come from the
+                           environment (gradus run, torchrun, mpirun, srun) */
+    /* How `size` ranks find each other, if they are more than one: by a callback, which gathers
+     * addresses and a fresh secret; or by the job's coordinator ("tcp:host:port") and secret (64
+     * hexadecimal digits; NULL: GRADUS_SECRET or GRADUS_SECRET_FILE). */
+    gr_bootstrap_fn *bootstrap;
+    void *bootstrap_arg;
+    const char *coordinator;
+    const char *secret;
+    int64_t join_timeout_us; /* for all ranks to come; negative: without limit */
+    int64_t op_timeout_us;   /* an operation that waits for longer fails; negative: never */
+    const char *link;        /* "auto", "shm", "tcp"; must agree on all ranks */
+    const char *host;        /* ranks with the same name share memory; NULL: found out */
+    int inexact;             /* 1: sums may be added in any order, whatever is fastest */
+    gr_log_level log_level;  /* GR_LOG_OFF: as GRADUS_LOG says, which is off by default */
+    gr_log_sink *log;        /* receives the log; NULL: stderr */
+    void *log_arg;
+    const char *const *settings; /* more settings, as the reference page lists them, each a text
+                                    "GRADUS_SPIN=50us"; ends with NULL; may be NULL */
+    /* Ranks that wait for each other in different operations for ever are told at once where each
+     * has one thread only. Where another one may start what a peer waits for, they wait until the
+     * operation times out. Threads of OpenMP, say, cannot be told from those that start operations:
+     * GR_THREADS_ONE does. It is safe: a second thread that calls is met as one of many. */
+    gr_threads threads;
+} gr_comm_config;
+
+/* Fills a config that means what the environment says. NULL ok. */
+GR_API void gr_comm_config_init(gr_comm_config *config);
+
+/* Makes a communicator of `size` processes, or of as many as the environment describes
+ * (GRADUS_RANK, GRADUS_WORLD_SIZE, ..., set by `gradus run`; or another launcher's variables).
+ * Without any of these the process is alone: a group of one. A process may have several such
+ * communicators at a time, which have nothing in common.
+ *
+ * config    borrowed for the call; NULL: all from the environment.
  * comm_out  receives the communicator, owned by the caller; untouched on failure.
  * diag      filled on failure; may be NULL.
- * Returns   GR_OK; GR_E_INVALID, GR_E_NOT_FOUND (the environment is wrong, or a file it names);
- *           GR_E_TIMEOUT, GR_E_PEER_LOST (somebody did not come, the sentence names the rank);
- *           GR_E_AUTH; GR_E_NO_MEMORY; GR_E_IO;
+ * Returns   GR_OK; GR_E_INVALID, GR_E_NOT_FOUND (the config or the environment is wrong, or a file
+ *           that it names); GR_E_UNSUPPORTED (the config is of a newer library); GR_E_TIMEOUT,
+ *           GR_E_PEER_LOST (a rank did not come, the sentence names it); GR_E_AUTH; GR_E_NO_MEMORY;
+ *           GR_E_PROTOCOL (the callback has mixed up the bytes of the ranks); GR_E_IO;
  *           GR_E_MISMATCH (ranks that were through a moment earlier call different operations).
- * Effect    the value of GRADUS_SECRET is overwritten in the environment: children
- *           do not inherit it. No entry of the environment moves.
- * Order     every rank of the job calls it once; it returns when all have come. */
-GR_API gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
+ * Effect    the value of GRADUS_SECRET is overwritten in the environment: children do not inherit
+ *           it. No entry of the environment moves.
+ * Order     every rank calls it; it returns when all have come. */
+GR_API gr_status gr_comm_create(const gr_comm_config *config, gr_comm **comm_out,
+                                gr_diag *diag) GR_MUST_CHECK;
 
 /* Frees the communicator; the last one of its relatives (it, its parent, its sub-groups) leaves the
- * job and frees all gr_alloc memory. Accepts NULL. Does not wait for other ranks, unless this one
- * has taken over from the job's coordinator (GRADUS_SUCCESSION): then it serves them until they
- * have left as well, for 5 s at most.
- * Operations in flight vanish, and so do callbacks that were not called yet; peers that still need
- * this rank for them fail. If relatives live on, an unfinished operation of a destroyed sub-group
- * is a failure that ends them all. Not inside a callback. */
+ * job and frees all gr_alloc memory. Accepts NULL. Does not wait for other ranks, unless the job's
+ * coordinator runs in this process (rank 0 hosts it, or this rank has taken over from it): then it
+ * serves the others until they have left or need it no longer, for 5 s at most.
+ * Operations in flight end with GR_E_CANCELLED; peers that still need this rank for them fail.
+ * Every callback that was not called yet is called before gr_comm_destroy returns, on the calling
+ * thread: with the result of an operation that is over, else with GR_E_CANCELLED. Such a callback
+ * cannot use the communicator: calls on it return GR_E_INVALID. If relatives live on, an unfinished
+ * operation of a destroyed sub-group is a failure that ends them all. Not inside a callback. */
 GR_API void gr_comm_destroy(gr_comm *comm);
 
-/* When an operation has failed because a peer is lost, or gr_comm_change_wanted says so: goes on
- * with the members that live, in a job that was started so (gradus run --min-workers). Every
- * survivor calls it; it returns when all have come. Ranks follow the order of the old ones;
- * newcomers come behind.
+/* Ends the communicator and its relatives on all ranks: operations in flight fail with
+ * GR_E_ABORTED, all that wait return, later calls return GR_E_COMM_BROKEN, and gr_comm_diag names
+ * this rank with the reason. Any thread, also while others wait in the communicator, and inside a
+ * callback; not a signal handler. Does not wait for other ranks. They hear of it while they wait,
+ * by their progress thread, or in their next call.
  *
- * comm     replaced by the communicator of the survivors. All gr_alloc memory and operations of the
- *          old one are gone, and its sub-groups must have been destroyed before.
- * Returns  GR_OK; GR_E_INVALID (sub-groups live, a group of one; nothing happened);
- *          GR_E_UNSUPPORTED (the job cannot go on without a member), GR_E_CANCELLED (this rank is
- *          not needed any more, and should end), GR_E_COMM_BROKEN (fewer are left than the job
- *          needs), GR_E_TIMEOUT, GR_E_PEER_LOST (the coordinator is not reached),
- *          GR_E_NO_MEMORY, GR_E_IO; *comm is NULL then. */
-GR_API gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag) GR_MUST_CHECK;
+ * reason   one sentence, shown on all ranks; 300 characters of it count; may be NULL
+ * Returns  GR_OK, also if the communicator has ended already, of which the first cause stays;
+ *          GR_E_INVALID (comm NULL, inside a reduction, in a forked child). */
+GR_API gr_status gr_comm_abort(gr_comm *comm, const char *reason) GR_MUST_CHECK;
 
-/* Is somebody to come to the job, or to leave it, and all prepared for it; or does this rank of a
- * job that may go on without it not reach the job's coordinator any more? Then 1, else 0. It costs
- * a microsecond and waits for nobody; what is to be prepared a thread does, which it starts: so it
- * is to be called after every step. Ranks hear of it at different moments: they should agree (in a
- * sum that they make anyway) and all call gr_comm_renew after the same step. Newcomers are in
- * gr_comm_create meanwhile; who is cut off from the coordinator gets GR_E_PEER_LOST there, and
- * should end. */
-GR_API int gr_comm_change_wanted(gr_comm *comm);
+/* A descriptor for poll, epoll or an event loop. It becomes readable when an operation of the
+ * communicator or its relatives has finished or a callback is due, and when the communicator ends;
+ * it stays readable until gr_comm_event_clear. The first call starts the progress thread, if there
+ * is none, and finds the descriptor readable. To lose nothing: poll, gr_comm_event_clear, then
+ * gr_test on the operations, or gr_comm_poll for callbacks.
+ *
+ * fd_out   receives the descriptor, which belongs to the communicator: only to be polled, until the
+ *          last of the relatives is destroyed
+ * Returns  GR_OK; GR_E_INVALID; GR_E_IO (no descriptor, no thread; gr_comm_last_error says
+ * which) */
+GR_API gr_status gr_comm_event_fd(gr_comm *comm, int *fd_out) GR_MUST_CHECK;
+/* Makes the descriptor unreadable until the next event. Any thread; NULL ok. */
+GR_API void gr_comm_event_clear(gr_comm *comm);
 
 GR_API int gr_comm_rank(const gr_comm *comm);       /* 0 .. world size - 1 */
 GR_API int gr_comm_size(const gr_comm *comm);       /* world size */
@@ -106,13 +190,14 @@ GR_API int gr_comm_local_rank(const gr_comm *comm); /* 0 .. local size - 1 on th
 GR_API int gr_comm_local_size(const gr_comm *comm);
 
 /* The first failure that ended the communicator and its relatives; status GR_OK while there was
- * none. Valid until destroy. */
+ * none. Valid until destroy, and never changed once it is a failure. Any thread, also while another
+ * one is in a call on the communicator. */
 GR_API const gr_diag *gr_comm_diag(const gr_comm *comm);
 
-/* What was wrong with the last call on the communicator or its relatives that failed to begin, in
- * one sentence: a wrong argument, a buffer in use, no memory, a second thread, a gr_free that was
- * refused. status GR_OK while there was none. To be read by the thread that made the call, before
- * its next one; the pointer is valid until destroy. */
+/* What was wrong with the calling thread's last call on the communicator or its relatives that
+ * failed to begin, in one sentence: a wrong argument, a buffer in use, no memory, a gr_free that
+ * was refused. status GR_OK while there was none. The text changes with the thread's next call that
+ * fails; the pointer is valid until destroy. The sentences of the last 16 threads are kept. */
 GR_API const gr_diag *gr_comm_last_error(const gr_comm *comm);
 
 /* Memory that the peers on this host can read: collectives on it copy least. 64-byte aligned,
@@ -142,30 +227,6 @@ GR_API gr_status gr_allreduce(gr_comm *comm, void *buf, size_t count, gr_dtype d
 GR_API gr_status gr_allreduce_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
                                     gr_redop op, gr_op **op_out) GR_MUST_CHECK;
 
-/* Exact allreduce over shards: the sum over `shards` contributions that are dealt to the ranks in
- * contiguous ranges (gr_shard_range), in the order of a fixed binary tree over the shards. The
- * result has the same bits for every world size.
- *
- * partials  gr_shard_partials(shards, world size, rank) buffers of `count` elements, which do not
- *           overlap: the sums of the largest whole subtrees of this rank's range, from left to
- *           right. They may be overwritten; partials[0] receives the result on every rank.
- * op        GR_AVERAGE divides by `shards`. */
-GR_API gr_status gr_allreduce_shards(gr_comm *comm, void *const *partials, int shards, size_t count,
-                                     gr_dtype dtype, gr_redop op) GR_MUST_CHECK;
-GR_API gr_status gr_allreduce_shards_start(gr_comm *comm, void *const *partials, int shards,
-                                           size_t count, gr_dtype dtype, gr_redop op,
-                                           gr_op **op_out) GR_MUST_CHECK;
-
-/* The shards [*first_out, *first_out + *count_out) of `rank`: as even as can be, the first ranks
- * get one more. Ranks past the number of shards get none. */
-GR_API void gr_shard_range(int shards, int world_size, int rank, int *first_out, int *count_out);
-
-/* How many buffers `rank` passes to gr_allreduce_shards: one for each largest whole subtree of its
- * range, at most GR_SHARD_PARTIALS_MAX. A rank without shards passes one, of any content, to
- * receive the result. 0 if an argument is out of range. */
-enum { GR_SHARD_PARTIALS_MAX = 64 };
-GR_API int gr_shard_partials(int shards, int world_size, int rank);
-
 /* Rank r ends with the reduced block r. `buf` holds world size blocks of `block_count` elements; on
  * return block `rank` of it is the result, the other blocks are undefined. */
 GR_API gr_status gr_reduce_scatter(gr_comm *comm, void *buf, size_t block_count, gr_dtype dtype,
@@ -186,38 +247,17 @@ GR_API gr_status gr_broadcast(gr_comm *comm, void *buf, size_t count, gr_dtype d
 GR_API gr_status gr_broadcast_start(gr_comm *comm, void *buf, size_t count, gr_dtype dtype,
                                     int root, gr_op **op_out) GR_MUST_CHECK;
 
-/* Root ends with the reduction over all ranks of `in` (count elements), in `out`, which the others
- * may leave NULL. `in` NULL: the contribution stands in `out`. */
-GR_API gr_status gr_reduce(gr_comm *comm, const void *in, void *out, size_t count, gr_dtype dtype,
-                           gr_redop op, int root) GR_MUST_CHECK;
-GR_API gr_status gr_reduce_start(gr_comm *comm, const void *in, void *out, size_t count,
-                                 gr_dtype dtype, gr_redop op, int root,
-                                 gr_op **op_out) GR_MUST_CHECK;
-
-/* Root ends with the blocks of all ranks in `out` (world size blocks of `block_count` elements),
- * which the others may leave NULL. `in` is this rank's block; NULL at root: it stands in its place
- * in `out`. */
-GR_API gr_status gr_gather(gr_comm *comm, const void *in, void *out, size_t block_count,
-                           gr_dtype dtype, int root) GR_MUST_CHECK;
-GR_API gr_status gr_gather_start(gr_comm *comm, const void *in, void *out, size_t block_count,
-                                 gr_dtype dtype, int root, gr_op **op_out) GR_MUST_CHECK;
-
-/* Rank r ends with block r of root's `in` (world size blocks of `block_count` elements; ignored
- * elsewhere) in `out`. `in` NULL at root: `out` holds all blocks there and stays as it is. */
-GR_API gr_status gr_scatter(gr_comm *comm, const void *in, void *out, size_t block_count,
-                            gr_dtype dtype, int root) GR_MUST_CHECK;
-GR_API gr_status gr_scatter_start(gr_comm *comm, const void *in, void *out, size_t block_count,
-                                  gr_dtype dtype, int root, gr_op **op_out) GR_MUST_CHECK;
-
-/* Block b of `in` goes to rank b; block b of `out` comes from rank b. `in` NULL: in place. */
-GR_API gr_status gr_alltoall(gr_comm *comm, const void *in, void *out, size_t block_count,
-                             gr_dtype dtype) GR_MUST_CHECK;
-GR_API gr_status gr_alltoall_start(gr_comm *comm, const void *in, void *out, size_t block_count,
-                                   gr_dtype dtype, gr_op **op_out) GR_MUST_CHECK;
-
-/* A message to one rank, which must receive as many elements of the same type. Messages between two
- * ranks match in the order of the calls. gr_send returns when `buf` may be used again, perhaps
- * before the peer has asked for it, perhaps not. */
+/* A message to one rank, which must receive as many elements of the same type. Messages match as in
+ * MPI: by sender, tag (0 here; gr_call has others) and communicator, and in the order of the sends
+ * where all these are equal. gr_send returns when `buf` may be used again, perhaps before the peer
+ * has asked for it, perhaps not; one of more than 256 KiB (less among more than 32 ranks) waits for
+ * the peer's receive.
+ *
+ * from  a rank, or GR_ANY_SOURCE: whichever sends first, in turn where several have sent; a rank
+ *       that dies ends the receive with GR_E_PEER_LOST, one that leaves in order when no other one
+ *       is left
+ * A rank may send to itself: a message that is so small is kept until it is received. */
+enum { GR_ANY_SOURCE = -1 };
 GR_API gr_status gr_send(gr_comm *comm, const void *buf, size_t count, gr_dtype dtype,
                          int to) GR_MUST_CHECK;
 GR_API gr_status gr_send_start(gr_comm *comm, const void *buf, size_t count, gr_dtype dtype, int to,
@@ -236,32 +276,14 @@ GR_API gr_status gr_barrier_start(gr_comm *comm, gr_op **op_out) GR_MUST_CHECK;
  * of one that was released before, as long as no newer operation has taken its place. */
 GR_API gr_status gr_test(gr_op *op) GR_MUST_CHECK;
 
-/* Wait until `op` is finished; its result is returned and `op` is released. */
+/* Waits until `op` is finished; its result is returned and `op` is released. */
 GR_API gr_status gr_wait(gr_op *op) GR_MUST_CHECK;
 
-/* ---- Who is late ---------------------------------------------------------------------------- */
-/* How late another rank came to the operations that both were in: the time from the moment at which
- * this rank started an operation to the first that came from the other one; 0 where that was there
- * already, or came while this rank waited for yet another one. It is kept for all operations of a
- * communicator and its relatives together, always.
- *
- * Where an algorithm sends nothing directly from the other rank to this one, nothing is counted.
- * What this rank itself starts early and looks at late (gr_start, long computing, gr_wait without a
- * progress thread) counts for all others alike: so compare ranks with each other. A rank that waits
- * for a third one before it can send looks late as well; the cause is the rank that is late for
- * others and waits for none. */
-typedef struct gr_skew {
-    uint64_t operations; /* that were counted */
-    double mean_us;      /* over all of them */
-    double recent_us;    /* over about the last 16 */
-    double max_us;
-} gr_skew;
-
-/* rank      of this communicator; for the caller's own all is 0
- * skew_out  filled on success
- * Returns   GR_OK; GR_E_INVALID (no such rank, skew_out NULL, another thread is inside).
- * Local: no other rank takes part. Still possible when the communicator has ended. */
-GR_API gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out) GR_MUST_CHECK;
+/* Waits until `op` is finished, for at most `timeout_us` microseconds. 0: looks once without
+ * waiting; negative: waits without limit.
+ * Returns   GR_E_TIMEOUT: not finished, `op` stays valid and goes on, its buffers stay borrowed;
+ *           else as gr_wait. */
+GR_API gr_status gr_wait_for(gr_op *op, int64_t timeout_us) GR_MUST_CHECK;
 
 #ifdef __cplusplus
 }

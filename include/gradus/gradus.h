@@ -6,8 +6,10 @@
 
 #include <gradus/coll.h>
 #include <gradus/comm.h>
+#include <gradus/elastic.h>
 #include <gradus/ps.h>
-#include <gradus/rows.h>
+#include <gradus/shards.h>
+#include <gradus/stats.h>
 #include <gradus/status.h>
 #include <gradus/version.h>
 

@@ -40,9 +40,8 @@ typedef enum gr_consistency {
     GR_BSP_BACKUP = 1, /* a step is done when `aggregate` of `total` workers have pushed; later ones
                        * are dropped, and counted */
     GR_ASYNC = 2,      /* each push is applied as it comes */
-    GR_SSP = 3,        /* the same, but no pull is answered while the caller's clock is more than
+    GR_SSP = 3         /* the same, but no pull is answered while the caller's clock is more than
                        * `staleness` ahead of the slowest worker's */
-    GR_CONSISTENCY_COUNT = 4
 } gr_consistency;
 
 /* What a tensor is. All clients that declare it say the same. */

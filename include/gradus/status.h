@@ -48,6 +48,7 @@ typedef enum gr_status {
 
     GR_E_MISMATCH = -40,    /* ranks called different operations */
     GR_E_COMM_BROKEN = -41, /* an earlier failure ended the communicator */
+    GR_E_ABORTED = -42,     /* a rank ended the communicator by gr_comm_abort */
 
     GR_E_BUG = -60 /* an invariant of Gradus does not hold */
 } gr_status;
@@ -69,6 +70,22 @@ typedef struct gr_diag {
     int32_t peer_rank; /* the rank that the failure is about, -1 if none */
     char text[GR_DIAG_TEXT_BYTES];
 } gr_diag;
+
+/* How much is logged: error and warn concern a user; info is a handful of lines a job; debug is
+ * about one line an object; trace is a line a message. */
+typedef enum gr_log_level {
+    GR_LOG_OFF = 0,
+    GR_LOG_ERROR = 1,
+    GR_LOG_WARN = 2,
+    GR_LOG_INFO = 3,
+    GR_LOG_DEBUG = 4,
+    GR_LOG_TRACE = 5
+} gr_log_level;
+
+/* Receives one line of the log, without newline, borrowed for the call. Called on any thread, also
+ * under a communicator's lock: it must not call Gradus. */
+typedef void gr_log_sink(void *sink_arg, gr_log_level level, const char *component,
+                         const char *line);
 
 /* The constant's name, "GR_E_INVALID" say; "GR_E_?" for a number that is no status. Any thread. */
 GR_API const char *gr_status_name(gr_status status);

@@ -32,31 +32,6 @@ void gr_arena_fini(gr_arena *arena)
     arena->used_bytes = 0;
 }
 
-void gr_arena_reset(gr_arena *arena)
-{
-    /* The largest block stays. Blocks double, so an arena that is filled alike each time soon has
-     * one block that holds all, and no longer touches the heap. */
-    gr_arena_block *largest = arena->head;
-    for (gr_arena_block *block = arena->head; block != NULL; block = block->next) {
-        if (block->size_bytes > largest->size_bytes) {
-            largest = block;
-        }
-    }
-    for (gr_arena_block *block = arena->head; block != NULL;) {
-        gr_arena_block *next = block->next;
-        if (block != largest) {
-            free(block);
-        }
-        block = next;
-    }
-    arena->head = largest;
-    arena->used_bytes = 0;
-    if (largest != NULL) {
-        largest->next = NULL;
-        largest->used_bytes = 0;
-    }
-}
-
 static gr_arena_block *add_block(gr_arena *arena, size_t need_bytes)
 {
     size_t size_bytes = BLOCK_BYTES_MIN;

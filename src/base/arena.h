@@ -4,8 +4,8 @@
 
 #include <gradus/status.h>
 
-/* A bump allocator: many small allocations, freed together. Grows by blocks up to its maximum. One
- * thread at a time. */
+/* A bump allocator: many small allocations, freed together. It grows by blocks up to its maximum.
+ * One thread at a time uses an arena. */
 typedef struct gr_arena_block gr_arena_block;
 typedef struct gr_arena {
     gr_arena_block *head;
@@ -16,10 +16,8 @@ typedef struct gr_arena {
 void gr_arena_init(gr_arena *arena, size_t max_bytes);
 void gr_arena_fini(gr_arena *arena);
 
-/* Forget all allocations, keep the largest block for reuse. */
-void gr_arena_reset(gr_arena *arena);
-
-/* Zeroed, 16-byte aligned; NULL when the maximum or the memory is exhausted. size 0 is valid. */
+/* Returns zeroed memory, 16-byte aligned, that lives until gr_arena_fini; NULL when the maximum or
+ * the system's memory is exhausted. A size of 0 is valid. */
 void *gr_arena_alloc(gr_arena *arena, size_t size_bytes);
 char *gr_arena_strdup(gr_arena *arena, const char *text);
 char *gr_arena_printf(gr_arena *arena, const char *format, ...) GR_PRINTF(2, 3);

@@ -71,13 +71,14 @@ static inline double gr_get_f64(const uint8_t *at)
     return value;
 }
 
-/* Only characters that can be shown (UTF-8 counts), and with `lines` ends of lines? */
+/* Returns true if all characters can be displayed (UTF-8 included; ends of lines if `lines`). */
 bool gr_text_printable(const char *text, size_t size_bytes, bool lines);
-/* A text (NULL: "") with its length (u16) before it, at most max - 1 bytes of it; returns what is
- * behind. */
+/* Writes the length (u16) and at most max - 1 bytes of a text (NULL counts as ""); returns the
+ * position behind it. */
 uint8_t *gr_put_text(uint8_t *at, const char *text, size_t max);
-/* The inverse, into text_out[max]: what is behind it, or NULL if it does not fit, ends beyond `end`
- * or is not printable. `at` NULL: NULL, so that calls can follow each other. */
+/* Reads such a text into text_out[max]; returns the position behind it, or NULL if the text does
+ * not fit, ends beyond `end` or is not printable. Returns NULL if `at` is NULL, so calls can be
+ * chained. */
 const uint8_t *gr_get_text(const uint8_t *at, const uint8_t *end, char *text_out, size_t max,
                            bool lines);
 

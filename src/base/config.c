@@ -3,9 +3,11 @@
 
 #include "base/config_text.h"
 #include "base/fail.h"
-#include "base/node.h"
+#include "base/text.h"
 
 #include <string.h>
+
+enum { WHERE_BYTES = 160 };
 
 /* ---- Defaults -------------------------------------------------------------------------------- */
 
@@ -18,101 +20,10 @@ gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_aren
             continue;
         }
         const char *name = field->key != NULL ? field->key : field->flag;
-        char where[GR_WHERE_BYTES];
+        char where[WHERE_BYTES];
         snprintf(where, sizeof where, "default of %s.%s", table->name,
                  name != NULL ? name : (field->env != NULL ? field->env : "?"));
         gr_status status = gr_config_set(field, config, field->default_text, where, arena, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    return GR_OK;
-}
-
-/* ---- File ------------------------------------------------------------------------------------ */
-
-static const gr_config_field *field_of_key(const gr_config_table *table, const char *key)
-{
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
-        if (field->key != NULL && strcmp(field->key, key) == 0) {
-            return field;
-        }
-    }
-    return NULL;
-}
-
-static size_t count_fields(const gr_config_table *table)
-{
-    size_t count = 0;
-    while (!gr_config_is_end(&table->fields[count])) {
-        count++;
-    }
-    return count;
-}
-
-/* Only called for a map with an unknown key: says so. */
-static gr_status fail_unknown_key(const gr_config_table *table, const gr_node *map, gr_arena *arena,
-                                  gr_diag *diag)
-{
-    const char **known = gr_arena_alloc(arena, (count_fields(table) + 1) * sizeof *known);
-    if (known == NULL) {
-        return gr_node_fail(map, diag, GR_E_NO_MEMORY, "an unknown key, and not enough memory");
-    }
-    size_t count = 0;
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
-        if (field->key != NULL) {
-            known[count++] = field->key;
-        }
-    }
-    return gr_node_only(map, known, diag);
-}
-
-static gr_status set_from_node(const gr_config_field *field, void *config, const gr_node *node,
-                               gr_arena *arena, gr_diag *diag)
-{
-    if (field->type == GR_CONFIG_NODE) {
-        memcpy((char *)config + field->offset, &node, sizeof node);
-        return GR_OK;
-    }
-    if (node->kind == GR_NODE_NULL) {
-        return gr_node_fail(node, diag, GR_E_INVALID, "has no value; write one or remove the line");
-    }
-    if (node->kind != GR_NODE_SCALAR) {
-        char value[GR_VALUE_BYTES];
-        gr_node_describe(node, value);
-        return gr_node_fail(node, diag, GR_E_INVALID, "must be a single value, not %s", value);
-    }
-    char where[GR_WHERE_BYTES];
-    gr_node_where(node, where);
-    gr_status status = gr_config_set(field, config, node->text, where, arena, diag);
-    bool word = field->type == GR_CONFIG_BOOL || field->type == GR_CONFIG_INT ||
-                field->type == GR_CONFIG_DOUBLE;
-    if (status == GR_OK && node->quoted && word) {
-        char value[GR_VALUE_BYTES];
-        gr_node_describe(node, value);
-        return gr_node_fail(node, diag, GR_E_INVALID, "must be a %s, not the text %s; %s",
-                            field->type == GR_CONFIG_BOOL ? "truth value" : "number", value,
-                            "remove the quotes");
-    }
-    return status;
-}
-
-gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
-                              gr_arena *arena, gr_diag *diag)
-{
-    if (map == NULL || map->kind == GR_NODE_NULL) {
-        return GR_OK;
-    }
-    if (map->kind != GR_NODE_MAP) {
-        char value[GR_VALUE_BYTES];
-        gr_node_describe(map, value);
-        return gr_node_fail(map, diag, GR_E_INVALID, "must be a map of keys and values, not %s",
-                            value);
-    }
-    for (const gr_node *child = map->child; child != NULL; child = child->next) {
-        const gr_config_field *field = field_of_key(table, child->key);
-        gr_status status = field != NULL ? set_from_node(field, config, child, arena, diag)
-                                         : fail_unknown_key(table, map, arena, diag);
         if (status != GR_OK) {
             return status;
         }
@@ -226,6 +137,15 @@ static void read_word(const gr_config_table *table, const char *text, flag_word 
     if (word->field == NULL) {
         find_letter(table, text, word);
     }
+}
+
+static size_t count_fields(const gr_config_table *table)
+{
+    size_t count = 0;
+    while (!gr_config_is_end(&table->fields[count])) {
+        count++;
+    }
+    return count;
 }
 
 static gr_status fail_unknown_flag(const gr_config_table *table, const char *text, gr_arena *arena,

@@ -4,11 +4,12 @@
 
 /* One table per module is the only source of its YAML keys, environment variables, command-line
  * flags, --help and reference page. A table describes the fields of one plain struct; the struct is
- * filled by layers, each overriding the one before: default, file, environment, flag. */
+ * filled by layers, each overriding the one before: default, file (doc/config_node.h), environment,
+ * flag. */
 
 #include "base/arena.h"
-#include "base/doc.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 
 typedef enum gr_config_type {
@@ -19,7 +20,7 @@ typedef enum gr_config_type {
     GR_CONFIG_DURATION, /* int64_t microseconds; 5us, 200ms, 10s, 5min, 1h; plain number: seconds */
     GR_CONFIG_TEXT,     /* const char *, in the arena; NULL by default when default_text is NULL */
     GR_CONFIG_CHOICE,   /* int, the index into choices */
-    GR_CONFIG_NODE      /* const gr_node *: a part of the file that its owner reads; file only */
+    GR_CONFIG_NODE /* const gr_node *: a part of a document, for its owner to read (doc/doc.h) */
 } gr_config_type;
 
 typedef struct gr_config_field {
@@ -45,31 +46,27 @@ typedef struct gr_config_table {
     size_t struct_bytes;
 } gr_config_table;
 
-/* Zeroes the struct and applies the defaults. Text goes into `arena`, which must outlive it. */
+/* Zeroes the struct and applies the defaults. Texts are copied into `arena`, which must outlive the
+ * struct. */
 gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
                              gr_diag *diag) GR_MUST_CHECK;
 
-/* Values of a map of a file; an unknown key is an error that names the nearest one. NULL and an
- * empty value (GR_NODE_NULL) are an empty map. After any failure the struct's contents are
- * undefined. */
-gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
-                              gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
-
-/* Values of the environment (`environ` style, NULL-terminated "NAME=value" strings). An empty
- * variable counts as absent. */
+/* Sets fields from the environment (`environ` style, NULL-terminated "NAME=value" strings). An
+ * empty variable counts as absent. */
 gr_status gr_config_from_env(const gr_config_table *table, void *config, char *const *environment,
                              gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
-/* Flags of argv from *at on: "--name value", "--name=value", "-n value", "-np 4" (a flag named
- * "-np"), "--bool", "--no-bool". Stops at the first word that is no flag, or behind "--" (then
- * *dashes_out is true); *at is the index of the next word. An unknown flag is an error that names
- * the nearest. "-h" and "--help" set *help_out and end the reading. One dash and two are alike in
- * front of a name; a flag that stands twice counts the last time. */
+/* Sets fields from the flags of argv from *at on: "--name value", "--name=value", "-n value", "-np
+ * 4" (a flag named "-np"), "--bool", "--no-bool". Stops at the first word that is not a flag, or
+ * behind "--" (then *dashes_out is true); *at becomes the index of the next word. An unknown flag
+ * is an error that names the nearest known one. "-h" and "--help" set *help_out and stop. A name
+ * may have one dash or two; of a repeated flag the last one counts. */
 gr_status gr_config_from_args(const gr_config_table *table, void *config, int argc,
                               char *const *argv, int *at, bool *dashes_out, bool *help_out,
                               gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
-/* One value from text, as if from `where` ("--batch-size", "GRADUS_LINK", "job.yaml:3: batch"). */
+/* Sets one field from text. `where` ("--batch-size", "GRADUS_LINK", "job.yaml:3: batch") begins the
+ * sentence of a failure. */
 gr_status gr_config_set(const gr_config_field *field, void *config, const char *text,
                         const char *where, gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 

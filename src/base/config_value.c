@@ -2,7 +2,6 @@
 #include "base/config_text.h"
 
 #include "base/fail.h"
-#include "base/node.h"
 #include "base/number.h"
 #include "base/text.h"
 
@@ -111,7 +110,7 @@ static gr_status fail_value(const gr_config_field *field, const char *text, cons
     }
     char range[GR_RANGE_BYTES] = "";
     if (field->type != GR_CONFIG_BOOL) {
-        gr_range_words(min != NULL ? low : NULL, max != NULL ? high : NULL, range);
+        gr_text_range(min != NULL ? low : NULL, max != NULL ? high : NULL, range);
     }
     char value[GR_VALUE_BYTES];
     gr_text_quote(text, value);

@@ -173,8 +173,8 @@ static int sync_folder_of(const char *path)
     return error;
 }
 
-/* A new file beside `path`, to be called *name_out, which nobody else uses. Where the file system
- * can do it the file has no name yet (*named_out false): who is killed leaves nothing. */
+/* Creates a file beside `path` with the unused name *name_out. Where the file system allows it the
+ * file has no name yet (*named_out false), so a killed process leaves nothing behind. */
 static gr_status create_beside(const char *path, char **name_out, int *fd_out, bool *named_out,
                                gr_diag *diag)
 {

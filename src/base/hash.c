@@ -19,11 +19,6 @@ uint64_t gr_hash64(const void *data, size_t size_bytes, uint64_t seed)
     return XXH3_64bits_withSeed(data, size_bytes, seed);
 }
 
-uint32_t gr_hash32(const void *data, size_t size_bytes, uint32_t seed)
-{
-    return XXH32(data, size_bytes, seed);
-}
-
 struct gr_sha256 {
     EVP_MD_CTX *context;
     int ended; /* after the end, more data is a mistake of the caller */

@@ -15,7 +15,7 @@ void gr_log_write(const gr_log *log, gr_log_level level, const char *component, 
     if (log == NULL || log->sink == NULL || level > log->level || level <= GR_LOG_OFF) {
         return;
     }
-    int saved_errno = errno; /* logging must not disturb who is about to look at it */
+    int saved_errno = errno; /* logging must not change errno for its caller */
     char line[GR_LOG_LINE_BYTES];
     va_list arguments;
     va_start(arguments, format);
@@ -64,22 +64,4 @@ void gr_log_to_file(void *sink_arg, gr_log_level level, const char *component, c
     fwrite(text, 1, size, file);
     fflush(file);
     funlockfile(file);
-}
-
-gr_status gr_log_level_parse(const char *text, gr_log_level *level_out, gr_diag *diag)
-{
-    static const struct {
-        const char *name;
-        gr_log_level level;
-    } names[] = {{"off", GR_LOG_OFF},      {"error", GR_LOG_ERROR}, {"warn", GR_LOG_WARN},
-                 {"warning", GR_LOG_WARN}, {"info", GR_LOG_INFO},   {"debug", GR_LOG_DEBUG},
-                 {"trace", GR_LOG_TRACE}};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(text, names[i].name) == 0) {
-            *level_out = names[i].level;
-            return GR_OK;
-        }
-    }
-    return gr_fail(diag, GR_E_INVALID,
-                   "unknown log level \"%s\"; use off, error, warn, info, debug or trace", text);
 }

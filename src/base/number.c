@@ -181,3 +181,10 @@ double gr_power(double base, uint64_t exponent)
     }
     return result;
 }
+
+int gr_number_compare(const void *a, const void *b)
+{
+    double x = *(const double *)a;
+    double y = *(const double *)b;
+    return (x > y) - (x < y);
+}

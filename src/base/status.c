@@ -26,6 +26,7 @@ static const status_words known[] = {
     {GR_E_AUTH, "GR_E_AUTH", "a peer does not hold the job's secret"},
     {GR_E_MISMATCH, "GR_E_MISMATCH", "ranks called different operations"},
     {GR_E_COMM_BROKEN, "GR_E_COMM_BROKEN", "an earlier failure ended the communicator"},
+    {GR_E_ABORTED, "GR_E_ABORTED", "a rank ended the communicator by gr_comm_abort"},
     {GR_E_BUG, "GR_E_BUG", "an invariant of Gradus does not hold"},
 };
 

@@ -45,6 +45,32 @@ void gr_text_list(char *text, size_t size_bytes, const char *const *words)
     }
 }
 
+void gr_text_quote(const char *text, char text_out[GR_VALUE_BYTES])
+{
+    enum { SHOWN = 60 };
+    size_t length = strnlen(text, SHOWN + 1);
+    bool cut = length > SHOWN;
+    if (cut) { /* not inside of a UTF-8 character */
+        length = SHOWN;
+        while (length > 0 && ((unsigned char)text[length] & 0xC0u) == 0x80u) {
+            length--;
+        }
+    }
+    snprintf(text_out, GR_VALUE_BYTES, "\"%.*s%s\"", (int)length, text, cut ? "..." : "");
+}
+
+void gr_text_range(const char *min, const char *max, char text_out[GR_RANGE_BYTES])
+{
+    text_out[0] = '\0';
+    if (min != NULL && max != NULL) {
+        snprintf(text_out, GR_RANGE_BYTES, " from %s to %s", min, max);
+    } else if (min != NULL) {
+        snprintf(text_out, GR_RANGE_BYTES, " of at least %s", min);
+    } else if (max != NULL) {
+        snprintf(text_out, GR_RANGE_BYTES, " of at most %s", max);
+    }
+}
+
 const char *gr_text_errno(int error, char buffer[GR_ERRNO_TEXT_BYTES])
 {
     return strerror_r(error, buffer, GR_ERRNO_TEXT_BYTES);

@@ -2,22 +2,33 @@
 #ifndef GR_BASE_TEXT_H
 #define GR_BASE_TEXT_H
 
-/* Helpers of this floor for text that a person reads. */
+/* Text that a person reads. */
 
 #include <gradus/status.h>
 #include <stdarg.h>
+#include <stdbool.h>
 
-/* Formats into `text` (size_bytes > 3). Whatever came from outside, the result is one line: control
- * characters become spaces; what does not fit ends with "...", never inside a UTF-8 character. */
+/* Formats into `text` (size_bytes > 3). The result is one line: control characters become spaces. A
+ * text that does not fit ends with "...", never inside a UTF-8 character. */
 void gr_text_line(char *text, size_t size_bytes, const char *format, va_list arguments)
     GR_PRINTF(3, 0);
 
-/* The words of a NULL-terminated list as "a, b or c"; what does not fit ends with "...". */
+/* Writes a NULL-terminated list as "a, b or c"; a text that does not fit ends with "...". */
 void gr_text_list(char *text, size_t size_bytes, const char *const *words);
 
-enum { GR_ERRNO_TEXT_BYTES = 128 };
+enum { GR_VALUE_BYTES = 96, GR_RANGE_BYTES = 96, GR_ERRNO_TEXT_BYTES = 128 };
 
-/* The operating system's words for an errno, in `buffer` or constant memory. Any thread. */
+/* Writes a value in quotes, cut after 60 bytes. */
+void gr_text_quote(const char *text, char text_out[GR_VALUE_BYTES]);
+
+/* Writes " from 1 to 4096", " of at least 1", " of at most 9" or nothing; NULL means no bound. */
+void gr_text_range(const char *min, const char *max, char text_out[GR_RANGE_BYTES]);
+
+/* Returns the entry of `known` (NULL-terminated) with the smallest edit distance to `word`, or NULL
+ * if none is near. */
+const char *gr_nearest(const char *word, const char *const *known);
+
+/* Returns the operating system's text for an errno, in `buffer` or constant memory. Any thread. */
 const char *gr_text_errno(int error, char buffer[GR_ERRNO_TEXT_BYTES]);
 
 #endif

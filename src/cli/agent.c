@@ -75,7 +75,7 @@ static int fail(gr_status status, const gr_diag *diag)
 }
 
 /* One time with the launcher. GR_OK: it needs this host no more, or did not need it. */
-static gr_status serve_once(const gr_arrival *arrival, bool *needed_out, gr_diag *diag)
+static gr_status serve_once(const gr_accepted *arrival, bool *needed_out, gr_diag *diag)
 {
     char launcher[GR_ADDRESS_BYTES];
     gr_join_name_of(arrival->fd, launcher, sizeof launcher);
@@ -97,7 +97,7 @@ static int offer(const agent_options *options, const uint8_t *token)
     int64_t most = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
     int slots = (int)(options->slots > 0 ? options->slots : most), unneeded = 0;
     for (bool again = false; unneeded < UNNEEDED_MAX; again = true) {
-        gr_arrival arrival;
+        gr_accepted arrival;
         gr_diag diag = {0};
         bool needed;
         gr_status status = gr_join_dial(options->join, slots, token, again ? 0 : options->wait_us,

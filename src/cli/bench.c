@@ -10,14 +10,19 @@
 #include "cli/cli.h"
 #include "cli/self.h"
 #include "coll/comm.h"
-#include "coll/select.h"
+#include "coll/reduce/reduce.h"
+#include "coll/select/select.h"
 #include "launch/launch.h"
 
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const redop_choices[] = {"sum", "average", "min", "max", "product", NULL};
+/* All but GR_USER. */
+static const char *const redop_choices[] = {"sum",  "average", "min",  "max", "product",
+                                            "band", "bor",     "bxor", NULL};
+static const gr_redop redops[] = {GR_SUM,     GR_AVERAGE, GR_MIN, GR_MAX,
+                                  GR_PRODUCT, GR_BAND,    GR_BOR, GR_BXOR};
 static const char *const placement_choices[] = {"both", "in", "out", NULL};
 
 static const double size_max = 1LL << 40;
@@ -116,7 +121,8 @@ static const gr_config_field bench_fields[] = {
      AT(buffers),
      .default_text = "registered",
      .choices = gr_bench_buffer_names,
-     .help = "memory of gr_alloc, which peers on the host can read, or of malloc"},
+     .help = "memory of gr_alloc, which peers on the host can read; of malloc; or of malloc, "
+             "shared with them by gr_register (own)"},
     {.flag = "--mode",
      .type = GR_CONFIG_CHOICE,
      AT(mode),
@@ -180,6 +186,11 @@ const gr_config_table gr_bench_table = {.name = "bench",
                                         .title = "Flags of `gradus bench`",
                                         .fields = bench_fields,
                                         .struct_bytes = sizeof(gr_bench_options)};
+
+gr_redop gr_bench_redop(const gr_bench_options *options)
+{
+    return redops[options->redop];
+}
 
 static void list_operations(char *text, size_t size_bytes)
 {
@@ -298,6 +309,14 @@ static gr_status check_options(gr_bench *bench, int ranks, gr_arena *arena, gr_d
     }
     if (bench->op->coll == GR_COLL_SEND && ranks < 2) {
         return gr_fail(diag, GR_E_INVALID, "bench: sendrecv needs two ranks; use -np 2 or more");
+    }
+    gr_dtype dtype = (gr_dtype)options->dtype;
+    gr_redop redop = gr_bench_redop(options);
+    if (bench->op->reduces && !gr_dtype_reduces(dtype, redop)) {
+        char those[128];
+        gr_dtype_list_reductions(dtype, those, sizeof those);
+        return gr_fail(diag, GR_E_INVALID, "bench: %s cannot be reduced by %s, only by %s",
+                       gr_dtype_name(dtype), gr_redop_name(redop), those);
     }
     if (options->root >= ranks) {
         return gr_fail(diag, GR_E_INVALID, "bench: --root %lld is no rank of a job of %d",

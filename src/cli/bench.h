@@ -6,7 +6,7 @@
  * tables (bench_report.c), plots (bench_plot.c); bench.c is the verb. */
 
 #include "base/config.h"
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 #include <gradus/comm.h>
 
 #include <stdio.h>
@@ -33,6 +33,12 @@ typedef struct gr_bench_op {
 extern const gr_bench_op gr_bench_ops[]; /* ends with name NULL */
 const gr_bench_op *gr_bench_op_find(const char *name);
 double gr_bench_bus_factor(const gr_bench_op *op, int ranks);
+
+typedef enum gr_bench_buffers {
+    GR_BENCH_REGISTERED = 0,
+    GR_BENCH_MALLOC = 1,
+    GR_BENCH_OWN = 2 /* the program's, registered */
+} gr_bench_buffers;
 
 /* One operation on one pair of buffers. */
 typedef struct gr_bench_case {
@@ -78,10 +84,11 @@ typedef struct gr_bench_options {
     int64_t begin_bytes, end_bytes;
     double factor;
     const char *sizes;
-    int dtype, redop;
+    int dtype;
+    int redop; /* index of the choice: gr_bench_redop */
     int64_t root;
     int64_t iterations, time_us, warmup, rounds;
-    int buffers;   /* 0 registered, 1 malloc */
+    int buffers;   /* a gr_bench_buffers */
     int mode;      /* 0 blocking, 1 async */
     int placement; /* a gr_bench_placement */
     int64_t compute_us;
@@ -90,6 +97,8 @@ typedef struct gr_bench_options {
     bool together, check, json, exact;
     const char *plot;
 } gr_bench_options;
+
+gr_redop gr_bench_redop(const gr_bench_options *options);
 
 /* Of one size and placement; times in microseconds. */
 typedef struct gr_bench_times {

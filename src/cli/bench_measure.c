@@ -3,9 +3,11 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What a measurement needs on each rank. */
 typedef struct measurer {
@@ -193,12 +195,6 @@ static gr_status measure_round(const measurer *m, gr_bench_case *c, gr_bench_tim
     return status;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double sorted_at(const double *sorted, int64_t count, double part)
 {
     return sorted[(int64_t)(part * (double)(count - 1) + 0.5)];
@@ -209,8 +205,8 @@ static void summarize(const gr_bench *bench, const gr_bench_row *row, gr_bench_t
 {
     int64_t rounds = bench->options.rounds, count = times->operations;
     double on_top_us = (double)bench->options.compute_us;
-    qsort(times->samples, (size_t)count, sizeof *times->samples, by_value);
-    qsort(times->round_means, (size_t)rounds, sizeof *times->round_means, by_value);
+    qsort(times->samples, (size_t)count, sizeof *times->samples, gr_number_compare);
+    qsort(times->round_means, (size_t)rounds, sizeof *times->round_means, gr_number_compare);
     times->mean = sorted_at(times->round_means, rounds, 0.5) - on_top_us;
     times->least = times->samples[0] - on_top_us;
     times->median = sorted_at(times->samples, count, 0.5) - on_top_us;
@@ -253,7 +249,7 @@ static gr_status measure_row(const measurer *m, gr_bench_row *row, int round, gr
         gr_bench_case c = {.op = bench->op,
                            .comm = bench->comm,
                            .dtype = (gr_dtype)options->dtype,
-                           .redop = (gr_redop)options->redop,
+                           .redop = gr_bench_redop(options),
                            .root = (int)options->root,
                            .in_place = in_place != 0,
                            .count = row->count,
@@ -270,14 +266,18 @@ static gr_status measure_row(const measurer *m, gr_bench_row *row, int round, gr
 
 static gr_status get_buffer(const gr_bench *bench, size_t bytes, char **out, gr_diag *diag)
 {
-    enum { ALIGNMENT = 64 };
+    bool own = bench->options.buffers == GR_BENCH_OWN;
+    size_t alignment = own ? (size_t)sysconf(_SC_PAGESIZE) : 64;
     void *memory = NULL;
     gr_status status = GR_OK;
-    if (bench->options.buffers == 0) {
+    if (bench->options.buffers == GR_BENCH_REGISTERED) {
         status = gr_alloc(bench->comm, bytes, &memory);
     } else {
-        memory = aligned_alloc(ALIGNMENT, (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+        memory = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
         status = memory == NULL ? GR_E_NO_MEMORY : GR_OK;
+    }
+    if (status == GR_OK && own) {
+        status = gr_register(bench->comm, memory, bytes);
     }
     *out = memory;
     return status == GR_OK
@@ -288,11 +288,15 @@ static gr_status get_buffer(const gr_bench *bench, size_t bytes, char **out, gr_
 
 static void put_buffer(const gr_bench *bench, char *memory)
 {
-    if (bench->options.buffers != 0) {
-        free(memory);
-    } else if (memory != NULL) {
+    if (bench->options.buffers == GR_BENCH_REGISTERED) {
         gr_free(bench->comm, memory);
+        return;
     }
+    if (bench->options.buffers == GR_BENCH_OWN && memory != NULL &&
+        gr_unregister(bench->comm, memory) != GR_OK) {
+        return; /* the communicator's end makes it private */
+    }
+    free(memory);
 }
 
 static gr_status prepare(measurer *m, gr_diag *diag)
@@ -310,7 +314,7 @@ static gr_status prepare(measurer *m, gr_diag *diag)
         m->loops = calibrate_loops(bench->options.compute_us);
     }
     gr_status status =
-        gr_bench_pattern_create((gr_dtype)bench->options.dtype, (gr_redop)bench->options.redop,
+        gr_bench_pattern_create((gr_dtype)bench->options.dtype, gr_bench_redop(&bench->options),
                                 gr_comm_size(bench->comm), &m->pattern, diag);
     if (status == GR_OK) {
         status = get_buffer(bench, bytes, &m->out, diag);

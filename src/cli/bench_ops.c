@@ -149,6 +149,17 @@ static double small_float_value(uint16_t bits, int mantissa_bits)
 
 enum { F16_MANTISSA_BITS = 10, BF16_MANTISSA_BITS = 7 };
 
+/* A complex number is two real ones. */
+static int parts_of(gr_dtype dtype)
+{
+    return dtype == GR_COMPLEX64 || dtype == GR_COMPLEX128 ? 2 : 1;
+}
+
+static gr_dtype part_of(gr_dtype dtype)
+{
+    return dtype == GR_COMPLEX64 ? GR_F32 : dtype == GR_COMPLEX128 ? GR_F64 : dtype;
+}
+
 /* Integers wrap around, as the library's sums do. */
 static void put(gr_dtype dtype, void *at, double value)
 {
@@ -216,6 +227,7 @@ enum {
 
 struct gr_bench_pattern {
     gr_dtype dtype;
+    gr_redop redop;
     size_t bytes; /* of an element */
     int ranks;
     bool rounded;      /* the reduced values are means of floats */
@@ -229,25 +241,42 @@ static uint64_t mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* What `rank` contributes: whole numbers, small enough that every type reduces them exactly. */
-static int64_t contribution(gr_redop redop, int ranks, int rank, int i)
+/* What `rank` contributes: whole numbers, small enough that every type reduces them exactly.
+ * `part` is 1 for the imaginary part. */
+static int64_t contribution(const gr_bench_pattern *pattern, int rank, int i, int part)
 {
-    if (redop == GR_PRODUCT) { /* all factors are 1 but one */
+    uint64_t ranks = (uint64_t)pattern->ranks;
+    bool truth = pattern->dtype == GR_BOOL;
+    if (pattern->redop == GR_PRODUCT && !truth) { /* all factors are 1 but one */
         uint64_t bits = mix((uint64_t)i + 1);
-        return (int)(bits % (uint64_t)ranks) == rank ? 1 + (int64_t)(bits >> 40 & 3) : 1;
+        int64_t more = (int64_t)(bits >> (40 + 2 * part) & 3);
+        return (part == 0) + ((int)(bits % ranks) == rank ? more : 0);
     }
-    uint64_t mask = 63;
-    while (mask > 1 && mask * (uint64_t)ranks > SUM_EXACT_MAX) {
+    uint64_t mask = truth ? 1 : 63;
+    while (mask > 1 && mask * ranks > SUM_EXACT_MAX) {
         mask >>= 1;
     }
-    return (int64_t)(mix((uint64_t)i * 4096 + (uint64_t)rank + 1) & mask);
+    return (int64_t)(mix((uint64_t)i * 4096 + (uint64_t)rank + 1) >> (8 * part) & mask);
 }
 
-static double reduced(gr_dtype dtype, gr_redop redop, int ranks, int i)
+/* What the reduction is for the numbers that are contributed. */
+static gr_redop redop_of_parts(gr_dtype dtype, gr_redop redop, int part)
 {
-    int64_t result = contribution(redop, ranks, 0, i);
+    if (dtype == GR_BOOL) {
+        bool all = redop == GR_PRODUCT || redop == GR_MIN || redop == GR_BAND;
+        return redop == GR_BXOR ? GR_BXOR : all ? GR_BAND : GR_BOR;
+    }
+    return redop == GR_PRODUCT && part == 1 ? GR_SUM : redop; /* one factor has imaginary parts */
+}
+
+static double reduced(const gr_bench_pattern *pattern, int i, int part)
+{
+    int ranks = pattern->ranks;
+    gr_dtype dtype = part_of(pattern->dtype);
+    gr_redop redop = redop_of_parts(dtype, pattern->redop, part);
+    int64_t result = contribution(pattern, 0, i, part);
     for (int rank = 1; rank < ranks; rank++) {
-        int64_t value = contribution(redop, ranks, rank, i);
+        int64_t value = contribution(pattern, rank, i, part);
         switch (redop) {
         case GR_MIN:
             result = value < result ? value : result;
@@ -258,6 +287,15 @@ static double reduced(gr_dtype dtype, gr_redop redop, int ranks, int i)
         case GR_PRODUCT:
             result *= value;
             break;
+        case GR_BAND:
+            result &= value;
+            break;
+        case GR_BOR:
+            result |= value;
+            break;
+        case GR_BXOR:
+            result ^= value;
+            break;
         default:
             result += value;
         }
@@ -266,7 +304,10 @@ static double reduced(gr_dtype dtype, gr_redop redop, int ranks, int i)
         if (tolerance(dtype) > 0) {
             return (double)result / ranks;
         }
-        result = (dtype == GR_I8 ? (int64_t)(int8_t)result : result) / ranks;
+        result = (dtype == GR_I8   ? (int64_t)(int8_t)result
+                  : dtype == GR_U8 ? (int64_t)(uint8_t)result
+                                   : result) /
+                 ranks;
     }
     return (double)result;
 }
@@ -275,28 +316,33 @@ gr_status gr_bench_pattern_create(gr_dtype dtype, gr_redop redop, int ranks,
                                   gr_bench_pattern **pattern_out, gr_diag *diag)
 {
     gr_bench_pattern *pattern = calloc(1, sizeof *pattern);
-    size_t bytes = gr_dtype_bytes(dtype), one = PERIOD * bytes;
+    int parts = parts_of(dtype);
+    size_t bytes = gr_dtype_bytes(dtype), part_bytes = bytes / (size_t)parts;
     /* Means of floats are compared as numbers, and stand in the table as such. */
-    bool rounded = redop == GR_AVERAGE && tolerance(dtype) > 0;
-    size_t reduced_bytes = PERIOD * (rounded ? sizeof(double) : bytes);
-    unsigned char *of = malloc((size_t)ranks * one + reduced_bytes);
+    bool rounded = redop == GR_AVERAGE && tolerance(part_of(dtype)) > 0;
+    size_t reduced_bytes = rounded ? sizeof(double) : part_bytes;
+    unsigned char *of = malloc(PERIOD * ((size_t)ranks * bytes + (size_t)parts * reduced_bytes));
     if (pattern == NULL || of == NULL) {
         free(pattern);
         free(of);
         return gr_fail(diag, GR_E_NO_MEMORY, "bench: no memory for the patterns of %d ranks",
                        ranks);
     }
+    *pattern = (gr_bench_pattern){.dtype = dtype,
+                                  .redop = redop,
+                                  .bytes = bytes,
+                                  .ranks = ranks,
+                                  .rounded = rounded,
+                                  .of = of};
     unsigned char *at = of;
     for (int rank = 0; rank < ranks; rank++) {
-        for (int i = 0; i < PERIOD; i++, at += bytes) {
-            put(dtype, at, (double)contribution(redop, ranks, rank, i));
+        for (int i = 0; i < PERIOD * parts; i++, at += part_bytes) {
+            put(part_of(dtype), at, (double)contribution(pattern, rank, i / parts, i % parts));
         }
     }
-    for (int i = 0; i < PERIOD; i++, at += rounded ? sizeof(double) : bytes) {
-        put(rounded ? GR_F64 : dtype, at, reduced(dtype, redop, ranks, i));
+    for (int i = 0; i < PERIOD * parts; i++, at += reduced_bytes) {
+        put(rounded ? GR_F64 : part_of(dtype), at, reduced(pattern, i / parts, i % parts));
     }
-    *pattern = (gr_bench_pattern){
-        .dtype = dtype, .bytes = bytes, .ranks = ranks, .rounded = rounded, .of = of};
     *pattern_out = pattern;
     return GR_OK;
 }
@@ -332,12 +378,19 @@ static int64_t wrong_means(const gr_bench_pattern *pattern, size_t at, size_t co
                            const char *found)
 {
     const unsigned char *reduced_values = pattern_of(pattern, pattern->ranks);
+    gr_dtype dtype = part_of(pattern->dtype);
+    size_t parts = (size_t)parts_of(pattern->dtype);
     int64_t wrong = 0;
     for (size_t i = 0; i < count; i++) {
-        double want;
-        memcpy(&want, reduced_values + (at + i) * sizeof want, sizeof want);
-        double value = get_float(pattern->dtype, found + i * pattern->bytes);
-        wrong += !(fabs(value - want) <= tolerance(pattern->dtype) * fabs(want));
+        bool right = true;
+        for (size_t part = 0; part < parts; part++) {
+            double want;
+            memcpy(&want, reduced_values + ((at + i) * parts + part) * sizeof want, sizeof want);
+            double value =
+                get_float(dtype, found + i * pattern->bytes + part * gr_dtype_bytes(dtype));
+            right = right && fabs(value - want) <= tolerance(dtype) * fabs(want);
+        }
+        wrong += !right;
     }
     return wrong;
 }

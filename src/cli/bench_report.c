@@ -3,7 +3,7 @@
 
 #include "coll/comm.h"
 
-const char *const gr_bench_buffer_names[] = {"registered", "malloc", NULL};
+const char *const gr_bench_buffer_names[] = {"registered", "malloc", "own", NULL};
 const char *const gr_bench_mode_names[] = {"blocking", "async", NULL};
 
 static const char *const placement_names[] = {"out of place", "in place"};
@@ -25,7 +25,7 @@ static const char *type_of(const gr_bench *bench)
 
 static const char *redop_of(const gr_bench *bench)
 {
-    return bench->op->reduces ? gr_redop_name((gr_redop)bench->options.redop) : "-";
+    return bench->op->reduces ? gr_redop_name(gr_bench_redop(&bench->options)) : "-";
 }
 
 /* ---- The table ------------------------------------------------------------------------------- */
@@ -45,13 +45,13 @@ void gr_bench_print_head(const gr_bench *bench)
     printf("# %s, %d rank%s, link %s, %s buffers, %s; time: median, us; bandwidth: 10^9 bytes/s\n",
            bench->op->name, ranks, ranks == 1 ? "" : "s", gr_comm_link_name(bench->comm),
            buffers_of(bench), mode_of(bench));
-    printf("#%63s", "");
+    printf("#%68s", "");
     for (int in_place = 0; in_place < 2; in_place++) {
         if (shown(bench, in_place)) {
             printf("%*s%s", TIMES_WIDTH - 12, "", placement_names[in_place]);
         }
     }
-    printf("\n#%11s %11s %5s %8s %4s %-18s", "size", "count", "type", "op", "root", "algorithm");
+    printf("\n#%11s %11s %10s %8s %4s %-18s", "size", "count", "type", "op", "root", "algorithm");
     for (int in_place = 0; in_place < 2; in_place++) {
         if (shown(bench, in_place)) {
             printf(" %10s %10s %10s %7s %7s %8s", "time", "min", "p99", "algbw", "busbw", "#wrong");
@@ -68,7 +68,7 @@ static void print_table_row(const gr_bench *bench, const gr_bench_row *row)
     if (bench->op->rooted) {
         snprintf(root, sizeof root, "%d", (int)bench->options.root);
     }
-    printf("%12zu %11zu %5s %8s %4s %-18s", row->size_bytes, row->count, type_of(bench),
+    printf("%12zu %11zu %10s %8s %4s %-18s", row->size_bytes, row->count, type_of(bench),
            redop_of(bench), root, row->algorithm);
     double speed = 0;
     for (int in_place = 0; in_place < 2; in_place++) {

@@ -5,6 +5,7 @@
 #include "train/checkpoint.h"
 #include "base/fail.h"
 #include "base/file.h"
+#include "base/text.h"
 #include "cli/cli.h"
 
 #include <inttypes.h>

@@ -48,7 +48,7 @@ typedef struct gr_verb {
 } gr_verb;
 
 extern const gr_verb gr_verbs[];                           /* ends with name NULL */
-extern const gr_config_table *const gr_reference_tables[]; /* of every floor; ends with NULL */
+extern const gr_config_table *const gr_reference_tables[]; /* of every layer; ends with NULL */
 
 int gr_verb_run(int argc, char *const *argv);
 int gr_verb_help(int argc, char *const *argv);
@@ -62,7 +62,7 @@ extern const gr_cli_form gr_bench_form;
 extern const gr_cli_form gr_simulate_form;
 extern const gr_cli_form gr_tune_form;
 extern const gr_cli_form gr_timeline_form;
-extern const gr_cli_form gr_coordinate_form;
+extern const gr_cli_form gr_rendezvous_form;
 extern const gr_cli_form gr_server_form;
 extern const gr_cli_form gr_ps_form;
 extern const gr_cli_form gr_info_form;
@@ -73,7 +73,7 @@ extern const gr_config_table gr_scale_table;
 extern const gr_config_table gr_eval_table;
 extern const gr_config_table gr_bench_table;
 extern const gr_config_table gr_simulate_table;
-extern const gr_config_table gr_coordinate_table;
+extern const gr_config_table gr_rendezvous_table;
 extern const gr_config_table gr_server_table;
 extern const gr_config_table gr_ps_verb_table;
 extern const gr_config_table gr_agent_table;

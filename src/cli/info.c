@@ -62,7 +62,7 @@ static const gr_config_field info_fields[] = {
      PLAN(streams),
      .default_text = "1",
      .min = 1,
-     .max = GR_LINK_STREAMS_MAX,
+     .max = GR_LINK_RAILS_MAX,
      .help = "plan: tcp connections between two ranks, as in the file of --tune"},
     {.flag = "--dtype",
      .type = GR_CONFIG_CHOICE,

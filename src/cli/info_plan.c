@@ -2,8 +2,9 @@
 #include "cli/info_plan.h"
 #include "base/fail.h"
 #include "base/text.h"
-#include "coll/lane.h"
-#include "coll/tune.h"
+#include "coll/reduce/reduce.h"
+#include "coll/select/tune.h"
+#include "coll/shm/shm_coll.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,12 +12,12 @@
 
 enum { CANDIDATES_MAX = 64, SIZE_BYTES = 32 };
 
-typedef struct candidate {
+typedef struct algorithm_candidate {
     const gr_algorithm *algorithm;
     const char *why_not; /* NULL: it may be chosen */
     size_t segment_bytes;
     gr_prediction prediction;
-} candidate;
+} algorithm_candidate;
 
 typedef struct explanation {
     const gr_plan_options *options;
@@ -27,12 +28,10 @@ typedef struct explanation {
     bool order_free;
     gr_tuning tuning;
     gr_selection selection;
-    bool shared; /* all ranks share memory */
-    bool lane;   /* and go through their lane; the choice is for groups of calls, then */
     gr_choice choice;
     const char *source; /* of the choice */
     char source_text[160];
-    candidate candidates[CANDIDATES_MAX];
+    algorithm_candidate candidates[CANDIDATES_MAX];
     int candidate_count;
 } explanation;
 
@@ -127,8 +126,6 @@ static gr_status read_costs(explanation *e, gr_diag *diag)
 static void choose(explanation *e)
 {
     size_t bytes = (size_t)e->options->size_bytes;
-    e->shared = e->options->hosts == 1 && e->options->link == 0;
-    e->lane = e->shared && gr_select_lane(&e->selection, e->shape.coll, bytes, e->shape.world_size);
     e->choice = gr_select(&e->selection, &e->shape, e->dtype, bytes, e->order_free);
     const gr_select_rule *forced = gr_select_rule_find(&e->selection.forced, e->shape.coll, bytes);
     const gr_select_rule *measured =
@@ -141,6 +138,10 @@ static void choose(explanation *e)
         snprintf(e->source_text, sizeof e->source_text, "measured fastest, says %.120s",
                  e->options->tune);
         e->source = "measured";
+    } else if (!e->choice.algorithm->plan) {
+        snprintf(e->source_text, sizeof e->source_text,
+                 "all ranks share the memory of one host, and no rule says otherwise");
+        e->source = "shared";
     } else {
         snprintf(e->source_text, sizeof e->source_text, "shortest predicted time, from %s costs",
                  strcmp(e->options->tune, "auto") == 0 || strcmp(e->options->tune, "off") == 0
@@ -150,10 +151,10 @@ static void choose(explanation *e)
     }
 }
 
-static gr_status predict(explanation *e, candidate *c, gr_diag *diag)
+static gr_status predict(explanation *e, algorithm_candidate *c, gr_diag *diag)
 {
-    gr_walk *walk = NULL;
-    gr_status status = gr_walk_create(c->algorithm, &e->shape, &walk);
+    gr_cost *walk = NULL;
+    gr_status status = gr_cost_create(c->algorithm, &e->shape, &walk);
     if (status != GR_OK) {
         return gr_fail(diag, status, "the plan of %s=%s cannot be made: %s",
                        gr_coll_name(e->shape.coll), c->algorithm->name, gr_status_text(status));
@@ -165,19 +166,19 @@ static gr_status predict(explanation *e, candidate *c, gr_diag *diag)
         count = e->choice.segment_bytes ? 1 : count;
     }
     for (int i = 0; i < count; i++) {
-        gr_prediction p = gr_walk_predict(walk, &e->selection.model, e->dtype, bytes, segments[i]);
+        gr_prediction p = gr_cost_predict(walk, &e->selection.model, e->dtype, bytes, segments[i]);
         if (i == 0 || p.time_us < c->prediction.time_us) {
             c->prediction = p;
             c->segment_bytes = segments[i];
         }
     }
-    gr_walk_destroy(walk);
+    gr_cost_destroy(walk);
     return GR_OK;
 }
 
 static int by_time(const void *a, const void *b)
 {
-    const candidate *x = a, *y = b;
+    const algorithm_candidate *x = a, *y = b;
     if ((x->why_not == NULL) != (y->why_not == NULL)) {
         return x->why_not ? 1 : -1;
     }
@@ -193,8 +194,8 @@ static gr_status list_candidates(explanation *e, gr_diag *diag)
         if (at->coll != e->shape.coll || e->candidate_count == CANDIDATES_MAX) {
             continue;
         }
-        candidate *c = &e->candidates[e->candidate_count++];
-        *c = (candidate){.algorithm = at};
+        algorithm_candidate *c = &e->candidates[e->candidate_count++];
+        *c = (algorithm_candidate){.algorithm = at};
         if (!at->fits(&e->shape)) {
             c->why_not = "cannot do this number and placement of ranks";
             continue;
@@ -202,13 +203,13 @@ static gr_status list_candidates(explanation *e, gr_diag *diag)
         c->why_not = at->canonical || any_order
                          ? NULL
                          : "adds in an order of its own; --no-exact (GRADUS_EXACT=0) permits it";
-        status = predict(e, c, diag);
+        status = at->plan ? predict(e, c, diag) : GR_OK;
     }
     qsort(e->candidates, (size_t)e->candidate_count, sizeof e->candidates[0], by_time);
     return status;
 }
 
-static const candidate *chosen_one(const explanation *e)
+static const algorithm_candidate *chosen_one(const explanation *e)
 {
     for (int i = 0; i < e->candidate_count; i++) {
         if (e->candidates[i].algorithm == e->choice.algorithm) {
@@ -219,50 +220,44 @@ static const candidate *chosen_one(const explanation *e)
 }
 
 /* ---- Saying it ------------------------------------------------------------------------------- */
-static gr_lane_way way_of(const explanation *e, bool registered)
+static gr_shm_coll_way way_of(const explanation *e, bool registered)
 {
-    return gr_lane_way_of((size_t)e->options->size_bytes, e->shape.world_size, registered, true,
-                          e->tuning.cores >= e->shape.world_size);
+    return gr_shm_coll_way_of((size_t)e->options->size_bytes, e->shape.world_size, registered, true,
+                              e->tuning.cores >= e->shape.world_size);
 }
 
-static const char *way_name(gr_lane_way way)
+static const char *way_name(gr_shm_coll_way way)
 {
-    static const char *const names[] = {[GR_LANE_BESIDE] = "posted",
-                                        [GR_LANE_OWN] = "own shares",
-                                        [GR_LANE_FREE] = "free shares",
-                                        [GR_LANE_KERNEL] = "kernel",
-                                        [GR_LANE_WINDOWS] = "windows"};
+    static const char *const names[] = {[GR_SHM_COLL_EAGER] = "posted",
+                                        [GR_SHM_COLL_OWN] = "own shares",
+                                        [GR_SHM_COLL_FREE] = "free shares",
+                                        [GR_SHM_COLL_KERNEL] = "kernel",
+                                        [GR_SHM_COLL_WINDOWS] = "windows"};
     return names[way];
 }
 
-static const char *way_text(gr_lane_way way)
+static const char *way_text(gr_shm_coll_way way)
 {
     static const char *const texts[] = {
-        [GR_LANE_BESIDE] = "each rank posts its contribution, and all add all of them",
-        [GR_LANE_OWN] = "each rank adds its share of all buffers, and writes it to all results",
-        [GR_LANE_FREE] = "whoever has a core adds a share of all buffers, and writes it to all "
-                         "results",
-        [GR_LANE_KERNEL] = "own or free shares, read and written through the kernel; where it "
-                           "does not permit that, windows",
-        [GR_LANE_WINDOWS] = "each rank adds its share of what passes through shared windows"};
+        [GR_SHM_COLL_EAGER] = "each rank posts its contribution, and all add all of them",
+        [GR_SHM_COLL_OWN] = "each rank adds its share of all buffers, and writes it to all results",
+        [GR_SHM_COLL_FREE] = "whoever has a core adds a share of all buffers, and writes it to all "
+                             "results",
+        [GR_SHM_COLL_KERNEL] = "own or free shares, read and written through the kernel; where it "
+                               "does not permit that, windows",
+        [GR_SHM_COLL_WINDOWS] = "each rank adds its share of what passes through shared windows"};
     return texts[way];
 }
 
 static const char *name_at(explanation *e, size_t bytes)
 {
-    bool lane =
-        e->shared && gr_select_lane(&e->selection, e->shape.coll, bytes, e->shape.world_size);
-    return lane ? "lane"
-                : gr_select(&e->selection, &e->shape, e->dtype, bytes, e->order_free)
-                      .algorithm->name;
+    return gr_select(&e->selection, &e->shape, e->dtype, bytes, e->order_free).algorithm->name;
 }
 
-static void print_lane(const explanation *e)
+static void print_ways(const explanation *e)
 {
-    printf(
-        "choice      lane: all ranks share the memory of one host, and no rule says otherwise\n");
     if (e->shape.coll == GR_COLL_ALLREDUCE) {
-        gr_lane_way registered = way_of(e, true), other = way_of(e, false);
+        gr_shm_coll_way registered = way_of(e, true), other = way_of(e, false);
         printf("%-11s %s: %s\n", registered == other ? "" : "gr_alloc", way_name(registered),
                way_text(registered));
         if (registered != other) {
@@ -293,7 +288,7 @@ static void print_text(explanation *e)
 {
     char a[SIZE_BYTES], b[SIZE_BYTES], c[SIZE_BYTES], d[SIZE_BYTES], f[SIZE_BYTES];
     const gr_plan_options *o = e->options;
-    const candidate *chosen = chosen_one(e);
+    const algorithm_candidate *chosen = chosen_one(e);
     char streams[40] = "";
     if (o->link != 0 || o->hosts > 1) {
         snprintf(streams, sizeof streams, ", %d stream%s per pair by tcp", (int)o->streams,
@@ -303,23 +298,24 @@ static void print_text(explanation *e)
            gr_coll_name(e->shape.coll), size_text((double)o->size_bytes, a),
            gr_dtype_name(e->dtype), e->shape.world_size, (int)o->hosts, o->hosts == 1 ? "" : "s",
            o->link == 0 ? "shm" : "tcp", streams, o->exact ? "exact" : "not exact");
-    if (e->lane) {
-        print_lane(e);
+    printf("choice      %s: %s\n            %s\n", chosen->algorithm->name, e->source_text,
+           chosen->algorithm->description);
+    if (chosen->algorithm->plan) {
+        printf(
+            "each rank   sends at most %s in %llu message%s; blocks in %u segment%s of up to %s\n",
+            size_text((double)chosen->prediction.bytes_sent, a),
+            (unsigned long long)chosen->prediction.messages,
+            chosen->prediction.messages == 1 ? "" : "s", chosen->prediction.segments,
+            chosen->prediction.segments == 1 ? "" : "s",
+            size_text((double)chosen->segment_bytes, b));
+    } else {
+        print_ways(e);
     }
-    printf("%s %s: %s\n            %s\n", e->lane ? "in a group " : "choice     ",
-           chosen->algorithm->name, e->source_text, chosen->algorithm->description);
-    printf("%s sends at most %s in %llu message%s; blocks in %u segment%s of up to %s\n",
-           e->lane ? "           " : "each rank  ",
-           size_text((double)chosen->prediction.bytes_sent, a),
-           (unsigned long long)chosen->prediction.messages,
-           chosen->prediction.messages == 1 ? "" : "s", chosen->prediction.segments,
-           chosen->prediction.segments == 1 ? "" : "s",
-           size_text((double)chosen->segment_bytes, b));
     print_ranges(e);
     printf("\n%-20s %10s  %10s = %10s + %10s + %10s  %s\n", "candidate", "segment", "time",
            "latency", "bandwidth", "reduction", "bound by");
     for (int i = 0; i < e->candidate_count; i++) {
-        const candidate *at = &e->candidates[i];
+        const algorithm_candidate *at = &e->candidates[i];
         const gr_prediction *p = &at->prediction;
         if (p->ranks_walked > 0) {
             char segment[SIZE_BYTES];
@@ -329,10 +325,11 @@ static void print_text(explanation *e)
                    time_text(p->reduction_us, a), p->bound, at->why_not ? "; not eligible: " : "",
                    at->why_not ? at->why_not : "");
         } else {
-            printf("%-20s %10s  %s\n", at->algorithm->name, "", at->why_not);
+            printf("%-20s %10s  %s\n", at->algorithm->name, "",
+                   at->why_not ? at->why_not : "no messages");
         }
     }
-    if (chosen->prediction.ranks_walked < e->shape.world_size) {
+    if (chosen->algorithm->plan && chosen->prediction.ranks_walked < e->shape.world_size) {
         printf("\nThe times are those of %d ranks that stand for all.\n",
                chosen->prediction.ranks_walked);
     }
@@ -341,24 +338,23 @@ static void print_text(explanation *e)
 static void print_json(explanation *e)
 {
     const gr_plan_options *o = e->options;
-    const candidate *chosen = chosen_one(e);
+    const algorithm_candidate *chosen = chosen_one(e);
     printf("{\"op\": \"%s\", \"size_bytes\": %lld, \"dtype\": \"%s\", \"ranks\": %d, \"hosts\": "
            "%d, \"link\": \"%s\", \"streams\": %d, \"exact\": %s, \"algorithm\": \"%s\", "
            "\"segment_bytes\": %zu, "
            "\"source\": \"%s\", \"messages\": %llu, \"bytes_sent\": %llu, ",
            gr_coll_name(e->shape.coll), (long long)o->size_bytes, gr_dtype_name(e->dtype),
            e->shape.world_size, (int)o->hosts, o->link == 0 ? "shm" : "tcp", (int)o->streams,
-           o->exact ? "true" : "false", e->lane ? "lane" : chosen->algorithm->name,
-           e->lane ? 0 : chosen->segment_bytes, e->lane ? "lane" : e->source,
-           e->lane ? 0 : (unsigned long long)chosen->prediction.messages,
-           e->lane ? 0 : (unsigned long long)chosen->prediction.bytes_sent);
-    if (e->lane && e->shape.coll == GR_COLL_ALLREDUCE) {
+           o->exact ? "true" : "false", chosen->algorithm->name, chosen->segment_bytes, e->source,
+           (unsigned long long)chosen->prediction.messages,
+           (unsigned long long)chosen->prediction.bytes_sent);
+    if (!chosen->algorithm->plan && e->shape.coll == GR_COLL_ALLREDUCE) {
         printf("\"gr_alloc\": \"%s\", \"malloc\": \"%s\", ", way_name(way_of(e, true)),
                way_name(way_of(e, false)));
     }
-    printf("\"plan\": \"%s\", \"candidates\": [", chosen->algorithm->name);
+    printf("\"candidates\": [");
     for (int i = 0; i < e->candidate_count; i++) {
-        const candidate *at = &e->candidates[i];
+        const algorithm_candidate *at = &e->candidates[i];
         const gr_prediction *p = &at->prediction;
         printf("%s{\"algorithm\": \"%s\", \"eligible\": %s", i > 0 ? ", " : "", at->algorithm->name,
                at->why_not ? "false" : "true");
@@ -394,8 +390,7 @@ static gr_status explain(explanation *e, gr_diag *diag)
     gr_coll coll = e->shape.coll;
     bool adds =
         coll == GR_COLL_ALLREDUCE || coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_REDUCE;
-    e->order_free = !adds || (e->dtype != GR_F32 && e->dtype != GR_F64 && e->dtype != GR_F16 &&
-                              e->dtype != GR_BF16);
+    e->order_free = !adds || gr_dtype_any_order(e->dtype);
     const gr_selection_config choosing = {.text = o->algorithm,
                                           .exact = o->exact,
                                           .link = o->link == 0 ? GR_LINK_SHM : GR_LINK_TCP,
@@ -421,6 +416,7 @@ gr_status gr_info_plan(const gr_plan_options *options, gr_diag *diag)
     e->options = options;
     e->dtype = (gr_dtype)options->dtype;
     e->shape.world_size = e->shape.shards = (int)options->ranks;
+    e->shape.shared = options->hosts == 1 && options->link == 0;
     gr_status status = explain(e, diag);
     if (status == GR_OK && options->json) {
         print_json(e);

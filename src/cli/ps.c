@@ -2,7 +2,7 @@
 #include "base/fail.h"
 #include "cli/cli.h"
 #include "cli/ps_file.h"
-#include "ps/client.h"
+#include "ps/client/client.h"
 
 #include <gradus/ps.h>
 #include <inttypes.h>
@@ -58,7 +58,7 @@ const gr_config_table gr_ps_verb_table = {
     .struct_bytes = sizeof(ps_options),
 };
 
-static const char *const consistencies[GR_CONSISTENCY_COUNT] = {"bsp", "backup", "async", "ssp"};
+static const char *const consistencies[] = {"bsp", "backup", "async", "ssp"};
 
 static gr_status failed(const gr_ps *ps, gr_status status, gr_diag *diag)
 {

@@ -46,7 +46,7 @@ static void print_plan(const gr_cli_run *run)
             printf("rank %d is bound to core%s %s\n", rank, part.count == 1 ? "" : "s", list);
         }
     }
-    if (!run->options.bind || workers > run->cores.count) {
+    if (!run->options.bind || !gr_cores_deal(&run->cores, workers, 0, &part)) {
         gr_cores_print(&run->cores, list, sizeof list);
         printf("no worker is bound to a core of its own; all may use %s\n", list);
     }
@@ -124,7 +124,8 @@ static gr_status check_workers(gr_cli_run *run, gr_diag *diag)
                        "run: --min-workers %lld is more than the %lld workers that the job has",
                        (long long)options->workers_min, (long long)options->workers);
     }
-    return run->hosts.count > 0 ? gr_hosts_deal(&run->hosts, (int)options->workers, diag) : GR_OK;
+    return run->hosts.count > 0 ? gr_host_list_deal(&run->hosts, (int)options->workers, diag)
+                                : GR_OK;
 }
 
 static void add_fault(gr_cli_run *run, int64_t at_us, const gr_fault *fault, int signal_number)
@@ -218,7 +219,7 @@ int gr_verb_run(int argc, char *const *argv)
     for (int i = 0; i < run.hosts.count; i++) {
         gr_join_refuse(&run.hosts.at[i]); /* who has come and was not taken */
     }
-    gr_door_destroy(run.door);
+    gr_acceptor_destroy(run.acceptor);
     gr_arena_fini(&run.arena);
     return code;
 }

@@ -45,8 +45,8 @@ typedef struct gr_cli_run {
     gr_run_options options;
     gr_arena arena;
     gr_cores cores;
-    gr_hosts hosts;         /* count 0: this host */
-    gr_door *door;          /* where hosts come by themselves; NULL */
+    gr_host_list hosts;     /* count 0: this host */
+    gr_acceptor *acceptor;  /* where hosts come by themselves; NULL */
     char program[PATH_MAX]; /* on other hosts */
     const char *job_path;   /* NULL: a command */
     bool inexact;           /* the job permits what is fastest */

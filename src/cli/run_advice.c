@@ -12,7 +12,7 @@
 /* The hosts that have workers, and how many the fullest of them has. */
 static void count_hosts(const gr_cli_run *run, int64_t workers, gr_cluster *cluster)
 {
-    int64_t slots = run->hosts.count > 0 ? gr_hosts_slots(&run->hosts) : workers;
+    int64_t slots = run->hosts.count > 0 ? gr_host_list_slots(&run->hosts) : workers;
     int64_t hosts = 0, most = 0;
     for (int i = 0; i < run->hosts.count && workers > 0 && slots > 0; i++) {
         int64_t here = run->hosts.at[i].slots < workers ? run->hosts.at[i].slots : workers;

@@ -172,7 +172,7 @@ static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
         options->resume = false;
         status = gr_run_read_job(run, diag);
     }
-    if (status == GR_OK && run->door != NULL) {
+    if (status == GR_OK && run->acceptor != NULL) {
         gr_log_write(&run->log, GR_LOG_WARN, "run",
                      "agents with slots for %lld workers are waited for, to begin anew with them",
                      (long long)options->workers);
@@ -181,7 +181,7 @@ static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
         status = gr_run_gather_hosts(run, (int)options->workers, diag);
     }
     if (status == GR_OK && run->hosts.count > 0) {
-        status = gr_hosts_deal(&run->hosts, (int)options->workers, diag);
+        status = gr_host_list_deal(&run->hosts, (int)options->workers, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -275,7 +275,7 @@ int gr_run_gangs(gr_cli_run *run)
         .ssh_port = (int)options->ssh_port,
         .ssh_identity = options->ssh_identity,
         .host_timeout_us = options->host_timeout_us,
-        .door = run->door,
+        .acceptor = run->acceptor,
         .discovery = options->discovery,
         .discovery_slots = (int)options->slots_per_host,
         .discovery_us = options->discovery_us,

@@ -14,7 +14,7 @@
 bool gr_run_elsewhere(const gr_cli_run *run)
 {
     return run->options.discovery != NULL || run->options.listen != NULL ||
-           (run->hosts.count > 0 && !gr_hosts_all_local(&run->hosts));
+           (run->hosts.count > 0 && !gr_host_list_all_local(&run->hosts));
 }
 
 static gr_status open_door(gr_cli_run *run, gr_diag *diag)
@@ -22,11 +22,12 @@ static gr_status open_door(gr_cli_run *run, gr_diag *diag)
     uint8_t token[GR_SECRET_BYTES];
     gr_status status = gr_join_token(true, token, diag);
     if (status == GR_OK) {
-        status = gr_join_listen(run->options.listen, token, &run->log, &run->door, diag);
+        status = gr_join_listen(run->options.listen, token, &run->log, &run->acceptor, diag);
         gr_wipe(token, sizeof token);
     }
     if (status == GR_OK) {
-        fprintf(stderr, "gradus: agents may join at %s\n", gr_door_remote_address(run->door));
+        fprintf(stderr, "gradus: agents may join at %s\n",
+                gr_acceptor_remote_address(run->acceptor));
     }
     return status;
 }
@@ -41,8 +42,8 @@ gr_status gr_run_gather_hosts(gr_cli_run *run, int need, gr_diag *diag)
                                   .slots_per_host = (int)options->slots_per_host};
         status = gr_discovery_gather(&discovery, need, options->discovery_us,
                                      options->start_timeout_us, &run->arena, &run->hosts, diag);
-    } else if (run->door != NULL) {
-        status = gr_join_gather(run->door, need, options->start_timeout_us, &run->arena,
+    } else if (run->acceptor != NULL) {
+        status = gr_join_gather(run->acceptor, need, options->start_timeout_us, &run->arena,
                                 &run->hosts, diag);
     }
     return status;
@@ -70,12 +71,12 @@ gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
     if (options->listen != NULL && !options->dry_run) {
         status = open_door(run, diag);
     }
-    if (status == GR_OK && (options->discovery != NULL || run->door != NULL)) {
+    if (status == GR_OK && (options->discovery != NULL || run->acceptor != NULL)) {
         status = gr_run_gather_hosts(run, (int)need, diag);
     } else if (options->hosts != NULL) {
-        status = gr_hosts_parse(options->hosts, "-H", &run->arena, &run->hosts, diag);
+        status = gr_host_list_parse(options->hosts, "-H", &run->arena, &run->hosts, diag);
     } else if (options->hostfile != NULL) {
-        status = gr_hosts_read(options->hostfile, &run->arena, &run->hosts, diag);
+        status = gr_host_list_read(options->hostfile, &run->arena, &run->hosts, diag);
     }
     if (status != GR_OK || options->remote_program != NULL) {
         snprintf(run->program, sizeof run->program, "%s",
@@ -111,6 +112,6 @@ gr_status gr_run_find_cores(gr_cli_run *run, gr_diag *diag)
 
 int gr_run_room(const gr_cli_run *run)
 {
-    int room = run->hosts.count > 0 ? gr_hosts_slots(&run->hosts) : run->cores.count;
+    int room = run->hosts.count > 0 ? gr_host_list_slots(&run->hosts) : run->cores.count;
     return room < GR_LAUNCH_WORKERS_MAX ? room : GR_LAUNCH_WORKERS_MAX;
 }

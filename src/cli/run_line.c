@@ -275,7 +275,7 @@ static const gr_config_field run_fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(gr_run_options, chaos),
      .value_name = "FAULTS",
-     .help = "faults on order, \"kill:rank=2@step=50; stop:rank=1@time=3s,for=3s\"; see "
+     .help = "faults to inject, \"kill:rank=2@step=50; stop:rank=1@time=3s,for=3s\"; see "
              "docs/chaos.md"},
     {.key = NULL},
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ps/server.h"
+#include "ps/server/server.h"
 #include "base/fail.h"
 #include "base/hash.h"
 #include "cli/cli.h"

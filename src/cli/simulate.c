@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/simulate.h"
 
-#include "base/doc.h"
 #include "base/fail.h"
+#include "base/text.h"
+#include "doc/config_node.h"
+#include "doc/doc.h"
 
 #include <stddef.h>
 #include <string.h>

@@ -6,8 +6,8 @@
  * with their output) share. */
 
 #include "cli/cli.h"
-#include "coll/simulate.h"
-#include "ps/simulate.h"
+#include "sim/ps_simulate.h"
+#include "sim/simulate.h"
 
 typedef struct gr_simulate_options {
     gr_cluster cluster;

@@ -17,13 +17,13 @@ typedef enum strategy { ALL, ALLREDUCE, BSP, BACKUP, SSP, ASYNC, LOCAL, STRATEGI
 enum { LABEL_BYTES = 48 };
 
 /* One strategy on one cluster. */
-typedef struct row {
+typedef struct strategy_row {
     strategy strategy;
     char label[LABEL_BYTES];
     const gr_algorithm *algorithm; /* of the allreduce in it; NULL: none */
     double step_us, samples_per_s, efficiency;
     gr_ps_simulated ps; /* the busiest wire; of servers, what became of the gradients as well */
-} row;
+} strategy_row;
 
 /* ---- Output ---------------------------------------------------------------------------------- */
 static void print_wire(const gr_ps_sim_wire *wire, char out[LABEL_BYTES])
@@ -54,7 +54,7 @@ static void print_head(const gr_ps_sim *sim, const gr_simulate_options *options)
            "busiest wire", "gradients");
 }
 
-static void print_row(const row *line)
+static void print_row(const strategy_row *line)
 {
     char wire[LABEL_BYTES];
     print_wire(&line->ps.busiest, wire);
@@ -79,7 +79,7 @@ static void print_row(const row *line)
     }
 }
 
-static gr_status print_row_json(const gr_ps_sim *sim, const row *line, gr_diag *diag)
+static gr_status print_row_json(const gr_ps_sim *sim, const strategy_row *line, gr_diag *diag)
 {
     const gr_ps_simulated *ps = &line->ps;
     const gr_cluster *c = &sim->cluster;
@@ -118,7 +118,7 @@ static gr_status print_advice(bool json, const gr_ps_advice *advice, gr_diag *di
 
 /* ---- Strategies ------------------------------------------------------------------------------ */
 static void finish_row(const gr_ps_sim *sim, const gr_simulate_options *options,
-                       double gradients_per_s, row *line)
+                       double gradients_per_s, strategy_row *line)
 {
     double workers = (double)(sim->cluster.hosts * sim->cluster.ranks_per_host);
     double alone_us = sim->step.forward_us + sim->step.backward_us + sim->step.update_us;
@@ -127,7 +127,7 @@ static void finish_row(const gr_ps_sim *sim, const gr_simulate_options *options,
 }
 
 static void row_of_step(const gr_ps_sim *sim, const gr_simulate_options *options,
-                        const gr_simulated_step *step, row *line)
+                        const gr_simulated_step *step, strategy_row *line)
 {
     double workers = (double)(sim->cluster.hosts * sim->cluster.ranks_per_host);
     double wire_us = step->wire_bytes * 8e-3 / sim->cluster.bandwidth_gbit;
@@ -137,7 +137,7 @@ static void row_of_step(const gr_ps_sim *sim, const gr_simulate_options *options
 }
 
 static gr_status row_of_servers(gr_ps_sim sim, const gr_simulate_options *options,
-                                gr_ps_sim_mode mode, row *line, gr_diag *diag)
+                                gr_ps_sim_mode mode, strategy_row *line, gr_diag *diag)
 {
     sim.mode = mode;
     gr_status status = gr_ps_simulate(&sim, &line->ps, diag);
@@ -149,7 +149,7 @@ static gr_status row_of_servers(gr_ps_sim sim, const gr_simulate_options *option
 }
 
 static gr_status find_row(const gr_ps_sim *sim, const gr_simulate_options *options,
-                          const gr_simulated_buckets *allreduce, row *line, gr_diag *diag)
+                          const gr_simulated_buckets *allreduce, strategy_row *line, gr_diag *diag)
 {
     gr_simulated_step step;
     switch (line->strategy) {
@@ -186,7 +186,7 @@ static gr_status simulate_strategies(const gr_ps_sim *sim, const gr_simulate_opt
     strategy only = (strategy)options->strategy;
     gr_status status = GR_OK;
     for (strategy at = ALLREDUCE; at < STRATEGIES && status == GR_OK; at++) {
-        row line = {.strategy = at};
+        strategy_row line = {.strategy = at};
         if ((only != ALL && only != at) ||
             (only == ALL && at == BACKUP &&
              sim->cluster.hosts * sim->cluster.ranks_per_host == 1)) {

@@ -6,7 +6,7 @@
 #include "cli/timeline.h"
 
 #include "cli/cli.h"
-#include "coll/timeline.h"
+#include "coll/diagnose/timeline.h"
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -31,7 +31,7 @@ static const gr_config_field tune_fields[] = {
      .type = GR_CONFIG_TEXT,
      AT(output),
      .value_name = "FILE",
-     .help = "what to write; otherwise tune-LINK-RANKS.json"},
+     .help = "what to write; otherwise tune-LINK-RANKS.txt"},
     {.flag = "--link",
      GR_GROUP_ROW_LINK,
      AT(link),
@@ -89,7 +89,7 @@ static gr_status write_file(gr_comm *comm, const gr_tune_options *options,
                             const gr_tune_points *points, gr_diag *diag)
 {
     char path[PATH_BYTES];
-    const gr_selection *selection = gr_tune_selection(comm);
+    const gr_selection *selection = gr_comm_selection(comm);
     gr_tuning *tuning = malloc(sizeof *tuning);
     if (!tuning) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the rules");
@@ -99,7 +99,7 @@ static gr_status write_file(gr_comm *comm, const gr_tune_options *options,
     for (int exact = 0; exact < 2; exact++) {
         gr_tune_rules(points, exact, &tuning->rules[exact]);
     }
-    snprintf(path, sizeof path, "tune-%s-%d.json", gr_link_kind_name(selection->link),
+    snprintf(path, sizeof path, "tune-%s-%d.txt", gr_link_kind_name(selection->link),
              gr_comm_size(comm));
     const char *name = options->output ? options->output : path;
     gr_status status = gr_tuning_write(name, tuning, points->all, points->count, diag);

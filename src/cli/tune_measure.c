@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/number.h"
 #include "cli/bench.h"
 #include "cli/tune.h"
 
@@ -21,12 +22,12 @@ enum {
     HOPELESS_FROM_BYTES = 1 << 20
 };
 
-typedef struct candidate {
+typedef struct tuning_candidate {
     gr_choice choice;
     double estimate_us; /* of one operation, from the first ones */
     double rounds_us[ROUNDS_MAX];
     double time_us; /* median of the rounds */
-} candidate;
+} tuning_candidate;
 
 typedef struct tuner {
     gr_comm *comm;
@@ -35,7 +36,7 @@ typedef struct tuner {
     gr_tune_points *points;
     char *buf;
     double *samples; /* TURNS_MAX */
-    candidate candidates[CANDIDATES_MAX];
+    tuning_candidate candidates[CANDIDATES_MAX];
     int candidate_count;
     double hopeless[CANDIDATES_MAX]; /* by algorithm's number: time over the best, last size */
     gr_diag *diag;
@@ -47,16 +48,10 @@ static int number_of(const gr_algorithm *algorithm)
 }
 
 /* ---- One candidate --------------------------------------------------------------------------- */
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The mean without the slowest: somebody else may have had the core. */
 static double trimmed_mean(double *samples, int count)
 {
-    qsort(samples, (size_t)count, sizeof samples[0], by_value);
+    qsort(samples, (size_t)count, sizeof samples[0], gr_number_compare);
     int kept = count > 4 ? count - 1 - count / TRIMMED : count;
     double sum = 0;
     for (int i = 0; i < kept; i++) {
@@ -66,7 +61,7 @@ static double trimmed_mean(double *samples, int count)
 }
 
 /* The time of one of `turns` operations, on average over all ranks. */
-static gr_status time_turns(const tuner *t, const candidate *c, size_t count, int turns,
+static gr_status time_turns(const tuner *t, const tuning_candidate *c, size_t count, int turns,
                             double *time_out)
 {
     gr_bench_case once = {.op = t->op,
@@ -101,7 +96,7 @@ static gr_status time_candidates(tuner *t, size_t count)
     double round_us = (double)t->options->time_us / rounds;
     for (int round = -1; round < rounds; round++) {
         for (int i = 0; i < t->candidate_count; i++) {
-            candidate *c = &t->candidates[i];
+            tuning_candidate *c = &t->candidates[i];
             double turns = round < 0 ? 3 : round_us / (c->estimate_us + 0.01);
             turns = turns < 1 ? 1 : turns > TURNS_MAX ? TURNS_MAX : turns;
             gr_status status = time_turns(t, c, count, (int)turns,
@@ -112,8 +107,8 @@ static gr_status time_candidates(tuner *t, size_t count)
         }
     }
     for (int i = 0; i < t->candidate_count; i++) {
-        candidate *c = &t->candidates[i];
-        qsort(c->rounds_us, (size_t)rounds, sizeof c->rounds_us[0], by_value);
+        tuning_candidate *c = &t->candidates[i];
+        qsort(c->rounds_us, (size_t)rounds, sizeof c->rounds_us[0], gr_number_compare);
         c->time_us = c->rounds_us[rounds / 2];
     }
     return GR_OK;
@@ -123,25 +118,30 @@ static gr_status time_candidates(tuner *t, size_t count)
 static gr_status list_candidates(tuner *t, size_t size_bytes)
 {
     int ranks = gr_comm_size(t->comm);
-    const gr_selection *selection = gr_tune_selection(t->comm);
-    gr_plan_shape shape = {.coll = t->op->coll, .world_size = ranks, .shards = ranks};
+    const gr_selection *selection = gr_comm_selection(t->comm);
+    gr_plan_shape shape = {
+        .coll = t->op->coll, .world_size = ranks, .shards = ranks, .shared = selection->shared};
     t->candidate_count = 0;
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
         if (!gr_select_permits(at, &shape, true) || t->hopeless[number_of(at)] > HOPELESS) {
             continue;
         }
-        gr_walk *walk = NULL;
-        gr_status status = gr_walk_create(at, &shape, &walk);
+        if (!at->plan) {
+            t->candidates[t->candidate_count++] = (tuning_candidate){.choice = {.algorithm = at}};
+            continue;
+        }
+        gr_cost *walk = NULL;
+        gr_status status = gr_cost_create(at, &shape, &walk);
         if (status != GR_OK) {
             return gr_fail(t->diag, status, "the plan of %s=%s cannot be made: %s", t->op->name,
                            at->name, gr_status_text(status));
         }
         size_t segments[GR_SELECT_SEGMENTS_MAX];
         int count = gr_select_segments(selection, walk, size_bytes, segments);
-        gr_walk_destroy(walk);
+        gr_cost_destroy(walk);
         for (int i = 0; i < count && t->candidate_count < CANDIDATES_MAX; i++) {
             t->candidates[t->candidate_count++] =
-                (candidate){.choice = {.algorithm = at, .segment_bytes = segments[i]}};
+                (tuning_candidate){.choice = {.algorithm = at, .segment_bytes = segments[i]}};
         }
     }
     return GR_OK;
@@ -149,7 +149,7 @@ static gr_status list_candidates(tuner *t, size_t size_bytes)
 
 static int by_time(const void *a, const void *b)
 {
-    const candidate *x = a, *y = b;
+    const tuning_candidate *x = a, *y = b;
     return (x->time_us > y->time_us) - (x->time_us < y->time_us);
 }
 
@@ -167,7 +167,7 @@ static gr_status keep_points(tuner *t, size_t size_bytes)
         points->capacity = capacity;
     }
     for (int i = 0; i < t->candidate_count; i++) {
-        const candidate *c = &t->candidates[i];
+        const tuning_candidate *c = &t->candidates[i];
         points->all[points->count++] =
             (gr_tuning_point){c->choice.algorithm, size_bytes, c->choice.segment_bytes, c->time_us};
     }
@@ -179,7 +179,7 @@ static void print_size(const tuner *t, size_t size_bytes)
     const gr_algorithm *last = NULL;
     printf("%-14s %10zu ", t->op->name, size_bytes);
     for (int i = 0, shown = 0; i < t->candidate_count && shown < 4; i++) {
-        const candidate *c = &t->candidates[i];
+        const tuning_candidate *c = &t->candidates[i];
         if (c->choice.algorithm != last) { /* its best segment alone */
             printf("  %s %.1f us", c->choice.algorithm->name, c->time_us);
             shown++;

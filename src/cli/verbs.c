@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/cli.h"
 
-#include "base/doc.h"
 #include "base/fail.h"
+#include "base/text.h"
+#include "coll/counts.h"
 #include "data/dataset.h"
 #include "group/group.h"
 #include "nn/optimizer.h"
-#include "ps/client.h"
+#include "ps/client/client.h"
 #include "train/job.h"
 
 #include <errno.h>
-#include <gradus/comm.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -26,8 +26,8 @@ const gr_verb gr_verbs[] = {
     {"tune", "measure which algorithms are fastest here, for GRADUS_TUNE", .form = &gr_tune_form},
     {"timeline", "one timeline of what ranks wrote that you started yourself",
      .form = &gr_timeline_form},
-    {"coordinate", "the place where ranks meet that you start on several hosts yourself",
-     .form = &gr_coordinate_form},
+    {"rendezvous", "the place where ranks meet that you start on several hosts yourself",
+     .form = &gr_rendezvous_form},
     {"server", "a parameter server", .form = &gr_server_form},
     {"ps", "what parameter servers keep: list, count, save, restore", .form = &gr_ps_form},
     {"info", "version, cores, instruction sets, links; the configuration reference",
@@ -49,7 +49,7 @@ const gr_config_table *const gr_reference_tables[] = {
     &gr_simulate_table,
     &gr_tune_table,
     &gr_timeline_table,
-    &gr_coordinate_table,
+    &gr_rendezvous_table,
     &gr_server_table,
     &gr_ps_verb_table,
     &gr_agent_table,
@@ -65,8 +65,9 @@ const gr_config_table *const gr_reference_tables[] = {
     NULL,
 };
 
-const char *const gr_cli_dtypes[] = {"f32", "f64", "f16", "bf16", "i32",
-                                     "i64", "i8",  "u8",  "i16",  NULL};
+const char *const gr_cli_dtypes[] = {"f32", "f64",       "f16",        "bf16", "i32", "i64",
+                                     "i8",  "u8",        "i16",        "bool", "u16", "u32",
+                                     "u64", "complex64", "complex128", NULL};
 _Static_assert(sizeof gr_cli_dtypes / sizeof gr_cli_dtypes[0] == GR_DTYPE_COUNT + 1,
                "every type has its name");
 

@@ -2,14 +2,12 @@
 #include "coll/comm.h"
 #include "base/fail.h"
 #include "coll/comm_internal.h"
-#include "coll/tune.h"
+#include "coll/select/tune.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { CONFIG_BYTES_MAX = 64 << 10 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 /* A thread of our own pays where the kernel moves bytes only when asked, and where there is a core
@@ -22,25 +20,34 @@ static bool wants_thread(const gr_comm *comm, const gr_group_config *config)
     }
     cpu_set_t cores;
     int core_count = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-    return comm->family->choosing.link == GR_LINK_TCP && core_count > comm->local_size;
+    return comm->context->choosing.link == GR_LINK_TCP && core_count > comm->local_size;
 }
 
 static const char *host_name(const void *family_arg, int rank)
 {
-    const gr_family *family = family_arg;
-    return gr_group_host_name(family->group, rank);
+    const gr_context *context = family_arg;
+    return gr_group_host_name(context->group, rank);
 }
 
-static gr_status form_group(gr_family *family, const gr_group_config *config, gr_diag *diag)
+static bool send_report(void *context_arg, const gr_op_report *report)
 {
-    if (family->beside) {
-        return gr_group_prepare(family->beside, config, &family->log, &family->group, diag);
-    }
-    return family->group ? gr_group_renew(family->group, config, &family->log, diag)
-                         : gr_group_join(config, &family->log, &family->group, diag);
+    const gr_context *context = context_arg;
+    return gr_group_send_report(context->group, report);
 }
 
-static gr_status join_others(gr_family *family, const gr_group_config *config, gr_diag *diag)
+static bool next_report(void *context_arg, gr_op_report *report_out)
+{
+    const gr_context *context = context_arg;
+    return gr_group_next_report(context->group, gr_mesh_control_ready(context->mesh), report_out);
+}
+
+static gr_status form_group(gr_context *context, const gr_group_config *config, gr_diag *diag)
+{
+    return context->group ? gr_group_renew(context->group, config, &context->log, diag)
+                          : gr_group_join(config, &context->log, &context->group, diag);
+}
+
+static gr_status join_others(gr_context *context, const gr_group_config *config, gr_diag *diag)
 {
     /* Before anything starts, and in a group of one as well: is the choice one at all? */
     int world_size = config->rank < 0 ? 1 : (int)config->world_size;
@@ -48,123 +55,126 @@ static gr_status join_others(gr_family *family, const gr_group_config *config, g
     gr_status status = gr_select_rules_parse(&rules, config->algorithm ? config->algorithm : "",
                                              config->exact, world_size, diag);
     if (status == GR_OK) {
-        status = form_group(family, config, diag);
+        status = form_group(context, config, diag);
     }
     if (status != GR_OK) {
         return status;
     }
-    family->mesh = gr_group_mesh(family->group);
-    family->choosing = (gr_selection_config){.exact = config->exact,
-                                             .segment_bytes = (size_t)config->segment_bytes,
-                                             .log = &family->log};
-    if (!family->mesh) {
+    context->mesh = gr_group_mesh(context->group);
+    context->choosing = (gr_selection_config){.exact = config->exact,
+                                              .segment_bytes = (size_t)config->segment_bytes,
+                                              .log = &context->log};
+    if (!context->mesh) {
         char why[128];
-        const char *in = family->beside ? NULL : config->record;
-        family->record = config->record ? gr_record_create(in, why) : NULL;
+        const char *in = config->record;
+        context->record = config->record ? gr_flight_recorder_create(in, why) : NULL;
         return GR_OK;
     }
-    family->choosing.link = gr_group_link_kind(family->group);
-    family->choosing.streams = gr_group_streams(family->group);
-    family->topology = gr_group_topology(family->group);
+    context->choosing.link = gr_group_link_kind(context->group);
+    context->choosing.streams = gr_group_rails(context->group);
+    context->topology = gr_group_topology(context->group);
     gr_exec_config exec_config = {
-        .mesh = family->mesh,
-        .rank = gr_group_rank(family->group),
-        .world_size = gr_group_size(family->group),
+        .mesh = context->mesh,
+        .rank = gr_group_rank(context->group),
+        .world_size = gr_group_size(context->group),
         .op_timeout_us = config->stall_fail_us > 0 ? config->stall_fail_us : config->op_timeout_us,
         .stall_warn_us = config->stall_warn_us,
         .segment_bytes = config->segment_bytes,
         .clock = gr_clock_real(),
-        .log = &family->log,
-        .owner = family,
-        .record = family->beside ? NULL : config->record,
+        .log = &context->log,
+        .owner = context,
+        .record = config->record,
+        .may_start = gr_context_may_start,
         .host_name = host_name,
-        .host_arg = family};
-    return gr_exec_create(&exec_config, &family->exec, diag);
+        .host_arg = context,
+        .channel = {.send = send_report, .next = next_report, .arg = context}};
+    gr_group_watch_reports(context->group);
+    return gr_exec_create(&exec_config, &context->exec, diag);
 }
 
-static void note_step(const gr_family *family, uint64_t step)
+static void note_step(const gr_context *context, uint64_t step)
 {
-    gr_record *record = family->exec ? gr_exec_record(family->exec) : family->record;
+    gr_flight_recorder *record = context->exec ? gr_exec_record(context->exec) : context->record;
     if (record) {
-        gr_record_note(record, gr_group_generation(family->group), step);
+        gr_flight_recorder_note(record, gr_group_generation(context->group), step);
     }
 }
 
-void gr_family_destroy(gr_family *family, bool leave)
+/* The communicator works: what comes now is the program's own. */
+static void note_begin(const gr_context *context)
 {
-    if (!family) {
+    if (context->exec) {
+        gr_exec_startup_over(context->exec);
+    }
+    note_step(context, 0);
+}
+
+void gr_context_destroy(gr_context *context, bool leave)
+{
+    if (!context) {
         return;
     }
-    gr_comm_next_drop(family);
-    gr_comm_thread_stop(family);
-    gr_memory_fini(family);
-    gr_comm_lanes_destroy(family);
+    gr_comm_thread_stop(context);
+    if (context->exec) {
+        gr_exec_cancel(context->exec);
+    }
+    gr_context_detach_persistent(context, NULL);
+    gr_memory_fini(context);
+    gr_comm_shm_destroy(context);
     if (leave) { /* the mesh first: it may still read what operations lent it */
-        gr_group_leave(family->group);
+        gr_group_leave(context->group);
     } else {
-        gr_group_unlink(family->group);
+        gr_group_unlink(context->group);
     }
-    gr_exec_destroy(family->exec);
-    gr_record_destroy(family->record);
-    gr_timeline_close(family->timeline);
-    gr_op_destroy_finished(family->alone);
-    gr_arena_fini(&family->arena);
-    free(family);
+    gr_context_call_back_last(context); /* now the buffers are not in use any more */
+    gr_exec_destroy(context->exec);
+    gr_flight_recorder_destroy(context->record);
+    gr_timeline_close(context->timeline);
+    gr_op_destroy_finished(context->alone);
+    gr_fork_close(context->event_fd);
+    gr_arena_fini(&context->texts);
+    free(context);
 }
 
-/* For the next generation. Its secret the group has. */
-static gr_status keep_config(gr_family *family, const gr_group_config *config, gr_diag *diag)
+/* In the next generation of `group`, which is the context's from now on, also on failure; NULL: in
+ * a group that it joins. */
+static gr_status create_context(const gr_group_config *config, gr_group *group,
+                                gr_context **family_out, gr_diag *diag)
 {
-    gr_group_config *kept = &family->config;
-    *kept = *config;
-    const char **texts[] = {&kept->coordinator, &kept->host, &kept->interfaces, &kept->ports,
-                            &kept->algorithm,   &kept->tune, &kept->record,     &kept->timeline};
-    kept->secret_hex = kept->secret_file = NULL;
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        if (*texts[i] && !(*texts[i] = gr_arena_printf(&family->arena, "%s", *texts[i]))) {
-            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
-        }
-    }
-    return GR_OK;
-}
-
-gr_status gr_family_create(const gr_group_config *config, gr_group *group, gr_group *beside,
-                           gr_family **family_out, gr_diag *diag)
-{
-    gr_family *family = calloc(1, sizeof *family);
-    if (!family) {
+    gr_context *context = calloc(1, sizeof *context);
+    if (!context) {
         gr_group_leave(group);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
     }
-    family->group = group;
-    family->beside = beside;
-    gr_arena_init(&family->arena, CONFIG_BYTES_MAX);
-    gr_diag_clear(&family->fine);
-    gr_diag_clear(&family->last);
-    (void)gr_fail(&family->intrusion, GR_E_INVALID,
-                  "rank %d: two calls use a communicator at the same time; it and its sub-groups "
-                  "belong to one thread at a time, and a reduction function must not call Gradus",
-                  config->rank < 0 ? 0 : (int)config->rank);
-    family->log = (gr_log){
-        .level = (gr_log_level)config->log_level, .sink = gr_log_to_file, .sink_arg = stderr};
-    family->alone = gr_op_create_finished();
-    gr_status status = family->alone
-                           ? keep_config(family, config, diag)
+    context->group = group;
+    context->event_fd = -1;
+    context->forks = gr_fork_count();
+    gr_diag_clear(&context->fine);
+    context->log = (gr_log){.level = (gr_log_level)config->log_level,
+                            .sink = config->log_sink ? config->log_sink : gr_log_to_file,
+                            .sink_arg = config->log_sink ? config->log_arg : stderr};
+    context->alone = gr_op_create_finished();
+    gr_arena_init(&context->texts, GR_COMM_CONFIG_BYTES_MAX);
+    gr_status status = context->alone
+                           ? gr_group_config_keep(config, &context->texts, &context->config, diag)
                            : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
     if (status == GR_OK) {
-        status = join_others(family, config, diag);
+        status = join_others(context, config, diag);
     }
     if (status != GR_OK) {
-        gr_family_destroy(family, true);
+        gr_context_destroy(context, true);
         return status;
     }
-    *family_out = family;
+    *family_out = context;
     return GR_OK;
 }
 
 void gr_comm_free(gr_comm *comm)
 {
-    gr_programs_fini(&comm->programs);
+    if (!comm) {
+        return;
+    }
+    gr_schedules_fini(&comm->programs);
     gr_topology_destroy(comm->topology);
     free(comm->world);
     free(comm);
@@ -173,7 +183,7 @@ void gr_comm_free(gr_comm *comm)
 /* Where the members run. */
 static gr_status place(gr_comm *comm)
 {
-    const gr_topology *all = comm->family->topology;
+    const gr_topology *all = comm->context->topology;
     uint64_t *hosts = calloc((size_t)comm->size, sizeof *hosts);
     for (int i = 0; hosts && i < comm->size; i++) {
         hosts[i] = (uint64_t)all->host_of[comm->world[i]];
@@ -189,7 +199,7 @@ static gr_status place(gr_comm *comm)
     return status;
 }
 
-gr_status gr_comm_make(gr_family *family, const int *world, int size, int rank, uint16_t id,
+gr_status gr_comm_make(gr_context *context, const int *world, int size, int rank, uint16_t id,
                        gr_comm **comm_out, gr_diag *diag)
 {
     gr_comm *comm = calloc(1, sizeof *comm);
@@ -201,16 +211,16 @@ gr_status gr_comm_make(gr_family *family, const int *world, int size, int rank, 
         goto undo_comm;
     }
     memcpy(comm->world, world, (size_t)size * sizeof *world);
-    comm->family = family;
+    comm->context = context;
     comm->rank = rank;
     comm->size = size;
     comm->local_size = 1;
     comm->group = (gr_exec_group){.id = id, .rank = rank, .size = size, .world = comm->world};
-    if (family->mesh && place(comm) != GR_OK) {
+    if (context->mesh && place(comm) != GR_OK) {
         goto undo_comm;
     }
-    family->ids[id / 64] |= UINT64_C(1) << id % 64;
-    family->comms++;
+    context->ids[id / 64] |= UINT64_C(1) << id % 64;
+    context->comms++;
     *comm_out = comm;
     return GR_OK;
 
@@ -220,34 +230,21 @@ undo_nothing:
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator of %d ranks", size);
 }
 
-gr_status gr_comm_create(gr_comm **comm_out, gr_diag *diag)
-{
-    gr_arena arena;
-    gr_arena_init(&arena, CONFIG_BYTES_MAX);
-    gr_group_config config;
-    gr_status status = gr_group_config_from_env(&config, &arena, diag);
-    if (status == GR_OK) {
-        status = gr_comm_create_from(&config, comm_out, diag);
-        gr_group_config_wipe(&config);
-    }
-    gr_arena_fini(&arena);
-    return status;
-}
-
 void gr_comm_unmake(gr_comm *comm)
 {
-    gr_family *family = comm->family;
-    gr_comm_lane_close(comm);
-    family->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
-    family->comms--;
+    gr_context *context = comm->context;
+    gr_context_detach_persistent(context, comm);
+    gr_comm_shm_close(comm);
+    context->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
+    context->comms--;
     gr_comm_free(comm);
 }
 
 /* The job's own communicator: every rank at its place. */
-static gr_status create_whole(gr_family *family, const gr_group_config *config, gr_comm **comm_out,
-                              gr_diag *diag)
+static gr_status create_whole(gr_context *context, const gr_group_config *config,
+                              gr_comm **comm_out, gr_diag *diag)
 {
-    int size = family->group ? gr_group_size(family->group) : 1;
+    int size = context->group ? gr_group_size(context->group) : 1;
     int *world = calloc((size_t)size, sizeof *world);
     if (!world) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator of %d ranks", size);
@@ -257,18 +254,18 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
     }
     gr_comm *comm = NULL;
     gr_status status = gr_comm_make(
-        family, world, size, family->group ? gr_group_rank(family->group) : 0, 0, &comm, diag);
+        context, world, size, context->group ? gr_group_rank(context->group) : 0, 0, &comm, diag);
     free(world);
     if (status != GR_OK) {
         return status;
     }
     /* At the beginning whoever started us knows better. */
-    bool first = family->group && gr_group_generation(family->group) == 1;
+    bool first = context->group && gr_group_generation(context->group) == 1;
     if (config->rank >= 0 && config->local_size > 0 && first) {
         comm->local_size = (int)config->local_size;
         comm->local_rank = (int)config->local_rank;
     }
-    gr_selection_config choosing = family->choosing;
+    gr_selection_config choosing = context->choosing;
     choosing.text = config->algorithm;
     choosing.world_size = size;
     status = gr_selection_init(&comm->selection, &choosing, diag);
@@ -283,51 +280,63 @@ static gr_status create_whole(gr_family *family, const gr_group_config *config, 
 /* What is measured at the start stays out of it. */
 static gr_status open_timeline(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
 {
-    gr_family *family = comm->family;
-    if (family->timeline) { /* it goes on */
-        if (family->exec) {
-            gr_exec_set_timeline(family->exec, family->timeline);
+    gr_context *context = comm->context;
+    if (context->timeline) { /* it goes on */
+        if (context->exec) {
+            gr_exec_set_timeline(context->exec, context->timeline);
         }
         return GR_OK;
     }
-    const char *host = family->group ? gr_group_host_name(family->group, comm->rank) : NULL;
+    const char *host = context->group ? gr_group_host_name(context->group, comm->rank) : NULL;
     int number = config->rank < 0 ? comm->rank : (int)config->rank; /* of this process alone */
-    gr_status status = gr_timeline_open(config->timeline, number, comm->size, host, &family->log,
-                                        &family->timeline, diag);
-    if (status == GR_OK && family->exec) {
-        gr_exec_set_timeline(family->exec, family->timeline);
+    gr_status status = gr_timeline_open(config->timeline, number, comm->size, host, &context->log,
+                                        &context->timeline, diag);
+    if (status == GR_OK && context->exec) {
+        gr_exec_set_timeline(context->exec, context->timeline);
     }
     return status;
 }
 
 /* Ends a family, of which the group and the timeline stay. */
-static void end_generation(gr_family *family, gr_group **group_out, gr_timeline **timeline_out)
+static void end_generation(gr_context *context, gr_group **group_out, gr_timeline **timeline_out)
 {
-    *group_out = family->group;
-    *timeline_out = family->timeline;
-    family->timeline = NULL;
-    gr_family_destroy(family, false);
+    *group_out = context->group;
+    *timeline_out = context->timeline;
+    context->timeline = NULL;
+    gr_context_destroy(context, false);
 }
 
-gr_status gr_family_open(gr_family *family, const gr_group_config *config, const gr_model *before,
-                         gr_comm **comm_out, gr_diag *diag)
+gr_selection *gr_comm_selection(gr_comm *comm)
 {
-    gr_status status = create_whole(family, config, comm_out, diag);
+    return &comm->selection;
+}
+
+const gr_topology *gr_comm_topology(const gr_comm *comm)
+{
+    return comm->topology;
+}
+
+/* The first communicator of a context, which works then. */
+static gr_status open_context(gr_context *context, const gr_group_config *config,
+                              gr_comm **comm_out, gr_diag *diag)
+{
+    gr_status status = create_whole(context, config, comm_out, diag);
     if (status == GR_OK) {
-        status = gr_comm_lane_open(*comm_out, 0, diag);
+        status = gr_comm_shm_open(*comm_out, 0, diag);
     }
-    return status == GR_OK ? gr_tune_start(*comm_out, config, before, diag) : status;
+    return status;
 }
 
-gr_status gr_family_begin(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
+/* What there can be only once in a process. */
+static gr_status begin(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
 {
-    gr_family *family = comm->family;
+    gr_context *context = comm->context;
     gr_status status = GR_OK;
     if (config->timeline && config->timeline[0]) {
         status = open_timeline(comm, config, diag);
     }
-    if (status == GR_OK && family->exec && wants_thread(comm, config)) {
-        status = gr_comm_thread_start(family, diag);
+    if (status == GR_OK && context->exec && wants_thread(comm, config)) {
+        status = gr_comm_thread_start(context, diag);
     }
     return status;
 }
@@ -336,58 +345,35 @@ gr_status gr_family_begin(gr_comm *comm, const gr_group_config *config, gr_diag 
 static gr_status create(const gr_group_config *config, gr_group *group, gr_timeline *timeline,
                         gr_comm **comm_out, gr_diag *diag)
 {
-    gr_family *family = NULL;
+    gr_context *context = NULL;
     gr_comm *comm = NULL;
-    gr_status status = gr_family_create(config, group, NULL, &family, diag);
+    gr_status status = create_context(config, group, &context, diag);
     if (status != GR_OK) {
         gr_timeline_close(timeline);
         return status;
     }
-    family->timeline = timeline;
-    status = gr_family_open(family, config, NULL, &comm, diag);
+    context->timeline = timeline;
+    status = open_context(context, config, &comm, diag);
+    /* What tuning measures is not in the timeline, and runs without a thread. */
     if (status == GR_OK) {
-        status = gr_family_begin(comm, config, diag);
+        status = gr_tune_comm(comm, config, diag);
+    }
+    if (status == GR_OK) {
+        status = begin(comm, config, diag);
     }
     if (gr_fault_of_peer(status) && gr_group_elastic(config)) {
         /* A member died in what the others did first: without it, then. */
-        end_generation(family, &group, &timeline);
+        end_generation(context, &group, &timeline);
         gr_comm_free(comm);
         return create(config, group, timeline, comm_out, diag);
     }
     if (status != GR_OK) {
-        gr_family_destroy(family, true);
+        gr_context_destroy(context, true);
         gr_comm_free(comm);
         return status;
     }
-    note_step(family, 0);
+    note_begin(context);
     *comm_out = comm;
-    return GR_OK;
-}
-
-/* What was prepared takes the place of what was: whose `group` and `timeline` are taken,
- * also on failure. */
-static gr_status go_over(gr_comm *next, const gr_group_config *config, gr_group *group,
-                         gr_timeline *timeline, gr_comm **comm_out, gr_diag *diag)
-{
-    gr_family *family = next->family;
-    gr_group_go_over(group, family->group, &family->log);
-    family->group = group;
-    family->beside = NULL;
-    family->timeline = timeline;
-    if (config->record && family->exec) {
-        gr_exec_record_in(family->exec, config->record);
-    } else if (family->record) {
-        char why[128];
-        family->record = gr_record_move(family->record, config->record, why);
-    }
-    gr_status status = gr_family_begin(next, config, diag);
-    if (status != GR_OK) {
-        gr_family_destroy(family, true);
-        gr_comm_free(next);
-        return status;
-    }
-    note_step(family, 0);
-    *comm_out = next;
     return GR_OK;
 }
 
@@ -396,18 +382,18 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
     return create(config, NULL, NULL, comm_out, diag);
 }
 
-gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm, gr_diag *diag)
+gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
 {
-    gr_family *family = (*comm)->family;
-    gr_status status = gr_family_enter(family, true);
-    bool fixed = !family->mesh && !gr_group_elastic(config);
-    if (status == GR_OK && (family->comms > 1 || fixed)) {
+    gr_context *context = (*comm)->context;
+    gr_status status = gr_context_enter(context, true);
+    bool fixed = !context->mesh && !gr_group_elastic(&context->config);
+    if (status == GR_OK && (context->comms > 1 || fixed)) {
         status = gr_fail(diag, GR_E_INVALID,
                          !fixed ? "gr_comm_renew: %d sub-groups of the communicator are not "
                                   "destroyed yet"
                                 : "gr_comm_renew: a group of one has nobody to lose",
-                         family->comms - 1);
-        gr_family_leave(family);
+                         context->comms - 1);
+        gr_context_leave(context);
         return status;
     }
     if (status != GR_OK) {
@@ -415,27 +401,15 @@ gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm, gr_d
     }
     gr_group *group;
     gr_timeline *timeline;
-    bool failed = family->exec && gr_exec_diag(family->exec)->status != GR_OK;
-    gr_family_leave(family);
-    gr_comm *next = gr_comm_next_take(*comm, !failed);
-    end_generation(family, &group, &timeline);
+    gr_group_config config = context->config;
+    gr_arena texts = context->texts;
+    gr_arena_init(&context->texts, 0);
+    gr_context_leave(context);
+    end_generation(context, &group, &timeline);
     gr_comm_free(*comm);
     *comm = NULL;
-    return next ? go_over(next, config, group, timeline, comm, diag)
-                : create(config, group, timeline, comm, diag);
-}
-
-gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
-{
-    gr_arena arena;
-    gr_arena_init(&arena, CONFIG_BYTES_MAX);
-    gr_group_config config;
-    gr_status status = gr_group_config_from_env(&config, &arena, diag);
-    if (status == GR_OK) {
-        status = gr_comm_renew_from(&config, comm, diag);
-        gr_group_config_wipe(&config);
-    }
-    gr_arena_fini(&arena);
+    status = create(&config, group, timeline, comm, diag);
+    gr_arena_fini(&texts);
     return status;
 }
 
@@ -443,8 +417,8 @@ gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
  * its relatives, too. What is finished is fetched, so that its place is free again. */
 static void end_operations(gr_comm *comm)
 {
-    gr_family *family = comm->family;
-    if (!family->exec || gr_exec_group_close(family->exec, &comm->group) == 0) {
+    gr_context *context = comm->context;
+    if (!context->exec || gr_exec_group_close(context->exec, &comm->group) == 0) {
         return;
     }
     gr_diag diag;
@@ -453,24 +427,25 @@ static void end_operations(gr_comm *comm)
         "rank %d destroyed a sub-group of %d ranks with an operation in flight; wait "
         "for all operations first",
         comm->world[comm->rank], comm->size);
-    gr_exec_end(family->exec, &diag);
-    (void)gr_exec_group_close(family->exec, &comm->group); /* now all are over */
+    gr_exec_end(context->exec, &diag);
+    (void)gr_exec_group_close(context->exec, &comm->group); /* now all are over */
 }
 
 void gr_comm_destroy(gr_comm *comm)
 {
-    if (!comm || gr_family_enter(comm->family, true) != GR_OK) {
+    if (!comm || gr_context_is_forked(comm->context) ||
+        gr_context_enter(comm->context, true) != GR_OK) {
         return;
     }
-    gr_family *family = comm->family;
-    bool last = family->comms == 1;
+    gr_context *context = comm->context;
+    bool last = context->comms == 1;
     if (!last) {
         end_operations(comm);
         gr_comm_unmake(comm);
     }
-    gr_family_leave(family);
+    gr_context_leave(context);
     if (last) {
-        gr_family_destroy(family, true);
+        gr_context_destroy(context, true);
         gr_comm_free(comm);
     }
 }
@@ -498,8 +473,11 @@ int gr_comm_local_size(const gr_comm *comm)
 
 const gr_diag *gr_comm_diag(const gr_comm *comm)
 {
-    const gr_family *family = comm->family;
-    return family->exec ? gr_exec_diag(family->exec) : &family->fine;
+    const gr_context *context = comm->context;
+    const gr_diag *failure = context->exec ? gr_exec_first_failure(context->exec)
+                             : atomic_load(&context->self_ended) ? &context->self_failure
+                                                                 : NULL;
+    return failure ? failure : &context->fine;
 }
 
 gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
@@ -507,8 +485,8 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
     if (!comm || !skew_out) {
         return GR_E_INVALID;
     }
-    gr_family *family = comm->family;
-    gr_status status = gr_family_enter(family, false);
+    gr_context *context = comm->context;
+    gr_status status = gr_context_enter(context, false);
     if (status != GR_OK) {
         return status;
     }
@@ -518,16 +496,16 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
         (void)gr_fail(&diag, GR_E_INVALID,
                       "gr_comm_skew on rank %d: there is no rank %d among %d ranks", comm->rank,
                       rank, comm->size);
-        status = gr_family_note(family, &diag);
-    } else if (family->exec && rank != comm->rank) {
+        status = gr_context_note(context, &diag);
+    } else if (context->exec && rank != comm->rank) {
         gr_exec_skew kept;
-        gr_exec_get_skew(family->exec, comm->world[rank], &kept);
+        gr_exec_get_skew(context->exec, comm->world[rank], &kept);
         skew = (gr_skew){.operations = kept.count,
                          .mean_us = kept.mean_us,
                          .recent_us = kept.recent_us,
                          .max_us = kept.max_us};
     }
-    gr_family_leave(family);
+    gr_context_leave(context);
     if (status == GR_OK) {
         *skew_out = skew;
     }
@@ -536,58 +514,44 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
 
 int gr_comm_change_wanted(gr_comm *comm)
 {
-    if (!comm || !comm->family->group) {
+    if (!comm || !comm->context->group || gr_context_is_forked(comm->context)) {
         return 0;
     }
-    bool wanted = gr_group_change_wanted(comm->family->group);
-    if (!wanted) {
-        gr_comm_next_look(comm);
-    }
-    return wanted;
-}
-
-void gr_comm_set_ahead(gr_comm *comm, const gr_comm_ahead *ahead)
-{
-    comm->family->ahead = *ahead;
-}
-
-void gr_comm_drop_ahead(gr_comm *comm)
-{
-    gr_comm_next_drop(comm->family);
+    return gr_group_change_wanted(comm->context->group);
 }
 
 gr_timeline *gr_comm_timeline(const gr_comm *comm)
 {
-    return comm->family->timeline;
+    return comm->context->timeline;
 }
 
-void gr_comm_note_step(gr_comm *comm, uint64_t step)
+void gr_comm_set_step(gr_comm *comm, uint64_t step)
 {
-    note_step(comm->family, step);
+    note_step(comm->context, step);
 }
 
 uint64_t gr_comm_generation(const gr_comm *comm)
 {
-    return comm->family->group ? gr_group_generation(comm->family->group) : 1;
+    return comm->context->group ? gr_group_generation(comm->context->group) : 1;
 }
 
 gr_status gr_comm_check_members(gr_comm *comm)
 {
-    gr_family *family = comm->family;
-    if (!family->exec) {
+    gr_context *context = comm->context;
+    if (!context->exec) {
         return GR_OK;
     }
-    gr_status status = gr_family_enter(family, false);
+    gr_status status = gr_context_enter(context, false);
     if (status == GR_OK) {
-        gr_exec_check_members(family->exec);
-        status = (gr_status)gr_exec_diag(family->exec)->status;
-        gr_family_leave(family);
+        gr_exec_check_members(context->exec);
+        status = (gr_status)gr_exec_diag(context->exec)->status;
+        gr_context_leave(context);
     }
     return status;
 }
 
 const char *gr_comm_link_name(const gr_comm *comm)
 {
-    const gr_family *family = comm->family;
-    return family->mesh ? gr_link_kind_name(family->choosing.link) : "none";
+    const gr_context *context = comm->context;
+    return context->mesh ? gr_link_kind_name(context->choosing.link) : "none";
 }

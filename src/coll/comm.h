@@ -2,34 +2,22 @@
 #ifndef GR_COLL_COMM_H
 #define GR_COLL_COMM_H
 
-/* Communicators for the floors above, with what the public face does not offer. */
+/* Communicators for the layers above, with what the public face does not offer. */
 
-#include "coll/timeline.h"
+#include "coll/diagnose/timeline.h"
+#include "coll/select/select.h"
 #include "group/group.h"
 #include <gradus/coll.h>
+#include <gradus/elastic.h>
+#include <gradus/shards.h>
+#include <gradus/stats.h>
 
 /* gr_comm_create from a configuration that the caller has filled (a job file may say `exact:
- * false`, a test may join several groups). The texts in it are borrowed for the call. rank -1:
- * alone. */
+ * false`, a test may join several groups). The texts in it are borrowed for the call; gr_comm_renew
+ * uses copies. rank -1: alone. */
+enum { GR_COMM_CONFIG_BYTES_MAX = 64 << 10 }; /* of those texts */
 gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
                               gr_diag *diag) GR_MUST_CHECK;
-
-gr_status gr_comm_renew_from(const gr_group_config *config, gr_comm **comm,
-                             gr_diag *diag) GR_MUST_CHECK;
-
-/* What a program makes for each generation of its group, and may make ahead: `make` is called on a
- * thread of its own with the next generation's communicator, while the program goes on with this
- * one. Its operations are among the members of the next generation, in the order in which newcomers
- * start theirs, once they have their communicator. If that generation does not come, `drop` undoes
- * it, on any thread; else gr_comm_renew gives that communicator. To be said for each one. */
-typedef struct gr_comm_ahead {
-    gr_status (*make)(void *arg, gr_comm *next, gr_diag *diag);
-    void (*drop)(void *arg);
-    void *arg;
-} gr_comm_ahead;
-void gr_comm_set_ahead(gr_comm *comm, const gr_comm_ahead *ahead);
-/* Nothing is made ahead any more, and what was is no more. Before `arg` ends. */
-void gr_comm_drop_ahead(gr_comm *comm);
 
 /* Where GRADUS_TIMELINE has this rank's events written; NULL: nowhere. Valid until the last of the
  * communicator's relatives is destroyed. */
@@ -37,7 +25,7 @@ gr_timeline *gr_comm_timeline(const gr_comm *comm);
 
 /* The program is in step `step` from now on (from 1): in the record, for whoever reads it when this
  * process is gone. */
-void gr_comm_note_step(gr_comm *comm, uint64_t step);
+void gr_comm_set_step(gr_comm *comm, uint64_t step);
 
 /* Of the group: 1, 2, ... as members are lost and come. */
 uint64_t gr_comm_generation(const gr_comm *comm);
@@ -49,6 +37,11 @@ gr_status gr_comm_check_members(gr_comm *comm) GR_MUST_CHECK;
 
 /* "shm", "tcp", or "none" in a group of one. */
 const char *gr_comm_link_name(const gr_comm *comm);
+
+/* How operations of this communicator choose their algorithms, and which of its ranks share a host
+ * (NULL in a group of one): for tuning (select/tune.h), between operations. Borrowed. */
+gr_selection *gr_comm_selection(gr_comm *comm);
+const gr_topology *gr_comm_topology(const gr_comm *comm);
 
 /* The algorithm that this call would take now; "none" in a group of one or for a wrong call. */
 const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call);

@@ -4,9 +4,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-/* The memory that gr_alloc gave is listed by address, so that gr_free can refuse what is no such
- * memory, and what an unfinished operation still uses: either would spoil data far away. */
+/* The memory that gr_alloc gave, and what was registered, is listed by address, so that gr_free and
+ * gr_unregister can refuse what is no such memory, and what an unfinished operation still uses:
+ * either would spoil data far away. */
 
 enum { MEMORY_ALIGN = 64, FIRST_CAPACITY = 16, PLACE_BYTES = 160 };
 
@@ -42,11 +44,20 @@ static bool make_room(gr_memory *memory)
     return true;
 }
 
-/* In a group of one there is nobody to share memory with. */
-static gr_status take(gr_family *family, size_t size_bytes, void **mem_out)
+static void insert(gr_memory *memory, gr_memory_block block)
 {
-    if (family->mesh) {
-        return gr_mesh_alloc(family->mesh, size_bytes, mem_out);
+    size_t at = find(memory, block.at);
+    memmove(memory->blocks + at + 1, memory->blocks + at,
+            (memory->count - at) * sizeof *memory->blocks);
+    memory->blocks[at] = block;
+    memory->count++;
+}
+
+/* In a group of one there is nobody to share memory with. */
+static gr_status take(gr_context *context, size_t size_bytes, void **mem_out)
+{
+    if (context->mesh) {
+        return gr_mesh_alloc(context->mesh, size_bytes, mem_out);
     }
     if (size_bytes > SIZE_MAX / 2) {
         return GR_E_NO_MEMORY;
@@ -60,10 +71,10 @@ static gr_status take(gr_family *family, size_t size_bytes, void **mem_out)
     return GR_OK;
 }
 
-static void give(gr_family *family, void *mem)
+static void give(gr_context *context, void *mem)
 {
-    if (family->mesh) {
-        gr_mesh_free(family->mesh, mem);
+    if (context->mesh) {
+        gr_mesh_free(context->mesh, mem);
     } else {
         free(mem);
     }
@@ -74,77 +85,208 @@ gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out)
     if (!comm) {
         return GR_E_INVALID;
     }
-    gr_family *family = comm->family;
-    gr_status status = gr_family_enter(family, false);
+    gr_context *context = comm->context;
+    gr_status status = gr_context_enter(context, false);
     if (status != GR_OK) {
         return status;
     }
-    gr_memory *memory = &family->memory;
+    gr_memory *memory = &context->memory;
     gr_diag diag;
     void *mem = NULL;
     if (!mem_out || size_bytes == 0) {
         status = gr_fail(&diag, GR_E_INVALID, "gr_alloc on rank %d: %s", comm->rank,
                          mem_out ? "the size is 0" : "mem_out is NULL");
-    } else if (!make_room(memory) || take(family, size_bytes, &mem) != GR_OK) {
+    } else if (!make_room(memory) || take(context, size_bytes, &mem) != GR_OK) {
         status = gr_fail(&diag, GR_E_NO_MEMORY, "gr_alloc on rank %d: no memory for %zu bytes",
                          comm->rank, size_bytes);
     }
     if (status == GR_OK) {
-        size_t at = find(memory, mem);
-        memmove(memory->blocks + at + 1, memory->blocks + at,
-                (memory->count - at) * sizeof *memory->blocks);
-        memory->blocks[at] = (gr_memory_block){.at = mem, .size_bytes = size_bytes};
-        memory->count++;
+        insert(memory, (gr_memory_block){.at = mem, .size_bytes = size_bytes});
         *mem_out = mem;
     } else {
-        gr_family_note(family, &diag);
+        gr_context_note(context, &diag);
     }
-    gr_family_leave(family);
+    gr_context_leave(context);
     return status;
+}
+
+/* Does an unfinished operation use it? */
+static gr_status check_unused(const gr_comm *comm, const char *call, const char *outcome,
+                              const gr_memory_block *block, gr_diag *diag)
+{
+    const gr_exec *exec = comm->context->exec;
+    char what[PLACE_BYTES];
+    const uintptr_t first = (uintptr_t)block->at;
+    const gr_call_memory memory = {.writes = {.first = first, .end = first + block->size_bytes}};
+    return exec && gr_exec_uses(exec, &memory, what, sizeof what)
+               ? gr_fail(diag, GR_E_INVALID,
+                         "%s on rank %d: %s still uses the memory at %p, which %s; "
+                         "wait for the operation first",
+                         call, comm->rank, what, (void *)block->at, outcome)
+               : GR_OK;
+}
+
+static void take_out(gr_memory *memory, size_t at)
+{
+    memory->count--;
+    memmove(memory->blocks + at, memory->blocks + at + 1,
+            (memory->count - at) * sizeof *memory->blocks);
 }
 
 static gr_status free_block(gr_comm *comm, void *mem, gr_diag *diag)
 {
-    gr_family *family = comm->family;
-    gr_memory *memory = &family->memory;
+    gr_memory *memory = &comm->context->memory;
     size_t at = find(memory, mem);
-    if (at == memory->count || memory->blocks[at].at != mem) {
+    if (at == memory->count || memory->blocks[at].at != mem || memory->blocks[at].registered) {
         return gr_fail(diag, GR_E_INVALID,
                        "gr_free on rank %d: %p is no memory of gr_alloc, or was freed already",
                        comm->rank, mem);
     }
-    size_t size_bytes = memory->blocks[at].size_bytes;
-    char what[PLACE_BYTES];
-    if (family->exec && gr_exec_uses(family->exec, mem, size_bytes, true, what, sizeof what)) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "gr_free on rank %d: %s still uses the memory at %p, which stays allocated; "
-                       "wait for the operation first",
-                       comm->rank, what, mem);
+    gr_status status = check_unused(comm, "gr_free", "stays allocated", &memory->blocks[at], diag);
+    if (status == GR_OK) {
+        take_out(memory, at);
+        give(comm->context, mem);
     }
-    memory->count--;
-    memmove(memory->blocks + at, memory->blocks + at + 1,
-            (memory->count - at) * sizeof *memory->blocks);
-    give(family, mem);
-    return GR_OK;
+    return status;
 }
 
 void gr_free(gr_comm *comm, void *mem)
 {
-    if (!comm || !mem || gr_family_enter(comm->family, false) != GR_OK) {
+    if (!comm || !mem || gr_context_enter(comm->context, false) != GR_OK) {
         return;
     }
     gr_diag diag;
     if (free_block(comm, mem, &diag) != GR_OK) {
-        gr_family_note(comm->family, &diag);
+        gr_context_note(comm->context, &diag);
     }
-    gr_family_leave(comm->family);
+    gr_context_leave(comm->context);
 }
 
-void gr_memory_fini(gr_family *family)
+/* ---- Memory of the program ------------------------------------------------------------------- */
+static gr_status check_pages(const gr_comm *comm, const gr_memory_block *block, size_t page,
+                             gr_diag *diag)
 {
-    gr_memory *memory = &family->memory;
-    for (size_t i = 0; i < memory->count && !family->mesh; i++) {
-        free(memory->blocks[i].at); /* a mesh frees its own */
+    const gr_memory *memory = &comm->context->memory;
+    uintptr_t first = (uintptr_t)block->at, end = first + block->size_bytes;
+    if (!block->at || block->size_bytes == 0 || end < first) {
+        return gr_fail(diag, GR_E_INVALID, "gr_register on rank %d: %s", comm->rank,
+                       block->at ? "the size is 0, or larger than memory can be" : "mem is NULL");
+    }
+    size_t at = find(memory, block->at);
+    const gr_memory_block *before = at > 0 ? &memory->blocks[at - 1] : NULL;
+    bool overlaps = (before && (uintptr_t)before->at + before->size_bytes > first) ||
+                    (at < memory->count && (uintptr_t)memory->blocks[at].at < end);
+    if (overlaps) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "gr_register on rank %d: some of the memory at %p is registered already, or "
+                       "of gr_alloc",
+                       comm->rank, (void *)block->at);
+    }
+    if (first % page != 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "gr_register on rank %d: %p is no multiple of %zu, and whole pages are "
+                       "shared; allocate it by aligned_alloc(%zu, ...) or mmap",
+                       comm->rank, (void *)block->at, page, page);
+    }
+    return GR_OK;
+}
+
+static gr_status register_block(gr_comm *comm, const gr_memory_block *block, size_t page,
+                                gr_diag *diag)
+{
+    gr_context *context = comm->context;
+    gr_diag why;
+    gr_status status = check_pages(comm, block, page, diag);
+    if (status == GR_OK) {
+        status = check_unused(comm, "gr_register", "is not shared", block, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    if (!make_room(&context->memory)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "gr_register on rank %d: no memory", comm->rank);
+    }
+    if (context->mesh) {
+        status = gr_mesh_register(context->mesh, block->at, block->size_bytes, &why);
+    }
+    if (status != GR_OK) {
+        return gr_fail(diag, status, "gr_register on rank %d: %s", comm->rank, why.text);
+    }
+    insert(&context->memory, *block);
+    return GR_OK;
+}
+
+gr_status gr_register(gr_comm *comm, void *mem, size_t size_bytes)
+{
+    if (!comm) {
+        return GR_E_INVALID;
+    }
+    gr_status status = gr_context_enter(comm->context, false);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_diag diag;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), rest = size_bytes % page;
+    const gr_memory_block block = {
+        .at = mem, .size_bytes = size_bytes + (rest > 0 ? page - rest : 0), .registered = true};
+    status = register_block(comm, &block, page, &diag);
+    if (status != GR_OK) {
+        gr_context_note(comm->context, &diag);
+    }
+    gr_context_leave(comm->context);
+    return status;
+}
+
+static gr_status unregister_block(gr_comm *comm, void *mem, gr_diag *diag)
+{
+    gr_context *context = comm->context;
+    gr_memory *memory = &context->memory;
+    size_t at = find(memory, mem);
+    if (at == memory->count || memory->blocks[at].at != mem || !memory->blocks[at].registered) {
+        return gr_fail(diag, GR_E_INVALID, "gr_unregister on rank %d: %p is not registered",
+                       comm->rank, mem);
+    }
+    gr_diag why;
+    gr_status status =
+        check_unused(comm, "gr_unregister", "stays registered", &memory->blocks[at], diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    if (context->mesh) {
+        status = gr_mesh_unregister(context->mesh, mem, &why);
+    }
+    if (status != GR_OK) {
+        return gr_fail(diag, status, "gr_unregister on rank %d: %s", comm->rank, why.text);
+    }
+    take_out(memory, at);
+    return GR_OK;
+}
+
+gr_status gr_unregister(gr_comm *comm, void *mem)
+{
+    if (!comm) {
+        return GR_E_INVALID;
+    }
+    gr_status status = gr_context_enter(comm->context, false);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_diag diag;
+    status = unregister_block(comm, mem, &diag);
+    if (status != GR_OK) {
+        gr_context_note(comm->context, &diag);
+    }
+    gr_context_leave(comm->context);
+    return status;
+}
+
+void gr_memory_fini(gr_context *context)
+{
+    gr_memory *memory = &context->memory;
+    for (size_t i = 0; i < memory->count && !context->mesh; i++) { /* a mesh frees its own */
+        if (!memory->blocks[i].registered) {
+            free(memory->blocks[i].at);
+        }
     }
     free(memory->blocks);
     *memory = (gr_memory){.blocks = NULL};

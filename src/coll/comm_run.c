@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/clock.h"
 #include "base/fail.h"
 #include "coll/comm_internal.h"
-#include "coll/reduce.h"
+#include "coll/plan/traits.h"
+#include "coll/reduce/reduce.h"
 
 #include <string.h>
 
 enum { WHAT_BYTES = 160, UNKNOWN_BYTES = 1 << 20 };
 
 /* ---- A group of one -------------------------------------------------------------------------- */
-static void run_alone(const gr_task *task)
+void gr_comm_run_self(const gr_coll_args *task)
 {
     const gr_call *call = task->call;
     void *result = call->partials ? call->partials[0] : task->user;
@@ -30,37 +32,35 @@ static void run_alone(const gr_task *task)
     }
 }
 
-static gr_status start_alone(gr_comm *comm, const gr_task *tasks, int count, gr_op **op_out,
+static gr_status start_alone(gr_comm *comm, const gr_coll_args *tasks, int count, gr_op **op_out,
                              gr_diag *diag)
 {
-    gr_family *family = comm->family;
+    gr_context *context = comm->context;
     if (tasks[0].call->done) {
-        if (family->alone_count == GR_EXEC_OPS_MAX) {
+        if (context->self_count == GR_EXEC_OPS_MAX) {
             return gr_fail(diag, GR_E_NO_MEMORY,
                            "%d callbacks wait to be called: call gr_comm_poll or gr_comm_drain",
                            GR_EXEC_OPS_MAX);
         }
-        int at = (family->alone_first + family->alone_count++) % GR_EXEC_OPS_MAX;
-        family->alone_done[at] =
-            (gr_alone_done){.done = tasks[0].call->done, .arg = tasks[0].call->done_arg};
+        int at = (context->self_first + context->self_count++) % GR_EXEC_OPS_MAX;
+        context->self_done[at] =
+            (gr_self_done){.done = tasks[0].call->done, .arg = tasks[0].call->done_arg};
     }
     for (int i = 0; i < count; i++) {
-        run_alone(&tasks[i]);
+        gr_comm_run_self(&tasks[i]);
     }
-    *op_out = family->alone;
+    gr_context_raise_event(context);
+    *op_out = context->alone;
     return GR_OK;
 }
 
 /* ---- In the terms of the executor ------------------------------------------------------------ */
-static bool order_free(const gr_task *task)
+static bool order_free(const gr_coll_args *task)
 {
-    bool integer = task->call->dtype == GR_I8 || task->call->dtype == GR_U8 ||
-                   task->call->dtype == GR_I16 || task->call->dtype == GR_I32 ||
-                   task->call->dtype == GR_I64;
-    return !task->reduces || (integer && task->call->op != GR_USER);
+    return !task->reduces || (gr_dtype_any_order(task->call->dtype) && task->call->op != GR_USER);
 }
 
-static gr_plan_shape shape_of(const gr_comm *comm, const gr_task *task)
+static gr_plan_shape shape_of(const gr_comm *comm, const gr_coll_args *task)
 {
     bool several_hosts = comm->topology && comm->topology->host_count > 1;
     return (gr_plan_shape){.coll = task->call->coll,
@@ -70,21 +70,19 @@ static gr_plan_shape shape_of(const gr_comm *comm, const gr_task *task)
                            .root = task->call->root,
                            .out_of_place = task->out_of_place,
                            .uneven = task->uneven,
+                           .shared = comm->selection.shared,
                            .topology = several_hosts ? comm->topology : NULL};
 }
 
-static int divisor_of(const gr_task *task)
+static int divisor_of(const gr_coll_args *task)
 {
     return task->reduces && task->call->op == GR_AVERAGE ? task->shards : 1;
 }
 
 /* Every rank must choose alike, whatever is its part: the shape for the choice is nobody's. */
-static gr_choice choose(gr_comm *comm, const gr_task *task, const gr_plan_shape *shape)
+static gr_choice choose(gr_comm *comm, const gr_coll_args *task, const gr_plan_shape *shape)
 {
     gr_coll coll = task->call->coll;
-    if (coll == GR_COLL_SEND || coll == GR_COLL_RECV) {
-        return (gr_choice){.algorithm = gr_algorithm_find(coll, "direct")};
-    }
     gr_plan_shape any = *shape;
     any.rank = 0;
     any.root = 0;
@@ -104,24 +102,25 @@ static gr_choice choose(gr_comm *comm, const gr_task *task, const gr_plan_shape 
 
 const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call)
 {
-    gr_task task;
+    gr_coll_args task;
     gr_diag diag;
-    if (comm->size == 1 || gr_task_init(&task, call, comm->rank, comm->size, &diag) != GR_OK ||
-        gr_family_enter(comm->family, false) != GR_OK) {
+    if (comm->size == 1 || gr_coll_args_init(&task, call, comm->rank, comm->size, &diag) != GR_OK ||
+        gr_context_enter(comm->context, false) != GR_OK) {
         return "none";
     }
-    if (gr_comm_lane_takes(comm, &task)) {
-        gr_family_leave_calling(comm->family);
-        return "lane";
+    if (gr_coll_traits_of[call->coll].message) {
+        gr_context_leave_calling(comm->context);
+        return "direct";
     }
     gr_plan_shape shape = shape_of(comm, &task);
     gr_choice choice = choose(comm, &task, &shape);
-    gr_family_leave_calling(comm->family);
+    gr_context_leave_calling(comm->context);
     return choice.algorithm != NULL ? choice.algorithm->name : "none";
 }
 
-static gr_status find_program(gr_comm *comm, const gr_task *task, gr_exec_request *request,
-                              gr_diag *diag)
+/* A plan, or what runs in shared memory. */
+static gr_status find_program(gr_comm *comm, const gr_coll_args *task, bool keep,
+                              gr_exec_request *request, gr_diag *diag)
 {
     gr_plan_shape shape = shape_of(comm, task);
     gr_choice choice = choose(comm, task, &shape);
@@ -131,13 +130,18 @@ static gr_status find_program(gr_comm *comm, const gr_task *task, gr_exec_reques
     }
     request->desc.algorithm = (int)(choice.algorithm - gr_algorithms);
     request->segment_bytes = choice.segment_bytes;
-    bool scale = request->divisor > 1 || request->postscale != 1;
-    return gr_programs_get(&comm->programs, choice.algorithm, &shape, scale,
-                           gr_exec_active(comm->family->exec) == 0, &request->program, diag);
+    if (!choice.algorithm->plan) {
+        return gr_comm_shm_prepare(comm, task, keep, request, diag);
+    }
+    gr_scaling scaling = {.contributions = request->prescale != 1,
+                          .result = request->divisor > 1 || request->postscale != 1};
+    return gr_schedules_get(&comm->programs, choice.algorithm, &shape, scaling,
+                            gr_exec_active(comm->context->exec) == 0 && !comm->context->persistent,
+                            &request->program, diag);
 }
 
 /* That all ranks must agree on. */
-static uint64_t count_of(const gr_task *task)
+static uint64_t count_of(const gr_coll_args *task)
 {
     if (task->uneven && task->call->coll == GR_COLL_ALLTOALL) {
         return 0;
@@ -146,7 +150,7 @@ static uint64_t count_of(const gr_task *task)
 }
 
 /* All members, a store each: that costs less than to clear them all before. */
-static void fill_desc(gr_op_desc *desc, const gr_task *task, const void *caller)
+static void fill_desc(gr_op_desc *desc, const gr_coll_args *task, const void *caller)
 {
     const gr_call *call = task->call;
     desc->coll = call->coll;
@@ -163,11 +167,15 @@ static void fill_desc(gr_op_desc *desc, const gr_task *task, const void *caller)
 }
 
 /* All members but those that find_program sets. */
-static void fill_request(gr_exec_request *request, const gr_comm *comm, gr_task *task,
+static void fill_request(gr_exec_request *request, const gr_comm *comm, gr_coll_args *task,
                          const void *caller)
 {
     const gr_call *call = task->call;
+    request->program = NULL;
+    request->ops = NULL;
+    request->state = NULL;
     request->group = &comm->group;
+    request->memory = &task->memory;
     request->user = call->partials ? call->partials : &task->user;
     request->input = &task->input;
     fill_desc(&request->desc, task, caller);
@@ -179,101 +187,108 @@ static void fill_request(gr_exec_request *request, const gr_comm *comm, gr_task 
     request->input_only = task->input_only;
     request->reduce = call->reduce;
     request->reduce_arg = call->reduce_arg;
+    request->prescale = task->prescale;
     request->divisor = divisor_of(task);
     request->postscale = task->postscale;
     request->done = call->done;
+    request->source_out = call->source_out;
     request->done_arg = call->done_arg;
 }
 
-_Static_assert(sizeof(gr_exec_request) == 192 || sizeof(void *) != 8,
+_Static_assert(sizeof(gr_exec_request) == 232 || sizeof(void *) != 8,
                "a new member is to be set too");
 
-/* ---- Starting -------------------------------------------------------------------------------- */
-static bool uses(const gr_exec *exec, gr_range range, bool to_write, char what[WHAT_BYTES])
+gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *task, bool keep, const void *caller,
+                               gr_exec_request *request, gr_diag *diag)
 {
-    return range.first < range.end &&
-           gr_exec_uses(exec, (const void *)range.first, range.end - range.first, to_write, what,
-                        WHAT_BYTES);
-}
-
-/* Memory that an unfinished operation uses must not be written, nor what it writes read. */
-static gr_status check_free(const gr_comm *comm, const gr_task *task, gr_diag *diag)
-{
-    const gr_exec *exec = comm->family->exec;
-    char what[WHAT_BYTES];
-    bool used = uses(exec, task->writes, true, what) || uses(exec, task->reads, false, what);
-    size_t bytes = task->count * gr_dtype_bytes(task->call->dtype);
-    for (int i = 0; i < gr_task_partials(task, comm->rank, comm->size) && !used; i++) {
-        uintptr_t at = (uintptr_t)task->call->partials[i];
-        used = uses(exec, (gr_range){.first = at, .end = at + bytes}, true, what);
-    }
-    if (!used) {
+    fill_request(request, comm, task, caller);
+    if (gr_coll_traits_of[task->call->coll].message) {
         return GR_OK;
     }
-    return gr_fail(diag, GR_E_INVALID,
-                   "%s on rank %d: a buffer is still used by %s; wait for that operation first",
-                   gr_coll_name(task->call->coll), comm->rank, what);
+    return find_program(comm, task, keep, request, diag);
 }
 
-static gr_status check_ready(const gr_comm *comm, const gr_task *tasks, int count, gr_diag *diag)
+/* ---- Starting -------------------------------------------------------------------------------- */
+static gr_status check_ready(const gr_comm *comm, const gr_coll_args *tasks, int count,
+                             gr_diag *diag)
 {
-    const gr_exec *exec = comm->family->exec;
-    const gr_diag *cause = gr_exec_diag(exec);
+    const gr_exec *exec = comm->context->exec;
+    const gr_diag *cause = gr_comm_diag(comm);
     if (cause->status != GR_OK) {
         return gr_fail_peer(diag, GR_E_COMM_BROKEN, cause->peer_rank,
                             "the communicator ended with an earlier failure: %.400s", cause->text);
     }
-    for (int i = 0; i < count && gr_exec_active(exec) > 0; i++) {
-        gr_status status = check_free(comm, &tasks[i], diag);
-        if (status != GR_OK) {
-            return status;
+    char what[WHAT_BYTES];
+    for (int i = 0; i < count && exec && gr_exec_active(exec) > 0; i++) {
+        if (gr_exec_uses(exec, &tasks[i].memory, what, sizeof what)) {
+            return gr_fail(
+                diag, GR_E_INVALID,
+                "%s on rank %d: a buffer is still used by %s; wait for that operation first",
+                gr_coll_name(tasks[i].call->coll), comm->rank, what);
         }
     }
     return GR_OK;
 }
 
 /* Under the lock. All or nothing. */
-static gr_status begin(gr_comm *comm, gr_task *tasks, int count, const void *caller, gr_op **op_out,
-                       gr_diag *diag)
+static gr_status begin(gr_comm *comm, gr_coll_args *tasks, int count, const void *caller,
+                       gr_op **op_out, gr_diag *diag)
 {
-    gr_family *family = comm->family;
+    gr_context *context = comm->context;
     gr_status status = GR_OK;
-    if (count == 1 && gr_comm_lane_takes(comm, &tasks[0])) {
-        gr_op_desc desc;
-        fill_desc(&desc, &tasks[0], caller);
-        return gr_comm_lane_start(comm, &tasks[0], &desc, op_out, diag);
-    }
     gr_exec_request requests[GR_CALLS_MAX];
-    gr_temp *key = NULL;
-    for (int i = 0; i < count && status == GR_OK; i++) {
-        status = gr_task_prescale(comm, &tasks[i], &key, diag);
+    int filled = 0;
+    while (filled < count && status == GR_OK) {
+        status = gr_comm_fill_request(comm, &tasks[filled], false, caller, &requests[filled], diag);
+        filled += status == GR_OK;
+    }
+    if (status == GR_OK) {
+        status = gr_exec_start(context->exec, requests, count, op_out, diag);
+    }
+    for (int i = 0; i < filled; i++) {
         if (status == GR_OK) {
-            fill_request(&requests[i], comm, &tasks[i], caller);
-            status = find_program(comm, &tasks[i], &requests[i], diag);
+            gr_comm_shm_note(comm, &requests[i]);
+        } else {
+            gr_comm_shm_drop(&requests[i]);
         }
     }
-    if (status == GR_OK && key && requests[0].done) {
-        key->done = requests[0].done;
-        key->done_arg = requests[0].done_arg;
-        requests[0].done = gr_temps_done;
-        requests[0].done_arg = key;
-    }
-    if (status == GR_OK) {
-        status = gr_exec_start(family->exec, requests, count, op_out, diag);
-    }
-    if (status == GR_OK) {
-        gr_comm_lane_note(comm, tasks, count);
-    }
-    if (status != GR_OK && key) {
-        gr_temps_give(family, key);
-    } else if (key && !key->done) {
-        key->op = *op_out;
-        family->temp_ops++;
+    if (status == GR_OK && count > 1) {
+        (void)gr_exec_progress(context->exec); /* as gr_comm_shm_look of each */
     }
     return status;
 }
 
-static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_task *tasks,
+/* Is what the call uses memory of the kind that it names, and one that is supported? */
+static gr_status check_memory(const gr_comm *comm, const gr_coll_args *task, gr_diag *diag)
+{
+    const gr_call *call = task->call;
+    if (call->memory != GR_MEMORY_HOST) {
+        return gr_fail(
+            diag, GR_E_UNSUPPORTED,
+            "%s on rank %d: buffers of kind %d are not supported; copy them to memory of "
+            "the host (GR_MEMORY_HOST) first",
+            gr_coll_name(call->coll), comm->rank, (int)call->memory);
+    }
+    bool fine = true;
+    for (int i = 0; i < task->memory.partial_count + 2 && fine; i++) {
+        gr_range range = gr_call_memory_range(&task->memory, i);
+        fine = gr_host_memory_has(&comm->context->host_memory, (const void *)range.first,
+                                  range.end - range.first);
+    }
+    return fine ? GR_OK
+                : gr_fail(diag, GR_E_UNSUPPORTED,
+                          "%s on rank %d: a buffer is memory that this process cannot read: of a "
+                          "device, or not mapped; copy device memory to the host first",
+                          gr_coll_name(call->coll), comm->rank);
+}
+
+gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *task, gr_diag *diag)
+{
+    gr_status status = check_memory(comm, task, diag);
+    return status == GR_OK ? check_ready(comm, task, 1, diag) : status;
+}
+
+static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_coll_args *tasks,
                        gr_diag *diag)
 {
     if (!calls || count < 1 || count > GR_CALLS_MAX) {
@@ -281,9 +296,17 @@ static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_
                        GR_CALLS_MAX, calls ? count : 0);
     }
     for (int i = 0; i < count; i++) {
-        gr_status status = gr_task_init(&tasks[i], &calls[i], comm->rank, comm->size, diag);
+        gr_status status = gr_coll_args_init(&tasks[i], &calls[i], comm->rank, comm->size, diag);
+        if (status == GR_OK) {
+            status = check_memory(comm, &tasks[i], diag);
+        }
         if (status != GR_OK) {
             return status;
+        }
+        if (comm->size == 1 && gr_coll_traits_of[calls[i].coll].message) {
+            return gr_fail(diag, GR_E_UNSUPPORTED,
+                           "%s on rank %d: messages in a group of one rank are not supported",
+                           gr_coll_name(calls[i].coll), comm->rank);
         }
         if (i > 0 && calls[i].done) {
             return gr_fail(diag, GR_E_INVALID,
@@ -292,68 +315,100 @@ static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_
                            comm->rank, i);
         }
     }
-    return count == 1 ? GR_OK : gr_tasks_apart(tasks, count, comm->rank, comm->size, diag);
+    return count == 1 ? GR_OK : gr_coll_args_apart(tasks, count, comm->rank, comm->size, diag);
+}
+
+/* A blocking message of the rank to itself, which no other thread can help. */
+static gr_status check_own_message(const gr_comm *comm, const gr_coll_args *task, gr_diag *diag)
+{
+    const gr_call *call = task->call;
+    gr_op_desc desc;
+    fill_desc(&desc, task, NULL);
+    if (!gr_coll_traits_of[call->coll].message || call->root != comm->rank ||
+        gr_context_may_start(comm->context) ||
+        !gr_exec_would_wait_for_itself(comm->context->exec, &comm->group, &desc)) {
+        return GR_OK;
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s on rank %d is from this rank to itself, and would wait for ever: %s",
+                   gr_coll_name(call->coll), comm->rank,
+                   call->coll == GR_COLL_SEND
+                       ? "a message of this size is not kept; start the receive first"
+                       : "no such message was sent");
 }
 
 /* Checks and starts, under the lock; keeps the sentence of a failure. */
-static gr_status check_and_begin(gr_comm *comm, const gr_call *calls, int count, const void *caller,
-                                 gr_op **op_out)
+static gr_status check_and_begin(gr_comm *comm, const gr_call *calls, int count, bool waits,
+                                 const void *caller, gr_op **op_out)
 {
-    gr_task tasks[GR_CALLS_MAX];
+    gr_coll_args tasks[GR_CALLS_MAX];
     gr_diag diag;
     gr_status status = check(comm, calls, count, tasks, &diag);
-    if (status == GR_OK && comm->family->exec) {
+    if (status == GR_OK) {
         status = check_ready(comm, tasks, count, &diag);
+    }
+    if (status == GR_OK && waits && count == 1 && comm->size > 1) {
+        status = check_own_message(comm, &tasks[0], &diag);
     }
     if (status == GR_OK) {
         status = comm->size == 1 ? start_alone(comm, tasks, count, op_out, &diag)
                                  : begin(comm, tasks, count, caller, op_out, &diag);
     }
-    return status == GR_OK ? GR_OK : gr_family_note(comm->family, &diag);
-}
-
-static gr_status release(gr_family *family, gr_op *op)
-{
-    if (family->temp_ops > 0) {
-        gr_temps_give_op(family, op);
-    }
-    return gr_op_release(op);
+    return status == GR_OK ? GR_OK : gr_context_note(comm->context, &diag);
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 /* Entered; leaves. Who waited for it would wait forever. */
-static gr_status refuse_released(gr_family *family)
+static gr_status refuse_released(gr_context *context)
 {
     gr_diag diag;
     (void)gr_fail(&diag, GR_E_INVALID,
                   "the operation is over and was waited for already: gr_wait, gr_test and "
                   "gr_wait_any release it");
-    gr_status status = gr_family_note(family, &diag);
-    gr_family_leave_calling(family);
+    gr_status status = gr_context_note(context, &diag);
+    gr_context_leave_calling(context);
     return status;
 }
 
+static bool is_past(int64_t deadline_us)
+{
+    gr_clock clock = gr_clock_real();
+    return deadline_us != GR_NEVER && gr_clock_now_us(&clock) >= deadline_us;
+}
+
 /* Entered; leaves. */
-static gr_status wait_inside(gr_family *family, gr_op *op)
+static gr_status wait_inside(gr_context *context, gr_op *op, int64_t deadline_us)
 {
     for (;;) {
         if (gr_op_released(op)) {
-            return refuse_released(family);
+            return refuse_released(context);
         }
         if (!gr_op_finished(op)) {
-            gr_family_wait(family, op);
+            gr_context_wait(context, &op, 1, deadline_us);
         }
         if (gr_op_finished(op)) {
-            gr_status status = release(family, op);
-            gr_family_leave_calling(family);
+            gr_status status = gr_op_release(op);
+            gr_context_leave_calling(context);
             return status;
         }
-        gr_family_leave_calling(family);
-        gr_status status = gr_family_enter(family, true);
+        gr_context_leave_calling(context);
+        if (is_past(deadline_us)) {
+            return GR_E_TIMEOUT;
+        }
+        gr_status status = gr_context_enter(context, true);
         if (status != GR_OK) {
             return status;
         }
     }
+}
+
+/* Of a call in place, which may be one that is repeated without any other check. */
+static bool is_readable(gr_comm *comm, const gr_call *call)
+{
+    return call->memory == GR_MEMORY_HOST &&
+           (!call->out || call->count > GR_COLL_ARGS_COUNT_MAX ||
+            gr_host_memory_has(&comm->context->host_memory, call->out,
+                               call->count * gr_dtype_bytes(call->dtype)));
 }
 
 gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void *caller)
@@ -361,31 +416,33 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
     if (!comm) {
         return GR_E_INVALID;
     }
-    gr_family *family = comm->family;
-    gr_status status = gr_family_enter(family, true);
+    gr_context *context = comm->context;
+    gr_status status = gr_context_enter(context, true);
     if (status != GR_OK) {
         return status;
     }
-    gr_op *op = calls && count == 1 ? gr_comm_lane_repeat(comm, &calls[0], caller) : NULL;
+    gr_op *op = calls && count == 1 && is_readable(comm, &calls[0])
+                    ? gr_comm_shm_repeat(comm, &calls[0], caller)
+                    : NULL;
     if (op) {
-        gr_comm_lane_linger(comm, op);
-        return wait_inside(family, op);
+        gr_comm_shm_linger(comm, op);
+        return wait_inside(context, op, GR_NEVER);
     }
     if (calls && count > 0 && calls[0].done) {
         gr_diag diag;
         (void)gr_fail(&diag, GR_E_INVALID,
                       "gr_run on rank %d: `done` is set, but the call waits; use gr_start",
                       comm->rank);
-        status = gr_family_note(family, &diag);
+        status = gr_context_note(context, &diag);
     } else {
-        status = check_and_begin(comm, calls, count, caller, &op);
+        status = check_and_begin(comm, calls, count, true, caller, &op);
     }
     if (status != GR_OK || comm->size == 1) {
-        gr_family_leave_calling(family);
+        gr_context_leave_calling(context);
         return status;
     }
-    gr_comm_lane_linger(comm, op);
-    return wait_inside(family, op);
+    gr_comm_shm_linger(comm, op);
+    return wait_inside(context, op, GR_NEVER);
 }
 
 gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const void *caller,
@@ -394,8 +451,8 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
     if (!comm) {
         return GR_E_INVALID;
     }
-    gr_family *family = comm->family;
-    gr_status status = gr_family_enter(family, false);
+    gr_context *context = comm->context;
+    gr_status status = gr_context_enter(context, false);
     if (status != GR_OK) {
         return status;
     }
@@ -407,17 +464,17 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
                       calls_back ? "there is a callback, so op_out must be NULL: the operation "
                                    "releases itself"
                                  : "op_out is NULL, and there is no callback either");
-        status = gr_family_note(family, &diag);
+        status = gr_context_note(context, &diag);
     } else {
-        status = check_and_begin(comm, calls, count, caller, &op);
+        status = check_and_begin(comm, calls, count, false, caller, &op);
     }
     if (status == GR_OK) {
-        gr_comm_lane_look(comm, op);
+        gr_comm_shm_look(comm, op);
     }
     if (status == GR_OK && op_out) {
         *op_out = op;
     }
-    gr_family_leave(family);
+    gr_context_leave(context);
     return status;
 }
 
@@ -426,23 +483,33 @@ gr_status gr_test(gr_op *op)
     if (!op) {
         return GR_E_INVALID;
     }
-    gr_family *family = gr_op_owner(op);
-    if (!family) {
+    gr_context *context = gr_op_owner(op);
+    if (!context) {
         return gr_op_release(op);
     }
-    gr_status status = gr_family_enter(family, false);
+    gr_status status = gr_context_enter(context, false);
     if (status != GR_OK) {
         return status;
     }
     if (gr_op_released(op)) {
-        return refuse_released(family);
+        return refuse_released(context);
     }
-    if (!gr_op_finished(op) && !gr_exec_progress(family->exec)) {
-        (void)gr_exec_look(family->exec, false);
+    if (!gr_op_finished(op) && !gr_exec_progress(context->exec)) {
+        (void)gr_exec_poll_timers(context->exec, false);
     }
-    status = gr_op_finished(op) ? release(family, op) : GR_PENDING;
-    gr_family_leave_calling(family);
+    status = gr_op_finished(op) ? gr_op_release(op) : GR_PENDING;
+    gr_context_leave_calling(context);
     return status;
+}
+
+/* Entered; leaves. */
+static gr_status wait_for(gr_context *context, gr_op *op, int64_t deadline_us)
+{
+    const gr_comm *comm = gr_op_persistent_comm(op);
+    if (comm && !gr_op_released(op)) {
+        gr_comm_shm_linger(comm, gr_op_running(op));
+    }
+    return wait_inside(context, op, deadline_us);
 }
 
 gr_status gr_wait(gr_op *op)
@@ -450,21 +517,38 @@ gr_status gr_wait(gr_op *op)
     if (!op) {
         return GR_E_INVALID;
     }
-    gr_family *family = gr_op_owner(op);
-    if (!family) {
+    gr_context *context = gr_op_owner(op);
+    if (!context) {
         return gr_op_release(op);
     }
-    gr_status status = gr_family_enter(family, true);
-    return status == GR_OK ? wait_inside(family, op) : status;
+    gr_status status = gr_context_enter(context, true);
+    return status == GR_OK ? wait_for(context, op, GR_NEVER) : status;
+}
+
+gr_status gr_wait_for(gr_op *op, int64_t timeout_us)
+{
+    if (!op) {
+        return GR_E_INVALID;
+    }
+    gr_context *context = gr_op_owner(op);
+    if (!context) {
+        return gr_op_release(op);
+    }
+    gr_clock clock = gr_clock_real();
+    int64_t deadline_us = timeout_us < 0    ? GR_NEVER
+                          : timeout_us == 0 ? gr_clock_now_us(&clock)
+                                            : gr_clock_deadline_us(&clock, timeout_us);
+    gr_status status = gr_context_enter(context, true);
+    return status == GR_OK ? wait_for(context, op, deadline_us) : status;
 }
 
 /* The first of ops that is finished; -1: none. *family_out: whose they are, if anybody's. */
-static int find_finished(gr_op **ops, int count, gr_family **family_out)
+static int find_finished(gr_op **ops, int count, gr_context **family_out)
 {
     int found = -1;
     for (int i = 0; i < count; i++) {
-        gr_family *family = ops[i] ? gr_op_owner(ops[i]) : NULL;
-        *family_out = family ? family : *family_out;
+        gr_context *context = ops[i] ? gr_op_owner(ops[i]) : NULL;
+        *family_out = context ? context : *family_out;
         if (ops[i] && found < 0 && gr_op_finished(ops[i])) {
             found = i;
         }
@@ -481,12 +565,12 @@ static bool any_released(gr_op *const *ops, int count)
     return any;
 }
 
-static gr_status take_one(gr_op **ops, int index, gr_family *family, int *index_out)
+static gr_status take_one(gr_op **ops, int index, int *index_out)
 {
     gr_op *op = ops[index];
     ops[index] = NULL;
     *index_out = index;
-    return family ? release(family, op) : gr_op_release(op);
+    return gr_op_release(op);
 }
 
 gr_status gr_wait_any(gr_op **ops, int count, int *index_out)
@@ -495,33 +579,33 @@ gr_status gr_wait_any(gr_op **ops, int count, int *index_out)
         return GR_E_INVALID;
     }
     *index_out = -1;
-    gr_family *family = NULL;
+    gr_context *context = NULL;
     int known = 0;
     for (int i = 0; ops && i < count; i++) {
         known += ops[i] != NULL;
-        family = ops[i] && !family ? gr_op_owner(ops[i]) : family;
+        context = ops[i] && !context ? gr_op_owner(ops[i]) : context;
     }
     if (known == 0) {
         return GR_E_INVALID;
     }
-    if (!family) { /* of a group of one: all are finished */
-        return take_one(ops, find_finished(ops, count, &family), NULL, index_out);
+    if (!context) { /* of a group of one: all are finished */
+        return take_one(ops, find_finished(ops, count, &context), index_out);
     }
     for (;;) {
-        gr_status status = gr_family_enter(family, true);
+        gr_status status = gr_context_enter(context, true);
         if (status != GR_OK) {
             return status;
         }
         if (any_released(ops, count)) {
-            return refuse_released(family);
+            return refuse_released(context);
         }
-        int found = find_finished(ops, count, &family);
+        int found = find_finished(ops, count, &context);
         if (found < 0) {
-            gr_family_wait_any(family, ops, count);
-            found = find_finished(ops, count, &family);
+            gr_context_wait(context, ops, count, GR_NEVER);
+            found = find_finished(ops, count, &context);
         }
-        status = found >= 0 ? take_one(ops, found, family, index_out) : GR_PENDING;
-        gr_family_leave_calling(family);
+        status = found >= 0 ? take_one(ops, found, index_out) : GR_PENDING;
+        gr_context_leave_calling(context);
         if (found >= 0) {
             return status;
         }
@@ -530,12 +614,13 @@ gr_status gr_wait_any(gr_op **ops, int count, int *index_out)
 
 /* ---- Everything ------------------------------------------------------------------------------ */
 /* Under the lock. */
-static gr_status state_of(const gr_family *family)
+static gr_status state_of(const gr_comm *comm)
 {
-    if (family->exec && gr_exec_diag(family->exec)->status != GR_OK) {
-        return (gr_status)gr_exec_diag(family->exec)->status;
-    }
-    return family->exec && gr_exec_active(family->exec) > 0 ? GR_PENDING : GR_OK;
+    const gr_context *context = comm->context;
+    const gr_diag *cause = gr_comm_diag(comm);
+    return cause->status != GR_OK                               ? (gr_status)cause->status
+           : context->exec && gr_exec_active(context->exec) > 0 ? GR_PENDING
+                                                                : GR_OK;
 }
 
 gr_status gr_comm_poll(gr_comm *comm)
@@ -543,16 +628,16 @@ gr_status gr_comm_poll(gr_comm *comm)
     if (!comm) {
         return GR_E_INVALID;
     }
-    gr_family *family = comm->family;
-    gr_status status = gr_family_enter(family, false);
+    gr_context *context = comm->context;
+    gr_status status = gr_context_enter(context, false);
     if (status != GR_OK) {
         return status;
     }
-    if (family->exec && !gr_exec_progress(family->exec)) {
-        (void)gr_exec_look(family->exec, false);
+    if (context->exec && !gr_exec_progress(context->exec)) {
+        (void)gr_exec_poll_timers(context->exec, false);
     }
-    status = state_of(family);
-    gr_family_leave_calling(family);
+    status = state_of(comm);
+    gr_context_leave_calling(context);
     return status;
 }
 
@@ -561,19 +646,22 @@ gr_status gr_comm_drain(gr_comm *comm)
     if (!comm) {
         return GR_E_INVALID;
     }
-    gr_family *family = comm->family;
+    gr_context *context = comm->context;
     bool called;
     gr_status status;
     do { /* callbacks may start more */
-        status = gr_family_enter(family, true);
+        status = gr_context_enter(context, true);
         if (status != GR_OK) {
             return status;
         }
-        if (family->exec) {
-            gr_family_wait(family, NULL);
+        if (context->exec) {
+            gr_context_wait(context, NULL, 0, GR_NEVER);
+            while (context->deliverer != 0 && state_of(comm) != GR_PENDING) {
+                gr_context_follow(context, GR_NEVER);
+            }
         }
-        status = state_of(family);
-        called = gr_family_leave_calling(family);
+        status = state_of(comm);
+        called = gr_context_leave_calling(context);
     } while (status == GR_PENDING || called);
     return status;
 }

@@ -24,13 +24,15 @@ static inline void clear(gr_call *call)
     call->reduce = NULL;
     call->reduce_arg = NULL;
     call->shards = 0;
+    call->memory = GR_MEMORY_HOST;
     call->partials = NULL;
     call->name = NULL;
     call->site = NULL;
     call->done = NULL;
     call->done_arg = NULL;
+    call->source_out = NULL;
 }
-_Static_assert(sizeof(gr_call) == 144 || sizeof(void *) != 8, "a new member is to be cleared too");
+_Static_assert(sizeof(gr_call) == 152 || sizeof(void *) != 8, "a new member is to be cleared too");
 
 static gr_call by_count(gr_coll coll, void *buf, size_t count, gr_dtype dtype, gr_redop op)
 {

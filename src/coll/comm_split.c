@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/clock.h"
 #include "base/fail.h"
 #include "base/hash.h"
 #include "coll/comm_internal.h"
@@ -13,7 +14,7 @@
 
 enum { ID_WORDS = GR_COMMS_MAX / 64 };
 
-typedef struct row {
+typedef struct split_row {
     int64_t kind;  /* row_kind */
     int64_t color; /* negative: no member of any */
     int64_t key;
@@ -21,9 +22,9 @@ typedef struct row {
     int64_t next_id; /* where it would look first */
     int64_t next_lane;
     uint64_t ids[ID_WORDS];
-} row;
-_Static_assert(sizeof(row) == (6 + ID_WORDS) * sizeof(int64_t), "a row has no gaps");
-enum { ROW_WORDS = sizeof(row) / sizeof(int64_t) };
+} split_row;
+_Static_assert(sizeof(split_row) == (6 + ID_WORDS) * sizeof(int64_t), "a row has no gaps");
+enum { ROW_WORDS = sizeof(split_row) / sizeof(int64_t) };
 
 typedef enum row_kind { ROW_SPLIT = 1, ROW_SUBGROUP = 2, ROW_WRONG = 3 } row_kind;
 
@@ -32,9 +33,9 @@ static const char *kind_name(int64_t kind)
     return kind == ROW_SPLIT ? "gr_comm_split" : "gr_comm_subgroup";
 }
 
-static gr_status check_rows(const gr_comm *parent, const row *rows, gr_diag *diag)
+static gr_status check_rows(const gr_comm *parent, const split_row *rows, gr_diag *diag)
 {
-    const row *own = &rows[parent->rank];
+    const split_row *own = &rows[parent->rank];
     for (int i = 0; i < parent->size; i++) {
         if (rows[i].kind == ROW_WRONG) {
             return gr_fail_peer(
@@ -60,23 +61,23 @@ static gr_status check_rows(const gr_comm *parent, const row *rows, gr_diag *dia
 }
 
 /* Lanes are never used again; a number that is too large means none. */
-static int choose_lane(const row *rows, const int *members, int count)
+static int choose_lane(const split_row *rows, const int *members, int count)
 {
-    int64_t lane = 1; /* 0 is that of the whole job */
+    int64_t shm = 1; /* 0 is that of the whole job */
     for (int i = 0; i < count; i++) {
-        lane = rows[members[i]].next_lane > lane ? rows[members[i]].next_lane : lane;
+        shm = rows[members[i]].next_lane > shm ? rows[members[i]].next_lane : shm;
     }
-    return lane < INT_MAX ? (int)lane : INT_MAX;
+    return shm < INT_MAX ? (int)shm : INT_MAX;
 }
 
 /* A number that none of the members uses. Numbers are taken in turn, so that one is not used again
  * soon. */
-static int choose_id(const row *rows, const int *members, int count)
+static int choose_id(const split_row *rows, const int *members, int count)
 {
     uint64_t used[ID_WORDS] = {0};
     int64_t first = 0;
     for (int i = 0; i < count; i++) {
-        const row *from = &rows[members[i]];
+        const split_row *from = &rows[members[i]];
         for (int k = 0; k < ID_WORDS; k++) {
             used[k] |= from->ids[k];
         }
@@ -92,7 +93,7 @@ static int choose_id(const row *rows, const int *members, int count)
 }
 
 /* The ranks of the parent with our color, in order. */
-static int list_members(const gr_comm *parent, const row *rows, int *members)
+static int list_members(const gr_comm *parent, const split_row *rows, int *members)
 {
     int count = 0;
     for (int i = 0; i < parent->size; i++) {
@@ -112,7 +113,7 @@ static int list_members(const gr_comm *parent, const row *rows, int *members)
 /* The same rules and costs as the parent. */
 static gr_status choose_as(gr_comm *comm, const gr_comm *parent, gr_diag *diag)
 {
-    gr_selection_config choosing = parent->family->choosing;
+    gr_selection_config choosing = parent->context->choosing;
     choosing.world_size = comm->size;
     gr_status status = gr_selection_init(&comm->selection, &choosing, diag);
     comm->selection.forced = parent->selection.forced;
@@ -120,12 +121,12 @@ static gr_status choose_as(gr_comm *comm, const gr_comm *parent, gr_diag *diag)
     return status;
 }
 
-static gr_status make(gr_comm *parent, const row *rows, int *members, gr_comm **comm_out,
+static gr_status make(gr_comm *parent, const split_row *rows, int *members, gr_comm **comm_out,
                       gr_diag *diag)
 {
     int count = list_members(parent, rows, members);
     int id = choose_id(rows, members, count);
-    int lane = choose_lane(rows, members, count);
+    int shm = choose_lane(rows, members, count);
     if (id < 0) {
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no number is free for one more communicator: %d exist among its ranks",
@@ -137,15 +138,15 @@ static gr_status make(gr_comm *parent, const row *rows, int *members, gr_comm **
         members[i] = parent->world[members[i]];
     }
     gr_status status =
-        gr_comm_make(parent->family, members, count, rank, (uint16_t)id, comm_out, diag);
+        gr_comm_make(parent->context, members, count, rank, (uint16_t)id, comm_out, diag);
     if (status != GR_OK) {
         return status;
     }
-    parent->family->next_id = (id + 1) % GR_COMMS_MAX;
-    parent->family->next_lane = lane < INT_MAX ? lane + 1 : INT_MAX;
+    parent->context->next_id = (id + 1) % GR_COMMS_MAX;
+    parent->context->next_lane = shm < INT_MAX ? shm + 1 : INT_MAX;
     status = choose_as(*comm_out, parent, diag);
     if (status == GR_OK) {
-        status = gr_comm_lane_open(*comm_out, lane, diag);
+        status = gr_comm_shm_open(*comm_out, shm, diag);
     }
     if (status != GR_OK) {
         gr_comm_unmake(*comm_out);
@@ -154,7 +155,7 @@ static gr_status make(gr_comm *parent, const row *rows, int *members, gr_comm **
 }
 
 /* Entered; rows are known. */
-static gr_status take_rows(gr_comm *parent, const row *rows, int *members, gr_comm **comm_out,
+static gr_status take_rows(gr_comm *parent, const split_row *rows, int *members, gr_comm **comm_out,
                            gr_diag *diag)
 {
     gr_comm *made = NULL;
@@ -168,19 +169,9 @@ static gr_status take_rows(gr_comm *parent, const row *rows, int *members, gr_co
     return status;
 }
 
-static gr_status exchange(gr_comm *parent, row *own, row *rows, const void *caller, gr_diag *diag)
+/* Passes on the sentence of a call on the parent that returned `status`. */
+static gr_status say_last(const gr_comm *parent, gr_status status, gr_diag *diag)
 {
-    gr_family *family = parent->family;
-    own->next_id = family->next_id;
-    own->next_lane = family->next_lane;
-    memcpy(own->ids, family->ids, sizeof own->ids);
-    gr_call call = {.coll = GR_COLL_ALLGATHER,
-                    .dtype = GR_I64,
-                    .in = own,
-                    .out = rows,
-                    .count = ROW_WORDS,
-                    .name = "gr_comm_split"};
-    gr_status status = gr_comm_run(parent, &call, 1, caller);
     if (status != GR_OK && diag) {
         *diag = *(gr_status_scope(status) == GR_SCOPE_CALL ? gr_comm_last_error(parent)
                                                            : gr_comm_diag(parent));
@@ -188,37 +179,71 @@ static gr_status exchange(gr_comm *parent, row *own, row *rows, const void *call
     return status;
 }
 
+/* One sub-group is made at a time: what a rank says of its numbers must stay true until it has one
+ * more. */
+static gr_status begin_split(gr_context *context)
+{
+    gr_status status = gr_context_enter(context, true);
+    if (status == GR_OK) {
+        while (context->splitting) {
+            gr_context_follow(context, GR_NEVER);
+        }
+        context->splitting = true;
+        gr_context_leave(context);
+    }
+    return status;
+}
+
+static gr_status exchange(gr_comm *parent, split_row *own, split_row *rows, const void *caller,
+                          gr_diag *diag)
+{
+    gr_context *context = parent->context;
+    own->next_id = context->next_id;
+    own->next_lane = context->next_lane;
+    memcpy(own->ids, context->ids, sizeof own->ids);
+    gr_call call = {.coll = GR_COLL_ALLGATHER,
+                    .dtype = GR_I64,
+                    .in = own,
+                    .out = rows,
+                    .count = ROW_WORDS,
+                    .name = "gr_comm_split"};
+    return say_last(parent, gr_comm_run(parent, &call, 1, caller), diag);
+}
+
 /* `wrong`: a sentence about the caller's own arguments, or NULL. The others are told even so, since
  * they would wait for this rank. */
-static gr_status split(gr_comm *parent, row *own, const char *wrong, const void *caller,
+static gr_status split(gr_comm *parent, split_row *own, const char *wrong, const void *caller,
                        gr_comm **comm_out, gr_diag *diag)
 {
-    gr_family *family = parent->family;
+    gr_context *context = parent->context;
     const char *name = kind_name(own->kind);
     own->kind = wrong ? ROW_WRONG : own->kind;
-    row *rows = calloc((size_t)parent->size, sizeof *rows);
+    gr_status status = begin_split(context);
+    if (status != GR_OK) {
+        return say_last(parent, status, diag);
+    }
+    split_row *rows = calloc((size_t)parent->size, sizeof *rows);
     int *members = calloc((size_t)parent->size, sizeof *members);
     gr_diag own_diag;
-    gr_status status = rows && members ? exchange(parent, own, rows, caller, diag)
-                                       : gr_fail(diag, GR_E_NO_MEMORY,
-                                                 "no memory to split %d ranks", parent->size);
-    if (status == GR_OK) {
-        status = gr_family_enter(family, false);
+    status = rows && members
+                 ? exchange(parent, own, rows, caller, diag)
+                 : gr_fail(diag, GR_E_NO_MEMORY, "no memory to split %d ranks", parent->size);
+    bool exchanged = status == GR_OK;
+    gr_context_reenter(context);
+    if (exchanged) {
+        status =
+            wrong ? gr_fail(&own_diag, GR_E_INVALID, "%s on rank %d: %s", name, parent->rank, wrong)
+                  : take_rows(parent, rows, members, comm_out, &own_diag);
     }
-    if (status != GR_OK) {
-        goto undo_rows;
-    }
-    status = wrong
-                 ? gr_fail(&own_diag, GR_E_INVALID, "%s on rank %d: %s", name, parent->rank, wrong)
-                 : take_rows(parent, rows, members, comm_out, &own_diag);
-    if (status != GR_OK) {
-        gr_family_note(family, &own_diag);
+    if (exchanged && status != GR_OK) {
+        gr_context_note(context, &own_diag);
         if (diag) {
             *diag = own_diag;
         }
     }
-    gr_family_leave(family);
-undo_rows:
+    context->splitting = false;
+    gr_context_notify(context);
+    gr_context_leave(context);
     free(members);
     free(rows);
     return status;
@@ -229,7 +254,7 @@ gr_status gr_comm_split(gr_comm *parent, int color, int key, gr_comm **comm_out,
     if (!parent) {
         return gr_fail(diag, GR_E_INVALID, "gr_comm_split: the parent is NULL");
     }
-    row own = {.kind = ROW_SPLIT, .color = color, .key = key};
+    split_row own = {.kind = ROW_SPLIT, .color = color, .key = key};
     return split(parent, &own, comm_out ? NULL : "comm_out is NULL", __builtin_return_address(0),
                  comm_out, diag);
 }
@@ -259,7 +284,7 @@ gr_status gr_comm_subgroup(gr_comm *parent, const int *ranks, int count, gr_comm
         return gr_fail(diag, GR_E_INVALID, "gr_comm_subgroup: the parent is NULL");
     }
     const char *wrong = comm_out ? check_list(parent, ranks, count) : "comm_out is NULL";
-    row own = {.kind = ROW_SUBGROUP, .color = -1};
+    split_row own = {.kind = ROW_SUBGROUP, .color = -1};
     for (int i = 0; !wrong && i < count; i++) {
         if (ranks[i] == parent->rank) {
             own.color = 0;

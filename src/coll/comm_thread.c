@@ -1,104 +1,233 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/clock.h"
 #include "base/fail.h"
 #include "coll/comm_internal.h"
 
-#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <unistd.h>
 
 /* ---- The lock -------------------------------------------------------------------------------- */
-static bool on_background(const gr_comm_thread *thread)
+static uintptr_t this_thread(void)
 {
-    return thread->running && pthread_equal(thread->thread, pthread_self());
+    return (uintptr_t)pthread_self();
 }
 
-static void wake_waiter(gr_family *family)
+static void wait_for_turn(gr_context *context, uint32_t ticket)
 {
-    /* Sequentially consistent on both sides: either the waiter sees that it is asked to make way,
-     * or we see `in_wait` and wake the mesh. */
-    if (atomic_load(&family->thread.in_wait)) {
-        gr_mesh_wake(family->mesh);
+    gr_comm_thread *thread = &context->thread;
+    /* Sequentially consistent on both sides: either the thread that is about to sleep in the mesh
+     * sees that the lock is wanted, or this one sees `in_wait` and wakes the mesh. */
+    atomic_fetch_add(&thread->wanted, 1);
+    if (atomic_load(&thread->in_wait)) {
+        gr_mesh_wake(context->mesh);
+    }
+    gr_fair_lock_await(&thread->lock, ticket);
+    atomic_fetch_sub(&thread->wanted, 1);
+}
+
+static void lock(gr_context *context)
+{
+    uint32_t ticket;
+    if (!gr_fair_lock_ask(&context->thread.lock, &ticket)) {
+        wait_for_turn(context, ticket);
+    }
+    atomic_store_explicit(&context->owner, this_thread(), memory_order_relaxed);
+}
+
+static void unlock(gr_context *context)
+{
+    atomic_store_explicit(&context->owner, 0, memory_order_relaxed);
+    gr_fair_lock_give(&context->thread.lock);
+}
+
+void gr_context_notify(gr_context *context)
+{
+    if (context->thread.followers > 0) {
+        gr_counter_raise(&context->thread.news);
     }
 }
 
-static void lock(gr_family *family)
+/* Does anybody want to hear of operations that have finished? */
+static bool is_listened_to(const gr_context *context)
 {
-    gr_comm_thread *thread = &family->thread;
-    if (!thread->running) {
-        return;
-    }
-    atomic_fetch_add(on_background(thread) ? &thread->asked : &thread->wanted, 1);
-    wake_waiter(family);
-    pthread_mutex_lock(&thread->lock);
+    return context->thread.followers > 0 || context->event_fd >= 0;
 }
 
-static void unlock(gr_family *family)
+/* Under the lock. Other threads may wait for what has finished meanwhile. */
+static void tell_of_finished(gr_context *context)
 {
-    gr_comm_thread *thread = &family->thread;
-    if (!thread->running) {
-        return;
-    }
-    if (on_background(thread)) {
-        atomic_fetch_sub(&thread->asked, 1);
-        pthread_cond_signal(&thread->given);
-    } else {
-        atomic_fetch_sub(&thread->wanted, 1);
-        if (gr_exec_active(family->exec) > 0 || gr_exec_done_pending(family->exec) ||
-            thread->stop || (thread->asleep && gr_exec_unsure(family->exec))) {
-            pthread_cond_signal(&thread->cond);
+    gr_comm_thread *thread = &context->thread;
+    if (context->exec && is_listened_to(context)) {
+        uint64_t finished = gr_exec_finished(context->exec);
+        if (finished != thread->finished) {
+            thread->finished = finished;
+            gr_context_notify(context);
+            gr_context_raise_event(context);
         }
     }
-    pthread_mutex_unlock(&thread->lock);
 }
 
-/* Lets a callback in that asks for the lock. */
-static void make_way(gr_family *family)
+/* Is there anything to do for the progress thread? */
+static bool has_work(const gr_context *context)
 {
-    gr_comm_thread *thread = &family->thread;
-    while (atomic_load(&thread->asked) > 0) {
-        pthread_cond_wait(&thread->given, &thread->lock);
-    }
+    const gr_comm_thread *thread = &context->thread;
+    return thread->stop ||
+           (!thread->led && (gr_exec_active(context->exec) > 0 ||
+                             (gr_exec_done_pending(context->exec) && context->deliverer == 0)));
 }
 
-/* Another thread has given up what this one prepares: all operations end. */
-static void end_if_given_up(gr_family *family)
+void gr_context_leave(gr_context *context)
+{
+    gr_comm_thread *thread = &context->thread;
+    tell_of_finished(context);
+    if (thread->asleep && has_work(context)) {
+        thread->asleep = false;
+        gr_counter_raise(&thread->work);
+    }
+    unlock(context);
+}
+
+/* ---- Who may come in ------------------------------------------------------------------------- */
+static gr_status refuse(gr_context *context, const char *why)
 {
     gr_diag diag;
-    if (atomic_load(&family->given_up) && gr_exec_diag(family->exec)->status == GR_OK) {
-        (void)gr_fail_peer(&diag, GR_E_PEER_LOST, gr_group_rank(family->group),
-                           "rank %d does not prepare the next generation any more",
-                           gr_group_rank(family->group));
-        gr_exec_end(family->exec, &diag);
-    }
+    (void)gr_fail(&diag, GR_E_INVALID, "%s", why);
+    return gr_context_note(context, &diag);
 }
 
-void gr_family_give_up(gr_family *family)
+/* With several threads, one that waits for an operation does not keep the others from starting
+ * what peers wait for. */
+static void update_calling(gr_context *context)
 {
-    atomic_store(&family->given_up, 1);
-    atomic_fetch_add(&family->thread.asked, 1); /* ends a wait */
-    if (family->mesh) {
-        gr_mesh_wake(family->mesh);
+    if (context->exec) {
+        gr_exec_set_calling(context->exec, context->thread.several || context->deliverer != 0);
     }
 }
 
-void gr_family_wait(gr_family *family, const gr_op *op)
+/* How many threads this process has; 0: not known. */
+static int count_threads(void)
 {
-    gr_comm_thread *thread = &family->thread;
-    end_if_given_up(family);
-    if (!thread->running) {
-        gr_exec_wait(family->exec, op, &thread->asked); /* nobody asks, but callbacks get due */
-        return;
+    enum { BEFORE = 17 }; /* fields between the name, which ends with the last bracket, and it */
+    char text[512];
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+    if (fd >= 0) {
+        close(fd);
     }
-    while (!gr_exec_done_pending(family->exec) &&
-           (op ? !gr_op_finished(op) : gr_exec_active(family->exec) > 0)) {
-        atomic_store(&thread->in_wait, 1);
-        gr_exec_wait(family->exec, op, &thread->asked);
-        atomic_store(&thread->in_wait, 0);
-        make_way(family);
+    text[got > 0 ? got : 0] = '\0';
+    const char *at = strrchr(text, ')');
+    for (int i = 0; at && i <= BEFORE; i++) {
+        at = strchr(at + 1, ' ');
+    }
+    return at ? atoi(at) : 0;
+}
+
+bool gr_context_may_start(const void *context_arg)
+{
+    const gr_context *context = context_arg;
+    const gr_comm_thread *thread = &context->thread;
+    if (thread->several || context->config.threads != GR_THREADS_AUTO) {
+        return thread->several || context->config.threads == GR_THREADS_MANY;
+    }
+    return count_threads() != 1 + thread->running; /* more under TSan, which has one of its own */
+}
+
+static void meet_thread(gr_context *context, uintptr_t self)
+{
+    gr_comm_thread *thread = &context->thread;
+    if (context->deliverer != self) {
+        thread->several = thread->several || thread->user != 0;
+        thread->user = self;
+        update_calling(context);
     }
 }
 
+/* The lock may be held by a thread that this process does not have. */
+static gr_status refuse_forked(gr_context *context)
+{
+    return refuse(context, "this process was forked from the one that created the communicator, "
+                           "and cannot use it: create one of its own");
+}
+
+gr_status gr_context_enter(gr_context *context, bool waits)
+{
+    uintptr_t self = this_thread();
+    if (gr_context_is_forked(context)) {
+        return refuse_forked(context);
+    }
+    if (atomic_load_explicit(&context->owner, memory_order_relaxed) == self) {
+        return refuse(context, "a reduction function and a log function must not call Gradus");
+    }
+    lock(context);
+    const char *why = NULL;
+    if (context->closed) {
+        why = "the communicator is being destroyed: its last callbacks cannot use it any more";
+    } else if (waits && context->deliverer == self) {
+        why = "a callback must not wait for operations: start them with a callback of their own, "
+              "or wait elsewhere";
+    }
+    if (why) {
+        gr_status status = refuse(context, why);
+        gr_context_leave(context);
+        return status;
+    }
+    if (context->thread.user != self) {
+        meet_thread(context, self);
+    }
+    return GR_OK;
+}
+
+void gr_context_reenter(gr_context *context)
+{
+    lock(context);
+}
+
+/* ---- What was wrong -------------------------------------------------------------------------- */
+static gr_thread_error *find_error(gr_context *context, uintptr_t thread)
+{
+    for (int i = 0; i < GR_THREAD_ERRORS_MAX; i++) {
+        if (context->errors[i].thread == thread) {
+            return &context->errors[i];
+        }
+    }
+    return NULL;
+}
+
+gr_status gr_context_note(gr_context *context, const gr_diag *diag)
+{
+    uintptr_t self = this_thread();
+    gr_thread_error *error = find_error(context, self);
+    for (int i = 0; i < GR_THREAD_ERRORS_MAX; i++) { /* the one that is free, or the oldest */
+        gr_thread_error *other = &context->errors[i];
+        error = error && (error->thread == self || error->age <= other->age) ? error : other;
+    }
+    error->thread = self;
+    error->age = ++context->error_count;
+    error->diag = *diag;
+    gr_log_write(&context->log, GR_LOG_ERROR, "coll", "%s", diag->text);
+    return (gr_status)diag->status;
+}
+
+const gr_diag *gr_comm_last_error(const gr_comm *comm)
+{
+    gr_context *context = comm->context;
+    uintptr_t self = this_thread();
+    bool inside = gr_context_is_forked(context) ||
+                  atomic_load_explicit(&context->owner, memory_order_relaxed) == self;
+    if (!inside) {
+        lock(context);
+    }
+    const gr_thread_error *error = find_error(context, self);
+    if (!inside) {
+        gr_context_leave(context);
+    }
+    return error ? &error->diag : &context->fine;
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
 static bool any_finished(gr_op *const *ops, int count)
 {
     for (int i = 0; i < count; i++) {
@@ -109,219 +238,199 @@ static bool any_finished(gr_op *const *ops, int count)
     return false;
 }
 
-void gr_family_wait_any(gr_family *family, gr_op *const *ops, int count)
+static bool callback_due(const gr_context *context)
 {
-    gr_comm_thread *thread = &family->thread;
-    bool waited = false;
-    while (!any_finished(ops, count) && !gr_exec_done_pending(family->exec)) {
-        if (gr_exec_progress(family->exec)) {
-            continue;
-        }
-        int64_t deadline_us = gr_exec_look(family->exec, waited);
-        if (any_finished(ops, count)) {
-            return;
-        }
-        atomic_store(&thread->in_wait, 1);
-        if (atomic_load(&thread->asked) == 0) {
-            gr_mesh_wait(family->mesh, deadline_us);
-        }
-        atomic_store(&thread->in_wait, 0);
-        make_way(family);
-        waited = true;
+    return context->deliverer == 0 && gr_exec_done_pending(context->exec);
+}
+
+void gr_context_follow(gr_context *context, int64_t deadline_us)
+{
+    gr_comm_thread *thread = &context->thread;
+    uint32_t seen = atomic_load(&thread->news);
+    int64_t limit_us = -1;
+    if (deadline_us != GR_NEVER) {
+        gr_clock clock = gr_clock_real();
+        int64_t left_us = deadline_us - gr_clock_now_us(&clock);
+        limit_us = left_us > 0 ? left_us : 0;
     }
+    thread->followers++;
+    gr_context_leave(context);
+    gr_counter_sleep(&thread->news, seen, limit_us);
+    lock(context);
+    thread->followers--;
 }
 
-/* ---- Who may come in ------------------------------------------------------------------------- */
-static gr_status turn_away(gr_family *family, uintptr_t self)
+/* Moves operations on until the wait is over or another thread wants the lock. */
+static void lead(gr_context *context, gr_exec_until *until)
 {
-    atomic_store(&family->intruder, self);
-    gr_log_write(&family->log, GR_LOG_ERROR, "coll", "%s", family->intrusion.text);
-    return GR_E_INVALID;
+    gr_comm_thread *thread = &context->thread;
+    thread->led = true;
+    until->wanted = &thread->wanted;
+    until->callback = context->deliverer == 0;
+    until->any = until->any || is_listened_to(context);
+    atomic_store(&thread->in_wait, 1);
+    gr_exec_wait(context->exec, until);
+    atomic_store(&thread->in_wait, 0);
+    tell_of_finished(context);
+    if (atomic_load(&thread->wanted) > 0) {
+        unlock(context);
+        lock(context);
+    }
+    thread->led = false;
 }
 
-gr_status gr_family_enter(gr_family *family, bool waits)
+static bool is_over(gr_context *context, gr_op *const *ops, int count)
 {
-    uintptr_t self = (uintptr_t)pthread_self();
-    bool background = on_background(&family->thread);
-    if (!background) {
-        uintptr_t owner = 0;
-        if (!atomic_compare_exchange_strong(&family->owner, &owner, self)) {
-            return turn_away(family, self);
+    return (count > 0 ? any_finished(ops, count) : gr_exec_active(context->exec) == 0) ||
+           callback_due(context);
+}
+
+void gr_context_wait(gr_context *context, gr_op *const *ops, int count, int64_t deadline_us)
+{
+    gr_comm_thread *thread = &context->thread;
+    gr_clock clock = gr_clock_real();
+    bool led = false;
+    while (!is_over(context, ops, count)) {
+        if (!thread->led) {
+            gr_exec_until until = {.op = count == 1 ? gr_op_running(ops[0]) : NULL,
+                                   .any = count > 1,
+                                   .deadline_us = deadline_us};
+            led = true;
+            lead(context, &until);
+        } else {
+            gr_context_follow(context, deadline_us);
         }
-    } else if (!family->thread.calling) { /* a reduction of the caller's own, under the lock */
-        return turn_away(family, self);
+        if (deadline_us != GR_NEVER && gr_clock_now_us(&clock) >= deadline_us) {
+            break;
+        }
     }
-    lock(family);
-    if (waits &&
-        (background || atomic_load_explicit(&family->deliverer, memory_order_relaxed) == self)) {
-        gr_diag diag;
-        gr_status status = gr_fail(&diag, GR_E_INVALID,
-                                   "a callback must not wait for operations: start them with a "
-                                   "callback of their own, or wait elsewhere");
-        gr_family_note(family, &diag);
-        gr_family_leave(family);
-        return status;
+    if (led) {
+        gr_context_notify(context); /* one of the followers leads now */
     }
-    return GR_OK;
-}
-
-void gr_family_leave(gr_family *family)
-{
-    bool background = on_background(&family->thread);
-    unlock(family);
-    if (!background) {
-        atomic_store_explicit(&family->owner, 0, memory_order_release);
-    }
-}
-
-gr_status gr_family_note(gr_family *family, const gr_diag *diag)
-{
-    uintptr_t self = (uintptr_t)pthread_self();
-    atomic_compare_exchange_strong(&family->intruder, &self, 0);
-    family->last = *diag;
-    gr_log_write(&family->log, GR_LOG_ERROR, "coll", "%s", diag->text);
-    return (gr_status)diag->status;
-}
-
-const gr_diag *gr_comm_last_error(const gr_comm *comm)
-{
-    gr_family *family = comm->family;
-    bool turned_away = atomic_load(&family->intruder) == (uintptr_t)pthread_self();
-    return turned_away ? &family->intrusion : &family->last;
 }
 
 /* ---- Callbacks ------------------------------------------------------------------------------- */
 enum { CALLS_AT_ONCE = 16 };
 
 /* Under the lock. */
-static int take_callbacks(gr_family *family, gr_exec_done *calls)
+static int take_callbacks(gr_context *context, gr_exec_done *calls)
 {
     int count = 0;
-    while (count < CALLS_AT_ONCE && family->alone_count > 0) {
-        gr_alone_done *from = &family->alone_done[family->alone_first];
+    while (count < CALLS_AT_ONCE && context->self_count > 0) {
+        gr_self_done *from = &context->self_done[context->self_first];
         calls[count++] = (gr_exec_done){.done = from->done, .arg = from->arg, .status = GR_OK};
-        family->alone_first = (family->alone_first + 1) % GR_EXEC_OPS_MAX;
-        family->alone_count--;
+        context->self_first = (context->self_first + 1) % GR_EXEC_OPS_MAX;
+        context->self_count--;
     }
-    while (count < CALLS_AT_ONCE && family->exec &&
-           gr_exec_take_done(family->exec, &calls[count])) {
+    while (count < CALLS_AT_ONCE && context->exec &&
+           gr_exec_take_done(context->exec, &calls[count])) {
         count++;
     }
     return count;
 }
 
-static bool callbacks_due(const gr_family *family)
+static bool callbacks_left(const gr_context *context)
 {
-    return family->alone_count > 0 || (family->exec && gr_exec_done_pending(family->exec));
+    return context->self_count > 0 || (context->exec && gr_exec_done_pending(context->exec));
 }
 
-bool gr_family_leave_calling(gr_family *family)
+/* Under the lock, which is given back meanwhile. One thread at a time delivers, so that callbacks
+ * are called one by one, in the order in which their operations finished. */
+static bool deliver(gr_context *context)
 {
-    if (!callbacks_due(family)) {
-        gr_family_leave(family);
-        return false;
+    if (context->deliverer != 0 || !callbacks_left(context)) {
+        return false; /* the thread that delivers finds what is left */
     }
-    uintptr_t self = (uintptr_t)pthread_self();
-    if (on_background(&family->thread) || atomic_load(&family->deliverer) == self) {
-        gr_family_leave(family); /* who delivers already will find them too */
-        return false;
-    }
-    for (;;) {
-        gr_exec_done calls[CALLS_AT_ONCE];
-        int count = take_callbacks(family, calls);
-        gr_family_leave(family);
-        atomic_store(&family->deliverer, self);
+    context->deliverer = this_thread();
+    update_calling(context);
+    gr_exec_done calls[CALLS_AT_ONCE];
+    for (int count; (count = take_callbacks(context, calls)) > 0;) {
+        unlock(context);
         for (int i = 0; i < count; i++) {
             calls[i].done(calls[i].status, calls[i].arg);
         }
-        atomic_store(&family->deliverer, 0);
-        if (count == 0 || gr_family_enter(family, false) != GR_OK) {
-            return true; /* if another thread is inside, it will find the rest */
-        }
+        lock(context);
     }
+    context->deliverer = 0;
+    update_calling(context);
+    gr_context_notify(context); /* gr_comm_drain waits for this */
+    return true;
 }
 
-/* ---- The background thread ------------------------------------------------------------------- */
-/* Called with the lock, which it gives back for each function. */
-static void call_back(gr_family *family)
+bool gr_context_leave_calling(gr_context *context)
 {
-    gr_exec_done call;
-    while (gr_exec_take_done(family->exec, &call)) {
-        gr_exec_set_calling(family->exec, true);
-        pthread_mutex_unlock(&family->thread.lock);
-        family->thread.calling = true;
-        call.done(call.status, call.arg);
-        family->thread.calling = false;
-        pthread_mutex_lock(&family->thread.lock);
-        gr_exec_set_calling(family->exec, false);
-    }
+    bool called = deliver(context);
+    gr_context_leave(context);
+    return called;
 }
 
-enum { GLANCE_NS = 100000000 };
-
-/* Nothing is under way. If some rank may have called something else all the same, what it sent is
- * looked at now and then: an error that waits for the program's next call might wait for long. */
-static void idle(gr_family *family)
+void gr_context_call_back_last(gr_context *context)
 {
-    gr_comm_thread *thread = &family->thread;
-    if (!gr_exec_unsure(family->exec)) {
-        thread->asleep = true;
-        pthread_cond_wait(&thread->cond, &thread->lock);
-        thread->asleep = false;
-        return;
+    lock(context);
+    context->closed = true;
+    (void)deliver(context);
+    unlock(context);
+}
+
+/* ---- The progress thread --------------------------------------------------------------------- */
+enum { GLANCE_US = 100000 };
+
+/* Under the lock, which is given back meanwhile. If some rank may have called something else than
+ * what is over here, what it sent is looked at now and then: an error that waits for the program's
+ * next call might wait for long. */
+static void idle(gr_context *context)
+{
+    gr_comm_thread *thread = &context->thread;
+    bool unsettled = !thread->led && gr_exec_has_unsettled(context->exec);
+    uint32_t seen = atomic_load(&thread->work);
+    thread->asleep = true;
+    unlock(context);
+    gr_counter_sleep(&thread->work, seen, unsettled ? GLANCE_US : -1);
+    lock(context);
+    /* A leader looks itself, and as a thread that waits in an operation. */
+    if (thread->asleep && unsettled && !thread->led && !gr_exec_progress(context->exec)) {
+        (void)gr_exec_poll_timers(context->exec, false);
     }
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += GLANCE_NS;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    if (pthread_cond_timedwait(&thread->cond, &thread->lock, &until) == ETIMEDOUT &&
-        !gr_exec_progress(family->exec)) {
-        (void)gr_exec_look(family->exec, false);
-    }
+    thread->asleep = false;
 }
 
 static void *run_thread(void *arg)
 {
-    gr_family *family = arg;
-    gr_comm_thread *thread = &family->thread;
-    pthread_mutex_lock(&thread->lock);
+    gr_context *context = arg;
+    gr_comm_thread *thread = &context->thread;
+    lock(context);
     while (!thread->stop) {
-        call_back(family);
-        if (atomic_load(&thread->wanted) || gr_exec_active(family->exec) == 0) {
-            if (!thread->stop && !gr_exec_done_pending(family->exec)) {
-                idle(family);
-            }
+        (void)deliver(context);
+        if (thread->stop) {
+            break;
+        }
+        if (atomic_load(&thread->wanted) > 0 || !has_work(context)) {
+            idle(context);
             continue;
         }
+        gr_exec_until until = {.wanted = &thread->wanted,
+                               .callback = context->deliverer == 0,
+                               .any = is_listened_to(context),
+                               .deadline_us = GR_NEVER};
         atomic_store(&thread->in_wait, 1);
-        gr_exec_wait(family->exec, NULL, &thread->wanted);
+        gr_exec_wait(context->exec, &until);
         atomic_store(&thread->in_wait, 0);
+        tell_of_finished(context);
     }
-    pthread_mutex_unlock(&thread->lock);
+    unlock(context);
     return NULL;
 }
 
-gr_status gr_comm_thread_start(gr_family *family, gr_diag *diag)
+gr_status gr_comm_thread_start(gr_context *context, gr_diag *diag)
 {
-    gr_comm_thread *thread = &family->thread;
-    pthread_mutex_init(&thread->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&thread->cond, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    pthread_cond_init(&thread->given, NULL);
+    gr_comm_thread *thread = &context->thread;
     /* Signals belong to the program's own threads. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&thread->thread, NULL, run_thread, family);
+    int error = pthread_create(&thread->thread, NULL, run_thread, context);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error != 0) {
-        pthread_cond_destroy(&thread->given);
-        pthread_cond_destroy(&thread->cond);
-        pthread_mutex_destroy(&thread->lock);
         return gr_fail(diag, GR_E_IO,
                        "the progress thread cannot be started: %s; GRADUS_PROGRESS=inline does "
                        "without it",
@@ -331,18 +440,15 @@ gr_status gr_comm_thread_start(gr_family *family, gr_diag *diag)
     return GR_OK;
 }
 
-void gr_comm_thread_stop(gr_family *family)
+void gr_comm_thread_stop(gr_context *context)
 {
-    gr_comm_thread *thread = &family->thread;
+    gr_comm_thread *thread = &context->thread;
     if (!thread->running) {
         return;
     }
-    lock(family);
+    lock(context);
     thread->stop = true;
-    unlock(family);
+    gr_context_leave(context);
     pthread_join(thread->thread, NULL);
-    pthread_cond_destroy(&thread->given);
-    pthread_cond_destroy(&thread->cond);
-    pthread_mutex_destroy(&thread->lock);
     thread->running = false;
 }

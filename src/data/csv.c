@@ -151,7 +151,8 @@ static gr_status field_fail(const gr_csv_cursor *cursor, gr_diag *diag)
                    cursor->line == 1 ? "; if the first line holds names, set header: true" : "");
 }
 
-gr_status gr_csv_field(gr_csv_cursor *cursor, double *value_out, bool *last_out, gr_diag *diag)
+/* The next number; *last_out: it ended its line. */
+static gr_status read_field(gr_csv_cursor *cursor, double *value_out, bool *last_out, gr_diag *diag)
 {
     if (cursor->end - cursor->begin < GR_CSV_FIELD_BYTES_MAX && !cursor->ended) {
         gr_status status = csv_fill(cursor, diag);
@@ -246,7 +247,7 @@ gr_status gr_csv_record(gr_csv_cursor *cursor, const gr_csv_layout *layout, floa
     for (int column = 1; column <= layout->columns; column++) {
         double value;
         bool last;
-        gr_status status = gr_csv_field(cursor, &value, &last, diag);
+        gr_status status = read_field(cursor, &value, &last, diag);
         if (status != GR_OK) {
             return status;
         }
@@ -290,7 +291,7 @@ gr_status gr_csv_first(gr_csv_cursor *cursor, double **values_out, int *count_ou
             }
             values = grown;
         }
-        status = gr_csv_field(cursor, &values[count], &last, diag);
+        status = read_field(cursor, &values[count], &last, diag);
         if (status != GR_OK) {
             goto undo_values;
         }

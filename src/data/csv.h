@@ -50,10 +50,6 @@ gr_status gr_csv_begin(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_csv_more(gr_csv_cursor *cursor, bool *more_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_csv_skip_line(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 
-/* The next number; *last_out: it ended its line. */
-gr_status gr_csv_field(gr_csv_cursor *cursor, double *value_out, bool *last_out,
-                       gr_diag *diag) GR_MUST_CHECK;
-
 /* What the columns of a text mean. */
 typedef struct gr_csv_layout {
     int columns;

@@ -5,7 +5,7 @@
 #include "base/file.h"
 #include "data/csv.h"
 #include "data/idx.h"
-#include "data/order.h"
+#include "data/sampler.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -21,7 +21,7 @@ struct gr_dataset {
     gr_table *samples;
     gr_table *test; /* a test set of its own, or NULL */
     bool random;
-    gr_order split; /* random: position -> sample; the training part comes first */
+    gr_sampler split; /* random: position -> sample; the training part comes first */
     int64_t train_count, test_count;
     int dims;
     int64_t dim[GR_SAMPLE_DIMS_MAX];
@@ -165,7 +165,7 @@ static gr_status check_settings(const gr_data_config *config, gr_diag *diag)
 }
 
 static gr_status open_source(const opening *open, const char *key, const char *file,
-                             gr_source **source_out)
+                             gr_input_stream **source_out)
 {
     char *path = gr_path_beside(open->job_path, file);
     if (path == NULL) {
@@ -173,7 +173,7 @@ static gr_status open_source(const opening *open, const char *key, const char *f
     }
     gr_diag why;
     gr_diag_clear(&why);
-    gr_status status = gr_source_open(path, source_out, &why);
+    gr_status status = gr_input_stream_open(path, source_out, &why);
     if (status != GR_OK) {
         gr_node_fail(setting(open->config, key), open->diag, status, "%s", why.text);
     }
@@ -184,20 +184,20 @@ static gr_status open_source(const opening *open, const char *key, const char *f
 static gr_status open_csv(const opening *open, const char *key, const char *file,
                           gr_table **table_out)
 {
-    gr_source *source;
+    gr_input_stream *source;
     gr_status status = open_source(open, key, file, &source);
     if (status != GR_OK) {
         return status;
     }
     status = gr_table_open_csv(source, &open->options, table_out, open->diag);
-    gr_source_close(source);
+    gr_input_stream_close(source);
     return status;
 }
 
 static gr_status open_idx(const opening *open, const char *images_key, const char *images_file,
                           const char *labels_key, const char *labels_file, gr_table **table_out)
 {
-    gr_source *images, *labels;
+    gr_input_stream *images, *labels;
     gr_status status = open_source(open, images_key, images_file, &images);
     if (status != GR_OK) {
         return status;
@@ -207,9 +207,9 @@ static gr_status open_idx(const opening *open, const char *images_key, const cha
         goto undo_images;
     }
     status = gr_table_open_idx(images, labels, &open->options, table_out, open->diag);
-    gr_source_close(labels);
+    gr_input_stream_close(labels);
 undo_images:
-    gr_source_close(images);
+    gr_input_stream_close(images);
     return status;
 }
 
@@ -282,7 +282,7 @@ static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *d
                             config->test_count, gr_table_name(dataset->samples), count);
     }
     dataset->random = config->split == 1;
-    gr_order_init(&dataset->split, seed, SPLIT_EPOCH, (uint64_t)count);
+    gr_sampler_init(&dataset->split, seed, SPLIT_EPOCH, (uint64_t)count);
     if (dataset->test == NULL) {
         return GR_OK;
     }
@@ -310,16 +310,16 @@ static void resolve_classes(const gr_data_config *config, gr_dataset *dataset)
 }
 
 /* The sample behind a number of a part, and the table where it lies. */
-static const gr_table *locate(const gr_dataset *dataset, gr_part part, int64_t number,
+static const gr_table *locate(const gr_dataset *dataset, gr_split part, int64_t number,
                               int64_t *record_out)
 {
-    if (part == GR_PART_TEST && dataset->test != NULL) {
+    if (part == GR_SPLIT_TEST && dataset->test != NULL) {
         *record_out = number;
         return dataset->test;
     }
-    int64_t position = part == GR_PART_TEST ? dataset->train_count + number : number;
+    int64_t position = part == GR_SPLIT_TEST ? dataset->train_count + number : number;
     *record_out =
-        dataset->random ? (int64_t)gr_order_at(&dataset->split, (uint64_t)position) : position;
+        dataset->random ? (int64_t)gr_sampler_at(&dataset->split, (uint64_t)position) : position;
     return dataset->samples;
 }
 
@@ -340,7 +340,7 @@ static gr_status measure(const opening *open, gr_dataset *dataset)
     gr_status status = GR_OK;
     for (int64_t i = 0; i < dataset->train_count && status == GR_OK; i++) {
         int64_t record;
-        const gr_table *table = locate(dataset, GR_PART_TRAIN, i, &record);
+        const gr_table *table = locate(dataset, GR_SPLIT_TRAIN, i, &record);
         status = gr_table_read(table, record, &scaler, x, NULL, NULL, open->diag);
         if (status != GR_OK) {
             break;
@@ -431,9 +431,9 @@ void gr_dataset_close(gr_dataset *dataset)
     free(dataset);
 }
 
-int64_t gr_dataset_count(const gr_dataset *dataset, gr_part part)
+int64_t gr_dataset_count(const gr_dataset *dataset, gr_split part)
 {
-    return part == GR_PART_TEST ? dataset->test_count : dataset->train_count;
+    return part == GR_SPLIT_TEST ? dataset->test_count : dataset->train_count;
 }
 
 int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MAX])
@@ -471,12 +471,12 @@ void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *dev
     *deviation_out = dataset->deviation;
 }
 
-gr_status gr_dataset_read(const gr_dataset *dataset, gr_part part, const int64_t *numbers,
+gr_status gr_dataset_read(const gr_dataset *dataset, gr_split part, const int64_t *numbers,
                           int count, float *x_out, int32_t *labels_out, float *targets_out,
                           gr_diag *diag)
 {
     const gr_table *table =
-        part == GR_PART_TEST && dataset->test != NULL ? dataset->test : dataset->samples;
+        part == GR_SPLIT_TEST && dataset->test != NULL ? dataset->test : dataset->samples;
     for (int i = 0; i < count; i++) {
         if (numbers[i] < 0 || numbers[i] >= gr_dataset_count(dataset, part)) {
             return gr_fail(diag, GR_E_INVALID, "%s: there is no sample %" PRId64 " in this part",

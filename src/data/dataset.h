@@ -5,7 +5,7 @@
 /* Samples by number, whatever the format of the files. */
 
 #include "base/config.h"
-#include "base/doc.h"
+#include "doc/doc.h"
 
 enum { GR_SAMPLE_DIMS_MAX = 3 };
 
@@ -29,7 +29,7 @@ typedef struct gr_data_config {
 } gr_data_config;
 extern const gr_config_table gr_data_config_table;
 
-typedef enum gr_part { GR_PART_TRAIN = 0, GR_PART_TEST = 1 } gr_part;
+typedef enum gr_split { GR_SPLIT_TRAIN = 0, GR_SPLIT_TEST = 1 } gr_split;
 
 typedef struct gr_dataset gr_dataset;
 
@@ -39,7 +39,7 @@ gr_status gr_dataset_open(const gr_data_config *config, const char *job_path, ui
                           gr_dataset **dataset_out, gr_diag *diag) GR_MUST_CHECK;
 void gr_dataset_close(gr_dataset *dataset);
 
-int64_t gr_dataset_count(const gr_dataset *dataset, gr_part part);
+int64_t gr_dataset_count(const gr_dataset *dataset, gr_split part);
 int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MAX]); /* 1 or 3 */
 int64_t gr_dataset_sample_values(const gr_dataset *dataset);
 int64_t gr_dataset_classes(const gr_dataset *dataset); /* 0 for regression */
@@ -51,7 +51,7 @@ void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *dev
 
 /* Fills `count` samples: x_out count x values; labels_out (classes) or targets_out (regression,
  * one a sample), the other may be NULL. Thread-safe; no heap. */
-gr_status gr_dataset_read(const gr_dataset *dataset, gr_part part, const int64_t *numbers,
+gr_status gr_dataset_read(const gr_dataset *dataset, gr_split part, const int64_t *numbers,
                           int count, float *x_out, int32_t *labels_out, float *targets_out,
                           gr_diag *diag) GR_MUST_CHECK;
 

@@ -2,7 +2,7 @@
 #include "data/loader.h"
 
 #include "base/fail.h"
-#include "data/order.h"
+#include "data/sampler.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -27,8 +27,8 @@ struct gr_loader {
 
     /* Of the thread. */
     pthread_t thread;
-    int64_t *numbers; /* micro_batch */
-    gr_order order;   /* of the epoch that is being read */
+    int64_t *numbers;   /* micro_batch */
+    gr_sampler sampler; /* of the epoch that is being read */
 
     /* A ring of slots: filled[0 .. count) wait for the caller, the one before belongs to the caller
      * from its gr_loader_next to the next, the thread fills the one behind. */
@@ -57,11 +57,11 @@ static gr_status fill_slot(gr_loader *loader, loader_slot *slot, uint64_t step, 
                             (uint64_t)micro * (uint64_t)loader->micro_batch;
     uint64_t position = in_epoch * (uint64_t)config->global_batch + sample_first;
     uint64_t epoch = step / loader->steps_per_epoch;
-    if (epoch != loader->order.epoch) {
-        gr_order_init(&loader->order, config->seed, epoch, loader->order.count);
+    if (epoch != loader->sampler.epoch) {
+        gr_sampler_init(&loader->sampler, config->seed, epoch, loader->sampler.count);
     }
     for (int i = 0; i < loader->micro_batch; i++) {
-        loader->numbers[i] = (int64_t)gr_order_at(&loader->order, position + (uint64_t)i);
+        loader->numbers[i] = (int64_t)gr_sampler_at(&loader->sampler, position + (uint64_t)i);
     }
     slot->loaded = (gr_loaded){.x = slot->x,
                                .labels = slot->labels,
@@ -71,7 +71,7 @@ static gr_status fill_slot(gr_loader *loader, loader_slot *slot, uint64_t step, 
                                .shard = shard,
                                .micro = micro,
                                .sample_first = sample_first};
-    return gr_dataset_read(config->dataset, GR_PART_TRAIN, loader->numbers, loader->micro_batch,
+    return gr_dataset_read(config->dataset, GR_SPLIT_TRAIN, loader->numbers, loader->micro_batch,
                            slot->x, slot->labels, slot->targets, diag);
 }
 
@@ -142,7 +142,7 @@ end:
 
 static gr_status check_config(const gr_loader_config *config, gr_diag *diag)
 {
-    int64_t train = gr_dataset_count(config->dataset, GR_PART_TRAIN);
+    int64_t train = gr_dataset_count(config->dataset, GR_SPLIT_TRAIN);
     if (config->shards < 1 || config->micro_batches < 1 || config->global_batch < 1 ||
         config->global_batch > INT32_MAX ||
         config->global_batch % ((int64_t)config->shards * config->micro_batches) != 0) {
@@ -241,11 +241,11 @@ gr_status gr_loader_start(const gr_loader_config *config, gr_loader **loader_out
     }
     loader->config = *config;
     loader->steps_per_epoch =
-        (uint64_t)(gr_dataset_count(config->dataset, GR_PART_TRAIN) / config->global_batch);
+        (uint64_t)(gr_dataset_count(config->dataset, GR_SPLIT_TRAIN) / config->global_batch);
     loader->shard_batch = (int)(config->global_batch / config->shards);
     loader->micro_batch = loader->shard_batch / config->micro_batches;
-    gr_order_init(&loader->order, config->seed, config->first_step / loader->steps_per_epoch,
-                  (uint64_t)gr_dataset_count(config->dataset, GR_PART_TRAIN));
+    gr_sampler_init(&loader->sampler, config->seed, config->first_step / loader->steps_per_epoch,
+                    (uint64_t)gr_dataset_count(config->dataset, GR_SPLIT_TRAIN));
     status = loader_memory(loader, diag);
     if (status != GR_OK) {
         goto undo_loader;

@@ -223,11 +223,6 @@ gr_status gr_store_seal(gr_store *store, gr_diag *diag)
     return status;
 }
 
-uint64_t gr_store_count(const gr_store *store)
-{
-    return store->count;
-}
-
 bool gr_store_in_memory(const gr_store *store)
 {
     return store->fd < 0;

@@ -24,7 +24,6 @@ void gr_store_destroy(gr_store *store);
 gr_status gr_store_append(gr_store *store, const void *record, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_store_seal(gr_store *store, gr_diag *diag) GR_MUST_CHECK;
 
-uint64_t gr_store_count(const gr_store *store);
 bool gr_store_in_memory(const gr_store *store);
 uint64_t gr_store_memory(const gr_store *store); /* bytes of heap that it holds */
 

@@ -5,7 +5,7 @@
 /* The samples of one file (CSV) or one pair of files (IDX), by number. Opening reads what must be
  * checked; afterwards a table does not change and any thread may read it. */
 
-#include "data/source.h"
+#include "data/input_stream.h"
 
 #include <stdbool.h>
 
@@ -24,10 +24,11 @@ gr_table_options gr_table_options_default(void);
 typedef struct gr_table gr_table;
 
 /* Sources are borrowed for the call (a descriptor that is needed later is duplicated). */
-gr_status gr_table_open_csv(gr_source *source, const gr_table_options *options,
+gr_status gr_table_open_csv(gr_input_stream *source, const gr_table_options *options,
                             gr_table **table_out, gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_table_open_idx(gr_source *images, gr_source *labels, const gr_table_options *options,
-                            gr_table **table_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_table_open_idx(gr_input_stream *images, gr_input_stream *labels,
+                            const gr_table_options *options, gr_table **table_out,
+                            gr_diag *diag) GR_MUST_CHECK;
 void gr_table_close(gr_table *table); /* NULL ok */
 
 const char *gr_table_name(const gr_table *table);

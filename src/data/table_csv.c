@@ -15,7 +15,7 @@ enum { CSV_SCAN_BYTES = 64 << 10, CSV_READ_BYTES = 16 << 10 };
 /* Everything that the one validating pass over the text needs. */
 typedef struct csv_scan {
     gr_table *table;
-    gr_source *source;
+    gr_input_stream *source;
     const gr_table_options *options;
     gr_csv_cursor cursor;
     char *buffer;
@@ -30,7 +30,7 @@ static gr_status refill_from_source(void *refill_arg, uint64_t offset, char *buf
     const csv_scan *scan = refill_arg;
     gr_diag why;
     gr_diag_clear(&why);
-    gr_status status = gr_source_read(scan->source, buffer, size, got_out, &why);
+    gr_status status = gr_input_stream_read(scan->source, buffer, size, got_out, &why);
     if (status == GR_OK) {
         return GR_OK;
     }
@@ -231,7 +231,7 @@ static gr_status scan_prepare(csv_scan *scan, gr_diag *diag)
     gr_csv_cursor_init(&scan->cursor, table->name, table->locale, scan->buffer, CSV_SCAN_BYTES,
                        refill_from_source, scan);
     uint64_t size;
-    int fd = gr_source_seekable(scan->source, &size);
+    int fd = gr_input_stream_seekable(scan->source, &size);
     scan->plain = fd >= 0;
     if (!scan->plain) {
         return GR_OK;
@@ -249,12 +249,13 @@ static gr_status scan_prepare(csv_scan *scan, gr_diag *diag)
     return gr_file_mark_take(table->name, table->fd, &table->mark, diag);
 }
 
-gr_status gr_table_open_csv(gr_source *source, const gr_table_options *options,
+gr_status gr_table_open_csv(gr_input_stream *source, const gr_table_options *options,
                             gr_table **table_out, gr_diag *diag)
 {
-    gr_table *table = gr_table_new(gr_source_name(source));
+    gr_table *table = gr_table_new(gr_input_stream_name(source));
     if (table == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", gr_source_name(source));
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it",
+                       gr_input_stream_name(source));
     }
     csv_scan scan = {.table = table, .source = source, .options = options};
     gr_status status = scan_prepare(&scan, diag);

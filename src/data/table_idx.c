@@ -14,7 +14,7 @@ enum { IDX_PIECE_BYTES = 8 << 10, IDX_UNPACK_BYTES = 64 << 10 };
 /* The values behind the header as records: the plain file itself, or unpacked copies. `head` are
  * the bytes that were read with the header but belong to the values. */
 typedef struct idx_payload {
-    gr_source *source;
+    gr_input_stream *source;
     const gr_idx_header *header;
     uint8_t head[GR_IDX_HEADER_BYTES_MAX];
     size_t head_bytes;
@@ -32,14 +32,14 @@ static gr_status truncated(const char *name, const gr_idx_header *header, uint64
                    has > promised ? "the header or the file is damaged" : "the file is truncated");
 }
 
-static gr_status idx_header(gr_source *source, gr_idx_header *header_out, idx_payload *payload,
-                            gr_diag *diag)
+static gr_status idx_header(gr_input_stream *source, gr_idx_header *header_out,
+                            idx_payload *payload, gr_diag *diag)
 {
     uint8_t data[GR_IDX_HEADER_BYTES_MAX];
     size_t size;
-    gr_status status = gr_source_read(source, data, sizeof data, &size, diag);
+    gr_status status = gr_input_stream_read(source, data, sizeof data, &size, diag);
     if (status == GR_OK) {
-        status = gr_idx_parse(gr_source_name(source), data, size, header_out, diag);
+        status = gr_idx_parse(gr_input_stream_name(source), data, size, header_out, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -61,7 +61,7 @@ static gr_status payload_read(idx_payload *payload, uint8_t *buffer, size_t size
     size_t rest = 0;
     gr_status status = GR_OK;
     if (head < size) {
-        status = gr_source_read(payload->source, buffer + head, size - head, &rest, diag);
+        status = gr_input_stream_read(payload->source, buffer + head, size - head, &rest, diag);
     }
     *got_out = head + rest;
     return status;
@@ -71,7 +71,7 @@ static gr_status unpack_records(idx_payload *payload, uint8_t *piece, int64_t pi
                                 gr_store *store, gr_diag *diag)
 {
     const gr_idx_header *header = payload->header;
-    const char *name = gr_source_name(payload->source);
+    const char *name = gr_input_stream_name(payload->source);
     size_t got;
     for (int64_t i = 0; i < header->dim[0]; i += piece_records) {
         int64_t left = header->dim[0] - i;
@@ -102,7 +102,7 @@ static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_store **st
                         gr_diag *diag)
 {
     const gr_idx_header *header = payload->header;
-    const char *name = gr_source_name(payload->source);
+    const char *name = gr_input_stream_name(payload->source);
     size_t records = IDX_UNPACK_BYTES / header->record_bytes;
     records = records > 0 ? records : 1;
     uint8_t *piece = malloc(records * header->record_bytes);
@@ -127,9 +127,9 @@ static gr_status idx_store(idx_payload *payload, uint64_t memory_max, gr_store *
                            bool *plain_out, gr_diag *diag)
 {
     const gr_idx_header *header = payload->header;
-    const char *name = gr_source_name(payload->source);
+    const char *name = gr_input_stream_name(payload->source);
     uint64_t size;
-    int fd = gr_source_seekable(payload->source, &size);
+    int fd = gr_input_stream_seekable(payload->source, &size);
     uint64_t promised = (uint64_t)header->dim[0] * header->record_bytes;
     if (fd >= 0 && size - header->header_bytes != promised) {
         return truncated(name, header, size - header->header_bytes, diag);
@@ -191,12 +191,12 @@ static gr_status check_labels(gr_table *table, const char *name, int64_t classes
     return GR_OK;
 }
 
-static gr_status open_labels(gr_table *table, gr_source *source, const gr_table_options *options,
-                             gr_diag *diag)
+static gr_status open_labels(gr_table *table, gr_input_stream *source,
+                             const gr_table_options *options, gr_diag *diag)
 {
     gr_idx_header header;
     idx_payload payload;
-    const char *name = gr_source_name(source);
+    const char *name = gr_input_stream_name(source);
     gr_status status = idx_header(source, &header, &payload, diag);
     if (status != GR_OK) {
         return status;
@@ -219,12 +219,13 @@ static gr_status open_labels(gr_table *table, gr_source *source, const gr_table_
     return status != GR_OK ? status : check_labels(table, name, options->classes, diag);
 }
 
-gr_status gr_table_open_idx(gr_source *images, gr_source *labels, const gr_table_options *options,
-                            gr_table **table_out, gr_diag *diag)
+gr_status gr_table_open_idx(gr_input_stream *images, gr_input_stream *labels,
+                            const gr_table_options *options, gr_table **table_out, gr_diag *diag)
 {
-    gr_table *table = gr_table_new(gr_source_name(images));
+    gr_table *table = gr_table_new(gr_input_stream_name(images));
     if (table == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", gr_source_name(images));
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it",
+                       gr_input_stream_name(images));
     }
     gr_idx_header header;
     idx_payload payload;

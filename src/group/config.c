@@ -15,9 +15,13 @@ static const char *const log_choices[] = {"off", "error", "warn", "info", "debug
 static const char *const cma_choices[] = {"auto", "off", NULL};
 /* The index is the number; 0: chosen. */
 static const char *const stream_choices[] = {"auto", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
-_Static_assert(sizeof stream_choices / sizeof stream_choices[0] == GR_LINK_STREAMS_MAX + 2,
+_Static_assert(sizeof stream_choices / sizeof stream_choices[0] == GR_LINK_RAILS_MAX + 2,
                "auto, each number, and the end");
 static const char *const progress_choices[] = {"auto", "thread", "inline", NULL};
+
+/* In the order of gr_threads. */
+static const char *const threads_choices[] = {"auto", "one", "many", NULL};
+static const char *const bootstrap_choices[] = {"auto", "off", NULL};
 
 const char *gr_link_choice_name(uint32_t choice)
 {
@@ -74,6 +78,19 @@ static const gr_config_field fields[] = {
      .value_name = "FILE",
      .help =
          "where it stands if GRADUS_SECRET is unset; nobody else may read the file (mode 0600)"},
+    {.env = "GRADUS_BOOTSTRAP",
+     .type = GR_CONFIG_CHOICE,
+     AT(bootstrap),
+     .default_text = "auto",
+     .choices = bootstrap_choices,
+     .help = "auto: where GRADUS_RANK is unset, rank and world size are those of torchrun, mpirun "
+             "(Open MPI, MPICH) or srun; off: the process is alone then"},
+    {.env = "GRADUS_RENDEZVOUS_DIR",
+     .type = GR_CONFIG_TEXT,
+     AT(rendezvous_dir),
+     .value_name = "FOLDER",
+     .help = "a folder that all hosts share, in which ranks of another launcher find each other by "
+             "a file of mode 0600; unset: /tmp for ranks of one host"},
     {GR_GROUP_ROW_LINK, AT(link),
      .help = "how bytes move between ranks; auto: shm inside a host, tcp between hosts"},
     {GR_GROUP_ROW_ENCRYPT, AT(encrypt),
@@ -91,6 +108,16 @@ static const gr_config_field fields[] = {
      .choices = stream_choices,
      .help = "tcp connections between two ranks; auto: one for each network interface that both "
              "have, more where one does not fill it; one inside a host"},
+    {.env = "GRADUS_CONNECT_ALL",
+     .type = GR_CONFIG_INT,
+     AT(connect_all_max),
+     .default_text = "0",
+     .min = 0,
+     .max = GR_GROUP_WORLD_MAX,
+     .unit = "ranks",
+     .help =
+         "groups of up to so many ranks make all connections at the join, larger ones each when "
+         "it is first needed; 0: 16"},
     {GR_GROUP_ROW_PORTS, AT(ports)},
     {GR_GROUP_ROW_MEMBERS_MIN, AT(members_min),
      .help = "the job goes on while so many ranks live; 0: all must; the same for all"},
@@ -102,11 +129,11 @@ static const gr_config_field fields[] = {
      .max = GR_GROUP_WORLD_MAX,
      .unit = "ranks",
      .help = "numbers of ranks that the job may get, newcomers included; 0: no newcomers"},
-    {.env = "GRADUS_SUCCESSION",
+    {.env = "GRADUS_FAILOVER",
      .type = GR_CONFIG_BOOL,
-     AT(succession),
+     AT(failover),
      .default_text = "false",
-     .help = "a rank takes over when the coordinator dies; said by `gradus coordinate "
+     .help = "a rank takes over when the coordinator dies; said by `gradus rendezvous "
              "--min-workers`"},
     {.env = "GRADUS_NEWCOMER",
      .type = GR_CONFIG_BOOL,
@@ -192,6 +219,14 @@ static const gr_config_field fields[] = {
      .default_text = "auto",
      .choices = progress_choices,
      .help = "who moves operations on while the program computes: a thread, or calls only"},
+    {.env = "GRADUS_THREADS",
+     .type = GR_CONFIG_CHOICE,
+     AT(threads),
+     .default_text = "auto",
+     .choices = threads_choices,
+     .help =
+         "how many threads of the process start operations; one: ranks that wait for each other "
+         "are told at once, even if there are other threads; auto: as many as the process has"},
     {GR_GROUP_ROW_SEGMENT, AT(segment_bytes), .unit = "bytes",
      .help =
          "messages are cut into segments of this size, alike on all ranks; unset: chosen by size"},
@@ -226,9 +261,27 @@ const gr_config_table gr_group_config_table = {
 gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena, gr_diag *diag)
 {
     gr_status status = gr_config_defaults(&gr_group_config_table, config_out, arena, diag);
-    return status == GR_OK
-               ? gr_config_from_env(&gr_group_config_table, config_out, environ, arena, diag)
-               : status;
+    if (status == GR_OK) {
+        status = gr_config_from_env(&gr_group_config_table, config_out, environ, arena, diag);
+    }
+    if (status != GR_OK || config_out->rank >= 0 || config_out->bootstrap != 0) {
+        return status;
+    }
+    gr_launch *launch = &config_out->launch;
+    status = gr_launch_read(environ, launch, diag);
+    if (status == GR_OK && launch->name != NULL && launch->world_size > 1) {
+        config_out->rank = launch->rank;
+        config_out->world_size = launch->world_size;
+        config_out->local_rank = launch->local_rank;
+        config_out->local_size = launch->local_size;
+    }
+    return status;
+}
+
+bool gr_group_has_secret(const gr_group_config *config)
+{
+    return (config->secret_hex != NULL && config->secret_hex[0] != '\0') ||
+           config->secret_file != NULL;
 }
 
 bool gr_group_elastic(const gr_group_config *config)
@@ -236,6 +289,24 @@ bool gr_group_elastic(const gr_group_config *config)
     int64_t most =
         config->members_max > config->world_size ? config->members_max : config->world_size;
     return config->rank >= 0 && config->members_min > 0 && config->members_min < most;
+}
+
+gr_status gr_group_config_keep(const gr_group_config *config, gr_arena *arena,
+                               gr_group_config *kept_out, gr_diag *diag)
+{
+    gr_group_config kept = *config;
+    kept.secret_hex = NULL;
+    for (const gr_config_field *field = fields; field->env; field++) {
+        if (field->type != GR_CONFIG_TEXT) {
+            continue;
+        }
+        const char **text = (const char **)((char *)&kept + field->offset);
+        if (*text && !(*text = gr_arena_strdup(arena, *text))) {
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the configuration of a group");
+        }
+    }
+    *kept_out = kept;
+    return GR_OK;
 }
 
 void gr_group_config_wipe(gr_group_config *config)

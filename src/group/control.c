@@ -2,6 +2,7 @@
 #include "group/control.h"
 
 #include "base/fail.h"
+#include "base/fork.h"
 
 #include "link/socket.h"
 
@@ -12,10 +13,11 @@
 
 enum { PINGS_A_TIMEOUT = 4 };
 
-void gr_control_init(gr_control *control, const gr_arrival *arrival, int64_t timeout_us,
+void gr_control_init(gr_control *control, const gr_accepted *arrival, int64_t timeout_us,
                      uint8_t *in, size_t in_capacity)
 {
     bool tcp = gr_socket_give_up_after(arrival->fd, timeout_us);
+    gr_fork_guard(arrival->fd);
     *control = (gr_control){.fd = arrival->fd,
                             .tls = arrival->tls,
                             .in = in,
@@ -28,7 +30,7 @@ void gr_control_close(gr_control *control)
     gr_tls_destroy(control->tls);
     control->tls = NULL;
     if (control->fd >= 0) {
-        close(control->fd);
+        gr_fork_close(control->fd);
         control->fd = -1;
     }
 }

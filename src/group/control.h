@@ -6,7 +6,7 @@
  * socket, through buffers of fixed size. */
 
 #include "group/message.h"
-#include "link/door.h"
+#include "link/acceptor.h"
 
 typedef struct gr_control {
     int fd;      /* -1: closed */
@@ -25,7 +25,7 @@ typedef struct gr_control {
 
 /* `in` of in_capacity bytes is borrowed, the arrival's fd and session transferred. A peer whose
  * kernel acknowledges nothing for timeout_us is given up: what is to be acknowledged are pings. */
-void gr_control_init(gr_control *control, const gr_arrival *arrival, int64_t timeout_us,
+void gr_control_init(gr_control *control, const gr_accepted *arrival, int64_t timeout_us,
                      uint8_t *in, size_t in_capacity);
 void gr_control_close(gr_control *control);
 

@@ -3,7 +3,8 @@
 #include "group/control.h"
 #include "group/group.h"
 #include "group/membership.h"
-#include "link/door.h"
+#include "group/wait_graph.h"
+#include "link/acceptor.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -13,33 +14,48 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define TAG_DOOR UINT64_MAX
+#define TAG_ACCEPTOR UINT64_MAX
 
 enum {
     EVENTS_A_TURN = 64,
     TURNS_MAX = 64, /* of one progress, so that nobody can keep the launcher in it */
     HALF_OPEN_MAX = 256,
-    HANDSHAKE_TIMEOUT_US = 5000000
+    HANDSHAKE_TIMEOUT_US = 5000000,
+    /* What one member says is heard up to here in one turn, the rest in the next one. */
+    MESSAGES_A_TURN = 16,
+    /* A member has less than ten things to say of a generation, and a PING now and then. PINGs may
+     * have piled up while the launcher stood still, so that the time counts from the beginning. */
+    MESSAGES_AT_ONCE = 1000,
+    MESSAGES_A_SECOND = 1000
 };
 
 /* A member's connection; the rules are membership.c's. */
 typedef struct member {
     gr_control control;
     const char *broken; /* why it is to be closed, once the rules have come to rest; NULL: not */
+    bool unheard;       /* more of it may be there than one turn hears */
+    int64_t since_us;   /* it is connected since */
+    uint64_t heard;     /* as many messages */
     uint8_t in[GR_MESSAGE_SMALL_MAX];
 } member;
 
 struct gr_coordinator {
     gr_membership membership;
     const gr_log *log;
-    gr_door *door;
+    gr_acceptor *acceptor;
     int epoll_fd;
     int64_t peer_timeout_us, ping_at_us;
-    bool succeeds;      /* another one, that has died */
-    int broken;         /* members with a broken connection that the rules have not heard of */
+    bool succeeds; /* another one, that has died */
+    int broken;    /* members with a broken connection that the rules have not heard of */
+    int unheard;   /* members of whom more may be there */
+    void (*on_complete)(void *on_complete_arg); /* NULL: none, or called */
+    void *on_complete_arg;
     uint64_t announced; /* the generation of: */
     uint8_t *members_message;
     size_t members_bytes;
+    gr_wait_graph waiting; /* of the ranks of this generation: */
+    uint64_t waiting_generation;
+    int64_t evaluate_at_us;
     member members[]; /* by number: the rank in the first generation */
 };
 
@@ -81,18 +97,14 @@ static void tell(gr_coordinator *coordinator, member *to, const gr_word *word)
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     size_t size = 0;
     switch (word->kind) {
-    case GR_MESSAGE_SEAT:
-    case GR_MESSAGE_OFFER:
-        size = gr_message_put_seat(word->kind, &word->seat, message);
-        break;
-    case GR_MESSAGE_CALL_OFF:
-        size = gr_message_put_number(word->kind, word->generation, message);
+    case GR_MESSAGE_ASSIGN:
+        size = gr_message_put_assignment(&word->assignment, message);
         break;
     case GR_MESSAGE_MISSING:
         size = gr_message_put_missing(word->missing, message);
         break;
-    case GR_MESSAGE_LINEAGE:
-        size = gr_message_put_lineage(word->lineage, message);
+    case GR_MESSAGE_HISTORY:
+        size = gr_message_put_history(word->history, message);
         break;
     case GR_MESSAGE_CHANGE:
     case GR_MESSAGE_DISMISS:
@@ -131,6 +143,10 @@ static void say(void *coordinator_arg, int number, const gr_word *word)
     if (to->control.fd < 0 || to->broken != NULL) {
         return;
     }
+    if (word->kind == GR_MESSAGE_MEMBERS && coordinator->on_complete != NULL) {
+        coordinator->on_complete(coordinator->on_complete_arg);
+        coordinator->on_complete = NULL;
+    }
     if (word->kind == GR_MESSAGE_MEMBERS) {
         tell_members(coordinator, to, word);
     } else {
@@ -162,7 +178,7 @@ static void lose(gr_coordinator *coordinator, member *of, const char *why)
 
 /* ---- Listening ------------------------------------------------------------------------------- */
 
-static void refuse(const gr_arrival *arrival, const char *sentence, int rank)
+static void refuse(const gr_accepted *arrival, const char *sentence, int rank)
 {
     gr_diag failure;
     gr_control control;
@@ -179,13 +195,13 @@ static void refuse(const gr_arrival *arrival, const char *sentence, int rank)
     gr_control_close(&control);
 }
 
-static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
+static void accept_member(gr_coordinator *coordinator, const gr_accepted *arrival)
 {
     int rank = arrival->peer_rank;
     member *of = &coordinator->members[rank];
     char sentence[GR_DIAG_TEXT_BYTES];
     gr_member_state state = coordinator->membership.members[rank].state;
-    if ((state != GR_MEMBER_ABSENT && state != GR_MEMBER_INVITED) || of->control.fd >= 0) {
+    if ((state != GR_MEMBER_ABSENT && state != GR_MEMBER_RESERVED) || of->control.fd >= 0) {
         const gr_hello *hello = &coordinator->membership.hellos[rank];
         if (state == GR_MEMBER_LOST && coordinator->succeeds) {
             snprintf(sentence, sizeof sentence,
@@ -203,11 +219,73 @@ static void welcome(gr_coordinator *coordinator, const gr_arrival *arrival)
         return;
     }
     gr_control_init(&of->control, arrival, coordinator->peer_timeout_us, of->in, sizeof of->in);
+    of->since_us = gr_now_ns() / 1000;
+    of->heard = 0;
     coordinator->ping_at_us = 0; /* soon it is known when */
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.u64 = (uint64_t)rank};
     if (epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD, arrival->fd, &event) != 0) {
         lose(coordinator, of, "its connection cannot be watched");
+    }
+}
+
+/* ---- Ranks that wait ------------------------------------------------------------------------- */
+
+static int number_with_rank(const gr_membership *membership, int rank)
+{
+    for (int number = 0; number < membership->world_size; number++) {
+        const gr_standing *of = &membership->members[number];
+        if (of->state == GR_MEMBER_JOINED && of->assignment == membership->generation &&
+            of->rank == rank) {
+            return number;
+        }
+    }
+    return -1;
+}
+
+static void say_report(void *coordinator_arg, int rank, const gr_op_report *report)
+{
+    gr_coordinator *coordinator = coordinator_arg;
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    int number = number_with_rank(&coordinator->membership, rank);
+    member *to = number >= 0 ? &coordinator->members[number] : NULL;
+    if (to == NULL || to->control.fd < 0 || to->broken != NULL) {
+        return;
+    }
+    /* A member that does not read goes without: nothing depends on it. */
+    if (gr_control_put(&to->control, message, gr_message_put_report(report, message)) == GR_OK) {
+        flush(coordinator, to);
+    }
+}
+
+/* Reports of ranks in a generation that is over, or comes about, mean nothing here. */
+static gr_status hear_report(gr_coordinator *coordinator, int number, const gr_op_report *report)
+{
+    const gr_membership *membership = &coordinator->membership;
+    const gr_standing *of = &membership->members[number];
+    if (report->generation != membership->generation || of->assignment != membership->generation ||
+        of->stage != GR_STAGE_READY || membership->disturbed) {
+        return GR_OK;
+    }
+    if (coordinator->waiting_generation != membership->generation) {
+        coordinator->waiting_generation = membership->generation;
+        gr_wait_graph_reset(&coordinator->waiting, membership->size);
+    }
+    int64_t now_us = gr_now_ns() / 1000;
+    gr_status status = gr_wait_graph_report(&coordinator->waiting, of->rank, report, now_us);
+    coordinator->evaluate_at_us = status == GR_OK ? now_us : coordinator->evaluate_at_us;
+    return status;
+}
+
+static void evaluate_waiting(gr_coordinator *coordinator)
+{
+    int64_t now_us = gr_now_ns() / 1000;
+    if (now_us >= coordinator->evaluate_at_us) {
+        bool current = coordinator->waiting_generation == coordinator->membership.generation &&
+                       !coordinator->membership.disturbed;
+        coordinator->evaluate_at_us =
+            current ? gr_wait_graph_evaluate(&coordinator->waiting, now_us) : GR_NEVER;
+        settle(coordinator);
     }
 }
 
@@ -217,27 +295,28 @@ static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind k
 {
     gr_membership *membership = &coordinator->membership;
     gr_hello hello;
-    gr_lineage lineage;
+    gr_history history;
     gr_diag failure;
     gr_status status;
     uint64_t generation;
+    gr_op_report report;
     switch (kind) {
+    case GR_MESSAGE_REPORT:
+        status = gr_op_report_get(body, body_bytes, GR_GROUP_WORLD_MAX, &report, NULL);
+        return status == GR_OK ? hear_report(coordinator, number, &report) : status;
     case GR_MESSAGE_HELLO:
         status = gr_message_get_hello(body, body_bytes, &hello, NULL);
         return status == GR_OK ? gr_membership_hello(membership, number, &hello) : status;
     case GR_MESSAGE_ASK:
         return gr_membership_ask(membership, number);
     case GR_MESSAGE_READY:
-        status = gr_message_get_number(body, body_bytes, &generation, NULL);
+        status = gr_message_get_ready(body, body_bytes, &generation, NULL);
         return status == GR_OK ? gr_membership_ready(membership, number, generation) : status;
-    case GR_MESSAGE_CALL_OFF:
-        status = gr_message_get_number(body, body_bytes, &generation, NULL);
-        return status == GR_OK ? gr_membership_call_off(membership, number, generation) : status;
     case GR_MESSAGE_RENEW:
         return gr_membership_renew(membership, number);
-    case GR_MESSAGE_LINEAGE:
-        status = gr_message_get_lineage(body, body_bytes, &lineage, NULL);
-        return status == GR_OK ? gr_membership_come_over(membership, number, &lineage) : status;
+    case GR_MESSAGE_HISTORY:
+        status = gr_message_get_history(body, body_bytes, &history, NULL);
+        return status == GR_OK ? gr_membership_switch(membership, number, &history) : status;
     case GR_MESSAGE_FAIL:
         status = gr_message_get_fail(body, body_bytes, &failure, NULL);
         return status == GR_OK ? gr_membership_fail(membership, number, &failure) : status;
@@ -250,12 +329,29 @@ static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind k
     }
 }
 
-static void listen_to(gr_coordinator *coordinator, member *from)
+static void set_unheard(gr_coordinator *coordinator, member *of, bool unheard)
+{
+    coordinator->unheard += (int)unheard - (int)of->unheard;
+    of->unheard = unheard;
+}
+
+static bool says_too_much(const member *of)
+{
+    uint64_t seconds = (uint64_t)(gr_now_ns() / 1000 - of->since_us) / 1000000;
+    return of->heard > MESSAGES_AT_ONCE + seconds * MESSAGES_A_SECOND;
+}
+
+/* Hears at most `most` messages. */
+static void receive_from(gr_coordinator *coordinator, member *from, int most)
 {
     gr_status status = GR_OK;
     flush(coordinator, from);
     settle(coordinator);
-    while (status == GR_OK && from->control.fd >= 0) {
+    for (int count = 0; status == GR_OK && from->control.fd >= 0; count++) {
+        if (count == most) {
+            set_unheard(coordinator, from, true);
+            return;
+        }
         gr_message_kind kind;
         const uint8_t *body;
         size_t body_bytes;
@@ -266,8 +362,13 @@ static void listen_to(gr_coordinator *coordinator, member *from)
                 close_member(from);
             }
             settle(coordinator);
+            from->heard++;
+            if (says_too_much(from) && from->control.fd >= 0) {
+                lose(coordinator, from, "it sent the coordinator more messages than a rank has to");
+            }
         }
     }
+    set_unheard(coordinator, from, false);
     if (status == GR_E_PEER_LOST) {
         lose(coordinator, from, why_ended(from));
     } else if (status < 0) {
@@ -277,7 +378,7 @@ static void listen_to(gr_coordinator *coordinator, member *from)
 
 /* ---- Face ------------------------------------------------------------------------------------ */
 
-static bool admit(void *coordinator_arg, int32_t rank, gr_auth_stream stream)
+static bool accepts_rank(void *coordinator_arg, int32_t rank, gr_auth_rail stream)
 {
     const gr_coordinator *coordinator = coordinator_arg;
     return rank >= 0 && rank < coordinator->membership.world_size && stream.count == 1;
@@ -313,25 +414,32 @@ gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
                            strerror(errno));
         }
         for (int i = 0; i < count; i++) {
-            if (events[i].data.u64 != TAG_DOOR) {
-                listen_to(coordinator, &coordinator->members[events[i].data.u64]);
+            if (events[i].data.u64 != TAG_ACCEPTOR) {
+                receive_from(coordinator, &coordinator->members[events[i].data.u64],
+                             MESSAGES_A_TURN);
             }
         }
-        gr_status status = gr_door_progress(coordinator->door, diag);
+        for (int i = 0; coordinator->unheard > 0 && i < coordinator->membership.world_size; i++) {
+            if (coordinator->members[i].unheard) {
+                receive_from(coordinator, &coordinator->members[i], MESSAGES_A_TURN);
+            }
+        }
+        gr_status status = gr_acceptor_progress(coordinator->acceptor, diag);
         if (status != GR_OK) {
             return status;
         }
-        gr_arrival arrival;
+        gr_accepted arrival;
         bool arrived = false;
-        while (gr_door_take(coordinator->door, &arrival)) {
-            welcome(coordinator, &arrival);
+        while (gr_acceptor_accept(coordinator->acceptor, &arrival)) {
+            accept_member(coordinator, &arrival);
             arrived = true;
         }
-        if (count <= 0 && !arrived) {
+        if (count <= 0 && !arrived && coordinator->unheard == 0) {
             break;
         }
     }
     ping_members(coordinator);
+    evaluate_waiting(coordinator);
     return GR_OK;
 }
 
@@ -348,7 +456,9 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a coordinator of %zu ranks", world);
     }
     coordinator->log = config->log;
-    coordinator->ping_at_us = GR_NEVER;
+    coordinator->ping_at_us = coordinator->evaluate_at_us = GR_NEVER;
+    coordinator->on_complete = config->on_complete;
+    coordinator->on_complete_arg = config->on_complete_arg;
     coordinator->succeeds = config->successor > 0;
     coordinator->peer_timeout_us =
         config->peer_timeout_us > 0 ? config->peer_timeout_us : GR_PEER_TIMEOUT_US;
@@ -360,7 +470,7 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     const gr_membership_config rules = {.world_size = (int)world,
                                         .first_size = config->world_size,
                                         .members_min = config->members_min,
-                                        .succession = config->succession,
+                                        .failover = config->failover,
                                         .successor = config->successor - 1,
                                         .say = say,
                                         .say_arg = coordinator,
@@ -368,28 +478,30 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     gr_status status = gr_membership_init(&coordinator->membership, &rules, diag);
     if (status != GR_OK) {
         /* said */
-    } else if (coordinator->members_message == NULL) {
+    } else if (coordinator->members_message == NULL ||
+               gr_wait_graph_init(&coordinator->waiting, (int)world, say_report, coordinator) !=
+                   GR_OK) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu addresses", world);
     } else if (coordinator->epoll_fd < 0) {
         status = gr_fail(diag, GR_E_IO, "cannot create an epoll: %s", strerror(errno));
     } else {
-        gr_door_config door = {.rank = GR_AUTH_RANK_COORDINATOR,
-                               .secret = config->secret,
-                               .encrypt = config->encrypt,
-                               .listen_local = config->listen_host == NULL,
-                               .listen_host = config->listen_host,
-                               .ports = config->ports,
-                               .half_open_max = HALF_OPEN_MAX,
-                               .timeout_us = HANDSHAKE_TIMEOUT_US,
-                               .clock = gr_clock_real(),
-                               .log = config->log,
-                               .admit = admit,
-                               .admit_arg = coordinator};
-        status = gr_door_create(&door, &coordinator->door, diag);
+        gr_acceptor_config acceptor = {.rank = GR_AUTH_RANK_COORDINATOR,
+                                       .secret = config->secret,
+                                       .encrypt = config->encrypt,
+                                       .listen_local = config->listen_host == NULL,
+                                       .listen_host = config->listen_host,
+                                       .ports = config->ports,
+                                       .half_open_max = HALF_OPEN_MAX,
+                                       .timeout_us = HANDSHAKE_TIMEOUT_US,
+                                       .clock = gr_clock_real(),
+                                       .log = config->log,
+                                       .accepts = accepts_rank,
+                                       .accepts_arg = coordinator};
+        status = gr_acceptor_create(&acceptor, &coordinator->acceptor, diag);
     }
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = TAG_DOOR};
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = TAG_ACCEPTOR};
     if (status == GR_OK && epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD,
-                                     gr_door_fd(coordinator->door), &event) != 0) {
+                                     gr_acceptor_fd(coordinator->acceptor), &event) != 0) {
         status = gr_fail(diag, GR_E_IO, "cannot watch the door: %s", strerror(errno));
     }
     if (status != GR_OK) {
@@ -408,18 +520,19 @@ void gr_coordinator_destroy(gr_coordinator *coordinator)
     for (int rank = 0; rank < coordinator->membership.world_size; rank++) {
         close_member(&coordinator->members[rank]);
     }
-    gr_door_destroy(coordinator->door);
+    gr_acceptor_destroy(coordinator->acceptor);
     if (coordinator->epoll_fd >= 0) {
         close(coordinator->epoll_fd);
     }
     free(coordinator->members_message);
+    gr_wait_graph_fini(&coordinator->waiting);
     gr_membership_fini(&coordinator->membership);
     free(coordinator);
 }
 
 const char *gr_coordinator_address(const gr_coordinator *coordinator)
 {
-    return gr_door_address(coordinator->door);
+    return gr_acceptor_address(coordinator->acceptor);
 }
 
 int gr_coordinator_fd(const gr_coordinator *coordinator)
@@ -429,8 +542,9 @@ int gr_coordinator_fd(const gr_coordinator *coordinator)
 
 int64_t gr_coordinator_next_us(const gr_coordinator *coordinator)
 {
-    int64_t next_us = gr_door_next_us(coordinator->door);
-    return next_us < coordinator->ping_at_us ? next_us : coordinator->ping_at_us;
+    int64_t next_us = coordinator->unheard > 0 ? 0 : gr_acceptor_next_us(coordinator->acceptor);
+    next_us = next_us < coordinator->ping_at_us ? next_us : coordinator->ping_at_us;
+    return next_us < coordinator->evaluate_at_us ? next_us : coordinator->evaluate_at_us;
 }
 
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
@@ -440,33 +554,34 @@ void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
         return;
     }
     member *of = &coordinator->members[rank];
-    listen_to(coordinator, of); /* it may have left in order */
+    receive_from(coordinator, of, MESSAGES_AT_ONCE); /* it may have left in order */
+    set_unheard(coordinator, of, false);
     close_member(of);
     gr_membership_ended(&coordinator->membership, rank);
     settle(coordinator);
 }
 
-void gr_coordinator_invite(gr_coordinator *coordinator, int number)
+void gr_coordinator_reserve(gr_coordinator *coordinator, int number)
 {
     close_member(&coordinator->members[number]); /* of who was there before */
-    gr_membership_invite(&coordinator->membership, number);
+    gr_membership_reserve(&coordinator->membership, number);
 }
 
-void gr_coordinator_hope(gr_coordinator *coordinator, bool hopeful)
+void gr_coordinator_expect_newcomers(gr_coordinator *coordinator, bool newcomers_expected)
 {
-    gr_membership_hope(&coordinator->membership, hopeful);
+    gr_membership_expect_newcomers(&coordinator->membership, newcomers_expected);
     settle(coordinator);
 }
 
-void gr_coordinator_want(gr_coordinator *coordinator, int count)
+void gr_coordinator_set_target_size(gr_coordinator *coordinator, int count)
 {
-    gr_membership_want(&coordinator->membership, count);
+    gr_membership_set_target_size(&coordinator->membership, count);
     settle(coordinator);
 }
 
-void gr_coordinator_release(gr_coordinator *coordinator, int number)
+void gr_coordinator_drain(gr_coordinator *coordinator, int number)
 {
-    gr_membership_release(&coordinator->membership, number);
+    gr_membership_drain(&coordinator->membership, number);
     settle(coordinator);
 }
 
@@ -522,21 +637,12 @@ bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank)
     const gr_membership *membership = &coordinator->membership;
     const gr_standing *of = &membership->members[rank];
     bool late =
-        membership->disturbed ? of->stage != GR_STAGE_RENEWING : of->stage == GR_STAGE_SEATED;
-    bool prepared_for = of->seat > 1 && of->seat != membership->generation;
-    return of->state == GR_MEMBER_JOINED && late && !prepared_for &&
+        membership->disturbed ? of->stage != GR_STAGE_RENEWING : of->stage == GR_STAGE_ASSIGNED;
+    return of->state == GR_MEMBER_JOINED && late &&
            (membership->generation + membership->disturbed > 1 || of->newcomer);
 }
 
-bool gr_coordinator_lets_in(const gr_coordinator *coordinator, int number)
+uint64_t gr_coordinator_pending(const gr_coordinator *coordinator)
 {
-    const gr_membership *membership = &coordinator->membership;
-    const gr_standing *of = &membership->members[number];
-    return of->state == GR_MEMBER_JOINED && of->newcomer && of->stage == GR_STAGE_SEATED &&
-           of->seat != membership->generation && of->next != GR_NEXT_READY;
-}
-
-uint64_t gr_coordinator_strangers(const gr_coordinator *coordinator)
-{
-    return gr_door_strangers(coordinator->door);
+    return gr_acceptor_pending(coordinator->acceptor);
 }

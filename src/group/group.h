@@ -6,6 +6,8 @@
  * tells all where the others are: that is generation 1. Members then wire links to each other. */
 
 #include "base/config.h"
+#include "group/launcher.h"
+#include "group/op_report.h"
 #include "group/topology.h"
 #include "link/link.h"
 
@@ -16,42 +18,59 @@ typedef enum gr_link_choice {
     GR_LINK_ALL_TCP = 2
 } gr_link_choice;
 extern const char *const gr_link_choices[]; /* their names; ends with NULL */
+
+/* Gathers `size_bytes` bytes of each rank, in the order of ranks, into all_out (world size *
+ * size_bytes bytes), on all ranks; size_bytes is the same on all ranks. Nonzero: failure. */
+typedef int gr_bootstrap_allgather(void *arg, const void *mine, size_t size_bytes, void *all_out);
 const char *gr_link_choice_name(uint32_t choice);
 
-/* What a worker is told by its environment. */
+/* What a worker is told by its environment, or by its caller. */
 typedef struct gr_group_config {
     int64_t rank, world_size;       /* GRADUS_RANK (-1: alone), GRADUS_WORLD_SIZE */
     int64_t local_rank, local_size; /* GRADUS_LOCAL_RANK, GRADUS_LOCAL_SIZE; 0: not said */
     const char *coordinator;        /* GRADUS_COORDINATOR: "unix:@..." or "tcp:host:port" */
     const char *secret_hex;         /* GRADUS_SECRET: 64 hexadecimal digits */
     const char *secret_file;        /* GRADUS_SECRET_FILE: where they stand, if not there */
-    int link;                       /* GRADUS_LINK: a gr_link_choice */
-    const char *host;               /* GRADUS_HOST: which host this is; NULL: found out */
-    const char *interfaces;         /* GRADUS_INTERFACE: "eth0,10.0.0.0/8"; NULL: all */
-    int streams;                    /* GRADUS_STREAMS: tcp connections between two ranks; 0:
+    int bootstrap;                  /* GRADUS_BOOTSTRAP: 0 auto, 1 off: GRADUS_RANK alone counts */
+    const char *rendezvous_dir;     /* GRADUS_RENDEZVOUS_DIR; NULL: none */
+    /* Instead of coordinator and secret: called twice in each join, on all ranks. With a
+     * join_timeout_us it runs on a thread of its own; a call that has not returned by then ends the
+     * join and keeps that thread, and `allgather_arg` in use, until it returns. Without one it runs
+     * on the caller's thread. No variables: NULL in what the environment says. */
+    gr_bootstrap_allgather *allgather;
+    void *allgather_arg;
+    gr_launch launch;        /* what another launcher has set, where GRADUS_RANK is not */
+    int link;                /* GRADUS_LINK: a gr_link_choice */
+    const char *host;        /* GRADUS_HOST: which host this is; NULL: found out */
+    const char *interfaces;  /* GRADUS_INTERFACE: "eth0,10.0.0.0/8"; NULL: all */
+    int64_t connect_all_max; /* GRADUS_CONNECT_ALL; 0: chosen */
+    int streams;             /* GRADUS_STREAMS: tcp connections between two ranks; 0:
                                      * chosen */
-    const char *ports;              /* GRADUS_PORTS: "40000-40100"; NULL: any */
-    int64_t members_min;            /* GRADUS_MIN_WORKERS; 0: all */
-    int64_t members_max;            /* GRADUS_MAX_WORKERS; 0: world_size */
-    bool succession;                /* GRADUS_SUCCESSION: ready to take over the coordinator */
-    bool newcomer;                  /* GRADUS_NEWCOMER: the job runs already */
-    int64_t join_timeout_us;        /* GRADUS_JOIN_TIMEOUT */
-    int64_t peer_timeout_us;        /* GRADUS_PEER_TIMEOUT */
-    int64_t op_timeout_us; /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
-    int64_t stall_warn_us; /* GRADUS_STALL_WARN; 0: never */
-    int64_t stall_fail_us; /* GRADUS_STALL_FAIL; 0: op_timeout_us */
-    int64_t spin_us;       /* GRADUS_SPIN */
-    int cma;               /* GRADUS_CMA: 0 auto, 1 off */
-    bool encrypt;          /* GRADUS_ENCRYPT: TLS on what goes by tcp */
-    bool exact;            /* GRADUS_EXACT */
-    const char *algorithm; /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
-    const char *tune;      /* GRADUS_TUNE: "auto", "off" or a file */
-    int64_t tune_time_us;  /* GRADUS_TUNE_TIME */
-    int progress;          /* GRADUS_PROGRESS: auto, thread, inline */
-    int64_t segment_bytes; /* GRADUS_SEGMENT */
-    const char *record;    /* GRADUS_RECORD; NULL: none */
-    const char *timeline;  /* GRADUS_TIMELINE; NULL: none */
-    int log_level;         /* GRADUS_LOG: a gr_log_level */
+    const char *ports;       /* GRADUS_PORTS: "40000-40100"; NULL: any */
+    int64_t members_min;     /* GRADUS_MIN_WORKERS; 0: all */
+    int64_t members_max;     /* GRADUS_MAX_WORKERS; 0: world_size */
+    bool failover;           /* GRADUS_FAILOVER: ready to take over the coordinator */
+    bool newcomer;           /* GRADUS_NEWCOMER: the job runs already */
+    int64_t join_timeout_us; /* GRADUS_JOIN_TIMEOUT */
+    int64_t peer_timeout_us; /* GRADUS_PEER_TIMEOUT */
+    int64_t op_timeout_us;   /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
+    int64_t stall_warn_us;   /* GRADUS_STALL_WARN; 0: never */
+    int64_t stall_fail_us;   /* GRADUS_STALL_FAIL; 0: op_timeout_us */
+    int64_t spin_us;         /* GRADUS_SPIN */
+    int cma;                 /* GRADUS_CMA: 0 auto, 1 off */
+    bool encrypt;            /* GRADUS_ENCRYPT: TLS on what goes by tcp */
+    bool exact;              /* GRADUS_EXACT */
+    const char *algorithm;   /* GRADUS_ALGORITHM: "allreduce=direct"; NULL: chosen */
+    const char *tune;        /* GRADUS_TUNE: "auto", "off" or a file */
+    int64_t tune_time_us;    /* GRADUS_TUNE_TIME */
+    int progress;            /* GRADUS_PROGRESS: auto, thread, inline */
+    int threads;             /* GRADUS_THREADS: a gr_threads */
+    int64_t segment_bytes;   /* GRADUS_SEGMENT */
+    const char *record;      /* GRADUS_RECORD; NULL: none */
+    const char *timeline;    /* GRADUS_TIMELINE; NULL: none */
+    int log_level;           /* GRADUS_LOG: a gr_log_level */
+    gr_log_sink *log_sink;   /* where the log goes; NULL: stderr. No variable */
+    void *log_arg;
 } gr_group_config;
 extern const gr_config_table gr_group_config_table;
 
@@ -82,10 +101,15 @@ gr_status gr_group_config_from_env(gr_group_config *config_out, gr_arena *arena,
                                    gr_diag *diag) GR_MUST_CHECK;
 /* May the job go on without some of its members? */
 bool gr_group_elastic(const gr_group_config *config);
+/* Does the configuration name a secret? */
+bool gr_group_has_secret(const gr_group_config *config);
 /* The secret that the configuration names, in memory of its own (gr_secret_forget).
  * GR_E_INVALID: it names none, or a wrong one; GR_E_NO_MEMORY, GR_E_IO. */
 gr_status gr_group_keep_secret(const gr_group_config *config, uint8_t **kept_out,
                                gr_diag *diag) GR_MUST_CHECK;
+/* A copy whose texts are the arena's; it names no secret. */
+gr_status gr_group_config_keep(const gr_group_config *config, gr_arena *arena,
+                               gr_group_config *kept_out, gr_diag *diag) GR_MUST_CHECK;
 /* Overwrites the secret, here and in the environment; a group that was joined keeps its own. */
 void gr_group_config_wipe(gr_group_config *config);
 
@@ -102,30 +126,13 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
  * needed any more. */
 gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const gr_log *log,
                          gr_diag *diag) GR_MUST_CHECK;
-/* Looks, without waiting, whether the coordinator wants all to go over to the next generation,
- * since somebody is to come or go and all is prepared; or whether it is not reached any more by
+/* Looks, without waiting, whether the coordinator wants all to renew, since somebody is to come or
+ * to go; or whether it is not reached any more by
  * this member of an elastic group, which then must not go on by itself: others may have been
  * told to go on without it. All members should then leave their generation at the same point,
  * and renew. To be asked a few times in each peer_timeout_us, or a silent coordinator is noticed
  * later. */
 bool gr_group_change_wanted(gr_group *group);
-/* The next generation, while this one goes on. When one is offered, gr_group_prepare makes its
- * links; it may be called on another thread than all else here, and waits for others. `next` is a
- * group as far as its mesh and its members go; GR_E_CANCELLED: it is not wanted any more. When all
- * else is ready for going over, gr_group_say_ready tells so; gr_group_leave(next) gives it up. */
-bool gr_group_offered(gr_group *group);
-gr_status gr_group_prepare(gr_group *group, const gr_group_config *config, const gr_log *log,
-                           gr_group **next_out, gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_group_say_ready(gr_group *next, gr_diag *diag) GR_MUST_CHECK;
-/* Whoever is in gr_group_prepare comes back soon. */
-void gr_group_withdraw(gr_group *group);
-/* Is there one that need not be prepared any more? */
-bool gr_group_is_called_off(gr_group *group);
-/* May this member go over? `wait`: all have agreed to, so that the coordinator's word is on its way
- * (at most `timeout_us`). False: it is called off, or this member has no seat in it. */
-bool gr_group_may_go_over(gr_group *next, bool wait, int64_t timeout_us);
-/* The group becomes what was prepared, which is freed. Its own links are closed. */
-void gr_group_go_over(gr_group *group, gr_group *next, const gr_log *log);
 /* Closes the links, and with them this generation; gr_group_mesh is NULL from now on. */
 void gr_group_unlink(gr_group *group);
 /* Frees; NULL ok. A member that has become the coordinator serves the others for a while. */
@@ -137,10 +144,18 @@ int gr_group_size(const gr_group *group);
 /* Where the ranks run; belongs to the group. */
 const gr_topology *gr_group_topology(const gr_group *group);
 const char *gr_group_host_name(const gr_group *group, int rank);
+/* What this rank waits for, to the coordinator; the generation and the rank are filled in. Does
+ * not block; any thread. False: there is no way to the coordinator. */
+bool gr_group_send_report(gr_group *group, const gr_op_report *report);
+/* The next report that the coordinator sent; false: none. `look`: the connection is read first,
+ * else only what was read before counts. Any thread. */
+bool gr_group_next_report(gr_group *group, bool look, gr_op_report *report_out);
+/* gr_mesh_wait of the group's mesh ends when the coordinator says something. */
+void gr_group_watch_reports(gr_group *group);
 /* What most links are: tcp as soon as there are several hosts. */
 gr_link_kind gr_group_link_kind(const gr_group *group);
 /* The most connections that a link of this rank is made of. */
-int gr_group_streams(const gr_group *group);
+int gr_group_rails(const gr_group *group);
 
 /* ---- The coordinator: a pollable object of the launcher -------------------------------------- */
 typedef struct gr_coordinator gr_coordinator;
@@ -151,13 +166,17 @@ typedef struct gr_coordinator_config {
     int members_min; /* the group goes on while so many live; 0: all must */
     /* There is no launcher: a new generation needs more than half of the members of the last one
      * (half of them, if this coordinator made that), since a member takes over when it dies. */
-    bool succession;
+    bool failover;
     int successor; /* the number, plus 1, of the member that this one is of; 0: the first one */
     const uint8_t *secret;   /* GR_SECRET_BYTES, copied */
     bool encrypt;            /* TLS, where it listens by tcp */
     const char *listen_host; /* NULL: a Unix socket in the abstract namespace; "*": everywhere */
     gr_ports ports;          /* where to listen by tcp; 0 .. 0: any */
     int64_t peer_timeout_us; /* a member that acknowledges nothing for so long is lost; 0: 25 s */
+    /* Called once, by gr_coordinator_progress, when all ranks of the first generation have called
+     * in, before any of them is told so. NULL: none. */
+    void (*on_complete)(void *on_complete_arg);
+    void *on_complete_arg;
     const gr_log *log;
 } gr_coordinator_config;
 
@@ -170,13 +189,13 @@ int64_t gr_coordinator_next_us(
     const gr_coordinator *coordinator); /* absolute time of its next deadline, GR_NEVER */
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
 /* A newcomer will call in with this number, which nobody has any more. */
-void gr_coordinator_invite(gr_coordinator *coordinator, int number);
+void gr_coordinator_reserve(gr_coordinator *coordinator, int number);
 /* Will newcomers be invited when too few members are left? Then those wait for them. */
-void gr_coordinator_hope(gr_coordinator *coordinator, bool hopeful);
+void gr_coordinator_expect_newcomers(gr_coordinator *coordinator, bool newcomers_expected);
 /* So many members are wanted; `world_size` at the beginning. Who is too many is dismissed. */
-void gr_coordinator_want(gr_coordinator *coordinator, int count);
+void gr_coordinator_set_target_size(gr_coordinator *coordinator, int count);
 /* The member with this number is to go, between two steps, once others know what it knows. */
-void gr_coordinator_release(gr_coordinator *coordinator, int number);
+void gr_coordinator_drain(gr_coordinator *coordinator, int number);
 /* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that,
  * 4: a newcomer that has not called in */
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
@@ -191,9 +210,6 @@ bool gr_coordinator_is_over(const gr_coordinator *coordinator);
 void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank);
 /* The next generation comes about once it has said its part: it is alive, but has not come yet. */
 bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank);
-/* A newcomer that has a seat in the generation that is prepared, and is not ready in it: until it
- * is, nobody else is let in. Or it had one, and has not asked again since that was called off. */
-bool gr_coordinator_lets_in(const gr_coordinator *coordinator, int number);
 /* A successor waits for all that may be members, until it is told that they have ended
  * (gr_coordinator_member_ended), or that they have had time enough. */
 bool gr_coordinator_gathers(const gr_coordinator *coordinator);
@@ -203,6 +219,6 @@ bool gr_coordinator_is_alone(const gr_coordinator *coordinator);
 /* How many have called in. */
 int gr_coordinator_joined(const gr_coordinator *coordinator);
 /* Connections that did not prove that they belong to the job, so far. */
-uint64_t gr_coordinator_strangers(const gr_coordinator *coordinator);
+uint64_t gr_coordinator_pending(const gr_coordinator *coordinator);
 
 #endif

@@ -4,8 +4,8 @@
 #include "base/codec.h"
 #include "base/fail.h"
 #include "base/hash.h"
+#include "link/acceptor.h"
 #include "link/address.h"
-#include "link/door.h"
 #include "link/secret.h"
 
 #include <poll.h>
@@ -32,7 +32,7 @@ gr_status gr_group_keep_secret(const gr_group_config *config, uint8_t **kept_out
 {
     uint8_t secret[GR_SECRET_BYTES];
     bool given = config->secret_hex != NULL && config->secret_hex[0] != '\0';
-    if (!given && config->secret_file == NULL) {
+    if (!gr_group_has_secret(config)) {
         return gr_fail(diag, GR_E_INVALID,
                        "GRADUS_RANK is set, but neither GRADUS_SECRET nor GRADUS_SECRET_FILE is: "
                        "start the program with `gradus run`; a process joins a job only once");
@@ -46,31 +46,25 @@ gr_status gr_group_keep_secret(const gr_group_config *config, uint8_t **kept_out
     return status;
 }
 
-static gr_status check(gr_joining *join, gr_diag *diag)
+static gr_status check_ranks(const gr_group_config *config, gr_diag *diag)
 {
-    const gr_group_config *config = join->config;
-    if (config->world_size < 1 || config->world_size > GR_GROUP_WORLD_MAX ||
+    if (config->rank < 0 || config->world_size < 1 || config->world_size > GR_GROUP_WORLD_MAX ||
         config->rank >= gr_group_members_max(config)) {
         return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_RANK is %lld and GRADUS_WORLD_SIZE %lld: ranks go from 0 to the "
-                       "world size less one; start the program with `gradus run`",
-                       (long long)config->rank, (long long)config->world_size);
+                       "the rank is %lld and the world size %lld (GRADUS_RANK, GRADUS_WORLD_SIZE): "
+                       "ranks go from 0 to the world size less one, and there are at most %d",
+                       (long long)config->rank, (long long)config->world_size, GR_GROUP_WORLD_MAX);
     }
-    if (config->coordinator == NULL) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "GRADUS_RANK is set, but GRADUS_COORDINATOR is not: start the program with "
-                       "`gradus run`");
-    }
-    if (join->group->home->secret == NULL) {
-        gr_status taken = gr_group_keep_secret(config, &join->group->home->secret, diag);
-        if (taken != GR_OK) {
-            return taken;
-        }
-    }
-    join->self.host = gr_host_identify(config->host, join->self.host_name);
+    return GR_OK;
+}
+
+static gr_status find_network(gr_joining *join, gr_diag *diag)
+{
+    const gr_group_config *config = join->config;
+    const char *coordinator = config->coordinator;
     /* Who calls the coordinator by tcp may get company from elsewhere. */
     bool one_host = config->local_size >= config->world_size && config->host == NULL &&
-                    strncmp(config->coordinator, "tcp:", 4) != 0;
+                    (coordinator == NULL || strncmp(coordinator, "tcp:", 4) != 0);
     join->remote = config->link == GR_LINK_ALL_TCP || (config->link == GR_LINK_AUTO && !one_host);
     gr_status status = gr_ports_parse(config->ports, &join->ports, diag);
     if (status == GR_OK && join->remote) {
@@ -80,6 +74,36 @@ static gr_status check(gr_joining *join, gr_diag *diag)
         status = gr_interfaces_find(wanted, &join->interfaces, diag);
     }
     return status;
+}
+
+/* In the first generation the coordinator is looked for; in later ones it is known. */
+static gr_status find_coordinator(gr_joining *join, bool first, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    gr_status status = first ? gr_bootstrap_exchange(join, diag) : GR_OK;
+    if (status == GR_OK && first) {
+        gr_bootstrap_apply(group->bootstrap, &join->own);
+    }
+    if (status == GR_OK && group->secret == NULL) {
+        status = gr_group_keep_secret(join->config, &group->secret, diag);
+    }
+    return status;
+}
+
+static gr_status check(gr_joining *join, gr_diag *diag)
+{
+    gr_group *group = join->group;
+    bool first = group->bootstrap == NULL;
+    gr_status status = check_ranks(join->config, diag);
+    join->self.host = gr_host_identify(join->config->host, join->self.host_name);
+    if (status == GR_OK && first) {
+        status = gr_bootstrap_create(join, &group->bootstrap, diag);
+    }
+    if (status == GR_OK) {
+        gr_bootstrap_apply(group->bootstrap, &join->own);
+        status = find_network(join, diag);
+    }
+    return status == GR_OK ? find_coordinator(join, first, diag) : status;
 }
 
 /* ---- Meeting --------------------------------------------------------------------------------- */
@@ -108,46 +132,38 @@ static void sleep_on(const gr_joining *join, int fd, short events, int64_t until
 }
 
 gr_status gr_joining_call(gr_joining *join, const char *addresses, int64_t timeout_us,
-                          gr_arrival *arrival_out, gr_diag *diag)
+                          gr_accepted *arrival_out, gr_diag *diag)
 {
-    gr_door_config config = {.rank = (int)join->config->rank,
-                             .secret = join->group->secret,
-                             .encrypt = join->config->encrypt,
-                             .half_open_max = 1,
-                             .outgoing_max = 1,
-                             .timeout_us = timeout_us > 0 ? timeout_us : INT64_MAX / 2,
-                             .clock = join->clock,
-                             .log = join->log};
-    gr_door *door = NULL;
-    gr_status status = gr_door_create(&config, &door, diag);
+    gr_acceptor_config config = {.rank = (int)join->config->rank,
+                                 .secret = join->group->secret,
+                                 .encrypt = join->config->encrypt,
+                                 .half_open_max = 1,
+                                 .outgoing_max = 1,
+                                 .timeout_us = timeout_us > 0 ? timeout_us : INT64_MAX / 2,
+                                 .clock = join->clock,
+                                 .log = join->log};
+    gr_acceptor *acceptor = NULL;
+    gr_status status = gr_acceptor_create(&config, &acceptor, diag);
     if (status != GR_OK) {
         return status;
     }
-    status =
-        gr_door_dial(door, GR_AUTH_RANK_COORDINATOR, (gr_auth_stream){.count = 1}, addresses, diag);
+    status = gr_acceptor_connect(acceptor, GR_AUTH_RANK_COORDINATOR, (gr_auth_rail){.count = 1},
+                                 addresses, diag);
     while (status == GR_OK) {
-        status = gr_door_progress(door, diag);
-        if (status != GR_OK || gr_door_take(door, arrival_out)) {
+        status = gr_acceptor_progress(acceptor, diag);
+        if (status != GR_OK || gr_acceptor_accept(acceptor, arrival_out)) {
             break;
         }
-        sleep_on(join, gr_door_fd(door), POLLIN, gr_door_next_us(door));
+        sleep_on(join, gr_acceptor_fd(acceptor), POLLIN, gr_acceptor_next_us(acceptor));
     }
-    gr_door_destroy(door);
+    gr_acceptor_destroy(acceptor);
     return status;
-}
-
-void gr_joining_sleep(const gr_joining *join, int64_t until_us)
-{
-    sleep_on(join, join->group->home->control.fd, POLLIN, until_us);
 }
 
 gr_status gr_group_say(gr_group *group, const uint8_t *message, size_t size_bytes)
 {
-    gr_group *home = group->home;
-    pthread_mutex_lock(&home->lock);
-    gr_status status = gr_control_put(&home->control, message, size_bytes);
-    status = status == GR_OK ? gr_control_flush(&home->control) : GR_E_PEER_LOST;
-    pthread_mutex_unlock(&home->lock);
+    gr_status status = gr_control_put(&group->control, message, size_bytes);
+    status = status == GR_OK ? gr_control_flush(&group->control) : GR_E_PEER_LOST;
     return status == GR_PENDING ? GR_OK : status;
 }
 
@@ -158,7 +174,7 @@ void gr_joining_say_hello(gr_joining *join)
     gr_hello hello = {.world_size = (uint32_t)group->world_size,
                       .link = (uint32_t)join->config->link,
                       .pid = (uint64_t)getpid(),
-                      .generation = group->seat.generation,
+                      .generation = group->assignment.generation,
                       .member = join->self};
     /* If it was closed already, the coordinator has said why: that is heard next. */
     gr_status said = gr_group_say(group, message, gr_message_put_hello(&hello, message));
@@ -192,37 +208,39 @@ static gr_status without_coordinator(const gr_group *group, gr_diag *diag)
                    group->rank);
 }
 
-/* Those of a generation that was called off before are still to come, perhaps. */
+/* Those of the generation before are still to be heard of, perhaps. */
 static gr_status take_members(gr_group *group, const uint8_t *body, size_t size, gr_diag *diag)
 {
-    gr_group *to = group->next != NULL ? group->next : group;
-    bool known = to->generation == to->seat.generation;
-    if (known || group->renewing || size < 8 || gr_get_u64(body) != to->seat.generation) {
+    bool known = group->generation == group->assignment.generation;
+    if (known || group->renewing || size < 8 || gr_get_u64(body) != group->assignment.generation) {
         return GR_OK;
     }
-    to->placed = to->world_size;
-    return gr_message_get_members(body, size, to->world_size, &to->generation, to->members, diag);
+    group->placed = group->world_size;
+    return gr_message_get_members(body, size, group->world_size, &group->generation, group->members,
+                                  diag);
 }
 
-/* About the generation that is prepared: of no interest to who asks for another seat. */
-static gr_status take_word_of_next(gr_group *group, gr_message_kind kind, const uint8_t *body,
-                                   size_t size, gr_diag *diag)
+/* Under the lock. What nobody fetches makes room for what is newer. */
+static gr_status take_report(gr_group *group, const uint8_t *body, size_t size, gr_diag *diag)
 {
-    gr_seat offer = {0};
-    uint64_t generation;
-    gr_status status = GR_OK;
-    if (kind == GR_MESSAGE_OFFER) {
-        status = gr_message_get_seat(body, size, &offer, diag);
-        group->offer = group->renewing ? group->offer : offer;
-    } else if (kind == GR_MESSAGE_CALL_OFF) {
-        status = gr_message_get_number(body, size, &generation, diag);
-        if (status == GR_OK && generation == group->offer.generation) {
-            group->offer.generation = 0;
-        }
-    } else {
-        group->change = !group->renewing;
+    gr_op_report report;
+    gr_status status = gr_op_report_get(body, size, GR_GROUP_WORLD_MAX, &report, diag);
+    if (status != GR_OK || report.generation != group->generation) {
+        return status;
     }
-    return status;
+    for (int i = 0; i < group->report_count; i++) {
+        if (report.kind == GR_REPORT_CAUSE && group->reports[i].kind == GR_REPORT_CAUSE) {
+            group->reports[i] = report;
+            return GR_OK;
+        }
+    }
+    if (group->report_count == GR_GROUP_REPORTS_MAX) {
+        group->report_count--;
+        memmove(group->reports, group->reports + 1,
+                (size_t)group->report_count * sizeof group->reports[0]);
+    }
+    group->reports[group->report_count++] = report;
+    return GR_OK;
 }
 
 /* Under the lock. */
@@ -246,23 +264,24 @@ static gr_status hear(gr_group *group, gr_diag *diag)
     switch (kind) {
     case GR_MESSAGE_MEMBERS:
         return take_members(group, body, size, diag);
-    case GR_MESSAGE_LINEAGE:
-        return gr_message_get_lineage(body, size, &group->lineage, diag);
+    case GR_MESSAGE_HISTORY:
+        return gr_message_get_history(body, size, &group->history, diag);
     case GR_MESSAGE_MISSING:
         status = gr_message_get_missing(body, size, &group->missing, diag);
         group->missing_known = status == GR_OK;
         return status;
-    case GR_MESSAGE_OFFER:
-    case GR_MESSAGE_CALL_OFF:
     case GR_MESSAGE_CHANGE:
-        return take_word_of_next(group, kind, body, size, diag);
+        group->change = !group->renewing;
+        return GR_OK;
+    case GR_MESSAGE_REPORT:
+        return take_report(group, body, size, diag);
     case GR_MESSAGE_PING:
         return GR_OK;
     case GR_MESSAGE_DISMISS:
         group->dismissed = true;
         return gr_fail(diag, GR_E_CANCELLED, "this worker is not needed by the job");
-    case GR_MESSAGE_SEAT:
-        return gr_message_get_seat(body, size, &group->seat, diag);
+    case GR_MESSAGE_ASSIGN:
+        return gr_message_get_assignment(body, size, &group->assignment, diag);
     case GR_MESSAGE_FAIL:
         status = gr_message_get_fail(body, size, &failure, diag);
         if (status == GR_OK && group->renewing &&
@@ -283,14 +302,11 @@ static gr_status hear(gr_group *group, gr_diag *diag)
 
 gr_status gr_group_hear(gr_group *group, gr_diag *diag)
 {
-    gr_group *home = group->home;
-    pthread_mutex_lock(&home->lock);
-    gr_status status = hear(home, diag);
-    home->broken = home->broken || status < 0;
-    bool off = group != home && (home->broken || home->offer.generation != group->seat.generation);
-    pthread_mutex_unlock(&home->lock);
-    return off ? gr_fail(diag, GR_E_CANCELLED, "the next generation is not wanted any more")
-               : status;
+    pthread_mutex_lock(&group->lock);
+    gr_status status = hear(group, diag);
+    group->broken = group->broken || status < 0;
+    pthread_mutex_unlock(&group->lock);
+    return status;
 }
 
 static gr_status nobody_came(const gr_joining *join, gr_diag *diag)
@@ -317,7 +333,7 @@ static gr_status nobody_came(const gr_joining *join, gr_diag *diag)
 }
 
 /* Wait until the coordinator has told a number: of the generation whose members it names, or of the
- * seat. */
+ * rank assignment. */
 static gr_status wait_for(gr_joining *join, const uint64_t *number, gr_diag *diag)
 {
     gr_group *group = join->group;
@@ -349,21 +365,30 @@ static gr_status wait_for(gr_joining *join, const uint64_t *number, gr_diag *dia
     return GR_OK;
 }
 
-gr_status gr_group_say_ready(gr_group *group, gr_diag *diag)
+static gr_status say_ready(gr_group *group, gr_diag *diag)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
-    size_t size = gr_message_put_number(GR_MESSAGE_READY, group->seat.generation, message);
-    return gr_group_say(group, message, size) == GR_OK ? GR_OK
-                                                       : without_coordinator(group->home, diag);
+    size_t size = gr_message_put_ready(group->assignment.generation, message);
+    return gr_group_say(group, message, size) == GR_OK ? GR_OK : without_coordinator(group, diag);
+}
+
+/* What was reported in a generation ends with it: until the members of the next one are known, no
+ * report is taken. */
+static void end_generation(gr_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    group->generation = 0;
+    group->report_count = 0;
+    pthread_mutex_unlock(&group->lock);
 }
 
 /* A generation, of which the coordinator knows how many there are and which one this is. */
 static gr_status form(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
-    group->generation = 0;
+    end_generation(group);
     group->missing_known = false;
-    gr_joining_announce_succession(join);
+    gr_joining_announce_failover(join);
     gr_status status = gr_joining_open_mesh(join, diag);
     if (status == GR_OK) {
         gr_joining_say_hello(join);
@@ -375,45 +400,44 @@ static gr_status form(gr_joining *join, gr_diag *diag)
     if (status == GR_OK && group->mesh != NULL) {
         status = gr_joining_wire(join, diag);
     }
-    return status == GR_OK ? gr_group_say_ready(group, diag) : status;
+    return status == GR_OK ? say_ready(group, diag) : status;
 }
 
-/* Of the coordinator that there is (RENEW), or of one that is new to this member (LINEAGE). */
+/* Of the coordinator that there is (RENEW), or of one that is new to this member (HISTORY). */
 static gr_status ask_coordinator(gr_joining *join, gr_message_kind kind, gr_diag *diag)
 {
     gr_group *group = join->group;
     uint8_t message[GR_MESSAGE_SMALL_MAX];
-    size_t size = kind == GR_MESSAGE_LINEAGE ? gr_message_put_lineage(&group->lineage, message)
+    size_t size = kind == GR_MESSAGE_HISTORY ? gr_message_put_history(&group->history, message)
                                              : gr_message_put_empty(kind, message);
-    group->seat.generation = 0;
+    group->assignment.generation = 0;
     group->missing_known = false;
-    group->offer.generation = 0;
     group->change = group->broken = false; /* of the old generation */
     group->renewing = true;
     gr_status status = gr_control_put(&group->control, message, size);
     if (status != GR_OK || gr_control_flush(&group->control) == GR_E_PEER_LOST) {
         status = without_coordinator(group, diag);
     } else {
-        status = wait_for(join, &group->seat.generation, diag);
+        status = wait_for(join, &group->assignment.generation, diag);
     }
     group->renewing = false;
     return status;
 }
 
-static gr_status ask_for_seat(gr_joining *join, gr_diag *diag)
+static gr_status ask_for_assignment(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
     gr_status status = ask_coordinator(join, GR_MESSAGE_RENEW, diag);
-    while (status < 0 && gr_group_may_follow(group)) {
-        status = gr_joining_follow(join, diag);
+    while (status < 0 && gr_group_may_find_leader(group)) {
+        status = gr_joining_find_leader(join, diag);
         if (status != GR_OK) {
             return status;
         }
-        status = ask_coordinator(join, GR_MESSAGE_LINEAGE, diag);
+        status = ask_coordinator(join, GR_MESSAGE_HISTORY, diag);
     }
     if (status == GR_OK) {
-        group->rank = (int)group->seat.rank;
-        group->world_size = (int)group->seat.world_size;
+        group->rank = (int)group->assignment.rank;
+        group->world_size = (int)group->assignment.world_size;
     }
     if (group->newcomer) { /* until now it has waited for others to be ready for it */
         group->newcomer = false;
@@ -424,17 +448,17 @@ static gr_status ask_for_seat(gr_joining *join, gr_diag *diag)
 
 /* Members may be lost on the way, again and again: one attempt after the other, as long as the
  * coordinator goes on. */
-static gr_status form_with_those_left(gr_joining *join, bool seated, gr_diag *diag)
+static gr_status form_with_those_left(gr_joining *join, bool assigned, gr_diag *diag)
 {
     bool elastic = gr_group_elastic(join->config);
-    gr_status status = seated ? GR_OK : ask_for_seat(join, diag);
+    gr_status status = assigned ? GR_OK : ask_for_assignment(join, diag);
     while (status == GR_OK) {
         status = form(join, diag);
         if (!elastic || !gr_fault_of_peer(status) || gr_joining_late(join)) {
             return status;
         }
         gr_group_unlink(join->group);
-        status = ask_for_seat(join, diag);
+        status = ask_for_assignment(join, diag);
     }
     return status;
 }
@@ -444,18 +468,26 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
     gr_group *group = join->group;
     size_t world = (size_t)gr_group_members_max(join->config);
     size_t in_bytes = gr_message_members_max((int)world) + GR_MESSAGE_SMALL_MAX;
-    gr_arrival arrival;
+    gr_accepted arrival;
     group->in = malloc(in_bytes);
     group->members = calloc(world, sizeof *group->members);
     if (group->in == NULL || group->members == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group of %zu", world);
     }
-    gr_status status = gr_joining_open_succession(join, diag);
-    if (status == GR_OK) {
+    gr_status status, found = GR_OK;
+    do {
+        gr_bootstrap_apply(group->bootstrap, &join->own);
         status = gr_joining_call(join, join->config->coordinator, join->config->join_timeout_us,
                                  &arrival, diag);
+        found = status == GR_OK ? GR_OK : gr_bootstrap_retry(join, status, diag);
+    } while (status != GR_OK && found == GR_OK);
+    if (found != GR_OK) {
+        return found;
     }
+    status = gr_joining_open_failover(join, diag);
     if (status != GR_OK) {
+        gr_tls_destroy(arrival.tls);
+        close(arrival.fd);
         return status;
     }
     gr_control_init(&group->control, &arrival, join->config->peer_timeout_us, group->in, in_bytes);
@@ -487,7 +519,8 @@ static void forget_secret(gr_group *group)
 gr_status gr_joining_begin(gr_joining *join, gr_group *group, const gr_group_config *config,
                            const gr_log *log, gr_diag *diag)
 {
-    *join = (gr_joining){.config = config, .log = log, .group = group, .clock = gr_clock_real()};
+    *join = (gr_joining){.own = *config, .log = log, .group = group, .clock = gr_clock_real()};
+    join->config = &join->own;
     gr_joining_set_deadline(join);
     return check(join, diag);
 }
@@ -504,13 +537,12 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
     if (group == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a group");
     }
-    group->home = group;
-    pthread_mutex_init(&group->lock, NULL);
     group->world_size = 1;
     group->log = log;
     group->generation = 1;
+    pthread_mutex_init(&group->lock, NULL);
     group->control.fd = -1;
-    if (config->rank < 0) {
+    if (config->rank < 0 && config->allgather == NULL) {
         gr_status status = be_alone(config, group, diag);
         if (status != GR_OK) {
             gr_group_leave(group);
@@ -521,7 +553,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
         gr_status status = gr_joining_begin(&join, group, config, log, diag);
         if (status == GR_OK) {
             group->rank = (int)config->rank;
-            group->seat.generation = 1;
+            group->assignment.generation = 1;
             group->tcp = config->link == GR_LINK_ALL_TCP;
             group->newcomer = config->newcomer;
             group->elastic = gr_group_elastic(config);
@@ -567,12 +599,12 @@ gr_status gr_group_renew(gr_group *group, const gr_group_config *config, const g
     return status;
 }
 
-/* Under the lock. The launcher has ended, and nobody takes over. No other generation can come about
+/* The launcher has ended, and nobody takes over. No other generation can come about
  * without it, so this one may go on until whoever looks after this process has told it how to
  * end. */
 static bool is_orphan(const gr_group *group)
 {
-    return group->gone_us != 0 && group->succession == NULL &&
+    return group->gone_us != 0 && group->failover == NULL &&
            gr_now_ns() / 1000 - group->gone_us < ORPHAN_US;
 }
 
@@ -599,18 +631,59 @@ static void tell_streams(const gr_group *group)
     size_t used = 0;
     uint64_t sum = 0;
     gr_mesh_get_stats(group->mesh, &stats);
-    for (int i = 0; i < GR_LINK_STREAMS_MAX; i++) {
-        sum += stats.stream_bytes[i];
+    for (int i = 0; i < GR_LINK_RAILS_MAX; i++) {
+        sum += stats.rail_bytes[i];
     }
-    for (int i = 0; i < GR_LINK_STREAMS_MAX && stats.stream_bytes[i] > 0; i++) {
+    for (int i = 0; i < GR_LINK_RAILS_MAX && stats.rail_bytes[i] > 0; i++) {
         int put = snprintf(text + used, sizeof text - used, "%s%.0f %%", i > 0 ? ", " : "",
-                           100.0 * (double)stats.stream_bytes[i] / (double)sum);
+                           100.0 * (double)stats.rail_bytes[i] / (double)sum);
         used += put > 0 ? (size_t)put : 0;
     }
     if (sum > 0) {
         gr_log_write(group->log, GR_LOG_INFO, "group",
                      "rank %d sent %.3f GB over tcp, over the first stream and so on: %s",
                      group->rank, (double)sum / 1e9, text);
+    }
+}
+
+bool gr_group_send_report(gr_group *group, const gr_op_report *report)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    gr_op_report sent = *report;
+    sent.generation = group->generation;
+    sent.rank = group->rank;
+    size_t size = gr_message_put_report(&sent, message);
+    gr_status status = GR_E_PEER_LOST;
+    pthread_mutex_lock(&group->lock);
+    if (group->control.fd >= 0 && !group->control.ended) {
+        status = gr_control_put(&group->control, message, size);
+        status = status == GR_OK ? gr_control_flush(&group->control) : status;
+    }
+    pthread_mutex_unlock(&group->lock);
+    return status == GR_OK || status == GR_PENDING;
+}
+
+bool gr_group_next_report(gr_group *group, bool look, gr_op_report *report_out)
+{
+    gr_diag ignored; /* whoever waits for the coordinator finds out by itself */
+    while (look && group->control.fd >= 0 && gr_group_hear(group, &ignored) == GR_OK) {
+    }
+    pthread_mutex_lock(&group->lock);
+    bool found = group->report_count > 0;
+    if (found) {
+        *report_out = group->reports[0];
+        group->report_count--;
+        memmove(group->reports, group->reports + 1,
+                (size_t)group->report_count * sizeof group->reports[0]);
+    }
+    pthread_mutex_unlock(&group->lock);
+    return found;
+}
+
+void gr_group_watch_reports(gr_group *group)
+{
+    if (group->mesh != NULL && group->control.fd >= 0) {
+        gr_mesh_watch_control(group->mesh, group->control.fd);
     }
 }
 
@@ -632,10 +705,6 @@ void gr_group_leave(gr_group *group)
         return;
     }
     gr_group_unlink(group);
-    if (group->home != group) {
-        gr_group_call_off(group);
-        return;
-    }
     size_t size = gr_message_put_empty(GR_MESSAGE_LEAVE, message);
     if (group->joined && group->control.fd >= 0 &&
         gr_control_put(&group->control, message, size) == GR_OK) {
@@ -643,7 +712,8 @@ void gr_group_leave(gr_group *group)
         (void)sent; /* if it does not go at once, the coordinator sees us end */
     }
     gr_control_close(&group->control);
-    gr_group_end_succession(group);
+    gr_group_end_failover(group);
+    gr_bootstrap_destroy(group->bootstrap);
     forget_secret(group);
     free(group->in);
     free(group->members);
@@ -686,12 +756,12 @@ gr_link_kind gr_group_link_kind(const gr_group *group)
     return group->tcp || group->topology->host_count > 1 ? GR_LINK_TCP : GR_LINK_SHM;
 }
 
-int gr_group_streams(const gr_group *group)
+int gr_group_rails(const gr_group *group)
 {
     int most = 1;
     for (int rank = 0; group->mesh != NULL && rank < group->world_size; rank++) {
-        const gr_link *link = gr_mesh_link(group->mesh, rank);
-        most = link != NULL && gr_link_streams(link) > most ? gr_link_streams(link) : most;
+        int rails = gr_group_rails_to(group, rank);
+        most = rails > most ? rails : most;
     }
     return most;
 }

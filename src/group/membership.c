@@ -51,34 +51,16 @@ static void fail_group(gr_membership *membership, int number, const char *senten
 static bool belongs(const gr_membership *membership, int number)
 {
     const gr_standing *of = &membership->members[number];
-    return of->state == GR_MEMBER_JOINED && of->seat == membership->generation;
+    return of->state == GR_MEMBER_JOINED && of->assignment == membership->generation;
 }
 
-/* The generation that is prepared comes to nothing. Its newcomers ask for other seats. */
-static void call_off(gr_membership *membership, const gr_diag *cause)
-{
-    gr_word word = {.kind = GR_MESSAGE_CALL_OFF, .generation = membership->next};
-    for (int i = 0; i < membership->world_size && word.generation > 0; i++) {
-        gr_standing *of = &membership->members[i];
-        bool told = of->next >= GR_NEXT_OFFERED && of->state == GR_MEMBER_JOINED;
-        of->next = GR_NEXT_NOT;
-        if (told && of->newcomer) {
-            say_fail(membership, i, cause);
-        } else if (told) {
-            say(membership, i, &word);
-        }
-    }
-    membership->next = 0;
-}
-
-/* The generation that comes about will not: its members ask for seats in the next one. */
+/* The generation will not come about: its members ask to be in the next one. */
 static void disturb(gr_membership *membership, const gr_diag *cause)
 {
-    call_off(membership, cause);
     membership->disturbed = true;
     for (int i = 0; i < membership->world_size; i++) {
         gr_member_stage stage = membership->members[i].stage;
-        if (belongs(membership, i) && (stage == GR_STAGE_CALLED || stage == GR_STAGE_SEATED)) {
+        if (belongs(membership, i) && (stage == GR_STAGE_CALLED || stage == GR_STAGE_ASSIGNED)) {
             say_fail(membership, i, cause);
         }
     }
@@ -116,7 +98,7 @@ static bool is_veteran(const gr_membership *membership, const gr_standing *of)
     return of->state == GR_MEMBER_JOINED && !of->newcomer && !too_late;
 }
 
-/* A newcomer that has no seat yet: no generation depends on it. */
+/* A newcomer that has no rank assignment yet: no generation depends on it. */
 static bool waits(const gr_standing *of)
 {
     return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_RENEWING && of->newcomer;
@@ -141,8 +123,8 @@ static int count_kept(const gr_membership *membership, int *going_out)
 
 /* ---- Generations ----------------------------------------------------------------------------- */
 
-/* Those that wait for seats, by the ranks that they will have: members in the order of their last
- * ranks, so that who has led goes on leading, then newcomers. Returns how many. */
+/* Those that wait for rank assignments, in the order of the ranks that they will have: members in
+ * the order of their last ranks, so that rank 0 stays rank 0, then newcomers. Returns how many. */
 static int line_up(gr_membership *membership)
 {
     int world = membership->world_size, count = 0;
@@ -198,15 +180,15 @@ static void number_generation(gr_membership *membership, int size)
     }
     membership->numbers = gr_quorum_next(quorum, membership->generation);
     membership->generation = membership->numbers;
-    gr_quorum_deal(quorum, membership->generation, &members);
+    gr_quorum_assign(quorum, membership->generation, &members);
 }
 
 /* What a member would say to a successor, before what makes it true. */
-static void say_lineage(gr_membership *membership, int number)
+static void send_history(gr_membership *membership, int number)
 {
     if (membership->quorum != NULL) {
         say(membership, number,
-            &(gr_word){.kind = GR_MESSAGE_LINEAGE, .lineage = &membership->quorum->known});
+            &(gr_word){.kind = GR_MESSAGE_HISTORY, .history = &membership->quorum->known});
     }
 }
 
@@ -222,23 +204,24 @@ static int choose(gr_membership *membership, int *size_out)
     return count;
 }
 
-static void deal_seats(gr_membership *membership)
+static void assign_ranks(gr_membership *membership)
 {
     int size, count = choose(membership, &size);
     number_generation(membership, size);
     membership->size = size;
     membership->called = 0;
     membership->disturbed = false;
-    gr_word word = {.kind = GR_MESSAGE_SEAT,
-                    .seat = {.generation = membership->generation, .world_size = (uint32_t)size}};
+    gr_word word = {
+        .kind = GR_MESSAGE_ASSIGN,
+        .assignment = {.generation = membership->generation, .world_size = (uint32_t)size}};
     for (int rank = 0; rank < count; rank++) {
         gr_standing *of = &membership->members[membership->order[rank]];
         if (rank < size) {
             of->rank = rank;
-            of->seat = membership->generation;
-            of->stage = GR_STAGE_SEATED;
-            word.seat.rank = (uint32_t)rank;
-            say_lineage(membership, membership->order[rank]);
+            of->assignment = membership->generation;
+            of->stage = GR_STAGE_ASSIGNED;
+            word.assignment.rank = (uint32_t)rank;
+            send_history(membership, membership->order[rank]);
             say(membership, membership->order[rank], &word);
         } else if (!of->newcomer) {
             dismiss(membership, membership->order[rank]);
@@ -292,15 +275,15 @@ static bool is_quorum(gr_membership *membership)
     if (membership->quorum == NULL) {
         return true;
     }
-    gr_numbers voices = {0};
+    gr_numbers votes = {0};
     gr_diag failure;
     for (int i = 0; i < membership->world_size; i++) {
         gr_member_state state = membership->members[i].state;
         if (state == GR_MEMBER_JOINED || state == GR_MEMBER_LEFT) { /* in order: as it is here */
-            gr_numbers_add(&voices, i);
+            gr_numbers_add(&votes, i);
         }
     }
-    if (gr_quorum_is_enough(membership->quorum, &voices)) {
+    if (gr_quorum_is_enough(membership->quorum, &votes)) {
         return true;
     }
     (void)gr_fail(&failure, GR_E_COMM_BROKEN,
@@ -309,13 +292,13 @@ static bool is_quorum(gr_membership *membership)
                   "them together), since the others may live, cut off from these; see to the "
                   "network and to the other workers, and begin anew from a checkpoint (--resume) "
                   "if they do not go on",
-                  gr_quorum_voices(membership->quorum, &voices),
-                  gr_numbers_count(&membership->quorum->known.formed_members));
+                  gr_quorum_votes(membership->quorum, &votes),
+                  gr_numbers_count(&membership->quorum->known.committed_members));
     fail_group_as(membership, &failure);
     return false;
 }
 
-/* Is its word waited for before there are new seats? */
+/* Is its word waited for before there are new rank assignments? */
 static bool is_awaited(const gr_membership *membership, int number)
 {
     const gr_standing *of = &membership->members[number];
@@ -327,7 +310,7 @@ static bool is_awaited(const gr_membership *membership, int number)
 }
 
 /* The next generation, once all that live have asked for it. */
-static void reseat(gr_membership *membership)
+static void reassign(gr_membership *membership)
 {
     int alive = 0, veterans = 0, coming = 0;
     for (int i = 0; i < membership->world_size; i++) {
@@ -336,7 +319,7 @@ static void reseat(gr_membership *membership)
         }
     }
     if (gr_membership_gathers(membership)) {
-        if (membership->quorum->known.formed == 0) {
+        if (membership->quorum->known.committed == 0) {
             return; /* nobody has come */
         }
         end_gathering(membership);
@@ -345,15 +328,15 @@ static void reseat(gr_membership *membership)
         const gr_standing *of = &membership->members[i];
         alive += of->state == GR_MEMBER_JOINED;
         veterans += is_veteran(membership, of);
-        coming += of->state == GR_MEMBER_INVITED;
+        coming += of->state == GR_MEMBER_RESERVED;
     }
     if (alive > 0 && veterans == 0) {
         end_without_veterans(membership);
     } else if (alive > 0 && alive >= membership->members_min) {
         if (is_quorum(membership)) {
-            deal_seats(membership);
+            assign_ranks(membership);
         }
-    } else if (alive > 0 && coming == 0 && !membership->hopeful) {
+    } else if (alive > 0 && coming == 0 && !membership->newcomers_expected) {
         too_few(membership, alive);
     }
 }
@@ -370,9 +353,10 @@ static bool wants_change(const gr_membership *membership)
            ((more && membership->size < want) || membership->size > want || going > 0);
 }
 
-/* Begins with the next generation, if one is wanted and all run in the one that is. Where the
- * coordinator may be succeeded nobody comes, and nobody is sent away. */
-static void prepare(gr_membership *membership)
+/* Asks the members to change generations, once, if another generation is wanted and all members run
+ * in this one. They ask for rank assignments between two steps; until then nothing changes. Where
+ * the coordinator may be succeeded nobody comes, and nobody is sent away. */
+static void request_change(gr_membership *membership)
 {
     for (int i = 0; i < membership->world_size; i++) {
         const gr_standing *of = &membership->members[i];
@@ -381,22 +365,14 @@ static void prepare(gr_membership *membership)
             return;
         }
     }
-    if (membership->next != 0 || membership->quorum != NULL ||
+    if (membership->change_of == membership->generation || membership->quorum != NULL ||
         membership->failure.status != GR_OK || !wants_change(membership)) {
         return;
     }
-    int size, count = choose(membership, &size);
-    membership->next = ++membership->numbers;
-    membership->next_size = size;
-    gr_word word = {.kind = GR_MESSAGE_OFFER,
-                    .seat = {.generation = membership->next, .world_size = (uint32_t)size}};
-    for (int rank = 0; rank < count && rank < size; rank++) {
-        gr_standing *of = &membership->members[membership->order[rank]];
-        of->next_rank = rank;
-        of->next = of->newcomer ? GR_NEXT_MEANT : GR_NEXT_OFFERED;
-        word.seat.rank = (uint32_t)rank;
-        if (!of->newcomer) {
-            say(membership, membership->order[rank], &word);
+    membership->change_of = membership->generation;
+    for (int i = 0; i < membership->world_size; i++) {
+        if (belongs(membership, i)) {
+            say(membership, i, &(gr_word){.kind = GR_MESSAGE_CHANGE});
         }
     }
 }
@@ -407,7 +383,6 @@ static void do_without(gr_membership *membership, int number, gr_member_state st
 {
     gr_standing *of = &membership->members[number];
     bool missed = belongs(membership, number) || of->state == GR_MEMBER_ABSENT;
-    bool prepares = of->next != GR_NEXT_NOT;
     of->state = state;
     if (!gr_membership_elastic(membership)) {
         fail_group_as(membership, cause);
@@ -415,19 +390,17 @@ static void do_without(gr_membership *membership, int number, gr_member_state st
     }
     if (missed) {
         disturb(membership, cause);
-    } else if (prepares) {
-        call_off(membership, cause);
     }
-    reseat(membership);
-    prepare(membership);
+    reassign(membership);
+    request_change(membership);
 }
 
-void gr_membership_hope(gr_membership *membership, bool hopeful)
+void gr_membership_expect_newcomers(gr_membership *membership, bool newcomers_expected)
 {
-    bool before = membership->hopeful;
-    membership->hopeful = hopeful;
-    if (before && !hopeful) {
-        reseat(membership);
+    bool before = membership->newcomers_expected;
+    membership->newcomers_expected = newcomers_expected;
+    if (before && !newcomers_expected) {
+        reassign(membership);
     }
 }
 
@@ -438,7 +411,7 @@ bool gr_membership_at_rest(const gr_membership *membership)
         const gr_standing *of = &membership->members[i];
         bool here = of->state == GR_MEMBER_JOINED;
         if (of->state == GR_MEMBER_ABSENT ||
-            (here && (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED))) {
+            (here && (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_ASSIGNED))) {
             return false;
         }
         ready = ready || (here && of->stage == GR_STAGE_READY);
@@ -447,124 +420,49 @@ bool gr_membership_at_rest(const gr_membership *membership)
     return !(ready && (asking || membership->disturbed));
 }
 
-static int count_next(const gr_membership *membership, gr_next_stage stage)
+void gr_membership_reserve(gr_membership *membership, int number)
 {
-    int count = 0;
-    for (int i = 0; i < membership->world_size; i++) {
-        count += membership->members[i].next == stage;
-    }
-    return count;
-}
-
-/* The members have said HELLO. */
-static void seat_newcomers(gr_membership *membership)
-{
-    gr_word word = {
-        .kind = GR_MESSAGE_SEAT,
-        .seat = {.generation = membership->next, .world_size = (uint32_t)membership->next_size}};
-    for (int i = 0; i < membership->world_size; i++) {
-        gr_standing *of = &membership->members[i];
-        if (of->next == GR_NEXT_MEANT) {
-            of->next = GR_NEXT_OFFERED;
-            of->stage = GR_STAGE_SEATED;
-            of->seat = membership->next;
-            word.seat.rank = (uint32_t)of->next_rank;
-            say(membership, i, &word);
-        }
-    }
-}
-
-/* All are ready: from now on it is the generation that is, though its members still have to go over
- * to it. Who has no seat in it goes. */
-static void begin_next(gr_membership *membership)
-{
-    membership->generation = membership->next;
-    membership->size = membership->called = membership->next_size;
-    membership->next = 0;
-    for (int i = 0; i < membership->world_size; i++) {
-        gr_standing *of = &membership->members[i];
-        bool newcomer = of->newcomer;
-        if (of->next == GR_NEXT_READY) {
-            of->next = GR_NEXT_NOT;
-            of->rank = of->next_rank;
-            of->seat = membership->generation;
-            of->stage = GR_STAGE_READY;
-            take_in(membership, of);
-            if (!newcomer) {
-                say(membership, i, &(gr_word){.kind = GR_MESSAGE_CHANGE});
-            }
-        } else if (of->state == GR_MEMBER_JOINED && !newcomer) {
-            dismiss(membership, i);
-        }
-    }
-    gr_log_write(membership->log, GR_LOG_DEBUG, "group", "generation %llu has %d members",
-                 (unsigned long long)membership->generation, membership->size);
-    prepare(membership);
-}
-
-void gr_membership_invite(gr_membership *membership, int number)
-{
-    membership->members[number] = (gr_standing){.state = GR_MEMBER_INVITED, .newcomer = true};
+    membership->members[number] = (gr_standing){.state = GR_MEMBER_RESERVED, .newcomer = true};
     membership->hellos[number] = (gr_hello){0};
 }
 
-/* Others are wanted than those that are prepared for. */
-static void think_again(gr_membership *membership)
+void gr_membership_set_target_size(gr_membership *membership, int count)
 {
-    gr_diag cause;
-    (void)gr_fail(&cause, GR_E_PEER_LOST, "other members are wanted meanwhile");
-    call_off(membership, &cause);
-}
-
-void gr_membership_want(gr_membership *membership, int count)
-{
-    if (membership->members_want != count) {
-        think_again(membership);
-    }
     membership->members_want = count;
-    prepare(membership);
+    request_change(membership);
 }
 
-void gr_membership_release(gr_membership *membership, int number)
+void gr_membership_drain(gr_membership *membership, int number)
 {
     gr_standing *of = &membership->members[number];
-    if (of->next != GR_NEXT_NOT) {
-        think_again(membership);
-    }
     of->released = true;
     if (waits(of)) {
         dismiss(membership, number);
     }
-    prepare(membership);
+    request_change(membership);
 }
 
-/* Has it called in to the generation that is to be announced? */
-static bool is_announced(const gr_standing *of, bool next)
+/* All members have called in: each is told where the others are. */
+static void announce(gr_membership *membership)
 {
-    return next ? of->next == GR_NEXT_CALLED
-                : of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_CALLED;
-}
-
-/* `next`: the generation that is prepared, else the one that comes about. */
-static void announce(gr_membership *membership, bool next)
-{
-    if (membership->quorum != NULL && !next) {
-        gr_quorum_form(membership->quorum);
+    if (membership->quorum != NULL) {
+        gr_quorum_commit(membership->quorum);
     }
     gr_word word = {.kind = GR_MESSAGE_MEMBERS,
-                    .generation = next ? membership->next : membership->generation,
-                    .size = next ? membership->next_size : membership->size,
+                    .generation = membership->generation,
+                    .size = membership->size,
                     .places = membership->places};
     for (int i = 0; i < membership->world_size; i++) {
         const gr_standing *of = &membership->members[i];
-        if (is_announced(of, next)) {
+        if (of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_CALLED) {
             membership->hellos[i].member.number = (uint32_t)i;
-            membership->places[next ? of->next_rank : of->rank] = membership->hellos[i].member;
+            membership->places[of->rank] = membership->hellos[i].member;
         }
     }
     for (int i = 0; i < membership->world_size; i++) {
-        if (is_announced(&membership->members[i], next)) {
-            say_lineage(membership, i);
+        const gr_standing *of = &membership->members[i];
+        if (of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_CALLED) {
+            send_history(membership, i);
             say(membership, i, &word);
         }
     }
@@ -605,25 +503,15 @@ static void compare_hello(const gr_membership *membership, int number, int wante
     }
 }
 
-/* To the generation that is prepared. Members have wanted the same links from the beginning, so it
- * is a newcomer that may want others: that is its end, and the others' affair no more. */
-static void call_in_to_next(gr_membership *membership, int number, const gr_hello *hello)
+/* Members have wanted the same from the beginning: a newcomer that wants something else ends, and
+ * the others go on without it. */
+static void refuse_newcomer(gr_membership *membership, int number, const char *sentence)
 {
-    char sentence[GR_DIAG_TEXT_BYTES];
     gr_diag failure;
-    membership->members[number].next = GR_NEXT_CALLED;
-    membership->hellos[number] = *hello;
-    compare_hello(membership, number, membership->next_size, sentence);
-    if (sentence[0] != '\0') {
-        (void)gr_fail(&failure, GR_E_INVALID, "%s", sentence);
-        say_fail(membership, number, &failure);
-        (void)gr_fail_peer(&failure, GR_E_PEER_LOST, number, "%s", sentence);
-        do_without(membership, number, GR_MEMBER_LOST, &failure);
-    } else if (count_next(membership, GR_NEXT_CALLED) == membership->next_size) {
-        announce(membership, true);
-    } else if (count_next(membership, GR_NEXT_OFFERED) == 0) {
-        seat_newcomers(membership);
-    }
+    (void)gr_fail(&failure, GR_E_INVALID, "%s", sentence);
+    say_fail(membership, number, &failure);
+    (void)gr_fail_peer(&failure, GR_E_PEER_LOST, number, "%s", sentence);
+    do_without(membership, number, GR_MEMBER_LOST, &failure);
 }
 
 gr_status gr_membership_hello(gr_membership *membership, int number, const gr_hello *hello)
@@ -638,15 +526,7 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
     if (first && membership->quorum != NULL && membership->quorum->told != NULL) {
         return GR_E_PROTOCOL; /* a successor has no first generation */
     }
-    if (member && of->next == GR_NEXT_OFFERED && hello->generation == membership->next) {
-        call_in_to_next(membership, number, hello);
-        return GR_OK;
-    }
-    if (member && hello->generation != membership->generation &&
-        hello->generation <= membership->numbers) {
-        return GR_OK; /* to one that has been called off since */
-    }
-    if (!first && (!member || of->stage != GR_STAGE_SEATED)) {
+    if (!first && (!member || of->stage != GR_STAGE_ASSIGNED)) {
         return GR_E_PROTOCOL;
     }
     if (hello->generation != membership->generation && !first) {
@@ -654,11 +534,13 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
     }
     of->state = GR_MEMBER_JOINED;
     of->stage = GR_STAGE_CALLED;
-    of->seat = membership->generation;
+    of->assignment = membership->generation;
     membership->hellos[number] = *hello;
     membership->joined += first;
     compare_hello(membership, number, first ? membership->first_size : membership->size, sentence);
-    if (sentence[0] != '\0') {
+    if (sentence[0] != '\0' && of->newcomer) {
+        refuse_newcomer(membership, number, sentence);
+    } else if (sentence[0] != '\0') {
         fail_group(membership, number, sentence);
     } else if (membership->failure.status != GR_OK) {
         say_fail(membership, number, &membership->failure);
@@ -667,7 +549,7 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
         (void)gr_fail(&cause, GR_E_PEER_LOST, "another member died while this one came");
         disturb(membership, &cause);
     } else if (++membership->called == membership->size) {
-        announce(membership, false);
+        announce(membership);
     }
     return GR_OK;
 }
@@ -683,33 +565,13 @@ gr_status gr_membership_ready(gr_membership *membership, int number, uint64_t ge
     if (is_gone(membership, number)) {
         return GR_OK;
     }
-    if (!joined(membership, number) || generation > membership->numbers) {
+    if (!joined(membership, number) || generation != membership->generation) {
         return GR_E_PROTOCOL;
     }
-    if (of->next == GR_NEXT_CALLED && generation == membership->next) {
-        of->next = GR_NEXT_READY;
-        if (count_next(membership, GR_NEXT_READY) == membership->next_size) {
-            begin_next(membership);
-        }
-    } else if (generation == membership->generation) {
-        of->stage = GR_STAGE_READY;
-        take_in(membership, of);
-        prepare(membership);
-    }
+    of->stage = GR_STAGE_READY;
+    take_in(membership, of);
+    request_change(membership);
     return GR_OK;
-}
-
-gr_status gr_membership_call_off(gr_membership *membership, int number, uint64_t generation)
-{
-    gr_diag cause;
-    if (generation == membership->next && membership->members[number].next >= GR_NEXT_OFFERED) {
-        (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
-                           "rank %d cannot prepare the next generation", number);
-        membership->members[number].next = GR_NEXT_NOT; /* it need not be told */
-        call_off(membership, &cause);
-        prepare(membership);
-    }
-    return generation <= membership->numbers ? GR_OK : GR_E_PROTOCOL;
 }
 
 /* A newcomer, or a member that could not be wired or whose operations failed. */
@@ -721,40 +583,34 @@ gr_status gr_membership_renew(gr_membership *membership, int number)
     if (is_gone(membership, number)) {
         return GR_OK;
     }
-    if (of->state == GR_MEMBER_INVITED) {
+    if (of->state == GR_MEMBER_RESERVED) {
         of->state = GR_MEMBER_JOINED;
-        of->seat = 0;
+        of->assignment = 0;
     }
     if (!joined(membership, number) || !gr_membership_elastic(membership)) {
         return GR_E_PROTOCOL;
     }
     bool member = belongs(membership, number);
-    bool prepares = of->next != GR_NEXT_NOT;
     of->stage = GR_STAGE_RENEWING;
-    of->next = GR_NEXT_NOT;
     if (membership->failure.status != GR_OK) {
         say_fail(membership, number, &membership->failure);
         return GR_OK;
     }
-    if (!membership->disturbed && (member || prepares)) {
+    if (!membership->disturbed && member) {
         (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
                            "rank %d (process %llu on host %s) has lost a peer", number,
                            (unsigned long long)hello->pid, hello->member.host_name);
-        if (member) {
-            disturb(membership, &cause);
-        } else {
-            call_off(membership, &cause);
-        }
+        disturb(membership, &cause);
     }
     if (waits(of) && of->released) {
         dismiss(membership, number);
     }
-    reseat(membership);
-    prepare(membership);
+    reassign(membership);
+    request_change(membership);
     return GR_OK;
 }
 
-/* ---- Succession ------------------------------------------------------------------------------ */
+/* ---- Failover ------------------------------------------------------------------------------ */
 
 static void unite(gr_membership *membership)
 {
@@ -779,21 +635,21 @@ void gr_membership_gathered(gr_membership *membership)
             membership->members[i].state = GR_MEMBER_LOST;
         }
     }
-    reseat(membership);
+    reassign(membership);
 }
 
-gr_status gr_membership_come_over(gr_membership *membership, int number, const gr_lineage *lineage)
+gr_status gr_membership_switch(gr_membership *membership, int number, const gr_history *history)
 {
     gr_standing *of = &membership->members[number];
     if (!gr_membership_gathers(membership) || of->state != GR_MEMBER_ABSENT ||
-        gr_quorum_tell(membership->quorum, number, lineage) != GR_OK) {
+        gr_quorum_tell(membership->quorum, number, history) != GR_OK) {
         return GR_E_PROTOCOL;
     }
     of->state = GR_MEMBER_JOINED;
     of->stage = GR_STAGE_RENEWING;
-    of->seat = membership->generation;
+    of->assignment = membership->generation;
     unite(membership);
-    reseat(membership);
+    reassign(membership);
     return GR_OK;
 }
 
@@ -811,16 +667,13 @@ gr_status gr_membership_leave(gr_membership *membership, int number)
     gr_diag cause;
     (void)gr_fail_peer(&cause, GR_E_PEER_LOST, number,
                        "rank %d left while its generation came about", number);
-    if (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_SEATED) {
+    if (of->stage == GR_STAGE_CALLED || of->stage == GR_STAGE_ASSIGNED) {
         do_without(membership, number, GR_MEMBER_LEFT, &cause);
     } else {
         bool ready = of->stage == GR_STAGE_READY;
         of->state = GR_MEMBER_LEFT;
         membership->over = membership->over || ready;
-        if (ready || of->next != GR_NEXT_NOT) {
-            call_off(membership, &cause);
-        }
-        reseat(membership); /* the others may wait for its word */
+        reassign(membership); /* the others may wait for its word */
     }
     return GR_OK;
 }
@@ -882,7 +735,7 @@ void gr_membership_ended(gr_membership *membership, int number)
         return;
     }
     gr_member_state state = membership->members[number].state;
-    if (state != GR_MEMBER_ABSENT && state != GR_MEMBER_INVITED) {
+    if (state != GR_MEMBER_ABSENT && state != GR_MEMBER_RESERVED) {
         gr_membership_lost(membership, number, "its process ended");
         return;
     }
@@ -914,7 +767,7 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
                                   .order = calloc(world, sizeof(int))};
     gr_diag_clear(&membership->failure);
     gr_status status = GR_OK;
-    if (config->succession) {
+    if (config->failover) {
         membership->quorum = calloc(1, sizeof *membership->quorum);
     }
     if (membership->quorum != NULL && config->successor < 0) {
@@ -923,7 +776,7 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
         status = gr_quorum_init_successor(membership->quorum, config->successor, config->world_size,
                                           diag);
     }
-    if (status != GR_OK || (config->succession && membership->quorum == NULL) ||
+    if (status != GR_OK || (config->failover && membership->quorum == NULL) ||
         membership->members == NULL || membership->hellos == NULL || membership->places == NULL ||
         membership->order == NULL) {
         gr_membership_fini(membership);

@@ -2,9 +2,31 @@
 #ifndef GR_GROUP_MEMBERSHIP_H
 #define GR_GROUP_MEMBERSHIP_H
 
-/* Who is a member of which generation: the rules of the coordinator, without sockets and without a
- * clock. What happens goes in by a call for each event; what is to be said comes out through a
- * callback. */
+/* Which members form which generation: the rules of the coordinator, without sockets and without a
+ * clock. Each event is a call; each message leaves through a callback.
+ *
+ * A member:
+ *
+ *               HELLO                  LEAVE
+ *     ABSENT ----------> JOINED ------------------> LEFT
+ *       ^                 ^  |  connection broke,    |
+ *       |           RENEW |  |  process ended        |
+ *   (beginning)           |  +-------> LOST          |
+ *                         |              |           |
+ *                      RESERVED <--------+-----------+   a newcomer takes the number
+ *
+ * A member that has JOINED, on its way into a generation:
+ *
+ *            HELLO                              READY
+ *   (start) ------> CALLED, waits for MEMBERS --------> READY
+ *                     ^  |                                |
+ *               HELLO |  | FAIL: another member is lost   | a peer is lost, or CHANGE
+ *                     |  v RENEW                          v RENEW
+ *               ASSIGNED <------------------------- RENEWING <------- RENEW of a newcomer
+ *                         ASSIGN: all have said RENEW
+ *
+ * A generation that loses a member before all are READY is disturbed: its members say RENEW, and
+ * the next one is made of those that live. */
 
 #include "base/log.h"
 #include "group/message.h"
@@ -14,38 +36,28 @@
 typedef enum gr_member_state {
     GR_MEMBER_ABSENT = 0, /* has not said HELLO */
     GR_MEMBER_JOINED = 1,
-    GR_MEMBER_LEFT = 2,   /* in order */
-    GR_MEMBER_LOST = 3,   /* its connection broke, or it ended without a word */
-    GR_MEMBER_INVITED = 4 /* a newcomer will come in its place, and has not called in yet */
+    GR_MEMBER_LEFT = 2,    /* in order */
+    GR_MEMBER_LOST = 3,    /* its connection broke, or it ended without a word */
+    GR_MEMBER_RESERVED = 4 /* a newcomer will come in its place, and has not called in yet */
 } gr_member_state;
 
 /* Where a member that has joined is on its way into a generation. */
 typedef enum gr_member_stage {
     GR_STAGE_CALLED = 0, /* has said HELLO */
     GR_STAGE_READY,      /* linked to all others: a death is not this connection's news any more */
-    GR_STAGE_RENEWING,   /* its generation is broken, it waits for a seat in the next one */
-    GR_STAGE_SEATED      /* has one, and is to say HELLO */
+    GR_STAGE_RENEWING,   /* its generation is over, it waits for a rank in the next one */
+    GR_STAGE_ASSIGNED    /* has one, and is to say HELLO */
 } gr_member_stage;
-
-/* Where a member is on its way into the generation that is prepared beside the one that runs. */
-typedef enum gr_next_stage {
-    GR_NEXT_NOT = 0, /* it has no part in it, or there is none */
-    GR_NEXT_MEANT,   /* a newcomer that gets its seat when the members have said HELLO: from then on
-                      * it need not wait for long, whatever a step of theirs takes */
-    GR_NEXT_OFFERED, /* is to say HELLO */
-    GR_NEXT_CALLED,
-    GR_NEXT_READY /* linked to all others in it */
-} gr_next_stage;
 
 /* What the coordinator says; the pointers are borrowed for the call. */
 typedef struct gr_word {
-    /* MEMBERS, MISSING, FAIL, SEAT, OFFER, CALL_OFF, CHANGE, DISMISS or LINEAGE */
+    /* MEMBERS, MISSING, FAIL, ASSIGN, CHANGE, DISMISS or HISTORY */
     gr_message_kind kind;
-    gr_seat seat; /* of SEAT and OFFER */
+    gr_assignment assignment; /* of ASSIGN */
     const gr_missing *missing;
     const gr_diag *failure;
-    const gr_lineage *lineage;
-    uint64_t generation; /* of MEMBERS and CALL_OFF */
+    const gr_history *history;
+    uint64_t generation; /* of MEMBERS */
     int size;
     const gr_member *places; /* by rank */
 } gr_word;
@@ -57,10 +69,8 @@ typedef void gr_membership_say(void *say_arg, int number, const gr_word *word);
 typedef struct gr_standing {
     gr_member_state state;
     gr_member_stage stage;
-    gr_next_stage next;
-    int next_rank;
-    int rank;       /* in the generation that is, or comes about */
-    uint64_t seat;  /* the generation of its seat; 0: it has had none */
+    int rank;            /* in the generation that is, or comes about */
+    uint64_t assignment; /* the generation of its rank assignment; 0: it has had none */
     bool newcomer;  /* has not been in a generation that came about: it knows nothing of the job */
     uint64_t since; /* the generation that took it in as a newcomer; 0: there from the beginning */
     bool released;  /* it is to go as soon as it is not needed any more */
@@ -74,28 +84,27 @@ typedef struct gr_membership {
     const gr_log *log;
     gr_membership_say *say;
     void *say_arg;
-    int joined;          /* in the first generation */
-    uint64_t generation; /* that is, or comes about: from 1 */
-    int size, called;    /* its members, and those of them that have said HELLO */
-    uint64_t numbers;    /* as many generations have been begun; some came to nothing */
-    uint64_t next;       /* that is prepared while `generation` runs; 0: none */
-    int next_size;
-    bool disturbed;       /* it will not come about, or is broken: the next one is waited for */
-    bool hopeful;         /* newcomers will come when too few are left */
-    bool over;            /* a member has left it in order: nobody is taken in any more */
-    gr_diag failure;      /* why there will be none any more; told to whoever comes later */
-    gr_standing *members; /* by number: the rank in the first generation */
-    gr_hello *hellos;     /* by number */
-    gr_member *places;    /* by rank, as they are told */
-    int *order;           /* by rank, while seats are dealt */
-    gr_quorum *quorum;    /* NULL: the launcher is there, and whoever it reaches goes on */
+    int joined;              /* in the first generation */
+    uint64_t generation;     /* that is, or comes about: from 1 */
+    int size, called;        /* its members, and those of them that have said HELLO */
+    uint64_t numbers;        /* as many generations have been begun; some came to nothing */
+    uint64_t change_of;      /* the last generation whose members were asked to change */
+    bool disturbed;          /* it will not come about, or is broken: the next one is waited for */
+    bool newcomers_expected; /* newcomers will come when too few are left */
+    bool over;               /* a member has left it in order: nobody is taken in any more */
+    gr_diag failure;         /* why there will be none any more; told to whoever comes later */
+    gr_standing *members;    /* by number: the rank in the first generation */
+    gr_hello *hellos;        /* by number */
+    gr_member *places;       /* by rank, as they are told */
+    int *order;              /* by rank, while rank assignments are dealt */
+    gr_quorum *quorum;       /* NULL: the launcher is there, and whoever it reaches goes on */
 } gr_membership;
 
 typedef struct gr_membership_config {
     int world_size;  /* numbers of members, with those that may be invited later */
     int first_size;  /* the first generation has the members [0, first_size); so many are wanted */
     int members_min; /* 0: all must live */
-    bool succession; /* there is no launcher: a quorum goes on, also when the coordinator dies */
+    bool failover;   /* there is no launcher: a quorum goes on, also when the coordinator dies */
     int successor;   /* with it, the number of the member that takes over; -1: the first one */
     gr_membership_say *say;
     void *say_arg;
@@ -104,23 +113,19 @@ typedef struct gr_membership_config {
 gr_status gr_membership_init(gr_membership *membership, const gr_membership_config *config,
                              gr_diag *diag) GR_MUST_CHECK;
 void gr_membership_fini(gr_membership *membership);
-/* A newcomer is going to ask for a seat (RENEW) with the number of a member that has left or is
- * lost. It is not waited for, unless too few are left without it.
- *
- * When others are to come or to go, the next generation is prepared while the members go on in
- * theirs: they are offered seats, and make links to each other and to the newcomers. When all in it
- * are ready it is the generation that is (CHANGE), and members go over when it suits them. Whatever
- * goes wrong before calls it off, and disturbs nobody: only its number is gone. */
-void gr_membership_invite(gr_membership *membership, int number);
+/* A newcomer is going to say RENEW with the number of a member that has left or is lost. It is not
+ * waited for, unless too few are left without it. When others are to come or to go, all members
+ * are told so (CHANGE), and say RENEW when it suits them. */
+void gr_membership_reserve(gr_membership *membership, int number);
 /* Will newcomers come when too few are left? Then the others wait for them. At first: no. */
-void gr_membership_hope(gr_membership *membership, bool hopeful);
+void gr_membership_expect_newcomers(gr_membership *membership, bool newcomers_expected);
 /* So many are wanted from now on. When there are more, those with the highest ranks are dismissed;
- * when there are fewer, newcomers that wait get seats. */
-void gr_membership_want(gr_membership *membership, int count);
+ * when there are fewer, newcomers that wait get rank assignments. */
+void gr_membership_set_target_size(gr_membership *membership, int count);
 
 /* This one is to go, whatever its rank, once a member that stays knows the state of the job and
  * enough of them are there. Until then it counts beside those that are wanted. */
-void gr_membership_release(gr_membership *membership, int number);
+void gr_membership_drain(gr_membership *membership, int number);
 
 /* What a member says. GR_E_PROTOCOL: no correct member says that now; it is to be lost. After LEAVE
  * and FAIL its connection is of no use any more. */
@@ -128,17 +133,15 @@ gr_status gr_membership_hello(gr_membership *membership, int number,
                               const gr_hello *hello) GR_MUST_CHECK;
 gr_status gr_membership_ready(gr_membership *membership, int number,
                               uint64_t generation) GR_MUST_CHECK;
-gr_status gr_membership_call_off(gr_membership *membership, int number,
-                                 uint64_t generation) GR_MUST_CHECK;
 gr_status gr_membership_renew(gr_membership *membership, int number) GR_MUST_CHECK;
 gr_status gr_membership_leave(gr_membership *membership, int number) GR_MUST_CHECK;
 gr_status gr_membership_fail(gr_membership *membership, int number,
                              const gr_diag *failure) GR_MUST_CHECK;
 gr_status gr_membership_ask(gr_membership *membership, int number) GR_MUST_CHECK;
 
-/* To a successor: it has lost its coordinator, knows this, and asks for a seat. */
-gr_status gr_membership_come_over(gr_membership *membership, int number,
-                                  const gr_lineage *lineage) GR_MUST_CHECK;
+/* To a successor: it has lost its coordinator, knows this, and asks for a rank assignment. */
+gr_status gr_membership_switch(gr_membership *membership, int number,
+                               const gr_history *history) GR_MUST_CHECK;
 /* A successor waits for all that may be members, until it is told of each that it ended, or that
  * the time for it is over. */
 bool gr_membership_gathers(const gr_membership *membership);

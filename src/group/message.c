@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { MAGIC = 0x31435247, VERSION = 4, CHECKSUM_AT = 16, HELLO_FIXED = 24 };
-enum { MEMBERS_FIXED = 12, SEAT_BYTES = 16, NUMBER_BYTES = 8, LINEAGE_FIXED = 24 };
+enum { MEMBERS_FIXED = 12, ASSIGNMENT_BYTES = 16, NUMBER_BYTES = 8, HISTORY_FIXED = 24 };
 enum { MEMBER_FIXED = 12 };
 
 static uint64_t checksum(const uint8_t *message, size_t body_bytes)
@@ -36,7 +36,7 @@ static uint8_t *put_member(uint8_t *at, const gr_member *member)
     at = gr_put_text(at + MEMBER_FIXED, member->host_name, sizeof member->host_name);
     at = gr_put_text(at, member->local, sizeof member->local);
     at = gr_put_text(at, member->remote, sizeof member->remote);
-    return gr_put_text(at, member->succession, sizeof member->succession);
+    return gr_put_text(at, member->failover, sizeof member->failover);
 }
 
 static const uint8_t *get_member(const uint8_t *at, const uint8_t *end, gr_member *member_out)
@@ -50,7 +50,7 @@ static const uint8_t *get_member(const uint8_t *at, const uint8_t *end, gr_membe
                      false);
     at = gr_get_text(at, end, member_out->local, sizeof member_out->local, false);
     at = gr_get_text(at, end, member_out->remote, sizeof member_out->remote, false);
-    return gr_get_text(at, end, member_out->succession, sizeof member_out->succession, false);
+    return gr_get_text(at, end, member_out->failover, sizeof member_out->failover, false);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */
@@ -91,42 +91,47 @@ size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out)
     return seal(GR_MESSAGE_FAIL, (size_t)(end - body), out);
 }
 
-size_t gr_message_put_seat(gr_message_kind kind, const gr_seat *seat, uint8_t *out)
+size_t gr_message_put_assignment(const gr_assignment *assignment, uint8_t *out)
 {
     uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
-    gr_put_u64(body, seat->generation);
-    gr_put_u32(body + 8, seat->rank);
-    gr_put_u32(body + 12, seat->world_size);
-    return seal(kind, SEAT_BYTES, out);
+    gr_put_u64(body, assignment->generation);
+    gr_put_u32(body + 8, assignment->rank);
+    gr_put_u32(body + 12, assignment->world_size);
+    return seal(GR_MESSAGE_ASSIGN, ASSIGNMENT_BYTES, out);
 }
 
-size_t gr_message_put_number(gr_message_kind kind, uint64_t generation, uint8_t *out)
+size_t gr_message_put_report(const gr_op_report *report, uint8_t *out)
+{
+    return seal(GR_MESSAGE_REPORT, gr_op_report_put(report, out + GR_MESSAGE_HEAD_BYTES), out);
+}
+
+size_t gr_message_put_ready(uint64_t generation, uint8_t *out)
 {
     gr_put_u64(out + GR_MESSAGE_HEAD_BYTES, generation);
-    return seal(kind, NUMBER_BYTES, out);
+    return seal(GR_MESSAGE_READY, NUMBER_BYTES, out);
 }
 
 /* So many bytes of the sets are not zero. */
-static size_t filled_bytes(const gr_lineage *lineage)
+static size_t filled_bytes(const gr_history *history)
 {
-    size_t bytes = sizeof lineage->formed_members.bits;
-    while (bytes > 0 && lineage->formed_members.bits[bytes - 1] == 0 &&
-           lineage->accepted_members.bits[bytes - 1] == 0) {
+    size_t bytes = sizeof history->committed_members.bits;
+    while (bytes > 0 && history->committed_members.bits[bytes - 1] == 0 &&
+           history->accepted_members.bits[bytes - 1] == 0) {
         bytes--;
     }
     return bytes;
 }
 
-size_t gr_message_put_lineage(const gr_lineage *lineage, uint8_t *out)
+size_t gr_message_put_history(const gr_history *history, uint8_t *out)
 {
     uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
-    size_t bytes = filled_bytes(lineage);
-    gr_put_u64(body, lineage->formed);
-    gr_put_u64(body + 8, lineage->accepted);
+    size_t bytes = filled_bytes(history);
+    gr_put_u64(body, history->committed);
+    gr_put_u64(body + 8, history->accepted);
     gr_put_u64(body + 16, bytes);
-    memcpy(body + LINEAGE_FIXED, lineage->formed_members.bits, bytes);
-    memcpy(body + LINEAGE_FIXED + bytes, lineage->accepted_members.bits, bytes);
-    return seal(GR_MESSAGE_LINEAGE, LINEAGE_FIXED + 2 * bytes, out);
+    memcpy(body + HISTORY_FIXED, history->committed_members.bits, bytes);
+    memcpy(body + HISTORY_FIXED + bytes, history->accepted_members.bits, bytes);
+    return seal(GR_MESSAGE_HISTORY, HISTORY_FIXED + 2 * bytes, out);
 }
 
 size_t gr_message_members_max(int world_size)
@@ -166,7 +171,8 @@ gr_status gr_message_get(const uint8_t *data, size_t size_bytes, gr_message_kind
     size_t body_bytes = gr_get_u32(data + 8);
     size_t body_max = kind == GR_MESSAGE_MEMBERS ? GR_MESSAGE_BODY_MAX
                                                  : GR_MESSAGE_SMALL_MAX - GR_MESSAGE_HEAD_BYTES;
-    if (kind == 0 || kind >= GR_MESSAGE_KIND_END || body_bytes > body_max) {
+    bool unused = kind == 13 || kind == 14;
+    if (kind == 0 || unused || kind >= GR_MESSAGE_KIND_END || body_bytes > body_max) {
         return gr_fail(diag, GR_E_PROTOCOL, "a group message of kind %u with %zu bytes", kind,
                        body_bytes);
     }
@@ -243,47 +249,47 @@ gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *f
     return GR_OK;
 }
 
-gr_status gr_message_get_seat(const uint8_t *body, size_t size_bytes, gr_seat *seat_out,
-                              gr_diag *diag)
+gr_status gr_message_get_assignment(const uint8_t *body, size_t size_bytes,
+                                    gr_assignment *assignment_out, gr_diag *diag)
 {
-    if (size_bytes != SEAT_BYTES) {
-        return malformed(diag, "SEAT");
+    if (size_bytes != ASSIGNMENT_BYTES) {
+        return malformed(diag, "ASSIGN");
     }
-    gr_seat seat = {.generation = gr_get_u64(body),
-                    .rank = gr_get_u32(body + 8),
-                    .world_size = gr_get_u32(body + 12)};
-    if (seat.world_size < 1 || seat.world_size > GR_GROUP_WORLD_MAX ||
-        seat.rank >= seat.world_size) {
-        return malformed(diag, "SEAT");
+    gr_assignment assignment = {.generation = gr_get_u64(body),
+                                .rank = gr_get_u32(body + 8),
+                                .world_size = gr_get_u32(body + 12)};
+    if (assignment.world_size < 1 || assignment.world_size > GR_GROUP_WORLD_MAX ||
+        assignment.rank >= assignment.world_size) {
+        return malformed(diag, "ASSIGN");
     }
-    *seat_out = seat;
+    *assignment_out = assignment;
     return GR_OK;
 }
 
-gr_status gr_message_get_lineage(const uint8_t *body, size_t size_bytes, gr_lineage *lineage_out,
+gr_status gr_message_get_history(const uint8_t *body, size_t size_bytes, gr_history *history_out,
                                  gr_diag *diag)
 {
-    gr_lineage lineage = {0};
-    uint64_t bytes = size_bytes >= LINEAGE_FIXED ? gr_get_u64(body + 16) : UINT64_MAX;
-    if (bytes > sizeof lineage.formed_members.bits || size_bytes != LINEAGE_FIXED + 2 * bytes) {
-        return malformed(diag, "LINEAGE");
+    gr_history history = {0};
+    uint64_t bytes = size_bytes >= HISTORY_FIXED ? gr_get_u64(body + 16) : UINT64_MAX;
+    if (bytes > sizeof history.committed_members.bits || size_bytes != HISTORY_FIXED + 2 * bytes) {
+        return malformed(diag, "HISTORY");
     }
-    lineage.formed = gr_get_u64(body);
-    lineage.accepted = gr_get_u64(body + 8);
-    memcpy(lineage.formed_members.bits, body + LINEAGE_FIXED, bytes);
-    memcpy(lineage.accepted_members.bits, body + LINEAGE_FIXED + bytes, bytes);
-    if (lineage.formed > lineage.accepted || filled_bytes(&lineage) != bytes) {
-        return malformed(diag, "LINEAGE");
+    history.committed = gr_get_u64(body);
+    history.accepted = gr_get_u64(body + 8);
+    memcpy(history.committed_members.bits, body + HISTORY_FIXED, bytes);
+    memcpy(history.accepted_members.bits, body + HISTORY_FIXED + bytes, bytes);
+    if (history.committed > history.accepted || filled_bytes(&history) != bytes) {
+        return malformed(diag, "HISTORY");
     }
-    *lineage_out = lineage;
+    *history_out = history;
     return GR_OK;
 }
 
-gr_status gr_message_get_number(const uint8_t *body, size_t size_bytes, uint64_t *generation_out,
-                                gr_diag *diag)
+gr_status gr_message_get_ready(const uint8_t *body, size_t size_bytes, uint64_t *generation_out,
+                               gr_diag *diag)
 {
     if (size_bytes != NUMBER_BYTES) {
-        return malformed(diag, "group");
+        return malformed(diag, "READY");
     }
     *generation_out = gr_get_u64(body);
     return GR_OK;

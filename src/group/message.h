@@ -9,27 +9,30 @@
  *  6  u16  kind              16  u64  XXH3-64 of bytes 0..15, then of the body
  * 24       the body; all little-endian */
 
+#include "group/op_report.h"
 #include "group/topology.h"
 #include "link/interface.h"
 
 typedef enum gr_message_kind {
-    GR_MESSAGE_HELLO = 1,    /* member: here I am */
-    GR_MESSAGE_MEMBERS = 2,  /* coordinator: all are here, this is where */
-    GR_MESSAGE_ASK = 3,      /* member: who is missing? */
-    GR_MESSAGE_MISSING = 4,  /* coordinator: these */
-    GR_MESSAGE_READY = 5,    /* member: linked to all others */
-    GR_MESSAGE_LEAVE = 6,    /* member: I leave in order */
-    GR_MESSAGE_FAIL = 7,     /* either: it will come to nothing, because */
-    GR_MESSAGE_RENEW = 8,    /* member: give me a seat in the next generation, mine is over */
-    GR_MESSAGE_SEAT = 9,     /* coordinator: all that live have asked, this is yours */
-    GR_MESSAGE_CHANGE = 10,  /* coordinator: the generation that was prepared is ready, go over to
-                              * it when it suits you */
+    GR_MESSAGE_HELLO = 1,   /* member: here I am */
+    GR_MESSAGE_MEMBERS = 2, /* coordinator: all are here, this is where */
+    GR_MESSAGE_ASK = 3,     /* member: who is missing? */
+    GR_MESSAGE_MISSING = 4, /* coordinator: these */
+    GR_MESSAGE_READY = 5,   /* member: linked to all others */
+    GR_MESSAGE_LEAVE = 6,   /* member: I leave in order */
+    GR_MESSAGE_FAIL = 7,    /* either: it will come to nothing, because */
+    GR_MESSAGE_RENEW =
+        8, /* member: give me a rank assignment in the next generation, mine is over */
+    GR_MESSAGE_ASSIGN = 9, /* coordinator: all that live have asked, this is yours */
+    GR_MESSAGE_CHANGE =
+        10, /* coordinator: others are to come or to go: ask for a rank assignment (RENEW)
+                              * between two steps, all after the same one */
     GR_MESSAGE_DISMISS = 11, /* coordinator: you are not needed (any more) */
     GR_MESSAGE_PING = 12,    /* either: nothing; that it is not acknowledged tells of a cut cable */
-    GR_MESSAGE_OFFER = 13,   /* coordinator: a seat to be prepared while your generation goes on */
-    GR_MESSAGE_CALL_OFF = 14, /* either: the generation that is prepared will not come about */
-    GR_MESSAGE_LINEAGE = 15,  /* coordinator: which generations there are, should a successor ask;
-                              * member, to a successor: that, and give me a seat in the next one */
+    /* 13 and 14 are not used any more */
+    GR_MESSAGE_HISTORY = 15, /* coordinator: which generations there are, should a successor ask;
+                              * member, to a successor: that, and let me be in the next one */
+    GR_MESSAGE_REPORT = 16,  /* either: what a rank waits for, and what follows (op_report.h) */
     GR_MESSAGE_KIND_END
 } gr_message_kind;
 
@@ -47,8 +50,8 @@ typedef struct gr_member {
     char local[GR_ADDRESS_BYTES]; /* for peers on its host; "": only by tcp */
     char remote[GR_REMOTE_BYTES]; /* for all others, blanks between; "": only on its host */
     uint32_t number;              /* its rank in the first generation; the coordinator says it */
-    /* Where it is to be asked for seats when it takes over from the coordinator; "": nowhere. */
-    char succession[GR_REMOTE_BYTES];
+    /* Where it is reached when it takes over from the coordinator; "": nowhere. */
+    char failover[GR_REMOTE_BYTES];
 } gr_member;
 
 /* A set of members, by their numbers. */
@@ -58,25 +61,25 @@ typedef struct gr_numbers {
 
 /* What a member knows of the generations of its group, and what a successor of the coordinator must
  * know to make the next one (quorum.h). */
-typedef struct gr_lineage {
-    uint64_t formed;   /* the newest that all of its members have agreed to; 0: none */
-    uint64_t accepted; /* the newest that this member has agreed to; at least the former */
-    gr_numbers formed_members, accepted_members;
-} gr_lineage;
+typedef struct gr_history {
+    uint64_t committed; /* the newest that all of its members have agreed to; 0: none */
+    uint64_t accepted;  /* the newest that this member has agreed to; at least the former */
+    gr_numbers committed_members, accepted_members;
+} gr_history;
 
 typedef struct gr_hello {
     uint32_t world_size;
     uint32_t link; /* gr_link_choice */
     uint64_t pid;
-    uint64_t generation; /* that of the seat */
+    uint64_t generation; /* that of the rank assignment */
     gr_member member;    /* addresses are empty in a world of one */
 } gr_hello;
 
-/* A place in a generation that is about to begin; HELLO answers it. SEAT and OFFER. */
-typedef struct gr_seat {
+/* A place in a generation that is about to begin; HELLO answers it. */
+typedef struct gr_assignment {
     uint64_t generation;
     uint32_t rank, world_size;
-} gr_seat;
+} gr_assignment;
 
 typedef struct gr_missing {
     uint32_t total;
@@ -88,10 +91,10 @@ typedef struct gr_missing {
 size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out);
 size_t gr_message_put_missing(const gr_missing *missing, uint8_t *out);
 size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out);
-size_t gr_message_put_seat(gr_message_kind kind, const gr_seat *seat, uint8_t *out);
-size_t gr_message_put_lineage(const gr_lineage *lineage, uint8_t *out);
-size_t gr_message_put_number(gr_message_kind kind, uint64_t generation,
-                             uint8_t *out);                      /* READY, CALL_OFF */
+size_t gr_message_put_assignment(const gr_assignment *assignment, uint8_t *out);
+size_t gr_message_put_history(const gr_history *history, uint8_t *out);
+size_t gr_message_put_report(const gr_op_report *report, uint8_t *out);
+size_t gr_message_put_ready(uint64_t generation, uint8_t *out);
 size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out); /* those without a body */
 
 /* MEMBERS: `out` has gr_message_members_max bytes. */
@@ -112,12 +115,12 @@ gr_status gr_message_get_missing(const uint8_t *body, size_t size_bytes, gr_miss
                                  gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *failure_out,
                               gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_message_get_seat(const uint8_t *body, size_t size_bytes, gr_seat *seat_out,
-                              gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_message_get_lineage(const uint8_t *body, size_t size_bytes, gr_lineage *lineage_out,
+gr_status gr_message_get_assignment(const uint8_t *body, size_t size_bytes,
+                                    gr_assignment *assignment_out, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_history(const uint8_t *body, size_t size_bytes, gr_history *history_out,
                                  gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_message_get_number(const uint8_t *body, size_t size_bytes, uint64_t *generation_out,
-                                gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_message_get_ready(const uint8_t *body, size_t size_bytes, uint64_t *generation_out,
+                               gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_message_get_members(const uint8_t *body, size_t size_bytes, int world_size,
                                  uint64_t *generation_out, gr_member *members_out,
                                  gr_diag *diag) GR_MUST_CHECK;

@@ -5,8 +5,8 @@
 
 #include <stdlib.h>
 
-enum { REIGN_SHIFT = 32, ROUND_SHIFT = 12 };
-_Static_assert(GR_GROUP_WORLD_MAX <= 1 << ROUND_SHIFT, "a reign tells all numbers apart");
+enum { TERM_SHIFT = 32, ROUND_SHIFT = 12 };
+_Static_assert(GR_GROUP_WORLD_MAX <= 1 << ROUND_SHIFT, "a term tells all numbers apart");
 
 bool gr_numbers_has(const gr_numbers *of, int number)
 {
@@ -38,10 +38,10 @@ void gr_quorum_init_first(gr_quorum *quorum, int first_size)
 {
     *quorum = (gr_quorum){.successor = -1, .own = true};
     for (int i = 0; i < first_size; i++) {
-        gr_numbers_add(&quorum->known.formed_members, i);
+        gr_numbers_add(&quorum->known.committed_members, i);
     }
-    quorum->known.accepted_members = quorum->known.formed_members;
-    quorum->known.formed = quorum->known.accepted = 1;
+    quorum->known.accepted_members = quorum->known.committed_members;
+    quorum->known.committed = quorum->known.accepted = 1;
 }
 
 gr_status gr_quorum_init_successor(gr_quorum *quorum, int successor, int world_size, gr_diag *diag)
@@ -59,30 +59,30 @@ void gr_quorum_fini(gr_quorum *quorum)
     quorum->told = NULL;
 }
 
-gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_lineage *lineage)
+gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *history)
 {
-    if (lineage->formed == 0 || !gr_numbers_has(&lineage->formed_members, number) ||
-        !gr_numbers_has(&lineage->accepted_members, number)) {
+    if (history->committed == 0 || !gr_numbers_has(&history->committed_members, number) ||
+        !gr_numbers_has(&history->accepted_members, number)) {
         return GR_E_PROTOCOL;
     }
-    quorum->told[number] = *lineage;
+    quorum->told[number] = *history;
     return GR_OK;
 }
 
 void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here)
 {
-    gr_lineage *known = &quorum->known;
-    *known = (gr_lineage){0};
+    gr_history *known = &quorum->known;
+    *known = (gr_history){0};
     for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
-        if (gr_numbers_has(here, i) && quorum->told[i].formed > known->formed) {
-            known->formed = quorum->told[i].formed;
-            known->formed_members = quorum->told[i].formed_members;
+        if (gr_numbers_has(here, i) && quorum->told[i].committed > known->committed) {
+            known->committed = quorum->told[i].committed;
+            known->committed_members = quorum->told[i].committed_members;
         }
     }
-    known->accepted = known->formed;
-    known->accepted_members = known->formed_members;
+    known->accepted = known->committed;
+    known->accepted_members = known->committed_members;
     for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
-        if (gr_numbers_has(here, i) && quorum->told[i].accepted > known->formed) {
+        if (gr_numbers_has(here, i) && quorum->told[i].accepted > known->committed) {
             keep_common(&known->accepted_members, &quorum->told[i].accepted_members);
         }
         if (gr_numbers_has(here, i) && quorum->told[i].accepted > known->accepted) {
@@ -96,41 +96,41 @@ bool gr_quorum_may_come(const gr_quorum *quorum, int number)
     return gr_numbers_has(&quorum->known.accepted_members, number);
 }
 
-int gr_quorum_voices(const gr_quorum *quorum, const gr_numbers *here)
+int gr_quorum_votes(const gr_quorum *quorum, const gr_numbers *here)
 {
-    gr_numbers voices = *here;
-    keep_common(&voices, &quorum->known.formed_members);
-    return gr_numbers_count(&voices);
+    gr_numbers votes = *here;
+    keep_common(&votes, &quorum->known.committed_members);
+    return gr_numbers_count(&votes);
 }
 
 bool gr_quorum_is_enough(const gr_quorum *quorum, const gr_numbers *here)
 {
-    int all = gr_numbers_count(&quorum->known.formed_members);
-    return 2 * gr_quorum_voices(quorum, here) + quorum->own > all;
+    int all = gr_numbers_count(&quorum->known.committed_members);
+    return 2 * gr_quorum_votes(quorum, here) + quorum->own > all;
 }
 
 uint64_t gr_quorum_next(const gr_quorum *quorum, uint64_t generation)
 {
     uint64_t newest = quorum->known.accepted > generation ? quorum->known.accepted : generation;
-    uint64_t reign = newest >> REIGN_SHIFT;
+    uint64_t term = newest >> TERM_SHIFT;
     bool own = generation == newest && quorum->own;
     if (quorum->successor < 0 || own) {
         return newest + 1;
     }
-    uint64_t round = (reign >> ROUND_SHIFT) + 1;
-    return (round << ROUND_SHIFT | (uint64_t)quorum->successor) << REIGN_SHIFT | 1;
+    uint64_t round = (term >> ROUND_SHIFT) + 1;
+    return (round << ROUND_SHIFT | (uint64_t)quorum->successor) << TERM_SHIFT | 1;
 }
 
-void gr_quorum_deal(gr_quorum *quorum, uint64_t generation, const gr_numbers *members)
+void gr_quorum_assign(gr_quorum *quorum, uint64_t generation, const gr_numbers *members)
 {
     quorum->known.accepted = generation;
     quorum->known.accepted_members = *members;
     quorum->gathering = false;
 }
 
-void gr_quorum_form(gr_quorum *quorum)
+void gr_quorum_commit(gr_quorum *quorum)
 {
-    quorum->known.formed = quorum->known.accepted;
-    quorum->known.formed_members = quorum->known.accepted_members;
+    quorum->known.committed = quorum->known.accepted;
+    quorum->known.committed_members = quorum->known.accepted_members;
     quorum->own = true;
 }

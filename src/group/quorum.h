@@ -6,7 +6,7 @@
  * is the job. A new generation is made only of members of the newest one that came about, and of
  * more than half of them; of half of them only by the coordinator that made that one.
  *
- * A generation *has come about* (formed) when all of its members have agreed to it; it takes no
+ * A generation *has come about* (committed) when all of its members have agreed to it; it takes no
  * step before. So whoever has agreed to one (accepted) without having heard that it came about says
  * so to the next coordinator, which takes only members of it as well: should others know that it
  * did come about, then they and the new generation cannot both be more than half. */
@@ -18,8 +18,8 @@ void gr_numbers_add(gr_numbers *to, int number);
 int gr_numbers_count(const gr_numbers *of);
 
 typedef struct gr_quorum {
-    gr_lineage known; /* of all that have come; what is accepted are those that may be members */
-    gr_lineage *told; /* of a successor, by number: what each has said; NULL: the first one */
+    gr_history known; /* of all that have come; what is accepted are those that may be members */
+    gr_history *told; /* of a successor, by number: what each has said; NULL: the first one */
     int successor;    /* the number of the member in whose process it is; -1: the first one */
     bool own;         /* the newest generation that came about was made here */
     bool gathering;   /* a successor that waits for those that will come */
@@ -33,21 +33,21 @@ gr_status gr_quorum_init_successor(gr_quorum *quorum, int successor, int world_s
 void gr_quorum_fini(gr_quorum *quorum);
 
 /* A member says to a successor what it knows; GR_E_PROTOCOL: it is in no generation. */
-gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_lineage *lineage) GR_MUST_CHECK;
+gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *history) GR_MUST_CHECK;
 /* `here`: those whose word counts. */
 void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here);
 /* May this one be a member of the next generation? */
 bool gr_quorum_may_come(const gr_quorum *quorum, int number);
 /* How many of these (those that will be members, and those that left in order and leave it to the
- * others) have a voice, and are they enough? */
-int gr_quorum_voices(const gr_quorum *quorum, const gr_numbers *here);
+ * others) have a vote, and are they enough? */
+int gr_quorum_votes(const gr_quorum *quorum, const gr_numbers *here);
 bool gr_quorum_is_enough(const gr_quorum *quorum, const gr_numbers *here);
 
 /* The number of the next generation, larger than all before. The upper half tells the coordinators
  * that follow each other apart, so that no two of them make the same one; the lower counts. */
 uint64_t gr_quorum_next(const gr_quorum *quorum, uint64_t generation);
 /* Seats are dealt to these; all of them have agreed. */
-void gr_quorum_deal(gr_quorum *quorum, uint64_t generation, const gr_numbers *members);
-void gr_quorum_form(gr_quorum *quorum);
+void gr_quorum_assign(gr_quorum *quorum, uint64_t generation, const gr_numbers *members);
+void gr_quorum_commit(gr_quorum *quorum);
 
 #endif

@@ -4,12 +4,40 @@
 #include "base/codec.h"
 #include "base/fail.h"
 #include "base/hash.h"
+#include "link/socket.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WIRING_WAIT_US = 5000 /* the coordinator's word is looked for as often, on the way */ };
+enum {
+    WIRING_WAIT_US = 5000, /* the coordinator's word is looked for as often, on the way */
+    CONNECT_ALL_MAX = 16,  /* so many ranks connect within the time of one operation */
+    /* Operations in shared memory are for up to so many ranks of a host, and need all of them. */
+    SHARED_RANKS_MAX = 64,
+    FILES_BESIDE = 256 /* open files of the program itself, at a guess */
+};
+
+static bool is_on_demand(const gr_joining *join)
+{
+    int64_t max = join->config->connect_all_max;
+    return join->group->world_size > (max > 0 ? max : CONNECT_ALL_MAX);
+}
+
+/* Every link may be needed at some time. */
+static void raise_limits(const gr_joining *join, const gr_mesh_config *config)
+{
+    int64_t wanted = FILES_BESIDE +
+                     (int64_t)config->world_size * (config->rails_max > 2 ? config->rails_max : 2);
+    int64_t limit = gr_descriptors_raise(wanted);
+    if (limit < wanted) {
+        gr_log_write(
+            join->log, GR_LOG_INFO, "group",
+            "rank %d may open %lld files (ulimit -Hn); with connections to all of %d ranks "
+            "it may need %lld",
+            config->rank, (long long)limit, config->world_size, (long long)wanted);
+    }
+}
 
 gr_status gr_joining_open_mesh(gr_joining *join, gr_diag *diag)
 {
@@ -22,9 +50,9 @@ gr_status gr_joining_open_mesh(gr_joining *join, gr_diag *diag)
     bool tcp = join->config->link == GR_LINK_ALL_TCP;
     /* Each generation has a secret of its own: nobody gets into the wrong one by accident. */
     uint8_t generation[8], secret[GR_SECRET_BYTES];
-    gr_put_u64(generation, group->seat.generation);
+    gr_put_u64(generation, group->assignment.generation);
     gr_status status =
-        gr_hmac_sha256(group->home->secret, GR_SECRET_BYTES, generation, sizeof generation, secret);
+        gr_hmac_sha256(group->secret, GR_SECRET_BYTES, generation, sizeof generation, secret);
     if (status != GR_OK) {
         return gr_fail(diag, status, "the secret of the generation cannot be computed");
     }
@@ -32,16 +60,27 @@ gr_status gr_joining_open_mesh(gr_joining *join, gr_diag *diag)
     config.mixed = join->remote && !tcp;
     config.rank = group->rank;
     config.world_size = group->world_size;
+    config.on_demand = is_on_demand(join);
     config.secret = secret;
     config.encrypt = join->config->encrypt;
+    /* On a busy host a handshake may take as long as all of the join. */
+    int64_t left_us = join->deadline_us == GR_NEVER
+                          ? join->config->join_timeout_us
+                          : join->deadline_us - gr_clock_now_us(&join->clock);
+    if (left_us > config.handshake_timeout_us) {
+        config.handshake_timeout_us = left_us;
+    }
     config.listen_host = gr_interfaces_listen_host(&join->interfaces);
     config.ports = join->ports;
-    config.streams_max = gr_interfaces_streams_max(&join->interfaces, join->config->streams);
+    config.rails_max = gr_interfaces_rails_max(&join->interfaces, join->config->streams);
     config.peer_timeout_us = join->config->peer_timeout_us;
     config.spin_us = join->config->spin_us;
     config.cma = join->config->cma == 0;
     config.clock = join->clock;
     config.log = join->log;
+    raise_limits(join, &config);
+    group->interfaces = join->interfaces;
+    group->streams = join->config->streams;
     status = gr_mesh_create(&config, &group->mesh, diag);
     gr_wipe(secret, sizeof secret);
     if (status != GR_OK) {
@@ -57,10 +96,33 @@ gr_status gr_joining_open_mesh(gr_joining *join, gr_diag *diag)
     return GR_OK;
 }
 
-static int unlinked_rank(const gr_group *group)
+static bool on_same_host(const gr_group *group, int rank)
+{
+    return group->topology->host_of[rank] == group->topology->host_of[group->rank];
+}
+
+static int local_ranks(const gr_group *group)
+{
+    int count = 0;
+    for (int rank = 0; rank < group->world_size; rank++) {
+        count += on_same_host(group, rank);
+    }
+    return count;
+}
+
+/* The link is made at the join. */
+static bool is_made_at_join(const gr_group *group, int rank, int local)
+{
+    return rank != group->rank &&
+           (!gr_mesh_on_demand(group->mesh) ||
+            (!group->tcp && on_same_host(group, rank) && local <= SHARED_RANKS_MAX));
+}
+
+static int unlinked_rank(const gr_group *group, int local)
 {
     for (int rank = 0; rank < group->world_size; rank++) {
-        if (rank != group->rank && gr_mesh_link(group->mesh, rank) == NULL) {
+        const gr_link *link = gr_mesh_link(group->mesh, rank);
+        if (link == NULL && is_made_at_join(group, rank, local)) {
             return rank;
         }
     }
@@ -71,13 +133,6 @@ static const char *host_name(const void *group_arg, int rank)
 {
     const gr_group *group = group_arg;
     return group->topology->host_count > 1 ? group->members[rank].host_name : NULL;
-}
-
-void gr_group_name_hosts(gr_group *group)
-{
-    if (group->mesh != NULL) {
-        gr_mesh_name_hosts(group->mesh, host_name, group);
-    }
 }
 
 gr_status gr_joining_find_hosts(gr_joining *join, gr_diag *diag)
@@ -107,46 +162,90 @@ gr_status gr_joining_find_hosts(gr_joining *join, gr_diag *diag)
     return GR_OK;
 }
 
-static void tell_route(const gr_joining *join, int rank, bool same_host, int stream, int streams,
-                       const gr_route *route)
+static void log_route(const gr_group *group, int rank, int rail, int rails, const gr_route *route)
 {
     char which[48] = "", text[GR_INTERFACE_TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", same_host ? "loopback" : "a router");
+    snprintf(text, sizeof text, "%s", on_same_host(group, rank) ? "loopback" : "a router");
     if (route->by != NULL) {
         gr_interface_describe(route->by, text);
     }
-    if (streams > 1) {
-        snprintf(which, sizeof which, ", stream %d of %d,", stream + 1, streams);
+    if (rails > 1) {
+        snprintf(which, sizeof which, ", stream %d of %d,", rail + 1, rails);
     }
-    gr_log_write(join->log, GR_LOG_INFO, "group",
-                 "rank %d reaches rank %d (host %s)%s through %s; in this order: %s",
-                 join->group->rank, rank, join->group->members[rank].host_name, which, text,
-                 route->addresses);
+    gr_log_write(group->log, GR_LOG_INFO, "group",
+                 "rank %d reaches rank %d (host %s)%s through %s; in this order: %s", group->rank,
+                 rank, group->members[rank].host_name, which, text, route->addresses);
 }
 
-static gr_status dial(gr_joining *join, int rank, gr_diag *diag)
+/* Inside a host by shared memory, if the group uses it, else by tcp. */
+static gr_status find_route(void *group_arg, int rank, gr_peer_route *route_out, gr_diag *diag)
 {
-    gr_group *group = join->group;
+    const gr_group *group = group_arg;
     const gr_member *member = &group->members[rank];
-    bool same_host = group->topology->host_of[rank] == group->topology->host_of[group->rank];
-    if (same_host && member->local[0] != '\0' && join->config->link != GR_LINK_ALL_TCP) {
-        return gr_mesh_connect(group->mesh, rank, member->local, diag);
+    bool same_host = on_same_host(group, rank);
+    if (same_host && member->local[0] != '\0' && !group->tcp) {
+        route_out->kind = GR_LINK_SHM;
+        route_out->rails = 1;
+        snprintf(route_out->addresses[0], GR_ROUTE_BYTES, "%s", member->local);
+        return GR_OK;
     }
-    gr_route routes[GR_LINK_STREAMS_MAX];
-    const char *addresses[GR_LINK_STREAMS_MAX];
-    int streams = gr_interfaces_route(&join->interfaces, member->remote, same_host,
-                                      join->config->streams, routes);
-    if (streams == 0) {
+    gr_route routes[GR_LINK_RAILS_MAX];
+    int rails =
+        gr_interfaces_route(&group->interfaces, member->remote, same_host, group->streams, routes);
+    if (rails == 0) {
         return gr_fail_peer(diag, GR_E_INVALID, rank,
                             "rank %d is on host %s and rank %d on host %s, where it has no network "
                             "address: is a network interface up there (GRADUS_INTERFACE)?",
-                            group->rank, join->self.host_name, rank, member->host_name);
+                            group->rank, group->members[group->rank].host_name, rank,
+                            member->host_name);
     }
-    for (int i = 0; i < streams; i++) {
-        tell_route(join, rank, same_host, i, streams, &routes[i]);
-        addresses[i] = routes[i].addresses;
+    route_out->kind = GR_LINK_TCP;
+    route_out->rails = rails;
+    for (int i = 0; i < rails; i++) {
+        log_route(group, rank, i, rails, &routes[i]);
+        snprintf(route_out->addresses[i], GR_ROUTE_BYTES, "%s", routes[i].addresses);
     }
-    return gr_mesh_connect_streams(group->mesh, rank, addresses, streams, diag);
+    return GR_OK;
+}
+
+void gr_group_name_hosts(gr_group *group)
+{
+    if (group->mesh != NULL) {
+        gr_mesh_name_hosts(group->mesh, host_name, group);
+        if (gr_mesh_on_demand(group->mesh)) {
+            gr_mesh_set_router(group->mesh, find_route, group, local_ranks(group));
+        }
+    }
+}
+
+int gr_group_rails_to(const gr_group *group, int rank)
+{
+    const gr_link *link = gr_mesh_link(group->mesh, rank);
+    gr_route routes[GR_LINK_RAILS_MAX];
+    if (link != NULL || rank == group->rank || (!group->tcp && on_same_host(group, rank))) {
+        return link != NULL ? gr_link_rails(link) : 1;
+    }
+    return gr_interfaces_route(&group->interfaces, group->members[rank].remote,
+                               on_same_host(group, rank), group->streams, routes);
+}
+
+static gr_status connect_to(gr_group *group, int rank, gr_diag *diag)
+{
+    gr_peer_route route;
+    const char *addresses[GR_LINK_RAILS_MAX];
+    if (gr_mesh_on_demand(group->mesh)) {
+        return gr_mesh_open_link(group->mesh, rank, rank < group->rank) != NULL ? GR_OK
+                                                                                : GR_E_NO_MEMORY;
+    }
+    if (rank > group->rank) {
+        return GR_OK; /* it connects to this rank */
+    }
+    gr_status status = find_route(group, rank, &route, diag);
+    for (int i = 0; status == GR_OK && i < route.rails; i++) {
+        addresses[i] = route.addresses[i];
+    }
+    return status == GR_OK ? gr_mesh_connect_rails(group->mesh, rank, addresses, route.rails, diag)
+                           : status;
 }
 
 /* A rank that is taken to be on this host has no Unix socket here: it is on another. */
@@ -169,12 +268,15 @@ gr_status gr_joining_wire(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
     gr_status status = GR_OK;
-    for (int rank = 0; rank < group->rank && status == GR_OK; rank++) {
-        status = dial(join, rank, diag);
+    int local = local_ranks(group);
+    for (int rank = 0; rank < group->world_size && status == GR_OK; rank++) {
+        if (is_made_at_join(group, rank, local)) {
+            status = connect_to(group, rank, diag);
+        }
     }
     while (status == GR_OK) {
         status = gr_mesh_progress(group->mesh, diag);
-        int missing = unlinked_rank(group);
+        int missing = unlinked_rank(group, local);
         if (status != GR_OK || missing < 0) {
             status = blame_name(group, status, diag);
             break;

@@ -29,8 +29,7 @@ enum {
 struct agent {
     const gr_agent_config *config;
     int control_fd, signal_fd;
-    pid_t *pids; /* one a rank; 0: not running */
-    int *report_fds;
+    pid_t *pids;     /* one a rank; 0: not running */
     uint8_t *secret; /* of those that come later (gr_secret_keep); NULL: nobody does */
     int running;
     bool go;      /* the workers may run */
@@ -209,8 +208,7 @@ static int set_up(struct agent *agent)
     if (agent->signal_fd < 0) {
         return errno;
     }
-    agent->report_fds = calloc((size_t)gr_agent_seats(agent->config), sizeof *agent->report_fds);
-    return agent->pids == NULL || agent->report_fds == NULL ? ENOMEM : keep_secret(agent);
+    return agent->pids == NULL ? ENOMEM : keep_secret(agent);
 }
 
 static void tell_not_started(struct agent *agent, int rank, const gr_spawn_error *error)
@@ -223,30 +221,22 @@ static void tell_not_started(struct agent *agent, int rank, const gr_spawn_error
     agent->stays = false;
 }
 
-/* All are begun before the first is waited for: they start side by side. */
 static void start_workers(struct agent *agent)
 {
     const gr_agent_config *config = agent->config;
     gr_spawn_error error;
-    for (int rank = 0; rank < config->workers && !agent->killing; rank++) {
-        agent->pids[rank] = gr_spawn_begin(&config->spawns[rank], &agent->report_fds[rank], &error);
-        if (agent->pids[rank] < 0) {
-            agent->pids[rank] = 0;
-            tell_not_started(agent, rank, &error);
-        }
-    }
     for (int rank = 0; rank < config->workers; rank++) {
-        pid_t pid = agent->pids[rank];
+        pid_t pid = agent->killing ? 0 : gr_spawn_start(&config->spawns[rank], &error);
         gr_environ_wipe(config->environment[rank]);
         if (config->slots == 0) { /* else those that come later need them, too */
             close(config->spawns[rank].stdout_fd);
             close(config->spawns[rank].stderr_fd);
         }
-        if (pid > 0 && gr_spawn_finish(pid, agent->report_fds[rank], &error)) {
+        if (pid > 0) {
+            agent->pids[rank] = pid;
             agent->running++;
             tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});
-        } else if (pid > 0) {
-            agent->pids[rank] = 0;
+        } else if (pid < 0) {
             tell_not_started(agent, rank, &error);
         }
     }
@@ -262,11 +252,10 @@ static void start_another(struct agent *agent, int rank)
     }
     gr_environ_mark_newcomer(config->environment[rank]);
     const gr_spawn spawn = config->spawns[rank];
-    int report_fd;
     gr_environ_fill(config->environment[rank], agent->secret);
-    pid_t pid = agent->pids[rank] == 0 ? gr_spawn_begin(&spawn, &report_fd, &error) : -1;
+    pid_t pid = agent->pids[rank] == 0 ? gr_spawn_start(&spawn, &error) : -1;
     gr_environ_wipe(config->environment[rank]);
-    if (pid > 0 && gr_spawn_finish(pid, report_fd, &error)) {
+    if (pid > 0) {
         agent->pids[rank] = pid;
         agent->running++;
         tell(agent, (gr_agent_message){.kind = GR_AGENT_STARTED, .rank = rank, .pid = pid});

@@ -10,7 +10,7 @@
 typedef enum gr_packet_kind {
     /* from the host, first of all: under which address it sees the launcher, as text */
     GR_PACKET_HELLO = 1,
-    GR_PACKET_ORDER,   /* to the host: a piece of the order (launch/order.h); number 1: the last */
+    GR_PACKET_ORDER,   /* to the host: bytes of the launch spec; number 1: the last */
     GR_PACKET_MESSAGE, /* a gr_agent_message, both ways */
     GR_PACKET_OUTPUT,  /* from the host: what a worker wrote; number: 2 * rank there + stream */
     GR_PACKET_PING,    /* both ways, when there is nothing else to say */

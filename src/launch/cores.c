@@ -151,11 +151,12 @@ void gr_cores_sort_by_topology(gr_cores *cores)
 bool gr_cores_deal(const gr_cores *cores, int workers, int index, gr_cores *part_out)
 {
     int each = cores->count / workers;
-    if (each == 0) {
+    if (each == 0 && workers % cores->count != 0) {
         return false;
     }
-    part_out->count = each;
-    memcpy(part_out->id, cores->id + index * each, (size_t)each * sizeof cores->id[0]);
+    int first = each > 0 ? index * each : index % cores->count;
+    part_out->count = each > 0 ? each : 1;
+    memcpy(part_out->id, cores->id + first, (size_t)part_out->count * sizeof cores->id[0]);
     return true;
 }
 

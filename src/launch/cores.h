@@ -28,7 +28,8 @@ gr_status gr_cores_parse(const char *text, const char *where, const gr_cores *al
 void gr_cores_sort_by_topology(gr_cores *cores);
 
 /* The cores of worker `index` of `workers`: all get the same number, as many as there are for
- * each. False: fewer cores than workers, nobody is bound to a part. */
+ * each, or one that as many others share. False: fewer cores than workers, which do not divide
+ * evenly: nobody is bound to a part. */
 bool gr_cores_deal(const gr_cores *cores, int workers, int index, gr_cores *part_out);
 
 /* "0,2-3"; ends in "..." if `text_out` is too small. */

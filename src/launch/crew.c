@@ -23,7 +23,8 @@ int gr_gang_count_busy(const gr_gang *gang)
     return count;
 }
 
-int gr_gang_count_staying(const gr_gang *gang)
+/* Without those that were asked to go. */
+static int count_staying(const gr_gang *gang)
 {
     int count = 0;
     for (int i = 0; i < gang->slots; i++) {
@@ -42,7 +43,7 @@ int gr_gang_count_busy_of(const gr_host_agent *agent)
 }
 
 /* Does somebody run who has been in a generation? Without one of them newcomers know nothing. */
-bool gr_gang_anybody_serves(const gr_gang *gang)
+static bool anybody_serves(const gr_gang *gang)
 {
     for (int i = 0; i < gang->slots; i++) {
         if (gang->places[i].busy && gr_coordinator_has_served(gang->coordinator, i) &&
@@ -59,17 +60,17 @@ static void start_another(gr_gang *gang, int slot)
     gang->ends[slot] = (gr_worker_end){.spared = true}; /* until it has started */
     gr_output_renew(gang->output, slot);
     gr_records_begun(gang->records, slot);
-    gr_coordinator_invite(gang->coordinator, slot);
+    gr_coordinator_reserve(gang->coordinator, slot);
     gr_gang_tell_worker(gang, slot, GR_AGENT_SPAWN, 0);
 }
 
 /* What the coordinator has to know of it: how many are wanted, and whether more will come. */
 void gr_gang_tell_wanted(gr_gang *gang)
 {
-    int busy = gr_gang_count_staying(gang);
+    int busy = count_staying(gang);
     bool missing = busy < gang->want + gang->spares && busy < gr_gang_room(gang);
-    gr_coordinator_want(gang->coordinator, gang->want);
-    gr_coordinator_hope(gang->coordinator, missing || gang->restarts_left > 0);
+    gr_coordinator_set_target_size(gang->coordinator, gang->want);
+    gr_coordinator_expect_newcomers(gang->coordinator, missing || gang->restarts_left > 0);
 }
 
 /* One is lost: is another one started? If not, the job needs no more than are left. Of a host that
@@ -83,7 +84,7 @@ static bool replace(gr_gang *gang, bool with_host)
         gang->restarts_left -= !with_host;
         return true;
     }
-    int staying = gr_gang_count_staying(gang);
+    int staying = count_staying(gang);
     gang->want = staying < gang->want ? staying : gang->want;
     gang->spares = staying - gang->want;
     gang->asked = with_host ? gang->asked : gang->want; /* another host may come */
@@ -92,10 +93,10 @@ static bool replace(gr_gang *gang, bool with_host)
 
 void gr_gang_fill(gr_gang *gang)
 {
-    int missing = gang->want + gang->spares - gr_gang_count_staying(gang);
+    int missing = gang->want + gang->spares - count_staying(gang);
     if (missing <= 0 || !gr_launch_elastic(gang->config) || gang->phase != GR_PHASE_RUNNING ||
         !gang->everybody_joined || gr_coordinator_is_over(gang->coordinator) ||
-        !gr_coordinator_at_rest(gang->coordinator) || !gr_gang_anybody_serves(gang)) {
+        !gr_coordinator_at_rest(gang->coordinator) || !anybody_serves(gang)) {
         return;
     }
     for (int slot = 0; slot < gang->slots && missing > 0; slot++) {
@@ -117,7 +118,7 @@ bool gr_gang_spare(gr_gang *gang, int rank)
     bool served = gr_coordinator_has_served(gang->coordinator, rank);
     int left = gr_gang_count_busy(gang);
     if (!gr_launch_elastic(config) || gang->phase != GR_PHASE_RUNNING || left == 0 ||
-        (served && !gr_gang_anybody_serves(gang))) {
+        (served && !anybody_serves(gang))) {
         return false;
     }
     bool again = replace(gang, end->lost);

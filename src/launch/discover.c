@@ -47,7 +47,6 @@ gr_status gr_discovery_begin(gr_discovery *discovery, gr_diag *diag)
 {
     char *argv[] = {(char *)(uintptr_t)discovery->script, NULL};
     gr_spawn_error error = {0};
-    int report_fd;
     gr_status status = GR_OK;
     int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     discovery->out_fd = make_file();
@@ -61,8 +60,8 @@ gr_status gr_discovery_begin(gr_discovery *discovery, gr_diag *diag)
         status = gr_fail(diag, GR_E_IO, "--host-discovery-script: no descriptors are left: %s",
                          strerror(errno));
     } else {
-        discovery->pid = gr_spawn_begin(&spawn, &report_fd, &error);
-        if (discovery->pid < 0 || !gr_spawn_finish(discovery->pid, report_fd, &error)) {
+        discovery->pid = gr_spawn_start(&spawn, &error);
+        if (discovery->pid < 0) {
             discovery->pid = 0;
             status = gr_spawn_fail(discovery->script, &error, diag);
         }
@@ -129,8 +128,8 @@ static gr_status judge(const gr_discovery *discovery, int wait_status, bool late
                    between, line);
 }
 
-gr_status gr_discovery_end(gr_discovery *discovery, bool late, gr_arena *arena, gr_hosts *hosts_out,
-                           gr_diag *diag)
+gr_status gr_discovery_end(gr_discovery *discovery, bool late, gr_arena *arena,
+                           gr_host_list *hosts_out, gr_diag *diag)
 {
     char text[GR_DISCOVERY_OUTPUT_BYTES + 1];
     int wait_status = 0;
@@ -142,8 +141,8 @@ gr_status gr_discovery_end(gr_discovery *discovery, bool late, gr_arena *arena, 
     size_t size = read_file(discovery->out_fd, text);
     gr_status status = judge(discovery, wait_status, late, text, size, diag);
     if (status == GR_OK) {
-        status = gr_hosts_parse_lines(text, size, discovery->script, discovery->slots_per_host,
-                                      arena, hosts_out, diag);
+        status = gr_host_list_parse_lines(text, size, discovery->script, discovery->slots_per_host,
+                                          arena, hosts_out, diag);
     }
     discovery->pid = 0;
     close_all(discovery);
@@ -161,7 +160,7 @@ void gr_discovery_stop(gr_discovery *discovery)
 }
 
 gr_status gr_discovery_gather(gr_discovery *discovery, int slots, int64_t pause_us,
-                              int64_t timeout_us, gr_arena *arena, gr_hosts *hosts_out,
+                              int64_t timeout_us, gr_arena *arena, gr_host_list *hosts_out,
                               gr_diag *diag)
 {
     const int64_t begin_us = gr_now_ns() / 1000;
@@ -173,7 +172,7 @@ gr_status gr_discovery_gather(gr_discovery *discovery, int slots, int64_t pause_
             bool late = poll(&end, 1, GR_DISCOVERY_LIMIT_US / 1000) <= 0;
             status = gr_discovery_end(discovery, late, arena, hosts_out, &why);
         }
-        int found = status == GR_OK ? gr_hosts_slots(hosts_out) : 0;
+        int found = status == GR_OK ? gr_host_list_slots(hosts_out) : 0;
         if (found >= slots && found > 0) {
             return GR_OK;
         }

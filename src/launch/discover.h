@@ -5,7 +5,7 @@
 /* Asks a program of the user's which hosts there are: one run of it at a time, beside whatever the
  * caller does meanwhile. It prints lines like "host1:4". */
 
-#include "launch/hosts.h"
+#include "launch/host_list.h"
 
 #include <sys/types.h>
 
@@ -28,8 +28,8 @@ gr_status gr_discovery_begin(gr_discovery *discovery, gr_diag *diag) GR_MUST_CHE
 /* Once it has ended, or, if `late`, by ending it and what it has started: the hosts, their names
  * the arena's. GR_E_TIMEOUT, GR_E_INVALID, GR_E_IO: the sentence names the script and what it said
  * last. */
-gr_status gr_discovery_end(gr_discovery *discovery, bool late, gr_arena *arena, gr_hosts *hosts_out,
-                           gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_discovery_end(gr_discovery *discovery, bool late, gr_arena *arena,
+                           gr_host_list *hosts_out, gr_diag *diag) GR_MUST_CHECK;
 /* Ends it, whatever it is about; may be called at any time. */
 void gr_discovery_stop(gr_discovery *discovery);
 
@@ -37,7 +37,7 @@ void gr_discovery_stop(gr_discovery *discovery);
  * any time); blocks. GR_E_TIMEOUT; GR_E_INVALID: the script fails; GR_E_CANCELLED: a signal that is
  * held back (signals.h) wants an end. */
 gr_status gr_discovery_gather(gr_discovery *discovery, int slots, int64_t pause_us,
-                              int64_t timeout_us, gr_arena *arena, gr_hosts *hosts_out,
+                              int64_t timeout_us, gr_arena *arena, gr_host_list *hosts_out,
                               gr_diag *diag) GR_MUST_CHECK;
 
 #endif

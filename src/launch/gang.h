@@ -72,7 +72,6 @@ typedef struct gr_place {
     gr_host_agent *agent; /* NULL: nobody's place */
     bool busy;            /* a process is there, or on its way */
     bool newcomer;        /* not of those that the job began with */
-    int64_t let_in_us;    /* since when a newcomer is being let in; 0: it is not */
 } gr_place;
 
 /* A parameter server: an agent with one place, behind those of the workers. */
@@ -132,13 +131,13 @@ typedef struct gr_gang {
     uv_loop_t loop;
     bool loop_open;
     uv_poll_t signal_poll, coordinator_poll, scale_poll;
-    int signal_fd; /* of those that ask for an end */
-    int scale_fd;  /* requests for another number of workers; -1: none are listened to */
+    int signal_fd;      /* of those that ask for an end */
+    int scale_fd;       /* requests for another number of workers; -1: none are listened to */
+    rlim_t descriptors; /* the soft limit that workers get; 0: as the launcher */
     uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
-    uv_timer_t newcomer_timer;
     uv_timer_t roster_timer, seek_timer;
-    uv_poll_t seek_poll, door_poll;
-    uv_timer_t door_timer;
+    uv_poll_t seek_poll, acceptor_poll;
+    uv_timer_t acceptor_timer;
     gr_discovery discovery;
     bool seek_late;
     gr_diag seek_said; /* what was wrong with the script last; "": nothing */
@@ -150,6 +149,8 @@ static inline int64_t gr_gang_now_us(void)
     return gr_now_ns() / 1000;
 }
 
+/* prepare.c: descriptors enough for all workers; GR_E_INVALID: there can be no such limit. */
+gr_status gr_gang_raise_limit(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
 /* prepare.c: the coordinator, and the places of the workers. */
 gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag) GR_MUST_CHECK;
 /* For each worker of a host, now or later, its environment, its cores, the ends of its pipes; what
@@ -169,7 +170,7 @@ void gr_gang_note_loss(gr_host_agent *agent);
 void gr_gang_call_hosts(gr_gang *gang, int missing);
 
 /* These are the hosts from now on: who is new may be called, who is not among them leaves. */
-void gr_gang_apply_hosts(gr_gang *gang, const gr_hosts *hosts);
+void gr_gang_apply_hosts(gr_gang *gang, const gr_host_list *hosts);
 /* Its agent has ended, and it was leaving. */
 void gr_gang_strike(gr_host_agent *agent);
 
@@ -221,8 +222,6 @@ void gr_gang_time_joining(gr_gang *gang);
 /* Somebody has joined: the others have to come as well, and whoever has ended cannot. */
 void gr_gang_check_joining(gr_gang *gang);
 void gr_gang_watch_renewal(gr_gang *gang);
-/* The others train meanwhile; but one that hangs would keep all others out. */
-void gr_gang_watch_newcomers(gr_gang *gang);
 
 /* launch.c: what the coordinator has heard; faults that are due. */
 void gr_gang_progress(gr_gang *gang);
@@ -242,11 +241,7 @@ void gr_gang_finish(gr_gang *gang);
 
 /* crew.c */
 int gr_gang_count_busy(const gr_gang *gang);
-/* Without those that were asked to go. */
-int gr_gang_count_staying(const gr_gang *gang);
 int gr_gang_count_busy_of(const gr_host_agent *agent);
-/* Does somebody run who has been in a generation? */
-bool gr_gang_anybody_serves(const gr_gang *gang);
 /* To the coordinator: how many are wanted, and whether more will come. */
 void gr_gang_tell_wanted(gr_gang *gang);
 /* As many as are wanted, and those that wait beside them. Not while the others are on their way

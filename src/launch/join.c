@@ -77,26 +77,26 @@ static gr_status split(const char *at, const char *flag, char host_out[GR_HOSTS_
     return GR_OK;
 }
 
-static bool admit(void *admit_arg, int32_t peer_rank, gr_auth_stream stream)
+static bool admit(void *admit_arg, int32_t peer_rank, gr_auth_rail stream)
 {
     (void)admit_arg;
     return peer_rank >= 1 && peer_rank <= GR_LAUNCH_WORKERS_MAX && stream.count == 1;
 }
 
 gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], const gr_log *log,
-                         gr_door **door_out, gr_diag *diag)
+                         gr_acceptor **acceptor_out, gr_diag *diag)
 {
     char host[GR_HOSTS_NAME_BYTES];
     const char *port = "";
-    gr_door_config config = {.rank = GR_AUTH_RANK_COORDINATOR,
-                             .secret = token,
-                             .encrypt = true,
-                             .listen_host = host,
-                             .half_open_max = HALF_OPEN_MAX,
-                             .timeout_us = SHAKE_US,
-                             .clock = gr_clock_real(),
-                             .log = log,
-                             .admit = admit};
+    gr_acceptor_config config = {.rank = GR_AUTH_RANK_COORDINATOR,
+                                 .secret = token,
+                                 .encrypt = true,
+                                 .listen_host = host,
+                                 .half_open_max = HALF_OPEN_MAX,
+                                 .timeout_us = SHAKE_US,
+                                 .clock = gr_clock_real(),
+                                 .log = log,
+                                 .accepts = admit};
     gr_status status = split(at, "--listen", host, &port, diag);
     if (status == GR_OK && host[0] == '\0') {
         snprintf(host, sizeof host, "*");
@@ -104,7 +104,7 @@ gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], c
     if (status == GR_OK && strcmp(port, "0") != 0) {
         status = gr_ports_parse(port, &config.ports, diag);
     }
-    return status == GR_OK ? gr_door_create(&config, door_out, diag) : status;
+    return status == GR_OK ? gr_acceptor_create(&config, acceptor_out, diag) : status;
 }
 
 static void watch_idle(int fd)
@@ -131,10 +131,10 @@ void gr_join_name_of(int fd, char *name_out, size_t size_bytes)
     snprintf(name_out, size_bytes, "%s", text + (skip ? sizeof mapped - 1 : 0));
 }
 
-bool gr_join_take(gr_door *door, char name_out[GR_HOSTS_NAME_BYTES], gr_host *host_out)
+bool gr_join_take(gr_acceptor *acceptor, char name_out[GR_HOSTS_NAME_BYTES], gr_host *host_out)
 {
-    gr_arrival arrival;
-    if (!gr_door_take(door, &arrival)) {
+    gr_accepted arrival;
+    if (!gr_acceptor_accept(acceptor, &arrival)) {
         return false;
     }
     gr_join_name_of(arrival.fd, name_out, GR_HOSTS_NAME_BYTES);
@@ -157,30 +157,30 @@ void gr_join_refuse(gr_host *host)
 }
 
 /* Until the door has something to do, or a signal has come, but no longer than that. */
-static void wait_at(const gr_door *door, int64_t until_us)
+static void wait_at(const gr_acceptor *acceptor, int64_t until_us)
 {
-    int64_t now = gr_now_ns() / 1000, next = gr_door_next_us(door);
+    int64_t now = gr_now_ns() / 1000, next = gr_acceptor_next_us(acceptor);
     next = next < until_us ? next : until_us;
     int64_t left_ms = next <= now ? 0 : (next - now) / 1000 + 1;
-    gr_signals_sleep(gr_door_fd(door), left_ms < 1000 ? (int)left_ms : 1000);
+    gr_signals_sleep(gr_acceptor_fd(acceptor), left_ms < 1000 ? (int)left_ms : 1000);
 }
 
-gr_status gr_join_gather(gr_door *door, int slots, int64_t timeout_us, gr_arena *arena,
-                         gr_hosts *hosts_out, gr_diag *diag)
+gr_status gr_join_gather(gr_acceptor *acceptor, int slots, int64_t timeout_us, gr_arena *arena,
+                         gr_host_list *hosts_out, gr_diag *diag)
 {
     const int64_t until_us = timeout_us > 0 ? gr_now_ns() / 1000 + timeout_us : INT64_MAX;
-    *hosts_out = (gr_hosts){.unsaid = 1};
-    while (gr_hosts_slots(hosts_out) < slots) {
+    *hosts_out = (gr_host_list){.unsaid = 1};
+    while (gr_host_list_slots(hosts_out) < slots) {
         if (gr_signals_waiting() != 0) {
             return gr_fail(diag, GR_E_CANCELLED, "--listen: ended by a signal");
         }
         gr_host *host = &hosts_out->at[hosts_out->count];
         char name[GR_HOSTS_NAME_BYTES];
-        gr_status status = gr_door_progress(door, diag);
+        gr_status status = gr_acceptor_progress(acceptor, diag);
         if (status < 0) {
             return status;
         }
-        if (gr_join_take(door, name, host)) {
+        if (gr_join_take(acceptor, name, host)) {
             host->name = gr_arena_strdup(arena, name);
             if (host->name == NULL || ++hosts_out->count == GR_HOSTS_MAX) {
                 return gr_fail(diag, GR_E_NO_MEMORY, "--listen: there is no room for more agents");
@@ -192,50 +192,50 @@ gr_status gr_join_gather(gr_door *door, int slots, int64_t timeout_us, gr_arena 
                            "--listen: agents with %d slots have joined within %.0f s "
                            "(--start-timeout), and the job needs %d to begin; %llu connections "
                            "were refused",
-                           gr_hosts_slots(hosts_out), (double)timeout_us * 1e-6, slots,
-                           (unsigned long long)gr_door_strangers(door));
+                           gr_host_list_slots(hosts_out), (double)timeout_us * 1e-6, slots,
+                           (unsigned long long)gr_acceptor_pending(acceptor));
         }
-        wait_at(door, until_us);
+        wait_at(acceptor, until_us);
     }
     return GR_OK;
 }
 
 /* ---- The agent's side ------------------------------------------------------------------------ */
 
-static gr_status dial_once(const char *address, const gr_door_config *config,
-                           gr_arrival *arrival_out, gr_diag *diag)
+static gr_status dial_once(const char *address, const gr_acceptor_config *config,
+                           gr_accepted *arrival_out, gr_diag *diag)
 {
-    gr_door *door = NULL;
-    gr_status status = gr_door_create(config, &door, diag);
+    gr_acceptor *acceptor = NULL;
+    gr_status status = gr_acceptor_create(config, &acceptor, diag);
     if (status == GR_OK) {
-        const gr_auth_stream only = {.index = 0, .count = 1};
-        status = gr_door_dial(door, GR_AUTH_RANK_COORDINATOR, only, address, diag);
+        const gr_auth_rail only = {.index = 0, .count = 1};
+        status = gr_acceptor_connect(acceptor, GR_AUTH_RANK_COORDINATOR, only, address, diag);
     }
     bool come = false;
     while (status >= 0 && !come) {
-        status = gr_door_progress(door, diag);
-        come = status >= 0 && gr_door_take(door, arrival_out);
+        status = gr_acceptor_progress(acceptor, diag);
+        come = status >= 0 && gr_acceptor_accept(acceptor, arrival_out);
         if (status >= 0 && !come) {
-            wait_at(door, INT64_MAX);
+            wait_at(acceptor, INT64_MAX);
         }
     }
-    gr_door_destroy(door);
+    gr_acceptor_destroy(acceptor);
     return status < 0 ? status : GR_OK;
 }
 
 gr_status gr_join_dial(const char *at, int slots, const uint8_t token[GR_SECRET_BYTES],
-                       int64_t timeout_us, gr_arrival *arrival_out, gr_diag *diag)
+                       int64_t timeout_us, gr_accepted *arrival_out, gr_diag *diag)
 {
     char host[GR_HOSTS_NAME_BYTES], address[GR_ADDRESS_BYTES];
     const char *port = "";
     const int64_t until_us = gr_now_ns() / 1000 + timeout_us;
-    const gr_door_config config = {.rank = slots,
-                                   .secret = token,
-                                   .encrypt = true,
-                                   .half_open_max = 1,
-                                   .outgoing_max = 1,
-                                   .timeout_us = SHAKE_US,
-                                   .clock = gr_clock_real()};
+    const gr_acceptor_config config = {.rank = slots,
+                                       .secret = token,
+                                       .encrypt = true,
+                                       .half_open_max = 1,
+                                       .outgoing_max = 1,
+                                       .timeout_us = SHAKE_US,
+                                       .clock = gr_clock_real()};
     gr_status status = split(at, "--join", host, &port, diag);
     if (status != GR_OK) {
         return status;

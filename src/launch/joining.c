@@ -6,10 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum {
-    LIST_BYTES = 160,
-    PATIENCE_US = 10000000 /* before a newcomer that hangs is told of, and again */
-};
+enum { LIST_BYTES = 160 };
 
 /* ---- Joining --------------------------------------------------------------------------------- */
 
@@ -117,51 +114,5 @@ void gr_gang_watch_renewal(gr_gang *gang)
     } else if (!uv_is_active((uv_handle_t *)&gang->expel_timer)) {
         int64_t left_us = gang->config->expel_us - gr_launch_stall_us(gang->config->expel_us);
         (void)uv_timer_start(&gang->expel_timer, on_expel_timer, (uint64_t)left_us / 1000, 0);
-    }
-}
-
-/* ---- Newcomers ------------------------------------------------------------------------------- */
-
-/* Nobody waits for it but those that want to come as well. */
-static void note_hanging(gr_gang *gang, int rank, int64_t limit_us)
-{
-    bool expel = gang->config->expel_us > 0;
-    gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
-                 "rank %d (pid %d) is new, and was not ready after %g s: %s", rank,
-                 (int)gang->ends[rank].pid, (double)limit_us * 1e-6,
-                 expel ? "it is expelled (--expel-after)"
-                       : "nobody else is let in until it is, or is killed (--expel-after does it)");
-    if (expel) {
-        gr_gang_tell_worker(gang, rank, GR_AGENT_FAULT, SIGKILL);
-    }
-}
-
-static void on_newcomer_timer(uv_timer_t *timer)
-{
-    gr_gang_watch_newcomers(timer->data);
-}
-
-void gr_gang_watch_newcomers(gr_gang *gang)
-{
-    int64_t now = gr_gang_now_us(), next_us = INT64_MAX;
-    int64_t limit_us = gang->config->expel_us > 0 ? gang->config->expel_us : PATIENCE_US;
-    for (int rank = 0; rank < gang->slots && gang->phase == GR_PHASE_RUNNING; rank++) {
-        gr_place *place = &gang->places[rank];
-        if (!place->busy || !gr_coordinator_lets_in(gang->coordinator, rank)) {
-            place->let_in_us = 0;
-            continue;
-        }
-        place->let_in_us = place->let_in_us == 0 ? now : place->let_in_us;
-        if (now - place->let_in_us >= limit_us) {
-            note_hanging(gang, rank, limit_us);
-            place->let_in_us = now;
-        }
-        int64_t left_us = place->let_in_us + limit_us - now;
-        next_us = left_us < next_us ? left_us : next_us;
-    }
-    uv_timer_stop(&gang->newcomer_timer);
-    if (next_us != INT64_MAX) {
-        (void)uv_timer_start(&gang->newcomer_timer, on_newcomer_timer, (uint64_t)next_us / 1000 + 1,
-                             0);
     }
 }

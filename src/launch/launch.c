@@ -73,7 +73,6 @@ void gr_gang_progress(gr_gang *gang)
     if (gang->config->expel_us > 0) {
         gr_gang_watch_renewal(gang);
     }
-    gr_gang_watch_newcomers(gang);
     gr_gang_fill(gang);
 }
 
@@ -84,7 +83,7 @@ static void on_coordinator(uv_poll_t *poll, int status, int events)
     gr_gang_progress(poll->data);
 }
 
-/* ---- Faults on order ------------------------------------------------------------------------- */
+/* ---- Fault injection ------------------------------------------------------------------------- */
 
 static void on_fault_timer(uv_timer_t *timer)
 {
@@ -164,9 +163,9 @@ static int start_handles(gr_gang *gang)
 {
     uv_loop_t *loop = &gang->loop;
     int error = watch_signals(gang);
-    uv_timer_t *const timers[] = {&gang->phase_timer, &gang->join_timer,  &gang->coordinator_timer,
-                                  &gang->fault_timer, &gang->expel_timer, &gang->roster_timer,
-                                  &gang->seek_timer,  &gang->door_timer,  &gang->newcomer_timer};
+    uv_timer_t *const timers[] = {
+        &gang->phase_timer, &gang->join_timer,   &gang->coordinator_timer, &gang->fault_timer,
+        &gang->expel_timer, &gang->roster_timer, &gang->seek_timer,        &gang->acceptor_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;
@@ -253,7 +252,10 @@ static void clean_up(gr_gang *gang)
 
 static gr_status run_gang(gr_gang *gang, gr_launch_report *report, gr_diag *diag)
 {
-    gr_status status = gr_output_create(gang->config, &gang->output, diag);
+    gr_status status = gr_gang_raise_limit(gang, diag);
+    if (status == GR_OK) {
+        status = gr_output_create(gang->config, &gang->output, diag);
+    }
     if (status == GR_OK) {
         status = gr_gang_prepare(gang, diag);
     }
@@ -284,7 +286,7 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
     gr_gang gang = {.config = config,
                     .slots = gr_launch_slots(config),
                     .want = config->workers,
-                    .asked = config->discovery != NULL || config->door != NULL
+                    .asked = config->discovery != NULL || config->acceptor != NULL
                                  ? gr_launch_most(config)
                                  : config->workers,
                     .spares = config->spares,

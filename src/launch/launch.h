@@ -12,7 +12,8 @@
 #include "launch/verdict.h"
 
 enum {
-    GR_LAUNCH_WORKERS_MAX = 256,
+    GR_LAUNCH_WORKERS_MAX = 4096,
+    GR_LAUNCH_SLOTS_OF_HOSTS = 256, /* at least, where hosts come and go */
     GR_LAUNCH_TAIL_LINES = 10,
     GR_LAUNCH_TAIL_TEXT_BYTES = 5120,
     /* The exit code with which a worker says: I failed only since another one did. */
@@ -66,18 +67,18 @@ typedef struct gr_launch_config {
                                * is gone; 0: they end at once */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
-    const gr_hosts *hosts;    /* with their ranks dealt; NULL: this host alone */
-    const char *cores_text;   /* what other hosts take for `cores`; NULL: all of theirs */
-    const char *program;      /* gradus on other hosts: an absolute path */
-    int ssh_port;             /* 0: as ssh has it */
-    const char *ssh_identity; /* a file; NULL: as ssh has it */
-    int64_t host_timeout_us;  /* a host that says nothing for so long is lost */
-    gr_door *door;            /* where hosts come by themselves, with those in `hosts` that have:
+    const gr_host_list *hosts; /* with their ranks dealt; NULL: this host alone */
+    const char *cores_text;    /* what other hosts take for `cores`; NULL: all of theirs */
+    const char *program;       /* gradus on other hosts: an absolute path */
+    int ssh_port;              /* 0: as ssh has it */
+    const char *ssh_identity;  /* a file; NULL: as ssh has it */
+    int64_t host_timeout_us;   /* a host that says nothing for so long is lost */
+    gr_acceptor *acceptor;     /* where hosts come by themselves, with those in `hosts` that have:
                                  their connections are taken; borrowed; NULL: nowhere */
-    const char *discovery;    /* a program that prints which hosts there are, by and by; `hosts` is
+    const char *discovery;     /* a program that prints which hosts there are, by and by; `hosts` is
                                  what it has said so far; NULL: they stay the same */
-    int discovery_slots;      /* of a host for which it says none */
-    int64_t discovery_us;     /* between two runs of it */
+    int discovery_slots;       /* of a host for which it says none */
+    int64_t discovery_us;      /* between two runs of it */
 
     int out_fd, err_fd; /* where the workers' output goes; borrowed */
     bool quiet;         /* only rank 0's */
@@ -118,12 +119,16 @@ static inline bool gr_launch_elastic(const gr_launch_config *config)
     return config->workers_min > 0 && config->workers_min < gr_launch_crew(config);
 }
 
-/* The numbers that workers go by are less than this. Each host has numbers of its own, so that
- * there may be more of them than workers. */
+/* The numbers that workers go by are less than this. Where hosts come and go each has numbers of
+ * its own, so that there are more of them than workers. */
 static inline int gr_launch_slots(const gr_launch_config *config)
 {
-    return config->hosts != NULL && gr_launch_elastic(config) ? GR_LAUNCH_WORKERS_MAX
-                                                              : gr_launch_crew(config);
+    int crew = gr_launch_crew(config);
+    if (config->hosts == NULL || !gr_launch_elastic(config)) {
+        return crew;
+    }
+    int slots = 2 * crew > GR_LAUNCH_SLOTS_OF_HOSTS ? 2 * crew : GR_LAUNCH_SLOTS_OF_HOSTS;
+    return slots < GR_LAUNCH_WORKERS_MAX ? slots : GR_LAUNCH_WORKERS_MAX;
 }
 
 /* Those of the servers follow. */

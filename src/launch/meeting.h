@@ -7,7 +7,7 @@
 
 #include "group/group.h"
 #include "launch/environ.h"
-#include "launch/hosts.h"
+#include "launch/host_list.h"
 
 typedef struct gr_meeting {
     bool here_only;           /* no other host takes part, now or later */
@@ -20,7 +20,7 @@ typedef struct gr_meeting {
 gr_status gr_meeting_listen(bool here_only, char *const *environment, gr_coordinator_config *config,
                             gr_diag *diag) GR_MUST_CHECK;
 /* Sets `coordinator` and `master` for the workers of `host`. The address by which another host
- * reaches us is known to it alone, and a star stands for it (launch/order.h), unless
+ * reaches us is known to it alone, and a star stands for it (launch/launch_spec.h), unless
  * GRADUS_INTERFACE says which it is. */
 gr_status gr_meeting_find(const gr_meeting *meeting, const gr_host *host, gr_arena *arena,
                           gr_environ_config *environ_out, gr_diag *diag) GR_MUST_CHECK;

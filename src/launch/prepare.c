@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/resource.h>
 
 bool gr_gang_may_change(const gr_gang *gang)
 {
@@ -18,8 +19,8 @@ bool gr_gang_may_change(const gr_gang *gang)
 /* Does no other host take part, now or later? */
 static bool here_only(const gr_gang *gang)
 {
-    return gang->config->discovery == NULL && gang->config->door == NULL &&
-           (gang->config->hosts == NULL || gr_hosts_all_local(gang->config->hosts));
+    return gang->config->discovery == NULL && gang->config->acceptor == NULL &&
+           (gang->config->hosts == NULL || gr_host_list_all_local(gang->config->hosts));
 }
 
 static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
@@ -45,6 +46,32 @@ static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
         status = gr_coordinator_create(&config, &gang->coordinator, diag);
     }
     return status;
+}
+
+/* In the launcher, for each worker: both ends of two pipes and a record, and two files with
+ * --log-dir; a connection takes the place of the pipes' other ends. */
+enum { DESCRIPTORS_A_WORKER = 5, DESCRIPTORS_OF_LOGS = 2, DESCRIPTORS_BESIDE = 256 };
+
+gr_status gr_gang_raise_limit(gr_gang *gang, gr_diag *diag)
+{
+    struct rlimit limit;
+    rlim_t each = DESCRIPTORS_A_WORKER + (gang->config->log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
+    rlim_t wanted = (rlim_t)gang->slots * each + DESCRIPTORS_BESIDE;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) {
+        return GR_OK;
+    }
+    struct rlimit raised = {.rlim_cur = wanted,
+                            .rlim_max = wanted > limit.rlim_max ? wanted : limit.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) != 0) { /* only root raises the hard limit */
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "-np: %d workers need %llu descriptors in the launcher, and it may have %llu: "
+            "start fewer workers, or raise the hard limit (ulimit -Hn; LimitNOFILE= of "
+            "systemd)",
+            gang->slots, (unsigned long long)wanted, (unsigned long long)limit.rlim_max);
+    }
+    gang->descriptors = limit.rlim_cur; /* the workers' */
+    return GR_OK;
 }
 
 gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag)
@@ -128,6 +155,7 @@ gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_aren
                             .file = config->file,
                             .environment = config_out->environment[seat],
                             .stdin_fd = gang->null_fd,
+                            .descriptors = gang->descriptors,
                             .stdout_fd = gr_output_worker_fd(gang->output, rank, 0),
                             .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
         find_cores(gang, agent, seat, &parts[seat], spawn);

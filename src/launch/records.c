@@ -13,7 +13,7 @@ enum { PATH_BYTES = 48, LINES_MAX = 8 };
 typedef struct slot {
     int fd; /* -1: none */
     char path[PATH_BYTES];
-    uint64_t ended; /* gr_record_now; 0: still runs */
+    uint64_t ended; /* gr_flight_recorder_now; 0: still runs */
 } slot;
 
 struct gr_records {
@@ -25,7 +25,7 @@ struct gr_records {
 static int create_file(void)
 {
     int fd = memfd_create("gradus-record", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd >= 0 && (ftruncate(fd, sizeof(gr_record)) != 0 ||
+    if (fd >= 0 && (ftruncate(fd, sizeof(gr_flight_recorder)) != 0 ||
                     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)) {
         close(fd);
         fd = -1;
@@ -75,30 +75,31 @@ void gr_records_begun(gr_records *records, int rank)
     }
 }
 
-gr_record_place gr_records_place(const gr_records *records, int rank)
+gr_flight_recorder_place gr_records_place(const gr_records *records, int rank)
 {
     return records != NULL && records->slots[rank].fd >= 0
-               ? gr_record_read_place(records->slots[rank].fd)
-               : (gr_record_place){.step = 0};
+               ? gr_flight_recorder_read_place(records->slots[rank].fd)
+               : (gr_flight_recorder_place){.step = 0};
 }
 
 void gr_records_ended(gr_records *records, int rank)
 {
     if (records != NULL) {
-        records->slots[rank].ended = gr_record_now();
+        records->slots[rank].ended = gr_flight_recorder_now();
     }
 }
 
 /* One line about one rank; false: it has recorded nothing. */
-static bool report_rank(const gr_records *records, int rank, gr_record *record, char *text_out,
-                        size_t size_bytes)
+static bool report_rank(const gr_records *records, int rank, gr_flight_recorder *record,
+                        char *text_out, size_t size_bytes)
 {
     const slot *own = &records->slots[rank];
-    char what[2 * GR_RECORD_TEXT_BYTES];
-    if (own->fd < 0 || gr_record_read(own->fd, record) != GR_OK) {
+    char what[2 * GR_FLIGHT_RECORDER_TEXT_BYTES];
+    if (own->fd < 0 || gr_flight_recorder_read(own->fd, record) != GR_OK) {
         return false;
     }
-    gr_record_last(record, own->ended > 0 ? own->ended : gr_record_now(), what, sizeof what);
+    gr_flight_recorder_last(record, own->ended > 0 ? own->ended : gr_flight_recorder_now(), what,
+                            sizeof what);
     snprintf(text_out, size_bytes, "    rank %d: %s\n", rank, what);
     return true;
 }
@@ -107,14 +108,14 @@ void gr_records_report(const gr_records *records, int first, char text_out[GR_RE
 {
     static const char title[] = "what the ranks did last:\n";
     text_out[0] = '\0';
-    gr_record *record = records != NULL ? malloc(sizeof *record) : NULL;
+    gr_flight_recorder *record = records != NULL ? malloc(sizeof *record) : NULL;
     if (record == NULL) {
         return;
     }
     size_t used = 0;
     int lines = 0, more = 0;
     for (int turn = first >= 0 ? -1 : 0; turn < records->workers; turn++) {
-        char line[2 * GR_RECORD_TEXT_BYTES + 32];
+        char line[2 * GR_FLIGHT_RECORDER_TEXT_BYTES + 32];
         int rank = turn < 0 ? first : turn;
         if (turn == first || !report_rank(records, rank, record, line, sizeof line)) {
             continue;

@@ -6,7 +6,7 @@
  * (coll/record.h), and which is read when the job has failed. A worker opens it through /proc, so
  * it inherits no descriptor; one that cannot records for itself alone. */
 
-#include "coll/record.h"
+#include "coll/diagnose/flight_recorder.h"
 
 typedef struct gr_records gr_records;
 
@@ -21,7 +21,7 @@ void gr_records_begun(gr_records *records, int rank);
 /* The worker has ended just now. */
 void gr_records_ended(gr_records *records, int rank);
 /* Where it is, or was. */
-gr_record_place gr_records_place(const gr_records *records, int rank);
+gr_flight_recorder_place gr_records_place(const gr_records *records, int rank);
 /* What the ranks did last, a line each, `first` (-1: none) before the others, cut to a few; empty
  * if none has recorded anything. */
 enum { GR_RECORDS_TEXT_BYTES = 4096 };

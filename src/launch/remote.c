@@ -108,7 +108,7 @@ static int start_ssh(struct relay *relay)
     const gr_remote_config *config = relay->config;
     const char *words[SSH_WORDS_MAX];
     char command[COMMAND_BYTES], port[16], timeout[48];
-    int in[2], out[2], errors[2], report_fd;
+    int in[2], out[2], errors[2];
     gr_spawn_error error = {0};
     ssh_words(config, words, command, port, timeout);
     if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0 || pipe2(errors, O_CLOEXEC) != 0) {
@@ -119,11 +119,11 @@ static int start_ssh(struct relay *relay)
                             .stdin_fd = in[0],
                             .stdout_fd = out[1],
                             .stderr_fd = errors[1]};
-    relay->ssh = gr_spawn_begin(&spawn, &report_fd, &error);
+    relay->ssh = gr_spawn_start(&spawn, &error);
     close(in[0]);
     close(out[1]);
     close(errors[1]);
-    if (relay->ssh < 0 || !gr_spawn_finish(relay->ssh, report_fd, &error)) {
+    if (relay->ssh < 0) {
         snprintf(relay->words, sizeof relay->words, "ssh cannot be started: %s%s",
                  strerror(error.error),
                  error.error == ENOENT ? "; install it (openssh-client)" : "");
@@ -194,7 +194,7 @@ static void take_hello(struct relay *relay, const gr_packet *packet)
     snprintf(address, sizeof address, "%.*s", (int)packet->size_bytes, (const char *)packet->data);
     address[strspn(address, "0123456789abcdefABCDEF.:%")] = '\0';
     gr_status status =
-        gr_order_encode(&relay->config->order, address, &relay->order, &relay->order_bytes);
+        gr_launch_spec_encode(&relay->config->order, address, &relay->order, &relay->order_bytes);
     for (int rank = 0; rank < gr_agent_seats(&relay->config->agent); rank++) {
         gr_environ_wipe(relay->config->agent.environment[rank]);
     }

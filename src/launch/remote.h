@@ -7,7 +7,7 @@
  * output. To the launcher it is an agent: the same socket, the same pipes. */
 
 #include "launch/agent.h"
-#include "launch/order.h"
+#include "launch/launch_spec.h"
 #include "link/tls.h"
 
 typedef struct gr_remote_config {
@@ -18,7 +18,7 @@ typedef struct gr_remote_config {
     int64_t start_timeout_us; /* until it answers; 0: for ever */
     int64_t silence_us;       /* a host that says nothing for so long is lost */
     char *const *environment; /* of ssh */
-    gr_order order;
+    gr_launch_spec order;
     gr_agent_config agent; /* of the workers there */
     int joined_fd;         /* with `tls`: the connection by which it came, in place of ssh */
     gr_tls *tls;           /* NULL: by ssh */

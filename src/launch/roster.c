@@ -15,7 +15,7 @@ enum {
 /* Do hosts come and go that nobody named at the start? */
 static bool changing(const gr_gang *gang)
 {
-    return gang->config->discovery != NULL || gang->config->door != NULL;
+    return gang->config->discovery != NULL || gang->config->acceptor != NULL;
 }
 
 static bool takes_part(const gr_host_agent *agent)
@@ -54,11 +54,11 @@ static bool find_places(gr_gang *gang, gr_host_agent *agent)
 
 gr_status gr_gang_enrol(gr_gang *gang, gr_diag *diag)
 {
-    const gr_hosts here = {.count = 1,
-                           .at[0] = {.slots = gr_launch_crew(gang->config),
-                                     .workers = gang->config->workers,
-                                     .local = true}};
-    const gr_hosts *hosts = gang->config->hosts != NULL ? gang->config->hosts : &here;
+    const gr_host_list here = {.count = 1,
+                               .at[0] = {.slots = gr_launch_crew(gang->config),
+                                         .workers = gang->config->workers,
+                                         .local = true}};
+    const gr_host_list *hosts = gang->config->hosts != NULL ? gang->config->hosts : &here;
     gang->agent_room = changing(gang) ? GR_HOSTS_MAX : hosts->count;
     gang->agents = gr_arena_alloc(&gang->arena, (size_t)gang->agent_room * sizeof *gang->agents);
     if (gang->agents == NULL) {
@@ -199,7 +199,7 @@ static void dismiss_host(gr_host_agent *agent)
     for (int seat = 0; seat < agent->seats; seat++) {
         int rank = agent->host.first + seat;
         if (gang->places[rank].busy) {
-            gr_coordinator_release(gang->coordinator, rank);
+            gr_coordinator_drain(gang->coordinator, rank);
         }
     }
     if (agent->state == GR_HOST_AWAY) {
@@ -209,7 +209,7 @@ static void dismiss_host(gr_host_agent *agent)
     }
 }
 
-void gr_gang_apply_hosts(gr_gang *gang, const gr_hosts *hosts)
+void gr_gang_apply_hosts(gr_gang *gang, const gr_host_list *hosts)
 {
     if (!gang->everybody_joined) {
         return; /* all that it begins with are still on their way */

@@ -33,7 +33,7 @@ static void warn(gr_gang *gang, const gr_diag *why)
 static void on_seek_closed(uv_handle_t *handle)
 {
     gr_gang *gang = handle->data;
-    gr_hosts hosts;
+    gr_host_list hosts;
     gr_diag why = {0};
     gr_arena arena;
     if (gang->phase != GR_PHASE_RUNNING) {
@@ -93,15 +93,15 @@ static void on_door_timer(uv_timer_t *timer);
 
 static void take_guests(gr_gang *gang)
 {
-    gr_door *door = gang->config->door;
+    gr_acceptor *acceptor = gang->config->acceptor;
     char name[GR_HOSTS_NAME_BYTES];
     gr_host host;
     gr_diag diag = {0};
     bool came = false;
-    (void)!gr_door_progress(door, &diag); /* only a dial can fail, and there is none */
+    (void)!gr_acceptor_progress(acceptor, &diag); /* only a dial can fail, and there is none */
     /* Who comes while all end waits at the door: the job may be begun anew. */
     bool open = gang->phase == GR_PHASE_RUNNING && gr_gang_count_busy(gang) > 0;
-    while (open && gr_join_take(door, name, &host)) {
+    while (open && gr_join_take(acceptor, name, &host)) {
         if (gr_gang_may_change(gang)) {
             gr_gang_add_host(gang, &host);
             came = true;
@@ -109,10 +109,10 @@ static void take_guests(gr_gang *gang)
             gr_join_refuse(&host);
         }
     }
-    int64_t next_us = gr_door_next_us(door), now = gr_gang_now_us();
-    uv_timer_stop(&gang->door_timer);
+    int64_t next_us = gr_acceptor_next_us(acceptor), now = gr_gang_now_us();
+    uv_timer_stop(&gang->acceptor_timer);
     if (next_us != GR_NEVER) {
-        (void)uv_timer_start(&gang->door_timer, on_door_timer,
+        (void)uv_timer_start(&gang->acceptor_timer, on_door_timer,
                              next_us > now ? (uint64_t)(next_us - now) / 1000 + 1 : 0, 0);
     }
     if (came) {
@@ -141,13 +141,14 @@ gr_status gr_gang_seek_hosts(gr_gang *gang, gr_diag *diag)
                                          .slots_per_host = gang->config->discovery_slots};
         wait_for_next(gang, gang->config->discovery_us);
     }
-    if (gang->config->door == NULL) {
+    if (gang->config->acceptor == NULL) {
         return GR_OK;
     }
-    int error = uv_poll_init(&gang->loop, &gang->door_poll, gr_door_fd(gang->config->door));
-    gang->door_poll.data = gang;
+    int error =
+        uv_poll_init(&gang->loop, &gang->acceptor_poll, gr_acceptor_fd(gang->config->acceptor));
+    gang->acceptor_poll.data = gang;
     if (error == 0) {
-        error = uv_poll_start(&gang->door_poll, UV_READABLE, on_door);
+        error = uv_poll_start(&gang->acceptor_poll, UV_READABLE, on_door);
     }
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "--listen: the door cannot be watched: %s",

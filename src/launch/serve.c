@@ -8,7 +8,7 @@
 #include "launch/channel.h"
 #include "launch/descent.h"
 #include "launch/environ.h"
-#include "launch/order.h"
+#include "launch/launch_spec.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@ struct serve {
     char *const *environment; /* ours */
     uint8_t *bytes;           /* the order, as it comes */
     size_t used, room;
-    gr_order order; /* no seats: it is not there yet */
+    gr_launch_spec order; /* no seats: it is not there yet */
     gr_spawn *spawns;
     int *worker_fds, *pipes; /* PIPES for each worker: its ends and ours; -1: closed */
     struct pollfd *polls;
@@ -47,7 +47,7 @@ static int64_t now_us(void)
 
 static gr_status make_pipes(struct serve *serve, gr_diag *diag)
 {
-    size_t count = (size_t)gr_order_seats(&serve->order) * PIPES;
+    size_t count = (size_t)gr_launch_spec_seats(&serve->order) * PIPES;
     serve->worker_fds = gr_arena_alloc(&serve->arena, count * sizeof *serve->worker_fds);
     serve->pipes = gr_arena_alloc(&serve->arena, count * sizeof *serve->pipes);
     serve->polls = gr_arena_alloc(&serve->arena, (count + FIXED_POLLS) * sizeof *serve->polls);
@@ -71,8 +71,8 @@ static gr_status make_pipes(struct serve *serve, gr_diag *diag)
 
 static gr_status make_spawns(struct serve *serve, gr_diag *diag)
 {
-    const gr_order *order = &serve->order;
-    int seats = gr_order_seats(order);
+    const gr_launch_spec *order = &serve->order;
+    int seats = gr_launch_spec_seats(order);
     gr_cores *cores = gr_arena_alloc(&serve->arena, 2 * sizeof *cores);
     gr_cores *parts = gr_arena_alloc(&serve->arena, (size_t)seats * sizeof *parts);
     serve->spawns = gr_arena_alloc(&serve->arena, (size_t)seats * sizeof *serve->spawns);
@@ -122,10 +122,10 @@ static gr_status start_agent(struct serve *serve, gr_diag *diag)
     int fork_error = errno;
     close(ends[1]);
     serve->control_fd = ends[0];
-    for (int i = 0; i < gr_order_seats(&serve->order) * PIPES; i++) {
+    for (int i = 0; i < gr_launch_spec_seats(&serve->order) * PIPES; i++) {
         close(serve->worker_fds[i]);
     }
-    for (int rank = 0; rank < gr_order_seats(&serve->order); rank++) {
+    for (int rank = 0; rank < gr_launch_spec_seats(&serve->order); rank++) {
         gr_environ_wipe(serve->order.environment[rank]);
     }
     if (serve->agent < 0) {
@@ -140,9 +140,9 @@ static gr_status start_agent(struct serve *serve, gr_diag *diag)
 
 static gr_status obey(struct serve *serve, gr_diag *diag)
 {
-    gr_order order;
+    gr_launch_spec order;
     gr_status status =
-        gr_order_decode(serve->bytes, serve->used, serve->environment, &serve->arena, &order);
+        gr_launch_spec_decode(serve->bytes, serve->used, serve->environment, &serve->arena, &order);
     gr_wipe(serve->bytes, serve->used);
     serve->used = 0;
     if (status != GR_OK) {
@@ -168,7 +168,7 @@ static gr_status take_piece(struct serve *serve, const gr_packet *packet, gr_dia
 {
     if (serve->used + packet->size_bytes > serve->room) {
         size_t room = serve->room > 0 ? serve->room * 2 : 256 * 1024;
-        uint8_t *larger = room <= GR_ORDER_BYTES_MAX ? malloc(room) : NULL;
+        uint8_t *larger = room <= GR_LAUNCH_SPEC_BYTES_MAX ? malloc(room) : NULL;
         if (larger == NULL) {
             return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the order of the launcher");
         }
@@ -195,9 +195,10 @@ static gr_status take_packets(struct serve *serve, gr_diag *diag)
     gr_status status = GR_OK;
     while (status == GR_OK && gr_channel_next(&serve->channel, &packet, &error)) {
         gr_agent_message message;
-        bool ordered = gr_order_seats(&serve->order) > 0;
+        bool ordered = gr_launch_spec_seats(&serve->order) > 0;
         if (packet.kind == GR_PACKET_ORDER && !ordered) {
             status = take_piece(serve, &packet, diag);
+            gr_wipe_stack(); /* of the registers that the dynamic linker saved there */
         } else if (packet.kind == GR_PACKET_MESSAGE && ordered &&
                    gr_agent_decode(packet.data, packet.size_bytes, &message) == GR_OK) {
             (void)gr_agent_send(serve->control_fd, &message);
@@ -255,7 +256,7 @@ static void read_pipe(struct serve *serve, int index)
 
 static bool pipes_are_empty(const struct serve *serve)
 {
-    for (int i = 0; i < gr_order_seats(&serve->order) * PIPES; i++) {
+    for (int i = 0; i < gr_launch_spec_seats(&serve->order) * PIPES; i++) {
         if (serve->pipes[i] >= 0) {
             return false;
         }
@@ -273,7 +274,7 @@ static int fill_polls(struct serve *serve, struct pollfd *polls)
         (struct pollfd){.fd = gr_channel_holds(channel) ? channel->out_fd : -1, .events = POLLOUT};
     polls[2] = (struct pollfd){.fd = serve->done ? -1 : serve->control_fd, .events = POLLIN};
     bool room = gr_channel_has_room(channel);
-    for (int i = 0; i < gr_order_seats(&serve->order) * PIPES; i++) {
+    for (int i = 0; i < gr_launch_spec_seats(&serve->order) * PIPES; i++) {
         polls[count++] = (struct pollfd){.fd = room ? serve->pipes[i] : -1, .events = POLLIN};
     }
     return count;
@@ -401,7 +402,7 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *
     gr_arena_init(&serve.arena, ARENA_BYTES_MAX);
     (void)gr_channel_put(&serve.channel, GR_PACKET_HELLO, 0, address, strlen(address));
     gr_status status = carry(&serve, diag);
-    bool needed = gr_order_seats(&serve.order) > 0;
+    bool needed = gr_launch_spec_seats(&serve.order) > 0;
     if (status == GR_E_PEER_LOST && way->tls != NULL && !needed) {
         status = GR_OK; /* it has joined, and was not needed */
     }

@@ -27,9 +27,9 @@ static gr_server *server_of(const gr_gang *gang, int place)
 static gr_host host_of(const gr_gang *gang, int number)
 {
     const gr_launch_config *config = gang->config;
-    const gr_hosts *hosts = config->hosts;
+    const gr_host_list *hosts = config->hosts;
     gr_host host = {.name = "localhost", .local = true};
-    if (hosts != NULL && config->discovery == NULL && config->door == NULL) {
+    if (hosts != NULL && config->discovery == NULL && config->acceptor == NULL) {
         host = hosts->at[number % hosts->count];
     }
     host.first = gang->slots + number;

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,6 +42,16 @@ static int reset_signals(void)
     return sigprocmask(SIG_SETMASK, &none, NULL) == 0 ? 0 : errno;
 }
 
+/* A program that uses select() must not get descriptors beyond what it expects. */
+static void restore_limit(rlim_t descriptors)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && descriptors < limit.rlim_cur) {
+        limit.rlim_cur = descriptors;
+        (void)setrlimit(RLIMIT_NOFILE, &limit); /* lowering it is always allowed */
+    }
+}
+
 static int set_up(const gr_spawn *spawn, pid_t parent, int *error_fd)
 {
     if (setpgid(0, 0) != 0 || prctl(PR_SET_PDEATHSIG, SIGKILL, 0L, 0L, 0L) != 0) {
@@ -65,6 +76,9 @@ _Noreturn static void run_child(const gr_spawn *spawn, pid_t parent, int error_f
         report.step = GR_SPAWN_BIND;
         report.error = gr_cores_bind(spawn->cores);
     }
+    if (report.error == 0 && spawn->descriptors > 0) {
+        restore_limit(spawn->descriptors);
+    }
     if (report.error == 0) {
         report.step = GR_SPAWN_EXEC;
         const char *file = spawn->file != NULL ? spawn->file : spawn->argv[0];
@@ -76,44 +90,47 @@ _Noreturn static void run_child(const gr_spawn *spawn, pid_t parent, int error_f
     _exit(127);
 }
 
-pid_t gr_spawn_begin(const gr_spawn *spawn, int *report_fd_out, gr_spawn_error *error_out)
+/* What the child has to say, if its program does not run: exec closes the pipe. Where vfork is fork
+ * (sanitizers, emulators) this waits for it. */
+static bool read_report(int fd, gr_spawn_error *report)
+{
+    ssize_t got;
+    do {
+        got = read(fd, report, sizeof *report);
+    } while (got < 0 && errno == EINTR);
+    return got == (ssize_t)sizeof *report;
+}
+
+pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out)
 {
     int report_pipe[2];
-    error_out->step = GR_SPAWN_FORK;
+    gr_spawn_error report;
+    *error_out = (gr_spawn_error){.step = GR_SPAWN_FORK};
     if (pipe2(report_pipe, O_CLOEXEC) != 0) {
         error_out->error = errno;
         return -1;
     }
     pid_t parent = getpid();
-    pid_t pid = fork();
+    /* fork would copy the page tables of this process for each worker, which grow with their
+     * number. Until exec the child runs in this process's memory, and this process waits. */
+    pid_t pid = vfork();
     if (pid == 0) {
         run_child(spawn, parent, report_pipe[1]);
     }
     int fork_error = errno;
     close(report_pipe[1]);
     if (pid < 0) {
-        close(report_pipe[0]);
         error_out->error = fork_error;
-        return -1;
-    }
-    *report_fd_out = report_pipe[0];
-    return pid;
-}
-
-bool gr_spawn_finish(pid_t pid, int report_fd, gr_spawn_error *error_out)
-{
-    ssize_t got;
-    do {
-        got = read(report_fd, error_out, sizeof *error_out);
-    } while (got < 0 && errno == EINTR);
-    close(report_fd);
-    if (got != (ssize_t)sizeof *error_out) {
+    } else if (read_report(report_pipe[0], &report)) {
+        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+        }
+        *error_out = report;
+        pid = -1;
+    } else {
         *error_out = (gr_spawn_error){0};
-        return true; /* the pipe closed: by exec */
     }
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
-    }
-    return false;
+    close(report_pipe[0]);
+    return pid;
 }
 
 gr_status gr_spawn_fail(const char *command, const gr_spawn_error *error, gr_diag *diag)

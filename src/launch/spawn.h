@@ -2,10 +2,11 @@
 #ifndef GR_LAUNCH_SPAWN_H
 #define GR_LAUNCH_SPAWN_H
 
-/* fork and exec of one worker, with the steps between that no library offers. */
+/* Start of one worker, with the steps between that no library offers. */
 
 #include "launch/cores.h"
 
+#include <sys/resource.h>
 #include <sys/types.h>
 
 typedef struct gr_spawn {
@@ -14,6 +15,7 @@ typedef struct gr_spawn {
     char *const *environment; /* NULL-terminated */
     int stdin_fd, stdout_fd, stderr_fd;
     const gr_cores *cores; /* NULL: as the parent */
+    rlim_t descriptors;    /* its soft limit (RLIMIT_NOFILE), if lower than the parent's; 0: that */
 } gr_spawn;
 
 typedef enum gr_spawn_step {
@@ -30,13 +32,9 @@ typedef struct gr_spawn_error {
 
 /* Starts the process: in a process group of its own (its id), signals at their defaults and
  * unblocked, no descriptor but 0, 1, 2, and killed when the calling thread dies. The caller must
- * have no other threads. -1: *error_out says why. Otherwise gr_spawn_finish must follow; other
- * processes may be begun in between. */
-pid_t gr_spawn_begin(const gr_spawn *spawn, int *report_fd_out, gr_spawn_error *error_out);
-
-/* Returns when the process runs its program. False: it could not, *error_out says why, and nothing
- * of it is left. */
-bool gr_spawn_finish(pid_t pid, int report_fd, gr_spawn_error *error_out);
+ * have no other threads, and no signal handler that runs meanwhile. Returns its id when it runs its
+ * program; -1: it does not, *error_out says why, and nothing of it is left. */
+pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out);
 
 /* A sentence's worth of why `command` could not be started; GR_E_NOT_FOUND and GR_E_INVALID where
  * the user can help it, GR_E_IO otherwise. */

@@ -78,7 +78,7 @@ bool gr_verdict_crashed(const gr_worker_end *end)
 
 bool gr_crash_repeats(const gr_crash *before, const gr_crash *now)
 {
-    const gr_record_place *a = &before->place, *b = &now->place;
+    const gr_flight_recorder_place *a = &before->place, *b = &now->place;
     bool other_attempt = before->beginning != now->beginning || a->generation != b->generation;
     bool same_place = a->step == b->step && (a->step != 0 || a->operations == b->operations);
     return before->signal_number != 0 && before->signal_number == now->signal_number &&

@@ -4,7 +4,7 @@
 
 /* Which worker's end was the cause of the job's failure, and the sentence about it. Pure. */
 
-#include "coll/record.h"
+#include "coll/diagnose/flight_recorder.h"
 
 #include <sys/types.h>
 
@@ -51,7 +51,7 @@ typedef struct gr_crash {
     int rank;
     char host[GR_CRASH_HOST_BYTES]; /* "": there is only one */
     int beginning;                  /* how often the job had been begun anew */
-    gr_record_place place;
+    gr_flight_recorder_place place;
 } gr_crash;
 /* It has come again: the same end in the same step, or in the same operation where steps are not
  * known, in another attempt at it. In whichever rank: a step that is repeated is dealt anew. */

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "link/socket.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -18,9 +19,11 @@
 
 enum { BACKLOG = 4096, NAME_RANDOM_BYTES = 12, HOST_BYTES = 100 };
 
-static int open_socket(int family)
+static const char unix_mark[] = "unix:@", tcp_mark[] = "tcp:";
+
+static int open_socket(int context)
 {
-    return socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    return socket(context, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 }
 
 /* The length that makes an abstract name exactly `name`, without trailing zeros. */
@@ -177,14 +180,20 @@ bool gr_address_next(const char *addresses, size_t *at, char address_out[GR_ADDR
     return size > 0;
 }
 
-static gr_status dial(int family, const struct sockaddr *at, socklen_t size, const char *address,
-                      int *fd_out, gr_diag *diag)
+static gr_status connect_socket(int context, const struct sockaddr *at, socklen_t size,
+                                const char *address, int *fd_out, gr_diag *diag)
 {
-    int fd = open_socket(family);
+    int fd = open_socket(context);
+    if (fd < 0 && errno == EMFILE) {
+        return gr_fail(diag, GR_E_IO,
+                       "cannot open a socket for %s: this process has %lld files open, which is "
+                       "its limit: raise it (ulimit -n)",
+                       address, (long long)gr_descriptors_limit());
+    }
     if (fd < 0) {
         return gr_fail(diag, GR_E_IO, "cannot open a socket for %s: %s", address, strerror(errno));
     }
-    if (family != AF_UNIX) {
+    if (context != AF_UNIX) {
         int one = 1;
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     }
@@ -216,43 +225,92 @@ static gr_status malformed(const char *address, gr_diag *diag)
                    "\"%.128s\" is not an address; one reads tcp:HOST:PORT or unix:@NAME", address);
 }
 
-static gr_status dial_tcp(const char *address, int *fd_out, gr_diag *diag)
+/* The host and the port of "tcp:HOST:PORT"; false: it is not of that form. */
+static bool split_tcp(const char *address, char host_out[HOST_BYTES], const char **port_out)
 {
-    char host[HOST_BYTES];
-    const char *from = address + strlen("tcp:");
+    if (strncmp(address, tcp_mark, strlen(tcp_mark)) != 0) {
+        return false;
+    }
+    const char *from = address + strlen(tcp_mark);
     const char *colon = strrchr(from, ':');
-    if (colon == NULL || colon == from || colon[1] == '\0') {
-        return malformed(address, diag);
+    if (colon == NULL || colon == from || colon[1] == '\0' ||
+        strspn(colon + 1, "0123456789") != strlen(colon + 1)) {
+        return false;
     }
     size_t size = (size_t)(colon - from);
     if (from[0] == '[' && size > 2 && colon[-1] == ']') {
         from++;
         size -= 2;
     }
-    if (size >= sizeof host) {
-        return malformed(address, diag);
+    if (size >= HOST_BYTES) {
+        return false;
     }
-    memcpy(host, from, size);
-    host[size] = '\0';
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    memcpy(host_out, from, size);
+    host_out[size] = '\0';
+    *port_out = colon + 1;
+    return true;
+}
+
+/* Never blocks: no name is looked up. */
+static int find_number(const char *host, const char *port, struct addrinfo **found_out)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                                   .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    return getaddrinfo(host, port, &hints, found_out);
+}
+
+bool gr_address_name(const char *address, char host_out[GR_ADDRESS_BYTES])
+{
+    char host[HOST_BYTES];
+    const char *port;
     struct addrinfo *found = NULL;
-    int error = getaddrinfo(host, colon + 1, &hints, &found);
-    if (error == EAI_NONAME && strspn(colon + 1, "0123456789") != strlen(colon + 1)) {
+    if (!split_tcp(address, host, &port) || host[0] == '\0') {
+        return false;
+    }
+    int error = find_number(host, port, &found);
+    if (error == 0) {
+        freeaddrinfo(found);
+        return false;
+    }
+    memcpy(host_out, host, strlen(host) + 1);
+    return error == EAI_NONAME;
+}
+
+void gr_address_with_host(const char *address, const struct sockaddr_storage *host,
+                          char address_out[GR_ADDRESS_BYTES])
+{
+    char numeric[HOST_BYTES] = "?";
+    const char *port = strrchr(address, ':');
+    bool six = host->ss_family == AF_INET6;
+    socklen_t size = six ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    (void)getnameinfo((const struct sockaddr *)host, size, numeric, sizeof numeric, NULL, 0,
+                      NI_NUMERICHOST);
+    snprintf(address_out, GR_ADDRESS_BYTES, "tcp:%s%s%s%s", six ? "[" : "", numeric, six ? "]" : "",
+             port != NULL ? port : "");
+}
+
+static gr_status connect_tcp(const char *address, int *fd_out, gr_diag *diag)
+{
+    char host[HOST_BYTES];
+    const char *port;
+    struct addrinfo *found = NULL;
+    if (!split_tcp(address, host, &port)) {
         return malformed(address, diag);
     }
+    int error = find_number(host, port, &found);
     if (error != 0) {
-        return gr_fail(diag, error == EAI_AGAIN ? GR_E_AGAIN : GR_E_INVALID,
-                       "cannot find the host of %s: %s", address, gai_strerror(error));
+        return gr_fail(diag, GR_E_INVALID, "cannot connect to %s: %s", address,
+                       error == EAI_NONAME ? "its host is not a numeric address"
+                                           : gai_strerror(error));
     }
     gr_status status =
-        dial(found->ai_family, found->ai_addr, found->ai_addrlen, address, fd_out, diag);
+        connect_socket(found->ai_family, found->ai_addr, found->ai_addrlen, address, fd_out, diag);
     freeaddrinfo(found);
     return status;
 }
 
-gr_status gr_address_dial(const char *address, int *fd_out, gr_diag *diag)
+gr_status gr_address_connect(const char *address, int *fd_out, gr_diag *diag)
 {
-    static const char unix_mark[] = "unix:@", tcp_mark[] = "tcp:";
     if (strlen(address) >= GR_ADDRESS_BYTES) {
         return malformed(address, diag);
     }
@@ -263,22 +321,10 @@ gr_status gr_address_dial(const char *address, int *fd_out, gr_diag *diag)
             return malformed(address, diag);
         }
         socklen_t size = abstract_address(name, &at);
-        return dial(AF_UNIX, (struct sockaddr *)&at, size, address, fd_out, diag);
+        return connect_socket(AF_UNIX, (struct sockaddr *)&at, size, address, fd_out, diag);
     }
     if (strncmp(address, tcp_mark, sizeof tcp_mark - 1) == 0) {
-        return dial_tcp(address, fd_out, diag);
+        return connect_tcp(address, fd_out, diag);
     }
     return malformed(address, diag);
-}
-
-void gr_address_local_host(int fd, char *host_out, size_t size_bytes)
-{
-    struct sockaddr_storage at;
-    socklen_t size = sizeof at;
-    bool known = getsockname(fd, (struct sockaddr *)&at, &size) == 0 && at.ss_family != AF_UNIX &&
-                 getnameinfo((struct sockaddr *)&at, size, host_out, (socklen_t)size_bytes, NULL, 0,
-                             NI_NUMERICHOST) == 0;
-    if (!known) {
-        snprintf(host_out, size_bytes, "127.0.0.1");
-    }
 }

@@ -7,6 +7,8 @@
 
 #include "link/link.h"
 
+#include <sys/socket.h>
+
 /* A non-blocking listening socket on one of `ports` (host given; "*": all addresses of this host)
  * or under a random abstract name (host NULL), and its address. */
 gr_status gr_address_listen(const char *host, gr_ports ports, char address_out[GR_ADDRESS_BYTES],
@@ -16,16 +18,20 @@ gr_status gr_address_listen(const char *host, gr_ports ports, char address_out[G
 gr_status gr_ports_parse(const char *text, gr_ports *ports_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* The next of several addresses with blanks between them, from *at on; false: no more. One that is
- * too long comes out cut, and cannot be dialled. */
+ * too long comes out cut, and cannot be connected to. */
 bool gr_address_next(const char *addresses, size_t *at, char address_out[GR_ADDRESS_BYTES]);
 
-/* Begin to connect, without waiting. GR_OK: connected; GR_PENDING: writable when connected or
- * failed (SO_ERROR); GR_E_AGAIN: the listener is busy, try later; GR_E_PEER_LOST: nobody listens
- * there; GR_E_INVALID: not an address; GR_E_IO. *fd_out is set with the first two only. */
-gr_status gr_address_dial(const char *address, int *fd_out, gr_diag *diag) GR_MUST_CHECK;
+/* True if the host of a "tcp:" address is a name, which must be looked up (link/lookup.h) before
+ * gr_address_connect; host_out is the name. Never blocks. */
+bool gr_address_name(const char *address, char host_out[GR_ADDRESS_BYTES]);
+/* The address with a numeric host in the place of its own. */
+void gr_address_with_host(const char *address, const struct sockaddr_storage *host,
+                          char address_out[GR_ADDRESS_BYTES]);
 
-/* The numeric host that a connected socket has on this side, for a listener that the same peers can
- * reach; NULL-terminated, "127.0.0.1" for a socket that is not of TCP. */
-void gr_address_local_host(int fd, char *host_out, size_t size_bytes);
+/* Begins to connect to a numeric or a "unix:" address, and never blocks. GR_OK: connected;
+ * GR_PENDING: writable when connected or failed (SO_ERROR); GR_E_AGAIN: the listener is busy, try
+ * later; GR_E_PEER_LOST: nobody listens there; GR_E_INVALID: not an address, or its host is a name;
+ * GR_E_IO. *fd_out is set with the first two only. */
+gr_status gr_address_connect(const char *address, int *fd_out, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -12,19 +12,20 @@
  *  6  u8   role of the sender            6  u8   role of the sender
  *  7  u8   role expected of the peer     7  u8   zero
  *  8  i32  rank of the sender            8       HMAC-SHA256, 32 bytes, over answer bytes 0..7, the
- * 12  u8   number of the stream                  connector's challenge, the acceptor's challenge
+ * 12  u8   number of the rail                    connector's challenge, the acceptor's challenge
  * 13  u8   of how many
  * 14  u16  flags: 1: TLS follows
  * 16  u64  XXH3-64 of bytes 0..15
  * 24       32 random bytes
  *
- * The connector answers as soon as it has the acceptor's challenge; the acceptor answers only after
- * it has checked the connector's answer: a stranger gets a challenge from it and nothing else. */
+ * The connector answers as soon as it has the acceptor's challenge; the acceptor answers only
+ * after it has checked the connector's answer: an unauthenticated peer gets a challenge from it
+ * and nothing else. */
 enum {
     CHALLENGE_MAGIC = 0x31415247,
     ANSWER_MAGIC = 0x32415247,
     AUTH_VERSION = 2,
-    STREAM_AT = 12,
+    RAIL_AT = 12,
     FLAGS_AT = 14,
     FLAG_TLS = 1,
     CHECKSUM_AT = 16,
@@ -50,7 +51,7 @@ gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
     auth->out[6] = (uint8_t)role;
     auth->out[7] = (uint8_t)other_role(role);
     gr_put_u32(auth->out + 8, (uint32_t)rank);
-    gr_auth_name_stream(auth, (gr_auth_stream){.index = 0, .count = 1});
+    gr_auth_name_rail(auth, (gr_auth_rail){.index = 0, .count = 1});
     gr_status status = gr_random_bytes(auth->out + NONCE_AT, NONCE_BYTES, diag);
     if (status != GR_OK) {
         return status;
@@ -65,10 +66,10 @@ static void seal_challenge(gr_auth *auth)
     gr_put_u64(auth->out + CHECKSUM_AT, gr_hash64(auth->out, CHECKSUM_AT, CHALLENGE_MAGIC));
 }
 
-void gr_auth_name_stream(gr_auth *auth, gr_auth_stream stream)
+void gr_auth_name_rail(gr_auth *auth, gr_auth_rail rail)
 {
-    auth->out[STREAM_AT] = stream.index;
-    auth->out[STREAM_AT + 1] = stream.count;
+    auth->out[RAIL_AT] = rail.index;
+    auth->out[RAIL_AT + 1] = rail.count;
     seal_challenge(auth);
 }
 
@@ -151,10 +152,10 @@ static gr_status check_challenge(gr_auth *auth, gr_diag *diag)
         (gr_get_u16(in + FLAGS_AT) & ~FLAG_TLS) != 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "a challenge with a wrong checksum");
     }
-    gr_auth_stream stream = {.index = in[STREAM_AT], .count = in[STREAM_AT + 1]};
-    if (stream.count > GR_LINK_STREAMS_MAX || stream.index >= stream.count) {
-        return gr_fail(diag, GR_E_PROTOCOL, "a challenge for stream %u of %u; a link has 1 to %d",
-                       stream.index, stream.count, GR_LINK_STREAMS_MAX);
+    gr_auth_rail rail = {.index = in[RAIL_AT], .count = in[RAIL_AT + 1]};
+    if (rail.count > GR_LINK_RAILS_MAX || rail.index >= rail.count) {
+        return gr_fail(diag, GR_E_PROTOCOL, "a challenge for rail %u of %u; a link has 1 to %d",
+                       rail.index, rail.count, GR_LINK_RAILS_MAX);
     }
     if (in[6] != other_role(auth->role) || in[7] != auth->role) {
         return gr_fail(diag, GR_E_AUTH, "a challenge for the other role: it is our own, reflected");
@@ -163,7 +164,7 @@ static gr_status check_challenge(gr_auth *auth, gr_diag *diag)
         return gr_fail(diag, GR_E_AUTH, "a challenge with our own random bytes: it is reflected");
     }
     auth->peer_rank = (int32_t)gr_get_u32(in + 8);
-    auth->peer_stream = stream;
+    auth->peer_rail = rail;
     auth->peer_encrypts = (gr_get_u16(in + FLAGS_AT) & FLAG_TLS) != 0;
     return auth->role == GR_AUTH_CONNECTOR ? release_answer(auth, diag) : GR_OK;
 }

@@ -6,7 +6,7 @@
  * ways, over the job's secret. A pure state machine over bytes: no sockets, no clock, no heap.
  *
  * Both sides send, at once, a challenge (magic, version, role, rank, peer role's expectation, which
- * stream of how many, whether TLS follows, 32 random bytes); each answers the other's with an HMAC
+ * rail of how many, whether TLS follows, 32 random bytes); each answers the other's with an HMAC
  * over both challenges and its own role. Nobody sends anything of value before the other's answer
  * was checked in constant time; a reflected or replayed answer is refused since role and both
  * nonces are in it. */
@@ -28,15 +28,15 @@ enum {
 
 /* A link may consist of several connections: this is number `index` of `count`. The connector says
  * it; what an acceptor says of it means nothing. */
-typedef struct gr_auth_stream {
+typedef struct gr_auth_rail {
     uint8_t index, count;
-} gr_auth_stream;
+} gr_auth_rail;
 
 typedef struct gr_auth {
     gr_auth_role role;
     int32_t rank;                 /* ours */
     int32_t peer_rank;            /* theirs, trusted only when done */
-    gr_auth_stream peer_stream;   /* likewise */
+    gr_auth_rail peer_rail;       /* likewise */
     bool encrypts, peer_encrypts; /* TLS is to follow: we say so; they do, likewise */
     uint8_t secret[GR_SECRET_BYTES];
     uint8_t out[GR_AUTH_BYTES]; /* ours: challenge, then answer */
@@ -50,8 +50,8 @@ typedef struct gr_auth {
 
 gr_status gr_auth_init(gr_auth *auth, gr_auth_role role, int32_t rank,
                        const uint8_t secret[GR_SECRET_BYTES], gr_diag *diag) GR_MUST_CHECK;
-/* Before anything is sent: another stream than the only one. */
-void gr_auth_name_stream(gr_auth *auth, gr_auth_stream stream);
+/* Before anything is sent: another rail than the only one. */
+void gr_auth_name_rail(gr_auth *auth, gr_auth_rail rail);
 /* Before anything is sent: that TLS follows on this connection. Who agrees is for the caller to
  * compare when both have proved themselves; nobody in between can change what either said. */
 void gr_auth_announce_encryption(gr_auth *auth);

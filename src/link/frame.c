@@ -28,11 +28,9 @@ gr_status gr_frame_check(const gr_frame *frame, gr_diag *diag)
     case GR_FRAME_DATA:
         break;
     case GR_FRAME_BYE:
-    case GR_FRAME_WORD:
         size_max = 0;
         break;
     case GR_FRAME_ABORT:
-    case GR_FRAME_CLAIM:
         size_max = GR_FRAME_ABORT_MAX;
         break;
     default:

@@ -2,7 +2,7 @@
 #ifndef GR_LINK_FRAME_H
 #define GR_LINK_FRAME_H
 
-/* The header that precedes each payload on a byte stream. Pure functions, for the fuzzer as well.
+/* The header that precedes each payload on a byte rail. Pure functions, for the fuzzer as well.
  *
  *  0  u32  magic "GRF1"        16  u32  segment
  *  4  u8   version             20  u32  size_bytes
@@ -13,10 +13,10 @@
 
 #include "link/link.h"
 
-/* On a link of several streams a payload beyond GR_PART_BYTES continues in parts of that size, each
- * on any of the streams, with this before it (also little-endian):
+/* On a link of several rails a payload beyond GR_PART_BYTES continues in parts of that size, each
+ * on any of the rails, with this before it (also little-endian):
  *
- *  0  u32  magic "GRP1"        12  u32  size_bytes; 0: the sender leaves this stream in order
+ *  0  u32  magic "GRP1"        12  u32  size_bytes; 0: the sender leaves this rail in order
  *  4  u32  message             16  u64  XXH3-64 of bytes 0..15
  *  8  u32  offset              24  the part */
 typedef struct gr_part {
@@ -36,15 +36,10 @@ enum {
     GR_FRAME_BYTES = 40,
     GR_FRAME_MAGIC = 0x31465247,
     GR_FRAME_VERSION = 2,
-    GR_FRAME_ABORT_MAX = GR_DIAG_TEXT_BYTES /* longest sentence that an ABORT or a CLAIM carries */
+    GR_FRAME_ABORT_MAX = GR_DIAG_TEXT_BYTES /* longest sentence that an ABORT carries */
 };
 
 void gr_frame_encode(const gr_frame *frame, uint8_t out[GR_FRAME_BYTES]);
-
-static inline uint8_t gr_frame_kind_of(const uint8_t encoded[GR_FRAME_BYTES])
-{
-    return encoded[5];
-}
 
 /* GR_OK; GR_E_PROTOCOL with what is wrong in diag: then frame_out is untouched. */
 gr_status gr_frame_decode(const uint8_t in[GR_FRAME_BYTES], gr_frame *frame_out,

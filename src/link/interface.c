@@ -55,15 +55,15 @@ static bool take_interface(const struct ifaddrs *from, gr_interface *out)
         return false;
     }
     memset(out, 0, sizeof *out);
-    int family = from->ifa_addr->sa_family;
+    int context = from->ifa_addr->sa_family;
     const void *address, *mask = NULL;
-    if (family == AF_INET) {
+    if (context == AF_INET) {
         address = &((const struct sockaddr_in *)(const void *)from->ifa_addr)->sin_addr;
         if (from->ifa_netmask != NULL) {
             mask = &((const struct sockaddr_in *)(const void *)from->ifa_netmask)->sin_addr;
         }
         out->size = 4;
-    } else if (family == AF_INET6) {
+    } else if (context == AF_INET6) {
         const struct in6_addr *six =
             &((const struct sockaddr_in6 *)(const void *)from->ifa_addr)->sin6_addr;
         if (IN6_IS_ADDR_LINKLOCAL(six)) {
@@ -81,7 +81,7 @@ static bool take_interface(const struct ifaddrs *from, gr_interface *out)
     out->prefix = mask != NULL ? count_bits(mask, out->size) : out->size * 8;
     out->loopback = (from->ifa_flags & IFF_LOOPBACK) != 0;
     snprintf(out->name, sizeof out->name, "%.15s", from->ifa_name);
-    return inet_ntop(family, out->bytes, out->host, sizeof out->host) != NULL;
+    return inet_ntop(context, out->bytes, out->host, sizeof out->host) != NULL;
 }
 
 /* ---- Which are wanted ------------------------------------------------------------------------ */
@@ -247,9 +247,10 @@ const char *gr_interfaces_listen_host(const gr_interfaces *of)
 static void append(char *text, size_t size_bytes, const char *address)
 {
     size_t used = strlen(text);
-    size_t wanted = strlen(address) + (used > 0 ? 1 : 0);
-    if (used + wanted < size_bytes) {
-        snprintf(text + used, size_bytes - used, "%s%s", used > 0 ? " " : "", address);
+    size_t space = used > 0 ? 1 : 0, length = strlen(address);
+    if (used + space + length < size_bytes) {
+        memset(text + used, ' ', space);
+        memcpy(text + used + space, address, length + 1);
     }
 }
 
@@ -269,11 +270,11 @@ void gr_interfaces_announce(const gr_interfaces *of, const char *listener,
 
 /* ---- From here to there ---------------------------------------------------------------------- */
 
-typedef struct candidate {
+typedef struct address_candidate {
     char address[GR_ADDRESS_BYTES];
     int worth; /* less is better */
     const gr_interface *by;
-} candidate;
+} address_candidate;
 
 /* The bytes of "tcp:10.0.0.1:4000"; their number, 0: it is a name. */
 static int host_bytes(const char *address, uint8_t bytes_out[16])
@@ -298,7 +299,7 @@ static bool is_loopback(const uint8_t *bytes, int size)
     return (size == 4 && bytes[0] == 127) || (size == 16 && memcmp(bytes, six, sizeof six) == 0);
 }
 
-static void judge(const gr_interfaces *own, bool same_host, candidate *at)
+static void judge(const gr_interfaces *own, bool same_host, address_candidate *at)
 {
     uint8_t bytes[16];
     int size = host_bytes(at->address, bytes);
@@ -326,11 +327,11 @@ static void judge(const gr_interfaces *own, bool same_host, candidate *at)
 
 /* Sorted by worth; stable: of equal worth, the peer's own order. How many there are. */
 static int find_candidates(const gr_interfaces *own, const char *remote, bool same_host,
-                           candidate sorted_out[ADDRESSES_MAX])
+                           address_candidate sorted_out[ADDRESSES_MAX])
 {
     int count = 0;
     size_t position = 0;
-    candidate at;
+    address_candidate at;
     while (count < ADDRESSES_MAX && gr_address_next(remote, &position, at.address)) {
         judge(own, same_host, &at);
         int place = count++;
@@ -349,14 +350,14 @@ static int find_candidates(const gr_interfaces *own, const char *remote, bool sa
 typedef struct path {
     int candidate; /* its first address */
     int64_t speed_mbps;
-    int streams;
+    int rails;
 } path;
 
 /* The first is that of the best address, whatever it is; the others are further interfaces. */
-static int find_paths(const candidate *list, int count, path paths_out[GR_LINK_STREAMS_MAX])
+static int find_paths(const address_candidate *list, int count, path paths_out[GR_LINK_RAILS_MAX])
 {
     int paths = 0;
-    for (int i = 0; i < count && paths < GR_LINK_STREAMS_MAX; i++) {
+    for (int i = 0; i < count && paths < GR_LINK_RAILS_MAX; i++) {
         const gr_interface *by = list[i].by;
         bool further = by != NULL;
         for (int p = 0; p < paths; p++) {
@@ -373,10 +374,10 @@ static int find_paths(const candidate *list, int count, path paths_out[GR_LINK_S
 }
 
 /* So many connections fill a path. */
-static int streams_to_fill(int64_t speed_mbps)
+static int rails_to_fill(int64_t speed_mbps)
 {
-    int64_t streams = (speed_mbps + GR_STREAM_MBPS - 1) / GR_STREAM_MBPS;
-    return streams < 1 ? 1 : streams > GR_LINK_STREAMS_MAX ? GR_LINK_STREAMS_MAX : (int)streams;
+    int64_t rails = (speed_mbps + GR_STREAM_MBPS - 1) / GR_STREAM_MBPS;
+    return rails < 1 ? 1 : rails > GR_LINK_RAILS_MAX ? GR_LINK_RAILS_MAX : (int)rails;
 }
 
 /* The path where one more connection has most for itself. */
@@ -390,16 +391,16 @@ static int next_path(const path *paths, int count)
     for (int i = 1; i < count; i++) {
         int64_t of_best = known ? paths[best].speed_mbps : 1,
                 of_this = known ? paths[i].speed_mbps : 1;
-        bool unused = paths[i].streams == 0 && paths[best].streams > 0;
-        bool more = of_this * (paths[best].streams + 1) > of_best * (paths[i].streams + 1);
-        if (paths[best].streams > 0 && (unused || more)) {
+        bool unused = paths[i].rails == 0 && paths[best].rails > 0;
+        bool more = of_this * (paths[best].rails + 1) > of_best * (paths[i].rails + 1);
+        if (paths[best].rails > 0 && (unused || more)) {
             best = i;
         }
     }
     return best;
 }
 
-static void write_route(const candidate *list, int count, int first, gr_route *out)
+static void write_route(const address_candidate *list, int count, int first, gr_route *out)
 {
     out->by = list[first].by;
     out->addresses[0] = '\0';
@@ -411,24 +412,24 @@ static void write_route(const candidate *list, int count, int first, gr_route *o
     }
 }
 
-int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_host, int streams,
-                        gr_route routes_out[GR_LINK_STREAMS_MAX])
+int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_host, int rails,
+                        gr_route routes_out[GR_LINK_RAILS_MAX])
 {
-    candidate list[ADDRESSES_MAX];
-    path paths[GR_LINK_STREAMS_MAX];
+    address_candidate list[ADDRESSES_MAX];
+    path paths[GR_LINK_RAILS_MAX];
     int count = find_candidates(own, remote, same_host, list);
     int path_count = find_paths(list, count, paths);
     if (path_count == 0) {
         return 0;
     }
-    int wanted = streams;
-    for (int i = 0; i < path_count && streams == 0; i++) {
-        wanted += streams_to_fill(paths[i].speed_mbps);
+    int wanted = rails;
+    for (int i = 0; i < path_count && rails == 0; i++) {
+        wanted += rails_to_fill(paths[i].speed_mbps);
     }
-    wanted = wanted < GR_LINK_STREAMS_MAX ? wanted : GR_LINK_STREAMS_MAX;
+    wanted = wanted < GR_LINK_RAILS_MAX ? wanted : GR_LINK_RAILS_MAX;
     for (int i = 0; i < wanted; i++) {
         path *to = &paths[next_path(paths, path_count)];
-        to->streams++;
+        to->rails++;
         write_route(list, count, to->candidate, &routes_out[i]);
     }
     return wanted;
@@ -436,25 +437,25 @@ int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_
 
 int gr_interfaces_share(const gr_interfaces *of, int index)
 {
-    candidate list[GR_INTERFACES_MAX];
-    path paths[GR_LINK_STREAMS_MAX];
+    address_candidate list[GR_INTERFACES_MAX];
+    path paths[GR_LINK_RAILS_MAX];
     int count = 0;
     for (int i = 0; i < of->count; i++) {
         if (!of->at[i].loopback) {
-            list[count++] = (candidate){.worth = i, .by = &of->at[i]};
+            list[count++] = (address_candidate){.worth = i, .by = &of->at[i]};
         }
     }
     int path_count = find_paths(list, count, paths);
     for (int i = 0; i < path_count; i++) {
         if (list[paths[i].candidate].worth == index) {
-            return streams_to_fill(paths[i].speed_mbps);
+            return rails_to_fill(paths[i].speed_mbps);
         }
     }
     return 0;
 }
 
-int gr_interfaces_streams_max(const gr_interfaces *own, int streams)
+int gr_interfaces_rails_max(const gr_interfaces *own, int rails)
 {
     bool one = own->count <= 1 && (own->count == 0 || own->at[0].speed_mbps <= GR_STREAM_MBPS);
-    return streams > 0 ? streams : one ? 1 : GR_LINK_STREAMS_MAX;
+    return rails > 0 ? rails : one ? 1 : GR_LINK_RAILS_MAX;
 }

@@ -5,7 +5,7 @@
 /* The network interfaces of this host: which of them a job uses, under which addresses a rank
  * announces itself, and over which of them, and how often, it connects to a peer. */
 
-#include "link/door.h"
+#include "link/acceptor.h"
 
 enum {
     GR_PATH_SLOWER = 8,     /* a path so much slower than another is left alone */
@@ -56,18 +56,18 @@ typedef struct gr_route {
  * An address is the better the faster our interface in its network is; then come those that only a
  * router reaches, and loopback only if there is nothing else; of a peer on this host loopback is
  * the first. Each interface of ours that has a network in common with the peer is a path, except
- * those with less than 1/GR_PATH_SLOWER of the fastest one's speed. `streams` connections are dealt
+ * those with less than 1/GR_PATH_SLOWER of the fastest one's speed. `rails` connections are striped
  * over the paths by their speeds (as many to each if some are unknown), at least one to each while
  * there are enough; 0: as many as there are paths, and more on a path that one does not fill. Each
  * tries its own path first, the others behind it. */
-int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_host, int streams,
-                        gr_route routes_out[GR_LINK_STREAMS_MAX]);
+int gr_interfaces_route(const gr_interfaces *own, const char *remote, bool same_host, int rails,
+                        gr_route routes_out[GR_LINK_RAILS_MAX]);
 
 /* How many of these go over `of->at[index]` if the peer is in all of our networks and nothing else
  * is wished for; 0: it is left alone, or another address of its interface stands for it. */
 int gr_interfaces_share(const gr_interfaces *of, int index);
 
 /* The most that gr_interfaces_route answers, whoever the peer is. */
-int gr_interfaces_streams_max(const gr_interfaces *own, int streams);
+int gr_interfaces_rails_max(const gr_interfaces *own, int rails);
 
 #endif

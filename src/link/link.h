@@ -6,6 +6,10 @@
  * mesh holds all links of a process, and what they share: the listener, the memory file, the
  * waiting.
  *
+ * Processes: a mesh belongs to the process that made it. A forked child has none of its sockets.
+ * There gr_mesh_destroy says no BYE, gr_mesh_free leaves the memory as it is, gr_mesh_progress and
+ * gr_mesh_alloc return GR_E_INVALID, and gr_link_send returns GR_E_PEER_LOST.
+ *
  * Threads: a mesh and its links belong to one thread at a time (the caller serialises); only
  * gr_mesh_wake may be called from any thread.
  *
@@ -23,17 +27,25 @@ typedef enum gr_link_kind {
     GR_LINK_SHM = 0,
     GR_LINK_TCP = 1,
     GR_LINK_KIND_COUNT = 2, /* those that join processes */
-    GR_LINK_SIM = 2,        /* a network inside one process: sim/sim.h */
+    GR_LINK_SIM = 2, /* a network inside one process, whose functions the configuration has */
     GR_LINK_KIND_ALL = 3
 } gr_link_kind;
 const char *gr_link_kind_name(gr_link_kind kind); /* "shm", "tcp", "sim" */
 
-typedef struct gr_sim_net gr_sim_net;
+typedef struct gr_link_ops gr_link_ops; /* mesh.h */
+
+/* What a kind of link can do. */
+typedef struct gr_link_caps {
+    bool one_sided;         /* memory of the peer is mapped here: link/shared.h */
+    bool registered_memory; /* the peer reads memory of gr_mesh_alloc where it lies: no copy */
+    bool pollable; /* data come on descriptors; what was sent last may be lost at a close */
+    uint32_t payload_max_bytes;
+} gr_link_caps;
 
 enum {
     GR_SECRET_BYTES = 32,
     GR_ADDRESS_BYTES = 128,
-    GR_LINK_STREAMS_MAX = 8 /* connections that make up one link */
+    GR_LINK_RAILS_MAX = 8 /* connections that make up one link */
 };
 
 /* What precedes each payload. On the wire it is encoded little-endian with magic, version and a
@@ -44,11 +56,6 @@ typedef enum gr_frame_kind {
     GR_FRAME_ABORT =
         3, /* the sender's communicator failed; the payload is its sentence, message the
                          * failure's status negated, segment the rank that it is about */
-    GR_FRAME_CLAIM =
-        4, /* the sender met a foreign operation: the payload says what it called itself;
-                         * comm and op_seq say which one of ours it means, or op_seq what we sent
-                         * and segment the one that it needs to hear of */
-    GR_FRAME_WORD = 5, /* what the sender waits for; only the newest counts; no payload */
     GR_FRAME_KIND_END
 } gr_frame_kind;
 
@@ -74,8 +81,10 @@ typedef struct gr_ports {
 
 typedef struct gr_mesh_config {
     gr_link_kind kind;
-    bool mixed;  /* kind shm: peers that connect by tcp, or are dialled by it, get tcp links */
-    bool guests; /* peers come, end and come again as long as the mesh lives: see Guests below */
+    bool mixed; /* kind shm: peers that connect by tcp, or are connected to by it, get tcp links */
+    bool on_demand; /* a link is made when it is first needed: see gr_mesh_open_link */
+    /* Peers come, end and come again as long as the mesh lives: see Dynamic peers below. */
+    bool dynamic_peers;
     int rank;
     int world_size;
     const uint8_t *secret;        /* GR_SECRET_BYTES, copied */
@@ -84,15 +93,16 @@ typedef struct gr_mesh_config {
     gr_ports ports;               /* tcp, mixed: where to listen */
     int64_t handshake_timeout_us; /* a connection that is not authenticated by then is closed */
     int half_open_max;            /* connections in handshake at a time; more are refused */
-    int streams_max;              /* that gr_mesh_connect_streams is asked for, at most */
+    int rails_max;                /* that gr_mesh_connect_rails is asked for, at most */
     int64_t peer_timeout_us;      /* tcp: a peer that acknowledges nothing for so long is lost */
     int64_t spin_us;              /* longest busy wait before sleeping; 0: never spin */
     size_t heap_bytes_max;        /* shm: address space for gr_mesh_alloc (sparse) */
     bool cma;                     /* shm: peers may read and write memory of this process, where the
                                      kernel permits it, and this one theirs (link/shared.h) */
     gr_clock clock;
-    const gr_log *log; /* may be NULL */
-    gr_sim_net *sim;   /* sim: borrowed, the network that this mesh is part of */
+    const gr_log *log;      /* may be NULL */
+    const gr_link_ops *ops; /* of GR_LINK_SIM; NULL: those of `kind` */
+    void *net;              /* for `ops`: the network that this mesh is part of; borrowed */
 } gr_mesh_config;
 
 void gr_mesh_config_init(
@@ -117,11 +127,43 @@ gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *addresses,
                           gr_diag *diag) GR_MUST_CHECK;
 
 /* One tcp link over several connections, of which number i goes to addresses[i] (a text as above):
- * 1 to GR_LINK_STREAMS_MAX. Large payloads are spread over them by what each of them takes, so that
+ * 1 to GR_LINK_RAILS_MAX. Large payloads are spread over them by what each of them takes, so that
  * several network interfaces, or paths of one, are used together. The other side needs to know
  * nothing of it. */
-gr_status gr_mesh_connect_streams(gr_mesh *mesh, int peer, const char *const *addresses,
-                                  int streams, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_mesh_connect_rails(gr_mesh *mesh, int peer, const char *const *addresses, int rails,
+                                gr_diag *diag) GR_MUST_CHECK;
+
+/* ---- Links on first use -----------------------------------------------------------------------
+ *
+ * In a mesh that is `on_demand` a link is made when an operation first needs it. The listener stays
+ * open until all links are up. A peer that has no link takes no descriptor, no time and little
+ * memory. */
+
+/* How a peer is reached: the best kind of link that both sides can use, and for each of its
+ * connections the addresses, as for gr_mesh_connect_rails. */
+enum { GR_ROUTE_BYTES = 512 };
+typedef struct gr_peer_route {
+    gr_link_kind kind;
+    int rails;
+    char addresses[GR_LINK_RAILS_MAX][GR_ROUTE_BYTES];
+} gr_peer_route;
+typedef gr_status gr_mesh_router(void *arg, int peer, gr_peer_route *route_out, gr_diag *diag);
+/* Before the first gr_mesh_open_link; `arg` outlives the mesh, or is replaced. local_ranks: how
+ * many ranks share this host's cores. */
+void gr_mesh_set_router(gr_mesh *mesh, gr_mesh_router *router, void *arg, int local_ranks);
+
+/* The link to `peer`; it is made if there is none. Before it is up gr_link_send returns GR_E_AGAIN
+ * and gr_link_peek GR_PENDING; gr_mesh_progress moves the connection on. If it cannot be made, the
+ * link has ended, and gr_link_diag says why. `connect`: this side connects, else it waits for the
+ * peer to do so, and connects after 10 s. Both sides may connect at once. NULL: no memory, or no
+ * peer of this mesh. In a mesh that is not on_demand: the link that there is, or NULL. */
+gr_link *gr_mesh_open_link(gr_mesh *mesh, int peer, bool connect);
+bool gr_link_is_up(const gr_link *link);
+bool gr_mesh_on_demand(const gr_mesh *mesh);
+
+/* A peer on whose link a message has arrived, or whose link has ended, since this was last asked,
+ * once for each; false: none (more). So a caller looks at busy links alone. */
+bool gr_mesh_next_ready(gr_mesh *mesh, int *peer_out);
 
 /* What a peer's host is called, for error sentences; NULL: do not name it. The argument outlives
  * the mesh. */
@@ -129,8 +171,9 @@ typedef const char *gr_mesh_host_name(const void *host_name_arg, int peer);
 void gr_mesh_name_hosts(gr_mesh *mesh, gr_mesh_host_name *host_name, const void *host_name_arg);
 
 /* Move accepts, handshakes and transfers on, without blocking. GR_OK: fine (see gr_mesh_link);
- * GR_E_AUTH, GR_E_PEER_LOST...: a peer that was connected *to* cannot be reached, or a link broke:
- * diag names it. A stranger on the listener is never an error: closed, counted, logged at debug. */
+ * GR_E_AUTH, GR_E_PEER_LOST...: a peer that was connected *to* cannot be reached, or a link
+ * broke: diag names it. A unauthenticated peer on the listener is never an error: closed,
+ * counted, logged at debug. */
 gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag) GR_MUST_CHECK;
 
 /* The link to `peer` once it is authenticated; NULL before. */
@@ -141,35 +184,49 @@ gr_link *gr_mesh_link(gr_mesh *mesh, int peer);
  * wake, or spuriously. Notices a peer's death within 20 ms. */
 void gr_mesh_wait(gr_mesh *mesh, int64_t deadline_us);
 void gr_mesh_wake(gr_mesh *mesh);
+/* A descriptor of the caller's: gr_mesh_wait ends when it gets readable, at the latest 20 ms later,
+ * and gr_mesh_control_ready says so once. Borrowed until the mesh is destroyed. */
+void gr_mesh_watch_control(gr_mesh *mesh, int fd);
+bool gr_mesh_control_ready(gr_mesh *mesh);
 
 /* Memory that peers can read without a copy (shm), or plain memory (tcp). 64-byte aligned,
  * zeroed. */
 gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 void gr_mesh_free(gr_mesh *mesh, void *mem);
+/* Memory of the program that peers on this host reach from now on as they do that of gr_mesh_alloc:
+ * whole pages, private to this process, which no other thread uses during the call. Address and
+ * contents stay. GR_OK (also if no peer shares memory); GR_E_INVALID: some of it is registered
+ * already, or is no memory; GR_E_UNSUPPORTED: another kind of memory; GR_E_NO_MEMORY. */
+gr_status gr_mesh_register(gr_mesh *mesh, void *mem, size_t size_bytes,
+                           gr_diag *diag) GR_MUST_CHECK;
+/* It is private again, as it is by the end of the mesh. GR_E_NO_MEMORY: nothing has changed. */
+gr_status gr_mesh_unregister(gr_mesh *mesh, void *mem, gr_diag *diag) GR_MUST_CHECK;
+/* The address of the same bytes in the heap (gr_mesh_shared); NULL: not all of it is registered. */
+const void *gr_mesh_find_registered(gr_mesh *mesh, const void *at, size_t size_bytes);
 /* From now on gr_mesh_free leaves the memory as it is until the mesh goes: operations have failed
  * here that a peer may still finish from what it can read of us. */
 void gr_mesh_keep(gr_mesh *mesh);
 
-/* ---- Guests ---------------------------------------------------------------------------------- */
+/* ---- Dynamic peers --------------------------------------------------------------------------- */
 
-/* In a mesh with `guests` no peer is waited for, and none is missed: the door stays open, and a
- * link that ends is no failure of the mesh. gr_mesh_progress fails only when one that was connected
- * *to* cannot be reached. Peers that are not there cost no time and no memory. A newcomer is
- * noticed at once by an idle gr_mesh_wait, else within 20 ms. All meshes that have links with each
- * other have the same world_size. */
+/* In a mesh with `dynamic peers` no peer is waited for, and none is missed: the acceptor stays
+ * open, and a link that ends is no failure of the mesh. gr_mesh_progress fails only when one
+ * that was connected *to* cannot be reached. Peers that are not there cost no time and no
+ * memory. A joining peer is noticed at once by an idle gr_mesh_wait, else within 20 ms. All
+ * meshes that have links with each other have the same world_size. */
 
 /* What has changed since it was last asked, in order: the link to *peer_out is up, or (*ended_out)
  * has ended: gr_link_diag says why. One that ends before it was up is told of as well. False:
  * nothing (more). Ask until then after gr_mesh_progress: gr_mesh_wait does not sleep before. */
 bool gr_mesh_next_change(gr_mesh *mesh, int *peer_out, bool *ended_out);
 
-/* The link to `peer` has ended and what it had for us was taken: all that it holds goes, its number
- * may come again, and a newcomer that proved itself and waits for that number comes in. Payloads
- * that are held (gr_link_next) stay readable until the last of them is released, and then their
- * memory goes; until then gr_link_release is the only call on the link, afterwards there is none.
- * They stay as they were if the peer has died; one that lives on may change them. A link that has
- * not ended is left alone. */
-void gr_mesh_forget(gr_mesh *mesh, int peer);
+/* The link to `peer` has ended and what it had for us was taken: all that it holds goes, its
+ * number may come again, and a joining peer that proved itself and waits for that number comes
+ * in. Payloads that are held (gr_link_next) stay readable until the last of them is released,
+ * and then their memory goes; until then gr_link_release is the only call on the link,
+ * afterwards there is none. They stay as they were if the peer has died; one that lives on may
+ * change them. A link that has not ended is left alone. */
+void gr_mesh_remove(gr_mesh *mesh, int peer);
 
 /* Send one peer away: it gets an ABORT with this sentence (up to GR_DIAG_TEXT_BYTES, copied), of
  * which gr_link_diag on both sides tells, here with `status`, there with GR_E_PEER_LOST (or
@@ -222,31 +279,26 @@ void gr_link_release(gr_link *link, uint64_t hold);
  * read once more. */
 void gr_link_discard(gr_link *link);
 
-/* The CLAIM that came over this link, once: GR_OK, the frame and its text with a zero behind;
- * GR_PENDING: none. A link carries one CLAIM each way; the claimer's communicator ends with it. On
- * shm it is seen before the data that it stands behind; on tcp those must be read or discarded. */
-enum { GR_CLAIM_TEXT_BYTES = GR_DIAG_TEXT_BYTES + 1 };
-gr_status gr_link_claim(gr_link *link, gr_frame *frame_out,
-                        char text_out[GR_CLAIM_TEXT_BYTES]) GR_MUST_CHECK;
-
-/* The newest WORD that came over this link, once: GR_OK; GR_PENDING: none. A WORD overtakes data on
- * shm, and needs no room there; on tcp it waits behind them. */
-gr_status gr_link_word(gr_link *link, gr_frame *frame_out) GR_MUST_CHECK;
-
 /* Why the link is broken; status GR_OK while it is not. */
 const gr_diag *gr_link_diag(const gr_link *link);
-int gr_link_peer(const gr_link *link);
-int gr_link_streams(const gr_link *link); /* connections that it is made of */
-gr_link_kind gr_link_kind_of(const gr_link *link);
+/* The peer has said that it leaves: the link has ended in order. */
+bool gr_link_has_left(const gr_link *link);
+int gr_link_rails(const gr_link *link);            /* connections that it is made of */
+gr_link_kind gr_link_kind_of(const gr_link *link); /* for tests */
+const gr_link_caps *gr_link_capabilities(const gr_link *link);
+/* Of the links to peers that share this host's memory, or of all links where none do. */
+const gr_link_caps *gr_mesh_capabilities(const gr_mesh *mesh);
+int gr_link_peer(const gr_link *link); /* for tests */
 
 /* Counters for tests and benchmarks. */
 typedef struct gr_mesh_stats {
     uint64_t messages_sent, bytes_sent; /* payload */
     uint64_t bytes_copied;              /* staged because the memory was not readable by the peer */
     uint64_t system_calls;
+    uint64_t peeks;   /* calls of gr_link_peek */
     uint64_t unwoken; /* sleeps on shared memory that no peer ended */
-    uint64_t strangers_refused;
-    uint64_t stream_bytes[GR_LINK_STREAMS_MAX]; /* sent, of links with several streams */
+    uint64_t unauthenticated_refused;
+    uint64_t rail_bytes[GR_LINK_RAILS_MAX]; /* sent, of links with several rails */
 } gr_mesh_stats;
 void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out);
 

@@ -2,6 +2,7 @@
 #include "link/mesh.h"
 
 #include "base/fail.h"
+#include "base/fork.h"
 #include "link/frame.h"
 
 #include <ctype.h>
@@ -16,21 +17,27 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TAG_DOOR UINT64_MAX
+#define TAG_ACCEPTOR UINT64_MAX
 #define TAG_WAKE (UINT64_MAX - 1)
+#define TAG_CONTROL (UINT64_MAX - 2)
 
-/* The tag of a link's socket: the peer's rank, above it the number of the stream. */
-enum { TAG_STREAM_SHIFT = 32, EVENTS_A_TURN = 128 };
+/* The tag of a link's socket: the peer's rank, above it the number of the rail. */
+enum {
+    TAG_RAIL_SHIFT = 32,
+    EVENTS_A_TURN = 128,
+    CONNECTING_MAX = 64 /* links on demand: peers that are connected to at a time */
+};
 
-static const gr_link_ops *const ops_of_kind[GR_LINK_KIND_ALL] = {
+static const gr_link_ops *const ops_of_kind[GR_LINK_KIND_COUNT] = {
     [GR_LINK_SHM] = &gr_shm_ops,
     [GR_LINK_TCP] = &gr_tcp_ops,
-    [GR_LINK_SIM] = &gr_sim_ops,
 };
 
 const char *gr_link_kind_name(gr_link_kind kind)
 {
-    return (unsigned)kind < GR_LINK_KIND_ALL ? ops_of_kind[kind]->name : "?";
+    return (unsigned)kind < GR_LINK_KIND_COUNT ? ops_of_kind[kind]->name
+           : kind == GR_LINK_SIM               ? "sim"
+                                               : "?";
 }
 
 void gr_mesh_config_init(gr_mesh_config *config)
@@ -44,7 +51,7 @@ void gr_mesh_config_init(gr_mesh_config *config)
         .listen_host = "127.0.0.1",
         .handshake_timeout_us = 5000000,
         .half_open_max = 256,
-        .streams_max = 1,
+        .rails_max = 1,
         .peer_timeout_us = GR_PEER_TIMEOUT_US,
         .spin_us = 50,
         .cma = true,
@@ -53,6 +60,13 @@ void gr_mesh_config_init(gr_mesh_config *config)
                                                        : memory),
         .clock = gr_clock_real(),
     };
+}
+
+/* This process is a forked child of the mesh's. It shares memory with the peers that is its
+ * parent's, and has none of its sockets (gr_fork_guard). */
+static bool is_of_parent(const gr_mesh *mesh)
+{
+    return mesh->forks != gr_fork_count();
 }
 
 void gr_spin_learn(gr_spin *spin, int64_t waited_us)
@@ -77,23 +91,24 @@ void gr_link_host_text(const gr_link *link, char text_out[GR_HOST_TEXT_BYTES])
     }
 }
 
-int *gr_link_fd(gr_link *link, int stream)
+int *gr_link_fd(gr_link *link, int rail)
 {
-    return stream == 0 ? &link->fd : &link->more_fds[stream - 1];
+    return rail == 0 ? &link->fd : &link->more_fds[rail - 1];
 }
 
-static void close_streams(gr_link *link)
+static void close_rails(gr_link *link)
 {
-    for (int i = 0; i < link->streams; i++) {
+    for (int i = 0; i < link->rails; i++) {
         int *fd = gr_link_fd(link, i);
         gr_tls_destroy(link->tls[i]);
         link->tls[i] = NULL;
         if (*fd >= 0) {
-            if (link->mesh->guests) { /* a forked child may keep it open: no events of it */
+            /* A child between fork and exec may keep the descriptor: no events of it. */
+            if (link->mesh->dynamic_peers) {
                 (void)epoll_ctl(link->mesh->epoll_fd, EPOLL_CTL_DEL, *fd, NULL);
                 link->mesh->stats.system_calls++;
             }
-            close(*fd);
+            gr_fork_close(*fd);
             link->mesh->stats.system_calls++;
             *fd = -1;
         }
@@ -102,7 +117,7 @@ static void close_streams(gr_link *link)
 
 void gr_link_free(gr_link *link)
 {
-    close_streams(link);
+    close_rails(link);
     link->ops->detach(link);
     free(link);
 }
@@ -114,8 +129,11 @@ static void end_link(gr_link *link, bool drain)
     }
     link->drain = drain && !link->discard && link->state == GR_LINK_UP;
     link->state = GR_LINK_ENDED;
-    close_streams(link);
+    link->connecting = false;
+    link->mesh->acceptor_ready = link->mesh->acceptor_ready || link->mesh->on_demand;
+    close_rails(link);
     gr_link_changed(link);
+    gr_link_set_ready(link);
 }
 
 /* The first reason stays: what ends a link that we closed is how the peer takes that. */
@@ -137,7 +155,7 @@ void gr_link_break(gr_link *link, bool drain, gr_status status, const char *form
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     say_why(link, status, text);
-    if (!link->mesh->guests) {
+    if (!link->mesh->dynamic_peers) {
         link->report = true;
         link->mesh->reports++;
     }
@@ -153,7 +171,13 @@ void gr_link_left(gr_link *link)
     char text[48];
     snprintf(text, sizeof text, "rank %d has left in order", link->peer);
     say_why(link, GR_E_PEER_LOST, text);
+    link->left = true;
     end_link(link, true);
+}
+
+bool gr_link_has_left(const gr_link *link)
+{
+    return link->left;
 }
 
 /* A sentence from outside goes to a terminal or a log: no control characters. Its length. */
@@ -169,31 +193,13 @@ static size_t clean_text(const gr_frame *frame, const char *text, char out[GR_FR
     return size;
 }
 
-_Static_assert((int)GR_CLAIM_TEXT_BYTES == GR_FRAME_ABORT_MAX + 1, "any CLAIM fits");
-
-void gr_link_claimed(gr_link *link, const gr_frame *frame, const char *text)
-{
-    if (link->claimed) {
-        return;
-    }
-    link->claimed = link->claim_waits = true;
-    link->claim = *frame;
-    link->claim.size_bytes = (uint32_t)clean_text(frame, text, link->claim_text);
-}
-
-void gr_link_told(gr_link *link, const gr_frame *frame)
-{
-    link->word_waits = true;
-    link->word = *frame;
-}
-
 void gr_link_aborted(gr_link *link, const gr_frame *frame, const char *text)
 {
     char clean[GR_FRAME_ABORT_MAX + 1];
     size_t size = clean_text(frame, text, clean);
     gr_status status = (gr_status)(-(int32_t)frame->message);
     if (gr_status_scope(status) < GR_SCOPE_COMM) {
-        status = link->mesh->guests ? GR_E_PEER_LOST : GR_E_COMM_BROKEN;
+        status = link->mesh->dynamic_peers ? GR_E_PEER_LOST : GR_E_COMM_BROKEN;
     }
     gr_link_break(link, false, status, "%s",
                   size > 0 ? clean : "a rank ended the communicator without saying why");
@@ -214,61 +220,77 @@ void gr_link_closed(gr_link *link, int error)
         gr_link_break(link, false, GR_E_PROTOCOL,
                       "what came from rank %d%s was changed on its way to rank %d, or is no TLS",
                       link->peer, host, link->mesh->rank);
+    } else if (error == ETIMEDOUT && link->mesh->peer_timeout_us > 0) {
+        gr_link_break(link, true, GR_E_PEER_LOST,
+                      "rank %d%s has acknowledged nothing for %g s (GRADUS_PEER_TIMEOUT): its host "
+                      "or the network is down",
+                      link->peer, host, (double)link->mesh->peer_timeout_us * 1e-6);
     } else {
         gr_link_break(link, true, GR_E_PEER_LOST, "the connection to rank %d%s broke: %s",
                       link->peer, host, strerror(error));
     }
 }
 
-/* ---- Newcomers ------------------------------------------------------------------------------- */
+/* ---- Joining peers --------------------------------------------------------------------------- */
 
 /* Nobody has this place in a link yet. */
-static bool admit(void *mesh_arg, int32_t peer, gr_auth_stream stream)
+static bool accepts(void *mesh_arg, int32_t peer, gr_auth_rail rail)
 {
     const gr_mesh *mesh = mesh_arg;
     if (peer < 0 || peer >= mesh->world_size || peer == mesh->rank) {
         return false;
     }
     gr_link *link = mesh->links[peer];
-    return link == NULL || (link->state == GR_LINK_ATTACHING && link->streams == stream.count &&
-                            *gr_link_fd(link, stream.index) < 0);
+    if (mesh->on_demand && link != NULL && link->state == GR_LINK_ATTACHING) {
+        return gr_mesh_accepts(mesh, link, rail) && *gr_link_fd(link, rail.index) < 0;
+    }
+    return link == NULL || (link->state == GR_LINK_ATTACHING && link->rails == rail.count &&
+                            *gr_link_fd(link, rail.index) < 0);
 }
 
-/* One that has ended was not forgotten yet: who takes its number may wait for that. */
-static bool admit_soon(void *mesh_arg, int32_t peer)
+/* One that has ended was not removed yet, or our own connection to that peer comes first: the peer
+ * may wait. */
+static bool accepts_soon(void *mesh_arg, int32_t peer)
 {
     const gr_mesh *mesh = mesh_arg;
-    return mesh->guests && peer >= 0 && peer < mesh->world_size && mesh->links[peer] != NULL &&
-           mesh->links[peer]->state == GR_LINK_ENDED;
+    if (mesh->on_demand && peer >= 0 && peer < mesh->world_size && mesh->links[peer] != NULL) {
+        return mesh->links[peer]->state == GR_LINK_ATTACHING && mesh->links[peer]->connecting;
+    }
+    return mesh->dynamic_peers && peer >= 0 && peer < mesh->world_size &&
+           mesh->links[peer] != NULL && mesh->links[peer]->state == GR_LINK_ENDED;
 }
 
 static void attach(gr_link *link)
 {
     gr_mesh *mesh = link->mesh;
     gr_diag diag = {0};
-    if (link->streams_here < link->streams) {
+    if (link->rails_here < link->rails) {
         return;
     }
     gr_status status = link->ops->attach(link, &diag);
     if (status == GR_OK) {
         link->state = GR_LINK_UP;
         link->was_up = true;
+        link->connecting = false;
         mesh->timed--;
         mesh->links_up++;
         if (link->ops != mesh->ops) {
             mesh->other = link->ops;
             mesh->others++;
         }
-        if (!mesh->guests) {
-            mesh->settled = mesh->links_up == mesh->world_size - 1;
-            if (mesh->settled) {
-                gr_door_shut(mesh->door);
+        if (!mesh->dynamic_peers) {
+            bool all = mesh->links_up == mesh->world_size - 1;
+            mesh->settled = mesh->settled || all;
+            if (all) {
+                gr_acceptor_stop_listening(mesh->acceptor);
             }
         }
         if (mesh->ops->learn != NULL) {
             mesh->ops->learn(mesh);
         }
         gr_link_changed(link);
+        gr_link_set_ready(link);
+        mesh->acceptor_ready = true; /* the peer's own connection may wait there */
         gr_log_write(mesh->log, GR_LOG_DEBUG, "link", "rank %d: %s link to rank %d is up",
                      mesh->rank, link->ops->name, link->peer);
     } else if (status != GR_PENDING) {
@@ -280,18 +302,17 @@ static void attach(gr_link *link)
 /* What kind of link a connection becomes; NULL: none that this mesh has. */
 static const gr_link_ops *ops_of_socket(const gr_mesh *mesh, int fd)
 {
-    int family = AF_UNSPEC;
-    socklen_t size = sizeof family;
-    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &size) != 0) {
+    int context = AF_UNSPEC;
+    socklen_t size = sizeof context;
+    if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &context, &size) != 0) {
         return NULL;
     }
-    const gr_link_ops *ops = family == AF_UNIX ? &gr_shm_ops : &gr_tcp_ops;
+    const gr_link_ops *ops = context == AF_UNIX ? &gr_shm_ops : &gr_tcp_ops;
     return ops == mesh->ops || (mesh->mixed && ops == &gr_tcp_ops) ? ops : NULL;
 }
 
-/* A link none of whose connections is there yet; NULL: no memory. */
-static gr_link *create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, int streams,
-                            int64_t now)
+gr_link *gr_mesh_create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, int rails,
+                             int64_t now)
 {
     size_t size = (ops->link_bytes + 63) / 64 * 64;
     gr_link *link = aligned_alloc(64, size);
@@ -302,11 +323,11 @@ static gr_link *create_link(gr_mesh *mesh, const gr_link_ops *ops, int peer, int
     link->mesh = mesh;
     link->ops = ops;
     link->peer = peer;
-    link->streams = streams;
-    for (int i = 0; i < GR_LINK_STREAMS_MAX; i++) {
+    link->rails = rails;
+    for (int i = 0; i < GR_LINK_RAILS_MAX; i++) {
         *gr_link_fd(link, i) = -1;
     }
-    link->by_us = now + mesh->attach_timeout_us;
+    link->by_us = mesh->on_demand ? GR_NEVER : now + mesh->attach_timeout_us;
     gr_diag_clear(&link->diag);
     gr_mesh_add_link(mesh, link);
     mesh->timed++;
@@ -320,28 +341,33 @@ void gr_mesh_add_link(gr_mesh *mesh, gr_link *link)
     mesh->present[mesh->present_count++] = link;
 }
 
-static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
+static void add_connection(gr_mesh *mesh, const gr_accepted *accepted, int64_t now)
 {
-    int peer = arrival->peer_rank, index = arrival->stream.index;
+    int peer = accepted->peer_rank, index = accepted->rail.index;
     gr_link *link = NULL;
     gr_diag diag = {0};
-    const gr_link_ops *ops = ops_of_socket(mesh, arrival->fd);
-    /* Two connections of one rank may both have passed the door before the first was taken. Only
-     * what runs over sockets has several of them. */
-    if (ops != NULL && admit(mesh, peer, arrival->stream) &&
-        (arrival->stream.count == 1 || ops->polls)) {
-        link = mesh->links[peer] != NULL ? mesh->links[peer]
-                                         : create_link(mesh, ops, peer, arrival->stream.count, now);
+    const gr_link_ops *ops = ops_of_socket(mesh, accepted->fd);
+    /* Two connections of one rank may both have passed the acceptor before the first was taken.
+     * Only what runs over sockets has several of them. */
+    bool is_accepted_now =
+        (mesh->on_demand && accepted->outgoing) || accepts(mesh, peer, accepted->rail);
+    if (ops != NULL && is_accepted_now && (accepted->rail.count == 1 || ops->polls)) {
+        link = mesh->links[peer] != NULL
+                   ? mesh->links[peer]
+                   : gr_mesh_create_link(mesh, ops, peer, accepted->rail.count, now);
     }
-    if (link == NULL || link->ops != ops) {
-        gr_tls_destroy(arrival->tls);
-        close(arrival->fd);
+    if (link == NULL || link->ops != ops ||
+        (mesh->on_demand && (link->state != GR_LINK_ATTACHING ||
+                             !gr_mesh_take_connection(link, accepted->rail, accepted->outgoing)))) {
+        gr_tls_destroy(accepted->tls);
+        close(accepted->fd);
         return;
     }
-    *gr_link_fd(link, index) = arrival->fd;
-    link->tls[index] = arrival->tls;
-    link->streams_here++;
-    if (gr_mesh_watch(mesh, arrival->fd, (uint64_t)peer | (uint64_t)index << TAG_STREAM_SHIFT,
+    *gr_link_fd(link, index) = accepted->fd;
+    gr_fork_guard(accepted->fd);
+    link->tls[index] = accepted->tls;
+    link->rails_here++;
+    if (gr_mesh_watch(mesh, accepted->fd, (uint64_t)peer | (uint64_t)index << TAG_RAIL_SHIFT,
                       EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, &diag) != GR_OK) {
         gr_link_break(link, false, GR_E_IO, "%s", diag.text);
         return;
@@ -349,14 +375,16 @@ static void welcome(gr_mesh *mesh, const gr_arrival *arrival, int64_t now)
     attach(link);
 }
 
-static gr_status visit_door(gr_mesh *mesh, int64_t now, gr_diag *diag)
+static gr_status progress_acceptor(gr_mesh *mesh, int64_t now, gr_diag *diag)
 {
-    gr_status status = gr_door_progress(mesh->door, diag);
-    gr_arrival arrival;
-    while (gr_door_take(mesh->door, &arrival)) {
-        welcome(mesh, &arrival, now);
+    gr_diag own_diag = {0};
+    diag = diag != NULL ? diag : &own_diag;
+    gr_status status = gr_acceptor_progress(mesh->acceptor, diag);
+    gr_accepted accepted;
+    while (gr_acceptor_accept(mesh->acceptor, &accepted)) {
+        add_connection(mesh, &accepted, now);
     }
-    return status;
+    return status != GR_OK && gr_mesh_cannot_connect(mesh, diag) ? GR_OK : status;
 }
 
 /* Of links that take too long to come, or to go. */
@@ -365,6 +393,10 @@ static void end_late_ones(gr_mesh *mesh, int64_t now)
     for (int i = 0; i < mesh->present_count && mesh->timed > 0; i++) {
         gr_link *link = mesh->present[i];
         bool timed = link->state == GR_LINK_ATTACHING || link->closing;
+        if (mesh->on_demand && timed) {
+            gr_mesh_connect_waiting(link, now);
+            continue;
+        }
         if (timed && now >= link->by_us) {
             gr_link_break(link, false, GR_E_PEER_SLOW,
                           "rank %d proved itself but did not set up its %s link in time",
@@ -395,8 +427,12 @@ static void drain_wake_fd(gr_mesh *mesh)
 
 static void dispatch(gr_mesh *mesh, uint64_t tag, uint32_t events)
 {
-    if (tag == TAG_DOOR) {
-        mesh->door_ready = true; /* it may fail, which only gr_mesh_progress can tell */
+    if (tag == TAG_ACCEPTOR) {
+        mesh->acceptor_ready = true; /* it may fail, which only gr_mesh_progress can tell */
+        return;
+    }
+    if (tag == TAG_CONTROL) {
+        mesh->control_ready = true;
         return;
     }
     if (tag == TAG_WAKE) {
@@ -404,7 +440,10 @@ static void dispatch(gr_mesh *mesh, uint64_t tag, uint32_t events)
         return;
     }
     gr_link *link = mesh->links[(uint32_t)tag];
-    if (link->state == GR_LINK_ATTACHING && link->streams_here < link->streams &&
+    if (link == NULL) {
+        return;
+    }
+    if (link->state == GR_LINK_ATTACHING && link->rails_here < link->rails &&
         (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
         gr_link_closed(link, 0); /* the other connections of this link will not come */
     } else if (link->state == GR_LINK_ATTACHING) {
@@ -412,7 +451,7 @@ static void dispatch(gr_mesh *mesh, uint64_t tag, uint32_t events)
     }
     /* Not `else`: with edges the event that ended the attaching may be about data as well. */
     if (link->state == GR_LINK_UP) {
-        link->ops->event(link, (int)(tag >> TAG_STREAM_SHIFT), events);
+        link->ops->event(link, (int)(tag >> TAG_RAIL_SHIFT), events);
     }
 }
 
@@ -433,12 +472,13 @@ bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us)
 
 bool gr_mesh_coming(const gr_mesh *mesh)
 {
-    return mesh->timed > 0 || gr_door_busy(mesh->door);
+    return mesh->timed > 0 || gr_acceptor_busy(mesh->acceptor);
 }
 
 bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us)
 {
-    return !mesh->settled && (now_us < mesh->settle_by_us || gr_door_dialing(mesh->door));
+    return !mesh->settled &&
+           (now_us < mesh->settle_by_us || gr_acceptor_connecting(mesh->acceptor));
 }
 
 /* Look at all sockets once. */
@@ -452,12 +492,13 @@ static gr_status poll_sockets(gr_mesh *mesh, int64_t now, gr_diag *diag)
         (void)gr_mesh_collect(mesh, 0);
     }
     mesh->looked = false;
-    if (mesh->door_ready || now >= gr_door_next_us(mesh->door)) {
-        mesh->door_ready = false;
-        status = visit_door(mesh, now, diag);
+    if (mesh->acceptor_ready || now >= gr_acceptor_next_us(mesh->acceptor)) {
+        mesh->acceptor_ready = false;
+        status = progress_acceptor(mesh, now, diag);
     }
     end_late_ones(mesh, now);
-    if (mesh->guests && gr_mesh_coming(mesh) && mesh->poll_at_us > now + GR_MESH_COMING_POLL_US) {
+    if ((mesh->dynamic_peers || mesh->on_demand) && gr_mesh_coming(mesh) &&
+        mesh->poll_at_us > now + GR_MESH_COMING_POLL_US) {
         mesh->poll_at_us = now + GR_MESH_COMING_POLL_US;
     }
     return status;
@@ -482,8 +523,14 @@ static gr_status report(gr_mesh *mesh, gr_diag *diag)
 gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 {
     gr_status status = GR_OK;
+    if (is_of_parent(mesh)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "this process was forked from rank %d and is no member of the job: "
+                       "communicate in the parent only",
+                       mesh->rank);
+    }
     int64_t now = gr_clock_now_us(&mesh->clock);
-    if (now >= mesh->poll_at_us || mesh->door_ready || gr_mesh_settling(mesh, now) ||
+    if (now >= mesh->poll_at_us || mesh->acceptor_ready || gr_mesh_settling(mesh, now) ||
         (mesh->ops->polls != NULL && mesh->ops->polls(mesh))) {
         status = poll_sockets(mesh, now, diag);
     }
@@ -498,9 +545,9 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 static int64_t latest_us(const gr_mesh *mesh, int64_t now, int64_t deadline_us)
 {
     int64_t until = deadline_us;
-    if (!mesh->settled || mesh->guests) {
-        int64_t door_us = gr_door_next_us(mesh->door);
-        until = door_us < until ? door_us : until;
+    if (!mesh->settled || mesh->dynamic_peers || mesh->on_demand) {
+        int64_t acceptor_us = gr_acceptor_next_us(mesh->acceptor);
+        until = acceptor_us < until ? acceptor_us : until;
     }
     if (!mesh->settled || mesh->timed > 0) {
         until = now + mesh->sleep_us < until ? now + mesh->sleep_us : until;
@@ -511,7 +558,7 @@ static int64_t latest_us(const gr_mesh *mesh, int64_t now, int64_t deadline_us)
 void gr_mesh_wait(gr_mesh *mesh, int64_t deadline_us)
 {
     int64_t now = gr_clock_now_us(&mesh->clock);
-    if (mesh->reports == 0 && mesh->changes == NULL && !mesh->door_ready && now < deadline_us &&
+    if (mesh->reports == 0 && mesh->changes == NULL && !mesh->acceptor_ready && now < deadline_us &&
         !atomic_load_explicit(&mesh->woken, memory_order_acquire)) {
         mesh->ops->wait(mesh, now, latest_us(mesh, now, deadline_us));
     }
@@ -524,7 +571,22 @@ void gr_mesh_wake(gr_mesh *mesh)
     mesh->ops->wake(mesh);
 }
 
-void gr_mesh_ring(gr_mesh *mesh)
+void gr_mesh_watch_control(gr_mesh *mesh, int fd)
+{
+    gr_diag ignored; /* without it the caller looks when it has other reasons to */
+    gr_status status = gr_mesh_watch(mesh, fd, TAG_CONTROL, EPOLLIN | EPOLLET, &ignored);
+    mesh->control_ready = true; /* for what came before */
+    (void)status;
+}
+
+bool gr_mesh_control_ready(gr_mesh *mesh)
+{
+    bool ready = mesh->control_ready;
+    mesh->control_ready = false;
+    return ready;
+}
+
+void gr_mesh_wake_sleeper(gr_mesh *mesh)
 {
     uint64_t one = 1;
     ssize_t put = write(mesh->wake_fd, &one, sizeof one);
@@ -542,8 +604,8 @@ static gr_status check_config(const gr_mesh_config *config, gr_diag *diag)
         return gr_fail(diag, GR_E_INVALID, "a mixed mesh is of kind shm, not %s",
                        gr_link_kind_name(config->kind));
     }
-    if (config->guests && ops_of_kind[config->kind]->inside) {
-        return gr_fail(diag, GR_E_INVALID, "a mesh of kind %s has no guests",
+    if (config->dynamic_peers && config->ops && config->ops->inside) {
+        return gr_fail(diag, GR_E_INVALID, "a mesh of kind %s has no dynamic peers",
                        gr_link_kind_name(config->kind));
     }
     if (config->world_size < 1 || config->world_size > GR_MESH_WORLD_MAX || config->rank < 0 ||
@@ -553,16 +615,16 @@ static gr_status check_config(const gr_mesh_config *config, gr_diag *diag)
                        "it is rank %d of %d",
                        GR_MESH_WORLD_MAX, config->rank, config->world_size);
     }
-    if (config->streams_max < 1 || config->streams_max > GR_LINK_STREAMS_MAX) {
-        return gr_fail(diag, GR_E_INVALID, "a link has 1 to %d streams, not %d",
-                       GR_LINK_STREAMS_MAX, config->streams_max);
+    if (config->rails_max < 1 || config->rails_max > GR_LINK_RAILS_MAX) {
+        return gr_fail(diag, GR_E_INVALID, "a link has 1 to %d connections, not %d",
+                       GR_LINK_RAILS_MAX, config->rails_max);
     }
     return GR_OK;
 }
 
-static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag)
+static gr_status open_acceptor(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag)
 {
-    gr_door_config door = {
+    gr_acceptor_config acceptor = {
         .rank = config->rank,
         .secret = config->secret,
         .encrypt = config->encrypt,
@@ -570,18 +632,22 @@ static gr_status open_door(gr_mesh *mesh, const gr_mesh_config *config, gr_diag 
         .listen_host = config->kind == GR_LINK_TCP || config->mixed ? config->listen_host : NULL,
         .ports = config->ports,
         .half_open_max = config->half_open_max,
-        .outgoing_max = config->world_size * config->streams_max,
+        .outgoing_max =
+            (config->on_demand && config->world_size > CONNECTING_MAX ? CONNECTING_MAX
+                                                                      : config->world_size) *
+            config->rails_max,
         .timeout_us = config->handshake_timeout_us,
+        .connect_timeout_us = config->on_demand ? GR_NEVER : 0,
         .clock = config->clock,
         .log = config->log,
-        .admit = admit,
-        .admit_soon = admit_soon,
-        .admit_arg = mesh,
+        .accepts = accepts,
+        .accepts_soon = accepts_soon,
+        .accepts_arg = mesh,
     };
-    gr_status status = gr_door_create(&door, &mesh->door, diag);
+    gr_status status = gr_acceptor_create(&acceptor, &mesh->acceptor, diag);
     if (status == GR_OK) {
-        memcpy(mesh->address, gr_door_address(mesh->door), sizeof mesh->address);
-        memcpy(mesh->remote_address, gr_door_remote_address(mesh->door),
+        memcpy(mesh->address, gr_acceptor_address(mesh->acceptor), sizeof mesh->address);
+        memcpy(mesh->remote_address, gr_acceptor_remote_address(mesh->acceptor),
                sizeof mesh->remote_address);
     }
     return status;
@@ -591,12 +657,14 @@ static gr_status open_sockets(gr_mesh *mesh, gr_diag *diag)
 {
     mesh->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     mesh->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    gr_fork_guard(mesh->epoll_fd);
+    gr_fork_guard(mesh->wake_fd);
     if (mesh->epoll_fd < 0 || mesh->wake_fd < 0) {
         return gr_fail(diag, GR_E_IO, "cannot create an epoll and an eventfd: %s", strerror(errno));
     }
     gr_status status = gr_mesh_watch(mesh, mesh->wake_fd, TAG_WAKE, EPOLLIN, diag);
     if (status == GR_OK) {
-        status = gr_mesh_watch(mesh, gr_door_fd(mesh->door), TAG_DOOR, EPOLLIN, diag);
+        status = gr_mesh_watch(mesh, gr_acceptor_fd(mesh->acceptor), TAG_ACCEPTOR, EPOLLIN, diag);
     }
     return status;
 }
@@ -607,9 +675,11 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     if (status != GR_OK) {
         return status;
     }
-    const gr_link_ops *ops = ops_of_kind[config->kind];
+    const gr_link_ops *ops = config->ops ? config->ops : ops_of_kind[config->kind];
     gr_mesh *mesh = calloc(1, ops->mesh_bytes);
-    gr_link **links = calloc(2 * (size_t)config->world_size, sizeof(gr_link *));
+    size_t words = ((size_t)config->world_size + 63) / 64;
+    gr_link **links =
+        calloc(2 * (size_t)config->world_size + words, sizeof(gr_link *)); /* and `ready` */
     if (mesh == NULL || links == NULL) {
         free(links);
         free(mesh);
@@ -621,12 +691,15 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     mesh->rank = config->rank;
     mesh->world_size = config->world_size;
     mesh->clock = config->clock;
+    mesh->forks = gr_fork_count();
     mesh->log = config->log;
     mesh->links = links;
     mesh->present = links + config->world_size;
-    mesh->guests = config->guests;
+    mesh->ready = (uint64_t *)(void *)(links + 2 * (size_t)config->world_size);
+    mesh->on_demand = config->on_demand;
+    mesh->dynamic_peers = config->dynamic_peers;
     mesh->epoll_fd = mesh->wake_fd = -1;
-    mesh->settled = config->world_size == 1 || config->guests;
+    mesh->settled = config->world_size == 1 || config->dynamic_peers || config->on_demand;
     mesh->attach_timeout_us = config->handshake_timeout_us;
     mesh->sleep_us = GR_MESH_SLEEP_US;
     mesh->settle_by_us = gr_clock_deadline_us(&config->clock, config->handshake_timeout_us);
@@ -638,7 +711,7 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
         mesh->settled = true;
         mesh->poll_at_us = GR_NEVER;
     } else {
-        status = open_door(mesh, config, diag);
+        status = open_acceptor(mesh, config, diag);
         if (status == GR_OK) {
             status = open_sockets(mesh, diag);
         }
@@ -659,7 +732,7 @@ void gr_mesh_destroy(gr_mesh *mesh)
     if (mesh == NULL) {
         return;
     }
-    for (int i = 0; i < mesh->present_count; i++) {
+    for (int i = 0; i < mesh->present_count && !is_of_parent(mesh); i++) {
         if (mesh->present[i]->state == GR_LINK_UP) {
             mesh->present[i]->ops->leave(mesh->present[i]);
         }
@@ -667,18 +740,14 @@ void gr_mesh_destroy(gr_mesh *mesh)
     while (mesh->present_count > 0) {
         gr_link_free(mesh->present[--mesh->present_count]);
     }
-    for (gr_link *link = mesh->forgotten, *next; link != NULL; link = next) {
+    for (gr_link *link = mesh->removed, *next; link != NULL; link = next) {
         next = link->next;
         gr_link_free(link);
     }
     mesh->ops->close(mesh);
-    gr_door_destroy(mesh->door);
-    if (mesh->wake_fd >= 0) {
-        close(mesh->wake_fd);
-    }
-    if (mesh->epoll_fd >= 0) {
-        close(mesh->epoll_fd);
-    }
+    gr_acceptor_destroy(mesh->acceptor);
+    gr_fork_close(mesh->wake_fd);
+    gr_fork_close(mesh->epoll_fd);
     free(mesh->links);
     free(mesh);
 }
@@ -701,28 +770,28 @@ void gr_mesh_name_hosts(gr_mesh *mesh, gr_mesh_host_name *host_name, const void 
 
 gr_status gr_mesh_connect(gr_mesh *mesh, int peer, const char *addresses, gr_diag *diag)
 {
-    return gr_mesh_connect_streams(mesh, peer, &addresses, 1, diag);
+    return gr_mesh_connect_rails(mesh, peer, &addresses, 1, diag);
 }
 
-gr_status gr_mesh_connect_streams(gr_mesh *mesh, int peer, const char *const *addresses,
-                                  int streams, gr_diag *diag)
+gr_status gr_mesh_connect_rails(gr_mesh *mesh, int peer, const char *const *addresses, int rails,
+                                gr_diag *diag)
 {
-    if (streams < 1 || streams > GR_LINK_STREAMS_MAX) {
-        return gr_fail_peer(diag, GR_E_INVALID, peer, "a link has 1 to %d streams, not %d",
-                            GR_LINK_STREAMS_MAX, streams);
+    if (rails < 1 || rails > GR_LINK_RAILS_MAX) {
+        return gr_fail_peer(diag, GR_E_INVALID, peer, "a link has 1 to %d connections, not %d",
+                            GR_LINK_RAILS_MAX, rails);
     }
-    gr_auth_stream stream = {.index = 0, .count = (uint8_t)streams};
-    if (mesh->door == NULL || !admit(mesh, peer, stream) || mesh->links[peer] != NULL) {
+    gr_auth_rail rail = {.index = 0, .count = (uint8_t)rails};
+    if (mesh->acceptor == NULL || !accepts(mesh, peer, rail) || mesh->links[peer] != NULL) {
         return gr_fail_peer(diag, GR_E_INVALID, peer,
                             "rank %d of %d cannot connect to rank %d: it is no other rank of the "
                             "world, or the link exists",
                             mesh->rank, mesh->world_size, peer);
     }
-    /* The dial may be through, or have failed, before any socket tells. */
-    mesh->door_ready = true;
+    /* The connect may be through, or have failed, before any socket tells. */
+    mesh->acceptor_ready = true;
     gr_status status = GR_OK;
-    for (; status == GR_OK && stream.index < streams; stream.index++) {
-        status = gr_door_dial(mesh->door, peer, stream, addresses[stream.index], diag);
+    for (; status == GR_OK && rail.index < rails; rail.index++) {
+        status = gr_acceptor_connect(mesh->acceptor, peer, rail, addresses[rail.index], diag);
     }
     return status;
 }
@@ -735,14 +804,31 @@ gr_link *gr_mesh_link(gr_mesh *mesh, int peer)
 
 gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out)
 {
-    return size_bytes == 0 ? GR_E_INVALID : mesh->ops->alloc(mesh, size_bytes, mem_out);
+    return size_bytes == 0 || is_of_parent(mesh) ? GR_E_INVALID
+                                                 : mesh->ops->alloc(mesh, size_bytes, mem_out);
 }
 
 void gr_mesh_free(gr_mesh *mesh, void *mem)
 {
-    if (mem != NULL && !mesh->keeps) {
+    if (mem != NULL && !mesh->keeps && !is_of_parent(mesh)) {
         mesh->ops->free(mesh, mem);
     }
+}
+
+gr_status gr_mesh_register(gr_mesh *mesh, void *mem, size_t size_bytes, gr_diag *diag)
+{
+    return mesh->ops->add_memory != NULL ? mesh->ops->add_memory(mesh, mem, size_bytes, diag)
+                                         : GR_OK;
+}
+
+gr_status gr_mesh_unregister(gr_mesh *mesh, void *mem, gr_diag *diag)
+{
+    return mesh->ops->drop_memory != NULL ? mesh->ops->drop_memory(mesh, mem, diag) : GR_OK;
+}
+
+const void *gr_mesh_find_registered(gr_mesh *mesh, const void *at, size_t size_bytes)
+{
+    return mesh->ops->find_memory != NULL ? mesh->ops->find_memory(mesh, at, size_bytes) : NULL;
 }
 
 void gr_mesh_keep(gr_mesh *mesh)
@@ -753,9 +839,9 @@ void gr_mesh_keep(gr_mesh *mesh)
 void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out)
 {
     *stats_out = mesh->stats;
-    if (mesh->door != NULL) {
-        stats_out->system_calls += gr_door_system_calls(mesh->door);
-        stats_out->strangers_refused += gr_door_strangers(mesh->door);
+    if (mesh->acceptor != NULL) {
+        stats_out->system_calls += gr_acceptor_system_calls(mesh->acceptor);
+        stats_out->unauthenticated_refused += gr_acceptor_pending(mesh->acceptor);
     }
 }
 
@@ -763,19 +849,17 @@ void gr_mesh_get_stats(const gr_mesh *mesh, gr_mesh_stats *stats_out)
 
 gr_status gr_link_send(gr_link *link, const gr_frame *frame, const void *data, uint64_t *ticket_out)
 {
-    if (link->state != GR_LINK_UP || link->closing) {
+    if (link->state == GR_LINK_ATTACHING) {
+        return GR_E_AGAIN;
+    }
+    if (link->state != GR_LINK_UP || link->closing || is_of_parent(link->mesh)) {
         return GR_E_PEER_LOST;
     }
-    if (gr_frame_check(frame, NULL) != GR_OK) {
+    if (gr_frame_check(frame, NULL) != GR_OK ||
+        frame->size_bytes > link->ops->caps.payload_max_bytes) {
         return GR_E_INVALID;
     }
-    bool claims = frame->kind == GR_FRAME_CLAIM;
-    if (claims && link->claim_sent) {
-        return GR_E_INVALID; /* on shm its text has one place */
-    }
-    gr_status status = link->ops->send(link, frame, data, ticket_out);
-    link->claim_sent = link->claim_sent || (claims && status == GR_OK);
-    return status;
+    return link->ops->send(link, frame, data, ticket_out);
 }
 
 void gr_link_discard(gr_link *link)
@@ -792,27 +876,6 @@ void gr_link_discard(gr_link *link)
     }
 }
 
-gr_status gr_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLAIM_TEXT_BYTES])
-{
-    if (!link->claim_waits) {
-        return GR_PENDING;
-    }
-    link->claim_waits = false;
-    *frame_out = link->claim;
-    memcpy(text_out, link->claim_text, (size_t)link->claim.size_bytes + 1);
-    return GR_OK;
-}
-
-gr_status gr_link_word(gr_link *link, gr_frame *frame_out)
-{
-    if (!link->word_waits) {
-        return GR_PENDING;
-    }
-    link->word_waits = false;
-    *frame_out = link->word;
-    return GR_OK;
-}
-
 bool gr_link_sent(gr_link *link, uint64_t ticket)
 {
     return link->state != GR_LINK_UP || link->ops->sent(link, ticket);
@@ -820,6 +883,10 @@ bool gr_link_sent(gr_link *link, uint64_t ticket)
 
 gr_status gr_link_peek(gr_link *link, gr_frame *frame_out)
 {
+    link->mesh->stats.peeks++;
+    if (link->state == GR_LINK_ATTACHING) {
+        return GR_PENDING;
+    }
     if ((link->state != GR_LINK_UP && !link->drain) || link->closing) {
         return link->diag.status == GR_E_PROTOCOL ? GR_E_PROTOCOL : GR_E_PEER_LOST;
     }
@@ -866,8 +933,8 @@ void gr_link_next(gr_link *link, uint64_t *hold_out)
 void gr_link_release(gr_link *link, uint64_t hold)
 {
     link->ops->release(link, hold);
-    if (link->forgotten) {
-        gr_link_let_go(link);
+    if (link->removed) {
+        gr_link_unref(link);
     }
 }
 
@@ -876,9 +943,19 @@ const gr_diag *gr_link_diag(const gr_link *link)
     return &link->diag;
 }
 
-int gr_link_streams(const gr_link *link)
+const gr_link_caps *gr_mesh_capabilities(const gr_mesh *mesh)
 {
-    return link->streams;
+    return &mesh->ops->caps;
+}
+
+const gr_link_caps *gr_link_capabilities(const gr_link *link)
+{
+    return &link->ops->caps;
+}
+
+int gr_link_rails(const gr_link *link)
+{
+    return link->rails;
 }
 
 int gr_link_peer(const gr_link *link)

@@ -7,35 +7,35 @@
  * a peer that sleeps. Only links of the kind shm have it.
  *
  * Order of memory is the user's affair: store what is news sequentially consistently, then
- * gr_mesh_nudge; have gr_mesh_listen's function load it sequentially consistently. Then either the
- * sleeper sees the news before it sleeps, or the nudge sees that it sleeps. */
+ * gr_mesh_wake_peer; have gr_mesh_set_poll_hook's function load it sequentially consistently. Then
+ * either the sleeper sees the news before it sleeps, or the wake sees that it sleeps. */
 
 #include "link/link.h"
 
 enum {
-    GR_SHARED_LANES = 8,               /* areas of each kind in a process */
-    GR_SHARED_LANE_BYTES = 1152 << 10, /* sparse: what is never touched takes no memory */
+    GR_SHARED_COLLS = 8,               /* areas of each kind in a process */
+    GR_SHARED_COLL_BYTES = 1152 << 10, /* sparse: what is never touched takes no memory */
     GR_SHARED_OPEN_BYTES = 1024
 };
 
 typedef struct gr_shared {
-    uint8_t *lanes; /* GR_SHARED_LANES areas, zero at first; only their process may write there */
-    uint8_t *open;  /* GR_SHARED_LANES areas, zero at first; every peer may write there */
-    uint8_t *heap;  /* memory of gr_mesh_alloc; every peer may write there */
+    uint8_t *shms; /* GR_SHARED_COLLS areas, zero at first; only their process may write there */
+    uint8_t *open; /* GR_SHARED_COLLS areas, zero at first; every peer may write there */
+    uint8_t *heap; /* memory of gr_mesh_alloc; every peer may write there */
     size_t heap_bytes;
 } gr_shared;
 
 /* What `peer` (or this process) shares, as it is mapped here until the mesh is destroyed, or the
- * peer forgotten (gr_mesh_forget). False: there is no link of the kind shm. */
+ * peer removed (gr_mesh_remove). False: there is no link of the kind shm. */
 bool gr_mesh_shared(gr_mesh *mesh, int peer, gr_shared *shared_out);
 
 /* Wake `peer` if it sleeps in gr_mesh_wait. */
-void gr_mesh_nudge(gr_mesh *mesh, int peer);
+void gr_mesh_wake_peer(gr_mesh *mesh, int peer);
 
 /* gr_mesh_wait asks `news` before it sleeps, and while it spins: true ends the waiting. NULL: never
  * again. */
-typedef bool gr_mesh_news(const void *arg);
-void gr_mesh_listen(gr_mesh *mesh, gr_mesh_news *news, const void *arg);
+typedef bool gr_mesh_poll_hook(const void *arg);
+void gr_mesh_set_poll_hook(gr_mesh *mesh, gr_mesh_poll_hook *poll_hook, const void *arg);
 
 /* Memory that a peer does not share, by way of the kernel (process_vm_readv): is it permitted?
  * Found out when the link is made, by an attempt. `peer` may be this process, here and below. */
@@ -46,14 +46,14 @@ gr_status gr_mesh_cma_read(gr_mesh *mesh, int peer, uint64_t at, void *dst,
                            size_t size_bytes) GR_MUST_CHECK;
 gr_status gr_mesh_cma_write(gr_mesh *mesh, int peer, uint64_t at, const void *src,
                             size_t size_bytes) GR_MUST_CHECK;
-/* Its process has not ended. */
+/* Its process has not ended. Asks the kernel; needs gr_mesh_cma. */
 bool gr_mesh_cma_alive(gr_mesh *mesh, int peer);
 /* Would it be permitted among the ranks of a job on this host? 0, or an error number. */
 int gr_cma_try(void);
 
 /* Every process that may be waited for has a core of its own. The same for all when all links are
  * up. */
-bool gr_mesh_roomy(const gr_mesh *mesh);
+bool gr_mesh_not_oversubscribed(const gr_mesh *mesh);
 
 /* Between two looks at a line: who stores there had better not find it in use by us. */
 static inline void gr_relax(void)

@@ -3,6 +3,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 enum {
@@ -27,4 +28,23 @@ bool gr_socket_give_up_after(int fd, int64_t timeout_us)
                gr_socket_set(fd, IPPROTO_TCP, TCP_KEEPINTVL, (int)probe_s) &&
                gr_socket_set(fd, IPPROTO_TCP, TCP_KEEPCNT, PROBES - 1);
     return tcp && gr_socket_set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
+
+int64_t gr_descriptors_limit(void)
+{
+    struct rlimit limit;
+    bool known = getrlimit(RLIMIT_NOFILE, &limit) == 0;
+    return known && limit.rlim_cur <= INT32_MAX ? (int64_t)limit.rlim_cur : INT32_MAX;
+}
+
+int64_t gr_descriptors_raise(int64_t wanted)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && (int64_t)limit.rlim_cur < wanted &&
+        limit.rlim_cur < limit.rlim_max) {
+        rlim_t more = (rlim_t)wanted;
+        limit.rlim_cur = more < limit.rlim_max ? more : limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    return gr_descriptors_limit();
 }

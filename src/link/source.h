@@ -2,8 +2,8 @@
 #ifndef GR_LINK_SOURCE_H
 #define GR_LINK_SOURCE_H
 
-/* Where strangers come from, so that those of one host get no more than a part of what a door can
- * give. */
+/* Where unauthenticated peers come from, so that those of one host get no more than a part of
+ * what an acceptor can give. */
 
 #include <stdbool.h>
 #include <stddef.h>

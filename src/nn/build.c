@@ -192,7 +192,7 @@ static gr_status create_output(gr_model *model, gr_diag *diag)
 static void extend_output(gr_model *model, int index, int time)
 {
     if (index >= 0 && model->layers[index].out != GR_INPUT_ALIAS) {
-        gr_memory_extend(model->memory, model->layers[index].out, time);
+        gr_memory_planner_extend(model->memory, model->layers[index].out, time);
     }
 }
 
@@ -218,9 +218,9 @@ static void place_output(gr_model *model, int i)
     int input = layer->spec->input, back = 2 * model->layer_count - i;
     bool training = model->config.training;
     if (layer->convert) {
-        layer->converted = gr_memory_add(model->memory, gr_layout_bytes(layer->want), i);
+        layer->converted = gr_memory_planner_add(model->memory, gr_layout_bytes(layer->want), i);
         if (training && ops->needs_input_back) {
-            gr_memory_extend(model->memory, layer->converted, back);
+            gr_memory_planner_extend(model->memory, layer->converted, back);
         }
     }
     extend_output(model, input, i);
@@ -232,7 +232,7 @@ static void place_output(gr_model *model, int i)
     } else if (ops->view || (ops->in_place && may_overwrite(model, input))) {
         layer->out = model->layers[input].out;
     } else {
-        layer->out = gr_memory_add(model->memory, layer->out_bytes, i);
+        layer->out = gr_memory_planner_add(model->memory, layer->out_bytes, i);
     }
     if (training && ops->needs_input_back && !layer->convert) {
         extend_output(model, input, back);
@@ -243,11 +243,11 @@ static void place_output(gr_model *model, int i)
     if (is_last(model, i)) {
         extend_output(model, i, model->layer_count);
     }
-    layer->keep = gr_memory_add(model->memory, layer->keep_bytes, i);
-    layer->scratch_forward = gr_memory_add(model->memory, layer->scratch_bytes, i);
+    layer->keep = gr_memory_planner_add(model->memory, layer->keep_bytes, i);
+    layer->scratch_forward = gr_memory_planner_add(model->memory, layer->scratch_bytes, i);
     if (training) {
-        gr_memory_extend(model->memory, layer->keep, back);
-        layer->scratch_back = gr_memory_add(model->memory, layer->scratch_bytes, back);
+        gr_memory_planner_extend(model->memory, layer->keep, back);
+        layer->scratch_back = gr_memory_planner_add(model->memory, layer->scratch_bytes, back);
     }
 }
 
@@ -256,9 +256,9 @@ static void use_diff(gr_model *model, int index, int time)
 {
     gr_layer *layer = &model->layers[index];
     if (layer->diff == GR_NO_BUFFER) {
-        layer->diff = gr_memory_add(model->memory, layer->out_bytes, time);
+        layer->diff = gr_memory_planner_add(model->memory, layer->out_bytes, time);
     }
-    gr_memory_extend(model->memory, layer->diff, time);
+    gr_memory_planner_extend(model->memory, layer->diff, time);
 }
 
 static void place_diff(gr_model *model, int i)
@@ -279,7 +279,7 @@ static void place_diff(gr_model *model, int i)
         bool in_place = layer->spec->ops->in_place;
         layer->converted_diff =
             in_place ? layer->diff
-                     : gr_memory_add(model->memory, gr_layout_bytes(layer->want), back);
+                     : gr_memory_planner_add(model->memory, gr_layout_bytes(layer->want), back);
         layer->dx_mode = layer->dx_mode == GR_DX_ALIAS ? GR_DX_OWN : layer->dx_mode;
     }
     if (layer->dx_mode == GR_DX_ALIAS) {
@@ -287,14 +287,14 @@ static void place_diff(gr_model *model, int i)
     }
     use_diff(model, input, back);
     if (layer->dx_mode == GR_DX_ADD) {
-        layer->temp = gr_memory_add(model->memory, model->layers[input].out_bytes, back);
+        layer->temp = gr_memory_planner_add(model->memory, model->layers[input].out_bytes, back);
     }
 }
 
 static gr_status plan_memory(gr_model *model, gr_diag *diag)
 {
     int n = model->layer_count;
-    gr_status status = gr_memory_create(8 * n + 2, &model->memory, diag);
+    gr_status status = gr_memory_planner_create(8 * n + 2, &model->memory, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -302,10 +302,10 @@ static gr_status plan_memory(gr_model *model, gr_diag *diag)
         place_output(model, i);
     }
     if (model->output_convert) {
-        model->plain_output =
-            gr_memory_add(model->memory, gr_dnn_op_bytes(model->output_convert, GR_SLOT_DST), n);
-        model->plain_diff =
-            gr_memory_add(model->memory, gr_dnn_op_bytes(model->output_convert, GR_SLOT_DST), n);
+        model->plain_output = gr_memory_planner_add(
+            model->memory, gr_dnn_op_bytes(model->output_convert, GR_SLOT_DST), n);
+        model->plain_diff = gr_memory_planner_add(
+            model->memory, gr_dnn_op_bytes(model->output_convert, GR_SLOT_DST), n);
     }
     if (model->config.training) {
         if (model->needs_diff[n - 1]) {
@@ -315,7 +315,7 @@ static gr_status plan_memory(gr_model *model, gr_diag *diag)
             place_diff(model, i);
         }
     }
-    return gr_memory_plan(model->memory, diag);
+    return gr_memory_planner_plan(model->memory, diag);
 }
 
 /* ---- Creation -------------------------------------------------------------------------------- */
@@ -432,7 +432,7 @@ void gr_model_destroy(gr_model *model)
     }
     gr_dnn_op_destroy(model->output_convert);
     gr_dnn_op_destroy(model->output_convert_back);
-    gr_memory_destroy(model->memory);
+    gr_memory_planner_destroy(model->memory);
     gr_dnn_destroy(model->dnn);
     free(model->needs_diff);
     free(model->tensors);

@@ -5,7 +5,7 @@
 /* Inside of the engine: what a layer is, as read (gr_layer_spec) and as built into a model
  * (gr_layer), and the table of functions that each kind of layer brings. */
 
-#include "nn/memory.h"
+#include "nn/memory_planner.h"
 #include "nn/model.h"
 #include "nn/onednn.h"
 
@@ -130,7 +130,7 @@ struct gr_model {
     gr_tensor_info *tensors;
     size_t values, parameters, statistics_end;
     gr_dnn *dnn; /* NULL: the reference */
-    gr_memory *memory;
+    gr_memory_planner *memory;
     bool *needs_diff; /* by layer: its output's gradient is needed */
     const gr_layout *input_layout;
     gr_dnn_op *output_convert, *output_convert_back; /* if the last layer's output is not plain */
@@ -162,8 +162,6 @@ const gr_layout *gr_model_layout_of(const gr_model *model, int index);
 size_t gr_reserve(size_t *bytes, size_t size_bytes);
 /* A convolution's or pooling's numbers. */
 gr_conv_shape gr_layer_window(const gr_model *model, const gr_layer *layer);
-/* Output size of windows over an image; 0 if the kernel does not fit. */
-int64_t gr_window_count(int64_t size, int64_t kernel, int64_t stride, int64_t padding);
 gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *node,
                           gr_diag *diag) GR_MUST_CHECK;
 

@@ -17,28 +17,28 @@ const float *gr_model_output_of(const gr_model *model, int index)
     if (index == GR_MODEL_INPUT || model->layers[index].out == GR_INPUT_ALIAS) {
         return model->x;
     }
-    return gr_memory_at(model->memory, model->layers[index].out);
+    return gr_memory_planner_at(model->memory, model->layers[index].out);
 }
 
 float *gr_model_diff_of(const gr_model *model, int index)
 {
-    return gr_memory_at(model->memory, model->layers[index].diff);
+    return gr_memory_planner_at(model->memory, model->layers[index].diff);
 }
 
 const float *gr_layer_x(const gr_model *model, const gr_layer *layer)
 {
-    return layer->convert ? gr_memory_at(model->memory, layer->converted)
+    return layer->convert ? gr_memory_planner_at(model->memory, layer->converted)
                           : gr_model_output_of(model, layer->spec->input);
 }
 
 float *gr_layer_y(const gr_model *model, const gr_layer *layer)
 {
-    return gr_memory_at(model->memory, layer->out);
+    return gr_memory_planner_at(model->memory, layer->out);
 }
 
 float *gr_layer_dy(const gr_model *model, const gr_layer *layer)
 {
-    return gr_memory_at(model->memory, layer->diff);
+    return gr_memory_planner_at(model->memory, layer->diff);
 }
 
 float *gr_layer_dx(const gr_model *model, const gr_layer *layer)
@@ -47,21 +47,21 @@ float *gr_layer_dx(const gr_model *model, const gr_layer *layer)
         return NULL;
     }
     if (layer->convert) {
-        return gr_memory_at(model->memory, layer->converted_diff);
+        return gr_memory_planner_at(model->memory, layer->converted_diff);
     }
-    return layer->dx_mode == GR_DX_ADD ? gr_memory_at(model->memory, layer->temp)
+    return layer->dx_mode == GR_DX_ADD ? gr_memory_planner_at(model->memory, layer->temp)
                                        : gr_model_diff_of(model, layer->spec->input);
 }
 
 void *gr_layer_keep(const gr_model *model, const gr_layer *layer, size_t at)
 {
-    unsigned char *keep = gr_memory_at(model->memory, layer->keep);
+    unsigned char *keep = gr_memory_planner_at(model->memory, layer->keep);
     return keep ? keep + at : NULL;
 }
 
 void *gr_layer_scratch(const gr_model *model, const gr_layer *layer, size_t at)
 {
-    unsigned char *scratch = gr_memory_at(
+    unsigned char *scratch = gr_memory_planner_at(
         model->memory, model->going_back ? layer->scratch_back : layer->scratch_forward);
     return scratch ? scratch + at : NULL;
 }
@@ -85,7 +85,7 @@ size_t gr_model_parameters(const gr_model *model)
 
 size_t gr_model_arena_bytes(const gr_model *model)
 {
-    return gr_memory_bytes(model->memory);
+    return gr_memory_planner_bytes(model->memory);
 }
 
 int gr_model_tensors(const gr_model *model)
@@ -157,7 +157,7 @@ static gr_status run_forward(gr_model *model, const gr_pass *pass, int *found, g
         gr_status status = GR_OK;
         if (layer->convert) {
             status = convert(model, layer->convert, gr_model_output_of(model, layer->spec->input),
-                             gr_memory_at(model->memory, layer->converted), diag);
+                             gr_memory_planner_at(model->memory, layer->converted), diag);
         }
         if (status == GR_OK) {
             status = layer->spec->ops->forward(model, layer, pass, diag);
@@ -181,7 +181,7 @@ static gr_status plain_outputs(gr_model *model, const float **outputs_out, gr_di
     if (!model->output_convert) {
         return GR_OK;
     }
-    float *plain = gr_memory_at(model->memory, model->plain_output);
+    float *plain = gr_memory_planner_at(model->memory, model->plain_output);
     gr_status status = convert(model, model->output_convert, *outputs_out, plain, diag);
     *outputs_out = plain;
     return status;
@@ -215,7 +215,7 @@ static gr_status finish_forward(gr_model *model, const gr_batch *batch, gr_batch
     gr_status status = plain_outputs(model, &outputs, diag);
     float *diff = model->needs_diff[last] ? gr_model_diff_of(model, last) : NULL;
     bool back = model->output_convert_back && diff;
-    float *gradient = back ? gr_memory_at(model->memory, model->plain_diff) : diff;
+    float *gradient = back ? gr_memory_planner_at(model->memory, model->plain_diff) : diff;
     if (status == GR_OK) {
         status = run_loss(model, batch, model->config.batch, outputs, gradient, result_out, diag);
     }
@@ -280,12 +280,12 @@ static gr_status deliver_dx(gr_model *model, gr_layer *layer, gr_diag *diag)
         return GR_OK;
     }
     float *target = gr_model_diff_of(model, layer->spec->input);
-    float *temp = gr_memory_at(model->memory, layer->temp);
+    float *temp = gr_memory_planner_at(model->memory, layer->temp);
     gr_status status = GR_OK;
     if (layer->convert_back) {
-        status =
-            convert(model, layer->convert_back, gr_memory_at(model->memory, layer->converted_diff),
-                    layer->dx_mode == GR_DX_ADD ? temp : target, diag);
+        status = convert(model, layer->convert_back,
+                         gr_memory_planner_at(model->memory, layer->converted_diff),
+                         layer->dx_mode == GR_DX_ADD ? temp : target, diag);
     }
     if (status == GR_OK && layer->dx_mode == GR_DX_ADD) {
         gr_add_f32(target, target, temp, gr_layer_elements(&model->layers[layer->spec->input]));

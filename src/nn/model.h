@@ -15,7 +15,7 @@
  * kernel. One thread at a time. Vectors and samples are 64-byte aligned. */
 
 #include "base/arena.h"
-#include "base/doc.h"
+#include "doc/doc.h"
 #include <gradus/status.h>
 
 enum { GR_DIMS_MAX = 4, GR_TENSOR_NAME_BYTES = 96 };

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Written for the C API of oneDNN 2.6 (Debian 12). Version 3 drops the operation descriptors and
- * makes memory descriptors opaque: the constructors below are what changes then. */
+/* Written for the C APIs of oneDNN 2 and 3: what differs stands behind onednn_version.h. */
 #include "nn/onednn.h"
 
 #include "base/fail.h"
+#include "nn/onednn_version.h"
 
-#include <oneapi/dnnl/dnnl.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct gr_layout {
-    dnnl_memory_desc_t desc;
+    gr_dnn_desc *desc;
+    size_t block; /* see gr_layout_block */
     gr_layout *next;
 };
 
@@ -79,7 +78,7 @@ gr_status gr_dnn_create(gr_dnn **dnn_out, gr_diag *diag)
         status = dnnl_post_ops_create(&dnn->relu);
     }
     if (status == dnnl_success) {
-        status = dnnl_post_ops_append_eltwise(dnn->relu, 1.0f, dnnl_eltwise_relu, 0.0f, 0.0f);
+        status = gr_dnn_append_relu(dnn->relu);
     }
     if (status == dnnl_success) {
         status = dnnl_primitive_attr_set_post_ops(dnn->attr_relu, dnn->relu);
@@ -100,6 +99,7 @@ void gr_dnn_destroy(gr_dnn *dnn)
     while (dnn->layouts) {
         gr_layout *layout = dnn->layouts;
         dnn->layouts = layout->next;
+        gr_dnn_desc_destroy(layout->desc);
         free(layout);
     }
     if (dnn->relu) {
@@ -122,94 +122,120 @@ void gr_dnn_destroy(gr_dnn *dnn)
 
 /* ---- Layouts --------------------------------------------------------------------------------- */
 
-static const gr_layout *layout_keep(gr_dnn *dnn, const dnnl_memory_desc_t *desc)
-{
-    for (const gr_layout *layout = dnn->layouts; layout; layout = layout->next) {
-        if (dnnl_memory_desc_equal(&layout->desc, desc)) {
-            return layout;
-        }
-    }
-    gr_layout *layout = calloc(1, sizeof *layout);
-    if (layout) {
-        layout->desc = *desc;
-        layout->next = dnn->layouts;
-        dnn->layouts = layout;
-    }
-    return layout;
-}
-
-static dnnl_memory_desc_t desc_make(int dims, const dnnl_dims_t dim, dnnl_format_tag_t tag)
-{
-    dnnl_memory_desc_t desc;
-    memset(&desc, 0, sizeof desc);
-    /* Fails only for impossible sizes, which the reader of the job file refused. */
-    if (dnnl_memory_desc_init_by_tag(&desc, dims, dim, dnnl_f32, tag) != dnnl_success) {
-        memset(&desc, 0, sizeof desc);
-    }
-    return desc;
-}
-
-static dnnl_memory_desc_t desc_1d(int64_t count)
-{
-    return desc_make(1, (const dnnl_dims_t){count}, dnnl_a);
-}
-
-static dnnl_memory_desc_t desc_2d(int64_t rows, int64_t columns, dnnl_format_tag_t tag)
-{
-    return desc_make(2, (const dnnl_dims_t){rows, columns}, tag);
-}
-
-static dnnl_memory_desc_t desc_4d(int64_t a, int64_t b, int64_t c, int64_t d, dnnl_format_tag_t tag)
-{
-    return desc_make(4, (const dnnl_dims_t){a, b, c, d}, tag);
-}
-
-const gr_layout *gr_layout_plain(gr_dnn *dnn, int64_t batch, const gr_shape *shape)
-{
-    dnnl_memory_desc_t desc =
-        shape->dims == 1 ? desc_2d(batch, shape->dim[0], dnnl_ab)
-                         : desc_4d(batch, shape->dim[0], shape->dim[1], shape->dim[2], dnnl_abcd);
-    return layout_keep(dnn, &desc);
-}
-
-const gr_layout *gr_layout_blocked(gr_dnn *dnn, int64_t batch, const gr_shape *shape, size_t block)
-{
-    dnnl_memory_desc_t desc =
-        desc_4d(batch, shape->dim[0], shape->dim[1], shape->dim[2],
-                block == 16 ? dnnl_aBcd16b : (block == 8 ? dnnl_aBcd8b : dnnl_abcd));
-    return layout_keep(dnn, &desc);
-}
-
-const gr_layout *gr_layout_conv_weights(gr_dnn *dnn, const gr_conv_shape *shape)
-{
-    dnnl_memory_desc_t desc =
-        desc_4d(shape->channels_out, shape->channels_in, shape->kernel, shape->kernel, dnnl_abcd);
-    return layout_keep(dnn, &desc);
-}
-
-bool gr_layout_equal(const gr_layout *a, const gr_layout *b)
-{
-    return a == b || dnnl_memory_desc_equal(&a->desc, &b->desc);
-}
-
-size_t gr_layout_block(const gr_layout *layout)
+/* Writes 0 for layouts that gr_layout_block does not know. Returns false without memory. */
+static bool find_block(const gr_dnn_desc *desc, size_t *block_out)
 {
     static const struct {
         dnnl_format_tag_t tag;
         size_t block;
     } known[] = {{dnnl_aBcd16b, 16}, {dnnl_aBcd8b, 8}, {dnnl_abcd, 1}};
-    for (size_t i = 0; layout->desc.ndims == 4 && i < sizeof known / sizeof known[0]; i++) {
-        dnnl_memory_desc_t desc = desc_make(4, layout->desc.dims, known[i].tag);
-        if (dnnl_memory_desc_equal(&layout->desc, &desc)) {
-            return known[i].block;
+    dnnl_dims_t dim = {0};
+    int dims = gr_dnn_desc_dims(desc, dim);
+    *block_out = 0;
+    for (size_t i = 0; dims == 4 && *block_out == 0 && i < sizeof known / sizeof known[0]; i++) {
+        gr_dnn_desc *other = NULL;
+        if (gr_dnn_desc_create(4, dim, known[i].tag, &other) != dnnl_success) {
+            return false;
+        }
+        if (dnnl_memory_desc_equal(desc, other)) {
+            *block_out = known[i].block;
+        }
+        gr_dnn_desc_destroy(other);
+    }
+    return true;
+}
+
+/* Takes over `desc`. Returns the layout that is equal to it, a new one if there is none; NULL
+ * without memory. */
+static const gr_layout *layout_take(gr_dnn *dnn, gr_dnn_desc *desc)
+{
+    for (const gr_layout *layout = dnn->layouts; layout; layout = layout->next) {
+        if (dnnl_memory_desc_equal(layout->desc, desc)) {
+            gr_dnn_desc_destroy(desc);
+            return layout;
         }
     }
-    return 0;
+    gr_layout *layout = calloc(1, sizeof *layout);
+    if (!layout || !find_block(desc, &layout->block)) {
+        free(layout);
+        gr_dnn_desc_destroy(desc);
+        return NULL;
+    }
+    layout->desc = desc;
+    layout->next = dnn->layouts;
+    dnn->layouts = layout;
+    return layout;
+}
+
+/* Fails only without memory: the reader of the job file has refused impossible sizes. */
+static const gr_layout *layout_make(gr_dnn *dnn, int dims, const dnnl_dims_t dim,
+                                    dnnl_format_tag_t tag)
+{
+    gr_dnn_desc *desc = NULL;
+    return gr_dnn_desc_create(dims, dim, tag, &desc) == dnnl_success ? layout_take(dnn, desc)
+                                                                     : NULL;
+}
+
+/* The three below write a descriptor that lives as long as `dnn`; they return false without
+ * memory. */
+static bool desc_1d(gr_dnn *dnn, int64_t count, const gr_dnn_desc **desc_out)
+{
+    const gr_layout *layout = layout_make(dnn, 1, (const dnnl_dims_t){count}, dnnl_a);
+    *desc_out = layout ? layout->desc : NULL;
+    return layout;
+}
+
+static bool desc_2d(gr_dnn *dnn, int64_t rows, int64_t columns, dnnl_format_tag_t tag,
+                    const gr_dnn_desc **desc_out)
+{
+    const gr_layout *layout = layout_make(dnn, 2, (const dnnl_dims_t){rows, columns}, tag);
+    *desc_out = layout ? layout->desc : NULL;
+    return layout;
+}
+
+/* Four dimensions in a layout that the primitive chooses. */
+static bool desc_any(gr_dnn *dnn, int64_t a, int64_t b, int64_t c, int64_t d,
+                     const gr_dnn_desc **desc_out)
+{
+    const gr_layout *layout =
+        layout_make(dnn, 4, (const dnnl_dims_t){a, b, c, d}, dnnl_format_tag_any);
+    *desc_out = layout ? layout->desc : NULL;
+    return layout;
+}
+
+const gr_layout *gr_layout_plain(gr_dnn *dnn, int64_t batch, const gr_shape *shape)
+{
+    const dnnl_dims_t dim = {batch, shape->dim[0], shape->dim[1], shape->dim[2]};
+    return shape->dims == 1 ? layout_make(dnn, 2, dim, dnnl_ab)
+                            : layout_make(dnn, 4, dim, dnnl_abcd);
+}
+
+const gr_layout *gr_layout_blocked(gr_dnn *dnn, int64_t batch, const gr_shape *shape, size_t block)
+{
+    const dnnl_dims_t dim = {batch, shape->dim[0], shape->dim[1], shape->dim[2]};
+    return layout_make(dnn, 4, dim,
+                       block == 16 ? dnnl_aBcd16b : (block == 8 ? dnnl_aBcd8b : dnnl_abcd));
+}
+
+const gr_layout *gr_layout_conv_weights(gr_dnn *dnn, const gr_conv_shape *shape)
+{
+    const dnnl_dims_t dim = {shape->channels_out, shape->channels_in, shape->kernel, shape->kernel};
+    return layout_make(dnn, 4, dim, dnnl_abcd);
+}
+
+bool gr_layout_equal(const gr_layout *a, const gr_layout *b)
+{
+    return a == b || dnnl_memory_desc_equal(a->desc, b->desc);
+}
+
+size_t gr_layout_block(const gr_layout *layout)
+{
+    return layout->block;
 }
 
 size_t gr_layout_bytes(const gr_layout *layout)
 {
-    return dnnl_memory_desc_get_size(&layout->desc);
+    return dnnl_memory_desc_get_size(layout->desc);
 }
 
 /* ---- Operations ------------------------------------------------------------------------------ */
@@ -234,17 +260,22 @@ void gr_dnn_op_destroy(gr_dnn_op *op)
 }
 
 static dnnl_status_t op_add(gr_dnn *dnn, gr_dnn_op *op, gr_slot slot, int arg,
-                            const dnnl_memory_desc_t *desc)
+                            const gr_dnn_desc *desc)
 {
     if (!desc || dnnl_memory_desc_get_size(desc) == 0) {
         return dnnl_success;
     }
-    op->layout[slot] = layout_keep(dnn, desc);
+    gr_dnn_desc *own = NULL;
+    dnnl_status_t status = gr_dnn_desc_clone(desc, &own);
+    if (status != dnnl_success) {
+        return status;
+    }
+    op->layout[slot] = layout_take(dnn, own);
     if (!op->layout[slot]) {
         return dnnl_out_of_memory;
     }
-    dnnl_status_t status =
-        dnnl_memory_create(&op->memory[slot], desc, dnn->engine, DNNL_MEMORY_NONE);
+    status = dnnl_memory_create(&op->memory[slot], op->layout[slot]->desc, dnn->engine,
+                                DNNL_MEMORY_NONE);
     if (status == dnnl_success) {
         op->args[op->arg_count].arg = arg;
         op->args[op->arg_count].memory = op->memory[slot];
@@ -253,29 +284,46 @@ static dnnl_status_t op_add(gr_dnn *dnn, gr_dnn_op *op, gr_slot slot, int arg,
     return status;
 }
 
-/* Takes `pd` over, also when it fails. The vectors of batch norm have no query: `vectors` of
- * `channels` values each. */
-static gr_status op_make(gr_dnn *dnn, dnnl_primitive_desc_t pd, const slot_rule *rules,
-                         int64_t channels, const char *what, gr_dnn_op **op_out, gr_diag *diag)
+/* Adds the memory objects of all slots. The vectors of batch norm, of `channels` values each, have
+ * no query. */
+static dnnl_status_t op_fill(gr_dnn *dnn, gr_dnn_op *op, const slot_rule *rules, int64_t channels)
 {
+    const gr_dnn_desc *vector = NULL;
+    if (channels > 0 && !desc_1d(dnn, channels, &vector)) {
+        return dnnl_out_of_memory;
+    }
+    dnnl_status_t status = dnnl_success;
+    for (; status == dnnl_success && rules->arg; rules++) {
+        const gr_dnn_desc *desc =
+            rules->query == dnnl_query_undef
+                ? vector
+                : dnnl_primitive_desc_query_md(op->pd, rules->query, rules->index);
+        status = op_add(dnn, op, rules->slot, rules->arg, desc);
+    }
+    if (status == dnnl_success) {
+        status = op_add(dnn, op, GR_SLOT_SCRATCH, DNNL_ARG_SCRATCHPAD,
+                        dnnl_primitive_desc_query_md(op->pd, dnnl_query_scratchpad_md, 0));
+    }
+    return status;
+}
+
+/* `status` is the result of making `pd`, which is taken over. */
+static gr_status op_make(gr_dnn *dnn, dnnl_status_t status, dnnl_primitive_desc_t pd,
+                         const slot_rule *rules, int64_t channels, const char *what,
+                         gr_dnn_op **op_out, gr_diag *diag)
+{
+    if (status != dnnl_success) {
+        return dnn_fail(diag, status, what);
+    }
     gr_dnn_op *op = calloc(1, sizeof *op);
     if (!op) {
         dnnl_primitive_desc_destroy(pd);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", what);
     }
     op->pd = pd;
-    dnnl_status_t status = dnnl_primitive_create(&op->primitive, pd);
-    dnnl_memory_desc_t vector = desc_1d(channels > 0 ? channels : 1);
-    for (; status == dnnl_success && rules->arg; rules++) {
-        const dnnl_memory_desc_t *desc =
-            rules->query == dnnl_query_undef
-                ? &vector
-                : dnnl_primitive_desc_query_md(pd, rules->query, rules->index);
-        status = op_add(dnn, op, rules->slot, rules->arg, desc);
-    }
+    status = dnnl_primitive_create(&op->primitive, pd);
     if (status == dnnl_success) {
-        status = op_add(dnn, op, GR_SLOT_SCRATCH, DNNL_ARG_SCRATCHPAD,
-                        dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0));
+        status = op_fill(dnn, op, rules, channels);
     }
     if (status != dnnl_success) {
         gr_dnn_op_destroy(op);
@@ -334,40 +382,44 @@ gr_status gr_dnn_linear_forward(gr_dnn *dnn, int64_t batch, int64_t in, int64_t 
                                       {GR_SLOT_BIAS, DNNL_ARG_BIAS, dnnl_query_weights_md, 1},
                                       {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
                                       {0, 0, 0, 0}};
-    dnnl_memory_desc_t src = desc_2d(batch, in, dnnl_ab), weights = desc_2d(in, out, dnnl_ba);
-    dnnl_memory_desc_t bias_desc = desc_2d(1, out, dnnl_ab), dst = desc_2d(batch, out, dnnl_ab);
-    dnnl_matmul_desc_t desc;
+    gr_dnn_tensors on = {.engine = dnn->engine, .attr = relu ? dnn->attr_relu : dnn->attr};
+    bool made = desc_2d(dnn, batch, in, dnnl_ab, &on.src) &&
+                desc_2d(dnn, in, out, dnnl_ba, &on.weights) &&
+                (!bias || desc_2d(dnn, 1, out, dnnl_ab, &on.bias)) &&
+                desc_2d(dnn, batch, out, dnnl_ab, &on.dst);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status =
-        dnnl_matmul_desc_init(&desc, &src, &weights, bias ? &bias_desc : NULL, &dst);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, relu ? dnn->attr_relu : dnn->attr,
-                                            dnn->engine, NULL);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "a linear layer");
-    }
-    return op_make(dnn, pd, rules, 0, "a linear layer", op_out, diag);
+    dnnl_status_t status = made ? gr_dnn_matmul(&on, &pd) : dnnl_out_of_memory;
+    return op_make(dnn, status, pd, rules, 0, "a linear layer", op_out, diag);
 }
 
-typedef struct conv_geometry {
-    dnnl_dims_t stride, padding;
-} conv_geometry;
-
-static conv_geometry geometry_of(const gr_conv_shape *shape)
+static gr_dnn_windows windows_of(const gr_conv_shape *shape)
 {
-    conv_geometry geometry = {.stride = {shape->stride, shape->stride},
-                              .padding = {shape->padding, shape->padding}};
-    return geometry;
-}
-
-/* What the last window needs behind the image; less than nothing where windows end before it. */
-static void padding_behind(const gr_conv_shape *shape, dnnl_dims_t behind_out)
-{
-    behind_out[0] =
+    gr_dnn_windows windows = {.kernel = {shape->kernel, shape->kernel},
+                              .stride = {shape->stride, shape->stride},
+                              .before = {shape->padding, shape->padding}};
+    /* What the last window needs behind the image; negative where windows end before its edge. */
+    windows.behind[0] =
         (shape->height_out - 1) * shape->stride + shape->kernel - shape->height_in - shape->padding;
-    behind_out[1] =
+    windows.behind[1] =
         (shape->width_out - 1) * shape->stride + shape->kernel - shape->width_in - shape->padding;
+    return windows;
+}
+
+static bool conv_weights(gr_dnn *dnn, const gr_conv_shape *shape, gr_dnn_tensors *on)
+{
+    return desc_any(dnn, shape->channels_out, shape->channels_in, shape->kernel, shape->kernel,
+                    &on->weights) &&
+           (!shape->bias || desc_1d(dnn, shape->channels_out, &on->bias));
+}
+
+/* What a backward pass shares with its forward pass: the layouts of data and where it was made. */
+static gr_dnn_tensors back_of(gr_dnn *dnn, const gr_dnn_op *forward)
+{
+    return (gr_dnn_tensors){.src = forward->layout[GR_SLOT_SRC]->desc,
+                            .dst = forward->layout[GR_SLOT_DST]->desc,
+                            .engine = dnn->engine,
+                            .attr = dnn->attr,
+                            .forward = forward->pd};
 }
 
 gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool relu,
@@ -378,29 +430,16 @@ gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool relu
                                       {GR_SLOT_BIAS, DNNL_ARG_BIAS, dnnl_query_weights_md, 1},
                                       {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
                                       {0, 0, 0, 0}};
-    dnnl_memory_desc_t src = desc_4d(shape->batch, shape->channels_in, shape->height_in,
-                                     shape->width_in, dnnl_format_tag_any);
-    dnnl_memory_desc_t weights = desc_4d(shape->channels_out, shape->channels_in, shape->kernel,
-                                         shape->kernel, dnnl_format_tag_any);
-    dnnl_memory_desc_t bias = desc_1d(shape->channels_out);
-    dnnl_memory_desc_t dst = desc_4d(shape->batch, shape->channels_out, shape->height_out,
-                                     shape->width_out, dnnl_format_tag_any);
-    conv_geometry geometry = geometry_of(shape);
-    dnnl_dims_t behind = {0};
-    padding_behind(shape, behind);
-    dnnl_convolution_desc_t desc;
+    gr_dnn_tensors on = {.engine = dnn->engine, .attr = relu ? dnn->attr_relu : dnn->attr};
+    bool made = desc_any(dnn, shape->batch, shape->channels_in, shape->height_in, shape->width_in,
+                         &on.src) &&
+                conv_weights(dnn, shape, &on) &&
+                desc_any(dnn, shape->batch, shape->channels_out, shape->height_out,
+                         shape->width_out, &on.dst);
+    gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_convolution_forward_desc_init(
-        &desc, dnnl_forward_training, dnnl_convolution_direct, &src, &weights,
-        shape->bias ? &bias : NULL, &dst, geometry.stride, geometry.padding, behind);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, relu ? dnn->attr_relu : dnn->attr,
-                                            dnn->engine, NULL);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "a convolution");
-    }
-    return op_make(dnn, pd, rules, 0, "a convolution", op_out, diag);
+    dnnl_status_t status = made ? gr_dnn_convolution(&on, &windows, &pd) : dnnl_out_of_memory;
+    return op_make(dnn, status, pd, rules, 0, "a convolution", op_out, diag);
 }
 
 gr_status gr_dnn_conv_backward_data(gr_dnn *dnn, const gr_conv_shape *shape,
@@ -411,23 +450,13 @@ gr_status gr_dnn_conv_backward_data(gr_dnn *dnn, const gr_conv_shape *shape,
         {GR_SLOT_WEIGHTS, DNNL_ARG_WEIGHTS, dnnl_query_weights_md, 0},
         {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
         {0, 0, 0, 0}};
-    dnnl_memory_desc_t weights = desc_4d(shape->channels_out, shape->channels_in, shape->kernel,
-                                         shape->kernel, dnnl_format_tag_any);
-    conv_geometry geometry = geometry_of(shape);
-    dnnl_dims_t behind = {0};
-    padding_behind(shape, behind);
-    dnnl_convolution_desc_t desc;
+    gr_dnn_tensors on = back_of(dnn, forward);
+    gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_convolution_backward_data_desc_init(
-        &desc, dnnl_convolution_direct, &forward->layout[GR_SLOT_SRC]->desc, &weights,
-        &forward->layout[GR_SLOT_DST]->desc, geometry.stride, geometry.padding, behind);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, forward->pd);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "a convolution's backward pass");
-    }
-    return op_make(dnn, pd, rules, 0, "a convolution's backward pass", op_out, diag);
+    dnnl_status_t status = conv_weights(dnn, shape, &on)
+                               ? gr_dnn_convolution_data(&on, &windows, &pd)
+                               : dnnl_out_of_memory;
+    return op_make(dnn, status, pd, rules, 0, "a convolution's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_conv_backward_weights(gr_dnn *dnn, const gr_conv_shape *shape,
@@ -439,25 +468,13 @@ gr_status gr_dnn_conv_backward_weights(gr_dnn *dnn, const gr_conv_shape *shape,
         {GR_SLOT_DIFF_BIAS, DNNL_ARG_DIFF_BIAS, dnnl_query_diff_weights_md, 1},
         {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
         {0, 0, 0, 0}};
-    dnnl_memory_desc_t weights = desc_4d(shape->channels_out, shape->channels_in, shape->kernel,
-                                         shape->kernel, dnnl_format_tag_any);
-    dnnl_memory_desc_t bias = desc_1d(shape->channels_out);
-    conv_geometry geometry = geometry_of(shape);
-    dnnl_dims_t behind = {0};
-    padding_behind(shape, behind);
-    dnnl_convolution_desc_t desc;
+    gr_dnn_tensors on = back_of(dnn, forward);
+    gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_convolution_backward_weights_desc_init(
-        &desc, dnnl_convolution_direct, &forward->layout[GR_SLOT_SRC]->desc, &weights,
-        shape->bias ? &bias : NULL, &forward->layout[GR_SLOT_DST]->desc, geometry.stride,
-        geometry.padding, behind);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, forward->pd);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "a convolution's backward pass");
-    }
-    return op_make(dnn, pd, rules, 0, "a convolution's backward pass", op_out, diag);
+    dnnl_status_t status = conv_weights(dnn, shape, &on)
+                               ? gr_dnn_convolution_weights(&on, &windows, &pd)
+                               : dnnl_out_of_memory;
+    return op_make(dnn, status, pd, rules, 0, "a convolution's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_pool_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool max,
@@ -469,24 +486,17 @@ gr_status gr_dnn_pool_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool max,
         {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
         {GR_SLOT_WORKSPACE, DNNL_ARG_WORKSPACE, dnnl_query_workspace_md, 0},
         {0, 0, 0, 0}};
-    dnnl_memory_desc_t dst = desc_4d(shape->batch, shape->channels_out, shape->height_out,
-                                     shape->width_out, dnnl_format_tag_any);
-    conv_geometry geometry = geometry_of(shape);
-    dnnl_dims_t behind = {0}, kernel = {shape->kernel, shape->kernel};
-    padding_behind(shape, behind);
-    dnnl_pooling_desc_t desc;
+    gr_dnn_tensors on = {.src = src->desc, .engine = dnn->engine, .attr = dnn->attr};
+    bool made = desc_any(dnn, shape->batch, shape->channels_out, shape->height_out,
+                         shape->width_out, &on.dst);
+    gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_pooling_forward_desc_init(
-        &desc, training ? dnnl_forward_training : dnnl_forward_inference,
-        max ? dnnl_pooling_max : dnnl_pooling_avg_exclude_padding, &src->desc, &dst,
-        geometry.stride, kernel, geometry.padding, behind);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, NULL);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "pooling");
-    }
-    return op_make(dnn, pd, rules, 0, "pooling", op_out, diag);
+    dnnl_status_t status =
+        made ? gr_dnn_pooling(&on, &windows,
+                              training ? dnnl_forward_training : dnnl_forward_inference,
+                              max ? dnnl_pooling_max : dnnl_pooling_avg_exclude_padding, &pd)
+             : dnnl_out_of_memory;
+    return op_make(dnn, status, pd, rules, 0, "pooling", op_out, diag);
 }
 
 gr_status gr_dnn_pool_backward(gr_dnn *dnn, const gr_conv_shape *shape, bool max,
@@ -497,22 +507,12 @@ gr_status gr_dnn_pool_backward(gr_dnn *dnn, const gr_conv_shape *shape, bool max
         {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
         {GR_SLOT_WORKSPACE, DNNL_ARG_WORKSPACE, dnnl_query_workspace_md, 0},
         {0, 0, 0, 0}};
-    conv_geometry geometry = geometry_of(shape);
-    dnnl_dims_t behind = {0}, kernel = {shape->kernel, shape->kernel};
-    padding_behind(shape, behind);
-    dnnl_pooling_desc_t desc;
+    gr_dnn_tensors on = back_of(dnn, forward);
+    gr_dnn_windows windows = windows_of(shape);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_pooling_backward_desc_init(
-        &desc, max ? dnnl_pooling_max : dnnl_pooling_avg_exclude_padding,
-        &forward->layout[GR_SLOT_SRC]->desc, &forward->layout[GR_SLOT_DST]->desc, geometry.stride,
-        kernel, geometry.padding, behind);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, forward->pd);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "pooling's backward pass");
-    }
-    return op_make(dnn, pd, rules, 0, "pooling's backward pass", op_out, diag);
+    dnnl_status_t status = gr_dnn_pooling_back(
+        &on, &windows, max ? dnnl_pooling_max : dnnl_pooling_avg_exclude_padding, &pd);
+    return op_make(dnn, status, pd, rules, 0, "pooling's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_norm_forward(gr_dnn *dnn, const gr_layout *data, int64_t channels, float epsilon,
@@ -525,19 +525,13 @@ gr_status gr_dnn_norm_forward(gr_dnn *dnn, const gr_layout *data, int64_t channe
                                       {GR_SLOT_SCALE, DNNL_ARG_SCALE, dnnl_query_undef, 0},
                                       {GR_SLOT_SHIFT, DNNL_ARG_SHIFT, dnnl_query_undef, 0},
                                       {0, 0, 0, 0}};
+    gr_dnn_tensors on = {.src = data->desc, .engine = dnn->engine, .attr = dnn->attr};
     unsigned flags = dnnl_use_scale | dnnl_use_shift;
-    dnnl_batch_normalization_desc_t desc;
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_batch_normalization_forward_desc_init(
-        &desc, running ? dnnl_forward_inference : dnnl_forward_training, &data->desc, epsilon,
-        running ? flags | dnnl_use_global_stats : flags);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, NULL);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "batch norm");
-    }
-    return op_make(dnn, pd, rules, channels, "batch norm", op_out, diag);
+    dnnl_status_t status =
+        gr_dnn_batch_norm(&on, running ? dnnl_forward_inference : dnnl_forward_training, epsilon,
+                          running ? flags | dnnl_use_global_stats : flags, &pd);
+    return op_make(dnn, status, pd, rules, channels, "batch norm", op_out, diag);
 }
 
 gr_status gr_dnn_norm_backward(gr_dnn *dnn, const gr_dnn_op *forward, int64_t channels,
@@ -550,22 +544,18 @@ gr_status gr_dnn_norm_backward(gr_dnn *dnn, const gr_dnn_op *forward, int64_t ch
         {GR_SLOT_MEAN, DNNL_ARG_MEAN, dnnl_query_undef, 0},
         {GR_SLOT_VARIANCE, DNNL_ARG_VARIANCE, dnnl_query_undef, 0},
         {GR_SLOT_SCALE, DNNL_ARG_SCALE, dnnl_query_undef, 0},
-        {GR_SLOT_SHIFT, DNNL_ARG_SHIFT, dnnl_query_undef, 0}, /* not read, but asked for */
+#if DNNL_VERSION_MAJOR == 2 /* demands this argument without reading it; version 3 refuses it */
+        {GR_SLOT_SHIFT, DNNL_ARG_SHIFT, dnnl_query_undef, 0},
+#endif
         {GR_SLOT_DIFF_SCALE, DNNL_ARG_DIFF_SCALE, dnnl_query_undef, 0},
         {GR_SLOT_DIFF_SHIFT, DNNL_ARG_DIFF_SHIFT, dnnl_query_undef, 0},
-        {0, 0, 0, 0}};
-    const dnnl_memory_desc_t *data = &forward->layout[GR_SLOT_SRC]->desc;
-    dnnl_batch_normalization_desc_t desc;
+        {0, 0, 0, 0}
+    };
+    gr_dnn_tensors on = back_of(dnn, forward);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_batch_normalization_backward_desc_init(
-        &desc, dnnl_backward, data, data, epsilon, dnnl_use_scale | dnnl_use_shift);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, forward->pd);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "batch norm's backward pass");
-    }
-    return op_make(dnn, pd, rules, channels, "batch norm's backward pass", op_out, diag);
+    dnnl_status_t status =
+        gr_dnn_batch_norm_back(&on, epsilon, dnnl_use_scale | dnnl_use_shift, &pd);
+    return op_make(dnn, status, pd, rules, channels, "batch norm's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_gelu_forward(gr_dnn *dnn, const gr_layout *data, gr_dnn_op **op_out, gr_diag *diag)
@@ -573,17 +563,10 @@ gr_status gr_dnn_gelu_forward(gr_dnn *dnn, const gr_layout *data, gr_dnn_op **op
     static const slot_rule rules[] = {{GR_SLOT_SRC, DNNL_ARG_SRC, dnnl_query_src_md, 0},
                                       {GR_SLOT_DST, DNNL_ARG_DST, dnnl_query_dst_md, 0},
                                       {0, 0, 0, 0}};
-    dnnl_eltwise_desc_t desc;
+    gr_dnn_tensors on = {.src = data->desc, .engine = dnn->engine, .attr = dnn->attr};
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_eltwise_forward_desc_init(
-        &desc, dnnl_forward_training, dnnl_eltwise_gelu_erf, &data->desc, 0.0f, 0.0f);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, NULL);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "GELU");
-    }
-    return op_make(dnn, pd, rules, 0, "GELU", op_out, diag);
+    dnnl_status_t status = gr_dnn_gelu(&on, &pd);
+    return op_make(dnn, status, pd, rules, 0, "GELU", op_out, diag);
 }
 
 gr_status gr_dnn_gelu_backward(gr_dnn *dnn, const gr_dnn_op *forward, gr_dnn_op **op_out,
@@ -594,18 +577,10 @@ gr_status gr_dnn_gelu_backward(gr_dnn *dnn, const gr_dnn_op *forward, gr_dnn_op 
         {GR_SLOT_DIFF_SRC, DNNL_ARG_DIFF_SRC, dnnl_query_diff_src_md, 0},
         {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
         {0, 0, 0, 0}};
-    const dnnl_memory_desc_t *data = &forward->layout[GR_SLOT_SRC]->desc;
-    dnnl_eltwise_desc_t desc;
+    gr_dnn_tensors on = back_of(dnn, forward);
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status =
-        dnnl_eltwise_backward_desc_init(&desc, dnnl_eltwise_gelu_erf, data, data, 0.0f, 0.0f);
-    if (status == dnnl_success) {
-        status = dnnl_primitive_desc_create(&pd, &desc, dnn->attr, dnn->engine, forward->pd);
-    }
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "GELU's backward pass");
-    }
-    return op_make(dnn, pd, rules, 0, "GELU's backward pass", op_out, diag);
+    dnnl_status_t status = gr_dnn_gelu_back(&on, &pd);
+    return op_make(dnn, status, pd, rules, 0, "GELU's backward pass", op_out, diag);
 }
 
 gr_status gr_dnn_reorder(gr_dnn *dnn, const gr_layout *src, const gr_layout *dst,
@@ -615,10 +590,7 @@ gr_status gr_dnn_reorder(gr_dnn *dnn, const gr_layout *src, const gr_layout *dst
                                       {GR_SLOT_DST, DNNL_ARG_TO, dnnl_query_dst_md, 0},
                                       {0, 0, 0, 0}};
     dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = dnnl_reorder_primitive_desc_create(&pd, &src->desc, dnn->engine,
-                                                              &dst->desc, dnn->engine, dnn->attr);
-    if (status != dnnl_success) {
-        return dnn_fail(diag, status, "a change of layout");
-    }
-    return op_make(dnn, pd, rules, 0, "a change of layout", op_out, diag);
+    dnnl_status_t status = dnnl_reorder_primitive_desc_create(&pd, src->desc, dnn->engine,
+                                                              dst->desc, dnn->engine, dnn->attr);
+    return op_make(dnn, status, pd, rules, 0, "a change of layout", op_out, diag);
 }

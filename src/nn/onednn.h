@@ -2,7 +2,7 @@
 #ifndef GR_NN_ONEDNN_H
 #define GR_NN_ONEDNN_H
 
-/* All of oneDNN that the engine uses, in our words; onednn.c is the only file that includes dnnl.h.
+/* All of oneDNN that the engine uses; onednn.c is the only file that calls it, in version 2 or 3.
  *
  * An operation is created once with its memory objects; afterwards only pointers are put into its
  * slots. Its scratch memory is the caller's too (slot GR_SLOT_SCRATCH). A layout says how a tensor

@@ -100,22 +100,22 @@ static void pass_row_means(const float *x, size_t rows, size_t columns, float *m
 {
     for (size_t row = 0; row < rows; row++) {
         const float *from = x + row * columns;
-        float lane[LANES] = {0};
+        float shm[LANES] = {0};
         size_t whole = columns / LANES * LANES;
         for (size_t i = 0; i < whole; i += LANES) {
             for (size_t j = 0; j < LANES; j++) {
-                lane[j] += from[i + j];
+                shm[j] += from[i + j];
             }
         }
         for (size_t i = whole; i < columns; i++) {
-            lane[i - whole] += from[i];
+            shm[i - whole] += from[i];
         }
         for (size_t half = LANES / 2; half > 0; half /= 2) {
             for (size_t j = 0; j < half; j++) {
-                lane[j] += lane[j + half];
+                shm[j] += shm[j + half];
             }
         }
-        means[row] = lane[0] / (float)columns;
+        means[row] = shm[0] / (float)columns;
     }
 }
 
@@ -142,24 +142,24 @@ static void pass_dropout_backward(float *dx, const float *dy, const uint8_t *res
 
 static double pass_square_sum(const float *x, size_t count)
 {
-    double lane[LANES] = {0};
+    double shm[LANES] = {0};
     size_t whole = count / LANES * LANES;
     for (size_t i = 0; i < whole; i += LANES) {
         for (size_t j = 0; j < LANES; j++) {
             double v = (double)x[i + j];
-            lane[j] += v * v;
+            shm[j] += v * v;
         }
     }
     for (size_t i = whole; i < count; i++) {
         double v = (double)x[i];
-        lane[i - whole] += v * v;
+        shm[i - whole] += v * v;
     }
     for (size_t half = LANES / 2; half > 0; half /= 2) {
         for (size_t j = 0; j < half; j++) {
-            lane[j] += lane[j + half];
+            shm[j] += shm[j + half];
         }
     }
-    return lane[0];
+    return shm[0];
 }
 
 static bool pass_any_not_finite(const float *x, size_t count)

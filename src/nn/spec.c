@@ -3,6 +3,7 @@
 #include "nn/layer.h"
 
 #include "base/fail.h"
+#include "base/text.h"
 
 #include <ctype.h>
 #include <stddef.h>
@@ -54,20 +55,20 @@ static const setting settings[] = {
 };
 enum { SETTING_COUNT = sizeof settings / sizeof settings[0], KEYS_MAX = 8 };
 
-typedef struct reader {
+typedef struct layer_reader {
     gr_model_spec *spec;
     const gr_node **nodes; /* where each layer stands: for messages about names */
     gr_arena *arena;
     gr_diag *diag;
     int last;  /* the layer whose output the next one reads */
     int depth; /* of residual branches */
-} reader;
+} layer_reader;
 
 enum { BRANCH_DEPTH_MAX = 16 };
 
-static gr_status read_layers(reader *r, const gr_node *list);
+static gr_status read_layers(layer_reader *r, const gr_node *list);
 
-static const gr_shape *shape_after(const reader *r, int index)
+static const gr_shape *shape_after(const layer_reader *r, int index)
 {
     return index == GR_MODEL_INPUT ? &r->spec->input : &r->spec->layers[index].info.output;
 }
@@ -113,7 +114,7 @@ static gr_status unknown_kind(const gr_node *node, const char *word, gr_diag *di
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
-static int find_name(const reader *r, const char *name)
+static int find_name(const layer_reader *r, const char *name)
 {
     for (int i = 0; i < r->spec->count; i++) {
         if (strcmp(r->spec->layers[i].info.name, name) == 0) {
@@ -123,7 +124,7 @@ static int find_name(const reader *r, const char *name)
     return GR_NO_LAYER;
 }
 
-static gr_status given_name(reader *r, const gr_node *node, const char **name_out)
+static gr_status given_name(layer_reader *r, const gr_node *node, const char **name_out)
 {
     const char *name = NULL;
     gr_status status = gr_node_text(node, &name, r->diag);
@@ -150,7 +151,7 @@ static gr_status given_name(reader *r, const gr_node *node, const char **name_ou
 }
 
 /* prefix and number: the kind's number in the order of the file, moved on past names in use. */
-static gr_status made_name(reader *r, const gr_layer_ops *ops, const char **name_out)
+static gr_status made_name(layer_reader *r, const gr_layer_ops *ops, const char **name_out)
 {
     int number = 1;
     for (int i = 0; i < r->spec->count; i++) {
@@ -301,7 +302,8 @@ static gr_status settle_window(const gr_node *node, gr_layer_settings *set, gr_d
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
-static gr_status find_from(reader *r, const gr_node *item, const gr_node *value, int *other_out)
+static gr_status find_from(layer_reader *r, const gr_node *item, const gr_node *value,
+                           int *other_out)
 {
     const gr_node *from = value && value->kind == GR_NODE_MAP ? gr_node_get(value, "from") : value;
     if (!from) {
@@ -334,7 +336,7 @@ static gr_status find_from(reader *r, const gr_node *item, const gr_node *value,
 }
 
 /* Appends a layer that reads the last one's output. */
-static gr_status append(reader *r, const gr_layer_ops *ops, const gr_node *item,
+static gr_status append(layer_reader *r, const gr_layer_ops *ops, const gr_node *item,
                         const gr_node *value, const gr_node *name, int other)
 {
     gr_model_spec *spec = r->spec;
@@ -390,7 +392,7 @@ static gr_status append(reader *r, const gr_layer_ops *ops, const gr_node *item,
 }
 
 /* `residual: [layers]`: the branch, then its input is added to its output. */
-static gr_status read_residual(reader *r, const gr_node *item, const gr_node *value,
+static gr_status read_residual(layer_reader *r, const gr_node *item, const gr_node *value,
                                const gr_node *name)
 {
     if (!value || value->kind != GR_NODE_LIST || value->count == 0) {
@@ -410,7 +412,7 @@ static gr_status read_residual(reader *r, const gr_node *item, const gr_node *va
 }
 
 /* An item is a word, or a map with the kind as key, and perhaps `name` beside it or inside. */
-static gr_status read_item(reader *r, const gr_node *item)
+static gr_status read_item(layer_reader *r, const gr_node *item)
 {
     const char *word = item->text;
     const gr_node *value = NULL, *name = NULL;
@@ -467,7 +469,7 @@ static gr_status read_item(reader *r, const gr_node *item)
     return append(r, ops, where, value, name, other);
 }
 
-static gr_status read_layers(reader *r, const gr_node *list)
+static gr_status read_layers(layer_reader *r, const gr_node *list)
 {
     for (const gr_node *item = list->child; item; item = item->next) {
         gr_status status = read_item(r, item);
@@ -490,7 +492,7 @@ gr_status gr_model_spec_read(const gr_node *list, const gr_shape *input, gr_aren
                        "samples must be features or images (channels x height x width)");
     }
     gr_model_spec *spec = gr_arena_alloc(arena, sizeof *spec);
-    reader r = {.spec = spec, .arena = arena, .diag = diag, .last = GR_MODEL_INPUT};
+    layer_reader r = {.spec = spec, .arena = arena, .diag = diag, .last = GR_MODEL_INPUT};
     r.nodes = gr_arena_alloc(arena, GR_LAYERS_MAX * sizeof *r.nodes);
     if (!spec || !r.nodes) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the model's layers");

@@ -4,7 +4,8 @@
 
 #include "base/fail.h"
 
-int64_t gr_window_count(int64_t size, int64_t kernel, int64_t stride, int64_t padding)
+/* Output size of windows over an image; 0 if the kernel does not fit. */
+static int64_t count_windows(int64_t size, int64_t kernel, int64_t stride, int64_t padding)
 {
     return size + 2 * padding < kernel ? 0 : (size + 2 * padding - kernel) / stride + 1;
 }
@@ -22,8 +23,8 @@ gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *
             "image shape",
             spec->info.name, text);
     }
-    int64_t height = gr_window_count(spec->shape_in.dim[1], set->kernel, set->stride, set->padding);
-    int64_t width = gr_window_count(spec->shape_in.dim[2], set->kernel, set->stride, set->padding);
+    int64_t height = count_windows(spec->shape_in.dim[1], set->kernel, set->stride, set->padding);
+    int64_t width = count_windows(spec->shape_in.dim[2], set->kernel, set->stride, set->padding);
     if (height < 1 || width < 1) {
         return gr_node_fail(
             node, diag, GR_E_INVALID,

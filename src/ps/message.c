@@ -3,7 +3,6 @@
 
 #include "base/codec.h"
 #include "base/fail.h"
-#include "ps/rows.h"
 
 #include <math.h>
 #include <string.h>
@@ -123,8 +122,8 @@ gr_status gr_ps_check_spec(const gr_ps_spec *tensor, gr_diag *diag)
         return gr_fail(
             diag, GR_E_INVALID,
             "tensor \"%s\": gradients travel as f32, f16 or bf16, those of a table as f32 "
-            "only; type %d cannot be",
-            tensor->name, type);
+            "only; type %d (%s) cannot be",
+            tensor->name, type, gr_dtype_name((gr_dtype)type));
     }
     if (gr_ps_cut_of(tensor->elements).blocks == 0) {
         return gr_fail(diag, GR_E_INVALID, "tensor \"%s\" has %llu elements, must have 1 to %llu",

@@ -18,8 +18,7 @@
 
 #include "link/link.h"
 #include "ps/place.h"
-#include "ps/store.h"
-#include "ps/verdict.h"
+#include "ps/tensor.h"
 
 #include <gradus/ps.h>
 
@@ -50,7 +49,8 @@ typedef enum gr_ps_kind {
     GR_PS_PEER = 18,      /* client: segment: another server's number; its addresses */
     GR_PS_EPOCH = 19,     /* client: fingerprint: that of the table that all behind it goes by */
     GR_PS_TABLE = 20,     /* server, to clients and servers: all behind it goes by this table */
-    GR_PS_VIEW = 21,      /* from here on server to server: it lives, and whom it misses */
+    GR_PS_VIEW =
+        21, /* from here on server to server (server/message.h): it lives, and whom it misses */
     GR_PS_UPDATE = 22,    /* what a replica is to do; one COPY with the sum follows */
     GR_PS_IMAGE = 23,     /* what a new replica begins with; COPYs of values and states follow */
     GR_PS_COPY = 24,      /* values of UPDATE or IMAGE */
@@ -149,54 +149,6 @@ gr_status gr_ps_get_counters(const uint8_t *in, size_t size_bytes, gr_ps_counter
 gr_status gr_ps_get_table(const uint8_t *in, size_t size_bytes, gr_ps_table *table_out,
                           gr_diag *diag) GR_MUST_CHECK;
 
-/* ---- Between servers (message_servers.c) ----------------------------------------------------- */
-typedef struct gr_ps_beat {
-    gr_ps_view view;
-    uint64_t stamp; /* the sender's clock, above 0 */
-    uint64_t echo;  /* the newest stamp of the receiver's that has come; 0: none */
-} gr_ps_beat;
-
-/* What a replica says of a block. */
-typedef enum gr_ps_word {
-    GR_PS_HAS = 0,     /* all updates up to this version */
-    GR_PS_REFUSES = 1, /* it has no memory for the block: there is no replica of it */
-    GR_PS_WHOLE = 2    /* all of the image */
-} gr_ps_word;
-
-typedef struct gr_ps_ack {
-    uint64_t key, version;
-    uint32_t block;
-    gr_ps_word word;
-} gr_ps_ack;
-
-enum {
-    GR_PS_ACKS_MAX = 64,     /* in one message */
-    GR_PS_HEAD_MAX = 6 << 10 /* any payload between servers but values */
-};
-
-/* What follows an UPDATE or an IMAGE: vectors, each in COPYs of GR_PS_COPY_MAX bytes, the last one
- * shorter. Of a block of elements there is one of the sum, or one of the values and one of each
- * state; of a table's one with the numbers of the rows and then all of them, none for no rows. */
-enum { GR_PS_COPY_MAX = 1 << 20 };
-uint64_t gr_ps_update_bytes(const gr_ps_update *update); /* of each vector */
-uint64_t gr_ps_image_bytes(const gr_ps_image *image);
-
-/* `out` has GR_PS_HEAD_MAX. */
-size_t gr_ps_put_beat(const gr_ps_beat *beat, uint8_t *out);
-size_t gr_ps_put_update(const gr_ps_update *update, uint8_t *out);
-size_t gr_ps_put_image(const gr_ps_image *image, uint8_t *out);
-size_t gr_ps_put_acks(const gr_ps_ack *acks, int count, uint8_t *out);
-
-gr_status gr_ps_get_beat(const uint8_t *in, size_t size_bytes, gr_ps_beat *beat_out,
-                         gr_diag *diag) GR_MUST_CHECK;
-/* Its clients are in `clients_out`, values and rows are to come. */
-gr_status gr_ps_get_update(const uint8_t *in, size_t size_bytes, gr_ps_update *update_out,
-                           int clients_out[GR_PS_PEERS_MAX], gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_ps_get_image(const uint8_t *in, size_t size_bytes, gr_ps_image *image_out,
-                          gr_ps_seen seen_out[GR_PS_PEERS_MAX], gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_ps_get_acks(const uint8_t *in, size_t size_bytes, gr_ps_ack acks_out[GR_PS_ACKS_MAX],
-                         int *count_out, gr_diag *diag) GR_MUST_CHECK;
-
 /* What is not zero of `count` values: the numbers, ascending, then the values. The size in bytes;
  * 0: it would be no shorter, and nothing is written; GR_PS_PAIRS_NONE: all are zero. `out` has room
  * for the values. */
@@ -224,7 +176,7 @@ gr_status gr_ps_check_spec(const gr_ps_spec *tensor, gr_diag *diag) GR_MUST_CHEC
 /* The addresses of a server as servers print them, "A+B", become what links dial, "A B". */
 void gr_ps_split_addresses(char *addresses);
 
-/* What all decoders of this floor give for bad input: GR_E_PROTOCOL, and what it was. */
+/* What all decoders of this layer give for bad input: GR_E_PROTOCOL, and what it was. */
 gr_status gr_ps_malformed(const char *what, gr_diag *diag);
 
 #endif

@@ -123,6 +123,15 @@ bool gr_ps_table_replicated(const gr_ps_table *table)
     return memcmp(table->replica, table->primary, sizeof table->replica) != 0;
 }
 
+uint32_t gr_ps_table_mask(const gr_ps_table *table)
+{
+    uint32_t mask = 0;
+    for (int server = 0; server < table->servers; server++) {
+        mask |= table->alive[server] ? UINT32_C(1) << server : 0;
+    }
+    return mask;
+}
+
 int gr_ps_table_living(const gr_ps_table *table)
 {
     int living = 0;
@@ -165,67 +174,6 @@ bool gr_ps_table_lose(gr_ps_table *table, int server)
             int heir = primary == server ? replica : primary;
             move(table, &l, slot, heir, best_replica(table, &l, heir));
         }
-    }
-    return true;
-}
-
-/* The slot to take over as primary: of whoever has most, the first behind `from`. */
-static int slot_to_lead(const gr_ps_table *table, const load *l, int server, int from)
-{
-    int best = -1, most = 0;
-    for (int i = 0; i < GR_PS_SLOTS; i++) {
-        int slot = (from + i) % GR_PS_SLOTS, has = table->primary[slot];
-        if (has != server && l->primary[has] > most) {
-            most = l->primary[has];
-            best = slot;
-        }
-    }
-    return best;
-}
-
-/* The slot to take over as replica: one that has none; else of the primary that has the server as
- * its replica least often, of whoever has most, the first behind `from`. */
-static int slot_to_follow(const gr_ps_table *table, const load *l, int server, int from)
-{
-    int best = -1, best_cost = 0;
-    for (int i = 0; i < GR_PS_SLOTS; i++) {
-        int slot = (from + i) % GR_PS_SLOTS;
-        int primary = table->primary[slot], replica = table->replica[slot];
-        if (primary == server || replica == server) {
-            continue;
-        }
-        int cost = replica == primary
-                       ? -GR_PS_SLOTS * GR_PS_SLOTS
-                       : l->pair[primary][server] * GR_PS_SLOTS -
-                             l->pair[primary][replica] * GR_PS_SLOTS - l->replica[replica];
-        if (best < 0 || cost < best_cost) {
-            best_cost = cost;
-            best = slot;
-        }
-    }
-    return best;
-}
-
-bool gr_ps_table_add(gr_ps_table *table, int server)
-{
-    if (server < 0 || server > table->servers || server >= GR_PS_SERVERS_MAX ||
-        (server < table->servers && table->alive[server])) {
-        return false;
-    }
-    table->servers += server == table->servers;
-    table->alive[server] = true;
-    table->epoch++;
-    load l = load_of(table);
-    int living = gr_ps_table_living(table), share = GR_PS_SLOTS / living;
-    for (int i = 0; i < share; i++) {
-        int slot = slot_to_lead(table, &l, server, i * GR_PS_SLOTS / share);
-        move(table, &l, slot, server, table->primary[slot]);
-    }
-    /* With two, each is the other's replica everywhere. */
-    int follows = living == 2 ? GR_PS_SLOTS - share : share;
-    for (int i = 0; i < follows; i++) {
-        int slot = slot_to_follow(table, &l, server, i * GR_PS_SLOTS / follows);
-        move(table, &l, slot, table->primary[slot], server);
     }
     return true;
 }

@@ -66,13 +66,9 @@ bool gr_ps_table_replicated(const gr_ps_table *table);
  * alike. False, and nothing changes: it does not live, or nobody else does. */
 bool gr_ps_table_lose(gr_ps_table *table, int server);
 
-/* The new one takes its share of the slots, from those that have most, and no slot goes anywhere
- * else: whom it relieves as a primary, who has the values anyway, is the replica there. It may have
- * a number that was lost, or the next one. False, and nothing changes: it lives, or its number is
- * neither. What it has to copy is what differs between the tables before and after. */
-bool gr_ps_table_add(gr_ps_table *table, int server);
-
 int gr_ps_table_living(const gr_ps_table *table);
+/* The servers that live, a bit each. */
+uint32_t gr_ps_table_mask(const gr_ps_table *table);
 /* Can it be true? For tables from elsewhere: numbers in range, primaries and replicas that live,
  * two different ones where two live, or no replica anywhere and nobody lost. */
 bool gr_ps_table_sound(const gr_ps_table *table);

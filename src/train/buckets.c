@@ -178,7 +178,7 @@ static gr_status start_one(gr_buckets *buckets, gr_bucket *bucket)
     void *narrow[GR_SHARD_PARTIALS_MAX];
     for (int p = 0; p < buckets->partial_count; p++) {
         narrow[p] = buckets->narrow[p] + bucket->begin;
-        gr_narrow(dtype, narrow[p], bucket->pointers[p], count);
+        gr_cast_down(dtype, narrow[p], bucket->pointers[p], count);
     }
     return start_sum(buckets, narrow, count, dtype, &bucket->op);
 }
@@ -189,13 +189,13 @@ static void take_one(gr_buckets *buckets, gr_bucket *bucket)
     gr_dtype dtype = gr_compression_dtype(buckets->compression);
     bucket->op = NULL;
     if (bucket->status == GR_OK && is_compressed(buckets, bucket) && dtype != GR_F32) {
-        gr_widen(dtype, bucket->pointers[0], buckets->narrow[0] + bucket->begin,
-                 bucket->end - bucket->begin);
+        gr_cast_up(dtype, bucket->pointers[0], buckets->narrow[0] + bucket->begin,
+                   bucket->end - bucket->begin);
     }
 }
 
 /* Operations end in any order; whoever has ended keeps its result for gr_buckets_wait. */
-void gr_buckets_poll(gr_buckets *buckets)
+static void poll_buckets(gr_buckets *buckets)
 {
     for (int i = buckets->finished; i < buckets->started; i++) {
         gr_bucket *bucket = &buckets->list[i];
@@ -239,7 +239,7 @@ gr_status gr_buckets_ready(gr_buckets *buckets, size_t end)
         if (status == GR_E_NO_MEMORY && buckets->finished < buckets->started) {
             /* Too many in flight: the oldest makes room. */
             wait_one(buckets, &buckets->list[buckets->finished]);
-            gr_buckets_poll(buckets);
+            poll_buckets(buckets);
             continue;
         }
         if (status != GR_OK) {
@@ -247,7 +247,7 @@ gr_status gr_buckets_ready(gr_buckets *buckets, size_t end)
         }
         buckets->started++;
     }
-    gr_buckets_poll(buckets);
+    poll_buckets(buckets);
     return GR_OK;
 }
 

@@ -9,7 +9,7 @@
  *
  * One thread. No call after init allocates here. */
 
-#include "coll/sparse.h"
+#include "coll/sparse/sparse.h"
 #include "train/compress.h"
 
 typedef struct gr_bucket {
@@ -70,9 +70,6 @@ void gr_buckets_begin(gr_buckets *buckets);
 
 /* Elements [0, end) are final on this rank: start every bucket inside, then move all on. */
 gr_status gr_buckets_ready(gr_buckets *buckets, size_t end) GR_MUST_CHECK;
-
-/* Move all on without waiting. */
-void gr_buckets_poll(gr_buckets *buckets);
 
 /* Wait until bucket `index` has ended; returns its result. In ascending order. */
 gr_status gr_buckets_wait(gr_buckets *buckets, int index) GR_MUST_CHECK;

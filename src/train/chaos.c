@@ -255,7 +255,7 @@ static void haunt_coordinator(const char *address)
     }
     for (size_t i = 0; i < STRANGERS; i++) {
         int fd;
-        if (gr_address_dial(address, &fd, &diag) >= 0) {
+        if (gr_address_connect(address, &fd, &diag) >= 0) {
             send_garbage(fd, garbage, i);
         }
     }

@@ -2,7 +2,7 @@
 #ifndef GR_TRAIN_CHAOS_H
 #define GR_TRAIN_CHAOS_H
 
-/* Faults on order (`gradus run --chaos`): what happens to which worker when, so that users see how
+/* Fault injection (`gradus run --chaos`): what happens to which worker when, so that users see how
  * their job survives it. Faults of a step happen in the worker itself; those of a time are its
  * launcher's. */
 

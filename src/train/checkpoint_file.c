@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/checkpoint_file.h"
 
-#include "base/doc.h"
 #include "base/fail.h"
 #include "base/file.h"
 #include "base/hash.h"
+#include "doc/doc.h"
 #include "train/weights.h"
 
 #include <errno.h>

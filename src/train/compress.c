@@ -134,6 +134,6 @@ void gr_compress(gr_compressor *compressor, int shard, float *vector, size_t beg
 void gr_compress_sum(const gr_compressor *compressor, float *values, size_t count)
 {
     if (compressor->kind == GR_COMPRESSION_F16 || compressor->kind == GR_COMPRESSION_BF16) {
-        gr_round_narrow(gr_compression_dtype(compressor->kind), values, count);
+        gr_round_cast(gr_compression_dtype(compressor->kind), values, count);
     }
 }

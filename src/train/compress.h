@@ -14,7 +14,7 @@
  *
  * The numbers about the step and the running statistics are never compressed. One thread. */
 
-#include "coll/narrow.h"
+#include "coll/sparse/cast.h"
 #include "train/shards.h"
 
 typedef enum gr_compression {

@@ -31,7 +31,7 @@ gr_status gr_evaluator_create(const gr_job *job, gr_evaluator **evaluator_out, g
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to evaluate");
     }
     made->job = job;
-    made->samples = gr_dataset_count(job->dataset, GR_PART_TEST);
+    made->samples = gr_dataset_count(job->dataset, GR_SPLIT_TEST);
     made->batch =
         made->samples < EVALUATE_BATCH && made->samples > 0 ? (int)made->samples : EVALUATE_BATCH;
     made->batches = (made->samples + made->batch - 1) / made->batch;
@@ -86,7 +86,7 @@ static gr_status run_batch(gr_evaluator *e, const float *values, int64_t index, 
         e->numbers[i] = first + (i < counted ? i : counted - 1);
     }
     gr_status status =
-        gr_dataset_read(e->job->dataset, GR_PART_TEST, e->numbers, e->batch, e->x,
+        gr_dataset_read(e->job->dataset, GR_SPLIT_TEST, e->numbers, e->batch, e->x,
                         classes ? e->labels : NULL, classes ? NULL : e->targets, diag);
     if (status != GR_OK) {
         return status;
@@ -164,7 +164,7 @@ static gr_status evaluate_file(gr_evaluator *evaluator, const char *weights_path
 gr_status gr_eval_run(gr_job *job, const char *weights_path, gr_eval_result *result_out,
                       gr_diag *diag)
 {
-    if (gr_dataset_count(job->dataset, GR_PART_TEST) == 0) {
+    if (gr_dataset_count(job->dataset, GR_SPLIT_TEST) == 0) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: there is nothing to evaluate on: set test_count or test files under "
                        "data",

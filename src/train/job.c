@@ -2,6 +2,7 @@
 #include "train/job_internal.h"
 
 #include "base/fail.h"
+#include "doc/config_node.h"
 
 #include <stdlib.h>
 #include <string.h>

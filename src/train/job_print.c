@@ -2,7 +2,7 @@
 #include "train/job_internal.h"
 
 #include "base/fail.h"
-#include "coll/select.h"
+#include "coll/select/select.h"
 #include "train/local.h"
 #include "train/shards.h"
 #include "train/step.h"
@@ -67,8 +67,8 @@ static void print_data(const gr_job *job, FILE *file)
     char shape[SHAPE_BYTES];
     gr_shape_format(&job->input, shape, sizeof shape);
     fprintf(file, "data        %" PRId64 " training and %" PRId64 " test samples of %s",
-            gr_dataset_count(job->dataset, GR_PART_TRAIN),
-            gr_dataset_count(job->dataset, GR_PART_TEST), shape);
+            gr_dataset_count(job->dataset, GR_SPLIT_TRAIN),
+            gr_dataset_count(job->dataset, GR_SPLIT_TEST), shape);
     if (gr_dataset_classes(job->dataset) > 0) {
         fprintf(file, ", %" PRId64 " classes", gr_dataset_classes(job->dataset));
     } else {
@@ -143,7 +143,7 @@ static void print_range(FILE *file, int64_t least, int64_t most)
 
 static void print_batch(const gr_job *job, const measured *m, FILE *file)
 {
-    int64_t train = gr_dataset_count(job->dataset, GR_PART_TRAIN);
+    int64_t train = gr_dataset_count(job->dataset, GR_SPLIT_TRAIN);
     fprintf(file, "batch       global %" PRId64 " samples = %d shards of %" PRId64,
             job->config.global_batch, job->shards, job->shard_batch);
     if (job->config.micro_batches > 1) {

@@ -144,7 +144,7 @@ static gr_status resolve_batch(gr_job *job, gr_diag *diag)
 gr_status gr_job_resolve_steps(gr_job *job, gr_diag *diag)
 {
     const gr_node *root = gr_doc_root(job->doc);
-    int64_t samples = gr_dataset_count(job->dataset, GR_PART_TRAIN);
+    int64_t samples = gr_dataset_count(job->dataset, GR_SPLIT_TRAIN);
     int64_t batch = job->config.global_batch;
     if (batch > samples) {
         return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,

@@ -7,14 +7,14 @@
 #include <string.h>
 
 /* Larger for who has come farther. */
-static int64_t position(const gr_progress *progress)
+static int64_t position(const gr_training_progress *progress)
 {
     bool evaluated = progress->evaluated_step == progress->steps;
     return (int64_t)(4 * progress->steps + 2 * progress->epochs + evaluated);
 }
 
 /* The positions of all ranks; the caller's to free. */
-static gr_status learn_positions(gr_comm *comm, const gr_progress *progress, int64_t **out)
+static gr_status learn_positions(gr_comm *comm, const gr_training_progress *progress, int64_t **out)
 {
     int64_t *positions = calloc((size_t)gr_comm_size(comm), sizeof *positions);
     if (positions == NULL) {
@@ -42,7 +42,7 @@ static float *state_part(gr_trainer *t, int i)
     return i == 0 ? t->values : gr_trainer_state(t, i - 1, &name);
 }
 
-static gr_status give(gr_trainer *t, int to, const gr_progress *progress)
+static gr_status give(gr_trainer *t, int to, const gr_training_progress *progress)
 {
     size_t length = gr_model_values(t->model);
     gr_status status = gr_send(t->comm, progress, sizeof *progress, GR_U8, to);
@@ -64,12 +64,12 @@ static void begin_anew(gr_trainer *t)
 
 /* Who is a step behind takes it into memory of its own first: if the giver dies meanwhile, the old
  * state is still whole. Who has done no step yet can make its own anew. */
-static gr_status take(gr_trainer *t, int from, gr_progress *progress)
+static gr_status take(gr_trainer *t, int from, gr_training_progress *progress)
 {
     size_t length = gr_model_values(t->model);
     int states = state_count(t);
     bool fresh = progress->steps == 0;
-    gr_progress theirs = *progress;
+    gr_training_progress theirs = *progress;
     float *room = fresh ? NULL : malloc((size_t)(states + 1) * length * sizeof *room);
     if (room == NULL && !fresh) {
         return GR_E_NO_MEMORY;
@@ -93,7 +93,7 @@ static gr_status take(gr_trainer *t, int from, gr_progress *progress)
 
 /* The n-th of those that are not there yet takes from the n-th of those that are, and around again.
  * Everybody else has nothing to do. */
-static gr_status pass_on(gr_trainer *t, const int64_t *positions, gr_progress *progress)
+static gr_status pass_on(gr_trainer *t, const int64_t *positions, gr_training_progress *progress)
 {
     gr_status status = GR_OK;
     int64_t farthest = positions[0];
@@ -117,7 +117,7 @@ static gr_status pass_on(gr_trainer *t, const int64_t *positions, gr_progress *p
     return status;
 }
 
-gr_status gr_recover_agree(gr_trainer *trainer, gr_progress *progress, gr_diag *diag)
+gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress, gr_diag *diag)
 {
     int64_t *positions = NULL;
     if (trainer->world_size == 1) {

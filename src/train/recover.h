@@ -11,7 +11,7 @@
 #include "train/step.h"
 
 /* How far a member has come, beside weights and optimizer. */
-typedef struct gr_progress {
+typedef struct gr_training_progress {
     uint64_t steps;        /* done */
     uint64_t epochs;       /* ended: evaluated, and told of */
     uint64_t first_step;   /* done before this run began */
@@ -21,10 +21,11 @@ typedef struct gr_progress {
     gr_evaluation evaluation;
     uint64_t evaluated_step; /* the steps done when `evaluation` was made */
     gr_epoch_record told;    /* of the epoch that ended last; epoch 0: none has here */
-} gr_progress;
+} gr_training_progress;
 
 /* Collective, first in every generation: all end with the progress, the weights and the optimizer's
  * state of a member that has come farthest. A failure leaves everything as it was. */
-gr_status gr_recover_agree(gr_trainer *trainer, gr_progress *progress, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress,
+                           gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -2,7 +2,7 @@
 #include "train/shards.h"
 
 #include "base/fail.h"
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 #include "nn/optimizer.h"
 
 #include <stdlib.h>

@@ -71,14 +71,18 @@ static gr_status make_weights(gr_trainer *t, gr_diag *diag)
     return GR_OK;
 }
 
-int gr_trainer_ends(const gr_trainer *t, size_t ends_out[GR_STEP_ENDS_MAX])
+enum { ENDS_MAX = 4096 };
+
+/* Where the backward pass finishes a layer, in elements of the step vector, ascending; returns how
+ * many there are. */
+static int bucket_ends(const gr_trainer *t, size_t ends_out[ENDS_MAX])
 {
     int count = 0;
     const gr_tensor_info *last = NULL;
     for (int i = 0; i < gr_model_tensors(t->model); i++) {
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
         bool new_layer = last != NULL && !last->statistic && tensor->layer != last->layer;
-        if (new_layer && count < GR_STEP_ENDS_MAX - 1) {
+        if (new_layer && count < ENDS_MAX - 1) {
             ends_out[count++] = GR_STEP_HEAD + tensor->offset;
         }
         last = tensor;
@@ -103,7 +107,7 @@ gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *co
                          gr_diag *diag)
 {
     const gr_distribution_config *d = &t->job->distribution;
-    size_t *ends = *ends_out = calloc(GR_STEP_ENDS_MAX, sizeof *ends);
+    size_t *ends = *ends_out = calloc(ENDS_MAX, sizeof *ends);
     if (ends == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to lay out the buckets");
     }
@@ -113,7 +117,7 @@ gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *co
                                       .partials = t->vectors,
                                       .partial_count = t->plan.partials,
                                       .ends = ends,
-                                      .end_count = gr_trainer_ends(t, ends),
+                                      .end_count = bucket_ends(t, ends),
                                       .first_values = (size_t)d->bucket_bytes_first / sizeof(float),
                                       .values = (size_t)d->bucket_bytes / sizeof(float),
                                       .compression = (gr_compression)d->compression,
@@ -163,28 +167,6 @@ gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag)
                            own ? UINT64_MAX : trainer->job->total_steps, &trainer->loader, diag);
 }
 
-/* What was made ahead, if it is for this one. */
-static bool take_ahead(gr_trainer *t, const gr_comm *comm)
-{
-    gr_trainer *next = t->next;
-    if (next == NULL || next->comm != comm) {
-        return false;
-    }
-    t->rank = next->rank;
-    t->world_size = next->world_size;
-    t->plan = next->plan;
-    t->dealt = next->dealt;
-    t->vectors = next->vectors;
-    t->compressor = next->compressor;
-    memcpy(t->cuts, next->cuts, sizeof t->cuts);
-    t->cut_count = next->cut_count;
-    t->buckets = next->buckets;
-    t->meeting = next->meeting;
-    t->next = NULL;
-    free(next);
-    return true;
-}
-
 gr_status gr_trainer_deal(gr_trainer *t, int shards, bool collapse, gr_diag *diag)
 {
     if (t->world_size > shards) {
@@ -202,9 +184,6 @@ gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag)
     gr_trainer *t = trainer;
     t->comm = comm;
     t->timeline = gr_comm_timeline(comm);
-    if (take_ahead(t, comm)) {
-        return GR_OK;
-    }
     t->rank = gr_comm_rank(comm);
     t->world_size = gr_comm_size(comm);
     return t->strategy->enter(t, diag);
@@ -219,36 +198,6 @@ void gr_trainer_exit(gr_trainer *trainer)
     gr_shard_plan_fini(&trainer->plan);
     trainer->loader = NULL;
     trainer->comm = NULL;
-}
-
-/* Of the trainer only what never changes is looked at: it is in a step. */
-gr_status gr_trainer_make_ahead(void *trainer, gr_comm *next, gr_diag *diag)
-{
-    gr_trainer *t = trainer;
-    gr_trainer *made = calloc(1, sizeof *made);
-    if (made == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
-    }
-    made->job = t->job;
-    made->strategy = t->strategy;
-    made->secret = t->secret; /* borrowed */
-    made->model = t->model;
-    made->length = t->length;
-    made->parameters = t->parameters;
-    t->next = made;
-    gr_status status = gr_trainer_enter(made, next, diag);
-    if (status != GR_OK) {
-        gr_trainer_drop_ahead(t);
-    }
-    return status;
-}
-
-void gr_trainer_drop_ahead(void *trainer)
-{
-    gr_trainer *t = trainer;
-    gr_trainer_exit(t->next); /* while its communicator still is */
-    free(t->next);
-    t->next = NULL;
 }
 
 static void nobody_wants(void *arg, size_t end)
@@ -301,25 +250,6 @@ gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag)
     }
     if (status == GR_OK) {
         status = rehearse(&made, diag);
-    }
-    if (status != GR_OK) {
-        gr_trainer_fini(&made);
-        return status;
-    }
-    *trainer = made;
-    return GR_OK;
-}
-
-gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
-{
-    gr_trainer made;
-    gr_status status = gr_trainer_prepare(&made, job, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    status = gr_trainer_enter(&made, comm, diag);
-    if (status == GR_OK) {
-        status = gr_trainer_seek(&made, 0, diag);
     }
     if (status != GR_OK) {
         gr_trainer_fini(&made);

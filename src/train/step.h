@@ -8,7 +8,7 @@
  * added up with the gradients, in the same order and by the same operations, so that it is exact
  * and costs nothing of its own. */
 
-#include "coll/timeline.h"
+#include "coll/diagnose/timeline.h"
 #include "data/loader.h"
 #include "train/buckets.h"
 #include "train/checkpoint_save.h"
@@ -65,8 +65,7 @@ struct gr_trainer {
     size_t parameters;  /* where the parameters begin in it */
     gr_watch *watches;  /* ascending */
     int watch_count;
-    gr_saver *saver;  /* rank 0's, borrowed: weights do not change before it has them; NULL */
-    gr_trainer *next; /* what was made ahead for the next generation, without all else; NULL */
+    gr_saver *saver; /* rank 0's, borrowed: weights do not change before it has them; NULL */
 
     /* What this rank says in the next step, and what any rank has said in the last one. */
     bool says_stop, says_save, says_renew;
@@ -87,10 +86,8 @@ struct gr_trainer {
 };
 
 /* gr_trainer_prepare makes all that needs no other worker: model, optimizer, initial weights.
- * gr_trainer_init is that and gr_trainer_enter. The next step is 0. */
+ * Then gr_trainer_enter, gr_trainer_seek. */
 gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm,
-                          gr_diag *diag) GR_MUST_CHECK;
 void gr_trainer_fini(gr_trainer *trainer);
 
 /* From one generation of the group to the next: gr_trainer_exit gives back all that depends on who
@@ -99,10 +96,6 @@ void gr_trainer_fini(gr_trainer *trainer);
 void gr_trainer_exit(gr_trainer *trainer);
 gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
-/* gr_comm_ahead: makes the next generation's part while this one computes, for gr_trainer_enter to
- * take; and frees it. */
-gr_status gr_trainer_make_ahead(void *trainer, gr_comm *next, gr_diag *diag) GR_MUST_CHECK;
-void gr_trainer_drop_ahead(void *trainer);
 
 /* The step `step` (from 0), on all ranks; its numbers are added to `meter`. No heap, unless it
  * fails. GR_E_NOT_FINITE: loss or gradients hold NaN or infinity; the same sentence on every

@@ -97,10 +97,6 @@ float gr_trainer_clip(const gr_trainer *t, const float *gradient);
 /* t->plan: this rank's part of `shards` shards. `collapse`: see gr_shard_plan_init. */
 gr_status gr_trainer_deal(gr_trainer *t, int shards, bool collapse, gr_diag *diag) GR_MUST_CHECK;
 
-/* Where the backward pass finishes a layer, in elements of the step vector, ascending; how many. */
-enum { GR_STEP_ENDS_MAX = 4096 };
-int gr_trainer_ends(const gr_trainer *t, size_t ends_out[GR_STEP_ENDS_MAX]);
-
 /* t->cuts and t->compressor, as the job compresses the gradients of t->plan's shards; and, whatever
  * the status, *ends_out: heap memory (free), which the buckets of these cuts borrow. */
 gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *config_out,

@@ -13,7 +13,7 @@
 
 #include "base/fail.h"
 #include "coll/comm.h"
-#include "coll/reduce.h"
+#include "coll/reduce/reduce.h"
 #include "train/strategy.h"
 #include <gradus/coll.h>
 

@@ -11,7 +11,7 @@
  * is a small sum over the ranks as ever. */
 
 #include "coll/comm.h"
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 #include "train/servers.h"
 
 /* ---- A generation ---------------------------------------------------------------------------- */

@@ -6,7 +6,7 @@
 #include "base/fail.h"
 #include "base/file.h"
 #include "coll/comm.h"
-#include "coll/late.h"
+#include "coll/diagnose/lateness.h"
 #include "nn/threads.h"
 #include "train/checkpoint_state.h"
 #include "train/recover.h"
@@ -21,7 +21,7 @@
 #include <string.h>
 
 /* One run of a job on one worker. */
-typedef struct run {
+typedef struct training_run {
     gr_job *job;
     gr_comm *comm; /* of this generation */
     const gr_train_options *options;
@@ -33,7 +33,7 @@ typedef struct run {
     gr_metrics_told told; /* in it */
     char *metrics_path;   /* in the job's arena */
     char *weights_path;   /* in the job's arena */
-    gr_progress progress;
+    gr_training_progress progress;
     int64_t begin_ns;
     bool began;          /* all ranks were ready for the first step */
     float *residuals;    /* rank 0: what shards keep, for the last checkpoint; NULL */
@@ -47,9 +47,9 @@ typedef struct run {
     int64_t epoch_ns; /* when this epoch began, or its part in this generation */
     gr_staleness stale; /* of rank 0, where gradients are: before this epoch */
     gr_chaos_run chaos;
-} run;
+} training_run;
 
-static gr_status name_output(run *r, gr_diag *diag)
+static gr_status name_output(training_run *r, gr_diag *diag)
 {
     const char *output = r->job->config.output;
     r->metrics_path = gr_arena_printf(&r->job->arena, "%s/metrics.jsonl", output);
@@ -61,7 +61,7 @@ static gr_status name_output(run *r, gr_diag *diag)
 
 /* Who becomes rank 0 writes from now on: behind what a rank 0 that died has written, if there was
  * one. */
-static gr_status open_output(run *r, gr_diag *diag)
+static gr_status open_output(training_run *r, gr_diag *diag)
 {
     bool behind = r->began || r->progress.steps > 0;
     gr_status status = gr_dir_create(r->job->config.output, diag);
@@ -78,7 +78,7 @@ static gr_status open_output(run *r, gr_diag *diag)
     return GR_OK;
 }
 
-static gr_status lead(run *r, gr_diag *diag)
+static gr_status lead(training_run *r, gr_diag *diag)
 {
     gr_checkpoint_tensors tensors = gr_state_tensors(&r->trainer);
     int columns = gr_report_columns(getenv("GRADUS_TERMINAL_COLUMNS"));
@@ -88,7 +88,7 @@ static gr_status lead(run *r, gr_diag *diag)
     return status == GR_OK ? open_output(r, diag) : status;
 }
 
-static gr_status tell_epoch(run *r, gr_diag *diag)
+static gr_status tell_epoch(training_run *r, gr_diag *diag)
 {
     gr_status status = gr_epoch_write(&r->progress.told, r->metrics, r->metrics_path, diag);
     r->told.epoch = r->progress.told.epoch;
@@ -96,7 +96,7 @@ static gr_status tell_epoch(run *r, gr_diag *diag)
 }
 
 /* Tells of the start; of one that a dead rank 0 has told of, only itself. */
-static gr_status tell_start(run *r, bool anew, gr_diag *diag)
+static gr_status tell_start(training_run *r, bool anew, gr_diag *diag)
 {
     const gr_job *job = r->job;
     gr_start_record record = {.name = job->config.name,
@@ -120,7 +120,7 @@ static gr_status tell_start(run *r, bool anew, gr_diag *diag)
 }
 
 /* All are ready for the first step of this generation. */
-static gr_status begin(run *r, gr_diag *diag)
+static gr_status begin(training_run *r, gr_diag *diag)
 {
     gr_skew *skews = realloc(r->skews, 2 * (size_t)r->trainer.world_size * sizeof *r->skews);
     if (skews == NULL) {
@@ -128,9 +128,9 @@ static gr_status begin(run *r, gr_diag *diag)
                        r->trainer.world_size);
     }
     r->skews = skews;
-    gr_status status = gr_late_begin(r->comm, r->skews);
+    gr_status status = gr_lateness_begin(r->comm, r->skews);
     if (status == GR_OK) {
-        status = gr_late_begin(r->comm, r->skews + r->trainer.world_size);
+        status = gr_lateness_begin(r->comm, r->skews + r->trainer.world_size);
     }
     r->epoch_ns = gr_now_ns();
     r->saved_step = r->progress.steps;
@@ -150,7 +150,7 @@ static gr_status begin(run *r, gr_diag *diag)
     return status == GR_OK && untold ? tell_epoch(r, diag) : status;
 }
 
-static gr_status tell_recovery(run *r, gr_diag *diag)
+static gr_status tell_recovery(training_run *r, gr_diag *diag)
 {
     gr_recovery_record record = {.lost = r->lost,
                                  .step = r->progress.steps,
@@ -173,7 +173,7 @@ static uint64_t epochs_ended(const gr_job *job, uint64_t step)
 
 /* The test part with the weights as they are after `step` steps, unless that is known. By all ranks
  * of `comm`; NULL: by this one alone. */
-static gr_status evaluate(run *r, gr_comm *comm, uint64_t step, gr_diag *diag)
+static gr_status evaluate(training_run *r, gr_comm *comm, uint64_t step, gr_diag *diag)
 {
     if (r->progress.evaluated_step == step) {
         return GR_OK;
@@ -196,7 +196,7 @@ static gr_status evaluate(run *r, gr_comm *comm, uint64_t step, gr_diag *diag)
     return GR_OK;
 }
 
-static double test_accuracy(const run *r)
+static double test_accuracy(const training_run *r)
 {
     bool known = r->progress.evaluation.samples > 0 && r->job->config.loss == GR_LOSS_CROSS_ENTROPY;
     return known ? (double)r->progress.evaluation.correct / (double)r->progress.evaluation.samples
@@ -204,10 +204,10 @@ static double test_accuracy(const run *r)
 }
 
 /* Who has cost the others a twentieth of the time since `since`, if one rank has. */
-static gr_status find_late(run *r, const gr_skew *since, double seconds, gr_late *late_out,
-                           gr_diag *diag)
+static gr_status find_late(training_run *r, const gr_skew *since, double seconds,
+                           gr_lateness *late_out, gr_diag *diag)
 {
-    gr_status status = gr_late_find(r->comm, since, seconds * 1e6 / 20, late_out);
+    gr_status status = gr_lateness_find(r->comm, since, seconds * 1e6 / 20, late_out);
     return status == GR_OK
                ? GR_OK
                : gr_trainer_comm_failed(r->comm, status, "who came late was not collected", diag);
@@ -221,17 +221,17 @@ static double share_of(uint64_t part, uint64_t of)
 
 /* What held up this epoch: who came late where all wait for each other, else how old gradients
  * were. */
-static gr_status judge_epoch(run *r, gr_epoch_record *record, gr_diag *diag)
+static gr_status judge_epoch(training_run *r, gr_epoch_record *record, gr_diag *diag)
 {
     const gr_strategy *strategy = r->trainer.strategy;
     gr_skew *before = r->skews + r->trainer.world_size;
-    gr_late late = {.rank = -1};
+    gr_lateness late = {.rank = -1};
     gr_status status = GR_OK;
     record->staleness = (double)NAN;
     if (strategy->count == NULL) {
         status = find_late(r, before, (double)(gr_now_ns() - r->epoch_ns) * 1e-9, &late, diag);
         if (status == GR_OK) {
-            status = gr_late_begin(r->comm, before);
+            status = gr_lateness_begin(r->comm, before);
         }
     } else if (r->lead) {
         gr_staleness now;
@@ -250,7 +250,7 @@ static gr_status judge_epoch(run *r, gr_epoch_record *record, gr_diag *diag)
     return status;
 }
 
-static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
+static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
 {
     const gr_job *job = r->job;
     uint64_t epoch = r->progress.epochs + 1;
@@ -294,7 +294,7 @@ static gr_status end_epoch(run *r, uint64_t step, gr_diag *diag)
 /* Rank 0 decides, and the step that is about to run tells all; where each worker goes its own way
  * steps have been done that it has not seen. The last step is always due, as all know; others are
  * left out while an earlier checkpoint is still being written. */
-static bool is_due(run *r, uint64_t step)
+static bool is_due(training_run *r, uint64_t step)
 {
     const gr_job *job = r->job;
     if (!r->lead || job->checkpoint.every == NULL || step == job->total_steps) {
@@ -317,7 +317,7 @@ static bool is_due(run *r, uint64_t step)
     return false;
 }
 
-static void begin_checkpoint(run *r, uint64_t step, bool goes_on)
+static void begin_checkpoint(training_run *r, uint64_t step, bool goes_on)
 {
     const gr_job *job = r->job;
     gr_checkpoint_info info = {.step = step,
@@ -334,7 +334,7 @@ static void begin_checkpoint(run *r, uint64_t step, bool goes_on)
 }
 
 /* Ends the training: the last checkpoint is written before anything else happens. */
-static gr_status stop(run *r, uint64_t step, gr_diag *diag)
+static gr_status stop(training_run *r, uint64_t step, gr_diag *diag)
 {
     char path[PATH_MAX] = "";
     gr_stop_record record = {.step = step, .total_steps = r->job->total_steps, .checkpoint = path};
@@ -358,7 +358,7 @@ static gr_status stop(run *r, uint64_t step, gr_diag *diag)
 }
 
 /* By all ranks; where each goes its own way, by rank 0. `goes_on`: weights will change again. */
-static gr_status save(run *r, uint64_t step, bool goes_on, gr_diag *diag)
+static gr_status save(training_run *r, uint64_t step, bool goes_on, gr_diag *diag)
 {
     if (r->lead && !goes_on) {
         gr_diag before; /* the thread has warned of it */
@@ -372,14 +372,14 @@ static gr_status save(run *r, uint64_t step, bool goes_on, gr_diag *diag)
 }
 
 /* Is there one of the end? */
-static bool saves_last(const run *r)
+static bool saves_last(const training_run *r)
 {
     return r->job->checkpoint.every != NULL && r->job->total_steps > r->progress.first_step;
 }
 
 /* `step` steps are done, and all ranks know what any of them has said; where each goes its own way
  * rank 0 alone saves, and the end comes when all have met. */
-static gr_status save_or_stop(run *r, uint64_t step, gr_diag *diag)
+static gr_status save_or_stop(training_run *r, uint64_t step, gr_diag *diag)
 {
     bool free = gr_job_runs_free(r->job);
     bool ends = step == r->job->total_steps, stops = r->trainer.stop && !ends;
@@ -392,7 +392,7 @@ static gr_status save_or_stop(run *r, uint64_t step, gr_diag *diag)
 }
 
 /* From a checkpoint. */
-static gr_status restore(run *r, gr_diag *diag)
+static gr_status restore(training_run *r, gr_diag *diag)
 {
     gr_checkpoint_info info;
     gr_status status = gr_state_restore(&r->trainer, r->options->resume, &info, diag);
@@ -410,7 +410,7 @@ static gr_status restore(run *r, gr_diag *diag)
 /* ---- The training ---------------------------------------------------------------------------- */
 
 /* All have done the same step. Nobody goes before all have what they need from it. */
-static gr_status leave_generation(run *r)
+static gr_status leave_generation(training_run *r)
 {
     if (r->trainer.world_size > 1) {
         gr_status status = gr_barrier(r->comm);
@@ -420,15 +420,15 @@ static gr_status leave_generation(run *r)
 }
 
 /* GR_PENDING: the next step is one of another generation. */
-static gr_status train(run *r, gr_diag *diag)
+static gr_status train(training_run *r, gr_diag *diag)
 {
     const gr_job *job = r->job;
     const gr_train_options *options = r->options;
     gr_trainer *t = &r->trainer;
     t->save = t->stop = t->renew = false;
     r->chaos.rank_now = t->rank;
-    int64_t work_ns = 0;             /* of the last step */
-    gr_progress alike = r->progress; /* when all had the same weights last */
+    int64_t work_ns = 0;                      /* of the last step */
+    gr_training_progress alike = r->progress; /* when all had the same weights last */
     for (;;) {
         gr_status status = GR_OK;
         uint64_t step = r->progress.steps;
@@ -452,7 +452,7 @@ static gr_status train(run *r, gr_diag *diag)
         t->says_stop = asked;
         t->says_save = !gr_job_runs_free(job) && is_due(r, step + 1);
         t->says_renew = gr_comm_change_wanted(r->comm);
-        gr_comm_note_step(r->comm, step + 1);
+        gr_comm_set_step(r->comm, step + 1);
         gr_chaos_step(&r->chaos, step + 1, work_ns);
         const gr_meter before = r->progress.epoch;
         alike = t->apart ? alike : r->progress;
@@ -474,7 +474,7 @@ static gr_status train(run *r, gr_diag *diag)
 }
 
 /* The mean over the ranks: a slow rank makes the others wait, itself it waits for nobody. */
-static gr_status mean_wait_share(run *r, double *share_out, gr_diag *diag)
+static gr_status mean_wait_share(training_run *r, double *share_out, gr_diag *diag)
 {
     double share = gr_meter_wait_share(&r->progress.total);
     if (r->trainer.world_size > 1) {
@@ -488,12 +488,12 @@ static gr_status mean_wait_share(run *r, double *share_out, gr_diag *diag)
     return GR_OK;
 }
 
-static gr_status finish(run *r, gr_diag *diag)
+static gr_status finish(training_run *r, gr_diag *diag)
 {
     char sha256[65];
     double share = 0.0;
     double seconds = (double)(gr_now_ns() - r->begin_ns) * 1e-9;
-    gr_late late = {.rank = -1};
+    gr_lateness late = {.rank = -1};
     const gr_strategy *strategy = r->trainer.strategy;
     gr_status status = GR_OK;
     if (strategy->finish != NULL) {
@@ -551,7 +551,7 @@ static gr_status finish(run *r, gr_diag *diag)
 }
 
 /* Nobody leaves before rank 0 has written everything: if it dies before, another one does. */
-static gr_status part(run *r, gr_diag *diag)
+static gr_status part(training_run *r, gr_diag *diag)
 {
     if (r->trainer.world_size == 1) {
         return GR_OK;
@@ -564,7 +564,7 @@ static gr_status part(run *r, gr_diag *diag)
 /* ---- Generations ----------------------------------------------------------------------------- */
 
 /* All that can be done without the others, who would have to wait for it. */
-static gr_status prepare(run *r, gr_diag *diag)
+static gr_status prepare(training_run *r, gr_diag *diag)
 {
     gr_status status = name_output(r, diag);
     if (status == GR_OK) {
@@ -574,7 +574,7 @@ static gr_status prepare(run *r, gr_diag *diag)
 }
 
 /* Makes what this generation needs. */
-static gr_status enter(run *r, gr_diag *diag)
+static gr_status enter(training_run *r, gr_diag *diag)
 {
     gr_status status = gr_trainer_enter(&r->trainer, r->comm, diag);
     if (status == GR_OK) {
@@ -592,12 +592,9 @@ static gr_status enter(run *r, gr_diag *diag)
     return status;
 }
 
-static gr_status run_generation(run *r, gr_diag *diag)
+static gr_status run_generation(training_run *r, gr_diag *diag)
 {
-    const gr_comm_ahead ahead = {
-        .make = gr_trainer_make_ahead, .drop = gr_trainer_drop_ahead, .arg = &r->trainer};
     gr_status status = enter(r, diag);
-    gr_comm_set_ahead(r->comm, &ahead);
     if (status == GR_OK) {
         status = begin(r, diag);
     }
@@ -614,11 +611,14 @@ static gr_status run_generation(run *r, gr_diag *diag)
 }
 
 /* One generation after the other, as members are lost, come and go, until the training is over. */
-static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
+static gr_status run_all(training_run *r, gr_comm **comm, gr_diag *diag)
 {
     gr_status status = prepare(r, diag);
     if (status == GR_OK && *comm == NULL) {
-        status = gr_comm_create(comm, diag);
+        gr_comm_config config; /* loaders and savers compute and write; they start no operation */
+        gr_comm_config_init(&config);
+        config.threads = GR_THREADS_ONE;
+        status = gr_comm_create(&config, comm, diag);
     }
     if (status != GR_OK) {
         return status == GR_E_CANCELLED ? GR_OK : status; /* not needed */
@@ -655,7 +655,7 @@ static gr_status run_all(run *r, gr_comm **comm, gr_diag *diag)
 
 gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options, gr_diag *diag)
 {
-    run r = {.job = job, .options = options};
+    training_run r = {.job = job, .options = options};
     r.chaos = (gr_chaos_run){.chaos = options->chaos,
                              .after = options->chaos_after,
                              .coordinator = getenv("GRADUS_COORDINATOR"),
@@ -671,9 +671,6 @@ gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *opti
     gr_status status = run_all(&r, comm, diag);
     if (status != GR_OK) {
         gr_report_abandon(&r.report);
-    }
-    if (r.comm != NULL) {
-        gr_comm_drop_ahead(r.comm); /* before what it may still look at */
     }
     gr_saver_destroy(r.trainer.saver); /* before the memory that it may still read */
     gr_evaluator_destroy(r.evaluator);

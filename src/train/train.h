@@ -25,7 +25,7 @@ typedef struct gr_train_options {
     void *stop_arg;
     void (*joined)(void *joined_arg); /* called when the communicator is there; NULL */
     void *joined_arg;
-    const gr_chaos *chaos; /* faults on order; NULL: none */
+    const gr_chaos *chaos; /* faults to inject; NULL: none */
     uint64_t chaos_after;  /* those of steps up to this one have happened */
     bool newcomer;         /* this worker was not there when the job began */
 } gr_train_options;

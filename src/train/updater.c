@@ -2,9 +2,10 @@
 #include "train/updater.h"
 
 #include "base/config_text.h"
-#include "base/doc.h"
 #include "base/fail.h"
 #include "base/number.h"
+#include "doc/config_node.h"
+#include "doc/doc.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 /* The optimizers of the trainer on a parameter server: the same kernels, the same bits. */
 
 #include "nn/optimizer.h"
-#include "ps/store.h"
+#include "ps/store/store.h"
 
 /* A tensor's `optimizer` is the text of an `optimizer:` part of a job file, YAML or JSON; an empty
  * one means the defaults. Weight decay applies if it is not 0. The learning rate is that of each

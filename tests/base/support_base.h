@@ -2,7 +2,7 @@
 #ifndef GR_TESTS_BASE_SUPPORT_H
 #define GR_TESTS_BASE_SUPPORT_H
 
-/* What the tests of this floor share. Includes cmocka in the order it wants. */
+/* What the tests of this layer share. Includes cmocka in the order it wants. */
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,6 +3,7 @@
 /* One table, four layers, --help and the reference. */
 
 #include "base/config.h"
+#include "doc/config_node.h"
 #include "support_base.h"
 
 #include <math.h>
@@ -170,7 +171,7 @@ static gr_status from_args(fixture *f, const char *line, args_result *result)
                                &result->help, &f->arena, &f->diag);
 }
 
-static void defaults_come_first(void **state)
+static void config_without_values_has_defaults(void **state)
 {
     fixture *f = *state;
     assert_false(f->config.quiet);
@@ -185,7 +186,7 @@ static void defaults_come_first(void **state)
     assert_null(f->config.model);
 }
 
-static void each_layer_overrides_the_one_before(void **state)
+static void config_layer_overrides_the_one_before(void **state)
 {
     fixture *f = *state;
     assert_int_equal(from_yaml(f, "number_of_workers: 5\nlink: shm\nwait: 1s\noutput: \"a b\"\n"
@@ -210,7 +211,7 @@ static void each_layer_overrides_the_one_before(void **state)
     assert_true(f->config.rate == 2.0);
 }
 
-static void empty_maps_change_nothing(void **state)
+static void config_with_an_empty_map_is_unchanged(void **state)
 {
     fixture *f = *state;
     assert_int_equal(from_yaml(f, ""), GR_OK);
@@ -218,7 +219,7 @@ static void empty_maps_change_nothing(void **state)
     assert_int_equal(f->config.workers, 4);
 }
 
-static void flags_have_many_forms(void **state)
+static void flags_in_every_form_are_read(void **state)
 {
     fixture *f = *state;
     args_result result;
@@ -252,7 +253,7 @@ static void flags_have_many_forms(void **state)
     assert_string_equal(f->config.output, "");
 }
 
-static void sizes_and_times_have_units(void **state)
+static void config_sizes_and_times_with_units_are_converted(void **state)
 {
     fixture *f = *state;
     static const struct {
@@ -281,7 +282,7 @@ static void sizes_and_times_have_units(void **state)
     }
 }
 
-static void bad_values_in_files_are_explained(void **state)
+static void config_file_with_a_bad_value_is_refused_with_its_place(void **state)
 {
     fixture *f = *state;
     static const char *const cases[][2] = {
@@ -322,7 +323,7 @@ static void bad_values_in_files_are_explained(void **state)
     }
 }
 
-static void bad_flags_and_variables_are_explained(void **state)
+static void bad_flag_or_variable_is_refused_with_its_name(void **state)
 {
     fixture *f = *state;
     static const char *const cases[][2] = {
@@ -351,7 +352,7 @@ static void bad_flags_and_variables_are_explained(void **state)
         "--model: can only be given in a file");
 }
 
-static void bounds_may_be_open(void **state)
+static void config_number_with_an_open_bound_is_accepted(void **state)
 {
     fixture *f = *state;
     gr_config_field field = fields[3];
@@ -372,7 +373,7 @@ static void bounds_may_be_open(void **state)
                            &f->diag, "x: must be a size such as 512, 64k, 1m or 2g, not \"-1\"");
 }
 
-static void texts_need_room(void **state)
+static void config_text_beyond_the_arena_is_refused(void **state)
 {
     fixture *f = *state;
     gr_arena small;
@@ -394,7 +395,7 @@ static char *printed(void (*print)(const gr_config_table *, FILE *))
     return text;
 }
 
-static void help_shows_each_flag(void **state)
+static void help_of_a_table_shows_each_flag(void **state)
 {
     (void)state;
     char *text = printed(gr_config_print_help);
@@ -419,7 +420,7 @@ static void help_shows_each_flag(void **state)
     free(text);
 }
 
-static void reference_shows_each_field(void **state)
+static void reference_of_a_table_shows_each_field(void **state)
 {
     (void)state;
     char *text = printed(gr_config_print_markdown);
@@ -445,17 +446,17 @@ static void reference_shows_each_field(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        WITH_CONFIG(defaults_come_first),
-        WITH_CONFIG(each_layer_overrides_the_one_before),
-        WITH_CONFIG(empty_maps_change_nothing),
-        WITH_CONFIG(flags_have_many_forms),
-        WITH_CONFIG(sizes_and_times_have_units),
-        WITH_CONFIG(bad_values_in_files_are_explained),
-        WITH_CONFIG(bad_flags_and_variables_are_explained),
-        WITH_CONFIG(bounds_may_be_open),
-        WITH_CONFIG(texts_need_room),
-        cmocka_unit_test(help_shows_each_flag),
-        cmocka_unit_test(reference_shows_each_field),
+        WITH_CONFIG(config_without_values_has_defaults),
+        WITH_CONFIG(config_layer_overrides_the_one_before),
+        WITH_CONFIG(config_with_an_empty_map_is_unchanged),
+        WITH_CONFIG(flags_in_every_form_are_read),
+        WITH_CONFIG(config_sizes_and_times_with_units_are_converted),
+        WITH_CONFIG(config_file_with_a_bad_value_is_refused_with_its_place),
+        WITH_CONFIG(bad_flag_or_variable_is_refused_with_its_name),
+        WITH_CONFIG(config_number_with_an_open_bound_is_accepted),
+        WITH_CONFIG(config_text_beyond_the_arena_is_refused),
+        cmocka_unit_test(help_of_a_table_shows_each_flag),
+        cmocka_unit_test(reference_of_a_table_shows_each_field),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

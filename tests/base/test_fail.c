@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void status_has_names_and_scopes(void **state)
+static void status_each_value_has_name_and_scope(void **state)
 {
     (void)state;
     assert_string_equal(gr_status_name(GR_OK), "GR_OK");
@@ -33,7 +33,7 @@ static void status_has_names_and_scopes(void **state)
     assert_string_equal(gr_version(), "0.1.0");
 }
 
-static void fail_writes_one_sentence(void **state)
+static void fail_with_facts_writes_one_sentence(void **state)
 {
     (void)state;
     gr_diag diag = {.peer_rank = 7};
@@ -58,7 +58,7 @@ static void fail_writes_one_sentence(void **state)
     assert_int_equal(diag.peer_rank, -1);
 }
 
-static void fail_cuts_and_cleans(void **state)
+static void fail_with_a_long_text_cuts_and_cleans_it(void **state)
 {
     (void)state;
     gr_diag diag;
@@ -81,7 +81,7 @@ static void fail_cuts_and_cleans(void **state)
     }
 }
 
-static void check_stops_the_process(void **state)
+static void check_that_fails_aborts_the_process(void **state)
 {
     (void)state;
     GR_CHECK(1 + 1 == 2);
@@ -120,7 +120,7 @@ static void see_line(void *sink_arg, gr_log_level level, const char *component, 
     snprintf(seen->line, sizeof seen->line, "%s", line);
 }
 
-static void log_obeys_levels(void **state)
+static void log_below_its_level_is_silent(void **state)
 {
     (void)state;
     seen_lines seen = {0};
@@ -148,7 +148,7 @@ static void log_obeys_levels(void **state)
     assert_string_equal(seen.line + GR_LOG_LINE_BYTES - 4, "...");
 }
 
-static void log_writes_whole_lines(void **state)
+static void log_to_a_file_writes_whole_lines(void **state)
 {
     (void)state;
     char *text = NULL;
@@ -175,7 +175,7 @@ static void *write_lines(void *thread_arg)
     return NULL;
 }
 
-static void log_lines_do_not_mix(void **state)
+static void log_from_several_threads_keeps_lines_apart(void **state)
 {
     (void)state;
     FILE *file = tmpfile();
@@ -199,21 +199,7 @@ static void log_lines_do_not_mix(void **state)
     fclose(file);
 }
 
-static void log_level_is_parsed(void **state)
-{
-    (void)state;
-    gr_log_level level = GR_LOG_OFF;
-    gr_diag diag = {0};
-    assert_int_equal(gr_log_level_parse("trace", &level, &diag), GR_OK);
-    assert_int_equal(level, GR_LOG_TRACE);
-    assert_int_equal(gr_log_level_parse("warning", &level, &diag), GR_OK);
-    assert_int_equal(level, GR_LOG_WARN);
-    support_assert_invalid(
-        gr_log_level_parse("loud", &level, &diag), &diag,
-        "unknown log level \"loud\"; use off, error, warn, info, debug or trace");
-}
-
-static void clock_can_be_simulated(void **state)
+static void clock_simulated_reads_the_given_time(void **state)
 {
     (void)state;
     int64_t now_us = 1000;
@@ -236,15 +222,14 @@ static void clock_can_be_simulated(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(status_has_names_and_scopes),
-        cmocka_unit_test(fail_writes_one_sentence),
-        cmocka_unit_test(fail_cuts_and_cleans),
-        cmocka_unit_test(check_stops_the_process),
-        cmocka_unit_test(log_obeys_levels),
-        cmocka_unit_test(log_writes_whole_lines),
-        cmocka_unit_test(log_lines_do_not_mix),
-        cmocka_unit_test(log_level_is_parsed),
-        cmocka_unit_test(clock_can_be_simulated),
+        cmocka_unit_test(status_each_value_has_name_and_scope),
+        cmocka_unit_test(fail_with_facts_writes_one_sentence),
+        cmocka_unit_test(fail_with_a_long_text_cuts_and_cleans_it),
+        cmocka_unit_test(check_that_fails_aborts_the_process),
+        cmocka_unit_test(log_below_its_level_is_silent),
+        cmocka_unit_test(log_to_a_file_writes_whole_lines),
+        cmocka_unit_test(log_from_several_threads_keeps_lines_apart),
+        cmocka_unit_test(clock_simulated_reads_the_given_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,7 +24,7 @@ static int count_entries(const char *folder)
     return count;
 }
 
-static void file_is_read_back(void **state)
+static void file_after_replace_is_read_back(void **state)
 {
     char path[PATH_MAX];
     support_path(*state, "weights", path);
@@ -49,7 +49,7 @@ static void file_is_read_back(void **state)
     assert_int_equal(count_entries(*state), 1);  /* nothing left beside it */
 }
 
-static void read_says_why_not(void **state)
+static void file_that_cannot_be_read_is_explained(void **state)
 {
     char path[PATH_MAX];
     char expected[PATH_MAX + 128];
@@ -71,7 +71,7 @@ static void read_says_why_not(void **state)
 }
 
 /* A file that tells no size: all of it is read, and the limit holds. */
-static void read_needs_no_size(void **state)
+static void file_of_unknown_size_is_read_whole(void **state)
 {
     (void)state;
     gr_diag diag;
@@ -85,7 +85,7 @@ static void read_needs_no_size(void **state)
     assert_int_equal(gr_file_read("/dev/zero", 100000, &data, &size, &diag), GR_E_INVALID);
 }
 
-static void replace_leaves_the_old_file(void **state)
+static void file_replace_that_fails_leaves_the_old_file(void **state)
 {
     char path[PATH_MAX];
     support_path(*state, "weights", path);
@@ -116,7 +116,7 @@ static void replace_leaves_the_old_file(void **state)
     assert_int_equal(gr_file_replace(*state, "x", 1, &diag), GR_E_IO);
 }
 
-static void unwritable_folder_is_named(void **state)
+static void file_in_an_unwritable_folder_is_refused_with_its_name(void **state)
 {
     (void)state;
     gr_diag diag;
@@ -124,7 +124,7 @@ static void unwritable_folder_is_named(void **state)
     assert_non_null(strstr(diag.text, "cannot write /proc/gradus-test: "));
 }
 
-static void folders_are_created_with_parents(void **state)
+static void dir_create_without_parents_creates_them(void **state)
 {
     char path[PATH_MAX];
     gr_diag diag;
@@ -144,7 +144,7 @@ static void folders_are_created_with_parents(void **state)
     assert_int_equal(gr_dir_create("/", &diag), GR_OK);
 }
 
-static void paths_stand_beside(void **state)
+static void path_beside_a_file_is_in_its_folder(void **state)
 {
     (void)state;
     static const char *const cases[][3] = {{"jobs/a.yaml", "data.csv", "jobs/data.csv"},
@@ -162,17 +162,17 @@ static void paths_stand_beside(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(file_is_read_back, support_setup_folder,
+        cmocka_unit_test_setup_teardown(file_after_replace_is_read_back, support_setup_folder,
                                         support_teardown_folder),
-        cmocka_unit_test_setup_teardown(read_says_why_not, support_setup_folder,
+        cmocka_unit_test_setup_teardown(file_that_cannot_be_read_is_explained, support_setup_folder,
                                         support_teardown_folder),
-        cmocka_unit_test(read_needs_no_size),
-        cmocka_unit_test_setup_teardown(replace_leaves_the_old_file, support_setup_folder,
-                                        support_teardown_folder),
-        cmocka_unit_test(unwritable_folder_is_named),
-        cmocka_unit_test_setup_teardown(folders_are_created_with_parents, support_setup_folder,
-                                        support_teardown_folder),
-        cmocka_unit_test(paths_stand_beside),
+        cmocka_unit_test(file_of_unknown_size_is_read_whole),
+        cmocka_unit_test_setup_teardown(file_replace_that_fails_leaves_the_old_file,
+                                        support_setup_folder, support_teardown_folder),
+        cmocka_unit_test(file_in_an_unwritable_folder_is_refused_with_its_name),
+        cmocka_unit_test_setup_teardown(dir_create_without_parents_creates_them,
+                                        support_setup_folder, support_teardown_folder),
+        cmocka_unit_test(path_beside_a_file_is_in_its_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 #include "base/config.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/pool.h"
+#include "doc/config_node.h"
 #include "support_base.h"
 
 #include <dlfcn.h>
@@ -226,13 +226,13 @@ static gr_status write_and_read_file(void *work_arg, gr_diag *diag)
     return status;
 }
 
-static void yaml_survives(void **state)
+static void yaml_without_memory_is_refused(void **state)
 {
     (void)state;
     starve(parse_yaml, NULL, false);
 }
 
-static void large_yaml_survives(void **state)
+static void large_yaml_without_memory_is_refused(void **state)
 {
     (void)state;
     char text[4096];
@@ -243,13 +243,13 @@ static void large_yaml_survives(void **state)
     starve(parse_big_yaml, text, false);
 }
 
-static void json_survives(void **state)
+static void json_without_memory_is_refused(void **state)
 {
     (void)state;
     starve(parse_json, NULL, true);
 }
 
-static void config_survives(void **state)
+static void config_without_memory_is_refused(void **state)
 {
     (void)state;
     gr_doc *doc = NULL;
@@ -259,7 +259,7 @@ static void config_survives(void **state)
     gr_doc_destroy(doc);
 }
 
-static void files_survive(void **state)
+static void file_without_memory_is_refused(void **state)
 {
     starve(write_and_read_file, *state, false);
 }
@@ -267,11 +267,11 @@ static void files_survive(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(yaml_survives),
-        cmocka_unit_test(large_yaml_survives),
-        cmocka_unit_test(json_survives),
-        cmocka_unit_test(config_survives),
-        cmocka_unit_test_setup_teardown(files_survive, support_setup_folder,
+        cmocka_unit_test(yaml_without_memory_is_refused),
+        cmocka_unit_test(large_yaml_without_memory_is_refused),
+        cmocka_unit_test(json_without_memory_is_refused),
+        cmocka_unit_test(config_without_memory_is_refused),
+        cmocka_unit_test_setup_teardown(file_without_memory_is_refused, support_setup_folder,
                                         support_teardown_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* The known answers that come with the authors' Random123. */
-static void philox_matches_published_vectors(void **state)
+static void philox_of_published_inputs_matches(void **state)
 {
     (void)state;
     static const struct {
@@ -32,7 +32,7 @@ static void philox_matches_published_vectors(void **state)
 }
 
 /* The documented layout of key and counter, whatever the instruction set and the count. */
-static void fill_is_the_stream(void **state)
+static void philox_fill_equals_the_stream(void **state)
 {
     (void)state;
     enum { COUNT = 3 * GR_PHILOX_CHUNK_WORDS + 7 };
@@ -54,7 +54,7 @@ static void fill_is_the_stream(void **state)
     }
 }
 
-static void plain_chunk_is_the_stream(void **state)
+static void philox_chunk_in_plain_c_equals_the_stream(void **state)
 {
     (void)state;
     uint32_t out[GR_PHILOX_CHUNK_WORDS];
@@ -64,7 +64,7 @@ static void plain_chunk_is_the_stream(void **state)
     assert_memory_equal(out, expected + GR_PHILOX_CHUNK_WORDS, sizeof out);
 }
 
-static void unit_is_below_one(void **state)
+static void philox_unit_of_any_word_is_below_one(void **state)
 {
     (void)state;
     assert_true(gr_unit_f32(0) == 0.0f);
@@ -72,7 +72,7 @@ static void unit_is_below_one(void **state)
     assert_true(gr_unit_f32(UINT32_C(1) << 31) == 0.5f);
 }
 
-static void normal_is_box_muller(void **state)
+static void philox_normal_equals_box_muller(void **state)
 {
     (void)state;
     enum { COUNT = 40001 };
@@ -100,7 +100,7 @@ static void normal_is_box_muller(void **state)
 }
 
 /* The bits that every machine and compiler must give: weights of a job start with them. */
-static void normal_has_portable_bits(void **state)
+static void philox_normal_bits_equal_the_stored_hash(void **state)
 {
     (void)state;
     float values[4096];
@@ -117,7 +117,7 @@ static void normal_has_portable_bits(void **state)
 }
 
 /* However many are computed side by side, with whichever instructions. */
-static void fewer_normals_are_the_first_of_more(void **state)
+static void philox_normal_of_fewer_is_a_prefix(void **state)
 {
     (void)state;
     enum { MOST = 200 };
@@ -138,13 +138,13 @@ static void fewer_normals_are_the_first_of_more(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_matches_published_vectors),
-        cmocka_unit_test(fill_is_the_stream),
-        cmocka_unit_test(plain_chunk_is_the_stream),
-        cmocka_unit_test(unit_is_below_one),
-        cmocka_unit_test(normal_is_box_muller),
-        cmocka_unit_test(normal_has_portable_bits),
-        cmocka_unit_test(fewer_normals_are_the_first_of_more),
+        cmocka_unit_test(philox_of_published_inputs_matches),
+        cmocka_unit_test(philox_fill_equals_the_stream),
+        cmocka_unit_test(philox_chunk_in_plain_c_equals_the_stream),
+        cmocka_unit_test(philox_unit_of_any_word_is_below_one),
+        cmocka_unit_test(philox_normal_equals_box_muller),
+        cmocka_unit_test(philox_normal_bits_equal_the_stored_hash),
+        cmocka_unit_test(philox_normal_of_fewer_is_a_prefix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

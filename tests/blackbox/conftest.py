@@ -22,6 +22,14 @@ from processes import Process, marked  # noqa: E402
 TIMEOUT_S = float(os.environ.get("GRADUS_TEST_TIMEOUT_S", "60"))  # longer where all is slow
 MARK = "GRADUS_TEST_MARK"
 
+# A shell starts what is to run in the background with SIGINT ignored, and so would be all that is
+# started here: Ctrl-C would not end a job.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "long: too long for ./check; ./check --full runs it")
+
 
 def wait_until(condition, what, timeout_s=TIMEOUT_S):
     """Waits for something that gives no event of its own (the end of a stranger's process)."""
@@ -32,23 +40,34 @@ def wait_until(condition, what, timeout_s=TIMEOUT_S):
         pause.poll(5)
 
 
+def cpu_time(pid):
+    """Seconds that a process has computed, by clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
 def slow(find, over, parents_end):
     """A process of its own: threads of one would wait for each other, and the job would run on."""
     os.close(parents_end)
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    run_ms = 10 if is_sanitized() else 2
-    pids, pause_ms = [], 20.0
-    pause = select.poll()
-    pause.register(over)
-    while not pause.poll(run_ms):
+    run_s = 2.5e-3 if is_sanitized() else 0.5e-3
+    pids, pause_s = [], 0.02
+
+    def is_over(within_s):
+        return select.select([over], [], [], within_s)[0]
+
+    while not is_over(run_s):
         try:
             pids = pids or find()
             for pid in pids[:1]:
                 os.kill(pid, signal.SIGSTOP)
-                pause.poll(pause_ms)
+                is_over(pause_s)
+                used = cpu_time(pid)
                 os.kill(pid, signal.SIGCONT)
-                pause_ms = min(1.02 * pause_ms, 250)
+                pause_s = min(1.04 * pause_s, 0.5)
+                for _ in range(100):  # it may have to wait for a core, or for others
+                    if cpu_time(pid) - used >= run_s or is_over(run_s):
+                        break
         except (OSError, subprocess.CalledProcessError):
             pids = []
 
@@ -56,8 +75,8 @@ def slow(find, over, parents_end):
 @contextlib.contextmanager
 def unhurried(find):
     """In here a job goes on, but is not over before others have come, however busy the machine is.
-    A worker that nobody else stops, the first of what `find` returns, runs for 2 ms at a time, with
-    pauses that become longer the longer this takes."""
+    A worker that nobody else stops, the first of what `find` returns, computes for 0.5 ms at a
+    time, with pauses that become longer the longer this takes."""
     over, end = os.pipe()
     process = multiprocessing.get_context("fork").Process(target=slow, args=(find, over, end))
     process.start()
@@ -212,13 +231,17 @@ def is_sanitized():
 
 
 def seeds(count):
-    return range(count // 4 if is_sanitized() else count)
+    """For parametrize: a quarter of them for ./check, the others only for ./check --full."""
+    return [seed if seed % 4 == 0 else pytest.param(seed, marks=pytest.mark.long)
+            for seed in range(count)]
 
 
 def cases(every, *choices):
-    """All combinations, for parametrize; with a sanitizer each `every`th of them. `every` shares no
-    factor with how many each choice has, so that all that can be chosen comes up."""
-    return list(itertools.product(*choices))[::every if is_sanitized() else 1]
+    """All combinations, for parametrize: each `every`th for ./check, the others only for ./check
+    --full. `every` shares no factor with the number of values of any choice, so that ./check has
+    each value."""
+    return [pytest.param(*case, marks=[pytest.mark.long] if i % every else [])
+            for i, case in enumerate(itertools.product(*choices))]
 
 
 @pytest.fixture
@@ -233,9 +256,9 @@ class Diag(ctypes.Structure):
     _fields_ = [("status", ctypes.c_int32), ("peer_rank", ctypes.c_int32),
                 ("text", ctypes.c_char * 512)]
 comm, diag = ctypes.c_void_p(), Diag()
-rank = int(os.environ["GRADUS_RANK"])
+rank = int(os.environ.get("GRADUS_RANK", -1))
 def create():
-    status = library.gr_comm_create(ctypes.byref(comm), ctypes.byref(diag))
+    status = library.gr_comm_create(None, ctypes.byref(comm), ctypes.byref(diag))
     if status:
         print("create:", diag.text.decode(), file=sys.stderr, flush=True)
         sys.exit(1)

@@ -8,7 +8,7 @@ import signal
 import struct
 
 import pytest
-from conftest import read_lines
+from conftest import TIMEOUT_S, read_lines
 
 JOB = """\
 name: tiny
@@ -212,7 +212,7 @@ def test_a_killed_worker_of_a_job_is_named(gradus, job, link, rank):
                 workers[int(entry.split(b"=")[1])] = pid
     assert sorted(workers) == [0, 1, 2]
     os.kill(workers[rank], signal.SIGKILL)
-    _, message = run.communicate(timeout=30)
+    _, message = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 1
     assert f"gradus: rank {rank} (pid {workers[rank]}) was killed by signal 9 (Killed)" in message
     assert len([line for line in message.splitlines() if line.startswith("gradus: ")]) == 1
@@ -223,6 +223,6 @@ def test_a_job_is_ended_by_sigterm(gradus, job):
     run = gradus.start("run", "-np", 2, "--json", job(*LONG))
     read_lines(run.stdout, 2)
     run.terminate()
-    _, message = run.communicate(timeout=20)
+    _, message = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 75 and "ended by SIGTERM" in message and "--resume" in message
     gradus.wait_for_nothing()

@@ -61,17 +61,28 @@ def test_the_table_has_the_usual_columns(gradus):
     assert sizes == [4, 8, 16, 32, 64]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16", "i32", "i64", "i8", "u8", "i16"])
-@pytest.mark.parametrize("op", ["sum", "average", "min", "max", "product"])
-def test_results_are_right_for_every_type(gradus, dtype, op):
-    rows = objects(gradus("bench", "allreduce", "-np", 2, "--dtype", dtype, "--op", op, "--sizes",
-                          "8,20k", "--json", *QUICK))
-    assert [row["wrong"] for row in rows] == [0, 0]
+ARITHMETIC = ["sum", "average", "min", "max", "product"]
+BITWISE = ["band", "bor", "bxor"]
+REDUCTIONS = {**dict.fromkeys(["f32", "f64", "f16", "bf16"], ARITHMETIC),
+              **dict.fromkeys(["i32", "i64", "i8", "u8", "i16", "u16", "u32", "u64"],
+                              ARITHMETIC + BITWISE),
+              "bool": ["sum", "min", "max", "product", *BITWISE],
+              "complex64": ["sum", "average", "product"],
+              "complex128": ["sum", "average", "product"]}
 
 
-@pytest.mark.parametrize("more", [["--link", "tcp"], ["--buffers", "malloc"], ["--mode", "async"],
-                                  ["--rounds", "3"], ["--iters", "5"], ["--compute", "1ms"],
-                                  ["--algorithm", "direct"], ["--no-exact", "-a", "ring"],
+@pytest.mark.parametrize("dtype", REDUCTIONS)
+def test_results_are_right_for_every_type(gradus, dtype):
+    for op in REDUCTIONS[dtype]:
+        rows = objects(gradus("bench", "allreduce", "-np", 2, "--dtype", dtype, "--op", op,
+                              "--sizes", "16,20k", "--json", *QUICK))
+        assert [(row["dtype"], row["redop"], row["wrong"]) for row in rows] == [(dtype, op, 0)] * 2
+
+
+@pytest.mark.parametrize("more", [["--link", "tcp"], ["--buffers", "malloc"], ["--buffers", "own"],
+                                  ["--mode", "async"], ["--rounds", "3"], ["--iters", "5"],
+                                  ["--compute", "1ms"], ["--algorithm", "direct"],
+                                  ["--no-exact", "-a", "ring"],
                                   ["--placement", "in"], ["--placement", "out"]])
 def test_the_ways_to_measure(gradus, more):
     rows = objects(gradus("bench", "allreduce", "-np", 2, "--sizes", "4,256k", "--json", *QUICK,
@@ -80,7 +91,7 @@ def test_the_ways_to_measure(gradus, more):
     if more[0] == "--link":
         assert rows[0]["link"] == "tcp"
     if more[0] == "--buffers":
-        assert rows[0]["buffers"] == "malloc"
+        assert rows[0]["buffers"] == more[1]
     if more[0] == "--algorithm":
         assert {row["algorithm"] for row in rows} == {"direct"}
     if more[0] == "--placement":
@@ -110,6 +121,11 @@ def test_the_plot_is_a_drawing(gradus):
     (["allreduce", "--plot", "times.gif"], "must end in .svg"),
     (["allreduce", "--iters", "60000", "--rounds", "2"], "--iters times --rounds"),
     (["allreduce", "--dtype", "f31"], "f31"),
+    (["allreduce", "--dtype", "complex64", "--op", "max"],
+     "complex64 cannot be reduced by max, only by sum, average or product"),
+    (["reduce", "--dtype", "f32", "--op", "bxor"], "f32 cannot be reduced by bxor"),
+    (["reduce-scatter", "--dtype", "bool", "--op", "average"],
+     "bool cannot be reduced by average"),
 ])
 def test_wrong_input_is_said_before_anything_starts(gradus, words, sentence):
     done = gradus("bench", *words)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults on order: they happen, and the job survives them with the same bits."""
+"""Fault injection: faults happen, and the job survives them with the same bits."""
 import time
 
 import pytest
 from conftest import cases, is_sanitized, lines_of
 
 EPOCHS = 6
-EXPEL = "5s" if is_sanitized() else "1s"  # who is slow and not stopped must come to it in a quarter
+# Longer than a worker on a busy machine waits for a core.
+EXPEL = "8s" if is_sanitized() else "3s"
 
 
 def run(gradus, job, output, *flags, env=None):

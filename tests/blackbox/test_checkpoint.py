@@ -3,6 +3,7 @@
 one."""
 
 import array
+import contextlib
 import json
 import os
 import pathlib
@@ -15,6 +16,7 @@ import subprocess
 import pytest
 
 from conftest import TIMEOUT_S, is_sanitized, read_lines, wait_until
+from test_recovery import workers_of
 
 JOB = """
 name: digits
@@ -55,14 +57,26 @@ def calm_hash(gradus, name, workers=2, *more):
                          *more))["weights_sha256"]
 
 
-def kill_everything(gradus, run):
-    run.kill()
+def kill_all(gradus):
     for pid in gradus.remains():
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    _, message = run.communicate()
+
+
+def kill_everything(gradus, run):
+    """The launcher first, so that it starts nobody anew; what workers said last is lost with it."""
+    run.kill()
+    kill_all(gradus)
+    run.communicate()
+    gradus.wait_for_nothing()
+
+
+def kill_workers(gradus, run):
+    """All workers; returns the messages, whose last ones the launcher prints before it ends."""
+    for pid in workers_of(run):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _, message = run.communicate(timeout=TIMEOUT_S)
     gradus.wait_for_nothing()
     return message
 
@@ -81,9 +95,11 @@ def checkpoints(folder):
 
 # ---- Killed --------------------------------------------------------------------------------------
 
-def test_killed_at_random_moments(gradus, job, tmp_path):
-    """kill -9 of everything, again and again: the same bits, and little is done twice."""
-    kills, every, seed = int(os.environ.get("GRADUS_KILLS", 12)), 5, random.randrange(1 << 30)
+@pytest.mark.parametrize("kills", [6, pytest.param(40, marks=pytest.mark.long)])
+def test_checkpoint_killed_at_random_moments_same_bits(gradus, job, tmp_path, kills):
+    """kill -9 of all workers or of everything, again and again: the same bits, and no more steps
+    are done twice than checkpoints are apart."""
+    every, seed = 5, random.randrange(1 << 30)
     print(f"seed {seed}")
     dice = random.Random(seed)
     name = job(steps=100, **SLOW, more="distribution: {shards: 4}\n"
@@ -94,19 +110,20 @@ def test_killed_at_random_moments(gradus, job, tmp_path):
     while done < kills or ends == 0:
         reached, names = last_step(out), checkpoints(out / "checkpoints")
         durable = int(names[-1][5:]) if names else 0
-        run = gradus.start("run", "-np", dice.choice([1, 2, 3, 4]), "--json", "--resume", name)
-        first = json.loads(run.stdout.readline())
+        run = gradus.start("run", "-np", dice.choice([1, 2, 3, 4]), "--restarts", 0, "--json",
+                           "--resume", name)
+        line = run.stdout.readline()
+        assert line, run.communicate()[1]
+        first = json.loads(line)
         assert first["event"] == "start"
         assert first["step"] == durable
-        # What was being written when the kill came is lost besides.
-        assert reached - durable <= 2 * every or "is left out" in message
+        # One checkpoint may be half-written; more steps are lost only if another one was left out
+        # meanwhile. A message says that one was left out; it may be lost with the launcher.
+        assert message is None or reached - durable <= 2 * every or "is left out" in message
         try:
-            if done >= kills:
-                run.wait(TIMEOUT_S)
-            else:
-                run.wait(dice.uniform(0.0, 0.6))
+            run.wait(dice.uniform(0.0, 0.6) if done < kills else TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            message = kill_everything(gradus, run)
+            message = dice.choice([kill_everything, kill_workers])(gradus, run)
             done += 1
             continue
         text, _ = run.communicate()
@@ -197,14 +214,14 @@ def test_ctrl_c(gradus, job, tmp_path, section, code):
 
 def test_a_second_sigterm_does_not_wait(gradus):
     run = gradus.start("run", "-np", 2, "--grace", "60s", "--", "sh", "-c",
-                       "trap '' TERM; echo up; exec sleep 600")
+                       "trap '' TERM; echo up; exec sleep 1000")
     read_lines(run.stdout, 2)
     run.terminate()
     run.terminate()  # as timeout(1) does
     with pytest.raises(subprocess.TimeoutExpired):
         run.communicate(timeout=1.5)
     run.terminate()
-    _, message = run.communicate(timeout=20)
+    _, message = run.communicate(timeout=TIMEOUT_S)
     assert run.returncode == 1 and "were killed" in message
     gradus.wait_for_nothing()
 
@@ -267,9 +284,14 @@ def flip(path, at):
 
 
 def test_damage_is_passed_over(gradus, job, tmp_path):
-    name = job(steps=40, **SLOW, more=ENDLESS + "checkpoint: {every: 10 steps}")
+    def train(steps, workers=2):
+        name = job(steps=steps, more=ENDLESS + "checkpoint: {every: 1 h}")
+        return gradus("run", "-np", workers, "--json", "--resume", name)
+
+    for steps in (20, 30, 40):  # that of the last step is written, however slow the machine is
+        end_of(train(steps))
+    name = job(steps=40, more=ENDLESS)
     calm = calm_hash(gradus, name)
-    assert gradus("run", "-np", 2, "--json", name).returncode == 0
     folder = tmp_path / "out" / "checkpoints"
     assert checkpoints(folder) == ["step-000000020", "step-000000030", "step-000000040"]
     assert gradus("checkpoint", "verify", folder).returncode == 0
@@ -282,14 +304,16 @@ def test_damage_is_passed_over(gradus, job, tmp_path):
     rows = [json.loads(line)
             for line in gradus("checkpoint", "ls", "--json", folder).stdout.splitlines()]
     assert [(row["step"], row["ok"]) for row in rows] == [(20, True), (30, False), (40, False)]
-    done = gradus("run", "-np", 3, "--json", "--resume", name)
+    done = train(30, 3)
     assert json.loads(done.stdout.splitlines()[0])["step"] == 20
     assert "step-000000040/optimizer.safetensors is damaged" in done.stderr
+    done = train(40, 3)
+    assert json.loads(done.stdout.splitlines()[0])["step"] == 30
     assert end_of(done)["weights_sha256"] == calm
     assert gradus("checkpoint", "verify", folder).returncode == 0, "damaged ones were replaced"
     for path in folder.glob("step-*"):
         flip(path / "model.safetensors", 100)
-    none = gradus("run", "-np", 2, "--json", "--resume", name)
+    none = train(40)
     assert none.returncode == 2 and "none of the 3 checkpoints" in none.stderr
 
 
@@ -310,16 +334,17 @@ def tensors(path):
 
 
 def test_convert_and_diff(gradus, job, tmp_path):
-    name = job(steps=20, **SLOW, more=ENDLESS + "checkpoint: {every: 10 steps}")
-    assert gradus("run", "-np", 2, "--json", name).returncode == 0
+    for steps in (10, 20):  # that of the last step is written, however slow the machine is
+        name = job(steps=steps, more=ENDLESS + "checkpoint: {every: 1 h}")
+        end_of(gradus("run", "-np", 2, "--json", "--resume", name))
     folder = tmp_path / "out" / "checkpoints"
     assert gradus("checkpoint", "convert", folder, tmp_path / "plain.safetensors").returncode == 0
     assert gradus("checkpoint", "convert", folder, tmp_path / "plain.safetensors").returncode == 2
     plain = tensors(tmp_path / "plain.safetensors")
     assert plain == tensors(tmp_path / "out" / "model.safetensors")
     assert {key: shape for key, (shape, _) in plain.items()} == {
-        "linear1.weight": [512, 64], "linear1.bias": [512], "linear2.weight": [512, 512],
-        "linear2.bias": [512], "linear3.weight": [10, 512], "linear3.bias": [10]}
+        "linear1.weight": [64, 64], "linear1.bias": [64], "linear2.weight": [64, 64],
+        "linear2.bias": [64], "linear3.weight": [10, 64], "linear3.bias": [10]}
     same = gradus("checkpoint", "diff", tmp_path / "plain.safetensors",
                   tmp_path / "out" / "model.safetensors")
     assert same.returncode == 0 and "all 6 tensors are equal" in same.stdout
@@ -333,7 +358,7 @@ def test_convert_and_diff(gradus, job, tmp_path):
     largest = max(abs(a - b)
                   for a, b in zip(before["linear3.weight"][1], after["linear3.weight"][1]))
     assert told["linear3.weight"]["largest"] == pytest.approx(largest)
-    assert told["linear3.weight"]["of"] == 5120
+    assert told["linear3.weight"]["of"] == 640
     assert gradus("checkpoint", "diff", early, tmp_path / "plain.safetensors").returncode == 1
     assert gradus("checkpoint", "diff", early, tmp_path / "nothing").returncode == 2
     assert gradus("checkpoint", "verfy", folder).returncode == 2

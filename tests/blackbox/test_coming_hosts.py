@@ -7,11 +7,11 @@ import signal
 import subprocess
 
 import pytest
-from conftest import finish, is_sanitized, lines_of, sha256_of, unhurried, wait_until
+from conftest import TIMEOUT_S, finish, lines_of, sha256_of, unhurried, wait_until
 from test_elastic import generations, wait_for_first_epoch
 from test_ssh import both, cluster_of, two  # noqa: F401
 
-EPOCHS = 40 if is_sanitized() else 150
+EPOCHS = 60
 
 
 def finish_as(launcher, output, sha256, epochs=EPOCHS):
@@ -61,8 +61,8 @@ def scale(cluster, launcher, workers):
     """In the launcher's own network, where its socket is."""
     done = subprocess.run(["ip", "netns", "exec", cluster.made.switch, cluster.gradus.program,
                            "scale", "--to", str(workers), "--job", str(launcher.pid)],
-                          env=cluster.environment(), capture_output=True, text=True, timeout=60,
-                          check=False)
+                          env=cluster.environment(), capture_output=True, text=True,
+                          timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
 
 

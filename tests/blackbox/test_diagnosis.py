@@ -8,12 +8,12 @@ import signal
 import socket
 
 import pytest
-from conftest import read_lines, wait_until
+from conftest import TIMEOUT_S, read_lines, wait_until
 from test_training import short_job
 
 # Behind comm_script's own lines: gr_call as ctypes has it, and gr_run.
 CALLS = """
-import json, signal, time
+import json, signal
 class Call(ctypes.Structure):
     _fields_ = [("coll", ctypes.c_int), ("dtype", ctypes.c_int), ("op", ctypes.c_int),
                 ("input", ctypes.c_void_p), ("out", ctypes.c_void_p), ("count", ctypes.c_size_t),
@@ -74,19 +74,17 @@ ours, theirs = {ours!r}, {theirs!r}
 create()
 other = rank == {workers} - 1
 status = barrier() # which others may have left already, and have failed behind it
-begun = time.monotonic()
 for call in (theirs if other else ours):
     kind, more = call if isinstance(call, tuple) else (call, {{}})
     status = status or run(kind, "theirs.c:22" if other else "ours.c:11", **more)
-print(json.dumps([rank, status, time.monotonic() - begun, cause()]), flush=True)
+print(json.dumps([rank, status, cause()]), flush=True)
 sys.exit(0)
 """)
     done = gradus("run", "-np", workers, "--no-prefix", "--", *words, env=environment(link))
     said = sorted(json.loads(line) for line in done.stdout.splitlines())
     assert [line[0] for line in said] == list(range(workers)), done.stdout + done.stderr
-    for rank, status, seconds, text in said:
+    for rank, status, text in said:
         assert status in (-40, -41), (rank, status, text)
-        assert seconds < 1, (rank, seconds, text)
         assert f"rank {workers - 1}" in text and "different" in text, text
         assert our_words in text and their_words in text, text
         assert "ours.c:11" in text and "theirs.c:22" in text, text
@@ -119,22 +117,26 @@ import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 BUSY = "def leave():\n    while not os.path.exists('back'): pass\n"
-WAYS = [("shm", None), ("shm", "allreduce=direct"), ("shm", "allreduce=ring"),
-        ("tcp", "allreduce=direct")]
+WAYS = [("shm", None), ("tcp", "allreduce=direct"),
+        *(pytest.param("shm", f"allreduce={name}", marks=pytest.mark.long)
+          for name in ("direct", "ring"))]
+# Longer than a rank on a busy machine waits for a core: only rank 1 is told of.
+STALL = "2s"
 
 
 def check_hang_sentence(text):
     assert re.search(rf"rank 1 \(host {re.escape(socket.gethostname())}\)", text), text
     assert '"late"' in text and "loop.c:5" in text, text  # what it is missing
-    assert re.search(r"the last that came from it was of operation \d+ \(allreduce of 100 f32",
-                     text), text
+    # Numbers count the program's own operations.
+    assert "operation 6 (allreduce of 100 f32" in text, text
+    assert "the last that came from it was of operation 5 (allreduce of 100 f32" in text, text
 
 
 @pytest.mark.parametrize("link, algorithm", WAYS)
 def test_a_stopped_rank_is_named(gradus, comm_script, link, algorithm):
     words = comm_script(STOPS + HANG)
     done = gradus("run", "-np", 4, "--grace", "0.2s", "--", *words,
-                  env=environment(link, algorithm, GRADUS_STALL_FAIL="700ms"))
+                  env=environment(link, algorithm, GRADUS_STALL_FAIL=STALL))
     assert done.returncode == 1, done
     said = [json.loads(line.split("] ", 1)[1]) for line in done.stdout.splitlines()
             if "away" not in line]
@@ -151,12 +153,12 @@ def test_a_stopped_rank_is_named(gradus, comm_script, link, algorithm):
 def test_a_rank_that_comes_back_is_only_told_of(gradus, comm_script, link, algorithm, tmp_path):
     words = comm_script(BUSY + HANG)
     job = gradus.start("run", "-np", 4, "--", *words,
-                       env=environment(link, algorithm, GRADUS_STALL_WARN="300ms"))
+                       env=environment(link, algorithm, GRADUS_STALL_WARN=STALL))
     # Who waits for it by way of others names it as well, but knows less. Lines may come several at
     # once, so the pipe is read as it is. Operations before this one may have waited for a core.
     text, warnings = "", []
     while not any("the last that came" in line for line in warnings):
-        ready, _, _ = select.select([job.stderr], [], [], 20)
+        ready, _, _ = select.select([job.stderr], [], [], TIMEOUT_S)
         assert ready, f"nobody named rank 1: {text}"
         text += os.read(job.stderr.fileno(), 65536).decode()
         warnings = [line for line in text.split("\n")[:-1] if '"late"' in line]
@@ -164,7 +166,7 @@ def test_a_rank_that_comes_back_is_only_told_of(gradus, comm_script, link, algor
     check_hang_sentence(next(line for line in warnings if "the last that came" in line))
     assert all("for rank 1 (" in line for line in warnings), text
     (tmp_path / "back").touch()
-    out, _ = job.communicate(timeout=60)
+    out, _ = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 0, out
 
 
@@ -176,7 +178,7 @@ def test_a_stopped_rank_that_goes_on(gradus, comm_script):
     # Operations before this one may have waited for a core.
     check_hang_sentence(next(line for line in job.stderr if '"late"' in line))
     os.kill(pid, signal.SIGCONT)
-    job.communicate(timeout=60)
+    job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 0
 
 
@@ -282,9 +284,13 @@ def test_timeline_shows_who_was_waited_for(gradus, comm_script, tmp_path):
     words = comm_script(BUSY + HANG)
     job = gradus.start("run", "-np", 4, "--timeline", "t.json", "--", *words,
                        env=environment("shm", GRADUS_STALL_WARN="100ms"))
-    read_lines(job.stderr, 1)
+    waiting = {0, 2, 3}
+    while waiting:  # on a busy machine one of them may come long after another one
+        line, = read_lines(job.stderr, 1)
+        if '"late"' in line:
+            waiting -= {int(rank) for rank in re.findall(r"on rank (\d+) has waited", line)}
     (tmp_path / "back").touch()
-    job.communicate(timeout=60)
+    job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 0
     trace = json.loads((tmp_path / "t.json").read_text())
     for rank in (0, 2, 3):

@@ -8,8 +8,9 @@ import pytest
 from conftest import SOURCE, write_digits
 
 PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "docs").glob("*.md"))]
-OTHERS_FLAGS = {"--install", "--test-dir", "--cflags", "--libs", "--pid",
-                "--monitor_interval"}  # of cmake, ctest, pkg-config, py-spy, torchrun
+# Of cmake, ctest, pkg-config, py-spy, torchrun.
+OTHERS_FLAGS = {"--install", "--test-dir", "--cflags", "--libs", "--pid", "--monitor_interval",
+                "--nproc-per-node", "--no-python"}
 
 
 def words_of(line):
@@ -75,13 +76,14 @@ FLAG, VARIABLE = r"(?<![\w-])--[a-z][a-z0-9_-]+", r"\bGRADUS_[A-Z_]*[A-Z]\b"
 def known():
     """Flags and variables that there are; the scripts' own included."""
     reference = (SOURCE / "docs/reference.md").read_text()
-    scripts = "".join(path.read_text() for path in (SOURCE / "bench").rglob("*.[cp]*"))
+    scripts = "".join(path.read_text() for path in [*(SOURCE / "bench").rglob("*.[cp]*"),
+                                                    SOURCE / "check", *SOURCE.glob("scripts/*")])
     flags = names(FLAG, reference)
     flags |= {flag.replace("--", "--no-", 1) for flag in flags}
-    flags |= names(r'"(--[a-z][a-z-]+)"', scripts)
+    flags |= names(r'"(--[a-z][a-z-]+)"', scripts) | names(r"[\[|] ?(--[a-z][a-z-]+)", scripts)
     settings = reference + (SOURCE / "tests/CMakeLists.txt").read_text()
     settings += (SOURCE / "src/cli/server.c").read_text()  # what a server prints
-    return flags | OTHERS_FLAGS | names(VARIABLE, settings)
+    return flags | OTHERS_FLAGS | names(VARIABLE, settings + scripts)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -94,5 +96,18 @@ def test_what_a_page_names_exists(page, known):
     paths = names(r"`((?:src|tests|bench|docs|examples|scripts|include|fuzz)/[\w./*-]+)`", text)
     assert not [path for path in paths if not list(SOURCE.glob(path))]
     tests = {f"{path.parent.name}_{path.stem[5:]}" for path in SOURCE.glob("tests/*/test_*")}
-    floors = "|".join(path.name for path in (SOURCE / "tests").iterdir() if path.is_dir())
-    assert not names(rf"`((?:{floors})_[a-z_]+)`", text) - tests
+    layers = "|".join(path.name for path in (SOURCE / "tests").iterdir() if path.is_dir())
+    assert not names(rf"`((?:{layers})_[a-z_]+)`", text) - tests
+
+
+LAYERS = sorted(path.parent.name for path in SOURCE.glob("src/*/README.md"))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_docs_readme_of_a_layer_names_files_that_exist(layer):
+    """As from the folder itself, from src/, from include/ or from the top."""
+    folders = [SOURCE / "src" / layer, SOURCE / "src", SOURCE / "include", SOURCE]
+    text = (SOURCE / "src" / layer / "README.md").read_text()
+    files = names(r"`([\w/*.-]+\.(?:[ch]|py|md))`", text)
+    assert not [name for name in files
+                if not any([*folder.glob(name), *folder.glob(f"*/{name}")] for folder in folders)]

@@ -8,7 +8,7 @@ import socket
 import subprocess
 
 import pytest
-from conftest import read_lines, wait_until
+from conftest import TIMEOUT_S, read_lines, wait_until
 
 
 def sh(text):
@@ -36,7 +36,7 @@ def alive(pid):
 
 def test_exit_code_is_named_with_the_last_lines(gradus):
     done = gradus("run", "-np", 4, *sh(
-        'if [ $RANK = 2 ]; then seq 100 >&2; echo "it broke" >&2; exit 3; fi; exec sleep 100'))
+        'if [ $RANK = 2 ]; then seq 100 >&2; echo "it broke" >&2; exit 3; fi; exec sleep 1000'))
     assert done.returncode == 1
     message = done.stderr.splitlines()
     at = next(i for i, line in enumerate(message) if line.startswith("gradus: "))
@@ -50,10 +50,10 @@ def test_exit_code_is_named_with_the_last_lines(gradus):
                          [(signal.SIGKILL, "Killed"), (signal.SIGTERM, "Terminated"),
                                           (signal.SIGSEGV, "Segmentation fault")])
 def test_killed_worker_is_named(gradus, number, name):
-    job = gradus.start("run", "-np", 3, *sh("ulimit -c 0; echo $RANK $$; exec sleep 100"))
+    job = gradus.start("run", "-np", 3, *sh("ulimit -c 0; echo $RANK $$; exec sleep 1000"))
     pids = worker_pids(job, 3)
     os.kill(pids[1], number)
-    _, message = job.communicate(timeout=20)
+    _, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 1
     assert re.search(rf"gradus: rank 1 \(pid {pids[1]}\) was killed by signal {number:d} "
                      rf"\({name}\) after \d+\.\d s", message), message
@@ -77,7 +77,7 @@ def test_one_cause_is_chosen_among_many(gradus, tmp_path):
     done = gradus("run", "-np", 3, *sh(
         f"case $RANK in 0) echo $$ >{first}.new; mv {first}.new {first}; exit 76;; "
         f"1) while [ ! -e {first} ] || kill -0 $(cat {first}) 2>/dev/null; do :; done; exit 5;; "
-        "*) exec sleep 100; esac"))
+        "*) exec sleep 1000; esac"))
     assert done.returncode == 1
     assert "gradus: rank 1" in done.stderr and "code 5" in done.stderr
     assert "rank 0 (" not in done.stderr
@@ -112,7 +112,7 @@ def test_workers_get_the_signal_and_time(gradus, number):
         "while :; do sleep 0.01; done"))
     worker_pids(job, 2)
     job.send_signal(number)
-    out, message = job.communicate(timeout=20)
+    out, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 1
     assert sorted(out.splitlines()) == ["[0] saved", "[0] saving", "[1] saved", "[1] saving"]
     assert f"gradus: ended by {number.name}" in message and "have ended" in message
@@ -126,7 +126,7 @@ def test_a_signal_that_is_ignored_stays_so(gradus):
     worker_pids(job, 1)
     job.send_signal(signal.SIGHUP)
     job.terminate()
-    _, message = job.communicate(timeout=20)
+    _, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 1 and "ended by SIGTERM" in message
 
 
@@ -144,7 +144,7 @@ def test_the_program_behind_a_shell_gets_the_signal_and_time_too(gradus, tmp_pat
     wait_until((tmp_path / "saving").exists, "the child to begin saving")
     assert alive(pid)
     (tmp_path / "saving").write_text("now\n")
-    job.communicate(timeout=20)
+    job.communicate(timeout=TIMEOUT_S)
     assert (tmp_path / "saved").exists()
 
 
@@ -153,7 +153,7 @@ def test_grace_ends_with_sigkill(gradus):
                        *sh("trap '' TERM; echo $RANK $$; while :; do sleep 0.01; done"))
     worker_pids(job, 2)
     job.terminate()
-    _, message = job.communicate(timeout=20)
+    _, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 1 and "2 of 2 workers did not end on their own" in message
     gradus.wait_for_nothing()
 
@@ -165,7 +165,7 @@ def test_a_second_sigint_kills_at_once(gradus):
     job.send_signal(signal.SIGINT)
     assert sorted(read_lines(job.stdout, 2)) == ["[0] heard", "[1] heard"]
     job.send_signal(signal.SIGINT)
-    _, message = job.communicate(timeout=20)
+    _, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 1 and "SIGINT" in message
     gradus.wait_for_nothing()
 
@@ -176,7 +176,7 @@ def test_a_stopped_worker_ends_too(gradus):
     pids = worker_pids(job, 2)
     os.kill(pids[0], signal.SIGSTOP)
     job.terminate()
-    out, _ = job.communicate(timeout=20)
+    out, _ = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 1 and sorted(out.split("\n")) == ["", "[0] saved", "[1] saved"]
 
 
@@ -234,7 +234,7 @@ def test_no_orphan_survives_sigkill(gradus, script, who):
     assert len(pids) == 9 and all(map(alive, pids))
     launcher, agent = launcher_and_agent(gradus, job)
     os.kill(launcher if who == "launcher" else agent, signal.SIGKILL)
-    out, message = job.communicate(timeout=20)
+    out, message = job.communicate(timeout=TIMEOUT_S)
     gradus.wait_for_nothing()
     assert not any(map(alive, pids))
     if who == "agent":
@@ -245,7 +245,7 @@ def test_no_orphan_survives_sigkill(gradus, script, who):
 def test_no_daemon_survives_the_end(gradus, script, mode, code):
     job = gradus.start("run", "-np", 2, "--grace", "100ms", "--", *script(FAMILY), mode)
     pids = family_pids(job, 2)
-    job.communicate(timeout=20)
+    job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == code
     assert not any(map(alive, pids)) and not gradus.remains()
 
@@ -257,7 +257,7 @@ def test_a_fork_storm_is_ended(gradus, tmp_path):
         "for i in 1 2 3 4 5 6 7 8 9 10; do storm; done; wait"))
     read_lines(job.stdout, 20)
     job.terminate()
-    job.communicate(timeout=20)
+    job.communicate(timeout=TIMEOUT_S)
     assert not gradus.remains()
 
 
@@ -292,10 +292,10 @@ signal.pause()
     if how == "kill":
         assert name in abstract_sockets()
         job.kill()
-    job.communicate(timeout=20)
+    job.communicate(timeout=TIMEOUT_S)
     gradus.wait_for_nothing()
     assert job.returncode == {"end": 0, "fail": 1, "kill": -9}[how]
-    wait_until(lambda: name not in abstract_sockets(), "the end of the socket", 5)
+    wait_until(lambda: name not in abstract_sockets(), "the end of the socket")
     assert not any(new_files(names, folder) for folder, names in before.items())
     assert sorted(path.name for path in gradus.folder.iterdir()) == ["comm.py"]  # TMPDIR, too
 
@@ -330,7 +330,7 @@ def test_who_ends_without_calling_in_is_named_at_once(gradus, comm_script):
 if rank == 1:
     sys.exit(0)
 create()
-"""), timeout=20)
+"""), timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert "gradus: rank 1 did not join the group that the others wait in" in done.stderr
 
@@ -351,7 +351,7 @@ sys.exit(11)
 """))
     pids = worker_pids(job, 4)
     os.kill(pids[2], signal.SIGKILL)
-    _, message = job.communicate(timeout=30)
+    _, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 1
     assert f"gradus: rank 2 (pid {pids[2]}) was killed by signal 9 (Killed)" in message
     said = message.split("what the ranks did last:\n")[1].splitlines()
@@ -383,7 +383,7 @@ library.gr_comm_destroy(comm)
         strangers.append(stranger)
     for rank in (0, 1):
         (tmp_path / f"go{rank}").write_text("go")
-    out, message = job.communicate(timeout=30)
+    out, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 0, message
     assert out.count("barrier 0") == 2
     for stranger in strangers:
@@ -405,5 +405,5 @@ def test_launcher_in_a_pipeline_ends_with_its_status(gradus):
     done = subprocess.run(["sh", "-c", '"$0" run -np 2 false | cat; exec "$0" run -np 2 true',
                            gradus.program], env=gradus.environment(), capture_output=True,
                           text=True,
-                          timeout=20)
+                          timeout=TIMEOUT_S)
     assert done.returncode == 0 and done.stdout == ""

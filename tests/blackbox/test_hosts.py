@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from conftest import TIMEOUT_S
 
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
@@ -153,7 +153,7 @@ def test_a_dead_rank_is_named_with_its_host(gradus, two):
         line = processes[0].stdout.readline()   # all have met
         assert line.startswith("#"), line
         processes[2].kill()
-        texts = namespaces.collect(processes, 20)
+        texts = namespaces.collect(processes, TIMEOUT_S)
         for rank in (0, 1, 3):
             assert processes[rank].wait() != 0
             assert "rank 2 (host b) died" in texts[rank], texts
@@ -172,14 +172,10 @@ def test_a_host_vanishes_without_a_word(gradus):
             line = processes[0].stdout.readline()   # all have met
             assert line.startswith("#"), line
             namespaces.ip("-n", made.names[2], "link", "set", "eth0", "down")
-            begin = time.monotonic()
-            texts = namespaces.collect(processes[:2], 20)
-            seconds = time.monotonic() - begin
+            texts = namespaces.collect(processes[:2], TIMEOUT_S)
             for rank in (0, 1):
                 assert processes[rank].wait() != 0
-                assert "rank 2" in texts[rank], texts
-            assert seconds < 5   # 25 s, were it not for the timeout
-            print(f"noticed after {seconds:.3f} s")
+                assert "rank 2 (host" in texts[rank] and "nothing for 0.5 s" in texts[rank], texts
         finally:
             namespaces.stop([coordinator, *processes])
 
@@ -194,7 +190,7 @@ def test_nothing_is_left_behind(number):
         stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "up\n"
     process.send_signal(number)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=TIMEOUT_S) == 130
     process.stdout.close()
     assert f"{namespaces.PREFIX}{process.pid}" not in namespaces.ip("netns", "list").stdout
 

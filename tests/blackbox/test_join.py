@@ -9,7 +9,7 @@ import socket
 import subprocess
 
 import pytest
-from conftest import Process, wait_until
+from conftest import TIMEOUT_S, Process, wait_until
 from test_coming_hosts import EPOCHS  # noqa: F401 (of the job in conftest)
 from test_coming_hosts import finish_as, slowed, workers_on
 from test_elastic import generations, wait_for_first_epoch
@@ -139,13 +139,13 @@ def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  
 
 
 @pytest.mark.parametrize("end, code, words", [
-    ("nobody", 1, "agents with 0 slots have joined within 2 s (--start-timeout)"),
+    ("nobody", 1, "agents with 0 slots have joined within 12 s (--start-timeout)"),
     ("SIGTERM", 75, "ended by SIGTERM before all workers were started anew; --resume goes on"),
 ])
 def test_no_agent_comes_back(two, gradus, job, end, code, words):  # noqa: F811
     output = two.folder / "out"
     with slowed(two):
-        join = Join(two, "-np", 2, "--start-timeout", "2s" if end == "nobody" else "60s",
+        join = Join(two, "-np", 2, "--start-timeout", "12s" if end == "nobody" else "60s",
                     "--output", output, job)
         lost = join.agent(0)
         wait_for_first_epoch(output)
@@ -200,7 +200,7 @@ def test_a_stranger_says_nothing_and_another_one_garbage(gradus, tmp_path):
         agent = gradus("agent", "--join", f"127.0.0.1:{port}", "--slots", 1,
                        env={"GRADUS_JOIN_TOKEN_FILE": str(tmp_path / "token")})
         assert agent.returncode == 0, agent.stderr
-        out, err = launcher.communicate(timeout=30)
+        out, err = launcher.communicate(timeout=TIMEOUT_S)
     assert launcher.returncode == 0, err
     assert out.endswith("here\n")
 

@@ -13,20 +13,23 @@ SECRET = "5ec4e7" + "0123456789abcdef" * 3 + "c0ffee0042"
 DONE_BEFORE_S = 60
 
 
-def coordinate(gradus, *more, lines=2, env=None):
+def start_rendezvous(gradus, *more, lines=2, env=None):
     """A coordinator of two ranks, and what it prints."""
-    process = gradus.start("coordinate", "-np", 2, "--listen", "127.0.0.1", "--wait", "30s", *more,
+    process = gradus.start("rendezvous", "-np", 2, "--listen", "127.0.0.1", "--wait", "30s", *more,
                            env=env)
     return process, dict(line.split("=", 1) for line in read_lines(process.stdout, lines))
 
 
 def start_bench(gradus, told, rank, env):
-    return gradus.start("bench", "allreduce", "--time", "300ms",
+    """With a hundred small sizes: it lasts longer than all that is looked at meanwhile, and has
+    little memory to look through while it is stopped."""
+    return gradus.start("bench", "allreduce", "--time", "300ms", "-e", "64k", "-f", 1.1,
                         env=told | env | {"GRADUS_RANK": str(rank)})
 
 
 def memory_of(pid):
-    """What the process can write to: (flags of the kernel, bytes) of each piece."""
+    """What the process can write to: (flags of the kernel and a name if it has one, bytes) of each
+    piece."""
     pieces, here = [], None
     with open(f"/proc/{pid}/smaps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
         for line in maps:
@@ -36,9 +39,10 @@ def memory_of(pid):
                 # What is larger is a sanitizer's own, mostly without memory behind it.
                 small = end - begin < 64 << 20
                 here = (begin, end) if words[1].startswith("rw") and small else None
+                name = words[5:]
             elif words[0] == "VmFlags:" and here is not None and "[v" not in line:
                 memory.seek(here[0])
-                pieces.append((words[1:], memory.read(here[1] - here[0])))
+                pieces.append((words[1:] + name, memory.read(here[1] - here[0])))
     return pieces
 
 
@@ -72,7 +76,7 @@ def test_a_rank_that_has_joined_keeps_at_most_one_copy(gradus, elastic, encrypt)
     if sanitizer_words(gradus.library):
         pytest.skip("a sanitizer copies the environment for itself, and locks no memory")
     env = {"GRADUS_SECRET": SECRET, "GRADUS_ENCRYPT": encrypt, "GRADUS_LINK": "tcp"}
-    coordinator, told = coordinate(gradus, env=env)
+    coordinator, told = start_rendezvous(gradus, env=env)
     ranks = [start_bench(gradus, told, rank, env | ({"GRADUS_MIN_WORKERS": "1"} if elastic else {}))
              for rank in range(2)]
     read_lines(ranks[0].stdout, 5)  # the head and a first result: both have joined, and computed
@@ -90,7 +94,7 @@ def test_a_rank_that_has_joined_keeps_at_most_one_copy(gradus, elastic, encrypt)
             pieces = stopped_memory_of(process.pid)
             looks += 1
         held = held_binary(pieces)
-        assert len(held) == copies, held
+        assert len(held) == copies, (process.args[1:3], held)
         # Neither in a dump nor in a child, and not swapped.
         assert all({"dd", "wf", "lo"} <= set(flags) for flags in held), held
         os.kill(process.pid, signal.SIGCONT)
@@ -140,7 +144,7 @@ library.gr_comm_destroy(comm)
 
 def test_ranks_take_it_from_a_file(gradus, comm_script, tmp_path):
     path = tmp_path / "secret"
-    coordinator, told = coordinate(gradus, "--secret-file", path)
+    coordinator, told = start_rendezvous(gradus, "--secret-file", path)
     assert sorted(told) == ["GRADUS_COORDINATOR", "GRADUS_WORLD_SIZE"]  # it is not printed
     made = path.stat()
     assert stat.S_IMODE(made.st_mode) == 0o600
@@ -158,7 +162,7 @@ def test_ranks_take_it_from_a_file(gradus, comm_script, tmp_path):
     assert coordinator.returncode == 0 and out == "", (out, err)
     # The same file serves the next job: it is taken, not made anew.
     before = path.read_text()
-    again, _ = coordinate(gradus, "--secret-file", path)
+    again, _ = start_rendezvous(gradus, "--secret-file", path)
     again.kill()
     assert path.read_text() == before
 
@@ -167,7 +171,7 @@ def test_a_file_that_others_may_read_is_refused(gradus, comm_script, tmp_path):
     path = tmp_path / "secret"
     path.write_text(SECRET)
     path.chmod(0o640)
-    done = gradus("coordinate", "-np", 2, env={"GRADUS_SECRET_FILE": str(path)})
+    done = gradus("rendezvous", "-np", 2, env={"GRADUS_SECRET_FILE": str(path)})
     assert done.returncode == 2 and SECRET not in done.stderr, done
     assert f"{path} holds a secret but has mode 0640" in " ".join(done.stderr.split()), done
     rank = subprocess.run(comm_script("create()"), capture_output=True, text=True,

@@ -8,10 +8,9 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from conftest import MARK, Process, wait_until
+from conftest import MARK, Process, TIMEOUT_S, wait_until
 
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
@@ -36,8 +35,8 @@ class Cluster(sshd.Logins):
 
     def run(self, *flags, **more):
         return subprocess.run(self.words(flags, **more), env=self.environment(), cwd=self.folder,
-                              capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
-                              check=False)
+                              capture_output=True, text=True, timeout=TIMEOUT_S,
+                              stdin=subprocess.DEVNULL, check=False)
 
     def start(self, *flags, **env):
         process = Process(self.words(flags), env=self.environment() | env, cwd=self.folder,
@@ -88,12 +87,16 @@ def two(gradus, tmp_path):
         yield cluster
 
 
+# For --host-timeout: longer than what runs on a busy machine waits for a core.
+SILENCE = "3s"
+
+
 def both(cluster, slots=2):
     return ",".join(f"{name}:{slots}" for name in cluster.names)
 
 
 def end_of(launcher):
-    out, err = launcher.communicate(timeout=30)
+    out, err = launcher.communicate(timeout=TIMEOUT_S)
     return launcher.returncode, out, err
 
 
@@ -224,7 +227,7 @@ def test_what_looks_after_a_host_is_killed(two, gradus, name):
     code, _, err = end_of(launcher)
     assert code == 1
     assert f"gradus: host {two.names[1]} was lost with its 2 workers: " in err
-    gradus.wait_for_nothing(2)
+    gradus.wait_for_nothing()
 
 
 def test_a_host_is_lost_and_the_others_go_on(two):
@@ -245,36 +248,39 @@ def test_a_host_is_lost_and_the_others_go_on(two):
 
 def test_a_cable_is_cut(two, gradus):
     """Neither side hears of the other: both end, each by its own clock."""
-    launcher = two.all_up("-H", both(two), "--host-timeout", "1s")
+    launcher = two.all_up("-H", both(two), "--host-timeout", SILENCE)
     namespaces.ip("-n", two.made.names[1], "link", "set", "eth0", "down")
     code, _, err = end_of(launcher)
-    assert code == 1 and "nothing was heard of it for 1.0 s" in err
-    gradus.wait_for_nothing(3)
+    assert code == 1 and f"nothing was heard of it for {SILENCE[:-1]}.0 s" in err
+    gradus.wait_for_nothing()
 
 
 def test_a_cable_is_cut_and_the_others_go_on(two, gradus):
-    """--host-timeout is all that need be said: the ranks there and their launcher notice by it."""
+    """Both the ranks and their launcher notice: the ranks take --host-timeout as well."""
     digits = gradus.source / "examples/digits"
     text = (digits / "mlp.yaml").read_text().replace("epochs: 40", "epochs: 100000")
     (two.folder / "mlp.yaml").write_text(text.replace("file: ", f"file: {digits}/"))
-    launcher = two.start("-H", both(two), "--host-timeout", "500ms", "mlp.yaml")
+    launcher = two.start("-H", both(two), "--host-timeout", SILENCE, "mlp.yaml")
     while not launcher.stdout.readline().startswith("epoch"):
         pass
     namespaces.ip("-n", two.made.names[1], "link", "set", "eth0", "down")
-    begin = time.monotonic()
     while "workers go on from step" not in (line := launcher.stdout.readline()):
         assert line, launcher.communicate()[1]
     assert line.startswith("2 workers")
-    assert time.monotonic() - begin < 8    # 25 s, if one of them did not know
+
+
+def test_ssh_host_timeout_is_that_of_the_ranks(two):
+    done = two.run("-H", two.names[0], "--host-timeout", SILENCE, "--", "sh", "-c",
+                   "echo $GRADUS_PEER_TIMEOUT")
+    assert done.stdout == f"[0] {SILENCE[:-1]}000ms\n", done.stderr
 
 
 def test_the_launcher_is_killed(two, gradus):
-    launcher = two.all_up("-H", both(two))
+    """The hosts notice by their connections: they would wait for a silent launcher for an hour."""
+    launcher = two.all_up("-H", both(two), "--host-timeout", "1h")
     launcher.kill()
     launcher.wait()
-    begin = time.monotonic()
-    gradus.wait_for_nothing(10)
-    assert time.monotonic() - begin < 2
+    gradus.wait_for_nothing()
 
 
 def test_the_secret_is_in_no_command_line(two):

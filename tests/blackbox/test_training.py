@@ -62,7 +62,7 @@ def base(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name,link,algorithm,workers", cases(
-    13, ["cnn", "mlp"], ["shm", "tcp"], ["direct", "halving-doubling", "tree"], [1, 2, 3, 4, 8]))
+    7, ["cnn", "mlp"], ["shm", "tcp"], ["direct", "halving-doubling", "tree"], [1, 2, 3, 4, 8]))
 def test_same_bits(name, link, algorithm, workers, base, tmp_path):
     job = short_job(tmp_path, name)
     wanted = reference_hash(name, base)

@@ -32,9 +32,7 @@ struct gr_link {
     int peer;
     gr_diag diag;
     bool discard; /* data that arrive are thrown away */
-    bool claimed, claim_waits, word_waits;
-    gr_frame claim, word;
-    char claim_text[GR_CLAIM_TEXT_BYTES];
+    bool left;
 };
 
 struct gr_mesh {
@@ -43,6 +41,7 @@ struct gr_mesh {
     bool gone;     /* killed */
     bool reported; /* its loss, by gr_mesh_progress */
     gr_link *links;
+    int ready_at; /* gr_mesh_next_ready has told of the peers before it */
 };
 
 struct dbl_net {
@@ -54,7 +53,7 @@ struct dbl_net {
     void *memory[MEMORY_MAX];
     int memory_count;
     char complaint[200];
-    uint64_t accepted;
+    uint64_t accepted, peeks;
 };
 
 /* ---- The net --------------------------------------------------------------------------------- */
@@ -212,6 +211,7 @@ static gr_status lose(gr_link *link)
 gr_status dbl_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 {
     dbl_net *net = mesh->net;
+    mesh->ready_at = 0;
     for (int from = 0; from < net->options.world_size; from++) {
         stream *s = stream_of(net, from, mesh->rank);
         while (s->visible < s->sent && chance(net, 60)) {
@@ -227,6 +227,56 @@ gr_status dbl_mesh_progress(gr_mesh *mesh, gr_diag *diag)
         }
     }
     return GR_OK;
+}
+
+bool dbl_mesh_next_ready(gr_mesh *mesh, int *peer_out)
+{
+    while (mesh->ready_at < mesh->net->options.world_size) {
+        int peer = mesh->ready_at++;
+        const stream *s = stream_of(mesh->net, peer, mesh->rank);
+        if (peer != mesh->rank && (s->visible > s->taken || mesh->net->meshes[peer].gone)) {
+            *peer_out = peer;
+            return true;
+        }
+    }
+    return false;
+}
+
+gr_link *dbl_mesh_open_link(gr_mesh *mesh, int peer, bool connect)
+{
+    (void)connect;
+    return &mesh->links[peer];
+}
+
+bool dbl_mesh_on_demand(const gr_mesh *mesh)
+{
+    (void)mesh;
+    return false;
+}
+
+static const gr_link_caps caps = {.payload_max_bytes = GR_FRAME_PAYLOAD_MAX};
+
+const gr_link_caps *dbl_mesh_capabilities(const gr_mesh *mesh)
+{
+    (void)mesh;
+    return &caps;
+}
+
+const gr_link_caps *dbl_link_capabilities(const gr_link *link)
+{
+    (void)link;
+    return &caps;
+}
+
+bool dbl_link_is_up(const gr_link *link)
+{
+    (void)link;
+    return true; /* an end is found by gr_link_diag */
+}
+
+uint64_t dbl_peeks(const dbl_net *net)
+{
+    return net->peeks;
 }
 
 gr_link *dbl_mesh_link(gr_mesh *mesh, int peer)
@@ -279,13 +329,6 @@ gr_status dbl_link_send(gr_link *link, const gr_frame *frame, const void *data,
     if (link->diag.status != GR_OK || (peer_gone(link) && chance(net, 50))) {
         return lose(link);
     }
-    if (frame->kind == GR_FRAME_WORD) { /* overtakes data, as on shm */
-        gr_link *other = &net->meshes[link->peer].links[link->mesh->rank];
-        other->word_waits = true;
-        other->word = *frame;
-        *ticket_out = 0;
-        return GR_OK;
-    }
     /* Strict: what the receiver holds takes room as well. */
     if (s->sent - s->finished >= (uint64_t)net->options.room || chance(net, 20)) {
         return GR_E_AGAIN;
@@ -328,25 +371,13 @@ static void drop(stream *s)
     }
 }
 
-static void keep_claim(gr_link *link, const message *m)
-{
-    if (!link->claimed) {
-        link->claimed = link->claim_waits = true;
-        link->claim = m->frame;
-        memcpy(link->claim_text, m->data, m->frame.size_bytes);
-        link->claim_text[m->frame.size_bytes] = '\0';
-    }
-}
-
-/* Passes over claims, and over data that nobody wants. */
+/* Passes over data that nobody wants. */
 static void pass_over(gr_link *link)
 {
     stream *s = incoming(link);
     while (s->taken < s->visible) {
         const message *m = message_at(s, s->taken);
-        if (m->frame.kind == GR_FRAME_CLAIM) {
-            keep_claim(link, m);
-        } else if (m->frame.kind != GR_FRAME_DATA || !link->discard) {
+        if (m->frame.kind != GR_FRAME_DATA || !link->discard) {
             return;
         }
         drop(s);
@@ -359,32 +390,11 @@ void dbl_link_discard(gr_link *link)
     pass_over(link);
 }
 
-gr_status dbl_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLAIM_TEXT_BYTES])
-{
-    pass_over(link);
-    if (!link->claim_waits) {
-        return GR_PENDING;
-    }
-    link->claim_waits = false;
-    *frame_out = link->claim;
-    memcpy(text_out, link->claim_text, sizeof link->claim_text);
-    return GR_OK;
-}
-
-gr_status dbl_link_word(gr_link *link, gr_frame *frame_out)
-{
-    if (!link->word_waits) {
-        return GR_PENDING;
-    }
-    link->word_waits = false;
-    *frame_out = link->word;
-    return GR_OK;
-}
-
 gr_status dbl_link_peek(gr_link *link, gr_frame *frame_out)
 {
     dbl_net *net = link->mesh->net;
     stream *s = incoming(link);
+    net->peeks++;
     pass_over(link);
     if (s->taken == s->visible) {
         if (link->diag.status != GR_OK) {
@@ -399,6 +409,7 @@ gr_status dbl_link_peek(gr_link *link, gr_frame *frame_out)
         return break_by_abort(link, m);
     }
     if (m->frame.kind == GR_FRAME_BYE) {
+        link->left = true;
         return gr_fail_peer(&link->diag, GR_E_PEER_LOST, link->peer, "rank %d has left in order",
                             link->peer);
     }
@@ -486,4 +497,14 @@ void dbl_link_release(gr_link *link, uint64_t hold)
 const gr_diag *dbl_link_diag(const gr_link *link)
 {
     return &link->diag;
+}
+
+bool dbl_link_has_left(const gr_link *link)
+{
+    return link->left;
+}
+
+void dbl_link_expect(gr_link *link)
+{
+    (void)link;
 }

@@ -35,11 +35,19 @@ void dbl_leave(dbl_net *net, int rank);
 const char *dbl_complaint(const dbl_net *net);
 /* Data that nobody took. */
 int dbl_unread(dbl_net *net);
+/* Calls of gr_link_peek since the start. */
+uint64_t dbl_peeks(const dbl_net *net);
 /* Messages accepted since the start. */
 uint64_t dbl_accepted(const dbl_net *net);
 
 gr_status dbl_mesh_progress(gr_mesh *mesh, gr_diag *diag);
 gr_link *dbl_mesh_link(gr_mesh *mesh, int peer);
+gr_link *dbl_mesh_open_link(gr_mesh *mesh, int peer, bool connect);
+bool dbl_mesh_next_ready(gr_mesh *mesh, int *peer_out);
+bool dbl_mesh_on_demand(const gr_mesh *mesh);
+const gr_link_caps *dbl_mesh_capabilities(const gr_mesh *mesh);
+const gr_link_caps *dbl_link_capabilities(const gr_link *link);
+bool dbl_link_is_up(const gr_link *link);
 void dbl_mesh_wait(gr_mesh *mesh, int64_t deadline_us);
 gr_status dbl_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out);
 void dbl_mesh_free(gr_mesh *mesh, void *mem);
@@ -53,8 +61,8 @@ gr_status dbl_link_read(gr_link *link, void *dst);
 void dbl_link_next(gr_link *link, uint64_t *hold_out);
 void dbl_link_release(gr_link *link, uint64_t hold);
 void dbl_link_discard(gr_link *link);
-gr_status dbl_link_word(gr_link *link, gr_frame *frame_out);
-gr_status dbl_link_claim(gr_link *link, gr_frame *frame_out, char text_out[GR_CLAIM_TEXT_BYTES]);
 const gr_diag *dbl_link_diag(const gr_link *link);
+bool dbl_link_has_left(const gr_link *link);
+void dbl_link_expect(gr_link *link);
 
 #endif

@@ -10,6 +10,12 @@
 
 #define gr_mesh_progress dbl_mesh_progress
 #define gr_mesh_link dbl_mesh_link
+#define gr_mesh_open_link dbl_mesh_open_link
+#define gr_mesh_next_ready dbl_mesh_next_ready
+#define gr_mesh_on_demand dbl_mesh_on_demand
+#define gr_mesh_capabilities dbl_mesh_capabilities
+#define gr_link_capabilities dbl_link_capabilities
+#define gr_link_is_up dbl_link_is_up
 #define gr_mesh_wait dbl_mesh_wait
 #define gr_mesh_alloc dbl_mesh_alloc
 #define gr_mesh_free dbl_mesh_free
@@ -22,8 +28,8 @@
 #define gr_link_next dbl_link_next
 #define gr_link_release dbl_link_release
 #define gr_link_discard dbl_link_discard
-#define gr_link_claim dbl_link_claim
-#define gr_link_word dbl_link_word
 #define gr_link_diag dbl_link_diag
+#define gr_link_expect dbl_link_expect
+#define gr_link_has_left dbl_link_has_left
 
 #endif

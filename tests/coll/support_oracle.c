@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support_oracle.h"
-#include "coll/reduce.h"
+#include "coll/reduce/reduce.h"
 #include "support_values.h"
 
 #include <stdio.h>
@@ -35,7 +35,7 @@ static void take_last(void *dst, const void *a, const void *b, size_t count, voi
     }
 }
 
-static const size_t element_bytes[GR_DTYPE_COUNT] = {4, 8, 2, 2, 4, 8, 1, 1, 2};
+static const size_t element_bytes[GR_DTYPE_COUNT] = {4, 8, 2, 2, 4, 8, 1, 1, 2, 1, 2, 4, 8, 8, 16};
 
 static bool reduces(gr_coll coll)
 {
@@ -55,7 +55,9 @@ void oracle_random(oracle_case *c, uint64_t *state, int size, size_t count_max)
         c->coll = (gr_coll)random_below(state, GR_COLL_RECV);
     } while (c->coll == GR_COLL_SEND && size == 1);
     c->dtype = (gr_dtype)random_below(state, GR_DTYPE_COUNT);
-    c->op = (gr_redop)random_below(state, GR_REDOP_COUNT);
+    do { /* where nothing is reduced, op does not matter */
+        c->op = (gr_redop)random_below(state, GR_REDOP_COUNT);
+    } while (reduces(c->coll) && !vals_reducible(c->dtype, c->op));
     c->root = (int)random_below(state, (size_t)size);
     c->peer =
         size > 1 ? (int)((size_t)(c->root + 1) + random_below(state, (size_t)size - 1)) % size : 0;
@@ -71,7 +73,7 @@ void oracle_random(oracle_case *c, uint64_t *state, int size, size_t count_max)
             c->counts[i][k] = mirror ? c->counts[k][i] : count;
         }
     }
-    if (reduces(c->coll) && oracle_next(state) % 4 == 0) {
+    if (reduces(c->coll) && c->dtype != GR_BOOL && oracle_next(state) % 4 == 0) {
         c->prescale = oracle_next(state) % 2 ? 0.5 : 0;
         c->postscale = oracle_next(state) % 2 ? 3 : 0;
     }

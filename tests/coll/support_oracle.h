@@ -5,7 +5,7 @@
 /* Operations of every kind, and what must come out of them: each rank computes the contributions of
  * all ranks and the result from the definition, in one process, and compares all bits. */
 
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 
 #include <gradus/coll.h>
 #include <stdbool.h>

@@ -4,7 +4,7 @@
 
 /* The plans of all ranks of a world, made and verified together. */
 
-#include "coll/verify.h"
+#include "sim/verify.h"
 
 enum { PLANS_WORLD_MAX = 64 };
 

@@ -112,14 +112,15 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.tune = job->tune ? job->tune : config.tune;
     config.exact = !job->inexact;
     config.progress = job->progress;
+    config.threads = job->threads;
     config.segment_bytes = job->segment_bytes > 0 ? job->segment_bytes : config.segment_bytes;
     config.op_timeout_us = job->op_timeout_us > 0 ? job->op_timeout_us : 20000000;
     config.log_level = 0; /* wrong calls are part of the tests */
     pid_t pids[RANKS_MAX];
     pid_t parent = getpid();
     for (int rank = job->size - job->newcomers; rank < job->size; rank++) {
-        gr_coordinator_invite(coordinator, rank);
-        gr_coordinator_want(coordinator, job->size);
+        gr_coordinator_reserve(coordinator, rank);
+        gr_coordinator_set_target_size(coordinator, job->size);
     }
     for (int rank = 0; rank < job->size; rank++) {
         fflush(stdout);
@@ -136,15 +137,6 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     uint64_t failed = collect(pids, job->size, coordinator, may_die);
     gr_coordinator_destroy(coordinator);
     gr_arena_fini(&arena);
-    return failed;
-}
-
-uint64_t ranks_run_timed(const ranks_job *job, ranks_function *function, uint64_t may_die)
-{
-    uint64_t failed = 1;
-    for (int attempt = 0; attempt < 3 && failed != 0; attempt++) {
-        failed = ranks_run(job, function, may_die);
-    }
     return failed;
 }
 

@@ -16,6 +16,7 @@ typedef struct ranks_job {
     bool inexact;
     bool quiet;                    /* ranks may fail to join, and need not say so */
     int progress;                  /* as GRADUS_PROGRESS: 0 auto, 1 thread, 2 inline */
+    int threads;                   /* as GRADUS_THREADS: 0 auto, 1 one, 2 many */
     int64_t segment_bytes;         /* 0: the default */
     int64_t op_timeout_us;         /* 0: 20 s */
     int members_min;               /* 0: all; else the job goes on while so many live */
@@ -47,8 +48,5 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
 uint64_t ranks_run_sizes(ranks_function *function, int first, int last);
 /* Two ranks, over each link, with and without a progress thread; job->arg: two ints, a pipe. */
 uint64_t ranks_run_pairs(ranks_function *function);
-/* The same for what must happen in time: tried up to three times, since a rank may get no processor
- * for a while. */
-uint64_t ranks_run_timed(const ranks_job *job, ranks_function *function, uint64_t may_die);
 
 #endif

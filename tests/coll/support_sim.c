@@ -134,11 +134,12 @@ static gr_status open_links(sim_job *job, int rank, gr_diag *diag)
     gr_mesh_config mesh;
     gr_mesh_config_init(&mesh);
     mesh.kind = GR_LINK_SIM;
+    mesh.ops = &gr_sim_ops;
     mesh.rank = rank;
     mesh.world_size = job->size;
     mesh.secret = secret;
     mesh.clock = (gr_clock){.now_us = read_clock, .clock_arg = job};
-    mesh.sim = job->net;
+    mesh.net = job->net;
     gr_status status = gr_mesh_create(&mesh, &r->mesh, diag);
     if (status != GR_OK) {
         return status;
@@ -151,31 +152,32 @@ static gr_status open_links(sim_job *job, int rank, gr_diag *diag)
                            .slice_bytes = job->slice_bytes,
                            .scratch_bytes = job->scratch_bytes,
                            .clock = mesh.clock,
-                           .owner = r->family};
-    r->family->mesh = r->mesh;
-    r->family->topology = job->topology;
-    return gr_exec_create(&exec, &r->family->exec, diag);
+                           .channel = board_channel(&job->board, rank),
+                           .owner = r->context};
+    r->context->mesh = r->mesh;
+    r->context->topology = job->topology;
+    return gr_exec_create(&exec, &r->context->exec, diag);
 }
 
 /* As comm.c does it, with the simulated mesh for that of a group. */
 static gr_status open_rank(sim_job *job, int rank, gr_diag *diag)
 {
     sim_rank *r = &job->ranks[rank];
-    gr_family *family = r->family = calloc(1, sizeof *family);
+    gr_context *context = r->context = calloc(1, sizeof *context);
     int world[SIM_WORLD_MAX];
     for (int i = 0; i < job->size; i++) {
         world[i] = i;
     }
-    if (!family || !(family->alone = gr_op_create_finished())) {
+    if (!context || !(context->alone = gr_op_create_finished())) {
         return GR_E_NO_MEMORY;
     }
-    family->choosing = (gr_selection_config){
+    context->choosing = (gr_selection_config){
         .exact = job->exact, .segment_bytes = job->segment_bytes, .link = GR_LINK_SIM};
     gr_status status = job->size > 1 ? open_links(job, rank, diag) : GR_OK;
     if (status == GR_OK) {
-        status = gr_comm_make(family, world, job->size, rank, 0, &r->comms[0], diag);
+        status = gr_comm_make(context, world, job->size, rank, 0, &r->comms[0], diag);
     }
-    gr_selection_config choosing = family->choosing;
+    gr_selection_config choosing = context->choosing;
     choosing.text = job->algorithm;
     choosing.world_size = job->size;
     if (status == GR_OK) {
@@ -194,6 +196,7 @@ bool sim_open(sim_job *job)
     gr_status status = gr_sim_net_create(&job->net_config, &job->net, &diag);
     if (status == GR_OK) {
         gr_sim_on_wait(job->net, wait_for_news, job);
+        board_open(&job->board, job->size, gr_sim_clock(job->net));
         status = gr_topology_create(job->host_of, job->size, &job->topology);
     }
     for (int rank = 0; rank < job->size && status == GR_OK; rank++) {
@@ -207,8 +210,8 @@ bool sim_open(sim_job *job)
 
 static void close_links(sim_rank *r)
 {
-    if (r->family) {
-        gr_comm_lanes_destroy(r->family);
+    if (r->context) {
+        gr_comm_shm_destroy(r->context);
     }
     gr_mesh_destroy(r->mesh);
     r->mesh = NULL;
@@ -222,13 +225,13 @@ void sim_leave(sim_job *job, int rank)
 static void close_rank(sim_rank *r)
 {
     fiber_destroy(r->fiber);
-    for (int i = SIM_COMMS_MAX - 1; i >= 0 && r->family; i--) {
+    for (int i = SIM_COMMS_MAX - 1; i >= 0 && r->context; i--) {
         if (r->comms[i]) {
             gr_comm_unmake(r->comms[i]);
         }
     }
-    if (r->family) {
-        gr_memory_fini(r->family);
+    if (r->context) {
+        gr_memory_fini(r->context);
     }
     close_links(r);
 }
@@ -240,12 +243,13 @@ void sim_close(sim_job *job)
     }
     gr_sim_net_destroy(job->net);
     for (int rank = 0; rank < job->size; rank++) { /* when nobody reads what operations lent */
-        gr_family *family = job->ranks[rank].family;
-        if (family) {
-            gr_exec_destroy(family->exec);
-            gr_op_destroy_finished(family->alone);
-            free(family);
+        gr_context *context = job->ranks[rank].context;
+        if (context) {
+            gr_exec_destroy(context->exec);
+            gr_op_destroy_finished(context->alone);
+            free(context);
         }
     }
     gr_topology_destroy(job->topology);
+    board_close(&job->board);
 }

@@ -8,7 +8,8 @@
  * clock. */
 
 #include "coll/comm_internal.h"
-#include "link/sim/sim.h"
+#include "sim/net/sim.h"
+#include "support_board.h"
 #include "support_fiber.h"
 
 enum { SIM_WORLD_MAX = 16, SIM_COMMS_MAX = 4 };
@@ -19,7 +20,7 @@ typedef struct sim_rank {
     sim_job *job;
     gr_mesh *mesh;                 /* NULL in a group of one, and when it has left */
     gr_comm *comms[SIM_COMMS_MAX]; /* first the whole job, then what the body splits from it */
-    gr_family *family;
+    gr_context *context;
     fiber *fiber;
     bool over;        /* its body has returned */
     bool dead;        /* killed */
@@ -46,6 +47,7 @@ struct sim_job {
     /* Of the run: */
     gr_sim_net *net;
     gr_topology *topology;
+    board board;
     int current; /* the rank that runs; -1: none */
     uint64_t steps;
     sim_rank ranks[SIM_WORLD_MAX];

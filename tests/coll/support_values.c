@@ -1,10 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support_values.h"
-#include "coll/plan.h"
-#include "coll/reduce.h"
+#include "coll/plan/plan.h"
+#include "coll/reduce/reduce.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+bool vals_complex(gr_dtype dtype)
+{
+    return dtype == GR_COMPLEX64 || dtype == GR_COMPLEX128;
+}
+
+bool vals_reducible(gr_dtype dtype, gr_redop op)
+{
+    bool bitwise = op == GR_BAND || op == GR_BOR || op == GR_BXOR;
+    switch (dtype) {
+    case GR_F32:
+    case GR_F64:
+    case GR_F16:
+    case GR_BF16:
+        return !bitwise;
+    case GR_BOOL:
+        return op != GR_AVERAGE;
+    case GR_COMPLEX64:
+    case GR_COMPLEX128:
+        return !bitwise && op != GR_MIN && op != GR_MAX;
+    default:
+        return true;
+    }
+}
 
 static uint64_t mix(uint64_t x)
 {
@@ -45,6 +69,10 @@ static uint16_t bf16_of(uint64_t bits, bool small)
 
 void vals_fill(void *out, gr_dtype dtype, size_t count, uint64_t seed, int shard, bool small)
 {
+    if (vals_complex(dtype)) { /* two numbers each */
+        vals_fill(out, dtype == GR_COMPLEX64 ? GR_F32 : GR_F64, 2 * count, seed, shard, small);
+        return;
+    }
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = mix(seed ^ mix((uint64_t)shard << 32 ^ i));
         switch (dtype) {
@@ -68,8 +96,18 @@ void vals_fill(void *out, gr_dtype dtype, size_t count, uint64_t seed, int shard
         case GR_U8:
             ((uint8_t *)out)[i] = (uint8_t)(bits >> 32);
             break;
+        case GR_BOOL:
+            ((uint8_t *)out)[i] = bits >> 32 & 1;
+            break;
         case GR_I16:
+        case GR_U16:
             ((uint16_t *)out)[i] = (uint16_t)(bits >> 32);
+            break;
+        case GR_U32:
+            ((uint32_t *)out)[i] = (uint32_t)(bits >> 32);
+            break;
+        case GR_U64:
+            ((uint64_t *)out)[i] = bits;
             break;
         default:
             ((int64_t *)out)[i] = (int64_t)(bits >> 8) - (INT64_C(1) << 55);

@@ -8,6 +8,10 @@
 #include <gradus/comm.h>
 #include <stdbool.h>
 
+/* Which types can be reduced how, as the public header says it. */
+bool vals_reducible(gr_dtype dtype, gr_redop op);
+bool vals_complex(gr_dtype dtype);
+
 /* `small`: whole numbers so small that any order of additions gives the same bits. */
 void vals_fill(void *out, gr_dtype dtype, size_t count, uint64_t seed, int shard, bool small);
 /* The reduction of the shards [first, first + count) of the tree over them. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public communicator: alone, and over the real links with a process for each rank. */
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 #include "sanitized.h"
 #include "support_ranks.h"
 #include "support_values.h"
@@ -154,7 +154,10 @@ static int run_operations(gr_comm *comm, const ranks_job *job)
     uint64_t seed = 0;
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
-            gr_redop op = (gr_redop)((i + (size_t)dtype) % GR_USER);
+            gr_redop op = (gr_redop)((i + (size_t)dtype) % GR_REDOP_COUNT);
+            if (op == GR_USER || !vals_reducible((gr_dtype)dtype, op)) {
+                op = GR_SUM;
+            }
             if (check_allreduce(comm, (gr_dtype)dtype, op, counts[i], seed % 2 == 0, seed) != 0) {
                 return 1;
             }
@@ -444,7 +447,7 @@ static int run_slow(gr_comm *comm, const ranks_job *job)
     EXPECT(status == GR_E_PEER_SLOW || (job->size > 2 && status == GR_E_COMM_BROKEN));
     EXPECT(strstr(gr_comm_diag(comm)->text, "for rank 1 (host ") &&
            strstr(gr_comm_diag(comm)->text, "to send its part"));
-    EXPECT(strstr(gr_comm_diag(comm)->text, "has waited 0."));
+    EXPECT(strstr(gr_comm_diag(comm)->text, "has waited "));
     EXPECT(gr_comm_diag(comm)->peer_rank == 1);
     EXPECT(write(fds[1], "x", 1) == 1);
     gr_comm_destroy(comm);
@@ -605,8 +608,8 @@ static void test_misuse(void **state)
 
 /* ---- No heap --------------------------------------------------------------------------------- */
 #ifdef COUNTS_ALLOCATIONS
-/* More at once than the rounds below ever have: an object of an operation grows when it is used
- * for the first time, and which are in use depends on who is late. */
+/* More operations at once than a round has, of both kinds: first each object that runs one gets
+ * scratch, then the steps of a plan over every link. */
 static int fill_pool(gr_comm *comm, float *memory)
 {
     enum { OPS = 12, SHARE = 1000 };
@@ -614,6 +617,12 @@ static int fill_pool(gr_comm *comm, float *memory)
     for (int k = 0; k < OPS; k++) {
         EXPECT(gr_allreduce_start(comm, memory + k * SHARE, SHARE, GR_F32, GR_SUM, &ops[k]) ==
                GR_OK);
+    }
+    for (int k = 0; k < OPS; k++) {
+        EXPECT(gr_wait(ops[k]) == GR_OK);
+    }
+    for (int k = 0; k < OPS; k++) {
+        EXPECT(gr_broadcast_start(comm, memory + k * SHARE, SHARE, GR_F32, 0, &ops[k]) == GR_OK);
     }
     for (int k = 0; k < OPS; k++) {
         EXPECT(gr_wait(ops[k]) == GR_OK);
@@ -635,19 +644,20 @@ static int run_round(gr_comm *comm, void *shared, float *plain, size_t count)
     return 0;
 }
 
-/* What is kept has grown to what it needs after some rounds, however late a rank may be in one of
- * them: then there are twenty in which no rank allocates anything. */
+/* Steps, views and scratch grow with the number of operations in flight, which depends on who is
+ * late: a round may need more than all before. But there is an end to that, and then come twenty
+ * rounds in which no rank allocates anything. If each round allocated, no such twenty came. */
 static int run_counted(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
-    enum { COUNT = 70000, ROUNDS = 20, WINDOWS = 5 };
+    enum { COUNT = 70000, ROUNDS = 20, WINDOWS = 50 };
     void *shared = NULL;
     float *plain = malloc(COUNT * sizeof *plain);
     EXPECT(plain && gr_alloc(comm, COUNT * sizeof *plain, &shared) == GR_OK);
     memset(plain, 0, COUNT * sizeof *plain);
+    EXPECT(run_round(comm, shared, plain, COUNT) == 0 && fill_pool(comm, plain) == 0);
     int64_t allocated = 1;
     for (int window = 0; window < WINDOWS && allocated > 0; window++) {
-        EXPECT(run_round(comm, shared, plain, COUNT) == 0 && fill_pool(comm, plain) == 0);
         int64_t before = atomic_load(&allocations);
         for (int i = 0; i < ROUNDS; i++) {
             EXPECT(run_round(comm, shared, plain, COUNT) == 0);
@@ -661,7 +671,7 @@ static int run_counted(gr_comm *comm, const ranks_job *job)
     return 0;
 }
 
-static void test_no_allocation(void **state)
+static void test_comm_same_rounds_allocate_nothing(void **state)
 {
     (void)state;
     long before = atomic_load(&allocations);
@@ -686,11 +696,11 @@ static void test_alone(void **state)
     gr_diag diag;
     unsetenv("GRADUS_RANK");
     setenv("GRADUS_ALGORITHM", "allreduce=magic", 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_E_INVALID);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_E_INVALID);
     assert_non_null(strstr(diag.text, "magic"));
     assert_null(comm);
     unsetenv("GRADUS_ALGORITHM");
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
     assert_int_equal(gr_comm_rank(comm), 0);
     assert_int_equal(gr_comm_size(comm), 1);
     assert_int_equal(gr_comm_local_size(comm), 1);
@@ -732,7 +742,7 @@ int main(void)
         cmocka_unit_test(test_slow),
         cmocka_unit_test(test_destroy_in_flight),
 #ifdef COUNTS_ALLOCATIONS
-        cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_comm_same_rounds_allocate_nothing),
 #endif
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

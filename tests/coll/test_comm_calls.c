@@ -5,6 +5,7 @@
 #include "sanitized.h"
 #include "support_oracle.h"
 #include "support_ranks.h"
+#include "support_values.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -73,15 +74,17 @@ static int run_every(gr_comm *comm, const ranks_job *job)
         }
         for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
             for (int op = 0; op < (reduces ? GR_REDOP_COUNT : 1); op++) {
-                for (int how = 0; how < (blocks ? 4 : 2); how++) {
+                bool has = !reduces || vals_reducible((gr_dtype)dtype, (gr_redop)op);
+                for (int how = 0; has && how < (blocks ? 4 : 2); how++) {
                     c = (oracle_case){.coll = (gr_coll)coll,
                                       .dtype = (gr_dtype)dtype,
                                       .op = (gr_redop)op,
                                       .in_place = how & 1,
                                       .uneven = how & 2};
                     vary(&c, turn, size);
-                    c.prescale = reduces && turn % 5 == 1 ? 0.25 : 0;
-                    c.postscale = reduces && turn % 7 == 1 ? -3 : 0;
+                    bool scales = reduces && dtype != GR_BOOL;
+                    c.prescale = scales && turn % 5 == 1 ? 0.25 : 0;
+                    c.postscale = scales && turn % 7 == 1 ? -3 : 0;
                     EXPECT(run_case(comm, &c, turn % 2 == 0));
                     turn++;
                 }
@@ -130,6 +133,48 @@ static void test_hosts(void **state)
         job.algorithm = "allreduce=hierarchical;reduce=hierarchical;reduce-scatter=hierarchical;"
                         "allgather=hierarchical;broadcast=hierarchical";
         assert_int_equal(ranks_run(&job, run_every, 0), 0);
+    }
+}
+
+/* What a type cannot be reduced by is refused on each rank, with one sentence, and nothing else
+ * changes. */
+static int run_undefined(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    static const gr_coll colls[3] = {GR_COLL_ALLREDUCE, GR_COLL_REDUCE, GR_COLL_REDUCE_SCATTER};
+    uint64_t buf[64] = {0};
+    int refused = 0;
+    for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+        for (int op = 0; op < GR_REDOP_COUNT; op++) {
+            if (vals_reducible((gr_dtype)dtype, (gr_redop)op)) {
+                continue;
+            }
+            char words[64];
+            snprintf(words, sizeof words, "%s cannot be reduced by %s",
+                     gr_dtype_name((gr_dtype)dtype), gr_redop_name((gr_redop)op));
+            gr_call call = {.coll = colls[refused++ % 3],
+                            .dtype = (gr_dtype)dtype,
+                            .op = (gr_redop)op,
+                            .out = buf,
+                            .count = 2};
+            EXPECT(gr_run(comm, &call, 1) == GR_E_INVALID);
+            EXPECT(strstr(gr_comm_last_error(comm)->text, words));
+            EXPECT(gr_allreduce(comm, buf, 2, call.dtype, call.op) == GR_E_INVALID);
+            EXPECT(gr_allreduce(comm, buf, 2, GR_U64, GR_BOR) == GR_OK && buf[0] == 0);
+        }
+    }
+    EXPECT(refused == 4 * 3 + 1 + 2 * 5);
+    EXPECT(gr_comm_diag(comm)->status == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void what_a_type_has_not_is_refused(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        ranks_job job = {.size = 1 + i, .link = i == 2 ? "tcp" : "shm"};
+        assert_int_equal(ranks_run(&job, run_undefined, 0), 0);
     }
 }
 
@@ -364,6 +409,35 @@ static void test_factors(void **state)
     assert_int_equal(ranks_run_sizes(run_factors, 1, 3), 0);
 }
 
+/* A call that was refused for want of room has changed nothing. */
+static int run_refused(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { OPS = 128 };
+    gr_op *ops[OPS], *op = NULL;
+    float values[OPS] = {0}, in_place = 8, want = 4 * (float)gr_comm_size(comm);
+    for (int i = 0; i < OPS; i++) {
+        EXPECT(gr_allreduce_start(comm, &values[i], 1, GR_F32, GR_SUM, &ops[i]) == GR_OK);
+    }
+    gr_call call = {.coll = GR_COLL_ALLREDUCE, .out = &in_place, .count = 1, .prescale = 0.5};
+    EXPECT(gr_start(comm, &call, 1, &op) == GR_E_NO_MEMORY && in_place == 8);
+    for (int i = 0; i < OPS; i++) {
+        EXPECT(gr_wait(ops[i]) == GR_OK);
+    }
+    EXPECT(gr_run(comm, &call, 1) == GR_OK && in_place == want);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void calls_that_were_refused_leave_their_buffers(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        ranks_job job = {.size = 2, .link = i ? "tcp" : "shm"};
+        assert_int_equal(ranks_run(&job, run_refused, 0), 0);
+    }
+}
+
 /* ---- Any of several -------------------------------------------------------------------------- */
 static int run_wait_any(gr_comm *comm, const ranks_job *job)
 {
@@ -412,13 +486,83 @@ static void test_wait_any(void **state)
     }
 }
 
+/* ---- Many at once, then something else ------------------------------------------------------- */
+/* More started operations than shared memory has slots, then one of another kind: all ranks call
+ * the same. */
+static int run_many(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { OPS = 40 };
+    gr_op *ops[OPS];
+    float values[OPS], word = gr_comm_rank(comm) == 0 ? 7 : 0;
+    for (int i = 0; i < OPS; i++) {
+        values[i] = (float)i;
+        EXPECT(gr_allreduce_start(comm, &values[i], 1, GR_F32, GR_SUM, &ops[i]) == GR_OK);
+    }
+    EXPECT(gr_broadcast(comm, &word, 1, GR_F32, 0) == GR_OK && word == 7);
+    for (int i = 0; i < OPS; i++) {
+        EXPECT(gr_wait(ops[i]) == GR_OK && values[i] == (float)(i * gr_comm_size(comm)));
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void many_started_operations_and_a_broadcast_match(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        ranks_job job = {
+            .size = i % 2 ? 4 : 2, .link = "shm", .algorithm = i < 2 ? "broadcast=binomial" : NULL};
+        assert_int_equal(ranks_run(&job, run_many, 0), 0);
+    }
+}
+
+/* Ranks run ahead of each other as far as they may, and look at what the others have called. */
+static int run_rooted(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { TURNS = 20000 };
+    int size = gr_comm_size(comm), rank = gr_comm_rank(comm);
+    for (int i = 0; i < TURNS; i++) {
+        int root = i / 3 % size;
+        float value = (float)(i + rank), sum = 0;
+        if (i % 2 == 0) {
+            EXPECT(gr_broadcast(comm, &value, 1, GR_F32, root) == GR_OK);
+            EXPECT(value == (float)(i + root));
+        } else {
+            EXPECT(gr_reduce(comm, &value, &sum, 1, GR_F32, GR_SUM, root) == GR_OK);
+            EXPECT(rank != root || sum == (float)(i * size + size * (size - 1) / 2));
+        }
+        EXPECT(i % 3 != rank % 3 || gr_comm_poll(comm) == GR_OK);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void many_rooted_operations_are_no_mismatch(void **state)
+{
+    (void)state;
+    for (int size = 2; size < 5; size++) {
+        ranks_job job = {.size = size, .link = "shm", .progress = 1 + size % 2};
+        assert_int_equal(ranks_run(&job, run_rooted, 0), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every),     cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_ordered),   cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_callbacks), cmocka_unit_test(test_background_callbacks),
-        cmocka_unit_test(test_factors),   cmocka_unit_test(test_wait_any),
+        cmocka_unit_test(test_every),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(what_a_type_has_not_is_refused),
+        cmocka_unit_test(test_ordered),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_callbacks),
+        cmocka_unit_test(test_background_callbacks),
+        cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_wait_any),
+        cmocka_unit_test(calls_that_were_refused_leave_their_buffers),
+        cmocka_unit_test(many_rooted_operations_are_no_mismatch),
+        cmocka_unit_test(many_started_operations_and_a_broadcast_match),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The last rank calls another kind of operation than all others, each kind against each, with so
  * few bytes that they fit in on the way, and with more than any link takes before the peer reads:
- * also ranks that only send, or only receive, hear of it within a second. */
+ * also ranks that only send, or only receive, are told of it, long before they give up a peer that
+ * does not come (support_ranks.c). */
 #include "base/clock.h"
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 #include "sanitized.h"
 #include "support_ranks.h"
 #include <gradus/coll.h>
@@ -20,8 +21,7 @@
 
 enum { KINDS = GR_COLL_RECV + 1, LARGE = 2 << 20 };
 
-/* Everything takes several times as long with a sanitizer. */
-static const int64_t LIMIT_NS = SANITIZED ? INT64_C(10000000000) : INT64_C(1000000000);
+static const int64_t PATIENCE_NS = INT64_C(15000000000);
 
 typedef struct pairs {
     gr_coll ours, theirs;
@@ -71,15 +71,13 @@ static int run_pair(gr_comm *comm, const ranks_job *job)
     if (status == GR_OK) {
         status = gr_run(comm, &call, 1);
     }
-    while ((status == GR_OK || status == GR_PENDING) && gr_now_ns() - begun_ns < LIMIT_NS) {
+    while ((status == GR_OK || status == GR_PENDING) && gr_now_ns() - begun_ns < PATIENCE_NS) {
         status = gr_comm_poll(comm);
         sched_yield();
     }
-    int64_t ended_ns = gr_now_ns();
     free(memory);
     EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
     EXPECT(both_sides(gr_comm_diag(comm), pair));
-    EXPECT(ended_ns - begun_ns < LIMIT_NS);
     gr_comm_destroy(comm);
     return 0;
 }
@@ -94,6 +92,11 @@ static bool is_seen(const ranks_job *job, const pairs *pair)
     /* Who has sent all that others need to be done waits for nobody. */
     bool rooted = pair->ours == GR_COLL_BROADCAST || pair->ours == GR_COLL_SCATTER;
     bool over = taken && rooted && pair->theirs == GR_COLL_RECV && job->size > 2;
+    /* Nor does who has put a small part into shared memory, and that is all that it has to give. */
+    bool small = strcmp(job->link, "shm") == 0 && pair->count < LARGE;
+    over |= small && ((rooted && pair->theirs == GR_COLL_RECV) ||
+                      (pair->ours == GR_COLL_RECV &&
+                       (pair->theirs == GR_COLL_REDUCE || pair->theirs == GR_COLL_GATHER)));
     return !(sends && taken) && !over && (!meet || (pair->ours == pair->theirs && job->size == 2));
 }
 
@@ -107,10 +110,11 @@ static void test_pairs(const char *link, size_t count)
                              .link = link,
                              .tune = "off",
                              .progress = 2,
+                             .threads = GR_THREADS_ONE,
                              .arg = &pair};
             bool differ = ours != theirs || ours >= GR_COLL_SEND;
             bool asked = job.size == 2 || ours < GR_COLL_SEND;
-            if (differ && asked && is_seen(&job, &pair) && ranks_run_timed(&job, run_pair, 0)) {
+            if (differ && asked && is_seen(&job, &pair) && ranks_run(&job, run_pair, 0)) {
                 fail_msg("%d ranks over %s, %zu elements: %s against %s", job.size, link, count,
                          gr_coll_name(pair.ours), gr_coll_name(pair.theirs));
             }

@@ -4,14 +4,19 @@
 #include "sanitized.h"
 #include "support_double_names.h"
 
-#include "../../src/coll/exec.c"
-#include "../../src/coll/exec_doubt.c"
-#include "../../src/coll/exec_fail.c"
-#include "../../src/coll/exec_move.c"
-#include "../../src/coll/exec_stall.c"
-#include "../../src/coll/exec_start.c"
+#include "../../src/coll/diagnose/diagnosis.c"
+#include "../../src/coll/diagnose/mismatch.c"
+#include "../../src/coll/diagnose/stall.c"
+#include "../../src/coll/engine/exec.c"
+#include "../../src/coll/engine/exec_fail.c"
+#include "../../src/coll/engine/exec_message.c"
+#include "../../src/coll/engine/exec_message_move.c"
+#include "../../src/coll/engine/exec_move.c"
+#include "../../src/coll/engine/exec_start.c"
+#include "../../src/coll/engine/exec_view.c"
 
-#include "coll/programs.h"
+#include "coll/engine/schedule_store.h"
+#include "support_board.h"
 #include "support_values.h"
 
 #include <setjmp.h>
@@ -35,7 +40,7 @@ typedef struct call {
 
 typedef struct rank_state {
     gr_exec *exec;
-    gr_programs programs;
+    gr_schedules programs;
     void *user[OPS_MAX][GR_SHARD_PARTIALS_MAX];
     gr_op *ops[OPS_MAX];
     gr_status result[OPS_MAX];
@@ -44,6 +49,7 @@ typedef struct rank_state {
 
 typedef struct world {
     dbl_net *net;
+    board board;
     int size;
     rank_state ranks[WORLD_MAX];
     const call *calls;
@@ -144,6 +150,7 @@ static void open_world(world *w, const dbl_options *options, size_t segment_byte
     w->size = options->world_size;
     w->calls = calls;
     w->call_count = call_count;
+    board_open(&w->board, w->size, dbl_clock(w->net));
     for (int rank = 0; rank < w->size; rank++) {
         gr_exec_config config = {.mesh = dbl_mesh(w->net, rank),
                                  .rank = rank,
@@ -152,7 +159,8 @@ static void open_world(world *w, const dbl_options *options, size_t segment_byte
                                  .segment_bytes = (int64_t)segment_bytes,
                                  .slice_bytes = (int64_t)(segment_bytes * (options->seed % 4)),
                                  .scratch_bytes = options->seed % 3 == 0 ? 1 : 0,
-                                 .clock = dbl_clock(w->net)};
+                                 .clock = dbl_clock(w->net),
+                                 .channel = board_channel(&w->board, rank)};
         assert_int_equal(gr_exec_create(&config, &w->ranks[rank].exec, NULL), GR_OK);
         for (int i = 0; i < call_count; i++) {
             fill_user(&calls[i], rank, w->size, w->ranks[rank].user[i]);
@@ -163,9 +171,10 @@ static void open_world(world *w, const dbl_options *options, size_t segment_byte
 static void close_world(world *w)
 {
     dbl_destroy(w->net);
+    board_close(&w->board);
     for (int rank = 0; rank < w->size; rank++) {
         gr_exec_destroy(w->ranks[rank].exec);
-        gr_programs_fini(&w->ranks[rank].programs);
+        gr_schedules_fini(&w->ranks[rank].programs);
         for (int i = 0; i < w->call_count; i++) {
             for (int k = 0; k < GR_SHARD_PARTIALS_MAX; k++) {
                 free(w->ranks[rank].user[i][k]);
@@ -196,7 +205,8 @@ static gr_status start_next(world *w, int rank)
                                .input_only = -1,
                                .divisor = c->shards};
     gr_status status =
-        gr_programs_get(&r->programs, c->algorithm, &shape, scale, false, &request.program, NULL);
+        gr_schedules_get(&r->programs, c->algorithm, &shape, (gr_scaling){.result = scale}, false,
+                         &request.program, NULL);
     assert_int_equal(status, GR_OK);
     status = gr_exec_start(r->exec, &request, 1, &r->ops[r->started], NULL);
     r->started++;
@@ -241,7 +251,7 @@ static void turn(world *w)
         }
     }
     if (!gr_exec_progress(r->exec)) {
-        (void)gr_exec_look(r->exec, true);
+        (void)gr_exec_poll_timers(r->exec, true);
         dbl_advance(w->net, 500);
     }
     collect(r);
@@ -306,7 +316,7 @@ static call random_call(const gr_algorithm *algorithm, uint64_t seed, int size)
     uint64_t pick = seed * UINT64_C(0x9e3779b97f4a7c15) >> 20;
     call c = {.algorithm = algorithm,
               .dtype = (gr_dtype)(pick % GR_DTYPE_COUNT),
-              .op = (gr_redop)(pick / 7 % GR_USER),
+              .op = (gr_redop)(pick / 7 % GR_REDOP_COUNT),
               .count = counts[pick / 31 % (sizeof counts / sizeof counts[0])],
               .root = (int)(pick / 411 % (uint64_t)size),
               .shards = size,
@@ -318,7 +328,8 @@ static call random_call(const gr_algorithm *algorithm, uint64_t seed, int size)
     if (has_block_each(algorithm->coll)) {
         c.count = c.count / (size_t)size * (size_t)size;
     }
-    if (!algorithm->canonical && c.op == GR_AVERAGE) {
+    bool ordered = c.op == GR_AVERAGE || (c.op == GR_PRODUCT && vals_complex(c.dtype));
+    if (c.op == GR_USER || !vals_reducible(c.dtype, c.op) || (ordered && !algorithm->canonical)) {
         c.op = GR_SUM;
     }
     return c;
@@ -329,7 +340,7 @@ static void test_every_algorithm(void **state)
 {
     (void)state;
     for (const gr_algorithm *a = gr_algorithms; a->name && a->coll < GR_COLL_SEND; a++) {
-        for (uint64_t seed = 1; seed <= THOROUGH(250); seed++) {
+        for (uint64_t seed = 1; a->plan && seed <= THOROUGH(250); seed++) {
             int size = 2 + (int)(seed % 8);
             call c = random_call(a, seed, size);
             gr_plan_shape shape = shape_of(&c, 0, size);
@@ -352,6 +363,7 @@ static void test_large_worlds(void **state)
             call c = random_call(a, (uint64_t)size, size);
             c.count = 1000 / (size_t)size * (size_t)size;
             c.dtype = GR_F32;
+            c.op = vals_reducible(c.dtype, c.op) ? c.op : GR_SUM;
             c.shards = size;
             gr_plan_shape shape = shape_of(&c, 0, size);
             if (a->fits(&shape)) {
@@ -365,15 +377,19 @@ static void test_large_worlds(void **state)
 static void test_several_in_flight(void **state)
 {
     (void)state;
+    const gr_algorithm *plans = gr_algorithms;
+    while (!plans->plan) {
+        plans++;
+    }
     for (uint64_t seed = 1; seed <= THOROUGH(200); seed++) {
         int size = 2 + (int)(seed % 5);
         call calls[OPS_MAX];
         for (int i = 0; i < OPS_MAX; i++) {
             uint64_t own = seed * 100 + (uint64_t)i;
-            const gr_algorithm *a = &gr_algorithms[own * 7 % 12];
+            const gr_algorithm *a = &plans[own * 7 % 12];
             call c = random_call(a, own, size);
             gr_plan_shape shape = shape_of(&c, 0, size);
-            calls[i] = a->fits(&shape) ? c : random_call(&gr_algorithms[0], own, size);
+            calls[i] = a->fits(&shape) ? c : random_call(plans, own, size);
         }
         dbl_options options = random_options(seed, size);
         expect_right(&options, 512, calls, OPS_MAX);
@@ -518,7 +534,7 @@ static void test_views_are_let_go(void **state)
         world w;
         open_world(&w, &options, 64, NULL, 0);
         float values[2][16], sum[16] = {0};
-        gr_program *programs[2];
+        gr_schedule *programs[2];
         gr_op *ops[2];
         for (int rank = 0; rank < 2; rank++) {
             gr_plan plan;
@@ -535,7 +551,7 @@ static void test_views_are_let_go(void **state)
                 gr_plan_reduce(&plan, gr_user(0, 0), gr_user(0, 0), gr_scratch(0, 0));
             }
             assert_int_equal(gr_plan_finish(&plan), GR_OK);
-            assert_int_equal(gr_program_create(&plan, false, &programs[rank], NULL), GR_OK);
+            assert_int_equal(gr_schedule_create(&plan, &programs[rank], NULL), GR_OK);
             gr_plan_fini(&plan);
             vals_fill(values[rank], GR_F32, 16, 1, rank, true);
             for (int i = 0; i < 16; i++) {
@@ -555,7 +571,7 @@ static void test_views_are_let_go(void **state)
         for (int i = 0; i < 10000 && gr_exec_active(w.ranks[1].exec) > 0; i++) {
             for (int rank = 0; rank < 2; rank++) {
                 if (!gr_exec_progress(w.ranks[rank].exec)) {
-                    (void)gr_exec_look(w.ranks[rank].exec, true);
+                    (void)gr_exec_poll_timers(w.ranks[rank].exec, true);
                     dbl_advance(w.net, 100);
                 }
             }
@@ -564,8 +580,8 @@ static void test_views_are_let_go(void **state)
         assert_memory_equal(values[1], sum, sizeof sum);
         assert_null(dbl_complaint(w.net));
         close_world(&w);
-        gr_program_destroy(programs[0]);
-        gr_program_destroy(programs[1]);
+        gr_schedule_destroy(programs[0]);
+        gr_schedule_destroy(programs[1]);
     }
 }
 
@@ -611,7 +627,7 @@ static void test_own_time_does_not_count(void **state)
     for (int i = 0; i < 100; i++) {
         dbl_advance(w.net, 50000000);
         if (!gr_exec_progress(w.ranks[0].exec)) {
-            (void)gr_exec_look(w.ranks[0].exec, false);
+            (void)gr_exec_poll_timers(w.ranks[0].exec, false);
         }
     }
     assert_int_equal(gr_exec_diag(w.ranks[0].exec)->status, GR_OK);
@@ -629,8 +645,8 @@ static void test_too_many(void **state)
     open_world(&w, &options, 512, &c, 1);
     gr_plan_shape shape = shape_of(&c, 0, 2);
     gr_exec_request request = {.user = w.ranks[0].user[0], .user_only = -1, .input_only = -1};
-    assert_int_equal(gr_programs_get(&w.ranks[0].programs, c.algorithm, &shape, false, false,
-                                     &request.program, NULL),
+    assert_int_equal(gr_schedules_get(&w.ranks[0].programs, c.algorithm, &shape,
+                                      (gr_scaling){.result = false}, false, &request.program, NULL),
                      GR_OK);
     gr_op *ops[GR_EXEC_OPS_MAX];
     gr_diag diag;

@@ -5,14 +5,18 @@
 #include "sanitized.h"
 #include "support_double_names.h"
 
-#include "../../src/coll/exec.c"
-#include "../../src/coll/exec_doubt.c"
-#include "../../src/coll/exec_fail.c"
-#include "../../src/coll/exec_move.c"
-#include "../../src/coll/exec_stall.c"
-#include "../../src/coll/exec_start.c"
+#include "../../src/coll/diagnose/diagnosis.c"
+#include "../../src/coll/diagnose/mismatch.c"
+#include "../../src/coll/diagnose/stall.c"
+#include "../../src/coll/engine/exec.c"
+#include "../../src/coll/engine/exec_fail.c"
+#include "../../src/coll/engine/exec_message.c"
+#include "../../src/coll/engine/exec_message_move.c"
+#include "../../src/coll/engine/exec_move.c"
+#include "../../src/coll/engine/exec_start.c"
+#include "../../src/coll/engine/exec_view.c"
 
-#include "coll/programs.h"
+#include "coll/engine/schedule_store.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -38,7 +42,7 @@ typedef struct spec {
 
 typedef struct rank_state {
     gr_exec *exec;
-    gr_programs programs[GROUPS_MAX];
+    gr_schedules programs[GROUPS_MAX];
     int64_t *user[OPS_MAX], *input[OPS_MAX];
     gr_op *ops[OPS_MAX];       /* by batch */
     gr_status result[OPS_MAX]; /* by batch */
@@ -427,7 +431,7 @@ static void close_world(world *w)
             free(r->input[i]);
         }
         for (int g = 0; g < GROUPS_MAX; g++) {
-            gr_programs_fini(&r->programs[g]);
+            gr_schedules_fini(&r->programs[g]);
         }
     }
 }
@@ -474,7 +478,7 @@ static gr_exec_request request_of(world *w, int rank, int index, tables *t)
     gr_exec_request request = {
         .group = group,
         .user = &t->user_at,
-        .input = &t->input_at,
+        .input = shape.out_of_place ? &t->input_at : NULL,
         .desc = {.coll = shape.coll,
                  .dtype = GR_I64,
                  .op = s->user_function ? GR_USER
@@ -496,9 +500,9 @@ static gr_exec_request request_of(world *w, int rank, int index, tables *t)
         .reduce_arg = &user_calls,
         .divisor = s->average ? group->size : 1,
         .postscale = s->postscale};
-    assert_int_equal(gr_programs_get(&r->programs[s->group], seen.algorithm, &shape,
-                                     s->average || s->postscale != 1, false, &request.program,
-                                     NULL),
+    assert_int_equal(gr_schedules_get(&r->programs[s->group], seen.algorithm, &shape,
+                                      (gr_scaling){.result = s->average || s->postscale != 1},
+                                      false, &request.program, NULL),
                      GR_OK);
     return request;
 }
@@ -576,7 +580,7 @@ static void turn(world *w)
         }
     }
     if (!gr_exec_progress(r->exec)) {
-        (void)gr_exec_look(r->exec, true);
+        (void)gr_exec_poll_timers(r->exec, true);
         dbl_advance(w->net, 100);
     }
     collect(w, r);

@@ -19,18 +19,24 @@ static void *count_allocation(void *memory)
 #define calloc(count, size) count_allocation((calloc)(count, size))
 #define aligned_alloc(align, size) count_allocation((aligned_alloc)(align, size))
 
-#include "../../src/coll/exec.c"
-#include "../../src/coll/exec_doubt.c"
-#include "../../src/coll/exec_fail.c"
-#include "../../src/coll/exec_move.c"
-#include "../../src/coll/exec_stall.c"
-#include "../../src/coll/exec_start.c"
+#include "../../src/coll/diagnose/diagnosis.c"
+#include "../../src/coll/diagnose/mismatch.c"
+#include "../../src/coll/diagnose/stall.c"
+#include "../../src/coll/engine/exec.c"
+#include "../../src/coll/engine/exec_fail.c"
+#include "../../src/coll/engine/exec_message.c"
+#include "../../src/coll/engine/exec_message_move.c"
+#include "../../src/coll/engine/exec_move.c"
+#include "../../src/coll/engine/exec_start.c"
+#include "../../src/coll/engine/exec_view.c"
 
 #undef malloc
 #undef calloc
 #undef aligned_alloc
 
-#include "coll/programs.h"
+#include "coll/engine/exec_view.h"
+#include "coll/engine/schedule_store.h"
+#include "support_board.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -52,8 +58,9 @@ static void note_done(gr_status status, void *arg)
 /* ---- Ranks that call different things -------------------------------------------------------- */
 typedef struct pair {
     dbl_net *net;
+    board board;
     gr_exec *execs[2];
-    gr_programs programs[2][2]; /* by rank, by group */
+    gr_schedules programs[2][2]; /* by rank, by group */
     gr_exec_group groups[2][2];
     int64_t user[2][2][64];
     char log[2048];
@@ -80,6 +87,7 @@ static void open_pair(pair *p, gr_log *log)
     memset(p, 0, sizeof *p);
     dbl_options options = {.seed = 5, .world_size = 2, .room = 20, .views = true};
     p->net = dbl_create(&options);
+    board_open(&p->board, 2, dbl_clock(p->net));
     *log = (gr_log){.level = GR_LOG_WARN, .sink = keep_log, .sink_arg = p->log};
     for (int rank = 0; rank < 2; rank++) {
         gr_exec_config config = {.mesh = dbl_mesh(p->net, rank),
@@ -90,7 +98,8 @@ static void open_pair(pair *p, gr_log *log)
                                  .segment_bytes = 256,
                                  .clock = dbl_clock(p->net),
                                  .log = log,
-                                 .host_name = host_name};
+                                 .host_name = host_name,
+                                 .channel = board_channel(&p->board, rank)};
         assert_int_equal(gr_exec_create(&config, &p->execs[rank], NULL), GR_OK);
         for (int g = 0; g < 2; g++) {
             p->groups[rank][g] = (gr_exec_group){
@@ -102,10 +111,11 @@ static void open_pair(pair *p, gr_log *log)
 static void close_pair(pair *p)
 {
     dbl_destroy(p->net);
+    board_close(&p->board);
     for (int rank = 0; rank < 2; rank++) {
         gr_exec_destroy(p->execs[rank]);
-        gr_programs_fini(&p->programs[rank][0]);
-        gr_programs_fini(&p->programs[rank][1]);
+        gr_schedules_fini(&p->programs[rank][0]);
+        gr_schedules_fini(&p->programs[rank][1]);
     }
 }
 
@@ -142,8 +152,9 @@ static gr_status start_plain(pair *p, int rank, int slot, const plain *c, gr_op 
                                .user_only = -1,
                                .input_only = -1};
     request.desc.algorithm = (int)(algorithm - gr_algorithms);
-    gr_status status = gr_programs_get(&p->programs[rank][c->group], algorithm, &shape, false,
-                                       false, &request.program, diag);
+    gr_status status =
+        gr_schedules_get(&p->programs[rank][c->group], algorithm, &shape,
+                         (gr_scaling){.result = false}, false, &request.program, diag);
     return status == GR_OK ? gr_exec_start(p->execs[rank], &request, 1, op_out, diag) : status;
 }
 
@@ -161,7 +172,7 @@ static void move_pair(pair *p, int64_t for_us)
            gr_exec_active(p->execs[0]) + gr_exec_active(p->execs[1]) > 0) {
         for (int rank = 0; rank < 2; rank++) {
             if (!gr_exec_progress(p->execs[rank])) {
-                (void)gr_exec_look(p->execs[rank], true);
+                (void)gr_exec_poll_timers(p->execs[rank], true);
             }
         }
         dbl_advance(p->net, 500);
@@ -217,7 +228,7 @@ static void test_every_mismatch(void **state)
     expect_mismatch(&sum, 1, &other, 1, a, "\"weights\" at b.c:2");
     other = call_of(GR_COLL_ALLREDUCE, 20, "b.c:2");
     other.group = 1;
-    expect_mismatch(&sum, 1, &other, 1, a, "at b.c:2 as operation 0 of sub-group 3");
+    expect_mismatch(&sum, 1, &other, 1, a, "at b.c:2 as operation 1 of sub-group 3");
     other = call_of(GR_COLL_BARRIER, 0, "b.c:2");
     expect_mismatch(&sum, 1, &other, 1, a, b);
     other = call_of(GR_COLL_ALLTOALL, 20, "b.c:2");
@@ -229,9 +240,11 @@ static void test_every_mismatch(void **state)
                                call_of(GR_COLL_RECV, 9, "b.c:2")};
     plain to = messages[0], from = messages[1];
     to.desc.root = 1;
+    to.desc.tag = from.desc.tag = 4;
+    from.desc.dtype = GR_F64;
+    expect_mismatch(&to, 1, &from, 1, "to rank 1 (tag 4) at a.c:1", "from rank 0 (tag 4) at b.c:2");
+    from = messages[1];
     from.desc.tag = 4;
-    expect_mismatch(&to, 1, &from, 1, "to rank 1 (tag 0) at a.c:1", "from rank 0 (tag 4) at b.c:2");
-    from.desc.tag = 0;
     from.desc.count = 8;
     expect_mismatch(&to, 1, &from, 1, "send of 9", "recv of 8");
     to.desc.count = 0; /* a message of nothing is a message */
@@ -309,9 +322,9 @@ static void test_stall(void **state)
     move_pair(&p, 9000000);
     assert_string_equal(p.log, "");
     move_pair(&p, 20000000);
-    assert_non_null(strstr(p.log, "operation 1 (allreduce of 20 i64"));
+    assert_non_null(strstr(p.log, "operation 2 (allreduce of 20 i64"));
     assert_non_null(strstr(p.log, "at a.c:2) on rank 0 has waited 10.0 s for rank 1 (host otter)"));
-    assert_non_null(strstr(p.log, "the last that came from it was of operation 0 (barrier"));
+    assert_non_null(strstr(p.log, "the last that came from it was of operation 1 (barrier"));
     assert_int_equal(strchr(p.log, '\n') - p.log, (long)strlen(p.log) - 1); /* one line */
     assert_int_equal(gr_exec_diag(p.execs[0])->status, GR_OK);
     move_pair(&p, 60000000);
@@ -325,11 +338,96 @@ static void test_stall(void **state)
     close_pair(&p);
 }
 
+/* ---- Reports that come late ------------------------------------------------------------------ */
+static void tell(pair *p, int rank, const gr_op_report *report)
+{
+    board_rank *to = &p->board.ranks[rank];
+    to->inbox[to->count++] = *report;
+    move_pair(p, 100000);
+}
+
+/* Rank 0 waits. What answers another of its waits is not about this one. */
+static void exec_in_another_wait_than_a_verdict_names_goes_on(void **state)
+{
+    (void)state;
+    const gr_op_report verdicts[] = {{.kind = GR_REPORT_WAITS, .deadlock = true, .via = -1},
+                                     {.kind = GR_REPORT_MISMATCH, .via = -1}};
+    const plain sum = call_of(GR_COLL_ALLREDUCE, 20, "a.c:1");
+    for (int i = 0; i < 2; i++) {
+        pair p;
+        gr_log log;
+        gr_op *op;
+        gr_diag diag;
+        open_pair(&p, &log);
+        assert_int_equal(start_plain(&p, 0, 0, &sum, &op, &diag), GR_OK);
+        move_pair(&p, 300000);
+        uint32_t seq = p.board.graph.nodes[0].report.seq;
+        assert_true(seq != 0);
+        gr_op_report verdict = verdicts[i];
+        verdict.rank = 1;
+        snprintf(verdict.text, sizeof verdict.text, "barrier at b.c:2 as operation 1");
+        verdict.answers = seq + 1;
+        tell(&p, 0, &verdict);
+        assert_int_equal(gr_exec_diag(p.execs[0])->status, GR_OK);
+        verdict.answers = seq;
+        tell(&p, 0, &verdict);
+        assert_int_equal(gr_exec_diag(p.execs[0])->status, GR_E_MISMATCH);
+        assert_non_null(strstr(gr_exec_diag(p.execs[0])->text, "at a.c:1 as operation 1; rank 1"));
+        assert_non_null(strstr(gr_exec_diag(p.execs[0])->text, "barrier at b.c:2"));
+        close_pair(&p);
+    }
+}
+
+/* A report of rank 0 in the first operation of a sub-group comes when the sub-group is gone, and
+ * another one has its number. */
+static void exec_with_a_number_of_a_sub_group_used_again_compares_the_new_one(void **state)
+{
+    (void)state;
+    pair p;
+    gr_log log;
+    gr_op *ops[2];
+    gr_diag diag;
+    const plain whole = call_of(GR_COLL_BARRIER, 0, "a.c:1");
+    open_pair(&p, &log);
+    gr_op_report late = {.kind = GR_REPORT_WAITS, .seq = 1, .peer = -1, .via = -1};
+    for (int turn = 0; turn < 2; turn++) {
+        plain call = call_of(turn == 0 ? GR_COLL_BARRIER : GR_COLL_ALLREDUCE, 20, "a.c:2");
+        call.group = 1;
+        for (int rank = 0; rank < 2; rank++) {
+            assert_int_equal(start_plain(&p, rank, turn, &call, &ops[rank], &diag), GR_OK);
+        }
+        late.op = turn == 0 ? gr_op_identity(ops[0]) : late.op;
+        move_pair(&p, 1000000);
+        for (int rank = 0; rank < 2; rank++) {
+            assert_int_equal(gr_op_release(ops[rank]), GR_OK);
+            assert_int_equal(gr_exec_group_close(p.execs[rank], &p.groups[rank][1]), 0);
+        }
+        gr_schedules_fini(&p.programs[0][1]);
+        gr_schedules_fini(&p.programs[1][1]);
+        memset(&p.programs[0][1], 0, sizeof p.programs[0][1]);
+        memset(&p.programs[1][1], 0, sizeof p.programs[1][1]);
+    }
+    plain next = call_of(GR_COLL_ALLREDUCE, 20, "a.c:3");
+    next.group = 1;
+    assert_int_equal(start_plain(&p, 1, 0, &next, &ops[1], &diag), GR_OK);
+    tell(&p, 1, &late);
+    move_pair(&p, 1000000);
+    assert_int_equal(start_plain(&p, 0, 0, &next, &ops[0], &diag), GR_OK);
+    assert_int_equal(start_plain(&p, 0, 1, &whole, &ops[0], &diag), GR_OK);
+    assert_int_equal(start_plain(&p, 1, 1, &whole, &ops[1], &diag), GR_OK);
+    move_pair(&p, 1000000);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(gr_exec_diag(p.execs[rank])->status, GR_OK);
+        assert_int_equal(gr_exec_active(p.execs[rank]), 0);
+    }
+    close_pair(&p);
+}
+
 /* ---- Operations that something else moves on ------------------------------------------------- */
 typedef struct driven {
     int moves, moves_left;
-    gr_status result, ended;
-    bool over;
+    gr_status result;
+    bool over, cancelled;
 } driven;
 
 static gr_status move_driven(void *state, bool *moved_out, gr_diag *diag)
@@ -340,22 +438,15 @@ static gr_status move_driven(void *state, bool *moved_out, gr_diag *diag)
     if (--d->moves_left > 0) {
         return GR_PENDING;
     }
+    d->over = d->result == GR_OK;
     return d->result == GR_OK ? GR_OK : gr_fail(diag, d->result, "the lane is broken");
 }
 
-static void end_driven(void *state, gr_status status)
+static void cancel_driven(void *state)
 {
     driven *d = state;
     assert_false(d->over);
-    d->over = true;
-    d->ended = status;
-}
-
-static bool driven_uses(const void *state, const void *at, size_t size_bytes, bool to_write)
-{
-    (void)size_bytes;
-    (void)to_write;
-    return at == state;
+    d->cancelled = true;
 }
 
 static bool driven_needs(const void *state, int peer)
@@ -364,8 +455,17 @@ static bool driven_needs(const void *state, int peer)
     return peer == 1;
 }
 
-static const gr_op_driver driver = {
-    .move = move_driven, .end = end_driven, .uses = driven_uses, .needs = driven_needs};
+static const gr_op_ops driver = {
+    .progress = move_driven, .cancel = cancel_driven, .waits_for = driven_needs};
+
+static gr_status start_driven(gr_exec *exec, const gr_exec_request *like, const gr_op_ops *ops,
+                              void *state, gr_op **op_out, gr_diag *diag)
+{
+    gr_exec_request request = *like;
+    request.ops = ops;
+    request.state = state;
+    return gr_exec_start(exec, &request, 1, op_out, diag);
+}
 
 static void test_driven(void **state)
 {
@@ -374,31 +474,36 @@ static void test_driven(void **state)
     gr_log log;
     open_pair(&p, &log);
     driven quick = {.moves_left = 2}, slow = {.moves_left = 1000};
-    gr_op_desc desc = call_of(GR_COLL_ALLREDUCE, 20, "a.c:1").desc;
     gr_op *quick_op, *slow_op, *plan_op;
     gr_diag diag;
     char what[256];
     gr_status called = GR_PENDING;
     const gr_exec_group *group = &p.groups[0][0];
     gr_exec *exec = p.execs[0];
-    assert_int_equal(
-        gr_exec_start_driven(exec, &driver, &slow, &desc, group, NULL, NULL, &slow_op, &diag),
-        GR_OK);
-    assert_int_equal(gr_exec_start_driven(exec, &driver, &quick, &desc, group, note_done, &called,
-                                          &quick_op, &diag),
-                     GR_OK);
+    gr_exec_request request = {.desc = call_of(GR_COLL_ALLREDUCE, 20, "a.c:1").desc,
+                               .group = group};
+    const gr_call_memory memory = {
+        .reads = {.first = (uintptr_t)&slow, .end = (uintptr_t)(&slow + 1)}};
+    const gr_call_memory written = {.writes = memory.reads};
+    request.memory = &memory;
+    assert_int_equal(start_driven(exec, &request, &driver, &slow, &slow_op, &diag), GR_OK);
+    request.memory = NULL;
+    gr_exec_request telling = request;
+    telling.done = note_done;
+    telling.done_arg = &called;
+    assert_int_equal(start_driven(exec, &telling, &driver, &quick, &quick_op, &diag), GR_OK);
     assert_int_equal(gr_op_number(slow_op), 0);
     assert_int_equal(gr_op_number(quick_op), 1);
     assert_true(gr_op_fingerprint(slow_op) == gr_op_fingerprint(quick_op));
     assert_int_equal(quick.moves + slow.moves, 0);
     assert_int_equal(gr_exec_active(exec), 2);
-    assert_true(gr_exec_uses(exec, &slow, 1, true, what, sizeof what));
-    assert_non_null(strstr(what, "operation 0 (allreduce of 20 i64"));
-    assert_false(gr_exec_uses(exec, what, 1, true, what, sizeof what));
+    assert_true(gr_exec_uses(exec, &written, what, sizeof what));
+    assert_non_null(strstr(what, "operation 1 (allreduce of 20 i64"));
+    assert_false(gr_exec_uses(exec, &memory, what, sizeof what));
     assert_true(gr_exec_progress(exec));
     assert_false(gr_exec_done_pending(exec));
-    assert_true(gr_exec_move_driven(quick_op));
-    assert_true(quick.over && quick.ended == GR_OK);
+    assert_true(gr_exec_progress_custom(quick_op));
+    assert_true(quick.over && !quick.cancelled);
     gr_exec_done due = {.done = NULL};
     assert_true(gr_exec_take_done(exec, &due));
     due.done(due.status, due.arg);
@@ -412,11 +517,10 @@ static void test_driven(void **state)
     assert_int_equal(gr_exec_group_close(exec, group), 2);
     driven bad = {.moves_left = 1, .result = GR_E_PROTOCOL};
     gr_op *bad_op;
-    assert_int_equal(
-        gr_exec_start_driven(exec, &driver, &bad, &desc, group, NULL, NULL, &bad_op, &diag), GR_OK);
+    assert_int_equal(start_driven(exec, &request, &driver, &bad, &bad_op, &diag), GR_OK);
     (void)gr_exec_progress(exec);
     assert_string_equal(gr_exec_diag(exec)->text, "the lane is broken");
-    assert_true(slow.over && slow.ended == GR_E_PROTOCOL && bad.over);
+    assert_true(slow.cancelled && bad.cancelled && !quick.cancelled);
     assert_int_equal(gr_op_release(slow_op), GR_E_PROTOCOL);
     assert_int_equal(gr_op_release(bad_op), GR_E_PROTOCOL);
     assert_int_equal(gr_op_release(plan_op), GR_E_PROTOCOL);
@@ -436,28 +540,26 @@ static gr_status move_never(void *state, bool *moved_out, gr_diag *diag)
 static void test_driven_stall(void **state)
 {
     (void)state;
-    static const gr_op_driver stuck = {.move = move_never, .needs = driven_needs};
+    static const gr_op_ops stuck = {.progress = move_never, .waits_for = driven_needs};
     pair p;
     gr_log log;
     open_pair(&p, &log);
     driven quick = {.moves_left = 1};
-    gr_op_desc desc = call_of(GR_COLL_BARRIER, 0, "a.c:1").desc;
     gr_op *op;
     gr_diag diag;
-    const gr_exec_group *group = &p.groups[0][0];
+    gr_exec_request request = {.desc = call_of(GR_COLL_BARRIER, 0, "a.c:1").desc,
+                               .group = &p.groups[0][0]};
     gr_exec *exec = p.execs[0];
-    assert_int_equal(
-        gr_exec_start_driven(exec, &driver, &quick, &desc, group, NULL, NULL, &op, &diag), GR_OK);
+    assert_int_equal(start_driven(exec, &request, &driver, &quick, &op, &diag), GR_OK);
     gr_op_arrived(op, 1, true);
-    assert_true(gr_exec_move_driven(op));
+    assert_true(gr_exec_progress_custom(op));
     assert_int_equal(gr_op_release(op), GR_OK);
-    assert_int_equal(gr_exec_start_driven(exec, &stuck, NULL, &desc, group, NULL, NULL, &op, &diag),
-                     GR_OK);
+    assert_int_equal(start_driven(exec, &request, &stuck, NULL, &op, &diag), GR_OK);
     move_pair(&p, 70000000);
     const char *text = gr_exec_diag(exec)->text;
-    assert_non_null(strstr(text, "operation 1 (barrier"));
+    assert_non_null(strstr(text, "operation 2 (barrier"));
     assert_non_null(strstr(text, "for rank 1 (host otter) to send its part"));
-    assert_non_null(strstr(text, "the last that came from it was of operation 0 (barrier"));
+    assert_non_null(strstr(text, "the last that came from it was of operation 1 (barrier"));
     close_pair(&p);
 }
 
@@ -466,10 +568,10 @@ static gr_status start_many(pair *p, int rank, int count, gr_op **op_out, gr_dia
 {
     const gr_algorithm *algorithm = gr_algorithm_find(GR_COLL_ALLREDUCE, "direct");
     gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE, .rank = rank, .world_size = 2, .shards = 2};
-    const gr_program *program;
-    assert_int_equal(
-        gr_programs_get(&p->programs[rank][0], algorithm, &shape, false, false, &program, diag),
-        GR_OK);
+    const gr_schedule *program;
+    assert_int_equal(gr_schedules_get(&p->programs[rank][0], algorithm, &shape,
+                                      (gr_scaling){.result = false}, false, &program, diag),
+                     GR_OK);
     static gr_exec_request requests[GR_EXEC_OPS_MAX + 1];
     void *user = p->user[rank][0];
     for (int i = 0; i < count; i++) {
@@ -550,6 +652,8 @@ int main(void)
         cmocka_unit_test(test_roots_that_differ),
         cmocka_unit_test(test_counts_of_alltoall),
         cmocka_unit_test(test_stall),
+        cmocka_unit_test(exec_in_another_wait_than_a_verdict_names_goes_on),
+        cmocka_unit_test(exec_with_a_number_of_a_sub_group_used_again_compares_the_new_one),
         cmocka_unit_test(test_driven),
         cmocka_unit_test(test_driven_stall),
         cmocka_unit_test(test_all_or_nothing),

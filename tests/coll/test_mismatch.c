@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks that call different things, over a simulated network: one rank calls something else than
- * all others, each way in which two calls can differ, and nobody calls anything after it. Within a
- * second every rank has the sentence, with both sides and both places. */
-#include "coll/exec.h"
-#include "coll/programs.h"
-#include "link/sim/sim.h"
+ * all others, each way in which two calls can differ, and nobody calls anything after it. Within
+ * seconds every rank has the sentence, with both sides and both places: each takes up to two to
+ * spread it. */
+#include "coll/engine/exec.h"
+#include "coll/engine/schedule_store.h"
+#include "sim/net/sim.h"
+#include "support_board.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -15,7 +17,7 @@
 
 #include <cmocka.h>
 
-enum { SIZE_MAX_RANKS = 4, STEP_US = 2000, SECOND_US = 1000000, COUNT = 24, SEGMENT_BYTES = 64 };
+enum { SIZE_MAX_RANKS = 4, STEP_US = 2000, LIMIT_US = 10000000, COUNT = 24, SEGMENT_BYTES = 64 };
 
 /* What a rank calls: up to two operations, one behind the other. */
 typedef struct say {
@@ -26,42 +28,46 @@ typedef struct say {
 typedef struct one_rank {
     gr_mesh *mesh;
     gr_exec *exec;
-    gr_programs *programs; /* of all tests */
+    gr_schedules *programs; /* of all tests */
     gr_op *ops[2];
     int64_t user[2][SIZE_MAX_RANKS * COUNT];
 } one_rank;
 
 typedef struct world {
     gr_sim_net *net;
+    board board;
     int size;
     one_rank ranks[SIZE_MAX_RANKS];
 } world;
 
 /* ---- A world --------------------------------------------------------------------------------- */
-static void open_world(world *w, int size, gr_programs *programs)
+static void open_world(world *w, int size, gr_schedules *programs)
 {
     gr_sim_config net = {
         .seed = 7, .world_size = size, .room = 8, .delay_us = 50, .view_percent = 50};
     memset(w, 0, sizeof *w);
     w->size = size;
     assert_int_equal(gr_sim_net_create(&net, &w->net, NULL), GR_OK);
+    board_open(&w->board, size, gr_sim_clock(w->net));
     for (int rank = 0; rank < size; rank++) {
         one_rank *r = &w->ranks[rank];
         static const uint8_t secret[GR_SECRET_BYTES] = {1};
         gr_mesh_config mesh;
         gr_mesh_config_init(&mesh);
         mesh.kind = GR_LINK_SIM;
+        mesh.ops = &gr_sim_ops;
         mesh.rank = rank;
         mesh.world_size = size;
         mesh.secret = secret;
         mesh.clock = gr_sim_clock(w->net);
-        mesh.sim = w->net;
+        mesh.net = w->net;
         assert_int_equal(gr_mesh_create(&mesh, &r->mesh, NULL), GR_OK);
         gr_exec_config exec = {.mesh = r->mesh,
                                .rank = rank,
                                .world_size = size,
                                .segment_bytes = SEGMENT_BYTES,
-                               .clock = gr_sim_clock(w->net)};
+                               .clock = gr_sim_clock(w->net),
+                               .channel = board_channel(&w->board, rank)};
         assert_int_equal(gr_exec_create(&exec, &r->exec, NULL), GR_OK);
         r->programs = &programs[rank];
     }
@@ -73,6 +79,7 @@ static void close_world(world *w)
         gr_mesh_destroy(w->ranks[rank].mesh);
     }
     gr_sim_net_destroy(w->net);
+    board_close(&w->board);
     for (int rank = 0; rank < w->size; rank++) {
         gr_exec_destroy(w->ranks[rank].exec);
     }
@@ -102,9 +109,9 @@ static void start(world *w, int rank, int at, const gr_op_desc *desc)
                                .user_only = -1,
                                .input_only = -1};
     request.desc.shards = w->size;
-    assert_int_equal(
-        gr_programs_get(r->programs, algorithm, &shape, false, false, &request.program, NULL),
-        GR_OK);
+    assert_int_equal(gr_schedules_get(r->programs, algorithm, &shape, (gr_scaling){.result = false},
+                                      false, &request.program, NULL),
+                     GR_OK);
     gr_diag diag;
     gr_status status = gr_exec_start(r->exec, &request, 1, &r->ops[at], &diag);
     /* The first call may have been found to be wrong before the second one. */
@@ -128,7 +135,7 @@ static void run_for(world *w, int64_t for_us)
     while (gr_sim_now_us(w->net) < until_us && !all_failed(w)) {
         for (int rank = 0; rank < w->size; rank++) {
             if (!gr_exec_progress(w->ranks[rank].exec)) {
-                (void)gr_exec_look(w->ranks[rank].exec, true);
+                (void)gr_exec_poll_timers(w->ranks[rank].exec, true);
             }
         }
         gr_sim_advance(w->net, gr_sim_now_us(w->net) + STEP_US);
@@ -159,7 +166,7 @@ static void print_case(const world *w, const say *ours, const say *theirs, int o
 }
 
 /* Rank `odd` calls `theirs`, all others call `ours`. */
-static void expect_mismatch(int size, gr_programs *programs, const say *ours, const say *theirs,
+static void expect_mismatch(int size, gr_schedules *programs, const say *ours, const say *theirs,
                             int odd)
 {
     world w;
@@ -169,7 +176,7 @@ static void expect_mismatch(int size, gr_programs *programs, const say *ours, co
     for (int at = 0; at < 2; at++) {
         call_all(&w, ours, theirs, odd, at);
     }
-    run_for(&w, SECOND_US);
+    run_for(&w, LIMIT_US);
     bool right = true;
     for (int rank = 0; rank < size; rank++) {
         const gr_diag *diag = gr_exec_diag(w.ranks[rank].exec);
@@ -208,24 +215,24 @@ static bool fits(int algorithm, int size)
     return shape.coll < GR_COLL_SEND && gr_algorithms[algorithm].fits(&shape);
 }
 
-typedef void pair_test(int size, gr_programs *programs, int odd);
+typedef void pair_test(int size, gr_schedules *programs, int odd);
 
 static void for_all(pair_test *test)
 {
     for (int size = 2; size <= SIZE_MAX_RANKS; size++) {
-        gr_programs programs[SIZE_MAX_RANKS];
+        gr_schedules programs[SIZE_MAX_RANKS];
         memset(programs, 0, sizeof programs);
         for (int odd = 0; odd < size; odd++) {
             test(size, programs, odd);
         }
         for (int rank = 0; rank < size; rank++) {
-            gr_programs_fini(&programs[rank]);
+            gr_schedules_fini(&programs[rank]);
         }
     }
 }
 
 /* Any operation by any algorithm against any other one, and against the same by another one. */
-static void differ_in_kind(int size, gr_programs *programs, int odd)
+static void differ_in_kind(int size, gr_schedules *programs, int odd)
 {
     for (int a = 0; gr_algorithms[a].name; a++) {
         for (int b = 0; gr_algorithms[b].name; b++) {
@@ -257,7 +264,7 @@ static bool has_root(gr_coll coll)
 }
 
 /* One operation: type, count (none as well), root, reduction, name. */
-static void differ_in_detail(int size, gr_programs *programs, int odd)
+static void differ_in_detail(int size, gr_schedules *programs, int odd)
 {
     for (int a = 0; gr_algorithms[a].name; a++) {
         if (!fits(a, size)) {

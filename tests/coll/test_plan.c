@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 
 static gr_plan new_plan(int blocks)
 {
@@ -249,7 +249,7 @@ static void test_alone_there_is_nothing_to_do_but_to_copy(void **unused)
                 .coll = at->coll, .world_size = 1, .shards = 1, .out_of_place = out_of_place == 1};
             bool copies = out_of_place == 1 && at->coll != GR_COLL_BARRIER;
             gr_plan plan;
-            if (is_message(at->coll)) {
+            if (is_message(at->coll) || !at->plan) {
                 assert_false(at->fits(&shape)); /* nobody sends to himself */
                 continue;
             }
@@ -271,7 +271,7 @@ static void test_dependencies_stay_linear_in_the_steps(void **unused)
 {
     (void)unused;
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        for (int out_of_place = 0; out_of_place < 2; out_of_place++) {
+        for (int out_of_place = 0; at->plan && out_of_place < 2; out_of_place++) {
             gr_plan_shape shape = {.coll = at->coll,
                                    .rank = 512,
                                    .world_size = 1024,

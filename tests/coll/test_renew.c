@@ -98,7 +98,7 @@ static int survive(gr_comm *comm, const ranks_job *job)
                     gr_comm_diag(comm)->text);
             return 1;
         }
-        if (gr_comm_renew_from(job->config, &comm, &diag) != GR_OK) {
+        if (gr_comm_renew(&comm, &diag) != GR_OK) {
             fprintf(stderr, "member %d: %s\n", number, diag.text);
             return 1;
         }
@@ -161,12 +161,64 @@ static void test_only_one_is_left(void **state)
     run("tcp", &plan, 0xb);
 }
 
+/* ---- Reports of a generation that is over ---------------------------------------------------- */
+enum { FIRST_COUNT = 64, GIVE_UP_US = 1000000 };
+
+/* Rank 0 waits for rank 1, which calls nothing, and gives up. The coordinator has told rank 1 of
+ * that, which reads it only on its way to the next generation. There the place of that operation
+ * has another one. */
+static int renew_without_having_listened(gr_comm *comm, const ranks_job *job)
+{
+    const int *given_up = job->arg;
+    int number = (int)job->config->rank;
+    float values[FIRST_COUNT] = {0};
+    int64_t word = 1;
+    char byte = 0;
+    gr_diag diag;
+    for (int i = 0; i < FIRST_COUNT; i++) {
+        EXPECT(gr_allreduce(comm, &word, 1, GR_I64, GR_MAX) == GR_OK);
+    }
+    if (number == 0) {
+        EXPECT(gr_allreduce(comm, values, FIRST_COUNT, GR_F32, GR_SUM) == GR_E_PEER_SLOW);
+        EXPECT(write(given_up[1], &byte, 1) == 1);
+    } else {
+        EXPECT(read(given_up[0], &byte, 1) == 1);
+    }
+    EXPECT(gr_comm_renew(&comm, &diag) == GR_OK);
+    for (int i = 0; i < 4 * FIRST_COUNT; i++) {
+        EXPECT(gr_allreduce(comm, &word, 1, GR_I64, GR_MAX) == GR_OK);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void renew_with_unread_reports_compares_nothing_with_them(void **state)
+{
+    const char *const links[] = {"shm", "tcp"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        int given_up[2];
+        assert_int_equal(pipe(given_up), 0);
+        const ranks_job job = {.size = 2,
+                               .members_min = 1,
+                               .link = links[i],
+                               .tune = "off",
+                               .progress = 2,
+                               .op_timeout_us = GIVE_UP_US,
+                               .arg = given_up};
+        assert_int_equal(ranks_run(&job, renew_without_having_listened, 0), 0);
+        close(given_up[0]);
+        close(given_up[1]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_dies),
         cmocka_unit_test(test_two_die),
         cmocka_unit_test(test_only_one_is_left),
+        cmocka_unit_test(renew_with_unread_reports_compares_nothing_with_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -183,20 +183,20 @@ static int run_recorded(gr_comm *comm, const ranks_job *job)
     float value = 0;
     (void)job;
     EXPECT(gr_barrier(comm) == GR_OK);
-    const gr_record *record = gr_exec_record(comm->family->exec);
+    const gr_flight_recorder *record = gr_exec_record(comm->context->exec);
     uint64_t before = record->begun;
     for (int i = 0; i < REPEATS; i++) {
         gr_call call = {.coll = GR_COLL_ALLREDUCE, .out = &value, .count = 1, .site = sites[i % 2]};
         EXPECT(gr_run(comm, &call, 1) == GR_OK);
     }
     EXPECT(record->begun == before + REPEATS);
-    const gr_record_entry *first = gr_record_at(record, before);
+    const gr_flight_recorder_entry *first = gr_flight_recorder_at(record, before);
     for (unsigned i = 0; i < REPEATS; i++) {
-        const gr_record_entry *entry = gr_record_at(record, before + i);
+        const gr_flight_recorder_entry *entry = gr_flight_recorder_at(record, before + i);
         EXPECT(entry->number == first->number + i && entry->fingerprint == first->fingerprint);
         EXPECT(entry->coll == GR_COLL_ALLREDUCE && entry->count == 1 && entry->shards == 2);
         EXPECT(entry->status == GR_OK && entry->ended >= entry->started && entry->peer == -1);
-        EXPECT(entry->algorithm == GR_LANE_ALGORITHM && entry->name[0] == '\0');
+        EXPECT(!gr_algorithms[entry->algorithm].plan && entry->name[0] == '\0');
         EXPECT(strcmp(entry->site, sites[i % 2]) == 0);
     }
     gr_skew skew;
@@ -297,7 +297,7 @@ static void come_last(const int32_t *pids, int size, int rank)
 static uint64_t unwoken(const gr_comm *comm)
 {
     gr_mesh_stats stats;
-    gr_mesh_get_stats(comm->family->mesh, &stats);
+    gr_mesh_get_stats(comm->context->mesh, &stats);
     return stats.unwoken;
 }
 
@@ -313,7 +313,7 @@ static int run_sleepers(gr_comm *comm, const ranks_job *job)
     pids[rank] = (int32_t)getpid();
     EXPECT(gr_allgather(comm, pids, 1, GR_I32) == GR_OK);
     EXPECT(gr_alloc(comm, MOST * sizeof(float), &memory) == GR_OK);
-    comm->family->mesh->sleep_us = SLEEP_US;
+    comm->context->mesh->sleep_us = SLEEP_US;
     for (int i = 0; i < REPEATS / 3 * size; i++) {
         bool large = i / size % 2 != 0, late = i % size == rank;
         if (late) {

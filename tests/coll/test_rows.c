@@ -2,10 +2,11 @@
 
 /* Sparse sums against dense ones made by hand in the order of the shard tree. */
 
-#include "coll/sparse.h"
+#include "coll/sparse/sparse.h"
 #include "support_ranks.h"
+#include "support_values.h"
 
-#include <gradus/rows.h>
+#include <gradus/coll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -19,7 +20,8 @@ enum { MATRIX_ROWS = 40, WIDTH = 3, GIVEN_MAX = 60, SIZE_MAX_TESTED = 5 };
 #define NEED(condition)                                                                            \
     do {                                                                                           \
         if (!(condition)) {                                                                        \
-            fprintf(stderr, "rank %d, line %d: %s\n", gr_comm_rank(comm), __LINE__, #condition);   \
+            fprintf(stderr, "rank %d, line %d: %s (%s)\n", gr_comm_rank(comm), __LINE__,           \
+                    #condition, gr_comm_diag(comm)->text);                                         \
             return 1;                                                                              \
         }                                                                                          \
     } while (0)
@@ -115,6 +117,42 @@ static int check_round(gr_comm *comm, int round, gr_redop op)
     return 0;
 }
 
+/* Every rank has the same row, of numbers of its own. */
+static int check_type(gr_comm *comm, gr_dtype dtype, gr_redop op)
+{
+    uint64_t values[2 * WIDTH], expected[2 * WIDTH];
+    uint32_t index = 5;
+    vals_fill(values, dtype, WIDTH, 9, gr_comm_rank(comm), false);
+    vals_expect(expected, dtype, op, WIDTH, 9, gr_comm_size(comm), false);
+    gr_rows in = {1, WIDTH, dtype, &index, values};
+    gr_rows sum;
+    NEED(gr_allreduce_rows(comm, &in, op, &sum) == GR_OK);
+    NEED(sum.count == 1 && sum.indices[0] == 5);
+    NEED(memcmp(sum.values, expected, WIDTH * gr_dtype_bytes(dtype)) == 0);
+    gr_rows_release(&sum);
+    return 0;
+}
+
+static int types_function(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+        NEED(check_type(comm, (gr_dtype)dtype, GR_SUM) == 0);
+        NEED(dtype == GR_BOOL || check_type(comm, (gr_dtype)dtype, GR_AVERAGE) == 0);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void rows_of_every_type_are_added(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 3; size++) {
+        const ranks_job job = {.size = size, .link = size == 2 ? "tcp" : "shm"};
+        assert_int_equal(ranks_run(&job, types_function, 0), 0);
+    }
+}
+
 static int rows_function(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
@@ -127,7 +165,11 @@ static int rows_function(gr_comm *comm, const ranks_job *job)
     NEED(strstr(gr_comm_last_error(comm)->text, "indices or values are NULL"));
     none.count = 0;
     NEED(gr_allreduce_rows(comm, &none, GR_MAX, &sum) == GR_E_INVALID);
-    NEED(strstr(gr_comm_last_error(comm)->text, "op must be GR_SUM or GR_AVERAGE"));
+    NEED(strstr(gr_comm_last_error(comm)->text,
+                "rows of f32 cannot be reduced by max, only by sum or average"));
+    none.dtype = GR_BOOL;
+    NEED(gr_allreduce_rows(comm, &none, GR_AVERAGE, &sum) == GR_E_INVALID);
+    NEED(strstr(gr_comm_last_error(comm)->text, "rows of bool cannot be reduced by average"));
     NEED(gr_allreduce_rows(comm, NULL, GR_SUM, &sum) == GR_E_INVALID);
     NEED(gr_allreduce_rows(comm, &(gr_rows){.dtype = GR_F32}, GR_SUM, &sum) == GR_E_INVALID);
     NEED(gr_allreduce_rows(NULL, &none, GR_SUM, &sum) == GR_E_INVALID);
@@ -172,6 +214,61 @@ static void test_differing(void **state)
     (void)state;
     const ranks_job job = {.size = 2, .link = "shm"};
     assert_int_equal(ranks_run(&job, differing_function, 0), 0);
+}
+
+/* The last rank makes the calls that gr_allreduce_rows makes, and says that it has so many rows. */
+typedef struct lie {
+    uint64_t rows;
+    const char *says;
+} lie;
+
+static int rows_from_a_liar(gr_comm *comm, const ranks_job *job)
+{
+    const lie *l = job->arg;
+    float value = 1;
+    uint32_t index = 3;
+    const gr_rows in = {
+        .count = 1, .width = 1, .dtype = GR_F32, .indices = &index, .values = &value};
+    gr_rows sum;
+    if (gr_comm_rank(comm) < gr_comm_size(comm) - 1) {
+        /* With three ranks, one may hear it from another before it has all the counts. */
+        gr_status status = gr_allreduce_rows(comm, &in, GR_SUM, &sum);
+        NEED(status == GR_E_PROTOCOL || (status == GR_E_COMM_BROKEN && gr_comm_size(comm) > 2));
+        const gr_diag *diag = gr_comm_diag(comm);
+        NEED(diag->status == (int)status && diag->peer_rank == gr_comm_size(comm) - 1);
+        NEED(strstr(diag->text, l->says));
+    } else {
+        int32_t room = 1;
+        uint64_t rows[SIZE_MAX_TESTED] = {0};
+        rows[gr_comm_rank(comm)] = l->rows;
+        const gr_call first = {
+            .dtype = GR_I32, .op = GR_MIN, .out = &room, .count = 1, .name = "room for rows"};
+        const gr_call second = {.coll = GR_COLL_ALLGATHER,
+                                .dtype = GR_I64,
+                                .out = rows,
+                                .count = 1,
+                                .name = "numbers of rows"};
+        NEED(gr_run(comm, &first, 1) == GR_OK);
+        NEED(gr_run(comm, &first, 1) == GR_OK);
+        gr_status status = gr_run(comm, &second, 1);
+        (void)status; /* the others may be through, and have ended it */
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void rows_of_a_lying_peer_are_refused(void **state)
+{
+    (void)state;
+    static const lie lies[] = {{UINT64_MAX, "says that it has 18446744073709551615 rows"},
+                               {UINT64_C(1) << 62, "says that it has 4611686018427387904 rows"},
+                               {UINT64_C(1) << 32, "says that it has 4294967296 rows"}};
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        for (int size = 2; size <= 3; size++) {
+            const ranks_job job = {.size = size, .link = i % 2 ? "tcp" : "shm", .arg = &lies[i]};
+            assert_int_equal(ranks_run(&job, rows_from_a_liar, 0), 0);
+        }
+    }
 }
 
 /* ---- Dense vectors that are mostly zero ------------------------------------------------------ */
@@ -247,10 +344,50 @@ static void test_dense(void **state)
     }
 }
 
+/* Two counts of the last rank that wrap around to a small sum: it would be written far behind what
+ * was allocated. */
+static int pieces_from_a_liar(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    float vectors[2][COUNT] = {{0}};
+    float *pointers[2] = {vectors[0], vectors[1]};
+    gr_sparse sparse;
+    NEED(gr_sparse_init(&sparse, comm, 4, COUNT, 1, NULL) == GR_OK);
+    if (gr_comm_rank(comm) == 0) {
+        NEED(gr_sparse_sum(&sparse, pointers, COUNT) == GR_E_PROTOCOL);
+        const gr_diag *diag = gr_comm_diag(comm);
+        NEED(diag->status == GR_E_PROTOCOL && diag->peer_rank == 1);
+        NEED(strstr(diag->text, "rank 1 says that it has 9223372036854775808 pieces"));
+    } else {
+        uint64_t rows[2] = {0, UINT64_C(1) << 63};
+        static const size_t counts[2] = {1, 1};
+        const gr_call call = {.coll = GR_COLL_ALLGATHER,
+                              .dtype = GR_I64,
+                              .out = rows,
+                              .counts = counts,
+                              .name = "counts of a sparse sum"};
+        gr_status status = gr_run(comm, &call, 1);
+        (void)status; /* rank 0 may be through, and have ended it */
+    }
+    gr_sparse_fini(&sparse);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void pieces_of_a_lying_peer_are_refused(void **state)
+{
+    (void)state;
+    const ranks_job job = {.size = 2, .link = "shm"};
+    assert_int_equal(ranks_run(&job, pieces_from_a_liar, 0), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_rows),
+                                       cmocka_unit_test(rows_of_every_type_are_added),
                                        cmocka_unit_test(test_differing),
+                                       cmocka_unit_test(rows_of_a_lying_peer_are_refused),
+                                       cmocka_unit_test(pieces_of_a_lying_peer_are_refused),
                                        cmocka_unit_test(test_dense)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

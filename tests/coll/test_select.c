@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The choice of algorithms: the text that overrides it, and what the model chooses. */
-#include "coll/exec.h"
-#include "coll/select.h"
+#include "coll/engine/exec.h"
+#include "coll/select/select.h"
 #include "link/frame.h"
 
 #include <setjmp.h>
@@ -70,9 +70,10 @@ static void test_world_size(void **state)
 {
     (void)state;
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        for (int size = 1; size <= 9; size++) {
+        for (int size = 2; size <= 9; size++) {
             char text[128];
-            gr_plan_shape shape = {.coll = at->coll, .world_size = size, .shards = size};
+            gr_plan_shape shape = {
+                .coll = at->coll, .world_size = size, .shards = size, .shared = true};
             snprintf(text, sizeof text, "%s=%s", gr_coll_name(at->coll), at->name);
             expect(text, false, size, at->fits(&shape) ? NULL : "cannot be done by");
             expect(text, false, 0, NULL);
@@ -194,7 +195,7 @@ static void test_measured(void **state)
 {
     (void)state;
     gr_selection selection = make("allreduce:0-1k=direct,1k-inf=auto", true, GR_LINK_SHM, 4);
-    gr_model model = selection.model;
+    gr_cost_model model = selection.model;
     gr_select_rules measured = {.count = 1};
     measured.rules[0] = (gr_select_rule){.coll = GR_COLL_ALLREDUCE,
                                          .to = 1 << 20,
@@ -219,7 +220,7 @@ static void test_slow_network(void **state)
     gr_plan_shape shape = {
         .coll = GR_COLL_ALLREDUCE, .world_size = 4, .shards = 4, .topology = &topology};
     gr_selection selection = make(NULL, true, GR_LINK_TCP, 4);
-    gr_model model = selection.model;
+    gr_cost_model model = selection.model;
     model.link[GR_MODEL_BETWEEN].host_byte_us = model.link[GR_MODEL_BETWEEN].wire_byte_us = 8.4e-5;
     gr_selection_adopt(&selection, &model, NULL);
     gr_choice fast = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
@@ -229,6 +230,30 @@ static void test_slow_network(void **state)
     gr_choice slow = gr_select(&selection, &shape, GR_F32, 16 << 20, false);
     assert_int_equal(slow.segment_bytes, GR_SEGMENT_UNIT_BYTES);
     assert_true(slow.segment_bytes + GR_FRAME_BYTES <= 44 * 1460); /* one packet to the kernel */
+}
+
+/* Rows without a plan are rules as any other; where no memory is shared, the choice is free. */
+static void test_shared_rows(void **state)
+{
+    (void)state;
+    gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE, .world_size = 4, .shards = 4, .shared = true};
+    gr_selection selection = make("allreduce:0-64k=shm,64k-inf=tree", true, GR_LINK_SHM, 4);
+    int lines = 0;
+    gr_log log = {.level = GR_LOG_WARN, .sink = count_lines, .sink_arg = &lines};
+    selection.log = &log;
+    assert_string_equal(gr_select(&selection, &shape, GR_F32, 100, false).algorithm->name, "shm");
+    assert_string_equal(gr_select(&selection, &shape, GR_F32, 1 << 20, false).algorithm->name,
+                        "tree");
+    assert_int_equal(lines, 0);
+    shape.shared = false;
+    assert_non_null(gr_select(&selection, &shape, GR_F32, 100, false).algorithm->plan);
+    assert_int_equal(lines, 1);
+    shape.coll = GR_COLL_ALLTOALL;
+    shape.shared = true;
+    assert_null(gr_select(&selection, &shape, GR_F32, 100, false).algorithm->plan);
+    shape.uneven = true;
+    assert_non_null(gr_select(&selection, &shape, GR_F32, 100, false).algorithm->plan);
+    expect("allreduce=shm", true, 65, "2 to 64 ranks of one host");
 }
 
 static void test_size_classes(void **state)
@@ -250,7 +275,7 @@ int main(void)
         cmocka_unit_test(test_ranges),       cmocka_unit_test(test_misfit),
         cmocka_unit_test(test_choices),      cmocka_unit_test(test_alike),
         cmocka_unit_test(test_measured),     cmocka_unit_test(test_size_classes),
-        cmocka_unit_test(test_slow_network),
+        cmocka_unit_test(test_slow_network), cmocka_unit_test(test_shared_rows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "sanitized.h"
 #include "support_oracle.h"
 #include "support_sim.h"
+#include "support_values.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,7 +18,9 @@
 
 #include <cmocka.h>
 
-enum { SEEDS = SANITIZED ? 400 : 4000 };
+#include "long.h"
+
+enum { SEEDS = SANITIZED ? 400 : 1000, SEEDS_LONG = 4000 };
 
 enum {
     TEXT_BYTES = 2048,
@@ -196,6 +199,9 @@ static void draw_case(const scenario *s, uint64_t *state, const entry *e, int si
     } while (e->call_count > 1 && c->coll == GR_COLL_SEND);
     c->shared = false;
     c->small = !s->job.exact;
+    if (c->small && vals_complex(c->dtype) && c->op == GR_PRODUCT) {
+        c->op = GR_SUM; /* the sign of a zero depends on the order of the factors */
+    }
     if (c->coll == GR_COLL_ALLREDUCE && c->op != GR_USER && draw(state, 3) == 0) {
         c->shards = draw_int(state, 1, 40);
         c->prescale = 0;
@@ -722,26 +728,37 @@ static void run_seed(uint64_t seed, bool *met)
     assert_true(right);
 }
 
-static void test_seeds(void **state)
+static void run_seeds(uint64_t usual)
 {
-    (void)state;
     uint64_t one = number_of("GRADUS_SIM_SEED", 0);
     if (one != 0) {
         run_seed(one, NULL);
         return;
     }
     bool met[ALGORITHMS_MAX] = {false};
-    uint64_t seeds = number_of("GRADUS_SIM_SEEDS", SEEDS);
+    uint64_t seeds = number_of("GRADUS_SIM_SEEDS", usual);
     for (uint64_t seed = 1; seed <= seeds; seed++) {
         run_seed(seed, met);
     }
     for (int i = 0; gr_algorithms[i].name; i++) {
         assert_true(i < ALGORITHMS_MAX);
-        if (!met[i] && seeds >= SEEDS) {
+        if (!met[i] && gr_algorithms[i].plan && seeds >= SEEDS_LONG) {
             fail_msg("no seed has taken %s by %s", gr_coll_name(gr_algorithms[i].coll),
                      gr_algorithms[i].name);
         }
     }
+}
+
+static void sim_random_jobs_give_right_results(void **state)
+{
+    (void)state;
+    run_seeds(SEEDS);
+}
+
+static void sim_random_jobs_give_right_results_long(void **state)
+{
+    (void)state;
+    run_seeds(SEEDS_LONG);
 }
 
 /* The same seed gives the same run, to the last microsecond. */
@@ -770,8 +787,10 @@ int main(int argc, char **argv)
         return 2;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_seeds),
+        cmocka_unit_test(sim_random_jobs_give_right_results),
+        cmocka_unit_test(sim_random_jobs_give_right_results_long),
         cmocka_unit_test(test_replay),
     };
+    test_choose();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,9 +20,11 @@
 
 #include <cmocka.h>
 
+#include "long.h"
+
 enum {
-    SEEDS = 2000,
-    SEEDS_SLOW = 200, /* under a sanitizer */
+    SEEDS = SANITIZED ? 200 : 500,
+    SEEDS_LONG = 2000,
     STEPS_MAX = 8,
     COUNT_MAX = 300,
     FAULTS_MAX = 2, /* in one generation */
@@ -405,12 +407,10 @@ static uint64_t number_of(const char *name, uint64_t other)
                                                                              : other;
 }
 
-static void test_seeds(void **state)
+static void run_seeds(uint64_t usual)
 {
-    (void)state;
     tally met = {0};
-    uint64_t one = number_of("GRADUS_SIM_SEED", 0),
-             seeds = number_of("GRADUS_SIM_SEEDS", SANITIZED ? SEEDS_SLOW : SEEDS);
+    uint64_t one = number_of("GRADUS_SIM_SEED", 0), seeds = number_of("GRADUS_SIM_SEEDS", usual);
     if (one != 0) {
         (void)run_seed(one, &met);
         return;
@@ -424,10 +424,22 @@ static void test_seeds(void **state)
                   (unsigned long long)met.kills, (unsigned long long)met.breaks,
                   (unsigned long long)met.partitions, (unsigned long long)met.finished,
                   (unsigned long long)met.cut, (unsigned long long)met.too_few);
-    if (seeds >= SEEDS) {
+    if (seeds >= SEEDS_LONG) {
         assert_true(met.generations > 3 * seeds / 2 && met.kills > 0 && met.breaks > 0);
         assert_true(met.partitions > 0 && met.finished > seeds && met.cut > 0 && met.too_few > 0);
     }
+}
+
+static void sim_renew_random_jobs_go_on(void **state)
+{
+    (void)state;
+    run_seeds(SEEDS);
+}
+
+static void sim_renew_random_jobs_go_on_long(void **state)
+{
+    (void)state;
+    run_seeds(SEEDS_LONG);
 }
 
 /* The same seed gives the same run. */
@@ -449,8 +461,10 @@ int main(int argc, char **argv)
         return 2;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_seeds),
+        cmocka_unit_test(sim_renew_random_jobs_go_on),
+        cmocka_unit_test(sim_renew_random_jobs_go_on_long),
         cmocka_unit_test(test_replay),
     };
+    test_choose();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The simulator against what can be worked out by hand, and against itself. */
-#include "coll/simulate.h"
+#include "sim/simulate.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -236,7 +236,7 @@ static void test_every_algorithm(void **state)
                 gr_simulator_destroy(simulator);
             }
         }
-        assert_true(simulated > 0 || at->coll == GR_COLL_SEND || at->coll == GR_COLL_RECV);
+        assert_true(simulated > 0 || !at->plan || at->coll >= GR_COLL_SEND);
     }
 }
 

@@ -3,10 +3,10 @@
 /* Timelines: what ranks write becomes one file of JSON, whatever happened to a part. */
 
 #include "base/clock.h"
-#include "base/doc.h"
 #include "base/file.h"
 #include "base/philox.h"
-#include "coll/timeline_part.h"
+#include "coll/diagnose/timeline_part.h"
+#include "doc/doc.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -67,33 +67,33 @@ static gr_timeline *open_part(const place *p, int rank, int size, const char *ho
     return timeline;
 }
 
-static gr_record_entry entry_of(uint32_t number, const char *name)
+static gr_flight_recorder_entry entry_of(uint32_t number, const char *name)
 {
-    gr_record_entry entry = {.started = gr_record_now(),
-                             .number = number,
-                             .count = 100,
-                             .coll = GR_COLL_ALLREDUCE,
-                             .dtype = GR_F32,
-                             .op = GR_SUM,
-                             .shards = 4,
-                             .peer = -1,
-                             .status = GR_PENDING};
-    gr_record_copy(entry.name, name);
-    gr_record_copy(entry.site, "train.c:88");
+    gr_flight_recorder_entry entry = {.started = gr_flight_recorder_now(),
+                                      .number = number,
+                                      .count = 100,
+                                      .coll = GR_COLL_ALLREDUCE,
+                                      .dtype = GR_F32,
+                                      .op = GR_SUM,
+                                      .shards = 4,
+                                      .peer = -1,
+                                      .status = GR_PENDING};
+    gr_flight_recorder_copy(entry.name, name);
+    gr_flight_recorder_copy(entry.site, "train.c:88");
     return entry;
 }
 
 static gr_timeline_op *begin(gr_timeline *timeline, uint32_t number, const char *name)
 {
-    gr_record_entry entry = entry_of(number, name);
-    return gr_timeline_begin(timeline, &entry, 400, 4);
+    gr_flight_recorder_entry entry = entry_of(number, name);
+    return gr_timeline_begin(timeline, &entry, number, 400, 4);
 }
 
 static void run(gr_timeline *timeline, uint32_t number, const char *name)
 {
     gr_timeline_op *op = begin(timeline, number, name);
     assert_non_null(op);
-    gr_timeline_end(op, gr_record_now(), GR_OK, 0, -1);
+    gr_timeline_end(op, gr_flight_recorder_now(), GR_OK, 0, -1);
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -112,9 +112,13 @@ static gr_doc *read_json(const place *p)
 {
     gr_doc *doc = NULL;
     gr_diag diag = {0};
-    if (gr_doc_read_json(p->path, &doc, &diag) != GR_OK) {
+    char *text = NULL;
+    size_t size = 0;
+    if (gr_file_read(p->path, GR_DOC_BYTES_MAX, &text, &size, &diag) != GR_OK ||
+        gr_doc_parse_json(p->path, text, size, &doc, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
+    free(text);
     return doc;
 }
 
@@ -164,10 +168,11 @@ static void test_an_operation(void **state)
     const place *p = *state;
     gr_timeline *timeline = open_part(p, 0, 1, "north");
     gr_timeline_op *op = begin(timeline, 17, "grads");
-    uint64_t before = gr_record_now();
-    while (gr_record_now() - before < 1000000) { /* some 0.3 ms: waiting of that length is shown */
+    uint64_t before = gr_flight_recorder_now();
+    while (gr_flight_recorder_now() - before <
+           1000000) { /* some 0.3 ms: waiting of that length is shown */
     }
-    uint64_t ended = gr_record_now(); /* whatever else the processor did meanwhile */
+    uint64_t ended = gr_flight_recorder_now(); /* whatever else the processor did meanwhile */
     gr_timeline_end(op, ended, GR_OK, (ended - before) / 10 * 9, 3);
     gr_timeline_close(timeline);
     gr_timeline_summary summary = merge(p, 1);
@@ -253,10 +258,11 @@ static void test_a_caller(void **state)
     const place *p = *state;
     gr_timeline *timeline = open_part(p, 0, 1, NULL);
     for (int i = 0; i < 3; i++) {
-        gr_record_entry entry = entry_of(0, NULL);
+        gr_flight_recorder_entry entry = entry_of(0, NULL);
         entry.site[0] = '\0';
         entry.caller = (uintptr_t)(void *)puts;
-        gr_timeline_end(gr_timeline_begin(timeline, &entry, 400, 4), gr_record_now(), GR_OK, 0, -1);
+        gr_timeline_end(gr_timeline_begin(timeline, &entry, entry.number, 400, 4),
+                        gr_flight_recorder_now(), GR_OK, 0, -1);
     }
     gr_timeline_close(timeline);
     assert_true(merge(p, 1).events == 3);
@@ -281,7 +287,7 @@ static void test_overlapping_operations_have_tracks_of_their_own(void **state)
             ops[i] = begin(timeline, i, "a");
         }
         for (int i = 0; i < AT_ONCE; i++) {
-            gr_timeline_end(ops[i], gr_record_now(), GR_OK, 0, -1);
+            gr_timeline_end(ops[i], gr_flight_recorder_now(), GR_OK, 0, -1);
         }
     }
     gr_timeline_close(timeline);
@@ -350,10 +356,11 @@ static void write_sample(const place *p, int rank)
     gr_timeline *timeline = open_part(p, rank, 2, "north");
     run(timeline, 0, "one");
     gr_timeline_phase_over(timeline, GR_TIMELINE_UPDATE, 1, gr_timeline_now(timeline));
-    gr_record_entry entry = entry_of(1, "two");
+    gr_flight_recorder_entry entry = entry_of(1, "two");
     entry.site[0] = '\0';
     entry.caller = (uintptr_t)(void *)puts;
-    gr_timeline_end(gr_timeline_begin(timeline, &entry, 400, 4), gr_record_now(), GR_OK, 500, 1);
+    gr_timeline_end(gr_timeline_begin(timeline, &entry, entry.number, 400, 4),
+                    gr_flight_recorder_now(), GR_OK, 500, 1);
     gr_timeline_mark(timeline, GR_TIMELINE_STALL, "a text of some length");
     gr_timeline_close(timeline);
 }
@@ -464,7 +471,7 @@ static void test_no_room(void **state)
         written += op != NULL;
         refused += op == NULL;
         if (op) {
-            gr_timeline_end(op, gr_record_now(), GR_OK, 0, -1);
+            gr_timeline_end(op, gr_flight_recorder_now(), GR_OK, 0, -1);
         }
     }
     gr_timeline_close(timeline);
@@ -485,7 +492,7 @@ static void *write_much(void *arg)
     for (uint32_t i = 0; i < EACH; i++) {
         uint64_t begun = gr_timeline_now(timeline);
         gr_timeline_op *op = begin(timeline, i, "x");
-        gr_timeline_end(op, gr_record_now(), GR_OK, 0, -1);
+        gr_timeline_end(op, gr_flight_recorder_now(), GR_OK, 0, -1);
         gr_timeline_phase_over(timeline, GR_TIMELINE_STEP, i, begun);
     }
     return NULL;

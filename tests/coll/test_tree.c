@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 
 enum { SHARDS_MAX = 70 };
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The file of `gradus tune`, the fit of the costs, and their agreement between ranks. */
+#include "base/hash.h"
+#include "cli/tune.h"
 #include "coll/comm_internal.h"
-#include "coll/tune.h"
+#include "coll/select/tune.h"
 #include "support_ranks.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -25,7 +28,7 @@ static int make_folder(void **state)
     if (!mkdtemp(folder)) {
         return 1;
     }
-    snprintf(path, sizeof path, "%s/tune.json", folder);
+    snprintf(path, sizeof path, "%s/tune.txt", folder);
     return 0;
 }
 
@@ -132,10 +135,65 @@ static void test_damage(void **state)
     assert_int_equal(gr_tuning_read(path, &read, &diag), GR_E_NOT_FOUND);
 }
 
+/* The sample with `from` replaced by `to`, and a checksum that matches. */
+static void write_changed(const char *from, const char *to)
+{
+    static char text[TEXT_BYTES], changed[TEXT_BYTES];
+    gr_tuning tuning = sample(4, GR_LINK_SHM);
+    write_sample(&tuning);
+    read_text(text);
+    char *at = strstr(text, from);
+    assert_non_null(at);
+    size_t size = (size_t)snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - text), text, to,
+                                   at + strlen(from));
+    char *sum = strstr(changed, "\nchecksum ");
+    assert_non_null(sum);
+    size = (size_t)(sum + 1 - changed);
+    size += (size_t)snprintf(sum + 1, sizeof changed - size, "checksum %016" PRIx64 "\n",
+                             gr_hash64(changed, size, 0));
+    write_text(changed, size);
+}
+
+static void tune_file_with_a_bad_line_is_refused_with_its_place(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to, *sentence;
+    } cases[] = {
+        {"gradus-tune 3", "gradus-tune 4", ":1: was written by version"},
+        {"gradus-tune 3", "{ \"format\":", ":1: this is not a file that this version"},
+        {"ranks 4\n", "ranks 0\n",
+         ":4: ranks: must be a whole number from 1 to 1000000, not \"0\""},
+        {"link shm\n", "link smh\n", ":5: link: must be shm or tcp, not \"smh\""},
+        {"streams 1\n", "streams 1\nspeed 9\n", ":7: this version of Gradus has no such key"},
+        {"streams 1\n", "streams 1\nspeed\n", ":7: a line is a key, a space and a value"},
+        {"streams 1\n", "", ": the key \"streams\" is missing"},
+        {"wait_us ", "wait_us -", "wait_us: must be a number"},
+        {" tree 0\n", " bush 0\n", ": this version of Gradus has no such rule"},
+        {" tree 0\n", " tree\n", ": a rule has six words"},
+        {" tree 0\n", " tree 0 1\n", ": a rule has six words"},
+        {"exact 0 5000", "exact 5000 5000", ": this version of Gradus has no such rule"},
+        {"exact 0 5000", "exact -1 5000", ": this version of Gradus has no such rule"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        gr_diag diag = {.text = ""};
+        gr_tuning read;
+        write_changed(cases[i].from, cases[i].to);
+        assert_int_equal(gr_tuning_read(path, &read, &diag), GR_E_INVALID);
+        if (!strstr(diag.text, cases[i].sentence) || strncmp(diag.text, path, strlen(path)) != 0) {
+            fail_msg("\"%s\": %s", cases[i].to, diag.text);
+        }
+    }
+    gr_tuning read;
+    gr_diag diag = {.text = ""};
+    write_changed("streams 1\n", "streams 1\n\n# a comment\n");
+    assert_int_equal(gr_tuning_read(path, &read, &diag), GR_OK);
+}
+
 static void expect_misfit(gr_tuning tuning, const char *in_sentence)
 {
     gr_diag diag = {.text = ""};
-    assert_int_equal(gr_tuning_check(&tuning, "t.json", 4, GR_LINK_SHM, 1, &diag), GR_E_INVALID);
+    assert_int_equal(gr_tuning_check(&tuning, "t.txt", 4, GR_LINK_SHM, 1, &diag), GR_E_INVALID);
     assert_non_null(strstr(diag.text, in_sentence));
 }
 
@@ -159,13 +217,13 @@ static void test_misfit(void **state)
 }
 
 /* ---- The fit --------------------------------------------------------------------------------- */
-static double time_of(const gr_model *model, gr_coll coll, const char *name, size_t bytes)
+static double time_of(const gr_cost_model *model, gr_coll coll, const char *name, size_t bytes)
 {
     gr_plan_shape shape = {.coll = coll, .world_size = 4, .shards = 4};
-    gr_walk *walk = NULL;
-    assert_int_equal(gr_walk_create(gr_algorithm_find(coll, name), &shape, &walk), GR_OK);
-    double time_us = gr_walk_time(walk, model, GR_F32, bytes, 256 << 10);
-    gr_walk_destroy(walk);
+    gr_cost *walk = NULL;
+    assert_int_equal(gr_cost_create(gr_algorithm_find(coll, name), &shape, &walk), GR_OK);
+    double time_us = gr_cost_time(walk, model, GR_F32, bytes, 256 << 10);
+    gr_cost_destroy(walk);
     return time_us;
 }
 
@@ -173,8 +231,8 @@ static void test_fit(void **state)
 {
     (void)state;
     for (int link = 0; link < 2; link++) {
-        gr_model usual, fitted;
-        gr_model_defaults(&usual, (gr_link_kind)link);
+        gr_cost_model usual, fitted;
+        gr_cost_model_defaults(&usual, (gr_link_kind)link);
         double barrier_us = 3 * time_of(&usual, GR_COLL_BARRIER, "dissemination", 0);
         double gather_us = 2.5 * time_of(&usual, GR_COLL_ALLGATHER, "direct", 1 << 20);
         fitted = usual;
@@ -195,9 +253,9 @@ static void test_fit(void **state)
 static int run_agreed(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
-    gr_model mine = comm->selection.model, first = mine;
-    gr_model usual;
-    gr_model_defaults(&usual, comm->selection.link);
+    gr_cost_model mine = comm->selection.model, first = mine;
+    gr_cost_model usual;
+    gr_cost_model_defaults(&usual, comm->selection.link);
     int failed = gr_broadcast(comm, &first, sizeof first / 8, GR_I64, 0) != GR_OK ||
                  memcmp(&mine, &first, sizeof mine) != 0 || memcmp(&mine, &usual, sizeof mine) == 0;
     gr_comm_destroy(comm);
@@ -246,9 +304,13 @@ static void test_from_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_misfit),     cmocka_unit_test(test_fit),
-        cmocka_unit_test(test_agreed),     cmocka_unit_test(test_from_file),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_damage),
+        cmocka_unit_test(tune_file_with_a_bad_line_is_refused_with_its_place),
+        cmocka_unit_test(test_misfit),
+        cmocka_unit_test(test_fit),
+        cmocka_unit_test(test_agreed),
+        cmocka_unit_test(test_from_file),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -10,12 +10,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "coll/program.h"
+#include "coll/engine/schedule.h"
+#include "long.h"
 #include "sanitized.h"
 #include "support_plans.h"
 
 /* What the sanitizers look for is in the plans of fewer ranks as well. */
-enum { WORLD_MAX = SANITIZED ? 20 : PLANS_WORLD_MAX };
+enum { WORLD_MAX = SANITIZED ? 20 : 33, WORLD_MAX_LONG = PLANS_WORLD_MAX };
 
 /* ---- Every algorithm, every world size ------------------------------------------------------- */
 static int log2_up(int n)
@@ -137,13 +138,13 @@ static void count_scratch(const plans_world *w)
 {
     enum { SLOTS_A_PEER = 3 };
     for (int rank = 0; rank < w->size; rank++) {
-        gr_program *program;
-        assert_int_equal(gr_program_create(&w->plans[rank], false, &program, NULL), GR_OK);
+        gr_schedule *program;
+        assert_int_equal(gr_schedule_create(&w->plans[rank], &program, NULL), GR_OK);
         if (program->places > (uint32_t)(SLOTS_A_PEER * (w->size - 1))) {
             fail_msg("%s of %d ranks, rank %d: %u scratch slots", w->algorithm->name, w->size, rank,
                      program->places);
         }
-        gr_program_destroy(program);
+        gr_schedule_destroy(program);
     }
 }
 
@@ -174,11 +175,10 @@ static bool has_root(gr_coll coll)
            coll == GR_COLL_SCATTER;
 }
 
-static void test_every_algorithm_for_every_world_size(void **unused)
+static void prove_sizes(int first, int last)
 {
-    (void)unused;
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        for (int n = 1; n <= WORLD_MAX && !plans_is_message(at->coll); n++) {
+        for (int n = first; n <= last && !plans_is_message(at->coll); n++) {
             const int shards[] = {
                 n, 2 * n,       8,   1 << log2_up(n), 2 << log2_up(n), n + 1, 3 * n + 1, 2 * n - 1,
                 1, (n + 1) / 2, 1000};
@@ -195,16 +195,39 @@ static void test_every_algorithm_for_every_world_size(void **unused)
     }
 }
 
-static void test_every_root(void **unused)
+static void verify_every_algorithm_and_size_is_right(void **unused)
 {
     (void)unused;
+    prove_sizes(1, WORLD_MAX);
+}
+
+static void verify_every_algorithm_and_size_is_right_long(void **unused)
+{
+    (void)unused;
+    prove_sizes(WORLD_MAX + 1, WORLD_MAX_LONG);
+}
+
+static void prove_roots(int last)
+{
     for (const gr_algorithm *at = gr_algorithms; at->name; at++) {
-        for (int n = 1; n <= WORLD_MAX && has_root(at->coll); n += n < 17 ? 1 : 9) {
+        for (int n = 1; n <= last && has_root(at->coll); n += n < 17 ? 1 : 9) {
             for (int root = 0; root < n; root++) {
                 prove(at, n, n, root, (plans_placing)(root % PLANS_PLACINGS));
             }
         }
     }
+}
+
+static void verify_every_root_is_right(void **unused)
+{
+    (void)unused;
+    prove_roots(WORLD_MAX);
+}
+
+static void verify_every_root_is_right_long(void **unused)
+{
+    (void)unused;
+    prove_roots(WORLD_MAX_LONG);
 }
 
 /* Every rank has one partner; one of each pair sends. */
@@ -293,11 +316,14 @@ static void test_ring_is_complete_but_not_canonical(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_algorithm_for_every_world_size),
-        cmocka_unit_test(test_every_root),
+        cmocka_unit_test(verify_every_algorithm_and_size_is_right),
+        cmocka_unit_test(verify_every_algorithm_and_size_is_right_long),
+        cmocka_unit_test(verify_every_root_is_right),
+        cmocka_unit_test(verify_every_root_is_right_long),
         cmocka_unit_test(test_messages_between_pairs),
         cmocka_unit_test(test_bounds_are_tight),
         cmocka_unit_test(test_ring_is_complete_but_not_canonical),
     };
+    test_choose();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

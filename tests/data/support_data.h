@@ -2,7 +2,7 @@
 #ifndef GR_TESTS_SUPPORT_DATA_H
 #define GR_TESTS_SUPPORT_DATA_H
 
-/* Files for the tests of the data floor: each test has a folder of its own, removed at its end. */
+/* Files for the tests of the data layer: each test has a folder of its own, removed at its end. */
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -25,12 +25,12 @@ static gr_table *open_text(void **state, const char *text, size_t size, way how,
     }
     options.memory_max = how == WAY_MEMORY || how == WAY_GZIP ? 1 << 20 : 8;
     options.index_max = how == WAY_TEXT_STRIDE ? 4 : 1 << 16;
-    gr_source *source;
+    gr_input_stream *source;
     gr_table *table = NULL;
     gr_diag diag;
-    assert_int_equal(gr_source_open(path, &source, &diag), GR_OK);
+    assert_int_equal(gr_input_stream_open(path, &source, &diag), GR_OK);
     gr_status status = gr_table_open_csv(source, &options, &table, &diag);
-    gr_source_close(source);
+    gr_input_stream_close(source);
     if (status != GR_OK) {
         fail_msg("%s", diag.text);
     }
@@ -123,14 +123,14 @@ static void test_wide(void **state)
 
 static void bad(const char *text, size_t size, gr_table_options options, const char *sentence)
 {
-    gr_source *source;
+    gr_input_stream *source;
     gr_table *table = NULL;
     gr_diag diag;
     options.memory_max = 1 << 20;
     options.index_max = 64;
-    assert_int_equal(gr_source_open_memory("d.csv", text, size, &source, &diag), GR_OK);
+    assert_int_equal(gr_input_stream_open_memory("d.csv", text, size, &source, &diag), GR_OK);
     assert_int_equal(gr_table_open_csv(source, &options, &table, &diag), GR_E_INVALID);
-    gr_source_close(source);
+    gr_input_stream_close(source);
     assert_null(table);
     if (strncmp(diag.text, sentence, strlen(sentence)) != 0) {
         fail_msg("expected: %s\nis: %s", sentence, diag.text);
@@ -278,10 +278,10 @@ static void test_changed(void **state)
     float x;
     int32_t label;
     int64_t number = 1;
-    assert_int_equal(gr_dataset_read(dataset, GR_PART_TRAIN, &number, 1, &x, &label, NULL, &diag),
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TRAIN, &number, 1, &x, &label, NULL, &diag),
                      GR_OK);
     file_put(state, "live.csv", "1,0\n20,1\n", 9, path);
-    assert_int_equal(gr_dataset_read(dataset, GR_PART_TRAIN, &number, 1, &x, &label, NULL, &diag),
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TRAIN, &number, 1, &x, &label, NULL, &diag),
                      GR_E_IO);
     assert_non_null(strstr(diag.text, "live.csv: the file was changed"));
     gr_dataset_close(dataset);

@@ -35,7 +35,7 @@ static gr_dataset *open_ok(const gr_data_config *config, uint64_t seed)
     return dataset;
 }
 
-static float value_at(const gr_dataset *dataset, gr_part part, int64_t number)
+static float value_at(const gr_dataset *dataset, gr_split part, int64_t number)
 {
     float x;
     int32_t label;
@@ -50,16 +50,16 @@ static void test_split_last(void **state)
     gr_data_config config = config_csv(path);
     config.test_count = 20;
     gr_dataset *dataset = open_ok(&config, 1);
-    assert_int_equal(gr_dataset_count(dataset, GR_PART_TRAIN), 30);
-    assert_int_equal(gr_dataset_count(dataset, GR_PART_TEST), 20);
+    assert_int_equal(gr_dataset_count(dataset, GR_SPLIT_TRAIN), 30);
+    assert_int_equal(gr_dataset_count(dataset, GR_SPLIT_TEST), 20);
     assert_int_equal(gr_dataset_classes(dataset), 3);
-    assert_true(value_at(dataset, GR_PART_TRAIN, 29) == 29);
-    assert_true(value_at(dataset, GR_PART_TEST, 0) == 30);
+    assert_true(value_at(dataset, GR_SPLIT_TRAIN, 29) == 29);
+    assert_true(value_at(dataset, GR_SPLIT_TEST, 0) == 30);
     float x[2];
     int32_t labels[2];
     gr_diag diag;
-    assert_int_equal(gr_dataset_read(dataset, GR_PART_TRAIN, (const int64_t[]){0, 30}, 2, x, labels,
-                                     NULL, &diag),
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TRAIN, (const int64_t[]){0, 30}, 2, x,
+                                     labels, NULL, &diag),
                      GR_E_INVALID);
     gr_dataset_close(dataset);
 }
@@ -79,12 +79,12 @@ static void test_split_random(void **state)
         gr_dataset *dataset = open_ok(&config, seed);
         bool seen[COUNT] = {false};
         for (int i = 0; i < COUNT; i++) {
-            gr_part part = i < 30 ? GR_PART_TRAIN : GR_PART_TEST;
+            gr_split part = i < 30 ? GR_SPLIT_TRAIN : GR_SPLIT_TEST;
             int value = (int)value_at(dataset, part, i < 30 ? i : i - 30);
             assert_in_range(value, 0, COUNT - 1);
             assert_false(seen[value]);
             seen[value] = true;
-            if (part == GR_PART_TEST) {
+            if (part == GR_SPLIT_TEST) {
                 in_test[seed - 1] += value >= 30;
                 same += seed == 2 && test_of_first[value];
                 test_of_first[value] = seed == 1;
@@ -103,10 +103,10 @@ static void test_own_test_file(void **state)
     gr_data_config config = config_csv(path);
     config.test_file = test;
     gr_dataset *dataset = open_ok(&config, 1);
-    assert_int_equal(gr_dataset_count(dataset, GR_PART_TRAIN), COUNT);
-    assert_int_equal(gr_dataset_count(dataset, GR_PART_TEST), 2);
+    assert_int_equal(gr_dataset_count(dataset, GR_SPLIT_TRAIN), COUNT);
+    assert_int_equal(gr_dataset_count(dataset, GR_SPLIT_TEST), 2);
     assert_int_equal(gr_dataset_classes(dataset), 5);
-    assert_true(value_at(dataset, GR_PART_TEST, 1) == 8);
+    assert_true(value_at(dataset, GR_SPLIT_TEST, 1) == 8);
     gr_dataset_close(dataset);
     config.test_count = 3;
     must_fail(&config, GR_E_INVALID, "there is a test set of its own already", "remove one");
@@ -129,7 +129,7 @@ static void test_standard(void **state)
     assert_true(fabs(mean - 29) < 1e-12); /* of 0, 2, .. 58: the test part does not count */
     assert_true(fabs(deviation - sqrt(4 * 899 / 12.0)) < 1e-12);
     for (int i = 0; i < 30; i++) {
-        double x = (double)value_at(dataset, GR_PART_TRAIN, i);
+        double x = (double)value_at(dataset, GR_SPLIT_TRAIN, i);
         sum += x;
         squares += x * x;
     }
@@ -155,9 +155,9 @@ static void test_regression(void **state)
     gr_dataset *dataset = open_ok(&config, 1);
     assert_int_equal(gr_dataset_classes(dataset), 0);
     float x[4], targets[2];
-    assert_int_equal(
-        gr_dataset_read(dataset, GR_PART_TRAIN, (const int64_t[]){1, 0}, 2, x, NULL, targets, NULL),
-        GR_OK);
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TRAIN, (const int64_t[]){1, 0}, 2, x, NULL,
+                                     targets, NULL),
+                     GR_OK);
     assert_true(targets[0] == 1000 && targets[1] == -0.5F && x[0] == 3 && x[3] == 2);
     gr_dataset_close(dataset);
     config.classes = 3;
@@ -207,7 +207,7 @@ static void test_shape(void **state)
     gr_dataset *dataset = open_ok(&config, 1);
     assert_int_equal(gr_dataset_dims(dataset, dim), 3);
     assert_true(dim[0] == 1 && dim[1] == 8 && dim[2] == 8);
-    assert_int_equal(gr_dataset_count(dataset, GR_PART_TRAIN), 1797);
+    assert_int_equal(gr_dataset_count(dataset, GR_SPLIT_TRAIN), 1797);
     assert_int_equal(gr_dataset_classes(dataset), 10);
     gr_dataset_close(dataset);
     config.shape = gr_node_get(section, "flat");

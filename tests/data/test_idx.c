@@ -75,11 +75,11 @@ static void check_pair(void **state, bool floats, bool packed, uint64_t memory_m
     assert_int_equal(gr_dataset_dims(dataset, dim), 3);
     assert_true(dim[0] == 1 && dim[1] == HEIGHT && dim[2] == WIDTH);
     assert_int_equal(gr_dataset_classes(dataset), 11);
-    assert_int_equal(gr_dataset_count(dataset, GR_PART_TRAIN), 400);
+    assert_int_equal(gr_dataset_count(dataset, GR_SPLIT_TRAIN), 400);
     int64_t numbers[3] = {99, 0, 57};
     float x[3 * PIXELS];
     int32_t classes[3];
-    assert_int_equal(gr_dataset_read(dataset, GR_PART_TEST, numbers, 3, x, classes, NULL, &diag),
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TEST, numbers, 3, x, classes, NULL, &diag),
                      GR_OK);
     for (int i = 0; i < 3; i++) {
         int sample = 400 + (int)numbers[i];
@@ -187,11 +187,11 @@ static void test_not_finite(void **state)
     float x;
     int32_t label;
     int64_t number = 0;
-    assert_int_equal(gr_dataset_read(dataset, GR_PART_TRAIN, &number, 1, &x, &label, NULL, &diag),
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TRAIN, &number, 1, &x, &label, NULL, &diag),
                      GR_OK);
     assert_true(x == 1.0F);
     number = 1;
-    assert_int_equal(gr_dataset_read(dataset, GR_PART_TRAIN, &number, 1, &x, &label, NULL, &diag),
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TRAIN, &number, 1, &x, &label, NULL, &diag),
                      GR_E_NOT_FINITE);
     assert_non_null(strstr(diag.text, "value 0 of sample 1 (from 0) is not a number"));
     gr_dataset_close(dataset);

@@ -4,7 +4,7 @@
 
 #include "base/fail.h"
 #include "data/loader.h"
-#include "data/order.h"
+#include "data/sampler.h"
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -94,8 +94,8 @@ static void check_batches(const gr_dataset *dataset, int first, int count, int m
     const uint64_t per_epoch = COUNT / BATCH;
     gr_loaded got;
     for (uint64_t step = 4; step < 20; step++) {
-        gr_order order;
-        gr_order_init(&order, 5, step / per_epoch, COUNT);
+        gr_sampler sampler;
+        gr_sampler_init(&sampler, 5, step / per_epoch, COUNT);
         for (int shard = first; shard < first + count; shard++) {
             for (int micro = 0; micro < micros; micro++) {
                 assert_int_equal(gr_loader_next(loader, &got, &diag), GR_OK);
@@ -108,7 +108,7 @@ static void check_batches(const gr_dataset *dataset, int first, int count, int m
                 assert_null(got.targets);
                 for (int i = 0; i < got.count; i++) {
                     uint64_t sample =
-                        gr_order_at(&order, step % per_epoch * BATCH + at + (uint64_t)i);
+                        gr_sampler_at(&sampler, step % per_epoch * BATCH + at + (uint64_t)i);
                     assert_true(got.x[i] == (float)sample);
                     assert_int_equal(got.labels[i], sample % 7);
                 }

@@ -24,10 +24,7 @@ const char *model_event_name(event_kind kind)
                                         "is wired",
                                         "notices that somebody is gone",
                                         "notices that it is cut off",
-                                        "goes over to the next generation",
-                                        "calls in to the next generation",
-                                        "is wired in the next generation",
-                                        "notices that somebody is gone from the next generation",
+                                        "changes its generation",
                                         "is buried",
                                         "leaves",
                                         "crashes",
@@ -37,8 +34,7 @@ const char *model_event_name(event_kind kind)
                                         "gives up",
                                         "is invited",
                                         "(and one more) is the number that is wanted",
-                                        "is released",
-                                        "cannot prepare the next generation"};
+                                        "is released"};
     return names[kind];
 }
 
@@ -49,20 +45,16 @@ bool model_alive(const model_member *of)
 
 /* ---- What the coordinator says --------------------------------------------------------------- */
 
-/* Those that can be in the generation that is dealt. Who was called off and has not asked again
- * cannot. */
-static bool is_there(const model *m, int number)
+static bool is_joined(const model *m, int number)
 {
-    const gr_standing *of = &m->rules.members[number];
-    bool prepared = of->newcomer && of->stage == GR_STAGE_SEATED && of->seat != m->rules.generation;
-    return of->state == GR_MEMBER_JOINED && !prepared;
+    return m->rules.members[number].state == GR_MEMBER_JOINED;
 }
 
 /* Its generation, the first for it, has not come about yet, as far as the coordinator knows. */
 static bool is_new(const model *m, int number)
 {
     const gr_standing *of = &m->rules.members[number];
-    bool ready = of->stage == GR_STAGE_READY && of->seat == m->rules.generation;
+    bool ready = of->stage == GR_STAGE_READY && of->assignment == m->rules.generation;
     return m->now.members[number].newcomer && !ready;
 }
 
@@ -71,7 +63,7 @@ static bool may_go(const model *m)
 {
     int knowing = 0, staying = 0;
     for (int i = 0; i < m->size; i++) {
-        bool stays = is_there(m, i) && !m->rules.members[i].released;
+        bool stays = is_joined(m, i) && !m->rules.members[i].released;
         staying += stays;
         knowing += stays && !is_new(m, i);
     }
@@ -82,7 +74,7 @@ static int count_released(const model *m)
 {
     int released = 0;
     for (int i = 0; i < m->size; i++) {
-        released += is_there(m, i) && m->rules.members[i].released;
+        released += is_joined(m, i) && m->rules.members[i].released;
     }
     return released;
 }
@@ -111,7 +103,7 @@ static int expected_rank(const model *m, int number, int *all_out)
 {
     int before = 0, all = 0;
     for (int i = 0; i < m->size; i++) {
-        bool in = is_there(m, i) || i == number;
+        bool in = is_joined(m, i) || i == number;
         before += in && stands_before(m, i, number);
         all += in;
     }
@@ -119,18 +111,18 @@ static int expected_rank(const model *m, int number, int *all_out)
     return before;
 }
 
-static void check_seat(model *m, int number, const gr_seat *seat)
+static void check_assignment(model *m, int number, const gr_assignment *assignment)
 {
     int all, before = expected_rank(m, number, &all);
     all -= may_go(m) ? count_released(m) : 0;
     all = all < most_wanted(m) ? all : most_wanted(m);
-    if (seat->rank != (uint32_t)before || seat->world_size != (uint32_t)all) {
+    if (assignment->rank != (uint32_t)before || assignment->world_size != (uint32_t)all) {
         (void)search_wrong(m->why, "member %d is rank %u of %u, and should be %d of %d", number,
-                           seat->rank, seat->world_size, before, all);
+                           assignment->rank, assignment->world_size, before, all);
     }
-    if (seat->generation <= m->now.members[number].from) {
+    if (assignment->generation <= m->now.members[number].from) {
         (void)search_wrong(m->why, "member %d has been in generation %llu already", number,
-                           (unsigned long long)seat->generation);
+                           (unsigned long long)assignment->generation);
     }
 }
 
@@ -140,8 +132,7 @@ static uint8_t check_members(model *m, const gr_word *said)
     for (int rank = 0; rank < said->size; rank++) {
         int number = (int)said->places[rank].host;
         const gr_standing *of = &m->rules.members[number];
-        int is = said->generation == m->rules.next ? of->next_rank : of->rank;
-        if (of->state != GR_MEMBER_JOINED || is != rank) {
+        if (of->state != GR_MEMBER_JOINED || of->rank != rank) {
             (void)search_wrong(m->why, "member %d is named as rank %d", number, rank);
         }
         set |= (uint8_t)(1 << number);
@@ -174,22 +165,16 @@ static void say(void *model_arg, int number, const gr_word *said)
     model_member *to = &m->now.members[number];
     word w = {.kind = (uint8_t)said->kind};
     switch (said->kind) {
-    case GR_MESSAGE_SEAT:
-    case GR_MESSAGE_OFFER:
-        if (said->kind == GR_MESSAGE_OFFER || m->rules.next == 0) {
-            check_seat(m, number, &said->seat);
-        }
+    case GR_MESSAGE_ASSIGN:
+        check_assignment(m, number, &said->assignment);
         m->now.entered = 0;
-        w.a = (uint8_t)said->seat.generation;
-        w.b = (uint8_t)said->seat.rank;
-        w.c = (uint8_t)said->seat.world_size;
+        w.a = (uint8_t)said->assignment.generation;
+        w.b = (uint8_t)said->assignment.rank;
+        w.c = (uint8_t)said->assignment.world_size;
         break;
     case GR_MESSAGE_MEMBERS:
         w.a = (uint8_t)said->generation;
         w.b = check_members(m, said);
-        break;
-    case GR_MESSAGE_CALL_OFF:
-        w.a = (uint8_t)said->generation;
         break;
     case GR_MESSAGE_CHANGE:
         if (m->rules.members[number].stage != GR_STAGE_READY) {
@@ -259,18 +244,7 @@ static void renew(model *m, int number)
     of->phase = PHASE_RENEWING;
     of->change = false;
     of->set = 0;
-    of->next_phase = NEXT_NOT;
-    of->next = (model_seat){0};
     send_up(m, number, GR_MESSAGE_RENEW, 0, 0);
-}
-
-/* What was prepared comes to nothing here. */
-static void resign(model *m, int number)
-{
-    model_member *of = &m->now.members[number];
-    send_up(m, number, GR_MESSAGE_CALL_OFF, of->next.from, 0);
-    of->next_phase = NEXT_NOT;
-    of->next = (model_seat){0};
 }
 
 static void lose_connection(model *m, int number, bool all_of_it)
@@ -289,7 +263,7 @@ static void lose_connection(model *m, int number, bool all_of_it)
     memset(of->down, 0, sizeof of->down);
 }
 
-/* From outside: a newcomer waits for a seat. */
+/* From outside: a newcomer waits for a rank assignment. */
 static void come(model *m, int number)
 {
     model_member *of = &m->now.members[number];
@@ -301,74 +275,6 @@ static void come(model *m, int number)
     }
 }
 
-/* It has heard that the next generation is ready, or that it has no seat in it. */
-static void go_over(model *m, int number)
-{
-    model_member *of = &m->now.members[number];
-    if (of->dismissed) {
-        lose_connection(m, number, false);
-        of->phase = PHASE_LEFT;
-        return;
-    }
-    if (of->next_phase != NEXT_READY) {
-        (void)search_wrong(m->why, "member %d is to go over to what it has not prepared", number);
-    }
-    of->from = of->next.from;
-    of->rank = of->next.rank;
-    of->size = of->next.size;
-    of->set = of->next.set;
-    of->change = false;
-    of->next_phase = NEXT_NOT;
-    of->next = (model_seat){0};
-}
-
-/* Who has heard that it has another one goes over; what is wrong there is noticed there. */
-static void lose_generation(model *m, int number)
-{
-    if (m->now.members[number].change) {
-        go_over(m, number);
-    } else {
-        renew(m, number);
-    }
-}
-
-/* What a member hears while its generation runs: all of it is about the next one. */
-static void hear_of_next(model *m, int number, word w)
-{
-    model_member *of = &m->now.members[number];
-    switch (w.kind) {
-    case GR_MESSAGE_OFFER:
-        if (of->next_phase != NEXT_NOT) {
-            (void)search_wrong(m->why, "member %d is offered two seats", number);
-        }
-        of->next_phase = NEXT_OFFERED;
-        of->next = (model_seat){.from = w.a, .rank = w.b, .size = w.c};
-        break;
-    case GR_MESSAGE_MEMBERS:
-        if (of->next_phase == NEXT_CALLED && w.a == of->next.from) {
-            of->next_phase = NEXT_WIRING;
-            of->next.set = w.b;
-            m->now.entered |= (uint8_t)(1 << number);
-        }
-        break;
-    case GR_MESSAGE_CALL_OFF:
-        if (w.a == of->next.from) {
-            of->next_phase = NEXT_NOT;
-            of->next = (model_seat){0};
-        }
-        break;
-    case GR_MESSAGE_DISMISS:
-        of->dismissed = of->change = true;
-        break;
-    case GR_MESSAGE_CHANGE:
-        of->change = true;
-        break;
-    default:
-        (void)search_wrong(m->why, "member %d runs, and is told message %d", number, w.kind);
-        break;
-    }
-}
-
 static void hear_down(model *m, int number)
 {
     model_member *of = &m->now.members[number];
@@ -377,11 +283,10 @@ static void hear_down(model *m, int number)
     memmove(of->down, of->down + 1, of->down_count * sizeof of->down[0]);
     of->down[of->down_count] = (word){0};
     gr_status status = (gr_status) - (int)w.a;
-    bool of_next = w.kind == GR_MESSAGE_OFFER || w.kind == GR_MESSAGE_CALL_OFF ||
-                   w.kind == GR_MESSAGE_CHANGE || w.kind == GR_MESSAGE_MEMBERS;
-    if (of->phase == PHASE_RUNNING) {
-        hear_of_next(m, number, w);
-    } else if (of->phase == PHASE_RENEWING && of_next) {
+    bool of_old = w.kind == GR_MESSAGE_CHANGE || w.kind == GR_MESSAGE_MEMBERS;
+    if (of->phase == PHASE_RUNNING && w.kind == GR_MESSAGE_CHANGE) {
+        of->change = true;
+    } else if (of->phase == PHASE_RENEWING && of_old) {
         return; /* said before it was known that it renews */
     } else if (w.kind == GR_MESSAGE_FAIL && gr_status_scope(status) == GR_SCOPE_PEER) {
         if (of->phase != PHASE_RENEWING) { /* else it is about the old generation */
@@ -392,7 +297,7 @@ static void hear_down(model *m, int number)
     } else if (w.kind == GR_MESSAGE_DISMISS && of->phase == PHASE_RENEWING) {
         lose_connection(m, number, false);
         of->phase = PHASE_LEFT;
-    } else if (w.kind == GR_MESSAGE_SEAT && of->phase == PHASE_RENEWING) {
+    } else if (w.kind == GR_MESSAGE_ASSIGN && of->phase == PHASE_RENEWING) {
         call_in(m, number, w.a, w.b, w.c);
     } else if (w.kind == GR_MESSAGE_MEMBERS && of->phase == PHASE_CALLED) {
         of->phase = PHASE_WIRING;
@@ -400,7 +305,8 @@ static void hear_down(model *m, int number)
         m->now.entered |= (uint8_t)(1 << number);
         if (w.a != of->from || __builtin_popcount(w.b) != of->size) {
             (void)search_wrong(
-                m->why, "member %d is told of another generation than that of its seat", number);
+                m->why, "member %d is told of another generation than that of its rank assignment",
+                number);
         }
     } else {
         (void)search_wrong(m->why, "member %d, %s, is told message %d", number,
@@ -427,9 +333,6 @@ static void hear_up(model *m, int number)
         break;
     case GR_MESSAGE_READY:
         status = gr_membership_ready(&m->rules, number, generation);
-        break;
-    case GR_MESSAGE_CALL_OFF:
-        status = gr_membership_call_off(&m->rules, number, generation);
         break;
     case GR_MESSAGE_RENEW:
         status = gr_membership_renew(&m->rules, number);
@@ -475,7 +378,7 @@ static void invite(model *m, int number)
 {
     m->now.members[number] = (model_member){.newcomer = true};
     m->now.invites--;
-    gr_membership_invite(&m->rules, number);
+    gr_membership_reserve(&m->rules, number);
     m->rules.hellos[number].member.host = (uint64_t)number; /* as in every other state */
 }
 
@@ -497,34 +400,17 @@ void model_happen(model *m, event_kind kind, int number)
         of->was_ready = true;
         send_up(m, number, GR_MESSAGE_READY, of->from, 0);
         break;
-    case EVENT_PREPARE:
-        of->next_phase = NEXT_CALLED;
-        send_up(m, number, GR_MESSAGE_HELLO, of->next.from, of->next.size);
-        break;
-    case EVENT_WIRE_NEXT:
-        of->next_phase = NEXT_READY;
-        send_up(m, number, GR_MESSAGE_READY, of->next.from, 0);
-        break;
-    case EVENT_RESIGN:
-        m->now.surrenders--;
-        resign(m, number);
-        break;
-    case EVENT_NOTICE_NEXT:
-        resign(m, number);
-        break;
     case EVENT_BREAK:
         m->now.breaks--;
-        lose_generation(m, number);
+        renew(m, number);
         break;
     case EVENT_NOTICE:
-        lose_generation(m, number);
-        break;
     case EVENT_CHANGE:
-        go_over(m, number);
+        renew(m, number);
         break;
     case EVENT_RELEASE:
         m->now.releases--;
-        gr_membership_release(&m->rules, number);
+        gr_membership_drain(&m->rules, number);
         break;
     case EVENT_LEAVE:
         m->now.leaves--;
@@ -551,7 +437,7 @@ void model_happen(model *m, event_kind kind, int number)
         break;
     case EVENT_WANT:
         m->now.wants--;
-        gr_membership_want(&m->rules, number + 1);
+        gr_membership_set_target_size(&m->rules, number + 1);
         break;
     default: /* EVENT_NOTICE_CUT: it cannot know who goes on */
         end(m, number);
@@ -559,11 +445,10 @@ void model_happen(model *m, event_kind kind, int number)
     }
     if (!model_alive(of)) { /* nothing distinguishes the dead */
         of->from = of->set = 0;
-        of->change = of->dismissed = false;
-        of->next_phase = NEXT_NOT;
-        of->next = (model_seat){0};
+        of->change = false;
         gr_member_state state = m->rules.members[number].state;
-        if (state != GR_MEMBER_JOINED && state != GR_MEMBER_INVITED) { /* else it is dealt a seat */
+        if (state != GR_MEMBER_JOINED &&
+            state != GR_MEMBER_RESERVED) { /* else it is dealt a rank assignment */
             of->rank = 0;
             of->newcomer = false;
         }
@@ -577,8 +462,7 @@ void model_happen(model *m, event_kind kind, int number)
 static bool is_in(const model_member *of, uint8_t generation)
 {
     bool in = of->phase == PHASE_CALLED || of->phase == PHASE_WIRING || of->phase == PHASE_RUNNING;
-    bool prepares = of->phase == PHASE_RUNNING && of->next_phase >= NEXT_CALLED;
-    return (in && of->from == generation) || (prepares && of->next.from == generation);
+    return in && of->from == generation;
 }
 
 /* Others of its generation: those that are in it now, or on their way. */
@@ -613,17 +497,6 @@ static bool can_notice(const model *m, int number)
     return (of->phase == PHASE_RUNNING ? gone : gone & (uint8_t)((1 << number) - 1)) != 0;
 }
 
-/* In the generation that is prepared, as far as it has been told who is. */
-static bool can_notice_next(const model *m, int number)
-{
-    const model_member *of = &m->now.members[number];
-    bool gone = false;
-    for (int i = 0; i < m->size; i++) {
-        gone = gone || (of->next.set >> i & 1 && !is_in(&m->now.members[i], of->next.from));
-    }
-    return of->next_phase == NEXT_WIRING && gone;
-}
-
 bool model_can(const model *m, event_kind kind, int number)
 {
     const model_member *of = &m->now.members[number];
@@ -644,14 +517,6 @@ bool model_can(const model *m, event_kind kind, int number)
         return called && of->cut;
     case EVENT_CHANGE:
         return of->phase == PHASE_RUNNING && of->change;
-    case EVENT_PREPARE:
-        return of->next_phase == NEXT_OFFERED;
-    case EVENT_WIRE_NEXT:
-        return of->next_phase == NEXT_WIRING && (m->now.entered & of->next.set) == of->next.set;
-    case EVENT_NOTICE_NEXT:
-        return can_notice_next(m, number);
-    case EVENT_RESIGN:
-        return of->next_phase != NEXT_NOT && of->next_phase != NEXT_READY && m->now.surrenders > 0;
     case EVENT_RELEASE:
         return m->now.releases > 0 && model_alive(of) && !m->rules.members[number].released &&
                m->rules.members[number].state == GR_MEMBER_JOINED && !m->rules.over;
@@ -719,10 +584,6 @@ static bool ends_as_a_whole(const model *m)
 bool model_rests(model *m)
 {
     int running = 0, waiting = 0, most = most_wanted(m);
-    if (m->rules.next != 0) {
-        return search_wrong(m->why,
-                            "nothing happens any more, and the next generation is not ready");
-    }
     for (int i = 0; i < m->size; i++) {
         const model_member *of = &m->now.members[i];
         if (!model_alive(of)) {
@@ -740,7 +601,7 @@ bool model_rests(model *m)
                                 model_phase_name(of->phase));
         }
         running++;
-        if (of->from != m->rules.generation || of->set != present(m, i) || of->next_phase != 0 ||
+        if (of->from != m->rules.generation || of->set != present(m, i) ||
             m->rules.members[i].state != GR_MEMBER_JOINED) {
             return search_wrong(m->why, "member %d runs in a generation that is over", i);
         }

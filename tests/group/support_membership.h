@@ -23,46 +23,28 @@ typedef enum phase {
     PHASE_CALLED,      /* has said HELLO, waits for MEMBERS */
     PHASE_WIRING,      /* makes links */
     PHASE_RUNNING,     /* has said READY */
-    PHASE_RENEWING,    /* has said RENEW, waits for a seat */
+    PHASE_RENEWING,    /* has said RENEW, waits for a rank assignment */
     PHASE_LEFT,        /* its part is done */
     PHASE_ENDED,       /* with a failure that was told to it */
     PHASE_DEAD
 } phase;
 
-/* On its way into the generation that is prepared. */
-typedef enum next_phase {
-    NEXT_NOT = 0,
-    NEXT_OFFERED, /* has heard of it */
-    NEXT_CALLED,
-    NEXT_WIRING,
-    NEXT_READY
-} next_phase;
-
-/* SEAT, OFFER: generation, rank, size. MEMBERS: generation, set of numbers. FAIL: -status.
- * CALL_OFF, and of what goes up HELLO, READY and CALL_OFF: generation. */
+/* ASSIGN: generation, rank, size. MEMBERS: generation, set of numbers. FAIL: -status. Of what goes
+ * up HELLO and READY: generation. */
 typedef struct word {
     uint8_t kind, a, b, c;
 } word;
-
-typedef struct model_seat {
-    uint8_t from; /* the generation */
-    uint8_t rank, size;
-    uint8_t set; /* of numbers: who is in it; 0: not known yet */
-} model_seat;
 
 typedef struct model_member {
     uint8_t phase;
     bool was_ready; /* once: from then on it leaves in order */
     bool cut;       /* has no connection to the coordinator any more, and may not know it yet */
     bool buried;    /* the launcher has said that it ended */
-    uint8_t from;   /* the generation of its last seat */
+    uint8_t from;   /* the generation of its last rank assignment */
     uint8_t rank, size;
-    bool newcomer;  /* invited, and has not run yet: it waits until the others are ready for it */
-    bool change;    /* it has heard that the next generation is ready */
-    bool dismissed; /* or that it has no part in it */
-    uint8_t set;    /* of numbers: who is in its generation */
-    uint8_t next_phase;
-    model_seat next; /* in the generation that is prepared */
+    bool newcomer; /* invited, and has not run yet: it waits until the others are ready for it */
+    bool change;   /* it has heard that others are to come or to go */
+    uint8_t set;   /* of numbers: who is in its generation */
     uint8_t up_count, down_count;
     word up[MODEL_QUEUE_MAX];
     word down[MODEL_QUEUE_MAX];
@@ -87,12 +69,9 @@ typedef enum event_kind {
     EVENT_WIRE,      /* linked to all others */
     EVENT_NOTICE,    /* somebody of its generation is gone */
     EVENT_NOTICE_CUT,
-    EVENT_CHANGE,      /* a member goes over to the generation that was prepared, or goes */
-    EVENT_PREPARE,     /* a member says HELLO to the generation that is prepared */
-    EVENT_WIRE_NEXT,   /* it is linked to all others in it */
-    EVENT_NOTICE_NEXT, /* somebody is gone from it */
-    EVENT_BURY,        /* the launcher sees that a process has ended */
-    EVENT_FAULTS,      /* from here on they may happen, but need not */
+    EVENT_CHANGE, /* a member that was asked to change asks for another rank assignment */
+    EVENT_BURY,   /* the launcher sees that a process has ended */
+    EVENT_FAULTS, /* from here on they may happen, but need not */
     EVENT_LEAVE = EVENT_FAULTS,
     EVENT_CRASH,     /* what it has sent still comes... */
     EVENT_VANISH,    /* ...or not */
@@ -102,7 +81,6 @@ typedef enum event_kind {
     EVENT_INVITE,    /* a newcomer is started in the place of one that is no more */
     EVENT_WANT,      /* so many members are wanted: the number and one more */
     EVENT_RELEASE,   /* this one is to go */
-    EVENT_RESIGN,    /* it cannot prepare the next generation */
     EVENT_KINDS
 } event_kind;
 

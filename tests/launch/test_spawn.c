@@ -20,13 +20,6 @@
 
 enum { TEXT_BYTES = 4096 };
 
-static pid_t start(const gr_spawn *spawn, gr_spawn_error *error_out)
-{
-    int report_fd;
-    pid_t pid = gr_spawn_begin(spawn, &report_fd, error_out);
-    return pid > 0 && gr_spawn_finish(pid, report_fd, error_out) ? pid : -1;
-}
-
 /* Runs a command and returns all that it writes to stdout; its wait status in *status_out. */
 static void run_command(char *const *argv, const gr_cores *cores, int *status_out, char *text_out)
 {
@@ -41,7 +34,7 @@ static void run_command(char *const *argv, const gr_cores *cores, int *status_ou
                       .stderr_fd = null_fd,
                       .cores = cores};
     gr_spawn_error error;
-    pid_t pid = start(&spawn, &error);
+    pid_t pid = gr_spawn_start(&spawn, &error);
     assert_true(pid > 0);
     assert_int_equal(error.step, 0);
     close(ends[1]);
@@ -127,7 +120,7 @@ static void check_error(const char *command, const gr_cores *cores, int step, in
                       .cores = cores};
     gr_spawn_error error;
     int before = open_descriptors();
-    assert_int_equal(start(&spawn, &error), -1);
+    assert_int_equal(gr_spawn_start(&spawn, &error), -1);
     assert_int_equal(error.step, step);
     assert_int_equal(error.error, number);
     assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* nothing is left */

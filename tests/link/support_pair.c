@@ -14,7 +14,7 @@
 
 const uint8_t test_secret[GR_SECRET_BYTES] = {7, 1, 2, 3, 4, 5, 6, 7, 8, 9};
 
-int kind_streams(gr_link_kind kind)
+int kind_rails(gr_link_kind kind)
 {
     int count = ((int)kind >> 8) & 0xff;
     return count > 0 ? count : 1;
@@ -23,11 +23,11 @@ int kind_streams(gr_link_kind kind)
 gr_status kind_connect(gr_mesh *mesh, gr_link_kind kind, int peer, const char *address,
                        gr_diag *diag)
 {
-    const char *addresses[GR_LINK_STREAMS_MAX];
-    for (int i = 0; i < GR_LINK_STREAMS_MAX; i++) {
+    const char *addresses[GR_LINK_RAILS_MAX];
+    for (int i = 0; i < GR_LINK_RAILS_MAX; i++) {
         addresses[i] = address;
     }
-    return gr_mesh_connect_streams(mesh, peer, addresses, kind_streams(kind), diag);
+    return gr_mesh_connect_rails(mesh, peer, addresses, kind_rails(kind), diag);
 }
 
 gr_mesh_config test_config(gr_link_kind kind, int rank, int world_size)
@@ -35,9 +35,9 @@ gr_mesh_config test_config(gr_link_kind kind, int rank, int world_size)
     gr_mesh_config config;
     gr_mesh_config_init(&config);
     config.kind = (gr_link_kind)(kind & 0xff);
-    config.streams_max = kind_streams(kind);
+    config.rails_max = kind_rails(kind);
     config.encrypt = ((int)kind & TCP_ENCRYPTED) != 0;
-    config.guests = ((int)kind & WITH_GUESTS) != 0;
+    config.dynamic_peers = ((int)kind & WITH_DYNAMIC_PEERS) != 0;
     config.rank = rank;
     config.world_size = world_size;
     config.secret = test_secret;
@@ -61,7 +61,8 @@ void pair_pump(pair *p)
         }
         int peer;
         bool ended;
-        while (gr_mesh_next_change(p->mesh[i], &peer, &ended)) { /* guests: or no wait sleeps */
+        while (
+            gr_mesh_next_change(p->mesh[i], &peer, &ended)) { /* dynamic peers: or no wait sleeps */
         }
     }
 }
@@ -153,7 +154,7 @@ pid_t helper_start(gr_link_kind kind, const char *address, helper_body *body)
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     /* What it inherited would keep the parent's sockets open: close all but the standard
-     * streams. */
+     * rails. */
     (void)close_range(3, ~0U, 0);
     gr_mesh_config config = test_config(kind, 1, 2);
     gr_mesh *mesh = NULL;

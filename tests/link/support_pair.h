@@ -16,15 +16,15 @@ typedef struct pair {
     gr_link *link[2]; /* link[i] is held by member i and leads to the other */
 } pair;
 
-enum { PATIENCE_US = 10000000 };
+enum { PATIENCE_US = 60000000 };
 
-/* A kind for these helpers only: tcp with so many streams between two members. */
-#define TCP_STREAMS(count) ((gr_link_kind)(GR_LINK_TCP | (count) << 8))
+/* A kind for these helpers only: tcp with so many rails between two members. */
+#define TCP_RAILS(count) ((gr_link_kind)(GR_LINK_TCP | (count) << 8))
 /* Likewise, with TLS; to be or-ed in. */
 enum { TCP_ENCRYPTED = 1 << 16 };
-/* Likewise, of meshes with guests. */
-enum { WITH_GUESTS = 1 << 17 };
-int kind_streams(gr_link_kind kind);
+/* Likewise, of meshes with dynamic peers. */
+enum { WITH_DYNAMIC_PEERS = 1 << 17 };
+int kind_rails(gr_link_kind kind);
 
 /* As many connections to the one address as the kind says. */
 gr_status kind_connect(gr_mesh *mesh, gr_link_kind kind, int peer, const char *address,

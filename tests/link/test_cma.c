@@ -20,18 +20,23 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { BYTES = 100000, OURS = 1, THEIRS = 2, GIVEN = 3 };
+enum { BYTES = 100000, OURS = 1, THEIRS = 2, GIVEN = 3, COPY_LIVES_S = 60 };
 
 /* At the same address in the process that is forked, which has a copy. */
 static uint8_t memory[BYTES];
 
-static void await_word(gr_mesh *mesh, gr_link *link)
+static void await_head(gr_mesh *mesh, gr_link *link)
 {
     gr_frame frame;
     while (gr_link_peek(link, &frame) == GR_PENDING) {
         (void)!gr_mesh_progress(mesh, NULL);
         gr_mesh_wait(mesh, test_now_us() + 100000);
     }
+}
+
+static void await_word(gr_mesh *mesh, gr_link *link)
+{
+    await_head(mesh, link);
     gr_link_next(link, NULL);
 }
 
@@ -62,15 +67,20 @@ typedef struct lone {
     pid_t helper;
 } lone;
 
-static void lone_open(lone *l, bool cma)
+static void lone_open_with(lone *l, bool cma, helper_body *body)
 {
     gr_mesh_config config = test_config(GR_LINK_SHM, 0, 2);
     config.cma = cma;
     assert_int_equal(gr_mesh_create(&config, &l->mesh, NULL), GR_OK);
     memset(memory, OURS, BYTES);
-    l->helper = helper_start(GR_LINK_SHM, gr_mesh_address(l->mesh), body_is_reached);
+    l->helper = helper_start(GR_LINK_SHM, gr_mesh_address(l->mesh), body);
     l->link = await_link(l->mesh, 1);
     assert_non_null(l->link);
+}
+
+static void lone_open(lone *l, bool cma)
+{
+    lone_open_with(l, cma, body_is_reached);
 }
 
 static void test_memory_of_another_process(void **unused)
@@ -96,6 +106,46 @@ static void test_memory_of_another_process(void **unused)
     assert_int_equal(gr_mesh_cma_write(l.mesh, 1, 16, given, 100), GR_E_PROTOCOL);
     send_word(l.link);
     assert_int_equal(helper_end(l.helper), 0);
+    gr_mesh_destroy(l.mesh);
+}
+
+/* A copy of the process that shares its descriptors, which no fork handler closes: the socket of
+ * the link stays open when its owner ends. The peer is told its number. */
+static int body_leaves_its_socket_open(gr_mesh *mesh, gr_link *link)
+{
+    uint64_t ticket;
+    pid_t copy = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+    if (copy == 0) {
+        alarm(COPY_LIVES_S);
+        pause();
+        _exit(0);
+    }
+    gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = sizeof copy};
+    (void)!gr_link_send(link, &frame, &copy, &ticket);
+    return body_is_reached(mesh, link);
+}
+
+static void test_peer_that_ended_with_an_open_socket_is_not_alive(void **unused)
+{
+    (void)unused;
+    uint8_t given[8] = {0};
+    pid_t copy = 0;
+    lone l;
+    lone_open_with(&l, true, body_leaves_its_socket_open);
+    await_head(l.mesh, l.link);
+    assert_int_equal(gr_link_read(l.link, &copy), GR_OK);
+    gr_link_next(l.link, NULL);
+    assert_true(copy > 0);
+    assert_int_equal(kill(l.helper, SIGKILL), 0);
+    assert_int_equal(helper_end(l.helper), -SIGKILL);
+    bool alive = gr_mesh_cma_alive(l.mesh, 1);
+    ((gr_shm_link *)(void *)l.link)->pid = getpid(); /* as if the number were another's by now */
+    gr_status status =
+        gr_mesh_cma_write(l.mesh, 1, (uint64_t)(uintptr_t)memory, given, sizeof given);
+    kill(copy, SIGKILL);
+    assert_false(alive);
+    assert_int_equal(status, GR_E_PEER_LOST);
+    assert_int_equal(memory[0], OURS);
     gr_mesh_destroy(l.mesh);
 }
 
@@ -175,6 +225,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_of_another_process),
+        cmocka_unit_test(test_peer_that_ended_with_an_open_socket_is_not_alive),
         cmocka_unit_test(test_nobody_writes_to_one_that_has_ended),
         cmocka_unit_test(test_it_can_be_switched_off),
         cmocka_unit_test(test_a_sandbox_is_noticed),

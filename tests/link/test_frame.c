@@ -71,8 +71,6 @@ static void test_limits(void **state)
     assert_int_equal(decode_of(GR_FRAME_BYE, 1), GR_E_PROTOCOL);
     assert_int_equal(decode_of(GR_FRAME_ABORT, GR_FRAME_ABORT_MAX), GR_OK);
     assert_int_equal(decode_of(GR_FRAME_ABORT, GR_FRAME_ABORT_MAX + 1), GR_E_PROTOCOL);
-    assert_int_equal(decode_of(GR_FRAME_WORD, 0), GR_OK);
-    assert_int_equal(decode_of(GR_FRAME_WORD, 1), GR_E_PROTOCOL);
     assert_int_equal(decode_of(0, 0), GR_E_PROTOCOL);
     assert_int_equal(decode_of(GR_FRAME_KIND_END, 0), GR_E_PROTOCOL);
     assert_int_equal(decode_of(255, 0), GR_E_PROTOCOL);

@@ -28,19 +28,24 @@ typedef struct host {
     gr_link_kind kind;
 } host;
 
-static void host_open(host *h, gr_link_kind kind)
+static void host_open_for(host *h, gr_link_kind kind, int64_t handshake_timeout_us)
 {
     gr_mesh_config config = test_config(kind, 0, 2);
     config.half_open_max = HALF_OPEN;
-    config.handshake_timeout_us = SHORT_US;
+    config.handshake_timeout_us = handshake_timeout_us;
     h->kind = kind;
     assert_int_equal(gr_mesh_create(&config, &h->mesh, NULL), GR_OK);
+}
+
+static void host_open(host *h, gr_link_kind kind)
+{
+    host_open_for(h, kind, SHORT_US);
 }
 
 static int dial(const host *h)
 {
     int fd = -1;
-    gr_status status = gr_address_dial(gr_mesh_address(h->mesh), &fd, NULL);
+    gr_status status = gr_address_connect(gr_mesh_address(h->mesh), &fd, NULL);
     return status >= 0 ? fd : -1;
 }
 
@@ -75,7 +80,7 @@ static uint64_t strangers(const host *h)
 {
     gr_mesh_stats stats;
     gr_mesh_get_stats(h->mesh, &stats);
-    return stats.strangers_refused;
+    return stats.unauthenticated_refused;
 }
 
 static void test_garbage_gets_a_challenge_and_the_door(gr_link_kind kind)
@@ -83,25 +88,24 @@ static void test_garbage_gets_a_challenge_and_the_door(gr_link_kind kind)
     static const struct {
         char bytes[100];
         size_t size;
-    } words[] = {{"GET / HTTP/1.1\r\n\r\n", 18},
-                 {"\x16\x03\x01\x02\x00\x01", 6},
-                 {"G", 1}, /* may still become a handshake */
-                 {"GRA1\x01\x00\x01\x02 but the checksum is wrong", 100}};
-    host h;
-    host_open(&h, kind);
+        bool may_become_one; /* a handshake: only the timeout ends it */
+    } words[] = {{"GET / HTTP/1.1\r\n\r\n", 18, false},
+                 {"\x16\x03\x01\x02\x00\x01", 6, false},
+                 {"G", 1, true},
+                 {"GRA1\x01\x00\x01\x02 but the checksum is wrong", 100, false}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        host h;
+        /* What is recognised at once is closed long before the timeout. */
+        host_open_for(&h, kind, words[i].may_become_one ? SHORT_US : 2 * PATIENCE_US);
         int fd = dial(&h);
         assert_true(fd >= 0);
         assert_int_equal(send(fd, words[i].bytes, words[i].size, MSG_NOSIGNAL), words[i].size);
-        int64_t start = test_now_us();
         assert_true(bytes_until_closed(&h, fd) <= GR_AUTH_CHALLENGE_BYTES);
-        /* What is recognised at once does not stay for the timeout. */
-        assert_true(i == 2 || test_now_us() - start < SHORT_US);
-        assert_int_equal(strangers(&h), i + 1);
+        assert_int_equal(strangers(&h), 1);
+        assert_null(gr_mesh_link(h.mesh, 1));
         close(fd);
+        gr_mesh_destroy(h.mesh);
     }
-    assert_null(gr_mesh_link(h.mesh, 1));
-    gr_mesh_destroy(h.mesh);
 }
 
 static gr_link *join_of(host *h, gr_mesh **mesh_out, int rank, int world_size)
@@ -162,10 +166,8 @@ static void test_slow_one_is_closed(gr_link_kind kind)
     host h;
     host_open(&h, kind);
     int fd = dial(&h);
-    int64_t start = test_now_us();
     assert_int_equal(send(fd, "GRA", 3, MSG_NOSIGNAL), 3);
     assert_int_equal(bytes_until_closed(&h, fd), GR_AUTH_CHALLENGE_BYTES);
-    assert_true(test_now_us() - start < 4 * SHORT_US);
     close(fd);
     gr_mesh_destroy(h.mesh);
 }
@@ -173,13 +175,13 @@ static void test_slow_one_is_closed(gr_link_kind kind)
 /* ---- Liars ----------------------------------------------------------------------------------- */
 
 /* A handshake by hand with the right secret. True if the host proved itself in turn. */
-static bool shake_as(const host *h, int fd, int rank, gr_auth_stream stream)
+static bool shake_as(const host *h, int fd, int rank, gr_auth_rail stream)
 {
     gr_auth auth;
     uint8_t data[GR_AUTH_BYTES];
     size_t size, used;
     assert_int_equal(gr_auth_init(&auth, GR_AUTH_CONNECTOR, rank, test_secret, NULL), GR_OK);
-    gr_auth_name_stream(&auth, stream);
+    gr_auth_name_rail(&auth, stream);
     for (int64_t end = test_now_us() + PATIENCE_US; !auth.done;) {
         assert_true(test_now_us() < end);
         const uint8_t *from = gr_auth_pending(&auth, &size);
@@ -202,7 +204,7 @@ static bool shake_as(const host *h, int fd, int rank, gr_auth_stream stream)
 
 static bool shake(const host *h, int fd, int rank)
 {
-    return shake_as(h, fd, rank, (gr_auth_stream){.index = 0, .count = 1});
+    return shake_as(h, fd, rank, (gr_auth_rail){.index = 0, .count = 1});
 }
 
 static void test_false_ranks(gr_link_kind kind)
@@ -293,7 +295,7 @@ static void test_bad_addresses(gr_link_kind kind)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         int fd = -1;
         gr_diag diag = {0};
-        assert_int_equal(gr_address_dial(bad[i], &fd, &diag), GR_E_INVALID);
+        assert_int_equal(gr_address_connect(bad[i], &fd, &diag), GR_E_INVALID);
         assert_true(diag.text[0] != '\0');
     }
 }
@@ -360,15 +362,15 @@ static void test_tcp_frame_with_a_flipped_bit(void **state)
 
 /* ---- Links of several streams ---------------------------------------------------------------- */
 
-static gr_auth_stream stream_of(uint8_t index, uint8_t count)
+static gr_auth_rail stream_of(uint8_t index, uint8_t count)
 {
-    return (gr_auth_stream){.index = index, .count = count};
+    return (gr_auth_rail){.index = index, .count = count};
 }
 
 /* What a stream says of itself must fit the link that it belongs to, and be legal at all. */
 static void test_false_streams(void **state)
 {
-    static const gr_auth_stream bad[] = {{0, 0}, {1, 1}, {2, 2}, {0, GR_LINK_STREAMS_MAX + 1}};
+    static const gr_auth_rail bad[] = {{0, 0}, {1, 1}, {2, 2}, {0, GR_LINK_RAILS_MAX + 1}};
     (void)state;
     host h;
     host_open(&h, GR_LINK_TCP);
@@ -393,14 +395,14 @@ static void test_false_streams(void **state)
     gr_auth liar;
     static const uint8_t wrong[GR_SECRET_BYTES] = {1};
     assert_int_equal(gr_auth_init(&liar, GR_AUTH_CONNECTOR, 1, wrong, NULL), GR_OK);
-    gr_auth_name_stream(&liar, stream_of(0, 2));
+    gr_auth_name_rail(&liar, stream_of(0, 2));
     assert_int_equal(send(other, liar.out, sizeof liar.out, MSG_NOSIGNAL), sizeof liar.out);
     assert_true(bytes_until_closed(&h, other) <= GR_AUTH_CHALLENGE_BYTES);
     close(other);
     assert_true(shake_as(&h, first, 1, stream_of(0, 2)));
     progress_ok(&h);
     assert_non_null(gr_mesh_link(h.mesh, 1));
-    assert_int_equal(gr_link_streams(gr_mesh_link(h.mesh, 1)), 2);
+    assert_int_equal(gr_link_rails(gr_mesh_link(h.mesh, 1)), 2);
     assert_int_equal(strangers(&h), refused + 3);
     close(first);
     close(second);
@@ -654,7 +656,7 @@ static void test_garbage_of_a_guest(gr_link_kind kind)
         uint64_t ticket;
         /* On tcp a link of one stream would be up, and may be silent for ever. */
         bool several = silent != 0 && ((int)kind & 0xff) == GR_LINK_TCP;
-        assert_true(shake_as(&h, fd, LIAR, (gr_auth_stream){.index = 0, .count = several ? 2 : 1}));
+        assert_true(shake_as(&h, fd, LIAR, (gr_auth_rail){.index = 0, .count = several ? 2 : 1}));
         if (silent == 0) {
             assert_int_equal(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL), sizeof garbage);
         }
@@ -665,7 +667,7 @@ static void test_garbage_of_a_guest(gr_link_kind kind)
         }
         assert_int_equal(gr_link_diag(gr_mesh_link(h.mesh, LIAR))->status,
                          silent == 0 ? GR_E_PROTOCOL : GR_E_PEER_SLOW);
-        gr_mesh_forget(h.mesh, LIAR);
+        gr_mesh_remove(h.mesh, LIAR);
         assert_int_equal(gr_link_send(link, &frame, &data, &ticket), GR_OK);
         for (int64_t end = test_now_us() + PATIENCE_US;
              gr_link_peek(gr_mesh_link(h.mesh, HONEST), &head) == GR_PENDING;) {
@@ -720,7 +722,7 @@ static void test_closed_when_all_are_here(gr_link_kind kind)
     gr_mesh *other;
     (void)join_as(&h, &other, 1);
     int fd = -1;
-    gr_status status = gr_address_dial(address, &fd, NULL);
+    gr_status status = gr_address_connect(address, &fd, NULL);
     assert_true(status == GR_E_PEER_LOST || status == GR_PENDING);
     if (status == GR_PENDING) { /* TCP tells later */
         struct pollfd at = {.fd = fd, .events = POLLOUT};
@@ -770,12 +772,12 @@ EACH_TEST(DEFINE)
     static void shm_guests_##name(void **state)                                                    \
     {                                                                                              \
         (void)state;                                                                               \
-        test_##name((gr_link_kind)((int)GR_LINK_SHM | (int)WITH_GUESTS));                          \
+        test_##name((gr_link_kind)((int)GR_LINK_SHM | (int)WITH_DYNAMIC_PEERS));                   \
     }                                                                                              \
     static void tcp_guests_##name(void **state)                                                    \
     {                                                                                              \
         (void)state;                                                                               \
-        test_##name((gr_link_kind)((int)GR_LINK_TCP | (int)WITH_GUESTS));                          \
+        test_##name((gr_link_kind)((int)GR_LINK_TCP | (int)WITH_DYNAMIC_PEERS));                   \
     }
 GUEST_TEST(DEFINE_GUESTS)
 

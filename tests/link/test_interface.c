@@ -40,23 +40,23 @@ static gr_interfaces own_interfaces(void)
 static void expect_order(const char *remote, bool same_host, const char *expected, const char *by)
 {
     gr_interfaces own = own_interfaces();
-    gr_route routes[GR_LINK_STREAMS_MAX];
-    int streams = gr_interfaces_route(&own, remote, same_host, 1, routes);
-    assert_int_equal(streams, expected[0] != '\0');
-    if (streams > 0) {
+    gr_route routes[GR_LINK_RAILS_MAX];
+    int rails = gr_interfaces_route(&own, remote, same_host, 1, routes);
+    assert_int_equal(rails, expected[0] != '\0');
+    if (rails > 0) {
         assert_string_equal(routes[0].addresses, expected);
         assert_string_equal(routes[0].by != NULL ? routes[0].by->name : "", by);
     }
 }
 
-/* The interfaces of the streams that are chosen, "eth0 eth1". */
-static void expect_streams(const gr_interfaces *own, const char *remote, bool same_host,
-                           int streams, const char *expected)
+/* The interfaces of the rails that are chosen, "eth0 eth1". */
+static void expect_streams(const gr_interfaces *own, const char *remote, bool same_host, int rails,
+                           const char *expected)
 {
-    gr_route routes[GR_LINK_STREAMS_MAX];
-    char text[GR_LINK_STREAMS_MAX * 20] = "";
-    int count = gr_interfaces_route(own, remote, same_host, streams, routes);
-    assert_true(count <= gr_interfaces_streams_max(own, streams));
+    gr_route routes[GR_LINK_RAILS_MAX];
+    char text[GR_LINK_RAILS_MAX * 20] = "";
+    int count = gr_interfaces_route(own, remote, same_host, rails, routes);
+    assert_true(count <= gr_interfaces_rails_max(own, rails));
     for (int i = 0; i < count; i++) {
         size_t used = strlen(text);
         snprintf(text + used, sizeof text - used, "%s%s", used > 0 ? " " : "",
@@ -100,8 +100,8 @@ static void test_streams(void **state)
     expect_streams(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0");
     own.at[0].speed_mbps = 800000;
     expect_streams(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0 eth0 eth0 eth0 eth0");
-    /* Each stream goes its own way first, and any other behind it. */
-    gr_route routes[GR_LINK_STREAMS_MAX];
+    /* Each rail goes its own way first, and any other behind it. */
+    gr_route routes[GR_LINK_RAILS_MAX];
     own.at[0].speed_mbps = own.at[1].speed_mbps = 1000;
     assert_int_equal(
         gr_interfaces_route(&own, "tcp:10.0.0.2:5 tcp:10.1.0.2:5 tcp:9.9.9.9:5", false, 0, routes),
@@ -110,8 +110,8 @@ static void test_streams(void **state)
     assert_string_equal(routes[1].addresses, "tcp:10.1.0.2:5 tcp:10.0.0.2:5 tcp:9.9.9.9:5");
     /* Nothing to choose among: no room is kept for more. */
     own.count = 1;
-    assert_int_equal(gr_interfaces_streams_max(&own, 0), 1);
-    assert_int_equal(gr_interfaces_streams_max(&own, 3), 3);
+    assert_int_equal(gr_interfaces_rails_max(&own, 0), 1);
+    assert_int_equal(gr_interfaces_rails_max(&own, 3), 3);
 }
 
 static void test_order(void **state)
@@ -183,7 +183,7 @@ static void test_reached(void **state)
     while (gr_address_next(text, &at, address)) {
         int to;
         gr_diag diag = {0};
-        if (gr_address_dial(address, &to, &diag) < 0) {
+        if (gr_address_connect(address, &to, &diag) < 0) {
             fail_msg("%s", diag.text);
         }
         close(to);

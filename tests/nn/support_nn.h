@@ -3,7 +3,7 @@
 #define GR_TESTS_NN_SUPPORT_H
 
 #include "base/arena.h"
-#include "base/doc.h"
+#include "doc/doc.h"
 #include "nn/layer.h"
 #include "nn/model.h"
 #include "nn/optimizer.h"

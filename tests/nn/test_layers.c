@@ -3,7 +3,7 @@
  * same bits from dirty memory, and a memory plan without overlaps. */
 #include "support_nn.h"
 
-#include "nn/memory.h"
+#include "nn/memory_planner.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -171,7 +171,7 @@ static void test_same_bits_from_dirty_memory(void **state)
         float *kept = malloc(n.values_count * sizeof *kept);
         memcpy(kept, n.gradients, n.values_count * sizeof *kept);
         for (int byte = 0; byte < 256; byte += 255) { /* 255: each float is NaN */
-            gr_memory_fill(n.model->memory, byte);
+            gr_memory_planner_fill(n.model->memory, byte);
             memset(n.gradients, 255, n.values_count * sizeof(float));
             double again = net_step(&n);
             assert_memory_equal(&first, &again, sizeof first);
@@ -223,15 +223,15 @@ static void test_memory_that_lives_together_lies_apart(void **state)
     for (int index = 0; index < CASES; index++) {
         net n;
         open_case(&n, index, GR_BACKEND_ONEDNN);
-        const gr_memory *memory = n.model->memory;
+        const gr_memory_planner *memory = n.model->memory;
         size_t sum = 0;
-        for (int i = 0; i < gr_memory_count(memory); i++) {
-            gr_memory_span a = gr_memory_span_of(memory, i);
+        for (int i = 0; i < gr_memory_planner_count(memory); i++) {
+            gr_memory_planner_span a = gr_memory_planner_span_of(memory, i);
             assert_true(a.offset % GR_MEMORY_ALIGN == 0);
-            assert_true(a.offset + a.size_bytes <= gr_memory_bytes(memory));
+            assert_true(a.offset + a.size_bytes <= gr_memory_planner_bytes(memory));
             sum += a.size_bytes;
             for (int j = 0; j < i; j++) {
-                gr_memory_span b = gr_memory_span_of(memory, j);
+                gr_memory_planner_span b = gr_memory_planner_span_of(memory, j);
                 bool together = a.first <= b.last && b.first <= a.last;
                 bool apart =
                     a.offset + a.size_bytes <= b.offset || b.offset + b.size_bytes <= a.offset;
@@ -239,7 +239,7 @@ static void test_memory_that_lives_together_lies_apart(void **state)
             }
         }
         if (n.model->layer_count > 4) {
-            assert_true(gr_memory_bytes(memory) < sum); /* something is reused */
+            assert_true(gr_memory_planner_bytes(memory) < sum); /* something is reused */
         }
         net_close(&n);
     }

@@ -4,6 +4,7 @@
 #include "support_nn.h"
 
 #include "base/philox.h"
+#include "doc/config_node.h"
 #include "nn/passes.h"
 #include "nn/ref.h"
 

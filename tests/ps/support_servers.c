@@ -89,7 +89,7 @@ gr_ps *test_connect(const test_servers *servers, int worker)
 
 bool test_servers_have(gr_ps *ps, uint64_t clients)
 {
-    int64_t until_ns = gr_now_ns() + INT64_C(20000000000);
+    int64_t until_ns = gr_now_ns() + INT64_C(60000000000);
     for (int server = 0; server < gr_ps_servers(ps);) {
         gr_ps_counters counters;
         if (gr_ps_read_counters(ps, server, &counters) != GR_OK || gr_now_ns() > until_ns) {

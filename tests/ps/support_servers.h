@@ -5,7 +5,7 @@
 /* Parameter servers in threads of this process, and clients that connect to them. */
 
 #include "link/link.h"
-#include "ps/server.h"
+#include "ps/server/server.h"
 
 #include <gradus/ps.h>
 #include <pthread.h>

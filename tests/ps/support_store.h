@@ -7,7 +7,7 @@
  * loans that must not change, the way to the replica. Whatever is not as store.h says fails the
  * test at once. */
 
-#include "ps/store.h"
+#include "ps/store/store.h"
 
 enum { CLIENTS = 6, FIRST_CLIENT = 16, TICKETS_MAX = 1024, LOANS_MAX = 128, WIRE_MAX = 128 };
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/counts.h"
 #include "ps/message.h"
 
 #include <math.h>
@@ -129,7 +130,7 @@ static void a_tensor_that_cannot_be_is_refused_with_a_sentence(void **state)
     spec.elements = UINT64_MAX;
     expect_wrong(spec, "elements");
     spec = good;
-    spec.consistency = GR_CONSISTENCY_COUNT;
+    spec.consistency = GR_SSP + 1;
     expect_wrong(spec, "mode 4");
     spec.consistency = GR_BSP;
     expect_wrong(spec, "shards is 0");
@@ -216,7 +217,7 @@ static void gradients_travel_in_three_types(void **state)
     uint8_t out[GR_PS_SMALL_MAX];
     gr_diag diag = {0};
     gr_ps_texts texts;
-    for (int type = 0; type < 8; type++) {
+    for (int type = 0; type <= GR_DTYPE_COUNT; type++) {
         gr_ps_spec spec = good, back;
         spec.gradient_type = type;
         if (type == GR_F32 || type == GR_F16 || type == GR_BF16) {
@@ -226,6 +227,7 @@ static void gradients_travel_in_three_types(void **state)
             continue;
         }
         expect_wrong(spec, "f32, f16 or bf16");
+        expect_wrong(spec, gr_dtype_name((gr_dtype)type));
         assert_int_equal(gr_ps_get_spec(out, gr_ps_put_spec(&spec, out), &back, &texts, &diag),
                          GR_E_PROTOCOL);
     }

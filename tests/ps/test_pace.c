@@ -2,7 +2,7 @@
 
 /* What goes to a server at which pace, over a way of given speed and length. */
 
-#include "ps/pace.h"
+#include "ps/client/pace.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

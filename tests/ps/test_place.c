@@ -6,7 +6,7 @@
 #include "ps/place.h"
 
 #include "base/philox.h"
-#include "ps/store.h"
+#include "ps/store/store.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -196,29 +196,6 @@ static void lose(gr_ps_table *table, int server)
     }
 }
 
-/* Only to the newcomer, or to replicas that have led, and no more than its share. */
-static void come(gr_ps_table *table, int server)
-{
-    const gr_ps_table before = *table;
-    assert_true(gr_ps_table_add(table, server));
-    assert_true(gr_ps_table_sound(table));
-    assert_int_equal(table->epoch, before.epoch + 1);
-    int leads = 0, follows = 0, living = gr_ps_table_living(table);
-    for (int slot = 0; slot < GR_PS_SLOTS; slot++) {
-        int primary = table->primary[slot], replica = table->replica[slot];
-        if (primary != before.primary[slot]) {
-            assert_int_equal(primary, server);
-            assert_int_equal(replica, before.primary[slot]);
-            leads++;
-        } else if (replica != before.replica[slot]) {
-            assert_int_equal(replica, server);
-            follows++;
-        }
-    }
-    assert_int_equal(leads, GR_PS_SLOTS / living);
-    assert_int_equal(follows, GR_PS_SLOTS / living);
-}
-
 /* ---- The tests ------------------------------------------------------------------------------- */
 
 enum { NETWORKS = 2, PREFIXES = 4 };
@@ -337,35 +314,6 @@ static void test_shares_after_losses(void **state)
     }
 }
 
-/* Servers are lost and come for a long time, between one and all of them. */
-static void test_shares_after_many_changes(void **state)
-{
-    (void)state;
-    enum { CHANGES = 2000 };
-    weights w[NETWORKS * PREFIXES];
-    all_weights(w);
-    uint32_t words[CHANGES];
-    gr_philox_fill(12, 0, 0, words, CHANGES);
-    gr_ps_table table;
-    gr_ps_table_init(&table, 1);
-    shares worst[NETWORKS] = {{0, 0}};
-    for (int i = 0; i < CHANGES; i++) {
-        int server = (int)(words[i] % GR_PS_SERVERS_MAX);
-        server = server > table.servers ? table.servers : server;
-        if (server == table.servers || !table.alive[server]) {
-            come(&table, server);
-        } else if (gr_ps_table_living(&table) > 1) {
-            lose(&table, server);
-        }
-        for (int k = 0; k < NETWORKS * PREFIXES; k++) {
-            worse(&worst[k % NETWORKS], shares_of(&table, &w[k]));
-        }
-    }
-    for (int i = 0; i < NETWORKS; i++) {
-        expect_at_most("many changes", w[i].name, 16, worst[i], 1.08);
-    }
-}
-
 static void test_what_cannot_happen_changes_nothing(void **state)
 {
     (void)state;
@@ -377,12 +325,7 @@ static void test_what_cannot_happen_changes_nothing(void **state)
     assert_false(gr_ps_table_lose(&table, 1));
     assert_false(gr_ps_table_lose(&table, -1));
     assert_false(gr_ps_table_lose(&table, 2));
-    assert_false(gr_ps_table_add(&table, 1));
-    assert_false(gr_ps_table_add(&table, 3));
-    assert_false(gr_ps_table_add(&table, -1));
     assert_memory_equal(&table, &before, sizeof table);
-    gr_ps_table_init(&table, GR_PS_SERVERS_MAX);
-    assert_false(gr_ps_table_add(&table, GR_PS_SERVERS_MAX));
 }
 
 static void test_a_table_that_cannot_be_true(void **state)
@@ -414,7 +357,6 @@ int main(void)
         cmocka_unit_test(test_shares_of_the_first_table),
         cmocka_unit_test(test_shares_of_rows),
         cmocka_unit_test(test_shares_after_losses),
-        cmocka_unit_test(test_shares_after_many_changes),
         cmocka_unit_test(test_what_cannot_happen_changes_nothing),
         cmocka_unit_test(test_a_table_that_cannot_be_true),
     };

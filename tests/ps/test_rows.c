@@ -3,7 +3,7 @@
 /* Rows that come to be when they are pushed, against a whole table updated plainly; and what a few
  * rows of ten million cost. */
 
-#include "ps/rows.h"
+#include "ps/rows/rows.h"
 
 #include "base/philox.h"
 

@@ -2,8 +2,8 @@
 
 /* Servers and clients together, over both kinds of link. */
 
-#include "coll/narrow.h"
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
+#include "coll/sparse/cast.h"
 #include "support_servers.h"
 #include "train/updater.h"
 
@@ -36,7 +36,7 @@ static float gradient_of(int tensor, uint64_t step, int shard, uint64_t i)
 static float rounded(gr_dtype type, float value)
 {
     if (type != GR_F32) {
-        gr_round_narrow(type, &value, 1);
+        gr_round_cast(type, &value, 1);
     }
     return value;
 }

@@ -287,7 +287,7 @@ static void send_garbage(const test_servers *servers, gr_frame frame, const void
     int64_t deadline_us = gr_clock_deadline_us(&clock, 20000000);
     gr_mesh_config_init(&config);
     config.kind = servers->tcp ? GR_LINK_TCP : GR_LINK_SHM;
-    config.guests = true;
+    config.dynamic_peers = true;
     config.rank = GR_PS_WORKERS_AT + 7;
     config.world_size = GR_PS_PEERS_MAX;
     config.secret = test_secret;

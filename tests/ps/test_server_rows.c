@@ -3,7 +3,7 @@
 /* Tables of rows on servers: what workers push and pull of them. */
 
 #include "base/philox.h"
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 #include "support_servers.h"
 #include "train/updater.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps by parameter servers against what can be worked out by hand, and against themselves. */
-#include "ps/simulate.h"
+#include "sim/ps_simulate.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -6,7 +6,7 @@
 
 #include "support_store.h"
 
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 
 #include <math.h>
 #include <setjmp.h>

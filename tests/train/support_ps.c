@@ -2,7 +2,7 @@
 #include "support_ps.h"
 
 #include "link/secret.h"
-#include "ps/server.h"
+#include "ps/server/server.h"
 #include "train/updater.h"
 
 #include <setjmp.h>

@@ -4,7 +4,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "data/order.h"
+#include "data/sampler.h"
 #include "group/group.h"
 
 #include <dirent.h>
@@ -137,7 +137,7 @@ static _Noreturn void run_member(int rank, int world_size, const char *link, con
     setenv("GRADUS_LINK", link, 1);
     alarm(GROUP_SECONDS);
     int code = 120;
-    if (gr_comm_create(&comm, &diag) == GR_OK) {
+    if (gr_comm_create(NULL, &comm, &diag) == GR_OK) {
         code = member(rank, comm, arg);
     } else {
         fprintf(stderr, "rank %d: %s\n", rank, diag.text);
@@ -310,16 +310,16 @@ double support_naive_gradient(support_naive *naive, const float *values, uint64_
     support_naive *n = naive;
     const gr_job *job = n->job;
     gr_diag diag = {0};
-    gr_order order;
-    gr_order_init(&order, (uint64_t)job->config.seed, step / job->steps_per_epoch,
-                  (uint64_t)gr_dataset_count(job->dataset, GR_PART_TRAIN));
+    gr_sampler sampler;
+    gr_sampler_init(&sampler, (uint64_t)job->config.seed, step / job->steps_per_epoch,
+                    (uint64_t)gr_dataset_count(job->dataset, GR_SPLIT_TRAIN));
     uint64_t at = (uint64_t)shard * (uint64_t)job->shard_batch;
     uint64_t position = step % job->steps_per_epoch * (uint64_t)job->config.global_batch + at;
     for (int64_t i = 0; i < job->shard_batch; i++) {
-        n->numbers[i] = (int64_t)gr_order_at(&order, position + (uint64_t)i);
+        n->numbers[i] = (int64_t)gr_sampler_at(&sampler, position + (uint64_t)i);
     }
-    assert_int_equal(gr_dataset_read(job->dataset, GR_PART_TRAIN, n->numbers, (int)job->shard_batch,
-                                     n->x, n->labels, NULL, &diag),
+    assert_int_equal(gr_dataset_read(job->dataset, GR_SPLIT_TRAIN, n->numbers,
+                                     (int)job->shard_batch, n->x, n->labels, NULL, &diag),
                      GR_OK);
     gr_batch batch = {.x = n->x, .labels = n->labels, .step = step, .sample_first = at};
     gr_batch_result result;
@@ -327,4 +327,23 @@ double support_naive_gradient(support_naive *naive, const float *values, uint64_
     assert_int_equal(gr_model_backward(n->model, values, &batch, gradient_out, NULL, NULL, &diag),
                      GR_OK);
     return result.loss;
+}
+
+gr_status support_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm, gr_diag *diag)
+{
+    gr_trainer made;
+    gr_status status = gr_trainer_prepare(&made, job, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    status = gr_trainer_enter(&made, comm, diag);
+    if (status == GR_OK) {
+        status = gr_trainer_seek(&made, 0, diag);
+    }
+    if (status != GR_OK) {
+        gr_trainer_fini(&made);
+        return status;
+    }
+    *trainer = made;
+    return GR_OK;
 }

@@ -5,6 +5,7 @@
 /* Small jobs on the digits, and groups of forked processes. Everything asserts: a test that
  * cannot be set up fails. */
 
+#include "train/step.h"
 #include "train/train.h"
 
 #include <jansson.h>
@@ -63,6 +64,10 @@ void support_train_group(const support_job *job, int workers, const char *link,
 /* With one worker and with each of these numbers of workers: the hash must be the same. */
 void support_same_for_all(const support_job *job, const int *worlds, int count, const char *link,
                           char sha_out[SUPPORT_SHA_BYTES]);
+
+/* A trainer that is in its group and begins with step 0. */
+gr_status support_trainer_init(gr_trainer *trainer, gr_job *job, gr_comm *comm,
+                               gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- Naively: a shard's gradient as it is defined, without a trainer ---- */
 

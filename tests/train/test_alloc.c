@@ -115,7 +115,7 @@ static long count_steps(gr_job *job, gr_comm *comm, gr_saver *saver_of(gr_traine
     gr_diag diag = {0};
     gr_meter meter = {0};
     long before = 0, foreign_before = 0, freed_before = 0, odd = 0, usual = -1;
-    if (gr_trainer_init(&trainer, job, comm, &diag) != GR_OK) {
+    if (support_trainer_init(&trainer, job, comm, &diag) != GR_OK) {
         return -1;
     }
     trainer.saver = saver_of != NULL ? saver_of(&trainer) : NULL;
@@ -186,7 +186,7 @@ static void one_worker(void **state)
     gr_diag diag = {0};
     support_folder(folder);
     gr_job *job = support_open(folder, &shape, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
     assert_int_equal(count_steps(job, comm, NULL), 0);
     gr_comm_destroy(comm);
     gr_job_close(job);
@@ -215,7 +215,7 @@ static void with_checkpoints(void **state)
     saving.checkpoint = "{every: 10 steps}";
     support_folder(folder);
     gr_job *job = support_open(folder, &saving, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
     one_of_them = true;
     atomic_store(&some, true);
     assert_int_equal(count_steps(job, comm, make_saver), 0);

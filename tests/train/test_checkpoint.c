@@ -269,8 +269,8 @@ static void open_bench(bench *b, const char *distribution)
     support_folder(b->folder);
     b->job = support_open(b->folder, &job, 1);
     gr_arena_init(&b->arena, 1 << 20);
-    assert_int_equal(gr_comm_create(&b->comm, &diag), GR_OK);
-    assert_int_equal(gr_trainer_init(&b->trainer, b->job, b->comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &b->comm, &diag), GR_OK);
+    assert_int_equal(support_trainer_init(&b->trainer, b->job, b->comm, &diag), GR_OK);
     assert_int_equal(gr_facts_of_job(b->job, &b->arena, &b->facts, &diag), GR_OK);
     b->tensors = gr_state_tensors(&b->trainer);
     b->out.path = b->job->checkpoint.to;

@@ -114,9 +114,9 @@ static void test_narrow(void **state)
         values[1] = -0.0f;
         values[2] = 1e-7f;
         memcpy(rounded, values, sizeof rounded);
-        gr_round_narrow(dtype, rounded, LENGTH);
-        gr_narrow(dtype, narrow, rounded, LENGTH);
-        gr_widen(dtype, back, narrow, LENGTH);
+        gr_round_cast(dtype, rounded, LENGTH);
+        gr_cast_down(dtype, narrow, rounded, LENGTH);
+        gr_cast_up(dtype, back, narrow, LENGTH);
         assert_memory_equal(back, rounded, sizeof back); /* what was rounded travels unchanged */
         double unit = dtype == GR_F16 ? 1.0 / 2048 : 1.0 / 256;
         int changed = 0;

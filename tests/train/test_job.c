@@ -528,7 +528,7 @@ static void test_examples(void **state)
         gr_job *job = open_path(names[i], (gr_job_overrides){0});
         assert_int_equal(job->workers, 4);
         assert_int_equal(job->shards, 8);
-        assert_int_equal(gr_dataset_count(job->dataset, GR_PART_TEST), 360);
+        assert_int_equal(gr_dataset_count(job->dataset, GR_SPLIT_TEST), 360);
         gr_job_close(job);
     }
 }

@@ -182,8 +182,8 @@ static void against_naive(const support_job *shape)
     naive_run n = {.loss = 0};
     support_folder(folder);
     gr_job *job = support_open(folder, shape, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-    assert_int_equal(gr_trainer_init(&trainer, job, comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
+    assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
     naive_init(&n, job);
     int at = 0;
     for (int step = 0; step < shape->steps; step++) {
@@ -245,8 +245,8 @@ static float *train_alone(const support_job *shape, size_t *length_out)
     gr_meter meter = {0};
     support_folder(folder);
     gr_job *job = support_open(folder, shape, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-    assert_int_equal(gr_trainer_init(&trainer, job, comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
+    assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
     for (int step = 0; step < shape->steps; step++) {
         assert_int_equal(gr_trainer_step(&trainer, (uint64_t)step, &meter, &diag), GR_OK);
     }
@@ -332,8 +332,8 @@ static void who_is_asked_to_end_does_not_wait(void **state)
         shape.distribution = keep ? LOCAL("8") "  local_state: keep\n" : LOCAL("8");
         support_folder(folder);
         gr_job *job = support_open(folder, &shape, 1);
-        assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-        assert_int_equal(gr_trainer_init(&trainer, job, comm, &diag), GR_OK);
+        assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
+        assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
         step_through(&trainer, 0, 3);
         trainer.says_save = true;
         step_through(&trainer, 3, 4);

@@ -5,7 +5,7 @@
 
 #include "train/shards.h"
 
-#include "coll/plan.h"
+#include "coll/plan/plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

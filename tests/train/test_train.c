@@ -6,7 +6,7 @@
 #include "support_train.h"
 
 #include "base/fail.h"
-#include "data/order.h"
+#include "data/sampler.h"
 #include "train/evaluate.h"
 #include "train/step.h"
 
@@ -86,8 +86,8 @@ static void against_naive(const support_job *shape)
     gr_meter meter = {0}, wanted = {0};
     support_folder(folder);
     gr_job *job = support_open(folder, shape, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-    assert_int_equal(gr_trainer_init(&trainer, job, comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
+    assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
     for (int step = 0; step < shape->steps; step++) {
         if (gr_trainer_step(&trainer, (uint64_t)step, &meter, &diag) != GR_OK) {
             fail_msg("%s", diag.text);
@@ -129,7 +129,7 @@ static void a_run_and_its_evaluation(void **state)
     support_folder(folder);
     support_job shape = {.shards = 4, .steps = 150, .global_batch = 64};
     gr_job *job = support_open(folder, &shape, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
     if (gr_train_run(job, &comm, &support_quiet, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
@@ -301,10 +301,10 @@ static void write_crooked(const char *folder)
 static void the_right_shard_is_named(void **state)
 {
     (void)state;
-    gr_order order;
-    gr_order_init(&order, 3, 0, CROOKED_SAMPLES);
+    gr_sampler sampler;
+    gr_sampler_init(&sampler, 3, 0, CROOKED_SAMPLES);
     int position = 0;
-    while (gr_order_at(&order, (uint64_t)position) != CROOKED) {
+    while (gr_sampler_at(&sampler, (uint64_t)position) != CROOKED) {
         position++;
     }
     int shard = position / (CROOKED_SAMPLES / CROOKED_SHARDS), owner = -1;
@@ -345,8 +345,8 @@ static void an_overflowing_sum_is_named(void **state)
     support_folder(folder);
     gr_job *job =
         support_open(folder, &(support_job){.shards = 2, .steps = 3, .global_batch = 16}, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-    assert_int_equal(gr_trainer_init(&trainer, job, comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
+    assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
     assert_int_equal(gr_trainer_step(&trainer, 0, &meter, &diag), GR_OK);
     const gr_tensor_info *tensor = gr_model_tensor(trainer.model, 0);
     size_t at = GR_STEP_HEAD + tensor->offset + tensor->count - 1;

@@ -107,8 +107,8 @@ static void train(const char *optimizer, int states)
                                .steps = STEPS,
                                .global_batch = 24};
     gr_job *job = support_open(folder, &shape, 1);
-    assert_int_equal(gr_comm_create(&comm, &diag), GR_OK);
-    assert_int_equal(gr_trainer_init(&trainer, job, comm, &diag), GR_OK);
+    assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
+    assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
     server servers[3];
     for (int i = 0; i < 3; i++) {
         server_open(&servers[i], &trainer, (uint32_t[]){0, 1, 37}[i]);

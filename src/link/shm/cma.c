@@ -3,10 +3,12 @@
 /* Cross-memory attach: the kernel copies between the memory of this process and that of a peer
  * (process_vm_readv, process_vm_writev), which a sandbox, Yama or another PID namespace may forbid.
  *
- * A process is named by a number there, and a number is given to another process some time after
- * its owner's end. So a write looks first whether the socket of the link still has its other end:
- * a process closes that before its number is free. */
+ * These calls name a process by its number, and a number is given to another process some time
+ * after its owner's end. The link keeps a pidfd, which names one process for ever: a write asks it
+ * first whether that process lives. An open socket is no proof, since a forked child may hold it as
+ * well. */
 
+#include "base/fork.h"
 #include "link/shm/shm.h"
 
 #include <errno.h>
@@ -17,6 +19,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -68,7 +71,9 @@ void gr_shm_cma_open(gr_shm_mesh *mesh, bool allowed)
     }
 }
 
-/* Reading its card in its own memory shows that the number is right, and that we may. */
+/* Reading the peer's card in the peer's own memory shows that the number is right, and that this
+ * process may read there. The pidfd is opened before: if the number was the peer's after that, the
+ * pidfd is as well. */
 void gr_shm_cma_attach(gr_shm_link *link)
 {
     struct ucred peer;
@@ -76,15 +81,32 @@ void gr_shm_cma_attach(gr_shm_link *link)
     gr_shm_card card;
     const gr_shm_card *shared = gr_shm_card_of(&link->theirs);
     link->pid = 0;
+    link->pid_fd = -1;
     if (!((const gr_shm_mesh *)link->base.mesh)->cma ||
         getsockopt(link->base.fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid <= 0) {
         return;
     }
-    if (read_from(peer.pid, shared->card_at, &card, sizeof card) == GR_OK &&
-        memcmp(&card, shared, sizeof card) == 0) {
-        link->pid = peer.pid;
+    int pid_fd = (int)syscall(SYS_pidfd_open, peer.pid, 0U); /* close-on-exec by itself */
+    link->base.mesh->stats.system_calls += 3;
+    if (pid_fd < 0) {
+        return; /* a kernel before 5.3, or a sandbox */
     }
-    link->base.mesh->stats.system_calls += 2;
+    if (read_from(peer.pid, shared->card_at, &card, sizeof card) != GR_OK ||
+        memcmp(&card, shared, sizeof card) != 0) {
+        close(pid_fd);
+        return;
+    }
+    link->pid = peer.pid;
+    link->pid_fd = pid_fd;
+    gr_fork_guard(pid_fd);
+}
+
+void gr_shm_cma_detach(gr_shm_link *link)
+{
+    if (link->pid > 0) {
+        gr_fork_close(link->pid_fd);
+        link->pid = 0;
+    }
 }
 
 bool gr_mesh_cma(const gr_mesh *mesh, int peer)
@@ -101,9 +123,9 @@ bool gr_mesh_cma_alive(gr_mesh *mesh, int peer)
     if (peer == mesh->rank) {
         return true;
     }
-    struct pollfd socket = {.fd = mesh->links[peer]->fd, .events = POLLRDHUP};
+    struct pollfd process = {.fd = link_to(mesh, peer)->pid_fd, .events = POLLIN};
     mesh->stats.system_calls++;
-    return socket.fd >= 0 && poll(&socket, 1, 0) == 0;
+    return poll(&process, 1, 0) == 0; /* a pidfd is readable when its process has ended */
 }
 
 gr_status gr_mesh_cma_read(gr_mesh *mesh, int peer, uint64_t at, void *dst, size_t size_bytes)

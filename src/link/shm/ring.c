@@ -3,11 +3,11 @@
 /* The data path between two processes: a ring of descriptors in the sender's file, a counter of
  * what was released in the receiver's. No locks, and no system call while nobody sleeps.
  *
- * Order of memory: the sender fills a descriptor and then stores its sequence; the receiver loads
- * the sequence and then reads the descriptor. The receiver is done with a payload and then stores
- * its counter; the sender loads the counter and then reuses the place. Both stores are sequentially
- * consistent because each is followed by a look at the other's bell: either the sleeper sees the
- * store before it sleeps, or the one that stored sees that it sleeps. */
+ * Order of memory: the sender fills a descriptor and then stores its sequence; the receiver
+ * loads the sequence and then reads the descriptor. The receiver is done with a payload and then
+ * stores its counter; the sender loads the counter and then reuses the place. Both stores are
+ * sequentially consistent because each is followed by a look at the other's doorbell: either the
+ * sleeper sees the store before it sleeps, or the one that stored sees that it sleeps. */
 
 #include "link/shm/shm.h"
 
@@ -18,7 +18,7 @@
 
 enum {
     MASK = GR_SHM_SLOTS - 1,
-    RESERVED = 3 /* descriptors that only BYE, ABORT and CLAIM may take: they must never be stuck */
+    RESERVED = 2 /* descriptors that only BYE and ABORT may take: they must never be stuck */
 };
 #define NO_HOLD UINT64_MAX
 
@@ -62,7 +62,7 @@ static void want(gr_shm_link *link, uint64_t released)
     }
 }
 
-void gr_shm_link_look(gr_shm_link *link)
+void gr_shm_link_poll_released(gr_shm_link *link)
 {
     if (link->wanted != 0 && link->base.state == GR_LINK_UP) {
         (void)refresh(link);
@@ -114,7 +114,7 @@ static void publish(gr_shm_link *link, gr_shm_slot *slot)
     link->stage_end[link->head & MASK] = link->stage_head;
     link->head++;
     atomic_store(&slot->sequence, (uint32_t)link->head);
-    if (gr_shm_link_ring(link)) {
+    if (gr_shm_link_wake(link)) {
         link->base.mesh->stats.system_calls++;
     }
 }
@@ -170,11 +170,10 @@ static void send_inline(gr_shm_link *link, const gr_frame *frame, const void *da
 
 _Static_assert((int)GR_SHM_TEXT_BYTES == GR_FRAME_ABORT_MAX, "any sentence fits");
 
-/* A CLAIM and an ABORT have their own places in the file: they must get through when all else is
- * full. */
+/* An ABORT has its own place in the file: it must get through when all else is full. */
 static gr_status send_sentence(gr_shm_link *link, const gr_frame *frame, const void *data)
 {
-    char *text = link->out->text[frame->kind == GR_FRAME_ABORT];
+    char *text = link->out->text;
     if (!slot_free(link, 0)) {
         return GR_E_AGAIN;
     }
@@ -184,57 +183,22 @@ static gr_status send_sentence(gr_shm_link *link, const gr_frame *frame, const v
     return GR_OK;
 }
 
-/* A WORD has a place of its own as well, and no descriptor: who has nothing else to say than that
- * it waits may have filled the ring. Whoever reads a member of the new one also sees that the
- * sequence is odd, or has moved on: each member is stored after that. */
-static void send_word(gr_shm_link *link, const gr_frame *frame)
-{
-    gr_shm_word *word = &link->out->word;
-    uint32_t sequence = atomic_load_explicit(&word->sequence, memory_order_relaxed);
-    atomic_store_explicit(&word->sequence, sequence + 1, memory_order_relaxed);
-    atomic_store_explicit(&word->comm, frame->comm, memory_order_release);
-    atomic_store_explicit(&word->op_seq, frame->op_seq, memory_order_release);
-    atomic_store_explicit(&word->message, frame->message, memory_order_release);
-    atomic_store_explicit(&word->segment, frame->segment, memory_order_release);
-    atomic_store_explicit(&word->fingerprint, frame->fingerprint, memory_order_release);
-    atomic_store(&word->sequence, sequence + 2);
-    if (gr_shm_link_ring(link)) {
-        link->base.mesh->stats.system_calls++;
-    }
-}
-
-static void look_for_word(gr_shm_link *link)
-{
-    const gr_shm_word *word = &link->in->word;
-    uint32_t sequence = atomic_load_explicit(&word->sequence, memory_order_acquire);
-    if (sequence == link->word || sequence % 2 != 0) {
-        return;
-    }
-    gr_frame frame = {.kind = GR_FRAME_WORD,
-                      .comm = (uint16_t)atomic_load_explicit(&word->comm, memory_order_acquire),
-                      .op_seq = atomic_load_explicit(&word->op_seq, memory_order_acquire),
-                      .message = atomic_load_explicit(&word->message, memory_order_acquire),
-                      .segment = atomic_load_explicit(&word->segment, memory_order_acquire),
-                      .fingerprint =
-                          atomic_load_explicit(&word->fingerprint, memory_order_acquire)};
-    if (atomic_load_explicit(&word->sequence, memory_order_relaxed) == sequence) {
-        link->word = sequence;
-        gr_link_told(&link->base, &frame);
-    }
-}
-
-static bool in_own_file(const gr_shm_link *link, const uint8_t *data, size_t size_bytes)
+/* Where our file has it; NULL: it has not. */
+static const uint8_t *find_in_file(const gr_shm_link *link, const uint8_t *data, size_t size_bytes)
 {
     const gr_shm_segment *own = &mesh_of(link)->own;
     uintptr_t heap = (uintptr_t)own->base + own->heap_offset, at = (uintptr_t)data;
     uintptr_t end = (uintptr_t)own->base + own->size_bytes;
-    return at >= heap && at < end && size_bytes <= end - at;
+    return at >= heap && at < end && size_bytes <= end - at
+               ? data
+               : gr_shm_registered_find(&mesh_of(link)->registered, data, size_bytes);
 }
 
 static gr_status send_data(gr_shm_link *link, const gr_frame *frame, const uint8_t *data)
 {
     uint32_t size = frame->size_bytes;
-    if (size > GR_SHM_INLINE_MAX && !in_own_file(link, data, size)) {
+    const uint8_t *far = size > GR_SHM_INLINE_MAX ? find_in_file(link, data, size) : NULL;
+    if (size > GR_SHM_INLINE_MAX && far == NULL) {
         if (size <= GR_SHM_PIECE_BYTES) {
             return send_staged(link, frame, GR_SHM_WHOLE, data, size, 0) ? GR_OK : GR_E_AGAIN;
         }
@@ -250,7 +214,7 @@ static gr_status send_data(gr_shm_link *link, const gr_frame *frame, const uint8
         send_inline(link, frame, data);
     } else {
         link->last_borrowed = link->head + 1;
-        send_far(link, frame, GR_SHM_WHOLE, (size_t)(data - mesh_of(link)->own.base), size, 0);
+        send_far(link, frame, GR_SHM_WHOLE, (size_t)(far - mesh_of(link)->own.base), size, 0);
     }
     return GR_OK;
 }
@@ -260,11 +224,6 @@ gr_status gr_shm_link_send(gr_link *base, const gr_frame *frame, const void *dat
 {
     gr_shm_link *link = shm_of(base);
     gr_status status = GR_E_AGAIN;
-    if (frame->kind == GR_FRAME_WORD) {
-        send_word(link, frame);
-        *ticket_out = 0;
-        return GR_OK;
-    }
     if (frame->kind != GR_FRAME_DATA && frame->size_bytes > 0) {
         status = send_sentence(link, frame, data);
     } else if (frame->kind != GR_FRAME_DATA) {
@@ -331,12 +290,11 @@ static bool arrived(const gr_shm_link *link, uint64_t index)
            (uint32_t)(index + 1);
 }
 
-bool gr_shm_link_news(const gr_shm_link *link)
+bool gr_shm_link_has_events(const gr_shm_link *link)
 {
     /* Sequentially consistent: a sleeper looks here after it said that it sleeps. */
     uint32_t sequence = atomic_load(&slot_at(link, link->seen)->sequence);
-    uint32_t word = atomic_load(&link->in->word.sequence);
-    return sequence == (uint32_t)(link->seen + 1) || (word != link->word && word % 2 == 0) ||
+    return sequence == (uint32_t)(link->seen + 1) ||
            (link->wanted != 0 && atomic_load(&link->in->released) >= link->wanted);
 }
 
@@ -388,23 +346,20 @@ static gr_frame frame_of(const gr_shm_slot *slot)
 
 void gr_shm_link_scan(gr_shm_link *link)
 {
-    look_for_word(link);
+    if (arrived(link, link->seen)) {
+        gr_link_set_ready(&link->base);
+    }
     while (link->base.state == GR_LINK_UP && arrived(link, link->seen)) {
         uint8_t kind = slot_at(link, link->seen)->kind;
         gr_shm_slot copy;
         if (kind == GR_FRAME_BYE) {
             gr_link_left(&link->base);
-        } else if ((kind == GR_FRAME_ABORT || kind == GR_FRAME_CLAIM) &&
-                   load_slot(link, link->seen, &copy)) {
+        } else if (kind == GR_FRAME_ABORT && load_slot(link, link->seen, &copy)) {
             const void *text = copy.place == GR_SHM_INLINE
                                    ? (const void *)copy.payload.bytes
                                    : link->theirs.base + copy.payload.far.offset;
             const gr_frame frame = frame_of(&copy);
-            if (kind == GR_FRAME_ABORT) {
-                gr_link_aborted(&link->base, &frame, text);
-            } else {
-                gr_link_claimed(&link->base, &frame, text);
-            }
+            gr_link_aborted(&link->base, &frame, text);
         }
         link->seen++;
     }
@@ -427,9 +382,9 @@ static void advance_released(gr_shm_link *link)
     }
     link->released = released;
     atomic_store(&link->out->released, released);
-    if (atomic_load(&link->bell->sleeping) != 0) {
+    if (atomic_load(&link->doorbell->sleeping) != 0) {
         uint64_t wake_at = atomic_load(&link->in->wake_at);
-        if (wake_at != 0 && released >= wake_at && gr_shm_link_ring(link)) {
+        if (wake_at != 0 && released >= wake_at && gr_shm_link_wake(link)) {
             link->base.mesh->stats.system_calls++;
         }
     }
@@ -444,21 +399,17 @@ static void drop_tail(gr_shm_link *link)
     advance_released(link);
 }
 
-/* The descriptor of data at the tail. A CLAIM before it is noted and passed over; at BYE or ABORT
- * the link ends. */
+/* The descriptor of data at the tail; at BYE or ABORT the link ends. */
 static bool load_data(gr_shm_link *link, gr_shm_slot *copy)
 {
-    while (load_slot(link, link->tail, copy)) {
-        if (copy->kind == GR_FRAME_DATA) {
-            return true;
-        }
-        gr_shm_link_scan(link);
-        if (copy->kind != GR_FRAME_CLAIM) {
-            return false;
-        }
-        drop_tail(link);
+    if (!load_slot(link, link->tail, copy)) {
+        return false;
     }
-    return false;
+    if (copy->kind != GR_FRAME_DATA) {
+        gr_shm_link_scan(link);
+        return false;
+    }
+    return true;
 }
 
 /* The next piece of the message at the head, which begins at `at` of it. NULL: not there yet. */

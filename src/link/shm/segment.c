@@ -27,7 +27,7 @@ enum {
 
 static size_t heap_offset_of(int world_size)
 {
-    size_t end = gr_shm_lanes_offset(world_size) + (size_t)GR_SHARED_LANES * GR_SHARED_LANE_BYTES;
+    size_t end = gr_shm_colls_offset(world_size) + (size_t)GR_SHARED_COLLS * GR_SHARED_COLL_BYTES;
     return (end + HEAP_ALIGN - 1) / HEAP_ALIGN * HEAP_ALIGN;
 }
 
@@ -128,7 +128,8 @@ static gr_status check_file(int fd, uint64_t size_bytes, int world_size, gr_diag
     return GR_OK;
 }
 
-gr_status gr_shm_segment_map(int fd, uint64_t size_bytes, int rank, int world_size,
+/* Maps the file that `fd` (transferred, also on failure) gives, and checks that it is rank's. */
+static gr_status map_segment(int fd, uint64_t size_bytes, int rank, int world_size,
                              gr_shm_segment *segment_out, gr_diag *diag)
 {
     gr_status status = check_file(fd, size_bytes, world_size, diag);
@@ -260,5 +261,5 @@ gr_status gr_shm_segment_take(int socket_fd, int rank, int world_size, gr_shm_se
                        "its note about the memory file is not what rank %d of %d sends", rank,
                        world_size);
     }
-    return gr_shm_segment_map(fd, gr_get_u64(note + 16), rank, world_size, segment_out, diag);
+    return map_segment(fd, gr_get_u64(note + 16), rank, world_size, segment_out, diag);
 }

@@ -4,7 +4,7 @@
 
 /* The memory file of a process: what lies where in it, how it is made, handed to a peer and mapped.
  *
- *   front        the bell, and behind it the open areas of shared.h, which every peer may write
+ *   front        the doorbell, and behind it the open areas of shared.h, which every peer may write
  *   a page       who this is; written before the file is shared, never again
  *   pairs        one gr_shm_pair for each peer: ring, counters, room for a last sentence
  *   stages       one stage for each peer: copies of what lies in no memory file
@@ -30,11 +30,11 @@ enum {
     GR_SHM_TEXT_BYTES = 512,
     GR_SHM_CPU_WORDS = 16, /* cores that this process may run on: a mask of 1024 */
     GR_SHM_OPEN_AT = GR_SHM_PAGE,
-    GR_SHM_FRONT_BYTES = GR_SHM_OPEN_AT + GR_SHARED_LANES * GR_SHARED_OPEN_BYTES,
+    GR_SHM_FRONT_BYTES = GR_SHM_OPEN_AT + GR_SHARED_COLLS * GR_SHARED_OPEN_BYTES,
     GR_SHM_PAIRS_AT = GR_SHM_FRONT_BYTES + GR_SHM_PAGE
 };
 _Static_assert(GR_SHM_FRONT_BYTES % GR_SHM_PAGE == 0, "rights are given by the page");
-_Static_assert(GR_SHARED_LANE_BYTES % GR_SHM_PAGE == 0, "a lane touches no page of another");
+_Static_assert(GR_SHARED_COLL_BYTES % GR_SHM_PAGE == 0, "a lane touches no page of another");
 
 typedef enum gr_shm_place {
     GR_SHM_INLINE = 1, /* in the descriptor */
@@ -60,37 +60,28 @@ typedef struct gr_shm_slot {
 } gr_shm_slot;
 _Static_assert(sizeof(gr_shm_slot) == GR_SHM_LINE, "a descriptor is one cache line");
 
-/* Our last WORD; the peer sees it whatever it has left on the ring. */
-typedef struct gr_shm_word {
-    /* How many were written; odd: one is being written. */
-    _Atomic uint32_t sequence;
-    _Atomic uint32_t comm, op_seq, message, segment;
-    _Atomic uint64_t fingerprint;
-} gr_shm_word;
-
 typedef struct gr_shm_pair {
     /* Sending: the peer reads it when it releases; 0: no wake wanted, else at this many
      * released. */
     _Alignas(GR_SHM_LINE) _Atomic uint64_t wake_at;
     /* Receiving: how many descriptors of the peer's ring we released, from the first on. */
     _Alignas(GR_SHM_LINE) _Atomic uint64_t released;
-    /* Of our CLAIM, then of our ABORT: these must need no room. */
-    _Alignas(GR_SHM_LINE) char text[2][GR_SHM_TEXT_BYTES];
-    _Alignas(GR_SHM_LINE) gr_shm_word word;
+    /* Of our ABORT, which must need no room. */
+    _Alignas(GR_SHM_LINE) char text[GR_SHM_TEXT_BYTES];
     _Alignas(GR_SHM_PAGE) gr_shm_slot slots[GR_SHM_SLOTS];
 } gr_shm_pair;
 
 /* What the owner of a bell does, or is about to do. */
 enum {
     GR_SHM_AWAKE = 0,
-    GR_SHM_ON_BELL = 1,   /* sleeps on this word (futex) */
-    GR_SHM_ON_SOCKETS = 2 /* sleeps on its sockets: a byte on that of the link wakes it */
+    GR_SHM_ON_DOORBELL = 1, /* sleeps on this word (futex) */
+    GR_SHM_ON_SOCKETS = 2   /* sleeps on its sockets: a byte on that of the link wakes it */
 };
 
-typedef struct gr_shm_bell {
+typedef struct gr_shm_doorbell {
     /* Who makes it GR_SHM_AWAKE wakes the owner. */
     _Alignas(GR_SHM_LINE) _Atomic uint32_t sleeping;
-} gr_shm_bell;
+} gr_shm_doorbell;
 
 typedef struct gr_shm_card {
     uint32_t magic, version;
@@ -110,9 +101,6 @@ typedef struct gr_shm_segment {
 
 gr_status gr_shm_segment_create(int rank, int world_size, size_t heap_bytes_max,
                                 gr_shm_segment *segment_out, gr_diag *diag) GR_MUST_CHECK;
-/* Map the file that `fd` (transferred, also on failure) gives and check that it is rank's. */
-gr_status gr_shm_segment_map(int fd, uint64_t size_bytes, int rank, int world_size,
-                             gr_shm_segment *segment_out, gr_diag *diag) GR_MUST_CHECK;
 void gr_shm_segment_close(gr_shm_segment *segment);
 
 /* Hand our file to the other end of a Unix socket. GR_OK; GR_PENDING: the socket is full. */
@@ -122,9 +110,9 @@ gr_status gr_shm_segment_give(int socket_fd, const gr_shm_segment *segment, int 
 gr_status gr_shm_segment_take(int socket_fd, int rank, int world_size, gr_shm_segment *segment_out,
                               gr_diag *diag) GR_MUST_CHECK;
 
-static inline gr_shm_bell *gr_shm_bell_of(const gr_shm_segment *segment)
+static inline gr_shm_doorbell *gr_shm_doorbell_of(const gr_shm_segment *segment)
 {
-    return (gr_shm_bell *)(void *)segment->base;
+    return (gr_shm_doorbell *)(void *)segment->base;
 }
 
 static inline const gr_shm_card *gr_shm_card_of(const gr_shm_segment *segment)
@@ -145,7 +133,7 @@ static inline size_t gr_shm_stage_offset(int world_size, int peer)
 }
 
 /* Offset of the lanes. */
-static inline size_t gr_shm_lanes_offset(int world_size)
+static inline size_t gr_shm_colls_offset(int world_size)
 {
     return gr_shm_stage_offset(world_size, world_size);
 }

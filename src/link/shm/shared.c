@@ -23,28 +23,28 @@ bool gr_mesh_shared(gr_mesh *mesh, int peer, gr_shared *shared_out)
     if (segment == NULL) {
         return false;
     }
-    *shared_out = (gr_shared){.lanes = segment->base + gr_shm_lanes_offset(mesh->world_size),
+    *shared_out = (gr_shared){.shms = segment->base + gr_shm_colls_offset(mesh->world_size),
                               .open = segment->base + GR_SHM_OPEN_AT,
                               .heap = segment->base + segment->heap_offset,
                               .heap_bytes = segment->size_bytes - segment->heap_offset};
     return true;
 }
 
-void gr_mesh_nudge(gr_mesh *mesh, int peer)
+void gr_mesh_wake_peer(gr_mesh *mesh, int peer)
 {
     gr_shm_link *link = (gr_shm_link *)mesh->links[peer];
-    if (gr_shm_link_ring(link)) {
+    if (gr_shm_link_wake(link)) {
         mesh->stats.system_calls++;
     }
 }
 
-void gr_mesh_listen(gr_mesh *mesh, gr_mesh_news *news, const void *arg)
+void gr_mesh_set_poll_hook(gr_mesh *mesh, gr_mesh_poll_hook *poll_hook, const void *arg)
 {
-    mesh->news = news;
-    mesh->news_arg = arg;
+    mesh->poll_hook = poll_hook;
+    mesh->poll_hook_arg = arg;
 }
 
-bool gr_mesh_roomy(const gr_mesh *mesh)
+bool gr_mesh_not_oversubscribed(const gr_mesh *mesh)
 {
     return mesh->spin.allowed;
 }

@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 enum {
-    RINGS_A_READ = 64,
+    WAKES_A_READ = 64,
     SPINS_A_LOOK = 32,       /* looks at the rings between two looks at the clock */
-    SETTLING_SLEEP_US = 1000 /* newcomers ring sockets, messages ring the bell: mind both */
+    SETTLING_SLEEP_US = 1000 /* joining peers ring sockets, messages ring the doorbell: mind both */
 };
 
 static gr_shm_mesh *mesh_of(gr_mesh *mesh)
@@ -30,57 +30,58 @@ static gr_shm_link *link_of(gr_link *link)
     return link->ops == &gr_shm_ops ? (gr_shm_link *)link : NULL;
 }
 
-/* ---- Bells ----------------------------------------------------------------------------------- */
+/* ---- Doorbells ------------------------------------------------------------------------------- */
 
-static void wake_futex(gr_shm_bell *bell)
+static void wake_futex(gr_shm_doorbell *doorbell)
 {
-    syscall(SYS_futex, &bell->sleeping, FUTEX_WAKE, 1, NULL, NULL, 0);
+    syscall(SYS_futex, &doorbell->sleeping, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-bool gr_shm_link_ring(gr_shm_link *link)
+bool gr_shm_link_wake(gr_shm_link *link)
 {
-    gr_shm_bell *bell = link->bell;
-    if (atomic_load(&bell->sleeping) == GR_SHM_AWAKE) {
+    gr_shm_doorbell *doorbell = link->doorbell;
+    if (atomic_load(&doorbell->sleeping) == GR_SHM_AWAKE) {
         return false;
     }
-    uint32_t was = atomic_exchange(&bell->sleeping, GR_SHM_AWAKE);
+    uint32_t was = atomic_exchange(&doorbell->sleeping, GR_SHM_AWAKE);
     if (was == GR_SHM_ON_SOCKETS) {
         /* A full socket has woken it already. */
         (void)!send(link->base.fd, "", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     } else if (was != GR_SHM_AWAKE) {
-        wake_futex(bell);
+        wake_futex(doorbell);
     }
     return was != GR_SHM_AWAKE;
 }
 
-static void bell_sleep(gr_shm_bell *bell, int64_t sleep_us)
+static void doorbell_sleep(gr_shm_doorbell *doorbell, int64_t sleep_us)
 {
     struct timespec time = {.tv_sec = sleep_us / 1000000, .tv_nsec = sleep_us % 1000000 * 1000};
-    syscall(SYS_futex, &bell->sleeping, FUTEX_WAIT, GR_SHM_ON_BELL, &time, NULL, 0);
+    syscall(SYS_futex, &doorbell->sleeping, FUTEX_WAIT, GR_SHM_ON_DOORBELL, &time, NULL, 0);
 }
 
 static void wake(gr_mesh *base)
 {
     gr_shm_mesh *mesh = mesh_of(base);
-    gr_shm_bell *bell = gr_shm_bell_of(&mesh->own);
-    if (atomic_exchange(&bell->sleeping, GR_SHM_AWAKE) == GR_SHM_ON_BELL) {
-        wake_futex(bell);
+    gr_shm_doorbell *doorbell = gr_shm_doorbell_of(&mesh->own);
+    if (atomic_exchange(&doorbell->sleeping, GR_SHM_AWAKE) == GR_SHM_ON_DOORBELL) {
+        wake_futex(doorbell);
     }
     if (atomic_load(&mesh->in_epoll)) {
-        gr_mesh_ring(base);
+        gr_mesh_wake_sleeper(base);
     }
 }
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static bool news(gr_mesh *base)
+static bool has_events(gr_mesh *base)
 {
-    if (atomic_load(&base->woken) || (base->news != NULL && base->news(base->news_arg))) {
+    if (atomic_load(&base->woken) ||
+        (base->poll_hook != NULL && base->poll_hook(base->poll_hook_arg))) {
         return true;
     }
     for (int i = 0; i < base->present_count; i++) {
         const gr_shm_link *link = link_of(base->present[i]);
-        if (link != NULL && link->base.state == GR_LINK_UP && gr_shm_link_news(link)) {
+        if (link != NULL && link->base.state == GR_LINK_UP && gr_shm_link_has_events(link)) {
             return true;
         }
     }
@@ -96,7 +97,7 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t until_ns)
     end_ns = until_ns < end_ns ? until_ns : end_ns;
     do {
         for (int i = 0; i < (yields ? 1 : SPINS_A_LOOK); i++) {
-            if (news(base)) {
+            if (has_events(base)) {
                 return true;
             }
             gr_relax();
@@ -113,14 +114,16 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t until_ns)
     return false;
 }
 
-/* Peers on this host ring the bell, or the socket that came with their link if we sleep on all
- * sockets: since some peers are on other hosts, a guest is coming, or data were slow to come, so
- * that the one system call more of theirs matters less than to see a guest at once. */
-static void sleep_on_bell(gr_mesh *base, int64_t sleep_us)
+/* Peers on this host ring the doorbell, or the socket that came with their link if we sleep on
+ * all sockets: since some peers are on other hosts, a dynamic peer is coming, or data were slow
+ * to come, so that the one system call more of theirs matters less than to see a dynamic peer at
+ * once. */
+static void sleep_on_doorbell(gr_mesh *base, int64_t sleep_us)
 {
     gr_shm_mesh *mesh = mesh_of(base);
-    gr_shm_bell *bell = gr_shm_bell_of(&mesh->own);
-    bool sockets = base->other != NULL || (base->guests && (mesh->idle || gr_mesh_coming(base)));
+    gr_shm_doorbell *doorbell = gr_shm_doorbell_of(&mesh->own);
+    bool coming = (base->dynamic_peers || base->on_demand) && gr_mesh_coming(base);
+    bool sockets = base->other != NULL || coming || (base->dynamic_peers && mesh->idle);
     for (int i = 0; i < base->present_count; i++) {
         gr_shm_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP) {
@@ -128,21 +131,21 @@ static void sleep_on_bell(gr_mesh *base, int64_t sleep_us)
         }
     }
     atomic_store(&mesh->in_epoll, sockets);
-    atomic_store(&bell->sleeping, sockets ? GR_SHM_ON_SOCKETS : GR_SHM_ON_BELL);
-    if (!news(base)) {
+    atomic_store(&doorbell->sleeping, sockets ? GR_SHM_ON_SOCKETS : GR_SHM_ON_DOORBELL);
+    if (!has_events(base)) {
         if (sockets) {
             (void)gr_mesh_collect(base, sleep_us);
         } else {
-            bell_sleep(bell, sleep_us);
+            doorbell_sleep(doorbell, sleep_us);
             base->stats.system_calls++;
-            base->stats.unwoken += atomic_load(&bell->sleeping) != GR_SHM_AWAKE;
+            base->stats.unwoken += atomic_load(&doorbell->sleeping) != GR_SHM_AWAKE;
         }
     }
-    atomic_store_explicit(&bell->sleeping, GR_SHM_AWAKE, memory_order_relaxed);
+    atomic_store_explicit(&doorbell->sleeping, GR_SHM_AWAKE, memory_order_relaxed);
     if (sockets) {
         atomic_store(&mesh->in_epoll, false);
     }
-    mesh->idle = base->guests && !news(base);
+    mesh->idle = base->dynamic_peers && !has_events(base);
 }
 
 static void sleep_on_sockets(gr_mesh *base, int64_t sleep_us)
@@ -155,10 +158,10 @@ static void sleep_on_sockets(gr_mesh *base, int64_t sleep_us)
     atomic_store(&mesh->in_epoll, false);
 }
 
-static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
+static void wait_for_events(gr_mesh *base, int64_t now_us, int64_t until_us)
 {
     int64_t left_us = until_us - now_us;
-    if (left_us <= 0 || news(base) || (base->other != NULL && base->other->busy(base))) {
+    if (left_us <= 0 || has_events(base) || (base->other != NULL && base->other->busy(base))) {
         return;
     }
     if (gr_mesh_settling(base, now_us)) {
@@ -168,7 +171,7 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
     left_us = left_us < base->sleep_us ? left_us : base->sleep_us;
     int64_t start_ns = gr_now_ns();
     if (!spin(base, start_ns, start_ns + left_us * 1000)) {
-        sleep_on_bell(base, left_us);
+        sleep_on_doorbell(base, left_us);
     }
     if (base->spin.max_us > 0) {
         gr_spin_learn(&base->spin, (gr_now_ns() - start_ns) / 1000);
@@ -196,6 +199,7 @@ static void learn_cores(gr_mesh *base)
     for (int i = 0; i < GR_SHM_CPU_WORDS; i++) {
         cores += __builtin_popcountll(cpus[i]);
     }
+    processes = base->local_ranks > processes ? base->local_ranks : processes;
     base->spin.allowed = cores >= processes;
 }
 
@@ -219,14 +223,14 @@ static gr_status attach(gr_link *base, gr_diag *diag)
     if (status == GR_OK) {
         link->out = gr_shm_pair_of(&mesh->own, base->peer);
         link->in = gr_shm_pair_of(&link->theirs, base->mesh->rank);
-        link->bell = gr_shm_bell_of(&link->theirs);
+        link->doorbell = gr_shm_doorbell_of(&link->theirs);
         gr_shm_cma_attach(link);
     }
     return status;
 }
 
 /* Our side of the rings and the stage are the next one's as well. */
-static void vacate(gr_link *base)
+static void recycle(gr_link *base)
 {
     const gr_shm_link *link = (gr_shm_link *)base;
     const gr_shm_segment *own = &mesh_of(base->mesh)->own;
@@ -252,6 +256,7 @@ static bool holds(const gr_link *base)
 static void detach(gr_link *base)
 {
     gr_shm_link *link = (gr_shm_link *)base;
+    gr_shm_cma_detach(link);
     if (link->theirs.base != NULL) {
         gr_shm_segment_close(&link->theirs);
     }
@@ -259,28 +264,29 @@ static void detach(gr_link *base)
 
 /* Once the link is up a byte on the socket wakes one that sleeps on sockets, and is always zero;
  * else only the end of the socket is news. */
-static void event(gr_link *base, int stream, uint32_t events)
+static void event(gr_link *base, int rail, uint32_t events)
 {
-    (void)stream;
-    uint8_t rings[RINGS_A_READ];
+    (void)rail;
+    uint8_t wakes[WAKES_A_READ];
     ssize_t got;
     int error;
     if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0) {
         return;
     }
     do {
-        got = recv(base->fd, rings, sizeof rings, MSG_DONTWAIT);
+        got = recv(base->fd, wakes, sizeof wakes, MSG_DONTWAIT);
         error = errno;
         base->mesh->stats.system_calls++;
         for (ssize_t i = 0; i < got; i++) {
-            if (rings[i] != 0 || !(base->mesh->mixed || base->mesh->guests)) {
+            bool may_wake = base->mesh->mixed || base->mesh->dynamic_peers || base->mesh->on_demand;
+            if (wakes[i] != 0 || !may_wake) {
                 gr_link_break(base, false, GR_E_PROTOCOL, "rank %d sent bytes where none belong",
                               base->peer);
                 return;
             }
         }
         /* An edge that tells of the end as well comes only once. */
-    } while (got == RINGS_A_READ || (got > 0 && (events & (EPOLLRDHUP | EPOLLHUP)) != 0));
+    } while (got == WAKES_A_READ || (got > 0 && (events & (EPOLLRDHUP | EPOLLHUP)) != 0));
     if (got > 0 || (got < 0 && (error == EAGAIN || error == EINTR))) {
         return;
     }
@@ -297,7 +303,7 @@ static void progress(gr_mesh *base)
             gr_shm_link_scan(link);
             gr_shm_link_skip(link);
             gr_shm_link_push(link);
-            gr_shm_link_look(link);
+            gr_shm_link_poll_released(link);
         }
     }
 }
@@ -328,6 +334,7 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
 static void close_mesh(gr_mesh *base)
 {
     gr_shm_mesh *mesh = mesh_of(base);
+    gr_shm_registered_fini(&mesh->registered, &mesh->heap);
     gr_shm_heap_fini(&mesh->heap);
     if (mesh->own.base != NULL) {
         gr_shm_segment_close(&mesh->own);
@@ -344,8 +351,29 @@ static void free_memory(gr_mesh *base, void *mem)
     gr_shm_heap_free(&mesh_of(base)->heap, mem);
 }
 
+static gr_status add_memory(gr_mesh *base, void *mem, size_t size_bytes, gr_diag *diag)
+{
+    gr_shm_mesh *mesh = mesh_of(base);
+    return gr_shm_register(&mesh->registered, &mesh->heap, mem, size_bytes, diag);
+}
+
+static gr_status drop_memory(gr_mesh *base, void *mem, gr_diag *diag)
+{
+    gr_shm_mesh *mesh = mesh_of(base);
+    return gr_shm_unregister(&mesh->registered, &mesh->heap, mem, base->keeps, diag);
+}
+
+static const void *find_memory(gr_mesh *base, const void *at, size_t size_bytes)
+{
+    return gr_shm_registered_find(&mesh_of(base)->registered, at, size_bytes);
+}
+
 const gr_link_ops gr_shm_ops = {
     .name = "shm",
+    .caps = {.one_sided = true,
+             .registered_memory = true,
+             .pollable = false,
+             .payload_max_bytes = GR_FRAME_PAYLOAD_MAX},
     .mesh_bytes = sizeof(gr_shm_mesh),
     .link_bytes = sizeof(gr_shm_link),
     .polls = NULL,
@@ -353,16 +381,19 @@ const gr_link_ops gr_shm_ops = {
     .close = close_mesh,
     .attach = attach,
     .learn = learn_cores,
-    .vacate = vacate,
+    .recycle = recycle,
     .holds = holds,
     .detach = detach,
     .leave = gr_shm_link_leave,
     .event = event,
     .progress = progress,
-    .wait = wait_for_news,
+    .wait = wait_for_events,
     .wake = wake,
     .alloc = alloc_memory,
     .free = free_memory,
+    .add_memory = add_memory,
+    .drop_memory = drop_memory,
+    .find_memory = find_memory,
     .send = gr_shm_link_send,
     .sent = gr_shm_link_sent,
     .peek = gr_shm_link_peek,

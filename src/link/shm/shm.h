@@ -4,6 +4,7 @@
 
 #include "link/mesh.h"
 #include "link/shm/heap.h"
+#include "link/shm/registered.h"
 #include "link/shm/segment.h"
 
 #include <sys/types.h>
@@ -12,7 +13,8 @@ typedef struct gr_shm_mesh {
     gr_mesh base;
     gr_shm_segment own;
     gr_shm_heap heap;
-    atomic_bool in_epoll; /* the owner sleeps on the sockets, not on its bell */
+    gr_shm_registered registered;
+    atomic_bool in_epoll; /* the owner sleeps on the sockets, not on its doorbell */
     bool idle;            /* the last sleep brought no data */
     bool cma;             /* memory that is not shared may be reached through the kernel */
 } gr_shm_mesh;
@@ -31,9 +33,10 @@ typedef struct gr_shm_link {
     gr_shm_segment theirs;
     gr_shm_pair *out;      /* in our file: the ring that we fill, the counter of what we released */
     const gr_shm_pair *in; /* in their file: the ring that we empty, what they released */
-    gr_shm_bell *bell;     /* theirs */
-    bool given;            /* our file was handed over */
-    pid_t pid;             /* whose memory the kernel lets us reach; 0: it does not */
+    gr_shm_doorbell *doorbell; /* theirs */
+    bool given;                /* our file was handed over */
+    pid_t pid;                 /* whose memory the kernel lets us reach; 0: it does not */
+    int pid_fd;                /* the same process, whatever becomes of the number; if pid > 0 */
 
     /* Sending. Indices count descriptors from 0 and never wrap. */
     uint64_t head;          /* the next to fill */
@@ -49,7 +52,6 @@ typedef struct gr_shm_link {
     uint64_t tail;     /* the descriptor of the message at the head */
     uint64_t released; /* all before it were released */
     uint64_t seen;     /* all before it were looked at by progress or peek */
-    uint32_t word;     /* the sequence of the last WORD that was looked at */
     bool have;         /* frame, place and at describe the message at the head */
     uint8_t place;
     gr_frame frame;
@@ -62,9 +64,10 @@ typedef struct gr_shm_link {
 /* ring.c */
 void gr_shm_link_scan(gr_shm_link *link); /* notice BYE and ABORT among what has arrived */
 void gr_shm_link_push(gr_shm_link *link); /* move the pending message on */
-void gr_shm_link_look(gr_shm_link *link); /* notice what was released, if somebody waits for it */
+void gr_shm_link_poll_released(
+    gr_shm_link *link);                   /* notice what was released, if somebody waits for it */
 void gr_shm_link_skip(gr_shm_link *link); /* pass over a message that nobody wants */
-bool gr_shm_link_news(const gr_shm_link *link); /* arrived or released since we last looked */
+bool gr_shm_link_has_events(const gr_shm_link *link); /* arrived or released since we last looked */
 void gr_shm_link_leave(gr_link *link);
 gr_status gr_shm_link_send(gr_link *link, const gr_frame *frame, const void *data,
                            uint64_t *ticket_out);
@@ -79,8 +82,9 @@ void gr_shm_link_discard(gr_link *link);
 /* cma.c */
 void gr_shm_cma_open(gr_shm_mesh *mesh, bool allowed);
 void gr_shm_cma_attach(gr_shm_link *link); /* once `theirs` is mapped */
+void gr_shm_cma_detach(gr_shm_link *link);
 
 /* Wake the peer if it sleeps. True if that took a system call. */
-bool gr_shm_link_ring(gr_shm_link *link);
+bool gr_shm_link_wake(gr_shm_link *link);
 
 #endif

@@ -3,7 +3,7 @@
 /* The data path. Sending: a queue of messages whose payloads stay where the caller has them,
  * written with their headers in one call. Receiving: headers and small payloads through a buffer,
  * large payloads straight to where the caller wants them, with the next header behind. Where a link
- * has several streams, this is the first one; the rest of large payloads is in parts.c. */
+ * has several rails, this is the first one; the rest of large payloads is in stripe.c. */
 
 #include "link/tcp/tcp.h"
 
@@ -67,17 +67,17 @@ static void advance(gr_tcp_link *link, size_t sent)
         link->written -= size;
         link->announced++;
     }
-    gr_tcp_settle(link);
+    gr_tcp_finish_written(link);
 }
 
-void gr_tcp_settle(gr_tcp_link *link)
+void gr_tcp_finish_written(gr_tcp_link *link)
 {
-    for (int i = 0; i < link->base.streams; i++) {
-        if (gr_tcp_stream_holds(gr_tcp_stream_at(link, i))) {
+    for (int i = 0; i < link->base.rails; i++) {
+        if (gr_tcp_rail_holds(gr_tcp_rail_at(link, i))) {
             return;
         }
     }
-    if (link->base.streams == 1) {
+    if (link->base.rails == 1) {
         link->done = link->announced;
         return;
     }
@@ -89,15 +89,15 @@ void gr_tcp_settle(gr_tcp_link *link)
 size_t gr_tcp_write_messages(gr_tcp_link *link)
 {
     struct iovec parts[PARTS_A_CALL];
-    size_t sent = gr_tcp_stream_write(&link->first, parts, gather(link, parts));
+    size_t sent = gr_tcp_rail_write(&link->first, parts, gather(link, parts));
     advance(link, sent);
     return sent;
 }
 
 void gr_tcp_link_flush(gr_tcp_link *link)
 {
-    if (link->base.streams > 1) {
-        gr_tcp_link_deal(link);
+    if (link->base.rails > 1) {
+        gr_tcp_link_stripe(link);
         return;
     }
     for (size_t turn = 0;
@@ -120,7 +120,7 @@ gr_status gr_tcp_link_send(gr_link *base, const gr_frame *frame, const void *dat
     gr_frame_encode(frame, message->header);
     message->size_bytes = frame->size_bytes;
     message->left_bytes = frame->size_bytes - gr_tcp_inline_bytes(link, frame->size_bytes);
-    link->undealt_bytes += message->left_bytes;
+    link->unstriped_bytes += message->left_bytes;
     message->data = data;
     *ticket_out = ++link->head;
     base->mesh->stats.messages_sent++;
@@ -148,11 +148,11 @@ void gr_tcp_link_leave(gr_link *base)
     if (gr_tcp_link_send(base, &bye, NULL, &ticket) != GR_OK || link->done < link->head) {
         return;
     }
-    if (base->streams > 1) {
+    if (base->rails > 1) {
         gr_tcp_leave_parts(link);
     }
-    for (int i = 0; i < base->streams; i++) {
-        gr_tcp_stream_end(gr_tcp_stream_at(link, i));
+    for (int i = 0; i < base->rails; i++) {
+        gr_tcp_rail_end(gr_tcp_rail_at(link, i));
     }
 }
 
@@ -167,9 +167,9 @@ static bool complete(const gr_tcp_link *link)
 static void skip(gr_tcp_link *link)
 {
     do {
-        link->skip_bytes -= (uint32_t)gr_tcp_stream_take(&link->first, NULL, link->skip_bytes);
+        link->skip_bytes -= (uint32_t)gr_tcp_rail_take(&link->first, NULL, link->skip_bytes);
         if (link->skip_bytes > 0 && link->first.readable) {
-            (void)gr_tcp_stream_read(&link->first, NULL, 0, GR_TCP_BUFFER);
+            (void)gr_tcp_rail_read(&link->first, NULL, 0, GR_TCP_BUFFER);
         }
     } while (link->skip_bytes > 0 && (gr_tcp_buffered(&link->first) > 0 || link->first.readable));
 }
@@ -178,8 +178,8 @@ static void skip(gr_tcp_link *link)
 static void parse(gr_tcp_link *link)
 {
     gr_diag diag;
-    if (link->base.streams > 1) {
-        gr_tcp_stream_receive_parts(&link->first); /* of messages that were not read whole */
+    if (link->base.rails > 1) {
+        gr_tcp_rail_receive_parts(&link->first); /* of messages that were not read whole */
         if (link->first.in_have || link->base.state != GR_LINK_UP) {
             return;
         }
@@ -195,8 +195,9 @@ static void parse(gr_tcp_link *link)
     }
     link->first.start += GR_FRAME_BYTES;
     link->have = true;
+    gr_link_set_ready(&link->base);
     link->got_bytes = link->part_bytes = 0;
-    if (link->base.streams > 1) {
+    if (link->base.rails > 1) {
         memset(link->parts_begun, 0, sizeof link->parts_begun);
     }
     link->dst = NULL;
@@ -204,19 +205,8 @@ static void parse(gr_tcp_link *link)
 }
 
 /* The head is no data and all there: BYE and ABORT end the link. */
-static void obey(gr_tcp_link *link)
+static void handle_control_frame(gr_tcp_link *link)
 {
-    if (link->frame.kind == GR_FRAME_WORD) {
-        gr_link_told(&link->base, &link->frame);
-        gr_tcp_link_next(&link->base, NULL);
-        return;
-    }
-    if (link->frame.kind == GR_FRAME_CLAIM) {
-        gr_link_claimed(&link->base, &link->frame,
-                        (const char *)link->first.buffer + link->first.start);
-        gr_tcp_link_next(&link->base, NULL);
-        return;
-    }
     if (link->frame.kind == GR_FRAME_BYE) {
         gr_link_left(&link->base);
     } else {
@@ -231,15 +221,15 @@ static void read_to_dst(gr_tcp_link *link)
 {
     uint32_t size = gr_tcp_inline_bytes(link, link->frame.size_bytes);
     size_t turn = 0;
-    link->got_bytes += (uint32_t)gr_tcp_stream_take(&link->first, link->dst + link->got_bytes,
-                                                    size - link->got_bytes);
+    link->got_bytes += (uint32_t)gr_tcp_rail_take(&link->first, link->dst + link->got_bytes,
+                                                  size - link->got_bytes);
     while (link->got_bytes < size && link->first.readable && turn < GR_TCP_BYTES_A_TURN) {
-        size_t got = gr_tcp_stream_read(&link->first, link->dst + link->got_bytes,
-                                        size - link->got_bytes, GR_TCP_BUFFER);
+        size_t got = gr_tcp_rail_read(&link->first, link->dst + link->got_bytes,
+                                      size - link->got_bytes, GR_TCP_BUFFER);
         link->got_bytes += (uint32_t)got;
         turn += got;
     }
-    if (link->base.streams > 1) {
+    if (link->base.rails > 1) {
         gr_tcp_receive_parts(link);
     }
     if (complete(link)) {
@@ -263,7 +253,7 @@ static void receive_messages(gr_tcp_link *link)
             parse(link);
         }
         if (link->have && link->frame.kind != GR_FRAME_DATA && complete(link)) {
-            obey(link);
+            handle_control_frame(link);
             if (link->base.state != GR_LINK_UP) {
                 return;
             }
@@ -280,27 +270,27 @@ static void receive_messages(gr_tcp_link *link)
         if (!link->first.readable || !wants_buffer(link)) {
             return;
         }
-        (void)gr_tcp_stream_read(&link->first, NULL, 0, GR_TCP_BUFFER);
+        (void)gr_tcp_rail_read(&link->first, NULL, 0, GR_TCP_BUFFER);
     }
 }
 
 void gr_tcp_link_receive(gr_tcp_link *link)
 {
     receive_messages(link);
-    if (link->base.streams > 1 && link->base.state == GR_LINK_UP) {
+    if (link->base.rails > 1 && link->base.state == GR_LINK_UP) {
         gr_tcp_receive_parts(link);
-        gr_tcp_mourn(link);
+        gr_tcp_report_lost_rail(link);
     }
 }
 
 bool gr_tcp_link_busy(gr_tcp_link *link)
 {
-    if (link->base.streams > 1 && gr_tcp_parts_busy(link)) {
+    if (link->base.rails > 1 && gr_tcp_parts_busy(link)) {
         return true;
     }
-    for (int i = 0; i < link->base.streams; i++) {
-        const gr_tcp_stream *stream = gr_tcp_stream_at(link, i);
-        if (stream->writable && gr_tcp_stream_holds(stream)) {
+    for (int i = 0; i < link->base.rails; i++) {
+        const gr_tcp_rail *rail = gr_tcp_rail_at(link, i);
+        if (rail->writable && gr_tcp_rail_holds(rail)) {
             return true;
         }
     }
@@ -381,29 +371,25 @@ void gr_tcp_link_next(gr_link *base, uint64_t *hold_out)
     }
     link->skip_bytes = gr_tcp_inline_bytes(link, link->frame.size_bytes) -
                        (gr_tcp_small(link) ? 0 : link->got_bytes);
-    link->skip_bytes -= (uint32_t)gr_tcp_stream_take(&link->first, NULL, link->skip_bytes);
+    link->skip_bytes -= (uint32_t)gr_tcp_rail_take(&link->first, NULL, link->skip_bytes);
     link->have = false;
     link->dst = NULL;
     link->number++;
 }
 
-/* What nobody began to write is forgotten, but for a CLAIM, whose answer may be what is looked for;
- * what is written in part must go on, since the peer reads the next header behind it. */
+/* What nobody began to write is forgotten; what is written in part must go on, since the peer reads
+ * the next header behind it. */
 void gr_tcp_link_discard(gr_link *base)
 {
     gr_tcp_link *link = tcp_of(base);
     uint64_t begun = link->announced + (link->written > 0 ? 1 : 0);
-    if (base->streams > 1 && gr_tcp_parts_dealt(link) > begun) {
-        begun = gr_tcp_parts_dealt(link);
+    if (base->rails > 1 && gr_tcp_parts_striped(link) > begun) {
+        begun = gr_tcp_parts_striped(link);
     }
     uint64_t end = link->head;
     link->head = link->head < begun ? link->head : begun;
     for (uint64_t at = begun; at < end; at++) {
-        const gr_tcp_message *message = &link->queue[at & QUEUE_MASK];
-        link->undealt_bytes -= message->left_bytes;
-        if (gr_frame_kind_of(message->header) == GR_FRAME_CLAIM) {
-            link->queue[link->head++ & QUEUE_MASK] = *message;
-        }
+        link->unstriped_bytes -= link->queue[at & QUEUE_MASK].left_bytes;
     }
     gr_tcp_link_receive(link);
 }

@@ -20,12 +20,12 @@ enum {
     SPINS_IN_ALL = 8,   /* a spin, with what others take meanwhile, in those alone */
     TURNS_A_YIELD = 16, /* of reading, where there is a core for everybody */
     MEMORY_OF_A_PEER_MAX = 2 << 20,
-    /* A stream between hosts gets no more than it soon sends: what waits stays in the processor's
+    /* A rail between hosts gets no more than it soon sends: what waits stays in the processor's
      * caches; and of several, the next part goes to the one that is fastest, and none is the last
      * for long. */
     UNSENT_BYTES_MAX = 128 << 10
 };
-_Static_assert(sizeof(gr_tcp_link) + (GR_LINK_STREAMS_MAX - 1) * sizeof(gr_tcp_stream) +
+_Static_assert(sizeof(gr_tcp_link) + (GR_LINK_RAILS_MAX - 1) * sizeof(gr_tcp_rail) +
                        GR_TCP_VIEWS * GR_TCP_SMALL_MAX <=
                    MEMORY_OF_A_PEER_MAX,
                "all that a link takes, besides what the kernel holds");
@@ -44,7 +44,7 @@ static gr_tcp_link *link_of(gr_link *link)
 /* Where the peers run is not known here: take it that all of them are on this host. */
 static void learn_cores(gr_mesh *base)
 {
-    int processes = base->guests ? base->present_count + 1 : base->world_size;
+    int processes = base->dynamic_peers ? base->present_count + 1 : base->world_size;
     base->spin.allowed = mesh_of(base)->cores >= processes;
 }
 
@@ -99,7 +99,7 @@ static void set_options(gr_link *base, int fd)
         (void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, calm, sizeof calm - 1);
         base->mesh->stats.system_calls += 3;
     }
-    if (!local || base->streams > 1) {
+    if (!local || base->rails > 1) {
         (void)gr_socket_set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX);
         base->mesh->stats.system_calls++;
     }
@@ -108,19 +108,20 @@ static void set_options(gr_link *base, int fd)
 static gr_status attach(gr_link *base, gr_diag *diag)
 {
     gr_tcp_link *link = (gr_tcp_link *)base;
-    int streams = base->streams;
-    link->inline_max = streams > 1 ? GR_PART_BYTES : UINT32_MAX;
-    link->more = streams > 1 ? calloc((size_t)streams - 1, sizeof *link->more) : NULL;
-    link->views = calloc(GR_TCP_VIEWS, sizeof *link->views);
-    if (link->views == NULL || (streams > 1 && link->more == NULL)) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d views and %d streams", GR_TCP_VIEWS,
-                       streams);
+    int rails = base->rails;
+    link->inline_max = rails > 1 ? GR_PART_BYTES : UINT32_MAX;
+    link->more = rails > 1 ? calloc((size_t)rails - 1, sizeof *link->more) : NULL;
+    /* Not calloc: what is never viewed takes no memory. */
+    link->views = malloc(GR_TCP_VIEWS * sizeof *link->views);
+    if (link->views == NULL || (rails > 1 && link->more == NULL)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d views and %d rails", GR_TCP_VIEWS,
+                       rails);
     }
-    for (int i = 0; i < streams; i++) {
-        gr_tcp_stream *stream = gr_tcp_stream_at(link, i);
-        stream->link = link;
-        stream->index = i;
-        stream->readable = stream->writable = true;
+    for (int i = 0; i < rails; i++) {
+        gr_tcp_rail *rail = gr_tcp_rail_at(link, i);
+        rail->link = link;
+        rail->index = i;
+        rail->readable = rail->writable = true;
         set_options(base, *gr_link_fd(base, i));
     }
     for (int i = 0; i < GR_TCP_VIEWS; i++) {
@@ -145,15 +146,15 @@ static void detach(gr_link *base)
 
 static void event(gr_link *base, int index, uint32_t events)
 {
-    gr_tcp_stream *stream = gr_tcp_stream_at((gr_tcp_link *)base, index);
+    gr_tcp_rail *rail = gr_tcp_rail_at((gr_tcp_link *)base, index);
     if ((events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-        stream->readable = true;
+        rail->readable = true;
     }
     if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) {
-        stream->hung_up = true;
+        rail->hung_up = true;
     }
     if ((events & EPOLLOUT) != 0) {
-        stream->writable = true;
+        rail->writable = true;
     }
 }
 
@@ -180,7 +181,7 @@ static int direct_peers(gr_mesh *base)
         const gr_tcp_link *link = link_of(base->present[i]);
         if (link != NULL && link->base.state == GR_LINK_UP) {
             expected += link->base.expected;
-            if (link->done < link->head || expected > DIRECT_MAX || link->base.streams > 1) {
+            if (link->done < link->head || expected > DIRECT_MAX || link->base.rails > 1) {
                 return -1;
             }
         }
@@ -247,7 +248,7 @@ static bool spin(gr_mesh *base, int64_t start_ns, int64_t spin_ns, int64_t most_
     return false;
 }
 
-static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
+static void wait_for_events(gr_mesh *base, int64_t now_us, int64_t until_us)
 {
     if (busy(base)) {
         return;
@@ -269,7 +270,7 @@ static void wait_for_news(gr_mesh *base, int64_t now_us, int64_t until_us)
 
 static void wake(gr_mesh *base)
 {
-    gr_mesh_ring(base);
+    gr_mesh_wake_sleeper(base);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -287,6 +288,10 @@ static void free_memory(gr_mesh *base, void *mem)
 
 const gr_link_ops gr_tcp_ops = {
     .name = "tcp",
+    .caps = {.one_sided = false,
+             .registered_memory = false,
+             .pollable = true,
+             .payload_max_bytes = GR_FRAME_PAYLOAD_MAX},
     .mesh_bytes = sizeof(gr_tcp_mesh),
     .link_bytes = sizeof(gr_tcp_link),
     .polls = polls,
@@ -294,14 +299,14 @@ const gr_link_ops gr_tcp_ops = {
     .close = close_mesh,
     .attach = attach,
     .learn = learn_cores,
-    .vacate = NULL,
+    .recycle = NULL,
     .holds = holds,
     .detach = detach,
     .leave = gr_tcp_link_leave,
     .event = event,
     .progress = progress,
     .busy = busy,
-    .wait = wait_for_news,
+    .wait = wait_for_events,
     .wake = wake,
     .alloc = alloc_memory,
     .free = free_memory,

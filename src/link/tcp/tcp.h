@@ -33,19 +33,20 @@ typedef struct gr_tcp_message {
 
 /* One connection of a link. The first carries all headers, and the payloads up to inline_max; where
  * there are several, what is beyond goes in parts over any of them. */
-typedef struct gr_tcp_stream {
+typedef struct gr_tcp_rail {
     gr_tcp_link *link;
     int index;
     bool readable, writable; /* what the last event or call said; edges come only once */
-    bool hung_up;            /* the end of the stream is near: read until it comes */
+    bool hung_up;            /* the end of the rail is near: read until it comes */
     bool left;               /* the peer has said that nothing more comes */
 
     /* How fast it is, of several: what the peer has acknowledged of `sent_bytes` over a while. */
-    bool deferred;     /* the next part would be there sooner over another stream */
+    bool deferred;     /* the next part would be there sooner over another rail */
     double bytes_a_us; /* 0: not known yet */
     uint64_t sent_bytes, unacknowledged;
     uint64_t acknowledged_then; /* at since_us */
     int64_t since_us;
+    int64_t tried_us; /* when it got its last part, or its speed was raised for want of one */
 
     /* The part that is written, and the one that is read: its head is off the buffer. */
     uint64_t out_message;
@@ -58,20 +59,20 @@ typedef struct gr_tcp_stream {
 
     uint32_t start, end; /* buffer[start, end) is read but not taken */
     uint8_t buffer[GR_TCP_BUFFER];
-} gr_tcp_stream;
+} gr_tcp_rail;
 
 struct gr_tcp_link {
     gr_link base;
-    uint32_t inline_max; /* so much of a payload follows its header; UINT32_MAX: one stream */
-    bool lost;           /* one of several streams has ended: what is here is still read */
+    uint32_t inline_max; /* so much of a payload follows its header; UINT32_MAX: one rail */
+    bool lost;           /* one of several rails has ended: what is here is still read */
     int lost_error;      /* errno; 0: end of file */
 
     /* Sending: messages [done, head) are queued. Of the one at `announced` `written` bytes are
-     * gone, of those before it all that is not in parts. The next part to be dealt is that at
+     * gone, of those before it all that is not in parts. The next part to be striped is that at
      * part_offset of part_message; 0: that one's first. */
     uint64_t head, done, announced, part_message;
-    uint64_t undealt_bytes; /* of all parts that no stream has yet */
-    int64_t looked_us;      /* when the streams' speeds were looked at */
+    uint64_t unstriped_bytes; /* of all parts that no rail has yet */
+    int64_t sampled_us;       /* when the rails' speeds were looked at */
     uint32_t part_offset;
     size_t written;
     gr_tcp_message queue[GR_TCP_QUEUE];
@@ -89,18 +90,18 @@ struct gr_tcp_link {
     uint16_t free_views[GR_TCP_VIEWS];
     int free_view_count;
     uint8_t parts_begun[GR_PARTS_MAX / 8]; /* bits: of the head */
-    gr_tcp_stream *more;                   /* all but the first stream */
-    gr_tcp_stream first;
+    gr_tcp_rail *more;                     /* all but the first rail */
+    gr_tcp_rail first;
 };
 
-static inline gr_tcp_stream *gr_tcp_stream_at(gr_tcp_link *link, int index)
+static inline gr_tcp_rail *gr_tcp_rail_at(gr_tcp_link *link, int index)
 {
     return index == 0 ? &link->first : &link->more[index - 1];
 }
 
-static inline uint32_t gr_tcp_buffered(const gr_tcp_stream *stream)
+static inline uint32_t gr_tcp_buffered(const gr_tcp_rail *rail)
 {
-    return stream->end - stream->start;
+    return rail->end - rail->start;
 }
 
 /* How much of a payload follows its header. */
@@ -115,31 +116,33 @@ static inline bool gr_tcp_small(const gr_tcp_link *link)
     return link->frame.size_bytes <= GR_TCP_SMALL_MAX;
 }
 
-/* stream.c: the bytes of one stream. */
+/* rail.c: the bytes of one rail. */
 /* Some that was written still waits here for the socket: TLS holds it. */
-bool gr_tcp_stream_holds(const gr_tcp_stream *stream);
+bool gr_tcp_rail_holds(const gr_tcp_rail *rail);
 /* One call that writes; how many bytes went. No parts: what TLS holds is moved on. */
-size_t gr_tcp_stream_write(gr_tcp_stream *stream, struct iovec *parts, int count);
+size_t gr_tcp_rail_write(gr_tcp_rail *rail, struct iovec *parts, int count);
 /* One call that reads: first up to size_bytes to `to`, then up to `room` into the buffer, which is
  * empty or has room. How many came to `to`; the link may have ended. */
-size_t gr_tcp_stream_read(gr_tcp_stream *stream, uint8_t *to, size_t size_bytes, uint32_t room);
+size_t gr_tcp_rail_read(gr_tcp_rail *rail, uint8_t *to, size_t size_bytes, uint32_t room);
 /* What the buffer has of size_bytes; `to` NULL: thrown away. */
-size_t gr_tcp_stream_take(gr_tcp_stream *stream, uint8_t *to, size_t size_bytes);
+size_t gr_tcp_rail_take(gr_tcp_rail *rail, uint8_t *to, size_t size_bytes);
 /* Nothing more goes out, nothing that came is wanted. */
-void gr_tcp_stream_end(gr_tcp_stream *stream);
+void gr_tcp_rail_end(gr_tcp_rail *rail);
 
-/* parts.c: links of several streams. */
-void gr_tcp_link_deal(gr_tcp_link *link); /* write what the kernel takes, whichever stream it is */
+/* stripe.c: links of several rails. */
+void gr_tcp_link_stripe(gr_tcp_link *link); /* write what the kernel takes, whichever rail it is */
 void gr_tcp_receive_parts(gr_tcp_link *link);
-void gr_tcp_stream_receive_parts(gr_tcp_stream *stream);
-bool gr_tcp_parts_busy(gr_tcp_link *link);            /* one of these would do something */
-uint64_t gr_tcp_parts_dealt(const gr_tcp_link *link); /* behind the last message with a part out */
-void gr_tcp_mourn(gr_tcp_link *link); /* break the link if a stream is lost and nothing is left */
+void gr_tcp_rail_receive_parts(gr_tcp_rail *rail);
+bool gr_tcp_parts_busy(gr_tcp_link *link); /* one of these would do something */
+uint64_t
+gr_tcp_parts_striped(const gr_tcp_link *link); /* behind the last message with a part out */
+void gr_tcp_report_lost_rail(
+    gr_tcp_link *link); /* break the link if a rail is lost and nothing is left */
 void gr_tcp_leave_parts(gr_tcp_link *link);
 
 /* message.c */
 size_t gr_tcp_write_messages(gr_tcp_link *link); /* one call; how many bytes went */
-void gr_tcp_settle(gr_tcp_link *link);           /* messages are done that are written whole */
+void gr_tcp_finish_written(gr_tcp_link *link);   /* messages are done that are written whole */
 void gr_tcp_link_flush(gr_tcp_link *link);       /* write what the kernel takes */
 void gr_tcp_link_receive(gr_tcp_link *link);     /* read what may be read without the caller */
 bool gr_tcp_link_busy(gr_tcp_link *link);        /* one of these two would do something */

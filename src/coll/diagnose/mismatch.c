@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/diagnose/diagnosis_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Do all ranks call the same? A fingerprint only says that they do not. A rank that meets a foreign
+ * one, in a frame or in the report of a rank that waits, reports what it called itself; the
+ * coordinator hands that to the peer, which knows what it called, and says both to all. A frame
+ * shows for ever that the two differ. A report shows it while the peer is in that wait, which only
+ * the peer knows: numbers of sub-groups are used again, and reports may come late. */
+
+enum {
+    ARBITRATION_US = 5000000, /* a busy machine may keep the peer from its answer for a while */
+    DISCARD_US = 50000,       /* a sender of what was not taken yet waits, and so can answer */
+    CALL_BYTES = 200,
+    HOW_BYTES = 64
+};
+
+/* ---- Saying which operation it is ------------------------------------------------------------ */
+static void describe_entry(const gr_diagnosis *d, const gr_flight_recorder_entry *entry,
+                           char *text_out, size_t size_bytes)
+{
+    char what[GR_FLIGHT_RECORDER_TEXT_BYTES], number[GR_FLIGHT_RECORDER_NUMBER_BYTES];
+    gr_flight_recorder_describe(entry, what, sizeof what);
+    gr_flight_recorder_describe_number(gr_diagnosis_record(d), entry->comm, entry->number,
+                                       gr_flight_recorder_is_message(entry), number);
+    snprintf(text_out, size_bytes, "%.145s as %.45s", what, number);
+}
+
+void gr_diagnosis_describe_call(const gr_diagnosis *d, uint64_t record, char *text_out,
+                                size_t size_bytes)
+{
+    const gr_flight_recorder_entry *entry = gr_flight_recorder_at(gr_diagnosis_record(d), record);
+    snprintf(text_out, size_bytes, "an operation that is no longer known");
+    if (entry) {
+        describe_entry(d, entry, text_out, size_bytes);
+    }
+}
+
+void gr_exec_describe_op(const gr_exec *exec, const gr_op *op, char *text_out, size_t size_bytes)
+{
+    char what[GR_FLIGHT_RECORDER_TEXT_BYTES] = "no longer known";
+    char number[GR_FLIGHT_RECORDER_NUMBER_BYTES];
+    const gr_flight_recorder *record = gr_exec_record(exec);
+    const gr_flight_recorder_entry *entry = gr_flight_recorder_at(record, gr_op_record(op));
+    gr_op_id id = gr_op_identity(op);
+    if (entry) {
+        gr_flight_recorder_describe(entry, what, sizeof what);
+    }
+    gr_flight_recorder_describe_number(record, id.comm, entry ? entry->number : id.number,
+                                       id.is_message, number);
+    snprintf(text_out, size_bytes, "%.45s (%.140s)", number, what);
+}
+
+/* ---- What was called here instead ------------------------------------------------------------ */
+/* `ours`: this rank names the operation, else the peer does. */
+static const gr_flight_recorder_entry *find_entry(const gr_diagnosis *d, int peer,
+                                                  const gr_op_id *id, bool ours)
+{
+    const gr_flight_recorder *record = gr_diagnosis_record(d);
+    if (!id->is_message) {
+        return gr_flight_recorder_find(record, id->comm, id->number);
+    }
+    gr_coll coll = id->sends == ours ? GR_COLL_SEND : GR_COLL_RECV;
+    return gr_flight_recorder_find_message(record, coll, peer, id->number);
+}
+
+/* The sentence that all ranks get. */
+static void fail_both(gr_diagnosis *d, int peer, const char *ours, const char *theirs)
+{
+    gr_diag diag;
+    (void)gr_fail_peer(&diag, GR_E_MISMATCH, peer,
+                       "the ranks call different operations: rank %d called %.190s; rank %d called "
+                       "%.190s; all ranks must call the same operations in the same order",
+                       d->config.rank, ours, peer, theirs);
+    gr_exec_end(d->config.exec, &diag);
+}
+
+/* ---- Arbitration ----------------------------------------------------------------------------- */
+/* The peer is in `id`; this rank called `entry` instead, NULL: nothing. `how` it differs, where the
+ * two do not show it; else "". */
+static void begin_arbitration(gr_diagnosis *d, int peer, const gr_op_id *id,
+                              const gr_flight_recorder_entry *entry, const char *how)
+{
+    gr_diagnosis_arbitration *arbitration = &d->arbitration;
+    if (arbitration->on || gr_diagnosis_is_over(d)) {
+        return;
+    }
+    char what[CALL_BYTES] = "nothing that goes with it", number[GR_FLIGHT_RECORDER_NUMBER_BYTES];
+    if (entry) {
+        describe_entry(d, entry, what, sizeof what);
+    }
+    /* A peer that sends data of a later operation than the one that this rank needs data of has
+     * called something else there: that tells more. */
+    bool comparable = entry && !id->is_message && !gr_flight_recorder_is_message(entry) &&
+                      entry->comm == id->comm;
+    gr_op_report report = {.kind = GR_REPORT_MISMATCH,
+                           .rank = d->config.rank,
+                           .peer = peer,
+                           .via = -1,
+                           .op = *id,
+                           .called_at = comparable ? entry->number : id->number};
+    snprintf(report.text, sizeof report.text, "%s%s", what, how);
+    gr_flight_recorder_describe_number(gr_diagnosis_record(d), id->comm, id->number, id->is_message,
+                                       number);
+    (void)gr_fail_peer(&arbitration->own_account, GR_E_MISMATCH, peer,
+                       "the ranks call different operations: rank %d called %.200s; rank %d is at "
+                       "%s, a different one, and has not said which; all ranks must call the same "
+                       "operations in the same order",
+                       d->config.rank, report.text, peer, number);
+    if (!gr_diagnosis_send(d, &report)) {
+        gr_exec_end(d->config.exec, &arbitration->own_account);
+        return;
+    }
+    arbitration->on = true;
+    gr_exec_set_arbitrating(d->config.exec, true);
+    arbitration->until_us = gr_clock_deadline_us(&d->config.clock, ARBITRATION_US);
+}
+
+int64_t gr_diagnosis_poll_arbitration(gr_diagnosis *d, int64_t now_us)
+{
+    if (!d->arbitration.on || gr_diagnosis_is_over(d)) {
+        return GR_NEVER;
+    }
+    if (now_us >= d->arbitration.until_us) {
+        gr_exec_end(d->config.exec, &d->arbitration.own_account);
+        return GR_NEVER;
+    }
+    int64_t discard_us = d->arbitration.until_us - ARBITRATION_US + DISCARD_US;
+    if (now_us < discard_us) {
+        return discard_us;
+    }
+    gr_exec_discard_data(d->config.exec); /* the peer's sentence may stand behind data */
+    return d->arbitration.until_us;
+}
+
+const gr_diag *gr_diagnosis_own_account(const gr_diagnosis *diagnosis)
+{
+    return &diagnosis->arbitration.own_account;
+}
+
+void gr_diagnosis_take_mismatch(gr_diagnosis *d, const gr_op_report *report)
+{
+    const gr_flight_recorder_entry *entry = NULL;
+    char ours[CALL_BYTES] = "an operation that is no longer known";
+    if (report->answers != 0) {
+        if (gr_diagnosis_is_current(d, report)) {
+            gr_diagnosis_fail_wait(d, report);
+        }
+        return;
+    }
+    if (report->called_at != report->op.number && !report->op.is_message) {
+        entry = gr_flight_recorder_find(gr_diagnosis_record(d), report->op.comm, report->called_at);
+    }
+    entry = entry ? entry : find_entry(d, report->rank, &report->op, true);
+    if (entry) {
+        describe_entry(d, entry, ours, sizeof ours);
+    }
+    fail_both(d, report->rank, ours, report->text);
+}
+
+/* ---- Ranks that wait ------------------------------------------------------------------------- */
+bool gr_diagnosis_compare(gr_diagnosis *d, const gr_op_report *report)
+{
+    bool concerns_us = report->op.is_message
+                           ? report->op.partner == d->config.rank
+                           : gr_exec_shares_comm(d->config.exec, report->op.comm, report->rank);
+    if (!concerns_us) {
+        return true;
+    }
+    if (!gr_exec_has_begun(d->config.exec, &report->op, report->rank)) {
+        return false;
+    }
+    /* Messages are compared where they meet. */
+    const gr_flight_recorder_entry *entry =
+        report->op.is_message ? NULL : find_entry(d, report->rank, &report->op, false);
+    if (entry && entry->fingerprint != report->op.fingerprint) {
+        gr_op_report met = {.kind = GR_REPORT_MISMATCH,
+                            .rank = d->config.rank,
+                            .peer = report->rank,
+                            .via = -1,
+                            .op = report->op,
+                            .called_at = report->op.number,
+                            .answers = report->seq};
+        describe_entry(d, entry, met.text, sizeof met.text);
+        (void)gr_diagnosis_send(d, &met); /* else it remains a stall */
+    }
+    return true;
+}
+
+void gr_diagnosis_fail_wait(gr_diagnosis *d, const gr_op_report *report)
+{
+    char ours[CALL_BYTES];
+    gr_diagnosis_describe_call(d, d->report_record, ours, sizeof ours);
+    fail_both(d, report->rank, ours, report->text);
+}
+
+/* ---- A foreign frame ------------------------------------------------------------------------- */
+static void fail_size(gr_diagnosis *d, int peer, const gr_frame *frame, const gr_op *op)
+{
+    char what[CALL_BYTES];
+    gr_exec_describe_op(d->config.exec, op, what, sizeof what);
+    gr_diag diag;
+    (void)gr_fail_peer(
+        &diag, GR_E_MISMATCH, peer,
+        "%s: rank %d sent segment %u of message %u with %u bytes, which does not fit "
+        "on rank %d; is GRADUS_SEGMENT the same on all ranks?",
+        what, peer, frame->segment, frame->message, frame->size_bytes, d->config.rank);
+    gr_exec_end(d->config.exec, &diag);
+}
+
+void gr_diagnosis_foreign_frame(gr_diagnosis *diagnosis, int peer, const gr_frame *frame,
+                                const gr_op *op, bool uneven, size_t size_bytes)
+{
+    gr_diagnosis *d = diagnosis;
+    const gr_flight_recorder *record = gr_diagnosis_record(d);
+    gr_op_id id = gr_op_id_of_frame(frame, d->config.rank),
+             own = op ? gr_op_identity(op) : (gr_op_id){.number = 0};
+    bool same =
+        op && id.comm == own.comm && id.number == own.number && id.fingerprint == own.fingerprint;
+    if (same && uneven) {
+        /* An alltoall: the fingerprint has no counts, which only two ranks know. */
+        char how[HOW_BYTES];
+        snprintf(how, sizeof how, ", to get %zu bytes from rank %d, not %u", size_bytes, peer,
+                 frame->size_bytes);
+        begin_arbitration(d, peer, &id, gr_flight_recorder_at(record, gr_op_record(op)), how);
+        return;
+    }
+    if (same) {
+        fail_size(d, peer, frame, op);
+        return;
+    }
+    /* What stands at the same place here says most; else what this rank waits in. */
+    const gr_flight_recorder_entry *entry = find_entry(d, peer, &id, false);
+    if (op && (!entry || own.is_message || entry->fingerprint == id.fingerprint)) {
+        entry = gr_flight_recorder_at(record, gr_op_record(op));
+    }
+    begin_arbitration(d, peer, &id, entry, "");
+}
+
+void gr_diagnosis_mismatch(gr_diagnosis *diagnosis, uint16_t comm, uint32_t number,
+                           uint64_t fingerprint, int peer)
+{
+    const gr_op_id id = {.comm = comm, .number = number, .partner = -1, .fingerprint = fingerprint};
+    begin_arbitration(diagnosis, peer, &id,
+                      gr_flight_recorder_find(gr_diagnosis_record(diagnosis), comm, number), "");
+}

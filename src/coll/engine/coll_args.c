@@ -1,0 +1,451 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/engine/coll_args.h"
+#include "base/fail.h"
+#include "coll/plan/plan.h"
+#include "coll/plan/traits.h"
+#include "coll/reduce/reduce.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+enum { WHY_BYTES = 320 };
+
+/* Whose call it is, for the sentences. */
+typedef struct caller {
+    const gr_call *call;
+    int rank, size;
+    gr_diag *diag;
+} caller;
+
+static gr_status refuse(const caller *who, const char *format, ...) GR_PRINTF(2, 3);
+
+static gr_status refuse(const caller *who, const char *format, ...)
+{
+    char why[WHY_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(why, sizeof why, format, args);
+    va_end(args);
+    const gr_call *call = who->call;
+    bool known = (unsigned)call->coll < GR_COLL_COUNT;
+    return gr_fail(who->diag, GR_E_INVALID, "%s%s%.48s%s%s%.64s on rank %d: %s",
+                   known ? gr_coll_name(call->coll) : "a call", call->name ? " \"" : "",
+                   call->name ? call->name : "", call->name ? "\"" : "", call->site ? " at " : "",
+                   call->site ? call->site : "", who->rank, why);
+}
+
+/* ---- What a call may say --------------------------------------------------------------------- */
+static gr_status check_reduction(const caller *who)
+{
+    const gr_call *call = who->call;
+    if ((unsigned)call->op >= GR_REDOP_COUNT) {
+        return refuse(who, "the operation is %d, which is no gr_redop", (int)call->op);
+    }
+    if (!gr_dtype_reduces(call->dtype, call->op)) {
+        char those[128];
+        gr_dtype_list_reductions(call->dtype, those, sizeof those);
+        return refuse(who, "%s cannot be reduced by %s, only by %s", gr_dtype_name(call->dtype),
+                      gr_redop_name(call->op), those);
+    }
+    if (call->op == GR_USER && !call->reduce) {
+        return refuse(who, "GR_USER needs a function: set `reduce`");
+    }
+    return GR_OK;
+}
+
+static gr_status check_kinds(const caller *who)
+{
+    const gr_call *call = who->call;
+    if ((unsigned)call->coll >= GR_COLL_COUNT) {
+        return refuse(who, "coll is %d, which is no gr_coll", (int)call->coll);
+    }
+    const gr_coll_traits *traits = &gr_coll_traits_of[call->coll];
+    if ((unsigned)call->dtype >= GR_DTYPE_COUNT) {
+        return refuse(who, "the type of the elements is %d, which is no gr_dtype",
+                      (int)call->dtype);
+    }
+    gr_status status = traits->reduces ? check_reduction(who) : GR_OK;
+    if (status != GR_OK) {
+        return status;
+    }
+    bool receives = call->coll == GR_COLL_RECV;
+    bool any = receives && call->root == GR_ANY_SOURCE;
+    if (traits->rooted && !any && (call->root < 0 || call->root >= who->size)) {
+        return refuse(who, "%s is %d, but ranks are 0 .. %d",
+                      traits->message ? "the peer (root)" : "the root", call->root, who->size - 1);
+    }
+    if (call->tag != 0 && !traits->message) {
+        return refuse(who, "only send and recv have a tag");
+    }
+    if (call->tag == GR_ANY_TAG && !receives) {
+        return refuse(who, "GR_ANY_TAG is for recv: a message is sent with one tag");
+    }
+    if (call->source_out && !receives) {
+        return refuse(who, "source_out is for recv");
+    }
+    if (call->reduce && (!traits->reduces || call->op != GR_USER)) {
+        return refuse(who, "`reduce` is set, but op is not GR_USER, so it would not be called");
+    }
+    return GR_OK;
+}
+
+static gr_status take_factor(const caller *who, const char *what, double factor, double *out)
+{
+    *out = factor == 0 ? 1 : factor;
+    if (!isfinite(factor)) {
+        return refuse(who, "%s is not finite", what);
+    }
+    if (*out != 1 && !gr_coll_traits_of[who->call->coll].reduces) {
+        return refuse(who, "%s is given, but nothing is reduced", what);
+    }
+    if (*out != 1 && !gr_dtype_scales(who->call->dtype)) {
+        return refuse(who, "%s is given, but %s cannot be multiplied", what,
+                      gr_dtype_name(who->call->dtype));
+    }
+    return GR_OK;
+}
+
+static gr_status check_shards(const caller *who, gr_coll_args *task)
+{
+    const gr_call *call = who->call;
+    task->shards = call->shards == 0 ? who->size : call->shards;
+    if (call->coll != GR_COLL_ALLREDUCE) {
+        return call->shards == 0 && !call->partials
+                   ? GR_OK
+                   : refuse(who, "only allreduce goes over shards");
+    }
+    if (call->shards < 0 || call->shards > GR_COLL_ARGS_SHARDS_MAX) {
+        return refuse(who, "the number of shards is %d, but must be 1 .. %d", call->shards,
+                      GR_COLL_ARGS_SHARDS_MAX);
+    }
+    if (call->partials && (call->in || call->out)) {
+        return refuse(who, "partials are the buffers of an allreduce over shards: in and out must "
+                           "be NULL");
+    }
+    if (call->shards != 0 && !call->partials && call->count > 0) {
+        return refuse(who, "shards are given, but `partials` is NULL");
+    }
+    return GR_OK;
+}
+
+/* ---- Counts ---------------------------------------------------------------------------------- */
+static gr_status add_counts(const caller *who, const size_t *counts, size_t *sum_out)
+{
+    size_t sum = 0;
+    for (int i = 0; i < who->size; i++) {
+        if (counts[i] > GR_COLL_ARGS_COUNT_MAX - sum) {
+            return refuse(who, "the counts add up to more than 2^38 - 1 elements at rank %d", i);
+        }
+        sum += counts[i];
+    }
+    *sum_out = sum;
+    return GR_OK;
+}
+
+static gr_status check_counts(const caller *who, gr_coll_args *task)
+{
+    const gr_call *call = who->call;
+    const gr_coll_traits *traits = &gr_coll_traits_of[call->coll];
+    size_t parts = traits->blocks ? (size_t)who->size : 1;
+    task->by_block = traits->blocks;
+    task->uneven = call->counts != NULL;
+    if (call->recv_counts && (call->coll != GR_COLL_ALLTOALL || !call->counts)) {
+        return refuse(who, "recv_counts are for alltoall with counts only");
+    }
+    if (!call->counts) {
+        size_t all;
+        if (__builtin_mul_overflow(call->count, parts, &all) || all > GR_COLL_ARGS_COUNT_MAX) {
+            return refuse(who, "the count is %zu, too large: at most 2^38 - 1 elements in all",
+                          call->count);
+        }
+        bool barrier = call->coll == GR_COLL_BARRIER;
+        task->count = barrier ? 0 : call->count;
+        task->all_elements = barrier ? 0 : all;
+        task->input_elements = task->user_elements = task->all_elements;
+        return GR_OK;
+    }
+    if (!traits->blocks) {
+        return refuse(who, "counts by rank make no sense here: set `count`");
+    }
+    if (call->coll == GR_COLL_ALLTOALL && !call->recv_counts) {
+        return refuse(who, "alltoall with counts needs recv_counts too");
+    }
+    task->input_counts = call->counts;
+    task->user_counts = call->recv_counts ? call->recv_counts : call->counts;
+    gr_status status = add_counts(who, task->input_counts, &task->input_elements);
+    if (status == GR_OK) {
+        status = add_counts(who, task->user_counts, &task->user_elements);
+    }
+    task->all_elements = task->user_elements;
+    return status;
+}
+
+/* ---- Buffers --------------------------------------------------------------------------------- */
+static size_t block_elements(const gr_coll_args *task, const size_t *counts, int block)
+{
+    return counts ? counts[block] : task->count;
+}
+
+static size_t elements_before(const gr_coll_args *task, const size_t *counts, int block)
+{
+    size_t sum = 0;
+    for (int i = 0; counts && i < block; i++) {
+        sum += counts[i];
+    }
+    return counts ? sum : task->count * (size_t)block;
+}
+
+/* Own block of `whole`: where it stands. */
+static const void *own_place(const gr_coll_args *task, const size_t *counts, const void *whole,
+                             int rank)
+{
+    size_t bytes = elements_before(task, counts, rank) * gr_dtype_bytes(task->call->dtype);
+    return (const uint8_t *)whole + bytes;
+}
+
+/* `in` may be NULL since it has no elements, and not because the rank's own stand in `out`. */
+static bool gives_nothing(const gr_coll_args *task, int rank)
+{
+    const gr_call *call = task->call;
+    return task->uneven && ((call->coll == GR_COLL_ALLTOALL && task->input_elements == 0) ||
+                            (call->coll == GR_COLL_GATHER && call->counts[rank] == 0));
+}
+
+/* Which buffers there are: reduces call->in and call->out to task->input and task->user. */
+static void place_buffers(const caller *who, gr_coll_args *task)
+{
+    static const char nothing = 0;
+    const gr_call *call = who->call;
+    int rank = who->rank;
+    bool at_root = gr_coll_traits_of[call->coll].rooted && call->root == rank;
+    const void *in = !call->in && gives_nothing(task, rank) ? &nothing : call->in;
+    void *out = call->out;
+    task->input_only = task->user_only = -1;
+    switch (call->coll) {
+    case GR_COLL_ALLGATHER:
+        in = out && in == own_place(task, task->user_counts, out, rank) ? NULL : in;
+        task->input_only = rank;
+        break;
+    case GR_COLL_GATHER:
+        in = out && in == own_place(task, task->user_counts, out, rank) ? NULL : in;
+        task->input_only = rank;
+        if (!at_root && in) { /* it has its own block and nothing else */
+            out = NULL;
+        }
+        break;
+    case GR_COLL_REDUCE_SCATTER:
+        if (in && out == own_place(task, task->input_counts, in, rank)) {
+            out = (void *)(uintptr_t)in;
+            in = NULL;
+        }
+        task->user_only = in ? rank : -1;
+        break;
+    case GR_COLL_SCATTER:
+        if (at_root && in && out == own_place(task, task->input_counts, in, rank)) {
+            out = (void *)(uintptr_t)in;
+            in = NULL;
+        }
+        in = at_root ? in : NULL;
+        task->user_only = at_root && !in ? -1 : rank;
+        break;
+    case GR_COLL_BROADCAST:
+        in = at_root && in != out ? in : NULL;
+        break;
+    case GR_COLL_SEND:
+        out = NULL;
+        break;
+    case GR_COLL_RECV:
+        in = NULL;
+        break;
+    case GR_COLL_REDUCE:
+        in = in == out ? NULL : in;
+        if (!at_root && in) {
+            out = NULL;
+        }
+        break;
+    default:
+        in = in == out ? NULL : in;
+        break;
+    }
+    task->input = in;
+    task->user = out;
+}
+
+/* Elements that each buffer of this rank must hold. */
+static void size_buffers(const caller *who, gr_coll_args *task)
+{
+    const gr_call *call = who->call;
+    int rank = who->rank;
+    bool at_root = call->root == rank;
+    if (task->input_only >= 0) {
+        task->input_elements = block_elements(task, task->input_counts, rank);
+    }
+    if (task->user_only >= 0) {
+        task->user_elements = block_elements(task, task->user_counts, rank);
+    }
+    switch (call->coll) {
+    case GR_COLL_REDUCE:
+    case GR_COLL_GATHER:
+        task->user_elements = at_root || !task->input ? task->user_elements : 0;
+        break;
+    case GR_COLL_SCATTER:
+    case GR_COLL_BROADCAST:
+        task->input_elements = at_root ? task->input_elements : 0;
+        break;
+    case GR_COLL_SEND:
+        task->user_elements = 0;
+        break;
+    case GR_COLL_RECV:
+        task->input_elements = 0;
+        break;
+    default:
+        break;
+    }
+}
+
+static gr_range range_of(const void *at, size_t bytes)
+{
+    uintptr_t first = (uintptr_t)at;
+    return (gr_range){.first = first, .end = at ? first + bytes : first};
+}
+
+static bool meet(gr_range a, gr_range b)
+{
+    return a.first < a.end && b.first < b.end && a.first < b.end && b.first < a.end;
+}
+
+gr_range gr_call_memory_range(const gr_call_memory *memory, int index)
+{
+    return index == 0 ? memory->writes
+           : index > memory->partial_count
+               ? memory->reads
+               : range_of(memory->partials[index - 1], memory->partial_bytes);
+}
+
+static gr_status check_partials(const caller *who, gr_coll_args *task)
+{
+    gr_call_memory *memory = &task->memory;
+    memory->partials = task->call->partials;
+    memory->partial_bytes = task->count * gr_dtype_bytes(task->call->dtype);
+    memory->partial_count =
+        memory->partials ? gr_shard_partials(task->shards, who->size, who->rank) : 0;
+    for (int i = 0; i < memory->partial_count && task->count > 0; i++) {
+        if (!memory->partials[i]) {
+            return refuse(who, "partials[%d] is NULL though the count is %zu", i, task->count);
+        }
+        for (int k = 0; k < i; k++) {
+            if (meet(gr_call_memory_range(memory, k + 1), gr_call_memory_range(memory, i + 1))) {
+                return refuse(who, "partials[%d] and partials[%d] overlap", k, i);
+            }
+        }
+    }
+    return GR_OK;
+}
+
+static gr_status check_buffers(const caller *who, gr_coll_args *task)
+{
+    const gr_call *call = who->call;
+    if (call->partials) {
+        return check_partials(who, task);
+    }
+    bool sends = call->coll == GR_COLL_SEND;
+    task->out_of_place = task->input != NULL;
+    bool needs_input = sends || (call->coll == GR_COLL_SCATTER && !task->user);
+    if (needs_input && task->input_elements > 0 && !task->input) {
+        return refuse(who, "in is NULL though there are %zu elements", task->input_elements);
+    }
+    if (task->user_elements > 0 && !task->user) {
+        return refuse(who, "out is NULL though there are %zu elements", task->user_elements);
+    }
+    if (call->coll == GR_COLL_ALLTOALL && !task->out_of_place && task->uneven) {
+        for (int i = 0; i < who->size; i++) {
+            if (call->counts[i] != call->recv_counts[i]) {
+                return refuse(who,
+                              "in place, what is sent to rank %d (%zu elements) must be as much as "
+                              "what comes from it (%zu)",
+                              i, call->counts[i], call->recv_counts[i]);
+            }
+        }
+    }
+    size_t bytes = gr_dtype_bytes(call->dtype);
+    gr_call_memory *memory = &task->memory;
+    memory->reads = range_of(task->input, task->input_elements * bytes);
+    memory->writes = range_of(task->user, task->user_elements * bytes);
+    if (meet(memory->reads, memory->writes)) {
+        return refuse(who, "in and out overlap; for in place pass in = NULL");
+    }
+    if (call->coll == GR_COLL_BROADCAST && call->root == who->rank && !task->input) {
+        memory->reads = memory->writes; /* the root's data stay as they are */
+        memory->writes = (gr_range){.first = 0};
+    }
+    return GR_OK;
+}
+
+gr_status gr_coll_args_init(gr_coll_args *task, const gr_call *call, int rank, int size,
+                            gr_diag *diag)
+{
+    caller who = {.call = call, .rank = rank, .size = size, .diag = diag};
+    /* What is not set below always; one store each costs less than to clear it all. */
+    task->call = call;
+    task->out_of_place = false;
+    task->count = 0;
+    task->input_counts = NULL;
+    task->user_counts = NULL;
+    task->memory = (gr_call_memory){.partial_count = 0};
+    gr_status status = check_kinds(&who);
+    if (status != GR_OK) {
+        return status;
+    }
+    task->reduces = gr_coll_traits_of[call->coll].reduces;
+    status = take_factor(&who, "prescale", call->prescale, &task->prescale);
+    if (status == GR_OK) {
+        status = take_factor(&who, "postscale", call->postscale, &task->postscale);
+    }
+    if (status == GR_OK) {
+        status = check_shards(&who, task);
+    }
+    if (status == GR_OK) {
+        status = check_counts(&who, task);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    place_buffers(&who, task);
+    size_buffers(&who, task);
+    return check_buffers(&who, task);
+}
+
+/* ---- Several at once ------------------------------------------------------------------------- */
+/* Does `b` read or write what `a` writes? */
+static bool disturbs(const gr_call_memory *a, const gr_call_memory *b)
+{
+    for (int i = 0; i <= a->partial_count; i++) {
+        gr_range written = gr_call_memory_range(a, i);
+        for (int k = 0; k <= b->partial_count + 1; k++) {
+            if (meet(written, gr_call_memory_range(b, k))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bool gr_call_memory_meets(const gr_call_memory *a, const gr_call_memory *b)
+{
+    return disturbs(a, b) || disturbs(b, a);
+}
+
+gr_status gr_coll_args_apart(const gr_coll_args *tasks, int count, int rank, int size,
+                             gr_diag *diag)
+{
+    for (int i = 0; i < count; i++) {
+        caller who = {.call = tasks[i].call, .rank = rank, .size = size, .diag = diag};
+        for (int k = 0; k < count; k++) {
+            if (i != k && disturbs(&tasks[i].memory, &tasks[k].memory)) {
+                return refuse(&who, "call %d of the group writes memory that call %d uses", i, k);
+            }
+        }
+    }
+    return GR_OK;
+}

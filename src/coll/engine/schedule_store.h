@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_ENGINE_SCHEDULE_STORE_H
+#define GR_COLL_ENGINE_SCHEDULE_STORE_H
+
+/* The programs of one communicator that were made already, by shape and algorithm: planning happens
+ * once. */
+
+#include "coll/engine/schedule.h"
+
+enum { GR_SCHEDULES_MAX = 1024 };
+
+/* What is multiplied: the contributions (by prescale), the result (by postscale, and the division
+ * of an average). */
+typedef struct gr_scaling {
+    bool contributions, result;
+} gr_scaling;
+
+typedef struct gr_schedules_entry {
+    const gr_algorithm *algorithm;
+    int root, shards;
+    bool out_of_place, uneven;
+    gr_scaling scaling;
+    gr_schedule *program;
+} gr_schedules_entry;
+
+typedef struct gr_schedules {
+    gr_schedules_entry *entries;
+    int count, capacity;
+    int last; /* the one found last: most callers repeat themselves */
+} gr_schedules;
+
+void gr_schedules_fini(gr_schedules *programs);
+
+/* Finds or makes one. `may_forget`: no operation runs, so that a full store may be emptied.
+ * GR_E_NO_MEMORY, GR_E_BUG. */
+gr_status gr_schedules_get(gr_schedules *programs, const gr_algorithm *algorithm,
+                           const gr_plan_shape *shape, gr_scaling scaling, bool may_forget,
+                           const gr_schedule **program_out, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

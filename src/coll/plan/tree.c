@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/plan/plan.h"
+
+int gr_tree_left_count(int count)
+{
+    int left = 1;
+    while (left < count - left) {
+        left *= 2;
+    }
+    return left;
+}
+
+static gr_tree_range left_child(gr_tree_range node)
+{
+    return (gr_tree_range){node.first, gr_tree_left_count(node.count)};
+}
+
+static gr_tree_range right_child(gr_tree_range node)
+{
+    int left = gr_tree_left_count(node.count);
+    return (gr_tree_range){node.first + left, node.count - left};
+}
+
+/* The depth is at most 31 for any int, since each left child has at least half of its parent and is
+ * perfect, and each right child less than half or, being perfect too, exactly half. */
+static int cover_node(gr_tree_range node, int first, int end, gr_tree_range *ranges_out, int found)
+{
+    int node_end = node.first + node.count;
+    if (node_end <= first || end <= node.first) {
+        return found;
+    }
+    if (first <= node.first && node_end <= end) {
+        ranges_out[found] = node;
+        return found + 1;
+    }
+    found = cover_node(left_child(node), first, end, ranges_out, found);
+    return cover_node(right_child(node), first, end, ranges_out, found);
+}
+
+int gr_tree_cover(int shards, int first, int count, gr_tree_range *ranges_out)
+{
+    if (shards < 1 || first < 0 || count < 1 || first > shards - count) {
+        return 0;
+    }
+    return cover_node((gr_tree_range){0, shards}, first, first + count, ranges_out, 0);
+}
+
+bool gr_tree_siblings(int shards, gr_tree_range left, gr_tree_range right)
+{
+    if (left.count < 1 || right.count < 1 || right.first != left.first + left.count) {
+        return false;
+    }
+    gr_tree_range node = {0, shards};
+    while (node.count > 1) {
+        gr_tree_range node_left = left_child(node);
+        gr_tree_range node_right = right_child(node);
+        if (left.first == node_left.first && left.count == node_left.count) {
+            return right.count == node_right.count;
+        }
+        node = left.first < node_right.first ? node_left : node_right;
+    }
+    return false;
+}
+
+void gr_shard_range(int shards, int world_size, int rank, int *first_out, int *count_out)
+{
+    if (shards < 1 || world_size < 1 || rank < 0 || rank >= world_size) {
+        *first_out = 0;
+        *count_out = 0;
+        return;
+    }
+    int each = shards / world_size;
+    int more = shards % world_size;
+    *first_out = rank * each + (rank < more ? rank : more);
+    *count_out = each + (rank < more ? 1 : 0);
+}
+
+int gr_shard_partials(int shards, int world_size, int rank)
+{
+    if (shards < 1 || world_size < 1 || rank < 0 || rank >= world_size) {
+        return 0;
+    }
+    int first, count;
+    gr_shard_range(shards, world_size, rank, &first, &count);
+    gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
+    int found = gr_tree_cover(shards, first, count, ranges);
+    return found > 0 ? found : 1;
+}

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Where the buffers of an operation are: what each rank says of its own, and how the others reach
+ * them. A buffer is named by where its first element stands, or would stand if the rank had all
+ * blocks. */
+
+#include "coll/shm/shm_coll_internal.h"
+
+#include <string.h>
+
+/* ---- Ours ------------------------------------------------------------------------------------ */
+bool gr_shm_coll_in_line(const gr_shm_coll_op *op)
+{
+    return op->packed_bytes <= SHM_COLL_INLINE;
+}
+
+typedef struct shm_buffer {
+    uintptr_t base, at; /* of the whole, and of what is used of it */
+    size_t size_bytes;
+} shm_buffer;
+
+static shm_buffer buffer_of(const gr_shm_coll_op *op, const void *base, bool result)
+{
+    size_t first, end;
+    gr_shm_coll_extent(op, op->shm->rank, result, &first, &end);
+    return (shm_buffer){.base = (uintptr_t)base,
+                        .at = (uintptr_t)base + first * op->element_bytes,
+                        .size_bytes = (end - first) * op->element_bytes};
+}
+
+/* Is it in the heap, or registered? Then *said_out is what the others are told: the offset of the
+ * base, plus one. */
+static bool is_in_heap(const gr_shm_coll *shm, shm_buffer b, uint64_t *said_out)
+{
+    const shm_peer *own = &shm->peers[shm->rank];
+    uintptr_t heap = (uintptr_t)own->heap;
+    bool inside = b.size_bytes == 0 || (b.at >= heap && b.at - heap <= own->heap_bytes &&
+                                        b.size_bytes <= own->heap_bytes - (b.at - heap));
+    *said_out = (uint64_t)b.base - (uint64_t)heap + 1;
+    if (inside) {
+        return true;
+    }
+    uintptr_t found =
+        (uintptr_t)gr_mesh_find_registered(shm->shms->mesh, (const void *)b.at, b.size_bytes);
+    *said_out += (uint64_t)found - (uint64_t)b.at;
+    return found != 0;
+}
+
+uint8_t gr_shm_coll_publish_buffers(gr_shm_coll_op *op, shm_control *control)
+{
+    gr_shm_coll *shm = op->shm;
+    uint8_t *eager = gr_shm_coll_eager(op, shm->rank);
+    shm_buffer out = buffer_of(op, op->out, true);
+    uint64_t at, out_at;
+    bool registered = is_in_heap(shm, out, &out_at);
+    for (int i = 0; i < op->input_count && registered; i++) {
+        registered = is_in_heap(shm, buffer_of(op, op->inputs[i], false), &at);
+    }
+    bool reached = op->by_kernel;
+    if (!registered && reached && out.size_bytes > 0) {
+        reached = gr_shm_coll_cma_usable(shm, (const void *)out.at, out.size_bytes, true);
+    }
+    control->body.at.prescale = op->prescale;
+    control->body.at.out = registered ? out_at : (uint64_t)out.base;
+    control->body.at.input = 0;
+    for (int i = 0; i < op->input_count; i++) {
+        shm_buffer in = buffer_of(op, op->inputs[i], false);
+        if (!registered && reached && in.size_bytes > 0) {
+            reached = gr_shm_coll_cma_usable(shm, (const void *)in.at, in.size_bytes, false);
+        }
+        at = (uint64_t)in.base;
+        if (registered) {
+            (void)is_in_heap(shm, in, &at);
+        }
+        if (i == 0) {
+            control->body.at.input = at;
+        } else {
+            memcpy(eager + (size_t)i * sizeof at, &at, sizeof at);
+        }
+    }
+    return (uint8_t)((registered ? SHM_COLL_IN_HEAP : 0) | (reached ? SHM_COLL_BY_KERNEL : 0));
+}
+
+/* ---- Theirs ---------------------------------------------------------------------------------- */
+/* A buffer of `peer`, which said that it is there. False: what is used of it lies outside its heap.
+ * */
+static bool find(const gr_shm_coll_op *op, int peer, uint64_t said, bool result,
+                 uintptr_t *base_out)
+{
+    const shm_peer *from = &op->shm->peers[peer];
+    size_t first, end;
+    gr_shm_coll_extent(op, peer, result, &first, &end);
+    if (gr_shm_coll_is_far(op, peer)) {
+        *base_out = (uintptr_t)said;
+        return true;
+    }
+    uint64_t at = said - 1 + first * op->element_bytes;
+    *base_out = (uintptr_t)from->heap + (uintptr_t)(said - 1);
+    return first == end ||
+           (at <= from->heap_bytes && (end - first) * op->element_bytes <= from->heap_bytes - at);
+}
+
+/* A rank without shards has no contribution to a sum. */
+static bool gives(const gr_shm_coll_op *op, int peer)
+{
+    int first, dealt = 1;
+    if (op->tree && op->tree->shards < op->shm->size) {
+        gr_shard_range(op->tree->shards, op->shm->size, peer, &first, &dealt);
+    }
+    return dealt > 0;
+}
+
+static bool find_leaves(gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    for (int leaf = 0; op->tree && leaf < op->tree->leaf_count; leaf++) {
+        shm_leaf from = op->tree->leaves[leaf];
+        uintptr_t base =
+            from.rank == shm->rank ? (uintptr_t)op->inputs[from.input] : op->ins[from.rank];
+        if (from.rank != shm->rank && from.input > 0) {
+            uint64_t at;
+            memcpy(&at, gr_shm_coll_eager(op, from.rank) + (size_t)from.input * sizeof at,
+                   sizeof at);
+            if (!find(op, from.rank, at, false, &base)) {
+                op->arrived = from.rank;
+                return false;
+            }
+        }
+        op->at[leaf] = (const uint8_t *)base;
+    }
+    return true;
+}
+
+static void locate_own(gr_shm_coll_op *op)
+{
+    int rank = op->shm->rank;
+    op->scaled = op->prescale == 1;
+    op->prescales[rank] = op->prescale;
+    op->ins[rank] = (uintptr_t)op->inputs[0];
+    op->results[rank] = (uintptr_t)op->out;
+}
+
+bool gr_shm_coll_locate(gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    locate_own(op);
+    for (int peer = 0; peer < shm->size; peer++) {
+        if (peer == shm->rank) {
+            continue;
+        }
+        const shm_control *control = gr_shm_coll_control_of(op, peer);
+        op->prescales[peer] = control->body.at.prescale;
+        op->scaled = op->scaled && op->prescales[peer] == 1;
+        if ((gives(op, peer) && !find(op, peer, control->body.at.input, false, &op->ins[peer])) ||
+            !find(op, peer, control->body.at.out, true, &op->results[peer])) {
+            op->arrived = peer;
+            return false;
+        }
+    }
+    return find_leaves(op);
+}

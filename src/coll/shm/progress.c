@@ -1,0 +1,694 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Control slots and states: how an operation gets from its start to its end.
+ *
+ *   start --> QUEUED --> POSTED --+--------------------> FINISHED  parts are eager data
+ *            (no free    (until   +--> PACKED ---------> FINISHED  small, some were not there yet
+ *             slot)       those   +--> DIRECT -> DONE -> FINISHED  all buffers are reached, a core
+ *                         that it |                                for each rank
+ *                         needs   +--> CLAIM --> DONE -> FINISHED  the same, fewer cores: whoever
+ *                         have    |                                runs takes a free share
+ *                         come)   +--> STAGED ---------> FINISHED  through bounce buffers
+ *                                 +--> FAILED another call, or nonsense in a slot
+ *
+ * Who stores what others wait for looks afterwards whether all have stored theirs: the last one
+ * sees it, since these stores and loads have one order, and wakes whoever sleeps; the others need
+ * not. */
+
+#include "coll/shm/shm_coll_internal.h"
+
+#include <sched.h>
+#include <string.h>
+
+enum { SPIN_POLLS = 500, SPIN_POLLS_SHARED = 30, SPIN_YIELDS = 32 };
+
+/* ---- What all store and wait for ------------------------------------------------------------- */
+void gr_shm_coll_wake_all(const gr_shm_coll *shm)
+{
+    for (int peer = 0; peer < shm->size; peer++) {
+        if (peer != shm->rank) {
+            gr_mesh_wake_peer(shm->shms->mesh, shm->peers[peer].world);
+        }
+    }
+}
+
+/* Must this rank come before the operation goes on here? */
+static bool awaits(const gr_shm_coll_op *op, int peer)
+{
+    return op->waits == SHM_COLL_FOR_ALL || (op->waits == SHM_COLL_FOR_ROOT && peer == op->root);
+}
+
+/* A small operation with a root. A rank whose contribution is eager data waits for nobody. A
+ * rank that takes from the root alone waits for the root, and for the others as well if the root
+ * has left its contribution in its heap. */
+static shm_waits waits_of(const gr_shm_coll_op *op, bool packed)
+{
+    const gr_coll_traits *traits = &gr_coll_traits_of[op->coll];
+    bool at_root = op->shm->rank == op->root, root_gives = traits->gives == GR_PARTY_ROOT;
+    if (!op->is_rooted || at_root != root_gives) {
+        return op->is_rooted && root_gives ? SHM_COLL_FOR_ROOT : SHM_COLL_FOR_ALL;
+    }
+    return packed ? SHM_COLL_FOR_NOBODY : SHM_COLL_FOR_ALL;
+}
+
+/* Ranks from *arrived_io on that have posted (or done their share of) the operation. We have, and
+ * do not read our own slot, here or later: it is with those that read it, and to have it back
+ * would cost as much as to get theirs. */
+static bool all_posted(const gr_shm_coll_op *op, int *arrived_io)
+{
+    const gr_shm_coll *shm = op->shm;
+    while (*arrived_io < shm->size &&
+           (*arrived_io == shm->rank || !awaits(op, *arrived_io) ||
+            atomic_load(&gr_shm_coll_control_of(op, *arrived_io)->sequence) == op->seq + 1)) {
+        ++*arrived_io;
+    }
+    return *arrived_io == shm->size;
+}
+
+/* Must this rank do its share before the operation goes on here? Of ranks that pack, those that had
+ * not done so when they came. */
+static bool awaits_done(const gr_shm_coll_op *op, int peer)
+{
+    return peer != op->shm->rank &&
+           (op->state != SHM_COLL_PACKED || (op->peer_kinds[peer] & SHM_COLL_EAGER) == 0);
+}
+
+static bool all_did(const gr_shm_coll_op *op, int *arrived_io)
+{
+    const gr_shm_coll *shm = op->shm;
+    while (*arrived_io < shm->size &&
+           (!awaits_done(op, *arrived_io) ||
+            atomic_load(gr_shm_coll_done_of(op, *arrived_io)) == op->seq + 1)) {
+        ++*arrived_io;
+    }
+    return *arrived_io == shm->size;
+}
+
+/* Have all stored what it waits for? */
+static bool all_came(const gr_shm_coll_op *op, int *arrived_io)
+{
+    return op->state == SHM_COLL_POSTED ? all_posted(op, arrived_io) : all_did(op, arrived_io);
+}
+
+/* Where not all wait for all, nobody is the last one: who gives wakes those that take. */
+static void wake_takers(const gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    if (shm->rank == op->root && gr_coll_traits_of[op->coll].gives == GR_PARTY_ROOT) {
+        gr_shm_coll_wake_all(shm);
+    } else if (shm->rank != op->root && gr_coll_traits_of[op->coll].receives == GR_PARTY_ROOT) {
+        gr_mesh_wake_peer(shm->shms->mesh, shm->peers[op->root].world);
+    }
+}
+
+/* What follows does not wait until the store has reached the others, which takes as long as their
+ * stores take to us: only flush_wakeups does, when there is nothing better to do. */
+static void publish(gr_shm_coll_op *op, _Atomic uint32_t *word)
+{
+#if defined(__SANITIZE_THREAD__) /* which knows no fences */
+    atomic_store(word, op->seq + 1);
+#else
+    atomic_store_explicit(word, op->seq + 1, memory_order_release);
+#endif
+    op->said = true;
+}
+
+/* Wakes those that sleep if this rank was the last to store, as all do before they let go of the
+ * operation or sleep. The fences of the ranks have one order: who has the last one finds what all
+ * have stored before theirs. A sleeper has said that it sleeps, sequentially consistently, before
+ * it looked: if it looked behind the last fence it saw all, and if before, the last one sees that
+ * it sleeps. */
+static void flush_wakeups(gr_shm_coll_op *op, bool all)
+{
+    if (op->said) {
+        int arrived = op->arrived;
+        op->said = false;
+#if !defined(__SANITIZE_THREAD__)
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+        if (op->is_rooted) {
+            wake_takers(op);
+        }
+        if (op->waits == SHM_COLL_FOR_ALL && (all || all_came(op, &arrived))) {
+            gr_shm_coll_wake_all(op->shm);
+        }
+    }
+}
+
+/* The end of a wait for what all store. */
+static bool met(gr_shm_coll_op *op)
+{
+    bool all = all_came(op, &op->arrived);
+    if (all) {
+        flush_wakeups(op, true);
+    }
+    return all;
+}
+
+/* A slot is free when nobody reads any more what was posted there 16 operations ago. */
+static bool has_room(gr_shm_coll *shm, uint32_t seq)
+{
+    if ((int32_t)(seq - shm->room_until) < 0) {
+        return true;
+    }
+    uint32_t least = atomic_load(&shm->peers[0].area->finished);
+    for (int peer = 1; peer < shm->size; peer++) {
+        uint32_t finished = atomic_load(&shm->peers[peer].area->finished);
+        least = (int32_t)(finished - least) < 0 ? finished : least;
+    }
+    shm->room_until = least + SHM_COLL_SLOTS;
+    return (int32_t)(seq - shm->room_until) < 0;
+}
+
+/* All have come, and said how far they had come: who goes on with the others needs no look at their
+ * `finished`. `most`: unfinished, of any of them, when it posted. */
+static void learn_room(gr_shm_coll *shm, const gr_shm_coll_op *op, uint32_t most)
+{
+    uint32_t least = op->seq - most, own = shm->head->seq;
+    uint32_t until = ((int32_t)(own - least) < 0 ? own : least) + SHM_COLL_SLOTS;
+    if ((int32_t)(until - shm->room_until) > 0) {
+        shm->room_until = until;
+    }
+}
+
+/* Not each time: who wants room waits for operations that all have posted, and that we will have
+ * finished one day; the last of them are published by then, or there was room. */
+static void publish_finished(gr_shm_coll *shm)
+{
+    uint32_t finished = shm->head ? shm->head->seq : shm->next_seq;
+    if (finished - shm->published < SHM_COLL_FINISHED_MAX) {
+        return;
+    }
+    shm->published = finished;
+    /* From here on the others may use the slots of these operations again. */
+    for (uint32_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
+        int slot = __builtin_ctz(slots);
+        if ((int32_t)(finished - shm->unchecked[slot].seq) > 0) {
+            shm->unchecked_slots &= (uint16_t) ~(1u << slot);
+        }
+    }
+    atomic_store(&shm->own->finished, finished);
+    for (int peer = 0; peer < shm->size; peer++) {
+        if (peer != shm->rank && atomic_load(&shm->peers[peer].area->wants_room) != 0) {
+            gr_mesh_wake_peer(shm->shms->mesh, shm->peers[peer].world);
+        }
+    }
+}
+
+void gr_shm_coll_finish(gr_shm_coll_op *op)
+{
+    gr_shm_coll *shm = op->shm;
+    gr_shm_coll_op *before = NULL;
+    for (gr_shm_coll_op *at = shm->head; at != op; at = at->next) {
+        before = at;
+    }
+    if (before) {
+        before->next = op->next;
+    } else {
+        shm->head = op->next;
+    }
+    if (shm->tail == op) {
+        shm->tail = before;
+    }
+    op->linked = false;
+    op->state = SHM_COLL_FINISHED;
+    op->moved = true;
+    if (!before) {
+        publish_finished(shm);
+    }
+}
+
+/* ---- Post ------------------------------------------------------------------------------------ */
+/* Takes a cache line from other caches: it is written soon. */
+static void prefetch_for_write(const volatile void *line)
+{
+#if defined(__x86_64__)
+    /* Of every processor of this architecture; the built-in would only read without -mprfchw. */
+    __asm__ volatile("prefetchw %0" : : "m"(*(const volatile char *)line));
+#else
+    __builtin_prefetch((const void *)(uintptr_t)line, 1);
+#endif
+}
+
+static void pack(gr_shm_coll_op *op)
+{
+    int rank = op->shm->rank;
+    size_t first, end;
+    gr_shm_coll_extent(op, rank, false, &first, &end);
+    size_t inputs = op->tree ? (size_t)op->tree->inputs_most : 1;
+    gr_shm_coll_pack(op, first, end,
+                     gr_shm_coll_in_line(op) ? gr_shm_coll_control_of(op, rank)->body.bytes
+                                             : gr_shm_coll_eager(op, rank),
+                     op->packed_bytes / inputs);
+}
+
+static void post(gr_shm_coll_op *op)
+{
+    gr_shm_coll *shm = op->shm;
+    shm_control *control = gr_shm_coll_control_of(op, shm->rank);
+    uint8_t kinds = op->always_packed ? 0 : gr_shm_coll_publish_buffers(op, control);
+    bool packed = op->small && (kinds & SHM_COLL_IN_HEAP) == 0;
+    op->kinds = packed ? kinds | SHM_COLL_EAGER : kinds;
+    if (op->count > 0 && packed) {
+        pack(op);
+    }
+    /* In one go, at the end: others poll this cache line, and take it away each time. */
+    control->fingerprint = op->fingerprint;
+    uint32_t unfinished = op->seq - shm->head->seq; /* less than there are slots */
+    atomic_store_explicit(&control->kinds,
+                          (uint8_t)(op->kinds | unfinished << SHM_COLL_UNFINISHED_SHIFT),
+                          memory_order_relaxed);
+    control->core = shm->not_oversubscribed ? 0 : (int16_t)sched_getcpu();
+    control->cores = (uint8_t)shm->cores;
+    shm->peers[shm->rank].core = control->core;
+    op->state = SHM_COLL_POSTED;
+    op->waits = waits_of(op, packed);
+    op->moved = true;
+    publish(op, &control->sequence);
+    /* Others have read the lines that come next: take them back while there is time. */
+    prefetch_for_write(gr_shm_coll_done_of(op, shm->rank));
+    shm_slot *next = &shm->own->slots[(op->seq + 1) % SHM_COLL_SLOTS];
+    prefetch_for_write(&next->control);
+    if (packed && op->count > 0 && !gr_shm_coll_in_line(op)) { /* the next may be as small */
+        /* No more than a core fetches at a time: stores behind further ones would wait. */
+        for (size_t at = 0; at < op->packed_bytes && at < SHM_COLL_PACK_MAX; at += SHM_COLL_LINE) {
+            prefetch_for_write(next->eager + at);
+        }
+    }
+}
+
+/* ---- All have come --------------------------------------------------------------------------- */
+/* Ours is done: now we wait for the others. */
+static void say_done(gr_shm_coll_op *op, shm_state next)
+{
+    op->state = next;
+    op->arrived = 0;
+    publish(op, gr_shm_coll_done_of(op, op->shm->rank));
+}
+
+/* ---- Calls that are compared later ----------------------------------------------------------- */
+static void compare_later(gr_shm_coll_op *op)
+{
+    gr_shm_coll *shm = op->shm;
+    uint32_t slot = op->seq % SHM_COLL_SLOTS;
+    shm_unchecked *unchecked = &shm->unchecked[slot];
+    *unchecked = (shm_unchecked){.fingerprint = op->fingerprint, .seq = op->seq};
+    for (int peer = 0; peer < shm->size; peer++) {
+        if (peer != shm->rank && !awaits(op, peer)) {
+            unchecked->peers |= UINT64_C(1) << peer;
+        }
+    }
+    shm->unchecked_slots |= (uint16_t)((unchecked->peers != 0) << slot);
+}
+
+/* The slot is that of this operation, or of one before, until we publish that we have finished
+ * it. */
+static bool is_alike(gr_shm_coll *shm, shm_unchecked *unchecked, int peer)
+{
+    const shm_control *control =
+        &shm->peers[peer].area->slots[unchecked->seq % SHM_COLL_SLOTS].control;
+    uint32_t posted = atomic_load(&control->sequence);
+    if (posted != unchecked->seq + 1) {
+        return true;
+    }
+    unchecked->peers &= ~(UINT64_C(1) << peer);
+    return control->fingerprint == unchecked->fingerprint;
+}
+
+bool gr_shm_coll_mismatch(gr_shm_coll *shm, uint32_t *number_out, uint64_t *fingerprint_out,
+                          int *peer_out)
+{
+    for (uint32_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
+        int slot = __builtin_ctz(slots);
+        shm_unchecked *unchecked = &shm->unchecked[slot];
+        for (uint64_t peers = unchecked->peers; peers != 0; peers &= peers - 1) {
+            int peer = __builtin_ctzll(peers);
+            if (!is_alike(shm, unchecked, peer)) {
+                *number_out = unchecked->seq;
+                *fingerprint_out = unchecked->fingerprint;
+                *peer_out = peer;
+                return true;
+            }
+        }
+        if (unchecked->peers == 0) {
+            shm->unchecked_slots &= (uint16_t) ~(1u << slot);
+        }
+    }
+    return false;
+}
+
+/* Small. Who could have let the others read its memory has not packed; if they could not all, it
+ * packs now. */
+static gr_status meet_small(gr_shm_coll_op *op, bool all_packed)
+{
+    if (!all_packed) {
+        if ((op->kinds & SHM_COLL_EAGER) == 0) {
+            pack(op);
+        }
+        say_done(op, SHM_COLL_PACKED);
+        return GR_PENDING;
+    }
+    if (op->count > 0) {
+        gr_shm_coll_do_small(op);
+    }
+    if (op->is_rooted) {
+        compare_later(op);
+    }
+    flush_wakeups(op, true); /* behind so little work, when the store has arrived */
+    gr_shm_coll_finish(op);
+    return GR_OK;
+}
+
+/* The buffers of all are known. */
+static gr_status begin_direct(gr_shm_coll_op *op, bool found)
+{
+    if (!found) {
+        op->state = SHM_COLL_FAILED;
+        return GR_E_PROTOCOL;
+    }
+    gr_shm_coll_deal(op);
+    return GR_PENDING;
+}
+
+static gr_status meet(gr_shm_coll_op *op)
+{
+    gr_shm_coll *shm = op->shm;
+    uint8_t all = op->kinds;
+    uint32_t unfinished = 0;
+    op->cores = shm->cores;
+    for (int peer = 0; peer < shm->size; peer++) {
+        const shm_control *control = gr_shm_coll_control_of(op, peer);
+        if (peer == shm->rank || !awaits(op, peer)) {
+            continue;
+        }
+        if (control->fingerprint != op->fingerprint) {
+            flush_wakeups(op, true);
+            op->arrived = peer;
+            op->state = SHM_COLL_FAILED;
+            return GR_E_MISMATCH;
+        }
+        op->peer_kinds[peer] = atomic_load_explicit(&control->kinds, memory_order_relaxed);
+        op->cores = control->cores < op->cores ? control->cores : op->cores;
+        all &= op->peer_kinds[peer];
+        uint32_t before = (uint32_t)op->peer_kinds[peer] >> SHM_COLL_UNFINISHED_SHIFT;
+        unfinished = before > unfinished ? before : unfinished;
+        shm->peers[peer].core = control->core;
+    }
+    if (op->waits == SHM_COLL_FOR_ALL) {
+        learn_room(shm, op, unfinished);
+    }
+    op->moved = true;
+    if (op->cores == 0) {
+        op->state = SHM_COLL_FAILED;
+        return GR_E_PROTOCOL;
+    }
+    if (op->waits == SHM_COLL_FOR_ROOT && (op->peer_kinds[op->root] & SHM_COLL_EAGER) == 0) {
+        op->waits = SHM_COLL_FOR_ALL;
+        op->arrived = 0;
+        op->said = true; /* the ranks that wait for all have not been woken by us */
+        return GR_PENDING;
+    }
+    if ((all & SHM_COLL_EAGER) != 0 || op->waits != SHM_COLL_FOR_ALL) {
+        return meet_small(op, true);
+    }
+    if (op->is_rooted) { /* those that wait for all, where the last rank waited for none */
+        gr_shm_coll_wake_all(shm);
+    }
+    bool registered = (all & SHM_COLL_IN_HEAP) != 0;
+    size_t share_bytes = (op->own_end - op->own_begin) * op->element_bytes;
+    if (!registered || !shm->not_oversubscribed ||
+        share_bytes > SHM_COLL_SMALL_MAX) { /* else behind our share */
+        flush_wakeups(op, true);
+    }
+    if (op->small && !registered) {
+        return meet_small(op, false);
+    }
+    op->cma = !registered && (all & SHM_COLL_BY_KERNEL) != 0;
+    if (!registered && !op->cma) {
+        op->window_first = op->window_end = 0;
+        op->state = SHM_COLL_STAGED;
+        return GR_PENDING;
+    }
+    return begin_direct(op, gr_shm_coll_locate(op));
+}
+
+/* ---- Moving on ------------------------------------------------------------------------------- */
+static gr_status add_own_share(gr_shm_coll_op *op)
+{
+    gr_status status = gr_shm_coll_add_own(op);
+    if (status != GR_OK) {
+        return status;
+    }
+    flush_wakeups(op, true); /* of what was posted */
+    say_done(op, SHM_COLL_DONE);
+    return GR_PENDING;
+}
+
+static bool can_move(const gr_shm_coll_op *op)
+{
+    int arrived = op->arrived;
+    switch (op->state) {
+    case SHM_COLL_QUEUED:
+        return has_room(op->shm, op->seq);
+    case SHM_COLL_POSTED:
+        return all_posted(op, &arrived) || arrived != op->arrived;
+    case SHM_COLL_PACKED:
+        return all_did(op, &arrived);
+    case SHM_COLL_STAGED:
+        return gr_shm_coll_windows_can_move(op);
+    case SHM_COLL_DONE:
+        return op->shm->not_oversubscribed ? all_did(op, &arrived) : gr_shm_coll_claims_done(op);
+    case SHM_COLL_DIRECT:
+    case SHM_COLL_CLAIM:
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool gr_shm_coll_has_news(const void *arg)
+{
+    const gr_shm_colls *shms = arg;
+    for (int id = 0; id < GR_SHARED_COLLS; id++) {
+        const gr_shm_coll *shm = shms->open[id];
+        for (const gr_shm_coll_op *op = shm ? shm->head : NULL; op; op = op->next) {
+            if (can_move(op)) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+/* Who finishes looks whether we want room after it has stored that it has, and we look for room
+ * after we have stored that we want it. */
+static void try_post(gr_shm_coll_op *op)
+{
+    gr_shm_coll *shm = op->shm;
+    if (!has_room(shm, op->seq)) {
+        atomic_store(&shm->own->wants_room, 1);
+        if (!has_room(shm, op->seq)) {
+            return;
+        }
+    }
+    if (atomic_load_explicit(&shm->own->wants_room, memory_order_relaxed) != 0) {
+        atomic_store_explicit(&shm->own->wants_room, 0, memory_order_relaxed);
+    }
+    post(op);
+}
+
+static void enter(gr_shm_coll *shm, gr_shm_coll_op *op)
+{
+    op->next = NULL;
+    op->arrived = 0;
+    op->said = false;
+    op->spins = false;
+    op->state = SHM_COLL_QUEUED;
+    op->linked = true;
+    if (shm->tail) {
+        shm->tail->next = op;
+    } else {
+        shm->head = op;
+    }
+    shm->tail = op;
+}
+
+void gr_shm_coll_post(gr_shm_coll_op *op, uint32_t number, uint64_t fingerprint)
+{
+    gr_shm_coll *shm = op->shm;
+    op->seq = number;
+    op->fingerprint = fingerprint;
+    shm->next_seq = number + 1;
+    enter(shm, op);
+    /* The operations before this one that ran as plans need no slot: who waits for room learns that
+     * they are over. */
+    publish_finished(shm);
+    try_post(op);
+}
+
+static gr_status move_once(gr_shm_coll_op *op)
+{
+    gr_shm_coll *shm = op->shm;
+    switch (op->state) {
+    case SHM_COLL_QUEUED:
+        try_post(op);
+        break;
+    case SHM_COLL_POSTED:
+        if (all_came(op, &op->arrived)) {
+            return meet(op);
+        }
+        break;
+    case SHM_COLL_PACKED:
+        return met(op) ? meet_small(op, true) : GR_PENDING;
+    case SHM_COLL_DIRECT:
+        return add_own_share(op);
+    case SHM_COLL_CLAIM:
+        return gr_shm_coll_add_free(op);
+    case SHM_COLL_STAGED:
+        gr_shm_coll_windows_move(op);
+        break;
+    case SHM_COLL_DONE:
+        if (shm->not_oversubscribed ? met(op) : gr_shm_coll_claims_done(op)) {
+            gr_shm_coll_finish(op);
+        }
+        break;
+    default:
+        break;
+    }
+    return op->state == SHM_COLL_FINISHED ? GR_OK : GR_PENDING;
+}
+
+/* Bytes that the next step will add or copy, at most. */
+static size_t step_bytes(const gr_shm_coll_op *op)
+{
+    switch (op->state) {
+    case SHM_COLL_DIRECT:
+        return SHM_COLL_BUDGET;
+    case SHM_COLL_CLAIM:
+        return op->work * op->element_bytes / op->shares;
+    case SHM_COLL_STAGED:
+        return SHM_COLL_WINDOW;
+    default:
+        return 0;
+    }
+}
+
+gr_status gr_shm_coll_move(gr_shm_coll_op *op)
+{
+    size_t left = SHM_COLL_BUDGET;
+    gr_status status = GR_PENDING;
+    bool moved = op->moved;
+    do {
+        size_t bytes = step_bytes(op);
+        op->moved = false;
+        status = move_once(op);
+        moved = moved || op->moved;
+        left -= bytes < left ? bytes : left;
+    } while (status == GR_PENDING && op->moved && left > 0);
+    op->moved = moved;
+    if (!op->spins) {
+        flush_wakeups(op, false);
+    }
+    return status;
+}
+
+bool gr_shm_coll_ready(gr_shm_coll_op *op)
+{
+    flush_wakeups(op, false);
+    return can_move(op);
+}
+
+static bool poll_ready(const gr_shm_coll_op *op, int times)
+{
+    for (int i = 0; i < times; i++) {
+        if (can_move(op)) {
+            return true;
+        }
+        gr_relax();
+    }
+    return false;
+}
+
+/* Was one of those that we wait for on this core when it posted last? It is not running then. */
+static bool holds_up(const gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    int core = sched_getcpu();
+    int peer = 0;
+    while (peer < shm->size && (shm->peers[peer].core != core || !gr_shm_coll_needs(op, peer))) {
+        peer++;
+    }
+    return peer < shm->size;
+}
+
+/* Where cores are shared: to leave this one for somebody who can do nothing either costs two turns,
+ * so the others are given a moment if nobody whom we wait for needs it. */
+bool gr_shm_coll_spin(gr_shm_coll_op *op)
+{
+    op->spins = op->shm->not_oversubscribed;
+    if (op->spins && poll_ready(op, SPIN_POLLS)) {
+        return true;
+    }
+    for (int i = 0; i < SPIN_YIELDS && !op->spins; i++) {
+        if (gr_shm_coll_ready(op) || (!holds_up(op) && poll_ready(op, SPIN_POLLS_SHARED))) {
+            return true;
+        }
+        sched_yield();
+    }
+    op->spins = false;
+    return gr_shm_coll_ready(op);
+}
+
+int gr_shm_coll_arrived(const gr_shm_coll_op *op)
+{
+    return op->state == SHM_COLL_QUEUED   ? 0
+           : op->state == SHM_COLL_POSTED ? op->arrived
+                                          : op->shm->size;
+}
+
+bool gr_shm_coll_moved(gr_shm_coll_op *op)
+{
+    bool moved = op->moved;
+    op->moved = false;
+    return moved;
+}
+
+bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer)
+{
+    const shm_area *area = op->shm->peers[peer].area;
+    if (peer == op->shm->rank) {
+        return false;
+    }
+    switch (op->state) {
+    case SHM_COLL_QUEUED:
+        return (int32_t)(op->seq - atomic_load(&area->finished) - SHM_COLL_SLOTS) >= 0;
+    case SHM_COLL_POSTED:
+        return awaits(op, peer) &&
+               atomic_load(&gr_shm_coll_control_of(op, peer)->sequence) != op->seq + 1;
+    case SHM_COLL_PACKED:
+    case SHM_COLL_DIRECT:
+        return awaits_done(op, peer) && atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1;
+    case SHM_COLL_CLAIM:
+        return false;
+    case SHM_COLL_DONE:
+        return op->shm->not_oversubscribed
+                   ? atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1
+                   : !gr_shm_coll_claims_done(op) &&
+                         atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1;
+    case SHM_COLL_STAGED:
+        return gr_shm_coll_windows_need(op, peer);
+    case SHM_COLL_FAILED:
+        return peer == op->arrived;
+    default:
+        return false;
+    }
+}
+
+int gr_shm_coll_late(const gr_shm_coll_op *op)
+{
+    int peer = 0;
+    while (peer < op->shm->size && !gr_shm_coll_needs(op, peer)) {
+        peer++;
+    }
+    return peer < op->shm->size ? peer : -1;
+}

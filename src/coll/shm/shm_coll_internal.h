@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_COLL_SHM_SHM_COLL_INTERNAL_H
+#define GR_COLL_SHM_SHM_COLL_INTERNAL_H
+
+/* Shared by shm_coll.c (life and start), progress.c (lines and states), kernel_copy.c and bounce.c
+ * (memory that is not shared: through the kernel, or by way of windows), addition_tree.c (the order
+ * of additions) and work.c (the additions, and who does which) only. */
+
+#include "coll/plan/traits.h"
+#include "coll/shm/shm_coll.h"
+
+#include <gradus/shards.h>
+#include <stdatomic.h>
+
+enum {
+    SHM_COLL_LINE = 64,
+    SHM_COLL_SLOTS = 16,        /* operations of a communicator under way; a power of two */
+    SHM_COLL_FINISHED_MAX = 4,  /* and so many that are finished without a word */
+    SHM_COLL_INLINE = 48,       /* bytes of contributions within a control slot */
+    SHM_COLL_SMALL_MAX = 16384, /* bytes of contributions of one rank: eager */
+    /* So many are packed even if all could be read where they are: that saves the second of two
+     * waits. */
+    SHM_COLL_PACK_MAX = 1024,
+    SHM_COLL_RING = 256 << 10,      /* bytes of a rank's ring of windows, ... */
+    SHM_COLL_WINDOW = 32 << 10,     /* ... of one window, ... */
+    SHM_COLL_WINDOW_PART = 2 << 10, /* ... and of each part of it, at least */
+    SHM_COLL_CMA =
+        512 << 10, /* bytes that are fetched through the kernel at a time; see kernel_copy.c */
+    SHM_COLL_CHUNK = 8 << 10,     /* bytes that are added at a time, at most ... */
+    SHM_COLL_CHUNK_MIN = 1 << 10, /* ... and at least, ... */
+    SHM_COLL_CACHE = 32 << 10,    /* ... so that all of them are in the first cache */
+    SHM_COLL_BUDGET = 1 << 20,    /* bytes of work in one move */
+    SHM_COLL_TEMPS = 20,          /* sums under way, and operands times prescale */
+    SHM_COLL_KNOWN = 16,
+    SHM_COLL_CMA_LEAVES_MAX = 64,
+    SHM_COLL_CMA_LEAVES_SHARED = 8, /* where cores are shared, and ... */
+    SHM_COLL_CMA_MIN = 2 << 10      /* ... bytes of each contribution, times the square of these */
+};
+
+/* Of a rank's buffers in an operation. */
+enum {
+    SHM_COLL_IN_HEAP = 1, /* all are in its heap, at these offsets plus one */
+    SHM_COLL_BY_KERNEL =
+        2,              /* it reaches everybody through the kernel; so may all reach its buffers,
+                           which are at these addresses if they are not in its heap */
+    SHM_COLL_EAGER = 4, /* its contributions are in its slot */
+    SHM_COLL_UNFINISHED_SHIFT = 4
+};
+
+/* What a rank says of an operation. `posted` is written last. */
+typedef struct shm_control {
+    _Alignas(SHM_COLL_LINE) _Atomic uint32_t sequence; /* number of the operation plus one */
+    /* Of its buffers; in the upper half: unfinished operations before this one. */
+    _Atomic uint8_t kinds;
+    uint8_t cores; /* of the host, as this rank sees it: all take the least that one sees */
+    int16_t core;  /* it runs on, where cores are shared */
+    uint64_t fingerprint;
+    union {
+        struct {
+            uint64_t out, input; /* the first; further ones: eager */
+            double prescale;
+        } at;
+        uint8_t bytes[SHM_COLL_INLINE];
+    } body;
+} shm_control;
+_Static_assert(sizeof(shm_control) == SHM_COLL_LINE, "one cache line");
+
+/* The control words and eager data; of a size that does not bring all slots into the same places
+ * of a cache. */
+typedef struct shm_slot {
+    shm_control control;
+    uint8_t eager[SHM_COLL_SMALL_MAX + SHM_COLL_LINE];
+} shm_slot;
+
+/* Its share of the work is done. In a line of its own, so that writing it need not wait for those
+ * that have just read the other one. */
+typedef struct shm_done_flag {
+    _Alignas(SHM_COLL_LINE) _Atomic uint32_t done; /* number plus one */
+} shm_done_flag;
+
+typedef struct shm_bounce {
+    _Alignas(SHM_COLL_LINE) _Atomic uint64_t filled;
+    _Alignas(SHM_COLL_LINE) _Atomic uint64_t reduced;
+    _Alignas(SHM_COLL_LINE) _Atomic uint64_t copied;
+} shm_bounce;
+
+/* A rank's area, which only it writes. */
+typedef struct shm_area {
+    shm_slot slots[SHM_COLL_SLOTS];
+    shm_done_flag done_flags[SHM_COLL_SLOTS];
+    _Alignas(SHM_COLL_LINE) _Atomic uint32_t finished;   /* at least those before this number */
+    _Alignas(SHM_COLL_LINE) _Atomic uint32_t wants_room; /* it waits for others' `finished` */
+    shm_bounce windows;
+    /* It gave an operation up: its memory has other uses. */
+    _Alignas(SHM_COLL_LINE) _Atomic uint32_t revoked;
+    /* It writes through the kernel into memory of this rank, plus one: kernel_copy.c. */
+    _Alignas(SHM_COLL_LINE) _Atomic uint32_t writing;
+    _Alignas(4096) uint8_t ring[SHM_COLL_RING];
+} shm_area;
+_Static_assert(sizeof(shm_area) <= GR_SHARED_COLL_BYTES, "fits its place");
+
+/* Shares of the work that any rank may take, in the open area of rank 0: a bit for each that was
+ * taken, and how many are done. The upper half of each word is the number of the operation plus
+ * one. */
+typedef struct shm_work_bitmap {
+    _Alignas(SHM_COLL_LINE) _Atomic uint64_t taken;
+    _Atomic uint64_t done;
+} shm_work_bitmap;
+_Static_assert(sizeof(shm_work_bitmap) * SHM_COLL_SLOTS <= GR_SHARED_OPEN_BYTES, "fits its place");
+
+/* The order of additions over one number of shards. Operands below 0 are leaves: ~leaf. */
+typedef struct shm_step {
+    int32_t dst, a, b; /* dst: a sum under way; of the last step, the result */
+} shm_step;
+
+typedef struct shm_leaf {
+    int rank, input;
+} shm_leaf;
+
+typedef struct shm_tree shm_tree;
+struct shm_tree {
+    shm_tree *next; /* of the same communicator */
+    int shards;
+    int leaf_count, step_count;
+    int inputs_most; /* of any rank */
+    int inputs_own;
+    size_t chunk_bytes;
+    shm_leaf *leaves;
+    shm_step *steps;
+};
+
+/* NULL: no memory. */
+shm_tree *gr_shm_coll_tree_create(int shards, int size, int rank);
+void gr_shm_coll_tree_destroy(shm_tree *tree);
+
+typedef enum shm_state {
+    SHM_COLL_FREE,
+    SHM_COLL_QUEUED, /* its slot is still in use */
+    SHM_COLL_POSTED, /* waits for the lines of the others */
+    SHM_COLL_PACKED, /* small, and some had not packed: waits until they have */
+    SHM_COLL_DIRECT, /* adds its share */
+    SHM_COLL_CLAIM,  /* adds shares that nobody has taken */
+    SHM_COLL_STAGED, /* goes through windows */
+    SHM_COLL_DONE,   /* waits for the others to have done theirs */
+    SHM_COLL_FINISHED,
+    SHM_COLL_FAILED /* another rank called something else: the executor is told, and fails */
+} shm_state;
+
+/* The ranks that an operation waits for before it does anything. */
+typedef enum shm_waits { SHM_COLL_FOR_ALL, SHM_COLL_FOR_ROOT, SHM_COLL_FOR_NOBODY } shm_waits;
+
+struct gr_shm_coll_op {
+    gr_shm_coll *shm;
+    gr_shm_coll_op *next; /* free, or started later */
+    shm_state state;
+    uint32_t seq;
+    int arrived;        /* ranks before this one have come, or have done their share */
+    bool small;         /* fits into the slots */
+    bool always_packed; /* and goes there */
+    uint8_t kinds;      /* as our slot says */
+    bool moved, linked;
+    bool kept;      /* memory of its own, also `at` */
+    bool by_kernel; /* is what is not registered to be reached through the kernel, if it can? */
+    bool cma;       /* it is */
+    bool said;      /* stored what others wait for, and not looked yet whether it was the last, */
+    bool spins;     /* and its owner, who does nothing else, will do so */
+    gr_coll coll;
+    int root, blocks;
+    shm_waits waits;
+    bool is_rooted;       /* not all ranks wait for all */
+    const shm_tree *tree; /* NULL: nothing is added up */
+    size_t count;         /* elements of all blocks */
+    size_t largest;       /* elements of the largest block */
+    size_t work;          /* length of the row that is dealt to the ranks: transfer.c */
+    size_t packed_bytes;  /* contributions of the rank that has most of them */
+    size_t element_bytes;
+    size_t firsts[GR_SHM_COLL_RANKS_MAX + 1]; /* where each block begins, and where the last ends */
+    size_t chunk;                             /* elements that are added at a time */
+    size_t own_begin, own_end;                /* the share of this rank, if each has one */
+    size_t begin, end;                        /* elements of the share that are not added yet */
+    uint32_t shares, shares_done;      /* SHM_COLL_CLAIM: done by this rank, and not counted yet */
+    uint64_t window_first, window_end; /* the same: not begun */
+    size_t window_elements, window_bytes;
+    gr_reduce_fn *reduce;
+    gr_reduce_both_fn *reduce_both; /* NULL: there is none, or more is to be done to the result */
+    gr_dtype dtype;
+    int divisor;
+    double prescale, postscale;
+    gr_reduce_user *user;
+    void *user_arg;
+    uint64_t fingerprint;
+    const uint8_t **at; /* by leaf: element `origin` of it; room for shms->leaves_max */
+    uint8_t *outs[GR_SHM_COLL_RANKS_MAX]; /* where the result goes, ours first; with `cma` these two
+                                         hold addresses of their rank */
+    int out_ranks[GR_SHM_COLL_RANKS_MAX]; /* whose they are */
+    int out_count;
+    /* By rank: where the whole buffer begins, as seen from here or, through the kernel, from
+     * there. */
+    uintptr_t ins[GR_SHM_COLL_RANKS_MAX], results[GR_SHM_COLL_RANKS_MAX];
+    double prescales[GR_SHM_COLL_RANKS_MAX];   /* still to be applied to the leaves */
+    bool scaled;                               /* none is */
+    uint8_t peer_kinds[GR_SHM_COLL_RANKS_MAX]; /* copies: a peer's memory is read once */
+    uint32_t cores;                            /* that all ranks see */
+    uint8_t *out;
+    const uint8_t *inputs[GR_SHARD_PARTIALS_MAX];
+    int input_count;
+};
+
+typedef struct shm_peer {
+    int world;
+    shm_area *area; /* read only, but ours */
+    uint8_t *heap;
+    size_t heap_bytes;
+    int core; /* when it posted last; -1: not known */
+} shm_peer;
+
+/* Memory of ours that the kernel copies. */
+typedef struct shm_known {
+    uintptr_t at;
+    size_t size_bytes;
+    bool written;
+} shm_known;
+
+/* An operation that ended here before all others had come to it: do they call the same there? */
+typedef struct shm_unchecked {
+    uint64_t fingerprint, peers; /* bits: ranks that had not come */
+    uint32_t seq;
+} shm_unchecked;
+
+struct gr_shm_coll {
+    gr_shm_colls *shms;
+    int id, rank, size;
+    uint32_t next_seq;           /* of the next operation */
+    uint32_t room_until;         /* numbers below have a free slot */
+    uint32_t published;          /* what our `finished` says */
+    gr_shm_coll_op *head, *tail; /* not finished, in order */
+    uint64_t windows_next;       /* of the next staged operation */
+    shm_unchecked unchecked[SHM_COLL_SLOTS];
+    uint16_t unchecked_slots; /* bits */
+    bool not_oversubscribed;
+    bool cma; /* everybody is reached through the kernel */
+    shm_known known[SHM_COLL_KNOWN];
+    uint32_t known_next;
+    uint32_t cores;
+    shm_area *own;
+    shm_work_bitmap *work_bitmaps;
+    shm_tree *trees;
+    shm_peer peers[]; /* by rank, ourselves as well */
+};
+
+struct gr_shm_colls {
+    gr_mesh *mesh;
+    gr_shm_coll *open[GR_SHARED_COLLS];
+    gr_shm_coll_op *free_ops;
+    gr_shm_coll_op ops[GR_SHM_COLL_OPS_MAX];
+    uint8_t *temps; /* SHM_COLL_TEMPS chunks, and SHM_COLL_CMA bytes */
+    int leaves_max;
+    gr_isa isa;
+};
+
+/* progress.c */
+void gr_shm_coll_wake_all(const gr_shm_coll *shm);
+void gr_shm_coll_finish(gr_shm_coll_op *op);
+bool gr_shm_coll_has_news(const void *shms); /* would a move of any operation do anything? */
+
+/* buffers.c */
+bool gr_shm_coll_in_line(const gr_shm_coll_op *op); /* small contributions fit the slot itself */
+/* Says in the slot where our buffers are; returns of what kinds they are. */
+uint8_t gr_shm_coll_publish_buffers(gr_shm_coll_op *op, shm_control *control);
+/* Finds the buffers of all ranks. False: outside the heap of rank op->arrived. */
+bool gr_shm_coll_locate(gr_shm_coll_op *op);
+
+/* transfer.c */
+/* Elements of the whole buffer that this rank contributes, or (`result`) gets. */
+void gr_shm_coll_extent(const gr_shm_coll_op *op, int rank, bool result, size_t *first,
+                        size_t *end);
+/* Positions [begin, end) of the row of work; as gr_shm_coll_cma_add. */
+gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end);
+/* Our result, from the eager data. */
+void gr_shm_coll_do_small(gr_shm_coll_op *op);
+
+/* kernel_copy.c */
+/* Can only the kernel reach the buffers of this rank? */
+bool gr_shm_coll_is_far(const gr_shm_coll_op *op, int peer);
+/* SHM_COLL_CMA bytes. */
+uint8_t *gr_shm_coll_room(const gr_shm_coll_op *op);
+bool gr_shm_coll_cma_can(const gr_shm_coll *shm);
+/* Can the kernel copy this memory of ours for others? */
+bool gr_shm_coll_cma_usable(gr_shm_coll *shm, const void *mem, size_t size_bytes, bool written);
+/* Bytes of a contribution that are fetched at a time. */
+size_t gr_shm_coll_cma_piece(const gr_shm_coll_op *op);
+/* Adds elements [begin, end) of all contributions, and gives the sum to all. GR_OK, or the
+ * operation is stuck at rank op->arrived: GR_PENDING (that one is about to end), GR_E_PROTOCOL. */
+gr_status gr_shm_coll_cma_add(gr_shm_coll_op *op, size_t begin, size_t end);
+/* We have revoked our memory: returns when nobody writes into our memory any more. */
+void gr_shm_coll_cma_wait(const gr_shm_coll *shm);
+
+/* bounce.c */
+bool gr_shm_coll_windows_can_move(const gr_shm_coll_op *op);
+void gr_shm_coll_windows_move(gr_shm_coll_op *op); /* one step at most */
+bool gr_shm_coll_windows_need(const gr_shm_coll_op *op, int peer);
+
+/* work.c. Adds elements [begin, end) of the leaves `op->at`, in the order of the tree, to
+ * `op->outs`; both begin with element `origin`. */
+void gr_shm_coll_add(const gr_shm_coll_op *op, size_t begin, size_t end, size_t origin);
+/* Elements [begin, end) of our own inputs, times prescale, each `stride` bytes behind the one
+ * before. */
+void gr_shm_coll_pack(const gr_shm_coll_op *op, size_t begin, size_t end, uint8_t *to,
+                      size_t stride);
+
+/* All buffers are reached: cuts the work into shares, and says by the state who takes them. */
+void gr_shm_coll_deal(gr_shm_coll_op *op);
+/* SHM_COLL_DIRECT: some of this rank's share. GR_OK: that was the last of it; GR_PENDING; or as
+ * gr_shm_coll_cma_add. */
+gr_status gr_shm_coll_add_own(gr_shm_coll_op *op);
+/* SHM_COLL_CLAIM: a share that nobody has taken; SHM_COLL_DONE: none was left. GR_PENDING, or as
+ * gr_shm_coll_cma_add. */
+gr_status gr_shm_coll_add_free(gr_shm_coll_op *op);
+
+static inline shm_control *gr_shm_coll_control_of(const gr_shm_coll_op *op, int peer)
+{
+    return &op->shm->peers[peer].area->slots[op->seq % SHM_COLL_SLOTS].control;
+}
+
+static inline _Atomic uint32_t *gr_shm_coll_done_of(const gr_shm_coll_op *op, int peer)
+{
+    return &op->shm->peers[peer].area->done_flags[op->seq % SHM_COLL_SLOTS].done;
+}
+
+static inline uint8_t *gr_shm_coll_eager(const gr_shm_coll_op *op, int peer)
+{
+    return op->shm->peers[peer].area->slots[op->seq % SHM_COLL_SLOTS].eager;
+}
+
+static inline shm_work_bitmap *gr_shm_coll_claim_of(const gr_shm_coll_op *op)
+{
+    return &op->shm->work_bitmaps[op->seq % SHM_COLL_SLOTS];
+}
+
+/* SHM_COLL_CLAIM: all shares are done. */
+static inline bool gr_shm_coll_claims_done(const gr_shm_coll_op *op)
+{
+    uint64_t done = atomic_load(&gr_shm_coll_claim_of(op)->done);
+    return (uint32_t)(done >> 32) == op->seq + 1 && (uint32_t)done >= op->shares;
+}
+
+/* Share `part` of `parts` of `count` elements: cut at cache lines. */
+static inline size_t gr_shm_coll_cut(size_t count, size_t element_bytes, size_t parts, size_t part)
+{
+    size_t line = SHM_COLL_LINE / element_bytes;
+    size_t lines = (count + line - 1) / line;
+    size_t at = (lines * part / parts) * line;
+    return at < count ? at : count;
+}
+
+#endif

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "doc/config_node.h"
+
+#include "base/config_text.h"
+#include "doc/node.h"
+
+#include <string.h>
+
+static const gr_config_field *field_of_key(const gr_config_table *table, const char *key)
+{
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (field->key != NULL && strcmp(field->key, key) == 0) {
+            return field;
+        }
+    }
+    return NULL;
+}
+
+/* Reports an unknown key of `map`; the caller has found one. */
+static gr_status fail_unknown_key(const gr_config_table *table, const gr_node *map, gr_arena *arena,
+                                  gr_diag *diag)
+{
+    size_t fields = 0;
+    while (!gr_config_is_end(&table->fields[fields])) {
+        fields++;
+    }
+    const char **known = gr_arena_alloc(arena, (fields + 1) * sizeof *known);
+    if (known == NULL) {
+        return gr_node_fail(map, diag, GR_E_NO_MEMORY, "an unknown key, and not enough memory");
+    }
+    size_t count = 0;
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (field->key != NULL) {
+            known[count++] = field->key;
+        }
+    }
+    return gr_node_only(map, known, diag);
+}
+
+static gr_status set_from_node(const gr_config_field *field, void *config, const gr_node *node,
+                               gr_arena *arena, gr_diag *diag)
+{
+    if (field->type == GR_CONFIG_NODE) {
+        memcpy((char *)config + field->offset, &node, sizeof node);
+        return GR_OK;
+    }
+    if (node->kind == GR_NODE_NULL) {
+        return gr_node_fail(node, diag, GR_E_INVALID, "has no value; write one or remove the line");
+    }
+    if (node->kind != GR_NODE_SCALAR) {
+        char value[GR_VALUE_BYTES];
+        gr_node_describe(node, value);
+        return gr_node_fail(node, diag, GR_E_INVALID, "must be a single value, not %s", value);
+    }
+    char where[GR_WHERE_BYTES];
+    gr_node_where(node, where);
+    gr_status status = gr_config_set(field, config, node->text, where, arena, diag);
+    bool word = field->type == GR_CONFIG_BOOL || field->type == GR_CONFIG_INT ||
+                field->type == GR_CONFIG_DOUBLE;
+    if (status == GR_OK && node->quoted && word) {
+        char value[GR_VALUE_BYTES];
+        gr_node_describe(node, value);
+        return gr_node_fail(node, diag, GR_E_INVALID, "must be a %s, not the text %s; %s",
+                            field->type == GR_CONFIG_BOOL ? "truth value" : "number", value,
+                            "remove the quotes");
+    }
+    return status;
+}
+
+gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
+                              gr_arena *arena, gr_diag *diag)
+{
+    if (map == NULL || map->kind == GR_NODE_NULL) {
+        return GR_OK;
+    }
+    if (map->kind != GR_NODE_MAP) {
+        char value[GR_VALUE_BYTES];
+        gr_node_describe(map, value);
+        return gr_node_fail(map, diag, GR_E_INVALID, "must be a map of keys and values, not %s",
+                            value);
+    }
+    for (const gr_node *child = map->child; child != NULL; child = child->next) {
+        const gr_config_field *field = field_of_key(table, child->key);
+        gr_status status = field != NULL ? set_from_node(field, config, child, arena, diag)
+                                         : fail_unknown_key(table, map, arena, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    return GR_OK;
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_DOC_CONFIG_NODE_H
+#define GR_DOC_CONFIG_NODE_H
+
+/* The file layer of a settings table (base/config.h): values come from a map of a document. */
+
+#include "base/config.h"
+#include "doc/doc.h"
+
+/* Sets the fields of `config` that `map` holds. An unknown key is an error that names the nearest
+ * known one. NULL and an empty value (GR_NODE_NULL) count as an empty map. Texts go into `arena`. A
+ * GR_CONFIG_NODE field points into the document. After a failure the contents of `config` are
+ * undefined. GR_E_INVALID, GR_E_NO_MEMORY, with "file:line: key" in diag. */
+gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
+                              gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link/shm/registered.h"
+
+#include "base/fail.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FIRST_CAPACITY = 16 };
+
+/* ---- What the kernel maps -------------------------------------------------------------------- */
+typedef struct mapping {
+    uintptr_t first, end;
+    char rights[5]; /* "rw-p" */
+    uint64_t file_offset;
+    uint64_t inode;
+    bool stack;
+} mapping;
+
+/* The next line of /proc/self/maps. */
+static bool next_mapping(FILE *maps, mapping *out)
+{
+    char line[256], name[32] = "";
+    if (fgets(line, sizeof line, maps) == NULL ||
+        sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %*s %" SCNu64 " %31s", &out->first,
+               &out->end, out->rights, &out->file_offset, &out->inode, name) < 5) {
+        return false;
+    }
+    out->stack = strcmp(name, "[stack]") == 0;
+    while (strchr(line, '\n') == NULL && fgets(line, sizeof line, maps) != NULL) {
+        /* the rest of a long file name */
+    }
+    return true;
+}
+
+/* Is all of it memory that this process alone reads and writes? */
+static gr_status check_private(const uint8_t *at, size_t size_bytes, gr_diag *diag)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    if (maps == NULL) {
+        return gr_fail(diag, GR_E_UNSUPPORTED, "/proc/self/maps cannot be read: %s",
+                       strerror(errno));
+    }
+    uintptr_t next = (uintptr_t)at, end = next + size_bytes;
+    gr_status status = GR_OK;
+    for (mapping m; status == GR_OK && next < end && next_mapping(maps, &m);) {
+        if (m.end <= next || m.first > next) {
+            continue;
+        }
+        if (strncmp(m.rights, "rw", 2) != 0 || m.rights[3] != 'p' || m.stack) {
+            status = gr_fail(diag, GR_E_UNSUPPORTED, "the memory at %p is %s", (void *)next,
+                             m.stack              ? "the stack"
+                             : m.rights[3] != 'p' ? "shared with other processes already"
+                                                  : "not both readable and writable");
+        }
+        next = m.end;
+    }
+    fclose(maps);
+    return status == GR_OK && next < end
+               ? gr_fail(diag, GR_E_INVALID, "there is no memory at %p", (void *)next)
+               : status;
+}
+
+/* ---- The list -------------------------------------------------------------------------------- */
+/* The first that does not end before `at`. */
+static size_t place_of(const gr_shm_registered *registered, const void *at)
+{
+    size_t low = 0, high = registered->count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        const gr_shm_registration *one = &registered->list[middle];
+        if ((uintptr_t)one->at + one->size_bytes <= (uintptr_t)at) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+const uint8_t *gr_shm_registered_find(const gr_shm_registered *registered, const void *at,
+                                      size_t size_bytes)
+{
+    size_t place = place_of(registered, at);
+    if (place == registered->count) {
+        return NULL;
+    }
+    const gr_shm_registration *one = &registered->list[place];
+    uintptr_t first = (uintptr_t)one->at, wanted = (uintptr_t)at;
+    return wanted >= first && size_bytes <= one->size_bytes - (wanted - first)
+               ? one->heap + (wanted - first)
+               : NULL;
+}
+
+static bool make_room(gr_shm_registered *registered)
+{
+    if (registered->count < registered->capacity) {
+        return true;
+    }
+    size_t capacity = registered->capacity > 0 ? 2 * registered->capacity : FIRST_CAPACITY;
+    gr_shm_registration *list =
+        capacity <= GR_SHM_EXTENTS_MAX ? realloc(registered->list, capacity * sizeof *list) : NULL;
+    if (list == NULL) {
+        return false;
+    }
+    registered->list = list;
+    registered->capacity = capacity;
+    return true;
+}
+
+/* ---- Replacing pages ------------------------------------------------------------------------- */
+static gr_status replace(gr_shm_heap *heap, gr_shm_registration *one, gr_diag *diag)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (gr_shm_heap_alloc(heap, one->size_bytes + page, &one->block) != GR_OK) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no shared memory for %zu bytes", one->size_bytes);
+    }
+    one->heap = (uint8_t *)(((uintptr_t)one->block + page - 1) / page * page);
+    memcpy(one->heap, one->at, one->size_bytes);
+    size_t offset = heap->file_offset + (size_t)(one->heap - heap->base);
+    if (mmap(one->at, one->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, heap->fd,
+             (off_t)offset) == MAP_FAILED) {
+        gr_status status =
+            gr_fail(diag, GR_E_UNSUPPORTED, "the kernel does not replace it: %s", strerror(errno));
+        gr_shm_heap_free(heap, one->block);
+        return status;
+    }
+    return GR_OK;
+}
+
+/* Private memory again where `first` .. `end` is. */
+static bool restore_part(uintptr_t first, uintptr_t end)
+{
+    size_t size_bytes = end - first;
+    void *own = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (own == MAP_FAILED) {
+        return false;
+    }
+    memcpy(own, (const void *)first, size_bytes);
+    if (mremap(own, size_bytes, size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)first) ==
+        MAP_FAILED) {
+        munmap(own, size_bytes);
+        return false;
+    }
+    return true;
+}
+
+/* The program may have unmapped some, and have something else there: only what is still of our file
+ * at its place is touched. The first part of that at or behind *next; false: none. */
+static bool find_part(const gr_shm_heap *heap, const gr_shm_registration *one, uintptr_t *next,
+                      uintptr_t *first_out, uintptr_t *end_out)
+{
+    struct stat file;
+    FILE *maps = fstat(heap->fd, &file) == 0 ? fopen("/proc/self/maps", "re") : NULL;
+    uintptr_t at = (uintptr_t)one->at, end = at + one->size_bytes;
+    uint64_t offset = heap->file_offset + (uint64_t)(one->heap - heap->base);
+    bool found = false;
+    for (mapping m; maps != NULL && !found && next_mapping(maps, &m);) {
+        uintptr_t from = m.first > *next ? m.first : *next, to = m.end < end ? m.end : end;
+        if (from < to && m.inode == file.st_ino &&
+            m.file_offset + (from - m.first) == offset + (from - at)) {
+            *first_out = from;
+            *end_out = to;
+            *next = to;
+            found = true;
+        }
+    }
+    if (maps != NULL) {
+        fclose(maps);
+    }
+    return found;
+}
+
+static bool restore(const gr_shm_heap *heap, const gr_shm_registration *one)
+{
+    uintptr_t next = (uintptr_t)one->at, first, end;
+    while (find_part(heap, one, &next, &first, &end)) {
+        if (!restore_part(first, end)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- The interface --------------------------------------------------------------------------- */
+gr_status gr_shm_register(gr_shm_registered *registered, gr_shm_heap *heap, void *at,
+                          size_t size_bytes, gr_diag *diag)
+{
+    size_t place = place_of(registered, at);
+    gr_shm_registration one = {.at = at, .size_bytes = size_bytes};
+    if (place < registered->count &&
+        (uintptr_t)registered->list[place].at < (uintptr_t)at + size_bytes) {
+        return gr_fail(diag, GR_E_INVALID, "%zu bytes at %p are registered already",
+                       registered->list[place].size_bytes, (void *)registered->list[place].at);
+    }
+    gr_status status = check_private(at, size_bytes, diag);
+    if (status == GR_OK && !make_room(registered)) {
+        status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the list of registered memory");
+    }
+    if (status == GR_OK) {
+        status = replace(heap, &one, diag);
+    }
+    if (status == GR_OK) {
+        memmove(registered->list + place + 1, registered->list + place,
+                (registered->count - place) * sizeof one);
+        registered->list[place] = one;
+        registered->count++;
+    }
+    return status;
+}
+
+gr_status gr_shm_unregister(gr_shm_registered *registered, gr_shm_heap *heap, void *at, bool kept,
+                            gr_diag *diag)
+{
+    size_t place = place_of(registered, at);
+    if (place == registered->count || registered->list[place].at != at) {
+        return gr_fail(diag, GR_E_INVALID, "%p is not registered", at);
+    }
+    gr_shm_registration one = registered->list[place];
+    if (!restore(heap, &one)) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu private bytes", one.size_bytes);
+    }
+    if (!kept) {
+        gr_shm_heap_free(heap, one.block);
+    }
+    registered->count--;
+    memmove(registered->list + place, registered->list + place + 1,
+            (registered->count - place) * sizeof one);
+    return GR_OK;
+}
+
+/* Without memory for a private copy the program goes on with the shared pages, which live as long
+ * as they are mapped. */
+void gr_shm_registered_fini(gr_shm_registered *registered, gr_shm_heap *heap)
+{
+    for (size_t i = 0; i < registered->count; i++) {
+        (void)restore(heap, &registered->list[i]);
+    }
+    free(registered->list);
+    *registered = (gr_shm_registered){.list = NULL};
+}

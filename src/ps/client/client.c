@@ -1,0 +1,699 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Requests under way. A request has a leg on each server that it concerns; a leg is sent as its
+ * link has room, in the order of the calls, and is over with the server's last answer. */
+
+#include "ps/client/client.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Beyond the time after which a silent server is lost: for the others to agree. */
+#define VERDICT_US INT64_C(10000000)
+
+/* ---- Operations ------------------------------------------------------------------------------ */
+
+gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *tensor)
+{
+    gr_ps_op *op = ps->free_op;
+    if (op == NULL) {
+        (void)gr_fail(&ps->error, GR_E_NO_MEMORY,
+                      "%d operations are under way on this connection; finish some with gr_ps_wait",
+                      GR_PS_OPS_MAX);
+        return NULL;
+    }
+    ps->free_op = op->next;
+    uint32_t ticket = op->ticket + GR_PS_OPS_MAX;
+    *op = (gr_ps_op){.ps = ps,
+                     .ticket = ticket,
+                     .used = true,
+                     .kind = (uint8_t)kind,
+                     .tensor = tensor,
+                     .version = UINT64_MAX};
+    return op;
+}
+
+static void fail_op(gr_ps_op *op, const gr_diag *diag)
+{
+    if (op->status == GR_OK) {
+        op->status = (gr_status)diag->status;
+        op->diag = *diag;
+    }
+}
+
+static void close_leg(gr_ps_op *op, int server)
+{
+    gr_ps_pace_forget(&op->ps->seats[server].pace, op->legs[server].on_way_bytes);
+    op->legs[server].on_way_bytes = 0;
+    op->legs[server].open = false;
+    op->open--;
+}
+
+/* One leg. Where the server is lost, and others may take over, it waits for them. */
+static void open_leg(gr_ps_op *op, int server)
+{
+    gr_ps *ps = op->ps;
+    gr_ps_seat *seat = &ps->seats[server];
+    gr_ps_leg *leg = &op->legs[server];
+    leg->open = true;
+    op->open++;
+    if (!seat->lost) {
+        seat->queue[(seat->first + seat->count++) % GR_PS_OPS_MAX] = (uint16_t)(op - ps->ops);
+    } else if (seat->takeover_by_us == 0) {
+        fail_op(op, &seat->diag);
+        close_leg(op, server);
+    }
+}
+
+void gr_ps_op_send(gr_ps_op *op, int to)
+{
+    gr_ps *ps = op->ps;
+    op->to = to;
+    for (int s = 0; s < ps->servers; s++) {
+        if (to == s || (to == GR_PS_TO_HOLDERS && op->tensor->led[s] > 0) ||
+            (to == GR_PS_TO_WRITTEN && op->legs[s].rows != NULL) ||
+            (to == GR_PS_TO_ALL && ps->table.alive[s]) ||
+            (to == GR_PS_TO_LINKED && ps->seats[s].link != NULL && !ps->seats[s].lost)) {
+            open_leg(op, s);
+        }
+    }
+}
+
+bool gr_ps_op_over(gr_ps_op *op)
+{
+    for (int s = 0; op->open == 0 && s < op->ps->servers; s++) {
+        gr_ps_leg *leg = &op->legs[s];
+        const gr_ps_seat *seat = &op->ps->seats[s];
+        leg->lent = leg->lent && !seat->ended && !gr_link_sent(seat->link, leg->sent);
+        if (leg->lent) {
+            return false;
+        }
+    }
+    return op->open == 0;
+}
+
+void gr_ps_op_drop(gr_ps_op *op)
+{
+    gr_ps_rows_drop(op);
+    if (op->narrow != NULL) {
+        free(op->tensor->narrow);
+        op->tensor->narrow = op->narrow;
+        op->narrow = NULL;
+    }
+    if (op->pairs != NULL) {
+        free(op->tensor->pairs);
+        op->tensor->pairs = op->pairs;
+        op->pairs = NULL;
+    }
+    op->used = false;
+    op->next = op->ps->free_op;
+    op->ps->free_op = op;
+}
+
+gr_status gr_ps_op_close(gr_ps_op *op, uint64_t *version_out)
+{
+    gr_ps *ps = op->ps;
+    gr_status status = op->status;
+    if (status != GR_OK) {
+        ps->error = op->diag;
+    } else if (version_out != NULL) {
+        *version_out = op->version;
+    }
+    gr_ps_op_drop(op);
+    return status;
+}
+
+/* A wait ends when the other servers should have told who takes over, or more may be pushed. */
+static int64_t latest_us(const gr_ps *ps, int64_t deadline_us)
+{
+    for (int s = 0; s < ps->servers; s++) {
+        const gr_ps_seat *seat = &ps->seats[s];
+        int64_t by_us = seat->takeover_by_us, more_us = gr_ps_pace_next_us(&seat->pace);
+        deadline_us = by_us > 0 && by_us < deadline_us ? by_us : deadline_us;
+        deadline_us = seat->held && !seat->lost && more_us < deadline_us ? more_us : deadline_us;
+    }
+    return deadline_us;
+}
+
+gr_status gr_ps_op_wait(gr_ps_op *op, int64_t deadline_us, uint64_t *version_out)
+{
+    gr_ps *ps = op->ps;
+    for (;;) {
+        ps->waits = true;
+        gr_ps_progress(ps);
+        ps->waits = false;
+        if (gr_ps_op_over(op)) {
+            return gr_ps_op_close(op, version_out);
+        }
+        if (gr_clock_now_us(&ps->clock) >= deadline_us) {
+            return gr_fail(&ps->error, GR_E_TIMEOUT, "the servers have not answered in time");
+        }
+        gr_mesh_wait(ps->mesh, latest_us(ps, deadline_us));
+    }
+}
+
+/* ---- A server is lost ------------------------------------------------------------------------ */
+
+/* All that waits for it fails. */
+static void fail_legs(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    seat->count = 0;
+    seat->takeover_by_us = 0;
+    for (int i = 0; i < GR_PS_OPS_MAX; i++) {
+        gr_ps_op *op = &ps->ops[i];
+        if (op->used && op->legs[server].open) {
+            if (op != ps->greeting) {
+                fail_op(op, &seat->diag);
+            }
+            close_leg(op, server);
+        }
+    }
+}
+
+/* Until when a new table may tell who has the blocks of a lost server; 0: nobody has. */
+static int64_t takeover_by_us(const gr_ps *ps)
+{
+    return gr_ps_table_replicated(&ps->table)
+               ? gr_clock_deadline_us(&ps->clock, ps->peer_timeout_us + VERDICT_US)
+               : 0;
+}
+
+void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    if (seat->lost) {
+        return;
+    }
+    seat->lost = true;
+    (void)gr_fail_peer(&seat->diag, status, server, "parameter server %d is lost: %.400s", server,
+                       why);
+    seat->takeover_by_us = takeover_by_us(ps);
+    if (seat->takeover_by_us == 0) {
+        fail_legs(ps, server);
+    }
+}
+
+/* ---- A new table ----------------------------------------------------------------------------- */
+
+void gr_ps_item_count(const gr_ps *ps, gr_ps_item *item)
+{
+    memset(item->led, 0, sizeof item->led);
+    for (uint32_t block = 0; block < item->cut.blocks; block++) {
+        item->led[ps->table.primary[gr_ps_slot(item->key, block)]]++;
+    }
+}
+
+/* By the new table, all of it: what was done already is recognised by the servers. Whatever comes
+ * for the old ticket is passed over. */
+static void send_again(gr_ps_op *op)
+{
+    op->open = 0;
+    op->ticket += GR_PS_OPS_MAX;
+    op->version = UINT64_MAX;
+    for (int s = 0; s < op->ps->servers; s++) {
+        gr_ps_leg *leg = &op->legs[s];
+        leg->open = leg->begun = false;
+        leg->next_block = leg->to_send = leg->to_take = 0;
+        gr_ps_pace_forget(&op->ps->seats[s].pace, leg->on_way_bytes);
+        leg->on_way_bytes = 0;
+        leg->next_vector = 0;
+    }
+    if (op->kind == GR_PS_SCAN_ROWS || op->kind == GR_PS_RESTORE_ROWS) {
+        gr_diag why = {0};
+        (void)gr_fail(&why, GR_E_AGAIN,
+                      "a server was lost while table \"%s\" was read or restored: begin again",
+                      op->tensor->spec.name);
+        fail_op(op, &why);
+    }
+    if (op->rows != NULL && op->status == GR_OK && gr_ps_rows_again(op) != GR_OK) {
+        fail_op(op, &op->ps->error);
+    }
+    if (op->status == GR_OK) {
+        gr_ps_op_send(op, op->to);
+    }
+}
+
+/* The operation that an answer is for; NULL: none. */
+static gr_ps_op *op_of(gr_ps *ps, int server, const gr_frame *frame)
+{
+    gr_ps_op *op = &ps->ops[frame->op_seq % GR_PS_OPS_MAX];
+    return op->used && op->ticket == frame->op_seq && op->legs[server].open &&
+                   op->legs[server].begun
+               ? op
+               : NULL;
+}
+
+/* Answers by an older table: their memory is not to be written any more. */
+static void pass_over(gr_ps *ps, int server)
+{
+    gr_frame frame;
+    gr_link *link = ps->seats[server].link;
+    while (gr_link_peek(link, &frame) == GR_OK && frame.comm != GR_PS_TABLE &&
+           op_of(ps, server, &frame) == NULL) {
+        gr_link_next(link, NULL);
+    }
+}
+
+static void adopt(gr_ps *ps, const gr_ps_table *table)
+{
+    if (ps->tabled && table->epoch <= ps->table.epoch) {
+        return;
+    }
+    ps->tabled = true;
+    ps->table = *table;
+    for (int s = 0; s < ps->servers; s++) {
+        gr_ps_seat *seat = &ps->seats[s];
+        seat->untold = table->epoch > 0;
+        if (!table->alive[s] && !seat->lost) {
+            if (seat->link != NULL) {
+                gr_link_close(seat->link, GR_E_PEER_LOST, "the servers go on without this one");
+            }
+            seat->lost = true;
+            (void)gr_fail_peer(&seat->diag, GR_E_PEER_LOST, s,
+                               "parameter server %d is lost: the others go on without it", s);
+        }
+        seat->takeover_by_us = seat->lost && table->alive[s] ? takeover_by_us(ps) : 0;
+    }
+    for (uint32_t i = 0; i < ps->known_count; i++) {
+        gr_ps_item_count(ps, ps->known[i]);
+    }
+    if (table->epoch == 0) {
+        return;
+    }
+    for (int s = 0; s < ps->servers; s++) {
+        ps->seats[s].first = ps->seats[s].count = 0;
+    }
+    for (int i = 0; i < GR_PS_OPS_MAX; i++) {
+        if (ps->ops[i].used) {
+            send_again(&ps->ops[i]);
+        }
+    }
+    for (int s = 0; s < ps->servers; s++) {
+        if (ps->seats[s].link != NULL && !ps->seats[s].lost) {
+            pass_over(ps, s);
+        }
+    }
+}
+
+/* ---- Sending --------------------------------------------------------------------------------- */
+
+static bool in_own_heap(const gr_ps *ps, const void *mem, uint64_t elements, uint64_t *at_out)
+{
+    uintptr_t heap = (uintptr_t)ps->own.heap, at = (uintptr_t)mem;
+    if (mem == NULL || at < heap || at - heap > ps->own.heap_bytes ||
+        elements * sizeof(float) > ps->own.heap_bytes - (at - heap) ||
+        (at - heap) % sizeof(float) != 0) {
+        return false;
+    }
+    *at_out = at - heap;
+    return true;
+}
+
+/* How many vectors come of each block. */
+static uint32_t vectors_come(const gr_ps_op *op)
+{
+    return (op->request.flags & GR_PS_ASK_WHOLE) != 0 ? 1 + op->request.first : 1;
+}
+
+/* How many BLOCKs each block takes. */
+static uint32_t vectors_of(const gr_ps_op *op)
+{
+    return op->kind == GR_PS_RESTORE ? 1 + op->request.count : 1;
+}
+
+/* The head of a SET, PUSH, PULL or RESTORE; what does not lie where the server reaches it goes by
+ * messages. */
+static size_t put_request(gr_ps_op *op, int server)
+{
+    gr_ps *ps = op->ps;
+    gr_ps_leg *leg = &op->legs[server];
+    gr_ps_request request = op->request;
+    uint64_t elements = op->tensor->cut.elements;
+    bool shares = ps->seats[server].shares && op->kind != GR_PS_RESTORE;
+    bool shares_data = shares && op->narrow == NULL;
+    leg->to_send = op->data != NULL ? op->tensor->led[server] * vectors_of(op) : 0;
+    leg->to_take = op->values != NULL ? op->tensor->led[server] : 0;
+    if (shares_data && in_own_heap(ps, op->data, elements, &request.data_at)) {
+        request.flags |= GR_PS_ASK_SHARED;
+        leg->to_send = 0;
+    }
+    if (shares && in_own_heap(ps, op->values, elements, &request.values_at)) {
+        request.flags |= GR_PS_ASK_PUT;
+        leg->to_take = 0;
+    }
+    return gr_ps_put_request(&request, leg->head);
+}
+
+static gr_status send_head(gr_ps_op *op, int server)
+{
+    gr_ps_leg *leg = &op->legs[server];
+    gr_frame frame = {.kind = GR_FRAME_DATA, .comm = op->kind, .op_seq = op->ticket};
+    const uint8_t *payload = leg->head;
+    size_t size = 0;
+    if (op->tensor != NULL) {
+        frame.message = op->tensor->number;
+        frame.segment = op->tensor->led[server];
+    }
+    switch (op->kind) {
+    case GR_PS_HELLO: {
+        const gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
+                                   .servers = (uint32_t)op->ps->servers,
+                                   .number = (uint32_t)server};
+        size = gr_ps_put_hello(&hello, leg->head);
+        break;
+    }
+    case GR_PS_DECLARE:
+        payload = op->body;
+        size = op->body_bytes;
+        break;
+    case GR_PS_CLOCK:
+        frame.fingerprint = op->argument;
+        break;
+    case GR_PS_LIST:
+        frame.segment = op->index;
+        frame.fingerprint = op->argument;
+        break;
+    case GR_PS_STATS:
+        break;
+    case GR_PS_SCAN_ROWS:
+        frame.segment = op->index;
+        size = gr_ps_put_request(&op->request, leg->head);
+        break;
+    case GR_PS_PUSH_ROWS:
+    case GR_PS_PULL_ROWS:
+    case GR_PS_RESTORE_ROWS:
+        frame.segment = leg->row_count;
+        payload = leg->rows;
+        size = leg->rows_bytes;
+        break;
+    default:
+        size = put_request(op, server);
+        break;
+    }
+    frame.size_bytes = (uint32_t)size;
+    gr_status status = gr_link_send(op->ps->seats[server].link, &frame, payload, &leg->sent);
+    leg->begun = status == GR_OK;
+    leg->lent = leg->lent || leg->begun;
+    return status;
+}
+
+static uint64_t block_bytes(const gr_ps_item *tensor, uint32_t block)
+{
+    return gr_ps_block_count(&tensor->cut, block) * sizeof(float);
+}
+
+/* A number for a block that is on the way. */
+static uint64_t mark_of(const gr_ps_op *op, uint32_t block)
+{
+    return (uint64_t)op->ticket << 32 | block;
+}
+
+/* Does each block that goes by a message bring values back? */
+static bool is_answered(const gr_ps_op *op, int server)
+{
+    return op->kind == GR_PS_PUSH && op->values != NULL && !op->ps->seats[server].shares;
+}
+
+/* A caller that does not wait may be away for long: it gives the link all that it takes. */
+static bool may_go(const gr_ps_op *op, int server)
+{
+    gr_ps *ps = op->ps;
+    gr_ps_seat *seat = &ps->seats[server];
+    seat->held = ps->waits && is_answered(op, server) &&
+                 !gr_ps_pace_allows(&seat->pace, op->tensor->cut.block * sizeof(float),
+                                    gr_clock_now_us(&ps->clock));
+    return !seat->held;
+}
+
+static gr_status send_block(gr_ps_op *op, int server)
+{
+    gr_ps_leg *leg = &op->legs[server];
+    const gr_ps_item *tensor = op->tensor;
+    uint32_t block = leg->next_block;
+    while (op->ps->table.primary[gr_ps_slot(tensor->key, block)] != server) {
+        block++;
+    }
+    uint32_t width = op->narrow != NULL ? sizeof(uint16_t) : sizeof(float);
+    gr_frame frame = {.kind = GR_FRAME_DATA,
+                      .comm = GR_PS_BLOCK,
+                      .op_seq = op->ticket,
+                      .message = tensor->number,
+                      .segment = block,
+                      .size_bytes = gr_ps_block_count(&tensor->cut, block) * width};
+    uint64_t first = gr_ps_block_first(&tensor->cut, block);
+    const float *vector = leg->next_vector == 0 ? op->data : op->states[leg->next_vector - 1];
+    const void *payload = op->narrow != NULL ? (const void *)(op->narrow + first) : vector + first;
+    if (op->pairs != NULL) {
+        size_t size =
+            gr_ps_put_pairs(vector + first, frame.size_bytes / sizeof(float), op->pairs + first);
+        frame.fingerprint = size != 0;
+        frame.size_bytes = size == 0                  ? frame.size_bytes
+                           : size == GR_PS_PAIRS_NONE ? 0
+                                                      : (uint32_t)size;
+        payload = size == 0 ? payload : op->pairs + first;
+    }
+    gr_status status = gr_link_send(op->ps->seats[server].link, &frame, payload, &leg->sent);
+    if (status == GR_OK) {
+        if (is_answered(op, server)) {
+            gr_ps_pace_went(&op->ps->seats[server].pace, mark_of(op, block),
+                            block_bytes(tensor, block), gr_clock_now_us(&op->ps->clock));
+            leg->on_way_bytes += block_bytes(tensor, block);
+        }
+        leg->next_vector = (leg->next_vector + 1) % (int)vectors_of(op);
+        leg->next_block = leg->next_vector == 0 ? block + 1 : block;
+        leg->to_send--;
+    }
+    return status;
+}
+
+/* Where the other servers are, and by which table all that follows goes; false: no room. */
+static bool introduce(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    uint64_t ticket;
+    for (; seat->introduced < ps->servers; seat->introduced++) {
+        int other = seat->introduced;
+        const gr_frame frame = {.kind = GR_FRAME_DATA,
+                                .comm = GR_PS_PEER,
+                                .segment = (uint32_t)other,
+                                .size_bytes = (uint32_t)strlen(ps->seats[other].addresses)};
+        if (other != server &&
+            gr_link_send(seat->link, &frame, ps->seats[other].addresses, &ticket) != GR_OK) {
+            return false;
+        }
+    }
+    const gr_frame epoch = {
+        .kind = GR_FRAME_DATA, .comm = GR_PS_EPOCH, .fingerprint = ps->table.epoch};
+    seat->untold = seat->untold && gr_link_send(seat->link, &epoch, NULL, &ticket) != GR_OK;
+    return !seat->untold;
+}
+
+static void send_some(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    seat->held = false;
+    if (seat->lost || !introduce(ps, server)) {
+        return;
+    }
+    while (seat->count > 0 && !seat->lost) {
+        gr_ps_op *op = &ps->ops[seat->queue[seat->first]];
+        gr_ps_leg *leg = &op->legs[server];
+        gr_status status = leg->begun ? GR_OK : send_head(op, server);
+        while (status == GR_OK && leg->to_send > 0 && may_go(op, server)) {
+            status = send_block(op, server);
+        }
+        if (status == GR_OK || status == GR_E_AGAIN) {
+            leg->lent = leg->lent && !gr_link_sent(seat->link, leg->sent); /* and off it goes */
+        }
+        if (status != GR_OK || seat->held) {
+            return; /* no room; or the link has ended, as is told */
+        }
+        seat->first = (seat->first + 1) % GR_PS_OPS_MAX;
+        seat->count--;
+    }
+}
+
+/* ---- Receiving ------------------------------------------------------------------------------- */
+
+static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps_op *op,
+                             gr_diag *diag)
+{
+    gr_ps_leg *leg = &op->legs[server];
+    const gr_ps_item *tensor = op->tensor;
+    uint32_t block = frame->segment;
+    if (leg->to_take == 0 || block >= tensor->cut.blocks ||
+        ps->table.primary[gr_ps_slot(tensor->key, block)] != server ||
+        frame->size_bytes !=
+            gr_ps_block_count(&tensor->cut, block) * vectors_come(op) * sizeof(float)) {
+        return gr_fail(diag, GR_E_PROTOCOL, "it sent values that nobody asked for");
+    }
+    gr_link *link = ps->seats[server].link;
+    uint64_t first = gr_ps_block_first(&tensor->cut, block) * vectors_come(op);
+    gr_status status = gr_link_read(link, op->values + first);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_link_next(link, NULL);
+    if (leg->on_way_bytes >= frame->size_bytes) { /* it is the answer to a BLOCK */
+        gr_ps_pace_came(&ps->seats[server].pace, mark_of(op, block), frame->size_bytes,
+                        gr_clock_now_us(&ps->clock));
+        leg->on_way_bytes -= frame->size_bytes;
+    }
+    leg->to_take--;
+    op->version = frame->fingerprint < op->version ? frame->fingerprint : op->version;
+    return GR_OK;
+}
+
+static gr_status take_answer(gr_ps *ps, int server, const gr_frame *frame, gr_ps_op *op,
+                             gr_diag *diag)
+{
+    gr_link *link = ps->seats[server].link;
+    if (frame->comm == GR_PS_ROWS && (op->kind == GR_PS_PULL_ROWS || op->kind == GR_PS_SCAN_ROWS)) {
+        gr_status taken = op->kind == GR_PS_PULL_ROWS ? gr_ps_rows_receive(op, server, frame, diag)
+                                                      : gr_ps_scan_receive(op, server, frame, diag);
+        if (taken == GR_OK) {
+            op->version = frame->fingerprint < op->version ? frame->fingerprint : op->version;
+            close_leg(op, server);
+        }
+        return taken;
+    }
+    if (frame->size_bytes > GR_PS_SMALL_MAX) {
+        return gr_fail(diag, GR_E_PROTOCOL, "it sent an answer of %u bytes", frame->size_bytes);
+    }
+    gr_status status = gr_link_read(link, ps->small);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_link_next(link, NULL);
+    gr_ps_done done = {0};
+    if (frame->comm == GR_PS_ENTRY && op->kind == GR_PS_LIST) {
+        status = gr_ps_get_entry(ps->small, frame->size_bytes, op->answer, &ps->texts, diag);
+    } else if (frame->comm == GR_PS_COUNTERS && op->kind == GR_PS_STATS) {
+        status = gr_ps_get_counters(ps->small, frame->size_bytes, op->answer, diag);
+    } else if (frame->comm == GR_PS_DONE) {
+        status = gr_ps_get_done(ps->small, frame->size_bytes, &done, diag);
+    } else {
+        status = gr_fail(diag, GR_E_PROTOCOL, "it sent a message of kind %u", frame->comm);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    if (done.status != GR_OK) {
+        gr_diag why = {0};
+        (void)gr_fail_peer(&why, (gr_status)done.status, server, "%s",
+                           done.text[0] != '\0' ? done.text
+                                                : gr_status_text((gr_status)done.status));
+        fail_op(op, &why);
+    } else if (op->legs[server].to_take > 0) {
+        return gr_fail(diag, GR_E_PROTOCOL, "it sent fewer values than it was asked for");
+    }
+    op->version = frame->fingerprint < op->version ? frame->fingerprint : op->version;
+    close_leg(op, server);
+    return GR_OK;
+}
+
+static gr_status take_table(gr_ps *ps, int server, const gr_frame *frame, gr_diag *diag)
+{
+    gr_ps_table table;
+    gr_link *link = ps->seats[server].link;
+    if (frame->size_bytes > GR_PS_SMALL_MAX) {
+        return gr_fail(diag, GR_E_PROTOCOL, "it sent a table of %u bytes", frame->size_bytes);
+    }
+    gr_status status = gr_link_read(link, ps->small);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_link_next(link, NULL);
+    status = gr_ps_get_table(ps->small, frame->size_bytes, &table, diag);
+    if (status == GR_OK && table.servers != ps->servers) {
+        status = gr_fail(diag, GR_E_PROTOCOL, "it sent a table of %d servers", table.servers);
+    }
+    if (status == GR_OK) {
+        adopt(ps, &table);
+    }
+    return status;
+}
+
+static void receive(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    gr_status status = GR_OK;
+    gr_diag diag = {0};
+    while (status == GR_OK && !seat->lost) {
+        gr_frame frame;
+        status = gr_link_peek(seat->link, &frame);
+        if (status != GR_OK) {
+            break;
+        }
+        gr_ps_op *op = op_of(ps, server, &frame);
+        if (frame.comm == GR_PS_TABLE) {
+            status = take_table(ps, server, &frame, &diag);
+        } else if (op == NULL && ps->table.epoch > 0) {
+            gr_link_next(seat->link, NULL); /* by an older table */
+        } else if (op == NULL) {
+            status = gr_fail(&diag, GR_E_PROTOCOL, "it answered what it was not asked");
+        } else if (frame.comm == GR_PS_VALUES) {
+            status = take_values(ps, server, &frame, op, &diag);
+        } else {
+            status = take_answer(ps, server, &frame, op, &diag);
+        }
+    }
+    if (status == GR_E_PEER_LOST) {
+        gr_ps_lose(ps, server, GR_E_PEER_LOST, gr_link_diag(seat->link)->text);
+    } else if (status < 0) {
+        gr_ps_lose(ps, server, GR_E_PEER_LOST,
+                   diag.text[0] != '\0' ? diag.text : gr_link_diag(seat->link)->text);
+        gr_link_close(seat->link, GR_E_PROTOCOL, diag.text);
+    }
+}
+
+static void follow_changes(gr_ps *ps)
+{
+    int peer;
+    bool ended;
+    while (gr_mesh_next_change(ps->mesh, &peer, &ended)) {
+        if (peer >= ps->servers) {
+            continue;
+        }
+        gr_ps_seat *seat = &ps->seats[peer];
+        gr_link *link = gr_mesh_link(ps->mesh, peer);
+        if (ended) {
+            seat->ended = true;
+        }
+        if (ended && seat->link == NULL) {
+            gr_ps_lose(ps, peer, GR_E_PEER_LOST,
+                       link != NULL ? gr_link_diag(link)->text : "it did not answer");
+        } else if (!ended) {
+            seat->link = link;
+            seat->shares = gr_link_capabilities(link)->one_sided;
+            seat->untold = ps->table.epoch > 0;
+            if (ps->greeting != NULL && !seat->lost) {
+                open_leg(ps->greeting, peer);
+            }
+        }
+    }
+}
+
+void gr_ps_progress(gr_ps *ps)
+{
+    gr_status status = gr_mesh_progress(ps->mesh, &ps->dial);
+    (void)status; /* who cannot be reached; gr_ps_connect looks at it */
+    follow_changes(ps);
+    for (int s = 0; s < ps->servers; s++) {
+        gr_ps_seat *seat = &ps->seats[s];
+        if (seat->takeover_by_us > 0 && gr_clock_now_us(&ps->clock) >= seat->takeover_by_us) {
+            fail_legs(ps, s);
+        }
+        if (seat->link != NULL && !seat->lost) {
+            receive(ps, s);
+        }
+    }
+    for (int s = 0; s < ps->servers; s++) { /* also what a new table has brought */
+        if (ps->seats[s].link != NULL && !ps->seats[s].lost) {
+            send_some(ps, s);
+        }
+    }
+}

@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the store says about pushes and pulls, and how a guest is told of it. A guest that does not
+ * take what it asked for holds up nobody but itself: wishes wait as numbers of blocks, and few
+ * values at a time are lent to its link. */
+
+#include "ps/server/server_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Tasks ----------------------------------------------------------------------------------- */
+
+void gr_ps_task_free(gr_ps_task *task)
+{
+    free(task->text);
+    if (task->reply != task->small) {
+        free(task->reply);
+    }
+    *task = (gr_ps_task){.state = GR_PS_TASK_FREE};
+}
+
+void gr_ps_task_fail(gr_ps_task *task, gr_status status, const char *sentence)
+{
+    if (task->status == GR_OK) {
+        task->status = status;
+        task->text = strdup(sentence);
+    }
+}
+
+void gr_ps_task_reply(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, const uint8_t *reply,
+                      size_t size_bytes)
+{
+    uint8_t *copy = size_bytes > sizeof task->small ? malloc(size_bytes) : task->small;
+    if (copy == NULL) {
+        /* The status alone, which always fits. */
+        const gr_ps_done done = {.status = GR_E_NO_MEMORY};
+        size_bytes = gr_ps_put_done(&done, task->small);
+        copy = task->small;
+        kind = GR_PS_DONE;
+    } else {
+        memcpy(copy, reply, size_bytes);
+    }
+    gr_ps_task_reply_with(guest, task, kind, copy, size_bytes);
+}
+
+void gr_ps_task_reply_with(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, uint8_t *reply,
+                           size_t size_bytes)
+{
+    task->reply = reply;
+    task->reply_bytes = (uint32_t)size_bytes;
+    task->answer = (uint8_t)kind;
+    task->state = GR_PS_TASK_OVER;
+    guest->over[(guest->over_first + guest->over_count++) % GR_PS_OPS_MAX] =
+        (uint16_t)(task - guest->tasks);
+}
+
+void gr_ps_task_settle(gr_ps_guest *guest, gr_ps_task *task)
+{
+    if (task->state != GR_PS_TASK_OPEN || task->to_come > 0 || task->to_answer > 0 ||
+        task->to_give > 0 || task->leases > 0) {
+        return;
+    }
+    uint8_t reply[GR_PS_SMALL_MAX];
+    gr_ps_done done = {.status = task->status, .duplicates = task->duplicates};
+    if (task->text != NULL) {
+        memcpy(done.text, task->text, strnlen(task->text, sizeof done.text - 1));
+    }
+    gr_ps_task_reply(guest, task, GR_PS_DONE, reply, gr_ps_put_done(&done, reply));
+}
+
+/* ---- Wishes ---------------------------------------------------------------------------------- */
+
+bool gr_ps_wish_reserve(gr_ps_guest *guest, uint32_t count)
+{
+    if (count > GR_PS_QUEUE_MAX - guest->wish_reserved) {
+        return false;
+    }
+    uint32_t wanted = guest->wish_reserved + count,
+             room = guest->wish_room > 0 ? guest->wish_room : 64;
+    while (room < wanted) {
+        room *= 2;
+    }
+    if (room > guest->wish_room) {
+        gr_ps_wish *wishes = calloc(room, sizeof *wishes);
+        if (wishes == NULL) {
+            return false;
+        }
+        for (uint32_t i = 0; i < guest->wish_count; i++) {
+            wishes[i] = guest->wishes[(guest->wish_first + i) % guest->wish_room];
+        }
+        free(guest->wishes);
+        guest->wishes = wishes;
+        guest->wish_first = 0;
+        guest->wish_room = room;
+    }
+    guest->wish_reserved = wanted;
+    return true;
+}
+
+void gr_ps_wish_add(gr_ps_guest *guest, uint32_t slot, uint32_t block, uint64_t version)
+{
+    guest->wishes[(guest->wish_first + guest->wish_count++) % guest->wish_room] =
+        (gr_ps_wish){.slot = slot, .block = block, .version = version};
+}
+
+/* A value was given, or will not be. */
+static void fulfil(gr_ps_guest *guest, gr_ps_task *task)
+{
+    task->to_give--;
+    guest->wish_reserved--;
+    gr_ps_task_settle(guest, task);
+}
+
+/* ---- What the store says --------------------------------------------------------------------- */
+
+/* A token is the task's place, above the block. */
+static gr_ps_task *task_of(gr_ps_guest *guest, uint64_t token)
+{
+    return &guest->tasks[token >> 32];
+}
+
+static bool asks_whole(const gr_ps_task *task)
+{
+    return task->kind == GR_PS_PULL && (task->request.flags & GR_PS_ASK_WHOLE) != 0;
+}
+
+/* Which vector of states it pulls; 0: the values. Or how many, with them. */
+static int state_of(const gr_ps_task *task)
+{
+    return task->kind == GR_PS_PULL ? (int)task->request.first : 0;
+}
+
+float *gr_ps_values_place(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block)
+{
+    float *values = (float *)(void *)(guest->shared.heap + task->request.values_at);
+    return values + gr_ps_block_first(&task->held->cut, block);
+}
+
+/* It has the values of a block. */
+static void given(gr_ps_guest *guest, gr_ps_task *task, uint32_t block, uint64_t version)
+{
+    task->version = version < task->version ? version : task->version;
+    guest->server->pulls++;
+    guest->server->bytes_out += gr_ps_block_count(&task->held->cut, block) * sizeof(float);
+    fulfil(guest, task);
+}
+
+static void on_pushed(void *arg, const gr_ps_pushed *answer)
+{
+    gr_ps_server *server = arg;
+    gr_ps_guest *guest = server->guests[answer->client];
+    gr_ps_task *task = task_of(guest, answer->token);
+    bool asks = (task->request.flags & GR_PS_ASK_VALUES) != 0;
+    task->to_answer--;
+    if (answer->status != GR_OK) {
+        gr_ps_task_fail(task, answer->status, answer->diag->text);
+        if (asks) {
+            fulfil(guest, task);
+        }
+    } else {
+        task->duplicates += answer->fate != GR_PS_TAKEN;
+        task->version = answer->version < task->version ? answer->version : task->version;
+        if (answer->put) {
+            given(guest, task, (uint32_t)answer->token, answer->version);
+        } else if (asks) {
+            gr_ps_wish_add(guest, (uint32_t)(answer->token >> 32), (uint32_t)answer->token,
+                           answer->version);
+        }
+    }
+    gr_ps_task_settle(guest, task);
+}
+
+/* Lends the values to the link; false: it has no room, or enough. */
+static bool send_values(gr_ps_guest *guest, const gr_ps_task *task, uint32_t block,
+                        const gr_ps_pulled *answer)
+{
+    gr_frame frame = {.kind = GR_FRAME_DATA,
+                      .comm = GR_PS_VALUES,
+                      .op_seq = task->ticket,
+                      .segment = block,
+                      .size_bytes = answer->count * (uint32_t)sizeof(float),
+                      .fingerprint = answer->version};
+    uint64_t ticket;
+    if (guest->full || guest->lent_count == GR_PS_LENT_MAX) {
+        return false;
+    }
+    gr_status status = gr_link_send(guest->link, &frame, answer->values, &ticket);
+    if (status != GR_OK) {
+        guest->full = true; /* or it is gone, as will be told */
+        return false;
+    }
+    guest->lent[(guest->lent_first + guest->lent_count++) % GR_PS_LENT_MAX] =
+        (gr_ps_lent){.ticket = ticket, .loan = answer->loan};
+    return true;
+}
+
+static void on_pulled(void *arg, const gr_ps_pulled *answer)
+{
+    gr_ps_server *server = arg;
+    gr_ps_guest *guest = server->guests[answer->client];
+    gr_ps_task *task = task_of(guest, answer->token);
+    uint32_t block = (uint32_t)answer->token;
+    if (task->kind == GR_PS_PULL_ROWS || task->kind == GR_PS_SCAN_ROWS) {
+        gr_ps_rows_give(guest, task, block, answer);
+        return;
+    }
+    if (answer->status != GR_OK) {
+        gr_ps_task_fail(task, answer->status, answer->diag->text);
+        fulfil(guest, task);
+        return;
+    }
+    if ((task->request.flags & GR_PS_ASK_PUT) != 0) {
+        memcpy(gr_ps_values_place(guest, task, block), answer->values,
+               answer->count * sizeof(float));
+        gr_ps_store_give_back(server->store, answer->loan);
+    } else if (!send_values(guest, task, block, answer)) {
+        /* Asked for again when there is room; values are no older then, states what they are. */
+        gr_ps_wish_add(guest, (uint32_t)(answer->token >> 32), block,
+                       state_of(task) == 0 ? answer->version : task->request.version);
+        gr_ps_store_give_back(server->store, answer->loan);
+        return;
+    }
+    given(guest, task, block, answer->version);
+}
+
+static void on_release(void *arg, void *lease_arg)
+{
+    gr_ps_lease *lease = lease_arg;
+    gr_ps_server *server = arg;
+    if (!lease->shared) {
+        if (--lease->uses > 0) {
+            return;
+        }
+        gr_ps_buffer_give_back(server, (gr_ps_buffer *)lease);
+        return;
+    }
+    gr_ps_task *task = (gr_ps_task *)lease;
+    task->leases--;
+    gr_ps_task_settle(task->guest, task);
+}
+
+static void *on_alloc(void *arg, size_t size_bytes)
+{
+    gr_ps_server *server = arg;
+    void *mem = NULL;
+    return gr_mesh_alloc(server->mesh, size_bytes, &mem) == GR_OK ? mem : NULL;
+}
+
+static void on_free(void *arg, void *mem)
+{
+    gr_ps_server *server = arg;
+    gr_mesh_free(server->mesh, mem);
+}
+
+static void on_forward(void *arg, const gr_ps_update *update)
+{
+    gr_ps_copy_forward(arg, update);
+}
+
+const gr_ps_store_ops gr_ps_server_store_ops = {.pushed = on_pushed,
+                                                .pulled = on_pulled,
+                                                .release = on_release,
+                                                .forward = on_forward,
+                                                .alloc = on_alloc,
+                                                .free = on_free};
+
+/* ---- What a guest is told -------------------------------------------------------------------- */
+
+/* Values that the link needs no more. */
+static void take_back(gr_ps_guest *guest)
+{
+    while (guest->lent_count > 0) {
+        const gr_ps_lent *lent = &guest->lent[guest->lent_first];
+        if (!gr_link_sent(guest->link, lent->ticket)) {
+            return;
+        }
+        gr_ps_store_give_back(guest->server->store, lent->loan);
+        guest->lent_first = (guest->lent_first + 1) % GR_PS_LENT_MAX;
+        guest->lent_count--;
+    }
+}
+
+/* The tasks that are over; false: the link has no room. */
+static bool say_done(gr_ps_guest *guest)
+{
+    while (guest->over_count > 0) {
+        gr_ps_task *task = &guest->tasks[guest->over[guest->over_first]];
+        gr_frame frame = {.kind = GR_FRAME_DATA,
+                          .comm = task->answer,
+                          .op_seq = task->ticket,
+                          .size_bytes = task->reply_bytes,
+                          .fingerprint = task->version};
+        if (gr_link_send(guest->link, &frame, task->reply, &task->said) != GR_OK) {
+            return false;
+        }
+        task->state = GR_PS_TASK_SAID;
+        guest->over_first = (guest->over_first + 1) % GR_PS_OPS_MAX;
+        guest->over_count--;
+    }
+    return true;
+}
+
+/* The table that all goes by from here on; false: the link has no room. */
+static bool say_table(gr_ps_guest *guest)
+{
+    if (!guest->untold) {
+        return true;
+    }
+    if (guest->table_ticket > 0 && !gr_link_sent(guest->link, guest->table_ticket)) {
+        return false;
+    }
+    size_t size = gr_ps_put_table(&guest->server->table, guest->table);
+    const gr_frame frame = {
+        .kind = GR_FRAME_DATA, .comm = GR_PS_TABLE, .size_bytes = (uint32_t)size};
+    guest->untold = gr_link_send(guest->link, &frame, guest->table, &guest->table_ticket) != GR_OK;
+    return !guest->untold;
+}
+
+gr_status gr_ps_guest_answer(gr_ps_guest *guest)
+{
+    gr_ps_server *server = guest->server;
+    uint64_t until = server->bytes_out + GR_PS_TURN_BYTES;
+    guest->full = !say_table(guest) || !server->active;
+    take_back(guest);
+    /* Wishes that come back for want of room, or wait in the store, are not looked at again now. */
+    for (uint32_t left = guest->wish_count; left > 0 && !guest->full; left--) {
+        if (server->bytes_out >= until || guest->lent_count == GR_PS_LENT_MAX) {
+            break;
+        }
+        const gr_ps_wish wish = guest->wishes[guest->wish_first];
+        guest->wish_first = (guest->wish_first + 1) % guest->wish_room;
+        guest->wish_count--;
+        const gr_ps_pull pull = {.client = guest->peer,
+                                 .token = (uint64_t)wish.slot << 32 | wish.block,
+                                 .key = guest->tasks[wish.slot].held->key,
+                                 .block = wish.block,
+                                 .state = state_of(&guest->tasks[wish.slot]),
+                                 .version = wish.version,
+                                 .clock = guest->clock,
+                                 .reads = gr_ps_reads(guest),
+                                 .whole = asks_whole(&guest->tasks[wish.slot])};
+        gr_ps_store_pull(server->store, &pull);
+    }
+    bool room = !guest->untold && say_done(guest);
+    return room && !guest->full && server->bytes_out >= until && guest->wish_count > 0 ? GR_PENDING
+                                                                                       : GR_OK;
+}

@@ -1,0 +1,569 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What goes to replicas, and what comes from primaries. Updates stay where they lie in the store
+ * until the replica has them; where both servers share a host it reads them there. */
+
+#include "ps/server/server_internal.h"
+
+#include "base/fail.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Parcels --------------------------------------------------------------------------------- */
+
+static gr_ps_parcel *make_parcel(gr_ps_kind kind, const uint8_t *head, size_t head_bytes)
+{
+    gr_ps_parcel *parcel = calloc(1, sizeof *parcel + head_bytes);
+    if (parcel != NULL) {
+        parcel->kind = (uint8_t)kind;
+        parcel->head_bytes = (uint32_t)head_bytes;
+        memcpy(parcel->head, head, head_bytes);
+    }
+    return parcel;
+}
+
+static void queue_parcel(gr_ps_peer *peer, gr_ps_parcel *parcel)
+{
+    if (peer->newest != NULL) {
+        peer->newest->next = parcel;
+    } else {
+        peer->oldest = parcel;
+    }
+    peer->newest = parcel;
+    peer->unsent = peer->unsent != NULL ? peer->unsent : parcel;
+}
+
+static void free_parcel(gr_ps_server *server, gr_ps_peer *peer, gr_ps_parcel *parcel)
+{
+    for (int i = 0; i < parcel->parts; i++) {
+        if (parcel->buffer[i] != NULL) {
+            gr_ps_buffer_give_back(server, parcel->buffer[i]);
+        }
+    }
+    peer->images -= parcel->kind == GR_PS_IMAGE;
+    free(parcel);
+}
+
+/* Memory of its own for one more vector; NULL: there is none. */
+static gr_ps_buffer *add_buffer(gr_ps_server *server, gr_ps_parcel *parcel)
+{
+    gr_ps_buffer *buffer = gr_ps_buffer_take(server, parcel->part_bytes);
+    if (buffer != NULL) {
+        parcel->part[parcel->parts] = buffer->values;
+        parcel->buffer[parcel->parts++] = buffer;
+    }
+    return buffer;
+}
+
+static void drop_copies(gr_ps_server *server, gr_ps_peer *peer)
+{
+    for (int i = 0; i < 1 + GR_PS_STATES_MAX; i++) {
+        if (peer->copies[i] != NULL) {
+            gr_ps_buffer_give_back(server, peer->copies[i]);
+            peer->copies[i] = NULL;
+        }
+    }
+    peer->taking = 0;
+}
+
+void gr_ps_copy_drop(gr_ps_server *server, gr_ps_peer *peer)
+{
+    while (peer->oldest != NULL) {
+        gr_ps_parcel *parcel = peer->oldest;
+        peer->oldest = parcel->next;
+        free_parcel(server, peer, parcel);
+    }
+    peer->newest = peer->unsent = NULL;
+    peer->ack_count = 0;
+    drop_copies(server, peer);
+}
+
+/* Without memory for what it has to know a replica cannot be one. */
+static void give_up(gr_ps_server *server, gr_ps_peer *peer)
+{
+    gr_ps_send_away(server, peer->number, GR_E_NO_MEMORY,
+                    "the server has no memory for what is on its way to another one");
+}
+
+void gr_ps_copy_forward(gr_ps_server *server, const gr_ps_update *update)
+{
+    const gr_ps_share *held = gr_ps_share_of(server, update->key);
+    gr_ps_peer *peer = server->peers[server->table.replica[gr_ps_slot(update->key, update->block)]];
+    if (peer == NULL || (peer->met && peer->link == NULL) ||
+        (held->marks[update->block] & GR_PS_MARK_COPY) != 0) {
+        return; /* an image brings it, to whoever becomes the replica */
+    }
+    uint8_t head[GR_PS_HEAD_MAX];
+    gr_ps_parcel *parcel = make_parcel(GR_PS_UPDATE, head, gr_ps_put_update(update, head));
+    if (parcel == NULL) {
+        give_up(server, peer);
+        return;
+    }
+    parcel->part_bytes = gr_ps_update_bytes(update);
+    if (update->columns == 0) {
+        parcel->part[0] = update->values;
+        parcel->parts = 1;
+    } else if (update->count > 0) {
+        gr_ps_buffer *buffer = add_buffer(server, parcel);
+        if (buffer == NULL) {
+            free_parcel(server, peer, parcel);
+            give_up(server, peer);
+            return;
+        }
+        memcpy(buffer->values, update->rows, update->count * sizeof *update->rows);
+        memcpy(buffer->values + update->count, update->values,
+               (size_t)update->count * update->columns * sizeof(float));
+    }
+    queue_parcel(peer, parcel);
+}
+
+/* ---- Images ---------------------------------------------------------------------------------- */
+
+static bool replica_is(const gr_ps_server *server, const gr_ps_share *held, uint32_t block,
+                       const gr_ps_peer *peer)
+{
+    return gr_ps_leads(server, held, block) &&
+           server->table.replica[gr_ps_slot(held->key, block)] == peer->number;
+}
+
+/* The next block, of a table or of any other tensor, whose replica is this peer, and lacks its
+ * image; false: there is none. */
+static bool next_to_copy(gr_ps_server *server, gr_ps_peer *peer, bool tables,
+                         gr_ps_share **held_out, uint32_t *block_out)
+{
+    for (; peer->scan_share < server->held_count; peer->scan_share++, peer->scan_block = 0) {
+        gr_ps_share *held = server->held[peer->scan_share];
+        for (; tables == (held->columns > 0) && peer->scan_block < held->cut.blocks;
+             peer->scan_block++) {
+            uint32_t block = peer->scan_block;
+            if ((held->marks[block] & GR_PS_MARK_COPY) != 0 &&
+                replica_is(server, held, block, peer)) {
+                *held_out = held;
+                *block_out = block;
+                return true;
+            }
+        }
+    }
+    peer->scan_share = peer->scan_block = 0;
+    return false;
+}
+
+/* A block as it is now; of a table the beginning, and its rows follow piece by piece, while pushes
+ * go on. False: no memory now. */
+static bool queue_image(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held, uint32_t block)
+{
+    gr_ps_image image;
+    uint8_t head[GR_PS_HEAD_MAX];
+    if (gr_ps_store_image(server->store, held->key, block, &image, NULL) != GR_OK) {
+        return true; /* it is not here: nobody has its values */
+    }
+    int vectors = image.ready ? 1 + image.states : 0;
+    if (held->columns > 0) {
+        held->streams[block] = (gr_ps_stream){.end = image.ready ? image.count : 0};
+        image.ends = held->streams[block].end == 0;
+        image.count = 0;
+        vectors = 0;
+    }
+    gr_ps_parcel *parcel = make_parcel(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
+    if (parcel == NULL) {
+        return false;
+    }
+    peer->images++;
+    parcel->part_bytes = gr_ps_image_bytes(&image);
+    for (int i = 0; i < vectors; i++) {
+        gr_ps_buffer *buffer = add_buffer(server, parcel);
+        if (buffer == NULL) {
+            free_parcel(server, peer, parcel);
+            return false;
+        }
+        memcpy(buffer->values, i == 0 ? image.values : image.state[i - 1], parcel->part_bytes);
+    }
+    if (!image.ends) {
+        peer->streams = true;
+        peer->stream_share = peer->stream_block = 0;
+    }
+    queue_parcel(peer, parcel);
+    return true;
+}
+
+/* Some more rows of a table's block, as they are now. False: no memory now. */
+static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held, uint32_t block)
+{
+    gr_ps_stream *stream = &held->streams[block];
+    gr_ps_image image;
+    uint8_t head[GR_PS_HEAD_MAX];
+    if (gr_ps_store_image(server->store, held->key, block, &image, NULL) != GR_OK) {
+        *stream = (gr_ps_stream){0};
+        return true;
+    }
+    image.count = 1;
+    uint32_t left = stream->end - stream->next;
+    uint32_t most = (uint32_t)(GR_PS_COPY_MAX / gr_ps_image_bytes(&image));
+    image.count = most == 0 ? 1 : most < left ? most : left;
+    image.seen_count = 0;
+    image.begins = false;
+    image.ends = image.count == left;
+    gr_ps_parcel *parcel = make_parcel(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
+    if (parcel == NULL) {
+        return false;
+    }
+    peer->images++;
+    parcel->part_bytes = gr_ps_image_bytes(&image);
+    gr_ps_buffer *buffer = add_buffer(server, parcel);
+    if (buffer == NULL) {
+        free_parcel(server, peer, parcel);
+        return false;
+    }
+    gr_ps_store_image_rows(server->store, held->key, block, stream->next, image.count,
+                           (uint32_t *)(void *)buffer->values, buffer->values + image.count);
+    stream->next += image.count;
+    queue_parcel(peer, parcel);
+    return true;
+}
+
+/* False: enough is on the way, or there are none. */
+static bool queue_more_rows(gr_ps_server *server, gr_ps_peer *peer)
+{
+    for (; peer->stream_share < server->held_count; peer->stream_share++, peer->stream_block = 0) {
+        gr_ps_share *held = server->held[peer->stream_share];
+        for (; held->columns > 0 && peer->stream_block < held->cut.blocks; peer->stream_block++) {
+            const gr_ps_stream *stream = &held->streams[peer->stream_block];
+            if (stream->next < stream->end && replica_is(server, held, peer->stream_block, peer)) {
+                return peer->images < GR_PS_IMAGES_MAX &&
+                       queue_rows(server, peer, held, peer->stream_block);
+            }
+        }
+    }
+    peer->streams = false;
+    return false;
+}
+
+static void queue_images(gr_ps_server *server, gr_ps_peer *peer)
+{
+    gr_ps_share *held;
+    uint32_t block;
+    while (peer->to_copy > 0 && (peer->scan_tables || peer->images < GR_PS_IMAGES_MAX)) {
+        if (next_to_copy(server, peer, peer->scan_tables, &held, &block)) {
+            if (!queue_image(server, peer, held, block)) {
+                return;
+            }
+            held->marks[block] &= (uint8_t)~GR_PS_MARK_COPY;
+        } else {
+            peer->to_copy = peer->scan_tables ? peer->to_copy : 0;
+            peer->scan_tables = false;
+        }
+    }
+    while (peer->streams && queue_more_rows(server, peer)) {
+    }
+}
+
+/* ---- Sending --------------------------------------------------------------------------------- */
+
+/* Of what is left of a vector, in the next COPY. */
+static uint32_t copy_bytes(uint64_t left)
+{
+    return left < GR_PS_COPY_MAX ? (uint32_t)left : (uint32_t)GR_PS_COPY_MAX;
+}
+
+static gr_status send_parcel(gr_ps_peer *peer, gr_ps_parcel *parcel)
+{
+    gr_frame frame = {
+        .kind = GR_FRAME_DATA, .comm = parcel->kind, .size_bytes = parcel->head_bytes};
+    gr_status status =
+        parcel->begun ? GR_OK : gr_link_send(peer->link, &frame, parcel->head, &parcel->ticket);
+    parcel->begun = status == GR_OK;
+    frame.comm = GR_PS_COPY;
+    while (status == GR_OK && parcel->sent < parcel->parts) {
+        const uint8_t *from = (const uint8_t *)parcel->part[parcel->sent] + parcel->part_sent;
+        frame.size_bytes = copy_bytes(parcel->part_bytes - parcel->part_sent);
+        status = gr_link_send(peer->link, &frame, from, &parcel->ticket);
+        parcel->part_sent += status == GR_OK ? frame.size_bytes : 0;
+        if (parcel->part_sent == parcel->part_bytes) {
+            parcel->part_sent = 0;
+            parcel->sent++;
+        }
+    }
+    return status;
+}
+
+static bool send_acks(gr_ps_peer *peer)
+{
+    size_t count = peer->ack_count < GR_PS_ACKS_MAX ? peer->ack_count : GR_PS_ACKS_MAX;
+    if (count == 0 || !gr_ps_note_free(peer, &peer->note_acks)) {
+        return false;
+    }
+    size_t size = gr_ps_put_acks(peer->acks, (int)count, peer->note_acks.text);
+    if (!gr_ps_note_send(peer, &peer->note_acks, GR_PS_ACKS, size)) {
+        return false;
+    }
+    peer->ack_count -= count;
+    memmove(peer->acks, peer->acks + count, peer->ack_count * sizeof *peer->acks);
+    return peer->ack_count > 0;
+}
+
+bool gr_ps_copy_send(gr_ps_server *server, gr_ps_peer *peer)
+{
+    while (peer->oldest != peer->unsent && gr_link_sent(peer->link, peer->oldest->ticket)) {
+        gr_ps_parcel *parcel = peer->oldest;
+        peer->oldest = parcel->next;
+        peer->newest = peer->oldest != NULL ? peer->newest : NULL;
+        free_parcel(server, peer, parcel);
+    }
+    bool more = send_acks(peer);
+    if (server->active) {
+        queue_images(server, peer);
+    }
+    while (peer->unsent != NULL && send_parcel(peer, peer->unsent) == GR_OK) {
+        peer->unsent = peer->unsent->next;
+    }
+    return more;
+}
+
+/* ---- Receiving ------------------------------------------------------------------------------- */
+
+static void acknowledge(gr_ps_server *server, gr_ps_peer *peer, const gr_ps_ack *ack)
+{
+    if (peer->ack_count == peer->ack_room) {
+        size_t room = peer->ack_room > 0 ? 2 * peer->ack_room : GR_PS_ACKS_MAX;
+        gr_ps_ack *acks = realloc(peer->acks, room * sizeof *acks);
+        if (acks == NULL) {
+            give_up(server, peer);
+            return;
+        }
+        peer->acks = acks;
+        peer->ack_room = room;
+    }
+    peer->acks[peer->ack_count++] = *ack;
+}
+
+/* The block's place among ours, if the peer leads it and this server has its replica; NULL: that
+ * was so once. */
+static uint8_t *followed(const gr_ps_server *server, const gr_ps_peer *peer, uint64_t key,
+                         uint32_t block)
+{
+    const gr_ps_share *held = gr_ps_share_of(server, key);
+    int slot = gr_ps_slot(key, block);
+    return held != NULL && block < held->cut.blocks &&
+                   server->table.primary[slot] == peer->number &&
+                   server->table.replica[slot] == server->number
+               ? &held->marks[block]
+               : NULL;
+}
+
+/* What the store said of an update or an image. */
+static void conclude(gr_ps_server *server, gr_ps_peer *peer, uint8_t *mark, gr_ps_ack ack,
+                     gr_status status, const gr_diag *why)
+{
+    if (status != GR_OK) {
+        ack.word = GR_PS_REFUSES;
+        *mark = GR_PS_MARK_AWAIT;
+        gr_log_write(server->log, GR_LOG_WARN, "ps", "a block is without replica here: %s",
+                     why->text);
+    }
+    acknowledge(server, peer, &ack);
+}
+
+/* `values` NULL: there was no memory for them. */
+static void follow(gr_ps_server *server, gr_ps_peer *peer, const float *values)
+{
+    gr_ps_update *update = &peer->update;
+    uint8_t *mark = followed(server, peer, update->key, update->block);
+    gr_diag why = {0};
+    if (mark == NULL) {
+        return;
+    }
+    gr_status status = gr_fail(&why, GR_E_NO_MEMORY, "no memory for what its primary sends");
+    if (values != NULL || peer->parts == 0) {
+        bool rows = update->columns > 0 && values != NULL;
+        update->rows = rows ? (const uint32_t *)(const void *)values : NULL;
+        update->values = rows ? values + update->count : values;
+        status = gr_ps_store_follow(server->store, update, &why);
+        if (status == GR_OK && update->initial) {
+            *mark &= (uint8_t)~GR_PS_MARK_AWAIT; /* there was nothing before */
+        }
+    }
+    conclude(server, peer, mark,
+             (gr_ps_ack){.key = update->key,
+                         .block = update->block,
+                         .version = update->initial ? 0 : update->version + 1},
+             status, &why);
+}
+
+static void restore(gr_ps_server *server, gr_ps_peer *peer)
+{
+    gr_ps_image *image = &peer->image;
+    uint8_t *mark = followed(server, peer, image->key, image->block);
+    gr_diag why = {0};
+    gr_status status = GR_OK;
+    if (mark == NULL || (!image->begins && (*mark & GR_PS_MARK_TAKES) == 0)) {
+        return; /* or what came before was refused */
+    }
+    for (int i = 0; i < peer->parts; i++) {
+        if (peer->copies[i] == NULL) {
+            status = gr_fail(&why, GR_E_NO_MEMORY, "no memory for what its primary sends");
+        } else if (i == 0) {
+            image->values = peer->copies[i]->values;
+        } else {
+            image->state[i - 1] = peer->copies[i]->values;
+        }
+    }
+    if (status == GR_OK) {
+        image->rows = (const uint32_t *)(const void *)image->values;
+        image->values += image->columns > 0 ? image->count : 0;
+        status = gr_ps_store_restore(server->store, image, &why);
+    }
+    gr_ps_ack ack = {.key = image->key, .block = image->block, .version = image->version};
+    if (image->ready || status != GR_OK) {
+        conclude(server, peer, mark, ack, status, &why);
+    }
+    if (status == GR_OK && image->ends) {
+        *mark = 0;
+        ack.word = GR_PS_WHOLE;
+        acknowledge(server, peer, &ack);
+    } else if (status == GR_OK) {
+        *mark |= GR_PS_MARK_TAKES;
+    }
+}
+
+/* Values behind an UPDATE or an IMAGE. */
+static gr_status take_copy(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
+                           gr_diag *diag)
+{
+    gr_ps_buffer **copy = &peer->copies[peer->taken];
+    const void *view = NULL;
+    if (peer->taking == 0 || frame->size_bytes != copy_bytes(peer->part_bytes - peer->part_taken)) {
+        return gr_fail(diag, GR_E_PROTOCOL, "%u bytes of values that belong to nothing",
+                       frame->size_bytes);
+    }
+    bool first = peer->part_taken == 0;
+    if (peer->taking == GR_PS_UPDATE && *copy == NULL && frame->size_bytes == peer->part_bytes &&
+        gr_link_view(peer->link, &view) == GR_OK) {
+        follow(server, peer, view);
+        gr_link_next(peer->link, NULL);
+        peer->taking = 0;
+        return GR_OK;
+    }
+    if (*copy == NULL && first) {
+        *copy = gr_ps_buffer_take(server, peer->part_bytes);
+    }
+    gr_status status = *copy != NULL
+                           ? gr_link_read(peer->link, (uint8_t *)(*copy)->values + peer->part_taken)
+                           : GR_OK;
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_link_next(peer->link, NULL);
+    peer->part_taken += frame->size_bytes;
+    if (peer->part_taken < peer->part_bytes) {
+        return GR_OK;
+    }
+    peer->part_taken = 0;
+    if (++peer->taken < peer->parts) {
+        return GR_OK;
+    }
+    if (peer->taking == GR_PS_UPDATE) {
+        follow(server, peer, *copy != NULL ? (*copy)->values : NULL);
+    } else {
+        restore(server, peer);
+    }
+    drop_copies(server, peer);
+    return GR_OK;
+}
+
+/* The replica has no memory for a block. */
+static void go_on_alone(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_ack *ack)
+{
+    gr_ps_share *held = gr_ps_share_of(server, ack->key);
+    if (held == NULL || ack->block >= held->cut.blocks ||
+        gr_ps_store_hold(server->store, ack->key, ack->block, GR_PS_ALONE, NULL) != GR_OK) {
+        return;
+    }
+    if (held->streams != NULL) {
+        held->streams[ack->block] = (gr_ps_stream){0};
+    }
+    held->marks[ack->block] |= GR_PS_MARK_THIN;
+    gr_log_write(server->log, GR_LOG_WARN, "ps",
+                 "server %d has no memory for a replica: a block goes on without one",
+                 peer->number);
+}
+
+static void take_acks(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_ack *acks,
+                      int count)
+{
+    for (int i = 0; i < count; i++) {
+        const gr_ps_ack *ack = &acks[i];
+        int slot = gr_ps_slot(ack->key, ack->block);
+        if (server->table.primary[slot] != server->number ||
+            server->table.replica[slot] != peer->number) {
+            continue;
+        }
+        gr_ps_share *held = gr_ps_share_of(server, ack->key);
+        if (ack->word == GR_PS_HAS) {
+            gr_ps_store_replicated(server->store, ack->key, ack->block, ack->version);
+        } else if (ack->word == GR_PS_REFUSES) {
+            go_on_alone(server, peer, ack);
+        } else if (held != NULL && ack->block < held->cut.blocks &&
+                   (held->marks[ack->block] & GR_PS_MARK_COPY) == 0) {
+            held->marks[ack->block] &= (uint8_t)~GR_PS_MARK_THIN;
+        }
+    }
+}
+
+static void expect_copies(gr_ps_peer *peer, gr_ps_kind kind, int parts, uint64_t part_bytes)
+{
+    peer->taken = 0;
+    peer->parts = parts;
+    peer->part_bytes = part_bytes;
+    peer->part_taken = 0;
+    peer->taking = parts > 0 ? (uint8_t)kind : 0;
+}
+
+gr_status gr_ps_copy_take(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
+                          gr_diag *diag)
+{
+    gr_ps_ack acks[GR_PS_ACKS_MAX];
+    int count;
+    if (frame->comm == GR_PS_COPY) {
+        return take_copy(server, peer, frame, diag);
+    }
+    if (frame->comm != GR_PS_ACKS && peer->taking != 0) {
+        return gr_fail(diag, GR_E_PROTOCOL, "an update without its values");
+    }
+    gr_status status = gr_link_read(peer->link, peer->head);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_link_next(peer->link, NULL);
+    switch (frame->comm) {
+    case GR_PS_UPDATE:
+        status =
+            gr_ps_get_update(peer->head, frame->size_bytes, &peer->update, peer->clients, diag);
+        if (status == GR_OK) {
+            expect_copies(peer, GR_PS_UPDATE, peer->update.count > 0 ? 1 : 0,
+                          gr_ps_update_bytes(&peer->update));
+        }
+        if (status == GR_OK && peer->parts == 0) {
+            follow(server, peer, NULL);
+        }
+        return status;
+    case GR_PS_IMAGE:
+        status = gr_ps_get_image(peer->head, frame->size_bytes, &peer->image, peer->seen, diag);
+        if (status == GR_OK) {
+            const gr_ps_image *image = &peer->image;
+            int vectors =
+                image->columns > 0 ? image->count > 0 : image->ready * (1 + image->states);
+            expect_copies(peer, GR_PS_IMAGE, vectors, gr_ps_image_bytes(image));
+        }
+        if (status == GR_OK && peer->parts == 0) {
+            restore(server, peer);
+        }
+        return status;
+    default:
+        status = gr_ps_get_acks(peer->head, frame->size_bytes, acks, &count, diag);
+        if (status == GR_OK) {
+            take_acks(server, peer, acks, count);
+        }
+        return status;
+    }
+}

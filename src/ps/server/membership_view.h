@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_PS_SERVER_MEMBERSHIP_VIEW_H
+#define GR_PS_SERVER_MEMBERSHIP_VIEW_H
+
+/* How servers agree on who of them is lost. Pure: what is seen and heard comes in by calls, and
+ * what a server has to say to the others is its view.
+ *
+ * A server gives others up on evidence, and says so; whoever hears it gives them up as well, and
+ * none is taken back before there is a new table. All that are left say the same at last: if they
+ * are a quorum, the given-up ones are lost, and the table is the next one. A quorum is more than
+ * half of the table's living servers, or half of them with the lowest number among them. Who is
+ * known to be dead, not just silent, is not one of these any more.
+ *
+ * Two quorums of one table share a server, also if their servers know of different deaths: fewer
+ * are left to be on either side. It does not take back what it said, so of two different
+ * sets that were agreed on one contains the other, and who agreed on the smaller one alone is among
+ * the lost of the larger. What it did since needs copies that nobody else leads: nothing is
+ * answered on two sides. The rule in take() keeps it so: nobody goes along with a table in which
+ * somebody lives whom it has given up. */
+
+#include "ps/place.h"
+
+/* What a server says of itself. */
+typedef struct gr_ps_view {
+    uint64_t epoch, hash; /* of its table */
+    uint32_t lost;        /* whom it has given up since, a bit each */
+} gr_ps_view;
+
+typedef struct gr_ps_membership {
+    int self;
+    gr_ps_table table;
+    gr_ps_view own;
+    uint32_t dead;                      /* of own.lost: those whose process is gone */
+    gr_ps_view said[GR_PS_SERVERS_MAX]; /* by the others, last */
+} gr_ps_membership;
+
+void gr_ps_membership_init(gr_ps_membership *membership, int self, const gr_ps_table *table);
+
+/* Could there be a quorum without `server`, and without those that were given up already? Who is
+ * only silent is worth waiting for where there could not. */
+bool gr_ps_membership_spares(const gr_ps_membership *membership, int server);
+/* It is given up; `dead`: its process is known to be gone, and it counted this server among the
+ * living to its end. */
+void gr_ps_membership_lose(gr_ps_membership *membership, int server, bool dead);
+void gr_ps_membership_hear(gr_ps_membership *membership, int from, const gr_ps_view *view);
+/* True: all that are left agree, and the table is a new one. */
+bool gr_ps_membership_decide(gr_ps_membership *membership);
+
+typedef enum gr_ps_taken {
+    GR_PS_TABLE_PASSED = 0, /* it is no newer, or has somebody who was given up */
+    GR_PS_TABLE_TAKEN = 1,
+    GR_PS_TABLE_OUT = 2 /* the others go on without this server */
+} gr_ps_taken;
+/* A table that others have agreed on. */
+gr_ps_taken gr_ps_membership_take(gr_ps_membership *membership, const gr_ps_table *table);
+
+/* Nobody is given up, and all others have said that they have the same table. */
+bool gr_ps_membership_settled(const gr_ps_membership *membership);
+
+#endif

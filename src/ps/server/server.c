@@ -1,0 +1,516 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ps/server/server_internal.h"
+
+#include "base/fail.h"
+#include "coll/reduce/reduce.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert((int)GR_BSP == (int)GR_PS_BSP && (int)GR_BSP_BACKUP == (int)GR_PS_BACKUP &&
+                   (int)GR_ASYNC == (int)GR_PS_ASYNC && (int)GR_SSP == (int)GR_PS_SSP,
+               "a consistency is a mode of the store");
+
+void gr_ps_server_config_init(gr_ps_server_config *config)
+{
+    gr_mesh_config mesh;
+    gr_mesh_config_init(&mesh);
+    *config = (gr_ps_server_config){.servers = 1,
+                                    .listen_host = mesh.listen_host,
+                                    .peer_timeout_us = mesh.peer_timeout_us,
+                                    .spin_us = mesh.spin_us};
+}
+
+/* ---- Buffers --------------------------------------------------------------------------------- */
+
+enum { CLASS_BYTES_MIN = 4 << 10 };
+_Static_assert((size_t)CLASS_BYTES_MIN << (GR_PS_CLASSES - 1) == GR_PS_BLOCK_MAX * sizeof(float),
+               "the largest buffer holds the largest block");
+
+gr_ps_buffer *gr_ps_buffer_take(gr_ps_server *server, size_t size_bytes)
+{
+    int class = 0;
+    while (class < GR_PS_CLASSES && (size_t)CLASS_BYTES_MIN << class < size_bytes) {
+        class ++;
+    }
+    gr_ps_buffer *buffer = class < GR_PS_CLASSES ? server->free_buffers[class] : NULL;
+    if (buffer != NULL) {
+        server->free_buffers[class] = buffer->next;
+        buffer->lease.uses = 1;
+        return buffer;
+    }
+    size_t room =
+        class < GR_PS_CLASSES ? (size_t)CLASS_BYTES_MIN << class : (size_bytes + 63) / 64 * 64;
+    if (room > server->buffer_bytes_max - server->buffer_bytes ||
+        (buffer = aligned_alloc(64, sizeof *buffer + room)) == NULL) {
+        return NULL;
+    }
+    server->buffer_bytes += room;
+    buffer->lease = (gr_ps_lease){.uses = 1};
+    buffer->size_class = class;
+    buffer->room = room;
+    return buffer;
+}
+
+void gr_ps_buffer_give_back(gr_ps_server *server, gr_ps_buffer *buffer)
+{
+    if (buffer->size_class == GR_PS_CLASSES) {
+        server->buffer_bytes -= buffer->room;
+        free(buffer);
+        return;
+    }
+    buffer->next = server->free_buffers[buffer->size_class];
+    server->free_buffers[buffer->size_class] = buffer;
+}
+
+static void free_buffers(gr_ps_server *server)
+{
+    for (int class = 0; class < GR_PS_CLASSES; class ++) {
+        while (server->free_buffers[class] != NULL) {
+            gr_ps_buffer *buffer = server->free_buffers[class];
+            server->free_buffers[class] = buffer->next;
+            free(buffer);
+        }
+    }
+}
+
+/* ---- Updaters -------------------------------------------------------------------------------- */
+
+/* Either kind of updater. */
+typedef struct any_updater {
+    const gr_ps_updater_ops *ops; /* NULL: no optimizer: values += factor * gradient */
+    void *updater;
+    gr_add_scaled_fn *add_scaled;
+} any_updater;
+
+static gr_status create_updater(void *arg, const gr_ps_tensor *tensor, void **updater_out,
+                                gr_diag *diag)
+{
+    gr_ps_server *server = arg;
+    any_updater *any = calloc(1, sizeof *any);
+    if (any == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for an optimizer");
+    }
+    any->add_scaled = gr_add_scaled_best();
+    if (tensor->optimizer != NULL && tensor->optimizer[0] != '\0') {
+        gr_status status =
+            server->updaters.create == NULL
+                ? gr_fail(diag, GR_E_UNSUPPORTED,
+                          "tensor \"%s\" asks for an optimizer, and this server has "
+                          "none",
+                          tensor->name)
+                : server->updaters.create(server->updaters_arg, tensor, &any->updater, diag);
+        if (status != GR_OK) {
+            free(any);
+            return status;
+        }
+        any->ops = &server->updaters;
+    }
+    *updater_out = any;
+    return GR_OK;
+}
+
+static void destroy_updater(void *updater)
+{
+    any_updater *any = updater;
+    if (any->ops != NULL) {
+        any->ops->destroy(any->updater);
+    }
+    free(any);
+}
+
+static int states_of(void *updater)
+{
+    any_updater *any = updater;
+    return any->ops != NULL ? any->ops->states(any->updater) : 0;
+}
+
+static bool update(void *updater, uint64_t step, double rate, float factor, float *values,
+                   float *const *states, const float *gradient, size_t count)
+{
+    any_updater *any = updater;
+    return any->ops != NULL
+               ? any->ops->update(any->updater, step, rate, factor, values, states, gradient, count)
+               : any->add_scaled(values, gradient, factor, count);
+}
+
+/* ---- Tensors --------------------------------------------------------------------------------- */
+
+/* Where the key is in the list, or belongs. */
+static uint32_t place_of(const gr_ps_server *server, uint64_t key)
+{
+    uint32_t low = 0, high = server->held_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (server->held[middle]->key < key) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+gr_ps_share *gr_ps_share_of(const gr_ps_server *server, uint64_t key)
+{
+    uint32_t at = place_of(server, key);
+    return at < server->held_count && server->held[at]->key == key ? server->held[at] : NULL;
+}
+
+static void free_share(gr_ps_share *held)
+{
+    if (held != NULL) {
+        free(held->marks);
+        free(held->streams);
+        free(held);
+    }
+}
+
+static gr_status room_for_held(gr_ps_server *server, gr_diag *diag)
+{
+    if (server->held_count == server->held_room) {
+        uint32_t room = server->held_room > 0 ? 2 * server->held_room : 64;
+        gr_ps_share **held = realloc((void *)server->held, room * sizeof *held);
+        if (held == NULL) {
+            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a list of %u tensors", room);
+        }
+        server->held = held;
+        server->held_room = room;
+    }
+    return GR_OK;
+}
+
+gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec *spec,
+                               const gr_ps_share **held_out, gr_diag *diag)
+{
+    gr_ps_cut cut = spec->columns > 0 ? gr_ps_cut_table() : gr_ps_cut_of(spec->elements);
+    const gr_ps_tensor tensor = {.name = spec->name,
+                                 .elements = spec->elements,
+                                 .block = cut.block,
+                                 .mode = (gr_ps_mode)spec->consistency,
+                                 .shards = spec->shards,
+                                 .aggregate = spec->aggregate,
+                                 .total = spec->total,
+                                 .staleness = spec->staleness,
+                                 .adapt_rate = spec->adapt_rate != 0,
+                                 .refuse_not_finite = spec->refuse_not_finite != 0,
+                                 .optimizer = spec->optimizer,
+                                 .columns = spec->columns,
+                                 .seed = spec->seed,
+                                 .deviation = spec->deviation,
+                                 .gradient_type = (gr_dtype)spec->gradient_type};
+    gr_status status = gr_ps_store_declare(server->store, peer, &tensor, diag);
+    if (status == GR_OK) {
+        status = room_for_held(server, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    uint64_t key = gr_ps_tensor_key(spec->name);
+    gr_ps_share *held = gr_ps_share_of(server, key);
+    if (held != NULL) {
+        /* There may have been no memory for it at first. */
+        status = held->led == 0 ? gr_ps_table_hold(server, held, diag) : GR_OK;
+        *held_out = status == GR_OK ? held : NULL;
+        return status;
+    }
+    held = calloc(1, sizeof *held);
+    uint8_t *marks = server->replicates ? calloc(cut.blocks + 1, 1) : NULL;
+    bool streams_rows = server->replicates && spec->columns > 0;
+    gr_ps_stream *streams = streams_rows ? calloc(cut.blocks, sizeof *streams) : NULL;
+    if (held == NULL || (server->replicates && marks == NULL) ||
+        (streams_rows && streams == NULL)) {
+        free(streams);
+        free(marks);
+        free(held);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for tensor \"%s\"", spec->name);
+    }
+    *held = (gr_ps_share){.key = key,
+                          .cut = cut,
+                          .columns = spec->columns,
+                          .gradient_type = (gr_dtype)spec->gradient_type,
+                          .marks = marks,
+                          .streams = streams,
+                          .restorer = -1};
+    uint32_t at = place_of(server, key);
+    memmove((void *)(server->held + at + 1), (void *)(server->held + at),
+            (server->held_count - at) * sizeof *server->held);
+    server->held[at] = held;
+    server->held_count++;
+    status = gr_ps_table_hold(server, held, diag);
+    *held_out = status == GR_OK ? held : NULL;
+    return status;
+}
+
+/* ---- Guests ---------------------------------------------------------------------------------- */
+
+static void forget(gr_ps_server *server, int peer)
+{
+    gr_ps_guest *guest = server->guests[peer];
+    if (guest != NULL) {
+        gr_ps_store_gone(server->store, peer);
+        gr_ps_guest_destroy(guest);
+        server->guests[peer] = NULL;
+        int at = 0;
+        while (server->here[at] != peer) {
+            at++;
+        }
+        server->here[at] = server->here[--server->here_count];
+    }
+}
+
+void gr_ps_send_away(gr_ps_server *server, int peer, gr_status status, const char *sentence)
+{
+    gr_link *link = gr_mesh_link(server->mesh, peer);
+    gr_log_write(server->log, GR_LOG_WARN, "ps", "%s %d is sent away: %s",
+                 peer < GR_PS_WORKERS_AT ? "server" : "client", peer, sentence);
+    if (link != NULL) {
+        gr_link_close(link, status, sentence);
+    }
+}
+
+static void welcome(gr_ps_server *server, int peer)
+{
+    if (peer < GR_PS_WORKERS_AT && server->peers[peer] != NULL) {
+        gr_ps_peer_came(server, peer);
+        return;
+    }
+    if (peer < GR_PS_WORKERS_AT) {
+        gr_ps_send_away(server, peer, GR_E_INVALID,
+                        "this server expects no other servers: all must agree on --servers and "
+                        "--replicas");
+        return;
+    }
+    gr_ps_guest *guest = gr_ps_guest_create(server, peer, gr_mesh_link(server->mesh, peer));
+    if (guest == NULL) {
+        gr_ps_send_away(server, peer, GR_E_NO_MEMORY,
+                        "the server has no memory for one more client");
+        return;
+    }
+    server->guests[peer] = guest;
+    server->here[server->here_count++] = peer;
+    server->ever++;
+}
+
+/* Its link has ended: what it sent before counts. */
+static void end_peer(gr_ps_server *server, int number)
+{
+    gr_ps_peer *peer = server->peers[number];
+    gr_diag diag = {0};
+    while (peer->link != NULL && gr_ps_peer_receive(server, peer, &diag) == GR_PENDING) {
+    }
+    gr_ps_peer_ended(server, number);
+}
+
+static void follow_changes(gr_ps_server *server)
+{
+    int peer;
+    bool ended;
+    while (gr_mesh_next_change(server->mesh, &peer, &ended)) {
+        if (!ended) {
+            welcome(server, peer);
+            continue;
+        }
+        if (peer < GR_PS_WORKERS_AT && server->peers[peer] != NULL) {
+            end_peer(server, peer);
+        }
+        gr_ps_guest *guest = server->guests[peer];
+        if (guest != NULL && !guest->dismissed) {
+            /* What it pushed before its end counts. */
+            gr_diag diag = {0};
+            while (gr_ps_guest_receive(guest, &diag) == GR_PENDING) {
+            }
+        }
+        forget(server, peer);
+        gr_mesh_remove(server->mesh, peer);
+    }
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+
+static gr_status open_mesh(gr_ps_server *server, const gr_ps_server_config *config,
+                           const gr_interfaces *interfaces, gr_diag *diag)
+{
+    gr_mesh_config mesh;
+    gr_mesh_config_init(&mesh);
+    mesh.kind = config->link == GR_LINK_ALL_TCP ? GR_LINK_TCP : GR_LINK_SHM;
+    mesh.mixed = config->link == GR_LINK_AUTO;
+    mesh.dynamic_peers = true;
+    mesh.rank = config->number;
+    mesh.world_size = GR_PS_PEERS_MAX;
+    mesh.secret = config->secret;
+    mesh.encrypt = config->encrypt;
+    mesh.listen_host = strcmp(config->listen_host, "*") == 0 ? gr_interfaces_listen_host(interfaces)
+                                                             : config->listen_host;
+    mesh.ports = config->ports;
+    mesh.peer_timeout_us = config->peer_timeout_us;
+    mesh.spin_us = config->spin_us;
+    mesh.log = config->log;
+    return gr_mesh_create(&mesh, &server->mesh, diag);
+}
+
+/* All ways to this server, "+" between. */
+static void write_address(gr_ps_server *server, const gr_ps_server_config *config,
+                          const gr_interfaces *interfaces)
+{
+    char remote[GR_REMOTE_BYTES] = "";
+    const char *local = gr_mesh_address(server->mesh), *far = gr_mesh_remote_address(server->mesh);
+    bool tcp = config->link == GR_LINK_ALL_TCP;
+    if (tcp) {
+        far = local;
+    }
+    if (far != NULL && strcmp(config->listen_host, "*") == 0) {
+        gr_interfaces_announce(interfaces, far, remote);
+    } else if (far != NULL) {
+        snprintf(remote, sizeof remote, "%s", far);
+    }
+    for (char *at = remote; (at = strchr(at, ' ')) != NULL;) {
+        *at = '+';
+    }
+    snprintf(server->address, sizeof server->address, "%s%s%s", tcp ? "" : local,
+             tcp || remote[0] == '\0' ? "" : "+", remote);
+}
+
+static gr_status check_config(const gr_ps_server_config *config, gr_diag *diag)
+{
+    if (config->replicas < 0 || config->replicas > 1) {
+        return gr_fail(diag, GR_E_INVALID, "%d replicas cannot be: 0 or 1", config->replicas);
+    }
+    if (config->servers < 1 || config->servers > GR_PS_SERVERS_MAX || config->number < 0 ||
+        config->number >= config->servers) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "server %d of %d cannot be: there are 1 to %d, with numbers from 0 on",
+                       config->number, config->servers, GR_PS_SERVERS_MAX);
+    }
+    return GR_OK;
+}
+
+gr_status gr_ps_server_create(const gr_ps_server_config *config, gr_ps_server **server_out,
+                              gr_diag *diag)
+{
+    gr_interfaces interfaces;
+    gr_status status = check_config(config, diag);
+    if (status == GR_OK) {
+        status = gr_interfaces_find(config->interfaces, &interfaces, diag);
+    }
+    gr_ps_server *server = status == GR_OK ? calloc(1, sizeof *server) : NULL;
+    if (server == NULL) {
+        return status == GR_OK ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for a server") : status;
+    }
+    server->number = config->number;
+    server->updaters = config->updaters;
+    server->updaters_arg = config->updaters_arg;
+    server->log = config->log;
+    server->buffer_bytes_max = config->bytes_max > 0 ? config->bytes_max : UINT64_MAX;
+    server->clock = gr_clock_real();
+    server->timeout_us = config->peer_timeout_us;
+    server->replicates = config->replicas > 0 && config->servers > 1;
+    if (server->replicates) {
+        gr_ps_table_init(&server->table, config->servers);
+    } else {
+        gr_ps_table_init_single(&server->table, config->servers);
+    }
+    server->active = !server->replicates;
+    gr_ps_membership_init(&server->membership, config->number, &server->table);
+    const gr_ps_store_config store = {.ops = gr_ps_server_store_ops,
+                                      .ops_arg = server,
+                                      .updaters = {.create = create_updater,
+                                                   .destroy = destroy_updater,
+                                                   .states = states_of,
+                                                   .update = update},
+                                      .updaters_arg = server,
+                                      .bytes_max = config->bytes_max};
+    status = open_mesh(server, config, &interfaces, diag);
+    if (status == GR_OK) {
+        status = gr_ps_store_create(&store, &server->store, diag);
+    }
+    if (status == GR_OK && server->replicates) {
+        status = gr_ps_peers_create(server, diag);
+    }
+    if (status != GR_OK) {
+        gr_ps_server_destroy(server);
+        return status;
+    }
+    write_address(server, config, &interfaces);
+    *server_out = server;
+    return GR_OK;
+}
+
+void gr_ps_server_destroy(gr_ps_server *server)
+{
+    if (server == NULL) {
+        return;
+    }
+    while (server->here_count > 0) {
+        forget(server, server->here[0]);
+    }
+    gr_ps_store_destroy(server->store);
+    gr_mesh_destroy(server->mesh);
+    gr_ps_peers_destroy(server);
+    for (uint32_t i = 0; i < server->held_count; i++) {
+        free_share(server->held[i]);
+    }
+    free((void *)server->held);
+    free_buffers(server);
+    free(server);
+}
+
+const char *gr_ps_server_address(const gr_ps_server *server)
+{
+    return server->address;
+}
+
+bool gr_ps_server_has_met(const gr_ps_server *server)
+{
+    return server->replicates && server->active;
+}
+
+gr_status gr_ps_server_poll(gr_ps_server *server, gr_diag *diag)
+{
+    bool more = false;
+    gr_status status = gr_mesh_progress(server->mesh, diag);
+    if (status != GR_OK && !gr_ps_peer_missed(server, diag->peer_rank)) {
+        return status;
+    }
+    follow_changes(server);
+    if (server->replicates) {
+        status = gr_ps_peers_turn(server, diag);
+        if (status < 0) {
+            return status;
+        }
+        more = status == GR_PENDING;
+    }
+    for (int i = 0; i < server->here_count; i++) {
+        gr_ps_guest *guest = server->guests[server->here[i]];
+        gr_diag why = {0};
+        status = guest->dismissed ? GR_OK : gr_ps_guest_receive(guest, &why);
+        more = more || status == GR_PENDING;
+        if (status < 0 && why.status != GR_OK) { /* else its link has ended, as will be told */
+            char sentence[GR_DIAG_TEXT_BYTES];
+            snprintf(sentence, sizeof sentence, "client %d sent %.400s", guest->peer, why.text);
+            guest->dismissed = true;
+            gr_ps_send_away(server, guest->peer, GR_E_PROTOCOL, sentence);
+        }
+    }
+    for (int i = 0; i < server->here_count; i++) {
+        gr_ps_guest *guest = server->guests[server->here[i]];
+        more = (!guest->dismissed && gr_ps_guest_answer(guest) == GR_PENDING) || more;
+    }
+    if (server->replicates) {
+        more = gr_ps_peers_send(server) || more;
+    }
+    return more ? GR_PENDING : GR_OK;
+}
+
+void gr_ps_server_wait(gr_ps_server *server, int64_t deadline_us)
+{
+    if (server->replicates && gr_ps_peers_due_us(server) < deadline_us) {
+        deadline_us = gr_ps_peers_due_us(server);
+    }
+    gr_mesh_wait(server->mesh, deadline_us);
+}
+
+void gr_ps_server_wake(gr_ps_server *server)
+{
+    gr_mesh_wake(server->mesh);
+}

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_PS_SERVER_SERVER_INTERNAL_H
+#define GR_PS_SERVER_SERVER_INTERNAL_H
+
+/* What the files of the server share: server.c (life and turns), client_session.c (what one client
+ * says), answer.c (what it is told), peer.c (other servers: who lives), copy.c
+ * (what goes to replicas and comes from primaries), table.c (what a new table changes). */
+
+#include "link/interface.h"
+#include "link/shared.h"
+#include "ps/server/message.h"
+#include "ps/server/server.h"
+
+enum {
+    GR_PS_TURN_BYTES = 1 << 20, /* that one client may move in a turn */
+    GR_PS_TURN_MESSAGES = 64,
+    GR_PS_LENT_MAX = 64,       /* values on their way to one client */
+    GR_PS_QUEUE_MAX = 1 << 20, /* blocks that one client has asked for */
+    GR_PS_CLASSES = 9,         /* sizes of buffers: 4 KiB to 1 MiB */
+    GR_PS_IMAGES_MAX = 4       /* copies of blocks on their way to one server */
+};
+
+/* Who has to know when the store needs pushed data no more. */
+typedef struct gr_ps_lease {
+    bool shared;   /* they lie in the client's memory, and a task counts them; else in a buffer */
+    uint32_t uses; /* of a buffer: pushes that need it */
+} gr_ps_lease;
+
+/* Pushed data that came by messages. */
+typedef struct gr_ps_buffer {
+    gr_ps_lease lease; /* first */
+    int size_class;    /* GR_PS_CLASSES: larger than all, and not kept */
+    size_t room;
+    struct gr_ps_buffer *next; /* of those that are free */
+    _Alignas(64) float values[];
+} gr_ps_buffer;
+
+/* What is not as it should be with a block that has, or should have, a replica. */
+enum {
+    GR_PS_MARK_COPY = 1,  /* led here: the replica has not been sent an image yet */
+    GR_PS_MARK_AWAIT = 2, /* the replica: its image has not come yet, or there was no memory */
+    GR_PS_MARK_GONE = 4,  /* led here, but all who had its values are lost */
+    GR_PS_MARK_TAKES = 8, /* the replica: more of its image, a table's, is to come */
+    GR_PS_MARK_THIN = 16  /* led here: the replica has not said that it has all of it */
+};
+
+/* A table's block on its way to a new replica: rows by their places, which do not change. */
+typedef struct gr_ps_stream {
+    uint32_t next, end;
+} gr_ps_stream;
+
+/* This server's part of a tensor. */
+typedef struct gr_ps_share {
+    uint64_t key;
+    gr_ps_cut cut;
+    uint32_t led;          /* blocks that this server is the primary of */
+    uint32_t gone;         /* of them: GR_PS_MARK_GONE */
+    uint32_t columns;      /* of a table; else 0 */
+    uint8_t *marks;        /* of each block; NULL: there are no replicas */
+    gr_ps_stream *streams; /* of a table's blocks that are led here; else NULL */
+    int restorer;          /* the client that is restoring the table; -1: none */
+    gr_dtype gradient_type;
+} gr_ps_share;
+
+typedef enum gr_ps_task_state {
+    GR_PS_TASK_FREE = 0,
+    GR_PS_TASK_OPEN = 1, /* something is to come, or to be answered */
+    GR_PS_TASK_OVER = 2, /* its DONE waits for room */
+    GR_PS_TASK_SAID = 3  /* its DONE is with the link */
+} gr_ps_task_state;
+
+typedef struct gr_ps_guest gr_ps_guest;
+
+/* A request of a client. */
+typedef struct gr_ps_task {
+    gr_ps_lease lease; /* first; of all data in the client's memory */
+    gr_ps_guest *guest;
+    uint8_t state, kind, answer; /* gr_ps_task_state; gr_ps_kind of the request, of what ends it */
+    uint32_t ticket;
+    const gr_ps_share *held; /* NULL: none, or refused */
+    gr_ps_request request;
+    uint32_t next_block;                          /* all before it have come */
+    uint32_t to_come;                             /* blocks of data */
+    uint32_t to_answer;                           /* by the store: pushed, not answered */
+    uint32_t to_give;                             /* values that are asked for */
+    gr_ps_buffer *gathered[1 + GR_PS_STATES_MAX]; /* RESTORE: what has come of a block; NULL: no
+                                                   * memory for it. PULL_ROWS: the request */
+    uint32_t gathered_count;
+    const uint32_t *rows; /* PULL_ROWS: within what was gathered */
+    uint32_t row_count;
+    uint32_t leases;
+    gr_status status; /* the first failure */
+    char *text;       /* its sentence; NULL: none, or no memory for it */
+    uint32_t duplicates;
+    uint64_t version; /* the lowest of all blocks; UINT64_MAX: none yet */
+    uint8_t *reply;   /* `small`, or heap memory */
+    uint32_t reply_bytes;
+    uint8_t small[16];
+    uint64_t said; /* the link's ticket */
+} gr_ps_task;
+
+/* Values that were asked for, and not yet from the store. */
+typedef struct gr_ps_wish {
+    uint32_t slot, block;
+    uint64_t version;
+} gr_ps_wish;
+
+typedef struct gr_ps_lent {
+    uint64_t ticket;
+    gr_ps_loan *loan;
+} gr_ps_lent;
+
+struct gr_ps_guest {
+    gr_ps_server *server;
+    int peer;
+    gr_link *link;
+    bool greeted;
+    bool dismissed; /* it sent no request: its link ends, nothing more is taken or told */
+    bool shares;    /* its heap is mapped here */
+    bool behind;    /* what it sends is of an older table, and is dropped until its EPOCH */
+    bool untold;    /* of the table */
+    uint8_t table[GR_PS_SMALL_MAX];
+    uint64_t table_ticket; /* 0: none is with the link */
+    gr_shared shared;
+    const gr_ps_share **tensors; /* by the client's numbers; NULL: not declared */
+    uint32_t tensor_count;
+    uint64_t clock;
+
+    gr_ps_task *pushing;     /* its data lie in the client's memory, and go to the store now */
+    gr_ps_buffer *receiving; /* of a BLOCK that is under way */
+    uint8_t small[GR_PS_SMALL_MAX];
+
+    gr_ps_wish *wishes; /* a ring */
+    uint32_t wish_first, wish_count, wish_room;
+    uint32_t wish_reserved;          /* of all tasks: values that are still to be given */
+    bool full;                       /* the link has no room */
+    gr_ps_lent lent[GR_PS_LENT_MAX]; /* a ring */
+    uint32_t lent_first, lent_count;
+    uint16_t over[GR_PS_OPS_MAX]; /* a ring of tasks whose DONE waits */
+    uint32_t over_first, over_count;
+    gr_ps_task tasks[GR_PS_OPS_MAX]; /* a ticket's place is its lowest bits */
+};
+
+/* What goes to another server: a head, and values. In the order of a queue. */
+typedef struct gr_ps_parcel {
+    struct gr_ps_parcel *next;
+    uint8_t kind;    /* GR_PS_UPDATE or GR_PS_IMAGE */
+    bool begun;      /* its head has been sent */
+    int parts, sent; /* vectors of values; of those as many as were sent whole */
+    uint64_t part_bytes, part_sent;
+    const float *part[1 + GR_PS_STATES_MAX];
+    gr_ps_buffer *buffer[1 + GR_PS_STATES_MAX]; /* where they lie; NULL: in the store */
+    uint64_t ticket;                            /* of the last message */
+    uint32_t head_bytes;
+    uint8_t head[];
+} gr_ps_parcel;
+
+/* A message with a text of its own, which the link may still need. */
+typedef struct gr_ps_note {
+    bool lent;
+    uint64_t ticket;
+    uint8_t text[GR_PS_SMALL_MAX];
+} gr_ps_note;
+
+/* Another server. */
+typedef struct gr_ps_peer {
+    int number;
+    gr_link *link;
+    bool met;                                           /* there has been a link */
+    bool dialled;                                       /* and is on the way */
+    char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* blanks between; "": not known yet */
+    bool local;                                         /* it was reached on this host */
+
+    int64_t since_us;     /* when it was known first, or this server had slept */
+    int64_t beat_us;      /* when it was told last that this server lives */
+    int64_t echo_us;      /* it has heard what was said then; 0: nothing yet */
+    uint64_t stamp;       /* the newest of its own that has come */
+    bool answer;          /* it has to know at once that it is heard */
+    bool answered;        /* it knows that it has been heard once */
+    gr_ps_view told;      /* what it knows of this server's view */
+    uint64_t table_epoch; /* of the last table that it was sent */
+    int64_t missed_us, probe_us, dial_us;
+    int probe_fd; /* -1: none */
+
+    gr_ps_parcel *oldest, *newest, *unsent;
+    int images;
+    size_t scan_share;
+    uint32_t scan_block, to_copy; /* blocks whose image it has not been sent */
+    bool scan_tables;             /* those of tables come first */
+    bool streams;                 /* of some of them rows are to be sent */
+    size_t stream_share;
+    uint32_t stream_block;
+    gr_ps_ack *acks;
+    size_t ack_count, ack_room;
+    gr_ps_note note_acks, note_beat, note_table;
+
+    uint8_t taking; /* GR_PS_UPDATE, GR_PS_IMAGE: its COPYs are to come */
+    int taken, parts;
+    uint64_t part_bytes, part_taken;
+    gr_ps_update update;
+    int clients[GR_PS_PEERS_MAX];
+    gr_ps_image image;
+    gr_ps_seen seen[GR_PS_PEERS_MAX];
+    gr_ps_buffer *copies[1 + GR_PS_STATES_MAX];
+    uint8_t head[GR_PS_HEAD_MAX];
+} gr_ps_peer;
+
+struct gr_ps_server {
+    gr_mesh *mesh;
+    gr_ps_store *store;
+    gr_ps_table table;
+    int number;
+    bool replicates;                      /* blocks have replicas on other servers */
+    bool active;                          /* all other servers are there, and agree */
+    bool out;                             /* they have gone on without this one */
+    gr_ps_membership membership;          /* its table may be ahead of `table` for a moment */
+    gr_ps_view view;                      /* what the others are told: that of `table` */
+    gr_ps_peer *peers[GR_PS_SERVERS_MAX]; /* NULL: this one itself, or no replicas */
+    gr_clock clock;
+    int64_t timeout_us; /* another server that is silent for so long is lost */
+    int64_t turn_us;    /* when the last turn was */
+    gr_ps_updater_ops updaters;
+    void *updaters_arg;
+    const gr_log *log;
+    char address[GR_ADDRESS_BYTES + GR_REMOTE_BYTES];
+    gr_ps_guest *guests[GR_PS_PEERS_MAX]; /* by peer */
+    int here[GR_PS_PEERS_MAX];            /* those that are there */
+    int here_count;
+    uint64_t ever;
+    gr_ps_share **held; /* by key */
+    uint32_t held_count, held_room;
+    gr_ps_buffer *free_buffers[GR_PS_CLASSES];
+    uint64_t buffer_bytes, buffer_bytes_max;
+    uint64_t pushes, pulls, bytes_in, bytes_out; /* of blocks */
+};
+
+static inline bool gr_ps_leads(const gr_ps_server *server, const gr_ps_share *held, uint32_t block)
+{
+    return server->table.primary[gr_ps_slot(held->key, block)] == server->number;
+}
+
+/* Has it no worker's number? Then it changes nothing, and nobody waits for it. */
+static inline bool gr_ps_reads(const gr_ps_guest *guest)
+{
+    return guest->peer >= GR_PS_READERS_AT;
+}
+
+/* server.c. NULL: not declared here. */
+gr_ps_share *gr_ps_share_of(const gr_ps_server *server, uint64_t key);
+/* It gets this sentence, and its link ends. */
+void gr_ps_send_away(gr_ps_server *server, int peer, gr_status status, const char *sentence);
+gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec *spec,
+                               const gr_ps_share **held_out, gr_diag *diag) GR_MUST_CHECK;
+gr_ps_buffer *gr_ps_buffer_take(gr_ps_server *server, size_t size_bytes); /* NULL: no memory */
+void gr_ps_buffer_give_back(gr_ps_server *server, gr_ps_buffer *buffer);
+
+/* client_session.c */
+/* The next of the tensor's blocks that this server leads; as many as there are if there is none. */
+uint32_t gr_ps_next_led(const gr_ps_server *server, const gr_ps_share *held, uint32_t from);
+gr_ps_guest *gr_ps_guest_create(gr_ps_server *server, int peer,
+                                gr_link *link); /* NULL: no memory */
+void gr_ps_guest_destroy(gr_ps_guest *guest);   /* the store has forgotten it */
+/* Takes what it has sent. GR_OK: nothing is left; GR_PENDING: more is here; GR_E_PROTOCOL: it sent
+ * what no correct client sends, diag says what; GR_E_PEER_LOST: it is gone. */
+gr_status gr_ps_guest_receive(gr_ps_guest *guest, gr_diag *diag) GR_MUST_CHECK;
+/* Nothing of what it has asked for is remembered: it asks again by the new table. */
+void gr_ps_guest_reset(gr_ps_guest *guest);
+/* The place of a new ticket; NULL: it is taken. */
+gr_ps_task *gr_ps_task_open(gr_ps_guest *guest, const gr_frame *frame);
+/* One block of what it pushes, for the store. */
+gr_ps_push gr_ps_task_push(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block,
+                           uint64_t count);
+/* Why it cannot be done; GR_OK: it can. */
+gr_status gr_ps_task_judge(const gr_ps_guest *guest, const gr_ps_task *task, const gr_frame *frame,
+                           gr_diag *diag) GR_MUST_CHECK;
+
+/* state.c: one BLOCK of a RESTORE has come; NULL: there is no memory for it. */
+void gr_ps_restore_take(gr_ps_guest *guest, gr_ps_task *task, uint32_t block, gr_ps_buffer *buffer);
+/* An image that a client has sent of a block that is led here. *taken_out: it counts; else another
+ * did before. GR_E_AGAIN: the block is not the one that its other pieces went to. */
+gr_status gr_ps_restore_image(gr_ps_server *server, const gr_ps_image *image, bool *taken_out,
+                              gr_diag *diag) GR_MUST_CHECK;
+void gr_ps_gathered_drop(gr_ps_server *server, gr_ps_task *task);
+
+/* rows.c. The PUSH_ROWS, PULL_ROWS or RESTORE_ROWS at the head: as gr_ps_guest_receive says.
+ */
+gr_status gr_ps_rows_take(gr_ps_guest *guest, const gr_frame *frame, gr_diag *diag) GR_MUST_CHECK;
+/* A SCAN_ROWS whose head is in guest->small. */
+gr_status gr_ps_rows_scan(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame,
+                          gr_diag *diag) GR_MUST_CHECK;
+/* What a PULL_ROWS or SCAN_ROWS asks for of one block is due, or was refused. */
+void gr_ps_rows_give(gr_ps_guest *guest, gr_ps_task *task, uint32_t block,
+                     const gr_ps_pulled *answer);
+
+/* answer.c: what the store says, and what a guest is told. */
+extern const gr_ps_store_ops gr_ps_server_store_ops;
+/* GR_OK: nothing is left, or there is no room; GR_PENDING: more can be done. */
+gr_status gr_ps_guest_answer(gr_ps_guest *guest) GR_MUST_CHECK;
+/* Where a block's values go in the client's memory, of a request with GR_PS_ASK_PUT. */
+float *gr_ps_values_place(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block);
+/* One value is asked for; gr_ps_wish_reserve was asked for it. */
+void gr_ps_wish_add(gr_ps_guest *guest, uint32_t slot, uint32_t block, uint64_t version);
+bool gr_ps_wish_reserve(gr_ps_guest *guest, uint32_t count);
+void gr_ps_task_fail(gr_ps_task *task, gr_status status, const char *sentence);
+/* Is it over? Then its DONE is to be sent. */
+void gr_ps_task_settle(gr_ps_guest *guest, gr_ps_task *task);
+/* What it ends with, in place of DONE. */
+void gr_ps_task_reply(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, const uint8_t *reply,
+                      size_t size_bytes);
+/* The same; the reply is the task's from now on. */
+void gr_ps_task_reply_with(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, uint8_t *reply,
+                           size_t size_bytes);
+void gr_ps_task_free(gr_ps_task *task);
+
+/* peer.c: other servers. GR_E_NO_MEMORY. */
+gr_status gr_ps_peers_create(gr_ps_server *server, gr_diag *diag) GR_MUST_CHECK;
+void gr_ps_peers_destroy(gr_ps_server *server);
+/* A client says where a server is: addresses with "+" between. */
+void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses);
+/* It could not be reached, and is tried again; false: it is no other server. */
+bool gr_ps_peer_missed(gr_ps_server *server, int number);
+void gr_ps_peer_came(gr_ps_server *server, int number);
+void gr_ps_peer_ended(gr_ps_server *server, int number); /* all that it sent was taken */
+/* Takes what they have sent, looks who lives, and makes a new table true. GR_OK; GR_PENDING: there
+ * is more; GR_E_PEER_LOST: they go on without this one. */
+gr_status gr_ps_peers_turn(gr_ps_server *server, gr_diag *diag) GR_MUST_CHECK;
+/* Sends what there is; true: there was, and may be more. */
+bool gr_ps_peers_send(gr_ps_server *server);
+int64_t gr_ps_peers_due_us(const gr_ps_server *server); /* when a turn is due at the latest */
+/* Whatever it has sent. GR_OK: nothing is left; GR_PENDING; GR_E_PROTOCOL and what it was. */
+gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *diag) GR_MUST_CHECK;
+bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t size_bytes);
+bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note); /* may its text change? */
+
+/* copy.c */
+void gr_ps_copy_forward(gr_ps_server *server, const gr_ps_update *update);
+bool gr_ps_copy_send(gr_ps_server *server, gr_ps_peer *peer); /* true: something went */
+void gr_ps_copy_drop(gr_ps_server *server,
+                     gr_ps_peer *peer); /* all that is on its way, both ways */
+/* UPDATE, IMAGE, COPY or ACKS at the head of the link. */
+gr_status gr_ps_copy_take(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
+                          gr_diag *diag) GR_MUST_CHECK;
+
+/* table.c: the membership's table becomes the server's. */
+void gr_ps_table_become(gr_ps_server *server);
+/* Blocks that would be lost with this server, where replicas are wanted. */
+uint64_t gr_ps_table_unreplicated(const gr_ps_server *server);
+/* A block that is led here begins with an image; its replica is sent it in the background. As
+ * gr_ps_store_restore. */
+gr_status gr_ps_table_restore(gr_ps_server *server, const gr_ps_image *image,
+                              gr_diag *diag) GR_MUST_CHECK;
+/* The blocks of a tensor that was just declared; GR_E_NO_MEMORY: none of them. */
+gr_status gr_ps_table_hold(gr_ps_server *server, gr_ps_share *held, gr_diag *diag) GR_MUST_CHECK;
+
+#endif

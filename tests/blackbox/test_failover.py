@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that were started by hand go on when `gradus rendezvous` dies: the first of them that lives
+takes over, and the bits are those of a job that nobody disturbed."""
+import os
+import signal
+import socket
+
+import pytest
+from conftest import TIMEOUT_S, cases, is_sanitized, lines_of, read_lines, sha256_of, wait_until
+
+EPOCHS = 12 if is_sanitized() else 40
+RANKS = 4
+COORDINATOR = -1
+
+
+class Job:
+    """A coordinator and its ranks, on this host. Who has not ended may be silent for 10 s."""
+
+    def __init__(self, gradus, job, output, **more):
+        self.output = output
+        more["GRADUS_PEER_TIMEOUT"] = "10s"
+        self.coordinator = gradus.start("rendezvous", "-np", RANKS, "--min-workers", 1, "--listen",
+                                        "127.0.0.1", env=more)
+        told = dict(line.split("=", 1) for line in read_lines(self.coordinator.stdout, 5))
+        told |= more | {"OMP_NUM_THREADS": "1"}
+        self.ranks = [gradus.start("worker", "--output", output, job,
+                                   env=told | {"GRADUS_RANK": str(rank)}) for rank in range(RANKS)]
+
+    def wait_for(self, event, count=1):
+        """Until so many such events are told of, or the job has ended."""
+        metrics = self.output / "metrics.jsonl"
+        wanted = f'"event":"{event}"'
+
+        def is_there():
+            told = metrics.read_text() if metrics.exists() else ""
+            return told.count(wanted) >= count or '"event":"end"' in told
+        wait_until(is_there, f"{count} {event}")
+
+    def kill(self, *victims):
+        for victim in victims:
+            (self.coordinator if victim == COORDINATOR else self.ranks[victim]).kill()
+
+    def end(self):
+        """What each rank said on stderr, and its exit code."""
+        return [(rank.communicate(timeout=120)[1], rank.returncode) for rank in self.ranks]
+
+
+def check_end(gradus, job, undisturbed, dead):
+    for rank, (said, code) in enumerate(job.end()):
+        assert code == (-9 if rank in dead else 0), f"rank {rank}: {said}"
+    assert sha256_of(job.output) == undisturbed
+    job.kill(COORDINATOR)
+    job.coordinator.communicate()
+    gradus.wait_for_nothing()
+
+
+@pytest.mark.parametrize("victims", cases(
+    3, [(COORDINATOR,), (COORDINATOR, 0), (0, COORDINATOR), (COORDINATOR, 2)]))
+def test_killed_together(gradus, job, undisturbed, tmp_path, victims):
+    running = Job(gradus, job, tmp_path / "out")
+    running.wait_for("epoch")
+    running.kill(*victims)
+    check_end(gradus, running, undisturbed, victims)
+    events = [line for line in lines_of(tmp_path / "out")
+              if line["event"] in ("changed", "recovered")]
+    assert events[-1]["workers"] == RANKS - len(victims) + 1, events
+
+
+def test_killed_while_encrypted(gradus, job, undisturbed, tmp_path):
+    running = Job(gradus, job, tmp_path / "out", GRADUS_ENCRYPT="yes", GRADUS_LINK="tcp")
+    running.wait_for("epoch")
+    running.kill(COORDINATOR, 0)
+    check_end(gradus, running, undisturbed, (0,))
+
+
+def test_successors_are_killed_as_well(gradus, job, undisturbed, tmp_path):
+    """One after the other, while more than half of those that were left last live."""
+    running = Job(gradus, job, tmp_path / "out")
+    running.wait_for("epoch")
+    running.kill(COORDINATOR)
+    running.wait_for("changed")
+    running.kill(0)
+    running.wait_for("recovered")
+    running.kill(1)
+    check_end(gradus, running, undisturbed, (0, 1))
+
+
+def test_half_of_them_do_not_go_on(gradus, job, tmp_path):
+    """The others could be alive, on the other side of a break. All three die at the same time as
+    far as anybody could know: nobody has gone on in between."""
+    running = Job(gradus, job, tmp_path / "out")
+    running.wait_for("epoch")
+    running.coordinator.send_signal(signal.SIGSTOP)
+    running.kill(1, 2)
+    running.kill(COORDINATOR)
+    ends = running.end()
+    for rank in (0, 3):
+        said, code = ends[rank]
+        assert code not in (0, -9), said
+        assert "2 of the 4 workers of the last generation are on this side" in said, said
+    assert lines_of(tmp_path / "out")[-1]["event"] != "end"
+    gradus.wait_for_nothing()
+
+
+def test_half_of_them_go_on_with_their_coordinator(gradus, job, undisturbed, tmp_path):
+    """That of `gradus rendezvous`, and then the rank that took over."""
+    running = Job(gradus, job, tmp_path / "out")
+    running.wait_for("epoch")
+    running.kill(2, 3)
+    running.wait_for("recovered")
+    running.kill(COORDINATOR)
+    running.wait_for("changed")
+    running.kill(1)
+    check_end(gradus, running, undisturbed, (1, 2, 3))
+
+
+def listeners_of(pid):
+    """The tcp ports on which a process listens."""
+    inodes = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        target = os.readlink(entry.path)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    ports = []
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/net/{name}") as table:
+            for line in list(table)[1:]:
+                words = line.split()
+                if words[3] == "0A" and words[9] in inodes:
+                    ports.append(int(words[1].split(":")[1], 16))
+    return ports
+
+
+def test_strangers_before_it_takes_over(gradus, job, undisturbed, tmp_path):
+    """Garbage and silence wait at the door of the rank that is the next coordinator."""
+    running = Job(gradus, job, tmp_path / "out")
+    running.wait_for("epoch")
+    ports = listeners_of(running.ranks[0].pid)
+    assert len(ports) == 1, ports
+    strangers = []
+    for number in range(40):
+        strangers.append(socket.create_connection(("127.0.0.1", ports[0]), timeout=TIMEOUT_S))
+        if number % 2 == 0:
+            strangers[-1].sendall(os.urandom(200))
+    running.kill(COORDINATOR)
+    running.wait_for("changed")
+    for stranger in strangers:
+        stranger.close()
+    ends = running.end()
+    assert [code for _, code in ends] == [0] * RANKS, ends
+    assert "connections were refused: they did not prove" in ends[0][0], ends[0][0]
+    assert sha256_of(tmp_path / "out") == undisturbed

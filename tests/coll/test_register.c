@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of the program that is shared with the peers by gr_register. */
+#include "support_ranks.h"
+
+#include <gradus/coll.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { PAGES = 64, OPS = 8 };
+
+static size_t page_bytes(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static void *map_pages(size_t count, int rights, int kind)
+{
+    void *at = mmap(NULL, count * page_bytes(), rights, kind | MAP_ANONYMOUS, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+static void *private_pages(size_t count)
+{
+    return map_pages(count, PROT_READ | PROT_WRITE, MAP_PRIVATE);
+}
+
+/* Is the mapping of `at` shared? -1: there is none. */
+static int is_shared(const void *at)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512], rights[5];
+    int found = -1;
+    unsigned long first, end;
+    while (maps && found < 0 && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%lx-%lx %4s", &first, &end, rights) == 3 && (uintptr_t)at >= first &&
+            (uintptr_t)at < end) {
+            found = rights[3] == 's';
+        }
+    }
+    if (maps) {
+        fclose(maps);
+    }
+    return found;
+}
+
+static int32_t value(int op, int rank, size_t at)
+{
+    return (int32_t)(op * 1000 + rank * 10 + (int)(at % 7));
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+/* An allreduce, a broadcast and a message, on `count` elements from `buf` on. */
+static int use(gr_comm *comm, int32_t *buf, size_t count, int op)
+{
+    int rank = gr_comm_rank(comm), size = gr_comm_size(comm), root = op % size;
+    for (size_t i = 0; i < count; i++) {
+        buf[i] = value(op, rank, i);
+    }
+    EXPECT(gr_allreduce(comm, buf, count, GR_I32, GR_SUM) == GR_OK);
+    for (size_t i = 0; i < count; i++) {
+        int32_t want = 0;
+        for (int from = 0; from < size; from++) {
+            want += value(op, from, i);
+        }
+        EXPECT(buf[i] == want);
+        buf[i] = value(op + 1, rank, i);
+    }
+    EXPECT(gr_broadcast(comm, buf, count, GR_I32, root) == GR_OK);
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(buf[i] == value(op + 1, root, i));
+        buf[i] = value(op + 2, rank, i);
+    }
+    if (size == 1) {
+        return 0;
+    }
+    int next = (rank + 1) % size, before = (rank + size - 1) % size;
+    size_t half = count / 2;
+    gr_call calls[2] = {
+        {.coll = GR_COLL_SEND, .dtype = GR_I32, .in = buf, .count = half, .root = next},
+        {.coll = GR_COLL_RECV, .dtype = GR_I32, .out = buf + half, .count = half, .root = before}};
+    EXPECT(gr_run(comm, calls, 2) == GR_OK);
+    for (size_t i = 0; i < half; i++) {
+        EXPECT(buf[half + i] == value(op + 2, before, i));
+    }
+    return 0;
+}
+
+static int keeps_contents_and_gives_right_results(gr_comm *comm, const ranks_job *job)
+{
+    size_t bytes = PAGES * page_bytes(), count = bytes / sizeof(int32_t);
+    int32_t *mapped = private_pages(PAGES), *heaped = aligned_alloc(page_bytes(), bytes);
+    int shared = strcmp(job->link, "shm") == 0;
+    EXPECT(mapped && heaped);
+    for (size_t i = 0; i < count; i++) {
+        mapped[i] = heaped[i] = (int32_t)i;
+    }
+    EXPECT(gr_register(comm, mapped, bytes) == GR_OK);
+    EXPECT(gr_register(comm, heaped, bytes - 100) == GR_OK); /* the last page as a whole */
+    EXPECT(is_shared(mapped) == shared && is_shared(heaped) == shared);
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(mapped[i] == (int32_t)i && heaped[i] == (int32_t)i);
+    }
+    for (int op = 0; op < OPS; op++) {
+        size_t part = op % 2 ? 700 : count, from = op % 3 ? 0 : 16;
+        part = part + from > count ? count - from : part;
+        EXPECT(use(comm, (op % 4 < 2 ? mapped : heaped) + from, part, op) == 0);
+    }
+    memset(mapped, 0x5a, bytes);
+    EXPECT(gr_unregister(comm, mapped) == GR_OK);
+    EXPECT(is_shared(mapped) == 0);
+    for (size_t i = 0; i < count; i++) {
+        EXPECT(mapped[i] == 0x5a5a5a5a);
+    }
+    EXPECT(use(comm, mapped, count, OPS) == 0); /* as any other memory */
+    EXPECT(gr_register(comm, mapped, bytes) == GR_OK && use(comm, mapped, count, OPS + 3) == 0);
+    EXPECT(gr_unregister(comm, heaped) == GR_OK);
+    free(heaped);
+    gr_comm_destroy(comm); /* with `mapped` registered */
+    return is_shared(mapped) != 0 || munmap(mapped, bytes) != 0;
+}
+
+static void registered_memory_keeps_contents_and_gives_right_results(void **state)
+{
+    const char *const links[] = {"shm", "tcp"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        for (int size = 1; size <= 3; size++) {
+            ranks_job job = {.size = size, .link = links[i], .tune = "off"};
+            if (size > 1 || i > 0) { /* alone, nothing is shared */
+                assert_int_equal(ranks_run(&job, keeps_contents_and_gives_right_results, 0), 0);
+            }
+        }
+    }
+}
+
+/* ---- What is refused ------------------------------------------------------------------------- */
+static bool refuses(gr_comm *comm, void *mem, size_t size_bytes, gr_status status, const char *says)
+{
+    gr_status given = gr_register(comm, mem, size_bytes);
+    const char *text = gr_comm_last_error(comm)->text;
+    if (given != status || !strstr(text, says)) {
+        fprintf(stderr, "%s: %s, not %s: %s\n", gr_status_name(given), text, gr_status_name(status),
+                says);
+        return false;
+    }
+    return true;
+}
+
+static int what_cannot_be_shared_is_refused(gr_comm *comm, const ranks_job *job)
+{
+    size_t page = page_bytes();
+    char *mem = private_pages(8), local[64];
+    void *allocated = NULL;
+    EXPECT(mem && gr_alloc(comm, 4 * page, &allocated) == GR_OK);
+    EXPECT(refuses(comm, NULL, 1, GR_E_INVALID, "mem is NULL"));
+    EXPECT(refuses(comm, mem, 0, GR_E_INVALID, "the size is 0"));
+    EXPECT(refuses(comm, mem, SIZE_MAX, GR_E_INVALID, "the size is 0, or larger"));
+    EXPECT(refuses(comm, mem + 64, page, GR_E_INVALID, "aligned_alloc"));
+    EXPECT(refuses(comm, allocated, page, GR_E_INVALID, "of gr_alloc"));
+    EXPECT(gr_register(comm, mem + 2 * page, 2 * page) == GR_OK);
+    EXPECT(refuses(comm, mem + 2 * page, page, GR_E_INVALID, "registered already"));
+    EXPECT(refuses(comm, mem + 3 * page, page, GR_E_INVALID, "registered already"));
+    EXPECT(refuses(comm, mem, 8 * page, GR_E_INVALID, "registered already"));
+    gr_free(comm, mem + 2 * page);
+    EXPECT(strstr(gr_comm_last_error(comm)->text, "no memory of gr_alloc"));
+    EXPECT(gr_unregister(comm, mem + 3 * page) == GR_E_INVALID);
+    EXPECT(gr_unregister(comm, allocated) == GR_E_INVALID);
+    EXPECT(gr_unregister(comm, mem + 2 * page) == GR_OK);
+    EXPECT(gr_unregister(comm, mem + 2 * page) == GR_E_INVALID);
+    EXPECT(gr_register(NULL, mem, page) == GR_E_INVALID && gr_unregister(NULL, mem) != GR_OK);
+    if (strcmp(job->link, "shm") == 0) {
+        void *others = map_pages(1, PROT_READ | PROT_WRITE, MAP_SHARED);
+        void *constant = map_pages(1, PROT_READ, MAP_PRIVATE);
+        char *stack = local - (uintptr_t)local % page;
+        EXPECT(refuses(comm, others, page, GR_E_UNSUPPORTED, "shared with other processes"));
+        EXPECT(refuses(comm, constant, page, GR_E_UNSUPPORTED, "not both readable and writable"));
+        EXPECT(refuses(comm, stack, page, GR_E_UNSUPPORTED, "the stack"));
+        EXPECT(munmap(mem + 7 * page, page) == 0);
+        EXPECT(refuses(comm, mem + 6 * page, 2 * page, GR_E_INVALID, "there is no memory at"));
+    }
+    EXPECT(gr_barrier(comm) == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void what_cannot_be_shared_is_refused_with_a_sentence(void **state)
+{
+    const char *const links[] = {"shm", "tcp"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        ranks_job job = {.size = 2, .link = links[i], .tune = "off"};
+        assert_int_equal(ranks_run(&job, what_cannot_be_shared_is_refused, 0), 0);
+    }
+}
+
+/* Rank 1 enters the operation only when rank 0 has tried. */
+static int memory_in_use_stays_registered(gr_comm *comm, const ranks_job *job)
+{
+    const int *pipe_fds = job->arg;
+    size_t bytes = PAGES * page_bytes();
+    int32_t *buf = private_pages(PAGES);
+    char byte = 0;
+    EXPECT(buf && gr_register(comm, buf, bytes) == GR_OK && gr_barrier(comm) == GR_OK);
+    if (gr_comm_rank(comm) == 0) {
+        gr_op *op;
+        EXPECT(gr_allreduce_start(comm, buf, 1000, GR_I32, GR_SUM, &op) == GR_OK);
+        EXPECT(gr_unregister(comm, buf) == GR_E_INVALID);
+        EXPECT(strstr(gr_comm_last_error(comm)->text, "still uses the memory"));
+        EXPECT(write(pipe_fds[1], &byte, 1) == 1);
+        EXPECT(gr_wait(op) == GR_OK);
+    } else {
+        EXPECT(read(pipe_fds[0], &byte, 1) == 1);
+        EXPECT(gr_allreduce(comm, buf, 1000, GR_I32, GR_SUM) == GR_OK);
+    }
+    EXPECT(gr_unregister(comm, buf) == GR_OK);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void memory_that_an_operation_uses_stays_registered(void **state)
+{
+    (void)state;
+    assert_int_equal(ranks_run_pairs(memory_in_use_stays_registered), 0);
+}
+
+/* ---- Memory that went ------------------------------------------------------------------------ */
+/* The program unmaps some of what it has registered, and has something else there. */
+static int others_memory_is_left_alone(gr_comm *comm, const ranks_job *job)
+{
+    size_t page = page_bytes();
+    unsigned char *mem = private_pages(8);
+    (void)job;
+    EXPECT(mem && gr_register(comm, mem, 8 * page) == GR_OK);
+    memset(mem, 1, 8 * page);
+    EXPECT(mmap(mem + 2 * page, 2 * page, PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
+    memset(mem + 2 * page, 2, 2 * page);
+    EXPECT(munmap(mem + 5 * page, page) == 0);
+    gr_comm_destroy(comm);
+    return !(mem[0] == 1 && mem[4 * page] == 1 && mem[8 * page - 1] == 1 && mem[2 * page] == 2 &&
+             mem[4 * page - 1] == 2 && is_shared(mem) == 0 && is_shared(mem + 2 * page) == 1 &&
+             is_shared(mem + 5 * page) == -1 && is_shared(mem + 6 * page) == 0);
+}
+
+static void memory_that_was_unmapped_is_left_alone(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 2, .link = "shm", .tune = "off"};
+    assert_int_equal(ranks_run(&job, others_memory_is_left_alone, 0), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(registered_memory_keeps_contents_and_gives_right_results),
+        cmocka_unit_test(what_cannot_be_shared_is_refused_with_a_sentence),
+        cmocka_unit_test(memory_that_an_operation_uses_stays_registered),
+        cmocka_unit_test(memory_that_was_unmapped_is_left_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

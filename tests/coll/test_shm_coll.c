@@ -1,0 +1,755 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The lane: several meshes in this process, whose operations are moved on in any order that a seed
+ * gives; results against the serial evaluation of the shard tree, bit for bit. */
+#include <sched.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "coll/plan/plan.h"
+#include "coll/shm/shm_coll_internal.h"
+#include "support_values.h"
+
+enum { RANKS = 8, HEAP = 64 << 20, PATIENCE_US = 60000000, MANY = 40 };
+
+static const uint8_t secret[GR_SECRET_BYTES] = {3, 1, 4, 1, 5};
+
+typedef struct world {
+    int size;
+    gr_mesh *mesh[RANKS];
+    gr_shm_colls *shms[RANKS];
+    gr_shm_coll *shm[RANKS];
+} world;
+
+static uint64_t next_random(uint64_t *state)
+{
+    uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static bool all_linked(const world *w)
+{
+    for (int a = 0; a < w->size; a++) {
+        for (int b = 0; b < w->size; b++) {
+            if (a != b && !gr_mesh_link(w->mesh[a], b)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* What the ranks find. */
+typedef enum place { SHARED_CORES, SHARED_CORES_CMA, NO_CMA, CMA, PLACES } place;
+
+static void open_world(world *w, int size, place where)
+{
+    static const int ranks[RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
+    gr_diag diag;
+    gr_clock clock = gr_clock_real();
+    *w = (world){.size = size};
+    for (int rank = 0; rank < size; rank++) {
+        gr_mesh_config config;
+        gr_mesh_config_init(&config);
+        config.rank = rank;
+        config.world_size = size;
+        config.secret = secret;
+        config.heap_bytes_max = HEAP;
+        assert_int_equal(gr_mesh_create(&config, &w->mesh[rank], &diag), GR_OK);
+        for (int peer = 0; peer < rank; peer++) {
+            assert_int_equal(
+                gr_mesh_connect(w->mesh[rank], peer, gr_mesh_address(w->mesh[peer]), &diag), GR_OK);
+        }
+    }
+    int64_t end_us = gr_clock_now_us(&clock) + PATIENCE_US;
+    while (!all_linked(w)) {
+        assert_true(gr_clock_now_us(&clock) < end_us);
+        for (int rank = 0; rank < size; rank++) {
+            assert_int_equal(gr_mesh_progress(w->mesh[rank], &diag), GR_OK);
+        }
+    }
+    for (int rank = 0; rank < size; rank++) {
+        bool no_memory;
+        w->shms[rank] = gr_shm_colls_create(w->mesh[rank]);
+        assert_non_null(w->shms[rank]);
+        w->shm[rank] = gr_shm_coll_open(w->shms[rank], 0, rank, size, ranks, &no_memory);
+        assert_non_null(w->shm[rank]);
+        w->shm[rank]->not_oversubscribed = where == NO_CMA || where == CMA;
+        w->shm[rank]->cma = where == SHARED_CORES_CMA || where == CMA;
+        assert_true(!w->shm[rank]->cma || gr_shm_coll_cma_can(w->shm[rank]));
+    }
+}
+
+static void close_world(world *w)
+{
+    for (int rank = 0; rank < w->size; rank++) {
+        gr_shm_colls_destroy(w->shms[rank]);
+        gr_mesh_destroy(w->mesh[rank]);
+    }
+}
+
+/* ---- One operation on all ranks -------------------------------------------------------------- */
+typedef struct job {
+    gr_dtype dtype;
+    gr_redop op;
+    size_t count;
+    int shards;
+    uint64_t seed;
+    bool in_place;
+    uint32_t plain; /* ranks (bits) whose memory is not the mesh's */
+    gr_shm_coll_request request[RANKS];
+    void *inputs[RANKS][GR_SHARD_PARTIALS_MAX];
+    int input_count[RANKS];
+    gr_shm_coll_op *running[RANKS];
+    void *expected;
+} job;
+
+static void *memory(world *w, const job *j, int rank, size_t size_bytes)
+{
+    void *mem = NULL;
+    if (j->plain >> rank & 1) {
+        mem = malloc(size_bytes + 1);
+    } else {
+        assert_int_equal(gr_mesh_alloc(w->mesh[rank], size_bytes + 1, &mem), GR_OK);
+    }
+    assert_non_null(mem);
+    return mem;
+}
+
+static void free_memory(world *w, const job *j, int rank, void *mem)
+{
+    if (j->plain >> rank & 1) {
+        free(mem);
+    } else {
+        gr_mesh_free(w->mesh[rank], mem);
+    }
+}
+
+static void make_inputs(world *w, job *j, int rank)
+{
+    size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
+    int first, count;
+    gr_shard_range(j->shards, w->size, rank, &first, &count);
+    gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
+    int parts = count > 0 ? gr_tree_cover(j->shards, first, count, ranges) : 0;
+    for (int i = 0; i < parts; i++) {
+        j->inputs[rank][i] = memory(w, j, rank, size_bytes);
+        vals_subtree(j->inputs[rank][i], j->dtype, j->op, j->count, j->seed, ranges[i].first,
+                     ranges[i].count, false);
+    }
+    if (parts == 0) {
+        j->inputs[rank][0] = memory(w, j, rank, size_bytes);
+    }
+    j->input_count[rank] = parts > 0 ? parts : 1;
+}
+
+static void make_job(world *w, job *j)
+{
+    size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
+    j->expected = malloc(size_bytes + 1);
+    assert_non_null(j->expected);
+    vals_expect(j->expected, j->dtype, j->op, j->count, j->seed, j->shards, false);
+    for (int rank = 0; rank < w->size; rank++) {
+        make_inputs(w, j, rank);
+        j->running[rank] = NULL;
+        j->request[rank] = (gr_shm_coll_request){
+            .coll = GR_COLL_ALLREDUCE,
+            .dtype = j->dtype,
+            .op = j->op,
+            .count = j->count,
+            .shards = j->shards,
+            .inputs = (const void *const *)j->inputs[rank],
+            .out = j->in_place ? j->inputs[rank][0] : memory(w, j, rank, size_bytes),
+            .divisor = j->op == GR_AVERAGE ? j->shards : 1,
+            .prescale = 1,
+            .postscale = 1};
+    }
+}
+
+static void start(world *w, job *j, int rank)
+{
+    assert_int_equal(gr_shm_coll_start(w->shm[rank], &j->request[rank], &j->running[rank]), GR_OK);
+    gr_shm_coll_post(j->running[rank], w->shm[rank]->next_seq, 1000 + j->count);
+}
+
+/* Moves one rank; true if its operation is finished. */
+static bool move(job *j, int rank)
+{
+    gr_status status = gr_shm_coll_move(j->running[rank]);
+    if (status == GR_PENDING) {
+        return false;
+    }
+    assert_int_equal(status, GR_OK);
+    gr_shm_coll_release(j->running[rank]);
+    j->running[rank] = NULL;
+    return true;
+}
+
+static void check_and_free(world *w, job *j)
+{
+    size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
+    for (int rank = 0; rank < w->size; rank++) {
+        if (memcmp(j->request[rank].out, j->expected, size_bytes) != 0) {
+            fail_msg("rank %d of %d: %zu %s (%s) over %d shards, seed %#llx, plain %#x: wrong",
+                     rank, w->size, j->count, gr_dtype_name(j->dtype), gr_redop_name(j->op),
+                     j->shards, (unsigned long long)j->seed, j->plain);
+        }
+        for (int i = 0; i < j->input_count[rank]; i++) {
+            free_memory(w, j, rank, j->inputs[rank][i]);
+        }
+        if (!j->in_place) {
+            free_memory(w, j, rank, j->request[rank].out);
+        }
+    }
+    free(j->expected);
+}
+
+static void run(world *w, job *j, uint64_t *random)
+{
+    int left = w->size;
+    make_job(w, j);
+    bool started[RANKS] = {false};
+    while (left > 0) {
+        int rank = (int)(next_random(random) % (uint64_t)w->size);
+        if (!started[rank]) {
+            start(w, j, rank);
+            started[rank] = true;
+        } else if (j->running[rank]) {
+            left -= move(j, rank);
+        }
+    }
+    check_and_free(w, j);
+}
+
+/* ---- Results --------------------------------------------------------------------------------- */
+static void test_all_shards_on_all_ranks(void **unused)
+{
+    (void)unused;
+    for (int size = 2; size <= RANKS; size++) {
+        uint64_t random = (uint64_t)size;
+        world w;
+        open_world(&w, size, (place)(size % PLACES));
+        for (int shards = 1; shards <= 64; shards++) {
+            /* Windows hold a divisor of it, lines a part: every path sees all shards. */
+            static const size_t counts[] = {1, 3, 70, 1500};
+            if (shards % 16 == 0) {
+                close_world(&w);
+                open_world(&w, size, (place)((size + shards / 16) % PLACES));
+            }
+            for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+                job j = {.dtype = GR_F32,
+                         .op = shards % 5 == 0 ? GR_AVERAGE : GR_SUM,
+                         .count = counts[k],
+                         .shards = shards,
+                         .seed = next_random(&random),
+                         .in_place = next_random(&random) % 2 != 0,
+                         .plain = next_random(&random) % 2 != 0 ? (uint32_t)random : 0};
+                run(&w, &j, &random);
+            }
+        }
+        close_world(&w);
+    }
+}
+
+static void test_all_types_and_operations(void **unused)
+{
+    (void)unused;
+    static const size_t counts[] = {1, 9, 513, 40000, 400001};
+    uint64_t random = 77;
+    for (int size = 2; size <= 5; size++) {
+        world w;
+        open_world(&w, size, (place)(size % PLACES));
+        for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
+            for (int op = 0; op < GR_REDOP_COUNT; op++) {
+                bool has = op != GR_USER && vals_reducible((gr_dtype)dtype, (gr_redop)op);
+                for (size_t k = 0; has && k < sizeof counts / sizeof counts[0]; k++) {
+                    if (counts[k] > 50000 && (op != GR_SUM || size > 3)) {
+                        continue;
+                    }
+                    job j = {.dtype = (gr_dtype)dtype,
+                             .op = (gr_redop)op,
+                             .count = counts[k],
+                             .shards = size,
+                             .seed = next_random(&random),
+                             .in_place = next_random(&random) % 2 != 0,
+                             .plain = next_random(&random) % 2 != 0 ? (uint32_t)random : 0};
+                    run(&w, &j, &random);
+                }
+            }
+        }
+        close_world(&w);
+    }
+}
+
+/* a (+) b = 2a + b: not commutative, and not even associative, so that the order shows. */
+static void twice_and_once(void *dst, const void *a, const void *b, size_t count, void *arg)
+{
+    ++*(int *)arg;
+    for (size_t i = 0; i < count; i++) {
+        ((int32_t *)dst)[i] = 2 * ((const int32_t *)a)[i] + ((const int32_t *)b)[i];
+    }
+}
+
+static void test_user_functions_and_factors(void **unused)
+{
+    (void)unused;
+    static const size_t counts[] = {2, 500, 30000};
+    for (size_t k = 0; k < 2 * sizeof counts / sizeof counts[0]; k++) {
+        world w;
+        uint64_t random = k;
+        int calls = 0;
+        size_t count = counts[k / 2];
+        open_world(&w, 3, (place)(k % PLACES));
+        for (int plain = 0; plain < 2; plain++) {
+            job j = {.dtype = GR_I32,
+                     .op = GR_SUM,
+                     .count = count,
+                     .shards = 3,
+                     .seed = k,
+                     .plain = plain ? 2 : 0};
+            make_job(&w, &j);
+            int32_t *want = j.expected;
+            for (size_t i = 0; i < count; i++) {
+                int32_t in[3];
+                for (int rank = 0; rank < 3; rank++) {
+                    int32_t *at = &((int32_t *)j.inputs[rank][0])[i];
+                    *at = (int32_t)(i % 100) + rank;
+                    in[rank] = *at * (rank + 1); /* factors of its own on each rank */
+                }
+                want[i] = 2 * (2 * in[0] + in[1]) + in[2];
+                want[i] *= 10;
+            }
+            for (int rank = 0; rank < 3; rank++) {
+                j.request[rank].op = GR_USER;
+                j.request[rank].user = twice_and_once;
+                j.request[rank].user_arg = &calls;
+                j.request[rank].prescale = rank + 1;
+                j.request[rank].postscale = 10;
+                start(&w, &j, rank);
+            }
+            for (int left = 3; left > 0;) {
+                int rank = (int)(next_random(&random) % 3);
+                left -= j.running[rank] && move(&j, rank);
+            }
+            check_and_free(&w, &j);
+        }
+        assert_true(calls > 0);
+        close_world(&w);
+    }
+}
+
+/* ---- Several at once ------------------------------------------------------------------------- */
+/* Each rank starts all of them as soon as it may, far ahead of the others; more than a lane has
+ * slots. */
+static void many_at_once(int size, place where, uint64_t seed)
+{
+    static const size_t counts[] = {1, 300, 5000, 200000};
+    uint64_t random = seed;
+    world w;
+    job *jobs = calloc(MANY, sizeof *jobs);
+    assert_non_null(jobs);
+    open_world(&w, size, where);
+    int started[RANKS] = {0};
+    for (int i = 0; i < MANY; i++) {
+        jobs[i] = (job){.dtype = GR_F32,
+                        .op = GR_SUM,
+                        .count = counts[next_random(&random) % 4],
+                        .shards = size,
+                        .seed = next_random(&random),
+                        .in_place = true,
+                        .plain = next_random(&random) % 3 == 0 ? 1 : 0};
+        make_job(&w, &jobs[i]);
+    }
+    for (int left = MANY * size; left > 0;) {
+        int rank = (int)(next_random(&random) % (uint64_t)size);
+        if (started[rank] < MANY && next_random(&random) % 4 != 0) {
+            start(&w, &jobs[started[rank]++], rank);
+        }
+        int i = (int)(next_random(&random) % MANY);
+        if (jobs[i].running[rank]) {
+            left -= move(&jobs[i], rank);
+        }
+    }
+    for (int i = 0; i < MANY; i++) {
+        check_and_free(&w, &jobs[i]);
+    }
+    free(jobs);
+    close_world(&w);
+}
+
+static void test_many_at_once(void **unused)
+{
+    (void)unused;
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        many_at_once(2 + (int)(seed % 4), (place)(seed % PLACES), seed);
+    }
+}
+
+static gr_shm_coll_op *start_barrier(gr_shm_coll *shm, uint64_t fingerprint)
+{
+    gr_shm_coll_op *op = NULL;
+    gr_shm_coll_request request = {.coll = GR_COLL_BARRIER};
+    assert_int_equal(gr_shm_coll_start(shm, &request, &op), GR_OK);
+    gr_shm_coll_post(op, shm->next_seq, fingerprint);
+    return op;
+}
+
+static void test_nobody_leaves_a_barrier_before_all_have_come(void **unused)
+{
+    (void)unused;
+    world w;
+    gr_shm_coll_op *op[3] = {NULL};
+    open_world(&w, 3, CMA);
+    for (int round = 0; round < 3 * SHM_COLL_SLOTS; round++) {
+        int last = round % 3;
+        for (int rank = 0; rank < 3; rank++) {
+            op[rank] = rank == last ? NULL : start_barrier(w.shm[rank], 5);
+        }
+        for (int rank = 0; rank < 3; rank++) {
+            if (op[rank]) {
+                assert_int_equal(gr_shm_coll_move(op[rank]), GR_PENDING);
+            }
+        }
+        for (int rank = 0; rank < 3; rank++) {
+            if (op[rank]) {
+                assert_int_equal(gr_shm_coll_move(op[rank]), GR_PENDING);
+                assert_int_equal(gr_shm_coll_late(op[rank]), last);
+            }
+        }
+        op[last] = start_barrier(w.shm[last], 5);
+        assert_int_equal(gr_shm_coll_move(op[last]), GR_OK);
+        for (int rank = 0; rank < 3; rank++) {
+            assert_int_equal(gr_shm_coll_move(op[rank]), GR_OK);
+            gr_shm_coll_release(op[rank]);
+        }
+    }
+    close_world(&w);
+}
+
+/* Plans between the operations count, and need nobody. */
+static void plans_between_operations_keep_the_numbers(void **unused)
+{
+    (void)unused;
+    world w;
+    open_world(&w, 2, CMA);
+    for (int round = 0; round < 5; round++) {
+        w.shm[0]->next_seq += 2 * SHM_COLL_SLOTS + (uint32_t)round;
+        gr_shm_coll_op *first = start_barrier(w.shm[0], 5);
+        assert_int_equal(gr_shm_coll_move(first), GR_PENDING); /* its slot is not free */
+        w.shm[1]->next_seq += 2 * SHM_COLL_SLOTS + (uint32_t)round;
+        gr_shm_coll_op *second = start_barrier(w.shm[1], 5);
+        assert_int_equal(gr_shm_coll_move(second), GR_PENDING);
+        assert_int_equal(gr_shm_coll_move(first), GR_OK);
+        assert_int_equal(gr_shm_coll_move(second), GR_OK);
+        gr_shm_coll_release(first);
+        gr_shm_coll_release(second);
+    }
+    close_world(&w);
+}
+
+/* The numbers of operations begin anew after 2^32 of them. */
+static void numbers_that_wrap_around_keep_the_sums(void **unused)
+{
+    (void)unused;
+    for (place where = 0; where < PLACES; where++) {
+        uint64_t random = where;
+        world w;
+        open_world(&w, 2, where);
+        w.shm[0]->next_seq = w.shm[1]->next_seq = UINT32_MAX - 20;
+        for (int i = 0; i < 40; i++) {
+            job j = {.dtype = GR_F32, .op = GR_SUM, .count = 20000, .shards = 2, .seed = random};
+            run(&w, &j, &random);
+        }
+        close_world(&w);
+    }
+}
+
+/* Ranks that see different numbers of cores agree on the shares of the work. */
+static void different_numbers_of_cores_give_the_same_shares(void **unused)
+{
+    (void)unused;
+    for (uint32_t cores = 1; cores < 8; cores++) {
+        uint64_t random = cores;
+        world w;
+        open_world(&w, 3, SHARED_CORES);
+        for (int rank = 0; rank < 3; rank++) {
+            w.shm[rank]->cores = 1 + (cores + (uint32_t)rank * 3) % 8;
+        }
+        for (int i = 0; i < 3; i++) {
+            job j = {.dtype = GR_F32, .op = GR_SUM, .count = 300000, .shards = 3, .seed = random};
+            run(&w, &j, &random);
+        }
+        close_world(&w);
+    }
+}
+
+/* ---- What must not be ------------------------------------------------------------------------ */
+static void test_other_operations_are_seen(void **unused)
+{
+    (void)unused;
+    world w;
+    open_world(&w, 2, CMA);
+    gr_shm_coll_op *first = start_barrier(w.shm[0], 5);
+    assert_int_equal(gr_shm_coll_move(first), GR_PENDING);
+    gr_shm_coll_op *second = start_barrier(w.shm[1], 6);
+    assert_int_equal(gr_shm_coll_move(second), GR_E_MISMATCH);
+    assert_int_equal(gr_shm_coll_late(second), 0);
+    assert_int_equal(gr_shm_coll_move(first), GR_E_MISMATCH);
+    gr_shm_coll_release(first);
+    gr_shm_coll_release(second);
+    close_world(&w);
+}
+
+static void test_memory_outside_the_heap_is_refused(void **unused)
+{
+    (void)unused;
+    for (int what = 0; what < 3; what++) {
+        world w;
+        open_world(&w, 2, CMA);
+        job j = {.dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true};
+        make_job(&w, &j);
+        start(&w, &j, 0);
+        start(&w, &j, 1);
+        assert_int_equal(gr_shm_coll_move(j.running[0]), GR_PENDING);
+        uint64_t bad = what == 0 ? 0 : what == 1 ? UINT64_MAX : (uint64_t)HEAP - 100000;
+        if (what == 1) {
+            w.shm[0]->own->slots[0].control.body.at.out = bad;
+        } else {
+            w.shm[0]->own->slots[0].control.body.at.input = bad;
+        }
+        assert_int_equal(gr_shm_coll_move(j.running[1]), GR_E_PROTOCOL);
+        assert_int_equal(gr_shm_coll_late(j.running[1]), 0);
+        gr_shm_coll_release(j.running[0]);
+        gr_shm_coll_release(j.running[1]);
+        free(j.expected);
+        close_world(&w);
+    }
+}
+
+typedef struct liar {
+    shm_control *line;
+    _Atomic bool runs, ends;
+} liar;
+
+static void *change_kinds(void *arg)
+{
+    liar *l = arg;
+    for (uint8_t kinds = 0; !atomic_load(&l->ends); kinds ^= SHM_COLL_IN_HEAP) {
+        atomic_store(&l->line->kinds, (uint8_t)(kinds | SHM_COLL_BY_KERNEL));
+        atomic_store(&l->runs, true);
+    }
+    return NULL;
+}
+
+/* A peer that changes what it said of its buffers is refused or believed, once; nothing is read at
+ * an address that was not checked. */
+static void buffer_kinds_that_change_are_read_once(void **unused)
+{
+    (void)unused;
+    for (int round = 0; round < 50; round++) {
+        world w;
+        open_world(&w, 2, CMA);
+        job j = {.dtype = GR_F32, .count = 5000, .shards = 2, .in_place = true, .plain = 2};
+        make_job(&w, &j);
+        start(&w, &j, 0);
+        start(&w, &j, 1);
+        pthread_t thread;
+        liar l = {.line = &w.shm[0]->own->slots[0].control};
+        assert_int_equal(pthread_create(&thread, NULL, change_kinds, &l), 0);
+        while (!atomic_load(&l.runs)) {
+            sched_yield();
+        }
+        for (int i = 0; i < 3; i++) {
+            gr_status status = gr_shm_coll_move(j.running[1]);
+            assert_true(status == GR_PENDING || status == GR_E_PROTOCOL);
+        }
+        atomic_store(&l.ends, true);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        gr_shm_coll_release(j.running[0]);
+        gr_shm_coll_release(j.running[1]);
+        free_memory(&w, &j, 0, j.inputs[0][0]);
+        free_memory(&w, &j, 1, j.inputs[1][0]);
+        free(j.expected);
+        close_world(&w);
+    }
+}
+
+/* ---- Memory that only the kernel reaches ----------------------------------------------------- */
+/* Two ranks that have both come, each with plain memory of its own. */
+static void start_two(world *w, job *j, place where)
+{
+    open_world(w, 2, where);
+    *j = (job){
+        .dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true, .plain = 3};
+    make_job(w, j);
+    start(w, j, 0);
+    start(w, j, 1);
+}
+
+static void check_who_gave_up_is_not_written_to(place where)
+{
+    world w;
+    job j;
+    start_two(&w, &j, where);
+    size_t size_bytes = j.count * sizeof(float);
+    void *before = malloc(size_bytes);
+    assert_non_null(before);
+    memcpy(before, j.inputs[0][0], size_bytes);
+    gr_shm_coll_release(j.running[0]);
+    assert_int_equal(gr_shm_coll_move(j.running[1]), GR_PENDING);
+    assert_int_equal(gr_shm_coll_move(j.running[1]), GR_PENDING);
+    assert_int_equal(gr_shm_coll_late(j.running[1]), 0); /* whose abort will come */
+    assert_memory_equal(j.inputs[0][0], before, size_bytes);
+    assert_int_equal(w.shm[1]->own->writing, 0);
+    gr_shm_coll_release(j.running[1]);
+    free(before);
+    free(j.inputs[0][0]);
+    free(j.inputs[1][0]);
+    free(j.expected);
+    close_world(&w);
+}
+
+static void test_who_gave_up_is_not_written_to(void **unused)
+{
+    (void)unused;
+    check_who_gave_up_is_not_written_to(CMA);
+    check_who_gave_up_is_not_written_to(SHARED_CORES_CMA);
+}
+
+static void test_memory_that_is_gone_is_an_error(void **unused)
+{
+    (void)unused;
+    for (int what = 0; what < 4; what++) {
+        world w;
+        job j;
+        start_two(&w, &j, what / 2 == 0 ? CMA : SHARED_CORES_CMA);
+        size_t size_bytes = j.count * sizeof(float);
+        void *gone = mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        assert_ptr_not_equal(gone, MAP_FAILED);
+        shm_control *line = &w.shm[0]->own->slots[0].control;
+        *(what % 2 == 0 ? &line->body.at.out : &line->body.at.input) = (uintptr_t)gone;
+        assert_int_equal(gr_shm_coll_move(j.running[1]), GR_E_PROTOCOL);
+        assert_int_equal(gr_shm_coll_late(j.running[1]), 0);
+        gr_shm_coll_release(j.running[1]);
+        gr_shm_coll_release(j.running[0]);
+        munmap(gone, size_bytes);
+        free(j.inputs[0][0]);
+        free(j.inputs[1][0]);
+        free(j.expected);
+        close_world(&w);
+    }
+}
+
+/* Its pages belong to this process alone: not even the kernel copies them for others. */
+static void test_memory_that_the_kernel_does_not_copy_is_staged(void **unused)
+{
+    (void)unused;
+    size_t size_bytes = 200000;
+    int fd = (int)syscall(SYS_memfd_secret, 0);
+    if (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0) {
+        skip();
+    }
+    float *secret_memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (secret_memory == MAP_FAILED) {
+        skip();
+    }
+    world w;
+    uint64_t random = 3;
+    open_world(&w, 2, CMA);
+    job j = {.dtype = GR_F32,
+             .op = GR_SUM,
+             .count = size_bytes / sizeof(float),
+             .shards = 2,
+             .in_place = true,
+             .plain = 3};
+    make_job(&w, &j);
+    memcpy(secret_memory, j.inputs[0][0], size_bytes);
+    free(j.inputs[0][0]);
+    j.inputs[0][0] = secret_memory;
+    j.request[0].out = secret_memory;
+    start(&w, &j, 0);
+    start(&w, &j, 1);
+    for (int left = 2; left > 0;) {
+        int rank = (int)(next_random(&random) % 2);
+        left -= j.running[rank] && move(&j, rank);
+    }
+    assert_memory_equal(secret_memory, j.expected, size_bytes);
+    assert_memory_equal(j.inputs[1][0], j.expected, size_bytes);
+    munmap(secret_memory, size_bytes);
+    free(j.inputs[1][0]);
+    free(j.expected);
+    close_world(&w);
+}
+
+/* ---- Life ------------------------------------------------------------------------------------ */
+static void test_lanes_are_few(void **unused)
+{
+    (void)unused;
+    world w;
+    bool no_memory = true;
+    static const int ranks[2] = {0, 1}, none[2] = {0, 7};
+    open_world(&w, 2, CMA);
+    assert_null(gr_shm_coll_open(w.shms[0], GR_SHARED_COLLS, 0, 2, ranks, &no_memory));
+    assert_null(gr_shm_coll_open(w.shms[0], -1, 0, 2, ranks, &no_memory));
+    assert_null(gr_shm_coll_open(w.shms[0], 1, 0, 2, none, &no_memory));
+    assert_null(gr_shm_coll_open(w.shms[0], 1, 0, 1, ranks, &no_memory));
+    assert_false(no_memory);
+    int32_t one = 1;
+    const void *inputs[GR_SHARD_PARTIALS_MAX];
+    for (int i = 0; i < GR_SHARD_PARTIALS_MAX; i++) {
+        inputs[i] = &one;
+    }
+    gr_shm_coll_request request = {.coll = GR_COLL_ALLREDUCE,
+                                   .dtype = GR_I32,
+                                   .count = 1,
+                                   .inputs = inputs,
+                                   .out = &one,
+                                   .divisor = 1,
+                                   .prescale = 1,
+                                   .postscale = 1};
+    gr_shm_coll_op *op[GR_SHM_COLL_OPS_MAX + 1];
+    for (int i = 0; i < GR_SHM_COLL_OPS_MAX; i++) {
+        request.shards = i + 1;
+        assert_int_equal(gr_shm_coll_start(w.shm[0], &request, &op[i]), GR_OK);
+    }
+    assert_int_equal(gr_shm_coll_start(w.shm[0], &request, &op[GR_SHM_COLL_OPS_MAX]),
+                     GR_E_NO_MEMORY);
+    for (int i = 0; i < GR_SHM_COLL_OPS_MAX; i++) {
+        gr_shm_coll_release(op[i]);
+    }
+    close_world(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_shards_on_all_ranks),
+        cmocka_unit_test(test_all_types_and_operations),
+        cmocka_unit_test(test_user_functions_and_factors),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_nobody_leaves_a_barrier_before_all_have_come),
+        cmocka_unit_test(plans_between_operations_keep_the_numbers),
+        cmocka_unit_test(numbers_that_wrap_around_keep_the_sums),
+        cmocka_unit_test(buffer_kinds_that_change_are_read_once),
+        cmocka_unit_test(different_numbers_of_cores_give_the_same_shares),
+        cmocka_unit_test(test_other_operations_are_seen),
+        cmocka_unit_test(test_memory_outside_the_heap_is_refused),
+        cmocka_unit_test(test_who_gave_up_is_not_written_to),
+        cmocka_unit_test(test_memory_that_is_gone_is_an_error),
+        cmocka_unit_test(test_memory_that_the_kernel_does_not_copy_is_staged),
+        cmocka_unit_test(test_lanes_are_few),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
