@@ -250,15 +250,16 @@ GR_API void gr_rows_release(gr_rows *rows);
  * Returns     GR_OK; GR_E_INVALID (no page, size 0, registered already or of gr_alloc, no memory
  *             there, used by an unfinished operation); GR_E_UNSUPPORTED (not the process's own
  *             memory, to read and write: a mapping that other processes share, huge pages of
- *             hugetlbfs, the stack); GR_E_NO_MEMORY. Nothing has changed then.
+ *             hugetlbfs, the stack); GR_E_NO_MEMORY; GR_E_IO (/proc/self/maps cannot be read: no
+ *             descriptor is left, say). Nothing has changed then.
  * Fork        a forked child shares the memory: what it writes there the parent sees. */
 GR_API gr_status gr_register(gr_comm *comm, void *mem, size_t size_bytes) GR_MUST_CHECK;
 
 /* Makes memory private again, with its contents: before it is freed. The end of the communicator
  * and its relatives, gr_comm_renew as well, does the same to what is registered and mapped still.
  * Any relative may be passed. No other thread uses the memory during the call.
- * Returns GR_OK; GR_E_INVALID (not registered, used by an unfinished operation); GR_E_NO_MEMORY. It
- * stays registered then. */
+ * Returns GR_OK; GR_E_INVALID (not registered, used by an unfinished operation); GR_E_NO_MEMORY or
+ * GR_E_IO, as gr_register. It stays registered then. */
 GR_API gr_status gr_unregister(gr_comm *comm, void *mem) GR_MUST_CHECK;
 
 /* ---- Sub-groups ----------------------------------------------------------------------------- */

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -49,6 +50,11 @@ static int is_shared(const void *at)
         fclose(maps);
     }
     return found;
+}
+
+static bool holds(const unsigned char *mem, unsigned char byte, size_t size_bytes)
+{
+    return mem[0] == byte && memcmp(mem, mem + 1, size_bytes - 1) == 0;
 }
 
 static int32_t value(int op, int rank, size_t at)
@@ -231,6 +237,57 @@ static void memory_that_an_operation_uses_stays_registered(void **state)
     assert_int_equal(ranks_run_pairs(memory_in_use_stays_registered), 0);
 }
 
+/* ---- No descriptors left --------------------------------------------------------------------- */
+/* Nothing can be opened until the limit that it returns is set again. */
+static struct rlimit allow_no_more_files(void)
+{
+    struct rlimit limit;
+    int next = dup(STDERR_FILENO);
+    if (next < 0 || close(next) != 0 || getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        abort();
+    }
+    struct rlimit lower = {.rlim_cur = (rlim_t)next, .rlim_max = limit.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &lower) != 0 || dup(STDERR_FILENO) != -1) {
+        abort();
+    }
+    return limit;
+}
+
+static int nothing_changes_without_descriptors(gr_comm *comm, const ranks_job *job)
+{
+    size_t page = page_bytes(), bytes = PAGES * page;
+    unsigned char *mem = private_pages(PAGES), *other = private_pages(1);
+    (void)job;
+    EXPECT(mem && other);
+    memset(mem, 7, bytes);
+    memset(other, 8, page);
+    EXPECT(gr_register(comm, mem, bytes) == GR_OK);
+    struct rlimit limit = allow_no_more_files();
+    gr_status unregistered = gr_unregister(comm, mem);
+    bool says = strstr(gr_comm_last_error(comm)->text, "/proc/self/maps") != NULL;
+    gr_status registered = gr_register(comm, other, page);
+    EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+    EXPECT(holds(mem, 7, bytes) && holds(other, 8, page));
+    EXPECT(unregistered == GR_E_IO && says && registered == GR_E_IO);
+    EXPECT(strstr(gr_comm_last_error(comm)->text, "/proc/self/maps"));
+    EXPECT(is_shared(mem) == 1 && is_shared(other) == 0);
+    EXPECT(use(comm, (int32_t *)(void *)mem, bytes / sizeof(int32_t), 0) == 0);
+    memset(mem, 7, bytes);
+    EXPECT(gr_unregister(comm, mem) == GR_OK && gr_register(comm, other, page) == GR_OK);
+    EXPECT(holds(mem, 7, bytes) && is_shared(mem) == 0);
+    EXPECT(gr_unregister(comm, other) == GR_OK && gr_register(comm, mem, bytes) == GR_OK);
+    (void)allow_no_more_files();
+    gr_comm_destroy(comm); /* it stays shared, then */
+    return !holds(mem, 7, bytes);
+}
+
+static void without_descriptors_nothing_changes(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 2, .link = "shm", .tune = "off"};
+    assert_int_equal(ranks_run(&job, nothing_changes_without_descriptors, 0), 0);
+}
+
 /* ---- Memory that went ------------------------------------------------------------------------ */
 /* The program unmaps some of what it has registered, and has something else there. */
 static int others_memory_is_left_alone(gr_comm *comm, const ranks_job *job)
@@ -263,6 +320,7 @@ int main(void)
         cmocka_unit_test(registered_memory_keeps_contents_and_gives_right_results),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_a_sentence),
         cmocka_unit_test(memory_that_an_operation_uses_stays_registered),
+        cmocka_unit_test(without_descriptors_nothing_changes),
         cmocka_unit_test(memory_that_was_unmapped_is_left_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,9 +23,16 @@ typedef struct mapping {
     bool stack;
 } mapping;
 
-/* The next line of /proc/self/maps. */
+static gr_status fail_to_read(gr_diag *diag)
+{
+    return gr_fail(diag, GR_E_IO, "/proc/self/maps cannot be read: %s",
+                   errno != 0 ? strerror(errno) : "it has an unknown form");
+}
+
+/* The next line of /proc/self/maps; false: the end, if feof says so, or it cannot be read. */
 static bool next_mapping(FILE *maps, mapping *out)
 {
+    errno = 0;
     char line[256], name[32] = "";
     if (fgets(line, sizeof line, maps) == NULL ||
         sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %*s %" SCNu64 " %31s", &out->first,
@@ -44,8 +51,7 @@ static gr_status check_private(const uint8_t *at, size_t size_bytes, gr_diag *di
 {
     FILE *maps = fopen("/proc/self/maps", "re");
     if (maps == NULL) {
-        return gr_fail(diag, GR_E_UNSUPPORTED, "/proc/self/maps cannot be read: %s",
-                       strerror(errno));
+        return fail_to_read(diag);
     }
     uintptr_t next = (uintptr_t)at, end = next + size_bytes;
     gr_status status = GR_OK;
@@ -61,10 +67,12 @@ static gr_status check_private(const uint8_t *at, size_t size_bytes, gr_diag *di
         }
         next = m.end;
     }
+    if (status == GR_OK && next < end) {
+        status = feof(maps) ? gr_fail(diag, GR_E_INVALID, "there is no memory at %p", (void *)next)
+                            : fail_to_read(diag);
+    }
     fclose(maps);
-    return status == GR_OK && next < end
-               ? gr_fail(diag, GR_E_INVALID, "there is no memory at %p", (void *)next)
-               : status;
+    return status;
 }
 
 /* ---- The list -------------------------------------------------------------------------------- */
@@ -135,57 +143,61 @@ static gr_status replace(gr_shm_heap *heap, gr_shm_registration *one, gr_diag *d
 }
 
 /* Private memory again where `first` .. `end` is. */
-static bool restore_part(uintptr_t first, uintptr_t end)
+static gr_status restore_part(uintptr_t first, uintptr_t end, gr_diag *diag)
 {
     size_t size_bytes = end - first;
     void *own = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (own == MAP_FAILED) {
-        return false;
-    }
-    memcpy(own, (const void *)first, size_bytes);
-    if (mremap(own, size_bytes, size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)first) ==
-        MAP_FAILED) {
+    if (own != MAP_FAILED) {
+        memcpy(own, (const void *)first, size_bytes);
+        if (mremap(own, size_bytes, size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)first) !=
+            MAP_FAILED) {
+            return GR_OK;
+        }
         munmap(own, size_bytes);
-        return false;
     }
-    return true;
+    return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu private bytes", size_bytes);
 }
 
 /* The program may have unmapped some, and have something else there: only what is still of our file
- * at its place is touched. The first part of that at or behind *next; false: none. */
-static bool find_part(const gr_shm_heap *heap, const gr_shm_registration *one, uintptr_t *next,
-                      uintptr_t *first_out, uintptr_t *end_out)
+ * at its place is touched. *found_out: the first part of that at or behind *next_io. */
+static gr_status find_part(const gr_shm_heap *heap, const gr_shm_registration *one,
+                           uintptr_t *next_io, uintptr_t *first_out, bool *found_out, gr_diag *diag)
 {
     struct stat file;
     FILE *maps = fstat(heap->fd, &file) == 0 ? fopen("/proc/self/maps", "re") : NULL;
+    if (maps == NULL) {
+        return fail_to_read(diag);
+    }
     uintptr_t at = (uintptr_t)one->at, end = at + one->size_bytes;
     uint64_t offset = heap->file_offset + (uint64_t)(one->heap - heap->base);
     bool found = false;
-    for (mapping m; maps != NULL && !found && next_mapping(maps, &m);) {
-        uintptr_t from = m.first > *next ? m.first : *next, to = m.end < end ? m.end : end;
+    for (mapping m; !found && next_mapping(maps, &m);) {
+        uintptr_t from = m.first > *next_io ? m.first : *next_io, to = m.end < end ? m.end : end;
         if (from < to && m.inode == file.st_ino &&
             m.file_offset + (from - m.first) == offset + (from - at)) {
             *first_out = from;
-            *end_out = to;
-            *next = to;
+            *next_io = to;
             found = true;
         }
     }
-    if (maps != NULL) {
-        fclose(maps);
-    }
-    return found;
+    gr_status status = found || feof(maps) ? GR_OK : fail_to_read(diag);
+    fclose(maps);
+    *found_out = found;
+    return status;
 }
 
-static bool restore(const gr_shm_heap *heap, const gr_shm_registration *one)
+static gr_status restore(const gr_shm_heap *heap, const gr_shm_registration *one, gr_diag *diag)
 {
-    uintptr_t next = (uintptr_t)one->at, first, end;
-    while (find_part(heap, one, &next, &first, &end)) {
-        if (!restore_part(first, end)) {
-            return false;
+    uintptr_t next = (uintptr_t)one->at, first;
+    gr_status status;
+    bool found;
+    while ((status = find_part(heap, one, &next, &first, &found, diag)) == GR_OK && found) {
+        status = restore_part(first, next, diag);
+        if (status != GR_OK) {
+            return status;
         }
     }
-    return true;
+    return status;
 }
 
 /* ---- The interface --------------------------------------------------------------------------- */
@@ -223,8 +235,9 @@ gr_status gr_shm_unregister(gr_shm_registered *registered, gr_shm_heap *heap, vo
         return gr_fail(diag, GR_E_INVALID, "%p is not registered", at);
     }
     gr_shm_registration one = registered->list[place];
-    if (!restore(heap, &one)) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu private bytes", one.size_bytes);
+    gr_status status = restore(heap, &one, diag);
+    if (status != GR_OK) {
+        return status;
     }
     if (!kept) {
         gr_shm_heap_free(heap, one.block);
@@ -235,12 +248,12 @@ gr_status gr_shm_unregister(gr_shm_registered *registered, gr_shm_heap *heap, vo
     return GR_OK;
 }
 
-/* Without memory for a private copy the program goes on with the shared pages, which live as long
- * as they are mapped. */
+/* Without memory for a private copy, or without a descriptor, the program goes on with the shared
+ * pages, which live as long as they are mapped. */
 void gr_shm_registered_fini(gr_shm_registered *registered, gr_shm_heap *heap)
 {
     for (size_t i = 0; i < registered->count; i++) {
-        (void)restore(heap, &registered->list[i]);
+        (void)restore(heap, &registered->list[i], NULL);
     }
     free(registered->list);
     *registered = (gr_shm_registered){.list = NULL};
