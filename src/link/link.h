@@ -194,12 +194,12 @@ bool gr_mesh_control_ready(gr_mesh *mesh);
 gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 void gr_mesh_free(gr_mesh *mesh, void *mem);
 /* Memory of the program that peers on this host reach from now on as they do that of gr_mesh_alloc:
- * whole pages, private to this process, which no other thread uses during the call. Address and
- * contents stay. GR_OK (also if no peer shares memory); GR_E_INVALID: some of it is registered
- * already, or is no memory; GR_E_UNSUPPORTED: another kind of memory; GR_E_NO_MEMORY; GR_E_IO. */
+ * whole pages, private to this process and not registered, which no other thread uses during the
+ * call. Address and contents stay. GR_OK (also if no peer shares memory); GR_E_INVALID: some of it
+ * is no memory; GR_E_UNSUPPORTED: another kind of memory; GR_E_NO_MEMORY; GR_E_IO. */
 gr_status gr_mesh_register(gr_mesh *mesh, void *mem, size_t size_bytes,
                            gr_diag *diag) GR_MUST_CHECK;
-/* It is private again, as it is by the end of the mesh. GR_E_NO_MEMORY, GR_E_IO: it stays
+/* What was registered from `mem` on is private again, as by the end of the mesh. GR_E_NO_MEMORY, GR_E_IO: it stays
  * registered. */
 gr_status gr_mesh_unregister(gr_mesh *mesh, void *mem, gr_diag *diag) GR_MUST_CHECK;
 /* The address of the same bytes in the heap (gr_mesh_shared); NULL: not all of it is registered. */

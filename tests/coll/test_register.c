@@ -289,19 +289,28 @@ static void without_descriptors_nothing_changes(void **state)
 }
 
 /* ---- Memory that went ------------------------------------------------------------------------ */
-/* The program unmaps some of what it has registered, and has something else there. */
+/* The program unmaps some of what it has registered, and has something else there. There is memory
+ * that was registered before and behind it. */
 static int others_memory_is_left_alone(gr_comm *comm, const ranks_job *job)
 {
     size_t page = page_bytes();
-    unsigned char *mem = private_pages(8);
+    unsigned char *pages = private_pages(24), *mem = pages + 8 * page;
     (void)job;
-    EXPECT(mem && gr_register(comm, mem, 8 * page) == GR_OK);
+    EXPECT(pages && gr_register(comm, mem + 8 * page, 8 * page) == GR_OK);
+    EXPECT(gr_register(comm, pages, 8 * page) == GR_OK);
+    EXPECT(gr_register(comm, mem, 8 * page) == GR_OK);
+    memset(pages, 3, 8 * page);
     memset(mem, 1, 8 * page);
+    memset(mem + 8 * page, 4, 8 * page);
     EXPECT(mmap(mem + 2 * page, 2 * page, PROT_READ | PROT_WRITE,
                 MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
     memset(mem + 2 * page, 2, 2 * page);
     EXPECT(munmap(mem + 5 * page, page) == 0);
     gr_comm_destroy(comm);
+    if (!holds(pages, 3, 8 * page) || !holds(mem + 8 * page, 4, 8 * page) ||
+        is_shared(pages) != 0 || is_shared(mem + 8 * page) != 0) {
+        return 1;
+    }
     return !(mem[0] == 1 && mem[4 * page] == 1 && mem[8 * page - 1] == 1 && mem[2 * page] == 2 &&
              mem[4 * page - 1] == 2 && is_shared(mem) == 0 && is_shared(mem + 2 * page) == 1 &&
              is_shared(mem + 5 * page) == -1 && is_shared(mem + 6 * page) == 0);

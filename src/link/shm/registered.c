@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 enum { FIRST_CAPACITY = 16 };
@@ -19,6 +20,7 @@ typedef struct mapping {
     uintptr_t first, end;
     char rights[5]; /* "rw-p" */
     uint64_t file_offset;
+    unsigned major, minor; /* the device of the file */
     uint64_t inode;
     bool stack;
 } mapping;
@@ -32,11 +34,12 @@ static gr_status fail_to_read(gr_diag *diag)
 /* The next line of /proc/self/maps; false: the end, if feof says so, or it cannot be read. */
 static bool next_mapping(FILE *maps, mapping *out)
 {
-    errno = 0;
     char line[256], name[32] = "";
+    errno = 0;
     if (fgets(line, sizeof line, maps) == NULL ||
-        sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %*s %" SCNu64 " %31s", &out->first,
-               &out->end, out->rights, &out->file_offset, &out->inode, name) < 5) {
+        sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %x:%x %" SCNu64 " %31s",
+               &out->first, &out->end, out->rights, &out->file_offset, &out->major, &out->minor,
+               &out->inode, name) < 7) {
         return false;
     }
     out->stack = strcmp(name, "[stack]") == 0;
@@ -76,14 +79,13 @@ static gr_status check_private(const uint8_t *at, size_t size_bytes, gr_diag *di
 }
 
 /* ---- The list -------------------------------------------------------------------------------- */
-/* The first that does not end before `at`. */
-static size_t place_of(const gr_shm_registered *registered, const void *at)
+/* The first of list[0 .. count) that does not end before `at`. */
+static size_t place_of(const gr_shm_registration *list, size_t count, uintptr_t at)
 {
-    size_t low = 0, high = registered->count;
+    size_t low = 0, high = count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        const gr_shm_registration *one = &registered->list[middle];
-        if ((uintptr_t)one->at + one->size_bytes <= (uintptr_t)at) {
+        if ((uintptr_t)list[middle].at + list[middle].size_bytes <= at) {
             low = middle + 1;
         } else {
             high = middle;
@@ -95,7 +97,7 @@ static size_t place_of(const gr_shm_registered *registered, const void *at)
 const uint8_t *gr_shm_registered_find(const gr_shm_registered *registered, const void *at,
                                       size_t size_bytes)
 {
-    size_t place = place_of(registered, at);
+    size_t place = place_of(registered->list, registered->count, (uintptr_t)at);
     if (place == registered->count) {
         return NULL;
     }
@@ -142,14 +144,23 @@ static gr_status replace(gr_shm_heap *heap, gr_shm_registration *one, gr_diag *d
     return GR_OK;
 }
 
-/* Private memory again where `first` .. `end` is. */
-static gr_status restore_part(uintptr_t first, uintptr_t end, gr_diag *diag)
+/* Private memory again where the mapping has pages of the registration. The program may have
+ * unmapped some, and have something else there: only what is still of our file at its place is
+ * touched. */
+static gr_status restore_part(const gr_shm_heap *heap, const gr_shm_registration *one,
+                              const mapping *m, gr_diag *diag)
 {
-    size_t size_bytes = end - first;
+    uintptr_t at = (uintptr_t)one->at, end = at + one->size_bytes;
+    uintptr_t from = m->first > at ? m->first : at, to = m->end < end ? m->end : end;
+    uint64_t offset = heap->file_offset + (uint64_t)(one->heap - heap->base);
+    if (m->file_offset + (from - m->first) != offset + (from - at)) {
+        return GR_OK;
+    }
+    size_t size_bytes = to - from;
     void *own = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own != MAP_FAILED) {
-        memcpy(own, (const void *)first, size_bytes);
-        if (mremap(own, size_bytes, size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)first) !=
+        memcpy(own, one->heap + (from - at), size_bytes);
+        if (mremap(own, size_bytes, size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)from) !=
             MAP_FAILED) {
             return GR_OK;
         }
@@ -158,59 +169,40 @@ static gr_status restore_part(uintptr_t first, uintptr_t end, gr_diag *diag)
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu private bytes", size_bytes);
 }
 
-/* The program may have unmapped some, and have something else there: only what is still of our file
- * at its place is touched. *found_out: the first part of that at or behind *next_io. */
-static gr_status find_part(const gr_shm_heap *heap, const gr_shm_registration *one,
-                           uintptr_t *next_io, uintptr_t *first_out, bool *found_out, gr_diag *diag)
+/* Restores list[0 .. count) in one pass over what is mapped. That changes on the way; the kernel
+ * promises that addresses only ascend, and that what is mapped all the time is shown. Returns the
+ * first failure, which does not keep the others from being restored. */
+static gr_status restore(const gr_shm_heap *heap, const gr_shm_registration *list, size_t count,
+                         gr_diag *diag)
 {
     struct stat file;
     FILE *maps = fstat(heap->fd, &file) == 0 ? fopen("/proc/self/maps", "re") : NULL;
     if (maps == NULL) {
         return fail_to_read(diag);
     }
-    uintptr_t at = (uintptr_t)one->at, end = at + one->size_bytes;
-    uint64_t offset = heap->file_offset + (uint64_t)(one->heap - heap->base);
-    bool found = false;
-    for (mapping m; !found && next_mapping(maps, &m);) {
-        uintptr_t from = m.first > *next_io ? m.first : *next_io, to = m.end < end ? m.end : end;
-        if (from < to && m.inode == file.st_ino &&
-            m.file_offset + (from - m.first) == offset + (from - at)) {
-            *first_out = from;
-            *next_io = to;
-            found = true;
+    gr_status first = GR_OK;
+    for (mapping m; next_mapping(maps, &m);) {
+        if (m.inode != file.st_ino || makedev(m.major, m.minor) != file.st_dev) {
+            continue;
+        }
+        for (size_t i = place_of(list, count, m.first); i < count && (uintptr_t)list[i].at < m.end;
+             i++) {
+            gr_status status = restore_part(heap, &list[i], &m, first == GR_OK ? diag : NULL);
+            first = first == GR_OK ? status : first;
         }
     }
-    gr_status status = found || feof(maps) ? GR_OK : fail_to_read(diag);
+    if (first == GR_OK && !feof(maps)) {
+        first = fail_to_read(diag);
+    }
     fclose(maps);
-    *found_out = found;
-    return status;
-}
-
-static gr_status restore(const gr_shm_heap *heap, const gr_shm_registration *one, gr_diag *diag)
-{
-    uintptr_t next = (uintptr_t)one->at, first;
-    gr_status status;
-    bool found;
-    while ((status = find_part(heap, one, &next, &first, &found, diag)) == GR_OK && found) {
-        status = restore_part(first, next, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    return status;
+    return first;
 }
 
 /* ---- The interface --------------------------------------------------------------------------- */
 gr_status gr_shm_register(gr_shm_registered *registered, gr_shm_heap *heap, void *at,
                           size_t size_bytes, gr_diag *diag)
 {
-    size_t place = place_of(registered, at);
     gr_shm_registration one = {.at = at, .size_bytes = size_bytes};
-    if (place < registered->count &&
-        (uintptr_t)registered->list[place].at < (uintptr_t)at + size_bytes) {
-        return gr_fail(diag, GR_E_INVALID, "%zu bytes at %p are registered already",
-                       registered->list[place].size_bytes, (void *)registered->list[place].at);
-    }
     gr_status status = check_private(at, size_bytes, diag);
     if (status == GR_OK && !make_room(registered)) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the list of registered memory");
@@ -219,6 +211,7 @@ gr_status gr_shm_register(gr_shm_registered *registered, gr_shm_heap *heap, void
         status = replace(heap, &one, diag);
     }
     if (status == GR_OK) {
+        size_t place = place_of(registered->list, registered->count, (uintptr_t)at);
         memmove(registered->list + place + 1, registered->list + place,
                 (registered->count - place) * sizeof one);
         registered->list[place] = one;
@@ -230,21 +223,18 @@ gr_status gr_shm_register(gr_shm_registered *registered, gr_shm_heap *heap, void
 gr_status gr_shm_unregister(gr_shm_registered *registered, gr_shm_heap *heap, void *at, bool kept,
                             gr_diag *diag)
 {
-    size_t place = place_of(registered, at);
-    if (place == registered->count || registered->list[place].at != at) {
-        return gr_fail(diag, GR_E_INVALID, "%p is not registered", at);
-    }
-    gr_shm_registration one = registered->list[place];
-    gr_status status = restore(heap, &one, diag);
+    size_t place = place_of(registered->list, registered->count, (uintptr_t)at);
+    GR_CHECK(place < registered->count && registered->list[place].at == at);
+    gr_shm_registration *one = &registered->list[place];
+    gr_status status = restore(heap, one, 1, diag);
     if (status != GR_OK) {
         return status;
     }
     if (!kept) {
-        gr_shm_heap_free(heap, one.block);
+        gr_shm_heap_free(heap, one->block);
     }
     registered->count--;
-    memmove(registered->list + place, registered->list + place + 1,
-            (registered->count - place) * sizeof one);
+    memmove(one, one + 1, (registered->count - place) * sizeof *one);
     return GR_OK;
 }
 
@@ -252,8 +242,8 @@ gr_status gr_shm_unregister(gr_shm_registered *registered, gr_shm_heap *heap, vo
  * pages, which live as long as they are mapped. */
 void gr_shm_registered_fini(gr_shm_registered *registered, gr_shm_heap *heap)
 {
-    for (size_t i = 0; i < registered->count; i++) {
-        (void)restore(heap, &registered->list[i], NULL);
+    if (registered->count > 0) {
+        (void)restore(heap, registered->list, registered->count, NULL);
     }
     free(registered->list);
     *registered = (gr_shm_registered){.list = NULL};
