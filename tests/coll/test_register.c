@@ -288,6 +288,59 @@ static void without_descriptors_nothing_changes(void **state)
     assert_int_equal(ranks_run(&job, nothing_changes_without_descriptors, 0), 0);
 }
 
+/* ---- No memory left -------------------------------------------------------------------------- */
+/* The address space may grow by so many bytes until the limit that it returns is set again. */
+static struct rlimit allow_more_memory(size_t size_bytes)
+{
+    struct rlimit limit;
+    unsigned long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    if (!statm || fscanf(statm, "%lu", &pages) != 1 || getrlimit(RLIMIT_AS, &limit) != 0) {
+        abort();
+    }
+    fclose(statm);
+    struct rlimit lower = {.rlim_cur = pages * page_bytes() + size_bytes,
+                           .rlim_max = limit.rlim_max};
+    if (setrlimit(RLIMIT_AS, &lower) != 0) {
+        abort();
+    }
+    return limit;
+}
+
+/* The first page becomes private, the rest, behind a page that the program has unmapped, does not:
+ * operations find both. */
+static int what_is_private_in_part_is_used_right(gr_comm *comm, const ranks_job *job)
+{
+    enum { MANY = 8192, SOME = 2048 };
+    size_t page = page_bytes(), bytes = MANY * page, words = page / sizeof(int32_t);
+    unsigned char *mem = private_pages(MANY);
+    (void)job;
+    EXPECT(mem && gr_register(comm, mem, bytes) == GR_OK && munmap(mem + page, page) == 0);
+    memset(mem, 3, page);
+    memset(mem + 2 * page, 4, bytes - 2 * page);
+    struct rlimit limit = allow_more_memory(SOME * page);
+    gr_status status = gr_unregister(comm, mem);
+    EXPECT(setrlimit(RLIMIT_AS, &limit) == 0);
+    EXPECT(status == GR_E_NO_MEMORY && is_shared(mem) == 0 && is_shared(mem + 2 * page) == 1);
+    EXPECT(holds(mem, 3, page) && holds(mem + 2 * page, 4, bytes - 2 * page));
+    for (int op = 0; op < OPS; op++) {
+        unsigned char *at = op % 2 ? mem + 2 * page : mem;
+        EXPECT(use(comm, (int32_t *)(void *)at, op % 4 < 2 ? words : words / 8, op) == 0);
+    }
+    EXPECT(gr_unregister(comm, mem) == GR_OK && is_shared(mem + 2 * page) == 0);
+    EXPECT(holds(mem + 4 * page, 4, bytes - 4 * page));
+    EXPECT(use(comm, (int32_t *)(void *)mem, words, OPS) == 0);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void memory_that_is_private_in_part_is_used_right(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 2, .link = "shm", .tune = "off"};
+    assert_int_equal(ranks_run(&job, what_is_private_in_part_is_used_right, 0), 0);
+}
+
 /* ---- Memory that went ------------------------------------------------------------------------ */
 /* The program unmaps some of what it has registered, and has something else there. There is memory
  * that was registered before and behind it. */
@@ -330,6 +383,7 @@ int main(void)
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_a_sentence),
         cmocka_unit_test(memory_that_an_operation_uses_stays_registered),
         cmocka_unit_test(without_descriptors_nothing_changes),
+        cmocka_unit_test(memory_that_is_private_in_part_is_used_right),
         cmocka_unit_test(memory_that_was_unmapped_is_left_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -103,7 +103,7 @@ const uint8_t *gr_shm_registered_find(const gr_shm_registered *registered, const
     }
     const gr_shm_registration *one = &registered->list[place];
     uintptr_t first = (uintptr_t)one->at, wanted = (uintptr_t)at;
-    return wanted >= first && size_bytes <= one->size_bytes - (wanted - first)
+    return wanted >= first && size_bytes <= one->size_bytes - (wanted - first) && !one->split
                ? one->heap + (wanted - first)
                : NULL;
 }
@@ -147,8 +147,8 @@ static gr_status replace(gr_shm_heap *heap, gr_shm_registration *one, gr_diag *d
 /* Private memory again where the mapping has pages of the registration. The program may have
  * unmapped some, and have something else there: only what is still of our file at its place is
  * touched. */
-static gr_status restore_part(const gr_shm_heap *heap, const gr_shm_registration *one,
-                              const mapping *m, gr_diag *diag)
+static gr_status restore_part(const gr_shm_heap *heap, gr_shm_registration *one, const mapping *m,
+                              gr_diag *diag)
 {
     uintptr_t at = (uintptr_t)one->at, end = at + one->size_bytes;
     uintptr_t from = m->first > at ? m->first : at, to = m->end < end ? m->end : end;
@@ -162,6 +162,7 @@ static gr_status restore_part(const gr_shm_heap *heap, const gr_shm_registration
         memcpy(own, one->heap + (from - at), size_bytes);
         if (mremap(own, size_bytes, size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, (void *)from) !=
             MAP_FAILED) {
+            one->split = true;
             return GR_OK;
         }
         munmap(own, size_bytes);
@@ -172,7 +173,7 @@ static gr_status restore_part(const gr_shm_heap *heap, const gr_shm_registration
 /* Restores list[0 .. count) in one pass over what is mapped. That changes on the way; the kernel
  * promises that addresses only ascend, and that what is mapped all the time is shown. Returns the
  * first failure, which does not keep the others from being restored. */
-static gr_status restore(const gr_shm_heap *heap, const gr_shm_registration *list, size_t count,
+static gr_status restore(const gr_shm_heap *heap, gr_shm_registration *list, size_t count,
                          gr_diag *diag)
 {
     struct stat file;

@@ -15,6 +15,7 @@ typedef struct gr_shm_registration {
     uint8_t *heap; /* where the same pages are in the heap */
     void *block;   /* of gr_shm_heap_alloc; `heap` is in it */
     size_t size_bytes;
+    bool split; /* some is private again, some could not be: no longer found */
 } gr_shm_registration;
 
 typedef struct gr_shm_registered {
