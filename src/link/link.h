@@ -193,17 +193,6 @@ bool gr_mesh_control_ready(gr_mesh *mesh);
  * zeroed. */
 gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 void gr_mesh_free(gr_mesh *mesh, void *mem);
-/* Memory of the program that peers on this host reach from now on as they do that of gr_mesh_alloc:
- * whole pages, private to this process and not registered, which no other thread uses during the
- * call. Address and contents stay. GR_OK (also if no peer shares memory); GR_E_INVALID: some of it
- * is no memory; GR_E_UNSUPPORTED: another kind of memory; GR_E_NO_MEMORY; GR_E_IO. */
-gr_status gr_mesh_register(gr_mesh *mesh, void *mem, size_t size_bytes,
-                           gr_diag *diag) GR_MUST_CHECK;
-/* What was registered from `mem` on is private again, as by the end of the mesh. GR_E_NO_MEMORY, GR_E_IO: it stays
- * registered. */
-gr_status gr_mesh_unregister(gr_mesh *mesh, void *mem, gr_diag *diag) GR_MUST_CHECK;
-/* The address of the same bytes in the heap (gr_mesh_shared); NULL: not all of it is registered. */
-const void *gr_mesh_find_registered(gr_mesh *mesh, const void *at, size_t size_bytes);
 /* From now on gr_mesh_free leaves the memory as it is until the mesh goes: operations have failed
  * here that a peer may still finish from what it can read of us. */
 void gr_mesh_keep(gr_mesh *mesh);

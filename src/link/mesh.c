@@ -815,22 +815,6 @@ void gr_mesh_free(gr_mesh *mesh, void *mem)
     }
 }
 
-gr_status gr_mesh_register(gr_mesh *mesh, void *mem, size_t size_bytes, gr_diag *diag)
-{
-    return mesh->ops->add_memory != NULL ? mesh->ops->add_memory(mesh, mem, size_bytes, diag)
-                                         : GR_OK;
-}
-
-gr_status gr_mesh_unregister(gr_mesh *mesh, void *mem, gr_diag *diag)
-{
-    return mesh->ops->drop_memory != NULL ? mesh->ops->drop_memory(mesh, mem, diag) : GR_OK;
-}
-
-const void *gr_mesh_find_registered(gr_mesh *mesh, const void *at, size_t size_bytes)
-{
-    return mesh->ops->find_memory != NULL ? mesh->ops->find_memory(mesh, at, size_bytes) : NULL;
-}
-
 void gr_mesh_keep(gr_mesh *mesh)
 {
     mesh->keeps = true;

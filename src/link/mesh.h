@@ -123,10 +123,6 @@ struct gr_link_ops {
     void (*wake)(gr_mesh *mesh);
     gr_status (*alloc)(gr_mesh *mesh, size_t size_bytes, void **mem_out);
     void (*free)(gr_mesh *mesh, void *mem);
-    /* The three of gr_mesh_register, or NULL: peers reach no memory of this process. */
-    gr_status (*add_memory)(gr_mesh *mesh, void *mem, size_t size_bytes, gr_diag *diag);
-    gr_status (*drop_memory)(gr_mesh *mesh, void *mem, gr_diag *diag);
-    const void *(*find_memory)(gr_mesh *mesh, const void *at, size_t size_bytes);
 
     gr_status (*send)(gr_link *link, const gr_frame *frame, const void *data, uint64_t *ticket_out);
     bool (*sent)(gr_link *link, uint64_t ticket);

@@ -29,6 +29,18 @@ typedef struct gr_shared {
  * peer removed (gr_mesh_remove). False: there is no link of the kind shm. */
 bool gr_mesh_shared(gr_mesh *mesh, int peer, gr_shared *shared_out);
 
+/* Memory of the program that peers on this host reach from now on as they do the heap: whole pages,
+ * private to this process and not registered, which no other thread uses during the call. Address
+ * and contents stay. GR_OK (also if no peer shares memory); GR_E_INVALID: some of it is no memory;
+ * GR_E_UNSUPPORTED: another kind of memory; GR_E_NO_MEMORY; GR_E_IO. */
+gr_status gr_mesh_register(gr_mesh *mesh, void *mem, size_t size_bytes,
+                           gr_diag *diag) GR_MUST_CHECK;
+/* What was registered from `mem` on is private again, as by the end of the mesh. GR_E_NO_MEMORY,
+ * GR_E_IO: it stays registered. */
+gr_status gr_mesh_unregister(gr_mesh *mesh, void *mem, gr_diag *diag) GR_MUST_CHECK;
+/* The address of the same bytes in the heap; NULL: not all of it is registered. */
+const void *gr_mesh_find_registered(const gr_mesh *mesh, const void *at, size_t size_bytes);
+
 /* Wake `peer` if it sleeps in gr_mesh_wait. */
 void gr_mesh_wake_peer(gr_mesh *mesh, int peer);
 

@@ -42,6 +42,23 @@ static void check_painted(const uint8_t *data, size_t size, uint32_t salt)
     }
 }
 
+/* Memory of the program, registered: whole pages. */
+static uint8_t *register_memory(gr_mesh *mesh, size_t size_bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t whole = (size_bytes + page - 1) / page * page;
+    uint8_t *mem = aligned_alloc(page, whole);
+    assert_non_null(mem);
+    assert_int_equal(gr_mesh_register(mesh, mem, whole, NULL), GR_OK);
+    return mem;
+}
+
+static void free_registered(gr_mesh *mesh, uint8_t *mem)
+{
+    assert_int_equal(gr_mesh_unregister(mesh, mem, NULL), GR_OK);
+    free(mem);
+}
+
 static void test_connects(gr_link_kind kind)
 {
     pair p;
@@ -82,7 +99,8 @@ static void test_frame_arrives_as_sent(gr_link_kind kind)
     pair_close(&p);
 }
 
-/* All sizes around every border that a link might have, from plain, shared and unaligned memory. */
+/* All sizes around every border that a link might have, from plain, shared and registered memory,
+ * aligned or not. */
 static void test_sizes(gr_link_kind kind)
 {
     static const uint32_t sizes[] = {0,      1,      31,     32,     33,     63,     64,     65,
@@ -93,9 +111,11 @@ static void test_sizes(gr_link_kind kind)
     void *shared;
     uint8_t *plain = malloc(LARGE), *in = malloc(LARGE);
     assert_int_equal(gr_mesh_alloc(p.mesh[0], LARGE, &shared), GR_OK);
+    uint8_t *registered = register_memory(p.mesh[0], LARGE);
+    uint8_t *const places[] = {plain, shared, (uint8_t *)shared + 3, registered, registered + 3};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        for (uint32_t how = 0; how < 3; how++) {
-            uint8_t *out = how == 0 ? plain : how == 1 ? shared : (uint8_t *)shared + 3;
+        for (uint32_t how = 0; how < sizeof places / sizeof places[0]; how++) {
+            uint8_t *out = places[how];
             paint(out, sizes[i], how);
             uint64_t ticket = pair_send(&p, 0, how, out, sizes[i]);
             gr_frame frame = pair_await(&p, 1);
@@ -112,6 +132,7 @@ static void test_sizes(gr_link_kind kind)
         }
     }
     gr_mesh_free(p.mesh[0], shared);
+    free_registered(p.mesh[0], registered);
     free(plain);
     free(in);
     pair_close(&p);
@@ -399,8 +420,11 @@ static void test_capabilities(gr_link_kind kind)
     assert_ptr_equal(caps, gr_mesh_capabilities(p.mesh[0]));
     assert_int_equal(gr_mesh_shared(p.mesh[0], 1, &shared), caps->one_sided);
     assert_int_equal(gr_mesh_alloc(p.mesh[0], sizeof plain, &mem), GR_OK);
+    uint8_t *registered = register_memory(p.mesh[0], sizeof plain);
     gr_mesh_get_stats(p.mesh[0], &before);
     (void)pair_send(&p, 0, 1, mem, sizeof plain);
+    pair_read(&p, 1, taken);
+    (void)pair_send(&p, 0, 1, registered, sizeof plain);
     pair_read(&p, 1, taken);
     gr_mesh_get_stats(p.mesh[0], &after);
     assert_int_equal(after.bytes_copied, before.bytes_copied);
@@ -408,6 +432,7 @@ static void test_capabilities(gr_link_kind kind)
     pair_read(&p, 1, taken);
     gr_mesh_get_stats(p.mesh[0], &after);
     assert_int_equal(after.bytes_copied > before.bytes_copied, caps->registered_memory);
+    free_registered(p.mesh[0], registered);
     pair_close(&p);
 }
 

@@ -30,6 +30,31 @@ bool gr_mesh_shared(gr_mesh *mesh, int peer, gr_shared *shared_out)
     return true;
 }
 
+gr_status gr_mesh_register(gr_mesh *mesh, void *mem, size_t size_bytes, gr_diag *diag)
+{
+    if (mesh->ops != &gr_shm_ops) {
+        return GR_OK;
+    }
+    gr_shm_mesh *shm = (gr_shm_mesh *)mesh;
+    return gr_shm_register(&shm->registered, &shm->heap, mem, size_bytes, diag);
+}
+
+gr_status gr_mesh_unregister(gr_mesh *mesh, void *mem, gr_diag *diag)
+{
+    if (mesh->ops != &gr_shm_ops) {
+        return GR_OK;
+    }
+    gr_shm_mesh *shm = (gr_shm_mesh *)mesh;
+    return gr_shm_unregister(&shm->registered, &shm->heap, mem, mesh->keeps, diag);
+}
+
+const void *gr_mesh_find_registered(const gr_mesh *mesh, const void *at, size_t size_bytes)
+{
+    return mesh->ops == &gr_shm_ops
+               ? gr_shm_registered_find(&((const gr_shm_mesh *)mesh)->registered, at, size_bytes)
+               : NULL;
+}
+
 void gr_mesh_wake_peer(gr_mesh *mesh, int peer)
 {
     gr_shm_link *link = (gr_shm_link *)mesh->links[peer];

@@ -351,23 +351,6 @@ static void free_memory(gr_mesh *base, void *mem)
     gr_shm_heap_free(&mesh_of(base)->heap, mem);
 }
 
-static gr_status add_memory(gr_mesh *base, void *mem, size_t size_bytes, gr_diag *diag)
-{
-    gr_shm_mesh *mesh = mesh_of(base);
-    return gr_shm_register(&mesh->registered, &mesh->heap, mem, size_bytes, diag);
-}
-
-static gr_status drop_memory(gr_mesh *base, void *mem, gr_diag *diag)
-{
-    gr_shm_mesh *mesh = mesh_of(base);
-    return gr_shm_unregister(&mesh->registered, &mesh->heap, mem, base->keeps, diag);
-}
-
-static const void *find_memory(gr_mesh *base, const void *at, size_t size_bytes)
-{
-    return gr_shm_registered_find(&mesh_of(base)->registered, at, size_bytes);
-}
-
 const gr_link_ops gr_shm_ops = {
     .name = "shm",
     .caps = {.one_sided = true,
@@ -391,9 +374,6 @@ const gr_link_ops gr_shm_ops = {
     .wake = wake,
     .alloc = alloc_memory,
     .free = free_memory,
-    .add_memory = add_memory,
-    .drop_memory = drop_memory,
-    .find_memory = find_memory,
     .send = gr_shm_link_send,
     .sent = gr_shm_link_sent,
     .peek = gr_shm_link_peek,
