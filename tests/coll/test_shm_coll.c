@@ -107,7 +107,9 @@ typedef struct job {
     int shards;
     uint64_t seed;
     bool in_place;
-    uint32_t plain; /* ranks (bits) whose memory is not the mesh's */
+    uint32_t plain;      /* ranks (bits) whose memory is not the mesh's */
+    uint32_t registered; /* ranks (bits) whose memory is not the mesh's, but registered */
+    bool last_plain;     /* the last input of each rank is not the mesh's */
     gr_shm_coll_request request[RANKS];
     void *inputs[RANKS][GR_SHARD_PARTIALS_MAX];
     int input_count[RANKS];
@@ -115,25 +117,49 @@ typedef struct job {
     void *expected;
 } job;
 
-static void *memory(world *w, const job *j, int rank, size_t size_bytes)
+/* Whose memory the input, or (-1) the result, of a rank is. */
+typedef enum home { OF_MESH, PLAIN, REGISTERED } home;
+
+static home home_of(const job *j, int rank, int input)
 {
+    bool last = input >= 0 && input == j->input_count[rank] - 1;
+    return (j->plain >> rank & 1) != 0 || (j->last_plain && last) ? PLAIN
+           : (j->registered >> rank & 1) != 0                     ? REGISTERED
+                                                                  : OF_MESH;
+}
+
+static void *memory(world *w, const job *j, int rank, int input, size_t size_bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (size_bytes / page + 1) * page;
     void *mem = NULL;
-    if (j->plain >> rank & 1) {
-        mem = malloc(size_bytes + 1);
-    } else {
+    switch (home_of(j, rank, input)) {
+    case OF_MESH:
         assert_int_equal(gr_mesh_alloc(w->mesh[rank], size_bytes + 1, &mem), GR_OK);
+        break;
+    case PLAIN:
+        mem = malloc(size_bytes + 1);
+        break;
+    case REGISTERED:
+        mem = aligned_alloc(page, whole);
+        assert_int_equal(gr_mesh_register(w->mesh[rank], mem, whole, NULL), GR_OK);
     }
     assert_non_null(mem);
     return mem;
 }
 
-static void free_memory(world *w, const job *j, int rank, void *mem)
+static void free_memory(world *w, const job *j, int rank, int input, void *mem)
 {
-    if (j->plain >> rank & 1) {
-        free(mem);
-    } else {
+    switch (home_of(j, rank, input)) {
+    case OF_MESH:
         gr_mesh_free(w->mesh[rank], mem);
+        return;
+    case REGISTERED:
+        assert_int_equal(gr_mesh_unregister(w->mesh[rank], mem, NULL), GR_OK);
+        break;
+    case PLAIN:
+        break;
     }
+    free(mem);
 }
 
 static void make_inputs(world *w, job *j, int rank)
@@ -143,15 +169,15 @@ static void make_inputs(world *w, job *j, int rank)
     gr_shard_range(j->shards, w->size, rank, &first, &count);
     gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
     int parts = count > 0 ? gr_tree_cover(j->shards, first, count, ranges) : 0;
+    j->input_count[rank] = parts > 0 ? parts : 1;
     for (int i = 0; i < parts; i++) {
-        j->inputs[rank][i] = memory(w, j, rank, size_bytes);
+        j->inputs[rank][i] = memory(w, j, rank, i, size_bytes);
         vals_subtree(j->inputs[rank][i], j->dtype, j->op, j->count, j->seed, ranges[i].first,
                      ranges[i].count, false);
     }
     if (parts == 0) {
-        j->inputs[rank][0] = memory(w, j, rank, size_bytes);
+        j->inputs[rank][0] = memory(w, j, rank, 0, size_bytes);
     }
-    j->input_count[rank] = parts > 0 ? parts : 1;
 }
 
 static void make_job(world *w, job *j)
@@ -170,7 +196,7 @@ static void make_job(world *w, job *j)
             .count = j->count,
             .shards = j->shards,
             .inputs = (const void *const *)j->inputs[rank],
-            .out = j->in_place ? j->inputs[rank][0] : memory(w, j, rank, size_bytes),
+            .out = j->in_place ? j->inputs[rank][0] : memory(w, j, rank, -1, size_bytes),
             .divisor = j->op == GR_AVERAGE ? j->shards : 1,
             .prescale = 1,
             .postscale = 1};
@@ -206,10 +232,10 @@ static void check_and_free(world *w, job *j)
                      j->shards, (unsigned long long)j->seed, j->plain);
         }
         for (int i = 0; i < j->input_count[rank]; i++) {
-            free_memory(w, j, rank, j->inputs[rank][i]);
+            free_memory(w, j, rank, i, j->inputs[rank][i]);
         }
         if (!j->in_place) {
-            free_memory(w, j, rank, j->request[rank].out);
+            free_memory(w, j, rank, -1, j->request[rank].out);
         }
     }
     free(j->expected);
@@ -287,6 +313,47 @@ static void test_all_types_and_operations(void **unused)
                     run(&w, &j, &random);
                 }
             }
+        }
+        close_world(&w);
+    }
+}
+
+/* Do all ranks, or (false) none, say that their buffers of the last operation are in the heap? */
+static void check_in_heap(const world *w, bool in_heap)
+{
+    for (int rank = 0; rank < w->size; rank++) {
+        const gr_shm_coll *shm = w->shm[rank];
+        const shm_slot *slot = &shm->own->slots[(shm->next_seq - 1) % SHM_COLL_SLOTS];
+        assert_int_equal(atomic_load(&slot->control.sequence), shm->next_seq);
+        assert_int_equal((atomic_load(&slot->control.kinds) & SHM_COLL_IN_HEAP) != 0, in_heap);
+    }
+}
+
+static void registered_memory_is_reached_directly(void **unused)
+{
+    (void)unused;
+    static const size_t counts[] = {3000, 40000};
+    enum { SIZE = 3, SHARDS = 13, ALL = (1 << SIZE) - 1 };
+    uint64_t random = 11;
+    for (int where = 0; where < PLACES; where++) {
+        world w;
+        open_world(&w, SIZE, (place)where);
+        for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+            const job any = {.dtype = GR_F32, .op = GR_SUM, .count = counts[k], .shards = SHARDS};
+            job plain = any, registered = any, in_part = any;
+            plain.plain = ALL;
+            run(&w, &plain, &random);
+            check_in_heap(&w, false);
+            registered.registered = ALL;
+            run(&w, &registered, &random);
+            check_in_heap(&w, true);
+            in_part.registered = k == 0 ? ALL : 2;
+            in_part.last_plain = true;
+            run(&w, &in_part, &random);
+            assert_true(in_part.input_count[0] > 1); /* the first is in the heap */
+            check_in_heap(&w, false);
+            run(&w, &plain, &random); /* what was registered is so no more */
+            check_in_heap(&w, false);
         }
         close_world(&w);
     }
@@ -578,8 +645,8 @@ static void buffer_kinds_that_change_are_read_once(void **unused)
         assert_int_equal(pthread_join(thread, NULL), 0);
         gr_shm_coll_release(j.running[0]);
         gr_shm_coll_release(j.running[1]);
-        free_memory(&w, &j, 0, j.inputs[0][0]);
-        free_memory(&w, &j, 1, j.inputs[1][0]);
+        free_memory(&w, &j, 0, 0, j.inputs[0][0]);
+        free_memory(&w, &j, 1, 0, j.inputs[1][0]);
         free(j.expected);
         close_world(&w);
     }
@@ -737,6 +804,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_shards_on_all_ranks),
         cmocka_unit_test(test_all_types_and_operations),
+        cmocka_unit_test(registered_memory_is_reached_directly),
         cmocka_unit_test(test_user_functions_and_factors),
         cmocka_unit_test(test_many_at_once),
         cmocka_unit_test(test_nobody_leaves_a_barrier_before_all_have_come),

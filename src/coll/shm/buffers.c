@@ -46,39 +46,58 @@ static bool is_in_heap(const gr_shm_coll *shm, shm_buffer b, uint64_t *said_out)
     return found != 0;
 }
 
-uint8_t gr_shm_coll_publish_buffers(gr_shm_coll_op *op, shm_control *control)
+static void publish_input(const gr_shm_coll_op *op, shm_control *control, int input, uint64_t at)
 {
-    gr_shm_coll *shm = op->shm;
-    uint8_t *eager = gr_shm_coll_eager(op, shm->rank);
-    shm_buffer out = buffer_of(op, op->out, true);
-    uint64_t at, out_at;
-    bool registered = is_in_heap(shm, out, &out_at);
-    for (int i = 0; i < op->input_count && registered; i++) {
-        registered = is_in_heap(shm, buffer_of(op, op->inputs[i], false), &at);
+    if (input == 0) {
+        control->body.at.input = at;
+    } else {
+        memcpy(gr_shm_coll_eager(op, op->shm->rank) + (size_t)input * sizeof at, &at, sizeof at);
     }
-    bool reached = op->by_kernel;
-    if (!registered && reached && out.size_bytes > 0) {
-        reached = gr_shm_coll_cma_usable(shm, (const void *)out.at, out.size_bytes, true);
+}
+
+/* By their offsets. False: some are not in the heap, and what was published does not count. */
+static bool publish_in_heap(const gr_shm_coll_op *op, shm_control *control)
+{
+    uint64_t at;
+    if (!is_in_heap(op->shm, buffer_of(op, op->out, true), &at)) {
+        return false;
     }
-    control->body.at.prescale = op->prescale;
-    control->body.at.out = registered ? out_at : (uint64_t)out.base;
-    control->body.at.input = 0;
+    control->body.at.out = at;
     for (int i = 0; i < op->input_count; i++) {
-        shm_buffer in = buffer_of(op, op->inputs[i], false);
-        if (!registered && reached && in.size_bytes > 0) {
-            reached = gr_shm_coll_cma_usable(shm, (const void *)in.at, in.size_bytes, false);
+        if (!is_in_heap(op->shm, buffer_of(op, op->inputs[i], false), &at)) {
+            return false;
         }
-        at = (uint64_t)in.base;
-        if (registered) {
-            (void)is_in_heap(shm, in, &at);
-        }
-        if (i == 0) {
-            control->body.at.input = at;
-        } else {
-            memcpy(eager + (size_t)i * sizeof at, &at, sizeof at);
-        }
+        publish_input(op, control, i, at);
     }
-    return (uint8_t)((registered ? SHM_COLL_IN_HEAP : 0) | (reached ? SHM_COLL_BY_KERNEL : 0));
+    return true;
+}
+
+/* By their addresses. Does the kernel copy all of them for others? */
+static bool publish_addresses(const gr_shm_coll_op *op, shm_control *control)
+{
+    shm_buffer b = buffer_of(op, op->out, true);
+    bool reached =
+        op->by_kernel && (b.size_bytes == 0 ||
+                          gr_shm_coll_cma_usable(op->shm, (const void *)b.at, b.size_bytes, true));
+    control->body.at.out = (uint64_t)b.base;
+    for (int i = 0; i < op->input_count; i++) {
+        b = buffer_of(op, op->inputs[i], false);
+        reached =
+            reached && (b.size_bytes == 0 ||
+                        gr_shm_coll_cma_usable(op->shm, (const void *)b.at, b.size_bytes, false));
+        publish_input(op, control, i, (uint64_t)b.base);
+    }
+    return reached;
+}
+
+uint8_t gr_shm_coll_publish_buffers(const gr_shm_coll_op *op, shm_control *control)
+{
+    control->body.at.prescale = op->prescale;
+    control->body.at.input = 0; /* of who gives nothing */
+    if (publish_in_heap(op, control)) {
+        return (uint8_t)(SHM_COLL_IN_HEAP | (op->by_kernel ? SHM_COLL_BY_KERNEL : 0));
+    }
+    return publish_addresses(op, control) ? SHM_COLL_BY_KERNEL : 0;
 }
 
 /* ---- Theirs ---------------------------------------------------------------------------------- */

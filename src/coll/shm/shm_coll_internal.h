@@ -266,7 +266,7 @@ bool gr_shm_coll_has_news(const void *shms); /* would a move of any operation do
 /* buffers.c */
 bool gr_shm_coll_in_line(const gr_shm_coll_op *op); /* small contributions fit the slot itself */
 /* Says in the slot where our buffers are; returns of what kinds they are. */
-uint8_t gr_shm_coll_publish_buffers(gr_shm_coll_op *op, shm_control *control);
+uint8_t gr_shm_coll_publish_buffers(const gr_shm_coll_op *op, shm_control *control);
 /* Finds the buffers of all ranks. False: outside the heap of rank op->arrived. */
 bool gr_shm_coll_locate(gr_shm_coll_op *op);
 
