@@ -220,7 +220,7 @@ void gr_comm_shm_note(const gr_comm *comm, const gr_exec_request *request);
 /* One of these behind each start, or others wait for our next look. The second: the caller is about
  * to wait for `op` alone: if it is in the lane, its end may be near. */
 void gr_comm_shm_look(const gr_comm *comm, gr_op *op);
-void gr_comm_shm_linger(const gr_comm *comm, gr_op *op);
+void gr_comm_shm_spin(const gr_comm *comm, gr_op *op);
 
 /* ---- comm_persistent.c ----------------------------------------------------------------------- */
 /* The persistent operations of a communicator (NULL: of all) can only be destroyed from here on.

@@ -425,7 +425,7 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
                     ? gr_comm_shm_repeat(comm, &calls[0], caller)
                     : NULL;
     if (op) {
-        gr_comm_shm_linger(comm, op);
+        gr_comm_shm_spin(comm, op);
         return wait_inside(context, op, GR_NEVER);
     }
     if (calls && count > 0 && calls[0].done) {
@@ -441,7 +441,7 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
         gr_context_leave_calling(context);
         return status;
     }
-    gr_comm_shm_linger(comm, op);
+    gr_comm_shm_spin(comm, op);
     return wait_inside(context, op, GR_NEVER);
 }
 
@@ -507,7 +507,7 @@ static gr_status wait_for(gr_context *context, gr_op *op, int64_t deadline_us)
 {
     const gr_comm *comm = gr_op_persistent_comm(op);
     if (comm && !gr_op_released(op)) {
-        gr_comm_shm_linger(comm, gr_op_running(op));
+        gr_comm_shm_spin(comm, gr_op_running(op));
     }
     return wait_inside(context, op, deadline_us);
 }

@@ -431,7 +431,7 @@ void gr_comm_shm_note(const gr_comm *comm, const gr_exec_request *request)
     }
 }
 
-void gr_comm_shm_linger(const gr_comm *comm, gr_op *op)
+void gr_comm_shm_spin(const gr_comm *comm, gr_op *op)
 {
     const gr_comm_shm *all = comm->context->shms;
     if (!comm->shm || !is_plain(comm, op) || gr_exec_active(comm->context->exec) > 1) {

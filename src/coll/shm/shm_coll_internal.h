@@ -47,7 +47,7 @@ enum {
     SHM_COLL_UNFINISHED_SHIFT = 4
 };
 
-/* What a rank says of an operation. `posted` is written last. */
+/* What a rank says of an operation. `sequence` is written last. */
 typedef struct shm_control {
     _Alignas(SHM_COLL_LINE) _Atomic uint32_t sequence; /* number of the operation plus one */
     /* Of its buffers; in the upper half: unfinished operations before this one. */
