@@ -80,6 +80,16 @@ static void give(gr_context *context, void *mem)
     }
 }
 
+/* The end of each call: keeps the sentence of a failure. */
+static gr_status leave(gr_context *context, gr_status status, const gr_diag *diag)
+{
+    if (status != GR_OK) {
+        gr_context_note(context, diag);
+    }
+    gr_context_leave(context);
+    return status;
+}
+
 gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out)
 {
     if (!comm) {
@@ -103,11 +113,8 @@ gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out)
     if (status == GR_OK) {
         insert(memory, (gr_memory_block){.at = mem, .size_bytes = size_bytes});
         *mem_out = mem;
-    } else {
-        gr_context_note(context, &diag);
     }
-    gr_context_leave(context);
-    return status;
+    return leave(context, status, &diag);
 }
 
 /* Does an unfinished operation use it? */
@@ -156,10 +163,7 @@ void gr_free(gr_comm *comm, void *mem)
         return;
     }
     gr_diag diag;
-    if (free_block(comm, mem, &diag) != GR_OK) {
-        gr_context_note(comm->context, &diag);
-    }
-    gr_context_leave(comm->context);
+    (void)leave(comm->context, free_block(comm, mem, &diag), &diag);
 }
 
 /* ---- Memory of the program ------------------------------------------------------------------- */
@@ -230,11 +234,7 @@ gr_status gr_register(gr_comm *comm, void *mem, size_t size_bytes)
     const gr_memory_block block = {
         .at = mem, .size_bytes = size_bytes + (rest > 0 ? page - rest : 0), .registered = true};
     status = register_block(comm, &block, page, &diag);
-    if (status != GR_OK) {
-        gr_context_note(comm->context, &diag);
-    }
-    gr_context_leave(comm->context);
-    return status;
+    return leave(comm->context, status, &diag);
 }
 
 static gr_status unregister_block(gr_comm *comm, void *mem, gr_diag *diag)
@@ -273,11 +273,7 @@ gr_status gr_unregister(gr_comm *comm, void *mem)
     }
     gr_diag diag;
     status = unregister_block(comm, mem, &diag);
-    if (status != GR_OK) {
-        gr_context_note(comm->context, &diag);
-    }
-    gr_context_leave(comm->context);
-    return status;
+    return leave(comm->context, status, &diag);
 }
 
 void gr_memory_fini(gr_context *context)
