@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long until a job goes on when one of its workers is killed, and what does a newcomer cost?
+"""How long until a job goes on when a worker is killed, and what does a joining worker cost?
 
     bench/recovery.py --kills 50                    the digits job, beside PyTorch's torchrun
     bench/recovery.py --model mlp --data FOLDER     MNIST's images (t10k or train; .gz or not)
@@ -16,8 +16,8 @@ take turns:
                           go on from a checkpoint that is written after every step
     torchrun-fast         the same with --monitor-interval 0.1 (seconds; else 5)
 
-A newcomer's cost is what the others lose by it: from their last step without it to the end of the
-first step with it, less what a step takes. --samples FILE keeps what was measured, and adds what
+A joining worker's cost is what the others lose by it: from their last step without it to the end
+of the first step with it, less what a step takes. --samples FILE keeps what was measured, and adds what
 the file has from before.
 """
 import argparse
@@ -121,7 +121,7 @@ class Witness:
         return {"ms": (end - killed - self.usual(step + 1)) / 1e6,
                 **{name: value / 1e6 for name, value in parts.items()}}
 
-    def newcomer(self, step):
+    def joining(self, step):
         lost = self.ends[step + 1] - self.ends[step] - self.usual(step + 1)
         return {"ms": lost / 1e6, "still": (self.begins[step + 1] - self.ends[step]) / 1e6,
                 "usual": self.usual(step + 1) / 1e6}
@@ -138,7 +138,7 @@ class Gradus:
         self.runs = 0
 
     def measure(self, rng, kills):
-        """Returns recoveries and newcomers."""
+        """Returns recoveries and joining workers."""
         self.runs += 1
         folder = self.folder / str(self.runs)
         output, trace = folder / "out", folder / "trace.json"
@@ -163,13 +163,13 @@ class Gradus:
             os.kill(workers[victim], signal.SIGKILL)
             wait_for(process, lambda: len(events("recovered")) == len(times), "the recovery")
             if self.replaces:
-                wait_for(process, lambda: len(events("changed")) == len(times), "the newcomer")
+                wait_for(process, lambda: len(events("changed")) == len(times), "a new worker")
         time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=EVENT_MAX_S)
         seen = Witness(json.loads(trace.read_text()), witness)
         return ([seen.recovery(at, line["step"]) for at, line in zip(times, events("recovered"))],
-                [seen.newcomer(line["step"]) for line in events("changed")])
+                [seen.joining(line["step"]) for line in events("changed")])
 
 
 def write_digits(folder):
@@ -287,12 +287,12 @@ def report(samples):
             text += "; medians: " + ", ".join(
                 f"{part} {statistics.median(s[part] for s in lost):.1f}" for part in DETAILS)
         print(text)
-        came = [sample for sample in own if sample["kind"] == "newcomer"]
+        came = [sample for sample in own if sample["kind"] == "joining"]
         if came:
-            print(f"    a newcomer: {spread([s['ms'] for s in came])} of the others' time, "
+            print(f"    a joining worker: {spread([s['ms'] for s in came])} of the others' time, "
                   f"{statistics.median(s['still'] for s in came):.1f} ms of it before the first "
                   f"step with it; a step: {statistics.median(s['usual'] for s in came):.1f} ms; "
-                  f"{len(came)} newcomers")
+                  f"{len(came)} joining workers")
 
 
 def main():
@@ -333,7 +333,7 @@ def main():
                 lost, came = entry[0].measure(rng, entry[1])
                 entry[1] -= entry[0].kills_a_run
                 new = [{"candidate": name, "kind": "recovery", **one} for one in lost] + \
-                      [{"candidate": name, "kind": "newcomer", **one} for one in came]
+                      [{"candidate": name, "kind": "joining", **one} for one in came]
                 samples += new
                 if arguments.samples:
                     with open(arguments.samples, "a") as file:

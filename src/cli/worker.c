@@ -127,8 +127,8 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
     }
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     sigset_t held = signals_to_hold(job);
-    bool newcomer = getenv("GRADUS_NEWCOMER") != NULL;
-    if (newcomer) {
+    bool joining = getenv("GRADUS_JOINING") != NULL;
+    if (joining) {
         hold_signals(&held); /* what others do ends its waiting: they stop, and it is dismissed */
     }
     const gr_train_options training = {.style = options->json ? GR_REPORT_JSON : GR_REPORT_AUTO,
@@ -141,7 +141,7 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
                                        .joined_arg = &held,
                                        .chaos = &chaos,
                                        .chaos_after = (uint64_t)options->chaos_after,
-                                       .newcomer = newcomer};
+                                       .joining = joining};
     status = gr_train_run(job, comm, &training, diag);
     gr_job_close(job);
     return status;

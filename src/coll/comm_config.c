@@ -102,7 +102,7 @@ static gr_status set_identity(gr_group_config *to, const gr_comm_config *from, g
     to->world_size = from->size;
     to->local_rank = to->local_size = 0;
     to->members_min = to->members_max = 0;
-    to->failover = to->newcomer = false;
+    to->failover = to->joining = false;
     to->launch = (gr_launch){.name = NULL};
     to->allgather = alone ? NULL : from->bootstrap;
     to->allgather_arg = from->bootstrap_arg;

@@ -567,9 +567,9 @@ void gr_coordinator_reserve(gr_coordinator *coordinator, int number)
     gr_membership_reserve(&coordinator->membership, number);
 }
 
-void gr_coordinator_expect_newcomers(gr_coordinator *coordinator, bool newcomers_expected)
+void gr_coordinator_expect_joining(gr_coordinator *coordinator, bool joining_expected)
 {
-    gr_membership_expect_newcomers(&coordinator->membership, newcomers_expected);
+    gr_membership_expect_joining(&coordinator->membership, joining_expected);
     settle(coordinator);
 }
 
@@ -608,7 +608,7 @@ bool gr_coordinator_is_alone(const gr_coordinator *coordinator)
 
 bool gr_coordinator_has_served(const gr_coordinator *coordinator, int number)
 {
-    return !coordinator->membership.members[number].newcomer;
+    return !coordinator->membership.members[number].joining;
 }
 
 bool gr_coordinator_at_rest(const gr_coordinator *coordinator)
@@ -639,7 +639,7 @@ bool gr_coordinator_waits_for(const gr_coordinator *coordinator, int rank)
     bool late =
         membership->disturbed ? of->stage != GR_STAGE_RENEWING : of->stage == GR_STAGE_ASSIGNED;
     return of->state == GR_MEMBER_JOINED && late &&
-           (membership->generation + membership->disturbed > 1 || of->newcomer);
+           (membership->generation + membership->disturbed > 1 || of->joining);
 }
 
 uint64_t gr_coordinator_pending(const gr_coordinator *coordinator)

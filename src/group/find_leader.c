@@ -22,7 +22,7 @@ gr_status gr_joining_open_failover(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
     const gr_group_config *config = join->config;
-    if (!config->failover || !group->elastic || group->newcomer) {
+    if (!config->failover || !group->elastic || group->joining) {
         return GR_OK;
     }
     const gr_coordinator_config coordinator = {

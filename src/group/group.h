@@ -50,7 +50,7 @@ typedef struct gr_group_config {
     int64_t members_min;     /* GRADUS_MIN_WORKERS; 0: all */
     int64_t members_max;     /* GRADUS_MAX_WORKERS; 0: world_size */
     bool failover;           /* GRADUS_FAILOVER: ready to take over the coordinator */
-    bool newcomer;           /* GRADUS_NEWCOMER: the job runs already */
+    bool joining;            /* GRADUS_JOINING: the job runs already */
     int64_t join_timeout_us; /* GRADUS_JOIN_TIMEOUT */
     int64_t peer_timeout_us; /* GRADUS_PEER_TIMEOUT */
     int64_t op_timeout_us;   /* GRADUS_OP_TIMEOUT: an operation that waits longer fails; 0: never */
@@ -115,9 +115,9 @@ void gr_group_config_wipe(gr_group_config *config);
 
 typedef struct gr_group gr_group;
 
-/* Call in, wait for the others, wire all links. Blocks at most join_timeout_us; a newcomer, who is
- * let in when the others are ready for it, waits as long as it takes before. GR_E_CANCELLED: it is
- * not needed. */
+/* Calls in, waits for the other members and wires the links. Blocks at most join_timeout_us; a
+ * joining worker first waits without limit until the others are ready for it. GR_E_CANCELLED: it
+ * is not needed. */
 gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
                         gr_diag *diag) GR_MUST_CHECK;
 /* The next generation, when members are lost: waits until all that live ask for it, and makes a new
@@ -162,7 +162,7 @@ typedef struct gr_coordinator gr_coordinator;
 
 typedef struct gr_coordinator_config {
     int world_size;  /* at the beginning */
-    int world_max;   /* numbers of members, for newcomers as well; 0: world_size */
+    int world_max;   /* numbers of members, for joining workers as well; 0: world_size */
     int members_min; /* the group goes on while so many live; 0: all must */
     /* There is no launcher: a new generation needs more than half of the members of the last one
      * (half of them, if this coordinator made that), since a member takes over when it dies. */
@@ -188,20 +188,20 @@ int gr_coordinator_fd(const gr_coordinator *coordinator); /* readable: call prog
 int64_t gr_coordinator_next_us(
     const gr_coordinator *coordinator); /* absolute time of its next deadline, GR_NEVER */
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
-/* A newcomer will call in with this number, which nobody has any more. */
+/* A joining worker will call in with this number, which no member has any more. */
 void gr_coordinator_reserve(gr_coordinator *coordinator, int number);
-/* Will newcomers be invited when too few members are left? Then those wait for them. */
-void gr_coordinator_expect_newcomers(gr_coordinator *coordinator, bool newcomers_expected);
+/* True: workers are invited to join when too few members are left, and the members wait for them. */
+void gr_coordinator_expect_joining(gr_coordinator *coordinator, bool joining_expected);
 /* So many members are wanted; `world_size` at the beginning. Who is too many is dismissed. */
 void gr_coordinator_set_target_size(gr_coordinator *coordinator, int count);
 /* The member with this number is to go, between two steps, once others know what it knows. */
 void gr_coordinator_drain(gr_coordinator *coordinator, int number);
 /* 0: not called in, 1: called in, 2: has left in order, 3: its connection broke without that,
- * 4: a newcomer that has not called in */
+ * 4: a joining worker that has not called in */
 int gr_coordinator_member_state(const gr_coordinator *coordinator, int rank);
-/* False of a newcomer that has not been in a generation yet: nobody depends on it. */
+/* False: the member is joining and has not been in a generation yet. No other depends on it. */
 bool gr_coordinator_has_served(const gr_coordinator *coordinator, int number);
-/* Is nobody on the way from one generation to another? A good time to start newcomers. */
+/* Is nobody on the way from one generation to another? A good time to start joining workers. */
 bool gr_coordinator_at_rest(const gr_coordinator *coordinator);
 /* A member has left in order: the job is done, nobody is taken in any more. */
 bool gr_coordinator_is_over(const gr_coordinator *coordinator);

@@ -439,8 +439,8 @@ static gr_status ask_for_assignment(gr_joining *join, gr_diag *diag)
         group->rank = (int)group->assignment.rank;
         group->world_size = (int)group->assignment.world_size;
     }
-    if (group->newcomer) { /* until now it has waited for others to be ready for it */
-        group->newcomer = false;
+    if (group->joining) { /* until now it has waited for others to be ready for it */
+        group->joining = false;
         gr_joining_set_deadline(join);
     }
     return status;
@@ -491,10 +491,10 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
         return status;
     }
     gr_control_init(&group->control, &arrival, join->config->peer_timeout_us, group->in, in_bytes);
-    if (group->newcomer) {
+    if (group->joining) {
         join->deadline_us = join->ask_at_us = GR_NEVER;
     }
-    return form_with_those_left(join, !group->newcomer, diag);
+    return form_with_those_left(join, !group->joining, diag);
 }
 
 /* A group of one, which nobody else knows of. */
@@ -555,7 +555,7 @@ gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_gro
             group->rank = (int)config->rank;
             group->assignment.generation = 1;
             group->tcp = config->link == GR_LINK_ALL_TCP;
-            group->newcomer = config->newcomer;
+            group->joining = config->joining;
             group->elastic = gr_group_elastic(config);
             group->world_size = (int)config->world_size;
             status = join_others(&join, diag);

@@ -40,9 +40,9 @@ struct gr_group {
     bool broken;     /* what it said last, or that it is gone, ends this generation */
     int64_t gone_us; /* since when it has ended, as its host says; 0: it is there, or is cut off */
     bool dismissed;
-    bool newcomer; /* has not had a rank assignment yet */
-    bool joined;   /* a member that never was one does not leave in order: others hear why */
-    bool elastic;  /* the others may go on without this member */
+    bool joining; /* has not had a rank assignment yet */
+    bool joined;  /* a member that never was one does not leave in order: others hear why */
+    bool elastic; /* the others may go on without this member */
     /* Where the coordinator can be succeeded: what it has said last of the generations, the members
      * of the last one that came about (so many of `members`), and what is to take over here. */
     gr_history history;

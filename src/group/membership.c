@@ -84,9 +84,9 @@ static void dismiss(gr_membership *membership, int number)
 
 static void take_in(const gr_membership *membership, gr_standing *of)
 {
-    if (of->newcomer) {
+    if (of->joining) {
         of->since = membership->generation;
-        of->newcomer = false;
+        of->joining = false;
     }
 }
 
@@ -95,13 +95,13 @@ static void take_in(const gr_membership *membership, gr_standing *of)
 static bool is_veteran(const gr_membership *membership, const gr_standing *of)
 {
     bool too_late = membership->over && of->since == membership->generation;
-    return of->state == GR_MEMBER_JOINED && !of->newcomer && !too_late;
+    return of->state == GR_MEMBER_JOINED && !of->joining && !too_late;
 }
 
-/* A newcomer that has no rank assignment yet: no generation depends on it. */
+/* A joining worker that has no rank assignment yet: no generation depends on it. */
 static bool waits(const gr_standing *of)
 {
-    return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_RENEWING && of->newcomer;
+    return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_RENEWING && of->joining;
 }
 
 /* Members that are to go and are needed as yet: those that stay are too few, or know nothing of the
@@ -114,7 +114,7 @@ static int count_kept(const gr_membership *membership, int *going_out)
         bool here = belongs(membership, i) || waits(of);
         released += here && of->released;
         staying += here && !of->released;
-        veterans += here && !of->released && !of->newcomer;
+        veterans += here && !of->released && !of->joining;
     }
     bool enough = veterans > 0 && staying >= membership->members_min;
     *going_out = enough ? released : 0;
@@ -123,8 +123,8 @@ static int count_kept(const gr_membership *membership, int *going_out)
 
 /* ---- Generations ----------------------------------------------------------------------------- */
 
-/* Those that wait for rank assignments, in the order of the ranks that they will have: members in
- * the order of their last ranks, so that rank 0 stays rank 0, then newcomers. Returns how many. */
+/* Lists those that wait for rank assignments in the order of their next ranks: members in the order
+ * of their last ranks, so that rank 0 stays rank 0, then joining workers. Returns their number. */
 static int line_up(gr_membership *membership)
 {
     int world = membership->world_size, count = 0;
@@ -133,7 +133,7 @@ static int line_up(gr_membership *membership)
     }
     for (int i = 0; i < world; i++) {
         const gr_standing *of = &membership->members[i];
-        if (of->state == GR_MEMBER_JOINED && !of->newcomer) {
+        if (of->state == GR_MEMBER_JOINED && !of->joining) {
             membership->order[of->rank] = i;
         }
     }
@@ -223,7 +223,7 @@ static void assign_ranks(gr_membership *membership)
             word.assignment.rank = (uint32_t)rank;
             send_history(membership, membership->order[rank]);
             say(membership, membership->order[rank], &word);
-        } else if (!of->newcomer) {
+        } else if (!of->joining) {
             dismiss(membership, membership->order[rank]);
         }
     }
@@ -236,9 +236,10 @@ static void end_without_veterans(gr_membership *membership)
 {
     gr_diag failure;
     if (!membership->over) {
-        (void)gr_fail(&failure, GR_E_COMM_BROKEN,
-                      "all workers that knew the state of the job are lost; newcomers cannot go on "
-                      "without one of them (a checkpoint can be gone on from: --resume)");
+        (void)gr_fail(
+            &failure, GR_E_COMM_BROKEN,
+            "all workers that knew the state of the job are lost; joining workers cannot go on "
+            "without one of them (a checkpoint can be gone on from: --resume)");
         fail_group_as(membership, &failure);
         return;
     }
@@ -336,7 +337,7 @@ static void reassign(gr_membership *membership)
         if (is_quorum(membership)) {
             assign_ranks(membership);
         }
-    } else if (alive > 0 && coming == 0 && !membership->newcomers_expected) {
+    } else if (alive > 0 && coming == 0 && !membership->joining_expected) {
         too_few(membership, alive);
     }
 }
@@ -395,11 +396,11 @@ static void do_without(gr_membership *membership, int number, gr_member_state st
     request_change(membership);
 }
 
-void gr_membership_expect_newcomers(gr_membership *membership, bool newcomers_expected)
+void gr_membership_expect_joining(gr_membership *membership, bool joining_expected)
 {
-    bool before = membership->newcomers_expected;
-    membership->newcomers_expected = newcomers_expected;
-    if (before && !newcomers_expected) {
+    bool before = membership->joining_expected;
+    membership->joining_expected = joining_expected;
+    if (before && !joining_expected) {
         reassign(membership);
     }
 }
@@ -422,7 +423,7 @@ bool gr_membership_at_rest(const gr_membership *membership)
 
 void gr_membership_reserve(gr_membership *membership, int number)
 {
-    membership->members[number] = (gr_standing){.state = GR_MEMBER_RESERVED, .newcomer = true};
+    membership->members[number] = (gr_standing){.state = GR_MEMBER_RESERVED, .joining = true};
     membership->hellos[number] = (gr_hello){0};
 }
 
@@ -503,9 +504,9 @@ static void compare_hello(const gr_membership *membership, int number, int wante
     }
 }
 
-/* Members have wanted the same from the beginning: a newcomer that wants something else ends, and
+/* The members have the same config from the beginning. A joining worker with another one ends, and
  * the others go on without it. */
-static void refuse_newcomer(gr_membership *membership, int number, const char *sentence)
+static void refuse_joining(gr_membership *membership, int number, const char *sentence)
 {
     gr_diag failure;
     (void)gr_fail(&failure, GR_E_INVALID, "%s", sentence);
@@ -538,8 +539,8 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
     membership->hellos[number] = *hello;
     membership->joined += first;
     compare_hello(membership, number, first ? membership->first_size : membership->size, sentence);
-    if (sentence[0] != '\0' && of->newcomer) {
-        refuse_newcomer(membership, number, sentence);
+    if (sentence[0] != '\0' && of->joining) {
+        refuse_joining(membership, number, sentence);
     } else if (sentence[0] != '\0') {
         fail_group(membership, number, sentence);
     } else if (membership->failure.status != GR_OK) {
@@ -574,7 +575,7 @@ gr_status gr_membership_ready(gr_membership *membership, int number, uint64_t ge
     return GR_OK;
 }
 
-/* A newcomer, or a member that could not be wired or whose operations failed. */
+/* A joining worker, or a member that could not be wired or whose operations failed. */
 gr_status gr_membership_renew(gr_membership *membership, int number)
 {
     gr_standing *of = &membership->members[number];

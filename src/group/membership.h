@@ -13,7 +13,7 @@
  *       |           RENEW |  |  process ended        |
  *   (beginning)           |  +-------> LOST          |
  *                         |              |           |
- *                      RESERVED <--------+-----------+   a newcomer takes the number
+ *                      RESERVED <--------+-----------+   a joining worker takes the number
  *
  * A member that has JOINED, on its way into a generation:
  *
@@ -22,7 +22,7 @@
  *                     ^  |                                |
  *               HELLO |  | FAIL: another member is lost   | a peer is lost, or CHANGE
  *                     |  v RENEW                          v RENEW
- *               ASSIGNED <------------------------- RENEWING <------- RENEW of a newcomer
+ *               ASSIGNED <------------------------- RENEWING <------- RENEW of a joining worker
  *                         ASSIGN: all have said RENEW
  *
  * A generation that loses a member before all are READY is disturbed: its members say RENEW, and
@@ -38,7 +38,7 @@ typedef enum gr_member_state {
     GR_MEMBER_JOINED = 1,
     GR_MEMBER_LEFT = 2,    /* in order */
     GR_MEMBER_LOST = 3,    /* its connection broke, or it ended without a word */
-    GR_MEMBER_RESERVED = 4 /* a newcomer will come in its place, and has not called in yet */
+    GR_MEMBER_RESERVED = 4 /* a joining worker will come in its place, and has not called in yet */
 } gr_member_state;
 
 /* Where a member that has joined is on its way into a generation. */
@@ -71,8 +71,8 @@ typedef struct gr_standing {
     gr_member_stage stage;
     int rank;            /* in the generation that is, or comes about */
     uint64_t assignment; /* the generation of its rank assignment; 0: it has had none */
-    bool newcomer;  /* has not been in a generation that came about: it knows nothing of the job */
-    uint64_t since; /* the generation that took it in as a newcomer; 0: there from the beginning */
+    bool joining;   /* has not been in a generation that came about: it knows nothing of the job */
+    uint64_t since; /* the generation that it joined; 0: there from the beginning */
     bool released;  /* it is to go as soon as it is not needed any more */
 } gr_standing;
 
@@ -84,20 +84,20 @@ typedef struct gr_membership {
     const gr_log *log;
     gr_membership_say *say;
     void *say_arg;
-    int joined;              /* in the first generation */
-    uint64_t generation;     /* that is, or comes about: from 1 */
-    int size, called;        /* its members, and those of them that have said HELLO */
-    uint64_t numbers;        /* as many generations have been begun; some came to nothing */
-    uint64_t change_of;      /* the last generation whose members were asked to change */
-    bool disturbed;          /* it will not come about, or is broken: the next one is waited for */
-    bool newcomers_expected; /* newcomers will come when too few are left */
-    bool over;               /* a member has left it in order: nobody is taken in any more */
-    gr_diag failure;         /* why there will be none any more; told to whoever comes later */
-    gr_standing *members;    /* by number: the rank in the first generation */
-    gr_hello *hellos;        /* by number */
-    gr_member *places;       /* by rank, as they are told */
-    int *order;              /* by rank, while rank assignments are dealt */
-    gr_quorum *quorum;       /* NULL: the launcher is there, and whoever it reaches goes on */
+    int joined;            /* in the first generation */
+    uint64_t generation;   /* that is, or comes about: from 1 */
+    int size, called;      /* its members, and those of them that have said HELLO */
+    uint64_t numbers;      /* as many generations have been begun; some came to nothing */
+    uint64_t change_of;    /* the last generation whose members were asked to change */
+    bool disturbed;        /* it will not come about, or is broken: the next one is waited for */
+    bool joining_expected; /* joining workers will come when too few are left */
+    bool over;             /* a member has left it in order: nobody is taken in any more */
+    gr_diag failure;       /* why there will be none any more; told to whoever comes later */
+    gr_standing *members;  /* by number: the rank in the first generation */
+    gr_hello *hellos;      /* by number */
+    gr_member *places;     /* by rank, as they are told */
+    int *order;            /* by rank, while rank assignments are dealt */
+    gr_quorum *quorum;     /* NULL: the launcher is there, and whoever it reaches goes on */
 } gr_membership;
 
 typedef struct gr_membership_config {
@@ -113,14 +113,14 @@ typedef struct gr_membership_config {
 gr_status gr_membership_init(gr_membership *membership, const gr_membership_config *config,
                              gr_diag *diag) GR_MUST_CHECK;
 void gr_membership_fini(gr_membership *membership);
-/* A newcomer is going to say RENEW with the number of a member that has left or is lost. It is not
- * waited for, unless too few are left without it. When others are to come or to go, all members
+/* A joining worker is going to send RENEW with the number of a member that has left or is lost. The
+ * others do not wait for it, unless too few are left without it. When others are to come or to go, all members
  * are told so (CHANGE), and say RENEW when it suits them. */
 void gr_membership_reserve(gr_membership *membership, int number);
-/* Will newcomers come when too few are left? Then the others wait for them. At first: no. */
-void gr_membership_expect_newcomers(gr_membership *membership, bool newcomers_expected);
+/* True: workers will join when too few are left, and the others wait for them. False at first. */
+void gr_membership_expect_joining(gr_membership *membership, bool joining_expected);
 /* So many are wanted from now on. When there are more, those with the highest ranks are dismissed;
- * when there are fewer, newcomers that wait get rank assignments. */
+ * when there are fewer, joining workers that wait get rank assignments. */
 void gr_membership_set_target_size(gr_membership *membership, int count);
 
 /* This one is to go, whatever its rank, once a member that stays knows the state of the job and
@@ -153,7 +153,7 @@ void gr_membership_lost(gr_membership *membership, int number, const char *why);
  * group that cannot go on without it. */
 void gr_membership_ended(gr_membership *membership, int number);
 
-/* Is nobody on the way from one generation to another, or cannot go on without newcomers? */
+/* Is nobody on the way from one generation to another, or cannot go on without joining workers? */
 bool gr_membership_at_rest(const gr_membership *membership);
 /* May the group go on without some of its members? */
 bool gr_membership_elastic(const gr_membership *membership);

@@ -250,7 +250,7 @@ static void start_another(struct agent *agent, int rank)
     if (rank < 0 || rank >= config->slots || agent->ending || agent->killing) {
         return;
     }
-    gr_environ_mark_newcomer(config->environment[rank]);
+    gr_environ_mark_joining(config->environment[rank]);
     const gr_spawn spawn = config->spawns[rank];
     gr_environ_fill(config->environment[rank], agent->secret);
     pid_t pid = agent->pids[rank] == 0 ? gr_spawn_start(&spawn, &error) : -1;

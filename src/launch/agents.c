@@ -257,7 +257,7 @@ static void on_not_started(gr_host_agent *agent, const gr_agent_message *message
                      gr_host_label(&agent->host), diag.text);
         return;
     }
-    if (gang->places[message->rank].newcomer) {
+    if (gang->places[message->rank].joining) {
         gr_gang_do_without(gang, message->rank, &diag);
         return;
     }

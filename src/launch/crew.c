@@ -42,7 +42,8 @@ int gr_gang_count_busy_of(const gr_host_agent *agent)
     return count;
 }
 
-/* Does somebody run who has been in a generation? Without one of them newcomers know nothing. */
+/* Returns true if a worker runs that has been in a generation: only such a worker can give its
+ * state to those that join. */
 static bool anybody_serves(const gr_gang *gang)
 {
     for (int i = 0; i < gang->slots; i++) {
@@ -56,7 +57,7 @@ static bool anybody_serves(const gr_gang *gang)
 
 static void start_another(gr_gang *gang, int slot)
 {
-    gang->places[slot].busy = gang->places[slot].newcomer = true;
+    gang->places[slot].busy = gang->places[slot].joining = true;
     gang->ends[slot] = (gr_worker_end){.spared = true}; /* until it has started */
     gr_output_renew(gang->output, slot);
     gr_records_begun(gang->records, slot);
@@ -70,7 +71,7 @@ void gr_gang_tell_wanted(gr_gang *gang)
     int busy = count_staying(gang);
     bool missing = busy < gang->want + gang->spares && busy < gr_gang_room(gang);
     gr_coordinator_set_target_size(gang->coordinator, gang->want);
-    gr_coordinator_expect_newcomers(gang->coordinator, missing || gang->restarts_left > 0);
+    gr_coordinator_expect_joining(gang->coordinator, missing || gang->restarts_left > 0);
 }
 
 /* One is lost: is another one started? If not, the job needs no more than are left. Of a host that
@@ -176,8 +177,8 @@ static void weigh_end(gr_gang *gang, const gr_agent_message *message)
     gr_records_ended(gang->records, message->rank);
     end->was_asked = gang->told;
     gang->places[message->rank].busy = false;
-    /* Nobody depends on a newcomer that has not come in. */
-    bool idle = gang->places[message->rank].newcomer &&
+    /* Nobody depends on a joining worker that has not come in. */
+    bool idle = gang->places[message->rank].joining &&
                 !gr_coordinator_has_served(gang->coordinator, message->rank);
     gr_end_class class = gr_verdict_class(end);
     if (class == GR_END_FINE || class == GR_END_ASKED) {

@@ -117,9 +117,9 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
     return GR_OK;
 }
 
-void gr_environ_mark_newcomer(char **entries)
+void gr_environ_mark_joining(char **entries)
 {
-    static char mark[] = "GRADUS_NEWCOMER=yes";
+    static char mark[] = "GRADUS_JOINING=yes";
     size_t count = length((const char *const *)entries);
     if (count == 0 || strcmp(entries[count - 1], mark) != 0) {
         entries[count] = mark;

@@ -32,7 +32,7 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
                            gr_diag *diag) GR_MUST_CHECK;
 
 /* For a worker that comes into a job that runs: uses the room, once. */
-void gr_environ_mark_newcomer(char **entries);
+void gr_environ_mark_joining(char **entries);
 
 /* The job's secret in such a list: false: there is none, or it is no secret. */
 bool gr_environ_secret(char *const *entries, uint8_t secret_out[GR_SECRET_BYTES]);

@@ -71,7 +71,7 @@ typedef struct gr_host_agent {
 typedef struct gr_place {
     gr_host_agent *agent; /* NULL: nobody's place */
     bool busy;            /* a process is there, or on its way */
-    bool newcomer;        /* not of those that the job began with */
+    bool joining;         /* not of those that the job began with */
 } gr_place;
 
 /* A parameter server: an agent with one place, behind those of the workers. */

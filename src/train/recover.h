@@ -5,7 +5,7 @@
 /* What the members of a new generation must have alike before they can go on. Since weights change
  * only when a step's whole sum has come, and nobody begins a step before all have sent what the one
  * before needs, members differ by one step at most, and who is behind has its old state whole.
- * Newcomers have done no step. */
+ * Joining workers have done no step. */
 
 #include "train/evaluate.h"
 #include "train/step.h"

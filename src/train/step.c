@@ -207,7 +207,7 @@ static void nobody_wants(void *arg, size_t end)
 }
 
 /* One micro batch, whose gradients nobody wants: the kernels are made when they run for the first
- * time, which takes as long as many steps, and the others would wait for a newcomer's. */
+ * time, which takes as long as many steps, and the others would wait for a joining worker's. */
 static gr_status rehearse(gr_trainer *t, gr_diag *diag)
 {
     gr_loader *loader = NULL;

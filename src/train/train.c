@@ -624,7 +624,7 @@ static gr_status run_all(training_run *r, gr_comm **comm, gr_diag *diag)
         return status == GR_E_CANCELLED ? GR_OK : status; /* not needed */
     }
     r->comm = *comm;
-    r->chaos.rank = r->options->newcomer ? -1 : gr_comm_rank(r->comm);
+    r->chaos.rank = r->options->joining ? -1 : gr_comm_rank(r->comm);
     if (r->options->joined != NULL) {
         r->options->joined(r->options->joined_arg);
     }

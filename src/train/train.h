@@ -27,7 +27,7 @@ typedef struct gr_train_options {
     void *joined_arg;
     const gr_chaos *chaos; /* faults to inject; NULL: none */
     uint64_t chaos_after;  /* those of steps up to this one have happened */
-    bool newcomer;         /* this worker was not there when the job began */
+    bool joining;          /* this worker was not there when the job began */
 } gr_train_options;
 
 /* Train the job as one worker of `comm`: collective over all ranks. *comm may be NULL: then all

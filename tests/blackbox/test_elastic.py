@@ -131,13 +131,13 @@ def is_stopped(pid):
 
 
 def preloads(gradus):
-    """stop_newcomer.c; a sanitizer's runtime wants to be first."""
+    """stop_joining_worker.c; a sanitizer's runtime wants to be first."""
     sanitizer = [word.removeprefix("LD_PRELOAD=") for word in sanitizer_words(gradus.program)
                  if word.startswith("LD_PRELOAD=")]
-    return ":".join([*sanitizer, str(gradus.build / "tests/stop_newcomer.so")])
+    return ":".join([*sanitizer, str(gradus.build / "tests/stop_joining_worker.so")])
 
 
-def kill_newcomers(gradus, launcher, output, stops_at, step):
+def kill_joining_workers(gradus, launcher, output, stops_at, step):
     """Kills joining workers that stop with ever more sockets, `step` more each time, until one
     is in or is waited for. Returns the number that were killed."""
     wait_for_first_epoch(output)
@@ -148,9 +148,9 @@ def kill_newcomers(gradus, launcher, output, stops_at, step):
 
     assert gradus("scale", "--to", 3, "--job", launcher.pid).returncode == 0
     for killed, sockets in enumerate([*range(step, 8, step), -1]):
-        wait_until(lambda: set(workers_of(launcher)) - first, "a newcomer")
-        newcomer = max(set(workers_of(launcher)) - first)
-        wait_until(lambda: is_stopped(newcomer) or is_in(), "its connections")
+        wait_until(lambda: set(workers_of(launcher)) - first, "a joining worker")
+        joining = max(set(workers_of(launcher)) - first)
+        wait_until(lambda: is_stopped(joining) or is_in(), "its connections")
         # What it said before it stopped may bring its generation about an epoch later. The first
         # one has said nothing.
         going = (goes_on(output, is_in, TIMEOUT_S) if killed == 0 else
@@ -158,14 +158,14 @@ def kill_newcomers(gradus, launcher, output, stops_at, step):
         if is_in() or not going:
             break
         stops_at.write_text(str(sockets))
-        os.kill(newcomer, signal.SIGKILL)
-        wait_until(lambda: newcomer not in workers_of(launcher), "its end")
+        os.kill(joining, signal.SIGKILL)
+        wait_until(lambda: joining not in workers_of(launcher), "its end")
     else:
         killed += 1
     stops_at.write_text("-1")
     for pid in workers_of(launcher):
         os.kill(pid, signal.SIGCONT)
-    wait_until(is_in, "the last newcomer")
+    wait_until(is_in, "the last joining worker")
     return killed
 
 
@@ -182,7 +182,7 @@ def test_elastic_joining_worker_is_killed_disturbs_nobody(gradus, job, undisturb
                             "--output", output, job,
                             env={"LD_PRELOAD": preloads(gradus), "TEST_STOPS_AT": stops_at})
     with slowed(launcher):
-        assert kill_newcomers(gradus, launcher, output, stops_at, step) > 0
+        assert kill_joining_workers(gradus, launcher, output, stops_at, step) > 0
     _, err = finish(launcher)
     assert "the job goes on with 2 workers, and another one is started" in err
     assert "recovered" not in told(output)  # nobody has lost a peer, or repeated a step
@@ -239,8 +239,8 @@ def test_a_job_starts_within_its_minimum_and_maximum(gradus, job, tmp_path):
     launcher.communicate(timeout=TIMEOUT_S)
 
 
-# The first newcomer stops itself when its log says that it has a link, before it is ready; all end
-# when the next one has come.
+# The first joining worker stops itself when its log says that it has a link, before it is ready;
+# all end when the next one has come.
 HANGS = """
 import signal, threading
 def stop(log):
@@ -248,7 +248,7 @@ def stop(log):
         if "link to rank" in line:
             os.kill(os.getpid(), signal.SIGSTOP)
 first = False
-if "GRADUS_NEWCOMER" in os.environ:
+if "GRADUS_JOINING" in os.environ:
     first = not os.path.exists("MARK")
     open("MARK", "w").close()
     if first:
@@ -257,7 +257,7 @@ if "GRADUS_NEWCOMER" in os.environ:
         threading.Thread(target=stop, args=(open(log),), daemon=True).start()
 create()
 while True:
-    other = "GRADUS_NEWCOMER" in os.environ and not first
+    other = "GRADUS_JOINING" in os.environ and not first
     words = (ctypes.c_int32 * 2)(library.gr_comm_change_wanted(comm), other)
     status = library.gr_allreduce(comm, words, ctypes.c_size_t(2), 4, 3)  # i32, max
     if status or words[0]:
@@ -280,7 +280,7 @@ def run_with_one_that_hangs(gradus, comm_script, mark):
     return err
 
 
-def test_a_newcomer_that_hangs_keeps_nobody_out(gradus, comm_script, tmp_path):
+def test_a_joining_worker_that_hangs_keeps_nobody_out(gradus, comm_script, tmp_path):
     said = []
     sentence = "kept the others waiting for 1 s: it is expelled (--expel-after)"
     while not said or sentence not in said[-1]:  # on a busy machine it may be ready before it stops

@@ -102,7 +102,7 @@ def local_undisturbed(local_job, tmp_path_factory):
 @pytest.mark.parametrize("seed", seeds(8))
 def test_killed_in_a_round_of_local_steps(gradus, local_job, local_undisturbed, tmp_path, seed):
     """At any step; the others begin the round again. One in two loses a second one, and in the end
-    newcomers are there that came between two rounds."""
+    joining workers are there that came between two rounds."""
     rng = random.Random(seed)
     first = rng.randrange(1, STEPS)
     faults = [f"kill:rank={rng.randrange(3)}@step={first}"]

@@ -85,7 +85,7 @@ def test_a_rank_that_has_joined_keeps_at_most_one_copy(gradus, elastic, encrypt)
         assert not any(SECRET.encode() in piece for _, piece in pieces)
         with open(f"/proc/{process.pid}/environ", "rb") as file:
             assert SECRET.encode() not in file.read()
-        # The coordinator takes newcomers in as long as it lives; so do ranks that may get others.
+        # The coordinator takes workers in as long as it lives; so do ranks that others may join.
         copies = 1 if process is coordinator or elastic else 0
         looks = 1
         while len(held_binary(pieces)) != copies and looks < 5:  # it was in a handshake, perhaps
@@ -101,7 +101,7 @@ def test_a_rank_that_has_joined_keeps_at_most_one_copy(gradus, elastic, encrypt)
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_who_starts_newcomers_keeps_it_apart(gradus, tmp_path, remote):
+def test_who_starts_joining_workers_keeps_it_apart(gradus, tmp_path, remote):
     """The launcher and the agents of an elastic job, here and on what passes for another host."""
     if sanitizer_words(gradus.library):
         pytest.skip("a sanitizer copies the environment for itself, and locks no memory")

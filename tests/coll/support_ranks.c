@@ -19,7 +19,7 @@ static void run_rank(const ranks_job *job, gr_group_config config, int rank,
 {
     config.rank = rank;
     config.local_rank = rank;
-    config.newcomer = rank >= job->size - job->newcomers;
+    config.joining = rank >= job->size - job->joining;
     char host[32];
     if (job->per_host > 0) { /* found out by the ranks themselves */
         snprintf(host, sizeof host, "host%d", rank / job->per_host);
@@ -30,7 +30,7 @@ static void run_rank(const ranks_job *job, gr_group_config config, int rank,
     gr_comm *comm = NULL;
     gr_diag diag;
     gr_status status = gr_comm_create_from(&config, &comm, &diag);
-    if (status == GR_E_CANCELLED && config.newcomer) {
+    if (status == GR_E_CANCELLED && config.joining) {
         _exit(0); /* the job was over before */
     }
     if (status != GR_OK) {
@@ -87,7 +87,7 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     gr_group_config config;
     gr_coordinator *coordinator = NULL;
     gr_arena_init(&arena, 1 << 16);
-    gr_coordinator_config coordinator_config = {.world_size = job->size - job->newcomers,
+    gr_coordinator_config coordinator_config = {.world_size = job->size - job->joining,
                                                 .world_max = job->size,
                                                 .members_min = job->members_min,
                                                 .secret = secret};
@@ -99,7 +99,7 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
         return UINT64_MAX;
     }
     gr_hex(secret, sizeof secret, secret_hex);
-    config.world_size = job->size - job->newcomers;
+    config.world_size = job->size - job->joining;
     config.members_max = job->size;
     config.local_size = config.world_size;
     config.members_min = job->members_min;
@@ -118,7 +118,7 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.log_level = 0; /* wrong calls are part of the tests */
     pid_t pids[RANKS_MAX];
     pid_t parent = getpid();
-    for (int rank = job->size - job->newcomers; rank < job->size; rank++) {
+    for (int rank = job->size - job->joining; rank < job->size; rank++) {
         gr_coordinator_reserve(coordinator, rank);
         gr_coordinator_set_target_size(coordinator, job->size);
     }

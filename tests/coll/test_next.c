@@ -25,7 +25,7 @@ static int step_until_change(gr_comm *comm)
 
 static int change(gr_comm *comm, const ranks_job *job)
 {
-    if (!job->config->newcomer) {
+    if (!job->config->joining) {
         EXPECT(gr_comm_size(comm) == MEMBERS);
         if (step_until_change(comm) != 0 || gr_comm_renew(&comm, NULL) != GR_OK) {
             return 1;
@@ -33,7 +33,7 @@ static int change(gr_comm *comm, const ranks_job *job)
     }
     int64_t sum = gr_comm_rank(comm);
     EXPECT(gr_comm_size(comm) == ALL);
-    EXPECT((gr_comm_rank(comm) == ALL - 1) == job->config->newcomer);
+    EXPECT((gr_comm_rank(comm) == ALL - 1) == job->config->joining);
     EXPECT(gr_comm_change_wanted(comm) == 0);
     EXPECT(gr_allreduce(comm, &sum, 1, GR_I64, GR_SUM) == GR_OK && sum == 0 + 1 + 2);
     gr_comm_destroy(comm);
@@ -46,7 +46,7 @@ static void joining_worker_enters_between_two_steps(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         const ranks_job job = {.size = ALL,
-                               .newcomers = ALL - MEMBERS,
+                               .joining = ALL - MEMBERS,
                                .members_min = 1,
                                .link = links[i],
                                .tune = "off"};

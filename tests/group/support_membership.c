@@ -55,7 +55,7 @@ static bool is_new(const model *m, int number)
 {
     const gr_standing *of = &m->rules.members[number];
     bool ready = of->stage == GR_STAGE_READY && of->assignment == m->rules.generation;
-    return m->now.members[number].newcomer && !ready;
+    return m->now.members[number].joining && !ready;
 }
 
 /* May those that are released go? Members are left that know the job, and enough of all. */
@@ -84,8 +84,8 @@ static int most_wanted(const model *m)
     return m->rules.members_want + (may_go(m) ? 0 : count_released(m));
 }
 
-/* Those that know the job come in the order of their last ranks, then newcomers by number, and
- * behind all others who may go. */
+/* Those that know the job come in the order of their last ranks, then joining workers by number,
+ * and behind all others who may go. */
 static bool stands_before(const model *m, int one, int other)
 {
     bool one_goes = m->rules.members[one].released, other_goes = m->rules.members[other].released;
@@ -146,14 +146,14 @@ static uint8_t check_members(model *m, const gr_word *said)
     return set;
 }
 
-/* Who goes is one too many, or a newcomer to what is over: also one that was let in when the others
- * were already leaving. */
+/* Who goes is one too many, or a joining worker to what is over: also one that was let in when the
+ * others were already leaving. */
 static void check_dismissal(model *m, int number)
 {
     int all;
     const gr_standing *of = &m->rules.members[number];
     bool let_in = of->since > 0 && of->since == m->rules.generation;
-    bool late = m->rules.over && (m->now.members[number].newcomer || let_in);
+    bool late = m->rules.over && (m->now.members[number].joining || let_in);
     if (!late && !of->released && expected_rank(m, number, &all) < m->rules.members_want) {
         (void)search_wrong(m->why, "member %d is dismissed, and wanted", number);
     }
@@ -263,11 +263,11 @@ static void lose_connection(model *m, int number, bool all_of_it)
     memset(of->down, 0, sizeof of->down);
 }
 
-/* From outside: a newcomer waits for a rank assignment. */
+/* From outside: a joining worker waits for a rank assignment. */
 static void come(model *m, int number)
 {
     model_member *of = &m->now.members[number];
-    if (of->newcomer) {
+    if (of->joining) {
         of->phase = PHASE_RENEWING;
         send_up(m, number, GR_MESSAGE_RENEW, 0, 0);
     } else {
@@ -351,7 +351,7 @@ static void hear_up(model *m, int number)
         (void)search_wrong(m->why, "message %d of member %d is refused", kind, number);
     }
     for (int i = 0; i < m->size; i++) { /* whose generation has come about */
-        m->now.members[i].newcomer = is_new(m, i);
+        m->now.members[i].joining = is_new(m, i);
     }
 }
 
@@ -376,7 +376,7 @@ static void bury(model *m, int number)
 
 static void invite(model *m, int number)
 {
-    m->now.members[number] = (model_member){.newcomer = true};
+    m->now.members[number] = (model_member){.joining = true};
     m->now.invites--;
     gr_membership_reserve(&m->rules, number);
     m->rules.hellos[number].member.host = (uint64_t)number; /* as in every other state */
@@ -450,7 +450,7 @@ void model_happen(model *m, event_kind kind, int number)
         if (state != GR_MEMBER_JOINED &&
             state != GR_MEMBER_RESERVED) { /* else it is dealt a rank assignment */
             of->rank = 0;
-            of->newcomer = false;
+            of->joining = false;
         }
         of->down_count = 0;
         memset(of->down, 0, sizeof of->down);
@@ -539,7 +539,7 @@ bool model_can(const model *m, event_kind kind, int number)
     case EVENT_WANT:
         return m->now.wants > 0 && number + 1 != m->rules.members_want &&
                number + 1 >= m->rules.members_min && !m->rules.over;
-    default: /* a newcomer waits as long as it takes */
+    default: /* a joining worker waits as long as it takes */
         return (of->phase == PHASE_CALLED || of->phase == PHASE_WIRING ||
                 (of->phase == PHASE_RENEWING && of->from > 0)) &&
                m->now.surrenders > 0;
@@ -592,7 +592,7 @@ bool model_rests(model *m)
         if (ends_as_a_whole(m)) {
             continue;
         }
-        if (of->phase == PHASE_RENEWING && of->newcomer) {
+        if (of->phase == PHASE_RENEWING && of->joining) {
             waiting++;
             continue;
         }
@@ -611,7 +611,7 @@ bool model_rests(model *m)
     }
     bool over = m->rules.over;
     if (waiting > 0 && (running == 0 || (running < most && !over))) {
-        return search_wrong(m->why, "nothing happens any more, and newcomers wait");
+        return search_wrong(m->why, "nothing happens any more, and joining workers wait");
     }
     if (running > most && !over) {
         return search_wrong(m->why, "%d members go on, more than are wanted", running);

@@ -42,9 +42,9 @@ typedef struct model_member {
     bool buried;    /* the launcher has said that it ended */
     uint8_t from;   /* the generation of its last rank assignment */
     uint8_t rank, size;
-    bool newcomer; /* invited, and has not run yet: it waits until the others are ready for it */
-    bool change;   /* it has heard that others are to come or to go */
-    uint8_t set;   /* of numbers: who is in its generation */
+    bool joining; /* invited, and has not run yet: it waits until the others are ready for it */
+    bool change;  /* it has heard that others are to come or to go */
+    uint8_t set;  /* of numbers: who is in its generation */
     uint8_t up_count, down_count;
     word up[MODEL_QUEUE_MAX];
     word down[MODEL_QUEUE_MAX];
@@ -78,7 +78,7 @@ typedef enum event_kind {
     EVENT_CUT,       /* its connection to the coordinator breaks, no other one */
     EVENT_BREAK,     /* a link breaks though both live */
     EVENT_SURRENDER, /* it has waited for too long */
-    EVENT_INVITE,    /* a newcomer is started in the place of one that is no more */
+    EVENT_INVITE,    /* a joining worker is started in the place of one that is no more */
     EVENT_WANT,      /* so many members are wanted: the number and one more */
     EVENT_RELEASE,   /* this one is to go */
     EVENT_KINDS

@@ -165,7 +165,7 @@ static void test_three(void **state)
 
 /* Others come, in new places and in those of the dead; more or fewer are wanted; and all that goes
  * wrong beside. */
-static void test_newcomers(void **state)
+static void test_joining_members(void **state)
 {
     static const setting settings[] = {
         {.size = 2, .first_size = 1, .invites = 2, .wants = 2, .crashes = 1, .leaves = 2},
@@ -208,7 +208,7 @@ static void membership_four_members_keep_rules_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_two), cmocka_unit_test(test_three),
-                                       cmocka_unit_test(test_newcomers),
+                                       cmocka_unit_test(test_joining_members),
                                        cmocka_unit_test(membership_four_members_keep_rules_long)};
     test_choose();
     return cmocka_run_group_tests(tests, NULL, NULL);

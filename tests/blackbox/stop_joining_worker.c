@@ -41,7 +41,7 @@ int accept4(int fd, struct sockaddr *address, socklen_t *length, int flags)
 __attribute__((constructor)) static void begin(void)
 {
     const char *name = getenv("TEST_STOPS_AT");
-    FILE *file = name && getenv("GRADUS_NEWCOMER") ? fopen(name, "r") : NULL;
+    FILE *file = name && getenv("GRADUS_JOINING") ? fopen(name, "r") : NULL;
     int number = -1;
     if (!file) {
         return;
