@@ -75,15 +75,15 @@ static int fail(gr_status status, const gr_diag *diag)
 }
 
 /* One time with the launcher. GR_OK: it needs this host no more, or did not need it. */
-static gr_status serve_once(const gr_accepted *arrival, bool *needed_out, gr_diag *diag)
+static gr_status serve_once(const gr_accepted *accepted, bool *needed_out, gr_diag *diag)
 {
     char launcher[GR_ADDRESS_BYTES];
-    gr_join_name_of(arrival->fd, launcher, sizeof launcher);
+    gr_join_name_of(accepted->fd, launcher, sizeof launcher);
     const gr_serve_way way = {
-        .in_fd = arrival->fd, .out_fd = arrival->fd, .tls = arrival->tls, .launcher = launcher};
+        .in_fd = accepted->fd, .out_fd = accepted->fd, .tls = accepted->tls, .launcher = launcher};
     gr_status status = gr_serve_run(&way, environ, needed_out, diag);
-    gr_tls_destroy(arrival->tls);
-    close(arrival->fd);
+    gr_tls_destroy(accepted->tls);
+    close(accepted->fd);
     return status;
 }
 
@@ -97,18 +97,18 @@ static int offer(const agent_options *options, const uint8_t *token)
     int64_t most = cores < GR_LAUNCH_WORKERS_MAX ? cores : GR_LAUNCH_WORKERS_MAX;
     int slots = (int)(options->slots > 0 ? options->slots : most), unneeded = 0;
     for (bool again = false; unneeded < UNNEEDED_MAX; again = true) {
-        gr_accepted arrival;
+        gr_accepted accepted;
         gr_diag diag = {0};
         bool needed;
         gr_status status = gr_join_dial(options->join, slots, token, again ? 0 : options->wait_us,
-                                        &arrival, &diag);
+                                        &accepted, &diag);
         if (status != GR_OK && again) {
             break; /* the launcher has ended */
         }
         if (status != GR_OK) {
             return fail(status, &diag);
         }
-        if (serve_once(&arrival, &needed, &diag) != GR_OK) {
+        if (serve_once(&accepted, &needed, &diag) != GR_OK) {
             return gr_cli_fail(GR_EXIT_FAILED, &diag);
         }
         unneeded = needed ? 0 : unneeded + 1;

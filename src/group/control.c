@@ -13,13 +13,13 @@
 
 enum { PINGS_A_TIMEOUT = 4 };
 
-void gr_control_init(gr_control *control, const gr_accepted *arrival, int64_t timeout_us,
+void gr_control_init(gr_control *control, const gr_accepted *accepted, int64_t timeout_us,
                      uint8_t *in, size_t in_capacity)
 {
-    bool tcp = gr_socket_give_up_after(arrival->fd, timeout_us);
-    gr_fork_guard(arrival->fd);
-    *control = (gr_control){.fd = arrival->fd,
-                            .tls = arrival->tls,
+    bool tcp = gr_socket_give_up_after(accepted->fd, timeout_us);
+    gr_fork_guard(accepted->fd);
+    *control = (gr_control){.fd = accepted->fd,
+                            .tls = accepted->tls,
                             .in = in,
                             .in_capacity = in_capacity,
                             .ping_us = tcp ? timeout_us / PINGS_A_TIMEOUT : 0};

@@ -23,9 +23,10 @@ typedef struct gr_control {
     int64_t ping_us, pinged_us; /* how often, 0: never; the last one */
 } gr_control;
 
-/* `in` of in_capacity bytes is borrowed, the arrival's fd and session transferred. A peer whose
- * kernel acknowledges nothing for timeout_us is given up: what is to be acknowledged are pings. */
-void gr_control_init(gr_control *control, const gr_accepted *arrival, int64_t timeout_us,
+/* Borrows `in` of in_capacity bytes; the fd and the session of the accepted connection are
+ * transferred. A peer whose kernel acknowledges nothing, pings included, for timeout_us is given
+ * up. */
+void gr_control_init(gr_control *control, const gr_accepted *accepted, int64_t timeout_us,
                      uint8_t *in, size_t in_capacity);
 void gr_control_close(gr_control *control);
 

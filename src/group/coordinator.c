@@ -21,7 +21,7 @@ enum {
     TURNS_MAX = 64, /* of one progress, so that nobody can keep the launcher in it */
     HALF_OPEN_MAX = 256,
     HANDSHAKE_TIMEOUT_US = 5000000,
-    /* What one member says is heard up to here in one turn, the rest in the next one. */
+    /* At most so many messages of a member are handled in one turn, the rest in the next one. */
     MESSAGES_A_TURN = 16,
     /* A member has less than ten things to say of a generation, and a PING now and then. PINGs may
      * have piled up while the launcher stood still, so that the time counts from the beginning. */
@@ -33,9 +33,9 @@ enum {
 typedef struct member {
     gr_control control;
     const char *broken; /* why it is to be closed, once the rules have come to rest; NULL: not */
-    bool unheard;       /* more of it may be there than one turn hears */
+    bool unread;        /* more of its messages may be there than one turn handles */
     int64_t since_us;   /* it is connected since */
-    uint64_t heard;     /* as many messages */
+    uint64_t received;  /* as many messages */
     uint8_t in[GR_MESSAGE_SMALL_MAX];
 } member;
 
@@ -46,8 +46,8 @@ struct gr_coordinator {
     int epoll_fd;
     int64_t peer_timeout_us, ping_at_us;
     bool succeeds; /* another one, that has died */
-    int broken;    /* members with a broken connection that the rules have not heard of */
-    int unheard;   /* members of whom more may be there */
+    int broken;    /* members whose broken connection was not reported to the rules yet */
+    int unread;    /* members of whom more may be there */
     void (*on_complete)(void *on_complete_arg); /* NULL: none, or called */
     void *on_complete_arg;
     uint64_t announced; /* the generation of: */
@@ -115,7 +115,7 @@ static void tell(gr_coordinator *coordinator, member *to, const gr_word *word)
         break;
     }
     if (gr_control_put(&to->control, message, size) != GR_OK) {
-        give_up(coordinator, to, "it does not read what it is told");
+        give_up(coordinator, to, "it does not read its messages");
     }
 }
 
@@ -126,7 +126,7 @@ static void tell_members(gr_coordinator *coordinator, member *to, const gr_word 
     if (coordinator->announced != word->generation) {
         for (int i = 0; i < coordinator->membership.world_size; i++) {
             if (coordinator->members[i].control.bulk != NULL) {
-                give_up(coordinator, &coordinator->members[i], "it does not read what it is told");
+                give_up(coordinator, &coordinator->members[i], "it does not read its messages");
             }
         }
         coordinator->announced = word->generation;
@@ -155,7 +155,7 @@ static void say(void *coordinator_arg, int number, const gr_word *word)
     flush(coordinator, to);
 }
 
-/* The rules hear of what broke while they spoke; what they say then may break more. */
+/* Reports to the rules what broke while they sent; what they send then may break more. */
 static void settle(gr_coordinator *coordinator)
 {
     for (int i = 0; coordinator->broken > 0; i = (i + 1) % coordinator->membership.world_size) {
@@ -178,12 +178,12 @@ static void lose(gr_coordinator *coordinator, member *of, const char *why)
 
 /* ---- Listening ------------------------------------------------------------------------------- */
 
-static void refuse(const gr_accepted *arrival, const char *sentence, int rank)
+static void refuse(const gr_accepted *accepted, const char *sentence, int rank)
 {
     gr_diag failure;
     gr_control control;
     uint8_t message[GR_MESSAGE_SMALL_MAX], rest[GR_MESSAGE_SMALL_MAX];
-    gr_control_init(&control, arrival, GR_PEER_TIMEOUT_US, rest, sizeof rest);
+    gr_control_init(&control, accepted, GR_PEER_TIMEOUT_US, rest, sizeof rest);
     (void)gr_fail_peer(&failure, GR_E_INVALID, rank, "%s", sentence);
     size_t size = gr_message_put_fail(&failure, message);
     /* Closing with unread bytes would reset the connection and lose the sentence. */
@@ -195,9 +195,9 @@ static void refuse(const gr_accepted *arrival, const char *sentence, int rank)
     gr_control_close(&control);
 }
 
-static void accept_member(gr_coordinator *coordinator, const gr_accepted *arrival)
+static void accept_member(gr_coordinator *coordinator, const gr_accepted *accepted)
 {
-    int rank = arrival->peer_rank;
+    int rank = accepted->peer_rank;
     member *of = &coordinator->members[rank];
     char sentence[GR_DIAG_TEXT_BYTES];
     gr_member_state state = coordinator->membership.members[rank].state;
@@ -215,16 +215,16 @@ static void accept_member(gr_coordinator *coordinator, const gr_accepted *arriva
                      rank, (unsigned long long)hello->pid, hello->member.host_name);
         }
         gr_log_write(coordinator->log, GR_LOG_WARN, "group", "%s", sentence);
-        refuse(arrival, sentence, rank);
+        refuse(accepted, sentence, rank);
         return;
     }
-    gr_control_init(&of->control, arrival, coordinator->peer_timeout_us, of->in, sizeof of->in);
+    gr_control_init(&of->control, accepted, coordinator->peer_timeout_us, of->in, sizeof of->in);
     of->since_us = gr_now_ns() / 1000;
-    of->heard = 0;
+    of->received = 0;
     coordinator->ping_at_us = 0; /* soon it is known when */
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.u64 = (uint64_t)rank};
-    if (epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD, arrival->fd, &event) != 0) {
+    if (epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD, accepted->fd, &event) != 0) {
         lose(coordinator, of, "its connection cannot be watched");
     }
 }
@@ -259,7 +259,7 @@ static void say_report(void *coordinator_arg, int rank, const gr_op_report *repo
 }
 
 /* Reports of ranks in a generation that is over, or comes about, mean nothing here. */
-static gr_status hear_report(gr_coordinator *coordinator, int number, const gr_op_report *report)
+static gr_status receive_report(gr_coordinator *coordinator, int number, const gr_op_report *report)
 {
     const gr_membership *membership = &coordinator->membership;
     const gr_standing *of = &membership->members[number];
@@ -290,8 +290,8 @@ static void evaluate_waiting(gr_coordinator *coordinator)
 }
 
 /* GR_OK: understood. */
-static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind kind,
-                      const uint8_t *body, size_t body_bytes)
+static gr_status handle_message(gr_coordinator *coordinator, int number, gr_message_kind kind,
+                                const uint8_t *body, size_t body_bytes)
 {
     gr_membership *membership = &coordinator->membership;
     gr_hello hello;
@@ -303,7 +303,7 @@ static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind k
     switch (kind) {
     case GR_MESSAGE_REPORT:
         status = gr_op_report_get(body, body_bytes, GR_GROUP_WORLD_MAX, &report, NULL);
-        return status == GR_OK ? hear_report(coordinator, number, &report) : status;
+        return status == GR_OK ? receive_report(coordinator, number, &report) : status;
     case GR_MESSAGE_HELLO:
         status = gr_message_get_hello(body, body_bytes, &hello, NULL);
         return status == GR_OK ? gr_membership_hello(membership, number, &hello) : status;
@@ -329,16 +329,16 @@ static gr_status hear(gr_coordinator *coordinator, int number, gr_message_kind k
     }
 }
 
-static void set_unheard(gr_coordinator *coordinator, member *of, bool unheard)
+static void set_unread(gr_coordinator *coordinator, member *of, bool unread)
 {
-    coordinator->unheard += (int)unheard - (int)of->unheard;
-    of->unheard = unheard;
+    coordinator->unread += (int)unread - (int)of->unread;
+    of->unread = unread;
 }
 
 static bool says_too_much(const member *of)
 {
     uint64_t seconds = (uint64_t)(gr_now_ns() / 1000 - of->since_us) / 1000000;
-    return of->heard > MESSAGES_AT_ONCE + seconds * MESSAGES_A_SECOND;
+    return of->received > MESSAGES_AT_ONCE + seconds * MESSAGES_A_SECOND;
 }
 
 /* Hears at most `most` messages. */
@@ -349,7 +349,7 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
     settle(coordinator);
     for (int count = 0; status == GR_OK && from->control.fd >= 0; count++) {
         if (count == most) {
-            set_unheard(coordinator, from, true);
+            set_unread(coordinator, from, true);
             return;
         }
         gr_message_kind kind;
@@ -357,18 +357,19 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
         size_t body_bytes;
         status = gr_control_get(&from->control, &kind, &body, &body_bytes, NULL);
         if (status == GR_OK) {
-            status = hear(coordinator, number_of(coordinator, from), kind, body, body_bytes);
+            status =
+                handle_message(coordinator, number_of(coordinator, from), kind, body, body_bytes);
             if (status == GR_OK && (kind == GR_MESSAGE_FAIL || kind == GR_MESSAGE_LEAVE)) {
                 close_member(from);
             }
             settle(coordinator);
-            from->heard++;
+            from->received++;
             if (says_too_much(from) && from->control.fd >= 0) {
                 lose(coordinator, from, "it sent the coordinator more messages than a rank has to");
             }
         }
     }
-    set_unheard(coordinator, from, false);
+    set_unread(coordinator, from, false);
     if (status == GR_E_PEER_LOST) {
         lose(coordinator, from, why_ended(from));
     } else if (status < 0) {
@@ -419,8 +420,8 @@ gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
                              MESSAGES_A_TURN);
             }
         }
-        for (int i = 0; coordinator->unheard > 0 && i < coordinator->membership.world_size; i++) {
-            if (coordinator->members[i].unheard) {
+        for (int i = 0; coordinator->unread > 0 && i < coordinator->membership.world_size; i++) {
+            if (coordinator->members[i].unread) {
                 receive_from(coordinator, &coordinator->members[i], MESSAGES_A_TURN);
             }
         }
@@ -428,13 +429,13 @@ gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
         if (status != GR_OK) {
             return status;
         }
-        gr_accepted arrival;
+        gr_accepted accepted;
         bool arrived = false;
-        while (gr_acceptor_accept(coordinator->acceptor, &arrival)) {
-            accept_member(coordinator, &arrival);
+        while (gr_acceptor_accept(coordinator->acceptor, &accepted)) {
+            accept_member(coordinator, &accepted);
             arrived = true;
         }
-        if (count <= 0 && !arrived && coordinator->unheard == 0) {
+        if (count <= 0 && !arrived && coordinator->unread == 0) {
             break;
         }
     }
@@ -542,7 +543,7 @@ int gr_coordinator_fd(const gr_coordinator *coordinator)
 
 int64_t gr_coordinator_next_us(const gr_coordinator *coordinator)
 {
-    int64_t next_us = coordinator->unheard > 0 ? 0 : gr_acceptor_next_us(coordinator->acceptor);
+    int64_t next_us = coordinator->unread > 0 ? 0 : gr_acceptor_next_us(coordinator->acceptor);
     next_us = next_us < coordinator->ping_at_us ? next_us : coordinator->ping_at_us;
     return next_us < coordinator->evaluate_at_us ? next_us : coordinator->evaluate_at_us;
 }
@@ -555,7 +556,7 @@ void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
     }
     member *of = &coordinator->members[rank];
     receive_from(coordinator, of, MESSAGES_AT_ONCE); /* it may have left in order */
-    set_unheard(coordinator, of, false);
+    set_unread(coordinator, of, false);
     close_member(of);
     gr_membership_ended(&coordinator->membership, rank);
     settle(coordinator);

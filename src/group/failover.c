@@ -88,7 +88,7 @@ static void go_on(gr_failover *s, probe *of)
 static void look_at_probes(gr_failover *s)
 {
     gr_diag why;
-    gr_accepted arrival;
+    gr_accepted accepted;
     for (gr_status status = GR_PENDING; s->probes != NULL && status != GR_OK;) {
         status = gr_acceptor_progress(s->probes, &why);
         for (int i = 0; i < s->probed_count && status == GR_E_PEER_LOST; i++) {
@@ -97,9 +97,9 @@ static void look_at_probes(gr_failover *s)
             }
         }
     }
-    while (s->probes != NULL && gr_acceptor_accept(s->probes, &arrival)) {
-        gr_tls_destroy(arrival.tls);
-        close(arrival.fd);
+    while (s->probes != NULL && gr_acceptor_accept(s->probes, &accepted)) {
+        gr_tls_destroy(accepted.tls);
+        close(accepted.fd);
     }
     if (!gr_coordinator_gathers(s->coordinator)) {
         gr_acceptor_destroy(s->probes);

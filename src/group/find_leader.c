@@ -108,7 +108,7 @@ gr_status gr_joining_find_leader(gr_joining *join, gr_diag *diag)
 {
     gr_group *group = join->group;
     gr_numbers silent = {0};
-    gr_accepted arrival;
+    gr_accepted accepted;
     uint64_t silent_host = 0;
     gr_status status = GR_E_PEER_LOST;
     bool here = false;
@@ -125,7 +125,7 @@ gr_status gr_joining_find_leader(gr_joining *join, gr_diag *diag)
         }
         status = here ? take_over(join, &silent, diag) : GR_OK;
         if (status == GR_OK) {
-            status = call_successor(join, member, timeout_us, &arrival, diag);
+            status = call_successor(join, member, timeout_us, &accepted, diag);
         }
         if (status == GR_OK) {
             gr_log_write(join->log, GR_LOG_WARN, "group",
@@ -137,8 +137,8 @@ gr_status gr_joining_find_leader(gr_joining *join, gr_diag *diag)
         gr_numbers_add(&silent, number);
     }
     if (status == GR_OK) {
-        gr_control_init(&group->control, &arrival, join->config->peer_timeout_us, group->control.in,
-                        group->control.in_capacity);
+        gr_control_init(&group->control, &accepted, join->config->peer_timeout_us,
+                        group->control.in, group->control.in_capacity);
     }
     return status;
 }

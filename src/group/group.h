@@ -190,7 +190,7 @@ int64_t gr_coordinator_next_us(
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag) GR_MUST_CHECK;
 /* A joining worker will call in with this number, which no member has any more. */
 void gr_coordinator_reserve(gr_coordinator *coordinator, int number);
-/* True: workers are invited to join when too few members are left, and the members wait for them. */
+/* True: workers are invited to join when too few members are left, which wait for them. */
 void gr_coordinator_expect_joining(gr_coordinator *coordinator, bool joining_expected);
 /* So many members are wanted; `world_size` at the beginning. Who is too many is dismissed. */
 void gr_coordinator_set_target_size(gr_coordinator *coordinator, int count);

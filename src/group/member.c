@@ -176,7 +176,7 @@ void gr_joining_say_hello(gr_joining *join)
                       .pid = (uint64_t)getpid(),
                       .generation = group->assignment.generation,
                       .member = join->self};
-    /* If it was closed already, the coordinator has said why: that is heard next. */
+    /* If it was closed already, the coordinator has said why: that message comes next. */
     gr_status said = gr_group_say(group, message, gr_message_put_hello(&hello, message));
     (void)said;
 }
@@ -208,7 +208,7 @@ static gr_status without_coordinator(const gr_group *group, gr_diag *diag)
                    group->rank);
 }
 
-/* Those of the generation before are still to be heard of, perhaps. */
+/* Messages of the generation before may still come. */
 static gr_status take_members(gr_group *group, const uint8_t *body, size_t size, gr_diag *diag)
 {
     bool known = group->generation == group->assignment.generation;
@@ -244,7 +244,7 @@ static gr_status take_report(gr_group *group, const uint8_t *body, size_t size, 
 }
 
 /* Under the lock. */
-static gr_status hear(gr_group *group, gr_diag *diag)
+static gr_status receive(gr_group *group, gr_diag *diag)
 {
     gr_message_kind kind;
     const uint8_t *body;
@@ -300,10 +300,10 @@ static gr_status hear(gr_group *group, gr_diag *diag)
     }
 }
 
-gr_status gr_group_hear(gr_group *group, gr_diag *diag)
+gr_status gr_group_receive(gr_group *group, gr_diag *diag)
 {
     pthread_mutex_lock(&group->lock);
-    gr_status status = hear(group, diag);
+    gr_status status = receive(group, diag);
     group->broken = group->broken || status < 0;
     pthread_mutex_unlock(&group->lock);
     return status;
@@ -340,7 +340,7 @@ static gr_status wait_for(gr_joining *join, const uint64_t *number, gr_diag *dia
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     bool asked = false;
     while (*number == 0) {
-        gr_status status = gr_group_hear(group, diag);
+        gr_status status = gr_group_receive(group, diag);
         if (status < 0) {
             return status;
         }
@@ -468,7 +468,7 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
     gr_group *group = join->group;
     size_t world = (size_t)gr_group_members_max(join->config);
     size_t in_bytes = gr_message_members_max((int)world) + GR_MESSAGE_SMALL_MAX;
-    gr_accepted arrival;
+    gr_accepted accepted;
     group->in = malloc(in_bytes);
     group->members = calloc(world, sizeof *group->members);
     if (group->in == NULL || group->members == NULL) {
@@ -478,7 +478,7 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
     do {
         gr_bootstrap_apply(group->bootstrap, &join->own);
         status = gr_joining_call(join, join->config->coordinator, join->config->join_timeout_us,
-                                 &arrival, diag);
+                                 &accepted, diag);
         found = status == GR_OK ? GR_OK : gr_bootstrap_retry(join, status, diag);
     } while (status != GR_OK && found == GR_OK);
     if (found != GR_OK) {
@@ -486,11 +486,11 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
     }
     status = gr_joining_open_failover(join, diag);
     if (status != GR_OK) {
-        gr_tls_destroy(arrival.tls);
-        close(arrival.fd);
+        gr_tls_destroy(accepted.tls);
+        close(accepted.fd);
         return status;
     }
-    gr_control_init(&group->control, &arrival, join->config->peer_timeout_us, group->in, in_bytes);
+    gr_control_init(&group->control, &accepted, join->config->peer_timeout_us, group->in, in_bytes);
     if (group->joining) {
         join->deadline_us = join->ask_at_us = GR_NEVER;
     }
@@ -619,7 +619,7 @@ bool gr_group_change_wanted(gr_group *group)
         if (wanted || status != GR_OK || group->control.fd < 0) {
             return wanted;
         }
-        status = gr_group_hear(group, &nothing);
+        status = gr_group_receive(group, &nothing);
     }
 }
 
@@ -666,7 +666,7 @@ bool gr_group_send_report(gr_group *group, const gr_op_report *report)
 bool gr_group_next_report(gr_group *group, bool look, gr_op_report *report_out)
 {
     gr_diag ignored; /* whoever waits for the coordinator finds out by itself */
-    while (look && group->control.fd >= 0 && gr_group_hear(group, &ignored) == GR_OK) {
+    while (look && group->control.fd >= 0 && gr_group_receive(group, &ignored) == GR_OK) {
     }
     pthread_mutex_lock(&group->lock);
     bool found = group->report_count > 0;

@@ -524,7 +524,7 @@ gr_status gr_membership_hello(gr_membership *membership, int number, const gr_he
     if (is_gone(membership, number)) {
         return GR_OK;
     }
-    if (first && membership->quorum != NULL && membership->quorum->told != NULL) {
+    if (first && membership->quorum != NULL && membership->quorum->histories != NULL) {
         return GR_E_PROTOCOL; /* a successor has no first generation */
     }
     if (!first && (!member || of->stage != GR_STAGE_ASSIGNED)) {

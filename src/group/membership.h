@@ -114,8 +114,8 @@ gr_status gr_membership_init(gr_membership *membership, const gr_membership_conf
                              gr_diag *diag) GR_MUST_CHECK;
 void gr_membership_fini(gr_membership *membership);
 /* A joining worker is going to send RENEW with the number of a member that has left or is lost. The
- * others do not wait for it, unless too few are left without it. When others are to come or to go, all members
- * are told so (CHANGE), and say RENEW when it suits them. */
+ * others do not wait for it, unless too few are left without it. When
+ * workers are to join or to leave, all members get CHANGE and send RENEW when it suits them. */
 void gr_membership_reserve(gr_membership *membership, int number);
 /* True: workers will join when too few are left, and the others wait for them. False at first. */
 void gr_membership_expect_joining(gr_membership *membership, bool joining_expected);

@@ -47,16 +47,16 @@ void gr_quorum_init_first(gr_quorum *quorum, int first_size)
 gr_status gr_quorum_init_successor(gr_quorum *quorum, int successor, int world_size, gr_diag *diag)
 {
     *quorum = (gr_quorum){.successor = successor, .gathering = true};
-    quorum->told = calloc((size_t)world_size, sizeof *quorum->told);
-    return quorum->told != NULL
+    quorum->histories = calloc((size_t)world_size, sizeof *quorum->histories);
+    return quorum->histories != NULL
                ? GR_OK
                : gr_fail(diag, GR_E_NO_MEMORY, "no memory for what %d members know", world_size);
 }
 
 void gr_quorum_fini(gr_quorum *quorum)
 {
-    free(quorum->told);
-    quorum->told = NULL;
+    free(quorum->histories);
+    quorum->histories = NULL;
 }
 
 gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *history)
@@ -65,7 +65,7 @@ gr_status gr_quorum_tell(gr_quorum *quorum, int number, const gr_history *histor
         !gr_numbers_has(&history->accepted_members, number)) {
         return GR_E_PROTOCOL;
     }
-    quorum->told[number] = *history;
+    quorum->histories[number] = *history;
     return GR_OK;
 }
 
@@ -74,19 +74,19 @@ void gr_quorum_unite(gr_quorum *quorum, const gr_numbers *here)
     gr_history *known = &quorum->known;
     *known = (gr_history){0};
     for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
-        if (gr_numbers_has(here, i) && quorum->told[i].committed > known->committed) {
-            known->committed = quorum->told[i].committed;
-            known->committed_members = quorum->told[i].committed_members;
+        if (gr_numbers_has(here, i) && quorum->histories[i].committed > known->committed) {
+            known->committed = quorum->histories[i].committed;
+            known->committed_members = quorum->histories[i].committed_members;
         }
     }
     known->accepted = known->committed;
     known->accepted_members = known->committed_members;
     for (int i = 0; i < GR_GROUP_WORLD_MAX; i++) {
-        if (gr_numbers_has(here, i) && quorum->told[i].accepted > known->committed) {
-            keep_common(&known->accepted_members, &quorum->told[i].accepted_members);
+        if (gr_numbers_has(here, i) && quorum->histories[i].accepted > known->committed) {
+            keep_common(&known->accepted_members, &quorum->histories[i].accepted_members);
         }
-        if (gr_numbers_has(here, i) && quorum->told[i].accepted > known->accepted) {
-            known->accepted = quorum->told[i].accepted;
+        if (gr_numbers_has(here, i) && quorum->histories[i].accepted > known->accepted) {
+            known->accepted = quorum->histories[i].accepted;
         }
     }
 }

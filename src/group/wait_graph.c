@@ -81,7 +81,7 @@ static void begin_version(gr_wait_node *node)
     memset(node->edges, 0, sizeof node->edges);
 }
 
-/* The same wait is for other ranks than before: those that stay have been told. */
+/* The same wait is for other ranks than before: those that stay have been notified. */
 static void keep_edges(gr_wait_node *node, const gr_op_report *report)
 {
     gr_wait_edge edges[GR_REPORT_AWAITS_MAX] = {{0}};
@@ -118,8 +118,8 @@ static void take_waits(gr_wait_graph *graph, int rank, const gr_op_report *repor
 {
     gr_wait_node *node = &graph->nodes[rank];
     const gr_op_report *old = &node->report;
-    if (node->heard_us == 0 || !says_the_same(old, report)) {
-        if (node->heard_us != 0 && old->seq == report->seq) {
+    if (node->received_us == 0 || !says_the_same(old, report)) {
+        if (node->received_us != 0 && old->seq == report->seq) {
             keep_edges(node, report);
         } else {
             begin_version(node);
@@ -132,7 +132,7 @@ static void take_waits(gr_wait_graph *graph, int rank, const gr_op_report *repor
     if (report->peer >= 0) {
         note_denial(node, report->peer, report->answers);
     }
-    node->heard_us = now_us > 0 ? now_us : 1;
+    node->received_us = now_us > 0 ? now_us : 1;
 }
 
 static bool is_sound(const gr_wait_graph *graph, const gr_op_report *report)
@@ -156,11 +156,11 @@ gr_status gr_wait_graph_report(gr_wait_graph *graph, int rank, const gr_op_repor
     node->unread = 0;
     switch (report->kind) {
     case GR_REPORT_IDLE:
-        if (node->heard_us != 0) {
+        if (node->received_us != 0) {
             begin_version(node);
             graph->changed = true;
         }
-        node->heard_us = 0;
+        node->received_us = 0;
         node->cause = node->via = -1;
         return GR_OK;
     case GR_REPORT_WAITS:
@@ -183,7 +183,7 @@ gr_status gr_wait_graph_report(gr_wait_graph *graph, int rank, const gr_op_repor
 
 static bool waits(const gr_wait_graph *graph, int rank)
 {
-    return graph->nodes[rank].heard_us != 0;
+    return graph->nodes[rank].received_us != 0;
 }
 
 /* A rank that does not repeat its report is stopped: what it said does not count any more. */
@@ -192,8 +192,8 @@ static void forget_silent(gr_wait_graph *graph, int64_t now_us)
     int64_t silent_us = SILENT_FACTOR * gr_op_report_repeat_us(graph->size);
     for (int rank = 0; rank < graph->size; rank++) {
         gr_wait_node *node = &graph->nodes[rank];
-        if (waits(graph, rank) && now_us - node->heard_us >= silent_us) {
-            node->heard_us = 0;
+        if (waits(graph, rank) && now_us - node->received_us >= silent_us) {
+            node->received_us = 0;
             begin_version(node);
             graph->changed = true;
         }
@@ -298,8 +298,8 @@ static bool denies(const gr_wait_node *node, const gr_op_report *of)
     return found && node->report.stuck;
 }
 
-/* `to` is to be told of `asker`, unless another rank comes before it: the next one behind the
- * last that it was told of. */
+/* `to` is to be notified of `asker`, unless another rank comes before it: the next one behind the
+ * last that it was notified of. */
 static void propose(gr_wait_graph *graph, int to, int asker)
 {
     int last = graph->nodes[to].asker, size = graph->size;
@@ -328,9 +328,9 @@ static void look_at_pair(gr_wait_graph *graph, int rank, uint32_t place)
     int other = node->report.awaits[place];
     const gr_wait_node *awaited = &graph->nodes[other];
     const gr_wait_edge *edge = &node->edges[place];
-    bool told = edge->told_awaited == awaited->version;
+    bool notified = edge->notified_awaited == awaited->version;
     if (!waits(graph, other)) {
-        if (!told) {
+        if (!notified) {
             propose(graph, other, rank);
         }
         return;
@@ -343,45 +343,45 @@ static void look_at_pair(gr_wait_graph *graph, int rank, uint32_t place)
         accuse(graph, other, rank);
         return;
     }
-    if (!told) {
+    if (!notified) {
         propose(graph, other, rank);
     }
-    if (edge->told_waiting != awaited->version) {
+    if (edge->notified_waiting != awaited->version) {
         propose(graph, rank, other);
     }
 }
 
-/* `rank` was told of `asker`, whichever of the two waits for the other. */
-static void note_told(gr_wait_graph *graph, int rank, int asker)
+/* `rank` was notified of `asker`, whichever of the two waits for the other. */
+static void note_notified(gr_wait_graph *graph, int rank, int asker)
 {
     gr_wait_node *node = &graph->nodes[rank], *from = &graph->nodes[asker];
     for (uint32_t i = 0; i < from->report.awaits_count; i++) {
         if (from->report.awaits[i] == rank) {
-            from->edges[i].told_awaited = node->version;
+            from->edges[i].notified_awaited = node->version;
         }
     }
     for (uint32_t i = 0; waits(graph, rank) && i < node->report.awaits_count; i++) {
         if (node->report.awaits[i] == asker) {
-            node->edges[i].told_waiting = from->version;
+            node->edges[i].notified_waiting = from->version;
         }
     }
 }
 
-/* Tells each rank of one other. Returns true if one was told: there may be more to tell. */
+/* Notifies each rank of one other. Returns true if one was notified: there may be more. */
 static bool ask(gr_wait_graph *graph)
 {
-    bool told = false;
+    bool notified = false;
     for (int rank = 0; rank < graph->size; rank++) {
         int asker = graph->asker[rank];
         gr_wait_node *node = &graph->nodes[rank];
         if (asker >= 0 && node->unread < UNREAD_MAX) {
             node->asker = asker;
-            note_told(graph, rank, asker);
+            note_notified(graph, rank, asker);
             say(graph, rank, &graph->nodes[asker].report);
-            told = true;
+            notified = true;
         }
     }
-    return told;
+    return notified;
 }
 
 int64_t gr_wait_graph_evaluate(gr_wait_graph *graph, int64_t now_us)

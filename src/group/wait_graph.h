@@ -25,11 +25,11 @@
 /* `to` is a rank; the report is borrowed for the call. */
 typedef void gr_wait_graph_say(void *say_arg, int to, const gr_op_report *report);
 
-/* A rank that another one waits for: which of the two has heard of the other. */
+/* A rank that another one waits for: which of the two was notified of the other. */
 typedef struct gr_wait_edge {
-    /* The `version` of the awaited rank when it was told, and when the waiting rank was told of it;
-     * 0: not told. */
-    uint32_t told_awaited, told_waiting;
+    /* The `version` of the awaited rank when it was notified, and when the waiting rank was
+     * notified of it; 0: not notified. */
+    uint32_t notified_awaited, notified_waiting;
 } gr_wait_edge;
 
 /* The operation of wait `answers` of `peer` cannot begin before the own is over. */
@@ -46,12 +46,12 @@ typedef struct gr_wait_node {
      * until a report takes them back. */
     gr_wait_denial denials[GR_REPORT_AWAITS_MAX];
     uint32_t denials_made; /* the newest ones stand there */
-    int64_t heard_us;      /* when it came; 0: the rank waits for nobody, as far as is known */
-    int32_t cause, via;    /* told last; -1: nothing */
-    uint32_t cause_seq;    /* the wait of the cause that was told; 0: that it does not wait */
+    int64_t received_us;   /* when it came; 0: the rank waits for nobody, as far as is known */
+    int32_t cause, via;    /* reported last; -1: none */
+    uint32_t cause_seq;    /* the reported wait of the cause; 0: it does not wait */
     int32_t asker;         /* whose report it was sent last */
-    uint32_t accused;      /* it was told of a deadlock in this wait; 0: it was not */
-    int unread; /* said to it since its last report: a rank that reads nothing is told no more */
+    uint32_t accused;      /* it was notified of a deadlock in this wait; 0: it was not */
+    int unread; /* notices since its last report: a rank that reads nothing gets no more */
 } gr_wait_node;
 
 typedef struct gr_wait_graph {

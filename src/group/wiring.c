@@ -282,9 +282,9 @@ gr_status gr_joining_wire(gr_joining *join, gr_diag *diag)
             break;
         }
         /* A rank that died meanwhile does not connect to us: only the coordinator knows. */
-        gr_status heard = gr_group_hear(group, diag);
-        if (heard < 0) {
-            return heard;
+        gr_status received = gr_group_receive(group, diag);
+        if (received < 0) {
+            return received;
         }
         if (gr_joining_late(join)) {
             return gr_fail_peer(diag, GR_E_TIMEOUT, missing,

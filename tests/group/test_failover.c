@@ -77,7 +77,7 @@ typedef struct coordinator {
     int32_t failure;
     gr_standing standings[MEMBERS_MAX];
     bool own, gathering;
-    small_history known, told[MEMBERS_MAX];
+    small_history known, histories[MEMBERS_MAX];
 } coordinator;
 
 typedef struct state {
@@ -167,8 +167,8 @@ static void keep_one(const gr_membership *rules, int size, coordinator *to)
     to->own = rules->quorum->own;
     to->gathering = rules->quorum->gathering;
     to->known = shrink(&rules->quorum->known);
-    for (int i = 0; i < size && rules->quorum->told != NULL; i++) {
-        to->told[i] = shrink(&rules->quorum->told[i]);
+    for (int i = 0; i < size && rules->quorum->histories != NULL; i++) {
+        to->histories[i] = shrink(&rules->quorum->histories[i]);
     }
 }
 
@@ -180,8 +180,8 @@ static void restore_one(gr_membership *rules, int size, const coordinator *from)
     rules->quorum->own = from->own;
     rules->quorum->gathering = from->gathering;
     rules->quorum->known = stretch(&from->known);
-    for (int i = 0; i < size && rules->quorum->told != NULL; i++) {
-        rules->quorum->told[i] = stretch(&from->told[i]);
+    for (int i = 0; i < size && rules->quorum->histories != NULL; i++) {
+        rules->quorum->histories[i] = stretch(&from->histories[i]);
     }
 }
 
