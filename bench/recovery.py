@@ -17,8 +17,8 @@ take turns:
     torchrun-fast         the same with --monitor-interval 0.1 (seconds; else 5)
 
 A joining worker's cost is what the others lose by it: from their last step without it to the end
-of the first step with it, less what a step takes. --samples FILE keeps what was measured, and adds what
-the file has from before.
+of the first step with it, less what a step takes. --samples FILE keeps what was
+measured, and adds what the file has from before.
 """
 import argparse
 import gzip
