@@ -5,7 +5,7 @@
  *
  *     bench_link [shm|tcp] [milliseconds for each size, 100] [two cores, "0,1"; or -] [world size]
  *
- * With a world size the meshes are such as have guests (as parameter servers have), for so many
+ * With a world size the meshes have dynamic peers (as parameter servers have), for so many
  * peers; three of them are there, of which one answers. */
 
 #include "base/fail.h"
@@ -29,7 +29,7 @@ typedef struct bench {
     gr_mesh *mesh;
     gr_link *link;
     uint8_t *out, *in;
-    int world; /* 0: no guests */
+    int world; /* 0: no dynamic peers */
 } bench;
 
 static void die(const char *what, const gr_diag *diag)

@@ -237,12 +237,12 @@ static int rendezvous(const gr_cli_line *line)
         status = serve(coordinator, options, &diag);
         code = status == GR_OK ? GR_EXIT_DONE : gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
-    uint64_t strangers = gr_coordinator_pending(coordinator);
-    if (strangers > 0) {
+    uint64_t unauthenticated = gr_coordinator_pending(coordinator);
+    if (unauthenticated > 0) {
         fprintf(stderr,
                 "gradus: %" PRIu64 " connections were refused: they did not prove that "
                 "they belong to the job\n",
-                strangers);
+                unauthenticated);
     }
     gr_coordinator_destroy(coordinator);
     return code;

@@ -285,7 +285,7 @@ static gr_status fail_twice(gr_doc_builder *builder, const gr_node *first, const
                        first->key, first->line);
 }
 
-/* Small maps by looking at each pair; large ones, which only a stranger writes, by sorting. */
+/* Small maps by looking at each pair; large ones, which only hostile input has, by sorting. */
 static gr_status check_keys(gr_doc_builder *builder, const gr_node *map)
 {
     enum { SMALL = 32 };

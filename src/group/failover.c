@@ -238,12 +238,12 @@ void gr_failover_end(gr_failover *s, int64_t patience_us)
         ssize_t put = write(s->wake_fd, &one, sizeof one);
         (void)put; /* the counter cannot be full */
         pthread_join(s->thread, NULL);
-        uint64_t strangers = gr_coordinator_pending(s->coordinator);
-        if (strangers > 0) {
+        uint64_t unauthenticated = gr_coordinator_pending(s->coordinator);
+        if (unauthenticated > 0) {
             gr_log_write(&s->log, GR_LOG_WARN, "group",
                          "%" PRIu64 " connections were refused: they did not prove that they "
                          "belong to the job",
-                         strangers);
+                         unauthenticated);
         }
     }
     gr_acceptor_destroy(s->probes);

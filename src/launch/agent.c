@@ -116,7 +116,7 @@ static int compare_ints(const void *left, const void *right)
 
 /* Keeps the workers' descriptors and our own; 0, 1, 2 become /dev/null: the launcher's files, and
  * the sockets of its loop, must not outlive it because of us. */
-static int close_strangers(const gr_agent_config *config, const int also[GR_AGENT_KEEP])
+static int close_unrelated(const gr_agent_config *config, const int also[GR_AGENT_KEEP])
 {
     int slots = gr_agent_seats(config);
     size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 1 + GR_AGENT_KEEP;
@@ -170,7 +170,7 @@ int gr_agent_settle(const gr_agent_config *config, const char *name, const int k
     (void)setsid(); /* Ctrl-C is for the launcher, which tells us what to do */
     (void)prctl(PR_SET_NAME, name, 0L, 0L, 0L);
     int error = gr_descent_adopt();
-    return error != 0 ? error : close_strangers(config, keep);
+    return error != 0 ? error : close_unrelated(config, keep);
 }
 
 /* For those that come later it is kept apart: their lists have it while they are started. */

@@ -87,11 +87,11 @@ static void on_seek_timer(uv_timer_t *timer)
     wait_for_next(gang, GR_DISCOVERY_LIMIT_US);
 }
 
-/* ---- The door -------------------------------------------------------------------------------- */
+/* ---- The acceptor ---------------------------------------------------------------------------- */
 
-static void on_door_timer(uv_timer_t *timer);
+static void on_acceptor_timer(uv_timer_t *timer);
 
-static void take_guests(gr_gang *gang)
+static void accept_agents(gr_gang *gang)
 {
     gr_acceptor *acceptor = gang->config->acceptor;
     char name[GR_HOSTS_NAME_BYTES];
@@ -112,7 +112,7 @@ static void take_guests(gr_gang *gang)
     int64_t next_us = gr_acceptor_next_us(acceptor), now = gr_gang_now_us();
     uv_timer_stop(&gang->acceptor_timer);
     if (next_us != GR_NEVER) {
-        (void)uv_timer_start(&gang->acceptor_timer, on_door_timer,
+        (void)uv_timer_start(&gang->acceptor_timer, on_acceptor_timer,
                              next_us > now ? (uint64_t)(next_us - now) / 1000 + 1 : 0, 0);
     }
     if (came) {
@@ -121,16 +121,16 @@ static void take_guests(gr_gang *gang)
     }
 }
 
-static void on_door_timer(uv_timer_t *timer)
+static void on_acceptor_timer(uv_timer_t *timer)
 {
-    take_guests(timer->data);
+    accept_agents(timer->data);
 }
 
 static void on_door(uv_poll_t *poll, int status, int events)
 {
     (void)status;
     (void)events;
-    take_guests(poll->data);
+    accept_agents(poll->data);
 }
 
 gr_status gr_gang_seek_hosts(gr_gang *gang, gr_diag *diag)
@@ -154,6 +154,6 @@ gr_status gr_gang_seek_hosts(gr_gang *gang, gr_diag *diag)
         return gr_fail(diag, GR_E_IO, "--listen: the door cannot be watched: %s",
                        uv_strerror(error));
     }
-    take_guests(gang);
+    accept_agents(gang);
     return GR_OK;
 }

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 enum {
-    STRANGERS = 64,
+    CONNECTIONS = 64,
     GARBAGE_BYTES = 4096,
     HAUNTING_TURNS = 5000, /* that many looks at whether a door is open */
     HAUNTING_PAUSE_NS = 1000000,
@@ -239,9 +239,9 @@ static void stop_for(int64_t us)
 }
 
 /* Some say nothing, others more than fits into a handshake. */
-static void send_garbage(int fd, const uint8_t *garbage, size_t stranger)
+static void send_garbage(int fd, const uint8_t *garbage, size_t connection)
 {
-    size_t size = GARBAGE_BYTES * stranger / STRANGERS;
+    size_t size = GARBAGE_BYTES * connection / CONNECTIONS;
     (void)!send(fd, garbage, size, MSG_DONTWAIT | MSG_NOSIGNAL);
     close(fd);
 }
@@ -253,7 +253,7 @@ static void haunt_coordinator(const char *address)
     if (address == NULL || gr_random_bytes(garbage, sizeof garbage, &diag) != GR_OK) {
         return;
     }
-    for (size_t i = 0; i < STRANGERS; i++) {
+    for (size_t i = 0; i < CONNECTIONS; i++) {
         int fd;
         if (gr_address_connect(address, &fd, &diag) >= 0) {
             send_garbage(fd, garbage, i);
@@ -290,7 +290,7 @@ static bool haunt_listener(int listener, int domain, const void *garbage)
     struct sockaddr_storage at;
     socklen_t size = sizeof at;
     bool known = getsockname(listener, (struct sockaddr *)&at, &size) == 0;
-    for (size_t i = 0; i < STRANGERS && known; i++) {
+    for (size_t i = 0; i < CONNECTIONS && known; i++) {
         int fd = socket(domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
         if (fd >= 0) {
             (void)!connect(fd, (struct sockaddr *)&at, size);
@@ -301,7 +301,7 @@ static bool haunt_listener(int listener, int domain, const void *garbage)
 }
 
 /* A worker's own door stands open only while a generation comes about: until then it is waited for.
- * The strangers come at every look, as long as it is open. */
+ * The connections come at every look, as long as it is open. */
 static void *haunt_door(void *arg)
 {
     uint8_t garbage[GARBAGE_BYTES];

@@ -16,7 +16,7 @@ typedef enum gr_fault_kind {
     GR_FAULT_KILL = 0, /* by `signal` */
     GR_FAULT_STOP,     /* SIGSTOP, and SIGCONT after `for_us` */
     GR_FAULT_SLOW,     /* its part of every step takes `times` as long */
-    GR_FAULT_GARBAGE,  /* strangers send garbage to the coordinator */
+    GR_FAULT_GARBAGE,  /* unauthenticated peers send garbage to the coordinator */
     GR_FAULT_CUT       /* for `for_us` nothing arrives over its tcp links */
 } gr_fault_kind;
 

@@ -32,7 +32,7 @@ def pytest_configure(config):
 
 
 def wait_until(condition, what, timeout_s=TIMEOUT_S):
-    """Waits for something that gives no event of its own (the end of a stranger's process)."""
+    """Waits for something that gives no event of its own (the end of a intruder's process)."""
     deadline = time.monotonic() + timeout_s
     pause = select.poll()
     while not condition():

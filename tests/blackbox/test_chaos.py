@@ -37,7 +37,7 @@ def test_garbage_at_the_door_of_a_worker(gradus, job, undisturbed, tmp_path):
         assert sha256 == undisturbed
         if "[1] gradus: debug: link: closed a connection from this host: " in done.stderr:
             return
-    raise AssertionError("no stranger came to the door of rank 1")
+    raise AssertionError("no intruder came to the door of rank 1")
 
 
 @pytest.mark.parametrize("flags", [["stop:rank=1@step=20,for=1500ms"],

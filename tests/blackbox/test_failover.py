@@ -131,21 +131,21 @@ def listeners_of(pid):
     return ports
 
 
-def test_strangers_before_it_takes_over(gradus, job, undisturbed, tmp_path):
+def test_unauthenticated_peers_before_it_takes_over(gradus, job, undisturbed, tmp_path):
     """Garbage and silence wait at the door of the rank that is the next coordinator."""
     running = Job(gradus, job, tmp_path / "out")
     running.wait_for("epoch")
     ports = listeners_of(running.ranks[0].pid)
     assert len(ports) == 1, ports
-    strangers = []
+    intruders = []
     for number in range(40):
-        strangers.append(socket.create_connection(("127.0.0.1", ports[0]), timeout=TIMEOUT_S))
+        intruders.append(socket.create_connection(("127.0.0.1", ports[0]), timeout=TIMEOUT_S))
         if number % 2 == 0:
-            strangers[-1].sendall(os.urandom(200))
+            intruders[-1].sendall(os.urandom(200))
     running.kill(COORDINATOR)
     running.wait_for("changed")
-    for stranger in strangers:
-        stranger.close()
+    for intruder in intruders:
+        intruder.close()
     ends = running.end()
     assert [code for _, code in ends] == [0] * RANKS, ends
     assert "connections were refused: they did not prove" in ends[0][0], ends[0][0]

@@ -371,23 +371,23 @@ print("barrier", barrier(), flush=True)
 library.gr_comm_destroy(comm)
 """))
     address = read_lines(job.stdout, 1)[0].split("unix:@")[1]
-    strangers = []
+    intruders = []
     for data in (b"", b"GET / HTTP/1.0\r\n\r\n", b"\0" * 4096, os.urandom(65536)):
-        stranger = socket.socket(socket.AF_UNIX)
-        stranger.settimeout(20)
-        stranger.connect("\0" + address)
+        intruder = socket.socket(socket.AF_UNIX)
+        intruder.settimeout(20)
+        intruder.connect("\0" + address)
         try:
-            stranger.sendall(data)
+            intruder.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
             pass  # shown the door
-        strangers.append(stranger)
+        intruders.append(intruder)
     for rank in (0, 1):
         (tmp_path / f"go{rank}").write_text("go")
     out, message = job.communicate(timeout=TIMEOUT_S)
     assert job.returncode == 0, message
     assert out.count("barrier 0") == 2
-    for stranger in strangers:
-        stranger.close()
+    for intruder in intruders:
+        intruder.close()
 
 
 def test_wrong_secret_is_refused(gradus, comm_script):

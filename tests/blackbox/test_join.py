@@ -177,7 +177,7 @@ def test_the_token_is_nowhere_to_be_seen(two):  # noqa: F811
     assert token not in "".join(end_of(join.launcher)[1:])
 
 
-def test_wrong_tokens_and_strangers_are_refused(two):  # noqa: F811
+def test_wrong_tokens_and_other_programs_are_refused(two):  # noqa: F811
     join = Join(two, "-np", 2, "--start-timeout", "4s", "--", "true")
     wrong = join.agent(0, GRADUS_JOIN_TOKEN=secrets.token_hex(32))
     code, _, err = end_of(wrong)
@@ -190,7 +190,7 @@ def test_wrong_tokens_and_strangers_are_refused(two):  # noqa: F811
     assert "agents with 0 slots have joined" in err and "the job needs 2" in err
 
 
-def test_a_stranger_says_nothing_and_another_one_garbage(gradus, tmp_path):
+def test_one_that_says_nothing_and_one_that_sends_garbage(gradus, tmp_path):
     launcher = gradus.start("run", "-np", 1, "--listen", "127.0.0.1:0", "--", "echo", "here",
                             env={"GRADUS_JOIN_TOKEN_FILE": str(tmp_path / "token")})
     port = int(launcher.stderr.readline().rsplit(":", 1)[1])

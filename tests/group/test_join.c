@@ -424,11 +424,11 @@ static void test_ports(void **state)
 static void test_garbage_disturbs_nobody(void **state)
 {
     (void)state;
-    enum { STRANGERS = 400 };
+    enum { CONNECTIONS = 400 };
     for (int tcp = 0; tcp < 2; tcp++) {
         gr_coordinator *coordinator = open_coordinator(2, tcp ? "127.0.0.1" : NULL);
-        int fds[STRANGERS];
-        for (int i = 0; i < STRANGERS; i++) {
+        int fds[CONNECTIONS];
+        for (int i = 0; i < CONNECTIONS; i++) {
             fds[i] = -1;
             gr_status status =
                 gr_address_connect(gr_coordinator_address(coordinator), &fds[i], NULL);
@@ -452,7 +452,7 @@ static void test_garbage_disturbs_nobody(void **state)
             }
             finish(&workers[rank]);
         }
-        for (int i = 0; i < STRANGERS; i++) {
+        for (int i = 0; i < CONNECTIONS; i++) {
             if (fds[i] >= 0) {
                 close(fds[i]);
             }

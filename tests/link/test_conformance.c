@@ -869,20 +869,21 @@ static void test_nothing_is_left(gr_link_kind kind)
 EACH_TEST(DEFINE)
 FAILURE_TEST(DEFINE)
 
-#define DEFINE_GUESTS(name)                                                                        \
-    static void shm_guests_##name(void **state)                                                    \
+#define DEFINE_DYNAMIC(name)                                                                       \
+    static void shm_dynamic_##name(void **state)                                                   \
     {                                                                                              \
         (void)state;                                                                               \
         test_##name((gr_link_kind)((int)GR_LINK_SHM | (int)WITH_DYNAMIC_PEERS));                   \
     }                                                                                              \
-    static void tcp_guests_##name(void **state)                                                    \
+    static void tcp_dynamic_##name(void **state)                                                   \
     {                                                                                              \
         (void)state;                                                                               \
         test_##name((gr_link_kind)((int)GR_LINK_TCP | (int)WITH_DYNAMIC_PEERS));                   \
     }
-EACH_TEST(DEFINE_GUESTS)
+EACH_TEST(DEFINE_DYNAMIC)
 
-#define LIST_GUESTS(name) cmocka_unit_test(shm_guests_##name), cmocka_unit_test(tcp_guests_##name),
+#define LIST_DYNAMIC(name)                                                                         \
+    cmocka_unit_test(shm_dynamic_##name), cmocka_unit_test(tcp_dynamic_##name),
 
 #define LIST(name)                                                                                 \
     cmocka_unit_test(shm_##name), cmocka_unit_test(tcp_##name),                                    \
@@ -892,8 +893,8 @@ EACH_TEST(DEFINE_GUESTS)
 int main(void)
 {
     const struct CMUnitTest tests[] = {EACH_TEST(LIST) FAILURE_TEST(LIST)};
-    const struct CMUnitTest with_guests[] = {EACH_TEST(LIST_GUESTS)};
+    const struct CMUnitTest with_dynamic_peers[] = {EACH_TEST(LIST_DYNAMIC)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     /* The same code but for who may come; with a sanitizer once is long enough. */
-    return failed + (SANITIZED ? 0 : cmocka_run_group_tests(with_guests, NULL, NULL));
+    return failed + (SANITIZED ? 0 : cmocka_run_group_tests(with_dynamic_peers, NULL, NULL));
 }

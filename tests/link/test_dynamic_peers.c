@@ -22,31 +22,31 @@
 enum {
     WORLD = 256,
     FIRST = 16,
-    GUESTS_MAX = 3, /* in this process, at a time */
-    BIG = 3 << 20,  /* on shm more than a stage, on tcp more than the kernel takes */
+    PEERS_MAX = 3, /* in this process, at a time */
+    BIG = 3 << 20, /* on shm more than a stage, on tcp more than the kernel takes */
     COMINGS = THOROUGH(100),
-    ALL_GUESTS = THOROUGH(300),
+    ALL_PEERS = THOROUGH(300),
     SHORT_US = 30000
 };
 
-/* The host is number 0; its guests are in this process unless a test starts them. */
-typedef struct hall {
+/* The host is number 0; its peers are in this process unless a test starts them. */
+typedef struct fixture {
     gr_link_kind kind;
     gr_mesh *host;
-    gr_mesh *guest[GUESTS_MAX];
+    gr_mesh *peer[PEERS_MAX];
     uint8_t *data, *back; /* BIG */
-} hall;
+} fixture;
 
-static gr_mesh_config guest_config(gr_link_kind kind, int number)
+static gr_mesh_config peer_config(gr_link_kind kind, int number)
 {
     return test_config((gr_link_kind)((int)kind | (int)WITH_DYNAMIC_PEERS), number, WORLD);
 }
 
-static void hall_open(hall *h, gr_link_kind kind, bool mixed)
+static void fixture_open(fixture *h, gr_link_kind kind, bool mixed)
 {
-    gr_mesh_config config = guest_config(kind, 0);
+    gr_mesh_config config = peer_config(kind, 0);
     gr_diag diag = {0};
-    *h = (hall){.kind = kind, .data = malloc(BIG), .back = malloc(BIG)};
+    *h = (fixture){.kind = kind, .data = malloc(BIG), .back = malloc(BIG)};
     assert_true(h->data != NULL && h->back != NULL);
     for (size_t i = 0; i < BIG; i++) {
         h->data[i] = (uint8_t)(i * 7 + i / 4096);
@@ -57,32 +57,32 @@ static void hall_open(hall *h, gr_link_kind kind, bool mixed)
     }
 }
 
-static void hall_close(hall *h)
+static void fixture_close(fixture *h)
 {
     gr_mesh_destroy(h->host);
-    for (int i = 0; i < GUESTS_MAX; i++) {
-        gr_mesh_destroy(h->guest[i]);
+    for (int i = 0; i < PEERS_MAX; i++) {
+        gr_mesh_destroy(h->peer[i]);
     }
     free(h->data);
     free(h->back);
 }
 
 /* Nobody's end is anybody's failure. */
-static void pump(hall *h)
+static void pump(fixture *h)
 {
     gr_diag diag = {0};
     if (gr_mesh_progress(h->host, &diag) != GR_OK) {
         fail_msg("the host: %s", diag.text);
     }
-    for (int i = 0; i < GUESTS_MAX; i++) {
-        if (h->guest[i] != NULL && gr_mesh_progress(h->guest[i], &diag) != GR_OK) {
-            fail_msg("guest %d: %s", i, diag.text);
+    for (int i = 0; i < PEERS_MAX; i++) {
+        if (h->peer[i] != NULL && gr_mesh_progress(h->peer[i], &diag) != GR_OK) {
+            fail_msg("peer %d: %s", i, diag.text);
         }
     }
 }
 
 /* Move all on until the host is told of a change: it is that. */
-static gr_link *expect_change(hall *h, int number, bool ended)
+static gr_link *expect_change(fixture *h, int number, bool ended)
 {
     int peer = -1;
     bool has_ended = false;
@@ -97,23 +97,23 @@ static gr_link *expect_change(hall *h, int number, bool ended)
     return gr_mesh_link(h->host, number);
 }
 
-/* A guest that may come, on its way. */
-static void invite(hall *h, int at, int number, const char *address)
+/* A peer that may come, on its way. */
+static void invite(fixture *h, int at, int number, const char *address)
 {
-    gr_mesh_config config = guest_config(h->kind, number);
+    gr_mesh_config config = peer_config(h->kind, number);
     gr_diag diag = {0};
     config.mixed = gr_mesh_remote_address(h->host) != NULL && h->kind == GR_LINK_SHM;
-    if (gr_mesh_create(&config, &h->guest[at], &diag) != GR_OK ||
-        kind_connect(h->guest[at], h->kind, 0, address, &diag) != GR_OK) {
+    if (gr_mesh_create(&config, &h->peer[at], &diag) != GR_OK ||
+        kind_connect(h->peer[at], h->kind, 0, address, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
 }
 
 /* Until its side is up as well; the host's link to it. */
-static gr_link *welcome(hall *h, int at, int number)
+static gr_link *welcome(fixture *h, int at, int number)
 {
     gr_link *link = expect_change(h, number, false);
-    for (int64_t end_us = test_now_us() + PATIENCE_US; gr_mesh_link(h->guest[at], 0) == NULL;) {
+    for (int64_t end_us = test_now_us() + PATIENCE_US; gr_mesh_link(h->peer[at], 0) == NULL;) {
         assert_true(test_now_us() < end_us);
         pump(h);
     }
@@ -121,20 +121,20 @@ static gr_link *welcome(hall *h, int at, int number)
     return link;
 }
 
-static gr_link *come(hall *h, int at, int number)
+static gr_link *come(fixture *h, int at, int number)
 {
     invite(h, at, number, gr_mesh_address(h->host));
     return welcome(h, at, number);
 }
 
-static void leave(hall *h, int at)
+static void leave(fixture *h, int at)
 {
-    gr_mesh_destroy(h->guest[at]);
-    h->guest[at] = NULL;
+    gr_mesh_destroy(h->peer[at]);
+    h->peer[at] = NULL;
 }
 
 /* The sentence of the link's end, and then it is forgotten. */
-static void see_off(hall *h, int number, gr_status status, const char *words)
+static void see_off(fixture *h, int number, gr_status status, const char *words)
 {
     gr_link *link = expect_change(h, number, true);
     assert_non_null(link);
@@ -147,7 +147,7 @@ static void see_off(hall *h, int number, gr_status status, const char *words)
     assert_null(gr_mesh_link(h->host, number));
 }
 
-static void carry(hall *h, gr_link *from, gr_link *to, size_t size_bytes)
+static void carry(fixture *h, gr_link *from, gr_link *to, size_t size_bytes)
 {
     gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = (uint32_t)size_bytes};
     uint64_t ticket = 0;
@@ -174,13 +174,13 @@ static void carry(hall *h, gr_link *from, gr_link *to, size_t size_bytes)
 }
 
 /* Data of all kinds of places go both ways. */
-static void talk(hall *h, int at, gr_link *link)
+static void talk(fixture *h, int at, gr_link *link)
 {
     static const size_t sizes[] = {1, 1000, 100000};
     pump(h);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        carry(h, link, gr_mesh_link(h->guest[at], 0), sizes[i]);
-        carry(h, gr_mesh_link(h->guest[at], 0), link, sizes[i]);
+        carry(h, link, gr_mesh_link(h->peer[at], 0), sizes[i]);
+        carry(h, gr_mesh_link(h->peer[at], 0), link, sizes[i]);
     }
 }
 
@@ -219,28 +219,28 @@ static void assert_same_maps(maps before)
 
 static void test_comes_and_leaves(void **state)
 {
-    hall h;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture h;
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     for (int round = 0; round < 3; round++) {
         gr_link *link = come(&h, 0, FIRST);
         talk(&h, 0, link);
-        carry(&h, link, gr_mesh_link(h.guest[0], 0), BIG);
+        carry(&h, link, gr_mesh_link(h.peer[0], 0), BIG);
         leave(&h, 0);
         see_off(&h, FIRST, GR_E_PEER_LOST, "rank 16 has left in order");
     }
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* What arrived before the end is handed out after it; and one that is not forgotten is kept. */
 static void test_last_words(void **state)
 {
-    hall h;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture h;
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     gr_link *link = come(&h, 0, FIRST);
     gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = 100}, head;
     uint64_t ticket;
-    assert_int_equal(gr_link_send(gr_mesh_link(h.guest[0], 0), &frame, h.data, &ticket), GR_OK);
-    assert_true(gr_link_sent(gr_mesh_link(h.guest[0], 0), ticket) || h.kind == GR_LINK_SHM);
+    assert_int_equal(gr_link_send(gr_mesh_link(h.peer[0], 0), &frame, h.data, &ticket), GR_OK);
+    assert_true(gr_link_sent(gr_mesh_link(h.peer[0], 0), ticket) || h.kind == GR_LINK_SHM);
     leave(&h, 0);
     if (h.kind == GR_LINK_SHM) { /* elsewhere the end is behind what is not read */
         assert_ptr_equal(expect_change(&h, FIRST, true), link);
@@ -262,7 +262,7 @@ static void test_last_words(void **state)
     gr_mesh_remove(h.host, FIRST);
     gr_mesh_remove(h.host, -1);
     gr_mesh_remove(h.host, WORLD);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* One that came and left before the host looked is told of twice, as everybody. */
@@ -270,11 +270,11 @@ static void test_short_visit(void **state)
 {
     int peer;
     bool ended;
-    hall h;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture h;
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     invite(&h, 0, FIRST, gr_mesh_address(h.host));
     for (int64_t end_us = test_now_us() + PATIENCE_US;
-         gr_mesh_link(h.guest[0], 0) == NULL || gr_mesh_link(h.host, FIRST) == NULL;) {
+         gr_mesh_link(h.peer[0], 0) == NULL || gr_mesh_link(h.host, FIRST) == NULL;) {
         assert_true(test_now_us() < end_us);
         pump(&h);
     }
@@ -287,20 +287,20 @@ static void test_short_visit(void **state)
     assert_non_null(expect_change(&h, FIRST, false));
     assert_non_null(expect_change(&h, FIRST, true));
     assert_false(gr_mesh_next_change(h.host, &peer, &ended));
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* Others stay, some with links that ended and are not forgotten: nothing grows, nobody is mixed
  * up. */
-static void test_many_guests(void **state)
+static void test_many_peers(void **state)
 {
-    hall h;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture h;
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     gr_link *resident = come(&h, 0, WORLD - 1);
     talk(&h, 0, resident);
     int fds = open_fds();
     maps before = maps_now();
-    for (int i = 0; i < ALL_GUESTS; i++) {
+    for (int i = 0; i < ALL_PEERS; i++) {
         int number = FIRST + i % (WORLD - 1 - FIRST);
         gr_link *link = come(&h, 1, number);
         assert_int_equal(gr_link_peer(link), number);
@@ -311,12 +311,12 @@ static void test_many_guests(void **state)
     assert_int_equal(open_fds(), fds);
     assert_same_maps(before);
     talk(&h, 0, resident);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* ---- Deaths ---------------------------------------------------------------------------------- */
 
-static pid_t start(const hall *h, int number, helper_body *body)
+static pid_t start(const fixture *h, int number, helper_body *body)
 {
     char address[GR_ADDRESS_BYTES];
     snprintf(address, sizeof address, "%s", gr_mesh_address(h->host));
@@ -327,7 +327,7 @@ static pid_t start(const hall *h, int number, helper_body *body)
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)close_range(3, ~0U, 0);
-    gr_mesh_config config = guest_config(h->kind, number);
+    gr_mesh_config config = peer_config(h->kind, number);
     gr_mesh *mesh = NULL;
     int result = 99;
     if (gr_mesh_create(&config, &mesh, NULL) == GR_OK &&
@@ -375,8 +375,8 @@ static int die_receiving(gr_mesh *mesh, gr_link *link)
 
 static void test_deaths(void **state)
 {
-    hall h;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture h;
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     gr_link *resident = come(&h, 0, WORLD - 1);
     int fds = open_fds();
     maps before = maps_now();
@@ -389,17 +389,17 @@ static void test_deaths(void **state)
     assert_int_equal(open_fds(), fds);
     assert_same_maps(before);
     talk(&h, 0, resident);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 static void test_death_in_a_payload(void **state)
 {
-    hall h;
+    fixture h;
     gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = GR_FRAME_PAYLOAD_MAX};
     uint8_t *payload = calloc(1, GR_FRAME_PAYLOAD_MAX);
     uint64_t ticket = 0;
     assert_non_null(payload);
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     gr_link *resident = come(&h, 0, WORLD - 1);
     int fds = open_fds();
     maps before = maps_now();
@@ -436,7 +436,7 @@ static void test_death_in_a_payload(void **state)
     assert_same_maps(before);
     talk(&h, 0, resident);
     free(payload);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* ---- Views ----------------------------------------------------------------------------------- */
@@ -471,7 +471,7 @@ static void assert_all(const uint8_t *data, uint8_t value, size_t size_bytes)
     }
 }
 
-static void view_all(hall *h, gr_link *link, const void *view[VIEWS], uint64_t hold[VIEWS])
+static void view_all(fixture *h, gr_link *link, const void *view[VIEWS], uint64_t hold[VIEWS])
 {
     gr_frame frame;
     int64_t end_us = test_now_us() + PATIENCE_US;
@@ -486,7 +486,7 @@ static void view_all(hall *h, gr_link *link, const void *view[VIEWS], uint64_t h
 }
 
 /* Until there is no room, and all is taken: so the sender believes what is said to be released. */
-static void fill(hall *h, gr_link *from, gr_link *to)
+static void fill(fixture *h, gr_link *from, gr_link *to)
 {
     gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = 20000};
     uint64_t ticket;
@@ -508,10 +508,10 @@ static void fill(hall *h, gr_link *from, gr_link *to)
 
 static void test_views_outlive_their_peer(void **state)
 {
-    hall h;
+    fixture h;
     const void *view[VIEWS];
     uint64_t hold[VIEWS];
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     int fds = open_fds();
     maps before = maps_now();
     pid_t pid = start(&h, FIRST, send_and_wait);
@@ -525,10 +525,10 @@ static void test_views_outlive_their_peer(void **state)
     gr_link *next = come(&h, 0, FIRST);
     talk(&h, 0, next);
     gr_link_release(dead, hold[1]);
-    fill(&h, gr_mesh_link(h.guest[0], 0), next);
+    fill(&h, gr_mesh_link(h.peer[0], 0), next);
     assert_all(view[0], 5, VIEWED);
     gr_link_release(dead, hold[0]);
-    fill(&h, gr_mesh_link(h.guest[0], 0), next);
+    fill(&h, gr_mesh_link(h.peer[0], 0), next);
     talk(&h, 0, next);
     leave(&h, 0);
     see_off(&h, FIRST, GR_E_PEER_LOST, "left");
@@ -536,16 +536,16 @@ static void test_views_outlive_their_peer(void **state)
     gr_link_release(dead, hold[2]);
     assert_int_equal(open_fds(), fds);
     assert_same_maps(before);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* Views that nobody releases go with the mesh. */
 static void test_views_that_stay(void **state)
 {
-    hall h;
+    fixture h;
     const void *view[VIEWS];
     uint64_t hold[VIEWS];
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     pid_t pid = start(&h, FIRST, send_and_wait);
     gr_link *dead = expect_change(&h, FIRST, false);
     view_all(&h, dead, view, hold);
@@ -553,7 +553,7 @@ static void test_views_that_stay(void **state)
     assert_int_equal(helper_end(pid), -SIGKILL);
     see_off(&h, FIRST, GR_E_PEER_LOST, "rank 16 died");
     maps before = maps_now();
-    hall_close(&h);
+    fixture_close(&h);
     assert_true(maps_now().count < before.count || h.kind != GR_LINK_SHM);
 }
 
@@ -561,13 +561,13 @@ static void test_views_that_stay(void **state)
 
 static void test_sent_away(void **state)
 {
-    hall h;
+    fixture h;
     gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = BIG};
     uint64_t ticket;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     gr_link *other = come(&h, 1, FIRST + 1);
     for (int round = 0; round < 3; round++) {
-        gr_link *link = come(&h, 0, FIRST), *theirs = gr_mesh_link(h.guest[0], 0);
+        gr_link *link = come(&h, 0, FIRST), *theirs = gr_mesh_link(h.peer[0], 0);
         if (round > 0) { /* in the middle of a payload of either side */
             assert_int_equal(gr_link_send(round == 1 ? link : theirs, &frame, h.data, &ticket),
                              GR_OK);
@@ -593,20 +593,20 @@ static void test_sent_away(void **state)
         talk(&h, 1, other);
         leave(&h, 0);
     }
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* It takes nothing any more, not even the sentence. */
 static void test_stalled(void **state)
 {
-    hall h;
+    fixture h;
     gr_frame frame = {.kind = GR_FRAME_DATA, .size_bytes = 300000};
     gr_status status = GR_OK;
     uint64_t ticket = 0;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     gr_link *other = come(&h, 1, FIRST + 1), *link = come(&h, 0, FIRST);
-    gr_mesh *stalled = h.guest[0];
-    h.guest[0] = NULL; /* nobody moves it on */
+    gr_mesh *stalled = h.peer[0];
+    h.peer[0] = NULL; /* nobody moves it on */
     for (int i = 0; i < 1000 && status == GR_OK; i++) {
         status = gr_link_send(link, &frame, h.data, &ticket);
         pump(&h);
@@ -627,19 +627,19 @@ static void test_stalled(void **state)
     talk(&h, 0, come(&h, 0, FIRST));
     talk(&h, 1, other);
     gr_mesh_destroy(stalled);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 static void test_second_of_a_number(void **state)
 {
-    hall h;
+    fixture h;
     gr_diag diag = {0};
     gr_status status = GR_OK;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     gr_link *link = come(&h, 0, FIRST);
     invite(&h, 1, FIRST, gr_mesh_address(h.host));
-    gr_mesh *second = h.guest[1];
-    h.guest[1] = NULL;
+    gr_mesh *second = h.peer[1];
+    h.peer[1] = NULL;
     for (int64_t end_us = test_now_us() + PATIENCE_US; status == GR_OK;) {
         assert_true(test_now_us() < end_us);
         status = gr_mesh_progress(second, &diag);
@@ -652,28 +652,28 @@ static void test_second_of_a_number(void **state)
     assert_ptr_equal(gr_mesh_link(h.host, FIRST), link);
     talk(&h, 0, link);
     gr_mesh_destroy(second);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* The number is that of one that has ended: whoever comes waits until that is forgotten. */
 static void test_waits_for_its_number(void **state)
 {
-    hall h;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture h;
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     (void)come(&h, 0, FIRST);
     leave(&h, 0);
     (void)expect_change(&h, FIRST, true);
     invite(&h, 1, FIRST, gr_mesh_address(h.host));
     for (int64_t end_us = test_now_us() + SHORT_US; test_now_us() < end_us;) {
         pump(&h);
-        assert_null(gr_mesh_link(h.guest[1], 0));
+        assert_null(gr_mesh_link(h.peer[1], 0));
     }
     gr_mesh_remove(h.host, FIRST);
     talk(&h, 1, welcome(&h, 1, FIRST));
     gr_mesh_stats stats;
     gr_mesh_get_stats(h.host, &stats);
     assert_int_equal(stats.unauthenticated_refused, 0);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 /* ---- What absent dynamic peers cost ---------------------------------------------------------- */
@@ -697,7 +697,7 @@ static void test_absent_ones_take_no_memory(void **state)
     gr_link_kind kind = *(gr_link_kind *)*state;
     uint64_t took[2];
     for (int large = 0; large < 2; large++) {
-        gr_mesh_config config = guest_config(kind, 0);
+        gr_mesh_config config = peer_config(kind, 0);
         gr_mesh *mesh;
         config.world_size = large ? WORLD : 2;
         uint64_t before = resident_bytes();
@@ -713,10 +713,10 @@ static void test_absent_ones_take_no_memory(void **state)
 static void test_open_door_costs_no_calls(void **state)
 {
     enum { LOOKS = 20000, BETWEEN_US = 10000, FEW = 10 };
-    hall h;
+    fixture h;
     gr_mesh_stats before, after;
     (void)state;
-    hall_open(&h, GR_LINK_SHM, true);
+    fixture_open(&h, GR_LINK_SHM, true);
     gr_link *link = come(&h, 0, FIRST);
     invite(&h, 1, FIRST + 1, gr_mesh_remote_address(h.host)); /* as from another host */
     gr_link *far = welcome(&h, 1, FIRST + 1);
@@ -738,7 +738,7 @@ static void test_open_door_costs_no_calls(void **state)
     gr_mesh_get_stats(h.host, &after);
     uint64_t turns = (uint64_t)((test_now_us() - start_us) / BETWEEN_US);
     assert_true(after.system_calls - before.system_calls <= turns + FEW);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 enum { SLEEP_US = 2 * PATIENCE_US };
@@ -770,11 +770,11 @@ static int echo(gr_mesh *mesh, gr_link *link)
 static void test_dynamic_peers_message_wakes_sleeper(void **state)
 {
     enum { ROUNDS = THOROUGH(300), A_WHILE = 30, LONG_US = 15000 };
-    hall h;
+    fixture h;
     uint64_t data = 5, ticket;
     int peer;
     bool ended;
-    hall_open(&h, *(gr_link_kind *)*state, false);
+    fixture_open(&h, *(gr_link_kind *)*state, false);
     h.host->sleep_us = SLEEP_US;
     pid_t pid = start(&h, FIRST, echo);
     gr_link *link = expect_change(&h, FIRST, false);
@@ -798,13 +798,13 @@ static void test_dynamic_peers_message_wakes_sleeper(void **state)
     gr_mesh_destroy(h.host);
     h.host = NULL;
     assert_int_equal(helper_end(pid), 0);
-    hall_close(&h);
+    fixture_close(&h);
 }
 
 static void test_simulated_mesh_has_none(void **state)
 {
     (void)state;
-    gr_mesh_config config = guest_config(GR_LINK_SIM, 0);
+    gr_mesh_config config = peer_config(GR_LINK_SIM, 0);
     config.ops = &gr_sim_ops;
     gr_mesh *mesh = NULL;
     gr_diag diag = {0};
@@ -827,7 +827,7 @@ int main(void)
         OVER_ALL(comes_and_leaves),
         OVER_ALL(last_words),
         OVER_ALL(short_visit),
-        OVER_ALL(many_guests),
+        OVER_ALL(many_peers),
         OVER_ALL(deaths),
         OVER_ALL(death_in_a_payload),
         OVER_ALL(views_outlive_their_peer),

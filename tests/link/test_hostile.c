@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Strangers, liars and members that send garbage: nobody gets in, nobody disturbs, nothing
- * crashes. */
+/* Unauthenticated peers, liars and members that send garbage: none gets in or disturbs the others,
+ * and nothing crashes. */
 
 #include "link/address.h"
 #include "link/auth.h"
@@ -21,7 +21,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { STRANGERS = 300, HALF_OPEN = 8, SHORT_US = 300000 };
+enum { PEERS = 300, HALF_OPEN = 8, SHORT_US = 300000 };
 
 typedef struct host {
     gr_mesh *mesh;
@@ -76,7 +76,7 @@ static size_t bytes_until_closed(const host *h, int fd)
     }
 }
 
-static uint64_t strangers(const host *h)
+static uint64_t pending(const host *h)
 {
     gr_mesh_stats stats;
     gr_mesh_get_stats(h->mesh, &stats);
@@ -101,7 +101,7 @@ static void test_garbage_gets_a_challenge_and_the_door(gr_link_kind kind)
         assert_true(fd >= 0);
         assert_int_equal(send(fd, words[i].bytes, words[i].size, MSG_NOSIGNAL), words[i].size);
         assert_true(bytes_until_closed(&h, fd) <= GR_AUTH_CHALLENGE_BYTES);
-        assert_int_equal(strangers(&h), 1);
+        assert_int_equal(pending(&h), 1);
         assert_null(gr_mesh_link(h.mesh, 1));
         close(fd);
         gr_mesh_destroy(h.mesh);
@@ -137,8 +137,8 @@ static void test_half_open_flood(gr_link_kind kind)
 {
     host h;
     host_open(&h, kind);
-    int fds[STRANGERS];
-    for (int i = 0; i < STRANGERS; i++) {
+    int fds[PEERS];
+    for (int i = 0; i < PEERS; i++) {
         fds[i] = dial(&h);
         if (i % 50 == 0) {
             progress_ok(&h);
@@ -150,8 +150,8 @@ static void test_half_open_flood(gr_link_kind kind)
     gr_mesh *other = NULL;
     gr_link *link = join_as(&h, &other, 1);
     assert_non_null(link);
-    assert_true(strangers(&h) >= STRANGERS - HALF_OPEN);
-    for (int i = 0; i < STRANGERS; i++) {
+    assert_true(pending(&h) >= PEERS - HALF_OPEN);
+    for (int i = 0; i < PEERS; i++) {
         if (fds[i] >= 0) {
             assert_true(bytes_until_closed(&h, fds[i]) <= GR_AUTH_CHALLENGE_BYTES);
             close(fds[i]);
@@ -217,7 +217,7 @@ static void test_false_ranks(gr_link_kind kind)
         assert_false(shake(&h, fd, ranks[i]));
         close(fd);
     }
-    assert_int_equal(strangers(&h), sizeof ranks / sizeof ranks[0]);
+    assert_int_equal(pending(&h), sizeof ranks / sizeof ranks[0]);
     gr_mesh_destroy(h.mesh);
 }
 
@@ -256,7 +256,7 @@ static void test_wrong_secret(gr_link_kind kind)
     assert_int_equal(diag.peer_rank, 0);
     assert_non_null(strstr(diag.text, "GRADUS_SECRET"));
     assert_null(gr_mesh_link(h.mesh, 1));
-    assert_true(strangers(&h) > 0);
+    assert_true(pending(&h) > 0);
     gr_mesh_destroy(other);
     gr_mesh_destroy(h.mesh);
 }
@@ -378,7 +378,7 @@ static void test_false_streams(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         int fd = dial(&h);
         assert_false(shake_as(&h, fd, 1, bad[i]));
-        assert_int_equal(strangers(&h), ++refused);
+        assert_int_equal(pending(&h), ++refused);
         close(fd);
     }
     int second = dial(&h), first = dial(&h), other = dial(&h);
@@ -403,7 +403,7 @@ static void test_false_streams(void **state)
     progress_ok(&h);
     assert_non_null(gr_mesh_link(h.mesh, 1));
     assert_int_equal(gr_link_rails(gr_mesh_link(h.mesh, 1)), 2);
-    assert_int_equal(strangers(&h), refused + 3);
+    assert_int_equal(pending(&h), refused + 3);
     close(first);
     close(second);
     gr_mesh_destroy(h.mesh);
@@ -634,9 +634,9 @@ static void test_shm_forged_counters(void **state)
     forger_close(&f);
 }
 
-/* Where guests come: whoever proves itself and then sends garbage, or nothing, is told of to the
+/* With dynamic peers: whoever proves itself and then sends garbage, or nothing, is told of to the
  * host alone, and disturbs no other one. */
-static void test_garbage_of_a_guest(gr_link_kind kind)
+static void test_garbage_of_a_dynamic_peer(gr_link_kind kind)
 {
     enum { HONEST = 1, LIAR = 2 };
     gr_mesh_config config = test_config(kind, 0, 3);
@@ -738,7 +738,7 @@ static void test_closed_when_all_are_here(gr_link_kind kind)
 }
 
 /* Of a door, whether it is ever shut or not. */
-#define DOOR_TEST(X)                                                                               \
+#define ACCEPTOR_TEST(X)                                                                           \
     X(garbage_gets_a_challenge_and_the_door)                                                       \
     X(half_open_flood)                                                                             \
     X(slow_one_is_closed)                                                                          \
@@ -748,7 +748,7 @@ static void test_closed_when_all_are_here(gr_link_kind kind)
     X(nobody_listens)
 
 #define EACH_TEST(X)                                                                               \
-    DOOR_TEST(X)                                                                                   \
+    ACCEPTOR_TEST(X)                                                                               \
     X(bad_addresses)                                                                               \
     X(garbage_after_the_handshake)                                                                 \
     X(closed_when_all_are_here)
@@ -766,28 +766,30 @@ static void test_closed_when_all_are_here(gr_link_kind kind)
     }
 EACH_TEST(DEFINE)
 
-#define GUEST_TEST(X) DOOR_TEST(X) X(garbage_of_a_guest)
+#define DYNAMIC_TEST(X) ACCEPTOR_TEST(X) X(garbage_of_a_dynamic_peer)
 
-#define DEFINE_GUESTS(name)                                                                        \
-    static void shm_guests_##name(void **state)                                                    \
+#define DEFINE_DYNAMIC(name)                                                                       \
+    static void shm_dynamic_##name(void **state)                                                   \
     {                                                                                              \
         (void)state;                                                                               \
         test_##name((gr_link_kind)((int)GR_LINK_SHM | (int)WITH_DYNAMIC_PEERS));                   \
     }                                                                                              \
-    static void tcp_guests_##name(void **state)                                                    \
+    static void tcp_dynamic_##name(void **state)                                                   \
     {                                                                                              \
         (void)state;                                                                               \
         test_##name((gr_link_kind)((int)GR_LINK_TCP | (int)WITH_DYNAMIC_PEERS));                   \
     }
-GUEST_TEST(DEFINE_GUESTS)
+DYNAMIC_TEST(DEFINE_DYNAMIC)
 
-#define LIST_GUESTS(name) cmocka_unit_test(shm_guests_##name), cmocka_unit_test(tcp_guests_##name),
+#define LIST_DYNAMIC(name)                                                                         \
+    cmocka_unit_test(shm_dynamic_##name), cmocka_unit_test(tcp_dynamic_##name),
 #define LIST(name) cmocka_unit_test(shm_##name), cmocka_unit_test(tcp_##name),
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        EACH_TEST(LIST) GUEST_TEST(LIST_GUESTS) cmocka_unit_test(test_tcp_frame_with_a_flipped_bit),
+        EACH_TEST(LIST) DYNAMIC_TEST(LIST_DYNAMIC)
+            cmocka_unit_test(test_tcp_frame_with_a_flipped_bit),
         cmocka_unit_test(test_false_streams),
         cmocka_unit_test(test_streams_that_do_not_come),
         cmocka_unit_test(test_garbage_on_a_stream),

@@ -223,10 +223,10 @@ static void test_descriptors(void **state)
 }
 
 /* Garbage, silence, and a peer with another secret at both its doors: the links come up as ever. */
-static void test_strangers(void **state)
+static void test_unauthenticated_peers(void **state)
 {
     (void)state;
-    enum { STRANGERS = 20 };
+    enum { PEERS = 20 };
     static const char garbage[] = "GET / HTTP/1.0\r\n\r\n and more than any handshake has, "
                                   "so that it is seen to be garbage at once and not later on";
     static const uint8_t other_secret[GR_SECRET_BYTES] = {9};
@@ -234,11 +234,11 @@ static void test_strangers(void **state)
     gr_mesh_stats stats = {0};
     gr_mesh *liar = NULL;
     trio t = {0};
-    int fds[STRANGERS];
+    int fds[PEERS];
     gr_status status = GR_OK;
     gr_diag diag = {0};
     assert_int_equal(gr_mesh_create(&config, &t.mesh, NULL), GR_OK);
-    for (int i = 0; i < STRANGERS; i++) {
+    for (int i = 0; i < PEERS; i++) {
         const char *acceptor =
             i % 2 == 0 ? gr_mesh_address(t.mesh) : gr_mesh_remote_address(t.mesh);
         assert_true(gr_address_connect(acceptor, &fds[i], NULL) >= 0);
@@ -247,9 +247,9 @@ static void test_strangers(void **state)
     assert_int_equal(gr_mesh_create(&other, &liar, NULL), GR_OK);
     assert_int_equal(gr_mesh_connect(liar, 0, gr_mesh_remote_address(t.mesh), NULL), GR_OK);
     for (int64_t end_us = test_now_us() + PATIENCE_US;
-         (status == GR_OK || stats.unauthenticated_refused < STRANGERS / 2) &&
+         (status == GR_OK || stats.unauthenticated_refused < PEERS / 2) &&
          test_now_us() < end_us;) {
-        for (int i = 0; i < STRANGERS / 2; i++) { /* the others stay silent */
+        for (int i = 0; i < PEERS / 2; i++) { /* the others stay silent */
             (void)!send(fds[i], garbage, sizeof garbage, MSG_NOSIGNAL | MSG_DONTWAIT);
         }
         assert_int_equal(gr_mesh_progress(t.mesh, NULL), GR_OK);
@@ -257,7 +257,7 @@ static void test_strangers(void **state)
         gr_mesh_get_stats(t.mesh, &stats);
     }
     assert_int_equal(status, GR_E_AUTH);
-    assert_true(stats.unauthenticated_refused >= STRANGERS / 2);
+    assert_true(stats.unauthenticated_refused >= PEERS / 2);
     gr_mesh_destroy(liar);
     t.pid[NEAR] = start(NEAR, gr_mesh_address(t.mesh));
     t.pid[FAR] = start(FAR, gr_mesh_remote_address(t.mesh));
@@ -265,7 +265,7 @@ static void test_strangers(void **state)
         t.link[peer] = await_link(t.mesh, peer);
         assert_non_null(t.link[peer]);
     }
-    for (int i = 0; i < STRANGERS; i++) {
+    for (int i = 0; i < PEERS; i++) {
         close(fds[i]);
     }
     trio_close(&t);
@@ -318,7 +318,7 @@ int main(void)
         cmocka_unit_test(test_deaths),
         cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_config_refused),
-        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_unauthenticated_peers),
         cmocka_unit_test(test_addresses_that_lead_elsewhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

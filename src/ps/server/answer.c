@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the store says about pushes and pulls, and how a guest is told of it. A guest that does not
+/* What the store decides about pushes and pulls, and how the client gets it. A client that does not
  * take what it asked for holds up nobody but itself: wishes wait as numbers of blocks, and few
  * values at a time are lent to its link. */
 
@@ -28,8 +28,8 @@ void gr_ps_task_fail(gr_ps_task *task, gr_status status, const char *sentence)
     }
 }
 
-void gr_ps_task_reply(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, const uint8_t *reply,
-                      size_t size_bytes)
+void gr_ps_task_reply(gr_ps_session *session, gr_ps_task *task, gr_ps_kind kind,
+                      const uint8_t *reply, size_t size_bytes)
 {
     uint8_t *copy = size_bytes > sizeof task->small ? malloc(size_bytes) : task->small;
     if (copy == NULL) {
@@ -41,21 +41,21 @@ void gr_ps_task_reply(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, con
     } else {
         memcpy(copy, reply, size_bytes);
     }
-    gr_ps_task_reply_with(guest, task, kind, copy, size_bytes);
+    gr_ps_task_reply_with(session, task, kind, copy, size_bytes);
 }
 
-void gr_ps_task_reply_with(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, uint8_t *reply,
-                           size_t size_bytes)
+void gr_ps_task_reply_with(gr_ps_session *session, gr_ps_task *task, gr_ps_kind kind,
+                           uint8_t *reply, size_t size_bytes)
 {
     task->reply = reply;
     task->reply_bytes = (uint32_t)size_bytes;
     task->answer = (uint8_t)kind;
     task->state = GR_PS_TASK_OVER;
-    guest->over[(guest->over_first + guest->over_count++) % GR_PS_OPS_MAX] =
-        (uint16_t)(task - guest->tasks);
+    session->over[(session->over_first + session->over_count++) % GR_PS_OPS_MAX] =
+        (uint16_t)(task - session->tasks);
 }
 
-void gr_ps_task_settle(gr_ps_guest *guest, gr_ps_task *task)
+void gr_ps_task_settle(gr_ps_session *session, gr_ps_task *task)
 {
     if (task->state != GR_PS_TASK_OPEN || task->to_come > 0 || task->to_answer > 0 ||
         task->to_give > 0 || task->leases > 0) {
@@ -66,58 +66,58 @@ void gr_ps_task_settle(gr_ps_guest *guest, gr_ps_task *task)
     if (task->text != NULL) {
         memcpy(done.text, task->text, strnlen(task->text, sizeof done.text - 1));
     }
-    gr_ps_task_reply(guest, task, GR_PS_DONE, reply, gr_ps_put_done(&done, reply));
+    gr_ps_task_reply(session, task, GR_PS_DONE, reply, gr_ps_put_done(&done, reply));
 }
 
 /* ---- Wishes ---------------------------------------------------------------------------------- */
 
-bool gr_ps_wish_reserve(gr_ps_guest *guest, uint32_t count)
+bool gr_ps_wish_reserve(gr_ps_session *session, uint32_t count)
 {
-    if (count > GR_PS_QUEUE_MAX - guest->wish_reserved) {
+    if (count > GR_PS_QUEUE_MAX - session->wish_reserved) {
         return false;
     }
-    uint32_t wanted = guest->wish_reserved + count,
-             room = guest->wish_room > 0 ? guest->wish_room : 64;
+    uint32_t wanted = session->wish_reserved + count,
+             room = session->wish_room > 0 ? session->wish_room : 64;
     while (room < wanted) {
         room *= 2;
     }
-    if (room > guest->wish_room) {
+    if (room > session->wish_room) {
         gr_ps_wish *wishes = calloc(room, sizeof *wishes);
         if (wishes == NULL) {
             return false;
         }
-        for (uint32_t i = 0; i < guest->wish_count; i++) {
-            wishes[i] = guest->wishes[(guest->wish_first + i) % guest->wish_room];
+        for (uint32_t i = 0; i < session->wish_count; i++) {
+            wishes[i] = session->wishes[(session->wish_first + i) % session->wish_room];
         }
-        free(guest->wishes);
-        guest->wishes = wishes;
-        guest->wish_first = 0;
-        guest->wish_room = room;
+        free(session->wishes);
+        session->wishes = wishes;
+        session->wish_first = 0;
+        session->wish_room = room;
     }
-    guest->wish_reserved = wanted;
+    session->wish_reserved = wanted;
     return true;
 }
 
-void gr_ps_wish_add(gr_ps_guest *guest, uint32_t slot, uint32_t block, uint64_t version)
+void gr_ps_wish_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version)
 {
-    guest->wishes[(guest->wish_first + guest->wish_count++) % guest->wish_room] =
+    session->wishes[(session->wish_first + session->wish_count++) % session->wish_room] =
         (gr_ps_wish){.slot = slot, .block = block, .version = version};
 }
 
 /* A value was given, or will not be. */
-static void fulfil(gr_ps_guest *guest, gr_ps_task *task)
+static void fulfil(gr_ps_session *session, gr_ps_task *task)
 {
     task->to_give--;
-    guest->wish_reserved--;
-    gr_ps_task_settle(guest, task);
+    session->wish_reserved--;
+    gr_ps_task_settle(session, task);
 }
 
 /* ---- What the store says --------------------------------------------------------------------- */
 
 /* A token is the task's place, above the block. */
-static gr_ps_task *task_of(gr_ps_guest *guest, uint64_t token)
+static gr_ps_task *task_of(gr_ps_session *session, uint64_t token)
 {
-    return &guest->tasks[token >> 32];
+    return &session->tasks[token >> 32];
 }
 
 static bool asks_whole(const gr_ps_task *task)
@@ -131,48 +131,48 @@ static int state_of(const gr_ps_task *task)
     return task->kind == GR_PS_PULL ? (int)task->request.first : 0;
 }
 
-float *gr_ps_values_place(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block)
+float *gr_ps_values_place(const gr_ps_session *session, const gr_ps_task *task, uint32_t block)
 {
-    float *values = (float *)(void *)(guest->shared.heap + task->request.values_at);
+    float *values = (float *)(void *)(session->shared.heap + task->request.values_at);
     return values + gr_ps_block_first(&task->held->cut, block);
 }
 
 /* It has the values of a block. */
-static void given(gr_ps_guest *guest, gr_ps_task *task, uint32_t block, uint64_t version)
+static void given(gr_ps_session *session, gr_ps_task *task, uint32_t block, uint64_t version)
 {
     task->version = version < task->version ? version : task->version;
-    guest->server->pulls++;
-    guest->server->bytes_out += gr_ps_block_count(&task->held->cut, block) * sizeof(float);
-    fulfil(guest, task);
+    session->server->pulls++;
+    session->server->bytes_out += gr_ps_block_count(&task->held->cut, block) * sizeof(float);
+    fulfil(session, task);
 }
 
 static void on_pushed(void *arg, const gr_ps_pushed *answer)
 {
     gr_ps_server *server = arg;
-    gr_ps_guest *guest = server->guests[answer->client];
-    gr_ps_task *task = task_of(guest, answer->token);
+    gr_ps_session *session = server->sessions[answer->client];
+    gr_ps_task *task = task_of(session, answer->token);
     bool asks = (task->request.flags & GR_PS_ASK_VALUES) != 0;
     task->to_answer--;
     if (answer->status != GR_OK) {
         gr_ps_task_fail(task, answer->status, answer->diag->text);
         if (asks) {
-            fulfil(guest, task);
+            fulfil(session, task);
         }
     } else {
         task->duplicates += answer->fate != GR_PS_TAKEN;
         task->version = answer->version < task->version ? answer->version : task->version;
         if (answer->put) {
-            given(guest, task, (uint32_t)answer->token, answer->version);
+            given(session, task, (uint32_t)answer->token, answer->version);
         } else if (asks) {
-            gr_ps_wish_add(guest, (uint32_t)(answer->token >> 32), (uint32_t)answer->token,
+            gr_ps_wish_add(session, (uint32_t)(answer->token >> 32), (uint32_t)answer->token,
                            answer->version);
         }
     }
-    gr_ps_task_settle(guest, task);
+    gr_ps_task_settle(session, task);
 }
 
 /* Lends the values to the link; false: it has no room, or enough. */
-static bool send_values(gr_ps_guest *guest, const gr_ps_task *task, uint32_t block,
+static bool send_values(gr_ps_session *session, const gr_ps_task *task, uint32_t block,
                         const gr_ps_pulled *answer)
 {
     gr_frame frame = {.kind = GR_FRAME_DATA,
@@ -182,15 +182,15 @@ static bool send_values(gr_ps_guest *guest, const gr_ps_task *task, uint32_t blo
                       .size_bytes = answer->count * (uint32_t)sizeof(float),
                       .fingerprint = answer->version};
     uint64_t ticket;
-    if (guest->full || guest->lent_count == GR_PS_LENT_MAX) {
+    if (session->full || session->lent_count == GR_PS_LENT_MAX) {
         return false;
     }
-    gr_status status = gr_link_send(guest->link, &frame, answer->values, &ticket);
+    gr_status status = gr_link_send(session->link, &frame, answer->values, &ticket);
     if (status != GR_OK) {
-        guest->full = true; /* or it is gone, as will be told */
+        session->full = true; /* or it is gone, as will be told */
         return false;
     }
-    guest->lent[(guest->lent_first + guest->lent_count++) % GR_PS_LENT_MAX] =
+    session->lent[(session->lent_first + session->lent_count++) % GR_PS_LENT_MAX] =
         (gr_ps_lent){.ticket = ticket, .loan = answer->loan};
     return true;
 }
@@ -198,30 +198,30 @@ static bool send_values(gr_ps_guest *guest, const gr_ps_task *task, uint32_t blo
 static void on_pulled(void *arg, const gr_ps_pulled *answer)
 {
     gr_ps_server *server = arg;
-    gr_ps_guest *guest = server->guests[answer->client];
-    gr_ps_task *task = task_of(guest, answer->token);
+    gr_ps_session *session = server->sessions[answer->client];
+    gr_ps_task *task = task_of(session, answer->token);
     uint32_t block = (uint32_t)answer->token;
     if (task->kind == GR_PS_PULL_ROWS || task->kind == GR_PS_SCAN_ROWS) {
-        gr_ps_rows_give(guest, task, block, answer);
+        gr_ps_rows_give(session, task, block, answer);
         return;
     }
     if (answer->status != GR_OK) {
         gr_ps_task_fail(task, answer->status, answer->diag->text);
-        fulfil(guest, task);
+        fulfil(session, task);
         return;
     }
     if ((task->request.flags & GR_PS_ASK_PUT) != 0) {
-        memcpy(gr_ps_values_place(guest, task, block), answer->values,
+        memcpy(gr_ps_values_place(session, task, block), answer->values,
                answer->count * sizeof(float));
         gr_ps_store_give_back(server->store, answer->loan);
-    } else if (!send_values(guest, task, block, answer)) {
+    } else if (!send_values(session, task, block, answer)) {
         /* Asked for again when there is room; values are no older then, states what they are. */
-        gr_ps_wish_add(guest, (uint32_t)(answer->token >> 32), block,
+        gr_ps_wish_add(session, (uint32_t)(answer->token >> 32), block,
                        state_of(task) == 0 ? answer->version : task->request.version);
         gr_ps_store_give_back(server->store, answer->loan);
         return;
     }
-    given(guest, task, block, answer->version);
+    given(session, task, block, answer->version);
 }
 
 static void on_release(void *arg, void *lease_arg)
@@ -237,7 +237,7 @@ static void on_release(void *arg, void *lease_arg)
     }
     gr_ps_task *task = (gr_ps_task *)lease;
     task->leases--;
-    gr_ps_task_settle(task->guest, task);
+    gr_ps_task_settle(task->session, task);
 }
 
 static void *on_alloc(void *arg, size_t size_bytes)
@@ -265,84 +265,86 @@ const gr_ps_store_ops gr_ps_server_store_ops = {.pushed = on_pushed,
                                                 .alloc = on_alloc,
                                                 .free = on_free};
 
-/* ---- What a guest is told -------------------------------------------------------------------- */
+/* ---- What a client gets ---------------------------------------------------------------------- */
 
 /* Values that the link needs no more. */
-static void take_back(gr_ps_guest *guest)
+static void take_back(gr_ps_session *session)
 {
-    while (guest->lent_count > 0) {
-        const gr_ps_lent *lent = &guest->lent[guest->lent_first];
-        if (!gr_link_sent(guest->link, lent->ticket)) {
+    while (session->lent_count > 0) {
+        const gr_ps_lent *lent = &session->lent[session->lent_first];
+        if (!gr_link_sent(session->link, lent->ticket)) {
             return;
         }
-        gr_ps_store_give_back(guest->server->store, lent->loan);
-        guest->lent_first = (guest->lent_first + 1) % GR_PS_LENT_MAX;
-        guest->lent_count--;
+        gr_ps_store_give_back(session->server->store, lent->loan);
+        session->lent_first = (session->lent_first + 1) % GR_PS_LENT_MAX;
+        session->lent_count--;
     }
 }
 
 /* The tasks that are over; false: the link has no room. */
-static bool say_done(gr_ps_guest *guest)
+static bool say_done(gr_ps_session *session)
 {
-    while (guest->over_count > 0) {
-        gr_ps_task *task = &guest->tasks[guest->over[guest->over_first]];
+    while (session->over_count > 0) {
+        gr_ps_task *task = &session->tasks[session->over[session->over_first]];
         gr_frame frame = {.kind = GR_FRAME_DATA,
                           .comm = task->answer,
                           .op_seq = task->ticket,
                           .size_bytes = task->reply_bytes,
                           .fingerprint = task->version};
-        if (gr_link_send(guest->link, &frame, task->reply, &task->said) != GR_OK) {
+        if (gr_link_send(session->link, &frame, task->reply, &task->said) != GR_OK) {
             return false;
         }
         task->state = GR_PS_TASK_SAID;
-        guest->over_first = (guest->over_first + 1) % GR_PS_OPS_MAX;
-        guest->over_count--;
+        session->over_first = (session->over_first + 1) % GR_PS_OPS_MAX;
+        session->over_count--;
     }
     return true;
 }
 
 /* The table that all goes by from here on; false: the link has no room. */
-static bool say_table(gr_ps_guest *guest)
+static bool say_table(gr_ps_session *session)
 {
-    if (!guest->untold) {
+    if (!session->untold) {
         return true;
     }
-    if (guest->table_ticket > 0 && !gr_link_sent(guest->link, guest->table_ticket)) {
+    if (session->table_ticket > 0 && !gr_link_sent(session->link, session->table_ticket)) {
         return false;
     }
-    size_t size = gr_ps_put_table(&guest->server->table, guest->table);
+    size_t size = gr_ps_put_table(&session->server->table, session->table);
     const gr_frame frame = {
         .kind = GR_FRAME_DATA, .comm = GR_PS_TABLE, .size_bytes = (uint32_t)size};
-    guest->untold = gr_link_send(guest->link, &frame, guest->table, &guest->table_ticket) != GR_OK;
-    return !guest->untold;
+    session->untold =
+        gr_link_send(session->link, &frame, session->table, &session->table_ticket) != GR_OK;
+    return !session->untold;
 }
 
-gr_status gr_ps_guest_answer(gr_ps_guest *guest)
+gr_status gr_ps_session_answer(gr_ps_session *session)
 {
-    gr_ps_server *server = guest->server;
+    gr_ps_server *server = session->server;
     uint64_t until = server->bytes_out + GR_PS_TURN_BYTES;
-    guest->full = !say_table(guest) || !server->active;
-    take_back(guest);
+    session->full = !say_table(session) || !server->active;
+    take_back(session);
     /* Wishes that come back for want of room, or wait in the store, are not looked at again now. */
-    for (uint32_t left = guest->wish_count; left > 0 && !guest->full; left--) {
-        if (server->bytes_out >= until || guest->lent_count == GR_PS_LENT_MAX) {
+    for (uint32_t left = session->wish_count; left > 0 && !session->full; left--) {
+        if (server->bytes_out >= until || session->lent_count == GR_PS_LENT_MAX) {
             break;
         }
-        const gr_ps_wish wish = guest->wishes[guest->wish_first];
-        guest->wish_first = (guest->wish_first + 1) % guest->wish_room;
-        guest->wish_count--;
-        const gr_ps_pull pull = {.client = guest->peer,
+        const gr_ps_wish wish = session->wishes[session->wish_first];
+        session->wish_first = (session->wish_first + 1) % session->wish_room;
+        session->wish_count--;
+        const gr_ps_pull pull = {.client = session->peer,
                                  .token = (uint64_t)wish.slot << 32 | wish.block,
-                                 .key = guest->tasks[wish.slot].held->key,
+                                 .key = session->tasks[wish.slot].held->key,
                                  .block = wish.block,
-                                 .state = state_of(&guest->tasks[wish.slot]),
+                                 .state = state_of(&session->tasks[wish.slot]),
                                  .version = wish.version,
-                                 .clock = guest->clock,
-                                 .reads = gr_ps_reads(guest),
-                                 .whole = asks_whole(&guest->tasks[wish.slot])};
+                                 .clock = session->clock,
+                                 .reads = gr_ps_reads(session),
+                                 .whole = asks_whole(&session->tasks[wish.slot])};
         gr_ps_store_pull(server->store, &pull);
     }
-    bool room = !guest->untold && say_done(guest);
-    return room && !guest->full && server->bytes_out >= until && guest->wish_count > 0 ? GR_PENDING
-                                                                                       : GR_OK;
+    bool room = !session->untold && say_done(session);
+    return room && !session->full && server->bytes_out >= until && session->wish_count > 0
+               ? GR_PENDING
+               : GR_OK;
 }

@@ -14,76 +14,76 @@
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-gr_ps_guest *gr_ps_guest_create(gr_ps_server *server, int peer, gr_link *link)
+gr_ps_session *gr_ps_session_create(gr_ps_server *server, int peer, gr_link *link)
 {
-    gr_ps_guest *guest = calloc(1, sizeof *guest);
-    if (guest != NULL) {
-        guest->server = server;
-        guest->peer = peer;
-        guest->link = link;
-        guest->shares = gr_link_capabilities(link)->one_sided &&
-                        gr_mesh_shared(server->mesh, peer, &guest->shared);
+    gr_ps_session *session = calloc(1, sizeof *session);
+    if (session != NULL) {
+        session->server = server;
+        session->peer = peer;
+        session->link = link;
+        session->shares = gr_link_capabilities(link)->one_sided &&
+                          gr_mesh_shared(server->mesh, peer, &session->shared);
     }
-    return guest;
+    return session;
 }
 
-static void drop_receiving(gr_ps_guest *guest)
+static void drop_receiving(gr_ps_session *session)
 {
-    if (guest->receiving != NULL) {
-        gr_ps_buffer_give_back(guest->server, guest->receiving);
-        guest->receiving = NULL;
+    if (session->receiving != NULL) {
+        gr_ps_buffer_give_back(session->server, session->receiving);
+        session->receiving = NULL;
     }
 }
 
-void gr_ps_guest_destroy(gr_ps_guest *guest)
+void gr_ps_session_destroy(gr_ps_session *session)
 {
-    gr_ps_server *server = guest->server;
-    for (uint32_t i = 0; i < guest->lent_count; i++) {
+    gr_ps_server *server = session->server;
+    for (uint32_t i = 0; i < session->lent_count; i++) {
         gr_ps_store_give_back(server->store,
-                              guest->lent[(guest->lent_first + i) % GR_PS_LENT_MAX].loan);
+                              session->lent[(session->lent_first + i) % GR_PS_LENT_MAX].loan);
     }
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
-        gr_ps_gathered_drop(server, &guest->tasks[i]);
-        gr_ps_task_free(&guest->tasks[i]);
+        gr_ps_gathered_drop(server, &session->tasks[i]);
+        gr_ps_task_free(&session->tasks[i]);
     }
-    drop_receiving(guest);
-    free(guest->wishes);
-    free(guest->tensors);
-    free(guest);
+    drop_receiving(session);
+    free(session->wishes);
+    free(session->tensors);
+    free(session);
 }
 
-void gr_ps_guest_reset(gr_ps_guest *guest)
+void gr_ps_session_reset(gr_ps_session *session)
 {
-    gr_ps_store_forget(guest->server->store, guest->peer);
+    gr_ps_store_forget(session->server->store, session->peer);
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
-        gr_ps_gathered_drop(guest->server, &guest->tasks[i]);
+        gr_ps_gathered_drop(session->server, &session->tasks[i]);
         /* What is with the link stays until that has sent it. */
-        if (guest->tasks[i].state != GR_PS_TASK_SAID) {
-            gr_ps_task_free(&guest->tasks[i]);
+        if (session->tasks[i].state != GR_PS_TASK_SAID) {
+            gr_ps_task_free(&session->tasks[i]);
         }
     }
-    guest->pushing = NULL;
-    guest->wish_first = guest->wish_count = guest->wish_reserved = 0;
-    guest->over_first = guest->over_count = 0;
-    guest->behind = true;
-    guest->untold = true;
+    session->pushing = NULL;
+    session->wish_first = session->wish_count = session->wish_reserved = 0;
+    session->over_first = session->over_count = 0;
+    session->behind = true;
+    session->untold = true;
 }
 
 /* ---- Data ------------------------------------------------------------------------------------ */
 
-static uint64_t token_of(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block)
+static uint64_t token_of(const gr_ps_session *session, const gr_ps_task *task, uint32_t block)
 {
-    return (uint64_t)(task - guest->tasks) << 32 | block;
+    return (uint64_t)(task - session->tasks) << 32 | block;
 }
 
-gr_ps_push gr_ps_task_push(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block,
+gr_ps_push gr_ps_task_push(const gr_ps_session *session, const gr_ps_task *task, uint32_t block,
                            uint64_t count)
 {
     const gr_ps_request *request = &task->request;
-    const gr_ps_tensor *tensor = gr_ps_store_tensor(guest->server->store, task->held->key);
+    const gr_ps_tensor *tensor = gr_ps_store_tensor(session->server->store, task->held->key);
     bool steps = tensor->mode == GR_PS_BSP || tensor->mode == GR_PS_BACKUP;
-    return (gr_ps_push){.client = guest->peer,
-                        .token = token_of(guest, task, block),
+    return (gr_ps_push){.client = session->peer,
+                        .token = token_of(session, task, block),
                         .key = task->held->key,
                         .block = block,
                         .count = count,
@@ -96,25 +96,25 @@ gr_ps_push gr_ps_task_push(const gr_ps_guest *guest, const gr_ps_task *task, uin
 }
 
 /* One block's values for the store; a buffer's go over to it. */
-static void deliver(gr_ps_guest *guest, gr_ps_task *task, uint32_t block, const float *values,
+static void deliver(gr_ps_session *session, gr_ps_task *task, uint32_t block, const float *values,
                     gr_ps_buffer *buffer)
 {
-    gr_ps_server *server = guest->server;
+    gr_ps_server *server = session->server;
     const gr_ps_share *held = task->held;
     uint32_t count = gr_ps_block_count(&held->cut, block);
     task->to_answer++;
     server->pushes++;
     if (task->kind == GR_PS_SET) {
-        gr_ps_store_set(server->store, guest->peer, token_of(guest, task, block), held->key, block,
-                        values, count);
+        gr_ps_store_set(server->store, session->peer, token_of(session, task, block), held->key,
+                        block, values, count);
         if (buffer != NULL) {
             gr_ps_buffer_give_back(server, buffer);
         }
     } else {
-        gr_ps_push push = gr_ps_task_push(guest, task, block, count);
+        gr_ps_push push = gr_ps_task_push(session, task, block, count);
         if ((task->request.flags & GR_PS_ASK_VALUES) != 0 &&
             (task->request.flags & GR_PS_ASK_PUT) != 0) {
-            push.out = gr_ps_values_place(guest, task, block);
+            push.out = gr_ps_values_place(session, task, block);
         }
         const gr_ps_data data = {.values = values,
                                  .lease = buffer != NULL ? &buffer->lease : &task->lease,
@@ -125,7 +125,7 @@ static void deliver(gr_ps_guest *guest, gr_ps_task *task, uint32_t block, const 
     /* The task is open as long as this is not counted. */
     task->to_come--;
     task->next_block = block + 1;
-    gr_ps_task_settle(guest, task);
+    gr_ps_task_settle(session, task);
 }
 
 uint32_t gr_ps_next_led(const gr_ps_server *server, const gr_ps_share *held, uint32_t from)
@@ -137,18 +137,19 @@ uint32_t gr_ps_next_led(const gr_ps_server *server, const gr_ps_share *held, uin
 }
 
 /* Data in the client's memory go to the store, as many as a turn permits. */
-static void push_shared(gr_ps_guest *guest, uint64_t until)
+static void push_shared(gr_ps_session *session, uint64_t until)
 {
-    gr_ps_task *task = guest->pushing;
+    gr_ps_task *task = session->pushing;
     const gr_ps_share *held = task->held;
-    const float *values = (const float *)(const void *)(guest->shared.heap + task->request.data_at);
-    while (guest->server->bytes_in < until && task->to_come > 0) {
-        uint32_t block = gr_ps_next_led(guest->server, held, task->next_block);
-        guest->server->bytes_in += gr_ps_block_count(&held->cut, block) * sizeof(float);
-        deliver(guest, task, block, values + gr_ps_block_first(&held->cut, block), NULL);
+    const float *values =
+        (const float *)(const void *)(session->shared.heap + task->request.data_at);
+    while (session->server->bytes_in < until && task->to_come > 0) {
+        uint32_t block = gr_ps_next_led(session->server, held, task->next_block);
+        session->server->bytes_in += gr_ps_block_count(&held->cut, block) * sizeof(float);
+        deliver(session, task, block, values + gr_ps_block_first(&held->cut, block), NULL);
     }
     if (task->to_come == 0) {
-        guest->pushing = NULL;
+        session->pushing = NULL;
     }
 }
 
@@ -164,13 +165,13 @@ static bool is_sparse(const gr_ps_task *task, const gr_frame *frame)
 }
 
 /* Can it be that BLOCK of the task? */
-static bool fits(const gr_ps_guest *guest, const gr_ps_task *task, const gr_frame *frame)
+static bool fits(const gr_ps_session *session, const gr_ps_task *task, const gr_frame *frame)
 {
     const gr_ps_share *held = task->held;
     uint32_t block = frame->segment;
     if (block < task->next_block || block >= held->cut.blocks ||
         (task->gathered_count > 0 && block != task->next_block) ||
-        !gr_ps_leads(guest->server, held, block)) {
+        !gr_ps_leads(session->server, held, block)) {
         return false;
     }
     size_t size =
@@ -203,35 +204,35 @@ static gr_status unpack(gr_ps_server *server, const gr_ps_task *task, const gr_f
 }
 
 /* The BLOCK at the head. GR_OK: taken; GR_PENDING: some of it has not come. */
-static gr_status take_block(gr_ps_guest *guest, const gr_frame *frame, gr_diag *diag)
+static gr_status take_block(gr_ps_session *session, const gr_frame *frame, gr_diag *diag)
 {
-    gr_ps_server *server = guest->server;
-    gr_ps_task *task = &guest->tasks[frame->op_seq % GR_PS_OPS_MAX];
+    gr_ps_server *server = session->server;
+    gr_ps_task *task = &session->tasks[frame->op_seq % GR_PS_OPS_MAX];
     if (task->state != GR_PS_TASK_OPEN || task->ticket != frame->op_seq || task->to_come == 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "values that belong to nothing it asked for");
     }
     uint32_t block = frame->segment;
     const gr_ps_share *held = task->held;
-    if (held != NULL && !fits(guest, task, frame)) {
+    if (held != NULL && !fits(session, task, frame)) {
         return gr_fail(diag, GR_E_PROTOCOL, "%u bytes as block %u, which it should not",
                        frame->size_bytes, block);
     }
     if (frame->size_bytes > GR_PS_BLOCK_MAX * sizeof(float)) {
         return gr_fail(diag, GR_E_PROTOCOL, "%u bytes as block %u", frame->size_bytes, block);
     }
-    if (guest->receiving == NULL) {
-        guest->receiving = gr_ps_buffer_take(server, frame->size_bytes);
+    if (session->receiving == NULL) {
+        session->receiving = gr_ps_buffer_take(server, frame->size_bytes);
     }
-    if (guest->receiving != NULL) {
-        gr_status status = gr_link_read(guest->link, guest->receiving->values);
+    if (session->receiving != NULL) {
+        gr_status status = gr_link_read(session->link, session->receiving->values);
         if (status != GR_OK) {
             return status;
         }
     }
-    gr_link_next(guest->link, NULL);
+    gr_link_next(session->link, NULL);
     server->bytes_in += frame->size_bytes;
-    gr_ps_buffer *buffer = guest->receiving;
-    guest->receiving = NULL;
+    gr_ps_buffer *buffer = session->receiving;
+    session->receiving = NULL;
     if (buffer != NULL && held != NULL && (is_narrow(task) || is_sparse(task, frame))) {
         gr_status status = unpack(server, task, frame, &buffer, diag);
         if (status != GR_OK) {
@@ -243,11 +244,11 @@ static gr_status take_block(gr_ps_guest *guest, const gr_frame *frame, gr_diag *
                         "the server has no memory for what is pushed; push it again");
     }
     if (task->kind == GR_PS_RESTORE) {
-        gr_ps_restore_take(guest, task, block, buffer);
+        gr_ps_restore_take(session, task, block, buffer);
         return GR_OK;
     }
     if (buffer != NULL && held != NULL) {
-        deliver(guest, task, block, buffer->values, buffer);
+        deliver(session, task, block, buffer->values, buffer);
         return GR_OK;
     }
     if (buffer != NULL) {
@@ -255,30 +256,30 @@ static gr_status take_block(gr_ps_guest *guest, const gr_frame *frame, gr_diag *
     }
     if (held != NULL && (task->request.flags & GR_PS_ASK_VALUES) != 0) {
         task->to_give--;
-        guest->wish_reserved--;
+        session->wish_reserved--;
     }
     task->to_come--;
     task->next_block = block + 1;
-    gr_ps_task_settle(guest, task);
+    gr_ps_task_settle(session, task);
     return GR_OK;
 }
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
 /* Does the tensor lie there in the client's memory? */
-static bool in_heap(const gr_ps_guest *guest, const gr_ps_share *held, uint64_t at)
+static bool in_heap(const gr_ps_session *session, const gr_ps_share *held, uint64_t at)
 {
-    uint64_t size = held->cut.elements * sizeof(float), heap = guest->shared.heap_bytes;
-    return guest->shares && at <= heap && size <= heap - at;
+    uint64_t size = held->cut.elements * sizeof(float), heap = session->shared.heap_bytes;
+    return session->shares && at <= heap && size <= heap - at;
 }
 
-gr_status gr_ps_task_judge(const gr_ps_guest *guest, const gr_ps_task *task, const gr_frame *frame,
-                           gr_diag *diag)
+gr_status gr_ps_task_judge(const gr_ps_session *session, const gr_ps_task *task,
+                           const gr_frame *frame, gr_diag *diag)
 {
     const gr_ps_share *held =
-        frame->message < guest->tensor_count ? guest->tensors[frame->message] : NULL;
+        frame->message < session->tensor_count ? session->tensors[frame->message] : NULL;
     const gr_ps_request *request = &task->request;
-    if (!guest->greeted) {
+    if (!session->greeted) {
         return gr_fail(diag, GR_E_INVALID, "a client that has not greeted the server asks nothing");
     }
     if (held == NULL) {
@@ -304,28 +305,28 @@ gr_status gr_ps_task_judge(const gr_ps_guest *guest, const gr_ps_task *task, con
     }
     bool pulls =
         task->kind == GR_PS_PULL || task->kind == GR_PS_PULL_ROWS || task->kind == GR_PS_SCAN_ROWS;
-    if (!pulls && gr_ps_reads(guest)) {
+    if (!pulls && gr_ps_reads(session)) {
         return gr_fail(diag, GR_E_INVALID,
                        "a client without a worker's number reads only; connect with one to push");
     }
-    if (((request->flags & GR_PS_ASK_SHARED) != 0 && !in_heap(guest, held, request->data_at)) ||
-        ((request->flags & GR_PS_ASK_PUT) != 0 && !in_heap(guest, held, request->values_at))) {
+    if (((request->flags & GR_PS_ASK_SHARED) != 0 && !in_heap(session, held, request->data_at)) ||
+        ((request->flags & GR_PS_ASK_PUT) != 0 && !in_heap(session, held, request->values_at))) {
         return gr_fail(diag, GR_E_INVALID, "the tensor does not lie in the client's shared memory");
     }
     return GR_OK;
 }
 
-gr_ps_task *gr_ps_task_open(gr_ps_guest *guest, const gr_frame *frame)
+gr_ps_task *gr_ps_task_open(gr_ps_session *session, const gr_frame *frame)
 {
-    gr_ps_task *task = &guest->tasks[frame->op_seq % GR_PS_OPS_MAX];
-    if (task->state == GR_PS_TASK_SAID && gr_link_sent(guest->link, task->said)) {
+    gr_ps_task *task = &session->tasks[frame->op_seq % GR_PS_OPS_MAX];
+    if (task->state == GR_PS_TASK_SAID && gr_link_sent(session->link, task->said)) {
         gr_ps_task_free(task);
     }
     if (task->state != GR_PS_TASK_FREE) {
         return NULL;
     }
     task->state = GR_PS_TASK_OPEN;
-    task->guest = guest;
+    task->session = session;
     task->lease.shared = true;
     task->kind = (uint8_t)frame->comm;
     task->ticket = frame->op_seq;
@@ -333,10 +334,11 @@ gr_ps_task *gr_ps_task_open(gr_ps_guest *guest, const gr_frame *frame)
     return task;
 }
 
-static gr_status begin(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame, gr_diag *diag)
+static gr_status begin(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame,
+                       gr_diag *diag)
 {
     gr_diag why = {0};
-    gr_status status = gr_ps_get_request(guest->small, frame->size_bytes, &task->request, diag);
+    gr_status status = gr_ps_get_request(session->small, frame->size_bytes, &task->request, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -351,52 +353,54 @@ static gr_status begin(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *fra
     if (frame->comm == GR_PS_SET && asks) {
         return gr_fail(diag, GR_E_PROTOCOL, "initial values that ask for values");
     }
-    if (shared && frame->comm == GR_PS_PUSH && frame->message < guest->tensor_count &&
-        guest->tensors[frame->message] != NULL &&
-        guest->tensors[frame->message]->gradient_type != GR_F32) {
+    if (shared && frame->comm == GR_PS_PUSH && frame->message < session->tensor_count &&
+        session->tensors[frame->message] != NULL &&
+        session->tensors[frame->message]->gradient_type != GR_F32) {
         return gr_fail(diag, GR_E_PROTOCOL, "gradients of 16 bits by their place");
     }
     if (vectors > 1 + GR_PS_STATES_MAX || (frame->comm == GR_PS_RESTORE && (asks || shared))) {
         return gr_fail(diag, GR_E_PROTOCOL, "a checkpoint's values as they never come");
     }
-    status = gr_ps_task_judge(guest, task, frame, &why);
-    if (status == GR_OK && asks && !gr_ps_wish_reserve(guest, frame->segment)) {
+    status = gr_ps_task_judge(session, task, frame, &why);
+    if (status == GR_OK && asks && !gr_ps_wish_reserve(session, frame->segment)) {
         status = gr_fail(&why, GR_E_NO_MEMORY,
                          "the client has asked the server for more than it keeps in mind");
     }
     if (status != GR_OK) {
         gr_ps_task_fail(task, status, why.text);
         task->to_come = brings && !shared ? frame->segment * vectors : 0;
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return GR_OK;
     }
-    task->held = guest->tensors[frame->message];
+    task->held = session->tensors[frame->message];
     task->to_come = brings ? task->held->led * vectors : 0;
     task->to_give = asks ? task->held->led : 0;
     if (shared && task->to_come > 0) {
-        guest->pushing = task;
+        session->pushing = task;
     } else if (!brings) {
         uint32_t block = 0;
         for (uint32_t i = 0; i < task->held->led; i++, block++) {
-            block = gr_ps_next_led(guest->server, task->held, block);
-            gr_ps_wish_add(guest, (uint32_t)(task - guest->tasks), block, task->request.version);
+            block = gr_ps_next_led(session->server, task->held, block);
+            gr_ps_wish_add(session, (uint32_t)(task - session->tasks), block,
+                           task->request.version);
         }
     }
-    gr_ps_task_settle(guest, task);
+    gr_ps_task_settle(session, task);
     return GR_OK;
 }
 
-static gr_status greet(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame, gr_diag *diag)
+static gr_status greet(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame,
+                       gr_diag *diag)
 {
-    const gr_ps_server *server = guest->server;
+    const gr_ps_server *server = session->server;
     gr_ps_hello hello;
-    gr_status status = gr_ps_get_hello(guest->small, frame->size_bytes, &hello, diag);
+    gr_status status = gr_ps_get_hello(session->small, frame->size_bytes, &hello, diag);
     if (status != GR_OK) {
         return status;
     }
-    guest->greeted =
+    session->greeted =
         (int)hello.servers == server->table.servers && (int)hello.number == server->number;
-    if (!guest->greeted) {
+    if (!session->greeted) {
         gr_diag why = {0};
         (void)gr_fail(
             &why, GR_E_INVALID,
@@ -405,45 +409,46 @@ static gr_status greet(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *fra
             hello.number, hello.servers, server->number, server->table.servers);
         gr_ps_task_fail(task, GR_E_INVALID, why.text);
     }
-    guest->untold = guest->greeted;
-    gr_ps_task_settle(guest, task);
+    session->untold = session->greeted;
+    gr_ps_task_settle(session, task);
     return GR_OK;
 }
 
-static gr_status declare(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame, gr_diag *diag)
+static gr_status declare(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame,
+                         gr_diag *diag)
 {
     gr_ps_spec spec;
     gr_ps_texts texts;
     gr_diag why = {0};
-    gr_status status = gr_ps_get_spec(guest->small, frame->size_bytes, &spec, &texts, diag);
+    gr_status status = gr_ps_get_spec(session->small, frame->size_bytes, &spec, &texts, diag);
     if (status != GR_OK) {
         return status;
     }
     if (frame->message >= GR_PS_TENSORS_MAX) {
         return gr_fail(diag, GR_E_PROTOCOL, "a tensor number beyond %d", GR_PS_TENSORS_MAX);
     }
-    if (frame->message >= guest->tensor_count) {
+    if (frame->message >= session->tensor_count) {
         uint32_t count = frame->message < 32 ? 64 : 2 * frame->message;
         const gr_ps_share **tensors =
-            realloc((void *)guest->tensors, count * sizeof(const gr_ps_share *));
+            realloc((void *)session->tensors, count * sizeof(const gr_ps_share *));
         if (tensors == NULL) {
             return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a client's tensors");
         }
-        for (uint32_t i = guest->tensor_count; i < count; i++) {
+        for (uint32_t i = session->tensor_count; i < count; i++) {
             tensors[i] = NULL;
         }
-        guest->tensors = tensors;
-        guest->tensor_count = count;
+        session->tensors = tensors;
+        session->tensor_count = count;
     }
     /* It may say so again, when servers were lost meanwhile, or of another one, when this one was
      * refused elsewhere. */
-    guest->tensors[frame->message] = NULL;
-    status = gr_ps_server_declare(guest->server, guest->peer, &spec,
-                                  &guest->tensors[frame->message], &why);
+    session->tensors[frame->message] = NULL;
+    status = gr_ps_server_declare(session->server, session->peer, &spec,
+                                  &session->tensors[frame->message], &why);
     if (status != GR_OK) {
         gr_ps_task_fail(task, status, why.text);
     }
-    gr_ps_task_settle(guest, task);
+    gr_ps_task_settle(session, task);
     return GR_OK;
 }
 
@@ -459,13 +464,13 @@ static bool find_entry(const gr_ps_store *store, uint64_t index, uint64_t key,
     return false;
 }
 
-static void tell_entry(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame)
+static void tell_entry(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame)
 {
     gr_ps_tensor_info info;
     uint8_t reply[GR_PS_SMALL_MAX];
-    if (!find_entry(guest->server->store, frame->segment, frame->fingerprint, &info)) {
+    if (!find_entry(session->server->store, frame->segment, frame->fingerprint, &info)) {
         gr_ps_task_fail(task, GR_E_NOT_FOUND, "the server has no more tensors");
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return;
     }
     const gr_ps_tensor *tensor = info.tensor;
@@ -489,12 +494,12 @@ static void tell_entry(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *fra
                                .states = info.states,
                                .version_least = info.led > 0 ? info.version_min : UINT64_MAX,
                                .version_most = info.version_max};
-    gr_ps_task_reply(guest, task, GR_PS_ENTRY, reply, gr_ps_put_entry(&entry, reply));
+    gr_ps_task_reply(session, task, GR_PS_ENTRY, reply, gr_ps_put_entry(&entry, reply));
 }
 
-static void tell_counters(gr_ps_guest *guest, gr_ps_task *task)
+static void tell_counters(gr_ps_session *session, gr_ps_task *task)
 {
-    const gr_ps_server *server = guest->server;
+    const gr_ps_server *server = session->server;
     gr_ps_stats stats;
     gr_ps_store_get_stats(server->store, &stats);
     gr_ps_counters counters = {.clients = (uint64_t)server->here_count,
@@ -515,138 +520,139 @@ static void tell_counters(gr_ps_guest *guest, gr_ps_task *task)
         counters.staleness_most = stats.staleness[i] > 0 ? i : counters.staleness_most;
     }
     uint8_t reply[GR_PS_SMALL_MAX];
-    gr_ps_task_reply(guest, task, GR_PS_COUNTERS, reply, gr_ps_put_counters(&counters, reply));
+    gr_ps_task_reply(session, task, GR_PS_COUNTERS, reply, gr_ps_put_counters(&counters, reply));
 }
 
-/* A message whose payload is in guest->small. */
-static gr_status take_request(gr_ps_guest *guest, const gr_frame *frame, gr_diag *diag)
+/* A message whose payload is in session->small. */
+static gr_status take_request(gr_ps_session *session, const gr_frame *frame, gr_diag *diag)
 {
     bool known = frame->comm > 0 && frame->comm <= GR_PS_STATS && frame->comm != GR_PS_BLOCK;
     if (!known && frame->comm != GR_PS_RESTORE && frame->comm != GR_PS_SCAN_ROWS) {
         return gr_fail(diag, GR_E_PROTOCOL, "a message of kind %u, which no client sends",
                        frame->comm);
     }
-    gr_ps_task *task = gr_ps_task_open(guest, frame);
+    gr_ps_task *task = gr_ps_task_open(session, frame);
     if (task == NULL) {
         return gr_fail(diag, GR_E_PROTOCOL, "a ticket that is in use");
     }
     switch (frame->comm) {
     case GR_PS_HELLO:
-        return greet(guest, task, frame, diag);
+        return greet(session, task, frame, diag);
     case GR_PS_DECLARE:
-        return declare(guest, task, frame, diag);
+        return declare(session, task, frame, diag);
     case GR_PS_CLOCK:
-        if (gr_ps_reads(guest)) {
+        if (gr_ps_reads(session)) {
             gr_ps_task_fail(task, GR_E_INVALID, "a client without a worker's number has no clock");
         } else {
-            guest->clock = frame->fingerprint > guest->clock ? frame->fingerprint : guest->clock;
-            gr_ps_store_clock(guest->server->store, guest->peer, guest->clock);
+            session->clock =
+                frame->fingerprint > session->clock ? frame->fingerprint : session->clock;
+            gr_ps_store_clock(session->server->store, session->peer, session->clock);
         }
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return GR_OK;
     case GR_PS_LIST:
-        tell_entry(guest, task, frame);
+        tell_entry(session, task, frame);
         return GR_OK;
     case GR_PS_STATS:
-        tell_counters(guest, task);
+        tell_counters(session, task);
         return GR_OK;
     case GR_PS_SCAN_ROWS:
-        return gr_ps_rows_scan(guest, task, frame, diag);
+        return gr_ps_rows_scan(session, task, frame, diag);
     default:
-        return begin(guest, task, frame, diag);
+        return begin(session, task, frame, diag);
     }
 }
 
 /* A client says which table it goes by from here on. One that is ahead waits for this server. */
-static gr_status take_epoch(gr_ps_guest *guest, const gr_frame *frame)
+static gr_status take_epoch(gr_ps_session *session, const gr_frame *frame)
 {
-    uint64_t epoch = guest->server->table.epoch;
+    uint64_t epoch = session->server->table.epoch;
     if (frame->fingerprint > epoch) {
         return GR_PENDING;
     }
-    guest->behind = frame->fingerprint < epoch;
-    guest->untold = guest->untold || guest->behind;
-    gr_link_next(guest->link, NULL);
+    session->behind = frame->fingerprint < epoch;
+    session->untold = session->untold || session->behind;
+    gr_link_next(session->link, NULL);
     return GR_OK;
 }
 
-static gr_status take_peer(gr_ps_guest *guest, const gr_frame *frame, gr_diag *diag)
+static gr_status take_peer(gr_ps_session *session, const gr_frame *frame, gr_diag *diag)
 {
     if (frame->segment >= GR_PS_SERVERS_MAX || frame->size_bytes >= GR_PS_SMALL_MAX) {
         return gr_fail(diag, GR_E_PROTOCOL, "an address of server %u", frame->segment);
     }
-    gr_status status = gr_link_read(guest->link, guest->small);
+    gr_status status = gr_link_read(session->link, session->small);
     if (status != GR_OK) {
         return status;
     }
-    guest->small[frame->size_bytes] = '\0';
-    if (!gr_text_printable((const char *)guest->small, frame->size_bytes, false)) {
+    session->small[frame->size_bytes] = '\0';
+    if (!gr_text_printable((const char *)session->small, frame->size_bytes, false)) {
         return gr_fail(diag, GR_E_PROTOCOL, "an address of server %u", frame->segment);
     }
-    gr_link_next(guest->link, NULL);
-    gr_ps_peer_learn(guest->server, (int)frame->segment, (const char *)guest->small);
+    gr_link_next(session->link, NULL);
+    gr_ps_peer_learn(session->server, (int)frame->segment, (const char *)session->small);
     return GR_OK;
 }
 
 /* The answer to the ticket before is on its way: the client asks anew by a new table. */
-static bool is_in_use(gr_ps_guest *guest, const gr_frame *frame)
+static bool is_in_use(gr_ps_session *session, const gr_frame *frame)
 {
-    const gr_ps_task *task = &guest->tasks[frame->op_seq % GR_PS_OPS_MAX];
+    const gr_ps_task *task = &session->tasks[frame->op_seq % GR_PS_OPS_MAX];
     return task->state == GR_PS_TASK_OVER ||
-           (task->state == GR_PS_TASK_SAID && !gr_link_sent(guest->link, task->said));
+           (task->state == GR_PS_TASK_SAID && !gr_link_sent(session->link, task->said));
 }
 
-static gr_status take_message(gr_ps_guest *guest, const gr_frame *frame, gr_diag *diag)
+static gr_status take_message(gr_ps_session *session, const gr_frame *frame, gr_diag *diag)
 {
     if (frame->comm == GR_PS_EPOCH) {
-        return take_epoch(guest, frame);
+        return take_epoch(session, frame);
     }
-    if (guest->behind) {
-        drop_receiving(guest);
-        gr_link_next(guest->link, NULL);
+    if (session->behind) {
+        drop_receiving(session);
+        gr_link_next(session->link, NULL);
         return GR_OK;
     }
     if (frame->comm == GR_PS_PEER) {
-        return take_peer(guest, frame, diag);
+        return take_peer(session, frame, diag);
     }
-    if (!guest->server->active && frame->comm != GR_PS_HELLO) {
+    if (!session->server->active && frame->comm != GR_PS_HELLO) {
         return GR_PENDING;
     }
     if (frame->comm == GR_PS_BLOCK) {
-        return take_block(guest, frame, diag);
+        return take_block(session, frame, diag);
     }
-    if (guest->server->table.epoch > 0 && is_in_use(guest, frame)) {
+    if (session->server->table.epoch > 0 && is_in_use(session, frame)) {
         return GR_E_AGAIN;
     }
     if (frame->comm != GR_PS_SCAN_ROWS && gr_ps_is_of_rows(frame->comm)) {
-        return gr_ps_rows_take(guest, frame, diag);
+        return gr_ps_rows_take(session, frame, diag);
     }
     if (frame->size_bytes > GR_PS_SMALL_MAX) {
         return gr_fail(diag, GR_E_PROTOCOL, "a request of %u bytes", frame->size_bytes);
     }
-    gr_status status = gr_link_read(guest->link, guest->small);
+    gr_status status = gr_link_read(session->link, session->small);
     if (status != GR_OK) {
         return status;
     }
-    gr_link_next(guest->link, NULL);
-    return take_request(guest, frame, diag);
+    gr_link_next(session->link, NULL);
+    return take_request(session, frame, diag);
 }
 
-gr_status gr_ps_guest_receive(gr_ps_guest *guest, gr_diag *diag)
+gr_status gr_ps_session_receive(gr_ps_session *session, gr_diag *diag)
 {
-    uint64_t until = guest->server->bytes_in + GR_PS_TURN_BYTES;
-    for (int i = 0; i < GR_PS_TURN_MESSAGES && guest->server->bytes_in < until; i++) {
+    uint64_t until = session->server->bytes_in + GR_PS_TURN_BYTES;
+    for (int i = 0; i < GR_PS_TURN_MESSAGES && session->server->bytes_in < until; i++) {
         gr_frame frame;
-        if (guest->pushing != NULL && !guest->server->active) {
+        if (session->pushing != NULL && !session->server->active) {
             return GR_OK;
         }
-        if (guest->pushing != NULL) {
-            push_shared(guest, until);
+        if (session->pushing != NULL) {
+            push_shared(session, until);
             continue;
         }
-        gr_status status = gr_link_peek(guest->link, &frame);
+        gr_status status = gr_link_peek(session->link, &frame);
         if (status == GR_OK) {
-            status = take_message(guest, &frame, diag);
+            status = take_message(session, &frame, diag);
         }
         if (status == GR_PENDING) {
             return GR_OK;

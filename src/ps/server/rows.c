@@ -43,15 +43,15 @@ static bool all_led(const gr_ps_server *server, const gr_ps_share *held, const u
 }
 
 /* Beside what any request may have wrong. */
-static gr_status judge(const gr_ps_guest *guest, const gr_ps_task *task, const gr_frame *frame,
+static gr_status judge(const gr_ps_session *session, const gr_ps_task *task, const gr_frame *frame,
                        const void *message, gr_ps_row_list *rows_out, uint32_t *first_out,
                        gr_diag *diag)
 {
-    gr_status status = gr_ps_task_judge(guest, task, frame, diag);
+    gr_status status = gr_ps_task_judge(session, task, frame, diag);
     if (status != GR_OK) {
         return status;
     }
-    const gr_ps_share *held = guest->tensors[frame->message];
+    const gr_ps_share *held = session->tensors[frame->message];
     bool restores = task->kind == GR_PS_RESTORE_ROWS;
     if (restores && task->request.count > GR_PS_STATES_MAX) {
         return gr_fail(diag, GR_E_INVALID, "no optimizer has %u vectors of state",
@@ -62,7 +62,7 @@ static gr_status judge(const gr_ps_guest *guest, const gr_ps_task *task, const g
                        held->columns * (1 + (restores ? task->request.count : 0)), rows_out, diag);
     if (status == GR_OK &&
         (held->led == 0 || !find_blocks(held->key, rows_out->rows, rows_out->count, first_out) ||
-         !all_led(guest->server, held, first_out))) {
+         !all_led(session->server, held, first_out))) {
         status = gr_fail(diag, GR_E_INVALID,
                          "the client sends rows that this server does not lead, or in another "
                          "order than that of their blocks");
@@ -71,10 +71,10 @@ static gr_status judge(const gr_ps_guest *guest, const gr_ps_task *task, const g
 }
 
 /* One push for each block that is led here: also one without rows counts. */
-static void push_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_list *in,
+static void push_blocks(gr_ps_session *session, gr_ps_task *task, const gr_ps_row_list *in,
                         const uint32_t *first, gr_ps_buffer *buffer)
 {
-    gr_ps_server *server = guest->server;
+    gr_ps_server *server = session->server;
     const gr_ps_share *held = task->held;
     uint32_t left = held->led, block = 0;
     task->to_answer = left;
@@ -83,7 +83,7 @@ static void push_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_li
         block = gr_ps_next_led(server, held, block);
         uint32_t at = first[block], count = first[block + 1] - at;
         const gr_ps_push push =
-            gr_ps_task_push(guest, task, block, (uint64_t)count * held->columns);
+            gr_ps_task_push(session, task, block, (uint64_t)count * held->columns);
         const gr_ps_data data = {.values = in->values + (size_t)at * held->columns,
                                  .lease = &buffer->lease,
                                  .lasting = true,
@@ -97,27 +97,27 @@ static void push_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_li
 /* Is it this client that restores the table? */
 static bool may_restore(gr_ps_server *server, gr_ps_share *held, int client, bool begins)
 {
-    if (held->restorer >= 0 && server->guests[held->restorer] == NULL) {
+    if (held->restorer >= 0 && server->sessions[held->restorer] == NULL) {
         held->restorer = -1; /* it is gone */
     }
     return held->restorer == client || (held->restorer < 0 && begins);
 }
 
 /* Of each block that is led here the rows that have come, with their states. */
-static void restore_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row_list *in,
+static void restore_blocks(gr_ps_session *session, gr_ps_task *task, const gr_ps_row_list *in,
                            const uint32_t *first)
 {
-    gr_ps_server *server = guest->server;
+    gr_ps_server *server = session->server;
     gr_ps_share *held = gr_ps_share_of(server, task->held->key);
     const gr_ps_request *request = &task->request;
     bool begins = (request->first & GR_PS_PIECE_BEGINS) != 0;
     bool ends = (request->first & GR_PS_PIECE_ENDS) != 0;
-    if (!may_restore(server, held, guest->peer, begins)) {
+    if (!may_restore(server, held, session->peer, begins)) {
         gr_ps_task_fail(task, GR_E_AGAIN,
                         "another client is restoring the table: pull from it when that is done");
         return;
     }
-    held->restorer = ends ? -1 : guest->peer;
+    held->restorer = ends ? -1 : session->peer;
     uint32_t block = 0;
     size_t width = (size_t)held->columns * (1 + request->count);
     for (uint32_t left = held->led; left > 0 && task->status == GR_OK; left--, block++) {
@@ -146,42 +146,42 @@ static void restore_blocks(gr_ps_guest *guest, gr_ps_task *task, const gr_ps_row
 }
 
 /* Asks for one block: gr_ps_rows_give reads of it when it may be pulled. */
-static void pull_block(gr_ps_guest *guest, gr_ps_task *task, uint32_t block)
+static void pull_block(gr_ps_session *session, gr_ps_task *task, uint32_t block)
 {
-    const gr_ps_push as_push = gr_ps_task_push(guest, task, block, 0);
+    const gr_ps_push as_push = gr_ps_task_push(session, task, block, 0);
     const gr_ps_pull pull = {.client = as_push.client,
                              .token = as_push.token,
                              .key = as_push.key,
                              .block = block,
                              .version = task->request.version,
-                             .clock = guest->clock,
-                             .reads = gr_ps_reads(guest),
+                             .clock = session->clock,
+                             .reads = gr_ps_reads(session),
                              .rows = true};
-    gr_ps_store_pull(guest->server->store, &pull);
+    gr_ps_store_pull(session->server->store, &pull);
 }
 
 /* Of the blocks whose rows are asked for; with none at all it is the version that is wanted. */
-static void pull_blocks(gr_ps_guest *guest, gr_ps_task *task, const uint32_t *first)
+static void pull_blocks(gr_ps_session *session, gr_ps_task *task, const uint32_t *first)
 {
     const gr_ps_share *held = task->held;
     uint32_t blocks[GR_PS_TABLE_BLOCKS], count = 0;
     for (uint32_t block = 0; block < held->cut.blocks; block++) {
         bool asked = task->row_count == 0 || first[block] < first[block + 1];
-        if (asked && gr_ps_leads(guest->server, held, block)) {
+        if (asked && gr_ps_leads(session->server, held, block)) {
             blocks[count++] = block;
         }
     }
     task->to_answer = count;
     for (uint32_t i = 0; i < count; i++) {
-        pull_block(guest, task, blocks[i]);
+        pull_block(session, task, blocks[i]);
     }
 }
 
 /* The request has come whole. */
-static gr_status begin(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame,
+static gr_status begin(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame,
                        gr_ps_buffer *buffer, gr_diag *diag)
 {
-    gr_ps_server *server = guest->server;
+    gr_ps_server *server = session->server;
     gr_diag why = {0};
     size_t head = frame->size_bytes < GR_PS_REQUEST_BYTES ? frame->size_bytes : GR_PS_REQUEST_BYTES;
     gr_status status =
@@ -192,48 +192,48 @@ static gr_status begin(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *fra
     }
     gr_ps_row_list in;
     uint32_t first[GR_PS_TABLE_BLOCKS + 1];
-    status = judge(guest, task, frame, buffer->values, &in, first, &why);
+    status = judge(session, task, frame, buffer->values, &in, first, &why);
     if (status != GR_OK) {
         gr_ps_buffer_give_back(server, buffer);
         gr_ps_task_fail(task, status, why.text);
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return GR_OK;
     }
-    task->held = guest->tensors[frame->message];
+    task->held = session->tensors[frame->message];
     server->bytes_in += frame->size_bytes;
     if (frame->comm == GR_PS_PUSH_ROWS) {
-        push_blocks(guest, task, &in, first, buffer);
+        push_blocks(session, task, &in, first, buffer);
         return GR_OK;
     }
     if (frame->comm == GR_PS_RESTORE_ROWS) {
-        restore_blocks(guest, task, &in, first);
+        restore_blocks(session, task, &in, first);
         gr_ps_buffer_give_back(server, buffer);
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return GR_OK;
     }
     task->gathered[task->gathered_count++] = buffer;
     task->rows = in.rows;
     task->row_count = in.count;
-    pull_blocks(guest, task, first);
+    pull_blocks(session, task, first);
     return GR_OK;
 }
 
-gr_status gr_ps_rows_take(gr_ps_guest *guest, const gr_frame *frame, gr_diag *diag)
+gr_status gr_ps_rows_take(gr_ps_session *session, const gr_frame *frame, gr_diag *diag)
 {
-    gr_ps_server *server = guest->server;
-    if (guest->receiving == NULL) {
-        guest->receiving = gr_ps_buffer_take(server, frame->size_bytes);
+    gr_ps_server *server = session->server;
+    if (session->receiving == NULL) {
+        session->receiving = gr_ps_buffer_take(server, frame->size_bytes);
     }
-    gr_ps_buffer *buffer = guest->receiving;
+    gr_ps_buffer *buffer = session->receiving;
     if (buffer != NULL) {
-        gr_status status = gr_link_read(guest->link, buffer->values);
+        gr_status status = gr_link_read(session->link, buffer->values);
         if (status != GR_OK) {
             return status;
         }
     }
-    gr_link_next(guest->link, NULL);
-    guest->receiving = NULL;
-    gr_ps_task *task = gr_ps_task_open(guest, frame);
+    gr_link_next(session->link, NULL);
+    session->receiving = NULL;
+    gr_ps_task *task = gr_ps_task_open(session, frame);
     if (task == NULL) {
         if (buffer != NULL) {
             gr_ps_buffer_give_back(server, buffer);
@@ -243,10 +243,10 @@ gr_status gr_ps_rows_take(gr_ps_guest *guest, const gr_frame *frame, gr_diag *di
     if (buffer == NULL) {
         gr_ps_task_fail(task, GR_E_NO_MEMORY,
                         "the server has no memory for a request with rows; send it again");
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return GR_OK;
     }
-    return begin(guest, task, frame, buffer, diag);
+    return begin(session, task, frame, buffer, diag);
 }
 
 /* The reply's memory, with where the rows of each block begin behind it. */
@@ -282,23 +282,23 @@ static gr_status read_block(gr_ps_server *server, gr_ps_task *task, uint32_t blo
 
 /* ---- Scans ----------------------------------------------------------------------------------- */
 
-gr_status gr_ps_rows_scan(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame,
+gr_status gr_ps_rows_scan(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame,
                           gr_diag *diag)
 {
     gr_diag why = {0};
-    gr_status status = gr_ps_get_request(guest->small, frame->size_bytes, &task->request, diag);
+    gr_status status = gr_ps_get_request(session->small, frame->size_bytes, &task->request, diag);
     if (status != GR_OK) {
         return status;
     }
-    status = gr_ps_task_judge(guest, task, frame, &why);
+    status = gr_ps_task_judge(session, task, frame, &why);
     if (status != GR_OK) {
         gr_ps_task_fail(task, status, why.text);
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return GR_OK;
     }
-    task->held = guest->tensors[frame->message];
+    task->held = session->tensors[frame->message];
     task->to_answer = 1;
-    pull_block(guest, task, frame->segment);
+    pull_block(session, task, frame->segment);
     return GR_OK;
 }
 
@@ -340,10 +340,10 @@ static gr_status read_existing(gr_ps_server *server, gr_ps_task *task, uint32_t 
     return GR_OK;
 }
 
-void gr_ps_rows_give(gr_ps_guest *guest, gr_ps_task *task, uint32_t block,
+void gr_ps_rows_give(gr_ps_session *session, gr_ps_task *task, uint32_t block,
                      const gr_ps_pulled *answer)
 {
-    gr_ps_server *server = guest->server;
+    gr_ps_server *server = session->server;
     gr_diag why = {0};
     gr_status status = answer->status;
     if (status != GR_OK) {
@@ -365,8 +365,8 @@ void gr_ps_rows_give(gr_ps_guest *guest, gr_ps_task *task, uint32_t block,
     if (task->status != GR_OK) {
         free(task->reply);
         task->reply = NULL;
-        gr_ps_task_settle(guest, task);
+        gr_ps_task_settle(session, task);
         return;
     }
-    gr_ps_task_reply_with(guest, task, GR_PS_ROWS, task->reply, task->reply_bytes);
+    gr_ps_task_reply_with(session, task, GR_PS_ROWS, task->reply, task->reply_bytes);
 }

@@ -242,15 +242,15 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
     return status;
 }
 
-/* ---- Guests ---------------------------------------------------------------------------------- */
+/* ---- Client sessions ------------------------------------------------------------------------- */
 
 static void forget(gr_ps_server *server, int peer)
 {
-    gr_ps_guest *guest = server->guests[peer];
-    if (guest != NULL) {
+    gr_ps_session *session = server->sessions[peer];
+    if (session != NULL) {
         gr_ps_store_gone(server->store, peer);
-        gr_ps_guest_destroy(guest);
-        server->guests[peer] = NULL;
+        gr_ps_session_destroy(session);
+        server->sessions[peer] = NULL;
         int at = 0;
         while (server->here[at] != peer) {
             at++;
@@ -281,13 +281,13 @@ static void welcome(gr_ps_server *server, int peer)
                         "--replicas");
         return;
     }
-    gr_ps_guest *guest = gr_ps_guest_create(server, peer, gr_mesh_link(server->mesh, peer));
-    if (guest == NULL) {
+    gr_ps_session *session = gr_ps_session_create(server, peer, gr_mesh_link(server->mesh, peer));
+    if (session == NULL) {
         gr_ps_send_away(server, peer, GR_E_NO_MEMORY,
                         "the server has no memory for one more client");
         return;
     }
-    server->guests[peer] = guest;
+    server->sessions[peer] = session;
     server->here[server->here_count++] = peer;
     server->ever++;
 }
@@ -314,11 +314,11 @@ static void follow_changes(gr_ps_server *server)
         if (peer < GR_PS_WORKERS_AT && server->peers[peer] != NULL) {
             end_peer(server, peer);
         }
-        gr_ps_guest *guest = server->guests[peer];
-        if (guest != NULL && !guest->dismissed) {
+        gr_ps_session *session = server->sessions[peer];
+        if (session != NULL && !session->dismissed) {
             /* What it pushed before its end counts. */
             gr_diag diag = {0};
-            while (gr_ps_guest_receive(guest, &diag) == GR_PENDING) {
+            while (gr_ps_session_receive(session, &diag) == GR_PENDING) {
             }
         }
         forget(server, peer);
@@ -481,20 +481,20 @@ gr_status gr_ps_server_poll(gr_ps_server *server, gr_diag *diag)
         more = status == GR_PENDING;
     }
     for (int i = 0; i < server->here_count; i++) {
-        gr_ps_guest *guest = server->guests[server->here[i]];
+        gr_ps_session *session = server->sessions[server->here[i]];
         gr_diag why = {0};
-        status = guest->dismissed ? GR_OK : gr_ps_guest_receive(guest, &why);
+        status = session->dismissed ? GR_OK : gr_ps_session_receive(session, &why);
         more = more || status == GR_PENDING;
         if (status < 0 && why.status != GR_OK) { /* else its link has ended, as will be told */
             char sentence[GR_DIAG_TEXT_BYTES];
-            snprintf(sentence, sizeof sentence, "client %d sent %.400s", guest->peer, why.text);
-            guest->dismissed = true;
-            gr_ps_send_away(server, guest->peer, GR_E_PROTOCOL, sentence);
+            snprintf(sentence, sizeof sentence, "client %d sent %.400s", session->peer, why.text);
+            session->dismissed = true;
+            gr_ps_send_away(server, session->peer, GR_E_PROTOCOL, sentence);
         }
     }
     for (int i = 0; i < server->here_count; i++) {
-        gr_ps_guest *guest = server->guests[server->here[i]];
-        more = (!guest->dismissed && gr_ps_guest_answer(guest) == GR_PENDING) || more;
+        gr_ps_session *session = server->sessions[server->here[i]];
+        more = (!session->dismissed && gr_ps_session_answer(session) == GR_PENDING) || more;
     }
     if (server->replicates) {
         more = gr_ps_peers_send(server) || more;

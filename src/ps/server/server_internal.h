@@ -69,12 +69,12 @@ typedef enum gr_ps_task_state {
     GR_PS_TASK_SAID = 3  /* its DONE is with the link */
 } gr_ps_task_state;
 
-typedef struct gr_ps_guest gr_ps_guest;
+typedef struct gr_ps_session gr_ps_session;
 
 /* A request of a client. */
 typedef struct gr_ps_task {
     gr_ps_lease lease; /* first; of all data in the client's memory */
-    gr_ps_guest *guest;
+    gr_ps_session *session;
     uint8_t state, kind, answer; /* gr_ps_task_state; gr_ps_kind of the request, of what ends it */
     uint32_t ticket;
     const gr_ps_share *held; /* NULL: none, or refused */
@@ -110,7 +110,7 @@ typedef struct gr_ps_lent {
     gr_ps_loan *loan;
 } gr_ps_lent;
 
-struct gr_ps_guest {
+struct gr_ps_session {
     gr_ps_server *server;
     int peer;
     gr_link *link;
@@ -223,8 +223,8 @@ struct gr_ps_server {
     void *updaters_arg;
     const gr_log *log;
     char address[GR_ADDRESS_BYTES + GR_REMOTE_BYTES];
-    gr_ps_guest *guests[GR_PS_PEERS_MAX]; /* by peer */
-    int here[GR_PS_PEERS_MAX];            /* those that are there */
+    gr_ps_session *sessions[GR_PS_PEERS_MAX]; /* by peer */
+    int here[GR_PS_PEERS_MAX];                /* those that are there */
     int here_count;
     uint64_t ever;
     gr_ps_share **held; /* by key */
@@ -240,9 +240,9 @@ static inline bool gr_ps_leads(const gr_ps_server *server, const gr_ps_share *he
 }
 
 /* Has it no worker's number? Then it changes nothing, and nobody waits for it. */
-static inline bool gr_ps_reads(const gr_ps_guest *guest)
+static inline bool gr_ps_reads(const gr_ps_session *session)
 {
-    return guest->peer >= GR_PS_READERS_AT;
+    return session->peer >= GR_PS_READERS_AT;
 }
 
 /* server.c. NULL: not declared here. */
@@ -257,59 +257,61 @@ void gr_ps_buffer_give_back(gr_ps_server *server, gr_ps_buffer *buffer);
 /* client_session.c */
 /* The next of the tensor's blocks that this server leads; as many as there are if there is none. */
 uint32_t gr_ps_next_led(const gr_ps_server *server, const gr_ps_share *held, uint32_t from);
-gr_ps_guest *gr_ps_guest_create(gr_ps_server *server, int peer,
-                                gr_link *link); /* NULL: no memory */
-void gr_ps_guest_destroy(gr_ps_guest *guest);   /* the store has forgotten it */
+gr_ps_session *gr_ps_session_create(gr_ps_server *server, int peer,
+                                    gr_link *link); /* NULL: no memory */
+void gr_ps_session_destroy(gr_ps_session *session); /* the store has forgotten it */
 /* Takes what it has sent. GR_OK: nothing is left; GR_PENDING: more is here; GR_E_PROTOCOL: it sent
  * what no correct client sends, diag says what; GR_E_PEER_LOST: it is gone. */
-gr_status gr_ps_guest_receive(gr_ps_guest *guest, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_ps_session_receive(gr_ps_session *session, gr_diag *diag) GR_MUST_CHECK;
 /* Nothing of what it has asked for is remembered: it asks again by the new table. */
-void gr_ps_guest_reset(gr_ps_guest *guest);
+void gr_ps_session_reset(gr_ps_session *session);
 /* The place of a new ticket; NULL: it is taken. */
-gr_ps_task *gr_ps_task_open(gr_ps_guest *guest, const gr_frame *frame);
+gr_ps_task *gr_ps_task_open(gr_ps_session *session, const gr_frame *frame);
 /* One block of what it pushes, for the store. */
-gr_ps_push gr_ps_task_push(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block,
+gr_ps_push gr_ps_task_push(const gr_ps_session *session, const gr_ps_task *task, uint32_t block,
                            uint64_t count);
 /* Why it cannot be done; GR_OK: it can. */
-gr_status gr_ps_task_judge(const gr_ps_guest *guest, const gr_ps_task *task, const gr_frame *frame,
-                           gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_ps_task_judge(const gr_ps_session *session, const gr_ps_task *task,
+                           const gr_frame *frame, gr_diag *diag) GR_MUST_CHECK;
 
 /* state.c: one BLOCK of a RESTORE has come; NULL: there is no memory for it. */
-void gr_ps_restore_take(gr_ps_guest *guest, gr_ps_task *task, uint32_t block, gr_ps_buffer *buffer);
+void gr_ps_restore_take(gr_ps_session *session, gr_ps_task *task, uint32_t block,
+                        gr_ps_buffer *buffer);
 /* An image that a client has sent of a block that is led here. *taken_out: it counts; else another
  * did before. GR_E_AGAIN: the block is not the one that its other pieces went to. */
 gr_status gr_ps_restore_image(gr_ps_server *server, const gr_ps_image *image, bool *taken_out,
                               gr_diag *diag) GR_MUST_CHECK;
 void gr_ps_gathered_drop(gr_ps_server *server, gr_ps_task *task);
 
-/* rows.c. The PUSH_ROWS, PULL_ROWS or RESTORE_ROWS at the head: as gr_ps_guest_receive says.
+/* rows.c. The PUSH_ROWS, PULL_ROWS or RESTORE_ROWS at the head: as gr_ps_session_receive says.
  */
-gr_status gr_ps_rows_take(gr_ps_guest *guest, const gr_frame *frame, gr_diag *diag) GR_MUST_CHECK;
-/* A SCAN_ROWS whose head is in guest->small. */
-gr_status gr_ps_rows_scan(gr_ps_guest *guest, gr_ps_task *task, const gr_frame *frame,
+gr_status gr_ps_rows_take(gr_ps_session *session, const gr_frame *frame,
+                          gr_diag *diag) GR_MUST_CHECK;
+/* A SCAN_ROWS whose head is in session->small. */
+gr_status gr_ps_rows_scan(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame,
                           gr_diag *diag) GR_MUST_CHECK;
 /* What a PULL_ROWS or SCAN_ROWS asks for of one block is due, or was refused. */
-void gr_ps_rows_give(gr_ps_guest *guest, gr_ps_task *task, uint32_t block,
+void gr_ps_rows_give(gr_ps_session *session, gr_ps_task *task, uint32_t block,
                      const gr_ps_pulled *answer);
 
-/* answer.c: what the store says, and what a guest is told. */
+/* answer.c: what the store says, and what a session is told. */
 extern const gr_ps_store_ops gr_ps_server_store_ops;
 /* GR_OK: nothing is left, or there is no room; GR_PENDING: more can be done. */
-gr_status gr_ps_guest_answer(gr_ps_guest *guest) GR_MUST_CHECK;
+gr_status gr_ps_session_answer(gr_ps_session *session) GR_MUST_CHECK;
 /* Where a block's values go in the client's memory, of a request with GR_PS_ASK_PUT. */
-float *gr_ps_values_place(const gr_ps_guest *guest, const gr_ps_task *task, uint32_t block);
+float *gr_ps_values_place(const gr_ps_session *session, const gr_ps_task *task, uint32_t block);
 /* One value is asked for; gr_ps_wish_reserve was asked for it. */
-void gr_ps_wish_add(gr_ps_guest *guest, uint32_t slot, uint32_t block, uint64_t version);
-bool gr_ps_wish_reserve(gr_ps_guest *guest, uint32_t count);
+void gr_ps_wish_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version);
+bool gr_ps_wish_reserve(gr_ps_session *session, uint32_t count);
 void gr_ps_task_fail(gr_ps_task *task, gr_status status, const char *sentence);
 /* Is it over? Then its DONE is to be sent. */
-void gr_ps_task_settle(gr_ps_guest *guest, gr_ps_task *task);
+void gr_ps_task_settle(gr_ps_session *session, gr_ps_task *task);
 /* What it ends with, in place of DONE. */
-void gr_ps_task_reply(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, const uint8_t *reply,
-                      size_t size_bytes);
+void gr_ps_task_reply(gr_ps_session *session, gr_ps_task *task, gr_ps_kind kind,
+                      const uint8_t *reply, size_t size_bytes);
 /* The same; the reply is the task's from now on. */
-void gr_ps_task_reply_with(gr_ps_guest *guest, gr_ps_task *task, gr_ps_kind kind, uint8_t *reply,
-                           size_t size_bytes);
+void gr_ps_task_reply_with(gr_ps_session *session, gr_ps_task *task, gr_ps_kind kind,
+                           uint8_t *reply, size_t size_bytes);
 void gr_ps_task_free(gr_ps_task *task);
 
 /* peer.c: other servers. GR_E_NO_MEMORY. */

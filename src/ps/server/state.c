@@ -50,7 +50,7 @@ gr_status gr_ps_restore_image(gr_ps_server *server, const gr_ps_image *image, bo
 }
 
 /* All of a block has come. */
-static void restore_block(gr_ps_guest *guest, gr_ps_task *task, uint32_t block)
+static void restore_block(gr_ps_session *session, gr_ps_task *task, uint32_t block)
 {
     const gr_ps_share *held = task->held;
     gr_ps_image image = {.key = held->key,
@@ -70,7 +70,7 @@ static void restore_block(gr_ps_guest *guest, gr_ps_task *task, uint32_t block)
     }
     gr_diag why = {0};
     bool taken = false;
-    gr_status status = gr_ps_restore_image(guest->server, &image, &taken, &why);
+    gr_status status = gr_ps_restore_image(session->server, &image, &taken, &why);
     if (status != GR_OK) {
         gr_ps_task_fail(task, status, why.text);
         return;
@@ -79,20 +79,21 @@ static void restore_block(gr_ps_guest *guest, gr_ps_task *task, uint32_t block)
     task->version = image.version < task->version ? image.version : task->version;
 }
 
-void gr_ps_restore_take(gr_ps_guest *guest, gr_ps_task *task, uint32_t block, gr_ps_buffer *buffer)
+void gr_ps_restore_take(gr_ps_session *session, gr_ps_task *task, uint32_t block,
+                        gr_ps_buffer *buffer)
 {
-    gr_ps_server *server = guest->server;
+    gr_ps_server *server = session->server;
     bool whole = task->gathered_count == task->request.count;
     task->gathered[task->gathered_count++] = buffer;
     task->next_block = block;
     task->to_come--;
     if (whole && task->held != NULL) {
         server->pushes++;
-        restore_block(guest, task, block);
+        restore_block(session, task, block);
     }
     if (whole) {
         gr_ps_gathered_drop(server, task);
         task->next_block = block + 1;
     }
-    gr_ps_task_settle(guest, task);
+    gr_ps_task_settle(session, task);
 }

@@ -113,7 +113,7 @@ void gr_ps_table_become(gr_ps_server *server)
     const gr_ps_table before = server->table;
     server->table = server->membership.table;
     for (int i = 0; i < server->here_count; i++) {
-        gr_ps_guest_reset(server->guests[server->here[i]]);
+        gr_ps_session_reset(server->sessions[server->here[i]]);
     }
     for (int number = 0; number < server->table.servers; number++) {
         gr_ps_peer *peer = server->peers[number];

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What do strangers on the coordinator's port cost a job?
+"""What do unauthenticated peers on the coordinator's port cost a job?
 
-Two ranks reduce over TCP, again and again, in turns alone and while strangers connect, say nothing,
+Two ranks reduce over TCP, again and again, in turns alone and while they connect, say nothing,
 send garbage, replay a recorded handshake, or claim a rank; prints the ratio of the times.
 
-    bench/strangers.py [--build FOLDER] [--rounds N] [--rate CONNECTIONS_A_SECOND] [--encrypt]
+    bench/unauthenticated.py [--build FOLDER] [--rounds N] [--rate CONNECTIONS_A_SECOND] [--encrypt]
 """
 
 import argparse
@@ -20,7 +20,7 @@ import threading
 
 CHALLENGE_BYTES, HANDSHAKE_BYTES = 56, 96
 PATIENCE_S = 30
-OPEN_MAX = 400  # strangers that say nothing, at a time: more than get a place
+OPEN_MAX = 400  # connections that say nothing, at a time: more than get a place
 
 
 def split(address):
@@ -60,7 +60,7 @@ class Recorder(threading.Thread):
 
 
 class Crowd(threading.Thread):
-    """Strangers, so many a second (0: as fast as they come); `refused` of `sent` got no further
+    """Connections, so many a second (0: as fast as they come); `refused` of `sent` got no further
     than a challenge. Ends after `count` of them, or when it is stopped."""
 
     def __init__(self, address, handshake, count=None, rate=0):
@@ -72,45 +72,45 @@ class Crowd(threading.Thread):
 
     def close_oldest(self):
         """It was sent a challenge, if it was not closed before; nothing else."""
-        stranger = self.silent.pop(0)
-        stranger.setblocking(False)
+        intruder = self.silent.pop(0)
+        intruder.setblocking(False)
         try:
-            got = len(stranger.recv(4096))
+            got = len(intruder.recv(4096))
         except OSError:
             got = 0
-        stranger.close()
+        intruder.close()
         self.refused += got <= CHALLENGE_BYTES
 
-    def check(self, stranger):
+    def check(self, intruder):
         """How much does it get until it is closed?"""
         got = 0
-        stranger.settimeout(PATIENCE_S)
+        intruder.settimeout(PATIENCE_S)
         try:
-            while data := stranger.recv(4096):
+            while data := intruder.recv(4096):
                 got += len(data)
         except ConnectionError:
             pass
-        stranger.close()
+        intruder.close()
         self.refused += got <= CHALLENGE_BYTES
 
     def send_one(self, kind):
-        stranger = socket.create_connection(self.target, timeout=PATIENCE_S)
+        intruder = socket.create_connection(self.target, timeout=PATIENCE_S)
         try:
             if kind == "silent":
-                self.silent.append(stranger)
+                self.silent.append(intruder)
                 while len(self.silent) > OPEN_MAX:
                     self.close_oldest()
                 return
             if kind == "garbage":
-                stranger.sendall(random.randbytes(200))
+                intruder.sendall(random.randbytes(200))
             elif kind == "replay":
-                stranger.sendall(self.handshake)
+                intruder.sendall(self.handshake)
             elif kind == "claim":
                 head = self.handshake[CHALLENGE_BYTES:CHALLENGE_BYTES + 8]
-                stranger.sendall(self.handshake[:CHALLENGE_BYTES] + head + random.randbytes(32))
+                intruder.sendall(self.handshake[:CHALLENGE_BYTES] + head + random.randbytes(32))
         except ConnectionError:
             pass
-        self.check(stranger)
+        self.check(intruder)
 
     def run(self):
         kinds = ["silent", "garbage", "replay", "claim"]
@@ -140,7 +140,7 @@ class Crowd(threading.Thread):
 
 
 def measure(options, crowded):
-    """The median time of the reduction, in microseconds; and how many strangers came meanwhile."""
+    """The median time of the reduction, in microseconds; and how many came meanwhile."""
     gradus = os.path.join(options.build, "gradus")
     flags = ["--encrypt"] if options.encrypt else []
     coordinator = subprocess.Popen([gradus, "rendezvous", "-np", "2", "--listen", "127.0.0.1",
@@ -182,16 +182,16 @@ def main():
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--encrypt", action="store_true")
     options = parser.parse_args()
-    ratios, strangers = [], 0
+    ratios, intruders = [], 0
     for turn in range(options.rounds):
         times = {}
         for crowded in ([False, True] if turn % 2 == 0 else [True, False]):
             times[crowded], came = measure(options, crowded)
-            strangers += came
+            intruders += came
         ratios.append(times[True] / times[False])
-        print(f"round {turn + 1}: alone {times[False]:.0f} us, with strangers {times[True]:.0f} "
+        print(f"round {turn + 1}: alone {times[False]:.0f} us, with them {times[True]:.0f} "
               f"us: {ratios[-1]:.3f}", flush=True)
-    print(f"{strangers} strangers; the median ratio is {statistics.median(ratios):.3f}")
+    print(f"{intruders} connections; the median ratio is {statistics.median(ratios):.3f}")
 
 
 if __name__ == "__main__":

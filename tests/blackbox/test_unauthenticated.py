@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thousand strangers at the port of a running job: none gets in, and the job does not care."""
+"""A thousand unauthenticated peers at the port of a running job: none gets in, none disturbs it."""
 import os
 import pathlib
 import signal
 
 import pytest
-import strangers
+import unauthenticated
 from conftest import SOURCE, TIMEOUT_S, is_sanitized, read_lines, sha256_of, wait_until
 
 COUNT = 1000
@@ -13,7 +13,7 @@ COUNT = 1000
 
 @pytest.fixture
 def job(tmp_path):
-    """A short one: a rank is held while the strangers come, so that it is not over before. It takes
+    """A short one: a rank is held while the others come, so that it is not over before. It takes
     long enough for a rank to be held in the midst of it."""
     text = (SOURCE / "examples/digits/mlp.yaml").read_text()
     text = text.replace("epochs: 40", "steps: 1000")
@@ -36,7 +36,7 @@ def start(gradus, job, flags):
     """The coordinator, the ranks, and what each sent for its handshake with it."""
     coordinator = gradus.start("rendezvous", "-np", 2, "--listen", "127.0.0.1", *flags)
     told = dict(line.split("=", 1) for line in read_lines(coordinator.stdout, 3))
-    recorders = [strangers.Recorder(told["GRADUS_COORDINATOR"]) for _ in range(2)]
+    recorders = [unauthenticated.Recorder(told["GRADUS_COORDINATOR"]) for _ in range(2)]
     ranks = []
     for rank in range(2):
         more = {"GRADUS_RANK": str(rank), "GRADUS_LINK": "tcp",
@@ -48,24 +48,24 @@ def start(gradus, job, flags):
 
 
 @pytest.mark.parametrize("flags", [[], ["--encrypt"]], ids=["plain", "encrypted"])
-def test_a_thousand_strangers(gradus, job, flags):
+def test_a_thousand_unauthenticated_peers(gradus, job, flags):
     alone = gradus("run", "-np", 2, "--output", gradus.folder / "alone", job)
     assert alone.returncode == 0, alone
     coordinator, address, ranks, recorders = start(gradus, job, flags)
-    # All ranks are in once there is an epoch: who would come later from the strangers' address is
+    # All ranks are in once there is an epoch: who would come later from their address is
     # refused with them for a while, and so is a rank that is held in its handshake.
     while not ranks[0].stdout.readline().startswith("epoch"):
         assert ranks[0].poll() is None, ranks[0].communicate()
     os.kill(ranks[0].pid, signal.SIGSTOP)
     # A first crowd takes what the coordinator needs once.
-    first = strangers.Crowd(address, recorders[1].handshake, count=40)
+    first = unauthenticated.Crowd(address, recorders[1].handshake, count=40)
     first.run()
     memory, open_files = memory_kib(coordinator.pid), descriptors(coordinator.pid)
-    crowd = strangers.Crowd(address, recorders[1].handshake, count=COUNT)
+    crowd = unauthenticated.Crowd(address, recorders[1].handshake, count=COUNT)
     crowd.run()
     assert crowd.sent == crowd.refused == COUNT
-    assert all(rank.poll() is None for rank in ranks), "the job ended before the strangers had come"
-    wait_until(lambda: descriptors(coordinator.pid) <= open_files, "the end of silent strangers")
+    assert all(rank.poll() is None for rank in ranks), "the job ended before they had come"
+    wait_until(lambda: descriptors(coordinator.pid) <= open_files, "the end of silent ones")
     if not is_sanitized():  # a sanitizer keeps books, and finds what is lost by itself
         assert memory_kib(coordinator.pid) <= memory + 512
     os.kill(ranks[0].pid, signal.SIGCONT)
