@@ -240,26 +240,36 @@ GR_API void gr_rows_release(gr_rows *rows);
 
 /* ---- Memory of the program ------------------------------------------------------------------- */
 /* Shares memory that the program has already with the peers on this host: from now on operations on
- * it copy as little as on memory of gr_alloc. Address and contents stay. Worth it for what many
- * operations use, a model's gradients say. Where no peer is on this host nothing changes.
+ * it copy as little as on memory of gr_alloc. Address and contents stay. Where peers share no
+ * memory, over tcp say, and in a group of one, nothing changes.
  *
- * mem         begins at a page (aligned_alloc(4096, ...), mmap). Its pages are replaced, the last
- *             one as a whole: nothing else lives in it, and no other thread uses the memory during
- *             the call. The caller's; it stays allocated until gr_unregister.
+ * comm        The memory is shared by this communicator and its relatives (gr_comm_split,
+ *             gr_comm_subgroup) only; another one of this process refuses it.
+ * mem         must begin at a page (aligned_alloc(4096, ...), mmap). Its pages are replaced, the
+ *             last one as a whole: nothing else lives in it, and no other thread uses the memory
+ *             during the call. The caller's; it stays allocated until gr_unregister.
  * size_bytes  of mem.
  * Returns     GR_OK; GR_E_INVALID (no page, size 0, registered already or of gr_alloc, no memory
  *             there, used by an unfinished operation); GR_E_UNSUPPORTED (not the process's own
- *             memory, to read and write: a mapping that other processes share, huge pages of
- *             hugetlbfs, the stack); GR_E_NO_MEMORY; GR_E_IO (/proc/self/maps cannot be read: no
- *             descriptor is left, say). Nothing has changed then.
- * Fork        a forked child shares the memory: what it writes there the parent sees. */
+ *             memory, to read and write: a mapping that is shared already, a huge page of hugetlbfs
+ *             that `mem` does not cover as a whole, the stack); GR_E_NO_MEMORY; GR_E_IO
+ *             (/proc/self/maps cannot be read: no descriptor is left, say). Nothing has changed
+ *             then.
+ * Cost        The call, and gr_unregister, read /proc/self/maps and copy the memory once; for that
+ *             time it takes twice its size. Huge pages are gone: shared ones are small, unless the
+ *             kernel gives shared memory huge ones (transparent_hugepage/shmem_enabled). Worth it
+ *             for what many operations use, a model's gradients say.
+ * Fork        A forked child shares the memory: what it writes there the parent sees. It must not
+ *             use the memory any more when the parent has unregistered it. */
 GR_API gr_status gr_register(gr_comm *comm, void *mem, size_t size_bytes) GR_MUST_CHECK;
 
-/* Makes memory private again, with its contents: before it is freed. The end of the communicator
- * and its relatives, gr_comm_renew as well, does the same to what is registered and mapped still.
- * Any relative may be passed. No other thread uses the memory during the call.
- * Returns GR_OK; GR_E_INVALID (not registered, used by an unfinished operation); GR_E_NO_MEMORY or
- * GR_E_IO, as gr_register. It stays registered then. */
+/* Makes memory private again, with its contents: before it is freed. So does the end of the
+ * communicator and all its relatives, gr_comm_renew as well, with all that is registered and still
+ * mapped; what cannot be made private then, as below, stays shared until it is unmapped. Any
+ * relative may be passed, also after an operation has failed. No other thread uses the memory
+ * during the call.
+ * Returns GR_OK; GR_E_INVALID (not registered, used by an unfinished operation, a forked child);
+ * GR_E_NO_MEMORY or GR_E_IO, as gr_register. It stays registered then. */
 GR_API gr_status gr_unregister(gr_comm *comm, void *mem) GR_MUST_CHECK;
 
 /* ---- Sub-groups ----------------------------------------------------------------------------- */

@@ -16,7 +16,8 @@ extern "C" {
  * have come. Ranks keep the order of the old ones; joining workers come behind.
  *
  * comm     replaced. All gr_alloc memory and operations of the old communicator are gone (callbacks
- *          as in gr_comm_destroy), and its sub-groups must have been destroyed before.
+ *          as in gr_comm_destroy), its registered memory is private again (gr_register), and its
+ *          sub-groups must have been destroyed before.
  * diag     filled on failure; may be NULL.
  * Returns  GR_OK; GR_E_INVALID (sub-groups live, a group of one, a forked child; nothing happened);
  *          GR_E_UNSUPPORTED (the job cannot go on without a member), GR_E_CANCELLED (this rank is
