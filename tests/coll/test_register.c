@@ -4,6 +4,7 @@
 
 #include <gradus/coll.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -376,6 +378,145 @@ static void memory_that_was_unmapped_is_left_alone(void **state)
     assert_int_equal(ranks_run(&job, others_memory_is_left_alone, 0), 0);
 }
 
+/* ---- After a failure ------------------------------------------------------------------------- */
+/* Both wait for what never comes. When rank 0 is behind the barrier as well, rank 1 ends it. */
+static int is_private_after_an_abort(gr_comm *comm, const ranks_job *job)
+{
+    size_t bytes = PAGES * page_bytes(), words = bytes / sizeof(int32_t);
+    int shared = strcmp(job->link, "shm") == 0;
+    int32_t *buf = private_pages(PAGES), *other = private_pages(PAGES);
+    const int *pipe_fds = job->arg;
+    gr_op *never = NULL;
+    char byte = 0;
+    EXPECT(buf && other && gr_register(comm, buf, bytes) == GR_OK);
+    EXPECT(gr_register(comm, other, bytes) == GR_OK);
+    memset(other, 6, bytes);
+    EXPECT(use(comm, buf, words, 0) == 0);
+    EXPECT(gr_recv_start(comm, buf, words, GR_I32, 1 - gr_comm_rank(comm), &never) == GR_OK);
+    EXPECT(gr_barrier(comm) == GR_OK && gr_unregister(comm, buf) == GR_E_INVALID);
+    if (gr_comm_rank(comm) == 0) {
+        EXPECT(write(pipe_fds[1], &byte, 1) == 1);
+    } else {
+        EXPECT(read(pipe_fds[0], &byte, 1) == 1 && gr_comm_abort(comm, "enough") == GR_OK);
+    }
+    EXPECT(gr_wait(never) == GR_E_ABORTED);
+    EXPECT(is_shared(buf) == shared && is_shared(other) == shared);
+    memset(buf, 5, bytes);
+    EXPECT(gr_unregister(comm, buf) == GR_OK);
+    EXPECT(is_shared(buf) == 0 && holds((unsigned char *)buf, 5, bytes));
+    memset(buf, 7, bytes);
+    gr_comm_destroy(comm);
+    return !holds((unsigned char *)buf, 7, bytes) || is_shared(other) != 0 ||
+           !holds((unsigned char *)other, 6, bytes);
+}
+
+static void memory_of_an_aborted_communicator_becomes_private(void **state)
+{
+    (void)state;
+    assert_int_equal(ranks_run_pairs(is_private_after_an_abort), 0);
+}
+
+/* Rank 2 dies; the others make one buffer private themselves, the other one gr_comm_renew does. */
+static int is_private_after_a_renewal(gr_comm *comm, const ranks_job *job)
+{
+    size_t bytes = PAGES * page_bytes(), words = bytes / sizeof(int32_t);
+    int shared = strcmp(job->link, "shm") == 0;
+    int32_t *buf = private_pages(PAGES), *other = private_pages(PAGES);
+    gr_diag diag;
+    EXPECT(buf && other && gr_register(comm, buf, bytes) == GR_OK);
+    EXPECT(gr_register(comm, other, bytes) == GR_OK);
+    EXPECT(use(comm, buf, words, 0) == 0 && use(comm, other, words, 1) == 0);
+    if (gr_comm_rank(comm) == 2) {
+        raise(SIGKILL);
+    }
+    EXPECT(gr_allreduce(comm, buf, words, GR_I32, GR_SUM) != GR_OK);
+    memset(buf, 5, bytes);
+    memset(other, 6, bytes);
+    EXPECT(gr_unregister(comm, buf) == GR_OK && is_shared(buf) == 0);
+    EXPECT(is_shared(other) == shared);
+    EXPECT(gr_comm_renew(&comm, &diag) == GR_OK && gr_comm_size(comm) == 2);
+    EXPECT(is_shared(other) == 0 && gr_unregister(comm, other) == GR_E_INVALID);
+    EXPECT(holds((unsigned char *)buf, 5, bytes) && holds((unsigned char *)other, 6, bytes));
+    EXPECT(use(comm, other, words, 2) == 0);
+    EXPECT(gr_register(comm, other, bytes) == GR_OK && is_shared(other) == shared);
+    EXPECT(use(comm, other, words, 3) == 0 && use(comm, buf, words, 4) == 0);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void memory_of_a_renewed_communicator_becomes_private(void **state)
+{
+    const char *const links[] = {"shm", "tcp"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        ranks_job job = {.size = 3, .members_min = 2, .link = links[i], .tune = "off"};
+        assert_int_equal(ranks_run(&job, is_private_after_a_renewal, UINT64_C(1) << 2), 0);
+    }
+}
+
+/* ---- Relatives and children ------------------------------------------------------------------ */
+static int is_shared_by_relatives(gr_comm *comm, const ranks_job *job)
+{
+    size_t bytes = PAGES * page_bytes(), words = bytes / sizeof(int32_t);
+    int32_t *buf = private_pages(PAGES);
+    gr_comm *half = NULL;
+    gr_diag diag;
+    (void)job;
+    EXPECT(buf && gr_comm_split(comm, gr_comm_rank(comm) % 2, 0, &half, &diag) == GR_OK);
+    EXPECT(gr_register(half, buf, bytes) == GR_OK && use(half, buf, words, 0) == 0);
+    EXPECT(use(comm, buf, words, 1) == 0);
+    EXPECT(gr_register(comm, buf, bytes) == GR_E_INVALID);
+    gr_comm_destroy(half); /* one of two: nothing ends yet */
+    EXPECT(is_shared(buf) == 1 && use(comm, buf, words, 2) == 0);
+    EXPECT(gr_unregister(comm, buf) == GR_OK && is_shared(buf) == 0);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void registered_memory_is_shared_by_relatives(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 4, .link = "shm", .tune = "off"};
+    assert_int_equal(ranks_run(&job, is_shared_by_relatives, 0), 0);
+}
+
+/* In a forked child: 0 if all is well. */
+static int use_in_child(gr_comm *comm, unsigned char *mem, size_t size_bytes)
+{
+    bool seen = holds(mem, 1, size_bytes);
+    memset(mem, 2, size_bytes);
+    bool refused = gr_unregister(comm, mem) == GR_E_INVALID;
+    gr_comm_destroy(comm);
+    return seen && refused && is_shared(mem) == 1 && holds(mem, 2, size_bytes) ? 0 : 1;
+}
+
+static int child_shares_registered_memory(gr_comm *comm, const ranks_job *job)
+{
+    size_t bytes = PAGES * page_bytes();
+    unsigned char *mem = private_pages(PAGES);
+    int how = -1;
+    (void)job;
+    EXPECT(mem && gr_register(comm, mem, bytes) == GR_OK);
+    memset(mem, 1, bytes);
+    pid_t child = fork();
+    if (child == 0) {
+        _exit(use_in_child(comm, mem, bytes));
+    }
+    EXPECT(child > 0 && waitpid(child, &how, 0) == child && how == 0);
+    EXPECT(holds(mem, 2, bytes) && is_shared(mem) == 1);
+    EXPECT(use(comm, (int32_t *)(void *)mem, bytes / sizeof(int32_t), 0) == 0);
+    EXPECT(gr_unregister(comm, mem) == GR_OK && is_shared(mem) == 0);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void forked_child_shares_registered_memory(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 2, .link = "shm", .tune = "off"};
+    assert_int_equal(ranks_run(&job, child_shares_registered_memory, 0), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -385,6 +526,10 @@ int main(void)
         cmocka_unit_test(without_descriptors_nothing_changes),
         cmocka_unit_test(memory_that_is_private_in_part_is_used_right),
         cmocka_unit_test(memory_that_was_unmapped_is_left_alone),
+        cmocka_unit_test(memory_of_an_aborted_communicator_becomes_private),
+        cmocka_unit_test(memory_of_a_renewed_communicator_becomes_private),
+        cmocka_unit_test(registered_memory_is_shared_by_relatives),
+        cmocka_unit_test(forked_child_shares_registered_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,6 +70,33 @@ static void test_view_is_the_senders_memory(void **state)
     pair_close(&p);
 }
 
+/* The same of the program's memory. After a failure the receiver may still read what it was shown,
+ * when the sender has its memory for itself again. */
+static void test_view_of_registered_memory_stays_after_a_failure(void **state)
+{
+    (void)state;
+    pair p;
+    const void *view;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    uint8_t *memory = aligned_alloc(page, page);
+    assert_non_null(memory);
+    pair_open(&p, GR_LINK_SHM);
+    assert_int_equal(gr_mesh_register(p.mesh[0], memory, page, NULL), GR_OK);
+    (void)pair_send(&p, 0, 1, memory, page);
+    (void)pair_await(&p, 1);
+    assert_int_equal(gr_link_view(p.link[1], &view), GR_OK);
+    memset(memory, 0x77, page);
+    assert_int_equal(*(const volatile uint8_t *)view, 0x77);
+    gr_mesh_keep(p.mesh[0]);
+    assert_int_equal(gr_mesh_unregister(p.mesh[0], memory, NULL), GR_OK);
+    assert_int_equal(memory[page - 1], 0x77);
+    memset(memory, 0x88, page);
+    assert_int_equal(*(const volatile uint8_t *)view, 0x77);
+    pair_close(&p);
+    assert_int_equal(memory[0], 0x88);
+    free(memory);
+}
+
 /* What is held is not given back to the sender, whatever is released behind it. */
 static void test_held_memory_stays(void **state)
 {
@@ -298,6 +325,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_copy_and_no_system_call),
         cmocka_unit_test(test_view_is_the_senders_memory),
+        cmocka_unit_test(test_view_of_registered_memory_stays_after_a_failure),
         cmocka_unit_test(test_held_memory_stays),
         cmocka_unit_test(test_stage_wraps),
         cmocka_unit_test(test_heap),
