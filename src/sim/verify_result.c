@@ -114,10 +114,8 @@ static uint32_t canonical_sum(results *r, gr_tree_range node, uint32_t *next, ui
     if (held.first == node.first && held.count == node.count) {
         return leaf(r, (*next)++, block);
     }
-    int left_count = gr_tree_left_count(node.count);
-    uint32_t left = canonical_sum(r, (gr_tree_range){node.first, left_count}, next, block);
-    uint32_t right = canonical_sum(
-        r, (gr_tree_range){node.first + left_count, node.count - left_count}, next, block);
+    uint32_t left = canonical_sum(r, gr_tree_left(node), next, block);
+    uint32_t right = canonical_sum(r, gr_tree_right(node), next, block);
     return r->out_of_memory ? UNDEFINED : sum(r, left, right);
 }
 

@@ -80,9 +80,7 @@ static gr_operand reduce_node(reduction *r, gr_tree_range node)
     if (r->own.first <= node.first && node_end <= own_end) {
         return gr_contribution(r->plan, r->slot++, 0);
     }
-    int left_count = gr_tree_left_count(node.count);
-    gr_tree_range left = {node.first, left_count};
-    gr_tree_range right = {node.first + left_count, node.count - left_count};
+    gr_tree_range left = gr_tree_left(node), right = gr_tree_right(node);
     gr_operand a = reduce_node(r, left);
     gr_operand b = reduce_node(r, right);
     int rank = r->plan->shape.rank;

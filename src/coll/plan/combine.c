@@ -65,11 +65,8 @@ static uint32_t order_node(const gr_units *units, gr_tree_range node, uint32_t *
 static void order_children(const gr_units *units, gr_tree_range node, uint32_t *next,
                            uint32_t *placed)
 {
-    int left_count = gr_tree_left_count(node.count);
-    gr_tree_range left = {node.first, left_count};
-    gr_tree_range right = {node.first + left_count, node.count - left_count};
-    uint32_t left_unit = order_node(units, left, next, placed);
-    uint32_t right_unit = order_node(units, right, next, placed);
+    uint32_t left_unit = order_node(units, gr_tree_left(node), next, placed);
+    uint32_t right_unit = order_node(units, gr_tree_right(node), next, placed);
     if (left_unit != UINT32_MAX) {
         units->order[(*placed)++] = left_unit;
     }
@@ -237,10 +234,8 @@ static sum_part combine_node(combine *c, gr_tree_range node)
         bool here = unit->rank == c->plan->shape.rank;
         return (sum_part){here ? NULL : unit, block_of(unit, c->how->dst.block)};
     }
-    int left_count = gr_tree_left_count(node.count);
-    sum_part left = combine_node(c, (gr_tree_range){node.first, left_count});
-    sum_part right =
-        combine_node(c, (gr_tree_range){node.first + left_count, node.count - left_count});
+    sum_part left = combine_node(c, gr_tree_left(node));
+    sum_part right = combine_node(c, gr_tree_right(node));
     gr_operand a = fetch(c, left);
     gr_operand b = fetch(c, right);
     return (sum_part){NULL, add(c, a, b, node.count == c->units->shards)};

@@ -150,6 +150,9 @@ int gr_tree_left_count(int count);
 typedef struct gr_tree_range {
     int first, count;
 } gr_tree_range;
+/* The children of a node of two shards or more. */
+gr_tree_range gr_tree_left(gr_tree_range node);
+gr_tree_range gr_tree_right(gr_tree_range node);
 /* The largest whole subtrees of the tree over `shards` inside [first, first + count), left to
  * right; returns how many (at most GR_SHARD_PARTIALS_MAX). */
 int gr_tree_cover(int shards, int first, int count, gr_tree_range *ranges_out);

@@ -10,12 +10,12 @@ int gr_tree_left_count(int count)
     return left;
 }
 
-static gr_tree_range left_child(gr_tree_range node)
+gr_tree_range gr_tree_left(gr_tree_range node)
 {
     return (gr_tree_range){node.first, gr_tree_left_count(node.count)};
 }
 
-static gr_tree_range right_child(gr_tree_range node)
+gr_tree_range gr_tree_right(gr_tree_range node)
 {
     int left = gr_tree_left_count(node.count);
     return (gr_tree_range){node.first + left, node.count - left};
@@ -33,8 +33,8 @@ static int cover_node(gr_tree_range node, int first, int end, gr_tree_range *ran
         ranges_out[found] = node;
         return found + 1;
     }
-    found = cover_node(left_child(node), first, end, ranges_out, found);
-    return cover_node(right_child(node), first, end, ranges_out, found);
+    found = cover_node(gr_tree_left(node), first, end, ranges_out, found);
+    return cover_node(gr_tree_right(node), first, end, ranges_out, found);
 }
 
 int gr_tree_cover(int shards, int first, int count, gr_tree_range *ranges_out)
@@ -52,8 +52,8 @@ bool gr_tree_siblings(int shards, gr_tree_range left, gr_tree_range right)
     }
     gr_tree_range node = {0, shards};
     while (node.count > 1) {
-        gr_tree_range node_left = left_child(node);
-        gr_tree_range node_right = right_child(node);
+        gr_tree_range node_left = gr_tree_left(node);
+        gr_tree_range node_right = gr_tree_right(node);
         if (left.first == node_left.first && left.count == node_left.count) {
             return right.count == node_right.count;
         }

@@ -37,11 +37,8 @@ static const uint8_t *sum_node(gr_row_merge *m, gr_tree_range node, uint32_t ind
         }
         return unit->values + unit->at++ * m->row_bytes;
     }
-    int left_count = gr_tree_left_count(node.count);
-    gr_tree_range left = {node.first, left_count};
-    gr_tree_range right = {node.first + left_count, node.count - left_count};
-    const uint8_t *a = sum_node(m, left, index, next, depth);
-    const uint8_t *b = sum_node(m, right, index, next, depth + 1);
+    const uint8_t *a = sum_node(m, gr_tree_left(node), index, next, depth);
+    const uint8_t *b = sum_node(m, gr_tree_right(node), index, next, depth + 1);
     uint8_t *sum = m->sums + (size_t)depth * m->row_bytes;
     if (a && b) {
         m->add(sum, a, b, m->width);
