@@ -115,9 +115,9 @@ void gr_group_config_wipe(gr_group_config *config);
 
 typedef struct gr_group gr_group;
 
-/* Calls in, waits for the other members and wires the links. Blocks at most join_timeout_us; a
- * joining worker first waits without limit until the others are ready for it. GR_E_CANCELLED: it
- * is not needed. */
+/* Calls in, waits for the other members and wires the links. Blocks at most join_timeout_us, and
+ * up to 5 s more if the coordinator does not say who is missing; a joining worker first waits
+ * without limit until the others are ready for it. GR_E_CANCELLED: it is not needed. */
 gr_status gr_group_join(const gr_group_config *config, const gr_log *log, gr_group **group_out,
                         gr_diag *diag) GR_MUST_CHECK;
 /* The next generation, when members are lost: waits until all that live ask for it, and makes a new

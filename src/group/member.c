@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 enum {
-    /* Before the deadline the coordinator is asked who is missing; it answers at once. */
-    ASK_BEFORE_US = 500000,
-    ASK_SHARE = 4,      /* of short timeouts, a quarter */
+    /* At the deadline the coordinator is asked who is missing. It answers at once if it gets a
+     * processor. */
+    ANSWER_US = 5000000,
     ORPHAN_US = 1000000 /* an agent finds out within milliseconds, on a busy host within more */
 };
 
@@ -115,10 +115,7 @@ bool gr_joining_late(const gr_joining *join)
 
 void gr_joining_set_deadline(gr_joining *join)
 {
-    int64_t timeout = join->config->join_timeout_us;
-    int64_t ask_before = timeout / ASK_SHARE < ASK_BEFORE_US ? timeout / ASK_SHARE : ASK_BEFORE_US;
-    join->deadline_us = gr_clock_deadline_us(&join->clock, timeout);
-    join->ask_at_us = join->deadline_us == GR_NEVER ? GR_NEVER : join->deadline_us - ask_before;
+    join->deadline_us = gr_clock_deadline_us(&join->clock, join->config->join_timeout_us);
 }
 
 /* Sleep until the descriptor has something or the time has come. */
@@ -347,11 +344,13 @@ static gr_status wait_for(gr_joining *join, const uint64_t *number, gr_diag *dia
         if (status == GR_OK) {
             continue;
         }
-        if (gr_joining_late(join) || (asked && group->missing_known)) {
+        bool late = gr_joining_late(join);
+        if (asked && (late || group->missing_known)) {
             return nobody_came(join, diag);
         }
-        if (!asked && gr_clock_now_us(&join->clock) >= join->ask_at_us) {
+        if (late) {
             asked = true;
+            join->deadline_us = gr_clock_deadline_us(&join->clock, ANSWER_US);
             status = gr_control_put(&group->control, message,
                                     gr_message_put_empty(GR_MESSAGE_ASK, message));
         }
@@ -359,8 +358,7 @@ static gr_status wait_for(gr_joining *join, const uint64_t *number, gr_diag *dia
             return without_coordinator(group, diag);
         }
         int64_t ping_at_us = gr_control_ping(&group->control, gr_clock_now_us(&join->clock));
-        int64_t ask_at_us = asked ? GR_NEVER : join->ask_at_us;
-        sleep_on(join, group->control.fd, POLLIN, ping_at_us < ask_at_us ? ping_at_us : ask_at_us);
+        sleep_on(join, group->control.fd, POLLIN, ping_at_us);
     }
     return GR_OK;
 }
@@ -492,7 +490,7 @@ static gr_status join_others(gr_joining *join, gr_diag *diag)
     }
     gr_control_init(&group->control, &accepted, join->config->peer_timeout_us, group->in, in_bytes);
     if (group->joining) {
-        join->deadline_us = join->ask_at_us = GR_NEVER;
+        join->deadline_us = GR_NEVER;
     }
     return form_with_those_left(join, !group->joining, diag);
 }

@@ -61,7 +61,7 @@ struct gr_joining {
     const gr_log *log;
     gr_group *group;
     gr_clock clock;
-    int64_t deadline_us, ask_at_us;
+    int64_t deadline_us;
     gr_member self;
     gr_interfaces interfaces;
     gr_ports ports;
