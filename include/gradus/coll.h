@@ -275,8 +275,21 @@ GR_API gr_status gr_unregister(gr_comm *comm, void *mem) GR_MUST_CHECK;
 /* ---- Sub-groups ----------------------------------------------------------------------------- */
 /* A sub-group is a communicator over some ranks of its parent, which may be a sub-group itself. It
  * has no connections of its own: making one takes one small allgather in the parent. Parent and
- * sub-groups may be destroyed in any order; the last one leaves the job. A failure of one ends all
- * of them. They count as one communicator where comm.h speaks of threads. */
+ * sub-groups may be destroyed in any order; the last one leaves the job. They count as one
+ * communicator where comm.h speaks of threads.
+ *
+ * What fails in a sub-group alone (ranks call different operations in it, one of its operations
+ * waits for too long, gr_comm_abort of it) ends this sub-group on all its ranks. Its parent, its
+ * siblings, and sub-groups that were made of it go on: gr_comm_split works as before, and the
+ * sub-group is destroyed like any other. Its operations in flight end with the failure when all its
+ * ranks have confirmed it, so that nobody reads or writes their buffers any more: ranks do so in
+ * their calls. If one does not within 10 s, since it computes, is stopped or has no way to the
+ * job's coordinator, everything ends.
+ *
+ * All communicators of one gr_comm_create end when a rank is lost that one of them needs, when the
+ * order of operations differs between sub-groups, and with any failure of the first communicator:
+ * those that a lost rank was no member of as well, since only gr_comm_renew makes a job without it.
+ * Operations that were over before have their results. */
 
 /* Collective on `parent`: the ranks that pass the same `color` become one communicator, ordered by
  * `key`, then by their rank in the parent. color < 0: none, *comm_out = NULL.

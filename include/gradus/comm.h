@@ -23,8 +23,9 @@
  *
  * A failure with scope GR_SCOPE_CALL (GR_E_INVALID, GR_E_NO_MEMORY) concerns the call alone, and
  * gr_comm_last_error says what was wrong. One with scope GR_SCOPE_PEER or GR_SCOPE_COMM ends the
- * communicator and its relatives: every later call returns GR_E_COMM_BROKEN, and gr_comm_diag tells
- * the first cause. */
+ * communicator on all its ranks: every later call returns GR_E_COMM_BROKEN, and gr_comm_diag tells
+ * the first cause. A failure of the communicator of gr_comm_create, and a lost rank wherever it is
+ * missed, end all sub-groups as well; what fails in a sub-group alone ends that one (coll.h). */
 
 #include <gradus/status.h>
 
@@ -156,14 +157,15 @@ GR_API gr_status gr_comm_create(const gr_comm_config *config, gr_comm **comm_out
  * Every callback that was not called yet is called before gr_comm_destroy returns, on the calling
  * thread: with the result of an operation that is over, else with GR_E_CANCELLED. Such a callback
  * cannot use the communicator: calls on it return GR_E_INVALID. If relatives live on, an unfinished
- * operation of a destroyed sub-group is a failure that ends them all. Not inside a callback. */
+ * operation of a destroyed sub-group is a failure that ends them all; of one that has ended already
+ * it is not, and is over first. Not inside a callback. */
 GR_API void gr_comm_destroy(gr_comm *comm);
 
-/* Ends the communicator and its relatives on all ranks: operations in flight fail with
- * GR_E_ABORTED, all that wait return, later calls return GR_E_COMM_BROKEN, and gr_comm_diag names
- * this rank with the reason. Any thread, also while others wait in the communicator, and inside a
- * callback; not a signal handler. Does not wait for other ranks. They hear of it while they wait,
- * by their progress thread, or in their next call.
+/* Ends the communicator on all its ranks, a sub-group alone (coll.h), else all its relatives as
+ * well: operations in flight fail with GR_E_ABORTED, all that wait return, later calls return
+ * GR_E_COMM_BROKEN, and gr_comm_diag names this rank with the reason. Any thread, also while others
+ * wait in the communicator, and inside a callback; not a signal handler. Does not wait for other
+ * ranks. They hear of it while they wait, by their progress thread, or in their next call.
  *
  * reason   one sentence, shown on all ranks; 300 characters of it count; may be NULL
  * Returns  GR_OK, also if the communicator has ended already, of which the first cause stays;
@@ -189,9 +191,10 @@ GR_API int gr_comm_size(const gr_comm *comm);       /* world size */
 GR_API int gr_comm_local_rank(const gr_comm *comm); /* 0 .. local size - 1 on this host */
 GR_API int gr_comm_local_size(const gr_comm *comm);
 
-/* The first failure that ended the communicator and its relatives; status GR_OK while there was
- * none. Valid until destroy, and never changed once it is a failure. Any thread, also while another
- * one is in a call on the communicator. */
+/* The first failure that ended the communicator, be it its own or that of all its relatives; status
+ * GR_OK while there was none. Of a sub-group that has ended alone it names the sub-group, its ranks
+ * in the job and the rank at fault. Valid until destroy, and never changed once it is a failure.
+ * Any thread, also while another one is in a call on the communicator. */
 GR_API const gr_diag *gr_comm_diag(const gr_comm *comm);
 
 /* What was wrong with the calling thread's last call on the communicator or its relatives that

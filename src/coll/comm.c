@@ -200,7 +200,7 @@ static gr_status place(gr_comm *comm)
 }
 
 gr_status gr_comm_make(gr_context *context, const int *world, int size, int rank, uint16_t id,
-                       gr_comm **comm_out, gr_diag *diag)
+                       uint32_t serial, gr_comm **comm_out, gr_diag *diag)
 {
     gr_comm *comm = calloc(1, sizeof *comm);
     if (!comm) {
@@ -215,8 +215,17 @@ gr_status gr_comm_make(gr_context *context, const int *world, int size, int rank
     comm->rank = rank;
     comm->size = size;
     comm->local_size = 1;
-    comm->group = (gr_exec_group){.id = id, .rank = rank, .size = size, .world = comm->world};
+    comm->group = (gr_exec_group){.id = id,
+                                  .rank = rank,
+                                  .size = size,
+                                  .world = comm->world,
+                                  .outcome = serial > 0 ? &comm->outcome : NULL,
+                                  .serial = serial};
     if (context->mesh && place(comm) != GR_OK) {
+        goto undo_comm;
+    }
+    if (context->exec && serial > 0 &&
+        gr_exec_group_open(context->exec, &comm->group, diag) != GR_OK) {
         goto undo_comm;
     }
     context->ids[id / 64] |= UINT64_C(1) << id % 64;
@@ -235,6 +244,9 @@ void gr_comm_unmake(gr_comm *comm)
     gr_context *context = comm->context;
     gr_context_detach_persistent(context, comm);
     gr_comm_shm_close(comm);
+    if (context->exec) {
+        (void)gr_exec_group_close(context->exec, &comm->group);
+    }
     context->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
     context->comms--;
     gr_comm_free(comm);
@@ -253,8 +265,9 @@ static gr_status create_whole(gr_context *context, const gr_group_config *config
         world[i] = i;
     }
     gr_comm *comm = NULL;
-    gr_status status = gr_comm_make(
-        context, world, size, context->group ? gr_group_rank(context->group) : 0, 0, &comm, diag);
+    gr_status status =
+        gr_comm_make(context, world, size, context->group ? gr_group_rank(context->group) : 0, 0, 0,
+                     &comm, diag);
     free(world);
     if (status != GR_OK) {
         return status;
@@ -413,11 +426,24 @@ gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
     return status;
 }
 
+/* Entered. What has ended is over soon, or everything ends. */
+static void wait_for_stopped(const gr_comm *comm)
+{
+    gr_context *context = comm->context;
+    gr_op *op;
+    while (context->exec && (op = gr_exec_group_unfinished(context->exec, &comm->group)) != NULL) {
+        gr_context_wait(context, &op, 1, GR_NEVER);
+        gr_context_leave_calling(context);
+        gr_context_reenter(context);
+    }
+}
+
 /* What the communicator left unfinished cannot be finished by its peers either: it is the end of
  * its relatives, too. What is finished is fetched, so that its place is free again. */
 static void end_operations(gr_comm *comm)
 {
     gr_context *context = comm->context;
+    wait_for_stopped(comm);
     if (!context->exec || gr_exec_group_close(context->exec, &comm->group) == 0) {
         return;
     }
@@ -474,6 +500,9 @@ int gr_comm_local_size(const gr_comm *comm)
 const gr_diag *gr_comm_diag(const gr_comm *comm)
 {
     const gr_context *context = comm->context;
+    if (atomic_load_explicit(&comm->outcome.ended, memory_order_acquire)) {
+        return &comm->outcome.diag;
+    }
     const gr_diag *failure = context->exec ? gr_exec_first_failure(context->exec)
                              : atomic_load(&context->self_ended) ? &context->self_failure
                                                                  : NULL;

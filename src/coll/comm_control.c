@@ -28,7 +28,7 @@ gr_status gr_comm_abort(gr_comm *comm, const char *reason)
     (void)gr_fail_peer(&diag, GR_E_ABORTED, rank, "rank %d aborted the communicator: %.300s", rank,
                        reason && reason[0] ? reason : "no reason is given");
     if (context->exec) {
-        gr_exec_end(context->exec, &diag);
+        gr_exec_end_group(context->exec, comm->group.id, &diag);
     } else if (!atomic_load(&context->self_ended)) {
         context->self_failure = diag;
         atomic_store(&context->self_ended, true);

@@ -127,7 +127,8 @@ struct gr_comm {
     int *world;            /* by rank: the rank in the job */
     gr_topology *topology; /* of these ranks; NULL in a group of one */
     gr_exec_group group;
-    gr_shm_coll *shm; /* NULL: everything runs as plans */
+    gr_exec_outcome outcome; /* of a sub-group, which may end while its relatives go on */
+    gr_shm_coll *shm;        /* NULL: everything runs as plans */
     gr_selection selection;
     gr_schedules programs;
 };
@@ -172,9 +173,9 @@ static inline bool gr_context_is_forked(const gr_context *context)
 void gr_context_raise_event(gr_context *context);
 
 /* ---- comm.c ---------------------------------------------------------------------------------- */
-/* Adds a communicator to the family. */
+/* Adds a communicator to the context. `serial`: of a sub-group; 0: its end is that of all. */
 gr_status gr_comm_make(gr_context *context, const int *world, int size, int rank, uint16_t id,
-                       gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
+                       uint32_t serial, gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
 /* The reverse, for one that has started nothing or whose operations are over. */
 void gr_comm_unmake(gr_comm *comm);
 /* Frees what has no family any more. */

@@ -146,7 +146,8 @@ static void compare_all(void *arg)
 {
     const gr_comm_shm *all = arg;
     for (int i = 0; i < GR_SHARED_COLLS; i++) {
-        if (all->comms[i] && compare_calls(all->comms[i])) {
+        if (all->comms[i] && !atomic_load(&all->comms[i]->outcome.ended) &&
+            compare_calls(all->comms[i])) {
             return;
         }
     }
@@ -438,7 +439,7 @@ void gr_comm_shm_spin(const gr_comm *comm, gr_op *op)
         gr_comm_shm_look(comm, op);
         return;
     }
-    while (!gr_op_finished(op) && gr_shm_coll_spin(all->last->shm_op)) {
+    while (!gr_op_finished(op) && all->last && gr_shm_coll_spin(all->last->shm_op)) {
         (void)gr_exec_progress_custom(op);
     }
 }

@@ -137,8 +137,9 @@ static gr_status make(gr_comm *parent, const split_row *rows, int *members, gr_c
         rank = members[i] == parent->rank ? i : rank;
         members[i] = parent->world[members[i]];
     }
+    uint32_t serial = shm < INT_MAX ? (uint32_t)shm : 0;
     gr_status status =
-        gr_comm_make(parent->context, members, count, rank, (uint16_t)id, comm_out, diag);
+        gr_comm_make(parent->context, members, count, rank, (uint16_t)id, serial, comm_out, diag);
     if (status != GR_OK) {
         return status;
     }

@@ -5,11 +5,11 @@
 
 /*  0  u16  kind           24  u32  number            48  u32  ranks awaited
  *  2  u16  flags          28  u32  called_at         52  u16  communicator
- *  4  i32  rank           32  u64  fingerprint       54  u16  zero
+ *  4  i32  rank           32  u64  fingerprint       54  u16  met
  *  8  u64  generation     40  u32  seq               56  i32  partner
- * 16  i32  peer           44  u32  answers           60  i32 for each rank awaited, then the text
- * 20  i32  via */
-enum { FIXED_BYTES = 60 };
+ * 16  i32  peer           44  u32  answers           60  u32  serial
+ * 20  i32  via            64  i32 for each rank awaited, then the text */
+enum { FIXED_BYTES = 64 };
 enum { FLAG_MESSAGE = 1, FLAG_SENDS = 2, FLAG_STUCK = 4, FLAG_DEADLOCK = 8, FLAGS_ALL = 15 };
 
 /* Names and places are the program's own: whatever stands in them, the message is sound. */
@@ -43,8 +43,9 @@ size_t gr_op_report_put(const gr_op_report *report, uint8_t *out)
     gr_put_u32(out + 44, report->answers);
     gr_put_u32(out + 48, report->awaits_count);
     gr_put_u16(out + 52, report->op.comm);
-    gr_put_u16(out + 54, 0);
+    gr_put_u16(out + 54, report->met);
     gr_put_u32(out + 56, (uint32_t)report->op.partner);
+    gr_put_u32(out + 60, report->serial);
     uint8_t *at = out + FIXED_BYTES;
     for (uint32_t i = 0; i < report->awaits_count; i++, at += 4) {
         gr_put_u32(at, (uint32_t)report->awaits[i]);
@@ -80,20 +81,22 @@ gr_status gr_op_report_get(const uint8_t *data, size_t size_bytes, int rank_max,
                                   .number = gr_get_u32(data + 24),
                                   .partner = (int32_t)gr_get_u32(data + 56),
                                   .fingerprint = gr_get_u64(data + 32)},
+                           .serial = gr_get_u32(data + 60),
+                           .met = gr_get_u16(data + 54),
                            .called_at = gr_get_u32(data + 28),
                            .stuck = (flags & FLAG_STUCK) != 0,
                            .deadlock = (flags & FLAG_DEADLOCK) != 0,
                            .seq = gr_get_u32(data + 40),
                            .answers = gr_get_u32(data + 44),
                            .awaits_count = gr_get_u32(data + 48)};
-    bool sound = report.kind >= GR_REPORT_IDLE && report.kind < GR_REPORT_KIND_END &&
-                 (flags & ~(uint32_t)FLAGS_ALL) == 0 && gr_get_u16(data + 54) == 0 &&
-                 report.awaits_count <= GR_REPORT_AWAITS_MAX &&
-                 size_bytes >= FIXED_BYTES + 4 * (size_t)report.awaits_count &&
-                 is_rank(report.rank, rank_max, false) && is_rank(report.peer, rank_max, true) &&
-                 is_rank(report.via, rank_max, true) &&
-                 is_rank(report.op.partner, rank_max, true) &&
-                 (report.kind != GR_REPORT_MISMATCH || report.peer >= 0);
+    bool sound =
+        report.kind >= GR_REPORT_IDLE && report.kind < GR_REPORT_KIND_END &&
+        (flags & ~(uint32_t)FLAGS_ALL) == 0 && report.awaits_count <= GR_REPORT_AWAITS_MAX &&
+        size_bytes >= FIXED_BYTES + 4 * (size_t)report.awaits_count &&
+        is_rank(report.rank, rank_max, false) && is_rank(report.peer, rank_max, true) &&
+        is_rank(report.via, rank_max, true) && is_rank(report.op.partner, rank_max, true) &&
+        (report.kind != GR_REPORT_MISMATCH || report.peer >= 0) &&
+        (report.kind != GR_REPORT_ENDED || report.serial != 0);
     const uint8_t *at = data + FIXED_BYTES;
     for (uint32_t i = 0; sound && i < report.awaits_count; i++, at += 4) {
         report.awaits[i] = (int32_t)gr_get_u32(at);

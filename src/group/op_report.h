@@ -12,9 +12,9 @@
 #include "base/fail.h"
 
 enum {
-    GR_REPORT_TEXT_BYTES = 256,
+    GR_REPORT_TEXT_BYTES = GR_DIAG_TEXT_BYTES,
     GR_REPORT_AWAITS_MAX = 16, /* ranks that one report lists */
-    GR_REPORT_BYTES_MAX = 68 + GR_REPORT_TEXT_BYTES + 4 * GR_REPORT_AWAITS_MAX
+    GR_REPORT_BYTES_MAX = 72 + GR_REPORT_TEXT_BYTES + 4 * GR_REPORT_AWAITS_MAX
 };
 
 typedef enum gr_op_report_kind {
@@ -27,6 +27,10 @@ typedef enum gr_op_report_kind {
     GR_REPORT_CAUSE = 4,    /* to a rank in its wait `answers`: `peer` is the root cause, reached
                           * through `via`; `text` says what the root cause waits in itself, if it
                           * does */
+    GR_REPORT_ENDED = 5,    /* from a rank to the ranks in `awaits`: it has ended the sub-group
+                          * `op.comm` with number `serial`, and uses nothing of its members any
+                          * more; `text` says why, `peer` is the rank at fault, `called_at` the
+                          * status negated. With `answers` 1 it has not heard the same of them */
     GR_REPORT_KIND_END
 } gr_op_report_kind;
 
@@ -46,6 +50,10 @@ typedef struct gr_op_report {
     int32_t rank;        /* whose report it is; the coordinator sets it */
     int32_t peer, via;   /* see the kinds; -1: none */
     gr_op_id op;
+    uint32_t serial; /* ENDED: of the sub-group. MISMATCH: of that in which the rank has called
+                         * `text`. 0: the whole job */
+    uint16_t met;    /* MISMATCH: `op` is what the rank waits in, and `peer` sent data of operation
+                         * `called_at` of communicator `met` - 1 instead. 0: it sent data of `op` */
     uint32_t called_at; /* MISMATCH: the number at which `peer` looks for what it called instead */
     bool stuck;         /* WAITS: the rank can start nothing before `op` is over */
     bool deadlock; /* WAITS, to a rank in its wait `answers`: it and the reporting rank wait for

@@ -135,6 +135,19 @@ static void take_waits(gr_wait_graph *graph, int rank, const gr_op_report *repor
     node->received_us = now_us > 0 ? now_us : 1;
 }
 
+/* Ranks of a sub-group that has ended tell each other so, again until all have answered. */
+static void pass_on(const gr_wait_graph *graph, int rank, const gr_op_report *report)
+{
+    gr_op_report passed = *report;
+    passed.rank = rank;
+    passed.awaits_count = 0;
+    for (uint32_t i = 0; i < report->awaits_count; i++) {
+        if (report->awaits[i] != rank) {
+            graph->say(graph->say_arg, report->awaits[i], &passed);
+        }
+    }
+}
+
 static bool is_sound(const gr_wait_graph *graph, const gr_op_report *report)
 {
     bool sound =
@@ -173,6 +186,9 @@ gr_status gr_wait_graph_report(gr_wait_graph *graph, int rank, const gr_op_repor
         gr_op_report forwarded = *report;
         forwarded.rank = rank;
         graph->say(graph->say_arg, report->peer, &forwarded); /* it is said only once */
+        return GR_OK;
+    case GR_REPORT_ENDED:
+        pass_on(graph, rank, report);
         return GR_OK;
     default:
         return GR_E_PROTOCOL;

@@ -175,7 +175,7 @@ static gr_status open_rank(sim_job *job, int rank, gr_diag *diag)
         .exact = job->exact, .segment_bytes = job->segment_bytes, .link = GR_LINK_SIM};
     gr_status status = job->size > 1 ? open_links(job, rank, diag) : GR_OK;
     if (status == GR_OK) {
-        status = gr_comm_make(context, world, job->size, rank, 0, &r->comms[0], diag);
+        status = gr_comm_make(context, world, job->size, rank, 0, 0, &r->comms[0], diag);
     }
     gr_selection_config choosing = context->choosing;
     choosing.text = job->algorithm;

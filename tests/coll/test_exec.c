@@ -9,6 +9,7 @@
 #include "../../src/coll/diagnose/stall.c"
 #include "../../src/coll/engine/exec.c"
 #include "../../src/coll/engine/exec_fail.c"
+#include "../../src/coll/engine/exec_group_end.c"
 #include "../../src/coll/engine/exec_message.c"
 #include "../../src/coll/engine/exec_message_move.c"
 #include "../../src/coll/engine/exec_move.c"

@@ -24,6 +24,7 @@ static void *count_allocation(void *memory)
 #include "../../src/coll/diagnose/stall.c"
 #include "../../src/coll/engine/exec.c"
 #include "../../src/coll/engine/exec_fail.c"
+#include "../../src/coll/engine/exec_group_end.c"
 #include "../../src/coll/engine/exec_message.c"
 #include "../../src/coll/engine/exec_message_move.c"
 #include "../../src/coll/engine/exec_move.c"
@@ -423,6 +424,143 @@ static void exec_with_a_number_of_a_sub_group_used_again_compares_the_new_one(vo
     close_pair(&p);
 }
 
+/* ---- A group that ends alone ----------------------------------------------------------------- */
+static void open_groups(pair *p, gr_exec_outcome outcomes[2], uint32_t serial)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        gr_exec_group *group = &p->groups[rank][1];
+        memset(&outcomes[rank], 0, sizeof outcomes[rank]);
+        group->outcome = &outcomes[rank];
+        group->serial = serial;
+        assert_int_equal(gr_exec_group_open(p->execs[rank], group, NULL), GR_OK);
+    }
+}
+
+static const gr_diag group_cause = {
+    .status = GR_E_ABORTED, .peer_rank = 0, .text = "rank 0 had enough"};
+
+/* Of rank 0 alone. */
+static void move_first(pair *p, int64_t for_us)
+{
+    gr_clock clock = dbl_clock(p->net);
+    int64_t end_us = gr_clock_now_us(&clock) + for_us;
+    while (gr_clock_now_us(&clock) < end_us) {
+        if (!gr_exec_progress(p->execs[0])) {
+            (void)gr_exec_poll_timers(p->execs[0], true);
+        }
+        dbl_advance(p->net, 500);
+    }
+}
+
+static void exec_group_that_all_have_ended_leaves_the_others(void **state)
+{
+    (void)state;
+    pair p;
+    gr_log log;
+    gr_exec_outcome outcomes[2];
+    gr_op *ops[2], *whole[2];
+    gr_diag diag;
+    plain sum = call_of(GR_COLL_ALLREDUCE, 20, "a.c:1"),
+          other = call_of(GR_COLL_BARRIER, 0, "a.c:2");
+    sum.group = 1;
+    open_pair(&p, &log);
+    for (uint32_t serial = 1; serial <= 40; serial++) { /* the number is used again each time */
+        open_groups(&p, outcomes, serial);
+        assert_int_equal(start_plain(&p, 0, 0, &sum, &ops[0], &diag), GR_OK);
+        if (serial % 2) {
+            assert_int_equal(start_plain(&p, 1, 0, &sum, &ops[1], &diag), GR_OK);
+        }
+        gr_exec_end_group(p.execs[0], 3, &group_cause);
+        assert_true(outcomes[0].ended && !outcomes[1].ended);
+        move_first(&p, 100000);
+        assert_false(gr_op_finished(ops[0])); /* rank 1 may use its buffer */
+        assert_int_equal(start_plain(&p, 0, 1, &sum, &whole[0], &diag), GR_E_COMM_BROKEN);
+        for (int rank = 1; rank >= 0; rank--) { /* rank 1 waits, and so hears of it */
+            assert_int_equal(start_plain(&p, rank, 1, &other, &whole[rank], &diag), GR_OK);
+            move_pair(&p, 300000);
+        }
+        for (int rank = 0; rank < 2; rank++) {
+            assert_true(outcomes[rank].ended);
+            assert_string_equal(outcomes[rank].diag.text,
+                                "sub-group 3 of ranks 0 and 1 has ended: rank 0 had enough");
+            assert_int_equal(outcomes[rank].diag.status, GR_E_ABORTED);
+            assert_int_equal(gr_op_release(whole[rank]), GR_OK);
+            assert_int_equal(gr_exec_diag(p.execs[rank])->status, GR_OK);
+            assert_int_equal(gr_exec_active(p.execs[rank]), 0);
+        }
+        assert_true(gr_op_finished(ops[0]) && gr_op_release(ops[0]) == GR_E_ABORTED);
+        assert_true(serial % 2 == 0 ||
+                    (gr_op_finished(ops[1]) && gr_op_release(ops[1]) == GR_E_ABORTED));
+        for (int rank = 0; rank < 2; rank++) {
+            assert_int_equal(gr_exec_group_close(p.execs[rank], &p.groups[rank][1]), 0);
+        }
+    }
+    close_pair(&p);
+}
+
+static void exec_group_that_a_rank_does_not_confirm_ends_all(void **state)
+{
+    (void)state;
+    pair p;
+    gr_log log;
+    gr_exec_outcome outcomes[2];
+    gr_op *op;
+    gr_diag diag;
+    plain sum = call_of(GR_COLL_ALLREDUCE, 20, "a.c:1");
+    sum.group = 1;
+    open_pair(&p, &log);
+    open_groups(&p, outcomes, 1);
+    assert_int_equal(start_plain(&p, 0, 0, &sum, &op, &diag), GR_OK);
+    gr_exec_end_group(p.execs[0], 3, &group_cause);
+    move_first(&p, 9900000);
+    assert_false(gr_op_finished(op));
+    assert_int_equal(gr_exec_diag(p.execs[0])->status, GR_OK);
+    move_first(&p, 200000);
+    assert_int_equal(gr_exec_diag(p.execs[0])->status, GR_E_ABORTED);
+    assert_non_null(
+        strstr(gr_exec_diag(p.execs[0])->text, "rank 1 has not confirmed that for 10 s"));
+    assert_true(gr_op_finished(op) && gr_op_release(op) == GR_E_ABORTED);
+    assert_string_equal(outcomes[0].diag.text,
+                        "sub-group 3 of ranks 0 and 1 has ended: rank 0 had enough");
+    close_pair(&p);
+}
+
+/* Rank 1 is still in gr_comm_split. */
+static void exec_group_that_is_not_made_yet_is_not_confirmed(void **state)
+{
+    (void)state;
+    pair p;
+    gr_log log;
+    gr_exec_outcome outcomes[2];
+    gr_op *op, *whole[2];
+    gr_diag diag;
+    plain sum = call_of(GR_COLL_ALLREDUCE, 20, "a.c:1"),
+          other = call_of(GR_COLL_BARRIER, 0, "a.c:2");
+    sum.group = 1;
+    open_pair(&p, &log);
+    open_groups(&p, outcomes, 1);
+    assert_int_equal(gr_exec_group_close(p.execs[1], &p.groups[1][1]), 0);
+    open_groups(&p, outcomes, 2);
+    p.execs[1]->members[3].group = NULL;
+    p.execs[1]->serial_seen = 1;
+    assert_int_equal(start_plain(&p, 0, 0, &sum, &op, &diag), GR_OK);
+    gr_exec_end_group(p.execs[0], 3, &group_cause);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(start_plain(&p, rank, 1, &other, &whole[rank], &diag), GR_OK);
+    }
+    move_pair(&p, 1000000);
+    assert_false(gr_op_finished(op) || outcomes[1].ended);
+    assert_int_equal(gr_exec_group_open(p.execs[1], &p.groups[1][1], NULL), GR_OK);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(gr_op_release(whole[rank]), GR_OK);
+        assert_int_equal(start_plain(&p, rank, 1, &other, &whole[rank], &diag), GR_OK);
+    }
+    move_pair(&p, 1000000);
+    assert_true(gr_op_finished(op) && gr_op_release(op) == GR_E_ABORTED);
+    assert_true(outcomes[1].ended);
+    close_pair(&p);
+}
+
 /* ---- Operations that something else moves on ------------------------------------------------- */
 typedef struct driven {
     int moves, moves_left;
@@ -654,6 +792,9 @@ int main(void)
         cmocka_unit_test(test_stall),
         cmocka_unit_test(exec_in_another_wait_than_a_verdict_names_goes_on),
         cmocka_unit_test(exec_with_a_number_of_a_sub_group_used_again_compares_the_new_one),
+        cmocka_unit_test(exec_group_that_all_have_ended_leaves_the_others),
+        cmocka_unit_test(exec_group_that_a_rank_does_not_confirm_ends_all),
+        cmocka_unit_test(exec_group_that_is_not_made_yet_is_not_confirmed),
         cmocka_unit_test(test_driven),
         cmocka_unit_test(test_driven_stall),
         cmocka_unit_test(test_all_or_nothing),

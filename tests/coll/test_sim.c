@@ -38,11 +38,28 @@ enum {
     SECOND_US = 1000000
 };
 
-typedef enum fault { NO_FAULT, KILL, PARTITION, SHORT_PARTITION, MISMATCH, ABSENT, LEAVE } fault;
+/* The last two are of a sub-group, which ends while all others go on. */
+typedef enum fault {
+    NO_FAULT,
+    KILL,
+    PARTITION,
+    SHORT_PARTITION,
+    MISMATCH,
+    ABSENT,
+    LEAVE,
+    GROUP_MISMATCH,
+    GROUP_ABORT
+} fault;
 
-static const char *const fault_names[] = {
-    "none",     "kill",        "partition",          "short partition",
-    "mismatch", "absent rank", "leave when finished"};
+static const char *const fault_names[] = {"none",
+                                          "kill",
+                                          "partition",
+                                          "short partition",
+                                          "mismatch",
+                                          "absent rank",
+                                          "leave when finished",
+                                          "mismatch in a sub-group",
+                                          "abort of a sub-group"};
 
 /* How an operation is begun: the last two are in flight together until a COLLECT. */
 typedef enum begin_mode { RUN, START, CALLBACK, BEGIN_MODES } begin_mode;
@@ -231,15 +248,13 @@ static void draw_entries(scenario *s, uint64_t *state)
 }
 
 /* One rank calls another count, or another collective altogether. */
-static void draw_mismatch(scenario *s, uint64_t *state)
+static void draw_other_call(scenario *s, uint64_t *state, int color)
 {
-    s->mismatch_at = draw_int(state, 0, s->entry_count - 1);
     entry *e = &s->entries[s->mismatch_at];
-    e->comm = 0;
     e->call_count = 1;
-    e->cases[0][0] = (oracle_case){
+    e->cases[color][0] = (oracle_case){
         .coll = GR_COLL_ALLREDUCE, .dtype = GR_F32, .count = 1000, .seed = 1, .small = true};
-    s->other = e->cases[0][0];
+    s->other = e->cases[color][0];
     switch (draw(state, 4)) {
     case 0:
         s->other.count = 1001;
@@ -254,6 +269,40 @@ static void draw_mismatch(scenario *s, uint64_t *state)
         s->other.coll = GR_COLL_BROADCAST;
         break;
     }
+}
+
+static void draw_mismatch(scenario *s, uint64_t *state)
+{
+    s->mismatch_at = draw_int(state, 0, s->entry_count - 1);
+    s->entries[s->mismatch_at].comm = 0;
+    draw_other_call(s, state, 0);
+}
+
+/* In an operation of a sub-group that has the victim and others in it, if there is one. */
+static void draw_group_fault(scenario *s, uint64_t *state)
+{
+    int first = draw_int(state, 0, s->entry_count - 1);
+    for (int i = 0; i < s->entry_count && s->mismatch_at < 0; i++) {
+        int at = (first + i) % s->entry_count, comm = s->entries[at].comm;
+        int color = comm > 0 ? color_of(s, comm, s->victim) : -1;
+        if (color >= 0 && size_of(s, comm, color) > 1) {
+            s->mismatch_at = at;
+            s->fault = draw(state, 2) ? GROUP_MISMATCH : GROUP_ABORT;
+            draw_other_call(s, state, color);
+        }
+    }
+}
+
+static bool is_group_fault(const scenario *s)
+{
+    return s->fault == GROUP_MISMATCH || s->fault == GROUP_ABORT;
+}
+
+/* The group of this communicator that the rank is in is the one that ends. */
+static bool is_in_ended(const scenario *s, int comm, int rank)
+{
+    return is_group_fault(s) && comm == s->entries[s->mismatch_at].comm &&
+           color_of(s, comm, rank) == color_of(s, comm, s->victim);
 }
 
 static void draw_fault(scenario *s, uint64_t *state)
@@ -277,6 +326,8 @@ static void draw_fault(scenario *s, uint64_t *state)
     s->mismatch_at = -1;
     if (s->fault == MISMATCH) {
         draw_mismatch(s, state);
+    } else if (s->fault == NO_FAULT && size > 1 && draw(state, 2)) {
+        draw_group_fault(s, state);
     }
 }
 
@@ -408,7 +459,9 @@ static void end_part(part *p, gr_status result)
     p->op = NULL;
     p->result = result;
     p->ended_us = gr_sim_now_us(s->job.net);
-    for (int i = 0; i < e->call_count && result == GR_OK && p->at != s->mismatch_at; i++) {
+    bool differs =
+        p->at == s->mismatch_at && (!is_group_fault(s) || is_in_ended(s, e->comm, p->rank));
+    for (int i = 0; i < e->call_count && result == GR_OK && !differs; i++) {
         if (!oracle_end(&p->parts[i])) {
             (void)wrong(s, "entry %d is wrong on rank %d", p->at, p->rank);
         }
@@ -458,6 +511,10 @@ static void begin_part(part *p)
     int count = 0;
     p->begun = true;
     p->begun_us = gr_sim_now_us(s->job.net);
+    if (other && s->fault == GROUP_ABORT) {
+        end_part(p, gr_comm_abort(comm, "a test") == GR_OK ? GR_E_ABORTED : GR_E_BUG);
+        return;
+    }
     for (int i = 0; i < e->call_count; i++) {
         if (!oracle_begin(&p->parts[i], other ? &s->other : &cases[i], comm)) {
             (void)wrong(s, "no memory");
@@ -565,6 +622,10 @@ static void body(sim_job *job, int rank)
         begin_part(&s->parts[rank][i]);
     }
     collect(s, rank, s->entries[0].collect);
+    if (is_group_fault(s) && gr_barrier(r->comms[0]) != GR_OK) { /* all answer until the end */
+        (void)wrong(s, "rank %d: the job does not go on: %s", rank,
+                    gr_comm_diag(r->comms[0])->text);
+    }
     if (s->leaves) {
         sim_leave(job, rank);
     }
@@ -580,9 +641,32 @@ static bool check_rank(scenario *s, int rank)
     }
     for (int i = 0; i < s->entry_count; i++) {
         const part *p = &s->parts[rank][i];
+        if (is_in_ended(s, s->entries[i].comm, rank)) {
+            continue;
+        }
         if (p->begun && p->result != GR_OK && diag->status == GR_OK) {
             return wrong(s, "entry %d on rank %d fails with %s for no reason", i, rank,
                          gr_status_name(p->result));
+        }
+    }
+    return true;
+}
+
+/* On all its ranks, and with one status. */
+static bool group_has_ended(scenario *s)
+{
+    int comm = s->entries[s->mismatch_at].comm;
+    gr_status status = s->fault == GROUP_ABORT ? GR_E_ABORTED : GR_E_MISMATCH;
+    for (int rank = 0; rank < s->job.size; rank++) {
+        gr_comm *group = s->job.ranks[rank].comms[comm];
+        if (!group) {
+            continue;
+        }
+        const gr_diag *diag = gr_comm_diag(group);
+        bool ends = is_in_ended(s, comm, rank);
+        if (diag->status != (ends ? status : GR_OK) || (ends && !strstr(diag->text, "sub-group"))) {
+            return wrong(s, "the sub-group of rank %d has %s: %s", rank,
+                         gr_status_name((gr_status)diag->status), diag->text);
         }
     }
     return true;
@@ -616,6 +700,9 @@ static bool check(scenario *s, bool finished)
             int64_t called_us = i == s->mismatch_at ? s->parts[rank][i].begun_us : 0;
             from_us = called_us > from_us ? called_us : from_us;
         }
+    }
+    if (is_group_fault(s) && !group_has_ended(s)) {
+        return false;
     }
     if (s->fault == MISMATCH && !failed) {
         return wrong(s, "a mismatch that nobody noticed");

@@ -71,9 +71,15 @@ void gr_diagnosis_get_skew(const gr_diagnosis *diagnosis, int peer, gr_exec_skew
 }
 
 /* ---- Reports of this rank -------------------------------------------------------------------- */
-bool gr_diagnosis_send(gr_diagnosis *d, const gr_op_report *report)
+bool gr_diagnosis_has_channel(const gr_diagnosis *diagnosis)
 {
-    return d->config.channel.send && d->config.channel.send(d->config.channel.arg, report);
+    return diagnosis->config.channel.send != NULL;
+}
+
+bool gr_diagnosis_tell(gr_diagnosis *diagnosis, const gr_op_report *report)
+{
+    return diagnosis->config.channel.send &&
+           diagnosis->config.channel.send(diagnosis->config.channel.arg, report);
 }
 
 static void report_idle(gr_diagnosis *d)
@@ -81,7 +87,7 @@ static void report_idle(gr_diagnosis *d)
     const gr_op_report idle = {.kind = GR_REPORT_IDLE, .peer = -1, .via = -1};
     d->reported = false;
     d->cause.kind = 0;
-    (void)gr_diagnosis_send(d, &idle); /* else nobody is told anything any more */
+    (void)gr_diagnosis_tell(d, &idle); /* else nobody is told anything any more */
 }
 
 void gr_diagnosis_op_over(gr_diagnosis *diagnosis, const gr_op *op)
@@ -168,7 +174,7 @@ static void take_back(gr_diagnosis *d, const gr_op *op, gr_op_report report)
         report.answers = 0;
         d->denied[i] = d->denied[--d->denied_count];
         d->report = report;
-        d->reported = gr_diagnosis_send(d, &report);
+        d->reported = gr_diagnosis_tell(d, &report);
     }
 }
 
@@ -200,7 +206,7 @@ void gr_diagnosis_report(gr_diagnosis *d, gr_op *op, int64_t now_us)
     d->report = report;
     d->report_record = gr_op_record(op);
     d->report_us = now_us;
-    d->reported = gr_diagnosis_send(d, &report);
+    d->reported = gr_diagnosis_tell(d, &report);
     if (report.answers != 0) {
         note_denied(d, &report);
     }
@@ -223,6 +229,8 @@ static void take(gr_diagnosis *d, const gr_op_report *report)
         d->cause = gr_diagnosis_is_current(d, report) ? *report : d->cause;
     } else if (report->kind == GR_REPORT_MISMATCH) {
         gr_diagnosis_take_mismatch(d, report);
+    } else if (report->kind == GR_REPORT_ENDED) {
+        gr_exec_told_of_end(d->config.exec, report);
     } else if (report->kind == GR_REPORT_WAITS && report->deadlock) {
         if (gr_diagnosis_is_current(d, report)) {
             gr_diagnosis_fail_wait(d, report);
@@ -265,6 +273,13 @@ static bool goes_first(const gr_diagnosis *d, const gr_op *op, const gr_op *othe
     return gr_op_record(op) < gr_op_record(other);
 }
 
+static void report_if_waits(gr_diagnosis *d, gr_op *idle, int64_t now_us)
+{
+    if (idle && !gr_op_is_stopped(idle) && !gr_diagnosis_is_over(d)) {
+        gr_diagnosis_report(d, idle, now_us);
+    }
+}
+
 int64_t gr_diagnosis_poll(gr_diagnosis *diagnosis, int64_t now_us, int64_t skipped_us)
 {
     gr_diagnosis *d = diagnosis;
@@ -274,20 +289,19 @@ int64_t gr_diagnosis_poll(gr_diagnosis *diagnosis, int64_t now_us, int64_t skipp
     for (int at = 0; !gr_diagnosis_is_over(d) && (op = gr_exec_in_flight(d->config.exec, &at));) {
         next_us = gr_earlier_us(next_us, gr_diagnosis_poll_op(d, op, now_us, skipped_us));
         int64_t report_us = gr_op_watched(op)->idle_since_us + REPORT_US;
+        if (gr_op_is_stopped(op)) {
+            continue;
+        }
         if (now_us < report_us) {
             next_us = gr_earlier_us(next_us, report_us);
         } else if (goes_first(d, op, idle)) {
             idle = op;
         }
     }
-    if (idle && !gr_diagnosis_is_over(d)) {
-        gr_diagnosis_report(d, idle, now_us);
-    }
+    report_if_waits(d, idle, now_us);
     while (asked && !gr_diagnosis_is_over(d)) {
         asked = receive(d);
-        if (idle && !gr_diagnosis_is_over(d)) {
-            gr_diagnosis_report(d, idle, now_us);
-        }
+        report_if_waits(d, idle, now_us);
     }
     if (gr_diagnosis_is_over(d)) {
         return GR_NEVER;

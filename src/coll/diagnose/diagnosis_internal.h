@@ -17,6 +17,11 @@ typedef struct gr_diagnosis_peer {
 /* A peer runs a different operation, and is asked what it called, for a short time. */
 typedef struct gr_diagnosis_arbitration {
     bool on;
+    bool discards;   /* no group that could end by itself has part in it */
+    uint16_t comm;   /* that the peer is in, ... */
+    uint32_t serial; /* and the serial number of that which this rank called something in; 0: of the
+                      * whole job */
+    uint16_t ends;   /* the communicator that ends by it; 0: all */
     int64_t until_us;
     gr_diag own_account;
 } gr_diagnosis_arbitration;
@@ -50,8 +55,6 @@ void gr_diagnosis_describe_call(const gr_diagnosis *d, uint64_t record, char *te
                                 size_t size_bytes);
 
 /* diagnosis.c */
-/* To the coordinator; false: there is no way. */
-bool gr_diagnosis_send(gr_diagnosis *d, const gr_op_report *report);
 /* This rank is in the wait that the report answers. */
 bool gr_diagnosis_is_current(const gr_diagnosis *d, const gr_op_report *report);
 /* Ranks that `op` waits for, most urgent first, into report->awaits. */

@@ -66,15 +66,16 @@ static const gr_flight_recorder_entry *find_entry(const gr_diagnosis *d, int pee
     return gr_flight_recorder_find_message(record, coll, peer, id->number);
 }
 
-/* The sentence that all ranks get. */
-static void fail_both(gr_diagnosis *d, int peer, const char *ours, const char *theirs)
+/* The sentence that all ranks get. `comm`: the communicator that ends by it; 0: all. */
+static void fail_both(gr_diagnosis *d, uint16_t comm, int peer, const char *ours,
+                      const char *theirs)
 {
     gr_diag diag;
     (void)gr_fail_peer(&diag, GR_E_MISMATCH, peer,
                        "the ranks call different operations: rank %d called %.190s; rank %d called "
                        "%.190s; all ranks must call the same operations in the same order",
                        d->config.rank, ours, peer, theirs);
-    gr_exec_end(d->config.exec, &diag);
+    gr_exec_end_group(d->config.exec, comm, &diag);
 }
 
 /* ---- Arbitration ----------------------------------------------------------------------------- */
@@ -84,9 +85,15 @@ static void begin_arbitration(gr_diagnosis *d, int peer, const gr_op_id *id,
                               const gr_flight_recorder_entry *entry, const char *how)
 {
     gr_diagnosis_arbitration *arbitration = &d->arbitration;
-    if (arbitration->on || gr_diagnosis_is_over(d)) {
+    if (arbitration->on || gr_diagnosis_is_over(d) || gr_exec_op_has_ended(d->config.exec, id)) {
         return;
     }
+    uint16_t called_in = entry ? entry->comm : id->comm;
+    uint32_t serial = gr_exec_serial(d->config.exec, called_in);
+    arbitration->comm = id->comm;
+    arbitration->serial = serial;
+    arbitration->ends = called_in == id->comm ? id->comm : 0;
+    arbitration->discards = serial == 0 && gr_exec_serial(d->config.exec, id->comm) == 0;
     char what[CALL_BYTES] = "nothing that goes with it", number[GR_FLIGHT_RECORDER_NUMBER_BYTES];
     if (entry) {
         describe_entry(d, entry, what, sizeof what);
@@ -100,7 +107,18 @@ static void begin_arbitration(gr_diagnosis *d, int peer, const gr_op_id *id,
                            .peer = peer,
                            .via = -1,
                            .op = *id,
+                           .serial = serial,
                            .called_at = comparable ? entry->number : id->number};
+    if (serial != 0 && called_in != id->comm && !id->is_message &&
+        !gr_flight_recorder_is_message(entry)) {
+        /* Did the peer call something else in the sub-group that this rank waits in, or did it
+         * start the two in another order? It knows. */
+        report.op = (gr_op_id){.comm = entry->comm,
+                               .number = entry->number,
+                               .partner = -1,
+                               .fingerprint = entry->fingerprint};
+        report.met = (uint16_t)(id->comm + 1);
+    }
     snprintf(report.text, sizeof report.text, "%s%s", what, how);
     gr_flight_recorder_describe_number(gr_diagnosis_record(d), id->comm, id->number, id->is_message,
                                        number);
@@ -109,8 +127,8 @@ static void begin_arbitration(gr_diagnosis *d, int peer, const gr_op_id *id,
                        "%s, a different one, and has not said which; all ranks must call the same "
                        "operations in the same order",
                        d->config.rank, report.text, peer, number);
-    if (!gr_diagnosis_send(d, &report)) {
-        gr_exec_end(d->config.exec, &arbitration->own_account);
+    if (!gr_diagnosis_tell(d, &report)) {
+        gr_exec_end_group(d->config.exec, arbitration->ends, &arbitration->own_account);
         return;
     }
     arbitration->on = true;
@@ -124,8 +142,11 @@ int64_t gr_diagnosis_poll_arbitration(gr_diagnosis *d, int64_t now_us)
         return GR_NEVER;
     }
     if (now_us >= d->arbitration.until_us) {
-        gr_exec_end(d->config.exec, &d->arbitration.own_account);
+        gr_exec_end_group(d->config.exec, d->arbitration.ends, &d->arbitration.own_account);
         return GR_NEVER;
+    }
+    if (!d->arbitration.discards) {
+        return d->arbitration.until_us; /* the data of others are needed if a group ends alone */
     }
     int64_t discard_us = d->arbitration.until_us - ARBITRATION_US + DISCARD_US;
     if (now_us < discard_us) {
@@ -133,6 +154,15 @@ int64_t gr_diagnosis_poll_arbitration(gr_diagnosis *d, int64_t now_us)
     }
     gr_exec_discard_data(d->config.exec); /* the peer's sentence may stand behind data */
     return d->arbitration.until_us;
+}
+
+void gr_diagnosis_group_ended(gr_diagnosis *diagnosis, uint16_t comm, uint32_t serial)
+{
+    gr_diagnosis_arbitration *arbitration = &diagnosis->arbitration;
+    if (arbitration->on && (arbitration->comm == comm || arbitration->serial == serial)) {
+        arbitration->on = false;
+        gr_exec_set_arbitrating(diagnosis->config.exec, false);
+    }
 }
 
 const gr_diag *gr_diagnosis_own_account(const gr_diagnosis *diagnosis)
@@ -143,21 +173,31 @@ const gr_diag *gr_diagnosis_own_account(const gr_diagnosis *diagnosis)
 void gr_diagnosis_take_mismatch(gr_diagnosis *d, const gr_op_report *report)
 {
     const gr_flight_recorder_entry *entry = NULL;
+    const gr_exec *exec = d->config.exec;
     char ours[CALL_BYTES] = "an operation that is no longer known";
+    if (gr_exec_has_ended(exec, report->serial) || gr_exec_op_has_ended(exec, &report->op)) {
+        return; /* which is why the two differ: the rank hears of it, too */
+    }
     if (report->answers != 0) {
         if (gr_diagnosis_is_current(d, report)) {
             gr_diagnosis_fail_wait(d, report);
         }
         return;
     }
-    if (report->called_at != report->op.number && !report->op.is_message) {
+    if (report->met == 0 && report->called_at != report->op.number && !report->op.is_message) {
         entry = gr_flight_recorder_find(gr_diagnosis_record(d), report->op.comm, report->called_at);
     }
     entry = entry ? entry : find_entry(d, report->rank, &report->op, true);
+    if (report->met != 0 && (!entry || entry->fingerprint == report->op.fingerprint)) {
+        entry = gr_flight_recorder_find(gr_diagnosis_record(d), (uint16_t)(report->met - 1),
+                                        report->called_at);
+    }
     if (entry) {
         describe_entry(d, entry, ours, sizeof ours);
     }
-    fail_both(d, report->rank, ours, report->text);
+    bool same_comm = report->serial == gr_exec_serial(exec, report->op.comm) &&
+                     (entry ? entry->comm == report->op.comm : report->met == 0);
+    fail_both(d, same_comm ? report->op.comm : 0, report->rank, ours, report->text);
 }
 
 /* ---- Ranks that wait ------------------------------------------------------------------------- */
@@ -181,10 +221,11 @@ bool gr_diagnosis_compare(gr_diagnosis *d, const gr_op_report *report)
                             .peer = report->rank,
                             .via = -1,
                             .op = report->op,
+                            .serial = gr_exec_serial(d->config.exec, report->op.comm),
                             .called_at = report->op.number,
                             .answers = report->seq};
         describe_entry(d, entry, met.text, sizeof met.text);
-        (void)gr_diagnosis_send(d, &met); /* else it remains a stall */
+        (void)gr_diagnosis_tell(d, &met); /* else it remains a stall */
     }
     return true;
 }
@@ -193,7 +234,8 @@ void gr_diagnosis_fail_wait(gr_diagnosis *d, const gr_op_report *report)
 {
     char ours[CALL_BYTES];
     gr_diagnosis_describe_call(d, d->report_record, ours, sizeof ours);
-    fail_both(d, report->rank, ours, report->text);
+    uint16_t own = d->report.op.comm;
+    fail_both(d, own == report->op.comm ? own : 0, report->rank, ours, report->text);
 }
 
 /* ---- A foreign frame ------------------------------------------------------------------------- */
@@ -207,7 +249,7 @@ static void fail_size(gr_diagnosis *d, int peer, const gr_frame *frame, const gr
         "%s: rank %d sent segment %u of message %u with %u bytes, which does not fit "
         "on rank %d; is GRADUS_SEGMENT the same on all ranks?",
         what, peer, frame->segment, frame->message, frame->size_bytes, d->config.rank);
-    gr_exec_end(d->config.exec, &diag);
+    gr_exec_end_group(d->config.exec, frame->comm, &diag);
 }
 
 void gr_diagnosis_foreign_frame(gr_diagnosis *diagnosis, int peer, const gr_frame *frame,

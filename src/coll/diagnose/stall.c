@@ -170,7 +170,7 @@ static int64_t poll_timeout(gr_diagnosis *d, const gr_op *op, int64_t idle_us, i
     if (idle_us >= limit_us) {
         gr_diag diag;
         say_stall(d, op, idle_us, &diag);
-        gr_exec_end(d->config.exec, &diag);
+        gr_exec_end_group(d->config.exec, gr_op_identity(op).comm, &diag);
         return GR_NEVER;
     }
     return since_us + limit_us;
@@ -207,7 +207,7 @@ static void fail_own_message(gr_diagnosis *d, const gr_op *op)
                        "while the rank waits for it and can start nothing else; start the receive "
                        "before the send, or both in one call",
                        what, d->config.rank);
-    gr_exec_end(d->config.exec, &diag);
+    gr_exec_end_group(d->config.exec, gr_op_identity(op).comm, &diag);
 }
 
 int64_t gr_diagnosis_poll_op(gr_diagnosis *d, gr_op *op, int64_t now_us, int64_t skipped_us)
@@ -225,6 +225,7 @@ int64_t gr_diagnosis_poll_op(gr_diagnosis *d, gr_op *op, int64_t now_us, int64_t
     }
     int64_t idle_us = now_us - watch->idle_since_us, since_us = watch->idle_since_us;
     int64_t next_us = poll_timeout(d, op, idle_us, since_us);
-    return gr_diagnosis_is_over(d) ? GR_NEVER
-                                   : gr_earlier_us(next_us, poll_warning(d, op, idle_us, since_us));
+    return gr_diagnosis_is_over(d) || gr_op_is_stopped(op)
+               ? GR_NEVER
+               : gr_earlier_us(next_us, poll_warning(d, op, idle_us, since_us));
 }

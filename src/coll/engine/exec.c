@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/engine/exec.h"
 #include "base/fail.h"
+#include "coll/engine/exec_group_end.h"
 #include "coll/engine/exec_internal.h"
 
 #include <stdlib.h>
@@ -107,6 +108,7 @@ void gr_exec_destroy(gr_exec *exec)
     for (int i = 0; i < GR_EXEC_GROUPS_MAX; i++) {
         free(exec->members[i].local);
     }
+    gr_exec_free_endings(exec);
     gr_exec_scratch_fini(exec);
     gr_exec_messages_fini(exec);
     free(exec->tickets);
@@ -137,8 +139,19 @@ int gr_exec_group_close(gr_exec *exec, const gr_exec_group *group)
     gr_exec_messages_drop(exec, group->id);
     gr_exec_members *members = &exec->members[group->id];
     free(members->local);
-    *members = (gr_exec_members){.group = NULL};
+    *members = (gr_exec_members){.ended_serial = members->ended_serial};
     return 0;
+}
+
+gr_op *gr_exec_group_unfinished(gr_exec *exec, const gr_exec_group *group)
+{
+    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+        gr_op *op = &exec->ops[i];
+        if (op->state == GR_OP_ACTIVE && op->stopped && op->comm == group->id) {
+            return op->head;
+        }
+    }
+    return NULL;
 }
 
 /* ---- The end of operations ------------------------------------------------------------------- */
@@ -195,6 +208,17 @@ void gr_exec_part_over(gr_exec *exec, gr_op *op)
 }
 
 /* ---- Progress -------------------------------------------------------------------------------- */
+void gr_exec_undrive(gr_exec *exec, const gr_op *op)
+{
+    int at = 0;
+    while (exec->driven[at] != op) {
+        at++;
+    }
+    for (exec->driven_count--; at < exec->driven_count; at++) {
+        exec->driven[at] = exec->driven[at + 1];
+    }
+}
+
 bool gr_exec_progress_custom(gr_op *op)
 {
     gr_exec *exec = op->exec;
@@ -208,16 +232,11 @@ bool gr_exec_progress_custom(gr_op *op)
     }
     exec->moved = true;
     if (status != GR_OK) {
-        gr_exec_fail(exec, &diag);
+        /* Nonsense that a rank has posted is the group's matter, a lost rank that of all. */
+        gr_exec_end_group(exec, status == GR_E_PROTOCOL ? op->comm : 0, &diag);
         return true;
     }
-    int at = 0;
-    while (exec->driven[at] != op) {
-        at++;
-    }
-    for (exec->driven_count--; at < exec->driven_count; at++) {
-        exec->driven[at] = exec->driven[at + 1];
-    }
+    gr_exec_undrive(exec, op);
     gr_exec_part_over(exec, op);
     return true;
 }
@@ -227,7 +246,7 @@ static void move_all_driven(gr_exec *exec)
     for (int i = 0; i < exec->driven_count && exec->diag.status == GR_OK && !exec->arbitrating;) {
         gr_op *op = exec->driven[i];
         (void)gr_exec_progress_custom(op);
-        i += !op->over;
+        i += !op->over && !op->stopped;
     }
 }
 
@@ -295,9 +314,25 @@ bool gr_exec_progress(gr_exec *exec)
     if (status != GR_OK && exec->diag.status == GR_OK) {
         gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }
+    if (exec->endings) {
+        gr_exec_settle_endings(exec);
+    }
     bool moved = exec->moved;
     exec->moved = moved || moved_before;
     return moved;
+}
+
+/* Drops what is there of a group that has ended: its senders wait, and this may be the last look of
+ * this rank for long. */
+static void sweep(gr_exec *exec)
+{
+    exec->sweeps = false;
+    for (int peer = 0; peer < exec->world_size; peer++) {
+        if (exec->links[peer].link) {
+            gr_exec_mark_busy(exec, &exec->links[peer]);
+        }
+    }
+    visit_busy_links(exec);
 }
 
 int64_t gr_exec_poll_timers(gr_exec *exec, bool waited)
@@ -318,6 +353,12 @@ int64_t gr_exec_poll_timers(gr_exec *exec, bool waited)
     int64_t next_us = gr_diagnosis_poll(exec->diagnosis, now_us, skipped_us);
     if (exec->diag.status != GR_OK) {
         return GR_NEVER;
+    }
+    if (exec->sweeps) {
+        sweep(exec);
+    }
+    if (exec->endings) {
+        next_us = gr_earlier_us(next_us, gr_exec_poll_endings(exec, now_us, skipped_us));
     }
     next_us = gr_earlier_us(next_us, gr_exec_scratch_look(exec, now_us));
     if (exec->holds > 0) {
@@ -395,7 +436,8 @@ bool gr_exec_has_unsettled(const gr_exec *exec)
 
 void gr_exec_periodic_poll(gr_exec *exec, uint64_t now)
 {
-    if (gr_exec_has_unsettled(exec) && now - exec->glanced >= exec->glance_ticks) {
+    bool may_hear = gr_exec_has_unsettled(exec) || exec->serial_seen > 0;
+    if (may_hear && now - exec->glanced >= exec->glance_ticks) {
         exec->glanced = now;
         if (!gr_exec_progress(exec)) {
             (void)gr_exec_poll_timers(exec, false);
@@ -584,5 +626,8 @@ void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out)
 
 void gr_exec_mismatch(gr_exec *exec, uint16_t comm, uint32_t number, uint64_t fingerprint, int peer)
 {
+    if (comm != 0 && !exec->members[comm].group) {
+        return; /* it has ended */
+    }
     gr_diagnosis_mismatch(exec->diagnosis, comm, number, fingerprint, peer);
 }

@@ -4,7 +4,8 @@
 
 /* The executor runs programs (plans made ready) over the links of a mesh: it owns segments, the
  * order of messages, views and scratch, deadlines, failure and its spreading. One executor serves a
- * job's communicator and all its sub-groups: they share links, lock and fate.
+ * job's communicator and all its sub-groups: they share links and lock. A sub-group may end alone,
+ * a lost link or process ends all.
  *
  * One operation object serves plans and shared memory (gr_op_ops), with one sequence of numbers for
  * each communicator:
@@ -13,8 +14,8 @@
  *   gr_exec_start --------------> ACTIVE -----> arbitration ------+
  *                                 |   |                           v
  *                all steps done,  |   +-- link lost, stall --> the executor fails:
- *           or ops->progress: OK  |                            all that is ACTIVE ends, the
- *                                 v                            same status on all ranks
+ *           or ops->progress: OK  |                            all that is ACTIVE ends (or all
+ *                                 v                            of a sub-group), on all its ranks
  *                              FINISHED <-------------------------+
  *                                 |
  *                                 +--> gr_op_release, or the callback --> FREE
@@ -90,15 +91,32 @@ void gr_exec_destroy(gr_exec *exec);
 
 /* ---- Groups ----------------------------------------------------------------------------------
  * The ranks of one communicator. Programs speak of group ranks, links of ranks in the job. */
+/* How a group has ended while the others go on. Any thread reads it. */
+typedef struct gr_exec_outcome {
+    _Atomic bool ended; /* `diag` is set, and does not change any more */
+    gr_diag diag;
+} gr_exec_outcome;
+
 typedef struct gr_exec_group {
     uint16_t id; /* below GR_EXEC_GROUPS_MAX; the same on all its ranks */
     int rank, size;
     const int *world; /* by group rank: the rank in the job */
+    /* Of one that can end by itself; NULL: its failure is that of all. */
+    gr_exec_outcome *outcome;
+    uint32_t serial; /* above 0; the same on all its ranks, larger than that of any group which one
+                        of them was in before */
 } gr_exec_group;
+
+/* Before its first operation: what its other ranks say of the group is understood from now on. A
+ * group that cannot end by itself needs no call. GR_E_NO_MEMORY. */
+gr_status gr_exec_group_open(gr_exec *exec, const gr_exec_group *group,
+                             gr_diag *diag) GR_MUST_CHECK;
 
 /* The group is no more, so that its number can be used again. Returns how many of its operations
  * are in flight: then nothing happened. Those that are finished are released. */
 int gr_exec_group_close(gr_exec *exec, const gr_exec_group *group);
+/* An operation of a group that has ended, which is not over yet; NULL: none. */
+gr_op *gr_exec_group_unfinished(gr_exec *exec, const gr_exec_group *group);
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 /* What an operation is. All but the root of a message, `site` and `caller` must agree on all ranks:
@@ -281,6 +299,9 @@ const gr_diag *gr_exec_first_failure(const gr_exec *exec);
 void gr_exec_check_members(gr_exec *exec);
 /* Ends everything with this cause, which all peers are told. */
 void gr_exec_end(gr_exec *exec, const gr_diag *diag);
+/* Ends the group of this number alone, on all its ranks (exec_group_end.c), if it can end by
+ * itself; else everything. Nothing happens if it has ended already. */
+void gr_exec_end_group(gr_exec *exec, uint16_t comm, const gr_diag *diag);
 /* Ends everything with GR_E_CANCELLED before the executor is destroyed. Peers are not told. */
 void gr_exec_cancel(gr_exec *exec);
 

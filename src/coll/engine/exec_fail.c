@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
+#include "coll/engine/exec_group_end.h"
 #include "coll/engine/exec_internal.h"
 
 #include <stdio.h>
@@ -93,6 +94,7 @@ static void end_operations(gr_exec *exec)
     exec->driven_count = 0;
     exec->oldest_seq = exec->next_seq;
     gr_exec_messages_end(exec);
+    gr_exec_free_endings(exec);
     exec->work_head = NULL;
     exec->work_tail = NULL;
     exec->post_count = 0;
@@ -105,7 +107,7 @@ static void end_operations(gr_exec *exec)
         }
         op->over = true;
         gr_exec_record_end(exec, op, status);
-        if (op->driver && op->driver->cancel) {
+        if (op->driver && op->driver->cancel && !op->stopped) {
             op->driver->cancel(op->driver_state);
         }
         if (op->head->state == GR_OP_ACTIVE) {

@@ -4,8 +4,8 @@
 
 /* Shared by exec.c (life, groups, progress), exec_start.c (how operations begin), exec_move.c
  * (what plans send, and local steps), exec_message.c (messages between two ranks), exec_scratch.c
- * (memory for what is on its way), exec_view.c (what diagnosis sees) and exec_fail.c (failure and
- * its spreading) only. */
+ * (memory for what is on its way), exec_view.c (what diagnosis sees), exec_fail.c (failure and
+ * its spreading) and exec_group_end.c (the end of one group) only. */
 
 #include "coll/diagnose/diagnosis.h"
 #include "coll/engine/exec.h"
@@ -56,6 +56,7 @@ struct gr_op {
     gr_op *head, *next_part;
     int parts_left; /* at the head */
     bool over;      /* this part */
+    bool stopped;   /* its group has ended: it moves no more, and is over when nobody uses it */
     gr_done *done;  /* at the head */
     void *done_arg;
     gr_op *next_done;
@@ -171,7 +172,10 @@ typedef struct gr_exec_members {
     uint32_t next_number;
     bool same; /* group ranks are ranks of the job */
     int *local;
+    uint32_t ended_serial; /* of the last group with this number that has ended; 0: none has */
 } gr_exec_members;
+
+typedef struct gr_exec_ending gr_exec_ending; /* exec_group_end.h */
 
 struct gr_exec {
     gr_mesh *mesh;
@@ -199,6 +203,10 @@ struct gr_exec {
     gr_op *done_head, *done_tail; /* finished, with a callback to be called */
     uint64_t finished;            /* see gr_exec_finished */
     gr_exec_members members[GR_EXEC_GROUPS_MAX];
+    gr_exec_ending *endings;
+    bool any_ended;       /* a group has ended by itself: frames of it may come, ... */
+    bool sweeps;          /* ... and what is here already is to be dropped */
+    uint32_t serial_seen; /* the largest of a group that was opened */
     gr_exec_queue posted; /* receives that nothing has matched, in the order of their start */
     int any_source;       /* of these, those that may match any rank */
     int next_source;      /* the rank of the job at which such a one looks first */
@@ -285,15 +293,23 @@ static inline int gr_op_local(const gr_op *op, int world)
 
 /* Fingerprints of messages have this bit, others do not: their numbers count something else. */
 #define GR_FINGERPRINT_MESSAGE (UINT64_C(1) << 63)
+/* So do these bits tell groups apart that have the same number at different times. */
+#define GR_FINGERPRINT_SERIAL (UINT64_C(127) << 56)
+static inline uint64_t gr_exec_serial_bits(uint32_t serial)
+{
+    return (uint64_t)serial << 56 & GR_FINGERPRINT_SERIAL;
+}
+
 /* Whose coming an operation needs by its kind alone: of nobody, of all members; else a rank. */
 enum { GR_NEEDS_NONE = -1, GR_NEEDS_ALL = -2 };
 
 /* exec.c */
-void gr_exec_part_over(gr_exec *exec, gr_op *op); /* its last step is done */
+void gr_exec_part_over(gr_exec *exec, gr_op *op);     /* its last step is done */
+void gr_exec_undrive(gr_exec *exec, const gr_op *op); /* driven[] has it no more */
 void gr_exec_finish(gr_exec *exec, gr_op *head, gr_status status);
 void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status);
 /* An operation was started at `now` (ticks), and may be over as well. If ranks may have called
- * something else before, looks at what they sent, from time to time. */
+ * something else before, or may end a sub-group, looks at what they sent, from time to time. */
 void gr_exec_periodic_poll(gr_exec *exec, uint64_t now);
 
 /* exec_start.c */
@@ -309,6 +325,11 @@ void gr_exec_messages_fini(gr_exec *exec);
 void gr_exec_messages_end(gr_exec *exec);
 /* Messages of this communicator that nobody has received. */
 void gr_exec_messages_drop(gr_exec *exec, uint16_t comm);
+/* As gr_exec_plan_stop and gr_exec_plan_is_read. */
+void gr_exec_message_stop(gr_exec *exec, gr_op *op);
+bool gr_exec_message_is_read(const gr_exec *exec, const gr_op *op);
+/* The head of the link is a message of a group that has ended: takes it off. */
+void gr_exec_message_skip(gr_exec *exec, gr_exec_link *link, const gr_frame *frame);
 /* An operation that has begun. */
 void gr_exec_message_enter(gr_exec *exec, gr_op *op);
 /* The head of the link is such a frame. Returns true if it was taken. */
@@ -355,6 +376,11 @@ bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link);
 /* Copies what is viewed and gives the views back. A plan cannot deadlock as long as what was taken
  * is taken; a view is taken only in part, since its sender waits for it. */
 void gr_exec_release_views(gr_exec *exec);
+
+/* The operation moves no more, and the links have no more of it than what they read already. */
+void gr_exec_plan_stop(gr_exec *exec, gr_op *op);
+/* A link still reads what the operation sent. */
+bool gr_exec_plan_is_read(const gr_exec *exec, const gr_op *op);
 
 /* exec_fail.c */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag); /* the first cause; ends everything */

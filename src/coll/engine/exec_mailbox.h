@@ -19,6 +19,7 @@ typedef struct gr_op_message {
     gr_op *next; /* in the queue of its stage */
     gr_message_stage stage;
     bool any_source, any_tag;
+    bool entered; /* matching knows it */
     uint32_t tag;
     size_t done_bytes; /* that the link was handed, or has delivered */
     uint64_t ticket;   /* of what the link was handed last */

@@ -107,6 +107,33 @@ void gr_exec_messages_end(gr_exec *exec)
     }
 }
 
+static bool is_there(const gr_exec_queue *queue, const gr_op *op)
+{
+    const gr_op *at = queue->first;
+    while (at && at != op) {
+        at = at->message.next;
+    }
+    return at != NULL;
+}
+
+static bool remove_if_there(gr_exec_queue *queue, gr_op *op)
+{
+    bool there = is_there(queue, op);
+    if (there) {
+        gr_exec_queue_remove(queue, op);
+    }
+    return there;
+}
+
+/* The head of the link, or what is left of it, is a message that nobody wants. */
+static void skip_head(gr_exec_link *link, size_t size_bytes)
+{
+    link->reading = false;
+    link->mail.seen++;
+    link->mail.owed_bytes += gr_message_cost(size_bytes);
+    gr_link_next(link->link, NULL);
+}
+
 void gr_exec_messages_drop(gr_exec *exec, uint16_t comm)
 {
     for (int peer = 0; peer < exec->world_size; peer++) {
@@ -118,9 +145,76 @@ void gr_exec_messages_drop(gr_exec *exec, uint16_t comm)
             }
         }
         if (mail->reading_kept && mail->reading_kept->frame.comm == comm) {
-            mail->reading_kept->frame.comm = GR_EXEC_GROUPS_MAX; /* matches nothing */
+            size_t size = mail->reading_kept->frame.size_bytes;
+            mail->kept_bytes -= gr_message_cost(size);
+            free(mail->reading_kept);
+            mail->reading_kept = NULL;
+            skip_head(&exec->links[peer], size);
         }
     }
+}
+
+/* ---- Of a group that has ended --------------------------------------------------------------- */
+void gr_exec_message_skip(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
+{
+    exec->moved = true;
+    if (gr_exec_is_message_frame(frame) && frame->segment == GR_MESSAGE_WHOLE) {
+        skip_head(link, frame->size_bytes);
+        return;
+    }
+    link->mail.seen += gr_exec_is_message_frame(frame) && frame->segment == GR_MESSAGE_ANNOUNCE;
+    gr_link_next(link->link, NULL);
+}
+
+static void stop_send(gr_exec_mailbox *mail, gr_op *op)
+{
+    /* One that the link has nothing of stays where it is: the receiver counts messages. */
+    if (remove_if_there(&mail->moving, op) && op->message.done_bytes > 0) {
+        gr_exec_queue_push(&mail->sent, op);
+    }
+    (void)remove_if_there(&mail->announced, op);
+}
+
+static void stop_receive(gr_exec_link *link, gr_op *op)
+{
+    gr_exec_mailbox *mail = &link->mail;
+    gr_frame frame;
+    (void)remove_if_there(&mail->to_grant, op);
+    (void)remove_if_there(&mail->granted, op);
+    mail->awaited--;
+    if (mail->reading == op) {
+        mail->reading = NULL;
+        skip_head(link, op->total_bytes);
+    } else if (link->reading && !mail->reading && !mail->reading_kept &&
+               gr_link_peek(link->link, &frame) == GR_OK && gr_exec_is_message_frame(&frame) &&
+               frame.segment == GR_MESSAGE_PAYLOAD && frame.op_seq == op->number) {
+        link->reading = false;
+        gr_link_next(link->link, NULL);
+    }
+}
+
+void gr_exec_message_stop(gr_exec *exec, gr_op *op)
+{
+    if (!op->message.entered) {
+        return;
+    }
+    bool posted = !op->sends && remove_if_there(&exec->posted, op);
+    if (op->message.any_source) {
+        exec->any_source -= posted;
+    } else if (op->sends) {
+        stop_send(&exec->links[op->partner].mail, op);
+    } else {
+        stop_receive(&exec->links[op->partner], op);
+    }
+}
+
+bool gr_exec_message_is_read(const gr_exec *exec, const gr_op *op)
+{
+    if (!op->sends || !op->message.entered) {
+        return false;
+    }
+    const gr_exec_mailbox *mail = &exec->links[op->partner].mail;
+    return is_there(&mail->to_send, op) || is_there(&mail->sent, op);
 }
 
 /* ---- The ends of messages -------------------------------------------------------------------- */
@@ -170,7 +264,7 @@ static void fail_own(gr_exec *exec, const gr_op *op, const gr_frame *frame)
                        "rank %d sends itself message %u with tag %u, which has another type or "
                        "count than %.200s",
                        exec->rank, frame->op_seq + 1, frame->message, what);
-    gr_exec_fail(exec, &diag);
+    gr_exec_end_group(exec, op->comm, &diag);
 }
 
 /* The receive `op` takes the message that `frame` begins: from here on it is known which it is.
@@ -249,12 +343,15 @@ static void send_own(gr_exec *exec, gr_op *op)
         deliver_own(exec, op, receive);
         return;
     }
-    gr_exec_kept *kept = differs ? NULL : gr_exec_make_kept(mail, &frame, frame.size_bytes);
+    if (differs) {
+        return; /* what it belongs to has ended */
+    }
+    gr_exec_kept *kept = gr_exec_make_kept(mail, &frame, frame.size_bytes);
     if (!kept) {
         gr_diag diag;
         (void)gr_fail(&diag, GR_E_NO_MEMORY, "no memory for a message of rank %d to itself",
                       exec->rank);
-        gr_exec_fail(exec, &diag); /* if it has not failed already */
+        gr_exec_fail(exec, &diag);
         return;
     }
     gr_exec_append_kept(mail, kept);
@@ -329,6 +426,7 @@ void gr_exec_message_enter(gr_exec *exec, gr_op *op)
 {
     op->message.stage = GR_MESSAGE_QUEUED;
     op->message.done_bytes = 0;
+    op->message.entered = true;
     if (!op->sends) {
         gr_exec_kept *kept = NULL;
         exec->links[op->message.any_source ? 0 : op->partner].mail.awaited +=
@@ -391,7 +489,7 @@ const gr_op *gr_exec_message_that_needs(const gr_exec *exec, int peer)
 {
     for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
         const gr_op *op = &exec->ops[i];
-        if (op->state == GR_OP_ACTIVE && !op->over && op->is_message &&
+        if (op->state == GR_OP_ACTIVE && !op->over && !op->stopped && op->is_message &&
             (gr_exec_awaits(exec, op, peer, GR_OP_WAIT_RECEIVE) ||
              gr_exec_awaits(exec, op, peer, GR_OP_WAIT_SEND))) {
             return op;

@@ -55,7 +55,7 @@ static gr_status send_credit(gr_exec_link *link)
 static gr_status send_first(gr_exec *exec, gr_exec_link *link, gr_op *op)
 {
     gr_exec_mailbox *mail = &link->mail;
-    bool whole = goes_unasked(exec, mail, op->total_bytes);
+    bool whole = !op->stopped && goes_unasked(exec, mail, op->total_bytes);
     gr_status status;
     if (whole) {
         const gr_frame frame = gr_op_message_frame(op, GR_MESSAGE_WHOLE, op->total_bytes);
@@ -69,7 +69,9 @@ static gr_status send_first(gr_exec *exec, gr_exec_link *link, gr_op *op)
         gr_exec_queue_remove(&mail->to_send, op);
         mail->window_bytes -= whole ? gr_message_cost(op->total_bytes) : 0;
         op->message.stage = whole ? GR_MESSAGE_SENT : GR_MESSAGE_ANNOUNCED;
-        gr_exec_queue_push(whole ? &mail->sent : &mail->announced, op);
+        if (!op->stopped) {
+            gr_exec_queue_push(whole ? &mail->sent : &mail->announced, op);
+        }
         gr_op_has_moved(exec, op);
     }
     return status;
@@ -142,7 +144,9 @@ void gr_exec_messages_reap(gr_exec *exec, gr_exec_link *link)
         gr_op *op = mail->sent.first;
         gr_exec_queue_remove(&mail->sent, op);
         gr_op_has_moved(exec, op);
-        gr_exec_part_over(exec, op);
+        if (!op->stopped) {
+            gr_exec_part_over(exec, op);
+        }
     }
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "coll/engine/exec_group_end.h"
 #include "coll/engine/exec_internal.h"
 
 #include <string.h>
@@ -384,12 +385,80 @@ static void reap_segments(gr_exec *exec, gr_exec_link *link)
         }
         link->ticket_head = (link->ticket_head + 1) & (GR_EXEC_TICKETS - 1);
         link->ticket_count--;
+        if (ticket.op->stopped) {
+            exec->moved = true;
+            continue;
+        }
         const gr_schedule_step *step = &ticket.op->program->steps[ticket.step];
         if (step->kind == GR_STEP_SEND) {
             reader_done(ticket.op, step->a, step->a_received, ticket.segment);
         }
         gr_exec_step_done(exec, ticket.op, ticket.step);
     }
+}
+
+/* ---- An operation of a group that has ended -------------------------------------------------- */
+static void give_back_all(gr_exec *exec, const gr_op *op)
+{
+    for (uint32_t place = 0; place < op->program->receiving_places; place++) {
+        gr_exec_view *views = &op->views[(size_t)place * op->slice_segments];
+        for (uint32_t i = 0; i < op->slice_segments; i++) {
+            if (views[i].held) {
+                give_back(exec, &views[i]);
+            }
+        }
+    }
+}
+
+/* Its part of the head that is read just now goes, too. */
+static void leave_link(gr_exec *exec, gr_exec_link *link, const gr_op *op)
+{
+    gr_frame frame;
+    if (link->recv.seq == op->seq) {
+        if (link->reading && gr_link_peek(link->link, &frame) == GR_OK &&
+            !gr_exec_is_message_frame(&frame) && frame.comm == op->comm) {
+            link->reading = false;
+            gr_link_next(link->link, NULL);
+        }
+        link->recv = (gr_exec_cursor){.seq = op->seq + 1};
+        gr_exec_advance(exec, link, false);
+    }
+    if (link->send.seq == op->seq) {
+        link->send = (gr_exec_cursor){.seq = op->seq + 1};
+        gr_exec_advance(exec, link, true);
+    }
+}
+
+void gr_exec_plan_stop(gr_exec *exec, gr_op *op)
+{
+    give_back_all(exec, op);
+    op->queue_count = 0;
+    if (gr_op_lacks_scratch(op)) {
+        exec->scratch_waits--;
+        op->scratch_bytes = 0;
+    }
+    exec->ring[op->seq & (GR_EXEC_RING - 1)] = NULL;
+    while (exec->oldest_seq != exec->next_seq && !gr_exec_op_at(exec, exec->oldest_seq)) {
+        exec->oldest_seq++;
+    }
+    for (int peer = 0; peer < exec->world_size; peer++) {
+        leave_link(exec, &exec->links[peer], op);
+    }
+}
+
+bool gr_exec_plan_is_read(const gr_exec *exec, const gr_op *op)
+{
+    for (int peer = 0; peer < exec->world_size; peer++) {
+        const gr_exec_link *link = &exec->links[peer];
+        for (uint32_t i = 0; i < link->ticket_count; i++) {
+            const gr_exec_ticket *ticket =
+                &link->tickets[(link->ticket_head + i) & (GR_EXEC_TICKETS - 1)];
+            if (ticket->op == op) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 void gr_exec_reap(gr_exec *exec, gr_exec_link *link)
@@ -574,6 +643,10 @@ static head_state look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op,
             gr_exec_lost(exec, link, status, op);
         }
         return HEAD_WAITS;
+    }
+    if (exec->any_ended && gr_exec_is_stale(exec, &frame)) {
+        gr_exec_message_skip(exec, link, &frame);
+        return HEAD_TAKEN;
     }
     if (gr_exec_is_message_frame(&frame)) {
         return gr_exec_message_take(exec, link, &frame) ? HEAD_TAKEN : HEAD_WAITS;

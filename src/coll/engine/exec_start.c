@@ -47,8 +47,9 @@ static uint64_t fingerprint_of(gr_exec *exec, const gr_exec_request *request, ui
         memcpy(exec->facts, facts, sizeof facts);
         exec->facts_hash = gr_hash64(facts, sizeof facts, 0);
     }
-    uint64_t hash = exec->facts_hash;
-    return message ? hash | GR_FINGERPRINT_MESSAGE : hash & ~GR_FINGERPRINT_MESSAGE;
+    uint64_t hash = exec->facts_hash & ~(GR_FINGERPRINT_MESSAGE | GR_FINGERPRINT_SERIAL);
+    hash |= request->group ? gr_exec_serial_bits(request->group->serial) : 0;
+    return message ? hash | GR_FINGERPRINT_MESSAGE : hash;
 }
 
 static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
@@ -108,8 +109,18 @@ static gr_status meet_members(gr_exec *exec, const gr_exec_group *group, gr_diag
         }
     }
     free(members->local);
-    *members = (gr_exec_members){.group = group, .same = same, .local = local};
+    *members = (gr_exec_members){
+        .group = group, .same = same, .local = local, .ended_serial = members->ended_serial};
     return GR_OK;
+}
+
+gr_status gr_exec_group_open(gr_exec *exec, const gr_exec_group *group, gr_diag *diag)
+{
+    gr_status status = meet_members(exec, group, diag);
+    if (status == GR_OK && group->serial > exec->serial_seen) {
+        exec->serial_seen = group->serial;
+    }
+    return status;
 }
 
 static void join_known(const gr_exec *exec, gr_op *op, const gr_exec_group *group)
@@ -127,6 +138,10 @@ static gr_status join_group(gr_exec *exec, gr_op *op, const gr_exec_group *group
     op->local = NULL;
     if (!group) {
         return GR_OK;
+    }
+    if (group->outcome && atomic_load(&group->outcome->ended)) {
+        return gr_fail(diag, GR_E_COMM_BROKEN, "the communicator has ended: %.400s",
+                       group->outcome->diag.text);
     }
     if (exec->members[group->id].group != group) {
         gr_status status = meet_members(exec, group, diag);
@@ -359,6 +374,7 @@ static void prepare_message(gr_op *op, const gr_exec_request *request)
     op->input[0] = request->input && request->input[0] ? request->input[0] : request->user[0];
     op->message.any_source = desc->root == GR_ANY_SOURCE;
     op->message.any_tag = !sends && desc->tag == GR_ANY_TAG;
+    op->message.entered = false;
     op->message.tag = desc->tag;
     op->message.source_out = request->source_out;
 }
@@ -425,6 +441,7 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     }
     op->state = GR_OP_ACTIVE;
     op->over = false;
+    op->stopped = false;
     op->watch.moved = true;
     op->watch.warned = false;
     exec->moved = true;
@@ -533,7 +550,8 @@ static void enter_messages(gr_exec *exec, gr_op *head)
 {
     for (int sends = 0; sends < 2; sends++) {
         for (gr_op *op = head; op; op = op->next_part) {
-            if (op->is_message && op->sends == (sends != 0) && exec->diag.status == GR_OK) {
+            if (op->is_message && op->sends == (sends != 0) && !op->stopped &&
+                exec->diag.status == GR_OK) {
                 gr_exec_message_enter(exec, op);
             }
         }

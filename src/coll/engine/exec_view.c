@@ -6,7 +6,7 @@ gr_op *gr_exec_in_flight(gr_exec *exec, int *at)
 {
     while (*at < GR_EXEC_OPS_MAX) {
         gr_op *op = &exec->ops[(*at)++];
-        if (op->state == GR_OP_ACTIVE && !op->over) {
+        if (op->state == GR_OP_ACTIVE && !op->over && !op->stopped) {
             return op;
         }
     }
@@ -74,6 +74,11 @@ bool gr_op_is_custom(const gr_op *op)
     return op->driver != NULL;
 }
 
+bool gr_op_is_stopped(const gr_op *op)
+{
+    return op->stopped;
+}
+
 /* Something of it is still to go there, or to be taken. */
 static bool owes(const gr_exec_link *link, const gr_op *op)
 {
@@ -113,7 +118,7 @@ bool gr_exec_lacks(const gr_exec *exec, const gr_op *op, int peer)
 
 bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op)
 {
-    if (exec->blocked != op->head || exec->calls ||
+    if (exec->blocked != op->head || op->stopped || exec->calls ||
         (exec->may_start && exec->may_start(exec->owner))) {
         return false;
     }

@@ -29,6 +29,7 @@ gr_op_id gr_op_identity(const gr_op *op);
 gr_op_id gr_op_id_of_frame(const gr_frame *frame, int rank);
 uint64_t gr_op_record(const gr_op *op); /* index of its entry in the flight recorder */
 bool gr_op_is_custom(const gr_op *op);
+bool gr_op_is_stopped(const gr_op *op); /* its group has ended by itself */
 
 typedef enum gr_op_wait {
     GR_OP_WAIT_NONE,
@@ -55,6 +56,15 @@ bool gr_exec_holds_back(const gr_exec *exec, int peer);
 bool gr_exec_is_behind_peer(const gr_exec *exec, int peer, int other);
 /* Nothing of what it receives next has come from the peer. */
 bool gr_exec_at_start(const gr_exec *exec, int peer);
+
+/* The serial number of the communicator; 0: it cannot end by itself, or is not open. */
+uint32_t gr_exec_serial(const gr_exec *exec, uint16_t comm);
+/* The group with this serial number, which this rank was in, has ended by itself. */
+bool gr_exec_has_ended(const gr_exec *exec, uint32_t serial);
+/* The operation is one of a group of this rank that has ended by itself. */
+bool gr_exec_op_has_ended(const gr_exec *exec, const gr_op_id *id);
+/* Another rank has ended a group of which both are members. */
+void gr_exec_told_of_end(gr_exec *exec, const gr_op_report *report);
 
 gr_timeline *gr_exec_timeline(const gr_exec *exec); /* NULL: none */
 /* A mismatch is being looked into: that a peer is gone, or has taken a message, means nothing. */

@@ -119,8 +119,9 @@ gr_status gr_rows_refuse_peer(gr_comm *comm, int rank, uint64_t said, const char
                      " that there can be: use the same build on all hosts",
                      comm->world[rank], said, what, most);
     if (comm->context->exec) {
-        gr_exec_end(comm->context->exec, &diag); /* another rank may have said so before */
-        status = (gr_status)gr_exec_diag(comm->context->exec)->status;
+        /* another rank may have said so before */
+        gr_exec_end_group(comm->context->exec, comm->group.id, &diag);
+        status = (gr_status)gr_comm_diag(comm)->status;
     }
     gr_context_note(comm->context, &diag);
     gr_context_leave(comm->context);
