@@ -17,6 +17,7 @@
 
 #include "coll/plan/plan.h"
 #include "coll/shm/shm_coll_internal.h"
+#include "sanitized.h"
 #include "support_values.h"
 
 enum { RANKS = 8, HEAP = 64 << 20, PATIENCE_US = 60000000, MANY = 40 };
@@ -458,7 +459,7 @@ static void many_at_once(int size, place where, uint64_t seed)
 static void test_many_at_once(void **unused)
 {
     (void)unused;
-    for (uint64_t seed = 1; seed <= 12; seed++) {
+    for (uint64_t seed = 1; seed <= THOROUGH(13); seed++) {
         many_at_once(2 + (int)(seed % 4), (place)(seed % PLACES), seed);
     }
 }
