@@ -836,6 +836,14 @@ static void run_seeds(uint64_t usual)
     }
 }
 
+/* What only they have shown: where an empty segment is next, frames of a sub-group that has ended
+ * stood at the heads of two links. */
+static void sim_seeds_that_failed_once_do_not_again(void **state)
+{
+    (void)state;
+    run_seed(16376, NULL);
+}
+
 static void sim_random_jobs_give_right_results(void **state)
 {
     (void)state;
@@ -874,6 +882,7 @@ int main(int argc, char **argv)
         return 2;
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sim_seeds_that_failed_once_do_not_again),
         cmocka_unit_test(sim_random_jobs_give_right_results),
         cmocka_unit_test(sim_random_jobs_give_right_results_long),
         cmocka_unit_test(test_replay),

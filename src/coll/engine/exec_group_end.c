@@ -31,7 +31,8 @@ enum {
     ANSWER_US = 10000000, /* a rank may compute, and look at nothing meanwhile */
     REPEAT_US = 200000,
     RANKS_SHOWN = 8,
-    RANKS_BYTES = 120
+    RANKS_BYTES = 120,
+    WHY_BYTES = 64
 };
 
 /* ---- What it is called ----------------------------------------------------------------------- */
@@ -347,11 +348,15 @@ int64_t gr_exec_poll_endings(gr_exec *exec, int64_t now_us, int64_t skipped_us)
         ending->limit_us += skipped_us;
         if (now_us >= ending->limit_us) {
             gr_diag diag;
-            int rank = ending->missing > 0 ? ending->world[0] : ending->diag.peer_rank;
+            char why[WHY_BYTES] = "a rank has not taken what was sent";
+            int rank = ending->diag.peer_rank;
+            if (ending->missing > 0) {
+                rank = ending->world[0];
+                snprintf(why, sizeof why, "rank %d has not confirmed that", rank);
+            }
             (void)gr_fail_peer(&diag, (gr_status)ending->diag.status, rank,
-                               "%.360s; rank %d has not confirmed that for %d s, so that all "
-                               "communicators end",
-                               ending->diag.text, rank, ANSWER_US / 1000000);
+                               "%.360s; %s for %d s, so that all communicators end",
+                               ending->diag.text, why, ANSWER_US / 1000000);
             gr_exec_fail(exec, &diag);
             return GR_NEVER; /* all are gone */
         }

@@ -644,10 +644,6 @@ static head_state look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op,
         }
         return HEAD_WAITS;
     }
-    if (exec->any_ended && gr_exec_is_stale(exec, &frame)) {
-        gr_exec_message_skip(exec, link, &frame);
-        return HEAD_TAKEN;
-    }
     if (gr_exec_is_message_frame(&frame)) {
         return gr_exec_message_take(exec, link, &frame) ? HEAD_TAKEN : HEAD_WAITS;
     }
@@ -661,6 +657,19 @@ static head_state look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op,
     return HEAD_EXPECTED;
 }
 
+/* Whatever is expected next, and were it an empty segment that is not looked for: the head may be
+ * of a group that has ended. */
+static bool skip_stale(gr_exec *exec, gr_exec_link *link)
+{
+    gr_frame frame;
+    if (link->reading || gr_link_peek(link->link, &frame) != GR_OK ||
+        !gr_exec_is_stale(exec, &frame)) {
+        return false;
+    }
+    gr_exec_message_skip(exec, link, &frame);
+    return true;
+}
+
 /* One segment from this link; false if there is nothing to take (now). */
 static bool take_next(gr_exec *exec, gr_exec_link *link)
 {
@@ -668,6 +677,9 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
     uint32_t segment = link->recv.segment;
     if (!link->link) {
         return false;
+    }
+    if (exec->any_ended && skip_stale(exec, link)) {
+        return true;
     }
     if (!op) {
         bool look = !link->closed || link->mail.awaited > 0 || exec->any_source > 0;
