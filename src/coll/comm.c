@@ -174,7 +174,7 @@ void gr_comm_free(gr_comm *comm)
     if (!comm) {
         return;
     }
-    gr_schedules_fini(&comm->programs);
+    gr_schedules_fini(&comm->schedules);
     gr_topology_destroy(comm->topology);
     free(comm->world);
     free(comm);

@@ -130,7 +130,7 @@ struct gr_comm {
     gr_exec_outcome outcome; /* of a sub-group, which may end while its relatives go on */
     gr_shm_coll *shm;        /* NULL: everything runs as plans */
     gr_selection selection;
-    gr_schedules programs;
+    gr_schedules schedules;
 };
 
 /* ---- comm_thread.c --------------------------------------------------------------------------- */
@@ -191,13 +191,13 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
                         gr_op **op_out) GR_MUST_CHECK;
 
 /* For persistent operations: the parts of a start. */
-void gr_comm_run_self(const gr_coll_args *task); /* in a group of one */
+void gr_comm_run_self(const gr_coll_args *args); /* in a group of one */
 /* `keep`: to be started any number of times, one start at a time. Ends with gr_comm_shm_drop if it
  * is not started, or is kept. */
-gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *task, bool keep, const void *caller,
+gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *args, bool keep, const void *caller,
                                gr_exec_request *request, gr_diag *diag) GR_MUST_CHECK;
 /* No unfinished operation uses its buffers, and the communicator has not ended. */
-gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *task,
+gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *args,
                               gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- comm_shm.c ----------------------------------------------------------------------------- */
@@ -208,7 +208,7 @@ gr_status gr_comm_shm_open(gr_comm *comm, int number, gr_diag *diag) GR_MUST_CHE
 void gr_comm_shm_close(gr_comm *comm);
 void gr_comm_shm_destroy(gr_context *context); /* before the mesh */
 /* Makes the request one for shared memory. `keep`: it belongs to a persistent operation. */
-gr_status gr_comm_shm_prepare(gr_comm *comm, const gr_coll_args *task, bool keep,
+gr_status gr_comm_shm_prepare(gr_comm *comm, const gr_coll_args *args, bool keep,
                               gr_exec_request *request, gr_diag *diag) GR_MUST_CHECK;
 /* Of a request for shared memory that was not started, or that was kept; others are passed over. */
 void gr_comm_shm_drop(const gr_exec_request *request);

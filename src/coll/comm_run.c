@@ -10,33 +10,33 @@
 enum { WHAT_BYTES = 160, UNKNOWN_BYTES = 1 << 20 };
 
 /* ---- A group of one -------------------------------------------------------------------------- */
-void gr_comm_run_self(const gr_coll_args *task)
+void gr_comm_run_self(const gr_coll_args *args)
 {
-    const gr_call *call = task->call;
-    void *result = call->partials ? call->partials[0] : task->user;
-    size_t count = task->user_elements;
+    const gr_call *call = args->call;
+    void *result = call->partials ? call->partials[0] : args->user;
+    size_t count = args->user_elements;
     if (count == 0 || !result) {
         return;
     }
-    if (task->input) {
-        memcpy(result, task->input, count * gr_dtype_bytes(call->dtype));
+    if (args->input) {
+        memcpy(result, args->input, count * gr_dtype_bytes(call->dtype));
     }
-    if (task->prescale != 1) {
-        gr_scale(result, count, call->dtype, task->prescale);
+    if (args->prescale != 1) {
+        gr_scale(result, count, call->dtype, args->prescale);
     }
-    if (task->reduces && call->op == GR_AVERAGE && task->shards > 1) {
-        gr_scale_inverse(result, count, call->dtype, task->shards);
+    if (args->reduces && call->op == GR_AVERAGE && args->shards > 1) {
+        gr_scale_inverse(result, count, call->dtype, args->shards);
     }
-    if (task->postscale != 1) {
-        gr_scale(result, count, call->dtype, task->postscale);
+    if (args->postscale != 1) {
+        gr_scale(result, count, call->dtype, args->postscale);
     }
 }
 
-static gr_status start_alone(gr_comm *comm, const gr_coll_args *tasks, int count, gr_op **op_out,
+static gr_status start_alone(gr_comm *comm, const gr_coll_args *all_args, int count, gr_op **op_out,
                              gr_diag *diag)
 {
     gr_context *context = comm->context;
-    if (tasks[0].call->done) {
+    if (all_args[0].call->done) {
         if (context->self_count == GR_EXEC_OPS_MAX) {
             return gr_fail(diag, GR_E_NO_MEMORY,
                            "%d callbacks wait to be called: call gr_comm_poll or gr_comm_drain",
@@ -44,10 +44,10 @@ static gr_status start_alone(gr_comm *comm, const gr_coll_args *tasks, int count
         }
         int at = (context->self_first + context->self_count++) % GR_EXEC_OPS_MAX;
         context->self_done[at] =
-            (gr_self_done){.done = tasks[0].call->done, .arg = tasks[0].call->done_arg};
+            (gr_self_done){.done = all_args[0].call->done, .arg = all_args[0].call->done_arg};
     }
     for (int i = 0; i < count; i++) {
-        gr_comm_run_self(&tasks[i]);
+        gr_comm_run_self(&all_args[i]);
     }
     gr_context_raise_event(context);
     *op_out = context->alone;
@@ -55,56 +55,56 @@ static gr_status start_alone(gr_comm *comm, const gr_coll_args *tasks, int count
 }
 
 /* ---- In the terms of the executor ------------------------------------------------------------ */
-static bool order_free(const gr_coll_args *task)
+static bool order_free(const gr_coll_args *args)
 {
-    return !task->reduces || (gr_dtype_any_order(task->call->dtype) && task->call->op != GR_USER);
+    return !args->reduces || (gr_dtype_any_order(args->call->dtype) && args->call->op != GR_USER);
 }
 
-static gr_plan_shape shape_of(const gr_comm *comm, const gr_coll_args *task)
+static gr_plan_shape shape_of(const gr_comm *comm, const gr_coll_args *args)
 {
     bool several_hosts = comm->topology && comm->topology->host_count > 1;
-    return (gr_plan_shape){.coll = task->call->coll,
+    return (gr_plan_shape){.coll = args->call->coll,
                            .rank = comm->rank,
                            .world_size = comm->size,
-                           .shards = task->shards,
-                           .root = task->call->root,
-                           .out_of_place = task->out_of_place,
-                           .uneven = task->uneven,
+                           .shards = args->shards,
+                           .root = args->call->root,
+                           .out_of_place = args->out_of_place,
+                           .uneven = args->uneven,
                            .shared = comm->selection.shared,
                            .topology = several_hosts ? comm->topology : NULL};
 }
 
-static int divisor_of(const gr_coll_args *task)
+static int divisor_of(const gr_coll_args *args)
 {
-    return task->reduces && task->call->op == GR_AVERAGE ? task->shards : 1;
+    return args->reduces && args->call->op == GR_AVERAGE ? args->shards : 1;
 }
 
 /* Every rank must choose alike, whatever is its part: the shape for the choice is nobody's. */
-static gr_choice choose(gr_comm *comm, const gr_coll_args *task, const gr_plan_shape *shape)
+static gr_choice choose(gr_comm *comm, const gr_coll_args *args, const gr_plan_shape *shape)
 {
-    gr_coll coll = task->call->coll;
+    gr_coll coll = args->call->coll;
     gr_plan_shape any = *shape;
     any.rank = 0;
     any.root = 0;
     any.out_of_place = false;
     /* How much the others exchange with each other, nobody knows. */
-    bool unknown = coll == GR_COLL_ALLTOALL && task->uneven;
+    bool unknown = coll == GR_COLL_ALLTOALL && args->uneven;
     size_t size_bytes =
-        unknown ? UNKNOWN_BYTES : task->all_elements * gr_dtype_bytes(task->call->dtype);
+        unknown ? UNKNOWN_BYTES : args->all_elements * gr_dtype_bytes(args->call->dtype);
     bool exact = comm->selection.exact;
-    bool ordered = task->reduces && task->call->op == GR_USER;
+    bool ordered = args->reduces && args->call->op == GR_USER;
     comm->selection.exact = exact || ordered; /* a caller's function may need its operands' order */
     gr_choice choice =
-        gr_select(&comm->selection, &any, task->call->dtype, size_bytes, order_free(task));
+        gr_select(&comm->selection, &any, args->call->dtype, size_bytes, order_free(args));
     comm->selection.exact = exact;
     return choice;
 }
 
 const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call)
 {
-    gr_coll_args task;
+    gr_coll_args args;
     gr_diag diag;
-    if (comm->size == 1 || gr_coll_args_init(&task, call, comm->rank, comm->size, &diag) != GR_OK ||
+    if (comm->size == 1 || gr_coll_args_init(&args, call, comm->rank, comm->size, &diag) != GR_OK ||
         gr_context_enter(comm->context, false) != GR_OK) {
         return "none";
     }
@@ -112,84 +112,84 @@ const char *gr_comm_algorithm_name(gr_comm *comm, const gr_call *call)
         gr_context_leave_calling(comm->context);
         return "direct";
     }
-    gr_plan_shape shape = shape_of(comm, &task);
-    gr_choice choice = choose(comm, &task, &shape);
+    gr_plan_shape shape = shape_of(comm, &args);
+    gr_choice choice = choose(comm, &args, &shape);
     gr_context_leave_calling(comm->context);
     return choice.algorithm != NULL ? choice.algorithm->name : "none";
 }
 
 /* A plan, or what runs in shared memory. */
-static gr_status find_program(gr_comm *comm, const gr_coll_args *task, bool keep,
+static gr_status find_program(gr_comm *comm, const gr_coll_args *args, bool keep,
                               gr_exec_request *request, gr_diag *diag)
 {
-    gr_plan_shape shape = shape_of(comm, task);
-    gr_choice choice = choose(comm, task, &shape);
+    gr_plan_shape shape = shape_of(comm, args);
+    gr_choice choice = choose(comm, args, &shape);
     if (!choice.algorithm) {
         return gr_fail(diag, GR_E_UNSUPPORTED, "no algorithm can do %s for %d ranks",
-                       gr_coll_name(task->call->coll), comm->size);
+                       gr_coll_name(args->call->coll), comm->size);
     }
     request->desc.algorithm = (int)(choice.algorithm - gr_algorithms);
     request->segment_bytes = choice.segment_bytes;
     if (!choice.algorithm->plan) {
-        return gr_comm_shm_prepare(comm, task, keep, request, diag);
+        return gr_comm_shm_prepare(comm, args, keep, request, diag);
     }
     gr_scaling scaling = {.contributions = request->prescale != 1,
                           .result = request->divisor > 1 || request->postscale != 1};
-    return gr_schedules_get(&comm->programs, choice.algorithm, &shape, scaling,
+    return gr_schedules_get(&comm->schedules, choice.algorithm, &shape, scaling,
                             gr_exec_active(comm->context->exec) == 0 && !comm->context->persistent,
-                            &request->program, diag);
+                            &request->schedule, diag);
 }
 
 /* That all ranks must agree on. */
-static uint64_t count_of(const gr_coll_args *task)
+static uint64_t count_of(const gr_coll_args *args)
 {
-    if (task->uneven && task->call->coll == GR_COLL_ALLTOALL) {
+    if (args->uneven && args->call->coll == GR_COLL_ALLTOALL) {
         return 0;
     }
-    return task->uneven ? task->all_elements : task->count;
+    return args->uneven ? args->all_elements : args->count;
 }
 
 /* All members, a store each: that costs less than to clear them all before. */
-static void fill_desc(gr_op_desc *desc, const gr_coll_args *task, const void *caller)
+static void fill_desc(gr_op_desc *desc, const gr_coll_args *args, const void *caller)
 {
-    const gr_call *call = task->call;
+    const gr_call *call = args->call;
     desc->coll = call->coll;
     desc->dtype = call->dtype;
-    desc->op = task->reduces ? call->op : GR_SUM;
+    desc->op = args->reduces ? call->op : GR_SUM;
     desc->algorithm = 0;
     desc->root = call->root;
     desc->tag = call->tag;
-    desc->shards = task->shards;
-    desc->count = count_of(task);
+    desc->shards = args->shards;
+    desc->count = count_of(args);
     desc->name = call->name;
     desc->site = call->site;
     desc->caller = caller;
 }
 
 /* All members but those that find_program sets. */
-static void fill_request(gr_exec_request *request, const gr_comm *comm, gr_coll_args *task,
+static void fill_request(gr_exec_request *request, const gr_comm *comm, gr_coll_args *args,
                          const void *caller)
 {
-    const gr_call *call = task->call;
-    request->program = NULL;
+    const gr_call *call = args->call;
+    request->schedule = NULL;
     request->ops = NULL;
     request->state = NULL;
     request->group = &comm->group;
-    request->memory = &task->memory;
-    request->user = call->partials ? call->partials : &task->user;
-    request->input = &task->input;
-    fill_desc(&request->desc, task, caller);
-    request->total_count = task->all_elements;
-    request->fixed_blocks = task->by_block;
-    request->user_counts = task->user_counts;
-    request->input_counts = task->input_counts;
-    request->user_only = task->user_only;
-    request->input_only = task->input_only;
+    request->memory = &args->memory;
+    request->user = call->partials ? call->partials : &args->user;
+    request->input = &args->input;
+    fill_desc(&request->desc, args, caller);
+    request->total_count = args->all_elements;
+    request->fixed_blocks = args->by_block;
+    request->user_counts = args->user_counts;
+    request->input_counts = args->input_counts;
+    request->user_only = args->user_only;
+    request->input_only = args->input_only;
     request->reduce = call->reduce;
     request->reduce_arg = call->reduce_arg;
-    request->prescale = task->prescale;
-    request->divisor = divisor_of(task);
-    request->postscale = task->postscale;
+    request->prescale = args->prescale;
+    request->divisor = divisor_of(args);
+    request->postscale = args->postscale;
     request->done = call->done;
     request->source_out = call->source_out;
     request->done_arg = call->done_arg;
@@ -198,18 +198,18 @@ static void fill_request(gr_exec_request *request, const gr_comm *comm, gr_coll_
 _Static_assert(sizeof(gr_exec_request) == 232 || sizeof(void *) != 8,
                "a new member is to be set too");
 
-gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *task, bool keep, const void *caller,
+gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *args, bool keep, const void *caller,
                                gr_exec_request *request, gr_diag *diag)
 {
-    fill_request(request, comm, task, caller);
-    if (gr_coll_traits_of[task->call->coll].message) {
+    fill_request(request, comm, args, caller);
+    if (gr_coll_traits_of[args->call->coll].message) {
         return GR_OK;
     }
-    return find_program(comm, task, keep, request, diag);
+    return find_program(comm, args, keep, request, diag);
 }
 
 /* ---- Starting -------------------------------------------------------------------------------- */
-static gr_status check_ready(const gr_comm *comm, const gr_coll_args *tasks, int count,
+static gr_status check_ready(const gr_comm *comm, const gr_coll_args *all_args, int count,
                              gr_diag *diag)
 {
     const gr_exec *exec = comm->context->exec;
@@ -220,18 +220,18 @@ static gr_status check_ready(const gr_comm *comm, const gr_coll_args *tasks, int
     }
     char what[WHAT_BYTES];
     for (int i = 0; i < count && exec && gr_exec_active(exec) > 0; i++) {
-        if (gr_exec_uses(exec, &tasks[i].memory, what, sizeof what)) {
+        if (gr_exec_uses(exec, &all_args[i].memory, what, sizeof what)) {
             return gr_fail(
                 diag, GR_E_INVALID,
                 "%s on rank %d: a buffer is still used by %s; wait for that operation first",
-                gr_coll_name(tasks[i].call->coll), comm->rank, what);
+                gr_coll_name(all_args[i].call->coll), comm->rank, what);
         }
     }
     return GR_OK;
 }
 
 /* Under the lock. All or nothing. */
-static gr_status begin(gr_comm *comm, gr_coll_args *tasks, int count, const void *caller,
+static gr_status begin(gr_comm *comm, gr_coll_args *all_args, int count, const void *caller,
                        gr_op **op_out, gr_diag *diag)
 {
     gr_context *context = comm->context;
@@ -239,7 +239,8 @@ static gr_status begin(gr_comm *comm, gr_coll_args *tasks, int count, const void
     gr_exec_request requests[GR_CALLS_MAX];
     int filled = 0;
     while (filled < count && status == GR_OK) {
-        status = gr_comm_fill_request(comm, &tasks[filled], false, caller, &requests[filled], diag);
+        status =
+            gr_comm_fill_request(comm, &all_args[filled], false, caller, &requests[filled], diag);
         filled += status == GR_OK;
     }
     if (status == GR_OK) {
@@ -259,9 +260,9 @@ static gr_status begin(gr_comm *comm, gr_coll_args *tasks, int count, const void
 }
 
 /* Is what the call uses memory of the kind that it names, and one that is supported? */
-static gr_status check_memory(const gr_comm *comm, const gr_coll_args *task, gr_diag *diag)
+static gr_status check_memory(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
 {
-    const gr_call *call = task->call;
+    const gr_call *call = args->call;
     if (call->memory != GR_MEMORY_HOST) {
         return gr_fail(
             diag, GR_E_UNSUPPORTED,
@@ -270,8 +271,8 @@ static gr_status check_memory(const gr_comm *comm, const gr_coll_args *task, gr_
             gr_coll_name(call->coll), comm->rank, (int)call->memory);
     }
     bool fine = true;
-    for (int i = 0; i < task->memory.partial_count + 2 && fine; i++) {
-        gr_range range = gr_call_memory_range(&task->memory, i);
+    for (int i = 0; i < args->memory.partial_count + 2 && fine; i++) {
+        gr_range range = gr_call_memory_range(&args->memory, i);
         fine = gr_host_memory_has(&comm->context->host_memory, (const void *)range.first,
                                   range.end - range.first);
     }
@@ -282,13 +283,13 @@ static gr_status check_memory(const gr_comm *comm, const gr_coll_args *task, gr_
                           gr_coll_name(call->coll), comm->rank);
 }
 
-gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *task, gr_diag *diag)
+gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
 {
-    gr_status status = check_memory(comm, task, diag);
-    return status == GR_OK ? check_ready(comm, task, 1, diag) : status;
+    gr_status status = check_memory(comm, args, diag);
+    return status == GR_OK ? check_ready(comm, args, 1, diag) : status;
 }
 
-static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_coll_args *tasks,
+static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_coll_args *all_args,
                        gr_diag *diag)
 {
     if (!calls || count < 1 || count > GR_CALLS_MAX) {
@@ -296,9 +297,9 @@ static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_
                        GR_CALLS_MAX, calls ? count : 0);
     }
     for (int i = 0; i < count; i++) {
-        gr_status status = gr_coll_args_init(&tasks[i], &calls[i], comm->rank, comm->size, diag);
+        gr_status status = gr_coll_args_init(&all_args[i], &calls[i], comm->rank, comm->size, diag);
         if (status == GR_OK) {
-            status = check_memory(comm, &tasks[i], diag);
+            status = check_memory(comm, &all_args[i], diag);
         }
         if (status != GR_OK) {
             return status;
@@ -315,15 +316,15 @@ static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_
                            comm->rank, i);
         }
     }
-    return count == 1 ? GR_OK : gr_coll_args_apart(tasks, count, comm->rank, comm->size, diag);
+    return count == 1 ? GR_OK : gr_coll_args_apart(all_args, count, comm->rank, comm->size, diag);
 }
 
 /* A blocking message of the rank to itself, which no other thread can help. */
-static gr_status check_own_message(const gr_comm *comm, const gr_coll_args *task, gr_diag *diag)
+static gr_status check_own_message(const gr_comm *comm, const gr_coll_args *args, gr_diag *diag)
 {
-    const gr_call *call = task->call;
+    const gr_call *call = args->call;
     gr_op_desc desc;
-    fill_desc(&desc, task, NULL);
+    fill_desc(&desc, args, NULL);
     if (!gr_coll_traits_of[call->coll].message || call->root != comm->rank ||
         gr_context_may_start(comm->context) ||
         !gr_exec_would_wait_for_itself(comm->context->exec, &comm->group, &desc)) {
@@ -341,18 +342,18 @@ static gr_status check_own_message(const gr_comm *comm, const gr_coll_args *task
 static gr_status check_and_begin(gr_comm *comm, const gr_call *calls, int count, bool waits,
                                  const void *caller, gr_op **op_out)
 {
-    gr_coll_args tasks[GR_CALLS_MAX];
+    gr_coll_args all_args[GR_CALLS_MAX];
     gr_diag diag;
-    gr_status status = check(comm, calls, count, tasks, &diag);
+    gr_status status = check(comm, calls, count, all_args, &diag);
     if (status == GR_OK) {
-        status = check_ready(comm, tasks, count, &diag);
+        status = check_ready(comm, all_args, count, &diag);
     }
     if (status == GR_OK && waits && count == 1 && comm->size > 1) {
-        status = check_own_message(comm, &tasks[0], &diag);
+        status = check_own_message(comm, &all_args[0], &diag);
     }
     if (status == GR_OK) {
-        status = comm->size == 1 ? start_alone(comm, tasks, count, op_out, &diag)
-                                 : begin(comm, tasks, count, caller, op_out, &diag);
+        status = comm->size == 1 ? start_alone(comm, all_args, count, op_out, &diag)
+                                 : begin(comm, all_args, count, caller, op_out, &diag);
     }
     return status == GR_OK ? GR_OK : gr_context_note(comm->context, &diag);
 }

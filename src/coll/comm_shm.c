@@ -250,42 +250,42 @@ static const gr_op_ops shm_ops = {
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 /* One contribution, and nothing that must be looked at again. */
-static bool can_repeat(const gr_comm *comm, const gr_coll_args *task)
+static bool can_repeat(const gr_comm *comm, const gr_coll_args *args)
 {
-    const gr_call *call = task->call;
-    return !call->partials && !task->uneven && !call->name && !call->done && !call->reduce &&
-           task->shards == comm->size && (task->count > 0 || call->coll == GR_COLL_BARRIER);
+    const gr_call *call = args->call;
+    return !call->partials && !args->uneven && !call->name && !call->done && !call->reduce &&
+           args->shards == comm->size && (args->count > 0 || call->coll == GR_COLL_BARRIER);
 }
 
 /* Where the whole buffer would begin of which `at` is block `only` (-1: all). */
-static void *whole_of(const gr_coll_args *task, const void *at, int only)
+static void *whole_of(const gr_coll_args *args, const void *at, int only)
 {
     size_t before = 0;
     for (int block = 0; block < only; block++) {
-        before += task->user_counts ? task->user_counts[block] : task->count;
+        before += args->user_counts ? args->user_counts[block] : args->count;
     }
-    return (void *)((uintptr_t)at - before * gr_dtype_bytes(task->call->dtype));
+    return (void *)((uintptr_t)at - before * gr_dtype_bytes(args->call->dtype));
 }
 
 /* `input`: to be borrowed, for the first contribution. */
-static gr_shm_coll_request request_of(const gr_coll_args *task, const void **input)
+static gr_shm_coll_request request_of(const gr_coll_args *args, const void **input)
 {
-    const gr_call *call = task->call;
-    void *out = whole_of(task, task->user, task->user_only);
-    *input = task->input ? whole_of(task, task->input, task->input_only) : out;
+    const gr_call *call = args->call;
+    void *out = whole_of(args, args->user, args->user_only);
+    *input = args->input ? whole_of(args, args->input, args->input_only) : out;
     return (gr_shm_coll_request){
         .coll = call->coll,
         .dtype = call->dtype,
-        .op = task->reduces ? call->op : GR_SUM,
-        .count = task->count,
-        .counts = task->uneven ? task->user_counts : NULL,
+        .op = args->reduces ? call->op : GR_SUM,
+        .count = args->count,
+        .counts = args->uneven ? args->user_counts : NULL,
         .root = call->root,
-        .shards = task->shards,
+        .shards = args->shards,
         .inputs = call->partials ? (const void *const *)call->partials : input,
         .out = call->partials ? call->partials[0] : out,
-        .divisor = task->reduces && call->op == GR_AVERAGE ? task->shards : 1,
-        .prescale = task->prescale,
-        .postscale = task->postscale,
+        .divisor = args->reduces && call->op == GR_AVERAGE ? args->shards : 1,
+        .prescale = args->prescale,
+        .postscale = args->postscale,
         .user = call->reduce,
         .user_arg = call->reduce_arg};
 }
@@ -305,11 +305,11 @@ static shm_run *take_run(gr_comm_shm *all)
     return run;
 }
 
-gr_status gr_comm_shm_prepare(gr_comm *comm, const gr_coll_args *task, bool keep,
+gr_status gr_comm_shm_prepare(gr_comm *comm, const gr_coll_args *args, bool keep,
                               gr_exec_request *request, gr_diag *diag)
 {
     const void *input;
-    gr_shm_coll_request wanted = request_of(task, &input);
+    gr_shm_coll_request wanted = request_of(args, &input);
     gr_shm_coll_op *shm_op = NULL;
     shm_run *run = keep ? calloc(1, sizeof *run) : take_run(comm->context->shms);
     gr_status status = !run   ? GR_E_NO_MEMORY
@@ -318,16 +318,16 @@ gr_status gr_comm_shm_prepare(gr_comm *comm, const gr_coll_args *task, bool keep
     request->ops = &shm_ops;
     request->state = run;
     if (run) {
-        const gr_call *call = task->call;
+        const gr_call *call = args->call;
         *run = (shm_run){.comm = comm,
                          .shm_op = shm_op,
                          .kept = keep,
-                         .memory = task->memory,
-                         .repeats = !keep && can_repeat(comm, task),
+                         .memory = args->memory,
+                         .repeats = !keep && can_repeat(comm, args),
                          .desc = request->desc,
                          .in = call->in,
                          .out = call->out,
-                         .moves = !call->in && task->user_only < 0 && task->input_only < 0,
+                         .moves = !call->in && args->user_only < 0 && args->input_only < 0,
                          .prescale = call->prescale,
                          .postscale = call->postscale};
     }
@@ -336,7 +336,7 @@ gr_status gr_comm_shm_prepare(gr_comm *comm, const gr_coll_args *task, bool keep
         return gr_fail(diag, status,
                        "no memory for %s, or too many operations in flight: at most %d may be "
                        "unfinished; call gr_wait on the older ones",
-                       gr_coll_name(task->call->coll), GR_EXEC_OPS_MAX);
+                       gr_coll_name(args->call->coll), GR_EXEC_OPS_MAX);
     }
     return GR_OK;
 }

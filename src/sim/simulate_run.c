@@ -177,19 +177,19 @@ static uint32_t segments_of(const net_run *r, const gr_schedule_step *step)
     return is_whole(step) ? 1 : r->segments;
 }
 
-static bool is_done(const net_run *r, const thread *t, const gr_schedule *program, uint32_t at,
+static bool is_done(const net_run *r, const thread *t, const gr_schedule *schedule, uint32_t at,
                     uint32_t segment, bool whole)
 {
-    const gr_schedule_step *step = &program->steps[at];
+    const gr_schedule_step *step = &schedule->steps[at];
     return t->done[at] == segments_of(r, step) ||
            (!whole && !is_whole(step) && t->done[at] > segment);
 }
 
 /* Is the scratch free that the slice before this one used? */
-static bool slice_is_free(const net_run *r, const thread *t, const gr_schedule *program,
+static bool slice_is_free(const net_run *r, const thread *t, const gr_schedule *schedule,
                           const gr_schedule_step *step, uint32_t segment)
 {
-    const uint32_t *again = &program->after[step->again_first];
+    const uint32_t *again = &schedule->after[step->again_first];
     for (uint32_t i = 0; i < step->again_count; i++) {
         if (t->done[again[i]] + r->slice_segments <= segment) {
             return false;
@@ -200,15 +200,15 @@ static bool slice_is_free(const net_run *r, const thread *t, const gr_schedule *
 
 static bool is_ready(const net_run *r, int rank, uint32_t at, uint32_t segment)
 {
-    const gr_schedule *program = r->world->ranks[rank].program;
-    const gr_schedule_step *step = &program->steps[at];
+    const gr_schedule *schedule = r->world->ranks[rank].schedule;
+    const gr_schedule_step *step = &schedule->steps[at];
     if (step->dst.space == GR_SPACE_SCRATCH && segment >= r->slice_segments &&
-        !slice_is_free(r, &r->threads[rank], program, step, segment)) {
+        !slice_is_free(r, &r->threads[rank], schedule, step, segment)) {
         return false;
     }
     for (uint32_t i = 0; i < step->after_count; i++) {
-        if (!is_done(r, &r->threads[rank], program, program->after[step->after_first + i], segment,
-                     is_whole(step))) {
+        if (!is_done(r, &r->threads[rank], schedule, schedule->after[step->after_first + i],
+                     segment, is_whole(step))) {
             return false;
         }
     }
@@ -218,10 +218,10 @@ static bool is_ready(const net_run *r, int rank, uint32_t at, uint32_t segment)
 static const gr_schedule_step *head_of(const net_run *r, int rank, const gr_simpath *path,
                                        bool sending, uint32_t index, uint32_t *at_out)
 {
-    const gr_schedule *program = r->world->ranks[rank].program;
-    const uint32_t *steps = sending ? program->send_steps : program->recv_steps;
+    const gr_schedule *schedule = r->world->ranks[rank].schedule;
+    const uint32_t *steps = sending ? schedule->send_steps : schedule->recv_steps;
     *at_out = steps[path->first + index];
-    return &program->steps[*at_out];
+    return &schedule->steps[*at_out];
 }
 
 /* To the next segment of the message, the next message of the slice, or the next slice. */
@@ -296,7 +296,7 @@ static void offer_local(net_run *r, int rank, uint32_t at)
 {
     thread *t = &r->threads[rank];
     if (!t->queued[at] && t->done[at] < r->segments && is_ready(r, rank, at, t->done[at])) {
-        uint32_t ring = r->world->ranks[rank].program->step_count;
+        uint32_t ring = r->world->ranks[rank].schedule->step_count;
         t->queued[at] = 1;
         t->local[(t->local_head + t->local_count++) % ring] = at;
     }
@@ -305,7 +305,7 @@ static void offer_local(net_run *r, int rank, uint32_t at)
 static void offer(net_run *r, int rank, uint32_t at)
 {
     const gr_simrank *own = &r->world->ranks[rank];
-    switch (own->program->steps[at].kind) {
+    switch (own->schedule->steps[at].kind) {
     case GR_STEP_SEND:
     case GR_STEP_SIGNAL:
         offer_send(r, rank, own->path_of[at], false);
@@ -322,12 +322,12 @@ static void offer(net_run *r, int rank, uint32_t at)
 
 static void segment_done(net_run *r, int rank, uint32_t at)
 {
-    const gr_schedule *program = r->world->ranks[rank].program;
-    const gr_schedule_step *step = &program->steps[at];
+    const gr_schedule *schedule = r->world->ranks[rank].schedule;
+    const gr_schedule_step *step = &schedule->steps[at];
     r->threads[rank].done[at]++;
     r->left--;
     for (uint32_t i = 0; i < step->next_count; i++) {
-        offer(r, rank, program->next[step->next_first + i]);
+        offer(r, rank, schedule->next[step->next_first + i]);
     }
 }
 
@@ -471,7 +471,7 @@ static cost cost_of_task(const net_run *r, int rank)
     const thread *t = &r->threads[rank];
     const gr_simrank *own = &r->world->ranks[rank];
     if (t->task == TASK_LOCAL) {
-        const gr_schedule_step *step = &own->program->steps[t->what];
+        const gr_schedule_step *step = &own->schedule->steps[t->what];
         double size = (double)piece_bytes(r, step->dst.block, t->done[t->what]);
         return step->kind == GR_STEP_REDUCE
                    ? (cost){GR_TIME_REDUCTION, size * r->reduce_us_per_byte, 0}
@@ -574,7 +574,7 @@ static bool choose_task(net_run *r, int rank)
     } else if (t->local_count > 0) {
         t->task = TASK_LOCAL;
         t->what = t->local[t->local_head];
-        t->local_head = (t->local_head + 1) % own->program->step_count;
+        t->local_head = (t->local_head + 1) % own->schedule->step_count;
         t->local_count--;
     } else if (t->in_count > 0) {
         t->task = TASK_TAKE;
@@ -731,7 +731,7 @@ static bool open_threads(net_run *r)
     for (int rank = 0; r->threads && rank < world->size; rank++) {
         thread *t = &r->threads[rank];
         gr_simrank *own = &world->ranks[rank];
-        size_t steps = own->program->step_count;
+        size_t steps = own->schedule->step_count;
         uint32_t *memory =
             calloc(2 * steps + own->out_count + own->in_count + steps / 4 + 2, sizeof *memory);
         if (!memory) {
@@ -750,7 +750,7 @@ static bool open_threads(net_run *r)
             path->queued = false;
         }
         for (size_t at = 0; at < steps; at++) {
-            r->left += segments_of(r, &own->program->steps[at]);
+            r->left += segments_of(r, &own->schedule->steps[at]);
         }
     }
     return r->threads != NULL;
@@ -838,8 +838,8 @@ static void run_events(net_run *r)
 {
     for (int rank = 0; rank < r->world->size; rank++) {
         const gr_simrank *own = &r->world->ranks[rank];
-        for (uint32_t at = 0; at < own->program->step_count; at++) {
-            if (own->program->steps[at].after_count == 0) {
+        for (uint32_t at = 0; at < own->schedule->step_count; at++) {
+            if (own->schedule->steps[at].after_count == 0) {
                 offer(r, rank, at);
             }
         }

@@ -82,10 +82,10 @@ uint64_t gr_simworld_steps(const gr_cluster *cluster, const gr_algorithm *algori
 }
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
-static uint32_t count_paths(const gr_schedule *program, const uint32_t *first)
+static uint32_t count_paths(const gr_schedule *schedule, const uint32_t *first)
 {
     uint32_t paths = 0;
-    for (int peer = 0; peer < program->shape.world_size; peer++) {
+    for (int peer = 0; peer < schedule->shape.world_size; peer++) {
         paths += first[peer] < first[peer + 1];
     }
     return paths;
@@ -94,9 +94,9 @@ static uint32_t count_paths(const gr_schedule *program, const uint32_t *first)
 /* Paths stand in the order of their peers. */
 static void list_paths(const gr_simworld *world, gr_simrank *rank, int own, bool sending)
 {
-    const gr_schedule *program = rank->program;
-    const uint32_t *first = sending ? program->send_first : program->recv_first;
-    const uint32_t *steps = sending ? program->send_steps : program->recv_steps;
+    const gr_schedule *schedule = rank->schedule;
+    const uint32_t *first = sending ? schedule->send_first : schedule->recv_first;
+    const uint32_t *steps = sending ? schedule->send_steps : schedule->recv_steps;
     gr_simpath *path = sending ? rank->out : rank->in;
     uint32_t index = 0;
     for (int peer = 0; peer < world->size; peer++) {
@@ -150,7 +150,7 @@ static gr_status plan_rank(gr_simworld *world, const gr_algorithm *algorithm, in
     algorithm->plan(&shape, &plan);
     gr_status status = gr_plan_finish(&plan);
     if (status == GR_OK) {
-        status = gr_schedule_create(&plan, &rank->program, diag);
+        status = gr_schedule_create(&plan, &rank->schedule, diag);
     } else {
         status = gr_fail(diag, status, "%s by %s cannot be planned for rank %d of %d",
                          gr_coll_name(algorithm->coll), algorithm->name, own, world->size);
@@ -159,19 +159,19 @@ static gr_status plan_rank(gr_simworld *world, const gr_algorithm *algorithm, in
     if (status != GR_OK) {
         return status;
     }
-    const gr_schedule *program = rank->program;
-    rank->out_count = count_paths(program, program->send_first);
-    rank->in_count = count_paths(program, program->recv_first);
+    const gr_schedule *schedule = rank->schedule;
+    rank->out_count = count_paths(schedule, schedule->send_first);
+    rank->in_count = count_paths(schedule, schedule->recv_first);
     rank->out = calloc(rank->out_count + 1u, sizeof *rank->out);
     rank->in = calloc(rank->in_count + 1u, sizeof *rank->in);
-    rank->path_of = calloc(program->step_count + 1u, sizeof *rank->path_of);
+    rank->path_of = calloc(schedule->step_count + 1u, sizeof *rank->path_of);
     if (!rank->out || !rank->in || !rank->path_of) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the plans of %d ranks", world->size);
     }
     list_paths(world, rank, own, true);
     list_paths(world, rank, own, false);
-    world->steps += program->step_count;
-    world->blocks = (int)program->blocks;
+    world->steps += schedule->step_count;
+    world->blocks = (int)schedule->blocks;
     return GR_OK;
 }
 
@@ -209,7 +209,7 @@ void gr_simworld_destroy(gr_simworld *world)
         return;
     }
     for (int rank = 0; world->ranks && rank < world->size; rank++) {
-        gr_schedule_destroy(world->ranks[rank].program);
+        gr_schedule_destroy(world->ranks[rank].schedule);
         free(world->ranks[rank].out);
         free(world->ranks[rank].in);
         free(world->ranks[rank].path_of);

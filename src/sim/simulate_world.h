@@ -34,7 +34,7 @@ typedef struct gr_simpath {
 } gr_simpath;
 
 typedef struct gr_simrank {
-    gr_schedule *program;
+    gr_schedule *schedule;
     gr_simpath *out, *in;
     uint32_t out_count, in_count;
     uint32_t *path_of; /* by step: its path; of SEND, RECV, SIGNAL, AWAIT */

@@ -41,7 +41,7 @@ typedef struct call {
 
 typedef struct rank_state {
     gr_exec *exec;
-    gr_schedules programs;
+    gr_schedules schedules;
     void *user[OPS_MAX][GR_SHARD_PARTIALS_MAX];
     gr_op *ops[OPS_MAX];
     gr_status result[OPS_MAX];
@@ -175,7 +175,7 @@ static void close_world(world *w)
     board_close(&w->board);
     for (int rank = 0; rank < w->size; rank++) {
         gr_exec_destroy(w->ranks[rank].exec);
-        gr_schedules_fini(&w->ranks[rank].programs);
+        gr_schedules_fini(&w->ranks[rank].schedules);
         for (int i = 0; i < w->call_count; i++) {
             for (int k = 0; k < GR_SHARD_PARTIALS_MAX; k++) {
                 free(w->ranks[rank].user[i][k]);
@@ -206,8 +206,8 @@ static gr_status start_next(world *w, int rank)
                                .input_only = -1,
                                .divisor = c->shards};
     gr_status status =
-        gr_schedules_get(&r->programs, c->algorithm, &shape, (gr_scaling){.result = scale}, false,
-                         &request.program, NULL);
+        gr_schedules_get(&r->schedules, c->algorithm, &shape, (gr_scaling){.result = scale}, false,
+                         &request.schedule, NULL);
     assert_int_equal(status, GR_OK);
     status = gr_exec_start(r->exec, &request, 1, &r->ops[r->started], NULL);
     r->started++;
@@ -535,7 +535,7 @@ static void test_views_are_let_go(void **state)
         world w;
         open_world(&w, &options, 64, NULL, 0);
         float values[2][16], sum[16] = {0};
-        gr_schedule *programs[2];
+        gr_schedule *schedules[2];
         gr_op *ops[2];
         for (int rank = 0; rank < 2; rank++) {
             gr_plan plan;
@@ -552,7 +552,7 @@ static void test_views_are_let_go(void **state)
                 gr_plan_reduce(&plan, gr_user(0, 0), gr_user(0, 0), gr_scratch(0, 0));
             }
             assert_int_equal(gr_plan_finish(&plan), GR_OK);
-            assert_int_equal(gr_schedule_create(&plan, &programs[rank], NULL), GR_OK);
+            assert_int_equal(gr_schedule_create(&plan, &schedules[rank], NULL), GR_OK);
             gr_plan_fini(&plan);
             vals_fill(values[rank], GR_F32, 16, 1, rank, true);
             for (int i = 0; i < 16; i++) {
@@ -561,7 +561,7 @@ static void test_views_are_let_go(void **state)
         }
         for (int rank = 0; rank < 2; rank++) {
             void *user = values[rank];
-            gr_exec_request request = {.program = programs[rank],
+            gr_exec_request request = {.schedule = schedules[rank],
                                        .user = &user,
                                        .user_only = -1,
                                        .input_only = -1,
@@ -581,8 +581,8 @@ static void test_views_are_let_go(void **state)
         assert_memory_equal(values[1], sum, sizeof sum);
         assert_null(dbl_complaint(w.net));
         close_world(&w);
-        gr_schedule_destroy(programs[0]);
-        gr_schedule_destroy(programs[1]);
+        gr_schedule_destroy(schedules[0]);
+        gr_schedule_destroy(schedules[1]);
     }
 }
 
@@ -646,8 +646,9 @@ static void test_too_many(void **state)
     open_world(&w, &options, 512, &c, 1);
     gr_plan_shape shape = shape_of(&c, 0, 2);
     gr_exec_request request = {.user = w.ranks[0].user[0], .user_only = -1, .input_only = -1};
-    assert_int_equal(gr_schedules_get(&w.ranks[0].programs, c.algorithm, &shape,
-                                      (gr_scaling){.result = false}, false, &request.program, NULL),
+    assert_int_equal(gr_schedules_get(&w.ranks[0].schedules, c.algorithm, &shape,
+                                      (gr_scaling){.result = false}, false, &request.schedule,
+                                      NULL),
                      GR_OK);
     gr_op *ops[GR_EXEC_OPS_MAX];
     gr_diag diag;

@@ -43,7 +43,7 @@ typedef struct spec {
 
 typedef struct rank_state {
     gr_exec *exec;
-    gr_schedules programs[GROUPS_MAX];
+    gr_schedules schedules[GROUPS_MAX];
     int64_t *user[OPS_MAX], *input[OPS_MAX];
     gr_op *ops[OPS_MAX];       /* by batch */
     gr_status result[OPS_MAX]; /* by batch */
@@ -432,7 +432,7 @@ static void close_world(world *w)
             free(r->input[i]);
         }
         for (int g = 0; g < GROUPS_MAX; g++) {
-            gr_schedules_fini(&r->programs[g]);
+            gr_schedules_fini(&r->schedules[g]);
         }
     }
 }
@@ -501,9 +501,9 @@ static gr_exec_request request_of(world *w, int rank, int index, tables *t)
         .reduce_arg = &user_calls,
         .divisor = s->average ? group->size : 1,
         .postscale = s->postscale};
-    assert_int_equal(gr_schedules_get(&r->programs[s->group], seen.algorithm, &shape,
+    assert_int_equal(gr_schedules_get(&r->schedules[s->group], seen.algorithm, &shape,
                                       (gr_scaling){.result = s->average || s->postscale != 1},
-                                      false, &request.program, NULL),
+                                      false, &request.schedule, NULL),
                      GR_OK);
     return request;
 }

@@ -61,7 +61,7 @@ typedef struct pair {
     dbl_net *net;
     board board;
     gr_exec *execs[2];
-    gr_schedules programs[2][2]; /* by rank, by group */
+    gr_schedules schedules[2][2]; /* by rank, by group */
     gr_exec_group groups[2][2];
     int64_t user[2][2][64];
     char log[2048];
@@ -115,8 +115,8 @@ static void close_pair(pair *p)
     board_close(&p->board);
     for (int rank = 0; rank < 2; rank++) {
         gr_exec_destroy(p->execs[rank]);
-        gr_schedules_fini(&p->programs[rank][0]);
-        gr_schedules_fini(&p->programs[rank][1]);
+        gr_schedules_fini(&p->schedules[rank][0]);
+        gr_schedules_fini(&p->schedules[rank][1]);
     }
 }
 
@@ -154,8 +154,8 @@ static gr_status start_plain(pair *p, int rank, int slot, const plain *c, gr_op 
                                .input_only = -1};
     request.desc.algorithm = (int)(algorithm - gr_algorithms);
     gr_status status =
-        gr_schedules_get(&p->programs[rank][c->group], algorithm, &shape,
-                         (gr_scaling){.result = false}, false, &request.program, diag);
+        gr_schedules_get(&p->schedules[rank][c->group], algorithm, &shape,
+                         (gr_scaling){.result = false}, false, &request.schedule, diag);
     return status == GR_OK ? gr_exec_start(p->execs[rank], &request, 1, op_out, diag) : status;
 }
 
@@ -403,10 +403,10 @@ static void exec_with_a_number_of_a_sub_group_used_again_compares_the_new_one(vo
             assert_int_equal(gr_op_release(ops[rank]), GR_OK);
             assert_int_equal(gr_exec_group_close(p.execs[rank], &p.groups[rank][1]), 0);
         }
-        gr_schedules_fini(&p.programs[0][1]);
-        gr_schedules_fini(&p.programs[1][1]);
-        memset(&p.programs[0][1], 0, sizeof p.programs[0][1]);
-        memset(&p.programs[1][1], 0, sizeof p.programs[1][1]);
+        gr_schedules_fini(&p.schedules[0][1]);
+        gr_schedules_fini(&p.schedules[1][1]);
+        memset(&p.schedules[0][1], 0, sizeof p.schedules[0][1]);
+        memset(&p.schedules[1][1], 0, sizeof p.schedules[1][1]);
     }
     plain next = call_of(GR_COLL_ALLREDUCE, 20, "a.c:3");
     next.group = 1;
@@ -706,14 +706,14 @@ static gr_status start_many(pair *p, int rank, int count, gr_op **op_out, gr_dia
 {
     const gr_algorithm *algorithm = gr_algorithm_find(GR_COLL_ALLREDUCE, "direct");
     gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE, .rank = rank, .world_size = 2, .shards = 2};
-    const gr_schedule *program;
-    assert_int_equal(gr_schedules_get(&p->programs[rank][0], algorithm, &shape,
-                                      (gr_scaling){.result = false}, false, &program, diag),
+    const gr_schedule *schedule;
+    assert_int_equal(gr_schedules_get(&p->schedules[rank][0], algorithm, &shape,
+                                      (gr_scaling){.result = false}, false, &schedule, diag),
                      GR_OK);
     static gr_exec_request requests[GR_EXEC_OPS_MAX + 1];
     void *user = p->user[rank][0];
     for (int i = 0; i < count; i++) {
-        requests[i] = (gr_exec_request){.program = program,
+        requests[i] = (gr_exec_request){.schedule = schedule,
                                         .group = &p->groups[rank][0],
                                         .user = &user,
                                         .desc = call_of(GR_COLL_ALLREDUCE, 0, NULL).desc,

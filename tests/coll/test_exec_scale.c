@@ -30,7 +30,7 @@ static const int busy_ranks[BUSY] = {0, 1, 2};
 typedef struct crowd {
     dbl_net *net;
     gr_exec *execs[BUSY]; /* of the others nobody runs */
-    gr_schedules programs[BUSY];
+    gr_schedules schedules[BUSY];
     gr_exec_group groups[BUSY];
     int64_t user[BUSY][COUNT];
 } crowd;
@@ -56,7 +56,7 @@ static void crowd_close(crowd *c)
     dbl_destroy(c->net);
     for (int rank = 0; rank < BUSY; rank++) {
         gr_exec_destroy(c->execs[rank]);
-        gr_schedules_fini(&c->programs[rank]);
+        gr_schedules_fini(&c->schedules[rank]);
     }
 }
 
@@ -76,8 +76,8 @@ static gr_op *start(crowd *c, int rank)
         .user_only = -1,
         .input_only = -1};
     request.desc.algorithm = (int)(algorithm - gr_algorithms);
-    assert_int_equal(gr_schedules_get(&c->programs[rank], algorithm, &shape,
-                                      (gr_scaling){.result = false}, false, &request.program,
+    assert_int_equal(gr_schedules_get(&c->schedules[rank], algorithm, &shape,
+                                      (gr_scaling){.result = false}, false, &request.schedule,
                                       &diag),
                      GR_OK);
     assert_int_equal(gr_exec_start(c->execs[rank], &request, 1, &op, &diag), GR_OK);

@@ -28,7 +28,7 @@ typedef struct say {
 typedef struct one_rank {
     gr_mesh *mesh;
     gr_exec *exec;
-    gr_schedules *programs; /* of all tests */
+    gr_schedules *schedules; /* of all tests */
     gr_op *ops[2];
     int64_t user[2][SIZE_MAX_RANKS * COUNT];
 } one_rank;
@@ -41,7 +41,7 @@ typedef struct world {
 } world;
 
 /* ---- A world --------------------------------------------------------------------------------- */
-static void open_world(world *w, int size, gr_schedules *programs)
+static void open_world(world *w, int size, gr_schedules *schedules)
 {
     gr_sim_config net = {
         .seed = 7, .world_size = size, .room = 8, .delay_us = 50, .view_percent = 50};
@@ -69,7 +69,7 @@ static void open_world(world *w, int size, gr_schedules *programs)
                                .clock = gr_sim_clock(w->net),
                                .channel = board_channel(&w->board, rank)};
         assert_int_equal(gr_exec_create(&exec, &r->exec, NULL), GR_OK);
-        r->programs = &programs[rank];
+        r->schedules = &schedules[rank];
     }
 }
 
@@ -109,8 +109,9 @@ static void start(world *w, int rank, int at, const gr_op_desc *desc)
                                .user_only = -1,
                                .input_only = -1};
     request.desc.shards = w->size;
-    assert_int_equal(gr_schedules_get(r->programs, algorithm, &shape, (gr_scaling){.result = false},
-                                      false, &request.program, NULL),
+    assert_int_equal(gr_schedules_get(r->schedules, algorithm, &shape,
+                                      (gr_scaling){.result = false}, false, &request.schedule,
+                                      NULL),
                      GR_OK);
     gr_diag diag;
     gr_status status = gr_exec_start(r->exec, &request, 1, &r->ops[at], &diag);
@@ -166,12 +167,12 @@ static void print_case(const world *w, const say *ours, const say *theirs, int o
 }
 
 /* Rank `odd` calls `theirs`, all others call `ours`. */
-static void expect_mismatch(int size, gr_schedules *programs, const say *ours, const say *theirs,
+static void expect_mismatch(int size, gr_schedules *schedules, const say *ours, const say *theirs,
                             int odd)
 {
     world w;
     char other[32];
-    open_world(&w, size, programs);
+    open_world(&w, size, schedules);
     snprintf(other, sizeof other, "rank %d called", odd);
     for (int at = 0; at < 2; at++) {
         call_all(&w, ours, theirs, odd, at);
@@ -215,24 +216,24 @@ static bool fits(int algorithm, int size)
     return shape.coll < GR_COLL_SEND && gr_algorithms[algorithm].fits(&shape);
 }
 
-typedef void pair_test(int size, gr_schedules *programs, int odd);
+typedef void pair_test(int size, gr_schedules *schedules, int odd);
 
 static void for_all(pair_test *test)
 {
     for (int size = 2; size <= SIZE_MAX_RANKS; size++) {
-        gr_schedules programs[SIZE_MAX_RANKS];
-        memset(programs, 0, sizeof programs);
+        gr_schedules schedules[SIZE_MAX_RANKS];
+        memset(schedules, 0, sizeof schedules);
         for (int odd = 0; odd < size; odd++) {
-            test(size, programs, odd);
+            test(size, schedules, odd);
         }
         for (int rank = 0; rank < size; rank++) {
-            gr_schedules_fini(&programs[rank]);
+            gr_schedules_fini(&schedules[rank]);
         }
     }
 }
 
 /* Any operation by any algorithm against any other one, and against the same by another one. */
-static void differ_in_kind(int size, gr_schedules *programs, int odd)
+static void differ_in_kind(int size, gr_schedules *schedules, int odd)
 {
     for (int a = 0; gr_algorithms[a].name; a++) {
         for (int b = 0; gr_algorithms[b].name; b++) {
@@ -240,7 +241,7 @@ static void differ_in_kind(int size, gr_schedules *programs, int odd)
                 say ours = say_once(desc_of(a), "ours.c:1");
                 say theirs = say_once(desc_of(b), "theirs.c:2");
                 theirs.desc[0].root = (a + b) % size;
-                expect_mismatch(size, programs, &ours, &theirs, odd);
+                expect_mismatch(size, schedules, &ours, &theirs, odd);
             }
         }
     }
@@ -264,7 +265,7 @@ static bool has_root(gr_coll coll)
 }
 
 /* One operation: type, count (none as well), root, reduction, name. */
-static void differ_in_detail(int size, gr_schedules *programs, int odd)
+static void differ_in_detail(int size, gr_schedules *schedules, int odd)
 {
     for (int a = 0; gr_algorithms[a].name; a++) {
         if (!fits(a, size)) {
@@ -275,30 +276,30 @@ static void differ_in_detail(int size, gr_schedules *programs, int odd)
         gr_coll coll = gr_algorithms[a].coll;
         say theirs = same;
         theirs.desc[0].name = "weights";
-        expect_mismatch(size, programs, &ours, &theirs, odd);
+        expect_mismatch(size, schedules, &ours, &theirs, odd);
         if (coll == GR_COLL_BARRIER) {
             continue;
         }
         theirs = same;
         theirs.desc[0].dtype = GR_F64;
-        expect_mismatch(size, programs, &ours, &theirs, odd);
+        expect_mismatch(size, schedules, &ours, &theirs, odd);
         for (size_t count = 0; count < COUNT; count += COUNT - 1) {
             theirs = same;
             theirs.desc[0].count = count;
-            expect_mismatch(size, programs, &ours, &theirs, odd);
+            expect_mismatch(size, schedules, &ours, &theirs, odd);
             theirs = ours;
             theirs.desc[0].count = count;
-            expect_mismatch(size, programs, &theirs, &same, odd);
+            expect_mismatch(size, schedules, &theirs, &same, odd);
         }
         for (int root = 1; root < size && has_root(coll); root++) {
             theirs = same;
             theirs.desc[0].root = root;
-            expect_mismatch(size, programs, &ours, &theirs, odd);
+            expect_mismatch(size, schedules, &ours, &theirs, odd);
         }
         if (reduces(coll)) {
             theirs = same;
             theirs.desc[0].op = GR_MAX;
-            expect_mismatch(size, programs, &ours, &theirs, odd);
+            expect_mismatch(size, schedules, &ours, &theirs, odd);
         }
     }
 }

@@ -138,13 +138,13 @@ static void count_scratch(const plans_world *w)
 {
     enum { SLOTS_A_PEER = 3 };
     for (int rank = 0; rank < w->size; rank++) {
-        gr_schedule *program;
-        assert_int_equal(gr_schedule_create(&w->plans[rank], &program, NULL), GR_OK);
-        if (program->places > (uint32_t)(SLOTS_A_PEER * (w->size - 1))) {
+        gr_schedule *schedule;
+        assert_int_equal(gr_schedule_create(&w->plans[rank], &schedule, NULL), GR_OK);
+        if (schedule->places > (uint32_t)(SLOTS_A_PEER * (w->size - 1))) {
             fail_msg("%s of %d ranks, rank %d: %u scratch slots", w->algorithm->name, w->size, rank,
-                     program->places);
+                     schedule->places);
         }
-        gr_schedule_destroy(program);
+        gr_schedule_destroy(schedule);
     }
 }
 

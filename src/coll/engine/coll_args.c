@@ -106,10 +106,10 @@ static gr_status take_factor(const caller *who, const char *what, double factor,
     return GR_OK;
 }
 
-static gr_status check_shards(const caller *who, gr_coll_args *task)
+static gr_status check_shards(const caller *who, gr_coll_args *args)
 {
     const gr_call *call = who->call;
-    task->shards = call->shards == 0 ? who->size : call->shards;
+    args->shards = call->shards == 0 ? who->size : call->shards;
     if (call->coll != GR_COLL_ALLREDUCE) {
         return call->shards == 0 && !call->partials
                    ? GR_OK
@@ -143,13 +143,13 @@ static gr_status add_counts(const caller *who, const size_t *counts, size_t *sum
     return GR_OK;
 }
 
-static gr_status check_counts(const caller *who, gr_coll_args *task)
+static gr_status check_counts(const caller *who, gr_coll_args *args)
 {
     const gr_call *call = who->call;
     const gr_coll_traits *traits = &gr_coll_traits_of[call->coll];
     size_t parts = traits->blocks ? (size_t)who->size : 1;
-    task->by_block = traits->blocks;
-    task->uneven = call->counts != NULL;
+    args->by_block = traits->blocks;
+    args->uneven = call->counts != NULL;
     if (call->recv_counts && (call->coll != GR_COLL_ALLTOALL || !call->counts)) {
         return refuse(who, "recv_counts are for alltoall with counts only");
     }
@@ -160,9 +160,9 @@ static gr_status check_counts(const caller *who, gr_coll_args *task)
                           call->count);
         }
         bool barrier = call->coll == GR_COLL_BARRIER;
-        task->count = barrier ? 0 : call->count;
-        task->all_elements = barrier ? 0 : all;
-        task->input_elements = task->user_elements = task->all_elements;
+        args->count = barrier ? 0 : call->count;
+        args->all_elements = barrier ? 0 : all;
+        args->input_elements = args->user_elements = args->all_elements;
         return GR_OK;
     }
     if (!traits->blocks) {
@@ -171,83 +171,83 @@ static gr_status check_counts(const caller *who, gr_coll_args *task)
     if (call->coll == GR_COLL_ALLTOALL && !call->recv_counts) {
         return refuse(who, "alltoall with counts needs recv_counts too");
     }
-    task->input_counts = call->counts;
-    task->user_counts = call->recv_counts ? call->recv_counts : call->counts;
-    gr_status status = add_counts(who, task->input_counts, &task->input_elements);
+    args->input_counts = call->counts;
+    args->user_counts = call->recv_counts ? call->recv_counts : call->counts;
+    gr_status status = add_counts(who, args->input_counts, &args->input_elements);
     if (status == GR_OK) {
-        status = add_counts(who, task->user_counts, &task->user_elements);
+        status = add_counts(who, args->user_counts, &args->user_elements);
     }
-    task->all_elements = task->user_elements;
+    args->all_elements = args->user_elements;
     return status;
 }
 
 /* ---- Buffers --------------------------------------------------------------------------------- */
-static size_t block_elements(const gr_coll_args *task, const size_t *counts, int block)
+static size_t block_elements(const gr_coll_args *args, const size_t *counts, int block)
 {
-    return counts ? counts[block] : task->count;
+    return counts ? counts[block] : args->count;
 }
 
-static size_t elements_before(const gr_coll_args *task, const size_t *counts, int block)
+static size_t elements_before(const gr_coll_args *args, const size_t *counts, int block)
 {
     size_t sum = 0;
     for (int i = 0; counts && i < block; i++) {
         sum += counts[i];
     }
-    return counts ? sum : task->count * (size_t)block;
+    return counts ? sum : args->count * (size_t)block;
 }
 
 /* Own block of `whole`: where it stands. */
-static const void *own_place(const gr_coll_args *task, const size_t *counts, const void *whole,
+static const void *own_place(const gr_coll_args *args, const size_t *counts, const void *whole,
                              int rank)
 {
-    size_t bytes = elements_before(task, counts, rank) * gr_dtype_bytes(task->call->dtype);
+    size_t bytes = elements_before(args, counts, rank) * gr_dtype_bytes(args->call->dtype);
     return (const uint8_t *)whole + bytes;
 }
 
 /* `in` may be NULL since it has no elements, and not because the rank's own stand in `out`. */
-static bool gives_nothing(const gr_coll_args *task, int rank)
+static bool gives_nothing(const gr_coll_args *args, int rank)
 {
-    const gr_call *call = task->call;
-    return task->uneven && ((call->coll == GR_COLL_ALLTOALL && task->input_elements == 0) ||
+    const gr_call *call = args->call;
+    return args->uneven && ((call->coll == GR_COLL_ALLTOALL && args->input_elements == 0) ||
                             (call->coll == GR_COLL_GATHER && call->counts[rank] == 0));
 }
 
-/* Which buffers there are: reduces call->in and call->out to task->input and task->user. */
-static void place_buffers(const caller *who, gr_coll_args *task)
+/* Which buffers there are: reduces call->in and call->out to args->input and args->user. */
+static void place_buffers(const caller *who, gr_coll_args *args)
 {
     static const char nothing = 0;
     const gr_call *call = who->call;
     int rank = who->rank;
     bool at_root = gr_coll_traits_of[call->coll].rooted && call->root == rank;
-    const void *in = !call->in && gives_nothing(task, rank) ? &nothing : call->in;
+    const void *in = !call->in && gives_nothing(args, rank) ? &nothing : call->in;
     void *out = call->out;
-    task->input_only = task->user_only = -1;
+    args->input_only = args->user_only = -1;
     switch (call->coll) {
     case GR_COLL_ALLGATHER:
-        in = out && in == own_place(task, task->user_counts, out, rank) ? NULL : in;
-        task->input_only = rank;
+        in = out && in == own_place(args, args->user_counts, out, rank) ? NULL : in;
+        args->input_only = rank;
         break;
     case GR_COLL_GATHER:
-        in = out && in == own_place(task, task->user_counts, out, rank) ? NULL : in;
-        task->input_only = rank;
+        in = out && in == own_place(args, args->user_counts, out, rank) ? NULL : in;
+        args->input_only = rank;
         if (!at_root && in) { /* it has its own block and nothing else */
             out = NULL;
         }
         break;
     case GR_COLL_REDUCE_SCATTER:
-        if (in && out == own_place(task, task->input_counts, in, rank)) {
+        if (in && out == own_place(args, args->input_counts, in, rank)) {
             out = (void *)(uintptr_t)in;
             in = NULL;
         }
-        task->user_only = in ? rank : -1;
+        args->user_only = in ? rank : -1;
         break;
     case GR_COLL_SCATTER:
-        if (at_root && in && out == own_place(task, task->input_counts, in, rank)) {
+        if (at_root && in && out == own_place(args, args->input_counts, in, rank)) {
             out = (void *)(uintptr_t)in;
             in = NULL;
         }
         in = at_root ? in : NULL;
-        task->user_only = at_root && !in ? -1 : rank;
+        args->user_only = at_root && !in ? -1 : rank;
         break;
     case GR_COLL_BROADCAST:
         in = at_root && in != out ? in : NULL;
@@ -268,36 +268,36 @@ static void place_buffers(const caller *who, gr_coll_args *task)
         in = in == out ? NULL : in;
         break;
     }
-    task->input = in;
-    task->user = out;
+    args->input = in;
+    args->user = out;
 }
 
 /* Elements that each buffer of this rank must hold. */
-static void size_buffers(const caller *who, gr_coll_args *task)
+static void size_buffers(const caller *who, gr_coll_args *args)
 {
     const gr_call *call = who->call;
     int rank = who->rank;
     bool at_root = call->root == rank;
-    if (task->input_only >= 0) {
-        task->input_elements = block_elements(task, task->input_counts, rank);
+    if (args->input_only >= 0) {
+        args->input_elements = block_elements(args, args->input_counts, rank);
     }
-    if (task->user_only >= 0) {
-        task->user_elements = block_elements(task, task->user_counts, rank);
+    if (args->user_only >= 0) {
+        args->user_elements = block_elements(args, args->user_counts, rank);
     }
     switch (call->coll) {
     case GR_COLL_REDUCE:
     case GR_COLL_GATHER:
-        task->user_elements = at_root || !task->input ? task->user_elements : 0;
+        args->user_elements = at_root || !args->input ? args->user_elements : 0;
         break;
     case GR_COLL_SCATTER:
     case GR_COLL_BROADCAST:
-        task->input_elements = at_root ? task->input_elements : 0;
+        args->input_elements = at_root ? args->input_elements : 0;
         break;
     case GR_COLL_SEND:
-        task->user_elements = 0;
+        args->user_elements = 0;
         break;
     case GR_COLL_RECV:
-        task->input_elements = 0;
+        args->input_elements = 0;
         break;
     default:
         break;
@@ -323,16 +323,16 @@ gr_range gr_call_memory_range(const gr_call_memory *memory, int index)
                : range_of(memory->partials[index - 1], memory->partial_bytes);
 }
 
-static gr_status check_partials(const caller *who, gr_coll_args *task)
+static gr_status check_partials(const caller *who, gr_coll_args *args)
 {
-    gr_call_memory *memory = &task->memory;
-    memory->partials = task->call->partials;
-    memory->partial_bytes = task->count * gr_dtype_bytes(task->call->dtype);
+    gr_call_memory *memory = &args->memory;
+    memory->partials = args->call->partials;
+    memory->partial_bytes = args->count * gr_dtype_bytes(args->call->dtype);
     memory->partial_count =
-        memory->partials ? gr_shard_partials(task->shards, who->size, who->rank) : 0;
-    for (int i = 0; i < memory->partial_count && task->count > 0; i++) {
+        memory->partials ? gr_shard_partials(args->shards, who->size, who->rank) : 0;
+    for (int i = 0; i < memory->partial_count && args->count > 0; i++) {
         if (!memory->partials[i]) {
-            return refuse(who, "partials[%d] is NULL though the count is %zu", i, task->count);
+            return refuse(who, "partials[%d] is NULL though the count is %zu", i, args->count);
         }
         for (int k = 0; k < i; k++) {
             if (meet(gr_call_memory_range(memory, k + 1), gr_call_memory_range(memory, i + 1))) {
@@ -343,22 +343,22 @@ static gr_status check_partials(const caller *who, gr_coll_args *task)
     return GR_OK;
 }
 
-static gr_status check_buffers(const caller *who, gr_coll_args *task)
+static gr_status check_buffers(const caller *who, gr_coll_args *args)
 {
     const gr_call *call = who->call;
     if (call->partials) {
-        return check_partials(who, task);
+        return check_partials(who, args);
     }
     bool sends = call->coll == GR_COLL_SEND;
-    task->out_of_place = task->input != NULL;
-    bool needs_input = sends || (call->coll == GR_COLL_SCATTER && !task->user);
-    if (needs_input && task->input_elements > 0 && !task->input) {
-        return refuse(who, "in is NULL though there are %zu elements", task->input_elements);
+    args->out_of_place = args->input != NULL;
+    bool needs_input = sends || (call->coll == GR_COLL_SCATTER && !args->user);
+    if (needs_input && args->input_elements > 0 && !args->input) {
+        return refuse(who, "in is NULL though there are %zu elements", args->input_elements);
     }
-    if (task->user_elements > 0 && !task->user) {
-        return refuse(who, "out is NULL though there are %zu elements", task->user_elements);
+    if (args->user_elements > 0 && !args->user) {
+        return refuse(who, "out is NULL though there are %zu elements", args->user_elements);
     }
-    if (call->coll == GR_COLL_ALLTOALL && !task->out_of_place && task->uneven) {
+    if (call->coll == GR_COLL_ALLTOALL && !args->out_of_place && args->uneven) {
         for (int i = 0; i < who->size; i++) {
             if (call->counts[i] != call->recv_counts[i]) {
                 return refuse(who,
@@ -369,51 +369,51 @@ static gr_status check_buffers(const caller *who, gr_coll_args *task)
         }
     }
     size_t bytes = gr_dtype_bytes(call->dtype);
-    gr_call_memory *memory = &task->memory;
-    memory->reads = range_of(task->input, task->input_elements * bytes);
-    memory->writes = range_of(task->user, task->user_elements * bytes);
+    gr_call_memory *memory = &args->memory;
+    memory->reads = range_of(args->input, args->input_elements * bytes);
+    memory->writes = range_of(args->user, args->user_elements * bytes);
     if (meet(memory->reads, memory->writes)) {
         return refuse(who, "in and out overlap; for in place pass in = NULL");
     }
-    if (call->coll == GR_COLL_BROADCAST && call->root == who->rank && !task->input) {
+    if (call->coll == GR_COLL_BROADCAST && call->root == who->rank && !args->input) {
         memory->reads = memory->writes; /* the root's data stay as they are */
         memory->writes = (gr_range){.first = 0};
     }
     return GR_OK;
 }
 
-gr_status gr_coll_args_init(gr_coll_args *task, const gr_call *call, int rank, int size,
+gr_status gr_coll_args_init(gr_coll_args *args, const gr_call *call, int rank, int size,
                             gr_diag *diag)
 {
     caller who = {.call = call, .rank = rank, .size = size, .diag = diag};
     /* What is not set below always; one store each costs less than to clear it all. */
-    task->call = call;
-    task->out_of_place = false;
-    task->count = 0;
-    task->input_counts = NULL;
-    task->user_counts = NULL;
-    task->memory = (gr_call_memory){.partial_count = 0};
+    args->call = call;
+    args->out_of_place = false;
+    args->count = 0;
+    args->input_counts = NULL;
+    args->user_counts = NULL;
+    args->memory = (gr_call_memory){.partial_count = 0};
     gr_status status = check_kinds(&who);
     if (status != GR_OK) {
         return status;
     }
-    task->reduces = gr_coll_traits_of[call->coll].reduces;
-    status = take_factor(&who, "prescale", call->prescale, &task->prescale);
+    args->reduces = gr_coll_traits_of[call->coll].reduces;
+    status = take_factor(&who, "prescale", call->prescale, &args->prescale);
     if (status == GR_OK) {
-        status = take_factor(&who, "postscale", call->postscale, &task->postscale);
+        status = take_factor(&who, "postscale", call->postscale, &args->postscale);
     }
     if (status == GR_OK) {
-        status = check_shards(&who, task);
+        status = check_shards(&who, args);
     }
     if (status == GR_OK) {
-        status = check_counts(&who, task);
+        status = check_counts(&who, args);
     }
     if (status != GR_OK) {
         return status;
     }
-    place_buffers(&who, task);
-    size_buffers(&who, task);
-    return check_buffers(&who, task);
+    place_buffers(&who, args);
+    size_buffers(&who, args);
+    return check_buffers(&who, args);
 }
 
 /* ---- Several at once ------------------------------------------------------------------------- */
@@ -436,13 +436,13 @@ bool gr_call_memory_meets(const gr_call_memory *a, const gr_call_memory *b)
     return disturbs(a, b) || disturbs(b, a);
 }
 
-gr_status gr_coll_args_apart(const gr_coll_args *tasks, int count, int rank, int size,
+gr_status gr_coll_args_apart(const gr_coll_args *all_args, int count, int rank, int size,
                              gr_diag *diag)
 {
     for (int i = 0; i < count; i++) {
-        caller who = {.call = tasks[i].call, .rank = rank, .size = size, .diag = diag};
+        caller who = {.call = all_args[i].call, .rank = rank, .size = size, .diag = diag};
         for (int k = 0; k < count; k++) {
-            if (i != k && disturbs(&tasks[i].memory, &tasks[k].memory)) {
+            if (i != k && disturbs(&all_args[i].memory, &all_args[k].memory)) {
                 return refuse(&who, "call %d of the group writes memory that call %d uses", i, k);
             }
         }

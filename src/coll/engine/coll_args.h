@@ -43,11 +43,11 @@ typedef struct gr_coll_args {
 } gr_coll_args;
 
 /* GR_E_INVALID with the sentence in diag. */
-gr_status gr_coll_args_init(gr_coll_args *task, const gr_call *call, int rank, int size,
+gr_status gr_coll_args_init(gr_coll_args *args, const gr_call *call, int rank, int size,
                             gr_diag *diag) GR_MUST_CHECK;
 
 /* Calls of one group must not write what another of them reads or writes. */
-gr_status gr_coll_args_apart(const gr_coll_args *tasks, int count, int rank, int size,
+gr_status gr_coll_args_apart(const gr_coll_args *all_args, int count, int rank, int size,
                              gr_diag *diag) GR_MUST_CHECK;
 
 /* Does one of them write what the other one uses? */

@@ -2,10 +2,10 @@
 #ifndef GR_COLL_ENGINE_EXEC_H
 #define GR_COLL_ENGINE_EXEC_H
 
-/* The executor runs programs (plans made ready) over the links of a mesh: it owns segments, the
- * order of messages, views and scratch, deadlines, failure and its spreading. One executor serves a
- * job's communicator and all its sub-groups: they share links and lock. A sub-group may end alone,
- * a lost link or process ends all.
+/* The executor runs compiled schedules (plans made ready) over the links of a mesh: it owns
+ * segments, the order of messages, views and scratch, deadlines, failure and its spreading. One
+ * executor serves a job's communicator and all its sub-groups: they share links and lock. A
+ * sub-group may end alone; a lost link or process ends all.
  *
  * One operation object serves plans and shared memory (gr_op_ops), with one sequence of numbers for
  * each communicator:
@@ -90,7 +90,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out,
 void gr_exec_destroy(gr_exec *exec);
 
 /* ---- Groups ----------------------------------------------------------------------------------
- * The ranks of one communicator. Programs speak of group ranks, links of ranks in the job. */
+ * The ranks of one communicator. Schedules speak of group ranks, links of ranks in the job. */
 /* How a group has ended while the others go on. Any thread reads it. */
 typedef struct gr_exec_outcome {
     _Atomic bool ended; /* `diag` is set, and does not change any more */
@@ -152,15 +152,15 @@ typedef struct gr_op_ops {
 } gr_op_ops;
 
 /* One plan to run, or one operation that `ops` moves on: then of the members behind `desc` only
- * user_counts and the callback matter; or one message, which needs neither program nor ops, and
+ * user_counts and the callback matter; or one message, which needs neither schedule nor ops, and
  * sends input[0] (user[0] where there is no input), or receives user[0]. Pointers are borrowed for
  * the call, buffers, program, ops and group until the operation is over.
  *
- * How buffers are cut into the program's blocks: evenly on cache lines, or `fixed_blocks`: into
+ * How buffers are cut into the schedule's blocks: evenly on cache lines, or `fixed_blocks`: into
  * equal blocks, or by `user_counts` (elements of each block) and `input_counts` (NULL: the same).
  * `user_only`, `input_only`: the buffer holds this block alone, and begins with it. */
 typedef struct gr_exec_request {
-    const gr_schedule *program; /* NULL: `ops` is set */
+    const gr_schedule *schedule; /* NULL: `ops` is set */
     const gr_op_ops *ops;
     void *state;                  /* of ops */
     const gr_exec_group *group;   /* NULL: the whole job, as number 0 */

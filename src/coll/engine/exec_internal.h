@@ -83,11 +83,11 @@ struct gr_op {
     gr_op_watch watch;
     gr_call_memory memory; /* the partials are in `user` */
 
-    gr_op_message message;   /* if `is_message`, and then neither driver nor program */
-    const gr_op_ops *driver; /* NULL: a program is run, and all that follows is set */
+    gr_op_message message;   /* if `is_message`, and then neither driver nor schedule */
+    const gr_op_ops *driver; /* NULL: a schedule is run, and all that follows is set */
     void *driver_state;
 
-    const gr_schedule *program;
+    const gr_schedule *schedule;
     void *user[GR_SHARD_PARTIALS_MAX];
     const uint8_t *input[GR_SHARD_PARTIALS_MAX];
     /* How buffers are cut. Even: `cut`. Uneven: tables, by block, of [0] what user buffers
@@ -117,7 +117,7 @@ struct gr_op {
     uint8_t *queued;     /* stands in `queue`: this, which begins where the steps end */
     uint32_t queue_head, queue_count;
     size_t step_capacity;
-    /* Scratch: for each place of the program a slice of a block. */
+    /* Scratch: for each place of the schedule a slice of a block. */
     size_t slice_stride;
     gr_exec_view *views; /* [receiving place * slice_segments + segment in the slice] */
     size_t view_capacity;
@@ -136,7 +136,7 @@ struct gr_op {
 typedef struct gr_exec_cursor {
     uint32_t seq;
     uint32_t slice;   /* its first segment */
-    uint32_t index;   /* in the program's list for this link */
+    uint32_t index;   /* in the schedule's list for this link */
     uint32_t segment; /* in the block */
 } gr_exec_cursor;
 

@@ -43,7 +43,7 @@ static gr_operand moved_by(const gr_schedule_step *step)
 /* Of a slot that receives. */
 static gr_exec_view *view_of(const gr_op *op, uint32_t slot, uint32_t segment)
 {
-    return &op->views[(size_t)op->program->slot_places[slot] * op->slice_segments +
+    return &op->views[(size_t)op->schedule->slot_places[slot] * op->slice_segments +
                       segment % op->slice_segments];
 }
 
@@ -66,7 +66,7 @@ static uint8_t *write_at(const gr_op *op, gr_operand operand, uint32_t segment, 
 {
     return operand.space == GR_SPACE_USER
                ? (uint8_t *)op->user[operand.slot] + offset_of(op, operand, segment, p)
-               : scratch_at(op, op->program->slot_places[operand.slot], segment);
+               : scratch_at(op, op->schedule->slot_places[operand.slot], segment);
 }
 
 static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint32_t segment,
@@ -81,7 +81,7 @@ static const uint8_t *read_at(gr_op *op, gr_operand operand, bool received, uint
 /* ---- What a finished segment sets free ------------------------------------------------------- */
 static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
 {
-    const gr_schedule_step *step = &op->program->steps[at];
+    const gr_schedule_step *step = &op->schedule->steps[at];
     uint32_t segments = gr_op_segments(op, step);
     uint32_t done = op->step_done[at];
     return done == segments || (!whole && !gr_step_is_whole(step->kind) && done > segment);
@@ -90,7 +90,7 @@ static bool is_done(const gr_op *op, uint32_t at, uint32_t segment, bool whole)
 /* Is the scratch free that the slice before this one used? */
 static bool slice_is_free(const gr_op *op, const gr_schedule_step *step, uint32_t segment)
 {
-    const uint32_t *again = &op->program->after[step->again_first];
+    const uint32_t *again = &op->schedule->after[step->again_first];
     for (uint32_t i = 0; i < step->again_count; i++) {
         if (op->step_done[again[i]] <= segment - op->slice_segments) {
             return false;
@@ -101,8 +101,8 @@ static bool slice_is_free(const gr_op *op, const gr_schedule_step *step, uint32_
 
 static bool is_ready(const gr_op *op, uint32_t at, uint32_t segment)
 {
-    const gr_schedule_step *step = &op->program->steps[at];
-    const uint32_t *after = &op->program->after[step->after_first];
+    const gr_schedule_step *step = &op->schedule->steps[at];
+    const uint32_t *after = &op->schedule->after[step->after_first];
     bool whole = gr_step_is_whole(step->kind);
     if (step->dst.space == GR_SPACE_SCRATCH &&
         (!op->scratch || (segment >= op->slice_segments && !slice_is_free(op, step, segment)))) {
@@ -127,12 +127,12 @@ void gr_exec_mark_post(gr_exec *exec, gr_exec_link *link)
 void gr_exec_queue_if_ready(gr_exec *exec, gr_op *op, uint32_t at)
 {
     uint32_t segment = op->step_done[at];
-    if (op->queued[at] || segment == gr_op_segments(op, &op->program->steps[at]) ||
+    if (op->queued[at] || segment == gr_op_segments(op, &op->schedule->steps[at]) ||
         !is_ready(op, at, segment)) {
         return;
     }
     op->queued[at] = 1;
-    op->queue[(op->queue_head + op->queue_count++) % op->program->step_count] = at;
+    op->queue[(op->queue_head + op->queue_count++) % op->schedule->step_count] = at;
     if (!op->in_work) {
         op->in_work = true;
         op->next_work = NULL;
@@ -147,15 +147,15 @@ void gr_exec_queue_if_ready(gr_exec *exec, gr_op *op, uint32_t at)
 
 void gr_exec_step_done(gr_exec *exec, gr_op *op, uint32_t at)
 {
-    const gr_schedule *program = op->program;
-    const gr_schedule_step *step = &program->steps[at];
+    const gr_schedule *schedule = op->schedule;
+    const gr_schedule_step *step = &schedule->steps[at];
     op->step_done[at]++;
     op->left--;
     op->watch.moved = true;
     exec->moved = true;
     for (uint32_t i = 0; i < step->next_count; i++) {
-        uint32_t next_at = program->next[step->next_first + i];
-        const gr_schedule_step *next = &program->steps[next_at];
+        uint32_t next_at = schedule->next[step->next_first + i];
+        const gr_schedule_step *next = &schedule->steps[next_at];
         switch (next->kind) {
         case GR_STEP_SEND:
         case GR_STEP_SIGNAL:
@@ -192,7 +192,7 @@ void gr_exec_release_views(gr_exec *exec)
 {
     for (uint32_t seq = exec->oldest_seq; seq != exec->next_seq && exec->holds > 0; seq++) {
         gr_op *op = gr_exec_op_at(exec, seq);
-        for (uint32_t place = 0; op && place < op->program->receiving_places; place++) {
+        for (uint32_t place = 0; op && place < op->schedule->receiving_places; place++) {
             gr_exec_view *views = &op->views[(size_t)place * op->slice_segments];
             for (uint32_t i = 0; i < op->slice_segments; i++) {
                 gr_exec_view *view = &views[i];
@@ -244,7 +244,7 @@ static void scale(const gr_op *op, uint8_t *dst, size_t count)
 
 static void run_local(gr_exec *exec, gr_op *op, uint32_t at)
 {
-    const gr_schedule_step *step = &op->program->steps[at];
+    const gr_schedule_step *step = &op->schedule->steps[at];
     uint32_t segment = op->step_done[at];
     piece p = piece_of(op, step->dst, segment);
     if (p.size > 0) {
@@ -277,7 +277,7 @@ static bool has_message(const gr_op *op, const gr_schedule_step *step, uint32_t 
 
 static bool has_messages(const gr_op *op, const gr_exec_link *link, uint32_t index, bool sending)
 {
-    const uint32_t *first = sending ? op->program->send_first : op->program->recv_first;
+    const uint32_t *first = sending ? op->schedule->send_first : op->schedule->recv_first;
     int peer = gr_op_local(op, link->peer);
     return peer >= 0 && first[peer] + index < first[peer + 1];
 }
@@ -286,10 +286,10 @@ static bool has_messages(const gr_op *op, const gr_exec_link *link, uint32_t ind
 static uint32_t step_at(const gr_op *op, const gr_exec_link *link, const gr_exec_cursor *cursor,
                         bool sending)
 {
-    const gr_schedule *program = op->program;
+    const gr_schedule *schedule = op->schedule;
     int peer = gr_op_local(op, link->peer);
-    return sending ? program->send_steps[program->send_first[peer] + cursor->index]
-                   : program->recv_steps[program->recv_first[peer] + cursor->index];
+    return sending ? schedule->send_steps[schedule->send_first[peer] + cursor->index]
+                   : schedule->recv_steps[schedule->recv_first[peer] + cursor->index];
 }
 
 /* To the next message of the slice, or to the next slice; false: there is none. */
@@ -306,7 +306,7 @@ static bool next_message(const gr_op *op, const gr_exec_link *link, gr_exec_curs
         }
         cursor->segment = cursor->slice;
     } while (cursor->slice > 0 &&
-             gr_step_is_whole(op->program->steps[step_at(op, link, cursor, sending)].kind));
+             gr_step_is_whole(op->schedule->steps[step_at(op, link, cursor, sending)].kind));
     return true;
 }
 
@@ -317,7 +317,7 @@ static bool needs_link(gr_exec *exec, const gr_exec_link *link, gr_exec_cursor f
         const gr_op *op = gr_exec_op_at(exec, from.seq);
         bool left = op && has_messages(op, link, from.index, sending);
         if (left) {
-            const gr_schedule_step *step = &op->program->steps[step_at(op, link, &from, sending)];
+            const gr_schedule_step *step = &op->schedule->steps[step_at(op, link, &from, sending)];
             piece p =
                 gr_step_is_whole(step->kind) ? nothing : piece_of(op, moved_by(step), from.segment);
             if (has_message(op, step, from.segment, p)) {
@@ -366,7 +366,7 @@ static void segment_passed(gr_exec *exec, gr_exec_link *link, const gr_op *op, u
                            bool sending)
 {
     gr_exec_cursor *cursor = sending ? &link->send : &link->recv;
-    uint32_t left = gr_op_segments(op, &op->program->steps[at]) - ++cursor->segment;
+    uint32_t left = gr_op_segments(op, &op->schedule->steps[at]) - ++cursor->segment;
     bool in_slice = left > 0 && cursor->segment - cursor->slice < op->slice_segments;
     if (!in_slice && !next_message(op, link, cursor, sending)) {
         *cursor = (gr_exec_cursor){.seq = cursor->seq + 1};
@@ -389,7 +389,7 @@ static void reap_segments(gr_exec *exec, gr_exec_link *link)
             exec->moved = true;
             continue;
         }
-        const gr_schedule_step *step = &ticket.op->program->steps[ticket.step];
+        const gr_schedule_step *step = &ticket.op->schedule->steps[ticket.step];
         if (step->kind == GR_STEP_SEND) {
             reader_done(ticket.op, step->a, step->a_received, ticket.segment);
         }
@@ -400,7 +400,7 @@ static void reap_segments(gr_exec *exec, gr_exec_link *link)
 /* ---- An operation of a group that has ended -------------------------------------------------- */
 static void give_back_all(gr_exec *exec, const gr_op *op)
 {
-    for (uint32_t place = 0; place < op->program->receiving_places; place++) {
+    for (uint32_t place = 0; place < op->schedule->receiving_places; place++) {
         gr_exec_view *views = &op->views[(size_t)place * op->slice_segments];
         for (uint32_t i = 0; i < op->slice_segments; i++) {
             if (views[i].held) {
@@ -473,7 +473,7 @@ static gr_status post_one(gr_exec *exec, gr_exec_link *link, gr_op *op)
 {
     uint32_t at = step_at(op, link, &link->send, true);
     uint32_t segment = link->send.segment;
-    const gr_schedule_step *step = &op->program->steps[at];
+    const gr_schedule_step *step = &op->schedule->steps[at];
     if (!is_ready(op, at, segment)) {
         return GR_E_AGAIN;
     }
@@ -555,7 +555,7 @@ static gr_status take_scratch(gr_exec_link *link, gr_op *op, const gr_schedule_s
         view_received(op, step, segment, view);
         return GR_OK;
     }
-    uint8_t *dst = scratch_at(op, op->program->slot_places[step->dst.slot], segment);
+    uint8_t *dst = scratch_at(op, op->schedule->slot_places[step->dst.slot], segment);
     gr_status status = gr_link_read(link->link, dst);
     link->reading = status == GR_PENDING;
     if (status == GR_OK) {
@@ -686,7 +686,7 @@ static bool take_next(gr_exec *exec, gr_exec_link *link)
         return look && look_at_head(exec, link, NULL, NULL, segment, nothing) == HEAD_TAKEN;
     }
     uint32_t at = step_at(op, link, &link->recv, false);
-    const gr_schedule_step *step = &op->program->steps[at];
+    const gr_schedule_step *step = &op->schedule->steps[at];
     bool whole = gr_step_is_whole(step->kind);
     piece p = whole ? nothing : piece_of(op, step->dst, segment);
     if (has_message(op, step, segment, p)) {
@@ -754,7 +754,7 @@ void gr_exec_drain(gr_exec *exec)
             continue;
         }
         uint32_t at = op->queue[op->queue_head];
-        op->queue_head = (op->queue_head + 1) % op->program->step_count;
+        op->queue_head = (op->queue_head + 1) % op->schedule->step_count;
         op->queue_count--;
         op->queued[at] = 0;
         run_local(exec, op, at);

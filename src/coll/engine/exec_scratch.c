@@ -153,8 +153,8 @@ static void grant(gr_exec *exec, bool beyond_limit)
         beyond_limit = false;
         exec->scratch_waits--;
         exec->moved = true;
-        for (uint32_t at = 0; at < op->program->step_count; at++) {
-            const gr_schedule_step *step = &op->program->steps[at];
+        for (uint32_t at = 0; at < op->schedule->step_count; at++) {
+            const gr_schedule_step *step = &op->schedule->steps[at];
             if (step->dst.space == GR_SPACE_SCRATCH && step->kind != GR_STEP_RECV) {
                 gr_exec_queue_if_ready(exec, op, at);
             }

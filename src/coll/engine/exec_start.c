@@ -167,14 +167,14 @@ static void cut_segments(gr_op *op, size_t largest)
     op->slice_stride = (held + SCRATCH_ALIGN - 1) & ~(size_t)(SCRATCH_ALIGN - 1);
 }
 
-static size_t scratch_bytes(const gr_op *op, const gr_schedule *program)
+static size_t scratch_bytes(const gr_op *op, const gr_schedule *schedule)
 {
-    return program->places * op->slice_stride;
+    return schedule->places * op->slice_stride;
 }
 
 static void cut_evenly(gr_op *op, const gr_exec_request *request)
 {
-    size_t blocks = request->program->blocks;
+    size_t blocks = request->schedule->blocks;
     op->total_bytes = request->total_count * op->element_bytes;
     op->cut = gr_cut_evenly(op->total_bytes, blocks, request->fixed_blocks ? op->element_bytes : 0);
     cut_segments(op, op->cut.largest);
@@ -204,7 +204,7 @@ static bool grow_cut(gr_op *op, size_t blocks)
 
 static bool cut_by_counts(gr_op *op, const gr_exec_request *request)
 {
-    size_t blocks = request->program->blocks;
+    size_t blocks = request->schedule->blocks;
     if (!grow_cut(op, blocks)) {
         return false;
     }
@@ -281,7 +281,7 @@ static gr_status check(const gr_exec_request *request, gr_diag *diag)
                        gr_coll_name(desc->coll));
     }
     const size_t *in = request->input_counts, *out = request->user_counts;
-    size_t rank = (size_t)request->program->shape.rank;
+    size_t rank = (size_t)request->schedule->shape.rank;
     if (in && out && in[rank] != out[rank]) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: the rank's own block has %zu elements on its way in and %zu on its way "
@@ -293,14 +293,14 @@ static gr_status check(const gr_exec_request *request, gr_diag *diag)
 
 static uint64_t count_left(const gr_op *op)
 {
-    const gr_schedule *program = op->program;
-    return (uint64_t)(program->step_count - program->whole_count) * op->segments +
-           program->whole_count;
+    const gr_schedule *schedule = op->schedule;
+    return (uint64_t)(schedule->step_count - schedule->whole_count) * op->segments +
+           schedule->whole_count;
 }
 
 static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *request, gr_diag *diag)
 {
-    const gr_schedule *program = request->program;
+    const gr_schedule *schedule = request->schedule;
     const gr_op_desc *desc = &request->desc;
     op->element_bytes = gr_dtype_bytes(desc->dtype);
     op->segment_bytes = request->segment_bytes > 0 ? request->segment_bytes : exec->segment_bytes;
@@ -315,14 +315,14 @@ static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *requ
     } else {
         cut_evenly(op, request);
     }
-    size_t views = (size_t)program->receiving_places * op->slice_segments;
-    if (!fits || !grow_steps(op, raise_to(&exec->steps_max, program->step_count)) ||
+    size_t views = (size_t)schedule->receiving_places * op->slice_segments;
+    if (!fits || !grow_steps(op, raise_to(&exec->steps_max, schedule->step_count)) ||
         !grow_views(op, raise_to(&exec->views_max, views)) ||
-        !gr_exec_scratch_prepare(exec, op, scratch_bytes(op, program))) {
+        !gr_exec_scratch_prepare(exec, op, scratch_bytes(op, schedule))) {
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no memory for %s of %llu %s: it needs %zu bytes of scratch",
                        gr_coll_name(desc->coll), (unsigned long long)desc->count,
-                       gr_dtype_name(desc->dtype), scratch_bytes(op, program));
+                       gr_dtype_name(desc->dtype), scratch_bytes(op, schedule));
     }
     return GR_OK;
 }
@@ -330,7 +330,7 @@ static gr_status make_room(gr_exec *exec, gr_op *op, const gr_exec_request *requ
 static gr_status prepare_plan(gr_exec *exec, gr_op *op, const gr_exec_request *request,
                               gr_diag *diag)
 {
-    const gr_schedule *program = request->program;
+    const gr_schedule *schedule = request->schedule;
     gr_status status = check(request, diag);
     if (status == GR_OK) {
         status = make_room(exec, op, request, diag);
@@ -338,7 +338,7 @@ static gr_status prepare_plan(gr_exec *exec, gr_op *op, const gr_exec_request *r
     if (status != GR_OK) {
         return status;
     }
-    op->program = program;
+    op->schedule = schedule;
     op->dtype = request->desc.dtype;
     op->divisor = request->divisor;
     op->prescale = request->prescale;
@@ -346,17 +346,17 @@ static gr_status prepare_plan(gr_exec *exec, gr_op *op, const gr_exec_request *r
     op->user_reduce = request->reduce;
     op->reduce_arg = request->reduce_arg;
     op->reduce = gr_reduce_kernel(gr_isa_best(), request->desc.dtype, request->desc.op);
-    for (uint16_t slot = 0; slot < program->user_slots && request->user; slot++) {
+    for (uint16_t slot = 0; slot < schedule->user_slots && request->user; slot++) {
         op->user[slot] = request->user[slot];
     }
-    for (uint16_t slot = 0; slot < program->input_slots && request->input; slot++) {
+    for (uint16_t slot = 0; slot < schedule->input_slots && request->input; slot++) {
         op->input[slot] = request->input[slot];
     }
-    op->queued = (uint8_t *)(op->step_done + program->step_count);
-    memset(op->step_done, 0, program->step_count * (sizeof *op->step_done + 1));
-    if (program->receiving_places > 0) {
+    op->queued = (uint8_t *)(op->step_done + schedule->step_count);
+    memset(op->step_done, 0, schedule->step_count * (sizeof *op->step_done + 1));
+    if (schedule->receiving_places > 0) {
         memset(op->views, 0,
-               (size_t)program->receiving_places * op->slice_segments * sizeof *op->views);
+               (size_t)schedule->receiving_places * op->slice_segments * sizeof *op->views);
     }
     op->queue_head = 0;
     op->queue_count = 0;
@@ -368,7 +368,7 @@ static void prepare_message(gr_op *op, const gr_exec_request *request)
 {
     const gr_op_desc *desc = &request->desc;
     bool sends = desc->coll == GR_COLL_SEND;
-    op->program = NULL;
+    op->schedule = NULL;
     op->left = 1;
     op->user[0] = sends ? NULL : request->user[0];
     op->input[0] = request->input && request->input[0] ? request->input[0] : request->user[0];
@@ -472,9 +472,9 @@ static void enter(gr_exec *exec, gr_op *op)
     }
     exec->ring[op->seq & (GR_EXEC_RING - 1)] = op;
     gr_exec_scratch_enter(exec, op);
-    const gr_schedule *program = op->program;
-    for (uint32_t i = 0; i < program->root_count; i++) {
-        gr_exec_queue_if_ready(exec, op, program->roots[i]);
+    const gr_schedule *schedule = op->schedule;
+    for (uint32_t i = 0; i < schedule->root_count; i++) {
+        gr_exec_queue_if_ready(exec, op, schedule->roots[i]);
     }
 }
 

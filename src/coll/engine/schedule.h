@@ -49,6 +49,6 @@ typedef struct gr_schedule {
 /* The plan, a finished one, is not needed afterwards. GR_E_NO_MEMORY. */
 gr_status gr_schedule_create(const gr_plan *plan, gr_schedule **program_out,
                              gr_diag *diag) GR_MUST_CHECK;
-void gr_schedule_destroy(gr_schedule *program); /* NULL ok */
+void gr_schedule_destroy(gr_schedule *schedule); /* NULL ok */
 
 #endif

@@ -4,20 +4,20 @@
 
 #include <stdlib.h>
 
-static void forget_all(gr_schedules *programs)
+static void forget_all(gr_schedules *schedules)
 {
-    for (int i = 0; i < programs->count; i++) {
-        gr_schedule_destroy(programs->entries[i].program);
+    for (int i = 0; i < schedules->count; i++) {
+        gr_schedule_destroy(schedules->entries[i].schedule);
     }
-    programs->count = 0;
-    programs->last = 0;
+    schedules->count = 0;
+    schedules->last = 0;
 }
 
-void gr_schedules_fini(gr_schedules *programs)
+void gr_schedules_fini(gr_schedules *schedules)
 {
-    forget_all(programs);
-    free(programs->entries);
-    *programs = (gr_schedules){.entries = NULL};
+    forget_all(schedules);
+    free(schedules->entries);
+    *schedules = (gr_schedules){.entries = NULL};
 }
 
 /* Rank, world size and topology are always those of the communicator. */
@@ -66,57 +66,58 @@ static gr_status make_program(const gr_algorithm *algorithm, const gr_plan_shape
     return status;
 }
 
-static bool make_room(gr_schedules *programs, bool may_forget)
+static bool make_room(gr_schedules *schedules, bool may_forget)
 {
-    if (programs->count < programs->capacity) {
+    if (schedules->count < schedules->capacity) {
         return true;
     }
-    if (programs->capacity == GR_SCHEDULES_MAX) {
+    if (schedules->capacity == GR_SCHEDULES_MAX) {
         if (may_forget) {
-            forget_all(programs);
+            forget_all(schedules);
         }
         return may_forget;
     }
-    int capacity = programs->capacity ? 2 * programs->capacity : 16;
+    int capacity = schedules->capacity ? 2 * schedules->capacity : 16;
     gr_schedules_entry *entries =
-        realloc(programs->entries, (size_t)capacity * sizeof *programs->entries);
+        realloc(schedules->entries, (size_t)capacity * sizeof *schedules->entries);
     if (!entries) {
         return false;
     }
-    programs->entries = entries;
-    programs->capacity = capacity;
+    schedules->entries = entries;
+    schedules->capacity = capacity;
     return true;
 }
 
-gr_status gr_schedules_get(gr_schedules *programs, const gr_algorithm *algorithm,
+gr_status gr_schedules_get(gr_schedules *schedules, const gr_algorithm *algorithm,
                            const gr_plan_shape *shape, gr_scaling scaling, bool may_forget,
                            const gr_schedule **program_out, gr_diag *diag)
 {
-    for (int i = 0; i < programs->count; i++) {
-        int at = (programs->last + i) % programs->count;
-        if (is_it(&programs->entries[at], algorithm, shape, scaling)) {
-            programs->last = at;
-            *program_out = programs->entries[at].program;
+    for (int i = 0; i < schedules->count; i++) {
+        int at = (schedules->last + i) % schedules->count;
+        if (is_it(&schedules->entries[at], algorithm, shape, scaling)) {
+            schedules->last = at;
+            *program_out = schedules->entries[at].schedule;
             return GR_OK;
         }
     }
-    if (!make_room(programs, may_forget)) {
+    if (!make_room(schedules, may_forget)) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no room for one more plan: there are %d",
-                       programs->count);
+                       schedules->count);
     }
-    gr_schedule *program = NULL;
-    gr_status status = make_program(algorithm, shape, scaling, &program, diag);
+    gr_schedule *schedule = NULL;
+    gr_status status = make_program(algorithm, shape, scaling, &schedule, diag);
     if (status != GR_OK) {
         return status;
     }
-    programs->last = programs->count;
-    programs->entries[programs->count++] = (gr_schedules_entry){.algorithm = algorithm,
-                                                                .root = shape->root,
-                                                                .shards = shape->shards,
-                                                                .out_of_place = shape->out_of_place,
-                                                                .uneven = shape->uneven,
-                                                                .scaling = scaling,
-                                                                .program = program};
-    *program_out = program;
+    schedules->last = schedules->count;
+    schedules->entries[schedules->count++] =
+        (gr_schedules_entry){.algorithm = algorithm,
+                             .root = shape->root,
+                             .shards = shape->shards,
+                             .out_of_place = shape->out_of_place,
+                             .uneven = shape->uneven,
+                             .scaling = scaling,
+                             .schedule = schedule};
+    *program_out = schedule;
     return GR_OK;
 }

@@ -2,8 +2,7 @@
 #ifndef GR_COLL_ENGINE_SCHEDULE_STORE_H
 #define GR_COLL_ENGINE_SCHEDULE_STORE_H
 
-/* The programs of one communicator that were made already, by shape and algorithm: planning happens
- * once. */
+/* The schedules that one communicator has made, by shape and algorithm: planning happens once. */
 
 #include "coll/engine/schedule.h"
 
@@ -20,7 +19,7 @@ typedef struct gr_schedules_entry {
     int root, shards;
     bool out_of_place, uneven;
     gr_scaling scaling;
-    gr_schedule *program;
+    gr_schedule *schedule;
 } gr_schedules_entry;
 
 typedef struct gr_schedules {
@@ -29,11 +28,11 @@ typedef struct gr_schedules {
     int last; /* the one found last: most callers repeat themselves */
 } gr_schedules;
 
-void gr_schedules_fini(gr_schedules *programs);
+void gr_schedules_fini(gr_schedules *schedules);
 
 /* Finds or makes one. `may_forget`: no operation runs, so that a full store may be emptied.
  * GR_E_NO_MEMORY, GR_E_BUG. */
-gr_status gr_schedules_get(gr_schedules *programs, const gr_algorithm *algorithm,
+gr_status gr_schedules_get(gr_schedules *schedules, const gr_algorithm *algorithm,
                            const gr_plan_shape *shape, gr_scaling scaling, bool may_forget,
                            const gr_schedule **program_out, gr_diag *diag) GR_MUST_CHECK;
 
