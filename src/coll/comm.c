@@ -139,7 +139,7 @@ void gr_context_destroy(gr_context *context, bool leave)
 /* In the next generation of `group`, which is the context's from now on, also on failure; NULL: in
  * a group that it joins. */
 static gr_status create_context(const gr_group_config *config, gr_group *group,
-                                gr_context **family_out, gr_diag *diag)
+                                gr_context **context_out, gr_diag *diag)
 {
     gr_context *context = calloc(1, sizeof *context);
     if (!context) {
@@ -165,7 +165,7 @@ static gr_status create_context(const gr_group_config *config, gr_group *group,
         gr_context_destroy(context, true);
         return status;
     }
-    *family_out = context;
+    *context_out = context;
     return GR_OK;
 }
 
@@ -310,7 +310,7 @@ static gr_status open_timeline(gr_comm *comm, const gr_group_config *config, gr_
     return status;
 }
 
-/* Ends a family, of which the group and the timeline stay. */
+/* Ends a context, of which the group and the timeline stay. */
 static void end_generation(gr_context *context, gr_group **group_out, gr_timeline **timeline_out)
 {
     *group_out = context->group;

@@ -92,13 +92,13 @@ struct gr_context {
     gr_group *group;
     gr_mesh *mesh; /* NULL in a group of one, as are exec and topology */
     gr_exec *exec;
-    const gr_topology *topology;             /* of the whole job */
-    gr_flight_recorder *record;              /* of a group of one that is told where to write */
-    gr_timeline *timeline;                   /* NULL: none is wanted */
-    gr_comm_shm *shms;                       /* NULL: none yet */
-    int next_lane;                           /* no lane had this number, nor a larger one */
-    gr_selection_config choosing;            /* what the selections of all have in common */
-    gr_op *alone;                            /* the operation of a group of one */
+    const gr_topology *topology;  /* of the whole job */
+    gr_flight_recorder *record;   /* of a group of one that is told where to write */
+    gr_timeline *timeline;        /* NULL: none is wanted */
+    gr_comm_shm *shms;            /* NULL: none yet */
+    int next_shm_area;            /* no area of shared memory had this number, nor a larger one */
+    gr_selection_config choosing; /* what the selections of all have in common */
+    gr_op *alone;                 /* the operation of a group of one */
     gr_self_done self_done[GR_EXEC_OPS_MAX]; /* callbacks of a group of one, to be delivered */
     int self_first, self_count;
     gr_memory memory;
@@ -178,7 +178,7 @@ gr_status gr_comm_make(gr_context *context, const int *world, int size, int rank
                        uint32_t serial, gr_comm **comm_out, gr_diag *diag) GR_MUST_CHECK;
 /* The reverse, for one that has started nothing or whose operations are over. */
 void gr_comm_unmake(gr_comm *comm);
-/* Frees what has no family any more. */
+/* Frees what has no context any more. */
 void gr_comm_free(gr_comm *comm);
 /* `leave`: the group as well. */
 void gr_context_destroy(gr_context *context, bool leave);
@@ -201,9 +201,9 @@ gr_status gr_comm_check_ready(const gr_comm *comm, const gr_coll_args *args,
                               gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- comm_shm.c ----------------------------------------------------------------------------- */
-/* `number` is the same on all ranks, and was never used by any of them: what lies in the shared
- * memory of a lane that is closed here may still be read elsewhere. Numbers that are too large have
- * no lane. */
+/* `number` is the same on all ranks, and was never used by any of them: what lies in an area of
+ * shared memory that is closed here may still be read elsewhere. Numbers that are too large have no
+ * area. */
 gr_status gr_comm_shm_open(gr_comm *comm, int number, gr_diag *diag) GR_MUST_CHECK;
 void gr_comm_shm_close(gr_comm *comm);
 void gr_comm_shm_destroy(gr_context *context); /* before the mesh */
@@ -218,8 +218,8 @@ void gr_comm_shm_drop(const gr_exec_request *request);
 gr_op *gr_comm_shm_repeat(const gr_comm *comm, const gr_call *call, const void *caller);
 /* It has begun. */
 void gr_comm_shm_note(const gr_comm *comm, const gr_exec_request *request);
-/* One of these behind each start, or others wait for our next look. The second: the caller is about
- * to wait for `op` alone: if it is in the lane, its end may be near. */
+/* One of these follows each start, or others wait for our next poll. The second: the caller is
+ * about to wait for `op` alone, which may end soon if it goes over shared memory. */
 void gr_comm_shm_look(const gr_comm *comm, gr_op *op);
 void gr_comm_shm_spin(const gr_comm *comm, gr_op *op);
 

@@ -543,13 +543,13 @@ gr_status gr_wait_for(gr_op *op, int64_t timeout_us)
     return status == GR_OK ? wait_for(context, op, deadline_us) : status;
 }
 
-/* The first of ops that is finished; -1: none. *family_out: whose they are, if anybody's. */
-static int find_finished(gr_op **ops, int count, gr_context **family_out)
+/* The first of ops that is finished; -1: none. *context_out: whose they are, if anybody's. */
+static int find_finished(gr_op **ops, int count, gr_context **context_out)
 {
     int found = -1;
     for (int i = 0; i < count; i++) {
         gr_context *context = ops[i] ? gr_op_owner(ops[i]) : NULL;
-        *family_out = context ? context : *family_out;
+        *context_out = context ? context : *context_out;
         if (ops[i] && found < 0 && gr_op_finished(ops[i])) {
             found = i;
         }

@@ -35,8 +35,8 @@ struct gr_comm_shm {
     gr_shm_colls *shms;
     const gr_comm *comms[GR_SHARED_COLLS]; /* by number; NULL: none has it */
     const shm_run *last;                   /* what was started last */
-    /* Groups of operations that ran as plans, and how many of them had when the last operation of a
-     * lane to end was started. */
+    /* Groups of operations that ran as plans, and how many of them had when the last operation over
+     * shared memory to end was started. */
     uint32_t plans, plans_sure;
     shm_run *free_runs; /* what ended last stands first */
     shm_run runs[GR_EXEC_OPS_MAX];
@@ -195,7 +195,7 @@ static gr_status progress(void *state, bool *moved_out, gr_diag *diag)
     const gr_comm *comm = run->comm;
     gr_status status = gr_shm_coll_move(run->shm_op);
     *moved_out = gr_shm_coll_moved(run->shm_op);
-    /* The lane looks for them in their order: only the first was waited for, the others may have
+    /* It looks for them in their order: only the first was waited for, the others may have
      * been there long since. */
     bool awaited = true;
     for (int come = gr_shm_coll_arrived(run->shm_op); run->arrived < come; run->arrived++) {
@@ -402,8 +402,8 @@ gr_op *gr_comm_shm_repeat(const gr_comm *comm, const gr_call *call, const void *
                           run->fingerprint);
 }
 
-/* Was it started last, in the lane, and behind nothing that a peer may have sent in a plan that
- * expects nothing here (two roots, say), which would never be looked at in the lane? */
+/* Returns true if it was started last, over shared memory, and behind nothing that a peer may have
+ * sent in a plan that expects nothing here (two roots, say), which nobody would look at then. */
 static bool is_plain(const gr_comm *comm, const gr_op *op)
 {
     const gr_comm_shm *all = comm->context->shms;

@@ -20,7 +20,7 @@ typedef struct split_row {
     int64_t key;
     int64_t list;    /* hash of the list of a sub-group: alike on all ranks */
     int64_t next_id; /* where it would look first */
-    int64_t next_lane;
+    int64_t next_shm_area;
     uint64_t ids[ID_WORDS];
 } split_row;
 _Static_assert(sizeof(split_row) == (6 + ID_WORDS) * sizeof(int64_t), "a row has no gaps");
@@ -60,12 +60,12 @@ static gr_status check_rows(const gr_comm *parent, const split_row *rows, gr_dia
     return GR_OK;
 }
 
-/* Lanes are never used again; a number that is too large means none. */
-static int choose_lane(const split_row *rows, const int *members, int count)
+/* An area of shared memory is never used again; a number that is too large means none. */
+static int choose_shm_area(const split_row *rows, const int *members, int count)
 {
     int64_t shm = 1; /* 0 is that of the whole job */
     for (int i = 0; i < count; i++) {
-        shm = rows[members[i]].next_lane > shm ? rows[members[i]].next_lane : shm;
+        shm = rows[members[i]].next_shm_area > shm ? rows[members[i]].next_shm_area : shm;
     }
     return shm < INT_MAX ? (int)shm : INT_MAX;
 }
@@ -126,7 +126,7 @@ static gr_status make(gr_comm *parent, const split_row *rows, int *members, gr_c
 {
     int count = list_members(parent, rows, members);
     int id = choose_id(rows, members, count);
-    int shm = choose_lane(rows, members, count);
+    int shm = choose_shm_area(rows, members, count);
     if (id < 0) {
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no number is free for one more communicator: %d exist among its ranks",
@@ -144,7 +144,7 @@ static gr_status make(gr_comm *parent, const split_row *rows, int *members, gr_c
         return status;
     }
     parent->context->next_id = (id + 1) % GR_COMMS_MAX;
-    parent->context->next_lane = shm < INT_MAX ? shm + 1 : INT_MAX;
+    parent->context->next_shm_area = shm < INT_MAX ? shm + 1 : INT_MAX;
     status = choose_as(*comm_out, parent, diag);
     if (status == GR_OK) {
         status = gr_comm_shm_open(*comm_out, shm, diag);
@@ -200,7 +200,7 @@ static gr_status exchange(gr_comm *parent, split_row *own, split_row *rows, cons
 {
     gr_context *context = parent->context;
     own->next_id = context->next_id;
-    own->next_lane = context->next_lane;
+    own->next_shm_area = context->next_shm_area;
     memcpy(own->ids, context->ids, sizeof own->ids);
     gr_call call = {.coll = GR_COLL_ALLGATHER,
                     .dtype = GR_I64,

@@ -114,7 +114,7 @@ static void test_kinds(const char *link, const char *algorithm)
     }
 }
 
-static void test_lane(void **state)
+static void test_shm(void **state)
 {
     (void)state;
     test_kinds("shm", NULL);
@@ -253,7 +253,7 @@ static void test_counted(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lane), cmocka_unit_test(test_plans),   cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_shm),  cmocka_unit_test(test_plans),   cmocka_unit_test(test_tcp),
         cmocka_unit_test(test_busy), cmocka_unit_test(test_crossed), cmocka_unit_test(test_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -73,7 +73,7 @@ static int run_stopped(gr_comm *comm, const ranks_job *job)
 }
 
 typedef struct way {
-    const char *link, *algorithm; /* NULL: the lane */
+    const char *link, *algorithm; /* NULL: shared memory */
     bool gathers;
 } way;
 
@@ -101,7 +101,7 @@ static bool stop_one(const way *w, int size, int victim)
                      .arg = &what};
     if (ranks_run(&job, run_stopped, UINT64_C(1) << victim) != 0) {
         fprintf(stderr, "rank %d of %d over %s by %s\n", victim, size, w->link,
-                w->algorithm ? w->algorithm : "the lane");
+                w->algorithm ? w->algorithm : "shm");
         return false;
     }
     return true;

@@ -577,7 +577,7 @@ static gr_status move_driven(void *state, bool *moved_out, gr_diag *diag)
         return GR_PENDING;
     }
     d->over = d->result == GR_OK;
-    return d->result == GR_OK ? GR_OK : gr_fail(diag, d->result, "the lane is broken");
+    return d->result == GR_OK ? GR_OK : gr_fail(diag, d->result, "shared memory is broken");
 }
 
 static void cancel_driven(void *state)
@@ -657,7 +657,7 @@ static void test_driven(void **state)
     gr_op *bad_op;
     assert_int_equal(start_driven(exec, &request, &driver, &bad, &bad_op, &diag), GR_OK);
     (void)gr_exec_progress(exec);
-    assert_string_equal(gr_exec_diag(exec)->text, "the lane is broken");
+    assert_string_equal(gr_exec_diag(exec)->text, "shared memory is broken");
     assert_true(slow.cancelled && bad.cancelled && !quick.cancelled);
     assert_int_equal(gr_op_release(slow_op), GR_E_PROTOCOL);
     assert_int_equal(gr_op_release(bad_op), GR_E_PROTOCOL);

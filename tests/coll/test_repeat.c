@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Blocking calls that are like one of the last few take a shorter way (comm_lane.c): results,
+/* Blocking calls that are like one of the last few take a shorter way (comm_shm.c): results,
  * errors and records are as if each had been the first, whatever stands between them. */
 #include "coll/comm_internal.h"
 #include "link/mesh.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The lane: several meshes in this process, whose operations are moved on in any order that a seed
- * gives; results against the serial evaluation of the shard tree, bit for bit. */
+/* Shared-memory collectives: several meshes in this process, whose operations are moved on in any
+ * order that a seed gives; results against the serial evaluation of the shard tree, bit for bit. */
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -418,8 +418,8 @@ static void test_user_functions_and_factors(void **unused)
 }
 
 /* ---- Several at once ------------------------------------------------------------------------- */
-/* Each rank starts all of them as soon as it may, far ahead of the others; more than a lane has
- * slots. */
+/* Each rank starts all of them as soon as it may, far ahead of the others; more than there
+ * are slots. */
 static void many_at_once(int size, place where, uint64_t seed)
 {
     static const size_t counts[] = {1, 300, 5000, 200000};
@@ -762,7 +762,7 @@ static void test_memory_that_the_kernel_does_not_copy_is_staged(void **unused)
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
-static void test_lanes_are_few(void **unused)
+static void test_areas_are_few(void **unused)
 {
     (void)unused;
     world w;
@@ -818,7 +818,7 @@ int main(void)
         cmocka_unit_test(test_who_gave_up_is_not_written_to),
         cmocka_unit_test(test_memory_that_is_gone_is_an_error),
         cmocka_unit_test(test_memory_that_the_kernel_does_not_copy_is_staged),
-        cmocka_unit_test(test_lanes_are_few),
+        cmocka_unit_test(test_areas_are_few),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

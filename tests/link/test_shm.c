@@ -262,7 +262,7 @@ static void test_what_is_shared(void **state)
     close(pipe_fd[1]);
 }
 
-/* Two that count in turns, in words of their lanes, and sleep in between. */
+/* Two that count in turns, in words of their areas, and sleep in between. */
 enum { TURNS = 400 };
 
 typedef struct turn {

@@ -13,7 +13,8 @@ enum {
     LOOK_GAP_US =
         100000, /* a caller that computed in between did not wait: longer gaps do not count */
     HOLD_US = 1000,
-    GLANCE_TICKS = 1 << 24 /* some milliseconds, less than a second by any processor's counter */
+    POLL_EVERY_TICKS =
+        1 << 24 /* some milliseconds, less than a second by any processor's counter */
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -48,7 +49,7 @@ gr_status gr_exec_create(const gr_exec_config *config, gr_exec **exec_out, gr_di
     gr_exec_scratch_init(exec, config->scratch_bytes);
     exec->clock = config->clock;
     bool real = config->clock.now_us == gr_clock_real().now_us;
-    exec->glance_ticks = real ? GLANCE_TICKS : 0; /* simulated runs are to repeat */
+    exec->poll_every_ticks = real ? POLL_EVERY_TICKS : 0; /* simulated runs are to repeat */
     exec->log = config->log;
     exec->owner = config->owner;
     exec->may_start = config->may_start;
@@ -437,8 +438,8 @@ bool gr_exec_has_unsettled(const gr_exec *exec)
 void gr_exec_periodic_poll(gr_exec *exec, uint64_t now)
 {
     bool may_hear = gr_exec_has_unsettled(exec) || exec->serial_seen > 0;
-    if (may_hear && now - exec->glanced >= exec->glance_ticks) {
-        exec->glanced = now;
+    if (may_hear && now - exec->polled_ticks >= exec->poll_every_ticks) {
+        exec->polled_ticks = now;
         if (!gr_exec_progress(exec)) {
             (void)gr_exec_poll_timers(exec, false);
         }

@@ -236,9 +236,9 @@ struct gr_exec {
     /* Entries of the record, plus one: of the newest operation that may end without a word from
      * some rank, and of the newest one that ended and had one from all. */
     uint64_t unsettled, settled;
-    uint64_t glanced,
-        glance_ticks; /* the last gr_exec_periodic_poll that looked; how often it does */
-    uint64_t arrived; /* when something came in this pass, in ticks; 0: nothing did */
+    uint64_t polled_ticks,
+        poll_every_ticks; /* the last gr_exec_periodic_poll that looked; how often it does */
+    uint64_t arrived;     /* when something came in this pass, in ticks; 0: nothing did */
     gr_diagnosis *diagnosis;
     bool arbitrating; /* gr_exec_set_arbitrating */
     gr_diag diag;

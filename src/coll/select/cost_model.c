@@ -50,9 +50,9 @@ typedef struct walk_at {
     double add_byte_us, copy_byte_us;
     gr_cut cut;
     uint32_t segments;
-    bool crowded;   /* more ranks than cores on a host */
-    double wait_us; /* of one receive that waits */
-    bool far;       /* buffers beyond the caches */
+    bool oversubscribed; /* more ranks than cores on a host */
+    double wait_us;      /* of one receive that waits */
+    bool far;            /* buffers beyond the caches */
     bool finds_waits;
 } walk_at;
 
@@ -338,7 +338,7 @@ static bool walk_recv(gr_cost *walk, const walk_at *at, walk_rank *rank, uint32_
     if (at->finds_waits) {
         walk->waits[rank->first + index] = *first_us > rank->clock_us;
     }
-    if (at->crowded && walk->waits[rank->first + index]) {
+    if (at->oversubscribed && walk->waits[rank->first + index]) {
         cost_us += at->wait_us;
     }
     take_processor(rank, messages, cost_us, first_us, last_us);
@@ -502,7 +502,7 @@ static walk_bounds find_bounds(gr_cost *walk, const walk_at *at)
         double cores =
             ranks_of_host(walk, host) < model->cores ? ranks_of_host(walk, host) : model->cores;
         double busy_us = walk->host_us[host] / (cores > 1 ? cores : 1);
-        if (at->crowded) {
+        if (at->oversubscribed) {
             busy_us += UNEVEN * (busiest_us - walk->host_us[host] / ranks_of_host(walk, host));
         }
         double most = left[host] > entered[host] ? left[host] : entered[host];
@@ -534,7 +534,7 @@ static walk_at prepare(const gr_cost *walk, const gr_cost_model *model, gr_dtype
                      .copy_byte_us = model->copy_byte_us + far_us,
                      .cut = cut,
                      .segments = segments > 0 ? segments : 1,
-                     .crowded = most > model->cores,
+                     .oversubscribed = most > model->cores,
                      .wait_us = model->wait_us + model->turn_us * (most / model->cores - 1),
                      .far = far};
 }
@@ -581,7 +581,7 @@ double gr_cost_time(gr_cost *walk, const gr_cost_model *model, gr_dtype dtype, s
                     size_t segment_bytes)
 {
     walk_at at = prepare(walk, model, dtype, size_bytes, segment_bytes);
-    if (at.crowded) {
+    if (at.oversubscribed) {
         find_waits(walk, &at);
     }
     walk_all(walk, &at);

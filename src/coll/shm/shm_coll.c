@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Lanes and their memory, and what an operation is made of when it starts. */
+/* Shared-memory collectives of a communicator, their memory, and what an operation is made of when
+ * it starts. */
 
 #include "coll/shm/shm_coll_internal.h"
 

@@ -8,7 +8,7 @@
  *   a page       who this is; written before the file is shared, never again
  *   pairs        one gr_shm_pair for each peer: ring, counters, room for a last sentence
  *   stages       one stage for each peer: copies of what lies in no memory file
- *   lanes        the lanes of shared.h
+ *   areas        the areas of shared.h
  *   heap         gr_mesh_alloc
  *
  * Peers map all read-only but the front and the heap. What may happen there by a peer's hand is
@@ -34,7 +34,7 @@ enum {
     GR_SHM_PAIRS_AT = GR_SHM_FRONT_BYTES + GR_SHM_PAGE
 };
 _Static_assert(GR_SHM_FRONT_BYTES % GR_SHM_PAGE == 0, "rights are given by the page");
-_Static_assert(GR_SHARED_COLL_BYTES % GR_SHM_PAGE == 0, "a lane touches no page of another");
+_Static_assert(GR_SHARED_COLL_BYTES % GR_SHM_PAGE == 0, "an area touches no page of another");
 
 typedef enum gr_shm_place {
     GR_SHM_INLINE = 1, /* in the descriptor */
@@ -132,7 +132,7 @@ static inline size_t gr_shm_stage_offset(int world_size, int peer)
            (size_t)peer * GR_SHM_STAGE_BYTES;
 }
 
-/* Offset of the lanes. */
+/* Offset of the areas. */
 static inline size_t gr_shm_colls_offset(int world_size)
 {
     return gr_shm_stage_offset(world_size, world_size);
