@@ -169,10 +169,10 @@ GR_API void gr_op_destroy(gr_op *op);
 GR_API gr_status gr_wait_any(gr_op **ops, int count, int *index_out) GR_MUST_CHECK;
 
 /* Moves all operations on without waiting, and runs the callbacks of those that are over. GR_OK:
- * none of the communicator or its relatives is unfinished; GR_PENDING: some are. */
+ * none of the context is unfinished; GR_PENDING: some are. */
 GR_API gr_status gr_comm_poll(gr_comm *comm) GR_MUST_CHECK;
 
-/* Waits until no operation of the communicator or its relatives is unfinished, runs all callbacks.
+/* Waits until no operation of the context is unfinished, runs all callbacks.
  * Results of operations without a callback are still to be fetched. GR_OK, or as gr_run. */
 GR_API gr_status gr_comm_drain(gr_comm *comm) GR_MUST_CHECK;
 
@@ -243,8 +243,8 @@ GR_API void gr_rows_release(gr_rows *rows);
  * it copy as little as on memory of gr_alloc. Address and contents stay. Where peers share no
  * memory, over tcp say, and in a group of one, nothing changes.
  *
- * comm        The memory is shared by this communicator and its relatives (gr_comm_split,
- *             gr_comm_subgroup) only; another one of this process refuses it.
+ * comm        The memory is shared by the communicators of this context only; those of another
+ *             context refuse it.
  * mem         must begin at a page (aligned_alloc(4096, ...), mmap). Its pages are replaced, the
  *             last one as a whole: nothing else lives in it, and no other thread uses the memory
  *             during the call. The caller's; it stays allocated until gr_unregister.
@@ -264,10 +264,9 @@ GR_API void gr_rows_release(gr_rows *rows);
 GR_API gr_status gr_register(gr_comm *comm, void *mem, size_t size_bytes) GR_MUST_CHECK;
 
 /* Makes memory private again, with its contents: before it is freed. So does the end of the
- * communicator and all its relatives, gr_comm_renew as well, with all that is registered and still
- * mapped; what cannot be made private then, as below, stays shared until it is unmapped. Any
- * relative may be passed, also after an operation has failed. No other thread uses the memory
- * during the call.
+ * context, gr_comm_renew as well, with all that is registered and still mapped; what cannot be made
+ * private then, as below, stays shared until it is unmapped. Any communicator of the context may be
+ * passed, also after an operation has failed. No other thread uses the memory during the call.
  * Returns GR_OK; GR_E_INVALID (not registered, used by an unfinished operation, a forked child);
  * GR_E_NO_MEMORY or GR_E_IO, as gr_register. It stays registered then. */
 GR_API gr_status gr_unregister(gr_comm *comm, void *mem) GR_MUST_CHECK;

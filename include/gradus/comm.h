@@ -8,7 +8,10 @@
  * operations in the same order with the same counts and types; operations may overlap in time.
  * This header has the usual operations; coll.h has all of them in one form, and sub-groups.
  *
- * Threads: any thread may call, and several at a time: calls on a communicator and its sub-groups
+ * Context: the communicator of one gr_comm_create and all sub-groups that come from it, directly or
+ * not. They share connections, threads, memory and callbacks.
+ *
+ * Threads: any thread may call, and several at a time: calls on the communicators of one context
  * take effect one after the other, in the order in which they came. A thread that waits (gr_wait,
  * or an operation's blocking form) lets the others call meanwhile. What the ranks must agree on is
  * the program's matter: whichever threads start operations, they start in the same order on all
@@ -149,20 +152,20 @@ GR_API void gr_comm_config_init(gr_comm_config *config);
 GR_API gr_status gr_comm_create(const gr_comm_config *config, gr_comm **comm_out,
                                 gr_diag *diag) GR_MUST_CHECK;
 
-/* Frees the communicator; the last one of its relatives (it, its parent, its sub-groups) leaves the
- * job and frees all gr_alloc memory. Accepts NULL. Does not wait for other ranks, unless the job's
- * coordinator runs in this process (rank 0 hosts it, or this rank has taken over from it): then it
- * serves the others until they have left or need it no longer, for 5 s at most.
- * Operations in flight end with GR_E_CANCELLED; peers that still need this rank for them fail.
- * Every callback that was not called yet is called before gr_comm_destroy returns, on the calling
- * thread: with the result of an operation that is over, else with GR_E_CANCELLED. Such a callback
- * cannot use the communicator: calls on it return GR_E_INVALID. If relatives live on, an unfinished
- * operation of a destroyed sub-group is a failure that ends them all; of one that has ended already
- * it is not, and is over first. Not inside a callback. */
+/* Frees the communicator. The last one of its context leaves the job and frees all gr_alloc memory.
+ * Accepts NULL. Does not wait for other ranks, unless the job's coordinator runs in this process
+ * (rank 0 hosts it, or this rank has taken over from it): then it serves the others until they have
+ * left or need it no longer, for 5 s at most. Operations in flight end with GR_E_CANCELLED; peers
+ * that still need this rank for them fail. Every callback that was not called yet is called before
+ * gr_comm_destroy returns, on the calling thread: with the result of an operation that is over,
+ * else with GR_E_CANCELLED. Such a callback cannot use the communicator: calls on it return
+ * GR_E_INVALID. An unfinished operation of a destroyed sub-group is a failure that ends the other
+ * communicators of the context; if the sub-group has ended already, destroying it first waits for
+ * that operation to end. Not inside a callback. */
 GR_API void gr_comm_destroy(gr_comm *comm);
 
-/* Ends the communicator on all its ranks, a sub-group alone (coll.h), else all its relatives as
- * well: operations in flight fail with GR_E_ABORTED, all that wait return, later calls return
+/* Ends the communicator on all its ranks, and with that of gr_comm_create all sub-groups as well:
+ * operations in flight fail with GR_E_ABORTED, all that wait return, later calls return
  * GR_E_COMM_BROKEN, and gr_comm_diag names this rank with the reason. Any thread, also while others
  * wait in the communicator, and inside a callback; not a signal handler. Does not wait for other
  * ranks. They hear of it while they wait, by their progress thread, or in their next call.
@@ -173,13 +176,13 @@ GR_API void gr_comm_destroy(gr_comm *comm);
 GR_API gr_status gr_comm_abort(gr_comm *comm, const char *reason) GR_MUST_CHECK;
 
 /* A descriptor for poll, epoll or an event loop. It becomes readable when an operation of the
- * communicator or its relatives has finished or a callback is due, and when the communicator ends;
- * it stays readable until gr_comm_event_clear. The first call starts the progress thread, if there
- * is none, and finds the descriptor readable. To lose nothing: poll, gr_comm_event_clear, then
- * gr_test on the operations, or gr_comm_poll for callbacks.
+ * context has finished or a callback is due, and when the communicator ends; it stays readable
+ * until gr_comm_event_clear. The first call starts the progress thread, if there is none, and finds
+ * the descriptor readable. To lose nothing: poll, gr_comm_event_clear, then gr_test on the
+ * operations, or gr_comm_poll for callbacks.
  *
  * fd_out   receives the descriptor, which belongs to the communicator: only to be polled, until the
- *          last of the relatives is destroyed
+ *          last communicator of the context is destroyed
  * Returns  GR_OK; GR_E_INVALID; GR_E_IO (no descriptor, no thread; gr_comm_last_error says
  * which) */
 GR_API gr_status gr_comm_event_fd(gr_comm *comm, int *fd_out) GR_MUST_CHECK;
@@ -191,21 +194,21 @@ GR_API int gr_comm_size(const gr_comm *comm);       /* world size */
 GR_API int gr_comm_local_rank(const gr_comm *comm); /* 0 .. local size - 1 on this host */
 GR_API int gr_comm_local_size(const gr_comm *comm);
 
-/* The first failure that ended the communicator, be it its own or that of all its relatives; status
- * GR_OK while there was none. Of a sub-group that has ended alone it names the sub-group, its ranks
- * in the job and the rank at fault. Valid until destroy, and never changed once it is a failure.
- * Any thread, also while another one is in a call on the communicator. */
+/* The first failure that ended the communicator, be it its own or that of its context; status GR_OK
+ * while there was none. Of a sub-group that has ended alone it names the sub-group, its ranks in
+ * the job and the rank at fault. Valid until destroy, and never changed once it is a failure. Any
+ * thread, also while another one is in a call on the communicator. */
 GR_API const gr_diag *gr_comm_diag(const gr_comm *comm);
 
-/* What was wrong with the calling thread's last call on the communicator or its relatives that
- * failed to begin, in one sentence: a wrong argument, a buffer in use, no memory, a gr_free that
- * was refused. status GR_OK while there was none. The text changes with the thread's next call that
+/* What was wrong with the calling thread's last call on a communicator of the context that failed
+ * to begin, in one sentence: a wrong argument, a buffer in use, no memory, a gr_free that was
+ * refused. status GR_OK while there was none. The text changes with the thread's next call that
  * fails; the pointer is valid until destroy. The sentences of the last 16 threads are kept. */
 GR_API const gr_diag *gr_comm_last_error(const gr_comm *comm);
 
 /* Memory that the peers on this host can read: collectives on it copy least. 64-byte aligned,
- * zeroed, valid until gr_free or until the communicator and its relatives are destroyed. Any of
- * these may use and free it. Any other memory may be used in operations as well.
+ * zeroed, valid until gr_free or until the last communicator of the context is destroyed. Every one
+ * of them may use and free it. Any other memory may be used in operations as well.
  * Returns GR_OK; GR_E_INVALID (size 0); GR_E_NO_MEMORY. */
 GR_API gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out) GR_MUST_CHECK;
 

@@ -13,7 +13,7 @@ extern "C" {
 /* How late another rank came to the operations that both were in: the time from the moment at which
  * this rank started an operation to the first that came from the other one; 0 where that was there
  * already, or came while this rank waited for yet another one. It is kept for all operations of a
- * communicator and its relatives together, always.
+ * context together, always.
  *
  * Where an algorithm sends nothing directly from the other rank to this one, nothing is counted.
  * What this rank itself starts early and looks at late (gr_start, long computing, gr_wait without a

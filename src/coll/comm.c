@@ -439,7 +439,7 @@ static void wait_for_stopped(const gr_comm *comm)
 }
 
 /* What the communicator left unfinished cannot be finished by its peers either: it is the end of
- * its relatives, too. What is finished is fetched, so that its place is free again. */
+ * its context, too. What is finished is fetched, so that its place is free again. */
 static void end_operations(gr_comm *comm)
 {
     gr_context *context = comm->context;

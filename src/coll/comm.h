@@ -19,8 +19,8 @@ enum { GR_COMM_CONFIG_BYTES_MAX = 64 << 10 }; /* of those texts */
 gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
                               gr_diag *diag) GR_MUST_CHECK;
 
-/* Where GRADUS_TIMELINE has this rank's events written; NULL: nowhere. Valid until the last of the
- * communicator's relatives is destroyed. */
+/* Where GRADUS_TIMELINE has this rank's events written; NULL: nowhere. Valid until the last
+ * communicator of the context is destroyed. */
 gr_timeline *gr_comm_timeline(const gr_comm *comm);
 
 /* The program is in step `step` from now on (from 1): in the record, for whoever reads it when this

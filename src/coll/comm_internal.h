@@ -127,7 +127,7 @@ struct gr_comm {
     int *world;            /* by rank: the rank in the job */
     gr_topology *topology; /* of these ranks; NULL in a group of one */
     gr_exec_group group;
-    gr_exec_outcome outcome; /* of a sub-group, which may end while its relatives go on */
+    gr_exec_outcome outcome; /* of a sub-group, which may end while its context goes on */
     gr_shm_coll *shm;        /* NULL: everything runs as plans */
     gr_selection selection;
     gr_schedules schedules;
