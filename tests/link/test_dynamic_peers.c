@@ -756,10 +756,11 @@ static int echo(gr_mesh *mesh, gr_link *link)
             gr_link_next(link, NULL);
             status = gr_link_send(link, &frame, &data, &ticket);
         } else {
+            /* In this order: what progress has seen ends no wait. */
+            gr_mesh_wait(mesh, test_now_us() + PATIENCE_US);
             (void)!gr_mesh_progress(mesh, NULL);
             while (gr_mesh_next_change(mesh, &peer, &ended)) { /* else there is no sleep */
             }
-            gr_mesh_wait(mesh, test_now_us() + PATIENCE_US);
         }
     }
     return 0;
@@ -790,8 +791,8 @@ static void test_dynamic_peers_message_wakes_sleeper(void **state)
         assert_int_equal(gr_link_send(link, &frame, &data, &ticket), GR_OK);
         while (gr_link_peek(link, &frame) == GR_PENDING) {
             assert_true(test_now_us() < start_us + PATIENCE_US);
-            pump(&h);
             gr_mesh_wait(h.host, start_us + PATIENCE_US);
+            pump(&h);
         }
         gr_link_next(link, NULL);
     }

@@ -40,24 +40,24 @@ static int echo(gr_mesh *mesh, gr_link *link)
         gr_status status = gr_link_peek(link, &frame);
         if (status == GR_OK) {
             while ((status = gr_link_read(link, data)) == GR_PENDING) {
-                (void)!gr_mesh_progress(mesh, NULL);
                 gr_mesh_wait(mesh, end_us);
+                (void)!gr_mesh_progress(mesh, NULL);
             }
             gr_link_next(link, NULL);
             while (status == GR_OK && gr_link_send(link, &frame, data, &ticket) == GR_E_AGAIN) {
                 status = gr_mesh_progress(mesh, NULL);
             }
             while (status == GR_OK && !gr_link_sent(link, ticket)) {
-                status = gr_mesh_progress(mesh, NULL);
                 gr_mesh_wait(mesh, end_us);
+                status = gr_mesh_progress(mesh, NULL);
             }
         }
         if (status < 0 || test_now_us() > end_us) {
             free(data);
             return status < 0 ? 0 : 97;
         }
+        gr_mesh_wait(mesh, end_us); /* in this order: what progress has seen ends no wait */
         (void)!gr_mesh_progress(mesh, NULL);
-        gr_mesh_wait(mesh, end_us);
     }
 }
 
