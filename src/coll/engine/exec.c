@@ -357,6 +357,7 @@ int64_t gr_exec_poll_timers(gr_exec *exec, bool waited)
     }
     if (exec->sweeps) {
         sweep(exec);
+        next_us = exec->moved ? now_us : next_us; /* what was taken may let others move */
     }
     if (exec->endings) {
         next_us = gr_earlier_us(next_us, gr_exec_poll_endings(exec, now_us, skipped_us));

@@ -628,6 +628,16 @@ static void look_at_foreign(gr_exec *exec, gr_exec_link *link, const gr_frame *f
 /* What stands at the head of a link. */
 typedef enum head_state { HEAD_EXPECTED, HEAD_TAKEN, HEAD_WAITS } head_state;
 
+/* Takes the head off if it is of a group that has ended. */
+static bool drop_stale(gr_exec *exec, gr_exec_link *link, const gr_frame *frame)
+{
+    if (!exec->any_ended || link->reading || !gr_exec_is_stale(exec, frame)) {
+        return false;
+    }
+    gr_exec_message_skip(exec, link, frame);
+    return true;
+}
+
 /* Looks at the head of the link, of which `op` (NULL: nothing) expects `p` as a segment of `step`.
  * Takes it if it is a message's. */
 static head_state look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op,
@@ -644,6 +654,9 @@ static head_state look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op,
         }
         return HEAD_WAITS;
     }
+    if (drop_stale(exec, link, &frame)) {
+        return HEAD_TAKEN;
+    }
     if (gr_exec_is_message_frame(&frame)) {
         return gr_exec_message_take(exec, link, &frame) ? HEAD_TAKEN : HEAD_WAITS;
     }
@@ -658,16 +671,11 @@ static head_state look_at_head(gr_exec *exec, gr_exec_link *link, gr_op *op,
 }
 
 /* Whatever is expected next, and were it an empty segment that is not looked for: the head may be
- * of a group that has ended. */
+ * of a group that has ended. One that is not there yet is dropped when it is looked at. */
 static bool skip_stale(gr_exec *exec, gr_exec_link *link)
 {
     gr_frame frame;
-    if (link->reading || gr_link_peek(link->link, &frame) != GR_OK ||
-        !gr_exec_is_stale(exec, &frame)) {
-        return false;
-    }
-    gr_exec_message_skip(exec, link, &frame);
-    return true;
+    return gr_link_peek(link->link, &frame) == GR_OK && drop_stale(exec, link, &frame);
 }
 
 /* One segment from this link; false if there is nothing to take (now). */
