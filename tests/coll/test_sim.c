@@ -34,6 +34,7 @@ enum {
     OP_TIMEOUT_US = 30000000,
     NOTICE_US = 50000,
     SILENCE_US = 2000000,
+    ANSWER_US = 5000000, /* in which a rank says what it called */
     TEST_PAUSE_US = 5000,
     SECOND_US = 1000000
 };
@@ -434,8 +435,9 @@ static int64_t end_by_us(const scenario *s)
     switch (s->fault) {
     case KILL:
     case PARTITION:
-    case MISMATCH:
         return SILENCE_US + 2 * SECOND_US;
+    case MISMATCH: /* a rank that has called all it will ever call answers nobody for so long */
+        return ANSWER_US + 2 * SECOND_US;
     default:
         return 2 * (int64_t)OP_TIMEOUT_US;
     }
