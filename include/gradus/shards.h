@@ -11,9 +11,9 @@
 extern "C" {
 #endif
 
-/* Exact allreduce over shards: the sum over `shards` contributions that are dealt to the ranks in
- * contiguous ranges (gr_shard_range), in the order of a fixed binary tree over the shards. The
- * result has the same bits for every world size.
+/* Exact allreduce over shards: the sum over `shards` contributions, which are assigned to
+ * the ranks in contiguous ranges (gr_shard_range), in the order of a fixed binary tree over the
+ * shards. The result has the same bits for every world size.
  *
  * partials  gr_shard_partials(shards, world size, rank) buffers of `count` elements, which do not
  *           overlap: the sums of the largest whole subtrees of this rank's range, from left to

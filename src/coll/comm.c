@@ -130,7 +130,7 @@ void gr_context_destroy(gr_context *context, bool leave)
     gr_exec_destroy(context->exec);
     gr_flight_recorder_destroy(context->record);
     gr_timeline_close(context->timeline);
-    gr_op_destroy_finished(context->alone);
+    gr_op_destroy_finished(context->self_op);
     gr_fork_close(context->event_fd);
     gr_arena_fini(&context->texts);
     free(context);
@@ -153,9 +153,9 @@ static gr_status create_context(const gr_group_config *config, gr_group *group,
     context->log = (gr_log){.level = (gr_log_level)config->log_level,
                             .sink = config->log_sink ? config->log_sink : gr_log_to_file,
                             .sink_arg = config->log_sink ? config->log_arg : stderr};
-    context->alone = gr_op_create_finished();
+    context->self_op = gr_op_create_finished();
     gr_arena_init(&context->texts, GR_COMM_CONFIG_BYTES_MAX);
-    gr_status status = context->alone
+    gr_status status = context->self_op
                            ? gr_group_config_keep(config, &context->texts, &context->config, diag)
                            : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a communicator");
     if (status == GR_OK) {

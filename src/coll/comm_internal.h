@@ -98,7 +98,7 @@ struct gr_context {
     gr_comm_shm *shms;            /* NULL: none yet */
     int next_shm_area;            /* no area of shared memory had this number, nor a larger one */
     gr_selection_config choosing; /* what the selections of all have in common */
-    gr_op *alone;                 /* the operation of a group of one */
+    gr_op *self_op;               /* the operation of a group of one */
     gr_self_done self_done[GR_EXEC_OPS_MAX]; /* callbacks of a group of one, to be delivered */
     int self_first, self_count;
     gr_memory memory;

@@ -172,7 +172,7 @@ static gr_status start(gr_persistent *kept, gr_diag *diag)
     gr_status status = gr_comm_check_ready(comm, &kept->args, diag);
     if (status == GR_OK && comm->size == 1) {
         gr_comm_run_self(&kept->args);
-        op = comm->context->alone;
+        op = comm->context->self_op;
     } else if (status == GR_OK) {
         status = gr_exec_start(comm->context->exec, &kept->request, 1, &op, diag);
         gr_comm_shm_note(comm, &kept->request);

@@ -32,8 +32,8 @@ void gr_comm_run_self(const gr_coll_args *args)
     }
 }
 
-static gr_status start_alone(gr_comm *comm, const gr_coll_args *all_args, int count, gr_op **op_out,
-                             gr_diag *diag)
+static gr_status start_self(gr_comm *comm, const gr_coll_args *all_args, int count, gr_op **op_out,
+                            gr_diag *diag)
 {
     gr_context *context = comm->context;
     if (all_args[0].call->done) {
@@ -50,7 +50,7 @@ static gr_status start_alone(gr_comm *comm, const gr_coll_args *all_args, int co
         gr_comm_run_self(&all_args[i]);
     }
     gr_context_raise_event(context);
-    *op_out = context->alone;
+    *op_out = context->self_op;
     return GR_OK;
 }
 
@@ -352,7 +352,7 @@ static gr_status check_and_begin(gr_comm *comm, const gr_call *calls, int count,
         status = check_own_message(comm, &all_args[0], &diag);
     }
     if (status == GR_OK) {
-        status = comm->size == 1 ? start_alone(comm, all_args, count, op_out, &diag)
+        status = comm->size == 1 ? start_self(comm, all_args, count, op_out, &diag)
                                  : begin(comm, all_args, count, caller, op_out, &diag);
     }
     return status == GR_OK ? GR_OK : gr_context_note(comm->context, &diag);

@@ -21,7 +21,7 @@ struct shm_run {
     uint32_t plans; /* gr_comm_shm.plans when it started */
     gr_call_memory memory;
     bool kept;            /* belongs to a persistent operation */
-    bool repeats;         /* if it ends well it keeps lane_op, to be started as it is: see
+    bool repeats;         /* if it ends well it keeps shm_op, to be started as it is: see
                      gr_comm_shm_repeat */
     gr_op_desc desc;      /* of one that repeats */
     const void *in, *out; /* as the caller said them */
@@ -117,7 +117,7 @@ void gr_comm_shm_destroy(gr_context *context)
     }
 }
 
-/* ---- The driver ------------------------------------------------------------------------------ */
+/* ---- The operation's ops --------------------------------------------------------------------- */
 static void begin(void *state, gr_op *op)
 {
     shm_run *run = state;

@@ -10,7 +10,7 @@
  * 16  i32  peer           44  u32  answers           60  u32  serial
  * 20  i32  via            64  i32 for each rank awaited, then the text */
 enum { FIXED_BYTES = 64 };
-enum { FLAG_MESSAGE = 1, FLAG_SENDS = 2, FLAG_STUCK = 4, FLAG_DEADLOCK = 8, FLAGS_ALL = 15 };
+enum { FLAG_MESSAGE = 1, FLAG_SENDS = 2, FLAG_BLOCKED = 4, FLAG_DEADLOCK = 8, FLAGS_ALL = 15 };
 
 /* Names and places are the program's own: whatever stands in them, the message is sound. */
 static uint8_t *put_text(uint8_t *at, const char *text)
@@ -28,10 +28,10 @@ static uint8_t *put_text(uint8_t *at, const char *text)
 size_t gr_op_report_put(const gr_op_report *report, uint8_t *out)
 {
     gr_put_u16(out, (uint16_t)report->kind);
-    gr_put_u16(out + 2,
-               (uint16_t)((report->op.is_message ? FLAG_MESSAGE : 0) |
-                          (report->op.sends ? FLAG_SENDS : 0) | (report->stuck ? FLAG_STUCK : 0) |
-                          (report->deadlock ? FLAG_DEADLOCK : 0)));
+    gr_put_u16(out + 2, (uint16_t)((report->op.is_message ? FLAG_MESSAGE : 0) |
+                                   (report->op.sends ? FLAG_SENDS : 0) |
+                                   (report->blocked ? FLAG_BLOCKED : 0) |
+                                   (report->deadlock ? FLAG_DEADLOCK : 0)));
     gr_put_u32(out + 4, (uint32_t)report->rank);
     gr_put_u64(out + 8, report->generation);
     gr_put_u32(out + 16, (uint32_t)report->peer);
@@ -84,7 +84,7 @@ gr_status gr_op_report_get(const uint8_t *data, size_t size_bytes, int rank_max,
                            .serial = gr_get_u32(data + 60),
                            .met = gr_get_u16(data + 54),
                            .called_at = gr_get_u32(data + 28),
-                           .stuck = (flags & FLAG_STUCK) != 0,
+                           .blocked = (flags & FLAG_BLOCKED) != 0,
                            .deadlock = (flags & FLAG_DEADLOCK) != 0,
                            .seq = gr_get_u32(data + 40),
                            .answers = gr_get_u32(data + 44),

@@ -18,19 +18,21 @@ enum {
 };
 
 typedef enum gr_op_report_kind {
-    GR_REPORT_IDLE = 1,     /* from a rank: it waits for nobody (any more) */
-    GR_REPORT_WAITS = 2,    /* from a rank: `op` has not moved for some time. To a rank: of another
-                             * one, which waits for it */
-    GR_REPORT_MISMATCH = 3, /* from a rank: `peer` sent data of `op`, or waits in `op` as its wait
-                             * `answers` says, where this rank called `text`. To that peer: the
-                             * same */
-    GR_REPORT_CAUSE = 4,    /* to a rank in its wait `answers`: `peer` is the root cause, reached
-                          * through `via`; `text` says what the root cause waits in itself, if it
-                          * does */
-    GR_REPORT_ENDED = 5,    /* from a rank to the ranks in `awaits`: it has ended the sub-group
-                          * `op.comm` with number `serial`, and uses nothing of its members any
-                          * more; `text` says why, `peer` is the rank at fault, `called_at` the
-                          * status negated. With `answers` 1 it has not heard the same of them */
+    /* From a rank: it does not wait (any more). */
+    GR_REPORT_IDLE = 1,
+    /* From a rank: `op` has not moved for some time. To a rank: another rank waits for it. */
+    GR_REPORT_WAITS = 2,
+    /* From a rank: it has called `text`, and `peer` has sent data of `op` instead, or waits in `op`
+     * (its wait `answers`). The coordinator passes this on to `peer`. */
+    GR_REPORT_MISMATCH = 3,
+    /* To a rank in its wait `answers`: `peer` is the root cause, reached through `via`. `text` is
+     * the call that the root cause waits in itself, if it waits. */
+    GR_REPORT_CAUSE = 4,
+    /* From a rank to the ranks in `awaits`: it has ended the sub-group `op.comm` with number
+     * `serial`, and uses no memory of the members any more. `text` is the reason, `peer` the rank
+     * at fault, `called_at` the negated status. `answers` 1: those ranks have not reported the same
+     * yet, and are asked to. */
+    GR_REPORT_ENDED = 5,
     GR_REPORT_KIND_END
 } gr_op_report_kind;
 
@@ -47,26 +49,31 @@ typedef struct gr_op_id {
 typedef struct gr_op_report {
     gr_op_report_kind kind;
     uint64_t generation; /* of the group */
-    int32_t rank;        /* whose report it is; the coordinator sets it */
+    int32_t rank;        /* that reports; the coordinator sets it */
     int32_t peer, via;   /* see the kinds; -1: none */
     gr_op_id op;
-    uint32_t serial; /* ENDED: of the sub-group. MISMATCH: of that in which the rank has called
-                         * `text`. 0: the whole job */
-    uint16_t met;    /* MISMATCH: `op` is what the rank waits in, and `peer` sent data of operation
-                         * `called_at` of communicator `met` - 1 instead. 0: it sent data of `op` */
-    uint32_t called_at; /* MISMATCH: the number at which `peer` looks for what it called instead */
-    bool stuck;         /* WAITS: the rank can start nothing before `op` is over */
-    bool deadlock; /* WAITS, to a rank in its wait `answers`: it and the reporting rank wait for
-                    * each other for ever */
-    uint32_t seq;  /* WAITS: the number of this wait of the rank, from 1; another one when `op` or
-                    * `stuck` is another one */
-    uint32_t
-        answers; /* the number of a wait of another rank, see the kinds; 0: of none. WAITS, from
-                       * a rank: the operation of that wait of `peer` is not begun here and cannot
-                       * begin, while `op` needs `peer` */
+    /* ENDED: number of the sub-group. MISMATCH: number of the sub-group in which the rank has
+     * called `text`. 0: the communicator of all ranks. */
+    uint32_t serial;
+    /* MISMATCH. 0: `peer` sent data of `op`. Else the rank waits in `op`, and `peer` sent data of
+     * operation `called_at` of communicator `met` - 1. */
+    uint16_t met;
+    /* MISMATCH: the number of the call that `peer` is to look up. */
+    uint32_t called_at;
+    /* WAITS: the rank can start nothing before `op` is over. */
+    bool blocked;
+    /* WAITS, to a rank in its wait `answers`: that rank and the reporting rank wait for each
+     * other. */
+    bool deadlock;
+    /* WAITS: the number of this wait of the rank, from 1. It changes with `op` and `blocked`. */
+    uint32_t seq;
+    /* The number of a wait of another rank, see the kinds; 0: none. WAITS, from a rank: the
+     * operation of that wait of `peer` cannot begin here while `op` needs `peer`. */
+    uint32_t answers;
+    /* WAITS: the ranks that `op` waits for. */
     uint32_t awaits_count;
-    int32_t awaits[GR_REPORT_AWAITS_MAX]; /* WAITS: ranks that `op` waits for */
-    char text[GR_REPORT_TEXT_BYTES];      /* the call, with its place in the program */
+    int32_t awaits[GR_REPORT_AWAITS_MAX];
+    char text[GR_REPORT_TEXT_BYTES]; /* the call, with its place in the program */
 } gr_op_report;
 
 /* Returns the size in bytes, at most GR_REPORT_BYTES_MAX. */

@@ -311,7 +311,7 @@ static bool denies(const gr_wait_node *node, const gr_op_report *of)
         const gr_wait_denial *denial = &node->denials[i];
         found = found || (denial->peer == of->rank && denial->answers == of->seq);
     }
-    return found && node->report.stuck;
+    return found && node->report.blocked;
 }
 
 /* `to` is to be notified of `asker`, unless another rank comes before it: the next one behind the

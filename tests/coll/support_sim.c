@@ -168,7 +168,7 @@ static gr_status open_rank(sim_job *job, int rank, gr_diag *diag)
     for (int i = 0; i < job->size; i++) {
         world[i] = i;
     }
-    if (!context || !(context->alone = gr_op_create_finished())) {
+    if (!context || !(context->self_op = gr_op_create_finished())) {
         return GR_E_NO_MEMORY;
     }
     context->choosing = (gr_selection_config){
@@ -246,7 +246,7 @@ void sim_close(sim_job *job)
         gr_context *context = job->ranks[rank].context;
         if (context) {
             gr_exec_destroy(context->exec);
-            gr_op_destroy_finished(context->alone);
+            gr_op_destroy_finished(context->self_op);
             free(context);
         }
     }

@@ -596,7 +596,7 @@ static bool driven_needs(const void *state, int peer)
 static const gr_op_ops driver = {
     .progress = move_driven, .cancel = cancel_driven, .waits_for = driven_needs};
 
-static gr_status start_driven(gr_exec *exec, const gr_exec_request *like, const gr_op_ops *ops,
+static gr_status start_custom(gr_exec *exec, const gr_exec_request *like, const gr_op_ops *ops,
                               void *state, gr_op **op_out, gr_diag *diag)
 {
     gr_exec_request request = *like;
@@ -624,12 +624,12 @@ static void test_driven(void **state)
         .reads = {.first = (uintptr_t)&slow, .end = (uintptr_t)(&slow + 1)}};
     const gr_call_memory written = {.writes = memory.reads};
     request.memory = &memory;
-    assert_int_equal(start_driven(exec, &request, &driver, &slow, &slow_op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &driver, &slow, &slow_op, &diag), GR_OK);
     request.memory = NULL;
     gr_exec_request telling = request;
     telling.done = note_done;
     telling.done_arg = &called;
-    assert_int_equal(start_driven(exec, &telling, &driver, &quick, &quick_op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &telling, &driver, &quick, &quick_op, &diag), GR_OK);
     assert_int_equal(gr_op_number(slow_op), 0);
     assert_int_equal(gr_op_number(quick_op), 1);
     assert_true(gr_op_fingerprint(slow_op) == gr_op_fingerprint(quick_op));
@@ -655,7 +655,7 @@ static void test_driven(void **state)
     assert_int_equal(gr_exec_group_close(exec, group), 2);
     driven bad = {.moves_left = 1, .result = GR_E_PROTOCOL};
     gr_op *bad_op;
-    assert_int_equal(start_driven(exec, &request, &driver, &bad, &bad_op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &driver, &bad, &bad_op, &diag), GR_OK);
     (void)gr_exec_progress(exec);
     assert_string_equal(gr_exec_diag(exec)->text, "shared memory is broken");
     assert_true(slow.cancelled && bad.cancelled && !quick.cancelled);
@@ -688,11 +688,11 @@ static void test_driven_stall(void **state)
     gr_exec_request request = {.desc = call_of(GR_COLL_BARRIER, 0, "a.c:1").desc,
                                .group = &p.groups[0][0]};
     gr_exec *exec = p.execs[0];
-    assert_int_equal(start_driven(exec, &request, &driver, &quick, &op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &driver, &quick, &op, &diag), GR_OK);
     gr_op_arrived(op, 1, true);
     assert_true(gr_exec_progress_custom(op));
     assert_int_equal(gr_op_release(op), GR_OK);
-    assert_int_equal(start_driven(exec, &request, &stuck, NULL, &op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &stuck, NULL, &op, &diag), GR_OK);
     move_pair(&p, 70000000);
     const char *text = gr_exec_diag(exec)->text;
     assert_non_null(strstr(text, "operation 2 (barrier"));

@@ -66,7 +66,7 @@ static gr_op_report waiting(uint32_t number, unsigned awaits)
                            .peer = -1,
                            .via = -1,
                            .op = {.number = number, .fingerprint = 1000 + number, .partner = -1},
-                           .stuck = true,
+                           .blocked = true,
                            .seq = 1 + number};
     snprintf(report.text, sizeof report.text, "call %u", number);
     for (int rank = 0; rank < 32; rank++) {
@@ -333,7 +333,7 @@ static void wait_graph_without_both_denials_there_is_no_deadlock(void **state)
         report(&g, 0, &a);
         report(&g, 1, &b);
         evaluate(&g);
-        a.stuck = which != 0;
+        a.blocked = which != 0;
         b.answers = which == 1 ? 0 : which == 2 ? 12345 : a.seq;
         b.peer = which == 3 ? -1 : 0;
         answer(&g, 0, &a);
@@ -485,7 +485,7 @@ static void op_report_survives_its_way_and_strange_names(void **state)
     assert_string_equal(out.text, "allreduce \"a?b?\xff\" at x.c:1");
     assert_int_equal(out.awaits_count, 3);
     assert_memory_equal(out.awaits, in.awaits, 3 * sizeof in.awaits[0]);
-    assert_true(out.op.number == 7 && out.op.fingerprint == 1007 && out.stuck && !out.deadlock);
+    assert_true(out.op.number == 7 && out.op.fingerprint == 1007 && out.blocked && !out.deadlock);
     assert_true(out.seq == 8 && out.answers == 5);
     assert_int_equal(gr_op_report_get(bytes, size, 2, &out, NULL), GR_E_PROTOCOL);
     for (size_t cut = 0; cut < size; cut++) {

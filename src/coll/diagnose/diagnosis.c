@@ -132,7 +132,7 @@ void gr_diagnosis_list_awaited(const gr_diagnosis *d, const gr_op *op, gr_op_rep
 static void deny(const gr_diagnosis *d, const gr_op *op, gr_op_report *report)
 {
     const gr_op_report *asker = &d->asker;
-    if (asker->kind == GR_REPORT_WAITS && report->stuck &&
+    if (asker->kind == GR_REPORT_WAITS && report->blocked &&
         gr_exec_lacks(d->config.exec, op, asker->rank) &&
         gr_exec_is_missing(d->config.exec, &asker->op, asker->rank)) {
         report->peer = asker->rank;
@@ -185,9 +185,10 @@ void gr_diagnosis_report(gr_diagnosis *d, gr_op *op, int64_t now_us)
                            .peer = -1,
                            .via = -1,
                            .op = gr_op_identity(op),
-                           .stuck = gr_exec_is_stuck(d->config.exec, op)};
+                           .blocked = gr_exec_is_blocked(d->config.exec, op)};
     gr_diagnosis_list_awaited(d, op, &report);
-    if (!d->reported || d->report_record != gr_op_record(op) || report.stuck != d->report.stuck) {
+    if (!d->reported || d->report_record != gr_op_record(op) ||
+        report.blocked != d->report.blocked) {
         d->denied_count = 0;
         d->seq = d->seq == UINT32_MAX ? 1 : d->seq + 1;
     }
@@ -266,9 +267,9 @@ static bool receive(gr_diagnosis *d)
  * else the oldest. */
 static bool goes_first(const gr_diagnosis *d, const gr_op *op, const gr_op *other)
 {
-    bool stuck = gr_exec_is_stuck(d->config.exec, op);
-    if (!other || stuck != gr_exec_is_stuck(d->config.exec, other)) {
-        return !other || stuck;
+    bool blocked = gr_exec_is_blocked(d->config.exec, op);
+    if (!other || blocked != gr_exec_is_blocked(d->config.exec, other)) {
+        return !other || blocked;
     }
     return gr_op_record(op) < gr_op_record(other);
 }

@@ -209,14 +209,14 @@ void gr_exec_part_over(gr_exec *exec, gr_op *op)
 }
 
 /* ---- Progress -------------------------------------------------------------------------------- */
-void gr_exec_undrive(gr_exec *exec, const gr_op *op)
+void gr_exec_remove_custom(gr_exec *exec, const gr_op *op)
 {
     int at = 0;
-    while (exec->driven[at] != op) {
+    while (exec->custom[at] != op) {
         at++;
     }
-    for (exec->driven_count--; at < exec->driven_count; at++) {
-        exec->driven[at] = exec->driven[at + 1];
+    for (exec->custom_count--; at < exec->custom_count; at++) {
+        exec->custom[at] = exec->custom[at + 1];
     }
 }
 
@@ -225,7 +225,7 @@ bool gr_exec_progress_custom(gr_op *op)
     gr_exec *exec = op->exec;
     bool moved = false;
     gr_diag diag;
-    gr_status status = op->driver->progress(op->driver_state, &moved, &diag);
+    gr_status status = op->ops->progress(op->ops_state, &moved, &diag);
     if (status == GR_PENDING) {
         op->watch.moved = op->watch.moved || moved;
         exec->moved = exec->moved || moved;
@@ -237,15 +237,15 @@ bool gr_exec_progress_custom(gr_op *op)
         gr_exec_end_group(exec, status == GR_E_PROTOCOL ? op->comm : 0, &diag);
         return true;
     }
-    gr_exec_undrive(exec, op);
+    gr_exec_remove_custom(exec, op);
     gr_exec_part_over(exec, op);
     return true;
 }
 
-static void move_all_driven(gr_exec *exec)
+static void progress_all_custom(gr_exec *exec)
 {
-    for (int i = 0; i < exec->driven_count && exec->diag.status == GR_OK && !exec->arbitrating;) {
-        gr_op *op = exec->driven[i];
+    for (int i = 0; i < exec->custom_count && exec->diag.status == GR_OK && !exec->arbitrating;) {
+        gr_op *op = exec->custom[i];
         (void)gr_exec_progress_custom(op);
         i += !op->over && !op->stopped;
     }
@@ -311,7 +311,8 @@ bool gr_exec_progress(gr_exec *exec)
     if (exec->compare && exec->diag.status == GR_OK && gr_exec_has_unsettled(exec)) {
         exec->compare(exec->compare_arg);
     }
-    move_all_driven(exec); /* now, since what lies on the links may show that they are in error */
+    progress_all_custom(
+        exec); /* now, since what lies on the links may show that they are in error */
     if (status != GR_OK && exec->diag.status == GR_OK) {
         gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }

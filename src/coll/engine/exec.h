@@ -198,7 +198,7 @@ bool gr_exec_would_wait_for_itself(const gr_exec *exec, const gr_exec_group *gro
 /* Starts one of which all but the site and the caller in `desc` is as in one before, which had this
  * fingerprint. It cannot fail if it may be: nothing is under way, and all is well. */
 bool gr_exec_may_repeat(const gr_exec *exec, const gr_exec_group *group);
-gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_ops *driver, void *state, const gr_op_desc *desc,
+gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_ops *ops, void *state, const gr_op_desc *desc,
                       const gr_exec_group *group, const gr_call_memory *memory,
                       uint64_t fingerprint);
 /* One move of one such operation, for who waits for it without a look at anything else; true if
@@ -242,7 +242,7 @@ void gr_exec_wait(gr_exec *exec, const gr_exec_until *until);
 void gr_exec_set_calling(gr_exec *exec, bool calling);
 /* How many operations have finished, and failures ended all of them, so far. */
 uint64_t gr_exec_finished(const gr_exec *exec);
-/* Plans and driven operations that have not finished; one more while it is being found out whether
+/* Plans and custom operations that have not finished; one more while it is being found out whether
  * another rank called something else. */
 int gr_exec_active(const gr_exec *exec);
 /* Some rank may have called something else than what is over here (two roots that only sent, say).

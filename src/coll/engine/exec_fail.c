@@ -91,7 +91,7 @@ static void end_operations(gr_exec *exec)
     exec->finished++;
     memset(exec->ring, 0, sizeof exec->ring);
     exec->active = 0;
-    exec->driven_count = 0;
+    exec->custom_count = 0;
     exec->oldest_seq = exec->next_seq;
     gr_exec_messages_end(exec);
     gr_exec_free_endings(exec);
@@ -107,8 +107,8 @@ static void end_operations(gr_exec *exec)
         }
         op->over = true;
         gr_exec_record_end(exec, op, status);
-        if (op->driver && op->driver->cancel && !op->stopped) {
-            op->driver->cancel(op->driver_state);
+        if (op->ops && op->ops->cancel && !op->stopped) {
+            op->ops->cancel(op->ops_state);
         }
         if (op->head->state == GR_OP_ACTIVE) {
             gr_exec_finish(exec, op->head, status);
@@ -214,7 +214,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
     }
     op = op ? op : gr_exec_message_that_needs(exec, link->peer);
     op = op ? op : gr_exec_op_at(exec, exec->oldest_seq);
-    op = op || exec->driven_count == 0 ? op : exec->driven[0];
+    op = op || exec->custom_count == 0 ? op : exec->custom[0];
     char what[DESCRIPTION_BYTES] = "what comes next";
     if (op) {
         gr_exec_describe_op(exec, op, what, sizeof what);

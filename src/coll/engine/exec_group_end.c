@@ -117,10 +117,10 @@ static void stop(gr_exec *exec, gr_op *op)
 {
     op->stopped = true;
     gr_diagnosis_op_over(exec->diagnosis, op);
-    if (op->driver) {
-        gr_exec_undrive(exec, op);
-        if (op->driver->cancel) {
-            op->driver->cancel(op->driver_state);
+    if (op->ops) {
+        gr_exec_remove_custom(exec, op);
+        if (op->ops->cancel) {
+            op->ops->cancel(op->ops_state);
         }
     } else if (op->is_message) {
         gr_exec_message_stop(exec, op);
@@ -284,7 +284,7 @@ bool gr_exec_has_ended(const gr_exec *exec, uint32_t serial)
 /* ---- Until all have said so ------------------------------------------------------------------ */
 static bool is_read(const gr_exec *exec, const gr_op *op)
 {
-    return !op->driver &&
+    return !op->ops &&
            (op->is_message ? gr_exec_message_is_read(exec, op) : gr_exec_plan_is_read(exec, op));
 }
 
@@ -304,7 +304,7 @@ static bool settle(gr_exec *exec, const gr_exec_ending *ending)
         op->over = true;
         exec->active--;
         exec->moved = true;
-        if (!op->driver && !op->is_message) {
+        if (!op->ops && !op->is_message) {
             gr_exec_scratch_leave(exec, op);
         }
         gr_exec_record_end(exec, op, (gr_status)ending->diag.status);

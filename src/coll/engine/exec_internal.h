@@ -61,7 +61,7 @@ struct gr_op {
     void *done_arg;
     gr_op *next_done;
 
-    uint32_t seq; /* in the order of starts here; not of driven ones */
+    uint32_t seq; /* in the order of starts here; not of those with `ops` */
     /* In its communicator. Messages: on their link and direction; that of a receive is known when
      * it has met its message, and is GR_FLIGHT_RECORDER_NO_NUMBER before. */
     uint32_t number;
@@ -83,9 +83,9 @@ struct gr_op {
     gr_op_watch watch;
     gr_call_memory memory; /* the partials are in `user` */
 
-    gr_op_message message;   /* if `is_message`, and then neither driver nor schedule */
-    const gr_op_ops *driver; /* NULL: a schedule is run, and all that follows is set */
-    void *driver_state;
+    gr_op_message message; /* if `is_message`, and then neither ops nor schedule */
+    const gr_op_ops *ops;  /* NULL: a schedule is run, and all that follows is set */
+    void *ops_state;
 
     const gr_schedule *schedule;
     void *user[GR_SHARD_PARTIALS_MAX];
@@ -198,8 +198,8 @@ struct gr_exec {
     gr_op *free_ops;
     int free_count;
     gr_op ops[GR_EXEC_OPS_MAX];
-    gr_op *driven[GR_EXEC_OPS_MAX]; /* in the order of their start */
-    int driven_count;
+    gr_op *custom[GR_EXEC_OPS_MAX]; /* in the order of their start */
+    int custom_count;
     gr_op *done_head, *done_tail; /* finished, with a callback to be called */
     uint64_t finished;            /* see gr_exec_finished */
     gr_exec_members members[GR_EXEC_GROUPS_MAX];
@@ -304,8 +304,8 @@ static inline uint64_t gr_exec_serial_bits(uint32_t serial)
 enum { GR_NEEDS_NONE = -1, GR_NEEDS_ALL = -2 };
 
 /* exec.c */
-void gr_exec_part_over(gr_exec *exec, gr_op *op);     /* its last step is done */
-void gr_exec_undrive(gr_exec *exec, const gr_op *op); /* driven[] has it no more */
+void gr_exec_part_over(gr_exec *exec, gr_op *op);           /* its last step is done */
+void gr_exec_remove_custom(gr_exec *exec, const gr_op *op); /* custom[] does not hold it any more */
 void gr_exec_finish(gr_exec *exec, gr_op *head, gr_status status);
 void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status);
 /* An operation was started at `now` (ticks), and may be over as well. If ranks may have called

@@ -529,5 +529,5 @@ bool gr_exec_would_wait_for_itself(const gr_exec *exec, const gr_exec_group *gro
 
 bool gr_exec_waits_for_itself(const gr_exec *exec, const gr_op *op)
 {
-    return op->is_message && op->partner == exec->rank && gr_exec_is_stuck(exec, op);
+    return op->is_message && op->partner == exec->rank && gr_exec_is_blocked(exec, op);
 }

@@ -338,10 +338,10 @@ bool gr_exec_needs(gr_exec *exec, const gr_exec_link *link)
             return true;
         }
     }
-    for (int i = 0; i < exec->driven_count; i++) {
-        const gr_op *op = exec->driven[i];
+    for (int i = 0; i < exec->custom_count; i++) {
+        const gr_op *op = exec->custom[i];
         if (gr_op_local(op, link->peer) >= 0 &&
-            (!op->driver->waits_for || op->driver->waits_for(op->driver_state, link->peer))) {
+            (!op->ops->waits_for || op->ops->waits_for(op->ops_state, link->peer))) {
             return true;
         }
     }
@@ -610,7 +610,7 @@ static gr_op *blocked_message(const gr_exec *exec, const gr_exec_link *link)
     for (gr_op *op = exec->blocked ? exec->blocked->head : NULL; op; op = op->next_part) {
         found = op->is_message && !op->over && gr_exec_lacks(exec, op, link->peer) ? op : found;
     }
-    return found && gr_exec_is_stuck(exec, found) ? found : NULL;
+    return found && gr_exec_is_blocked(exec, found) ? found : NULL;
 }
 
 /* A frame of which nothing was expected so far. */

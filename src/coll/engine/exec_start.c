@@ -383,8 +383,8 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
 {
     const gr_op_desc *desc = &request->desc;
     gr_status status = join_group(exec, op, request->group, diag);
-    op->driver = request->ops;
-    op->driver_state = request->state;
+    op->ops = request->ops;
+    op->ops_state = request->state;
     op->total_bytes = desc->count * gr_dtype_bytes(desc->dtype);
     op->memory = request->memory ? *request->memory : (gr_call_memory){.partial_count = 0};
     for (int i = 0; i < op->memory.partial_count; i++) {
@@ -394,7 +394,7 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
     op->is_message = gr_coll_traits_of[desc->coll].message;
     if (status == GR_OK && op->is_message) {
         prepare_message(op, request);
-    } else if (status == GR_OK && !op->driver) {
+    } else if (status == GR_OK && !op->ops) {
         status = prepare_plan(exec, op, request, diag);
     }
     if (status == GR_OK) {
@@ -407,7 +407,7 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
  * else. */
 static bool brings_all(const gr_op *op, const gr_op_desc *desc)
 {
-    return desc->coll == GR_COLL_BARRIER || (op->driver && !has_root(desc)) ||
+    return desc->coll == GR_COLL_BARRIER || (op->ops && !has_root(desc)) ||
            (op->total_bytes > 0 && !op->uneven && !op->is_message && !has_root(desc));
 }
 
@@ -447,10 +447,10 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     exec->moved = true;
     exec->arrived = 0;
     exec->active++;
-    if (op->driver) {
-        exec->driven[exec->driven_count++] = op;
-        if (op->driver->begin) {
-            op->driver->begin(op->driver_state, op);
+    if (op->ops) {
+        exec->custom[exec->custom_count++] = op;
+        if (op->ops->begin) {
+            op->ops->begin(op->ops_state, op);
         }
     }
     record(exec, op, desc);
@@ -463,7 +463,7 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
 
 static void enter(gr_exec *exec, gr_op *op)
 {
-    if (op->driver) {
+    if (op->ops) {
         return;
     }
     if (op->left == 0) {
@@ -584,7 +584,7 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int requ
     const gr_exec_request *request = requests;
     for (gr_op *op = head; op; op = op->next_part) {
         op->head = head;
-        if (!op->driver && !op->is_message) {
+        if (!op->ops && !op->is_message) {
             op->seq = exec->next_seq++;
         }
         begin(exec, op, &request->desc);
@@ -600,7 +600,7 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int requ
     }
     enter_messages(exec, head);
     gr_exec_flush(exec);
-    if (!head->driver) {
+    if (!head->ops) {
         gr_exec_periodic_poll(exec, head->started);
     }
     *op_out = head;
@@ -613,7 +613,7 @@ bool gr_exec_may_repeat(const gr_exec *exec, const gr_exec_group *group)
            exec->diag.status == GR_OK && exec->members[group->id].group == group;
 }
 
-gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_ops *driver, void *state, const gr_op_desc *desc,
+gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_ops *ops, void *state, const gr_op_desc *desc,
                       const gr_exec_group *group, const gr_call_memory *memory,
                       uint64_t fingerprint)
 {
@@ -621,8 +621,8 @@ gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_ops *driver, void *state, const
     join_known(exec, op, group);
     op->memory = *memory;
     op->done = NULL;
-    op->driver = driver;
-    op->driver_state = state;
+    op->ops = ops;
+    op->ops_state = state;
     op->is_message = false;
     op->fingerprint = fingerprint;
     op->total_bytes = desc->count * gr_dtype_bytes(desc->dtype);

@@ -71,7 +71,7 @@ uint64_t gr_op_record(const gr_op *op)
 
 bool gr_op_is_custom(const gr_op *op)
 {
-    return op->driver != NULL;
+    return op->ops != NULL;
 }
 
 bool gr_op_is_stopped(const gr_op *op)
@@ -96,9 +96,9 @@ bool gr_exec_awaits(const gr_exec *exec, const gr_op *op, int peer, gr_op_wait w
         bool may_be = op->message.any_source ? gr_op_local(op, peer) >= 0 : op->partner == peer;
         return may_be && what == (op->sends ? GR_OP_WAIT_SEND : GR_OP_WAIT_RECEIVE);
     }
-    if (op->driver) {
-        return what == GR_OP_WAIT_RECEIVE && op->driver->waits_for &&
-               op->driver->waits_for(op->driver_state, peer);
+    if (op->ops) {
+        return what == GR_OP_WAIT_RECEIVE && op->ops->waits_for &&
+               op->ops->waits_for(op->ops_state, peer);
     }
     return what == GR_OP_WAIT_RECEIVE ? link->recv.seq == op->seq
                                       : what == GR_OP_WAIT_SEND && owes(link, op);
@@ -116,7 +116,7 @@ bool gr_exec_lacks(const gr_exec *exec, const gr_op *op, int peer)
            (member && (op->needs == GR_NEEDS_ALL || op->needs == peer));
 }
 
-bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op)
+bool gr_exec_is_blocked(const gr_exec *exec, const gr_op *op)
 {
     if (exec->blocked != op->head || op->stopped || exec->calls ||
         (exec->may_start && exec->may_start(exec->owner))) {

@@ -41,7 +41,7 @@ bool gr_exec_awaits(const gr_exec *exec, const gr_op *op, int peer, gr_op_wait w
 /* `op` cannot be over before this peer begins it, as far as is known here. */
 bool gr_exec_lacks(const gr_exec *exec, const gr_op *op, int peer);
 /* Nothing can be started here until `op` is over. */
-bool gr_exec_is_stuck(const gr_exec *exec, const gr_op *op);
+bool gr_exec_is_blocked(const gr_exec *exec, const gr_op *op);
 /* The same, and `op` is a message of this rank to itself. */
 bool gr_exec_waits_for_itself(const gr_exec *exec, const gr_op *op);
 /* The operation that `peer` names was started here. */

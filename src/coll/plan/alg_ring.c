@@ -6,7 +6,7 @@
  * Parallel Distrib. Comput. 69 (2009), section 3. A block travels once around the ring and collects
  * a share at each rank; it ends at the rank of its number. The order of the additions depends on
  * the block, so that the result is not canonical.
- *   The ring goes through the ranks in their order, or host by host if they are dealt to hosts
+ *   The ring goes through the ranks in their order, or host by host if they are assigned to hosts
  * otherwise, so that it leaves each host once.
  *   A rank can send on a block, or a segment of it, only when it has added to it. Segmented, an
  * allreduce cuts each block into CHUNKS parts: while one is added the others are on the wire, also

@@ -25,7 +25,7 @@ void gr_sums_release(gr_sums *sums, gr_operand operand); /* others than sums are
 bool gr_sums_has(const gr_sums *sums, gr_operand operand);
 
 /* ---- Units ----------------------------------------------------------------------------------- */
-/* A whole subtree that one rank holds: as shards that it was dealt, or as a sum made before. */
+/* A whole subtree that one rank holds: as shards that it was assigned, or as a sum made before. */
 typedef struct gr_unit {
     gr_tree_range range;
     int rank;

@@ -143,17 +143,17 @@ static void emit_prescale(gr_plan *plan, gr_operand dst, gr_operand a)
 static void prescale_user(gr_plan *plan, bool from_input)
 {
     const gr_plan_shape *shape = &plan->shape;
-    int first, dealt = has_contribution(shape);
+    int first, assigned = has_contribution(shape);
     if (shape->coll == GR_COLL_ALLREDUCE) {
-        gr_shard_range(shape->shards, shape->world_size, shape->rank, &first, &dealt);
+        gr_shard_range(shape->shards, shape->world_size, shape->rank, &first, &assigned);
     }
-    for (int slot = 0; dealt > 0 && slot < plan->user_slots; slot++) {
+    for (int slot = 0; assigned > 0 && slot < plan->user_slots; slot++) {
         for (int block = 0; block < (int)plan->blocks; block++) {
             gr_operand user = gr_user(slot, block);
             emit_prescale(plan, user, from_input ? gr_input(slot, block) : user);
         }
     }
-    plan->input_slots = from_input && dealt > 0 ? 1 : plan->input_slots;
+    plan->input_slots = from_input && assigned > 0 ? 1 : plan->input_slots;
 }
 
 /* `operand` of a step that follows: a block of an input is replaced by what it becomes in scratch.

@@ -2,8 +2,8 @@
 #ifndef GR_COLL_PLAN_PLAN_H
 #define GR_COLL_PLAN_PLAN_H
 
-/* Collectives as plans. An algorithm is a pure function from a shape (who am I, how many are we,
- * how are the contributions dealt) to a plan: the list of steps that one rank takes. A plan knows
+/* Collectives as plans. An algorithm is a pure function from a shape (rank, world size,
+ * assignment of the contributions) to a plan: the list of steps that one rank takes. A plan knows
  * no bytes and no sockets: the executor (exec.h) runs it over any link, segment by segment; the
  * verifier (verify.h) proves it for all ranks at once; a simulator can give it time.
  *
@@ -70,7 +70,7 @@ typedef struct gr_step {
 typedef struct gr_plan_shape {
     gr_coll coll;
     int rank, world_size;
-    int shards; /* contributions, dealt by gr_shard_range; world_size unless gr_allreduce_shards */
+    int shards; /* contributions, see gr_shard_range; world_size unless gr_allreduce_shards */
     int root;
     bool out_of_place; /* contributions lie in GR_SPACE_INPUT and stay as they are */
     bool uneven;       /* blocks have sizes of their own (counts by rank); some may be empty */

@@ -122,11 +122,11 @@ static bool find(const gr_shm_coll_op *op, int peer, uint64_t said, bool result,
 /* A rank without shards has no contribution to a sum. */
 static bool gives(const gr_shm_coll_op *op, int peer)
 {
-    int first, dealt = 1;
+    int first, assigned = 1;
     if (op->tree && op->tree->shards < op->shm->size) {
-        gr_shard_range(op->tree->shards, op->shm->size, peer, &first, &dealt);
+        gr_shard_range(op->tree->shards, op->shm->size, peer, &first, &assigned);
     }
-    return dealt > 0;
+    return assigned > 0;
 }
 
 static bool find_leaves(gr_shm_coll_op *op)

@@ -366,7 +366,7 @@ static gr_status begin_direct(gr_shm_coll_op *op, bool found)
         op->state = SHM_COLL_FAILED;
         return GR_E_PROTOCOL;
     }
-    gr_shm_coll_deal(op);
+    gr_shm_coll_assign(op);
     return GR_PENDING;
 }
 

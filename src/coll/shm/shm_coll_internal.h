@@ -171,7 +171,7 @@ struct gr_shm_coll_op {
     const shm_tree *tree; /* NULL: nothing is added up */
     size_t count;         /* elements of all blocks */
     size_t largest;       /* elements of the largest block */
-    size_t work;          /* length of the row that is dealt to the ranks: transfer.c */
+    size_t work;          /* length of the row that is assigned to the ranks: transfer.c */
     size_t packed_bytes;  /* contributions of the rank that has most of them */
     size_t element_bytes;
     size_t firsts[GR_SHM_COLL_RANKS_MAX + 1]; /* where each block begins, and where the last ends */
@@ -290,7 +290,8 @@ bool gr_shm_coll_cma_usable(gr_shm_coll *shm, const void *mem, size_t size_bytes
 /* Bytes of a contribution that are fetched at a time. */
 size_t gr_shm_coll_cma_piece(const gr_shm_coll_op *op);
 /* Adds elements [begin, end) of all contributions, and gives the sum to all. GR_OK, or the
- * operation is stuck at rank op->arrived: GR_PENDING (that one is about to end), GR_E_PROTOCOL. */
+ * operation cannot go on at rank op->arrived: GR_PENDING (that rank is about to end),
+ * GR_E_PROTOCOL. */
 gr_status gr_shm_coll_cma_add(gr_shm_coll_op *op, size_t begin, size_t end);
 /* We have revoked our memory: returns when nobody writes into our memory any more. */
 void gr_shm_coll_cma_wait(const gr_shm_coll *shm);
@@ -309,7 +310,7 @@ void gr_shm_coll_pack(const gr_shm_coll_op *op, size_t begin, size_t end, uint8_
                       size_t stride);
 
 /* All buffers are reached: cuts the work into shares, and says by the state who takes them. */
-void gr_shm_coll_deal(gr_shm_coll_op *op);
+void gr_shm_coll_assign(gr_shm_coll_op *op);
 /* SHM_COLL_DIRECT: some of this rank's share. GR_OK: that was the last of it; GR_PENDING; or as
  * gr_shm_coll_cma_add. */
 gr_status gr_shm_coll_add_own(gr_shm_coll_op *op);

@@ -2,7 +2,7 @@
 
 /* What an operation consists of, for every collective alike: the work is a row of elements, cut
  * into ranges. Each range of the result comes from one rank, or is a sum over all, and goes to
- * one rank or to all. Whoever is dealt a part of the row computes it straight from the
+ * one rank or to all. Whoever is assigned a part of the row computes it straight from the
  * contributions into the results, in memory that is mapped here or, through the kernel, where it
  * is not.
  *

@@ -114,7 +114,7 @@ static uint32_t count_shares(const gr_shm_coll_op *op)
     return (uint32_t)(shares < most ? shares : most);
 }
 
-void gr_shm_coll_deal(gr_shm_coll_op *op)
+void gr_shm_coll_assign(gr_shm_coll_op *op)
 {
     const gr_shm_coll *shm = op->shm;
     if (shm->not_oversubscribed) {
