@@ -157,6 +157,7 @@ gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag)
 {
     gr_loader_stop(trainer->loader);
     trainer->loader = NULL;
+    trainer->reached = step;
     const gr_strategy *strategy = trainer->strategy;
     gr_status status = strategy->seek != NULL ? strategy->seek(trainer, step, diag) : GR_OK;
     if (status != GR_OK) {

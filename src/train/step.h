@@ -71,7 +71,7 @@ struct gr_trainer {
     bool says_stop, says_save, says_renew;
     bool stop, save, renew;
 
-    uint64_t reached;  /* steps of the job that were done after the last one of this rank */
+    uint64_t reached;  /* steps of the job that this rank knows to be done */
     uint64_t restored; /* of the checkpoint that the job has gone on from */
     uint64_t own_step; /* where each rank goes its own way: the next one by its own count */
 

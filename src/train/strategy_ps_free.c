@@ -47,6 +47,16 @@ static uint64_t updates_done(const gr_servers *servers)
     return least;
 }
 
+/* How far the job is by the values that came last. */
+static void learn_progress(gr_trainer *t)
+{
+    gr_servers *servers = t->meeting;
+    uint64_t total = t->job->total_steps;
+    servers->updates = updates_done(servers);
+    uint64_t reached = servers->updates / gr_servers_updates(t->job);
+    t->reached = reached < total ? reached : total;
+}
+
 static gr_status set_clock(gr_trainer *t, uint64_t clock, gr_diag *diag)
 {
     const gr_servers *servers = t->meeting;
@@ -68,7 +78,7 @@ static gr_status seek(gr_trainer *t, uint64_t step, gr_diag *diag)
     }
     if (status == GR_OK) {
         (void)gr_servers_take_values(t);
-        servers->updates = updates_done(servers);
+        learn_progress(t); /* it may be over: others do not wait for this worker's first step */
         t->own_step = step * (uint64_t)t->job->shards / (uint64_t)t->world_size;
     }
     return status;
@@ -192,9 +202,7 @@ static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now
     if (status != GR_OK) {
         return status;
     }
-    servers->updates = updates_done(servers);
-    uint64_t reached = servers->updates / parts;
-    t->reached = reached < job->total_steps ? reached : job->total_steps;
+    learn_progress(t);
     t->renew = t->says_renew;
     int64_t made = (int64_t)(servers->updates - before);
     now->samples = made * job->config.global_batch / (int64_t)parts;

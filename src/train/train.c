@@ -426,6 +426,7 @@ static gr_status train(training_run *r, gr_diag *diag)
     const gr_train_options *options = r->options;
     gr_trainer *t = &r->trainer;
     t->save = t->stop = t->renew = false;
+    r->progress.steps = t->reached;
     r->chaos.rank_now = t->rank;
     int64_t work_ns = 0;                      /* of the last step */
     gr_training_progress alike = r->progress; /* when all had the same weights last */

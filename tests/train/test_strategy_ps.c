@@ -5,10 +5,12 @@
 
 #include "support_ps.h"
 
+#include <gradus/ps.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -172,6 +174,44 @@ static void each_goes_its_own_way(void **state)
     }
 }
 
+/* ---- A worker that comes to its first step when the others have done all --------------------- */
+
+static const char *late_rank; /* NULL: none */
+
+gr_status __real_gr_ps_pull_run(gr_ps *ps, int id, uint64_t version, float *values,
+                                uint64_t *version_out);
+
+/* The trainer's pulls (--wrap): those of the late rank are of the end. */
+gr_status __wrap_gr_ps_pull_run(gr_ps *ps, int id, uint64_t version, float *values,
+                                uint64_t *version_out);
+gr_status __wrap_gr_ps_pull_run(gr_ps *ps, int id, uint64_t version, float *values,
+                                uint64_t *version_out)
+{
+    const char *rank = getenv("GRADUS_RANK");
+    gr_status status = __real_gr_ps_pull_run(ps, id, version, values, version_out);
+    bool late = late_rank != NULL && rank != NULL && strcmp(rank, late_rank) == 0;
+    while (late && status == GR_OK && *version_out < (uint64_t)shape.steps) {
+        usleep(1000);
+        status = __real_gr_ps_pull_run(ps, id, version, values, version_out);
+    }
+    return status;
+}
+
+static void a_worker_that_comes_after_the_end_does_no_step(void **state)
+{
+    (void)state;
+    support_servers started;
+    support_job job = shape;
+    char sha[SUPPORT_SHA_BYTES];
+    job.shards = 2;
+    job.distribution = "  strategy: ps\n  replicas_to_aggregate: 2\n";
+    late_rank = "2";
+    support_servers_start(&started, 2, "tcp");
+    support_train_group(&job, 3, "tcp", sha);
+    support_servers_stop(&started);
+    late_rank = NULL;
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -180,6 +220,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_bits_are_those_of_allreduce),
         cmocka_unit_test(any_cut_has_these_bits),
         cmocka_unit_test(each_goes_its_own_way),
+        cmocka_unit_test(a_worker_that_comes_after_the_end_does_no_step),
         cmocka_unit_test(sixteen_bits_have_those_of_compressed_allreduce),
         cmocka_unit_test(clipped_gradients_have_those_of_allreduce),
         cmocka_unit_test(sparse_gradients_have_those_of_allreduce),
