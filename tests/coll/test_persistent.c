@@ -5,6 +5,7 @@
 #include "coll/shm/shm_coll_internal.h"
 #include "support_ranks.h"
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -245,6 +246,51 @@ static void a_start_that_fails_closes_its_buffers(void **state)
     assert_int_equal(ranks_run(&job, run_death, UINT64_C(1) << 1), 0);
 }
 
+/* Rank 0 looks at an operation that all have finished only when it can hear, too, that the next one
+ * has failed. */
+typedef struct late_look {
+    int started[2], failed[2]; /* pipes */
+} late_look;
+
+static int run_late_look(gr_comm *comm, const ranks_job *job)
+{
+    const late_look *look = job->arg;
+    float value = 1;
+    char byte = 0;
+    gr_op *op = NULL;
+    EXPECT(gr_barrier(comm) == GR_OK); /* the operations before have left room */
+    if (gr_comm_rank(comm) == 0) {
+        EXPECT(gr_allreduce_start(comm, &value, 1, GR_F32, GR_SUM, &op) == GR_OK);
+        EXPECT(write(look->started[1], "12", 2) == 2 && read(look->failed[0], &byte, 1) == 1);
+        EXPECT(gr_test(op) == GR_OK && value == 3);
+        EXPECT(gr_allreduce(comm, &value, 1, GR_F32, GR_SUM) < 0);
+    } else {
+        EXPECT(read(look->started[0], &byte, 1) == 1);
+        EXPECT(gr_allreduce(comm, &value, 1, GR_F32, GR_SUM) == GR_OK && value == 3);
+        if (gr_comm_rank(comm) == 1) {
+            (void)kill(getpid(), SIGKILL);
+        }
+        EXPECT(gr_allreduce(comm, &value, 1, GR_F32, GR_SUM) < 0);
+        EXPECT(write(look->failed[1], "1", 1) == 1);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void an_operation_that_all_have_finished_survives_the_failure_of_the_next(void **state)
+{
+    (void)state;
+    late_look look;
+    assert_int_equal(pipe2(look.started, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(look.failed, O_CLOEXEC), 0);
+    ranks_job job = {.size = 3, .link = "shm", .arg = &look};
+    assert_int_equal(ranks_run(&job, run_late_look, UINT64_C(1) << 1), 0);
+    for (int i = 0; i < 2; i++) {
+        close(look.started[i]);
+        close(look.failed[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -252,6 +298,7 @@ int main(void)
         cmocka_unit_test(starts_match_calls_of_other_ranks),
         cmocka_unit_test(wrong_uses_are_refused_and_ends_are_survived),
         cmocka_unit_test(a_start_that_fails_closes_its_buffers),
+        cmocka_unit_test(an_operation_that_all_have_finished_survives_the_failure_of_the_next),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,6 +174,24 @@ const gr_diag *gr_exec_first_failure(const gr_exec *exec)
 }
 
 /* ---- A peer is gone -------------------------------------------------------------------------- */
+/* What a peer tells may be the failure of a later operation: those that run no plan and are
+ * complete by now came before it. What else they find is less than what was told. */
+static void fail_as_told(gr_exec *exec, const gr_diag *told)
+{
+    for (int i = 0; i < exec->custom_count && exec->diag.status == GR_OK && !exec->arbitrating;) {
+        gr_op *op = exec->custom[i];
+        bool moved;
+        gr_diag ignored;
+        if (op->ops->progress(op->ops_state, &moved, &ignored) == GR_OK) {
+            gr_exec_remove_custom(exec, op);
+            gr_exec_part_over(exec, op);
+        } else {
+            i++;
+        }
+    }
+    gr_exec_fail(exec, told);
+}
+
 /* The peer that is gone in arbitration has ended over the same difference, and has told both sides
  * to somebody. If its sentence was lost with its link, others hand it on. */
 static void lose_in_arbitration(gr_exec *exec, gr_exec_link *link)
@@ -194,7 +212,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
 {
     const gr_diag *cause = gr_link_diag(link->link);
     if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
-        gr_exec_fail(exec, cause); /* the peer's own sentence */
+        fail_as_told(exec, cause); /* the peer's own sentence */
         return;
     }
     if (exec->arbitrating) {
@@ -209,7 +227,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
     }
     const gr_diag *told = gr_exec_discard_all(exec);
     if (told) {
-        gr_exec_fail(exec, told); /* another peer knows better why this one is gone */
+        fail_as_told(exec, told); /* another peer knows better why this one is gone */
         return;
     }
     op = op ? op : gr_exec_message_that_needs(exec, link->peer);
