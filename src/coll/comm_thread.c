@@ -373,7 +373,7 @@ void gr_context_call_back_last(gr_context *context)
 }
 
 /* ---- The progress thread --------------------------------------------------------------------- */
-enum { GLANCE_US = 100000 };
+enum { POLL_US = 100000 };
 
 /* Under the lock, which is given back meanwhile. If some rank may have called something else than
  * what is over here, what it sent is looked at now and then: an error that waits for the program's
@@ -381,14 +381,14 @@ enum { GLANCE_US = 100000 };
 static void idle(gr_context *context)
 {
     gr_comm_thread *thread = &context->thread;
-    bool unsettled = !thread->led && gr_exec_has_unsettled(context->exec);
+    bool unmatched = !thread->led && gr_exec_has_unmatched(context->exec);
     uint32_t seen = atomic_load(&thread->work);
     thread->asleep = true;
     unlock(context);
-    gr_counter_sleep(&thread->work, seen, unsettled ? GLANCE_US : -1);
+    gr_counter_sleep(&thread->work, seen, unmatched ? POLL_US : -1);
     lock(context);
     /* A leader looks itself, and as a thread that waits in an operation. */
-    if (thread->asleep && unsettled && !thread->led && !gr_exec_progress(context->exec)) {
+    if (thread->asleep && unmatched && !thread->led && !gr_exec_progress(context->exec)) {
         (void)gr_exec_poll_timers(context->exec, false);
     }
     thread->asleep = false;

@@ -162,7 +162,7 @@ static const gr_config_field fields[] = {
      .min = 0,
      .max = 7 * 86400e6,
      .unit = "s",
-     .help = "an operation in which nothing moves for so long is told of in the log; 0: never"},
+     .help = "an operation in which nothing moves for so long is reported in the log; 0: never"},
     {.env = "GRADUS_STALL_FAIL",
      .type = GR_CONFIG_DURATION,
      AT(stall_fail_us),
@@ -253,7 +253,7 @@ static const gr_config_field fields[] = {
 
 const gr_config_table gr_group_config_table = {
     .name = "group",
-    .title = "What a rank is told by its environment",
+    .title = "What a rank reads from its environment",
     .fields = fields,
     .struct_bytes = sizeof(gr_group_config),
 };

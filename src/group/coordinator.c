@@ -92,7 +92,7 @@ static void flush(gr_coordinator *coordinator, member *to)
     }
 }
 
-static void tell(gr_coordinator *coordinator, member *to, const gr_word *word)
+static void notify(gr_coordinator *coordinator, member *to, const gr_word *word)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     size_t size = 0;
@@ -121,7 +121,7 @@ static void tell(gr_coordinator *coordinator, member *to, const gr_word *word)
 
 /* Written once for all. Whoever has the last one still to read has not said HELLO to this one, so
  * that it is not told, and is too far behind to be waited for. */
-static void tell_members(gr_coordinator *coordinator, member *to, const gr_word *word)
+static void notify_members(gr_coordinator *coordinator, member *to, const gr_word *word)
 {
     if (coordinator->announced != word->generation) {
         for (int i = 0; i < coordinator->membership.world_size; i++) {
@@ -148,15 +148,15 @@ static void say(void *coordinator_arg, int number, const gr_word *word)
         coordinator->on_complete = NULL;
     }
     if (word->kind == GR_MESSAGE_MEMBERS) {
-        tell_members(coordinator, to, word);
+        notify_members(coordinator, to, word);
     } else {
-        tell(coordinator, to, word);
+        notify(coordinator, to, word);
     }
     flush(coordinator, to);
 }
 
 /* Reports to the rules what broke while they sent; what they send then may break more. */
-static void settle(gr_coordinator *coordinator)
+static void drop_broken(gr_coordinator *coordinator)
 {
     for (int i = 0; coordinator->broken > 0; i = (i + 1) % coordinator->membership.world_size) {
         member *of = &coordinator->members[i];
@@ -173,7 +173,7 @@ static void settle(gr_coordinator *coordinator)
 static void lose(gr_coordinator *coordinator, member *of, const char *why)
 {
     give_up(coordinator, of, why);
-    settle(coordinator);
+    drop_broken(coordinator);
 }
 
 /* ---- Listening ------------------------------------------------------------------------------- */
@@ -285,7 +285,7 @@ static void evaluate_waiting(gr_coordinator *coordinator)
                        !coordinator->membership.disturbed;
         coordinator->evaluate_at_us =
             current ? gr_wait_graph_evaluate(&coordinator->waiting, now_us) : GR_NEVER;
-        settle(coordinator);
+        drop_broken(coordinator);
     }
 }
 
@@ -346,7 +346,7 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
 {
     gr_status status = GR_OK;
     flush(coordinator, from);
-    settle(coordinator);
+    drop_broken(coordinator);
     for (int count = 0; status == GR_OK && from->control.fd >= 0; count++) {
         if (count == most) {
             set_unread(coordinator, from, true);
@@ -362,7 +362,7 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
             if (status == GR_OK && (kind == GR_MESSAGE_FAIL || kind == GR_MESSAGE_LEAVE)) {
                 close_member(from);
             }
-            settle(coordinator);
+            drop_broken(coordinator);
             from->received++;
             if (says_too_much(from) && from->control.fd >= 0) {
                 lose(coordinator, from, "it sent the coordinator more messages than a rank has to");
@@ -402,7 +402,7 @@ static void ping_members(gr_coordinator *coordinator)
             coordinator->ping_at_us = next_us;
         }
     }
-    settle(coordinator);
+    drop_broken(coordinator);
 }
 
 gr_status gr_coordinator_progress(gr_coordinator *coordinator, gr_diag *diag)
@@ -559,7 +559,7 @@ void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
     set_unread(coordinator, of, false);
     close_member(of);
     gr_membership_ended(&coordinator->membership, rank);
-    settle(coordinator);
+    drop_broken(coordinator);
 }
 
 void gr_coordinator_reserve(gr_coordinator *coordinator, int number)
@@ -571,19 +571,19 @@ void gr_coordinator_reserve(gr_coordinator *coordinator, int number)
 void gr_coordinator_expect_joining(gr_coordinator *coordinator, bool joining_expected)
 {
     gr_membership_expect_joining(&coordinator->membership, joining_expected);
-    settle(coordinator);
+    drop_broken(coordinator);
 }
 
 void gr_coordinator_set_target_size(gr_coordinator *coordinator, int count)
 {
     gr_membership_set_target_size(&coordinator->membership, count);
-    settle(coordinator);
+    drop_broken(coordinator);
 }
 
 void gr_coordinator_drain(gr_coordinator *coordinator, int number)
 {
     gr_membership_drain(&coordinator->membership, number);
-    settle(coordinator);
+    drop_broken(coordinator);
 }
 
 bool gr_coordinator_gathers(const gr_coordinator *coordinator)
@@ -594,7 +594,7 @@ bool gr_coordinator_gathers(const gr_coordinator *coordinator)
 void gr_coordinator_gathered(gr_coordinator *coordinator)
 {
     gr_membership_gathered(&coordinator->membership);
-    settle(coordinator);
+    drop_broken(coordinator);
 }
 
 bool gr_coordinator_is_alone(const gr_coordinator *coordinator)

@@ -174,8 +174,8 @@ void gr_joining_say_hello(gr_joining *join)
                       .generation = group->assignment.generation,
                       .member = join->self};
     /* If it was closed already, the coordinator has said why: that message comes next. */
-    gr_status said = gr_group_say(group, message, gr_message_put_hello(&hello, message));
-    (void)said;
+    gr_status sent = gr_group_say(group, message, gr_message_put_hello(&hello, message));
+    (void)sent;
 }
 
 /* The join came to nothing here: the others need not find out for themselves. */
@@ -183,8 +183,8 @@ static void say_why(gr_group *group, const gr_diag *failure)
 {
     uint8_t message[GR_MESSAGE_SMALL_MAX];
     if (group->control.fd >= 0) {
-        gr_status said = gr_group_say(group, message, gr_message_put_fail(failure, message));
-        (void)said; /* without it, the coordinator sees us end */
+        gr_status sent = gr_group_say(group, message, gr_message_put_fail(failure, message));
+        (void)sent; /* without it, the coordinator sees us end */
     }
 }
 

@@ -492,8 +492,8 @@ static void compare_hello(const gr_membership *membership, int number, int wante
     }
     for (int other = 0; other < membership->world_size; other++) {
         const gr_hello *theirs = &membership->hellos[other];
-        bool said = membership->members[other].state == GR_MEMBER_JOINED && theirs->pid != 0;
-        if (said && theirs->link != hello->link) {
+        bool known = membership->members[other].state == GR_MEMBER_JOINED && theirs->pid != 0;
+        if (known && theirs->link != hello->link) {
             snprintf(
                 sentence_out, GR_DIAG_TEXT_BYTES,
                 "rank %d (host %s) wants %s links and rank %d %s: set GRADUS_LINK alike for all",

@@ -46,9 +46,9 @@ bool gr_mesh_next_change(gr_mesh *mesh, int *peer_out, bool *ended_out)
     if (link == NULL) {
         return false;
     }
-    /* One that came and has ended since is told of twice. */
-    bool came = link->was_up && !link->came_told;
-    link->came_told = link->came_told || came;
+    /* One that came and has ended since is reported twice. */
+    bool came = link->was_up && !link->up_reported;
+    link->up_reported = link->up_reported || came;
     *peer_out = link->peer;
     *ended_out = !came;
     if (!came || link->state != GR_LINK_ENDED) {

@@ -280,7 +280,7 @@ static void attach(gr_link *link)
         }
         if (!mesh->dynamic_peers) {
             bool all = mesh->links_up == mesh->world_size - 1;
-            mesh->settled = mesh->settled || all;
+            mesh->all_connected = mesh->all_connected || all;
             if (all) {
                 gr_acceptor_stop_listening(mesh->acceptor);
             }
@@ -475,10 +475,10 @@ bool gr_mesh_coming(const gr_mesh *mesh)
     return mesh->timed > 0 || gr_acceptor_busy(mesh->acceptor);
 }
 
-bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us)
+bool gr_mesh_connecting(const gr_mesh *mesh, int64_t now_us)
 {
-    return !mesh->settled &&
-           (now_us < mesh->settle_by_us || gr_acceptor_connecting(mesh->acceptor));
+    return !mesh->all_connected &&
+           (now_us < mesh->connect_by_us || gr_acceptor_connecting(mesh->acceptor));
 }
 
 /* Look at all sockets once. */
@@ -530,7 +530,7 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
                        mesh->rank);
     }
     int64_t now = gr_clock_now_us(&mesh->clock);
-    if (now >= mesh->poll_at_us || mesh->acceptor_ready || gr_mesh_settling(mesh, now) ||
+    if (now >= mesh->poll_at_us || mesh->acceptor_ready || gr_mesh_connecting(mesh, now) ||
         (mesh->ops->polls != NULL && mesh->ops->polls(mesh))) {
         status = poll_sockets(mesh, now, diag);
     }
@@ -545,11 +545,11 @@ gr_status gr_mesh_progress(gr_mesh *mesh, gr_diag *diag)
 static int64_t latest_us(const gr_mesh *mesh, int64_t now, int64_t deadline_us)
 {
     int64_t until = deadline_us;
-    if (!mesh->settled || mesh->dynamic_peers || mesh->on_demand) {
+    if (!mesh->all_connected || mesh->dynamic_peers || mesh->on_demand) {
         int64_t acceptor_us = gr_acceptor_next_us(mesh->acceptor);
         until = acceptor_us < until ? acceptor_us : until;
     }
-    if (!mesh->settled || mesh->timed > 0) {
+    if (!mesh->all_connected || mesh->timed > 0) {
         until = now + mesh->sleep_us < until ? now + mesh->sleep_us : until;
     }
     return until;
@@ -699,16 +699,16 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     mesh->on_demand = config->on_demand;
     mesh->dynamic_peers = config->dynamic_peers;
     mesh->epoll_fd = mesh->wake_fd = -1;
-    mesh->settled = config->world_size == 1 || config->dynamic_peers || config->on_demand;
+    mesh->all_connected = config->world_size == 1 || config->dynamic_peers || config->on_demand;
     mesh->attach_timeout_us = config->handshake_timeout_us;
     mesh->sleep_us = GR_MESH_SLEEP_US;
-    mesh->settle_by_us = gr_clock_deadline_us(&config->clock, config->handshake_timeout_us);
+    mesh->connect_by_us = gr_clock_deadline_us(&config->clock, config->handshake_timeout_us);
     mesh->poll_at_us = now;
     mesh->peer_timeout_us = config->peer_timeout_us;
     mesh->spin = (gr_spin){.max_us = config->spin_us, .now_us = config->spin_us};
     atomic_init(&mesh->woken, false);
     if (ops->inside) {
-        mesh->settled = true;
+        mesh->all_connected = true;
         mesh->poll_at_us = GR_NEVER;
     } else {
         status = open_acceptor(mesh, config, diag);

@@ -33,14 +33,14 @@ struct gr_link {
     bool discard;  /* data are thrown away */
     bool expected; /* gr_link_expect: the caller waits for this one */
     bool was_up;
-    bool connecting;         /* on demand: our connections are under way */
-    bool closing;            /* gr_link_close: our ABORT is on its way; diag says why */
-    bool changed, came_told; /* in mesh->changes; of its coming gr_mesh_next_change has told */
-    bool removed;            /* in mesh->removed: only views are left of it */
-    int present_at;          /* in mesh->present */
-    int64_t by_us;           /* attaching, closing: it takes no longer */
-    gr_link *next;           /* in mesh->changes, mesh->removed */
-    gr_diag diag;            /* why it ended */
+    bool connecting;           /* on demand: our connections are under way */
+    bool closing;              /* gr_link_close: our ABORT is on its way; diag says why */
+    bool changed, up_reported; /* in mesh->changes; of its coming gr_mesh_next_change has told */
+    bool removed;              /* in mesh->removed: only views are left of it */
+    int present_at;            /* in mesh->present */
+    int64_t by_us;             /* attaching, closing: it takes no longer */
+    gr_link *next;             /* in mesh->changes, mesh->removed */
+    gr_diag diag;              /* why it ended */
 };
 
 /* How long to spin before sleeping: grows while waits turn out short, shrinks while they are
@@ -83,14 +83,14 @@ struct gr_mesh {
     bool dynamic_peers; /* the acceptor stays open; the owner is told of changes */
     gr_link *changes, *last_change;
     gr_link *removed;
-    bool settled; /* all links have been up, or may come late: no system call is needed to look for
-                     joining peers */
+    bool all_connected;  /* all links have been up, or may come late: no system call is needed to
+                            look for joining peers */
     bool acceptor_ready; /* the acceptor has something to do */
     bool control_ready;  /* gr_mesh_watch_control: there is something */
     bool looked;         /* a wait has looked at the sockets just now */
     bool keeps;          /* gr_mesh_keep */
     int64_t peer_timeout_us;
-    int64_t settle_by_us, poll_at_us, attach_timeout_us;
+    int64_t connect_by_us, poll_at_us, attach_timeout_us;
     int64_t sleep_us; /* the longest between two looks */
     gr_spin spin;
     gr_mesh_poll_hook *poll_hook; /* of shared.h; NULL: none */
@@ -194,7 +194,7 @@ int *gr_link_fd(gr_link *link, int rail);
  * some. */
 bool gr_mesh_collect(gr_mesh *mesh, int64_t sleep_us);
 /* Links are still being made: the sockets are to be looked at in every turn. */
-bool gr_mesh_settling(const gr_mesh *mesh, int64_t now_us);
+bool gr_mesh_connecting(const gr_mesh *mesh, int64_t now_us);
 /* End a gr_mesh_collect that sleeps; any thread. */
 void gr_mesh_wake_sleeper(gr_mesh *mesh);
 gr_status gr_mesh_watch(gr_mesh *mesh, int fd, uint64_t tag, uint32_t events,

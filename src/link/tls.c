@@ -262,9 +262,10 @@ gr_status gr_tls_shake(gr_tls *tls, gr_diag *diag)
         return GR_E_AGAIN;
     }
     const char *text = ERR_reason_error_string(reason);
-    return gr_fail(diag, GR_E_AUTH,
-                   "no TLS session came about (%s): somebody in between changes what is said",
-                   text != NULL ? text : "no reason given");
+    return gr_fail(
+        diag, GR_E_AUTH,
+        "no TLS session came about (%s): something between the two changes what they send",
+        text != NULL ? text : "no reason given");
 }
 
 /* One record from the front of the parts; *offset is within the first. How many bytes it holds. */

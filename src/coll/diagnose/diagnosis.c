@@ -231,7 +231,7 @@ static void take(gr_diagnosis *d, const gr_op_report *report)
     } else if (report->kind == GR_REPORT_MISMATCH) {
         gr_diagnosis_take_mismatch(d, report);
     } else if (report->kind == GR_REPORT_ENDED) {
-        gr_exec_told_of_end(d->config.exec, report);
+        gr_exec_end_reported(d->config.exec, report);
     } else if (report->kind == GR_REPORT_WAITS && report->deadlock) {
         if (gr_diagnosis_is_current(d, report)) {
             gr_diagnosis_fail_wait(d, report);

@@ -198,8 +198,8 @@ void gr_exec_part_over(gr_exec *exec, gr_op *op)
     op->over = true;
     exec->active--;
     gr_exec_scratch_leave(exec, op);
-    if (op->settles && op->record >= exec->settled) {
-        exec->settled = op->record + 1;
+    if (op->matches && op->record >= exec->matched) {
+        exec->matched = op->record + 1;
     }
     gr_exec_record_end(exec, op, GR_OK);
     gr_diagnosis_op_over(exec->diagnosis, op);
@@ -299,7 +299,7 @@ static void visit_busy_links(gr_exec *exec)
 
 bool gr_exec_progress(gr_exec *exec)
 {
-    if (gr_exec_active(exec) == 0 && !gr_exec_has_unsettled(exec)) {
+    if (gr_exec_active(exec) == 0 && !gr_exec_has_unmatched(exec)) {
         return false;
     }
     bool moved_before = exec->moved;
@@ -308,7 +308,7 @@ bool gr_exec_progress(gr_exec *exec)
     gr_diag diag;
     gr_status status = gr_mesh_progress(exec->mesh, &diag);
     visit_busy_links(exec);
-    if (exec->compare && exec->diag.status == GR_OK && gr_exec_has_unsettled(exec)) {
+    if (exec->compare && exec->diag.status == GR_OK && gr_exec_has_unmatched(exec)) {
         exec->compare(exec->compare_arg);
     }
     progress_all_custom(
@@ -317,7 +317,7 @@ bool gr_exec_progress(gr_exec *exec)
         gr_exec_mesh_failed(exec, status, &diag); /* what the links still held was taken above */
     }
     if (exec->endings) {
-        gr_exec_settle_endings(exec);
+        gr_exec_close_endings(exec);
     }
     bool moved = exec->moved;
     exec->moved = moved || moved_before;
@@ -339,7 +339,7 @@ static void sweep(gr_exec *exec)
 
 int64_t gr_exec_poll_timers(gr_exec *exec, bool waited)
 {
-    if (gr_exec_active(exec) == 0 && !gr_exec_has_unsettled(exec)) {
+    if (gr_exec_active(exec) == 0 && !gr_exec_has_unmatched(exec)) {
         return GR_NEVER;
     }
     int64_t now_us = gr_clock_now_us(&exec->clock);
@@ -432,14 +432,14 @@ void gr_exec_set_compare(gr_exec *exec, void (*compare)(void *arg), void *arg)
     exec->compare_arg = arg;
 }
 
-bool gr_exec_has_unsettled(const gr_exec *exec)
+bool gr_exec_has_unmatched(const gr_exec *exec)
 {
-    return exec->unsettled > exec->settled && exec->diag.status == GR_OK;
+    return exec->unmatched > exec->matched && exec->diag.status == GR_OK;
 }
 
 void gr_exec_periodic_poll(gr_exec *exec, uint64_t now)
 {
-    bool may_hear = gr_exec_has_unsettled(exec) || exec->serial_seen > 0;
+    bool may_hear = gr_exec_has_unmatched(exec) || exec->serial_seen > 0;
     if (may_hear && now - exec->polled_ticks >= exec->poll_every_ticks) {
         exec->polled_ticks = now;
         if (!gr_exec_progress(exec)) {

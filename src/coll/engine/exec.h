@@ -66,7 +66,7 @@ typedef struct gr_exec_config {
     gr_mesh *mesh; /* borrowed; fully wired */
     int rank, world_size;
     int64_t op_timeout_us; /* an operation in which nothing moved for that long fails; 0: never */
-    int64_t stall_warn_us; /* ... is told of in the log, once; 0: never */
+    int64_t stall_warn_us; /* ... is reported in the log, once; 0: never */
     int64_t segment_bytes; /* 0: the default; made a multiple of 64 */
     int64_t slice_bytes;   /* of a block; 0: the default; at least two segments */
     int64_t
@@ -247,7 +247,7 @@ uint64_t gr_exec_finished(const gr_exec *exec);
 int gr_exec_active(const gr_exec *exec);
 /* Some rank may have called something else than what is over here (two roots that only sent, say).
  * Then a pass and a look are worth their while though nothing is under way. */
-bool gr_exec_has_unsettled(const gr_exec *exec);
+bool gr_exec_has_unmatched(const gr_exec *exec);
 
 bool gr_op_finished(const gr_op *op);
 /* Given back already, and no newer operation has taken its place. */

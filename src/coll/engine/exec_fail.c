@@ -132,8 +132,8 @@ const gr_diag *gr_exec_discard_all(gr_exec *exec)
     return sentence;
 }
 
-/* Whoever was told by another rank tells all others as well: it may leave before that one's word
- * has come everywhere, and the others must not take its leaving for the cause. */
+/* A rank that learns of a failure from another one passes it on: the other may leave before its
+ * word has come everywhere, and its leaving must not be taken for the cause. */
 void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
 {
     if (exec->diag.status != GR_OK) {
@@ -174,9 +174,9 @@ const gr_diag *gr_exec_first_failure(const gr_exec *exec)
 }
 
 /* ---- A peer is gone -------------------------------------------------------------------------- */
-/* What a peer tells may be the failure of a later operation: those that run no plan and are
- * complete by now came before it. What else they find is less than what was told. */
-static void fail_as_told(gr_exec *exec, const gr_diag *told)
+/* What a peer reports may be the failure of a later operation: those that run no plan and are
+ * complete by now came before it. Whatever else they find is less than what was reported. */
+static void fail_as_reported(gr_exec *exec, const gr_diag *reported)
 {
     for (int i = 0; i < exec->custom_count && exec->diag.status == GR_OK && !exec->arbitrating;) {
         gr_op *op = exec->custom[i];
@@ -189,22 +189,22 @@ static void fail_as_told(gr_exec *exec, const gr_diag *told)
             i++;
         }
     }
-    gr_exec_fail(exec, told);
+    gr_exec_fail(exec, reported);
 }
 
 /* The peer that is gone in arbitration has ended over the same difference, and has told both sides
  * to somebody. If its sentence was lost with its link, others hand it on. */
 static void lose_in_arbitration(gr_exec *exec, gr_exec_link *link)
 {
-    const gr_diag *told = gr_exec_discard_all(exec);
+    const gr_diag *reported = gr_exec_discard_all(exec);
     bool others = false;
     link->closed = true;
     for (int peer = 0; peer < exec->world_size; peer++) {
         const gr_exec_link *other = &exec->links[peer];
         others |= other->link && !other->closed && gr_link_diag(other->link)->status == GR_OK;
     }
-    if (told || !others) {
-        gr_exec_fail(exec, told ? told : gr_diagnosis_own_account(exec->diagnosis));
+    if (reported || !others) {
+        gr_exec_fail(exec, reported ? reported : gr_diagnosis_own_account(exec->diagnosis));
     }
 }
 
@@ -212,7 +212,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
 {
     const gr_diag *cause = gr_link_diag(link->link);
     if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
-        fail_as_told(exec, cause); /* the peer's own sentence */
+        fail_as_reported(exec, cause); /* the peer's own sentence */
         return;
     }
     if (exec->arbitrating) {
@@ -225,9 +225,9 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
         link->closed = true;
         return;
     }
-    const gr_diag *told = gr_exec_discard_all(exec);
-    if (told) {
-        fail_as_told(exec, told); /* another peer knows better why this one is gone */
+    const gr_diag *reported = gr_exec_discard_all(exec);
+    if (reported) {
+        fail_as_reported(exec, reported); /* another peer knows better why this one is gone */
         return;
     }
     op = op ? op : gr_exec_message_that_needs(exec, link->peer);

@@ -185,7 +185,7 @@ void gr_exec_end_group(gr_exec *exec, uint16_t comm, const gr_diag *diag)
 }
 
 /* ---- What others tell ------------------------------------------------------------------------ */
-static void note_told(gr_exec_ending *ending, int rank)
+static void note_reported(gr_exec_ending *ending, int rank)
 {
     for (int i = 0; i < ending->missing; i++) {
         if (ending->world[i] == rank) {
@@ -213,7 +213,7 @@ static gr_diag diag_of(const gr_op_report *report)
     return diag;
 }
 
-void gr_exec_told_of_end(gr_exec *exec, const gr_op_report *report)
+void gr_exec_end_reported(gr_exec *exec, const gr_op_report *report)
 {
     uint16_t comm = report->op.comm;
     if (comm == 0 || comm >= GR_EXEC_GROUPS_MAX || report->rank == exec->rank) {
@@ -227,7 +227,7 @@ void gr_exec_told_of_end(gr_exec *exec, const gr_op_report *report)
         gr_diag diag = diag_of(report);
         ending = begin_ending(exec, group, &diag);
         if (ending) {
-            note_told(ending, report->rank);
+            note_reported(ending, report->rank);
             tell_missing(exec, ending, gr_clock_now_us(&exec->clock));
         }
     } else if (lives || report->serial > exec->serial_seen) {
@@ -237,7 +237,7 @@ void gr_exec_told_of_end(gr_exec *exec, const gr_op_report *report)
         exec->any_ended = exec->sweeps = true;
     }
     if (ending) {
-        note_told(ending, report->rank);
+        note_reported(ending, report->rank);
     }
     if (report->answers != 0 && exec->diag.status == GR_OK) {
         const gr_exec_ending answer = {/* the rank knows why */
@@ -289,7 +289,7 @@ static bool is_read(const gr_exec *exec, const gr_op *op)
 }
 
 /* Returns true if an operation of the group is not over. */
-static bool settle(gr_exec *exec, const gr_exec_ending *ending)
+static bool close_one(gr_exec *exec, const gr_exec_ending *ending)
 {
     bool left = false;
     for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
@@ -321,17 +321,17 @@ static void pass_over_lost(const gr_exec *exec, gr_exec_ending *ending)
     for (int i = ending->missing - 1; i >= 0; i--) {
         const gr_link *link = exec->links[ending->world[i]].link;
         if (link && gr_link_diag(link)->status != GR_OK) {
-            note_told(ending, ending->world[i]);
+            note_reported(ending, ending->world[i]);
         }
     }
 }
 
-void gr_exec_settle_endings(gr_exec *exec)
+void gr_exec_close_endings(gr_exec *exec)
 {
     for (gr_exec_ending **at = &exec->endings; *at;) {
         gr_exec_ending *ending = *at;
         pass_over_lost(exec, ending);
-        if (ending->missing > 0 || settle(exec, ending)) {
+        if (ending->missing > 0 || close_one(exec, ending)) {
             at = &ending->next;
             continue;
         }
@@ -343,7 +343,7 @@ void gr_exec_settle_endings(gr_exec *exec)
 int64_t gr_exec_poll_endings(gr_exec *exec, int64_t now_us, int64_t skipped_us)
 {
     int64_t next_us = GR_NEVER;
-    gr_exec_settle_endings(exec);
+    gr_exec_close_endings(exec);
     for (gr_exec_ending *ending = exec->endings; ending; ending = ending->next) {
         ending->limit_us += skipped_us;
         if (now_us >= ending->limit_us) {

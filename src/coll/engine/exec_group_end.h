@@ -20,7 +20,7 @@ struct gr_exec_ending {
 /* The head of a link is of a group that has ended here. */
 bool gr_exec_is_stale(const gr_exec *exec, const gr_frame *frame);
 /* Stopped operations that nobody uses any more are over. */
-void gr_exec_settle_endings(gr_exec *exec);
+void gr_exec_close_endings(gr_exec *exec);
 /* Tells others again. Returns when to look again. */
 int64_t gr_exec_poll_endings(gr_exec *exec, int64_t now_us, int64_t skipped_us);
 void gr_exec_free_endings(gr_exec *exec);

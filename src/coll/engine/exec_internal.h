@@ -68,7 +68,7 @@ struct gr_op {
     uint16_t comm;
     bool is_message, sends;
     int partner;      /* of a message: the rank of the job at its other end, if it is known */
-    bool settles;     /* when it is over, all ranks of the job have begun it */
+    bool matches;     /* when it is over, all ranks of the job have begun it */
     int needs;        /* cannot be over here before this rank has begun it; or a GR_NEEDS_* */
     bool sends_empty; /* also what has no bytes makes a message */
     uint64_t fingerprint;
@@ -235,7 +235,7 @@ struct gr_exec {
     int64_t last_look_us;
     /* Entries of the record, plus one: of the newest operation that may end without a word from
      * some rank, and of the newest one that ended and had one from all. */
-    uint64_t unsettled, settled;
+    uint64_t unmatched, matched;
     uint64_t polled_ticks,
         poll_every_ticks; /* the last gr_exec_periodic_poll that looked; how often it does */
     uint64_t arrived;     /* when something came in this pass, in ticks; 0: nothing did */

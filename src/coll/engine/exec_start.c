@@ -455,9 +455,9 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     }
     record(exec, op, desc);
     op->needs = needs(exec, op, desc);
-    op->settles = !op->local && brings_all(op, desc);
-    if (!op->settles) {
-        exec->unsettled = op->record + 1;
+    op->matches = !op->local && brings_all(op, desc);
+    if (!op->matches) {
+        exec->unmatched = op->record + 1;
     }
 }
 

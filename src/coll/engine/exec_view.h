@@ -64,7 +64,7 @@ bool gr_exec_has_ended(const gr_exec *exec, uint32_t serial);
 /* The operation is one of a group of this rank that has ended by itself. */
 bool gr_exec_op_has_ended(const gr_exec *exec, const gr_op_id *id);
 /* Another rank has ended a group of which both are members. */
-void gr_exec_told_of_end(gr_exec *exec, const gr_op_report *report);
+void gr_exec_end_reported(gr_exec *exec, const gr_op_report *report);
 
 gr_timeline *gr_exec_timeline(const gr_exec *exec); /* NULL: none */
 /* A mismatch is being looked into: that a peer is gone, or has taken a message, means nothing. */

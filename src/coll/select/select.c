@@ -109,14 +109,14 @@ const gr_select_rule *gr_select_rule_find(const gr_select_rules *rules, gr_coll 
     return NULL;
 }
 
-static void tell_misfit(gr_selection *selection, const gr_select_rule *rule,
-                        const gr_plan_shape *shape)
+static void report_misfit(gr_selection *selection, const gr_select_rule *rule,
+                          const gr_plan_shape *shape)
 {
     unsigned bit = 1u << shape->coll;
-    if (selection->told & bit) {
+    if (selection->reported & bit) {
         return;
     }
-    selection->told |= bit;
+    selection->reported |= bit;
     gr_log_write(selection->log, GR_LOG_WARN, "coll",
                  "GRADUS_ALGORITHM: %s=%s (at character %d) cannot do %d contributions on %d "
                  "ranks%s%s; the choice is free there",
@@ -224,7 +224,7 @@ gr_choice gr_select(gr_selection *selection, const gr_plan_shape *shape, gr_dtyp
         if (gr_select_permits(rule->algorithm, shape, any_order)) {
             choice.algorithm = rule->algorithm;
         } else {
-            tell_misfit(selection, rule, shape);
+            report_misfit(selection, rule, shape);
         }
     }
     rule = choice.algorithm ? NULL

@@ -25,7 +25,7 @@ enum {
 typedef struct gr_choice {
     const gr_algorithm *algorithm; /* NULL: no algorithm can plan for the shape */
     size_t segment_bytes;          /* messages are cut into segments of this size, a multiple of
-                                      64; 0: as the executor was told */
+                                      64; 0: as the executor has it */
 } gr_choice;
 
 /* For sizes from <= bytes < to. Sizes are those of the whole buffer: all blocks together. */
@@ -33,7 +33,7 @@ typedef struct gr_select_rule {
     gr_coll coll;
     uint64_t from, to;             /* UINT64_MAX: no end */
     const gr_algorithm *algorithm; /* NULL: "auto" */
-    size_t segment_bytes;          /* 0: not said */
+    size_t segment_bytes;          /* 0: not given */
     int place;                     /* in the text, from 1; 0: none */
 } gr_select_rule;
 
@@ -72,7 +72,7 @@ typedef struct gr_selection {
     const gr_log *log;
     gr_select_rules forced, measured;
     gr_cost_model model;
-    unsigned told; /* collectives whose rule did not fit, and it was said: a bit each */
+    unsigned reported; /* collectives whose rule did not fit, as was logged: a bit each */
     gr_select_class classes[GR_SELECT_CLASSES];
     int class_next; /* that is given up when one more is needed */
     int class_last;
@@ -88,7 +88,7 @@ void gr_selection_adopt(gr_selection *selection, const gr_cost_model *model,
                         const gr_select_rules *measured);
 
 /* `order_free`: any order of additions gives the same bits (integers). A rule whose algorithm
- * cannot plan for the shape gives way, which is said once in the log. May allocate when an
+ * cannot plan for the shape gives way, which is logged once. May allocate when an
  * operation is the first of its class. */
 gr_choice gr_select(gr_selection *selection, const gr_plan_shape *shape, gr_dtype dtype,
                     size_t size_bytes, bool order_free);
@@ -103,7 +103,7 @@ size_t gr_select_class_bytes(int size_class); /* the largest size of it */
 
 /* May this algorithm be chosen for this shape? */
 bool gr_select_permits(const gr_algorithm *algorithm, const gr_plan_shape *shape, bool any_order);
-/* The length of segments where nothing else is said. `host_byte_us`: of a byte between hosts. */
+/* The length of segments where nothing else is given. `host_byte_us`: of a byte between hosts. */
 size_t gr_select_segment_default(bool several_hosts, double host_byte_us);
 /* Segments worth trying for a plan and a size, or the given one (not 0); returns how many. */
 enum { GR_SELECT_SEGMENTS_MAX = 3 };

@@ -163,15 +163,15 @@ static void list_values(gr_cost_model *model, double *values[MODEL_VALUES])
     }
 }
 
-typedef struct told {
+typedef struct decision {
     gr_status status; /* of rank 0's file */
     char text[TEXT_BYTES];
     int64_t measure_us; /* 0: nothing is measured */
     gr_cost_model model;
     gr_select_rules rules;
-} told;
+} decision;
 
-static void put_told(const told *t, uint8_t bytes[MESSAGE_BYTES])
+static void put_decision(const decision *t, uint8_t bytes[MESSAGE_BYTES])
 {
     gr_cost_model model = t->model;
     double *values[MODEL_VALUES];
@@ -197,7 +197,7 @@ static void put_told(const told *t, uint8_t bytes[MESSAGE_BYTES])
     }
 }
 
-static bool get_told(told *t, const uint8_t bytes[MESSAGE_BYTES])
+static bool get_decision(decision *t, const uint8_t bytes[MESSAGE_BYTES])
 {
     double *values[MODEL_VALUES];
     memset(t, 0, sizeof *t);
@@ -230,7 +230,7 @@ static bool get_told(told *t, const uint8_t bytes[MESSAGE_BYTES])
 }
 
 /* What rank 0 finds out by itself. */
-static void decide(gr_comm *comm, const gr_group_config *config, told *t)
+static void decide(gr_comm *comm, const gr_group_config *config, decision *t)
 {
     gr_tuning tuning;
     gr_diag diag = {.text = ""};
@@ -254,14 +254,14 @@ static void decide(gr_comm *comm, const gr_group_config *config, told *t)
 }
 
 /* ---- Measuring ------------------------------------------------------------------------------- */
-static gr_status tell(gr_comm *comm, told *t, gr_diag *diag)
+static gr_status share(gr_comm *comm, decision *t, gr_diag *diag)
 {
     uint8_t bytes[MESSAGE_BYTES];
     if (gr_comm_rank(comm) == 0) {
-        put_told(t, bytes);
+        put_decision(t, bytes);
     }
     gr_status status = gr_broadcast(comm, bytes, sizeof bytes / 4, GR_I32, 0);
-    if (status == GR_OK && gr_comm_rank(comm) != 0 && !get_told(t, bytes)) {
+    if (status == GR_OK && gr_comm_rank(comm) != 0 && !get_decision(t, bytes)) {
         return gr_fail(diag, GR_E_PROTOCOL,
                        "rank 0 tells costs that are none: do all ranks run "
                        "the same version of Gradus?");
@@ -294,7 +294,7 @@ static gr_status time_operation(gr_comm *comm, gr_coll coll, float *buf, size_t 
     return status;
 }
 
-static gr_status measure(gr_comm *comm, told *t)
+static gr_status measure(gr_comm *comm, decision *t)
 {
     double barrier_us = 0, gather_us = 0;
     void *buf = NULL;
@@ -326,7 +326,7 @@ static gr_status measure(gr_comm *comm, told *t)
 
 gr_status gr_tune_comm(gr_comm *comm, const gr_group_config *config, gr_diag *diag)
 {
-    told t;
+    decision t;
     if (gr_comm_size(comm) == 1) {
         return GR_OK;
     }
@@ -340,7 +340,7 @@ gr_status gr_tune_comm(gr_comm *comm, const gr_group_config *config, gr_diag *di
         decide(comm, config, &t);
     }
     if (status == GR_OK) {
-        status = tell(comm, &t, diag);
+        status = share(comm, &t, diag);
     }
     if (status == GR_OK && t.status != GR_OK) {
         gr_comm_selection(comm)->forced = forced;
@@ -350,7 +350,7 @@ gr_status gr_tune_comm(gr_comm *comm, const gr_group_config *config, gr_diag *di
         status = measure(comm, &t);
         if (status == GR_OK) {
             t.measure_us = 0;
-            status = tell(comm, &t, diag);
+            status = share(comm, &t, diag);
         }
     }
     gr_comm_selection(comm)->forced = forced;

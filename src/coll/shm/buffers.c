@@ -28,21 +28,21 @@ static shm_buffer buffer_of(const gr_shm_coll_op *op, const void *base, bool res
                         .size_bytes = (end - first) * op->element_bytes};
 }
 
-/* Is it in the heap, or registered? Then *said_out is what the others are told: the offset of the
+/* Is it in the heap, or registered? Then *posted_out is what the others read: the offset of the
  * base, plus one. */
-static bool is_in_heap(const gr_shm_coll *shm, shm_buffer b, uint64_t *said_out)
+static bool is_in_heap(const gr_shm_coll *shm, shm_buffer b, uint64_t *posted_out)
 {
     const shm_peer *own = &shm->peers[shm->rank];
     uintptr_t heap = (uintptr_t)own->heap;
     bool inside = b.size_bytes == 0 || (b.at >= heap && b.at - heap <= own->heap_bytes &&
                                         b.size_bytes <= own->heap_bytes - (b.at - heap));
-    *said_out = (uint64_t)b.base - (uint64_t)heap + 1;
+    *posted_out = (uint64_t)b.base - (uint64_t)heap + 1;
     if (inside) {
         return true;
     }
     uintptr_t found =
         (uintptr_t)gr_mesh_find_registered(shm->shms->mesh, (const void *)b.at, b.size_bytes);
-    *said_out += (uint64_t)found - (uint64_t)b.at;
+    *posted_out += (uint64_t)found - (uint64_t)b.at;
     return found != 0;
 }
 
@@ -101,20 +101,20 @@ uint8_t gr_shm_coll_publish_buffers(const gr_shm_coll_op *op, shm_control *contr
 }
 
 /* ---- Theirs ---------------------------------------------------------------------------------- */
-/* A buffer of `peer`, which said that it is there. False: what is used of it lies outside its heap.
+/* A buffer of `peer`, which has posted it. False: what is used of it lies outside its heap.
  * */
-static bool find(const gr_shm_coll_op *op, int peer, uint64_t said, bool result,
+static bool find(const gr_shm_coll_op *op, int peer, uint64_t posted, bool result,
                  uintptr_t *base_out)
 {
     const shm_peer *from = &op->shm->peers[peer];
     size_t first, end;
     gr_shm_coll_extent(op, peer, result, &first, &end);
     if (gr_shm_coll_is_far(op, peer)) {
-        *base_out = (uintptr_t)said;
+        *base_out = (uintptr_t)posted;
         return true;
     }
-    uint64_t at = said - 1 + first * op->element_bytes;
-    *base_out = (uintptr_t)from->heap + (uintptr_t)(said - 1);
+    uint64_t at = posted - 1 + first * op->element_bytes;
+    *base_out = (uintptr_t)from->heap + (uintptr_t)(posted - 1);
     return first == end ||
            (at <= from->heap_bytes && (end - first) * op->element_bytes <= from->heap_bytes - at);
 }

@@ -110,7 +110,7 @@ static void publish(gr_shm_coll_op *op, _Atomic uint32_t *word)
 #else
     atomic_store_explicit(word, op->seq + 1, memory_order_release);
 #endif
-    op->said = true;
+    op->unflushed = true;
 }
 
 /* Wakes those that sleep if this rank was the last to store, as all do before they let go of the
@@ -120,9 +120,9 @@ static void publish(gr_shm_coll_op *op, _Atomic uint32_t *word)
  * it sleeps. */
 static void flush_wakeups(gr_shm_coll_op *op, bool all)
 {
-    if (op->said) {
+    if (op->unflushed) {
         int arrived = op->arrived;
-        op->said = false;
+        op->unflushed = false;
 #if !defined(__SANITIZE_THREAD__)
         atomic_thread_fence(memory_order_seq_cst);
 #endif
@@ -405,7 +405,7 @@ static gr_status meet(gr_shm_coll_op *op)
     if (op->waits == SHM_COLL_FOR_ROOT && (op->peer_kinds[op->root] & SHM_COLL_EAGER) == 0) {
         op->waits = SHM_COLL_FOR_ALL;
         op->arrived = 0;
-        op->said = true; /* the ranks that wait for all have not been woken by us */
+        op->unflushed = true; /* the ranks that wait for all have not been woken by us */
         return GR_PENDING;
     }
     if ((all & SHM_COLL_EAGER) != 0 || op->waits != SHM_COLL_FOR_ALL) {
@@ -501,7 +501,7 @@ static void enter(gr_shm_coll *shm, gr_shm_coll_op *op)
 {
     op->next = NULL;
     op->arrived = 0;
-    op->said = false;
+    op->unflushed = false;
     op->spins = false;
     op->state = SHM_COLL_QUEUED;
     op->linked = true;

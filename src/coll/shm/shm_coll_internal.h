@@ -143,7 +143,7 @@ typedef enum shm_state {
     SHM_COLL_STAGED, /* goes through windows */
     SHM_COLL_DONE,   /* waits for the others to have done theirs */
     SHM_COLL_FINISHED,
-    SHM_COLL_FAILED /* another rank called something else: the executor is told, and fails */
+    SHM_COLL_FAILED /* another rank called something else: the executor learns of it, and fails */
 } shm_state;
 
 /* The ranks that an operation waits for before it does anything. */
@@ -162,7 +162,7 @@ struct gr_shm_coll_op {
     bool kept;      /* memory of its own, also `at` */
     bool by_kernel; /* is what is not registered to be reached through the kernel, if it can? */
     bool cma;       /* it is */
-    bool said;      /* stored what others wait for, and not looked yet whether it was the last, */
+    bool unflushed; /* stored what others wait for, and not looked yet whether it was the last, */
     bool spins;     /* and its owner, who does nothing else, will do so */
     gr_coll coll;
     int root, blocks;

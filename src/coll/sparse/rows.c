@@ -105,7 +105,7 @@ static gr_status refuse(gr_comm *comm, gr_status status, const char *why)
     return status;
 }
 
-gr_status gr_rows_refuse_peer(gr_comm *comm, int rank, uint64_t said, const char *what,
+gr_status gr_rows_refuse_peer(gr_comm *comm, int rank, uint64_t value, const char *what,
                               uint64_t most)
 {
     gr_status entered = gr_context_enter(comm->context, false);
@@ -117,9 +117,9 @@ gr_status gr_rows_refuse_peer(gr_comm *comm, int rank, uint64_t said, const char
         gr_fail_peer(&diag, GR_E_PROTOCOL, comm->world[rank],
                      "rank %d says that it has %" PRIu64 " %s, more than the %" PRIu64
                      " that there can be: use the same build on all hosts",
-                     comm->world[rank], said, what, most);
+                     comm->world[rank], value, what, most);
     if (comm->context->exec) {
-        /* another rank may have said so before */
+        /* another rank may have reported it before */
         gr_exec_end_group(comm->context->exec, comm->group.id, &diag);
         status = (gr_status)gr_comm_diag(comm)->status;
     }

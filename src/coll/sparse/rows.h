@@ -39,9 +39,9 @@ void gr_rows_merge(gr_row_merge *merge);
  * only counts. */
 int gr_row_units(int shards, int world_size, gr_row_unit *units);
 
-/* Ends the communicator: `rank` says that it has `said` of `what`, of which it can have `most`.
+/* Ends the communicator: `rank` reports `value` of `what`, of which it can have `most`.
  * Returns GR_E_PROTOCOL; GR_E_COMM_BROKEN where another rank was first to end it for that. */
-gr_status gr_rows_refuse_peer(gr_comm *comm, int rank, uint64_t said, const char *what,
+gr_status gr_rows_refuse_peer(gr_comm *comm, int rank, uint64_t value, const char *what,
                               uint64_t most) GR_MUST_CHECK;
 
 #endif

@@ -164,7 +164,7 @@ static void wait_for_events(gr_mesh *base, int64_t now_us, int64_t until_us)
     if (left_us <= 0 || has_events(base) || (base->other != NULL && base->other->busy(base))) {
         return;
     }
-    if (gr_mesh_settling(base, now_us)) {
+    if (gr_mesh_connecting(base, now_us)) {
         sleep_on_sockets(base, left_us);
         return;
     }
