@@ -132,14 +132,34 @@ const gr_diag *gr_exec_discard_all(gr_exec *exec)
     return sentence;
 }
 
+/* What a peer reports may be the failure of a later operation: those that run no plan and are
+ * complete by now came before it. What they find is not the cause any more. */
+static void finish_complete(gr_exec *exec)
+{
+    for (int i = 0; i < exec->custom_count && !exec->arbitrating;) {
+        gr_op *op = exec->custom[i];
+        bool moved;
+        gr_diag ignored;
+        if (op->ops->progress(op->ops_state, &moved, &ignored) == GR_OK) {
+            gr_exec_remove_custom(exec, op);
+            gr_exec_part_over(exec, op);
+        } else {
+            i++;
+        }
+    }
+}
+
 /* A rank that learns of a failure from another one passes it on: the other may leave before its
  * word has come everywhere, and its leaving must not be taken for the cause. */
-void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
+static void fail(gr_exec *exec, const gr_diag *diag, bool reported)
 {
     if (exec->diag.status != GR_OK) {
         return;
     }
     exec->diag = *diag;
+    if (reported) {
+        finish_complete(exec);
+    }
     /* Another rank, stopped for a while say, may have all that it needs to finish what failed here,
      * and will be believed: it must not read zeros. */
     gr_mesh_keep(exec->mesh);
@@ -151,6 +171,11 @@ void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
         exec); /* peers that wait for us to read may have to tell us the same */
     spread_abort(exec);
     end_operations(exec);
+}
+
+void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
+{
+    fail(exec, diag, false);
 }
 
 void gr_exec_end(gr_exec *exec, const gr_diag *diag)
@@ -174,24 +199,6 @@ const gr_diag *gr_exec_first_failure(const gr_exec *exec)
 }
 
 /* ---- A peer is gone -------------------------------------------------------------------------- */
-/* What a peer reports may be the failure of a later operation: those that run no plan and are
- * complete by now came before it. Whatever else they find is less than what was reported. */
-static void fail_as_reported(gr_exec *exec, const gr_diag *reported)
-{
-    for (int i = 0; i < exec->custom_count && exec->diag.status == GR_OK && !exec->arbitrating;) {
-        gr_op *op = exec->custom[i];
-        bool moved;
-        gr_diag ignored;
-        if (op->ops->progress(op->ops_state, &moved, &ignored) == GR_OK) {
-            gr_exec_remove_custom(exec, op);
-            gr_exec_part_over(exec, op);
-        } else {
-            i++;
-        }
-    }
-    gr_exec_fail(exec, reported);
-}
-
 /* The peer that is gone in arbitration has ended over the same difference, and has told both sides
  * to somebody. If its sentence was lost with its link, others hand it on. */
 static void lose_in_arbitration(gr_exec *exec, gr_exec_link *link)
@@ -212,7 +219,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
 {
     const gr_diag *cause = gr_link_diag(link->link);
     if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
-        fail_as_reported(exec, cause); /* the peer's own sentence */
+        fail(exec, cause, true); /* the peer's own sentence */
         return;
     }
     if (exec->arbitrating) {
@@ -227,7 +234,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
     }
     const gr_diag *reported = gr_exec_discard_all(exec);
     if (reported) {
-        fail_as_reported(exec, reported); /* another peer knows better why this one is gone */
+        fail(exec, reported, true); /* another peer knows better why this one is gone */
         return;
     }
     op = op ? op : gr_exec_message_that_needs(exec, link->peer);
