@@ -118,6 +118,10 @@ bool gr_gang_spare(gr_gang *gang, int rank)
     gr_worker_end *end = &gang->ends[rank];
     bool served = gr_coordinator_has_served(gang->coordinator, rank);
     int left = gr_gang_count_busy(gang);
+    if (!served && gr_coordinator_is_over(gang->coordinator)) {
+        end->spared = true; /* the work is done without this one */
+        return true;
+    }
     if (!gr_launch_elastic(config) || gang->phase != GR_PHASE_RUNNING || left == 0 ||
         (served && !anybody_serves(gang))) {
         return false;

@@ -210,13 +210,36 @@ def test_a_standby_takes_the_place_of_a_killed_worker(gradus, job, undisturbed, 
 
 def test_a_job_that_is_asked_to_end_can_go_on_though_a_standby_waits(gradus, job, tmp_path):
     output = tmp_path / "out"
+    text = job.read_text()
+    endless = text.replace(f"epochs: {EPOCHS}", "epochs: 1000000")
+    assert endless != text
+    (tmp_path / "job.yaml").write_text(endless)
+    launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output,
+                            tmp_path / "job.yaml")
+    wait_for_first_epoch(output)
+    wait_until(lambda: len(workers_of(launcher)) == 3, "the standby")
+    launcher.terminate()
+    _, err = launcher.communicate(timeout=TIMEOUT_S)
+    assert launcher.returncode == 75, err
+    gradus.wait_for_nothing()
+
+
+def test_a_standby_that_dies_when_the_work_is_done_changes_nothing(gradus, job, undisturbed,
+                                                                   tmp_path):
+    output = tmp_path / "out"
     launcher = gradus.start("run", "-np", 2, "--spare", 1, "--output", output, job)
     with slowed(launcher):
         wait_for_first_epoch(output)
-        wait_until(lambda: len(workers_of(launcher)) == 3, "the standby")
-        launcher.terminate()
-    _, err = launcher.communicate(timeout=TIMEOUT_S)
-    assert launcher.returncode == 75, err
+        wait_until(lambda: len(workers_of(launcher)) == 3, "the standby's process")
+        standby = max(workers_of(launcher))
+        wait_until(lambda: count_sockets(standby) > 0, "its call to the launcher")
+        os.kill(standby, signal.SIGSTOP)
+    wait_until(lambda: workers_of(launcher) == [standby], "the end of the work")
+    os.kill(standby, signal.SIGKILL)
+    _, err = finish(launcher)
+    assert err == "", err
+    assert sha256_of(output) == undisturbed
+    check_metrics(output, EPOCHS)
     gradus.wait_for_nothing()
 
 
