@@ -8,7 +8,7 @@
  * none wait, in the order of their start, until an older one is over. The oldest one always has its
  * piece, so that in one order of operations on all ranks nobody waits forever. Sub-groups may go
  * round in a circle, each rank with another one first: then nothing moves any more, and the next
- * one gets a piece beyond the limit. */
+ * one gets a piece beyond the limit, if operations of several communicators are in flight. */
 enum {
     SCRATCH_ALIGN = 64,
     OWN_BYTES_MAX = 16 << 10,
@@ -171,9 +171,24 @@ void gr_exec_scratch_leave(gr_exec *exec, gr_op *op)
     }
 }
 
+/* Operations of one communicator have one order on all ranks, however long they wait. The oldest
+ * one lacks its piece only where there was no memory. */
+static bool may_go_round(gr_exec *exec)
+{
+    const gr_op *first = NULL;
+    for (uint32_t seq = exec->oldest_seq; seq != exec->next_seq; seq++) {
+        const gr_op *op = gr_exec_op_at(exec, seq);
+        if (op && (first ? op->comm != first->comm : gr_op_lacks_scratch(op))) {
+            return true;
+        }
+        first = first ? first : op;
+    }
+    return false;
+}
+
 int64_t gr_exec_scratch_look(gr_exec *exec, int64_t now_us)
 {
-    if (exec->scratch_waits == 0) {
+    if (exec->scratch_waits == 0 || !may_go_round(exec)) {
         return GR_NEVER;
     }
     if (now_us - exec->idle_since_us < BEYOND_LIMIT_US) {
