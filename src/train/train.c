@@ -36,6 +36,7 @@ typedef struct training_run {
     gr_training_progress progress;
     int64_t begin_ns;
     bool began;          /* all ranks were ready for the first step */
+    bool ended;          /* this rank has written of the end: others may be lost behind it */
     float *residuals;    /* rank 0: what shards keep, for the last checkpoint; NULL */
     int64_t saved_ns;    /* when the last checkpoint was begun */
     uint64_t saved_step; /* the last step of which it was known whether one is due */
@@ -520,7 +521,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
     if (status == GR_OK && r->lead && strategy->count != NULL) {
         status = strategy->count(&r->trainer, &stale, diag);
     }
-    if (status != GR_OK || !r->lead) {
+    if (status != GR_OK || !r->lead || r->ended) {
         return status;
     }
     status = gr_weights_save(r->trainer.model, r->trainer.values, r->weights_path, sha256, diag);
@@ -548,7 +549,11 @@ static gr_status finish(training_run *r, gr_diag *diag)
                             .checkpoints = counts.begun,
                             .checkpoint_wait_s = (double)counts.held_ns * 1e-9};
     status = gr_end_write(&record, r->metrics, r->metrics_path, diag);
-    return status != GR_OK ? status : gr_report_end(&r->report, &record, diag);
+    if (status == GR_OK) {
+        status = gr_report_end(&r->report, &record, diag);
+    }
+    r->ended = status == GR_OK;
+    return status;
 }
 
 /* Nobody leaves before rank 0 has written everything: if it dies before, another one does. */
