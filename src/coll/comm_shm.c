@@ -245,8 +245,17 @@ static bool waits_for(const void *state, int peer)
     return rank < run->comm->size && gr_shm_coll_needs(run->shm_op, rank);
 }
 
-static const gr_op_ops shm_ops = {
-    .begin = begin, .progress = progress, .cancel = cancel, .waits_for = waits_for};
+static bool is_complete(const void *state)
+{
+    const shm_run *run = state;
+    return gr_shm_coll_is_complete(run->shm_op);
+}
+
+static const gr_op_ops shm_ops = {.begin = begin,
+                                  .progress = progress,
+                                  .cancel = cancel,
+                                  .waits_for = waits_for,
+                                  .is_complete = is_complete};
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 /* One contribution, and nothing that must be looked at again. */

@@ -291,6 +291,61 @@ static void an_operation_that_all_have_finished_survives_the_failure_of_the_next
     }
 }
 
+/* Rank 1 gives an operation up and uses its buffer for something else; rank 0 learns of that before
+ * it has done its share. */
+enum { REUSED = 16384, NONSENSE = 1000 };
+
+static int run_reuse(gr_comm *comm, const ranks_job *job)
+{
+    const late_look *look = job->arg;
+    void *memory = NULL;
+    char outcome = 0;
+    gr_op *op = NULL;
+    EXPECT(gr_alloc(comm, REUSED * sizeof(float), &memory) == GR_OK);
+    float *values = memory;
+    for (int i = 0; i < REUSED; i++) {
+        values[i] = 1;
+    }
+    EXPECT(gr_barrier(comm) == GR_OK);
+    if (gr_comm_rank(comm) == 0) {
+        EXPECT(gr_allreduce_start(comm, values, REUSED, GR_F32, GR_SUM, &op) == GR_OK);
+        EXPECT(write(look->started[1], "1", 1) == 1 && read(look->failed[0], &outcome, 1) == 1);
+        gr_status status = gr_test(op);
+        /* With one core rank 1 has done all the work. */
+        EXPECT(outcome == 'f' ? status < 0 : status == GR_OK && values[REUSED - 1] == 2);
+    } else {
+        EXPECT(read(look->started[0], &outcome, 1) == 1);
+        bool failed = gr_allreduce(comm, values, REUSED, GR_F32, GR_SUM) < 0;
+        for (int i = 0; i < REUSED; i++) {
+            values[i] = NONSENSE;
+        }
+        EXPECT(write(look->failed[1], failed ? "f" : "d", 1) == 1);
+        EXPECT(read(look->started[0], &outcome, 1) == 1); /* rank 0 has looked */
+        for (int i = 0; i < REUSED; i++) {
+            EXPECT(values[i] == NONSENSE);
+        }
+        gr_comm_destroy(comm);
+        return 0;
+    }
+    EXPECT(write(look->started[1], "1", 1) == 1);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void an_operation_that_a_rank_gives_up_touches_its_buffer_no_more(void **state)
+{
+    (void)state;
+    late_look look;
+    assert_int_equal(pipe2(look.started, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(look.failed, O_CLOEXEC), 0);
+    ranks_job job = {.size = 2, .link = "shm", .op_timeout_us = 300000, .arg = &look};
+    assert_int_equal(ranks_run(&job, run_reuse, 0), 0);
+    for (int i = 0; i < 2; i++) {
+        close(look.started[i]);
+        close(look.failed[i]);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -299,6 +354,7 @@ int main(void)
         cmocka_unit_test(wrong_uses_are_refused_and_ends_are_survived),
         cmocka_unit_test(a_start_that_fails_closes_its_buffers),
         cmocka_unit_test(an_operation_that_all_have_finished_survives_the_failure_of_the_next),
+        cmocka_unit_test(an_operation_that_a_rank_gives_up_touches_its_buffer_no_more),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

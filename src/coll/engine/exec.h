@@ -149,6 +149,9 @@ typedef struct gr_op_ops {
     /* Does it still need this rank of the job, which has died, left, or not come yet? May be NULL:
      * all members of the group are needed, and nobody is known to be late. */
     bool (*waits_for)(const void *state, int peer);
+    /* Has all come that it needs, so that the next step ends it and uses no buffer of another rank?
+     * Then it is finished though the communicator fails. May be NULL: it never has. */
+    bool (*is_complete)(const void *state);
 } gr_op_ops;
 
 /* One plan to run, or one operation that `ops` moves on: then of the members behind `desc` only

@@ -84,9 +84,23 @@ static void spread_abort(gr_exec *exec)
     }
 }
 
+/* The failure may be one of a later operation, on another rank: what is complete here came before
+ * it. exec->diag is set, so that nothing else that these find is the cause. */
+static void finish_complete(gr_exec *exec)
+{
+    for (int i = 0; i < exec->custom_count;) {
+        gr_op *op = exec->custom[i];
+        if (op->ops->is_complete && op->ops->is_complete(op->ops_state)) {
+            (void)gr_exec_progress_custom(op);
+        }
+        i += !op->over;
+    }
+}
+
 static void end_operations(gr_exec *exec)
 {
     gr_status status = (gr_status)exec->diag.status;
+    finish_complete(exec);
     atomic_store_explicit(&exec->ended, true, memory_order_release);
     exec->finished++;
     memset(exec->ring, 0, sizeof exec->ring);
@@ -132,34 +146,14 @@ const gr_diag *gr_exec_discard_all(gr_exec *exec)
     return sentence;
 }
 
-/* What a peer reports may be the failure of a later operation: those that run no plan and are
- * complete by now came before it. What they find is not the cause any more. */
-static void finish_complete(gr_exec *exec)
-{
-    for (int i = 0; i < exec->custom_count && !exec->arbitrating;) {
-        gr_op *op = exec->custom[i];
-        bool moved;
-        gr_diag ignored;
-        if (op->ops->progress(op->ops_state, &moved, &ignored) == GR_OK) {
-            gr_exec_remove_custom(exec, op);
-            gr_exec_part_over(exec, op);
-        } else {
-            i++;
-        }
-    }
-}
-
 /* A rank that learns of a failure from another one passes it on: the other may leave before its
  * word has come everywhere, and its leaving must not be taken for the cause. */
-static void fail(gr_exec *exec, const gr_diag *diag, bool reported)
+void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
 {
     if (exec->diag.status != GR_OK) {
         return;
     }
     exec->diag = *diag;
-    if (reported) {
-        finish_complete(exec);
-    }
     /* Another rank, stopped for a while say, may have all that it needs to finish what failed here,
      * and will be believed: it must not read zeros. */
     gr_mesh_keep(exec->mesh);
@@ -171,11 +165,6 @@ static void fail(gr_exec *exec, const gr_diag *diag, bool reported)
         exec); /* peers that wait for us to read may have to tell us the same */
     spread_abort(exec);
     end_operations(exec);
-}
-
-void gr_exec_fail(gr_exec *exec, const gr_diag *diag)
-{
-    fail(exec, diag, false);
 }
 
 void gr_exec_end(gr_exec *exec, const gr_diag *diag)
@@ -219,7 +208,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
 {
     const gr_diag *cause = gr_link_diag(link->link);
     if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
-        fail(exec, cause, true); /* the peer's own sentence */
+        gr_exec_fail(exec, cause); /* the peer's own sentence */
         return;
     }
     if (exec->arbitrating) {
@@ -234,7 +223,7 @@ void gr_exec_lost(gr_exec *exec, gr_exec_link *link, gr_status status, const gr_
     }
     const gr_diag *reported = gr_exec_discard_all(exec);
     if (reported) {
-        fail(exec, reported, true); /* another peer knows better why this one is gone */
+        gr_exec_fail(exec, reported); /* another peer knows better why this one is gone */
         return;
     }
     op = op ? op : gr_exec_message_that_needs(exec, link->peer);

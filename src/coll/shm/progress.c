@@ -466,6 +466,27 @@ static bool can_move(const gr_shm_coll_op *op)
     }
 }
 
+/* Do all whose contributions it takes have them in their slots? */
+static bool is_all_eager(const gr_shm_coll_op *op)
+{
+    bool eager = op->waits != SHM_COLL_FOR_ALL || (op->kinds & SHM_COLL_EAGER) != 0;
+    for (int peer = 0; peer < op->shm->size && eager; peer++) {
+        const shm_control *control = gr_shm_coll_control_of(op, peer);
+        eager = peer == op->shm->rank || !awaits(op, peer) ||
+                (atomic_load(&control->kinds) & SHM_COLL_EAGER) != 0;
+    }
+    return eager;
+}
+
+bool gr_shm_coll_is_complete(const gr_shm_coll_op *op)
+{
+    int arrived = op->arrived;
+    if (op->state == SHM_COLL_POSTED) {
+        return all_posted(op, &arrived) && is_all_eager(op);
+    }
+    return (op->state == SHM_COLL_PACKED || op->state == SHM_COLL_DONE) && can_move(op);
+}
+
 bool gr_shm_coll_has_news(const void *arg)
 {
     const gr_shm_colls *shms = arg;

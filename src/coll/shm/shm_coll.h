@@ -109,6 +109,8 @@ bool gr_shm_coll_ready(gr_shm_coll_op *op);
 bool gr_shm_coll_spin(gr_shm_coll_op *op);
 /* Must this rank still do something for it? */
 bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer);
+/* Does the next move end it, with no look at what other ranks have outside of their slots? */
+bool gr_shm_coll_is_complete(const gr_shm_coll_op *op);
 /* The first rank that must; -1: none. */
 int gr_shm_coll_late(const gr_shm_coll_op *op);
 /* Gives the object back: finished, or never posted; or given up: then the communicator's shared
