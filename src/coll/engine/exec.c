@@ -172,11 +172,13 @@ void gr_exec_finish(gr_exec *exec, gr_op *head, gr_status status)
     }
 }
 
-/* A small operation is over when its last message is here: the clock was read for that already. */
+/* A small operation without a schedule is over when the last word of a peer is here: the clock was
+ * read for that already. Of one with a schedule the first of several messages had it read. */
 static uint64_t end_ticks(const gr_exec *exec, const gr_op *op)
 {
-    return op->total_bytes <= SMALL_BYTES && exec->arrived > 0 ? exec->arrived
-                                                               : gr_flight_recorder_now();
+    bool one_word = op->ops || op->is_message;
+    bool known = one_word && exec->arrived_op == op && op->total_bytes <= SMALL_BYTES;
+    return known ? exec->arrived : gr_flight_recorder_now();
 }
 
 void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status)
@@ -304,7 +306,7 @@ bool gr_exec_progress(gr_exec *exec)
     }
     bool moved_before = exec->moved;
     exec->moved = false;
-    exec->arrived = 0;
+    exec->arrived_op = NULL;
     gr_diag diag;
     gr_status status = gr_mesh_progress(exec->mesh, &diag);
     visit_busy_links(exec);
@@ -612,6 +614,7 @@ void gr_op_arrived(gr_op *op, int peer, bool awaited)
 {
     gr_op_id id = gr_op_identity(op);
     op->exec->arrived = gr_flight_recorder_now();
+    op->exec->arrived_op = op;
     uint64_t late = op->exec->arrived - op->started;
     /* Counters of two processors may differ a little. */
     late = awaited && late <= UINT64_MAX / 2 ? late : 0;

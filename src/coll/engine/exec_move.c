@@ -600,7 +600,6 @@ static void note_arrival(gr_exec_link *link, gr_op *op)
         return; /* seen before it could be taken */
     }
     gr_op_arrived(op, link->peer, true);
-    op->exec->arrived = 0; /* its last message may come later, in the same pass */
 }
 
 /* Nothing can be started here before a message of that peer has moved, and that stands behind the

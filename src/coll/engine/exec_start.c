@@ -445,7 +445,7 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     op->watch.moved = true;
     op->watch.warned = false;
     exec->moved = true;
-    exec->arrived = 0;
+    exec->arrived_op = NULL;
     exec->active++;
     if (op->ops) {
         exec->custom[exec->custom_count++] = op;
