@@ -16,6 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+enum { CLOCK_READS = 4 };
+
 /* ---- Life ------------------------------------------------------------------------------------ */
 /* The first object that the loader lists is the program itself. */
 static int find_program(struct dl_phdr_info *info, size_t size, void *arg)
@@ -42,8 +44,7 @@ static void init_record(gr_flight_recorder *record)
     record->begun = 0; /* entries count from then on */
     record->generation = record->step = record->begun_for_it = 0;
     record->first_number = 0;
-    record->first_ns = gr_now_ns();
-    record->first_ticks = gr_flight_recorder_now();
+    gr_flight_recorder_read_clocks(&record->first_ns, &record->first_ticks);
 }
 
 /* The file gets real blocks of the disk first: a store to a page without one would be a SIGBUS. */
@@ -416,9 +417,29 @@ void gr_flight_recorder_last(const gr_flight_recorder *record, uint64_t now, cha
     }
 }
 
+void gr_flight_recorder_read_clocks(int64_t *ns_out, uint64_t *ticks_out)
+{
+    uint64_t least = UINT64_MAX;
+    *ns_out = 0;
+    *ticks_out = 0;
+    for (int i = 0; i < CLOCK_READS; i++) {
+        uint64_t before = gr_flight_recorder_now();
+        int64_t ns = gr_now_ns();
+        uint64_t apart = gr_flight_recorder_now() - before;
+        if (apart < least) {
+            least = apart;
+            *ns_out = ns;
+            *ticks_out = before + apart / 2;
+        }
+    }
+}
+
 double gr_flight_recorder_ns_per_tick(const gr_flight_recorder *record)
 {
-    uint64_t ticks = gr_flight_recorder_now() - record->first_ticks;
-    int64_t ns = gr_now_ns() - record->first_ns;
+    uint64_t ticks;
+    int64_t ns;
+    gr_flight_recorder_read_clocks(&ns, &ticks);
+    ticks -= record->first_ticks;
+    ns -= record->first_ns;
     return ticks > 0 && ns > 0 ? (double)ns / (double)ticks : 1;
 }

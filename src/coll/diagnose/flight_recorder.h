@@ -131,6 +131,8 @@ static inline uint64_t gr_flight_recorder_now(void)
     return ticks;
 #endif
 }
+/* Both clocks at one moment, also where this process loses its core between two readings. */
+void gr_flight_recorder_read_clocks(int64_t *ns_out, uint64_t *ticks_out);
 /* How many nanoseconds a tick takes, as measured since gr_flight_recorder_init. */
 double gr_flight_recorder_ns_per_tick(const gr_flight_recorder *record);
 

@@ -20,8 +20,7 @@
 
 enum {
     CHUNK_BYTES = 1 << 20, /* by which the file grows */
-    CLOCK_READS = 4,
-    SITES = 256, /* callers that are known to be written; power of two */
+    SITES = 256,           /* callers that are known to be written; power of two */
     READ_TICKS_MIN = 1 << 16,
     READ_TICKS_MAX = 1 << 26, /* some 20 ms */
     FILE_MODE = 0644
@@ -68,23 +67,9 @@ static int grow(gr_timeline *timeline)
     return error;
 }
 
-/* Both at one moment: whoever loses its core between the two reads them again. */
 static void read_clocks(gr_part_head *head, int which)
 {
-    uint64_t least = UINT64_MAX, ticks = 0;
-    int64_t ns = 0;
-    for (int i = 0; i < CLOCK_READS; i++) {
-        uint64_t before = gr_flight_recorder_now();
-        int64_t now_ns = gr_now_ns();
-        uint64_t apart = gr_flight_recorder_now() - before;
-        if (apart < least) {
-            least = apart;
-            ns = now_ns;
-            ticks = before + apart / 2;
-        }
-    }
-    head->ns[which] = ns;
-    head->ticks[which] = ticks;
+    gr_flight_recorder_read_clocks(&head->ns[which], &head->ticks[which]);
 }
 
 static void fill_head(gr_timeline *timeline, int rank, int world_size, const char *host)
