@@ -118,10 +118,6 @@ bool gr_gang_spare(gr_gang *gang, int rank)
     gr_worker_end *end = &gang->ends[rank];
     bool served = gr_coordinator_has_served(gang->coordinator, rank);
     int left = gr_gang_count_busy(gang);
-    if (!served && gr_coordinator_is_over(gang->coordinator)) {
-        end->spared = true; /* the work is done without this one */
-        return true;
-    }
     if (!gr_launch_elastic(config) || gang->phase != GR_PHASE_RUNNING || left == 0 ||
         (served && !anybody_serves(gang))) {
         return false;
@@ -184,8 +180,9 @@ static void weigh_end(gr_gang *gang, const gr_agent_message *message)
     /* Nobody depends on a joining worker that has not come in. */
     bool idle = gang->places[message->rank].joining &&
                 !gr_coordinator_has_served(gang->coordinator, message->rank);
+    bool unneeded = idle && gr_coordinator_is_over(gang->coordinator);
     gr_end_class class = gr_verdict_class(end);
-    if (class == GR_END_FINE || class == GR_END_ASKED) {
+    if (class == GR_END_FINE || class == GR_END_ASKED || unneeded) {
         end->spared = idle;
         if (gang->phase == GR_PHASE_RUNNING) {
             gr_gang_progress(gang); /* others may wait for it in vain */
