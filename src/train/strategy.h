@@ -23,7 +23,8 @@ struct gr_strategy {
     gr_status (*enter)(gr_trainer *t, gr_diag *diag);
     void (*leave)(gr_trainer *t);
 
-    /* The weights are those after `step` steps, on all ranks. NULL: nothing. */
+    /* The weights are those after `step` steps, on all ranks; t->reached, if others are farther by
+     * now. NULL: nothing. */
     gr_status (*seek)(gr_trainer *t, uint64_t step, gr_diag *diag);
 
     /* What the servers have counted since they began. NULL: there is nothing to count. */

@@ -158,7 +158,7 @@ static gr_status tell_recovery(training_run *r, gr_diag *diag)
                                  .workers = r->trainer.world_size,
                                  .seconds = (double)(gr_now_ns() - r->lost_ns) * 1e-9};
     r->lost_ns = 0;
-    if (!r->lead) {
+    if (!r->lead || r->ended) { /* the end is the last that is told */
         return GR_OK;
     }
     gr_status status = gr_recovery_write(&record, r->metrics, r->metrics_path, diag);
@@ -427,7 +427,7 @@ static gr_status train(training_run *r, gr_diag *diag)
     const gr_train_options *options = r->options;
     gr_trainer *t = &r->trainer;
     t->save = t->stop = t->renew = false;
-    r->progress.steps = t->reached;
+    r->progress.steps = t->reached; /* others may have done some before this rank's first one */
     r->chaos.rank_now = t->rank;
     int64_t work_ns = 0;                      /* of the last step */
     gr_training_progress alike = r->progress; /* when all had the same weights last */

@@ -172,7 +172,9 @@ void support_group(int world_size, const char *link, support_member *member, voi
     assert_in_range(world_size, 1, GROUP_MAX);
     assert_int_equal(gr_random_bytes(secret, sizeof secret, &diag), GR_OK);
     gr_hex(secret, sizeof secret, secret_hex);
-    gr_coordinator_config config = {.world_size = world_size, .secret = secret};
+    const char *least = getenv("GRADUS_MIN_WORKERS");
+    gr_coordinator_config config = {
+        .world_size = world_size, .members_min = least ? atoi(least) : 0, .secret = secret};
     assert_int_equal(gr_coordinator_create(&config, &coordinator, &diag), GR_OK);
     fflush(NULL);
     for (int rank = 0; rank < world_size; rank++) {

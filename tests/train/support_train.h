@@ -40,7 +40,7 @@ gr_job *support_open(const char *folder, const support_job *job, int workers);
 /* Runs `member` in `world_size` forked processes, each with a communicator of the group; returns
  * when all have ended. The exit codes are what `member` returned (0 .. 100), 120 when the group
  * could not be joined, 128 + signal when one was killed. The environment of the caller is passed
- * on. */
+ * on; with GRADUS_MIN_WORKERS in it the group goes on while so many live. */
 typedef int support_member(int rank, gr_comm *comm, void *arg);
 void support_group(int world_size, const char *link, support_member *member, void *arg,
                    int *exit_codes_out);
