@@ -150,14 +150,10 @@ def test_scratch_does_not_grow_with_the_operation(gradus, comm_script, link, ran
         f"{worst}: {more[worst] / MIB:.1f} MiB of all ranks; at most {limit / MIB:.0f}")
 
 
-# However long nothing moves.
-@pytest.mark.parametrize("link, ranks, away_s",
-                         [("tcp", 2, 0), ("tcp", 2, 1), ("tcp", 3, 0), ("shm", 3, 0)])
-def test_scratch_does_not_grow_with_the_operations_in_flight(gradus, comm_script, link, ranks,
-                                                             away_s):
+@pytest.mark.parametrize("link, ranks", [("tcp", 2), ("tcp", 3), ("shm", 3)])
+def test_scratch_does_not_grow_with_the_operations_in_flight(gradus, comm_script, link, ranks):
     skip_under_a_sanitizer(gradus)
     found = figures(gradus, comm_script, f"""
-import time
 size, count = {4 * MIB}, 32
 memory = [fill(size) for _ in range(count)]
 sum_of(memory[0], size)
@@ -166,8 +162,6 @@ ops = [ctypes.c_void_p() for _ in memory]
 for one, op in zip(memory, ops):
     count = ctypes.c_size_t(size // 4)
     assert library.gr_allreduce_start(comm, one, count, 0, 0, ctypes.byref(op)) == 0
-if rank == 1:
-    time.sleep({away_s})
 for op in ops:
     assert library.gr_wait(op) == 0
 say(before=before, after=here())

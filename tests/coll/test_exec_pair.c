@@ -562,15 +562,15 @@ static void exec_group_that_is_not_made_yet_is_not_confirmed(void **state)
 }
 
 /* ---- Operations that something else moves on ------------------------------------------------- */
-typedef struct driven {
+typedef struct counted {
     int moves, moves_left;
     gr_status result;
     bool over, cancelled;
-} driven;
+} counted;
 
-static gr_status move_driven(void *state, bool *moved_out, gr_diag *diag)
+static gr_status move_counted(void *state, bool *moved_out, gr_diag *diag)
 {
-    driven *d = state;
+    counted *d = state;
     d->moves++;
     *moved_out = true;
     if (--d->moves_left > 0) {
@@ -580,21 +580,21 @@ static gr_status move_driven(void *state, bool *moved_out, gr_diag *diag)
     return d->result == GR_OK ? GR_OK : gr_fail(diag, d->result, "shared memory is broken");
 }
 
-static void cancel_driven(void *state)
+static void cancel_counted(void *state)
 {
-    driven *d = state;
+    counted *d = state;
     assert_false(d->over);
     d->cancelled = true;
 }
 
-static bool driven_needs(const void *state, int peer)
+static bool counted_needs(const void *state, int peer)
 {
     (void)state;
     return peer == 1;
 }
 
-static const gr_op_ops driver = {
-    .progress = move_driven, .cancel = cancel_driven, .waits_for = driven_needs};
+static const gr_op_ops counted_ops = {
+    .progress = move_counted, .cancel = cancel_counted, .waits_for = counted_needs};
 
 static gr_status start_custom(gr_exec *exec, const gr_exec_request *like, const gr_op_ops *ops,
                               void *state, gr_op **op_out, gr_diag *diag)
@@ -605,13 +605,13 @@ static gr_status start_custom(gr_exec *exec, const gr_exec_request *like, const 
     return gr_exec_start(exec, &request, 1, op_out, diag);
 }
 
-static void test_driven(void **state)
+static void exec_custom_operations_run_beside_plans(void **state)
 {
     (void)state;
     pair p;
     gr_log log;
     open_pair(&p, &log);
-    driven quick = {.moves_left = 2}, slow = {.moves_left = 1000};
+    counted quick = {.moves_left = 2}, slow = {.moves_left = 1000};
     gr_op *quick_op, *slow_op, *plan_op;
     gr_diag diag;
     char what[256];
@@ -624,12 +624,12 @@ static void test_driven(void **state)
         .reads = {.first = (uintptr_t)&slow, .end = (uintptr_t)(&slow + 1)}};
     const gr_call_memory written = {.writes = memory.reads};
     request.memory = &memory;
-    assert_int_equal(start_custom(exec, &request, &driver, &slow, &slow_op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &counted_ops, &slow, &slow_op, &diag), GR_OK);
     request.memory = NULL;
     gr_exec_request telling = request;
     telling.done = note_done;
     telling.done_arg = &called;
-    assert_int_equal(start_custom(exec, &telling, &driver, &quick, &quick_op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &telling, &counted_ops, &quick, &quick_op, &diag), GR_OK);
     assert_int_equal(gr_op_number(slow_op), 0);
     assert_int_equal(gr_op_number(quick_op), 1);
     assert_true(gr_op_fingerprint(slow_op) == gr_op_fingerprint(quick_op));
@@ -653,9 +653,9 @@ static void test_driven(void **state)
     assert_int_equal(start_plain(&p, 0, 0, &sum, &plan_op, &diag), GR_OK);
     assert_int_equal(gr_op_number(plan_op), 2);
     assert_int_equal(gr_exec_group_close(exec, group), 2);
-    driven bad = {.moves_left = 1, .result = GR_E_PROTOCOL};
+    counted bad = {.moves_left = 1, .result = GR_E_PROTOCOL};
     gr_op *bad_op;
-    assert_int_equal(start_custom(exec, &request, &driver, &bad, &bad_op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &counted_ops, &bad, &bad_op, &diag), GR_OK);
     (void)gr_exec_progress(exec);
     assert_string_equal(gr_exec_diag(exec)->text, "shared memory is broken");
     assert_true(slow.cancelled && bad.cancelled && !quick.cancelled);
@@ -675,30 +675,64 @@ static gr_status move_never(void *state, bool *moved_out, gr_diag *diag)
     return GR_PENDING;
 }
 
-static void test_driven_stall(void **state)
+static void exec_custom_operation_that_stalls_names_who_came(void **state)
 {
     (void)state;
-    static const gr_op_ops stuck = {.progress = move_never, .waits_for = driven_needs};
+    static const gr_op_ops never_ops = {.progress = move_never, .waits_for = counted_needs};
     pair p;
     gr_log log;
     open_pair(&p, &log);
-    driven quick = {.moves_left = 1};
+    counted quick = {.moves_left = 1};
     gr_op *op;
     gr_diag diag;
     gr_exec_request request = {.desc = call_of(GR_COLL_BARRIER, 0, "a.c:1").desc,
                                .group = &p.groups[0][0]};
     gr_exec *exec = p.execs[0];
-    assert_int_equal(start_custom(exec, &request, &driver, &quick, &op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &counted_ops, &quick, &op, &diag), GR_OK);
     gr_op_arrived(op, 1, true);
     assert_true(gr_exec_progress_custom(op));
     assert_int_equal(gr_op_release(op), GR_OK);
-    assert_int_equal(start_custom(exec, &request, &stuck, NULL, &op, &diag), GR_OK);
+    assert_int_equal(start_custom(exec, &request, &never_ops, NULL, &op, &diag), GR_OK);
     move_pair(&p, 70000000);
     const char *text = gr_exec_diag(exec)->text;
     assert_non_null(strstr(text, "operation 2 (barrier"));
     assert_non_null(strstr(text, "for rank 1 (host otter) to send its part"));
     assert_non_null(strstr(text, "the last that came from it was of operation 1 (barrier"));
     close_pair(&p);
+}
+
+/* ---- Scratch --------------------------------------------------------------------------------- */
+static int pieces_used(const gr_exec *exec)
+{
+    int used = 0;
+    for (int i = 0; i < GR_EXEC_OPS_MAX; i++) {
+        used += exec->pieces[i].used;
+    }
+    return used;
+}
+
+/* A rank that is away holds up all; sub-groups may hold up each other. */
+static void exec_scratch_of_one_communicator_stays_in_its_limit_while_a_peer_is_away(void **state)
+{
+    (void)state;
+    for (int groups = 1; groups <= 2; groups++) {
+        pair p;
+        gr_log log;
+        open_pair(&p, &log);
+        gr_op *op;
+        gr_diag diag;
+        p.execs[0]->own_scratch_max = 0;
+        p.execs[0]->scratch_limit = 1; /* one piece */
+        for (int i = 0; i < 4; i++) {
+            plain sum = call_of(GR_COLL_ALLREDUCE, 20, "a.c:1");
+            sum.group = i % groups;
+            assert_int_equal(start_plain(&p, 0, i % 2, &sum, &op, &diag), GR_OK);
+        }
+        assert_int_equal(pieces_used(p.execs[0]), 1);
+        move_pair(&p, 1000000);
+        assert_true(groups == 1 ? pieces_used(p.execs[0]) == 1 : pieces_used(p.execs[0]) > 1);
+        close_pair(&p);
+    }
 }
 
 /* ---- All or nothing -------------------------------------------------------------------------- */
@@ -795,8 +829,9 @@ int main(void)
         cmocka_unit_test(exec_group_that_all_have_ended_leaves_the_others),
         cmocka_unit_test(exec_group_that_a_rank_does_not_confirm_ends_all),
         cmocka_unit_test(exec_group_that_is_not_made_yet_is_not_confirmed),
-        cmocka_unit_test(test_driven),
-        cmocka_unit_test(test_driven_stall),
+        cmocka_unit_test(exec_custom_operations_run_beside_plans),
+        cmocka_unit_test(exec_custom_operation_that_stalls_names_who_came),
+        cmocka_unit_test(exec_scratch_of_one_communicator_stays_in_its_limit_while_a_peer_is_away),
         cmocka_unit_test(test_all_or_nothing),
         cmocka_unit_test(test_refused),
     };
