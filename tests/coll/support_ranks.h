@@ -41,6 +41,13 @@ typedef int ranks_function(gr_comm *comm, const ranks_job *job);
         }                                                                                          \
     } while (0)
 
+/* Collective: the processes of all ranks; room for gr_comm_size. */
+gr_status ranks_get_pids(gr_comm *comm, int32_t *pids_out) GR_MUST_CHECK;
+
+/* Returns when every other rank was seen to sleep, or has ended: each has called an operation, and
+ * found nothing to do for so long. This rank sleeps between two looks, so that two may wait. */
+void ranks_wait_until_others_sleep(const gr_comm *comm, const int32_t *pids);
+
 /* 0 if every rank returned 0; else a bit for each rank that did not (rank 0: bit 0). A rank that
  * was killed counts as failed unless it is in `may_die`. Bounded in time. */
 uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_die);

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -95,7 +94,9 @@ static int run_mixed(gr_comm *comm, const ranks_job *job)
     void *shared[2] = {NULL, NULL};
     int32_t *own[2] = {malloc(BYTES_MAX), malloc(BYTES_MAX)};
     (void)job;
-    if (!own[0] || !own[1] || gr_alloc(comm, BYTES_MAX, &shared[0]) != GR_OK ||
+    int32_t pids[RANKS_MAX] = {0};
+    if (!own[0] || !own[1] || ranks_get_pids(comm, pids) != GR_OK ||
+        gr_alloc(comm, BYTES_MAX, &shared[0]) != GR_OK ||
         gr_alloc(comm, BYTES_MAX, &shared[1]) != GR_OK) {
         return 1;
     }
@@ -111,8 +112,8 @@ static int run_mixed(gr_comm *comm, const ranks_job *job)
                         .out = s.out > 0 ? out : NULL,
                         .count = s.count,
                         .root = s.root};
-        if (draw(op, 4, rank) % 16 == 0) { /* long enough for the others to sleep */
-            nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
+        if (draw(op, 4, rank) % 16 == 0) {
+            ranks_wait_until_others_sleep(comm, pids);
         }
         bad = gr_run(comm, &call, 1) != GR_OK;
         if (bad) {

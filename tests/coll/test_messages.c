@@ -4,6 +4,7 @@
 #include "support_ranks.h"
 #include <gradus/coll.h>
 
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -318,8 +320,11 @@ static int run_dying_source(gr_comm *comm, const ranks_job *job)
 static int run_leaving_source(gr_comm *comm, const ranks_job *job)
 {
     (void)job;
-    int32_t words[2], rank = gr_comm_rank(comm);
+    int32_t words[2], pids[3] = {0}, rank = gr_comm_rank(comm);
     gr_message_source source;
+    EXPECT(ranks_get_pids(comm, pids) == GR_OK);
+    int leaving = (int)syscall(SYS_pidfd_open, pids[2], 0U); /* before the barrier: it lives */
+    EXPECT(leaving >= 0);
     EXPECT(gr_barrier(comm) == GR_OK);
     if (rank == 0) {
         EXPECT(receive_any(comm, words, 1, &source) == GR_OK && source.rank == 1);
@@ -327,9 +332,11 @@ static int run_leaving_source(gr_comm *comm, const ranks_job *job)
         EXPECT(receive_any(comm, words, 5, &source) == GR_OK && source.rank == 0);
         EXPECT(receive_any(comm, words, 1, &source) == GR_E_PEER_LOST); /* nobody is left */
     } else if (rank == 1) {
-        usleep(50000); /* rank 2 has most probably left: right in either order */
+        struct pollfd end = {.fd = leaving, .events = POLLIN};
+        EXPECT(poll(&end, 1, -1) == 1); /* rank 2 has left */
         EXPECT(send_two(comm, 1, 0, 1) == GR_OK);
     }
+    close(leaving);
     gr_comm_destroy(comm);
     return 0;
 }

@@ -5,7 +5,6 @@
 #include "link/mesh.h"
 #include "support_ranks.h"
 
-#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -265,29 +264,6 @@ static void test_death(void **state)
     }
 }
 
-static bool is_asleep(int32_t pid)
-{
-    char path[32], text[256] = "";
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    FILE *file = fopen(path, "r");
-    if (file) {
-        text[fread(text, 1, sizeof text - 1, file)] = 0;
-        fclose(file);
-    }
-    const char *name_end = strrchr(text, ')');
-    return name_end && name_end[1] == ' ' && name_end[2] == 'S';
-}
-
-/* The others have called, and found nothing to do for so long that they sleep. */
-static void come_last(const int32_t *pids, int size, int rank)
-{
-    for (int peer = 0; peer < size; peer++) {
-        while (peer != rank && !is_asleep(pids[peer])) {
-            sched_yield();
-        }
-    }
-}
-
 static uint64_t unwoken(const gr_comm *comm)
 {
     gr_mesh_stats stats;
@@ -304,14 +280,13 @@ static int run_sleepers(gr_comm *comm, const ranks_job *job)
     int32_t pids[RANKS] = {0};
     void *memory = NULL;
     (void)job;
-    pids[rank] = (int32_t)getpid();
-    EXPECT(gr_allgather(comm, pids, 1, GR_I32) == GR_OK);
+    EXPECT(ranks_get_pids(comm, pids) == GR_OK);
     EXPECT(gr_alloc(comm, MOST * sizeof(float), &memory) == GR_OK);
     comm->context->mesh->sleep_us = SLEEP_US;
     for (int i = 0; i < REPEATS / 3 * size; i++) {
         bool large = i / size % 2 != 0, late = i % size == rank;
         if (late) {
-            come_last(pids, size, rank);
+            ranks_wait_until_others_sleep(comm, pids);
         }
         uint64_t before = unwoken(comm);
         EXPECT(gr_allreduce(comm, memory, large ? MOST : 1, GR_F32, GR_SUM) == GR_OK);
