@@ -35,6 +35,26 @@ GR_API void gr_shard_range(int shards, int world_size, int rank, int *first_out,
 enum { GR_SHARD_PARTIALS_MAX = 64 };
 GR_API int gr_shard_partials(int shards, int world_size, int rank);
 
+/* The order in which `rank` adds up its own shards. It computes them from the first to the last.
+ * The gradient of `shard` goes into buffer `slot`, which is returned. Then buffer `slot` is added
+ * to buffer `slot` - 1, that one to the one before it, and so on, *merges_out times. After the last
+ * shard the buffers from 0 on are the partials of gr_allreduce_shards.
+ *
+ *   for (int s = first; s < first + count; s++) {
+ *       int merges, slot = gr_shard_slot(shards, world_size, rank, s, &merges);
+ *       compute_gradient(s, buffers[slot]);
+ *       for (; merges > 0; merges--, slot--) {
+ *           add(buffers[slot - 1], buffers[slot]);    // left = left + right
+ *       }
+ *   }
+ *
+ * Returns -1, and no merges, if `shard` is none of the rank's or an argument is out of range. */
+GR_API int gr_shard_slot(int shards, int world_size, int rank, int shard, int *merges_out);
+
+/* How many buffers that takes: gr_shard_partials or a few more, at most GR_SHARD_PARTIALS_MAX. 0 if
+ * an argument is out of range. */
+GR_API int gr_shard_buffers(int shards, int world_size, int rank);
+
 #ifdef __cplusplus
 }
 #endif

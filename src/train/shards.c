@@ -2,9 +2,9 @@
 #include "train/shards.h"
 
 #include "base/fail.h"
-#include "coll/plan/plan.h"
 #include "nn/optimizer.h"
 
+#include <gradus/shards.h>
 #include <stdlib.h>
 
 /* Several merges run over one piece before the next piece: 32 KiB stay in the nearest caches. */
@@ -17,30 +17,20 @@ gr_status gr_shard_plan_init(gr_shard_plan *plan, int shards, int world_size, in
         return gr_fail(diag, GR_E_INVALID, "no shard plan for %d shards, rank %d of %d", shards,
                        rank, world_size);
     }
-    gr_shard_plan made = {.slots = 1};
+    gr_shard_plan made = {.slots = gr_shard_buffers(shards, world_size, rank),
+                          .partials = collapse ? 1 : gr_shard_partials(shards, world_size, rank)};
     gr_shard_range(shards, world_size, rank, &made.first, &made.count);
     made.turns = calloc((size_t)made.count + 1, sizeof *made.turns);
-    gr_tree_range *stack = calloc((size_t)made.count + 1, sizeof *stack);
-    if (made.turns == NULL || stack == NULL) {
-        free(made.turns);
-        free(stack);
+    if (made.turns == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the plan of %d shards", made.count);
     }
-    int depth = 0;
     for (int i = 0; i < made.count; i++) {
         gr_shard_turn *turn = &made.turns[i];
-        turn->slot = depth;
-        stack[depth++] = (gr_tree_range){made.first + i, 1};
-        made.slots = depth > made.slots ? depth : made.slots;
-        bool all = collapse && i == made.count - 1;
-        while (depth > 1 && (all || gr_tree_siblings(shards, stack[depth - 2], stack[depth - 1]))) {
-            stack[depth - 2].count += stack[depth - 1].count;
-            depth--;
-            turn->merges++;
+        turn->slot = gr_shard_slot(shards, world_size, rank, made.first + i, &turn->merges);
+        if (collapse && i == made.count - 1) {
+            turn->merges = turn->slot;
         }
     }
-    free(stack);
-    made.partials = depth;
     *plan = made;
     return GR_OK;
 }

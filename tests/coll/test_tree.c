@@ -156,6 +156,42 @@ static void test_bad_arguments_deal_nothing(void **unused)
         assert_int_equal(first, 0);
         assert_int_equal(count, 0);
         assert_int_equal(gr_shard_partials(bad[i][0], bad[i][1], bad[i][2]), 0);
+        assert_int_equal(gr_shard_buffers(bad[i][0], bad[i][1], bad[i][2]), 0);
+        assert_int_equal(gr_shard_slot(bad[i][0], bad[i][1], bad[i][2], 0, &count), -1);
+        assert_int_equal(count, 0);
+    }
+    int merges = 7;
+    assert_int_equal(gr_shard_slot(8, 2, 0, 4, &merges), -1); /* the other rank's */
+    assert_int_equal(merges, 0);
+    assert_int_equal(gr_shard_slot(8, 2, 1, 3, &merges), -1);
+    assert_int_equal(gr_shard_slot(8, 2, 1, INT_MAX, &merges), -1);
+}
+
+/* The buffers in the end are what the tree's cover says, and every addition is one of siblings. */
+static void test_own_shards_are_added_in_the_order_of_the_tree(void **unused)
+{
+    (void)unused;
+    for (int shards = 1; shards <= SHARDS_MAX; shards++) {
+        for (int n = 1; n <= 20; n++) {
+            for (int rank = 0; rank < n; rank++) {
+                gr_tree_range buffers[GR_SHARD_PARTIALS_MAX], ranges[GR_SHARD_PARTIALS_MAX];
+                int first, count, merges = 0, used = 0, most = 1;
+                gr_shard_range(shards, n, rank, &first, &count);
+                for (int s = first; s < first + count; s++) {
+                    int slot = gr_shard_slot(shards, n, rank, s, &merges);
+                    assert_int_equal(slot, used);
+                    buffers[used++] = (gr_tree_range){s, 1};
+                    most = used > most ? used : most;
+                    for (; merges > 0; merges--, used--) {
+                        assert_true(gr_tree_siblings(shards, buffers[used - 2], buffers[used - 1]));
+                        buffers[used - 2].count += buffers[used - 1].count;
+                    }
+                }
+                assert_int_equal(used, gr_tree_cover(shards, first, count, ranges));
+                assert_memory_equal(buffers, ranges, (size_t)used * sizeof *ranges);
+                assert_int_equal(gr_shard_buffers(shards, n, rank), most);
+            }
+        }
     }
 }
 
@@ -168,6 +204,7 @@ int main(void)
         cmocka_unit_test(test_siblings_are_the_children_of_one_node),
         cmocka_unit_test(test_shards_are_dealt_evenly_and_completely),
         cmocka_unit_test(test_bad_arguments_deal_nothing),
+        cmocka_unit_test(test_own_shards_are_added_in_the_order_of_the_tree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

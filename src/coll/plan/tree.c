@@ -86,3 +86,32 @@ int gr_shard_partials(int shards, int world_size, int rank)
     int found = gr_tree_cover(shards, first, count, ranges);
     return found > 0 ? found : 1;
 }
+
+/* The buffers in use are the largest whole subtrees of the shards that were computed. */
+int gr_shard_slot(int shards, int world_size, int rank, int shard, int *merges_out)
+{
+    int first, count;
+    gr_shard_range(shards, world_size, rank, &first, &count);
+    *merges_out = 0;
+    if (shard < first || shard >= first + count) {
+        return -1;
+    }
+    gr_tree_range ranges[GR_SHARD_PARTIALS_MAX];
+    int slot = gr_tree_cover(shards, first, shard - first, ranges);
+    *merges_out = slot + 1 - gr_tree_cover(shards, first, shard - first + 1, ranges);
+    return slot;
+}
+
+int gr_shard_buffers(int shards, int world_size, int rank)
+{
+    if (shards < 1 || world_size < 1 || rank < 0 || rank >= world_size) {
+        return 0;
+    }
+    int first, count, merges, most = 1;
+    gr_shard_range(shards, world_size, rank, &first, &count);
+    for (int shard = first; shard < first + count; shard++) {
+        int used = gr_shard_slot(shards, world_size, rank, shard, &merges) + 1;
+        most = used > most ? used : most;
+    }
+    return most;
+}
