@@ -89,6 +89,8 @@ def known():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_a_page_names_exists(page, known):
     text = page.read_text()
+    if page.name == "coming-from.md":  # the first column has the flags of other launchers
+        text = re.sub(r"^\| [^|]* \||^    (horovodrun|torchrun|mpirun) .*", "", text, flags=re.M)
     unknown = (names(FLAG, text) | names(VARIABLE, text)) - known
     assert not unknown
     links = names(r"\]\(([^)#:]+)\)", text)
