@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/hash.h"
+#include "group/slurm.h"
 #include "group/topology.h"
 
 #include <errno.h>
@@ -115,43 +116,6 @@ static gr_status read_mpich(char *const *env, gr_launch *launch, gr_diag *diag)
     return get_ranks(env, &of, launch, diag);
 }
 
-/* "2(x3),1": two tasks on each of the first three nodes, one on the fourth. 0: not understood. */
-static int64_t tasks_of_node(const char *text, int64_t node)
-{
-    while (*text != '\0') {
-        char *end;
-        long tasks = strtol(text, &end, 10), nodes = 1;
-        if (end == text || tasks < 1 || tasks > GR_GROUP_WORLD_MAX) {
-            return 0;
-        }
-        if (strncmp(end, "(x", 2) == 0) {
-            nodes = strtol(end + 2, &end, 10);
-            end += *end == ')';
-        }
-        if (node < nodes) {
-            return tasks;
-        }
-        node -= nodes;
-        text = *end == ',' ? end + 1 : "";
-    }
-    return 0;
-}
-
-/* The first name of "n[01-04,7],m1" is "n01". */
-static void first_node(const char *list, char node_out[GR_LAUNCH_TEXT_BYTES])
-{
-    size_t length = strcspn(list, "[,");
-    int put = snprintf(node_out, GR_LAUNCH_TEXT_BYTES, "%.*s", (int)length, list);
-    if (list[length] != '[' || put < 0 || put >= GR_LAUNCH_TEXT_BYTES) {
-        return;
-    }
-    const char *range = list + length + 1;
-    const char *behind = strchr(range, ']');
-    snprintf(node_out + put, GR_LAUNCH_TEXT_BYTES - (size_t)put, "%.*s%.*s",
-             (int)strcspn(range, "-,]"), range, behind != NULL ? (int)strcspn(behind + 1, ",[") : 0,
-             behind != NULL ? behind + 1 : "");
-}
-
 static gr_status read_slurm(char *const *env, gr_launch *launch, gr_diag *diag)
 {
     const names of = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL};
@@ -160,10 +124,13 @@ static gr_status read_slurm(char *const *env, gr_launch *launch, gr_diag *diag)
     if (status == GR_OK) {
         status = get_number(env, launch->name, "SLURM_NODEID", GR_GROUP_WORLD_MAX, &node, diag);
     }
-    launch->local_size = tasks_of_node(text_of(env, "SLURM_STEP_TASKS_PER_NODE"), node);
+    launch->local_size =
+        gr_slurm_count(text_of(env, "SLURM_STEP_TASKS_PER_NODE"), node, GR_GROUP_WORLD_MAX);
     snprintf(launch->job, sizeof launch->job, "%.60s.%.60s.%.20s", text_of(env, "SLURM_JOB_ID"),
              text_of(env, "SLURM_STEP_ID"), text_of(env, "SLURM_RESTART_COUNT"));
-    first_node(text_of(env, "SLURM_STEP_NODELIST"), launch->host);
+    if (!gr_slurm_node(text_of(env, "SLURM_STEP_NODELIST"), 0, launch->host)) {
+        launch->host[0] = '\0'; /* unknown */
+    }
     launch->port = PORT_FIRST + (int)(gr_hash64(launch->job, strlen(launch->job), 0) % PORT_COUNT);
     return status;
 }
