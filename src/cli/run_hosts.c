@@ -78,6 +78,7 @@ gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
     } else if (options->hostfile != NULL) {
         status = gr_host_list_read(options->hostfile, &run->arena, &run->hosts, diag);
     }
+    run->shell = &gr_remote_shell_ssh;
     if (status != GR_OK || options->remote_program != NULL) {
         snprintf(run->program, sizeof run->program, "%s",
                  status == GR_OK ? options->remote_program : "");

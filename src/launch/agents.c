@@ -91,7 +91,8 @@ _Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *age
     }
     char folder[PATH_MAX] = "/";
     (void)!getcwd(folder, sizeof folder);
-    gr_remote_config remote = {.host = host->name,
+    gr_remote_config remote = {.shell = config->shell,
+                               .host = host->name,
                                .program = config->program,
                                .ssh_port = config->ssh_port,
                                .identity = config->ssh_identity,
@@ -395,11 +396,11 @@ static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
         (void)gr_fail(diag, GR_E_PEER_LOST, "the agent that joined from %s is gone: %s", name,
                       words[0] != '\0' ? words : "its relay was killed");
     } else if (agent->state == GR_HOST_STARTING) {
-        (void)gr_fail(diag, GR_E_NOT_FOUND,
-                      "host %s cannot be used: %s%s; \"ssh %s %s version\" must answer without a "
-                      "question (--ssh-port, --ssh-identity-file, --remote-program)",
-                      name, words[0] != '\0' ? words : "its relay was killed",
-                      gang->going ? "" : "; nothing was started", name, gang->config->program);
+        char advice[GR_DIAG_TEXT_BYTES];
+        gang->config->shell->advise(name, gang->config->program, advice, sizeof advice);
+        (void)gr_fail(diag, GR_E_NOT_FOUND, "host %s cannot be used: %s%s; %s", name,
+                      words[0] != '\0' ? words : "its relay was killed",
+                      gang->going ? "" : "; nothing was started", advice);
     } else {
         (void)gr_fail(diag, GR_E_PEER_LOST, "host %s was lost with %s: %s", name, whom,
                       words[0] != '\0' ? words : "the relay to it was killed");

@@ -9,6 +9,7 @@
 #include "launch/cores.h"
 #include "launch/join.h"
 #include "launch/records.h"
+#include "launch/remote_shell.h"
 #include "launch/verdict.h"
 
 enum {
@@ -67,18 +68,19 @@ typedef struct gr_launch_config {
                                * is gone; 0: they end at once */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
-    const gr_host_list *hosts; /* with their ranks dealt; NULL: this host alone */
-    const char *cores_text;    /* what other hosts take for `cores`; NULL: all of theirs */
-    const char *program;       /* gradus on other hosts: an absolute path */
-    int ssh_port;              /* 0: as ssh has it */
-    const char *ssh_identity;  /* a file; NULL: as ssh has it */
-    int64_t host_timeout_us;   /* a host that says nothing for so long is lost */
-    gr_acceptor *acceptor;     /* where hosts come by themselves, with those in `hosts` that have:
+    const gr_host_list *hosts;    /* with their ranks dealt; NULL: this host alone */
+    const char *cores_text;       /* what other hosts take for `cores`; NULL: all of theirs */
+    const char *program;          /* gradus on other hosts: an absolute path */
+    const gr_remote_shell *shell; /* how other hosts are reached */
+    int ssh_port;                 /* 0: as ssh has it */
+    const char *ssh_identity;     /* a file; NULL: as ssh has it */
+    int64_t host_timeout_us;      /* a host that says nothing for so long is lost */
+    gr_acceptor *acceptor; /* where hosts come by themselves, with those in `hosts` that have:
                                  their connections are taken; borrowed; NULL: nowhere */
-    const char *discovery;     /* a program that prints which hosts there are, by and by; `hosts` is
+    const char *discovery; /* a program that prints which hosts there are, by and by; `hosts` is
                                  what it has said so far; NULL: they stay the same */
-    int discovery_slots;       /* of a host for which it says none */
-    int64_t discovery_us;      /* between two runs of it */
+    int discovery_slots;   /* of a host for which it says none */
+    int64_t discovery_us;  /* between two runs of it */
 
     int out_fd, err_fd; /* where the workers' output goes; borrowed */
     bool quiet;         /* only rank 0's */

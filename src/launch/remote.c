@@ -20,18 +20,16 @@
 
 enum {
     WORDS_BYTES = 400,
-    COMMAND_BYTES = 2 * 4096 + 64,
-    SSH_WORDS_MAX = 24,
     PINGS_A_SILENCE = 4,
     KILL_PATIENCE_US = 5000000, /* a host that was told to kill and does not answer is lost */
-    LAST_WORDS_MS = 1000        /* for what ssh says when it ends */
+    LAST_WORDS_MS = 1000        /* for what the shell says when it ends */
 };
 
 struct relay {
     const gr_remote_config *config;
     gr_channel channel;
-    int errors_fd; /* ssh's stderr */
-    pid_t ssh;
+    int errors_fd; /* the shell's stderr */
+    pid_t shell;
     uint8_t *order;
     size_t order_bytes, order_sent;
     bool hello;          /* gradus runs there */
@@ -40,7 +38,7 @@ struct relay {
     int output_fd;       /* of a worker, for the rest of a packet; nothing else is read meanwhile */
     const uint8_t *output;
     size_t output_left;
-    char line[WORDS_BYTES], words[WORDS_BYTES]; /* of ssh: as it comes; the last whole one */
+    char line[WORDS_BYTES], words[WORDS_BYTES]; /* of the shell: as it comes; the last one */
     size_t line_used;
 };
 
@@ -49,84 +47,36 @@ static int64_t now_us(void)
     return gr_now_ns() / 1000;
 }
 
-/* ---- ssh ------------------------------------------------------------------------------------- */
-
-/* 'text' for the shell there. False: too long. */
-static bool quote(const char *text, char *out, size_t out_bytes)
-{
-    size_t used = 0;
-    out[used++] = '\'';
-    for (; *text != '\0' && used + 6 < out_bytes; text++) {
-        if (*text == '\'') {
-            memcpy(out + used, "'\\''", 4);
-            used += 4;
-        } else {
-            out[used++] = *text;
-        }
-    }
-    out[used++] = '\'';
-    out[used] = '\0';
-    return *text == '\0';
-}
-
-/* No question is ever asked: there may be no terminal, and many hosts would ask at a time. */
-static void ssh_words(const gr_remote_config *config, const char *words[SSH_WORDS_MAX],
-                      char command[COMMAND_BYTES], char port[16], char timeout[48])
-{
-    int count = 0;
-    char program[COMMAND_BYTES - 32];
-    words[count++] = "ssh";
-    words[count++] = "-T";
-    words[count++] = "-x";
-    words[count++] = "-a";
-    words[count++] = "-oBatchMode=yes";
-    if (config->start_timeout_us > 0) {
-        snprintf(timeout, 48, "-oConnectTimeout=%lld",
-                 (long long)(config->start_timeout_us / 1000000 + 1));
-        words[count++] = timeout;
-    }
-    if (config->ssh_port > 0) {
-        snprintf(port, 16, "%d", config->ssh_port);
-        words[count++] = "-p";
-        words[count++] = port;
-    }
-    if (config->identity != NULL) {
-        words[count++] = "-i";
-        words[count++] = config->identity;
-    }
-    words[count++] = "--";
-    words[count++] = config->host;
-    bool whole = quote(config->program, program, sizeof program);
-    snprintf(command, COMMAND_BYTES, "%s agent --stdio", whole ? program : "gradus");
-    words[count++] = command;
-    words[count] = NULL;
-}
+/* ---- The shell ------------------------------------------------------------------------------- */
 
 /* 0 or errno; what is left open ends with this process. */
-static int start_ssh(struct relay *relay)
+static int start_shell(struct relay *relay)
 {
     const gr_remote_config *config = relay->config;
-    const char *words[SSH_WORDS_MAX];
-    char command[COMMAND_BYTES], port[16], timeout[48];
+    const gr_remote_shell *shell = config->shell;
+    gr_remote_words words = {0};
     int in[2], out[2], errors[2];
     gr_spawn_error error = {0};
-    ssh_words(config, words, command, port, timeout);
+    if (!shell->find_words(config, &words)) {
+        snprintf(relay->words, sizeof relay->words, "the path of gradus there is too long");
+        return ENAMETOOLONG;
+    }
     if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0 || pipe2(errors, O_CLOEXEC) != 0) {
         return errno;
     }
-    const gr_spawn spawn = {.argv = (char *const *)(uintptr_t)words,
+    const gr_spawn spawn = {.argv = (char *const *)(uintptr_t)words.at,
                             .environment = config->environment,
                             .stdin_fd = in[0],
                             .stdout_fd = out[1],
                             .stderr_fd = errors[1]};
-    relay->ssh = gr_spawn_start(&spawn, &error);
+    relay->shell = gr_spawn_start(&spawn, &error);
     close(in[0]);
     close(out[1]);
     close(errors[1]);
-    if (relay->ssh < 0) {
-        snprintf(relay->words, sizeof relay->words, "ssh cannot be started: %s%s",
-                 strerror(error.error),
-                 error.error == ENOENT ? "; install it (openssh-client)" : "");
+    if (relay->shell < 0) {
+        snprintf(relay->words, sizeof relay->words, "%s cannot be started: %s%s%s%s", shell->name,
+                 strerror(error.error), error.error == ENOENT ? "; install it (" : "",
+                 error.error == ENOENT ? shell->package : "", error.error == ENOENT ? ")" : "");
         return error.error;
     }
     relay->errors_fd = errors[0];
@@ -134,7 +84,8 @@ static int start_ssh(struct relay *relay)
     return failed != 0 ? failed : gr_channel_init(&relay->channel, out[0], in[1], NULL);
 }
 
-/* What ssh, and gradus there, say about themselves: the last line is kept. False: no more comes. */
+/* What the shell, and gradus there, say about themselves: the last line is kept. False: no more
+ * comes. */
 static bool read_errors(struct relay *relay)
 {
     char text[512];
@@ -171,7 +122,7 @@ _Noreturn static void leave(struct relay *relay, int code)
     _exit(code);
 }
 
-/* Says why, as far as is known: `reason`, unless ssh has told. */
+/* Says why, as far as is known: `reason`, unless the shell has told. */
 _Noreturn static void lose(struct relay *relay, bool listen, const char *reason)
 {
     const int64_t end_us = now_us() + (int64_t)LAST_WORDS_MS * 1000;
@@ -299,7 +250,7 @@ static void take_orders(struct relay *relay)
     if (error == EAGAIN) {
         return;
     }
-    if (error != 0) { /* the launcher is gone: with ssh the host's end of it goes as well */
+    if (error != 0) { /* the launcher is gone: with the shell its end there goes as well */
         gr_descent_end();
         _exit(1);
     }
@@ -414,7 +365,7 @@ _Noreturn void gr_remote_run(const gr_remote_config *config)
     if (error == 0 && config->tls != NULL) {
         error = gr_channel_init(&relay.channel, config->joined_fd, config->joined_fd, config->tls);
     } else if (error == 0) {
-        error = start_ssh(&relay);
+        error = start_shell(&relay);
     }
     if (error != 0) {
         lose(&relay, relay.words[0] != '\0', strerror(error));

@@ -3,25 +3,27 @@
 #define GR_LAUNCH_REMOTE_H
 
 /* The launcher's end of the way to another host: a process that stands where the agent of this host
- * would, runs `ssh HOST gradus agent --stdio`, hands the order over, and carries messages and
- * output. To the launcher it is an agent: the same socket, the same pipes. */
+ * would, runs `gradus agent --stdio` there by a remote shell (ssh, srun), hands over the order,
+ * and carries messages and output. To the launcher it is an agent: the same socket and pipes. */
 
 #include "launch/agent.h"
 #include "launch/launch_spec.h"
+#include "launch/remote_shell.h"
 #include "link/tls.h"
 
 typedef struct gr_remote_config {
-    const char *host;         /* as ssh takes it */
+    const gr_remote_shell *shell;
+    const char *host;         /* as the shell takes it */
     const char *program;      /* gradus there */
     int ssh_port;             /* 0: as ssh has it */
     const char *identity;     /* file with a private key; NULL: as ssh has it */
     int64_t start_timeout_us; /* until it answers; 0: for ever */
     int64_t silence_us;       /* a host that says nothing for so long is lost */
-    char *const *environment; /* of ssh */
+    char *const *environment; /* of the shell */
     gr_launch_spec order;
     gr_agent_config agent; /* of the workers there */
-    int joined_fd;         /* with `tls`: the connection by which it came, in place of ssh */
-    gr_tls *tls;           /* NULL: by ssh */
+    int joined_fd;         /* with `tls`: the connection by which it came, in place of a shell */
+    gr_tls *tls;           /* NULL: by the shell */
     int words_fd;          /* a pipe: why it is lost, as text, if it is */
 } gr_remote_config;
 

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/remote.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* 'text' for the shell there. False: too long. */
+static bool quote(const char *text, char *out, size_t out_bytes)
+{
+    size_t used = 0;
+    out[used++] = '\'';
+    for (; *text != '\0' && used + 6 < out_bytes; text++) {
+        if (*text == '\'') {
+            memcpy(out + used, "'\\''", 4);
+            used += 4;
+        } else {
+            out[used++] = *text;
+        }
+    }
+    out[used++] = '\'';
+    out[used] = '\0';
+    return *text == '\0';
+}
+
+/* No question is ever asked: there may be no terminal, and many hosts would ask at a time. */
+static bool find_words(const gr_remote_config *config, gr_remote_words *words)
+{
+    static const char *const first[] = {"ssh", "-T", "-x", "-a", "-oBatchMode=yes"};
+    char program[GR_REMOTE_COMMAND_BYTES - 32];
+    if (!quote(config->program, program, sizeof program)) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
+        words->at[words->count++] = first[i];
+    }
+    if (config->start_timeout_us > 0) {
+        snprintf(words->numbers[0], sizeof words->numbers[0], "-oConnectTimeout=%lld",
+                 (long long)(config->start_timeout_us / 1000000 + 1));
+        words->at[words->count++] = words->numbers[0];
+    }
+    if (config->ssh_port > 0) {
+        snprintf(words->numbers[1], sizeof words->numbers[1], "%d", config->ssh_port);
+        words->at[words->count++] = "-p";
+        words->at[words->count++] = words->numbers[1];
+    }
+    if (config->identity != NULL) {
+        words->at[words->count++] = "-i";
+        words->at[words->count++] = config->identity;
+    }
+    words->at[words->count++] = "--";
+    words->at[words->count++] = config->host;
+    snprintf(words->command, sizeof words->command, "%s agent --stdio", program);
+    words->at[words->count++] = words->command;
+    return true;
+}
+
+static void advise(const char *host, const char *program, char *advice_out, size_t size_bytes)
+{
+    snprintf(advice_out, size_bytes,
+             "\"ssh %s %s version\" must answer without a question (--ssh-port, "
+             "--ssh-identity-file, --remote-program)",
+             host, program);
+}
+
+const gr_remote_shell gr_remote_shell_ssh = {
+    .name = "ssh", .package = "openssh-client", .find_words = find_words, .advise = advise};
