@@ -31,6 +31,7 @@ typedef struct gr_run_options {
     const char *timeline, *chaos, *servers_file, *cluster;
     const char *hosts, *hostfile, *discovery, *listen;
     int64_t slots_per_host, discovery_us;
+    bool slurm;
     int64_t ssh_port;
     const char *ssh_identity, *remote_program;
     int64_t host_timeout_us;

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "launch/discover.h"
+#include "launch/slurm.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -49,6 +50,17 @@ gr_status gr_run_gather_hosts(gr_cli_run *run, int need, gr_diag *diag)
     return status;
 }
 
+/* The nodes of a Slurm job. One node, which is this host, needs no list. */
+static gr_status find_allocation(gr_cli_run *run, gr_diag *diag)
+{
+    gr_status status = gr_slurm_hosts(environ, &run->arena, &run->hosts, diag);
+    if (status == GR_E_NOT_FOUND) {
+        return GR_OK;
+    }
+    run->shell = &gr_remote_shell_slurm;
+    return status;
+}
+
 gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
 {
     const gr_run_options *options = &run->options;
@@ -79,6 +91,9 @@ gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
         status = gr_host_list_read(options->hostfile, &run->arena, &run->hosts, diag);
     }
     run->shell = &gr_remote_shell_ssh;
+    if (status == GR_OK && said == NULL && options->slurm) {
+        status = find_allocation(run, diag);
+    }
     if (status != GR_OK || options->remote_program != NULL) {
         snprintf(run->program, sizeof run->program, "%s",
                  status == GR_OK ? options->remote_program : "");

@@ -127,6 +127,11 @@ static const gr_config_field run_fields[] = {
      .value_name = "HOST:PORT",
      .help = "wait here for agents that offer their hosts (gradus agent --join), with the token of "
              "GRADUS_JOIN_TOKEN_FILE or GRADUS_JOIN_TOKEN; others may come while the job runs"},
+    {.flag = "--slurm",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(gr_run_options, slurm),
+     .default_text = "yes",
+     .help = "in a Slurm job: start the workers on its nodes, by srun; otherwise on this host"},
     {.flag = "--ssh-port",
      .short_flag = 'p',
      .type = GR_CONFIG_INT,

@@ -28,5 +28,6 @@ typedef struct gr_remote_shell {
 } gr_remote_shell;
 
 extern const gr_remote_shell gr_remote_shell_ssh;
+extern const gr_remote_shell gr_remote_shell_slurm; /* in an allocation */
 
 #endif

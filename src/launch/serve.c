@@ -367,15 +367,19 @@ static gr_status carry(struct serve *serve, gr_diag *diag)
     return say_the_rest(serve, diag);
 }
 
-/* The address of the launcher, as sshd saw it come. */
+/* The address of the launcher: of the host where srun runs, else as sshd saw it come. */
 static void launcher_address(char *const *environment, char *address_out, size_t size_bytes)
 {
-    static const char name[] = "SSH_CONNECTION=";
+    static const char *const names[] = {"SLURM_LAUNCH_NODE_IPADDR=", "SSH_CONNECTION="};
     snprintf(address_out, size_bytes, "127.0.0.1");
-    for (size_t i = 0; environment[i] != NULL; i++) {
-        if (strncmp(environment[i], name, sizeof name - 1) == 0) {
-            const char *value = environment[i] + sizeof name - 1;
-            snprintf(address_out, size_bytes, "%.*s", (int)strcspn(value, " "), value);
+    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
+        size_t length = strlen(names[n]);
+        for (size_t i = 0; environment[i] != NULL; i++) {
+            if (strncmp(environment[i], names[n], length) == 0) {
+                const char *value = environment[i] + length;
+                snprintf(address_out, size_bytes, "%.*s", (int)strcspn(value, " "), value);
+                return;
+            }
         }
     }
 }

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that mpirun (Open MPI, MPICH), srun or a launcher with torchrun's variables starts."""
+"""Ranks that mpirun (Open MPI, MPICH) or a launcher with torchrun's variables starts."""
 import os
 import shutil
-import socket
 import subprocess
 
 import pytest
-from conftest import TIMEOUT_S, wait_until
+from conftest import TIMEOUT_S
 
 RANKS = 3
 
@@ -45,74 +44,6 @@ def test_mpirun_of_open_mpi_starts_ranks(gradus, comm_script):
 
 def test_mpirun_of_mpich_starts_ranks(gradus, comm_script):
     check(gradus, [program("mpirun.mpich", "mpich"), "-np", RANKS, *comm_script(ADDS)])
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [at.getsockname()[1] for at in sockets]
-    for at in sockets:
-        at.close()
-    return ports
-
-
-SLURM = """ClusterName=gradus
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-AuthType=auth/none
-CredType=cred/none
-SlurmUser=root
-SlurmdUser=root
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-SelectType=select/linear
-ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cores} State=UNKNOWN
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-
-
-@pytest.fixture
-def slurm(tmp_path):
-    """A cluster of this host alone, on loopback; the environment of its commands."""
-    if os.geteuid() != 0:
-        pytest.skip("slurmctld and slurmd are started as root")
-    daemons = [program(name, name) for name in ("slurmctld", "slurmd")]
-    program("srun", "slurm-client")
-    for name in ("state", "spool"):
-        (tmp_path / name).mkdir()
-    conf = tmp_path / "slurm.conf"
-    conf.write_text(SLURM.format(host=socket.gethostname().split(".")[0], folder=tmp_path,
-                                 ports=free_ports(2), cores=os.cpu_count()))
-    env = {"SLURM_CONF": str(conf)}
-    logs = [open(tmp_path / f"{index}.log", "w") for index in range(2)]
-    running = [subprocess.Popen([daemon, "-D", "-f", str(conf)], stdout=log, stderr=log,
-                                env=os.environ | env) for daemon, log in zip(daemons, logs)]
-
-    def is_idle():
-        said = subprocess.run(["sinfo", "-h", "-o", "%t"], env=os.environ | env, text=True,
-                              capture_output=True, timeout=TIMEOUT_S)
-        return said.stdout.strip() == "idle"
-
-    try:
-        wait_until(is_idle, "the node")
-        yield env
-    finally:
-        for process in reversed(running):
-            process.terminate()
-        for process, log in zip(running, logs):
-            process.wait(TIMEOUT_S)
-            log.close()
-
-
-def test_srun_starts_ranks(gradus, comm_script, slurm):
-    check(gradus, ["srun", "-n", RANKS, "--overcommit", *comm_script(ADDS)], slurm)
 
 
 def start_by_torchrun(gradus, words, rank, env):

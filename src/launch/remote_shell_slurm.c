@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/remote.h"
+
+#include <stdio.h>
+
+/* A step of one task on the node. It shares the node with the launcher's own step (--overlap), and
+ * the agent there binds the workers, not Slurm. Without --unbuffered output stays in Slurm until a
+ * line ends, and what is carried has no lines. */
+static bool find_words(const gr_remote_config *config, gr_remote_words *words)
+{
+    static const char *const first[] = {
+        "srun",       "--nodes=1",           "--ntasks=1",   "--overlap",
+        "--mpi=none", "--cpu-bind=none",     "--export=ALL", "--unbuffered",
+        "--quiet",    "--kill-on-bad-exit=0"};
+    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
+        words->at[words->count++] = first[i];
+    }
+    snprintf(words->host, sizeof words->host, "--nodelist=%s", config->host);
+    words->at[words->count++] = words->host;
+    words->at[words->count++] = config->program;
+    words->at[words->count++] = "agent";
+    words->at[words->count++] = "--stdio";
+    return true;
+}
+
+static void advise(const char *host, const char *program, char *advice_out, size_t size_bytes)
+{
+    snprintf(advice_out, size_bytes,
+             "\"srun --overlap -N1 -n1 -w %s %s version\" must work in this allocation "
+             "(--remote-program; --no-slurm for this host alone)",
+             host, program);
+}
+
+const gr_remote_shell gr_remote_shell_slurm = {
+    .name = "srun", .package = "slurm-client", .find_words = find_words, .advise = advise};
