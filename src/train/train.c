@@ -17,6 +17,8 @@
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -569,12 +571,24 @@ static gr_status part(training_run *r, gr_diag *diag)
 
 /* ---- Generations ----------------------------------------------------------------------------- */
 
+/* The kernels start their threads when they run first, and the threads keep the signal mask of that
+ * moment. With all signals blocked they leave every one to this thread, which may hold it. */
+static gr_status prepare_trainer(training_run *r, gr_diag *diag)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    gr_status status = gr_trainer_prepare(&r->trainer, r->job, diag);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
 /* All that can be done without the others, who would have to wait for it. */
 static gr_status prepare(training_run *r, gr_diag *diag)
 {
     gr_status status = name_output(r, diag);
     if (status == GR_OK) {
-        status = gr_trainer_prepare(&r->trainer, r->job, diag);
+        status = prepare_trainer(r, diag);
     }
     return status == GR_OK ? gr_evaluator_create(r->job, &r->evaluator, diag) : status;
 }

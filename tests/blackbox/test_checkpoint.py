@@ -202,6 +202,24 @@ def test_sigterm_ends_with_a_checkpoint(gradus, job, tmp_path, more, whom):
     assert end_of(done)["weights_sha256"] == calm
 
 
+@pytest.mark.parametrize("whom", ["launcher", "worker"])
+def test_sigterm_of_a_worker_with_kernel_threads_ends_with_a_checkpoint(gradus, job, tmp_path,
+                                                                        whom):
+    """The kernels' threads exist before the worker holds the signal: none of them may take it."""
+    name = job(steps=10**7, more="distribution: {shards: 4, worker_threads: 2}")
+    run = gradus.start("run", "-np", 1, "--json", "--restarts", 0, name,
+                       env={"OMP_WAIT_POLICY": "passive"})
+    read_lines(run.stdout, 2)
+    if whom == "launcher":
+        run.terminate()
+    else:
+        os.kill(rank_pid(gradus, 0), signal.SIGTERM)
+    text, message = run.communicate(timeout=TIMEOUT_S)
+    assert run.returncode == 75, message
+    stopped = json.loads(text.splitlines()[-1])
+    assert stopped["event"] == "stopped" and (tmp_path / stopped["checkpoint"]).is_dir()
+
+
 @pytest.mark.parametrize("section,code", [("", 1), ("checkpoint: {every: 1 h}", 75)])
 def test_ctrl_c(gradus, job, tmp_path, section, code):
     run = gradus.start("run", "-np", 2, "--json", job(steps=10**7, more=ENDLESS + section))
