@@ -3,6 +3,89 @@
 
 #include <ctype.h>
 
+/* ---- Bounded --------------------------------------------------------------------------------- */
+
+/* The place of the next bytes; NULL: they do not fit, and nothing will from now on. */
+static uint8_t *room_for(gr_writer *writer, size_t size_bytes)
+{
+    uint8_t *at = writer->at;
+    writer->failed = writer->failed || (size_t)(writer->end - at) < size_bytes;
+    if (writer->failed) {
+        return NULL;
+    }
+    writer->at += size_bytes;
+    return at;
+}
+
+static const uint8_t *next_of(gr_reader *reader, size_t size_bytes)
+{
+    const uint8_t *at = reader->at;
+    reader->failed = reader->failed || (size_t)(reader->end - at) < size_bytes;
+    if (reader->failed) {
+        return NULL;
+    }
+    reader->at += size_bytes;
+    return at;
+}
+
+void gr_write_u16(gr_writer *writer, uint16_t value)
+{
+    uint8_t *at = room_for(writer, 2);
+    if (at != NULL) {
+        gr_put_u16(at, value);
+    }
+}
+
+void gr_write_u32(gr_writer *writer, uint32_t value)
+{
+    uint8_t *at = room_for(writer, 4);
+    if (at != NULL) {
+        gr_put_u32(at, value);
+    }
+}
+
+void gr_write_u64(gr_writer *writer, uint64_t value)
+{
+    uint8_t *at = room_for(writer, 8);
+    if (at != NULL) {
+        gr_put_u64(at, value);
+    }
+}
+
+void gr_write_f64(gr_writer *writer, double value)
+{
+    uint8_t *at = room_for(writer, 8);
+    if (at != NULL) {
+        gr_put_f64(at, value);
+    }
+}
+
+uint16_t gr_read_u16(gr_reader *reader)
+{
+    const uint8_t *at = next_of(reader, 2);
+    return at != NULL ? gr_get_u16(at) : 0;
+}
+
+uint32_t gr_read_u32(gr_reader *reader)
+{
+    const uint8_t *at = next_of(reader, 4);
+    return at != NULL ? gr_get_u32(at) : 0;
+}
+
+uint64_t gr_read_u64(gr_reader *reader)
+{
+    const uint8_t *at = next_of(reader, 8);
+    return at != NULL ? gr_get_u64(at) : 0;
+}
+
+double gr_read_f64(gr_reader *reader)
+{
+    const uint8_t *at = next_of(reader, 8);
+    return at != NULL ? gr_get_f64(at) : 0.0;
+}
+
+/* ---- Texts ----------------------------------------------------------------------------------- */
+
 bool gr_text_printable(const char *text, size_t size_bytes, bool lines)
 {
     for (size_t i = 0; i < size_bytes; i++) {

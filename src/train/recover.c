@@ -1,10 +1,115 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/recover.h"
 
+#include "base/codec.h"
 #include "base/fail.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- Progress as bytes ----------------------------------------------------------------------- */
+
+enum { PROGRESS_VERSION = 1 };
+
+static void write_meter(gr_writer *w, const gr_meter *meter)
+{
+    gr_write_f64(w, meter->loss);
+    gr_write_f64(w, meter->correct);
+    gr_write_u64(w, (uint64_t)meter->steps);
+    gr_write_u64(w, (uint64_t)meter->samples);
+    gr_write_u64(w, (uint64_t)meter->step_ns);
+    gr_write_u64(w, (uint64_t)meter->wait_ns);
+}
+
+static void read_meter(gr_reader *r, gr_meter *meter)
+{
+    meter->loss = gr_read_f64(r);
+    meter->correct = gr_read_f64(r);
+    meter->steps = (int64_t)gr_read_u64(r);
+    meter->samples = (int64_t)gr_read_u64(r);
+    meter->step_ns = (int64_t)gr_read_u64(r);
+    meter->wait_ns = (int64_t)gr_read_u64(r);
+}
+
+static void write_epoch(gr_writer *w, const gr_epoch_record *told)
+{
+    gr_write_u64(w, told->epoch);
+    gr_write_u64(w, told->epochs);
+    gr_write_u64(w, told->step);
+    gr_write_u64(w, told->total_steps);
+    gr_write_f64(w, told->loss);
+    gr_write_f64(w, told->accuracy);
+    gr_write_f64(w, told->test_loss);
+    gr_write_f64(w, told->test_accuracy);
+    gr_write_f64(w, told->samples_per_s);
+    gr_write_f64(w, told->comm_wait_share);
+    gr_write_f64(w, told->learning_rate);
+    gr_write_u32(w, (uint32_t)told->late_rank);
+    gr_write_f64(w, told->late_us);
+    gr_write_f64(w, told->staleness);
+}
+
+static void read_epoch(gr_reader *r, gr_epoch_record *told)
+{
+    told->epoch = gr_read_u64(r);
+    told->epochs = gr_read_u64(r);
+    told->step = gr_read_u64(r);
+    told->total_steps = gr_read_u64(r);
+    told->loss = gr_read_f64(r);
+    told->accuracy = gr_read_f64(r);
+    told->test_loss = gr_read_f64(r);
+    told->test_accuracy = gr_read_f64(r);
+    told->samples_per_s = gr_read_f64(r);
+    told->comm_wait_share = gr_read_f64(r);
+    told->learning_rate = gr_read_f64(r);
+    told->late_rank = (int32_t)gr_read_u32(r);
+    told->late_us = gr_read_f64(r);
+    told->staleness = gr_read_f64(r);
+}
+
+void gr_progress_put(const gr_training_progress *progress, uint8_t bytes_out[GR_PROGRESS_BYTES])
+{
+    gr_writer w = gr_writer_over(bytes_out, GR_PROGRESS_BYTES);
+    gr_write_u16(&w, PROGRESS_VERSION);
+    gr_write_u64(&w, progress->steps);
+    gr_write_u64(&w, progress->epochs);
+    gr_write_u64(&w, progress->first_step);
+    gr_write_f64(&w, progress->seconds_before);
+    write_meter(&w, &progress->epoch);
+    write_meter(&w, &progress->total);
+    gr_write_f64(&w, progress->last_loss);
+    gr_write_u64(&w, (uint64_t)progress->evaluation.samples);
+    gr_write_u64(&w, (uint64_t)progress->evaluation.correct);
+    gr_write_f64(&w, progress->evaluation.loss);
+    gr_write_u64(&w, progress->evaluated_step);
+    write_epoch(&w, &progress->told);
+}
+
+bool gr_progress_get(const uint8_t bytes[GR_PROGRESS_BYTES], gr_training_progress *progress_out)
+{
+    gr_training_progress progress = {0};
+    gr_reader r = gr_reader_over(bytes, GR_PROGRESS_BYTES);
+    uint16_t version = gr_read_u16(&r);
+    progress.steps = gr_read_u64(&r);
+    progress.epochs = gr_read_u64(&r);
+    progress.first_step = gr_read_u64(&r);
+    progress.seconds_before = gr_read_f64(&r);
+    read_meter(&r, &progress.epoch);
+    read_meter(&r, &progress.total);
+    progress.last_loss = gr_read_f64(&r);
+    progress.evaluation.samples = (int64_t)gr_read_u64(&r);
+    progress.evaluation.correct = (int64_t)gr_read_u64(&r);
+    progress.evaluation.loss = gr_read_f64(&r);
+    progress.evaluated_step = gr_read_u64(&r);
+    read_epoch(&r, &progress.told);
+    if (version != PROGRESS_VERSION || !gr_reader_is_done(&r)) {
+        return false;
+    }
+    *progress_out = progress;
+    return true;
+}
+
+/* ---- Agreement ------------------------------------------------------------------------------- */
 
 /* Larger for who has come farther. */
 static int64_t position(const gr_training_progress *progress)
@@ -45,7 +150,9 @@ static float *state_part(gr_trainer *t, int i)
 static gr_status give(gr_trainer *t, int to, const gr_training_progress *progress)
 {
     size_t length = gr_model_values(t->model);
-    gr_status status = gr_send(t->comm, progress, sizeof *progress, GR_U8, to);
+    uint8_t bytes[GR_PROGRESS_BYTES];
+    gr_progress_put(progress, bytes);
+    gr_status status = gr_send(t->comm, bytes, sizeof bytes, GR_U8, to);
     for (int i = 0; i <= state_count(t) && status == GR_OK; i++) {
         status = gr_send(t->comm, state_part(t, i), length, GR_F32, to);
     }
@@ -69,12 +176,16 @@ static gr_status take(gr_trainer *t, int from, gr_training_progress *progress)
     size_t length = gr_model_values(t->model);
     int states = state_count(t);
     bool fresh = progress->steps == 0;
-    gr_training_progress theirs = *progress;
+    uint8_t bytes[GR_PROGRESS_BYTES];
+    gr_training_progress theirs;
     float *room = fresh ? NULL : malloc((size_t)(states + 1) * length * sizeof *room);
     if (room == NULL && !fresh) {
         return GR_E_NO_MEMORY;
     }
-    gr_status status = gr_recv(t->comm, &theirs, sizeof theirs, GR_U8, from);
+    gr_status status = gr_recv(t->comm, bytes, sizeof bytes, GR_U8, from);
+    if (status == GR_OK && !gr_progress_get(bytes, &theirs)) {
+        status = GR_E_PROTOCOL;
+    }
     for (int i = 0; i <= states && status == GR_OK; i++) {
         float *to = fresh ? state_part(t, i) : room + (size_t)i * length;
         status = gr_recv(t->comm, to, length, GR_F32, from);

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What members of a new generation tell each other of their progress, as bytes. */
+#include "train/recover.h"
+
+#include "base/codec.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const gr_training_progress example = {
+    .steps = 0x0102030405060708,
+    .epochs = 2,
+    .first_step = 3,
+    .seconds_before = 4.5,
+    .epoch = {.loss = 5, .correct = 6, .steps = 7, .samples = 8, .step_ns = 9, .wait_ns = 10},
+    .total = {.loss = 11, .correct = 12, .steps = 13, .samples = 14, .step_ns = 15, .wait_ns = 16},
+    .last_loss = 17,
+    .evaluation = {.samples = 18, .correct = 19, .loss = 20},
+    .evaluated_step = UINT64_MAX,
+    .told = {.epoch = 21,
+             .epochs = 22,
+             .step = 23,
+             .total_steps = 24,
+             .loss = 25,
+             .accuracy = 26,
+             .test_loss = 27,
+             .test_accuracy = 28,
+             .samples_per_s = 29,
+             .comm_wait_share = 30,
+             .learning_rate = 31,
+             .late_rank = -1,
+             .late_us = 32,
+             .staleness = 33},
+};
+
+static void progress_as_bytes_is_little_endian_without_gaps(void **state)
+{
+    (void)state;
+    static const uint8_t begin[] = {1, 0, 8, 7, 6, 5, 4, 3, 2, 1, 2, 0};
+    uint8_t bytes[GR_PROGRESS_BYTES];
+    gr_progress_put(&example, bytes);
+    assert_memory_equal(bytes, begin, sizeof begin);
+    assert_true(gr_get_f64(bytes + GR_PROGRESS_BYTES - 8) == 33);
+    assert_int_equal(gr_get_u32(bytes + GR_PROGRESS_BYTES - 20), UINT32_MAX);
+}
+
+static void progress_that_was_sent_is_read_whole(void **state)
+{
+    (void)state;
+    uint8_t bytes[GR_PROGRESS_BYTES], again[GR_PROGRESS_BYTES];
+    gr_training_progress read = {.steps = 0};
+    gr_progress_put(&example, bytes);
+    assert_true(gr_progress_get(bytes, &read));
+    assert_int_equal(read.evaluation.correct, 19);
+    assert_int_equal(read.told.late_rank, -1);
+    assert_true(read.total.loss == 11 && read.told.late_us == 32);
+    gr_progress_put(&read, again);
+    assert_memory_equal(again, bytes, sizeof bytes);
+}
+
+static void progress_of_another_version_is_refused(void **state)
+{
+    (void)state;
+    uint8_t bytes[GR_PROGRESS_BYTES];
+    gr_training_progress read = {.steps = 77};
+    gr_progress_put(&example, bytes);
+    bytes[0]++;
+    assert_false(gr_progress_get(bytes, &read));
+    assert_int_equal(read.steps, 77);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(progress_as_bytes_is_little_endian_without_gaps),
+        cmocka_unit_test(progress_that_was_sent_is_read_whole),
+        cmocka_unit_test(progress_of_another_version_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
