@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/checkpoint.h"
 
-#include "base/clock.h"
 #include "base/fail.h"
 #include "base/file.h"
 
@@ -10,11 +9,9 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,9 +22,7 @@ enum {
     STEP_DIGITS = 9,
     STEPS_MAX = 1 << 20,
     /* A run that was killed may need a moment until the kernel has ended its last process. */
-    LOCK_PATIENCE_MS = 2000,
-    LOCK_LOOK_MS = 20,
-    OWNER_BYTES = 16
+    LOCK_PATIENCE_MS = 2000
 };
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -71,12 +66,14 @@ gr_status gr_checkpoint_path(const char *folder, uint64_t step, char *path_out, 
     return format_path(path_out, path_bytes, folder, name, diag);
 }
 
-static gr_status partial_path(const char *folder, uint64_t step, char path_out[PATH_MAX],
-                              gr_diag *diag)
+/* Each writer has its own: an old one that goes on does not write into the new one's. */
+static gr_status partial_path(const gr_checkpoint_folder *folder, uint64_t step,
+                              char path_out[PATH_MAX], gr_diag *diag)
 {
-    char name[64];
-    snprintf(name, sizeof name, "." STEP_PREFIX "%0*" PRIu64 PARTIAL_SUFFIX, STEP_DIGITS, step);
-    return format_path(path_out, PATH_MAX, folder, name, diag);
+    char name[96];
+    snprintf(name, sizeof name, "." STEP_PREFIX "%0*" PRIu64 ".%" PRIu64 PARTIAL_SUFFIX,
+             STEP_DIGITS, step, folder->writer.generation);
+    return format_path(path_out, PATH_MAX, folder->path, name, diag);
 }
 
 /* ---- Looking --------------------------------------------------------------------------------- */
@@ -238,46 +235,7 @@ gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint
     return GR_OK;
 }
 
-/* ---- The lock -------------------------------------------------------------------------------- */
-
-/* Fills lock_fd_out, -1 where the file system knows no locks. */
-static gr_status take_lock(const char *folder, int *lock_fd_out, gr_diag *diag)
-{
-    char path[PATH_MAX];
-    gr_status status = format_path(path, sizeof path, folder, ".lock", diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        return gr_fail_errno(diag, "lock", path, errno);
-    }
-    int64_t deadline_ns = gr_now_ns() + LOCK_PATIENCE_MS * INT64_C(1000000);
-    int error;
-    while ((error = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno) == EWOULDBLOCK &&
-           gr_now_ns() < deadline_ns) {
-        (void)poll(NULL, 0, LOCK_LOOK_MS);
-    }
-    if (error == EWOULDBLOCK || error == EINTR) {
-        char owner[OWNER_BYTES + 1] = "";
-        ssize_t got = pread(fd, owner, OWNER_BYTES, 0);
-        owner[got > 0 ? got : 0] = '\0';
-        close(fd);
-        return gr_fail(diag, GR_E_INVALID,
-                       "another run (process %d) writes its checkpoints into %s; wait for its end, "
-                       "or choose another folder (checkpoint: to, --checkpoint-to)",
-                       atoi(owner), folder);
-    }
-    if (error == 0) {
-        char owner[OWNER_BYTES + 1];
-        int length = snprintf(owner, sizeof owner, "%d\n", (int)getpid());
-        if (ftruncate(fd, 0) != 0 || pwrite(fd, owner, (size_t)length, 0) != length) {
-            /* A full disk: the lock holds without a name. */
-        }
-    }
-    *lock_fd_out = fd;
-    return GR_OK;
-}
+/* ---- Before a run ---------------------------------------------------------------------------- */
 
 gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag)
 {
@@ -288,7 +246,8 @@ gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag)
     }
     uint64_t *steps = NULL;
     int count = 0, lock_fd = -1;
-    gr_status status = take_lock(folder, &lock_fd, diag);
+    const gr_checkpoint_writer nobody = {.run = 0};
+    gr_status status = gr_checkpoint_lock_take(folder, &nobody, LOCK_PATIENCE_MS, &lock_fd, diag);
     if (lock_fd >= 0) {
         close(lock_fd);
     }
@@ -335,7 +294,9 @@ static void remove_partials(const char *folder)
         gr_diag diag;
         if (is_partial(entry->d_name) &&
             format_path(path, sizeof path, folder, entry->d_name, &diag) == GR_OK) {
-            (void)remove_folder(path); /* what resists is in nobody's way */
+            if (remove_folder(path) == ENOTDIR) {
+                (void)unlink(path); /* what resists is in nobody's way */
+            }
         }
     }
     if (dir != NULL) {
@@ -345,10 +306,10 @@ static void remove_partials(const char *folder)
 
 /* By way of a partial name: a checkpoint never looks damaged only because its removal was cut
  * short. */
-static gr_status remove_checkpoint(const char *folder, uint64_t step, gr_diag *diag)
+static gr_status remove_checkpoint(const gr_checkpoint_folder *folder, uint64_t step, gr_diag *diag)
 {
     char path[PATH_MAX], partial[PATH_MAX];
-    gr_status status = gr_checkpoint_path(folder, step, path, sizeof path, diag);
+    gr_status status = gr_checkpoint_path(folder->path, step, path, sizeof path, diag);
     if (status == GR_OK) {
         status = partial_path(folder, step, partial, diag);
     }
@@ -362,15 +323,23 @@ static gr_status remove_checkpoint(const char *folder, uint64_t step, gr_diag *d
     return error == 0 ? GR_OK : gr_fail_errno(diag, "remove", path, error);
 }
 
+static bool holds_folder(const gr_checkpoint_folder *folder)
+{
+    return gr_checkpoint_lock_holds(folder->path, &folder->writer, folder->lock_fd);
+}
+
 gr_status gr_checkpoint_retain(const gr_checkpoint_folder *folder, uint64_t written, gr_diag *diag)
 {
     uint64_t *steps = NULL;
     int count = 0;
+    if (!holds_folder(folder)) {
+        return GR_OK; /* whoever took it over removes them */
+    }
     gr_status status = gr_checkpoint_list(folder->path, &steps, &count, diag);
     int64_t extra = folder->keep > 0 ? count - folder->keep : 0;
     for (int i = 0; i < count && extra > 0 && status == GR_OK; i++) {
         if (steps[i] != written) {
-            status = remove_checkpoint(folder->path, steps[i], diag);
+            status = remove_checkpoint(folder, steps[i], diag);
             extra--;
         }
     }
@@ -398,7 +367,10 @@ gr_status gr_checkpoint_folder_open(gr_checkpoint_folder *folder, gr_diag *diag)
                        "first one again",
                        folder->path);
     }
-    status = take_lock(folder->path, &folder->lock_fd, diag);
+    /* Once, before the training: a checkpoint that cannot be written is tried again later. */
+    int patience_ms = folder->device == 0 ? LOCK_PATIENCE_MS : 0;
+    status =
+        gr_checkpoint_lock_take(folder->path, &folder->writer, patience_ms, &folder->lock_fd, diag);
     if (status == GR_OK) {
         folder->device = (uint64_t)info.st_dev;
         remove_partials(folder->path);
@@ -412,19 +384,6 @@ void gr_checkpoint_folder_close(gr_checkpoint_folder *folder)
         close(folder->lock_fd);
     }
     folder->lock_fd = -1;
-}
-
-/* Is the lock that we hold still the folder's? Somebody may have removed or replaced the folder, or
- * its disk is gone. */
-static bool holds_folder(const gr_checkpoint_folder *folder)
-{
-    char path[PATH_MAX];
-    struct stat held, seen;
-    gr_diag diag;
-    return folder->lock_fd >= 0 &&
-           format_path(path, sizeof path, folder->path, ".lock", &diag) == GR_OK &&
-           stat(path, &seen) == 0 && fstat(folder->lock_fd, &held) == 0 &&
-           seen.st_dev == held.st_dev && seen.st_ino == held.st_ino;
 }
 
 /* The new folder gets its name. One of the same step can only be a damaged one that was passed
@@ -462,7 +421,7 @@ gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_in
     }
     gr_status status = gr_checkpoint_path(folder->path, info->step, path, sizeof path, diag);
     if (status == GR_OK) {
-        status = partial_path(folder->path, info->step, partial, diag);
+        status = partial_path(folder, info->step, partial, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -472,6 +431,9 @@ gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_in
         return gr_fail_errno(diag, "write", path, errno);
     }
     status = gr_checkpoint_write(partial, info, facts, tensors, diag);
+    if (status == GR_OK && !holds_folder(folder)) {
+        status = gr_fail(diag, GR_E_INVALID, "%s: another process has taken over the folder", path);
+    }
     if (status == GR_OK) {
         int error = show(partial, path);
         error = error == 0 ? gr_dir_sync(folder->path) : error;

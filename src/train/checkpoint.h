@@ -4,15 +4,16 @@
 
 /* The folder that the checkpoints of a job lie in.
  *
- *   step-000000400           a checkpoint (checkpoint_file.h), whole and durable
- *   .step-000000500.partial  one that is being written or removed
- *   .lock                    held (flock) by the run that writes here
+ *   step-000000400             a checkpoint (checkpoint_file.h), whole and durable
+ *   .step-000000500.1.partial  one that is being written or removed, by the writer of generation 1
+ *   .lock                      held by the process that writes here (checkpoint_lock.h)
  *
  * A name without "partial" appears by rename after everything in it is durable. Partial ones that
  * are there when a run takes the lock are of a dead run, and are removed. */
 
 #include "base/log.h"
 #include "train/checkpoint_file.h"
+#include "train/checkpoint_lock.h"
 
 /* ---- Looking --------------------------------------------------------------------------------- */
 
@@ -47,13 +48,14 @@ gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint,
 typedef struct gr_checkpoint_folder {
     const char *path; /* borrowed */
     int64_t keep;     /* 0: all */
-    int lock_fd;      /* -1: not ours yet */
-    uint64_t device;  /* of the folder when it was first ours; 0: never */
+    gr_checkpoint_writer writer;
+    int lock_fd;     /* -1: not ours yet */
+    uint64_t device; /* of the folder when it was first ours; 0: never */
 } gr_checkpoint_folder;
 
 /* Makes the folder, takes the lock and removes what dead runs have left half-written. GR_E_INVALID:
- * another run holds the lock (after some patience: it may be about to end). Others (GR_E_IO, ...)
- * may be tried again: gr_checkpoint_put does so. */
+ * another run holds the lock (the first time after some patience: it may be about to end), or a
+ * later generation has taken it over. gr_checkpoint_put tries again after any failure. */
 gr_status gr_checkpoint_folder_open(gr_checkpoint_folder *folder, gr_diag *diag) GR_MUST_CHECK;
 void gr_checkpoint_folder_close(gr_checkpoint_folder *folder);
 

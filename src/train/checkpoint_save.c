@@ -184,7 +184,8 @@ static gr_status make_copies(gr_saver *s, gr_diag *diag)
     return GR_OK;
 }
 
-/* For jobs that say how often. A folder that cannot be written may be so later on. */
+/* For jobs that say how often. A folder that cannot be written, or that another run holds, may be
+ * free later on. */
 static gr_status prepare(gr_saver *s, gr_diag *diag)
 {
     gr_diag why = {0};
@@ -193,7 +194,7 @@ static gr_status prepare(gr_saver *s, gr_diag *diag)
         return status;
     }
     status = gr_checkpoint_folder_open(&s->folder, &why);
-    if (status == GR_E_INVALID || status == GR_E_NO_MEMORY) {
+    if (status == GR_E_NO_MEMORY) {
         return gr_fail(diag, status, "%s", why.text);
     }
     report(s, status, &why, 0);
@@ -213,7 +214,8 @@ static void free_saver(gr_saver *s)
     free(s);
 }
 
-gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source, const gr_log *log,
+gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source,
+                          const gr_checkpoint_writer *writer, const gr_log *log,
                           gr_saver **saver_out, gr_diag *diag)
 {
     gr_saver *s = calloc(1, sizeof *s);
@@ -224,7 +226,7 @@ gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source
     s->source = *source;
     s->length = gr_model_values(source->model);
     s->folder = (gr_checkpoint_folder){
-        .path = job->checkpoint.to, .keep = job->checkpoint.keep, .lock_fd = -1};
+        .path = job->checkpoint.to, .keep = job->checkpoint.keep, .writer = *writer, .lock_fd = -1};
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     gr_arena_init(&s->arena, ARENA_BYTES_MAX);

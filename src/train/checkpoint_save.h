@@ -15,9 +15,10 @@
 typedef struct gr_saver gr_saver;
 
 /* `source` is where the tensors lie; it, job and log are borrowed. Takes the folder where the job
- * says how often to write; a folder that cannot be written is only a warning. GR_E_INVALID: the
- * folder is another run's. GR_E_NO_MEMORY; GR_E_IO: no thread. */
-gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source, const gr_log *log,
+ * says how often to write; a folder that cannot be written, or that another run still holds, is
+ * only a warning, and is tried again with each checkpoint. GR_E_NO_MEMORY; GR_E_IO: no thread. */
+gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source,
+                          const gr_checkpoint_writer *writer, const gr_log *log,
                           gr_saver **saver_out, gr_diag *diag) GR_MUST_CHECK;
 /* Finishes what is being written. */
 void gr_saver_destroy(gr_saver *saver);

@@ -3,6 +3,7 @@
 
 #include "base/codec.h"
 #include "base/fail.h"
+#include "base/hash.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -82,6 +83,7 @@ void gr_progress_put(const gr_training_progress *progress, uint8_t bytes_out[GR_
     gr_write_u64(&w, (uint64_t)progress->evaluation.correct);
     gr_write_f64(&w, progress->evaluation.loss);
     gr_write_u64(&w, progress->evaluated_step);
+    gr_write_u64(&w, progress->run);
     write_epoch(&w, &progress->told);
 }
 
@@ -101,6 +103,7 @@ bool gr_progress_get(const uint8_t bytes[GR_PROGRESS_BYTES], gr_training_progres
     progress.evaluation.correct = (int64_t)gr_read_u64(&r);
     progress.evaluation.loss = gr_read_f64(&r);
     progress.evaluated_step = gr_read_u64(&r);
+    progress.run = gr_read_u64(&r);
     read_epoch(&r, &progress.told);
     if (version != PROGRESS_VERSION || !gr_reader_is_done(&r)) {
         return false;
@@ -118,16 +121,43 @@ static int64_t position(const gr_training_progress *progress)
     return (int64_t)(4 * progress->steps + 2 * progress->epochs + evaluated);
 }
 
-/* The positions of all ranks; the caller's to free. */
-static gr_status learn_positions(gr_comm *comm, const gr_training_progress *progress, int64_t **out)
+/* A run's number is chance, and never 0. */
+static gr_status invent_run(int64_t *run_out, gr_diag *diag)
 {
-    int64_t *positions = calloc((size_t)gr_comm_size(comm), sizeof *positions);
-    if (positions == NULL) {
+    gr_status status = gr_random_bytes(run_out, sizeof *run_out, diag);
+    *run_out |= status == GR_OK;
+    return status;
+}
+
+/* What a rank tells all others. */
+typedef struct standing {
+    int64_t position;
+    int64_t run;      /* 0: it is new here */
+    int64_t invented; /* the run, if all are new */
+} standing;
+
+/* The standings of all ranks; the caller's to free. */
+static gr_status learn_standings(gr_comm *comm, const standing *own, standing **out)
+{
+    enum { WORDS = sizeof **out / sizeof(int64_t) };
+    standing *all = calloc((size_t)gr_comm_size(comm), sizeof *all);
+    if (all == NULL) {
         return GR_E_NO_MEMORY;
     }
-    positions[gr_comm_rank(comm)] = position(progress);
-    *out = positions;
-    return gr_allgather(comm, positions, 1, GR_I64);
+    all[gr_comm_rank(comm)] = *own;
+    *out = all;
+    return gr_allgather(comm, all, WORDS, GR_I64);
+}
+
+/* That of those who have been in a generation; rank 0 says it first. */
+static int64_t run_of(const standing *all, int count)
+{
+    for (int rank = 0; rank < count; rank++) {
+        if (all[rank].run != 0) {
+            return all[rank].run;
+        }
+    }
+    return all[0].invented;
 }
 
 static int state_count(gr_trainer *t)
@@ -204,21 +234,21 @@ static gr_status take(gr_trainer *t, int from, gr_training_progress *progress)
 
 /* The n-th of those that are not there yet takes from the n-th of those that are, and around again.
  * Everybody else has nothing to do. */
-static gr_status pass_on(gr_trainer *t, const int64_t *positions, gr_training_progress *progress)
+static gr_status pass_on(gr_trainer *t, const standing *all, gr_training_progress *progress)
 {
     gr_status status = GR_OK;
-    int64_t farthest = positions[0];
+    int64_t farthest = all[0].position;
     for (int rank = 1; rank < t->world_size; rank++) {
-        farthest = positions[rank] > farthest ? positions[rank] : farthest;
+        farthest = all[rank].position > farthest ? all[rank].position : farthest;
     }
     int giver = -1;
     for (int taker = 0; taker < t->world_size && status == GR_OK; taker++) {
-        if (positions[taker] == farthest) {
+        if (all[taker].position == farthest) {
             continue;
         }
         do {
             giver = (giver + 1) % t->world_size;
-        } while (positions[giver] != farthest);
+        } while (all[giver].position != farthest);
         if (t->rank == taker) {
             status = take(t, giver, progress);
         } else if (t->rank == giver) {
@@ -230,17 +260,27 @@ static gr_status pass_on(gr_trainer *t, const int64_t *positions, gr_training_pr
 
 gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress, gr_diag *diag)
 {
-    int64_t *positions = NULL;
+    standing own = {.position = position(progress), .run = (int64_t)progress->run};
+    gr_status status = invent_run(&own.invented, diag);
+    if (status != GR_OK) {
+        return status;
+    }
     if (trainer->world_size == 1) {
+        progress->run = (uint64_t)run_of(&own, 1);
         return GR_OK;
     }
-    gr_status status = learn_positions(trainer->comm, progress, &positions);
+    standing *all = NULL;
+    int64_t run = 0;
+    status = learn_standings(trainer->comm, &own, &all);
     if (status == GR_OK) {
-        status = pass_on(trainer, positions, progress);
+        run = run_of(all, trainer->world_size);
+        status = pass_on(trainer, all, progress);
     }
-    free(positions);
-    return status == GR_OK
-               ? GR_OK
-               : gr_trainer_comm_failed(trainer->comm, status,
-                                        "the workers could not agree on where to go on", diag);
+    free(all);
+    if (status != GR_OK) {
+        return gr_trainer_comm_failed(trainer->comm, status,
+                                      "the workers could not agree on where to go on", diag);
+    }
+    progress->run = (uint64_t)run;
+    return GR_OK;
 }

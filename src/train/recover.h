@@ -20,18 +20,19 @@ typedef struct gr_training_progress {
     double last_loss;
     gr_evaluation evaluation;
     uint64_t evaluated_step; /* the steps done when `evaluation` was made */
+    uint64_t run;            /* the same in all that have been in a generation; 0: not yet */
     gr_epoch_record told;    /* of the epoch that ended last; epoch 0: none has here */
 } gr_training_progress;
 
-enum { GR_PROGRESS_BYTES = 278 };
+enum { GR_PROGRESS_BYTES = 286 };
 
 /* As bytes on the wire. gr_progress_get returns false, with *progress_out as it was, if they are of
  * another version. */
 void gr_progress_put(const gr_training_progress *progress, uint8_t bytes_out[GR_PROGRESS_BYTES]);
 bool gr_progress_get(const uint8_t bytes[GR_PROGRESS_BYTES], gr_training_progress *progress_out);
 
-/* Collective, first in every generation: all end with the progress, the weights and the optimizer's
- * state of a member that has come farthest. A failure leaves everything as it was. */
+/* Collective, first in every generation: all end with the run, and with the progress, the weights
+ * and the optimizer's state of a member that has come farthest. A failure leaves everything as it was. */
 gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress,
                            gr_diag *diag) GR_MUST_CHECK;
 

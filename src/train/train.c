@@ -87,7 +87,10 @@ static gr_status lead(training_run *r, gr_diag *diag)
     int columns = gr_report_columns(getenv("GRADUS_TERMINAL_COLUMNS"));
     gr_report_init(&r->report, r->options->style, r->options->out, columns);
     r->lead = true;
-    gr_status status = gr_saver_create(r->job, &tensors, r->options->log, &r->trainer.saver, diag);
+    const gr_checkpoint_writer writer = {.run = r->progress.run,
+                                         .generation = gr_comm_generation(r->comm)};
+    gr_status status =
+        gr_saver_create(r->job, &tensors, &writer, r->options->log, &r->trainer.saver, diag);
     return status == GR_OK ? open_output(r, diag) : status;
 }
 

@@ -197,8 +197,9 @@ static gr_saver *make_saver(gr_trainer *trainer)
 {
     gr_saver *saver = NULL;
     gr_diag diag = {0};
+    const gr_checkpoint_writer writer = {.run = 1, .generation = 1};
     gr_checkpoint_tensors tensors = gr_state_tensors(trainer);
-    if (gr_saver_create(trainer->job, &tensors, NULL, &saver, &diag) != GR_OK) {
+    if (gr_saver_create(trainer->job, &tensors, &writer, NULL, &saver, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
     return saver;

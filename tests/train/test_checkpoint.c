@@ -265,7 +265,7 @@ static void open_bench(bench *b, const char *distribution)
                        .shards = 2,
                        .steps = 22,
                        .global_batch = 32};
-    *b = (bench){.out = {.keep = 2, .lock_fd = -1}};
+    *b = (bench){.out = {.keep = 2, .writer = {.run = 7, .generation = 1}, .lock_fd = -1}};
     support_folder(b->folder);
     b->job = support_open(b->folder, &job, 1);
     gr_arena_init(&b->arena, 1 << 20);
@@ -493,6 +493,7 @@ static void two_runs_do_not_share_a_folder(void **state)
     gr_diag diag = {0};
     open_bench(&b, NULL);
     gr_checkpoint_folder other = b.out;
+    other.writer.run++;
     assert_int_equal(gr_checkpoint_folder_open(&b.out, &diag), GR_OK);
     assert_int_equal(gr_checkpoint_folder_open(&other, &diag), GR_E_INVALID);
     char owner[48];
@@ -509,6 +510,39 @@ static void two_runs_do_not_share_a_folder(void **state)
     assert_int_equal(gr_checkpoint_may_start(b.job, true, &diag), GR_OK);
     assert_int_equal(gr_checkpoint_may_start(b.job, false, &diag), GR_E_INVALID);
     assert_non_null(strstr(diag.text, "--resume"));
+    close_bench(&b);
+}
+
+/* The old writer is stopped or cut off: it still has the lock. */
+static void checkpoint_of_a_later_generation_is_written_past_the_old_lock(void **state)
+{
+    (void)state;
+    bench b;
+    gr_diag diag = {0};
+    char path[PATH_BYTES];
+    open_bench(&b, NULL);
+    gr_checkpoint_folder old = b.out;
+    assert_int_equal(gr_checkpoint_folder_open(&old, &diag), GR_OK);
+    snprintf(path, sizeof path, "%s/.step-000000003.1.partial", b.out.path);
+    assert_int_equal(gr_dir_create(path, &diag), GR_OK);
+    b.out.writer.generation = 4;
+    assert_int_equal(put(&b, 5, &diag), GR_OK);
+    assert_int_not_equal(access(path, F_OK), 0);
+    /* Should it go on, it writes and removes nothing more, even when the new one has ended. */
+    gr_checkpoint_folder new = b.out;
+    b.out = old;
+    assert_int_equal(put(&b, 10, &diag), GR_E_INVALID);
+    assert_non_null(strstr(diag.text, "generation 4 of this job"));
+    gr_checkpoint_folder_close(&new);
+    assert_int_equal(put(&b, 10, &diag), GR_E_INVALID);
+    b.out.keep = 1;
+    assert_int_equal(gr_checkpoint_retain(&b.out, 10, &diag), GR_OK);
+    assert_int_equal(count_names(b.out.path), 1);
+    /* The next generation goes on. */
+    b.out = (gr_checkpoint_folder){
+        .path = b.out.path, .keep = 2, .writer = {.run = 7, .generation = 5}, .lock_fd = -1};
+    assert_int_equal(put(&b, 10, &diag), GR_OK);
+    assert_int_equal(count_names(b.out.path), 2);
     close_bench(&b);
 }
 
@@ -622,7 +656,7 @@ static void limits_and_lost_folders_are_said_once(void **state)
     struct rlimit before, small = {.rlim_cur = 1000};
     open_bench(&b, NULL);
     const gr_log log = {.level = GR_LOG_WARN, .sink = keep_warning, .sink_arg = b.warnings};
-    assert_int_equal(gr_saver_create(b.job, &b.tensors, &log, &saver, &diag), GR_OK);
+    assert_int_equal(gr_saver_create(b.job, &b.tensors, &b.out.writer, &log, &saver, &diag), GR_OK);
     save(saver, 5, GR_OK);
     assert_string_equal(b.warnings, "");
     /* A limit of the file size: without care its signal would end the process. */
@@ -653,6 +687,29 @@ static void limits_and_lost_folders_are_said_once(void **state)
     close_bench(&b);
 }
 
+/* A file server may keep the lock of a run that is gone. */
+static void saver_with_a_foreign_lock_tries_again_later(void **state)
+{
+    (void)state;
+    bench b;
+    gr_saver *saver = NULL;
+    gr_diag diag = {0};
+    open_bench(&b, NULL);
+    const gr_checkpoint_writer writer = {.run = 8, .generation = 1};
+    const gr_log log = {.level = GR_LOG_WARN, .sink = keep_warning, .sink_arg = b.warnings};
+    assert_int_equal(gr_checkpoint_folder_open(&b.out, &diag), GR_OK);
+    assert_int_equal(gr_saver_create(b.job, &b.tensors, &writer, &log, &saver, &diag), GR_OK);
+    save(saver, 5, GR_E_INVALID);
+    assert_int_equal(lines_of(b.warnings), 1);
+    assert_non_null(strstr(b.warnings, "another run (process "));
+    assert_int_equal(count_names(b.out.path), 0);
+    gr_checkpoint_folder_close(&b.out);
+    save(saver, 10, GR_OK);
+    assert_int_equal(count_names(b.out.path), 1);
+    gr_saver_destroy(saver);
+    close_bench(&b);
+}
+
 /* What is written is what was there when it began, whatever happens to the weights afterwards. */
 static void a_checkpoint_is_of_one_moment(void **state)
 {
@@ -665,7 +722,7 @@ static void a_checkpoint_is_of_one_moment(void **state)
     char path[PATH_BYTES];
     open_bench(&b, NULL);
     size_t count = gr_model_values(b.trainer.model);
-    assert_int_equal(gr_saver_create(b.job, &b.tensors, NULL, &saver, &diag), GR_OK);
+    assert_int_equal(gr_saver_create(b.job, &b.tensors, &b.out.writer, NULL, &saver, &diag), GR_OK);
     for (int turn = 1; turn <= 20; turn++) {
         for (size_t i = 0; i < count; i++) {
             b.trainer.values[i] = (float)turn;
@@ -710,9 +767,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_oldest_go),
         cmocka_unit_test(half_written_ones_of_the_dead_go),
         cmocka_unit_test(two_runs_do_not_share_a_folder),
+        cmocka_unit_test(checkpoint_of_a_later_generation_is_written_past_the_old_lock),
         cmocka_unit_test(another_job_is_refused),
         cmocka_unit_test(a_manifest_of_another_job_is_noticed),
         cmocka_unit_test(limits_and_lost_folders_are_said_once),
+        cmocka_unit_test(saver_with_a_foreign_lock_tries_again_later),
         cmocka_unit_test(a_checkpoint_is_of_one_moment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,6 +21,7 @@ static const gr_training_progress example = {
     .last_loss = 17,
     .evaluation = {.samples = 18, .correct = 19, .loss = 20},
     .evaluated_step = UINT64_MAX,
+    .run = 34,
     .told = {.epoch = 21,
              .epochs = 22,
              .step = 23,
@@ -57,6 +58,7 @@ static void progress_that_was_sent_is_read_whole(void **state)
     assert_true(gr_progress_get(bytes, &read));
     assert_int_equal(read.evaluation.correct, 19);
     assert_int_equal(read.told.late_rank, -1);
+    assert_int_equal(read.run, 34);
     assert_true(read.total.loss == 11 && read.told.late_us == 32);
     gr_progress_put(&read, again);
     assert_memory_equal(again, bytes, sizeof bytes);
