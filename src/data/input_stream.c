@@ -72,7 +72,7 @@ static gr_status packed_fail(const gr_input_stream *source, int result, gr_diag 
 /* More packed input behind what inflate has left; at the end of the file `input_done`. */
 static gr_status packed_input(gr_input_stream *source, gr_diag *diag)
 {
-    size_t got;
+    size_t got = 0;
     gr_status status = raw_read(source, source->input, SOURCE_INPUT_BYTES, &got, diag);
     if (status != GR_OK) {
         return status;
@@ -83,17 +83,39 @@ static gr_status packed_input(gr_input_stream *source, gr_diag *diag)
     return GR_OK;
 }
 
+/* Zeros behind a member fill a block of a tape or a disk: they are no further member. */
+static gr_status skip_padding(gr_input_stream *source, gr_diag *diag)
+{
+    z_stream *z = &source->z;
+    for (;;) {
+        while (z->avail_in > 0 && *z->next_in == 0) {
+            z->next_in++;
+            z->avail_in--;
+        }
+        if (z->avail_in > 0 || source->input_done) {
+            return GR_OK;
+        }
+        gr_status status = packed_input(source, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+}
+
 /* One piece of unpacked bytes; none: the end. */
 static gr_status packed_piece(gr_input_stream *source, uint8_t *buffer, size_t size,
                               size_t *got_out, gr_diag *diag)
 {
     z_stream *z = &source->z;
     *got_out = 0;
-    if (z->avail_in == 0 && !source->input_done) {
-        gr_status status = packed_input(source, diag);
-        if (status != GR_OK) {
-            return status;
-        }
+    gr_status status = GR_OK;
+    if (!source->inside) {
+        status = skip_padding(source, diag);
+    } else if (z->avail_in == 0 && !source->input_done) {
+        status = packed_input(source, diag);
+    }
+    if (status != GR_OK) {
+        return status;
     }
     if (z->avail_in == 0 && !source->inside) {
         return GR_OK; /* the last member has ended */
