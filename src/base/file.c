@@ -164,7 +164,7 @@ int gr_dir_sync(const char *path)
     return error;
 }
 
-/* Makes a rename durable. */
+/* Makes a new name durable. */
 static int sync_folder_of(const char *path)
 {
     char *folder = gr_path_beside(path, ".");
@@ -268,10 +268,11 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
 
 /* ---- Folders and paths ----------------------------------------------------------------------- */
 
+/* A new folder's name is durable when its parent is. */
 static int create_one(const char *path)
 {
     if (mkdir(path, 0777) == 0) {
-        return 0;
+        return sync_folder_of(path);
     }
     int error = errno;
     struct stat info;

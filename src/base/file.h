@@ -15,7 +15,7 @@ gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size
 gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
                           gr_diag *diag) GR_MUST_CHECK;
 
-/* Creates a folder and its parents. GR_OK if it exists. */
+/* Creates a folder and its parents, and makes the new ones durable. GR_OK if it exists. */
 gr_status gr_dir_create(const char *path, gr_diag *diag) GR_MUST_CHECK;
 
 /* Parts of gr_file_replace, for callers with their own way of writing; each returns 0 or errno.

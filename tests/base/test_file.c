@@ -5,12 +5,42 @@
 #include <dirent.h>
 #include <limits.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { SYNCED_MAX = 16 };
+
+static ino_t synced[SYNCED_MAX]; /* what fsync was called for */
+static int synced_count;
+
+int __real_fsync(int fd);
+int __wrap_fsync(int fd);
+
+int __wrap_fsync(int fd)
+{
+    struct stat info;
+    if (fstat(fd, &info) == 0 && synced_count < SYNCED_MAX) {
+        synced[synced_count++] = info.st_ino;
+    }
+    return __real_fsync(fd);
+}
+
+static bool was_synced(const char *path)
+{
+    struct stat info;
+    assert_int_equal(stat(path, &info), 0);
+    for (int i = 0; i < synced_count; i++) {
+        if (synced[i] == info.st_ino) {
+            return true;
+        }
+    }
+    return false;
+}
 
 static int count_entries(const char *folder)
 {
@@ -159,6 +189,23 @@ static void path_beside_a_file_is_in_its_folder(void **state)
     }
 }
 
+static void folder_that_is_new_is_durable_in_its_parent(void **state)
+{
+    char top[PATH_MAX], path[PATH_MAX];
+    gr_diag diag;
+    support_path(*state, "new", top);
+    support_path(*state, "new/in/it", path);
+    synced_count = 0;
+    assert_int_equal(gr_dir_create(path, &diag), GR_OK);
+    assert_true(was_synced(*state));
+    assert_true(was_synced(top));
+    support_path(*state, "new/in", path);
+    assert_true(was_synced(path));
+    synced_count = 0;
+    assert_int_equal(gr_dir_create(path, &diag), GR_OK);
+    assert_int_equal(synced_count, 0); /* nothing is new */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -171,6 +218,8 @@ int main(void)
                                         support_setup_folder, support_teardown_folder),
         cmocka_unit_test(file_in_an_unwritable_folder_is_refused_with_its_name),
         cmocka_unit_test_setup_teardown(dir_create_without_parents_creates_them,
+                                        support_setup_folder, support_teardown_folder),
+        cmocka_unit_test_setup_teardown(folder_that_is_new_is_durable_in_its_parent,
                                         support_setup_folder, support_teardown_folder),
         cmocka_unit_test(path_beside_a_file_is_in_its_folder),
     };
