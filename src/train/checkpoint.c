@@ -328,19 +328,69 @@ static bool holds_folder(const gr_checkpoint_folder *folder)
     return gr_checkpoint_lock_holds(folder->path, &folder->writer, folder->lock_fd);
 }
 
-gr_status gr_checkpoint_retain(const gr_checkpoint_folder *folder, uint64_t written, gr_diag *diag)
+static void remember(gr_checkpoint_folder *folder, uint64_t step, bool sound)
+{
+    for (int i = 0; i < folder->known_count; i++) {
+        if (folder->known[i].step == step) {
+            folder->known[i].sound = sound;
+            return;
+        }
+    }
+    size_t bytes = (size_t)(folder->known_count + 1) * sizeof *folder->known;
+    gr_checkpoint_state *more = realloc(folder->known, bytes);
+    if (more != NULL) { /* else it is read once more */
+        more[folder->known_count++] = (gr_checkpoint_state){step, sound};
+        folder->known = more;
+    }
+}
+
+static void forget(gr_checkpoint_folder *folder, uint64_t step)
+{
+    int kept = 0;
+    for (int i = 0; i < folder->known_count; i++) {
+        if (folder->known[i].step != step) {
+            folder->known[kept++] = folder->known[i];
+        }
+    }
+    folder->known_count = kept;
+}
+
+static bool is_sound(gr_checkpoint_folder *folder, uint64_t step)
+{
+    char path[PATH_MAX];
+    gr_checkpoint *checkpoint = NULL;
+    gr_diag diag;
+    for (int i = 0; i < folder->known_count; i++) {
+        if (folder->known[i].step == step) {
+            return folder->known[i].sound;
+        }
+    }
+    bool sound = gr_checkpoint_path(folder->path, step, path, sizeof path, &diag) == GR_OK &&
+                 open_sound(path, &checkpoint, &diag) == GR_OK;
+    gr_checkpoint_close(checkpoint);
+    remember(folder, step, sound);
+    return sound;
+}
+
+gr_status gr_checkpoint_retain(gr_checkpoint_folder *folder, uint64_t written, gr_diag *diag)
 {
     uint64_t *steps = NULL;
     int count = 0;
-    if (!holds_folder(folder)) {
-        return GR_OK; /* whoever took it over removes them */
+    if (folder->keep == 0 || !holds_folder(folder)) {
+        return GR_OK; /* who took it over removes them */
     }
     gr_status status = gr_checkpoint_list(folder->path, &steps, &count, diag);
-    int64_t extra = folder->keep > 0 ? count - folder->keep : 0;
-    for (int i = 0; i < count && extra > 0 && status == GR_OK; i++) {
-        if (steps[i] != written) {
+    int64_t sound = 1; /* the one that was written */
+    remember(folder, written, true);
+    for (int i = count - 1; i >= 0 && status == GR_OK; i--) {
+        if (steps[i] == written) {
+            continue;
+        }
+        if (sound < folder->keep) {
+            sound += is_sound(folder, steps[i]);
+        } else {
             status = remove_checkpoint(folder, steps[i], diag);
-            extra--;
+            forget(folder, steps[i]);
         }
     }
     free(steps);
@@ -384,6 +434,9 @@ void gr_checkpoint_folder_close(gr_checkpoint_folder *folder)
         close(folder->lock_fd);
     }
     folder->lock_fd = -1;
+    free(folder->known);
+    folder->known = NULL;
+    folder->known_count = 0;
 }
 
 /* The new folder gets its name. One of the same step can only be a damaged one that was passed

@@ -45,12 +45,20 @@ gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint,
 
 /* ---- Writing: one owner ---------------------------------------------------------------------- */
 
+/* What is known of a checkpoint in the folder. */
+typedef struct gr_checkpoint_state {
+    uint64_t step;
+    bool sound;
+} gr_checkpoint_state;
+
 typedef struct gr_checkpoint_folder {
     const char *path; /* borrowed */
     int64_t keep;     /* 0: all */
     gr_checkpoint_writer writer;
-    int lock_fd;     /* -1: not ours yet */
-    uint64_t device; /* of the folder when it was first ours; 0: never */
+    int lock_fd;                /* -1: not ours yet */
+    uint64_t device;            /* of the folder when it was first ours; 0: never */
+    gr_checkpoint_state *known; /* heap; what this writer has written or read since it opened */
+    int known_count;
 } gr_checkpoint_folder;
 
 /* Makes the folder, takes the lock and removes what dead runs have left half-written. GR_E_INVALID:
@@ -63,9 +71,10 @@ void gr_checkpoint_folder_close(gr_checkpoint_folder *folder);
 gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_info *info,
                             const gr_facts *facts, const gr_checkpoint_tensors *tensors,
                             gr_diag *diag) GR_MUST_CHECK;
-/* Removes the oldest beyond `keep`, but not the one of step `written`: damaged ones may lie
- * ahead of it. */
-gr_status gr_checkpoint_retain(const gr_checkpoint_folder *folder, uint64_t written,
+/* Keeps the newest `keep` sound ones, that of step `written` among them, and removes what is older,
+ * damaged or not. Damaged ones count for nothing; those that this writer did not write are read
+ * once. */
+gr_status gr_checkpoint_retain(gr_checkpoint_folder *folder, uint64_t written,
                                gr_diag *diag) GR_MUST_CHECK;
 
 #endif

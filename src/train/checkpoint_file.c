@@ -189,10 +189,16 @@ static gr_status write_residuals(const char *folder, const gr_checkpoint_tensors
     return write_parts(folder, GR_CHECKPOINT_RESIDUALS, &part, 1, entry, diag);
 }
 
+/* JSON knows no NaN and no infinity: null is NaN. */
+static json_t *number_json(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
 static json_t *meter_json(const gr_meter *meter)
 {
-    return json_pack("{s:f, s:f, s:I, s:I, s:I, s:I}", "loss", meter->loss, "correct",
-                     meter->correct, "steps", (json_int_t)meter->steps, "samples",
+    return json_pack("{s:o, s:o, s:I, s:I, s:I, s:I}", "loss", number_json(meter->loss), "correct",
+                     number_json(meter->correct), "steps", (json_int_t)meter->steps, "samples",
                      (json_int_t)meter->samples, "step_ns", (json_int_t)meter->step_ns, "wait_ns",
                      (json_int_t)meter->wait_ns);
 }
@@ -212,14 +218,13 @@ static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *fac
                                  (json_int_t)files[i].bytes, "sha256", files[i].sha256);
         whole = json_array_append_new(list, file) == 0 && whole;
     }
-    json_t *loss = isfinite(info->last_loss) ? json_real(info->last_loss) : json_null();
     json_t *root = json_pack(
         "{s:s, s:i, s:I, s:I, s:I, s:i, s:I, s:f, s:o, s:o, s:o, s:o, s:o}", "format", FORMAT,
         "version", GR_CHECKPOINT_VERSION, "step", (json_int_t)info->step, "steps",
         (json_int_t)info->total_steps, "steps_per_epoch", (json_int_t)info->steps_per_epoch,
         "shards", info->shards, "time", (json_int_t)info->time_s, "seconds", info->seconds,
-        "last_loss", loss, "epoch_meter", meter_json(&info->epoch), "total_meter",
-        meter_json(&info->total), "job", job, "files", list);
+        "last_loss", number_json(info->last_loss), "epoch_meter", meter_json(&info->epoch),
+        "total_meter", meter_json(&info->total), "job", job, "files", list);
     if (!whole) {
         json_decref(root);
         return NULL;
@@ -313,6 +318,10 @@ static gr_status get_int(const gr_node *map, const char *key, int64_t max, int64
 static gr_status get_double(const gr_node *map, const char *key, double *value_out, gr_diag *diag)
 {
     const gr_node *node = gr_node_get(map, key);
+    if (node != NULL && node->kind == GR_NODE_NULL) {
+        *value_out = (double)NAN;
+        return GR_OK;
+    }
     return node != NULL ? gr_node_double(node, -INFINITY, INFINITY, value_out, diag)
                         : gr_node_fail(map, diag, GR_E_INVALID, "\"%s\" is missing", key);
 }
@@ -359,9 +368,8 @@ static gr_status get_info(const gr_node *root, gr_checkpoint_info *info, gr_diag
     if (status == GR_OK) {
         status = get_double(root, "seconds", &info->seconds, diag);
     }
-    const gr_node *loss = gr_node_get(root, "last_loss");
     info->last_loss = (double)NAN;
-    if (status == GR_OK && loss != NULL && loss->kind != GR_NODE_NULL) {
+    if (status == GR_OK && gr_node_get(root, "last_loss") != NULL) {
         status = get_double(root, "last_loss", &info->last_loss, diag);
     }
     if (status == GR_OK) {

@@ -32,7 +32,8 @@ void gr_progress_put(const gr_training_progress *progress, uint8_t bytes_out[GR_
 bool gr_progress_get(const uint8_t bytes[GR_PROGRESS_BYTES], gr_training_progress *progress_out);
 
 /* Collective, first in every generation: all end with the run, and with the progress, the weights
- * and the optimizer's state of a member that has come farthest. A failure leaves everything as it was. */
+ * and the optimizer's state of a member that has come farthest. A failure leaves everything as it
+ * was. */
 gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress,
                            gr_diag *diag) GR_MUST_CHECK;
 

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <limits.h>
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -443,6 +444,64 @@ static int count_names(const char *folder)
     return count;
 }
 
+/* Losses may overflow in a training that recovers, or that is about to end. */
+static void checkpoint_with_a_loss_that_is_not_finite_is_written_and_read(void **state)
+{
+    (void)state;
+    bench b;
+    gr_diag diag = {0};
+    gr_checkpoint *checkpoint = NULL;
+    char path[PATH_BYTES];
+    open_bench(&b, NULL);
+    const gr_checkpoint_info info = {.step = 5,
+                                     .total_steps = 22,
+                                     .steps_per_epoch = 44,
+                                     .shards = 2,
+                                     .last_loss = (double)INFINITY,
+                                     .epoch = {.loss = (double)INFINITY, .steps = 3},
+                                     .total = {.loss = (double)NAN, .correct = 4}};
+    gr_status status = gr_checkpoint_put(&b.out, &info, &b.facts, &b.tensors, &diag);
+    if (status != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    assert_int_equal(gr_checkpoint_path(b.out.path, 5, path, sizeof path, &diag), GR_OK);
+    assert_int_equal(gr_checkpoint_open(path, &checkpoint, &diag), GR_OK);
+    const gr_checkpoint_info *read = gr_checkpoint_info_of(checkpoint);
+    assert_true(isnan(read->last_loss) && isnan(read->epoch.loss) && isnan(read->total.loss));
+    assert_true(read->epoch.steps == 3 && read->total.correct == 4);
+    gr_checkpoint_close(checkpoint);
+    close_bench(&b);
+}
+
+/* Damaged ones are passed over when a job goes on; they must not push sound ones out. */
+static void the_newest_sound_ones_stay_beside_damaged_ones(void **state)
+{
+    (void)state;
+    bench b;
+    gr_diag diag = {0};
+    char path[PATH_BYTES];
+    open_bench(&b, NULL); /* keep: 2 */
+    for (uint64_t step = 5; step <= 20; step += 5) {
+        assert_int_equal(put(&b, step, &diag), GR_OK);
+    }
+    for (uint64_t step = 10; step <= 20; step += 5) {
+        assert_int_equal(gr_checkpoint_path(b.out.path, step, path, sizeof path, &diag), GR_OK);
+        damage(path, GR_CHECKPOINT_MODEL);
+    }
+    gr_checkpoint_folder_close(&b.out); /* as another process */
+    assert_int_equal(put(&b, 8, &diag), GR_OK);
+    assert_int_equal(gr_checkpoint_retain(&b.out, 8, &diag), GR_OK);
+    assert_int_equal(count_names(b.out.path), 5); /* 5 and 8 are the only sound ones */
+    assert_int_equal(put(&b, 18, &diag), GR_OK);
+    assert_int_equal(gr_checkpoint_retain(&b.out, 18, &diag), GR_OK);
+    for (uint64_t step = 5; step <= 20; step++) {
+        assert_int_equal(gr_checkpoint_path(b.out.path, step, path, sizeof path, &diag), GR_OK);
+        bool there = access(path, F_OK) == 0;
+        assert_int_equal(there, step == 8 || step == 10 || step == 15 || step == 18 || step == 20);
+    }
+    close_bench(&b);
+}
+
 static void the_oldest_go(void **state)
 {
     (void)state;
@@ -765,6 +824,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_byte_counts),
         cmocka_unit_test(the_one_before_is_taken),
         cmocka_unit_test(the_oldest_go),
+        cmocka_unit_test(checkpoint_with_a_loss_that_is_not_finite_is_written_and_read),
+        cmocka_unit_test(the_newest_sound_ones_stay_beside_damaged_ones),
         cmocka_unit_test(half_written_ones_of_the_dead_go),
         cmocka_unit_test(two_runs_do_not_share_a_folder),
         cmocka_unit_test(checkpoint_of_a_later_generation_is_written_past_the_old_lock),
