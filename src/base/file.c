@@ -222,7 +222,7 @@ static int give_name(int fd, const char *name)
     return linkat(AT_FDCWD, path, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
 }
 
-gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes, gr_diag *diag)
+gr_status gr_file_replace_by(const char *path, gr_file_writer *write, void *arg, gr_diag *diag)
 {
     struct stat old;
     bool replaces = stat(path, &old) == 0;
@@ -242,28 +242,49 @@ gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
         error = fchmod(fd, old.st_mode & 07777) == 0 ? 0 : errno;
     }
     if (error == 0) {
-        error = gr_fd_write(fd, data, size_bytes);
+        status = write(arg, fd, diag);
     }
-    if (error == 0 && fsync(fd) != 0) {
+    if (error == 0 && status == GR_OK && fsync(fd) != 0) {
         error = errno;
     }
-    if (error == 0 && !named) {
+    if (error == 0 && status == GR_OK && !named) {
         error = give_name(fd, name);
     }
     if (close(fd) != 0 && error == 0) {
         error = errno;
     }
-    if (error != 0 || rename(name, path) != 0) {
-        status = gr_fail_errno(diag, "write", path, error != 0 ? error : errno);
+    if (error == 0 && status == GR_OK && rename(name, path) != 0) {
+        error = errno;
+    }
+    if (error != 0 && status == GR_OK) {
+        status = gr_fail_errno(diag, "write", path, error);
+    }
+    if (status != GR_OK) {
         unlink(name);
-    } else {
-        error = sync_folder_of(path);
-        if (error != 0) {
-            status = gr_fail_errno(diag, "make durable", path, error);
-        }
+    } else if ((error = sync_folder_of(path)) != 0) {
+        status = gr_fail_errno(diag, "make durable", path, error);
     }
     free(name);
     return status;
+}
+
+typedef struct whole_text {
+    const char *path;
+    const void *data;
+    size_t size_bytes;
+} whole_text;
+
+static gr_status write_whole(void *arg, int fd, gr_diag *diag)
+{
+    const whole_text *text = arg;
+    int error = gr_fd_write(fd, text->data, text->size_bytes);
+    return error == 0 ? GR_OK : gr_fail_errno(diag, "write", text->path, error);
+}
+
+gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes, gr_diag *diag)
+{
+    whole_text text = {path, data, size_bytes};
+    return gr_file_replace_by(path, write_whole, &text, diag);
 }
 
 /* ---- Folders and paths ----------------------------------------------------------------------- */

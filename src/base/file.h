@@ -15,6 +15,12 @@ gr_status gr_file_read(const char *path, size_t max_bytes, char **data_out, size
 gr_status gr_file_replace(const char *path, const void *data, size_t size_bytes,
                           gr_diag *diag) GR_MUST_CHECK;
 
+/* The same, with what `write` writes into the descriptor; it returns GR_OK, or fails with a
+ * sentence. */
+typedef gr_status gr_file_writer(void *arg, int fd, gr_diag *diag);
+gr_status gr_file_replace_by(const char *path, gr_file_writer *write, void *arg,
+                             gr_diag *diag) GR_MUST_CHECK;
+
 /* Creates a folder and its parents, and makes the new ones durable. GR_OK if it exists. */
 gr_status gr_dir_create(const char *path, gr_diag *diag) GR_MUST_CHECK;
 

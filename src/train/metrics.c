@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BYTES_MAX = 1 << 30 }; /* of a file that is read back */
+enum { LINE_BYTES_MAX = 64 << 10 }; /* a longer line is none of ours */
 
 void gr_meter_add(gr_meter *meter, const gr_meter *more)
 {
@@ -149,25 +149,83 @@ static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_
     return before;
 }
 
+/* The lines of an old file that go into a new one, through a buffer: a training that lasts for
+ * months writes more than the memory holds. */
+typedef struct metrics_cut {
+    const char *path;
+    FILE *old;
+    uint64_t step;
+    gr_metrics_told *told;
+    bool within;             /* of a line that is too long, and is left out */
+    char in[LINE_BYTES_MAX]; /* from the beginning of a line */
+    size_t in_bytes;
+    char out[LINE_BYTES_MAX];
+    size_t out_bytes;
+} metrics_cut;
+
+static gr_status flush(metrics_cut *cut, int fd, gr_diag *diag)
+{
+    int error = gr_fd_write(fd, cut->out, cut->out_bytes);
+    cut->out_bytes = 0;
+    return error == 0 ? GR_OK : gr_fail_errno(diag, "write", cut->path, error);
+}
+
+static gr_status take_line(metrics_cut *cut, const char *line, size_t bytes, int fd, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    if (!cut->within && is_before(line, bytes, cut->step, cut->told)) {
+        if (cut->out_bytes + bytes > sizeof cut->out) {
+            status = flush(cut, fd, diag);
+        }
+        memcpy(cut->out + cut->out_bytes, line, bytes);
+        cut->out_bytes += bytes;
+    }
+    cut->within = false;
+    return status;
+}
+
+static gr_status write_kept(void *arg, int fd, gr_diag *diag)
+{
+    metrics_cut *cut = arg;
+    gr_status status = GR_OK;
+    size_t got;
+    do {
+        got = fread(cut->in + cut->in_bytes, 1, sizeof cut->in - cut->in_bytes, cut->old);
+        cut->in_bytes += got;
+        const char *line = cut->in, *end = cut->in + cut->in_bytes, *newline;
+        while (status == GR_OK && (newline = memchr(line, '\n', (size_t)(end - line))) != NULL) {
+            status = take_line(cut, line, (size_t)(newline - line) + 1, fd, diag);
+            line = newline + 1;
+        }
+        cut->in_bytes = (size_t)(end - line);
+        memmove(cut->in, line, cut->in_bytes);
+        if (cut->in_bytes == sizeof cut->in) {
+            cut->within = true;
+            cut->in_bytes = 0;
+        }
+    } while (status == GR_OK && got > 0);
+    if (status == GR_OK && ferror(cut->old)) {
+        status = gr_fail_errno(diag, "read", cut->path, errno);
+    }
+    return status == GR_OK ? flush(cut, fd, diag) : status;
+}
+
 gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_told *told_out, gr_diag *diag)
 {
-    char *text = NULL;
-    size_t bytes = 0, kept = 0;
     *told_out = (gr_metrics_told){.start = false};
-    gr_status status = gr_file_read(path, BYTES_MAX, &text, &bytes, diag);
-    if (status != GR_OK) {
-        return status == GR_E_NOT_FOUND ? GR_OK : status;
+    FILE *old = fopen(path, "re");
+    if (old == NULL) {
+        return errno == ENOENT ? GR_OK : gr_fail_errno(diag, "open", path, errno);
     }
-    char *end;
-    for (char *line = text; (end = memchr(line, '\n', bytes - (size_t)(line - text))) != NULL;
-         line = end + 1) {
-        size_t line_bytes = (size_t)(end - line) + 1;
-        if (is_before(line, line_bytes, step, told_out)) {
-            memmove(text + kept, line, line_bytes);
-            kept += line_bytes;
-        }
+    metrics_cut *cut = malloc(sizeof *cut);
+    gr_status status = GR_E_NO_MEMORY;
+    if (cut != NULL) {
+        *cut = (metrics_cut){.path = path, .old = old, .step = step, .told = told_out};
+        status = gr_file_replace_by(path, write_kept, cut, diag);
+    } else {
+        status = gr_fail(diag, status, "no memory to read %s", path);
     }
-    status = gr_file_replace(path, text, kept, diag);
-    free(text);
+    free(cut);
+    fclose(old);
     return status;
 }

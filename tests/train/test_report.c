@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -228,13 +229,50 @@ static void numbers(void **state)
     assert_true(gr_meter_wait_share(&meter) == 0.25);
 }
 
+/* What a training of months has written: resuming does not end for its size. */
+static void metrics_of_more_than_a_gigabyte_are_cut(void **state)
+{
+    (void)state;
+    static const char first[] = "{\"event\":\"start\",\"step\":0}\n";
+    static const char last[] = "\n{\"event\":\"epoch\",\"epoch\":3,\"step\":30}\n"
+                               "{\"event\":\"epoch\",\"epoch\":4,\"step\":40}\n"
+                               "{\"event\":\"end\",\"step\":30}\n{\"event\":\"epo";
+    char path[] = "/tmp/gradus-metrics-XXXXXX", text[256] = "";
+    gr_metrics_told told;
+    gr_diag diag = {0};
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, first, sizeof first - 1), sizeof first - 1);
+    assert_true(lseek(fd, (off_t)1 << 30, SEEK_SET) > 0); /* a hole */
+    assert_int_equal(write(fd, last, sizeof last - 1), sizeof last - 1);
+    close(fd);
+    gr_status status = gr_metrics_cut(path, 30, &told, &diag);
+    if (status != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    assert_true(told.start && told.epoch == 3);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    size_t bytes = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    unlink(path);
+    text[bytes] = '\0';
+    assert_string_equal(text, "{\"event\":\"start\",\"step\":0}\n"
+                              "{\"event\":\"epoch\",\"epoch\":3,\"step\":30}\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(json_lines),  cmocka_unit_test(plain_lines),
-        cmocka_unit_test(no_terminal), cmocka_unit_test(a_bar_fits_every_terminal),
-        cmocka_unit_test(silent),      cmocka_unit_test(a_full_disk_is_an_error),
-        cmocka_unit_test(widths),      cmocka_unit_test(numbers),
+        cmocka_unit_test(json_lines),
+        cmocka_unit_test(plain_lines),
+        cmocka_unit_test(no_terminal),
+        cmocka_unit_test(a_bar_fits_every_terminal),
+        cmocka_unit_test(silent),
+        cmocka_unit_test(a_full_disk_is_an_error),
+        cmocka_unit_test(widths),
+        cmocka_unit_test(numbers),
+        cmocka_unit_test(metrics_of_more_than_a_gigabyte_are_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
