@@ -180,6 +180,11 @@ bool gr_link_has_left(const gr_link *link)
     return link->left;
 }
 
+bool gr_link_has_died(const gr_link *link)
+{
+    return link->died;
+}
+
 /* A sentence from outside goes to a terminal or a log: no control characters. Its length. */
 static size_t clean_text(const gr_frame *frame, const char *text, char out[GR_FRAME_ABORT_MAX + 1])
 {
@@ -213,6 +218,7 @@ void gr_link_closed(gr_link *link, int error)
     char host[GR_HOST_TEXT_BYTES];
     gr_link_host_text(link, host);
     if (error == 0 || error == ECONNRESET || error == EPIPE) {
+        link->died = link->state != GR_LINK_ENDED && !link->closing;
         gr_link_break(link, true, GR_E_PEER_LOST,
                       "rank %d%s died: its connection to rank %d closed", link->peer, host,
                       link->mesh->rank);

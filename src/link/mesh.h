@@ -30,6 +30,7 @@ struct gr_link {
     bool drain;    /* ended, but messages that arrived whole are still handed out */
     bool report;   /* gr_mesh_progress has yet to tell of the failure */
     bool left;     /* the peer has said so */
+    bool died;     /* its connection closed without a word */
     bool discard;  /* data are thrown away */
     bool expected; /* gr_link_expect: the caller waits for this one */
     bool was_up;

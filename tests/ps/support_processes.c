@@ -16,7 +16,8 @@
 
 enum { TEXT_BYTES = 1024 };
 
-static void serve(int number, int count, bool tcp, int64_t timeout_us, int out)
+static void serve(int number, int count, bool tcp, int64_t timeout_us, int out,
+                  void (*made)(int number))
 {
     gr_ps_server_config config;
     gr_ps_server *server;
@@ -37,6 +38,9 @@ static void serve(int number, int count, bool tcp, int64_t timeout_us, int out)
     if (write(out, address, strlen(address) + 1) < 0) {
         _exit(1);
     }
+    if (made != NULL) {
+        made(number);
+    }
     for (;;) {
         gr_status status = gr_ps_server_poll(server, &diag);
         if (status == GR_OK) {
@@ -49,6 +53,12 @@ static void serve(int number, int count, bool tcp, int64_t timeout_us, int out)
 
 void processes_start(processes *servers, int count, bool tcp, int64_t timeout_us)
 {
+    processes_start_with(servers, count, tcp, timeout_us, NULL);
+}
+
+void processes_start_with(processes *servers, int count, bool tcp, int64_t timeout_us,
+                          void (*made)(int number))
+{
     *servers = (processes){.count = count, .tcp = tcp, .reached = {.tcp = tcp}};
     setenv("GRADUS_LINK", tcp ? "tcp" : "auto", 1);
     for (int i = 0; i < count; i++) {
@@ -60,7 +70,7 @@ void processes_start(processes *servers, int count, bool tcp, int64_t timeout_us
         assert_true(servers->pid[i] >= 0);
         if (servers->pid[i] == 0) {
             close(ends[0]);
-            serve(i, count, tcp, timeout_us, ends[1]);
+            serve(i, count, tcp, timeout_us, ends[1], made);
         }
         close(ends[1]);
         while (got == 0 || address[got - 1] != '\0') {

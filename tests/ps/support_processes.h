@@ -20,6 +20,9 @@ typedef struct processes {
 
 /* timeout_us: after which a silent one is lost. */
 void processes_start(processes *servers, int count, bool tcp, int64_t timeout_us);
+/* `made` is called in each process, before it serves anybody. */
+void processes_start_with(processes *servers, int count, bool tcp, int64_t timeout_us,
+                          void (*made)(int number));
 /* Waits for the end of one; as waitpid. */
 int process_end(processes *servers, int number);
 /* None has ended by itself. */

@@ -21,7 +21,7 @@
 enum {
     BEATS = 8,             /* within the time after which a silent server is lost */
     PROBE_US = 20000,      /* between two looks whether anybody listens where a server was */
-    SURVIVES_US = 1000000, /* if somebody does for so long, the server lives, and is asked */
+    SURVIVES_US = 1000000, /* if somebody does for so long, the server may live, and is asked */
     PEER_MESSAGES = 512    /* that one peer may bring in a turn */
 };
 
@@ -106,6 +106,8 @@ void gr_ps_peer_came(gr_ps_server *server, int number)
     gr_ps_peer *peer = server->peers[number];
     peer->link = gr_mesh_link(server->mesh, number);
     peer->local = gr_link_capabilities(peer->link)->one_sided;
+    peer->same_host = gr_link_same_host(peer->link);
+    end_probe(peer);
     peer->met = true;
     peer->dialled = false;
     peer->stamp = 0;
@@ -118,6 +120,13 @@ void gr_ps_peer_came(gr_ps_server *server, int number)
     peer->note_acks.lent = peer->note_beat.lent = peer->note_table.lent = false;
 }
 
+/* Did it hear this server shortly before its link ended? Else it may have given this server up, and
+ * have gone on without it before it died. */
+static bool is_fresh(const gr_ps_server *server, const gr_ps_peer *peer)
+{
+    return peer->echo_us > 0 && peer->missed_us - peer->echo_us < server->timeout_us / 2;
+}
+
 void gr_ps_peer_ended(gr_ps_server *server, int number)
 {
     gr_ps_peer *peer = server->peers[number];
@@ -128,9 +137,11 @@ void gr_ps_peer_ended(gr_ps_server *server, int number)
     }
     gr_log_write(server->log, GR_LOG_INFO, "ps", "server %d is gone: %s", number,
                  link != NULL ? gr_link_diag(link)->text : "its link has ended");
+    peer->missed_us = gr_clock_now_us(&server->clock);
+    peer->provable = peer->same_host && is_fresh(server, peer) &&
+                     (gr_link_has_died(peer->link) || gr_link_has_left(peer->link));
     peer->link = NULL;
     gr_ps_copy_drop(server, peer);
-    peer->missed_us = gr_clock_now_us(&server->clock);
     peer->dial_us = peer->missed_us + SURVIVES_US;
     peer->probe_us = peer->missed_us;
     gr_ps_membership_lose(&server->membership, number, false);
@@ -177,21 +188,22 @@ static bool nobody_listens(gr_ps_peer *peer)
     return refused;
 }
 
-/* A server that was given up: it may be dead beyond doubt, or live on, and have to know. */
+/* A server that was given up: it may be dead beyond doubt, or live on, and have to know.
+ *
+ * Only on the same host is there a proof. On another one a refused connection proves nothing: a
+ * firewall, or a service of Kubernetes without endpoints, refuses as well. */
 static void examine(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 {
-    bool fresh = peer->echo_us > 0 && peer->missed_us - peer->echo_us < server->timeout_us / 2;
     if (peer->link != NULL || now < peer->probe_us || peer->addresses[0] == '\0') {
         return;
     }
     peer->probe_us = now + PROBE_US;
-    if ((server->membership.dead >> peer->number & 1) == 0 && fresh &&
+    if ((server->membership.dead >> peer->number & 1) == 0 && peer->provable &&
         now - peer->missed_us < SURVIVES_US && nobody_listens(peer)) {
         gr_ps_membership_lose(&server->membership, peer->number, true);
     }
     if (now >= peer->dial_us && !peer->dialled) {
         gr_diag why;
-        end_probe(peer);
         peer->dial_us = now + SURVIVES_US;
         peer->dialled = gr_mesh_connect(server->mesh, peer->number, peer->addresses, &why) == GR_OK;
     }

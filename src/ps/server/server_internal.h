@@ -169,7 +169,9 @@ typedef struct gr_ps_peer {
     bool met;                                           /* there has been a link */
     bool dialled;                                       /* and is on the way */
     char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* blanks between; "": not known yet */
-    bool local;                                         /* it was reached on this host */
+    bool local;                                         /* it was reached by memory */
+    bool same_host;                                     /* as its link was */
+    bool provable; /* its link ended so that its process can be shown to be dead */
 
     int64_t since_us;     /* when it was known first, or this server had slept */
     int64_t beat_us;      /* when it was told last that this server lives */
