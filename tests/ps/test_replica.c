@@ -270,8 +270,10 @@ static void a_killed_server_changes_no_bit(void **state)
     }
 }
 
-/* What the first one had has replicas again when a step has been made: its sums were acknowledged
- * by the new ones. */
+/* What the first one had has replicas again when a whole step has been made since: its sums were
+ * acknowledged by the new ones. A worker that kills the first one has ticked less than one and a
+ * half steps, and pushes to step 2 only behind that; so step 2 is made without the first one. Three
+ * steps of ticks are counted only when a worker has the answers of all blocks to step 2. */
 static void so_does_one_after_the_other(void **state)
 {
     (void)state;

@@ -5,6 +5,7 @@
 #include "support_processes.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <setjmp.h>
@@ -19,7 +20,7 @@
 #include <cmocka.h>
 
 #define WAIT_US INT64_C(60000000)
-enum { ELEMENTS = 5000 };
+enum { ELEMENTS = 5000, FILES_MAX = 1024 };
 
 static int declare(gr_ps *ps)
 {
@@ -47,6 +48,76 @@ static void expect_sum(gr_ps *ps, int id, float sum)
     expect_ok(ps, gr_ps_pull_run(ps, id, 0, values, NULL));
     for (int i = 0; i < ELEMENTS; i++) {
         assert_true(values[i] == sum);
+    }
+}
+
+/* ---- A process whose sockets close one after the other --------------------------------------- */
+
+/* The server's listeners outlive it: in a process that takes what comes there, as the system does
+ * for one that it has not ended yet, until another server has begun to speak to it. */
+static void hold_listeners(int alive, int test)
+{
+    static struct pollfd listeners[FILES_MAX];
+    int count = 0;
+    char byte;
+    for (int fd = 3; fd < FILES_MAX; fd++) {
+        int listens = 0;
+        socklen_t size = sizeof listens;
+        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 && listens) {
+            listeners[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+        } else if (fd != alive && fd != test) {
+            close(fd);
+        }
+    }
+    listeners[count] = (struct pollfd){.fd = test, .events = POLLIN};
+    while (read(alive, &byte, 1) < 0) { /* until the server is killed */
+    }
+    while (poll(listeners, (nfds_t)count + 1, -1) >= 0 && listeners[count].revents == 0) {
+        for (int i = 0; i < count; i++) {
+            int fd = listeners[i].revents != 0 ? accept(listeners[i].fd, NULL, NULL) : -1;
+            if (fd >= 0 && fcntl(fd, F_SETFL, 0) == 0 && recv(fd, &byte, 1, 0) > 0) {
+                _exit(0);
+            }
+            close(fd);
+        }
+    }
+    _exit(1);
+}
+
+static int lives[2]; /* the test holds its second end, and servers do */
+
+static void fork_holder(int number)
+{
+    int alive[2];
+    if (number != 0 || pipe(alive) != 0) {
+        return;
+    }
+    if (_Fork() == 0) { /* the library's own handlers would close its listeners */
+        close(alive[1]);
+        close(lives[1]);
+        hold_listeners(alive[0], lives[0]);
+    }
+    close(alive[0]);
+}
+
+static void a_server_that_takes_long_to_die_is_replaced(void **state)
+{
+    (void)state;
+    for (int tcp = 0; tcp < 2; tcp++) {
+        processes servers;
+        assert_int_equal(pipe(lives), 0);
+        processes_start_with(&servers, 2, tcp != 0, WAIT_US, fork_holder);
+        gr_ps *ps = test_connect(&servers.reached, 0);
+        int id = declare(ps);
+        push(ps, id, 1);
+        kill(servers.pid[0], SIGKILL);
+        process_end(&servers, 0);
+        push(ps, id, 2);
+        expect_sum(ps, id, 2);
+        gr_ps_close(ps);
+        processes_stop(&servers);
+        close(lives[0]);
+        close(lives[1]);
     }
 }
 
@@ -171,6 +242,7 @@ static void a_host_that_refuses_is_not_taken_for_dead(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_server_that_takes_long_to_die_is_replaced),
         cmocka_unit_test(a_host_that_refuses_is_not_taken_for_dead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,6 +22,7 @@ enum {
     BEATS = 8,             /* within the time after which a silent server is lost */
     PROBE_US = 20000,      /* between two looks whether anybody listens where a server was */
     SURVIVES_US = 1000000, /* if somebody does for so long, the server may live, and is asked */
+    LATER_US = 200000,     /* between two looks behind that */
     PEER_MESSAGES = 512    /* that one peer may bring in a turn */
 };
 
@@ -190,18 +191,22 @@ static bool nobody_listens(gr_ps_peer *peer)
 
 /* A server that was given up: it may be dead beyond doubt, or live on, and have to know.
  *
- * Only on the same host is there a proof. On another one a refused connection proves nothing: a
- * firewall, or a service of Kubernetes without endpoints, refuses as well. */
+ * Only on the same host is there a proof, and it may come late: the system closes the sockets of a
+ * process that was killed one after the other, and on a busy host that takes any time. So it is
+ * looked for until the server is there again, whose answer then says what it has done meanwhile. On
+ * another host a refused connection proves nothing: a firewall, or a service of Kubernetes without
+ * endpoints, refuses as well. */
 static void examine(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 {
     if (peer->link != NULL || now < peer->probe_us || peer->addresses[0] == '\0') {
         return;
     }
-    peer->probe_us = now + PROBE_US;
     if ((server->membership.dead >> peer->number & 1) == 0 && peer->provable &&
-        now - peer->missed_us < SURVIVES_US && nobody_listens(peer)) {
+        nobody_listens(peer)) {
         gr_ps_membership_lose(&server->membership, peer->number, true);
     }
+    bool soon = peer->probe_fd >= 0 || now - peer->missed_us < SURVIVES_US;
+    peer->probe_us = now + (soon ? PROBE_US : LATER_US);
     if (now >= peer->dial_us && !peer->dialled) {
         gr_diag why;
         peer->dial_us = now + SURVIVES_US;
