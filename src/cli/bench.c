@@ -431,5 +431,8 @@ static int measure(const gr_cli_line *line)
     return code;
 }
 
-const gr_cli_form gr_bench_form = {
-    .table = &gr_bench_table, .usage = print_usage, .words_max = 1, .work = measure};
+const gr_cli_form gr_bench_form = {.table = &gr_bench_table,
+                                   .usage = print_usage,
+                                   .words_max = 1,
+                                   .by_environment = true,
+                                   .work = measure};

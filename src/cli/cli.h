@@ -35,6 +35,7 @@ typedef struct gr_cli_form {
     void (*usage)(void); /* prints what stands above the flags in its help */
     int words_min, words_max;
     const char *words_missing; /* what it says when there are fewer: "needs a job file ..." */
+    bool by_environment; /* GRADUS_* variables say what its ranks do: they are checked first */
     int (*work)(const gr_cli_line *line); /* returns the exit code of the process */
 } gr_cli_form;
 

@@ -261,5 +261,7 @@ static void print_usage(void)
          "others may be going on somewhere.\n");
 }
 
-const gr_cli_form gr_rendezvous_form = {
-    .table = &gr_rendezvous_table, .usage = print_usage, .work = rendezvous};
+const gr_cli_form gr_rendezvous_form = {.table = &gr_rendezvous_table,
+                                        .usage = print_usage,
+                                        .by_environment = true,
+                                        .work = rendezvous};

@@ -5,11 +5,13 @@
 #include "cli/run.h"
 
 #include "base/fail.h"
+#include "cli/environment.h"
 #include "train/chaos.h"
 
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { ARENA_BYTES_MAX = 4 << 20 };
 
@@ -128,6 +130,19 @@ static gr_status check_workers(gr_cli_run *run, gr_diag *diag)
                                 : GR_OK;
 }
 
+/* A command may set up its ranks as it likes: only what would be wrong for any is known here. */
+static gr_status check_environment(gr_cli_run *run, gr_diag *diag)
+{
+    bool native = run->job_path != NULL;
+    const gr_environment_job job = {
+        .workers = (int)run->options.workers,
+        .exact = native && !run->inexact,
+        .all_join = native,
+        .here = run->hosts.count == 0 || gr_host_list_all_local(&run->hosts),
+        .by_tcp = strcmp(gr_run_link_choices[run->options.link], "tcp") == 0};
+    return gr_environment_check_job(environ, &job, &run->arena, diag);
+}
+
 static void add_fault(gr_cli_run *run, int64_t at_us, const gr_fault *fault, int signal_number)
 {
     int at = run->fault_count++;
@@ -183,6 +198,9 @@ int gr_verb_run(int argc, char *const *argv)
     gr_arena_init(&run.arena, ARENA_BYTES_MAX);
     gr_status status = gr_run_read_line(&run, argc, argv, &help, &diag);
     if (status == GR_OK && !help) {
+        status = gr_environment_check(environ, &run.arena, &diag);
+    }
+    if (status == GR_OK && !help) {
         status = check_orphans(&run, &diag); /* before agents are waited for */
     }
     if (status == GR_OK && !help) {
@@ -199,6 +217,9 @@ int gr_verb_run(int argc, char *const *argv)
     }
     if (status == GR_OK && !help) {
         status = check_workers(&run, &diag);
+    }
+    if (status == GR_OK && !help) {
+        status = check_environment(&run, &diag);
     }
     if (status == GR_OK && !help) {
         status = read_chaos(&run, &diag);

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/environment.h"
 #include "launch/launch.h"
 
 #include <string.h>
@@ -25,6 +26,10 @@ int gr_self_launch(int argc, char *const *argv, int ranks, gr_arena *arena)
     gr_diag diag = {0};
     gr_status status = words ? gr_cores_allowed(&cores, &diag)
                              : gr_fail(&diag, GR_E_NO_MEMORY, "the command line is too long");
+    if (status == GR_OK) {
+        status = gr_environment_check_job(
+            environ, &(gr_environment_job){.workers = ranks, .here = true}, arena, &diag);
+    }
     if (status != GR_OK) {
         return gr_cli_refuse(status, &diag);
     }

@@ -212,4 +212,5 @@ static void print_usage(void)
          "then, unless \"gradus ps export\" has saved it.\n");
 }
 
-const gr_cli_form gr_server_form = {.table = &gr_server_table, .usage = print_usage, .work = work};
+const gr_cli_form gr_server_form = {
+    .table = &gr_server_table, .usage = print_usage, .by_environment = true, .work = work};

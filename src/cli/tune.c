@@ -156,4 +156,5 @@ static int tune(const gr_cli_line *line)
                          : gr_self_launch(line->argc, line->argv, ranks, line->arena);
 }
 
-const gr_cli_form gr_tune_form = {.table = &gr_tune_table, .usage = print_usage, .work = tune};
+const gr_cli_form gr_tune_form = {
+    .table = &gr_tune_table, .usage = print_usage, .by_environment = true, .work = tune};

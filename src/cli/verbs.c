@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
+#include "cli/environment.h"
 #include "coll/counts.h"
 #include "data/dataset.h"
 #include "group/group.h"
@@ -62,6 +63,7 @@ const gr_config_table *const gr_reference_tables[] = {
     &gr_checkpoint_config_table,
     &gr_group_config_table,
     &gr_ps_config_table,
+    &gr_environment_table,
     NULL,
 };
 
@@ -152,6 +154,9 @@ static gr_status read_line(const gr_cli_form *form, gr_cli_line *line, bool *hel
     gr_status status = gr_config_defaults(form->table, line->options, line->arena, diag);
     if (status == GR_OK) {
         status = gr_config_from_env(form->table, line->options, environ, line->arena, diag);
+    }
+    if (status == GR_OK && form->by_environment) {
+        status = gr_environment_check(environ, line->arena, diag);
     }
     int at = 1;
     bool dashes = false;

@@ -110,6 +110,42 @@ def test_wrong_keys_and_values(gradus, job, old, new, line, says):
     assert sorted(entry.name for entry in gradus.folder.iterdir()) == ["job.yaml", "tiny.csv"]
 
 
+@pytest.mark.parametrize("variable, value, says", [
+    ("GRADUS_OP_TIMOUT", "9s", '"GRADUS_OP_TIMEOUT"?'),
+    ("GRADUS_TUNES", "off", "GRADUS_TUNE?"),
+    ("GRADUS_FLAVOUR", "mint", "gradus info --config"),
+    ("GRADUS_STALL_WARN", "soon", "a time such as"),
+    ("GRADUS_ALGORITHM", "allreduce=teleport", "no allreduce algorithm"),
+    ("GRADUS_ALGORITHM", "allreduce=ring", "GRADUS_EXACT=0"),
+    ("GRADUS_TUNE", "none.txt", "none.txt"),
+    ("GRADUS_PORTS", "9-1", "first and the last port"),
+    ("GRADUS_INTERFACE", "eth77", "no interface"),
+])
+def test_wrong_variable_is_refused_before_the_start(gradus, job, variable, value, says):
+    expect_refused(gradus("run", job(), env={variable: value}), variable, says.replace('"', ""))
+    assert not (gradus.folder / "out").exists()
+
+
+def test_variable_of_another_machine_is_refused_before_the_start(gradus, job):
+    """A file of gradus tune is for one machine and number of ranks."""
+    done = gradus("tune", "-np", 2, "--begin", "64", "--end", "64", "--time", "10us", "--rounds", 1,
+                  "-o", "two.txt")
+    assert done.returncode == 0, done.stderr
+    expect_refused(gradus("run", "-np", 4, job(), env={"GRADUS_TUNE": "two.txt"}),
+                   "measured with 2 ranks over shm, these are 4")
+    assert gradus("run", "-np", 2, job(), env={"GRADUS_TUNE": "two.txt"}).returncode == 0
+
+
+def test_misspelt_variable_is_refused_by_whatever_starts_ranks(gradus):
+    wrong = {"GRADUS_STREAM": "2"}
+    for words in (["run", "true"], ["bench", "allreduce"], ["tune"], ["server"], ["rendezvous"]):
+        expect_refused(gradus(*words, env=wrong), "did you mean GRADUS_STREAMS?")
+    expect_refused(gradus("bench", "allreduce", "-np", 2,
+                          env={"GRADUS_ALGORITHM": "allreduce=no"}), "no allreduce algorithm")
+    known = {"GRADUS_TEST_WORD": "1", "GRADUS_SERVER_0": "tcp:127.0.0.1:9", "GRADUS_SERVERS": "a"}
+    assert gradus("run", "-np", 1, "true", env=known).returncode == 0
+
+
 def test_workers_on_the_command_line(gradus, job):
     expect_refused(gradus("run", "-np", 5, job()), "5", "shards")
     expect_refused(gradus("run", "-np", 0, job()), "-np")

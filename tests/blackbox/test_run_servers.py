@@ -4,6 +4,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 
 import pytest
 from conftest import TIMEOUT_S, finish, read_lines, wait_until, write_digits
@@ -109,7 +110,9 @@ def test_a_job_that_has_no_use_for_them(gradus, tmp_path):
 
 
 def test_a_server_that_cannot_start(gradus):
-    done = gradus("run", "-np", 1, "--servers", 2, *SLEEP, env={"GRADUS_PORTS": "1-"})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = gradus("run", "-np", 1, "--servers", 2, *SLEEP,
+                      env={"GRADUS_PORTS": str(taken.getsockname()[1])})
     assert done.returncode == 1 and done.stdout == "", done
     assert re.search(r"^\[server \d\] gradus: .*GRADUS_PORTS", done.stderr, re.M), done.stderr
     assert re.search(r"^gradus: parameter server \d \(pid \d+\) exited with code 2", done.stderr,
