@@ -16,7 +16,7 @@ typedef enum gr_config_type {
     GR_CONFIG_BOOL,     /* bool;    true false yes no on off 1 0; as a flag: --name or --no-name */
     GR_CONFIG_INT,      /* int64_t */
     GR_CONFIG_DOUBLE,   /* double */
-    GR_CONFIG_BYTES,    /* int64_t; 64k, 1m, 2g (powers of 1024), plain bytes */
+    GR_CONFIG_BYTES,    /* int64_t; 64k, 1m, 2g, 1GiB (powers of 1024), 1GB (of 1000), plain */
     GR_CONFIG_DURATION, /* int64_t microseconds; 5us, 200ms, 10s, 5min, 1h; plain number: seconds */
     GR_CONFIG_TEXT,     /* const char *, in the arena; NULL by default when default_text is NULL */
     GR_CONFIG_CHOICE,   /* int, the index into choices */

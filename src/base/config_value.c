@@ -10,11 +10,12 @@
 #include <string.h>
 #include <strings.h>
 
-/* From the largest unit down, as printing wants it; the first spelling of each is printed. */
+/* From the largest unit down, as printing wants it; the first spelling of each is printed. "1g" and
+ * "1GiB" are 2^30, "1GB" is 10^9, as the standards have it. */
 static const gr_number_unit byte_units[] = {
-    {"t", 0x1p40},   {"g", 0x1p30},   {"m", 0x1p20},  {"k", 0x1p10},   {"tb", 0x1p40},
-    {"gb", 0x1p30},  {"mb", 0x1p20},  {"kb", 0x1p10}, {"tib", 0x1p40}, {"gib", 0x1p30},
-    {"mib", 0x1p20}, {"kib", 0x1p10}, {"b", 1.0},     {NULL, 0.0}};
+    {"t", 0x1p40},   {"g", 0x1p30},   {"m", 0x1p20}, {"k", 0x1p10},   {"tb", 1e12},
+    {"gb", 1e9},     {"mb", 1e6},     {"kb", 1e3},   {"tib", 0x1p40}, {"gib", 0x1p30},
+    {"mib", 0x1p20}, {"kib", 0x1p10}, {"b", 1.0},    {NULL, 0.0}};
 static const gr_number_unit time_units[] = {{"h", 3600e6}, {"min", 60e6}, {"s", 1e6},
                                             {"ms", 1e3},   {"us", 1.0},   {NULL, 0.0}};
 

@@ -197,7 +197,8 @@ static void print_reference(void)
          "Every key of a job file, environment variable and flag. This page is what\n"
          "`gradus info --reference` prints; a test compares the two.\n\n"
          "A flag stands over an environment variable, that over the job file, that over the\n"
-         "default. Sizes may end in k, m or g (powers of 1024), times in us, ms, s, min or h.");
+         "default. Sizes may end in k, m, g or t, or in KiB, MiB, GiB or TiB (powers of\n"
+         "1024), or in kB, MB, GB or TB (powers of 1000); times in us, ms, s, min or h.");
     for (size_t i = 0; gr_reference_tables[i] != NULL; i++) {
         putchar('\n');
         gr_config_print_markdown(gr_reference_tables[i], stdout);

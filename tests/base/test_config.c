@@ -259,9 +259,10 @@ static void config_sizes_and_times_with_units_are_converted(void **state)
     static const struct {
         const char *text;
         int64_t value;
-    } sizes[] = {{"4096", 4096},   {"64k", 65536},    {"64K", 65536},  {"1m", 1 << 20},
-                 {"1g", 1 << 30},  {"1.5m", 3 << 19}, {"8 KiB", 8192}, {"5000b", 5000},
-                 {"2mb", 2 << 20}, {"0.5g", 1 << 29}};
+    } sizes[] = {{"4096", 4096},    {"64k", 65536},      {"64K", 65536},  {"1m", 1 << 20},
+                 {"1g", 1 << 30},   {"1.5m", 3 << 19},   {"8 KiB", 8192}, {"5000b", 5000},
+                 {"2mb", 2000000},  {"1GB", 1000000000}, {"5kB", 5000},   {"1.5MB", 1500000},
+                 {"1GiB", 1 << 30}, {"0.5g", 1 << 29}};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         assert_int_equal(
             gr_config_set(&fields[5], &f->config, sizes[i].text, "--bucket", &f->arena, &f->diag),
