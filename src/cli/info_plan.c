@@ -83,19 +83,14 @@ static gr_status find_coll(explanation *e, gr_diag *diag)
                    e->options->plan, list);
 }
 
-/* Ranks stand host by host, as evenly as can be. */
-static gr_status place_ranks(explanation *e, gr_diag *diag)
+gr_status gr_info_place_ranks(int n, int hosts, gr_topology *topology_out, int **memory_out,
+                              gr_diag *diag)
 {
-    int n = e->shape.world_size, hosts = (int)e->options->hosts;
-    if (hosts > n) {
-        return gr_fail(diag, GR_E_INVALID, "--hosts: %d hosts for %d ranks; each needs one", hosts,
-                       n);
-    }
-    e->ranks = calloc(2 * (size_t)n + (size_t)hosts, sizeof *e->ranks);
-    if (!e->ranks) {
+    int *memory = calloc(2 * (size_t)n + (size_t)hosts, sizeof *memory);
+    if (!memory) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d ranks", n);
     }
-    int *host_of = e->ranks, *local_rank = host_of + n, *local_size = local_rank + n;
+    int *host_of = memory, *local_rank = host_of + n, *local_size = local_rank + n;
     for (int host = 0, rank = 0; host < hosts; host++) {
         local_size[host] = n / hosts + (host < n % hosts);
         for (int i = 0; i < local_size[host]; i++, rank++) {
@@ -103,9 +98,21 @@ static gr_status place_ranks(explanation *e, gr_diag *diag)
             local_rank[rank] = i;
         }
     }
-    e->topology = (gr_topology){hosts, host_of, local_rank, local_size};
-    e->shape.topology = hosts > 1 ? &e->topology : NULL;
+    *topology_out = (gr_topology){hosts, host_of, local_rank, local_size};
+    *memory_out = memory;
     return GR_OK;
+}
+
+static gr_status place_ranks(explanation *e, gr_diag *diag)
+{
+    int n = e->shape.world_size, hosts = (int)e->options->hosts;
+    if (hosts > n) {
+        return gr_fail(diag, GR_E_INVALID, "--hosts: %d hosts for %d ranks; each needs one", hosts,
+                       n);
+    }
+    gr_status status = gr_info_place_ranks(n, hosts, &e->topology, &e->ranks, diag);
+    e->shape.topology = hosts > 1 ? &e->topology : NULL;
+    return status;
 }
 
 static gr_status read_costs(explanation *e, gr_diag *diag)
@@ -284,6 +291,18 @@ static void print_ranges(explanation *e)
     printf("%s\n", first == last ? "" : " beyond");
 }
 
+/* For which network that is true. */
+static void print_network(const explanation *e)
+{
+    const gr_link_cost *wire = &e->selection.model.link[GR_MODEL_BETWEEN];
+    if (e->topology.host_count > 1 && wire->host_byte_us > 0) {
+        bool tuned = strcmp(e->options->tune, "auto") != 0 && strcmp(e->options->tune, "off") != 0;
+        printf("network     %s %.3g Gbit/s and %.3g us between hosts%s\n",
+               tuned ? "measured:" : "assumed:", 8e-3 / wire->host_byte_us, wire->latency_us,
+               tuned ? "" : "; a job measures its own, `gradus simulate` takes any");
+    }
+}
+
 static void print_text(explanation *e)
 {
     char a[SIZE_BYTES], b[SIZE_BYTES], c[SIZE_BYTES], d[SIZE_BYTES], f[SIZE_BYTES];
@@ -312,6 +331,7 @@ static void print_text(explanation *e)
         print_ways(e);
     }
     print_ranges(e);
+    print_network(e);
     printf("\n%-20s %10s  %10s = %10s + %10s + %10s  %s\n", "candidate", "segment", "time",
            "latency", "bandwidth", "reduction", "bound by");
     for (int i = 0; i < e->candidate_count; i++) {

@@ -442,8 +442,13 @@ static gr_status simulate_operation(const gr_simulate_options *options, gr_coll 
         return gr_fail(diag, GR_E_INVALID, "simulate: --to must be at least --from");
     }
     simulators s;
+    gr_simulate_chooser *chooser = NULL;
     gr_status status = open_simulators(options, &options->cluster, coll, &s, diag);
+    if (status == GR_OK) {
+        status = gr_simulate_chooser_create(options, coll, &chooser, diag);
+    }
     if (status != GR_OK) {
+        close_simulators(&s);
         return status;
     }
     const gr_simulate_print print = {.cluster = &options->cluster,
@@ -453,6 +458,7 @@ static gr_status simulate_operation(const gr_simulate_options *options, gr_coll 
     gr_simulate_size size = {.size_bytes = 0};
     for (int64_t at = first; at <= last && status == GR_OK; at *= 4) {
         status = simulate_size(&s, at, &size, diag);
+        size.chosen = gr_simulate_choose(chooser, at);
         if (status == GR_OK && at == first) {
             gr_simulate_print_head(&print, &size);
         }
@@ -466,6 +472,7 @@ static gr_status simulate_operation(const gr_simulate_options *options, gr_coll 
     if (status == GR_OK) {
         gr_simulate_print_method(&print, &size);
     }
+    gr_simulate_chooser_destroy(chooser);
     close_simulators(&s);
     return status;
 }

@@ -40,9 +40,19 @@ typedef struct gr_simulate_row {
 
 typedef struct gr_simulate_size {
     int64_t size_bytes;
+    const gr_algorithm *chosen; /* by a job; NULL: by none, or it is not known */
     int row_count;
     gr_simulate_row rows[GR_SIMULATE_ROWS_MAX];
 } gr_simulate_size;
+
+/* simulate_choice.c: what a job would choose. NULL: no job has so many ranks, or so few.
+ * GR_E_NO_MEMORY */
+typedef struct gr_simulate_chooser gr_simulate_chooser;
+gr_status gr_simulate_chooser_create(const gr_simulate_options *options, gr_coll coll,
+                                     gr_simulate_chooser **chooser_out,
+                                     gr_diag *diag) GR_MUST_CHECK;
+void gr_simulate_chooser_destroy(gr_simulate_chooser *chooser); /* NULL ok */
+const gr_algorithm *gr_simulate_choose(gr_simulate_chooser *chooser, int64_t size_bytes);
 
 typedef struct gr_simulate_print {
     const gr_cluster *cluster;

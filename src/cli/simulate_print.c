@@ -48,10 +48,15 @@ void gr_simulate_print_head(const gr_simulate_print *print, const gr_simulate_si
         return;
     }
     const gr_cluster *cluster = print->cluster;
-    printf("%s on %lld host%s with %lld rank%s each (%.0f ranks)\n\n", gr_coll_name(print->coll),
+    printf("%s on %lld host%s with %lld rank%s each (%.0f ranks)\n", gr_coll_name(print->coll),
            (long long)cluster->hosts, cluster->hosts == 1 ? "" : "s",
            (long long)cluster->ranks_per_host, cluster->ranks_per_host == 1 ? "" : "s",
            ranks_of(cluster));
+    if (cluster->hosts > 1) {
+        printf("%.3g Gbit/s and %.3g us between hosts\n", cluster->bandwidth_gbit,
+               cluster->latency_us);
+    }
+    putchar('\n');
     if (!print->compare) {
         printf("%10s  %-18s %12s %11s %11s   %s\n", "size", "algorithm", "time", "algbw GB/s",
                "busbw GB/s", "latency  bandw.  reduct.  overhead");
@@ -71,17 +76,18 @@ static gr_status print_json(const gr_simulate_print *print, const gr_simulate_si
     double n = ranks_of(print->cluster);
     double bandwidth = algbw(size->size_bytes, r->time_us);
     json_t *object = json_pack(
-        "{s:s, s:I, s:I, s:I, s:s, s:b, s:b, s:f, s:f, s:f, s:s, s:f, s:I, s:f, s:f, s:f, s:f, "
+        "{s:s, s:I, s:I, s:I, s:s, s:b, s:b, s:b, s:f, s:f, s:f, s:s, s:f, s:I, s:f, s:f, s:f, "
+        "s:f, "
         "s:f, s:f}",
         "op", gr_coll_name(print->coll), "size_bytes", (json_int_t)size->size_bytes, "ranks",
         (json_int_t)n, "hosts", (json_int_t)print->cluster->hosts, "algorithm",
-        row->algorithm->name, "canonical", row->algorithm->canonical, "best", row->best, "time_us",
-        r->time_us, "algbw_gbps", bandwidth, "busbw_gbps", bandwidth * bus_factor(print->coll, n),
-        "method", r->extrapolated ? "extrapolated" : "simulated", "error", r->error,
-        "ranks_simulated", (json_int_t)r->largest_simulated, "latency_us",
-        r->part_us[GR_TIME_LATENCY], "bandwidth_us", r->part_us[GR_TIME_BANDWIDTH], "reduction_us",
-        r->part_us[GR_TIME_REDUCTION], "overhead_us", r->part_us[GR_TIME_OVERHEAD], "wire_bytes",
-        r->wire_bytes, "messages", r->messages);
+        row->algorithm->name, "canonical", row->algorithm->canonical, "best", row->best, "chosen",
+        size->chosen == row->algorithm, "time_us", r->time_us, "algbw_gbps", bandwidth,
+        "busbw_gbps", bandwidth * bus_factor(print->coll, n), "method",
+        r->extrapolated ? "extrapolated" : "simulated", "error", r->error, "ranks_simulated",
+        (json_int_t)r->largest_simulated, "latency_us", r->part_us[GR_TIME_LATENCY], "bandwidth_us",
+        r->part_us[GR_TIME_BANDWIDTH], "reduction_us", r->part_us[GR_TIME_REDUCTION], "overhead_us",
+        r->part_us[GR_TIME_OVERHEAD], "wire_bytes", r->wire_bytes, "messages", r->messages);
     return gr_cli_print_json(object, diag);
 }
 
@@ -97,6 +103,24 @@ static void print_best(const gr_simulate_print *print, const gr_simulate_size *s
            bandwidth * bus_factor(print->coll, ranks_of(print->cluster)),
            percent * r->part_us[GR_TIME_LATENCY], percent * r->part_us[GR_TIME_BANDWIDTH],
            percent * r->part_us[GR_TIME_REDUCTION], percent * r->part_us[GR_TIME_OVERHEAD]);
+}
+
+/* A job chooses by a model that knows less: where that is not the fastest, it is said. */
+static void print_choice(const gr_simulate_size *size)
+{
+    const double worth_saying = 1.02;
+    const gr_simulate_row *best = NULL, *chosen = NULL;
+    for (int i = 0; i < size->row_count; i++) {
+        best = size->rows[i].best ? &size->rows[i] : best;
+        chosen = size->rows[i].algorithm == size->chosen ? &size->rows[i] : chosen;
+    }
+    if (best != NULL && chosen != NULL &&
+        chosen->result.time_us > worth_saying * best->result.time_us) {
+        printf(
+            "%10s  a job chooses %s here: %.1f us; GRADUS_ALGORITHM=%s=%s makes it the fastest\n",
+            "", chosen->algorithm->name, chosen->result.time_us,
+            gr_coll_name(best->algorithm->coll), best->algorithm->name);
+    }
 }
 
 gr_status gr_simulate_print_size(const gr_simulate_print *print, const gr_simulate_size *size,
@@ -118,6 +142,9 @@ gr_status gr_simulate_print_size(const gr_simulate_print *print, const gr_simula
     }
     if (!print->json && print->compare) {
         putchar('\n');
+    }
+    if (!print->json) {
+        print_choice(size);
     }
     return status;
 }

@@ -202,3 +202,18 @@ def test_wrong_parameter_servers(gradus, arguments, sentence):
     done = gradus("simulate", "ps", "--hosts", 2, *arguments)
     assert done.returncode == 2 and sentence in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+def test_simulate_says_what_a_job_chooses_there(gradus):
+    """Two models, one choice: the one of info --plan is named, with the network of each."""
+    plan = gradus("info", "--plan", "allreduce", "64m", "-np", 32, "--hosts", 8)
+    assert "assumed: 9.41 Gbit/s and 50 us between hosts" in plan.stdout
+    cluster = ["simulate", "allreduce", "--hosts", 8, "--ranks-per-host", 4, "--size", "64m",
+               "--bandwidth-gbit", 9.41, "--latency-us", 50, "--cores", 2]
+    rows = objects(gradus(*cluster, "--json", "--compare"))
+    chosen = [row["algorithm"] for row in rows if row["chosen"]]
+    assert chosen == ["halving-doubling"] and f"choice      {chosen[0]}:" in plan.stdout
+    text = gradus(*cluster).stdout
+    assert "9.41 Gbit/s and 50 us between hosts" in text
+    assert "a job chooses halving-doubling here" in text
+    assert "GRADUS_ALGORITHM=allreduce=hierarchical makes it the fastest" in text
