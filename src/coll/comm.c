@@ -41,6 +41,15 @@ static bool next_report(void *context_arg, gr_op_report *report_out)
     return gr_group_next_report(context->group, gr_mesh_control_ready(context->mesh), report_out);
 }
 
+/* Which link the ranks use, and where they run. */
+static void note_places(gr_context *context)
+{
+    context->choosing.link = gr_group_link_kind(context->group);
+    context->choosing.streams = gr_group_rails(context->group);
+    context->topology = gr_group_topology(context->group);
+    gr_group_watch_reports(context->group);
+}
+
 static gr_status form_group(gr_context *context, const gr_group_config *config, gr_diag *diag)
 {
     return context->group ? gr_group_renew(context->group, config, &context->log, diag)
@@ -61,18 +70,19 @@ static gr_status join_others(gr_context *context, const gr_group_config *config,
         return status;
     }
     context->mesh = gr_group_mesh(context->group);
+    bool alone = !context->mesh;
     context->choosing = (gr_selection_config){.exact = config->exact,
                                               .segment_bytes = (size_t)config->segment_bytes,
                                               .log = &context->log};
-    if (!context->mesh) {
-        char why[128];
-        const char *in = config->record;
-        context->record = config->record ? gr_flight_recorder_create(in, why) : NULL;
-        return GR_OK;
+    if (alone) {
+        status = gr_mesh_create_self(&context->log, &context->self_mesh, diag);
+        context->mesh = context->self_mesh;
+    } else {
+        note_places(context);
     }
-    context->choosing.link = gr_group_link_kind(context->group);
-    context->choosing.streams = gr_group_rails(context->group);
-    context->topology = gr_group_topology(context->group);
+    if (status != GR_OK) {
+        return status;
+    }
     gr_exec_config exec_config = {
         .mesh = context->mesh,
         .rank = gr_group_rank(context->group),
@@ -85,27 +95,25 @@ static gr_status join_others(gr_context *context, const gr_group_config *config,
         .owner = context,
         .record = config->record,
         .may_start = gr_context_may_start,
-        .host_name = host_name,
-        .host_arg = context,
-        .channel = {.send = send_report, .next = next_report, .arg = context}};
-    gr_group_watch_reports(context->group);
+        .host_name = alone ? NULL : host_name,
+        .host_arg = context};
+    if (!alone) {
+        exec_config.channel =
+            (gr_diagnosis_channel){.send = send_report, .next = next_report, .arg = context};
+    }
     return gr_exec_create(&exec_config, &context->exec, diag);
 }
 
 static void note_step(const gr_context *context, uint64_t step)
 {
-    gr_flight_recorder *record = context->exec ? gr_exec_record(context->exec) : context->record;
-    if (record) {
-        gr_flight_recorder_note(record, gr_group_generation(context->group), step);
-    }
+    gr_flight_recorder_note(gr_exec_record(context->exec), gr_group_generation(context->group),
+                            step);
 }
 
 /* The communicator works: what comes now is the program's own. */
 static void note_begin(const gr_context *context)
 {
-    if (context->exec) {
-        gr_exec_startup_over(context->exec);
-    }
+    gr_exec_startup_over(context->exec);
     note_step(context, 0);
 }
 
@@ -126,9 +134,9 @@ void gr_context_destroy(gr_context *context, bool leave)
     } else {
         gr_group_unlink(context->group);
     }
+    gr_mesh_destroy(context->self_mesh);
     gr_context_call_back_last(context); /* now the buffers are not in use any more */
     gr_exec_destroy(context->exec);
-    gr_flight_recorder_destroy(context->record);
     gr_timeline_close(context->timeline);
     gr_op_destroy_finished(context->self_op);
     gr_fork_close(context->event_fd);
@@ -221,11 +229,10 @@ gr_status gr_comm_make(gr_context *context, const int *world, int size, int rank
                                   .world = comm->world,
                                   .outcome = serial > 0 ? &comm->outcome : NULL,
                                   .serial = serial};
-    if (context->mesh && place(comm) != GR_OK) {
+    if (context->topology && place(comm) != GR_OK) {
         goto undo_comm;
     }
-    if (context->exec && serial > 0 &&
-        gr_exec_group_open(context->exec, &comm->group, diag) != GR_OK) {
+    if (serial > 0 && gr_exec_group_open(context->exec, &comm->group, diag) != GR_OK) {
         goto undo_comm;
     }
     context->ids[id / 64] |= UINT64_C(1) << id % 64;
@@ -244,9 +251,7 @@ void gr_comm_unmake(gr_comm *comm)
     gr_context *context = comm->context;
     gr_context_detach_persistent(context, comm);
     gr_comm_shm_close(comm);
-    if (context->exec) {
-        (void)gr_exec_group_close(context->exec, &comm->group);
-    }
+    (void)gr_exec_group_close(context->exec, &comm->group);
     context->ids[comm->group.id / 64] &= ~(UINT64_C(1) << comm->group.id % 64);
     context->comms--;
     gr_comm_free(comm);
@@ -295,16 +300,14 @@ static gr_status open_timeline(gr_comm *comm, const gr_group_config *config, gr_
 {
     gr_context *context = comm->context;
     if (context->timeline) { /* it goes on */
-        if (context->exec) {
-            gr_exec_set_timeline(context->exec, context->timeline);
-        }
+        gr_exec_set_timeline(context->exec, context->timeline);
         return GR_OK;
     }
     const char *host = context->group ? gr_group_host_name(context->group, comm->rank) : NULL;
     int number = config->rank < 0 ? comm->rank : (int)config->rank; /* of this process alone */
     gr_status status = gr_timeline_open(config->timeline, number, comm->size, host, &context->log,
                                         &context->timeline, diag);
-    if (status == GR_OK && context->exec) {
+    if (status == GR_OK) {
         gr_exec_set_timeline(context->exec, context->timeline);
     }
     return status;
@@ -348,7 +351,7 @@ static gr_status begin(gr_comm *comm, const gr_group_config *config, gr_diag *di
     if (config->timeline && config->timeline[0]) {
         status = open_timeline(comm, config, diag);
     }
-    if (status == GR_OK && context->exec && wants_thread(comm, config)) {
+    if (status == GR_OK && !context->self_mesh && wants_thread(comm, config)) {
         status = gr_comm_thread_start(context, diag);
     }
     return status;
@@ -399,7 +402,7 @@ gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
 {
     gr_context *context = (*comm)->context;
     gr_status status = gr_context_enter(context, true);
-    bool fixed = !context->mesh && !gr_group_elastic(&context->config);
+    bool fixed = context->self_mesh && !gr_group_elastic(&context->config);
     if (status == GR_OK && (context->comms > 1 || fixed)) {
         status = gr_fail(diag, GR_E_INVALID,
                          !fixed ? "gr_comm_renew: %d sub-groups of the communicator are not "
@@ -431,7 +434,7 @@ static void wait_for_stopped(const gr_comm *comm)
 {
     gr_context *context = comm->context;
     gr_op *op;
-    while (context->exec && (op = gr_exec_group_unfinished(context->exec, &comm->group)) != NULL) {
+    while ((op = gr_exec_group_unfinished(context->exec, &comm->group)) != NULL) {
         gr_context_wait(context, &op, 1, GR_NEVER);
         gr_context_leave_calling(context);
         gr_context_reenter(context);
@@ -444,7 +447,7 @@ static void end_operations(gr_comm *comm)
 {
     gr_context *context = comm->context;
     wait_for_stopped(comm);
-    if (!context->exec || gr_exec_group_close(context->exec, &comm->group) == 0) {
+    if (gr_exec_group_close(context->exec, &comm->group) == 0) {
         return;
     }
     gr_diag diag;
@@ -503,9 +506,7 @@ const gr_diag *gr_comm_diag(const gr_comm *comm)
     if (atomic_load_explicit(&comm->outcome.ended, memory_order_acquire)) {
         return &comm->outcome.diag;
     }
-    const gr_diag *failure = context->exec ? gr_exec_first_failure(context->exec)
-                             : atomic_load(&context->self_ended) ? &context->self_failure
-                                                                 : NULL;
+    const gr_diag *failure = gr_exec_first_failure(context->exec);
     return failure ? failure : &context->fine;
 }
 
@@ -526,7 +527,7 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
                       "gr_comm_skew on rank %d: there is no rank %d among %d ranks", comm->rank,
                       rank, comm->size);
         status = gr_context_note(context, &diag);
-    } else if (context->exec && rank != comm->rank) {
+    } else if (rank != comm->rank) {
         gr_exec_skew kept;
         gr_exec_get_skew(context->exec, comm->world[rank], &kept);
         skew = (gr_skew){.operations = kept.count,
@@ -567,9 +568,6 @@ uint64_t gr_comm_generation(const gr_comm *comm)
 gr_status gr_comm_check_members(gr_comm *comm)
 {
     gr_context *context = comm->context;
-    if (!context->exec) {
-        return GR_OK;
-    }
     gr_status status = gr_context_enter(context, false);
     if (status == GR_OK) {
         gr_exec_check_members(context->exec);
@@ -582,5 +580,5 @@ gr_status gr_comm_check_members(gr_comm *comm)
 const char *gr_comm_link_name(const gr_comm *comm)
 {
     const gr_context *context = comm->context;
-    return context->mesh ? gr_link_kind_name(context->choosing.link) : "none";
+    return context->self_mesh ? "none" : gr_link_kind_name(context->choosing.link);
 }

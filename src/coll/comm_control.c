@@ -27,13 +27,7 @@ gr_status gr_comm_abort(gr_comm *comm, const char *reason)
     gr_diag diag;
     (void)gr_fail_peer(&diag, GR_E_ABORTED, rank, "rank %d aborted the communicator: %.300s", rank,
                        reason && reason[0] ? reason : "no reason is given");
-    if (context->exec) {
-        gr_exec_end_group(context->exec, comm->group.id, &diag);
-    } else if (!atomic_load(&context->self_ended)) {
-        context->self_failure = diag;
-        atomic_store(&context->self_ended, true);
-        gr_context_raise_event(context);
-    }
+    gr_exec_end_group(context->exec, comm->group.id, &diag);
     gr_context_leave(context);
     return GR_OK;
 }
@@ -51,7 +45,7 @@ void gr_context_raise_event(gr_context *context)
 /* Entered. Nothing but the progress thread moves operations on while the program polls. */
 static gr_status open_event(gr_context *context, gr_diag *diag)
 {
-    if (context->exec && !context->thread.running) {
+    if (!context->thread.running) {
         gr_status status = gr_comm_thread_start(context, diag);
         if (status != GR_OK) {
             return status;

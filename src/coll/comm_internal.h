@@ -90,16 +90,16 @@ struct gr_context {
     gr_group_config config; /* what it was created with; the texts are in `texts` */
     gr_arena texts;
     gr_group *group;
-    gr_mesh *mesh; /* NULL in a group of one, as are exec and topology */
+    gr_mesh *mesh;      /* the group's, or self_mesh */
+    gr_mesh *self_mesh; /* of a group of one, which has no other; else NULL */
     gr_exec *exec;
-    const gr_topology *topology;  /* of the whole job */
-    gr_flight_recorder *record;   /* of a group of one that is told where to write */
+    const gr_topology *topology;  /* of the whole job; NULL in a group of one */
     gr_timeline *timeline;        /* NULL: none is wanted */
     gr_comm_shm *shms;            /* NULL: none yet */
     int next_shm_area;            /* no area of shared memory had this number, nor a larger one */
     gr_selection_config choosing; /* what the selections of all have in common */
-    gr_op *self_op;               /* the operation of a group of one */
-    gr_self_done self_done[GR_EXEC_OPS_MAX]; /* callbacks of a group of one, to be delivered */
+    gr_op *self_op;               /* a collective of one rank: finished when it starts */
+    gr_self_done self_done[GR_EXEC_OPS_MAX]; /* callbacks of these, to be delivered */
     int self_first, self_count;
     gr_memory memory;
     gr_persistent *persistent;       /* operations of all communicators */
@@ -112,9 +112,7 @@ struct gr_context {
     bool closed;             /* it is being destroyed: calls are refused */
     uint32_t forks;          /* gr_fork_count of the process that created it */
     int event_fd;            /* -1: nobody polls */
-    _Atomic bool self_ended; /* a group of one: it was aborted, and this is why */
-    gr_diag self_failure;
-    bool splitting; /* a thread makes a sub-group: others that want to, wait */
+    bool splitting;          /* a thread makes a sub-group: others that want to, wait */
     gr_thread_error errors[GR_THREAD_ERRORS_MAX];
     uint64_t error_count;
     gr_diag fine; /* what gr_comm_diag shows while nothing has failed */
@@ -191,7 +189,9 @@ gr_status gr_comm_start(gr_comm *comm, const gr_call *calls, int count, const vo
                         gr_op **op_out) GR_MUST_CHECK;
 
 /* For persistent operations: the parts of a start. */
-void gr_comm_run_self(const gr_coll_args *args); /* in a group of one */
+/* A collective of one rank, which is over at once. */
+bool gr_comm_runs_self(const gr_comm *comm, const gr_call *call);
+void gr_comm_run_self(const gr_coll_args *args);
 /* `keep`: to be started any number of times, one start at a time. Ends with gr_comm_shm_drop if it
  * is not started, or is kept. */
 gr_status gr_comm_fill_request(gr_comm *comm, gr_coll_args *args, bool keep, const void *caller,

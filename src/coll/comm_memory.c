@@ -10,7 +10,7 @@
  * gr_unregister can refuse what is no such memory, and what an unfinished operation still uses:
  * either would spoil data far away. */
 
-enum { MEMORY_ALIGN = 64, FIRST_CAPACITY = 16, PLACE_BYTES = 160 };
+enum { FIRST_CAPACITY = 16, PLACE_BYTES = 160 };
 
 /* The first block that does not stand before `at`. */
 static size_t find(const gr_memory *memory, const void *at)
@@ -53,33 +53,6 @@ static void insert(gr_memory *memory, gr_memory_block block)
     memory->count++;
 }
 
-/* In a group of one there is nobody to share memory with. */
-static gr_status take(gr_context *context, size_t size_bytes, void **mem_out)
-{
-    if (context->mesh) {
-        return gr_mesh_alloc(context->mesh, size_bytes, mem_out);
-    }
-    if (size_bytes > SIZE_MAX / 2) {
-        return GR_E_NO_MEMORY;
-    }
-    size_t rounded = (size_bytes + MEMORY_ALIGN - 1) & ~(size_t)(MEMORY_ALIGN - 1);
-    void *mem = aligned_alloc(MEMORY_ALIGN, rounded);
-    if (!mem) {
-        return GR_E_NO_MEMORY;
-    }
-    *mem_out = memset(mem, 0, rounded);
-    return GR_OK;
-}
-
-static void give(gr_context *context, void *mem)
-{
-    if (context->mesh) {
-        gr_mesh_free(context->mesh, mem);
-    } else {
-        free(mem);
-    }
-}
-
 /* The end of each call: keeps the sentence of a failure. */
 static gr_status leave(gr_context *context, gr_status status, const gr_diag *diag)
 {
@@ -106,7 +79,7 @@ gr_status gr_alloc(gr_comm *comm, size_t size_bytes, void **mem_out)
     if (!mem_out || size_bytes == 0) {
         status = gr_fail(&diag, GR_E_INVALID, "gr_alloc on rank %d: %s", comm->rank,
                          mem_out ? "the size is 0" : "mem_out is NULL");
-    } else if (!make_room(memory) || take(context, size_bytes, &mem) != GR_OK) {
+    } else if (!make_room(memory) || gr_mesh_alloc(context->mesh, size_bytes, &mem) != GR_OK) {
         status = gr_fail(&diag, GR_E_NO_MEMORY, "gr_alloc on rank %d: no memory for %zu bytes",
                          comm->rank, size_bytes);
     }
@@ -125,7 +98,7 @@ static gr_status check_unused(const gr_comm *comm, const char *call, const char 
     char what[PLACE_BYTES];
     const uintptr_t first = (uintptr_t)block->at;
     const gr_call_memory memory = {.writes = {.first = first, .end = first + block->size_bytes}};
-    return exec && gr_exec_uses(exec, &memory, what, sizeof what)
+    return gr_exec_uses(exec, &memory, what, sizeof what)
                ? gr_fail(diag, GR_E_INVALID,
                          "%s on rank %d: %s still uses the memory at %p, which %s; "
                          "wait for the operation first",
@@ -152,7 +125,7 @@ static gr_status free_block(gr_comm *comm, void *mem, gr_diag *diag)
     gr_status status = check_unused(comm, "gr_free", "stays allocated", &memory->blocks[at], diag);
     if (status == GR_OK) {
         take_out(memory, at);
-        give(comm->context, mem);
+        gr_mesh_free(comm->context->mesh, mem);
     }
     return status;
 }
@@ -210,9 +183,7 @@ static gr_status register_block(gr_comm *comm, const gr_memory_block *block, siz
     if (!make_room(&context->memory)) {
         return gr_fail(diag, GR_E_NO_MEMORY, "gr_register on rank %d: no memory", comm->rank);
     }
-    if (context->mesh) {
-        status = gr_mesh_register(context->mesh, block->at, block->size_bytes, &why);
-    }
+    status = gr_mesh_register(context->mesh, block->at, block->size_bytes, &why);
     if (status != GR_OK) {
         return gr_fail(diag, status, "gr_register on rank %d: %s", comm->rank, why.text);
     }
@@ -252,9 +223,7 @@ static gr_status unregister_block(gr_comm *comm, void *mem, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    if (context->mesh) {
-        status = gr_mesh_unregister(context->mesh, mem, &why);
-    }
+    status = gr_mesh_unregister(context->mesh, mem, &why);
     if (status != GR_OK) {
         return gr_fail(diag, status, "gr_unregister on rank %d: %s", comm->rank, why.text);
     }
@@ -278,12 +247,6 @@ gr_status gr_unregister(gr_comm *comm, void *mem)
 
 void gr_memory_fini(gr_context *context)
 {
-    gr_memory *memory = &context->memory;
-    for (size_t i = 0; i < memory->count && !context->mesh; i++) { /* a mesh frees its own */
-        if (!memory->blocks[i].registered) {
-            free(memory->blocks[i].at);
-        }
-    }
-    free(memory->blocks);
-    *memory = (gr_memory){.blocks = NULL};
+    free(context->memory.blocks); /* the list: the memory is the mesh's */
+    context->memory = (gr_memory){.blocks = NULL};
 }

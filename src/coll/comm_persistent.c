@@ -15,7 +15,7 @@ struct gr_persistent {
     gr_op *handle;
     gr_call call; /* its arrays and texts are in this piece of memory */
     gr_coll_args args;
-    gr_exec_request request; /* in a group of one nothing of it is set */
+    gr_exec_request request; /* of a collective of one rank nothing is set */
     gr_persistent *next;     /* of the same context */
 };
 
@@ -81,7 +81,7 @@ static gr_status create(gr_comm *comm, const gr_call *call, const void *caller, 
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a persistent operation");
     }
     status = gr_coll_args_init(&kept->args, &kept->call, comm->rank, comm->size, diag);
-    if (status == GR_OK && comm->size > 1) {
+    if (status == GR_OK && !gr_comm_runs_self(comm, &kept->call)) {
         status = gr_comm_fill_request(comm, &kept->args, true, caller, &kept->request, diag);
     }
     if (status != GR_OK) {
@@ -170,7 +170,7 @@ static gr_status start(gr_persistent *kept, gr_diag *diag)
                        comm->rank, gr_coll_name(kept->call.coll));
     }
     gr_status status = gr_comm_check_ready(comm, &kept->args, diag);
-    if (status == GR_OK && comm->size == 1) {
+    if (status == GR_OK && gr_comm_runs_self(comm, &kept->call)) {
         gr_comm_run_self(&kept->args);
         op = comm->context->self_op;
     } else if (status == GR_OK) {

@@ -32,6 +32,11 @@ void gr_comm_run_self(const gr_coll_args *args)
     }
 }
 
+bool gr_comm_runs_self(const gr_comm *comm, const gr_call *call)
+{
+    return comm->size == 1 && !gr_coll_traits_of[call->coll].message;
+}
+
 static gr_status start_self(gr_comm *comm, const gr_coll_args *all_args, int count, gr_op **op_out,
                             gr_diag *diag)
 {
@@ -219,7 +224,7 @@ static gr_status check_ready(const gr_comm *comm, const gr_coll_args *all_args, 
                             "the communicator ended with an earlier failure: %.400s", cause->text);
     }
     char what[WHAT_BYTES];
-    for (int i = 0; i < count && exec && gr_exec_active(exec) > 0; i++) {
+    for (int i = 0; i < count && gr_exec_active(exec) > 0; i++) {
         if (gr_exec_uses(exec, &all_args[i].memory, what, sizeof what)) {
             return gr_fail(
                 diag, GR_E_INVALID,
@@ -238,11 +243,11 @@ static gr_status begin(gr_comm *comm, gr_coll_args *all_args, int count, const v
     gr_status status = GR_OK;
     gr_exec_request requests[GR_CALLS_MAX];
     int filled = 0;
-    while (filled < count && status == GR_OK) {
+    do {
         status =
             gr_comm_fill_request(comm, &all_args[filled], false, caller, &requests[filled], diag);
         filled += status == GR_OK;
-    }
+    } while (filled < count && status == GR_OK);
     if (status == GR_OK) {
         status = gr_exec_start(context->exec, requests, count, op_out, diag);
     }
@@ -255,6 +260,33 @@ static gr_status begin(gr_comm *comm, gr_coll_args *all_args, int count, const v
     }
     if (status == GR_OK && count > 1) {
         (void)gr_exec_progress(context->exec); /* as gr_comm_shm_look of each */
+    }
+    return status;
+}
+
+/* The messages of the calls first, which may fail to begin; the rest is over at once then. */
+static gr_status begin_alone(gr_comm *comm, const gr_coll_args *all_args, int count,
+                             const void *caller, gr_op **op_out, gr_diag *diag)
+{
+    gr_coll_args messages[GR_CALLS_MAX];
+    int message_count = 0;
+    for (int i = 0; i < count; i++) {
+        if (!gr_comm_runs_self(comm, all_args[i].call)) {
+            messages[message_count++] = all_args[i];
+        }
+    }
+    if (message_count == 0) {
+        return start_self(comm, all_args, count, op_out, diag);
+    }
+    gr_call first = *messages[0].call; /* the callback is that of all */
+    first.done = all_args[0].call->done;
+    first.done_arg = all_args[0].call->done_arg;
+    messages[0].call = &first;
+    gr_status status = begin(comm, messages, message_count, caller, op_out, diag);
+    for (int i = 0; status == GR_OK && i < count; i++) {
+        if (gr_comm_runs_self(comm, all_args[i].call)) {
+            gr_comm_run_self(&all_args[i]);
+        }
     }
     return status;
 }
@@ -304,11 +336,6 @@ static gr_status check(const gr_comm *comm, const gr_call *calls, int count, gr_
         if (status != GR_OK) {
             return status;
         }
-        if (comm->size == 1 && gr_coll_traits_of[calls[i].coll].message) {
-            return gr_fail(diag, GR_E_UNSUPPORTED,
-                           "%s on rank %d: messages in a group of one rank are not supported",
-                           gr_coll_name(calls[i].coll), comm->rank);
-        }
         if (i > 0 && calls[i].done) {
             return gr_fail(diag, GR_E_INVALID,
                            "rank %d: the callback of a group is that of its first call; call %d "
@@ -348,11 +375,11 @@ static gr_status check_and_begin(gr_comm *comm, const gr_call *calls, int count,
     if (status == GR_OK) {
         status = check_ready(comm, all_args, count, &diag);
     }
-    if (status == GR_OK && waits && count == 1 && comm->size > 1) {
+    if (status == GR_OK && waits && count == 1) {
         status = check_own_message(comm, &all_args[0], &diag);
     }
     if (status == GR_OK) {
-        status = comm->size == 1 ? start_self(comm, all_args, count, op_out, &diag)
+        status = comm->size == 1 ? begin_alone(comm, all_args, count, caller, op_out, &diag)
                                  : begin(comm, all_args, count, caller, op_out, &diag);
     }
     return status == GR_OK ? GR_OK : gr_context_note(comm->context, &diag);
@@ -438,7 +465,7 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
     } else {
         status = check_and_begin(comm, calls, count, true, caller, &op);
     }
-    if (status != GR_OK || comm->size == 1) {
+    if (status != GR_OK || op == context->self_op) {
         gr_context_leave_calling(context);
         return status;
     }
@@ -619,9 +646,9 @@ static gr_status state_of(const gr_comm *comm)
 {
     const gr_context *context = comm->context;
     const gr_diag *cause = gr_comm_diag(comm);
-    return cause->status != GR_OK                               ? (gr_status)cause->status
-           : context->exec && gr_exec_active(context->exec) > 0 ? GR_PENDING
-                                                                : GR_OK;
+    return cause->status != GR_OK              ? (gr_status)cause->status
+           : gr_exec_active(context->exec) > 0 ? GR_PENDING
+                                               : GR_OK;
 }
 
 gr_status gr_comm_poll(gr_comm *comm)
@@ -634,7 +661,7 @@ gr_status gr_comm_poll(gr_comm *comm)
     if (status != GR_OK) {
         return status;
     }
-    if (context->exec && !gr_exec_progress(context->exec)) {
+    if (!gr_exec_progress(context->exec)) {
         (void)gr_exec_poll_timers(context->exec, false);
     }
     status = state_of(comm);
@@ -655,11 +682,9 @@ gr_status gr_comm_drain(gr_comm *comm)
         if (status != GR_OK) {
             return status;
         }
-        if (context->exec) {
-            gr_context_wait(context, NULL, 0, GR_NEVER);
-            while (context->deliverer != 0 && state_of(comm) != GR_PENDING) {
-                gr_context_follow(context, GR_NEVER);
-            }
+        gr_context_wait(context, NULL, 0, GR_NEVER);
+        while (context->deliverer != 0 && state_of(comm) != GR_PENDING) {
+            gr_context_follow(context, GR_NEVER);
         }
         status = state_of(comm);
         called = gr_context_leave_calling(context);

@@ -110,6 +110,8 @@ void gr_mesh_config_init(
 
 gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out,
                          gr_diag *diag) GR_MUST_CHECK;
+/* Of a group of one: no peers, and nothing that others could reach. `log` may be NULL. */
+gr_status gr_mesh_create_self(const gr_log *log, gr_mesh **mesh_out, gr_diag *diag) GR_MUST_CHECK;
 /* Sends BYE where it can without waiting, closes everything, frees gr_mesh_alloc memory. NULL
  * ok. */
 void gr_mesh_destroy(gr_mesh *mesh);

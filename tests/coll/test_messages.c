@@ -468,6 +468,74 @@ static int run_self(gr_comm *comm, const ranks_job *job)
         {.coll = GR_COLL_RECV, .dtype = GR_F64, .out = in, .count = LARGE, .root = rank}};
     EXPECT(gr_run(comm, both, 2) == GR_OK && memcmp(in, out, sizeof in) == 0);
     EXPECT(gr_barrier(comm) == GR_OK);
+    return 0;
+}
+
+static void count_done(gr_status status, void *count)
+{
+    *(int *)count += status == GR_OK ? 1 : 100;
+}
+
+/* All the same in a communicator of one rank: persistent, with a callback, beside a collective in
+ * one group of calls, with a wait that times out, and at the end. */
+static int run_one(gr_comm *comm)
+{
+    double out[3] = {1, 2, 3}, in[3] = {0};
+    gr_op *ops[2], *op;
+    gr_message_source source = {.rank = -1};
+    int done = 0;
+    const gr_call receive = {.coll = GR_COLL_RECV,
+                             .dtype = GR_F64,
+                             .out = in,
+                             .count = 3,
+                             .root = GR_ANY_SOURCE,
+                             .tag = GR_ANY_TAG,
+                             .source_out = &source};
+    const gr_call send = {.coll = GR_COLL_SEND, .dtype = GR_F64, .in = out, .count = 3, .tag = 9};
+    EXPECT(gr_op_create(comm, &send, &ops[0]) == GR_OK);
+    EXPECT(gr_op_create(comm, &receive, &ops[1]) == GR_OK);
+    for (int round = 0; round < 2; round++) {
+        in[2] = 0;
+        EXPECT(gr_op_start(ops[1 - round]) == GR_OK && gr_op_start(ops[round]) == GR_OK);
+        EXPECT(gr_wait(ops[0]) == GR_OK && gr_wait(ops[1]) == GR_OK && in[2] == 3);
+    }
+    EXPECT(source.rank == 0 && source.tag == 9);
+    gr_op_destroy(ops[0]);
+    gr_op_destroy(ops[1]);
+    EXPECT(gr_start(comm, &receive, 1, &op) == GR_OK);
+    EXPECT(gr_wait_for(op, 1) == GR_E_TIMEOUT);
+    double average[2] = {4, 8};
+    const gr_call calls[3] = {{.coll = GR_COLL_ALLREDUCE,
+                               .dtype = GR_F64,
+                               .op = GR_SUM,
+                               .out = average,
+                               .count = 2,
+                               .prescale = 0.5,
+                               .done = count_done,
+                               .done_arg = &done},
+                              {.coll = GR_COLL_SEND, .dtype = GR_F64, .in = out, .count = 3},
+                              {.coll = GR_COLL_BARRIER}};
+    EXPECT(gr_start(comm, calls, 3, NULL) == GR_OK && average[0] == 2 && average[1] == 4);
+    EXPECT(gr_wait(op) == GR_OK && gr_comm_drain(comm) == GR_OK && done == 1);
+    EXPECT(gr_recv_start(comm, in, 3, GR_F64, 0, &op) == GR_OK);
+    EXPECT(gr_comm_abort(comm, "enough") == GR_OK && gr_wait(op) == GR_E_ABORTED);
+    EXPECT(gr_send(comm, out, 3, GR_F64, 0) == GR_E_COMM_BROKEN);
+    return 0;
+}
+
+static int run_both(gr_comm *comm, const ranks_job *job)
+{
+    EXPECT(run_self(comm, job) == 0);
+    if (job->size == 1) {
+        EXPECT(run_one(comm) == 0);
+        gr_comm_destroy(comm);
+        return 0;
+    }
+    gr_comm *own = NULL;
+    EXPECT(gr_comm_split(comm, gr_comm_rank(comm), 0, &own, NULL) == GR_OK);
+    EXPECT(run_self(own, job) == 0 && run_one(own) == 0);
+    EXPECT(gr_barrier(comm) == GR_OK); /* the sub-group has ended alone */
+    gr_comm_destroy(own);
     gr_comm_destroy(comm);
     return 0;
 }
@@ -493,13 +561,13 @@ static int run_own_hang(gr_comm *comm, const ranks_job *job)
 static void message_to_itself_arrives_or_is_refused(void **state)
 {
     (void)state;
-    for (int i = 0; i < 2; i++) {
-        ranks_job job = {.size = 2,
+    for (int i = 0; i < 3; i++) {
+        ranks_job job = {.size = i < 2 ? 2 : 1,
                          .link = i ? "tcp" : "shm",
                          .tune = "off",
                          .progress = 2,
                          .threads = GR_THREADS_ONE};
-        assert_int_equal(ranks_run(&job, run_self, 0), 0);
+        assert_int_equal(ranks_run(&job, run_both, 0), 0);
         assert_int_equal(ranks_run(&job, run_own_hang, 0), 0);
     }
 }

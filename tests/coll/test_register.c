@@ -86,9 +86,6 @@ static int use(gr_comm *comm, int32_t *buf, size_t count, int op)
         EXPECT(buf[i] == value(op + 1, root, i));
         buf[i] = value(op + 2, rank, i);
     }
-    if (size == 1) {
-        return 0;
-    }
     int next = (rank + 1) % size, before = (rank + size - 1) % size;
     size_t half = count / 2;
     gr_call calls[2] = {
