@@ -133,6 +133,7 @@ typedef struct gr_gang {
     uv_poll_t signal_poll, coordinator_poll, scale_poll;
     int signal_fd;      /* of those that ask for an end */
     int scale_fd;       /* requests for another number of workers; -1: none are listened to */
+    int records_max;    /* so many workers may have a record */
     rlim_t descriptors; /* the soft limit that workers get; 0: as the launcher */
     uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
     uv_timer_t roster_timer, seek_timer;

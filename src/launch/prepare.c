@@ -48,29 +48,48 @@ static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
     return status;
 }
 
-/* In the launcher, for each worker: both ends of two pipes and a record, and two files with
- * --log-dir; a connection takes the place of the pipes' other ends. */
-enum { DESCRIPTORS_A_WORKER = 5, DESCRIPTORS_OF_LOGS = 2, DESCRIPTORS_BESIDE = 256 };
+/* In the launcher, for each worker: both ends of two pipes, and two files with --log-dir; a
+ * connection takes the place of the pipes' other ends. A record is one more, for as many as may
+ * have it. */
+enum { DESCRIPTORS_A_WORKER = 4, DESCRIPTORS_OF_LOGS = 2, DESCRIPTORS_BESIDE = 256 };
+
+/* The soft limit that was reached, at least `least` and at most `most`; 0: `least` cannot be. */
+static rlim_t raise_limit(const struct rlimit *limit, rlim_t least, rlim_t most)
+{
+    if (limit->rlim_cur >= most) {
+        return most;
+    }
+    struct rlimit raised = {.rlim_cur = most,
+                            .rlim_max = most > limit->rlim_max ? most : limit->rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) { /* only root raises the hard limit */
+        return most;
+    }
+    raised = (struct rlimit){.rlim_cur = limit->rlim_max, .rlim_max = limit->rlim_max};
+    return limit->rlim_max >= least && setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : 0;
+}
 
 gr_status gr_gang_raise_limit(gr_gang *gang, gr_diag *diag)
 {
     struct rlimit limit;
     rlim_t each = DESCRIPTORS_A_WORKER + (gang->config->log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
-    rlim_t wanted = (rlim_t)gang->slots * each + DESCRIPTORS_BESIDE;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) {
+    rlim_t least = (rlim_t)gang->slots * each + DESCRIPTORS_BESIDE;
+    gang->records_max = gang->slots;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
         return GR_OK;
     }
-    struct rlimit raised = {.rlim_cur = wanted,
-                            .rlim_max = wanted > limit.rlim_max ? wanted : limit.rlim_max};
-    if (setrlimit(RLIMIT_NOFILE, &raised) != 0) { /* only root raises the hard limit */
+    rlim_t reached = raise_limit(&limit, least, least + (rlim_t)gang->slots);
+    if (reached == 0) {
         return gr_fail(
             diag, GR_E_INVALID,
             "-np: %d workers need %llu descriptors in the launcher, and it may have %llu: "
             "start fewer workers, or raise the hard limit (ulimit -Hn; LimitNOFILE= of "
             "systemd)",
-            gang->slots, (unsigned long long)wanted, (unsigned long long)limit.rlim_max);
+            gang->slots, (unsigned long long)least, (unsigned long long)limit.rlim_max);
     }
-    gang->descriptors = limit.rlim_cur; /* the workers' */
+    gang->records_max = (int)(reached - least);
+    if (reached > limit.rlim_cur) {
+        gang->descriptors = limit.rlim_cur; /* the workers' */
+    }
     return GR_OK;
 }
 
@@ -95,7 +114,7 @@ gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag)
     if (gang->null_fd < 0) {
         return gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
     }
-    gang->records = gr_records_create(gang->slots);
+    gang->records = gr_records_create(gang->slots, gang->records_max);
     return gr_meeting_free_port(&gang->master_port, diag);
 }
 

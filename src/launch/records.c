@@ -33,7 +33,7 @@ static int create_file(void)
     return fd;
 }
 
-gr_records *gr_records_create(int workers)
+gr_records *gr_records_create(int workers, int count)
 {
     gr_records *records = calloc(1, sizeof *records + (size_t)workers * sizeof records->slots[0]);
     if (records == NULL) {
@@ -42,7 +42,7 @@ gr_records *gr_records_create(int workers)
     records->workers = workers;
     for (int rank = 0; rank < workers; rank++) {
         slot *own = &records->slots[rank];
-        own->fd = create_file();
+        own->fd = rank < count ? create_file() : -1;
         snprintf(own->path, sizeof own->path, "/proc/%d/fd/%d", (int)getpid(), own->fd);
     }
     return records;

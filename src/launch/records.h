@@ -10,8 +10,9 @@
 
 typedef struct gr_records gr_records;
 
-/* NULL, without files or memory: nothing is recorded, which is no failure of a job. */
-gr_records *gr_records_create(int workers);
+/* The first `count` workers have files. NULL, without files or memory: nothing is recorded, which
+ * is no failure of a job. */
+gr_records *gr_records_create(int workers, int count);
 void gr_records_destroy(gr_records *records); /* NULL ok */
 
 /* Where rank finds its file: for GRADUS_RECORD. NULL if there is none. */
