@@ -26,7 +26,8 @@ enum {
     /* A member has less than ten things to say of a generation, and a PING now and then. PINGs may
      * have piled up while the launcher stood still, so that the time counts from the beginning. */
     MESSAGES_AT_ONCE = 1000,
-    MESSAGES_A_SECOND = 1000
+    MESSAGES_A_SECOND = 1000,
+    DIED_BYTES = 128
 };
 
 /* A member's connection; the rules are membership.c's. */
@@ -155,6 +156,8 @@ static void say(void *coordinator_arg, int number, const gr_word *word)
     flush(coordinator, to);
 }
 
+static void announce_lost(gr_coordinator *coordinator, int number, const char *why);
+
 /* Reports to the rules what broke while they sent; what they send then may break more. */
 static void drop_broken(gr_coordinator *coordinator)
 {
@@ -165,6 +168,7 @@ static void drop_broken(gr_coordinator *coordinator)
             of->broken = NULL;
             coordinator->broken--;
             close_member(of);
+            announce_lost(coordinator, i, why);
             gr_membership_lost(&coordinator->membership, i, why);
         }
     }
@@ -258,13 +262,78 @@ static void say_report(void *coordinator_arg, int rank, const gr_op_report *repo
     }
 }
 
+static bool is_ready(const gr_membership *membership, int number)
+{
+    const gr_standing *of = &membership->members[number];
+    return of->state == GR_MEMBER_JOINED && of->stage == GR_STAGE_READY &&
+           of->assignment == membership->generation;
+}
+
+static gr_op_report report_gone(const gr_membership *membership, int number, const char *why)
+{
+    const gr_hello *hello = &membership->hellos[number];
+    int rank = membership->members[number].rank;
+    gr_op_report report = {.kind = GR_REPORT_GONE,
+                           .generation = membership->generation,
+                           .rank = rank,
+                           .peer = rank,
+                           .via = -1,
+                           .op = {.partner = -1}};
+    snprintf(report.text, sizeof report.text, "rank %d (process %llu on host %s) %s", rank,
+             (unsigned long long)hello->pid, hello->member.host_name, why);
+    return report;
+}
+
+/* To the other members of its generation: who waits for it may have no connection to it. */
+static void announce_lost(gr_coordinator *coordinator, int number, const char *why)
+{
+    const gr_membership *membership = &coordinator->membership;
+    char died[DIED_BYTES];
+    if (!is_ready(membership, number)) {
+        return; /* it is nobody's peer */
+    }
+    snprintf(died, sizeof died, "died: %s", why);
+    const gr_op_report report = report_gone(membership, number, died);
+    for (int i = 0; i < membership->world_size; i++) {
+        if (i != number && is_ready(membership, i)) {
+            say_report(coordinator, membership->members[i].rank, &report);
+        }
+    }
+}
+
+/* Who begins to wait for a member that is gone already is told so. */
+static void tell_of_gone(gr_coordinator *coordinator, int rank, const gr_op_report *report)
+{
+    const gr_membership *membership = &coordinator->membership;
+    for (uint32_t i = 0; report->kind == GR_REPORT_WAITS && i < report->awaits_count; i++) {
+        if (report->awaits[i] >= membership->size) {
+            continue; /* which is found out soon */
+        }
+        int number = (int)membership->places[report->awaits[i]].number;
+        const gr_standing *of = &membership->members[number];
+        bool here = of->state == GR_MEMBER_JOINED, left = of->state == GR_MEMBER_LEFT;
+        if (of->assignment != membership->generation || (here && of->stage != GR_STAGE_RENEWING)) {
+            continue;
+        }
+        gr_op_report gone = report_gone(membership, number,
+                                        here   ? "has gone on to the next generation"
+                                        : left ? "has left in order"
+                                               : "died");
+        gone.answers = left;
+        say_report(coordinator, rank, &gone);
+    }
+}
+
 /* Reports of ranks in a generation that is over, or comes about, mean nothing here. */
 static gr_status receive_report(gr_coordinator *coordinator, int number, const gr_op_report *report)
 {
     const gr_membership *membership = &coordinator->membership;
     const gr_standing *of = &membership->members[number];
-    if (report->generation != membership->generation || of->assignment != membership->generation ||
-        of->stage != GR_STAGE_READY || membership->disturbed) {
+    if (report->generation != membership->generation || !is_ready(membership, number)) {
+        return GR_OK;
+    }
+    tell_of_gone(coordinator, of->rank, report);
+    if (membership->disturbed) {
         return GR_OK;
     }
     if (coordinator->waiting_generation != membership->generation) {
@@ -558,6 +627,7 @@ void gr_coordinator_member_ended(gr_coordinator *coordinator, int rank)
     receive_from(coordinator, of, MESSAGES_AT_ONCE); /* it may have left in order */
     set_unread(coordinator, of, false);
     close_member(of);
+    announce_lost(coordinator, rank, "its process ended");
     gr_membership_ended(&coordinator->membership, rank);
     drop_broken(coordinator);
 }

@@ -96,6 +96,7 @@ gr_status gr_op_report_get(const uint8_t *data, size_t size_bytes, int rank_max,
         is_rank(report.rank, rank_max, false) && is_rank(report.peer, rank_max, true) &&
         is_rank(report.via, rank_max, true) && is_rank(report.op.partner, rank_max, true) &&
         (report.kind != GR_REPORT_MISMATCH || report.peer >= 0) &&
+        (report.kind != GR_REPORT_GONE || report.peer >= 0) &&
         (report.kind != GR_REPORT_ENDED || report.serial != 0);
     const uint8_t *at = data + FIXED_BYTES;
     for (uint32_t i = 0; sound && i < report.awaits_count; i++, at += 4) {

@@ -33,6 +33,10 @@ typedef enum gr_op_report_kind {
      * at fault, `called_at` the negated status. `answers` 1: those ranks have not reported the same
      * yet, and are asked to. */
     GR_REPORT_ENDED = 5,
+    /* To a rank: `peer` is no member of the generation any more: it was lost, or asks for the next
+     * generation (`text` is the reason), or it has left in order (`answers` 1). A rank that has no
+     * connection to it could not know. */
+    GR_REPORT_GONE = 6,
     GR_REPORT_KIND_END
 } gr_op_report_kind;
 

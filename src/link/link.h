@@ -161,6 +161,10 @@ void gr_mesh_set_router(gr_mesh *mesh, gr_mesh_router *router, void *arg, int lo
  * peer of this mesh. In a mesh that is not on_demand: the link that there is, or NULL. */
 gr_link *gr_mesh_open_link(gr_mesh *mesh, int peer, bool connect);
 bool gr_link_is_up(const gr_link *link);
+/* The peer is gone, as others know: a link that has no connection yet has ended, for the reason
+ * `why`, or since the peer has `left` in order, when that is said again. What has one finds out by
+ * itself, when all that has arrived is taken. */
+void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why);
 bool gr_mesh_on_demand(const gr_mesh *mesh);
 
 /* A peer on whose link a message has arrived, or whose link has ended, since this was last asked,

@@ -35,6 +35,7 @@ struct gr_link {
     bool expected; /* gr_link_expect: the caller waits for this one */
     bool was_up;
     bool connecting;           /* on demand: our connections are under way */
+    bool missed;               /* on demand: the peer has left, as was said once */
     bool closing;              /* gr_link_close: our ABORT is on its way; diag says why */
     bool changed, up_reported; /* in mesh->changes; of its coming gr_mesh_next_change has told */
     bool removed;              /* in mesh->removed: only views are left of it */

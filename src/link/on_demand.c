@@ -16,7 +16,8 @@
  * rank accepts it and gives its own up, and the higher rank keeps the other one waiting until its
  * own is through or has failed. Whether a peer answers soon is not known, since it answers only
  * while it is inside the library: a connection has no time limit of its own, and the operation that
- * needs it has one. A peer that is gone refuses it. */
+ * needs it has one. A peer that is gone refuses it, or whoever knows better says so
+ * (gr_mesh_peer_gone). */
 
 #include "base/fail.h"
 #include "link/mesh.h"
@@ -143,6 +144,25 @@ bool gr_mesh_cannot_connect(gr_mesh *mesh, const gr_diag *why)
     }
     give_up(link, why);
     return true;
+}
+
+void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why)
+{
+    gr_link *link = peer >= 0 && peer < mesh->world_size ? mesh->links[peer] : NULL;
+    if (!mesh->on_demand || link == NULL || link->state != GR_LINK_ATTACHING ||
+        link->rails_here > 0) {
+        return;
+    }
+    gr_diag diag;
+    if (left && !link->missed) {
+        link->missed = true; /* its last message may stand in a connection that is not taken yet */
+    } else if (left) {
+        gr_acceptor_cancel(mesh->acceptor, peer);
+        gr_link_left(link);
+    } else {
+        (void)gr_fail_peer(&diag, GR_E_PEER_LOST, peer, "%s", why);
+        give_up(link, &diag);
+    }
 }
 
 bool gr_mesh_on_demand(const gr_mesh *mesh)

@@ -232,6 +232,8 @@ static void take(gr_diagnosis *d, const gr_op_report *report)
         gr_diagnosis_take_mismatch(d, report);
     } else if (report->kind == GR_REPORT_ENDED) {
         gr_exec_end_reported(d->config.exec, report);
+    } else if (report->kind == GR_REPORT_GONE) {
+        gr_exec_peer_gone(d->config.exec, report->peer, report->answers != 0, report->text);
     } else if (report->kind == GR_REPORT_WAITS && report->deadlock) {
         if (gr_diagnosis_is_current(d, report)) {
             gr_diagnosis_fail_wait(d, report);

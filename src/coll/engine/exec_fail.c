@@ -260,6 +260,12 @@ void gr_exec_mesh_failed(gr_exec *exec, gr_status status, const gr_diag *diag)
     }
 }
 
+void gr_exec_peer_gone(gr_exec *exec, int peer, bool left, const char *why)
+{
+    gr_mesh_peer_gone(exec->mesh, peer, left, why);
+    exec->moved = true; /* the link that has ended is looked at next */
+}
+
 void gr_exec_check_members(gr_exec *exec)
 {
     gr_diag diag;

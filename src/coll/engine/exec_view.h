@@ -65,6 +65,8 @@ bool gr_exec_has_ended(const gr_exec *exec, uint32_t serial);
 bool gr_exec_op_has_ended(const gr_exec *exec, const gr_op_id *id);
 /* Another rank has ended a group of which both are members. */
 void gr_exec_end_reported(gr_exec *exec, const gr_op_report *report);
+/* The coordinator says that a rank of the job is gone: `left` in order, or for the reason `why`. */
+void gr_exec_peer_gone(gr_exec *exec, int peer, bool left, const char *why);
 
 gr_timeline *gr_exec_timeline(const gr_exec *exec); /* NULL: none */
 /* A mismatch is being looked into: that a peer is gone, or has taken a message, means nothing. */
