@@ -245,11 +245,13 @@ GR_API void gr_rows_release(gr_rows *rows);
  *
  * comm        The memory is shared by the communicators of this context only; those of another
  *             context refuse it.
- * mem         must begin at a page (aligned_alloc(4096, ...), mmap). Its pages are replaced, the
- *             last one as a whole: nothing else lives in it, and no other thread uses the memory
- *             during the call. The caller's; it stays allocated until gr_unregister.
+ * mem         begins at a page (aligned_alloc(4096, ...), mmap), if it is to be shared. Its pages
+ *             are replaced, the last one as a whole: nothing else lives in it, and no other thread
+ *             uses the memory during the call. Memory that begins elsewhere (malloc) is registered
+ *             and not shared, since other data live in its pages: operations copy it as before, and
+ *             it may be passed in any size. The caller's; it stays allocated until gr_unregister.
  * size_bytes  of mem.
- * Returns     GR_OK; GR_E_INVALID (no page, size 0, registered already or of gr_alloc, no memory
+ * Returns     GR_OK; GR_E_INVALID (NULL, size 0, registered already or of gr_alloc, no memory
  *             there, used by an unfinished operation); GR_E_UNSUPPORTED (not the process's own
  *             memory, to read and write: a mapping that is shared already, a huge page of hugetlbfs
  *             that `mem` does not cover as a whole, the stack); GR_E_NO_MEMORY; GR_E_IO

@@ -66,7 +66,7 @@ enum { GR_THREAD_ERRORS_MAX = 16 };
 typedef struct gr_memory_block {
     uint8_t *at;
     size_t size_bytes;
-    bool registered;
+    bool registered, shared; /* shared: of what is registered, what peers read as well */
 } gr_memory_block;
 
 typedef struct gr_memory {

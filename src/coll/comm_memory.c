@@ -140,8 +140,7 @@ void gr_free(gr_comm *comm, void *mem)
 }
 
 /* ---- Memory of the program ------------------------------------------------------------------- */
-static gr_status check_pages(const gr_comm *comm, const gr_memory_block *block, size_t page,
-                             gr_diag *diag)
+static gr_status check_block(const gr_comm *comm, const gr_memory_block *block, gr_diag *diag)
 {
     const gr_memory *memory = &comm->context->memory;
     uintptr_t first = (uintptr_t)block->at, end = first + block->size_bytes;
@@ -159,21 +158,14 @@ static gr_status check_pages(const gr_comm *comm, const gr_memory_block *block, 
                        "of gr_alloc",
                        comm->rank, (void *)block->at);
     }
-    if (first % page != 0) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "gr_register on rank %d: %p is no multiple of %zu, and whole pages are "
-                       "shared; allocate it by aligned_alloc(%zu, ...) or mmap",
-                       comm->rank, (void *)block->at, page, page);
-    }
     return GR_OK;
 }
 
-static gr_status register_block(gr_comm *comm, const gr_memory_block *block, size_t page,
-                                gr_diag *diag)
+static gr_status register_block(gr_comm *comm, const gr_memory_block *block, gr_diag *diag)
 {
     gr_context *context = comm->context;
     gr_diag why;
-    gr_status status = check_pages(comm, block, page, diag);
+    gr_status status = check_block(comm, block, diag);
     if (status == GR_OK) {
         status = check_unused(comm, "gr_register", "is not shared", block, diag);
     }
@@ -183,7 +175,9 @@ static gr_status register_block(gr_comm *comm, const gr_memory_block *block, siz
     if (!make_room(&context->memory)) {
         return gr_fail(diag, GR_E_NO_MEMORY, "gr_register on rank %d: no memory", comm->rank);
     }
-    status = gr_mesh_register(context->mesh, block->at, block->size_bytes, &why);
+    if (block->shared) {
+        status = gr_mesh_register(context->mesh, block->at, block->size_bytes, &why);
+    }
     if (status != GR_OK) {
         return gr_fail(diag, status, "gr_register on rank %d: %s", comm->rank, why.text);
     }
@@ -202,9 +196,14 @@ gr_status gr_register(gr_comm *comm, void *mem, size_t size_bytes)
     }
     gr_diag diag;
     size_t page = (size_t)sysconf(_SC_PAGESIZE), rest = size_bytes % page;
-    const gr_memory_block block = {
-        .at = mem, .size_bytes = size_bytes + (rest > 0 ? page - rest : 0), .registered = true};
-    status = register_block(comm, &block, page, &diag);
+    gr_memory_block block = {.at = mem,
+                             .size_bytes = size_bytes,
+                             .registered = true,
+                             .shared = (uintptr_t)mem % page == 0};
+    if (block.shared && rest > 0) { /* else other data may live in its pages */
+        block.size_bytes += page - rest;
+    }
+    status = register_block(comm, &block, &diag);
     return leave(comm->context, status, &diag);
 }
 
@@ -218,12 +217,15 @@ static gr_status unregister_block(gr_comm *comm, void *mem, gr_diag *diag)
                        comm->rank, mem);
     }
     gr_diag why;
+    bool shared = memory->blocks[at].shared;
     gr_status status =
         check_unused(comm, "gr_unregister", "stays registered", &memory->blocks[at], diag);
     if (status != GR_OK) {
         return status;
     }
-    status = gr_mesh_unregister(context->mesh, mem, &why);
+    if (shared) {
+        status = gr_mesh_unregister(context->mesh, mem, &why);
+    }
     if (status != GR_OK) {
         return gr_fail(diag, status, "gr_unregister on rank %d: %s", comm->rank, why.text);
     }

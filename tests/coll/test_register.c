@@ -168,7 +168,6 @@ static int what_cannot_be_shared_is_refused(gr_comm *comm, const ranks_job *job)
     EXPECT(refuses(comm, NULL, 1, GR_E_INVALID, "mem is NULL"));
     EXPECT(refuses(comm, mem, 0, GR_E_INVALID, "the size is 0"));
     EXPECT(refuses(comm, mem, SIZE_MAX, GR_E_INVALID, "the size is 0, or larger"));
-    EXPECT(refuses(comm, mem + 64, page, GR_E_INVALID, "aligned_alloc"));
     EXPECT(refuses(comm, allocated, page, GR_E_INVALID, "of gr_alloc"));
     EXPECT(gr_register(comm, mem + 2 * page, 2 * page) == GR_OK);
     EXPECT(refuses(comm, mem + 2 * page, page, GR_E_INVALID, "registered already"));
@@ -194,6 +193,37 @@ static int what_cannot_be_shared_is_refused(gr_comm *comm, const ranks_job *job)
     EXPECT(gr_barrier(comm) == GR_OK);
     gr_comm_destroy(comm);
     return 0;
+}
+
+/* As a binding has it, which is given any tensor. */
+static int what_begins_within_a_page_is_known(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { COUNT = 70000 };
+    size_t page = page_bytes(), bytes = COUNT * sizeof(int32_t);
+    char *pages = private_pages(bytes / page + 2);
+    int32_t *mem = (int32_t *)(void *)(pages + 64);
+    EXPECT(pages && gr_register(comm, mem, bytes) == GR_OK && is_shared(mem) == 0);
+    EXPECT(refuses(comm, mem + 1, 4, GR_E_INVALID, "registered already"));
+    EXPECT(refuses(comm, pages, page, GR_E_INVALID, "registered already"));
+    EXPECT(gr_register(comm, mem + COUNT, 3) == GR_OK); /* in the same page */
+    for (int op = 0; op < OPS; op++) {
+        EXPECT(use(comm, mem, op % 2 ? 1000 : COUNT, op) == 0);
+    }
+    EXPECT(gr_unregister(comm, mem) == GR_OK && gr_unregister(comm, mem) == GR_E_INVALID);
+    EXPECT(use(comm, mem, COUNT, OPS) == 0);
+    gr_comm_destroy(comm); /* with the other one registered */
+    return munmap(pages, bytes);
+}
+
+static void memory_that_begins_within_a_page_is_known_and_not_shared(void **state)
+{
+    const char *const links[] = {"shm", "tcp"};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        ranks_job job = {.size = 2, .link = links[i], .tune = "off"};
+        assert_int_equal(ranks_run(&job, what_begins_within_a_page_is_known, 0), 0);
+    }
 }
 
 static void what_cannot_be_shared_is_refused_with_a_sentence(void **state)
@@ -519,6 +549,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(registered_memory_keeps_contents_and_gives_right_results),
         cmocka_unit_test(what_cannot_be_shared_is_refused_with_a_sentence),
+        cmocka_unit_test(memory_that_begins_within_a_page_is_known_and_not_shared),
         cmocka_unit_test(memory_that_an_operation_uses_stays_registered),
         cmocka_unit_test(without_descriptors_nothing_changes),
         cmocka_unit_test(memory_that_is_private_in_part_is_used_right),
