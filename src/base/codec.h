@@ -126,4 +126,24 @@ uint8_t *gr_put_text(uint8_t *at, const char *text, size_t max);
 const uint8_t *gr_get_text(const uint8_t *at, const uint8_t *end, char *text_out, size_t max,
                            bool lines);
 
+/* A field of a message, and the member of a struct that holds it. One table of these, ended by {0},
+ * describes a message in both directions. */
+typedef struct gr_wire_field {
+    size_t offset, size_bytes; /* of the member; size_bytes 0: none, the field is zero */
+    size_t bytes;              /* of a number in the message; beyond 8: bytes as they lie. 0: a text
+                                * in a char array, as gr_put_text writes it */
+    uint64_t max;              /* the largest number that is sound; 0: any that the member holds */
+} gr_wire_field;
+
+/* {GR_WIRE(32, gr_hello, link), .max = 1} */
+#define GR_WIRE(bits, type, member)                                                                \
+    .offset = offsetof(type, member), .size_bytes = sizeof((type *)0)->member, .bytes = (bits) / 8
+
+/* Writes the fields of `object`; returns the position behind them. */
+uint8_t *gr_wire_put(const gr_wire_field *fields, const void *object, uint8_t *at);
+/* Reads them into `object_out`; returns the position behind them, or NULL if they end beyond `end`
+ * or one is not sound: then what was read so far stays. Returns NULL if `at` is NULL. */
+const uint8_t *gr_wire_get(const gr_wire_field *fields, const uint8_t *at, const uint8_t *end,
+                           void *object_out);
+
 #endif

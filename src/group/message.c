@@ -7,9 +7,51 @@
 
 #include <string.h>
 
-enum { MAGIC = 0x31435247, VERSION = 4, CHECKSUM_AT = 16, HELLO_FIXED = 24 };
-enum { MEMBERS_FIXED = 12, ASSIGNMENT_BYTES = 16, NUMBER_BYTES = 8, HISTORY_FIXED = 24 };
-enum { MEMBER_FIXED = 12 };
+enum { MAGIC = 0x31435247, VERSION = 4, CHECKSUM_AT = 16, MEMBERS_FIXED = 12 };
+
+/* ---- Bodies ---------------------------------------------------------------------------------- */
+
+static const gr_wire_field member_fields[] = {
+    {GR_WIRE(64, gr_member, host)},
+    {GR_WIRE(32, gr_member, number), .max = GR_GROUP_WORLD_MAX - 1},
+    {GR_WIRE(0, gr_member, host_name)},
+    {GR_WIRE(0, gr_member, local)},
+    {GR_WIRE(0, gr_member, remote)},
+    {GR_WIRE(0, gr_member, failover)},
+    {0},
+};
+static const gr_wire_field hello_fields[] = {
+    /* and those of a member */
+    {GR_WIRE(32, gr_hello, world_size)},
+    {GR_WIRE(32, gr_hello, link)},
+    {GR_WIRE(64, gr_hello, pid)},
+    {GR_WIRE(64, gr_hello, generation)},
+    {0},
+};
+static const gr_wire_field missing_fields[] = {
+    /* and the ranks listed */
+    {GR_WIRE(32, gr_missing, total), .max = GR_GROUP_WORLD_MAX},
+    {GR_WIRE(32, gr_missing, listed), .max = GR_MISSING_LISTED_MAX},
+    {0},
+};
+static const gr_wire_field fail_fields[] = {
+    {GR_WIRE(32, gr_diag, status)},
+    {GR_WIRE(32, gr_diag, peer_rank)},
+    {GR_WIRE(0, gr_diag, text)},
+    {0},
+};
+static const gr_wire_field assignment_fields[] = {
+    {GR_WIRE(64, gr_assignment, generation)},
+    {GR_WIRE(32, gr_assignment, rank)},
+    {GR_WIRE(32, gr_assignment, world_size), .max = GR_GROUP_WORLD_MAX},
+    {0},
+};
+static const gr_wire_field history_fields[] = {
+    /* and the size of the sets (u64), and the two */
+    {GR_WIRE(64, gr_history, committed)},
+    {GR_WIRE(64, gr_history, accepted)},
+    {0},
+};
 
 static uint64_t checksum(const uint8_t *message, size_t body_bytes)
 {
@@ -29,28 +71,11 @@ static size_t seal(gr_message_kind kind, size_t body_bytes, uint8_t *out)
     return GR_MESSAGE_HEAD_BYTES + body_bytes;
 }
 
-static uint8_t *put_member(uint8_t *at, const gr_member *member)
+static size_t put(gr_message_kind kind, const gr_wire_field *fields, const void *object,
+                  uint8_t *out)
 {
-    gr_put_u64(at, member->host);
-    gr_put_u32(at + 8, member->number);
-    at = gr_put_text(at + MEMBER_FIXED, member->host_name, sizeof member->host_name);
-    at = gr_put_text(at, member->local, sizeof member->local);
-    at = gr_put_text(at, member->remote, sizeof member->remote);
-    return gr_put_text(at, member->failover, sizeof member->failover);
-}
-
-static const uint8_t *get_member(const uint8_t *at, const uint8_t *end, gr_member *member_out)
-{
-    if (end - at < MEMBER_FIXED || gr_get_u32(at + 8) >= GR_GROUP_WORLD_MAX) {
-        return NULL;
-    }
-    member_out->host = gr_get_u64(at);
-    member_out->number = gr_get_u32(at + 8);
-    at = gr_get_text(at + MEMBER_FIXED, end, member_out->host_name, sizeof member_out->host_name,
-                     false);
-    at = gr_get_text(at, end, member_out->local, sizeof member_out->local, false);
-    at = gr_get_text(at, end, member_out->remote, sizeof member_out->remote, false);
-    return gr_get_text(at, end, member_out->failover, sizeof member_out->failover, false);
+    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
+    return seal(kind, (size_t)(gr_wire_put(fields, object, body) - body), out);
 }
 
 /* ---- Out ------------------------------------------------------------------------------------- */
@@ -62,42 +87,28 @@ size_t gr_message_put_empty(gr_message_kind kind, uint8_t *out)
 
 size_t gr_message_put_hello(const gr_hello *hello, uint8_t *out)
 {
-    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
-    gr_put_u32(body, hello->world_size);
-    gr_put_u32(body + 4, hello->link);
-    gr_put_u64(body + 8, hello->pid);
-    gr_put_u64(body + 16, hello->generation);
-    const uint8_t *end = put_member(body + HELLO_FIXED, &hello->member);
-    return seal(GR_MESSAGE_HELLO, (size_t)(end - body), out);
+    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES, *at = gr_wire_put(hello_fields, hello, body);
+    at = gr_wire_put(member_fields, &hello->member, at);
+    return seal(GR_MESSAGE_HELLO, (size_t)(at - body), out);
 }
 
 size_t gr_message_put_missing(const gr_missing *missing, uint8_t *out)
 {
-    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
-    gr_put_u32(body, missing->total);
-    gr_put_u32(body + 4, missing->listed);
-    for (uint32_t i = 0; i < missing->listed; i++) {
-        gr_put_u32(body + 8 + 4 * (size_t)i, missing->ranks[i]);
+    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES, *at = gr_wire_put(missing_fields, missing, body);
+    for (uint32_t i = 0; i < missing->listed; i++, at += 4) {
+        gr_put_u32(at, missing->ranks[i]);
     }
-    return seal(GR_MESSAGE_MISSING, 8 + 4 * (size_t)missing->listed, out);
+    return seal(GR_MESSAGE_MISSING, (size_t)(at - body), out);
 }
 
 size_t gr_message_put_fail(const gr_diag *failure, uint8_t *out)
 {
-    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
-    gr_put_u32(body, (uint32_t)failure->status);
-    gr_put_u32(body + 4, (uint32_t)failure->peer_rank);
-    const uint8_t *end = gr_put_text(body + 8, failure->text, GR_DIAG_TEXT_BYTES);
-    return seal(GR_MESSAGE_FAIL, (size_t)(end - body), out);
+    return put(GR_MESSAGE_FAIL, fail_fields, failure, out);
 }
 
 size_t gr_message_put_assignment(const gr_assignment *assignment, uint8_t *out)
 {
-    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
-    gr_put_u64(body, assignment->generation);
-    gr_put_u32(body + 8, assignment->rank);
-    gr_put_u32(body + 12, assignment->world_size);
-    return seal(GR_MESSAGE_ASSIGN, ASSIGNMENT_BYTES, out);
+    return put(GR_MESSAGE_ASSIGN, assignment_fields, assignment, out);
 }
 
 size_t gr_message_put_report(const gr_op_report *report, uint8_t *out)
@@ -108,7 +119,7 @@ size_t gr_message_put_report(const gr_op_report *report, uint8_t *out)
 size_t gr_message_put_ready(uint64_t generation, uint8_t *out)
 {
     gr_put_u64(out + GR_MESSAGE_HEAD_BYTES, generation);
-    return seal(GR_MESSAGE_READY, NUMBER_BYTES, out);
+    return seal(GR_MESSAGE_READY, sizeof generation, out);
 }
 
 /* So many bytes of the sets are not zero. */
@@ -124,20 +135,18 @@ static size_t filled_bytes(const gr_history *history)
 
 size_t gr_message_put_history(const gr_history *history, uint8_t *out)
 {
-    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES;
+    uint8_t *body = out + GR_MESSAGE_HEAD_BYTES, *at = gr_wire_put(history_fields, history, body);
     size_t bytes = filled_bytes(history);
-    gr_put_u64(body, history->committed);
-    gr_put_u64(body + 8, history->accepted);
-    gr_put_u64(body + 16, bytes);
-    memcpy(body + HISTORY_FIXED, history->committed_members.bits, bytes);
-    memcpy(body + HISTORY_FIXED + bytes, history->accepted_members.bits, bytes);
-    return seal(GR_MESSAGE_HISTORY, HISTORY_FIXED + 2 * bytes, out);
+    gr_put_u64(at, bytes);
+    memcpy(at + 8, history->committed_members.bits, bytes);
+    memcpy(at + 8 + bytes, history->accepted_members.bits, bytes);
+    return seal(GR_MESSAGE_HISTORY, (size_t)(at - body) + 8 + 2 * bytes, out);
 }
 
 size_t gr_message_members_max(int world_size)
 {
     return GR_MESSAGE_HEAD_BYTES + MEMBERS_FIXED +
-           (size_t)world_size * (MEMBER_FIXED + 8 + sizeof(gr_member));
+           (size_t)world_size * (8 + sizeof(gr_member)); /* and the lengths of its texts */
 }
 
 size_t gr_message_put_members(uint64_t generation, int world_size, const gr_member *members,
@@ -147,7 +156,7 @@ size_t gr_message_put_members(uint64_t generation, int world_size, const gr_memb
     gr_put_u64(body, generation);
     gr_put_u32(body + 8, (uint32_t)world_size);
     for (int rank = 0; rank < world_size; rank++) {
-        at = put_member(at, &members[rank]);
+        at = gr_wire_put(member_fields, &members[rank], at);
     }
     return seal(GR_MESSAGE_MEMBERS, (size_t)(at - body), out);
 }
@@ -197,14 +206,10 @@ gr_status gr_message_get_hello(const uint8_t *body, size_t size_bytes, gr_hello 
                                gr_diag *diag)
 {
     gr_hello hello;
-    if (size_bytes < HELLO_FIXED ||
-        get_member(body + HELLO_FIXED, body + size_bytes, &hello.member) != body + size_bytes) {
+    const uint8_t *end = body + size_bytes, *at = gr_wire_get(hello_fields, body, end, &hello);
+    if (gr_wire_get(member_fields, at, end, &hello.member) != end) {
         return malformed(diag, "HELLO");
     }
-    hello.world_size = gr_get_u32(body);
-    hello.link = gr_get_u32(body + 4);
-    hello.pid = gr_get_u64(body + 8);
-    hello.generation = gr_get_u64(body + 16);
     *hello_out = hello;
     return GR_OK;
 }
@@ -213,17 +218,13 @@ gr_status gr_message_get_missing(const uint8_t *body, size_t size_bytes, gr_miss
                                  gr_diag *diag)
 {
     gr_missing missing = {0};
-    if (size_bytes < 8) {
+    const uint8_t *end = body + size_bytes, *at = gr_wire_get(missing_fields, body, end, &missing);
+    if (at == NULL || missing.listed > missing.total ||
+        (size_t)(end - at) != 4 * (size_t)missing.listed) {
         return malformed(diag, "MISSING");
     }
-    missing.total = gr_get_u32(body);
-    missing.listed = gr_get_u32(body + 4);
-    if (missing.listed > GR_MISSING_LISTED_MAX || missing.listed > missing.total ||
-        missing.total > GR_GROUP_WORLD_MAX || size_bytes != 8 + 4 * (size_t)missing.listed) {
-        return malformed(diag, "MISSING");
-    }
-    for (uint32_t i = 0; i < missing.listed; i++) {
-        missing.ranks[i] = gr_get_u32(body + 8 + 4 * (size_t)i);
+    for (uint32_t i = 0; i < missing.listed; i++, at += 4) {
+        missing.ranks[i] = gr_get_u32(at);
         if (missing.ranks[i] >= GR_GROUP_WORLD_MAX) {
             return malformed(diag, "MISSING");
         }
@@ -236,13 +237,9 @@ gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *f
                               gr_diag *diag)
 {
     gr_diag failure;
-    if (size_bytes < 10 || gr_get_text(body + 8, body + size_bytes, failure.text,
-                                       sizeof failure.text, false) != body + size_bytes) {
-        return malformed(diag, "FAIL");
-    }
-    failure.status = (int32_t)gr_get_u32(body);
-    failure.peer_rank = (int32_t)gr_get_u32(body + 4);
-    if (gr_status_scope((gr_status)failure.status) == GR_SCOPE_NONE) {
+    const uint8_t *end = body + size_bytes;
+    if (gr_wire_get(fail_fields, body, end, &failure) != end ||
+        gr_status_scope((gr_status)failure.status) == GR_SCOPE_NONE) {
         return malformed(diag, "FAIL");
     }
     *failure_out = failure;
@@ -252,13 +249,9 @@ gr_status gr_message_get_fail(const uint8_t *body, size_t size_bytes, gr_diag *f
 gr_status gr_message_get_assignment(const uint8_t *body, size_t size_bytes,
                                     gr_assignment *assignment_out, gr_diag *diag)
 {
-    if (size_bytes != ASSIGNMENT_BYTES) {
-        return malformed(diag, "ASSIGN");
-    }
-    gr_assignment assignment = {.generation = gr_get_u64(body),
-                                .rank = gr_get_u32(body + 8),
-                                .world_size = gr_get_u32(body + 12)};
-    if (assignment.world_size < 1 || assignment.world_size > GR_GROUP_WORLD_MAX ||
+    gr_assignment assignment;
+    const uint8_t *end = body + size_bytes;
+    if (gr_wire_get(assignment_fields, body, end, &assignment) != end ||
         assignment.rank >= assignment.world_size) {
         return malformed(diag, "ASSIGN");
     }
@@ -270,14 +263,13 @@ gr_status gr_message_get_history(const uint8_t *body, size_t size_bytes, gr_hist
                                  gr_diag *diag)
 {
     gr_history history = {0};
-    uint64_t bytes = size_bytes >= HISTORY_FIXED ? gr_get_u64(body + 16) : UINT64_MAX;
-    if (bytes > sizeof history.committed_members.bits || size_bytes != HISTORY_FIXED + 2 * bytes) {
+    const uint8_t *end = body + size_bytes, *at = gr_wire_get(history_fields, body, end, &history);
+    uint64_t bytes = at != NULL && end - at >= 8 ? gr_get_u64(at) : UINT64_MAX;
+    if (bytes > sizeof history.committed_members.bits || (uint64_t)(end - at) != 8 + 2 * bytes) {
         return malformed(diag, "HISTORY");
     }
-    history.committed = gr_get_u64(body);
-    history.accepted = gr_get_u64(body + 8);
-    memcpy(history.committed_members.bits, body + HISTORY_FIXED, bytes);
-    memcpy(history.accepted_members.bits, body + HISTORY_FIXED + bytes, bytes);
+    memcpy(history.committed_members.bits, at + 8, bytes);
+    memcpy(history.accepted_members.bits, at + 8 + bytes, bytes);
     if (history.committed > history.accepted || filled_bytes(&history) != bytes) {
         return malformed(diag, "HISTORY");
     }
@@ -288,7 +280,7 @@ gr_status gr_message_get_history(const uint8_t *body, size_t size_bytes, gr_hist
 gr_status gr_message_get_ready(const uint8_t *body, size_t size_bytes, uint64_t *generation_out,
                                gr_diag *diag)
 {
-    if (size_bytes != NUMBER_BYTES) {
+    if (size_bytes != sizeof *generation_out) {
         return malformed(diag, "READY");
     }
     *generation_out = gr_get_u64(body);
@@ -303,7 +295,7 @@ gr_status gr_message_get_members(const uint8_t *body, size_t size_bytes, int wor
     }
     const uint8_t *at = body + MEMBERS_FIXED, *end = body + size_bytes;
     for (int rank = 0; rank < world_size && at != NULL; rank++) {
-        at = get_member(at, end, &members_out[rank]);
+        at = gr_wire_get(member_fields, at, end, &members_out[rank]);
     }
     if (at != end) {
         return malformed(diag, "MEMBERS");

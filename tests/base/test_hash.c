@@ -92,6 +92,74 @@ static void secret_after_use_is_wiped(void **state)
     assert_memory_equal(a, zero, sizeof a);
 }
 
+typedef struct message {
+    uint64_t wide;
+    int32_t below_zero;
+    uint8_t narrow;
+    bool flag;
+    uint8_t bytes[9];
+    char text[6];
+} message;
+
+static const gr_wire_field message_fields[] = {
+    {GR_WIRE(64, message, wide)},
+    {GR_WIRE(32, message, below_zero)},
+    {GR_WIRE(16, message, narrow)},
+    {GR_WIRE(32, message, flag), .max = 1},
+    {.bytes = 2}, /* zero */
+    {GR_WIRE(72, message, bytes)},
+    {GR_WIRE(0, message, text)},
+    {0},
+};
+
+static const message example = {.wide = 0x0102030405060708,
+                                .below_zero = -2,
+                                .narrow = 0x7f,
+                                .flag = true,
+                                .bytes = "12345678",
+                                .text = "abc"};
+enum { EXAMPLE_BYTES = 34 };
+
+static void codec_table_writes_fields_in_order(void **state)
+{
+    (void)state;
+    static const char expected[EXAMPLE_BYTES + 1] =
+        "\10\7\6\5\4\3\2\1\376\377\377\377\177\0\1\0\0\0"
+        "\0\00012345678\0\3\0abc";
+    uint8_t out[64];
+    message back = {0};
+    assert_ptr_equal(gr_wire_put(message_fields, &example, out), out + EXAMPLE_BYTES);
+    assert_memory_equal(out, expected, EXAMPLE_BYTES);
+    assert_ptr_equal(gr_wire_get(message_fields, out, out + EXAMPLE_BYTES, &back),
+                     out + EXAMPLE_BYTES);
+    assert_int_equal(back.wide, example.wide);
+    assert_int_equal(back.below_zero, -2);
+    assert_int_equal(back.narrow, 0x7f);
+    assert_true(back.flag);
+    assert_memory_equal(back.bytes, example.bytes, sizeof back.bytes);
+    assert_string_equal(back.text, "abc");
+}
+
+static void codec_table_refuses_what_is_not_sound(void **state)
+{
+    (void)state;
+    uint8_t out[64];
+    message back;
+    /* a number that its member cannot hold, one above `max`, a field that must be zero, a text that
+     * is too long for its member */
+    static const int wrong_at[] = {13, 14, 19, 29};
+    for (size_t size = 0; size < EXAMPLE_BYTES; size++) {
+        (void)gr_wire_put(message_fields, &example, out);
+        assert_null(gr_wire_get(message_fields, out, out + size, &back));
+    }
+    for (size_t i = 0; i < sizeof wrong_at / sizeof wrong_at[0]; i++) {
+        (void)gr_wire_put(message_fields, &example, out);
+        out[wrong_at[i]] += 3;
+        assert_null(gr_wire_get(message_fields, out, out + sizeof out, &back));
+    }
+    assert_null(gr_wire_get(message_fields, NULL, out, &back));
+}
+
 static void codec_numbers_are_little_endian(void **state)
 {
     (void)state;
@@ -140,6 +208,8 @@ int main(void)
         cmocka_unit_test(secret_after_use_is_wiped),
         cmocka_unit_test(codec_numbers_are_little_endian),
         cmocka_unit_test(codec_beyond_the_end_fails_and_stays_failed),
+        cmocka_unit_test(codec_table_writes_fields_in_order),
+        cmocka_unit_test(codec_table_refuses_what_is_not_sound),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
