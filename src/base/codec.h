@@ -72,49 +72,6 @@ static inline double gr_get_f64(const uint8_t *at)
     return value;
 }
 
-/* ---- Bounded, one value after the other ---- */
-
-/* Writes into size_bytes bytes of the caller. What does not fit sets `failed`, and nothing more is
- * written. */
-typedef struct gr_writer {
-    uint8_t *at, *end;
-    bool failed;
-} gr_writer;
-
-/* Reads size_bytes bytes of the caller. What is not there sets `failed`; it and all that follows
- * reads as 0. */
-typedef struct gr_reader {
-    const uint8_t *at, *end;
-    bool failed;
-} gr_reader;
-
-static inline gr_writer gr_writer_over(void *bytes, size_t size_bytes)
-{
-    return (gr_writer){.at = (uint8_t *)bytes, .end = (uint8_t *)bytes + size_bytes};
-}
-
-static inline gr_reader gr_reader_over(const void *bytes, size_t size_bytes)
-{
-    return (gr_reader){.at = (const uint8_t *)bytes, .end = (const uint8_t *)bytes + size_bytes};
-}
-
-/* Returns true if exactly all bytes were read. */
-static inline bool gr_reader_is_done(const gr_reader *reader)
-{
-    return !reader->failed && reader->at == reader->end;
-}
-
-void gr_write_u16(gr_writer *writer, uint16_t value);
-void gr_write_u32(gr_writer *writer, uint32_t value);
-void gr_write_u64(gr_writer *writer, uint64_t value);
-void gr_write_f64(gr_writer *writer, double value);
-uint16_t gr_read_u16(gr_reader *reader);
-uint32_t gr_read_u32(gr_reader *reader);
-uint64_t gr_read_u64(gr_reader *reader);
-double gr_read_f64(gr_reader *reader);
-
-/* ---- Texts ---- */
-
 /* Returns true if all characters can be displayed (UTF-8 included; ends of lines if `lines`). */
 bool gr_text_printable(const char *text, size_t size_bytes, bool lines);
 /* Writes the length (u16) and at most max - 1 bytes of a text (NULL counts as ""); returns the

@@ -12,100 +12,54 @@
 
 enum { PROGRESS_VERSION = 1 };
 
-static void write_meter(gr_writer *w, const gr_meter *meter)
-{
-    gr_write_f64(w, meter->loss);
-    gr_write_f64(w, meter->correct);
-    gr_write_u64(w, (uint64_t)meter->steps);
-    gr_write_u64(w, (uint64_t)meter->samples);
-    gr_write_u64(w, (uint64_t)meter->step_ns);
-    gr_write_u64(w, (uint64_t)meter->wait_ns);
-}
+#define PROGRESS(member)                                                                           \
+    {                                                                                              \
+        GR_WIRE(64, gr_training_progress, member)                                                  \
+    }
+#define METER(meter)                                                                               \
+    PROGRESS(meter.loss), PROGRESS(meter.correct), PROGRESS(meter.steps), PROGRESS(meter.samples), \
+        PROGRESS(meter.step_ns), PROGRESS(meter.wait_ns)
 
-static void read_meter(gr_reader *r, gr_meter *meter)
-{
-    meter->loss = gr_read_f64(r);
-    meter->correct = gr_read_f64(r);
-    meter->steps = (int64_t)gr_read_u64(r);
-    meter->samples = (int64_t)gr_read_u64(r);
-    meter->step_ns = (int64_t)gr_read_u64(r);
-    meter->wait_ns = (int64_t)gr_read_u64(r);
-}
-
-static void write_epoch(gr_writer *w, const gr_epoch_record *told)
-{
-    gr_write_u64(w, told->epoch);
-    gr_write_u64(w, told->epochs);
-    gr_write_u64(w, told->step);
-    gr_write_u64(w, told->total_steps);
-    gr_write_f64(w, told->loss);
-    gr_write_f64(w, told->accuracy);
-    gr_write_f64(w, told->test_loss);
-    gr_write_f64(w, told->test_accuracy);
-    gr_write_f64(w, told->samples_per_s);
-    gr_write_f64(w, told->comm_wait_share);
-    gr_write_f64(w, told->learning_rate);
-    gr_write_u32(w, (uint32_t)told->late_rank);
-    gr_write_f64(w, told->late_us);
-    gr_write_f64(w, told->staleness);
-}
-
-static void read_epoch(gr_reader *r, gr_epoch_record *told)
-{
-    told->epoch = gr_read_u64(r);
-    told->epochs = gr_read_u64(r);
-    told->step = gr_read_u64(r);
-    told->total_steps = gr_read_u64(r);
-    told->loss = gr_read_f64(r);
-    told->accuracy = gr_read_f64(r);
-    told->test_loss = gr_read_f64(r);
-    told->test_accuracy = gr_read_f64(r);
-    told->samples_per_s = gr_read_f64(r);
-    told->comm_wait_share = gr_read_f64(r);
-    told->learning_rate = gr_read_f64(r);
-    told->late_rank = (int32_t)gr_read_u32(r);
-    told->late_us = gr_read_f64(r);
-    told->staleness = gr_read_f64(r);
-}
+static const gr_wire_field fields[] = {PROGRESS(steps),
+                                       PROGRESS(epochs),
+                                       PROGRESS(first_step),
+                                       PROGRESS(seconds_before),
+                                       METER(epoch),
+                                       METER(total),
+                                       PROGRESS(last_loss),
+                                       PROGRESS(evaluation.samples),
+                                       PROGRESS(evaluation.correct),
+                                       PROGRESS(evaluation.loss),
+                                       PROGRESS(evaluated_step),
+                                       PROGRESS(run),
+                                       PROGRESS(told.epoch),
+                                       PROGRESS(told.epochs),
+                                       PROGRESS(told.step),
+                                       PROGRESS(told.total_steps),
+                                       PROGRESS(told.loss),
+                                       PROGRESS(told.accuracy),
+                                       PROGRESS(told.test_loss),
+                                       PROGRESS(told.test_accuracy),
+                                       PROGRESS(told.samples_per_s),
+                                       PROGRESS(told.comm_wait_share),
+                                       PROGRESS(told.learning_rate),
+                                       {GR_WIRE(32, gr_training_progress, told.late_rank)},
+                                       PROGRESS(told.late_us),
+                                       PROGRESS(told.staleness),
+                                       {0}};
 
 void gr_progress_put(const gr_training_progress *progress, uint8_t bytes_out[GR_PROGRESS_BYTES])
 {
-    gr_writer w = gr_writer_over(bytes_out, GR_PROGRESS_BYTES);
-    gr_write_u16(&w, PROGRESS_VERSION);
-    gr_write_u64(&w, progress->steps);
-    gr_write_u64(&w, progress->epochs);
-    gr_write_u64(&w, progress->first_step);
-    gr_write_f64(&w, progress->seconds_before);
-    write_meter(&w, &progress->epoch);
-    write_meter(&w, &progress->total);
-    gr_write_f64(&w, progress->last_loss);
-    gr_write_u64(&w, (uint64_t)progress->evaluation.samples);
-    gr_write_u64(&w, (uint64_t)progress->evaluation.correct);
-    gr_write_f64(&w, progress->evaluation.loss);
-    gr_write_u64(&w, progress->evaluated_step);
-    gr_write_u64(&w, progress->run);
-    write_epoch(&w, &progress->told);
+    gr_put_u16(bytes_out, PROGRESS_VERSION);
+    (void)gr_wire_put(fields, progress, bytes_out + 2);
 }
 
 bool gr_progress_get(const uint8_t bytes[GR_PROGRESS_BYTES], gr_training_progress *progress_out)
 {
+    const uint8_t *end = bytes + GR_PROGRESS_BYTES;
     gr_training_progress progress = {0};
-    gr_reader r = gr_reader_over(bytes, GR_PROGRESS_BYTES);
-    uint16_t version = gr_read_u16(&r);
-    progress.steps = gr_read_u64(&r);
-    progress.epochs = gr_read_u64(&r);
-    progress.first_step = gr_read_u64(&r);
-    progress.seconds_before = gr_read_f64(&r);
-    read_meter(&r, &progress.epoch);
-    read_meter(&r, &progress.total);
-    progress.last_loss = gr_read_f64(&r);
-    progress.evaluation.samples = (int64_t)gr_read_u64(&r);
-    progress.evaluation.correct = (int64_t)gr_read_u64(&r);
-    progress.evaluation.loss = gr_read_f64(&r);
-    progress.evaluated_step = gr_read_u64(&r);
-    progress.run = gr_read_u64(&r);
-    read_epoch(&r, &progress.told);
-    if (version != PROGRESS_VERSION || !gr_reader_is_done(&r)) {
+    if (gr_get_u16(bytes) != PROGRESS_VERSION ||
+        gr_wire_get(fields, bytes + 2, end, &progress) != end) {
         return false;
     }
     *progress_out = progress;

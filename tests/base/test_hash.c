@@ -175,29 +175,6 @@ static void codec_numbers_are_little_endian(void **state)
     assert_true(gr_get_u64(bytes + 6) == UINT64_C(0x8708098a0b0c0d8e));
 }
 
-static void codec_beyond_the_end_fails_and_stays_failed(void **state)
-{
-    (void)state;
-    uint8_t bytes[12];
-    memset(bytes, 0x55, sizeof bytes);
-    gr_writer w = gr_writer_over(bytes, 11);
-    gr_write_u64(&w, 1);
-    gr_write_u32(&w, 2); /* does not fit */
-    assert_true(w.failed);
-    gr_write_u16(&w, 3); /* would */
-    assert_int_equal(bytes[8], 0x55);
-    gr_reader r = gr_reader_over(bytes, 10);
-    assert_true(gr_read_u64(&r) == 1);
-    assert_false(gr_reader_is_done(&r));
-    assert_int_equal(gr_read_u16(&r), 0x5555);
-    assert_true(gr_reader_is_done(&r));
-    r = gr_reader_over(bytes, 10);
-    assert_true(gr_read_u64(&r) == 1);
-    assert_int_equal(gr_read_u32(&r), 0);
-    assert_int_equal(gr_read_u16(&r), 0);
-    assert_true(r.failed && !gr_reader_is_done(&r));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -207,7 +184,6 @@ int main(void)
         cmocka_unit_test(hex_written_is_read_back),
         cmocka_unit_test(secret_after_use_is_wiped),
         cmocka_unit_test(codec_numbers_are_little_endian),
-        cmocka_unit_test(codec_beyond_the_end_fails_and_stays_failed),
         cmocka_unit_test(codec_table_writes_fields_in_order),
         cmocka_unit_test(codec_table_refuses_what_is_not_sound),
     };
