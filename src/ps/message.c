@@ -8,7 +8,6 @@
 #include <string.h>
 
 enum {
-    HELLO_BYTES = 12,
     TENSOR_FIXED = 56,
     DONE_FIXED = 8,
     ENTRY_FIXED = 36,
@@ -38,22 +37,25 @@ gr_status gr_ps_malformed(const char *what, gr_diag *diag)
 
 /* ---- HELLO ----------------------------------------------------------------------------------- */
 
+static const gr_wire_field hello_fields[] = {
+    {GR_WIRE(32, gr_ps_hello, protocol)},
+    {GR_WIRE(32, gr_ps_hello, servers)},
+    {GR_WIRE(32, gr_ps_hello, number)},
+    {0},
+};
+
 size_t gr_ps_put_hello(const gr_ps_hello *hello, uint8_t *out)
 {
-    gr_put_u32(out, hello->protocol);
-    gr_put_u32(out + 4, hello->servers);
-    gr_put_u32(out + 8, hello->number);
-    return HELLO_BYTES;
+    return (size_t)(gr_wire_put(hello_fields, hello, out) - out);
 }
 
 gr_status gr_ps_get_hello(const uint8_t *in, size_t size_bytes, gr_ps_hello *hello_out,
                           gr_diag *diag)
 {
-    if (size_bytes != HELLO_BYTES) {
+    gr_ps_hello hello;
+    if (gr_wire_get(hello_fields, in, in + size_bytes, &hello) != in + size_bytes) {
         return gr_ps_malformed("a greeting", diag);
     }
-    gr_ps_hello hello = {
-        .protocol = gr_get_u32(in), .servers = gr_get_u32(in + 4), .number = gr_get_u32(in + 8)};
     if (hello.protocol != GR_PS_PROTOCOL) {
         return gr_fail(diag, GR_E_PROTOCOL,
                        "a greeting in version %u of the protocol; this one speaks %d",
@@ -141,56 +143,43 @@ gr_status gr_ps_check_spec(const gr_ps_spec *tensor, gr_diag *diag)
     return check_mode(tensor, diag);
 }
 
+static const gr_wire_field spec_fields[] = {
+    /* and the two texts */
+    {GR_WIRE(64, gr_ps_spec, elements)},
+    {GR_WIRE(32, gr_ps_spec, consistency), .max = INT32_MAX},
+    {GR_WIRE(32, gr_ps_spec, shards), .max = INT32_MAX},
+    {GR_WIRE(32, gr_ps_spec, aggregate), .max = INT32_MAX},
+    {GR_WIRE(32, gr_ps_spec, total), .max = INT32_MAX},
+    {GR_WIRE(32, gr_ps_spec, staleness), .max = INT32_MAX},
+    {GR_WIRE(32, gr_ps_spec, adapt_rate), .max = 1},
+    {GR_WIRE(32, gr_ps_spec, refuse_not_finite), .max = 1},
+    {GR_WIRE(32, gr_ps_spec, columns)},
+    {GR_WIRE(64, gr_ps_spec, seed)},
+    {GR_WIRE(32, gr_ps_spec, deviation)},
+    {GR_WIRE(32, gr_ps_spec, gradient_type), .max = INT32_MAX},
+    {0},
+};
+
 size_t gr_ps_put_spec(const gr_ps_spec *tensor, uint8_t *out)
 {
-    gr_put_u64(out, tensor->elements);
-    gr_put_u32(out + 8, (uint32_t)tensor->consistency);
-    gr_put_u32(out + 12, (uint32_t)tensor->shards);
-    gr_put_u32(out + 16, (uint32_t)tensor->aggregate);
-    gr_put_u32(out + 20, (uint32_t)tensor->total);
-    gr_put_u32(out + 24, (uint32_t)tensor->staleness);
-    gr_put_u32(out + 28, tensor->adapt_rate != 0);
-    gr_put_u32(out + 32, tensor->refuse_not_finite != 0);
-    gr_put_u32(out + 36, tensor->columns);
-    gr_put_u64(out + 40, tensor->seed);
-    gr_put_f32(out + 48, tensor->deviation);
-    gr_put_u32(out + 52, (uint32_t)tensor->gradient_type);
-    uint8_t *at = gr_put_text(out + TENSOR_FIXED, tensor->name, GR_PS_NAME_BYTES);
+    gr_ps_spec sent = *tensor;
+    sent.adapt_rate = sent.adapt_rate != 0;
+    sent.refuse_not_finite = sent.refuse_not_finite != 0;
+    uint8_t *at = gr_wire_put(spec_fields, &sent, out);
+    at = gr_put_text(at, tensor->name, GR_PS_NAME_BYTES);
     return (size_t)(gr_put_text(at, tensor->optimizer, GR_PS_OPTIMIZER_BYTES) - out);
 }
 
 gr_status gr_ps_get_spec(const uint8_t *in, size_t size_bytes, gr_ps_spec *tensor_out,
                          gr_ps_texts *texts_out, gr_diag *diag)
 {
-    const uint8_t *end = in + size_bytes, *at;
-    if (size_bytes < TENSOR_FIXED) {
-        return gr_ps_malformed("a tensor", diag);
-    }
-    at = gr_get_text(in + TENSOR_FIXED, end, texts_out->name, sizeof texts_out->name, false);
+    gr_ps_spec tensor = {.name = texts_out->name, .optimizer = texts_out->optimizer};
+    const uint8_t *end = in + size_bytes, *at = gr_wire_get(spec_fields, in, end, &tensor);
+    at = gr_get_text(at, end, texts_out->name, sizeof texts_out->name, false);
     at = gr_get_text(at, end, texts_out->optimizer, sizeof texts_out->optimizer, true);
-    if (at != end || gr_get_u32(in + 28) > 1 || gr_get_u32(in + 32) > 1 ||
-        gr_get_u32(in + 52) > INT32_MAX) {
+    if (at != end) {
         return gr_ps_malformed("a tensor", diag);
     }
-    for (int i = 8; i < 28; i += 4) {
-        if (gr_get_u32(in + i) > INT32_MAX) {
-            return gr_ps_malformed("a tensor", diag);
-        }
-    }
-    gr_ps_spec tensor = {.name = texts_out->name,
-                         .elements = gr_get_u64(in),
-                         .consistency = (int)gr_get_u32(in + 8),
-                         .shards = (int)gr_get_u32(in + 12),
-                         .aggregate = (int)gr_get_u32(in + 16),
-                         .total = (int)gr_get_u32(in + 20),
-                         .staleness = (int)gr_get_u32(in + 24),
-                         .adapt_rate = (int)gr_get_u32(in + 28),
-                         .refuse_not_finite = (int)gr_get_u32(in + 32),
-                         .optimizer = texts_out->optimizer,
-                         .columns = gr_get_u32(in + 36),
-                         .seed = gr_get_u64(in + 40),
-                         .deviation = gr_get_f32(in + 48),
-                         .gradient_type = (int)gr_get_u32(in + 52)};
     gr_diag why = {0};
     if (gr_ps_check_spec(&tensor, &why) != GR_OK) {
         return gr_fail(diag, GR_E_PROTOCOL, "%s", why.text);
@@ -201,40 +190,32 @@ gr_status gr_ps_get_spec(const uint8_t *in, size_t size_bytes, gr_ps_spec *tenso
 
 /* ---- Requests -------------------------------------------------------------------------------- */
 
+static const gr_wire_field request_fields[] = {
+    {GR_WIRE(32, gr_ps_request, flags), .max = GR_PS_ASK_END - 1},
+    {GR_WIRE(32, gr_ps_request, first), .max = COUNT_MAX},
+    {GR_WIRE(32, gr_ps_request, count), .max = COUNT_MAX},
+    {GR_WIRE(32, gr_ps_request, factor)},
+    {GR_WIRE(64, gr_ps_request, step)},
+    {GR_WIRE(64, gr_ps_request, version)},
+    {GR_WIRE(64, gr_ps_request, rate)},
+    {GR_WIRE(64, gr_ps_request, data_at)},
+    {GR_WIRE(64, gr_ps_request, values_at)},
+    {GR_WIRE(64, gr_ps_request, sequence)},
+    {0},
+};
+
 size_t gr_ps_put_request(const gr_ps_request *request, uint8_t *out)
 {
-    gr_put_u32(out, request->flags);
-    gr_put_u32(out + 4, request->first);
-    gr_put_u32(out + 8, request->count);
-    gr_put_f32(out + 12, request->factor);
-    gr_put_u64(out + 16, request->step);
-    gr_put_u64(out + 24, request->version);
-    gr_put_f64(out + 32, request->rate);
-    gr_put_u64(out + 40, request->data_at);
-    gr_put_u64(out + 48, request->values_at);
-    gr_put_u64(out + 56, request->sequence);
-    return GR_PS_REQUEST_BYTES;
+    return (size_t)(gr_wire_put(request_fields, request, out) - out);
 }
 
 gr_status gr_ps_get_request(const uint8_t *in, size_t size_bytes, gr_ps_request *request_out,
                             gr_diag *diag)
 {
-    if (size_bytes != GR_PS_REQUEST_BYTES || gr_get_u32(in) >= GR_PS_ASK_END) {
-        return gr_ps_malformed("a request", diag);
-    }
-    gr_ps_request request = {.flags = gr_get_u32(in),
-                             .first = gr_get_u32(in + 4),
-                             .count = gr_get_u32(in + 8),
-                             .factor = gr_get_f32(in + 12),
-                             .step = gr_get_u64(in + 16),
-                             .version = gr_get_u64(in + 24),
-                             .rate = gr_get_f64(in + 32),
-                             .data_at = gr_get_u64(in + 40),
-                             .values_at = gr_get_u64(in + 48),
-                             .sequence = gr_get_u64(in + 56)};
-    if (request.first > COUNT_MAX || request.count > COUNT_MAX || !isfinite(request.factor) ||
-        !isfinite(request.rate) || request.data_at % sizeof(float) != 0 ||
-        request.values_at % sizeof(float) != 0) {
+    gr_ps_request request;
+    if (gr_wire_get(request_fields, in, in + size_bytes, &request) != in + size_bytes ||
+        !isfinite(request.factor) || !isfinite(request.rate) ||
+        request.data_at % sizeof(float) != 0 || request.values_at % sizeof(float) != 0) {
         return gr_ps_malformed("a request", diag);
     }
     *request_out = request;
@@ -310,60 +291,59 @@ gr_status gr_ps_get_pairs(const void *in, size_t size_bytes, float *values_out, 
 
 /* ---- Answers --------------------------------------------------------------------------------- */
 
+static const gr_wire_field done_fields[] = {
+    {GR_WIRE(32, gr_ps_done, status)},
+    {GR_WIRE(32, gr_ps_done, duplicates)},
+    {GR_WIRE(0, gr_ps_done, text)},
+    {0},
+};
+
 size_t gr_ps_put_done(const gr_ps_done *done, uint8_t *out)
 {
-    gr_put_u32(out, (uint32_t)done->status);
-    gr_put_u32(out + 4, done->duplicates);
-    return (size_t)(gr_put_text(out + DONE_FIXED, done->text, sizeof done->text) - out);
+    return (size_t)(gr_wire_put(done_fields, done, out) - out);
 }
 
 gr_status gr_ps_get_done(const uint8_t *in, size_t size_bytes, gr_ps_done *done_out, gr_diag *diag)
 {
     gr_ps_done done = {0};
-    if (size_bytes < DONE_FIXED || gr_get_text(in + DONE_FIXED, in + size_bytes, done.text,
-                                               sizeof done.text, false) != in + size_bytes) {
-        return gr_ps_malformed("an answer", diag);
-    }
-    done.status = (int32_t)gr_get_u32(in);
-    done.duplicates = gr_get_u32(in + 4);
-    if (done.status != GR_OK && (done.status > 0 || done.status <= GR_E_MISMATCH)) {
+    if (gr_wire_get(done_fields, in, in + size_bytes, &done) != in + size_bytes ||
+        (done.status != GR_OK && (done.status > 0 || done.status <= GR_E_MISMATCH))) {
         return gr_ps_malformed("an answer", diag);
     }
     *done_out = done;
     return GR_OK;
 }
 
+static const gr_wire_field entry_fields[] = {
+    /* and the tensor */
+    {GR_WIRE(32, gr_ps_entry, blocks)},
+    {GR_WIRE(32, gr_ps_entry, block_elements)},
+    {GR_WIRE(64, gr_ps_entry, version_least)},
+    {GR_WIRE(64, gr_ps_entry, version_most)},
+    {GR_WIRE(32, gr_ps_entry, states), .max = GR_PS_STATES_MAX},
+    {GR_WIRE(64, gr_ps_entry, rows)},
+    {0},
+};
+
 size_t gr_ps_put_entry(const gr_ps_entry *entry, uint8_t *out)
 {
-    gr_put_u32(out, entry->blocks);
-    gr_put_u32(out + 4, entry->block_elements);
-    gr_put_u64(out + 8, entry->version_least);
-    gr_put_u64(out + 16, entry->version_most);
-    gr_put_u32(out + 24, (uint32_t)entry->states);
-    gr_put_u64(out + 28, entry->rows);
-    return ENTRY_FIXED + gr_ps_put_spec(&entry->tensor, out + ENTRY_FIXED);
+    uint8_t *at = gr_wire_put(entry_fields, entry, out);
+    return ENTRY_FIXED + gr_ps_put_spec(&entry->tensor, at);
 }
 
 gr_status gr_ps_get_entry(const uint8_t *in, size_t size_bytes, gr_ps_entry *entry_out,
                           gr_ps_texts *texts_out, gr_diag *diag)
 {
     gr_ps_entry entry = {0};
-    if (size_bytes < ENTRY_FIXED || gr_get_u32(in + 24) > GR_PS_STATES_MAX) {
+    const uint8_t *at = gr_wire_get(entry_fields, in, in + size_bytes, &entry);
+    if (at == NULL) {
         return gr_ps_malformed("an entry", diag);
     }
-    gr_status status =
-        gr_ps_get_spec(in + ENTRY_FIXED, size_bytes - ENTRY_FIXED, &entry.tensor, texts_out, diag);
-    if (status != GR_OK) {
-        return status;
+    gr_status status = gr_ps_get_spec(at, size_bytes - ENTRY_FIXED, &entry.tensor, texts_out, diag);
+    if (status == GR_OK) {
+        *entry_out = entry;
     }
-    entry.blocks = gr_get_u32(in);
-    entry.block_elements = gr_get_u32(in + 4);
-    entry.version_least = gr_get_u64(in + 8);
-    entry.version_most = gr_get_u64(in + 16);
-    entry.states = (int)gr_get_u32(in + 24);
-    entry.rows = gr_get_u64(in + 28);
-    *entry_out = entry;
-    return GR_OK;
+    return status;
 }
 
 size_t gr_ps_put_counters(const gr_ps_counters *stats, uint8_t *out)

@@ -9,14 +9,7 @@
 
 #include <math.h>
 
-enum {
-    BEAT_BYTES = 40,
-    UPDATE_FIXED = 64,
-    CLIENT_BYTES = 2,
-    IMAGE_FIXED = 48,
-    SEEN_BYTES = 20,
-    ACK_BYTES = 24
-};
+enum { UPDATE_FIXED = 64, CLIENT_BYTES = 2, IMAGE_FIXED = 48, SEEN_BYTES = 20, ACK_BYTES = 24 };
 
 _Static_assert(UPDATE_FIXED + CLIENT_BYTES * (int)GR_PS_PEERS_MAX <= (int)GR_PS_HEAD_MAX &&
                    IMAGE_FIXED + SEEN_BYTES * (int)GR_PS_PEERS_MAX <= (int)GR_PS_HEAD_MAX &&
@@ -24,27 +17,28 @@ _Static_assert(UPDATE_FIXED + CLIENT_BYTES * (int)GR_PS_PEERS_MAX <= (int)GR_PS_
                    (int)GR_PS_SMALL_MAX <= (int)GR_PS_HEAD_MAX,
                "any payload fits");
 
+static const gr_wire_field beat_fields[] = {
+    {GR_WIRE(64, gr_ps_beat, view.epoch)},
+    {GR_WIRE(64, gr_ps_beat, view.hash)},
+    {GR_WIRE(64, gr_ps_beat, view.lost), .max = (UINT64_C(1) << GR_PS_SERVERS_MAX) - 1},
+    {GR_WIRE(64, gr_ps_beat, stamp)},
+    {GR_WIRE(64, gr_ps_beat, echo)},
+    {0},
+};
+
 size_t gr_ps_put_beat(const gr_ps_beat *beat, uint8_t *out)
 {
-    gr_put_u64(out, beat->view.epoch);
-    gr_put_u64(out + 8, beat->view.hash);
-    gr_put_u64(out + 16, beat->view.lost);
-    gr_put_u64(out + 24, beat->stamp);
-    gr_put_u64(out + 32, beat->echo);
-    return BEAT_BYTES;
+    return (size_t)(gr_wire_put(beat_fields, beat, out) - out);
 }
 
 gr_status gr_ps_get_beat(const uint8_t *in, size_t size_bytes, gr_ps_beat *beat_out, gr_diag *diag)
 {
-    if (size_bytes != BEAT_BYTES || gr_get_u64(in + 16) >> GR_PS_SERVERS_MAX != 0 ||
-        gr_get_u64(in + 24) == 0) {
+    gr_ps_beat beat;
+    if (gr_wire_get(beat_fields, in, in + size_bytes, &beat) != in + size_bytes ||
+        beat.stamp == 0) {
         return gr_ps_malformed("a view", diag);
     }
-    *beat_out = (gr_ps_beat){.view = {.epoch = gr_get_u64(in),
-                                      .hash = gr_get_u64(in + 8),
-                                      .lost = (uint32_t)gr_get_u64(in + 16)},
-                             .stamp = gr_get_u64(in + 24),
-                             .echo = gr_get_u64(in + 32)};
+    *beat_out = beat;
     return GR_OK;
 }
 
@@ -66,49 +60,42 @@ uint64_t gr_ps_image_bytes(const gr_ps_image *image)
     return image->count * (1 + columns) * sizeof(float);
 }
 
+static const gr_wire_field update_fields[] = {
+    /* and u16 for each client */
+    {GR_WIRE(64, gr_ps_update, key)},
+    {GR_WIRE(32, gr_ps_update, block)},
+    {GR_WIRE(32, gr_ps_update, count)},
+    {GR_WIRE(64, gr_ps_update, version)},
+    {GR_WIRE(64, gr_ps_update, rate)},
+    {GR_WIRE(32, gr_ps_update, factor)},
+    {GR_WIRE(32, gr_ps_update, initial), .max = 1},
+    {GR_WIRE(64, gr_ps_update, sequence)},
+    {GR_WIRE(64, gr_ps_update, client_count), .max = GR_PS_PEERS_MAX},
+    {GR_WIRE(64, gr_ps_update, columns), .max = GR_PS_COLUMNS_MAX},
+    {0},
+};
+
 size_t gr_ps_put_update(const gr_ps_update *update, uint8_t *out)
 {
-    gr_put_u64(out, update->key);
-    gr_put_u32(out + 8, update->block);
-    gr_put_u32(out + 12, update->count);
-    gr_put_u64(out + 16, update->version);
-    gr_put_f64(out + 24, update->rate);
-    gr_put_f32(out + 32, update->factor);
-    gr_put_u32(out + 36, update->initial);
-    gr_put_u64(out + 40, update->sequence);
-    gr_put_u64(out + 48, (uint64_t)update->client_count);
-    gr_put_u64(out + 56, update->columns);
-    for (int i = 0; i < update->client_count; i++) {
-        gr_put_u16(out + UPDATE_FIXED + CLIENT_BYTES * i, (uint16_t)update->clients[i]);
+    uint8_t *at = gr_wire_put(update_fields, update, out);
+    for (int i = 0; i < update->client_count; i++, at += CLIENT_BYTES) {
+        gr_put_u16(at, (uint16_t)update->clients[i]);
     }
-    return (size_t)(UPDATE_FIXED + CLIENT_BYTES * update->client_count);
+    return (size_t)(at - out);
 }
 
 gr_status gr_ps_get_update(const uint8_t *in, size_t size_bytes, gr_ps_update *update_out,
                            int clients_out[GR_PS_PEERS_MAX], gr_diag *diag)
 {
-    if (size_bytes < UPDATE_FIXED || gr_get_u64(in + 48) > GR_PS_PEERS_MAX ||
-        size_bytes != UPDATE_FIXED + CLIENT_BYTES * gr_get_u64(in + 48) ||
-        gr_get_u32(in + 36) > 1 || gr_get_u64(in + 56) > GR_PS_COLUMNS_MAX) {
-        return gr_ps_malformed("an update", diag);
-    }
-    gr_ps_update update = {.key = gr_get_u64(in),
-                           .block = gr_get_u32(in + 8),
-                           .count = gr_get_u32(in + 12),
-                           .version = gr_get_u64(in + 16),
-                           .rate = gr_get_f64(in + 24),
-                           .factor = gr_get_f32(in + 32),
-                           .initial = gr_get_u32(in + 36) != 0,
-                           .sequence = gr_get_u64(in + 40),
-                           .clients = clients_out,
-                           .client_count = (int)gr_get_u64(in + 48),
-                           .columns = (uint32_t)gr_get_u64(in + 56)};
-    if (!is_count(update.count, update.columns) || !isfinite(update.rate) ||
+    gr_ps_update update = {.clients = clients_out};
+    const uint8_t *end = in + size_bytes, *at = gr_wire_get(update_fields, in, end, &update);
+    if (at == NULL || end - at != CLIENT_BYTES * update.client_count ||
+        !is_count(update.count, update.columns) || !isfinite(update.rate) ||
         !isfinite(update.factor)) {
         return gr_ps_malformed("an update", diag);
     }
-    for (int i = 0; i < update.client_count; i++) {
-        clients_out[i] = gr_get_u16(in + UPDATE_FIXED + CLIENT_BYTES * i);
+    for (int i = 0; i < update.client_count; i++, at += CLIENT_BYTES) {
+        clients_out[i] = gr_get_u16(at);
         if (clients_out[i] >= GR_PS_PEERS_MAX) {
             return gr_ps_malformed("an update", diag);
         }
@@ -117,88 +104,85 @@ gr_status gr_ps_get_update(const uint8_t *in, size_t size_bytes, gr_ps_update *u
     return GR_OK;
 }
 
+static const gr_wire_field image_fields[] = {
+    /* u32: 1: begins, 2: ends; and those of each seen */
+    {GR_WIRE(64, gr_ps_image, key)},
+    {GR_WIRE(32, gr_ps_image, block)},
+    {GR_WIRE(32, gr_ps_image, count)},
+    {GR_WIRE(64, gr_ps_image, version)},
+    {GR_WIRE(32, gr_ps_image, ready), .max = 1},
+    {GR_WIRE(32, gr_ps_image, states), .max = GR_PS_STATES_MAX},
+    {GR_WIRE(64, gr_ps_image, seen_count), .max = GR_PS_PEERS_MAX},
+    {GR_WIRE(32, gr_ps_image, columns)},
+    {0},
+};
+static const gr_wire_field seen_fields[] = {
+    {GR_WIRE(32, gr_ps_seen, client), .max = GR_PS_PEERS_MAX - 1},
+    {GR_WIRE(64, gr_ps_seen, newest)},
+    {GR_WIRE(64, gr_ps_seen, before)},
+    {0},
+};
+
 size_t gr_ps_put_image(const gr_ps_image *image, uint8_t *out)
 {
-    gr_put_u64(out, image->key);
-    gr_put_u32(out + 8, image->block);
-    gr_put_u32(out + 12, image->count);
-    gr_put_u64(out + 16, image->version);
-    gr_put_u32(out + 24, image->ready);
-    gr_put_u32(out + 28, (uint32_t)image->states);
-    gr_put_u64(out + 32, (uint64_t)image->seen_count);
-    gr_put_u32(out + 40, image->columns);
-    gr_put_u32(out + 44, (uint32_t)image->begins | (uint32_t)image->ends << 1);
+    uint8_t *at = gr_wire_put(image_fields, image, out);
+    gr_put_u32(at, (uint32_t)image->begins | (uint32_t)image->ends << 1);
+    at += 4;
     for (int i = 0; i < image->seen_count; i++) {
-        uint8_t *at = out + IMAGE_FIXED + SEEN_BYTES * i;
-        gr_put_u32(at, (uint32_t)image->seen[i].client);
-        gr_put_u64(at + 4, image->seen[i].newest);
-        gr_put_u64(at + 12, image->seen[i].before);
+        at = gr_wire_put(seen_fields, &image->seen[i], at);
     }
-    return (size_t)(IMAGE_FIXED + SEEN_BYTES * image->seen_count);
+    return (size_t)(at - out);
 }
 
 gr_status gr_ps_get_image(const uint8_t *in, size_t size_bytes, gr_ps_image *image_out,
                           gr_ps_seen seen_out[GR_PS_PEERS_MAX], gr_diag *diag)
 {
-    if (size_bytes < IMAGE_FIXED || gr_get_u64(in + 32) > GR_PS_PEERS_MAX ||
-        size_bytes != IMAGE_FIXED + SEEN_BYTES * gr_get_u64(in + 32) || gr_get_u32(in + 24) > 1 ||
-        gr_get_u32(in + 28) > GR_PS_STATES_MAX || gr_get_u32(in + 44) > 3 ||
-        !is_count(gr_get_u32(in + 12), gr_get_u32(in + 40)) ||
-        (gr_get_u32(in + 40) == 0 && gr_get_u32(in + 44) != 3)) {
+    gr_ps_image image = {.seen = seen_out};
+    const uint8_t *end = in + size_bytes, *at = gr_wire_get(image_fields, in, end, &image);
+    uint32_t ends = at != NULL && end - at >= 4 ? gr_get_u32(at) : UINT32_MAX;
+    if (ends > 3 || !is_count(image.count, image.columns) || (image.columns == 0 && ends != 3)) {
         return gr_ps_malformed("a copy of a block", diag);
     }
-    gr_ps_image image = {.key = gr_get_u64(in),
-                         .block = gr_get_u32(in + 8),
-                         .count = gr_get_u32(in + 12),
-                         .version = gr_get_u64(in + 16),
-                         .ready = gr_get_u32(in + 24) != 0,
-                         .states = (int)gr_get_u32(in + 28),
-                         .seen = seen_out,
-                         .seen_count = (int)gr_get_u64(in + 32),
-                         .columns = gr_get_u32(in + 40),
-                         .begins = (gr_get_u32(in + 44) & 1) != 0,
-                         .ends = gr_get_u32(in + 44) >> 1 != 0};
+    image.begins = (ends & 1) != 0;
+    image.ends = ends >> 1 != 0;
+    at += 4;
     for (int i = 0; i < image.seen_count; i++) {
-        const uint8_t *at = in + IMAGE_FIXED + SEEN_BYTES * i;
-        if (gr_get_u32(at) >= GR_PS_PEERS_MAX) {
-            return gr_ps_malformed("a copy of a block", diag);
-        }
-        seen_out[i] = (gr_ps_seen){.client = (int)gr_get_u32(at),
-                                   .newest = gr_get_u64(at + 4),
-                                   .before = gr_get_u64(at + 12)};
+        at = gr_wire_get(seen_fields, at, end, &seen_out[i]);
+    }
+    if (at != end) {
+        return gr_ps_malformed("a copy of a block", diag);
     }
     *image_out = image;
     return GR_OK;
 }
 
+static const gr_wire_field ack_fields[] = {
+    {GR_WIRE(64, gr_ps_ack, key)},
+    {GR_WIRE(64, gr_ps_ack, version)},
+    {GR_WIRE(32, gr_ps_ack, block)},
+    {GR_WIRE(32, gr_ps_ack, word), .max = GR_PS_WHOLE},
+    {0},
+};
+
 size_t gr_ps_put_acks(const gr_ps_ack *acks, int count, uint8_t *out)
 {
+    uint8_t *at = out;
     for (int i = 0; i < count; i++) {
-        uint8_t *at = out + (size_t)ACK_BYTES * (size_t)i;
-        gr_put_u64(at, acks[i].key);
-        gr_put_u64(at + 8, acks[i].version);
-        gr_put_u32(at + 16, acks[i].block);
-        gr_put_u32(at + 20, (uint32_t)acks[i].word);
+        at = gr_wire_put(ack_fields, &acks[i], at);
     }
-    return (size_t)ACK_BYTES * (size_t)count;
+    return (size_t)(at - out);
 }
 
 gr_status gr_ps_get_acks(const uint8_t *in, size_t size_bytes, gr_ps_ack acks_out[GR_PS_ACKS_MAX],
                          int *count_out, gr_diag *diag)
 {
-    if (size_bytes % ACK_BYTES != 0 || size_bytes > (size_t)ACK_BYTES * GR_PS_ACKS_MAX) {
-        return gr_ps_malformed("an acknowledgement", diag);
+    const uint8_t *at = in, *end = in + size_bytes;
+    int count = 0;
+    while (at != NULL && at != end && count < GR_PS_ACKS_MAX) {
+        at = gr_wire_get(ack_fields, at, end, &acks_out[count++]);
     }
-    int count = (int)(size_bytes / ACK_BYTES);
-    for (int i = 0; i < count; i++) {
-        const uint8_t *at = in + (size_t)ACK_BYTES * (size_t)i;
-        if (gr_get_u32(at + 20) > GR_PS_WHOLE) {
-            return gr_ps_malformed("an acknowledgement", diag);
-        }
-        acks_out[i] = (gr_ps_ack){.key = gr_get_u64(at),
-                                  .version = gr_get_u64(at + 8),
-                                  .block = gr_get_u32(at + 16),
-                                  .word = (gr_ps_word)gr_get_u32(at + 20)};
+    if (at != end) {
+        return gr_ps_malformed("an acknowledgement", diag);
     }
     *count_out = count;
     return GR_OK;
