@@ -29,17 +29,18 @@ typedef struct gr_link_cost {
 
 enum { GR_MODEL_INSIDE = 0, GR_MODEL_BETWEEN = 1, GR_MODEL_LINKS = 2 };
 
+/* Nothing but doubles: ranks send each other the model as so many numbers. */
 typedef struct gr_cost_model {
     gr_link_cost link[GR_MODEL_LINKS]; /* inside a host, between hosts */
     double start_us;                   /* an operation without messages */
     double wait_us; /* processor time of a wait, where ranks share cores: a change of process */
     double turn_us; /* on top, for each other rank of the core: it looks for its own news before */
     double copy_byte_us;
-    double add_byte_us[GR_DTYPE_COUNT]; /* a byte of the sum */
     double far_byte_us;    /* on top, where buffers do not fit the caches: a byte copied or added */
     double memory_byte_us; /* the same, of all ranks of a host together: reads and writes */
     double cache_bytes;
-    double cores; /* of a host */
+    double cores;                       /* of a host */
+    double add_byte_us[GR_DTYPE_COUNT]; /* a byte of the sum */
 } gr_cost_model;
 
 /* Measured on a machine of two cores; what is inside a host goes by shm or tcp. `gradus tune` and

@@ -19,7 +19,7 @@ enum {
     TURNS_MIN =
         4, /* the first warms up; what a network lets pass at once hides its speed for one */
     TURNS_MAX = 16,
-    MODEL_VALUES = GR_MODEL_LINKS * 10 + 8 + GR_DTYPE_COUNT,
+    MODEL_VALUES = sizeof(gr_cost_model) / sizeof(double),
     RULE_BYTES = 24,
     TEXT_BYTES = 512,
     MESSAGE_BYTES = 16 + TEXT_BYTES + 8 * MODEL_VALUES + RULE_BYTES * GR_SELECT_RULES_MAX
@@ -140,29 +140,6 @@ static void measure_adding(gr_cost_model *model)
 }
 
 /* ---- What rank 0 tells ----------------------------------------------------------------------- */
-static void list_values(gr_cost_model *model, double *values[MODEL_VALUES])
-{
-    int count = 0;
-    for (int i = 0; i < GR_MODEL_LINKS; i++) {
-        gr_link_cost *l = &model->link[i];
-        double *of_link[] = {&l->latency_us,   &l->send_us,      &l->recv_us,      &l->send_byte_us,
-                             &l->recv_byte_us, &l->view_byte_us, &l->wire_byte_us, &l->host_byte_us,
-                             &l->next_share,   &l->peer_share};
-        for (size_t j = 0; j < sizeof of_link / sizeof of_link[0]; j++) {
-            values[count++] = of_link[j];
-        }
-    }
-    double *others[] = {&model->start_us,     &model->wait_us,     &model->turn_us,
-                        &model->copy_byte_us, &model->far_byte_us, &model->memory_byte_us,
-                        &model->cache_bytes,  &model->cores};
-    for (size_t j = 0; j < sizeof others / sizeof others[0]; j++) {
-        values[count++] = others[j];
-    }
-    for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
-        values[count++] = &model->add_byte_us[dtype];
-    }
-}
-
 typedef struct decision {
     gr_status status; /* of rank 0's file */
     char text[TEXT_BYTES];
@@ -173,9 +150,7 @@ typedef struct decision {
 
 static void put_decision(const decision *t, uint8_t bytes[MESSAGE_BYTES])
 {
-    gr_cost_model model = t->model;
-    double *values[MODEL_VALUES];
-    list_values(&model, values);
+    const double *values = (const double *)&t->model;
     memset(bytes, 0, MESSAGE_BYTES);
     gr_put_u32(bytes, (uint32_t)t->status);
     gr_put_u64(bytes + 4, (uint64_t)t->measure_us);
@@ -184,9 +159,7 @@ static void put_decision(const decision *t, uint8_t bytes[MESSAGE_BYTES])
     memcpy(at, t->text, TEXT_BYTES);
     at += TEXT_BYTES;
     for (int i = 0; i < MODEL_VALUES; i++, at += 8) {
-        uint64_t bits;
-        memcpy(&bits, values[i], sizeof bits);
-        gr_put_u64(at, bits);
+        gr_put_f64(at, values[i]);
     }
     for (int i = 0; i < t->rules.count; i++, at += RULE_BYTES) {
         const gr_select_rule *rule = &t->rules.rules[i];
@@ -199,9 +172,8 @@ static void put_decision(const decision *t, uint8_t bytes[MESSAGE_BYTES])
 
 static bool get_decision(decision *t, const uint8_t bytes[MESSAGE_BYTES])
 {
-    double *values[MODEL_VALUES];
+    double *values = (double *)&t->model;
     memset(t, 0, sizeof *t);
-    list_values(&t->model, values);
     t->status = (gr_status)(int32_t)gr_get_u32(bytes);
     t->measure_us = (int64_t)gr_get_u64(bytes + 4);
     t->rules.count = (int)gr_get_u32(bytes + 12);
@@ -209,8 +181,7 @@ static bool get_decision(decision *t, const uint8_t bytes[MESSAGE_BYTES])
     memcpy(t->text, at, TEXT_BYTES - 1);
     at += TEXT_BYTES;
     for (int i = 0; i < MODEL_VALUES; i++, at += 8) {
-        uint64_t bits = gr_get_u64(at);
-        memcpy(values[i], &bits, sizeof bits);
+        values[i] = gr_get_f64(at);
     }
     uint32_t known = 0;
     while (gr_algorithms[known].name) {
