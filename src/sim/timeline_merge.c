@@ -3,6 +3,7 @@
 #include "base/text.h"
 #include "coll/diagnose/timeline_part.h"
 #include "coll/plan/plan.h"
+#include "coll/plan/traits.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -338,11 +339,7 @@ static void write_site(const merger *m, const gr_timeline_op *op)
 static void write_arguments(const merger *m, const gr_timeline_op *op, double waited_ns)
 {
     gr_coll coll = (gr_coll)op->coll;
-    bool message = coll == GR_COLL_SEND || coll == GR_COLL_RECV;
-    bool sums =
-        coll == GR_COLL_ALLREDUCE || coll == GR_COLL_REDUCE || coll == GR_COLL_REDUCE_SCATTER;
-    bool rooted = coll == GR_COLL_BROADCAST || coll == GR_COLL_REDUCE || coll == GR_COLL_GATHER ||
-                  coll == GR_COLL_SCATTER;
+    const gr_coll_traits *traits = &gr_coll_traits_of[coll];
     FILE *out = m->out;
     fprintf(out, ",\"args\":{\"operation\":%u,\"kind\":\"%s\"", op->number, gr_coll_name(coll));
     if (coll != GR_COLL_BARRIER) {
@@ -350,15 +347,15 @@ static void write_arguments(const merger *m, const gr_timeline_op *op, double wa
                 (unsigned long long)op->count, (unsigned long long)op->size_bytes,
                 gr_dtype_name((gr_dtype)op->dtype));
     }
-    if (sums) {
+    if (traits->reduces) {
         fprintf(out, ",\"op\":\"%s\",\"shards\":%d", gr_redop_name((gr_redop)op->op), op->shards);
     }
-    if (message) {
+    if (traits->message) {
         fprintf(out, ",\"peer\":%d,\"tag\":%u", op->peer, op->tag);
     } else if (m->now->head->algorithms == gr_part_algorithms()) {
         fprintf(out, ",\"algorithm\":\"%s\"", gr_flight_recorder_algorithm(op->algorithm));
     }
-    if (rooted) {
+    if (traits->rooted && !traits->message) {
         fprintf(out, ",\"root\":%d", op->root);
     }
     write_site(m, op);

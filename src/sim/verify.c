@@ -115,20 +115,6 @@ int gr_step_accesses(const gr_step *step, gr_access accesses_out[GR_ACCESSES_MAX
     }
 }
 
-size_t gr_verify_places(const gr_plan *plan)
-{
-    return ((size_t)plan->user_slots + plan->input_slots) * plan->blocks + plan->scratch_slots;
-}
-
-size_t gr_verify_place(const gr_plan *plan, gr_operand operand)
-{
-    size_t first = operand.space == GR_SPACE_USER ? 0 : plan->user_slots;
-    if (operand.space == GR_SPACE_SCRATCH) {
-        return (first + plan->input_slots) * plan->blocks + operand.slot;
-    }
-    return (first + operand.slot) * plan->blocks + operand.block;
-}
-
 /* ---- Each plan by itself --------------------------------------------------------------------- */
 static bool is_message(gr_coll coll)
 {
@@ -240,20 +226,6 @@ static bool exists(const gr_plan_shape *shape, gr_operand operand)
     }
 }
 
-static int slots_of(const gr_plan *plan, uint8_t space)
-{
-    switch (space) {
-    case GR_SPACE_USER:
-        return plan->user_slots;
-    case GR_SPACE_INPUT:
-        return plan->input_slots;
-    case GR_SPACE_SCRATCH:
-        return plan->scratch_slots;
-    default:
-        return 0;
-    }
-}
-
 static gr_status check_bounds(const gr_verify *v, int rank, uint32_t index)
 {
     const gr_plan *plan = &v->plans[rank];
@@ -265,7 +237,7 @@ static gr_status check_bounds(const gr_verify *v, int rank, uint32_t index)
     }
     for (int i = 0; i < count; i++) {
         gr_operand operand = accesses[i].operand;
-        if (operand.slot >= slots_of(plan, operand.space) || operand.block >= plan->blocks) {
+        if (operand.slot >= gr_plan_slots(plan, operand.space) || operand.block >= plan->blocks) {
             return gr_verify_wrong(v, rank, index,
                                    "operand %d is outside the plan's %d buffers and %d inputs of "
                                    "%u blocks and %d scratch slots",

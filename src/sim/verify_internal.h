@@ -29,16 +29,6 @@ gr_status gr_verify_no_memory(const gr_verify *v);
 
 int gr_verify_rank_of(const gr_verify *v, uint32_t number);
 
-static inline bool gr_step_gives(const gr_step *step)
-{
-    return step->kind == GR_STEP_SEND || step->kind == GR_STEP_SIGNAL;
-}
-
-static inline bool gr_step_takes(const gr_step *step)
-{
-    return step->kind == GR_STEP_RECV || step->kind == GR_STEP_AWAIT;
-}
-
 /* What a step reads and writes. */
 typedef struct gr_access {
     gr_operand operand;
@@ -46,10 +36,6 @@ typedef struct gr_access {
 } gr_access;
 enum { GR_ACCESSES_MAX = 3 };
 int gr_step_accesses(const gr_step *step, gr_access accesses_out[GR_ACCESSES_MAX]);
-
-/* Operands of one rank as numbers: 0 .. gr_verify_places - 1. */
-size_t gr_verify_places(const gr_plan *plan);
-size_t gr_verify_place(const gr_plan *plan, gr_operand operand);
 
 /* verify_order.c */
 gr_status gr_verify_hazards(const gr_verify *v, int rank) GR_MUST_CHECK;

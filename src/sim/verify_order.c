@@ -48,7 +48,7 @@ static void collect_ancestors(hazards *h, uint32_t index)
 
 static gr_status check_access(hazards *h, uint32_t index, gr_access access)
 {
-    uint32_t *latest = &h->latest[gr_verify_place(h->plan, access.operand)];
+    uint32_t *latest = &h->latest[gr_plan_place(h->plan, access.operand)];
     for (uint32_t at = *latest; at != GR_NO_STEP; at = h->records[at].previous) {
         const access_record *record = &h->records[at];
         if ((access.writes || record->writes) && record->step != index &&
@@ -107,7 +107,7 @@ gr_status gr_verify_hazards(const gr_verify *v, int rank)
 {
     const gr_plan *plan = &v->plans[rank];
     size_t steps = plan->step_count;
-    size_t places = gr_verify_places(plan);
+    size_t places = gr_plan_places(plan);
     hazards h = {.v = v, .plan = plan, .rank = rank, .words = steps / 64 + 1};
     gr_status status;
     h.ancestors = calloc(steps * h.words + 1, sizeof *h.ancestors);

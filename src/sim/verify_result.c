@@ -154,7 +154,7 @@ static bool contributes(const gr_plan_shape *shape, int block)
 
 static size_t place_of(const results *r, int rank, gr_operand operand)
 {
-    return r->place_first[rank] + gr_verify_place(&r->v->plans[rank], operand);
+    return r->place_first[rank] + gr_plan_place(&r->v->plans[rank], operand);
 }
 
 static void fill_buffers(results *r, int rank)
@@ -450,7 +450,7 @@ gr_status gr_verify_results(const gr_verify *v)
     }
     r.place_first[0] = 0;
     for (size_t rank = 0; rank < n; rank++) {
-        r.place_first[rank + 1] = r.place_first[rank] + gr_verify_places(&v->plans[rank]);
+        r.place_first[rank + 1] = r.place_first[rank] + gr_plan_places(&v->plans[rank]);
         slots += (size_t)v->plans[rank].user_slots + v->plans[rank].input_slots;
     }
     r.contributions = malloc((slots + 1) * sizeof *r.contributions);

@@ -2,6 +2,7 @@
 #include "coll/diagnose/flight_recorder.h"
 #include "base/clock.h"
 #include "coll/plan/plan.h"
+#include "coll/plan/traits.h"
 
 #include <ctype.h>
 #include <dlfcn.h>
@@ -123,7 +124,7 @@ const gr_flight_recorder_entry *gr_flight_recorder_at(const gr_flight_recorder *
 
 bool gr_flight_recorder_is_message(const gr_flight_recorder_entry *entry)
 {
-    return entry->coll == GR_COLL_SEND || entry->coll == GR_COLL_RECV;
+    return gr_coll_traits_of[entry->coll].message;
 }
 
 void gr_flight_recorder_matched(gr_flight_recorder *record, uint64_t index, uint32_t number,
@@ -253,11 +254,6 @@ const char *gr_flight_recorder_algorithm(uint8_t algorithm)
     return name ? name : "an unknown algorithm";
 }
 
-static bool reduces(gr_coll coll)
-{
-    return coll == GR_COLL_ALLREDUCE || coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_REDUCE;
-}
-
 static void say_source(text *out, const gr_flight_recorder_entry *entry)
 {
     if (entry->root == GR_ANY_SOURCE) {
@@ -284,10 +280,8 @@ void gr_flight_recorder_describe(const gr_flight_recorder_entry *entry, char *te
     } else if (coll == GR_COLL_ALLTOALL && count == 0) { /* each rank has counts of its own */
         say(&out, "%s of %s", gr_coll_name(coll), gr_dtype_name(dtype));
     } else {
-        bool blocks = coll == GR_COLL_REDUCE_SCATTER || coll == GR_COLL_ALLGATHER ||
-                      coll == GR_COLL_GATHER || coll == GR_COLL_SCATTER || coll == GR_COLL_ALLTOALL;
         say(&out, "%s of %llu %s%s", gr_coll_name(coll), count, gr_dtype_name(dtype),
-            blocks ? " a rank" : "");
+            gr_coll_traits_of[coll].blocks ? " a rank" : "");
     }
     switch (coll) {
     case GR_COLL_SEND:
@@ -307,7 +301,7 @@ void gr_flight_recorder_describe(const gr_flight_recorder_entry *entry, char *te
     default:
         break;
     }
-    if (reduces(coll)) {
+    if (gr_coll_traits_of[coll].reduces) {
         say(&out, " (%s over %d)", gr_redop_name((gr_redop)entry->op), entry->shards);
     }
     if (coll < GR_COLL_SEND) {

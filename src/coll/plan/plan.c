@@ -240,18 +240,18 @@ typedef struct derive {
     int32_t last_await;
 } derive;
 
-static size_t place_of(const gr_plan *plan, gr_operand operand)
+size_t gr_plan_place(const gr_plan *plan, gr_operand operand)
 {
-    size_t blocks = plan->blocks;
-    size_t inputs = plan->user_slots * blocks;
-    switch (operand.space) {
-    case GR_SPACE_USER:
-        return operand.slot * blocks + operand.block;
-    case GR_SPACE_INPUT:
-        return inputs + operand.slot * blocks + operand.block;
-    default:
-        return inputs + plan->input_slots * blocks + operand.slot;
+    size_t first = operand.space == GR_SPACE_USER ? 0 : plan->user_slots;
+    if (operand.space == GR_SPACE_SCRATCH) {
+        return (first + plan->input_slots) * plan->blocks + operand.slot;
     }
+    return (first + operand.slot) * plan->blocks + operand.block;
+}
+
+size_t gr_plan_places(const gr_plan *plan)
+{
+    return ((size_t)plan->user_slots + plan->input_slots) * plan->blocks + plan->scratch_slots;
 }
 
 static void add_after(gr_plan *plan, gr_step *step, int32_t earlier)
@@ -281,7 +281,7 @@ static void add_after(gr_plan *plan, gr_step *step, int32_t earlier)
 static void derive_read(derive *d, uint32_t index, gr_operand operand)
 {
     gr_step *step = &d->plan->steps[index];
-    place *at = &d->places[place_of(d->plan, operand)];
+    place *at = &d->places[gr_plan_place(d->plan, operand)];
     if (at->readers >= 0 && d->reads[at->readers].step == index) {
         return; /* both operands of a reduction are this one */
     }
@@ -299,7 +299,7 @@ static void derive_read(derive *d, uint32_t index, gr_operand operand)
 static void derive_write(derive *d, uint32_t index, gr_operand operand)
 {
     gr_step *step = &d->plan->steps[index];
-    place *at = &d->places[place_of(d->plan, operand)];
+    place *at = &d->places[gr_plan_place(d->plan, operand)];
     bool read_by_others = false;
     for (int32_t r = at->readers; r >= 0; r = d->reads[r].next) {
         if (d->reads[r].step != index) {
@@ -331,23 +331,17 @@ static void derive_await(derive *d, uint32_t index)
     add_after(d->plan, step, d->last_await);
 }
 
+int gr_plan_slots(const gr_plan *plan, uint8_t space)
+{
+    return space == GR_SPACE_USER      ? plan->user_slots
+           : space == GR_SPACE_INPUT   ? plan->input_slots
+           : space == GR_SPACE_SCRATCH ? plan->scratch_slots
+                                       : 0;
+}
+
 static bool operand_valid(const gr_plan *plan, gr_operand operand)
 {
-    int slots = 0;
-    switch (operand.space) {
-    case GR_SPACE_USER:
-        slots = plan->user_slots;
-        break;
-    case GR_SPACE_INPUT:
-        slots = plan->input_slots;
-        break;
-    case GR_SPACE_SCRATCH:
-        slots = plan->scratch_slots;
-        break;
-    default:
-        break;
-    }
-    return operand.slot < slots && operand.block < plan->blocks;
+    return operand.slot < gr_plan_slots(plan, operand.space) && operand.block < plan->blocks;
 }
 
 static bool step_valid(const gr_plan *plan, const gr_step *step)
@@ -364,16 +358,6 @@ static bool step_valid(const gr_plan *plan, const gr_step *step)
            (step->kind != GR_STEP_REDUCE || operand_valid(plan, step->b));
 }
 
-static bool gives(const gr_step *step)
-{
-    return step->kind == GR_STEP_SEND || step->kind == GR_STEP_SIGNAL;
-}
-
-static bool takes(const gr_step *step)
-{
-    return step->kind == GR_STEP_RECV || step->kind == GR_STEP_AWAIT;
-}
-
 /* In a world of very many, a counter for each of them costs more than a look back. */
 static uint32_t next_message(derive *d, uint32_t index, bool is_given)
 {
@@ -383,7 +367,8 @@ static uint32_t next_message(derive *d, uint32_t index, bool is_given)
         return is_given ? d->sent[peer]++ : d->received[peer]++;
     }
     for (uint32_t at = index; at-- > 0;) {
-        if (steps[at].peer == peer && (is_given ? gives(&steps[at]) : takes(&steps[at]))) {
+        if (steps[at].peer == peer &&
+            (is_given ? gr_step_gives(&steps[at]) : gr_step_takes(&steps[at]))) {
             return steps[at].message + 1;
         }
     }
@@ -437,8 +422,7 @@ gr_status gr_plan_finish(gr_plan *plan)
         return plan->failed;
     }
     size_t peers = (size_t)plan->shape.world_size;
-    size_t places =
-        ((size_t)plan->user_slots + plan->input_slots) * plan->blocks + plan->scratch_slots;
+    size_t places = gr_plan_places(plan);
     derive d = {.plan = plan, .last_await = -1};
     plan->after_count = 0;
     plan->failed = GR_E_NO_MEMORY;

@@ -67,6 +67,16 @@ typedef struct gr_step {
     int32_t last_reader; /* RECV into scratch: the last step that reads what was received */
 } gr_step;
 
+static inline bool gr_step_gives(const gr_step *step)
+{
+    return step->kind == GR_STEP_SEND || step->kind == GR_STEP_SIGNAL;
+}
+
+static inline bool gr_step_takes(const gr_step *step)
+{
+    return step->kind == GR_STEP_RECV || step->kind == GR_STEP_AWAIT;
+}
+
 typedef struct gr_plan_shape {
     gr_coll coll;
     int rank, world_size;
@@ -121,6 +131,12 @@ void gr_plan_scale_contributions(gr_plan *plan, bool from_input);
 void gr_plan_scale_result(gr_plan *plan);
 /* Numbers the messages and derives the dependencies. */
 gr_status gr_plan_finish(gr_plan *plan) GR_MUST_CHECK;
+
+/* How many slots the plan has of a space; 0: there is no such space. */
+int gr_plan_slots(const gr_plan *plan, uint8_t space);
+/* Blocks of slots as numbers: 0 .. gr_plan_places - 1. A scratch slot is one place. */
+size_t gr_plan_places(const gr_plan *plan);
+size_t gr_plan_place(const gr_plan *plan, gr_operand operand);
 
 /* ---- Algorithms ------------------------------------------------------------------------------ */
 typedef struct gr_algorithm {

@@ -103,16 +103,6 @@ void gr_cost_model_defaults(gr_cost_model *model, gr_link_kind inside)
 }
 
 /* ---- Plans ----------------------------------------------------------------------------------- */
-static bool is_send(const gr_step *step)
-{
-    return step->kind == GR_STEP_SEND || step->kind == GR_STEP_SIGNAL;
-}
-
-static bool is_recv(const gr_step *step)
-{
-    return step->kind == GR_STEP_RECV || step->kind == GR_STEP_AWAIT;
-}
-
 /* Peers that some step sends to, or receives from; at least one. */
 static int count_peers(const gr_plan *plan)
 {
@@ -120,7 +110,7 @@ static int count_peers(const gr_plan *plan)
     bool *seen = calloc((size_t)plan->shape.world_size, sizeof *seen);
     for (uint32_t i = 0; i < plan->step_count && seen; i++) {
         const gr_step *step = &plan->steps[i];
-        if ((is_send(step) || is_recv(step)) && !seen[step->peer]) {
+        if ((gr_step_gives(step) || gr_step_takes(step)) && !seen[step->peer]) {
             seen[step->peer] = true;
             count++;
         }
@@ -202,7 +192,7 @@ static gr_status match_messages(gr_cost *walk)
         const walk_rank *at = &walk->ranks[i];
         for (uint32_t s = 0; s < at->plan.step_count; s++) {
             const gr_step *step = &at->plan.steps[s];
-            if (is_send(step) && index[step->peer] != NOBODY) {
+            if (gr_step_gives(step) && index[step->peer] != NOBODY) {
                 uint32_t *chain = &head[i * ranks + index[step->peer]];
                 before[at->first + s] = *chain;
                 *chain = at->first + s;
@@ -214,7 +204,7 @@ static gr_status match_messages(gr_cost *walk)
         for (uint32_t s = at->plan.step_count; s-- > 0;) {
             const gr_step *step = &at->plan.steps[s];
             walk->from[at->first + s] = NOBODY;
-            if (is_recv(step) && index[step->peer] != NOBODY) {
+            if (gr_step_takes(step) && index[step->peer] != NOBODY) {
                 uint32_t *chain = &head[index[step->peer] * ranks + i];
                 walk->from[at->first + s] = *chain;
                 *chain = *chain == NOBODY ? NOBODY : before[*chain];
@@ -371,9 +361,9 @@ static bool walk_rank_on(gr_cost *walk, const walk_at *at, walk_rank *rank)
             first_us = walk->begun[other] > first_us ? walk->begun[other] : first_us;
             last_us = walk->ended[other] > last_us ? walk->ended[other] : last_us;
         }
-        if (is_send(step)) {
+        if (gr_step_gives(step)) {
             walk_send(walk, at, rank, step, &first_us, &last_us);
-        } else if (!is_recv(step)) {
+        } else if (!gr_step_takes(step)) {
             walk_local(at, rank, step, &first_us, &last_us);
         } else if (!walk_recv(walk, at, rank, rank->next, &first_us, &last_us)) {
             break;
