@@ -713,6 +713,7 @@ gr_status gr_mesh_create(const gr_mesh_config *config, gr_mesh **mesh_out, gr_di
     mesh->peer_timeout_us = config->peer_timeout_us;
     mesh->spin = (gr_spin){.max_us = config->spin_us, .now_us = config->spin_us};
     atomic_init(&mesh->woken, false);
+    gr_blocks_init(&mesh->blocks);
     if (ops->inside) {
         mesh->all_connected = true;
         mesh->poll_at_us = GR_NEVER;
@@ -750,7 +751,10 @@ void gr_mesh_destroy(gr_mesh *mesh)
         next = link->next;
         gr_link_free(link);
     }
-    mesh->ops->close(mesh);
+    if (mesh->ops->close != NULL) {
+        mesh->ops->close(mesh);
+    }
+    gr_blocks_fini(&mesh->blocks);
     gr_acceptor_destroy(mesh->acceptor);
     gr_fork_close(mesh->wake_fd);
     gr_fork_close(mesh->epoll_fd);
@@ -811,13 +815,19 @@ gr_link *gr_mesh_link(gr_mesh *mesh, int peer)
 gr_status gr_mesh_alloc(gr_mesh *mesh, size_t size_bytes, void **mem_out)
 {
     return size_bytes == 0 || is_of_parent(mesh) ? GR_E_INVALID
-                                                 : mesh->ops->alloc(mesh, size_bytes, mem_out);
+           : mesh->ops->alloc != NULL            ? mesh->ops->alloc(mesh, size_bytes, mem_out)
+                                      : gr_block_alloc(&mesh->blocks, size_bytes, mem_out);
 }
 
 void gr_mesh_free(gr_mesh *mesh, void *mem)
 {
-    if (mem != NULL && !mesh->keeps && !is_of_parent(mesh)) {
+    if (mem == NULL || mesh->keeps || is_of_parent(mesh)) {
+        return;
+    }
+    if (mesh->ops->free != NULL) {
         mesh->ops->free(mesh, mem);
+    } else {
+        gr_block_free(mem);
     }
 }
 

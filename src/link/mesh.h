@@ -8,6 +8,7 @@
  * return GR_PENDING, then transfers, then detach per link, then close. */
 
 #include "link/acceptor.h"
+#include "link/blocks.h"
 #include "link/shared.h"
 
 #include <stdatomic.h>
@@ -98,6 +99,7 @@ struct gr_mesh {
     gr_mesh_poll_hook *poll_hook; /* of shared.h; NULL: none */
     const void *poll_hook_arg;
     atomic_bool woken;
+    gr_block blocks; /* of gr_mesh_alloc, where the kind has no memory of its own */
     gr_mesh_stats stats;
 };
 
@@ -105,11 +107,12 @@ struct gr_link_ops {
     const char *name;
     gr_link_caps caps;
     size_t mesh_bytes, link_bytes;
-    bool inside; /* all ranks are in this process: no door, no sockets; `open` makes the links */
+    bool inside; /* all ranks are in this process: no acceptor, no sockets, neither `attach` nor
+                    `event`; `open` makes the links */
     /* Sockets carry the data: must gr_mesh_progress look at all of them now? NULL: never. */
     bool (*polls)(gr_mesh *mesh);
     gr_status (*open)(gr_mesh *mesh, const gr_mesh_config *config, gr_diag *diag);
-    void (*close)(gr_mesh *mesh);
+    void (*close)(gr_mesh *mesh); /* NULL: nothing */
     /* GR_OK: up; GR_PENDING: again when the socket has something; else the link ends. */
     gr_status (*attach)(gr_link *link, gr_diag *diag);
     void (*learn)(gr_mesh *mesh); /* others are there than before; NULL: nothing to do */
@@ -123,6 +126,7 @@ struct gr_link_ops {
     bool (*busy)(gr_mesh *mesh); /* progress would do something; NULL: the kind is never `other` */
     void (*wait)(gr_mesh *mesh, int64_t now_us, int64_t deadline_us);
     void (*wake)(gr_mesh *mesh);
+    /* Memory that peers read; NULL, both of them: plain memory (blocks.h). */
     gr_status (*alloc)(gr_mesh *mesh, size_t size_bytes, void **mem_out);
     void (*free)(gr_mesh *mesh, void *mem);
 

@@ -50,19 +50,11 @@ static void learn_cores(gr_mesh *base)
 
 static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag *diag)
 {
-    gr_tcp_mesh *mesh = mesh_of(base);
     (void)config;
     (void)diag;
-    gr_blocks_init(&mesh->blocks);
-    mesh->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
+    mesh_of(base)->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     learn_cores(base);
     return GR_OK;
-}
-
-static void close_mesh(gr_mesh *base)
-{
-    gr_tcp_mesh *mesh = mesh_of(base);
-    gr_blocks_fini(&mesh->blocks);
 }
 
 /* ---- Links ----------------------------------------------------------------------------------- */
@@ -273,33 +265,15 @@ static void wake(gr_mesh *base)
     gr_mesh_wake_sleeper(base);
 }
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
-
-static gr_status alloc_memory(gr_mesh *base, size_t size_bytes, void **mem_out)
-{
-    return gr_block_alloc(&mesh_of(base)->blocks, size_bytes, mem_out);
-}
-
-static void free_memory(gr_mesh *base, void *mem)
-{
-    (void)base;
-    gr_block_free(mem);
-}
-
 const gr_link_ops gr_tcp_ops = {
     .name = "tcp",
-    .caps = {.one_sided = false,
-             .registered_memory = false,
-             .pollable = true,
-             .payload_max_bytes = GR_FRAME_PAYLOAD_MAX},
+    .caps = {.pollable = true, .payload_max_bytes = GR_FRAME_PAYLOAD_MAX},
     .mesh_bytes = sizeof(gr_tcp_mesh),
     .link_bytes = sizeof(gr_tcp_link),
     .polls = polls,
     .open = open_mesh,
-    .close = close_mesh,
     .attach = attach,
     .learn = learn_cores,
-    .recycle = NULL,
     .holds = holds,
     .detach = detach,
     .leave = gr_tcp_link_leave,
@@ -308,8 +282,6 @@ const gr_link_ops gr_tcp_ops = {
     .busy = busy,
     .wait = wait_for_events,
     .wake = wake,
-    .alloc = alloc_memory,
-    .free = free_memory,
     .send = gr_tcp_link_send,
     .sent = gr_tcp_link_sent,
     .peek = gr_tcp_link_peek,

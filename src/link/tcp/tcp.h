@@ -2,7 +2,6 @@
 #ifndef GR_LINK_TCP_TCP_H
 #define GR_LINK_TCP_TCP_H
 
-#include "link/blocks.h"
 #include "link/frame.h"
 #include "link/mesh.h"
 
@@ -19,7 +18,6 @@ enum {
 typedef struct gr_tcp_mesh {
     gr_mesh base;
     int cores;
-    gr_block blocks; /* of gr_mesh_alloc */
 } gr_tcp_mesh;
 
 typedef struct gr_tcp_link gr_tcp_link;

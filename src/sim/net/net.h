@@ -4,7 +4,6 @@
 
 /* The inside of a simulated network: net.c (time, faults), sim.c (the operations of a link). */
 
-#include "link/blocks.h"
 #include "link/mesh.h"
 #include "sim/net/sim.h"
 
@@ -37,7 +36,6 @@ typedef struct gr_sim_stream {
 typedef struct gr_sim_mesh {
     gr_mesh base;
     gr_sim_net *net;
-    gr_block blocks; /* of gr_mesh_alloc */
 } gr_sim_mesh;
 
 typedef struct gr_sim_rank {

@@ -29,7 +29,6 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
 {
     gr_sim_mesh *mesh = (gr_sim_mesh *)base;
     gr_sim_net *net = config->net;
-    gr_blocks_init(&mesh->blocks);
     if (net == NULL || net->config.world_size != base->world_size ||
         net->ranks[base->rank].mesh != NULL || net->ranks[base->rank].gone) {
         return gr_fail(diag, GR_E_INVALID,
@@ -63,29 +62,15 @@ static gr_status open_mesh(gr_mesh *base, const gr_mesh_config *config, gr_diag 
 static void close_mesh(gr_mesh *base)
 {
     gr_sim_mesh *mesh = (gr_sim_mesh *)base;
-    gr_blocks_fini(&mesh->blocks);
     if (mesh->net != NULL) {
         gr_sim_left(mesh->net, base->rank);
         mesh->net->ranks[base->rank].mesh = NULL;
     }
 }
 
-static gr_status attach(gr_link *link, gr_diag *diag)
-{
-    (void)link;
-    return gr_fail(diag, GR_E_BUG, "a simulated link is up from its start");
-}
-
 static void detach(gr_link *link)
 {
     (void)link;
-}
-
-static void event(gr_link *link, int stream, uint32_t events)
-{
-    (void)stream;
-    (void)link;
-    (void)events;
 }
 
 static void note_freed(gr_sim_net *net, gr_sim_stream *out)
@@ -145,18 +130,6 @@ static void wait_for_news(gr_mesh *mesh, int64_t now_us, int64_t until_us)
 static void wake(gr_mesh *mesh)
 {
     (void)mesh; /* it sleeps in its own thread only */
-}
-
-/* ---- Memory ---------------------------------------------------------------------------------- */
-static gr_status alloc_memory(gr_mesh *base, size_t size_bytes, void **mem_out)
-{
-    return gr_block_alloc(&((gr_sim_mesh *)base)->blocks, size_bytes, mem_out);
-}
-
-static void free_memory(gr_mesh *base, void *mem)
-{
-    (void)base;
-    gr_block_free(mem);
 }
 
 /* ---- Sending --------------------------------------------------------------------------------- */
@@ -379,24 +352,17 @@ static void next(gr_link *link, uint64_t *hold_out)
 
 const gr_link_ops gr_sim_ops = {
     .name = "sim",
-    .caps = {.one_sided = false,
-             .registered_memory = false,
-             .pollable = false,
-             .payload_max_bytes = GR_FRAME_PAYLOAD_MAX},
+    .caps = {.payload_max_bytes = GR_FRAME_PAYLOAD_MAX},
     .mesh_bytes = sizeof(gr_sim_mesh),
     .link_bytes = sizeof(gr_link),
     .inside = true,
     .open = open_mesh,
     .close = close_mesh,
-    .attach = attach,
     .detach = detach,
     .leave = leave,
-    .event = event,
     .progress = progress,
     .wait = wait_for_news,
     .wake = wake,
-    .alloc = alloc_memory,
-    .free = free_memory,
     .send = send_message,
     .sent = is_sent,
     .peek = peek,
