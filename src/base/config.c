@@ -33,7 +33,7 @@ gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_aren
 
 /* ---- Environment ----------------------------------------------------------------------------- */
 
-static const char *find_variable(char *const *environment, const char *name)
+const char *gr_config_variable(char *const *environment, const char *name)
 {
     size_t length = strlen(name);
     for (size_t i = 0; environment[i] != NULL; i++) {
@@ -48,7 +48,7 @@ gr_status gr_config_from_env(const gr_config_table *table, void *config, char *c
                              gr_arena *arena, gr_diag *diag)
 {
     for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
-        const char *text = field->env != NULL ? find_variable(environment, field->env) : NULL;
+        const char *text = field->env != NULL ? gr_config_variable(environment, field->env) : NULL;
         if (text == NULL || text[0] == '\0') {
             continue;
         }

@@ -51,6 +51,8 @@ typedef struct gr_config_table {
 gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
                              gr_diag *diag) GR_MUST_CHECK;
 
+/* The value of a variable; NULL: it is not set. */
+const char *gr_config_variable(char *const *environment, const char *name);
 /* Sets fields from the environment (`environ` style, NULL-terminated "NAME=value" strings). An
  * empty variable counts as absent. */
 gr_status gr_config_from_env(const gr_config_table *table, void *config, char *const *environment,

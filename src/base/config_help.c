@@ -40,29 +40,11 @@ static void add_choices(line_buffer *buffer, const gr_config_field *field, const
 /* "N", "SIZE", "auto|shm|tcp": the name of the value in --help. */
 static void add_value_name(line_buffer *buffer, const gr_config_field *field)
 {
-    if (field->value_name != NULL) {
-        add(buffer, "%s", field->value_name);
-        return;
-    }
-    switch (field->type) {
-    case GR_CONFIG_INT:
-        add(buffer, "N");
-        break;
-    case GR_CONFIG_DOUBLE:
-        add(buffer, "X");
-        break;
-    case GR_CONFIG_BYTES:
-        add(buffer, "SIZE");
-        break;
-    case GR_CONFIG_DURATION:
-        add(buffer, "TIME");
-        break;
-    case GR_CONFIG_CHOICE:
+    if (field->type == GR_CONFIG_CHOICE && field->value_name == NULL) {
         add_choices(buffer, field, "|");
-        break;
-    default:
-        add(buffer, "TEXT");
-        break;
+    } else {
+        add(buffer, "%s",
+            field->value_name != NULL ? field->value_name : gr_config_words_of(field)->name);
     }
 }
 
@@ -247,33 +229,12 @@ static void print_code(FILE *file, const char *text)
 
 static void describe_values(line_buffer *text, const gr_config_field *field)
 {
-    switch (field->type) {
-    case GR_CONFIG_BOOL:
-        add(text, "true, false");
-        return;
-    case GR_CONFIG_CHOICE:
+    if (field->type == GR_CONFIG_CHOICE) {
         add_choices(text, field, ", ");
         return;
-    case GR_CONFIG_TEXT:
-        add(text, "text");
-        return;
-    case GR_CONFIG_NODE:
-        add(text, "a part of its own");
-        return;
-    case GR_CONFIG_INT:
-        add(text, "whole number");
-        break;
-    case GR_CONFIG_DOUBLE:
-        add(text, "number");
-        break;
-    case GR_CONFIG_BYTES:
-        add(text, "size (`64k`, `1m`, `2g`)");
-        break;
-    case GR_CONFIG_DURATION:
-        add(text, "time (`200ms`, `10s`, `5min`, `1h`; plain: seconds)");
-        break;
     }
     line_buffer range = {{0}};
+    add(text, "%s", gr_config_words_of(field)->values);
     add_range(&range, field);
     add(text, "%s%s", range.text[0] != '\0' ? ", " : "", range.text);
     add_unit(text, field);

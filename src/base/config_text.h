@@ -9,6 +9,14 @@
 /* The table ends at the first field without any name. */
 bool gr_config_is_end(const gr_config_field *field);
 
+/* How the type of a field is called. */
+typedef struct gr_config_words {
+    const char *name;    /* of its value in --help */
+    const char *must_be; /* in errors */
+    const char *values;  /* in the reference */
+} gr_config_words;
+const gr_config_words *gr_config_words_of(const gr_config_field *field);
+
 /* A number of the field as a user would write it: "64k", "200ms", "0.5". */
 enum { GR_CONFIG_VALUE_BYTES = 48 };
 void gr_config_value_text(const gr_config_field *field, double value,

@@ -80,20 +80,21 @@ void gr_config_value_text(const gr_config_field *field, double value,
     }
 }
 
-static const char *kind_words(gr_config_type type)
+const gr_config_words *gr_config_words_of(const gr_config_field *field)
 {
-    switch (type) {
-    case GR_CONFIG_INT:
-        return "a whole number";
-    case GR_CONFIG_DOUBLE:
-        return "a number";
-    case GR_CONFIG_BYTES:
-        return "a size such as 512, 64k, 1m or 2g";
-    case GR_CONFIG_DURATION:
-        return "a time such as 200ms, 10s, 5min or 1h";
-    default:
-        return "true or false";
-    }
+    static const gr_config_words words[] = {
+        [GR_CONFIG_BOOL] = {"TEXT", "true or false", "true, false"},
+        [GR_CONFIG_INT] = {"N", "a whole number", "whole number"},
+        [GR_CONFIG_DOUBLE] = {"X", "a number", "number"},
+        [GR_CONFIG_TEXT] = {"TEXT", "a text", "text"},
+        [GR_CONFIG_CHOICE] = {"TEXT", "a word", "word"},
+        [GR_CONFIG_BYTES] = {"SIZE", "a size such as 512, 64k, 1m or 2g",
+                             "size (`64k`, `1m`, `2g`)"},
+        [GR_CONFIG_DURATION] = {"TIME", "a time such as 200ms, 10s, 5min or 1h",
+                                "time (`200ms`, `10s`, `5min`, `1h`; plain: seconds)"},
+        [GR_CONFIG_NODE] = {"TEXT", "a map", "a part of its own"},
+    };
+    return &words[field->type];
 }
 
 static gr_status fail_value(const gr_config_field *field, const char *text, const char *where,
@@ -116,8 +117,9 @@ static gr_status fail_value(const gr_config_field *field, const char *text, cons
     char value[GR_VALUE_BYTES];
     gr_text_quote(text, value);
     bool unit = field->type == GR_CONFIG_BYTES || field->type == GR_CONFIG_DURATION;
-    return gr_fail(diag, GR_E_INVALID, "%s: must be %s%s%s, not %s", where, kind_words(field->type),
-                   unit && range[0] != '\0' ? "," : "", range, value);
+    return gr_fail(diag, GR_E_INVALID, "%s: must be %s%s%s, not %s", where,
+                   gr_config_words_of(field)->must_be, unit && range[0] != '\0' ? "," : "", range,
+                   value);
 }
 
 /* ---- Reading a value ------------------------------------------------------------------------- */

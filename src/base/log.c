@@ -25,32 +25,18 @@ void gr_log_write(const gr_log *log, gr_log_level level, const char *component, 
     errno = saved_errno;
 }
 
-static const char *level_word(gr_log_level level)
-{
-    switch (level) {
-    case GR_LOG_ERROR:
-        return "error";
-    case GR_LOG_WARN:
-        return "warning";
-    case GR_LOG_INFO:
-        return "info";
-    case GR_LOG_DEBUG:
-        return "debug";
-    case GR_LOG_TRACE:
-        return "trace";
-    case GR_LOG_OFF:
-        break;
-    }
-    return "log";
-}
-
 void gr_log_to_file(void *sink_arg, gr_log_level level, const char *component, const char *line)
 {
+    static const char *const words[] = {
+        [GR_LOG_OFF] = "log",   [GR_LOG_ERROR] = "error", [GR_LOG_WARN] = "warning",
+        [GR_LOG_INFO] = "info", [GR_LOG_DEBUG] = "debug", [GR_LOG_TRACE] = "trace"};
+    bool known = level >= GR_LOG_OFF && level <= GR_LOG_TRACE;
     FILE *file = sink_arg;
     char text[GR_LOG_LINE_BYTES + 128];
     bool named = component != NULL && component[0] != '\0';
-    int length = snprintf(text, sizeof text, "gradus: %s: %.64s%s%s\n", level_word(level),
-                          named ? component : "", named ? ": " : "", line);
+    int length =
+        snprintf(text, sizeof text, "gradus: %s: %.64s%s%s\n", words[known ? level : GR_LOG_OFF],
+                 named ? component : "", named ? ": " : "", line);
     if (length < 0) {
         return;
     }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "group/launcher.h"
 
+#include "base/config.h"
 #include "base/fail.h"
 #include "base/hash.h"
+#include "base/number.h"
 #include "group/slurm.h"
 #include "group/topology.h"
 
-#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,25 +23,13 @@ enum {
 
 /* ---- Variables ------------------------------------------------------------------------------- */
 
-static const char *find(char *const *env, const char *name)
-{
-    size_t length = strlen(name);
-    for (; *env != NULL; env++) {
-        if (strncmp(*env, name, length) == 0 && (*env)[length] == '=') {
-            return *env + length + 1;
-        }
-    }
-    return NULL;
-}
-
 static gr_status get_number(char *const *env, const char *launcher, const char *name, int64_t max,
                             int64_t *number_out, gr_diag *diag)
 {
-    const char *text = find(env, name);
-    char *end = NULL;
-    errno = 0;
-    long long number = text != NULL ? strtoll(text, &end, 10) : -1;
-    if (text == NULL || end == text || *end != '\0' || errno != 0 || number < 0 || number > max) {
+    const char *text = gr_config_variable(env, name);
+    int64_t number = -1;
+    if (text == NULL || gr_number_int(text, &number) != GR_NUMBER_OK || number < 0 ||
+        number > max) {
         return gr_fail(diag, GR_E_INVALID,
                        "this process was started by %s, but %s is %s%s%s: it must be a number from "
                        "0 to %lld (GRADUS_BOOTSTRAP=off ignores %s)",
@@ -78,7 +67,7 @@ static gr_status get_ranks(char *const *env, const names *of, gr_launch *launch,
 
 static const char *text_of(char *const *env, const char *name)
 {
-    const char *text = find(env, name);
+    const char *text = gr_config_variable(env, name);
     return text != NULL ? text : "";
 }
 
@@ -104,7 +93,7 @@ static gr_status read_open_mpi(char *const *env, gr_launch *launch, gr_diag *dia
 {
     const names of = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                       "OMPI_COMM_WORLD_LOCAL_SIZE"};
-    const char *job = find(env, "PMIX_NAMESPACE");
+    const char *job = gr_config_variable(env, "PMIX_NAMESPACE");
     snprintf(launch->job, sizeof launch->job, "%s",
              job != NULL ? job : text_of(env, "OMPI_MCA_ess_base_jobid"));
     return get_ranks(env, &of, launch, diag);
@@ -150,7 +139,8 @@ gr_status gr_launch_read(char *const *env, gr_launch *launch_out, gr_diag *diag)
 {
     *launch_out = (gr_launch){0};
     for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
-        if (find(env, launchers[i].marker) != NULL && find(env, launchers[i].also) != NULL) {
+        if (gr_config_variable(env, launchers[i].marker) != NULL &&
+            gr_config_variable(env, launchers[i].also) != NULL) {
             launch_out->name = launchers[i].name;
             launch_out->marker = launchers[i].marker;
             return launchers[i].read(env, launch_out, diag);
