@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/ps_simulate_run.h"
 
+#include "base/arena.h"
 #include "base/fail.h"
 #include "ps/place.h"
 
@@ -109,6 +110,7 @@ typedef struct ps_event {
 
 typedef struct ps_run {
     const gr_ps_sim *sim;
+    gr_arena arena; /* of all that follows */
     int workers, servers, hosts, worker_hosts;
     uint32_t chunks;
     double chunk_bytes, chunk_share, messages; /* blocks that a chunk stands for */
@@ -135,20 +137,26 @@ typedef struct ps_run {
     bool failed; /* no memory */
 } ps_run;
 
+/* Zeroed; NULL: no memory, which `failed` says. */
+static void *take(ps_run *r, size_t count, size_t size_bytes)
+{
+    void *memory = gr_arena_alloc(&r->arena, count * size_bytes);
+    r->failed = r->failed || !memory;
+    return memory;
+}
+
 /* ---- Queues and events ----------------------------------------------------------------------- */
 static void enqueue(ps_run *r, message_queue *q, message m)
 {
     if (q->count == q->capacity) {
         uint32_t capacity = q->capacity > 0 ? 2 * q->capacity : 16;
-        message *items = malloc(capacity * sizeof *items);
+        message *items = take(r, capacity, sizeof *items);
         if (!items) {
-            r->failed = true;
             return;
         }
         for (uint32_t i = 0; i < q->count; i++) {
             items[i] = q->items[(q->head + i) & (q->capacity - 1)];
         }
-        free(q->items);
         *q = (message_queue){.items = items, .count = q->count, .capacity = capacity};
     }
     q->items[(q->head + q->count++) & (q->capacity - 1)] = m;
@@ -767,60 +775,24 @@ static gr_status open_run(const gr_ps_sim *sim, ps_run *r, gr_diag *diag)
     r->need = (uint32_t)(sim->mode == GR_PS_SIM_BACKUP ? sim->aggregate : r->workers);
     cut(r);
     size_t workers = (size_t)r->workers, servers = (size_t)r->servers, hosts = (size_t)r->hosts;
-    r->processes = calloc(workers + servers, sizeof *r->processes);
-    r->worker = calloc(workers, sizeof *r->worker);
-    r->server = calloc(servers, sizeof *r->server);
-    r->host = calloc(hosts, sizeof *r->host);
-    r->flow = calloc(3 * workers * servers, sizeof *r->flow);
-    r->version = calloc(r->chunks, sizeof *r->version);
-    r->pushed = calloc(r->chunks, sizeof *r->pushed);
-    r->unsafe = calloc(r->chunks, sizeof *r->unsafe);
-    r->waits = calloc(workers * r->chunks, sizeof *r->waits);
-    r->seen = calloc(workers * r->chunks, sizeof *r->seen);
-    r->got = calloc(workers * servers, sizeof *r->got);
-    r->heap = calloc(2 * workers + servers + 5 * hosts, sizeof *r->heap);
-    if (!r->processes || !r->worker || !r->server || !r->host || !r->flow || !r->version ||
-        !r->pushed || !r->unsafe || !r->waits || !r->seen || !r->got || !r->heap) {
+    gr_arena_init(&r->arena, SIZE_MAX);
+    r->processes = take(r, workers + servers, sizeof *r->processes);
+    r->worker = take(r, workers, sizeof *r->worker);
+    r->server = take(r, servers, sizeof *r->server);
+    r->host = take(r, hosts, sizeof *r->host);
+    r->flow = take(r, 3 * workers * servers, sizeof *r->flow);
+    r->version = take(r, r->chunks, sizeof *r->version);
+    r->pushed = take(r, r->chunks, sizeof *r->pushed);
+    r->unsafe = take(r, r->chunks, sizeof *r->unsafe);
+    r->waits = take(r, workers * r->chunks, sizeof *r->waits);
+    r->seen = take(r, workers * r->chunks, sizeof *r->seen);
+    r->got = take(r, workers * servers, sizeof *r->got);
+    r->heap = take(r, 2 * workers + servers + 5 * hosts, sizeof *r->heap);
+    if (r->failed) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to simulate %d workers", r->workers);
     }
     place(r);
     return GR_OK;
-}
-
-static void close_run(ps_run *r)
-{
-    for (int at = 0; r->processes && at < r->workers + r->servers; at++) {
-        free(r->processes[at].first.items);
-        free(r->processes[at].out.items);
-        free(r->processes[at].in.items);
-    }
-    for (int at = 0; r->server && at < r->servers; at++) {
-        free(r->server[at].held.items);
-    }
-    for (int at = 0; r->host && at < r->hosts; at++) {
-        free(r->host[at].wire.items);
-        free(r->host[at].flying.items);
-        free(r->host[at].arriving.items);
-        free(r->host[at].copies.items);
-        free(r->host[at].local.items);
-        free(r->host[at].safe.items);
-    }
-    free(r->processes);
-    free(r->worker);
-    free(r->server);
-    for (int i = 0; r->flow && i < 3 * r->workers * r->servers; i++) {
-        free(r->flow[i].rest.items);
-    }
-    free(r->host);
-    free(r->flow);
-    free(r->version);
-    free(r->pushed);
-    free(r->unsafe);
-    free(r->waits);
-    free(r->seen);
-    free(r->got);
-    free(r->heap);
-    free(r);
 }
 
 /* Workers that wait for nobody come one after the other: that they begin together would be an
@@ -929,6 +901,7 @@ gr_status gr_ps_sim_run(const gr_ps_sim *sim, gr_ps_simulated *simulated_out, gr
     if (status == GR_OK) {
         status = run_steps(r, simulated_out, diag);
     }
-    close_run(r);
+    gr_arena_fini(&r->arena);
+    free(r);
     return status;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim/simulate_world.h"
 
+#include "base/arena.h"
 #include "base/fail.h"
 #include "coll/engine/exec.h"
 #include "coll/plan/cut.h"
@@ -41,14 +42,16 @@ typedef struct net_event {
 
 typedef enum task_kind { TASK_NONE, TASK_SEND, TASK_LOCAL, TASK_TAKE } task_kind;
 
+typedef struct work_ring {
+    uint32_t *items;
+    uint32_t head, count, capacity;
+} work_ring;
+
 typedef struct thread {
-    uint32_t *done;             /* by step: finished segments */
-    uint8_t *queued;            /* by step: waits in `local` */
-    uint32_t *local, *out, *in; /* rings of steps and paths that can go on */
-    uint32_t local_head, local_count;
-    uint32_t out_head, out_count;
-    uint32_t in_head, in_count;
-    task_kind task; /* being done */
+    uint32_t *done;           /* by step: finished segments */
+    uint8_t *queued;          /* by step: waits in `local` */
+    work_ring local, out, in; /* steps, and paths to and from peers, that can go on */
+    task_kind task;           /* being done */
     uint32_t what;
     bool wants_core;
     bool posted; /* what it is sending goes to the wire by an event of its own */
@@ -76,13 +79,13 @@ typedef struct interface {
 
 typedef struct core_pool {
     int64_t free;
-    int *waiting; /* ring of ranks */
-    uint32_t head, count, capacity;
+    work_ring waiting; /* ranks */
 } core_pool;
 
 typedef struct net_run {
     gr_simworld *world;
     const gr_cluster *cluster;
+    gr_arena arena; /* of all that the pointers below name */
     gr_cut cut;
     size_t segment_bytes;
     uint32_t segments, slice_segments; /* of a block; of those in the same scratch */
@@ -101,15 +104,50 @@ typedef struct net_run {
     bool failed; /* no memory */
 } net_run;
 
+/* Zeroed; NULL: no memory, which `failed` says. */
+static void *take(net_run *r, size_t count, size_t size_bytes)
+{
+    void *memory = gr_arena_alloc(&r->arena, count * size_bytes);
+    r->failed = r->failed || !memory;
+    return memory;
+}
+
+static work_ring take_ring(net_run *r, uint32_t capacity)
+{
+    return (work_ring){.items = take(r, capacity, sizeof(uint32_t)), .capacity = capacity};
+}
+
+static void ring_add(work_ring *to, uint32_t item)
+{
+    to->items[(to->head + to->count++) % to->capacity] = item;
+}
+
+static void ring_add_first(work_ring *to, uint32_t item)
+{
+    to->head = (to->head + to->capacity - 1) % to->capacity;
+    to->items[to->head] = item;
+    to->count++;
+}
+
+static uint32_t ring_remove(work_ring *from)
+{
+    uint32_t item = from->items[from->head];
+    from->head = (from->head + 1) % from->capacity;
+    from->count--;
+    return item;
+}
+
 /* ---- Events ---------------------------------------------------------------------------------- */
 static void push(net_run *r, net_event e)
 {
     if (r->event_count == r->event_capacity) {
         size_t capacity = r->event_capacity > 0 ? r->event_capacity * 2 : EVENTS_FIRST;
-        net_event *heap = realloc(r->heap, capacity * sizeof *heap);
+        net_event *heap = take(r, capacity, sizeof *heap);
         if (!heap) {
-            r->failed = true;
             return;
+        }
+        if (r->event_count > 0) {
+            memcpy(heap, r->heap, r->event_count * sizeof *heap);
         }
         r->heap = heap;
         r->event_capacity = capacity;
@@ -268,9 +306,7 @@ static void offer_send(net_run *r, int rank, uint32_t index, bool next)
     (void)head_of(r, rank, path, true, path->next.index, &at);
     if (is_ready(r, rank, at, path->next.segment)) {
         path->queued = true;
-        t->out_head = (t->out_head + (next ? own->out_count - 1 : 0)) % own->out_count;
-        t->out[(t->out_head + (next ? 0 : t->out_count)) % own->out_count] = index;
-        t->out_count++;
+        (next ? ring_add_first : ring_add)(&t->out, index);
     }
 }
 
@@ -288,7 +324,7 @@ static void offer_take(net_run *r, int rank, uint32_t index)
         path->arrived > 0 || (!is_whole(step) && message_bytes(r, step, path->next.segment) == 0);
     if (here && is_ready(r, rank, at, path->next.segment)) {
         path->queued = true;
-        t->in[(t->in_head + t->in_count++) % own->in_count] = index;
+        ring_add(&t->in, index);
     }
 }
 
@@ -296,9 +332,8 @@ static void offer_local(net_run *r, int rank, uint32_t at)
 {
     thread *t = &r->threads[rank];
     if (!t->queued[at] && t->done[at] < r->segments && is_ready(r, rank, at, t->done[at])) {
-        uint32_t ring = r->world->ranks[rank].schedule->step_count;
         t->queued[at] = 1;
-        t->local[(t->local_head + t->local_count++) % ring] = at;
+        ring_add(&t->local, at);
     }
 }
 
@@ -562,27 +597,18 @@ static void task_done(net_run *r, int rank)
     }
 }
 
-static bool choose_task(net_run *r, int rank)
+static void choose_task(thread *t)
 {
-    thread *t = &r->threads[rank];
-    const gr_simrank *own = &r->world->ranks[rank];
-    if (t->out_count > 0) {
+    if (t->out.count > 0) {
         t->task = TASK_SEND;
-        t->what = t->out[t->out_head];
-        t->out_head = (t->out_head + 1) % own->out_count;
-        t->out_count--;
-    } else if (t->local_count > 0) {
+        t->what = ring_remove(&t->out);
+    } else if (t->local.count > 0) {
         t->task = TASK_LOCAL;
-        t->what = t->local[t->local_head];
-        t->local_head = (t->local_head + 1) % own->schedule->step_count;
-        t->local_count--;
-    } else if (t->in_count > 0) {
+        t->what = ring_remove(&t->local);
+    } else {
         t->task = TASK_TAKE;
-        t->what = t->in[t->in_head];
-        t->in_head = (t->in_head + 1) % own->in_count;
-        t->in_count--;
+        t->what = ring_remove(&t->in);
     }
-    return t->task != TASK_NONE;
 }
 
 /* The first bytes of a message are on the wire while the rest is still being copied. */
@@ -626,18 +652,16 @@ static void kick(net_run *r, int rank)
     core_pool *pool = pool_of(r, rank);
     const gr_simrank *own = &r->world->ranks[rank];
     while (t->task == TASK_NONE && !t->wants_core) {
-        if (t->out_count + t->local_count + t->in_count == 0) {
+        if (t->out.count + t->local.count + t->in.count == 0) {
             return;
         }
         if (pool && pool->free == 0) {
             t->wants_core = true;
             count_idle(r, t, own);
-            pool->waiting[(pool->head + pool->count++) % pool->capacity] = rank;
+            ring_add(&pool->waiting, (uint32_t)rank);
             return;
         }
-        if (!choose_task(r, rank)) {
-            return;
-        }
+        choose_task(t);
         cost c = cost_of_task(r, rank);
         count_idle(r, t, own);
         if (t->task == TASK_TAKE && !own->in[t->what].local) {
@@ -668,10 +692,8 @@ static void thread_done(net_run *r, int rank)
     task_done(r, rank);
     if (pool) {
         pool->free++;
-        while (pool->count > 0 && pool->free > 0) {
-            int next = pool->waiting[pool->head];
-            pool->head = (pool->head + 1) % pool->capacity;
-            pool->count--;
+        while (pool->waiting.count > 0 && pool->free > 0) {
+            int next = (int)ring_remove(&pool->waiting);
             r->threads[next].wants_core = false;
             r->threads[next].idle_since_us = r->now_us;
             kick(r, next);
@@ -724,24 +746,18 @@ static void cut_blocks(net_run *r, size_t size_bytes)
     r->reduce_us_per_byte = us_per_byte(cluster->reduce_gbyte);
 }
 
-static bool open_threads(net_run *r)
+static void open_threads(net_run *r)
 {
     gr_simworld *world = r->world;
-    r->threads = calloc((size_t)world->size, sizeof *r->threads);
-    for (int rank = 0; r->threads && rank < world->size; rank++) {
-        thread *t = &r->threads[rank];
+    r->threads = take(r, (size_t)world->size, sizeof *r->threads);
+    for (int rank = 0; !r->failed && rank < world->size; rank++) {
         gr_simrank *own = &world->ranks[rank];
-        size_t steps = own->schedule->step_count;
-        uint32_t *memory =
-            calloc(2 * steps + own->out_count + own->in_count + steps / 4 + 2, sizeof *memory);
-        if (!memory) {
-            return false;
-        }
-        t->done = memory;
-        t->local = memory + steps;
-        t->out = t->local + steps;
-        t->in = t->out + own->out_count;
-        t->queued = (uint8_t *)(t->in + own->in_count);
+        uint32_t steps = own->schedule->step_count;
+        r->threads[rank] = (thread){.done = take(r, steps, sizeof(uint32_t)),
+                                    .queued = take(r, steps, sizeof(uint8_t)),
+                                    .local = take_ring(r, steps),
+                                    .out = take_ring(r, own->out_count),
+                                    .in = take_ring(r, own->in_count)};
         for (uint32_t i = 0; i < own->out_count + own->in_count; i++) {
             gr_simpath *path = i < own->out_count ? &own->out[i] : &own->in[i - own->out_count];
             path->next = path->wire = (gr_simcursor){0};
@@ -749,59 +765,38 @@ static bool open_threads(net_run *r)
             path->arrived = path->packets = 0;
             path->queued = false;
         }
-        for (size_t at = 0; at < steps; at++) {
+        for (uint32_t at = 0; at < steps; at++) {
             r->left += segments_of(r, &own->schedule->steps[at]);
         }
     }
-    return r->threads != NULL;
 }
 
-static bool open_hosts(net_run *r)
+static void open_hosts(net_run *r)
 {
     const gr_simworld *world = r->world;
     const gr_cluster *cluster = r->cluster;
     size_t hosts = (size_t)cluster->hosts;
-    r->interfaces = calloc(hosts, sizeof *r->interfaces);
-    if (!r->interfaces) {
-        return false;
-    }
-    for (int rank = 0; rank < world->size; rank++) {
+    r->interfaces = take(r, hosts, sizeof *r->interfaces);
+    for (int rank = 0; !r->failed && rank < world->size; rank++) {
         r->interfaces[world->host_of[rank]].capacity +=
             QUEUED_PACKETS * world->ranks[rank].out_count;
     }
-    for (size_t host = 0; host < hosts; host++) {
+    for (size_t host = 0; !r->failed && host < hosts; host++) {
         r->interfaces[host].capacity += 1;
         r->interfaces[host].packets =
-            calloc(r->interfaces[host].capacity, sizeof *r->interfaces[host].packets);
-        if (!r->interfaces[host].packets) {
-            return false;
-        }
+            take(r, r->interfaces[host].capacity, sizeof *r->interfaces[host].packets);
     }
     bool shared = cluster->shared_cores > 0;
     if (!shared && (cluster->cores == 0 || cluster->cores >= cluster->ranks_per_host)) {
-        return true;
+        return;
     }
     r->pool_count = shared ? 1 : (int)hosts;
-    r->pools = calloc((size_t)r->pool_count, sizeof *r->pools);
-    for (int i = 0; r->pools && i < r->pool_count; i++) {
-        core_pool *pool = &r->pools[i];
-        pool->free = shared ? cluster->shared_cores : cluster->cores;
-        pool->capacity = (uint32_t)(shared ? world->size : (int)cluster->ranks_per_host);
-        pool->waiting = calloc(pool->capacity, sizeof *pool->waiting);
-        if (!pool->waiting) {
-            return false;
-        }
+    r->pools = take(r, (size_t)r->pool_count, sizeof *r->pools);
+    for (int i = 0; !r->failed && i < r->pool_count; i++) {
+        r->pools[i].free = shared ? cluster->shared_cores : cluster->cores;
+        r->pools[i].waiting =
+            take_ring(r, (uint32_t)(shared ? world->size : (int)cluster->ranks_per_host));
     }
-    return r->pools != NULL;
-}
-
-static void close_threads(net_run *r)
-{
-    for (int rank = 0; r->threads && rank < r->world->size; rank++) {
-        free(r->threads[rank].done);
-    }
-    free(r->threads);
-    r->threads = NULL;
 }
 
 /* Another operation begins now: all that is left of the one before is what it saved or owes at the
@@ -818,20 +813,6 @@ static void begin_again(net_run *r)
     }
     memset(r->cause_us, 0, sizeof r->cause_us);
     r->now_us = 0;
-}
-
-static void close_run(net_run *r)
-{
-    close_threads(r);
-    for (int64_t host = 0; r->interfaces && host < r->cluster->hosts; host++) {
-        free(r->interfaces[host].packets);
-    }
-    for (int i = 0; r->pools && i < r->pool_count; i++) {
-        free(r->pools[i].waiting);
-    }
-    free(r->pools);
-    free(r->interfaces);
-    free(r->heap);
 }
 
 static void run_events(net_run *r)
@@ -893,16 +874,15 @@ gr_status gr_simworld_run(gr_simworld *world, size_t size_bytes, gr_simulated *s
     net_run r = {.world = world, .cluster = &world->cluster};
     gr_status status = GR_OK;
     cut_blocks(&r, size_bytes);
-    r.failed = !open_hosts(&r);
+    gr_arena_init(&r.arena, SIZE_MAX);
+    open_hosts(&r);
     /* Where pauses are worth something, it is the second one of two operations: in the first one
      * some interfaces have paused before its end. */
     for (int left = r.burst_us > 0 ? 2 : 1; left > 0 && !r.failed; left--) {
         begin_again(&r);
-        close_threads(&r);
-        if (open_threads(&r)) {
+        open_threads(&r);
+        if (!r.failed) {
             run_events(&r);
-        } else {
-            r.failed = true;
         }
     }
     if (r.failed) {
@@ -913,6 +893,6 @@ gr_status gr_simworld_run(gr_simworld *world, size_t size_bytes, gr_simulated *s
     } else {
         take_result(&r, simulated_out);
     }
-    close_run(&r);
+    gr_arena_fini(&r.arena);
     return status;
 }

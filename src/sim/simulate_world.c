@@ -10,35 +10,21 @@
 enum { WORLD_SIZE_MAX = 4096 };
 
 /* ---- Topology -------------------------------------------------------------------------------- */
+/* Host by host. */
 static gr_status place_ranks(gr_simworld *world, gr_diag *diag)
 {
-    size_t ranks = (size_t)world->size, hosts = (size_t)world->cluster.hosts;
-    world->host_of = malloc(ranks * sizeof *world->host_of);
-    world->local_rank = malloc(ranks * sizeof *world->local_rank);
-    world->local_size = malloc(hosts * sizeof *world->local_size);
-    if (!world->host_of || !world->local_rank || !world->local_size) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the places of %zu ranks", ranks);
+    uint64_t *hosts = malloc((size_t)world->size * sizeof *hosts);
+    for (int rank = 0; hosts && rank < world->size; rank++) {
+        hosts[rank] = (uint64_t)(rank / world->cluster.ranks_per_host);
     }
-    int per_host = (int)world->cluster.ranks_per_host;
-    for (int rank = 0; rank < world->size; rank++) {
-        world->host_of[rank] = rank / per_host;
-        world->local_rank[rank] = rank % per_host;
+    gr_status status =
+        hosts ? gr_topology_create(hosts, world->size, &world->topology) : GR_E_NO_MEMORY;
+    free(hosts);
+    if (status != GR_OK) {
+        return gr_fail(diag, status, "no memory for the places of %d ranks", world->size);
     }
-    for (size_t host = 0; host < hosts; host++) {
-        world->local_size[host] = per_host;
-    }
-    world->topology = (gr_topology){.host_count = (int)hosts,
-                                    .host_of = world->host_of,
-                                    .local_rank = world->local_rank,
-                                    .local_size = world->local_size};
+    world->host_of = world->topology->host_of;
     return GR_OK;
-}
-
-static void free_places(gr_simworld *world)
-{
-    free(world->host_of);
-    free(world->local_rank);
-    free(world->local_size);
 }
 
 static gr_plan_shape shape_of(const gr_simworld *world, const gr_algorithm *algorithm, int rank)
@@ -47,7 +33,7 @@ static gr_plan_shape shape_of(const gr_simworld *world, const gr_algorithm *algo
                            .rank = rank,
                            .world_size = world->size,
                            .shards = world->size,
-                           .topology = world->cluster.hosts > 1 ? &world->topology : NULL};
+                           .topology = world->cluster.hosts > 1 ? world->topology : NULL};
 }
 
 uint64_t gr_simworld_steps(const gr_cluster *cluster, const gr_algorithm *algorithm)
@@ -77,7 +63,7 @@ uint64_t gr_simworld_steps(const gr_cluster *cluster, const gr_algorithm *algori
             gr_plan_fini(&plan);
         }
     }
-    free_places(&world);
+    gr_topology_destroy(world.topology);
     return fits ? most * (uint64_t)world.size + 1 : 0;
 }
 
@@ -215,6 +201,6 @@ void gr_simworld_destroy(gr_simworld *world)
         free(world->ranks[rank].path_of);
     }
     free(world->ranks);
-    free_places(world);
+    gr_topology_destroy(world->topology);
     free(world);
 }

@@ -45,9 +45,9 @@ typedef struct gr_simworld {
     int size;
     gr_coll coll;
     gr_simrank *ranks;
-    int *host_of, *local_rank, *local_size;
-    gr_topology topology;
-    uint64_t steps; /* of all plans */
+    gr_topology *topology;
+    const int *host_of; /* of it */
+    uint64_t steps;     /* of all plans */
     int blocks;
 } gr_simworld;
 
