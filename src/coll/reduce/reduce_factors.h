@@ -89,15 +89,8 @@ static void scale_bf16(void *buf, size_t count, int divisor)
         }                                                                                          \
     }
 
-static inline uint16_t multiplied_f16(uint16_t x, float by)
-{
-    return gr_f16_of_f32(gr_f32_of_f16(x) * by);
-}
-
-static inline uint16_t multiplied_bf16(uint16_t x, float by)
-{
-    return gr_bf16_of_f32(gr_f32_of_bf16(x) * by);
-}
+#define GR_TIMES_F16(x, by) gr_f16_of_f32(gr_f32_of_f16(x) * (by))
+#define GR_TIMES_BF16(x, by) gr_bf16_of_f32(gr_f32_of_bf16(x) * (by))
 
 /* The largest i64 and u64 are no f64: from 2^63 and 2^64 on they stand for the product. A NaN (of a
  * factor that is one) gives 0. */
@@ -114,10 +107,10 @@ static inline uint16_t multiplied_bf16(uint16_t x, float by)
     }                                                                                              \
     GR_MULTIPLY(multiply_##name, type, double, multiplied_##name)
 
-GR_MULTIPLY(multiply_f32, any_f32, float, times_f32)
-GR_MULTIPLY(multiply_f64, any_f64, double, times_f64)
-GR_MULTIPLY(multiply_f16, any_u16, float, multiplied_f16)
-GR_MULTIPLY(multiply_bf16, any_u16, float, multiplied_bf16)
+GR_MULTIPLY(multiply_f32, any_f32, float, GR_TIMES)
+GR_MULTIPLY(multiply_f64, any_f64, double, GR_TIMES)
+GR_MULTIPLY(multiply_f16, any_u16, float, GR_TIMES_F16)
+GR_MULTIPLY(multiply_bf16, any_u16, float, GR_TIMES_BF16)
 GR_MULTIPLY_INTEGER(i8, any_i8, int8_t, INT8_MIN, INT8_MAX)
 GR_MULTIPLY_INTEGER(u8, any_u8, uint8_t, 0, UINT8_MAX)
 GR_MULTIPLY_INTEGER(i16, any_i16, int16_t, INT16_MIN, INT16_MAX)

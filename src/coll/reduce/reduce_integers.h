@@ -5,6 +5,10 @@
 #error "define GR_REDUCE_TABLE and include coll/reduce_kernels.h"
 #endif
 
+#define GR_AND(x, y) ((x) & (y))
+#define GR_OR(x, y) ((x) | (y))
+#define GR_XOR(x, y) ((x) ^ (y))
+
 /* What does not ask for the sign. In `wide`, which is unsigned and no smaller than int: no overflow
  * is undefined. */
 #define GR_SIGNLESS(bits, wide)                                                                    \
@@ -16,23 +20,11 @@
     {                                                                                              \
         return (uint##bits##_t)((wide)x * (wide)y);                                                \
     }                                                                                              \
-    static inline uint##bits##_t and_u##bits(uint##bits##_t x, uint##bits##_t y)                   \
-    {                                                                                              \
-        return x & y;                                                                              \
-    }                                                                                              \
-    static inline uint##bits##_t or_u##bits(uint##bits##_t x, uint##bits##_t y)                    \
-    {                                                                                              \
-        return x | y;                                                                              \
-    }                                                                                              \
-    static inline uint##bits##_t xor_u##bits(uint##bits##_t x, uint##bits##_t y)                   \
-    {                                                                                              \
-        return x ^ y;                                                                              \
-    }                                                                                              \
     GR_KERNEL(sum_u##bits, any_u##bits, add_u##bits)                                               \
     GR_KERNEL(product_u##bits, any_u##bits, times_u##bits)                                         \
-    GR_KERNEL(band_u##bits, any_u##bits, and_u##bits)                                              \
-    GR_KERNEL(bor_u##bits, any_u##bits, or_u##bits)                                                \
-    GR_KERNEL(bxor_u##bits, any_u##bits, xor_u##bits)
+    GR_KERNEL(band_u##bits, any_u##bits, GR_AND)                                                   \
+    GR_KERNEL(bor_u##bits, any_u##bits, GR_OR)                                                     \
+    GR_KERNEL(bxor_u##bits, any_u##bits, GR_XOR)
 
 GR_SIGNLESS(8, unsigned)
 GR_SIGNLESS(16, unsigned)

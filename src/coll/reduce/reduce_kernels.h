@@ -63,42 +63,8 @@ typedef int64_t any_i64 GR_ANYWHERE;
     }
 
 /* ---- f32, f64 -------------------------------------------------------------------------------- */
-static inline float add_f32(float x, float y)
-{
-    return x + y;
-}
-
-static inline double add_f64(double x, double y)
-{
-    return x + y;
-}
-
-static inline float times_f32(float x, float y)
-{
-    return x * y;
-}
-
-static inline double times_f64(double x, double y)
-{
-    return x * y;
-}
-
-/* Equal operands have equal bits, but for the two zeros: there `or` gives -0 and `and` gives +0. */
-static inline float min_f32(float x, float y)
-{
-    float less = x < y ? x : y; /* y if one is NaN */
-    float equal = gr_f32_of_bits(gr_bits_of_f32(x) | gr_bits_of_f32(y));
-    float result = x == y ? equal : less;
-    return x != x ? x : result;
-}
-
-static inline float max_f32(float x, float y)
-{
-    float more = x > y ? x : y;
-    float equal = gr_f32_of_bits(gr_bits_of_f32(x) & gr_bits_of_f32(y));
-    float result = x == y ? equal : more;
-    return x != x ? x : result;
-}
+#define GR_PLUS(x, y) ((x) + (y))
+#define GR_TIMES(x, y) ((x) * (y))
 
 static inline double f64_of_bits(uint64_t bits)
 {
@@ -114,42 +80,32 @@ static inline uint64_t bits_of_f64(double value)
     return bits;
 }
 
-static inline double min_f64(double x, double y)
-{
-    double less = x < y ? x : y;
-    double equal = f64_of_bits(bits_of_f64(x) | bits_of_f64(y));
-    double result = x == y ? equal : less;
-    return x != x ? x : result;
-}
+/* Equal operands have equal bits, but for the two zeros: there `or` gives -0 and `and` gives +0. */
+#define GR_EXTREME(name, number, before, both, of_bits, bits_of)                                   \
+    static inline number name(number x, number y)                                                  \
+    {                                                                                              \
+        number first = x before y ? x : y; /* y if one is NaN */                                   \
+        number equal = of_bits(bits_of(x) both bits_of(y));                                        \
+        number result = x == y ? equal : first;                                                    \
+        return x != x ? x : result;                                                                \
+    }
 
-static inline double max_f64(double x, double y)
-{
-    double more = x > y ? x : y;
-    double equal = f64_of_bits(bits_of_f64(x) & bits_of_f64(y));
-    double result = x == y ? equal : more;
-    return x != x ? x : result;
-}
+GR_EXTREME(min_f32, float, <, |, gr_f32_of_bits, gr_bits_of_f32)
+GR_EXTREME(max_f32, float, >, &, gr_f32_of_bits, gr_bits_of_f32)
+GR_EXTREME(min_f64, double, <, |, f64_of_bits, bits_of_f64)
+GR_EXTREME(max_f64, double, >, &, f64_of_bits, bits_of_f64)
 
 /* ---- f16, bf16 ------------------------------------------------------------------------------- */
-static inline uint16_t add_f16(uint16_t x, uint16_t y)
-{
-    return gr_f16_of_f32(gr_f32_of_f16(x) + gr_f32_of_f16(y));
-}
+#define GR_BY_F32(name, type, operation)                                                           \
+    static inline uint16_t name(uint16_t x, uint16_t y)                                            \
+    {                                                                                              \
+        return gr_##type##_of_f32(operation(gr_f32_of_##type(x), gr_f32_of_##type(y)));            \
+    }
 
-static inline uint16_t add_bf16(uint16_t x, uint16_t y)
-{
-    return gr_bf16_of_f32(gr_f32_of_bf16(x) + gr_f32_of_bf16(y));
-}
-
-static inline uint16_t times_f16(uint16_t x, uint16_t y)
-{
-    return gr_f16_of_f32(gr_f32_of_f16(x) * gr_f32_of_f16(y));
-}
-
-static inline uint16_t times_bf16(uint16_t x, uint16_t y)
-{
-    return gr_bf16_of_f32(gr_f32_of_bf16(x) * gr_f32_of_bf16(y));
-}
+GR_BY_F32(add_f16, f16, GR_PLUS)
+GR_BY_F32(add_bf16, bf16, GR_PLUS)
+GR_BY_F32(times_f16, f16, GR_TIMES)
+GR_BY_F32(times_bf16, bf16, GR_TIMES)
 
 /* An integer that grows with the number, -0 below +0; NaNs are at both ends. */
 static inline int16_t order_of(uint16_t bits)
@@ -165,32 +121,23 @@ static inline uint16_t pick(uint16_t x, uint16_t y, int take_x, uint16_t infinit
     return (x & 0x7fffu) > infinity ? x : chosen;
 }
 
-static inline uint16_t min_f16(uint16_t x, uint16_t y)
-{
-    return pick(x, y, order_of(x) < order_of(y), 0x7c00u);
-}
+#define GR_PICK(name, before, infinity)                                                            \
+    static inline uint16_t name(uint16_t x, uint16_t y)                                            \
+    {                                                                                              \
+        return pick(x, y, order_of(x) before order_of(y), infinity);                               \
+    }
 
-static inline uint16_t max_f16(uint16_t x, uint16_t y)
-{
-    return pick(x, y, order_of(x) > order_of(y), 0x7c00u);
-}
+GR_PICK(min_f16, <, 0x7c00u)
+GR_PICK(max_f16, >, 0x7c00u)
+GR_PICK(min_bf16, <, 0x7f80u)
+GR_PICK(max_bf16, >, 0x7f80u)
 
-static inline uint16_t min_bf16(uint16_t x, uint16_t y)
-{
-    return pick(x, y, order_of(x) < order_of(y), 0x7f80u);
-}
-
-static inline uint16_t max_bf16(uint16_t x, uint16_t y)
-{
-    return pick(x, y, order_of(x) > order_of(y), 0x7f80u);
-}
-
-GR_KERNEL(sum_f32, any_f32, add_f32)
-GR_KERNEL(product_f32, any_f32, times_f32)
+GR_KERNEL(sum_f32, any_f32, GR_PLUS)
+GR_KERNEL(product_f32, any_f32, GR_TIMES)
 GR_KERNEL(smallest_f32, any_f32, min_f32)
 GR_KERNEL(largest_f32, any_f32, max_f32)
-GR_KERNEL(sum_f64, any_f64, add_f64)
-GR_KERNEL(product_f64, any_f64, times_f64)
+GR_KERNEL(sum_f64, any_f64, GR_PLUS)
+GR_KERNEL(product_f64, any_f64, GR_TIMES)
 GR_KERNEL(smallest_f64, any_f64, min_f64)
 GR_KERNEL(largest_f64, any_f64, max_f64)
 GR_KERNEL(product_bf16, any_u16, times_bf16)
@@ -264,8 +211,8 @@ static bool add_scaled(float *restrict to, const float *restrict from, float fac
     return bad == 0;
 }
 
-GR_KERNEL_BOTH(sum_both_f32, any_f32, add_f32)
-GR_KERNEL_BOTH(sum_both_f64, any_f64, add_f64)
+GR_KERNEL_BOTH(sum_both_f32, any_f32, GR_PLUS)
+GR_KERNEL_BOTH(sum_both_f64, any_f64, GR_PLUS)
 
 #include "coll/reduce/reduce_complex.h"
 
@@ -283,6 +230,15 @@ GR_KERNEL_BOTH(sum_both_f64, any_f64, add_f64)
 #define GR_COMPLEX_OPS(type)                                                                       \
     {                                                                                              \
         [GR_SUM] = sum_##type, [GR_AVERAGE] = sum_##type, [GR_PRODUCT] = product_##type            \
+    }
+
+#define GR_OF_NUMBERS(operation)                                                                   \
+    {                                                                                              \
+        [GR_F32] = operation##_f32, [GR_F64] = operation##_f64, [GR_F16] = operation##_f16,        \
+        [GR_BF16] = operation##_bf16, [GR_I8] = operation##_i8, [GR_I16] = operation##_i16,        \
+        [GR_I32] = operation##_i32, [GR_I64] = operation##_i64, [GR_U8] = operation##_u8,          \
+        [GR_U16] = operation##_u16, [GR_U32] = operation##_u32, [GR_U64] = operation##_u64,        \
+        [GR_COMPLEX64] = operation##_complex64, [GR_COMPLEX128] = operation##_complex128           \
     }
 
 /* What is not here is refused: a type has no such operation. */
@@ -315,39 +271,7 @@ const gr_reduce_table GR_REDUCE_TABLE = {
                  [GR_F64] = sum_both_f64,
                  [GR_COMPLEX64] = sum_both_complex64,
                  [GR_COMPLEX128] = sum_both_complex128},
-    .scale =
-        {
-            [GR_F32] = scale_f32,
-            [GR_F64] = scale_f64,
-            [GR_F16] = scale_f16,
-            [GR_BF16] = scale_bf16,
-            [GR_I8] = scale_i8,
-            [GR_I16] = scale_i16,
-            [GR_I32] = scale_i32,
-            [GR_I64] = scale_i64,
-            [GR_U8] = scale_u8,
-            [GR_U16] = scale_u16,
-            [GR_U32] = scale_u32,
-            [GR_U64] = scale_u64,
-            [GR_COMPLEX64] = scale_complex64,
-            [GR_COMPLEX128] = scale_complex128,
-        },
-    .multiply =
-        {
-            [GR_F32] = multiply_f32,
-            [GR_F64] = multiply_f64,
-            [GR_F16] = multiply_f16,
-            [GR_BF16] = multiply_bf16,
-            [GR_I8] = multiply_i8,
-            [GR_I16] = multiply_i16,
-            [GR_I32] = multiply_i32,
-            [GR_I64] = multiply_i64,
-            [GR_U8] = multiply_u8,
-            [GR_U16] = multiply_u16,
-            [GR_U32] = multiply_u32,
-            [GR_U64] = multiply_u64,
-            [GR_COMPLEX64] = multiply_complex64,
-            [GR_COMPLEX128] = multiply_complex128,
-        },
+    .scale = GR_OF_NUMBERS(scale),
+    .multiply = GR_OF_NUMBERS(multiply),
     .add_scaled = add_scaled,
 };
