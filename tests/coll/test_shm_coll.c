@@ -579,6 +579,56 @@ static void test_other_operations_are_seen(void **unused)
     close_world(&w);
 }
 
+/* Of one element, by a rank that waits for nobody: it is over at once. */
+static void broadcast_own(gr_shm_coll *shm, float *value, uint64_t fingerprint)
+{
+    gr_shm_coll_op *op = NULL;
+    const void *input = value;
+    gr_shm_coll_request request = {.coll = GR_COLL_BROADCAST,
+                                   .count = 1,
+                                   .root = shm->rank,
+                                   .shards = shm->size,
+                                   .inputs = &input,
+                                   .out = value,
+                                   .divisor = 1,
+                                   .prescale = 1,
+                                   .postscale = 1};
+    assert_int_equal(gr_shm_coll_start(shm, &request, &op), GR_OK);
+    gr_shm_coll_post(op, shm->next_seq, fingerprint);
+    assert_int_equal(gr_shm_coll_move(op), GR_OK);
+    gr_shm_coll_release(op);
+}
+
+/* Of two ranks that wait for nobody the later one sees what the other has called, whichever number
+ * the operation has, although both let go of its slot with it. */
+static void calls_that_nobody_waits_for_are_compared_whatever_their_number(void **unused)
+{
+    (void)unused;
+    for (uint32_t number = 0; number < SHM_COLL_SLOTS; number++) {
+        world w;
+        float values[2] = {1, 2};
+        bool seen = false;
+        open_world(&w, 2, CMA);
+        for (uint32_t i = 0; i < 2 * SHM_COLL_SLOTS && !seen; i++) {
+            for (int rank = 0; rank < 2; rank++) {
+                uint32_t at;
+                uint64_t own;
+                int peer;
+                uint64_t fingerprint = i == number ? 6 + (uint64_t)rank : 5;
+                broadcast_own(w.shm[rank], &values[rank], fingerprint);
+                if (gr_shm_coll_mismatch(w.shm[rank], &at, &own, &peer)) {
+                    assert_int_equal(at, number);
+                    assert_int_equal(own, fingerprint);
+                    assert_int_equal(peer, 1 - rank);
+                    seen = true;
+                }
+            }
+        }
+        assert_true(seen);
+        close_world(&w);
+    }
+}
+
 static void test_memory_outside_the_heap_is_refused(void **unused)
 {
     (void)unused;
@@ -814,6 +864,7 @@ int main(void)
         cmocka_unit_test(buffer_kinds_that_change_are_read_once),
         cmocka_unit_test(different_numbers_of_cores_give_the_same_shares),
         cmocka_unit_test(test_other_operations_are_seen),
+        cmocka_unit_test(calls_that_nobody_waits_for_are_compared_whatever_their_number),
         cmocka_unit_test(test_memory_outside_the_heap_is_refused),
         cmocka_unit_test(test_who_gave_up_is_not_written_to),
         cmocka_unit_test(test_memory_that_is_gone_is_an_error),

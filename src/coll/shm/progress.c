@@ -171,6 +171,73 @@ static void learn_room(gr_shm_coll *shm, const gr_shm_coll_op *op, uint32_t most
     }
 }
 
+/* The slot is that of this operation, or of one before, until we publish that we have finished
+ * it. */
+static bool is_alike(gr_shm_coll *shm, shm_unchecked *unchecked, int peer)
+{
+    const shm_control *control =
+        &shm->peers[peer].area->slots[unchecked->seq % SHM_COLL_SLOTS].control;
+    uint32_t posted = atomic_load(&control->sequence);
+    if (posted != unchecked->seq + 1) {
+        return true;
+    }
+    unchecked->peers &= ~(UINT64_C(1) << peer);
+    return control->fingerprint == unchecked->fingerprint;
+}
+
+/* Each difference is found once. */
+static bool find_difference(gr_shm_coll *shm, shm_difference *found)
+{
+    for (uint32_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
+        int slot = __builtin_ctz(slots);
+        shm_unchecked *unchecked = &shm->unchecked[slot];
+        for (uint64_t peers = unchecked->peers; peers != 0; peers &= peers - 1) {
+            int peer = __builtin_ctzll(peers);
+            if (!is_alike(shm, unchecked, peer)) {
+                *found = (shm_difference){
+                    .fingerprint = unchecked->fingerprint, .seq = unchecked->seq, .peer = peer};
+                return true;
+            }
+        }
+        if (unchecked->peers == 0) {
+            shm->unchecked_slots &= (uint16_t) ~(1u << slot);
+        }
+    }
+    return false;
+}
+
+/* Keeps what it finds for gr_shm_coll_mismatch. */
+static bool look_for_difference(gr_shm_coll *shm)
+{
+    shm->differs = shm->differs || find_difference(shm, &shm->difference);
+    return shm->differs;
+}
+
+bool gr_shm_coll_mismatch(gr_shm_coll *shm, uint32_t *number_out, uint64_t *fingerprint_out,
+                          int *peer_out)
+{
+    if (!look_for_difference(shm)) {
+        return false;
+    }
+    *number_out = shm->difference.seq;
+    *fingerprint_out = shm->difference.fingerprint;
+    *peer_out = shm->difference.peer;
+    shm->differs = false;
+    return true;
+}
+
+/* What the others have posted so far can be read for the last time. Of two ranks that wait for
+ * nobody, one sees what the other one has called: whose fence is the last one. */
+static void look_for_the_last_time(gr_shm_coll *shm)
+{
+    if (shm->unchecked_slots != 0) {
+#if !defined(__SANITIZE_THREAD__) /* where posts are sequentially consistent */
+        atomic_thread_fence(memory_order_seq_cst);
+#endif
+        (void)look_for_difference(shm);
+    }
+}
+
 /* Not each time: who wants room waits for operations that all have posted, and that we will have
  * finished one day; the last of them are published by then, or there was room. */
 static void publish_finished(gr_shm_coll *shm)
@@ -179,6 +246,7 @@ static void publish_finished(gr_shm_coll *shm)
     if (finished - shm->published < SHM_COLL_FINISHED_MAX) {
         return;
     }
+    look_for_the_last_time(shm);
     shm->published = finished;
     /* From here on the others may use the slots of these operations again. */
     for (uint32_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
@@ -299,42 +367,6 @@ static void compare_later(gr_shm_coll_op *op)
         }
     }
     shm->unchecked_slots |= (uint16_t)((unchecked->peers != 0) << slot);
-}
-
-/* The slot is that of this operation, or of one before, until we publish that we have finished
- * it. */
-static bool is_alike(gr_shm_coll *shm, shm_unchecked *unchecked, int peer)
-{
-    const shm_control *control =
-        &shm->peers[peer].area->slots[unchecked->seq % SHM_COLL_SLOTS].control;
-    uint32_t posted = atomic_load(&control->sequence);
-    if (posted != unchecked->seq + 1) {
-        return true;
-    }
-    unchecked->peers &= ~(UINT64_C(1) << peer);
-    return control->fingerprint == unchecked->fingerprint;
-}
-
-bool gr_shm_coll_mismatch(gr_shm_coll *shm, uint32_t *number_out, uint64_t *fingerprint_out,
-                          int *peer_out)
-{
-    for (uint32_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
-        int slot = __builtin_ctz(slots);
-        shm_unchecked *unchecked = &shm->unchecked[slot];
-        for (uint64_t peers = unchecked->peers; peers != 0; peers &= peers - 1) {
-            int peer = __builtin_ctzll(peers);
-            if (!is_alike(shm, unchecked, peer)) {
-                *number_out = unchecked->seq;
-                *fingerprint_out = unchecked->fingerprint;
-                *peer_out = peer;
-                return true;
-            }
-        }
-        if (unchecked->peers == 0) {
-            shm->unchecked_slots &= (uint16_t) ~(1u << slot);
-        }
-    }
-    return false;
 }
 
 /* Small. Who could have let the others read its memory has not packed; if they could not all, it

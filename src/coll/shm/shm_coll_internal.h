@@ -227,6 +227,12 @@ typedef struct shm_unchecked {
     uint32_t seq;
 } shm_unchecked;
 
+typedef struct shm_difference {
+    uint64_t fingerprint; /* of this rank's call */
+    uint32_t seq;
+    int peer;
+} shm_difference;
+
 struct gr_shm_coll {
     gr_shm_colls *shms;
     int id, rank, size;
@@ -237,6 +243,8 @@ struct gr_shm_coll {
     uint64_t windows_next;       /* of the next staged operation */
     shm_unchecked unchecked[SHM_COLL_SLOTS];
     uint16_t unchecked_slots; /* bits */
+    bool differs;             /* one of them was called differently, and nobody was told: */
+    shm_difference difference;
     bool not_oversubscribed;
     bool cma; /* everybody is reached through the kernel */
     shm_known known[SHM_COLL_KNOWN];
