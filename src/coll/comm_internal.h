@@ -214,8 +214,9 @@ gr_status gr_comm_shm_prepare(gr_comm *comm, const gr_coll_args *args, bool keep
 void gr_comm_shm_drop(const gr_exec_request *request);
 /* A call that is like one of the last few but for the place of its buffer needs no checks and none
  * of what follows from them: starts that operation once more, in the same objects, which were kept.
- * NULL: it is not like them, or something else is under way; nothing has happened. */
-gr_op *gr_comm_shm_repeat(const gr_comm *comm, const gr_call *call, const void *caller);
+ * *op_out NULL: it is over, and well. False: it is not like them, or something else is under way;
+ * nothing has happened. */
+bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, gr_op **op_out);
 /* It has begun. */
 void gr_comm_shm_note(const gr_comm *comm, const gr_exec_request *request);
 /* One of these follows each start, or others wait for our next poll. The second: the caller is

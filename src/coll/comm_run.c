@@ -449,10 +449,13 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
     if (status != GR_OK) {
         return status;
     }
-    gr_op *op = calls && count == 1 && is_readable(comm, &calls[0])
-                    ? gr_comm_shm_repeat(comm, &calls[0], caller)
-                    : NULL;
-    if (op) {
+    gr_op *op = NULL;
+    if (calls && count == 1 && is_readable(comm, &calls[0]) &&
+        gr_comm_shm_repeat(comm, &calls[0], caller, &op)) {
+        if (!op) {
+            gr_context_leave_calling(context);
+            return GR_OK;
+        }
         gr_comm_shm_spin(comm, op);
         return wait_inside(context, op, GR_NEVER);
     }

@@ -118,14 +118,19 @@ void gr_comm_shm_destroy(gr_context *context)
 }
 
 /* ---- The operation's ops --------------------------------------------------------------------- */
-static void begin(void *state, gr_op *op)
+static void set_last(shm_run *run, gr_op *op)
 {
-    shm_run *run = state;
     gr_comm_shm *all = run->comm->context->shms;
     run->op = op;
     run->arrived = 0;
     run->plans = all->plans;
     all->last = run;
+}
+
+static void begin(void *state, gr_op *op)
+{
+    shm_run *run = state;
+    set_last(run, op);
     run->fingerprint = gr_op_fingerprint(op);
     gr_shm_coll_post(run->shm_op, gr_op_number(op), run->fingerprint);
 }
@@ -380,23 +385,45 @@ static bool is_like(const gr_comm *comm, const gr_call *call, const shm_run *run
            !call->name && !call->done;
 }
 
-gr_op *gr_comm_shm_repeat(const gr_comm *comm, const gr_call *call, const void *caller)
+/* Posted and recorded. Most often it is over after a moment, and was never under way for anybody
+ * else. */
+static gr_op *run_short(gr_comm *comm, shm_run *run, gr_exec_short *call)
+{
+    gr_context *context = comm->context;
+    gr_comm_shm *all = context->shms;
+    bool waited;
+    if (!context->timeline && gr_shm_coll_try(run->shm_op, &waited)) {
+        gr_exec_short_end(context->exec, call, gr_shm_coll_awaited(run->shm_op), waited);
+        run->next = all->free_runs;
+        all->free_runs = run;
+        all->last = NULL;
+        if (gr_shm_coll_differs(comm->shm)) {
+            (void)compare_calls(comm);
+        }
+        return NULL;
+    }
+    gr_op *op = gr_exec_short_go_on(context->exec, call, &shm_ops, run, &run->memory);
+    set_last(run, op);
+    return op;
+}
+
+bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, gr_op **op_out)
 {
     gr_comm_shm *all = comm->context->shms;
     gr_exec *exec = comm->context->exec;
     if (!comm->shm || all->plans != all->plans_sure || !gr_exec_may_repeat(exec, &comm->group)) {
-        return NULL;
+        return false;
     }
     shm_run **at = &all->free_runs;
     for (int i = 1; *at && !is_like(comm, call, *at); i++) {
         if (i == REMEMBERED) {
-            return NULL;
+            return false;
         }
         at = &(*at)->next;
     }
     shm_run *run = *at;
     if (!run) {
-        return NULL;
+        return false;
     }
     *at = run->next;
     run->desc.site = call->site;
@@ -407,8 +434,14 @@ gr_op *gr_comm_shm_repeat(const gr_comm *comm, const gr_call *call, const void *
         used->first = (uintptr_t)call->out;
     }
     gr_shm_coll_repeat(run->shm_op, run->moves ? call->out : NULL);
-    return gr_exec_repeat(exec, &shm_ops, run, &run->desc, &comm->group, &run->memory,
-                          run->fingerprint);
+    gr_exec_short begun = {.group = &comm->group,
+                           .desc = &run->desc,
+                           .fingerprint = run->fingerprint,
+                           .number = gr_exec_take_number(exec, &comm->group)};
+    gr_shm_coll_post(run->shm_op, begun.number, run->fingerprint);
+    gr_exec_short_record(exec, &begun);
+    *op_out = run_short(comm, run, &begun);
+    return true;
 }
 
 /* Returns true if it was started last, over shared memory, and behind nothing that a peer may have

@@ -238,6 +238,37 @@ static void test_mismatch(void **state)
     }
 }
 
+/* Ranks take themselves for the root, and wait for nobody; what follows is alike. */
+static int run_two_roots(gr_comm *comm, const ranks_job *job)
+{
+    const unsigned *before = job->arg;
+    float value = 1;
+    for (unsigned i = 0; i < REPEATS + *before; i++) {
+        EXPECT(gr_broadcast(comm, &value, 1, GR_F32, 0) == GR_OK);
+        EXPECT(gr_broadcast(comm, &value, 1, GR_F32, 1) == GR_OK);
+    }
+    EXPECT(gr_barrier(comm) == GR_OK && gr_barrier(comm) == GR_OK);
+    gr_status status = gr_broadcast(comm, &value, 1, GR_F32, gr_comm_rank(comm));
+    for (int i = 0; i < 2 && status == GR_OK; i++) {
+        status = gr_barrier(comm);
+    }
+    EXPECT(status == GR_E_MISMATCH || status == GR_E_COMM_BROKEN);
+    EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
+    EXPECT(strstr(gr_comm_diag(comm)->text, "broadcast of 1 f32 from rank 0"));
+    EXPECT(strstr(gr_comm_diag(comm)->text, "broadcast of 1 f32 from rank 1"));
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void two_roots_among_repeated_calls_are_a_mismatch(void **state)
+{
+    (void)state;
+    for (unsigned before = 0; before < 4; before++) {
+        ranks_job job = {.size = 2, .link = "shm", .arg = &before};
+        assert_int_equal(ranks_run(&job, run_two_roots, 0), 0);
+    }
+}
+
 static int run_death(gr_comm *comm, const ranks_job *job)
 {
     float value = 0;
@@ -309,9 +340,12 @@ static void test_sleepers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_results),  cmocka_unit_test(test_record),
-        cmocka_unit_test(test_mismatch), cmocka_unit_test(test_death),
+        cmocka_unit_test(test_results),
+        cmocka_unit_test(test_record),
+        cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_death),
         cmocka_unit_test(test_sleepers),
+        cmocka_unit_test(two_roots_among_repeated_calls_are_a_mismatch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

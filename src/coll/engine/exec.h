@@ -198,12 +198,24 @@ bool gr_exec_would_wait_for_itself(const gr_exec *exec, const gr_exec_group *gro
                                    const gr_op_desc *desc);
 
 /* ---- Operations that run no plan ------------------------------------------------------------- */
-/* Starts one of which all but the site and the caller in `desc` is as in one before, which had this
- * fingerprint. It cannot fail if it may be: nothing is under way, and all is well. */
+/* One of which all but the site and the caller in `desc` is as in one before, which had this
+ * fingerprint, may be started if nothing is under way, and all is well. It takes the next number of
+ * its communicator and, when that is posted, an entry in the record. If it ends before anything else
+ * happens, the executor keeps nothing more of it; else it becomes an operation. */
+typedef struct gr_exec_short {
+    const gr_exec_group *group;
+    const gr_op_desc *desc;
+    uint64_t fingerprint;
+    uint32_t number;
+    uint64_t record, started; /* gr_exec_short_record sets these */
+} gr_exec_short;
 bool gr_exec_may_repeat(const gr_exec *exec, const gr_exec_group *group);
-gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_ops *ops, void *state, const gr_op_desc *desc,
-                      const gr_exec_group *group, const gr_call_memory *memory,
-                      uint64_t fingerprint);
+uint32_t gr_exec_take_number(gr_exec *exec, const gr_exec_group *group);
+void gr_exec_short_record(gr_exec *exec, gr_exec_short *call);
+/* It has ended. `came`: bits of the group's ranks that it needed; `waited`: they came late. */
+void gr_exec_short_end(gr_exec *exec, const gr_exec_short *call, uint64_t came, bool waited);
+gr_op *gr_exec_short_go_on(gr_exec *exec, const gr_exec_short *call, const gr_op_ops *ops,
+                           void *state, const gr_call_memory *memory);
 /* One move of one such operation, for who waits for it without a look at anything else; true if
  * anything moved. */
 bool gr_exec_progress_custom(gr_op *op);

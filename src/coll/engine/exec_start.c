@@ -52,28 +52,27 @@ static uint64_t fingerprint_of(gr_exec *exec, const gr_exec_request *request, ui
     return message ? hash | GR_FINGERPRINT_MESSAGE : hash;
 }
 
-static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
+/* All but the numbers, and who takes part. */
+static gr_flight_recorder_entry *write_entry(gr_exec *exec, const gr_op_desc *desc)
 {
     gr_flight_recorder_entry *entry = gr_flight_recorder_begin(exec->record);
-    op->record = exec->record->begun;
-    op->started = entry->started;
-    entry->fingerprint = op->fingerprint;
     entry->count = desc->count;
     entry->caller = (uintptr_t)desc->caller;
-    entry->number = op->number;
     entry->tag = desc->tag;
     entry->root = desc->root;
     entry->shards = desc->shards;
     entry->status = GR_PENDING;
-    entry->peer = op->partner;
-    entry->comm = op->comm;
     entry->coll = (uint8_t)desc->coll;
     entry->dtype = (uint8_t)desc->dtype;
     entry->op = (uint8_t)desc->op;
     entry->algorithm = (uint8_t)desc->algorithm;
     gr_flight_recorder_copy(entry->name, desc->name);
     gr_flight_recorder_copy(entry->site, desc->site);
-    gr_flight_recorder_commit(exec->record);
+    return entry;
+}
+
+static void begin_timeline(gr_exec *exec, gr_op *op, const gr_flight_recorder_entry *entry)
+{
     op->waited = 0;
     op->waited_for = -1;
     op->timeline = NULL;
@@ -84,6 +83,19 @@ static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
         op->timeline = gr_timeline_begin(exec->timeline, entry, number, op->total_bytes,
                                          group ? group->size : exec->world_size);
     }
+}
+
+static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
+{
+    gr_flight_recorder_entry *entry = write_entry(exec, desc);
+    op->record = exec->record->begun;
+    op->started = entry->started;
+    entry->fingerprint = op->fingerprint;
+    entry->number = op->number;
+    entry->peer = op->partner;
+    entry->comm = op->comm;
+    gr_flight_recorder_commit(exec->record);
+    begin_timeline(exec, op, entry);
 }
 
 /* ---- The group ------------------------------------------------------------------------------- */
@@ -428,6 +440,28 @@ static int needs(const gr_exec *exec, const gr_op *op, const gr_op_desc *desc)
     return gives ? root : GR_NEEDS_NONE;
 }
 
+/* Of one that is recorded. */
+static void judge_needs(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
+{
+    op->needs = needs(exec, op, desc);
+    op->matches = !op->local && brings_all(op, desc);
+    if (!op->matches) {
+        exec->unmatched = op->record + 1;
+    }
+}
+
+static void activate(gr_exec *exec, gr_op *op)
+{
+    op->state = GR_OP_ACTIVE;
+    op->over = false;
+    op->stopped = false;
+    op->watch.moved = true;
+    op->watch.warned = false;
+    exec->moved = true;
+    exec->arrived_op = NULL;
+    exec->active++;
+}
+
 /* From here on nothing can go wrong: the operation gets its numbers. */
 static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
 {
@@ -439,14 +473,7 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
     } else {
         op->number = exec->members[op->comm].next_number++;
     }
-    op->state = GR_OP_ACTIVE;
-    op->over = false;
-    op->stopped = false;
-    op->watch.moved = true;
-    op->watch.warned = false;
-    exec->moved = true;
-    exec->arrived_op = NULL;
-    exec->active++;
+    activate(exec, op);
     if (op->ops) {
         exec->custom[exec->custom_count++] = op;
         if (op->ops->begin) {
@@ -454,11 +481,7 @@ static void begin(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
         }
     }
     record(exec, op, desc);
-    op->needs = needs(exec, op, desc);
-    op->matches = !op->local && brings_all(op, desc);
-    if (!op->matches) {
-        exec->unmatched = op->record + 1;
-    }
+    judge_needs(exec, op, desc);
 }
 
 static void enter(gr_exec *exec, gr_op *op)
@@ -607,27 +630,80 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int requ
     return GR_OK;
 }
 
+/* ---- Short operations ------------------------------------------------------------------------ */
 bool gr_exec_may_repeat(const gr_exec *exec, const gr_exec_group *group)
 {
     return exec->free_ops && exec->active == 0 && !exec->arbitrating &&
            exec->diag.status == GR_OK && exec->members[group->id].group == group;
 }
 
-gr_op *gr_exec_repeat(gr_exec *exec, const gr_op_ops *ops, void *state, const gr_op_desc *desc,
-                      const gr_exec_group *group, const gr_call_memory *memory,
-                      uint64_t fingerprint)
+uint32_t gr_exec_take_number(gr_exec *exec, const gr_exec_group *group)
+{
+    return exec->members[group->id].next_number++;
+}
+
+void gr_exec_short_record(gr_exec *exec, gr_exec_short *call)
+{
+    gr_flight_recorder_entry *entry = write_entry(exec, call->desc);
+    call->record = exec->record->begun;
+    call->started = entry->started;
+    entry->fingerprint = call->fingerprint;
+    entry->number = call->number;
+    entry->peer = -1;
+    entry->comm = call->group->id;
+    gr_flight_recorder_commit(exec->record);
+}
+
+static void note_arrivals(gr_exec *exec, const gr_exec_short *call, uint64_t came, uint64_t late)
+{
+    const gr_op_id id = {.comm = call->group->id,
+                         .number = call->number,
+                         .partner = -1,
+                         .fingerprint = call->fingerprint};
+    for (; came != 0; came &= came - 1) { /* as in gr_op_arrived: only the first was waited for */
+        int peer = call->group->world[__builtin_ctzll(came)];
+        gr_diagnosis_arrived(exec->diagnosis, &id, peer, late);
+        late = 0;
+    }
+}
+
+void gr_exec_short_end(gr_exec *exec, const gr_exec_short *call, uint64_t came, bool waited)
+{
+    gr_flight_recorder_entry *entry =
+        &exec->record->entries[call->record % GR_FLIGHT_RECORDER_ENTRIES];
+    uint64_t ended = waited ? gr_flight_recorder_now() : call->started;
+    uint64_t late = ended - call->started;
+    note_arrivals(exec, call, came, late <= UINT64_MAX / 2 ? late : 0);
+    entry->ended = ended;
+    entry->status = GR_OK;
+    bool matches = exec->members[call->group->id].same && !has_root(call->desc);
+    *(matches ? &exec->matched : &exec->unmatched) = call->record + 1;
+    exec->moved = true;
+    exec->finished++;
+}
+
+gr_op *gr_exec_short_go_on(gr_exec *exec, const gr_exec_short *call, const gr_op_ops *ops,
+                           void *state, const gr_call_memory *memory)
 {
     gr_op *op = take_free(exec);
-    join_known(exec, op, group);
+    join_known(exec, op, call->group);
     op->memory = *memory;
     op->done = NULL;
     op->ops = ops;
     op->ops_state = state;
     op->is_message = false;
-    op->fingerprint = fingerprint;
-    op->total_bytes = desc->count * gr_dtype_bytes(desc->dtype);
+    op->sends = false;
+    op->partner = -1;
+    op->number = call->number;
+    op->fingerprint = call->fingerprint;
+    op->total_bytes = call->desc->count * gr_dtype_bytes(call->desc->dtype);
     op->head = op;
     op->parts_left = 1;
-    begin(exec, op, desc);
+    op->record = call->record;
+    op->started = call->started;
+    activate(exec, op);
+    exec->custom[exec->custom_count++] = op;
+    begin_timeline(exec, op, gr_flight_recorder_at(exec->record, op->record));
+    judge_needs(exec, op, call->desc);
     return op;
 }

@@ -9,11 +9,6 @@
 #include <string.h>
 
 /* ---- Ours ------------------------------------------------------------------------------------ */
-bool gr_shm_coll_in_line(const gr_shm_coll_op *op)
-{
-    return op->packed_bytes <= SHM_COLL_INLINE;
-}
-
 typedef struct shm_buffer {
     uintptr_t base, at; /* of the whole, and of what is used of it */
     size_t size_bytes;

@@ -51,6 +51,16 @@ static shm_waits waits_of(const gr_shm_coll_op *op, bool packed)
     return packed ? SHM_COLL_FOR_NOBODY : SHM_COLL_FOR_ALL;
 }
 
+/* Where all pack, only those that take wait, and only for those that give. */
+void gr_shm_coll_prepare_waits(gr_shm_coll_op *op)
+{
+    const gr_coll_traits *traits = &gr_coll_traits_of[op->coll];
+    bool at_root = op->shm->rank == op->root;
+    bool is_awaited = at_root ? traits->gives == GR_PARTY_ROOT : traits->receives == GR_PARTY_ROOT;
+    op->waits_packed = waits_of(op, true);
+    op->is_silent = op->is_rooted && op->always_packed && !is_awaited;
+}
+
 /* Ranks from *arrived_io on that have posted (or done their share of) the operation. We have, and
  * do not read our own slot, here or later: it is with those that read it, and to have it back
  * would cost as much as to get theirs. */
@@ -120,7 +130,9 @@ static void publish(gr_shm_coll_op *op, _Atomic uint32_t *word)
  * it sleeps. */
 static void flush_wakeups(gr_shm_coll_op *op, bool all)
 {
-    if (op->unflushed) {
+    if (op->unflushed && op->is_silent) {
+        op->unflushed = false;
+    } else if (op->unflushed) {
         int arrived = op->arrived;
         op->unflushed = false;
 #if !defined(__SANITIZE_THREAD__)
@@ -300,14 +312,14 @@ static void prefetch_for_write(const volatile void *line)
 
 static void pack(gr_shm_coll_op *op)
 {
-    int rank = op->shm->rank;
-    size_t first, end;
-    gr_shm_coll_extent(op, rank, false, &first, &end);
-    size_t inputs = op->tree ? (size_t)op->tree->inputs_most : 1;
-    gr_shm_coll_pack(op, first, end,
-                     gr_shm_coll_in_line(op) ? gr_shm_coll_control_of(op, rank)->body.bytes
-                                             : gr_shm_coll_eager(op, rank),
-                     op->packed_bytes / inputs);
+    uint8_t *to = gr_shm_coll_packed(op, op->shm->rank);
+    if (op->input_count == 1 && op->prescale == 1) {
+        gr_shm_coll_copy(to, op->inputs[0] + op->given * op->element_bytes,
+                         op->given_count * op->element_bytes);
+    } else if (op->input_count > 0) {
+        size_t inputs = op->tree ? (size_t)op->tree->inputs_most : 1;
+        gr_shm_coll_pack(op, op->given, op->given + op->given_count, to, op->packed_bytes / inputs);
+    }
 }
 
 static void post(gr_shm_coll_op *op)
@@ -330,11 +342,13 @@ static void post(gr_shm_coll_op *op)
     control->cores = (uint8_t)shm->cores;
     shm->peers[shm->rank].core = control->core;
     op->state = SHM_COLL_POSTED;
-    op->waits = waits_of(op, packed);
+    op->waits = packed ? op->waits_packed : waits_of(op, false);
     op->moved = true;
     publish(op, &control->sequence);
     /* Others have read the lines that come next: take them back while there is time. */
-    prefetch_for_write(gr_shm_coll_done_of(op, shm->rank));
+    if (!op->always_packed) {
+        prefetch_for_write(gr_shm_coll_done_of(op, shm->rank));
+    }
     shm_slot *next = &shm->own->slots[(op->seq + 1) % SHM_COLL_SLOTS];
     prefetch_for_write(&next->control);
     if (packed && op->count > 0 && !gr_shm_coll_in_line(op)) { /* the next may be as small */
@@ -643,6 +657,45 @@ gr_status gr_shm_coll_move(gr_shm_coll_op *op)
         flush_wakeups(op, false);
     }
     return status;
+}
+
+bool gr_shm_coll_try(gr_shm_coll_op *op, bool *waited_out)
+{
+    gr_shm_coll *shm = op->shm;
+    if (op->state != SHM_COLL_POSTED || !op->always_packed) {
+        return false;
+    }
+    int polls = shm->not_oversubscribed ? SPIN_POLLS : 0;
+    *waited_out = false;
+    while (!all_posted(op, &op->arrived)) {
+        if (polls-- == 0) {
+            return false;
+        }
+        *waited_out = true;
+        gr_relax();
+    }
+    if (op->waits == SHM_COLL_FOR_ALL && look_for_difference(shm)) {
+        return false;
+    }
+    if (meet(op) != GR_OK) { /* the next move returns why */
+        op->state = SHM_COLL_POSTED;
+        return false;
+    }
+    return true;
+}
+
+uint64_t gr_shm_coll_awaited(const gr_shm_coll_op *op)
+{
+    const gr_shm_coll *shm = op->shm;
+    uint64_t all = UINT64_MAX >> (GR_SHM_COLL_RANKS_MAX - shm->size);
+    return op->waits == SHM_COLL_FOR_ALL    ? all & ~(UINT64_C(1) << shm->rank)
+           : op->waits == SHM_COLL_FOR_ROOT ? UINT64_C(1) << op->root
+                                            : 0;
+}
+
+bool gr_shm_coll_differs(const gr_shm_coll *shm)
+{
+    return shm->differs;
 }
 
 bool gr_shm_coll_ready(gr_shm_coll_op *op)

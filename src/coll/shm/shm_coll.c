@@ -255,6 +255,12 @@ static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
         op->own_end = gr_shm_coll_cut(op->work, op->element_bytes, size, rank + 1);
     }
     op->is_rooted = op->small && op->count > 0 && traits->rooted;
+    op->gives_own = traits->gives_own;
+    size_t given_end;
+    gr_shm_coll_extent(op, shm->rank, false, &op->given, &given_end);
+    op->given_count = given_end - op->given;
+    gr_shm_coll_extent(op, shm->rank, true, &op->taken, &op->taken_end);
+    gr_shm_coll_prepare_waits(op);
     return GR_OK;
 }
 

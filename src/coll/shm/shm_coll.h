@@ -89,6 +89,13 @@ void gr_shm_coll_repeat(gr_shm_coll_op *op, void *buf);
  * all before it), with the fingerprint of what all must agree on. gr_shm_coll_ready,
  * gr_shm_coll_move or gr_shm_coll_spin must follow: they wake sleepers. */
 void gr_shm_coll_post(gr_shm_coll_op *op, uint32_t number, uint64_t fingerprint);
+/* Directly after gr_shm_coll_post, for who waits for this operation: looks for a moment. True: it
+ * was small, and is finished; *waited_out: a rank had not come yet. False: it is to be moved on. */
+bool gr_shm_coll_try(gr_shm_coll_op *op, bool *waited_out);
+/* Bits: the ranks that it cannot end before, once it is posted. */
+uint64_t gr_shm_coll_awaited(const gr_shm_coll_op *op);
+/* gr_shm_coll_mismatch would find what was found already. */
+bool gr_shm_coll_differs(const gr_shm_coll *shm);
 /* Moves it on. Returns GR_PENDING; GR_OK if it is finished; GR_E_MISMATCH if the rank
  * gr_shm_coll_late called something else; GR_E_PROTOCOL if that rank posted nonsense. After a
  * failure the communicator cannot go on. */

@@ -11,6 +11,7 @@
 
 #include <gradus/shards.h>
 #include <stdatomic.h>
+#include <string.h>
 
 enum {
     SHM_COLL_LINE = 64,
@@ -167,12 +168,17 @@ struct gr_shm_coll_op {
     gr_coll coll;
     int root, blocks;
     shm_waits waits;
-    bool is_rooted;       /* not all ranks wait for all */
-    const shm_tree *tree; /* NULL: nothing is added up */
-    size_t count;         /* elements of all blocks */
-    size_t largest;       /* elements of the largest block */
-    size_t work;          /* length of the row that is assigned to the ranks: transfer.c */
-    size_t packed_bytes;  /* contributions of the rank that has most of them */
+    shm_waits waits_packed;    /* `waits`, where this rank packs */
+    bool is_rooted;            /* not all ranks wait for all */
+    bool is_silent;            /* nobody waits for what this rank stores */
+    bool gives_own;            /* each rank contributes its own block alone */
+    size_t given, given_count; /* elements that this rank contributes, from the first on, ... */
+    size_t taken, taken_end;   /* ... and that it gets */
+    const shm_tree *tree;      /* NULL: nothing is added up */
+    size_t count;              /* elements of all blocks */
+    size_t largest;            /* elements of the largest block */
+    size_t work;               /* length of the row that is assigned to the ranks: transfer.c */
+    size_t packed_bytes;       /* contributions of the rank that has most of them */
     size_t element_bytes;
     size_t firsts[GR_SHM_COLL_RANKS_MAX + 1]; /* where each block begins, and where the last ends */
     size_t chunk;                             /* elements that are added at a time */
@@ -271,8 +277,9 @@ void gr_shm_coll_wake_all(const gr_shm_coll *shm);
 void gr_shm_coll_finish(gr_shm_coll_op *op);
 bool gr_shm_coll_has_news(const void *shms); /* would a move of any operation do anything? */
 
+void gr_shm_coll_prepare_waits(gr_shm_coll_op *op);
+
 /* buffers.c */
-bool gr_shm_coll_in_line(const gr_shm_coll_op *op); /* small contributions fit the slot itself */
 /* Says in the slot where our buffers are; returns of what kinds they are. */
 uint8_t gr_shm_coll_publish_buffers(const gr_shm_coll_op *op, shm_control *control);
 /* Finds the buffers of all ranks. False: outside the heap of rank op->arrived. */
@@ -339,6 +346,31 @@ static inline _Atomic uint32_t *gr_shm_coll_done_of(const gr_shm_coll_op *op, in
 static inline uint8_t *gr_shm_coll_eager(const gr_shm_coll_op *op, int peer)
 {
     return op->shm->peers[peer].area->slots[op->seq % SHM_COLL_SLOTS].eager;
+}
+
+/* Small contributions fit the control slot itself. */
+static inline bool gr_shm_coll_in_line(const gr_shm_coll_op *op)
+{
+    return op->packed_bytes <= SHM_COLL_INLINE;
+}
+
+/* The small contributions of a rank. */
+static inline uint8_t *gr_shm_coll_packed(const gr_shm_coll_op *op, int peer)
+{
+    return gr_shm_coll_in_line(op) ? gr_shm_coll_control_of(op, peer)->body.bytes
+                                   : gr_shm_coll_eager(op, peer);
+}
+
+/* Few bytes, most often one element, for which a call would cost more than the copy. */
+static inline void gr_shm_coll_copy(uint8_t *to, const uint8_t *from, size_t size_bytes)
+{
+    if (size_bytes == sizeof(uint32_t)) {
+        memcpy(to, from, sizeof(uint32_t));
+    } else if (size_bytes == sizeof(uint64_t)) {
+        memcpy(to, from, sizeof(uint64_t));
+    } else {
+        memcpy(to, from, size_bytes);
+    }
 }
 
 static inline shm_work_bitmap *gr_shm_coll_claim_of(const gr_shm_coll_op *op)

@@ -172,11 +172,8 @@ gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end)
 /* Element `first` of what rank `from` contributes. */
 static const uint8_t *packed_at(const gr_shm_coll_op *op, int from, size_t first)
 {
-    size_t begin, end;
-    gr_shm_coll_extent(op, from, false, &begin, &end);
-    const uint8_t *at = gr_shm_coll_in_line(op) ? gr_shm_coll_control_of(op, from)->body.bytes
-                                                : gr_shm_coll_eager(op, from);
-    return at + (first - begin) * op->element_bytes;
+    size_t begin = op->gives_own ? op->firsts[from] : 0;
+    return gr_shm_coll_packed(op, from) + (first - begin) * op->element_bytes;
 }
 
 static void take_packed(const gr_shm_coll_op *op, int from, size_t first, size_t to, size_t count)
@@ -185,7 +182,7 @@ static void take_packed(const gr_shm_coll_op *op, int from, size_t first, size_t
                                                : packed_at(op, from, first);
     uint8_t *dst = op->out + to * op->element_bytes;
     if (count > 0 && dst != src) {
-        memcpy(dst, src, count * op->element_bytes);
+        gr_shm_coll_copy(dst, src, count * op->element_bytes);
     }
 }
 
@@ -206,22 +203,24 @@ static void add_packed(gr_shm_coll_op *op, size_t first, size_t end)
 
 void gr_shm_coll_do_small(gr_shm_coll_op *op)
 {
+    const gr_coll_traits *traits = &gr_coll_traits_of[op->coll];
     int rank = op->shm->rank;
-    size_t begin, end;
-    gr_shm_coll_extent(op, rank, true, &begin, &end);
-    if (op->coll == GR_COLL_ALLTOALL) {
+    size_t begin = op->taken, end = op->taken_end;
+    if (begin == end) {
+        return;
+    }
+    if (traits->reduces) {
+        add_packed(op, begin, end);
+    } else if (traits->gives == GR_PARTY_ROOT) {
+        take_packed(op, op->root, begin, begin, end - begin);
+    } else if (op->gives_own) {
+        for (int from = 0; from < op->shm->size; from++) {
+            size_t first = op->firsts[from];
+            take_packed(op, from, first, first, op->firsts[from + 1] - first);
+        }
+    } else { /* an alltoall */
         for (int from = 0; from < op->shm->size; from++) {
             take_packed(op, from, op->firsts[rank], op->firsts[from], op->firsts[1]);
         }
-        return;
-    }
-    while (begin < end) {
-        shm_range range = range_at(op, begin);
-        if (range.from < 0) {
-            add_packed(op, begin, begin + range.count);
-        } else {
-            take_packed(op, range.from, begin, begin, range.count);
-        }
-        begin += range.count;
     }
 }
