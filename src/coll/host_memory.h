@@ -39,9 +39,9 @@ static inline bool gr_host_memory_knows(gr_host_memory *memory, uintptr_t addres
 /* True for no bytes. */
 static inline bool gr_host_memory_has(gr_host_memory *memory, const void *at, size_t size_bytes)
 {
-    uintptr_t first = (uintptr_t)at;
+    uintptr_t first = (uintptr_t)at, last = first + size_bytes - 1;
     return size_bytes == 0 || (gr_host_memory_knows(memory, first) &&
-                               gr_host_memory_knows(memory, first + size_bytes - 1));
+                               (first >> 12 == last >> 12 || gr_host_memory_knows(memory, last)));
 }
 
 #endif

@@ -200,7 +200,7 @@ bool gr_exec_would_wait_for_itself(const gr_exec *exec, const gr_exec_group *gro
 /* ---- Operations that run no plan ------------------------------------------------------------- */
 /* One of which all but the site and the caller in `desc` is as in one before, which had this
  * fingerprint, may be started if nothing is under way, and all is well. It takes the next number of
- * its communicator and, when that is posted, an entry in the record. If it ends before anything else
+ * its communicator and, when that is posted, an entry in the record. If it ends before anything
  * happens, the executor keeps nothing more of it; else it becomes an operation. */
 typedef struct gr_exec_short {
     const gr_exec_group *group;

@@ -38,6 +38,19 @@ static bool awaits(const gr_shm_coll_op *op, int peer)
     return op->waits == SHM_COLL_FOR_ALL || (op->waits == SHM_COLL_FOR_ROOT && peer == op->root);
 }
 
+/* Bits. */
+static uint64_t other_ranks(const gr_shm_coll *shm)
+{
+    return UINT64_MAX >> (GR_SHM_COLL_RANKS_MAX - shm->size) & ~(UINT64_C(1) << shm->rank);
+}
+
+uint64_t gr_shm_coll_awaited(const gr_shm_coll_op *op)
+{
+    return op->waits == SHM_COLL_FOR_ALL    ? other_ranks(op->shm)
+           : op->waits == SHM_COLL_FOR_ROOT ? UINT64_C(1) << op->root
+                                            : 0;
+}
+
 /* A small operation with a root. A rank whose contribution is eager data waits for nobody. A
  * rank that takes from the root alone waits for the root, and for the others as well if the root
  * has left its contribution in its heap. */
@@ -67,6 +80,10 @@ void gr_shm_coll_prepare_waits(gr_shm_coll_op *op)
 static bool all_posted(const gr_shm_coll_op *op, int *arrived_io)
 {
     const gr_shm_coll *shm = op->shm;
+    if (op->waits == SHM_COLL_FOR_NOBODY) {
+        *arrived_io = shm->size;
+        return true;
+    }
     while (*arrived_io < shm->size &&
            (*arrived_io == shm->rank || !awaits(op, *arrived_io) ||
             atomic_load(&gr_shm_coll_control_of(op, *arrived_io)->sequence) == op->seq + 1)) {
@@ -183,29 +200,40 @@ static void learn_room(gr_shm_coll *shm, const gr_shm_coll_op *op, uint32_t most
     }
 }
 
-/* The slot is that of this operation, or of one before, until we publish that we have finished
- * it. */
-static bool is_alike(gr_shm_coll *shm, shm_unchecked *unchecked, int peer)
+/* Has `peer` posted the same? Its slot is that of this operation, or of one before, until we publish
+ * that we have finished it. */
+typedef enum shm_posted { SHM_COLL_NOT_YET, SHM_COLL_ALIKE, SHM_COLL_DIFFERENT } shm_posted;
+
+static shm_posted posted_by(const gr_shm_coll *shm, const shm_unchecked *unchecked, int peer)
 {
     const shm_control *control =
         &shm->peers[peer].area->slots[unchecked->seq % SHM_COLL_SLOTS].control;
-    uint32_t posted = atomic_load(&control->sequence);
-    if (posted != unchecked->seq + 1) {
-        return true;
+    if (atomic_load(&control->sequence) != unchecked->seq + 1) {
+        return SHM_COLL_NOT_YET;
     }
-    unchecked->peers &= ~(UINT64_C(1) << peer);
-    return control->fingerprint == unchecked->fingerprint;
+    return control->fingerprint == unchecked->fingerprint ? SHM_COLL_ALIKE : SHM_COLL_DIFFERENT;
 }
 
-/* Each difference is found once. */
+/* Oldest first: who has not posted one of them has posted none that comes later, and every look
+ * takes a line from its owner. Each difference is found once. */
 static bool find_difference(gr_shm_coll *shm, shm_difference *found)
 {
-    for (uint32_t slots = shm->unchecked_slots; slots != 0; slots &= slots - 1) {
-        int slot = __builtin_ctz(slots);
+    uint64_t behind = 0;
+    uint32_t first = shm->next_seq % SHM_COLL_SLOTS;
+    uint32_t slots = shm->unchecked_slots;
+    slots = (slots | slots << SHM_COLL_SLOTS) >> first & ((1u << SHM_COLL_SLOTS) - 1);
+    for (; slots != 0; slots &= slots - 1) {
+        uint32_t slot = (first + (uint32_t)__builtin_ctz(slots)) % SHM_COLL_SLOTS;
         shm_unchecked *unchecked = &shm->unchecked[slot];
-        for (uint64_t peers = unchecked->peers; peers != 0; peers &= peers - 1) {
+        for (uint64_t peers = unchecked->peers & ~behind; peers != 0; peers &= peers - 1) {
             int peer = __builtin_ctzll(peers);
-            if (!is_alike(shm, unchecked, peer)) {
+            shm_posted posted = posted_by(shm, unchecked, peer);
+            if (posted == SHM_COLL_NOT_YET) {
+                behind |= UINT64_C(1) << peer;
+                continue;
+            }
+            unchecked->peers &= ~(UINT64_C(1) << peer);
+            if (posted == SHM_COLL_DIFFERENT) {
                 *found = (shm_difference){
                     .fingerprint = unchecked->fingerprint, .seq = unchecked->seq, .peer = peer};
                 return true;
@@ -372,15 +400,13 @@ static void say_done(gr_shm_coll_op *op, shm_state next)
 static void compare_later(gr_shm_coll_op *op)
 {
     gr_shm_coll *shm = op->shm;
-    uint32_t slot = op->seq % SHM_COLL_SLOTS;
-    shm_unchecked *unchecked = &shm->unchecked[slot];
-    *unchecked = (shm_unchecked){.fingerprint = op->fingerprint, .seq = op->seq};
-    for (int peer = 0; peer < shm->size; peer++) {
-        if (peer != shm->rank && !awaits(op, peer)) {
-            unchecked->peers |= UINT64_C(1) << peer;
-        }
+    uint64_t peers = other_ranks(shm) & ~gr_shm_coll_awaited(op);
+    if (peers != 0) {
+        uint32_t slot = op->seq % SHM_COLL_SLOTS;
+        shm->unchecked[slot] =
+            (shm_unchecked){.fingerprint = op->fingerprint, .peers = peers, .seq = op->seq};
+        shm->unchecked_slots |= (uint16_t)(1u << slot);
     }
-    shm->unchecked_slots |= (uint16_t)((unchecked->peers != 0) << slot);
 }
 
 /* Small. Who could have let the others read its memory has not packed; if they could not all, it
@@ -419,6 +445,10 @@ static gr_status begin_direct(gr_shm_coll_op *op, bool found)
 static gr_status meet(gr_shm_coll_op *op)
 {
     gr_shm_coll *shm = op->shm;
+    if (op->waits == SHM_COLL_FOR_NOBODY) {
+        op->moved = true;
+        return meet_small(op, true);
+    }
     uint8_t all = op->kinds;
     uint32_t unfinished = 0;
     op->cores = shm->cores;
@@ -682,15 +712,6 @@ bool gr_shm_coll_try(gr_shm_coll_op *op, bool *waited_out)
         return false;
     }
     return true;
-}
-
-uint64_t gr_shm_coll_awaited(const gr_shm_coll_op *op)
-{
-    const gr_shm_coll *shm = op->shm;
-    uint64_t all = UINT64_MAX >> (GR_SHM_COLL_RANKS_MAX - shm->size);
-    return op->waits == SHM_COLL_FOR_ALL    ? all & ~(UINT64_C(1) << shm->rank)
-           : op->waits == SHM_COLL_FOR_ROOT ? UINT64_C(1) << op->root
-                                            : 0;
 }
 
 bool gr_shm_coll_differs(const gr_shm_coll *shm)

@@ -16,7 +16,7 @@
 enum {
     SHM_COLL_LINE = 64,
     SHM_COLL_SLOTS = 16,        /* operations of a communicator under way; a power of two */
-    SHM_COLL_FINISHED_MAX = 4,  /* and so many that are finished without a word */
+    SHM_COLL_FINISHED_MAX = 8,  /* and so many that are finished without a word */
     SHM_COLL_INLINE = 48,       /* bytes of contributions within a control slot */
     SHM_COLL_SMALL_MAX = 16384, /* bytes of contributions of one rank: eager */
     /* So many are packed even if all could be read where they are: that saves the second of two
