@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/meeting.h"
 
+#include "base/config.h"
 #include "base/fail.h"
 #include "link/address.h"
 #include "link/interface.h"
@@ -32,18 +33,6 @@ gr_status gr_meeting_free_port(int *port_out, gr_diag *diag)
     return status;
 }
 
-/* The value of a variable that the workers inherit; NULL. */
-static const char *inherited(char *const *environment, const char *name)
-{
-    size_t size = strlen(name);
-    for (char *const *entry = environment; *entry != NULL; entry++) {
-        if (strncmp(*entry, name, size) == 0 && (*entry)[size] == '=') {
-            return *entry + size + 1;
-        }
-    }
-    return NULL;
-}
-
 gr_status gr_meeting_listen(bool here_only, char *const *environment, gr_coordinator_config *config,
                             gr_diag *diag)
 {
@@ -51,7 +40,7 @@ gr_status gr_meeting_listen(bool here_only, char *const *environment, gr_coordin
         return GR_OK;
     }
     config->listen_host = "*";
-    return gr_ports_parse(inherited(environment, "GRADUS_PORTS"), &config->ports, diag);
+    return gr_ports_parse(gr_config_variable(environment, "GRADUS_PORTS"), &config->ports, diag);
 }
 
 /* On the interface that GRADUS_INTERFACE names. */
@@ -73,7 +62,7 @@ static gr_status announce(const gr_meeting *meeting, const char *wanted, gr_aren
 gr_status gr_meeting_find(const gr_meeting *meeting, const gr_host *host, gr_arena *arena,
                           gr_environ_config *environ_out, gr_diag *diag)
 {
-    const char *wanted = inherited(meeting->environment, "GRADUS_INTERFACE");
+    const char *wanted = gr_config_variable(meeting->environment, "GRADUS_INTERFACE");
     const gr_host *first = meeting->first;
     gr_status status = GR_OK;
     environ_out->coordinator = meeting->coordinator;

@@ -2,6 +2,7 @@
 #include "launch/serve.h"
 
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/fail.h"
 #include "base/hash.h"
 #include "launch/agent.h"
@@ -370,18 +371,12 @@ static gr_status carry(struct serve *serve, gr_diag *diag)
 /* The address of the launcher: of the host where srun runs, else as sshd saw it come. */
 static void launcher_address(char *const *environment, char *address_out, size_t size_bytes)
 {
-    static const char *const names[] = {"SLURM_LAUNCH_NODE_IPADDR=", "SSH_CONNECTION="};
-    snprintf(address_out, size_bytes, "127.0.0.1");
-    for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {
-        size_t length = strlen(names[n]);
-        for (size_t i = 0; environment[i] != NULL; i++) {
-            if (strncmp(environment[i], names[n], length) == 0) {
-                const char *value = environment[i] + length;
-                snprintf(address_out, size_bytes, "%.*s", (int)strcspn(value, " "), value);
-                return;
-            }
-        }
+    const char *value = gr_config_variable(environment, "SLURM_LAUNCH_NODE_IPADDR");
+    if (value == NULL) {
+        value = gr_config_variable(environment, "SSH_CONNECTION");
     }
+    value = value != NULL ? value : "127.0.0.1";
+    snprintf(address_out, size_bytes, "%.*s", (int)strcspn(value, " "), value);
 }
 
 gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *needed_out,

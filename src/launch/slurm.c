@@ -1,41 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/slurm.h"
 
+#include "base/config.h"
 #include "base/fail.h"
 #include "group/slurm.h"
 
 #include <stdio.h>
 #include <string.h>
 
-static const char *find(char *const *environment, const char *name)
-{
-    size_t length = strlen(name);
-    for (size_t i = 0; environment[i] != NULL; i++) {
-        if (strncmp(environment[i], name, length) == 0 && environment[i][length] == '=') {
-            return environment[i] + length + 1;
-        }
-    }
-    return NULL;
-}
-
 /* Which variable says how many workers each node may get. */
 static const char *slots_variable(char *const *environment)
 {
-    bool step = find(environment, "SLURM_STEP_ID") != NULL; /* the counts of tasks are its own */
-    bool tasks = !step && find(environment, "SLURM_NTASKS") != NULL &&
-                 find(environment, "SLURM_TASKS_PER_NODE") != NULL;
+    bool step = gr_config_variable(environment, "SLURM_STEP_ID") !=
+                NULL; /* the counts of tasks are its own */
+    bool tasks = !step && gr_config_variable(environment, "SLURM_NTASKS") != NULL &&
+                 gr_config_variable(environment, "SLURM_TASKS_PER_NODE") != NULL;
     return tasks ? "SLURM_TASKS_PER_NODE" : "SLURM_JOB_CPUS_PER_NODE";
 }
 
 gr_status gr_slurm_hosts(char *const *environment, gr_arena *arena, gr_host_list *hosts_out,
                          gr_diag *diag)
 {
-    const char *nodes = find(environment, "SLURM_JOB_NODELIST");
-    const char *own = find(environment, "SLURMD_NODENAME"); /* where this process runs, if there */
-    const char *tasks = find(environment, "SLURM_STEP_NUM_TASKS");
-    const char *variable = slots_variable(environment), *slots = find(environment, variable);
+    const char *nodes = gr_config_variable(environment, "SLURM_JOB_NODELIST");
+    const char *own =
+        gr_config_variable(environment, "SLURMD_NODENAME"); /* where this process runs, if there */
+    const char *tasks = gr_config_variable(environment, "SLURM_STEP_NUM_TASKS");
+    const char *variable = slots_variable(environment),
+               *slots = gr_config_variable(environment, variable);
     char name[GR_SLURM_NAME_BYTES];
-    if (nodes == NULL || find(environment, "SLURM_JOB_ID") == NULL) {
+    if (nodes == NULL || gr_config_variable(environment, "SLURM_JOB_ID") == NULL) {
         return GR_E_NOT_FOUND;
     }
     if (tasks != NULL && strcmp(tasks, "1") != 0) {
