@@ -37,7 +37,7 @@ typedef struct gr_distribution_config {
     int64_t servers;                  /* parameter servers; 0: not said; also --servers */
     int64_t server_replicas;          /* of what each of them keeps, on another one: 0 or 1 */
     int64_t worker_threads;           /* threads of the kernels in a worker, default 1 */
-    int64_t shards; /* 0: the smallest power of two that is at least the workers */
+    int64_t shards; /* 0: 8, or the largest power of two below that divides the global batch */
     bool exact;
     int link;                                 /* auto, shm, tcp; also --link and GRADUS_LINK */
     bool encrypt;                             /* TLS by tcp; also --encrypt and GRADUS_ENCRYPT */

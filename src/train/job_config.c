@@ -209,7 +209,7 @@ static const gr_config_field distribution_fields[] = {
      .min = 1,
      .max = GR_JOB_SHARDS_MAX,
      .help = "equal parts of a global batch; results depend on it, not on the number of workers; "
-             "default: the smallest power of two that is at least the workers"},
+             "default: 8, or the largest power of two that divides global_batch if that is less"},
     {.key = "exact",
      .type = GR_CONFIG_BOOL,
      .offset = AT(exact),

@@ -6,7 +6,12 @@
 
 #include "train/job.h"
 
-enum { GR_JOB_ARENA_BYTES_MAX = 64 << 20, GR_JOB_WORKERS_MAX = 4096, GR_JOB_SHARDS_MAX = 65536 };
+enum {
+    GR_JOB_ARENA_BYTES_MAX = 64 << 20,
+    GR_JOB_WORKERS_MAX = 4096,
+    GR_JOB_SHARDS_MAX = 65536,
+    GR_JOB_SHARDS_DEFAULT = 8
+};
 
 /* Where a key of `section` stands, or at least the section; NULL if neither is in the file. */
 const gr_node *gr_job_setting(const gr_node *section, const char *key);

@@ -53,8 +53,17 @@ static int64_t clip(int64_t value, int64_t min, int64_t max)
     return value < min ? min : value;
 }
 
-/* The shards follow from the largest number of workers that is named, so that a start with fewer
- * gives the same bits. */
+/* Of the job alone, so that any number of workers gives the same bits: 8, or the largest power of
+ * two that divides the global batch if that is less. */
+static int64_t default_shards(int64_t global_batch)
+{
+    int64_t shards = GR_JOB_SHARDS_DEFAULT;
+    while (global_batch % shards != 0) {
+        shards /= 2;
+    }
+    return shards;
+}
+
 static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
@@ -63,7 +72,13 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
     if (status != GR_OK) {
         return status;
     }
+    int64_t shards = d->shards > 0           ? d->shards
+                     : overrides->shards > 0 ? overrides->shards
+                                             : default_shards(job->config.global_batch);
     int64_t cores = clip(overrides->default_workers, d->workers_min, d->workers_max);
+    if (cores > shards && !gr_job_runs_free(job)) {
+        cores = clip(shards, d->workers_min, d->workers_max); /* nobody has asked for more */
+    }
     int64_t workers = overrides->workers > 0     ? overrides->workers
                       : d->number_of_workers > 0 ? d->number_of_workers
                                                  : cores;
@@ -74,15 +89,10 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
     }
     int64_t most = overrides->workers_max > 0 ? overrides->workers_max : d->workers_max;
     most = most > workers ? most : workers;
-    int64_t largest = d->number_of_workers > most ? d->number_of_workers : most;
-    int64_t shards = d->shards > 0           ? d->shards
-                     : overrides->shards > 0 ? overrides->shards
-                                             : next_power_of_two(largest);
     if (most > shards && !gr_job_runs_free(job)) {
-        const char *whence = most > workers             ? "the most that it may get"
-                             : overrides->workers > 0   ? "-np"
-                             : d->number_of_workers > 0 ? "number_of_workers"
-                                                        : "one for each core";
+        const char *whence = most > workers           ? "the most that it may get"
+                             : overrides->workers > 0 ? "-np"
+                                                      : "number_of_workers";
         return gr_node_fail(gr_job_setting(section, "shards"), diag, GR_E_INVALID,
                             "%" PRId64 " workers (%s) are more than the %" PRId64 " shards of a "
                             "global batch, so some would have nothing to do; start at most %" PRId64
@@ -103,7 +113,7 @@ static gr_status resolve_batch(gr_job *job, gr_diag *diag)
     if (batch % shards != 0) {
         char whence[WHENCE_BYTES] = "";
         if (job->distribution.shards == 0) {
-            snprintf(whence, sizeof whence, " (shards follows from the workers; it can be set)");
+            snprintf(whence, sizeof whence, " (shards are those of the checkpoint)");
         }
         int64_t below = batch / shards * shards, above = below + shards;
         if (below == 0) {

@@ -282,11 +282,12 @@ def test_resume_without_any(gradus, job):
 
 
 def test_shards_of_the_checkpoint_count(gradus, job):
-    """Shards follow from the workers where the job does not say them: not when it goes on."""
-    name = job(more="checkpoint: {every: 30 steps}", steps=100)
-    calm = calm_hash(gradus, name, 4)
+    """Where the job does not say them any more."""
+    section = "checkpoint: {every: 30 steps}"
+    calm = calm_hash(gradus, job(more=ENDLESS + section, steps=100), 4)
     subprocess.run(["rm", "-r", gradus.folder / "calm" / "checkpoints" / "step-000000100"],
                    check=True)
+    name = job(more=section, steps=100)
     for workers in (1, 3):
         done = gradus("run", "-np", workers, "--json", name, "--resume", "--output", "calm")
         assert end_of(done)["weights_sha256"] == calm

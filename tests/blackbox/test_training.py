@@ -125,6 +125,19 @@ def test_the_link_of_the_job_file_is_used(setting, base, tmp_path):
     assert json.loads(lines[0])["link"] == other
 
 
+def test_job_without_shards_has_the_same_bits_for_any_number_of_workers(tmp_path):
+    job = short_job(tmp_path, "mlp")
+    job.write_text(re.sub(r"(?m)^distribution:\n(  .*\n)+", "", job.read_text()))
+    assert "shards:" not in job.read_text()
+    ends = [run_job(job, workers) for workers in (1, 2, 3)]
+    assert [end["shards"] for end in ends] == [8, 8, 8]
+    assert len({end["weights_sha256"] for end in ends}) == 1
+    refused = gradus("run", "-np", 9, job, check=False)
+    assert refused.returncode == 2
+    assert "9 workers (-np) are more than the 8 shards" in refused.stderr
+    assert "set shards: 16" in refused.stderr
+
+
 def test_another_seed_is_another_model(base, tmp_path):
     job = short_job(tmp_path, "mlp", seed=12345)
     assert run_job(job, 1)["weights_sha256"] != reference_hash("mlp", base)

@@ -86,6 +86,17 @@ static void put_job(const char *from, const char *to)
     put("job.yaml", text);
 }
 
+/* `sound` with another batch and nothing of the distribution. */
+static void put_batch(int global_batch)
+{
+    char text[64];
+    snprintf(text, sizeof text, "global_batch: %d\nepochs: 3\n", global_batch);
+    put_job("global_batch: 16\n"
+            "epochs: 3\n"
+            "distribution: {shards: 4, number_of_workers: 2}\n",
+            text);
+}
+
 static gr_job *open_path(const char *path, gr_job_overrides overrides)
 {
     gr_job *job = NULL;
@@ -132,28 +143,42 @@ static void test_sound(void **state)
     gr_job_close(NULL);
 }
 
-/* -np goes over the file, the file over the cores; shards follow from the largest. */
+/* -np goes over the file, the file over the cores, of which no more are used than there are
+ * shards. */
 static void test_workers(void **state)
 {
     (void)state;
     put_job("shards: 4, number_of_workers: 2", "worker_threads: 1");
     gr_job *job = open_path("job.yaml", (gr_job_overrides){.default_workers = 3});
     assert_int_equal(job->workers, 3);
-    assert_int_equal(job->shards, 4);
     gr_job_close(job);
-    job = open_path("job.yaml", (gr_job_overrides){.default_workers = 3, .workers = 8});
+    job = open_path("job.yaml", (gr_job_overrides){.default_workers = 64});
     assert_int_equal(job->workers, 8);
-    assert_int_equal(job->shards, 8);
     gr_job_close(job);
     job = open_path("job.yaml", (gr_job_overrides){0});
     assert_int_equal(job->workers, 1);
-    assert_int_equal(job->shards, 1);
     gr_job_close(job);
     put_job("shards: 4, number_of_workers: 2", "number_of_workers: 5");
     job = open_path("job.yaml", (gr_job_overrides){.default_workers = 1, .workers = 2});
     assert_int_equal(job->workers, 2);
-    assert_int_equal(job->shards, 8);
     gr_job_close(job);
+}
+
+static void shards_by_default_follow_from_the_batch_alone(void **state)
+{
+    (void)state;
+    static const struct {
+        int batch, shards;
+    } cases[] = {{16, 8}, {4, 4}, {6, 2}, {12, 4}, {15, 1}, {40, 8}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        put_batch(cases[i].batch);
+        for (int workers = 0; workers <= cases[i].shards; workers++) {
+            gr_job *job = open_path("job.yaml", (gr_job_overrides){.workers = workers});
+            assert_int_equal(job->shards, cases[i].shards);
+            gr_job_close(job);
+        }
+        must_fail((gr_job_overrides){.workers = cases[i].shards + 1}, GR_E_INVALID, "set shards: ");
+    }
 }
 
 static void test_steps_and_micro_batches(void **state)
@@ -535,17 +560,19 @@ static void test_examples(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sound),
-                                       cmocka_unit_test(test_workers),
-                                       cmocka_unit_test(test_steps_and_micro_batches),
-                                       cmocka_unit_test(test_link),
-                                       cmocka_unit_test(test_local),
-                                       cmocka_unit_test(test_bad_settings),
-                                       cmocka_unit_test(test_bad_models),
-                                       cmocka_unit_test(test_bad_data),
-                                       cmocka_unit_test(test_output),
-                                       cmocka_unit_test(test_checkpoint),
-                                       cmocka_unit_test(test_print),
-                                       cmocka_unit_test(test_examples)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sound),
+        cmocka_unit_test(test_workers),
+        cmocka_unit_test(shards_by_default_follow_from_the_batch_alone),
+        cmocka_unit_test(test_steps_and_micro_batches),
+        cmocka_unit_test(test_link),
+        cmocka_unit_test(test_local),
+        cmocka_unit_test(test_bad_settings),
+        cmocka_unit_test(test_bad_models),
+        cmocka_unit_test(test_bad_data),
+        cmocka_unit_test(test_output),
+        cmocka_unit_test(test_checkpoint),
+        cmocka_unit_test(test_print),
+        cmocka_unit_test(test_examples)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);
 }
