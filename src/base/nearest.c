@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/text.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 enum { WORD_MAX = 64 };
@@ -51,6 +52,42 @@ static int distance(const char *a, int a_length, const char *b, int b_length)
     return last[b_length];
 }
 
+/* Is `word` made of the first letters of the words of `known`: "lr" of "learning_rate"? */
+static bool is_initials(const char *word, const char *known)
+{
+    bool begins = true;
+    for (; *known != '\0'; known++) {
+        if (fold(*known) == '_') {
+            begins = true;
+        } else if (begins) {
+            if (fold(*word) != fold(*known)) {
+                return false;
+            }
+            word++;
+            begins = false;
+        }
+    }
+    return *word == '\0';
+}
+
+/* The only one of which `word` is the initials; NULL: none, or several. */
+static const char *of_initials(const char *word, const char *const *known)
+{
+    const char *found = NULL;
+    while (*word == '-') {
+        word++;
+    }
+    for (size_t i = 0; word[0] != '\0' && word[1] != '\0' && known[i] != NULL; i++) {
+        if (is_initials(word, known[i])) {
+            if (found != NULL) {
+                return NULL;
+            }
+            found = known[i];
+        }
+    }
+    return found;
+}
+
 const char *gr_nearest(const char *word, const char *const *known)
 {
     size_t length = strnlen(word, WORD_MAX + 1);
@@ -73,5 +110,5 @@ const char *gr_nearest(const char *word, const char *const *known)
             nearest = known[i];
         }
     }
-    return nearest;
+    return nearest != NULL ? nearest : of_initials(word, known);
 }

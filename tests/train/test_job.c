@@ -248,6 +248,21 @@ static void test_link(void **state)
     unsetenv("GRADUS_LINK");
 }
 
+static void optimizer_setting_of_another_kind_is_refused(void **state)
+{
+    (void)state;
+    put_job("kind: sgd,", "kind: adam, momentum: 0.9,");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "job.yaml:3: optimizer.momentum: adam has no such setting; its own are beta1, beta2 "
+              "and epsilon; remove the line");
+    put_job("kind: sgd,", "beta2: 0.9,");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "job.yaml:3: optimizer.beta2: sgd has no such setting");
+    put_job("learning_rate", "lr");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "job.yaml:3: optimizer: unknown key \"lr\"; did you mean \"learning_rate\"?");
+}
+
 static void test_bad_settings(void **state)
 {
     (void)state;
@@ -567,6 +582,7 @@ int main(void)
         cmocka_unit_test(test_steps_and_micro_batches),
         cmocka_unit_test(test_link),
         cmocka_unit_test(test_local),
+        cmocka_unit_test(optimizer_setting_of_another_kind_is_refused),
         cmocka_unit_test(test_bad_settings),
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_data),
