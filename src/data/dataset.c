@@ -27,8 +27,10 @@ struct gr_dataset {
     int64_t dim[GR_SAMPLE_DIMS_MAX];
     int64_t values;
     int64_t classes;
-    double mean, deviation;
+    double mean, deviation; /* of all values; of columns: the means of theirs */
     gr_scaler scaler;
+    double *column_mean,
+        *column_factor; /* normalize: standard of flat samples; NULL: one for all */
 };
 
 /* Opening one. */
@@ -323,54 +325,99 @@ static const gr_table *locate(const gr_dataset *dataset, gr_split part, int64_t 
     return dataset->samples;
 }
 
-/* Mean and deviation over all values of the training part: sample by sample in its order,
- * combined as in Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing
- * sample variances" (1979), in double: the same bits in every process. */
+/* Sums of one column, or of all values. Combined as in Chan, Golub, LeVeque, "Updating formulae and
+ * a pairwise algorithm for computing sample variances" (1979), in double, sample by sample in the
+ * order of the training part: the same bits in every process. */
+typedef struct moments {
+    double mean, squares, seen;
+} moments;
+
+static void moments_add(moments *m, const float *x, int64_t count)
+{
+    double sum = 0, around = 0, values = (double)count;
+    for (int64_t k = 0; k < count; k++) {
+        sum += (double)x[k];
+    }
+    double own = sum / values;
+    for (int64_t k = 0; k < count; k++) {
+        around += ((double)x[k] - own) * ((double)x[k] - own);
+    }
+    double delta = own - m->mean;
+    m->squares += around + delta * delta * m->seen * values / (m->seen + values);
+    m->mean += delta * values / (m->seen + values);
+    m->seen += values;
+}
+
+/* Flat samples are columns of a table, each with a scale of its own; an image's values have one. */
+static bool scales_by_column(const gr_data_config *config, const gr_dataset *dataset)
+{
+    return config->normalize == 1 && dataset->dims == 1;
+}
+
+static gr_status fail_constant(const opening *open, const gr_dataset *dataset)
+{
+    return gr_node_fail(setting(open->config, "normalize"), open->diag, GR_E_INVALID,
+                        "all training values of %s are equal%s, so their deviation is 0; use "
+                        "normalize: none",
+                        gr_table_name(dataset->samples),
+                        dataset->dims == 1 ? " in each column" : "");
+}
+
+/* A column that is the same in all samples becomes 0 everywhere. */
+static gr_status set_columns(const opening *open, gr_dataset *dataset, const moments *columns)
+{
+    int64_t varying = 0;
+    dataset->column_mean = malloc((size_t)dataset->values * sizeof *dataset->column_mean);
+    dataset->column_factor = malloc((size_t)dataset->values * sizeof *dataset->column_factor);
+    if (dataset->column_mean == NULL || dataset->column_factor == NULL) {
+        return gr_fail(open->diag, GR_E_NO_MEMORY,
+                       "%s: no memory for the means of %" PRId64 " columns",
+                       gr_table_name(dataset->samples), dataset->values);
+    }
+    dataset->mean = dataset->deviation = 0;
+    for (int64_t k = 0; k < dataset->values; k++) {
+        double deviation = sqrt(columns[k].squares / columns[k].seen);
+        dataset->column_mean[k] = columns[k].mean;
+        dataset->column_factor[k] = deviation > 0 ? 1.0 / deviation : 1.0;
+        dataset->mean += columns[k].mean / (double)dataset->values;
+        dataset->deviation += deviation / (double)dataset->values;
+        varying += deviation > 0;
+    }
+    return varying > 0 ? GR_OK : fail_constant(open, dataset);
+}
+
+/* Means and deviations over the training part. */
 static gr_status measure(const opening *open, gr_dataset *dataset)
 {
+    bool by_column = scales_by_column(open->config, dataset);
+    int64_t groups = by_column ? dataset->values : 1, each = dataset->values / groups;
     float *x = malloc((size_t)dataset->values * sizeof *x);
-    if (x == NULL) {
-        return gr_fail(open->diag, GR_E_NO_MEMORY, "%s: no memory for a sample",
-                       gr_table_name(dataset->samples));
-    }
+    moments *all = calloc((size_t)groups, sizeof *all);
     gr_scaler scaler;
     gr_scaler_init(&scaler, open->config->scale, 0, 1);
-    double mean = 0, squares = 0, seen = 0;
-    double count = (double)dataset->values;
     gr_status status = GR_OK;
+    if (x == NULL || all == NULL) {
+        status = gr_fail(open->diag, GR_E_NO_MEMORY, "%s: no memory for a sample",
+                         gr_table_name(dataset->samples));
+    }
     for (int64_t i = 0; i < dataset->train_count && status == GR_OK; i++) {
         int64_t record;
         const gr_table *table = locate(dataset, GR_SPLIT_TRAIN, i, &record);
         status = gr_table_read(table, record, &scaler, x, NULL, NULL, open->diag);
-        if (status != GR_OK) {
-            break;
+        for (int64_t group = 0; group < groups && status == GR_OK; group++) {
+            moments_add(&all[group], x + group * each, each);
         }
-        double sum = 0, around = 0;
-        for (int64_t k = 0; k < dataset->values; k++) {
-            sum += (double)x[k];
-        }
-        double own = sum / count;
-        for (int64_t k = 0; k < dataset->values; k++) {
-            around += ((double)x[k] - own) * ((double)x[k] - own);
-        }
-        double delta = own - mean;
-        squares += around + delta * delta * seen * count / (seen + count);
-        mean += delta * count / (seen + count);
-        seen += count;
     }
+    if (status == GR_OK && by_column) {
+        status = set_columns(open, dataset, all);
+    } else if (status == GR_OK) {
+        dataset->mean = all[0].mean;
+        dataset->deviation = sqrt(all[0].squares / all[0].seen);
+        status = dataset->deviation > 0 ? GR_OK : fail_constant(open, dataset);
+    }
+    free(all);
     free(x);
-    if (status != GR_OK) {
-        return status;
-    }
-    dataset->mean = mean;
-    dataset->deviation = sqrt(squares / seen);
-    if (!(dataset->deviation > 0)) {
-        return gr_node_fail(setting(open->config, "normalize"), open->diag, GR_E_INVALID,
-                            "all training values of %s are equal, so their deviation is 0; use "
-                            "normalize: none",
-                            gr_table_name(dataset->samples));
-    }
-    return GR_OK;
+    return status;
 }
 
 gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_path, uint64_t seed,
@@ -409,7 +456,9 @@ gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_
         gr_dataset_close(dataset);
         return status;
     }
-    gr_scaler_init(&dataset->scaler, config->scale, dataset->mean, dataset->deviation);
+    bool columns = dataset->column_mean != NULL; /* scaled behind the scaler */
+    gr_scaler_init(&dataset->scaler, config->scale, columns ? 0 : dataset->mean,
+                   columns ? 1 : dataset->deviation);
     *dataset_out = dataset;
     return GR_OK;
 }
@@ -428,6 +477,8 @@ void gr_dataset_close(gr_dataset *dataset)
     }
     gr_table_close(dataset->samples);
     gr_table_close(dataset->test);
+    free(dataset->column_mean);
+    free(dataset->column_factor);
     free(dataset);
 }
 
@@ -471,6 +522,18 @@ void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *dev
     *deviation_out = dataset->deviation;
 }
 
+bool gr_dataset_scales_by_column(const gr_dataset *dataset)
+{
+    return dataset->column_mean != NULL;
+}
+
+static void scale_columns(const gr_dataset *dataset, float *x)
+{
+    for (int64_t k = 0; dataset->column_mean != NULL && k < dataset->values; k++) {
+        x[k] = (float)(((double)x[k] - dataset->column_mean[k]) * dataset->column_factor[k]);
+    }
+}
+
 gr_status gr_dataset_read(const gr_dataset *dataset, gr_split part, const int64_t *numbers,
                           int count, float *x_out, int32_t *labels_out, float *targets_out,
                           gr_diag *diag)
@@ -493,6 +556,7 @@ gr_status gr_dataset_read(const gr_dataset *dataset, gr_split part, const int64_
         status = gr_table_read(from, record, &dataset->scaler, x_out + i * dataset->values,
                                labels_out != NULL ? labels_out + i : NULL,
                                targets_out != NULL ? targets_out + i : NULL, diag);
+        scale_columns(dataset, x_out + i * dataset->values);
     }
     if (status != GR_OK) {
         /* All was sound when it was opened: if the file has changed since, that is the reason. */

@@ -22,7 +22,7 @@ typedef struct gr_data_config {
     int64_t classes;          /* 0: the largest label + 1 */
     double scale;             /* x = (raw * scale - mean) / deviation */
     double mean, deviation;
-    int normalize; /* none, standard (mean and deviation of the training part, one pair a job) */
+    int normalize;      /* none, standard: of the training part; flat samples: of each column */
     int64_t test_count; /* samples held out when there is no test set of its own */
     int split;          /* last, random (keyed by the job's seed) */
     bool regression;    /* csv: the label column is a number to predict, not a class */
@@ -44,10 +44,13 @@ int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MA
 int64_t gr_dataset_sample_values(const gr_dataset *dataset);
 int64_t gr_dataset_classes(const gr_dataset *dataset); /* 0 for regression */
 
-/* For people: how the training samples are kept, heap that the data set holds, normalisation. */
+/* For people: how the training samples are kept, heap that the data set holds, normalisation (where
+ * each column has its own, the means of all columns'). */
 const char *gr_dataset_kind(const gr_dataset *dataset);
 uint64_t gr_dataset_memory(const gr_dataset *dataset);
 void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *deviation_out);
+
+bool gr_dataset_scales_by_column(const gr_dataset *dataset);
 
 /* Fills `count` samples: x_out count x values; labels_out (classes) or targets_out (regression,
  * one a sample), the other may be NULL. Thread-safe; no heap. */

@@ -97,7 +97,8 @@ static const gr_config_field fields[] = {
      .offset = AT(normalize),
      .default_text = "none",
      .choices = normalizations,
-     .help = "standard: mean and deviation are computed from the training samples"},
+     .help = "standard: mean and deviation are computed from the training samples: of each column, "
+             "or of all values where shape says that a sample is an image"},
     {.key = "test_count",
      .type = GR_CONFIG_INT,
      .offset = AT(test_count),

@@ -181,6 +181,9 @@ static gr_status add_data(collector *c)
                                         "test_images", "test_labels", NULL};
     const gr_config_table *table = &gr_data_config_table;
     gr_status status = add_table(c, table, &c->job->data, "data.", files, false);
+    if (status == GR_OK && gr_dataset_scales_by_column(c->job->dataset)) {
+        status = add(c, "data.normalize_by", "column");
+    }
     for (const gr_config_field *field = table->fields; status == GR_OK && !gr_config_is_end(field);
          field++) {
         const char *name = field->key != NULL && is_listed(field->key, files)

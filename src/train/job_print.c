@@ -77,7 +77,10 @@ static void print_data(const gr_job *job, FILE *file)
     double mean, deviation;
     gr_dataset_scaling(job->dataset, &mean, &deviation);
     fprintf(file, "; %s\n", gr_dataset_kind(job->dataset));
-    if (job->data.scale != 1 || mean != 0 || deviation != 1) {
+    if (gr_dataset_scales_by_column(job->dataset)) {
+        fprintf(file, "            values are seen as (value - mean) / deviation of their column "
+                      "(normalize: standard)\n");
+    } else if (job->data.scale != 1 || mean != 0 || deviation != 1) {
         fprintf(file, "            values are seen as (value * %.9g - %.9g) / %.9g%s\n",
                 job->data.scale, mean, deviation,
                 job->data.normalize == 1 ? " (normalize: standard)" : "");

@@ -145,6 +145,43 @@ static void test_standard(void **state)
     must_fail(&config, GR_E_INVALID, "flat.csv are equal", "use normalize: none");
 }
 
+/* A table of columns as different as wine's: one in thousands, one in hundredths, one constant. */
+static void normalize_standard_of_flat_samples_is_by_column(void **state)
+{
+    (void)state;
+    enum { SAMPLES = 8, COLUMNS = 3 };
+    static const char text[] = "1000,0.01,5,0\n2000,0.03,5,1\n3000,0.02,5,0\n4000,0.04,5,1\n"
+                               "5000,0.01,5,0\n6000,0.03,5,1\n7000,0.02,5,0\n8000,0.04,5,1\n"
+                               "9999,0.09,5,1\n";
+    char path[300];
+    file_put(state, "wine.csv", text, sizeof text - 1, path);
+    gr_data_config config = config_csv(path);
+    config.normalize = 1;
+    config.test_count = 1;
+    gr_dataset *dataset = open_ok(&config, 1);
+    assert_true(gr_dataset_scales_by_column(dataset));
+    static const int64_t numbers[SAMPLES] = {0, 1, 2, 3, 4, 5, 6, 7};
+    float x[SAMPLES * COLUMNS];
+    int32_t labels[SAMPLES];
+    assert_int_equal(
+        gr_dataset_read(dataset, GR_SPLIT_TRAIN, numbers, SAMPLES, x, labels, NULL, NULL), GR_OK);
+    for (int column = 0; column < COLUMNS; column++) {
+        double sum = 0, squares = 0;
+        for (int i = 0; i < SAMPLES; i++) {
+            double value = (double)x[i * COLUMNS + column];
+            sum += value;
+            squares += value * value;
+        }
+        assert_true(fabs(sum) < 1e-5);
+        assert_true(column == 2 ? squares == 0 : fabs(squares / SAMPLES - 1) < 1e-6);
+    }
+    /* The test part is seen with the means of the training part: 4500 and sqrt(5250000). */
+    assert_int_equal(gr_dataset_read(dataset, GR_SPLIT_TEST, numbers, 1, x, labels, NULL, NULL),
+                     GR_OK);
+    assert_true(fabs((double)x[0] - 5499 / sqrt(5250000)) < 1e-5 && x[2] == 0);
+    gr_dataset_close(dataset);
+}
+
 static void test_regression(void **state)
 {
     char path[300];
@@ -231,9 +268,13 @@ static void test_shape(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split_last),    cmocka_unit_test(test_split_random),
-        cmocka_unit_test(test_own_test_file), cmocka_unit_test(test_standard),
-        cmocka_unit_test(test_regression),    cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_split_last),
+        cmocka_unit_test(test_split_random),
+        cmocka_unit_test(test_own_test_file),
+        cmocka_unit_test(test_standard),
+        cmocka_unit_test(normalize_standard_of_flat_samples_is_by_column),
+        cmocka_unit_test(test_regression),
+        cmocka_unit_test(test_settings),
         cmocka_unit_test(test_shape)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);
 }
