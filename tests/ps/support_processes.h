@@ -27,7 +27,8 @@ void processes_start_with(processes *servers, int count, bool tcp, int64_t timeo
 int process_end(processes *servers, int number);
 /* None has ended by itself. */
 void processes_stop(processes *servers);
-/* Until no block would be lost with one more server; at most a minute. */
+/* Until no block would be lost with one more server; at most a minute. Servers that were killed
+ * before are missed. */
 void processes_wait_for_replicas(gr_ps *ps);
 /* How often a test that kills at random moments does it: GRADUS_TEST_KILLS in the environment. */
 int process_rounds(int usual);

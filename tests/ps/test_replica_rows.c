@@ -6,6 +6,7 @@
 #include "ps/place.h"
 #include "support_processes.h"
 
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -39,7 +40,7 @@ typedef struct plan {
     gr_consistency consistency;
     event events[KILLS_MAX];
     int event_count;
-    atomic_int ticks;
+    atomic_int ticks, kills;
     uint64_t random;
 } plan;
 
@@ -57,12 +58,16 @@ static void tick(plan *p, gr_ps *ps)
             continue;
         }
         if (i > 0) {
+            while (atomic_load(&p->kills) < i) { /* by another worker, which is slow */
+                sched_yield();
+            }
             processes_wait_for_replicas(ps);
         }
         int64_t until_ns = gr_now_ns() + p->events[i].spin_ns;
         while (gr_now_ns() < until_ns) {
         }
         kill(p->servers.pid[p->events[i].server], SIGKILL);
+        atomic_fetch_add(&p->kills, 1);
     }
 }
 
@@ -198,6 +203,7 @@ static float *run_with_kills(int round, int kills, gr_consistency consistency)
               .random = (uint64_t)round * 7919 + (uint64_t)kills};
     int count = kills + 1 + below(&p, PROCESSES_MAX - kills);
     atomic_init(&p.ticks, 0);
+    atomic_init(&p.kills, 0);
     processes_start(&p.servers, count, round % 3 == 2, WAIT_US);
     choose(&p, count, kills);
     float *values = run(&p);
@@ -231,6 +237,7 @@ static void a_killed_server_changes_no_bit(void **state)
     (void)state;
     plan alone = {.workers = 1, .consistency = GR_BSP};
     atomic_init(&alone.ticks, 0);
+    atomic_init(&alone.kills, 0);
     processes_start(&alone.servers, 1, false, WAIT_US);
     float *expected = run(&alone);
     processes_stop(&alone.servers);
