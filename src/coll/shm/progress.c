@@ -200,8 +200,8 @@ static void learn_room(gr_shm_coll *shm, const gr_shm_coll_op *op, uint32_t most
     }
 }
 
-/* Has `peer` posted the same? Its slot is that of this operation, or of one before, until we publish
- * that we have finished it. */
+/* Has `peer` posted the same? Its slot is that of this operation, or of one before, until we
+ * publish that we have finished it. */
 typedef enum shm_posted { SHM_COLL_NOT_YET, SHM_COLL_ALIKE, SHM_COLL_DIFFERENT } shm_posted;
 
 static shm_posted posted_by(const gr_shm_coll *shm, const shm_unchecked *unchecked, int peer)
