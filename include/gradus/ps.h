@@ -30,7 +30,8 @@ enum {
     GR_PS_NAME_BYTES = 128,       /* of a tensor's name, with its end */
     GR_PS_OPTIMIZER_BYTES = 1024, /* of an optimizer's text, with its end */
     GR_PS_STATES_MAX = 4,         /* vectors of state of an optimizer */
-    GR_PS_COLUMNS_MAX = 1 << 16   /* of a table */
+    GR_PS_COLUMNS_MAX = 1 << 16,  /* of a table */
+    GR_PS_RUN_BYTES = 48          /* of a run's name, with its end */
 };
 
 /* When a push changes the values. */
@@ -79,6 +80,10 @@ typedef struct gr_ps_config {
                               * client that pulls but does not push */
     int64_t timeout_us;    /* how long gr_ps_connect waits for the servers; 0: 30 s */
     int encrypt;           /* TLS on what goes by tcp; the same as the servers' */
+    const char *run;       /* the run that this worker belongs to, up to GR_PS_RUN_BYTES - 1
+                            * printable bytes: servers that keep another run's tensors refuse it;
+                            * "": none, it is never refused; NULL: GRADUS_RUN, which `gradus run`
+                            * sets, or none */
 } gr_ps_config;
 
 /* Connects to all servers and waits until each has answered.
@@ -90,9 +95,10 @@ typedef struct gr_ps_config {
  * config   borrowed for the call; NULL: all from the environment, worker from GRADUS_RANK
  * ps_out   receives the connection, the caller's; untouched on failure
  * diag     filled on failure; may be NULL
- * Returns  GR_OK; GR_E_INVALID (malformed addresses or number, servers in the wrong order or of
- *          another count); GR_E_TIMEOUT (a server did not answer, the sentence names it);
- *          GR_E_AUTH; GR_E_PEER_LOST; GR_E_PROTOCOL; GR_E_NO_MEMORY; GR_E_IO. */
+ * Returns  GR_OK; GR_E_INVALID (malformed addresses, number or run; servers in the wrong order, of
+ *          another count, or with tensors of another run); GR_E_TIMEOUT (a server did not answer,
+ *          the sentence names it); GR_E_AUTH; GR_E_PEER_LOST; GR_E_PROTOCOL; GR_E_NO_MEMORY;
+ *          GR_E_IO. */
 GR_API gr_status gr_ps_connect(const gr_ps_config *config, gr_ps **ps_out,
                                gr_diag *diag) GR_MUST_CHECK;
 

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/hash.h"
 #include "cli/timeline.h"
 #include "launch/signals.h"
 
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { WORKER_WORDS_MAX = 24, SERVER_WORDS_MAX = 10 };
@@ -92,6 +94,24 @@ static int report_end(const gr_cli_run *run, gr_status status, const gr_launch_r
 
 enum { SET_MAX = 9 };
 
+/* By the time, for people, and by chance: which run pushes to parameter servers. Those that are
+ * begun again are the same run. */
+static const char *name_run(gr_cli_run *run)
+{
+    char when[32] = "";
+    time_t now = time(NULL);
+    struct tm utc;
+    uint8_t random[4] = {0};
+    gr_diag diag;
+    if (gmtime_r(&now, &utc) != NULL) {
+        strftime(when, sizeof when, "%Y%m%d-%H%M%S", &utc);
+    }
+    gr_status status = gr_random_bytes(random, sizeof random, &diag);
+    (void)status; /* then by the time and the process alone */
+    return gr_arena_printf(&run->arena, "GRADUS_RUN=%s-%d-%02x%02x%02x%02x", when, (int)getpid(),
+                           random[0], random[1], random[2], random[3]);
+}
+
 /* What the workers find in their environment: `set` over it, `defaults` under it. */
 static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_MAX],
                      const char *defaults[SET_MAX])
@@ -136,6 +156,7 @@ static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
     }
     defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
+    defaults[default_count++] = name_run(run);
 }
 
 /* Those of a time that is past have happened. */

@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum {
+    HELLO_FIXED = 12,
     TENSOR_FIXED = 56,
     DONE_FIXED = 8,
     ENTRY_FIXED = 36,
@@ -22,6 +23,8 @@ _Static_assert(ENTRY_FIXED + TENSOR_FIXED + 4 + GR_PS_NAME_BYTES + GR_PS_OPTIMIZ
                        GR_PS_SMALL_MAX &&
                    DONE_FIXED + 2 + GR_DIAG_TEXT_BYTES <= GR_PS_SMALL_MAX,
                "any payload fits");
+_Static_assert(HELLO_FIXED + 2 + GR_PS_RUN_BYTES - 1 <= GR_PS_REQUEST_BYTES,
+               "a greeting fits where a client keeps the head of a request");
 
 void gr_ps_split_addresses(char *addresses)
 {
@@ -46,14 +49,17 @@ static const gr_wire_field hello_fields[] = {
 
 size_t gr_ps_put_hello(const gr_ps_hello *hello, uint8_t *out)
 {
-    return (size_t)(gr_wire_put(hello_fields, hello, out) - out);
+    uint8_t *at = gr_wire_put(hello_fields, hello, out);
+    return (size_t)(gr_put_text(at, hello->run, sizeof hello->run) - out);
 }
 
 gr_status gr_ps_get_hello(const uint8_t *in, size_t size_bytes, gr_ps_hello *hello_out,
                           gr_diag *diag)
 {
-    gr_ps_hello hello;
-    if (gr_wire_get(hello_fields, in, in + size_bytes, &hello) != in + size_bytes) {
+    gr_ps_hello hello = {0};
+    const uint8_t *end = in + size_bytes;
+    const uint8_t *at = gr_wire_get(hello_fields, in, end, &hello);
+    if (at == NULL) {
         return gr_ps_malformed("a greeting", diag);
     }
     if (hello.protocol != GR_PS_PROTOCOL) {
@@ -61,7 +67,8 @@ gr_status gr_ps_get_hello(const uint8_t *in, size_t size_bytes, gr_ps_hello *hel
                        "a greeting in version %u of the protocol; this one speaks %d",
                        hello.protocol, GR_PS_PROTOCOL);
     }
-    if (hello.servers > GR_PS_SERVERS_MAX || hello.number >= hello.servers) {
+    if (gr_get_text(at, end, hello.run, sizeof hello.run, false) != end ||
+        hello.servers > GR_PS_SERVERS_MAX || hello.number >= hello.servers) {
         return gr_ps_malformed("a greeting", diag);
     }
     *hello_out = hello;

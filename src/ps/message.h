@@ -66,7 +66,7 @@ typedef enum gr_ps_kind {
 enum {
     GR_PS_WORKERS_AT = GR_PS_SERVERS_MAX, /* the peer that worker 0 is */
     GR_PS_READERS_AT = GR_PS_WORKERS_AT + GR_PS_WORKERS_MAX,
-    GR_PS_PROTOCOL = 1,
+    GR_PS_PROTOCOL = 2,
     GR_PS_SMALL_MAX = 2048,  /* any payload but values and rows */
     GR_PS_REQUEST_BYTES = 64 /* of an encoded gr_ps_request */
 };
@@ -74,6 +74,7 @@ enum {
 typedef struct gr_ps_hello {
     uint32_t protocol;
     uint32_t servers, number;
+    char run[GR_PS_RUN_BYTES]; /* "": none; all that comes on the connection is of this run */
 } gr_ps_hello;
 
 /* What a SET, PUSH or PULL asks for. Fields that do not concern it are zero. */

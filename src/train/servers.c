@@ -3,10 +3,12 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/hash.h"
 #include "coll/comm.h"
 #include "link/secret.h"
 #include "train/updater.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -48,11 +50,37 @@ gr_status gr_servers_failed(const gr_servers *servers, gr_status status, gr_diag
                    cause->status != GR_OK ? cause->text : gr_status_text(status));
 }
 
+static gr_status largest_of_all(gr_trainer *t, int64_t *value, gr_diag *diag)
+{
+    gr_status status = t->world_size > 1 ? gr_allreduce(t->comm, value, 1, GR_I64, GR_MAX) : GR_OK;
+    return status == GR_OK ? GR_OK
+                           : gr_trainer_comm_failed(t->comm, status,
+                                                    "the ranks could not agree on the run", diag);
+}
+
+/* Rank 0 of the first generation chooses a number; who joins later gets it from the others. */
+static gr_status agree_on_run(gr_trainer *t, gr_diag *diag)
+{
+    gr_status status = largest_of_all(t, &t->run, diag);
+    if (status != GR_OK || t->run != 0) {
+        return status;
+    }
+    if (t->rank == 0) {
+        status = gr_random_bytes(&t->run, sizeof t->run, diag);
+        t->run = (t->run & INT64_MAX) | 1;
+    }
+    return status == GR_OK ? largest_of_all(t, &t->run, diag) : status;
+}
+
 static gr_status connect_to(gr_trainer *t, gr_servers *servers, gr_diag *diag)
 {
     uint64_t bands = GR_PS_WORKERS_MAX / GR_JOB_PS_WORKERS_MAX;
     uint64_t band = (gr_comm_generation(t->comm) + bands - 1) % bands; /* at first: the ranks */
+    char run[GR_PS_RUN_BYTES];
+    const char *given = getenv("GRADUS_RUN");
+    snprintf(run, sizeof run, "%016llx", (unsigned long long)t->run);
     const gr_ps_config config = {.secret = t->secret,
+                                 .run = given != NULL && given[0] != '\0' ? given : run,
                                  .worker = t->rank + (int)band * GR_JOB_PS_WORKERS_MAX,
                                  .encrypt = t->job->distribution.encrypt};
     gr_diag why = {0};
@@ -139,7 +167,10 @@ gr_status gr_servers_enter(gr_trainer *t, int ops, gr_diag *diag)
         servers->pulls == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d tensors on servers", tensors);
     }
-    gr_status status = connect_to(t, servers, diag);
+    gr_status status = agree_on_run(t, diag);
+    if (status == GR_OK) {
+        status = connect_to(t, servers, diag);
+    }
     for (int i = 0; i < tensors && status == GR_OK; i++) {
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
         bool theirs = !tensor->statistic || gr_job_runs_free(t->job);

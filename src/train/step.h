@@ -54,6 +54,7 @@ struct gr_trainer {
     int cut_count;
     gr_buckets buckets; /* empty in a group of one */
     uint8_t *secret;    /* ps: the job's (gr_secret_keep); NULL */
+    int64_t run;        /* ps: what makes this run another one than others; 0: not agreed on yet */
     void *meeting;      /* the strategy's own, of this generation; NULL */
     float **vectors;    /* plan.slots step vectors; made by the strategy */
     float *micro;       /* gradient of the second and later micro batches; NULL: there are none */

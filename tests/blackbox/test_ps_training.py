@@ -2,11 +2,13 @@
 """Jobs that train with parameter servers: the bits of allreduce, and workers that go their own
 way."""
 import os
+import re
 import shutil
 import signal
 
 import pytest
 from conftest import finish, lines_of, sha256_of, wait_until
+from test_ps import end, start_server
 from test_run_servers import servers_of
 
 EPOCHS = 6
@@ -224,6 +226,24 @@ def test_free_workers_go_on_from_a_checkpoint(gradus, with_ps, tmp_path):
     told, done = run(gradus, output, path, "-np", 2, "--servers", 2, "--resume")
     assert f"{stopped['step']} of them done" in done.stdout, done.stdout
     assert told[-1]["test_accuracy"] > 0.8, told[-1]
+
+
+def test_servers_of_another_run_refuse_a_job(gradus, with_ps, tmp_path):
+    """Workers and servers that were started by hand: the servers outlive the first run."""
+    secret = tmp_path / "secret"
+    server, (_, at) = start_server(gradus, secret)
+    env = {"GRADUS_SECRET_FILE": str(secret), "GRADUS_SERVERS": at}
+    words = "worker", with_ps()
+    done = gradus(*words, "--output", tmp_path / "first", env=env)
+    assert done.returncode == 0, done
+    done = gradus(*words, "--output", tmp_path / "second", env=env)
+    said = " ".join(done.stderr.split())
+    assert done.returncode != 0 and re.search(
+        r"keep tensors of run (\w+), and this worker is of run (?!\1)\w+: start servers anew for "
+        r"each run, or set GRADUS_RUN=\1", said), done
+    done = gradus("ps", "ls", env=env)
+    assert done.returncode == 0 and done.stdout, done
+    end(server)
 
 
 def test_what_cannot_be(gradus, with_ps, job, tmp_path):

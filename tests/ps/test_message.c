@@ -24,7 +24,8 @@ static void payloads_come_back_as_they_were(void **state)
     uint8_t out[GR_PS_SMALL_MAX];
     gr_diag diag = {0};
     gr_ps_texts texts;
-    const gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL, .servers = 3, .number = 2};
+    const gr_ps_hello hello = {
+        .protocol = GR_PS_PROTOCOL, .servers = 3, .number = 2, .run = "20261124-1"};
     gr_ps_hello hello_back;
     assert_int_equal(gr_ps_get_hello(out, gr_ps_put_hello(&hello, out), &hello_back, &diag), GR_OK);
     assert_memory_equal(&hello, &hello_back, sizeof hello);
@@ -94,6 +95,12 @@ static void other_lengths_are_refused(void **state)
     for (size_t i = 0; i <= size + 1; i++) {
         assert_int_equal(gr_ps_get_spec(out, i, &spec, &texts, &diag),
                          i == size ? GR_OK : GR_E_PROTOCOL);
+    }
+    gr_ps_hello hello;
+    size = gr_ps_put_hello(&(gr_ps_hello){.protocol = GR_PS_PROTOCOL, .servers = 1, .run = "first"},
+                           out);
+    for (size_t i = 0; i <= size + 1; i++) {
+        assert_int_equal(gr_ps_get_hello(out, i, &hello, &diag), i == size ? GR_OK : GR_E_PROTOCOL);
     }
     size = gr_ps_put_request(&(gr_ps_request){.rate = 1}, out);
     for (size_t i = 0; i <= size + 1; i++) {

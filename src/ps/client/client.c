@@ -359,9 +359,10 @@ static gr_status send_head(gr_ps_op *op, int server)
     }
     switch (op->kind) {
     case GR_PS_HELLO: {
-        const gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
-                                   .servers = (uint32_t)op->ps->servers,
-                                   .number = (uint32_t)server};
+        gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
+                             .servers = (uint32_t)op->ps->servers,
+                             .number = (uint32_t)server};
+        memcpy(hello.run, op->ps->run, sizeof hello.run);
         size = gr_ps_put_hello(&hello, leg->head);
         break;
     }

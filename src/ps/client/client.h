@@ -108,6 +108,7 @@ struct gr_ps {
     gr_mesh *mesh;
     gr_clock clock;
     int servers, worker;
+    char run[GR_PS_RUN_BYTES]; /* "": none */
     gr_ps_table table;
     bool waits;              /* the caller, and is there whenever more can go */
     bool tabled;             /* the table is the servers'; else a guess */

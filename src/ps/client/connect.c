@@ -4,6 +4,7 @@
 
 #include "ps/client/client.h"
 
+#include "base/codec.h"
 #include "base/fail.h"
 #include "base/hash.h"
 #include "group/group.h"
@@ -11,6 +12,7 @@
 #include "link/secret.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -21,7 +23,7 @@ enum { CONFIG_BYTES_MAX = 64 << 10, READERS = GR_PS_PEERS_MAX - GR_PS_READERS_AT
 /* ---- What the environment says --------------------------------------------------------------- */
 
 typedef struct ps_environment {
-    const char *servers;
+    const char *servers, *run;
 } ps_environment;
 
 static const gr_config_field fields[] = {
@@ -30,6 +32,13 @@ static const gr_config_field fields[] = {
      .offset = offsetof(ps_environment, servers),
      .value_name = "ADDRESSES",
      .help = GR_PS_SERVERS_HELP},
+    {.env = "GRADUS_RUN",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(ps_environment, run),
+     .value_name = "NAME",
+     .help =
+         "the run that a worker belongs to, which `gradus run` sets where nothing else is said: "
+         "servers that keep another run's tensors refuse the worker"},
     {0},
 };
 
@@ -47,7 +56,7 @@ typedef struct plan {
     ps_environment environment;
     uint8_t secret[GR_SECRET_BYTES];
     int worker;
-    const char *servers;
+    const char *servers, *run;
     int64_t deadline_us, timeout_us;
 } plan;
 
@@ -84,12 +93,22 @@ static gr_status make_plan(const gr_ps_config *config, plan *to, gr_diag *diag)
     to->worker = config != NULL ? config->worker : (int)to->job.rank;
     to->servers =
         config != NULL && config->servers != NULL ? config->servers : to->environment.servers;
+    to->run = config != NULL && config->run != NULL ? config->run : to->environment.run;
+    to->run = to->run != NULL ? to->run : "";
     to->timeout_us = config != NULL && config->timeout_us > 0 ? config->timeout_us : CONNECT_US;
     to->job.encrypt = to->job.encrypt || (config != NULL && config->encrypt != 0);
     if (to->servers == NULL || to->servers[0] == '\0') {
         return gr_fail(diag, GR_E_INVALID,
                        "no parameter servers are named: set GRADUS_SERVERS to what each `gradus "
                        "server` has printed, with commas between");
+    }
+    size_t size = strlen(to->run);
+    if (size >= GR_PS_RUN_BYTES || !gr_text_printable(to->run, size, false)) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "the name of the run (GRADUS_RUN) has %zu bytes; it must have up to %d, which "
+            "can be printed",
+            size, GR_PS_RUN_BYTES - 1);
     }
     if (to->worker < -1 || to->worker >= GR_PS_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "a worker's number is %d, must be 0 to %d, or -1",
@@ -236,6 +255,7 @@ gr_status gr_ps_connect(const gr_ps_config *config, gr_ps **ps_out, gr_diag *dia
     if (status == GR_OK) {
         ps->clock = gr_clock_real();
         ps->worker = by.worker;
+        snprintf(ps->run, sizeof ps->run, "%s", by.run);
         ps->peer_timeout_us = by.job.peer_timeout_us;
         for (int i = GR_PS_OPS_MAX - 1; i >= 0; i--) {
             ps->ops[i].ticket = (uint32_t)i;

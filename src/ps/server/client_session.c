@@ -389,6 +389,29 @@ static gr_status begin(gr_ps_session *session, gr_ps_task *task, const gr_frame 
     return GR_OK;
 }
 
+/* Tensors are those of one run: of the first worker with one that declares any. Values that another
+ * run has left look like this run's own if they have had as many updates. A reader is of none. */
+static gr_status check_run(const gr_ps_session *session, gr_diag *why)
+{
+    const char *kept = session->server->run;
+    if (kept[0] == '\0' || session->run[0] == '\0' || gr_ps_reads(session) ||
+        strcmp(kept, session->run) == 0) {
+        return GR_OK;
+    }
+    return gr_fail(why, GR_E_INVALID,
+                   "the parameter servers keep tensors of run %s, and this worker is of run %s: "
+                   "start servers anew for each run, or set GRADUS_RUN=%s to go on with what they "
+                   "keep",
+                   kept, session->run, kept);
+}
+
+static void claim(gr_ps_session *session)
+{
+    if (session->server->run[0] == '\0' && !gr_ps_reads(session)) {
+        memcpy(session->server->run, session->run, sizeof session->run);
+    }
+}
+
 static gr_status greet(gr_ps_session *session, gr_ps_task *task, const gr_frame *frame,
                        gr_diag *diag)
 {
@@ -408,6 +431,13 @@ static gr_status greet(gr_ps_session *session, gr_ps_task *task, const gr_frame 
             "servers in the order of their numbers",
             hello.number, hello.servers, server->number, server->table.servers);
         gr_ps_task_fail(task, GR_E_INVALID, why.text);
+    }
+    gr_diag other = {0};
+    memcpy(session->run, hello.run, sizeof session->run);
+    if (session->greeted && check_run(session, &other) != GR_OK) {
+        session->greeted = false;
+        session->foreign = true;
+        gr_ps_task_fail(task, GR_E_INVALID, other.text);
     }
     session->untold = session->greeted;
     gr_ps_task_settle(session, task);
@@ -443,8 +473,14 @@ static gr_status declare(gr_ps_session *session, gr_ps_task *task, const gr_fram
     /* It may say so again, when servers were lost meanwhile, or of another one, when this one was
      * refused elsewhere. */
     session->tensors[frame->message] = NULL;
-    status = gr_ps_server_declare(session->server, session->peer, &spec,
-                                  &session->tensors[frame->message], &why);
+    status = check_run(session, &why);
+    if (status == GR_OK) {
+        status = gr_ps_server_declare(session->server, session->peer, &spec,
+                                      &session->tensors[frame->message], &why);
+    }
+    if (status == GR_OK) {
+        claim(session);
+    }
     if (status != GR_OK) {
         gr_ps_task_fail(task, status, why.text);
     }
@@ -614,6 +650,9 @@ static gr_status take_message(gr_ps_session *session, const gr_frame *frame, gr_
     }
     if (frame->comm == GR_PS_PEER) {
         return take_peer(session, frame, diag);
+    }
+    if (session->foreign) {
+        return gr_fail(diag, GR_E_PROTOCOL, "requests of another run, which was refused");
     }
     if (!session->server->active && frame->comm != GR_PS_HELLO) {
         return GR_PENDING;

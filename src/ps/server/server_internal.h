@@ -115,6 +115,8 @@ struct gr_ps_session {
     int peer;
     gr_link *link;
     bool greeted;
+    bool foreign;              /* of another run: it was told, and nothing more is taken of it */
+    char run[GR_PS_RUN_BYTES]; /* "": none */
     bool dismissed; /* it sent no request: its link ends, nothing more is taken or told */
     bool shares;    /* its heap is mapped here */
     bool behind;    /* what it sends is of an older table, and is dropped until its EPOCH */
@@ -224,6 +226,7 @@ struct gr_ps_server {
     gr_ps_updater_ops updaters;
     void *updaters_arg;
     const gr_log *log;
+    char run[GR_PS_RUN_BYTES]; /* whose tensors these are; "": none has declared any */
     char address[GR_ADDRESS_BYTES + GR_REMOTE_BYTES];
     gr_ps_session *sessions[GR_PS_PEERS_MAX]; /* by peer */
     int here[GR_PS_PEERS_MAX];                /* those that are there */
