@@ -262,13 +262,11 @@ static void on_not_started(gr_host_agent *agent, const gr_agent_message *message
         gr_gang_do_without(gang, message->rank, &diag);
         return;
     }
-    gr_gang_blame(gang, GR_REASON_NOT_STARTED, status);
-    if (gang->reason == GR_REASON_NOT_STARTED && agent->host.local) {
-        gang->verdict = diag;
-    } else if (gang->reason == GR_REASON_NOT_STARTED) {
-        (void)gr_fail(&gang->verdict, status, "on host %s: %s", gr_host_label(&agent->host),
-                      diag.text);
+    gr_diag why = diag;
+    if (!agent->host.local) {
+        (void)gr_fail(&why, status, "on host %s: %.400s", gr_host_label(&agent->host), diag.text);
     }
+    gr_gang_blame_for(gang, GR_REASON_NOT_STARTED, &why);
     gr_gang_kill_all(gang);
 }
 
@@ -458,9 +456,7 @@ static void on_agent_lost(gr_host_agent *agent)
         gr_log_write(gang->config->log, GR_LOG_WARN, "launch", "%s%s", why.text, next);
         gr_gang_tell_wanted(gang);
     } else if (!gang->told) {
-        gang->reason = GR_REASON_AGENT_LOST;
-        gang->status = (gr_status)why.status;
-        gang->verdict = why;
+        gr_gang_blame_loss(gang, false, &why);
         gr_gang_end_after_failure(gang);
     }
     on_agent_over(agent);

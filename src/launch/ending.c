@@ -71,6 +71,25 @@ void gr_gang_blame(gr_gang *gang, gr_gang_reason reason, gr_status status)
     }
 }
 
+void gr_gang_blame_for(gr_gang *gang, gr_gang_reason reason, const gr_diag *why)
+{
+    if (gang->reason == GR_REASON_NONE) {
+        gr_gang_blame(gang, reason, (gr_status)why->status);
+        gang->verdict = *why;
+    }
+}
+
+void gr_gang_blame_loss(gr_gang *gang, bool serves, const gr_diag *why)
+{
+    int root = gr_verdict_root(gang->ends, gang->slots);
+    gr_end_class class = root >= 0 ? gr_verdict_class(&gang->ends[root]) : GR_END_PEER;
+    bool follows = class == GR_END_PEER || (serves && class == GR_END_FAILED);
+    if (gang->reason == GR_REASON_WORKER && follows && !gang->repeats) {
+        gang->reason = GR_REASON_NONE;
+    }
+    gr_gang_blame_for(gang, GR_REASON_AGENT_LOST, why);
+}
+
 void gr_gang_finish(gr_gang *gang)
 {
     gr_gang_enter(gang, GR_PHASE_OVER, -1);

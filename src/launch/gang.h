@@ -231,6 +231,12 @@ void gr_gang_play_faults(gr_gang *gang);
 /* ending.c: by a signal and a time of grace, or at once. The first reason counts. */
 void gr_gang_enter(gr_gang *gang, gr_gang_phase phase, int64_t timeout_ms);
 void gr_gang_blame(gr_gang *gang, gr_gang_reason reason, gr_status status);
+/* The same with a sentence: that of the first cause stays. */
+void gr_gang_blame_for(gr_gang *gang, gr_gang_reason reason, const gr_diag *why);
+/* An agent is lost with its processes. That is the cause also where ranks have failed before only
+ * because they miss others, which they may be quicker to tell; where it `serves`, a parameter
+ * server, also where they have failed in any other way but by a signal. */
+void gr_gang_blame_loss(gr_gang *gang, bool serves, const gr_diag *why);
 void gr_gang_on_signal(gr_gang *gang, int signal_number);
 void gr_gang_end_after_failure(gr_gang *gang);
 /* All that runs was asked to end: not longer than the time of grace. */

@@ -56,8 +56,7 @@ void gr_gang_progress(gr_gang *gang)
     if (gr_coordinator_progress(gang->coordinator, &diag) != GR_OK) {
         uv_poll_stop(&gang->coordinator_poll);
         if (gang->phase == GR_PHASE_RUNNING) {
-            gr_gang_blame(gang, GR_REASON_COORDINATOR, (gr_status)diag.status);
-            gang->verdict = diag;
+            gr_gang_blame_for(gang, GR_REASON_COORDINATOR, &diag);
             gr_gang_end_after_failure(gang);
         }
         return;

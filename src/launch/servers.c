@@ -76,11 +76,12 @@ static void on_timeout(uv_timer_t *timer)
     while (number + 1 < gang->config->servers && gang->servers[number].address != NULL) {
         number++;
     }
-    gr_gang_blame(gang, GR_REASON_NOT_JOINED, GR_E_TIMEOUT);
-    (void)gr_fail(&gang->verdict, GR_E_TIMEOUT,
+    gr_diag diag = {0};
+    (void)gr_fail(&diag, GR_E_TIMEOUT,
                   "parameter server %d was not ready within %.0f s of the start (--start-timeout "
                   "sets the time)",
                   number, (double)gang->config->start_timeout_us * 1e-6);
+    gr_gang_blame_for(gang, GR_REASON_NOT_JOINED, &diag);
     gr_gang_end_after_failure(gang);
 }
 
@@ -184,8 +185,7 @@ void gr_gang_forget_servers(gr_gang *gang)
 
 static void fail(gr_gang *gang, const gr_diag *why)
 {
-    gr_gang_blame(gang, GR_REASON_NOT_STARTED, (gr_status)why->status);
-    gang->verdict = *why;
+    gr_gang_blame_for(gang, GR_REASON_NOT_STARTED, why);
     gr_gang_end_after_failure(gang);
 }
 
@@ -304,9 +304,7 @@ void gr_gang_server_lost(gr_host_agent *agent, const gr_diag *why)
     if (gang->servers_told || gang->phase > GR_PHASE_SETTLING || spare(gang, majority, why->text)) {
         return;
     }
-    gang->reason = GR_REASON_AGENT_LOST;
-    gang->status = (gr_status)why->status;
-    gang->verdict = *why;
+    gr_gang_blame_loss(gang, true, why);
     gr_gang_end_after_failure(gang);
 }
 
