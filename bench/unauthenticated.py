@@ -144,7 +144,7 @@ def measure(options, crowded):
     gradus = os.path.join(options.build, "gradus")
     flags = ["--encrypt"] if options.encrypt else []
     coordinator = subprocess.Popen([gradus, "rendezvous", "-np", "2", "--listen", "127.0.0.1",
-                                    *flags],
+                                    "--print-secret", *flags],
                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     told = dict(coordinator.stdout.readline().rstrip("\n").split("=", 1) for _ in range(3))
     recorder = Recorder(told["GRADUS_COORDINATOR"])

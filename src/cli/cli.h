@@ -102,12 +102,13 @@ int gr_cli_flush(void);
 
 /* The job's secret for what the user starts alone: what GRADUS_SECRET says (`hex`, which is wiped,
  * as is the variable), else what stands in `file`, which is made if it is not there, else a new
- * one. *printed_out: that one is to be printed, since nobody else knows it. `hex`, `file`: NULL if
- * unset.
+ * one. *printed_out: that one is to be printed, since nobody else knows it; where stdout is no
+ * terminal that must be asked for (`print`). `hex`, `file`: NULL if unset.
  * GR_E_INVALID, GR_E_IO. */
-gr_status gr_cli_take_secret(const char *hex, const char *file, uint8_t secret[GR_SECRET_BYTES],
-                             bool *printed_out, gr_diag *diag) GR_MUST_CHECK;
-/* The rows of those two options, but for their places. */
+gr_status gr_cli_take_secret(const char *hex, const char *file, bool print,
+                             uint8_t secret[GR_SECRET_BYTES], bool *printed_out,
+                             gr_diag *diag) GR_MUST_CHECK;
+/* The rows of those three options, but for their places. */
 #define GR_CLI_ROW_SECRET                                                                          \
     .env = "GRADUS_SECRET", .type = GR_CONFIG_TEXT, .value_name = "HEX",                           \
     .help = "the job's secret; unset: that of --secret-file, or a new one, which is printed"
@@ -117,6 +118,9 @@ gr_status gr_cli_take_secret(const char *hex, const char *file, uint8_t secret[G
     .help =                                                                                        \
         "where the secret stands if GRADUS_SECRET is unset; a file that is not there is made, "    \
         "with mode 0600"
+#define GR_CLI_ROW_PRINT_SECRET                                                                    \
+    .flag = "--print-secret", .type = GR_CONFIG_BOOL,                                              \
+    .help = "print a new secret also where stdout is no terminal, but a file or a log"
 /* Prints GRADUS_SECRET=..., and wipes what it needed for that. */
 void gr_cli_print_secret(const uint8_t secret[GR_SECRET_BYTES]);
 

@@ -19,7 +19,7 @@ enum { LIST_BYTES = 160, LISTED_MAX = 16 };
 typedef struct rendezvous_options {
     int64_t ranks, ranks_min, wait_us, peer_timeout_us;
     const char *listen, *ports, *secret_hex, *secret_file;
-    bool encrypt;
+    bool encrypt, print_secret;
 } rendezvous_options;
 
 #define AT(member) .offset = offsetof(rendezvous_options, member)
@@ -61,6 +61,7 @@ static const gr_config_field rendezvous_fields[] = {
      .help = "a rank that acknowledges nothing for so long is lost"},
     {GR_CLI_ROW_SECRET, AT(secret_hex)},
     {GR_CLI_ROW_SECRET_FILE, AT(secret_file)},
+    {GR_CLI_ROW_PRINT_SECRET, AT(print_secret)},
     {0},
 };
 
@@ -208,8 +209,8 @@ static int rendezvous(const gr_cli_line *line)
                                     .log = &log};
     gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
-        status =
-            gr_cli_take_secret(options->secret_hex, options->secret_file, secret, &printed, &diag);
+        status = gr_cli_take_secret(options->secret_hex, options->secret_file,
+                                    options->print_secret, secret, &printed, &diag);
     }
     if (status == GR_OK) {
         status = gr_coordinator_create(&config, &coordinator, &diag);

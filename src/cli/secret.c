@@ -1,14 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "link/secret.h"
+#include "base/fail.h"
 #include "cli/cli.h"
 
 #include <string.h>
+#include <unistd.h>
 
-gr_status gr_cli_take_secret(const char *hex, const char *file, uint8_t secret[GR_SECRET_BYTES],
-                             bool *printed_out, gr_diag *diag)
+gr_status gr_cli_take_secret(const char *hex, const char *file, bool print,
+                             uint8_t secret[GR_SECRET_BYTES], bool *printed_out, gr_diag *diag)
 {
     bool given = hex != NULL && hex[0] != '\0';
     *printed_out = !given && file == NULL;
+    if (*printed_out && !print && !isatty(STDOUT_FILENO)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "a new secret is not printed, since stdout is no terminal: what it becomes "
+                       "may be read by others; name a file for it (--secret-file job.secret), set "
+                       "GRADUS_SECRET, or say --print-secret");
+    }
     if (given) {
         gr_status status = gr_secret_parse(hex, secret, diag);
         gr_wipe((void *)(uintptr_t)hex, strlen(hex)); /* the arena's */

@@ -18,7 +18,7 @@ typedef struct server_options {
     int64_t number, servers, replicas, memory_bytes, peer_timeout_us;
     const char *listen, *interfaces, *ports, *secret_hex, *secret_file;
     int link;
-    bool encrypt;
+    bool encrypt, print_secret;
 } server_options;
 
 #define AT(member) .offset = offsetof(server_options, member)
@@ -79,6 +79,7 @@ static const gr_config_field server_fields[] = {
              "are replicas, another server that is silent"},
     {GR_CLI_ROW_SECRET, AT(secret_hex)},
     {GR_CLI_ROW_SECRET_FILE, AT(secret_file)},
+    {GR_CLI_ROW_PRINT_SECRET, AT(print_secret)},
     {0},
 };
 
@@ -177,8 +178,8 @@ static int work(const gr_cli_line *line)
     (void)signal(SIGPIPE, SIG_IGN);
     gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
-        status =
-            gr_cli_take_secret(options->secret_hex, options->secret_file, secret, &printed, &diag);
+        status = gr_cli_take_secret(options->secret_hex, options->secret_file,
+                                    options->print_secret, secret, &printed, &diag);
     }
     if (status == GR_OK) {
         status = gr_ps_server_create(&config, &server, &diag);

@@ -20,7 +20,7 @@ class Job:
         self.output = output
         more["GRADUS_PEER_TIMEOUT"] = "10s"
         self.coordinator = gradus.start("rendezvous", "-np", RANKS, "--min-workers", 1, "--listen",
-                                        "127.0.0.1", env=more)
+                                        "127.0.0.1", "--print-secret", env=more)
         told = dict(line.split("=", 1) for line in read_lines(self.coordinator.stdout, 5))
         told |= more | {"OMP_NUM_THREADS": "1"}
         self.ranks = [gradus.start("worker", "--output", output, job,

@@ -17,7 +17,8 @@ library.gr_comm_destroy(comm)
 
 def start_coordinator(gradus, ranks, wait):
     """The process, and what the ranks need in their environment."""
-    process = gradus.start("rendezvous", "-np", ranks, "--listen", "127.0.0.1", "--wait", wait)
+    process = gradus.start("rendezvous", "-np", ranks, "--listen", "127.0.0.1", "--wait", wait,
+                           "--print-secret")
     return process, dict(line.split("=", 1) for line in read_lines(process.stdout, 3))
 
 
@@ -28,7 +29,8 @@ def start_rank(gradus, words, environment, rank):
 
 
 def test_nobody_calls_in(gradus):
-    done = gradus("rendezvous", "-np", 3, "--listen", "127.0.0.1", "--wait", "200ms")
+    done = gradus("rendezvous", "-np", 3, "--listen", "127.0.0.1", "--wait", "200ms",
+                  "--print-secret")
     assert done.returncode == 1, done
     said = " ".join(done.stderr.split())
     assert "after 0.2 s 0 of 3 ranks have called in (none), but not 0, 1, 2;" in said, done

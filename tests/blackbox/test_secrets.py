@@ -167,6 +167,26 @@ def test_ranks_take_it_from_a_file(gradus, comm_script, tmp_path):
     assert path.read_text() == before
 
 
+@pytest.mark.parametrize("words", [["rendezvous", "-np", "2"], ["server"]])
+def test_new_secret_is_not_written_where_no_terminal_is(gradus, words):
+    done = gradus(*words)
+    assert done.returncode == 2 and done.stdout == "", done
+    assert "--secret-file" in done.stderr and "--print-secret" in done.stderr, done
+    terminal, end = os.openpty()
+    with open(terminal, "rb", buffering=0) as shown:
+        process = gradus.start(*words, stdout=end, stderr=subprocess.DEVNULL)
+        os.close(end)
+        text = b""
+        while b"GRADUS_SECRET=" not in text:
+            text += shown.read(4096)
+        process.terminate()
+        process.communicate(timeout=DONE_BEFORE_S)
+    asked = gradus.start(*words, "--print-secret")
+    read_lines(asked.stdout, len(words))
+    asked.terminate()
+    asked.communicate(timeout=DONE_BEFORE_S)
+
+
 def test_a_file_that_others_may_read_is_refused(gradus, comm_script, tmp_path):
     path = tmp_path / "secret"
     path.write_text(SECRET)

@@ -34,7 +34,8 @@ def descriptors(pid):
 
 def start(gradus, job, flags):
     """The coordinator, the ranks, and what each sent for its handshake with it."""
-    coordinator = gradus.start("rendezvous", "-np", 2, "--listen", "127.0.0.1", *flags)
+    coordinator = gradus.start("rendezvous", "-np", 2, "--listen", "127.0.0.1",
+                               "--print-secret", *flags)
     told = dict(line.split("=", 1) for line in read_lines(coordinator.stdout, 3))
     recorders = [unauthenticated.Recorder(told["GRADUS_COORDINATOR"]) for _ in range(2)]
     ranks = []
@@ -79,7 +80,8 @@ def test_a_thousand_unauthenticated_peers(gradus, job, flags):
 
 
 def test_ranks_that_do_not_agree_on_encryption(gradus, job):
-    coordinator = gradus.start("rendezvous", "-np", 1, "--listen", "127.0.0.1", "--encrypt")
+    coordinator = gradus.start("rendezvous", "-np", 1, "--listen", "127.0.0.1", "--encrypt",
+                               "--print-secret")
     told = dict(line.split("=", 1) for line in read_lines(coordinator.stdout, 3))
     rank = gradus.start("worker", job, env=told | {"GRADUS_RANK": "0"})
     _, said = rank.communicate(timeout=TIMEOUT_S)
