@@ -168,7 +168,8 @@ class JobByHand(Job):
         self.killed, self.also_recovered = [], "changed"
         coordinator = subprocess.Popen(
             [self.gradus, "rendezvous", "-np", str(WORKERS), "--min-workers", "1", "--listen",
-             "127.0.0.1", "--print-secret"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+             "127.0.0.1", "--print-secret"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
         told = dict(coordinator.stdout.readline().strip().split("=", 1) for _ in range(5))
         env = env | told | {"OMP_NUM_THREADS": "1", "GRADUS_LINK": flags[flags.index("--link") + 1]}
         more = flags[2:]

@@ -10,6 +10,7 @@
 #include "launch/slurm.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 bool gr_run_elsewhere(const gr_cli_run *run)
@@ -77,6 +78,11 @@ gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
                            said, ways[i][0]);
         }
         said = ways[i][1] != NULL ? ways[i][0] : said;
+    }
+    if (options->remote_program != NULL && strlen(options->remote_program) >= PATH_MAX) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "run: --remote-program has %zu characters; no path has more than %d",
+                       strlen(options->remote_program), PATH_MAX - 1);
     }
     int64_t need = options->workers > 0 ? options->workers : options->workers_min;
     need = need > 0 ? need : 1;

@@ -141,11 +141,11 @@ static int close_unrelated(const gr_agent_config *config, const int also[GR_AGEN
     for (size_t i = 0; i < count; i++) {
         unsigned int fd = keep[i] >= 0 ? (unsigned int)keep[i] : 0;
         if (fd > next) {
-            (void)close_range(next, fd - 1, 0);
+            gr_spawn_close(next, fd - 1);
         }
         next = fd >= next ? fd + 1 : next;
     }
-    (void)close_range(next, ~0U, 0);
+    gr_spawn_close(next, ~0U);
     free(keep);
     int null_fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null_fd < 0) {

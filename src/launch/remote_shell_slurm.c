@@ -6,7 +6,7 @@
 /* A step of one task on the node. It shares the node with the launcher's own step (--overlap), and
  * the agent there binds the workers, not Slurm. Without --unbuffered output stays in Slurm until a
  * line ends, and what is carried has no lines. */
-static bool find_words(const gr_remote_config *config, gr_remote_words *words)
+static void find_words(const gr_remote_config *config, gr_remote_words *words)
 {
     static const char *const first[] = {
         "srun",       "--nodes=1",           "--ntasks=1",   "--overlap",
@@ -20,7 +20,6 @@ static bool find_words(const gr_remote_config *config, gr_remote_words *words)
     words->at[words->count++] = config->program;
     words->at[words->count++] = "agent";
     words->at[words->count++] = "--stdio";
-    return true;
 }
 
 static void advise(const char *host, const char *program, char *advice_out, size_t size_bytes)

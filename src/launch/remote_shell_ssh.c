@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* 'text' for the shell there. False: too long. */
-static bool quote(const char *text, char *out, size_t out_bytes)
+/* 'text', a path, for the shell there. */
+static void quote(const char *text, char *out, size_t out_bytes)
 {
     size_t used = 0;
     out[used++] = '\'';
-    for (; *text != '\0' && used + 6 < out_bytes; text++) {
+    for (; *text != '\0' && used + 6 < out_bytes; text++) { /* there is room */
         if (*text == '\'') {
             memcpy(out + used, "'\\''", 4);
             used += 4;
@@ -19,17 +19,14 @@ static bool quote(const char *text, char *out, size_t out_bytes)
     }
     out[used++] = '\'';
     out[used] = '\0';
-    return *text == '\0';
 }
 
 /* No question is ever asked: there may be no terminal, and many hosts would ask at a time. */
-static bool find_words(const gr_remote_config *config, gr_remote_words *words)
+static void find_words(const gr_remote_config *config, gr_remote_words *words)
 {
     static const char *const first[] = {"ssh", "-T", "-x", "-a", "-oBatchMode=yes"};
     char program[GR_REMOTE_COMMAND_BYTES - 32];
-    if (!quote(config->program, program, sizeof program)) {
-        return false;
-    }
+    quote(config->program, program, sizeof program);
     for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
         words->at[words->count++] = first[i];
     }
@@ -51,7 +48,6 @@ static bool find_words(const gr_remote_config *config, gr_remote_words *words)
     words->at[words->count++] = config->host;
     snprintf(words->command, sizeof words->command, "%s agent --stdio", program);
     words->at[words->count++] = words->command;
-    return true;
 }
 
 static void advise(const char *host, const char *program, char *advice_out, size_t size_bytes)

@@ -3,14 +3,52 @@
 
 #include "base/fail.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+/* One by one, as /proc lists them: there may be a limit of a billion. Between vfork and exec
+ * nothing may be allocated. False: there is no /proc. */
+static bool close_listed(unsigned int first, unsigned int last)
+{
+    _Alignas(struct dirent64) char entries[2048];
+    int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0) {
+        return false;
+    }
+    for (long got; (got = syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0;) {
+        const struct dirent64 *entry;
+        for (long at = 0; at < got; at += entry->d_reclen) {
+            entry = (const struct dirent64 *)(const void *)(entries + at);
+            unsigned long fd = strtoul(entry->d_name, NULL, 10); /* of "." and "..": 0 */
+            if (fd >= first && fd <= last && fd > STDERR_FILENO && fd != (unsigned long)folder) {
+                (void)close((int)fd);
+            }
+        }
+    }
+    close(folder);
+    return true;
+}
+
+void gr_spawn_close(unsigned int first, unsigned int last)
+{
+    struct rlimit limit;
+    if (close_range(first, last, 0) == 0 || close_listed(first, last) ||
+        getrlimit(RLIMIT_NOFILE, &limit) != 0) {
+        return;
+    }
+    for (rlim_t fd = first; fd < limit.rlim_cur && fd <= last; fd++) {
+        (void)close((int)fd);
+    }
+}
 
 /* Descriptors 0, 1, 2 and 3 become stdin, stdout, stderr and the error pipe, all others are closed.
  * The sources are first moved above 3, since one of them may stand where another must go. */
@@ -28,7 +66,8 @@ static int place_descriptors(const gr_spawn *spawn, int error_fd)
             return errno;
         }
     }
-    return close_range(4, ~0U, 0) == 0 || errno == ENOSYS ? 0 : errno;
+    gr_spawn_close(4, ~0U);
+    return 0;
 }
 
 static int reset_signals(void)

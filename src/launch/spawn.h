@@ -30,6 +30,10 @@ typedef struct gr_spawn_error {
     int error; /* errno */
 } gr_spawn_error;
 
+/* Closes the descriptors from `first` to `last`, also where the kernel, or a filter of system
+ * calls, does not know close_range. May be called between vfork and exec. */
+void gr_spawn_close(unsigned int first, unsigned int last);
+
 /* Starts the process: in a process group of its own (its id), signals at their defaults and
  * unblocked, no descriptor but 0, 1, 2, and killed when the calling thread dies. The caller must
  * have no other threads, and no signal handler that runs meanwhile. Returns its id when it runs its

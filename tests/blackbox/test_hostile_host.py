@@ -3,6 +3,7 @@
 host, and nothing crashes or waits for ever. A program of ours stands in for ssh."""
 import os
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -57,6 +58,21 @@ def sending(folder, data):
     """A program that writes it, and ends."""
     (folder / "sent").write_bytes(data)
     return f"out.write(open({str(folder / 'sent')!r}, 'rb').read())\nout.flush()\n"
+
+
+def test_program_path_reaches_the_host_whole_or_is_refused(gradus, tmp_path):
+    """Quotes make it longer than it is; what is longer than a path can be is nobody's program."""
+    path = "/" + 4000 * "'"
+    program = f"open({str(tmp_path / 'asked')!r}, 'w').write(sys.argv[-1])\n"
+    run_with(gradus, tmp_path, program, "20s", "--remote-program", path)
+    shell = subprocess.run(["sh", "-c", "printf %s " + (tmp_path / "asked").read_text()],
+                           capture_output=True, text=True, check=True)
+    assert shell.stdout == path + "agent--stdio"
+    (tmp_path / "asked").unlink()
+    done = gradus("run", "-H", "evil:2", "--remote-program", "/" + 5000 * "a", "--", "true",
+                  env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert done.returncode == 2 and "--remote-program" in done.stderr, done
+    assert not (tmp_path / "asked").exists()
 
 
 @pytest.mark.parametrize("what", CASES)

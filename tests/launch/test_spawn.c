@@ -76,6 +76,39 @@ static void a_program_runs_in_a_group_of_its_own(void **state)
     assert_int_equal(open_descriptors(), before);
 }
 
+/* A kernel before 5.9, or a filter of system calls: close_range, as the linker wraps it. */
+static int refused_with;
+int __real_close_range(unsigned int first, unsigned int last, int flags);
+int __wrap_close_range(unsigned int first, unsigned int last, int flags);
+int __wrap_close_range(unsigned int first, unsigned int last, int flags)
+{
+    if (refused_with != 0) {
+        errno = refused_with;
+        return -1;
+    }
+    return __real_close_range(first, last, flags);
+}
+
+static void spawn_without_close_range_leaves_no_descriptor(void **state)
+{
+    (void)state;
+    static const int refusals[] = {ENOSYS, EPERM};
+    int stray = open("/dev/null", O_RDONLY); /* without CLOEXEC */
+    int far = fcntl(stray, F_DUPFD, 200);
+    assert_true(far >= 200);
+    char *const argv[] = {"sh", "-c", "ls /proc/$$/fd", NULL};
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        char text[TEXT_BYTES];
+        int status;
+        refused_with = refusals[i];
+        run_command(argv, NULL, &status, text);
+        refused_with = 0;
+        assert_string_equal(text, "0\n1\n2\n");
+    }
+    close(far);
+    close(stray);
+}
+
 static void signals_are_as_for_a_new_program(void **state)
 {
     (void)state;
@@ -184,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_program_runs_in_a_group_of_its_own),
+        cmocka_unit_test(spawn_without_close_range_leaves_no_descriptor),
         cmocka_unit_test(signals_are_as_for_a_new_program),
         cmocka_unit_test(a_worker_is_bound),
         cmocka_unit_test(what_cannot_start_says_why),
