@@ -148,6 +148,26 @@ static size_t count_fields(const gr_config_table *table)
     return count;
 }
 
+/* As "--nproc_per_node" is "--nproc-per-node". */
+static bool is_same_name(const char *a, const char *b)
+{
+    while (*a != '\0' && (*a == *b || (*a == '_' && *b == '-') || (*a == '-' && *b == '_'))) {
+        a++;
+        b++;
+    }
+    return *a == *b;
+}
+
+static const gr_config_foreign *find_foreign(const gr_config_table *table, const char *name)
+{
+    for (const gr_config_foreign *at = table->foreign; at != NULL && at->flag != NULL; at++) {
+        if (is_same_name(without_dashes(name), without_dashes(at->flag))) {
+            return at;
+        }
+    }
+    return NULL;
+}
+
 static gr_status fail_unknown_flag(const gr_config_table *table, const char *text, gr_arena *arena,
                                    gr_diag *diag)
 {
@@ -155,6 +175,11 @@ static gr_status fail_unknown_flag(const gr_config_table *table, const char *tex
     snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
     char quoted[GR_VALUE_BYTES];
     gr_text_quote(name, quoted);
+    const gr_config_foreign *foreign = find_foreign(table, name);
+    if (foreign != NULL) {
+        return gr_fail(diag, GR_E_INVALID, "%s is a flag of %s; here: %s", quoted, foreign->whose,
+                       foreign->ours);
+    }
     /* Two for each field, for bool's --no-name, "--help" and the end. */
     const char **known = gr_arena_alloc(arena, (2 * count_fields(table) + 2) * sizeof *known);
     if (known == NULL) {

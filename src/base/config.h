@@ -39,11 +39,19 @@ typedef struct gr_config_field {
     const char *help;           /* one line */
 } gr_config_field;
 
+/* A flag that other programs have, for the sentence about an unknown one. */
+typedef struct gr_config_foreign {
+    const char *flag;  /* as there, with "-" between words; NULL: the end */
+    const char *whose; /* "mpirun" */
+    const char *ours;  /* what to do instead */
+} gr_config_foreign;
+
 typedef struct gr_config_table {
     const char *name;              /* of the module or verb, "run" */
     const char *title;             /* one line */
     const gr_config_field *fields; /* ends with key, flag, short_flag and env all empty */
     size_t struct_bytes;
+    const gr_config_foreign *foreign; /* NULL: none */
 } gr_config_table;
 
 /* Zeroes the struct and applies the defaults. Texts are copied into `arena`, which must outlive the

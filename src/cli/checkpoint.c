@@ -117,10 +117,13 @@ static int list(const checkpoint_options *options, const char *folder)
     if (status != GR_OK) {
         return input_fail(&diag);
     }
-    if (!options->json && count > 0) {
+    if (count == 0) {
+        free(steps);
+        (void)gr_fail(&diag, GR_E_NOT_FOUND, "there is no checkpoint in %s", folder);
+        return input_fail(&diag);
+    }
+    if (!options->json) {
         printf("%10s  %8s  %-20s  %13s\n", "step", "epoch", "written", "size");
-    } else if (!options->json) {
-        printf("there is no checkpoint in %s\n", folder);
     }
     for (int i = 0; i < count && status == GR_OK; i++) {
         char path[PATH_MAX];
@@ -374,6 +377,15 @@ static int convert(const checkpoint_options *options, const char *from, const ch
     struct stat info;
     if (stat(to, &info) == 0 && !options->force) {
         (void)gr_fail(&diag, GR_E_INVALID, "%s is there already; --force replaces it", to);
+        return input_fail(&diag);
+    }
+    char folder[PATH_MAX];
+    const char *slash = strrchr(to, '/');
+    int size = slash == NULL ? 1 : slash == to ? 1 : (int)(slash - to);
+    snprintf(folder, sizeof folder, "%.*s", size, slash == NULL ? "." : to);
+    if (stat(folder, &info) != 0 || !S_ISDIR(info.st_mode)) {
+        (void)gr_fail(&diag, GR_E_NOT_FOUND, "%s cannot be written: there is no folder %s", to,
+                      folder);
         return input_fail(&diag);
     }
     gr_status status = open_meant(from, &checkpoint, &diag);

@@ -38,7 +38,8 @@ typedef struct gr_run_options {
 } gr_run_options;
 
 enum { GR_RUN_LINK_OF_JOB = 0 };
-extern const char *const gr_run_link_choices[]; /* of --link; ends with NULL */
+extern const gr_config_foreign gr_run_foreign[]; /* run_foreign.c; ends with flag NULL */
+extern const char *const gr_run_link_choices[];  /* of --link; ends with NULL */
 enum { GR_RUN_ORPHANS_END = 0, GR_RUN_ORPHANS_FINISH };
 
 /* Everything that one `gradus run` knows. */

@@ -288,6 +288,7 @@ static const gr_config_field run_fields[] = {
 const gr_config_table gr_run_table = {.name = "run",
                                       .title = "Flags of `gradus run`",
                                       .fields = run_fields,
+                                      .foreign = gr_run_foreign,
                                       .struct_bytes = sizeof(gr_run_options)};
 
 void gr_run_print_help(void)

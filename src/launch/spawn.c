@@ -172,6 +172,29 @@ pid_t gr_spawn_start(const gr_spawn *spawn, gr_spawn_error *error_out)
     return pid;
 }
 
+/* A script that lies here and is none of the shell's commands: how it is run. NULL: no script. */
+static const char *interpreter_of(const char *command)
+{
+    static const char *const known[][2] = {
+        {".py", "python3"}, {".sh", "sh"}, {".pl", "perl"}, {".jl", "julia"}, {".R", "Rscript"}};
+    const char *dot = strrchr(command, '.');
+    for (size_t i = 0; dot != NULL && i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(dot, known[i][0]) == 0 && access(command, R_OK) == 0 &&
+            access(command, X_OK) != 0) {
+            return known[i][1];
+        }
+    }
+    return NULL;
+}
+
+static gr_status fail_script(const char *command, const char *interpreter, gr_diag *diag)
+{
+    return gr_fail(diag, GR_E_INVALID,
+                   "\"%s\" is a script that is not marked as executable; run it by its "
+                   "interpreter: %s %s",
+                   command, interpreter, command);
+}
+
 gr_status gr_spawn_fail(const char *command, const gr_spawn_error *error, gr_diag *diag)
 {
     if (error->step != GR_SPAWN_EXEC) {
@@ -182,6 +205,11 @@ gr_status gr_spawn_fail(const char *command, const gr_spawn_error *error, gr_dia
                        "%s: %s; start fewer workers or raise the limits (ulimit -u, "
                        "ulimit -n)",
                        what, strerror(error->error));
+    }
+    bool refused = error->error == ENOENT || error->error == EACCES || error->error == ENOEXEC;
+    const char *interpreter = refused ? interpreter_of(command) : NULL;
+    if (interpreter != NULL) {
+        return fail_script(command, interpreter, diag);
     }
     switch (error->error) {
     case ENOENT:

@@ -171,6 +171,13 @@ gr_status gr_report_start(gr_report *report, const gr_start_record *record, gr_d
     return flushed(report, diag);
 }
 
+/* What is shown as 0.0 ms is noise. */
+static bool is_late(int rank, double late_us)
+{
+    const double least_us = 100;
+    return rank >= 0 && late_us >= least_us;
+}
+
 gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record, gr_diag *diag)
 {
     if (report->style == GR_REPORT_NONE) {
@@ -197,7 +204,7 @@ gr_status gr_report_epoch(gr_report *report, const gr_epoch_record *record, gr_d
     if (!isnan(record->staleness)) {
         fprintf(report->out, "  staleness %.1f", record->staleness);
     }
-    if (record->late_rank >= 0) {
+    if (is_late(record->late_rank, record->late_us)) {
         fprintf(report->out, "  rank %d late by %.1f ms", record->late_rank,
                 record->late_us / 1000.0);
     }
@@ -257,7 +264,7 @@ gr_status gr_report_end(gr_report *report, const gr_end_record *record, gr_diag 
         fprintf(report->out, "%.1f %% of the gradients came too late and were dropped\n",
                 record->dropped_share * 100.0);
     }
-    if (record->late_rank >= 0) {
+    if (is_late(record->late_rank, record->late_us)) {
         fprintf(report->out, "rank %d kept the others waiting: it came %.1f ms late on average\n",
                 record->late_rank, record->late_us / 1000.0);
     }

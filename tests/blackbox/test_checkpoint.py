@@ -352,6 +352,17 @@ def tensors(path):
     return values
 
 
+def test_folders_without_what_is_asked_for_are_named(gradus, job, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for more in ([], ["--json"]):
+        done = gradus("checkpoint", "ls", *more, "empty")
+        assert done.returncode == 2 and done.stdout == "", done
+        assert done.stderr == "gradus: there is no checkpoint in empty\n"
+    end_of(gradus("run", "-np", 2, "--json", job(steps=10, more="checkpoint: {every: 1 h}\n")))
+    done = gradus("checkpoint", "convert", "out/checkpoints", "none/plain.safetensors")
+    assert done.returncode == 2 and "there is no folder none\n" in done.stderr, done
+
+
 def test_convert_and_diff(gradus, job, tmp_path):
     for steps in (10, 20):  # that of the last step is written, however slow the machine is
         name = job(steps=steps, more=ENDLESS + "checkpoint: {every: 1 h}")

@@ -319,6 +319,13 @@ def test_command_with_and_without_dashes(gradus):
     (["run", "-np", "2", "no-such-command"], 'command not found: "no-such-command"'),
     (["run", "-np", "2", "./no-such-file"], 'there is no file "./no-such-file"'),
     (["run", "-np", "2", "/"], "chmod +x"),
+    (["run", "--nproc_per_node", "2", "true"], "flag of torchrun; here: -np"),
+    (["run", "--nproc-per-node=2", "true"], "flag of torchrun; here: -np"),
+    (["run", "--nnodes", "2", "true"], "-H host1:4,host2:4"),
+    (["run", "--standalone", "true"], "leave it out"),
+    (["run", "--num-proc", "2", "true"], "flag of horovodrun; here: -np"),
+    (["run", "-x", "PATH", "true"], "flag of mpirun; here: leave it out"),
+    (["run", "--epochs", "3", "job.yaml"], "a job file says epochs:"),
     (["rnu"], '"gradus run"'),
     (["eval"], "needs a job file"),
     (["info", "extra"], '"extra"'),
@@ -334,6 +341,22 @@ def test_wrong_command_lines(gradus, arguments, says):
 def test_a_variable_of_the_environment_is_checked(gradus):
     done = gradus("run", "true", env={"GRADUS_LINK": "pigeon"})
     assert done.returncode == 2 and "GRADUS_LINK" in done.stderr
+
+
+def test_script_that_is_not_executable_gets_its_interpreter_named(gradus, tmp_path):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    for name in ("train.py", "./train.py"):
+        done = gradus("run", "-np", 1, name)
+        assert done.returncode == 2 and f"python3 {name}\n" in done.stderr, done
+    (tmp_path / "train.py").chmod(0o755)
+    done = gradus("run", "-np", 1, "train.py")
+    assert done.returncode == 2 and "./train.py" in done.stderr, done
+
+
+def test_flags_of_other_launchers_that_are_ours_are_taken(gradus):
+    for words in (["-n", 2], ["--np", 2], ["-H", "localhost:2"]):
+        done = gradus("run", *words, "--no-prefix", "echo", "x")
+        assert done.returncode == 0 and done.stdout == "x\nx\n", done
 
 
 def test_a_script_without_interpreter(gradus, tmp_path):

@@ -133,6 +133,29 @@ static void plain_lines(void **state)
     capture_close(&c);
 }
 
+static void report_of_a_rank_that_is_hardly_late_does_not_name_it(void **state)
+{
+    (void)state;
+    static const double late_us[] = {40, 99, 100};
+    for (size_t i = 0; i < sizeof late_us / sizeof late_us[0]; i++) {
+        capture c;
+        gr_report report;
+        gr_diag diag;
+        gr_epoch_record record = epoch;
+        gr_end_record last = end;
+        record.late_rank = 2;
+        record.late_us = last.late_us = late_us[i];
+        capture_open(&c);
+        gr_report_init(&report, GR_REPORT_LINES, c.file, 80);
+        assert_int_equal(gr_report_epoch(&report, &record, &diag), GR_OK);
+        assert_int_equal(gr_report_end(&report, &last, &diag), GR_OK);
+        fflush(c.file);
+        assert_int_equal(strstr(c.text, "rank 2 late by 0.1 ms") != NULL, late_us[i] == 100);
+        assert_int_equal(strstr(c.text, "rank 3 kept") != NULL, late_us[i] == 100);
+        capture_close(&c);
+    }
+}
+
 /* Automatic style without a terminal is lines. */
 static void no_terminal(void **state)
 {
@@ -268,6 +291,7 @@ int main(void)
         cmocka_unit_test(plain_lines),
         cmocka_unit_test(no_terminal),
         cmocka_unit_test(a_bar_fits_every_terminal),
+        cmocka_unit_test(report_of_a_rank_that_is_hardly_late_does_not_name_it),
         cmocka_unit_test(silent),
         cmocka_unit_test(a_full_disk_is_an_error),
         cmocka_unit_test(widths),
