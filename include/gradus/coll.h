@@ -277,7 +277,9 @@ GR_API gr_status gr_unregister(gr_comm *comm, void *mem) GR_MUST_CHECK;
 /* A sub-group is a communicator over some ranks of its parent, which may be a sub-group itself. It
  * has no connections of its own: making one takes one small allgather in the parent. Parent and
  * sub-groups may be destroyed in any order; the last one leaves the job. They count as one
- * communicator where comm.h speaks of threads.
+ * communicator where comm.h speaks of threads: two threads that start operations in two sub-groups
+ * of the same ranks agree on an order, or each has a communicator of gr_comm_create, which is
+ * independent. Where the order differs, everything ends with GR_E_MISMATCH and a sentence.
  *
  * What fails in a sub-group alone (ranks call different operations in it, one of its operations
  * waits for too long, gr_comm_abort of it) ends this sub-group on all its ranks. Its parent, its

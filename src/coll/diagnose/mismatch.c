@@ -66,6 +66,19 @@ static const gr_flight_recorder_entry *find_entry(const gr_diagnosis *d, int pee
     return gr_flight_recorder_find_message(record, coll, peer, id->number);
 }
 
+/* The operations are of two communicators. */
+static void fail_orders(gr_diagnosis *d, int peer, const char *ours, const char *theirs)
+{
+    gr_diag diag;
+    (void)gr_fail_peer(&diag, GR_E_MISMATCH, peer,
+                       "the ranks start operations in different orders: rank %d called %.125s; "
+                       "rank %d called %.125s; the communicators of one gr_comm_create that two "
+                       "ranks share have one order, whichever threads call; threads without a "
+                       "common order need a gr_comm_create each",
+                       d->config.rank, ours, peer, theirs);
+    gr_exec_end_group(d->config.exec, 0, &diag);
+}
+
 /* The sentence that all ranks get. `comm`: the communicator that ends by it; 0: all. */
 static void fail_both(gr_diagnosis *d, uint16_t comm, int peer, const char *ours,
                       const char *theirs)
@@ -197,7 +210,11 @@ void gr_diagnosis_take_mismatch(gr_diagnosis *d, const gr_op_report *report)
     }
     bool same_comm = report->serial == gr_exec_serial(exec, report->op.comm) &&
                      (entry ? entry->comm == report->op.comm : report->met == 0);
-    fail_both(d, same_comm ? report->op.comm : 0, report->rank, ours, report->text);
+    if (entry && entry->comm != report->op.comm) {
+        fail_orders(d, report->rank, ours, report->text);
+    } else {
+        fail_both(d, same_comm ? report->op.comm : 0, report->rank, ours, report->text);
+    }
 }
 
 /* ---- Ranks that wait ------------------------------------------------------------------------- */
@@ -235,7 +252,11 @@ void gr_diagnosis_fail_wait(gr_diagnosis *d, const gr_op_report *report)
     char ours[CALL_BYTES];
     gr_diagnosis_describe_call(d, d->report_record, ours, sizeof ours);
     uint16_t own = d->report.op.comm;
-    fail_both(d, own == report->op.comm ? own : 0, report->rank, ours, report->text);
+    if (own != report->op.comm) {
+        fail_orders(d, report->rank, ours, report->text);
+    } else {
+        fail_both(d, own, report->rank, ours, report->text);
+    }
 }
 
 /* ---- A foreign frame ------------------------------------------------------------------------- */

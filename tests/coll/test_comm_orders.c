@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Threads that start operations of two sub-groups in orders of their own: those have one order, and
+ * say so. (Communicators that were created separately are independent: test_binding.c.) */
+#include "support_ranks.h"
+#include "support_threads.h"
+
+#include <gradus/coll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+/* Rank 0 starts in one sub-group first, rank 1 in the other; both threads of each wait. */
+typedef struct waiter {
+    gr_comm *own;
+    gr_op *op;
+    int32_t word;
+    gr_status status;
+} waiter;
+
+static void *wait_for_own(void *arg)
+{
+    waiter *w = arg;
+    w->status = gr_wait(w->op);
+    return NULL;
+}
+
+static int run_crossed(gr_comm *comm, void *arg)
+{
+    waiter waiters[2] = {{.word = 1}, {.word = 2}};
+    pthread_t threads[2];
+    (void)arg;
+    for (int i = 0; i < 2; i++) {
+        EXPECT(gr_comm_split(comm, 0, 0, &waiters[i].own, NULL) == GR_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+        waiter *w = &waiters[(i + gr_comm_rank(comm)) % 2];
+        EXPECT(gr_allreduce_start(w->own, &w->word, 1, GR_I32, GR_SUM, &w->op) == GR_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+        EXPECT(pthread_create(&threads[i], NULL, wait_for_own, &waiters[i]) == 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        pthread_join(threads[i], NULL);
+        EXPECT(waiters[i].status == GR_E_MISMATCH || waiters[i].status == GR_E_COMM_BROKEN);
+    }
+    const char *text = gr_comm_diag(comm)->text;
+    EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
+    EXPECT(strstr(text, "different orders") && strstr(text, "gr_comm_create"));
+    for (int i = 0; i < 2; i++) {
+        gr_comm_destroy(waiters[i].own);
+    }
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void subgroups_of_threads_in_different_orders_are_a_mismatch(void **state)
+{
+    (void)state;
+    for (int progress = 1; progress <= 2; progress++) {
+        assert_int_equal(threads_run(2, "tcp", progress, run_crossed, NULL), 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(subgroups_of_threads_in_different_orders_are_a_mismatch)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
