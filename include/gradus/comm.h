@@ -24,6 +24,10 @@
  * return GR_E_INVALID, gr_comm_destroy does nothing. Whatever the child does, and however it ends,
  * the parent and its peers do not notice it.
  *
+ * Wrong arguments: a call that can return a status refuses NULL with GR_E_INVALID, but where it is
+ * allowed. A communicator that was destroyed, and an operation that was released (but for what
+ * gr_test says of it), are gone: any use of them, gr_comm_abort included, is undefined.
+ *
  * A failure with scope GR_SCOPE_CALL (GR_E_INVALID, GR_E_NO_MEMORY) concerns the call alone, and
  * gr_comm_last_error says what was wrong. One with scope GR_SCOPE_PEER or GR_SCOPE_COMM ends the
  * communicator on all its ranks: every later call returns GR_E_COMM_BROKEN, and gr_comm_diag tells
@@ -189,6 +193,7 @@ GR_API gr_status gr_comm_event_fd(gr_comm *comm, int *fd_out) GR_MUST_CHECK;
 /* Makes the descriptor unreadable until the next event. Any thread; NULL ok. */
 GR_API void gr_comm_event_clear(gr_comm *comm);
 
+/* Of NULL the ranks are -1 and the sizes 0. */
 GR_API int gr_comm_rank(const gr_comm *comm);       /* 0 .. world size - 1 */
 GR_API int gr_comm_size(const gr_comm *comm);       /* world size */
 GR_API int gr_comm_local_rank(const gr_comm *comm); /* 0 .. local size - 1 on this host */
@@ -197,7 +202,8 @@ GR_API int gr_comm_local_size(const gr_comm *comm);
 /* The first failure that ended the communicator, be it its own or that of its context; status GR_OK
  * while there was none. Of a sub-group that has ended alone it names the sub-group, its ranks in
  * the job and the rank at fault. Valid until destroy, and never changed once it is a failure. Any
- * thread, also while another one is in a call on the communicator. */
+ * thread, also while another one is in a call on the communicator. Of NULL, here and in
+ * gr_comm_last_error: GR_E_INVALID, and a sentence that says so. */
 GR_API const gr_diag *gr_comm_diag(const gr_comm *comm);
 
 /* What was wrong with the calling thread's last call on a communicator of the context that failed

@@ -26,7 +26,8 @@ GR_API gr_status gr_allreduce_shards_start(gr_comm *comm, void *const *partials,
                                            gr_op **op_out) GR_MUST_CHECK;
 
 /* The shards [*first_out, *first_out + *count_out) of `rank`: as even as can be, the first ranks
- * get one more. Ranks past the number of shards get none. */
+ * get one more. Ranks past the number of shards get none. A result whose pointer is NULL is not
+ * given. */
 GR_API void gr_shard_range(int shards, int world_size, int rank, int *first_out, int *count_out);
 
 /* How many buffers `rank` passes to gr_allreduce_shards: one for each largest whole subtree of its

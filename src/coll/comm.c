@@ -400,6 +400,9 @@ gr_status gr_comm_create_from(const gr_group_config *config, gr_comm **comm_out,
 
 gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
 {
+    if (!comm || !*comm) {
+        return gr_fail(diag, GR_E_INVALID, "gr_comm_renew: there is no communicator");
+    }
     gr_context *context = (*comm)->context;
     gr_status status = gr_context_enter(context, true);
     bool fixed = context->self_mesh && !gr_group_elastic(&context->config);
@@ -413,6 +416,9 @@ gr_status gr_comm_renew(gr_comm **comm, gr_diag *diag)
         return status;
     }
     if (status != GR_OK) {
+        if (diag) {
+            *diag = *gr_comm_last_error(*comm);
+        }
         return status;
     }
     gr_group *group;
@@ -482,26 +488,36 @@ void gr_comm_destroy(gr_comm *comm)
 /* ---- Questions ------------------------------------------------------------------------------- */
 int gr_comm_rank(const gr_comm *comm)
 {
-    return comm->rank;
+    return comm ? comm->rank : -1;
 }
 
 int gr_comm_size(const gr_comm *comm)
 {
-    return comm->size;
+    return comm ? comm->size : 0;
 }
 
 int gr_comm_local_rank(const gr_comm *comm)
 {
-    return comm->local_rank;
+    return comm ? comm->local_rank : -1;
 }
 
 int gr_comm_local_size(const gr_comm *comm)
 {
-    return comm->local_size;
+    return comm ? comm->local_size : 0;
+}
+
+const gr_diag *gr_comm_no_comm(void)
+{
+    static const gr_diag none = {
+        .status = GR_E_INVALID, .peer_rank = -1, .text = "the communicator is NULL"};
+    return &none;
 }
 
 const gr_diag *gr_comm_diag(const gr_comm *comm)
 {
+    if (!comm) {
+        return gr_comm_no_comm();
+    }
     const gr_context *context = comm->context;
     if (atomic_load_explicit(&comm->outcome.ended, memory_order_acquire)) {
         return &comm->outcome.diag;
@@ -512,7 +528,7 @@ const gr_diag *gr_comm_diag(const gr_comm *comm)
 
 gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
 {
-    if (!comm || !skew_out) {
+    if (!comm) {
         return GR_E_INVALID;
     }
     gr_context *context = comm->context;
@@ -521,8 +537,11 @@ gr_status gr_comm_skew(gr_comm *comm, int rank, gr_skew *skew_out)
         return status;
     }
     gr_skew skew = {.operations = 0};
-    if (rank < 0 || rank >= comm->size) {
-        gr_diag diag;
+    gr_diag diag;
+    if (!skew_out) {
+        (void)gr_fail(&diag, GR_E_INVALID, "gr_comm_skew on rank %d: skew_out is NULL", comm->rank);
+        status = gr_context_note(context, &diag);
+    } else if (rank < 0 || rank >= comm->size) {
         (void)gr_fail(&diag, GR_E_INVALID,
                       "gr_comm_skew on rank %d: there is no rank %d among %d ranks", comm->rank,
                       rank, comm->size);

@@ -3,13 +3,16 @@
 /* gr_comm_config in the terms of the group, which knows one configuration, whoever fills it. */
 
 #include "base/arena.h"
+#include "base/config_text.h"
 #include "base/fail.h"
+#include "base/text.h"
 #include "coll/comm.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SECRET_DIGITS = 64 };
+enum { SECRET_DIGITS = 64, SETTINGS_MAX = 128, NAME_BYTES = 64 };
 
 void gr_comm_config_init(gr_comm_config *config)
 {
@@ -123,6 +126,28 @@ static void set_time(int64_t *to_us, int64_t from_us)
     }
 }
 
+/* Is `setting` one of the reference page? If not, near_out is one that is much like it, or "". */
+static bool is_listed(const char *setting, char near_out[NAME_BYTES])
+{
+    const char *names[SETTINGS_MAX + 1] = {NULL};
+    size_t size = strcspn(setting, "="), count = 0;
+    near_out[0] = '\0';
+    for (const gr_config_field *field = gr_group_config_table.fields; !gr_config_is_end(field);
+         field++) {
+        if (field->env && strncmp(field->env, setting, size) == 0 && !field->env[size]) {
+            return true;
+        }
+        if (field->env && count < SETTINGS_MAX) {
+            names[count++] = field->env;
+        }
+    }
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%.*s", (int)(size < NAME_BYTES ? size : NAME_BYTES - 1), setting);
+    const char *near = gr_nearest(name, names);
+    snprintf(near_out, NAME_BYTES, "%s%s", near ? "; did you mean " : "", near ? near : "");
+    return false;
+}
+
 static gr_status set_settings(gr_group_config *to, const gr_comm_config *from, gr_arena *arena,
                               gr_diag *diag)
 {
@@ -139,6 +164,11 @@ static gr_status set_settings(gr_group_config *to, const gr_comm_config *from, g
                            "gr_comm_create: \"%.100s\" is no setting; one looks like "
                            "\"GRADUS_SPIN=50us\", and has no member of its own",
                            setting);
+        }
+        char near[NAME_BYTES];
+        if (!is_listed(setting, near)) {
+            return gr_fail(diag, GR_E_INVALID, "gr_comm_create: there is no setting \"%.100s\"%s",
+                           setting, near);
         }
     }
     if (from->settings) {

@@ -59,7 +59,7 @@ static gr_status open_event(gr_context *context, gr_diag *diag)
 
 gr_status gr_comm_event_fd(gr_comm *comm, int *fd_out)
 {
-    if (!comm || !fd_out) {
+    if (!comm) {
         return GR_E_INVALID;
     }
     gr_context *context = comm->context;
@@ -68,7 +68,10 @@ gr_status gr_comm_event_fd(gr_comm *comm, int *fd_out)
         return status;
     }
     gr_diag diag;
-    if (context->event_fd < 0) {
+    if (!fd_out) {
+        status =
+            gr_fail(&diag, GR_E_INVALID, "gr_comm_event_fd on rank %d: fd_out is NULL", comm->rank);
+    } else if (context->event_fd < 0) {
         status = open_event(context, &diag);
     }
     if (status == GR_OK) {

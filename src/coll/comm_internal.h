@@ -181,6 +181,9 @@ void gr_comm_free(gr_comm *comm);
 /* `leave`: the group as well. */
 void gr_context_destroy(gr_context *context, bool leave);
 
+/* What questions about a communicator that is NULL are answered with. */
+const gr_diag *gr_comm_no_comm(void);
+
 /* ---- comm_run.c ------------------------------------------------------------------------------ */
 /* gr_run and gr_start with the address of the call, which is shown if there is no better site. */
 gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count,

@@ -98,13 +98,16 @@ static gr_status create(gr_comm *comm, const gr_call *call, const void *caller, 
 
 gr_status gr_op_create(gr_comm *comm, const gr_call *call, gr_op **op_out)
 {
-    if (!comm || !call || !op_out) {
+    if (!comm) {
         return GR_E_INVALID;
     }
     gr_diag diag;
     gr_status status = gr_context_enter(comm->context, false);
     if (status == GR_OK) {
-        status = create(comm, call, __builtin_return_address(0), op_out, &diag);
+        status = call && op_out
+                     ? create(comm, call, __builtin_return_address(0), op_out, &diag)
+                     : gr_fail(&diag, GR_E_INVALID, "gr_op_create on rank %d: %s is NULL",
+                               comm->rank, call ? "op_out" : "call");
         status = status == GR_OK ? GR_OK : gr_context_note(comm->context, &diag);
         gr_context_leave(comm->context);
     }

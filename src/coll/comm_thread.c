@@ -213,6 +213,9 @@ gr_status gr_context_note(gr_context *context, const gr_diag *diag)
 
 const gr_diag *gr_comm_last_error(const gr_comm *comm)
 {
+    if (!comm) {
+        return gr_comm_no_comm();
+    }
     gr_context *context = comm->context;
     uintptr_t self = this_thread();
     bool inside = gr_context_is_forked(context) ||

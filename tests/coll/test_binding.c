@@ -847,6 +847,7 @@ static void comm_create_by_a_wrong_config_says_what_is_wrong(void **state)
     right.bootstrap = gather;
     const char *const settings[] = {"GRADUS_RANK=1", NULL};
     const char *const no_settings[] = {"SPIN=1", NULL};
+    const char *const misspelt[] = {"GRADUS_SPINN=1us", NULL};
     const struct {
         size_t struct_size;
         int rank, size;
@@ -867,6 +868,7 @@ static void comm_create_by_a_wrong_config_says_what_is_wrong(void **state)
         {sizeof right, 0, 2, NULL, NULL, "rdma", NULL, 0, 0, "\"rdma\" is no link", 0},
         {sizeof right, 0, 2, NULL, NULL, NULL, settings, 0, 0, "GRADUS_RANK=1", 0},
         {sizeof right, 0, 2, NULL, NULL, NULL, no_settings, 0, 0, "SPIN=1", 0},
+        {sizeof right, 0, 2, NULL, NULL, NULL, misspelt, 0, 0, "did you mean GRADUS_SPIN", 0},
         {sizeof right, 0, 2, NULL, NULL, NULL, NULL, 7, 0, "inexact is 7", 0},
         {sizeof right, 0, 2, NULL, NULL, NULL, NULL, 0, 99, "gr_log_level", 0},
         {sizeof right, 0, 2, NULL, NULL, NULL, NULL, 0, 0, "gr_threads", 3},

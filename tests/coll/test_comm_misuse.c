@@ -3,13 +3,19 @@
 #include "coll/engine/exec.h"
 #include "support_ranks.h"
 #include <gradus/coll.h>
+#include <gradus/elastic.h>
+#include <gradus/shards.h>
+#include <gradus/stats.h>
 
+#include <dirent.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -289,12 +295,201 @@ static void test_meddler(void **state)
     }
 }
 
+/* ---- NULL ------------------------------------------------------------------------------------ */
+static void null_communicator_is_refused_everywhere(void **state)
+{
+    (void)state;
+    gr_op *op = NULL;
+    gr_comm *none = NULL;
+    gr_diag diag;
+    gr_skew skew;
+    gr_rows rows = {.count = 0};
+    const gr_call call = {.coll = GR_COLL_BARRIER};
+    void *mem = NULL;
+    int fd = -1, index = 0, first = -1;
+    float word = 0;
+    assert_int_equal(gr_comm_rank(NULL), -1);
+    assert_int_equal(gr_comm_local_rank(NULL), -1);
+    assert_int_equal(gr_comm_size(NULL) + gr_comm_local_size(NULL), 0);
+    assert_int_equal(gr_comm_diag(NULL)->status, GR_E_INVALID);
+    assert_non_null(strstr(gr_comm_last_error(NULL)->text, "NULL"));
+    const gr_status refused[] = {
+        gr_comm_renew(NULL, &diag),
+        gr_comm_renew(&none, &diag),
+        gr_comm_renew(&none, NULL),
+        gr_comm_abort(NULL, "reason"),
+        gr_comm_event_fd(NULL, &fd),
+        gr_comm_split(NULL, 0, 0, &none, &diag),
+        gr_comm_subgroup(NULL, &fd, 1, &none, NULL),
+        gr_comm_skew(NULL, 0, &skew),
+        gr_comm_poll(NULL),
+        gr_comm_drain(NULL),
+        gr_alloc(NULL, 8, &mem),
+        gr_register(NULL, &word, 4),
+        gr_unregister(NULL, &word),
+        gr_op_create(NULL, &call, &op),
+        gr_op_start(NULL),
+        gr_run(NULL, &call, 1),
+        gr_start(NULL, &call, 1, &op),
+        gr_allreduce(NULL, &word, 1, GR_F32, GR_SUM),
+        gr_send(NULL, &word, 1, GR_F32, 0),
+        gr_recv_start(NULL, &word, 1, GR_F32, 0, &op),
+        gr_barrier(NULL),
+        gr_allreduce_rows(NULL, &rows, GR_SUM, &rows),
+        gr_test(NULL),
+        gr_wait(NULL),
+        gr_wait_for(NULL, 1),
+        gr_wait_any(NULL, 1, &index),
+        gr_wait_any(&op, 1, &index),
+        gr_wait_any(&op, 1, NULL),
+        gr_comm_create(NULL, NULL, &diag),
+        gr_comm_create(NULL, NULL, NULL),
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        if (refused[i] != GR_E_INVALID) {
+            fail_msg("call %zu: %s", i, gr_status_name(refused[i]));
+        }
+    }
+    gr_comm_destroy(NULL);
+    gr_op_destroy(NULL);
+    gr_free(NULL, &word);
+    gr_rows_release(NULL);
+    gr_comm_event_clear(NULL);
+    gr_comm_config_init(NULL);
+    assert_int_equal(gr_comm_change_wanted(NULL), 0);
+    gr_shard_range(4, 2, 1, &first, NULL);
+    assert_int_equal(first, 2);
+    assert_int_equal(gr_shard_partials(-1, 2, 1) + gr_shard_partials(4, 0, 0), 0);
+}
+
+/* Of a communicator that there is. */
+static int run_null(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    gr_diag diag = {.status = GR_OK};
+    gr_op *op = NULL;
+    const gr_call call = {.coll = GR_COLL_BARRIER};
+    float word = 1;
+    EXPECT(gr_comm_event_fd(comm, NULL) == GR_E_INVALID && SAYS("fd_out is NULL"));
+    EXPECT(gr_comm_skew(comm, 0, NULL) == GR_E_INVALID && SAYS("skew_out is NULL"));
+    EXPECT(gr_op_create(comm, NULL, &op) == GR_E_INVALID && SAYS("call is NULL"));
+    EXPECT(gr_op_create(comm, &call, NULL) == GR_E_INVALID && SAYS("op_out is NULL"));
+    EXPECT(gr_allreduce_rows(comm, NULL, GR_SUM, NULL) == GR_E_INVALID && SAYS("in is NULL"));
+    EXPECT(gr_comm_split(comm, 0, 0, NULL, &diag) == GR_E_INVALID);
+    EXPECT(strstr(diag.text, "comm_out is NULL"));
+    EXPECT(gr_recv(comm, &word, 1, GR_F32, -2) == GR_E_INVALID && SAYS("is -2"));
+    EXPECT(gr_send(comm, &word, 1, GR_F32, GR_ANY_SOURCE) == GR_E_INVALID && SAYS("is -1"));
+    EXPECT(gr_send(comm, NULL, 1, GR_F32, 0) == GR_E_INVALID && SAYS("NULL"));
+    EXPECT(gr_send(comm, &word, SIZE_MAX, GR_F32, 0) == GR_E_INVALID && SAYS("too large"));
+    EXPECT(gr_recv(comm, &word, 1, (gr_dtype)-1, 0) == GR_E_INVALID && SAYS("gr_dtype"));
+    EXPECT(gr_alltoall(comm, &word, NULL, SIZE_MAX / 2, GR_F32) == GR_E_INVALID);
+    EXPECT(gr_register(comm, &word, SIZE_MAX) == GR_E_INVALID && SAYS("size"));
+    EXPECT(gr_comm_diag(comm)->status == GR_OK);
+    if (gr_comm_size(comm) > 1) {
+        EXPECT(check_sound(comm) == 0);
+    }
+    gr_comm *same = comm;
+    EXPECT(gr_comm_abort(comm, NULL) == GR_OK && gr_comm_abort(comm, "again") == GR_OK);
+    EXPECT(gr_comm_diag(comm)->status == GR_E_ABORTED);
+    pid_t child = fork();
+    if (child == 0) { /* of a group of one as well; the sentence comes in the diag, too */
+        bool fine = gr_send(comm, &word, 1, GR_F32, 0) == GR_E_INVALID && SAYS("forked") &&
+                    gr_comm_renew(&same, &diag) == GR_E_INVALID && strstr(diag.text, "forked");
+        gr_comm_destroy(comm);
+        _exit(fine ? 0 : 1);
+    }
+    int how = 1;
+    EXPECT(waitpid(child, &how, 0) == child && how == 0);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void null_argument_of_a_communicator_has_its_sentence(void **state)
+{
+    (void)state;
+    ranks_job job = {.size = 1, .link = "shm", .progress = 2};
+    assert_int_equal(ranks_run(&job, run_null, 0), 0);
+}
+
+/* ---- Configs --------------------------------------------------------------------------------- */
+static int count_files(void)
+{
+    int count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    assert_non_null(dir);
+    while (readdir(dir)) {
+        count++;
+    }
+    closedir(dir);
+    return count;
+}
+
+static int gather_nothing(void *arg, const void *mine, size_t size_bytes, void *all_out)
+{
+    (void)arg;
+    (void)mine;
+    (void)size_bytes;
+    (void)all_out;
+    return -1;
+}
+
+/* What is extreme is refused with a sentence, or works; either way nothing is left behind. */
+static void config_with_extreme_values_is_refused_or_works(void **state)
+{
+    (void)state;
+    enum { LONG = 100000 };
+    char *text = malloc(LONG + 1);
+    assert_non_null(text);
+    memset(text, 'x', LONG);
+    text[LONG] = '\0';
+    const char *const wrong_value[] = {"GRADUS_SPIN=soon", NULL};
+    const char *const unknown[] = {"GRADUS_NOTHING_LIKE_IT=1", NULL};
+    const char *const long_setting[] = {text, NULL};
+    int files = 0;
+    for (int i = 0; i < 15; i++) {
+        gr_comm_config config;
+        gr_comm *comm = NULL;
+        gr_diag diag = {.status = GR_OK};
+        gr_comm_config_init(&config);
+        config.size = i < 10 ? 2 : 1;
+        config.bootstrap = gather_nothing;
+        config.join_timeout_us = i % 2 ? INT64_MAX : INT64_MIN;
+        config.op_timeout_us = i % 2 ? INT64_MIN : INT64_MAX;
+        config.struct_size = i == 0   ? SIZE_MAX
+                             : i == 1 ? 17 * sizeof config
+                             : i == 2 ? 1
+                                      : config.struct_size;
+        config.size = i == 3 ? 4097 : i == 4 ? INT_MAX : i == 5 ? INT_MIN : config.size;
+        config.rank = i == 6 ? INT_MIN : i == 7 ? INT_MAX : 0;
+        config.link = i == 8 || i == 10 ? text : NULL;
+        config.settings = i == 11 ? wrong_value : i == 12 ? long_setting : i == 13 ? unknown : NULL;
+        gr_status status = gr_comm_create(&config, &comm, &diag);
+        if (i == 14) { /* alone, with these timeouts: it works */
+            double word = 2;
+            assert_int_equal(status, GR_OK);
+            assert_int_equal(gr_send(comm, &word, 1, GR_F64, 0), GR_OK);
+            assert_int_equal(gr_recv(comm, &word, 1, GR_F64, 0), GR_OK);
+            gr_comm_destroy(comm);
+        } else if (status == GR_OK || comm || diag.status != status || strlen(diag.text) < 10) {
+            fail_msg("config %d: %s, %s", i, gr_status_name(status), diag.text);
+        }
+        files = i == 9 ? count_files() : files; /* a callback has failed once */
+    }
+    assert_int_equal(count_files(), files);
+    free(text);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments), cmocka_unit_test(test_one_wrong),
-        cmocka_unit_test(test_memory),    cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_one_wrong),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_too_many),
         cmocka_unit_test(test_meddler),
+        cmocka_unit_test(null_communicator_is_refused_everywhere),
+        cmocka_unit_test(null_argument_of_a_communicator_has_its_sentence),
+        cmocka_unit_test(config_with_extreme_values_is_refused_or_works),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,15 +64,18 @@ bool gr_tree_siblings(int shards, gr_tree_range left, gr_tree_range right)
 
 void gr_shard_range(int shards, int world_size, int rank, int *first_out, int *count_out)
 {
-    if (shards < 1 || world_size < 1 || rank < 0 || rank >= world_size) {
-        *first_out = 0;
-        *count_out = 0;
-        return;
+    int first = 0, count = 0;
+    if (shards >= 1 && rank >= 0 && rank < world_size) {
+        int each = shards / world_size, more = shards % world_size;
+        first = rank * each + (rank < more ? rank : more);
+        count = each + (rank < more ? 1 : 0);
     }
-    int each = shards / world_size;
-    int more = shards % world_size;
-    *first_out = rank * each + (rank < more ? rank : more);
-    *count_out = each + (rank < more ? 1 : 0);
+    if (first_out) {
+        *first_out = first;
+    }
+    if (count_out) {
+        *count_out = count;
+    }
 }
 
 int gr_shard_partials(int shards, int world_size, int rank)
