@@ -248,6 +248,27 @@ void gr_gang_hear_server(gr_gang *gang, int place, const char *text, size_t size
 
 /* ---- The end --------------------------------------------------------------------------------- */
 
+/* Can those that are left agree that server `number` is dead? On its host they know it; on others
+ * they have to be a quorum of those that lived: more than half, or half with the lowest number
+ * (ps/server/membership_view.h). */
+static bool can_agree(const gr_gang *gang, int number)
+{
+    const gr_host *host = &gang->servers[number].agent.host;
+    int left = 0, lowest = number;
+    for (int i = 0; i < gang->config->servers; i++) {
+        const gr_host *other = &gang->servers[i].agent.host;
+        if (!gang->places[gang->slots + i].busy) {
+            continue;
+        }
+        if (strcmp(gr_host_label(other), gr_host_label(host)) == 0) {
+            return true;
+        }
+        left++;
+        lowest = i < lowest ? i : lowest;
+    }
+    return left > 1 || (left == 1 && lowest != number);
+}
+
 /* A server is gone, as the sentence says. Does the job go on without it, with so many others? */
 static bool spare(gr_gang *gang, int least, const char *sentence)
 {
@@ -284,7 +305,7 @@ void gr_gang_server_ended(gr_gang *gang, const gr_agent_message *message)
     char what[GR_DIAG_TEXT_BYTES];
     gr_verdict_describe("parameter server", gr_gang_server_number(gang, message->rank), end, what,
                         sizeof what);
-    if (spare(gang, 1, what)) {
+    if (can_agree(gang, gr_gang_server_number(gang, message->rank)) && spare(gang, 1, what)) {
         return;
     }
     /* Workers that fail do so because of it, also those that were heard of before it. */

@@ -28,11 +28,12 @@ ONCE = MEET + """
 meet(0)
 print("sum", values[0], values[count - 1], "of", len(servers), flush=True)
 """
+# By the second step each server has said that it has met the others.
 FOREVER = MEET + """
 step = 0
 while True:
     meet(step)
-    if step == 0:
+    if step == 1:
         print("up", flush=True)
     step += 1
 """
@@ -379,11 +380,33 @@ signal.pause()
     assert told[0].read_text() == told[1].read_text() and told[0].read_text().count(",") == 1
 
 
-def test_on_what_passes_for_other_hosts(gradus, ps_script, tmp_path):
-    """Servers are dealt to the hosts in turn; order and secret go there as the workers' do."""
+def pretended_hosts(tmp_path):
+    """An environment in which all hosts are this one."""
     (tmp_path / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
     (tmp_path / "ssh").chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_of_two_servers_on_two_hosts_only_the_second_can_be_missed(gradus, ps_script, tmp_path,
+                                                                  number):
+    """The second one would wait for the first: it cannot know that it has died."""
+    job = gradus.start("run", "-H", "one:1,two:1", "--servers", 2, "--", *ps_script(FOREVER),
+                       env=pretended_hosts(tmp_path))
+    read_lines(job.stdout, 2)
+    os.kill(servers_of(gradus)[number], signal.SIGKILL)
+    said = job.stderr.readline()
+    job.terminate()
+    said += finish(job, 1)[1]
+    killed = rf"parameter server {number} \(pid \d+ on (one|two)\) was killed by signal 9"
+    assert re.search(killed + (".*and what it kept is lost", ".*; the other goes on")[number],
+                     said), said
+    assert not gradus.remains()
+
+
+def test_on_what_passes_for_other_hosts(gradus, ps_script, tmp_path):
+    """Servers are dealt to the hosts in turn; order and secret go there as the workers' do."""
+    env = pretended_hosts(tmp_path)
     words = ["run", "-H", "one:1,two:1", "--servers", 3, *ALONE]
     done = gradus(*words, "--", *ps_script(ONCE), env=env)
     assert done.returncode == 0 and done.stderr == "", done
