@@ -173,7 +173,7 @@ static gr_status open_rank(sim_job *job, int rank, gr_diag *diag)
     }
     context->choosing = (gr_selection_config){
         .exact = job->exact, .segment_bytes = job->segment_bytes, .link = GR_LINK_SIM};
-    gr_status status = job->size > 1 ? open_links(job, rank, diag) : GR_OK;
+    gr_status status = open_links(job, rank, diag);
     if (status == GR_OK) {
         status = gr_comm_make(context, world, job->size, rank, 0, 0, &r->comms[0], diag);
     }
