@@ -242,6 +242,7 @@ static gr_status begin(gr_comm *comm, gr_coll_args *all_args, int count, const v
     gr_context *context = comm->context;
     gr_status status = GR_OK;
     gr_exec_request requests[GR_CALLS_MAX];
+    bool any_ops = false; /* over shared memory */
     int filled = 0;
     do {
         status =
@@ -252,13 +253,14 @@ static gr_status begin(gr_comm *comm, gr_coll_args *all_args, int count, const v
         status = gr_exec_start(context->exec, requests, count, op_out, diag);
     }
     for (int i = 0; i < filled; i++) {
+        any_ops = any_ops || requests[i].ops;
         if (status == GR_OK) {
             gr_comm_shm_note(comm, &requests[i]);
         } else {
             gr_comm_shm_drop(&requests[i]);
         }
     }
-    if (status == GR_OK && count > 1) {
+    if (status == GR_OK && count > 1 && any_ops) {
         (void)gr_exec_progress(context->exec); /* as gr_comm_shm_look of each */
     }
     return status;
