@@ -49,6 +49,12 @@ gr_status gr_config_from_env(const gr_config_table *table, void *config, char *c
 {
     for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
         const char *text = field->env != NULL ? gr_config_variable(environment, field->env) : NULL;
+        const char *former =
+            field->former_env != NULL ? gr_config_variable(environment, field->former_env) : NULL;
+        if (former != NULL && former[0] != '\0') {
+            return gr_fail(diag, GR_E_INVALID, "%s is called %s now", field->former_env,
+                           field->env);
+        }
         if (text == NULL || text[0] == '\0') {
             continue;
         }
@@ -173,6 +179,11 @@ static gr_status fail_unknown_flag(const gr_config_table *table, const char *tex
 {
     char name[FLAG_BYTES_MAX];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
+    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+        if (field->former_flag != NULL && is_flag(field->former_flag, name)) {
+            return gr_fail(diag, GR_E_INVALID, "%s is called %s now", name, field->flag);
+        }
+    }
     char quoted[GR_VALUE_BYTES];
     gr_text_quote(name, quoted);
     const gr_config_foreign *foreign = find_foreign(table, name);

@@ -37,6 +37,8 @@ typedef struct gr_config_field {
     const char *const *choices; /* NULL-terminated, for GR_CONFIG_CHOICE */
     const char *value_name;     /* "N", "FILE": what --help shows; NULL: from the type */
     const char *help;           /* one line */
+    /* What flag and variable were called before; NULL. They are errors that name the new ones. */
+    const char *former_flag, *former_env;
 } gr_config_field;
 
 /* A flag that other programs have, for the sentence about an unknown one. */

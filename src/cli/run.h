@@ -22,7 +22,7 @@ typedef struct gr_run_options {
     int link;
     bool quiet, prefix, timestamps;
     const char *log_dir;
-    int64_t grace_us, start_timeout_us, expel_us;
+    int64_t grace_us, start_timeout_us, fence_us;
     int orphans;
     bool dry_run, json;
     const char *output;

@@ -143,9 +143,9 @@ static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_
             gr_arena_printf(&run->arena, "GRADUS_JOIN_TIMEOUT=%llds",
                             (long long)(options->start_timeout_us / 1000000 + JOIN_SLACK_S));
     }
-    if (options->expel_us > 0) {
+    if (options->fence_us > 0) {
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_STALL_FAIL=%lldus",
-                                           (long long)gr_launch_stall_us(options->expel_us));
+                                           (long long)gr_launch_stall_us(options->fence_us));
     }
     if (run->hosts.count > 0) {
         /* Ranks give up a host when the launcher does. */
@@ -306,7 +306,7 @@ int gr_run_gangs(gr_cli_run *run)
         .start_timeout_us = options->start_timeout_us,
         .grace_us = options->grace_us,
         .orphan_grace_us = options->orphans == GR_RUN_ORPHANS_FINISH ? options->grace_us : 0,
-        .expel_us = options->expel_us,
+        .fence_us = options->fence_us,
         .out_fd = STDOUT_FILENO,
         .err_fd = STDERR_FILENO,
         .quiet = options->quiet,

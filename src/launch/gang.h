@@ -135,7 +135,7 @@ typedef struct gr_gang {
     int scale_fd;       /* requests for another number of workers; -1: none are listened to */
     int records_max;    /* so many workers may have a record */
     rlim_t descriptors; /* the soft limit that workers get; 0: as the launcher */
-    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, expel_timer;
+    uv_timer_t phase_timer, join_timer, coordinator_timer, fault_timer, fence_timer;
     uv_timer_t roster_timer, seek_timer;
     uv_poll_t seek_poll, acceptor_poll;
     uv_timer_t acceptor_timer;

@@ -88,15 +88,15 @@ void gr_gang_check_joining(gr_gang *gang)
 
 /* Those that the others still wait for: stopped, or stuck. They are killed, not only left out: who
  * wakes up later must not write what somebody else writes by now. */
-static void on_expel_timer(uv_timer_t *timer)
+static void on_fence_timer(uv_timer_t *timer)
 {
     gr_gang *gang = timer->data;
     for (int rank = 0; rank < gang->slots && gang->phase == GR_PHASE_RUNNING; rank++) {
         if (!gang->ends[rank].ended && gr_coordinator_waits_for(gang->coordinator, rank)) {
             gr_log_write(gang->config->log, GR_LOG_WARN, "launch",
-                         "rank %d (pid %d) kept the others waiting for %g s: it is expelled "
-                         "(--expel-after)",
-                         rank, (int)gang->ends[rank].pid, (double)gang->config->expel_us * 1e-6);
+                         "rank %d (pid %d) kept the others waiting for %g s: it is fenced "
+                         "(--fence-after)",
+                         rank, (int)gang->ends[rank].pid, (double)gang->config->fence_us * 1e-6);
             gr_gang_tell_worker(gang, rank, GR_AGENT_FAULT, SIGKILL);
         }
     }
@@ -110,9 +110,9 @@ void gr_gang_watch_renewal(gr_gang *gang)
         waits = gr_coordinator_waits_for(gang->coordinator, rank);
     }
     if (!waits) {
-        uv_timer_stop(&gang->expel_timer);
-    } else if (!uv_is_active((uv_handle_t *)&gang->expel_timer)) {
-        int64_t left_us = gang->config->expel_us - gr_launch_stall_us(gang->config->expel_us);
-        (void)uv_timer_start(&gang->expel_timer, on_expel_timer, (uint64_t)left_us / 1000, 0);
+        uv_timer_stop(&gang->fence_timer);
+    } else if (!uv_is_active((uv_handle_t *)&gang->fence_timer)) {
+        int64_t left_us = gang->config->fence_us - gr_launch_stall_us(gang->config->fence_us);
+        (void)uv_timer_start(&gang->fence_timer, on_fence_timer, (uint64_t)left_us / 1000, 0);
     }
 }

@@ -69,7 +69,7 @@ void gr_gang_progress(gr_gang *gang)
                              wait_us > 0 ? (uint64_t)wait_us / 1000 + 1 : 0, 0);
     }
     gr_gang_check_joining(gang);
-    if (gang->config->expel_us > 0) {
+    if (gang->config->fence_us > 0) {
         gr_gang_watch_renewal(gang);
     }
     gr_gang_fill(gang);
@@ -164,7 +164,7 @@ static int start_handles(gr_gang *gang)
     int error = watch_signals(gang);
     uv_timer_t *const timers[] = {
         &gang->phase_timer, &gang->join_timer,   &gang->coordinator_timer, &gang->fault_timer,
-        &gang->expel_timer, &gang->roster_timer, &gang->seek_timer,        &gang->acceptor_timer};
+        &gang->fence_timer, &gang->roster_timer, &gang->seek_timer,        &gang->acceptor_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = gang;

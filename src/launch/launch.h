@@ -63,7 +63,7 @@ typedef struct gr_launch_config {
                         * else from the first that joins */
     bool zero_is_done; /* workers that end with 0 after a signal had finished; else they gave up */
     int64_t start_timeout_us; /* for the joining; 0: never ends */
-    int64_t expel_us;         /* a worker that the others wait for so long is killed; 0: never */
+    int64_t fence_us;         /* a worker that the others wait for so long is killed; 0: never */
     int64_t orphan_grace_us;  /* what the workers of this host get, after SIGTERM, when the launcher
                                * is gone; 0: they end at once */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
@@ -99,9 +99,9 @@ typedef struct gr_launch_config {
 
 /* Of the time until an expulsion, how long an operation waits before it fails; the rest is for
  * those that come late to the renewal. */
-static inline int64_t gr_launch_stall_us(int64_t expel_us)
+static inline int64_t gr_launch_stall_us(int64_t fence_us)
 {
-    return expel_us / 4 * 3;
+    return fence_us / 4 * 3;
 }
 
 static inline int gr_launch_most(const gr_launch_config *config)

@@ -75,6 +75,8 @@ static const gr_config_field fields[] = {
     {.key = "wait",
      .flag = "--wait-for-all-of-the-workers",
      .env = "SAMPLE_WAIT",
+     .former_flag = "--patience",
+     .former_env = "SAMPLE_PATIENCE",
      .type = GR_CONFIG_DURATION,
      .offset = offsetof(sample_config, wait_us),
      .default_text = "10s",
@@ -339,6 +341,7 @@ static void bad_flag_or_variable_is_refused_with_its_name(void **state)
         {"--hepl", "unknown flag \"--hepl\"; did you mean \"--help\"?"},
         {"--n 4", "unknown flag \"--n\"; did you mean \"--np\"?"},
         {"-x", "unknown flag \"-x\"; --help lists the flags"},
+        {"--patience=5s", "--patience is called --wait-for-all-of-the-workers now"},
         {"--something-else=5", "unknown flag \"--something-else\"; --help lists the flags"},
         {"--no-quiet=5", "--no-quiet takes no value; leave out \"=5\""},
         {"--quiet=5", "--quiet: must be true or false, not \"5\""},
@@ -346,6 +349,8 @@ static void bad_flag_or_variable_is_refused_with_its_name(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         support_assert_invalid(from_args(f, cases[i][0], NULL), &f->diag, cases[i][1]);
     }
+    support_assert_invalid(from_env(f, "SAMPLE_PATIENCE=5s"), &f->diag,
+                           "SAMPLE_PATIENCE is called SAMPLE_WAIT now");
     support_assert_invalid(from_env(f, "SAMPLE_NP=many"), &f->diag,
                            "SAMPLE_NP: must be a whole number from 1 to 4096, not \"many\"");
     support_assert_invalid(

@@ -7,7 +7,7 @@ from conftest import cases, is_sanitized, lines_of
 
 EPOCHS = 6
 # Longer than a worker on a busy machine waits for a core.
-EXPEL = "8s" if is_sanitized() else "3s"
+FENCE = "8s" if is_sanitized() else "3s"
 
 
 def run(gradus, job, output, *flags, env=None):
@@ -74,25 +74,25 @@ library.gr_comm_destroy(comm)
 
 
 @pytest.mark.parametrize("link, rank", cases(3, ["shm", "tcp"], [0, 2]))
-def test_a_stopped_worker_is_expelled(gradus, job, undisturbed, tmp_path, link, rank):
+def test_a_stopped_worker_is_fenced(gradus, job, undisturbed, tmp_path, link, rank):
     """Rank 0 too, which writes what the job leaves; nobody wakes up later and writes as well. Where
     all is slow another worker would come in its place before the end: none is wanted."""
     sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--link", link,
-                                 "--expel-after", EXPEL, "--restarts", 0,
+                                 "--fence-after", FENCE, "--restarts", 0,
                                  "--chaos", f"stop:rank={rank}@step=40,for=60s")
     assert sha256 == undisturbed
     recovered = [(line["step"], line["workers"]) for line in lines if line["event"] == "recovered"]
     assert recovered == [(39, 3)]
-    assert f"rank {rank} (pid" in done.stderr and "it is expelled (--expel-after)" in done.stderr
+    assert f"rank {rank} (pid" in done.stderr and "it is fenced (--fence-after)" in done.stderr
     assert sum(line["event"] == "epoch" for line in lines) == 6
     gradus.wait_for_nothing()
 
 
 def test_one_that_wakes_up_in_time_stays(gradus, job, undisturbed, tmp_path):
     """The others have given up an operation; it joins them again."""
-    sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--expel-after", "8s",
+    sha256, lines, done, _ = run(gradus, job, tmp_path / "out", "--fence-after", "8s",
                                  "--chaos", "stop:rank=1@step=40,for=6500ms")
-    assert sha256 == undisturbed and "expelled" not in done.stderr
+    assert sha256 == undisturbed and "fenced" not in done.stderr
     assert [line["workers"] for line in lines if line["event"] == "recovered"] == [4]
 
 

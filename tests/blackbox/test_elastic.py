@@ -293,7 +293,7 @@ library.gr_comm_destroy(comm)
 
 def run_with_one_that_hangs(gradus, comm_script, mark):
     launcher = gradus.start("run", "-np", 2, "--min-workers", 1, "--max-workers", 4, "--restarts",
-                            2, "--expel-after", "1s", "--",
+                            2, "--fence-after", "1s", "--",
                             *comm_script(HANGS.replace("MARK", str(mark))),
                             env={"GRADUS_LOG": "debug"})
     wait_until(lambda: gradus("scale", "--to", 3, "--job", launcher.pid).returncode == 0,
@@ -305,7 +305,7 @@ def run_with_one_that_hangs(gradus, comm_script, mark):
 
 def test_a_joining_worker_that_hangs_keeps_nobody_out(gradus, comm_script, tmp_path):
     said = []
-    sentence = "kept the others waiting for 1 s: it is expelled (--expel-after)"
+    sentence = "kept the others waiting for 1 s: it is fenced (--fence-after)"
     while not said or sentence not in said[-1]:  # on a busy machine it may be ready before it stops
         assert len(said) < 5, said
         said.append(run_with_one_that_hangs(gradus, comm_script, tmp_path / f"mark{len(said)}"))
