@@ -191,6 +191,28 @@ static gr_status count(gr_ps *ps, bool json, gr_diag *diag)
 
 /* ---- The verb -------------------------------------------------------------------------------- */
 
+static bool is_set(const char *text)
+{
+    return text != NULL && text[0] != '\0';
+}
+
+/* Nobody can guess where the servers of a job are, or its secret. */
+static gr_status check_reach(const ps_options *options, const char *action, gr_diag *diag)
+{
+    bool servers = is_set(options->servers);
+    if (servers && (is_set(getenv("GRADUS_SECRET")) || is_set(getenv("GRADUS_SECRET_FILE")))) {
+        return GR_OK;
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "%s: start the job with gradus run --servers-file job.servers, and ask its "
+                   "servers with (set -a; . ./job.servers; gradus ps %s); for servers that were "
+                   "started by hand set GRADUS_SERVERS to what each has printed, and "
+                   "GRADUS_SECRET_FILE",
+                   servers ? "the secret of the parameter servers is not known"
+                           : "no parameter servers are named",
+                   action);
+}
+
 static int work(const gr_cli_line *line)
 {
     const ps_options *options = line->options;
@@ -210,6 +232,9 @@ static int work(const gr_cli_line *line)
                       exports   ? "ps export needs the file to write, weights.safetensors say"
                       : imports ? "ps import needs the file that ps export --states has written"
                                 : "ps ls and ps stats expect nothing behind");
+        return gr_cli_refuse(GR_E_INVALID, &diag);
+    }
+    if (check_reach(options, action, &diag) != GR_OK) {
         return gr_cli_refuse(GR_E_INVALID, &diag);
     }
     const gr_ps_config config = {.servers = options->servers,
@@ -234,7 +259,10 @@ static void print_usage(void)
     puts("usage: gradus ps ls|stats [--json]\n"
          "       gradus ps export [--states] FILE\n"
          "       gradus ps import FILE\n\n"
-         "Asks running parameter servers, without disturbing what workers do with them.\n"
+         "Asks running parameter servers, without disturbing what workers do with them. Those of\n"
+         "a job are reached if it was started with --servers-file:\n\n"
+         "  gradus run --servers 2 --servers-file job.servers ... &\n"
+         "  (set -a; . ./job.servers; gradus ps stats)\n\n"
          "  ls      the tensors, and how many updates they have seen\n"
          "  stats   what each server has done so far\n"
          "  export  all values into a safetensors file; each block as it is at that moment\n"

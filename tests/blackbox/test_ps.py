@@ -245,6 +245,17 @@ def test_tables_go_on_from_a_file(gradus, ps_script, tmp_path):
         end(server, "GRADUS_SERVERS_MET=yes\n")
 
 
+def test_how_to_reach_a_job_is_said(gradus):
+    for env, says in (({}, "no parameter servers are named"),
+                      ({"GRADUS_SECRET": "11" * 32}, "no parameter servers are named"),
+                      ({"GRADUS_SERVERS": "tcp:127.0.0.1:1"}, "secret of the parameter servers")):
+        done = gradus("ps", "stats", env=env)
+        said = " ".join(done.stderr.split())
+        assert done.returncode == 2 and says in said, done
+        assert "(set -a; . ./job.servers; gradus ps stats)" in said, done
+    assert "--servers-file job.servers" in gradus("ps", "--help").stdout
+
+
 def test_what_is_wrong_is_said(gradus, tmp_path):
     secret = tmp_path / "secret"
     for words, says in ((("server", "--servers", 2, "--number", 2), "server 2 of 2"),
