@@ -75,7 +75,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     uint8_t choice = *data++;
     size--;
-    gr_table_options options = {.header = (choice & 1) != 0,
+    static const char *const texts[] = {"a", "b", "1"}, *const skip[] = {"3"};
+    static const gr_table_texts categories = {"2", texts, 3};
+    bool named = (choice & 64) != 0 && (choice & 2) == 0;
+    gr_table_options options = {.delimiter = (choice & 32) != 0 ? ';' : ',',
+                                .class_names = texts,
+                                .class_name_count = named ? 3 : 0,
+                                .categories = &categories,
+                                .category_count = (choice & 128) != 0,
+                                .skip = skip,
+                                .skip_count = (choice & 128) != 0,
+                                .header = (choice & 1) != 0,
                                 .regression = (choice & 2) != 0,
                                 .label_column = (choice >> 2) % 4,
                                 .classes = (choice & 16) != 0 && (choice & 2) == 0 ? 10 : 0,

@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CSV_EXCERPT_BYTES = 40 };
+static const gr_csv_column plain_value = {.role = GR_CSV_VALUE};
+static const gr_csv_column plain_label = {.role = GR_CSV_LABEL};
 
 void gr_csv_cursor_init(gr_csv_cursor *cursor, const char *name, locale_t locale, char *buffer,
                         size_t buffer_bytes, gr_csv_refill *refill, void *refill_arg)
@@ -19,7 +20,8 @@ void gr_csv_cursor_init(gr_csv_cursor *cursor, const char *name, locale_t locale
                               .refill_arg = refill_arg,
                               .locale = locale,
                               .buffer = buffer,
-                              .capacity = buffer_bytes - 1};
+                              .capacity = buffer_bytes - 1,
+                              .delimiter = ','};
     gr_csv_cursor_seek(cursor, 0, 1);
 }
 
@@ -115,81 +117,154 @@ gr_status gr_csv_skip_line(gr_csv_cursor *cursor, gr_diag *diag)
     return GR_OK;
 }
 
-/* What stands in the field at `begin`, fit for a message. */
-static void excerpt(const gr_csv_cursor *cursor, char text[CSV_EXCERPT_BYTES])
+static gr_status have_field(gr_csv_cursor *cursor, gr_diag *diag)
 {
-    const char *at = cursor->buffer + cursor->begin;
-    const char *limit = cursor->buffer + cursor->end;
-    while (at < limit && (*at == ' ' || *at == '\t')) {
-        at++;
-    }
-    size_t count = 0;
-    for (; at < limit && *at != ',' && *at != '\n' && count < CSV_EXCERPT_BYTES - 4; at++) {
-        text[count++] = *at >= ' ' && *at <= '~' ? *at : '?';
-    }
-    bool cut = at < limit && *at != ',' && *at != '\n';
-    if (!cut && count > 0 && text[count - 1] == '?' && at[-1] == '\r') {
-        count--;
-    }
-    while (count > 0 && text[count - 1] == ' ') {
-        count--;
-    }
-    memcpy(text + count, cut ? "..." : "", cut ? 4 : 1);
+    return cursor->end - cursor->begin < GR_CSV_FIELD_BYTES_MAX && !cursor->ended
+               ? csv_fill(cursor, diag)
+               : GR_OK;
 }
 
-static gr_status field_fail(const gr_csv_cursor *cursor, gr_diag *diag)
+/* Goes on behind a field that ends at `at`; false: neither a delimiter nor the line's end. */
+static bool go_behind(gr_csv_cursor *cursor, const char *at, bool *last_out)
 {
-    char text[CSV_EXCERPT_BYTES];
-    excerpt(cursor, text);
-    if (text[0] == '\0') {
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s:%" PRId64 ": column %d is empty; a number must stand there",
-                       cursor->name, cursor->line, cursor->column);
-    }
-    return gr_fail(diag, GR_E_INVALID, "%s:%" PRId64 ": column %d: \"%s\" is not a number%s",
-                   cursor->name, cursor->line, cursor->column, text,
-                   cursor->line == 1 ? "; if the first line holds names, set header: true" : "");
-}
-
-/* The next number; *last_out: it ended its line. */
-static gr_status read_field(gr_csv_cursor *cursor, double *value_out, bool *last_out, gr_diag *diag)
-{
-    if (cursor->end - cursor->begin < GR_CSV_FIELD_BYTES_MAX && !cursor->ended) {
-        gr_status status = csv_fill(cursor, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    const char *at = cursor->buffer + cursor->begin;
-    while (*at == ' ' || *at == '\t') {
-        at++;
-    }
-    at = gr_csv_number(at, cursor->locale, value_out);
-    if (at == NULL) {
-        return field_fail(cursor, diag);
-    }
-    while (*at == ' ' || *at == '\t') {
-        at++;
-    }
     const char *limit = cursor->buffer + cursor->end;
-    if (*at == ',') {
+    if (*at == cursor->delimiter && at < limit) {
         cursor->begin = (size_t)(at + 1 - cursor->buffer);
         cursor->column++;
         *last_out = false;
-        return GR_OK;
+        return true;
     }
     size_t length = line_end(at);
     if (length == 0 && at < limit && *at == '\r' && at + 1 == limit && cursor->ended) {
         length = 1; /* CR at the very end */
     }
     if (length == 0 && (at < limit || !cursor->ended)) {
-        return field_fail(cursor, diag);
+        return false;
     }
     cursor->begin = (size_t)(at - cursor->buffer) + length;
     cursor->line++;
     cursor->column = 1;
     *last_out = true;
-    return GR_OK;
+    return true;
+}
+
+/* A field that is no bare number. `if_last` (NULL: none) is its column if it ends the line. */
+static gr_status read_cell(gr_csv_cursor *cursor, const gr_csv_column *column,
+                           const gr_csv_column *if_last, double *value_out, bool *last_out,
+                           gr_diag *diag)
+{
+    gr_csv_cell cell;
+    const char *behind;
+    gr_status status =
+        gr_csv_find_cell(cursor, cursor->buffer + cursor->begin, &cell, &behind, diag);
+    if (status == GR_OK) {
+        bool ends = behind == cursor->buffer + cursor->end || *behind != cursor->delimiter;
+        column = ends && if_last != NULL ? if_last : column;
+        status = gr_csv_cell_value(cursor, column, &cell, value_out, diag);
+    }
+    if (status == GR_OK && !go_behind(cursor, behind, last_out)) {
+        status =
+            gr_fail(diag, GR_E_INVALID, "%s:%" PRId64 ": column %d ends in a control character",
+                    cursor->name, cursor->line, cursor->column);
+    }
+    return status;
+}
+
+/* A field that nobody wants, of any length. */
+static gr_status skip_cell(gr_csv_cursor *cursor, bool *last_out, gr_diag *diag)
+{
+    bool begins = true, opens = false, quoted = false;
+    for (;;) {
+        gr_status status = have_field(cursor, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        const char *at = cursor->buffer + cursor->begin, *limit = cursor->buffer + cursor->end;
+        for (; at < limit && *at != '\n'; at++) {
+            if (!quoted && (*at == cursor->delimiter || line_end(at) > 0)) {
+                break;
+            }
+            opens = opens || (begins && *at == '"');
+            quoted = quoted != (opens && *at == '"');
+            begins = begins && *at == ' ';
+        }
+        cursor->begin = (size_t)(at - cursor->buffer);
+        if (at == limit && !cursor->ended) {
+            continue;
+        }
+        if (quoted || !go_behind(cursor, at, last_out)) {
+            return gr_fail(diag, GR_E_INVALID,
+                           "%s:%" PRId64
+                           ": column %d: a quote is not closed in its line; close it, "
+                           "or remove it",
+                           cursor->name, cursor->line, cursor->column);
+        }
+        return GR_OK;
+    }
+}
+
+/* The next field of `column`; *last_out: it ended its line. */
+static gr_status read_field(gr_csv_cursor *cursor, const gr_csv_column *column,
+                            const gr_csv_column *if_last, double *value_out, bool *last_out,
+                            gr_diag *diag)
+{
+    gr_status status = have_field(cursor, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    if (column->role == GR_CSV_SKIP) {
+        *value_out = 0;
+        return skip_cell(cursor, last_out, diag);
+    }
+    bool number = column->count == 0 && (if_last == NULL || if_last->count == 0);
+    const char *at = cursor->buffer + cursor->begin;
+    while (number && (*at == ' ' || *at == '\t') && *at != cursor->delimiter) {
+        at++;
+    }
+    at = number ? gr_csv_number(at, cursor->locale, value_out) : NULL;
+    while (at != NULL && (*at == ' ' || *at == '\t') && *at != cursor->delimiter) {
+        at++;
+    }
+    return at != NULL && go_behind(cursor, at, last_out)
+               ? GR_OK
+               : read_cell(cursor, column, if_last, value_out, last_out, diag);
+}
+
+gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MAX], bool *last_out,
+                      gr_diag *diag)
+{
+    gr_csv_cell cell;
+    const char *behind;
+    gr_status status = have_field(cursor, diag);
+    if (status == GR_OK) {
+        status = gr_csv_find_cell(cursor, cursor->buffer + cursor->begin, &cell, &behind, diag);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    size_t bytes =
+        cell.bytes < GR_CSV_FIELD_BYTES_MAX - 1 ? cell.bytes : GR_CSV_FIELD_BYTES_MAX - 1;
+    memcpy(name_out, cell.text, bytes);
+    name_out[bytes] = '\0';
+    return go_behind(cursor, behind, last_out)
+               ? GR_OK
+               : gr_fail(diag, GR_E_INVALID, "%s:%" PRId64 ": name %d ends in a control character",
+                         cursor->name, cursor->line, cursor->column);
+}
+
+float *gr_csv_spread(const gr_csv_column *column, double value, float *x_out)
+{
+    if (column->role != GR_CSV_VALUE) {
+        return x_out;
+    }
+    if (column->count == 0) {
+        *x_out = (float)value;
+        return x_out + 1;
+    }
+    for (int i = 0; i < column->count; i++) {
+        x_out[i] = i == (int)value ? 1.0F : 0.0F;
+    }
+    return x_out + column->count;
 }
 
 static gr_status columns_fail(const gr_csv_cursor *cursor, int64_t line, int columns,
@@ -223,10 +298,14 @@ gr_status gr_csv_check_label(const char *name, int64_t line, const gr_csv_layout
                        "to predict needs regression: true",
                        name, line, layout->label_column, label);
     }
+    bool from_one = layout->classes > 0 && label == (double)limit;
     return gr_fail(diag, GR_E_INVALID,
                    "%s:%" PRId64 ": column %d: the label %.9g is out of range: labels go from 0 to "
-                   "%" PRId64 "%s",
-                   name, line, layout->label_column, label, limit - 1, where);
+                   "%" PRId64 "%s%s",
+                   name, line, layout->label_column, label, limit - 1, where,
+                   from_one ? "; if those of the file go from 1 on, list them in place of classes: "
+                              "class_names: [1, 2, ...]"
+                            : "");
 }
 
 gr_status gr_csv_check_value(const char *name, int64_t line, int column, double value,
@@ -244,30 +323,34 @@ gr_status gr_csv_record(gr_csv_cursor *cursor, const gr_csv_layout *layout, floa
                         double *label_out, gr_diag *diag)
 {
     int64_t line = cursor->line;
-    for (int column = 1; column <= layout->columns; column++) {
+    for (int number = 1; number <= layout->columns; number++) {
         double value;
         bool last;
-        gr_status status = read_field(cursor, &value, &last, diag);
+        const gr_csv_column *column = layout->column != NULL           ? &layout->column[number - 1]
+                                      : number == layout->label_column ? &plain_label
+                                                                       : &plain_value;
+        gr_status status = read_field(cursor, column, NULL, &value, &last, diag);
         if (status != GR_OK) {
             return status;
         }
-        if (last != (column == layout->columns)) {
+        if (last != (number == layout->columns)) {
             return columns_fail(cursor, line, layout->columns, last ? "fewer" : "more", diag);
         }
-        if (column == layout->label_column) {
+        if (column->role == GR_CSV_LABEL) {
             *label_out = value;
         } else {
-            status = gr_csv_check_value(cursor->name, line, column, value, diag);
+            status = gr_csv_check_value(cursor->name, line, number, value, diag);
             if (status != GR_OK) {
                 return status;
             }
-            *x_out++ = (float)value;
+            x_out = gr_csv_spread(column, value, x_out);
         }
     }
     return gr_csv_check_label(cursor->name, line, layout, *label_out, diag);
 }
 
-gr_status gr_csv_first(gr_csv_cursor *cursor, double **values_out, int *count_out, gr_diag *diag)
+gr_status gr_csv_first(gr_csv_cursor *cursor, gr_csv_column_of *column_of, void *arg,
+                       double **values_out, int *count_out, gr_diag *diag)
 {
     double *values = NULL;
     int count = 0, capacity = 0;
@@ -291,7 +374,9 @@ gr_status gr_csv_first(gr_csv_cursor *cursor, double **values_out, int *count_ou
             }
             values = grown;
         }
-        status = read_field(cursor, &values[count], &last, diag);
+        gr_csv_column column, if_last;
+        column_of(arg, count + 1, &column, &if_last);
+        status = read_field(cursor, &column, &if_last, &values[count], &last, diag);
         if (status != GR_OK) {
             goto undo_values;
         }

@@ -2,8 +2,9 @@
 #ifndef GR_DATA_CSV_H
 #define GR_DATA_CSV_H
 
-/* CSV of numbers: one sample a line, fields separated by commas, blanks around a number allowed,
- * lines ended by LF or CR LF. Numbers are read strictly and without the locale. */
+/* CSV: one sample a line, fields separated by commas (or another delimiter) and quoted or not,
+ * blanks around a field allowed, lines ended by LF or CR LF. Numbers are read strictly and without
+ * the locale; texts must be listed. */
 
 #include <gradus/status.h>
 #include <locale.h>
@@ -11,7 +12,7 @@
 
 enum {
     GR_CSV_COLUMNS_MAX = 1 << 20,
-    GR_CSV_FIELD_BYTES_MAX = 256, /* of one number with its blanks */
+    GR_CSV_FIELD_BYTES_MAX = 256, /* of one field with its blanks and quotes */
     GR_CSV_LABEL_MAX = (1 << 24) - 1
 };
 
@@ -32,6 +33,7 @@ typedef struct gr_csv_cursor {
     bool ended;      /* the text ends at buffer[end] */
     int64_t line;    /* of buffer[begin], from 1 */
     int column;      /* from 1 */
+    char delimiter;  /* ',' at first */
 } gr_csv_cursor;
 
 /* `buffer` has buffer_bytes and stays the caller's. */
@@ -50,21 +52,63 @@ gr_status gr_csv_begin(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_csv_more(gr_csv_cursor *cursor, bool *more_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_csv_skip_line(gr_csv_cursor *cursor, gr_diag *diag) GR_MUST_CHECK;
 
+typedef enum gr_csv_role {
+    GR_CSV_VALUE =
+        0,        /* a number; with texts: as many values as there are texts, of which the one of
+                       * this text is 1 and the others are 0 */
+    GR_CSV_LABEL, /* a number; with texts: the place in the list */
+    GR_CSV_SKIP   /* anything */
+} gr_csv_role;
+
+typedef struct gr_csv_column {
+    gr_csv_role role;
+    const char *name;         /* NULL: unknown */
+    const char *const *texts; /* what may stand in it */
+    int count;                /* 0: numbers */
+} gr_csv_column;
+
 /* What the columns of a text mean. */
 typedef struct gr_csv_layout {
     int columns;
-    int label_column; /* from 1 */
-    bool regression;  /* the label is any number, not a class */
-    int64_t classes;  /* labels are below it; 0: any */
+    int values;                  /* of a sample */
+    const gr_csv_column *column; /* [columns]; NULL: numbers without names */
+    int label_column;            /* from 1 */
+    bool regression;             /* the label is any number, not a class */
+    int64_t classes;             /* labels are below it; 0: any */
 } gr_csv_layout;
 
-/* A line of `layout`: x_out columns - 1 values, label_out the label. */
+/* A line of `layout`: x_out its values, label_out the label. */
 gr_status gr_csv_record(gr_csv_cursor *cursor, const gr_csv_layout *layout, float *x_out,
                         double *label_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* The first line: how many columns there are, and its numbers (heap, free). */
-gr_status gr_csv_first(gr_csv_cursor *cursor, double **values_out, int *count_out,
-                       gr_diag *diag) GR_MUST_CHECK;
+/* The column of this number, and the one that it is if it is the last. */
+typedef void gr_csv_column_of(void *arg, int number, gr_csv_column *column_out,
+                              gr_csv_column *last_out);
+
+/* The first line: how many columns there are, and what stands in them (heap, free): numbers, and
+ * places in lists of texts. */
+gr_status gr_csv_first(gr_csv_cursor *cursor, gr_csv_column_of *column_of, void *arg,
+                       double **values_out, int *count_out, gr_diag *diag) GR_MUST_CHECK;
+/* The values of a column in a sample: returns the place behind them. */
+float *gr_csv_spread(const gr_csv_column *column, double value, float *x_out);
+
+/* One field. */
+typedef struct gr_csv_cell {
+    const char *text; /* without quotes and the blanks around it */
+    size_t bytes;
+    bool quoted;
+} gr_csv_cell;
+
+/* The field from `begin` on, which lies in the buffer; *behind_out is the delimiter or line end. */
+gr_status gr_csv_find_cell(gr_csv_cursor *cursor, const char *begin, gr_csv_cell *cell_out,
+                           const char **behind_out, gr_diag *diag) GR_MUST_CHECK;
+/* What a field means; else a sentence that says what to do. */
+gr_status gr_csv_cell_value(const gr_csv_cursor *cursor, const gr_csv_column *column,
+                            const gr_csv_cell *cell, double *value_out,
+                            gr_diag *diag) GR_MUST_CHECK;
+/* The next field of a line of names, into name_out; *last_out: it ended its line. */
+gr_status gr_csv_name(gr_csv_cursor *cursor, char name_out[GR_CSV_FIELD_BYTES_MAX], bool *last_out,
+                      gr_diag *diag) GR_MUST_CHECK;
 
 /* Is this number a label of `layout`? `line` is for the message. */
 gr_status gr_csv_check_label(const char *name, int64_t line, const gr_csv_layout *layout,

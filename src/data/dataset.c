@@ -15,7 +15,7 @@
 /* The epoch number of the order that splits: no epoch of training reaches it. */
 #define SPLIT_EPOCH UINT64_MAX
 
-enum { SHAPE_TEXT_BYTES = 80 };
+enum { SHAPE_TEXT_BYTES = 80, TEXTS_BYTES_MAX = 64 << 20 };
 
 struct gr_dataset {
     gr_table *samples;
@@ -58,24 +58,31 @@ static void shape_text(int dims, const int64_t *dim, char text[SHAPE_TEXT_BYTES]
     }
 }
 
-static gr_status label_column(const gr_data_config *config, int *column_out, gr_diag *diag)
+static gr_status label_column(const gr_data_config *config, gr_table_options *options,
+                              gr_diag *diag)
 {
     const char *text = config->label_column;
+    options->label_column = 0;
     if (text == NULL || strcmp(text, "last") == 0) {
-        *column_out = 0;
         return GR_OK;
     }
     if (strcmp(text, "first") == 0) {
-        *column_out = 1;
+        options->label_column = 1;
         return GR_OK;
     }
     char *end;
     long column = strtol(text, &end, 10);
+    if (config->header && *text != '\0' && *end != '\0') {
+        options->label_name = text;
+        return GR_OK;
+    }
     if (end == text || *end != '\0' || column < 1 || column > GR_CSV_COLUMNS_MAX) {
         return gr_node_fail(setting(config, "label_column"), diag, GR_E_INVALID,
-                            "must be first, last or a number of a column from 1, not \"%s\"", text);
+                            "must be first, last or a number of a column from 1, not \"%s\"; a "
+                            "name needs header: true",
+                            text);
     }
-    *column_out = (int)column;
+    options->label_column = (int)column;
     return GR_OK;
 }
 
@@ -133,6 +140,14 @@ static gr_status check_idx_settings(const gr_data_config *config, gr_diag *diag)
     }
     if (status == GR_OK && config->test_labels != NULL) {
         status = need(config, "test_images", config->test_images, "idx", diag);
+    }
+    static const char *const keys[] = {"delimiter", "class_names", "categories", "skip", NULL};
+    for (int i = 0; keys[i] != NULL && status == GR_OK; i++) {
+        const gr_node *node = gr_node_get(config->section, keys[i]);
+        if (node != NULL) {
+            return gr_node_fail(node, diag, GR_E_INVALID,
+                                "is for the columns of CSV files; remove it, or change format");
+        }
     }
     if (status == GR_OK && config->regression) {
         return gr_node_fail(setting(config, "regression"), diag, GR_E_INVALID,
@@ -308,7 +323,8 @@ static void resolve_classes(const gr_data_config *config, gr_dataset *dataset)
     if (dataset->test != NULL && gr_table_label_max(dataset->test) > largest) {
         largest = gr_table_label_max(dataset->test);
     }
-    dataset->classes = config->classes > 0 ? config->classes : largest + 1;
+    int64_t named = config->class_names != NULL ? config->class_names->count : 0;
+    dataset->classes = named > 0 ? named : config->classes > 0 ? config->classes : largest + 1;
 }
 
 /* The sample behind a number of a part, and the table where it lies. */
@@ -420,37 +436,26 @@ static gr_status measure(const opening *open, gr_dataset *dataset)
     return status;
 }
 
-gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_path, uint64_t seed,
-                                  const gr_table_options *limits, gr_dataset **dataset_out,
-                                  gr_diag *diag)
+static gr_status open_dataset(const opening *open, uint64_t seed, gr_dataset **dataset_out)
 {
-    opening open = {.config = config, .job_path = job_path, .options = *limits, .diag = diag};
-    open.options.header = config->header;
-    open.options.regression = config->regression;
-    open.options.classes = config->classes;
-    gr_status status = check_settings(config, diag);
-    if (status == GR_OK) {
-        status = label_column(config, &open.options.label_column, diag);
-    }
-    if (status != GR_OK) {
-        return status;
-    }
+    const gr_data_config *config = open->config;
+    gr_status status = GR_OK;
     gr_dataset *dataset = calloc(1, sizeof *dataset);
     if (dataset == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to open the data");
+        return gr_fail(open->diag, GR_E_NO_MEMORY, "no memory to open the data");
     }
     dataset->mean = config->mean;
     dataset->deviation = config->deviation;
-    status = open_tables(&open, dataset);
+    status = open_tables(open, dataset);
     if (status == GR_OK) {
-        status = resolve_shape(&open, dataset);
+        status = resolve_shape(open, dataset);
     }
     if (status == GR_OK) {
-        status = resolve_parts(&open, seed, dataset);
+        status = resolve_parts(open, seed, dataset);
     }
     if (status == GR_OK) {
         resolve_classes(config, dataset);
-        status = config->normalize == 1 ? measure(&open, dataset) : GR_OK;
+        status = config->normalize == 1 ? measure(open, dataset) : GR_OK;
     }
     if (status != GR_OK) {
         gr_dataset_close(dataset);
@@ -461,6 +466,30 @@ gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_
                    columns ? 1 : dataset->deviation);
     *dataset_out = dataset;
     return GR_OK;
+}
+
+gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_path, uint64_t seed,
+                                  const gr_table_options *limits, gr_dataset **dataset_out,
+                                  gr_diag *diag)
+{
+    opening open = {.config = config, .job_path = job_path, .options = *limits, .diag = diag};
+    open.options.header = config->header;
+    open.options.regression = config->regression;
+    open.options.classes = config->classes;
+    gr_status status = check_settings(config, diag);
+    if (status == GR_OK) {
+        status = label_column(config, &open.options, diag);
+    }
+    gr_arena arena;
+    gr_arena_init(&arena, TEXTS_BYTES_MAX);
+    if (status == GR_OK) {
+        status = gr_dataset_columns(config, &arena, &open.options, diag);
+    }
+    if (status == GR_OK) {
+        status = open_dataset(&open, seed, dataset_out);
+    }
+    gr_arena_fini(&arena);
+    return status;
 }
 
 gr_status gr_dataset_open(const gr_data_config *config, const char *job_path, uint64_t seed,

@@ -17,10 +17,12 @@ typedef struct gr_data_config {
     const char *images, *labels; /* idx */
     const char *test_file, *test_images, *test_labels; /* a test set of its own; NULL: split */
     const gr_node *shape;     /* csv: [1, 8, 8] (channels, height, width) or [64]; default: flat */
-    const char *label_column; /* csv: "last" (default), "first" or a number from 1 */
-    bool header;              /* csv: the first line is names */
-    int64_t classes;          /* 0: the largest label + 1 */
-    double scale;             /* x = (raw * scale - mean) / deviation */
+    const char *label_column; /* csv: "last" (default), "first", a number from 1, or a name */
+    const char *delimiter;    /* csv: one character, or "tab"; NULL: a comma */
+    const gr_node *class_names, *categories, *skip; /* csv: see their help; NULL: none */
+    bool header;                                    /* csv: the first line is names */
+    int64_t classes;                                /* 0: the largest label + 1 */
+    double scale;                                   /* x = (raw * scale - mean) / deviation */
     double mean, deviation;
     int normalize;      /* none, standard: of the training part; flat samples: of each column */
     int64_t test_count; /* samples held out when there is no test set of its own */

@@ -34,6 +34,7 @@ void gr_table_close(gr_table *table)
         return;
     }
     gr_csv_text_fini(table);
+    gr_arena_fini(&table->arena);
     gr_store_destroy(table->records);
     gr_store_destroy(table->labels);
     free(table->name);

@@ -11,9 +11,25 @@
 
 enum { GR_TABLE_DIMS_MAX = 3 };
 
+/* The texts that may stand in a column. */
+typedef struct gr_table_texts {
+    const char *column; /* its name, or its number from 1 */
+    const char *const *texts;
+    int count;
+} gr_table_texts;
+
+/* Texts are borrowed for the call that opens. */
 typedef struct gr_table_options {
-    bool header;         /* csv: the first line is names */
-    int label_column;    /* csv: from 1; 0: the last */
+    bool header;            /* csv: the first line is names */
+    char delimiter;         /* csv; 0: a comma */
+    int label_column;       /* csv: from 1; 0: the last */
+    const char *label_name; /* csv: its name in the first line; NULL: label_column says it */
+    const char *const *class_names; /* csv: the texts of the labels 0, 1, ... */
+    int class_name_count;
+    const gr_table_texts *categories; /* csv: columns of texts */
+    int category_count;
+    const char *const *skip; /* csv: columns that are left out, by name or number */
+    int skip_count;
     bool regression;     /* csv: the label is a number to predict */
     int64_t classes;     /* labels are below it; 0: any */
     uint64_t memory_max; /* bytes of samples that may stay in memory */

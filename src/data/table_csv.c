@@ -18,8 +18,9 @@ typedef struct csv_scan {
     gr_input_stream *source;
     const gr_table_options *options;
     gr_csv_cursor cursor;
+    gr_csv_columns columns;
     char *buffer;
-    uint8_t *record; /* columns - 1 values, then the label, all 32-bit */
+    uint8_t *record; /* the values, then the label, all 32-bit */
     bool plain;      /* the text can be read again at any place */
 } csv_scan;
 
@@ -78,31 +79,36 @@ static void index_add(gr_table *table, uint64_t offset)
     table->index[table->index_count++] = offset;
 }
 
-static gr_status label_setup(gr_table *table, const gr_table_options *options, int columns,
-                             int64_t line, gr_diag *diag)
+static gr_status layout_setup(csv_scan *scan, int columns, int64_t line, gr_diag *diag)
 {
+    gr_table *table = scan->table;
     gr_csv_layout *layout = &table->layout;
-    layout->columns = columns;
-    layout->label_column = options->label_column > 0 ? options->label_column : columns;
-    layout->regression = options->regression;
-    layout->classes = options->classes;
+    layout->regression = scan->options->regression;
+    layout->classes = scan->options->class_name_count > 0 ? scan->options->class_name_count
+                                                          : scan->options->classes;
     if (columns < 2) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s:%" PRId64 ": the line has one column; a sample has at least one value "
-                       "and a label, separated by commas",
+                       "and a label, separated by commas (or see delimiter)",
                        table->name, line);
     }
-    if (layout->label_column > columns) {
+    if (scan->columns.label_column > columns) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s:%" PRId64
                        ": the line has %d columns, so column %d (label_column) cannot "
                        "be the label",
-                       table->name, line, columns, layout->label_column);
+                       table->name, line, columns, scan->columns.label_column);
     }
+    gr_status status = gr_csv_columns_finish(&scan->columns, columns, diag);
     table->dims = 1;
-    table->values = columns - 1;
+    table->values = layout->values;
     table->dim[0] = table->values;
-    return GR_OK;
+    return status;
+}
+
+static size_t record_bytes_of(const gr_table *table)
+{
+    return ((size_t)table->values + 1) * 4;
 }
 
 /* Keeps a sample that has been read: as a record, and as an entry of the index of lines as long
@@ -111,7 +117,7 @@ static gr_status keep(csv_scan *scan, double label, uint64_t offset, uint64_t li
                       gr_diag *diag)
 {
     gr_table *table = scan->table;
-    size_t record_bytes = (size_t)table->layout.columns * 4;
+    size_t record_bytes = record_bytes_of(table);
     gr_status status = GR_OK;
     if (table->layout.regression) {
         float target = (float)label;
@@ -147,15 +153,16 @@ static gr_status scan_first(csv_scan *scan, gr_diag *diag)
     int64_t line = cursor->line;
     double *values = NULL;
     int columns;
-    gr_status status = gr_csv_first(cursor, &values, &columns, diag);
+    gr_status status =
+        gr_csv_first(cursor, gr_csv_columns_of, &scan->columns, &values, &columns, diag);
     if (status != GR_OK) {
         return status;
     }
-    status = label_setup(table, scan->options, columns, line, diag);
+    status = layout_setup(scan, columns, line, diag);
     if (status != GR_OK) {
         goto undo_values;
     }
-    size_t record_bytes = (size_t)columns * 4;
+    size_t record_bytes = record_bytes_of(table);
     scan->record = malloc(record_bytes);
     if (scan->record == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for a line", table->name);
@@ -172,8 +179,10 @@ static gr_status scan_first(csv_scan *scan, gr_diag *diag)
         if (i + 1 == table->layout.label_column) {
             status = gr_csv_check_label(table->name, line, &table->layout, label, diag);
         } else {
+            static const gr_csv_column number = {.role = GR_CSV_VALUE};
             status = gr_csv_check_value(table->name, line, i + 1, values[i], diag);
-            *x++ = status == GR_OK ? (float)values[i] : 0;
+            x = gr_csv_spread(table->layout.column != NULL ? &table->layout.column[i] : &number,
+                              status == GR_OK ? values[i] : 0, x);
         }
     }
     if (status == GR_OK) {
@@ -191,7 +200,10 @@ static gr_status scan_all(csv_scan *scan, gr_diag *diag)
     bool more;
     gr_status status = gr_csv_begin(cursor, diag);
     if (status == GR_OK && table->header) {
-        status = gr_csv_skip_line(cursor, diag);
+        status = gr_csv_columns_read_names(&scan->columns, cursor, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_csv_columns_find_label(&scan->columns, diag);
     }
     if (status == GR_OK) {
         status = gr_csv_more(cursor, &more, diag);
@@ -223,6 +235,11 @@ static gr_status scan_prepare(csv_scan *scan, gr_diag *diag)
 {
     gr_table *table = scan->table;
     table->header = scan->options->header;
+    table->delimiter = scan->options->delimiter != '\0' ? scan->options->delimiter : ',';
+    gr_status status = gr_csv_columns_init(&scan->columns, table, scan->options, diag);
+    if (status != GR_OK) {
+        return status;
+    }
     table->locale = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     scan->buffer = malloc(CSV_SCAN_BYTES);
     if (table->locale == (locale_t)0 || scan->buffer == NULL) {
@@ -230,6 +247,7 @@ static gr_status scan_prepare(csv_scan *scan, gr_diag *diag)
     }
     gr_csv_cursor_init(&scan->cursor, table->name, table->locale, scan->buffer, CSV_SCAN_BYTES,
                        refill_from_source, scan);
+    scan->cursor.delimiter = table->delimiter;
     uint64_t size;
     int fd = gr_input_stream_seekable(scan->source, &size);
     scan->plain = fd >= 0;
@@ -329,6 +347,7 @@ gr_status gr_csv_read_text(const gr_table *table, int64_t number, float *x_out, 
     gr_csv_cursor cursor;
     gr_csv_cursor_init(&cursor, table->name, table->locale, buffer, sizeof buffer, refill_from_file,
                        (void *)table);
+    cursor.delimiter = table->delimiter;
     gr_csv_cursor_seek(&cursor, table->index[entry],
                        number - (int64_t)skip + (table->header ? 2 : 1));
     for (uint64_t i = 0; i < skip; i++) {

@@ -4,6 +4,7 @@
 
 /* What the readers of the formats share; for src/data/table*.c only. */
 
+#include "base/arena.h"
 #include "data/csv.h"
 #include "data/store.h"
 #include "data/table.h"
@@ -27,7 +28,9 @@ struct gr_table {
     gr_store *labels; /* idx */
     bool bytes;       /* idx: uint8, not float32 */
 
+    gr_arena arena; /* csv: of the layout */
     gr_csv_layout layout;
+    char delimiter;
     bool header;
     locale_t locale;
 
@@ -40,6 +43,28 @@ struct gr_table {
     uint64_t index_stride;
     size_t line_bytes_max;
 };
+
+/* What the columns of a table mean, while it is opened. */
+typedef struct gr_csv_columns {
+    gr_table *table;
+    const gr_table_options *options;
+    const char **names; /* in the table's arena, as what follows */
+    int name_count;     /* 0: no header */
+    const char *const *class_names;
+    gr_table_texts *categories;
+    int label_column; /* 0: the last, whose number is not known yet */
+} gr_csv_columns;
+
+gr_status gr_csv_columns_init(gr_csv_columns *columns, gr_table *table,
+                              const gr_table_options *options, gr_diag *diag) GR_MUST_CHECK;
+/* The header line. */
+gr_status gr_csv_columns_read_names(gr_csv_columns *columns, gr_csv_cursor *cursor,
+                                    gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_csv_columns_find_label(gr_csv_columns *columns, gr_diag *diag) GR_MUST_CHECK;
+/* A gr_csv_column_of; `arg` is the gr_csv_columns. */
+void gr_csv_columns_of(void *arg, int number, gr_csv_column *column_out, gr_csv_column *last_out);
+/* There are so many: fills columns, values and label_column of the layout. */
+gr_status gr_csv_columns_finish(gr_csv_columns *columns, int count, gr_diag *diag) GR_MUST_CHECK;
 
 gr_table *gr_table_new(const char *name);
 void gr_csv_text_fini(gr_table *table);

@@ -179,8 +179,13 @@ static gr_status add_data(collector *c)
 {
     static const char *const files[] = {"file",        "images",      "labels", "test_file",
                                         "test_images", "test_labels", NULL};
+    /* Written only where they are set: earlier checkpoints do not have them. */
+    static const char *const optional[] = {"delimiter", "class_names", "categories", "skip", NULL};
+    static const char *const apart[] = {"file",        "images",      "labels",    "test_file",
+                                        "test_images", "test_labels", "delimiter", "class_names",
+                                        "categories",  "skip",        NULL};
     const gr_config_table *table = &gr_data_config_table;
-    gr_status status = add_table(c, table, &c->job->data, "data.", files, false);
+    gr_status status = add_table(c, table, &c->job->data, "data.", apart, false);
     if (status == GR_OK && gr_dataset_scales_by_column(c->job->dataset)) {
         status = add(c, "data.normalize_by", "column");
     }
@@ -191,6 +196,12 @@ static gr_status add_data(collector *c)
                                : "";
         if (name != NULL && name[0] != '\0') {
             status = add_file(c, field->key, name);
+        } else if (field->key != NULL && is_listed(field->key, optional)) {
+            const char *text = field_text(c->arena, field, &c->job->data);
+            status = text == NULL ? no_memory(c->diag)
+                     : text[0] == '\0'
+                         ? GR_OK
+                         : add(c, gr_arena_printf(c->arena, "data.%s", field->key), text);
         }
     }
     return status;

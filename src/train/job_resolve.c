@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WHENCE_BYTES = 96 };
+enum { WHENCE_BYTES = 96, SHAPE_HINT_BYTES = 256 };
 
 static int64_t next_power_of_two(int64_t count)
 {
@@ -318,9 +318,16 @@ gr_status gr_job_resolve_model(gr_job *job, gr_diag *diag)
                             "it with linear: 1",
                             shape);
     }
+    char other[SHAPE_HINT_BYTES] = "";
+    if (output->dim[0] > wanted) {
+        snprintf(other, sizeof other, ", or say classes: %s in data if some do not occur", shape);
+    } else if (output->dim[0] == wanted - 1) {
+        snprintf(other, sizeof other,
+                 ", or, if the labels go from 1 to %s, list them in data: class_names: [1, 2, ...]",
+                 shape);
+    }
     return gr_node_fail(node, diag, GR_E_INVALID,
                         "the model ends with %s values, but the data has %" PRId64
-                        " classes; end it "
-                        "with linear: %" PRId64 ", or say classes: %s in data if some do not occur",
-                        shape, wanted, wanted, shape);
+                        " classes; end it with linear: %" PRId64 "%s",
+                        shape, wanted, wanted, other);
 }

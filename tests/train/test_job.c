@@ -248,6 +248,77 @@ static void test_link(void **state)
     unsetenv("GRADUS_LINK");
 }
 
+static void data_of_named_columns_is_opened(void **state)
+{
+    (void)state;
+    put("named.csv", "id;hue;size;kind\n7;red;1.5;pear\n8;blue;2;apple\n9;red;3;pear\n");
+    put("job.yaml", "data:\n"
+                    "  file: named.csv\n"
+                    "  header: true\n"
+                    "  delimiter: \";\"\n"
+                    "  label_column: kind\n"
+                    "  class_names: [apple, pear, plum]\n"
+                    "  categories: {hue: [red, green, blue]}\n"
+                    "  skip: [id]\n"
+                    "model: [linear: 3]\n"
+                    "epochs: 1\n"
+                    "global_batch: 2\n");
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){0});
+    float x[4];
+    int32_t label;
+    assert_int_equal(gr_dataset_classes(job->dataset), 3);
+    assert_int_equal(gr_dataset_sample_values(job->dataset), 4);
+    assert_int_equal(gr_dataset_read(job->dataset, GR_SPLIT_TRAIN, (const int64_t[]){1}, 1, x,
+                                     &label, NULL, NULL),
+                     GR_OK);
+    assert_true(x[0] == 0 && x[1] == 0 && x[2] == 1 && x[3] == 2 && label == 0);
+    gr_job_close(job);
+    static const struct {
+        const char *line, *sentence;
+    } cases[] = {
+        {"delimiter: \"::\"", "data.delimiter: must be one of"},
+        {"class_names: apple", "data.class_names: must be a list"},
+        {"class_names: [a, a]", "data.class_names: \"a\" stands twice"},
+        {"class_names: [a, b]\n  classes: 3", "data.class_names: are 2 names, but classes says 3"},
+        {"categories: [hue]", "data.categories: must say of each column"},
+        {"label_column: kind",
+         "data.label_column: must be first, last or a number of a column from "
+         "1, not \"kind\"; a name needs header: true"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[256];
+        snprintf(text, sizeof text,
+                 "data:\n  file: named.csv\n  %s\nmodel: [linear: 3]\nepochs: 1\nglobal_batch: 2\n",
+                 cases[i].line);
+        put("job.yaml", text);
+        must_fail((gr_job_overrides){0}, GR_E_INVALID, cases[i].sentence);
+    }
+}
+
+/* What is advised works. */
+static void labels_from_one_are_told_of_class_names(void **state)
+{
+    (void)state;
+    static const char job_text[] = "data: {file: one.csv%s}\nmodel: [linear: 3]\nepochs: 1\n"
+                                   "global_batch: 2\n";
+    char text[256];
+    put("one.csv", "0.5,1\n0.25,2\n0.125,3\n");
+    snprintf(text, sizeof text, job_text, "");
+    put("job.yaml", text);
+    must_fail(
+        (gr_job_overrides){0}, GR_E_INVALID,
+        "the model ends with 3 values, but the data has 4 classes; end it with linear: 4, or, "
+        "if the labels go from 1 to 3, list them in data: class_names: [1, 2, ...]");
+    snprintf(text, sizeof text, job_text, ", classes: 3");
+    put("job.yaml", text);
+    must_fail((gr_job_overrides){0}, GR_E_INVALID, "class_names: [1, 2, ...]");
+    snprintf(text, sizeof text, job_text, ", class_names: [1, 2, 3]");
+    put("job.yaml", text);
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){0});
+    assert_int_equal(gr_dataset_classes(job->dataset), 3);
+    gr_job_close(job);
+}
+
 static void optimizer_setting_of_another_kind_is_refused(void **state)
 {
     (void)state;
@@ -582,6 +653,8 @@ int main(void)
         cmocka_unit_test(test_steps_and_micro_batches),
         cmocka_unit_test(test_link),
         cmocka_unit_test(test_local),
+        cmocka_unit_test(data_of_named_columns_is_opened),
+        cmocka_unit_test(labels_from_one_are_told_of_class_names),
         cmocka_unit_test(optimizer_setting_of_another_kind_is_refused),
         cmocka_unit_test(test_bad_settings),
         cmocka_unit_test(test_bad_models),
