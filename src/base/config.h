@@ -20,6 +20,8 @@ typedef enum gr_config_type {
     GR_CONFIG_DURATION, /* int64_t microseconds; 5us, 200ms, 10s, 5min, 1h; plain number: seconds */
     GR_CONFIG_TEXT,     /* const char *, in the arena; NULL by default when default_text is NULL */
     GR_CONFIG_CHOICE,   /* int, the index into choices */
+    GR_CONFIG_LIST,     /* const char *const *, in the arena: one text for each time that the flag
+                         * stands there, NULL-terminated; NULL: none */
     GR_CONFIG_NODE /* const gr_node *: a part of a document, for its owner to read (doc/doc.h) */
 } gr_config_type;
 
@@ -72,7 +74,7 @@ gr_status gr_config_from_env(const gr_config_table *table, void *config, char *c
  * 4" (a flag named "-np"), "--bool", "--no-bool". Stops at the first word that is not a flag, or
  * behind "--" (then *dashes_out is true); *at becomes the index of the next word. An unknown flag
  * is an error that names the nearest known one. "-h" and "--help" set *help_out and stop. A name
- * may have one dash or two; of a repeated flag the last one counts. */
+ * may have one dash or two; of a repeated flag the last one counts, but for GR_CONFIG_LIST. */
 gr_status gr_config_from_args(const gr_config_table *table, void *config, int argc,
                               char *const *argv, int *at, bool *dashes_out, bool *help_out,
                               gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;

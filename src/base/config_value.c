@@ -92,6 +92,7 @@ const gr_config_words *gr_config_words_of(const gr_config_field *field)
                              "size (`64k`, `1m`, `2g`)"},
         [GR_CONFIG_DURATION] = {"TIME", "a time such as 200ms, 10s, 5min or 1h",
                                 "time (`200ms`, `10s`, `5min`, `1h`; plain: seconds)"},
+        [GR_CONFIG_LIST] = {"TEXT", "a text", "text, any number of times"},
         [GR_CONFIG_NODE] = {"TEXT", "a map", "a part of its own"},
     };
     return &words[field->type];
@@ -184,6 +185,26 @@ static gr_status set_text(const char **target, const char *text, const char *whe
     return GR_OK;
 }
 
+static gr_status add_text(const char *const **target, const char *text, const char *where,
+                          gr_arena *arena, gr_diag *diag)
+{
+    size_t count = 0;
+    while (*target != NULL && (*target)[count] != NULL) {
+        count++;
+    }
+    const char **list = gr_arena_alloc(arena, (count + 2) * sizeof *list);
+    if (list == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: not enough memory for the text", where);
+    }
+    for (size_t i = 0; i < count; i++) {
+        list[i] = (*target)[i];
+    }
+    list[count + 1] = NULL;
+    gr_status status = set_text(&list[count], text, where, arena, diag);
+    *target = status == GR_OK ? list : *target;
+    return status;
+}
+
 gr_status gr_config_set(const gr_config_field *field, void *config, const char *text,
                         const char *where, gr_arena *arena, gr_diag *diag)
 {
@@ -207,6 +228,8 @@ gr_status gr_config_set(const gr_config_field *field, void *config, const char *
         return set_text(target, text, where, arena, diag);
     case GR_CONFIG_CHOICE:
         return set_choice(field, target, text, where, diag);
+    case GR_CONFIG_LIST:
+        return add_text(target, text, where, arena, diag);
     case GR_CONFIG_NODE:
         break;
     }

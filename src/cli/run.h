@@ -27,6 +27,7 @@ typedef struct gr_run_options {
     bool dry_run, json;
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
+    const char *const *set; /* NULL: nothing */
     bool resume;
     const char *timeline, *chaos, *servers_file, *cluster;
     const char *hosts, *hostfile, *discovery, *listen;
@@ -37,6 +38,7 @@ typedef struct gr_run_options {
     int64_t host_timeout_us;
 } gr_run_options;
 
+enum { GR_RUN_SETTINGS_MAX = 32 }; /* --set */
 enum { GR_RUN_LINK_OF_JOB = 0 };
 extern const gr_config_foreign gr_run_foreign[]; /* run_foreign.c; ends with flag NULL */
 extern const char *const gr_run_link_choices[];  /* of --link; ends with NULL */

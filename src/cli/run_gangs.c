@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKER_WORDS_MAX = 24, SERVER_WORDS_MAX = 10 };
+enum { WORKER_WORDS_MAX = 24 + 2 * GR_RUN_SETTINGS_MAX, SERVER_WORDS_MAX = 10 };
 
 static int terminal_columns(int fd)
 {
@@ -58,6 +58,10 @@ static void worker_words(const gr_cli_run *run, const char *words_out[WORKER_WOR
             words_out[count++] = flags[i][0];
             words_out[count++] = flags[i][1];
         }
+    }
+    for (int i = 0; options->set != NULL && options->set[i] != NULL; i++) {
+        words_out[count++] = "--set";
+        words_out[count++] = options->set[i];
     }
     words_out[count] = NULL;
 }

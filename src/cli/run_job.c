@@ -109,7 +109,8 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
         .link = options->link == GR_RUN_LINK_OF_JOB ? NULL : gr_run_link_choices[options->link],
         .output = options->output,
         .checkpoint_every = options->checkpoint_every,
-        .checkpoint_to = options->checkpoint_to};
+        .checkpoint_to = options->checkpoint_to,
+        .set = options->set};
     gr_job *job = NULL;
     gr_status status = gr_job_open(run->job_path, &overrides, &job, diag);
     if (status == GR_OK) {

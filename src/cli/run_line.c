@@ -256,6 +256,12 @@ static const gr_config_field run_fields[] = {
      .offset = offsetof(gr_run_options, output),
      .value_name = "DIR",
      .help = "job file: folder for weights and metrics"},
+    {.flag = "--set",
+     .type = GR_CONFIG_LIST,
+     .offset = offsetof(gr_run_options, set),
+     .value_name = "KEY=VALUE",
+     .help = "job file: this value in place of the file's, optimizer.learning_rate=0.01 say; any "
+             "number of times"},
     {.flag = "--checkpoint-every",
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(gr_run_options, checkpoint_every),
@@ -334,6 +340,10 @@ gr_status gr_run_read_line(gr_cli_run *run, int argc, char *const *argv, bool *h
     }
     if (dashes || !(ends_in(argv[at], ".yaml") || ends_in(argv[at], ".yml"))) {
         run->command = argv + at;
+        if (run->options.set != NULL) {
+            return gr_fail(diag, GR_E_INVALID, "run: --set is for job files; \"%s\" is a command",
+                           argv[at]);
+        }
         return run->options.resume
                    ? gr_fail(diag, GR_E_INVALID,
                              "run: --resume is for job files; \"%s\" is a command, and goes on by "
@@ -344,6 +354,14 @@ gr_status gr_run_read_line(gr_cli_run *run, int argc, char *const *argv, bool *h
     run->job_path = argv[at++];
     status = gr_config_from_args(&gr_run_table, &run->options, argc, argv, &at, &dashes, help_out,
                                  &run->arena, diag);
+    int settings = 0;
+    while (status == GR_OK && run->options.set != NULL && run->options.set[settings] != NULL) {
+        settings++;
+    }
+    if (settings > GR_RUN_SETTINGS_MAX) {
+        return gr_fail(diag, GR_E_INVALID, "run: --set stands there %d times; at most %d", settings,
+                       GR_RUN_SETTINGS_MAX);
+    }
     if (status == GR_OK && !*help_out && at < argc) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: \"%s\" behind the job file \"%s\" means nothing here; to run a "

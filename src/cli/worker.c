@@ -17,6 +17,7 @@ typedef struct worker_options {
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
     const char *resume, *chaos;
+    const char *const *set;
     int64_t workers, shards, chaos_after;
 } worker_options;
 
@@ -42,6 +43,10 @@ static const gr_config_field worker_fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(worker_options, resume),
      .help = "the checkpoint to go on from"},
+    {.flag = "--set",
+     .type = GR_CONFIG_LIST,
+     .offset = offsetof(worker_options, set),
+     .help = "as of run"},
     {.flag = "--workers",
      .type = GR_CONFIG_INT,
      .offset = offsetof(worker_options, workers),
@@ -113,7 +118,8 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
                                         .output = options->output,
                                         .shards = (int)options->shards,
                                         .checkpoint_every = options->checkpoint_every,
-                                        .checkpoint_to = options->checkpoint_to};
+                                        .checkpoint_to = options->checkpoint_to,
+                                        .set = options->set};
     gr_job *job;
     /* The launcher knows how many servers there are. */
     gr_status status = options->chaos != NULL ? gr_chaos_parse(options->chaos, options->workers,

@@ -15,7 +15,7 @@ typedef struct gr_node gr_node;
 struct gr_node {
     gr_node_kind kind;
     bool quoted;          /* a scalar that was written as a string, not as a number or word */
-    int line;             /* 1-based; of the key for the value of a map */
+    int line;             /* 1-based; of the key for the value of a map; 0: of gr_doc_set */
     const char *file;     /* as the user named it */
     const char *key;      /* in a map; else NULL */
     const char *text;     /* of a scalar */
@@ -37,6 +37,10 @@ gr_status gr_doc_parse_yaml(const char *name, const char *text, size_t size_byte
                             gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_doc_parse_json(const char *name, const char *text, size_t size_bytes, gr_doc **doc_out,
                             gr_diag *diag) GR_MUST_CHECK;
+/* "optimizer.learning_rate=0.01": from now on that is what stands there, and errors about it begin
+ * with "<flag> <text>". The value is YAML. Maps on the way are made; elements of lists cannot be
+ * named. The root must be a map. GR_E_INVALID, GR_E_NO_MEMORY. */
+gr_status gr_doc_set(gr_doc *doc, const char *flag, const char *text, gr_diag *diag) GR_MUST_CHECK;
 void gr_doc_destroy(gr_doc *doc);
 const gr_node *gr_doc_root(const gr_doc *doc); /* GR_NODE_NULL for an empty file */
 

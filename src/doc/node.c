@@ -78,8 +78,12 @@ void gr_node_where(const gr_node *node, char text_out[GR_WHERE_BYTES])
     /* Of a long path the end says more than the start. */
     size_t file_length = strlen(node->file);
     bool cut = file_length > FILE_SHOWN;
-    snprintf(text_out, GR_WHERE_BYTES, "%s%s:%d%s", cut ? "..." : "",
-             cut ? node->file + file_length - FILE_SHOWN : node->file, node->line,
+    char line[16] = ""; /* what gr_doc_set has put there stands in no line */
+    if (node->line > 0) {
+        snprintf(line, sizeof line, ":%d", node->line);
+    }
+    snprintf(text_out, GR_WHERE_BYTES, "%s%s%s%s", cut ? "..." : "",
+             cut ? node->file + file_length - FILE_SHOWN : node->file, line,
              length > 0 ? ": " : "");
     for (int i = length - 1; i >= 0; i--) {
         char part[64];
@@ -204,7 +208,8 @@ gr_status gr_node_only(const gr_node *map, const char *const *known, gr_diag *di
         if (known[i] != NULL) {
             continue;
         }
-        gr_node place = *map; /* the map's path, the key's line */
+        gr_node place = *map; /* the map's path, the key's file and line */
+        place.file = child->file;
         place.line = child->line;
         char word[GR_VALUE_BYTES];
         gr_text_quote(child->key, word);

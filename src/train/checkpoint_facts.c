@@ -82,6 +82,8 @@ static const char *field_text(gr_arena *arena, const gr_config_field *field, con
         return field->choices[*(const int *)at];
     case GR_CONFIG_TEXT:
         return *(const char *const *)at != NULL ? *(const char *const *)at : "";
+    case GR_CONFIG_LIST: /* of flags alone */
+        return "";
     case GR_CONFIG_NODE:
         return node_text(arena, *(const gr_node *const *)at);
     }

@@ -193,6 +193,9 @@ gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_jo
     if (status == GR_OK) {
         status = gr_doc_read_yaml(path, &job->doc, diag);
     }
+    for (size_t i = 0; status == GR_OK && overrides->set != NULL && overrides->set[i]; i++) {
+        status = gr_doc_set(job->doc, "--set", overrides->set[i], diag);
+    }
     if (status == GR_OK) {
         status = read_parts(job, overrides, diag);
     }

@@ -114,6 +114,7 @@ typedef struct gr_job_overrides {
     const char *output;  /* --output; NULL */
     int shards;          /* of the checkpoint to go on from, where the file does not say; 0 */
     const char *checkpoint_every, *checkpoint_to; /* --checkpoint-every, ...-to; NULL */
+    const char *const *set; /* --set: "key=value", in place of what the file says; ends with NULL */
 } gr_job_overrides;
 
 /* Reads, checks and resolves; opens the data set. GR_E_INVALID etc. with file, line and remedy.

@@ -110,6 +110,37 @@ def test_wrong_keys_and_values(gradus, job, old, new, line, says):
     assert sorted(entry.name for entry in gradus.folder.iterdir()) == ["job.yaml", "tiny.csv"]
 
 
+def test_set_stands_over_the_file(gradus, job, tmp_path):
+    """On the launcher and in the workers: the bits are those of a file that says it."""
+    said = job(("  learning_rate: 0.1", "  learning_rate: 0.05"), ("epochs: 1", "epochs: 2"),
+               ("output: out", "output: said\ncheckpoint: {every: 1 epoch}"))
+    assert gradus("run", said).returncode == 0
+    done = gradus("run", "--set", "optimizer.learning_rate=0.05", job(), "--set=epochs=2",
+                  "--set", "output=flag", "--set", "checkpoint.every=1 epoch")
+    assert done.returncode == 0, done.stderr
+    for name in ("model.safetensors", "checkpoints/step-000000004/model.safetensors"):
+        assert (tmp_path / "flag" / name).read_bytes() == (tmp_path / "said" / name).read_bytes()
+
+
+@pytest.mark.parametrize("setting, says", [
+    ("epochs=many", "--set epochs=many: epochs: must be a number"),
+    ("optimizer.learning_rate=[1]", "--set optimizer.learning_rate=[1]: optimizer.learning_rate"),
+    ("optimizer.learning_rte=1", 'did you mean "learning_rate"'),
+    ("optimzer.kind=sgd", '"optimizer"'),
+    ("epochs.more=1", '"epochs" holds a value, and no keys'),
+    ("epochs", "must read key=value"),
+    ("optimizer..kind=sgd", "must read key=value"),
+    ("distribution.link=pigeon", "--set distribution.link=pigeon: distribution.link: must be"),
+    ("model={", "--set model={:1: "),
+])
+def test_wrong_set_is_refused_by_its_flag(gradus, job, setting, says):
+    expect_refused(gradus("run", job(), "--set", setting), f"--set {setting}", says)
+
+
+def test_set_is_for_job_files(gradus):
+    expect_refused(gradus("run", "--set", "epochs=1", "true"), "--set is for job files")
+
+
 @pytest.mark.parametrize("variable, value, says", [
     ("GRADUS_OP_TIMOUT", "9s", '"GRADUS_OP_TIMEOUT"?'),
     ("GRADUS_TUNES", "off", "GRADUS_TUNE?"),

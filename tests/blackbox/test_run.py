@@ -325,7 +325,7 @@ def test_command_with_and_without_dashes(gradus):
     (["run", "--standalone", "true"], "leave it out"),
     (["run", "--num-proc", "2", "true"], "flag of horovodrun; here: -np"),
     (["run", "-x", "PATH", "true"], "flag of mpirun; here: leave it out"),
-    (["run", "--epochs", "3", "job.yaml"], "a job file says epochs:"),
+    (["run", "--epochs", "3", "job.yaml"], "--set epochs=3"),
     (["rnu"], '"gradus run"'),
     (["eval"], "needs a job file"),
     (["info", "extra"], '"extra"'),
