@@ -2,6 +2,7 @@
 """What is wrong in a job is said before anything starts: exit code 2 and one sentence with file,
 line and remedy."""
 import gzip
+import json
 import os
 import pathlib
 import signal
@@ -135,6 +136,44 @@ def test_set_stands_over_the_file(gradus, job, tmp_path):
 ])
 def test_wrong_set_is_refused_by_its_flag(gradus, job, setting, says):
     expect_refused(gradus("run", job(), "--set", setting), f"--set {setting}", says)
+
+
+def test_sweep_runs_each_combination_and_lists_the_best_first(gradus, job, tmp_path):
+    done = gradus("sweep", job(), "--set", "optimizer.learning_rate=0.1,0.0001", "--set",
+                  "global_batch=16,32", "--output", "tried", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted((row["set"]["optimizer.learning_rate"], row["set"]["global_batch"])
+                  for row in rows) == [("0.0001", "16"), ("0.0001", "32"), ("0.1", "16"),
+                                       ("0.1", "32")]
+    found = [row["test_accuracy"] for row in rows]
+    assert found == sorted(found, reverse=True)
+    alone = gradus("run", job(), "--set", "optimizer.learning_rate=0.1", "--set",
+                   "global_batch=32", "--output", "alone")
+    assert alone.returncode == 0
+    [same] = [row["output"] for row in rows if row["set"] == {"optimizer.learning_rate": "0.1",
+                                                              "global_batch": "32"}]
+    weights = "model.safetensors"
+    assert (tmp_path / same / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
+    table = gradus("sweep", job(), "--set", "epochs=1", "-np", 1)
+    assert table.returncode == 0 and "out/sweep/run-001  epochs=1\n" in table.stdout, table
+
+
+def test_sweep_of_what_is_wrong_starts_nothing(gradus, job, tmp_path):
+    expect_refused(gradus("sweep", job(), "--set", "epochs=1,many"), "--set epochs=many: ")
+    expect_refused(gradus("sweep", job()), "say which values")
+    expect_refused(gradus("sweep", job(), "--set", "epochs"), "key=value,value")
+    assert not (tmp_path / "out").exists()
+
+
+def test_sweep_of_which_one_run_fails_goes_on_and_says_so(gradus, job, tmp_path):
+    (tmp_path / "out/sweep/run-001/model.safetensors").mkdir(parents=True)
+    done = gradus("sweep", job(), "--set", "optimizer.learning_rate=0.2,0.1")
+    assert done.returncode == 1, done
+    assert "optimizer.learning_rate=0.2; ended with 1, out/sweep/run-001/log.txt" in done.stderr
+    assert "model.safetensors" in (tmp_path / "out/sweep/run-001/log.txt").read_text()
+    rows = done.stdout.splitlines()[1:]
+    assert "run-002" in rows[0] and "failed" in rows[1] and len(rows) == 2, done
 
 
 def test_set_is_for_job_files(gradus):
