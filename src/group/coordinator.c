@@ -572,7 +572,7 @@ gr_status gr_coordinator_create(const gr_coordinator_config *config, gr_coordina
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = TAG_ACCEPTOR};
     if (status == GR_OK && epoll_ctl(coordinator->epoll_fd, EPOLL_CTL_ADD,
                                      gr_acceptor_fd(coordinator->acceptor), &event) != 0) {
-        status = gr_fail(diag, GR_E_IO, "cannot watch the door: %s", strerror(errno));
+        status = gr_fail(diag, GR_E_IO, "cannot watch the acceptor: %s", strerror(errno));
     }
     if (status != GR_OK) {
         gr_coordinator_destroy(coordinator);

@@ -56,8 +56,7 @@ uint64_t gr_simworld_steps(const gr_cluster *cluster, const gr_algorithm *algori
         fits = algorithm->fits(&shape);
         if (fits) {
             gr_plan plan;
-            gr_plan_init(&plan, &shape);
-            algorithm->plan(&shape, &plan);
+            gr_plan_emit(algorithm, &shape, &plan);
             most = plan.step_count > most ? plan.step_count : most;
             fits = plan.failed == GR_OK;
             gr_plan_fini(&plan);
@@ -132,8 +131,7 @@ static gr_status plan_rank(gr_simworld *world, const gr_algorithm *algorithm, in
     gr_simrank *rank = &world->ranks[own];
     gr_plan_shape shape = shape_of(world, algorithm, own);
     gr_plan plan;
-    gr_plan_init(&plan, &shape);
-    algorithm->plan(&shape, &plan);
+    gr_plan_emit(algorithm, &shape, &plan);
     gr_status status = gr_plan_finish(&plan);
     if (status == GR_OK) {
         status = gr_schedule_create(&plan, &rank->schedule, diag);

@@ -27,8 +27,7 @@ void plans_open_shaped(plans_world *w, const gr_algorithm *algorithm, const gr_p
     for (int rank = 0; rank < w->size; rank++) {
         gr_plan_shape shape = plans_shape_of_rank(of_all, rank, where);
         assert_true(algorithm->fits(&shape));
-        gr_plan_init(&w->plans[rank], &shape);
-        algorithm->plan(&shape, &w->plans[rank]);
+        gr_plan_emit(algorithm, &shape, &w->plans[rank]);
         assert_int_equal(gr_plan_finish(&w->plans[rank]), GR_OK);
     }
 }

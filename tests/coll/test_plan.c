@@ -254,8 +254,7 @@ static void test_alone_there_is_nothing_to_do_but_to_copy(void **unused)
                 continue;
             }
             assert_true(at->fits(&shape));
-            gr_plan_init(&plan, &shape);
-            at->plan(&shape, &plan);
+            gr_plan_emit(at, &shape, &plan);
             assert_int_equal(gr_plan_finish(&plan), GR_OK);
             assert_int_equal(plan.step_count, copies);
             assert_true(!copies || plan.steps[0].kind == GR_STEP_COPY);
@@ -278,8 +277,7 @@ static void test_dependencies_stay_linear_in_the_steps(void **unused)
                                    .shards = 1024,
                                    .out_of_place = out_of_place == 1};
             gr_plan plan;
-            gr_plan_init(&plan, &shape);
-            at->plan(&shape, &plan);
+            gr_plan_emit(at, &shape, &plan);
             assert_int_equal(gr_plan_finish(&plan), GR_OK);
             assert_true(plan.step_count <= 20 * 1024);
             assert_true(plan.after_count <= 3 * plan.step_count);

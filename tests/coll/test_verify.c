@@ -245,8 +245,7 @@ static void test_messages_between_pairs(void **unused)
             gr_plan_shape shape = plans_shape_of_rank(&all, rank, (plans_placing)where);
             w.algorithm = gr_algorithm_find(shape.coll, "direct");
             assert_true(w.algorithm->fits(&shape));
-            gr_plan_init(&w.plans[rank], &shape);
-            w.algorithm->plan(&shape, &w.plans[rank]);
+            gr_plan_emit(w.algorithm, &shape, &w.plans[rank]);
         }
         plans_finish(&w);
         assert_int_equal(plans_verify(&w, true, 1), GR_OK);

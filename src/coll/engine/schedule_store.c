@@ -46,8 +46,7 @@ static gr_status make_program(const gr_algorithm *algorithm, const gr_plan_shape
     bool from_input =
         scaling.contributions && shape->out_of_place && has_room_for_contribution(shape);
     planned.out_of_place = shape->out_of_place && !from_input;
-    gr_plan_init(&plan, &planned);
-    algorithm->plan(&planned, &plan);
+    gr_plan_emit(algorithm, &planned, &plan);
     if (scaling.contributions) {
         gr_plan_scale_contributions(&plan, from_input);
     }

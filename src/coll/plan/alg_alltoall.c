@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
-#include "coll/plan/combine.h"
 
 /* ---- Pairwise exchange ----------------------------------------------------------------------- */
 /* Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
@@ -47,9 +46,6 @@ static void exchange_in_place(const gr_plan_shape *shape, gr_plan *plan)
 void gr_pairwise_alltoall(const gr_plan_shape *shape, gr_plan *plan)
 {
     int n = shape->world_size;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (!shape->out_of_place) {
         exchange_in_place(shape, plan);
         return;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
-#include "coll/plan/combine.h"
 
 /* Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all communications in
  * multiport message-passing systems", IEEE Trans. Parallel Distrib. Syst. 8 (1997): log2 n rounds
@@ -10,9 +9,6 @@
 void gr_bruck_allgather(const gr_plan_shape *shape, gr_plan *plan)
 {
     int n = shape->world_size;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     gr_operand own = gr_contribution(plan, 0, shape->rank);
     for (int have = 1; have < n; have *= 2) {
         int count = have < n - have ? have : n - have;
@@ -96,9 +92,6 @@ bool gr_bruck_alltoall_fits(const gr_plan_shape *shape)
 void gr_bruck_alltoall(const gr_plan_shape *shape, gr_plan *plan)
 {
     int n = shape->world_size;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     for (int d = 1; d < n && !shape->out_of_place; d++) {
         gr_operand first = at_first(plan, d);
         gr_plan_copy(plan, first, gr_user(0, (int)first.block));

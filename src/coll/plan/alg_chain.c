@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
-#include "coll/plan/combine.h"
 
 /* Pipelined chains: each rank hands on what it gets, segment by segment, so that in the end every
  * wire is busy all the time; for large messages. The chain goes from the root through the ranks in
@@ -9,9 +8,6 @@
 void gr_chain_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 {
     int n = shape->world_size;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     bool is_root = shape->rank == shape->root;
     gr_operand origin = is_root ? gr_contribution(plan, 0, 0) : gr_user(0, 0);
     if (!is_root) {
@@ -28,9 +24,6 @@ void gr_chain_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 void gr_chain_reduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     int n = shape->world_size;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     gr_operand sum = gr_contribution(plan, 0, 0);
     if ((shape->rank + 1) % n != shape->root) {
         gr_operand own = sum;

@@ -35,7 +35,7 @@ void gr_direct_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan)
 {
     gr_units units;
     plan->blocks = (uint32_t)shape->world_size;
-    if (gr_plan_self(plan) || !gr_units_init(&units, shape, plan)) {
+    if (!gr_units_init(&units, shape, plan)) {
         return;
     }
     gr_combine how = {.dst = gr_user(0, shape->rank)};
@@ -46,9 +46,6 @@ void gr_direct_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan)
 
 void gr_direct_allgather(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     gr_operand own = gr_contribution(plan, 0, shape->rank);
     exchange_blocks(own, plan);
     if (shape->out_of_place) {
@@ -65,9 +62,6 @@ void gr_direct_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 /* ---- From and to a root ---------------------------------------------------------------------- */
 void gr_direct_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (shape->rank != shape->root) {
         gr_plan_recv(plan, shape->root, gr_user(0, 0));
         return;
@@ -83,9 +77,6 @@ void gr_direct_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 
 void gr_direct_reduce(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (shape->rank != shape->root) {
         gr_plan_send(plan, shape->root, gr_contribution(plan, 0, 0));
         return;
@@ -101,9 +92,6 @@ void gr_direct_reduce(const gr_plan_shape *shape, gr_plan *plan)
 void gr_direct_gather(const gr_plan_shape *shape, gr_plan *plan)
 {
     gr_operand own = gr_contribution(plan, 0, shape->rank);
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (shape->rank != shape->root) {
         gr_plan_send(plan, shape->root, own);
         return;
@@ -119,9 +107,6 @@ void gr_direct_gather(const gr_plan_shape *shape, gr_plan *plan)
 
 void gr_direct_scatter(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (shape->rank != shape->root) {
         gr_plan_recv(plan, shape->root, gr_user(0, shape->rank));
         return;

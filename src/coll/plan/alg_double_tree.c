@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
-#include "coll/plan/combine.h"
 
 /* Two binary trees at once (Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
  * broadcast, reduction and scan", Parallel Computing 35 (2009)). Each carries half of the buffer,
@@ -115,9 +114,6 @@ static void add_up(int root, gr_plan *plan)
 
 void gr_double_tree_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     plan->blocks = TREES;
     send_down(shape->root, plan);
     for (int tree = 0; tree < TREES && shape->rank == shape->root && shape->out_of_place; tree++) {
@@ -127,9 +123,6 @@ void gr_double_tree_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 
 void gr_double_tree_reduce(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     plan->blocks = TREES;
     add_up(shape->root, plan);
 }
@@ -137,9 +130,6 @@ void gr_double_tree_reduce(const gr_plan_shape *shape, gr_plan *plan)
 void gr_double_tree_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     (void)shape;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     plan->blocks = TREES;
     add_up(0, plan);
     send_down(0, plan);

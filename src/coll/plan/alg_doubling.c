@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
 #include "coll/plan/binary_groups.h"
-#include "coll/plan/combine.h"
 
 /* Recursive doubling of whole vectors (Thakur, Rabenseifner and Gropp 2005, section 4.5): log2 n
  * exchanges of all, for small messages. In each binary group all members come to know its sum; the
@@ -40,9 +39,6 @@ static void exchange_and_add(doubling *d, int from, bool own_is_left)
 
 void gr_recursive_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     int n = shape->world_size;
     gr_binary_group group = gr_binary_group_of(n, shape->rank);
     gr_binary_group behind = gr_binary_group_behind(n, group);

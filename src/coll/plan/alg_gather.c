@@ -8,7 +8,7 @@
 void gr_gather_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     gr_units units;
-    if (gr_plan_self(plan) || !gr_units_init(&units, shape, plan)) {
+    if (!gr_units_init(&units, shape, plan)) {
         return;
     }
     for (int i = 1; i < shape->world_size; i++) {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
 #include "coll/plan/binary_groups.h"
-#include "coll/plan/combine.h"
 
 /* Recursive vector halving with distance doubling, then recursive doubling back (Thakur,
  * Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J.
@@ -145,9 +144,6 @@ static void double_back(const group_member *m)
 /* ---- Algorithms ------------------------------------------------------------------------------ */
 void gr_halving_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     group_member m = member_of(plan);
     plan->blocks = (uint32_t)gr_binary_group_of(shape->world_size, 0).size;
     halve(&m);
@@ -159,9 +155,6 @@ void gr_halving_doubling_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 /* The first group has the sums of all blocks, also of those that belong to ranks outside it. */
 void gr_recursive_halving_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     group_member m = member_of(plan);
     gr_binary_group first = gr_binary_group_of(shape->world_size, 0);
     halve(&m);
@@ -176,9 +169,6 @@ void gr_recursive_halving_reduce_scatter(const gr_plan_shape *shape, gr_plan *pl
 
 void gr_recursive_doubling_allgather(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     group_member m = member_of(plan);
     gr_binary_group first = gr_binary_group_of(shape->world_size, 0);
     gr_operand own = gr_contribution(plan, 0, shape->rank);

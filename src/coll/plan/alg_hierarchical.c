@@ -275,9 +275,6 @@ static void plan_sums(const gr_plan_shape *shape, gr_plan *plan, bool canonical)
     gr_hosts hosts;
     bool is_reduce = shape->coll == GR_COLL_REDUCE;
     bool is_root = shape->rank == shape->root;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     plan->blocks = (uint32_t)shape->world_size;
     if (gr_hosts_init(&hosts, plan) && gr_hosts_init_sums(&hosts, canonical)) {
         scattering s = {.hosts = &hosts, .plan = plan, .keeps_own = is_reduce && !is_root};
@@ -310,9 +307,6 @@ void gr_hierarchical_any_order_sums(const gr_plan_shape *shape, gr_plan *plan)
 void gr_hierarchical_allgather(const gr_plan_shape *shape, gr_plan *plan)
 {
     gr_hosts hosts;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     gr_operand own = gr_contribution(plan, 0, shape->rank);
     if (gr_hosts_init(&hosts, plan)) {
         allgather(&hosts, own);
@@ -326,9 +320,6 @@ void gr_hierarchical_allgather(const gr_plan_shape *shape, gr_plan *plan)
 void gr_hierarchical_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 {
     gr_hosts hosts;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (gr_hosts_init(&hosts, plan)) {
         int blocks = largest_host(&hosts);
         plan->blocks = (uint32_t)blocks;

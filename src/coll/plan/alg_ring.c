@@ -119,9 +119,6 @@ void gr_ring_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan)
 {
     ring r;
     (void)shape;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (ring_init(&r, plan, 1)) {
         reduce_around(&r);
     }
@@ -131,9 +128,6 @@ void gr_ring_reduce_scatter(const gr_plan_shape *shape, gr_plan *plan)
 void gr_ring_allgather(const gr_plan_shape *shape, gr_plan *plan)
 {
     ring r;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (ring_init(&r, plan, 1)) {
         spread_around(&r);
     }
@@ -146,9 +140,6 @@ void gr_ring_allgather(const gr_plan_shape *shape, gr_plan *plan)
 static void allreduce(gr_plan *plan, int chunks)
 {
     ring r;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     plan->blocks = (uint32_t)(plan->shape.world_size * chunks);
     if (ring_init(&r, plan, chunks)) {
         reduce_around(&r);

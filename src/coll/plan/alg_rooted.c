@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "coll/plan/algorithms.h"
-#include "coll/plan/combine.h"
 
 /* Gather and scatter along a binomial tree (Thakur, Rabenseifner and Gropp 2005, section 4): the
  * root has log2 n neighbours instead of n - 1. Ranks are counted from the root; a rank's subtree is
@@ -42,9 +41,6 @@ void gr_binomial_gather(const gr_plan_shape *shape, gr_plan *plan)
     gr_operand own = gr_contribution(plan, 0, shape->rank);
     subtree t = subtree_of(shape);
     bool is_root = shape->rank == shape->root;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (!is_root) {
         gr_plan_send(plan, rank_of(shape, t.parent), own);
     } else if (shape->out_of_place) {
@@ -64,9 +60,6 @@ void gr_binomial_scatter(const gr_plan_shape *shape, gr_plan *plan)
 {
     subtree t = subtree_of(shape);
     bool is_root = shape->rank == shape->root;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     if (!is_root) {
         gr_plan_recv(plan, rank_of(shape, t.parent), gr_user(0, shape->rank));
     } else if (shape->out_of_place) {

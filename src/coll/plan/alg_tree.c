@@ -144,9 +144,6 @@ static void broadcast_from(int root, gr_operand origin, gr_plan *plan)
 /* ---- Algorithms ------------------------------------------------------------------------------ */
 void gr_binomial_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (gr_plan_self(plan)) {
-        return;
-    }
     gr_operand origin = gr_contribution(plan, 0, 0);
     broadcast_from(shape->root, origin, plan);
     if (shape->rank == shape->root && shape->out_of_place) {
@@ -156,17 +153,12 @@ void gr_binomial_broadcast(const gr_plan_shape *shape, gr_plan *plan)
 
 void gr_binomial_reduce(const gr_plan_shape *shape, gr_plan *plan)
 {
-    if (!gr_plan_self(plan)) {
-        reduce_to(shape->root, shape->rank != shape->root, plan);
-    }
+    reduce_to(shape->root, shape->rank != shape->root, plan);
 }
 
 void gr_tree_allreduce(const gr_plan_shape *shape, gr_plan *plan)
 {
     (void)shape;
-    if (gr_plan_self(plan)) {
-        return;
-    }
     reduce_to(0, false, plan);
     /* Shard 0 is rank 0's: the sum is in its result. */
     broadcast_from(0, gr_user(0, 0), plan);

@@ -190,6 +190,16 @@ const gr_algorithm *gr_algorithm_find(gr_coll coll, const char *name)
     return NULL;
 }
 
+void gr_plan_emit(const gr_algorithm *algorithm, const gr_plan_shape *shape, gr_plan *plan_out)
+{
+    gr_plan_init(plan_out, shape);
+    if (shape->world_size > 1) {
+        algorithm->plan(shape, plan_out);
+    } else if (plan_out->user_slots > 0 && plan_out->input_slots > 0) {
+        gr_plan_copy(plan_out, gr_user(0, 0), gr_input(0, 0));
+    }
+}
+
 const char *gr_coll_name(gr_coll coll)
 {
     return (unsigned)coll < GR_COLL_COUNT ? gr_coll_traits_of[coll].name : "?";

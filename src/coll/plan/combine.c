@@ -10,17 +10,6 @@ enum { RECEIVE_SLOTS_MAX = 16 };
  * the tree bounds them. */
 enum { SUM_SLOTS = 32 };
 
-bool gr_plan_self(gr_plan *plan)
-{
-    if (plan->shape.world_size > 1) {
-        return false;
-    }
-    if (plan->user_slots > 0 && plan->input_slots > 0) {
-        gr_plan_copy(plan, gr_user(0, 0), gr_input(0, 0));
-    }
-    return true;
-}
-
 /* ---- Sums ------------------------------------------------------------------------------------ */
 static bool same_place(gr_operand a, gr_operand b)
 {

@@ -8,8 +8,6 @@
 #include "coll/plan/plan.h"
 
 #include <gradus/shards.h>
-/* Alone there is nothing to do, but to copy what is out of place. */
-bool gr_plan_self(gr_plan *plan);
 
 /* ---- Where sums are kept on the way ---------------------------------------------------------- */
 typedef struct gr_sums {

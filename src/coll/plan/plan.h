@@ -145,9 +145,8 @@ typedef struct gr_algorithm {
     bool canonical;                           /* adds in the order of the shard tree */
     const char *description;                  /* one line, with its source */
     bool (*fits)(const gr_plan_shape *shape); /* the shapes that it can plan for */
-    /* Emits into a plan made by gr_plan_init for a shape that fits; gr_plan_finish is the caller's.
-     * A world of one gets an empty plan in place, copies out of place. NULL: no plan, but a
-     * schedule in shared memory (shm_coll.h), which fits shapes that are `shared` only. */
+    /* For gr_plan_emit; worlds of one never get here. NULL: no plan, but a schedule in shared
+     * memory (shm_coll.h), which fits shapes that are `shared` only. */
     void (*plan)(const gr_plan_shape *shape, gr_plan *plan);
 } gr_algorithm;
 
@@ -156,6 +155,9 @@ extern const gr_algorithm gr_algorithms[];
 /* NULL if there is none. "canonical" also says that a reduction which is not commutative gets the
  * lower ranks on its left. */
 const gr_algorithm *gr_algorithm_find(gr_coll coll, const char *name);
+/* Begins the plan of an algorithm that has plans, for a shape that fits; gr_plan_finish is the
+ * caller's. A world of one gets an empty plan in place, copies out of place. */
+void gr_plan_emit(const gr_algorithm *algorithm, const gr_plan_shape *shape, gr_plan *plan_out);
 const char *gr_coll_name(gr_coll coll);
 
 /* ---- The shard tree (tree.c) --------------------------------------------------------------------

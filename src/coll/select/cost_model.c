@@ -125,8 +125,7 @@ static gr_status add_rank(gr_cost *walk, const gr_algorithm *algorithm, int rank
     gr_plan_shape shape = walk->shape;
     shape.rank = rank;
     *at = (walk_rank){.rank = rank, .first = walk->step_count};
-    gr_plan_init(&at->plan, &shape);
-    algorithm->plan(&shape, &at->plan);
+    gr_plan_emit(algorithm, &shape, &at->plan);
     gr_status status = gr_plan_finish(&at->plan);
     at->peers = count_peers(&at->plan);
     walk->rank_count++;
