@@ -2,8 +2,6 @@
 
 /* Servers that stand, and workers of several runs: tensors are those of one. */
 
-#include "link/link.h"
-#include "ps/message.h"
 #include "support_servers.h"
 
 #include <setjmp.h>
@@ -111,64 +109,12 @@ static void a_name_that_cannot_be_is_refused(void **state)
     }
 }
 
-/* A client that does not go when it was refused is sent away with its next request. */
-static void nothing_is_taken_of_who_was_refused(void **state)
-{
-    (void)state;
-    test_servers servers;
-    gr_mesh *mesh;
-    gr_mesh_config config;
-    gr_diag diag = {0};
-    gr_clock clock = gr_clock_real();
-    int64_t deadline_us = gr_clock_deadline_us(&clock, 60000000);
-    uint8_t hello[GR_PS_SMALL_MAX];
-    bool ended = false;
-    int id;
-    test_servers_start(&servers, 1, true, NULL);
-    gr_ps *first = connected(&servers, 0, "first");
-    expect_ok(first, declare(first, &id));
-    gr_mesh_config_init(&config);
-    config.kind = GR_LINK_TCP;
-    config.dynamic_peers = true;
-    config.rank = GR_PS_WORKERS_AT + 7;
-    config.world_size = GR_PS_PEERS_MAX;
-    config.secret = test_secret;
-    assert_int_equal(gr_mesh_create(&config, &mesh, &diag), GR_OK);
-    assert_int_equal(gr_mesh_connect(mesh, 0, servers.addresses, &diag), GR_OK);
-    const gr_ps_hello of_second = {.protocol = GR_PS_PROTOCOL, .servers = 1, .run = "second"};
-    const gr_frame frames[] = {{.kind = GR_FRAME_DATA,
-                                .comm = GR_PS_HELLO,
-                                .size_bytes = (uint32_t)gr_ps_put_hello(&of_second, hello)},
-                               {.kind = GR_FRAME_DATA, .comm = GR_PS_STATS, .op_seq = 1}};
-    while (!ended && gr_clock_now_us(&clock) < deadline_us) {
-        int peer;
-        uint64_t ticket;
-        assert_int_equal(gr_mesh_progress(mesh, &diag), GR_OK);
-        while (!ended && gr_mesh_next_change(mesh, &peer, &ended)) {
-            for (int i = 0; i < 2 && !ended; i++) {
-                assert_int_equal(gr_link_send(gr_mesh_link(mesh, 0), &frames[i], hello, &ticket),
-                                 GR_OK);
-                (void)gr_link_sent(gr_mesh_link(mesh, 0), ticket); /* off it goes */
-            }
-        }
-        if (!ended) {
-            gr_mesh_wait(mesh, deadline_us);
-        }
-    }
-    assert_true(ended);
-    assert_non_null(strstr(gr_link_diag(gr_mesh_link(mesh, 0))->text, "requests of another run"));
-    gr_mesh_destroy(mesh);
-    gr_ps_close(first);
-    test_servers_stop(&servers);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(servers_with_tensors_of_another_run_refuse_a_worker),
         cmocka_unit_test(of_two_runs_at_once_the_first_to_declare_has_the_servers),
         cmocka_unit_test(a_name_that_cannot_be_is_refused),
-        cmocka_unit_test(nothing_is_taken_of_who_was_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
