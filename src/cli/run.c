@@ -235,7 +235,7 @@ int gr_verb_run(int argc, char *const *argv)
         if (run.options.dry_run && run.job_path == NULL) {
             print_plan(&run);
         }
-        code = run.options.dry_run ? gr_cli_flush() : gr_run_gangs(&run);
+        code = run.options.dry_run ? gr_cli_flush() : gr_run_attempts(&run);
     }
     for (int i = 0; i < run.hosts.count; i++) {
         gr_join_refuse(&run.hosts.at[i]); /* who has come and was not taken */

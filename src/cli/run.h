@@ -3,8 +3,8 @@
 #define GR_CLI_RUN_H
 
 /* What the files of `gradus run` share: run_line.c reads the line, run_hosts.c finds the hosts and
- * cores, run_job.c reads the job file, run_gangs.c starts the workers, and once more when nobody is
- * left; run.c is the verb. */
+ * cores, run_job.c reads the job file, run_attempts.c starts the workers, and once more when nobody
+ * is left; run.c is the verb. */
 
 #include "cli/cli.h"
 #include "launch/launch.h"
@@ -91,7 +91,7 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
  */
 gr_status gr_run_advise(gr_cli_run *run, const gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
-/* run_gangs.c: runs it, and runs it again when nobody is left to go on with: the exit code. */
-int gr_run_gangs(gr_cli_run *run);
+/* run_attempts.c: runs it, and runs it again when nobody is left to go on with: the exit code. */
+int gr_run_attempts(gr_cli_run *run);
 
 #endif

@@ -4,8 +4,8 @@
 #include "base/clock.h"
 #include "base/codec.h"
 #include "base/hash.h"
-#include "launch/descent.h"
 #include "launch/environ.h"
+#include "launch/process_tree.h"
 #include "link/secret.h"
 
 #include <errno.h>
@@ -169,7 +169,7 @@ int gr_agent_settle(const gr_agent_config *config, const char *name, const int k
     }
     (void)setsid(); /* Ctrl-C is for the launcher, which tells us what to do */
     (void)prctl(PR_SET_NAME, name, 0L, 0L, 0L);
-    int error = gr_descent_adopt();
+    int error = gr_process_tree_adopt();
     return error != 0 ? error : close_unrelated(config, keep);
 }
 
@@ -277,7 +277,7 @@ static int rank_of(const struct agent *agent, pid_t pid)
     return -1;
 }
 
-/* True when no child is left, and with that nobody of the whole descent. */
+/* True when no child is left, and with that nobody of the whole process tree. */
 static bool reap(struct agent *agent)
 {
     for (;;) {
@@ -310,7 +310,7 @@ static void signal_all(const struct agent *agent, int signal_number)
         }
     }
     if (agent->running == 0) {
-        (void)gr_descent_signal(signal_number, 0);
+        (void)gr_process_tree_signal(signal_number, 0);
     }
 }
 
@@ -363,7 +363,7 @@ static bool look_after(struct agent *agent)
         /* What has outlived all workers. */
         bool clearing = agent->killing || (agent->running == 0 && !agent->ending && !alone);
         if (clearing) {
-            (void)gr_descent_signal(SIGKILL, 0);
+            (void)gr_process_tree_signal(SIGKILL, 0);
         }
         struct pollfd watched[2] = {{.fd = agent->control_fd, .events = POLLIN},
                                     {.fd = agent->signal_fd, .events = POLLIN}};
@@ -429,6 +429,6 @@ _Noreturn void gr_agent_run(const gr_agent_config *config)
     if (config->orphan_grace_us > 0) {
         let_finish(&agent);
     }
-    gr_descent_end();
+    gr_process_tree_end();
     _exit(1);
 }

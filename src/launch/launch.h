@@ -2,7 +2,7 @@
 #ifndef GR_LAUNCH_LAUNCH_H
 #define GR_LAUNCH_LAUNCH_H
 
-/* Launch a gang of processes, on this host or on several, and look after them until the last one
+/* Launch a job of processes, on this host or on several, and look after them until the last one
  * has ended. Knows nothing of training: a worker is a command. */
 
 #include "base/log.h"
@@ -10,7 +10,7 @@
 #include "launch/join.h"
 #include "launch/records.h"
 #include "launch/remote_shell.h"
-#include "launch/verdict.h"
+#include "launch/root_cause.h"
 
 enum {
     GR_LAUNCH_WORKERS_MAX = 4096,
@@ -110,7 +110,7 @@ static inline int gr_launch_most(const gr_launch_config *config)
 }
 
 /* So many run at most at a time. */
-static inline int gr_launch_crew(const gr_launch_config *config)
+static inline int gr_launch_at_once(const gr_launch_config *config)
 {
     return gr_launch_most(config) + config->spares;
 }
@@ -118,18 +118,18 @@ static inline int gr_launch_crew(const gr_launch_config *config)
 /* May workers come and go? */
 static inline bool gr_launch_elastic(const gr_launch_config *config)
 {
-    return config->workers_min > 0 && config->workers_min < gr_launch_crew(config);
+    return config->workers_min > 0 && config->workers_min < gr_launch_at_once(config);
 }
 
 /* The numbers that workers go by are less than this. Where hosts come and go each has numbers of
  * its own, so that there are more of them than workers. */
 static inline int gr_launch_slots(const gr_launch_config *config)
 {
-    int crew = gr_launch_crew(config);
+    int at_once = gr_launch_at_once(config);
     if (config->hosts == NULL || !gr_launch_elastic(config)) {
-        return crew;
+        return at_once;
     }
-    int slots = 2 * crew > GR_LAUNCH_SLOTS_OF_HOSTS ? 2 * crew : GR_LAUNCH_SLOTS_OF_HOSTS;
+    int slots = 2 * at_once > GR_LAUNCH_SLOTS_OF_HOSTS ? 2 * at_once : GR_LAUNCH_SLOTS_OF_HOSTS;
     return slots < GR_LAUNCH_WORKERS_MAX ? slots : GR_LAUNCH_WORKERS_MAX;
 }
 

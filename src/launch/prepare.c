@@ -2,8 +2,8 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "launch/environ.h"
-#include "launch/gang.h"
-#include "launch/meeting.h"
+#include "launch/launch_job.h"
+#include "launch/rendezvous.h"
 #include "link/secret.h"
 
 #include <errno.h>
@@ -11,39 +11,39 @@
 #include <string.h>
 #include <sys/resource.h>
 
-bool gr_gang_may_change(const gr_gang *gang)
+bool gr_launch_job_may_change(const gr_launch_job *job)
 {
-    return gr_launch_elastic(gang->config);
+    return gr_launch_elastic(job->config);
 }
 
 /* Does no other host take part, now or later? */
-static bool here_only(const gr_gang *gang)
+static bool here_only(const gr_launch_job *job)
 {
-    return gang->config->discovery == NULL && gang->config->acceptor == NULL &&
-           (gang->config->hosts == NULL || gr_host_list_all_local(gang->config->hosts));
+    return job->config->discovery == NULL && job->config->acceptor == NULL &&
+           (job->config->hosts == NULL || gr_host_list_all_local(job->config->hosts));
 }
 
-static gr_status prepare_coordinator(gr_gang *gang, gr_diag *diag)
+static gr_status prepare_coordinator(gr_launch_job *job, gr_diag *diag)
 {
     uint8_t secret[GR_SECRET_BYTES];
     gr_status status = gr_random_bytes(secret, sizeof secret, diag);
-    if (status == GR_OK && (gang->secret = gr_secret_keep(secret)) == NULL) {
+    if (status == GR_OK && (job->secret = gr_secret_keep(secret)) == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for a secret");
     }
     gr_wipe(secret, sizeof secret);
     if (status != GR_OK) {
         return status;
     }
-    gr_coordinator_config config = {.world_size = gang->config->workers,
-                                    .world_max = gang->slots,
-                                    .members_min = gang->config->workers_min,
-                                    .secret = gang->secret,
-                                    .encrypt = gang->config->encrypt,
-                                    .peer_timeout_us = gang->config->host_timeout_us,
-                                    .log = gang->config->log};
-    status = gr_meeting_listen(here_only(gang), gang->config->environment, &config, diag);
+    gr_coordinator_config config = {.world_size = job->config->workers,
+                                    .world_max = job->slots,
+                                    .members_min = job->config->workers_min,
+                                    .secret = job->secret,
+                                    .encrypt = job->config->encrypt,
+                                    .peer_timeout_us = job->config->host_timeout_us,
+                                    .log = job->config->log};
+    status = gr_rendezvous_listen(here_only(job), job->config->environment, &config, diag);
     if (status == GR_OK) {
-        status = gr_coordinator_create(&config, &gang->coordinator, diag);
+        status = gr_coordinator_create(&config, &job->coordinator, diag);
     }
     return status;
 }
@@ -68,60 +68,60 @@ static rlim_t raise_limit(const struct rlimit *limit, rlim_t least, rlim_t most)
     return limit->rlim_max >= least && setrlimit(RLIMIT_NOFILE, &raised) == 0 ? raised.rlim_cur : 0;
 }
 
-gr_status gr_gang_raise_limit(gr_gang *gang, gr_diag *diag)
+gr_status gr_launch_job_raise_limit(gr_launch_job *job, gr_diag *diag)
 {
     struct rlimit limit;
-    rlim_t each = DESCRIPTORS_A_WORKER + (gang->config->log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
-    rlim_t least = (rlim_t)gang->slots * each + DESCRIPTORS_BESIDE;
-    gang->records_max = gang->slots;
+    rlim_t each = DESCRIPTORS_A_WORKER + (job->config->log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
+    rlim_t least = (rlim_t)job->slots * each + DESCRIPTORS_BESIDE;
+    job->records_max = job->slots;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
         return GR_OK;
     }
-    rlim_t reached = raise_limit(&limit, least, least + (rlim_t)gang->slots);
+    rlim_t reached = raise_limit(&limit, least, least + (rlim_t)job->slots);
     if (reached == 0) {
         return gr_fail(
             diag, GR_E_INVALID,
             "-np: %d workers need %llu descriptors in the launcher, and it may have %llu: "
             "start fewer workers, or raise the hard limit (ulimit -Hn; LimitNOFILE= of "
             "systemd)",
-            gang->slots, (unsigned long long)least, (unsigned long long)limit.rlim_max);
+            job->slots, (unsigned long long)least, (unsigned long long)limit.rlim_max);
     }
-    gang->records_max = (int)(reached - least);
+    job->records_max = (int)(reached - least);
     if (reached > limit.rlim_cur) {
-        gang->descriptors = limit.rlim_cur; /* the workers' */
+        job->descriptors = limit.rlim_cur; /* the workers' */
     }
     return GR_OK;
 }
 
-gr_status gr_gang_prepare(gr_gang *gang, gr_diag *diag)
+gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
 {
-    const gr_launch_config *config = gang->config;
+    const gr_launch_config *config = job->config;
     size_t count = (size_t)gr_launch_places(config);
-    gr_status status = prepare_coordinator(gang, diag);
+    gr_status status = prepare_coordinator(job, diag);
     if (status != GR_OK) {
         return status;
     }
-    gang->places = gr_arena_alloc(&gang->arena, count * sizeof *gang->places);
-    gang->ends = gr_arena_alloc(&gang->arena, count * sizeof *gang->ends);
-    if (gang->ends == NULL || gang->places == NULL) {
+    job->places = gr_arena_alloc(&job->arena, count * sizeof *job->places);
+    job->ends = gr_arena_alloc(&job->arena, count * sizeof *job->ends);
+    if (job->ends == NULL || job->places == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", config->workers);
     }
-    for (int rank = 0; rank < gang->slots; rank++) {
-        gang->places[rank].busy = rank < config->workers;
-        gang->ends[rank].spared = rank >= config->workers;
+    for (int rank = 0; rank < job->slots; rank++) {
+        job->places[rank].busy = rank < config->workers;
+        job->ends[rank].spared = rank >= config->workers;
     }
-    gang->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (gang->null_fd < 0) {
+    job->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (job->null_fd < 0) {
         return gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
     }
-    gang->records = gr_records_create(gang->slots, gang->records_max);
-    return gr_meeting_free_port(&gang->master_port, diag);
+    job->records = gr_records_create(job->slots, job->records_max);
+    return gr_rendezvous_free_port(&job->master_port, diag);
 }
 
-static void find_cores(const gr_gang *gang, const gr_host_agent *agent, int seat, gr_cores *part,
-                       gr_spawn *spawn)
+static void find_cores(const gr_launch_job *job, const gr_host_agent *agent, int seat,
+                       gr_cores *part, gr_spawn *spawn)
 {
-    const gr_launch_config *config = gang->config;
+    const gr_launch_config *config = job->config;
     int most = gr_launch_most(config) < agent->seats ? gr_launch_most(config) : agent->seats;
     if (config->bind && seat < most && gr_cores_deal(config->cores, most, seat, part)) {
         spawn->cores = part;
@@ -130,16 +130,16 @@ static void find_cores(const gr_gang *gang, const gr_host_agent *agent, int seat
     }
 }
 
-gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_arena *arena,
-                        gr_agent_config *config_out, gr_diag *diag)
+gr_status gr_launch_job_set_up(const gr_launch_job *job, const gr_host_agent *agent,
+                               gr_arena *arena, gr_agent_config *config_out, gr_diag *diag)
 {
-    const gr_launch_config *config = gang->config;
+    const gr_launch_config *config = job->config;
     size_t seats = (size_t)agent->seats;
     const gr_host *host = &agent->host;
-    bool changes = gr_gang_may_change(gang);
+    bool changes = gr_launch_job_may_change(job);
     gr_cores *parts = gr_arena_alloc(arena, seats * sizeof *parts);
     *config_out = (gr_agent_config){
-        .workers = gang->going ? 0 : host->workers,
+        .workers = job->going ? 0 : host->workers,
         .slots = changes ? agent->seats : 0,
         .spawns = gr_arena_alloc(arena, seats * sizeof(gr_spawn)),
         .environment = gr_arena_alloc(arena, seats * sizeof *config_out->environment)};
@@ -147,37 +147,37 @@ gr_status gr_gang_equip(const gr_gang *gang, const gr_host_agent *agent, gr_aren
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", agent->seats);
     }
     char secret_hex[2 * GR_SECRET_BYTES + 1];
-    gr_hex(gang->secret, GR_SECRET_BYTES, secret_hex);
+    gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
     gr_environ_config environment = {.inherited = config->environment,
                                      .world_size = config->workers,
                                      .local_size = host->workers > 0 ? host->workers : 1,
                                      .workers_min = config->workers_min,
-                                     .workers_max = changes ? gang->slots : 0,
+                                     .workers_max = changes ? job->slots : 0,
                                      .secret_hex = secret_hex,
-                                     .master_port = gang->master_port,
-                                     .servers = gang->server_list,
+                                     .master_port = job->master_port,
+                                     .servers = job->server_list,
                                      .set = config->set,
                                      .defaults = config->defaults};
-    const gr_meeting meeting = {.here_only = here_only(gang),
-                                .first = &gang->first_host,
-                                .environment = config->environment,
-                                .coordinator = gr_coordinator_address(gang->coordinator)};
-    gr_status status = gr_meeting_find(&meeting, host, arena, &environment, diag);
+    const gr_rendezvous rendezvous = {.here_only = here_only(job),
+                                      .first = &job->first_host,
+                                      .environment = config->environment,
+                                      .coordinator = gr_coordinator_address(job->coordinator)};
+    gr_status status = gr_rendezvous_find(&rendezvous, host, arena, &environment, diag);
     for (int seat = 0; seat < agent->seats && status == GR_OK; seat++) {
         int rank = host->first + seat;
         environment.rank = rank;
         environment.local_rank = seat;
-        environment.record = host->local ? gr_records_path(gang->records, rank) : NULL;
+        environment.record = host->local ? gr_records_path(job->records, rank) : NULL;
         status = gr_environ_build(&environment, arena, &config_out->environment[seat], diag);
         gr_spawn *spawn = &config_out->spawns[seat];
         *spawn = (gr_spawn){.argv = config->argv,
                             .file = config->file,
                             .environment = config_out->environment[seat],
-                            .stdin_fd = gang->null_fd,
-                            .descriptors = gang->descriptors,
-                            .stdout_fd = gr_output_worker_fd(gang->output, rank, 0),
-                            .stderr_fd = gr_output_worker_fd(gang->output, rank, 1)};
-        find_cores(gang, agent, seat, &parts[seat], spawn);
+                            .stdin_fd = job->null_fd,
+                            .descriptors = job->descriptors,
+                            .stdout_fd = gr_output_worker_fd(job->output, rank, 0),
+                            .stderr_fd = gr_output_worker_fd(job->output, rank, 1)};
+        find_cores(job, agent, seat, &parts[seat], spawn);
     }
     gr_wipe(secret_hex, sizeof secret_hex);
     return status;

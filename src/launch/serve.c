@@ -7,9 +7,9 @@
 #include "base/hash.h"
 #include "launch/agent.h"
 #include "launch/channel.h"
-#include "launch/descent.h"
 #include "launch/environ.h"
 #include "launch/launch_spec.h"
+#include "launch/process_tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -391,7 +391,7 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *
     (void)prctl(PR_SET_NAME, "gradus-serve", 0L, 0L, 0L);
     struct sigaction ignore = {.sa_handler = SIG_IGN};
     (void)sigaction(SIGPIPE, &ignore, NULL);
-    int error = gr_descent_adopt();
+    int error = gr_process_tree_adopt();
     if (error == 0) {
         error = gr_channel_init(&serve.channel, way->in_fd, way->out_fd, way->tls);
     }
@@ -408,7 +408,7 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *
     if (needed_out != NULL) {
         *needed_out = needed;
     }
-    gr_descent_end();
+    gr_process_tree_end();
     gr_channel_fini(&serve.channel);
     free(serve.bytes);
     gr_arena_fini(&serve.arena);

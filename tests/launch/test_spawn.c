@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/spawn.h"
 
-#include "launch/descent.h"
+#include "launch/process_tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -175,13 +175,13 @@ static void what_cannot_start_says_why(void **state)
     check_error("true", &absent, GR_SPAWN_BIND, EINVAL, GR_E_IO, "bound to its cores");
 }
 
-/* A descent of three generations, one of them in a session of its own, ends. */
+/* A process tree of three generations, one of them in a session of its own, ends. */
 static void a_descent_ends(void **state)
 {
     (void)state;
     pid_t pid = fork();
     if (pid == 0) {
-        if (gr_descent_adopt() != 0) {
+        if (gr_process_tree_adopt() != 0) {
             _exit(2);
         }
         int ends[2];
@@ -201,10 +201,10 @@ static void a_descent_ends(void **state)
             _exit(0); /* its child is an orphan now */
         }
         char text[2];
-        if (read(ends[0], text, 2) != 2 || gr_descent_signal(0, 0) < 2) {
+        if (read(ends[0], text, 2) != 2 || gr_process_tree_signal(0, 0) < 2) {
             _exit(4);
         }
-        gr_descent_end();
+        gr_process_tree_end();
         _exit(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD ? 0 : 5);
     }
     int status;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch/verdict.h"
+#include "launch/root_cause.h"
 
 #include "launch/launch.h"
 
@@ -10,7 +10,7 @@
 
 enum { SHELL_SIGNAL_BASE = 128, LISTED_MAX = 8 };
 
-gr_end_class gr_verdict_class(const gr_worker_end *end)
+gr_end_class gr_root_cause_class(const gr_worker_end *end)
 {
     if (!end->started || !end->ended || end->spared) {
         return GR_END_FINE;
@@ -34,7 +34,7 @@ gr_end_class gr_verdict_class(const gr_worker_end *end)
     return end->was_asked && ours ? GR_END_ASKED : GR_END_KILLED;
 }
 
-int gr_verdict_code(const gr_worker_end *ends, int workers)
+int gr_root_cause_code(const gr_worker_end *ends, int workers)
 {
     int code = 0;
     for (int rank = 0; rank < workers; rank++) {
@@ -51,12 +51,12 @@ int gr_verdict_code(const gr_worker_end *ends, int workers)
     return code;
 }
 
-int gr_verdict_root(const gr_worker_end *ends, int workers)
+int gr_root_cause_root(const gr_worker_end *ends, int workers)
 {
     int root = -1;
     gr_end_class best = GR_END_ASKED;
     for (int rank = 0; rank < workers; rank++) {
-        gr_end_class class = gr_verdict_class(&ends[rank]);
+        gr_end_class class = gr_root_cause_class(&ends[rank]);
         if (class < best || (class == best && root >= 0 && ends[rank].order < ends[root].order)) {
             best = class;
             root = rank;
@@ -65,7 +65,7 @@ int gr_verdict_root(const gr_worker_end *ends, int workers)
     return root;
 }
 
-bool gr_verdict_crashed(const gr_worker_end *end)
+bool gr_root_cause_crashed(const gr_worker_end *end)
 {
     static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGTRAP};
     bool crashed = false;
@@ -98,8 +98,8 @@ void gr_crash_describe(const gr_crash *before, char *text_out, size_t text_bytes
              before->host[0] != '\0' ? " on host " : "", before->host);
 }
 
-void gr_verdict_describe(const char *what, int number, const gr_worker_end *end, char *text_out,
-                         size_t text_bytes)
+void gr_root_cause_describe(const char *what, int number, const gr_worker_end *end, char *text_out,
+                            size_t text_bytes)
 {
     char how[160], where[160] = "";
     if (end->lost) {
@@ -129,7 +129,7 @@ void gr_verdict_describe(const char *what, int number, const gr_worker_end *end,
              where, how, (double)(end->end_us - end->start_us) * 1e-6);
 }
 
-void gr_verdict_list(const bool *chosen, int workers, char *text_out, size_t text_bytes)
+void gr_root_cause_list(const bool *chosen, int workers, char *text_out, size_t text_bytes)
 {
     int total = 0, listed = 0;
     for (int rank = 0; rank < workers; rank++) {

@@ -266,7 +266,7 @@ static int run_again_and_again(gr_cli_run *run, gr_launch_config *config, const 
     }
 }
 
-int gr_run_gangs(gr_cli_run *run)
+int gr_run_attempts(gr_cli_run *run)
 {
     const gr_run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};

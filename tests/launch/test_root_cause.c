@@ -3,7 +3,7 @@
 #include "launch/agent.h"
 #include "launch/environ.h"
 #include "launch/launch.h"
-#include "launch/verdict.h"
+#include "launch/root_cause.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -40,15 +40,15 @@ static void a_signal_of_others_counts_most(void **state)
     gr_worker_end ends[5] = {ended(0, code(1), false), ended(1, code(GR_LAUNCH_EXIT_PEER), false),
                              ended(2, SIGKILL, false), ended(3, SIGTERM, true),
                              ended(4, code(0), false)};
-    assert_int_equal(gr_verdict_root(ends, 5), 2);
+    assert_int_equal(gr_root_cause_root(ends, 5), 2);
     ends[2] = ended(2, SIGKILL, true); /* it was ours */
-    assert_int_equal(gr_verdict_root(ends, 5), 0);
+    assert_int_equal(gr_root_cause_root(ends, 5), 0);
     ends[0] = ended(0, code(0), false);
-    assert_int_equal(gr_verdict_root(ends, 5), 1);
+    assert_int_equal(gr_root_cause_root(ends, 5), 1);
     ends[1] = ended(1, code(9), true); /* code 9 in answer to our signal */
-    assert_int_equal(gr_verdict_root(ends, 5), -1);
+    assert_int_equal(gr_root_cause_root(ends, 5), -1);
     ends[3] = ended(3, SIGSEGV, true); /* nobody asked for that */
-    assert_int_equal(gr_verdict_root(ends, 5), 3);
+    assert_int_equal(gr_root_cause_root(ends, 5), 3);
 }
 
 static void who_can_go_on_says_so(void **state)
@@ -56,16 +56,16 @@ static void who_can_go_on_says_so(void **state)
     (void)state;
     gr_worker_end ends[3] = {ended(0, code(GR_LAUNCH_EXIT_RESUME), false), ended(1, code(0), false),
                              ended(2, code(GR_LAUNCH_EXIT_RESUME), true)};
-    assert_int_equal(gr_verdict_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
-    assert_int_equal(gr_verdict_root(ends, 3), -1);
-    assert_int_equal(gr_verdict_code(ends + 1, 1), 0);
+    assert_int_equal(gr_root_cause_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
+    assert_int_equal(gr_root_cause_root(ends, 3), -1);
+    assert_int_equal(gr_root_cause_code(ends + 1, 1), 0);
     ends[1] = ended(1, code(GR_LAUNCH_EXIT_PEER), false);
-    assert_int_equal(gr_verdict_code(ends, 3), -1);
-    assert_int_equal(gr_verdict_root(ends, 3), 1);
+    assert_int_equal(gr_root_cause_code(ends, 3), -1);
+    assert_int_equal(gr_root_cause_root(ends, 3), 1);
     ends[1].spared = true;
-    assert_int_equal(gr_verdict_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
+    assert_int_equal(gr_root_cause_code(ends, 3), GR_LAUNCH_EXIT_RESUME);
     ends[2] = ended(2, SIGTERM, true);
-    assert_int_equal(gr_verdict_code(ends, 3), -1);
+    assert_int_equal(gr_root_cause_code(ends, 3), -1);
 }
 
 static void then_the_first_in_time(void **state)
@@ -75,16 +75,16 @@ static void then_the_first_in_time(void **state)
                              ended(1, code(1), false),
                              ended(2, code(2), false),
                              {.started = true}};
-    assert_int_equal(gr_verdict_root(ends, 4), 1);
+    assert_int_equal(gr_root_cause_root(ends, 4), 1);
     const gr_worker_end running[2] = {{.started = true}, {.started = false}};
-    assert_int_equal(gr_verdict_root(running, 2), -1);
+    assert_int_equal(gr_root_cause_root(running, 2), -1);
 }
 
 static void expect_text(int wait_status, const char *expected)
 {
     gr_worker_end end = ended(23, wait_status, false);
     char text[256];
-    gr_verdict_describe("rank", 2, &end, text, sizeof text);
+    gr_root_cause_describe("rank", 2, &end, text, sizeof text);
     assert_string_equal(text, expected);
 }
 
@@ -104,7 +104,7 @@ static void an_end_is_described(void **state)
     char text[256];
     end.host = "host1";
     end.lost = true;
-    gr_verdict_describe("rank", 2, &end, text, sizeof text);
+    gr_root_cause_describe("rank", 2, &end, text, sizeof text);
     assert_string_equal(text, "rank 2 (pid 123 on host1) was lost with its host after 3.2 s");
 }
 
@@ -112,17 +112,17 @@ static void what_a_program_does_to_itself_is_a_crash(void **state)
 {
     (void)state;
     gr_worker_end end = ended(0, SIGSEGV, false);
-    assert_true(gr_verdict_crashed(&end));
+    assert_true(gr_root_cause_crashed(&end));
     end = ended(0, SIGABRT | 0x80, false); /* core dumped */
-    assert_true(gr_verdict_crashed(&end));
+    assert_true(gr_root_cause_crashed(&end));
     const int others[] = {SIGKILL, SIGTERM, SIGHUP, code(1), code(139), 0};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
         end = ended(0, others[i], false);
-        assert_false(gr_verdict_crashed(&end));
+        assert_false(gr_root_cause_crashed(&end));
     }
     end = ended(0, SIGBUS, false);
     end.lost = true; /* how it ended is not known */
-    assert_false(gr_verdict_crashed(&end));
+    assert_false(gr_root_cause_crashed(&end));
 }
 
 static void a_crash_repeats_in_the_same_step_of_another_attempt(void **state)
@@ -185,10 +185,10 @@ static void expect_list(unsigned mask, int workers, const char *expected)
     for (int i = 0; i < workers; i++) {
         chosen[i] = (mask >> i & 1u) != 0;
     }
-    gr_verdict_list(chosen, workers, text, sizeof text);
+    gr_root_cause_list(chosen, workers, text, sizeof text);
     assert_string_equal(text, expected);
     char small[12];
-    gr_verdict_list(chosen, workers, small, sizeof small);
+    gr_root_cause_list(chosen, workers, small, sizeof small);
     assert_true(strlen(small) < sizeof small);
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch/meeting.h"
+#include "launch/rendezvous.h"
 
 #include "base/config.h"
 #include "base/fail.h"
@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-gr_status gr_meeting_free_port(int *port_out, gr_diag *diag)
+gr_status gr_rendezvous_free_port(int *port_out, gr_diag *diag)
 {
     struct sockaddr_in address = {.sin_family = AF_INET};
     socklen_t size = sizeof address;
@@ -33,8 +33,8 @@ gr_status gr_meeting_free_port(int *port_out, gr_diag *diag)
     return status;
 }
 
-gr_status gr_meeting_listen(bool here_only, char *const *environment, gr_coordinator_config *config,
-                            gr_diag *diag)
+gr_status gr_rendezvous_listen(bool here_only, char *const *environment,
+                               gr_coordinator_config *config, gr_diag *diag)
 {
     if (here_only) {
         return GR_OK;
@@ -44,7 +44,7 @@ gr_status gr_meeting_listen(bool here_only, char *const *environment, gr_coordin
 }
 
 /* On the interface that GRADUS_INTERFACE names. */
-static gr_status announce(const gr_meeting *meeting, const char *wanted, gr_arena *arena,
+static gr_status announce(const gr_rendezvous *rendezvous, const char *wanted, gr_arena *arena,
                           gr_environ_config *environ_out, gr_diag *diag)
 {
     gr_interfaces found;
@@ -52,28 +52,28 @@ static gr_status announce(const gr_meeting *meeting, const char *wanted, gr_aren
     size_t at = 0;
     gr_status status = gr_interfaces_find(wanted, &found, diag);
     if (status == GR_OK) {
-        gr_interfaces_announce(&found, meeting->coordinator, remote);
+        gr_interfaces_announce(&found, rendezvous->coordinator, remote);
         (void)gr_address_next(remote, &at, address);
         environ_out->coordinator = gr_arena_strdup(arena, address);
     }
     return status;
 }
 
-gr_status gr_meeting_find(const gr_meeting *meeting, const gr_host *host, gr_arena *arena,
-                          gr_environ_config *environ_out, gr_diag *diag)
+gr_status gr_rendezvous_find(const gr_rendezvous *rendezvous, const gr_host *host, gr_arena *arena,
+                             gr_environ_config *environ_out, gr_diag *diag)
 {
-    const char *wanted = gr_config_variable(meeting->environment, "GRADUS_INTERFACE");
-    const gr_host *first = meeting->first;
+    const char *wanted = gr_config_variable(rendezvous->environment, "GRADUS_INTERFACE");
+    const gr_host *first = rendezvous->first;
     gr_status status = GR_OK;
-    environ_out->coordinator = meeting->coordinator;
+    environ_out->coordinator = rendezvous->coordinator;
     environ_out->master = first->local ? "127.0.0.1" : gr_host_label(first);
-    if (meeting->here_only) {
+    if (rendezvous->here_only) {
         return GR_OK;
     }
     if (wanted != NULL && wanted[0] != '\0') {
-        status = announce(meeting, wanted, arena, environ_out, diag);
+        status = announce(rendezvous, wanted, arena, environ_out, diag);
     } else {
-        const char *port = strrchr(meeting->coordinator, ':');
+        const char *port = strrchr(rendezvous->coordinator, ':');
         environ_out->coordinator =
             gr_arena_printf(arena, "tcp:%s%s", host->local ? "127.0.0.1" : "*", port);
     }

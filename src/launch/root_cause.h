@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef GR_LAUNCH_VERDICT_H
-#define GR_LAUNCH_VERDICT_H
+#ifndef GR_LAUNCH_ROOT_CAUSE_H
+#define GR_LAUNCH_ROOT_CAUSE_H
 
 /* Which worker's end was the cause of the job's failure, and the sentence about it. Pure. */
 
@@ -32,18 +32,18 @@ typedef enum gr_end_class {
     GR_END_FINE        /* exit code 0, or still running */
 } gr_end_class;
 
-gr_end_class gr_verdict_class(const gr_worker_end *end);
+gr_end_class gr_root_cause_class(const gr_worker_end *end);
 
 /* The rank that failed first in class, then in time; -1 if nobody failed on its own account. */
-int gr_verdict_root(const gr_worker_end *ends, int workers);
+int gr_root_cause_root(const gr_worker_end *ends, int workers);
 
 /* 0: all workers ended with exit code 0. GR_LAUNCH_EXIT_RESUME: all with that or 0. -1: any other
  * end. Who was spared does not count. */
-int gr_verdict_code(const gr_worker_end *ends, int workers);
+int gr_root_cause_code(const gr_worker_end *ends, int workers);
 
 /* Would the same work end it in the same way again? True of the signals that a program brings upon
  * itself; who was killed, or lost, has done nothing wrong. */
-bool gr_verdict_crashed(const gr_worker_end *end);
+bool gr_root_cause_crashed(const gr_worker_end *end);
 
 /* A worker's crash. */
 typedef struct gr_crash {
@@ -60,10 +60,10 @@ bool gr_crash_repeats(const gr_crash *before, const gr_crash *now);
 void gr_crash_describe(const gr_crash *before, char *text_out, size_t text_bytes);
 
 /* "rank 2 (pid 123) was killed by signal 9 (Killed) after 3.2 s"; `what`: "rank". */
-void gr_verdict_describe(const char *what, int number, const gr_worker_end *end, char *text_out,
-                         size_t text_bytes);
+void gr_root_cause_describe(const char *what, int number, const gr_worker_end *end, char *text_out,
+                            size_t text_bytes);
 
 /* "ranks 0, 2 and 3" or "rank 5" of those with `chosen`; cut with "..." after a few. */
-void gr_verdict_list(const bool *chosen, int workers, char *text_out, size_t text_bytes);
+void gr_root_cause_list(const bool *chosen, int workers, char *text_out, size_t text_bytes);
 
 #endif

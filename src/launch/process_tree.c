@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch/descent.h"
+#include "launch/process_tree.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -20,7 +20,7 @@ typedef struct process {
     bool zombie;
 } process;
 
-int gr_descent_adopt(void)
+int gr_process_tree_adopt(void)
 {
     return prctl(PR_SET_CHILD_SUBREAPER, 1L, 0L, 0L, 0L) == 0 ? 0 : errno;
 }
@@ -90,7 +90,7 @@ static bool is_member(const process *list, const size_t *members, size_t count, 
     return false;
 }
 
-int gr_descent_signal(int signal_number, pid_t except)
+int gr_process_tree_signal(int signal_number, pid_t except)
 {
     size_t count = 0, found = 0;
     process *list = list_processes(&count);
@@ -123,7 +123,7 @@ int gr_descent_signal(int signal_number, pid_t except)
     return signalled;
 }
 
-void gr_descent_end(void)
+void gr_process_tree_end(void)
 {
     enum { LOOK_AGAIN_NS = 20 * 1000 * 1000 };
     const struct timespec look_again = {.tv_nsec = LOOK_AGAIN_NS};
@@ -137,9 +137,9 @@ void gr_descent_end(void)
             pid = waitpid(-1, NULL, WNOHANG);
         } while (pid > 0 || (pid < 0 && errno == EINTR));
         if (pid < 0) {
-            break; /* no children: and all orphans of our descent would be our children */
+            break; /* no children: and all orphans of our process tree would be our children */
         }
-        (void)gr_descent_signal(SIGKILL, 0);
+        (void)gr_process_tree_signal(SIGKILL, 0);
         /* Each death makes the next generation ours. Somebody whose parent died while we looked was
          * not found: hence the time limit. */
         (void)sigtimedwait(&child, NULL, &look_again);
