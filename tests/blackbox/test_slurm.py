@@ -139,7 +139,7 @@ def test_launcher_in_a_step_reaches_all_nodes(gradus, slurm):
 
 
 def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path):
-    job = write_digits(tmp_path, 150)
+    job = write_digits(tmp_path, 300)
     hash_alone = run_alone(tmp_path, job)
     number = slurm.submit(gradus, gradus.program, "run", "--output", "there", "--resume",
                           "--checkpoint-every", "1000000 steps", job)
@@ -156,7 +156,7 @@ def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path):
 
 
 def test_lost_agent_of_a_node_is_started_again(gradus, slurm, tmp_path):
-    job = write_digits(tmp_path, 150)
+    job = write_digits(tmp_path, 200)
     hash_alone = run_alone(tmp_path, job)
     number = slurm.submit(gradus, gradus.program, "run", "--output", "there", job)
     metrics = tmp_path / "there/metrics.jsonl"
