@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slurm's own daemons, two nodes of them on this host: ranks that srun starts, and jobs of which
 `gradus run` starts the workers on the nodes of the allocation."""
+import contextlib
 import os
+import pathlib
 import random
 import re
 import shlex
@@ -63,7 +65,8 @@ class Slurm:
         for node in NODES:
             (folder / node).mkdir()
         self.running = [subprocess.Popen([*words, "-f", self.conf], env=os.environ | self.env,
-                                         stdout=self.log, stderr=self.log) for words in daemons]
+                                         cwd=folder, stdout=self.log, stderr=self.log)
+                        for words in daemons]
         wait_until(lambda: self("sinfo", "-h", "-o", "%t %D") == "idle 2", "the nodes")
 
     def __call__(self, *words):
@@ -87,12 +90,25 @@ class Slurm:
     def wait(self, number, *states):
         wait_until(lambda: self.state(number) in states, f"job {number} to be {states}")
 
+    def steps(self):
+        """The cluster's slurmstepd, which leave their environment to nobody: by their folder."""
+        found = []
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if ((entry / "comm").read_text() == "slurmstepd\n" and
+                        (entry / "cwd").readlink() == self.folder):
+                    found.append(int(entry.name))
+        return found
+
     def close(self):
         self("scancel", "--user=root")
         for process in reversed(self.running):
             process.terminate()
         for process in self.running:
             process.wait(TIMEOUT_S)
+        for pid in self.steps():  # one may still want to report its end
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
         self.log.close()
 
 
