@@ -18,7 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -171,26 +170,6 @@ static gr_status list_runs(sweep *s, gr_diag *diag)
 
 /* ---- One run --------------------------------------------------------------------------------- */
 
-/* With the folders above it. 0 or errno. */
-static int make_folder(const char *path)
-{
-    char part[PATH_MAX];
-    size_t size = strlen(path);
-    if (size >= sizeof part) {
-        return ENAMETOOLONG;
-    }
-    for (size_t at = 1; at <= size; at++) {
-        if (path[at] == '/' || path[at] == '\0') {
-            memcpy(part, path, at);
-            part[at] = '\0';
-            if (mkdir(part, 0777) != 0 && errno != EEXIST) {
-                return errno;
-            }
-        }
-    }
-    return 0;
-}
-
 /* `out`: NULL: stdout is dropped and stderr is ours. */
 static int start_and_wait(const char *const *words, const char *out)
 {
@@ -271,10 +250,7 @@ static int do_run(sweep *s, int number, gr_diag *diag)
     sweep_run *run = &s->runs[number];
     const char *words[WORDS_MAX];
     char log[PATH_MAX];
-    int error = make_folder(run->folder);
-    if (error != 0) {
-        (void)gr_fail(diag, GR_E_IO, "sweep: the folder %s cannot be made: %s", run->folder,
-                      strerror(error));
+    if (gr_dir_create(run->folder, diag) != GR_OK) {
         return GR_EXIT_FAILED;
     }
     snprintf(log, sizeof log, "%s/log.txt", run->folder);
