@@ -3,6 +3,7 @@
 are understood."""
 import re
 import shlex
+import subprocess
 
 import pytest
 from conftest import SOURCE, write_digits
@@ -102,6 +103,15 @@ def test_what_a_page_names_exists(page, known):
     layers = "|".join(path.name for path in (SOURCE / "tests").iterdir() if path.is_dir())
     arguments = {"ps_out"}  # that look like a test's name
     assert not names(rf"`((?:{layers})_[a-z_]+)`", text) - tests - arguments
+
+
+def test_docs_pictures_are_what_the_script_draws(tmp_path):
+    subprocess.run([SOURCE / "scripts/make-pictures", tmp_path], check=True)
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    kept = {path.name: path.read_text() for path in (SOURCE / "docs/pictures").glob("*.svg")}
+    assert drawn and drawn == kept, "run scripts/make-pictures"
+    pages = "".join(page.read_text() for page in PAGES)
+    assert not [name for name in kept if f"(pictures/{name})" not in pages]
 
 
 LAYERS = sorted(path.parent.name for path in SOURCE.glob("src/*/README.md"))
