@@ -2,7 +2,7 @@
 
 /* Any text as what --chaos says; byte 0 is the number of workers. */
 
-#include "train/chaos.h"
+#include "link/fault.h"
 
 #include <stdlib.h>
 #include <string.h>

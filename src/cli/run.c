@@ -6,7 +6,7 @@
 
 #include "base/fail.h"
 #include "cli/environment.h"
-#include "train/chaos.h"
+#include "link/fault.h"
 
 #include <signal.h>
 #include <stdio.h>

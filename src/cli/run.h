@@ -8,7 +8,7 @@
 
 #include "cli/cli.h"
 #include "launch/launch.h"
-#include "train/chaos.h"
+#include "link/fault.h"
 #include "train/job.h"
 
 #include <limits.h>

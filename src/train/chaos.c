@@ -1,217 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/chaos.h"
 
-#include "base/config.h"
-#include "base/fail.h"
-#include "base/hash.h"
-#include "link/address.h"
-
-#include <dirent.h>
-#include <linux/filter.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 enum {
-    CONNECTIONS = 64,
-    GARBAGE_BYTES = 4096,
-    HAUNTING_TURNS = 5000, /* that many looks at whether a door is open */
-    HAUNTING_PAUSE_NS = 1000000,
-    /* What a fault needs and may have, as bits: the index in `parts`. */
-    HAS_RANK = 1,
-    HAS_STEP = 2,
-    HAS_TIME = 4,
-    HAS_FOR = 8,
-    HAS_TIMES = 16,
-    HAS_SIGNAL = 32,
-    HAS_AGAIN = 64,
-    HAS_SERVER = 128
+    LISTENER_LOOKS = 5000, /* so often it is looked whether one is open */
+    LISTENER_PAUSE_NS = 1000000
 };
-
-static const char *const signal_names[] = {"KILL", "SEGV", "ABRT", "BUS", "FPE", NULL};
-const int gr_fault_signals[] = {SIGKILL, SIGSEGV, SIGABRT, SIGBUS, SIGFPE};
-
-static const gr_config_field parts[] = {
-    {.key = "rank", .type = GR_CONFIG_INT, .offset = offsetof(gr_fault, rank), .max = 1e6},
-    {.key = "step",
-     .type = GR_CONFIG_INT,
-     .offset = offsetof(gr_fault, step),
-     .min = 1,
-     .max = 1e15},
-    {.key = "time", .type = GR_CONFIG_DURATION, .offset = offsetof(gr_fault, time_us), .max = 1e12},
-    {.key = "for",
-     .type = GR_CONFIG_DURATION,
-     .offset = offsetof(gr_fault, for_us),
-     .min = 1e3,
-     .max = 1e12},
-    {.key = "x",
-     .type = GR_CONFIG_DOUBLE,
-     .offset = offsetof(gr_fault, times),
-     .min = 1,
-     .max = 1e3},
-    {.key = "signal",
-     .type = GR_CONFIG_CHOICE,
-     .offset = offsetof(gr_fault, signal),
-     .choices = signal_names},
-    {.key = "again", .type = GR_CONFIG_BOOL, .offset = offsetof(gr_fault, again)},
-    {.key = "server", .type = GR_CONFIG_INT, .offset = offsetof(gr_fault, server), .max = 1e6},
-};
-enum { PARTS = sizeof parts / sizeof parts[0] };
-
-/* In the order of gr_fault_kind. */
-static const struct kind {
-    const char *name;
-    unsigned needs, when, may;
-    const char *form;
-} kinds[] = {
-    {"kill", HAS_RANK, HAS_STEP | HAS_TIME, HAS_SIGNAL | HAS_AGAIN,
-     "kill:rank=2@step=50, kill:rank=2@time=3s or kill:server=1@time=3s"},
-    {"stop", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, 0, "stop:rank=1@step=80,for=3s"},
-    {"slow", HAS_RANK | HAS_TIMES, 0, 0, "slow:rank=3,x4"},
-    {"garbage", HAS_RANK, HAS_STEP, 0, "garbage:rank=0@step=95"},
-    {"cut", HAS_RANK | HAS_FOR, HAS_STEP, 0, "cut:rank=1@step=90,for=5s"},
-};
-enum { KINDS = sizeof kinds / sizeof kinds[0] };
-
-/* ---- Reading --------------------------------------------------------------------------------- */
-
-/* "rank=2", "x4" or "again". */
-static gr_status read_part(char *word, const char *where, gr_arena *arena, gr_fault *fault,
-                           unsigned *given, gr_diag *diag)
-{
-    char *equals = strchr(word, '=');
-    const char *name = word, *value;
-    if (equals != NULL) {
-        *equals = '\0';
-        value = equals + 1;
-    } else if (word[0] == 'x') {
-        name = "x";
-        value = word + 1;
-    } else if (strcmp(word, "again") == 0) {
-        value = "yes";
-    } else {
-        return gr_fail(diag, GR_E_INVALID, "%s: \"%s\" is no part of a fault", where, word);
-    }
-    for (int i = 0; i < PARTS; i++) {
-        if (strcmp(parts[i].key, name) == 0) {
-            if ((*given & 1U << i) != 0) {
-                return gr_fail(diag, GR_E_INVALID, "%s: %s= stands there twice", where, name);
-            }
-            *given |= 1U << i;
-            char *place = gr_arena_printf(arena, "%s: %s", where, name);
-            return place == NULL ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for --chaos")
-                                 : gr_config_set(&parts[i], fault, value, place, arena, diag);
-        }
-    }
-    return gr_fail(diag, GR_E_INVALID,
-                   "%s: \"%s=\" means nothing; a fault has rank= or server=, step= or time=, for=, "
-                   "signal=, again, and x4",
-                   where, name);
-}
-
-/* Is it one that the job has? */
-static gr_status check_who(const gr_fault *fault, int64_t workers, int64_t servers,
-                           const char *where, gr_diag *diag)
-{
-    if (fault->server >= 0) {
-        return fault->server < servers
-                   ? GR_OK
-                   : gr_fail(diag, GR_E_INVALID,
-                             "%s: the job has %lld parameter servers, numbers from 0 on", where,
-                             (long long)servers);
-    }
-    return fault->rank < workers
-               ? GR_OK
-               : gr_fail(diag, GR_E_INVALID, "%s: the job has %lld workers, ranks 0 to %lld", where,
-                         (long long)workers, (long long)workers - 1);
-}
-
-static gr_status read_fault(char *text, int64_t workers, int64_t servers, gr_arena *arena,
-                            gr_fault *fault, gr_diag *diag)
-{
-    const char *where = gr_arena_printf(arena, "--chaos: in \"%s\"", text);
-    if (where == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for --chaos");
-    }
-    char *colon = strchr(text, ':'), *rest = colon != NULL ? colon + 1 : NULL;
-    size_t length = colon != NULL ? (size_t)(colon - text) : strlen(text);
-    while (fault->kind < KINDS && (strlen(kinds[fault->kind].name) != length ||
-                                   strncmp(kinds[fault->kind].name, text, length) != 0)) {
-        fault->kind++;
-    }
-    if (fault->kind == KINDS) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "%s: a fault is kill:, stop:, slow:, garbage: or cut:, as in %s", where,
-                       kinds[GR_FAULT_KILL].form);
-    }
-    const struct kind *kind = &kinds[fault->kind];
-    unsigned given = 0;
-    char *word = NULL;
-    fault->server = -1;
-    while (rest != NULL && (word = strsep(&rest, ",@")) != NULL) {
-        gr_status status = read_part(word, where, arena, fault, &given, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    unsigned when = given & (HAS_STEP | HAS_TIME);
-    if ((given & HAS_SERVER) != 0 && when == HAS_TIME) { /* its steps are known to workers alone */
-        given ^= HAS_SERVER | HAS_RANK;
-    }
-    bool once = kind->when == 0 ? when == 0 : when == HAS_STEP || when == HAS_TIME;
-    bool timeless = (given & HAS_AGAIN) == 0 || when == HAS_STEP;
-    if ((given & ~when & ~kind->may) != kind->needs || !once || !timeless ||
-        (when & ~kind->when) != 0) {
-        return gr_fail(diag, GR_E_INVALID, "%s: %s is written as %s", where, kind->name,
-                       kind->form);
-    }
-    return check_who(fault, workers, servers, where, diag);
-}
-
-static bool is_blank(char c)
-{
-    return c == ' ' || c == '\n' || c == '\t';
-}
-
-gr_status gr_chaos_parse(const char *text, int64_t workers, int64_t servers, gr_arena *arena,
-                         gr_chaos *chaos_out, gr_diag *diag)
-{
-    char *rest = gr_arena_strdup(arena, text), *word;
-    *chaos_out = (gr_chaos){.count = 0};
-    if (rest == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for --chaos");
-    }
-    while ((word = strsep(&rest, ";")) != NULL) {
-        while (is_blank(*word)) {
-            word++;
-        }
-        size_t length = strlen(word);
-        while (length > 0 && is_blank(word[length - 1])) {
-            word[--length] = '\0';
-        }
-        if (length == 0) {
-            continue;
-        }
-        if (chaos_out->count == GR_FAULTS_MAX) {
-            return gr_fail(diag, GR_E_INVALID, "--chaos: more than %d faults", GR_FAULTS_MAX);
-        }
-        gr_status status =
-            read_fault(word, workers, servers, arena, &chaos_out->faults[chaos_out->count++], diag);
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    return GR_OK;
-}
-
-/* ---- Doing ----------------------------------------------------------------------------------- */
 
 static void pause_ns(int64_t ns)
 {
@@ -238,128 +38,45 @@ static void stop_for(int64_t us)
     }
 }
 
-/* Some say nothing, others more than fits into a handshake. */
-static void send_garbage(int fd, const uint8_t *garbage, size_t connection)
+/* A worker listens only while a generation comes about: until then it is waited for. The
+ * connections come at every look, as long as it listens. */
+static void *send_to_listeners(void *arg)
 {
-    size_t size = GARBAGE_BYTES * connection / CONNECTIONS;
-    (void)!send(fd, garbage, size, MSG_DONTWAIT | MSG_NOSIGNAL);
-    close(fd);
-}
-
-static void haunt_coordinator(const char *address)
-{
-    uint8_t garbage[GARBAGE_BYTES];
-    gr_diag diag;
-    if (address == NULL || gr_random_bytes(garbage, sizeof garbage, &diag) != GR_OK) {
-        return;
-    }
-    for (size_t i = 0; i < CONNECTIONS; i++) {
-        int fd;
-        if (gr_address_connect(address, &fd, &diag) >= 0) {
-            send_garbage(fd, garbage, i);
-        }
-    }
-}
-
-/* Calls `use` with every stream socket of this process that listens, or that does not; returns how
- * often it was true. */
-static int each_socket(bool listening, bool (*use)(int fd, int domain, const void *arg),
-                       const void *arg)
-{
-    int count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    struct dirent *entry;
-    while (folder != NULL && (entry = readdir(folder)) != NULL) {
-        int fd = atoi(entry->d_name), domain = 0, type = 0, listens = 0;
-        socklen_t size = sizeof domain;
-        if (getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 &&
-            getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 &&
-            getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) == 0 &&
-            type == SOCK_STREAM && (listens != 0) == listening) {
-            count += use(fd, domain, arg);
-        }
-    }
-    if (folder != NULL) {
-        closedir(folder);
-    }
-    return count;
-}
-
-static bool haunt_listener(int listener, int domain, const void *garbage)
-{
-    struct sockaddr_storage at;
-    socklen_t size = sizeof at;
-    bool known = getsockname(listener, (struct sockaddr *)&at, &size) == 0;
-    for (size_t i = 0; i < CONNECTIONS && known; i++) {
-        int fd = socket(domain, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-        if (fd >= 0) {
-            (void)!connect(fd, (struct sockaddr *)&at, size);
-            send_garbage(fd, garbage, i);
-        }
-    }
-    return known;
-}
-
-/* A worker's own door stands open only while a generation comes about: until then it is waited for.
- * The connections come at every look, as long as it is open. */
-static void *haunt_door(void *arg)
-{
-    uint8_t garbage[GARBAGE_BYTES];
-    gr_diag diag;
-    bool found = false, ready = gr_random_bytes(garbage, sizeof garbage, &diag) == GR_OK;
+    bool found = false;
     (void)arg;
-    for (int turn = 0; turn < HAUNTING_TURNS && ready; turn++) {
-        int doors = each_socket(true, haunt_listener, garbage);
-        if (found && doors == 0) {
+    for (int look = 0; look < LISTENER_LOOKS; look++) {
+        bool any = gr_fault_send_garbage(0) > 0;
+        if (found && !any) {
             break;
         }
-        found = found || doors > 0;
-        pause_ns(HAUNTING_PAUSE_NS);
+        found = found || any;
+        pause_ns(LISTENER_PAUSE_NS);
     }
     return NULL;
 }
 
-static void haunt(const gr_chaos_run *run)
+static void send_garbage(const gr_chaos_run *run)
 {
     pthread_t thread;
-    haunt_coordinator(run->coordinator);
-    if (pthread_create(&thread, NULL, haunt_door, NULL) == 0) {
+    if (run->coordinator != NULL) {
+        gr_fault_send_garbage_to(run->coordinator);
+    }
+    if (pthread_create(&thread, NULL, send_to_listeners, NULL) == 0) {
         (void)pthread_detach(thread);
     }
-}
-
-static bool is_tcp(int domain)
-{
-    return domain == AF_INET || domain == AF_INET6;
-}
-
-static bool deafen(int fd, int domain, const void *program)
-{
-    return is_tcp(domain) &&
-           setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, program, sizeof(struct sock_fprog)) == 0;
-}
-
-static bool undeafen(int fd, int domain, const void *arg)
-{
-    int none = 0;
-    (void)arg;
-    return is_tcp(domain) && setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none) == 0;
 }
 
 static void *heal(void *arg)
 {
     pause_ns((int64_t)(intptr_t)arg * 1000);
-    (void)each_socket(false, undeafen, NULL);
+    (void)gr_fault_cut(0, false);
     return NULL;
 }
 
-/* The kernel drops what arrives, acknowledgements too, as if the cable were out. */
 static void cut_for(const gr_chaos_run *run, int64_t us)
 {
-    struct sock_filter drop = {.code = BPF_RET | BPF_K, .k = 0};
-    struct sock_fprog program = {.len = 1, .filter = &drop};
     pthread_t healer;
-    if (each_socket(false, deafen, &program) == 0) {
+    if (gr_fault_cut(0, true) <= 0) {
         gr_log_write(run->log, GR_LOG_WARN, "chaos",
                      "rank %d has no tcp link that could be cut (--link tcp)", run->rank);
     } else if (pthread_create(&healer, NULL, heal, (void *)(intptr_t)us) == 0) {
@@ -394,7 +111,7 @@ void gr_chaos_step(gr_chaos_run *run, uint64_t step, int64_t work_ns)
             stop_for(fault->for_us);
             break;
         case GR_FAULT_GARBAGE:
-            haunt(run);
+            send_garbage(run);
             break;
         case GR_FAULT_CUT:
             cut_for(run, fault->for_us);
