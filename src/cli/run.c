@@ -6,6 +6,7 @@
 
 #include "base/fail.h"
 #include "cli/environment.h"
+#include "launch/agent.h"
 #include "link/fault.h"
 
 #include <signal.h>
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ARENA_BYTES_MAX = 4 << 20 };
+enum { ARENA_BYTES_MAX = 4 << 20, SLOW_PERIOD_US = 20000 };
 
 static void print_plan(const gr_cli_run *run)
 {
@@ -143,21 +144,29 @@ static gr_status check_environment(gr_cli_run *run, gr_diag *diag)
     return gr_environment_check_job(environ, &job, &run->arena, diag);
 }
 
-static void add_fault(gr_cli_run *run, int64_t at_us, const gr_fault *fault, int signal_number)
+/* Of a time: `what` is done at once, and `then` (0: nothing) after its time. */
+static void add_faults(gr_cli_run *run, const gr_fault *fault, int what, int then)
 {
-    int at = run->fault_count++;
-    while (at > 0 && run->faults[at - 1].at_us > at_us) {
-        run->faults[at] = run->faults[at - 1];
-        at--;
-    }
     bool of_server = fault->server >= 0;
-    run->faults[at] = (gr_launch_fault){.at_us = at_us,
-                                        .of_server = of_server,
-                                        .number = (int)(of_server ? fault->server : fault->rank),
-                                        .signal_number = signal_number};
+    gr_launch_fault one = {.at_us = fault->time_us,
+                           .of_server = of_server,
+                           .number = (int)(of_server ? fault->server : fault->rank),
+                           .what = what};
+    int64_t for_us = fault->for_us;
+    if (fault->kind == GR_FAULT_SLOW) { /* it stands still for the rest of each period */
+        one.every_us = SLOW_PERIOD_US;
+        one.at_us = (int64_t)(SLOW_PERIOD_US / fault->times);
+        for_us = SLOW_PERIOD_US - one.at_us;
+    }
+    run->faults[run->fault_count++] = one;
+    if (then != 0) {
+        one.at_us += for_us;
+        one.what = then;
+        run->faults[run->fault_count++] = one;
+    }
 }
 
-/* Faults of a time are the launcher's, those of a step the workers'. */
+/* Faults of a time are the launcher's, and all of a command; those of a step are the workers'. */
 static gr_status read_chaos(gr_cli_run *run, gr_diag *diag)
 {
     const gr_run_options *options = &run->options;
@@ -168,24 +177,30 @@ static gr_status read_chaos(gr_cli_run *run, gr_diag *diag)
                                             &run->arena, &chaos, diag);
     for (int i = 0; i < chaos.count && status == GR_OK; i++) {
         const gr_fault *fault = &chaos.faults[i];
-        bool timed = fault->step == 0 && fault->kind != GR_FAULT_SLOW;
-        if (timed) {
-            bool kills = fault->kind == GR_FAULT_KILL;
-            add_fault(run, fault->time_us, fault,
-                      kills ? gr_fault_signals[fault->signal] : SIGSTOP);
-            if (!kills) {
-                add_fault(run, fault->time_us + fault->for_us, fault, SIGCONT);
-            }
-        } else if (run->job_path == NULL) {
+        bool command = run->job_path == NULL;
+        if (command && fault->step > 0) {
             return gr_fail(diag, GR_E_INVALID,
-                           "run: --chaos: a command has no steps that are known here; only kill: "
-                           "and stop: with @time= are for it");
-        } else if (fault->kind == GR_FAULT_CUT &&
-                   strcmp(gr_run_link_choices[options->link], "tcp") != 0) {
+                           "run: --chaos: a command has no steps that are known here; write a "
+                           "time after the start, as in @time=3s");
+        }
+        if (!command && fault->kind == GR_FAULT_CUT &&
+            strcmp(gr_run_link_choices[options->link], "tcp") != 0) {
             return gr_fail(diag, GR_E_INVALID,
                            "run: --chaos: cut: is for tcp links, and the workers share memory; "
                            "add --link tcp");
         }
+        if (fault->step > 0 || (fault->kind == GR_FAULT_SLOW && !command)) {
+            continue; /* the worker's */
+        }
+        static const struct done {
+            int what, then;
+        } done[] = {[GR_FAULT_STOP] = {SIGSTOP, SIGCONT},
+                    [GR_FAULT_SLOW] = {SIGSTOP, SIGCONT},
+                    [GR_FAULT_CUT] = {GR_AGENT_FAULT_CUT, GR_AGENT_FAULT_HEAL},
+                    [GR_FAULT_GARBAGE] = {GR_AGENT_FAULT_GARBAGE, 0}};
+        bool kills = fault->kind == GR_FAULT_KILL;
+        add_faults(run, fault, kills ? gr_fault_signals[fault->signal] : done[fault->kind].what,
+                   kills ? 0 : done[fault->kind].then);
     }
     return status;
 }

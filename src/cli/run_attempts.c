@@ -169,8 +169,8 @@ static void drop_past_faults(gr_cli_run *run, int64_t elapsed_us)
     int left = 0;
     for (int i = 0; i < run->fault_count; i++) {
         gr_launch_fault fault = run->faults[i];
-        if (fault.at_us > elapsed_us) {
-            fault.at_us -= elapsed_us;
+        if (fault.at_us > elapsed_us || fault.every_us > 0) {
+            fault.at_us -= fault.every_us > 0 ? 0 : elapsed_us;
             run->faults[left++] = fault;
         }
     }

@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "launch/environ.h"
 #include "launch/process_tree.h"
+#include "link/fault.h"
 #include "link/secret.h"
 
 #include <errno.h>
@@ -314,6 +315,29 @@ static void signal_all(const struct agent *agent, int signal_number)
     }
 }
 
+static void do_fault(const struct agent *agent, int rank, int what)
+{
+    pid_t group = agent->pids[rank];
+    if (what < GR_AGENT_FAULT_CUT) {
+        (void)kill(-group, what);
+        return;
+    }
+    int done = 0;
+    if (what == GR_AGENT_FAULT_GARBAGE) {
+        const char *at = gr_environ_find(agent->config->environment[rank], "GRADUS_COORDINATOR");
+        if (at != NULL) {
+            gr_fault_send_garbage_to(at);
+        }
+        done = gr_fault_send_garbage(group) + (at != NULL);
+    } else {
+        done = gr_fault_cut(group, what == GR_AGENT_FAULT_CUT);
+    }
+    if (done <= 0 && what != GR_AGENT_FAULT_HEAL) {
+        tell(agent, (gr_agent_message){
+                        .kind = GR_AGENT_FAULT, .rank = rank, .value = what, .error = -done});
+    }
+}
+
 /* False when the launcher is gone. */
 static bool take_orders(struct agent *agent)
 {
@@ -333,7 +357,7 @@ static bool take_orders(struct agent *agent)
         agent->stays = false;
     } else if (message.kind == GR_AGENT_FAULT && message.rank >= 0 &&
                message.rank < gr_agent_seats(agent->config) && agent->pids[message.rank] > 0) {
-        (void)kill(-agent->pids[message.rank], message.value);
+        do_fault(agent, message.rank, message.value);
     } else if (message.kind == GR_AGENT_SPAWN) {
         start_another(agent, message.rank);
     }

@@ -20,12 +20,20 @@ typedef enum gr_agent_message_kind {
     GR_AGENT_SIGNAL, /* value: a signal for the process groups of all workers; from now on what
                         outlives its worker is left alone until it ends or KILL comes */
     GR_AGENT_KILL,   /* everything ends now */
-    GR_AGENT_FAULT,  /* rank, value: a signal for that worker's group alone */
+    GR_AGENT_FAULT,  /* rank, value: a signal for that worker's group alone, or a gr_agent_fault;
+                        back: rank, value, error: that one could not be done, 0: to no socket */
     GR_AGENT_READY,  /* agent to launcher, first of all: it waits for START */
     GR_AGENT_START,  /* launcher to agent: the workers may run */
     GR_AGENT_SPAWN,  /* launcher to agent: rank; start another one where none runs any more */
     GR_AGENT_KIND_END
 } gr_agent_message_kind;
+
+/* What is done to a worker beside signals (link/fault.h). */
+typedef enum gr_agent_fault {
+    GR_AGENT_FAULT_CUT = 1000,
+    GR_AGENT_FAULT_HEAL,
+    GR_AGENT_FAULT_GARBAGE
+} gr_agent_fault;
 
 typedef struct gr_agent_message {
     int kind;

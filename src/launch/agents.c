@@ -360,6 +360,12 @@ static void on_message(gr_host_agent *agent, gr_agent_message *message)
         gr_launch_job_worker_ended(agent->job, message);
     } else if (message->kind == GR_AGENT_NOT_STARTED && known && !runs) {
         on_not_started(agent, message);
+    } else if (message->kind == GR_AGENT_FAULT && expected) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "chaos", "rank %d has no %s%s%s", message->rank,
+                     message->value == GR_AGENT_FAULT_CUT ? "tcp link that could be cut"
+                                                          : "socket that listens",
+                     message->error != 0 ? ": " : "",
+                     message->error != 0 ? strerror(message->error) : "");
     } else if (message->kind == GR_AGENT_DONE) {
         if (agent->state == GR_HOST_STARTING) {
             gr_launch_job_note_loss(agent);

@@ -139,6 +139,17 @@ static char *next_secret(char *const *entries, size_t *at)
     return NULL;
 }
 
+const char *gr_environ_find(char *const *entries, const char *name)
+{
+    size_t size = strlen(name);
+    for (size_t at = 0; entries[at] != NULL; at++) {
+        if (strncmp(entries[at], name, size) == 0 && entries[at][size] == '=') {
+            return entries[at] + size + 1;
+        }
+    }
+    return NULL;
+}
+
 bool gr_environ_secret(char *const *entries, uint8_t secret_out[GR_SECRET_BYTES])
 {
     size_t at = 0;

@@ -34,6 +34,9 @@ gr_status gr_environ_build(const gr_environ_config *config, gr_arena *arena, cha
 /* For a worker that comes into a job that runs: uses the room, once. */
 void gr_environ_mark_joining(char **entries);
 
+/* The value of `name` in such a list; NULL: it is not there. */
+const char *gr_environ_find(char *const *entries, const char *name);
+
 /* The job's secret in such a list: false: there is none, or it is no secret. */
 bool gr_environ_secret(char *const *entries, uint8_t secret_out[GR_SECRET_BYTES]);
 /* Overwrites it, */

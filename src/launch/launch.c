@@ -93,17 +93,24 @@ static void on_fault_timer(uv_timer_t *timer)
 void gr_launch_job_play_faults(gr_launch_job *job)
 {
     const gr_launch_config *config = job->config;
-    while (job->faults_done < config->fault_count && job->phase == GR_PHASE_RUNNING) {
-        const gr_launch_fault *fault = &config->faults[job->faults_done];
-        int64_t wait_us = job->start_us + fault->at_us - gr_launch_job_now_us();
-        if (wait_us > 0) {
-            (void)uv_timer_start(&job->fault_timer, on_fault_timer, (uint64_t)wait_us / 1000 + 1,
-                                 0);
+    int64_t now_us = gr_launch_job_now_us() - job->start_us;
+    while (config->fault_count > 0 && job->phase == GR_PHASE_RUNNING) {
+        int next = 0;
+        for (int i = 1; i < config->fault_count; i++) {
+            next = job->fault_next_us[i] < job->fault_next_us[next] ? i : next;
+        }
+        int64_t *at_us = &job->fault_next_us[next];
+        if (*at_us > now_us) {
+            if (*at_us < INT64_MAX) {
+                (void)uv_timer_start(&job->fault_timer, on_fault_timer,
+                                     (uint64_t)(*at_us - now_us) / 1000 + 1, 0);
+            }
             return;
         }
-        job->faults_done++;
+        const gr_launch_fault *fault = &config->faults[next];
         int place = fault->number + (fault->of_server ? job->slots : 0);
-        gr_launch_job_notify_worker(job, place, GR_AGENT_FAULT, fault->signal_number);
+        gr_launch_job_notify_worker(job, place, GR_AGENT_FAULT, fault->what);
+        *at_us = fault->every_us > 0 ? *at_us + fault->every_us : INT64_MAX;
     }
 }
 

@@ -23,11 +23,13 @@ enum {
     GR_LAUNCH_EXIT_RESUME = 75
 };
 
-/* A signal for the group of a worker, or of a server, at that time after the start. */
+/* Done to a worker, or to a server, at that time after the start. */
 typedef struct gr_launch_fault {
     int64_t at_us;
+    int64_t every_us; /* and again and again; 0: once */
     bool of_server;
-    int number, signal_number;
+    int number;
+    int what; /* a signal for its group, or a gr_agent_fault */
 } gr_launch_fault;
 
 typedef struct gr_launch_config {
@@ -89,7 +91,7 @@ typedef struct gr_launch_config {
                            that may lose rank 0, that of all, of whom one at a time writes */
     bool timestamps;    /* behind the rank */
     bool color_out, color_err;
-    const gr_launch_fault *faults; /* in the order of their times */
+    const gr_launch_fault *faults;
     int fault_count;
     const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
     int beginning;       /* how often the job was begun before: what is written goes behind that */

@@ -141,8 +141,8 @@ typedef struct gr_launch_job {
     uv_timer_t acceptor_timer;
     gr_discovery discovery;
     bool seek_late;
-    gr_diag seek_said; /* what was wrong with the script last; "": nothing */
-    int faults_done;
+    gr_diag seek_said;      /* what was wrong with the script last; "": nothing */
+    int64_t *fault_next_us; /* of each fault, after the start; INT64_MAX: never again */
 } gr_launch_job;
 
 static inline int64_t gr_launch_job_now_us(void)

@@ -101,10 +101,15 @@ gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
+    size_t faults = (size_t)config->fault_count;
+    job->fault_next_us = gr_arena_alloc(&job->arena, (faults + 1) * sizeof *job->fault_next_us);
     job->places = gr_arena_alloc(&job->arena, count * sizeof *job->places);
     job->ends = gr_arena_alloc(&job->arena, count * sizeof *job->ends);
-    if (job->ends == NULL || job->places == NULL) {
+    if (job->ends == NULL || job->places == NULL || job->fault_next_us == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", config->workers);
+    }
+    for (size_t i = 0; i < faults; i++) {
+        job->fault_next_us[i] = config->faults[i].at_us;
     }
     for (int rank = 0; rank < job->slots; rank++) {
         job->places[rank].busy = rank < config->workers;

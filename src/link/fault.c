@@ -72,8 +72,8 @@ static const struct kind {
      "kill:rank=2@step=50, kill:rank=2@time=3s or kill:server=1@time=3s"},
     {"stop", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, 0, "stop:rank=1@step=80,for=3s"},
     {"slow", HAS_RANK | HAS_TIMES, 0, 0, "slow:rank=3,x4"},
-    {"garbage", HAS_RANK, HAS_STEP, 0, "garbage:rank=0@step=95"},
-    {"cut", HAS_RANK | HAS_FOR, HAS_STEP, 0, "cut:rank=1@step=90,for=5s"},
+    {"garbage", HAS_RANK, HAS_STEP | HAS_TIME, 0, "garbage:rank=0@step=95"},
+    {"cut", HAS_RANK | HAS_FOR, HAS_STEP | HAS_TIME, 0, "cut:rank=1@step=90,for=5s"},
 };
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 

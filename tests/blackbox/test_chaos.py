@@ -73,6 +73,97 @@ library.gr_comm_destroy(comm)
     assert "rank 1" in done.stderr and "was killed by signal 9" in done.stderr
 
 
+# Programs that know nothing of Gradus. Rank 0 ends when rank 1 has seen what it waits for. A fault
+# comes several times, since nobody knows when the program is ready for it.
+def each_second(fault, count=30):
+    return ";".join(fault.replace("TIME", f"{second}s") for second in range(1, count))
+
+
+WORLD = """
+import os, random, select, signal, socket, sys, time
+rank, where = int(os.environ["RANK"]), ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+"""
+
+
+def test_a_cable_of_any_program_is_cut(gradus, script):
+    """Nothing arrives for a while, and later all of it."""
+    done = gradus("run", "-np", 2, "--chaos", each_second("cut:rank=1@time=TIME,for=700ms"), "--",
+                  *script(WORLD + """
+if rank == 0:
+    listener = socket.create_server(where)
+    peer, _ = listener.accept()
+    peer.settimeout(0.01)
+    count = 0
+    while True:
+        peer.sendall(count.to_bytes(4, "little"))
+        count += 1
+        try:
+            assert peer.recv(1) == b"!"
+            sys.exit(0)
+        except socket.timeout:
+            pass
+while True:
+    try:
+        peer = socket.create_connection(where)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.01)
+def is_cut():
+    return len(peer.getsockopt(socket.SOL_SOCKET, 26, 8)) > 0  # SO_GET_FILTER
+wanted, was_cut = 0, False
+while not was_cut or is_cut() or wanted == before:
+    if is_cut():
+        was_cut, before = True, wanted
+    if select.select([peer], [], [], 0.01)[0]:
+        got = peer.recv(4, socket.MSG_WAITALL)
+        assert int.from_bytes(got, "little") == wanted
+        wanted += 1
+peer.sendall(b"!")
+"""))
+    assert done.returncode == 0 and "could be cut" not in done.stderr, done.stderr
+
+
+def test_garbage_comes_to_any_program(gradus, script):
+    done = gradus("run", "-np", 1, "--chaos", each_second("garbage:rank=0@time=TIME"), "--",
+                  *script(WORLD + """
+listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+sizes = []
+while len(sizes) < 64:
+    peer, _ = listener.accept()
+    data = b""
+    try:
+        while part := peer.recv(8192):
+            data += part
+    except ConnectionResetError:
+        pass
+    sizes.append(len(data))
+assert sizes[0] == 0 and max(sizes) > 3000, sizes
+"""))
+    assert done.returncode == 0, done.stderr
+
+
+def test_any_program_is_slow(gradus, script):
+    """It stands still in each period, and ends when it has been woken up often enough."""
+    done = gradus("run", "-np", 1, "--chaos", "slow:rank=0,x4", "--", *script(WORLD + """
+wakings = 0
+def wake(*_):
+    global wakings
+    wakings += 1
+signal.signal(signal.SIGCONT, wake)
+while wakings < 10:
+    pass
+"""))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_fault_that_finds_nothing_says_so(gradus, script):
+    """A program without any socket."""
+    done = gradus("run", "-np", 1, "--chaos",
+                  "cut:rank=0@time=10ms,for=10ms; kill:rank=0@time=300ms", "--", "sleep", "60")
+    assert done.returncode == 1
+    assert "rank 0 has no tcp link that could be cut" in done.stderr
+
+
 @pytest.mark.parametrize("link, rank", cases(3, ["shm", "tcp"], [0, 2]))
 def test_a_stopped_worker_is_fenced(gradus, job, undisturbed, tmp_path, link, rank):
     """Rank 0 too, which writes what the job leaves; nobody wakes up later and writes as well. Where
