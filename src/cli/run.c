@@ -216,6 +216,13 @@ int gr_verb_run(int argc, char *const *argv)
         status = gr_environment_check(environ, &run.arena, &diag);
     }
     if (status == GR_OK && !help) {
+        status = gr_export(run.options.export, environ, &run.arena, &run.exported, &diag);
+    }
+    if (status == GR_OK && !help && run.exported.absent != NULL) {
+        gr_log_write(&run.log, GR_LOG_WARN, "run", "--export: %s is not set here",
+                     run.exported.absent);
+    }
+    if (status == GR_OK && !help) {
         status = check_orphans(&run, &diag); /* before agents are waited for */
     }
     if (status == GR_OK && !help) {

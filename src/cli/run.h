@@ -7,6 +7,7 @@
  * is left; run.c is the verb. */
 
 #include "cli/cli.h"
+#include "launch/export.h"
 #include "launch/launch.h"
 #include "link/fault.h"
 #include "train/job.h"
@@ -28,6 +29,7 @@ typedef struct gr_run_options {
     const char *output;
     const char *checkpoint_every, *checkpoint_to;
     const char *const *set; /* NULL: nothing */
+    const char *const *export;
     bool resume;
     const char *timeline, *chaos, *servers_file, *cluster;
     const char *hosts, *hostfile, *discovery, *listen;
@@ -61,6 +63,7 @@ typedef struct gr_cli_run {
     const char *workers_text;
     const char *shards_text; /* its shards, which workers cannot count out of their number */
     char *const *command;    /* NULL-terminated */
+    gr_exported exported;
     gr_launch_fault faults[2 * GR_FAULTS_MAX];
     int fault_count;
     gr_log log;

@@ -96,7 +96,7 @@ static int report_end(const gr_cli_run *run, gr_status status, const gr_launch_r
     return status == GR_E_NOT_FOUND || status == GR_E_INVALID ? GR_EXIT_INPUT : GR_EXIT_FAILED;
 }
 
-enum { SET_MAX = 9 };
+enum { SET_OWN_MAX = 9, SET_MAX = SET_OWN_MAX + GR_EXPORT_SET_MAX };
 
 /* By the time, for people, and by chance: which run pushes to parameter servers. Those that are
  * begun again are the same run. */
@@ -123,6 +123,9 @@ static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_
     enum { JOIN_SLACK_S = 5 };
     const gr_run_options *options = &run->options;
     size_t set_count = 0, default_count = 0;
+    for (; run->exported.set[set_count] != NULL; set_count++) {
+        set[set_count] = run->exported.set[set_count];
+    }
     set[set_count++] =
         gr_arena_printf(&run->arena, "GRADUS_TERMINAL_COLUMNS=%d", terminal_columns(STDOUT_FILENO));
     if (options->link != GR_RUN_LINK_OF_JOB) {
@@ -284,6 +287,7 @@ int gr_run_attempts(gr_cli_run *run)
         .argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker : run->command,
         .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
         .environment = environ,
+        .exported = run->exported.environment,
         .set = set,
         .defaults = defaults,
         .servers = (int)options->servers,

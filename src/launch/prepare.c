@@ -153,7 +153,8 @@ gr_status gr_launch_job_set_up(const gr_launch_job *job, const gr_host_agent *ag
     }
     char secret_hex[2 * GR_SECRET_BYTES + 1];
     gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
-    gr_environ_config environment = {.inherited = config->environment,
+    gr_environ_config environment = {.inherited =
+                                         agent->host.local ? config->environment : config->exported,
                                      .world_size = config->workers,
                                      .local_size = host->workers > 0 ? host->workers : 1,
                                      .workers_min = config->workers_min,

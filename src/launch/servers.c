@@ -51,7 +51,8 @@ gr_status gr_launch_job_set_up_server(const gr_launch_job *job, const gr_host_ag
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a parameter server");
     }
     gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
-    const gr_environ_config environment = {.inherited = config->environment,
+    const gr_environ_config environment = {.inherited = agent->host.local ? config->environment
+                                                                          : config->exported,
                                            .serves = true,
                                            .rank = gr_launch_job_server_number(job, place),
                                            .secret_hex = secret_hex,

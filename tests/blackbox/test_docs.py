@@ -10,8 +10,8 @@ from conftest import SOURCE, write_digits
 
 PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "docs").glob("*.md"))]
 # Of cmake, ctest, pkg-config, py-spy, torchrun, sbatch.
-OTHERS_FLAGS = {"--install", "--test-dir", "--cflags", "--libs", "--pid", "--monitor_interval",
-                "--nproc-per-node", "--no-python", "--nodes", "--ntasks", "--open-mode",
+OTHERS_FLAGS = {"--install", "--preset", "--build", "--test-dir", "--cflags", "--libs", "--pid",
+                "--monitor_interval", "--nproc-per-node", "--no-python", "--nodes", "--ntasks", "--open-mode",
                 "--requeue", "--signal"}
 
 

@@ -324,7 +324,7 @@ def test_command_with_and_without_dashes(gradus):
     (["run", "--nnodes", "2", "true"], "-H host1:4,host2:4"),
     (["run", "--standalone", "true"], "leave it out"),
     (["run", "--num-proc", "2", "true"], "flag of horovodrun; here: -np"),
-    (["run", "-x", "PATH", "true"], "flag of mpirun; here: leave it out"),
+    (["run", "-x", "PATH", "true"], "flag of mpirun; here: --export NAME"),
     (["run", "--epochs", "3", "job.yaml"], "--set epochs=3"),
     (["rnu"], '"gradus run"'),
     (["eval"], "needs a job file"),

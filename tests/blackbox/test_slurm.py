@@ -167,7 +167,7 @@ def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path):
     slurm("scontrol", "update", f"JobId={number}", "StartTime=now")  # else in two minutes
     slurm.wait(number, "COMPLETED", "FAILED")
     out = (tmp_path / "batch.out").read_text()
-    assert slurm.state(number) == "COMPLETED", out
+    assert slurm.state(number) == "COMPLETED", (out, slurm("scontrol", "show", "job", number))
     assert "as asked" in out and sha256_of(tmp_path / "there") == hash_alone, out
 
 

@@ -33,8 +33,9 @@ class Cluster(sshd.Logins):
     def words(self, flags, **more):
         return super().words(self.gradus.program, flags, **more)
 
-    def run(self, *flags, **more):
-        return subprocess.run(self.words(flags, **more), env=self.environment(), cwd=self.folder,
+    def run(self, *flags, env=None, **more):
+        env = self.environment() | (env or {})
+        return subprocess.run(self.words(flags, **more), env=env, cwd=self.folder,
                               capture_output=True, text=True, timeout=TIMEOUT_S,
                               stdin=subprocess.DEVNULL, check=False)
 
@@ -114,6 +115,24 @@ def test_places_prefixes_and_environment(two):
     assert sorted(done.stdout.splitlines()) == expected
     assert sorted(done.stderr.splitlines()) == [
         f"[{rank}@{host}] on stderr" for rank, host in enumerate([a, a, b, b])]
+
+
+def test_other_variables_stay_here_unless_they_are_exported(two):
+    env = {"SECRET_OF_THE_SHELL": "s", "LC_ALL": "C", "HF_HOME": "h"}
+    show = ["--", "sh", "-c", "echo ${SECRET_OF_THE_SHELL-none} ${LC_ALL-none} ${HF_HOME-none} "
+            "${BATCH-none}"]
+
+    def run(*flags):
+        done = two.run("-H", two.names[0], "--no-prefix", *flags, *show, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip(), done.stderr
+    assert run() == ("none C none none", "")
+    assert run("--export", "HF_*", "--export", "BATCH=64") == ("none C h 64", "")
+    assert run("--export", "ALL") == ("s C h none", "")
+    assert run("--export", "NONE") == ("none none none none", "")
+    assert "--export: NOT_HERE is not set here" in run("--export", "NOT_HERE")[1]
+    wrong = two.run("-H", two.names[0], "--export", "A-B", *show, env=env)
+    assert wrong.returncode == 2 and 'export: "A-B" is no variable' in wrong.stderr
 
 
 def test_the_first_rank_here_and_a_hostfile(two):
