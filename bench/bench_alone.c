@@ -6,7 +6,7 @@
  *   bench_alone job.yaml      prints one JSON object; bench/alone.py compares */
 #include "base/clock.h"
 #include "data/loader.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 /* Any bytes as a job file: the document, all its parts, and the model, without opening data. */
 
 #include "doc/config_node.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #include "launch/export.h"
 #include "launch/launch.h"
 #include "link/fault.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 #include <limits.h>
 

@@ -9,7 +9,7 @@
 #include "group/group.h"
 #include "nn/optimizer.h"
 #include "ps/client/client.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 #include <errno.h>
 #include <string.h>

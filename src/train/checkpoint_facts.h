@@ -6,7 +6,7 @@
  * hold, the optimizer, shards, batch, seed and so on, as texts by key. Workers, link, output,
  * length and evaluation are not in it: they change no weight of a step. */
 
-#include "train/job.h"
+#include "train/job/job.h"
 
 enum { GR_FACTS_MAX = 4096 };
 

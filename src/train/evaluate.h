@@ -8,7 +8,7 @@
  * same. */
 
 #include "nn/model.h"
-#include "train/job.h"
+#include "train/job/job.h"
 #include <gradus/comm.h>
 
 typedef struct gr_evaluation {

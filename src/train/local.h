@@ -4,7 +4,7 @@
 
 /* `strategy: local` in numbers; what it does is in strategy_local.c. */
 
-#include "train/job.h"
+#include "train/job/job.h"
 
 /* The number of steps that are done when the round of step `step` (from 0) ends: after each
  * job->sync_steps steps of an epoch, with the epoch, and with the job. Pure. */

@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 #include "train/chaos.h"
-#include "train/job.h"
+#include "train/job/job.h"
 #include <gradus/comm.h>
 
 typedef enum gr_report_style {

@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "base/fail.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 #include <dirent.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 
 /* What a job says of its strategy: which settings belong together. */
 
-#include "train/job_internal.h"
+#include "train/job/job_internal.h"
 
 #include "base/fail.h"
 #include "train/compress.h"

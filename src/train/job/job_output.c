@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/job_internal.h"
+#include "train/job/job_internal.h"
 
 #include "base/fail.h"
 

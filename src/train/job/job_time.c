@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/job.h"
+#include "train/job/job.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

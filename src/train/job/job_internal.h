@@ -4,7 +4,7 @@
 
 /* The parts of gr_job_open; for src/train/job*.c only. */
 
-#include "train/job.h"
+#include "train/job/job.h"
 
 enum {
     GR_JOB_ARENA_BYTES_MAX = 64 << 20,
