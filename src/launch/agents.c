@@ -106,6 +106,7 @@ _Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *age
                                          .cores = config->cores_text,
                                          .folder = folder,
                                          .argv = (char **)(uintptr_t)agent->spawns[0].argv,
+                                         .document = config->document,
                                          .self = agent->spawns[0].file != NULL,
                                          .environment = agent->environment},
                                .agent = *agent,

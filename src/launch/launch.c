@@ -243,8 +243,8 @@ static void clean_up(gr_launch_job *job)
     gr_coordinator_destroy(job->coordinator);
     gr_output_destroy(job->output);
     gr_records_destroy(job->records);
-    if (job->null_fd >= 0) {
-        close(job->null_fd);
+    if (job->stdin_fd >= 0) {
+        close(job->stdin_fd);
     }
     if (job->scale_fd >= 0) {
         close(job->scale_fd);
@@ -299,7 +299,7 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
                          .crash = config->crash,
                          .restarts_left = config->restarts * config->workers,
                          .lost_server = -1,
-                         .null_fd = -1,
+                         .stdin_fd = -1,
                          .scale_fd = -1,
                          .signal_fd = -1,
                          .start_us = gr_launch_job_now_us()};

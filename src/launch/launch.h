@@ -42,6 +42,7 @@ typedef struct gr_launch_config {
                                     0: it needs all */
     char *const *argv;           /* the command and its arguments, NULL-terminated */
     const char *file;            /* the program, when it is not argv[0]; NULL */
+    const char *document;        /* what each worker reads on stdin; NULL: nothing (/dev/null) */
     char *const *environment;    /* to inherit on this host, NULL-terminated, */
     char *const *exported;       /* and on others (export.h) */
     const char *const *set;      /* "NAME=value" over it for every worker, NULL-terminated; NULL */

@@ -114,7 +114,7 @@ typedef struct gr_launch_job {
     gr_arena arena;
     uint8_t *secret; /* gr_secret_keep; NULL: nobody else gets it */
     int master_port;
-    int null_fd;
+    int stdin_fd;
     gr_host_agent *agents; /* one a host */
     int agent_count, agent_room;
     gr_host first_host;

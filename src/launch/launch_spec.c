@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ORDER_MAGIC = 0x524f4747, ORDER_VERSION = 2, NONE = -1, FLAG_BIND = 1, FLAG_SELF = 2 };
+enum { ORDER_MAGIC = 0x524f4747, ORDER_VERSION = 3, NONE = -1, FLAG_BIND = 1, FLAG_SELF = 2 };
 
 /* Of whoever logged in there, not of whoever started the job. */
 static bool is_of_login(const char *entry)
@@ -84,6 +84,7 @@ static void put_order(struct writer *to, const gr_launch_spec *order, const char
     put_u32(to, (uint32_t)(order->silence_us / 1000));
     put_text(to, order->cores);
     put_text(to, order->folder);
+    put_text(to, order->document);
     for (char **word = order->argv; *word != NULL; word++) {
         put_text(to, *word);
     }
@@ -220,6 +221,7 @@ gr_status gr_launch_spec_decode(const uint8_t *bytes, size_t size_bytes, char *c
     size_t seats = (size_t)gr_launch_spec_seats(&order);
     order.cores = take_text(&from);
     order.folder = take_text(&from);
+    order.document = take_text(&from);
     order.argv = from.status == GR_OK ? take_list(&from, 0, &words) : NULL;
     order.environment = gr_arena_alloc(arena, seats * sizeof *order.environment);
     if (order.environment == NULL) {

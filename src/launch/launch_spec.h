@@ -11,15 +11,16 @@
 enum { GR_LAUNCH_SPEC_BYTES_MAX = 64 << 20 };
 
 typedef struct gr_launch_spec {
-    int workers;         /* of this host, to start now */
-    int slots;           /* others may come later; so many run at most */
-    bool bind;           /* a part of the cores for each, where there are enough */
-    int64_t silence_us;  /* a launcher of which nothing is heard for so long is gone */
-    const char *cores;   /* which to use, "0,2-3"; NULL: all */
-    const char *folder;  /* where they start */
-    char **argv;         /* the command, NULL-terminated */
-    bool self;           /* the program is gradus itself, not argv[0] */
-    char ***environment; /* of each worker, or slot, NULL-terminated, with room for one entry */
+    int workers;          /* of this host, to start now */
+    int slots;            /* others may come later; so many run at most */
+    bool bind;            /* a part of the cores for each, where there are enough */
+    int64_t silence_us;   /* a launcher of which nothing is heard for so long is gone */
+    const char *cores;    /* which to use, "0,2-3"; NULL: all */
+    const char *folder;   /* where they start */
+    char **argv;          /* the command, NULL-terminated */
+    const char *document; /* what each worker reads on stdin; NULL: nothing */
+    bool self;            /* the program is gradus itself, not argv[0] */
+    char ***environment;  /* of each worker, or slot, NULL-terminated, with room for one entry */
 } gr_launch_spec;
 
 static inline int gr_launch_spec_seats(const gr_launch_spec *order)

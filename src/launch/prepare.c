@@ -115,9 +115,9 @@ gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
         job->places[rank].busy = rank < config->workers;
         job->ends[rank].spared = rank >= config->workers;
     }
-    job->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (job->null_fd < 0) {
-        return gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
+    status = gr_spawn_make_stdin(config->document, &job->stdin_fd, diag);
+    if (status != GR_OK) {
+        return status;
     }
     job->records = gr_records_create(job->slots, job->records_max);
     return gr_rendezvous_free_port(&job->master_port, diag);
@@ -179,7 +179,7 @@ gr_status gr_launch_job_set_up(const gr_launch_job *job, const gr_host_agent *ag
         *spawn = (gr_spawn){.argv = config->argv,
                             .file = config->file,
                             .environment = config_out->environment[seat],
-                            .stdin_fd = job->null_fd,
+                            .stdin_fd = job->stdin_fd,
                             .descriptors = job->descriptors,
                             .stdout_fd = gr_output_worker_fd(job->output, rank, 0),
                             .stderr_fd = gr_output_worker_fd(job->output, rank, 1)};

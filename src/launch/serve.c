@@ -34,7 +34,7 @@ struct serve {
     gr_spawn *spawns;
     int *worker_fds, *pipes; /* PIPES for each worker: its ends and ours; -1: closed */
     struct pollfd *polls;
-    int control_fd, null_fd;
+    int control_fd, stdin_fd;
     pid_t agent;
     bool done; /* the agent has ended: what is in the pipes is the rest */
 };
@@ -64,10 +64,7 @@ static gr_status make_pipes(struct serve *serve, gr_diag *diag)
         serve->pipes[i] = ends[0];
         serve->worker_fds[i] = ends[1];
     }
-    serve->null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return serve->null_fd >= 0
-               ? GR_OK
-               : gr_fail(diag, GR_E_IO, "/dev/null cannot be opened: %s", strerror(errno));
+    return gr_spawn_make_stdin(serve->order.document, &serve->stdin_fd, diag);
 }
 
 static gr_status make_spawns(struct serve *serve, gr_diag *diag)
@@ -92,7 +89,7 @@ static gr_status make_spawns(struct serve *serve, gr_diag *diag)
         *spawn = (gr_spawn){.argv = order->argv,
                             .file = order->self ? "/proc/self/exe" : NULL,
                             .environment = order->environment[rank],
-                            .stdin_fd = serve->null_fd,
+                            .stdin_fd = serve->stdin_fd,
                             .stdout_fd = serve->worker_fds[rank * PIPES],
                             .stderr_fd = serve->worker_fds[rank * PIPES + 1]};
         if (order->bind && gr_cores_deal(cores, seats, rank, &parts[rank])) {

@@ -63,7 +63,7 @@ gr_status gr_launch_job_set_up_server(const gr_launch_job *job, const gr_host_ag
     *config_out->spawns = (gr_spawn){.argv = config->server_argv,
                                      .file = "/proc/self/exe",
                                      .environment = *config_out->environment,
-                                     .stdin_fd = job->null_fd,
+                                     .stdin_fd = job->stdin_fd,
                                      .stdout_fd = gr_output_worker_fd(job->output, place, 0),
                                      .stderr_fd = gr_output_worker_fd(job->output, place, 1),
                                      .cores = config->restrict_cores ? config->cores : NULL};

@@ -2,6 +2,7 @@
 #include "launch/spawn.h"
 
 #include "base/fail.h"
+#include "base/file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -48,6 +50,21 @@ void gr_spawn_close(unsigned int first, unsigned int last)
     for (rlim_t fd = first; fd < limit.rlim_cur && fd <= last; fd++) {
         (void)close((int)fd);
     }
+}
+
+gr_status gr_spawn_make_stdin(const char *document, int *fd_out, gr_diag *diag)
+{
+    int fd = document == NULL ? open("/dev/null", O_RDONLY | O_CLOEXEC)
+                              : memfd_create("gradus-document", MFD_CLOEXEC);
+    int error = fd < 0 ? errno : document != NULL ? gr_fd_write(fd, document, strlen(document)) : 0;
+    if (error != 0) {
+        if (fd >= 0) {
+            close(fd);
+        }
+        return gr_fail(diag, GR_E_IO, "the stdin of workers cannot be made: %s", strerror(error));
+    }
+    *fd_out = fd;
+    return GR_OK;
 }
 
 /* Descriptors 0, 1, 2 and 3 become stdin, stdout, stderr and the error pipe, all others are closed.

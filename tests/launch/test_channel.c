@@ -167,6 +167,7 @@ static gr_launch_spec example(char **argv, char **first, char **second, char ***
                             .bind = true,
                             .silence_us = 2500000,
                             .folder = "/some where",
+                            .document = "{}\n",
                             .argv = argv,
                             .environment = lists};
 }
@@ -198,6 +199,7 @@ static void an_order_survives_the_way(void **state)
     assert_int_equal(back.silence_us, 2500000);
     assert_null(back.cores);
     assert_string_equal(back.folder, "/some where");
+    assert_string_equal(back.document, "{}\n");
     for (int i = 0; i < 3; i++) {
         assert_string_equal(back.argv[i], argv[i]);
     }

@@ -76,6 +76,23 @@ static void a_program_runs_in_a_group_of_its_own(void **state)
     assert_int_equal(open_descriptors(), before);
 }
 
+static void stdin_is_the_document_for_each_reader(void **state)
+{
+    (void)state;
+    char text[TEXT_BYTES];
+    gr_diag diag = {0};
+    int fd = -1;
+    assert_int_equal(gr_spawn_make_stdin("a document\n", &fd, &diag), GR_OK);
+    for (int reader = 0; reader < 2; reader++) { /* they share the descriptor's position */
+        assert_int_equal(pread(fd, text, sizeof text, 0), 11);
+        assert_memory_equal(text, "a document\n", 11);
+    }
+    close(fd);
+    assert_int_equal(gr_spawn_make_stdin(NULL, &fd, &diag), GR_OK);
+    assert_int_equal(read(fd, text, sizeof text), 0);
+    close(fd);
+}
+
 /* A kernel before 5.9, or a filter of system calls: close_range, as the linker wraps it. */
 static int refused_with;
 int __real_close_range(unsigned int first, unsigned int last, int flags);
@@ -217,6 +234,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_program_runs_in_a_group_of_its_own),
+        cmocka_unit_test(stdin_is_the_document_for_each_reader),
         cmocka_unit_test(spawn_without_close_range_leaves_no_descriptor),
         cmocka_unit_test(signals_are_as_for_a_new_program),
         cmocka_unit_test(a_worker_is_bound),
