@@ -15,7 +15,7 @@ gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_aren
                              gr_diag *diag)
 {
     memset(config, 0, table->struct_bytes);
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if (field->default_text == NULL) {
             continue;
         }
@@ -47,7 +47,7 @@ const char *gr_config_variable(char *const *environment, const char *name)
 gr_status gr_config_from_env(const gr_config_table *table, void *config, char *const *environment,
                              gr_arena *arena, gr_diag *diag)
 {
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         const char *text = field->env != NULL ? gr_config_variable(environment, field->env) : NULL;
         const char *former =
             field->former_env != NULL ? gr_config_variable(environment, field->former_env) : NULL;
@@ -101,7 +101,7 @@ static void find_flag(const gr_config_table *table, flag_word *word)
     const char *bare = without_dashes(word->name);
     bool one_letter = word->name[1] != '-' && bare[0] != '\0' && bare[1] == '\0';
     bool no = strncmp(bare, "no-", 3) == 0;
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if ((one_letter && field->short_flag == bare[0]) ||
             (field->flag != NULL && is_flag(field->flag, word->name))) {
             word->field = field;
@@ -119,7 +119,7 @@ static void find_flag(const gr_config_table *table, flag_word *word)
 /* "-n4": a letter that takes a value, and the value. */
 static void find_letter(const gr_config_table *table, const char *text, flag_word *word)
 {
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if (text[1] != '-' && field->short_flag == text[1] && field->type != GR_CONFIG_BOOL) {
             word->field = field;
             word->name[0] = '-';
@@ -148,7 +148,7 @@ static void read_word(const gr_config_table *table, const char *text, flag_word 
 static size_t count_fields(const gr_config_table *table)
 {
     size_t count = 0;
-    while (!gr_config_is_end(&table->fields[count])) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         count++;
     }
     return count;
@@ -179,7 +179,7 @@ static gr_status fail_unknown_flag(const gr_config_table *table, const char *tex
 {
     char name[FLAG_BYTES_MAX];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(text, "="), text);
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if (field->former_flag != NULL && is_flag(field->former_flag, name)) {
             return gr_fail(diag, GR_E_INVALID, "%s is called %s now", name, field->flag);
         }
@@ -198,7 +198,7 @@ static gr_status fail_unknown_flag(const gr_config_table *table, const char *tex
     }
     size_t count = 0;
     known[count++] = "--help";
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if (field->flag == NULL) {
             continue;
         }

@@ -37,8 +37,9 @@ typedef struct gr_config_field {
                                  * both 0: unbounded; an infinite one, or max below min: no bound */
     const char *unit;           /* of a plain number, "s", "samples"; NULL */
     const char *const *choices; /* NULL-terminated, for GR_CONFIG_CHOICE */
-    const char *value_name;     /* "N", "FILE": what --help shows; NULL: from the type */
-    const char *help;           /* one line */
+    const char *(*choice)(int index); /* in place of choices: the words; NULL behind the last */
+    const char *value_name;           /* "N", "FILE": what --help shows; NULL: from the type */
+    const char *help;                 /* one line */
     /* What flag and variable were called before; NULL. They are errors that name the new ones. */
     const char *former_flag, *former_env;
 } gr_config_field;
@@ -54,6 +55,9 @@ typedef struct gr_config_table {
     const char *name;              /* of the module or verb, "run" */
     const char *title;             /* one line */
     const gr_config_field *fields; /* ends with key, flag, short_flag and env all empty */
+    /* Part 0, 1, ... of further fields of the struct, each part ending likewise; returns NULL behind
+     * the last part. NULL: there are none. */
+    const gr_config_field *(*more)(int part);
     size_t struct_bytes;
     const gr_config_foreign *foreign; /* NULL: none */
 } gr_config_table;
@@ -62,6 +66,11 @@ typedef struct gr_config_table {
  * struct. */
 gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
                              gr_diag *diag) GR_MUST_CHECK;
+
+/* The field behind `field`, those of `more` last; NULL: the first. Returns NULL behind the last. */
+const gr_config_field *gr_config_next(const gr_config_table *table, const gr_config_field *field);
+/* The word of a GR_CONFIG_CHOICE; NULL behind the last. */
+const char *gr_config_choice(const gr_config_field *field, int index);
 
 /* The value of a variable; NULL: it is not set. */
 const char *gr_config_variable(char *const *environment, const char *name);

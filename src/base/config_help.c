@@ -32,8 +32,9 @@ static void add(line_buffer *buffer, const char *format, ...)
 
 static void add_choices(line_buffer *buffer, const gr_config_field *field, const char *between)
 {
-    for (int i = 0; field->choices[i] != NULL; i++) {
-        add(buffer, "%s%s", i > 0 ? between : "", field->choices[i]);
+    const char *word;
+    for (int i = 0; (word = gr_config_choice(field, i)) != NULL; i++) {
+        add(buffer, "%s%s", i > 0 ? between : "", word);
     }
 }
 
@@ -187,7 +188,7 @@ void gr_config_print_help(const gr_config_table *table, FILE *file)
 {
     bool has_h = false;
     bool has_help = false;
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if (field->flag == NULL && field->short_flag == '\0') {
             continue;
         }
@@ -249,7 +250,7 @@ void gr_config_print_markdown(const gr_config_table *table, FILE *file)
     fputs("| key | flag | environment | default | values | meaning |\n"
           "| --- | --- | --- | --- | --- | --- |\n",
           file);
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         line_buffer flags = {{0}};
         line_buffer values = {{0}};
         if (field->short_flag != '\0') {

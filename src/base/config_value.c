@@ -19,12 +19,35 @@ static const gr_number_unit byte_units[] = {
 static const gr_number_unit time_units[] = {{"h", 3600e6}, {"min", 60e6}, {"s", 1e6},
                                             {"ms", 1e3},   {"us", 1.0},   {NULL, 0.0}};
 
-enum { BYTE_UNITS_PRINTED = 4, TIME_UNITS_PRINTED = 5 };
+enum { BYTE_UNITS_PRINTED = 4, TIME_UNITS_PRINTED = 5, CHOICES_MAX = 64 };
 
 bool gr_config_is_end(const gr_config_field *field)
 {
     return field->key == NULL && field->flag == NULL && field->short_flag == '\0' &&
            field->env == NULL;
+}
+
+const gr_config_field *gr_config_next(const gr_config_table *table, const gr_config_field *field)
+{
+    field = field != NULL ? field + 1 : table->fields;
+    const gr_config_field *part = table->fields;
+    for (int i = 0; gr_config_is_end(field); i++) {
+        const gr_config_field *next = table->more != NULL ? table->more(i) : NULL;
+        if (next == NULL) {
+            return NULL;
+        }
+        while (!gr_config_is_end(part)) {
+            part++;
+        }
+        field = part == field ? next : field;
+        part = next;
+    }
+    return field;
+}
+
+const char *gr_config_choice(const gr_config_field *field, int index)
+{
+    return field->choice != NULL ? field->choice(index) : field->choices[index];
 }
 
 /* ---- Bounds and numbers ---------------------------------------------------------------------- */
@@ -158,17 +181,18 @@ static gr_status set_int(const gr_config_field *field, int64_t *target, const ch
 static gr_status set_choice(const gr_config_field *field, int *target, const char *text,
                             const char *where, gr_diag *diag)
 {
-    for (int i = 0; field->choices[i] != NULL; i++) {
-        if (strcasecmp(field->choices[i], text) == 0) {
+    const char *choices[CHOICES_MAX + 1] = {NULL};
+    for (int i = 0; i < CHOICES_MAX && (choices[i] = gr_config_choice(field, i)) != NULL; i++) {
+        if (strcasecmp(choices[i], text) == 0) {
             *target = i;
             return GR_OK;
         }
     }
     char words[GR_DIAG_TEXT_BYTES / 2];
     char value[GR_VALUE_BYTES];
-    gr_text_list(words, sizeof words, field->choices);
+    gr_text_list(words, sizeof words, choices);
     gr_text_quote(text, value);
-    const char *nearest = gr_nearest(text, field->choices);
+    const char *nearest = gr_nearest(text, choices);
     return gr_fail(diag, GR_E_INVALID, "%s: must be %s, not %s%s%s%s", where, words, value,
                    nearest != NULL ? "; did you mean \"" : "", nearest != NULL ? nearest : "",
                    nearest != NULL ? "\"?" : "");

@@ -92,8 +92,8 @@ static void list_known(const char *known_out[KNOWN_MAX + 1])
 {
     size_t count = 0;
     for (size_t i = 0; gr_reference_tables[i] != NULL; i++) {
-        const gr_config_field *field = gr_reference_tables[i]->fields;
-        for (; field->key || field->flag || field->short_flag || field->env; field++) {
+        const gr_config_field *field = NULL;
+        while ((field = gr_config_next(gr_reference_tables[i], field)) != NULL) {
             if (field->env != NULL && count < KNOWN_MAX) {
                 known_out[count++] = field->env + PREFIX_BYTES;
             }

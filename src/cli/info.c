@@ -205,18 +205,12 @@ static void print_reference(void)
     }
 }
 
-static bool is_end(const gr_config_field *field)
-{
-    return field->key == NULL && field->flag == NULL && field->short_flag == 0 &&
-           field->env == NULL;
-}
-
 static void print_config(void)
 {
     for (size_t i = 0; gr_reference_tables[i] != NULL; i++) {
         const gr_config_table *table = gr_reference_tables[i];
         printf("%s%s\n", i > 0 ? "\n" : "", table->title);
-        for (const gr_config_field *field = table->fields; !is_end(field); field++) {
+        for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
             const char *names[] = {field->key, field->flag, field->env};
             const char *between = "  ";
             for (size_t n = 0; n < sizeof names / sizeof names[0]; n++) {

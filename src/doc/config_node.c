@@ -8,7 +8,7 @@
 
 static const gr_config_field *field_of_key(const gr_config_table *table, const char *key)
 {
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if (field->key != NULL && strcmp(field->key, key) == 0) {
             return field;
         }
@@ -21,7 +21,7 @@ static gr_status fail_unknown_key(const gr_config_table *table, const gr_node *m
                                   gr_diag *diag)
 {
     size_t fields = 0;
-    while (!gr_config_is_end(&table->fields[fields])) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         fields++;
     }
     const char **known = gr_arena_alloc(arena, (fields + 1) * sizeof *known);
@@ -29,7 +29,7 @@ static gr_status fail_unknown_key(const gr_config_table *table, const gr_node *m
         return gr_node_fail(map, diag, GR_E_NO_MEMORY, "an unknown key, and not enough memory");
     }
     size_t count = 0;
-    for (const gr_config_field *field = table->fields; !gr_config_is_end(field); field++) {
+    for (const gr_config_field *field = NULL; (field = gr_config_next(table, field)) != NULL;) {
         if (field->key != NULL) {
             known[count++] = field->key;
         }

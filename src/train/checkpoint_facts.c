@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/checkpoint_facts.h"
 
-#include "base/config_text.h"
 #include "base/fail.h"
 #include "base/file.h"
 #include "base/hash.h"
@@ -79,7 +78,7 @@ static const char *field_text(gr_arena *arena, const gr_config_field *field, con
         gr_number_print(*(const double *)at, number);
         return gr_arena_strdup(arena, number);
     case GR_CONFIG_CHOICE:
-        return field->choices[*(const int *)at];
+        return gr_config_choice(field, *(const int *)at);
     case GR_CONFIG_TEXT:
         return *(const char *const *)at != NULL ? *(const char *const *)at : "";
     case GR_CONFIG_LIST: /* of flags alone */
@@ -103,8 +102,8 @@ static gr_status add_table(collector *c, const gr_config_table *table, const voi
                            const char *prefix, const char *const *list, bool chosen)
 {
     gr_status status = GR_OK;
-    for (const gr_config_field *field = table->fields; status == GR_OK && !gr_config_is_end(field);
-         field++) {
+    for (const gr_config_field *field = NULL;
+         status == GR_OK && (field = gr_config_next(table, field)) != NULL;) {
         if (field->key != NULL && is_listed(field->key, list) == chosen) {
             status = add(c, gr_arena_printf(c->arena, "%s%s", prefix, field->key),
                          field_text(c->arena, field, config));
@@ -191,8 +190,8 @@ static gr_status add_data(collector *c)
     if (status == GR_OK && gr_dataset_scales_by_column(c->job->dataset)) {
         status = add(c, "data.normalize_by", "column");
     }
-    for (const gr_config_field *field = table->fields; status == GR_OK && !gr_config_is_end(field);
-         field++) {
+    for (const gr_config_field *field = NULL;
+         status == GR_OK && (field = gr_config_next(table, field)) != NULL;) {
         const char *name = field->key != NULL && is_listed(field->key, files)
                                ? field_text(c->arena, field, &c->job->data)
                                : "";

@@ -449,6 +449,71 @@ static void reference_of_a_table_shows_each_field(void **state)
 
 #define WITH_CONFIG(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
+/* A table whose further fields, and the words of a choice, come from functions. */
+typedef struct parted {
+    int64_t first, second, third;
+    int word;
+} parted;
+
+static const char *parted_word(int index)
+{
+    static const char *const words[] = {"red", "green", "blue", NULL};
+    return words[index];
+}
+
+static const gr_config_field *parted_more(int part)
+{
+    static const gr_config_field none[] = {{0}};
+    static const gr_config_field second[] = {
+        {.key = "second", .type = GR_CONFIG_INT, .offset = offsetof(parted, second)}, {0}};
+    static const gr_config_field rest[] = {{.key = "third",
+                                            .type = GR_CONFIG_INT,
+                                            .offset = offsetof(parted, third),
+                                            .default_text = "7"},
+                                           {.key = "word",
+                                            .flag = "--word",
+                                            .type = GR_CONFIG_CHOICE,
+                                            .offset = offsetof(parted, word),
+                                            .choice = parted_word},
+                                           {0}};
+    static const gr_config_field *const parts[] = {none, second, rest, NULL};
+    return parts[part];
+}
+
+static void table_with_further_parts_has_the_fields_of_all(void **state)
+{
+    (void)state;
+    static const gr_config_field first[] = {
+        {.key = "first", .type = GR_CONFIG_INT, .offset = offsetof(parted, first)}, {0}};
+    static const gr_config_table parts = {
+        .name = "parted", .fields = first, .more = parted_more, .struct_bytes = sizeof(parted)};
+    static const char *const keys[] = {"first", "second", "third", "word"};
+    size_t count = 0;
+    for (const gr_config_field *f = NULL; (f = gr_config_next(&parts, f)) != NULL; count++) {
+        assert_string_equal(f->key, keys[count]);
+    }
+    assert_int_equal(count, 4);
+    parted config;
+    gr_arena arena;
+    gr_diag diag = {0};
+    gr_arena_init(&arena, 1 << 16);
+    assert_int_equal(gr_config_defaults(&parts, &config, &arena, &diag), GR_OK);
+    assert_int_equal(config.third, 7);
+    char *argv[] = {"--word", "blue", "--word", "gren"};
+    int at = 0;
+    bool dashes = false, help = false;
+    assert_int_equal(
+        gr_config_from_args(&parts, &config, 2, argv, &at, &dashes, &help, &arena, &diag), GR_OK);
+    assert_int_equal(config.word, 2);
+    at = 2;
+    assert_int_equal(
+        gr_config_from_args(&parts, &config, 4, argv, &at, &dashes, &help, &arena, &diag),
+        GR_E_INVALID);
+    assert_non_null(strstr(diag.text, "red, green or blue"));
+    assert_non_null(strstr(diag.text, "did you mean \"green\"?"));
+    gr_arena_fini(&arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -463,6 +528,7 @@ int main(void)
         WITH_CONFIG(config_text_beyond_the_arena_is_refused),
         cmocka_unit_test(help_of_a_table_shows_each_flag),
         cmocka_unit_test(reference_of_a_table_shows_each_field),
+        cmocka_unit_test(table_with_further_parts_has_the_fields_of_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
