@@ -556,6 +556,17 @@ bool gr_dataset_scales_by_column(const gr_dataset *dataset)
     return dataset->column_mean != NULL;
 }
 
+const double *gr_dataset_column_means(const gr_dataset *dataset, const double **factor_out)
+{
+    *factor_out = dataset->column_factor;
+    return dataset->column_mean;
+}
+
+const gr_csv_layout *gr_dataset_layout(const gr_dataset *dataset)
+{
+    return gr_table_layout(dataset->samples);
+}
+
 static void scale_columns(const gr_dataset *dataset, float *x)
 {
     for (int64_t k = 0; dataset->column_mean != NULL && k < dataset->values; k++) {

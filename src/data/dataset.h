@@ -5,6 +5,7 @@
 /* Samples by number, whatever the format of the files. */
 
 #include "base/config.h"
+#include "data/csv.h"
 #include "doc/doc.h"
 
 enum { GR_SAMPLE_DIMS_MAX = 3 };
@@ -53,6 +54,11 @@ uint64_t gr_dataset_memory(const gr_dataset *dataset);
 void gr_dataset_scaling(const gr_dataset *dataset, double *mean_out, double *deviation_out);
 
 bool gr_dataset_scales_by_column(const gr_dataset *dataset);
+/* Where each value of a sample has a mean of its own: the means, and in *factor_out the reciprocals
+ * of the deviations; else NULL. Both live as long as the data set. */
+const double *gr_dataset_column_means(const gr_dataset *dataset, const double **factor_out);
+/* csv: what the columns of the training samples' file mean; else NULL. As long as the data set. */
+const gr_csv_layout *gr_dataset_layout(const gr_dataset *dataset);
 
 /* Fills `count` samples: x_out count x values; labels_out (classes) or targets_out (regression,
  * one a sample), the other may be NULL. Thread-safe; no heap. */

@@ -69,6 +69,12 @@ int64_t gr_table_label_max(const gr_table *table)
     return table->label_max;
 }
 
+const gr_csv_layout *gr_table_layout(const gr_table *table)
+{
+    bool csv = table->kind == GR_TABLE_CSV_RECORDS || table->kind == GR_TABLE_CSV_TEXT;
+    return csv ? &table->layout : NULL;
+}
+
 const char *gr_table_kind(const gr_table *table)
 {
     if (table->kind == GR_TABLE_CSV_TEXT) {
@@ -99,7 +105,7 @@ void gr_scaler_init(gr_scaler *scaler, double scale, double mean, double deviati
     }
 }
 
-static void scale_values(const gr_scaler *scaler, float *x, int64_t count)
+void gr_scaler_apply(const gr_scaler *scaler, float *x, int64_t count)
 {
     if (scaler->identity) {
         return;
@@ -143,7 +149,7 @@ gr_status gr_table_read(const gr_table *table, int64_t number, const gr_scaler *
         return status;
     }
     if (!scaled) {
-        scale_values(scaler, x_out, table->values);
+        gr_scaler_apply(scaler, x_out, table->values);
     }
     if (label_out != NULL) {
         *label_out = (int32_t)label;

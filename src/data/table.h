@@ -5,6 +5,7 @@
 /* The samples of one file (CSV) or one pair of files (IDX), by number. Opening reads what must be
  * checked; afterwards a table does not change and any thread may read it. */
 
+#include "data/csv.h"
 #include "data/input_stream.h"
 
 #include <stdbool.h>
@@ -52,8 +53,9 @@ int64_t gr_table_count(const gr_table *table);
 int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX]); /* 1 or 3 */
 int64_t gr_table_values(const gr_table *table);
 int64_t gr_table_label_max(const gr_table *table); /* the largest class; -1 for regression */
-const char *gr_table_kind(const gr_table *table);  /* how it is kept, for people and tests */
-uint64_t gr_table_memory(const gr_table *table);   /* bytes of heap that it holds, about */
+const gr_csv_layout *gr_table_layout(const gr_table *table); /* what its columns mean; NULL: idx */
+const char *gr_table_kind(const gr_table *table); /* how it is kept, for people and tests */
+uint64_t gr_table_memory(const gr_table *table);  /* bytes of heap that it holds, about */
 
 /* How raw values become the model's input: x = (raw * scale - mean) / deviation. */
 typedef struct gr_scaler {
@@ -62,6 +64,8 @@ typedef struct gr_scaler {
     float of_byte[256];
 } gr_scaler;
 void gr_scaler_init(gr_scaler *scaler, double scale, double mean, double deviation);
+/* Scales values that are numbers already. */
+void gr_scaler_apply(const gr_scaler *scaler, float *x, int64_t count);
 
 /* Once before a batch: are the files still as they were? */
 gr_status gr_table_check(const gr_table *table, gr_diag *diag) GR_MUST_CHECK;
