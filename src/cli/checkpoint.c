@@ -2,11 +2,12 @@
 
 /* `gradus checkpoint`: what is in a folder of checkpoints, and is it sound? */
 
-#include "train/checkpoint.h"
+#include "cli/checkpoint.h"
 #include "base/fail.h"
 #include "base/file.h"
 #include "base/text.h"
 #include "cli/cli.h"
+#include "train/checkpoint.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -186,8 +187,7 @@ static int verify(const gr_cli_line *line)
 
 /* ---- Which checkpoint is meant --------------------------------------------------------------- */
 
-/* A checkpoint, or the newest sound one of a folder. */
-static gr_status open_meant(const char *path, gr_checkpoint **checkpoint_out, gr_diag *diag)
+gr_status gr_cli_open_checkpoint(const char *path, gr_checkpoint **checkpoint_out, gr_diag *diag)
 {
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     return is_checkpoint(path) ? gr_checkpoint_open(path, checkpoint_out, diag)
@@ -217,7 +217,7 @@ static gr_status open_side(const char *path, compared *side, gr_diag *diag)
         return status;
     }
     gr_checkpoint *checkpoint = NULL;
-    gr_status status = open_meant(path, &checkpoint, diag);
+    gr_status status = gr_cli_open_checkpoint(path, &checkpoint, diag);
     for (int i = 0; i < SIDE_FILES_MAX && status == GR_OK; i++) {
         if (gr_checkpoint_has(checkpoint, names[i])) {
             status = gr_checkpoint_read(checkpoint, names[i], &side->files[side->count], diag);
@@ -388,7 +388,7 @@ static int convert(const checkpoint_options *options, const char *from, const ch
                       folder);
         return input_fail(&diag);
     }
-    gr_status status = open_meant(from, &checkpoint, &diag);
+    gr_status status = gr_cli_open_checkpoint(from, &checkpoint, &diag);
     if (status == GR_OK) {
         status = gr_checkpoint_read_bytes(checkpoint, GR_CHECKPOINT_MODEL, &data, &bytes, &diag);
     }

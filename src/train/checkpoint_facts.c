@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "base/number.h"
 #include "train/compress.h"
+#include "train/inference.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -279,6 +280,9 @@ gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_ou
     }
     if (status == GR_OK) {
         status = add_data(&c);
+    }
+    if (status == GR_OK) {
+        status = gr_inference_print(job, arena, &c.facts.inference, diag);
     }
     if (status == GR_OK) {
         *facts_out = c.facts;

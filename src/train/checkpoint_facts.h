@@ -4,7 +4,8 @@
 
 /* What must be equal for a job to go on to the same bits: the model's layers, what the data files
  * hold, the optimizer, shards, batch, seed and so on, as texts by key. Workers, link, output,
- * length and evaluation are not in it: they change no weight of a step. */
+ * length and evaluation are not in it: they change no weight of a step. With them goes what
+ * predictions need, which follows from them. */
 
 #include "train/job/job.h"
 
@@ -17,6 +18,7 @@ typedef struct gr_fact {
 typedef struct gr_facts {
     gr_fact *list;
     int count;
+    const char *inference; /* JSON: what predictions need (inference.h); "": it is not kept */
 } gr_facts;
 
 /* Texts and list live in `arena`. GR_E_NO_MEMORY; GR_E_IO, GR_E_NOT_FOUND: a data file. */

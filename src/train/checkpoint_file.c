@@ -225,6 +225,10 @@ static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *fac
         "shards", info->shards, "time", (json_int_t)info->time_s, "seconds", info->seconds,
         "last_loss", number_json(info->last_loss), "epoch_meter", meter_json(&info->epoch),
         "total_meter", meter_json(&info->total), "job", job, "files", list);
+    if (facts->inference != NULL && facts->inference[0] != '\0') {
+        json_t *inference = json_loads(facts->inference, 0, NULL);
+        whole = json_object_set_new(root, "inference", inference) == 0 && whole;
+    }
     if (!whole) {
         json_decref(root);
         return NULL;
@@ -281,6 +285,7 @@ gr_status gr_checkpoint_write(const char *path, const gr_checkpoint_info *info,
 struct gr_checkpoint {
     char *path;
     gr_arena arena;
+    gr_doc *doc; /* the manifest */
     gr_checkpoint_info info;
     gr_facts facts;
     file_entry files[FILES_MAX];
@@ -502,7 +507,6 @@ gr_status gr_checkpoint_open(const char *path, gr_checkpoint **checkpoint_out, g
 {
     char name[PATH_MAX], *text = NULL;
     size_t bytes = 0;
-    gr_doc *doc = NULL;
     gr_checkpoint *c = calloc(1, sizeof *c);
     if (c == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to read it", path);
@@ -519,10 +523,10 @@ gr_status gr_checkpoint_open(const char *path, gr_checkpoint **checkpoint_out, g
     }
     if (status == GR_OK) {
         c->manifest_bytes = bytes;
-        status = gr_doc_parse_json(name, text, bytes, &doc, diag);
+        status = gr_doc_parse_json(name, text, bytes, &c->doc, diag);
     }
     if (status == GR_OK) {
-        status = read_manifest(c, gr_doc_root(doc), diag);
+        status = read_manifest(c, gr_doc_root(c->doc), diag);
     }
     if (status == GR_OK && (find_file(c, GR_CHECKPOINT_MODEL) == NULL ||
                             find_file(c, GR_CHECKPOINT_OPTIMIZER) == NULL)) {
@@ -531,7 +535,6 @@ gr_status gr_checkpoint_open(const char *path, gr_checkpoint **checkpoint_out, g
     if (status == GR_OK) {
         status = check_sizes(c, diag);
     }
-    gr_doc_destroy(doc);
     free(text);
     if (status != GR_OK) {
         gr_checkpoint_close(c);
@@ -544,6 +547,7 @@ gr_status gr_checkpoint_open(const char *path, gr_checkpoint **checkpoint_out, g
 void gr_checkpoint_close(gr_checkpoint *checkpoint)
 {
     if (checkpoint != NULL) {
+        gr_doc_destroy(checkpoint->doc);
         gr_arena_fini(&checkpoint->arena);
         free(checkpoint);
     }
@@ -557,6 +561,16 @@ const gr_checkpoint_info *gr_checkpoint_info_of(const gr_checkpoint *checkpoint)
 const gr_facts *gr_checkpoint_facts_of(const gr_checkpoint *checkpoint)
 {
     return &checkpoint->facts;
+}
+
+const gr_node *gr_checkpoint_inference_of(const gr_checkpoint *checkpoint)
+{
+    return gr_node_get(gr_doc_root(checkpoint->doc), "inference");
+}
+
+const char *gr_checkpoint_path_of(const gr_checkpoint *checkpoint)
+{
+    return checkpoint->path;
 }
 
 uint64_t gr_checkpoint_bytes(const gr_checkpoint *checkpoint)

@@ -9,11 +9,13 @@
  *   optimizer.safetensors  the optimizer's vectors, "momentum.fc1.weight"
  *   residuals.safetensors  what each shard keeps to itself: topk: all that it has left out so far;
  *                          local_state: keep: the optimizer's vectors
- *   manifest.json          step, numbers of the epoch, facts of the job (checkpoint_facts.h); name,
- *                          size and SHA-256 of each file; and last the SHA-256 of the text before
+ *   manifest.json          step, numbers of the epoch, facts of the job (checkpoint_facts.h); what
+ *                          predictions need (inference.h); name, size and SHA-256 of each file; and
+ *                          last the SHA-256 of the text before
  *
  * Every byte of every file is covered by a checksum. */
 
+#include "doc/doc.h"
 #include "nn/optimizer.h"
 #include "train/checkpoint_facts.h"
 #include "train/metrics.h"
@@ -64,6 +66,10 @@ gr_status gr_checkpoint_open(const char *path, gr_checkpoint **checkpoint_out,
 void gr_checkpoint_close(gr_checkpoint *checkpoint);
 const gr_checkpoint_info *gr_checkpoint_info_of(const gr_checkpoint *checkpoint);
 const gr_facts *gr_checkpoint_facts_of(const gr_checkpoint *checkpoint);
+/* What predictions need, for gr_inference_read; as long as the checkpoint is open. NULL: it is of
+ * an earlier version, or of samples with too many values. */
+const gr_node *gr_checkpoint_inference_of(const gr_checkpoint *checkpoint);
+const char *gr_checkpoint_path_of(const gr_checkpoint *checkpoint);
 uint64_t gr_checkpoint_bytes(const gr_checkpoint *checkpoint); /* of all files, manifest included */
 bool gr_checkpoint_has(const gr_checkpoint *checkpoint, const char *name);
 
