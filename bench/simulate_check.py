@@ -178,7 +178,7 @@ def measure(net, options, operation, algorithm, size, about_us):
     return net.bench([operation, "--sizes", str(size), "--placement", "in", "--iters",
                       str(iterations), "--warmup", str(iterations), "--together", "--algorithm",
                       algorithm, "--no-exact"], options.ranks_per_host, timeout_s=300,
-                     env={"GRADUS_SEGMENT": SEGMENT, "GRADUS_STREAMS": "1"})["time_us_median"]
+                     env={"GRADUS_SEGMENT": SEGMENT, "GRADUS_RAILS": "1"})["time_us_median"]
 
 
 def wanted(options, row):

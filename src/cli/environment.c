@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/environment.h"
 
+#include "base/config_text.h"
 #include "base/fail.h"
 #include "base/hash.h"
 #include "base/text.h"
@@ -102,6 +103,20 @@ static void list_known(const char *known_out[KNOWN_MAX + 1])
     known_out[count] = NULL;
 }
 
+/* What the variable is called today; NULL: it has not been renamed. */
+static const char *renamed(const char *name)
+{
+    for (size_t i = 0; gr_reference_tables[i] != NULL; i++) {
+        const gr_config_field *field = gr_reference_tables[i]->fields;
+        for (; !gr_config_is_end(field); field++) {
+            if (field->former_env != NULL && strcmp(name, field->former_env) == 0) {
+                return field->env;
+            }
+        }
+    }
+    return NULL;
+}
+
 static gr_status check_name(const char *name, gr_diag *diag)
 {
     const char *known[KNOWN_MAX + 1];
@@ -113,6 +128,10 @@ static gr_status check_name(const char *name, gr_diag *diag)
     }
     if (is_of_tests(name) || is_of_server(name)) {
         return GR_OK;
+    }
+    const char *today = renamed(name);
+    if (today != NULL) {
+        return gr_fail(diag, GR_E_INVALID, "%s is called %s now", name, today);
     }
     const char *nearest = gr_nearest(name + PREFIX_BYTES, known);
     if (nearest != NULL) {
@@ -162,7 +181,7 @@ gr_status gr_environment_check(char *const *environment, gr_arena *arena, gr_dia
 
 /* ---- What depends on the job ----------------------------------------------------------------- */
 
-static gr_status check_tuning(const char *path, const gr_environment_job *job, int streams,
+static gr_status check_tuning(const char *path, const gr_environment_job *job, int rails,
                               gr_diag *diag)
 {
     if (path == NULL || strcmp(path, "auto") == 0 || strcmp(path, "off") == 0 || !job->here) {
@@ -178,7 +197,7 @@ static gr_status check_tuning(const char *path, const gr_environment_job *job, i
     if (status == GR_OK && job->all_join && job->workers > 1) {
         /* How many connections there are between two ranks is chosen by the ranks. */
         gr_link_kind link = job->by_tcp ? GR_LINK_TCP : GR_LINK_SHM;
-        int of_file = streams > 0 ? streams : tuning->streams;
+        int of_file = rails > 0 ? rails : tuning->rails;
         status = gr_tuning_check(tuning, path, job->workers, link, of_file, &why);
     }
     free(tuning);
@@ -211,5 +230,5 @@ gr_status gr_environment_check_job(char *const *environment, const gr_environmen
     if (status == GR_OK) {
         status = check_interfaces(config.interfaces, job, diag);
     }
-    return status == GR_OK ? check_tuning(config.tune, job, config.streams, diag) : status;
+    return status == GR_OK ? check_tuning(config.tune, job, config.rails, diag) : status;
 }

@@ -119,14 +119,14 @@ static gr_status read_costs(explanation *e, gr_diag *diag)
 {
     const char *tune = e->options->tune;
     gr_link_kind link = e->options->link == 0 ? GR_LINK_SHM : GR_LINK_TCP;
-    int streams = (int)e->options->streams;
-    gr_tuning_init(&e->tuning, e->shape.world_size, link, streams);
+    int rails = (int)e->options->rails;
+    gr_tuning_init(&e->tuning, e->shape.world_size, link, rails);
     if (strcmp(tune, "auto") == 0 || strcmp(tune, "off") == 0) {
         return GR_OK;
     }
     gr_status status = gr_tuning_read(tune, &e->tuning, diag);
     return status == GR_OK
-               ? gr_tuning_check(&e->tuning, tune, e->shape.world_size, link, streams, diag)
+               ? gr_tuning_check(&e->tuning, tune, e->shape.world_size, link, rails, diag)
                : status;
 }
 
@@ -308,15 +308,15 @@ static void print_text(explanation *e)
     char a[SIZE_BYTES], b[SIZE_BYTES], c[SIZE_BYTES], d[SIZE_BYTES], f[SIZE_BYTES];
     const gr_plan_options *o = e->options;
     const algorithm_candidate *chosen = chosen_one(e);
-    char streams[40] = "";
+    char rails[40] = "";
     if (o->link != 0 || o->hosts > 1) {
-        snprintf(streams, sizeof streams, ", %d stream%s per pair by tcp", (int)o->streams,
-                 o->streams == 1 ? "" : "s");
+        snprintf(rails, sizeof rails, ", %d rail%s per pair by tcp", (int)o->rails,
+                 o->rails == 1 ? "" : "s");
     }
     printf("%s of %s of %s, %d ranks on %d host%s, %s inside%s, %s\n\n",
            gr_coll_name(e->shape.coll), size_text((double)o->size_bytes, a),
            gr_dtype_name(e->dtype), e->shape.world_size, (int)o->hosts, o->hosts == 1 ? "" : "s",
-           o->link == 0 ? "shm" : "tcp", streams, o->exact ? "exact" : "not exact");
+           o->link == 0 ? "shm" : "tcp", rails, o->exact ? "exact" : "not exact");
     printf("choice      %s: %s\n            %s\n", chosen->algorithm->name, e->source_text,
            chosen->algorithm->description);
     if (chosen->algorithm->plan) {
@@ -360,11 +360,11 @@ static void print_json(explanation *e)
     const gr_plan_options *o = e->options;
     const algorithm_candidate *chosen = chosen_one(e);
     printf("{\"op\": \"%s\", \"size_bytes\": %lld, \"dtype\": \"%s\", \"ranks\": %d, \"hosts\": "
-           "%d, \"link\": \"%s\", \"streams\": %d, \"exact\": %s, \"algorithm\": \"%s\", "
+           "%d, \"link\": \"%s\", \"rails\": %d, \"exact\": %s, \"algorithm\": \"%s\", "
            "\"segment_bytes\": %zu, "
            "\"source\": \"%s\", \"messages\": %llu, \"bytes_sent\": %llu, ",
            gr_coll_name(e->shape.coll), (long long)o->size_bytes, gr_dtype_name(e->dtype),
-           e->shape.world_size, (int)o->hosts, o->link == 0 ? "shm" : "tcp", (int)o->streams,
+           e->shape.world_size, (int)o->hosts, o->link == 0 ? "shm" : "tcp", (int)o->rails,
            o->exact ? "true" : "false", chosen->algorithm->name, chosen->segment_bytes, e->source,
            (unsigned long long)chosen->prediction.messages,
            (unsigned long long)chosen->prediction.bytes_sent);
@@ -414,7 +414,7 @@ static gr_status explain(explanation *e, gr_diag *diag)
     const gr_selection_config choosing = {.text = o->algorithm,
                                           .exact = o->exact,
                                           .link = o->link == 0 ? GR_LINK_SHM : GR_LINK_TCP,
-                                          .streams = (int)o->streams,
+                                          .rails = (int)o->rails,
                                           .world_size = e->shape.world_size,
                                           .segment_bytes = (size_t)o->segment_bytes};
     status = gr_selection_init(&e->selection, &choosing, diag);

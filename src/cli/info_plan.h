@@ -11,7 +11,7 @@ typedef struct gr_plan_options {
     const char *plan; /* a collective; NULL: no plan is asked for */
     int64_t size_bytes;
     int64_t ranks, hosts;
-    int64_t streams;
+    int64_t rails;
     int link, dtype;
     bool exact, json, rules;
     const char *algorithm, *tune;

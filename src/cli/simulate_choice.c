@@ -52,7 +52,7 @@ gr_status gr_simulate_chooser_create(const gr_simulate_options *options, gr_coll
     }
     const gr_selection_config choosing = {.exact = options->exact && !options->compare,
                                           .link = GR_LINK_SHM,
-                                          .streams = 1,
+                                          .rails = 1,
                                           .world_size = (int)ranks,
                                           .segment_bytes = (size_t)cluster->segment_bytes};
     gr_status status =

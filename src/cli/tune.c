@@ -94,7 +94,7 @@ static gr_status write_file(gr_comm *comm, const gr_tune_options *options,
     if (!tuning) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the rules");
     }
-    gr_tuning_init(tuning, gr_comm_size(comm), selection->link, selection->streams);
+    gr_tuning_init(tuning, gr_comm_size(comm), selection->link, selection->rails);
     tuning->model = selection->model;
     for (int exact = 0; exact < 2; exact++) {
         gr_tune_rules(points, exact, &tuning->rules[exact]);

@@ -18,8 +18,8 @@ static void write_head(FILE *file, const gr_tuning *tuning)
     for (const char *c = tuning->processor; *c; c++) {
         fputc((unsigned char)*c < ' ' ? ' ' : *c, file);
     }
-    fprintf(file, "\ncores %d\nranks %d\nlink %s\nstreams %d\n", tuning->cores, tuning->ranks,
-            gr_link_kind_name(tuning->link), tuning->streams);
+    fprintf(file, "\ncores %d\nranks %d\nlink %s\nrails %d\n", tuning->cores, tuning->ranks,
+            gr_link_kind_name(tuning->link), tuning->rails);
 }
 
 static void write_costs(FILE *file, const gr_cost_model *model)

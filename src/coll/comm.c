@@ -45,7 +45,7 @@ static bool next_report(void *context_arg, gr_op_report *report_out)
 static void note_places(gr_context *context)
 {
     context->choosing.link = gr_group_link_kind(context->group);
-    context->choosing.streams = gr_group_rails(context->group);
+    context->choosing.rails = gr_group_rails(context->group);
     context->topology = gr_group_topology(context->group);
     gr_group_watch_reports(context->group);
 }

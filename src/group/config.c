@@ -14,8 +14,8 @@ const char *const gr_link_choices[] = {"auto", "shm", "tcp", NULL};
 static const char *const log_choices[] = {"off", "error", "warn", "info", "debug", "trace", NULL};
 static const char *const cma_choices[] = {"auto", "off", NULL};
 /* The index is the number; 0: chosen. */
-static const char *const stream_choices[] = {"auto", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
-_Static_assert(sizeof stream_choices / sizeof stream_choices[0] == GR_LINK_RAILS_MAX + 2,
+static const char *const rail_choices[] = {"auto", "1", "2", "3", "4", "5", "6", "7", "8", NULL};
+_Static_assert(sizeof rail_choices / sizeof rail_choices[0] == GR_LINK_RAILS_MAX + 2,
                "auto, each number, and the end");
 static const char *const progress_choices[] = {"auto", "thread", "inline", NULL};
 
@@ -101,11 +101,12 @@ static const gr_config_field fields[] = {
      .value_name = "NAME",
      .help = "which host this is: ranks with the same name share memory; unset: found out"},
     {GR_GROUP_ROW_INTERFACES, AT(interfaces)},
-    {.env = "GRADUS_STREAMS",
+    {.env = "GRADUS_RAILS",
+     .former_env = "GRADUS_STREAMS",
      .type = GR_CONFIG_CHOICE,
-     AT(streams),
+     AT(rails),
      .default_text = "auto",
-     .choices = stream_choices,
+     .choices = rail_choices,
      .help = "tcp connections between two ranks; auto: one for each network interface that both "
              "have, more where one does not fill it; one inside a host"},
     {.env = "GRADUS_CONNECT_ALL",

@@ -448,10 +448,10 @@ static void receive_from(gr_coordinator *coordinator, member *from, int most)
 
 /* ---- Face ------------------------------------------------------------------------------------ */
 
-static bool accepts_rank(void *coordinator_arg, int32_t rank, gr_auth_rail stream)
+static bool accepts_rank(void *coordinator_arg, int32_t rank, gr_auth_rail rail)
 {
     const gr_coordinator *coordinator = coordinator_arg;
-    return rank >= 0 && rank < coordinator->membership.world_size && stream.count == 1;
+    return rank >= 0 && rank < coordinator->membership.world_size && rail.count == 1;
 }
 
 /* Those that say nothing for long are asked whether their host is still there. */

@@ -44,7 +44,7 @@ typedef struct gr_group_config {
     const char *host;        /* GRADUS_HOST: which host this is; NULL: found out */
     const char *interfaces;  /* GRADUS_INTERFACE: "eth0,10.0.0.0/8"; NULL: all */
     int64_t connect_all_max; /* GRADUS_CONNECT_ALL; 0: chosen */
-    int streams;             /* GRADUS_STREAMS: tcp connections between two ranks; 0:
+    int rails;               /* GRADUS_RAILS: tcp connections between two ranks; 0:
                                      * chosen */
     const char *ports;       /* GRADUS_PORTS: "40000-40100"; NULL: any */
     int64_t members_min;     /* GRADUS_MIN_WORKERS; 0: all */

@@ -621,8 +621,8 @@ bool gr_group_change_wanted(gr_group *group)
     }
 }
 
-/* What went over each of several streams: whether all interfaces did their part. */
-static void tell_streams(const gr_group *group)
+/* What went over each of several rails: whether all interfaces did their part. */
+static void log_rails(const gr_group *group)
 {
     gr_mesh_stats stats;
     char text[160] = "";
@@ -639,7 +639,7 @@ static void tell_streams(const gr_group *group)
     }
     if (sum > 0) {
         gr_log_write(group->log, GR_LOG_INFO, "group",
-                     "rank %d sent %.3f GB over tcp, over the first stream and so on: %s",
+                     "rank %d sent %.3f GB over tcp, over the first rail and so on: %s",
                      group->rank, (double)sum / 1e9, text);
     }
 }
@@ -688,7 +688,7 @@ void gr_group_watch_reports(gr_group *group)
 void gr_group_unlink(gr_group *group)
 {
     if (group->mesh != NULL) {
-        tell_streams(group);
+        log_rails(group);
     }
     gr_mesh_destroy(group->mesh);
     group->mesh = NULL;

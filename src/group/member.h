@@ -31,7 +31,7 @@ struct gr_group {
     gr_topology *topology;
     bool tcp;                 /* all links are */
     gr_interfaces interfaces; /* of this host, for links on first use */
-    int streams;              /* GRADUS_STREAMS */
+    int rails;                /* GRADUS_RAILS */
     gr_missing missing;       /* what the coordinator said last */
     bool missing_known;
     gr_assignment assignment; /* what the coordinator gave last; generation 0: none yet */

@@ -72,7 +72,7 @@ gr_status gr_joining_open_mesh(gr_joining *join, gr_diag *diag)
     }
     config.listen_host = gr_interfaces_listen_host(&join->interfaces);
     config.ports = join->ports;
-    config.rails_max = gr_interfaces_rails_max(&join->interfaces, join->config->streams);
+    config.rails_max = gr_interfaces_rails_max(&join->interfaces, join->config->rails);
     config.peer_timeout_us = join->config->peer_timeout_us;
     config.spin_us = join->config->spin_us;
     config.cma = join->config->cma == 0;
@@ -80,7 +80,7 @@ gr_status gr_joining_open_mesh(gr_joining *join, gr_diag *diag)
     config.log = join->log;
     raise_limits(join, &config);
     group->interfaces = join->interfaces;
-    group->streams = join->config->streams;
+    group->rails = join->config->rails;
     status = gr_mesh_create(&config, &group->mesh, diag);
     gr_wipe(secret, sizeof secret);
     if (status != GR_OK) {
@@ -170,7 +170,7 @@ static void log_route(const gr_group *group, int rank, int rail, int rails, cons
         gr_interface_describe(route->by, text);
     }
     if (rails > 1) {
-        snprintf(which, sizeof which, ", stream %d of %d,", rail + 1, rails);
+        snprintf(which, sizeof which, ", rail %d of %d,", rail + 1, rails);
     }
     gr_log_write(group->log, GR_LOG_INFO, "group",
                  "rank %d reaches rank %d (host %s)%s through %s; in this order: %s", group->rank,
@@ -191,7 +191,7 @@ static gr_status find_route(void *group_arg, int rank, gr_peer_route *route_out,
     }
     gr_route routes[GR_LINK_RAILS_MAX];
     int rails =
-        gr_interfaces_route(&group->interfaces, member->remote, same_host, group->streams, routes);
+        gr_interfaces_route(&group->interfaces, member->remote, same_host, group->rails, routes);
     if (rails == 0) {
         return gr_fail_peer(diag, GR_E_INVALID, rank,
                             "rank %d is on host %s and rank %d on host %s, where it has no network "
@@ -226,7 +226,7 @@ int gr_group_rails_to(const gr_group *group, int rank)
         return link != NULL ? gr_link_rails(link) : 1;
     }
     return gr_interfaces_route(&group->interfaces, group->members[rank].remote,
-                               on_same_host(group, rank), group->streams, routes);
+                               on_same_host(group, rank), group->rails, routes);
 }
 
 static gr_status connect_to(gr_group *group, int rank, gr_diag *diag)

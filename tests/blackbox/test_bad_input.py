@@ -207,9 +207,13 @@ def test_variable_of_another_machine_is_refused_before_the_start(gradus, job):
 
 
 def test_misspelt_variable_is_refused_by_whatever_starts_ranks(gradus):
-    wrong = {"GRADUS_STREAM": "2"}
+    wrong = {"GRADUS_RAIL": "2"}
     for words in (["run", "true"], ["bench", "allreduce"], ["tune"], ["server"], ["rendezvous"]):
-        expect_refused(gradus(*words, env=wrong), "did you mean GRADUS_STREAMS?")
+        expect_refused(gradus(*words, env=wrong), "did you mean GRADUS_RAILS?")
+        expect_refused(gradus(*words, env={"GRADUS_STREAMS": "2"}),
+                       "GRADUS_STREAMS is called GRADUS_RAILS now")
+    expect_refused(gradus("info", "--plan", "allreduce", "--streams", 2),
+                   "--streams is called --rails now")
     expect_refused(gradus("bench", "allreduce", "-np", 2,
                           env={"GRADUS_ALGORITHM": "allreduce=no"}), "no allreduce algorithm")
     known = {"GRADUS_TEST_WORD": "1", "GRADUS_SERVER_0": "tcp:127.0.0.1:9", "GRADUS_SERVERS": "a"}

@@ -233,7 +233,7 @@ def test_two_interfaces_at_once(gradus):
         assert "stream 1 of 2, through eth0 10.77.0.2/24" in done[1][1]
         assert "stream 2 of 2, through eth1 10.78.0.2/24" in done[1][1]
         assert "in this order: tcp:10.78.0.1:4520" in done[1][1]
-        done, sent = run_and_count(made, bench_large(gradus), env={"GRADUS_STREAMS": "1"})
+        done, sent = run_and_count(made, bench_large(gradus), env={"GRADUS_RAILS": "1"})
         check_large(done)
         for first, second in sent:
             assert second < first / 100, sent

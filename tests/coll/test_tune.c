@@ -90,7 +90,7 @@ static void test_round_trip(void **state)
     (void)state;
     gr_tuning tuning = sample(4, GR_LINK_TCP), read;
     gr_diag diag = {.text = ""};
-    tuning.streams = 3;
+    tuning.rails = 3;
     write_sample(&tuning);
     gr_status status = gr_tuning_read(path, &read, &diag);
     assert_string_equal(diag.text, "");
@@ -160,14 +160,14 @@ static void tune_file_with_a_bad_line_is_refused_with_its_place(void **state)
     static const struct {
         const char *from, *to, *sentence;
     } cases[] = {
-        {"gradus-tune 3", "gradus-tune 4", ":1: was written by version"},
-        {"gradus-tune 3", "{ \"format\":", ":1: this is not a file that this version"},
+        {"gradus-tune 4", "gradus-tune 5", ":1: was written by version"},
+        {"gradus-tune 4", "{ \"format\":", ":1: this is not a file that this version"},
         {"ranks 4\n", "ranks 0\n",
          ":4: ranks: must be a whole number from 1 to 1000000, not \"0\""},
         {"link shm\n", "link smh\n", ":5: link: must be shm or tcp, not \"smh\""},
-        {"streams 1\n", "streams 1\nspeed 9\n", ":7: this version of Gradus has no such key"},
-        {"streams 1\n", "streams 1\nspeed\n", ":7: a line is a key, a space and a value"},
-        {"streams 1\n", "", ": the key \"streams\" is missing"},
+        {"rails 1\n", "rails 1\nspeed 9\n", ":7: this version of Gradus has no such key"},
+        {"rails 1\n", "rails 1\nspeed\n", ":7: a line is a key, a space and a value"},
+        {"rails 1\n", "", ": the key \"rails\" is missing"},
         {"wait_us ", "wait_us -", "wait_us: must be a number"},
         {" tree 0\n", " bush 0\n", ": this version of Gradus has no such rule"},
         {" tree 0\n", " tree\n", ": a rule has six words"},
@@ -186,7 +186,7 @@ static void tune_file_with_a_bad_line_is_refused_with_its_place(void **state)
     }
     gr_tuning read;
     gr_diag diag = {.text = ""};
-    write_changed("streams 1\n", "streams 1\n\n# a comment\n");
+    write_changed("rails 1\n", "rails 1\n\n# a comment\n");
     assert_int_equal(gr_tuning_read(path, &read, &diag), GR_OK);
 }
 
@@ -209,7 +209,7 @@ static void test_misfit(void **state)
     tuning.cores += 1;
     expect_misfit(tuning, "cores of");
     tuning = sample(4, GR_LINK_SHM);
-    tuning.streams = 2;
+    tuning.rails = 2;
     expect_misfit(tuning, "with 2 tcp connections between two ranks, here are 1");
     tuning = sample(4, GR_LINK_SHM);
     snprintf(tuning.processor, sizeof tuning.processor, "Abacus 3");

@@ -813,14 +813,14 @@ static void test_simulated_mesh_has_none(void **state)
     assert_non_null(strstr(diag.text, "no dynamic peers"));
 }
 
-static gr_link_kind shm = GR_LINK_SHM, tcp = GR_LINK_TCP, streams = TCP_RAILS(3),
+static gr_link_kind shm = GR_LINK_SHM, tcp = GR_LINK_TCP, rails = TCP_RAILS(3),
                     tls = (gr_link_kind)((int)GR_LINK_TCP | (int)TCP_ENCRYPTED);
 
 #define OVER(kind, test)                                                                           \
     {                                                                                              \
 #kind "_" #test, test_##test, NULL, NULL, &(kind)                                          \
     }
-#define OVER_ALL(test) OVER(shm, test), OVER(tcp, test), OVER(streams, test), OVER(tls, test)
+#define OVER_ALL(test) OVER(shm, test), OVER(tcp, test), OVER(rails, test), OVER(tls, test)
 
 int main(void)
 {

@@ -360,7 +360,7 @@ static void test_tcp_frame_with_a_flipped_bit(void **state)
     gr_mesh_destroy(h.mesh);
 }
 
-/* ---- Links of several streams ---------------------------------------------------------------- */
+/* ---- Links of several rails ---------------------------------------------------------------- */
 
 static gr_auth_rail stream_of(uint8_t index, uint8_t count)
 {
@@ -368,7 +368,7 @@ static gr_auth_rail stream_of(uint8_t index, uint8_t count)
 }
 
 /* What a stream says of itself must fit the link that it belongs to, and be legal at all. */
-static void test_false_streams(void **state)
+static void test_false_rails(void **state)
 {
     static const gr_auth_rail bad[] = {{0, 0}, {1, 1}, {2, 2}, {0, GR_LINK_RAILS_MAX + 1}};
     (void)state;
@@ -429,7 +429,7 @@ static void test_streams_that_do_not_come(void **state)
     }
 }
 
-/* A member of two streams by hand. */
+/* A member of two rails by hand. */
 static void open_two(host *h, int fd[2])
 {
     host_open(h, GR_LINK_TCP);
@@ -790,7 +790,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         EACH_TEST(LIST) DYNAMIC_TEST(LIST_DYNAMIC)
             cmocka_unit_test(test_tcp_frame_with_a_flipped_bit),
-        cmocka_unit_test(test_false_streams),
+        cmocka_unit_test(test_false_rails),
         cmocka_unit_test(test_streams_that_do_not_come),
         cmocka_unit_test(test_garbage_on_a_stream),
         cmocka_unit_test(test_shm_forged_descriptors),

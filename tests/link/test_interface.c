@@ -50,8 +50,8 @@ static void expect_order(const char *remote, bool same_host, const char *expecte
 }
 
 /* The interfaces of the rails that are chosen, "eth0 eth1". */
-static void expect_streams(const gr_interfaces *own, const char *remote, bool same_host, int rails,
-                           const char *expected)
+static void expect_rails(const gr_interfaces *own, const char *remote, bool same_host, int rails,
+                         const char *expected)
 {
     gr_route routes[GR_LINK_RAILS_MAX];
     char text[GR_LINK_RAILS_MAX * 20] = "";
@@ -65,7 +65,7 @@ static void expect_streams(const gr_interfaces *own, const char *remote, bool sa
     assert_string_equal(text, expected);
 }
 
-static void test_streams(void **state)
+static void test_rails(void **state)
 {
     (void)state;
     gr_interfaces own = {.count = 5};
@@ -77,29 +77,29 @@ static void test_streams(void **state)
     static const char all[] =
         "tcp:10.0.0.2:5 tcp:10.1.0.2:5 tcp:[fd00::2]:5 tcp:10.2.0.2:5 tcp:127.0.0.1:5";
     /* One for each interface, whatever addresses it has; eth2 would keep the others waiting. */
-    expect_streams(&own, all, false, 0, "eth0 eth1");
-    expect_streams(&own, all, false, 1, "eth0");
-    expect_streams(&own, all, false, 4, "eth0 eth1 eth0 eth0");
-    expect_streams(&own, "tcp:10.2.0.2:5 tcp:10.1.0.2:5", false, 0, "eth1");
-    expect_streams(&own, "tcp:10.2.0.2:5", false, 3, "eth2 eth2 eth2");
-    expect_streams(&own, "tcp:8.8.8.8:5", false, 0, "-");
-    expect_streams(&own, "tcp:8.8.8.8:5 tcp:10.1.0.2:5", false, 2, "eth1 eth1");
-    expect_streams(&own, all, true, 0, "-");
-    expect_streams(&own, all, true, 2, "- -");
-    expect_streams(&own, "", false, 0, "");
+    expect_rails(&own, all, false, 0, "eth0 eth1");
+    expect_rails(&own, all, false, 1, "eth0");
+    expect_rails(&own, all, false, 4, "eth0 eth1 eth0 eth0");
+    expect_rails(&own, "tcp:10.2.0.2:5 tcp:10.1.0.2:5", false, 0, "eth1");
+    expect_rails(&own, "tcp:10.2.0.2:5", false, 3, "eth2 eth2 eth2");
+    expect_rails(&own, "tcp:8.8.8.8:5", false, 0, "-");
+    expect_rails(&own, "tcp:8.8.8.8:5 tcp:10.1.0.2:5", false, 2, "eth1 eth1");
+    expect_rails(&own, all, true, 0, "-");
+    expect_rails(&own, all, true, 2, "- -");
+    expect_rails(&own, "", false, 0, "");
     static const int shares[] = {1, 1, 0, 0, 0};
     for (int i = 0; i < own.count; i++) {
         assert_int_equal(gr_interfaces_share(&own, i), shares[i]);
     }
     /* Of unknown speed: as many on each. */
     own.at[1].speed_mbps = own.at[2].speed_mbps = own.at[3].speed_mbps = 0;
-    expect_streams(&own, all, false, 0, "eth0 eth1 eth2");
-    expect_streams(&own, all, false, 5, "eth0 eth1 eth2 eth0 eth1");
+    expect_rails(&own, all, false, 0, "eth0 eth1 eth2");
+    expect_rails(&own, all, false, 5, "eth0 eth1 eth2 eth0 eth1");
     /* A wire that one connection does not fill. */
     own.at[0].speed_mbps = 100000;
-    expect_streams(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0");
+    expect_rails(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0");
     own.at[0].speed_mbps = 800000;
-    expect_streams(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0 eth0 eth0 eth0 eth0");
+    expect_rails(&own, "tcp:10.0.0.2:5", false, 0, "eth0 eth0 eth0 eth0 eth0 eth0 eth0 eth0");
     /* Each rail goes its own way first, and any other behind it. */
     gr_route routes[GR_LINK_RAILS_MAX];
     own.at[0].speed_mbps = own.at[1].speed_mbps = 1000;
@@ -196,7 +196,7 @@ static void test_reached(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),    cmocka_unit_test(test_streams),
+        cmocka_unit_test(test_order),    cmocka_unit_test(test_rails),
         cmocka_unit_test(test_announce), cmocka_unit_test(test_find),
         cmocka_unit_test(test_reached),
     };

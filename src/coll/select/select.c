@@ -22,7 +22,7 @@ gr_status gr_selection_init(gr_selection *selection, const gr_selection_config *
 {
     *selection = (gr_selection){.exact = config->exact,
                                 .link = config->link,
-                                .streams = config->streams > 0 ? config->streams : 1,
+                                .rails = config->rails > 0 ? config->rails : 1,
                                 .world_size = config->world_size,
                                 .segment_bytes = config->segment_bytes,
                                 .log = config->log};
@@ -72,8 +72,8 @@ int gr_select_segments(const gr_selection *selection, const gr_cost *walk, size_
         segments_out[0] = selection->segment_bytes;
         return 1;
     }
-    /* Only what is larger is shared by several streams. */
-    if (unasked < segment_sizes[0] && selection->streams == 1) {
+    /* Only what is larger is shared by several rails. */
+    if (unasked < segment_sizes[0] && selection->rails == 1) {
         segments_out[0] = unasked;
         return 1;
     }

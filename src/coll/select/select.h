@@ -56,7 +56,7 @@ typedef struct gr_selection_config {
     const char *text; /* GRADUS_ALGORITHM; NULL: none. Borrowed for the call */
     bool exact;       /* sums in the order of the shard tree only */
     gr_link_kind link;
-    int streams;          /* tcp connections of a pair of ranks */
+    int rails;            /* tcp connections of a pair of ranks */
     int world_size;       /* 0: not known yet */
     size_t segment_bytes; /* by GRADUS_SEGMENT; 0: part of the choice */
     const gr_log *log;    /* borrowed until gr_selection_fini; may be NULL */
@@ -66,7 +66,7 @@ typedef struct gr_selection {
     bool exact;
     bool shared; /* the ranks reach each other's memory; set by the owner */
     gr_link_kind link;
-    int streams;
+    int rails;
     int world_size;
     size_t segment_bytes;
     const gr_log *log;

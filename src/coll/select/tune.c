@@ -45,7 +45,7 @@ static void read_processor(char *text, size_t size_bytes)
     }
 }
 
-void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int streams)
+void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int rails)
 {
     memset(tuning, 0, sizeof *tuning);
     read_processor(tuning->processor, sizeof tuning->processor);
@@ -53,7 +53,7 @@ void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int streams
     tuning->cores = cores > 0 ? (int)cores : 1;
     tuning->ranks = ranks;
     tuning->link = link;
-    tuning->streams = streams;
+    tuning->rails = rails;
     gr_cost_model_defaults(&tuning->model, link);
     tuning->model.cores = tuning->cores;
 }
@@ -209,14 +209,14 @@ static void decide(gr_comm *comm, const gr_group_config *config, decision *t)
     memset(t, 0, sizeof *t);
     t->status = GR_OK;
     const gr_selection *own = gr_comm_selection(comm);
-    gr_tuning_init(&tuning, gr_comm_size(comm), own->link, own->streams);
+    gr_tuning_init(&tuning, gr_comm_size(comm), own->link, own->rails);
     if (strcmp(mode, "auto") == 0) {
         t->measure_us = gr_comm_size(comm) <= MEASURED_RANKS_MAX ? config->tune_time_us : 0;
     } else if (strcmp(mode, "off") != 0) {
         t->status = gr_tuning_read(mode, &tuning, &diag);
         if (t->status == GR_OK) {
             t->status =
-                gr_tuning_check(&tuning, mode, gr_comm_size(comm), own->link, own->streams, &diag);
+                gr_tuning_check(&tuning, mode, gr_comm_size(comm), own->link, own->rails, &diag);
         }
         t->rules = tuning.rules[config->exact];
         snprintf(t->text, sizeof t->text, "%s", diag.text);

@@ -16,17 +16,17 @@ typedef struct gr_tuning {
     int cores;
     int ranks;
     gr_link_kind link;
-    int streams; /* connections of a pair of ranks, over tcp */
+    int rails; /* connections of a pair of ranks, over tcp */
     gr_cost_model model;
     gr_select_rules rules[2]; /* [exact]: the fastest, range by range */
 } gr_tuning;
 
 /* The processor and the number of cores of this machine, defaults for everything else. */
-void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int streams);
+void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int rails);
 
 /* ---- The file -------------------------------------------------------------------------------- */
 #define GR_TUNING_FORMAT "gradus-tune"
-enum { GR_TUNING_VERSION = 3 };
+enum { GR_TUNING_VERSION = 4 };
 
 extern const gr_config_table gr_tuning_costs; /* keys of the costs, of a gr_model */
 
@@ -35,9 +35,9 @@ extern const gr_config_table gr_tuning_costs; /* keys of the costs, of a gr_mode
  * undefined. GR_E_NOT_FOUND, GR_E_IO, GR_E_NO_MEMORY. */
 gr_status gr_tuning_read(const char *path, gr_tuning *tuning_out, gr_diag *diag) GR_MUST_CHECK;
 /* GR_OK if `tuning` was measured on such a machine, with `ranks` ranks over this kind of link with
- * `streams` connections; otherwise GR_E_INVALID. */
+ * `rails` connections; otherwise GR_E_INVALID. */
 gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, gr_link_kind link,
-                          int streams, gr_diag *diag) GR_MUST_CHECK;
+                          int rails, gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- A new communicator ---------------------------------------------------------------------- */
 /* Every rank calls it first on a finished communicator. Rank 0 reads its file or, with the others,

@@ -33,7 +33,7 @@ static const char checksum_key[] = "\nchecksum ";
 /* ---- Tables ---------------------------------------------------------------------------------- */
 typedef struct file_head {
     const char *processor;
-    int64_t cores, ranks, streams;
+    int64_t cores, ranks, rails;
     int link;
 } file_head;
 
@@ -49,9 +49,9 @@ static const gr_config_field head_fields[] = {
      AT(link),
      .choices = link_names,
      .help = "how bytes moved between ranks"},
-    {.key = "streams",
+    {.key = "rails",
      .type = GR_CONFIG_INT,
-     AT(streams),
+     AT(rails),
      .min = 1,
      .max = GR_LINK_RAILS_MAX,
      .help = "tcp connections of a pair of ranks"},
@@ -298,7 +298,7 @@ gr_status gr_tuning_read(const char *path, gr_tuning *tuning_out, gr_diag *diag)
         tuning_out->cores = (int)r.head.cores;
         tuning_out->ranks = (int)r.head.ranks;
         tuning_out->link = (gr_link_kind)r.head.link;
-        tuning_out->streams = (int)r.head.streams;
+        tuning_out->rails = (int)r.head.rails;
     }
     free(text);
     gr_arena_fini(&r.arena);
@@ -306,10 +306,10 @@ gr_status gr_tuning_read(const char *path, gr_tuning *tuning_out, gr_diag *diag)
 }
 
 gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, gr_link_kind link,
-                          int streams, gr_diag *diag)
+                          int rails, gr_diag *diag)
 {
     gr_tuning here;
-    gr_tuning_init(&here, ranks, link, streams);
+    gr_tuning_init(&here, ranks, link, rails);
     if (strcmp(tuning->processor, here.processor) != 0 || tuning->cores != here.cores) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s was measured on %d cores of \"%s\", this host has %d of \"%s\"; run "
@@ -323,11 +323,11 @@ gr_status gr_tuning_check(const gr_tuning *tuning, const char *path, int ranks, 
                        path, tuning->ranks, gr_link_kind_name(tuning->link), ranks,
                        gr_link_kind_name(link), ranks, gr_link_kind_name(link));
     }
-    if (tuning->streams != streams) {
+    if (tuning->rails != rails) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s was measured with %d tcp connections between two ranks, here are %d "
-                       "(GRADUS_STREAMS); run `gradus tune` with as many, or set GRADUS_TUNE=auto",
-                       path, tuning->streams, streams);
+                       "(GRADUS_RAILS); run `gradus tune` with as many, or set GRADUS_TUNE=auto",
+                       path, tuning->rails, rails);
     }
     return GR_OK;
 }
