@@ -7,7 +7,7 @@
  * "inference" of a checkpoint's manifest. */
 
 #include "data/table.h"
-#include "train/job.h"
+#include "train/job/job.h"
 
 /* More values of a sample than this are not described, since each may have a mean of its own. */
 enum { GR_INFERENCE_VALUES_MAX = 100000 };
