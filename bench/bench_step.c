@@ -235,7 +235,7 @@ static double kernels_us(const gr_model *model)
         bool dx = layer->dx_mode != GR_DX_NONE;
         if (layer->spec->ops == &gr_linear_ops) {
             int64_t n = model->config.batch, in = layer->spec->shape_in.dim[0];
-            int64_t out = layer->spec->set.units;
+            int64_t out = layer->spec->info.output.dim[0];
             sum += least_product_us(false, n, out, in, &s) +
                    least_product_us(true, out, in, n, &s) +
                    (dx ? least_product_us(false, n, in, out, &s) : 0);

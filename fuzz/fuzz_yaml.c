@@ -37,7 +37,6 @@ static void read_as_each_type(const gr_node *node)
     gr_diag diag = {0};
     int64_t whole = 0;
     double real = 0.0;
-    bool truth = false;
     const char *text = NULL;
     gr_status status = gr_node_int(node, 1, 4096, &whole, &diag);
     require(status != GR_OK || (whole >= 1 && whole <= 4096));
@@ -45,7 +44,6 @@ static void read_as_each_type(const gr_node *node)
     status = gr_node_double(node, -(double)INFINITY, 0.5, &real, &diag);
     require(status != GR_OK || real <= 0.5);
     check(status, &diag);
-    check(gr_node_bool(node, &truth, &diag), &diag);
     status = gr_node_text(node, &text, &diag);
     require(status != GR_OK || text == node->text);
     check(status, &diag);

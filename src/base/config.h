@@ -55,8 +55,8 @@ typedef struct gr_config_table {
     const char *name;              /* of the module or verb, "run" */
     const char *title;             /* one line */
     const gr_config_field *fields; /* ends with key, flag, short_flag and env all empty */
-    /* Part 0, 1, ... of further fields of the struct, each part ending likewise; returns NULL
-     * behind the last part. NULL: there are none. */
+    /* Part 0, 1, ... of further fields of the struct, each ending likewise; returns NULL behind the
+     * last part. NULL: there are none. */
     const gr_config_field *(*more)(int part);
     size_t struct_bytes;
     const gr_config_foreign *foreign; /* NULL: none */

@@ -7,6 +7,7 @@
 #include "link/interface.h"
 #include "link/link.h"
 #include "link/shared.h"
+#include "nn/model.h"
 
 #include <gradus/comm.h>
 #include <gradus/version.h>
@@ -204,6 +205,8 @@ static void print_reference(void)
         putchar('\n');
         gr_config_print_markdown(gr_reference_tables[i], stdout);
     }
+    putchar('\n');
+    gr_layers_print_markdown(stdout);
 }
 
 static void print_config(void)

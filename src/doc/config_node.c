@@ -37,8 +37,8 @@ static gr_status fail_unknown_key(const gr_config_table *table, const gr_node *m
     return gr_node_only(map, known, diag);
 }
 
-static gr_status set_from_node(const gr_config_field *field, void *config, const gr_node *node,
-                               gr_arena *arena, gr_diag *diag)
+gr_status gr_config_set_node(const gr_config_field *field, void *config, const gr_node *node,
+                             gr_arena *arena, gr_diag *diag)
 {
     if (field->type == GR_CONFIG_NODE) {
         memcpy((char *)config + field->offset, &node, sizeof node);
@@ -81,7 +81,7 @@ gr_status gr_config_from_node(const gr_config_table *table, void *config, const 
     }
     for (const gr_node *child = map->child; child != NULL; child = child->next) {
         const gr_config_field *field = field_of_key(table, child->key);
-        gr_status status = field != NULL ? set_from_node(field, config, child, arena, diag)
+        gr_status status = field != NULL ? gr_config_set_node(field, config, child, arena, diag)
                                          : fail_unknown_key(table, map, arena, diag);
         if (status != GR_OK) {
             return status;

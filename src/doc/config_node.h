@@ -14,4 +14,8 @@
 gr_status gr_config_from_node(const gr_config_table *table, void *config, const gr_node *map,
                               gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
+/* Sets one field: the value that `node` is. As above. */
+gr_status gr_config_set_node(const gr_config_field *field, void *config, const gr_node *node,
+                             gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
+
 #endif

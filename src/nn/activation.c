@@ -2,19 +2,11 @@
 /* relu, gelu and dropout: each value by itself. */
 #include "nn/layer.h"
 
-#include "base/fail.h"
 #include "base/philox.h"
 #include "nn/passes.h"
 #include "nn/ref.h"
 
 #include <string.h>
-
-static gr_status same_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
-{
-    (void)node, (void)diag;
-    spec->info.output = spec->shape_in;
-    return GR_OK;
-}
 
 /* ---- relu ------------------------------------------------------------------------------------ */
 
@@ -43,14 +35,27 @@ static gr_status relu_backward(gr_model *model, gr_layer *layer, const gr_pass *
     return GR_OK;
 }
 
+/* Right behind a matrix product it becomes part of it. In front of a max pooling it leaves its
+ * backward pass to the pooling. */
+static void relu_fuse(gr_layer *before, gr_layer *layer, gr_layer *after)
+{
+    if (before && before->kernels->takes_relu) {
+        before->fused_relu = layer->fused = true;
+    }
+    if (after && after->kernels->masks_relu) {
+        after->mask_pooled = layer->skip_back = true;
+    }
+}
+
 const gr_layer_ops gr_relu_ops = {
     .kind = "relu",
     .prefix = "relu",
+    .help = "max(x, 0) of each value",
     .needs_output_back = true,
     .in_place = true,
-    .shape = same_shape,
-    .forward = relu_forward,
-    .backward = relu_backward,
+    .rectifies = true,
+    .fuse = relu_fuse,
+    .reference = {.forward = relu_forward, .backward = relu_backward, .any_layout = true},
 };
 
 /* ---- gelu ------------------------------------------------------------------------------------ */
@@ -59,9 +64,6 @@ enum { GELU_FORWARD, GELU_BACKWARD };
 
 static gr_status gelu_create(gr_model *model, gr_layer *layer, gr_diag *diag)
 {
-    if (!model->dnn) {
-        return GR_OK;
-    }
     gr_status status =
         gr_dnn_gelu_forward(model->dnn, layer->layout, &layer->op[GELU_FORWARD], diag);
     if (status == GR_OK && model->config.training) {
@@ -78,15 +80,9 @@ static gr_status gelu_create(gr_model *model, gr_layer *layer, gr_diag *diag)
 static gr_status gelu_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
 {
     (void)pass;
-    const float *x = gr_layer_x(model, layer);
-    float *y = gr_layer_y(model, layer);
-    if (!model->dnn) {
-        gr_ref_gelu_forward(x, y, gr_layer_elements(layer));
-        return GR_OK;
-    }
     gr_dnn_op *op = layer->op[GELU_FORWARD];
-    gr_dnn_op_bind(op, GR_SLOT_SRC, x);
-    gr_dnn_op_bind(op, GR_SLOT_DST, y);
+    gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
+    gr_dnn_op_bind(op, GR_SLOT_DST, gr_layer_y(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[GELU_FORWARD]));
     return gr_dnn_op_run(model->dnn, op, diag);
 }
@@ -94,31 +90,51 @@ static gr_status gelu_forward(gr_model *model, gr_layer *layer, const gr_pass *p
 static gr_status gelu_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
 {
     (void)pass;
-    const float *x = gr_layer_x(model, layer), *dy = gr_layer_dy(model, layer);
     float *dx = gr_layer_dx(model, layer);
     if (!dx) {
         return GR_OK;
     }
-    if (!model->dnn) {
-        gr_ref_gelu_backward(x, dy, dx, gr_layer_elements(layer));
-        return GR_OK;
-    }
     gr_dnn_op *op = layer->op[GELU_BACKWARD];
-    gr_dnn_op_bind(op, GR_SLOT_SRC, x);
-    gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, dy);
+    gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
+    gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, gr_layer_dy(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SRC, dx);
     gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[GELU_BACKWARD]));
     return gr_dnn_op_run(model->dnn, op, diag);
 }
 
+const gr_kernels gr_gelu_onednn = {
+    .create = gelu_create, .forward = gelu_forward, .backward = gelu_backward, .any_layout = true};
+
+static gr_status gelu_plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                    gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    gr_ref_gelu_forward(gr_layer_x(model, layer), gr_layer_y(model, layer),
+                        gr_layer_elements(layer));
+    return GR_OK;
+}
+
+static gr_status gelu_plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                     gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    float *dx = gr_layer_dx(model, layer);
+    if (dx) {
+        gr_ref_gelu_backward(gr_layer_x(model, layer), gr_layer_dy(model, layer), dx,
+                             gr_layer_elements(layer));
+    }
+    return GR_OK;
+}
+
 const gr_layer_ops gr_gelu_ops = {
     .kind = "gelu",
     .prefix = "gelu",
+    .help = "x * Phi(x) of each value, with the error function",
     .needs_input_back = true,
-    .shape = same_shape,
-    .create = gelu_create,
-    .forward = gelu_forward,
-    .backward = gelu_backward,
+    .rectifies = true,
+    .reference = {.forward = gelu_plain_forward,
+                  .backward = gelu_plain_backward,
+                  .any_layout = true},
 };
 
 /* ---- dropout --------------------------------------------------------------------------------- */
@@ -127,17 +143,30 @@ const gr_layer_ops gr_gelu_ops = {
  * the layer: not on the shard or the worker that computes it. */
 enum { DROPOUT_WORDS, DROPOUT_MASK };
 
+typedef struct dropout_settings {
+    double rate;
+} dropout_settings;
+
+static const gr_config_field dropout_fields[] = {
+    {.key = "rate",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = offsetof(dropout_settings, rate),
+     .min = 0,
+     .max = 0.999,
+     .help = "share of the values that become zero in training"},
+    {0}};
+static const gr_config_table dropout_table = {
+    .name = "dropout", .fields = dropout_fields, .struct_bytes = sizeof(dropout_settings)};
+
+static double rate_of(const gr_layer *layer)
+{
+    return ((const dropout_settings *)layer->spec->set)->rate;
+}
+
 static gr_status dropout_create(gr_model *model, gr_layer *layer, gr_diag *diag)
 {
+    (void)diag;
     size_t count = (size_t)gr_shape_count(&layer->spec->info.output);
-    if (model->dnn) {
-        /* The mask goes by the place in the sample, so the sample must lie as written. */
-        layer->want = gr_layout_plain(model->dnn, model->config.batch, &layer->spec->info.output);
-        layer->layout = layer->want;
-        if (!layer->want) {
-            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for dropout");
-        }
-    }
     if (model->config.training) {
         layer->at[DROPOUT_WORDS] = gr_reserve(&layer->scratch_bytes, count * sizeof(uint32_t));
         layer->at[DROPOUT_MASK] =
@@ -163,7 +192,7 @@ static gr_status dropout_forward(gr_model *model, gr_layer *layer, const gr_pass
     const float *x = gr_layer_x(model, layer);
     float *y = gr_layer_y(model, layer);
     size_t count = (size_t)gr_shape_count(&layer->spec->info.output);
-    double rate = layer->spec->set.rate;
+    double rate = rate_of(layer);
     if (!pass->training) {
         if (x != y) {
             memcpy(y, x, count * (size_t)model->config.batch * sizeof *y);
@@ -188,7 +217,7 @@ static gr_status dropout_backward(gr_model *model, gr_layer *layer, const gr_pas
     float *dx = gr_layer_dx(model, layer);
     const uint8_t *mask = gr_layer_keep(model, layer, layer->at[DROPOUT_MASK]);
     if (dx) {
-        gr_dropout_backward_f32(dx, dy, mask, layer->spec->set.rate,
+        gr_dropout_backward_f32(dx, dy, mask, rate_of(layer),
                                 (size_t)gr_shape_count(&layer->spec->info.output) *
                                     (size_t)model->config.batch);
     }
@@ -198,9 +227,13 @@ static gr_status dropout_backward(gr_model *model, gr_layer *layer, const gr_pas
 const gr_layer_ops gr_dropout_ops = {
     .kind = "dropout",
     .prefix = "dropout",
+    .help = "zeros in place of some values in training, chosen by seed, step and sample",
+    .settings = &dropout_table,
+    .main = "rate",
     .in_place = true,
-    .shape = same_shape,
-    .create = dropout_create,
-    .forward = dropout_forward,
-    .backward = dropout_backward,
+    .passes_on = true,
+    /* The mask goes by the place in the sample, so the sample must lie as written. */
+    .reference = {.create = dropout_create,
+                  .forward = dropout_forward,
+                  .backward = dropout_backward},
 };

@@ -25,6 +25,11 @@ size_t gr_reserve(size_t *bytes, size_t size_bytes)
     return at;
 }
 
+gr_status gr_layout_check(const gr_layout *layout, const char *what, gr_diag *diag)
+{
+    return layout ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", what);
+}
+
 const gr_layout *gr_model_layout_of(const gr_model *model, int index)
 {
     return index == GR_MODEL_INPUT ? model->input_layout : model->layers[index].layout;
@@ -48,6 +53,7 @@ static void place_tensors(gr_model *model, int index, bool statistics)
         info->count = (size_t)gr_shape_count(&needs[t].shape);
         info->layer = index;
         info->statistic = statistics;
+        info->momentum = needs[t].momentum;
         info->decay = needs[t].decay;
         layer->offset[needs[t].role] = model->values;
         model->values += align_values(info->count);
@@ -84,27 +90,16 @@ static bool is_last(const gr_model *model, int index)
     return index == model->layer_count - 1;
 }
 
-/* A ReLU right behind a matrix product becomes part of it. In front of a max pooling it leaves its
- * backward pass to the pooling. Not in the reference, which does one thing after the other. */
+/* A layer that is the only neighbour of the one before or behind it may leave work to that one. */
 static void fuse(gr_model *model)
 {
-    for (int i = 0; i < model->layer_count && model->dnn; i++) {
-        gr_layer *relu = &model->layers[i];
-        if (relu->spec->ops != &gr_relu_ops) {
-            continue;
-        }
-        int before = relu->spec->input;
-        if (before >= 0 && consumers(model, before) == 1 &&
-            (model->layers[before].spec->ops == &gr_linear_ops ||
-             model->layers[before].spec->ops == &gr_conv2d_ops)) {
-            model->layers[before].fused_relu = true;
-            relu->fused = true;
-        }
-        gr_layer *after = is_last(model, i) ? NULL : &model->layers[i + 1];
-        if (after && after->spec->ops == &gr_max_pool_ops && after->spec->input == i &&
-            consumers(model, i) == 1) {
-            after->mask_pooled = true;
-            relu->skip_back = true;
+    for (int i = 0; i < model->layer_count; i++) {
+        gr_layer *layer = &model->layers[i], *next = is_last(model, i) ? NULL : layer + 1;
+        int before = layer->spec->input;
+        bool only = before >= 0 && consumers(model, before) == 1;
+        bool sole = next && next->spec->input == i && consumers(model, i) == 1;
+        if (layer->spec->ops->fuse) {
+            layer->spec->ops->fuse(only ? &model->layers[before] : NULL, layer, sole ? next : NULL);
         }
     }
 }
@@ -146,7 +141,15 @@ static gr_status create_kernels(gr_model *model, gr_diag *diag)
         layer->want = layer->layout = comes;
         layer->out_bytes = (size_t)gr_shape_count(&spec->info.output) *
                            (size_t)model->config.batch * sizeof(float);
-        gr_status status = spec->ops->create ? spec->ops->create(model, layer, diag) : GR_OK;
+        gr_status status = GR_OK;
+        if (model->dnn && !layer->kernels->any_layout) {
+            layer->want = gr_layout_plain(model->dnn, model->config.batch, &spec->shape_in);
+            layer->layout = gr_layout_plain(model->dnn, model->config.batch, &spec->info.output);
+            status = gr_layout_check(layer->want ? layer->layout : NULL, spec->info.name, diag);
+        }
+        if (status == GR_OK && layer->kernels->create) {
+            status = layer->kernels->create(model, layer, diag);
+        }
         if (status == GR_OK && model->dnn) {
             layer->out_bytes = gr_layout_bytes(layer->layout);
             if (!gr_layout_equal(comes, layer->want)) {
@@ -174,13 +177,11 @@ static gr_status create_output(gr_model *model, gr_diag *diag)
     const gr_layout *have = gr_model_layout_of(model, model->layer_count - 1);
     const gr_layout *plain =
         gr_layout_plain(model->dnn, model->config.batch, gr_model_spec_output(model->config.spec));
-    if (!plain) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the model's output");
+    gr_status status = gr_layout_check(plain, "the model's output", diag);
+    if (status != GR_OK || gr_layout_equal(have, plain)) {
+        return status;
     }
-    if (gr_layout_equal(have, plain)) {
-        return GR_OK;
-    }
-    gr_status status = gr_dnn_reorder(model->dnn, have, plain, &model->output_convert, diag);
+    status = gr_dnn_reorder(model->dnn, have, plain, &model->output_convert, diag);
     if (status == GR_OK && model->config.training) {
         status = gr_dnn_reorder(model->dnn, plain, have, &model->output_convert_back, diag);
     }
@@ -359,6 +360,7 @@ static gr_status allocate(gr_model *model, gr_diag *diag)
     for (int i = 0; i < model->layer_count; i++) {
         gr_layer *layer = &model->layers[i];
         layer->spec = &model->config.spec->layers[i];
+        layer->kernels = gr_backend_kernels_of(model->backend, layer->spec->ops);
         layer->index = i;
         layer->out = layer->diff = layer->keep = layer->temp = GR_NO_BUFFER;
         layer->scratch_forward = layer->scratch_back = GR_NO_BUFFER;
@@ -375,14 +377,10 @@ static gr_status build(gr_model *model, gr_diag *diag)
         return status;
     }
     lay_out_values(model);
-    if (config->backend == GR_BACKEND_ONEDNN) {
-        status = gr_dnn_create(&model->dnn, diag);
+    if (model->backend->open) {
+        status = model->backend->open(model, diag);
         if (status != GR_OK) {
             return status;
-        }
-        model->input_layout = gr_layout_plain(model->dnn, config->batch, &config->spec->input);
-        if (!model->input_layout) {
-            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the model's input");
         }
     }
     fuse(model);
@@ -398,7 +396,11 @@ static gr_status build(gr_model *model, gr_diag *diag)
 
 gr_status gr_model_create(const gr_model_config *config, gr_model **model_out, gr_diag *diag)
 {
+    const gr_backend *backend = NULL;
     gr_status status = check_config(config, diag);
+    if (status == GR_OK) {
+        status = gr_backend_find(config->backend, &backend, diag);
+    }
     if (status != GR_OK) {
         return status;
     }
@@ -407,6 +409,7 @@ gr_status gr_model_create(const gr_model_config *config, gr_model **model_out, g
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a model");
     }
     model->config = *config;
+    model->backend = backend;
     model->layer_count = config->spec->count;
     status = build(model, diag);
     if (status != GR_OK) {

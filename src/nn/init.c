@@ -17,21 +17,27 @@ static bool feeds_rectifier(const gr_model_spec *spec, int index)
         if (layer->input != index) {
             continue;
         }
-        if (layer->ops == &gr_relu_ops || layer->ops == &gr_gelu_ops) {
-            return true;
-        }
-        bool passes = layer->ops == &gr_batch_norm_ops || layer->ops == &gr_max_pool_ops ||
-                      layer->ops == &gr_avg_pool_ops || layer->ops == &gr_dropout_ops ||
-                      layer->ops == &gr_flatten_ops || layer->ops == &gr_add_ops;
-        return passes && feeds_rectifier(spec, i);
+        return layer->ops->rectifies || (layer->ops->passes_on && feeds_rectifier(spec, i));
     }
     return false;
 }
 
-static void fill(float *values, size_t count, float value)
+void gr_init_weight(const gr_model *model, const gr_layer *layer, float *values)
 {
-    for (size_t i = 0; i < count; i++) {
-        values[i] = value;
+    gr_tensor_need needs[GR_LAYER_TENSORS_MAX];
+    (void)layer->spec->ops->tensors(layer->spec, needs);
+    const gr_shape *shape = &needs[0].shape; /* of the weight, which is the first */
+    float *tensor = values + layer->offset[GR_ROLE_WEIGHT];
+    size_t elements = (size_t)gr_shape_count(shape);
+    /* A window's pixels count on both sides. */
+    double out = (double)shape->dim[0];
+    double fan_in = (double)elements / out;
+    double pixels = fan_in / (double)shape->dim[1];
+    bool he = feeds_rectifier(model->config.spec, layer->index);
+    float deviation = (float)sqrt(2.0 / (he ? fan_in : fan_in + out * pixels));
+    gr_philox_normal(model->config.seed, INIT_STREAM, (uint32_t)layer->index, tensor, elements);
+    for (size_t at = 0; at < elements; at++) {
+        tensor[at] *= deviation;
     }
 }
 
@@ -40,26 +46,8 @@ void gr_model_init_weights(const gr_model *model, float *values)
     memset(values, 0, model->values * sizeof *values);
     for (int i = 0; i < model->layer_count; i++) {
         const gr_layer *layer = &model->layers[i];
-        gr_tensor_need needs[GR_LAYER_TENSORS_MAX];
-        int count = layer->spec->ops->tensors ? layer->spec->ops->tensors(layer->spec, needs) : 0;
-        for (int t = 0; t < count; t++) {
-            float *tensor = values + layer->offset[needs[t].role];
-            size_t elements = (size_t)gr_shape_count(&needs[t].shape);
-            if (layer->spec->ops == &gr_batch_norm_ops) {
-                bool one = needs[t].role == GR_ROLE_WEIGHT || needs[t].role == GR_ROLE_VARIANCE;
-                fill(tensor, elements, one ? 1.0f : 0.0f);
-            } else if (needs[t].role == GR_ROLE_WEIGHT) {
-                /* [out][in] or [out][in][height][width]: a window's pixels count on both sides. */
-                double out = (double)needs[t].shape.dim[0];
-                double fan_in = (double)elements / out;
-                double pixels = fan_in / (double)needs[t].shape.dim[1];
-                bool he = feeds_rectifier(model->config.spec, i);
-                float deviation = (float)sqrt(2.0 / (he ? fan_in : fan_in + out * pixels));
-                gr_philox_normal(model->config.seed, INIT_STREAM, (uint32_t)i, tensor, elements);
-                for (size_t at = 0; at < elements; at++) {
-                    tensor[at] *= deviation;
-                }
-            }
+        if (layer->spec->ops->init) {
+            layer->spec->ops->init(model, layer, values);
         }
     }
 }

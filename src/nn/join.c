@@ -2,7 +2,6 @@
 /* flatten and add: layers that only move or join what others made. */
 #include "nn/layer.h"
 
-#include "base/fail.h"
 #include "nn/optimizer.h"
 
 #include <string.h>
@@ -14,17 +13,6 @@ static gr_status flatten_shape(gr_layer_spec *spec, const gr_node *node, gr_diag
     (void)node, (void)diag;
     spec->info.output = (gr_shape){.dims = 1, .dim = {gr_shape_count(&spec->shape_in)}};
     return GR_OK;
-}
-
-static gr_status flatten_create(gr_model *model, gr_layer *layer, gr_diag *diag)
-{
-    if (!model->dnn) {
-        return GR_OK;
-    }
-    layer->want = gr_layout_plain(model->dnn, model->config.batch, &layer->spec->shape_in);
-    layer->layout = gr_layout_plain(model->dnn, model->config.batch, &layer->spec->info.output);
-    return layer->want && layer->layout ? GR_OK
-                                        : gr_fail(diag, GR_E_NO_MEMORY, "no memory for flatten");
 }
 
 static gr_status flatten_nothing(gr_model *model, gr_layer *layer, const gr_pass *pass,
@@ -55,31 +43,31 @@ static gr_status flatten_backward(gr_model *model, gr_layer *layer, const gr_pas
 const gr_layer_ops gr_flatten_ops = {
     .kind = "flatten",
     .prefix = "flatten",
+    .help = "any shape as a flat list of features",
     .in_place = true,
     .view = true,
+    .passes_on = true,
     .shape = flatten_shape,
-    .create = flatten_create,
-    .forward = flatten_nothing,
-    .backward = flatten_backward,
+    .reference = {.forward = flatten_nothing, .backward = flatten_backward},
 };
 
 /* ---- add ------------------------------------------------------------------------------------- */
 
 enum { OTHER_IN, OTHER_BACK };
 
-static gr_status add_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
-{
-    (void)node, (void)diag;
-    spec->info.output = spec->shape_in;
-    return GR_OK;
-}
+static const gr_config_field add_fields[] = {
+    {.key = "from",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(gr_join_settings, from),
+     .value_name = "NAME",
+     .help = "name of an earlier layer, or input: what is added"},
+    {0}};
+static const gr_config_table add_table = {
+    .name = "add", .fields = add_fields, .struct_bytes = sizeof(gr_join_settings)};
 
 /* The other layer's output may lie in another layout: it is converted on the way in and back. */
 static gr_status add_create(gr_model *model, gr_layer *layer, gr_diag *diag)
 {
-    if (!model->dnn) {
-        return GR_OK;
-    }
     const gr_layout *other = gr_model_layout_of(model, layer->spec->other);
     if (gr_layout_equal(other, layer->layout)) {
         return GR_OK;
@@ -141,12 +129,17 @@ static gr_status add_backward(gr_model *model, gr_layer *layer, const gr_pass *p
     return GR_OK;
 }
 
+const gr_kernels gr_add_onednn = {
+    .create = add_create, .forward = add_forward, .backward = add_backward, .any_layout = true};
+
 const gr_layer_ops gr_add_ops = {
     .kind = "add",
     .prefix = "add",
+    .help = "the sum of two layers' outputs of one shape",
+    .settings = &add_table,
+    .main = "from",
     .in_place = true,
-    .shape = add_shape,
-    .create = add_create,
-    .forward = add_forward,
-    .backward = add_backward,
+    .joins = true,
+    .passes_on = true,
+    .reference = {.forward = add_forward, .backward = add_backward},
 };

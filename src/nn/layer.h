@@ -3,8 +3,10 @@
 #define GR_NN_LAYER_H
 
 /* Inside of the engine: what a layer is, as read (gr_layer_spec) and as built into a model
- * (gr_layer), and the table of functions that each kind of layer brings. */
+ * (gr_layer), and the table of functions that each kind of layer brings (gr_layer_ops). */
 
+#include "base/config.h"
+#include "nn/backend.h"
 #include "nn/memory_planner.h"
 #include "nn/model.h"
 #include "nn/onednn.h"
@@ -20,26 +22,13 @@ enum {
 /* Values of one sample's activation, and of one tensor of weights. */
 #define GR_TENSOR_COUNT_MAX ((int64_t)1 << 31)
 
-typedef struct gr_layer_ops gr_layer_ops;
-typedef struct gr_layer gr_layer;
-typedef struct gr_pass gr_pass;
-
-typedef struct gr_layer_settings {
-    int64_t units;    /* linear */
-    int64_t channels; /* conv2d */
-    int64_t kernel, stride, padding;
-    bool bias;
-    double momentum, epsilon; /* batch_norm */
-    double rate;              /* dropout */
-} gr_layer_settings;
-
 typedef struct gr_layer_spec {
     gr_layer_info info;
     const gr_layer_ops *ops;
     int input; /* the layer whose output this one reads, or GR_MODEL_INPUT */
-    int other; /* add: the second one; else GR_NO_LAYER */
+    int other; /* of a layer that joins: the second one; else GR_NO_LAYER */
     gr_shape shape_in;
-    gr_layer_settings set;
+    void *set; /* the settings: the struct of ops->settings, in the arena of the model's spec */
 } gr_layer_spec;
 
 struct gr_model_spec {
@@ -61,22 +50,67 @@ typedef struct gr_tensor_need {
     const char *suffix; /* "weight" */
     gr_shape shape;
     bool statistic, decay;
+    double momentum; /* statistic: share of a batch's own value in each update */
 } gr_tensor_need;
+
+/* Settings of a layer with windows that move over an image; the struct begins with them. */
+typedef struct gr_window_settings {
+    int64_t kernel, stride;   /* stride 0: the kernel */
+    const char *padding_text; /* pixels, or "same" */
+    int64_t padding;          /* what it comes to, of gr_window_shape */
+} gr_window_settings;
+#define GR_WINDOW_FIELDS(of, default_stride, stride_help)                                          \
+    {.key = "kernel",                                                                              \
+     .type = GR_CONFIG_INT,                                                                        \
+     .offset = offsetof(of, window.kernel),                                                        \
+     .min = 1,                                                                                     \
+     .max = 1024,                                                                                  \
+     .unit = "pixels",                                                                             \
+     .help = "edge of a window"},                                                                  \
+        {.key = "stride",                                                                          \
+         .type = GR_CONFIG_INT,                                                                    \
+         .offset = offsetof(of, window.stride),                                                    \
+         .default_text = default_stride,                                                           \
+         .min = default_stride[0] - '0',                                                           \
+         .max = 1024,                                                                              \
+         .unit = "pixels",                                                                         \
+         .help = stride_help},                                                                     \
+    {                                                                                              \
+        .key = "padding", .type = GR_CONFIG_TEXT, .offset = offsetof(of, window.padding_text),     \
+        .default_text = "0",                                                                       \
+        .help = "zeros around the image, in pixels; same: as many as keep its size (odd kernels)"  \
+    }
+
+/* Settings of a layer that joins; the struct begins with them. */
+typedef struct gr_join_settings {
+    const char *from; /* name of the second layer, or "input" */
+} gr_join_settings;
 
 struct gr_layer_ops {
     const char *kind;   /* as in the job file */
     const char *prefix; /* of made-up names */
+    const char *help;   /* one line: what it takes and gives */
+    /* Of a struct of its own; a setting without a default must be given. NULL: there are none. */
+    const gr_config_table *settings;
+    const char *main; /* the setting that may stand alone behind the kind, `linear: 10`; or NULL */
     /* What the passes read again, and whether the output may lie where the input lay. */
     bool needs_input_back, needs_output_back, in_place;
-    bool view; /* the output is the input, seen otherwise */
-    /* Checks the settings against the input and fills info.output and info.parameters. */
+    bool view;      /* the output is the input, seen otherwise */
+    bool joins;     /* reads a second layer, that of gr_join_settings */
+    bool rectifies; /* a rectifier: He's initial weights in front of it, else Glorot's ... */
+    bool passes_on; /* ... looking through layers that only scale, choose or move values */
+    /* Checks the settings against the input, fills info.output and info.parameters. NULL: the
+     * output has the shape of the input, and there are no parameters. */
     gr_status (*shape)(gr_layer_spec *spec, const gr_node *node, gr_diag *diag);
+    /* What it keeps in the flat vector, and the initial values, zero until then. NULL: nothing. */
     int (*tensors)(const gr_layer_spec *spec, gr_tensor_need needs[GR_LAYER_TENSORS_MAX]);
-    /* Creates operations, says what memory it needs and, with oneDNN, changes layer->want and
-     * layer->layout, both at first the layout in which the input comes. May be NULL. */
-    gr_status (*create)(gr_model *model, gr_layer *layer, gr_diag *diag);
-    gr_status (*forward)(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag);
-    gr_status (*backward)(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag);
+    void (*init)(const gr_model *model, const gr_layer *layer, float *values);
+    /* At the start of a backward pass: the batch's own statistics into the gradients. Or NULL. */
+    void (*publish)(const gr_model *model, const gr_layer *layer, float *gradients);
+    /* Leaves work to its neighbours: the layer before it and the one behind it, each NULL unless
+     * this one is its only neighbour there. Or NULL. */
+    void (*fuse)(gr_layer *before, gr_layer *layer, gr_layer *after);
+    gr_kernels reference; /* the slow and plain ones, for all that a backend lacks */
 };
 
 /* Where the gradient of the input goes. */
@@ -89,6 +123,7 @@ typedef enum gr_dx_mode {
 
 struct gr_layer {
     const gr_layer_spec *spec;
+    const gr_kernels *kernels;
     int index;
     const gr_layout *layout; /* of the output and its gradient; NULL with the reference: plain */
     const gr_layout *want;   /* of the input; where it comes otherwise, the model converts it */
@@ -124,12 +159,13 @@ struct gr_pass {
 
 struct gr_model {
     gr_model_config config;
+    const gr_backend *backend;
     int layer_count;
     gr_layer *layers;
     int tensor_count;
     gr_tensor_info *tensors;
     size_t values, parameters, statistics_end;
-    gr_dnn *dnn; /* NULL: the reference */
+    gr_dnn *dnn; /* of backend oneDNN; else NULL, and all layouts are plain and NULL */
     gr_memory_planner *memory;
     bool *needs_diff; /* by layer: its output's gradient is needed */
     const gr_layout *input_layout;
@@ -154,21 +190,31 @@ const float *gr_model_output_of(const gr_model *model, int index);
 float *gr_model_diff_of(const gr_model *model, int index);
 /* Elements of a layer's output as it lies in memory, the padding of blocked layouts included. */
 size_t gr_layer_elements(const gr_layer *layer);
-/* In the gradient vector: the batch's own statistics. */
-void gr_norm_publish(const gr_model *model, const gr_layer *layer, float *gradients);
+/* Random initial weights [out][in] or [out][in][height][width] of tensor GR_ROLE_WEIGHT. */
+void gr_init_weight(const gr_model *model, const gr_layer *layer, float *values);
+/* Fails with the sentence that `what` has no memory if `layout` is NULL. */
+gr_status gr_layout_check(const gr_layout *layout, const char *what, gr_diag *diag) GR_MUST_CHECK;
 /* What lies before the model's first layer or behind another one: its layout. */
 const gr_layout *gr_model_layout_of(const gr_model *model, int index);
 /* Reserves `size_bytes` and returns their place. */
 size_t gr_reserve(size_t *bytes, size_t size_bytes);
-/* A convolution's or pooling's numbers. */
+/* A convolution's or pooling's numbers, but for `bias`. */
 gr_conv_shape gr_layer_window(const gr_model *model, const gr_layer *layer);
+/* Settles the gr_window_settings that the settings begin with, and fills info.output. */
 gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *node,
                           gr_diag *diag) GR_MUST_CHECK;
 
 /* ---- Kinds ----------------------------------------------------------------------------------- */
 
+/* Kind `index`: the array in spec.c, then gr_extra_layers. NULL behind the last. */
+const gr_layer_ops *gr_layer_ops_at(int index);
+
 extern const gr_layer_ops gr_linear_ops, gr_conv2d_ops, gr_batch_norm_ops, gr_relu_ops, gr_gelu_ops,
     gr_max_pool_ops, gr_avg_pool_ops, gr_global_pool_ops, gr_flatten_ops, gr_dropout_ops,
     gr_add_ops;
+
+/* Further kinds, which ends with NULL. A program that links the engine defines the array to add its
+ * own; else it is empty. */
+extern const gr_layer_ops *const gr_extra_layers[];
 
 #endif

@@ -117,9 +117,9 @@ void gr_model_update_statistics(const gr_model *model, float *values, const floa
     for (int i = 0; i < model->tensor_count; i++) {
         const gr_tensor_info *info = &model->tensors[i];
         if (info->statistic) {
-            double momentum = model->layers[info->layer].spec->set.momentum;
-            gr_blend_f32(values + info->offset, gradients + info->offset, (float)(1.0 - momentum),
-                         (float)(momentum * (double)scale), info->count);
+            gr_blend_f32(values + info->offset, gradients + info->offset,
+                         (float)(1.0 - info->momentum), (float)(info->momentum * (double)scale),
+                         info->count);
         }
     }
 }
@@ -160,7 +160,7 @@ static gr_status run_forward(gr_model *model, const gr_pass *pass, int *found, g
                              gr_memory_planner_at(model->memory, layer->converted), diag);
         }
         if (status == GR_OK) {
-            status = layer->spec->ops->forward(model, layer, pass, diag);
+            status = layer->kernels->forward(model, layer, pass, diag);
         }
         if (status != GR_OK) {
             return status;
@@ -325,8 +325,9 @@ static gr_status run_backward(gr_model *model, const gr_pass *pass, gr_gradient_
     model->going_back = true;
     clear_padding(model, pass->gradients);
     for (int i = 0; i < model->layer_count; i++) {
-        if (model->layers[i].spec->ops == &gr_batch_norm_ops) {
-            gr_norm_publish(model, &model->layers[i], pass->gradients);
+        const gr_layer_ops *ops = model->layers[i].spec->ops;
+        if (ops->publish) {
+            ops->publish(model, &model->layers[i], pass->gradients);
         }
     }
     for (int i = model->layer_count - 1; i >= 0 && model->needs_diff[i]; i--) {
@@ -335,7 +336,7 @@ static gr_status run_backward(gr_model *model, const gr_pass *pass, gr_gradient_
             *found = i;
             return GR_OK;
         }
-        gr_status status = layer->spec->ops->backward(model, layer, pass, diag);
+        gr_status status = layer->kernels->backward(model, layer, pass, diag);
         if (status == GR_OK) {
             status = deliver_dx(model, layer, diag);
         }

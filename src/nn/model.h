@@ -18,6 +18,8 @@
 #include "doc/doc.h"
 #include <gradus/status.h>
 
+#include <stdio.h>
+
 enum { GR_DIMS_MAX = 4, GR_TENSOR_NAME_BYTES = 96 };
 
 typedef struct gr_shape {
@@ -28,7 +30,7 @@ int64_t gr_shape_count(const gr_shape *shape);
 void gr_shape_format(const gr_shape *shape, char *text_out, size_t size_bytes); /* "16x8x8" */
 
 typedef enum gr_loss_kind { GR_LOSS_CROSS_ENTROPY = 0, GR_LOSS_MSE = 1 } gr_loss_kind;
-typedef enum gr_backend { GR_BACKEND_ONEDNN = 0, GR_BACKEND_REFERENCE = 1 } gr_backend;
+typedef struct gr_backend gr_backend;
 
 typedef struct gr_model_spec gr_model_spec; /* the layers as the user wrote them, checked */
 typedef struct gr_model gr_model;
@@ -37,6 +39,9 @@ typedef struct gr_model gr_model;
  * and line: unknown layer (nearest named), missing or wrong setting, shapes that do not fit. */
 gr_status gr_model_spec_read(const gr_node *list, const gr_shape *input, gr_arena *arena,
                              gr_model_spec **spec_out, gr_diag *diag) GR_MUST_CHECK;
+
+/* The part of the reference page about layers. */
+void gr_layers_print_markdown(FILE *file);
 
 typedef struct gr_layer_info {
     const char *name; /* "conv1": given or made from kind and number */
@@ -54,8 +59,8 @@ typedef struct gr_model_config {
     gr_loss_kind loss;
     float gradient_scale; /* multiplies d(sum of the samples' losses): 1 / global batch */
     uint64_t seed;
-    gr_backend backend;
-    bool training; /* false: forward only, less memory */
+    const char *backend; /* "onednn", "reference"; NULL: onednn */
+    bool training;       /* false: forward only, less memory */
 } gr_model_config;
 
 gr_status gr_model_create(const gr_model_config *config, gr_model **model_out,
@@ -68,8 +73,9 @@ typedef struct gr_tensor_info {
     size_t offset; /* in the flat vector, elements */
     size_t count;
     int layer;
-    bool statistic; /* a running statistic, not a parameter */
-    bool decay;     /* weight decay applies (weights: yes; biases, batch norm: no) */
+    bool statistic;  /* a running statistic, not a parameter */
+    double momentum; /* statistic: share of a batch's own value in each update */
+    bool decay;      /* weight decay applies (weights: yes; biases, batch norm: no) */
 } gr_tensor_info;
 
 size_t gr_model_values(const gr_model *model);     /* length of the flat vector, padding included */

@@ -9,24 +9,30 @@
 
 enum { FORWARD, BACKWARD, WORKSPACE };
 
+typedef struct pool_settings {
+    gr_window_settings window;
+} pool_settings;
+
+static const gr_config_field pool_fields[] = {
+    GR_WINDOW_FIELDS(pool_settings, "0", "pixels from one window to the next; 0: the kernel"), {0}};
+static const gr_config_table max_table = {
+    .name = "max_pool", .fields = pool_fields, .struct_bytes = sizeof(pool_settings)};
+static const gr_config_table avg_table = {
+    .name = "avg_pool", .fields = pool_fields, .struct_bytes = sizeof(pool_settings)};
+
 static gr_status pool_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
 {
     return gr_window_shape(spec, spec->shape_in.dim[0], node, diag);
 }
 
-static bool is_max(const gr_layer *layer)
-{
-    return layer->spec->ops == &gr_max_pool_ops;
-}
-
-static gr_status create_dnn(gr_model *model, gr_layer *layer, const gr_conv_shape *shape,
-                            gr_diag *diag)
+static gr_status create_dnn(gr_model *model, gr_layer *layer, bool max, gr_diag *diag)
 {
     bool training = model->config.training;
-    gr_status status = gr_dnn_pool_forward(model->dnn, shape, is_max(layer), layer->want, training,
+    gr_conv_shape shape = gr_layer_window(model, layer);
+    gr_status status = gr_dnn_pool_forward(model->dnn, &shape, max, layer->want, training,
                                            &layer->op[FORWARD], diag);
     if (status == GR_OK && training) {
-        status = gr_dnn_pool_backward(model->dnn, shape, is_max(layer), layer->op[FORWARD],
+        status = gr_dnn_pool_backward(model->dnn, &shape, max, layer->op[FORWARD],
                                       &layer->op[BACKWARD], diag);
     }
     for (int i = FORWARD; status == GR_OK && i <= BACKWARD; i++) {
@@ -41,11 +47,81 @@ static gr_status create_dnn(gr_model *model, gr_layer *layer, const gr_conv_shap
     return status;
 }
 
-/* Our own kernel is several times faster for images of channels side by side. */
-static bool own_max(const gr_model *model, const gr_layer *layer)
+static gr_status forward_dnn(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
 {
-    return is_max(layer) && layer->spec->set.kernel <= GR_POOL_KERNEL_MAX && model->dnn &&
-           gr_layout_block(layer->want) > 0;
+    (void)pass;
+    gr_dnn_op *op = layer->op[FORWARD];
+    gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
+    gr_dnn_op_bind(op, GR_SLOT_DST, gr_layer_y(model, layer));
+    gr_dnn_op_bind(op, GR_SLOT_WORKSPACE, gr_layer_keep(model, layer, layer->at[WORKSPACE]));
+    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[FORWARD]));
+    return gr_dnn_op_run(model->dnn, op, diag);
+}
+
+static gr_status backward_dnn(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass;
+    float *dx = gr_layer_dx(model, layer);
+    if (!dx) {
+        return GR_OK;
+    }
+    gr_dnn_op *op = layer->op[BACKWARD];
+    gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, gr_layer_dy(model, layer));
+    gr_dnn_op_bind(op, GR_SLOT_DIFF_SRC, dx);
+    gr_dnn_op_bind(op, GR_SLOT_WORKSPACE, gr_layer_keep(model, layer, layer->at[WORKSPACE]));
+    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[BACKWARD]));
+    return gr_dnn_op_run(model->dnn, op, diag);
+}
+
+/* ---- avg_pool -------------------------------------------------------------------------------- */
+
+static gr_status avg_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+{
+    return create_dnn(model, layer, false, diag);
+}
+
+const gr_kernels gr_avg_pool_onednn = {
+    .create = avg_create, .forward = forward_dnn, .backward = backward_dnn, .any_layout = true};
+
+static gr_status avg_plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                   gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    gr_conv_shape shape = gr_layer_window(model, layer);
+    gr_ref_avg_pool_forward(&shape, gr_layer_x(model, layer), gr_layer_y(model, layer));
+    return GR_OK;
+}
+
+static gr_status avg_plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                    gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    gr_conv_shape shape = gr_layer_window(model, layer);
+    float *dx = gr_layer_dx(model, layer);
+    if (dx) {
+        gr_ref_avg_pool_backward(&shape, gr_layer_dy(model, layer), dx);
+    }
+    return GR_OK;
+}
+
+const gr_layer_ops gr_avg_pool_ops = {
+    .kind = "avg_pool",
+    .prefix = "avg_pool",
+    .help = "the average of each window, padding not counted; takes an image",
+    .settings = &avg_table,
+    .main = "kernel",
+    .passes_on = true,
+    .shape = pool_shape,
+    .reference = {.forward = avg_plain_forward, .backward = avg_plain_backward},
+};
+
+/* ---- max_pool -------------------------------------------------------------------------------- */
+
+/* Our own kernel is several times faster for images of channels side by side. */
+static bool own_max(const gr_layer *layer)
+{
+    const gr_window_settings *set = layer->spec->set;
+    return set->kernel <= GR_POOL_KERNEL_MAX && gr_layout_block(layer->want) > 0;
 }
 
 static gr_pool_numbers numbers_of(const gr_model *model, const gr_layer *layer)
@@ -65,98 +141,86 @@ static gr_pool_numbers numbers_of(const gr_model *model, const gr_layer *layer)
     return numbers;
 }
 
-static gr_status pool_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+static gr_status max_create(gr_model *model, gr_layer *layer, gr_diag *diag)
 {
-    gr_conv_shape shape = gr_layer_window(model, layer);
-    if (own_max(model, layer)) {
-        layer->layout = gr_layout_blocked(model->dnn, model->config.batch,
-                                          &layer->spec->info.output, gr_layout_block(layer->want));
-        if (!layer->layout) {
-            return gr_fail(diag, GR_E_NO_MEMORY, "no memory for pooling");
-        }
+    if (!own_max(layer)) {
+        return create_dnn(model, layer, true, diag);
+    }
+    layer->layout = gr_layout_blocked(model->dnn, model->config.batch, &layer->spec->info.output,
+                                      gr_layout_block(layer->want));
+    gr_status status = gr_layout_check(layer->layout, "pooling", diag);
+    if (status == GR_OK) {
         layer->at[WORKSPACE] =
             gr_reserve(&layer->keep_bytes, gr_layout_bytes(layer->layout) / sizeof(float));
-        return GR_OK;
     }
-    if (model->dnn) {
-        return create_dnn(model, layer, &shape, diag);
+    return status;
+}
+
+static gr_status max_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    if (!own_max(layer)) {
+        return forward_dnn(model, layer, pass, diag);
     }
-    if (is_max(layer)) {
-        layer->at[WORKSPACE] =
-            gr_reserve(&layer->keep_bytes, gr_layer_elements(layer) * sizeof(int32_t));
-    }
+    gr_pool_numbers numbers = numbers_of(model, layer);
+    gr_max_pool_f32(&numbers, gr_layer_x(model, layer), gr_layer_y(model, layer),
+                    gr_layer_keep(model, layer, layer->at[WORKSPACE]));
     return GR_OK;
 }
 
-static gr_status run_forward(gr_model *model, gr_layer *layer, float *y, gr_diag *diag)
+/* A gradient arrives only where the largest value came from, and that value is this layer's output:
+ * the mask of a ReLU before it can be applied here, to fewer numbers. */
+static gr_status max_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
 {
-    gr_dnn_op *op = layer->op[FORWARD];
-    gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
-    gr_dnn_op_bind(op, GR_SLOT_DST, y);
-    gr_dnn_op_bind(op, GR_SLOT_WORKSPACE, gr_layer_keep(model, layer, layer->at[WORKSPACE]));
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[FORWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
-}
-
-static gr_status run_backward(gr_model *model, gr_layer *layer, const float *dy, gr_diag *diag)
-{
-    gr_dnn_op *op = layer->op[BACKWARD];
-    gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, dy);
-    gr_dnn_op_bind(op, GR_SLOT_DIFF_SRC, gr_layer_dx(model, layer));
-    gr_dnn_op_bind(op, GR_SLOT_WORKSPACE, gr_layer_keep(model, layer, layer->at[WORKSPACE]));
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[BACKWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
-}
-
-static gr_status pool_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
-{
-    (void)pass;
-    float *y = gr_layer_y(model, layer);
-    if (own_max(model, layer)) {
-        gr_pool_numbers numbers = numbers_of(model, layer);
-        gr_max_pool_f32(&numbers, gr_layer_x(model, layer), y,
-                        gr_layer_keep(model, layer, layer->at[WORKSPACE]));
-        return GR_OK;
-    }
-    if (model->dnn) {
-        return run_forward(model, layer, y, diag);
-    }
-    gr_conv_shape shape = gr_layer_window(model, layer);
-    if (is_max(layer)) {
-        gr_ref_max_pool_forward(&shape, gr_layer_x(model, layer), y,
-                                gr_layer_keep(model, layer, layer->at[WORKSPACE]));
-    } else {
-        gr_ref_avg_pool_forward(&shape, gr_layer_x(model, layer), y);
-    }
-    return GR_OK;
-}
-
-static gr_status pool_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
-{
-    (void)pass;
     float *dx = gr_layer_dx(model, layer), *dy = gr_layer_dy(model, layer);
+    const float *mask = layer->mask_pooled ? gr_layer_y(model, layer) : NULL;
     if (!dx) {
         return GR_OK;
     }
-    /* A gradient arrives only where the largest value came from, and that value is this layer's
-     * output: the mask of a ReLU before it can be applied here, to fewer numbers. */
-    if (own_max(model, layer)) {
+    if (own_max(layer)) {
         gr_pool_numbers numbers = numbers_of(model, layer);
-        gr_max_pool_backward_f32(&numbers, dy, layer->mask_pooled ? gr_layer_y(model, layer) : NULL,
+        gr_max_pool_backward_f32(&numbers, dy, mask,
                                  gr_layer_keep(model, layer, layer->at[WORKSPACE]), dx);
         return GR_OK;
     }
-    if (layer->mask_pooled) {
-        gr_relu_backward_f32(dy, dy, gr_layer_y(model, layer), gr_layer_elements(layer));
+    if (mask) {
+        gr_relu_backward_f32(dy, dy, mask, gr_layer_elements(layer));
     }
-    if (model->dnn) {
-        return run_backward(model, layer, dy, diag);
-    }
+    return backward_dnn(model, layer, pass, diag);
+}
+
+const gr_kernels gr_max_pool_onednn = {.create = max_create,
+                                       .forward = max_forward,
+                                       .backward = max_backward,
+                                       .any_layout = true,
+                                       .masks_relu = true};
+
+static gr_status max_plain_create(gr_model *model, gr_layer *layer, gr_diag *diag)
+{
+    (void)model, (void)diag;
+    layer->at[WORKSPACE] =
+        gr_reserve(&layer->keep_bytes, gr_layer_elements(layer) * sizeof(int32_t));
+    return GR_OK;
+}
+
+static gr_status max_plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                   gr_diag *diag)
+{
+    (void)pass, (void)diag;
     gr_conv_shape shape = gr_layer_window(model, layer);
-    if (is_max(layer)) {
-        gr_ref_max_pool_backward(&shape, dy, gr_layer_keep(model, layer, layer->at[WORKSPACE]), dx);
-    } else {
-        gr_ref_avg_pool_backward(&shape, dy, dx);
+    gr_ref_max_pool_forward(&shape, gr_layer_x(model, layer), gr_layer_y(model, layer),
+                            gr_layer_keep(model, layer, layer->at[WORKSPACE]));
+    return GR_OK;
+}
+
+static gr_status max_plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                    gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    gr_conv_shape shape = gr_layer_window(model, layer);
+    float *dx = gr_layer_dx(model, layer);
+    if (dx) {
+        gr_ref_max_pool_backward(&shape, gr_layer_dy(model, layer),
+                                 gr_layer_keep(model, layer, layer->at[WORKSPACE]), dx);
     }
     return GR_OK;
 }
@@ -164,20 +228,15 @@ static gr_status pool_backward(gr_model *model, gr_layer *layer, const gr_pass *
 const gr_layer_ops gr_max_pool_ops = {
     .kind = "max_pool",
     .prefix = "max_pool",
+    .help = "the largest value of each window; takes an image",
+    .settings = &max_table,
+    .main = "kernel",
     .needs_output_back = true, /* for the mask; it is kept for the next layer anyway */
+    .passes_on = true,
     .shape = pool_shape,
-    .create = pool_create,
-    .forward = pool_forward,
-    .backward = pool_backward,
-};
-
-const gr_layer_ops gr_avg_pool_ops = {
-    .kind = "avg_pool",
-    .prefix = "avg_pool",
-    .shape = pool_shape,
-    .create = pool_create,
-    .forward = pool_forward,
-    .backward = pool_backward,
+    .reference = {.create = max_plain_create,
+                  .forward = max_plain_forward,
+                  .backward = max_plain_backward},
 };
 
 /* ---- global_pool: the average of each channel, as features ----------------------------------- */
@@ -193,18 +252,6 @@ static gr_status global_shape(gr_layer_spec *spec, const gr_node *node, gr_diag 
     }
     spec->info.output = (gr_shape){.dims = 1, .dim = {spec->shape_in.dim[0]}};
     return GR_OK;
-}
-
-static gr_status global_create(gr_model *model, gr_layer *layer, gr_diag *diag)
-{
-    const gr_layer_spec *spec = layer->spec;
-    if (model->dnn) {
-        layer->want = gr_layout_plain(model->dnn, model->config.batch, &spec->shape_in);
-        layer->layout = gr_layout_plain(model->dnn, model->config.batch, &spec->info.output);
-    }
-    return !model->dnn || (layer->want && layer->layout)
-               ? GR_OK
-               : gr_fail(diag, GR_E_NO_MEMORY, "no memory for pooling");
 }
 
 static gr_status global_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
@@ -238,8 +285,7 @@ static gr_status global_backward(gr_model *model, gr_layer *layer, const gr_pass
 const gr_layer_ops gr_global_pool_ops = {
     .kind = "global_pool",
     .prefix = "global_pool",
+    .help = "the average of each channel, as features; takes an image",
     .shape = global_shape,
-    .create = global_create,
-    .forward = global_forward,
-    .backward = global_backward,
+    .reference = {.forward = global_forward, .backward = global_backward},
 };

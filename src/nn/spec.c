@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "base/text.h"
+#include "doc/config_node.h"
 
 #include <ctype.h>
 #include <stddef.h>
@@ -15,45 +16,19 @@
 static const gr_layer_ops *const kinds[] = {
     &gr_linear_ops,  &gr_conv2d_ops,   &gr_batch_norm_ops, &gr_relu_ops,
     &gr_gelu_ops,    &gr_max_pool_ops, &gr_avg_pool_ops,   &gr_global_pool_ops,
-    &gr_flatten_ops, &gr_dropout_ops,  &gr_add_ops,        NULL};
-
-typedef enum setting_type {
-    SETTING_INT,
-    SETTING_DOUBLE,
-    SETTING_BOOL,
-    SETTING_PADDING, /* a number, or `same` */
-} setting_type;
-
-/* One setting of one kind. `main` may stand alone behind the colon: `linear: 10`. */
-typedef struct setting {
-    const gr_layer_ops *ops;
-    const char *key;
-    setting_type type;
-    size_t offset;
-    bool required, main;
-    double standard, min, max;
-} setting;
-
-#define AT(field) offsetof(gr_layer_settings, field)
-static const setting settings[] = {
-    {&gr_linear_ops, "units", SETTING_INT, AT(units), true, true, 0, 1, 1 << 24},
-    {&gr_linear_ops, "bias", SETTING_BOOL, AT(bias), false, false, 1, 0, 1},
-    {&gr_conv2d_ops, "channels", SETTING_INT, AT(channels), true, false, 0, 1, 1 << 20},
-    {&gr_conv2d_ops, "kernel", SETTING_INT, AT(kernel), true, false, 0, 1, 1024},
-    {&gr_conv2d_ops, "stride", SETTING_INT, AT(stride), false, false, 1, 1, 1024},
-    {&gr_conv2d_ops, "padding", SETTING_PADDING, AT(padding), false, false, 0, 0, 1023},
-    {&gr_conv2d_ops, "bias", SETTING_BOOL, AT(bias), false, false, 1, 0, 1},
-    {&gr_batch_norm_ops, "momentum", SETTING_DOUBLE, AT(momentum), false, false, 0.1, 0, 1},
-    {&gr_batch_norm_ops, "epsilon", SETTING_DOUBLE, AT(epsilon), false, false, 1e-5, 1e-12, 1},
-    {&gr_max_pool_ops, "kernel", SETTING_INT, AT(kernel), true, true, 0, 1, 1024},
-    {&gr_max_pool_ops, "stride", SETTING_INT, AT(stride), false, false, 0, 1, 1024},
-    {&gr_max_pool_ops, "padding", SETTING_PADDING, AT(padding), false, false, 0, 0, 1023},
-    {&gr_avg_pool_ops, "kernel", SETTING_INT, AT(kernel), true, true, 0, 1, 1024},
-    {&gr_avg_pool_ops, "stride", SETTING_INT, AT(stride), false, false, 0, 1, 1024},
-    {&gr_avg_pool_ops, "padding", SETTING_PADDING, AT(padding), false, false, 0, 0, 1023},
-    {&gr_dropout_ops, "rate", SETTING_DOUBLE, AT(rate), true, true, 0, 0, 0.999},
+    &gr_flatten_ops, &gr_dropout_ops,  &gr_add_ops,
 };
-enum { SETTING_COUNT = sizeof settings / sizeof settings[0], KEYS_MAX = 8 };
+enum {
+    KIND_COUNT = sizeof kinds / sizeof kinds[0],
+    KINDS_MAX = 256,
+    SETTINGS_MAX = 16, /* of one kind */
+    BRANCH_DEPTH_MAX = 16
+};
+
+const gr_layer_ops *gr_layer_ops_at(int index)
+{
+    return index < KIND_COUNT ? kinds[index] : gr_extra_layers[index - KIND_COUNT];
+}
 
 typedef struct layer_reader {
     gr_model_spec *spec;
@@ -63,8 +38,6 @@ typedef struct layer_reader {
     int last;  /* the layer whose output the next one reads */
     int depth; /* of residual branches */
 } layer_reader;
-
-enum { BRANCH_DEPTH_MAX = 16 };
 
 static gr_status read_layers(layer_reader *r, const gr_node *list);
 
@@ -82,34 +55,48 @@ static bool shapes_equal(const gr_shape *a, const gr_shape *b)
     return equal;
 }
 
-static const gr_layer_ops *find_kind(const char *word)
+void gr_layers_print_markdown(FILE *file)
 {
-    for (int i = 0; kinds[i]; i++) {
-        if (strcmp(kinds[i]->kind, word) == 0) {
-            return kinds[i];
+    fputs("## model\n\nThe kinds of layers, each with its settings; a setting without a default "
+          "must be "
+          "given. Every layer takes `name`\nas well, and `residual` is a list of layers: see "
+          "[models.md](models.md).\n\n",
+          file);
+    const gr_layer_ops *ops;
+    for (int i = 0; (ops = gr_layer_ops_at(i)) != NULL; i++) {
+        char name[80];
+        snprintf(name, sizeof name, "layer %s", ops->kind);
+        if (ops->settings) {
+            gr_config_table table = *ops->settings;
+            table.name = name;
+            table.title = ops->help;
+            gr_config_print_markdown(&table, file);
+        } else {
+            fprintf(file, "## %s\n\n%s\n\n", name, ops->help);
         }
     }
-    return NULL;
 }
 
-static gr_status unknown_kind(const gr_node *node, const char *word, gr_diag *diag)
+/* The kind, or the sentence that there is none of that name. */
+static gr_status find_kind(const gr_node *node, const char *word, const gr_layer_ops **ops_out,
+                           gr_diag *diag)
 {
-    const char *words[sizeof kinds / sizeof kinds[0] + 1] = {0};
-    int count = 0;
-    for (; kinds[count]; count++) {
-        words[count] = kinds[count]->kind;
+    const char *words[KINDS_MAX + 2] = {"residual"};
+    const gr_layer_ops *ops;
+    for (int i = 0; i < KINDS_MAX && (ops = gr_layer_ops_at(i)) != NULL; i++) {
+        if (strcmp(ops->kind, word) == 0) {
+            *ops_out = ops;
+            return GR_OK;
+        }
+        words[i] = ops->kind;
+        words[i + 1] = "residual";
     }
-    words[count] = "residual";
     const char *nearest = gr_nearest(word, words);
-    if (nearest) {
-        return gr_node_fail(node, diag, GR_E_INVALID,
-                            "there is no layer named '%s'; did you mean '%s'?", word, nearest);
-    }
-    return gr_node_fail(
-        node, diag, GR_E_INVALID,
-        "there is no layer named '%s'; layers are linear, conv2d, batch_norm, relu, "
-        "gelu, max_pool, avg_pool, global_pool, flatten, dropout, add, residual",
-        word);
+    char list[GR_DIAG_TEXT_BYTES / 2];
+    gr_text_list(list, sizeof list, words);
+    return gr_node_fail(node, diag, GR_E_INVALID, "there is no layer named '%s'; %s%s%s", word,
+                        nearest ? "did you mean '" : "layers are ", nearest ? nearest : list,
+                        nearest ? "'?" : "");
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -170,172 +157,138 @@ static gr_status made_name(layer_reader *r, const gr_layer_ops *ops, const char 
 
 /* ---- Settings -------------------------------------------------------------------------------- */
 
-static gr_status put_padding(const gr_node *node, gr_layer_settings *set, const setting *rule,
-                             gr_diag *diag)
-{
-    if (node->kind == GR_NODE_SCALAR && strcmp(node->text, "same") == 0) {
-        set->padding = -1; /* settled when the kernel is known */
-        return GR_OK;
-    }
-    if (node->kind == GR_NODE_SCALAR && !isdigit((unsigned char)node->text[0])) {
-        return gr_node_fail(node, diag, GR_E_INVALID,
-                            "must be a number of pixels or 'same', but it is '%s'", node->text);
-    }
-    return gr_node_int(node, (int64_t)rule->min, (int64_t)rule->max, &set->padding, diag);
-}
+/* The settings of a kind, and `name` behind them, which belongs to every layer. */
+typedef struct settings {
+    gr_config_field fields[SETTINGS_MAX + 2];
+    gr_config_table table;
+    size_t name_at;
+} settings;
 
-static gr_status put_setting(const gr_node *node, gr_layer_settings *set, const setting *rule,
-                             gr_diag *diag)
+static void settings_of(const gr_layer_ops *ops, settings *out)
 {
-    void *place = (char *)set + rule->offset;
-    switch (rule->type) {
-    case SETTING_INT:
-        return gr_node_int(node, (int64_t)rule->min, (int64_t)rule->max, place, diag);
-    case SETTING_DOUBLE:
-        return gr_node_double(node, rule->min, rule->max, place, diag);
-    case SETTING_BOOL:
-        return gr_node_bool(node, place, diag);
-    default:
-        return put_padding(node, set, rule, diag);
-    }
-}
-
-static void put_standard(gr_layer_settings *set, const setting *rule)
-{
-    void *place = (char *)set + rule->offset;
-    switch (rule->type) {
-    case SETTING_DOUBLE:
-        *(double *)place = rule->standard;
-        break;
-    case SETTING_BOOL:
-        *(bool *)place = rule->standard != 0;
-        break;
-    default:
-        *(int64_t *)place = (int64_t)rule->standard;
-        break;
-    }
-}
-
-static const setting *main_setting(const gr_layer_ops *ops)
-{
-    for (int i = 0; i < SETTING_COUNT; i++) {
-        if (settings[i].ops == ops && settings[i].main) {
-            return &settings[i];
-        }
-    }
-    return NULL;
-}
-
-static gr_status read_map(const gr_layer_ops *ops, const gr_node *item, const gr_node *map,
-                          gr_layer_settings *set, gr_diag *diag)
-{
-    const char *known[KEYS_MAX + 1] = {0};
+    *out = (settings){.table = {.name = ops->kind, .fields = out->fields}};
     int count = 0;
-    for (int i = 0; i < SETTING_COUNT; i++) {
-        if (settings[i].ops == ops) {
-            known[count++] = settings[i].key;
+    if (ops->settings) {
+        out->name_at = (ops->settings->struct_bytes + 7) / 8 * 8;
+        for (const gr_config_field *field = NULL;
+             count < SETTINGS_MAX && (field = gr_config_next(ops->settings, field)) != NULL;) {
+            out->fields[count++] = *field;
         }
     }
-    if (ops == &gr_add_ops) {
-        known[count++] = "from";
-    }
-    known[count] = "name";
-    gr_status status = map ? gr_node_only(map, known, diag) : GR_OK;
-    for (int i = 0; status == GR_OK && i < SETTING_COUNT; i++) {
-        const setting *rule = &settings[i];
-        const gr_node *node = map && rule->ops == ops ? gr_node_get(map, rule->key) : NULL;
-        if (node) {
-            status = put_setting(node, set, rule, diag);
-        } else if (rule->ops == ops && rule->required) {
-            status = gr_node_fail(map ? map : item, diag, GR_E_INVALID,
-                                  "%s needs the setting '%s': add it", ops->kind, rule->key);
-        }
-    }
-    return status;
+    out->fields[count] =
+        (gr_config_field){.key = "name", .type = GR_CONFIG_NODE, .offset = out->name_at};
+    out->table.struct_bytes = out->name_at + sizeof(gr_node *);
 }
 
 /* `value` is what stands behind the kind: nothing, a single value, or a map of settings. */
-static gr_status read_settings(const gr_layer_ops *ops, const gr_node *item, const gr_node *value,
-                               gr_layer_settings *set, gr_diag *diag)
+static gr_status read_settings(layer_reader *r, const gr_layer_ops *ops, const gr_node *item,
+                               const gr_node *value, void **set_out)
 {
-    for (int i = 0; i < SETTING_COUNT; i++) {
-        if (settings[i].ops == ops) {
-            put_standard(set, &settings[i]);
-        }
+    settings all;
+    settings_of(ops, &all);
+    bool map = !value || value->kind == GR_NODE_MAP;
+    void *set = gr_arena_alloc(r->arena, all.table.struct_bytes);
+    if (!set) {
+        return gr_fail(r->diag, GR_E_NO_MEMORY, "no memory for the model's layers");
     }
-    if (!value || value->kind == GR_NODE_MAP) {
-        return read_map(ops, item, value, set, diag);
-    }
-    const setting *rule = main_setting(ops);
-    if (value->kind == GR_NODE_LIST || !rule) {
-        return gr_node_fail(value, diag, GR_E_INVALID,
+    if (value && (value->kind == GR_NODE_LIST || (!map && !ops->main))) {
+        return gr_node_fail(value, r->diag, GR_E_INVALID,
                             "%s takes its settings as a map of keys and values, {key: value}",
                             ops->kind);
     }
-    return put_setting(value, set, rule, diag);
-}
-
-/* `same` keeps the size of the image (divided by the stride, rounded up); an even kernel cannot
- * without padding one side more than the other. A pool's stride is its kernel unless it is said. */
-static gr_status settle_window(const gr_node *node, gr_layer_settings *set, gr_diag *diag)
-{
-    if (set->stride == 0) {
-        set->stride = set->kernel;
+    gr_status status = gr_config_defaults(&all.table, set, r->arena, r->diag);
+    if (status == GR_OK && map) {
+        status = gr_config_from_node(&all.table, set, value, r->arena, r->diag);
     }
-    if (set->padding < 0) {
-        if (set->kernel % 2 == 0) {
-            return gr_node_fail(
-                node, diag, GR_E_INVALID,
-                "padding 'same' needs an odd kernel, but it is %lld: give the padding "
-                "in pixels",
-                (long long)set->kernel);
+    for (const gr_config_field *field = all.fields; status == GR_OK && field->offset != all.name_at;
+         field++) {
+        const gr_node *node = map                                  ? gr_node_get(value, field->key)
+                              : strcmp(field->key, ops->main) == 0 ? value
+                                                                   : NULL;
+        if (node && !map) {
+            status = gr_config_set_node(field, set, node, r->arena, r->diag);
+        } else if (!node && !field->default_text) {
+            status = gr_node_fail(value ? value : item, r->diag, GR_E_INVALID,
+                                  "%s needs the setting '%s': add it", ops->kind, field->key);
         }
-        set->padding = (set->kernel - 1) / 2;
     }
-    if (set->kernel > 0 && set->padding >= set->kernel) {
-        return gr_node_fail(node, diag, GR_E_INVALID,
-                            "padding %lld must be smaller than the kernel %lld",
-                            (long long)set->padding, (long long)set->kernel);
-    }
-    return GR_OK;
+    *set_out = set;
+    return status;
 }
 
 /* ---- Layers ---------------------------------------------------------------------------------- */
 
+/* The layer that the setting `from` names. */
 static gr_status find_from(layer_reader *r, const gr_node *item, const gr_node *value,
-                           int *other_out)
+                           const char *name, int *other_out)
 {
     const gr_node *from = value && value->kind == GR_NODE_MAP ? gr_node_get(value, "from") : value;
-    if (!from) {
-        return gr_node_fail(item, r->diag, GR_E_INVALID,
-                            "add needs the setting 'from', the name of an earlier layer: add it");
-    }
-    const char *name = NULL;
-    gr_status status = gr_node_text(from, &name, r->diag);
-    if (status != GR_OK) {
-        return status;
-    }
     if (strcmp(name, "input") == 0) {
         *other_out = GR_MODEL_INPUT;
         return GR_OK;
     }
-    int found = find_name(r, name);
-    if (found < 0) {
-        const char *names[GR_LAYERS_MAX + 1] = {0};
-        for (int i = 0; i < r->spec->count; i++) {
-            names[i] = r->spec->layers[i].info.name;
-        }
-        const char *nearest = gr_nearest(name, names);
-        return gr_node_fail(
-            from, r->diag, GR_E_INVALID,
-            "no earlier layer is named '%s'%s%s%s: give the layer a name with 'name:'", name,
-            nearest ? "; did you mean '" : "", nearest ? nearest : "", nearest ? "'?" : "");
+    *other_out = find_name(r, name);
+    if (*other_out >= 0) {
+        return GR_OK;
     }
-    *other_out = found;
-    return GR_OK;
+    const char *names[GR_LAYERS_MAX + 1] = {0};
+    for (int i = 0; i < r->spec->count; i++) {
+        names[i] = r->spec->layers[i].info.name;
+    }
+    const char *nearest = gr_nearest(name, names);
+    return gr_node_fail(from ? from : item, r->diag, GR_E_INVALID,
+                        "no earlier layer is named '%s'%s%s%s: give the layer a name with 'name:'",
+                        name, nearest ? "; did you mean '" : "", nearest ? nearest : "",
+                        nearest ? "'?" : "");
 }
 
-/* Appends a layer that reads the last one's output. */
+/* The second layer of one that joins: `other`, or the one that its settings name. */
+static gr_status join(layer_reader *r, gr_layer_spec *layer, const gr_node *item,
+                      const gr_node *value, int other)
+{
+    gr_status status = GR_OK;
+    if (other == GR_NO_LAYER) {
+        const gr_join_settings *set = layer->set;
+        status = find_from(r, item, value, set->from, &other);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    layer->other = other;
+    const gr_shape *added = shape_after(r, other);
+    if (shapes_equal(added, &layer->shape_in)) {
+        return GR_OK;
+    }
+    char a[80], b[80];
+    gr_shape_format(added, a, sizeof a);
+    gr_shape_format(&layer->shape_in, b, sizeof b);
+    return gr_node_fail(item, r->diag, GR_E_INVALID,
+                        "%s adds %s to %s: both must have the same shape (a conv2d with kernel 1 "
+                        "can change the channels)",
+                        layer->info.name, a, b);
+}
+
+/* What the kind makes of its input. */
+static gr_status infer_shape(gr_layer_spec *layer, const gr_node *item, gr_diag *diag)
+{
+    gr_layer_info *info = &layer->info;
+    info->output = layer->shape_in;
+    gr_status status = layer->ops->shape ? layer->ops->shape(layer, item, diag) : GR_OK;
+    if (status == GR_OK && gr_shape_count(&info->output) > GR_TENSOR_COUNT_MAX) {
+        status = gr_node_fail(item, diag, GR_E_INVALID,
+                              "the output of %s has more than 2^31 values for each sample: make it "
+                              "smaller",
+                              info->name);
+    }
+    if (status == GR_OK && info->parameters > GR_TENSOR_COUNT_MAX) {
+        status = gr_node_fail(item, diag, GR_E_INVALID,
+                              "%s has more than 2^31 parameters: make it smaller", info->name);
+    }
+    return status;
+}
+
+/* Appends a layer that reads the last one's output; `other`: it is joined with that one whatever
+ * its settings say. */
 static gr_status append(layer_reader *r, const gr_layer_ops *ops, const gr_node *item,
                         const gr_node *value, const gr_node *name, int other)
 {
@@ -346,43 +299,18 @@ static gr_status append(layer_reader *r, const gr_layer_ops *ops, const gr_node 
     }
     gr_layer_spec *layer = &spec->layers[spec->count];
     *layer = (gr_layer_spec){
-        .ops = ops, .input = r->last, .other = other, .shape_in = *shape_after(r, r->last)};
+        .ops = ops, .input = r->last, .other = GR_NO_LAYER, .shape_in = *shape_after(r, r->last)};
     layer->info.kind = ops->kind;
     gr_status status =
         name ? given_name(r, name, &layer->info.name) : made_name(r, ops, &layer->info.name);
     if (status == GR_OK && other == GR_NO_LAYER) {
-        status = read_settings(ops, item, value, &layer->set, r->diag);
+        status = read_settings(r, ops, item, value, &layer->set);
+    }
+    if (status == GR_OK && ops->joins) {
+        status = join(r, layer, item, value, other);
     }
     if (status == GR_OK) {
-        status = settle_window(item, &layer->set, r->diag);
-    }
-    if (status != GR_OK) {
-        return status;
-    }
-    if (other != GR_NO_LAYER) {
-        const gr_shape *added = shape_after(r, other);
-        if (!shapes_equal(added, &layer->shape_in)) {
-            char a[80], b[80];
-            gr_shape_format(added, a, sizeof a);
-            gr_shape_format(&layer->shape_in, b, sizeof b);
-            return gr_node_fail(
-                item, r->diag, GR_E_INVALID,
-                "%s adds %s to %s: both must have the same shape (a conv2d with kernel "
-                "1 can change the channels)",
-                layer->info.name, a, b);
-        }
-    }
-    status = ops->shape(layer, item, r->diag);
-    if (status == GR_OK && gr_shape_count(&layer->info.output) > GR_TENSOR_COUNT_MAX) {
-        status = gr_node_fail(item, r->diag, GR_E_INVALID,
-                              "the output of %s has more than 2^31 values for each sample: make it "
-                              "smaller",
-                              layer->info.name);
-    }
-    if (status == GR_OK && layer->info.parameters > GR_TENSOR_COUNT_MAX) {
-        status =
-            gr_node_fail(item, r->diag, GR_E_INVALID,
-                         "%s has more than 2^31 parameters: make it smaller", layer->info.name);
+        status = infer_shape(layer, item, r->diag);
     }
     if (status == GR_OK) {
         r->nodes[spec->count] = item;
@@ -449,24 +377,9 @@ static gr_status read_item(layer_reader *r, const gr_node *item)
     if (strcmp(word, "residual") == 0) {
         return read_residual(r, where, value, name);
     }
-    const gr_layer_ops *ops = find_kind(word);
-    if (!ops) {
-        return unknown_kind(where, word, r->diag);
-    }
-    int other = GR_NO_LAYER;
-    if (ops == &gr_add_ops) {
-        gr_layer_settings unused;
-        gr_status status = value && value->kind == GR_NODE_MAP
-                               ? read_map(ops, where, value, &unused, r->diag)
-                               : GR_OK;
-        if (status == GR_OK) {
-            status = find_from(r, where, value, &other);
-        }
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    return append(r, ops, where, value, name, other);
+    const gr_layer_ops *ops = NULL;
+    gr_status status = find_kind(where, word, &ops, r->diag);
+    return status == GR_OK ? append(r, ops, where, value, name, GR_NO_LAYER) : status;
 }
 
 static gr_status read_layers(layer_reader *r, const gr_node *list)

@@ -3,6 +3,9 @@
 #include "nn/layer.h"
 
 #include "base/fail.h"
+#include "base/number.h"
+
+#include <string.h>
 
 /* Output size of windows over an image; 0 if the kernel does not fit. */
 static int64_t count_windows(int64_t size, int64_t kernel, int64_t stride, int64_t padding)
@@ -10,9 +13,40 @@ static int64_t count_windows(int64_t size, int64_t kernel, int64_t stride, int64
     return size + 2 * padding < kernel ? 0 : (size + 2 * padding - kernel) / stride + 1;
 }
 
+/* `same` keeps the size of the image (divided by the stride, rounded up); an even kernel cannot
+ * without padding one side more than the other. */
+static gr_status settle(gr_window_settings *set, const gr_node *node, gr_diag *diag)
+{
+    set->stride = set->stride ? set->stride : set->kernel;
+    if (strcmp(set->padding_text, "same") == 0) {
+        if (set->kernel % 2 == 0) {
+            return gr_node_fail(
+                node, diag, GR_E_INVALID,
+                "padding 'same' needs an odd kernel, but it is %lld: give the padding in pixels",
+                (long long)set->kernel);
+        }
+        set->padding = (set->kernel - 1) / 2;
+    } else if (gr_number_int(set->padding_text, &set->padding) != GR_NUMBER_OK ||
+               set->padding < 0) {
+        return gr_node_fail(node, diag, GR_E_INVALID,
+                            "padding must be a number of pixels or 'same', but it is '%.40s'",
+                            set->padding_text);
+    }
+    if (set->padding >= set->kernel) {
+        return gr_node_fail(node, diag, GR_E_INVALID,
+                            "padding %lld must be smaller than the kernel %lld",
+                            (long long)set->padding, (long long)set->kernel);
+    }
+    return GR_OK;
+}
+
 gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *node, gr_diag *diag)
 {
-    const gr_layer_settings *set = &spec->set;
+    gr_window_settings *set = spec->set;
+    gr_status status = settle(set, node, diag);
+    if (status != GR_OK) {
+        return status;
+    }
     char text[80];
     gr_shape_format(&spec->shape_in, text, sizeof text);
     if (spec->shape_in.dims != 3) {
@@ -39,6 +73,7 @@ gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *
 gr_conv_shape gr_layer_window(const gr_model *model, const gr_layer *layer)
 {
     const gr_layer_spec *spec = layer->spec;
+    const gr_window_settings *set = spec->set;
     const gr_shape *in = &spec->shape_in, *out = &spec->info.output;
     gr_conv_shape shape = {.batch = model->config.batch,
                            .channels_in = in->dim[0],
@@ -47,9 +82,8 @@ gr_conv_shape gr_layer_window(const gr_model *model, const gr_layer *layer)
                            .channels_out = out->dim[0],
                            .height_out = out->dim[1],
                            .width_out = out->dim[2],
-                           .kernel = spec->set.kernel,
-                           .stride = spec->set.stride,
-                           .padding = spec->set.padding,
-                           .bias = spec->set.bias};
+                           .kernel = set->kernel,
+                           .stride = set->stride,
+                           .padding = set->padding};
     return shape;
 }

@@ -360,11 +360,10 @@ static void files_are_read(void **state)
 static void numbers_are_read(void **state)
 {
     (void)state;
-    gr_doc *doc = yaml("[-9223372036854775808, 9223372036854775807, +007, .5, 5., 1e-3, Yes, OFF]");
+    gr_doc *doc = yaml("[-9223372036854775808, 9223372036854775807, +007, .5, 5., 1e-3]");
     const gr_node *node = gr_doc_root(doc)->child;
     int64_t whole = 0;
     double real = 0.0;
-    bool truth = false;
     const char *text = NULL;
     assert_int_equal(gr_node_int(node, INT64_MIN, INT64_MAX, &whole, NULL), GR_OK);
     assert_true(whole == INT64_MIN);
@@ -382,11 +381,6 @@ static void numbers_are_read(void **state)
         assert_int_equal(gr_node_double(node, 0.0, 5.0, &real, NULL), GR_OK);
         assert_true(real == expected[i]);
     }
-    node = node->next;
-    assert_int_equal(gr_node_bool(node, &truth, NULL), GR_OK);
-    assert_true(truth);
-    assert_int_equal(gr_node_bool(node->next, &truth, NULL), GR_OK);
-    assert_false(truth);
     gr_doc_destroy(doc);
 }
 
@@ -408,7 +402,6 @@ static void wrong_types_name_the_place(void **state)
     gr_diag diag = {0};
     int64_t whole = 42;
     double real = 42.0;
-    bool truth = true;
     const char *text = "x";
     support_assert_invalid(gr_node_int(gr_node_get(root, "epochs"), 1, 10, &whole, &diag), &diag,
                            "job.yaml:1: epochs: must be a whole number from 1 to 10, not the text "
@@ -419,8 +412,6 @@ static void wrong_types_name_the_place(void **state)
     support_assert_invalid(
         gr_node_int(gr_node_get(list->child->next, "units"), 1, INT64_MAX, &whole, &diag), &diag,
         "job.yaml:4: optimizer.list[1].units: must be a whole number of at least 1, not \"2.5\"");
-    support_assert_invalid(gr_node_bool(list->child->next->next, &truth, &diag), &diag,
-                           "job.yaml:4: optimizer.list[2]: must be true or false, not a list");
     support_assert_invalid(gr_node_text(optimizer, &text, &diag), &diag,
                            "job.yaml:2: optimizer: must be a text, not a map");
     support_assert_invalid(gr_node_text(gr_node_get(root, "none"), &text, &diag), &diag,
@@ -438,7 +429,7 @@ static void wrong_types_name_the_place(void **state)
                            "job.yaml:9: hex: must be a number from 0 to 100, not \"0x10\"");
     support_assert_invalid(gr_node_int(NULL, 0, 9, &whole, &diag), &diag,
                            "a value is missing: it must be a whole number from 0 to 9");
-    assert_true(whole == 42 && real == 42.0 && truth);
+    assert_true(whole == 42 && real == 42.0);
     assert_string_equal(text, "x");
     gr_doc_destroy(doc);
 }

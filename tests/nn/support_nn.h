@@ -26,7 +26,7 @@ typedef struct net_options {
     gr_shape input;
     int batch;
     gr_loss_kind loss;
-    gr_backend backend;
+    const char *backend;
     bool evaluation;
 } net_options;
 
