@@ -3,42 +3,66 @@
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "doc/config_node.h"
 #include "nn/passes.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kind_names[] = {"sgd", "adam", "adamw", NULL};
-static const char *const schedule_names[] = {"constant", "step", "cosine", NULL};
-
 #define AT(field) offsetof(gr_optimizer_config, field)
-static const gr_config_field fields[] = {
-    {.key = "kind",
-     .type = GR_CONFIG_CHOICE,
-     .offset = AT(kind),
-     .default_text = "sgd",
-     .choices = kind_names,
-     .help = "the rule by which gradients change the weights"},
-    {.key = "learning_rate",
-     .type = GR_CONFIG_DOUBLE,
-     .offset = AT(learning_rate),
-     .default_text = "0.01",
-     .min = 0,
-     .max = 1e6,
-     .help = "step size, before the schedule and linear scaling"},
-    {.key = "momentum",
-     .type = GR_CONFIG_DOUBLE,
-     .offset = AT(momentum),
-     .default_text = "0.9",
-     .min = 0,
-     .max = 1,
-     .help = "sgd: share of the last update that goes on"},
-    {.key = "nesterov",
-     .type = GR_CONFIG_BOOL,
-     .offset = AT(nesterov),
-     .default_text = "false",
-     .help = "sgd: look ahead along the momentum"},
+
+/* ---- sgd ------------------------------------------------------------------------------------- */
+
+static const gr_config_field sgd_fields[] = {{.key = "momentum",
+                                              .type = GR_CONFIG_DOUBLE,
+                                              .offset = AT(momentum),
+                                              .default_text = "0.9",
+                                              .min = 0,
+                                              .max = 1,
+                                              .help = "sgd: share of the last update that goes on"},
+                                             {.key = "nesterov",
+                                              .type = GR_CONFIG_BOOL,
+                                              .offset = AT(nesterov),
+                                              .default_text = "false",
+                                              .help = "sgd: look ahead along the momentum"},
+                                             {.key = NULL}};
+
+static bool sgd_stays_zero(const gr_optimizer_config *config)
+{
+    return !(config->momentum > 0.0);
+}
+
+static void sgd_prepare(const gr_optimizer_config *config, const gr_optimizer_now *now,
+                        unsigned char numbers_out[GR_OPTIMIZER_NUMBERS_BYTES])
+{
+    gr_sgd_numbers numbers = {.gradient_factor = now->gradient_factor,
+                              .weight_decay = (float)now->weight_decay,
+                              .momentum = (float)config->momentum,
+                              .learning_rate = (float)now->learning_rate,
+                              .nesterov = config->nesterov};
+    memcpy(numbers_out, &numbers, sizeof numbers);
+}
+
+static bool sgd_update(const unsigned char numbers[GR_OPTIMIZER_NUMBERS_BYTES], float *values,
+                       float *const *states, const float *gradients, size_t count)
+{
+    gr_sgd_numbers n;
+    memcpy(&n, numbers, sizeof n);
+    return gr_passes_best()->sgd(values, states[0], gradients, &n, count);
+}
+
+static const gr_optimizer_ops sgd = {.name = "sgd",
+                                     .settings = sgd_fields,
+                                     .states = {"momentum"},
+                                     .stays_zero = sgd_stays_zero,
+                                     .prepare = sgd_prepare,
+                                     .update = sgd_update};
+
+/* ---- adam, adamw ----------------------------------------------------------------------------- */
+
+static const gr_config_field adam_fields[] = {
     {.key = "beta1",
      .type = GR_CONFIG_DOUBLE,
      .offset = AT(beta1),
@@ -60,6 +84,96 @@ static const gr_config_field fields[] = {
      .min = 1e-30,
      .max = 1,
      .help = "adam, adamw: added to the root of the squares"},
+    {.key = NULL}};
+
+static void adam_numbers(const gr_optimizer_config *config, const gr_optimizer_now *now,
+                         bool decoupled, unsigned char numbers_out[GR_OPTIMIZER_NUMBERS_BYTES])
+{
+    double decay = now->weight_decay, rate = now->learning_rate;
+    double first = 1.0 - gr_power(config->beta1, now->step + 1);
+    double second = 1.0 - gr_power(config->beta2, now->step + 1);
+    gr_adam_numbers numbers = {.gradient_factor = now->gradient_factor,
+                               .l2 = decoupled ? 0.0f : (float)decay,
+                               .decoupled = decoupled ? (float)(rate * decay) : 0.0f,
+                               .beta1 = (float)config->beta1,
+                               .beta2 = (float)config->beta2,
+                               .epsilon = (float)config->epsilon,
+                               .rate = (float)(rate / first),
+                               .second_scale = (float)(1.0 / second)};
+    memcpy(numbers_out, &numbers, sizeof numbers);
+}
+
+static void adam_prepare(const gr_optimizer_config *config, const gr_optimizer_now *now,
+                         unsigned char numbers_out[GR_OPTIMIZER_NUMBERS_BYTES])
+{
+    adam_numbers(config, now, false, numbers_out);
+}
+
+static void adamw_prepare(const gr_optimizer_config *config, const gr_optimizer_now *now,
+                          unsigned char numbers_out[GR_OPTIMIZER_NUMBERS_BYTES])
+{
+    adam_numbers(config, now, true, numbers_out);
+}
+
+static bool adam_update(const unsigned char numbers[GR_OPTIMIZER_NUMBERS_BYTES], float *values,
+                        float *const *states, const float *gradients, size_t count)
+{
+    gr_adam_numbers n;
+    memcpy(&n, numbers, sizeof n);
+    return gr_passes_best()->adam(values, states[0], states[1], gradients, &n, count);
+}
+
+static const gr_optimizer_ops adam = {.name = "adam",
+                                      .settings = adam_fields,
+                                      .states = {"first_moment", "second_moment"},
+                                      .prepare = adam_prepare,
+                                      .update = adam_update};
+static const gr_optimizer_ops adamw = {.name = "adamw",
+                                       .settings = adam_fields,
+                                       .states = {"first_moment", "second_moment"},
+                                       .prepare = adamw_prepare,
+                                       .update = adam_update};
+_Static_assert(sizeof(gr_sgd_numbers) <= GR_OPTIMIZER_NUMBERS_BYTES &&
+                   sizeof(gr_adam_numbers) <= GR_OPTIMIZER_NUMBERS_BYTES,
+               "a step has room for the numbers");
+
+/* ---- The kinds and their settings ------------------------------------------------------------ */
+
+static const gr_optimizer_ops *const kinds[] = {
+    [GR_OPT_SGD] = &sgd, [GR_OPT_ADAM] = &adam, [GR_OPT_ADAMW] = &adamw};
+enum { KIND_COUNT = sizeof kinds / sizeof kinds[0] };
+
+const gr_optimizer_ops *gr_optimizer_ops_at(int index)
+{
+    return index < KIND_COUNT ? kinds[index] : gr_extra_optimizers[index - KIND_COUNT];
+}
+
+static const char *kind_name(int index)
+{
+    const gr_optimizer_ops *ops = gr_optimizer_ops_at(index);
+    return ops ? ops->name : NULL;
+}
+
+static const char *schedule_name(int index)
+{
+    const gr_schedule_ops *ops = gr_schedule_ops_at(index);
+    return ops ? ops->name : NULL;
+}
+
+static const gr_config_field fields[] = {
+    {.key = "kind",
+     .type = GR_CONFIG_CHOICE,
+     .offset = AT(kind),
+     .default_text = "sgd",
+     .choice = kind_name,
+     .help = "the rule by which gradients change the weights"},
+    {.key = "learning_rate",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = AT(learning_rate),
+     .default_text = "0.01",
+     .min = 0,
+     .max = 1e6,
+     .help = "step size, before the schedule and linear scaling"},
     {.key = "weight_decay",
      .type = GR_CONFIG_DOUBLE,
      .offset = AT(weight_decay),
@@ -79,7 +193,7 @@ static const gr_config_field fields[] = {
      .type = GR_CONFIG_CHOICE,
      .offset = AT(schedule),
      .default_text = "constant",
-     .choices = schedule_names,
+     .choice = schedule_name,
      .help = "how the learning rate changes"},
     {.key = "warmup_epochs",
      .type = GR_CONFIG_DOUBLE,
@@ -89,28 +203,6 @@ static const gr_config_field fields[] = {
      .max = 1e9,
      .unit = "epochs",
      .help = "time in which the learning rate grows evenly to its full size"},
-    {.key = "step_epochs",
-     .type = GR_CONFIG_DOUBLE,
-     .offset = AT(step_epochs),
-     .default_text = "10",
-     .min = 1e-6,
-     .max = 1e9,
-     .unit = "epochs",
-     .help = "schedule step: time between two changes"},
-    {.key = "step_factor",
-     .type = GR_CONFIG_DOUBLE,
-     .offset = AT(step_factor),
-     .default_text = "0.1",
-     .min = 0,
-     .max = 1,
-     .help = "schedule step: factor of each change"},
-    {.key = "final_factor",
-     .type = GR_CONFIG_DOUBLE,
-     .offset = AT(final_factor),
-     .default_text = "0",
-     .min = 0,
-     .max = 1,
-     .help = "schedule cosine: the last learning rate, as a share of the first"},
     {.key = "linear_scaling",
      .type = GR_CONFIG_BOOL,
      .offset = AT(linear_scaling),
@@ -126,61 +218,132 @@ static const gr_config_field fields[] = {
      .help = "linear_scaling: the global batch that learning_rate was chosen for"},
     {.key = NULL}};
 
+static bool shared_before(int index)
+{
+    for (int i = 0; i < index; i++) {
+        if (gr_optimizer_ops_at(i)->settings == gr_optimizer_ops_at(index)->settings) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The settings of the kinds, then those of the schedules. */
+static const gr_config_field *more(int part)
+{
+    for (int i = 0; gr_optimizer_ops_at(i); i++) {
+        const gr_config_field *settings = gr_optimizer_ops_at(i)->settings;
+        if (settings && !shared_before(i) && part-- == 0) {
+            return settings;
+        }
+    }
+    for (int i = 0; gr_schedule_ops_at(i); i++) {
+        const gr_config_field *settings = gr_schedule_ops_at(i)->settings;
+        if (settings && part-- == 0) {
+            return settings;
+        }
+    }
+    return NULL;
+}
+
 const gr_config_table gr_optimizer_config_table = {.name = "optimizer",
                                                    .title = "How gradients change the weights",
                                                    .fields = fields,
+                                                   .more = more,
                                                    .struct_bytes = sizeof(gr_optimizer_config)};
+
+static bool is_among(const gr_config_field *settings, const gr_config_field *field)
+{
+    while (settings && settings->key && settings != field) {
+        settings++;
+    }
+    return settings == field;
+}
+
+bool gr_optimizer_is_rule(const gr_optimizer_config *config, const gr_config_field *field)
+{
+    return field->offset == AT(kind) || field->offset == AT(weight_decay) ||
+           is_among(gr_optimizer_ops_at(config->kind)->settings, field);
+}
+
+/* A setting of another optimizer would change nothing, and nobody would notice. */
+static gr_status refuse_other(const gr_optimizer_ops *ops, const gr_optimizer_ops *other,
+                              const gr_node *node, gr_diag *diag)
+{
+    char own[256] = "";
+    size_t used = 0;
+    for (const gr_config_field *at = ops->settings; at && at->key && used < sizeof own; at++) {
+        const char *between = at == ops->settings ? "; its own are " : at[1].key ? ", " : " and ";
+        int wrote = snprintf(own + used, sizeof own - used, "%s%s", between, at->key);
+        used += wrote > 0 ? (size_t)wrote : sizeof own;
+    }
+    return gr_node_fail(node, diag, GR_E_INVALID,
+                        "%s has no such setting%s; remove the line, or take kind: %s", ops->name,
+                        own, other->name);
+}
+
+gr_status gr_optimizer_settle(gr_optimizer_config *config, const gr_node *map, gr_arena *arena,
+                              gr_diag *diag)
+{
+    const gr_optimizer_ops *ops = gr_optimizer_ops_at(config->kind), *other;
+    for (int i = 0; (other = gr_optimizer_ops_at(i)) != NULL; i++) {
+        for (const gr_config_field *field = other->settings;
+             field && field->key && other->settings != ops->settings; field++) {
+            const gr_node *node = gr_node_get(map, field->key);
+            if (node) {
+                return refuse_other(ops, other, node, diag);
+            }
+        }
+    }
+    /* Kinds share `own`: the defaults of the last one stand there. */
+    for (const gr_config_field *field = ops->settings; field && field->key; field++) {
+        const gr_node *node = gr_node_get(map, field->key);
+        gr_status status = GR_OK;
+        if (node) {
+            status = gr_config_set_node(field, config, node, arena, diag);
+        } else if (field->default_text) {
+            status = gr_config_set(field, config, field->default_text, field->key, arena, diag);
+        }
+        if (status != GR_OK) {
+            return status;
+        }
+    }
+    return GR_OK;
+}
 
 /* ---- One step over plain vectors ------------------------------------------------------------- */
 
 int gr_optimizer_states(const gr_optimizer_config *config)
 {
-    return config->kind == GR_OPT_SGD ? 1 : 2;
+    int count = 0;
+    while (gr_optimizer_ops_at(config->kind)->states[count]) {
+        count++;
+    }
+    return count;
 }
 
 const char *gr_optimizer_state_name(const gr_optimizer_config *config, int index)
 {
-    static const char *const names[2][GR_OPTIMIZER_STATES_MAX] = {
-        {"momentum", NULL}, {"first_moment", "second_moment"}};
     bool inside = index >= 0 && index < gr_optimizer_states(config);
-    return inside ? names[config->kind != GR_OPT_SGD][index] : NULL;
+    return inside ? gr_optimizer_ops_at(config->kind)->states[index] : NULL;
 }
 
 void gr_optimizer_step_init(gr_optimizer_step *now, const gr_optimizer_config *config,
                             uint64_t step, double learning_rate, float gradient_factor, bool decay)
 {
-    double weight_decay = decay ? config->weight_decay : 0.0;
-    *now = (gr_optimizer_step){.kind = config->kind};
-    if (config->kind == GR_OPT_SGD) {
-        now->sgd = (gr_sgd_numbers){.gradient_factor = gradient_factor,
-                                    .weight_decay = (float)weight_decay,
-                                    .momentum = (float)config->momentum,
-                                    .learning_rate = (float)learning_rate,
-                                    .nesterov = config->nesterov};
-        return;
-    }
-    bool decoupled = config->kind == GR_OPT_ADAMW;
-    double first = 1.0 - gr_power(config->beta1, step + 1);
-    double second = 1.0 - gr_power(config->beta2, step + 1);
-    now->adam =
-        (gr_adam_numbers){.gradient_factor = gradient_factor,
-                          .l2 = decoupled ? 0.0f : (float)weight_decay,
-                          .decoupled = decoupled ? (float)(learning_rate * weight_decay) : 0.0f,
-                          .beta1 = (float)config->beta1,
-                          .beta2 = (float)config->beta2,
-                          .epsilon = (float)config->epsilon,
-                          .rate = (float)(learning_rate / first),
-                          .second_scale = (float)(1.0 / second)};
+    now->ops = gr_optimizer_ops_at(config->kind);
+    now->ops->prepare(config,
+                      &(gr_optimizer_now){.step = step,
+                                          .learning_rate = learning_rate,
+                                          .weight_decay = decay ? config->weight_decay : 0.0,
+                                          .gradient_factor = gradient_factor},
+                      now->numbers);
 }
 
 bool gr_optimizer_apply(const gr_optimizer_step *now, float *values, float *const *states,
                         const float *gradients, size_t count)
 {
-    const gr_passes *passes = gr_passes_best();
-    if (now->kind == GR_OPT_SGD) {
-        return passes->sgd(values, states[0], gradients, &now->sgd, count);
-    }
-    return passes->adam(values, states[0], states[1], gradients, &now->adam, count);
+    return now->ops->update(now->numbers, values, states, gradients, count);
 }
 
 /* ---- The optimizer of a model ---------------------------------------------------------------- */
@@ -211,7 +374,7 @@ gr_status gr_optimizer_create(const gr_optimizer_config *config, const gr_model 
                 diag, GR_E_NO_MEMORY,
                 "no memory for the optimizer's state (%zu MiB each of %d): choose sgd or "
                 "a smaller model",
-                bytes >> 20, 2);
+                bytes >> 20, gr_optimizer_states(config));
         }
         memset(optimizer->state[i], 0, bytes);
     }

@@ -4,6 +4,9 @@
 #include "base/number.h"
 
 #include <math.h>
+#include <stddef.h>
+
+#define AT(field) offsetof(gr_optimizer_config, field)
 
 /* Cosine of pi * t for t in 0..1, from additions and products alone: every rank must compute the
  * same learning rate, and libm's last bit differs between machines. */
@@ -22,6 +25,79 @@ static double bounded(double value, double low, double high)
     return value > low ? (value < high ? value : high) : low;
 }
 
+static double constant_at(const gr_optimizer_config *config, double rate, double step,
+                          double warmup_steps, double steps_per_epoch, double total_steps)
+{
+    (void)config, (void)step, (void)warmup_steps, (void)steps_per_epoch, (void)total_steps;
+    return rate;
+}
+
+static const gr_schedule_ops constant = {.name = "constant", .at = constant_at};
+
+static const gr_config_field step_fields[] = {{.key = "step_epochs",
+                                               .type = GR_CONFIG_DOUBLE,
+                                               .offset = AT(step_epochs),
+                                               .default_text = "10",
+                                               .min = 1e-6,
+                                               .max = 1e9,
+                                               .unit = "epochs",
+                                               .help = "schedule step: time between two changes"},
+                                              {.key = "step_factor",
+                                               .type = GR_CONFIG_DOUBLE,
+                                               .offset = AT(step_factor),
+                                               .default_text = "0.1",
+                                               .min = 0,
+                                               .max = 1,
+                                               .help = "schedule step: factor of each change"},
+                                              {.key = NULL}};
+
+static double step_at(const gr_optimizer_config *config, double rate, double step,
+                      double warmup_steps, double steps_per_epoch, double total_steps)
+{
+    (void)warmup_steps, (void)total_steps;
+    if (!(config->step_epochs > 0 && steps_per_epoch > 0)) {
+        return rate;
+    }
+    /* A hair more than the quotient: 3 epochs of 10 steps are 30 steps, also in binary. */
+    double stairs = floor(step / (config->step_epochs * steps_per_epoch) + 1e-9);
+    return rate * gr_power(config->step_factor, (uint64_t)bounded(stairs, 0.0, 1e6));
+}
+
+static const gr_schedule_ops stairs = {.name = "step", .settings = step_fields, .at = step_at};
+
+static const gr_config_field cosine_fields[] = {
+    {.key = "final_factor",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = AT(final_factor),
+     .default_text = "0",
+     .min = 0,
+     .max = 1,
+     .help = "schedule cosine: the last learning rate, as a share of the first"},
+    {.key = NULL}};
+
+static double cosine_at(const gr_optimizer_config *config, double rate, double step,
+                        double warmup_steps, double steps_per_epoch, double total_steps)
+{
+    (void)steps_per_epoch;
+    double length = total_steps - warmup_steps;
+    double t = length > 0 ? bounded((step - warmup_steps) / length, 0.0, 1.0) : 1.0;
+    double share = 0.5 * (1.0 + cos_pi(t));
+    return rate * (config->final_factor + (1.0 - config->final_factor) * share);
+}
+
+static const gr_schedule_ops cosine = {
+    .name = "cosine", .settings = cosine_fields, .by_length = true, .at = cosine_at};
+
+static const gr_schedule_ops *const schedules[] = {[GR_SCHEDULE_CONSTANT] = &constant,
+                                                   [GR_SCHEDULE_STEP] = &stairs,
+                                                   [GR_SCHEDULE_COSINE] = &cosine};
+enum { SCHEDULE_COUNT = sizeof schedules / sizeof schedules[0] };
+
+const gr_schedule_ops *gr_schedule_ops_at(int index)
+{
+    return index < SCHEDULE_COUNT ? schedules[index] : NULL;
+}
+
 double gr_learning_rate(const gr_optimizer_config *config, uint64_t step, double steps_per_epoch,
                         uint64_t total_steps, int64_t global_batch)
 {
@@ -33,16 +109,6 @@ double gr_learning_rate(const gr_optimizer_config *config, uint64_t step, double
     if (at + 1.0 < warmup) {
         return rate * ((at + 1.0) / warmup);
     }
-    if (config->schedule == GR_SCHEDULE_STEP && config->step_epochs > 0 && steps_per_epoch > 0) {
-        /* A hair more than the quotient: 3 epochs of 10 steps are 30 steps, also in binary. */
-        double stairs = floor(at / (config->step_epochs * steps_per_epoch) + 1e-9);
-        return rate * gr_power(config->step_factor, (uint64_t)bounded(stairs, 0.0, 1e6));
-    }
-    if (config->schedule == GR_SCHEDULE_COSINE) {
-        double length = (double)total_steps - warmup;
-        double t = length > 0 ? bounded((at - warmup) / length, 0.0, 1.0) : 1.0;
-        double share = 0.5 * (1.0 + cos_pi(t));
-        return rate * (config->final_factor + (1.0 - config->final_factor) * share);
-    }
-    return rate;
+    return gr_schedule_ops_at(config->schedule)
+        ->at(config, rate, at, warmup, steps_per_epoch, (double)total_steps);
 }

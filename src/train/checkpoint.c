@@ -225,11 +225,13 @@ gr_status gr_checkpoint_find(const gr_job *job, const gr_log *log, gr_checkpoint
         gr_checkpoint_close(found);
         return status;
     }
-    if (info->total_steps != job->total_steps && job->optimizer.schedule == GR_SCHEDULE_COSINE) {
+    if (info->total_steps != job->total_steps &&
+        gr_schedule_ops_at(job->optimizer.schedule)->by_length) {
         gr_log_write(log, GR_LOG_WARN, "checkpoint",
-                     "so far the job had %" PRIu64 " steps, now it has %" PRIu64 ": the cosine "
+                     "so far the job had %" PRIu64 " steps, now it has %" PRIu64 ": the %s "
                      "schedule depends on that, so the weights will be those of neither",
-                     info->total_steps, job->total_steps);
+                     info->total_steps, job->total_steps,
+                     gr_schedule_ops_at(job->optimizer.schedule)->name);
     }
     *checkpoint_out = found;
     return GR_OK;

@@ -48,7 +48,8 @@ uint64_t gr_local_round_end(const gr_job *job, uint64_t step)
 int gr_local_averaged_states(const gr_job *job)
 {
     const gr_optimizer_config *optimizer = &job->optimizer;
-    bool plain = optimizer->kind == GR_OPT_SGD && !(optimizer->momentum > 0.0);
+    const gr_optimizer_ops *ops = gr_optimizer_ops_at(optimizer->kind);
+    bool plain = ops->stays_zero && ops->stays_zero(optimizer);
     bool keep = job->distribution.local_state == GR_LOCAL_KEEP;
     return plain || keep ? 0 : gr_optimizer_states(optimizer);
 }

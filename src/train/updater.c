@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/updater.h"
 
-#include "base/config_text.h"
 #include "base/fail.h"
 #include "base/number.h"
 #include "doc/config_node.h"
@@ -36,6 +35,9 @@ static gr_status read_config(const char *name, const char *text, gr_optimizer_co
     }
     if (status == GR_OK) {
         status = gr_config_from_node(table, config, gr_doc_root(doc), &arena, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_optimizer_settle(config, gr_doc_root(doc), &arena, diag);
     }
     gr_doc_destroy(doc);
     gr_arena_fini(&arena); /* the config holds no text */
@@ -117,37 +119,26 @@ const char *gr_updater_state_name(const char *text, int index)
 
 /* ---- The text -------------------------------------------------------------------------------- */
 
-/* Everything else of the table concerns the learning rate and the whole gradient. */
-static bool is_of_the_rule(const gr_config_field *field)
-{
-    static const char *const rule[] = {"kind",  "momentum", "nesterov",    "beta1",
-                                       "beta2", "epsilon",  "weight_decay"};
-    for (size_t i = 0; i < sizeof rule / sizeof *rule; i++) {
-        if (strcmp(field->key, rule[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void gr_updater_text(const gr_optimizer_config *config, bool decay,
                      char text_out[GR_UPDATER_TEXT_BYTES])
 {
     gr_optimizer_config said = *config;
     said.weight_decay = decay ? config->weight_decay : 0.0;
     size_t used = 0;
-    for (const gr_config_field *field = gr_optimizer_config_table.fields; !gr_config_is_end(field);
-         field++) {
-        if (!is_of_the_rule(field)) {
+    const gr_config_field *field = NULL;
+    while ((field = gr_config_next(&gr_optimizer_config_table, field)) != NULL) {
+        if (!gr_optimizer_is_rule(config, field)) {
             continue;
         }
         const void *at = (const char *)&said + field->offset;
         char number[GR_NUMBER_TEXT_BYTES];
         const char *value = number;
         if (field->type == GR_CONFIG_CHOICE) {
-            value = field->choices[*(const int *)at];
+            value = gr_config_choice(field, *(const int *)at);
         } else if (field->type == GR_CONFIG_BOOL) {
             value = *(const bool *)at ? "true" : "false";
+        } else if (field->type == GR_CONFIG_INT) {
+            gr_number_print((double)*(const int64_t *)at, number);
         } else {
             gr_number_print(*(const double *)at, number);
         }

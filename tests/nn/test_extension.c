@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layer and a backend of the program's own, in this file alone: a row each, and nothing else. */
+/* A layer, a backend and an optimizer of the program's own, in this file alone: a row each. */
 #include "support_nn.h"
+
+#include "doc/config_node.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -129,6 +131,72 @@ static const gr_backend_kernels counting_kernels[] = {{&gr_linear_ops, &counting
 static const gr_backend counting = {.name = "counting", .kernels = counting_kernels};
 
 const gr_backend *const gr_extra_backends[] = {&counting, NULL};
+
+/* ---- sign_sgd: a step of one size against the sign of the gradient --------------------------- */
+
+typedef struct sign_settings {
+    double size;
+    bool twice;
+} sign_settings;
+#define OWN(type, member) (offsetof(gr_optimizer_config, own) + offsetof(type, member))
+
+static const gr_config_field sign_fields[] = {{.key = "size",
+                                               .type = GR_CONFIG_DOUBLE,
+                                               .offset = OWN(sign_settings, size),
+                                               .default_text = "0.25",
+                                               .min = 0,
+                                               .max = 1,
+                                               .help = "sign_sgd: step"},
+                                              {.key = "twice",
+                                               .type = GR_CONFIG_BOOL,
+                                               .offset = OWN(sign_settings, twice),
+                                               .help = "sign_sgd: two steps"},
+                                              {0}};
+
+typedef struct sign_numbers {
+    float by;
+} sign_numbers;
+
+static void sign_prepare(const gr_optimizer_config *config, const gr_optimizer_now *now,
+                         unsigned char numbers_out[GR_OPTIMIZER_NUMBERS_BYTES])
+{
+    sign_settings set;
+    memcpy(&set, config->own, sizeof set);
+    sign_numbers numbers = {(float)(now->learning_rate * set.size * (set.twice ? 2 : 1))};
+    memcpy(numbers_out, &numbers, sizeof numbers);
+}
+
+static bool sign_update(const unsigned char numbers[GR_OPTIMIZER_NUMBERS_BYTES], float *values,
+                        float *const *states, const float *gradients, size_t count)
+{
+    sign_numbers n;
+    memcpy(&n, numbers, sizeof n);
+    bool finite = true;
+    for (size_t i = 0; i < count; i++) {
+        states[0][i] += 1.0f;
+        values[i] -= gradients[i] > 0 ? n.by : gradients[i] < 0 ? -n.by : 0.0f;
+        finite = finite && isfinite(gradients[i]);
+    }
+    return finite;
+}
+
+static const gr_optimizer_ops sign_sgd = {.name = "sign_sgd",
+                                          .settings = sign_fields,
+                                          .states = {"updates"},
+                                          .prepare = sign_prepare,
+                                          .update = sign_update};
+
+/* Its setting lies where one of sign_sgd lies. */
+static const gr_config_field other_fields[] = {{.key = "length",
+                                                .type = GR_CONFIG_DOUBLE,
+                                                .offset = OWN(sign_settings, size),
+                                                .default_text = "4",
+                                                .help = "other"},
+                                               {0}};
+static const gr_optimizer_ops other = {
+    .name = "other", .settings = other_fields, .prepare = sign_prepare, .update = sign_update};
+
+const gr_optimizer_ops *const gr_extra_optimizers[] = {&sign_sgd, &other, NULL};
 
 /* ---- Tests ----------------------------------------------------------------------------------- */
 
@@ -260,6 +328,79 @@ static void backend_of_an_unknown_name_is_refused(void **state)
     net_close(&n);
 }
 
+/* The status of reading an `optimizer:` part. */
+static gr_status read_optimizer(const char *text, gr_optimizer_config *config, gr_diag *diag)
+{
+    gr_arena arena;
+    gr_doc *doc = NULL;
+    gr_arena_init(&arena, 1 << 16);
+    assert_int_equal(gr_doc_parse_yaml("job.yaml", text, strlen(text), &doc, diag), GR_OK);
+    assert_int_equal(gr_config_defaults(&gr_optimizer_config_table, config, &arena, diag), GR_OK);
+    gr_status status =
+        gr_config_from_node(&gr_optimizer_config_table, config, gr_doc_root(doc), &arena, diag);
+    if (status == GR_OK) {
+        status = gr_optimizer_settle(config, gr_doc_root(doc), &arena, diag);
+    }
+    gr_doc_destroy(doc);
+    gr_arena_fini(&arena);
+    return status;
+}
+
+static void own_optimizer_trains_with_its_settings(void **state)
+{
+    (void)state;
+    gr_optimizer_config config;
+    gr_optimizer *optimizer = NULL;
+    net n;
+    open_images(&n, "onednn");
+    assert_int_equal(
+        read_optimizer("{kind: sign_sgd, learning_rate: 0.01, twice: true}", &config, &n.diag),
+        GR_OK);
+    assert_int_equal(gr_optimizer_states(&config), 1);
+    assert_string_equal(gr_optimizer_state_name(&config, 0), "updates");
+    assert_int_equal(gr_optimizer_create(&config, n.model, &optimizer, &n.diag), GR_OK);
+    double first = net_step(&n), last = first;
+    float before = n.values[gr_model_tensor(n.model, 0)->offset];
+    for (uint64_t step = 0; step < 20; step++) {
+        last = net_step(&n);
+        gr_optimizer_begin(optimizer, step, config.learning_rate, 1.0f);
+        assert_true(gr_optimizer_update(optimizer, n.values, n.gradients, 0, n.values_count));
+        if (step == 0) {
+            float moved = fabsf(n.values[gr_model_tensor(n.model, 0)->offset] - before);
+            assert_true(fabsf(moved - 0.005f) < 1e-6f); /* 0.01 * 0.25, twice */
+        }
+    }
+    assert_true(last < first / 2);
+    const char *name = NULL;
+    const float *updates = gr_optimizer_state(optimizer, 0, &name);
+    assert_true(updates[gr_model_tensor(n.model, 0)->offset] == 20.0f);
+    gr_optimizer_destroy(optimizer);
+    net_close(&n);
+}
+
+static void own_optimizer_with_bad_settings_is_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"{kind: sign_sgd, momentum: 0.9}",
+         "sign_sgd has no such setting; its own are size and twice"},
+        {"{kind: sign_sgd, size: 2}", "size: must be a number from 0 to 1, not \"2\""},
+        {"{kind: sgd, twice: true}", "remove the line, or take kind: sign_sgd"},
+        {"{kind: sign_sgt}", "must be sgd, adam, adamw, sign_sgd or other, not \"sign_sgt\"; did "
+                             "you mean \"sign_sgd\"?"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        gr_optimizer_config config;
+        gr_diag diag = {0};
+        assert_int_equal(read_optimizer(bad[i].text, &config, &diag), GR_E_INVALID);
+        if (strstr(diag.text, bad[i].says) == NULL) {
+            fail_msg("no '%s' in: %s", bad[i].says, diag.text);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -269,6 +410,8 @@ int main(void)
         cmocka_unit_test(own_layer_stands_in_the_reference_page),
         cmocka_unit_test(backend_without_a_kernel_falls_back_to_the_reference),
         cmocka_unit_test(backend_of_an_unknown_name_is_refused),
+        cmocka_unit_test(own_optimizer_trains_with_its_settings),
+        cmocka_unit_test(own_optimizer_with_bad_settings_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

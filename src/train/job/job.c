@@ -42,28 +42,6 @@ static gr_status read_link(gr_job *job, const char *link, gr_diag *diag)
     return GR_OK;
 }
 
-/* A setting of another optimizer would change nothing, and nobody would notice. */
-static gr_status check_optimizer(const gr_job *job, gr_diag *diag)
-{
-    static const char *const of_sgd[] = {"momentum", "nesterov", NULL};
-    static const char *const of_adam[] = {"beta1", "beta2", "epsilon", NULL};
-    static const char *const names[] = {
-        [GR_OPT_SGD] = "sgd", [GR_OPT_ADAM] = "adam", [GR_OPT_ADAMW] = "adamw"};
-    bool sgd = job->optimizer.kind == GR_OPT_SGD;
-    const char *const *others = sgd ? of_adam : of_sgd;
-    for (int i = 0; others[i] != NULL; i++) {
-        const gr_node *node = gr_node_get(job->config.optimizer, others[i]);
-        if (node != NULL) {
-            return gr_node_fail(node, diag, GR_E_INVALID,
-                                "%s has no such setting; its own are %s; remove the line%s",
-                                names[job->optimizer.kind],
-                                sgd ? "momentum and nesterov" : "beta1, beta2 and epsilon",
-                                sgd ? ", or take kind: adam" : ", or take kind: sgd");
-        }
-    }
-    return GR_OK;
-}
-
 static gr_status check_type(const gr_job *job, gr_diag *diag)
 {
     static const char *const names[] = {"Job", "MPI", "TF"};
@@ -167,7 +145,7 @@ static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_d
         status = check_type(job, diag);
     }
     if (status == GR_OK) {
-        status = check_optimizer(job, diag);
+        status = gr_optimizer_settle(&job->optimizer, job->config.optimizer, &job->arena, diag);
     }
     if (status == GR_OK && job->config.data == NULL) {
         status = gr_node_fail(root, diag, GR_E_INVALID,

@@ -110,11 +110,9 @@ static void print_model(const gr_job *job, const measured *m, FILE *file)
 
 static void print_optimizer(const gr_job *job, FILE *file)
 {
-    static const char *const kinds[] = {"sgd", "adam", "adamw"};
-    static const char *const schedules[] = {"constant", "steps", "cosine"};
     const gr_optimizer_config *o = &job->optimizer;
     double scaled = o->learning_rate;
-    fprintf(file, "optimizer   %s, learning rate ", kinds[o->kind]);
+    fprintf(file, "optimizer   %s, learning rate ", gr_optimizer_ops_at(o->kind)->name);
     if (o->linear_scaling) {
         scaled *= (double)job->config.global_batch / (double)o->reference_batch;
         fprintf(file, "%.6g (%.6g for a batch of %" PRId64 ", times %" PRId64 " / %" PRId64 ")",
@@ -123,7 +121,7 @@ static void print_optimizer(const gr_job *job, FILE *file)
     } else {
         fprintf(file, "%.6g", scaled);
     }
-    fprintf(file, ", %s", schedules[o->schedule]);
+    fprintf(file, ", %s", gr_schedule_ops_at(o->schedule)->name);
     if (o->warmup_epochs > 0) {
         fprintf(file, " after a warm-up of %.6g epoch%s", o->warmup_epochs,
                 o->warmup_epochs == 1 ? "" : "s");
