@@ -6,6 +6,7 @@
 #include "nn/layer.h"
 
 #include "base/fail.h"
+#include "nn/loss.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -328,14 +329,14 @@ static gr_status check_config(const gr_model_config *config, gr_diag *diag)
         return gr_fail(diag, GR_E_INVALID, "a model's batch must be at least 1, but it is %d",
                        config->batch);
     }
-    if (config->loss == GR_LOSS_CROSS_ENTROPY && output->dims != 1) {
+    if (gr_loss_ops_at((int)config->loss)->classes && output->dims != 1) {
         char text[80];
         gr_shape_format(output, text, sizeof text);
         return gr_fail(
             diag, GR_E_INVALID,
-            "the model's output has the shape %s, but cross-entropy needs a flat list with "
-            "one value for each class: end the model with flatten and linear",
-            text);
+            "the model's output has the shape %s, but %s needs a flat list with one value for each "
+            "class: end the model with flatten and linear",
+            text, gr_loss_ops_at((int)config->loss)->title);
     }
     for (int i = 0; i < config->spec->count; i++) {
         const gr_layer_info *info = &config->spec->layers[i].info;

@@ -41,11 +41,16 @@ static inline double exp_negative(double x)
     return sum * power;
 }
 
-gr_status gr_loss_cross_entropy(const float *outputs, const int32_t *labels, int64_t samples,
-                                int64_t width, float scale, float *gradient,
-                                gr_batch_result *result_out, gr_diag *diag)
+/* -log softmax(outputs)[label], by log-sum-exp: finite for logits of any finite size. */
+static gr_status cross_entropy(const float *outputs, const gr_batch *batch, int64_t samples,
+                               int64_t width, float scale, float *gradient,
+                               gr_batch_result *result_out, gr_diag *diag)
 {
+    const int32_t *labels = batch->labels;
     gr_batch_result result = {0};
+    if (!labels) {
+        return gr_fail(diag, GR_E_INVALID, "cross-entropy needs the samples' labels");
+    }
     for (int64_t n = 0; n < samples; n++) {
         const float *row = outputs + n * width;
         int32_t label = labels[n];
@@ -84,10 +89,15 @@ gr_status gr_loss_cross_entropy(const float *outputs, const int32_t *labels, int
     return GR_OK;
 }
 
-void gr_loss_mse(const float *outputs, const float *targets, int64_t samples, int64_t width,
-                 float scale, float *gradient, gr_batch_result *result_out)
+/* The mean of (output - target)^2 over a row. */
+static gr_status mse(const float *outputs, const gr_batch *batch, int64_t samples, int64_t width,
+                     float scale, float *gradient, gr_batch_result *result_out, gr_diag *diag)
 {
+    const float *targets = batch->targets;
     gr_batch_result result = {0};
+    if (!targets) {
+        return gr_fail(diag, GR_E_INVALID, "mean squared error needs the samples' targets");
+    }
     for (int64_t n = 0; n < samples; n++) {
         double sum = 0;
         for (int64_t i = n * width; i < (n + 1) * width; i++) {
@@ -100,4 +110,24 @@ void gr_loss_mse(const float *outputs, const float *targets, int64_t samples, in
         result.loss += sum / (double)width;
     }
     *result_out = result;
+    return GR_OK;
+}
+
+static const gr_loss_ops losses[] = {
+    [GR_LOSS_CROSS_ENTROPY] = {.name = "cross_entropy",
+                               .title = "softmax cross-entropy",
+                               .classes = true,
+                               .run = cross_entropy},
+    [GR_LOSS_MSE] = {.name = "mse", .title = "mean squared error", .run = mse},
+};
+enum { LOSS_COUNT = sizeof losses / sizeof losses[0] };
+
+const gr_loss_ops *gr_loss_ops_at(int index)
+{
+    return index < LOSS_COUNT ? &losses[index] : NULL;
+}
+
+const char *gr_loss_name(int index)
+{
+    return index < LOSS_COUNT ? losses[index].name : NULL;
 }

@@ -192,18 +192,8 @@ static gr_status run_loss(gr_model *model, const gr_batch *batch, int samples, c
 {
     int64_t width = gr_shape_count(gr_model_spec_output(model->config.spec));
     float scale = model->config.gradient_scale;
-    if (model->config.loss == GR_LOSS_CROSS_ENTROPY) {
-        if (!batch->labels) {
-            return gr_fail(diag, GR_E_INVALID, "cross-entropy needs the samples' labels");
-        }
-        return gr_loss_cross_entropy(outputs, batch->labels, samples, width, scale, gradient,
-                                     result_out, diag);
-    }
-    if (!batch->targets) {
-        return gr_fail(diag, GR_E_INVALID, "mean squared error needs the samples' targets");
-    }
-    gr_loss_mse(outputs, batch->targets, samples, width, scale, gradient, result_out);
-    return GR_OK;
+    return gr_loss_ops_at((int)model->config.loss)
+        ->run(outputs, batch, samples, width, scale, gradient, result_out, diag);
 }
 
 /* The loss, and its gradient where the backward pass begins. */

@@ -29,6 +29,7 @@ typedef struct gr_shape {
 int64_t gr_shape_count(const gr_shape *shape);
 void gr_shape_format(const gr_shape *shape, char *text_out, size_t size_bytes); /* "16x8x8" */
 
+/* The rows of gr_loss_ops_at. */
 typedef enum gr_loss_kind { GR_LOSS_CROSS_ENTROPY = 0, GR_LOSS_MSE = 1 } gr_loss_kind;
 typedef struct gr_backend gr_backend;
 

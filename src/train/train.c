@@ -204,7 +204,7 @@ static gr_status evaluate(training_run *r, gr_comm *comm, uint64_t step, gr_diag
 
 static double test_accuracy(const training_run *r)
 {
-    bool known = r->progress.evaluation.samples > 0 && r->job->config.loss == GR_LOSS_CROSS_ENTROPY;
+    bool known = r->progress.evaluation.samples > 0 && gr_loss_ops_at(r->job->config.loss)->classes;
     return known ? (double)r->progress.evaluation.correct / (double)r->progress.evaluation.samples
                  : (double)NAN;
 }
@@ -269,7 +269,7 @@ static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
             return status;
         }
     }
-    bool classes = job->config.loss == GR_LOSS_CROSS_ENTROPY;
+    bool classes = gr_loss_ops_at(job->config.loss)->classes;
     gr_epoch_record record = {
         .epoch = epoch,
         .epochs = (job->total_steps + job->steps_per_epoch - 1) / job->steps_per_epoch,

@@ -14,6 +14,15 @@
 
 /* ---- Losses ---------------------------------------------------------------------------------- */
 
+static gr_status cross_entropy(const float *outputs, const int32_t *labels, int64_t samples,
+                               int64_t width, float scale, float *gradient,
+                               gr_batch_result *result_out, gr_diag *diag)
+{
+    gr_batch batch = {.labels = labels};
+    return gr_loss_ops_at(GR_LOSS_CROSS_ENTROPY)
+        ->run(outputs, &batch, samples, width, scale, gradient, result_out, diag);
+}
+
 static void test_cross_entropy_is_stable(void **state)
 {
     (void)state;
@@ -23,14 +32,13 @@ static void test_cross_entropy_is_stable(void **state)
     float gradient[12];
     gr_batch_result result;
     gr_diag diag;
-    assert_int_equal(gr_loss_cross_entropy(logits, labels, 4, 3, 1.0f, gradient, &result, &diag),
-                     GR_OK);
+    assert_int_equal(cross_entropy(logits, labels, 4, 3, 1.0f, gradient, &result, &diag), GR_OK);
     double last = log(1 + exp(-1) + exp(-2));
     assert_true(fabs(result.loss - (0.0 + 2e4 + 6e38 + last)) < 1e-6 * 6e38);
     assert_int_equal(result.correct, 2);
     assert_false(gr_any_not_finite(gradient, 12));
-    assert_int_equal(
-        gr_loss_cross_entropy(logits + 9, labels + 3, 1, 3, 2.0f, gradient, &result, &diag), GR_OK);
+    assert_int_equal(cross_entropy(logits + 9, labels + 3, 1, 3, 2.0f, gradient, &result, &diag),
+                     GR_OK);
     assert_true(fabs(result.loss - last) < 1e-12);
     double sum = 1 + exp(-1) + exp(-2);
     assert_true(fabs((double)gradient[0] - 2 * exp(-1) / sum) < 1e-7);
@@ -46,8 +54,7 @@ static void test_cross_entropy_shows_nan(void **state)
         const int32_t label = 0;
         gr_batch_result result;
         gr_diag diag;
-        assert_int_equal(gr_loss_cross_entropy(logits[i], &label, 1, 3, 1.0f, NULL, &result, &diag),
-                         GR_OK);
+        assert_int_equal(cross_entropy(logits[i], &label, 1, 3, 1.0f, NULL, &result, &diag), GR_OK);
         assert_false(result.loss < INFINITY);
     }
 }
@@ -59,7 +66,7 @@ static void test_labels_outside_are_refused(void **state)
     for (int32_t label = -1; label <= 3; label += 4) {
         gr_batch_result result;
         gr_diag diag;
-        assert_int_equal(gr_loss_cross_entropy(logits, &label, 1, 3, 1.0f, NULL, &result, &diag),
+        assert_int_equal(cross_entropy(logits, &label, 1, 3, 1.0f, NULL, &result, &diag),
                          GR_E_INVALID);
         assert_non_null(strstr(diag.text, label < 0 ? "label -1" : "label 3"));
     }
@@ -71,7 +78,10 @@ static void test_mean_squared_error(void **state)
     const float outputs[] = {1, 2, 3, 4}, targets[] = {1, 0, 3, 8};
     float gradient[4];
     gr_batch_result result;
-    gr_loss_mse(outputs, targets, 2, 2, 0.5f, gradient, &result);
+    gr_batch batch = {.targets = targets};
+    assert_int_equal(
+        gr_loss_ops_at(GR_LOSS_MSE)->run(outputs, &batch, 2, 2, 0.5f, gradient, &result, NULL),
+        GR_OK);
     assert_true(fabs(result.loss - (2.0 + 8.0)) < 1e-12);
     const float expected[] = {0, 1, 0, -2};
     assert_memory_equal(gradient, expected, sizeof expected);

@@ -7,6 +7,7 @@
 
 #include "base/arena.h"
 #include "data/dataset.h"
+#include "nn/loss.h"
 #include "nn/model.h"
 #include "nn/optimizer.h"
 

@@ -9,8 +9,6 @@
 
 #define AT(field) offsetof(gr_job_config, field)
 
-static const char *const losses[] = {"cross_entropy", "mse", NULL};
-
 static const gr_config_field job_fields[] = {
     {.key = "name",
      .type = GR_CONFIG_TEXT,
@@ -45,7 +43,7 @@ static const gr_config_field job_fields[] = {
      .type = GR_CONFIG_CHOICE,
      .offset = AT(loss),
      .default_text = "cross_entropy",
-     .choices = losses,
+     .choice = gr_loss_name,
      .help = "cross_entropy for classes, mse (mean squared error) for numbers to predict"},
     {.key = "seed",
      .type = GR_CONFIG_INT,

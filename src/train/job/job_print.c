@@ -348,8 +348,7 @@ gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag)
         fprintf(file, "job         %s (%s)\n", job->config.name, job->path);
         print_data(job, file);
         print_model(job, &m, file);
-        fprintf(file, "loss        %s\n",
-                job->config.loss == GR_LOSS_MSE ? "mean squared error" : "softmax cross-entropy");
+        fprintf(file, "loss        %s\n", gr_loss_ops_at(job->config.loss)->title);
         print_optimizer(job, file);
         print_batch(job, &m, file);
         print_local(job, file);

@@ -258,17 +258,19 @@ gr_status gr_job_resolve(gr_job *job, const gr_job_overrides *overrides, gr_diag
 
 static gr_status check_loss(const gr_job *job, gr_diag *diag)
 {
-    bool mse = job->config.loss == GR_LOSS_MSE;
+    const gr_loss_ops *loss = gr_loss_ops_at(job->config.loss);
     const gr_node *node = gr_job_setting(gr_doc_root(job->doc), "loss");
-    if (mse && !job->data.regression) {
+    if (!loss->classes && !job->data.regression) {
         return gr_node_fail(node, diag, GR_E_INVALID,
-                            "mse predicts numbers, but the labels of the data are classes; set "
-                            "regression: true in data, or loss: cross_entropy");
+                            "%s predicts numbers, but the labels of the data are classes; set "
+                            "regression: true in data, or loss: cross_entropy",
+                            loss->name);
     }
-    if (!mse && job->data.regression) {
+    if (loss->classes && job->data.regression) {
         return gr_node_fail(node, diag, GR_E_INVALID,
-                            "cross_entropy needs classes, but regression: true in data makes the "
-                            "label a number to predict; set loss: mse");
+                            "%s needs classes, but regression: true in data makes the label a "
+                            "number to predict; set loss: mse",
+                            loss->name);
     }
     return GR_OK;
 }

@@ -56,7 +56,7 @@ static gr_status make(const gr_job *job, bench *b, gr_diag *diag)
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to measure a step of the job");
     }
     gr_model_init_weights(b->model, b->values);
-    bool classes = job->config.loss == GR_LOSS_CROSS_ENTROPY;
+    bool classes = gr_loss_ops_at(job->config.loss)->classes;
     b->batch = (gr_batch){
         .x = b->x, .labels = classes ? b->labels : NULL, .targets = classes ? NULL : b->targets};
     return GR_OK;
