@@ -21,6 +21,18 @@ const gr_config_table gr_eval_table = {.name = "eval",
                                        .fields = eval_fields,
                                        .struct_bytes = sizeof(eval_options)};
 
+static gr_status print_json(const gr_eval_result *result, gr_diag *diag)
+{
+    json_t *object = json_pack("{s:I, s:s}", "samples", (json_int_t)result->evaluation.samples,
+                               "weights_sha256", result->weights_sha256);
+    if (object != NULL &&
+        !gr_evaluation_json(&result->evaluation, GR_CONFUSION_CLASSES_MAX, object)) {
+        json_decref(object);
+        object = NULL;
+    }
+    return gr_cli_print_json(object, diag);
+}
+
 static int evaluate(const gr_cli_line *line)
 {
     const eval_options *options = line->options;
@@ -33,27 +45,27 @@ static int evaluate(const gr_cli_line *line)
     }
     gr_eval_result result;
     status = gr_eval_run(job, line->words[1], &result, &diag);
+    if (status == GR_OK && options->json) {
+        status = print_json(&result, &diag);
+    } else if (status == GR_OK) {
+        gr_evaluation_print(&result.evaluation, stdout);
+        printf("weights SHA-256 %s\n", result.weights_sha256);
+    }
     gr_job_close(job);
     if (status != GR_OK) {
         bool input = status == GR_E_INVALID || status == GR_E_NOT_FOUND;
         return gr_cli_fail(input ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
     }
-    if (options->json) {
-        json_t *object = json_pack("{s:f, s:f, s:I, s:s}", "test_accuracy", result.accuracy,
-                                   "test_loss", result.loss, "samples", (json_int_t)result.samples,
-                                   "weights_sha256", result.weights_sha256);
-        status = gr_cli_print_json(object, &diag);
-        return status == GR_OK ? gr_cli_flush() : gr_cli_fail(GR_EXIT_FAILED, &diag);
-    }
-    printf("test accuracy %.2f %% (loss %.6g) of %lld samples\nweights SHA-256 %s\n",
-           100.0 * result.accuracy, result.loss, (long long)result.samples, result.weights_sha256);
     return gr_cli_flush();
 }
 
 static void print_usage(void)
 {
     puts("usage: gradus eval [flags] job.yaml model.safetensors\n\n"
-         "Computes the test accuracy of saved weights as the end of training does.\n");
+         "Evaluates saved weights on the test samples as the end of training does: accuracy, "
+         "precision\n"
+         "and recall of each class and the confusion matrix, or RMSE, MAE and R2 of a "
+         "regression.\n");
 }
 
 const gr_cli_form gr_eval_form = {.table = &gr_eval_table,

@@ -20,7 +20,7 @@ const gr_verb gr_verbs[] = {
     {"scale", "more workers, or fewer, for a job that runs", .form = &gr_scale_form},
     {"checkpoint", "list, check, compare and convert checkpoints", .form = &gr_checkpoint_form},
     {"sweep", "train a job once for each combination of values", .form = &gr_sweep_form},
-    {"eval", "the test accuracy of saved weights", .form = &gr_eval_form},
+    {"eval", "how good saved weights are on the test samples", .form = &gr_eval_form},
     {"predict", "predictions for new samples with the weights of a checkpoint",
      .form = &gr_predict_form},
     {"bench", "the time of a collective operation, by size, with checked results",

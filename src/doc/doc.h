@@ -49,12 +49,13 @@ const gr_node *gr_node_get(const gr_node *map, const char *key);
 
 /* Typed reads: GR_E_INVALID with "file:line: path: what it must be, what it is" in diag; the path
  * is that of keys and indices from the root, "optimizer.learning_rate" or "layers[2].units". A
- * number in quotes is text, and an error here; min and max at the ends of their
+ * number or truth value in quotes is text, and an error here; min and max at the ends of their
  * type (for double: infinite) are no bounds. */
 gr_status gr_node_int(const gr_node *node, int64_t min, int64_t max, int64_t *value_out,
                       gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_node_double(const gr_node *node, double min, double max, double *value_out,
                          gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_node_bool(const gr_node *node, bool *value_out, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_node_text(const gr_node *node, const char **value_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* A failure about this node: "file:line: path: <sentence>". node may be NULL. */

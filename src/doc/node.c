@@ -175,6 +175,17 @@ gr_status gr_node_double(const gr_node *node, double min, double max, double *va
     return GR_OK;
 }
 
+gr_status gr_node_bool(const gr_node *node, bool *value_out, gr_diag *diag)
+{
+    bool value = false;
+    bool fits = is_scalar(node) && gr_number_bool(node->text, &value);
+    if (!fits || node->quoted) {
+        return fail_value(node, diag, "true or false", "", fits);
+    }
+    *value_out = value;
+    return GR_OK;
+}
+
 gr_status gr_node_text(const gr_node *node, const char **value_out, gr_diag *diag)
 {
     if (!is_scalar(node)) {

@@ -21,8 +21,16 @@ struct gr_evaluator {
     float *x;
     int32_t *labels;
     float *targets;
-    double *sums; /* losses of the batches, then the correct count */
+    float *outputs;
+    int64_t classes; /* 0: a regression */
+    int64_t counted; /* classes of the confusion matrix; 0: none */
+    double *sums;    /* BATCH_SUMS of each batch, then correct samples, then the matrix */
+    size_t sum_count;
+    int64_t width; /* of an output */
 };
+
+/* Of a batch; all but the loss of a regression. */
+enum { SUM_LOSS, SUM_ABSOLUTE, SUM_SQUARES, SUM_MEAN, SUM_DEVIATIONS, BATCH_SUMS };
 
 gr_status gr_evaluator_create(const gr_job *job, gr_evaluator **evaluator_out, gr_diag *diag)
 {
@@ -35,6 +43,10 @@ gr_status gr_evaluator_create(const gr_job *job, gr_evaluator **evaluator_out, g
     made->batch =
         made->samples < EVALUATE_BATCH && made->samples > 0 ? (int)made->samples : EVALUATE_BATCH;
     made->batches = (made->samples + made->batch - 1) / made->batch;
+    made->classes = gr_dataset_classes(job->dataset);
+    made->counted = made->classes <= GR_CONFUSION_CLASSES_MAX ? made->classes : 0;
+    made->width = gr_shape_count(gr_model_spec_output(job->spec));
+    made->sum_count = (size_t)(made->batches * BATCH_SUMS + 1 + made->counted * made->counted);
     size_t rows = (size_t)made->batch;
     size_t row_values = (size_t)gr_dataset_sample_values(job->dataset);
     gr_model_config config = {.spec = job->spec,
@@ -51,9 +63,10 @@ gr_status gr_evaluator_create(const gr_job *job, gr_evaluator **evaluator_out, g
     made->x = calloc(rows * row_values + 1, sizeof *made->x);
     made->labels = calloc(rows, sizeof *made->labels);
     made->targets = calloc(rows, sizeof *made->targets);
-    made->sums = calloc((size_t)made->batches + 1, sizeof *made->sums);
-    if (made->numbers == NULL || made->x == NULL || made->labels == NULL || made->targets == NULL ||
-        made->sums == NULL) {
+    made->outputs = calloc(rows * (size_t)made->width, sizeof *made->outputs);
+    made->sums = calloc(made->sum_count, sizeof *made->sums);
+    if (made->outputs == NULL || made->numbers == NULL || made->x == NULL || made->labels == NULL ||
+        made->targets == NULL || made->sums == NULL) {
         gr_evaluator_destroy(made);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to evaluate in batches of %zu", rows);
     }
@@ -71,13 +84,42 @@ void gr_evaluator_destroy(gr_evaluator *evaluator)
     free(evaluator->x);
     free(evaluator->labels);
     free(evaluator->targets);
+    free(evaluator->outputs);
     free(evaluator->sums);
     free(evaluator);
 }
 
+/* Mean and squared deviations are those of the targets, for R2. */
+static void add_errors(const gr_evaluator *e, int counted, double *sums)
+{
+    for (int i = 0; i < counted; i++) {
+        double target = (double)e->targets[i], error = (double)e->outputs[i] - target;
+        sums[SUM_ABSOLUTE] += fabs(error);
+        sums[SUM_SQUARES] += error * error;
+        sums[SUM_MEAN] += target / counted;
+    }
+    for (int i = 0; i < counted; i++) {
+        double deviation = (double)e->targets[i] - sums[SUM_MEAN];
+        sums[SUM_DEVIATIONS] += deviation * deviation;
+    }
+}
+
+/* The first of the largest outputs is the prediction, as in the count of correct samples. */
+static void add_predictions(const gr_evaluator *e, int counted, double *matrix)
+{
+    for (int i = 0; i < counted && e->counted > 0; i++) {
+        const float *outputs = e->outputs + i * e->width;
+        int64_t best = 0;
+        for (int64_t k = 1; k < e->width; k++) {
+            best = outputs[k] > outputs[best] ? k : best;
+        }
+        matrix[e->labels[i] * e->counted + best] += 1;
+    }
+}
+
 static gr_status run_batch(gr_evaluator *e, const float *values, int64_t index, gr_diag *diag)
 {
-    bool classes = gr_dataset_classes(e->job->dataset) > 0;
+    bool classes = e->classes > 0;
     int64_t first = index * e->batch;
     int64_t left = e->samples - first;
     int counted = left < e->batch ? (int)left : e->batch;
@@ -96,10 +138,63 @@ static gr_status run_batch(gr_evaluator *e, const float *values, int64_t index, 
                       .targets = classes ? NULL : e->targets,
                       .sample_first = (uint64_t)first};
     gr_batch_result result = {0};
-    status = gr_model_evaluate(e->model, values, &batch, counted, &result, NULL, diag);
-    e->sums[index] = result.loss;
-    e->sums[e->batches] += (double)result.correct;
-    return status;
+    status = gr_model_evaluate(e->model, values, &batch, counted, &result, e->outputs, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    double *sums = e->sums + index * BATCH_SUMS, *whole = e->sums + e->batches * BATCH_SUMS;
+    sums[SUM_LOSS] = result.loss;
+    whole[0] += (double)result.correct;
+    if (classes) {
+        add_predictions(e, counted, whole + 1);
+    } else {
+        add_errors(e, counted, sums);
+    }
+    return GR_OK;
+}
+
+/* Squared deviations around the mean of all, batch by batch as in Chan, Golub, LeVeque (1979). */
+static void sum_regression(const gr_evaluator *e, gr_evaluation *evaluation)
+{
+    double mean = 0, around = 0, seen = 0, absolute = 0, squares = 0;
+    for (int64_t i = 0; i < e->batches; i++) {
+        const double *sums = e->sums + i * BATCH_SUMS;
+        int64_t left = e->samples - i * e->batch;
+        double count = (double)(left < e->batch ? left : e->batch), delta = sums[SUM_MEAN] - mean;
+        around += sums[SUM_DEVIATIONS] + delta * delta * seen * count / (seen + count);
+        mean += delta * count / (seen + count);
+        seen += count;
+        absolute += sums[SUM_ABSOLUTE];
+        squares += sums[SUM_SQUARES];
+    }
+    evaluation->correct = -1;
+    evaluation->rmse = sqrt(squares / (double)e->samples);
+    evaluation->mae = absolute / (double)e->samples;
+    evaluation->r2 = around > 0 ? 1 - squares / around : (double)NAN;
+}
+
+static gr_evaluation sum_up(const gr_evaluator *e)
+{
+    const gr_csv_layout *layout = gr_dataset_layout(e->job->dataset);
+    const double *whole = e->sums + e->batches * BATCH_SUMS;
+    gr_evaluation evaluation = gr_evaluation_none();
+    evaluation.samples = e->samples;
+    evaluation.correct = (int64_t)whole[0];
+    evaluation.loss = 0;
+    for (int64_t i = 0; i < e->batches; i++) {
+        evaluation.loss += e->sums[i * BATCH_SUMS + SUM_LOSS];
+    }
+    evaluation.loss /= (double)e->samples;
+    if (e->classes == 0) {
+        sum_regression(e, &evaluation);
+    } else if (e->counted > 0) {
+        bool columns = layout != NULL && layout->column != NULL;
+        evaluation.confusion =
+            (gr_confusion){.classes = e->counted,
+                           .names = columns ? layout->column[layout->label_column - 1].texts : NULL,
+                           .counts = whole + 1};
+    }
+    return evaluation;
 }
 
 gr_status gr_evaluator_run(gr_evaluator *evaluator, const float *values, gr_comm *comm,
@@ -108,11 +203,11 @@ gr_status gr_evaluator_run(gr_evaluator *evaluator, const float *values, gr_comm
     gr_evaluator *e = evaluator;
     int64_t world_size = comm != NULL ? gr_comm_size(comm) : 1;
     int64_t rank = comm != NULL ? gr_comm_rank(comm) : 0;
-    *evaluation_out = (gr_evaluation){.loss = (double)NAN};
+    *evaluation_out = gr_evaluation_none();
     if (e->samples == 0) {
         return GR_OK;
     }
-    memset(e->sums, 0, ((size_t)e->batches + 1) * sizeof *e->sums);
+    memset(e->sums, 0, e->sum_count * sizeof *e->sums);
     for (int64_t i = e->batches * rank / world_size; i < e->batches * (rank + 1) / world_size;
          i++) {
         gr_status status = run_batch(e, values, i, diag);
@@ -121,44 +216,45 @@ gr_status gr_evaluator_run(gr_evaluator *evaluator, const float *values, gr_comm
         }
     }
     if (world_size > 1) {
-        /* Every place has one rank that is not zero there: any order of adding gives these bits. */
-        gr_status status = gr_allreduce(comm, e->sums, (size_t)e->batches + 1, GR_F64, GR_SUM);
+        /* Of a batch's sums one rank's are not zero, and counts are whole numbers: any order of
+         * adding gives these bits. */
+        gr_status status = gr_allreduce(comm, e->sums, e->sum_count, GR_F64, GR_SUM);
         if (status != GR_OK) {
             const gr_diag *cause = gr_comm_diag(comm);
             return gr_fail(diag, status, "the evaluation could not be added up: %s",
                            cause->status != GR_OK ? cause->text : gr_status_text(status));
         }
     }
-    double loss = 0.0;
-    for (int64_t i = 0; i < e->batches; i++) {
-        loss += e->sums[i];
-    }
-    *evaluation_out = (gr_evaluation){.samples = e->samples,
-                                      .correct = (int64_t)e->sums[e->batches],
-                                      .loss = loss / (double)e->samples};
+    *evaluation_out = sum_up(e);
     return GR_OK;
 }
 
 /* ---- gradus eval ----------------------------------------------------------------------------- */
 
-static gr_status evaluate_file(gr_evaluator *evaluator, const char *weights_path, float *values,
-                               gr_eval_result *result_out, gr_diag *diag)
+/* The matrix outlives the evaluator. */
+static gr_status keep_counts(gr_job *job, gr_confusion *confusion, gr_diag *diag)
 {
-    gr_eval_result result = {0};
-    gr_evaluation evaluation;
-    gr_status status =
-        gr_weights_load(evaluator->model, weights_path, values, result.weights_sha256, diag);
-    if (status == GR_OK) {
-        status = gr_evaluator_run(evaluator, values, NULL, &evaluation, diag);
+    size_t bytes = (size_t)(confusion->classes * confusion->classes) * sizeof *confusion->counts;
+    double *counts = gr_arena_alloc(&job->arena, bytes + 1);
+    if (counts == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a confusion matrix");
     }
-    if (status != GR_OK) {
-        return status;
+    if (confusion->counts != NULL) {
+        memcpy(counts, confusion->counts, bytes);
     }
-    result.samples = evaluation.samples;
-    result.loss = evaluation.loss;
-    result.accuracy = (double)evaluation.correct / (double)evaluation.samples;
-    *result_out = result;
+    confusion->counts = counts;
     return GR_OK;
+}
+
+static gr_status evaluate_file(gr_job *job, gr_evaluator *evaluator, const char *weights_path,
+                               float *values, gr_eval_result *result_out, gr_diag *diag)
+{
+    gr_status status =
+        gr_weights_load(evaluator->model, weights_path, values, result_out->weights_sha256, diag);
+    if (status == GR_OK) {
+        status = gr_evaluator_run(evaluator, values, NULL, &result_out->evaluation, diag);
+    }
+    return status == GR_OK ? keep_counts(job, &result_out->evaluation.confusion, diag) : status;
 }
 
 gr_status gr_eval_run(gr_job *job, const char *weights_path, gr_eval_result *result_out,
@@ -179,7 +275,7 @@ gr_status gr_eval_run(gr_job *job, const char *weights_path, gr_eval_result *res
     if (values == NULL) {
         status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for the weights");
     } else {
-        status = evaluate_file(evaluator, weights_path, values, result_out, diag);
+        status = evaluate_file(job, evaluator, weights_path, values, result_out, diag);
     }
     free(values);
     gr_evaluator_destroy(evaluator);

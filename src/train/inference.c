@@ -2,6 +2,7 @@
 #include "train/inference.h"
 
 #include "base/fail.h"
+#include "nn/loss.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -179,7 +180,7 @@ gr_status gr_inference_print(const gr_job *job, gr_arena *arena, const char **te
     }
     bool csv = gr_dataset_layout(job->dataset) != NULL;
     json_t *root = json_pack("{s:s, s:s, s:o, s:o}", "format", csv ? "csv" : "idx", "loss",
-                             job->config.loss == GR_LOSS_MSE ? "mse" : "cross_entropy", "input",
+                             gr_loss_name((int)job->config.loss), "input",
                              shape_json(&job->input), "model", node_json(job->config.model));
     int failed = root == NULL || add_scaling(job, root) || add_csv(job, root);
     char *text = failed ? NULL : json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -320,7 +321,14 @@ static gr_status read_model(const gr_node *node, gr_arena *arena, gr_inference *
     const gr_node *input = member(node, "input");
     const char *loss = "";
     gr_status status = gr_node_text(member(node, "loss"), &loss, diag);
-    inference->loss = strcmp(loss, "mse") == 0 ? GR_LOSS_MSE : GR_LOSS_CROSS_ENTROPY;
+    int kind = 0;
+    while (status == GR_OK && gr_loss_name(kind) != NULL && strcmp(gr_loss_name(kind), loss) != 0) {
+        kind++;
+    }
+    if (status == GR_OK && gr_loss_name(kind) == NULL) {
+        status = gr_node_fail(member(node, "loss"), diag, GR_E_INVALID, "names no loss");
+    }
+    inference->loss = (gr_loss_kind)kind;
     if (status == GR_OK && (input->count < 1 || input->count > GR_SAMPLE_DIMS_MAX)) {
         status = gr_node_fail(input, diag, GR_E_INVALID, "must be the shape of a sample");
     }

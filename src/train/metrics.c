@@ -11,7 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LINE_BYTES_MAX = 64 << 10 }; /* a longer line is none of ours */
+enum {
+    LINE_BYTES_MAX = 64 << 10, /* a longer line is none of ours */
+    LINE_CLASSES_MAX = 64      /* whose confusion matrix stands in a line */
+};
 
 void gr_meter_add(gr_meter *meter, const gr_meter *more)
 {
@@ -82,14 +85,16 @@ gr_status gr_epoch_write(const gr_epoch_record *record, FILE *file, const char *
 {
     int late = record->late_rank >= 0;
     json_t *object = json_pack(
-        "{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "event",
-        "epoch", "epoch", (json_int_t)record->epoch, "epochs", (json_int_t)record->epochs, "step",
-        (json_int_t)record->step, "steps", (json_int_t)record->total_steps, "loss",
+        "{s:s, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:o}",
+        "event", "epoch", "epoch", (json_int_t)record->epoch, "epochs", (json_int_t)record->epochs,
+        "step", (json_int_t)record->step, "steps", (json_int_t)record->total_steps, "loss",
         number(record->loss), "accuracy", number(record->accuracy), "test_loss",
-        number(record->test_loss), "test_accuracy", number(record->test_accuracy), "samples_per_s",
-        number(record->samples_per_s), "comm_wait_share", number(record->comm_wait_share),
-        "learning_rate", number(record->learning_rate), "late_rank",
-        late ? json_integer(record->late_rank) : json_null(), "late_us",
+        number(record->test_loss), "test_accuracy", number(record->test_accuracy), "test_rmse",
+        number(record->test_rmse), "test_mae", number(record->test_mae), "test_r2",
+        number(record->test_r2), "samples_per_s", number(record->samples_per_s), "comm_wait_share",
+        number(record->comm_wait_share), "learning_rate", number(record->learning_rate),
+        "late_rank", late ? json_integer(record->late_rank) : json_null(), "late_us",
         late ? number(record->late_us) : json_null(), "staleness", number(record->staleness));
     return write_line(object, file, where, diag);
 }
@@ -115,11 +120,9 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
 {
     int late = record->late_rank >= 0;
     json_t *object = json_pack(
-        "{s:s, s:o, s:o, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
-        "s:o, "
-        "s:I, s:o}",
-        "event", "end", "test_accuracy", number(record->test_accuracy), "test_loss",
-        number(record->test_loss), "test_samples", (json_int_t)record->test_samples, "loss",
+        "{s:s, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, "
+        "s:o}",
+        "event", "end", "test_samples", (json_int_t)record->test.samples, "loss",
         number(record->loss), "weights", record->weights, "weights_sha256", record->weights_sha256,
         "workers", record->workers, "shards", record->shards, "steps", (json_int_t)record->steps,
         "seconds", number(record->seconds), "samples_per_s", number(record->samples_per_s),
@@ -130,6 +133,10 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
         isfinite(record->staleness) ? json_integer(record->staleness_most) : json_null(),
         "dropped_share", number(record->dropped_share), "checkpoints",
         (json_int_t)record->checkpoints, "checkpoint_wait_s", number(record->checkpoint_wait_s));
+    if (object != NULL && !gr_evaluation_json(&record->test, LINE_CLASSES_MAX, object)) {
+        json_decref(object);
+        object = NULL;
+    }
     return write_line(object, file, where, diag);
 }
 

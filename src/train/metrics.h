@@ -6,6 +6,7 @@
  * number that does not exist (accuracy of a regression, test part of size 0) is NaN here and
  * null in JSON. */
 
+#include "train/evaluation.h"
 #include <gradus/status.h>
 
 #include <stdbool.h>
@@ -39,7 +40,7 @@ typedef struct gr_start_record {
 typedef struct gr_epoch_record {
     uint64_t epoch, epochs;     /* from 1 */
     uint64_t step, total_steps; /* steps done */
-    double loss, accuracy, test_loss, test_accuracy;
+    double loss, accuracy, test_loss, test_accuracy, test_rmse, test_mae, test_r2;
     double samples_per_s, comm_wait_share, learning_rate;
     int late_rank;    /* that kept the others waiting in this epoch; -1: none did clearly */
     double late_us;   /* by so much, on average */
@@ -61,8 +62,8 @@ typedef struct gr_stop_record {
 } gr_stop_record;
 
 typedef struct gr_end_record {
-    double loss, test_loss, test_accuracy;
-    int64_t test_samples;
+    double loss;
+    gr_evaluation test;
     const char *weights; /* path */
     const char *weights_sha256;
     int workers, shards;

@@ -10,7 +10,7 @@
 
 /* ---- Progress as bytes ----------------------------------------------------------------------- */
 
-enum { PROGRESS_VERSION = 1 };
+enum { PROGRESS_VERSION = 2 };
 
 #define PROGRESS(member)                                                                           \
     {                                                                                              \
@@ -27,10 +27,6 @@ static const gr_wire_field fields[] = {PROGRESS(steps),
                                        METER(epoch),
                                        METER(total),
                                        PROGRESS(last_loss),
-                                       PROGRESS(evaluation.samples),
-                                       PROGRESS(evaluation.correct),
-                                       PROGRESS(evaluation.loss),
-                                       PROGRESS(evaluated_step),
                                        PROGRESS(run),
                                        PROGRESS(told.epoch),
                                        PROGRESS(told.epochs),
@@ -40,6 +36,9 @@ static const gr_wire_field fields[] = {PROGRESS(steps),
                                        PROGRESS(told.accuracy),
                                        PROGRESS(told.test_loss),
                                        PROGRESS(told.test_accuracy),
+                                       PROGRESS(told.test_rmse),
+                                       PROGRESS(told.test_mae),
+                                       PROGRESS(told.test_r2),
                                        PROGRESS(told.samples_per_s),
                                        PROGRESS(told.comm_wait_share),
                                        PROGRESS(told.learning_rate),
@@ -71,8 +70,7 @@ bool gr_progress_get(const uint8_t bytes[GR_PROGRESS_BYTES], gr_training_progres
 /* Larger for who has come farther. */
 static int64_t position(const gr_training_progress *progress)
 {
-    bool evaluated = progress->evaluated_step == progress->steps;
-    return (int64_t)(4 * progress->steps + 2 * progress->epochs + evaluated);
+    return (int64_t)(2 * progress->steps + progress->epochs);
 }
 
 /* A run's number is chance, and never 0. */

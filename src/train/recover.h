@@ -7,7 +7,6 @@
  * before needs, members differ by one step at most, and who is behind has its old state whole.
  * Joining workers have done no step. */
 
-#include "train/evaluate.h"
 #include "train/step.h"
 
 /* How far a member has come, beside weights and optimizer. */
@@ -18,13 +17,11 @@ typedef struct gr_training_progress {
     double seconds_before; /* that they took */
     gr_meter epoch, total; /* of the running epoch, and of those that have ended */
     double last_loss;
-    gr_evaluation evaluation;
-    uint64_t evaluated_step; /* the steps done when `evaluation` was made */
-    uint64_t run;            /* the same in all that have been in a generation; 0: not yet */
-    gr_epoch_record told;    /* of the epoch that ended last; epoch 0: none has here */
+    uint64_t run;         /* the same in all that have been in a generation; 0: not yet */
+    gr_epoch_record told; /* of the epoch that ended last; epoch 0: none has here */
 } gr_training_progress;
 
-enum { GR_PROGRESS_BYTES = 286 };
+enum { GR_PROGRESS_BYTES = 278 };
 
 /* As bytes on the wire. gr_progress_get returns false, with *progress_out as it was, if they are of
  * another version. */

@@ -268,15 +268,7 @@ gr_status gr_report_end(gr_report *report, const gr_end_record *record, gr_diag 
         fprintf(report->out, "rank %d kept the others waiting: it came %.1f ms late on average\n",
                 record->late_rank, record->late_us / 1000.0);
     }
-    if (!isnan(record->test_accuracy)) {
-        fprintf(report->out, "test accuracy %.2f %% (%.0f of %" PRId64 "), loss %.4f\n",
-                record->test_accuracy * 100.0,
-                round(record->test_accuracy * (double)record->test_samples), record->test_samples,
-                record->test_loss);
-    } else if (!isnan(record->test_loss)) {
-        fprintf(report->out, "test loss %.6f (%" PRId64 " samples)\n", record->test_loss,
-                record->test_samples);
-    }
+    gr_evaluation_print(&record->test, report->out);
     fprintf(report->out, "weights %s\nsha256 %s\n", record->weights, record->weights_sha256);
     return flushed(report, diag);
 }

@@ -9,6 +9,7 @@
 #include "coll/diagnose/lateness.h"
 #include "nn/threads.h"
 #include "train/checkpoint_state.h"
+#include "train/evaluate.h"
 #include "train/recover.h"
 #include "train/report.h"
 #include "train/strategy.h"
@@ -30,6 +31,9 @@ typedef struct training_run {
     bool lead; /* rank 0 reports and writes */
     gr_trainer trainer;
     gr_evaluator *evaluator;
+    gr_evaluation evaluation;
+    uint64_t
+        evaluated_step; /* the steps done when it was made; UINT64_MAX: not in this generation */
     gr_report report;
     FILE *metrics;        /* rank 0: <output>/metrics.jsonl */
     gr_metrics_told told; /* in it */
@@ -181,32 +185,23 @@ static uint64_t epochs_ended(const gr_job *job, uint64_t step)
  * of `comm`; NULL: by this one alone. */
 static gr_status evaluate(training_run *r, gr_comm *comm, uint64_t step, gr_diag *diag)
 {
-    if (r->progress.evaluated_step == step) {
+    if (r->evaluated_step == step) {
         return GR_OK;
     }
-    gr_evaluation evaluation;
-    gr_status status = gr_evaluator_run(r->evaluator, r->trainer.values, comm, &evaluation, diag);
+    gr_status status =
+        gr_evaluator_run(r->evaluator, r->trainer.values, comm, &r->evaluation, diag);
     if (status != GR_OK) {
         return status;
     }
-    r->progress.evaluation = evaluation;
-    r->progress.evaluated_step = step;
-    if (r->progress.evaluation.samples > 0 && !isfinite(r->progress.evaluation.loss)) {
+    r->evaluated_step = step;
+    if (r->evaluation.samples > 0 && !isfinite(r->evaluation.loss)) {
         return gr_fail(diag, GR_E_NOT_FINITE,
                        "after step %llu the loss on the test part is %s: the weights have grown "
                        "out of bounds; lower the learning rate (%g) or clip gradients (clip_norm)",
-                       (unsigned long long)step,
-                       isnan(r->progress.evaluation.loss) ? "NaN" : "infinite",
+                       (unsigned long long)step, isnan(r->evaluation.loss) ? "NaN" : "infinite",
                        r->job->optimizer.learning_rate);
     }
     return GR_OK;
-}
-
-static double test_accuracy(const training_run *r)
-{
-    bool known = r->progress.evaluation.samples > 0 && gr_loss_ops_at(r->job->config.loss)->classes;
-    return known ? (double)r->progress.evaluation.correct / (double)r->progress.evaluation.samples
-                 : (double)NAN;
 }
 
 /* Who has cost the others a twentieth of the time since `since`, if one rank has. */
@@ -270,6 +265,7 @@ static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
         }
     }
     bool classes = gr_loss_ops_at(job->config.loss)->classes;
+    const gr_evaluation test = evaluates ? r->evaluation : gr_evaluation_none();
     gr_epoch_record record = {
         .epoch = epoch,
         .epochs = (job->total_steps + job->steps_per_epoch - 1) / job->steps_per_epoch,
@@ -277,8 +273,11 @@ static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
         .total_steps = job->total_steps,
         .loss = gr_meter_loss(&r->progress.epoch),
         .accuracy = classes ? gr_meter_accuracy(&r->progress.epoch) : (double)NAN,
-        .test_loss = evaluates ? r->progress.evaluation.loss : (double)NAN,
-        .test_accuracy = evaluates ? test_accuracy(r) : (double)NAN,
+        .test_loss = test.loss,
+        .test_accuracy = gr_evaluation_accuracy(&test),
+        .test_rmse = test.rmse,
+        .test_mae = test.mae,
+        .test_r2 = test.r2,
         .samples_per_s = gr_meter_samples_per_s(&r->progress.epoch),
         .comm_wait_share = gr_meter_wait_share(&r->progress.epoch),
         .learning_rate = gr_learning_rate(&job->optimizer, step - 1, (double)job->steps_per_epoch,
@@ -505,7 +504,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
     gr_status status = GR_OK;
     if (strategy->finish != NULL) {
         status = strategy->finish(&r->trainer, diag);
-        r->progress.evaluated_step = UINT64_MAX; /* of other weights */
+        r->evaluated_step = UINT64_MAX; /* of other weights */
         if (status == GR_OK && r->lead && saves_last(r)) {
             status = save(r, r->job->total_steps, false, diag);
         }
@@ -535,9 +534,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
     }
     gr_saver_counts counts = gr_saver_counts_of(r->trainer.saver);
     gr_end_record record = {.loss = r->progress.last_loss,
-                            .test_loss = r->progress.evaluation.loss,
-                            .test_accuracy = test_accuracy(r),
-                            .test_samples = r->progress.evaluation.samples,
+                            .test = r->evaluation,
                             .weights = r->weights_path,
                             .weights_sha256 = sha256,
                             .workers = r->trainer.world_size,
@@ -599,6 +596,7 @@ static gr_status prepare(training_run *r, gr_diag *diag)
 /* Makes what this generation needs. */
 static gr_status enter(training_run *r, gr_diag *diag)
 {
+    r->evaluated_step = UINT64_MAX; /* all evaluate again, or none does */
     gr_status status = gr_trainer_enter(&r->trainer, r->comm, diag);
     if (status == GR_OK) {
         status = gr_recover_agree(&r->trainer, &r->progress, diag);
@@ -683,9 +681,7 @@ gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *opti
                              .after = options->chaos_after,
                              .coordinator = getenv("GRADUS_COORDINATOR"),
                              .log = options->log};
-    r.progress.evaluated_step = UINT64_MAX;
     r.progress.last_loss = (double)NAN;
-    r.progress.evaluation.loss = (double)NAN;
     gr_report_init(&r.report, GR_REPORT_NONE, options->out, -1);
     if (getenv("OMP_NUM_THREADS") == NULL) {
         /* Without a launcher, all cores: workers of a host would be in each other's way. */

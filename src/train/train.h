@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "train/chaos.h"
+#include "train/evaluation.h"
 #include "train/job/job.h"
 #include <gradus/comm.h>
 
@@ -40,10 +41,10 @@ typedef struct gr_train_options {
 gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *options,
                        gr_diag *diag) GR_MUST_CHECK;
 
-/* Test accuracy of saved weights, as the end of training computes it. */
+/* The evaluation of saved weights, as the end of training computes it. The result lives as long as
+ * the job. */
 typedef struct gr_eval_result {
-    double accuracy, loss;
-    int64_t samples;
+    gr_evaluation evaluation;
     char weights_sha256[65];
 } gr_eval_result;
 gr_status gr_eval_run(gr_job *job, const char *weights_path, gr_eval_result *result_out,

@@ -141,9 +141,9 @@ static void a_run_and_its_evaluation(void **state)
     if (gr_eval_run(job, path, &result, &diag) != GR_OK) {
         fail_msg("%s", diag.text);
     }
-    assert_int_equal(result.samples, 360);
-    assert_true(result.accuracy == json_real_value(accuracy));
-    assert_true(result.loss == json_real_value(loss));
+    assert_int_equal(result.evaluation.samples, 360);
+    assert_true(gr_evaluation_accuracy(&result.evaluation) == json_real_value(accuracy));
+    assert_true(result.evaluation.loss == json_real_value(loss));
     json_decref(loss);
     assert_string_equal(result.weights_sha256, sha);
     json_decref(accuracy);

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "train/evaluation.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { NAME_COLUMNS = 16, PRINTED_CLASSES_MAX = 20, NUMBER_BYTES = 24 };
+
+gr_evaluation gr_evaluation_none(void)
+{
+    const double none = (double)NAN;
+    return (gr_evaluation){.loss = none, .rmse = none, .mae = none, .r2 = none};
+}
+
+double gr_evaluation_accuracy(const gr_evaluation *evaluation)
+{
+    bool known = evaluation->samples > 0 && evaluation->correct >= 0;
+    return known ? (double)evaluation->correct / (double)evaluation->samples : (double)NAN;
+}
+
+/* ---- Classes --------------------------------------------------------------------------------- */
+
+typedef struct class_numbers {
+    const char *name;
+    double samples, precision, recall;
+} class_numbers;
+
+static class_numbers numbers_of(const gr_confusion *confusion, int64_t index,
+                                char number_out[NUMBER_BYTES])
+{
+    int64_t classes = confusion->classes;
+    double actual = 0, predicted = 0, right = confusion->counts[index * classes + index];
+    for (int64_t i = 0; i < classes; i++) {
+        actual += confusion->counts[index * classes + i];
+        predicted += confusion->counts[i * classes + index];
+    }
+    snprintf(number_out, NUMBER_BYTES, "%lld", (long long)index);
+    return (class_numbers){.name = confusion->names != NULL ? confusion->names[index] : number_out,
+                           .samples = actual,
+                           .precision = predicted > 0 ? right / predicted : (double)NAN,
+                           .recall = actual > 0 ? right / actual : (double)NAN};
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static json_t *number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *classes_json(const gr_confusion *confusion)
+{
+    json_t *list = json_array();
+    for (int64_t i = 0; i < confusion->classes; i++) {
+        char text[NUMBER_BYTES];
+        class_numbers c = numbers_of(confusion, i, text);
+        json_t *object =
+            json_pack("{s:s, s:o, s:o, s:I}", "class", c.name, "precision", number(c.precision),
+                      "recall", number(c.recall), "samples", (json_int_t)c.samples);
+        if (json_array_append_new(list, object) != 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static json_t *confusion_json(const gr_confusion *confusion)
+{
+    json_t *rows = json_array();
+    for (int64_t i = 0; i < confusion->classes; i++) {
+        json_t *row = json_array();
+        bool whole = true;
+        for (int64_t k = 0; k < confusion->classes; k++) {
+            json_t *count = json_integer((json_int_t)confusion->counts[i * confusion->classes + k]);
+            whole = json_array_append_new(row, count) == 0 && whole;
+        }
+        whole = json_array_append_new(rows, row) == 0 && whole;
+        if (!whole) {
+            json_decref(rows);
+            return NULL;
+        }
+    }
+    return rows;
+}
+
+bool gr_evaluation_json(const gr_evaluation *evaluation, int64_t classes_max, json_t *object)
+{
+    const gr_confusion *confusion = &evaluation->confusion;
+    bool listed = confusion->classes > 0 && confusion->classes <= classes_max;
+    json_t *const values[] = {number(gr_evaluation_accuracy(evaluation)),
+                              number(evaluation->loss),
+                              number(evaluation->rmse),
+                              number(evaluation->mae),
+                              number(evaluation->r2),
+                              listed ? classes_json(confusion) : json_null(),
+                              listed ? confusion_json(confusion) : json_null()};
+    static const char *const keys[] = {"test_accuracy", "test_loss", "test_rmse", "test_mae",
+                                       "test_r2",       "classes",   "confusion"};
+    bool whole = true;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        whole = json_object_set_new(object, keys[i], values[i]) == 0 && whole;
+    }
+    return whole;
+}
+
+/* ---- Text ------------------------------------------------------------------------------------ */
+
+static void print_share(FILE *out, double share)
+{
+    if (isnan(share)) {
+        fprintf(out, "  %10s", "-");
+    } else {
+        fprintf(out, "  %8.2f %%", 100 * share);
+    }
+}
+
+static void print_classes(const gr_confusion *confusion, FILE *out)
+{
+    char number_text[NUMBER_BYTES];
+    fprintf(out, "%-*s   precision      recall   samples\n", NAME_COLUMNS, "class");
+    for (int64_t i = 0; i < confusion->classes; i++) {
+        class_numbers c = numbers_of(confusion, i, number_text);
+        fprintf(out, "%-*.*s", NAME_COLUMNS, NAME_COLUMNS, c.name);
+        print_share(out, c.precision);
+        print_share(out, c.recall);
+        fprintf(out, "  %8.0f\n", c.samples);
+    }
+    fprintf(out, "%-*s", NAME_COLUMNS, "predicted as");
+    for (int64_t i = 0; i < confusion->classes; i++) {
+        fprintf(out, " %6.6s", numbers_of(confusion, i, number_text).name);
+    }
+    for (int64_t i = 0; i < confusion->classes; i++) {
+        fprintf(out, "\n%-*.*s", NAME_COLUMNS, NAME_COLUMNS,
+                numbers_of(confusion, i, number_text).name);
+        for (int64_t k = 0; k < confusion->classes; k++) {
+            fprintf(out, " %6.0f", confusion->counts[i * confusion->classes + k]);
+        }
+    }
+    fputc('\n', out);
+}
+
+void gr_evaluation_print(const gr_evaluation *evaluation, FILE *out)
+{
+    if (evaluation->samples == 0) {
+        return;
+    }
+    const gr_confusion *confusion = &evaluation->confusion;
+    double accuracy = gr_evaluation_accuracy(evaluation);
+    if (isnan(accuracy)) {
+        fprintf(out, "test loss %.6f (%lld samples), RMSE %.6g, MAE %.6g, R2 ", evaluation->loss,
+                (long long)evaluation->samples, evaluation->rmse, evaluation->mae);
+        fprintf(out, isnan(evaluation->r2) ? "-\n" : "%.6f\n", evaluation->r2);
+        return;
+    }
+    if (confusion->classes > 0 && confusion->classes <= PRINTED_CLASSES_MAX) {
+        print_classes(confusion, out);
+    }
+    fprintf(out, "test accuracy %.2f %% (%lld of %lld), loss %.4f\n", accuracy * 100.0,
+            (long long)evaluation->correct, (long long)evaluation->samples, evaluation->loss);
+}
