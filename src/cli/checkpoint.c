@@ -21,6 +21,7 @@
 typedef struct checkpoint_options {
     bool json;
     bool force;
+    bool best;
 } checkpoint_options;
 
 static const gr_config_field checkpoint_fields[] = {
@@ -32,6 +33,10 @@ static const gr_config_field checkpoint_fields[] = {
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(checkpoint_options, force),
      .help = "convert: replace a file that is there"},
+    {.flag = "--best",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(checkpoint_options, best),
+     .help = "convert: of a folder, the best one (keep_best) in place of the newest"},
     {.key = NULL},
 };
 
@@ -60,6 +65,7 @@ typedef struct listed {
     uint64_t step, bytes;
     double epoch;
     int64_t time_s;
+    bool best;
     gr_status status;
     gr_diag diag;
 } listed;
@@ -79,6 +85,21 @@ static void read_row(const char *path, listed *row)
     gr_checkpoint_close(checkpoint);
 }
 
+/* The step of the best checkpoint, of which the last one knows; 0: none. */
+static uint64_t best_step(const char *folder, uint64_t last)
+{
+    char path[PATH_MAX];
+    gr_diag diag;
+    gr_checkpoint *checkpoint = NULL;
+    uint64_t best = 0;
+    if (gr_checkpoint_path(folder, last, path, sizeof path, &diag) == GR_OK &&
+        gr_checkpoint_open(path, &checkpoint, &diag) == GR_OK) {
+        best = gr_checkpoint_info_of(checkpoint)->best.step;
+    }
+    gr_checkpoint_close(checkpoint);
+    return best;
+}
+
 static gr_status print_row(const checkpoint_options *options, const char *path, const listed *row,
                            gr_diag *diag)
 {
@@ -89,17 +110,19 @@ static gr_status print_row(const checkpoint_options *options, const char *path, 
         strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &parts);
     }
     if (options->json) {
-        json_t *object = json_pack("{s:s, s:I, s:f, s:s, s:I, s:b, s:s}", "path", path, "step",
-                                   (json_int_t)row->step, "epoch", row->epoch, "time", when,
-                                   "bytes", (json_int_t)row->bytes, "ok", row->status == GR_OK,
-                                   "problem", row->status == GR_OK ? "" : row->diag.text);
+        json_t *object =
+            json_pack("{s:s, s:I, s:f, s:s, s:I, s:b, s:s, s:b}", "path", path, "step",
+                      (json_int_t)row->step, "epoch", row->epoch, "time", when, "bytes",
+                      (json_int_t)row->bytes, "ok", row->status == GR_OK, "problem",
+                      row->status == GR_OK ? "" : row->diag.text, "best", row->best);
         return gr_cli_print_json(object, diag);
     }
     if (row->bytes == 0) {
         printf("%10" PRIu64 "  %s\n", row->step, row->diag.text);
     } else {
-        printf("%10" PRIu64 "  %8.2f  %-20s  %9.2f MiB  %s\n", row->step, row->epoch, when,
-               (double)row->bytes / 1048576.0, row->status == GR_OK ? "ok" : row->diag.text);
+        printf("%10" PRIu64 "  %8.2f  %-20s  %9.2f MiB  %s%s\n", row->step, row->epoch, when,
+               (double)row->bytes / 1048576.0, row->status == GR_OK ? "ok" : row->diag.text,
+               row->best ? ", the best" : "");
     }
     return GR_OK;
 }
@@ -126,9 +149,10 @@ static int list(const checkpoint_options *options, const char *folder)
     if (!options->json) {
         printf("%10s  %8s  %-20s  %13s\n", "step", "epoch", "written", "size");
     }
+    uint64_t best = best_step(folder, steps[count - 1]);
     for (int i = 0; i < count && status == GR_OK; i++) {
         char path[PATH_MAX];
-        listed row = {.step = steps[i]};
+        listed row = {.step = steps[i], .best = steps[i] == best};
         status = gr_checkpoint_path(folder, steps[i], path, sizeof path, &diag);
         if (status == GR_OK) {
             read_row(path, &row);
@@ -187,11 +211,30 @@ static int verify(const gr_cli_line *line)
 
 /* ---- Which checkpoint is meant --------------------------------------------------------------- */
 
-gr_status gr_cli_open_checkpoint(const char *path, gr_checkpoint **checkpoint_out, gr_diag *diag)
+gr_status gr_cli_open_checkpoint(const char *path, bool best, gr_checkpoint **checkpoint_out,
+                                 gr_diag *diag)
 {
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
-    return is_checkpoint(path) ? gr_checkpoint_open(path, checkpoint_out, diag)
-                               : gr_checkpoint_newest(path, &log, checkpoint_out, diag);
+    if (is_checkpoint(path)) {
+        return gr_checkpoint_open(path, checkpoint_out, diag);
+    }
+    gr_checkpoint *newest = NULL;
+    gr_status status = gr_checkpoint_newest(path, &log, &newest, diag);
+    if (status != GR_OK || !best) {
+        *checkpoint_out = newest;
+        return status;
+    }
+    char chosen[PATH_MAX];
+    uint64_t step = gr_checkpoint_info_of(newest)->best.step;
+    gr_checkpoint_close(newest);
+    if (step == 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "%s has no best checkpoint: its job did not say checkpoint: {keep_best: "
+                       "true}",
+                       path);
+    }
+    status = gr_checkpoint_path(path, step, chosen, sizeof chosen, diag);
+    return status == GR_OK ? gr_checkpoint_open(chosen, checkpoint_out, diag) : status;
 }
 
 /* ---- diff ------------------------------------------------------------------------------------ */
@@ -217,7 +260,7 @@ static gr_status open_side(const char *path, compared *side, gr_diag *diag)
         return status;
     }
     gr_checkpoint *checkpoint = NULL;
-    gr_status status = gr_cli_open_checkpoint(path, &checkpoint, diag);
+    gr_status status = gr_cli_open_checkpoint(path, false, &checkpoint, diag);
     for (int i = 0; i < SIDE_FILES_MAX && status == GR_OK; i++) {
         if (gr_checkpoint_has(checkpoint, names[i])) {
             status = gr_checkpoint_read(checkpoint, names[i], &side->files[side->count], diag);
@@ -388,7 +431,7 @@ static int convert(const checkpoint_options *options, const char *from, const ch
                       folder);
         return input_fail(&diag);
     }
-    gr_status status = gr_cli_open_checkpoint(from, &checkpoint, &diag);
+    gr_status status = gr_cli_open_checkpoint(from, options->best, &checkpoint, &diag);
     if (status == GR_OK) {
         status = gr_checkpoint_read_bytes(checkpoint, GR_CHECKPOINT_MODEL, &data, &bytes, &diag);
     }
@@ -410,18 +453,19 @@ static int convert(const checkpoint_options *options, const char *from, const ch
 
 static void print_usage(void)
 {
-    puts("usage: gradus checkpoint ls DIR\n"
-         "       gradus checkpoint verify DIR|CHECKPOINT ...\n"
-         "       gradus checkpoint diff A B\n"
-         "       gradus checkpoint convert DIR|CHECKPOINT model.safetensors\n\n"
-         "DIR is a folder of checkpoints, CHECKPOINT one of those in it (DIR/step-000000400); "
-         "where\n"
-         "one is needed, DIR stands for its newest sound one.\n\n"
-         "ls       step, epoch, time and size of each, and whether it is sound\n"
-         "verify   is every byte as it was written? Exit code 1: no, and which file\n"
-         "diff     which tensors differ, and by how much; A and B may also be safetensors files.\n"
-         "         Exit code 0: the same, 1: not\n"
-         "convert  the weights as one plain safetensors file\n");
+    puts(
+        "usage: gradus checkpoint ls DIR\n"
+        "       gradus checkpoint verify DIR|CHECKPOINT ...\n"
+        "       gradus checkpoint diff A B\n"
+        "       gradus checkpoint convert DIR|CHECKPOINT model.safetensors\n\n"
+        "DIR is a folder of checkpoints, CHECKPOINT one of those in it (DIR/step-000000400); "
+        "where\n"
+        "one is needed, DIR stands for its newest sound one.\n\n"
+        "ls       step, epoch, time and size of each, and whether it is sound\n"
+        "verify   is every byte as it was written? Exit code 1: no, and which file\n"
+        "diff     which tensors differ, and by how much; A and B may also be safetensors files.\n"
+        "         Exit code 0: the same, 1: not\n"
+        "convert  the weights as one plain safetensors file, with --best of the best checkpoint\n");
 }
 
 static int run_line(const gr_cli_line *line)

@@ -6,8 +6,8 @@
 
 #include "train/checkpoint_file.h"
 
-/* Opens a checkpoint, or the newest sound one of a folder of them. */
-gr_status gr_cli_open_checkpoint(const char *path, gr_checkpoint **checkpoint_out,
+/* Opens a checkpoint, or of a folder of them the newest sound one, or the best (`keep_best`). */
+gr_status gr_cli_open_checkpoint(const char *path, bool best, gr_checkpoint **checkpoint_out,
                                  gr_diag *diag) GR_MUST_CHECK;
 
 #endif

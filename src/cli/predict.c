@@ -16,6 +16,7 @@
 typedef struct predict_options {
     const char *data, *output;
     int format;
+    bool best;
 } predict_options;
 
 /* In the order of gr_predict_format. */
@@ -38,6 +39,10 @@ static const gr_config_field predict_fields[] = {
      .default_text = "csv",
      .choices = formats,
      .help = "of the predictions: CSV with a header, or a JSON object a line"},
+    {.flag = "--best",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(predict_options, best),
+     .help = "of a folder of checkpoints, the best one (keep_best) in place of the newest"},
     {.key = NULL},
 };
 
@@ -87,7 +92,7 @@ static int predict(const gr_cli_line *line)
                          "predict needs samples: gradus predict CHECKPOINT --data new.csv");
     }
     if (status == GR_OK) {
-        status = gr_cli_open_checkpoint(line->words[0], &checkpoint, &diag);
+        status = gr_cli_open_checkpoint(line->words[0], options->best, &checkpoint, &diag);
     }
     if (status != GR_OK) {
         return gr_cli_refuse(status, &diag);

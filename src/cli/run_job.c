@@ -135,7 +135,7 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
         status = may_lose(run, job, diag);
         options->link = GR_RUN_LINK_OF_JOB + 1 + job->distribution.link;
         run->inexact = !job->distribution.exact;
-        run->writes = job->checkpoint.every != NULL;
+        run->writes = gr_job_writes_checkpoints(job);
         options->encrypt = options->encrypt || job->distribution.encrypt;
         if (options->threads == 0) {
             options->threads = job->distribution.worker_threads;

@@ -66,6 +66,7 @@ const gr_config_table *const gr_reference_tables[] = {
     &gr_distribution_config_table,
     &gr_outer_config_table,
     &gr_checkpoint_config_table,
+    &gr_early_stopping_config_table,
     &gr_group_config_table,
     &gr_ps_config_table,
     &gr_environment_table,

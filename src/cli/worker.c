@@ -90,7 +90,7 @@ static sigset_t signals_to_hold(const gr_job *job)
     sigset_t held;
     sigemptyset(&held);
     sigaddset(&held, SIGTERM);
-    if (job->checkpoint.every != NULL) {
+    if (gr_job_writes_checkpoints(job)) {
         sigaddset(&held, SIGINT);
     }
     return held;

@@ -243,7 +243,7 @@ gr_status gr_checkpoint_may_start(const gr_job *job, bool resume, gr_diag *diag)
 {
     const char *folder = job->checkpoint.to;
     struct stat info;
-    if ((!resume && job->checkpoint.every == NULL) || stat(folder, &info) != 0) {
+    if ((!resume && !gr_job_writes_checkpoints(job)) || stat(folder, &info) != 0) {
         return GR_OK;
     }
     uint64_t *steps = NULL;
@@ -390,7 +390,7 @@ gr_status gr_checkpoint_retain(gr_checkpoint_folder *folder, uint64_t written, g
         }
         if (sound < folder->keep) {
             sound += is_sound(folder, steps[i]);
-        } else {
+        } else if (steps[i] != folder->best) {
             status = remove_checkpoint(folder, steps[i], diag);
             forget(folder, steps[i]);
         }

@@ -54,6 +54,7 @@ typedef struct gr_checkpoint_state {
 typedef struct gr_checkpoint_folder {
     const char *path; /* borrowed */
     int64_t keep;     /* 0: all */
+    uint64_t best;    /* the step of one that stays whatever its age; 0: none */
     gr_checkpoint_writer writer;
     int lock_fd;                /* -1: not ours yet */
     uint64_t device;            /* of the folder when it was first ours; 0: never */
@@ -71,9 +72,9 @@ void gr_checkpoint_folder_close(gr_checkpoint_folder *folder);
 gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_info *info,
                             const gr_facts *facts, const gr_checkpoint_tensors *tensors,
                             gr_diag *diag) GR_MUST_CHECK;
-/* Keeps the newest `keep` sound ones, that of step `written` among them, and removes what is older,
- * damaged or not. Damaged ones count for nothing; those that this writer did not write are read
- * once. */
+/* Keeps the newest `keep` sound ones, that of step `written` among them, and the best one, and
+ * removes what is older, damaged or not. Damaged ones count for nothing; those that this writer did
+ * not write are read once. */
 gr_status gr_checkpoint_retain(gr_checkpoint_folder *folder, uint64_t written,
                                gr_diag *diag) GR_MUST_CHECK;
 

@@ -203,6 +203,13 @@ static json_t *meter_json(const gr_meter *meter)
                      (json_int_t)meter->wait_ns);
 }
 
+static json_t *best_json(const gr_checkpoint_info *info)
+{
+    return json_pack("{s:s, s:o, s:I, s:I}", "metric", gr_metric_names[info->metric], "value",
+                     number_json(info->best.value), "step", (json_int_t)info->best.step, "wait",
+                     (json_int_t)info->best.wait);
+}
+
 static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *facts,
                              const file_entry *files, int count)
 {
@@ -225,6 +232,9 @@ static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *fac
         "shards", info->shards, "time", (json_int_t)info->time_s, "seconds", info->seconds,
         "last_loss", number_json(info->last_loss), "epoch_meter", meter_json(&info->epoch),
         "total_meter", meter_json(&info->total), "job", job, "files", list);
+    if (info->metric >= 0) {
+        whole = json_object_set_new(root, "best", best_json(info)) == 0 && whole;
+    }
     if (facts->inference != NULL && facts->inference[0] != '\0') {
         json_t *inference = json_loads(facts->inference, 0, NULL);
         whole = json_object_set_new(root, "inference", inference) == 0 && whole;
@@ -354,6 +364,34 @@ static gr_status get_meter(const gr_node *root, const char *key, gr_meter *meter
     return status;
 }
 
+/* Of a metric that this version does not know: none. */
+static gr_status get_best(const gr_node *root, gr_checkpoint_info *info, gr_diag *diag)
+{
+    const gr_node *map = gr_node_get(root, "best");
+    const char *name = NULL;
+    int64_t step = 0;
+    info->metric = -1;
+    info->best = (gr_best){.value = (double)NAN};
+    if (map == NULL) {
+        return GR_OK;
+    }
+    gr_status status = get_text(map, "metric", &name, diag);
+    if (status == GR_OK) {
+        status = get_double(map, "value", &info->best.value, diag);
+    }
+    if (status == GR_OK) {
+        status = get_int(map, "step", COUNT_MAX, &step, diag);
+    }
+    if (status == GR_OK) {
+        status = get_int(map, "wait", COUNT_MAX, &info->best.wait, diag);
+    }
+    info->best.step = (uint64_t)step;
+    for (int i = 0; status == GR_OK && gr_metric_names[i] != NULL; i++) {
+        info->metric = strcmp(gr_metric_names[i], name) == 0 ? i : info->metric;
+    }
+    return status;
+}
+
 static gr_status get_info(const gr_node *root, gr_checkpoint_info *info, gr_diag *diag)
 {
     int64_t step = 0, steps = 0, per_epoch = 0, shards = 0;
@@ -382,6 +420,9 @@ static gr_status get_info(const gr_node *root, gr_checkpoint_info *info, gr_diag
     }
     if (status == GR_OK) {
         status = get_meter(root, "total_meter", &info->total, diag);
+    }
+    if (status == GR_OK) {
+        status = get_best(root, info, diag);
     }
     info->step = (uint64_t)step;
     info->total_steps = (uint64_t)steps;

@@ -36,6 +36,8 @@ typedef struct gr_checkpoint_info {
     double seconds;        /* of training so far */
     double last_loss;      /* of the last whole epoch; NaN: there was none */
     gr_meter epoch, total; /* since the last report; of the whole epochs */
+    int metric;            /* that the job watches: a gr_metric; -1: none */
+    gr_best best;
 } gr_checkpoint_info;
 
 /* Its tensors: flat vectors in the model's layout. */

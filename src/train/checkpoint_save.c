@@ -27,6 +27,7 @@ struct gr_saver {
     const gr_log *log;
     gr_arena arena; /* of the facts */
     gr_facts facts;
+    bool keep_best;
     gr_checkpoint_tensors source, copy;
     float *copies[VECTORS_MAX]; /* NULL: there are none, everything is written from the source */
     size_t length;              /* of a vector */
@@ -119,6 +120,7 @@ static void write_one(gr_saver *s, const gr_checkpoint_info *info, bool copying)
     gr_status status =
         gr_checkpoint_put(&s->folder, info, &s->facts, copying ? &s->copy : &s->source, &diag);
     report(s, status, &diag, info->step);
+    s->folder.best = s->keep_best ? info->best.step : 0;
     if (status == GR_OK && gr_checkpoint_retain(&s->folder, info->step, &removal) != GR_OK) {
         gr_log_write(s->log, GR_LOG_WARN, "checkpoint", "%s", removal.text);
     }
@@ -223,6 +225,7 @@ gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for checkpoints");
     }
     s->log = log;
+    s->keep_best = job->checkpoint.keep_best;
     s->source = *source;
     s->length = gr_model_values(source->model);
     s->folder = (gr_checkpoint_folder){
@@ -231,7 +234,7 @@ gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source
     pthread_cond_init(&s->changed, NULL);
     gr_arena_init(&s->arena, ARENA_BYTES_MAX);
     gr_status status = gr_facts_of_job(job, &s->arena, &s->facts, diag);
-    if (status == GR_OK && job->checkpoint.every != NULL) {
+    if (status == GR_OK && gr_job_writes_checkpoints(job)) {
         status = prepare(s, diag);
     }
     int error = status == GR_OK ? start_thread(s) : 0;

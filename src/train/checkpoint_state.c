@@ -190,7 +190,12 @@ static gr_status share_info(gr_comm *comm, gr_checkpoint_info *info)
 {
     enum { METER_WORDS = 6 };
     gr_meter *const meters[] = {&info->epoch, &info->total};
-    int64_t words[3 + 2 * METER_WORDS] = {(int64_t)info->step};
+    enum { BEST = 3 + 2 * METER_WORDS };
+    int64_t words[BEST + 4] = {(int64_t)info->step};
+    memcpy(&words[BEST], &info->best.value, sizeof *words);
+    words[BEST + 1] = (int64_t)info->best.step;
+    words[BEST + 2] = info->best.wait;
+    words[BEST + 3] = info->metric;
     memcpy(&words[1], &info->seconds, sizeof *words);
     memcpy(&words[2], &info->last_loss, sizeof *words);
     for (int m = 0; m < 2; m++) {
@@ -204,6 +209,10 @@ static gr_status share_info(gr_comm *comm, gr_checkpoint_info *info)
     }
     gr_status status = gr_broadcast(comm, words, sizeof words / sizeof *words, GR_I64, 0);
     info->step = (uint64_t)words[0];
+    memcpy(&info->best.value, &words[BEST], sizeof *words);
+    info->best.step = (uint64_t)words[BEST + 1];
+    info->best.wait = words[BEST + 2];
+    info->metric = (int)words[BEST + 3];
     memcpy(&info->seconds, &words[1], sizeof *words);
     memcpy(&info->last_loss, &words[2], sizeof *words);
     for (int m = 0; m < 2; m++) {

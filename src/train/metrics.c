@@ -121,7 +121,7 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
     int late = record->late_rank >= 0;
     json_t *object = json_pack(
         "{s:s, s:I, s:o, s:s, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, "
-        "s:o}",
+        "s:o, s:s?, s:o, s:o, s:b}",
         "event", "end", "test_samples", (json_int_t)record->test.samples, "loss",
         number(record->loss), "weights", record->weights, "weights_sha256", record->weights_sha256,
         "workers", record->workers, "shards", record->shards, "steps", (json_int_t)record->steps,
@@ -132,7 +132,10 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
         "staleness_most",
         isfinite(record->staleness) ? json_integer(record->staleness_most) : json_null(),
         "dropped_share", number(record->dropped_share), "checkpoints",
-        (json_int_t)record->checkpoints, "checkpoint_wait_s", number(record->checkpoint_wait_s));
+        (json_int_t)record->checkpoints, "checkpoint_wait_s", number(record->checkpoint_wait_s),
+        "metric", record->metric, "best", number(record->best.value), "best_step",
+        isnan(record->best.value) ? json_null() : json_integer((json_int_t)record->best.step),
+        "stopped_early", record->stopped_early);
     if (object != NULL && !gr_evaluation_json(&record->test, LINE_CLASSES_MAX, object)) {
         json_decref(object);
         object = NULL;

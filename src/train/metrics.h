@@ -27,6 +27,13 @@ double gr_meter_accuracy(const gr_meter *meter);
 double gr_meter_samples_per_s(const gr_meter *meter);
 double gr_meter_wait_share(const gr_meter *meter);
 
+/* The best value of the metric that a job watches. */
+typedef struct gr_best {
+    double value;  /* NaN: there was none yet */
+    uint64_t step; /* after so many steps */
+    int64_t wait;  /* evaluations since then, none of which was better */
+} gr_best;
+
 /* Before the first step. */
 typedef struct gr_start_record {
     const char *name;
@@ -68,6 +75,9 @@ typedef struct gr_end_record {
     const char *weights_sha256;
     int workers, shards;
     uint64_t steps;
+    const char *metric; /* that was watched; NULL: none */
+    gr_best best;
+    bool stopped_early;
     double seconds, samples_per_s, comm_wait_share;
     int late_rank;            /* that kept the others waiting; -1: none did clearly */
     double late_us;           /* by so much, on average */

@@ -10,7 +10,7 @@
 
 /* ---- Progress as bytes ----------------------------------------------------------------------- */
 
-enum { PROGRESS_VERSION = 2 };
+enum { PROGRESS_VERSION = 3 };
 
 #define PROGRESS(member)                                                                           \
     {                                                                                              \
@@ -27,6 +27,9 @@ static const gr_wire_field fields[] = {PROGRESS(steps),
                                        METER(epoch),
                                        METER(total),
                                        PROGRESS(last_loss),
+                                       PROGRESS(best.value),
+                                       PROGRESS(best.step),
+                                       PROGRESS(best.wait),
                                        PROGRESS(run),
                                        PROGRESS(told.epoch),
                                        PROGRESS(told.epochs),

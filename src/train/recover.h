@@ -17,11 +17,12 @@ typedef struct gr_training_progress {
     double seconds_before; /* that they took */
     gr_meter epoch, total; /* of the running epoch, and of those that have ended */
     double last_loss;
+    gr_best best;         /* of the metric that the job watches */
     uint64_t run;         /* the same in all that have been in a generation; 0: not yet */
     gr_epoch_record told; /* of the epoch that ended last; epoch 0: none has here */
 } gr_training_progress;
 
-enum { GR_PROGRESS_BYTES = 278 };
+enum { GR_PROGRESS_BYTES = 302 };
 
 /* As bytes on the wire. gr_progress_get returns false, with *progress_out as it was, if they are of
  * another version. */

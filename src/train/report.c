@@ -268,6 +268,15 @@ gr_status gr_report_end(gr_report *report, const gr_end_record *record, gr_diag 
         fprintf(report->out, "rank %d kept the others waiting: it came %.1f ms late on average\n",
                 record->late_rank, record->late_us / 1000.0);
     }
+    if (record->metric != NULL && !isnan(record->best.value)) {
+        fprintf(report->out, "best %s %.6g after step %" PRIu64, record->metric, record->best.value,
+                record->best.step);
+        fprintf(report->out,
+                record->stopped_early
+                    ? "; %" PRId64 " evaluations without a better one ended the training early\n"
+                    : "\n",
+                record->best.wait);
+    }
     gr_evaluation_print(&record->test, report->out);
     fprintf(report->out, "weights %s\nsha256 %s\n", record->weights, record->weights_sha256);
     return flushed(report, diag);

@@ -9,6 +9,7 @@
 #include "coll/diagnose/lateness.h"
 #include "nn/threads.h"
 #include "train/checkpoint_state.h"
+#include "train/early_stopping.h"
 #include "train/evaluate.h"
 #include "train/recover.h"
 #include "train/report.h"
@@ -291,10 +292,24 @@ static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
     r->progress.epoch = (gr_meter){0};
     r->progress.epochs++;
     r->progress.told = record;
+    gr_best_update(&r->progress.best, job, &record);
     return r->lead ? tell_epoch(r, diag) : GR_OK;
 }
 
 /* ---- Checkpoints ----------------------------------------------------------------------------- */
+
+/* All ranks know, since they know the same metrics. */
+static bool is_over(const training_run *r, uint64_t step)
+{
+    return step == r->job->total_steps || gr_early_stopping_reached(r->job, &r->progress.best);
+}
+
+/* Are these the best weights so far, which nobody has saved? By all ranks. */
+static bool is_best(const training_run *r, uint64_t step)
+{
+    const gr_best *best = &r->progress.best;
+    return r->job->checkpoint.keep_best && best->step == step && step > r->progress.first_step;
+}
 
 /* Rank 0 decides, and the step that is about to run tells all; where each worker goes its own way
  * steps have been done that it has not seen. The last step is always due, as all know; others are
@@ -333,7 +348,9 @@ static void begin_checkpoint(training_run *r, uint64_t step, bool goes_on)
                                           (double)(gr_now_ns() - r->begin_ns) * 1e-9,
                                .last_loss = r->progress.last_loss,
                                .epoch = r->progress.epoch,
-                               .total = r->progress.total};
+                               .total = r->progress.total,
+                               .metric = job->metric,
+                               .best = r->progress.best};
     r->saved_ns = gr_now_ns();
     gr_saver_begin(r->trainer.saver, &info, r->residuals, goes_on);
 }
@@ -365,7 +382,7 @@ static gr_status stop(training_run *r, uint64_t step, gr_diag *diag)
 /* By all ranks; where each goes its own way, by rank 0. `goes_on`: weights will change again. */
 static gr_status save(training_run *r, uint64_t step, bool goes_on, gr_diag *diag)
 {
-    if (r->lead && !goes_on) {
+    if (r->lead) {      /* one that is due by the clock or by steps finds nothing to wait for */
         gr_diag before; /* the thread has warned of it */
         (void)!gr_saver_wait(r->trainer.saver, &before);
     }
@@ -379,7 +396,7 @@ static gr_status save(training_run *r, uint64_t step, bool goes_on, gr_diag *dia
 /* Is there one of the end? */
 static bool saves_last(const training_run *r)
 {
-    return r->job->checkpoint.every != NULL && r->job->total_steps > r->progress.first_step;
+    return gr_job_writes_checkpoints(r->job) && r->progress.steps > r->progress.first_step;
 }
 
 /* `step` steps are done, and all ranks know what any of them has said; where each goes its own way
@@ -387,8 +404,9 @@ static bool saves_last(const training_run *r)
 static gr_status save_or_stop(training_run *r, uint64_t step, gr_diag *diag)
 {
     bool free = gr_job_runs_free(r->job);
-    bool ends = step == r->job->total_steps, stops = r->trainer.stop && !ends;
-    bool due = free ? is_due(r, step) : r->trainer.save || (ends && saves_last(r));
+    bool ends = is_over(r, step), stops = r->trainer.stop && !ends;
+    bool due =
+        free ? is_due(r, step) : r->trainer.save || is_best(r, step) || (ends && saves_last(r));
     gr_status status = GR_OK;
     if ((due || stops) && (r->lead || !free)) {
         status = save(r, step, !ends && !stops, diag);
@@ -408,6 +426,7 @@ static gr_status restore(training_run *r, gr_diag *diag)
         r->progress.last_loss = info.last_loss;
         r->progress.epoch = info.epoch;
         r->progress.total = info.total;
+        r->progress.best = info.metric == r->job->metric ? info.best : gr_best_none();
     }
     return status;
 }
@@ -449,7 +468,7 @@ static gr_status train(training_run *r, gr_diag *diag)
         if (status == GR_OK) {
             status = save_or_stop(r, step, diag);
         }
-        if (status != GR_OK || step == job->total_steps) {
+        if (status != GR_OK || is_over(r, step)) {
             return status;
         }
         if (t->renew) {
@@ -506,14 +525,14 @@ static gr_status finish(training_run *r, gr_diag *diag)
         status = strategy->finish(&r->trainer, diag);
         r->evaluated_step = UINT64_MAX; /* of other weights */
         if (status == GR_OK && r->lead && saves_last(r)) {
-            status = save(r, r->job->total_steps, false, diag);
+            status = save(r, r->progress.steps, false, diag);
         }
     }
     if (status == GR_OK && strategy->count == NULL) { /* else nobody waits in a step */
         status = find_late(r, r->skews, seconds, &late, diag);
     }
     if (status == GR_OK) {
-        status = evaluate(r, r->comm, r->job->total_steps, diag);
+        status = evaluate(r, r->comm, r->progress.steps, diag);
     }
     if (status == GR_OK) {
         status = gr_weights_agree(r->trainer.model, r->trainer.values, r->comm, diag);
@@ -539,7 +558,10 @@ static gr_status finish(training_run *r, gr_diag *diag)
                             .weights_sha256 = sha256,
                             .workers = r->trainer.world_size,
                             .shards = r->job->shards,
-                            .steps = r->job->total_steps,
+                            .steps = r->progress.steps,
+                            .metric = gr_best_metric(r->job),
+                            .best = r->progress.best,
+                            .stopped_early = r->progress.steps < r->job->total_steps,
                             .seconds = r->progress.seconds_before + seconds,
                             .samples_per_s = gr_meter_samples_per_s(&r->progress.total),
                             .comm_wait_share = share,
@@ -682,6 +704,7 @@ gr_status gr_train_run(gr_job *job, gr_comm **comm, const gr_train_options *opti
                              .coordinator = getenv("GRADUS_COORDINATOR"),
                              .log = options->log};
     r.progress.last_loss = (double)NAN;
+    r.progress.best = gr_best_none();
     gr_report_init(&r.report, GR_REPORT_NONE, options->out, -1);
     if (getenv("OMP_NUM_THREADS") == NULL) {
         /* Without a launcher, all cores: workers of a host would be in each other's way. */

@@ -289,7 +289,8 @@ static void close_bench(bench *b)
 
 static gr_status put(bench *b, uint64_t step, gr_diag *diag)
 {
-    gr_checkpoint_info info = {.step = step, .total_steps = 22, .steps_per_epoch = 44, .shards = 2};
+    gr_checkpoint_info info = {
+        .step = step, .total_steps = 22, .steps_per_epoch = 44, .shards = 2, .metric = -1};
     return gr_checkpoint_put(&b->out, &info, &b->facts, &b->tensors, diag);
 }
 
@@ -459,7 +460,9 @@ static void checkpoint_with_a_loss_that_is_not_finite_is_written_and_read(void *
                                      .shards = 2,
                                      .last_loss = (double)INFINITY,
                                      .epoch = {.loss = (double)INFINITY, .steps = 3},
-                                     .total = {.loss = (double)NAN, .correct = 4}};
+                                     .total = {.loss = (double)NAN, .correct = 4},
+                                     .metric = GR_METRIC_TEST_R2,
+                                     .best = {.value = 0.25, .step = 3, .wait = 2}};
     gr_status status = gr_checkpoint_put(&b.out, &info, &b.facts, &b.tensors, &diag);
     if (status != GR_OK) {
         fail_msg("%s", diag.text);
@@ -469,6 +472,8 @@ static void checkpoint_with_a_loss_that_is_not_finite_is_written_and_read(void *
     const gr_checkpoint_info *read = gr_checkpoint_info_of(checkpoint);
     assert_true(isnan(read->last_loss) && isnan(read->epoch.loss) && isnan(read->total.loss));
     assert_true(read->epoch.steps == 3 && read->total.correct == 4);
+    assert_int_equal(read->metric, GR_METRIC_TEST_R2);
+    assert_true(read->best.value == 0.25 && read->best.step == 3 && read->best.wait == 2);
     gr_checkpoint_close(checkpoint);
     close_bench(&b);
 }
@@ -499,6 +504,30 @@ static void the_newest_sound_ones_stay_beside_damaged_ones(void **state)
         bool there = access(path, F_OK) == 0;
         assert_int_equal(there, step == 8 || step == 10 || step == 15 || step == 18 || step == 20);
     }
+    close_bench(&b);
+}
+
+static void best_checkpoint_stays_whatever_its_age(void **state)
+{
+    (void)state;
+    bench b;
+    gr_diag diag = {0};
+    uint64_t *steps;
+    int count;
+    open_bench(&b, NULL);
+    b.out.keep = 2;
+    b.out.best = 5;
+    for (uint64_t step = 5; step <= 25; step += 5) {
+        assert_int_equal(put(&b, step, &diag), GR_OK);
+        assert_int_equal(gr_checkpoint_retain(&b.out, step, &diag), GR_OK);
+    }
+    assert_int_equal(gr_checkpoint_list(b.out.path, &steps, &count, &diag), GR_OK);
+    assert_int_equal(count, 3);
+    assert_true(steps[0] == 5 && steps[1] == 20 && steps[2] == 25);
+    free(steps);
+    b.out.best = 25; /* one of the newest: the one before goes */
+    assert_int_equal(gr_checkpoint_retain(&b.out, 25, &diag), GR_OK);
+    assert_int_equal(count_names(b.out.path), 2);
     close_bench(&b);
 }
 
@@ -823,6 +852,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_end_is_a_checkpoint_too),
         cmocka_unit_test(every_byte_counts),
         cmocka_unit_test(the_one_before_is_taken),
+        cmocka_unit_test(best_checkpoint_stays_whatever_its_age),
         cmocka_unit_test(the_oldest_go),
         cmocka_unit_test(checkpoint_with_a_loss_that_is_not_finite_is_written_and_read),
         cmocka_unit_test(the_newest_sound_ones_stay_beside_damaged_ones),

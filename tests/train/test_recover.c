@@ -19,6 +19,7 @@ static const gr_training_progress example = {
     .epoch = {.loss = 5, .correct = 6, .steps = 7, .samples = 8, .step_ns = 9, .wait_ns = 10},
     .total = {.loss = 11, .correct = 12, .steps = 13, .samples = 14, .step_ns = 15, .wait_ns = 16},
     .last_loss = 17,
+    .best = {.value = 35, .step = 36, .wait = 37},
     .run = 34,
     .told = {.epoch = 21,
              .epochs = 22,
@@ -42,7 +43,7 @@ static const gr_training_progress example = {
 static void progress_as_bytes_is_little_endian_without_gaps(void **state)
 {
     (void)state;
-    static const uint8_t begin[] = {2, 0, 8, 7, 6, 5, 4, 3, 2, 1, 2, 0};
+    static const uint8_t begin[] = {3, 0, 8, 7, 6, 5, 4, 3, 2, 1, 2, 0};
     uint8_t bytes[GR_PROGRESS_BYTES];
     gr_progress_put(&example, bytes);
     assert_memory_equal(bytes, begin, sizeof begin);
@@ -58,6 +59,7 @@ static void progress_that_was_sent_is_read_whole(void **state)
     gr_progress_put(&example, bytes);
     assert_true(gr_progress_get(bytes, &read));
     assert_true(read.told.test_mae == 19);
+    assert_true(read.best.value == 35 && read.best.step == 36 && read.best.wait == 37);
     assert_int_equal(read.told.late_rank, -1);
     assert_int_equal(read.run, 34);
     assert_true(read.total.loss == 11 && read.told.late_us == 32);

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "doc/config_node.h"
+#include "train/early_stopping.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -87,6 +88,11 @@ static gr_status resolve_names(gr_job *job, const gr_job_overrides *overrides, g
     return gr_job_check_output("output", job->config.output, node, diag);
 }
 
+bool gr_job_writes_checkpoints(const gr_job *job)
+{
+    return job->checkpoint.every != NULL || job->checkpoint.keep_best;
+}
+
 static gr_status resolve_checkpoint_names(gr_job *job, const gr_job_overrides *overrides,
                                           gr_diag *diag)
 {
@@ -104,8 +110,9 @@ static gr_status resolve_checkpoint_names(gr_job *job, const gr_job_overrides *o
     if (checkpoint->to == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for the job", job->path);
     }
-    return checkpoint->every != NULL ? gr_job_check_output("checkpoint", checkpoint->to, node, diag)
-                                     : GR_OK;
+    return gr_job_writes_checkpoints(job)
+               ? gr_job_check_output("checkpoint", checkpoint->to, node, diag)
+               : GR_OK;
 }
 
 static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
@@ -137,6 +144,10 @@ static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_d
     if (status == GR_OK) {
         status = read_part(job, &gr_checkpoint_config_table, job->config.checkpoint,
                            &job->checkpoint, diag);
+    }
+    if (status == GR_OK) {
+        status = read_part(job, &gr_early_stopping_config_table, job->config.early_stopping,
+                           &job->early_stopping, diag);
     }
     if (status == GR_OK) {
         status = read_link(job, overrides->link, diag);
@@ -202,6 +213,9 @@ gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_jo
     }
     if (status == GR_OK) {
         status = gr_job_resolve_model(job, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_early_stopping_resolve(job, diag);
     }
     if (status != GR_OK) {
         gr_job_close(job);

@@ -57,19 +57,42 @@ typedef struct gr_outer_config {
 } gr_outer_config;
 extern const gr_config_table gr_outer_config_table;
 
+/* What may be watched, in the order of the choices of `metric`. */
+typedef enum gr_metric {
+    GR_METRIC_TEST_LOSS = 0,
+    GR_METRIC_TEST_ACCURACY = 1,
+    GR_METRIC_TEST_RMSE = 2,
+    GR_METRIC_TEST_MAE = 3,
+    GR_METRIC_TEST_R2 = 4,
+    GR_METRIC_LOSS = 5 /* of the training */
+} gr_metric;
+extern const char *const gr_metric_names[]; /* ends with NULL */
+
+/* The `early_stopping:` part. */
+typedef struct gr_early_stopping_config {
+    bool wanted; /* there is such a part */
+    int metric;  /* a gr_metric */
+    int64_t patience;
+    double min_delta;
+} gr_early_stopping_config;
+extern const gr_config_table gr_early_stopping_config_table;
+
 /* The `checkpoint:` part. */
 typedef struct gr_checkpoint_config {
     const char *every; /* "100 steps", "5 min", "1 epoch"; NULL: only when asked to end */
     int64_t keep;      /* the newest so many; 0: all */
-    const char *to;    /* folder */
+    bool keep_best;
+    int metric;     /* of keep_best: a gr_metric */
+    const char *to; /* folder */
 } gr_checkpoint_config;
 extern const gr_config_table gr_checkpoint_config_table;
 
 /* The top of the file. */
 typedef struct gr_job_config {
     const char *name;
-    const gr_node *model, *data, *optimizer, *distribution, *checkpoint; /* for others to read */
-    int loss;                                                            /* cross_entropy, mse */
+    const gr_node *model, *data, *optimizer, *distribution, *checkpoint,
+        *early_stopping; /* for others */
+    int loss;            /* cross_entropy, mse */
     int64_t seed;
     double epochs; /* either ... */
     int64_t steps; /* ... or */
@@ -88,6 +111,7 @@ typedef struct gr_job {
     gr_distribution_config distribution;
     gr_outer_config outer;
     gr_checkpoint_config checkpoint;
+    gr_early_stopping_config early_stopping;
     gr_dataset *dataset;
     gr_model_spec *spec;
     gr_shape input;
@@ -102,6 +126,7 @@ typedef struct gr_job {
     uint64_t sync_steps;       /* strategy local: of a round, at most an epoch's; else 0 */
     uint64_t checkpoint_steps; /* between two checkpoints; 0: not by steps */
     int64_t checkpoint_us;     /* likewise; both 0: only when asked to end */
+    int metric;                /* that is watched: a gr_metric; -1: none */
     gr_arena arena;
     gr_doc *doc;
 } gr_job;
@@ -130,6 +155,9 @@ enum { GR_JOB_PS_WORKERS_MAX = 64 };
 
 /* Does each worker do steps of its own, without waiting for those of the others? */
 bool gr_job_runs_free(const gr_job *job);
+
+/* Does it write checkpoints before anybody asks it to end? */
+bool gr_job_writes_checkpoints(const gr_job *job);
 
 /* Are there the parameter servers that the strategy needs? GR_E_INVALID: not. */
 gr_status gr_job_check_servers(const gr_job *job, bool there, gr_diag *diag) GR_MUST_CHECK;

@@ -39,6 +39,11 @@ static const gr_config_field job_fields[] = {
      .offset = AT(checkpoint),
      .value_name = "{...}",
      .help = "when and where the state is saved, to go on from later: see checkpoint"},
+    {.key = "early_stopping",
+     .type = GR_CONFIG_NODE,
+     .offset = AT(early_stopping),
+     .value_name = "{...}",
+     .help = "end the training when a metric gets no better: see early_stopping"},
     {.key = "loss",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(loss),
@@ -297,6 +302,43 @@ const gr_config_table gr_outer_config_table = {
     .struct_bytes = sizeof(gr_outer_config)};
 
 #undef AT
+#define AT(field) offsetof(gr_early_stopping_config, field)
+
+const char *const gr_metric_names[] = {"test_loss", "test_accuracy", "test_rmse", "test_mae",
+                                       "test_r2",   "loss",          NULL};
+
+static const gr_config_field early_stopping_fields[] = {
+    {.key = "metric",
+     .type = GR_CONFIG_CHOICE,
+     .offset = AT(metric),
+     .default_text = "test_loss",
+     .choices = gr_metric_names,
+     .help = "what is watched, at each evaluation on the test samples; loss: that of the training, "
+             "in each epoch"},
+    {.key = "patience",
+     .type = GR_CONFIG_INT,
+     .offset = AT(patience),
+     .default_text = "3",
+     .min = 1,
+     .max = COUNT_MAX,
+     .unit = "evaluations",
+     .help = "the training ends after so many in a row that are not better than the best one"},
+    {.key = "min_delta",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = AT(min_delta),
+     .default_text = "0",
+     .min = 0,
+     .max = 1e30,
+     .help = "a value is better if it is better by more than this"},
+    {0}};
+
+const gr_config_table gr_early_stopping_config_table = {
+    .name = "early_stopping",
+    .title = "The early_stopping part of a job file: an end when a metric gets no better",
+    .fields = early_stopping_fields,
+    .struct_bytes = sizeof(gr_early_stopping_config)};
+
+#undef AT
 #define AT(field) offsetof(gr_checkpoint_config, field)
 
 static const gr_config_field checkpoint_fields[] = {
@@ -313,6 +355,17 @@ static const gr_config_field checkpoint_fields[] = {
      .min = 0,
      .max = COUNT_MAX,
      .help = "the newest so many stay; 0: all"},
+    {.key = "keep_best",
+     .type = GR_CONFIG_BOOL,
+     .offset = AT(keep_best),
+     .default_text = "false",
+     .help = "write a checkpoint whenever the metric is better than ever, and keep that one too"},
+    {.key = "metric",
+     .type = GR_CONFIG_CHOICE,
+     .offset = AT(metric),
+     .default_text = "test_loss",
+     .choices = gr_metric_names,
+     .help = "keep_best: by which one is the best; with early_stopping its metric"},
     {.key = "to",
      .type = GR_CONFIG_TEXT,
      .offset = AT(to),
