@@ -220,8 +220,9 @@ void gr_comm_shm_drop(const gr_exec_request *request);
  * *op_out NULL: it is over, and well. False: it is not like them, or something else is under way;
  * nothing has happened. */
 bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, gr_op **op_out);
-/* It has begun. */
+/* It has begun; the second: of something that does not go over shared memory. */
 void gr_comm_shm_note(const gr_comm *comm, const gr_exec_request *request);
+void gr_comm_shm_note_plan(const gr_comm *comm);
 /* One of these follows each start, or others wait for our next poll. The second: the caller is
  * about to wait for `op` alone, which may end soon if it goes over shared memory. */
 void gr_comm_shm_look(const gr_comm *comm, gr_op *op);

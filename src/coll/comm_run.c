@@ -441,6 +441,74 @@ static bool is_readable(gr_comm *comm, const gr_call *call)
                                call->count * gr_dtype_bytes(call->dtype)));
 }
 
+/* ---- Messages that need no operation --------------------------------------------------------- */
+static const void *buffer_of(const gr_call *call)
+{
+    return call->coll == GR_COLL_SEND ? call->in : call->out;
+}
+
+/* Nothing is to be said against it but by who moves it, and its buffer can be used. */
+static bool is_plain_message(gr_comm *comm, const gr_call *call)
+{
+    const void *buffer = buffer_of(call);
+    return (call->coll == GR_COLL_SEND || call->coll == GR_COLL_RECV) &&
+           gr_coll_is_plain(call, comm->size) && buffer &&
+           gr_host_memory_has(&comm->context->host_memory, buffer,
+                              call->count * gr_dtype_bytes(call->dtype));
+}
+
+static bool overlap(const gr_call *a, const gr_call *b)
+{
+    uintptr_t at = (uintptr_t)buffer_of(a), other = (uintptr_t)buffer_of(b);
+    return at < other + b->count * gr_dtype_bytes(b->dtype) &&
+           other < at + a->count * gr_dtype_bytes(a->dtype);
+}
+
+static bool move_short(gr_comm *comm, const gr_call *call, const void *caller)
+{
+    const gr_op_desc desc = {.coll = call->coll,
+                             .dtype = call->dtype,
+                             .op = GR_SUM,
+                             .root = call->root,
+                             .tag = call->tag,
+                             .shards = comm->size,
+                             .count = call->count,
+                             .name = call->name,
+                             .site = call->site,
+                             .caller = caller};
+    gr_exec *exec = comm->context->exec;
+    bool moved = call->coll == GR_COLL_SEND
+                     ? gr_exec_send_short(exec, &comm->group, &desc, call->in)
+                     : gr_exec_recv_short(exec, &comm->group, &desc, call->out);
+    if (moved) {
+        gr_comm_shm_note_plan(comm);
+    }
+    return moved;
+}
+
+/* A send, a receive, or one of each of a blocking call, the send first: *calls_io and *count_io are
+ * what is left, and is to be started. */
+static void run_messages(gr_comm *comm, const gr_call **calls_io, int *count_io, const void *caller)
+{
+    const gr_call *calls = *calls_io;
+    int count = *count_io;
+    if (count > 2 || comm->size == 1 || gr_comm_diag(comm)->status != GR_OK ||
+        !is_plain_message(comm, &calls[0]) ||
+        (count == 2 && (calls[0].coll == calls[1].coll || !is_plain_message(comm, &calls[1]) ||
+                        overlap(&calls[0], &calls[1])))) {
+        return;
+    }
+    int first = count == 2 && calls[1].coll == GR_COLL_SEND;
+    if (!move_short(comm, &calls[first], caller)) {
+        return;
+    }
+    *count_io = 0;
+    if (count == 2 && !move_short(comm, &calls[1 - first], caller)) {
+        *calls_io = &calls[1 - first];
+        *count_io = 1;
+    }
+}
+
 gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void *caller)
 {
     if (!comm) {
@@ -460,6 +528,13 @@ gr_status gr_comm_run(gr_comm *comm, const gr_call *calls, int count, const void
         }
         gr_comm_shm_spin(comm, op);
         return wait_inside(context, op, GR_NEVER);
+    }
+    if (calls && count > 0) {
+        run_messages(comm, &calls, &count, caller);
+        if (count == 0) {
+            gr_context_leave_calling(context);
+            return GR_OK;
+        }
     }
     if (calls && count > 0 && calls[0].done) {
         gr_diag diag;

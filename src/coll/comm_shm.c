@@ -467,8 +467,15 @@ void gr_comm_shm_look(const gr_comm *comm, gr_op *op)
 
 void gr_comm_shm_note(const gr_comm *comm, const gr_exec_request *request)
 {
+    if (!request->ops) {
+        gr_comm_shm_note_plan(comm);
+    }
+}
+
+void gr_comm_shm_note_plan(const gr_comm *comm)
+{
     gr_comm_shm *all = comm->context->shms;
-    if (all && !request->ops) {
+    if (all) {
         all->last = NULL;
         all->plans++;
     }

@@ -40,6 +40,7 @@ typedef struct gr_link_caps {
     bool registered_memory; /* the peer reads memory of gr_mesh_alloc where it lies: no copy */
     bool pollable; /* data come on descriptors; what was sent last may be lost at a close */
     uint32_t payload_max_bytes;
+    uint32_t eager_max_bytes; /* gr_link_send copies so many bytes: their buffer is free at once */
 } gr_link_caps;
 
 enum {

@@ -434,6 +434,101 @@ static void messages_that_nothing_goes_with_are_named(void **state)
     expect_mistakes(all, sizeof all / sizeof all[0]);
 }
 
+/* ---- Small ones in blocking calls ------------------------------------------------------------ */
+/* More than the window holds one way, of which the receiver keeps the first half; then to and fro,
+ * between collectives; then the number of the last message shows that each of them counted. */
+static int run_small(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    enum { KEPT = 4000, MANY = 9000, TURNS = 300, MOST = 300 };
+    int rank = gr_comm_rank(comm), peer = 1 - rank;
+    int32_t words[2][MOST];
+    gr_call behind = {
+        .coll = GR_COLL_RECV, .dtype = GR_I32, .out = words[1], .count = 1, .root = peer, .tag = 1};
+    EXPECT(rank == 0 || (gr_run(comm, &behind, 1) == GR_OK && words[1][0] == -1));
+    for (int i = 0; i < MANY; i++) {
+        if (rank == 0 && i == KEPT) {
+            words[0][0] = -1;
+            behind = (gr_call){.coll = GR_COLL_SEND,
+                               .dtype = GR_I32,
+                               .in = words[0],
+                               .count = 1,
+                               .root = peer,
+                               .tag = 1};
+            EXPECT(gr_run(comm, &behind, 1) == GR_OK);
+        }
+        words[0][0] = i;
+        EXPECT((rank == 0 ? gr_send(comm, words[0], 1, GR_I32, peer)
+                          : gr_recv(comm, words[1], 1, GR_I32, peer)) == GR_OK);
+        EXPECT(rank == 0 || words[1][0] == i);
+    }
+    for (int turn = 0; turn < TURNS; turn++) {
+        size_t count = 1 + (size_t)turn % MOST;
+        for (size_t k = 0; k < count; k++) {
+            words[0][k] = turn * 7 + rank + (int32_t)k;
+        }
+        const gr_call both[2] = {{.coll = turn % 2 ? GR_COLL_RECV : GR_COLL_SEND,
+                                  .dtype = GR_I32,
+                                  .in = turn % 2 ? NULL : words[0],
+                                  .out = turn % 2 ? words[1] : NULL,
+                                  .count = count,
+                                  .root = peer,
+                                  .tag = (uint32_t)turn},
+                                 {.coll = turn % 2 ? GR_COLL_SEND : GR_COLL_RECV,
+                                  .dtype = GR_I32,
+                                  .in = turn % 2 ? words[0] : NULL,
+                                  .out = turn % 2 ? NULL : words[1],
+                                  .count = count,
+                                  .root = peer,
+                                  .tag = (uint32_t)turn}};
+        EXPECT(gr_run(comm, both, 2) == GR_OK);
+        for (size_t k = 0; k < count; k++) {
+            EXPECT(words[1][k] == turn * 7 + peer + (int32_t)k);
+        }
+        int32_t sum = 1;
+        EXPECT(turn % 5 != 0 || (gr_allreduce(comm, &sum, 1, GR_I32, GR_SUM) == GR_OK && sum == 2));
+    }
+    EXPECT((rank == 0 ? gr_send(comm, words[0], 1, GR_I32, peer)
+                      : gr_recv(comm, words[1], 2, GR_I32, peer)) != GR_E_INVALID);
+    while (gr_comm_poll(comm) == GR_OK) {
+    }
+    EXPECT(gr_comm_diag(comm)->status == GR_E_MISMATCH);
+    EXPECT(strstr(gr_comm_diag(comm)->text, "message 9302"));
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void small_messages_of_blocking_calls_count_like_all_others(void **state)
+{
+    (void)state;
+    run_links(run_small, 2, 2, 0);
+}
+
+static int run_overlapping(gr_comm *comm, const ranks_job *job)
+{
+    (void)job;
+    int rank = gr_comm_rank(comm);
+    int32_t words[3] = {1, 2, 3};
+    gr_call both[2] = {
+        {.coll = GR_COLL_SEND, .dtype = GR_I32, .in = words, .count = 2, .root = 1 - rank},
+        {.coll = GR_COLL_RECV, .dtype = GR_I32, .out = words + 1, .count = 2, .root = 1 - rank}};
+    EXPECT(gr_run(comm, both, 2) == GR_E_INVALID);
+    EXPECT(strstr(gr_comm_last_error(comm)->text, "writes memory that call"));
+    both[0].in = words + 3 - 2;
+    both[1].out = words;
+    both[1].count = 1;
+    both[0].count = 1;
+    EXPECT(gr_run(comm, both, 2) == GR_OK && words[0] == 2);
+    gr_comm_destroy(comm);
+    return 0;
+}
+
+static void messages_of_one_call_whose_buffers_overlap_are_refused(void **state)
+{
+    (void)state;
+    run_links(run_overlapping, 2, 2, 0);
+}
+
 /* ---- To itself ------------------------------------------------------------------------------- */
 static int run_self(gr_comm *comm, const ranks_job *job)
 {
@@ -619,6 +714,8 @@ int main(void)
         cmocka_unit_test(receive_from_any_source_goes_on_when_one_leaves),
         cmocka_unit_test(message_of_another_count_or_type_is_a_mismatch),
         cmocka_unit_test(messages_that_nothing_goes_with_are_named),
+        cmocka_unit_test(small_messages_of_blocking_calls_count_like_all_others),
+        cmocka_unit_test(messages_of_one_call_whose_buffers_overlap_are_refused),
         cmocka_unit_test(message_to_itself_arrives_or_is_refused),
         cmocka_unit_test(persistent_messages_match_by_tag),
     };

@@ -416,6 +416,16 @@ gr_status gr_coll_args_init(gr_coll_args *args, const gr_call *call, int rank, i
     return check_buffers(&who, args);
 }
 
+bool gr_coll_is_plain(const gr_call *call, int size)
+{
+    return (unsigned)call->dtype < GR_DTYPE_COUNT && call->memory == GR_MEMORY_HOST &&
+           call->root >= 0 && call->root < size && call->tag != GR_ANY_TAG && call->count > 0 &&
+           call->count <= GR_COLL_ARGS_COUNT_MAX && !call->counts && !call->recv_counts &&
+           !call->reduce && !call->partials && !call->done && !call->source_out &&
+           call->shards == 0 && (call->prescale == 0 || call->prescale == 1) &&
+           (call->postscale == 0 || call->postscale == 1);
+}
+
 /* ---- Several at once ------------------------------------------------------------------------- */
 /* Does `b` read or write what `a` writes? */
 static bool disturbs(const gr_call_memory *a, const gr_call_memory *b)

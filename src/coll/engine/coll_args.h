@@ -46,6 +46,10 @@ typedef struct gr_coll_args {
 gr_status gr_coll_args_init(gr_coll_args *args, const gr_call *call, int rank, int size,
                             gr_diag *diag) GR_MUST_CHECK;
 
+/* Is it one that gr_coll_args_init accepts, of at least an element, if its kind and its buffers are
+ * fine, and that has none of what is seldom asked for? */
+bool gr_coll_is_plain(const gr_call *call, int size);
+
 /* Calls of one group must not write what another of them reads or writes. */
 gr_status gr_coll_args_apart(const gr_coll_args *all_args, int count, int rank, int size,
                              gr_diag *diag) GR_MUST_CHECK;

@@ -197,6 +197,14 @@ gr_status gr_exec_start(gr_exec *exec, const gr_exec_request *requests, int requ
 bool gr_exec_would_wait_for_itself(const gr_exec *exec, const gr_exec_group *group,
                                    const gr_op_desc *desc);
 
+/* A message between two ranks that needs no operation: small enough for the link to copy it, in a
+ * blocking call, while nothing is under way. What else a call has to be was checked. False: nothing
+ * has happened, or the message has not come within a moment: it is to be started. */
+bool gr_exec_send_short(gr_exec *exec, const gr_exec_group *group, const gr_op_desc *desc,
+                        const void *data);
+bool gr_exec_recv_short(gr_exec *exec, const gr_exec_group *group, const gr_op_desc *desc,
+                        void *data);
+
 /* ---- Operations that run no plan ------------------------------------------------------------- */
 /* One of which all but the site and the caller in `desc` is as in one before, which had this
  * fingerprint, may be started if nothing is under way, and all is well. It takes the next number of

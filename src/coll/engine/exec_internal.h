@@ -314,6 +314,9 @@ void gr_exec_record_end(gr_exec *exec, const gr_op *op, gr_status status);
 void gr_exec_periodic_poll(gr_exec *exec, uint64_t now);
 
 /* exec_start.c */
+uint64_t gr_exec_fingerprint(gr_exec *exec, const gr_exec_group *group, const gr_op_desc *desc,
+                             const size_t *counts);
+gr_flight_recorder_entry *gr_exec_write_entry(gr_exec *exec, const gr_op_desc *desc);
 void gr_exec_grow_fini(gr_op *op);
 
 /* Makes the link if there is none; the side that sends connects. */

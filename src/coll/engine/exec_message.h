@@ -2,7 +2,8 @@
 #ifndef GR_COLL_ENGINE_EXEC_MESSAGE_H
 #define GR_COLL_ENGINE_EXEC_MESSAGE_H
 
-/* Shared by exec_message.c (matching) and exec_message_move.c (what passes over links) only. */
+/* Shared by exec_message.c (matching), exec_message_move.c (what passes over links) and
+ * exec_message_short.c (messages without an operation) only. */
 
 #include "coll/engine/exec_internal.h"
 
@@ -87,6 +88,12 @@ static inline gr_frame gr_op_message_frame(const gr_op *op, uint32_t kind, size_
                       .size_bytes = (uint32_t)size_bytes,
                       .fingerprint = op->fingerprint};
 }
+
+/* ---- exec_message_move.c --------------------------------------------------------------------- */
+/* May so many bytes be sent that nobody has asked for? */
+bool gr_exec_goes_unasked(const gr_exec *exec, const gr_exec_mailbox *mail, size_t size_bytes);
+/* Has so much been taken that the sender is to be told? */
+bool gr_exec_owes_credit(const gr_exec *exec, const gr_exec_mailbox *mail);
 
 /* ---- exec_message.c -------------------------------------------------------------------------- */
 /* A message, or its announcement, is to be kept; NULL: no memory. */

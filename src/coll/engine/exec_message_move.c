@@ -9,13 +9,13 @@
 
 /* ---- The window ------------------------------------------------------------------------------ */
 /* Two of the largest fit: one may be on its way while the credit for the one before is. */
-static bool goes_unasked(const gr_exec *exec, const gr_exec_mailbox *mail, size_t size_bytes)
+bool gr_exec_goes_unasked(const gr_exec *exec, const gr_exec_mailbox *mail, size_t size_bytes)
 {
     return size_bytes <= gr_exec_window_bytes(exec) / 2 &&
            gr_message_cost(size_bytes) <= mail->window_bytes;
 }
 
-static bool owes_credit(const gr_exec *exec, const gr_exec_mailbox *mail)
+bool gr_exec_owes_credit(const gr_exec *exec, const gr_exec_mailbox *mail)
 {
     return mail->owed_bytes >= gr_exec_window_bytes(exec) / 4;
 }
@@ -55,7 +55,7 @@ static gr_status send_credit(gr_exec_link *link)
 static gr_status send_first(gr_exec *exec, gr_exec_link *link, gr_op *op)
 {
     gr_exec_mailbox *mail = &link->mail;
-    bool whole = !op->stopped && goes_unasked(exec, mail, op->total_bytes);
+    bool whole = !op->stopped && gr_exec_goes_unasked(exec, mail, op->total_bytes);
     gr_status status;
     if (whole) {
         const gr_frame frame = gr_op_message_frame(op, GR_MESSAGE_WHOLE, op->total_bytes);
@@ -104,7 +104,7 @@ static gr_status push_one(gr_exec *exec, gr_exec_link *link, gr_op **op_out)
     if ((*op_out = mail->to_grant.first) != NULL) {
         return send_grant(exec, link, *op_out);
     }
-    if (owes_credit(exec, mail)) {
+    if (gr_exec_owes_credit(exec, mail)) {
         return send_credit(link);
     }
     if ((*op_out = mail->to_send.first) != NULL) {

@@ -16,12 +16,12 @@ static bool has_root(const gr_op_desc *desc)
     return traits->rooted && !traits->message;
 }
 
-/* A hash of all that ranks must agree on, and of nothing else. */
-static uint64_t fingerprint_of(gr_exec *exec, const gr_exec_request *request, uint16_t comm)
+/* A hash of all that ranks must agree on, and of nothing else. `counts`: of uneven blocks. */
+uint64_t gr_exec_fingerprint(gr_exec *exec, const gr_exec_group *group, const gr_op_desc *desc,
+                             const size_t *counts)
 {
-    const gr_op_desc *desc = &request->desc;
-    const size_t *counts = request->user_counts;
-    size_t blocks = (size_t)(request->group ? request->group->size : exec->world_size);
+    uint16_t comm = group ? group->id : 0;
+    size_t blocks = (size_t)(group ? group->size : exec->world_size);
     bool message = gr_coll_traits_of[desc->coll].message;
     uint64_t facts[GR_EXEC_FACTS] = {0};
     facts[0] = (uint64_t)comm << 32 | (uint64_t)(message ? GR_COLL_SEND : desc->coll);
@@ -48,12 +48,12 @@ static uint64_t fingerprint_of(gr_exec *exec, const gr_exec_request *request, ui
         exec->facts_hash = gr_hash64(facts, sizeof facts, 0);
     }
     uint64_t hash = exec->facts_hash & ~(GR_FINGERPRINT_MESSAGE | GR_FINGERPRINT_SERIAL);
-    hash |= request->group ? gr_exec_serial_bits(request->group->serial) : 0;
+    hash |= group ? gr_exec_serial_bits(group->serial) : 0;
     return message ? hash | GR_FINGERPRINT_MESSAGE : hash;
 }
 
-/* All but the numbers, and who takes part. */
-static gr_flight_recorder_entry *write_entry(gr_exec *exec, const gr_op_desc *desc)
+/* All but the numbers, and who takes part. It counts when it is committed. */
+gr_flight_recorder_entry *gr_exec_write_entry(gr_exec *exec, const gr_op_desc *desc)
 {
     gr_flight_recorder_entry *entry = gr_flight_recorder_begin(exec->record);
     entry->count = desc->count;
@@ -87,7 +87,7 @@ static void begin_timeline(gr_exec *exec, gr_op *op, const gr_flight_recorder_en
 
 static void record(gr_exec *exec, gr_op *op, const gr_op_desc *desc)
 {
-    gr_flight_recorder_entry *entry = write_entry(exec, desc);
+    gr_flight_recorder_entry *entry = gr_exec_write_entry(exec, desc);
     op->record = exec->record->begun;
     op->started = entry->started;
     entry->fingerprint = op->fingerprint;
@@ -410,7 +410,7 @@ static gr_status prepare(gr_exec *exec, gr_op *op, const gr_exec_request *reques
         status = prepare_plan(exec, op, request, diag);
     }
     if (status == GR_OK) {
-        op->fingerprint = fingerprint_of(exec, request, op->comm);
+        op->fingerprint = gr_exec_fingerprint(exec, request->group, desc, request->user_counts);
     }
     return status;
 }
@@ -644,7 +644,7 @@ uint32_t gr_exec_take_number(gr_exec *exec, const gr_exec_group *group)
 
 void gr_exec_short_record(gr_exec *exec, gr_exec_short *call)
 {
-    gr_flight_recorder_entry *entry = write_entry(exec, call->desc);
+    gr_flight_recorder_entry *entry = gr_exec_write_entry(exec, call->desc);
     call->record = exec->record->begun;
     call->started = entry->started;
     entry->fingerprint = call->fingerprint;

@@ -197,7 +197,8 @@ static const uint8_t *find_in_file(const gr_shm_link *link, const uint8_t *data,
 static gr_status send_data(gr_shm_link *link, const gr_frame *frame, const uint8_t *data)
 {
     uint32_t size = frame->size_bytes;
-    const uint8_t *far = size > GR_SHM_INLINE_MAX ? find_in_file(link, data, size) : NULL;
+    uint32_t eager = link->base.mesh->spin.allowed ? GR_SHM_EAGER_MAX : GR_SHM_EAGER_MAX_SHARED;
+    const uint8_t *far = size > eager ? find_in_file(link, data, size) : NULL;
     if (size > GR_SHM_INLINE_MAX && far == NULL) {
         if (size <= GR_SHM_PIECE_BYTES) {
             return send_staged(link, frame, GR_SHM_WHOLE, data, size, 0) ? GR_OK : GR_E_AGAIN;

@@ -25,6 +25,10 @@ enum {
     GR_SHM_PAGE = 4096,
     GR_SHM_SLOTS = 512, /* a power of two, more than GR_LINK_HOLDS_MAX */
     GR_SHM_INLINE_MAX = 32,
+    /* Copied even where the peer could read it: then nobody waits until it has. Where cores are
+     * shared that would take a turn of each. */
+    GR_SHM_EAGER_MAX = 1 << 10,
+    GR_SHM_EAGER_MAX_SHARED = 4 << 10,
     GR_SHM_STAGE_BYTES = 512 << 10,
     GR_SHM_PIECE_BYTES = 128 << 10, /* at most a quarter of the stage: two are always under way */
     GR_SHM_TEXT_BYTES = 512,
