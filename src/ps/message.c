@@ -9,28 +9,37 @@
 
 enum {
     HELLO_FIXED = 12,
-    TENSOR_FIXED = 56,
     DONE_FIXED = 8,
     ENTRY_FIXED = 36,
     STATS_WORDS = 15,
-    TABLE_FIXED = 16,
+    TABLE_FIXED = 20 + 8 * GR_PS_SERVERS_MAX,
     TABLE_BYTES = TABLE_FIXED + 2 * GR_PS_SLOTS,
     COUNT_MAX = 1 << 20 /* shards, clocks */
 };
 
 _Static_assert(sizeof(gr_ps_counters) == STATS_WORDS * sizeof(uint64_t), "every counter is sent");
-_Static_assert(ENTRY_FIXED + TENSOR_FIXED + 4 + GR_PS_NAME_BYTES + GR_PS_OPTIMIZER_BYTES <=
+_Static_assert(ENTRY_FIXED + GR_PS_SPEC_FIXED + GR_PS_NAME_BYTES + GR_PS_OPTIMIZER_BYTES <=
                        GR_PS_SMALL_MAX &&
                    DONE_FIXED + 2 + GR_DIAG_TEXT_BYTES <= GR_PS_SMALL_MAX,
                "any payload fits");
 _Static_assert(HELLO_FIXED + 2 + GR_PS_RUN_BYTES - 1 <= GR_PS_REQUEST_BYTES,
                "a greeting fits where a client keeps the head of a request");
 
+static void replace_all(char *text, char from, char to)
+{
+    while ((text = strchr(text, from)) != NULL) {
+        *text = to;
+    }
+}
+
 void gr_ps_split_addresses(char *addresses)
 {
-    while ((addresses = strchr(addresses, '+')) != NULL) {
-        *addresses = ' ';
-    }
+    replace_all(addresses, '+', ' ');
+}
+
+void gr_ps_join_addresses(char *addresses)
+{
+    replace_all(addresses, ' ', '+');
 }
 
 gr_status gr_ps_malformed(const char *what, gr_diag *diag)
@@ -383,6 +392,10 @@ size_t gr_ps_put_table(const gr_ps_table *table, uint8_t *out)
     gr_put_u64(out, table->epoch);
     gr_put_u32(out + 8, (uint32_t)table->servers);
     gr_put_u32(out + 12, gr_ps_table_mask(table));
+    gr_put_u32(out + 16, (uint32_t)(table->added + 1));
+    for (int server = 0; server < GR_PS_SERVERS_MAX; server++) {
+        gr_put_u64(out + 20 + 8 * server, table->incarnation[server]);
+    }
     memcpy(out + TABLE_FIXED, table->primary, GR_PS_SLOTS);
     memcpy(out + TABLE_FIXED + GR_PS_SLOTS, table->replica, GR_PS_SLOTS);
     return TABLE_BYTES;
@@ -394,13 +407,15 @@ gr_status gr_ps_get_table(const uint8_t *in, size_t size_bytes, gr_ps_table *tab
     if (size_bytes != TABLE_BYTES) {
         return gr_ps_malformed("a table of servers", diag);
     }
-    uint32_t servers = gr_get_u32(in + 8), living = gr_get_u32(in + 12);
-    if (servers < 1 || servers > GR_PS_SERVERS_MAX || living >> servers != 0) {
+    uint32_t servers = gr_get_u32(in + 8), living = gr_get_u32(in + 12),
+             added = gr_get_u32(in + 16);
+    if (servers < 1 || servers > GR_PS_SERVERS_MAX || living >> servers != 0 || added > servers) {
         return gr_ps_malformed("a table of servers", diag);
     }
-    gr_ps_table table = {.epoch = gr_get_u64(in), .servers = (int)servers};
+    gr_ps_table table = {.epoch = gr_get_u64(in), .servers = (int)servers, .added = (int)added - 1};
     for (uint32_t server = 0; server < servers; server++) {
         table.alive[server] = (living >> server & 1) != 0;
+        table.incarnation[server] = gr_get_u64(in + 20 + (size_t)8 * server);
     }
     memcpy(table.primary, in + TABLE_FIXED, GR_PS_SLOTS);
     memcpy(table.replica, in + TABLE_FIXED + GR_PS_SLOTS, GR_PS_SLOTS);

@@ -23,8 +23,9 @@
 #include <gradus/ps.h>
 
 typedef enum gr_ps_kind {
-    GR_PS_HELLO = 1,     /* client: how many servers there are, and which this one is */
-    GR_PS_DECLARE = 2,   /* client: a tensor; `message` becomes its number */
+    GR_PS_HELLO = 1,     /* client: how many servers there are, and which this one is. Server, to
+                          * servers: which it is itself; fingerprint: its incarnation */
+    GR_PS_DECLARE = 2,   /* client: a tensor; `message` becomes its number. Server, to a new one */
     GR_PS_SET = 3,       /* client: initial values */
     GR_PS_PUSH = 4,      /* client: a gradient, and perhaps a pull behind it */
     GR_PS_PULL = 5,      /* client */
@@ -46,7 +47,9 @@ typedef enum gr_ps_kind {
                            * gradients; numbers lie as values do */
     GR_PS_PULL_ROWS = 16, /* client: request and numbers */
     GR_PS_ROWS = 17,      /* server: their values, in place of DONE; fingerprint: their version */
-    GR_PS_PEER = 18,      /* client: segment: another server's number; its addresses */
+    GR_PS_PEER = 18,      /* client: segment: another server's number; its addresses. Server, to
+                           * clients and servers: those of one that came in place of a lost one;
+                           * fingerprint: its incarnation */
     GR_PS_EPOCH = 19,     /* client: fingerprint: that of the table that all behind it goes by */
     GR_PS_TABLE = 20,     /* server, to clients and servers: all behind it goes by this table */
     GR_PS_VIEW =
@@ -66,9 +69,10 @@ typedef enum gr_ps_kind {
 enum {
     GR_PS_WORKERS_AT = GR_PS_SERVERS_MAX, /* the peer that worker 0 is */
     GR_PS_READERS_AT = GR_PS_WORKERS_AT + GR_PS_WORKERS_MAX,
-    GR_PS_PROTOCOL = 2,
-    GR_PS_SMALL_MAX = 2048,  /* any payload but values and rows */
-    GR_PS_REQUEST_BYTES = 64 /* of an encoded gr_ps_request */
+    GR_PS_PROTOCOL = 3,
+    GR_PS_SMALL_MAX = 2048,   /* any payload but values and rows */
+    GR_PS_REQUEST_BYTES = 64, /* of an encoded gr_ps_request */
+    GR_PS_SPEC_FIXED = 60     /* of an encoded gr_ps_spec, without the characters of its texts */
 };
 
 typedef struct gr_ps_hello {
@@ -176,6 +180,7 @@ gr_status gr_ps_check_spec(const gr_ps_spec *tensor, gr_diag *diag) GR_MUST_CHEC
 
 /* The addresses of a server as servers print them, "A+B", become what links dial, "A B". */
 void gr_ps_split_addresses(char *addresses);
+void gr_ps_join_addresses(char *addresses); /* and back */
 
 /* What all decoders of this layer give for bad input: GR_E_PROTOCOL, and what it was. */
 gr_status gr_ps_malformed(const char *what, gr_diag *diag);

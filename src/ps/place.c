@@ -100,7 +100,7 @@ static void move(gr_ps_table *table, load *l, int slot, int primary, int replica
 /* Primaries go round the servers, and so do the replicas of each primary's slots. */
 void gr_ps_table_init(gr_ps_table *table, int servers)
 {
-    *table = (gr_ps_table){.servers = servers};
+    *table = (gr_ps_table){.servers = servers, .added = -1};
     for (int server = 0; server < servers; server++) {
         table->alive[server] = true;
     }
@@ -166,6 +166,7 @@ bool gr_ps_table_lose(gr_ps_table *table, int server)
         return false;
     }
     table->alive[server] = false;
+    table->added = -1;
     table->epoch++;
     load l = load_of(table);
     for (int slot = 0; slot < GR_PS_SLOTS; slot++) {
@@ -178,9 +179,37 @@ bool gr_ps_table_lose(gr_ps_table *table, int server)
     return true;
 }
 
+bool gr_ps_table_add(gr_ps_table *table, int server, uint64_t incarnation)
+{
+    if (server < 0 || server >= table->servers || table->alive[server] || incarnation == 0) {
+        return false;
+    }
+    table->alive[server] = true;
+    table->incarnation[server] = incarnation;
+    table->added = server;
+    table->epoch++;
+    load l = load_of(table);
+    for (int slot = 0; slot < GR_PS_SLOTS; slot++) {
+        int primary = table->primary[slot];
+        if (table->replica[slot] == primary) {
+            move(table, &l, slot, primary, best_replica(table, &l, primary));
+        }
+    }
+    return true;
+}
+
+bool gr_ps_table_keeps(const gr_ps_table *before, const gr_ps_table *after, int server)
+{
+    return before->alive[server] && after->alive[server] &&
+           before->incarnation[server] == after->incarnation[server];
+}
+
 bool gr_ps_table_sound(const gr_ps_table *table)
 {
-    if (table->servers < 1 || table->servers > GR_PS_SERVERS_MAX) {
+    if (table->servers < 1 || table->servers > GR_PS_SERVERS_MAX || table->added < -1 ||
+        table->added >= table->servers ||
+        (table->added >= 0 &&
+         (!table->alive[table->added] || table->incarnation[table->added] == 0))) {
         return false;
     }
     int living = gr_ps_table_living(table);

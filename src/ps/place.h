@@ -48,7 +48,10 @@ uint32_t gr_ps_row_block(uint64_t key, uint32_t row);
 typedef struct gr_ps_table {
     uint64_t epoch; /* grows by one with each change */
     int servers;    /* numbers that have been given: 0 .. servers-1 */
+    int added;      /* the server that this table has and the one before did not; -1: none */
     bool alive[GR_PS_SERVERS_MAX];
+    uint64_t incarnation[GR_PS_SERVERS_MAX]; /* which process has, or had, the number: 0: the first
+                                              * one; else a number that it has drawn */
     uint8_t primary[GR_PS_SLOTS];
     uint8_t replica[GR_PS_SLOTS]; /* the primary itself: there is none, since one server lives, or
                                    * none is wanted */
@@ -65,12 +68,20 @@ bool gr_ps_table_replicated(const gr_ps_table *table);
  * stays; new replicas are spread so that whoever is lost next leaves its slots to all others
  * alike. False, and nothing changes: it does not live, or nobody else does. */
 bool gr_ps_table_lose(gr_ps_table *table, int server);
+/* A new process in place of a lost server. It becomes the replica of all slots that have none, and
+ * has no others: to move a replica that is there would leave its blocks without one until they have
+ * been copied. What the next lost server leaves comes to it as to any other. False, and nothing
+ * changes: the number is not that of a lost server, or `incarnation` is 0. */
+bool gr_ps_table_add(gr_ps_table *table, int server, uint64_t incarnation);
+/* Is the server of this number alive in both tables, and the same process? */
+bool gr_ps_table_keeps(const gr_ps_table *before, const gr_ps_table *after, int server);
 
 int gr_ps_table_living(const gr_ps_table *table);
 /* The servers that live, a bit each. */
 uint32_t gr_ps_table_mask(const gr_ps_table *table);
 /* Can it be true? For tables from elsewhere: numbers in range, primaries and replicas that live,
- * two different ones where two live, or no replica anywhere and nobody lost. */
+ * two different ones where two live, or no replica anywhere and nobody lost; the added one
+ * lives. */
 bool gr_ps_table_sound(const gr_ps_table *table);
 
 #endif

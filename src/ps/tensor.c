@@ -18,6 +18,43 @@ uint64_t gr_ps_tensor_key(const char *name)
     return gr_hash64(name, strlen(name), 0);
 }
 
+gr_ps_tensor gr_ps_tensor_of(const gr_ps_spec *spec)
+{
+    return (gr_ps_tensor){.name = spec->name,
+                          .elements = spec->elements,
+                          .block = spec->columns > 0 ? 0 : gr_ps_cut_of(spec->elements).block,
+                          .mode = (gr_ps_mode)spec->consistency,
+                          .shards = spec->shards,
+                          .aggregate = spec->aggregate,
+                          .total = spec->total,
+                          .staleness = spec->staleness,
+                          .adapt_rate = spec->adapt_rate != 0,
+                          .refuse_not_finite = spec->refuse_not_finite != 0,
+                          .optimizer = spec->optimizer,
+                          .columns = spec->columns,
+                          .seed = spec->seed,
+                          .deviation = spec->deviation,
+                          .gradient_type = (gr_dtype)spec->gradient_type};
+}
+
+gr_ps_spec gr_ps_spec_of(const gr_ps_tensor *tensor)
+{
+    return (gr_ps_spec){.name = tensor->name,
+                        .elements = tensor->elements,
+                        .consistency = (int)tensor->mode,
+                        .shards = tensor->shards,
+                        .aggregate = tensor->aggregate,
+                        .total = tensor->total,
+                        .staleness = tensor->staleness,
+                        .adapt_rate = tensor->adapt_rate,
+                        .refuse_not_finite = tensor->refuse_not_finite,
+                        .optimizer = tensor->optimizer,
+                        .columns = tensor->columns,
+                        .seed = tensor->seed,
+                        .deviation = tensor->deviation,
+                        .gradient_type = (int)tensor->gradient_type};
+}
+
 /* The blocks are those of place.h, but that tests may have smaller ones. */
 static gr_ps_cut cut_of(const gr_ps_tensor *tensor)
 {

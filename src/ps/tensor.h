@@ -51,6 +51,10 @@ typedef struct gr_ps_tensor {
     gr_dtype gradient_type; /* what is pushed is of this type, widened; so are sums. GR_F32: any */
 } gr_ps_tensor;
 
+/* From and to what callers and messages say; the texts are borrowed. */
+gr_ps_tensor gr_ps_tensor_of(const gr_ps_spec *spec);
+gr_ps_spec gr_ps_spec_of(const gr_ps_tensor *tensor);
+
 uint64_t gr_ps_tensor_key(const char *name);
 /* Can a table have so many elements and columns, and begin so? */
 bool gr_ps_is_table(const gr_ps_tensor *tensor);

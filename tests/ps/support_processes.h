@@ -8,13 +8,15 @@
 
 #include <sys/types.h>
 
-enum { PROCESSES_MAX = 4 };
+enum { PROCESSES_MAX = 4, PROCESS_ADDRESS_BYTES = 1024 };
 
 typedef struct processes {
     int count;
     bool tcp;
+    int64_t timeout_us;
     pid_t pid[PROCESSES_MAX];
     int out[PROCESSES_MAX];
+    char address[PROCESSES_MAX][PROCESS_ADDRESS_BYTES];
     test_servers reached; /* its addresses */
 } processes;
 
@@ -23,6 +25,22 @@ void processes_start(processes *servers, int count, bool tcp, int64_t timeout_us
 /* `made` is called in each process, before it serves anybody. */
 void processes_start_with(processes *servers, int count, bool tcp, int64_t timeout_us,
                           void (*made)(int number));
+/* How a process comes in place of another one. Zeroed: as it should. */
+typedef struct replacement {
+    const uint8_t *secret; /* NULL: test_secret */
+    int64_t timeout_us;    /* 0: that of the others */
+    const char *run;
+    bool stops; /* as soon as it is in the servers' table, and before it has any copy */
+} replacement;
+/* In place of server `number`, whose process is, or is about to be, at its end. It is listed among
+ * the addresses from now on. */
+void processes_replace(processes *servers, int number, const replacement *how);
+/* Waits until that one has stopped itself. */
+void process_wait_for_stop(const processes *servers, int number);
+/* It is killed, and its end is waited for. */
+void process_kill(processes *servers, int number);
+/* All servers are there, and no block would be lost with one of them; at most a minute. */
+void processes_wait_until_whole(gr_ps *ps);
 /* Waits for the end of one; as waitpid. */
 int process_end(processes *servers, int number);
 /* None has ended by itself. */

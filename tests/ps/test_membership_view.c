@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Servers that give each other up, for good reasons and for none, under seeded schedules: messages
- * that take long, links that break, servers that die, at every point. What must never be: two
+/* Servers that give each other up, for good reasons and for none, and new ones in their places,
+ * under seeded schedules: messages that take long, links that break, servers that die, at every
+ * point. What must never be: two
  * servers that answer for the same block; a server that answers while who could be leading the
  * block knows more than it. What must be: who is left agrees in the end. */
 
@@ -32,6 +33,8 @@ typedef struct path {
 typedef struct world {
     int count;
     bool dead[SERVERS_MAX], out[SERVERS_MAX];
+    bool joining[SERVERS_MAX]; /* in place of a lost one, and in no table yet */
+    uint64_t incarnation[SERVERS_MAX], incarnations;
     gr_ps_membership at[SERVERS_MAX];
     gr_ps_view told[SERVERS_MAX][SERVERS_MAX];
     uint64_t tabled[SERVERS_MAX][SERVERS_MAX];
@@ -47,11 +50,6 @@ static int below(world *w, int limit)
     return (int)((w->random >> 33) % (uint64_t)limit);
 }
 
-static bool same(const gr_ps_view *a, const gr_ps_view *b)
-{
-    return a->epoch == b->epoch && a->hash == b->hash && a->lost == b->lost;
-}
-
 static void send(world *w, int from, int to, const message *what)
 {
     path *p = &w->paths[from][to];
@@ -64,12 +62,13 @@ static void send(world *w, int from, int to, const message *what)
 static void tell(world *w, int from, int to)
 {
     const gr_ps_membership *v = &w->at[from];
-    if (v->said[to].epoch < v->table.epoch && w->tabled[from][to] < v->table.epoch) {
+    if (!w->joining[from] && gr_ps_membership_lacks(v, &v->said[to]) &&
+        w->tabled[from][to] < v->table.epoch) {
         const message what = {.table = true, .new_table = v->table};
         w->tabled[from][to] = v->table.epoch;
         send(w, from, to, &what);
     }
-    if (!same(&v->own, &w->told[from][to])) {
+    if (!gr_ps_view_equal(&v->own, &w->told[from][to])) {
         const message what = {.view = v->own};
         w->told[from][to] = v->own;
         send(w, from, to, &what);
@@ -91,7 +90,8 @@ static bool same_table(const world *w, int a, int b)
     return w->at[a].own.epoch == w->at[b].own.epoch && w->at[a].own.hash == w->at[b].own.hash;
 }
 
-/* What a new table makes of what it has: a new replica waits for its copy. */
+/* What a new table makes of what it has: a new replica waits for its copy. Whom it has no link to
+ * is missed at once. */
 static void keep(world *w, int server)
 {
     const gr_ps_table *before = &w->table[server], *now = &w->at[server].table;
@@ -99,10 +99,15 @@ static void keep(world *w, int server)
         return;
     }
     for (int slot = 0; slot < SLOTS; slot++) {
-        bool follows =
-            now->replica[slot] == server &&
-            (before->replica[slot] == server && before->primary[slot] == now->primary[slot]);
+        bool follows = now->replica[slot] == server && before->replica[slot] == server &&
+                       before->primary[slot] == now->primary[slot] &&
+                       gr_ps_table_keeps(before, now, now->primary[slot]);
         w->has[server][slot] = w->has[server][slot] && (now->primary[slot] == server || follows);
+    }
+    for (int other = 0; other < w->count; other++) {
+        if (other != server && now->alive[other] && w->paths[server][other].broken) {
+            gr_ps_membership_lose(&w->at[server], other, false);
+        }
     }
     w->table[server] = *now;
 }
@@ -120,6 +125,17 @@ static void copy(world *w, int server)
     }
 }
 
+/* Does it reach all that live? Then it asks to be added. */
+static bool applies(const world *w, int server)
+{
+    bool all = lives(w, server) && w->joining[server];
+    for (int other = 0; other < w->count; other++) {
+        all = all && (other == server || !lives(w, other) || w->joining[other] ||
+                      (!w->paths[server][other].broken && !w->paths[other][server].broken));
+    }
+    return all;
+}
+
 static void turn(world *w, int server)
 {
     if (!lives(w, server)) {
@@ -127,6 +143,11 @@ static void turn(world *w, int server)
     }
     gr_ps_membership *v = &w->at[server];
     uint32_t before = gr_ps_table_mask(&v->table);
+    for (int other = 0; other < w->count && !w->joining[server]; other++) {
+        if (applies(w, other) && !w->paths[other][server].broken) {
+            gr_ps_membership_add(v, other, w->incarnation[other]);
+        }
+    }
     if (gr_ps_membership_decide(v)) {
         uint32_t lost = before & ~gr_ps_table_mask(&v->table);
         for (int other = 0; other < w->count; other++) {
@@ -154,6 +175,11 @@ static void deliver(world *w, int from, int to)
     memmove(&p->messages[0], &p->messages[1], (size_t)--p->count * sizeof p->messages[0]);
     if (!what.table) {
         gr_ps_membership_hear(&w->at[to], from, &what.view);
+    } else if (w->joining[to]) {
+        if (what.new_table.alive[to] && what.new_table.incarnation[to] == w->incarnation[to]) {
+            gr_ps_membership_init(&w->at[to], to, &what.new_table);
+            w->joining[to] = false;
+        }
     } else if (gr_ps_membership_take(&w->at[to], &what.new_table) == GR_PS_TABLE_OUT) {
         w->out[to] = true;
     }
@@ -164,8 +190,9 @@ static void deliver(world *w, int from, int to)
 static bool answers(const world *w, int server, int slot)
 {
     const gr_ps_membership *v = &w->at[server];
-    return lives(w, server) && w->has[server][slot] && v->table.primary[slot] == server &&
-           gr_ps_membership_settled(v);
+    gr_ps_membership copy = *v;
+    return lives(w, server) && !w->joining[server] && w->has[server][slot] &&
+           v->table.primary[slot] == server && gr_ps_membership_settled(&copy);
 }
 
 /* And so it may where its replica goes along, which goes by its own table. */
@@ -187,8 +214,9 @@ static void check(const world *w)
     /* Tables of one epoch are one table. */
     for (int a = 0; a < w->count; a++) {
         for (int b = a + 1; b < w->count; b++) {
-            if (gr_ps_membership_settled(&w->at[a]) && gr_ps_membership_settled(&w->at[b]) &&
-                lives(w, a) && lives(w, b) && w->at[a].own.epoch == w->at[b].own.epoch) {
+            gr_ps_membership one = w->at[a], two = w->at[b];
+            if (gr_ps_membership_settled(&one) && gr_ps_membership_settled(&two) && lives(w, a) &&
+                lives(w, b) && one.own.epoch == two.own.epoch) {
                 assert_true(w->at[a].own.hash == w->at[b].own.hash);
             }
         }
@@ -211,12 +239,45 @@ static void start(world *w, uint64_t seed)
     }
 }
 
+/* A new process begins to speak to a server that counts its number among the lost ones. */
+static void link_up(world *w, int joins, int other)
+{
+    if (!lives(w, joins) || !w->joining[joins] || !lives(w, other) ||
+        w->at[other].table.alive[joins] || !w->paths[joins][other].broken) {
+        return;
+    }
+    w->paths[joins][other] = w->paths[other][joins] = (path){.broken = false};
+    w->told[joins][other] = w->told[other][joins] = (gr_ps_view){.epoch = 0};
+    w->tabled[other][joins] = 0;
+    w->at[other].said[joins] = (gr_ps_view){.epoch = 0};
+}
+
+/* A new process with the number of one that is gone. */
+static void replace(world *w, int server)
+{
+    gr_ps_table table;
+    gr_ps_table_init(&table, w->count);
+    assert_true(gr_ps_table_lose(&table, server));
+    table.epoch = 0;
+    gr_ps_membership_init(&w->at[server], server, &table);
+    w->table[server] = table;
+    w->dead[server] = w->out[server] = false;
+    w->joining[server] = true;
+    w->incarnation[server] = ++w->incarnations;
+    memset(w->has[server], 0, sizeof w->has[server]);
+    for (int other = 0; other < w->count; other++) {
+        w->paths[server][other] = w->paths[other][server] = (path){.broken = true};
+        link_up(w, server, other);
+    }
+}
+
 static void settle(world *w)
 {
     for (int rounds = 0; rounds < 40; rounds++) {
         for (int a = 0; a < w->count; a++) {
             turn(w, a);
             for (int b = 0; b < w->count; b++) {
+                link_up(w, a, b);
                 while (a != b && w->paths[a][b].count > 0 && lives(w, b)) {
                     deliver(w, a, b);
                 }
@@ -259,8 +320,12 @@ static void all_schedules_have_one_leader(void **state)
                 gr_ps_membership_lose(&w->at[a], b, false);
             } else if (kind < 198 && gr_ps_membership_spares(&w->at[a], b)) {
                 gr_ps_membership_lose(&w->at[a], b, false); /* it was silent */
+            } else if (kind == 198) {
+                link_up(w, b, a);
             } else if (kind == 199 && below(w, 4) == 0) {
                 die(w, a);
+            } else if (kind == 199 && !lives(w, b)) {
+                replace(w, b);
             }
             if (act % 10 == 0) {
                 check(w);
@@ -301,6 +366,85 @@ static void whoever_is_left_goes_on(void **state)
         }
     }
     free(w);
+}
+
+static void all_know_of_the_death(world *w, int victim)
+{
+    for (int other = 0; other < w->count; other++) {
+        if (lives(w, other)) {
+            gr_ps_membership_lose(&w->at[other], victim, true);
+        }
+    }
+}
+
+/* More of them than there are servers, each as soon as its replacement, or another one's, has come;
+ * sometimes the new one dies before it is added. */
+static void servers_that_die_one_after_the_other_are_replaced(void **state)
+{
+    (void)state;
+    world *w = malloc(sizeof *w);
+    assert_non_null(w);
+    for (uint64_t seed = 1; seed <= SEEDS / 15; seed++) {
+        start(w, seed);
+        for (int round = 0; round < 2 * w->count; round++) {
+            int victim = below(w, w->count);
+            die(w, victim);
+            all_know_of_the_death(w, victim);
+            settle(w);
+            replace(w, victim);
+            if (below(w, 4) == 0) {
+                for (int acts = below(w, 20); acts > 0; acts--) {
+                    int a = below(w, w->count), b = below(w, w->count);
+                    turn(w, a);
+                    if (a != b) {
+                        deliver(w, a, b);
+                    }
+                }
+                die(w, victim);
+                settle(w); /* it may be added all the same, and is lost then */
+                all_know_of_the_death(w, victim);
+                settle(w);
+                replace(w, victim);
+            }
+            settle(w);
+            for (int server = 0; server < w->count; server++) {
+                assert_true(lives(w, server) && !w->joining[server]);
+                assert_true(gr_ps_membership_settled(&w->at[server]));
+            }
+            for (int slot = 0; slot < SLOTS; slot++) {
+                int primary = w->at[0].table.primary[slot], replica = w->at[0].table.replica[slot];
+                assert_true(primary != replica && answers(w, primary, slot));
+                assert_true(w->has[replica][slot]);
+            }
+        }
+    }
+    free(w);
+}
+
+/* One of two, which waits where it cannot tell a death from a wire that broke, does so as well with
+ * a new server that only it has added: the other one may have gone on alone. */
+static void one_that_alone_has_added_another_is_no_quorum(void **state)
+{
+    (void)state;
+    gr_ps_table table;
+    gr_ps_membership low, high;
+    gr_ps_table_init(&table, 3);
+    assert_true(gr_ps_table_lose(&table, 2));
+    gr_ps_membership_init(&low, 0, &table);
+    gr_ps_membership_init(&high, 1, &table);
+    gr_ps_membership_add(&high, 2, 7);
+    assert_false(gr_ps_membership_decide(&high)); /* server 0 has not said so */
+    gr_ps_membership_hear(&low, 1, &high.own);
+    gr_ps_membership_hear(&high, 0, &low.own);
+    assert_true(gr_ps_membership_decide(&high));
+    assert_true(high.table.alive[2]);
+    const gr_ps_view added = {.epoch = high.own.epoch, .hash = high.own.hash, .lost = 1};
+    gr_ps_membership_lose(&low, 1, false);
+    assert_true(gr_ps_membership_decide(&low));
+    gr_ps_membership_lose(&high, 0, false);
+    gr_ps_membership_hear(&high, 2, &added);
+    assert_false(gr_ps_membership_decide(&high));
+    assert_int_equal(gr_ps_membership_take(&high, &low.table), GR_PS_TABLE_OUT);
 }
 
 /* Some die, and those that see it know, or take it for silence. True: all of them know. */
@@ -375,6 +519,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_of_two_waits_and_the_other_does_not),
+        cmocka_unit_test(one_that_alone_has_added_another_is_no_quorum),
+        cmocka_unit_test(servers_that_die_one_after_the_other_are_replaced),
         cmocka_unit_test(one_side_of_a_partition_goes_on),
         cmocka_unit_test(whoever_is_left_goes_on),
         cmocka_unit_test(all_schedules_have_one_leader),

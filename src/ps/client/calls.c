@@ -345,6 +345,7 @@ gr_status gr_ps_clock(gr_ps *ps, uint64_t clock)
         return GR_E_NO_MEMORY;
     }
     op->argument = clock;
+    ps->worker_clock = clock > ps->worker_clock ? clock : ps->worker_clock;
     gr_ps_op_send(op, GR_PS_TO_ALL);
     return gr_ps_op_wait(op, GR_NEVER, NULL);
 }

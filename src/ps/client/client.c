@@ -5,6 +5,7 @@
 
 #include "ps/client/client.h"
 
+#include "base/codec.h"
 #include "base/fail.h"
 
 #include <stdlib.h>
@@ -86,7 +87,8 @@ bool gr_ps_op_over(gr_ps_op *op)
     for (int s = 0; op->open == 0 && s < op->ps->servers; s++) {
         gr_ps_leg *leg = &op->legs[s];
         const gr_ps_seat *seat = &op->ps->seats[s];
-        leg->lent = leg->lent && !seat->ended && !gr_link_sent(seat->link, leg->sent);
+        leg->lent =
+            leg->lent && !seat->ended && (seat->renews || !gr_link_sent(seat->link, leg->sent));
         if (leg->lent) {
             return false;
         }
@@ -156,6 +158,14 @@ gr_status gr_ps_op_wait(gr_ps_op *op, int64_t deadline_us, uint64_t *version_out
 
 /* ---- A server is lost ------------------------------------------------------------------------ */
 
+static size_t put_hello(const gr_ps *ps, int server, uint8_t *out)
+{
+    gr_ps_hello hello = {
+        .protocol = GR_PS_PROTOCOL, .servers = (uint32_t)ps->servers, .number = (uint32_t)server};
+    memcpy(hello.run, ps->run, sizeof hello.run);
+    return gr_ps_put_hello(&hello, out);
+}
+
 /* All that waits for it fails. */
 static void fail_legs(gr_ps *ps, int server)
 {
@@ -194,6 +204,96 @@ void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why)
     if (seat->takeover_by_us == 0) {
         fail_legs(ps, server);
     }
+}
+
+/* ---- A server is replaced -------------------------------------------------------------------- */
+
+/* Another process has its number from now on: requests wait until that is reached. */
+static void renew(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    if (seat->link != NULL) {
+        gr_link_close(seat->link, GR_E_PEER_LOST, "another server has come in place of this one");
+    }
+    memcpy(seat->addresses, seat->moved.addresses, sizeof seat->addresses);
+    seat->ended = seat->ended || gr_mesh_link(ps->mesh, server) == NULL;
+    seat->link = NULL;
+    seat->lost = false;
+    seat->renews = true;
+}
+
+/* The link to the process before has ended: nothing is lent to it any more. */
+static void reconnect(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    gr_diag why = {0};
+    char addresses[sizeof seat->addresses];
+    for (int i = 0; i < GR_PS_OPS_MAX; i++) {
+        ps->ops[i].legs[server].lent = false;
+    }
+    free(seat->words);
+    seat->words = NULL;
+    seat->renews = seat->ended = false;
+    seat->introduced = 0;
+    seat->pace = (gr_ps_pace){0};
+    memcpy(addresses, seat->addresses, sizeof addresses);
+    gr_ps_split_addresses(addresses);
+    gr_mesh_remove(ps->mesh, server);
+    if (gr_mesh_connect(ps->mesh, server, addresses, &why) != GR_OK) {
+        gr_ps_lose(ps, server, (gr_status)why.status, why.text);
+    }
+}
+
+/* Its memory for what it has to be told: a greeting, all tensors, and the clock. */
+static void prepare_words(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    size_t size = GR_PS_REQUEST_BYTES;
+    for (uint32_t i = 0; i < ps->known_count; i++) {
+        const gr_ps_spec *spec = &ps->known[i]->spec;
+        size += GR_PS_SPEC_FIXED + strlen(spec->name) +
+                (spec->optimizer != NULL ? strlen(spec->optimizer) : 0);
+    }
+    seat->words = malloc(size);
+    seat->words_bytes = 0;
+    seat->words_said = 0;
+    seat->words_tensors = ps->known_count;
+    if (seat->words == NULL) {
+        gr_ps_lose(ps, server, GR_E_NO_MEMORY, "no memory to introduce this client to it");
+    }
+}
+
+/* As if all had just been declared. Its answers are passed over: what it refuses is the answer to
+ * the first request that needs it. False: the link has no room. */
+static bool say_words(gr_ps *ps, int server)
+{
+    gr_ps_seat *seat = &ps->seats[server];
+    while (seat->words != NULL && seat->words_said < seat->words_tensors + 2) {
+        uint32_t at = seat->words_said;
+        uint8_t *word = seat->words + seat->words_bytes;
+        gr_frame frame = {.kind = GR_FRAME_DATA,
+                          .op_seq = ps->ops[at % GR_PS_OPS_MAX].ticket ^ UINT32_C(1) << 31};
+        if (at == 0) {
+            frame.comm = GR_PS_HELLO;
+            frame.size_bytes = (uint32_t)put_hello(ps, server, word);
+        } else if (at <= seat->words_tensors) {
+            frame.comm = GR_PS_DECLARE;
+            frame.message = ps->known[at - 1]->number;
+            frame.size_bytes = (uint32_t)gr_ps_put_spec(&ps->known[at - 1]->spec, word);
+        } else if (ps->worker_clock > 0) {
+            frame.comm = GR_PS_CLOCK;
+            frame.fingerprint = ps->worker_clock;
+        } else {
+            break;
+        }
+        uint64_t ticket;
+        if (gr_link_send(seat->link, &frame, word, &ticket) != GR_OK) {
+            return false;
+        }
+        seat->words_bytes += frame.size_bytes;
+        seat->words_said++;
+    }
+    return true;
 }
 
 /* ---- A new table ----------------------------------------------------------------------------- */
@@ -252,7 +352,7 @@ static void pass_over(gr_ps *ps, int server)
     gr_frame frame;
     gr_link *link = ps->seats[server].link;
     while (gr_link_peek(link, &frame) == GR_OK && frame.comm != GR_PS_TABLE &&
-           op_of(ps, server, &frame) == NULL) {
+           frame.comm != GR_PS_PEER && op_of(ps, server, &frame) == NULL) {
         gr_link_next(link, NULL);
     }
 }
@@ -267,6 +367,13 @@ static void adopt(gr_ps *ps, const gr_ps_table *table)
     for (int s = 0; s < ps->servers; s++) {
         gr_ps_seat *seat = &ps->seats[s];
         seat->untold = table->epoch > 0;
+        if (table->alive[s] && table->incarnation[s] != seat->incarnation &&
+            table->incarnation[s] == seat->moved.incarnation) {
+            seat->incarnation = table->incarnation[s];
+            if (seat->lost || strcmp(seat->addresses, seat->moved.addresses) != 0) {
+                renew(ps, s); /* else it is the one that this client was told of */
+            }
+        }
         if (!table->alive[s] && !seat->lost) {
             if (seat->link != NULL) {
                 gr_link_close(seat->link, GR_E_PEER_LOST, "the servers go on without this one");
@@ -275,6 +382,7 @@ static void adopt(gr_ps *ps, const gr_ps_table *table)
             (void)gr_fail_peer(&seat->diag, GR_E_PEER_LOST, s,
                                "parameter server %d is lost: the others go on without it", s);
         }
+        seat->renews = seat->renews && table->alive[s];
         seat->takeover_by_us = seat->lost && table->alive[s] ? takeover_by_us(ps) : 0;
     }
     for (uint32_t i = 0; i < ps->known_count; i++) {
@@ -358,14 +466,9 @@ static gr_status send_head(gr_ps_op *op, int server)
         frame.segment = op->tensor->led[server];
     }
     switch (op->kind) {
-    case GR_PS_HELLO: {
-        gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
-                             .servers = (uint32_t)op->ps->servers,
-                             .number = (uint32_t)server};
-        memcpy(hello.run, op->ps->run, sizeof hello.run);
-        size = gr_ps_put_hello(&hello, leg->head);
+    case GR_PS_HELLO:
+        size = put_hello(op->ps, server, leg->head);
         break;
-    }
     case GR_PS_DECLARE:
         payload = op->body;
         size = op->body_bytes;
@@ -485,6 +588,9 @@ static bool introduce(gr_ps *ps, int server)
             gr_link_send(seat->link, &frame, ps->seats[other].addresses, &ticket) != GR_OK) {
             return false;
         }
+    }
+    if (!say_words(ps, server)) {
+        return false;
     }
     const gr_frame epoch = {
         .kind = GR_FRAME_DATA, .comm = GR_PS_EPOCH, .fingerprint = ps->table.epoch};
@@ -618,6 +724,27 @@ static gr_status take_table(gr_ps *ps, int server, const gr_frame *frame, gr_dia
     return status;
 }
 
+static gr_status take_place(gr_ps *ps, int server, const gr_frame *frame, gr_diag *diag)
+{
+    gr_link *link = ps->seats[server].link;
+    if (frame->segment >= (uint32_t)ps->servers ||
+        frame->size_bytes >= sizeof ps->seats[0].moved.addresses) {
+        return gr_fail(diag, GR_E_PROTOCOL, "it sent an address of server %u", frame->segment);
+    }
+    gr_ps_place place = {.incarnation = frame->fingerprint};
+    gr_status status = gr_link_read(link, place.addresses);
+    if (status != GR_OK) {
+        return status;
+    }
+    gr_link_next(link, NULL);
+    if (!gr_text_printable(place.addresses, frame->size_bytes, false)) {
+        return gr_fail(diag, GR_E_PROTOCOL, "it sent an address of server %u", frame->segment);
+    }
+    gr_ps_join_addresses(place.addresses);
+    ps->seats[frame->segment].moved = place;
+    return GR_OK;
+}
+
 static void receive(gr_ps *ps, int server)
 {
     gr_ps_seat *seat = &ps->seats[server];
@@ -632,6 +759,8 @@ static void receive(gr_ps *ps, int server)
         gr_ps_op *op = op_of(ps, server, &frame);
         if (frame.comm == GR_PS_TABLE) {
             status = take_table(ps, server, &frame, &diag);
+        } else if (frame.comm == GR_PS_PEER) {
+            status = take_place(ps, server, &frame, &diag);
         } else if (op == NULL && ps->table.epoch > 0) {
             gr_link_next(seat->link, NULL); /* by an older table */
         } else if (op == NULL) {
@@ -664,6 +793,12 @@ static void follow_changes(gr_ps *ps)
         if (ended) {
             seat->ended = true;
         }
+        if (seat->renews) { /* it is, or was, the process before */
+            if (!ended) {
+                gr_link_close(link, GR_E_PEER_LOST, "another server has its number");
+            }
+            continue;
+        }
         if (ended && seat->link == NULL) {
             gr_ps_lose(ps, peer, GR_E_PEER_LOST,
                        link != NULL ? gr_link_diag(link)->text : "it did not answer");
@@ -673,18 +808,36 @@ static void follow_changes(gr_ps *ps)
             seat->untold = ps->table.epoch > 0;
             if (ps->greeting != NULL && !seat->lost) {
                 open_leg(ps->greeting, peer);
+            } else if (ps->greeting == NULL) {
+                prepare_words(ps, peer);
             }
         }
     }
 }
 
+/* Who could not be reached is lost: by the servers' table that may not matter. */
+static void note_dial(gr_ps *ps)
+{
+    int server = ps->dial.peer_rank;
+    if (ps->dial.status != GR_OK && server >= 0 && server < ps->servers &&
+        ps->seats[server].link == NULL && !ps->seats[server].renews) {
+        gr_ps_lose(ps, server, (gr_status)ps->dial.status, ps->dial.text);
+        ps->seats[server].diag = ps->dial;
+    }
+    ps->dial.status = GR_OK;
+}
+
 void gr_ps_progress(gr_ps *ps)
 {
-    gr_status status = gr_mesh_progress(ps->mesh, &ps->dial);
-    (void)status; /* who cannot be reached; gr_ps_connect looks at it */
+    if (gr_mesh_progress(ps->mesh, &ps->dial) != GR_OK) {
+        note_dial(ps);
+    }
     follow_changes(ps);
     for (int s = 0; s < ps->servers; s++) {
         gr_ps_seat *seat = &ps->seats[s];
+        if (seat->renews && seat->ended) {
+            reconnect(ps, s);
+        }
         if (seat->takeover_by_us > 0 && gr_clock_now_us(&ps->clock) >= seat->takeover_by_us) {
             fail_legs(ps, s);
         }

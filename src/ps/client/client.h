@@ -87,9 +87,22 @@ struct gr_ps_op {
     gr_ps_leg legs[GR_PS_SERVERS_MAX];
 };
 
+/* Where a process is that has come in place of a lost server, as the others say. */
+typedef struct gr_ps_place {
+    uint64_t incarnation;
+    char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* "+" between */
+} gr_ps_place;
+
 typedef struct gr_ps_seat {
     gr_link *link; /* NULL: not there (yet) */
-    bool shares;   /* it reads this process's heap */
+    gr_ps_place moved;
+    uint64_t incarnation; /* by the table */
+    bool renews;    /* once the link to the process before has ended, its place is connected to */
+    uint8_t *words; /* what a process that came later is told; NULL: nothing */
+    size_t words_bytes;     /* of them so many are said, */
+    uint32_t words_said;    /* in so many messages */
+    uint32_t words_tensors; /* that were known then */
+    bool shares;            /* it reads this process's heap */
     bool lost;
     bool ended;             /* nothing is lent to its link any more */
     int64_t takeover_by_us; /* lost: until when the other servers may tell who takes over; 0: nobody
@@ -111,6 +124,7 @@ struct gr_ps {
     char run[GR_PS_RUN_BYTES]; /* "": none */
     gr_ps_table table;
     bool waits;              /* the caller, and is there whenever more can go */
+    uint64_t worker_clock;   /* the last that was said; 0: none */
     bool tabled;             /* the table is the servers'; else a guess */
     gr_ps_op *greeting;      /* while it connects */
     int64_t peer_timeout_us; /* a server that is silent for so long is lost */

@@ -176,17 +176,6 @@ static gr_status dial(gr_ps *ps, const char *servers, gr_diag *diag)
     }
 }
 
-/* Who could not be reached is lost: by the servers' table that may not matter. */
-static void note_dial(gr_ps *ps)
-{
-    if (ps->dial.status != GR_OK && ps->dial.peer_rank >= 0 && ps->dial.peer_rank < ps->servers) {
-        gr_ps_seat *seat = &ps->seats[ps->dial.peer_rank];
-        gr_ps_lose(ps, ps->dial.peer_rank, (gr_status)ps->dial.status, ps->dial.text);
-        seat->diag = seat->link == NULL ? ps->dial : seat->diag;
-    }
-    ps->dial.status = GR_OK;
-}
-
 /* Greeted by all servers that live by their table; else who is missing, or what is wrong. */
 static gr_status look_around(gr_ps *ps, int *missing_out, gr_diag *diag)
 {
@@ -224,7 +213,6 @@ static gr_status greet(gr_ps *ps, int64_t deadline_us, gr_diag *diag)
     ps->greeting->to = GR_PS_TO_LINKED;
     for (;;) {
         gr_ps_progress(ps);
-        note_dial(ps);
         gr_status status = look_around(ps, &missing, diag);
         if (status < 0) {
             return status;
@@ -294,6 +282,9 @@ void gr_ps_close(gr_ps *ps)
         return;
     }
     gr_mesh_destroy(ps->mesh);
+    for (int s = 0; s < ps->servers; s++) {
+        free(ps->seats[s].words);
+    }
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
         gr_ps_rows_drop(&ps->ops[i]);
         free(ps->ops[i].narrow);

@@ -307,7 +307,9 @@ static bool say_table(gr_ps_session *session)
     if (!session->untold) {
         return true;
     }
-    if (session->table_ticket > 0 && !gr_link_sent(session->link, session->table_ticket)) {
+    if (session->server->joining ||
+        (session->table_ticket > 0 && !gr_link_sent(session->link, session->table_ticket)) ||
+        !gr_ps_send_places(session->server, session->link, -1)) {
         return false;
     }
     size_t size = gr_ps_put_table(&session->server->table, session->table);

@@ -510,20 +510,7 @@ static void tell_entry(gr_ps_session *session, gr_ps_task *task, const gr_frame 
         return;
     }
     const gr_ps_tensor *tensor = info.tensor;
-    const gr_ps_entry entry = {.tensor = {.name = tensor->name,
-                                          .elements = tensor->elements,
-                                          .consistency = (int)tensor->mode,
-                                          .shards = tensor->shards,
-                                          .aggregate = tensor->aggregate,
-                                          .total = tensor->total,
-                                          .staleness = tensor->staleness,
-                                          .adapt_rate = tensor->adapt_rate,
-                                          .refuse_not_finite = tensor->refuse_not_finite,
-                                          .optimizer = tensor->optimizer,
-                                          .columns = tensor->columns,
-                                          .seed = tensor->seed,
-                                          .deviation = tensor->deviation,
-                                          .gradient_type = (int)tensor->gradient_type},
+    const gr_ps_entry entry = {.tensor = gr_ps_spec_of(tensor),
                                .blocks = tensor->columns > 0 ? 0 : gr_ps_tensor_blocks(tensor),
                                .block_elements = tensor->columns > 0 ? 0 : tensor->block,
                                .rows = info.rows,
@@ -643,7 +630,11 @@ static gr_status take_message(gr_ps_session *session, const gr_frame *frame, gr_
     if (frame->comm == GR_PS_EPOCH) {
         return take_epoch(session, frame);
     }
-    if (session->behind) {
+    /* Who the client is, its tensors and its clock are the same by any table, and may be said but
+     * once. */
+    bool lasts =
+        frame->comm == GR_PS_HELLO || frame->comm == GR_PS_DECLARE || frame->comm == GR_PS_CLOCK;
+    if (session->behind && !lasts) {
         drop_receiving(session);
         gr_link_next(session->link, NULL);
         return GR_OK;

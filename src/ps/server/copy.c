@@ -118,6 +118,33 @@ void gr_ps_copy_forward(gr_ps_server *server, const gr_ps_update *update)
     queue_parcel(peer, parcel);
 }
 
+static bool queue_message(gr_ps_peer *peer, gr_ps_kind kind, const uint8_t *text, size_t size_bytes)
+{
+    gr_ps_parcel *parcel = make_parcel(kind, text, size_bytes);
+    if (parcel != NULL) {
+        queue_parcel(peer, parcel);
+    }
+    return parcel != NULL;
+}
+
+void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer)
+{
+    uint8_t text[GR_PS_HEAD_MAX];
+    gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
+                         .servers = (uint32_t)server->table.servers,
+                         .number = (uint32_t)server->number};
+    memcpy(hello.run, server->run, sizeof hello.run);
+    bool all = queue_message(peer, GR_PS_HELLO, text, gr_ps_put_hello(&hello, text));
+    for (uint32_t i = 0; i < server->held_count && all; i++) {
+        const gr_ps_spec spec =
+            gr_ps_spec_of(gr_ps_store_tensor(server->store, server->held[i]->key));
+        all = queue_message(peer, GR_PS_DECLARE, text, gr_ps_put_spec(&spec, text));
+    }
+    if (!all) {
+        give_up(server, peer);
+    }
+}
+
 /* ---- Images ---------------------------------------------------------------------------------- */
 
 static bool replica_is(const gr_ps_server *server, const gr_ps_share *held, uint32_t block,

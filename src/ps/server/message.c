@@ -21,6 +21,8 @@ static const gr_wire_field beat_fields[] = {
     {GR_WIRE(64, gr_ps_beat, view.epoch)},
     {GR_WIRE(64, gr_ps_beat, view.hash)},
     {GR_WIRE(64, gr_ps_beat, view.lost), .max = (UINT64_C(1) << GR_PS_SERVERS_MAX) - 1},
+    {GR_WIRE(64, gr_ps_beat, view.adds), .max = GR_PS_SERVERS_MAX},
+    {GR_WIRE(64, gr_ps_beat, view.incarnation)},
     {GR_WIRE(64, gr_ps_beat, stamp)},
     {GR_WIRE(64, gr_ps_beat, echo)},
     {0},

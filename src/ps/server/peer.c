@@ -3,11 +3,22 @@
 /* The other servers: links to them, and which of them live. membership_view.h has the rule by which
  * servers agree on that; here is what they see and hear, and the time that passes.
  *
+ *      link is up --HELLO--> server of the table --end, silence--> given up --agreed--> lost
+ *                   |                                                                    |
+ *                   +--HELLO, of a number that is lost--> new one --PEER, agreed--> server of the
+ *                                                                                   next table
+ *
+ * A process in place of a lost server (gr_ps_server_config.replaces) connects to all others, hears
+ * by their table who lives, and asks each of them for a place once it reaches all of these. With
+ * the table that has it, it hears of all tensors. A process whose number is not lost, as far as
+ * this server knows, is sent away, and tries again.
+ *
  * A server that does not hear from all others, or does not agree with them, takes no requests of
  * clients: it may be the one that the others have given up. */
 
 #include "ps/server/server_internal.h"
 
+#include "base/codec.h"
 #include "base/fail.h"
 #include "link/address.h"
 
@@ -93,6 +104,15 @@ void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses)
     peer->since_us = gr_clock_now_us(&server->clock);
 }
 
+/* A server says where another one is, or it is itself. */
+static void relocate(gr_ps_server *server, gr_ps_peer *peer, const char *addresses)
+{
+    if (peer->link == NULL || peer->addresses[0] == '\0') {
+        peer->addresses[0] = '\0';
+        gr_ps_peer_learn(server, peer->number, addresses);
+    }
+}
+
 bool gr_ps_peer_missed(gr_ps_server *server, int number)
 {
     if (number < 0 || number >= GR_PS_SERVERS_MAX || server->peers[number] == NULL) {
@@ -102,10 +122,30 @@ bool gr_ps_peer_missed(gr_ps_server *server, int number)
     return true;
 }
 
+bool gr_ps_peers_refuse(const gr_ps_server *server, gr_status status)
+{
+    bool any = false;
+    for (int number = 0; number < server->table.servers; number++) {
+        any = any || (server->peers[number] != NULL && server->peers[number]->link != NULL);
+    }
+    return server->joining && status == GR_E_AUTH && !any &&
+           gr_clock_now_us(&server->clock) >= server->joins_by_us;
+}
+
 void gr_ps_peer_came(gr_ps_server *server, int number)
 {
     gr_ps_peer *peer = server->peers[number];
-    peer->link = gr_mesh_link(server->mesh, number);
+    peer->arriving = gr_mesh_link(server->mesh, number);
+    peer->greeted = false;
+}
+
+/* The process that has come is this one. */
+static void identify(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnation)
+{
+    peer->link = peer->arriving;
+    peer->arriving = NULL;
+    peer->incarnation = incarnation;
+    peer->applied = peer->applies = peer->introduced = false;
     peer->local = gr_link_capabilities(peer->link)->one_sided;
     peer->same_host = gr_link_same_host(peer->link);
     end_probe(peer);
@@ -133,6 +173,7 @@ void gr_ps_peer_ended(gr_ps_server *server, int number)
     gr_ps_peer *peer = server->peers[number];
     gr_link *link = gr_mesh_link(server->mesh, number);
     peer->dialled = false;
+    peer->arriving = NULL;
     if (peer->link == NULL) {
         return; /* it ended before it was up */
     }
@@ -143,7 +184,8 @@ void gr_ps_peer_ended(gr_ps_server *server, int number)
                      (gr_link_has_died(peer->link) || gr_link_has_left(peer->link));
     peer->link = NULL;
     gr_ps_copy_drop(server, peer);
-    peer->dial_us = peer->missed_us + SURVIVES_US;
+    peer->met = !server->joining;
+    peer->dial_us = peer->missed_us + (server->joining ? PROBE_US : SURVIVES_US);
     peer->probe_us = peer->missed_us;
     gr_ps_membership_lose(&server->membership, number, false);
 }
@@ -216,6 +258,67 @@ static void examine(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 
 /* ---- What is said ---------------------------------------------------------------------------- */
 
+/* First of all which one this is. False: the link has no room. */
+static bool greet(gr_ps_server *server, gr_ps_peer *peer, gr_link *link)
+{
+    if (!peer->greeted) {
+        gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
+                             .servers = (uint32_t)server->table.servers,
+                             .number = (uint32_t)server->number};
+        memcpy(hello.run, server->run, sizeof hello.run);
+        const gr_frame frame = {.kind = GR_FRAME_DATA,
+                                .comm = GR_PS_HELLO,
+                                .fingerprint = server->incarnation,
+                                .size_bytes = (uint32_t)gr_ps_put_hello(&hello, peer->hello)};
+        uint64_t ticket;
+        peer->greeted = gr_link_send(link, &frame, peer->hello, &ticket) == GR_OK;
+    }
+    return peer->greeted;
+}
+
+static bool send_place(gr_link *link, int number, uint64_t incarnation, const char *addresses)
+{
+    const gr_frame frame = {.kind = GR_FRAME_DATA,
+                            .comm = GR_PS_PEER,
+                            .segment = (uint32_t)number,
+                            .fingerprint = incarnation,
+                            .size_bytes = (uint32_t)strlen(addresses)};
+    uint64_t ticket;
+    return gr_link_send(link, &frame, addresses, &ticket) == GR_OK;
+}
+
+bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
+{
+    bool room = true;
+    for (int number = 0; number < server->table.servers && room; number++) {
+        if (number != except && server->table.alive[number] &&
+            server->table.incarnation[number] != 0) {
+            const gr_ps_peer *peer = server->peers[number];
+            room = send_place(link, number, server->table.incarnation[number],
+                              peer != NULL ? peer->addresses : server->address);
+        }
+    }
+    return room;
+}
+
+/* Once it reaches all that live. */
+static void apply(gr_ps_server *server)
+{
+    for (int number = 0; number < server->table.servers; number++) {
+        const gr_ps_peer *peer = server->peers[number];
+        if (peer != NULL && server->table.alive[number] && peer->link == NULL) {
+            return;
+        }
+    }
+    for (int number = 0; number < server->table.servers && server->table.epoch > 0; number++) {
+        gr_ps_peer *peer = server->peers[number];
+        if (peer != NULL && peer->link != NULL && !peer->applied) {
+            peer->applied =
+                send_place(peer->link, server->number, server->incarnation, server->address);
+        }
+    }
+}
+
 bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note)
 {
     note->lent = note->lent && !gr_link_sent(peer->link, note->ticket);
@@ -234,19 +337,23 @@ bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t
 static bool lacks_table(const gr_ps_server *server, const gr_ps_peer *peer)
 {
     return peer->stamp > 0 && peer->table_epoch < server->table.epoch &&
-           server->membership.said[peer->number].epoch < server->table.epoch;
+           gr_ps_membership_lacks(&server->membership, &server->membership.said[peer->number]);
 }
 
 static void tell(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 {
     const gr_ps_view *own = &server->view;
-    bool news = own->epoch != peer->told.epoch || own->hash != peer->told.hash ||
-                own->lost != peer->told.lost;
+    bool news = !gr_ps_view_equal(own, &peer->told);
     bool lacks = lacks_table(server, peer);
+    const gr_ps_parcel *next = peer->unsent;
+    if (next != NULL && (next->kind == GR_PS_HELLO || next->kind == GR_PS_DECLARE)) {
+        return; /* it is no server of the table before it knows of all tensors */
+    }
     if (!news && !lacks && !peer->answer && now - peer->beat_us < beat_every_us(server)) {
         return;
     }
-    if (lacks && gr_ps_note_free(peer, &peer->note_table) &&
+    if (lacks && !server->joining && gr_ps_note_free(peer, &peer->note_table) &&
+        gr_ps_send_places(server, peer->link, peer->number) &&
         gr_ps_note_send(peer, &peer->note_table, GR_PS_TABLE,
                         gr_ps_put_table(&server->table, peer->note_table.text))) {
         peer->table_epoch = server->table.epoch;
@@ -264,6 +371,121 @@ static void tell(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 }
 
 /* ---- What is heard --------------------------------------------------------------------------- */
+
+static void take_run(gr_ps_server *server, const gr_ps_hello *hello)
+{
+    if (server->incarnation != 0 && server->run[0] == '\0') {
+        memcpy(server->run, hello->run, sizeof server->run);
+    }
+}
+
+/* Is the process that has come a server, or may it become one? */
+static gr_status judge_hello(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_hello *hello,
+                             uint64_t incarnation, gr_diag *diag)
+{
+    const gr_ps_table *table = &server->membership.table;
+    if ((int)hello->servers != table->servers || (int)hello->number != peer->number) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "server %d takes itself for server %u of %u, but there are %d: all must agree "
+            "on --servers",
+            peer->number, hello->number, hello->servers, table->servers);
+    }
+    if (server->run[0] != '\0' && hello->run[0] != '\0' && strcmp(server->run, hello->run) != 0) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "server %d keeps tensors of run %s, and server %d those of run %s",
+                       server->number, server->run, peer->number, hello->run);
+    }
+    if (!server->joining && table->alive[peer->number] &&
+        table->incarnation[peer->number] != incarnation) {
+        return gr_fail(diag, GR_E_AGAIN,
+                       "server %d is not known to be lost: another one has its "
+                       "number",
+                       peer->number);
+    }
+    return GR_OK;
+}
+
+/* What a process says that has just come. */
+static void take_hello(gr_ps_server *server, gr_ps_peer *peer)
+{
+    gr_frame frame;
+    gr_ps_hello hello;
+    gr_diag why = {0};
+    gr_status status = gr_link_peek(peer->arriving, &frame);
+    if (status == GR_OK && (frame.comm != GR_PS_HELLO || frame.size_bytes > GR_PS_HEAD_MAX)) {
+        status =
+            gr_fail(&why, GR_E_PROTOCOL, "a message of kind %u before any greeting", frame.comm);
+    }
+    if (status == GR_OK && (status = gr_link_read(peer->arriving, peer->head)) == GR_OK) {
+        gr_link_next(peer->arriving, NULL);
+        status = gr_ps_get_hello(peer->head, frame.size_bytes, &hello, &why);
+    }
+    if (status == GR_OK) {
+        status = judge_hello(server, peer, &hello, frame.fingerprint, &why);
+    }
+    if (status == GR_OK) {
+        take_run(server, &hello);
+        identify(server, peer, frame.fingerprint);
+    } else if (status == GR_E_INVALID && server->joining) {
+        server->failure = why;
+    } else if (status == GR_E_AGAIN) { /* as it does */
+        gr_link_close(peer->arriving, status, why.text);
+        peer->arriving = NULL;
+    } else if (why.status != GR_OK) { /* else it has not come, or the link has ended */
+        gr_ps_send_away(server, peer->number, status, why.text);
+        peer->arriving = NULL;
+    }
+}
+
+/* A tensor that there was before this server: without it it can be no replica. */
+static gr_status declare(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_spec *spec,
+                         gr_diag *diag)
+{
+    uint64_t key = gr_ps_tensor_key(spec->name);
+    bool known = gr_ps_share_of(server, key) != NULL;
+    const gr_ps_share *held;
+    gr_status status = gr_ps_server_declare(server, peer->number, spec, &held, &server->failure);
+    if (status == GR_OK && !known) {
+        gr_ps_table_await(server, gr_ps_share_of(server, key));
+    }
+    return status == GR_OK ? GR_OK : gr_fail(diag, status, "%s", server->failure.text);
+}
+
+/* A server that came later is told of the run, and of all tensors; any of where others are. */
+static gr_status take_word(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
+                           gr_diag *diag)
+{
+    gr_ps_hello hello;
+    gr_ps_spec spec;
+    gr_ps_texts texts;
+    gr_status status;
+    switch (frame->comm) {
+    case GR_PS_HELLO:
+        status = gr_ps_get_hello(peer->head, frame->size_bytes, &hello, diag);
+        if (status == GR_OK) {
+            take_run(server, &hello);
+        }
+        return status;
+    case GR_PS_PEER:
+        if (frame->segment >= GR_PS_SERVERS_MAX || frame->size_bytes >= sizeof peer->addresses ||
+            !gr_text_printable((const char *)peer->head, frame->size_bytes, false)) {
+            return gr_fail(diag, GR_E_PROTOCOL, "an address of server %u", frame->segment);
+        }
+        peer->head[frame->size_bytes] = '\0';
+        if ((int)frame->segment == peer->number) {
+            peer->addresses[0] = '\0';
+            peer->applies = true;
+        }
+        if (server->peers[frame->segment] != NULL) {
+            relocate(server, server->peers[frame->segment], (const char *)peer->head);
+        }
+        return GR_OK;
+    default:
+        status = gr_ps_get_spec(peer->head, frame->size_bytes, &spec, &texts, diag);
+        return status == GR_OK ? declare(server, peer, &spec, diag) : status;
+    }
+}
 
 static gr_status take_view(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
                            gr_diag *diag)
@@ -290,8 +512,24 @@ static gr_status take_table(gr_ps_server *server, gr_ps_peer *peer, const gr_fra
     if (status != GR_OK) {
         return status;
     }
-    server->out =
-        gr_ps_membership_take(&server->membership, &table) == GR_PS_TABLE_OUT || server->out;
+    if (!server->joining) {
+        if (gr_ps_membership_take(&server->membership, &table) == GR_PS_TABLE_OUT) {
+            (void)gr_fail(
+                &server->failure, GR_E_PEER_LOST,
+                "the other parameter servers have gone on without server %d: it was silent "
+                "for %lld ms, or its connections broke",
+                server->number, (long long)(server->timeout_us / 1000));
+        }
+    } else if (table.servers == server->table.servers && table.epoch > server->table.epoch) {
+        server->joining = !table.alive[server->number] ||
+                          table.incarnation[server->number] != server->incarnation;
+        if (!server->joining || !table.alive[server->number]) {
+            gr_ps_membership_init(&server->membership, server->number, &table);
+        }
+        if (server->joining && !table.alive[server->number]) {
+            server->table = table; /* who lives, and is to be asked for a place */
+        }
+    }
     return GR_OK;
 }
 
@@ -307,19 +545,22 @@ gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *di
             return status;
         }
         bool copies = frame.comm >= GR_PS_UPDATE && frame.comm <= GR_PS_ACKS;
-        if (!copies && frame.comm != GR_PS_VIEW && frame.comm != GR_PS_TABLE) {
+        bool word = frame.comm == GR_PS_HELLO || frame.comm == GR_PS_PEER ||
+                    (frame.comm == GR_PS_DECLARE && server->incarnation != 0);
+        if (!copies && !word && frame.comm != GR_PS_VIEW && frame.comm != GR_PS_TABLE) {
             return gr_fail(diag, GR_E_PROTOCOL, "a message of kind %u, which no server sends",
                            frame.comm);
         }
-        if (frame.comm != GR_PS_COPY && frame.size_bytes > GR_PS_HEAD_MAX) {
+        if (frame.comm != GR_PS_COPY && frame.size_bytes >= GR_PS_HEAD_MAX) {
             return gr_fail(diag, GR_E_PROTOCOL, "a message of %u bytes", frame.size_bytes);
         }
         if (copies) {
             status = gr_ps_copy_take(server, peer, &frame, diag);
         } else if ((status = gr_link_read(peer->link, peer->head)) == GR_OK) {
             gr_link_next(peer->link, NULL);
-            status = frame.comm == GR_PS_VIEW ? take_view(server, peer, &frame, diag)
-                                              : take_table(server, peer, &frame, diag);
+            status = word                       ? take_word(server, peer, &frame, diag)
+                     : frame.comm == GR_PS_VIEW ? take_view(server, peer, &frame, diag)
+                                                : take_table(server, peer, &frame, diag);
         }
         if (status == GR_PENDING) {
             return GR_OK;
@@ -337,7 +578,7 @@ gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *di
 static void judge_silence(gr_ps_server *server, const gr_ps_peer *peer, int64_t now)
 {
     int64_t heard_us = peer->echo_us > peer->since_us ? peer->echo_us : peer->since_us;
-    if (peer->since_us > 0 && now - heard_us > server->timeout_us &&
+    if (peer->since_us > 0 && now - heard_us > server->timeout_us && !server->joining &&
         server->membership.table.alive[peer->number] && !is_lost(server, peer->number) &&
         gr_ps_membership_spares(&server->membership, peer->number)) {
         gr_log_write(server->log, GR_LOG_WARN, "ps", "server %d has been silent for %lld ms",
@@ -361,20 +602,30 @@ static void begin_again(gr_ps_server *server, int64_t now)
 }
 
 /* The lost ones are told, and once nothing of this server's memory is lent to their links any more
- * the new table counts. */
+ * the new table counts. Who is in it, and not here, is missed. */
 static void adopt(gr_ps_server *server)
 {
     bool wait = false;
     for (int number = 0; number < server->table.servers; number++) {
         gr_ps_peer *peer = server->peers[number];
-        if (peer != NULL && peer->link != NULL && !server->membership.table.alive[number]) {
+        if (peer != NULL && peer->link != NULL && server->table.alive[number] &&
+            peer->incarnation == server->table.incarnation[number] &&
+            !gr_ps_table_keeps(&server->table, &server->membership.table, number)) {
             gr_link_close(peer->link, GR_E_CANCELLED,
                           "the parameter servers go on without this one");
             wait = true;
         }
     }
-    if (!wait) {
-        gr_ps_table_become(server);
+    if (wait) {
+        return;
+    }
+    gr_ps_table_become(server);
+    for (int number = 0; number < server->table.servers; number++) {
+        const gr_ps_peer *peer = server->peers[number];
+        if (peer != NULL && peer->met && server->table.alive[number] &&
+            (peer->link == NULL || peer->incarnation != server->table.incarnation[number])) {
+            gr_ps_membership_lose(&server->membership, number, false);
+        }
     }
 }
 
@@ -393,8 +644,10 @@ static bool all_here(const gr_ps_server *server, int64_t now)
 
 static void dial(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 {
-    if (!peer->met && !peer->dialled && peer->addresses[0] != '\0' && now >= peer->dial_us &&
-        server->number > peer->number) {
+    bool mine = server->incarnation != 0 ? server->table.alive[peer->number]
+                                         : server->number > peer->number;
+    if (mine && !peer->met && !peer->dialled && peer->arriving == NULL &&
+        peer->addresses[0] != '\0' && now >= peer->dial_us) {
         gr_diag why;
         peer->dialled = gr_mesh_connect(server->mesh, peer->number, peer->addresses, &why) == GR_OK;
         peer->dial_us = now + PROBE_US;
@@ -416,33 +669,37 @@ gr_status gr_ps_peers_turn(gr_ps_server *server, gr_diag *diag)
         }
         gr_diag why = {0};
         dial(server, peer, now);
+        if (peer->arriving != NULL) {
+            take_hello(server, peer);
+        }
         gr_status status = peer->link != NULL ? gr_ps_peer_receive(server, peer, &why) : GR_OK;
         more = more || status == GR_PENDING;
         if (status < 0 && why.status != GR_OK) { /* else its link has ended, as will be told */
             gr_ps_send_away(server, number, GR_E_PROTOCOL, why.text);
         }
         judge_silence(server, peer, now);
-        if (is_lost(server, number)) {
+        if (is_lost(server, number) && !server->joining) {
             examine(server, peer, now);
         }
+        if (peer->link != NULL && peer->applies && !server->joining) {
+            gr_ps_membership_add(&server->membership, number, peer->incarnation);
+        }
     }
-    if (server->out) {
-        return gr_fail(diag, GR_E_PEER_LOST,
-                       "the other parameter servers have gone on without server %d: it was silent "
-                       "for %lld ms, or its connections broke",
-                       server->number, (long long)(server->timeout_us / 1000));
+    if (server->failure.status != GR_OK) {
+        *diag = server->failure;
+        return (gr_status)server->failure.status;
     }
     if (!is_pending(server)) {
         server->view = server->membership.own;
     }
-    if (is_pending(server) || gr_ps_membership_decide(&server->membership)) {
+    if (is_pending(server) || (!server->joining && gr_ps_membership_decide(&server->membership))) {
         adopt(server);
     }
     if (!is_pending(server)) {
         server->view = server->membership.own;
     }
-    bool active = !is_pending(server) && gr_ps_membership_settled(&server->membership) &&
-                  all_here(server, now);
+    bool active = !server->joining && !is_pending(server) &&
+                  gr_ps_membership_settled(&server->membership) && all_here(server, now);
     more = more || (active && !server->active);
     server->active = active;
     return more ? GR_PENDING : GR_OK;
@@ -453,19 +710,30 @@ bool gr_ps_peers_send(gr_ps_server *server)
     bool more = false;
     for (int number = 0; number < server->table.servers; number++) {
         gr_ps_peer *peer = server->peers[number];
-        if (peer == NULL || peer->link == NULL) {
+        if (peer != NULL && peer->arriving != NULL) {
+            (void)greet(server, peer, peer->arriving);
+        }
+        if (peer == NULL || peer->link == NULL || !greet(server, peer, peer->link)) {
             continue;
+        }
+        if (peer->incarnation != 0 && !peer->introduced && server->table.alive[number] &&
+            !server->joining) {
+            peer->introduced = true;
+            gr_ps_copy_introduce(server, peer);
         }
         tell(server, peer, server->turn_us);
         if (server->table.alive[number]) {
             more = gr_ps_copy_send(server, peer) || more;
         }
     }
+    if (server->joining) {
+        apply(server);
+    }
     return more;
 }
 
 int64_t gr_ps_peers_due_us(const gr_ps_server *server)
 {
-    bool misses = server->membership.own.lost != 0 || is_pending(server);
+    bool misses = server->membership.own.lost != 0 || is_pending(server) || server->joining;
     return server->turn_us + (misses ? (int64_t)PROBE_US : beat_every_us(server) / 2);
 }

@@ -2,8 +2,10 @@
 #include "ps/server/server_internal.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "coll/reduce/reduce.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -184,21 +186,7 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
                                const gr_ps_share **held_out, gr_diag *diag)
 {
     gr_ps_cut cut = spec->columns > 0 ? gr_ps_cut_table() : gr_ps_cut_of(spec->elements);
-    const gr_ps_tensor tensor = {.name = spec->name,
-                                 .elements = spec->elements,
-                                 .block = cut.block,
-                                 .mode = (gr_ps_mode)spec->consistency,
-                                 .shards = spec->shards,
-                                 .aggregate = spec->aggregate,
-                                 .total = spec->total,
-                                 .staleness = spec->staleness,
-                                 .adapt_rate = spec->adapt_rate != 0,
-                                 .refuse_not_finite = spec->refuse_not_finite != 0,
-                                 .optimizer = spec->optimizer,
-                                 .columns = spec->columns,
-                                 .seed = spec->seed,
-                                 .deviation = spec->deviation,
-                                 .gradient_type = (gr_dtype)spec->gradient_type};
+    const gr_ps_tensor tensor = gr_ps_tensor_of(spec);
     gr_status status = gr_ps_store_declare(server->store, peer, &tensor, diag);
     if (status == GR_OK) {
         status = room_for_held(server, diag);
@@ -382,7 +370,48 @@ static gr_status check_config(const gr_ps_server_config *config, gr_diag *diag)
                        "server %d of %d cannot be: there are 1 to %d, with numbers from 0 on",
                        config->number, config->servers, GR_PS_SERVERS_MAX);
     }
+    if (config->replaces && (config->replicas == 0 || config->servers == 1)) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "a server can be replaced only where others have replicas of what it kept: "
+                       "with --replicas 1, and --servers 2 or more");
+    }
+    if (config->replaces && (config->others == NULL || config->others[0] == '\0')) {
+        return gr_fail(diag, GR_E_INVALID,
+                       "a server that replaces another one has to know the others: set "
+                       "GRADUS_SERVERS to what they have printed, with commas between");
+    }
     return GR_OK;
+}
+
+/* Nothing is its own before the others have put it into their table. */
+static gr_status begin_joining(gr_ps_server *server, const gr_ps_server_config *config,
+                               gr_diag *diag)
+{
+    server->joining = true;
+    server->joins_by_us = gr_clock_deadline_us(&server->clock, server->timeout_us);
+    (void)gr_ps_table_lose(&server->table, config->number);
+    server->table.epoch = 0;
+    if (config->run != NULL) {
+        snprintf(server->run, sizeof server->run, "%s", config->run);
+    }
+    gr_status status = gr_random_bytes(&server->incarnation, sizeof server->incarnation, diag);
+    server->incarnation |= 1; /* not 0 */
+    return status;
+}
+
+/* "A+B,C": server 0 is at A or B, server 1 at C. */
+static void learn_others(gr_ps_server *server, const char *others)
+{
+    char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES];
+    for (int number = 0; others != NULL && number < server->table.servers; number++) {
+        size_t size = strcspn(others, ",");
+        if (size < sizeof addresses) {
+            memcpy(addresses, others, size);
+            addresses[size] = '\0';
+            gr_ps_peer_learn(server, number, addresses);
+        }
+        others = others[size] == ',' ? others + size + 1 : NULL;
+    }
 }
 
 gr_status gr_ps_server_create(const gr_ps_server_config *config, gr_ps_server **server_out,
@@ -411,6 +440,9 @@ gr_status gr_ps_server_create(const gr_ps_server_config *config, gr_ps_server **
         gr_ps_table_init_single(&server->table, config->servers);
     }
     server->active = !server->replicates;
+    if (config->replaces) {
+        status = begin_joining(server, config, diag);
+    }
     gr_ps_membership_init(&server->membership, config->number, &server->table);
     const gr_ps_store_config store = {.ops = gr_ps_server_store_ops,
                                       .ops_arg = server,
@@ -420,7 +452,9 @@ gr_status gr_ps_server_create(const gr_ps_server_config *config, gr_ps_server **
                                                    .update = update},
                                       .updaters_arg = server,
                                       .bytes_max = config->bytes_max};
-    status = open_mesh(server, config, &interfaces, diag);
+    if (status == GR_OK) {
+        status = open_mesh(server, config, &interfaces, diag);
+    }
     if (status == GR_OK) {
         status = gr_ps_store_create(&store, &server->store, diag);
     }
@@ -432,6 +466,9 @@ gr_status gr_ps_server_create(const gr_ps_server_config *config, gr_ps_server **
         return status;
     }
     write_address(server, config, &interfaces);
+    if (config->replaces) {
+        learn_others(server, config->others);
+    }
     *server_out = server;
     return GR_OK;
 }
@@ -469,7 +506,8 @@ gr_status gr_ps_server_poll(gr_ps_server *server, gr_diag *diag)
 {
     bool more = false;
     gr_status status = gr_mesh_progress(server->mesh, diag);
-    if (status != GR_OK && !gr_ps_peer_missed(server, diag->peer_rank)) {
+    if (status != GR_OK &&
+        (gr_ps_peers_refuse(server, status) || !gr_ps_peer_missed(server, diag->peer_rank))) {
         return status;
     }
     follow_changes(server);

@@ -11,6 +11,11 @@
 typedef struct gr_ps_server_config {
     int number, servers;        /* which of how many this one is */
     int replicas;               /* of each block, on other servers: 0 or 1; the same for all */
+    bool replaces;              /* it comes in place of a lost server of this number, while the job
+                                 * runs, and takes replicas */
+    const char *others;         /* replaces: where all servers are, as clients expect it in
+                                 * GRADUS_SERVERS; what is said of this one counts for nothing */
+    const char *run;            /* replaces: the run whose tensors it is to keep; NULL: any */
     const uint8_t *secret;      /* GR_SECRET_BYTES, copied */
     gr_link_choice link;        /* auto: shm for clients of this host, tcp for all others */
     bool encrypt;               /* TLS on what goes by tcp; the same as the clients' */
@@ -37,7 +42,7 @@ void gr_ps_server_destroy(gr_ps_server *server);
 /* Where clients reach it, as they expect it in GRADUS_SERVERS: "unix:@...+tcp:10.0.0.1:4000". */
 const char *gr_ps_server_address(const gr_ps_server *server);
 /* With replicas: has it met all other servers, as far as it knows? When all have, one of them may
- * be lost. Without: false. */
+ * be lost. One that replaces another: is it one of them? Without: false. */
 bool gr_ps_server_has_met(const gr_ps_server *server);
 
 /* Does what can be done without waiting, within limits, so that no client waits long for another.

@@ -146,7 +146,7 @@ struct gr_ps_session {
 /* What goes to another server: a head, and values. In the order of a queue. */
 typedef struct gr_ps_parcel {
     struct gr_ps_parcel *next;
-    uint8_t kind;    /* GR_PS_UPDATE or GR_PS_IMAGE */
+    uint8_t kind;    /* GR_PS_UPDATE, GR_PS_IMAGE; without values GR_PS_HELLO, GR_PS_DECLARE */
     bool begun;      /* its head has been sent */
     int parts, sent; /* vectors of values; of those as many as were sent whole */
     uint64_t part_bytes, part_sent;
@@ -167,9 +167,16 @@ typedef struct gr_ps_note {
 /* Another server. */
 typedef struct gr_ps_peer {
     int number;
-    gr_link *link;
-    bool met;                                           /* there has been a link */
-    bool dialled;                                       /* and is on the way */
+    gr_link *arriving;    /* a process that has the number, and has not said which one it is */
+    gr_link *link;        /* it has */
+    uint64_t incarnation; /* of that process */
+    bool greeted;         /* it was told which one this server is */
+    uint8_t hello[GR_PS_REQUEST_BYTES];
+    bool applied;    /* this one replaces another, and has asked it for a place in the table */
+    bool applies;    /* it has asked this one */
+    bool introduced; /* it was sent the tensors: it came later than they */
+    bool met;        /* there has been a link */
+    bool dialled;    /* and is on the way */
     char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* blanks between; "": not known yet */
     bool local;                                         /* it was reached by memory */
     bool same_host;                                     /* as its link was */
@@ -216,7 +223,10 @@ struct gr_ps_server {
     int number;
     bool replicates;                      /* blocks have replicas on other servers */
     bool active;                          /* all other servers are there, and agree */
-    bool out;                             /* they have gone on without this one */
+    bool joining;                         /* it replaces another one, and is in no table yet */
+    int64_t joins_by_us;                  /* until then it tries others that refuse it */
+    uint64_t incarnation;                 /* 0: it is one of the first */
+    gr_diag failure;                      /* why it cannot go on; status GR_OK: it can */
     gr_ps_membership membership;          /* its table may be ahead of `table` for a moment */
     gr_ps_view view;                      /* what the others are told: that of `table` */
     gr_ps_peer *peers[GR_PS_SERVERS_MAX]; /* NULL: this one itself, or no replicas */
@@ -326,10 +336,14 @@ void gr_ps_peers_destroy(gr_ps_server *server);
 void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses);
 /* It could not be reached, and is tried again; false: it is no other server. */
 bool gr_ps_peer_missed(gr_ps_server *server, int number);
-void gr_ps_peer_came(gr_ps_server *server, int number);
+/* All have refused this one for long, which replaces another: it has another secret, or that lives.
+ * One that has its number, and is about to be found dead, makes them refuse it for a while. */
+bool gr_ps_peers_refuse(const gr_ps_server *server, gr_status status);
+void gr_ps_peer_came(gr_ps_server *server, int number); /* which process it is remains to be seen */
 void gr_ps_peer_ended(gr_ps_server *server, int number); /* all that it sent was taken */
 /* Takes what they have sent, looks who lives, and makes a new table true. GR_OK; GR_PENDING: there
- * is more; GR_E_PEER_LOST: they go on without this one. */
+ * is more; GR_E_PEER_LOST: they go on without this one; any other failure: it replaces another one,
+ * and cannot. */
 gr_status gr_ps_peers_turn(gr_ps_server *server, gr_diag *diag) GR_MUST_CHECK;
 /* Sends what there is; true: there was, and may be more. */
 bool gr_ps_peers_send(gr_ps_server *server);
@@ -338,9 +352,13 @@ int64_t gr_ps_peers_due_us(const gr_ps_server *server); /* when a turn is due at
 gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *diag) GR_MUST_CHECK;
 bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t size_bytes);
 bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note); /* may its text change? */
+/* Where the servers are that came later, but for `except`; false: the link has no room. */
+bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except);
 
 /* copy.c */
 void gr_ps_copy_forward(gr_ps_server *server, const gr_ps_update *update);
+/* The run and all tensors, to a server that came later than they. */
+void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer);
 bool gr_ps_copy_send(gr_ps_server *server, gr_ps_peer *peer); /* true: something went */
 void gr_ps_copy_drop(gr_ps_server *server,
                      gr_ps_peer *peer); /* all that is on its way, both ways */
@@ -358,5 +376,7 @@ gr_status gr_ps_table_restore(gr_ps_server *server, const gr_ps_image *image,
                               gr_diag *diag) GR_MUST_CHECK;
 /* The blocks of a tensor that was just declared; GR_E_NO_MEMORY: none of them. */
 gr_status gr_ps_table_hold(gr_ps_server *server, gr_ps_share *held, gr_diag *diag) GR_MUST_CHECK;
+/* A tensor that the servers had before this one came: its replicas wait for their images. */
+void gr_ps_table_await(const gr_ps_server *server, gr_ps_share *held);
 
 #endif

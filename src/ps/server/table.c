@@ -72,6 +72,21 @@ gr_status gr_ps_table_restore(gr_ps_server *server, const gr_ps_image *image, gr
     return status;
 }
 
+void gr_ps_table_await(const gr_ps_server *server, gr_ps_share *held)
+{
+    for (uint32_t block = 0; block < held->cut.blocks; block++) {
+        if (role_in(server, &server->table, gr_ps_slot(held->key, block)) == GR_PS_FOLLOWS) {
+            held->marks[block] = GR_PS_MARK_AWAIT;
+        }
+    }
+}
+
+/* Is a slot's primary, or replica, the same process? */
+static bool stays(const gr_ps_table *before, int was, const gr_ps_table *after, int is)
+{
+    return was == is && gr_ps_table_keeps(before, after, is);
+}
+
 /* One block whose place may have changed. */
 static void move_block(gr_ps_server *server, gr_ps_share *held, uint32_t block,
                        const gr_ps_table *before)
@@ -87,7 +102,7 @@ static void move_block(gr_ps_server *server, gr_ps_share *held, uint32_t block,
                         : was == GR_PS_FOLLOWS && (*mark & GR_PS_MARK_AWAIT) == 0;
         bool copy = is == GR_PS_LEADS && here &&
                     (!led || (*mark & GR_PS_MARK_COPY) != 0 ||
-                     before->replica[slot] != after->replica[slot]);
+                     !stays(before, before->replica[slot], after, after->replica[slot]));
         *mark = !here ? GR_PS_MARK_GONE : is == GR_PS_LEADS && !copy ? *mark & GR_PS_MARK_THIN : 0;
         gr_status status = hold(server, held, block, here ? is : GR_PS_ABSENT, &why);
         (void)status; /* it is here already, or is dropped: neither needs memory */
@@ -95,7 +110,8 @@ static void move_block(gr_ps_server *server, gr_ps_share *held, uint32_t block,
             copy_to(server, held, block);
         }
     } else if (is == GR_PS_FOLLOWS &&
-               (was != GR_PS_FOLLOWS || before->primary[slot] != after->primary[slot])) {
+               (was != GR_PS_FOLLOWS ||
+                !stays(before, before->primary[slot], after, after->primary[slot]))) {
         *mark = GR_PS_MARK_AWAIT;
         if (hold(server, held, block, GR_PS_FOLLOWS, &why) != GR_OK) {
             /* Its image will be refused, and its primary goes on alone. */
