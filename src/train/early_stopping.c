@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/early_stopping.h"
 
-#include "train/job_internal.h"
+#include "train/job/job_internal.h"
 
 #include <math.h>
 

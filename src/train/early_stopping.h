@@ -5,7 +5,7 @@
 /* The best value of a metric so far, and when a training ends since it gets no better. Pure: the
  * metrics are the same on all workers, and so is what follows from them. */
 
-#include "train/job.h"
+#include "train/job/job.h"
 #include "train/metrics.h"
 
 /* Can the job watch its metric? GR_E_INVALID with file and line. */

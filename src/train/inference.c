@@ -180,8 +180,8 @@ gr_status gr_inference_print(const gr_job *job, gr_arena *arena, const char **te
     }
     bool csv = gr_dataset_layout(job->dataset) != NULL;
     json_t *root = json_pack("{s:s, s:s, s:o, s:o}", "format", csv ? "csv" : "idx", "loss",
-                             gr_loss_name((int)job->config.loss), "input",
-                             shape_json(&job->input), "model", node_json(job->config.model));
+                             gr_loss_name((int)job->config.loss), "input", shape_json(&job->input),
+                             "model", node_json(job->config.model));
     int failed = root == NULL || add_scaling(job, root) || add_csv(job, root);
     char *text = failed ? NULL : json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(root);

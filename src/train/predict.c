@@ -2,6 +2,7 @@
 #include "train/predict.h"
 
 #include "base/fail.h"
+#include "nn/loss.h"
 #include "train/sample_reader.h"
 #include "train/weights.h"
 
@@ -57,8 +58,9 @@ static void print_header(const prediction_run *r)
     if (r->format != GR_PREDICT_CSV) {
         return;
     }
-    fputs(r->inference.loss == GR_LOSS_MSE ? "value" : "class", r->out);
-    for (int64_t i = 0; r->inference.loss != GR_LOSS_MSE && i < r->inference.outputs; i++) {
+    fputs(gr_loss_ops_at((int)r->inference.loss)->classes ? "class" : "value", r->out);
+    for (int64_t i = 0; gr_loss_ops_at((int)r->inference.loss)->classes && i < r->inference.outputs;
+         i++) {
         char number[24];
         fputc(',', r->out);
         print_cell(r->out, "probability_", class_name(&r->inference, i, number));
@@ -119,7 +121,7 @@ static int print_classes(const prediction_run *r, const float *outputs, double *
 
 static gr_status print_batch(prediction_run *r, int count, double *probabilities, gr_diag *diag)
 {
-    bool value = r->inference.loss == GR_LOSS_MSE;
+    bool value = !gr_loss_ops_at((int)r->inference.loss)->classes;
     for (int n = 0; n < count; n++, r->done++) {
         const float *outputs = r->outputs + n * r->inference.outputs;
         for (int64_t i = 0; i < r->inference.outputs; i++) {
