@@ -18,17 +18,17 @@ enum { ARENA_BYTES_MAX = 256 << 20 };
 
 static void scale(gr_launch_job *job, int workers, gr_scale_reply *reply)
 {
-    int most = gr_launch_most(job->config), room = gr_launch_job_room(job);
+    const gr_scheduler *schedule = &job->schedule;
+    int most = gr_launch_most(job->config), room = gr_scheduler_room(schedule);
     const gr_scale_limits limits = {.least = job->config->workers_min,
                                     .most = most < room ? most : room,
-                                    .has = job->want,
-                                    .starting = !job->everybody_joined,
-                                    .ending = job->phase != GR_PHASE_RUNNING ||
+                                    .has = schedule->want,
+                                    .starting = !schedule->group.complete,
+                                    .ending = schedule->phase != GR_PHASE_RUNNING ||
                                               gr_coordinator_is_over(job->coordinator)};
     if (gr_scale_judge(&limits, workers, reply)) {
-        job->want = job->asked = workers;
-        gr_launch_job_set_target(job);
-        gr_launch_job_progress(job);
+        gr_launch_job_happen(job, &(gr_scheduler_event){.kind = GR_EVENT_SCALE, .value = workers},
+                             NULL);
     }
 }
 
@@ -38,41 +38,11 @@ static void on_scale(uv_poll_t *poll, int status, int events)
     gr_scale_request request;
     (void)status;
     (void)events;
-    while (gr_scale_receive(job->scale_fd, &request)) {
+    while (gr_scale_receive(job->loop.scale_fd, &request)) {
         gr_scale_reply reply;
         scale(job, request.workers, &reply);
-        gr_scale_answer(job->scale_fd, &request, &reply);
+        gr_scale_answer(job->loop.scale_fd, &request, &reply);
     }
-}
-
-static void on_coordinator_timer(uv_timer_t *timer)
-{
-    gr_launch_job_progress(timer->data);
-}
-
-void gr_launch_job_progress(gr_launch_job *job)
-{
-    gr_diag diag = {0};
-    if (gr_coordinator_progress(job->coordinator, &diag) != GR_OK) {
-        uv_poll_stop(&job->coordinator_poll);
-        if (job->phase == GR_PHASE_RUNNING) {
-            gr_launch_job_blame_for(job, GR_REASON_COORDINATOR, &diag);
-            gr_launch_job_end_after_failure(job);
-        }
-        return;
-    }
-    int64_t next_us = gr_coordinator_next_us(job->coordinator);
-    uv_timer_stop(&job->coordinator_timer);
-    if (next_us != GR_NEVER) {
-        int64_t wait_us = next_us - gr_launch_job_now_us();
-        (void)uv_timer_start(&job->coordinator_timer, on_coordinator_timer,
-                             wait_us > 0 ? (uint64_t)wait_us / 1000 + 1 : 0, 0);
-    }
-    gr_launch_job_check_joining(job);
-    if (job->config->fence_us > 0) {
-        gr_launch_job_watch_renewal(job);
-    }
-    gr_launch_job_fill(job);
 }
 
 static void on_coordinator(uv_poll_t *poll, int status, int events)
@@ -93,8 +63,8 @@ static void on_fault_timer(uv_timer_t *timer)
 void gr_launch_job_play_faults(gr_launch_job *job)
 {
     const gr_launch_config *config = job->config;
-    int64_t now_us = gr_launch_job_now_us() - job->start_us;
-    while (config->fault_count > 0 && job->phase == GR_PHASE_RUNNING) {
+    int64_t now_us = gr_launch_job_now_us() - job->setup.start_us;
+    while (config->fault_count > 0 && job->schedule.phase == GR_PHASE_RUNNING) {
         int next = 0;
         for (int i = 1; i < config->fault_count; i++) {
             next = job->fault_next_us[i] < job->fault_next_us[next] ? i : next;
@@ -102,14 +72,14 @@ void gr_launch_job_play_faults(gr_launch_job *job)
         int64_t *at_us = &job->fault_next_us[next];
         if (*at_us > now_us) {
             if (*at_us < INT64_MAX) {
-                (void)uv_timer_start(&job->fault_timer, on_fault_timer,
+                (void)uv_timer_start(&job->loop.fault_timer, on_fault_timer,
                                      (uint64_t)(*at_us - now_us) / 1000 + 1, 0);
             }
             return;
         }
         const gr_launch_fault *fault = &config->faults[next];
-        int place = fault->number + (fault->of_server ? job->slots : 0);
-        gr_launch_job_notify_worker(job, place, GR_AGENT_FAULT, fault->what);
+        int slot = fault->number + (fault->of_server ? job->schedule.config.slots : 0);
+        gr_launch_job_notify_worker(job, slot, GR_AGENT_FAULT, fault->what);
         *at_us = fault->every_us > 0 ? *at_us + fault->every_us : INT64_MAX;
     }
 }
@@ -118,27 +88,22 @@ void gr_launch_job_play_faults(gr_launch_job *job)
 
 static void on_output_settled(void *event_arg)
 {
-    gr_launch_job *job = event_arg;
-    if (job->phase == GR_PHASE_DRAINING) {
-        gr_launch_job_finish(job);
-    }
+    gr_launch_job_happen(event_arg, &(gr_scheduler_event){.kind = GR_EVENT_OUTPUT_WRITTEN}, NULL);
 }
 
 static void on_output_lost(void *event_arg, int error)
 {
-    gr_launch_job *job = event_arg;
-    gr_launch_job_blame(job, GR_REASON_OUTPUT_LOST, GR_E_IO);
-    if (job->reason == GR_REASON_OUTPUT_LOST) {
-        (void)gr_fail(&job->cause, GR_E_IO,
-                      "the output cannot be written any more (%s), so the job was ended",
-                      strerror(error));
-    }
-    gr_launch_job_end_after_failure(job);
+    gr_diag why = {0};
+    (void)gr_fail(&why, GR_E_IO, "the output cannot be written any more (%s), so the job was ended",
+                  strerror(error));
+    gr_launch_job_happen(
+        event_arg, &(gr_scheduler_event){.kind = GR_EVENT_FAILED, .value = GR_REASON_OUTPUT_LOST},
+        &why);
 }
 
-static void on_output_told(void *event_arg, int place, const char *text, size_t size_bytes)
+static void on_output_told(void *event_arg, int slot, const char *text, size_t size_bytes)
 {
-    gr_launch_job_receive_server(event_arg, place, text, size_bytes);
+    gr_launch_job_receive_server(event_arg, slot, text, size_bytes);
 }
 
 /* ---- Running --------------------------------------------------------------------------------- */
@@ -149,69 +114,72 @@ static void on_signals(uv_poll_t *poll, int status, int events)
     int signal_number;
     (void)status;
     (void)events;
-    while ((signal_number = gr_signals_take(job->signal_fd)) != 0) {
-        gr_launch_job_on_signal(job, signal_number);
+    while ((signal_number = gr_signals_take(job->loop.signal_fd)) != 0) {
+        gr_launch_job_happen(
+            job, &(gr_scheduler_event){.kind = GR_EVENT_SIGNAL, .value = signal_number}, NULL);
     }
 }
 
 static int watch_signals(gr_launch_job *job)
 {
-    job->signal_fd = gr_signals_open();
-    if (job->signal_fd < 0) {
+    job->loop.signal_fd = gr_signals_open();
+    if (job->loop.signal_fd < 0) {
         return uv_translate_sys_error(errno);
     }
-    job->signal_poll.data = job;
-    int error = uv_poll_init(&job->loop, &job->signal_poll, job->signal_fd);
-    return error == 0 ? uv_poll_start(&job->signal_poll, UV_READABLE, on_signals) : error;
+    job->loop.signal_poll.data = job;
+    int error = uv_poll_init(&job->loop.loop, &job->loop.signal_poll, job->loop.signal_fd);
+    return error == 0 ? uv_poll_start(&job->loop.signal_poll, UV_READABLE, on_signals) : error;
 }
 
 static int start_handles(gr_launch_job *job)
 {
-    uv_loop_t *loop = &job->loop;
+    uv_loop_t *loop = &job->loop.loop;
     int error = watch_signals(job);
-    uv_timer_t *const timers[] = {&job->phase_timer, &job->join_timer,    &job->coordinator_timer,
-                                  &job->fault_timer, &job->fence_timer,   &job->roster_timer,
-                                  &job->seek_timer,  &job->acceptor_timer};
+    gr_launch_loop *of = &job->loop;
+    uv_timer_t *const timers[] = {
+        &of->timers[GR_TIMER_PHASE], &of->timers[GR_TIMER_JOIN], &of->timers[GR_TIMER_HOSTS],
+        &of->coordinator_timer,      &of->fault_timer,           &of->fence_timer,
+        &job->seek.script_timer,     &job->seek.acceptor_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = job;
     }
-    job->coordinator_poll.data = job;
+    job->loop.coordinator_poll.data = job;
     if (error == 0) {
-        error = uv_poll_init(loop, &job->coordinator_poll, gr_coordinator_fd(job->coordinator));
+        error =
+            uv_poll_init(loop, &job->loop.coordinator_poll, gr_coordinator_fd(job->coordinator));
     }
     if (error == 0) {
-        error = uv_poll_start(&job->coordinator_poll, UV_READABLE, on_coordinator);
+        error = uv_poll_start(&job->loop.coordinator_poll, UV_READABLE, on_coordinator);
     }
-    if (error == 0 && gr_launch_job_may_change(job)) {
-        job->scale_fd = gr_scale_listen();
+    if (error == 0 && gr_launch_elastic(job->config)) {
+        job->loop.scale_fd = gr_scale_listen();
     }
-    if (error == 0 && job->scale_fd >= 0) {
-        job->scale_poll.data = job;
-        error = uv_poll_init(loop, &job->scale_poll, job->scale_fd);
+    if (error == 0 && job->loop.scale_fd >= 0) {
+        job->loop.scale_poll.data = job;
+        error = uv_poll_init(loop, &job->loop.scale_poll, job->loop.scale_fd);
     }
-    if (error == 0 && job->scale_fd >= 0) {
-        error = uv_poll_start(&job->scale_poll, UV_READABLE, on_scale);
+    if (error == 0 && job->loop.scale_fd >= 0) {
+        error = uv_poll_start(&job->loop.scale_poll, UV_READABLE, on_scale);
     }
     return error;
 }
 
 static gr_status start_loop(gr_launch_job *job, gr_diag *diag)
 {
-    int error = uv_loop_init(&job->loop);
+    int error = uv_loop_init(&job->loop.loop);
     if (error == 0) {
-        job->loop_open = true;
+        job->loop.open = true;
         error = start_handles(job);
     }
     if (error != 0) {
         return gr_fail(diag, GR_E_IO, "the event loop cannot be made: %s", uv_strerror(error));
     }
-    gr_launch_job_set_target(job);
     const gr_output_events events = {.settled = on_output_settled,
                                      .lost = on_output_lost,
                                      .told = on_output_told,
                                      .event_arg = job};
-    return gr_output_start(job->output, &job->loop, &events, diag);
+    return gr_output_start(job->output, &job->loop.loop, &events, diag);
 }
 
 static void close_handle(uv_handle_t *handle, void *walk_arg)
@@ -224,14 +192,14 @@ static void close_handle(uv_handle_t *handle, void *walk_arg)
 
 static void stop_loop(gr_launch_job *job)
 {
-    if (!job->loop_open) {
+    if (!job->loop.open) {
         return;
     }
     gr_output_stop(job->output);
-    uv_walk(&job->loop, close_handle, NULL);
-    while (uv_run(&job->loop, UV_RUN_NOWAIT) != 0) {
+    uv_walk(&job->loop.loop, close_handle, NULL);
+    while (uv_run(&job->loop.loop, UV_RUN_NOWAIT) != 0) {
     }
-    GR_CHECK(uv_loop_close(&job->loop) == 0);
+    GR_CHECK(uv_loop_close(&job->loop.loop) == 0);
 }
 
 static void clean_up(gr_launch_job *job)
@@ -239,18 +207,18 @@ static void clean_up(gr_launch_job *job)
     stop_loop(job);
     gr_launch_job_stop_agents(job);
     gr_launch_job_remove_servers(job);
-    gr_discovery_stop(&job->discovery);
+    gr_discovery_stop(&job->seek.discovery);
     gr_coordinator_destroy(job->coordinator);
     gr_output_destroy(job->output);
     gr_records_destroy(job->records);
-    if (job->stdin_fd >= 0) {
-        close(job->stdin_fd);
+    if (job->setup.stdin_fd >= 0) {
+        close(job->setup.stdin_fd);
     }
-    if (job->scale_fd >= 0) {
-        close(job->scale_fd);
+    if (job->loop.scale_fd >= 0) {
+        close(job->loop.scale_fd);
     }
-    if (job->signal_fd >= 0) {
-        close(job->signal_fd);
+    if (job->loop.signal_fd >= 0) {
+        close(job->loop.signal_fd);
     }
     gr_secret_forget(job->secret);
     gr_arena_fini(&job->arena);
@@ -266,23 +234,17 @@ static gr_status run_gang(gr_launch_job *job, gr_launch_report *report, gr_diag 
         status = gr_launch_job_prepare(job, diag);
     }
     if (status == GR_OK) {
-        status = gr_launch_job_register(job, diag);
-    }
-    if (status == GR_OK) {
         status = start_loop(job, diag);
     }
     if (status == GR_OK) {
-        status = gr_launch_job_start_all(job, diag);
+        gr_launch_job_happen(job, &(gr_scheduler_event){.kind = GR_EVENT_BEGIN}, NULL);
+        status = gr_launch_job_discover_hosts(job, diag);
     }
     if (status != GR_OK) {
         return status;
     }
-    status = gr_launch_job_discover_hosts(job, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    while (job->phase != GR_PHASE_OVER) {
-        (void)uv_run(&job->loop, UV_RUN_DEFAULT);
+    while (job->schedule.phase != GR_PHASE_OVER) {
+        (void)uv_run(&job->loop.loop, UV_RUN_DEFAULT);
     }
     return gr_launch_job_report(job, report, diag);
 }
@@ -290,21 +252,10 @@ static gr_status run_gang(gr_launch_job *job, gr_launch_report *report, gr_diag 
 gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report_out, gr_diag *diag)
 {
     gr_launch_job job = {.config = config,
-                         .slots = gr_launch_slots(config),
-                         .want = config->workers,
-                         .asked = config->discovery != NULL || config->acceptor != NULL
-                                      ? gr_launch_most(config)
-                                      : config->workers,
-                         .spares = config->spares,
-                         .crash = config->crash,
-                         .restarts_left = config->restarts * config->workers,
-                         .lost_server = -1,
-                         .stdin_fd = -1,
-                         .scale_fd = -1,
-                         .signal_fd = -1,
-                         .start_us = gr_launch_job_now_us()};
+                         .setup = {.start_us = gr_launch_job_now_us(), .stdin_fd = -1},
+                         .loop = {.signal_fd = -1, .scale_fd = -1}};
     *report_out = (gr_launch_report){.rank = -1};
-    if (config->workers < 1 || job.slots > GR_LAUNCH_WORKERS_MAX) {
+    if (config->workers < 1 || gr_launch_slots(config) > GR_LAUNCH_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "-np: %d workers cannot be started here; 1 to %d can",
                        config->workers, GR_LAUNCH_WORKERS_MAX);
     }
@@ -320,7 +271,7 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
     gr_arena_init(&job.arena, ARENA_BYTES_MAX);
     gr_status status = run_gang(&job, report_out, diag);
     clean_up(&job);
-    report_out->signal_number = job.signal_number;
+    report_out->signal_number = job.schedule.signal.number;
     (void)sigprocmask(SIG_SETMASK, &before_set, NULL);
     (void)sigaction(SIGPIPE, &before, NULL);
     return status;

@@ -11,15 +11,10 @@
 #include <string.h>
 #include <sys/resource.h>
 
-bool gr_launch_job_may_change(const gr_launch_job *job)
-{
-    return gr_launch_elastic(job->config);
-}
-
 /* Does no other host take part, now or later? */
 static bool here_only(const gr_launch_job *job)
 {
-    return job->config->discovery == NULL && job->config->acceptor == NULL &&
+    return !gr_launch_changing(job->config) &&
            (job->config->hosts == NULL || gr_host_list_all_local(job->config->hosts));
 }
 
@@ -35,7 +30,7 @@ static gr_status prepare_coordinator(gr_launch_job *job, gr_diag *diag)
         return status;
     }
     gr_coordinator_config config = {.world_size = job->config->workers,
-                                    .world_max = job->slots,
+                                    .world_max = gr_launch_slots(job->config),
                                     .members_min = job->config->workers_min,
                                     .secret = job->secret,
                                     .encrypt = job->config->encrypt,
@@ -51,6 +46,7 @@ static gr_status prepare_coordinator(gr_launch_job *job, gr_diag *diag)
 /* In the launcher, for each worker: both ends of two pipes, and two files with --log-dir; a
  * connection takes the place of the pipes' other ends. A record is one more, for as many as may
  * have it. */
+enum { EVENTS_BESIDE = 16 }; /* that wait, other than of agents */
 enum { DESCRIPTORS_A_WORKER = 4, DESCRIPTORS_OF_LOGS = 2, DESCRIPTORS_BESIDE = 256 };
 
 /* The soft limit that was reached, at least `least` and at most `most`; 0: `least` cannot be. */
@@ -72,119 +68,252 @@ gr_status gr_launch_job_raise_limit(gr_launch_job *job, gr_diag *diag)
 {
     struct rlimit limit;
     rlim_t each = DESCRIPTORS_A_WORKER + (job->config->log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
-    rlim_t least = (rlim_t)job->slots * each + DESCRIPTORS_BESIDE;
-    job->records_max = job->slots;
+    int slots = gr_launch_slots(job->config);
+    rlim_t least = (rlim_t)slots * each + DESCRIPTORS_BESIDE;
+    job->setup.records_max = slots;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
         return GR_OK;
     }
-    rlim_t reached = raise_limit(&limit, least, least + (rlim_t)job->slots);
+    rlim_t reached = raise_limit(&limit, least, least + (rlim_t)slots);
     if (reached == 0) {
         return gr_fail(
             diag, GR_E_INVALID,
             "-np: %d workers need %llu descriptors in the launcher, and it may have %llu: "
             "start fewer workers, or raise the hard limit (ulimit -Hn; LimitNOFILE= of "
             "systemd)",
-            job->slots, (unsigned long long)least, (unsigned long long)limit.rlim_max);
+            slots, (unsigned long long)least, (unsigned long long)limit.rlim_max);
     }
-    job->records_max = (int)(reached - least);
+    job->setup.records_max = (int)(reached - least);
     if (reached > limit.rlim_cur) {
-        job->descriptors = limit.rlim_cur; /* the workers' */
+        job->setup.descriptors = limit.rlim_cur; /* the workers' */
     }
     return GR_OK;
 }
 
-gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
+static void add_agent(gr_launch_job *job, int number, const gr_host *host)
+{
+    job->agents[number] = (gr_host_agent){
+        .job = job, .number = number, .host = *host, .control_fd = -1, .words_fd = -1};
+}
+
+static gr_status add_hosts(gr_launch_job *job, const gr_host_list *hosts, gr_diag *diag)
 {
     const gr_launch_config *config = job->config;
-    size_t count = (size_t)gr_launch_places(config);
+    for (int i = 0; i < hosts->count; i++) {
+        gr_host host = hosts->at[i];
+        if (!gr_launch_elastic(config)) {
+            host.slots = host.workers; /* nobody comes later */
+        }
+        if (host.slots == 0) {
+            continue;
+        }
+        int number = gr_scheduler_add(&job->schedule, host.slots, host.workers, host.joined);
+        if (number < 0) {
+            return gr_fail(diag, GR_E_INVALID, "run: there are no more than %d slots for workers",
+                           gr_launch_slots(config));
+        }
+        add_agent(job, number, &host);
+    }
+    for (int i = 0; i < config->servers; i++) {
+        gr_host host = gr_launch_job_server_host(config, i);
+        add_agent(job, job->schedule.config.host_room + i, &host);
+    }
+    job->setup.name_hosts =
+        config->hosts != NULL && (job->schedule.host_count > 1 || gr_launch_changing(config));
+    return GR_OK;
+}
+
+/* For each server the number of the first one on the same host. */
+static void find_sites(const gr_launch_config *config, int *sites)
+{
+    for (int i = 0; i < config->servers; i++) {
+        const gr_host host = gr_launch_job_server_host(config, i);
+        sites[i] = 0;
+        for (bool same = false; !same; sites[i] += !same) {
+            const gr_host other = gr_launch_job_server_host(config, sites[i]);
+            same = strcmp(gr_host_label(&host), gr_host_label(&other)) == 0;
+        }
+    }
+}
+
+static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
+{
+    const gr_launch_config *config = job->config;
+    const gr_host_list here = {
+        .count = 1,
+        .at[0] = {.slots = gr_launch_at_once(config), .workers = config->workers, .local = true}};
+    const gr_host_list *hosts = config->hosts != NULL ? config->hosts : &here;
+    const gr_scheduler_config rules = {.workers = config->workers,
+                                       .workers_min = config->workers_min,
+                                       .workers_max = gr_launch_most(config),
+                                       .spares = config->spares,
+                                       .restarts = config->restarts,
+                                       .slots = gr_launch_slots(config),
+                                       .servers = config->servers,
+                                       .host_room =
+                                           gr_launch_changing(config) ? GR_HOSTS_MAX : hosts->count,
+                                       .beginning = config->beginning,
+                                       .elastic = gr_launch_elastic(config),
+                                       .changing = gr_launch_changing(config),
+                                       .all_join = config->all_join,
+                                       .servers_spare = config->servers_spare,
+                                       .start_timeout_us = config->start_timeout_us,
+                                       .grace_us = config->grace_us,
+                                       .crash = config->crash};
+    size_t agents = (size_t)(rules.host_room + rules.servers), servers = (size_t)rules.servers + 1;
+    int *sites = gr_arena_alloc(&job->arena, servers * sizeof *sites);
+    job->events.max = (int)agents + EVENTS_BESIDE;
+    job->events.at = gr_arena_alloc(&job->arena, (size_t)job->events.max * sizeof *job->events.at);
+    job->agents = gr_arena_alloc(&job->arena, agents * sizeof *job->agents);
+    job->servers = gr_arena_alloc(&job->arena, servers * sizeof *job->servers);
+    if (sites == NULL || job->events.at == NULL || job->agents == NULL || job->servers == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %zu hosts", agents);
+    }
+    for (size_t i = 0; i < agents; i++) {
+        job->agents[i].control_fd = job->agents[i].words_fd = -1;
+        job->agents[i].job = job;
+    }
+    find_sites(config, sites);
+    job->setup.first_host = hosts->at[0];
+    gr_status status = gr_scheduler_init(&job->schedule, &rules, sites, &job->arena, diag);
+    return status == GR_OK ? add_hosts(job, hosts, diag) : status;
+}
+
+gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
+{
     gr_status status = prepare_coordinator(job, diag);
+    if (status == GR_OK) {
+        status = prepare_schedule(job, diag);
+    }
     if (status != GR_OK) {
         return status;
     }
+    const gr_launch_config *config = job->config;
     size_t faults = (size_t)config->fault_count;
     job->fault_next_us = gr_arena_alloc(&job->arena, (faults + 1) * sizeof *job->fault_next_us);
-    job->places = gr_arena_alloc(&job->arena, count * sizeof *job->places);
-    job->ends = gr_arena_alloc(&job->arena, count * sizeof *job->ends);
-    if (job->ends == NULL || job->places == NULL || job->fault_next_us == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", config->workers);
+    if (job->fault_next_us == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d faults", config->fault_count);
     }
     for (size_t i = 0; i < faults; i++) {
         job->fault_next_us[i] = config->faults[i].at_us;
     }
-    for (int rank = 0; rank < job->slots; rank++) {
-        job->places[rank].busy = rank < config->workers;
-        job->ends[rank].spared = rank >= config->workers;
-    }
-    status = gr_spawn_make_stdin(config->document, &job->stdin_fd, diag);
+    status = gr_spawn_make_stdin(config->document, &job->setup.stdin_fd, diag);
     if (status != GR_OK) {
         return status;
     }
-    job->records = gr_records_create(job->slots, job->records_max);
-    return gr_rendezvous_free_port(&job->master_port, diag);
+    job->records = gr_records_create(gr_launch_slots(job->config), job->setup.records_max);
+    return gr_rendezvous_free_port(&job->setup.master_port, diag);
 }
 
-static void find_cores(const gr_launch_job *job, const gr_host_agent *agent, int seat,
-                       gr_cores *part, gr_spawn *spawn)
+/* ---- What a host gets ------------------------------------------------------------------------ */
+
+static gr_spawn spawn_at(const gr_launch_job *job, int slot, char **environment)
+{
+    return (gr_spawn){.argv = job->config->argv,
+                      .file = job->config->file,
+                      .environment = environment,
+                      .stdin_fd = job->setup.stdin_fd,
+                      .descriptors = job->setup.descriptors,
+                      .stdout_fd = gr_output_worker_fd(job->output, slot, 0),
+                      .stderr_fd = gr_output_worker_fd(job->output, slot, 1)};
+}
+
+/* What a process on that host inherits. */
+static char *const *inherited_at(const gr_launch_config *config, const gr_host *host)
+{
+    return host->local ? config->environment : config->exported;
+}
+
+static gr_status set_up_server(const gr_launch_job *job, const gr_host_agent *of,
+                               const char *secret_hex, gr_arena *arena,
+                               const gr_agent_config *agent, gr_diag *diag)
 {
     const gr_launch_config *config = job->config;
-    int most = gr_launch_most(config) < agent->seats ? gr_launch_most(config) : agent->seats;
-    if (config->bind && seat < most && gr_cores_deal(config->cores, most, seat, part)) {
+    int slot = gr_launch_job_host(of)->first;
+    const gr_environ_config environment = {.inherited = inherited_at(config, &of->host),
+                                           .serves = true,
+                                           .rank = gr_launch_job_server_number(job, slot),
+                                           .secret_hex = secret_hex,
+                                           .set = config->set,
+                                           .defaults = config->defaults};
+    gr_status status = gr_environ_build(&environment, arena, agent->environment, diag);
+    gr_spawn *spawn = agent->spawns;
+    *spawn = spawn_at(job, slot, *agent->environment);
+    spawn->argv = config->server_argv;
+    spawn->file = "/proc/self/exe";
+    spawn->descriptors = 0;
+    spawn->cores = config->restrict_cores ? config->cores : NULL;
+    return status;
+}
+
+static void find_cores(const gr_launch_job *job, int count, int at, gr_cores *part, gr_spawn *spawn)
+{
+    const gr_launch_config *config = job->config;
+    int most = gr_launch_most(config) < count ? gr_launch_most(config) : count;
+    if (config->bind && at < most && gr_cores_deal(config->cores, most, at, part)) {
         spawn->cores = part;
     } else if (config->restrict_cores) {
         spawn->cores = config->cores;
     }
 }
 
-gr_status gr_launch_job_set_up(const gr_launch_job *job, const gr_host_agent *agent,
-                               gr_arena *arena, gr_agent_config *config_out, gr_diag *diag)
+static gr_status set_up_workers(const gr_launch_job *job, const gr_host_agent *agent,
+                                const char *secret_hex, gr_arena *arena, const gr_agent_config *to,
+                                gr_diag *diag)
 {
     const gr_launch_config *config = job->config;
-    size_t seats = (size_t)agent->seats;
-    const gr_host *host = &agent->host;
-    bool changes = gr_launch_job_may_change(job);
-    gr_cores *parts = gr_arena_alloc(arena, seats * sizeof *parts);
-    *config_out = (gr_agent_config){
-        .workers = job->going ? 0 : host->workers,
-        .slots = changes ? agent->seats : 0,
-        .spawns = gr_arena_alloc(arena, seats * sizeof(gr_spawn)),
-        .environment = gr_arena_alloc(arena, seats * sizeof *config_out->environment)};
-    if (parts == NULL || config_out->spawns == NULL || config_out->environment == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", agent->seats);
+    const gr_scheduler_host *host = gr_launch_job_host(agent);
+    gr_cores *parts = gr_arena_alloc(arena, (size_t)host->slot_count * sizeof *parts);
+    if (parts == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", host->slot_count);
     }
-    char secret_hex[2 * GR_SECRET_BYTES + 1];
-    gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
-    gr_environ_config environment = {.inherited =
-                                         agent->host.local ? config->environment : config->exported,
+    gr_environ_config environment = {.inherited = inherited_at(config, &agent->host),
                                      .world_size = config->workers,
                                      .local_size = host->workers > 0 ? host->workers : 1,
                                      .workers_min = config->workers_min,
-                                     .workers_max = changes ? job->slots : 0,
+                                     .workers_max =
+                                         gr_launch_elastic(config) ? gr_launch_slots(config) : 0,
                                      .secret_hex = secret_hex,
-                                     .master_port = job->master_port,
+                                     .master_port = job->setup.master_port,
                                      .servers = job->server_list,
                                      .set = config->set,
                                      .defaults = config->defaults};
     const gr_rendezvous rendezvous = {.here_only = here_only(job),
-                                      .first = &job->first_host,
+                                      .first = &job->setup.first_host,
                                       .environment = config->environment,
                                       .coordinator = gr_coordinator_address(job->coordinator)};
-    gr_status status = gr_rendezvous_find(&rendezvous, host, arena, &environment, diag);
-    for (int seat = 0; seat < agent->seats && status == GR_OK; seat++) {
-        int rank = host->first + seat;
-        environment.rank = rank;
-        environment.local_rank = seat;
-        environment.record = host->local ? gr_records_path(job->records, rank) : NULL;
-        status = gr_environ_build(&environment, arena, &config_out->environment[seat], diag);
-        gr_spawn *spawn = &config_out->spawns[seat];
-        *spawn = (gr_spawn){.argv = config->argv,
-                            .file = config->file,
-                            .environment = config_out->environment[seat],
-                            .stdin_fd = job->stdin_fd,
-                            .descriptors = job->descriptors,
-                            .stdout_fd = gr_output_worker_fd(job->output, rank, 0),
-                            .stderr_fd = gr_output_worker_fd(job->output, rank, 1)};
-        find_cores(job, agent, seat, &parts[seat], spawn);
+    gr_status status = gr_rendezvous_find(&rendezvous, &agent->host, arena, &environment, diag);
+    for (int i = 0; i < host->slot_count && status == GR_OK; i++) {
+        int slot = host->first + i;
+        environment.rank = slot;
+        environment.local_rank = i;
+        environment.record = agent->host.local ? gr_records_path(job->records, slot) : NULL;
+        status = gr_environ_build(&environment, arena, &to->environment[i], diag);
+        to->spawns[i] = spawn_at(job, slot, to->environment[i]);
+        find_cores(job, host->slot_count, i, &parts[i], &to->spawns[i]);
     }
+    return status;
+}
+
+gr_status gr_launch_job_set_up(const gr_launch_job *job, const gr_host_agent *agent,
+                               gr_arena *arena, gr_agent_config *config_out, gr_diag *diag)
+{
+    const gr_scheduler_host *host = gr_launch_job_host(agent);
+    size_t count = (size_t)host->slot_count;
+    bool serves = gr_launch_job_serves(agent);
+    bool stays = !serves && gr_launch_elastic(job->config);
+    *config_out = (gr_agent_config){
+        .workers = job->schedule.going && !serves ? 0 : host->workers,
+        .slots = stays ? host->slot_count : 0,
+        .spawns = gr_arena_alloc(arena, count * sizeof(gr_spawn)),
+        .environment = gr_arena_alloc(arena, count * sizeof *config_out->environment)};
+    if (config_out->spawns == NULL || config_out->environment == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", host->slot_count);
+    }
+    char secret_hex[2 * GR_SECRET_BYTES + 1];
+    gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
+    gr_status status = serves ? set_up_server(job, agent, secret_hex, arena, config_out, diag)
+                              : set_up_workers(job, agent, secret_hex, arena, config_out, diag);
     gr_wipe(secret_hex, sizeof secret_hex);
     return status;
 }

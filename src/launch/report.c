@@ -10,53 +10,57 @@
 static gr_status report_signal(const gr_launch_job *job, gr_diag *diag)
 {
     int killed = 0;
-    for (int rank = 0; rank < job->slots; rank++) {
-        const gr_worker_end *end = &job->ends[rank];
+    for (int rank = 0; rank < job->schedule.config.slots; rank++) {
+        const gr_worker_end *end = &job->schedule.ends[rank];
         killed +=
             end->ended && WIFSIGNALED(end->wait_status) && WTERMSIG(end->wait_status) == SIGKILL;
     }
-    const char *name = gr_signals_name(job->signal_number);
+    const char *name = gr_signals_name(job->schedule.signal.number);
     if (killed == 0) {
         return gr_fail(diag, GR_E_CANCELLED, "ended by %s after %.1f s; all %d workers have ended",
-                       name, (double)(gr_launch_job_now_us() - job->start_us) * 1e-6, job->started);
+                       name, (double)(gr_launch_job_now_us() - job->setup.start_us) * 1e-6,
+                       job->schedule.started);
     }
     return gr_fail(diag, GR_E_CANCELLED,
                    "ended by %s after %.1f s; %d of %d workers did not end on their own and were "
                    "killed (--grace sets the time that they get)",
-                   name, (double)(gr_launch_job_now_us() - job->start_us) * 1e-6, killed,
-                   job->started);
+                   name, (double)(gr_launch_job_now_us() - job->setup.start_us) * 1e-6, killed,
+                   job->schedule.started);
 }
 
 /* Would it go better if all were begun anew? Who ends with an exit code has said why not, unless it
  * may be for want of a server. */
 static bool may_begin_again(const gr_launch_job *job, int root)
 {
-    if (job->reason == GR_REASON_AGENT_LOST) {
-        return job->status != GR_E_NOT_FOUND; /* a host that cannot be used at all */
+    if (job->schedule.reason == GR_REASON_AGENT_LOST) {
+        return job->cause.status != GR_E_NOT_FOUND; /* a host that cannot be used at all */
     }
-    gr_end_class class = root >= 0 ? gr_root_cause_class(&job->ends[root]) : GR_END_FINE;
-    bool lacks_blocks = job->servers_spared > 0; /* two at once, or tables without replicas */
-    return job->reason == GR_REASON_WORKER && !job->repeats &&
+    gr_end_class class = root >= 0 ? gr_root_cause_class(&job->schedule.ends[root]) : GR_END_FINE;
+    bool lacks_blocks =
+        job->schedule.server.spared > 0; /* two at once, or tables without replicas */
+    return job->schedule.reason == GR_REASON_WORKER && !job->schedule.crash.repeats &&
            (class == GR_END_KILLED || class == GR_END_PEER || lacks_blocks);
 }
 
 /* Workers fail when a server is gone; but no server ends because a worker was killed. */
 static bool server_is_cause(const gr_launch_job *job, int root)
 {
-    bool failed = job->reason == GR_REASON_SERVER || job->reason == GR_REASON_WORKER;
-    const gr_worker_end *end = &job->ends[root >= 0 ? root : 0];
-    return failed && job->lost_server >= 0 &&
+    bool failed =
+        job->schedule.reason == GR_REASON_SERVER || job->schedule.reason == GR_REASON_WORKER;
+    const gr_worker_end *end = &job->schedule.ends[root >= 0 ? root : 0];
+    return failed && job->schedule.server.lost >= 0 &&
            !(root >= 0 && gr_root_cause_class(end) == GR_END_KILLED &&
-             end->order < job->ends[job->lost_server].order);
+             end->order < job->schedule.ends[job->schedule.server.lost].order);
 }
 
 static gr_status report_server(const gr_launch_job *job, gr_launch_report *report, gr_diag *diag)
 {
-    const gr_worker_end *end = &job->ends[job->lost_server];
+    const gr_worker_end *end = &job->schedule.ends[job->schedule.server.lost];
     char text[GR_DIAG_TEXT_BYTES];
-    gr_root_cause_describe("parameter server", gr_launch_job_server_number(job, job->lost_server),
-                           end, text, sizeof text);
-    gr_output_tail(job->output, job->lost_server, GR_LAUNCH_TAIL_LINES, report->tail,
+    gr_root_cause_describe("parameter server",
+                           gr_launch_job_server_number(job, job->schedule.server.lost), end, text,
+                           sizeof text);
+    gr_output_tail(job->output, job->schedule.server.lost, GR_LAUNCH_TAIL_LINES, report->tail,
                    sizeof report->tail);
     /* Who ends with an exit code has said why; with 0, that somebody asked it to. */
     report->again = !WIFEXITED(end->wait_status) || WEXITSTATUS(end->wait_status) == 0;
@@ -68,7 +72,7 @@ static gr_status report_server(const gr_launch_job *job, gr_launch_report *repor
 static uint64_t last_step(const gr_launch_job *job)
 {
     uint64_t last = 0;
-    for (int rank = 0; rank < job->slots; rank++) {
+    for (int rank = 0; rank < job->schedule.config.slots; rank++) {
         uint64_t step = gr_records_place(job->records, rank).step;
         last = step > last ? step : last;
     }
@@ -77,42 +81,47 @@ static uint64_t last_step(const gr_launch_job *job)
 
 gr_status gr_launch_job_report(const gr_launch_job *job, gr_launch_report *report, gr_diag *diag)
 {
-    int root = job->repeats ? job->crash.rank : gr_root_cause_root(job->ends, job->slots);
-    int code = gr_root_cause_code(job->ends, job->slots);
-    bool asked = job->reason == GR_REASON_SIGNAL;
-    report->resumable = code == GR_LAUNCH_EXIT_RESUME && (asked || job->reason == GR_REASON_NONE);
+    int root = job->schedule.crash.repeats
+                   ? job->schedule.crash.last.rank
+                   : gr_root_cause_root(job->schedule.ends, job->schedule.config.slots);
+    int code = gr_root_cause_code(job->schedule.ends, job->schedule.config.slots);
+    bool asked = job->schedule.reason == GR_REASON_SIGNAL;
+    report->resumable =
+        code == GR_LAUNCH_EXIT_RESUME && (asked || job->schedule.reason == GR_REASON_NONE);
     if (report->resumable) {
         return asked ? report_signal(job, diag)
                      : gr_fail(diag, GR_E_CANCELLED, "ended on request after %.1f s",
-                               (double)(gr_launch_job_now_us() - job->start_us) * 1e-6);
+                               (double)(gr_launch_job_now_us() - job->setup.start_us) * 1e-6);
     }
-    if (job->reason == GR_REASON_NONE || (asked && code == 0 && job->config->zero_is_done)) {
+    if (job->schedule.reason == GR_REASON_NONE ||
+        (asked && code == 0 && job->config->zero_is_done)) {
         return GR_OK;
     }
     gr_records_report(job->records, root, report->last);
     report->again = may_begin_again(job, root);
-    report->crash = job->crash;
+    report->crash = job->schedule.crash.last;
     report->step = last_step(job);
-    if (job->reason == GR_REASON_SIGNAL) {
+    if (job->schedule.reason == GR_REASON_SIGNAL) {
         return report_signal(job, diag);
     }
     if (server_is_cause(job, root)) {
         return report_server(job, report, diag);
     }
-    if (job->reason != GR_REASON_WORKER || root < 0) {
+    if (job->schedule.reason != GR_REASON_WORKER || root < 0) {
         if (diag != NULL) {
             *diag = job->cause;
         }
-        return job->status;
+        return (gr_status)job->cause.status;
     }
     char text[GR_DIAG_TEXT_BYTES], repeats[GR_CRASH_TEXT_BYTES] = "";
-    gr_root_cause_describe("rank", root, &job->ends[root], text, sizeof text);
-    if (job->repeats) {
-        gr_crash_describe(&job->crash_before, repeats, sizeof repeats);
+    gr_root_cause_describe("rank", root, &job->schedule.ends[root], text, sizeof text);
+    if (job->schedule.crash.repeats) {
+        gr_crash_describe(&job->schedule.crash.before, repeats, sizeof repeats);
     }
     gr_output_tail(job->output, root, GR_LAUNCH_TAIL_LINES, report->tail, sizeof report->tail);
     report->rank = root;
     return gr_fail_peer(diag, GR_E_PEER_LOST, root, "%s%s%s; %s", text, repeats,
-                        job->repeats ? "; it would happen again, so the job ends" : "",
+                        job->schedule.crash.repeats ? "; it would happen again, so the job ends"
+                                                    : "",
                         report->tail[0] != '\0' ? "its last lines:" : "it wrote nothing");
 }

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/schedule/internal.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+bool gr_scheduler_serves(const gr_scheduler *schedule, int host)
+{
+    return host >= schedule->config.host_room;
+}
+
+/* They have to be there before the first worker, and after the last. */
+void gr_scheduler_start_servers(gr_scheduler *schedule)
+{
+    for (int i = 0; i < schedule->config.servers; i++) {
+        schedule->slots[schedule->config.slots + i].busy = true;
+        gr_scheduler_start_agent(schedule, schedule->config.host_room + i);
+    }
+    if (schedule->config.start_timeout_us > 0) {
+        gr_scheduler_act(schedule,
+                         &(gr_scheduler_action){.kind = GR_ACTION_SET_TIMER,
+                                                .value = GR_TIMER_JOIN,
+                                                .after_us = schedule->config.start_timeout_us});
+    }
+}
+
+void gr_scheduler_server_ready(gr_scheduler *schedule, int slot)
+{
+    bool all = schedule->phase == GR_PHASE_RUNNING;
+    schedule->servers[slot - schedule->config.slots].ready = true;
+    for (int i = 0; i < schedule->config.servers; i++) {
+        all = all && schedule->servers[i].ready;
+    }
+    if (all) {
+        gr_scheduler_act_on(schedule, GR_ACTION_STOP_TIMER, -1, GR_TIMER_JOIN);
+        gr_scheduler_act_on(schedule, GR_ACTION_PUBLISH_SERVERS, -1, 0);
+    }
+}
+
+/* Can those that are left agree that server `number` is dead? On its host they know it; on others
+ * they have to be a quorum of those that lived: more than half, or half with the lowest number
+ * (ps/server/membership_view.h). */
+static bool can_agree(const gr_scheduler *schedule, int number)
+{
+    int left = 0, lowest = number;
+    for (int i = 0; i < schedule->config.servers; i++) {
+        if (!schedule->slots[schedule->config.slots + i].busy) {
+            continue;
+        }
+        if (schedule->servers[i].site == schedule->servers[number].site) {
+            return true;
+        }
+        left++;
+        lowest = i < lowest ? i : lowest;
+    }
+    return left > 1 || (left == 1 && lowest != number);
+}
+
+/* A server is gone. Does the job go on without it, with so many others? */
+static bool spare(gr_scheduler *schedule, int slot, int least)
+{
+    const gr_scheduler_config *config = &schedule->config;
+    int left = 0;
+    bool met = true;
+    for (int i = 0; i < config->servers; i++) {
+        left += schedule->slots[config->slots + i].busy;
+        met = met && schedule->servers[i].met;
+    }
+    bool on = config->servers_spare && met && left >= least && schedule->phase == GR_PHASE_RUNNING;
+    if (on) {
+        schedule->server.spared++;
+        gr_scheduler_act(
+            schedule,
+            &(gr_scheduler_action){.kind = GR_ACTION_GO_ON_SERVERS, .slot = slot, .value = left});
+    }
+    return on;
+}
+
+/* It is started again, in its slot, so many times at most. */
+static bool renew(gr_scheduler *schedule, int slot)
+{
+    gr_scheduler_server *server = &schedule->servers[slot - schedule->config.slots];
+    server->again = schedule->config.servers_again && server->ready &&
+                    server->restarts < schedule->config.restarts &&
+                    schedule->phase == GR_PHASE_RUNNING && !schedule->server.told;
+    if (server->again) {
+        server->restarts++;
+        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_GO_ON_SERVERS,
+                                                          .slot = slot,
+                                                          .value = schedule->config.servers - 1,
+                                                          .flag = true});
+    }
+    return server->again;
+}
+
+void gr_scheduler_start_server_again(gr_scheduler *schedule, int host)
+{
+    int slot = schedule->hosts[host].first;
+    gr_scheduler_server *server = &schedule->servers[slot - schedule->config.slots];
+    if (server->again && !schedule->server.told && schedule->phase == GR_PHASE_RUNNING) {
+        server->again = server->ready = server->met = false;
+        schedule->slots[slot].busy = true;
+        schedule->ends[slot] = (gr_worker_end){0};
+        gr_scheduler_start_agent(schedule, host);
+    }
+}
+
+void gr_scheduler_servers_timeout(gr_scheduler *schedule)
+{
+    int number = 0;
+    while (number + 1 < schedule->config.servers && schedule->servers[number].ready) {
+        number++;
+    }
+    if (schedule->reason == GR_REASON_NONE) {
+        schedule->reason = GR_REASON_NOT_JOINED;
+        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_REPORT,
+                                                          .slot = schedule->config.slots + number,
+                                                          .value = GR_REASON_NOT_JOINED});
+    }
+    gr_scheduler_end_after_failure(schedule);
+}
+
+void gr_scheduler_server_ended(gr_scheduler *schedule, const gr_scheduler_event *event)
+{
+    int number = event->slot - schedule->config.slots, status = event->value;
+    gr_scheduler_note_end(schedule, event->slot, status);
+    bool asked = WIFEXITED(status) || WTERMSIG(status) == SIGTERM;
+    if (schedule->server.told && (asked || schedule->phase >= GR_PHASE_KILLING)) {
+        return;
+    }
+    if (renew(schedule, event->slot) ||
+        (can_agree(schedule, number) && spare(schedule, event->slot, 1))) {
+        return;
+    }
+    /* Workers that fail do so because of it, also those that were heard of before it. */
+    schedule->server.lost = schedule->server.lost < 0 ? event->slot : schedule->server.lost;
+    if (schedule->phase <= GR_PHASE_SETTLING) {
+        gr_scheduler_blame(schedule, GR_REASON_SERVER);
+        gr_scheduler_end_after_failure(schedule);
+    }
+}
+
+void gr_scheduler_server_lost(gr_scheduler *schedule, int host)
+{
+    /* Servers that see nothing of others but their silence wait, unless they are the majority. */
+    int majority = schedule->config.servers / 2 + 1, slot = schedule->hosts[host].first;
+    schedule->slots[slot].busy = false;
+    if (schedule->server.told || schedule->phase > GR_PHASE_SETTLING || renew(schedule, slot) ||
+        spare(schedule, slot, majority)) {
+        return;
+    }
+    gr_scheduler_blame_loss(schedule, gr_scheduler_may_follow(schedule, true));
+    gr_scheduler_end_after_failure(schedule);
+}
+
+bool gr_scheduler_end_servers(gr_scheduler *schedule)
+{
+    bool any = false;
+    for (int i = 0; i < schedule->config.servers; i++) {
+        any = any || gr_scheduler_is_active(&schedule->hosts[schedule->config.host_room + i]);
+    }
+    /* The end of one of them may be why the workers failed, and be heard of in a moment. */
+    if (any && !schedule->server.told && schedule->phase != GR_PHASE_SETTLING) {
+        schedule->server.told = true;
+        gr_scheduler_act_on(schedule, GR_ACTION_SIGNAL_SERVERS, -1, SIGTERM);
+        gr_scheduler_wait_for_end(schedule, schedule->config.grace_us);
+    }
+    return any;
+}
