@@ -301,7 +301,7 @@ int gr_run_attempts(gr_cli_run *run)
         .hosts = run->hosts.count > 0 ? &run->hosts : NULL,
         .cores_text = options->cores,
         .program = run->program,
-        .shell = run->shell,
+        .placement = run->placement,
         .ssh_port = (int)options->ssh_port,
         .ssh_identity = options->ssh_identity,
         .host_timeout_us = options->host_timeout_us,

@@ -7,7 +7,6 @@
 #include "base/fail.h"
 #include "base/hash.h"
 #include "launch/discover.h"
-#include "launch/slurm.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -51,15 +50,13 @@ gr_status gr_run_gather_hosts(gr_cli_run *run, int need, gr_diag *diag)
     return status;
 }
 
-/* The nodes of a Slurm job. One node, which is this host, needs no list. */
+/* One host, which is this one, needs no list. */
 static gr_status find_allocation(gr_cli_run *run, gr_diag *diag)
 {
-    gr_status status = gr_slurm_hosts(environ, &run->arena, &run->hosts, diag);
-    if (status == GR_E_NOT_FOUND) {
-        return GR_OK;
-    }
-    run->shell = &gr_remote_shell_slurm;
-    return status;
+    const gr_placement *found = NULL;
+    gr_status status = gr_placement_list(environ, &run->arena, &run->hosts, &found, diag);
+    run->placement = status == GR_OK ? found : run->placement;
+    return status == GR_E_NOT_FOUND ? GR_OK : status;
 }
 
 gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
@@ -96,7 +93,7 @@ gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
     } else if (options->hostfile != NULL) {
         status = gr_host_list_read(options->hostfile, &run->arena, &run->hosts, diag);
     }
-    run->shell = &gr_remote_shell_ssh;
+    run->placement = &gr_placement_ssh;
     if (status == GR_OK && said == NULL && options->slurm) {
         status = find_allocation(run, diag);
     }

@@ -72,16 +72,12 @@ _Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *age
     /* We have no loop. But at each fork libuv makes the pipe of its signals anew, and would close
      * what has that pipe's numbers by then. */
     uv_library_shutdown();
-    if (host->local) {
-        if (config->orphan_grace_us > 0 && !gr_launch_job_serves(of)) {
-            keep_output(of->job, agent);
-        }
-        gr_agent_run(agent);
+    if (of->placement->here && config->orphan_grace_us > 0 && !gr_launch_job_serves(of)) {
+        keep_output(of->job, agent);
     }
     char folder[PATH_MAX] = "/";
     (void)!getcwd(folder, sizeof folder);
-    gr_remote_config remote = {.shell = config->shell,
-                               .host = host->name,
+    gr_remote_config remote = {.host = host->name,
                                .program = config->program,
                                .ssh_port = config->ssh_port,
                                .identity = config->ssh_identity,
@@ -102,7 +98,8 @@ _Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *age
                                .joined_fd = host->fd,
                                .tls = host->tls,
                                .words_fd = words_fd};
-    gr_remote_run(&remote);
+    of->placement->start(&remote);
+    _exit(1);
 }
 
 static gr_status make_sockets(int ends[2], int words[2], gr_diag *diag)
@@ -118,6 +115,13 @@ static gr_status make_sockets(int ends[2], int words[2], gr_diag *diag)
         return gr_fail(diag, GR_E_IO, "a pipe cannot be made: %s", strerror(error));
     }
     return GR_OK;
+}
+
+static void stop_placement(gr_host_agent *agent)
+{
+    if (agent->placement->stop != NULL) {
+        agent->placement->stop(&agent->host);
+    }
 }
 
 /* With no handler of ours between fork and the agent's own preparations. 0 or errno. */
@@ -136,7 +140,7 @@ static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int e
     (void)sigprocmask(SIG_SETMASK, &before, NULL);
     close(ends[1]);
     close(words[1]);
-    gr_join_refuse(&agent->host); /* the relay has it, or nobody */
+    stop_placement(agent);
     agent->control_fd = ends[0];
     agent->words_fd = words[0];
     agent->pid = agent->pid < 0 ? 0 : agent->pid;
@@ -299,38 +303,26 @@ static void on_message(gr_host_agent *agent, const gr_agent_message *message)
 static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
 {
     const gr_launch_job *job = agent->job;
-    const char *name = agent->host.name;
-    char words[GR_DIAG_TEXT_BYTES / 2];
+    char words[GR_DIAG_TEXT_BYTES / 2], what[48];
     ssize_t got = agent->words_fd >= 0 ? read(agent->words_fd, words, sizeof words - 1) : 0;
     words[got > 0 ? got : 0] = '\0';
-    const gr_scheduler_host *of = gr_launch_job_host(agent);
+    const gr_scheduler_host *host = gr_launch_job_host(agent);
     int busy = gr_scheduler_count_busy_of(&job->schedule, agent->number);
-    bool serves = gr_launch_job_serves(agent), starting = of->state == GR_HOST_STARTING;
-    char whom[48];
-    if (serves) {
-        snprintf(whom, sizeof whom, "parameter server %d",
-                 gr_launch_job_server_number(job, of->first));
+    const gr_placement_loss loss = {.host = &agent->host,
+                                    .program = job->config->program,
+                                    .what = what,
+                                    .words = words,
+                                    .starting = host->state == GR_HOST_STARTING,
+                                    .going = job->schedule.going,
+                                    .serves = gr_launch_job_serves(agent),
+                                    .pid = agent->pid};
+    if (loss.serves) {
+        snprintf(what, sizeof what, "parameter server %d",
+                 gr_launch_job_server_number(job, host->first));
     } else {
-        snprintf(whom, sizeof whom, "its %d worker%s", busy, busy == 1 ? "" : "s");
+        snprintf(what, sizeof what, "its %d worker%s", busy, busy == 1 ? "" : "s");
     }
-    if (agent->host.local) {
-        (void)gr_fail(diag, GR_E_IO,
-                      "the process that looks after %s (gradus-agent, pid %d) was killed, and %s "
-                      "with it",
-                      serves ? whom : "the workers", (int)agent->pid, serves ? "it" : "they");
-    } else if (starting && agent->host.joined) {
-        (void)gr_fail(diag, GR_E_PEER_LOST, "the agent that joined from %s is gone: %s", name,
-                      words[0] != '\0' ? words : "its relay was killed");
-    } else if (starting) {
-        char advice[GR_DIAG_TEXT_BYTES];
-        job->config->shell->advise(name, job->config->program, advice, sizeof advice);
-        (void)gr_fail(diag, GR_E_NOT_FOUND, "host %s cannot be used: %s%s; %s", name,
-                      words[0] != '\0' ? words : "its relay was killed",
-                      job->schedule.going ? "" : "; nothing was started", advice);
-    } else {
-        (void)gr_fail(diag, GR_E_PEER_LOST, "host %s was lost with %s: %s", name, whom,
-                      words[0] != '\0' ? words : "the relay to it was killed");
-    }
+    agent->placement->watch(&loss, diag);
 }
 
 /* The agent, or the way to it, is gone, and its workers with it. */
@@ -391,6 +383,8 @@ void gr_launch_job_stop_agents(gr_launch_job *job)
     }
     for (int i = 0; i < count; i++) {
         forget_agent(&job->agents[i]);
-        gr_join_refuse(&job->agents[i].host);
+        if (job->agents[i].placement != NULL) {
+            stop_placement(&job->agents[i]);
+        }
     }
 }

@@ -57,6 +57,13 @@ static void describe_cause(gr_launch_job *job, const gr_scheduler_action *action
                       "(--start-timeout sets the time)",
                       gr_launch_job_server_number(job, action->slot),
                       (double)job->config->start_timeout_us * 1e-6);
+    } else if (action->value == GR_REASON_NOT_JOINED && action->host >= 0) {
+        const gr_host_agent *agent = &job->agents[action->host];
+        (void)gr_fail(cause, GR_E_TIMEOUT,
+                      "host %s (%s) was not ready within %.0f s of the start; nothing was started "
+                      "(--start-timeout sets the time)",
+                      agent->host.name, agent->placement->name,
+                      (double)job->config->start_timeout_us * 1e-6);
     } else if (action->value == GR_REASON_NOT_JOINED) {
         describe_absent(job, action->flag, cause);
     } else if (action->value == GR_REASON_STUCK) {
@@ -64,10 +71,10 @@ static void describe_cause(gr_launch_job *job, const gr_scheduler_action *action
                       "a process of the job does not end although it was killed; it waits for the "
                       "kernel (a disk or a network file system that does not answer?)");
     } else if (of->event.kind == GR_EVENT_WORKER_NOT_STARTED) {
-        const gr_host *host = &job->agents[job->schedule.slots[of->event.slot].host].host;
-        if (!host->local) {
+        const gr_host_agent *agent = &job->agents[job->schedule.slots[of->event.slot].host];
+        if (!agent->placement->here) {
             (void)gr_fail(cause, (gr_status)of->why.status, "on host %s: %.400s",
-                          gr_host_label(host), of->why.text);
+                          gr_host_label(&agent->host), of->why.text);
         }
     }
 }
@@ -154,8 +161,7 @@ static void start_agent(gr_launch_job *job, int number)
 static void add_host(gr_launch_job *job, int number, const gr_host *host)
 {
     gr_host_agent *agent = &job->agents[number];
-    *agent = (gr_host_agent){
-        .job = job, .number = number, .host = *host, .control_fd = -1, .words_fd = -1};
+    gr_launch_job_add_agent(job, number, host);
     snprintf(agent->name, sizeof agent->name, "%s", host->name);
     agent->host.name = agent->name;
     gr_log_write(job->config->log, GR_LOG_WARN, "launch", "host %s has come, for %d worker%s",

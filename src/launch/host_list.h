@@ -17,9 +17,8 @@ typedef struct gr_host {
     int slots;          /* workers that it may get */
     int first, workers; /* its ranks, once they are dealt */
     bool local;         /* this host */
-    bool joined;        /* it came by itself (launch/join.h), over this connection, */
-    int fd;             /* which is ours */
-    gr_tls *tls;        /* while this is not NULL */
+    int fd;             /* the connection by which it came by itself (launch/join.h), and which */
+    gr_tls *tls;        /* is ours while this is not NULL */
 } gr_host;
 
 typedef struct gr_host_list {

@@ -139,11 +139,8 @@ bool gr_join_take(gr_acceptor *acceptor, char name_out[GR_HOSTS_NAME_BYTES], gr_
     }
     gr_join_name_of(arrival.fd, name_out, GR_HOSTS_NAME_BYTES);
     watch_idle(arrival.fd);
-    *host_out = (gr_host){.name = name_out,
-                          .slots = arrival.peer_rank,
-                          .joined = true,
-                          .fd = arrival.fd,
-                          .tls = arrival.tls};
+    *host_out = (gr_host){
+        .name = name_out, .slots = arrival.peer_rank, .fd = arrival.fd, .tls = arrival.tls};
     return true;
 }
 

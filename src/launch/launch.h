@@ -8,8 +8,8 @@
 #include "base/log.h"
 #include "launch/cores.h"
 #include "launch/join.h"
+#include "launch/placement/placement.h"
 #include "launch/records.h"
-#include "launch/remote_shell.h"
 #include "launch/root_cause.h"
 
 enum {
@@ -72,13 +72,13 @@ typedef struct gr_launch_config {
                                * is gone; 0: they end at once */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
-    const gr_host_list *hosts;    /* with their ranks dealt; NULL: this host alone */
-    const char *cores_text;       /* what other hosts take for `cores`; NULL: all of theirs */
-    const char *program;          /* gradus on other hosts: an absolute path */
-    const gr_remote_shell *shell; /* how other hosts are reached */
-    int ssh_port;                 /* 0: as ssh has it */
-    const char *ssh_identity;     /* a file; NULL: as ssh has it */
-    int64_t host_timeout_us;      /* a host that says nothing for so long is lost */
+    const gr_host_list *hosts;     /* with their ranks dealt; NULL: this host alone */
+    const char *cores_text;        /* what other hosts take for `cores`; NULL: all of theirs */
+    const char *program;           /* gradus on other hosts: an absolute path */
+    const gr_placement *placement; /* of other hosts, but for those that join */
+    int ssh_port;                  /* 0: as ssh has it */
+    const char *ssh_identity;      /* a file; NULL: as ssh has it */
+    int64_t host_timeout_us;       /* a host that says nothing for so long is lost */
     gr_acceptor *acceptor; /* where hosts come by themselves, with those in `hosts` that have:
                                  their connections are taken; borrowed; NULL: nowhere */
     const char *discovery; /* a program that prints which hosts there are, by and by; `hosts` is

@@ -25,6 +25,7 @@ typedef struct gr_host_agent {
     struct gr_launch_job *job;
     int number; /* in the schedule */
     gr_host host;
+    const gr_placement *placement;
     char name[GR_HOSTS_NAME_BYTES]; /* of a host that came later */
     pid_t pid;
     int control_fd;
@@ -124,6 +125,8 @@ static inline const gr_scheduler_host *gr_launch_job_host(const gr_host_agent *a
 gr_status gr_launch_job_raise_limit(gr_launch_job *job, gr_diag *diag) GR_MUST_CHECK;
 /* prepare.c: the coordinator, the schedule, and the hosts. */
 gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag) GR_MUST_CHECK;
+/* The agent of a host, that is not there yet. */
+void gr_launch_job_add_agent(gr_launch_job *job, int number, const gr_host *host);
 /* For each worker of a host, now or later, or for its server, its environment, its cores, the ends
  * of its pipes; what is made is the arena's, and holds the secret. */
 gr_status gr_launch_job_set_up(const gr_launch_job *job, const gr_host_agent *agent,

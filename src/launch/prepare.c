@@ -90,10 +90,15 @@ gr_status gr_launch_job_raise_limit(gr_launch_job *job, gr_diag *diag)
     return GR_OK;
 }
 
-static void add_agent(gr_launch_job *job, int number, const gr_host *host)
+void gr_launch_job_add_agent(gr_launch_job *job, int number, const gr_host *host)
 {
-    job->agents[number] = (gr_host_agent){
-        .job = job, .number = number, .host = *host, .control_fd = -1, .words_fd = -1};
+    job->agents[number] =
+        (gr_host_agent){.job = job,
+                        .number = number,
+                        .host = *host,
+                        .placement = gr_placement_of(host, job->config->placement),
+                        .control_fd = -1,
+                        .words_fd = -1};
 }
 
 static gr_status add_hosts(gr_launch_job *job, const gr_host_list *hosts, gr_diag *diag)
@@ -107,16 +112,17 @@ static gr_status add_hosts(gr_launch_job *job, const gr_host_list *hosts, gr_dia
         if (host.slots == 0) {
             continue;
         }
-        int number = gr_scheduler_add(&job->schedule, host.slots, host.workers, host.joined);
+        int number = gr_scheduler_add(&job->schedule, host.slots, host.workers,
+                                      gr_placement_of(&host, config->placement)->once);
         if (number < 0) {
             return gr_fail(diag, GR_E_INVALID, "run: there are no more than %d slots for workers",
                            gr_launch_slots(config));
         }
-        add_agent(job, number, &host);
+        gr_launch_job_add_agent(job, number, &host);
     }
     for (int i = 0; i < config->servers; i++) {
         gr_host host = gr_launch_job_server_host(config, i);
-        add_agent(job, job->schedule.config.host_room + i, &host);
+        gr_launch_job_add_agent(job, job->schedule.config.host_room + i, &host);
     }
     job->setup.name_hosts =
         config->hosts != NULL && (job->schedule.host_count > 1 || gr_launch_changing(config));
@@ -287,7 +293,7 @@ static gr_status set_up_workers(const gr_launch_job *job, const gr_host_agent *a
         int slot = host->first + i;
         environment.rank = slot;
         environment.local_rank = i;
-        environment.record = agent->host.local ? gr_records_path(job->records, slot) : NULL;
+        environment.record = agent->placement->here ? gr_records_path(job->records, slot) : NULL;
         status = gr_environ_build(&environment, arena, &to->environment[i], diag);
         to->spawns[i] = spawn_at(job, slot, to->environment[i]);
         find_cores(job, host->slot_count, i, &parts[i], &to->spawns[i]);

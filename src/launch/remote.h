@@ -7,9 +7,30 @@
  * and carries messages and output. To the launcher it is an agent: the same socket and pipes. */
 
 #include "launch/agent.h"
+#include "launch/host_list.h"
 #include "launch/launch_spec.h"
-#include "launch/remote_shell.h"
-#include "link/tls.h"
+
+#include <limits.h>
+
+struct gr_remote_config;
+
+enum {
+    GR_REMOTE_WORDS_MAX = 24,
+    GR_REMOTE_COMMAND_BYTES = 4 * PATH_MAX + 64 /* of a path, each letter may be a quote */
+};
+
+typedef struct gr_remote_words {
+    const char *at[GR_REMOTE_WORDS_MAX]; /* the program first; ends with NULL */
+    int count;
+    char command[GR_REMOTE_COMMAND_BYTES], host[300], numbers[2][48]; /* what `at` points to */
+} gr_remote_words;
+
+/* A program that starts `gradus agent --stdio` on another host and carries its stdin and stdout. */
+typedef struct gr_remote_shell {
+    const char *name;    /* of the program */
+    const char *package; /* Debian's, which has it */
+    void (*find_words)(const struct gr_remote_config *config, gr_remote_words *words_out);
+} gr_remote_shell;
 
 typedef struct gr_remote_config {
     const gr_remote_shell *shell;

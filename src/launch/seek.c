@@ -44,9 +44,10 @@ static void offer_hosts(gr_launch_job *job, gr_host *hosts, int count, bool all)
 {
     gr_scheduler_offer offers[GR_HOSTS_MAX];
     for (int i = 0; i < count; i++) {
-        offers[i] = (gr_scheduler_offer){.host = all ? find_host(job, hosts[i].name) : -1,
-                                         .slots = hosts[i].slots,
-                                         .joined = hosts[i].joined};
+        offers[i] = (gr_scheduler_offer){
+            .host = all ? find_host(job, hosts[i].name) : -1,
+            .slots = hosts[i].slots,
+            .joined = gr_placement_of(&hosts[i], job->config->placement)->once};
     }
     job->seek.came = hosts;
     gr_launch_job_happen(job,

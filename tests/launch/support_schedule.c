@@ -315,6 +315,11 @@ static void act_on_job(world *w, const gr_scheduler_action *action, const gr_sch
     } else if (action->kind == GR_ACTION_KILL_WORKERS || action->kind == GR_ACTION_KILL_SERVERS) {
         tell_agents(w, action->kind == GR_ACTION_KILL_SERVERS, true);
     } else if (action->kind == GR_ACTION_PUBLISH_SERVERS) {
+        for (int slot = w->setting.config.slots; slot < slot_count(w); slot++) {
+            if (!w->now.processes[slot].ready) {
+                search_wrong(w->why, "servers are published before slot %d is ready", slot);
+            }
+        }
         w->now.publishing = true;
     } else if (action->kind == GR_ACTION_REPORT) {
         report(w, action->value, event);
@@ -367,7 +372,7 @@ static void look_at_group(world *w)
                                        .value = w->now.joined,
                                        .flag = w->now.at_rest,
                                        .over = w->now.over});
-    } while (w->now.touched);
+    } while (w->now.touched && w->why[0] == '\0');
 }
 
 /* What has passed is as if it had never been, so that states are the same again. */
@@ -801,6 +806,13 @@ bool world_agrees(void *of)
     if (w->now.target != schedule->group.target) {
         return search_wrong(w->why, "the coordinator was told %d workers, not %d", w->now.target,
                             schedule->group.target);
+    }
+    for (int host = 0; host < schedule->host_count; host++) {
+        const agent *at = &w->now.agents[host];
+        if (schedule->hosts[host].leaving && at->state == AGENT_RUNS && at->stays &&
+            gr_scheduler_count_busy_of(schedule, host) == 0) {
+            return search_wrong(w->why, "host %d leaves, and its agent is not ended", host);
+        }
     }
     for (int host = 0; host < host_end(w); host++) {
         static const gr_host_state states[] = {GR_HOST_AWAY, GR_HOST_STARTING, GR_HOST_UP,

@@ -78,7 +78,7 @@ static void schedule_of_fixed_size_keeps_rules(void **state)
 static void schedule_of_elastic_job_keeps_rules(void **state)
 {
     (void)state;
-    world_setting setting = setting_of(job_of(2, 1, 2, 1, 4), (world_budget){.deaths = 2});
+    world_setting setting = setting_of(job_of(2, 1, 2, 1, 4), (world_budget){.deaths = 3});
     setting.config.restarts = 1;
     explore("2 workers, 1 at least, 1 restart each", &setting);
     setting = setting_of(job_of(2, 1, 3, 1, 6), (world_budget){.scales = 2});
@@ -215,7 +215,7 @@ static world_setting draw_setting(uint64_t *seed)
 
 /* One of those that can happen; faults are rarer. -1: none can. A timer that runs for long may be
  * late behind all that happens, or early before some of it. */
-static int draw_event(world *w, uint64_t *seed)
+static int draw_event(world *w, int rarity, uint64_t *seed)
 {
     int found[2][WORLD_KINDS * WORLD_TARGETS], count[2] = {0, 0};
     for (int event = 0; event < WORLD_KINDS * WORLD_TARGETS; event++) {
@@ -224,7 +224,7 @@ static int draw_event(world *w, uint64_t *seed)
             found[rare][count[rare]++] = event;
         }
     }
-    int rare = count[0] == 0 || (count[1] > 0 && below(seed, 8) == 0);
+    int rare = count[0] == 0 || (count[1] > 0 && below(seed, rarity) == 0);
     return count[rare] > 0 ? found[rare][below(seed, count[rare])] : -1;
 }
 
@@ -232,12 +232,12 @@ static void run_by_chance(uint64_t first)
 {
     uint64_t seed = first;
     const world_setting setting = draw_setting(&seed);
-    int events[RUN_STEPS_MAX], count = 0;
+    int events[RUN_STEPS_MAX], count = 0, rarity = 2 + below(&seed, 8);
     world *w = world_create(&setting);
     assert_non_null(w);
     bool right = world_agrees(w);
     while (right && world_schedule(w)->phase != GR_PHASE_OVER && count < RUN_STEPS_MAX) {
-        events[count] = draw_event(w, &seed);
+        events[count] = draw_event(w, rarity, &seed);
         if (events[count] < 0) {
             right = world_rests(w);
             break;

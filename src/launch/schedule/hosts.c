@@ -73,9 +73,7 @@ void gr_scheduler_start_agent(gr_scheduler *schedule, int host)
 
 void gr_scheduler_start_workers(gr_scheduler *schedule)
 {
-    if (schedule->config.all_join && schedule->config.workers > 1) {
-        gr_scheduler_time_joining(schedule);
-    }
+    gr_scheduler_time_joining(schedule);
     for (int i = 0; i < schedule->host_count; i++) {
         if (schedule->hosts[i].workers > 0) {
             gr_scheduler_start_agent(schedule, i);
@@ -170,6 +168,7 @@ void gr_scheduler_agent_ready(gr_scheduler *schedule, int number)
     }
     if (schedule->going) {
         gr_scheduler_act_on(schedule, GR_ACTION_RUN_ALL, -1, 0);
+        gr_scheduler_all_ready(schedule);
     }
 }
 

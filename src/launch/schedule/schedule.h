@@ -123,7 +123,7 @@ typedef struct gr_scheduler {
     bool any_lost; /* of the agents: what it looked after is the launcher's */
     struct {
         int joined; /* in the first generation */
-        bool complete, timed, at_rest, over;
+        bool complete, timed, late, at_rest, over;
         int target;     /* as told to the coordinator */
         bool expecting; /* joining workers */
     } group;
@@ -227,11 +227,12 @@ typedef enum gr_scheduler_action_kind {
     GR_ACTION_SIGNAL_SERVERS,
     GR_ACTION_KILL_WORKERS,
     GR_ACTION_KILL_SERVERS,
-    GR_ACTION_REPORT,     /* value: gr_scheduler_reason: the event is the cause; slot: of NOT_JOINED
-                               the server's, or -1, flag: the absent have ended */
-    GR_ACTION_SET_TIMER,  /* value: gr_scheduler_timer, after_us */
-    GR_ACTION_STOP_TIMER, /* value */
-    GR_ACTION_END_TREE,   /* what lost agents left to the launcher ends */
+    GR_ACTION_REPORT, /* value: gr_scheduler_reason: the event is the cause; of NOT_JOINED host: is
+                         not ready, or -1; slot: of the server that is not, or -1; flag: the absent
+                         have ended */
+    GR_ACTION_SET_TIMER,    /* value: gr_scheduler_timer, after_us */
+    GR_ACTION_STOP_TIMER,   /* value */
+    GR_ACTION_END_TREE,     /* what lost agents left to the launcher ends */
     GR_ACTION_DRAIN_OUTPUT, /* nothing runs: what is left is written */
     GR_ACTION_FINISH
 } gr_scheduler_action_kind;

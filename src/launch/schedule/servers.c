@@ -114,6 +114,7 @@ void gr_scheduler_servers_timeout(gr_scheduler *schedule)
     if (schedule->reason == GR_REASON_NONE) {
         schedule->reason = GR_REASON_NOT_JOINED;
         gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_REPORT,
+                                                          .host = -1,
                                                           .slot = schedule->config.slots + number,
                                                           .value = GR_REASON_NOT_JOINED});
     }

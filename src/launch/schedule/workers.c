@@ -9,7 +9,8 @@
 enum {
     /* Between a failure and the end of the others: the time in which a likelier cause may show. */
     SETTLE_FAILED_US = 50000,
-    SETTLE_PEER_US = 2000000
+    SETTLE_PEER_US = 2000000,
+    LAST_WORDS_US = 2000000
 };
 
 int gr_scheduler_count_busy(const gr_scheduler *schedule)
@@ -271,11 +272,12 @@ bool gr_scheduler_is_absent(const gr_scheduler *schedule, int slot, bool ended)
            (!ended || (end->ended && !end->spared));
 }
 
-static void fail_absent(gr_scheduler *schedule, bool ended)
+static void fail_absent(gr_scheduler *schedule, int host, bool ended)
 {
     if (schedule->reason == GR_REASON_NONE) {
         schedule->reason = GR_REASON_NOT_JOINED;
         gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_REPORT,
+                                                          .host = host,
                                                           .slot = -1,
                                                           .value = GR_REASON_NOT_JOINED,
                                                           .flag = ended});
@@ -283,21 +285,47 @@ static void fail_absent(gr_scheduler *schedule, bool ended)
     gr_scheduler_end_after_failure(schedule);
 }
 
-void gr_scheduler_join_timeout(gr_scheduler *schedule)
+static void set_join_timer(gr_scheduler *schedule, int64_t after_us)
 {
-    if (schedule->phase == GR_PHASE_RUNNING && !schedule->group.complete) {
-        fail_absent(schedule, false);
+    if (schedule->config.start_timeout_us > 0) {
+        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_SET_TIMER,
+                                                          .value = GR_TIMER_JOIN,
+                                                          .after_us = after_us});
     }
 }
 
 void gr_scheduler_time_joining(gr_scheduler *schedule)
 {
-    if (!schedule->group.timed && schedule->config.start_timeout_us > 0) {
+    if (!schedule->group.timed) {
         schedule->group.timed = true;
-        gr_scheduler_act(schedule,
-                         &(gr_scheduler_action){.kind = GR_ACTION_SET_TIMER,
-                                                .value = GR_TIMER_JOIN,
-                                                .after_us = schedule->config.start_timeout_us});
+        set_join_timer(schedule, schedule->config.start_timeout_us);
+    }
+}
+
+void gr_scheduler_all_ready(gr_scheduler *schedule)
+{
+    if (!schedule->config.all_join || schedule->config.workers == 1) {
+        schedule->group.timed = false; /* until the first joins */
+        gr_scheduler_act_on(schedule, GR_ACTION_STOP_TIMER, -1, GR_TIMER_JOIN);
+    }
+}
+
+void gr_scheduler_join_timeout(gr_scheduler *schedule)
+{
+    int host = 0;
+    if (schedule->phase != GR_PHASE_RUNNING || schedule->group.complete) {
+        return;
+    }
+    if (schedule->going) {
+        fail_absent(schedule, -1, false);
+    } else if (!schedule->group.late) { /* whoever waits for a host may tell why it is not ready */
+        schedule->group.late = true;
+        set_join_timer(schedule, LAST_WORDS_US);
+    } else {
+        while (host + 1 < schedule->host_count && schedule->hosts[host].state != GR_HOST_STARTING) {
+            host++;
+        }
+        fail_absent(schedule, host, false);
     }
 }
 
@@ -323,6 +351,6 @@ void gr_scheduler_check_joining(gr_scheduler *schedule)
         any = any || gr_scheduler_is_absent(schedule, slot, true);
     }
     if (any) {
-        fail_absent(schedule, true);
+        fail_absent(schedule, -1, true);
     }
 }

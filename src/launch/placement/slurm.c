@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch/remote.h"
+#include "launch/slurm.h"
+#include "launch/placement/placement.h"
 
 #include <stdio.h>
 
@@ -22,13 +23,24 @@ static void find_words(const gr_remote_config *config, gr_remote_words *words)
     words->at[words->count++] = "--stdio";
 }
 
-static void advise(const char *host, const char *program, char *advice_out, size_t size_bytes)
+static void start(const gr_remote_config *config)
 {
-    snprintf(advice_out, size_bytes,
-             "\"srun --overlap -N1 -n1 -w %s %s version\" must work in this allocation "
-             "(--remote-program; --no-slurm for this host alone)",
-             host, program);
+    static const gr_remote_shell shell = {
+        .name = "srun", .package = "slurm-client", .find_words = find_words};
+    gr_remote_config with = *config;
+    with.shell = &shell;
+    gr_remote_run(&with);
 }
 
-const gr_remote_shell gr_remote_shell_slurm = {
-    .name = "srun", .package = "slurm-client", .find_words = find_words, .advise = advise};
+static void watch(const gr_placement_loss *loss, gr_diag *diag)
+{
+    char advice[GR_DIAG_TEXT_BYTES];
+    snprintf(advice, sizeof advice,
+             "\"srun --overlap -N1 -n1 -w %s %s version\" must work in this allocation "
+             "(--remote-program; --no-slurm for this host alone)",
+             loss->host->name, loss->program);
+    gr_placement_tell_loss(loss, advice, diag);
+}
+
+const gr_placement gr_placement_slurm = {
+    .name = "Slurm", .list = gr_slurm_hosts, .start = start, .watch = watch};

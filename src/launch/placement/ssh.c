@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "launch/remote.h"
+#include "launch/placement/placement.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -50,13 +50,23 @@ static void find_words(const gr_remote_config *config, gr_remote_words *words)
     words->at[words->count++] = words->command;
 }
 
-static void advise(const char *host, const char *program, char *advice_out, size_t size_bytes)
+static void start(const gr_remote_config *config)
 {
-    snprintf(advice_out, size_bytes,
-             "\"ssh %s %s version\" must answer without a question (--ssh-port, "
-             "--ssh-identity-file, --remote-program)",
-             host, program);
+    static const gr_remote_shell shell = {
+        .name = "ssh", .package = "openssh-client", .find_words = find_words};
+    gr_remote_config with = *config;
+    with.shell = &shell;
+    gr_remote_run(&with);
 }
 
-const gr_remote_shell gr_remote_shell_ssh = {
-    .name = "ssh", .package = "openssh-client", .find_words = find_words, .advise = advise};
+static void watch(const gr_placement_loss *loss, gr_diag *diag)
+{
+    char advice[GR_DIAG_TEXT_BYTES];
+    snprintf(advice, sizeof advice,
+             "\"ssh %s %s version\" must answer without a question (--ssh-port, "
+             "--ssh-identity-file, --remote-program)",
+             loss->host->name, loss->program);
+    gr_placement_tell_loss(loss, advice, diag);
+}
+
+const gr_placement gr_placement_ssh = {.name = "ssh", .start = start, .watch = watch};
