@@ -40,19 +40,19 @@ int gr_self_launch(int argc, char *const *argv, int ranks, gr_arena *arena)
     const gr_log log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr};
     const char *const defaults[] = {"OMP_NUM_THREADS=1", NULL};
     const gr_launch_config config = {.workers = ranks,
-                                     .argv = words,
-                                     .file = "/proc/self/exe",
-                                     .environment = environ,
-                                     .defaults = defaults,
+                                     .command = {.argv = words,
+                                                 .file = "/proc/self/exe",
+                                                 .environment = environ,
+                                                 .defaults = defaults},
                                      .cores = &cores,
                                      .bind = true,
                                      .all_join = true,
                                      .start_timeout_us = start_timeout_us,
                                      .grace_us = grace_us,
-                                     .out_fd = STDOUT_FILENO,
-                                     .err_fd = STDERR_FILENO,
-                                     .prefix = true,
-                                     .raw_rank0 = true,
+                                     .output = {.out_fd = STDOUT_FILENO,
+                                                .err_fd = STDERR_FILENO,
+                                                .prefix = true,
+                                                .raw_rank0 = true},
                                      .log = &log};
     gr_launch_report report;
     status = gr_launch_run(&config, &report, &diag);

@@ -57,7 +57,7 @@ static void keep_output(gr_launch_job *job, gr_agent_config *agent)
         fds[agent->read_count++] = gr_output_read_fd(job->output, slot, 0);
         fds[agent->read_count++] = gr_output_read_fd(job->output, slot, 1);
     }
-    for (int i = 0; fds != NULL && i < job->config->servers; i++) {
+    for (int i = 0; fds != NULL && i < job->config->server.count; i++) {
         fds[agent->read_count++] = job->agents[job->schedule.config.host_room + i].control_fd;
     }
     agent->read_fds = fds;
@@ -78,20 +78,20 @@ _Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *age
     char folder[PATH_MAX] = "/";
     (void)!getcwd(folder, sizeof folder);
     gr_remote_config remote = {.host = host->name,
-                               .program = config->program,
-                               .ssh_port = config->ssh_port,
-                               .identity = config->ssh_identity,
+                               .program = config->remote.program,
+                               .ssh_port = config->remote.ssh_port,
+                               .identity = config->remote.ssh_identity,
                                .start_timeout_us = config->start_timeout_us,
-                               .silence_us = config->host_timeout_us,
-                               .environment = config->environment,
+                               .silence_us = config->remote.host_timeout_us,
+                               .environment = config->command.environment,
                                .order = {.workers = agent->workers,
                                          .slots = agent->slots,
                                          .bind = config->bind && !gr_launch_job_serves(of),
-                                         .silence_us = config->host_timeout_us,
-                                         .cores = config->cores_text,
+                                         .silence_us = config->remote.host_timeout_us,
+                                         .cores = config->remote.cores_text,
                                          .folder = folder,
                                          .argv = (char **)(uintptr_t)agent->spawns[0].argv,
-                                         .document = config->document,
+                                         .document = config->command.document,
                                          .self = agent->spawns[0].file != NULL,
                                          .environment = agent->environment},
                                .agent = *agent,
@@ -269,7 +269,7 @@ static void on_worker_message(const gr_host_agent *agent, const gr_agent_message
         }
     } else {
         gr_spawn_error error = {.step = message->value, .error = message->error};
-        char *const *argv = serves ? job->config->server_argv : job->config->argv;
+        char *const *argv = serves ? job->config->server.argv : job->config->command.argv;
         event.kind = GR_EVENT_WORKER_NOT_STARTED;
         (void)!gr_spawn_fail(argv[0], &error, &why);
     }
@@ -309,7 +309,7 @@ static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
     const gr_scheduler_host *host = gr_launch_job_host(agent);
     int busy = gr_scheduler_count_busy_of(&job->schedule, agent->number);
     const gr_placement_loss loss = {.host = &agent->host,
-                                    .program = job->config->program,
+                                    .program = job->config->remote.program,
                                     .what = what,
                                     .words = words,
                                     .starting = host->state == GR_HOST_STARTING,

@@ -32,14 +32,8 @@ typedef struct gr_launch_fault {
     int what; /* a signal for its group, or a gr_agent_fault */
 } gr_launch_fault;
 
-typedef struct gr_launch_config {
-    int workers;
-    int workers_max;             /* so many at most, later; 0: `workers` */
-    int spares;                  /* started in addition, they wait for the loss of a worker */
-    int restarts;                /* in place of workers that were killed, so many times each; and
-                                    a lost host is tried again so many times */
-    int workers_min;             /* the job goes on when workers are killed, while so many are left;
-                                    0: it needs all */
+/* What is run. */
+typedef struct gr_launch_command {
     char *const *argv;           /* the command and its arguments, NULL-terminated */
     const char *file;            /* the program, when it is not argv[0]; NULL */
     const char *document;        /* what each worker reads on stdin; NULL: nothing (/dev/null) */
@@ -47,16 +41,61 @@ typedef struct gr_launch_config {
     char *const *exported;       /* and on others (export.h) */
     const char *const *set;      /* "NAME=value" over it for every worker, NULL-terminated; NULL */
     const char *const *defaults; /* "NAME=value" under it; NULL */
+} gr_launch_command;
 
-    int servers;              /* parameter servers beside the workers, who find them by
-                                 GRADUS_SERVERS; 0: none */
-    char *const *server_argv; /* words of this program, NULL-terminated, that make it one of them:
-                                 GRADUS_SERVER_NUMBER tells it which, and a line like
-                                 GRADUS_SERVER_0=unix:@... on its stdout tells where it is */
-    bool servers_spare; /* the job goes on without one of them while others are left, once each
-                                 has said GRADUS_SERVERS_MET=yes */
-    const char *servers_file; /* gets their addresses and the job's secret, as lines of a shell, for
-                                 as long as the job runs; NULL */
+/* Parameter servers beside the workers, which find them by GRADUS_SERVERS. */
+typedef struct gr_launch_servers {
+    int count;         /* 0: none */
+    char *const *argv; /* words of this program, NULL-terminated, that make it one of them:
+                          GRADUS_SERVER_NUMBER tells it which, and a line like
+                          GRADUS_SERVER_0=unix:@... on its stdout tells where it is */
+    bool spare;        /* the job goes on without one of them while others are left, once each
+                          has said GRADUS_SERVERS_MET=yes */
+    const char *file;  /* gets their addresses and the job's secret, as lines of a shell, for as
+                          long as the job runs; NULL */
+} gr_launch_servers;
+
+/* How other hosts are reached. */
+typedef struct gr_launch_remote {
+    const gr_placement *placement; /* but for those that join */
+    const char *cores_text;        /* what they take for `cores`; NULL: all of theirs */
+    const char *program;           /* gradus there: an absolute path */
+    int ssh_port;                  /* 0: as ssh has it */
+    const char *ssh_identity;      /* a file; NULL: as ssh has it */
+    int64_t host_timeout_us;       /* a host that says nothing for so long is lost */
+} gr_launch_remote;
+
+/* Hosts that come and go. */
+typedef struct gr_launch_discovery {
+    gr_acceptor *acceptor; /* where hosts come by themselves, with those in `hosts` that have: their
+                              connections are taken; borrowed; NULL: nowhere */
+    const char *script; /* a program that prints which hosts there are, by and by; `hosts` is what
+                              it has said so far; NULL: they stay the same */
+    int slots;          /* of a host for which it says none */
+    int64_t pause_us;   /* between two runs of it */
+} gr_launch_discovery;
+
+typedef struct gr_launch_output {
+    int out_fd, err_fd; /* where the workers' output goes; borrowed */
+    bool quiet;         /* only rank 0's */
+    bool prefix;        /* "[rank] " in front of each line; else bytes as they come */
+    bool raw_rank0;     /* rank 0's stdout as it comes, that of the others not at all; in a job that
+                           may lose rank 0, that of all, of whom one at a time writes */
+    bool timestamps;    /* behind the rank */
+    bool color_out, color_err;
+    const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
+} gr_launch_output;
+
+typedef struct gr_launch_config {
+    int workers;
+    int workers_max; /* so many at most, later; 0: `workers` */
+    int spares;      /* started in addition, they wait for the loss of a worker */
+    int restarts;    /* in place of workers that were killed, so many times each; and
+                                    a lost host is tried again so many times */
+    int workers_min; /* the job goes on when workers are killed, while so many are left;
+                                    0: it needs all */
+    gr_launch_command command;
+    gr_launch_servers server;
 
     const gr_cores *cores; /* that the workers may use, in the order in which they are dealt */
     bool bind;             /* a part of the cores for each worker, where there are enough */
@@ -72,33 +111,15 @@ typedef struct gr_launch_config {
                                * is gone; 0: they end at once */
     int64_t grace_us;         /* between the signal that asks to end and SIGKILL */
 
-    const gr_host_list *hosts;     /* with their ranks dealt; NULL: this host alone */
-    const char *cores_text;        /* what other hosts take for `cores`; NULL: all of theirs */
-    const char *program;           /* gradus on other hosts: an absolute path */
-    const gr_placement *placement; /* of other hosts, but for those that join */
-    int ssh_port;                  /* 0: as ssh has it */
-    const char *ssh_identity;      /* a file; NULL: as ssh has it */
-    int64_t host_timeout_us;       /* a host that says nothing for so long is lost */
-    gr_acceptor *acceptor; /* where hosts come by themselves, with those in `hosts` that have:
-                                 their connections are taken; borrowed; NULL: nowhere */
-    const char *discovery; /* a program that prints which hosts there are, by and by; `hosts` is
-                                 what it has said so far; NULL: they stay the same */
-    int discovery_slots;   /* of a host for which it says none */
-    int64_t discovery_us;  /* between two runs of it */
-
-    int out_fd, err_fd; /* where the workers' output goes; borrowed */
-    bool quiet;         /* only rank 0's */
-    bool prefix;        /* "[rank] " in front of each line; else bytes as they come */
-    bool raw_rank0;     /* rank 0's stdout as it comes, that of the others not at all; in a job
-                           that may lose rank 0, that of all, of whom one at a time writes */
-    bool timestamps;    /* behind the rank */
-    bool color_out, color_err;
+    const gr_host_list *hosts; /* with their ranks dealt; NULL: this host alone */
+    gr_launch_remote remote;
+    gr_launch_discovery discovery;
+    gr_launch_output output;
     const gr_launch_fault *faults;
     int fault_count;
-    const char *log_dir; /* rank.<r>.out and rank.<r>.err besides; NULL */
-    int beginning;       /* how often the job was begun before: what is written goes behind that */
-    gr_crash crash;      /* the last one before this beginning */
-    const gr_log *log;   /* may be NULL */
+    int beginning;     /* how often the job was begun before: what is written goes behind that */
+    gr_crash crash;    /* the last one before this beginning */
+    const gr_log *log; /* may be NULL */
 } gr_launch_config;
 
 /* Of the time until an expulsion, how long an operation waits before it fails; the rest is for
@@ -140,7 +161,7 @@ static inline int gr_launch_slots(const gr_launch_config *config)
 /* Those of the servers follow. */
 static inline int gr_launch_places(const gr_launch_config *config)
 {
-    return gr_launch_slots(config) + config->servers;
+    return gr_launch_slots(config) + config->server.count;
 }
 
 /* What is known of the end, beside the sentence. */

@@ -98,7 +98,7 @@ typedef struct gr_launch_job {
     gr_host_agent *agents; /* by number of the schedule: of workers, then of servers */
     gr_server *servers;
     const char *server_list; /* GRADUS_SERVERS; NULL: none, or they are not all ready */
-    bool servers_filed;      /* config->servers_file is there */
+    bool servers_filed;      /* config->server.file is there */
     bool coordinator_failed;
     int64_t *fault_next_us; /* of each fault, after the start; INT64_MAX: never again */
     gr_launch_loop loop;
@@ -113,7 +113,7 @@ static inline int64_t gr_launch_job_now_us(void)
 /* Do hosts come and go that nobody named at the start? */
 static inline bool gr_launch_changing(const gr_launch_config *config)
 {
-    return config->discovery != NULL || config->acceptor != NULL;
+    return config->discovery.script != NULL || config->discovery.acceptor != NULL;
 }
 
 static inline const gr_scheduler_host *gr_launch_job_host(const gr_host_agent *agent)
@@ -157,7 +157,7 @@ static inline bool gr_launch_job_serves(const gr_host_agent *agent)
 gr_host gr_launch_job_server_host(const gr_launch_config *config, int number);
 void gr_launch_job_receive_server(gr_launch_job *job, int slot, const char *text,
                                   size_t size_bytes);
-/* All are ready: their addresses for the workers, and for config->servers_file. */
+/* All are ready: their addresses for the workers, and for config->server.file. */
 gr_status gr_launch_job_publish_servers(gr_launch_job *job, gr_diag *diag) GR_MUST_CHECK;
 void gr_launch_job_remove_servers(gr_launch_job *job);
 

@@ -63,9 +63,9 @@ static size_t write_prefix(void *prefix_arg, char *text_out)
     const struct stream *from = prefix_arg;
     const gr_launch_config *config = from->output->config;
     static const char *const colors[] = {"36", "33", "35", "32", "34", "31"};
-    bool color = from->number == 0 ? config->color_out : config->color_err;
+    bool color = from->number == 0 ? config->output.color_out : config->output.color_err;
     char stamp[32] = "";
-    if (config->timestamps) {
+    if (config->output.timestamps) {
         struct timespec now;
         struct tm local;
         clock_gettime(CLOCK_REALTIME, &now);
@@ -99,14 +99,14 @@ static void hear_server(void *emit_arg, const char *text, size_t size_bytes)
 
 static bool is_shown(const gr_launch_config *config, int rank, int number)
 {
-    bool raw = config->raw_rank0 && number == 0;
-    return rank == 0 || (raw ? gr_launch_elastic(config) : !config->quiet);
+    bool raw = config->output.raw_rank0 && number == 0;
+    return rank == 0 || (raw ? gr_launch_elastic(config) : !config->output.quiet);
 }
 
 static bool has_prefix(const gr_launch_config *config, int rank, int number)
 {
-    bool raw = config->raw_rank0 && number == 0 && (rank == 0 || gr_launch_elastic(config));
-    return config->prefix && !raw;
+    bool raw = config->output.raw_rank0 && number == 0 && (rank == 0 || gr_launch_elastic(config));
+    return config->output.prefix && !raw;
 }
 
 /* ---- Creation -------------------------------------------------------------------------------- */
@@ -114,7 +114,7 @@ static bool has_prefix(const gr_launch_config *config, int rank, int number)
 static gr_status open_log(struct stream *stream, const gr_launch_config *config, gr_diag *diag)
 {
     char path[PATH_BYTES];
-    const char *folder = config->log_dir;
+    const char *folder = config->output.log_dir;
     int behind = config->beginning > 0 ? O_APPEND : O_TRUNC;
     if (stream->log_fd >= 0) {
         return GR_OK; /* a host that is there again */
@@ -160,7 +160,7 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
         gr_lines_init(&stream->lines, prefix ? write_prefix : NULL, stream,
                       shown ? put_into_sink : NULL, stream);
     }
-    return config->log_dir != NULL ? open_log(stream, config, diag) : GR_OK;
+    return config->output.log_dir != NULL ? open_log(stream, config, diag) : GR_OK;
 }
 
 gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out, gr_diag *diag)
@@ -185,8 +185,8 @@ gr_status gr_output_create(const gr_launch_config *config, gr_output **output_ou
         stream->over = true;
     }
     gr_status status = GR_OK;
-    if (config->log_dir != NULL) {
-        status = gr_dir_create(config->log_dir, diag);
+    if (config->output.log_dir != NULL) {
+        status = gr_dir_create(config->output.log_dir, diag);
         if (status == GR_E_IO) {
             status = GR_E_INVALID; /* the user's choice of folder */
         }
@@ -358,7 +358,7 @@ gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_ev
     output->events = *events;
     output->loop = loop;
     for (int number = 0; number < STREAMS; number++) {
-        int fd = number == 0 ? output->config->out_fd : output->config->err_fd;
+        int fd = number == 0 ? output->config->output.out_fd : output->config->output.err_fd;
         gr_status status =
             gr_sink_open(&output->sinks[number], loop, fd, on_drained, on_lost, output, diag);
         if (status != GR_OK) {

@@ -34,9 +34,9 @@ static gr_status prepare_coordinator(gr_launch_job *job, gr_diag *diag)
                                     .members_min = job->config->workers_min,
                                     .secret = job->secret,
                                     .encrypt = job->config->encrypt,
-                                    .peer_timeout_us = job->config->host_timeout_us,
+                                    .peer_timeout_us = job->config->remote.host_timeout_us,
                                     .log = job->config->log};
-    status = gr_rendezvous_listen(here_only(job), job->config->environment, &config, diag);
+    status = gr_rendezvous_listen(here_only(job), job->config->command.environment, &config, diag);
     if (status == GR_OK) {
         status = gr_coordinator_create(&config, &job->coordinator, diag);
     }
@@ -67,7 +67,8 @@ static rlim_t raise_limit(const struct rlimit *limit, rlim_t least, rlim_t most)
 gr_status gr_launch_job_raise_limit(gr_launch_job *job, gr_diag *diag)
 {
     struct rlimit limit;
-    rlim_t each = DESCRIPTORS_A_WORKER + (job->config->log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
+    rlim_t each =
+        DESCRIPTORS_A_WORKER + (job->config->output.log_dir != NULL ? DESCRIPTORS_OF_LOGS : 0);
     int slots = gr_launch_slots(job->config);
     rlim_t least = (rlim_t)slots * each + DESCRIPTORS_BESIDE;
     job->setup.records_max = slots;
@@ -96,7 +97,7 @@ void gr_launch_job_add_agent(gr_launch_job *job, int number, const gr_host *host
         (gr_host_agent){.job = job,
                         .number = number,
                         .host = *host,
-                        .placement = gr_placement_of(host, job->config->placement),
+                        .placement = gr_placement_of(host, job->config->remote.placement),
                         .control_fd = -1,
                         .words_fd = -1};
 }
@@ -113,14 +114,14 @@ static gr_status add_hosts(gr_launch_job *job, const gr_host_list *hosts, gr_dia
             continue;
         }
         int number = gr_scheduler_add(&job->schedule, host.slots, host.workers,
-                                      gr_placement_of(&host, config->placement)->once);
+                                      gr_placement_of(&host, config->remote.placement)->once);
         if (number < 0) {
             return gr_fail(diag, GR_E_INVALID, "run: there are no more than %d slots for workers",
                            gr_launch_slots(config));
         }
         gr_launch_job_add_agent(job, number, &host);
     }
-    for (int i = 0; i < config->servers; i++) {
+    for (int i = 0; i < config->server.count; i++) {
         gr_host host = gr_launch_job_server_host(config, i);
         gr_launch_job_add_agent(job, job->schedule.config.host_room + i, &host);
     }
@@ -132,7 +133,7 @@ static gr_status add_hosts(gr_launch_job *job, const gr_host_list *hosts, gr_dia
 /* For each server the number of the first one on the same host. */
 static void find_sites(const gr_launch_config *config, int *sites)
 {
-    for (int i = 0; i < config->servers; i++) {
+    for (int i = 0; i < config->server.count; i++) {
         const gr_host host = gr_launch_job_server_host(config, i);
         sites[i] = 0;
         for (bool same = false; !same; sites[i] += !same) {
@@ -155,14 +156,14 @@ static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
                                        .spares = config->spares,
                                        .restarts = config->restarts,
                                        .slots = gr_launch_slots(config),
-                                       .servers = config->servers,
+                                       .servers = config->server.count,
                                        .host_room =
                                            gr_launch_changing(config) ? GR_HOSTS_MAX : hosts->count,
                                        .beginning = config->beginning,
                                        .elastic = gr_launch_elastic(config),
                                        .changing = gr_launch_changing(config),
                                        .all_join = config->all_join,
-                                       .servers_spare = config->servers_spare,
+                                       .servers_spare = config->server.spare,
                                        .start_timeout_us = config->start_timeout_us,
                                        .grace_us = config->grace_us,
                                        .crash = config->crash};
@@ -203,7 +204,7 @@ gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
     for (size_t i = 0; i < faults; i++) {
         job->fault_next_us[i] = config->faults[i].at_us;
     }
-    status = gr_spawn_make_stdin(config->document, &job->setup.stdin_fd, diag);
+    status = gr_spawn_make_stdin(config->command.document, &job->setup.stdin_fd, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -215,8 +216,8 @@ gr_status gr_launch_job_prepare(gr_launch_job *job, gr_diag *diag)
 
 static gr_spawn spawn_at(const gr_launch_job *job, int slot, char **environment)
 {
-    return (gr_spawn){.argv = job->config->argv,
-                      .file = job->config->file,
+    return (gr_spawn){.argv = job->config->command.argv,
+                      .file = job->config->command.file,
                       .environment = environment,
                       .stdin_fd = job->setup.stdin_fd,
                       .descriptors = job->setup.descriptors,
@@ -227,7 +228,7 @@ static gr_spawn spawn_at(const gr_launch_job *job, int slot, char **environment)
 /* What a process on that host inherits. */
 static char *const *inherited_at(const gr_launch_config *config, const gr_host *host)
 {
-    return host->local ? config->environment : config->exported;
+    return host->local ? config->command.environment : config->command.exported;
 }
 
 static gr_status set_up_server(const gr_launch_job *job, const gr_host_agent *of,
@@ -240,12 +241,12 @@ static gr_status set_up_server(const gr_launch_job *job, const gr_host_agent *of
                                            .serves = true,
                                            .rank = gr_launch_job_server_number(job, slot),
                                            .secret_hex = secret_hex,
-                                           .set = config->set,
-                                           .defaults = config->defaults};
+                                           .set = config->command.set,
+                                           .defaults = config->command.defaults};
     gr_status status = gr_environ_build(&environment, arena, agent->environment, diag);
     gr_spawn *spawn = agent->spawns;
     *spawn = spawn_at(job, slot, *agent->environment);
-    spawn->argv = config->server_argv;
+    spawn->argv = config->server.argv;
     spawn->file = "/proc/self/exe";
     spawn->descriptors = 0;
     spawn->cores = config->restrict_cores ? config->cores : NULL;
@@ -282,11 +283,11 @@ static gr_status set_up_workers(const gr_launch_job *job, const gr_host_agent *a
                                      .secret_hex = secret_hex,
                                      .master_port = job->setup.master_port,
                                      .servers = job->server_list,
-                                     .set = config->set,
-                                     .defaults = config->defaults};
+                                     .set = config->command.set,
+                                     .defaults = config->command.defaults};
     const gr_rendezvous rendezvous = {.here_only = here_only(job),
                                       .first = &job->setup.first_host,
-                                      .environment = config->environment,
+                                      .environment = config->command.environment,
                                       .coordinator = gr_coordinator_address(job->coordinator)};
     gr_status status = gr_rendezvous_find(&rendezvous, &agent->host, arena, &environment, diag);
     for (int i = 0; i < host->slot_count && status == GR_OK; i++) {

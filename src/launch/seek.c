@@ -47,7 +47,7 @@ static void offer_hosts(gr_launch_job *job, gr_host *hosts, int count, bool all)
         offers[i] = (gr_scheduler_offer){
             .host = all ? find_host(job, hosts[i].name) : -1,
             .slots = hosts[i].slots,
-            .joined = gr_placement_of(&hosts[i], job->config->placement)->once};
+            .joined = gr_placement_of(&hosts[i], job->config->remote.placement)->once};
     }
     job->seek.came = hosts;
     gr_launch_job_happen(job,
@@ -74,7 +74,7 @@ static void on_seek_closed(uv_handle_t *handle)
         offer_hosts(job, hosts.at, hosts.count, true);
     }
     gr_arena_fini(&arena);
-    wait_for_next(job, job->config->discovery_us);
+    wait_for_next(job, job->config->discovery.pause_us);
 }
 
 static void on_script_end(uv_poll_t *poll, int status, int events)
@@ -101,14 +101,14 @@ static void on_seek_timer(uv_timer_t *timer)
     }
     if (gr_discovery_begin(&job->seek.discovery, &why) != GR_OK) {
         warn(job, &why);
-        wait_for_next(job, job->config->discovery_us);
+        wait_for_next(job, job->config->discovery.pause_us);
         return;
     }
     job->seek.script_poll.data = job;
     if (uv_poll_init(&job->loop.loop, &job->seek.script_poll, job->seek.discovery.pid_fd) != 0 ||
         uv_poll_start(&job->seek.script_poll, UV_READABLE, on_script_end) != 0) {
         gr_discovery_stop(&job->seek.discovery);
-        wait_for_next(job, job->config->discovery_us);
+        wait_for_next(job, job->config->discovery.pause_us);
         return;
     }
     wait_for_next(job, GR_DISCOVERY_LIMIT_US);
@@ -120,7 +120,7 @@ static void on_acceptor_timer(uv_timer_t *timer);
 
 static void accept_agents(gr_launch_job *job)
 {
-    gr_acceptor *acceptor = job->config->acceptor;
+    gr_acceptor *acceptor = job->config->discovery.acceptor;
     char name[GR_HOSTS_NAME_BYTES];
     gr_host host;
     gr_diag diag = {0};
@@ -155,17 +155,17 @@ static void on_door(uv_poll_t *poll, int status, int events)
 
 gr_status gr_launch_job_discover_hosts(gr_launch_job *job, gr_diag *diag)
 {
-    if (job->config->discovery != NULL) {
-        job->seek.discovery = (gr_discovery){.script = job->config->discovery,
-                                             .environment = job->config->environment,
-                                             .slots_per_host = job->config->discovery_slots};
-        wait_for_next(job, job->config->discovery_us);
+    if (job->config->discovery.script != NULL) {
+        job->seek.discovery = (gr_discovery){.script = job->config->discovery.script,
+                                             .environment = job->config->command.environment,
+                                             .slots_per_host = job->config->discovery.slots};
+        wait_for_next(job, job->config->discovery.pause_us);
     }
-    if (job->config->acceptor == NULL) {
+    if (job->config->discovery.acceptor == NULL) {
         return GR_OK;
     }
     int error = uv_poll_init(&job->loop.loop, &job->seek.acceptor_poll,
-                             gr_acceptor_fd(job->config->acceptor));
+                             gr_acceptor_fd(job->config->discovery.acceptor));
     job->seek.acceptor_poll.data = job;
     if (error == 0) {
         error = uv_poll_start(&job->seek.acceptor_poll, UV_READABLE, on_door);

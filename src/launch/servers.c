@@ -43,11 +43,11 @@ static const char *find_address(const char *line)
 static char *list_addresses(gr_launch_job *job)
 {
     size_t size = 1;
-    for (int i = 0; i < job->config->servers; i++) {
+    for (int i = 0; i < job->config->server.count; i++) {
         size += strlen(job->servers[i].address) + 1;
     }
     char *list = gr_arena_alloc(&job->arena, size), *at = list;
-    for (int i = 0; i < job->config->servers && list != NULL; i++) {
+    for (int i = 0; i < job->config->server.count && list != NULL; i++) {
         at = stpcpy(at, i > 0 ? "," : "");
         at = stpcpy(at, job->servers[i].address);
     }
@@ -58,7 +58,7 @@ static char *list_addresses(gr_launch_job *job)
  * already may be another job's, and is left alone. */
 static gr_status write_file(gr_launch_job *job, gr_diag *diag)
 {
-    const char *path = job->config->servers_file;
+    const char *path = job->config->server.file;
     if (path == NULL) {
         return GR_OK;
     }
@@ -83,7 +83,7 @@ static gr_status write_file(gr_launch_job *job, gr_diag *diag)
 void gr_launch_job_remove_servers(gr_launch_job *job)
 {
     if (job->servers_filed) {
-        (void)unlink(job->config->servers_file);
+        (void)unlink(job->config->server.file);
         job->servers_filed = false;
     }
 }

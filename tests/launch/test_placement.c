@@ -19,17 +19,15 @@ static gr_status run_there(bool all_join, gr_diag *diag)
     char *argv[] = {(char *)(uintptr_t) "true", NULL};
     const gr_host_list hosts = {.count = 1, .at[0] = {.name = "nowhere", .slots = 1, .workers = 1}};
     const gr_launch_config config = {.workers = 1,
-                                     .argv = argv,
-                                     .environment = environ,
+                                     .command = {.argv = argv, .environment = environ},
                                      .hosts = &hosts,
-                                     .placement = &placement_nothing,
-                                     .program = "/nowhere/gradus",
+                                     .remote = {.placement = &placement_nothing,
+                                                .program = "/nowhere/gradus",
+                                                .host_timeout_us = 1000000},
                                      .all_join = all_join,
                                      .start_timeout_us = 100000,
-                                     .host_timeout_us = 1000000,
                                      .grace_us = 10000,
-                                     .out_fd = STDOUT_FILENO,
-                                     .err_fd = STDERR_FILENO};
+                                     .output = {.out_fd = STDOUT_FILENO, .err_fd = STDERR_FILENO}};
     gr_launch_report report;
     return gr_launch_run(&config, &report, diag);
 }
