@@ -53,15 +53,16 @@ static gr_scheduler_config job_of(int workers, int least, int most, int hosts, i
                                  .grace_us = 30000000};
 }
 
-/* All on one host, or spread over several; of an elastic job each host has a slot more. */
+/* One worker on each host, and the others, with what may come later, on the last. */
 static world_setting setting_of(gr_scheduler_config config, world_budget budget)
 {
     world_setting setting = {.config = config, .budget = budget};
-    for (int i = 0; i < config.host_room && i < config.workers; i++) {
-        int last = i + 1 == config.host_room ? config.workers - i : 1;
-        setting.host_slots[i] = setting.host_workers[i] = last;
+    int hosts = config.host_room < config.workers ? config.host_room : config.workers;
+    for (int i = 0; i < hosts; i++) {
+        bool last = i + 1 == hosts;
+        setting.host_workers[i] = last ? config.workers - i : 1;
+        setting.host_slots[i] = last ? config.workers_max - i : 1;
     }
-    setting.host_slots[0] = config.elastic ? config.workers_max : setting.host_slots[0];
     return setting;
 }
 
@@ -149,10 +150,9 @@ static void schedule_of_four_workers_keeps_rules_long(void **state)
     world_setting setting = setting_of(job_of(3, 2, 4, 3, 8), (world_budget){.deaths = 1});
     setting.config.restarts = 1;
     explore("3 of 4 workers on 3 hosts, 1 death", &setting);
-    setting.budget = (world_budget){.arrivals = 1, .deaths = 1};
+    setting = setting_of(job_of(2, 1, 4, 2, 8), (world_budget){.arrivals = 1, .deaths = 1});
     setting.config.changing = setting.joined_hosts = true;
-    setting.host_slots[2] = setting.host_workers[2] = 0;
-    setting.config.workers = 2;
+    setting.config.host_room = 3;
     explore("2 of 4 workers on 2 hosts, 1 death, a host joins", &setting);
     setting = setting_of(job_of(2, 1, 4, 2, 8), (world_budget){.deaths = 1});
     setting.config.servers = 2;
