@@ -775,6 +775,10 @@ static bool slots_agree(world *w)
         if (!within || (runs && host < 0)) {
             return search_wrong(w->why, "slot %d is host %d's, which does not have it", slot, host);
         }
+        if (host >= 0 && of->leaving && lives(&w->now.processes[slot]) &&
+            !w->now.processes[slot].drained) {
+            return search_wrong(w->why, "the worker in slot %d is not asked to leave", slot);
+        }
         if (runs && !schedule->slots[slot].busy) {
             return search_wrong(w->why, "a process runs in slot %d, which counts as free", slot);
         }

@@ -14,18 +14,15 @@ enum {
 void gr_scheduler_enter(gr_scheduler *schedule, gr_scheduler_phase phase, int64_t after_us)
 {
     schedule->phase = phase;
-    gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = after_us >= 0 ? GR_ACTION_SET_TIMER
-                                                                            : GR_ACTION_STOP_TIMER,
-                                                      .value = GR_TIMER_PHASE,
-                                                      .after_us = after_us});
+    gr_scheduler_set_timer(schedule, GR_TIMER_PHASE, after_us);
 }
 
 void gr_scheduler_kill_all(gr_scheduler *schedule)
 {
     if (schedule->phase < GR_PHASE_KILLING) {
         schedule->told = schedule->server.told = true;
-        gr_scheduler_act_on(schedule, GR_ACTION_KILL_WORKERS, -1, 0);
-        gr_scheduler_act_on(schedule, GR_ACTION_KILL_SERVERS, -1, 0);
+        gr_scheduler_act(schedule, GR_ACTION_KILL_WORKERS, -1, -1, 0);
+        gr_scheduler_act(schedule, GR_ACTION_KILL_SERVERS, -1, -1, 0);
         gr_scheduler_enter(schedule, GR_PHASE_KILLING, KILL_PATIENCE_US);
         gr_scheduler_end_if_idle(schedule);
     }
@@ -47,7 +44,7 @@ static void end_all(gr_scheduler *schedule, int signal_number, int64_t grace_us)
 {
     if (schedule->phase < GR_PHASE_ENDING && grace_us >= 1000) {
         schedule->told = true;
-        gr_scheduler_act_on(schedule, GR_ACTION_SIGNAL_WORKERS, -1, signal_number);
+        gr_scheduler_act(schedule, GR_ACTION_SIGNAL_WORKERS, -1, -1, signal_number);
     }
     gr_scheduler_wait_for_end(schedule, grace_us);
     gr_scheduler_end_if_idle(schedule);
@@ -69,19 +66,18 @@ void gr_scheduler_end_if_idle(gr_scheduler *schedule)
         return;
     }
     if (schedule->any_lost) { /* what its workers had started fell to the launcher */
-        gr_scheduler_act_on(schedule, GR_ACTION_END_TREE, -1, 0);
+        gr_scheduler_act(schedule, GR_ACTION_END_TREE, -1, -1, 0);
     }
     gr_scheduler_enter(schedule, GR_PHASE_DRAINING, NO_TIME);
-    gr_scheduler_act_on(schedule, GR_ACTION_STOP_TIMER, -1, GR_TIMER_JOIN);
-    gr_scheduler_act_on(schedule, GR_ACTION_DRAIN_OUTPUT, -1, 0);
+    gr_scheduler_set_timer(schedule, GR_TIMER_JOIN, -1);
+    gr_scheduler_act(schedule, GR_ACTION_DRAIN_OUTPUT, -1, -1, 0);
 }
 
 void gr_scheduler_blame(gr_scheduler *schedule, gr_scheduler_reason reason)
 {
     if (schedule->reason == GR_REASON_NONE) {
         schedule->reason = reason;
-        gr_scheduler_act(schedule, &(gr_scheduler_action){
-                                       .kind = GR_ACTION_REPORT, .slot = -1, .value = (int)reason});
+        gr_scheduler_act(schedule, GR_ACTION_REPORT, -1, -1, (int)reason);
     }
 }
 
@@ -102,7 +98,7 @@ void gr_scheduler_blame_loss(gr_scheduler *schedule, bool followed)
 void gr_scheduler_finish(gr_scheduler *schedule)
 {
     gr_scheduler_enter(schedule, GR_PHASE_OVER, NO_TIME);
-    gr_scheduler_act_on(schedule, GR_ACTION_FINISH, -1, 0);
+    gr_scheduler_act(schedule, GR_ACTION_FINISH, -1, -1, 0);
 }
 
 void gr_scheduler_phase_timeout(gr_scheduler *schedule)

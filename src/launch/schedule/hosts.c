@@ -68,7 +68,7 @@ int gr_scheduler_add(gr_scheduler *schedule, int offered, int workers, bool join
 void gr_scheduler_start_agent(gr_scheduler *schedule, int host)
 {
     schedule->hosts[host].state = GR_HOST_STARTING;
-    gr_scheduler_act_on(schedule, GR_ACTION_START_AGENT, host, 0);
+    gr_scheduler_act(schedule, GR_ACTION_START_AGENT, host, -1, 0);
 }
 
 void gr_scheduler_start_workers(gr_scheduler *schedule)
@@ -79,7 +79,7 @@ void gr_scheduler_start_workers(gr_scheduler *schedule)
             gr_scheduler_start_agent(schedule, i);
         }
     }
-    gr_scheduler_act_on(schedule, GR_ACTION_WORKERS_CALLED, -1, 0);
+    gr_scheduler_act(schedule, GR_ACTION_WORKERS_CALLED, -1, -1, 0);
 }
 
 /* A host is lost, or could not be had: when is it tried again, if at all? */
@@ -121,9 +121,7 @@ void gr_scheduler_call_hosts(gr_scheduler *schedule, int missing)
         next_us = again_us < next_us ? again_us : next_us;
     }
     if (next_us != INT64_MAX) {
-        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_SET_TIMER,
-                                                          .value = GR_TIMER_HOSTS,
-                                                          .after_us = next_us - now});
+        gr_scheduler_set_timer(schedule, GR_TIMER_HOSTS, next_us - now);
     }
 }
 
@@ -144,7 +142,7 @@ void gr_scheduler_start_refused(gr_scheduler *schedule, int number, bool failed)
         gr_scheduler_server_lost(schedule, number);
     } else {
         if (failed) {
-            gr_scheduler_act_on(schedule, GR_ACTION_HOST_FAILED, number, 0);
+            gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, number, -1, 0);
         }
         gr_scheduler_fill(schedule);
     }
@@ -158,7 +156,7 @@ void gr_scheduler_agent_ready(gr_scheduler *schedule, int number)
     host->state = GR_HOST_UP;
     host->up_us = schedule->call.now_us;
     if (schedule->going || gr_scheduler_serves(schedule, number)) {
-        gr_scheduler_act_on(schedule, GR_ACTION_RUN, number, 0);
+        gr_scheduler_act(schedule, GR_ACTION_RUN, number, -1, 0);
         gr_scheduler_fill(schedule);
         return;
     }
@@ -167,7 +165,7 @@ void gr_scheduler_agent_ready(gr_scheduler *schedule, int number)
         schedule->going = schedule->going && schedule->hosts[i].state != GR_HOST_STARTING;
     }
     if (schedule->going) {
-        gr_scheduler_act_on(schedule, GR_ACTION_RUN_ALL, -1, 0);
+        gr_scheduler_act(schedule, GR_ACTION_RUN_ALL, -1, -1, 0);
         gr_scheduler_all_ready(schedule);
     }
 }
@@ -175,7 +173,7 @@ void gr_scheduler_agent_ready(gr_scheduler *schedule, int number)
 static void close_agent(gr_scheduler *schedule, int number)
 {
     schedule->hosts[number].state = GR_HOST_CLOSING;
-    gr_scheduler_act_on(schedule, GR_ACTION_CLOSE_AGENT, number, 0);
+    gr_scheduler_act(schedule, GR_ACTION_CLOSE_AGENT, number, -1, 0);
     gr_scheduler_end_if_idle(schedule);
 }
 
@@ -227,8 +225,8 @@ void gr_scheduler_agent_lost(gr_scheduler *schedule, const gr_scheduler_event *e
     if (on && !schedule->told) {
         bool known = host->leaving || host->joined;
         gr_scheduler_next next = host->given_up ? GR_NEXT_GIVEN_UP : GR_NEXT_TRY;
-        gr_scheduler_act_on(schedule, GR_ACTION_HOST_LEFT, event->host,
-                            (int)(known ? GR_NEXT_NONE : next));
+        gr_scheduler_act(schedule, GR_ACTION_HOST_LEFT, event->host, -1,
+                         (int)(known ? GR_NEXT_NONE : next));
         gr_scheduler_set_target(schedule);
     } else if (!schedule->told) {
         gr_scheduler_blame_loss(schedule, followed);
@@ -255,7 +253,7 @@ void gr_scheduler_agent_gone(gr_scheduler *schedule, int number)
     if (schedule->phase >= GR_PHASE_DRAINING) {
         return;
     }
-    gr_scheduler_act_on(schedule, GR_ACTION_FREE_AGENT, number, 0);
+    gr_scheduler_act(schedule, GR_ACTION_FREE_AGENT, number, -1, 0);
     if (gr_scheduler_serves(schedule, number)) {
         gr_scheduler_start_server_again(schedule, number);
         return;
@@ -275,13 +273,13 @@ static void add_host(gr_scheduler *schedule, const gr_scheduler_event *event, in
         number++;
     }
     if (number == schedule->config.host_room) { /* until another one goes */
-        gr_scheduler_act_on(schedule, GR_ACTION_REFUSE_HOST, -1, offer);
+        gr_scheduler_act(schedule, GR_ACTION_REFUSE_HOST, -1, -1, offer);
         return;
     }
     schedule->host_count += number == schedule->host_count;
     schedule->hosts[number] = (gr_scheduler_host){.offered = event->offers[offer].slots,
                                                   .joined = event->offers[offer].joined};
-    gr_scheduler_act_on(schedule, GR_ACTION_ADD_HOST, number, offer);
+    gr_scheduler_act(schedule, GR_ACTION_ADD_HOST, number, -1, offer);
 }
 
 static void dismiss_host(gr_scheduler *schedule, int number)
@@ -289,17 +287,16 @@ static void dismiss_host(gr_scheduler *schedule, int number)
     gr_scheduler_host *host = &schedule->hosts[number];
     int busy = gr_scheduler_count_busy_of(schedule, number);
     host->leaving = true;
-    gr_scheduler_act_on(schedule, GR_ACTION_HOST_LEAVES, number, busy);
+    gr_scheduler_act(schedule, GR_ACTION_HOST_LEAVES, number, -1, busy);
     for (int slot = host->first; slot < host->first + host->slot_count; slot++) {
         if (schedule->slots[slot].busy) {
-            gr_scheduler_act(schedule,
-                             &(gr_scheduler_action){.kind = GR_ACTION_DRAIN_MEMBER, .slot = slot});
+            gr_scheduler_act(schedule, GR_ACTION_DRAIN_MEMBER, -1, slot, 0);
         }
     }
     if (host->state == GR_HOST_AWAY) {
         remove_host(schedule, number);
     } else if (busy == 0) {
-        gr_scheduler_act_on(schedule, GR_ACTION_END_AGENT, number, 0);
+        gr_scheduler_act(schedule, GR_ACTION_END_AGENT, number, -1, 0);
     }
 }
 

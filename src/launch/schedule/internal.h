@@ -6,10 +6,11 @@
 
 #include "launch/schedule/schedule.h"
 
-void gr_scheduler_act(gr_scheduler *schedule, const gr_scheduler_action *action);
-/* Of the kinds that need no more than one number each. */
-void gr_scheduler_act_on(gr_scheduler *schedule, gr_scheduler_action_kind kind, int host,
-                         int value);
+/* -1: no host, no slot. */
+gr_scheduler_action *gr_scheduler_act(gr_scheduler *schedule, gr_scheduler_action_kind kind,
+                                      int host, int slot, int value);
+/* Negative: it is stopped. */
+void gr_scheduler_set_timer(gr_scheduler *schedule, gr_scheduler_timer timer, int64_t after_us);
 
 /* workers.c */
 void gr_scheduler_set_target(gr_scheduler *schedule);

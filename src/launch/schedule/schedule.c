@@ -40,16 +40,19 @@ gr_status gr_scheduler_init(gr_scheduler *schedule, const gr_scheduler_config *c
     return GR_OK;
 }
 
-void gr_scheduler_act(gr_scheduler *schedule, const gr_scheduler_action *action)
+gr_scheduler_action *gr_scheduler_act(gr_scheduler *schedule, gr_scheduler_action_kind kind,
+                                      int host, int slot, int value)
 {
     GR_CHECK(schedule->call.count < schedule->call.max);
-    schedule->call.actions[schedule->call.count++] = *action;
+    gr_scheduler_action *action = &schedule->call.actions[schedule->call.count++];
+    *action = (gr_scheduler_action){.kind = kind, .host = host, .slot = slot, .value = value};
+    return action;
 }
 
-void gr_scheduler_act_on(gr_scheduler *schedule, gr_scheduler_action_kind kind, int host, int value)
+void gr_scheduler_set_timer(gr_scheduler *schedule, gr_scheduler_timer timer, int64_t after_us)
 {
-    gr_scheduler_act(
-        schedule, &(gr_scheduler_action){.kind = kind, .host = host, .slot = -1, .value = value});
+    gr_scheduler_action_kind kind = after_us >= 0 ? GR_ACTION_SET_TIMER : GR_ACTION_STOP_TIMER;
+    gr_scheduler_act(schedule, kind, -1, -1, (int)timer)->after_us = after_us;
 }
 
 /* ---- Events ---------------------------------------------------------------------------------- */

@@ -17,10 +17,7 @@ void gr_scheduler_start_servers(gr_scheduler *schedule)
         gr_scheduler_start_agent(schedule, schedule->config.host_room + i);
     }
     if (schedule->config.start_timeout_us > 0) {
-        gr_scheduler_act(schedule,
-                         &(gr_scheduler_action){.kind = GR_ACTION_SET_TIMER,
-                                                .value = GR_TIMER_JOIN,
-                                                .after_us = schedule->config.start_timeout_us});
+        gr_scheduler_set_timer(schedule, GR_TIMER_JOIN, schedule->config.start_timeout_us);
     }
 }
 
@@ -32,8 +29,8 @@ void gr_scheduler_server_ready(gr_scheduler *schedule, int slot)
         all = all && schedule->servers[i].ready;
     }
     if (all) {
-        gr_scheduler_act_on(schedule, GR_ACTION_STOP_TIMER, -1, GR_TIMER_JOIN);
-        gr_scheduler_act_on(schedule, GR_ACTION_PUBLISH_SERVERS, -1, 0);
+        gr_scheduler_set_timer(schedule, GR_TIMER_JOIN, -1);
+        gr_scheduler_act(schedule, GR_ACTION_PUBLISH_SERVERS, -1, -1, 0);
     }
 }
 
@@ -69,9 +66,7 @@ static bool spare(gr_scheduler *schedule, int slot, int least)
     bool on = config->servers_spare && met && left >= least && schedule->phase == GR_PHASE_RUNNING;
     if (on) {
         schedule->server.spared++;
-        gr_scheduler_act(
-            schedule,
-            &(gr_scheduler_action){.kind = GR_ACTION_GO_ON_SERVERS, .slot = slot, .value = left});
+        gr_scheduler_act(schedule, GR_ACTION_GO_ON_SERVERS, -1, slot, left);
     }
     return on;
 }
@@ -85,10 +80,8 @@ static bool renew(gr_scheduler *schedule, int slot)
                     schedule->phase == GR_PHASE_RUNNING && !schedule->server.told;
     if (server->again) {
         server->restarts++;
-        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_GO_ON_SERVERS,
-                                                          .slot = slot,
-                                                          .value = schedule->config.servers - 1,
-                                                          .flag = true});
+        gr_scheduler_act(schedule, GR_ACTION_GO_ON_SERVERS, -1, slot, schedule->config.servers - 1)
+            ->flag = true;
     }
     return server->again;
 }
@@ -113,10 +106,8 @@ void gr_scheduler_servers_timeout(gr_scheduler *schedule)
     }
     if (schedule->reason == GR_REASON_NONE) {
         schedule->reason = GR_REASON_NOT_JOINED;
-        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_REPORT,
-                                                          .host = -1,
-                                                          .slot = schedule->config.slots + number,
-                                                          .value = GR_REASON_NOT_JOINED});
+        gr_scheduler_act(schedule, GR_ACTION_REPORT, -1, schedule->config.slots + number,
+                         GR_REASON_NOT_JOINED);
     }
     gr_scheduler_end_after_failure(schedule);
 }
@@ -163,7 +154,7 @@ bool gr_scheduler_end_servers(gr_scheduler *schedule)
     /* The end of one of them may be why the workers failed, and be heard of in a moment. */
     if (any && !schedule->server.told && schedule->phase != GR_PHASE_SETTLING) {
         schedule->server.told = true;
-        gr_scheduler_act_on(schedule, GR_ACTION_SIGNAL_SERVERS, -1, SIGTERM);
+        gr_scheduler_act(schedule, GR_ACTION_SIGNAL_SERVERS, -1, -1, SIGTERM);
         gr_scheduler_wait_for_end(schedule, schedule->config.grace_us);
     }
     return any;

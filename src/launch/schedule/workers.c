@@ -65,9 +65,7 @@ void gr_scheduler_set_target(gr_scheduler *schedule)
     if (schedule->want != schedule->group.target || expecting != schedule->group.expecting) {
         schedule->group.target = schedule->want;
         schedule->group.expecting = expecting;
-        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_SET_TARGET,
-                                                          .value = schedule->want,
-                                                          .flag = expecting});
+        gr_scheduler_act(schedule, GR_ACTION_SET_TARGET, -1, -1, schedule->want)->flag = expecting;
     }
 }
 
@@ -107,8 +105,7 @@ static void start_worker(gr_scheduler *schedule, int number)
     slot->served = false;
     slot->member = GR_MEMBER_RESERVED;
     schedule->ends[number] = (gr_worker_end){.spared = true}; /* until it has started */
-    gr_scheduler_act(schedule,
-                     &(gr_scheduler_action){.kind = GR_ACTION_START_WORKER, .slot = number});
+    gr_scheduler_act(schedule, GR_ACTION_START_WORKER, -1, number, 0);
 }
 
 /* As many as are wanted, and those that wait beside them. Not while the others are on their way
@@ -160,14 +157,11 @@ bool gr_scheduler_spare(gr_scheduler *schedule, int slot)
     }
     schedule->ends[slot].spared = true;
     schedule->spared_absent += schedule->slots[slot].member == GR_MEMBER_ABSENT;
-    gr_scheduler_act(schedule,
-                     &(gr_scheduler_action){.kind = GR_ACTION_GO_ON,
-                                            .slot = slot,
-                                            .value = left < schedule->want ? left : schedule->want,
-                                            .flag = again,
-                                            .standby = served && again && left >= schedule->want});
-    gr_scheduler_act(schedule,
-                     &(gr_scheduler_action){.kind = GR_ACTION_MEMBER_ENDED, .slot = slot});
+    int with = left < schedule->want ? left : schedule->want;
+    gr_scheduler_action *action = gr_scheduler_act(schedule, GR_ACTION_GO_ON, -1, slot, with);
+    action->flag = again;
+    action->standby = served && again && left >= schedule->want;
+    gr_scheduler_act(schedule, GR_ACTION_MEMBER_ENDED, -1, slot, 0);
     gr_scheduler_set_target(schedule);
     return true;
 }
@@ -227,7 +221,7 @@ static void end_unused_agents(gr_scheduler *schedule)
 {
     if (schedule->phase < GR_PHASE_ENDING && schedule->config.elastic &&
         gr_scheduler_count_busy(schedule) == 0) {
-        gr_scheduler_act_on(schedule, GR_ACTION_KILL_WORKERS, -1, 0);
+        gr_scheduler_act(schedule, GR_ACTION_KILL_WORKERS, -1, -1, 0);
     }
 }
 
@@ -236,7 +230,7 @@ void gr_scheduler_worker_ended(gr_scheduler *schedule, const gr_scheduler_event 
     int host = schedule->slots[event->slot].host;
     weigh_end(schedule, event);
     if (schedule->hosts[host].leaving && gr_scheduler_count_busy_of(schedule, host) == 0) {
-        gr_scheduler_act_on(schedule, GR_ACTION_END_AGENT, host, 0);
+        gr_scheduler_act(schedule, GR_ACTION_END_AGENT, host, -1, 0);
     }
     end_unused_agents(schedule);
 }
@@ -244,17 +238,14 @@ void gr_scheduler_worker_ended(gr_scheduler *schedule, const gr_scheduler_event 
 void gr_scheduler_worker_not_started(gr_scheduler *schedule, int slot)
 {
     if (schedule->going && !schedule->slots[slot].busy) { /* the agent itself: it is DONE then */
-        gr_scheduler_act_on(schedule, GR_ACTION_HOST_FAILED, schedule->slots[slot].host, 0);
+        gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, schedule->slots[slot].host, -1, 0);
     } else if (slot < schedule->config.slots && schedule->slots[slot].joining) {
         /* Those that run go on. So that this is not tried for ever, no others are started. */
         schedule->slots[slot].busy = false;
         schedule->restarts_left = 0;
         (void)replace(schedule, false);
-        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_GO_ON_WITHOUT,
-                                                          .slot = slot,
-                                                          .value = schedule->want});
-        gr_scheduler_act(schedule,
-                         &(gr_scheduler_action){.kind = GR_ACTION_MEMBER_ENDED, .slot = slot});
+        gr_scheduler_act(schedule, GR_ACTION_GO_ON_WITHOUT, -1, slot, schedule->want);
+        gr_scheduler_act(schedule, GR_ACTION_MEMBER_ENDED, -1, slot, 0);
         gr_scheduler_set_target(schedule);
         end_unused_agents(schedule);
     } else {
@@ -276,11 +267,7 @@ static void fail_absent(gr_scheduler *schedule, int host, bool ended)
 {
     if (schedule->reason == GR_REASON_NONE) {
         schedule->reason = GR_REASON_NOT_JOINED;
-        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_REPORT,
-                                                          .host = host,
-                                                          .slot = -1,
-                                                          .value = GR_REASON_NOT_JOINED,
-                                                          .flag = ended});
+        gr_scheduler_act(schedule, GR_ACTION_REPORT, host, -1, GR_REASON_NOT_JOINED)->flag = ended;
     }
     gr_scheduler_end_after_failure(schedule);
 }
@@ -288,9 +275,7 @@ static void fail_absent(gr_scheduler *schedule, int host, bool ended)
 static void set_join_timer(gr_scheduler *schedule, int64_t after_us)
 {
     if (schedule->config.start_timeout_us > 0) {
-        gr_scheduler_act(schedule, &(gr_scheduler_action){.kind = GR_ACTION_SET_TIMER,
-                                                          .value = GR_TIMER_JOIN,
-                                                          .after_us = after_us});
+        gr_scheduler_set_timer(schedule, GR_TIMER_JOIN, after_us);
     }
 }
 
@@ -306,7 +291,7 @@ void gr_scheduler_all_ready(gr_scheduler *schedule)
 {
     if (!schedule->config.all_join || schedule->config.workers == 1) {
         schedule->group.timed = false; /* until the first joins */
-        gr_scheduler_act_on(schedule, GR_ACTION_STOP_TIMER, -1, GR_TIMER_JOIN);
+        gr_scheduler_set_timer(schedule, GR_TIMER_JOIN, -1);
     }
 }
 
@@ -338,7 +323,7 @@ void gr_scheduler_check_joining(gr_scheduler *schedule)
     }
     if (schedule->group.joined + schedule->spared_absent >= workers) {
         schedule->group.complete = true;
-        gr_scheduler_act_on(schedule, GR_ACTION_STOP_TIMER, -1, GR_TIMER_JOIN);
+        gr_scheduler_set_timer(schedule, GR_TIMER_JOIN, -1);
         gr_scheduler_aim(schedule);
         return;
     }
