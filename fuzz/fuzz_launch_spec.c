@@ -71,7 +71,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(exact + begin, data + 1, size - 1);
     gr_arena_init(&arena, ARENA_BYTES_MAX);
     if (gr_launch_spec_decode(exact, begin + size - 1, own, &arena, &order) == GR_OK) {
-        int seats = gr_launch_spec_seats(&order);
+        int seats = gr_launch_spec_slot_count(&order);
         require(order.workers >= 0 && seats >= 1 && seats <= GR_LAUNCH_WORKERS_MAX);
         require(order.argv[0] != NULL && order.folder != NULL);
         for (int rank = 0; rank < seats; rank++) {

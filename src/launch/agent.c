@@ -119,7 +119,7 @@ static int compare_ints(const void *left, const void *right)
  * the sockets of its loop, must not outlive it because of us. */
 static int close_unrelated(const gr_agent_config *config, const int also[GR_AGENT_KEEP])
 {
-    int slots = gr_agent_seats(config);
+    int slots = gr_agent_slot_count(config);
     size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 1 + GR_AGENT_KEEP;
     int *keep = malloc(room * sizeof *keep);
     if (keep == NULL) {
@@ -205,7 +205,7 @@ static int set_up(struct agent *agent)
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     agent->signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
-    agent->pids = calloc((size_t)gr_agent_seats(agent->config), sizeof *agent->pids);
+    agent->pids = calloc((size_t)gr_agent_slot_count(agent->config), sizeof *agent->pids);
     if (agent->signal_fd < 0) {
         return errno;
     }
@@ -270,7 +270,7 @@ static void start_another(struct agent *agent, int rank)
 
 static int rank_of(const struct agent *agent, pid_t pid)
 {
-    for (int rank = 0; rank < gr_agent_seats(agent->config); rank++) {
+    for (int rank = 0; rank < gr_agent_slot_count(agent->config); rank++) {
         if (agent->pids[rank] == pid) {
             return rank;
         }
@@ -304,7 +304,7 @@ static bool reap(struct agent *agent)
  * program of a shell that died, say. */
 static void signal_all(const struct agent *agent, int signal_number)
 {
-    for (int rank = 0; rank < gr_agent_seats(agent->config); rank++) {
+    for (int rank = 0; rank < gr_agent_slot_count(agent->config); rank++) {
         if (agent->pids[rank] > 0) {
             (void)kill(-agent->pids[rank], signal_number);
             (void)kill(-agent->pids[rank], SIGCONT); /* who is stopped must hear of it too */
@@ -356,7 +356,7 @@ static bool take_orders(struct agent *agent)
         agent->killing = true;
         agent->stays = false;
     } else if (message.kind == GR_AGENT_FAULT && message.rank >= 0 &&
-               message.rank < gr_agent_seats(agent->config) && agent->pids[message.rank] > 0) {
+               message.rank < gr_agent_slot_count(agent->config) && agent->pids[message.rank] > 0) {
         do_fault(agent, message.rank, message.value);
     } else if (message.kind == GR_AGENT_SPAWN) {
         start_another(agent, message.rank);

@@ -71,7 +71,7 @@ typedef struct gr_agent_config {
 } gr_agent_config;
 
 /* So many run at most. */
-static inline int gr_agent_seats(const gr_agent_config *config)
+static inline int gr_agent_slot_count(const gr_agent_config *config)
 {
     return config->slots > config->workers ? config->slots : config->workers;
 }

@@ -51,7 +51,7 @@ void gr_launch_job_notify_worker(gr_launch_job *job, int slot, int kind, int val
  * servers it is not gone before that one is. */
 static void keep_output(gr_launch_job *job, gr_agent_config *agent)
 {
-    int slots = gr_launch_places(job->config);
+    int slots = gr_launch_all_slots(job->config);
     int *fds = gr_arena_alloc(&job->arena, (size_t)slots * 3 * sizeof *fds);
     for (int slot = 0; fds != NULL && slot < slots; slot++) {
         fds[agent->read_count++] = gr_output_read_fd(job->output, slot, 0);

@@ -159,7 +159,7 @@ static inline int gr_launch_slots(const gr_launch_config *config)
 }
 
 /* Those of the servers follow. */
-static inline int gr_launch_places(const gr_launch_config *config)
+static inline int gr_launch_all_slots(const gr_launch_config *config)
 {
     return gr_launch_slots(config) + config->server.count;
 }

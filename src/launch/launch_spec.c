@@ -89,7 +89,7 @@ static void put_order(struct writer *to, const gr_launch_spec *order, const char
         put_text(to, *word);
     }
     put_text(to, NULL);
-    for (int rank = 0; rank < gr_launch_spec_seats(order); rank++) {
+    for (int rank = 0; rank < gr_launch_spec_slot_count(order); rank++) {
         for (char **entry = order->environment[rank]; *entry != NULL; entry++) {
             if (!is_of_login(*entry)) {
                 put_entry(to, *entry, launcher);
@@ -218,16 +218,16 @@ gr_status gr_launch_spec_decode(const uint8_t *bytes, size_t size_bytes, char *c
     }
     order.workers = (int)workers;
     order.slots = (int)slots;
-    size_t seats = (size_t)gr_launch_spec_seats(&order);
+    size_t count = (size_t)gr_launch_spec_slot_count(&order);
     order.cores = take_text(&from);
     order.folder = take_text(&from);
     order.document = take_text(&from);
     order.argv = from.status == GR_OK ? take_list(&from, 0, &words) : NULL;
-    order.environment = gr_arena_alloc(arena, seats * sizeof *order.environment);
+    order.environment = gr_arena_alloc(arena, count * sizeof *order.environment);
     if (order.environment == NULL) {
         return GR_E_NO_MEMORY;
     }
-    for (size_t rank = 0; rank < seats && from.status == GR_OK; rank++) {
+    for (size_t rank = 0; rank < count && from.status == GR_OK; rank++) {
         order.environment[rank] = take_environment(&from, own);
     }
     if (from.status == GR_OK && (from.left != 0 || words == 0 || order.folder == NULL)) {

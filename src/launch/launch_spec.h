@@ -23,7 +23,7 @@ typedef struct gr_launch_spec {
     char ***environment;  /* of each worker, or slot, NULL-terminated, with room for one entry */
 } gr_launch_spec;
 
-static inline int gr_launch_spec_seats(const gr_launch_spec *order)
+static inline int gr_launch_spec_slot_count(const gr_launch_spec *order)
 {
     return order->slots > order->workers ? order->slots : order->workers;
 }

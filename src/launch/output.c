@@ -166,7 +166,7 @@ static gr_status open_stream(struct stream *stream, gr_diag *diag)
 gr_status gr_output_create(const gr_launch_config *config, gr_output **output_out, gr_diag *diag)
 {
     gr_output *output = calloc(1, sizeof *output);
-    size_t count = (size_t)gr_launch_places(config) * STREAMS;
+    size_t count = (size_t)gr_launch_all_slots(config) * STREAMS;
     if (output != NULL) {
         output->streams = calloc(count, sizeof *output->streams);
     }
@@ -333,7 +333,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 static void on_drained(void *event_arg)
 {
     gr_output *output = event_arg;
-    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_all_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         if (!stream->over && !uv_is_active((uv_handle_t *)&stream->poll)) {
             pump(stream);
@@ -429,7 +429,7 @@ void gr_output_renew(gr_output *output, int rank)
 void gr_output_finish(gr_output *output)
 {
     output->finishing = true;
-    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_all_slots(output->config) * STREAMS; i++) {
         finish_stream(&output->streams[i]);
     }
     check_settled(output);
@@ -443,7 +443,7 @@ bool gr_output_is_settled(const gr_output *output)
 
 void gr_output_stop(gr_output *output)
 {
-    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_all_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         if (stream->watched && !stream->over) {
             stream->over = true;
@@ -463,7 +463,7 @@ void gr_output_destroy(gr_output *output)
     if (output == NULL) {
         return;
     }
-    for (int i = 0; i < gr_launch_places(output->config) * STREAMS; i++) {
+    for (int i = 0; i < gr_launch_all_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         close_ends(stream);
         if (stream->log_fd >= 0) {

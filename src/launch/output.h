@@ -4,7 +4,7 @@
 
 /* The way of the workers' output: a pipe for each stdout and stderr, lines with prefixes, the
  * launcher's own stdout and stderr, a log file for each. A reader that is slow stops the pipes, not
- * the launcher. Behind the ranks come the places of the parameter servers. */
+ * the launcher. Behind the workers' slots come those of the parameter servers. */
 
 #include "launch/launch.h"
 
@@ -16,9 +16,9 @@ typedef struct gr_output_events {
     void (*settled)(void *event_arg); /* after gr_output_finish: everything is written */
     /* Nobody reads our stdout or stderr any more; `error` is an errno. Called once. */
     void (*lost)(void *event_arg, int error);
-    /* What a parameter server, of that place, has written to stdout: as it came, perhaps a part of
+    /* What a parameter server, in that slot, has written to stdout: as it came, perhaps a part of
      * a line. It is not shown. */
-    void (*told)(void *event_arg, int place, const char *text, size_t size_bytes);
+    void (*told)(void *event_arg, int slot, const char *text, size_t size_bytes);
     void *event_arg;
 } gr_output_events;
 

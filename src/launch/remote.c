@@ -143,7 +143,7 @@ static void take_hello(struct relay *relay, const gr_packet *packet)
     address[strspn(address, "0123456789abcdefABCDEF.:%")] = '\0';
     gr_status status =
         gr_launch_spec_encode(&relay->config->order, address, &relay->order, &relay->order_bytes);
-    for (int rank = 0; rank < gr_agent_seats(&relay->config->agent); rank++) {
+    for (int rank = 0; rank < gr_agent_slot_count(&relay->config->agent); rank++) {
         gr_environ_wipe(relay->config->agent.environment[rank]);
     }
     if (status != GR_OK) {
@@ -156,7 +156,7 @@ static void take_hello(struct relay *relay, const gr_packet *packet)
 static void take_output(struct relay *relay, const gr_packet *packet)
 {
     uint32_t rank = packet->number / 2;
-    if (rank >= (uint32_t)gr_agent_seats(&relay->config->agent)) {
+    if (rank >= (uint32_t)gr_agent_slot_count(&relay->config->agent)) {
         lose(relay, false, "it sent output of a worker that it does not have");
     }
     const gr_spawn *of = &relay->config->agent.spawns[rank];
@@ -352,7 +352,7 @@ _Noreturn void gr_remote_run(const gr_remote_config *config)
     const int keep[GR_AGENT_KEEP] = {config->words_fd,
                                      config->tls != NULL ? config->joined_fd : -1};
     int error = gr_agent_settle(&config->agent, "gradus-relay", keep);
-    for (int rank = 0; rank < gr_agent_seats(&config->agent) && error == 0; rank++) {
+    for (int rank = 0; rank < gr_agent_slot_count(&config->agent) && error == 0; rank++) {
         const gr_spawn *of = &config->agent.spawns[rank];
         if (fcntl(of->stdout_fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0 ||
             fcntl(of->stderr_fd, F_SETFL, O_WRONLY | O_NONBLOCK) != 0) {

@@ -30,7 +30,7 @@ struct serve {
     char *const *environment; /* ours */
     uint8_t *bytes;           /* the order, as it comes */
     size_t used, room;
-    gr_launch_spec order; /* no seats: it is not there yet */
+    gr_launch_spec order; /* no slots: it is not there yet */
     gr_spawn *spawns;
     int *worker_fds, *pipes; /* PIPES for each worker: its ends and ours; -1: closed */
     struct pollfd *polls;
@@ -48,7 +48,7 @@ static int64_t now_us(void)
 
 static gr_status make_pipes(struct serve *serve, gr_diag *diag)
 {
-    size_t count = (size_t)gr_launch_spec_seats(&serve->order) * PIPES;
+    size_t count = (size_t)gr_launch_spec_slot_count(&serve->order) * PIPES;
     serve->worker_fds = gr_arena_alloc(&serve->arena, count * sizeof *serve->worker_fds);
     serve->pipes = gr_arena_alloc(&serve->arena, count * sizeof *serve->pipes);
     serve->polls = gr_arena_alloc(&serve->arena, (count + FIXED_POLLS) * sizeof *serve->polls);
@@ -70,12 +70,12 @@ static gr_status make_pipes(struct serve *serve, gr_diag *diag)
 static gr_status make_spawns(struct serve *serve, gr_diag *diag)
 {
     const gr_launch_spec *order = &serve->order;
-    int seats = gr_launch_spec_seats(order);
+    int slots = gr_launch_spec_slot_count(order);
     gr_cores *cores = gr_arena_alloc(&serve->arena, 2 * sizeof *cores);
-    gr_cores *parts = gr_arena_alloc(&serve->arena, (size_t)seats * sizeof *parts);
-    serve->spawns = gr_arena_alloc(&serve->arena, (size_t)seats * sizeof *serve->spawns);
+    gr_cores *parts = gr_arena_alloc(&serve->arena, (size_t)slots * sizeof *parts);
+    serve->spawns = gr_arena_alloc(&serve->arena, (size_t)slots * sizeof *serve->spawns);
     if (cores == NULL || parts == NULL || serve->spawns == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", seats);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d workers", slots);
     }
     gr_cores *allowed = cores + 1;
     gr_status status = gr_cores_allowed(allowed, diag);
@@ -84,7 +84,7 @@ static gr_status make_spawns(struct serve *serve, gr_diag *diag)
         status = gr_cores_parse(order->cores, "--cores", allowed, cores, diag);
     }
     gr_cores_sort_by_topology(cores);
-    for (int rank = 0; rank < seats && status == GR_OK; rank++) {
+    for (int rank = 0; rank < slots && status == GR_OK; rank++) {
         gr_spawn *spawn = &serve->spawns[rank];
         *spawn = (gr_spawn){.argv = order->argv,
                             .file = order->self ? "/proc/self/exe" : NULL,
@@ -92,7 +92,7 @@ static gr_status make_spawns(struct serve *serve, gr_diag *diag)
                             .stdin_fd = serve->stdin_fd,
                             .stdout_fd = serve->worker_fds[rank * PIPES],
                             .stderr_fd = serve->worker_fds[rank * PIPES + 1]};
-        if (order->bind && gr_cores_deal(cores, seats, rank, &parts[rank])) {
+        if (order->bind && gr_cores_deal(cores, slots, rank, &parts[rank])) {
             spawn->cores = &parts[rank];
         } else if (order->cores != NULL) {
             spawn->cores = cores;
@@ -120,10 +120,10 @@ static gr_status start_agent(struct serve *serve, gr_diag *diag)
     int fork_error = errno;
     close(ends[1]);
     serve->control_fd = ends[0];
-    for (int i = 0; i < gr_launch_spec_seats(&serve->order) * PIPES; i++) {
+    for (int i = 0; i < gr_launch_spec_slot_count(&serve->order) * PIPES; i++) {
         close(serve->worker_fds[i]);
     }
-    for (int rank = 0; rank < gr_launch_spec_seats(&serve->order); rank++) {
+    for (int rank = 0; rank < gr_launch_spec_slot_count(&serve->order); rank++) {
         gr_environ_wipe(serve->order.environment[rank]);
     }
     if (serve->agent < 0) {
@@ -193,7 +193,7 @@ static gr_status take_packets(struct serve *serve, gr_diag *diag)
     gr_status status = GR_OK;
     while (status == GR_OK && gr_channel_next(&serve->channel, &packet, &error)) {
         gr_agent_message message;
-        bool ordered = gr_launch_spec_seats(&serve->order) > 0;
+        bool ordered = gr_launch_spec_slot_count(&serve->order) > 0;
         if (packet.kind == GR_PACKET_ORDER && !ordered) {
             status = take_piece(serve, &packet, diag);
             gr_wipe_stack(); /* of the registers that the dynamic linker saved there */
@@ -254,7 +254,7 @@ static void read_pipe(struct serve *serve, int index)
 
 static bool pipes_are_empty(const struct serve *serve)
 {
-    for (int i = 0; i < gr_launch_spec_seats(&serve->order) * PIPES; i++) {
+    for (int i = 0; i < gr_launch_spec_slot_count(&serve->order) * PIPES; i++) {
         if (serve->pipes[i] >= 0) {
             return false;
         }
@@ -272,7 +272,7 @@ static int fill_polls(struct serve *serve, struct pollfd *polls)
         (struct pollfd){.fd = gr_channel_holds(channel) ? channel->out_fd : -1, .events = POLLOUT};
     polls[2] = (struct pollfd){.fd = serve->done ? -1 : serve->control_fd, .events = POLLIN};
     bool room = gr_channel_has_room(channel);
-    for (int i = 0; i < gr_launch_spec_seats(&serve->order) * PIPES; i++) {
+    for (int i = 0; i < gr_launch_spec_slot_count(&serve->order) * PIPES; i++) {
         polls[count++] = (struct pollfd){.fd = room ? serve->pipes[i] : -1, .events = POLLIN};
     }
     return count;
@@ -398,7 +398,7 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *
     gr_arena_init(&serve.arena, ARENA_BYTES_MAX);
     (void)gr_channel_put(&serve.channel, GR_PACKET_HELLO, 0, address, strlen(address));
     gr_status status = carry(&serve, diag);
-    bool needed = gr_launch_spec_seats(&serve.order) > 0;
+    bool needed = gr_launch_spec_slot_count(&serve.order) > 0;
     if (status == GR_E_PEER_LOST && way->tls != NULL && !needed) {
         status = GR_OK; /* it has joined, and was not needed */
     }
