@@ -64,7 +64,7 @@ static int64_t slots_of(const gr_run_options *options)
 
 /* Other hosts cannot tell a launcher that died from one that they are cut off from, and who is cut
  * off must end without a word: the others may go on. */
-static gr_status check_orphans(const gr_cli_run *run, gr_diag *diag)
+static gr_status check_orphans(gr_cli_run *run, gr_diag *diag)
 {
     const gr_run_options *options = &run->options;
     if (options->orphans != GR_RUN_ORPHANS_FINISH ||
@@ -205,6 +205,59 @@ static gr_status read_chaos(gr_cli_run *run, gr_diag *diag)
     return status;
 }
 
+static gr_status read_export(gr_cli_run *run, gr_diag *diag)
+{
+    gr_status status = gr_export(run->options.export, environ, &run->arena, &run->exported, diag);
+    if (status == GR_OK && run->exported.absent != NULL) {
+        gr_log_write(&run->log, GR_LOG_WARN, "run", "--export: %s is not set here",
+                     run->exported.absent);
+    }
+    return status;
+}
+
+static gr_status read_job(gr_cli_run *run, gr_diag *diag)
+{
+    return run->job_path != NULL ? gr_run_read_job(run, diag) : GR_OK;
+}
+
+/* Everything that the user gave is checked before anything is started. */
+static gr_status check(gr_cli_run *run, gr_diag *diag)
+{
+    static gr_status (*const checks[])(gr_cli_run * run, gr_diag * diag) = {
+        read_export,       check_orphans, /* before agents are waited for */
+        gr_run_find_hosts, check_orphans,     gr_run_find_cores, read_job,
+        check_workers,     check_environment, read_chaos};
+    gr_status status = GR_OK;
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0] && status == GR_OK; i++) {
+        status = checks[i](run, diag);
+    }
+    return status;
+}
+
+static int work(gr_cli_run *run)
+{
+    gr_diag diag = {0};
+    gr_status status = check(run, &diag);
+    if (status == GR_OK && run->supervisor != NULL) {
+        status = gr_run_publish(run, &diag);
+    }
+    int code;
+    if (status != GR_OK) {
+        code = gr_cli_refuse(status, &diag);
+    } else {
+        gr_cores_sort_by_topology(&run->cores);
+        if (run->options.dry_run && run->job_path == NULL) {
+            print_plan(run);
+        }
+        code = run->options.dry_run ? gr_cli_flush() : gr_run_attempts(run);
+    }
+    for (int i = 0; i < run->hosts.count; i++) {
+        gr_join_refuse(&run->hosts.at[i]); /* who has come and was not taken */
+    }
+    gr_acceptor_destroy(run->acceptor);
+    return code;
+}
+
 int gr_verb_run(int argc, char *const *argv)
 {
     gr_cli_run run = {.log = {.level = GR_LOG_WARN, .sink = gr_log_to_file, .sink_arg = stderr}};
@@ -215,54 +268,17 @@ int gr_verb_run(int argc, char *const *argv)
     if (status == GR_OK && !help) {
         status = gr_environment_check(environ, &run.arena, &diag);
     }
-    if (status == GR_OK && !help) {
-        status = gr_export(run.options.export, environ, &run.arena, &run.exported, &diag);
-    }
-    if (status == GR_OK && !help && run.exported.absent != NULL) {
-        gr_log_write(&run.log, GR_LOG_WARN, "run", "--export: %s is not set here",
-                     run.exported.absent);
-    }
-    if (status == GR_OK && !help) {
-        status = check_orphans(&run, &diag); /* before agents are waited for */
-    }
-    if (status == GR_OK && !help) {
-        status = gr_run_find_hosts(&run, &diag);
-    }
-    if (status == GR_OK && !help) {
-        status = check_orphans(&run, &diag);
-    }
-    if (status == GR_OK && !help) {
-        status = gr_run_find_cores(&run, &diag);
-    }
-    if (status == GR_OK && !help && run.job_path != NULL) {
-        status = gr_run_read_job(&run, &diag);
-    }
-    if (status == GR_OK && !help) {
-        status = check_workers(&run, &diag);
-    }
-    if (status == GR_OK && !help) {
-        status = check_environment(&run, &diag);
-    }
-    if (status == GR_OK && !help) {
-        status = read_chaos(&run, &diag);
-    }
     int code;
     if (status != GR_OK) {
         code = gr_cli_refuse(status, &diag);
     } else if (help) {
         gr_run_print_help();
         code = gr_cli_flush();
+    } else if (run.options.dry_run) {
+        code = work(&run);
     } else {
-        gr_cores_sort_by_topology(&run.cores);
-        if (run.options.dry_run && run.job_path == NULL) {
-            print_plan(&run);
-        }
-        code = run.options.dry_run ? gr_cli_flush() : gr_run_attempts(&run);
+        code = gr_run_supervise(&run, argc, argv, work);
     }
-    for (int i = 0; i < run.hosts.count; i++) {
-        gr_join_refuse(&run.hosts.at[i]); /* who has come and was not taken */
-    }
-    gr_acceptor_destroy(run.acceptor);
     gr_arena_fini(&run.arena);
     return code;
 }

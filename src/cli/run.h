@@ -4,9 +4,10 @@
 
 /* What the files of `gradus run` share: run_line.c reads the line, run_hosts.c finds the hosts and
  * cores, run_job.c reads the job file, run_attempts.c starts the workers, and once more when nobody
- * is left; run.c is the verb. */
+ * is left, run_supervise.c lets the job outlive its launcher; run.c is the verb. */
 
 #include "cli/cli.h"
+#include "launch/agent/supervisor.h"
 #include "launch/export.h"
 #include "launch/launch.h"
 #include "link/fault.h"
@@ -38,6 +39,7 @@ typedef struct gr_run_options {
     int64_t ssh_port;
     const char *ssh_identity, *remote_program;
     int64_t host_timeout_us;
+    const char *outlive, *name;
 } gr_run_options;
 
 enum { GR_RUN_SETTINGS_MAX = 32 }; /* --set */
@@ -66,6 +68,8 @@ typedef struct gr_cli_run {
     gr_exported exported;
     gr_launch_fault faults[2 * GR_FAULTS_MAX];
     int fault_count;
+    gr_job_record record;      /* for those that look for the job */
+    gr_supervisor *supervisor; /* NULL: nothing is started */
     gr_log log;
 } gr_cli_run;
 
@@ -93,6 +97,13 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
 /* run_advice.c: with --dry-run of a job with parameter servers: how many of them its workers need.
  */
 gr_status gr_run_advise(gr_cli_run *run, const gr_job *job, gr_diag *diag) GR_MUST_CHECK;
+
+/* run_supervise.c: takes over what the same line has started before, if that runs or has ended
+ * unseen; else does the `work`, in a process of its own if the job is to outlive this one. Returns
+ * the exit code. */
+int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(gr_cli_run *run));
+/* From now on the job can be found. GR_E_INVALID: it must not have that name. */
+gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
 
 /* run_attempts.c: runs it, and runs it again when nobody is left to go on with: the exit code. */
 int gr_run_attempts(gr_cli_run *run);

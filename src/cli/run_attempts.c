@@ -325,6 +325,7 @@ int gr_run_attempts(gr_cli_run *run)
                    .color_out = wants_color(STDOUT_FILENO),
                    .color_err = wants_color(STDERR_FILENO),
                    .log_dir = options->log_dir},
+        .supervisor = run->supervisor,
         .log = &run->log};
     gr_signals_hold(NULL); /* who asks for an end between two beginnings is heard as well */
     int code = run_again_and_again(run, &config, worker);

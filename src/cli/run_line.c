@@ -218,12 +218,29 @@ static const gr_config_field run_fields[] = {
      .min = 0,
      .max = 86400e6,
      .help = "time that workers get to end after SIGINT or SIGTERM, before SIGKILL"},
+    {.flag = "--outlive",
+     .env = "GRADUS_OUTLIVE",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(gr_run_options, outlive),
+     .default_text = "10min",
+     .value_name = "TIME",
+     .help =
+         "when gradus run is killed, or its terminal is gone, the job goes on for so long until "
+         "another launcher attaches (gradus attach, or the same command line again); then its "
+         "workers get SIGTERM; 0: it ends with gradus run; forever"},
+    {.flag = "--name",
+     .type = GR_CONFIG_TEXT,
+     .offset = offsetof(gr_run_options, name),
+     .value_name = "NAME",
+     .help = "of the job, for gradus ls, attach, logs, stop and scale; otherwise a short one is "
+             "made; a job of that name that the same command line has started is taken over"},
     {.flag = "--orphans",
      .type = GR_CONFIG_CHOICE,
      .offset = offsetof(gr_run_options, orphans),
      .default_text = "end",
      .choices = orphan_choices,
-     .help = "what the workers do when gradus run is killed; finish: a job file's write a last "
+     .help = "what the workers do when the process that supervises them is killed (with --outlive "
+             "0: gradus run); finish: a job file's write a last "
              "checkpoint first, within --grace, where all of them are on this host"},
     {.flag = "--start-timeout",
      .type = GR_CONFIG_DURATION,

@@ -17,6 +17,10 @@
 
 const gr_verb gr_verbs[] = {
     {"run", "train a job, or run any command, with many workers", .run = gr_verb_run},
+    {"attach", "take over a job whose launcher is gone", .form = &gr_attach_form},
+    {"ls", "your jobs on this host", .form = &gr_ls_form},
+    {"logs", "what a job has written", .form = &gr_logs_form},
+    {"stop", "end a job, with a checkpoint", .form = &gr_stop_form},
     {"scale", "more workers, or fewer, for a job that runs", .form = &gr_scale_form},
     {"checkpoint", "list, check, compare and convert checkpoints", .form = &gr_checkpoint_form},
     {"sweep", "train a job once for each combination of values", .form = &gr_sweep_form},
@@ -46,6 +50,9 @@ const gr_verb gr_verbs[] = {
 
 const gr_config_table *const gr_reference_tables[] = {
     &gr_run_table,
+    &gr_ls_table,
+    &gr_logs_table,
+    &gr_stop_table,
     &gr_scale_table,
     &gr_checkpoint_table,
     &gr_sweep_table,

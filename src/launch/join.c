@@ -29,15 +29,22 @@ enum {
 
 /* ---- The token ------------------------------------------------------------------------------- */
 
-gr_status gr_join_token(bool make, uint8_t token_out[GR_SECRET_BYTES], gr_diag *diag)
+void gr_join_wipe_token(void)
 {
     char *text = getenv("GRADUS_JOIN_TOKEN");
-    const char *file = getenv("GRADUS_JOIN_TOKEN_FILE");
+    if (text != NULL) {
+        gr_wipe(text, strlen(text));
+        (void)unsetenv("GRADUS_JOIN_TOKEN");
+    }
+}
+
+gr_status gr_join_token(bool make, uint8_t token_out[GR_SECRET_BYTES], gr_diag *diag)
+{
+    const char *text = getenv("GRADUS_JOIN_TOKEN"), *file = getenv("GRADUS_JOIN_TOKEN_FILE");
     if (text != NULL && text[0] != '\0') {
         gr_status status = gr_unhex(text, token_out, GR_SECRET_BYTES);
         size_t size = strlen(text);
-        gr_wipe(text, size);
-        (void)unsetenv("GRADUS_JOIN_TOKEN");
+        gr_join_wipe_token();
         return status == GR_OK ? GR_OK
                                : gr_fail(diag, GR_E_INVALID,
                                          "GRADUS_JOIN_TOKEN must be %d hexadecimal digits (it has "

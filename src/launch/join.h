@@ -15,6 +15,9 @@
  * made, with a new token. */
 gr_status gr_join_token(bool make, uint8_t token_out[GR_SECRET_BYTES], gr_diag *diag) GR_MUST_CHECK;
 
+/* GRADUS_JOIN_TOKEN goes from the environment, where this process does not need it. */
+void gr_join_wipe_token(void);
+
 /* Launcher: listens at "HOST:PORT", ":PORT" (all addresses). */
 gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], const gr_log *log,
                          gr_acceptor **acceptor_out, gr_diag *diag) GR_MUST_CHECK;

@@ -2,6 +2,7 @@
 #include "launch/launch_job.h"
 
 #include "base/fail.h"
+#include "launch/agent/supervisor.h"
 #include "launch/process_tree.h"
 #include "launch/scale.h"
 #include "launch/signals.h"
@@ -93,12 +94,15 @@ static void on_output_settled(void *event_arg)
 
 static void on_output_lost(void *event_arg, int error)
 {
+    gr_launch_job *job = event_arg;
+    if (gr_launch_job_outlives(job, error)) {
+        return;
+    }
     gr_diag why = {0};
     (void)gr_fail(&why, GR_E_IO, "the output cannot be written any more (%s), so the job was ended",
                   strerror(error));
     gr_launch_job_happen(
-        event_arg, &(gr_scheduler_event){.kind = GR_EVENT_FAILED, .value = GR_REASON_OUTPUT_LOST},
-        &why);
+        job, &(gr_scheduler_event){.kind = GR_EVENT_FAILED, .value = GR_REASON_OUTPUT_LOST}, &why);
 }
 
 static void on_output_told(void *event_arg, int slot, const char *text, size_t size_bytes)
@@ -179,7 +183,11 @@ static gr_status start_loop(gr_launch_job *job, gr_diag *diag)
                                      .lost = on_output_lost,
                                      .told = on_output_told,
                                      .event_arg = job};
-    return gr_output_start(job->output, &job->loop.loop, &events, diag);
+    gr_status status = gr_output_start(job->output, &job->loop.loop, &events, diag);
+    error = status == GR_OK ? gr_launch_job_supervise(job) : 0;
+    return error == 0
+               ? status
+               : gr_fail(diag, GR_E_IO, "the launcher cannot be watched: %s", uv_strerror(error));
 }
 
 static void close_handle(uv_handle_t *handle, void *walk_arg)
@@ -194,6 +202,9 @@ static void stop_loop(gr_launch_job *job)
 {
     if (!job->loop.open) {
         return;
+    }
+    if (job->config->supervisor != NULL) {
+        gr_supervisor_stop(job->config->supervisor);
     }
     gr_output_stop(job->output);
     uv_walk(&job->loop.loop, close_handle, NULL);

@@ -117,9 +117,10 @@ typedef struct gr_launch_config {
     gr_launch_output output;
     const gr_launch_fault *faults;
     int fault_count;
-    int beginning;     /* how often the job was begun before: what is written goes behind that */
-    gr_crash crash;    /* the last one before this beginning */
-    const gr_log *log; /* may be NULL */
+    int beginning;  /* how often the job was begun before: what is written goes behind that */
+    gr_crash crash; /* the last one before this beginning */
+    struct gr_supervisor *supervisor; /* of the job; borrowed; NULL: nobody finds it or attaches */
+    const gr_log *log;                /* may be NULL */
 } gr_launch_config;
 
 /* Of the time until an expulsion, how long an operation waits before it fails; the rest is for

@@ -143,6 +143,11 @@ void gr_launch_job_play_faults(gr_launch_job *job);
 /* seek.c: from now on the script is asked, if there is one, and hosts may join. GR_E_IO */
 gr_status gr_launch_job_discover_hosts(gr_launch_job *job, gr_diag *diag) GR_MUST_CHECK;
 
+/* supervise.c: from now on the launcher may go, and another one come. 0 or a number of libuv. */
+int gr_launch_job_supervise(gr_launch_job *job);
+/* Our stdout or stderr cannot be written. True: the job goes on without its launcher. */
+bool gr_launch_job_outlives(gr_launch_job *job, int error);
+
 /* servers.c */
 static inline int gr_launch_job_server_number(const gr_launch_job *job, int slot)
 {

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/file.h"
+#include "launch/agent/supervisor.h"
 #include "launch/lines.h"
 #include "launch/sink.h"
 
@@ -32,8 +33,10 @@ struct gr_output {
     const gr_launch_config *config;
     gr_output_events events;
     uv_loop_t *loop;
-    gr_sink sinks[STREAMS];
-    bool sink_open[STREAMS];
+    gr_sink *sinks[STREAMS]; /* NULL: there is no launcher */
+    gr_output_log *log;      /* NULL: none is kept */
+    gr_output_reader reader; /* what a new launcher gets first */
+    bool replaying;
     bool finishing, lost;
     int streams_left;
     struct stream *streams; /* STREAMS for each rank */
@@ -86,8 +89,24 @@ static size_t write_prefix(void *prefix_arg, char *text_out)
 
 static void put_into_sink(void *emit_arg, const char *text, size_t size_bytes)
 {
-    struct stream *from = emit_arg;
-    gr_sink_put(&from->output->sinks[from->number], text, size_bytes);
+    const struct stream *from = emit_arg;
+    const gr_output *output = from->output;
+    if (output->log != NULL) {
+        gr_output_log_put(output->log, from->number, text, size_bytes);
+    }
+    if (output->sinks[from->number] != NULL && !output->replaying) {
+        gr_sink_put(output->sinks[from->number], text, size_bytes);
+    }
+}
+
+static void flush(const gr_output *output, int number)
+{
+    if (output->log != NULL) {
+        gr_output_log_flush(output->log);
+    }
+    if (output->sinks[number] != NULL) {
+        gr_sink_flush(output->sinks[number]);
+    }
 }
 
 static void hear_server(void *emit_arg, const char *text, size_t size_bytes)
@@ -253,7 +272,7 @@ static void end_stream(struct stream *stream)
         return;
     }
     gr_lines_end(&stream->lines);
-    gr_sink_flush(&stream->output->sinks[stream->number]);
+    flush(stream->output, stream->number);
     stream->over = true;
     stream->output->streams_left--;
     if (stream->watched) {
@@ -285,7 +304,10 @@ static void write_log(struct stream *stream, const char *data, size_t size_bytes
 
 static bool may_read(const struct stream *stream)
 {
-    return stream->lines.emit == NULL || gr_sink_has_room(&stream->output->sinks[stream->number]);
+    const gr_output *output = stream->output;
+    const gr_sink *sink = output->sinks[stream->number];
+    return stream->lines.emit == NULL ||
+           (!output->replaying && (sink == NULL || gr_sink_has_room(sink)));
 }
 
 static void on_readable(uv_poll_t *poll, int status, int events);
@@ -303,7 +325,7 @@ static void pump(struct stream *stream)
         if (got > 0) {
             write_log(stream, data, (size_t)got);
             gr_lines_feed(&stream->lines, data, (size_t)got);
-            gr_sink_flush(&output->sinks[stream->number]);
+            flush(output, stream->number);
         } else if (got == 0 || errno != EAGAIN || stream->last) {
             end_stream(stream);
         } else {
@@ -330,16 +352,50 @@ static void on_readable(uv_poll_t *poll, int status, int events)
     check_settled(stream->output);
 }
 
-static void on_drained(void *event_arg)
+/* Reads the pipes that were left alone because nobody took what is in them. */
+static void resume(gr_output *output)
 {
-    gr_output *output = event_arg;
     for (int i = 0; i < gr_launch_all_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
-        if (!stream->over && !uv_is_active((uv_handle_t *)&stream->poll)) {
+        if (!stream->over && stream->watched && !uv_is_active((uv_handle_t *)&stream->poll)) {
             pump(stream);
         }
     }
     check_settled(output);
+}
+
+/* As far as there is room. */
+static void replay(gr_output *output)
+{
+    char data[GR_OUTPUT_RECORD_BYTES];
+    size_t size = 1;
+    while (size > 0 && gr_sink_has_room(output->sinks[0]) && gr_sink_has_room(output->sinks[1])) {
+        int number = 0;
+        size = gr_output_reader_next(&output->reader, &number, data);
+        gr_sink_put(output->sinks[number], data, size);
+        gr_sink_flush(output->sinks[number]);
+    }
+    if (size > 0) {
+        return;
+    }
+    output->replaying = false;
+    gr_output_reader_close(&output->reader);
+    if (output->reader.missing > 0) {
+        gr_log_write(output->config->log, GR_LOG_WARN, "launch",
+                     "%llu bytes that the job wrote before this are not kept any more",
+                     (unsigned long long)output->reader.missing);
+    }
+}
+
+static void on_drained(void *event_arg)
+{
+    gr_output *output = event_arg;
+    if (output->replaying) {
+        replay(output);
+    }
+    if (!output->replaying) {
+        resume(output);
+    }
 }
 
 static void on_lost(void *event_arg)
@@ -347,26 +403,83 @@ static void on_lost(void *event_arg)
     gr_output *output = event_arg;
     if (!output->lost) {
         output->lost = true;
-        int error = output->sinks[0].broken ? output->sinks[0].error : output->sinks[1].error;
+        int error = output->sinks[0]->broken ? output->sinks[0]->error : output->sinks[1]->error;
         output->events.lost(output->events.event_arg, error);
     }
+}
+
+static void close_sinks(gr_output *output)
+{
+    for (int number = 0; number < STREAMS; number++) {
+        if (output->sinks[number] != NULL) {
+            gr_sink_close(output->sinks[number]);
+        }
+        output->sinks[number] = NULL;
+    }
+}
+
+static gr_status open_sinks(gr_output *output, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (int number = 0; number < STREAMS && status == GR_OK; number++) {
+        int fd = number == 0 ? output->config->output.out_fd : output->config->output.err_fd;
+        status = gr_sink_open(output->loop, fd, on_drained, on_lost, output, &output->sinks[number],
+                              diag);
+    }
+    if (status != GR_OK) {
+        close_sinks(output);
+    }
+    return status;
 }
 
 gr_status gr_output_start(gr_output *output, uv_loop_t *loop, const gr_output_events *events,
                           gr_diag *diag)
 {
+    const gr_supervisor *supervisor = output->config->supervisor;
     output->events = *events;
     output->loop = loop;
-    for (int number = 0; number < STREAMS; number++) {
-        int fd = number == 0 ? output->config->output.out_fd : output->config->output.err_fd;
-        gr_status status =
-            gr_sink_open(&output->sinks[number], loop, fd, on_drained, on_lost, output, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-        output->sink_open[number] = true;
+    output->log = supervisor != NULL ? gr_supervisor_log(supervisor) : NULL;
+    return supervisor == NULL || gr_supervisor_is_attached(supervisor) ? open_sinks(output, diag)
+                                                                       : GR_OK;
+}
+
+void gr_output_leave(gr_output *output)
+{
+    uint64_t delivered[STREAMS] = {0};
+    for (int number = 0; number < STREAMS && output->sinks[number] != NULL; number++) {
+        uint64_t put = output->replaying     ? output->reader.next[number]
+                       : output->log != NULL ? gr_output_log_total(output->log, number)
+                                             : 0;
+        delivered[number] = put - gr_sink_undelivered(output->sinks[number]);
     }
-    return GR_OK;
+    if (output->log != NULL && output->sinks[0] != NULL) {
+        gr_supervisor_note_delivered(output->config->supervisor, delivered);
+    }
+    if (output->replaying) {
+        gr_output_reader_close(&output->reader);
+    }
+    output->replaying = output->lost = false;
+    close_sinks(output);
+    resume(output);
+}
+
+gr_status gr_output_come(gr_output *output, gr_diag *diag)
+{
+    gr_status status = open_sinks(output, diag);
+    if (status == GR_OK) {
+        gr_supervisor_read(output->config->supervisor, &output->reader);
+        output->replaying = true;
+        on_drained(output);
+    }
+    return status;
+}
+
+void gr_output_say(gr_output *output, const char *text, size_t size_bytes)
+{
+    if (output->sinks[1] != NULL && !output->replaying) {
+        gr_sink_put(output->sinks[1], text, size_bytes);
+        gr_sink_flush(output->sinks[1]);
+    }
 }
 
 static int watch_stream(struct stream *stream)
@@ -421,7 +534,7 @@ void gr_output_renew(gr_output *output, int rank)
         if (!stream->over) {
             pump(stream);
             gr_lines_end(&stream->lines);
-            gr_sink_flush(&output->sinks[number]);
+            flush(output, number);
         }
     }
 }
@@ -437,8 +550,11 @@ void gr_output_finish(gr_output *output)
 
 bool gr_output_is_settled(const gr_output *output)
 {
-    return output->streams_left == 0 && gr_sink_is_empty(&output->sinks[0]) &&
-           gr_sink_is_empty(&output->sinks[1]);
+    bool empty = !output->replaying;
+    for (int number = 0; number < STREAMS; number++) {
+        empty = empty && (output->sinks[number] == NULL || gr_sink_is_empty(output->sinks[number]));
+    }
+    return output->streams_left == 0 && empty;
 }
 
 void gr_output_stop(gr_output *output)
@@ -450,12 +566,11 @@ void gr_output_stop(gr_output *output)
             uv_close((uv_handle_t *)&stream->poll, forget_poll);
         }
     }
-    for (int number = 0; number < STREAMS; number++) {
-        if (output->sink_open[number]) {
-            output->sink_open[number] = false;
-            gr_sink_close(&output->sinks[number]);
-        }
+    if (output->replaying) {
+        gr_output_reader_close(&output->reader);
+        output->replaying = false;
     }
+    close_sinks(output);
 }
 
 void gr_output_destroy(gr_output *output)

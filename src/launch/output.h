@@ -50,6 +50,13 @@ void gr_output_renew(gr_output *output, int rank);
 /* All processes that could write are gone: reads what is left in the pipes. */
 void gr_output_finish(gr_output *output);
 bool gr_output_is_settled(const gr_output *output);
+/* The launcher is gone, and its stdout and stderr with it: what is written from now on goes into
+ * the job's log alone, and no reader holds it up. The supervisor is told how much was delivered. */
+void gr_output_leave(gr_output *output);
+/* There is another launcher: writes what the log has for it, and then what comes. */
+gr_status gr_output_come(gr_output *output, gr_diag *diag) GR_MUST_CHECK;
+/* To our stderr, if somebody is there. */
+void gr_output_say(gr_output *output, const char *text, size_t size_bytes);
 /* Drops what is not written yet; the loop must run once more before destroy. */
 void gr_output_stop(gr_output *output);
 void gr_output_destroy(gr_output *output); /* NULL ok */

@@ -18,6 +18,7 @@ static void break_sink(gr_sink *sink, int error)
 {
     sink->broken = true;
     sink->error = error;
+    sink->dropped_bytes += sink->used;
     sink->first = sink->used = 0;
     if (sink->polling) {
         uv_poll_stop(&sink->poll);
@@ -44,17 +45,22 @@ static int open_own(int fd, bool *blocking_out)
     return fcntl(fd, F_DUPFD_CLOEXEC, 3);
 }
 
-gr_status gr_sink_open(gr_sink *sink, uv_loop_t *loop, int fd, gr_sink_event *drained,
-                       gr_sink_event *lost, void *event_arg, gr_diag *diag)
+gr_status gr_sink_open(uv_loop_t *loop, int fd, gr_sink_event *drained, gr_sink_event *lost,
+                       void *event_arg, gr_sink **sink_out, gr_diag *diag)
 {
-    memset(sink, 0, sizeof *sink);
+    gr_sink *sink = calloc(1, sizeof *sink);
+    if (sink == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the output");
+    }
     sink->drained = drained;
     sink->lost = lost;
     sink->event_arg = event_arg;
     sink->fd = open_own(fd, &sink->blocking);
     if (sink->fd < 0) {
+        int error = errno;
+        free(sink);
         return gr_fail(diag, GR_E_IO, "file descriptor %d cannot be written to: %s", fd,
-                       strerror(errno));
+                       strerror(error));
     }
     /* epoll refuses what never has to be waited for: files, /dev/null. uv_poll_init makes its
      * descriptor non-blocking, so a shared one is only polled through a duplicate's poll(2). */
@@ -73,34 +79,33 @@ gr_status gr_sink_open(gr_sink *sink, uv_loop_t *loop, int fd, gr_sink_event *dr
         sink->pollable = false;
     } else if (error != 0) {
         close(sink->fd);
-        sink->fd = -1;
+        free(sink);
         return gr_fail(diag, GR_E_IO, "file descriptor %d cannot be watched: %s", fd,
                        uv_strerror(error));
     }
     sink->poll.data = sink;
+    *sink_out = sink;
     return GR_OK;
+}
+
+static void free_sink(gr_sink *sink)
+{
+    close(sink->fd);
+    free(sink->queue);
+    free(sink);
 }
 
 static void forget_poll(uv_handle_t *handle)
 {
-    gr_sink *sink = handle->data;
-    close(sink->fd);
-    sink->fd = -1;
+    free_sink(handle->data);
 }
 
 void gr_sink_close(gr_sink *sink)
 {
-    free(sink->queue);
-    sink->queue = NULL;
-    sink->first = sink->used = sink->capacity = 0;
-    if (sink->fd < 0) {
-        return;
-    }
     if (sink->pollable) {
         uv_close((uv_handle_t *)&sink->poll, forget_poll);
     } else {
-        close(sink->fd);
-        sink->fd = -1;
+        free_sink(sink);
     }
 }
 
@@ -112,6 +117,11 @@ bool gr_sink_has_room(const gr_sink *sink)
 bool gr_sink_is_empty(const gr_sink *sink)
 {
     return sink->used == 0;
+}
+
+uint64_t gr_sink_undelivered(const gr_sink *sink)
+{
+    return sink->used + sink->dropped_bytes;
 }
 
 static bool reserve(gr_sink *sink, size_t size_bytes)
@@ -136,9 +146,11 @@ static bool reserve(gr_sink *sink, size_t size_bytes)
 void gr_sink_put(gr_sink *sink, const char *data, size_t size_bytes)
 {
     if (sink->broken) {
+        sink->dropped_bytes += size_bytes;
         return;
     }
     if (sink->first + sink->used + size_bytes > sink->capacity && !reserve(sink, size_bytes)) {
+        sink->dropped_bytes += size_bytes;
         break_sink(sink, ENOMEM);
         return;
     }

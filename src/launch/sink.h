@@ -8,6 +8,7 @@
 
 #include <gradus/status.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <uv.h>
 
 enum {
@@ -27,6 +28,7 @@ struct gr_sink {
     bool full;
     bool broken; /* nobody reads any more; everything is dropped */
     int error;   /* errno of what broke it */
+    uint64_t dropped_bytes;
     char *queue;
     size_t first, used, capacity;
     uv_poll_t poll;
@@ -36,13 +38,15 @@ struct gr_sink {
 };
 
 /* `fd` is borrowed until gr_sink_close. */
-gr_status gr_sink_open(gr_sink *sink, uv_loop_t *loop, int fd, gr_sink_event *drained,
-                       gr_sink_event *lost, void *event_arg, gr_diag *diag) GR_MUST_CHECK;
-/* Drops what is still queued. The loop must run once more before the sink's memory goes. */
+gr_status gr_sink_open(uv_loop_t *loop, int fd, gr_sink_event *drained, gr_sink_event *lost,
+                       void *event_arg, gr_sink **sink_out, gr_diag *diag) GR_MUST_CHECK;
+/* Drops what is still queued; not from `lost`. The loop must run once more. */
 void gr_sink_close(gr_sink *sink);
 
 bool gr_sink_has_room(const gr_sink *sink);
 bool gr_sink_is_empty(const gr_sink *sink);
+/* Of what was put, how much nobody has got. */
+uint64_t gr_sink_undelivered(const gr_sink *sink);
 
 /* Copies into the queue. */
 void gr_sink_put(gr_sink *sink, const char *data, size_t size_bytes);

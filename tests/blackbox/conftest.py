@@ -106,7 +106,9 @@ class Gradus:
                  "MASTER_PORT", "OMP_NUM_THREADS", "NO_COLOR"}
         kept = {name: value for name, value in os.environ.items()
                 if name not in names and not name.startswith("GRADUS_")}
-        return kept | {MARK: self.mark, "TMPDIR": str(self.folder)} | (extra or {})
+        # A job that outlives its launcher would outlive the test: those of that say so (extra).
+        return kept | {MARK: self.mark, "TMPDIR": str(self.folder),
+                       "GRADUS_OUTLIVE": "0"} | (extra or {})
 
     def __call__(self, *arguments, env=None, timeout=TIMEOUT_S, text=True, **more):
         """Runs the command to its end."""

@@ -159,10 +159,11 @@ def test_no_agent_comes_back(two, gradus, job, end, code, words):  # noqa: F811
     gradus.wait_for_nothing()
 
 
-def test_the_token_is_nowhere_to_be_seen(two):  # noqa: F811
+@pytest.mark.parametrize("outlive", ["0", "10min"])
+def test_the_token_is_nowhere_to_be_seen(two, outlive):  # noqa: F811
     token = secrets.token_hex(32)
-    join = Join(two, "-np", 2, "--", "sh", "-c", "env; echo up; exec sleep 1000",
-                GRADUS_JOIN_TOKEN=token)
+    join = Join(two, "-np", 2, "--outlive", outlive, "--", "sh", "-c",
+                "env; echo up; exec sleep 1000", GRADUS_JOIN_TOKEN=token)
     join.agent(0, GRADUS_JOIN_TOKEN=token)
     lines, ups = [], 0
     while ups < 2:

@@ -119,7 +119,7 @@ void gr_scheduler_on_signal(gr_scheduler *schedule, int number)
     /* Some (timeout(1), a batch system that means every process of a job) send SIGTERM twice in a
      * moment and mean one. */
     bool again =
-        number == SIGINT ||
+        number == SIGINT || number == SIGKILL ||
         (number == SIGTERM && schedule->call.now_us - schedule->signal.at_us > SAME_SIGNAL_US);
     if (schedule->signal.number == 0) {
         schedule->signal.number = number;

@@ -167,7 +167,7 @@ typedef enum gr_scheduler_event_kind {
     GR_EVENT_GROUP,              /* value: how many have joined, flag: at rest, over */
     GR_EVENT_SCALE,              /* value: so many workers are wanted */
     GR_EVENT_HOSTS,              /* offers, value: so many; flag: those are all */
-    GR_EVENT_SIGNAL,             /* value: its number */
+    GR_EVENT_SIGNAL,             /* value: its number; SIGKILL: at once, after another one */
     GR_EVENT_TIMER,              /* value: gr_scheduler_timer */
     GR_EVENT_FAILED,             /* value: gr_scheduler_reason */
     GR_EVENT_OUTPUT_WRITTEN,     /* after DRAIN_OUTPUT */

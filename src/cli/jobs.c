@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* `gradus ls`, `gradus logs`, `gradus stop`: the jobs of this user on this host. */
+
+#include "cli/cli.h"
+
+#include "base/fail.h"
+#include "base/file.h"
+#include "launch/agent/output_log.h"
+#include "launch/agent/takeover.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- ls -------------------------------------------------------------------------------------- */
+
+enum { LISTED_MAX = 1024, WHEN_BYTES = 32, SHOWN_BYTES = 64 };
+
+typedef struct ls_options {
+    bool json;
+} ls_options;
+
+static const gr_config_field ls_fields[] = {
+    {.flag = "--json",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(ls_options, json),
+     .help = "one JSON object a line"},
+    {.key = NULL},
+};
+
+const gr_config_table gr_ls_table = {.name = "ls",
+                                     .title = "Flags of `gradus ls`",
+                                     .fields = ls_fields,
+                                     .struct_bytes = sizeof(ls_options)};
+
+static void print_ls_usage(void)
+{
+    puts("usage: gradus ls [--json]\n\n"
+         "Lists your jobs on this host: those that run, and those that have ended without a "
+         "launcher\n"
+         "to receive their exit code (gradus attach shows it).\n"
+         "  running   a launcher is attached       detached  none is\n"
+         "  ending    it was asked to end          busy      it does not answer at the moment\n"
+         "  ended N   with that exit code          lost      the process that supervised it was\n"
+         "                                                   killed, and its workers with it\n");
+}
+
+typedef struct job_line {
+    gr_job_record record;
+    char state[24];
+    gr_job_status status;
+    bool known; /* the status is */
+} job_line;
+
+static bool look_at(const char *name, job_line *line_out)
+{
+    gr_job_folder folder;
+    gr_job_end end;
+    *line_out = (job_line){.known = false};
+    if (gr_job_folder_open(name, &folder, NULL) != GR_OK) {
+        return false;
+    }
+    bool there = gr_job_folder_record(&folder, &line_out->record);
+    gr_job_state state = gr_job_folder_state(&folder, &end);
+    const char *word = "lost";
+    if (state == GR_JOB_RUNS) {
+        gr_diag diag;
+        gr_status status = gr_takeover_ask(&folder, GR_JOB_STATUS, &line_out->status, &diag);
+        line_out->known = status == GR_OK;
+        word = status != GR_OK                  ? "busy"
+               : line_out->status.ending        ? "ending"
+               : line_out->status.launcher == 0 ? "detached"
+                                                : "running";
+    }
+    snprintf(line_out->state, sizeof line_out->state, "%s", word);
+    if (state == GR_JOB_ENDED) {
+        snprintf(line_out->state, sizeof line_out->state, "ended %d", end.code);
+    }
+    gr_job_folder_close(&folder);
+    return there;
+}
+
+static void print_line(const char *name, const job_line *line)
+{
+    char when[WHEN_BYTES] = "", workers[16] = "-", step[24] = "-";
+    time_t start_s = (time_t)line->record.start_s;
+    struct tm local;
+    if (localtime_r(&start_s, &local) != NULL) {
+        strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", &local);
+    }
+    if (line->known) {
+        snprintf(workers, sizeof workers, "%d", line->status.workers);
+    }
+    if (line->status.step > 0) {
+        snprintf(step, sizeof step, "%" PRIu64, line->status.step);
+    }
+    printf("%-16s %-10s %7s %10s  %-19s  %.*s\n", name, line->state, workers, step, when,
+           SHOWN_BYTES, line->record.command);
+}
+
+static gr_status print_json(const char *name, const job_line *line, gr_diag *diag)
+{
+    return gr_cli_print_json(
+        json_pack("{s:s, s:s, s:o, s:o, s:o, s:I, s:s}", "name", name, "state", line->state,
+                  "workers", line->known ? json_integer(line->status.workers) : json_null(), "step",
+                  line->status.step > 0 ? json_integer((json_int_t)line->status.step) : json_null(),
+                  "launcher",
+                  line->status.launcher > 0 ? json_integer(line->status.launcher) : json_null(),
+                  "since", (json_int_t)line->record.start_s, "command", line->record.command),
+        diag);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(a, b);
+}
+
+static int list(const gr_cli_line *line)
+{
+    const ls_options *options = line->options;
+    gr_diag diag = {0};
+    char(*names)[GR_JOB_NAME_BYTES] = malloc(LISTED_MAX * sizeof *names);
+    int count = names != NULL ? gr_job_folder_list(names, LISTED_MAX, &diag) : 0;
+    if (diag.text[0] != '\0') {
+        free(names);
+        return gr_cli_fail(GR_EXIT_INPUT, &diag);
+    }
+    if (count > 0) {
+        qsort(names, (size_t)count, sizeof *names, compare_names);
+    }
+    if (!options->json && count > 0) {
+        printf("%-16s %-10s %7s %10s  %-19s  %s\n", "name", "state", "workers", "step", "since",
+               "command");
+    }
+    gr_status status = GR_OK;
+    for (int i = 0; i < count && status == GR_OK; i++) {
+        job_line found;
+        if (!look_at(names[i], &found)) {
+            continue; /* it has ended just now */
+        }
+        if (options->json) {
+            status = print_json(names[i], &found, &diag);
+        } else {
+            print_line(names[i], &found);
+        }
+    }
+    free(names);
+    return status == GR_OK ? gr_cli_flush() : gr_cli_fail(GR_EXIT_FAILED, &diag);
+}
+
+const gr_cli_form gr_ls_form = {.table = &gr_ls_table, .usage = print_ls_usage, .work = list};
+
+/* ---- logs ------------------------------------------------------------------------------------ */
+
+typedef struct logs_options {
+    bool follow;
+} logs_options;
+
+static const gr_config_field logs_fields[] = {
+    {.flag = "--follow",
+     .short_flag = 'f',
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(logs_options, follow),
+     .help = "and what it writes from now on, until it has ended"},
+    {.key = NULL},
+};
+
+const gr_config_table gr_logs_table = {.name = "logs",
+                                       .title = "Flags of `gradus logs`",
+                                       .fields = logs_fields,
+                                       .struct_bytes = sizeof(logs_options)};
+
+static void print_logs_usage(void)
+{
+    puts("usage: gradus logs JOB [-f]\n\n"
+         "Writes what a job of yours on this host has written, its last 8 MiB at least: stdout to\n"
+         "stdout, stderr to stderr. It disturbs neither the job nor its launcher.\n"
+         "Exit code: 0 done, 1 it cannot be written, 2 there is no such job.\n");
+}
+
+/* 0 or errno. */
+static int copy(gr_output_reader *reader)
+{
+    char data[GR_OUTPUT_RECORD_BYTES];
+    size_t size;
+    int stream, error = 0;
+    while (error == 0 && (size = gr_output_reader_next(reader, &stream, data)) > 0) {
+        error = gr_fd_write(stream == 0 ? STDOUT_FILENO : STDERR_FILENO, data, size);
+    }
+    return error;
+}
+
+/* Until something is written in the folder; a supervisor that is killed writes nothing. */
+static void wait_for_change(int watch_fd)
+{
+    enum { LOOK_MS = 1000 };
+    char events[4096];
+    struct pollfd watched = {.fd = watch_fd, .events = POLLIN};
+    (void)poll(&watched, 1, LOOK_MS);
+    while (read(watch_fd, events, sizeof events) > 0) {
+    }
+}
+
+static int follow(const gr_job_folder *folder, gr_output_reader *reader)
+{
+    char path[64];
+    gr_job_end end;
+    int error = 0, watch_fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", folder->fd);
+    (void)inotify_add_watch(watch_fd, path, IN_MODIFY | IN_CREATE | IN_DELETE | IN_MOVED_TO);
+    bool runs = true;
+    while (error == 0 && runs) {
+        runs = gr_job_folder_state(folder, &end) == GR_JOB_RUNS;
+        error = copy(reader);
+        if (error == 0 && runs) {
+            wait_for_change(watch_fd);
+        }
+    }
+    close(watch_fd);
+    return error;
+}
+
+static int logs(const gr_cli_line *line)
+{
+    const logs_options *options = line->options;
+    static const uint64_t begin[GR_JOB_STREAMS];
+    gr_diag diag = {0};
+    gr_job_folder folder;
+    gr_output_reader reader;
+    gr_status status = gr_job_folder_open(line->words[0], &folder, &diag);
+    if (status != GR_OK) {
+        return gr_cli_fail(GR_EXIT_INPUT, &diag);
+    }
+    gr_output_reader_open(&reader, folder.fd, begin);
+    int error = options->follow ? follow(&folder, &reader) : copy(&reader);
+    gr_output_reader_close(&reader);
+    gr_job_folder_close(&folder);
+    if (error != 0) {
+        fprintf(stderr, "gradus: the output cannot be written: %s\n", strerror(error));
+        return GR_EXIT_FAILED;
+    }
+    return GR_EXIT_DONE;
+}
+
+const gr_cli_form gr_logs_form = {.table = &gr_logs_table,
+                                  .usage = print_logs_usage,
+                                  .words_min = 1,
+                                  .words_max = 1,
+                                  .words_missing = "needs the name of a job (gradus ls)",
+                                  .work = logs};
+
+/* ---- stop ------------------------------------------------------------------------------------ */
+
+typedef struct stop_options {
+    bool now;
+} stop_options;
+
+static const gr_config_field stop_fields[] = {
+    {.flag = "--now",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(stop_options, now),
+     .help = "kill its workers, without a checkpoint"},
+    {.key = NULL},
+};
+
+const gr_config_table gr_stop_table = {.name = "stop",
+                                       .title = "Flags of `gradus stop`",
+                                       .fields = stop_fields,
+                                       .struct_bytes = sizeof(stop_options)};
+
+static void print_stop_usage(void)
+{
+    puts(
+        "usage: gradus stop JOB [--now]\n\n"
+        "Ends a job of yours on this host as SIGTERM to its launcher does, and waits for its end:\n"
+        "the workers of a job file write a checkpoint, and the job ends with exit code 75.\n"
+        "Exit code: 0 it has ended, 1 it could not be asked, 2 there is no such job.\n");
+}
+
+/* Returns when the supervisor has ended. */
+static void wait_for_end(const gr_job_folder *folder, const gr_process *supervisor)
+{
+    enum { LOOK_MS = 50 };
+    struct pollfd watched = {.fd = supervisor->fd, .events = POLLIN};
+    gr_job_end end;
+    if (supervisor->fd >= 0) {
+        while (poll(&watched, 1, -1) < 0 && errno == EINTR) {
+        }
+    }
+    while (supervisor->fd < 0 && gr_job_folder_state(folder, &end) == GR_JOB_RUNS) {
+        (void)poll(NULL, 0, LOOK_MS);
+    }
+}
+
+static gr_status end_job(const gr_job_folder *folder, bool now, gr_diag *diag)
+{
+    gr_process supervisor = {.fd = -1};
+    gr_job_status answer;
+    gr_status status = gr_takeover_find(folder, &supervisor, diag);
+    if (status == GR_OK) {
+        gr_process_signal(&supervisor, SIGTERM);
+        /* One that does not answer is between two starts, and SIGTERM is enough. */
+        gr_status killed = now ? gr_takeover_ask(folder, GR_JOB_KILL, &answer, diag) : GR_OK;
+        (void)killed;
+        wait_for_end(folder, &supervisor);
+        gr_process_close(&supervisor);
+    }
+    return status == GR_E_AGAIN ? GR_OK : status;
+}
+
+static int stop(const gr_cli_line *line)
+{
+    const stop_options *options = line->options;
+    gr_diag diag = {0};
+    gr_job_folder folder;
+    gr_job_end end;
+    gr_status status = gr_job_folder_open(line->words[0], &folder, &diag);
+    if (status != GR_OK) {
+        return gr_cli_fail(GR_EXIT_INPUT, &diag);
+    }
+    if (gr_job_folder_state(&folder, &end) == GR_JOB_RUNS) {
+        status = end_job(&folder, options->now, &diag);
+    }
+    if (status == GR_OK && gr_job_folder_state(&folder, &end) == GR_JOB_ENDED) {
+        printf("job %s has ended with exit code %d\n", folder.name, end.code);
+    } else if (status == GR_OK) {
+        printf("job %s has ended\n", folder.name);
+    }
+    gr_job_folder_close(&folder);
+    return status == GR_OK ? gr_cli_flush() : gr_cli_fail(GR_EXIT_FAILED, &diag);
+}
+
+const gr_cli_form gr_stop_form = {.table = &gr_stop_table,
+                                  .usage = print_stop_usage,
+                                  .words_min = 1,
+                                  .words_max = 1,
+                                  .words_missing = "needs the name of a job (gradus ls)",
+                                  .work = stop};

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "launch/agent/supervisor.h"
+#include "launch/launch_job.h"
+
+#include <errno.h>
+#include <signal.h>
+
+static void on_left(void *arg, int launcher)
+{
+    gr_launch_job *job = arg;
+    const gr_supervisor *supervisor = job->config->supervisor;
+    const int64_t outlive_us = gr_supervisor_outlive_us(supervisor);
+    gr_output_leave(job->output);
+    if (outlive_us == GR_OUTLIVE_FOREVER) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "launch",
+                     "the launcher (process %d) is gone; the job goes on: gradus attach %s",
+                     launcher, gr_supervisor_name(supervisor));
+    } else if (outlive_us > 0) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "launch",
+                     "the launcher (process %d) is gone; the job goes on for %g s (--outlive): "
+                     "gradus attach %s",
+                     launcher, (double)outlive_us * 1e-6, gr_supervisor_name(supervisor));
+    }
+}
+
+static void on_came(void *arg, int launcher)
+{
+    gr_launch_job *job = arg;
+    gr_diag diag = {0};
+    gr_log_write(job->config->log, GR_LOG_WARN, "launch", "process %d is the launcher from now on",
+                 launcher);
+    if (gr_output_come(job->output, &diag) != GR_OK) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "launch", "%s", diag.text);
+        (void)gr_supervisor_drop_launcher(job->config->supervisor, false);
+    }
+}
+
+static void end(gr_launch_job *job, int signal_number)
+{
+    gr_launch_job_happen(
+        job, &(gr_scheduler_event){.kind = GR_EVENT_SIGNAL, .value = signal_number}, NULL);
+}
+
+static void on_expired(void *arg)
+{
+    gr_launch_job *job = arg;
+    const int64_t outlive_us = gr_supervisor_outlive_us(job->config->supervisor);
+    if (outlive_us > 0) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "launch",
+                     "no launcher has attached within %g s (--outlive): the workers are asked to "
+                     "end",
+                     (double)outlive_us * 1e-6);
+    }
+    end(job, SIGTERM);
+}
+
+static void on_kill(void *arg)
+{
+    gr_launch_job *job = arg;
+    if (job->schedule.phase < GR_PHASE_ENDING) {
+        end(job, SIGTERM);
+    }
+    if (job->schedule.phase < GR_PHASE_KILLING) {
+        end(job, SIGKILL);
+    }
+}
+
+static void on_say(void *arg, const char *text, size_t size_bytes)
+{
+    const gr_launch_job *job = arg;
+    gr_output_say(job->output, text, size_bytes);
+}
+
+static void describe(void *arg, gr_job_status *status)
+{
+    const gr_launch_job *job = arg;
+    *status = (gr_job_status){.workers = gr_scheduler_count_busy(&job->schedule),
+                              .ending = job->schedule.phase != GR_PHASE_RUNNING};
+    for (int rank = 0; rank < job->schedule.config.slots; rank++) {
+        const uint64_t step = gr_records_place(job->records, rank).step;
+        status->step = step > status->step ? step : status->step;
+    }
+}
+
+int gr_launch_job_supervise(gr_launch_job *job)
+{
+    const gr_supervisor_events events = {.left = on_left,
+                                         .came = on_came,
+                                         .expired = on_expired,
+                                         .kill = on_kill,
+                                         .say = on_say,
+                                         .describe = describe,
+                                         .arg = job};
+    gr_supervisor *supervisor = job->config->supervisor;
+    return supervisor != NULL ? gr_supervisor_start(supervisor, &job->loop.loop, &events) : 0;
+}
+
+bool gr_launch_job_outlives(gr_launch_job *job, int error)
+{
+    /* EIO: a terminal that is gone. Of a pipe without a reader the launcher need not be gone. */
+    gr_supervisor *supervisor = job->config->supervisor;
+    return supervisor != NULL && gr_supervisor_drop_launcher(supervisor, error != EIO);
+}
