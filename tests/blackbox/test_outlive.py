@@ -11,7 +11,7 @@ import socket
 import struct
 
 import pytest
-from conftest import (TIMEOUT_S, finish, lines_of, read_lines, sha256_of, wait_until,
+from conftest import (TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried, wait_until,
                       write_digits)
 from processes import children
 
@@ -313,6 +313,46 @@ def test_killed_supervisor_ends_the_job(host, echo):
         in lost.stderr
     assert host("run", "--", "true").returncode == 0
     assert jobs_of(host) == []  # a start removes what is left of lost jobs
+
+
+# ---- Restarts and scaling ----------------------------------------------------------------------
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_attached_job_grows_and_replaces_workers(host, job, undisturbed, tmp_path, link):
+    output = tmp_path / "out"
+    launcher = host.start("run", "-np", 2, "--max-workers", 4, "--link", link, "--name", "digits",
+                          "--output", output, job)
+
+    def workers():
+        return [pid for supervisor, name in host.remains().items() if name == "gradus-job"
+                for agent in children(supervisor) for pid in children(agent)]
+    with unhurried(workers):
+        read_lines(launcher.stdout, 1)
+        launcher.kill()
+        launcher.communicate(timeout=TIMEOUT_S)
+        grown = host("scale", "digits", 3)  # without a launcher
+        assert grown.stdout == "the job goes from 2 to 3 workers\n", grown.stderr
+        wait_until(lambda: len(workers()) == 3, "three workers")
+        attached = host.start("attach", "digits")
+        wait_for_state(host, "digits", "running")
+        os.kill(workers()[0], signal.SIGKILL)
+        wait_until(lambda: "recovered" in [line["event"] for line in lines_of(output)],
+                   "the recovery")
+        grown = host("scale", "--to", 4, "--job", attached.pid)
+        assert grown.stdout == "the job goes from 3 to 4 workers\n", grown.stderr
+        wait_until(lambda: len(workers()) == 4, "four workers")
+        assert host("scale", "digits").stdout.startswith("the job has 4 workers")
+    assert "and another one is started" in finish(attached)[1]
+    assert sha256_of(output) == undisturbed
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["nobody", 2], 'scale: you have no job "nobody" that runs on this host'),
+    (["echo", "many"], 'scale: "many" is no number of workers from 1 to 4096'),
+    (["echo", 2, 3], "does not expect")])
+def test_scale_names_what_is_wrong(host, words, sentence):
+    done = host("scale", *words)
+    assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
 
 
 # ---- Who gets it ---------------------------------------------------------------------------------
