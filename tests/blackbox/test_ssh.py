@@ -15,6 +15,7 @@ from conftest import MARK, Process, TIMEOUT_S, wait_until
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
 import sshd  # noqa: E402
+from processes import children  # noqa: E402
 from sshd import PORT  # noqa: E402
 
 SLEEP = ["sh", "-c", "echo up; exec sleep 1000"]
@@ -265,6 +266,31 @@ def test_a_host_is_lost_and_the_others_go_on(two):
     assert end_of(launcher)[0] == 0
 
 
+@pytest.mark.parametrize("where", ["here", "there"])
+def test_a_killed_agent_costs_the_workers_of_its_host(two, gradus, where):
+    """The others go on; the host gets another agent, and that starts other workers."""
+    digits = gradus.source / "examples/digits"
+    text = (digits / "mlp.yaml").read_text().replace("epochs: 40", "epochs: 100000")
+    (two.folder / "mlp.yaml").write_text(text.replace("file: ", f"file: {digits}/"))
+    launcher = two.start("-H", f"localhost:2,{two.names[1]}:2", "mlp.yaml")
+    while not launcher.stdout.readline().startswith("epoch"):
+        pass
+
+    def agents():
+        return [pid for pid in (children(launcher.pid) if where == "here" else
+                                two.find(1, "gradus-agent")) if comm_of(pid) == "gradus-agent"]
+    lost, = agents()
+    os.kill(lost, signal.SIGKILL)
+    for sentence in "2 workers go on from step", "4 workers go on from step":
+        while sentence not in (line := launcher.stdout.readline()):
+            assert line, launcher.communicate()[1]
+    another, = agents()
+    assert another != lost and len(children(another)) == 2
+    launcher.terminate()
+    code, _, err = end_of(launcher)
+    assert code == 75 and "was killed, and they with it; it is tried again in 1 s" in err
+
+
 def test_a_cable_is_cut(two, gradus):
     """Neither side hears of the other: both end, each by its own clock."""
     launcher = two.all_up("-H", both(two), "--host-timeout", SILENCE)
@@ -300,6 +326,29 @@ def test_the_launcher_is_killed(two, gradus):
     launcher.kill()
     launcher.wait()
     gradus.wait_for_nothing()
+
+
+OUTLIVES = """echo up; until [ -e go ]; do sleep 0.02; done; echo on
+until [ -e end ]; do sleep 0.02; done"""
+
+
+def test_hosts_go_on_without_their_launcher(two, gradus):
+    """Another one attaches, from elsewhere on the launcher's host, with their output and end."""
+    env = {"GRADUS_OUTLIVE": "10min", "XDG_RUNTIME_DIR": str(two.folder / "run")}
+    (two.folder / "run").mkdir(mode=0o700)
+    launcher = two.start("-H", both(two, 1), "--name", "far", "--host-timeout", SILENCE, "--",
+                         "sh", "-c", OUTLIVES, **env)
+    for _ in two.names:
+        assert launcher.stdout.readline().endswith("up\n")
+    launcher.kill()
+    launcher.wait()
+    (two.folder / "go").touch()
+    attached = gradus.start("attach", "far", env=env)
+    said = sorted(attached.stdout.readline() for _ in two.names)
+    assert said == sorted(f"[{rank}@{name}] on\n" for rank, name in enumerate(two.names))
+    (two.folder / "end").touch()
+    code, out, err = end_of(attached)
+    assert (code, out) == (0, "") and "is the launcher from now on" in err
 
 
 def test_the_secret_is_in_no_command_line(two):
