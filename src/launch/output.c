@@ -372,8 +372,10 @@ static void replay(gr_output *output)
     while (size > 0 && gr_sink_has_room(output->sinks[0]) && gr_sink_has_room(output->sinks[1])) {
         int number = 0;
         size = gr_output_reader_next(&output->reader, &number, data);
-        gr_sink_put(output->sinks[number], data, size);
-        gr_sink_flush(output->sinks[number]);
+        if (size > 0) {
+            gr_sink_put(output->sinks[number], data, size);
+            gr_sink_flush(output->sinks[number]);
+        }
     }
     if (size > 0) {
         return;

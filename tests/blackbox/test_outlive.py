@@ -49,6 +49,11 @@ def jobs_of(host):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def workers_of(host):
+    return [pid for supervisor, name in host.remains().items() if name == "gradus-job"
+            for agent in children(supervisor) for pid in children(agent)]
+
+
 def state_of(host, name):
     return next((job["state"] for job in jobs_of(host) if job["name"] == name), None)
 
@@ -317,32 +322,38 @@ def test_killed_supervisor_ends_the_job(host, echo):
 
 # ---- Restarts and scaling ----------------------------------------------------------------------
 
-@pytest.mark.parametrize("link", ["shm", "tcp"])
-def test_attached_job_grows_and_replaces_workers(host, job, undisturbed, tmp_path, link):
+def test_job_grows_without_a_launcher_and_with_another(host, job, undisturbed, tmp_path):
     output = tmp_path / "out"
-    launcher = host.start("run", "-np", 2, "--max-workers", 4, "--link", link, "--name", "digits",
-                          "--output", output, job)
-
-    def workers():
-        return [pid for supervisor, name in host.remains().items() if name == "gradus-job"
-                for agent in children(supervisor) for pid in children(agent)]
-    with unhurried(workers):
+    launcher = host.start("run", "-np", 2, "--max-workers", 4, "--name", "digits", "--output",
+                          output, job)
+    with unhurried(lambda: workers_of(host)):
         read_lines(launcher.stdout, 1)
         launcher.kill()
         launcher.communicate(timeout=TIMEOUT_S)
-        grown = host("scale", "digits", 3)  # without a launcher
+        grown = host("scale", "digits", 3)
         assert grown.stdout == "the job goes from 2 to 3 workers\n", grown.stderr
-        wait_until(lambda: len(workers()) == 3, "three workers")
+        wait_until(lambda: len(workers_of(host)) == 3, "three workers")
         attached = host.start("attach", "digits")
         wait_for_state(host, "digits", "running")
-        os.kill(workers()[0], signal.SIGKILL)
-        wait_until(lambda: "recovered" in [line["event"] for line in lines_of(output)],
-                   "the recovery")
         grown = host("scale", "--to", 4, "--job", attached.pid)
         assert grown.stdout == "the job goes from 3 to 4 workers\n", grown.stderr
-        wait_until(lambda: len(workers()) == 4, "four workers")
         assert host("scale", "digits").stdout.startswith("the job has 4 workers")
-    assert "and another one is started" in finish(attached)[1]
+    finish(attached)
+    assert sha256_of(output) == undisturbed
+
+
+def test_attached_job_replaces_workers(host, job, undisturbed, tmp_path):
+    output = tmp_path / "out"
+    launcher = host.start("run", "-np", 2, "--chaos", "kill:rank=1@step=200", "--name", "digits",
+                          "--output", output, job)
+    with unhurried(lambda: workers_of(host)):
+        read_lines(launcher.stdout, 1)
+        launcher.kill()
+        launcher.communicate(timeout=TIMEOUT_S)
+        attached = host.start("attach", "digits")
+        wait_for_state(host, "digits", "running")
+    err = finish(attached)[1]
+    assert re.search("is the launcher from now on\n.*and another one is started", err, re.S), err
     assert sha256_of(output) == undisturbed
 
 
