@@ -3,9 +3,10 @@
 
 #include "base/fail.h"
 #include "base/file.h"
-#include "data/csv.h"
 #include "data/idx.h"
+#include "data/reader.h"
 #include "data/sampler.h"
+#include "doc/config_node.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -15,7 +16,7 @@
 /* The epoch number of the order that splits: no epoch of training reaches it. */
 #define SPLIT_EPOCH UINT64_MAX
 
-enum { SHAPE_TEXT_BYTES = 80, TEXTS_BYTES_MAX = 64 << 20 };
+enum { SHAPE_TEXT_BYTES = 80 };
 
 struct gr_dataset {
     gr_table *samples;
@@ -37,12 +38,11 @@ struct gr_dataset {
 typedef struct opening {
     const gr_data_config *config;
     const char *job_path;
-    gr_table_options options;
+    gr_table_options limits;
     gr_diag *diag;
 } opening;
 
-/* Where a setting stands, or at least its section. */
-static const gr_node *setting(const gr_data_config *config, const char *key)
+const gr_node *gr_data_setting(const gr_data_config *config, const char *key)
 {
     const gr_node *node = gr_node_get(config->section, key);
     return node != NULL ? node : config->section;
@@ -58,193 +58,114 @@ static void shape_text(int dims, const int64_t *dim, char text[SHAPE_TEXT_BYTES]
     }
 }
 
-static gr_status label_column(const gr_data_config *config, gr_table_options *options,
-                              gr_diag *diag)
-{
-    const char *text = config->label_column;
-    options->label_column = 0;
-    if (text == NULL || strcmp(text, "last") == 0) {
-        return GR_OK;
-    }
-    if (strcmp(text, "first") == 0) {
-        options->label_column = 1;
-        return GR_OK;
-    }
-    char *end;
-    long column = strtol(text, &end, 10);
-    if (config->header && *text != '\0' && *end != '\0') {
-        options->label_name = text;
-        return GR_OK;
-    }
-    if (end == text || *end != '\0' || column < 1 || column > GR_CSV_COLUMNS_MAX) {
-        return gr_node_fail(setting(config, "label_column"), diag, GR_E_INVALID,
-                            "must be first, last or a number of a column from 1, not \"%s\"; a "
-                            "name needs header: true",
-                            text);
-    }
-    options->label_column = (int)column;
-    return GR_OK;
-}
-
-static gr_status need(const gr_data_config *config, const char *key, const char *value,
-                      const char *format, gr_diag *diag)
+gr_status gr_data_need(const gr_data_config *config, const char *key, const char *value,
+                       gr_diag *diag)
 {
     if (value != NULL && value[0] != '\0') {
         return GR_OK;
     }
-    return gr_node_fail(setting(config, key), diag, GR_E_INVALID,
-                        "data of format %s needs %s: FILE", format, key);
+    return gr_node_fail(gr_data_setting(config, key), diag, GR_E_INVALID,
+                        "data of format %s needs %s: FILE", gr_reader_ops_at(config->format)->name,
+                        key);
 }
 
-static gr_status refuse(const gr_data_config *config, const char *key, const char *value,
-                        const char *instead, gr_diag *diag)
+gr_status gr_data_refuse(const gr_data_config *config, const char *key, const char *value,
+                         const char *instead, gr_diag *diag)
 {
     if (value == NULL) {
         return GR_OK;
     }
-    return gr_node_fail(setting(config, key), diag, GR_E_INVALID,
+    return gr_node_fail(gr_data_setting(config, key), diag, GR_E_INVALID,
                         "does not belong to data of this format; use %s, or change format",
                         instead);
 }
 
-static gr_status check_csv_settings(const gr_data_config *config, gr_diag *diag)
+gr_status gr_data_settle(gr_data_config *config, gr_arena *arena, gr_diag *diag)
 {
-    gr_status status = refuse(config, "images", config->images, "file", diag);
-    if (status == GR_OK) {
-        status = refuse(config, "labels", config->labels, "file and label_column", diag);
-    }
-    if (status == GR_OK) {
-        status = refuse(config, "test_images", config->test_images, "test_file", diag);
-    }
-    if (status == GR_OK) {
-        status = refuse(config, "test_labels", config->test_labels, "test_file", diag);
-    }
-    return status != GR_OK ? status : need(config, "file", config->file, "csv", diag);
+    return gr_config_settle(gr_reader_ops_at(config->format)->settings, config, config->section,
+                            arena, diag);
 }
 
-static gr_status check_idx_settings(const gr_data_config *config, gr_diag *diag)
+/* A setting of another reader would change nothing. */
+static gr_status check_others(const gr_data_config *config, gr_diag *diag)
 {
-    gr_status status = refuse(config, "file", config->file, "images and labels", diag);
-    if (status == GR_OK) {
-        status =
-            refuse(config, "test_file", config->test_file, "test_images and test_labels", diag);
-    }
-    if (status == GR_OK) {
-        status = need(config, "images", config->images, "idx", diag);
-    }
-    if (status == GR_OK) {
-        status = need(config, "labels", config->labels, "idx", diag);
-    }
-    if (status == GR_OK && config->test_images != NULL) {
-        status = need(config, "test_labels", config->test_labels, "idx", diag);
-    }
-    if (status == GR_OK && config->test_labels != NULL) {
-        status = need(config, "test_images", config->test_images, "idx", diag);
-    }
-    static const char *const keys[] = {"delimiter", "class_names", "categories", "skip", NULL};
-    for (int i = 0; keys[i] != NULL && status == GR_OK; i++) {
-        const gr_node *node = gr_node_get(config->section, keys[i]);
-        if (node != NULL) {
-            return gr_node_fail(node, diag, GR_E_INVALID,
-                                "is for the columns of CSV files; remove it, or change format");
+    const gr_reader_ops *ops = gr_reader_ops_at(config->format), *other;
+    for (int i = 0; (other = gr_reader_ops_at(i)) != NULL; i++) {
+        for (const gr_config_field *field = other->settings;
+             field != NULL && field->key != NULL && other != ops; field++) {
+            const gr_node *node = gr_node_get(config->section, field->key);
+            if (node != NULL) {
+                return gr_node_fail(node, diag, GR_E_INVALID,
+                                    "belongs to data of format %s, not %s; remove it, or change "
+                                    "format",
+                                    other->name, ops->name);
+            }
         }
     }
-    if (status == GR_OK && config->regression) {
-        return gr_node_fail(setting(config, "regression"), diag, GR_E_INVALID,
-                            "labels of idx files are classes; numbers to predict need format: csv");
-    }
-    return status;
+    return GR_OK;
 }
 
 static gr_status check_settings(const gr_data_config *config, gr_diag *diag)
 {
-    gr_status status =
-        config->format == 0 ? check_csv_settings(config, diag) : check_idx_settings(config, diag);
+    const gr_reader_ops *ops = gr_reader_ops_at(config->format);
+    gr_status status = ops->check_settings != NULL ? ops->check_settings(config, diag) : GR_OK;
+    if (status == GR_OK) {
+        status = check_others(config, diag);
+    }
     if (status != GR_OK) {
         return status;
     }
     bool own_test = config->test_file != NULL || config->test_images != NULL;
     if (own_test && config->test_count > 0) {
-        return gr_node_fail(setting(config, "test_count"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_data_setting(config, "test_count"), diag, GR_E_INVALID,
                             "there is a test set of its own already; remove one of the two");
     }
     if (config->regression && config->classes > 0) {
-        return gr_node_fail(setting(config, "classes"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_data_setting(config, "classes"), diag, GR_E_INVALID,
                             "regression predicts numbers, which have no classes; remove one of the "
                             "two");
     }
     if (config->normalize == 1 && (config->mean != 0 || config->deviation != 1)) {
-        return gr_node_fail(setting(config, "normalize"), diag, GR_E_INVALID,
+        return gr_node_fail(gr_data_setting(config, "normalize"), diag, GR_E_INVALID,
                             "standard computes mean and deviation itself; remove them or use "
                             "normalize: none");
     }
     return GR_OK;
 }
 
-static gr_status open_source(const opening *open, const char *key, const char *file,
-                             gr_input_stream **source_out)
+gr_status gr_reader_open_file(const gr_reader_open *how, const char *key, const char *file,
+                              gr_input_stream **source_out, gr_diag *diag)
 {
-    char *path = gr_path_beside(open->job_path, file);
+    char *path = gr_path_beside(how->job_path, file);
     if (path == NULL) {
-        return gr_fail(open->diag, GR_E_NO_MEMORY, "%s: no memory to open it", file);
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", file);
     }
     gr_diag why;
     gr_diag_clear(&why);
     gr_status status = gr_input_stream_open(path, source_out, &why);
     if (status != GR_OK) {
-        gr_node_fail(setting(open->config, key), open->diag, status, "%s", why.text);
+        gr_node_fail(gr_data_setting(how->config, key), diag, status, "%s", why.text);
     }
     free(path);
-    return status;
-}
-
-static gr_status open_csv(const opening *open, const char *key, const char *file,
-                          gr_table **table_out)
-{
-    gr_input_stream *source;
-    gr_status status = open_source(open, key, file, &source);
-    if (status != GR_OK) {
-        return status;
-    }
-    status = gr_table_open_csv(source, &open->options, table_out, open->diag);
-    gr_input_stream_close(source);
-    return status;
-}
-
-static gr_status open_idx(const opening *open, const char *images_key, const char *images_file,
-                          const char *labels_key, const char *labels_file, gr_table **table_out)
-{
-    gr_input_stream *images, *labels;
-    gr_status status = open_source(open, images_key, images_file, &images);
-    if (status != GR_OK) {
-        return status;
-    }
-    status = open_source(open, labels_key, labels_file, &labels);
-    if (status != GR_OK) {
-        goto undo_images;
-    }
-    status = gr_table_open_idx(images, labels, &open->options, table_out, open->diag);
-    gr_input_stream_close(labels);
-undo_images:
-    gr_input_stream_close(images);
     return status;
 }
 
 static gr_status open_tables(const opening *open, gr_dataset *dataset)
 {
     const gr_data_config *config = open->config;
-    gr_status status;
-    if (config->format == 0) {
-        status = open_csv(open, "file", config->file, &dataset->samples);
-        if (status == GR_OK && config->test_file != NULL) {
-            status = open_csv(open, "test_file", config->test_file, &dataset->test);
-        }
-        return status;
+    const gr_reader_ops *ops = gr_reader_ops_at(config->format);
+    gr_reader_open how = {
+        .config = config, .job_path = open->job_path, .limits = open->limits, .test = false};
+    gr_status status = ops->open(&how, &dataset->samples, open->diag);
+    if (status == GR_OK) {
+        how.test = true;
+        status = ops->open(&how, &dataset->test, open->diag);
     }
-    status = open_idx(open, "images", config->images, "labels", config->labels, &dataset->samples);
-    if (status == GR_OK && config->test_images != NULL) {
-        status = open_idx(open, "test_images", config->test_images, "test_labels",
-                          config->test_labels, &dataset->test);
+    if (status == GR_OK) {
+        status = gr_table_check_values(dataset->samples, config->regression, open->diag);
+    }
+    if (status == GR_OK && dataset->test != NULL) {
+        status = gr_table_check_values(dataset->test, config->regression, open->diag);
     }
     return status;
 }
@@ -283,7 +204,9 @@ static gr_status resolve_shape(const opening *open, gr_dataset *dataset)
     return gr_node_fail(node, open->diag, GR_E_INVALID,
                         "%s are %" PRId64 " values, but a sample of %s has %" PRId64 "%s", given,
                         product, gr_table_name(table), dataset->values,
-                        open->config->format == 0 ? " (its columns without the label)" : "");
+                        gr_reader_ops_at(open->config->format)->note
+                            ? gr_reader_ops_at(open->config->format)->note
+                            : "");
 }
 
 static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *dataset)
@@ -293,7 +216,7 @@ static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *d
     dataset->train_count = count - config->test_count;
     dataset->test_count = config->test_count;
     if (dataset->train_count < 1) {
-        return gr_node_fail(setting(config, "test_count"), open->diag, GR_E_INVALID,
+        return gr_node_fail(gr_data_setting(config, "test_count"), open->diag, GR_E_INVALID,
                             "%" PRId64 " samples for the test leave none to train with: %s has "
                             "%" PRId64,
                             config->test_count, gr_table_name(dataset->samples), count);
@@ -372,7 +295,7 @@ static bool scales_by_column(const gr_data_config *config, const gr_dataset *dat
 
 static gr_status fail_constant(const opening *open, const gr_dataset *dataset)
 {
-    return gr_node_fail(setting(open->config, "normalize"), open->diag, GR_E_INVALID,
+    return gr_node_fail(gr_data_setting(open->config, "normalize"), open->diag, GR_E_INVALID,
                         "all training values of %s are equal%s, so their deviation is 0; use "
                         "normalize: none",
                         gr_table_name(dataset->samples),
@@ -472,24 +395,9 @@ gr_status gr_dataset_open_limited(const gr_data_config *config, const char *job_
                                   const gr_table_options *limits, gr_dataset **dataset_out,
                                   gr_diag *diag)
 {
-    opening open = {.config = config, .job_path = job_path, .options = *limits, .diag = diag};
-    open.options.header = config->header;
-    open.options.regression = config->regression;
-    open.options.classes = config->classes;
+    opening open = {.config = config, .job_path = job_path, .limits = *limits, .diag = diag};
     gr_status status = check_settings(config, diag);
-    if (status == GR_OK) {
-        status = label_column(config, &open.options, diag);
-    }
-    gr_arena arena;
-    gr_arena_init(&arena, TEXTS_BYTES_MAX);
-    if (status == GR_OK) {
-        status = gr_dataset_columns(config, &arena, &open.options, diag);
-    }
-    if (status == GR_OK) {
-        status = open_dataset(&open, seed, dataset_out);
-    }
-    gr_arena_fini(&arena);
-    return status;
+    return status == GR_OK ? open_dataset(&open, seed, dataset_out) : status;
 }
 
 gr_status gr_dataset_open(const gr_data_config *config, const char *job_path, uint64_t seed,

@@ -8,12 +8,20 @@
 #include "data/csv.h"
 #include "doc/doc.h"
 
-enum { GR_SAMPLE_DIMS_MAX = 3 };
+enum { GR_SAMPLE_DIMS_MAX = 3, GR_DATA_OWN_MAX = 8 };
+
+/* A setting of a reader that a program adds. */
+typedef union gr_data_own {
+    double number;
+    int64_t whole;
+    bool flag;
+    const char *text;
+} gr_data_own;
 
 /* The `data:` part of a job file. Relative paths are relative to the job file. */
 typedef struct gr_data_config {
     const gr_node *section;      /* the part itself, for file and line in messages; NULL: none */
-    int format;                  /* csv, idx */
+    int format;                  /* a row of gr_reader_ops_at */
     const char *file;            /* csv: the samples; .gz is recognised by content */
     const char *images, *labels; /* idx */
     const char *test_file, *test_images, *test_labels; /* a test set of its own; NULL: split */
@@ -29,8 +37,13 @@ typedef struct gr_data_config {
     int64_t test_count; /* samples held out when there is no test set of its own */
     int split;          /* last, random (keyed by the job's seed) */
     bool regression;    /* csv: the label column is a number to predict, not a class */
+    gr_data_own own[GR_DATA_OWN_MAX]; /* of readers that a program adds */
 } gr_data_config;
 extern const gr_config_table gr_data_config_table;
+/* Does `field` say something with this config? Not, if it is in `own` for another reader. */
+bool gr_data_uses(const gr_data_config *config, const gr_config_field *field);
+/* Behind gr_config_from_node with config->section: settles `own`. */
+gr_status gr_data_settle(gr_data_config *config, gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
 typedef enum gr_split { GR_SPLIT_TRAIN = 0, GR_SPLIT_TEST = 1 } gr_split;
 

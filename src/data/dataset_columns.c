@@ -2,10 +2,13 @@
 
 /* The keys of a job that say what the columns of a CSV file are. */
 
+#include "data/csv.h"
 #include "data/dataset_internal.h"
+#include "data/reader.h"
 
 #include "base/fail.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static gr_status no_memory(const gr_node *node, gr_diag *diag)
@@ -65,8 +68,7 @@ static gr_status read_delimiter(const gr_data_config *config, gr_table_options *
     if (tab || (strlen(text) == 1 && strchr(",;|:\t", text[0]) != NULL)) {
         return GR_OK;
     }
-    const gr_node *node = gr_node_get(config->section, "delimiter");
-    return gr_node_fail(node != NULL ? node : config->section, diag, GR_E_INVALID,
+    return gr_node_fail(gr_data_setting(config, "delimiter"), diag, GR_E_INVALID,
                         "must be one of \",\", \";\", \"|\", \":\" and tab, not \"%.40s\"", text);
 }
 
@@ -95,10 +97,44 @@ static gr_status read_categories(const gr_node *node, gr_arena *arena, gr_table_
     return status;
 }
 
+static gr_status label_column(const gr_data_config *config, gr_table_options *options,
+                              gr_diag *diag)
+{
+    const char *text = config->label_column;
+    options->label_column = 0;
+    if (text == NULL || strcmp(text, "last") == 0) {
+        return GR_OK;
+    }
+    if (strcmp(text, "first") == 0) {
+        options->label_column = 1;
+        return GR_OK;
+    }
+    char *end;
+    long column = strtol(text, &end, 10);
+    if (config->header && *text != '\0' && *end != '\0') {
+        options->label_name = text;
+        return GR_OK;
+    }
+    if (end == text || *end != '\0' || column < 1 || column > GR_CSV_COLUMNS_MAX) {
+        return gr_node_fail(gr_data_setting(config, "label_column"), diag, GR_E_INVALID,
+                            "must be first, last or a number of a column from 1, not \"%s\"; a "
+                            "name needs header: true",
+                            text);
+    }
+    options->label_column = (int)column;
+    return GR_OK;
+}
+
 gr_status gr_dataset_columns(const gr_data_config *config, gr_arena *arena,
                              gr_table_options *options, gr_diag *diag)
 {
-    gr_status status = read_delimiter(config, options, diag);
+    options->header = config->header;
+    options->regression = config->regression;
+    options->classes = config->classes;
+    gr_status status = label_column(config, options, diag);
+    if (status == GR_OK) {
+        status = read_delimiter(config, options, diag);
+    }
     if (status == GR_OK && config->class_names != NULL) {
         const gr_node *node = config->class_names;
         status = read_texts(node, "[setosa, virginica]", arena, &options->class_names,

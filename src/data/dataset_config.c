@@ -1,11 +1,45 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "data/dataset.h"
+#include "data/reader.h"
 
 #define AT(field) offsetof(gr_data_config, field)
 
-static const char *const formats[] = {"csv", "idx", NULL};
 static const char *const normalizations[] = {"none", "standard", NULL};
 static const char *const splits[] = {"last", "random", NULL};
+
+static const gr_reader_ops *const readers[] = {&gr_csv_reader, &gr_idx_reader};
+enum { READER_COUNT = sizeof readers / sizeof readers[0] };
+
+const gr_reader_ops *gr_reader_ops_at(int index)
+{
+    return index < READER_COUNT ? readers[index] : gr_extra_readers[index - READER_COUNT];
+}
+
+static const char *format_name(int index)
+{
+    const gr_reader_ops *ops = gr_reader_ops_at(index);
+    return ops != NULL ? ops->name : NULL;
+}
+
+/* The settings of the readers. */
+static const gr_config_field *more(int part)
+{
+    for (int i = 0; gr_reader_ops_at(i) != NULL; i++) {
+        const gr_config_field *settings = gr_reader_ops_at(i)->settings;
+        if (settings != NULL && part-- == 0) {
+            return settings;
+        }
+    }
+    return NULL;
+}
+
+bool gr_data_uses(const gr_data_config *config, const gr_config_field *field)
+{
+    const gr_config_field *own = gr_reader_ops_at(config->format)->settings;
+    while (own != NULL && own->key != NULL && own != field) {
+        own++;
+    }
+    return field->offset < AT(own) || own == field;
+}
 
 /* Of counts: what a double can hold exactly, so that bounds compare exactly. */
 #define COUNT_MAX 9007199254740992.0
@@ -15,76 +49,14 @@ static const gr_config_field fields[] = {
      .type = GR_CONFIG_CHOICE,
      .offset = AT(format),
      .default_text = "csv",
-     .choices = formats,
-     .help =
-         "csv: a sample a line, values and label separated by commas; idx: the format of MNIST"},
-    {.key = "file",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(file),
-     .value_name = "FILE",
-     .help = "csv: the samples, plain or gzip; relative to the job file"},
-    {.key = "images",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(images),
-     .value_name = "FILE",
-     .help = "idx: the samples, plain or gzip"},
-    {.key = "labels",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(labels),
-     .value_name = "FILE",
-     .help = "idx: the labels, plain or gzip"},
-    {.key = "test_file",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(test_file),
-     .value_name = "FILE",
-     .help = "csv: a test set of its own, instead of test_count"},
-    {.key = "test_images",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(test_images),
-     .value_name = "FILE",
-     .help = "idx: samples of a test set of its own"},
-    {.key = "test_labels",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(test_labels),
-     .value_name = "FILE",
-     .help = "idx: labels of a test set of its own"},
+     .choice = format_name,
+     .help = "of the files: csv has a sample a line, values and label separated by commas; idx is "
+             "the format of MNIST"},
     {.key = "shape",
      .type = GR_CONFIG_NODE,
      .offset = AT(shape),
      .value_name = "[C, H, W]",
      .help = "of a sample: [channels, height, width] or [values]; default: as the file says"},
-    {.key = "label_column",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(label_column),
-     .default_text = "last",
-     .value_name = "COLUMN",
-     .help = "csv: where the label stands: first, last, a number from 1, or a name of the header"},
-    {.key = "delimiter",
-     .type = GR_CONFIG_TEXT,
-     .offset = AT(delimiter),
-     .value_name = "CHARACTER",
-     .help =
-         "csv: what separates the columns: a comma if nothing is said; \";\", \"|\", \":\" or tab"},
-    {.key = "class_names",
-     .type = GR_CONFIG_NODE,
-     .offset = AT(class_names),
-     .value_name = "[NAME, ...]",
-     .help = "csv: what stands in the label column for the classes 0, 1, ...: names or numbers"},
-    {.key = "categories",
-     .type = GR_CONFIG_NODE,
-     .offset = AT(categories),
-     .value_name = "{COLUMN: [TEXT, ...]}",
-     .help = "csv: columns of texts, by name or number; each text becomes a value that is 0 or 1"},
-    {.key = "skip",
-     .type = GR_CONFIG_NODE,
-     .offset = AT(skip),
-     .value_name = "[COLUMN, ...]",
-     .help = "csv: columns that are left out, by name or number"},
-    {.key = "header",
-     .type = GR_CONFIG_BOOL,
-     .offset = AT(header),
-     .default_text = "false",
-     .help = "csv: the first line holds names"},
     {.key = "classes",
      .type = GR_CONFIG_INT,
      .offset = AT(classes),
@@ -145,4 +117,5 @@ const gr_config_table gr_data_config_table = {
     .name = "data",
     .title = "The data part of a job file: samples, labels, split and scaling",
     .fields = fields,
+    .more = more,
     .struct_bytes = sizeof(gr_data_config)};

@@ -223,9 +223,9 @@ gr_status gr_store_seal(gr_store *store, gr_diag *diag)
     return status;
 }
 
-bool gr_store_in_memory(const gr_store *store)
+const char *gr_store_kept(const gr_store *store)
 {
-    return store->fd < 0;
+    return store->fd < 0 ? "in memory" : "in a temporary file";
 }
 
 uint64_t gr_store_memory(const gr_store *store)

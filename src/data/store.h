@@ -24,8 +24,8 @@ void gr_store_destroy(gr_store *store);
 gr_status gr_store_append(gr_store *store, const void *record, gr_diag *diag) GR_MUST_CHECK;
 gr_status gr_store_seal(gr_store *store, gr_diag *diag) GR_MUST_CHECK;
 
-bool gr_store_in_memory(const gr_store *store);
-uint64_t gr_store_memory(const gr_store *store); /* bytes of heap that it holds */
+const char *gr_store_kept(const gr_store *store); /* "in memory", "in a temporary file" */
+uint64_t gr_store_memory(const gr_store *store);  /* bytes of heap that it holds */
 
 /* Bytes [first, first + size) of a record (part of it, so that large records need no large
  * buffer). */

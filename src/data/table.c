@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "data/table_internal.h"
+#include "data/reader.h"
 
 #include "base/fail.h"
 
@@ -12,20 +12,30 @@ gr_table_options gr_table_options_default(void)
     return (gr_table_options){.memory_max = UINT64_C(64) << 20, .index_max = 1u << 20};
 }
 
-gr_table *gr_table_new(const char *name)
+void *gr_table_new(const gr_reader_ops *ops, const char *name, size_t size_bytes)
 {
-    gr_table *table = calloc(1, sizeof *table);
-    if (table == NULL) {
-        return NULL;
-    }
-    table->fd = -1;
-    table->label_max = -1;
-    table->name = strdup(name);
-    if (table->name == NULL) {
+    gr_table *table = calloc(1, size_bytes);
+    char *copy = strdup(name);
+    if (table == NULL || copy == NULL) {
+        free(copy);
         free(table);
         return NULL;
     }
+    table->ops = ops;
+    table->name = copy;
+    table->label_max = -1;
     return table;
+}
+
+void gr_table_add_value(gr_table *table, const char *name, gr_dtype type, int dims,
+                        const int64_t *dim)
+{
+    GR_CHECK(table->value_count < GR_SAMPLE_VALUES_MAX && dims <= GR_TABLE_DIMS_MAX);
+    gr_sample_value *value = &table->value[table->value_count++];
+    *value = (gr_sample_value){.name = name, .type = type, .dims = dims};
+    for (int i = 0; i < dims; i++) {
+        value->dim[i] = dim[i];
+    }
 }
 
 void gr_table_close(gr_table *table)
@@ -33,10 +43,9 @@ void gr_table_close(gr_table *table)
     if (table == NULL) {
         return;
     }
-    gr_csv_text_fini(table);
-    gr_arena_fini(&table->arena);
-    gr_store_destroy(table->records);
-    gr_store_destroy(table->labels);
+    if (table->ops->close != NULL) {
+        table->ops->close(table);
+    }
     free(table->name);
     free(table);
 }
@@ -51,17 +60,32 @@ int64_t gr_table_count(const gr_table *table)
     return table->count;
 }
 
+/* The value of this name; -1: the reader has none. */
+static int find_value(const gr_table *table, const char *name)
+{
+    int at = table->value_count - 1;
+    while (at >= 0 && strcmp(table->value[at].name, name) != 0) {
+        at--;
+    }
+    return at;
+}
+
 int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX])
 {
-    for (int i = 0; i < table->dims; i++) {
-        dim_out[i] = table->dim[i];
+    const gr_sample_value *x = &table->value[find_value(table, "x")];
+    for (int i = 0; i < x->dims; i++) {
+        dim_out[i] = x->dim[i];
     }
-    return table->dims;
+    return x->dims;
 }
 
 int64_t gr_table_values(const gr_table *table)
 {
-    return table->values;
+    int64_t dim[GR_TABLE_DIMS_MAX], count = 1;
+    for (int i = gr_table_dims(table, dim) - 1; i >= 0; i--) {
+        count *= dim[i];
+    }
+    return count;
 }
 
 int64_t gr_table_label_max(const gr_table *table)
@@ -71,27 +95,46 @@ int64_t gr_table_label_max(const gr_table *table)
 
 const gr_csv_layout *gr_table_layout(const gr_table *table)
 {
-    bool csv = table->kind == GR_TABLE_CSV_RECORDS || table->kind == GR_TABLE_CSV_TEXT;
-    return csv ? &table->layout : NULL;
+    return table->ops->layout != NULL ? table->ops->layout(table) : NULL;
 }
 
 const char *gr_table_kind(const gr_table *table)
 {
-    if (table->kind == GR_TABLE_CSV_TEXT) {
-        return "read line by line from the file";
-    }
-    if (table->kind == GR_TABLE_IDX_FILE) {
-        return "read from the file";
-    }
-    return gr_store_in_memory(table->records) ? "in memory" : "in a temporary file";
+    return table->ops->kept != NULL ? table->ops->kept(table) : table->ops->name;
 }
 
 uint64_t gr_table_memory(const gr_table *table)
 {
-    uint64_t bytes = table->index != NULL ? table->index_count * sizeof *table->index : 0;
-    bytes += table->records != NULL ? gr_store_memory(table->records) : 0;
-    bytes += table->labels != NULL ? gr_store_memory(table->labels) : 0;
-    return bytes;
+    return table->ops->memory != NULL ? table->ops->memory(table) : 0;
+}
+
+/* One value that training takes must be there in one of the types that it is taken in. */
+static gr_status check_value(const gr_table *table, const char *name, gr_dtype type, gr_dtype other,
+                             gr_diag *diag)
+{
+    int at = find_value(table, name);
+    if (at < 0) {
+        return gr_fail(diag, GR_E_INVALID, "%s: samples of format %s have no value '%s'",
+                       table->name, table->ops->name, name);
+    }
+    gr_dtype has = table->value[at].type;
+    if (has != type && has != other) {
+        return gr_fail(diag, GR_E_UNSUPPORTED,
+                       "%s: value '%s' of format %s has type %s, but training takes it as %s%s%s",
+                       table->name, name, table->ops->name, gr_dtype_name(has), gr_dtype_name(type),
+                       other != type ? " or " : "", other != type ? gr_dtype_name(other) : "");
+    }
+    return GR_OK;
+}
+
+gr_status gr_table_check_values(const gr_table *table, bool regression, gr_diag *diag)
+{
+    gr_status status = check_value(table, "x", GR_F32, GR_U8, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    return regression ? check_value(table, "target", GR_F32, GR_F32, diag)
+                      : check_value(table, "label", GR_I32, GR_I32, diag);
 }
 
 void gr_scaler_init(gr_scaler *scaler, double scale, double mean, double deviation)
@@ -117,45 +160,36 @@ void gr_scaler_apply(const gr_scaler *scaler, float *x, int64_t count)
 
 gr_status gr_table_check(const gr_table *table, gr_diag *diag)
 {
-    if (table->kind == GR_TABLE_CSV_TEXT) {
-        return gr_file_mark_check(table->name, table->fd, &table->mark, diag);
-    }
-    gr_status status = gr_store_check(table->records, diag);
-    if (status == GR_OK && table->labels != NULL) {
-        status = gr_store_check(table->labels, diag);
-    }
-    return status;
+    return table->ops->check != NULL ? table->ops->check(table, diag) : GR_OK;
 }
 
 gr_status gr_table_read(const gr_table *table, int64_t number, const gr_scaler *scaler,
                         float *x_out, int32_t *label_out, float *target_out, gr_diag *diag)
 {
-    double label = 0;
-    gr_status status;
-    bool scaled = false;
-    switch (table->kind) {
-    case GR_TABLE_CSV_RECORDS:
-        status = gr_csv_read_record(table, number, x_out, &label, diag);
-        break;
-    case GR_TABLE_CSV_TEXT:
-        status = gr_csv_read_text(table, number, x_out, &label, diag);
-        break;
-    default:
-        status = gr_idx_read(table, number, scaler, x_out, &label, diag);
-        scaled = table->bytes;
-        break;
+    int x = find_value(table, "x");
+    int label = find_value(table, "label"), target = find_value(table, "target");
+    int64_t count = gr_table_values(table);
+    bool bytes = table->value[x].type == GR_U8;
+    /* Bytes are read into the end of the room and become numbers from its start on: number i is
+     * written to bytes [4i, 4i + 4), none of which is read after byte i. */
+    uint8_t *raw = (uint8_t *)x_out + 3 * count;
+    void *values[GR_SAMPLE_VALUES_MAX] = {NULL};
+    values[x] = bytes ? (void *)raw : x_out;
+    if (label >= 0) {
+        values[label] = label_out;
     }
+    if (target >= 0) {
+        values[target] = target_out;
+    }
+    gr_status status = table->ops->read(table, number, values, diag);
     if (status != GR_OK) {
         return status;
     }
-    if (!scaled) {
-        gr_scaler_apply(scaler, x_out, table->values);
+    if (!bytes) {
+        gr_scaler_apply(scaler, x_out, count);
     }
-    if (label_out != NULL) {
-        *label_out = (int32_t)label;
-    }
-    if (target_out != NULL) {
-        *target_out = (float)label;
+    for (int64_t i = 0; bytes && i < count; i++) {
+        x_out[i] = scaler->of_byte[raw[i]];
     }
     return GR_OK;
 }

@@ -2,8 +2,8 @@
 #ifndef GR_DATA_TABLE_H
 #define GR_DATA_TABLE_H
 
-/* The samples of one file (CSV) or one pair of files (IDX), by number. Opening reads what must be
- * checked; afterwards a table does not change and any thread may read it. */
+/* The samples that a reader has opened, by number. Opening reads what must be checked; afterwards a
+ * table does not change and any thread may read it. */
 
 #include "data/csv.h"
 #include "data/input_stream.h"
@@ -67,6 +67,9 @@ void gr_scaler_init(gr_scaler *scaler, double scale, double mean, double deviati
 /* Scales values that are numbers already. */
 void gr_scaler_apply(const gr_scaler *scaler, float *x, int64_t count);
 
+/* Has each sample what training takes, in a type that it is taken in? */
+gr_status gr_table_check_values(const gr_table *table, bool regression,
+                                gr_diag *diag) GR_MUST_CHECK;
 /* Once before a batch: are the files still as they were? */
 gr_status gr_table_check(const gr_table *table, gr_diag *diag) GR_MUST_CHECK;
 

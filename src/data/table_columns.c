@@ -14,7 +14,8 @@ enum { ARENA_BYTES_MAX = 128 << 20 };
 
 static gr_status no_memory(const gr_csv_columns *columns, gr_diag *diag)
 {
-    return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its columns", columns->table->name);
+    return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its columns",
+                   columns->table->head.name);
 }
 
 /* Texts of the options are borrowed; the table keeps its own. NULL: no memory, or none. */
@@ -28,7 +29,7 @@ static const char *const *copy_texts(gr_arena *arena, const char *const *texts, 
     return copy;
 }
 
-gr_status gr_csv_columns_init(gr_csv_columns *columns, gr_table *table,
+gr_status gr_csv_columns_init(gr_csv_columns *columns, gr_csv_table *table,
                               const gr_table_options *options, gr_diag *diag)
 {
     *columns =
@@ -62,7 +63,7 @@ gr_status gr_csv_columns_read_names(gr_csv_columns *columns, gr_csv_cursor *curs
         }
         if (columns->name_count == GR_CSV_COLUMNS_MAX) {
             return gr_fail(diag, GR_E_INVALID, "%s:1: the line has more than %d columns",
-                           columns->table->name, GR_CSV_COLUMNS_MAX);
+                           columns->table->head.name, GR_CSV_COLUMNS_MAX);
         }
         if (columns->name_count == capacity) {
             const char **before = columns->names;
@@ -131,7 +132,7 @@ static int find_column(const gr_csv_columns *columns, const char *text, int coun
 static gr_status check_named(const gr_csv_columns *columns, const char *key, const char *text,
                              int count, gr_diag *diag)
 {
-    const char *name = columns->table->name;
+    const char *name = columns->table->head.name;
     int number = find_column(columns, text, count);
     if (number == 0 && columns->name_count == 0) {
         return gr_fail(diag, GR_E_INVALID,
@@ -197,7 +198,7 @@ gr_status gr_csv_columns_finish(gr_csv_columns *columns, int count, gr_diag *dia
     if (values < 1 || values > GR_CSV_COLUMNS_MAX) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: a sample has %" PRId64 " values; it must have 1 to %d",
-                       columns->table->name, values, GR_CSV_COLUMNS_MAX);
+                       columns->table->head.name, values, GR_CSV_COLUMNS_MAX);
     }
     layout->values = (int)values;
     layout->column = all;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/idx.h"
-#include "data/table_internal.h"
+#include "data/reader.h"
+#include "data/store.h"
 
 #include "base/fail.h"
 
@@ -10,6 +11,14 @@
 #include <string.h>
 
 enum { IDX_PIECE_BYTES = 8 << 10, IDX_UNPACK_BYTES = 64 << 10 };
+
+typedef struct idx_table {
+    gr_table head;
+    gr_store *records, *labels; /* as in the files */
+    int64_t values;
+    bool bytes; /* uint8, not float32 */
+    bool plain; /* the records are those of the plain file itself */
+} idx_table;
 
 /* The values behind the header as records: the plain file itself, or unpacked copies. `head` are
  * the bytes that were read with the header but belong to the values. */
@@ -144,7 +153,7 @@ static gr_status idx_store(idx_payload *payload, uint64_t memory_max, gr_store *
 }
 
 /* count x values: flat; x height x width: one channel; x channels x height x width. */
-static gr_status idx_shape(const char *name, const gr_idx_header *header, gr_table *table,
+static gr_status idx_shape(const char *name, const gr_idx_header *header, idx_table *table,
                            gr_diag *diag)
 {
     if (header->dims == 1) {
@@ -153,25 +162,25 @@ static gr_status idx_shape(const char *name, const gr_idx_header *header, gr_tab
                        "four (count, then channels, height, width)",
                        name);
     }
-    table->count = header->dim[0];
+    table->head.count = header->dim[0];
     table->values = header->record_values;
     table->bytes = header->type == GR_IDX_U8;
-    table->dims = header->dims == 2 ? 1 : 3;
+    int64_t dim[GR_IDX_DIMS_MAX] = {1};
     for (int i = 1; i < header->dims; i++) {
-        table->dim[header->dims == 3 ? i : i - 1] = header->dim[i];
+        dim[header->dims == 3 ? i : i - 1] = header->dim[i];
     }
-    if (header->dims == 3) {
-        table->dim[0] = 1;
-    }
+    gr_table_add_value(&table->head, "x", table->bytes ? GR_U8 : GR_F32, header->dims == 2 ? 1 : 3,
+                       dim);
+    gr_table_add_value(&table->head, "label", GR_I32, 0, NULL);
     return GR_OK;
 }
 
 /* Goes through all labels once; a label is one byte, so many lie side by side. */
-static gr_status check_labels(gr_table *table, const char *name, int64_t classes, gr_diag *diag)
+static gr_status check_labels(idx_table *table, const char *name, int64_t classes, gr_diag *diag)
 {
     uint8_t labels[IDX_PIECE_BYTES];
-    for (int64_t first = 0; first < table->count; first += IDX_PIECE_BYTES) {
-        int64_t left = table->count - first;
+    for (int64_t first = 0; first < table->head.count; first += IDX_PIECE_BYTES) {
+        int64_t left = table->head.count - first;
         int64_t count = left < IDX_PIECE_BYTES ? left : IDX_PIECE_BYTES;
         gr_status status =
             gr_store_get(table->labels, (uint64_t)first, 0, (size_t)count, labels, diag);
@@ -185,13 +194,14 @@ static gr_status check_labels(gr_table *table, const char *name, int64_t classes
                                "labels go from 0 to %" PRId64 " (classes in the job file)",
                                name, first + i, labels[i], classes - 1);
             }
-            table->label_max = labels[i] > table->label_max ? labels[i] : table->label_max;
+            table->head.label_max =
+                labels[i] > table->head.label_max ? labels[i] : table->head.label_max;
         }
     }
     return GR_OK;
 }
 
-static gr_status open_labels(gr_table *table, gr_input_stream *source,
+static gr_status open_labels(idx_table *table, gr_input_stream *source,
                              const gr_table_options *options, gr_diag *diag)
 {
     gr_idx_header header;
@@ -207,12 +217,12 @@ static gr_status open_labels(gr_table *table, gr_input_stream *source,
                        "of %s",
                        name, header.dims, header.type == GR_IDX_U8 ? "bytes" : "float32");
     }
-    if (header.dim[0] != table->count) {
+    if (header.dim[0] != table->head.count) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s has %" PRId64 " labels, but %s has %" PRId64
                        " samples; they must belong "
                        "together",
-                       name, header.dim[0], table->name, table->count);
+                       name, header.dim[0], table->head.name, table->head.count);
     }
     bool plain;
     status = idx_store(&payload, options->memory_max, &table->labels, &plain, diag);
@@ -222,78 +232,177 @@ static gr_status open_labels(gr_table *table, gr_input_stream *source,
 gr_status gr_table_open_idx(gr_input_stream *images, gr_input_stream *labels,
                             const gr_table_options *options, gr_table **table_out, gr_diag *diag)
 {
-    gr_table *table = gr_table_new(gr_input_stream_name(images));
+    const char *name = gr_input_stream_name(images);
+    idx_table *table = gr_table_new(&gr_idx_reader, name, sizeof *table);
     if (table == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it",
-                       gr_input_stream_name(images));
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory to open it", name);
     }
     gr_idx_header header;
     idx_payload payload;
-    bool plain = false;
     gr_status status = idx_header(images, &header, &payload, diag);
     if (status == GR_OK) {
-        status = idx_shape(table->name, &header, table, diag);
+        status = idx_shape(name, &header, table, diag);
     }
     if (status == GR_OK) {
-        status = idx_store(&payload, options->memory_max, &table->records, &plain, diag);
+        status = idx_store(&payload, options->memory_max, &table->records, &table->plain, diag);
     }
     if (status == GR_OK) {
         status = open_labels(table, labels, options, diag);
     }
     if (status != GR_OK) {
-        gr_table_close(table);
+        gr_table_close(&table->head);
         return status;
     }
-    table->kind = plain ? GR_TABLE_IDX_FILE : GR_TABLE_IDX;
-    *table_out = table;
+    *table_out = &table->head;
     return GR_OK;
 }
 
-static gr_status read_floats(const gr_table *table, int64_t number, float *x_out, gr_diag *diag)
+/* ---- The reader ------------------------------------------------------------------------------ */
+
+static gr_status idx_check_settings(const gr_data_config *config, gr_diag *diag)
 {
-    gr_status status = gr_store_get(table->records, (uint64_t)number, 0,
-                                    (size_t)table->values * sizeof *x_out, x_out, diag);
-    if (status != GR_OK) {
-        return status;
+    gr_status status = gr_data_refuse(config, "file", config->file, "images and labels", diag);
+    if (status == GR_OK) {
+        status = gr_data_refuse(config, "test_file", config->test_file,
+                                "test_images and test_labels", diag);
     }
+    if (status == GR_OK) {
+        status = gr_data_need(config, "images", config->images, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_data_need(config, "labels", config->labels, diag);
+    }
+    if (status == GR_OK && config->test_images != NULL) {
+        status = gr_data_need(config, "test_labels", config->test_labels, diag);
+    }
+    if (status == GR_OK && config->test_labels != NULL) {
+        status = gr_data_need(config, "test_images", config->test_images, diag);
+    }
+    if (status == GR_OK && config->regression) {
+        return gr_node_fail(gr_data_setting(config, "regression"), diag, GR_E_INVALID,
+                            "labels of idx files are classes; numbers to predict need format: csv");
+    }
+    return status;
+}
+
+static gr_status idx_open(const gr_reader_open *how, gr_table **table_out, gr_diag *diag)
+{
+    const gr_data_config *c = how->config;
+    gr_input_stream *images = NULL, *labels = NULL;
+    gr_table_options options = how->limits;
+    options.classes = c->classes;
+    if (how->test && c->test_images == NULL) {
+        *table_out = NULL;
+        return GR_OK;
+    }
+    gr_status status = gr_reader_open_file(how, how->test ? "test_images" : "images",
+                                           how->test ? c->test_images : c->images, &images, diag);
+    if (status == GR_OK) {
+        status = gr_reader_open_file(how, how->test ? "test_labels" : "labels",
+                                     how->test ? c->test_labels : c->labels, &labels, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_table_open_idx(images, labels, &options, table_out, diag);
+    }
+    gr_input_stream_close(labels);
+    gr_input_stream_close(images);
+    return status;
+}
+
+static void idx_close(gr_table *head)
+{
+    const idx_table *table = (const idx_table *)head;
+    gr_store_destroy(table->records);
+    gr_store_destroy(table->labels);
+}
+
+static gr_status idx_check(const gr_table *head, gr_diag *diag)
+{
+    const idx_table *table = (const idx_table *)head;
+    gr_status status = gr_store_check(table->records, diag);
+    return status == GR_OK ? gr_store_check(table->labels, diag) : status;
+}
+
+/* The numbers of float32 files are big-endian. */
+static gr_status check_floats(const idx_table *table, int64_t number, float *x, gr_diag *diag)
+{
     for (int64_t i = 0; i < table->values; i++) {
-        const uint8_t *at = (const uint8_t *)&x_out[i];
+        const uint8_t *at = (const uint8_t *)&x[i];
         uint32_t bits =
             (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-        memcpy(&x_out[i], &bits, sizeof bits);
-        if (!isfinite(x_out[i])) {
+        memcpy(&x[i], &bits, sizeof bits);
+        if (!isfinite(x[i])) {
             return gr_fail(diag, GR_E_NOT_FINITE,
                            "%s: value %" PRId64 " of sample %" PRId64 " (from 0) is %s",
-                           table->name, i, number, isnan(x_out[i]) ? "not a number" : "infinite");
+                           table->head.name, i, number, isnan(x[i]) ? "not a number" : "infinite");
         }
     }
     return GR_OK;
 }
 
-gr_status gr_idx_read(const gr_table *table, int64_t number, const gr_scaler *scaler, float *x_out,
-                      double *label_out, gr_diag *diag)
+static gr_status idx_read(const gr_table *head, int64_t number, void *const *values_out,
+                          gr_diag *diag)
 {
-    uint8_t label;
-    gr_status status = gr_store_get(table->labels, (uint64_t)number, 0, 1, &label, diag);
-    if (status != GR_OK) {
-        return status;
+    const idx_table *table = (const idx_table *)head;
+    size_t bytes = (size_t)table->values * (table->bytes ? 1 : sizeof(float));
+    gr_status status = GR_OK;
+    if (values_out[1] != NULL) {
+        uint8_t label = 0;
+        status = gr_store_get(table->labels, (uint64_t)number, 0, 1, &label, diag);
+        *(int32_t *)values_out[1] = label;
     }
-    *label_out = label;
-    if (!table->bytes) {
-        return read_floats(table, number, x_out, diag);
-    }
-    uint8_t piece[IDX_PIECE_BYTES];
-    for (int64_t done = 0; done < table->values;) {
-        int64_t left = table->values - done;
-        size_t count = left < IDX_PIECE_BYTES ? (size_t)left : IDX_PIECE_BYTES;
-        status = gr_store_get(table->records, (uint64_t)number, (size_t)done, count, piece, diag);
-        if (status != GR_OK) {
-            return status;
+    if (status == GR_OK && values_out[0] != NULL) {
+        status = gr_store_get(table->records, (uint64_t)number, 0, bytes, values_out[0], diag);
+        if (status == GR_OK && !table->bytes) {
+            status = check_floats(table, number, values_out[0], diag);
         }
-        for (size_t i = 0; i < count; i++) {
-            x_out[done + (int64_t)i] = scaler->of_byte[piece[i]];
-        }
-        done += (int64_t)count;
     }
-    return GR_OK;
+    return status;
 }
+
+static const char *idx_kept(const gr_table *head)
+{
+    const idx_table *table = (const idx_table *)head;
+    return table->plain ? "read from the file" : gr_store_kept(table->records);
+}
+
+static uint64_t idx_memory(const gr_table *head)
+{
+    const idx_table *table = (const idx_table *)head;
+    return gr_store_memory(table->records) + gr_store_memory(table->labels);
+}
+
+#define AT(field) offsetof(gr_data_config, field)
+static const gr_config_field fields[] = {{.key = "images",
+                                          .type = GR_CONFIG_TEXT,
+                                          .offset = AT(images),
+                                          .value_name = "FILE",
+                                          .help = "idx: the samples, plain or gzip"},
+                                         {.key = "labels",
+                                          .type = GR_CONFIG_TEXT,
+                                          .offset = AT(labels),
+                                          .value_name = "FILE",
+                                          .help = "idx: the labels, plain or gzip"},
+                                         {.key = "test_images",
+                                          .type = GR_CONFIG_TEXT,
+                                          .offset = AT(test_images),
+                                          .value_name = "FILE",
+                                          .help = "idx: samples of a test set of its own"},
+                                         {.key = "test_labels",
+                                          .type = GR_CONFIG_TEXT,
+                                          .offset = AT(test_labels),
+                                          .value_name = "FILE",
+                                          .help = "idx: labels of a test set of its own"},
+                                         {0}};
+
+const gr_reader_ops gr_idx_reader = {
+    .name = "idx",
+    .settings = fields,
+    .check_settings = idx_check_settings,
+    .open = idx_open,
+    .close = idx_close,
+    .check = idx_check,
+    .read = idx_read,
+    .kept = idx_kept,
+    .memory = idx_memory,
+};

@@ -89,3 +89,18 @@ gr_status gr_config_from_node(const gr_config_table *table, void *config, const 
     }
     return GR_OK;
 }
+
+gr_status gr_config_settle(const gr_config_field *fields, void *config, const gr_node *map,
+                           gr_arena *arena, gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    for (; fields != NULL && !gr_config_is_end(fields) && status == GR_OK; fields++) {
+        const gr_node *node = gr_node_get(map, fields->key);
+        if (node != NULL) {
+            status = gr_config_set_node(fields, config, node, arena, diag);
+        } else if (fields->default_text != NULL) {
+            status = gr_config_set(fields, config, fields->default_text, fields->key, arena, diag);
+        }
+    }
+    return status;
+}

@@ -295,20 +295,7 @@ gr_status gr_optimizer_settle(gr_optimizer_config *config, const gr_node *map, g
             }
         }
     }
-    /* Kinds share `own`: the defaults of the last one stand there. */
-    for (const gr_config_field *field = ops->settings; field && field->key; field++) {
-        const gr_node *node = gr_node_get(map, field->key);
-        gr_status status = GR_OK;
-        if (node) {
-            status = gr_config_set_node(field, config, node, arena, diag);
-        } else if (field->default_text) {
-            status = gr_config_set(field, config, field->default_text, field->key, arena, diag);
-        }
-        if (status != GR_OK) {
-            return status;
-        }
-    }
-    return GR_OK;
+    return gr_config_settle(ops->settings, config, map, arena, diag);
 }
 
 /* ---- One step over plain vectors ------------------------------------------------------------- */

@@ -105,7 +105,8 @@ static gr_status add_table(collector *c, const gr_config_table *table, const voi
     gr_status status = GR_OK;
     for (const gr_config_field *field = NULL;
          status == GR_OK && (field = gr_config_next(table, field)) != NULL;) {
-        if (field->key != NULL && is_listed(field->key, list) == chosen) {
+        if (field->key != NULL && is_listed(field->key, list) == chosen &&
+            (table != &gr_data_config_table || gr_data_uses(config, field))) {
             status = add(c, gr_arena_printf(c->arena, "%s%s", prefix, field->key),
                          field_text(c->arena, field, config));
         }

@@ -222,7 +222,7 @@ def check_large(done):
 
 
 def test_two_interfaces_at_once(gradus):
-    """Each carries about half of the bytes: their wires are alike. One stream takes one of them."""
+    """Each carries about half of the bytes: their wires are alike. One rail takes one of them."""
     with make(2, networks=2, rate="200mbit") as made:
         done, sent = run_and_count(made, bench_large(gradus),
                                    env={"GRADUS_LOG": "info", "GRADUS_PORTS": "45200-45201"})
@@ -230,8 +230,8 @@ def test_two_interfaces_at_once(gradus):
         for first, second in sent:
             assert first + second > 60e6
             assert 0.6 < first / second < 1.7, sent
-        assert "stream 1 of 2, through eth0 10.77.0.2/24" in done[1][1]
-        assert "stream 2 of 2, through eth1 10.78.0.2/24" in done[1][1]
+        assert "rail 1 of 2, through eth0 10.77.0.2/24" in done[1][1]
+        assert "rail 2 of 2, through eth1 10.78.0.2/24" in done[1][1]
         assert "in this order: tcp:10.78.0.1:4520" in done[1][1]
         done, sent = run_and_count(made, bench_large(gradus), env={"GRADUS_RAILS": "1"})
         check_large(done)
@@ -265,13 +265,13 @@ def test_an_interface_that_would_keep_the_other_waiting(gradus):
 
 
 def test_an_interface_that_leads_nowhere(gradus):
-    """Its stream goes over the other one."""
+    """Its rail goes over the other one."""
     with make(2, networks=2) as made:
         for host in range(2):
             namespaces.ip("-n", made.switch, "link", "set", f"p1x{host}", "type", "bridge_slave",
                           "isolated", "on")
         done, sent = run_and_count(made, bench_large(gradus), env={"GRADUS_LOG": "info"})
     check_large(done)
-    assert "stream 2 of 2, through eth1" in done[1][1]
+    assert "rail 2 of 2, through eth1" in done[1][1]
     for first, second in sent:
         assert first > 60e6 and second < 1e5, sent

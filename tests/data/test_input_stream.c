@@ -167,7 +167,7 @@ static void check_store(uint64_t memory_max, bool in_memory)
         assert_int_equal(gr_store_append(store, record, NULL), GR_OK);
     }
     assert_int_equal(gr_store_seal(store, NULL), GR_OK);
-    assert_int_equal(gr_store_in_memory(store), in_memory);
+    assert_string_equal(gr_store_kept(store), in_memory ? "in memory" : "in a temporary file");
     for (int i = 19999; i >= 0; i -= 13) {
         assert_int_equal(gr_store_get(store, (uint64_t)i, 10, 90, back, NULL), GR_OK);
         memset(record, i % 251, sizeof record);

@@ -129,6 +129,10 @@ static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_d
         status = read_part(job, &gr_data_config_table, job->config.data, &job->data, diag);
     }
     if (status == GR_OK) {
+        job->data.section = job->config.data;
+        status = gr_data_settle(&job->data, &job->arena, diag);
+    }
+    if (status == GR_OK) {
         status = read_part(job, &gr_optimizer_config_table, job->config.optimizer, &job->optimizer,
                            diag);
     }
@@ -162,7 +166,6 @@ static gr_status read_parts(gr_job *job, const gr_job_overrides *overrides, gr_d
         status = gr_node_fail(root, diag, GR_E_INVALID,
                               "the job has no data; add data: with format and file");
     }
-    job->data.section = job->config.data;
     return status;
 }
 
