@@ -322,6 +322,41 @@ static gr_status plan_memory(gr_model *model, gr_diag *diag)
 
 /* ---- Creation -------------------------------------------------------------------------------- */
 
+/* Has the layer kernels for this tensor? */
+static gr_status check_tensor(const gr_layer_spec *spec, const char *tensor, const gr_shape *shape,
+                              gr_diag *diag)
+{
+    unsigned types = spec->ops->types ? spec->ops->types : 1u << GR_F32;
+    if (!(types >> shape->type & 1u)) {
+        return gr_fail(
+            diag, GR_E_UNSUPPORTED,
+            "layer %s (%s) has no kernel for type %s of its tensor '%s'; convert it to a "
+            "type that the layer computes with, f32 say",
+            spec->info.name, spec->info.kind, gr_dtype_name(shape->type), tensor);
+    }
+    if (shape->memory != GR_MEMORY_HOST) {
+        return gr_fail(diag, GR_E_UNSUPPORTED,
+                       "layer %s (%s) computes in the memory of the host, but its tensor '%s' lies "
+                       "in that of a device",
+                       spec->info.name, spec->info.kind, tensor);
+    }
+    return GR_OK;
+}
+
+static gr_status check_tensors(const gr_layer_spec *spec, gr_diag *diag)
+{
+    gr_tensor_need needs[GR_LAYER_TENSORS_MAX];
+    int count = spec->ops->tensors ? spec->ops->tensors(spec, needs) : 0;
+    gr_status status = check_tensor(spec, "input", &spec->shape_in, diag);
+    if (status == GR_OK) {
+        status = check_tensor(spec, "output", &spec->info.output, diag);
+    }
+    for (int t = 0; t < count && status == GR_OK; t++) {
+        status = check_tensor(spec, needs[t].suffix, &needs[t].shape, diag);
+    }
+    return status;
+}
+
 static gr_status check_config(const gr_model_config *config, gr_diag *diag)
 {
     const gr_shape *output = gr_model_spec_output(config->spec);
@@ -343,6 +378,10 @@ static gr_status check_config(const gr_model_config *config, gr_diag *diag)
         if (gr_shape_count(&info->output) > INT64_MAX / 64 / config->batch) {
             return gr_fail(diag, GR_E_INVALID, "the batch %d is too large for layer %s",
                            config->batch, info->name);
+        }
+        gr_status status = check_tensors(&config->spec->layers[i], diag);
+        if (status != GR_OK) {
+            return status;
         }
     }
     return GR_OK;

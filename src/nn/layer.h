@@ -92,6 +92,7 @@ struct gr_layer_ops {
     const char *help;   /* one line: what it takes and gives */
     /* Of a struct of its own; a setting without a default must be given. NULL: there are none. */
     const gr_config_table *settings;
+    unsigned types;   /* of tensors that it computes with, 1u << GR_F32 | ...; 0: f32 */
     const char *main; /* the setting that may stand alone behind the kind, `linear: 10`; or NULL */
     /* What the passes read again, and whether the output may lie where the input lay. */
     bool needs_input_back, needs_output_back, in_place;

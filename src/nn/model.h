@@ -16,15 +16,22 @@
 
 #include "base/arena.h"
 #include "doc/doc.h"
+#include <gradus/coll.h>
+#include <gradus/comm.h>
 #include <gradus/status.h>
 
 #include <stdio.h>
 
-enum { GR_DIMS_MAX = 4, GR_TENSOR_NAME_BYTES = 96 };
+enum { GR_DIMS_MAX = 8, GR_TENSOR_NAME_BYTES = 96 };
 
+/* What a tensor is; all zero but the dimensions: f32 in the memory of the host. Samples and outputs
+ * of layers are without the batch, which is one dimension more: 1 (features), 3 (channels, height,
+ * width), or any number up to GR_DIMS_MAX - 1. */
 typedef struct gr_shape {
-    int dims; /* without the batch: 1 (features) or 3 (channels, height, width) */
+    int dims;
     int64_t dim[GR_DIMS_MAX];
+    gr_dtype type;
+    gr_memory_kind memory;
 } gr_shape;
 int64_t gr_shape_count(const gr_shape *shape);
 void gr_shape_format(const gr_shape *shape, char *text_out, size_t size_bytes); /* "16x8x8" */

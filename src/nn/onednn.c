@@ -205,9 +205,15 @@ static bool desc_any(gr_dnn *dnn, int64_t a, int64_t b, int64_t c, int64_t d,
 
 const gr_layout *gr_layout_plain(gr_dnn *dnn, int64_t batch, const gr_shape *shape)
 {
-    const dnnl_dims_t dim = {batch, shape->dim[0], shape->dim[1], shape->dim[2]};
-    return shape->dims == 1 ? layout_make(dnn, 2, dim, dnnl_ab)
-                            : layout_make(dnn, 4, dim, dnnl_abcd);
+    static const dnnl_format_tag_t tags[] = {dnnl_a,     dnnl_ab,     dnnl_abc,     dnnl_abcd,
+                                             dnnl_abcde, dnnl_abcdef, dnnl_abcdefg, dnnl_abcdefgh};
+    _Static_assert(sizeof tags / sizeof tags[0] == GR_DIMS_MAX,
+                   "a tag for the batch and all others");
+    dnnl_dims_t dim = {batch};
+    for (int i = 0; i < shape->dims; i++) {
+        dim[i + 1] = shape->dim[i];
+    }
+    return layout_make(dnn, shape->dims + 1, dim, tags[shape->dims]);
 }
 
 const gr_layout *gr_layout_blocked(gr_dnn *dnn, int64_t batch, const gr_shape *shape, size_t block)

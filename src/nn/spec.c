@@ -48,7 +48,7 @@ static const gr_shape *shape_after(const layer_reader *r, int index)
 
 static bool shapes_equal(const gr_shape *a, const gr_shape *b)
 {
-    bool equal = a->dims == b->dims;
+    bool equal = a->dims == b->dims && a->type == b->type && a->memory == b->memory;
     for (int i = 0; equal && i < a->dims; i++) {
         equal = a->dim[i] == b->dim[i];
     }
@@ -400,9 +400,12 @@ gr_status gr_model_spec_read(const gr_node *list, const gr_shape *input, gr_aren
         return gr_node_fail(list, diag, GR_E_INVALID,
                             "model must be a list of layers with at least one item");
     }
-    if (input->dims != 1 && input->dims != 3) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "samples must be features or images (channels x height x width)");
+    if (input->dims < 1 || input->dims >= GR_DIMS_MAX) {
+        return gr_fail(
+            diag, GR_E_INVALID,
+            "samples must have 1 to %d dimensions: features, images (channels x height x "
+            "width) or others; these have %d",
+            GR_DIMS_MAX - 1, input->dims);
     }
     gr_model_spec *spec = gr_arena_alloc(arena, sizeof *spec);
     layer_reader r = {.spec = spec, .arena = arena, .diag = diag, .last = GR_MODEL_INPUT};

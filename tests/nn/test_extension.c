@@ -16,21 +16,27 @@
 
 typedef struct scale_settings {
     double by;
-    bool wide;
+    bool wide, half;
 } scale_settings;
 
-static const gr_config_field scale_fields[] = {{.key = "by",
-                                                .type = GR_CONFIG_DOUBLE,
-                                                .offset = offsetof(scale_settings, by),
-                                                .min = 0.5,
-                                                .max = 2,
-                                                .help = "factor"},
-                                               {.key = "wide",
-                                                .type = GR_CONFIG_BOOL,
-                                                .offset = offsetof(scale_settings, wide),
-                                                .default_text = "false",
-                                                .help = "twice the factor"},
-                                               {0}};
+static const gr_config_field scale_fields[] = {
+    {.key = "by",
+     .type = GR_CONFIG_DOUBLE,
+     .offset = offsetof(scale_settings, by),
+     .min = 0.5,
+     .max = 2,
+     .help = "factor"},
+    {.key = "wide",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(scale_settings, wide),
+     .default_text = "false",
+     .help = "twice the factor"},
+    {.key = "half",
+     .type = GR_CONFIG_BOOL,
+     .offset = offsetof(scale_settings, half),
+     .default_text = "false",
+     .help = "parameters of type bf16, for which there are no kernels"},
+    {0}};
 static const gr_config_table scale_table = {
     .name = "scale", .fields = scale_fields, .struct_bytes = sizeof(scale_settings)};
 
@@ -51,6 +57,7 @@ static int scale_tensors(const gr_layer_spec *spec, gr_tensor_need needs[GR_LAYE
 {
     needs[0] = (gr_tensor_need){
         .role = GR_ROLE_WEIGHT, .suffix = "weight", .shape = spec->shape_in, .decay = true};
+    needs[0].shape.type = ((const scale_settings *)spec->set)->half ? GR_BF16 : GR_F32;
     return 1;
 }
 
@@ -285,6 +292,26 @@ static void own_layer_with_bad_settings_is_refused_with_its_place(void **state)
     }
 }
 
+static void own_layer_of_a_type_without_kernels_is_refused(void **state)
+{
+    (void)state;
+    net n;
+    gr_doc *doc = NULL;
+    gr_model_spec *spec = NULL;
+    gr_model *model = NULL;
+    static const char layers[] = "- scale: {by: 1, half: true, name: thin}\n";
+    open_images(&n, NULL);
+    assert_int_equal(gr_doc_parse_yaml("job.yaml", layers, strlen(layers), &doc, &n.diag), GR_OK);
+    assert_int_equal(gr_model_spec_read(gr_doc_root(doc), &FEATURES(4), &n.arena, &spec, &n.diag),
+                     GR_OK);
+    gr_model_config config = {.spec = spec, .batch = 2};
+    assert_int_equal(gr_model_create(&config, &model, &n.diag), GR_E_UNSUPPORTED);
+    assert_non_null(strstr(
+        n.diag.text, "layer thin (scale) has no kernel for type bf16 of its tensor 'weight'"));
+    gr_doc_destroy(doc);
+    net_close(&n);
+}
+
 static void own_layer_stands_in_the_reference_page(void **state)
 {
     (void)state;
@@ -407,6 +434,7 @@ int main(void)
         cmocka_unit_test(own_layer_among_blocked_layouts_computes_as_the_reference),
         cmocka_unit_test(own_layer_has_the_gradient_of_finite_differences),
         cmocka_unit_test(own_layer_with_bad_settings_is_refused_with_its_place),
+        cmocka_unit_test(own_layer_of_a_type_without_kernels_is_refused),
         cmocka_unit_test(own_layer_stands_in_the_reference_page),
         cmocka_unit_test(backend_without_a_kernel_falls_back_to_the_reference),
         cmocka_unit_test(backend_of_an_unknown_name_is_refused),

@@ -15,59 +15,66 @@
 #include <cmocka.h>
 
 static const net_options cases[] = {
-    {.layers = "[linear: 5]", .input = {1, {7}}, .batch = 3},
-    {.layers = "[linear: {units: 5, bias: false}]", .input = {1, {7}}, .batch = 3, .loss = 1},
-    {.layers = "[linear: 9, relu, linear: 20, relu, linear: 4]", .input = {1, {7}}, .batch = 5},
+    {.layers = "[linear: 5]", .input = {.dims = 1, .dim = {7}}, .batch = 3},
+    {.layers = "[linear: {units: 5, bias: false}]",
+     .input = {.dims = 1, .dim = {7}},
+     .batch = 3,
+     .loss = 1},
+    {.layers = "[linear: 9, relu, linear: 20, relu, linear: 4]",
+     .input = {.dims = 1, .dim = {7}},
+     .batch = 5},
     {.layers = "[linear: 37, relu, linear: {units: 9, bias: no}, relu, linear: 4]",
-     .input = {1, {19}},
+     .input = {.dims = 1, .dim = {19}},
      .batch = 13},
-    {.layers = "[linear: 9, gelu, linear: 4]", .input = {1, {7}}, .batch = 4},
+    {.layers = "[linear: 9, gelu, linear: 4]", .input = {.dims = 1, .dim = {7}}, .batch = 4},
     {.layers = "[flatten, linear: 6, dropout: 0.4, linear: 4]",
-     .input = {3, {2, 3, 3}},
+     .input = {.dims = 3, .dim = {2, 3, 3}},
      .batch = 5},
     {.layers = "[conv2d: {channels: 4, kernel: 3, padding: same}, flatten, linear: 3]",
-     .input = {3, {1, 6, 5}},
+     .input = {.dims = 3, .dim = {1, 6, 5}},
      .batch = 3},
     {.layers =
          "[conv2d: {channels: 16, kernel: 3}, relu, conv2d: {channels: 20, kernel: 3, stride: "
          "2, padding: 1, bias: false}, gelu, flatten, linear: 3]",
-     .input = {3, {3, 9, 8}},
+     .input = {.dims = 3, .dim = {3, 9, 8}},
      .batch = 2},
     {.layers = "[conv2d: {channels: 16, kernel: 5, padding: 2}, relu, max_pool: 2, conv2d: "
                "{channels: 32, kernel: 3, padding: 1}, relu, max_pool: {kernel: 3, stride: 2, "
                "padding: 1}, flatten, linear: 8, relu, linear: 5]",
-     .input = {3, {1, 8, 8}},
+     .input = {.dims = 3, .dim = {1, 8, 8}},
      .batch = 3},
     {.layers = "[conv2d: {channels: 5, kernel: 3}, avg_pool: {kernel: 3, stride: 2, padding: 1}, "
                "conv2d: {channels: 6, kernel: 1}, global_pool, linear: 3]",
-     .input = {3, {2, 7, 7}},
+     .input = {.dims = 3, .dim = {2, 7, 7}},
      .batch = 3},
-    {.layers = "[linear: 12, batch_norm, relu, linear: 4]", .input = {1, {7}}, .batch = 8},
+    {.layers = "[linear: 12, batch_norm, relu, linear: 4]",
+     .input = {.dims = 1, .dim = {7}},
+     .batch = 8},
     {.layers =
          "[batch_norm, conv2d: {channels: 17, kernel: 3, bias: false}, batch_norm: {momentum: "
          "0.3, epsilon: 0.001}, relu, max_pool: 2, global_pool, linear: 3]",
-     .input = {3, {2, 8, 8}},
+     .input = {.dims = 3, .dim = {2, 8, 8}},
      .batch = 4},
     {.layers = "[linear: {units: 6, name: a}, relu, linear: 6, add: {from: a}, relu, linear: 3]",
-     .input = {1, {5}},
+     .input = {.dims = 1, .dim = {5}},
      .batch = 4},
     {.layers = "[conv2d: {channels: 16, kernel: 3, padding: same}, relu, residual: [conv2d: "
                "{channels: 16, kernel: 3, padding: same}, batch_norm, relu, conv2d: {channels: 16, "
                "kernel: 3, padding: same}], relu, residual: [batch_norm, gelu], global_pool, "
                "linear: 3]",
-     .input = {3, {1, 6, 6}},
+     .input = {.dims = 3, .dim = {1, 6, 6}},
      .batch = 3},
     {.layers = "[conv2d: {channels: 3, kernel: 3, padding: same, name: c}, add: {from: input}, "
                "dropout: 0.3, add: {from: c}, add: {from: add2}, flatten, relu, linear: 3]",
-     .input = {3, {3, 5, 5}},
+     .input = {.dims = 3, .dim = {3, 5, 5}},
      .batch = 3},
     {.layers = "[conv2d: {channels: 4, kernel: 3}, relu, conv2d: {channels: 2, kernel: 3}]",
-     .input = {3, {1, 6, 6}},
+     .input = {.dims = 3, .dim = {1, 6, 6}},
      .batch = 2,
      .loss = 1},
     {.layers = "[relu, flatten, linear: 20, residual: [relu, linear: 20, dropout: 0.5], relu, "
                "residual: [residual: [linear: 20], gelu], linear: 4]",
-     .input = {3, {1, 4, 4}},
+     .input = {.dims = 3, .dim = {1, 4, 4}},
      .batch = 4},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };

@@ -18,71 +18,88 @@ typedef struct bad {
 } bad;
 
 static const bad bads[] = {
-    {"[]", {1, {4}}, 1, {"at least one"}},
-    {"hello", {1, {4}}, 1, {"list of layers"}},
-    {"- linear: 3\n- rely\n", {1, {4}}, 2, {"'rely'", "did you mean 'relu'"}},
-    {"- linear: 3\n- zzzzzzzzzz\n", {1, {4}}, 2, {"'zzzzzzzzzz'", "conv2d"}},
-    {"- conv2d: {chanels: 3, kernel: 3}\n", {3, {1, 8, 8}}, 1, {"chanels", "channels"}},
-    {"- conv2d: {channels: 3}\n", {3, {1, 8, 8}}, 1, {"'kernel'", "add it"}},
-    {"- relu\n- linear\n", {1, {4}}, 2, {"'units'"}},
-    {"- linear: many\n", {1, {4}}, 1, {"many"}},
-    {"- linear: 0\n", {1, {4}}, 1, {"0"}},
-    {"- linear: -3\n", {1, {4}}, 1, {"-3"}},
-    {"- linear: {units: 3, bias: perhaps}\n", {1, {4}}, 1, {"perhaps"}},
-    {"- linear: [3]\n", {1, {4}}, 1, {"map of keys"}},
-    {"- conv2d: 5\n", {3, {1, 8, 8}}, 1, {"map of keys"}},
-    {"- relu\n- linear: 3\n", {3, {1, 8, 8}}, 2, {"linear1", "1x8x8", "add flatten"}},
+    {"[]", {.dims = 1, .dim = {4}}, 1, {"at least one"}},
+    {"hello", {.dims = 1, .dim = {4}}, 1, {"list of layers"}},
+    {"- linear: 3\n- rely\n", {.dims = 1, .dim = {4}}, 2, {"'rely'", "did you mean 'relu'"}},
+    {"- linear: 3\n- zzzzzzzzzz\n", {.dims = 1, .dim = {4}}, 2, {"'zzzzzzzzzz'", "conv2d"}},
+    {"- conv2d: {chanels: 3, kernel: 3}\n",
+     {.dims = 3, .dim = {1, 8, 8}},
+     1,
+     {"chanels", "channels"}},
+    {"- conv2d: {channels: 3}\n", {.dims = 3, .dim = {1, 8, 8}}, 1, {"'kernel'", "add it"}},
+    {"- relu\n- linear\n", {.dims = 1, .dim = {4}}, 2, {"'units'"}},
+    {"- linear: many\n", {.dims = 1, .dim = {4}}, 1, {"many"}},
+    {"- linear: 0\n", {.dims = 1, .dim = {4}}, 1, {"0"}},
+    {"- linear: -3\n", {.dims = 1, .dim = {4}}, 1, {"-3"}},
+    {"- linear: {units: 3, bias: perhaps}\n", {.dims = 1, .dim = {4}}, 1, {"perhaps"}},
+    {"- linear: [3]\n", {.dims = 1, .dim = {4}}, 1, {"map of keys"}},
+    {"- conv2d: 5\n", {.dims = 3, .dim = {1, 8, 8}}, 1, {"map of keys"}},
+    {"- relu\n- linear: 3\n",
+     {.dims = 3, .dim = {1, 8, 8}},
+     2,
+     {"linear1", "1x8x8", "add flatten"}},
     {"- flatten\n- conv2d: {channels: 3, kernel: 3}\n",
-     {3, {1, 8, 8}},
+     {.dims = 3, .dim = {1, 8, 8}},
      2,
      {"conv1", "before flatten"}},
-    {"- flatten\n- global_pool\n", {3, {1, 8, 8}}, 2, {"before flatten"}},
+    {"- flatten\n- global_pool\n", {.dims = 3, .dim = {1, 8, 8}}, 2, {"before flatten"}},
     {"- relu\n- conv2d: {channels: 3, kernel: 9}\n",
-     {3, {1, 8, 8}},
+     {.dims = 3, .dim = {1, 8, 8}},
      2,
      {"kernel 9", "1x8x8", "smaller"}},
     {"- max_pool: 2\n- max_pool: 2\n- max_pool: 2\n- max_pool: 2\n",
-     {3, {1, 8, 8}},
+     {.dims = 3, .dim = {1, 8, 8}},
      4,
      {"kernel 2", "1x1x1"}},
     {"- conv2d: {channels: 3, kernel: 3, padding: 3}\n",
-     {3, {1, 8, 8}},
+     {.dims = 3, .dim = {1, 8, 8}},
      1,
      {"padding 3", "kernel 3"}},
-    {"- conv2d: {channels: 3, kernel: 4, padding: same}\n", {3, {1, 8, 8}}, 1, {"odd kernel"}},
+    {"- conv2d: {channels: 3, kernel: 4, padding: same}\n",
+     {.dims = 3, .dim = {1, 8, 8}},
+     1,
+     {"odd kernel"}},
     {"- conv2d: {channels: 3, kernel: 3, padding: valid}\n",
-     {3, {1, 8, 8}},
+     {.dims = 3, .dim = {1, 8, 8}},
      1,
      {"'same'", "valid"}},
-    {"- conv2d: {channels: 3, kernel: 3, padding: -1}\n", {3, {1, 8, 8}}, 1, {"'same'", "-1"}},
-    {"- max_pool\n", {3, {1, 8, 8}}, 1, {"'kernel'", "add it"}},
-    {"- relu: {nam: x}\n", {1, {4}}, 1, {"nam", "name"}},
-    {"- relu: 3\n", {1, {4}}, 1, {"map of keys"}},
-    {"- conv2d: {channels: 3, kernel: 3, stride: 0}\n", {3, {1, 8, 8}}, 1, {"stride"}},
-    {"- dropout: 1.5\n", {1, {4}}, 1, {"1.5"}},
-    {"- batch_norm: {epsilon: 0}\n", {1, {4}}, 1, {"epsilon"}},
+    {"- conv2d: {channels: 3, kernel: 3, padding: -1}\n",
+     {.dims = 3, .dim = {1, 8, 8}},
+     1,
+     {"'same'", "-1"}},
+    {"- max_pool\n", {.dims = 3, .dim = {1, 8, 8}}, 1, {"'kernel'", "add it"}},
+    {"- relu: {nam: x}\n", {.dims = 1, .dim = {4}}, 1, {"nam", "name"}},
+    {"- relu: 3\n", {.dims = 1, .dim = {4}}, 1, {"map of keys"}},
+    {"- conv2d: {channels: 3, kernel: 3, stride: 0}\n",
+     {.dims = 3, .dim = {1, 8, 8}},
+     1,
+     {"stride"}},
+    {"- dropout: 1.5\n", {.dims = 1, .dim = {4}}, 1, {"1.5"}},
+    {"- batch_norm: {epsilon: 0}\n", {.dims = 1, .dim = {4}}, 1, {"epsilon"}},
     {"- linear: {units: 3, name: a}\n- linear: {units: 3, name: a}\n",
-     {1, {4}},
+     {.dims = 1, .dim = {4}},
      2,
      {"'a' is taken", "line 1"}},
-    {"- linear: {units: 3, name: a b}\n", {1, {4}}, 1, {"letters"}},
+    {"- linear: {units: 3, name: a b}\n", {.dims = 1, .dim = {4}}, 1, {"letters"}},
     {"- linear: {units: 3, name: first}\n- relu\n- add: {from: fist}\n",
-     {1, {4}},
+     {.dims = 1, .dim = {4}},
      3,
      {"'fist'", "did you mean 'first'"}},
     {"- linear: {units: 3, name: first}\n- linear: 5\n- add: {from: first}\n",
-     {1, {4}},
+     {.dims = 1, .dim = {4}},
      3,
      {"adds 3 to 5", "same shape"}},
-    {"- add\n", {1, {4}}, 1, {"'from'"}},
-    {"- linear: 4\n- add: {form: linear1}\n", {1, {4}}, 2, {"form", "from"}},
-    {"- residual: relu\n", {1, {4}}, 1, {"list of its branch"}},
-    {"- residual: [linear: 5]\n", {1, {4}}, 1, {"adds 4 to 5"}},
-    {"- linear: 4\n  relu:\n", {1, {4}}, 2, {"'relu' stands beside 'linear'"}},
-    {"- [relu]\n", {1, {4}}, 1, {"expected a layer"}},
-    {"- name: x\n", {1, {4}}, 1, {"expected a layer"}},
-    {"- linear: 16000000\n", {1, {100000}}, 1, {"2^31 parameters"}},
-    {"- relu\n", {2, {4, 4}}, 0, {"features or images"}},
+    {"- add\n", {.dims = 1, .dim = {4}}, 1, {"'from'"}},
+    {"- linear: 4\n- add: {form: linear1}\n", {.dims = 1, .dim = {4}}, 2, {"form", "from"}},
+    {"- residual: relu\n", {.dims = 1, .dim = {4}}, 1, {"list of its branch"}},
+    {"- residual: [linear: 5]\n", {.dims = 1, .dim = {4}}, 1, {"adds 4 to 5"}},
+    {"- linear: 4\n  relu:\n", {.dims = 1, .dim = {4}}, 2, {"'relu' stands beside 'linear'"}},
+    {"- [relu]\n", {.dims = 1, .dim = {4}}, 1, {"expected a layer"}},
+    {"- name: x\n", {.dims = 1, .dim = {4}}, 1, {"expected a layer"}},
+    {"- linear: 16000000\n", {.dims = 1, .dim = {100000}}, 1, {"2^31 parameters"}},
+    {"- relu\n", {.dims = 8, .dim = {1, 1, 1, 1, 1, 1, 1, 2}}, 0, {"1 to 7 dimensions", "have 8"}},
+    {"- relu\n", {0}, 0, {"1 to 7 dimensions", "have 0"}},
+    {"- linear: 3\n", {.dims = 2, .dim = {4, 4}}, 1, {"4x4", "add flatten"}},
 };
 
 static void test_bad_models(void **state)
@@ -221,6 +238,59 @@ static void test_models_that_cannot_be_made(void **state)
     net_close(&n);
 }
 
+static void test_types_without_a_kernel(void **state)
+{
+    (void)state;
+    static const struct {
+        gr_dtype type;
+        gr_memory_kind memory;
+        const char *says;
+    } refused[] = {
+        {GR_I64, GR_MEMORY_HOST,
+         "layer first (linear) has no kernel for type i64 of its tensor 'input'"},
+        {GR_BF16, GR_MEMORY_HOST, "(linear) has no kernel for type bf16"},
+        {GR_F32, GR_MEMORY_CUDA, "computes in the memory of the host, but its tensor 'input'"}};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        net n;
+        gr_model *model = NULL;
+        gr_model_spec *spec = NULL;
+        net_open(&n, &(net_options){.layers = "[{linear: 3, name: first}, relu]",
+                                    .input = FEATURES(4),
+                                    .batch = 2});
+        gr_shape input = {
+            .dims = 1, .dim = {4}, .type = refused[i].type, .memory = refused[i].memory};
+        assert_int_equal(gr_model_spec_read(gr_doc_root(n.doc), &input, &n.arena, &spec, &n.diag),
+                         GR_OK);
+        gr_model_config config = {.spec = spec, .batch = 2};
+        assert_int_equal(gr_model_create(&config, &model, &n.diag), GR_E_UNSUPPORTED);
+        assert_non_null(strstr(n.diag.text, refused[i].says));
+        assert_null(model);
+        net_close(&n);
+    }
+}
+
+/* Two and seven dimensions: the same with oneDNN as with the reference. */
+static void test_samples_of_other_dimensions(void **state)
+{
+    (void)state;
+    static const gr_shape inputs[] = {{.dims = 2, .dim = {5, 6}},
+                                      {.dims = 7, .dim = {2, 1, 3, 1, 2, 1, 2}}};
+    for (int i = 0; i < 2; i++) {
+        net fast, slow;
+        net_options options = {.layers = "[relu, gelu, dropout: 0.2, flatten, linear: 3]",
+                               .input = inputs[i],
+                               .batch = 4};
+        net_open(&fast, &options);
+        options.backend = "reference";
+        net_open(&slow, &options);
+        double a = net_step(&fast), b = net_step(&slow);
+        assert_true(a - b < 1e-5 * b && b - a < 1e-5 * b);
+        assert_true(relative_distance(fast.gradients, slow.gradients, fast.values_count) < 1e-5);
+        net_close(&fast);
+        net_close(&slow);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +299,8 @@ int main(void)
         cmocka_unit_test(test_too_many_layers),
         cmocka_unit_test(test_shapes_names_and_parameters),
         cmocka_unit_test(test_models_that_cannot_be_made),
+        cmocka_unit_test(test_types_without_a_kernel),
+        cmocka_unit_test(test_samples_of_other_dimensions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
