@@ -23,12 +23,16 @@ static gr_status open_onednn(gr_model *model, gr_diag *diag)
     return gr_layout_check(model->input_layout, "the model's input", diag);
 }
 
-/* The kernels of relu, dropout, flatten and global_pool are our own passes in either backend. */
+/* The kernels of relu, dropout, flatten and global_pool are our own passes in either backend; those
+ * of sigmoid, tanh and softmax are in this one. */
 static const gr_backend_kernels onednn_kernels[] = {
     {&gr_linear_ops, &gr_linear_onednn},
     {&gr_conv2d_ops, &gr_conv2d_onednn},
     {&gr_batch_norm_ops, &gr_batch_norm_onednn},
     {&gr_gelu_ops, &gr_gelu_onednn},
+    {&gr_sigmoid_ops, &gr_sigmoid_onednn},
+    {&gr_tanh_ops, &gr_tanh_onednn},
+    {&gr_softmax_ops, &gr_softmax_onednn},
     {&gr_max_pool_ops, &gr_max_pool_onednn},
     {&gr_avg_pool_ops, &gr_avg_pool_onednn},
     {&gr_add_ops, &gr_add_onednn},

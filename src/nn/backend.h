@@ -41,7 +41,8 @@ gr_status gr_backend_find(const char *name, const gr_backend **backend_out,
 const gr_kernels *gr_backend_kernels_of(const gr_backend *backend, const gr_layer_ops *ops);
 
 extern const gr_kernels gr_linear_onednn, gr_conv2d_onednn, gr_batch_norm_onednn, gr_gelu_onednn,
-    gr_max_pool_onednn, gr_avg_pool_onednn, gr_add_onednn;
+    gr_max_pool_onednn, gr_avg_pool_onednn, gr_add_onednn, gr_sigmoid_onednn, gr_tanh_onednn,
+    gr_softmax_onednn;
 
 /* Further backends; as gr_extra_layers. */
 extern const gr_backend *const gr_extra_backends[];

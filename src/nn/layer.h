@@ -212,7 +212,7 @@ const gr_layer_ops *gr_layer_ops_at(int index);
 
 extern const gr_layer_ops gr_linear_ops, gr_conv2d_ops, gr_batch_norm_ops, gr_relu_ops, gr_gelu_ops,
     gr_max_pool_ops, gr_avg_pool_ops, gr_global_pool_ops, gr_flatten_ops, gr_dropout_ops,
-    gr_add_ops;
+    gr_add_ops, gr_sigmoid_ops, gr_tanh_ops, gr_softmax_ops;
 
 /* Further kinds, which ends with NULL. A program that links the engine defines the array to add its
  * own; else it is empty. */

@@ -2,44 +2,9 @@
 #include "nn/loss.h"
 
 #include "base/fail.h"
+#include "nn/exp.h"
 
 #include <math.h>
-#include <string.h>
-
-/* e^x for x <= 0 from additions and products alone: libm's differs in the last bit between
- * machines, and gradients come from it. Relative error below 1e-15. */
-static inline double exp_negative(double x)
-{
-    static const double terms[] = {1.0 / 6227020800.0,
-                                   1.0 / 479001600.0,
-                                   1.0 / 39916800.0,
-                                   1.0 / 3628800.0,
-                                   1.0 / 362880.0,
-                                   1.0 / 40320.0,
-                                   1.0 / 5040.0,
-                                   1.0 / 720.0,
-                                   1.0 / 120.0,
-                                   1.0 / 24.0,
-                                   1.0 / 6.0,
-                                   0.5,
-                                   1.0,
-                                   1.0};
-    if (!(x > -700.0)) {
-        return x != x ? x : 0.0;
-    }
-    /* x = k ln 2 + r; a number so large that no fraction fits is added and taken away again to
-     * round. */
-    double k = (x * 1.44269504088896340736 + 0x1.8p52) - 0x1.8p52;
-    double r = (x - k * 0.693147180369123816490) - k * 1.90821492927058770002e-10;
-    double sum = terms[0];
-    for (int n = 1; n < 14; n++) {
-        sum = sum * r + terms[n];
-    }
-    uint64_t bits = (uint64_t)((int64_t)k + 1023) << 52;
-    double power;
-    memcpy(&power, &bits, sizeof power);
-    return sum * power;
-}
 
 /* -log softmax(outputs)[label], by log-sum-exp: finite for logits of any finite size. */
 static gr_status cross_entropy(const float *outputs, const gr_batch *batch, int64_t samples,
@@ -68,7 +33,7 @@ static gr_status cross_entropy(const float *outputs, const gr_batch *batch, int6
         double top = (double)row[best], sum = 0;
         float *out = gradient ? gradient + n * width : NULL;
         for (int64_t i = 0; i < width; i++) {
-            double e = exp_negative((double)row[i] - top);
+            double e = gr_exp_negative((double)row[i] - top);
             sum += e;
             if (out) {
                 out[i] = (float)e;

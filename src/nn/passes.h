@@ -33,6 +33,14 @@ enum { GR_POOL_KERNEL_MAX = 15 }; /* places in the window fit a byte */
 typedef struct gr_passes {
     void (*relu)(float *y, const float *x, size_t count);
     void (*relu_backward)(float *dx, const float *dy, const float *y, size_t count);
+    void (*sigmoid)(float *y, const float *x, size_t count);
+    void (*sigmoid_backward)(float *dx, const float *dy, const float *y, size_t count);
+    void (*tanh)(float *y, const float *x, size_t count);
+    void (*tanh_backward)(float *dx, const float *dy, const float *y, size_t count);
+    /* Over `classes` values of a sample, each `stride` behind the one before: y > 0, sum 1. */
+    void (*softmax)(float *y, const float *x, size_t classes, size_t stride);
+    void (*softmax_backward)(float *dx, const float *dy, const float *y, size_t classes,
+                             size_t stride);
     void (*add)(float *dst, const float *a, const float *b, size_t count);
     void (*column_sums)(const float *x, size_t rows, size_t columns, float *sums);
     void (*transpose_add)(const float *x, size_t rows, size_t columns, const float *bias, bool relu,

@@ -3,6 +3,7 @@
  * GR_PASSES_TABLE. No include guard. Loops are written so that both compilers vectorise them; sums
  * run in LANES interleaved partial sums, whatever the width of the machine's registers. */
 
+#include "nn/exp.h"
 #include "nn/passes.h"
 #include "nn/passes_pool.h"
 
@@ -22,6 +23,74 @@ static void pass_relu_backward(float *dx, const float *dy, const float *y, size_
 {
     for (size_t i = 0; i < count; i++) {
         dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
+    }
+}
+
+static void pass_sigmoid(float *y, const float *x, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        double e = gr_exp_negative(-fabs((double)x[i]));
+        y[i] = (float)((x[i] < 0.0f ? e : 1.0) / (1.0 + e));
+    }
+}
+
+static void pass_sigmoid_backward(float *dx, const float *dy, const float *y, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * y[i] * (1.0f - y[i]);
+    }
+}
+
+/* Near zero the quotient cancels; there two terms of the series are exact to the last bit. */
+static void pass_tanh(float *y, const float *x, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        double v = (double)x[i], size = fabs(v), e = gr_exp_negative(-2.0 * size);
+        double far = (1.0 - e) / (1.0 + e), near = size - size * size * size / 3.0;
+        y[i] = (float)copysign(size < 1e-3 ? near : far, v);
+    }
+}
+
+static void pass_tanh_backward(float *dx, const float *dy, const float *y, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * (1.0f - y[i] * y[i]);
+    }
+}
+
+/* Of one sample: `classes` values, each `stride` behind the one before, for each place below
+ * `stride`. */
+static void pass_softmax(float *y, const float *x, size_t classes, size_t stride)
+{
+    for (size_t at = 0; at < stride; at++) {
+        float top = x[at];
+        for (size_t c = 1; c < classes; c++) {
+            float value = x[c * stride + at];
+            top = value > top || value != value ? value : top;
+        }
+        double sum = 0;
+        for (size_t c = 0; c < classes; c++) {
+            sum += gr_exp_negative((double)x[c * stride + at] - (double)top);
+        }
+        for (size_t c = 0; c < classes; c++) {
+            double e = gr_exp_negative((double)x[c * stride + at] - (double)top);
+            y[c * stride + at] = (float)(e / sum);
+        }
+    }
+}
+
+static void pass_softmax_backward(float *dx, const float *dy, const float *y, size_t classes,
+                                  size_t stride)
+{
+    for (size_t at = 0; at < stride; at++) {
+        double dot = 0;
+        for (size_t c = 0; c < classes; c++) {
+            dot += (double)dy[c * stride + at] * (double)y[c * stride + at];
+        }
+        for (size_t c = 0; c < classes; c++) {
+            size_t i = c * stride + at;
+            dx[i] = (float)((double)y[i] * ((double)dy[i] - dot));
+        }
     }
 }
 
@@ -246,6 +315,12 @@ static bool pass_adam(float *restrict w, float *restrict m, float *restrict v,
 const gr_passes GR_PASSES_TABLE = {
     .relu = pass_relu,
     .relu_backward = pass_relu_backward,
+    .sigmoid = pass_sigmoid,
+    .sigmoid_backward = pass_sigmoid_backward,
+    .tanh = pass_tanh,
+    .tanh_backward = pass_tanh_backward,
+    .softmax = pass_softmax,
+    .softmax_backward = pass_softmax_backward,
     .add = pass_add,
     .column_sums = pass_column_sums,
     .transpose_add = pass_transpose_add,

@@ -329,3 +329,63 @@ void gr_ref_gelu_backward(const float *x, const float *dy, float *dx, size_t cou
         dx[i] = (float)((double)dy[i] * (cumulative + v * density));
     }
 }
+
+void gr_ref_sigmoid_forward(const float *x, float *y, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        y[i] = (float)(1.0 / (1.0 + exp(-(double)x[i])));
+    }
+}
+
+void gr_ref_sigmoid_backward(const float *y, const float *dy, float *dx, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        dx[i] = (float)((double)dy[i] * (double)y[i] * (1.0 - (double)y[i]));
+    }
+}
+
+void gr_ref_tanh_forward(const float *x, float *y, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        y[i] = (float)tanh((double)x[i]);
+    }
+}
+
+void gr_ref_tanh_backward(const float *y, const float *dy, float *dx, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        dx[i] = (float)((double)dy[i] * (1.0 - (double)y[i] * (double)y[i]));
+    }
+}
+
+void gr_ref_softmax_forward(const float *x, float *y, size_t classes, size_t stride)
+{
+    for (size_t at = 0; at < stride; at++) {
+        double top = (double)x[at], sum = 0;
+        for (size_t c = 0; c < classes; c++) {
+            top = fmax(top, (double)x[c * stride + at]);
+        }
+        for (size_t c = 0; c < classes; c++) {
+            sum += exp((double)x[c * stride + at] - top);
+        }
+        for (size_t c = 0; c < classes; c++) {
+            y[c * stride + at] = (float)(exp((double)x[c * stride + at] - top) / sum);
+        }
+    }
+}
+
+/* The whole matrix of derivatives: dy_c / dx_d = y_c (1 if c = d, less y_d). */
+void gr_ref_softmax_backward(const float *y, const float *dy, float *dx, size_t classes,
+                             size_t stride)
+{
+    for (size_t at = 0; at < stride; at++) {
+        for (size_t d = 0; d < classes; d++) {
+            double sum = 0, own = (double)y[d * stride + at];
+            for (size_t c = 0; c < classes; c++) {
+                double one = c == d ? 1.0 : 0.0;
+                sum += (double)dy[c * stride + at] * (double)y[c * stride + at] * (one - own);
+            }
+            dx[d * stride + at] = (float)sum;
+        }
+    }
+}

@@ -14,9 +14,9 @@
 /* The order of the reference page. `residual` is no kind of its own: it becomes its branch and an
  * add. */
 static const gr_layer_ops *const kinds[] = {
-    &gr_linear_ops,  &gr_conv2d_ops,   &gr_batch_norm_ops, &gr_relu_ops,
-    &gr_gelu_ops,    &gr_max_pool_ops, &gr_avg_pool_ops,   &gr_global_pool_ops,
-    &gr_flatten_ops, &gr_dropout_ops,  &gr_add_ops,
+    &gr_linear_ops,      &gr_conv2d_ops,  &gr_batch_norm_ops, &gr_relu_ops,     &gr_gelu_ops,
+    &gr_sigmoid_ops,     &gr_tanh_ops,    &gr_softmax_ops,    &gr_max_pool_ops, &gr_avg_pool_ops,
+    &gr_global_pool_ops, &gr_flatten_ops, &gr_dropout_ops,    &gr_add_ops,
 };
 enum {
     KIND_COUNT = sizeof kinds / sizeof kinds[0],

@@ -76,6 +76,22 @@ static const net_options cases[] = {
                "residual: [residual: [linear: 20], gelu], linear: 4]",
      .input = {.dims = 3, .dim = {1, 4, 4}},
      .batch = 4},
+    {.layers = "[linear: 9, sigmoid, linear: 4, sigmoid]",
+     .input = {.dims = 1, .dim = {7}},
+     .batch = 4,
+     .loss = 1},
+    {.layers = "[linear: 9, tanh, linear: 4, tanh]",
+     .input = {.dims = 1, .dim = {7}},
+     .batch = 4,
+     .loss = 1},
+    {.layers = "[linear: 6, softmax, linear: 5, softmax]",
+     .input = {.dims = 1, .dim = {7}},
+     .batch = 4,
+     .loss = 1},
+    {.layers = "[conv2d: {channels: 5, kernel: 3}, sigmoid, conv2d: {channels: 6, kernel: 3}, "
+               "tanh, conv2d: {channels: 3, kernel: 1}, softmax, flatten, linear: 4]",
+     .input = {.dims = 3, .dim = {2, 7, 7}},
+     .batch = 3},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
