@@ -248,7 +248,8 @@ static const gr_config_field run_fields[] = {
      .default_text = "30s",
      .min = 0,
      .max = 86400e6,
-     .help = "time in which all workers must have joined the group once one has; 0: any"},
+     .help = "time in which all hosts must be ready, and all workers must have joined the group "
+             "once one has; 0: any"},
     {.flag = "--fence-after",
      .env = "GRADUS_FENCE",
      .former_flag = "--expel-after",
