@@ -1,7 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* The scheduler, against every order in which things can happen to small jobs, and against long
- * runs of larger ones in which chance decides what happens. */
+ * runs of larger ones in which chance decides what happens.
+ *
+ * Each of these changes to the scheduler was tried and is found: it starts a second agent on a
+ * host, a worker in a busy slot, on a host that is not up or is leaving, after the training, or
+ * one more than wanted; does not count restarts; does not free the slot of an ended worker, or
+ * note the end of a lost host's workers; leaves a removed host its slots; does not ask the
+ * workers of a leaving host to go, or does not end its agent; lets workers begin while a host is
+ * starting, or before all servers are ready; ends servers with the workers; lets a later cause
+ * replace the first; leaves agents without a worker running. Not told from the scheduler by what
+ * can be seen: hosts that were given up are not skipped when hosts are called (the room counts
+ * without them, so no worker is missing then), the output is drained twice, and servers are killed,
+ * not asked to end, when the job fails before its workers begin. */
 
 #include "support_schedule.h"
 
