@@ -134,7 +134,8 @@ class Job:
         output, mark = self.folder / f"out{name}", f"{os.getpid()}-{name}"
         self.files.add(output.name)
         processes = self.start(plan.flags, output,
-                               os.environ | {MARK: mark, "TMPDIR": str(self.folder)})
+                               os.environ | {MARK: mark, "TMPDIR": str(self.folder),
+                                             "GRADUS_OUTLIVE": "0"})  # agents are its children
         begin = time.monotonic()
         killed = []
         for moment, what, number in plan.events:
