@@ -5,7 +5,7 @@
 /* What the files of `gradus tune` share: tune.c is the verb, tune_measure.c measures, tune_file.c
  * writes. */
 
-#include "coll/select/tune.h"
+#include "coll/comm_tune.h"
 
 typedef struct gr_tune_options {
     int64_t workers;

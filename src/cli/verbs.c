@@ -4,7 +4,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "cli/environment.h"
-#include "coll/counts.h"
+#include "coll/plan/counts.h"
 #include "data/dataset.h"
 #include "group/group.h"
 #include "nn/optimizer.h"

@@ -2,7 +2,7 @@
 #include "coll/comm.h"
 #include "base/fail.h"
 #include "coll/comm_internal.h"
-#include "coll/select/tune.h"
+#include "coll/comm_tune.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -39,7 +39,7 @@ gr_status gr_comm_check_members(gr_comm *comm) GR_MUST_CHECK;
 const char *gr_comm_link_name(const gr_comm *comm);
 
 /* How operations of this communicator choose their algorithms, and which of its ranks share a host
- * (NULL in a group of one): for tuning (select/tune.h), between operations. Borrowed. */
+ * (NULL in a group of one): for tuning (comm_tune.h), between operations. Borrowed. */
 gr_selection *gr_comm_selection(gr_comm *comm);
 const gr_topology *gr_comm_topology(const gr_comm *comm);
 

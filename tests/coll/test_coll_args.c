@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls checked and put into the terms of plans. */
-#include "coll/counts.h"
 #include "coll/engine/coll_args.h"
+#include "coll/plan/counts.h"
 #include "support_values.h"
 
 #include <gradus/shards.h>

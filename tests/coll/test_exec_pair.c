@@ -35,7 +35,7 @@ static void *count_allocation(void *memory)
 #undef calloc
 #undef aligned_alloc
 
-#include "coll/engine/exec_view.h"
+#include "coll/diagnose/exec_view.h"
 #include "coll/engine/schedule_store.h"
 #include "support_board.h"
 

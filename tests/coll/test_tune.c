@@ -3,7 +3,7 @@
 #include "base/hash.h"
 #include "cli/tune.h"
 #include "coll/comm_internal.h"
-#include "coll/select/tune.h"
+#include "coll/comm_tune.h"
 #include "support_ranks.h"
 
 #include <inttypes.h>

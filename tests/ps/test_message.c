@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "coll/counts.h"
+#include "coll/plan/counts.h"
 #include "ps/message.h"
 
 #include <math.h>

@@ -6,14 +6,15 @@
  * come (stall.c), ranks that come late (lateness).
  *
  * Diagnosis stands beside the engine. The engine tells it what arrives and when time has passed;
- * diagnosis looks at operations through engine/exec_view.h, and ends the communicator by
+ * diagnosis looks at operations through exec_view.h, and ends the communicator by
  * gr_exec_end. With other ranks it speaks over a channel to the job's coordinator
  * (group/wait_graph.h), never over links: what stands behind data on a link cannot be read by a
  * rank that waits elsewhere. Without a channel it says what this rank can see.
  *
  * Threads: those of the engine. */
 
-#include "coll/engine/exec_view.h"
+#include "coll/diagnose/channel.h"
+#include "coll/diagnose/exec_view.h"
 #include "link/link.h"
 
 typedef struct gr_diagnosis gr_diagnosis;

@@ -41,13 +41,12 @@
  * operations of their kind and size have run. */
 
 #include "coll/diagnose/channel.h"
+#include "coll/diagnose/exec_view.h"
 #include "coll/diagnose/flight_recorder.h"
 #include "coll/diagnose/timeline.h"
 #include "coll/engine/coll_args.h"
 #include "coll/engine/schedule.h"
 #include "link/link.h"
-
-typedef struct gr_exec gr_exec;
 
 enum {
     GR_EXEC_OPS_MAX = 128,     /* operations in flight or not yet waited for */
@@ -312,9 +311,6 @@ bool gr_exec_uses(const gr_exec *exec, const gr_call_memory *memory, char *what_
                   size_t what_bytes);
 
 /* ---- The end --------------------------------------------------------------------------------- */
-/* The first failure; status GR_OK while there was none. Once it is set, the mesh is never moved
- * again: buffers of failed operations belong to their owners. */
-const gr_diag *gr_exec_diag(const gr_exec *exec);
 /* The same for any thread, also while another one moves the executor on: NULL until all operations
  * have ended with the failure; what it points to does not change any more. */
 const gr_diag *gr_exec_first_failure(const gr_exec *exec);
@@ -322,22 +318,10 @@ const gr_diag *gr_exec_first_failure(const gr_exec *exec);
 void gr_exec_check_members(gr_exec *exec);
 /* Ends everything with this cause, which all peers are told. */
 void gr_exec_end(gr_exec *exec, const gr_diag *diag);
-/* Ends the group of this number alone, on all its ranks (exec_group_end.c), if it can end by
- * itself; else everything. Nothing happens if it has ended already. */
-void gr_exec_end_group(gr_exec *exec, uint16_t comm, const gr_diag *diag);
 /* Ends everything with GR_E_CANCELLED before the executor is destroyed. Peers are not told. */
 void gr_exec_cancel(gr_exec *exec);
 
 /* ---- What is kept of the past ---------------------------------------------------------------- */
-/* How late the first message of an operation came from a peer, counted from our own start: 0 if it
- * was there already. In operations that were started early and looked at late, our own lateness
- * counts for all peers alike: compare peers. */
-typedef struct gr_exec_skew {
-    uint64_t count;
-    double mean_us;   /* of all */
-    double recent_us; /* exponential, over about 16 operations */
-    double max_us;
-} gr_exec_skew;
 void gr_exec_get_skew(const gr_exec *exec, int peer, gr_exec_skew *skew_out);
 
 /* Operations, stalls and the failure are written there from now on; borrowed until destroy. */
@@ -346,8 +330,5 @@ void gr_exec_set_timeline(gr_exec *exec, gr_timeline *timeline);
 /* The program's own operations begin here: those before belong to the start-up. The same point of
  * the job's communicator on all ranks. */
 void gr_exec_startup_over(gr_exec *exec);
-
-/* The operations started last. */
-gr_flight_recorder *gr_exec_record(const gr_exec *exec);
 
 #endif

@@ -8,9 +8,9 @@
  * its spreading) and exec_group_end.c (the end of one group) only. */
 
 #include "coll/diagnose/diagnosis.h"
+#include "coll/diagnose/exec_view.h"
 #include "coll/engine/exec.h"
 #include "coll/engine/exec_mailbox.h"
-#include "coll/engine/exec_view.h"
 #include "coll/plan/cut.h"
 #include "coll/reduce/reduce.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "coll/engine/exec_view.h"
+#include "coll/diagnose/exec_view.h"
 #include "coll/engine/exec_internal.h"
 
 gr_op *gr_exec_in_flight(gr_exec *exec, int *at)

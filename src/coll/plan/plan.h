@@ -25,7 +25,7 @@
  * receive from us. The executor sends and takes them in this order, with no more room on the way
  * than one message; the verifier shows that this cannot deadlock. */
 
-#include "coll/counts.h"
+#include "coll/plan/counts.h"
 #include "group/topology.h"
 
 #include <gradus/coll.h>

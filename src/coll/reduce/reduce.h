@@ -2,7 +2,7 @@
 #ifndef GR_COLL_REDUCE_REDUCE_H
 #define GR_COLL_REDUCE_REDUCE_H
 
-#include "coll/counts.h"
+#include "coll/plan/counts.h"
 
 #include <stdbool.h>
 

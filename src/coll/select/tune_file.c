@@ -3,7 +3,7 @@
 /* Reads the file of `gradus tune`: text, one "key value" a line. The first line is the format and
  * its version, the last one a checksum of everything before it:
  *
- *     gradus-tune 3 0.1.0
+ *     gradus-tune 4 0.1.0
  *     processor Intel(R) Xeon(R) CPU @ 2.20GHz
  *     cores 2
  *     inside_latency_us 1.25
@@ -25,10 +25,44 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { FILE_BYTES_MAX = 8 << 20, ARENA_BYTES_MAX = 64 << 10, WHERE_BYTES = 256 };
 
 static const char checksum_key[] = "\nchecksum ";
+
+/* ---- Here ------------------------------------------------------------------------------------ */
+static void read_processor(char *text, size_t size_bytes)
+{
+    char line[256];
+    snprintf(text, size_bytes, "unknown");
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    while (file && fgets(line, sizeof line, file)) {
+        char *colon = strchr(line, ':');
+        if (colon && (strncmp(line, "model name", 10) == 0 || strncmp(line, "CPU part", 8) == 0)) {
+            colon += 1 + strspn(colon + 1, " \t");
+            colon[strcspn(colon, "\n")] = '\0';
+            snprintf(text, size_bytes, "%s", colon);
+            break;
+        }
+    }
+    if (file) {
+        fclose(file);
+    }
+}
+
+void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int rails)
+{
+    memset(tuning, 0, sizeof *tuning);
+    read_processor(tuning->processor, sizeof tuning->processor);
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    tuning->cores = cores > 0 ? (int)cores : 1;
+    tuning->ranks = ranks;
+    tuning->link = link;
+    tuning->rails = rails;
+    gr_cost_model_defaults(&tuning->model, link);
+    tuning->model.cores = tuning->cores;
+}
 
 /* ---- Tables ---------------------------------------------------------------------------------- */
 typedef struct file_head {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "coll/select/tune.h"
+#include "coll/comm_tune.h"
 #include "base/clock.h"
 #include "base/codec.h"
 #include "base/fail.h"
@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     GATHER_BYTES = 512 << 10, /* of the allgather that measures bandwidth */
@@ -24,39 +23,6 @@ enum {
     TEXT_BYTES = 512,
     MESSAGE_BYTES = 16 + TEXT_BYTES + 8 * MODEL_VALUES + RULE_BYTES * GR_SELECT_RULES_MAX
 };
-
-/* ---- Here ------------------------------------------------------------------------------------ */
-static void read_processor(char *text, size_t size_bytes)
-{
-    char line[256];
-    snprintf(text, size_bytes, "unknown");
-    FILE *file = fopen("/proc/cpuinfo", "re");
-    while (file && fgets(line, sizeof line, file)) {
-        char *colon = strchr(line, ':');
-        if (colon && (strncmp(line, "model name", 10) == 0 || strncmp(line, "CPU part", 8) == 0)) {
-            colon += 1 + strspn(colon + 1, " \t");
-            colon[strcspn(colon, "\n")] = '\0';
-            snprintf(text, size_bytes, "%s", colon);
-            break;
-        }
-    }
-    if (file) {
-        fclose(file);
-    }
-}
-
-void gr_tuning_init(gr_tuning *tuning, int ranks, gr_link_kind link, int rails)
-{
-    memset(tuning, 0, sizeof *tuning);
-    read_processor(tuning->processor, sizeof tuning->processor);
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    tuning->cores = cores > 0 ? (int)cores : 1;
-    tuning->ranks = ranks;
-    tuning->link = link;
-    tuning->rails = rails;
-    gr_cost_model_defaults(&tuning->model, link);
-    tuning->model.cores = tuning->cores;
-}
 
 /* ---- Fitting --------------------------------------------------------------------------------- */
 static double predict(const gr_cost_model *model, gr_coll coll, const char *name,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef GR_COLL_COUNTS_H
-#define GR_COLL_COUNTS_H
+#ifndef GR_COLL_PLAN_COUNTS_H
+#define GR_COLL_PLAN_COUNTS_H
 
 /* How many values the public enumerations have. Programs must not depend on these numbers: they
  * grow. */

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef GR_COLL_ENGINE_EXEC_VIEW_H
-#define GR_COLL_ENGINE_EXEC_VIEW_H
+#ifndef GR_COLL_DIAGNOSE_EXEC_VIEW_H
+#define GR_COLL_DIAGNOSE_EXEC_VIEW_H
 
 /* What the engine shows of its operations to diagnosis: which are in flight, since when nothing of
  * them moved, and which ranks they wait for. Ranks are those of the job. */
 
-#include "coll/engine/exec.h"
+#include "coll/diagnose/timeline.h"
 #include "group/op_report.h"
+#include "link/link.h"
+#include <gradus/coll.h>
+
+typedef struct gr_exec gr_exec; /* engine/exec.h */
 
 /* What diagnosis keeps of an operation. */
 typedef struct gr_op_watch {
@@ -73,5 +77,24 @@ gr_timeline *gr_exec_timeline(const gr_exec *exec); /* NULL: none */
 void gr_exec_set_arbitrating(gr_exec *exec, bool arbitrating);
 /* Data that peers sent are of no use any more: what explains the failure may stand behind them. */
 void gr_exec_discard_data(gr_exec *exec);
+
+/* Ends the group of this number alone, on all its ranks (exec_group_end.c), if it can end by
+ * itself; else everything. Nothing happens if it has ended already. */
+void gr_exec_end_group(gr_exec *exec, uint16_t comm, const gr_diag *diag);
+/* The operations started last. */
+gr_flight_recorder *gr_exec_record(const gr_exec *exec);
+/* The first failure; status GR_OK while there was none. Once it is set, the mesh is never moved
+ * again: buffers of failed operations belong to their owners. */
+const gr_diag *gr_exec_diag(const gr_exec *exec);
+
+/* How late the first message of an operation came from a peer, counted from our own start: 0 if it
+ * was there already. In operations that were started early and looked at late, our own lateness
+ * counts for all peers alike: compare peers. */
+typedef struct gr_exec_skew {
+    uint64_t count;
+    double mean_us;   /* of all */
+    double recent_us; /* exponential, over about 16 operations */
+    double max_us;
+} gr_exec_skew;
 
 #endif
