@@ -4,6 +4,7 @@
 #include "base/hash.h"
 #include "cli/cli.h"
 #include "link/address.h"
+#include "ps/client/client.h"
 #include "ps/place.h"
 #include "train/updater.h"
 
@@ -18,7 +19,8 @@ typedef struct server_options {
     int64_t number, servers, replicas, memory_bytes, peer_timeout_us;
     const char *listen, *interfaces, *ports, *secret_hex, *secret_file;
     int link;
-    bool encrypt, print_secret;
+    const char *others, *run;
+    bool encrypt, print_secret, replaces;
 } server_options;
 
 #define AT(member) .offset = offsetof(server_options, member)
@@ -48,6 +50,25 @@ static const gr_config_field server_fields[] = {
      .max = 1,
      .help = "of each tensor on other servers, the same for all of them; 1: a server that dies "
              "takes nothing along, where there are two or more; 0: there are none"},
+    {.flag = "--replace",
+     .env = "GRADUS_SERVER_REPLACES",
+     .type = GR_CONFIG_BOOL,
+     AT(replaces),
+     .default_text = "false",
+     .help =
+         "this one comes in place of a lost server of its number, while the job runs, and takes "
+         "copies of what the others keep; GRADUS_SERVERS says where they are"},
+    {.env = "GRADUS_SERVERS",
+     .type = GR_CONFIG_TEXT,
+     AT(others),
+     .value_name = "ADDRESSES",
+     .help = GR_PS_SERVERS_HELP " (--replace)"},
+    {.env = "GRADUS_RUN",
+     .type = GR_CONFIG_TEXT,
+     AT(run),
+     .value_name = "NAME",
+     .help = "the run whose tensors a server that replaces another one is to keep; the others "
+             "refuse it if theirs are of another run"},
     {.flag = "--listen",
      .type = GR_CONFIG_TEXT,
      AT(listen),
@@ -160,6 +181,9 @@ static int work(const gr_cli_line *line)
     config.number = (int)options->number;
     config.servers = (int)options->servers;
     config.replicas = (int)options->replicas;
+    config.replaces = options->replaces;
+    config.others = options->others;
+    config.run = options->run;
     config.secret = secret;
     config.link = (gr_link_choice)options->link;
     config.encrypt = options->encrypt;
@@ -205,7 +229,8 @@ static int work(const gr_cli_line *line)
 
 static void print_usage(void)
 {
-    puts("usage: gradus server [--number N --servers M] [--listen HOST] [--secret-file FILE]\n\n"
+    puts("usage: gradus server [--number N --servers M [--replace]] [--listen HOST]\n"
+         "                     [--secret-file FILE]\n\n"
          "Keeps tensors, and updates them by what workers push (docs/ps.md). Prints where clients\n"
          "reach it: GRADUS_SERVERS if it is the only one, else GRADUS_SERVER_N; GRADUS_SERVERS is\n"
          "then what all of them have printed, in the order of their numbers, with commas between.\n"

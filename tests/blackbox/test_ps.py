@@ -7,7 +7,7 @@ import struct
 import subprocess
 
 import pytest
-from conftest import TIMEOUT_S, read_lines, sanitizer_words
+from conftest import TIMEOUT_S, read_lines, sanitizer_words, wait_until
 
 PEER_LOST = -20  # GR_E_PEER_LOST
 
@@ -256,10 +256,46 @@ def test_how_to_reach_a_job_is_said(gradus):
     assert "--servers-file job.servers" in gradus("ps", "--help").stdout
 
 
+def counters_of(gradus, env):
+    done = gradus("ps", "stats", "--json", env=env)
+    return [json.loads(line) for line in done.stdout.splitlines()] if done.returncode == 0 else []
+
+
+def test_lost_servers_are_replaced(gradus, ps_script, tmp_path):
+    """One after the other, more often than there are replicas; the file has the bytes of a run in
+    which nothing happened."""
+    secret, whole, undisturbed = tmp_path / "secret", tmp_path / "whole", tmp_path / "undisturbed"
+    servers, env = start_servers(gradus, secret, 2)
+    run_client(gradus, ps_script, env, 0, 2)
+    for step, number in enumerate((0, 1, 0, 1), 2):
+        servers[number].kill()
+        servers[number].communicate(timeout=TIMEOUT_S)
+        new = gradus.start("server", "--secret-file", secret, "--listen", "127.0.0.1", "--servers",
+                           2, "--number", number, "--replace", env=env)
+        servers[number], (_, at) = new, read_lines(new.stdout, 1)[0].split("=", 1)
+        wait_until(lambda: [c.get("unreplicated") for c in counters_of(gradus, env)] == [0, 0],
+                   "copies of all blocks")
+        addresses = env["GRADUS_SERVERS"].split(",")  # until here a list from before, on purpose
+        addresses[number] = at
+        env["GRADUS_SERVERS"] = ",".join(addresses)
+        run_client(gradus, ps_script, env, step, step + 1)
+    assert gradus("ps", "export", whole, "--states", env=env).returncode == 0
+    for server in servers:
+        end(server, "GRADUS_SERVERS_MET=yes\n")
+    (server,), env = start_servers(gradus, secret, 1)
+    run_client(gradus, ps_script, env, 0, 6)
+    assert gradus("ps", "export", undisturbed, "--states", env=env).returncode == 0
+    assert whole.read_bytes() == undisturbed.read_bytes()
+    end(server)
+
+
 def test_what_is_wrong_is_said(gradus, tmp_path):
     secret = tmp_path / "secret"
     for words, says in ((("server", "--servers", 2, "--number", 2), "server 2 of 2"),
                         (("server", "--servers", 17), "17"),
+                        (("server", "--servers", 2, "--replace"), "GRADUS_SERVERS"),
+                        (("server", "--servers", 2, "--replace", "--replicas", 0), "--replicas 1"),
+                        (("server", "--replace"), "--servers 2"),
                         (("ps",), "ls, stats, export or import"), (("ps", "top"), "top"),
                         (("ps", "export"), "file"), (("ps", "ls", "more"), "nothing behind"),
                         (("ps", "ls"), "GRADUS_SERVERS")):
