@@ -8,6 +8,27 @@
 
 #include <string.h>
 
+gr_status gr_map_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    layer->kernels->map(gr_layer_y(model, layer), gr_layer_x(model, layer),
+                        gr_layer_elements(layer));
+    return GR_OK;
+}
+
+gr_status gr_map_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
+{
+    (void)pass, (void)diag;
+    float *dx = gr_layer_dx(model, layer);
+    bool output = layer->spec->ops->needs_output_back;
+    if (dx) {
+        layer->kernels->map_back(dx, gr_layer_dy(model, layer),
+                                 output ? gr_layer_y(model, layer) : gr_layer_x(model, layer),
+                                 gr_layer_elements(layer));
+    }
+    return GR_OK;
+}
+
 /* ---- relu ------------------------------------------------------------------------------------ */
 
 static gr_status relu_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
@@ -70,10 +91,6 @@ static gr_status gelu_create(gr_model *model, gr_layer *layer, gr_diag *diag)
         status = gr_dnn_gelu_backward(model->dnn, layer->op[GELU_FORWARD],
                                       &layer->op[GELU_BACKWARD], diag);
     }
-    for (int i = 0; status == GR_OK && i <= GELU_BACKWARD; i++) {
-        layer->at[i] =
-            gr_reserve(&layer->scratch_bytes, gr_dnn_op_bytes(layer->op[i], GR_SLOT_SCRATCH));
-    }
     return status;
 }
 
@@ -83,8 +100,7 @@ static gr_status gelu_forward(gr_model *model, gr_layer *layer, const gr_pass *p
     gr_dnn_op *op = layer->op[GELU_FORWARD];
     gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_DST, gr_layer_y(model, layer));
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[GELU_FORWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, GELU_FORWARD, diag);
 }
 
 static gr_status gelu_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
@@ -98,33 +114,11 @@ static gr_status gelu_backward(gr_model *model, gr_layer *layer, const gr_pass *
     gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, gr_layer_dy(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SRC, dx);
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[GELU_BACKWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, GELU_BACKWARD, diag);
 }
 
 const gr_kernels gr_gelu_onednn = {
     .create = gelu_create, .forward = gelu_forward, .backward = gelu_backward, .any_layout = true};
-
-static gr_status gelu_plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                    gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    gr_ref_gelu_forward(gr_layer_x(model, layer), gr_layer_y(model, layer),
-                        gr_layer_elements(layer));
-    return GR_OK;
-}
-
-static gr_status gelu_plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                     gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer);
-    if (dx) {
-        gr_ref_gelu_backward(gr_layer_x(model, layer), gr_layer_dy(model, layer), dx,
-                             gr_layer_elements(layer));
-    }
-    return GR_OK;
-}
 
 const gr_layer_ops gr_gelu_ops = {
     .kind = "gelu",
@@ -132,8 +126,10 @@ const gr_layer_ops gr_gelu_ops = {
     .help = "x * Phi(x) of each value, with the error function",
     .needs_input_back = true,
     .rectifies = true,
-    .reference = {.forward = gelu_plain_forward,
-                  .backward = gelu_plain_backward,
+    .reference = {.forward = gr_map_forward,
+                  .backward = gr_map_backward,
+                  .map = gr_ref_gelu,
+                  .map_back = gr_ref_gelu_backward,
                   .any_layout = true},
 };
 

@@ -18,6 +18,10 @@ typedef struct gr_kernels {
     gr_status (*create)(gr_model *model, gr_layer *layer, gr_diag *diag);
     gr_status (*forward)(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag);
     gr_status (*backward)(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag);
+    /* Of kinds that compute each value by itself, whose passes are gr_map_forward and
+     * gr_map_backward: y from x; dx from dy and y with `needs_output_back`, else from dy and x. */
+    void (*map)(float *y, const float *x, size_t count);
+    void (*map_back)(float *dx, const float *dy, const float *by, size_t count);
     bool any_layout; /* else input and output lie row-major, batch first */
     bool takes_relu; /* can do the ReLU right behind it as well: layer->fused_relu */
     bool masks_relu; /* can do the backward pass of the ReLU before it: layer->mask_pooled */
@@ -39,6 +43,9 @@ gr_status gr_backend_find(const char *name, const gr_backend **backend_out,
                           gr_diag *diag) GR_MUST_CHECK;
 /* Those of the backend, else the layer's own. */
 const gr_kernels *gr_backend_kernels_of(const gr_backend *backend, const gr_layer_ops *ops);
+
+gr_status gr_map_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag);
+gr_status gr_map_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag);
 
 extern const gr_kernels gr_linear_onednn, gr_conv2d_onednn, gr_batch_norm_onednn, gr_gelu_onednn,
     gr_max_pool_onednn, gr_avg_pool_onednn, gr_add_onednn, gr_sigmoid_onednn, gr_tanh_onednn,

@@ -151,6 +151,10 @@ static gr_status create_kernels(gr_model *model, gr_diag *diag)
         if (status == GR_OK && layer->kernels->create) {
             status = layer->kernels->create(model, layer, diag);
         }
+        for (int op = 0; op < GR_LAYER_OPS_MAX; op++) {
+            size_t bytes = gr_dnn_op_bytes(layer->op[op], GR_SLOT_SCRATCH);
+            layer->scratch_at[op] = gr_reserve(&layer->scratch_bytes, bytes);
+        }
         if (status == GR_OK && model->dnn) {
             layer->out_bytes = gr_layout_bytes(layer->layout);
             if (!gr_layout_equal(comes, layer->want)) {

@@ -124,10 +124,6 @@ static gr_status conv_create(gr_model *model, gr_layer *layer, gr_diag *diag)
     if (status == GR_OK && model->config.training) {
         status = create_back(model, layer, &shape, plain, diag);
     }
-    for (int i = FORWARD; status == GR_OK && i <= BACK_WEIGHTS; i++) {
-        layer->at[i] =
-            gr_reserve(&layer->scratch_bytes, gr_dnn_op_bytes(layer->op[i], GR_SLOT_SCRATCH));
-    }
     return status;
 }
 
@@ -144,7 +140,7 @@ static gr_status weights_for(gr_model *model, gr_layer *layer, const float *weig
     gr_dnn_op_bind(op, GR_SLOT_SRC, weights);
     gr_dnn_op_bind(op, GR_SLOT_DST, blocked);
     *weights_out = blocked;
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, convert, diag);
 }
 
 static gr_status conv_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
@@ -159,8 +155,7 @@ static gr_status conv_forward(gr_model *model, gr_layer *layer, const gr_pass *p
     gr_dnn_op_bind(op, GR_SLOT_WEIGHTS, weights);
     gr_dnn_op_bind(op, GR_SLOT_BIAS, pass->values + layer->offset[GR_ROLE_BIAS]);
     gr_dnn_op_bind(op, GR_SLOT_DST, gr_layer_y(model, layer));
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[FORWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, FORWARD, diag);
 }
 
 static gr_status back_weights(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
@@ -172,12 +167,11 @@ static gr_status back_weights(gr_model *model, gr_layer *layer, const gr_pass *p
     gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, gr_layer_dy(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_DIFF_WEIGHTS, target);
     gr_dnn_op_bind(op, GR_SLOT_DIFF_BIAS, pass->gradients + layer->offset[GR_ROLE_BIAS]);
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[BACK_WEIGHTS]));
-    gr_status status = gr_dnn_op_run(model->dnn, op, diag);
+    gr_status status = gr_layer_run(model, layer, BACK_WEIGHTS, diag);
     if (status == GR_OK && convert) {
         gr_dnn_op_bind(convert, GR_SLOT_SRC, target);
         gr_dnn_op_bind(convert, GR_SLOT_DST, dweights);
-        status = gr_dnn_op_run(model->dnn, convert, diag);
+        status = gr_layer_run(model, layer, WEIGHTS_OUT, diag);
     }
     return status;
 }
@@ -197,8 +191,7 @@ static gr_status conv_backward(gr_model *model, gr_layer *layer, const gr_pass *
     gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, gr_layer_dy(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_WEIGHTS, weights);
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SRC, dx);
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[BACK_DATA]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, BACK_DATA, diag);
 }
 
 const gr_kernels gr_conv2d_onednn = {.create = conv_create,

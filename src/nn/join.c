@@ -90,7 +90,7 @@ static gr_status add_forward(gr_model *model, gr_layer *layer, const gr_pass *pa
         float *space = gr_layer_scratch(model, layer, layer->at[OTHER_IN]);
         gr_dnn_op_bind(convert, GR_SLOT_SRC, other);
         gr_dnn_op_bind(convert, GR_SLOT_DST, space);
-        gr_status status = gr_dnn_op_run(model->dnn, convert, diag);
+        gr_status status = gr_layer_run(model, layer, OTHER_IN, diag);
         if (status != GR_OK) {
             return status;
         }
@@ -112,7 +112,7 @@ static gr_status add_backward(gr_model *model, gr_layer *layer, const gr_pass *p
             float *space = gr_layer_scratch(model, layer, layer->at[OTHER_BACK]);
             gr_dnn_op_bind(convert, GR_SLOT_SRC, dy);
             gr_dnn_op_bind(convert, GR_SLOT_DST, space);
-            gr_status status = gr_dnn_op_run(model->dnn, convert, diag);
+            gr_status status = gr_layer_run(model, layer, OTHER_BACK, diag);
             if (status != GR_OK) {
                 return status;
             }

@@ -146,8 +146,9 @@ struct gr_layer {
     size_t offset[GR_LAYER_TENSORS_MAX]; /* by role, in the flat vector */
     size_t
         param_end; /* elements [0, param_end) are final when this layer's backward pass is done */
-    gr_dnn_op *op[GR_LAYER_OPS_MAX]; /* by the layer's own enum */
-    size_t at[GR_LAYER_OPS_MAX];     /* places in keep or scratch, likewise */
+    gr_dnn_op *op[GR_LAYER_OPS_MAX];     /* by the layer's own enum */
+    size_t at[GR_LAYER_OPS_MAX];         /* places in keep or scratch, likewise */
+    size_t scratch_at[GR_LAYER_OPS_MAX]; /* in scratch, of what operations need themselves */
 };
 
 /* One call's arguments. */
@@ -197,6 +198,8 @@ void gr_init_weight(const gr_model *model, const gr_layer *layer, float *values)
 gr_status gr_layout_check(const gr_layout *layout, const char *what, gr_diag *diag) GR_MUST_CHECK;
 /* What lies before the model's first layer or behind another one: its layout. */
 const gr_layout *gr_model_layout_of(const gr_model *model, int index);
+/* Runs operation `which`, all of whose slots but its scratch memory are bound. */
+gr_status gr_layer_run(gr_model *model, gr_layer *layer, int which, gr_diag *diag) GR_MUST_CHECK;
 /* Reserves `size_bytes` and returns their place. */
 size_t gr_reserve(size_t *bytes, size_t size_bytes);
 /* A convolution's or pooling's numbers, but for `bias`. */

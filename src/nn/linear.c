@@ -76,14 +76,8 @@ static gr_status linear_create(gr_model *model, gr_layer *layer, gr_diag *diag)
         layer->at[TURNED] = gr_reserve(&layer->scratch_bytes, gr_layout_bytes(layer->layout));
         return GR_OK;
     }
-    gr_status status =
-        gr_dnn_linear_forward(model->dnn, model->config.batch, spec->shape_in.dim[0], set->units,
-                              set->bias, layer->fused_relu, &layer->op[OP_FORWARD], diag);
-    if (status == GR_OK) {
-        layer->at[OP_FORWARD] = gr_reserve(&layer->scratch_bytes,
-                                           gr_dnn_op_bytes(layer->op[OP_FORWARD], GR_SLOT_SCRATCH));
-    }
-    return status;
+    return gr_dnn_linear_forward(model->dnn, model->config.batch, spec->shape_in.dim[0], set->units,
+                                 set->bias, layer->fused_relu, &layer->op[OP_FORWARD], diag);
 }
 
 static gr_status forward_turned(gr_model *model, gr_layer *layer, const float *weight,
@@ -126,8 +120,7 @@ static gr_status linear_forward(gr_model *model, gr_layer *layer, const gr_pass 
     gr_dnn_op_bind(op, GR_SLOT_WEIGHTS, weight);
     gr_dnn_op_bind(op, GR_SLOT_BIAS, bias);
     gr_dnn_op_bind(op, GR_SLOT_DST, gr_layer_y(model, layer));
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[OP_FORWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, OP_FORWARD, diag);
 }
 
 static gr_status linear_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,

@@ -71,6 +71,13 @@ size_t gr_layer_elements(const gr_layer *layer)
     return layer->out_bytes / sizeof(float);
 }
 
+gr_status gr_layer_run(gr_model *model, gr_layer *layer, int which, gr_diag *diag)
+{
+    gr_dnn_op_bind(layer->op[which], GR_SLOT_SCRATCH,
+                   gr_layer_scratch(model, layer, layer->scratch_at[which]));
+    return gr_dnn_op_run(model->dnn, layer->op[which], diag);
+}
+
 /* ---- What callers ask for -------------------------------------------------------------------- */
 
 size_t gr_model_values(const gr_model *model)

@@ -108,10 +108,6 @@ static gr_status norm_create(gr_model *model, gr_layer *layer, gr_diag *diag)
         status = gr_dnn_norm_backward(model->dnn, layer->op[FORWARD], channels_of(layer), epsilon,
                                       &layer->op[BACKWARD], diag);
     }
-    for (int i = FORWARD; status == GR_OK && i <= RUNNING; i++) {
-        layer->at[i] =
-            gr_reserve(&layer->scratch_bytes, gr_dnn_op_bytes(layer->op[i], GR_SLOT_SCRATCH));
-    }
     return status;
 }
 
@@ -134,8 +130,7 @@ static gr_status norm_forward(gr_model *model, gr_layer *layer, const gr_pass *p
                    statistic_of(model, layer, pass, VARIANCE, GR_ROLE_VARIANCE));
     gr_dnn_op_bind(op, GR_SLOT_SCALE, pass->values + layer->offset[GR_ROLE_WEIGHT]);
     gr_dnn_op_bind(op, GR_SLOT_SHIFT, pass->values + layer->offset[GR_ROLE_BIAS]);
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[which]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, which, diag);
 }
 
 static void norm_publish(const gr_model *model, const gr_layer *layer, float *gradients)
@@ -165,8 +160,7 @@ static gr_status norm_backward(gr_model *model, gr_layer *layer, const gr_pass *
     gr_dnn_op_bind(op, GR_SLOT_SHIFT, pass->values + layer->offset[GR_ROLE_BIAS]);
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SCALE, pass->gradients + layer->offset[GR_ROLE_WEIGHT]);
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SHIFT, pass->gradients + layer->offset[GR_ROLE_BIAS]);
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[BACKWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, BACKWARD, diag);
 }
 
 const gr_kernels gr_batch_norm_onednn = {

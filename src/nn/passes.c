@@ -30,6 +30,37 @@ void gr_relu_backward_f32(float *dx, const float *dy, const float *y, size_t cou
     gr_passes_best()->relu_backward(dx, dy, y, count);
 }
 
+void gr_sigmoid_f32(float *y, const float *x, size_t count)
+{
+    gr_passes_best()->sigmoid(y, x, count);
+}
+
+void gr_sigmoid_backward_f32(float *dx, const float *dy, const float *y, size_t count)
+{
+    gr_passes_best()->sigmoid_backward(dx, dy, y, count);
+}
+
+void gr_tanh_f32(float *y, const float *x, size_t count)
+{
+    gr_passes_best()->tanh(y, x, count);
+}
+
+void gr_tanh_backward_f32(float *dx, const float *dy, const float *y, size_t count)
+{
+    gr_passes_best()->tanh_backward(dx, dy, y, count);
+}
+
+void gr_softmax_f32(float *y, const float *x, size_t classes, size_t stride)
+{
+    gr_passes_best()->softmax(y, x, classes, stride);
+}
+
+void gr_softmax_backward_f32(float *dx, const float *dy, const float *y, size_t classes,
+                             size_t stride)
+{
+    gr_passes_best()->softmax_backward(dx, dy, y, classes, stride);
+}
+
 void gr_column_sums(const float *x, size_t rows, size_t columns, float *sums)
 {
     gr_passes_best()->column_sums(x, rows, columns, sums);

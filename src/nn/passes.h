@@ -72,6 +72,14 @@ const gr_passes *gr_passes_best(void);
 /* y may be x, dx may be dy. Not-a-number goes through a ReLU: it must be found, not hidden. */
 void gr_relu_f32(float *y, const float *x, size_t count);
 void gr_relu_backward_f32(float *dx, const float *dy, const float *y, size_t count);
+/* As the passes of these names. */
+void gr_sigmoid_f32(float *y, const float *x, size_t count);
+void gr_sigmoid_backward_f32(float *dx, const float *dy, const float *y, size_t count);
+void gr_tanh_f32(float *y, const float *x, size_t count);
+void gr_tanh_backward_f32(float *dx, const float *dy, const float *y, size_t count);
+void gr_softmax_f32(float *y, const float *x, size_t classes, size_t stride);
+void gr_softmax_backward_f32(float *dx, const float *dy, const float *y, size_t classes,
+                             size_t stride);
 void gr_column_sums(const float *x, size_t rows, size_t columns, float *sums);
 /* y[column][row] = x[row][column] + bias[row] (bias may be NULL), then ReLU if asked. */
 void gr_transpose_add(const float *x, size_t rows, size_t columns, const float *bias, bool relu,

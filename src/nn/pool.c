@@ -35,10 +35,6 @@ static gr_status create_dnn(gr_model *model, gr_layer *layer, bool max, gr_diag 
         status = gr_dnn_pool_backward(model->dnn, &shape, max, layer->op[FORWARD],
                                       &layer->op[BACKWARD], diag);
     }
-    for (int i = FORWARD; status == GR_OK && i <= BACKWARD; i++) {
-        layer->at[i] =
-            gr_reserve(&layer->scratch_bytes, gr_dnn_op_bytes(layer->op[i], GR_SLOT_SCRATCH));
-    }
     if (status == GR_OK) {
         layer->layout = gr_dnn_op_layout(layer->op[FORWARD], GR_SLOT_DST);
         layer->at[WORKSPACE] =
@@ -54,8 +50,7 @@ static gr_status forward_dnn(gr_model *model, gr_layer *layer, const gr_pass *pa
     gr_dnn_op_bind(op, GR_SLOT_SRC, gr_layer_x(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_DST, gr_layer_y(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_WORKSPACE, gr_layer_keep(model, layer, layer->at[WORKSPACE]));
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[FORWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, FORWARD, diag);
 }
 
 static gr_status backward_dnn(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
@@ -69,8 +64,7 @@ static gr_status backward_dnn(gr_model *model, gr_layer *layer, const gr_pass *p
     gr_dnn_op_bind(op, GR_SLOT_DIFF_DST, gr_layer_dy(model, layer));
     gr_dnn_op_bind(op, GR_SLOT_DIFF_SRC, dx);
     gr_dnn_op_bind(op, GR_SLOT_WORKSPACE, gr_layer_keep(model, layer, layer->at[WORKSPACE]));
-    gr_dnn_op_bind(op, GR_SLOT_SCRATCH, gr_layer_scratch(model, layer, layer->at[BACKWARD]));
-    return gr_dnn_op_run(model->dnn, op, diag);
+    return gr_layer_run(model, layer, BACKWARD, diag);
 }
 
 /* ---- avg_pool -------------------------------------------------------------------------------- */

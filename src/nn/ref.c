@@ -312,7 +312,7 @@ void gr_ref_norm_backward(int64_t batch, int64_t channels, int64_t pixels, doubl
 
 /* ---- GELU ------------------------------------------------------------------------------------ */
 
-void gr_ref_gelu_forward(const float *x, float *y, size_t count)
+void gr_ref_gelu(float *y, const float *x, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         double v = (double)x[i];
@@ -320,7 +320,7 @@ void gr_ref_gelu_forward(const float *x, float *y, size_t count)
     }
 }
 
-void gr_ref_gelu_backward(const float *x, const float *dy, float *dx, size_t count)
+void gr_ref_gelu_backward(float *dx, const float *dy, const float *x, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         double v = (double)x[i];
@@ -330,35 +330,35 @@ void gr_ref_gelu_backward(const float *x, const float *dy, float *dx, size_t cou
     }
 }
 
-void gr_ref_sigmoid_forward(const float *x, float *y, size_t count)
+void gr_ref_sigmoid(float *y, const float *x, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         y[i] = (float)(1.0 / (1.0 + exp(-(double)x[i])));
     }
 }
 
-void gr_ref_sigmoid_backward(const float *y, const float *dy, float *dx, size_t count)
+void gr_ref_sigmoid_backward(float *dx, const float *dy, const float *y, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         dx[i] = (float)((double)dy[i] * (double)y[i] * (1.0 - (double)y[i]));
     }
 }
 
-void gr_ref_tanh_forward(const float *x, float *y, size_t count)
+void gr_ref_tanh(float *y, const float *x, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         y[i] = (float)tanh((double)x[i]);
     }
 }
 
-void gr_ref_tanh_backward(const float *y, const float *dy, float *dx, size_t count)
+void gr_ref_tanh_backward(float *dx, const float *dy, const float *y, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         dx[i] = (float)((double)dy[i] * (1.0 - (double)y[i] * (double)y[i]));
     }
 }
 
-void gr_ref_softmax_forward(const float *x, float *y, size_t classes, size_t stride)
+void gr_ref_softmax(float *y, const float *x, size_t classes, size_t stride)
 {
     for (size_t at = 0; at < stride; at++) {
         double top = (double)x[at], sum = 0;
@@ -375,7 +375,7 @@ void gr_ref_softmax_forward(const float *x, float *y, size_t classes, size_t str
 }
 
 /* The whole matrix of derivatives: dy_c / dx_d = y_c (1 if c = d, less y_d). */
-void gr_ref_softmax_backward(const float *y, const float *dy, float *dx, size_t classes,
+void gr_ref_softmax_backward(float *dx, const float *dy, const float *y, size_t classes,
                              size_t stride)
 {
     for (size_t at = 0; at < stride; at++) {

@@ -32,15 +32,15 @@ void gr_ref_norm_backward(int64_t batch, int64_t channels, int64_t pixels, doubl
                           const float *scale, const float *dy, float *dx, float *dscale,
                           float *dshift);
 /* The backward passes read the output. */
-void gr_ref_sigmoid_forward(const float *x, float *y, size_t count);
-void gr_ref_sigmoid_backward(const float *y, const float *dy, float *dx, size_t count);
-void gr_ref_tanh_forward(const float *x, float *y, size_t count);
-void gr_ref_tanh_backward(const float *y, const float *dy, float *dx, size_t count);
+void gr_ref_sigmoid(float *y, const float *x, size_t count);
+void gr_ref_sigmoid_backward(float *dx, const float *dy, const float *y, size_t count);
+void gr_ref_tanh(float *y, const float *x, size_t count);
+void gr_ref_tanh_backward(float *dx, const float *dy, const float *y, size_t count);
 /* Over `classes` values of a sample, each `stride` behind the one before. */
-void gr_ref_softmax_forward(const float *x, float *y, size_t classes, size_t stride);
-void gr_ref_softmax_backward(const float *y, const float *dy, float *dx, size_t classes,
+void gr_ref_softmax(float *y, const float *x, size_t classes, size_t stride);
+void gr_ref_softmax_backward(float *dx, const float *dy, const float *y, size_t classes,
                              size_t stride);
-void gr_ref_gelu_forward(const float *x, float *y, size_t count);
-void gr_ref_gelu_backward(const float *x, const float *dy, float *dx, size_t count);
+void gr_ref_gelu(float *y, const float *x, size_t count);
+void gr_ref_gelu_backward(float *dx, const float *dy, const float *x, size_t count);
 
 #endif

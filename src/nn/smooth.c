@@ -7,52 +7,11 @@
 #include "nn/passes.h"
 #include "nn/ref.h"
 
-/* ---- sigmoid --------------------------------------------------------------------------------- */
-
-static gr_status sigmoid_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                 gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    gr_passes_best()->sigmoid(gr_layer_y(model, layer), gr_layer_x(model, layer),
-                              gr_layer_elements(layer));
-    return GR_OK;
-}
-
-static gr_status sigmoid_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                  gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer);
-    if (dx) {
-        gr_passes_best()->sigmoid_backward(dx, gr_layer_dy(model, layer), gr_layer_y(model, layer),
-                                           gr_layer_elements(layer));
-    }
-    return GR_OK;
-}
-
-static gr_status sigmoid_plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                       gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    gr_ref_sigmoid_forward(gr_layer_x(model, layer), gr_layer_y(model, layer),
-                           gr_layer_elements(layer));
-    return GR_OK;
-}
-
-static gr_status sigmoid_plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                        gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer);
-    if (dx) {
-        gr_ref_sigmoid_backward(gr_layer_y(model, layer), gr_layer_dy(model, layer), dx,
-                                gr_layer_elements(layer));
-    }
-    return GR_OK;
-}
-
 /* Not in blocked layouts, whose padding must stay zero. */
-const gr_kernels gr_sigmoid_onednn = {.forward = sigmoid_forward, .backward = sigmoid_backward};
+const gr_kernels gr_sigmoid_onednn = {.forward = gr_map_forward,
+                                      .backward = gr_map_backward,
+                                      .map = gr_sigmoid_f32,
+                                      .map_back = gr_sigmoid_backward_f32};
 
 const gr_layer_ops gr_sigmoid_ops = {
     .kind = "sigmoid",
@@ -60,53 +19,17 @@ const gr_layer_ops gr_sigmoid_ops = {
     .help = "1 / (1 + e^-x) of each value",
     .needs_output_back = true,
     .in_place = true,
-    .reference = {.forward = sigmoid_plain_forward, .backward = sigmoid_plain_backward},
+    .reference = {.forward = gr_map_forward,
+                  .backward = gr_map_backward,
+                  .map = gr_ref_sigmoid,
+                  .map_back = gr_ref_sigmoid_backward},
 };
 
-/* ---- tanh ------------------------------------------------------------------------------------ */
-
-static gr_status tanh_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    gr_passes_best()->tanh(gr_layer_y(model, layer), gr_layer_x(model, layer),
-                           gr_layer_elements(layer));
-    return GR_OK;
-}
-
-static gr_status tanh_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer);
-    if (dx) {
-        gr_passes_best()->tanh_backward(dx, gr_layer_dy(model, layer), gr_layer_y(model, layer),
-                                        gr_layer_elements(layer));
-    }
-    return GR_OK;
-}
-
-static gr_status tanh_plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                    gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    gr_ref_tanh_forward(gr_layer_x(model, layer), gr_layer_y(model, layer),
-                        gr_layer_elements(layer));
-    return GR_OK;
-}
-
-static gr_status tanh_plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                     gr_diag *diag)
-{
-    (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer);
-    if (dx) {
-        gr_ref_tanh_backward(gr_layer_y(model, layer), gr_layer_dy(model, layer), dx,
-                             gr_layer_elements(layer));
-    }
-    return GR_OK;
-}
-
-const gr_kernels gr_tanh_onednn = {
-    .forward = tanh_forward, .backward = tanh_backward, .any_layout = true};
+const gr_kernels gr_tanh_onednn = {.forward = gr_map_forward,
+                                   .backward = gr_map_backward,
+                                   .map = gr_tanh_f32,
+                                   .map_back = gr_tanh_backward_f32,
+                                   .any_layout = true};
 
 const gr_layer_ops gr_tanh_ops = {
     .kind = "tanh",
@@ -114,8 +37,10 @@ const gr_layer_ops gr_tanh_ops = {
     .help = "the hyperbolic tangent of each value",
     .needs_output_back = true,
     .in_place = true,
-    .reference = {.forward = tanh_plain_forward,
-                  .backward = tanh_plain_backward,
+    .reference = {.forward = gr_map_forward,
+                  .backward = gr_map_backward,
+                  .map = gr_ref_tanh,
+                  .map_back = gr_ref_tanh_backward,
                   .any_layout = true},
 };
 
@@ -135,49 +60,47 @@ static gr_status softmax_shape(gr_layer_spec *spec, const gr_node *node, gr_diag
     return GR_OK;
 }
 
-typedef void softmax_pass(float *to, const float *a, const float *b, size_t classes, size_t stride);
+typedef struct softmax_size {
+    size_t samples, values, classes, stride;
+} softmax_size;
 
-/* Runs a pass over the samples: `b` may be NULL. */
-static void each_sample(const gr_model *model, const gr_layer *layer, softmax_pass *pass, float *to,
-                        const float *a, const float *b)
+static softmax_size size_of(const gr_model *model, const gr_layer *layer)
 {
-    size_t count = (size_t)gr_shape_count(&layer->spec->shape_in);
-    size_t classes = (size_t)layer->spec->shape_in.dim[0];
-    for (size_t n = 0; n < (size_t)model->config.batch; n++) {
-        pass(to + n * count, a + n * count, b ? b + n * count : NULL, classes, count / classes);
+    const gr_shape *shape = &layer->spec->shape_in;
+    softmax_size size = {.samples = (size_t)model->config.batch,
+                         .values = (size_t)gr_shape_count(shape),
+                         .classes = (size_t)shape->dim[0]};
+    size.stride = size.values / size.classes;
+    return size;
+}
+
+static void run(const gr_model *model, const gr_layer *layer,
+                void (*pass)(float *y, const float *x, size_t classes, size_t stride))
+{
+    softmax_size n = size_of(model, layer);
+    for (size_t i = 0; i < n.samples; i++) {
+        pass(gr_layer_y(model, layer) + i * n.values, gr_layer_x(model, layer) + i * n.values,
+             n.classes, n.stride);
     }
 }
 
-static void fast_forward(float *y, const float *x, const float *none, size_t classes, size_t stride)
+static void run_back(const gr_model *model, const gr_layer *layer,
+                     void (*pass)(float *dx, const float *dy, const float *y, size_t classes,
+                                  size_t stride))
 {
-    (void)none;
-    gr_passes_best()->softmax(y, x, classes, stride);
-}
-
-static void fast_backward(float *dx, const float *dy, const float *y, size_t classes, size_t stride)
-{
-    gr_passes_best()->softmax_backward(dx, dy, y, classes, stride);
-}
-
-static void plain_forward(float *y, const float *x, const float *none, size_t classes,
-                          size_t stride)
-{
-    (void)none;
-    gr_ref_softmax_forward(x, y, classes, stride);
-}
-
-static void plain_backward(float *dx, const float *dy, const float *y, size_t classes,
-                           size_t stride)
-{
-    gr_ref_softmax_backward(y, dy, dx, classes, stride);
+    softmax_size n = size_of(model, layer);
+    float *dx = gr_layer_dx(model, layer);
+    for (size_t i = 0; dx && i < n.samples; i++) {
+        pass(dx + i * n.values, gr_layer_dy(model, layer) + i * n.values,
+             gr_layer_y(model, layer) + i * n.values, n.classes, n.stride);
+    }
 }
 
 static gr_status softmax_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
                                  gr_diag *diag)
 {
     (void)pass, (void)diag;
-    each_sample(model, layer, fast_forward, gr_layer_y(model, layer), gr_layer_x(model, layer),
-                NULL);
+    run(model, layer, gr_softmax_f32);
     return GR_OK;
 }
 
@@ -185,34 +108,24 @@ static gr_status softmax_backward(gr_model *model, gr_layer *layer, const gr_pas
                                   gr_diag *diag)
 {
     (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer);
-    if (dx) {
-        each_sample(model, layer, fast_backward, dx, gr_layer_dy(model, layer),
-                    gr_layer_y(model, layer));
-    }
+    run_back(model, layer, gr_softmax_backward_f32);
     return GR_OK;
 }
 
 const gr_kernels gr_softmax_onednn = {.forward = softmax_forward, .backward = softmax_backward};
 
-static gr_status softmax_plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                       gr_diag *diag)
+static gr_status plain_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
 {
     (void)pass, (void)diag;
-    each_sample(model, layer, plain_forward, gr_layer_y(model, layer), gr_layer_x(model, layer),
-                NULL);
+    run(model, layer, gr_ref_softmax);
     return GR_OK;
 }
 
-static gr_status softmax_plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
-                                        gr_diag *diag)
+static gr_status plain_backward(gr_model *model, gr_layer *layer, const gr_pass *pass,
+                                gr_diag *diag)
 {
     (void)pass, (void)diag;
-    float *dx = gr_layer_dx(model, layer);
-    if (dx) {
-        each_sample(model, layer, plain_backward, dx, gr_layer_dy(model, layer),
-                    gr_layer_y(model, layer));
-    }
+    run_back(model, layer, gr_ref_softmax_backward);
     return GR_OK;
 }
 
@@ -223,5 +136,5 @@ const gr_layer_ops gr_softmax_ops = {
             "sum 1",
     .needs_output_back = true,
     .shape = softmax_shape,
-    .reference = {.forward = softmax_plain_forward, .backward = softmax_plain_backward},
+    .reference = {.forward = plain_forward, .backward = plain_backward},
 };
