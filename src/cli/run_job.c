@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "train/checkpoint.h"
 #include "train/compress.h"
+#include "train/strategy.h"
 
 #include <stdio.h>
 
@@ -89,7 +90,7 @@ static gr_status find_servers(gr_cli_run *run, const gr_job *job, gr_diag *diag)
     if (options->replicas < 0) {
         options->replicas = job->distribution.server_replicas;
     }
-    if (options->servers > 0 && job->distribution.strategy != GR_STRATEGY_PS) {
+    if (options->servers > 0 && !job->strategy->needs_servers) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: %s %lld: the strategy of \"%s\" has no use for parameter servers; "
                        "leave them out, or say strategy: ps",
@@ -125,7 +126,7 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
     if (status == GR_OK) {
         status = find_servers(run, job, diag);
     }
-    if (status == GR_OK && options->dry_run && job->distribution.strategy == GR_STRATEGY_PS) {
+    if (status == GR_OK && options->dry_run && job->strategy->needs_servers) {
         status = gr_run_advise(run, job, diag);
     }
     if (status == GR_OK) {

@@ -7,6 +7,7 @@
 #include "base/number.h"
 #include "train/compress.h"
 #include "train/inference.h"
+#include "train/strategy.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -229,9 +230,10 @@ static gr_status add_model(collector *c)
 static gr_status add_local(collector *c)
 {
     static const char *const none[] = {NULL}, *const state[] = {"local_state", NULL};
-    gr_status status = add(c, "distribution.sync_every",
-                           gr_arena_printf(c->arena, "%llu steps (strategy local)",
-                                           (unsigned long long)c->job->sync_steps));
+    gr_status status =
+        add(c, "distribution.sync_every",
+            gr_arena_printf(c->arena, "%llu steps (strategy %s)",
+                            (unsigned long long)c->job->sync_steps, c->job->strategy->name));
     if (status == GR_OK) {
         status = add_table(c, &gr_distribution_config_table, &c->job->distribution, "distribution.",
                            state, true);
@@ -256,7 +258,7 @@ static gr_status add_distribution(collector *c)
     if (status == GR_OK) {
         status = add(c, "distribution.shards", gr_arena_printf(c->arena, "%d", c->job->shards));
     }
-    return status == GR_OK && d->strategy == GR_STRATEGY_LOCAL ? add_local(c) : status;
+    return status == GR_OK && c->job->strategy->averages_weights ? add_local(c) : status;
 }
 
 gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_out, gr_diag *diag)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/step.h"
+#include "train/strategy.h"
 
 #include "base/fail.h"
 
@@ -163,8 +163,8 @@ gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, co
     char remedy[96], what[128];
     unsigned long long number = (unsigned long long)step + 1;
     double rate = t->job->optimizer.learning_rate;
-    bool unclipped = t->job->optimizer.clip_norm == 0.0 &&
-                     t->job->distribution.strategy != GR_STRATEGY_PS; /* which has none */
+    bool unclipped =
+        t->job->optimizer.clip_norm == 0.0 && !t->strategy->needs_servers; /* which do not clip */
     snprintf(remedy, sizeof remedy, "lower the learning rate (%g)%s", rate,
              unclipped ? " or clip gradients (clip_norm)" : "");
     const char *became = isnan(sum[at]) ? "NaN" : "infinite";

@@ -32,8 +32,8 @@ gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const ch
 static gr_status make_model(gr_trainer *t, gr_diag *diag)
 {
     const gr_job *job = t->job;
-    bool local = job->distribution.strategy == GR_STRATEGY_LOCAL || gr_job_runs_free(job);
-    double batch = (double)(local ? job->shard_batch : job->config.global_batch); /* of an update */
+    bool shard = job->strategy->updates_by_shard;
+    double batch = (double)(shard ? job->shard_batch : job->config.global_batch); /* of an update */
     gr_model_config config = {.spec = job->spec,
                               .batch = (int)job->micro_batch,
                               .loss = (gr_loss_kind)job->config.loss,
@@ -238,7 +238,7 @@ static gr_status rehearse(gr_trainer *t, gr_diag *diag)
 
 gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag)
 {
-    gr_trainer made = {.job = job, .strategy = gr_strategy_of(job)};
+    gr_trainer made = {.job = job, .strategy = job->strategy};
     gr_status status = made.strategy->prepare != NULL ? made.strategy->prepare(&made, diag) : GR_OK;
     if (status == GR_OK) {
         status = make_model(&made, diag);

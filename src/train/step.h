@@ -35,8 +35,6 @@ typedef struct gr_watch {
     size_t begin, end;
 } gr_watch;
 
-typedef struct gr_strategy gr_strategy; /* strategy.h */
-
 typedef struct gr_trainer gr_trainer;
 struct gr_trainer {
     gr_job *job;                 /* borrowed */

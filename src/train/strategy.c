@@ -1,12 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/strategy.h"
 
+#include <gradus/ps.h>
+
+/* All there are; a new one is a row here and a name below. */
+static const struct {
+    const gr_strategy *usual;
+    const gr_strategy *asynchronous; /* where the consistency is not bsp; NULL: there is none */
+} strategies[] = {
+    {&gr_strategy_allreduce, NULL},
+    {&gr_strategy_local, NULL},
+    {&gr_strategy_ps, &gr_strategy_ps_free},
+};
+
+const char *const gr_strategy_names[] = {"allreduce", "local", "ps", NULL};
+
 const gr_strategy *gr_strategy_of(const gr_job *job)
 {
-    static const gr_strategy *const strategies[] = {
-        [GR_STRATEGY_ALLREDUCE] = &gr_strategy_allreduce,
-        [GR_STRATEGY_LOCAL] = &gr_strategy_local,
-        [GR_STRATEGY_PS] = &gr_strategy_ps,
-    };
-    return gr_job_runs_free(job) ? &gr_strategy_ps_free : strategies[job->distribution.strategy];
+    int index = job->distribution.strategy;
+    bool usual = strategies[index].asynchronous == NULL || job->consistency == GR_BSP;
+    return usual ? strategies[index].usual : strategies[index].asynchronous;
 }

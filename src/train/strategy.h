@@ -14,6 +14,14 @@ typedef struct gr_staleness {
 } gr_staleness;
 
 struct gr_strategy {
+    /* What others go by; nobody asks which strategy it is. */
+    const char *name;      /* as in job files */
+    bool asynchronous;     /* each worker takes steps by its own count, and waits for nobody: their
+                            * weights are the same only after `finish` */
+    bool updates_by_shard; /* an update is made of one shard's gradient, not of all shards' sum */
+    bool averages_weights; /* weights travel, not gradients, at the end of rounds (sync_every) */
+    bool needs_servers;    /* parameter servers */
+
     /* First of all, once; before the process is in a group. NULL: nothing. What it makes the
      * trainer frees. */
     gr_status (*prepare)(gr_trainer *t, gr_diag *diag);
@@ -63,7 +71,9 @@ struct gr_strategy {
     gr_status (*update)(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now, gr_diag *diag);
 };
 
-/* The one that the job asks for. */
+/* The names of all, as in job files, in the order of the choices; ends with NULL. */
+extern const char *const gr_strategy_names[];
+/* The one that the settings ask for: job->strategy from then on. */
 const gr_strategy *gr_strategy_of(const gr_job *job);
 
 /* Sums over all ranks, and the same update on each of them (strategy_allreduce.c). */

@@ -186,7 +186,8 @@ static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now
     return GR_OK;
 }
 
-const gr_strategy gr_strategy_allreduce = {.enter = enter,
+const gr_strategy gr_strategy_allreduce = {.name = "allreduce",
+                                           .enter = enter,
                                            .leave = leave,
                                            .kept = gr_trainer_left_out,
                                            .begin = begin,

@@ -409,5 +409,11 @@ static gr_status take_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag 
     return step + 1 == gr_local_round_end(t->job, step) ? end_round(t, step, now, diag) : GR_OK;
 }
 
-const gr_strategy gr_strategy_local = {
-    .enter = enter, .leave = leave, .seek = seek, .kept = kept, .step = take_step};
+const gr_strategy gr_strategy_local = {.name = "local",
+                                       .updates_by_shard = true,
+                                       .averages_weights = true,
+                                       .enter = enter,
+                                       .leave = leave,
+                                       .seek = seek,
+                                       .kept = kept,
+                                       .step = take_step};

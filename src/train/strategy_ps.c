@@ -168,7 +168,9 @@ static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now
     return GR_OK;
 }
 
-const gr_strategy gr_strategy_ps = {.prepare = gr_servers_prepare,
+const gr_strategy gr_strategy_ps = {.name = "ps",
+                                    .needs_servers = true,
+                                    .prepare = gr_servers_prepare,
                                     .enter = enter,
                                     .leave = leave,
                                     .seek = gr_servers_fill,

@@ -264,7 +264,11 @@ static gr_status finish(gr_trainer *t, gr_diag *diag)
     return status;
 }
 
-const gr_strategy gr_strategy_ps_free = {.prepare = gr_servers_prepare,
+const gr_strategy gr_strategy_ps_free = {.name = "ps",
+                                         .asynchronous = true,
+                                         .updates_by_shard = true,
+                                         .needs_servers = true,
+                                         .prepare = gr_servers_prepare,
                                          .enter = enter,
                                          .leave = leave,
                                          .seek = seek,

@@ -11,12 +11,7 @@
 #include "nn/model.h"
 #include "nn/optimizer.h"
 
-/* How gradients meet, in the order of the choices of `strategy`. */
-typedef enum gr_strategy_kind {
-    GR_STRATEGY_ALLREDUCE = 0,
-    GR_STRATEGY_LOCAL = 1,
-    GR_STRATEGY_PS = 2
-} gr_strategy_kind;
+typedef struct gr_strategy gr_strategy; /* train/strategy.h */
 
 /* Strategy local: what becomes of the optimizer's vectors, in the order of the choices. */
 typedef enum gr_local_state { GR_LOCAL_AVERAGE = 0, GR_LOCAL_KEEP = 1 } gr_local_state;
@@ -24,7 +19,7 @@ typedef enum gr_local_state { GR_LOCAL_AVERAGE = 0, GR_LOCAL_KEEP = 1 } gr_local
 /* The `distribution:` part. */
 typedef struct gr_distribution_config {
     int distribution_type;     /* Job (this issue); MPI, TF: GR_E_UNSUPPORTED sentence for now */
-    int strategy;              /* a gr_strategy_kind */
+    int strategy;              /* an index of gr_strategy_names */
     const char *sync_every;    /* local: "8 steps", "epoch"; NULL: not said */
     int local_state;           /* local: a gr_local_state */
     const gr_node *outer;      /* local: for others to read */
@@ -112,6 +107,7 @@ typedef struct gr_job {
     gr_outer_config outer;
     gr_checkpoint_config checkpoint;
     gr_early_stopping_config early_stopping;
+    const gr_strategy *strategy; /* resolved */
     gr_dataset *dataset;
     gr_model_spec *spec;
     gr_shape input;

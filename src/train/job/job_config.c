@@ -3,6 +3,7 @@
 
 #include "group/group.h"
 #include "ps/place.h"
+#include "train/strategy.h"
 
 /* No upper bound of a count, as far as a double can hold it exactly. */
 #define COUNT_MAX 9007199254740992.0
@@ -108,8 +109,6 @@ const gr_config_table gr_job_config_table = {.name = "job",
 #define AT(field) offsetof(gr_distribution_config, field)
 
 static const char *const types[] = {"Job", "MPI", "TF", NULL};
-/* In the order of gr_strategy_kind. */
-static const char *const strategies[] = {"allreduce", "local", "ps", NULL};
 static const char *const consistencies[] = {"bsp", "ssp", "async", NULL};
 /* In the order of gr_local_state. */
 static const char *const local_states[] = {"average", "keep", NULL};
@@ -127,7 +126,7 @@ static const gr_config_field distribution_fields[] = {
      .type = GR_CONFIG_CHOICE,
      .offset = AT(strategy),
      .default_text = "allreduce",
-     .choices = strategies,
+     .choices = gr_strategy_names,
      .help = "how gradients meet: allreduce adds them up over all workers in each step; with local "
              "each shard trains weights of its own, which are averaged (docs/training.md); with ps "
              "servers add them and keep the weights (docs/ps.md)"},

@@ -5,7 +5,7 @@
 #include "coll/select/select.h"
 #include "train/local.h"
 #include "train/shards.h"
-#include "train/step.h"
+#include "train/strategy.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -170,7 +170,7 @@ static void print_local(const gr_job *job, FILE *file)
 {
     const gr_outer_config *outer = &job->outer;
     uint64_t steps = job->sync_steps;
-    if (job->distribution.strategy != GR_STRATEGY_LOCAL) {
+    if (!job->strategy->averages_weights) {
         return;
     }
     fprintf(file,
@@ -209,7 +209,7 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
         gr_compressor_bytes((gr_compression)job->distribution.compression,
                             GR_STEP_HEAD + gr_model_values(m->model), m->shards_most);
     state += job->outer.wanted ? gr_model_values(m->model) * sizeof(float) : 0;
-    uint64_t copies = job->distribution.strategy == GR_STRATEGY_LOCAL
+    uint64_t copies = job->strategy->averages_weights
                           ? gr_local_bytes(job, gr_model_values(m->model), m->shards_most)
                           : 0;
     uint64_t arena = gr_model_arena_bytes(m->model);
@@ -280,7 +280,7 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
     const gr_distribution_config *d = &job->distribution;
     fprintf(file, "workers     %d with %" PRId64 " thread%s each\n", job->workers,
             d->worker_threads, d->worker_threads == 1 ? "" : "s");
-    bool local = d->strategy == GR_STRATEGY_LOCAL;
+    bool local = job->strategy->averages_weights;
     if (job->workers == 1) {
         fprintf(file, "gradients   stay in the one worker\n");
         return GR_OK;

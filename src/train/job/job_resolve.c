@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "train/strategy.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -192,13 +193,14 @@ gr_status gr_job_resolve_sync(gr_job *job, gr_diag *diag)
     const gr_number_unit steps[] = {
         {"step", 1}, {"steps", 1}, {"epoch", epoch}, {"epochs", epoch}, {NULL, 0}};
     int64_t count = 0;
-    if (d->strategy != GR_STRATEGY_LOCAL) {
+    if (!job->strategy->averages_weights) {
         return GR_OK;
     }
     if (d->sync_every == NULL) {
         return gr_node_fail(gr_job_setting(section, "strategy"), diag, GR_E_INVALID,
-                            "strategy local needs to know how often the weights are averaged; add "
-                            "sync_every: 8 steps, or sync_every: epoch");
+                            "strategy %s needs to know how often the weights are averaged; add "
+                            "sync_every: 8 steps, or sync_every: epoch",
+                            job->strategy->name);
     }
     if (strcmp(d->sync_every, "epoch") == 0) {
         count = (int64_t)job->steps_per_epoch;

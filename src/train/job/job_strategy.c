@@ -6,9 +6,11 @@
 
 #include "base/fail.h"
 #include "train/compress.h"
+#include "train/strategy.h"
 
 #include <gradus/ps.h>
 #include <inttypes.h>
+#include <string.h>
 
 /* In the order of the choices of `consistency`. */
 enum { SAYS_BSP = 0, SAYS_SSP = 1, SAYS_ASYNC = 2 };
@@ -16,19 +18,19 @@ enum { SAYS_BSP = 0, SAYS_SSP = 1, SAYS_ASYNC = 2 };
 /* Keys that mean something with one strategy alone, and with some consistency alone. */
 typedef struct own_key {
     const char *key;
-    int strategy;
+    const char *strategy;
     unsigned consistencies; /* bits; 0: any */
     const char *belongs;
 } own_key;
 
 static const own_key own_keys[] = {
-    {"sync_every", GR_STRATEGY_LOCAL, 0, "strategy: local"},
-    {"local_state", GR_STRATEGY_LOCAL, 0, "strategy: local"},
-    {"outer", GR_STRATEGY_LOCAL, 0, "strategy: local"},
-    {"consistency", GR_STRATEGY_PS, 0, "strategy: ps"},
-    {"staleness", GR_STRATEGY_PS, 1 << SAYS_SSP, "strategy: ps with consistency: ssp"},
-    {"replicas_to_aggregate", GR_STRATEGY_PS, 1 << SAYS_BSP, "strategy: ps with consistency: bsp"},
-    {"adapt_rate", GR_STRATEGY_PS, 1 << SAYS_SSP | 1 << SAYS_ASYNC,
+    {"sync_every", "local", 0, "strategy: local"},
+    {"local_state", "local", 0, "strategy: local"},
+    {"outer", "local", 0, "strategy: local"},
+    {"consistency", "ps", 0, "strategy: ps"},
+    {"staleness", "ps", 1 << SAYS_SSP, "strategy: ps with consistency: ssp"},
+    {"replicas_to_aggregate", "ps", 1 << SAYS_BSP, "strategy: ps with consistency: bsp"},
+    {"adapt_rate", "ps", 1 << SAYS_SSP | 1 << SAYS_ASYNC,
      "strategy: ps with consistency: ssp or async"},
 };
 
@@ -39,7 +41,7 @@ static gr_status check_keys(const gr_job *job, gr_diag *diag)
     for (size_t i = 0; i < sizeof own_keys / sizeof *own_keys; i++) {
         const own_key *own = &own_keys[i];
         const gr_node *node = gr_node_get(job->config.distribution, own->key);
-        bool wanted = d->strategy == own->strategy &&
+        bool wanted = strcmp(job->strategy->name, own->strategy) == 0 &&
                       (own->consistencies == 0 || (own->consistencies >> d->consistency & 1) != 0);
         if (node != NULL && !wanted) {
             return gr_node_fail(node, diag, GR_E_INVALID,
@@ -51,14 +53,15 @@ static gr_status check_keys(const gr_job *job, gr_diag *diag)
     return GR_OK;
 }
 
-static gr_status check_local(const gr_job *job, gr_diag *diag)
+static gr_status check_compression(const gr_job *job, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
-    if (d->strategy == GR_STRATEGY_LOCAL && d->compression != GR_COMPRESSION_NONE) {
+    if (job->strategy->averages_weights && d->compression != GR_COMPRESSION_NONE) {
         return gr_node_fail(gr_job_setting(job->config.distribution, "compression"), diag,
                             GR_E_INVALID,
                             "compression is for gradients, of which none travel with strategy "
-                            "local; remove it, and average less often to send less");
+                            "%s; remove it, and average less often to send less",
+                            job->strategy->name);
     }
     return GR_OK;
 }
@@ -81,14 +84,16 @@ gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
     static const int modes[] = {[SAYS_BSP] = GR_BSP, [SAYS_SSP] = GR_SSP, [SAYS_ASYNC] = GR_ASYNC};
     gr_distribution_config *d = &job->distribution;
     const gr_node *section = job->config.distribution;
+    job->strategy = gr_strategy_of(job); /* of consistency bsp, as long as that is not known */
     gr_status status = check_keys(job, diag);
     if (status == GR_OK) {
-        status = check_local(job, diag);
+        status = check_compression(job, diag);
     }
-    if (status != GR_OK || d->strategy != GR_STRATEGY_PS) {
+    if (status != GR_OK || !job->strategy->needs_servers) {
         return status;
     }
     job->consistency = d->aggregate > 0 ? GR_BSP_BACKUP : modes[d->consistency];
+    job->strategy = gr_strategy_of(job);
     status = check_ps(job, diag);
     if (status == GR_OK && d->aggregate > 0 && d->shards > 0 && d->shards != d->aggregate) {
         status = gr_node_fail(gr_job_setting(section, "shards"), diag, GR_E_INVALID,
@@ -105,14 +110,14 @@ gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
 gr_status gr_job_check_workers(const gr_job *job, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
-    if (d->strategy != GR_STRATEGY_PS) {
+    if (!job->strategy->needs_servers) {
         return GR_OK;
     }
     if (job->workers_max > GR_JOB_PS_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID,
-                       "%s: up to %d workers, but with strategy: ps a job has at most %d; start "
+                       "%s: up to %d workers, but with strategy: %s a job has at most %d; start "
                        "fewer, or set strategy: allreduce",
-                       job->path, job->workers_max, GR_JOB_PS_WORKERS_MAX);
+                       job->path, job->workers_max, job->strategy->name, GR_JOB_PS_WORKERS_MAX);
     }
     if (d->aggregate > job->workers) {
         return gr_node_fail(gr_job_setting(job->config.distribution, "replicas_to_aggregate"), diag,
@@ -126,15 +131,16 @@ gr_status gr_job_check_workers(const gr_job *job, gr_diag *diag)
 
 bool gr_job_runs_free(const gr_job *job)
 {
-    return job->distribution.strategy == GR_STRATEGY_PS && job->consistency != GR_BSP;
+    return job->strategy->asynchronous;
 }
 
 gr_status gr_job_check_servers(const gr_job *job, bool there, gr_diag *diag)
 {
-    if (job->distribution.strategy != GR_STRATEGY_PS || there) {
+    if (!job->strategy->needs_servers || there) {
         return GR_OK;
     }
     return gr_node_fail(gr_job_setting(job->config.distribution, "strategy"), diag, GR_E_INVALID,
-                        "ps needs parameter servers, and there are none; start some with gradus "
-                        "run --servers N");
+                        "%s needs parameter servers, and there are none; start some with gradus "
+                        "run --servers N",
+                        job->strategy->name);
 }
