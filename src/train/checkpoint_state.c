@@ -34,16 +34,16 @@ static gr_status move_shard(gr_trainer *t, int rank, int shard, float *there, bo
     size_t count = 0;
     float *own;
     for (int part = 0; (own = kept(t, shard, part, &count)) != NULL && status == GR_OK; part++) {
-        if (t->rank != 0) {
-            status = gather ? gr_send(t->comm, own, count, GR_F32, 0)
-                            : gr_recv(t->comm, own, count, GR_F32, 0);
+        if (t->gen.rank != 0) {
+            status = gather ? gr_send(t->gen.comm, own, count, GR_F32, 0)
+                            : gr_recv(t->gen.comm, own, count, GR_F32, 0);
             continue;
         }
         if (rank == 0) {
             memcpy(gather ? there : own, gather ? own : there, count * sizeof *own);
         } else {
-            status = gather ? gr_recv(t->comm, there, count, GR_F32, rank)
-                            : gr_send(t->comm, there, count, GR_F32, rank);
+            status = gather ? gr_recv(t->gen.comm, there, count, GR_F32, rank)
+                            : gr_send(t->gen.comm, there, count, GR_F32, rank);
         }
         there += count;
     }
@@ -55,13 +55,13 @@ static gr_status move_kept(gr_trainer *t, float *all, bool gather)
 {
     gr_status status = GR_OK;
     size_t each = kept_count(t);
-    for (int rank = 0; rank < t->world_size; rank++) {
+    for (int rank = 0; rank < t->gen.world_size; rank++) {
         int first = 0, shards = 0;
-        gr_shard_range(t->job->shards, t->world_size, rank, &first, &shards);
-        bool takes_part = t->rank == 0 || t->rank == rank;
+        gr_shard_range(t->job->shards, t->gen.world_size, rank, &first, &shards);
+        bool takes_part = t->gen.rank == 0 || t->gen.rank == rank;
         for (int i = 0; i < shards && takes_part && status == GR_OK; i++) {
-            float *there = t->rank == 0 ? all + (size_t)(first + i) * each : NULL;
-            status = move_shard(t, rank, t->rank == rank ? i : 0, there, gather);
+            float *there = t->gen.rank == 0 ? all + (size_t)(first + i) * each : NULL;
+            status = move_shard(t, rank, t->gen.rank == rank ? i : 0, there, gather);
         }
     }
     return status;
@@ -70,7 +70,7 @@ static gr_status move_kept(gr_trainer *t, float *all, bool gather)
 static gr_status make_room(gr_trainer *t, float **all, gr_diag *diag)
 {
     size_t count = (size_t)t->job->shards * kept_count(t);
-    if (t->rank == 0 && *all == NULL) {
+    if (t->gen.rank == 0 && *all == NULL) {
         *all = calloc(count + 1, sizeof **all);
         if (*all == NULL) {
             return gr_fail(
@@ -96,7 +96,7 @@ gr_status gr_state_gather(gr_trainer *trainer, uint64_t step, float **all, gr_di
     }
     status = move_kept(trainer, *all, true);
     return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(trainer->comm, status,
+                           : gr_trainer_comm_failed(trainer->gen.comm, status,
                                                     "the checkpoint could not be collected", diag);
 }
 
@@ -232,12 +232,12 @@ static gr_status share(gr_trainer *t, float *all, gr_checkpoint_info *info)
     size_t length = gr_model_values(t->model);
     const char *name = NULL;
     float *state;
-    gr_status status = share_info(t->comm, info);
+    gr_status status = share_info(t->gen.comm, info);
     if (status == GR_OK) {
-        status = gr_broadcast(t->comm, t->values, length, GR_F32, 0);
+        status = gr_broadcast(t->gen.comm, t->values, length, GR_F32, 0);
     }
     for (int s = 0; status == GR_OK && (state = gr_trainer_state(t, s, &name)) != NULL; s++) {
-        status = gr_broadcast(t->comm, state, length, GR_F32, 0);
+        status = gr_broadcast(t->gen.comm, state, length, GR_F32, 0);
     }
     if (status == GR_OK && kept_count(t) > 0) {
         status = move_kept(t, all, false);
@@ -253,13 +253,13 @@ gr_status gr_state_restore(gr_trainer *trainer, const char *path, gr_checkpoint_
     float *all = NULL;
     gr_status status = GR_OK;
     *info_out = (gr_checkpoint_info){0};
-    if (t->rank == 0 && kept_count(t) > 0) {
+    if (t->gen.rank == 0 && kept_count(t) > 0) {
         status = make_room(t, &all, diag);
     }
-    if (status == GR_OK && t->rank == 0) {
+    if (status == GR_OK && t->gen.rank == 0) {
         status = gr_checkpoint_open(path, &checkpoint, diag);
     }
-    if (status == GR_OK && t->rank == 0) {
+    if (status == GR_OK && t->gen.rank == 0) {
         *info_out = *gr_checkpoint_info_of(checkpoint);
         status = load(t, checkpoint, all, diag);
     }
@@ -267,8 +267,8 @@ gr_status gr_state_restore(gr_trainer *trainer, const char *path, gr_checkpoint_
     if (status == GR_OK) {
         status = share(t, all, info_out);
         if (status != GR_OK) {
-            status =
-                gr_trainer_comm_failed(t->comm, status, "the checkpoint could not be shared", diag);
+            status = gr_trainer_comm_failed(t->gen.comm, status,
+                                            "the checkpoint could not be shared", diag);
         }
     }
     free(all);

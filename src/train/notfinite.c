@@ -91,8 +91,8 @@ gr_status gr_not_finite_find(gr_trainer *trainer, const float *values, uint64_t 
     }
     gr_loader *loader = NULL;
     gr_status status = gr_trainer_load(t, step, step + 1, &loader, diag);
-    int64_t key = gr_not_finite_unknown(t->plan.first);
-    int64_t batches = (int64_t)t->plan.count * t->job->config.micro_batches;
+    int64_t key = gr_not_finite_unknown(t->gen.plan.first);
+    int64_t batches = (int64_t)t->gen.plan.count * t->job->config.micro_batches;
     for (int64_t i = 0; i < batches && status == GR_OK; i++) {
         gr_loaded loaded;
         status = gr_loader_next(loader, &loaded, diag);
@@ -122,9 +122,9 @@ static const char *tensor_at(const gr_trainer *t, size_t at)
 
 static int shard_rank(const gr_trainer *t, int shard)
 {
-    for (int rank = 0; rank < t->world_size; rank++) {
+    for (int rank = 0; rank < t->gen.world_size; rank++) {
         int first, count;
-        gr_shard_range(t->job->shards, t->world_size, rank, &first, &count);
+        gr_shard_range(t->job->shards, t->gen.world_size, rank, &first, &count);
         if (shard >= first && shard < first + count) {
             return rank;
         }
@@ -134,9 +134,10 @@ static int shard_rank(const gr_trainer *t, int shard)
 
 static gr_status agree(gr_trainer *t, int64_t *key, gr_diag *diag)
 {
-    gr_status status = t->world_size > 1 ? gr_allreduce(t->comm, key, 1, GR_I64, GR_MIN) : GR_OK;
+    gr_status status =
+        t->gen.world_size > 1 ? gr_allreduce(t->gen.comm, key, 1, GR_I64, GR_MIN) : GR_OK;
     return status == GR_OK ? status
-                           : gr_trainer_comm_failed(t->comm, status,
+                           : gr_trainer_comm_failed(t->gen.comm, status,
                                                     "the ranks could not agree on a NaN", diag);
 }
 

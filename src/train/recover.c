@@ -137,9 +137,9 @@ static gr_status give(gr_trainer *t, int to, const gr_training_progress *progres
     size_t length = gr_model_values(t->model);
     uint8_t bytes[GR_PROGRESS_BYTES];
     gr_progress_put(progress, bytes);
-    gr_status status = gr_send(t->comm, bytes, sizeof bytes, GR_U8, to);
+    gr_status status = gr_send(t->gen.comm, bytes, sizeof bytes, GR_U8, to);
     for (int i = 0; i <= state_count(t) && status == GR_OK; i++) {
-        status = gr_send(t->comm, state_part(t, i), length, GR_F32, to);
+        status = gr_send(t->gen.comm, state_part(t, i), length, GR_F32, to);
     }
     return status;
 }
@@ -167,13 +167,13 @@ static gr_status take(gr_trainer *t, int from, gr_training_progress *progress)
     if (room == NULL && !fresh) {
         return GR_E_NO_MEMORY;
     }
-    gr_status status = gr_recv(t->comm, bytes, sizeof bytes, GR_U8, from);
+    gr_status status = gr_recv(t->gen.comm, bytes, sizeof bytes, GR_U8, from);
     if (status == GR_OK && !gr_progress_get(bytes, &theirs)) {
         status = GR_E_PROTOCOL;
     }
     for (int i = 0; i <= states && status == GR_OK; i++) {
         float *to = fresh ? state_part(t, i) : room + (size_t)i * length;
-        status = gr_recv(t->comm, to, length, GR_F32, from);
+        status = gr_recv(t->gen.comm, to, length, GR_F32, from);
     }
     for (int i = 0; i <= states && status == GR_OK && !fresh; i++) {
         memcpy(state_part(t, i), room + (size_t)i * length, length * sizeof *room);
@@ -193,20 +193,20 @@ static gr_status pass_on(gr_trainer *t, const standing *all, gr_training_progres
 {
     gr_status status = GR_OK;
     int64_t farthest = all[0].position;
-    for (int rank = 1; rank < t->world_size; rank++) {
+    for (int rank = 1; rank < t->gen.world_size; rank++) {
         farthest = all[rank].position > farthest ? all[rank].position : farthest;
     }
     int giver = -1;
-    for (int taker = 0; taker < t->world_size && status == GR_OK; taker++) {
+    for (int taker = 0; taker < t->gen.world_size && status == GR_OK; taker++) {
         if (all[taker].position == farthest) {
             continue;
         }
         do {
-            giver = (giver + 1) % t->world_size;
+            giver = (giver + 1) % t->gen.world_size;
         } while (all[giver].position != farthest);
-        if (t->rank == taker) {
+        if (t->gen.rank == taker) {
             status = take(t, giver, progress);
-        } else if (t->rank == giver) {
+        } else if (t->gen.rank == giver) {
             status = give(t, taker, progress);
         }
     }
@@ -220,20 +220,20 @@ gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress, 
     if (status != GR_OK) {
         return status;
     }
-    if (trainer->world_size == 1) {
+    if (trainer->gen.world_size == 1) {
         progress->run = (uint64_t)run_of(&own, 1);
         return GR_OK;
     }
     standing *all = NULL;
     int64_t run = 0;
-    status = learn_standings(trainer->comm, &own, &all);
+    status = learn_standings(trainer->gen.comm, &own, &all);
     if (status == GR_OK) {
-        run = run_of(all, trainer->world_size);
+        run = run_of(all, trainer->gen.world_size);
         status = pass_on(trainer, all, progress);
     }
     free(all);
     if (status != GR_OK) {
-        return gr_trainer_comm_failed(trainer->comm, status,
+        return gr_trainer_comm_failed(trainer->gen.comm, status,
                                       "the workers could not agree on where to go on", diag);
     }
     progress->run = (uint64_t)run;

@@ -52,9 +52,10 @@ gr_status gr_servers_failed(const gr_servers *servers, gr_status status, gr_diag
 
 static gr_status largest_of_all(gr_trainer *t, int64_t *value, gr_diag *diag)
 {
-    gr_status status = t->world_size > 1 ? gr_allreduce(t->comm, value, 1, GR_I64, GR_MAX) : GR_OK;
+    gr_status status =
+        t->gen.world_size > 1 ? gr_allreduce(t->gen.comm, value, 1, GR_I64, GR_MAX) : GR_OK;
     return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(t->comm, status,
+                           : gr_trainer_comm_failed(t->gen.comm, status,
                                                     "the ranks could not agree on the run", diag);
 }
 
@@ -65,7 +66,7 @@ static gr_status agree_on_run(gr_trainer *t, gr_diag *diag)
     if (status != GR_OK || t->run != 0) {
         return status;
     }
-    if (t->rank == 0) {
+    if (t->gen.rank == 0) {
         status = gr_random_bytes(&t->run, sizeof t->run, diag);
         t->run = (t->run & INT64_MAX) | 1;
     }
@@ -75,13 +76,13 @@ static gr_status agree_on_run(gr_trainer *t, gr_diag *diag)
 static gr_status connect_to(gr_trainer *t, gr_servers *servers, gr_diag *diag)
 {
     uint64_t bands = GR_PS_WORKERS_MAX / GR_JOB_PS_WORKERS_MAX;
-    uint64_t band = (gr_comm_generation(t->comm) + bands - 1) % bands; /* at first: the ranks */
+    uint64_t band = (gr_comm_generation(t->gen.comm) + bands - 1) % bands; /* at first: the ranks */
     char run[GR_PS_RUN_BYTES];
     const char *given = getenv("GRADUS_RUN");
     snprintf(run, sizeof run, "%016llx", (unsigned long long)t->run);
     const gr_ps_config config = {.secret = t->secret,
                                  .run = given != NULL && given[0] != '\0' ? given : run,
-                                 .worker = t->rank + (int)band * GR_JOB_PS_WORKERS_MAX,
+                                 .worker = t->gen.rank + (int)band * GR_JOB_PS_WORKERS_MAX,
                                  .encrypt = t->job->distribution.encrypt};
     gr_diag why = {0};
     gr_status status = gr_ps_connect(&config, &servers->ps, &why);
@@ -132,16 +133,17 @@ static gr_status declare(gr_trainer *t, gr_servers *servers, const gr_tensor_inf
 static gr_status make_memory(gr_trainer *t, gr_servers *servers, gr_diag *diag)
 {
     size_t bytes = t->length * sizeof(float);
-    t->vectors = calloc((size_t)t->plan.slots, sizeof *t->vectors);
-    for (int i = -1; i < t->plan.slots && t->vectors != NULL; i++) {
+    t->gen.vectors = calloc((size_t)t->gen.plan.slots, sizeof *t->gen.vectors);
+    for (int i = -1; i < t->gen.plan.slots && t->gen.vectors != NULL; i++) {
         void *memory = NULL;
         gr_status status = gr_ps_alloc(servers->ps, bytes, &memory);
         if (status != GR_OK) {
             return gr_servers_failed(servers, status, diag);
         }
-        *(i < 0 ? &servers->come : &t->vectors[i]) = memory;
+        *(i < 0 ? &servers->come : &t->gen.vectors[i]) = memory;
     }
-    return t->vectors != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
+    return t->gen.vectors != NULL ? GR_OK
+                                  : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
 }
 
 gr_status gr_servers_compress(gr_trainer *t, gr_diag *diag)
@@ -157,7 +159,7 @@ gr_status gr_servers_enter(gr_trainer *t, int ops, gr_diag *diag)
 {
     int tensors = gr_model_tensors(t->model);
     gr_servers *servers = calloc(1, sizeof *servers);
-    t->meeting = servers;
+    t->gen.strategy_state = servers;
     if (servers != NULL) {
         servers->tensors = calloc((size_t)tensors + 1, sizeof *servers->tensors);
         servers->ops = calloc((size_t)ops + 1, sizeof *servers->ops);
@@ -181,7 +183,7 @@ gr_status gr_servers_enter(gr_trainer *t, int ops, gr_diag *diag)
 
 void gr_servers_leave(gr_trainer *t)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     if (servers != NULL) {
         gr_ps_close(servers->ps); /* and all of its memory */
         free(servers->tensors);
@@ -189,9 +191,9 @@ void gr_servers_leave(gr_trainer *t)
         free(servers->pulls);
         free(servers);
     }
-    free((void *)t->vectors);
-    t->vectors = NULL;
-    t->meeting = NULL;
+    free((void *)t->gen.vectors);
+    t->gen.vectors = NULL;
+    t->gen.strategy_state = NULL;
 }
 
 /* ---- Values ---------------------------------------------------------------------------------- */
@@ -229,7 +231,7 @@ static uint64_t given_version(const gr_trainer *t, uint64_t step)
 
 static gr_status give(gr_trainer *t, const gr_server_tensor *tensor, uint64_t version)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     float *states[GR_OPTIMIZER_STATES_MAX];
     int count = states_of(t, tensor, states);
     return gr_ps_restore(servers->ps, tensor->id, version,
@@ -239,13 +241,14 @@ static gr_status give(gr_trainer *t, const gr_server_tensor *tensor, uint64_t ve
 
 static bool is_ours(const gr_trainer *t, uint64_t given, uint64_t version)
 {
-    bool later = gr_job_runs_free(t->job) ? gr_comm_generation(t->comm) > 1 : version == given + 1;
+    bool later =
+        gr_job_runs_free(t->job) ? gr_comm_generation(t->gen.comm) > 1 : version == given + 1;
     return version == given || later;
 }
 
 static gr_status fill(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     uint64_t given = given_version(t, step);
     gr_status status = GR_OK;
     for (int i = 0; i < servers->count && status == GR_OK; i++) {
@@ -269,20 +272,20 @@ static gr_status fill(gr_trainer *t, uint64_t step, gr_diag *diag)
 
 gr_status gr_servers_fill(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
-    gr_status status = t->rank == 0 ? fill(t, step, diag) : GR_OK;
-    if (status == GR_OK && t->world_size > 1 && (status = gr_barrier(t->comm)) != GR_OK) {
-        status = gr_trainer_comm_failed(t->comm, status, "the servers were not filled", diag);
+    gr_status status = t->gen.rank == 0 ? fill(t, step, diag) : GR_OK;
+    if (status == GR_OK && t->gen.world_size > 1 && (status = gr_barrier(t->gen.comm)) != GR_OK) {
+        status = gr_trainer_comm_failed(t->gen.comm, status, "the servers were not filled", diag);
     }
     return status;
 }
 
 gr_status gr_servers_gather(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     const char *name;
     float *state;
     gr_status status = GR_OK;
-    bool theirs = t->rank == 0 && !gr_servers_only_add(t->job);
+    bool theirs = t->gen.rank == 0 && !gr_servers_only_add(t->job);
     for (int s = 0; theirs && (state = gr_optimizer_state(t->optimizer, s, &name)) != NULL; s++) {
         for (int i = 0; i < servers->count && status == GR_OK; i++) {
             const gr_server_tensor *tensor = &servers->tensors[i];
@@ -295,7 +298,7 @@ gr_status gr_servers_gather(gr_trainer *t, uint64_t step, gr_diag *diag)
 
 gr_status gr_servers_gather_now(gr_trainer *t, gr_diag *diag)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     gr_status status = GR_OK;
     gr_saver_settle(t->saver);
     for (int i = 0; i < servers->count && status == GR_OK; i++) {
@@ -310,7 +313,7 @@ gr_status gr_servers_gather_now(gr_trainer *t, gr_diag *diag)
 
 size_t gr_servers_take_values(gr_trainer *t)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     gr_saver_settle(t->saver);
     for (int i = 0; i < servers->count; i++) {
         size_t end = servers->tensors[i].end;
@@ -330,7 +333,7 @@ size_t gr_servers_take_values(gr_trainer *t)
 
 void gr_servers_begin(gr_trainer *t, uint64_t step)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     const gr_job *job = t->job;
     servers->started = servers->finished = 0;
     servers->step = step;
@@ -349,7 +352,7 @@ static gr_status over(gr_servers *servers, gr_status status, uint64_t version, g
 
 gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     int64_t begin_ns = gr_now_ns();
     uint64_t version = 0;
     bool free = gr_job_runs_free(t->job), leaves = false;
@@ -357,20 +360,20 @@ gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag)
     do {
         status = gr_ps_wait(servers->ops[servers->finished], LOOK_EVERY_US, &version);
         if (status == GR_E_TIMEOUT) {
-            members = gr_comm_check_members(t->comm);
-            leaves = free && members == GR_OK && gr_comm_change_wanted(t->comm);
+            members = gr_comm_check_members(t->gen.comm);
+            leaves = free && members == GR_OK && gr_comm_change_wanted(t->gen.comm);
         }
     } while (status == GR_E_TIMEOUT && members == GR_OK && !leaves);
     t->wait_ns += gr_now_ns() - begin_ns;
     if (members != GR_OK) {
-        return gr_trainer_comm_failed(t->comm, members, "a worker is gone", diag);
+        return gr_trainer_comm_failed(t->gen.comm, members, "a worker is gone", diag);
     }
     return leaves ? GR_PENDING : over(servers, status, version, diag);
 }
 
 gr_status gr_servers_poll(gr_trainer *t, gr_diag *diag)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     gr_status status = GR_OK;
     while (servers->finished < servers->started && status == GR_OK) {
         uint64_t version = 0;
@@ -386,11 +389,11 @@ gr_status gr_servers_poll(gr_trainer *t, gr_diag *diag)
 gr_status gr_servers_push(gr_trainer *t, int tensor, const gr_ps_gradient *push, bool pull,
                           gr_diag *diag)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     const gr_server_tensor *on = &servers->tensors[tensor];
     gr_ps_op **op = &servers->ops[servers->started];
     gr_ps_gradient sent = *push;
-    sent.sparse = gr_compression_piece(t->compressor.kind) > 0;
+    sent.sparse = gr_compression_piece(t->gen.compressor.kind) > 0;
     for (;;) {
         gr_status status =
             pull ? gr_ps_push_pull_start(servers->ps, on->id, &sent, servers->come + on->begin, op)
@@ -411,7 +414,7 @@ gr_status gr_servers_push(gr_trainer *t, int tensor, const gr_ps_gradient *push,
 
 gr_status gr_servers_pull(gr_trainer *t, gr_diag *diag)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     for (int i = 0; i < servers->count; i++) {
         gr_server_tensor *tensor = &servers->tensors[i];
         gr_status status = gr_ps_pull_run(servers->ps, tensor->id, 0, servers->come + tensor->begin,

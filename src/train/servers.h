@@ -48,8 +48,8 @@ gr_status gr_servers_prepare(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
  * sums that servers make of them are allreduce's. */
 gr_status gr_servers_compress(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 
-/* t->meeting: connects and declares. t->vectors: plan.slots of them, where servers can read them.
- * `ops`: how many a step has. */
+/* t->gen.strategy_state: connects and declares. t->gen.vectors: plan.slots of them, where servers
+ * can read them. `ops`: how many a step has. */
 gr_status gr_servers_enter(gr_trainer *t, int ops, gr_diag *diag) GR_MUST_CHECK;
 void gr_servers_leave(gr_trainer *t);
 

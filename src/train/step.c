@@ -95,12 +95,13 @@ static gr_status make_compressor(gr_trainer *t, gr_diag *diag)
 {
     const gr_distribution_config *d = &t->job->distribution;
     size_t largest = 0;
-    for (int i = 0; i < t->cut_count; i++) {
-        size_t size = t->cuts[i] - (i > 0 ? t->cuts[i - 1] : 0);
+    for (int i = 0; i < t->gen.cut_count; i++) {
+        size_t size = t->gen.cuts[i] - (i > 0 ? t->gen.cuts[i - 1] : 0);
         largest = size > largest ? size : largest;
     }
-    return gr_compressor_init(&t->compressor, (gr_compression)d->compression, d->compression_ratio,
-                              t->parameters, t->length, t->plan.count, largest, diag);
+    return gr_compressor_init(&t->gen.compressor, (gr_compression)d->compression,
+                              d->compression_ratio, t->parameters, t->length, t->gen.plan.count,
+                              largest, diag);
 }
 
 gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *config_out,
@@ -111,39 +112,39 @@ gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *co
     if (ends == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to lay out the buckets");
     }
-    *config_out = (gr_buckets_config){.comm = t->comm,
+    *config_out = (gr_buckets_config){.comm = t->gen.comm,
                                       .shards = t->job->shards,
                                       .exact = d->exact,
-                                      .partials = t->vectors,
-                                      .partial_count = t->plan.partials,
+                                      .partials = t->gen.vectors,
+                                      .partial_count = t->gen.plan.partials,
                                       .ends = ends,
                                       .end_count = bucket_ends(t, ends),
                                       .first_values = (size_t)d->bucket_bytes_first / sizeof(float),
                                       .values = (size_t)d->bucket_bytes / sizeof(float),
                                       .compression = (gr_compression)d->compression,
                                       .plain = t->parameters};
-    t->cut_count = gr_buckets_cut_all(config_out, t->cuts);
+    t->gen.cut_count = gr_buckets_cut_all(config_out, t->gen.cuts);
     return make_compressor(t, diag);
 }
 
 float *gr_trainer_left_out(gr_trainer *t, int shard, int part, size_t *count_out)
 {
     size_t count = t->length - t->parameters;
-    bool some = t->compressor.kind == GR_COMPRESSION_TOPK && part == 0;
+    bool some = t->gen.compressor.kind == GR_COMPRESSION_TOPK && part == 0;
     *count_out = some ? count : 0;
-    return some ? t->compressor.residuals + (size_t)shard * count : NULL;
+    return some ? t->gen.compressor.residuals + (size_t)shard * count : NULL;
 }
 
 gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_steps,
                           gr_loader **loader_out, gr_diag *diag)
 {
-    int64_t batches = (int64_t)t->plan.count * t->job->config.micro_batches * 2;
+    int64_t batches = (int64_t)t->gen.plan.count * t->job->config.micro_batches * 2;
     gr_loader_config config = {.dataset = t->job->dataset,
                                .seed = (uint64_t)t->job->config.seed,
-                               .global_batch = t->dealt * t->job->shard_batch,
-                               .shards = t->dealt,
-                               .shard_first = t->plan.first,
-                               .shard_count = t->plan.count,
+                               .global_batch = t->gen.assigned_shards * t->job->shard_batch,
+                               .shards = t->gen.assigned_shards,
+                               .shard_first = t->gen.plan.first,
+                               .shard_count = t->gen.plan.count,
                                .first_step = first_step,
                                .total_steps = total_steps,
                                .micro_batches = (int)t->job->config.micro_batches,
@@ -155,8 +156,8 @@ gr_status gr_trainer_load(gr_trainer *t, uint64_t first_step, uint64_t total_ste
 
 gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag)
 {
-    gr_loader_stop(trainer->loader);
-    trainer->loader = NULL;
+    gr_loader_stop(trainer->gen.loader);
+    trainer->gen.loader = NULL;
     trainer->reached = step;
     const gr_strategy *strategy = trainer->strategy;
     gr_status status = strategy->seek != NULL ? strategy->seek(trainer, step, diag) : GR_OK;
@@ -164,41 +165,42 @@ gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag)
         return status;
     }
     bool own = gr_job_runs_free(trainer->job); /* without an end: it follows from what all do */
-    return gr_trainer_load(trainer, own ? trainer->own_step : step,
-                           own ? UINT64_MAX : trainer->job->total_steps, &trainer->loader, diag);
+    return gr_trainer_load(trainer, own ? trainer->gen.own_step : step,
+                           own ? UINT64_MAX : trainer->job->total_steps, &trainer->gen.loader,
+                           diag);
 }
 
-gr_status gr_trainer_deal(gr_trainer *t, int shards, bool collapse, gr_diag *diag)
+gr_status gr_trainer_assign(gr_trainer *t, int shards, bool collapse, gr_diag *diag)
 {
-    if (t->world_size > shards) {
+    if (t->gen.world_size > shards) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: %d workers but only %d shards: some would have nothing to do; use "
                        "fewer workers or more shards",
-                       t->job->path, t->world_size, shards);
+                       t->job->path, t->gen.world_size, shards);
     }
-    t->dealt = shards;
-    return gr_shard_plan_init(&t->plan, shards, t->world_size, t->rank, collapse, diag);
+    t->gen.assigned_shards = shards;
+    return gr_shard_plan_init(&t->gen.plan, shards, t->gen.world_size, t->gen.rank, collapse, diag);
 }
 
 gr_status gr_trainer_enter(gr_trainer *trainer, gr_comm *comm, gr_diag *diag)
 {
     gr_trainer *t = trainer;
-    t->comm = comm;
-    t->timeline = gr_comm_timeline(comm);
-    t->rank = gr_comm_rank(comm);
-    t->world_size = gr_comm_size(comm);
+    t->gen.comm = comm;
+    t->gen.timeline = gr_comm_timeline(comm);
+    t->gen.rank = gr_comm_rank(comm);
+    t->gen.world_size = gr_comm_size(comm);
     return t->strategy->enter(t, diag);
 }
 
 void gr_trainer_exit(gr_trainer *trainer)
 {
-    gr_loader_stop(trainer->loader);
+    gr_loader_stop(trainer->gen.loader);
     if (trainer->strategy != NULL) {
         trainer->strategy->leave(trainer);
     }
-    gr_shard_plan_fini(&trainer->plan);
-    trainer->loader = NULL;
-    trainer->comm = NULL;
+    gr_shard_plan_fini(&trainer->gen.plan);
+    trainer->gen.loader = NULL;
+    trainer->gen.comm = NULL;
 }
 
 static void nobody_wants(void *arg, size_t end)
@@ -209,13 +211,13 @@ static void nobody_wants(void *arg, size_t end)
 
 /* One micro batch, whose gradients nobody wants: the kernels are made when they run for the first
  * time, which takes as long as many steps, and the others would wait for a joining worker's. */
-static gr_status rehearse(gr_trainer *t, gr_diag *diag)
+static gr_status warm_up(gr_trainer *t, gr_diag *diag)
 {
     gr_loader *loader = NULL;
     gr_loaded loaded;
     float *gradients = aligned_alloc(64, (t->length * sizeof *gradients + 63) / 64 * 64);
-    t->plan = (gr_shard_plan){.count = 1}; /* the first shard, whoever will have it */
-    t->dealt = t->job->shards;
+    t->gen.plan = (gr_shard_plan){.count = 1}; /* the first shard, whoever will have it */
+    t->gen.assigned_shards = t->job->shards;
     gr_status status = gradients != NULL ? gr_trainer_load(t, 0, 1, &loader, diag)
                                          : gr_fail(diag, GR_E_NO_MEMORY, "no memory for gradients");
     if (status == GR_OK) {
@@ -232,7 +234,7 @@ static gr_status rehearse(gr_trainer *t, gr_diag *diag)
     }
     gr_loader_stop(loader);
     free(gradients);
-    t->plan = (gr_shard_plan){.count = 0};
+    t->gen.plan = (gr_shard_plan){.count = 0};
     return status;
 }
 
@@ -250,7 +252,7 @@ gr_status gr_trainer_prepare(gr_trainer *trainer, gr_job *job, gr_diag *diag)
         status = gr_not_finite_watch(&made, diag);
     }
     if (status == GR_OK) {
-        status = rehearse(&made, diag);
+        status = warm_up(&made, diag);
     }
     if (status != GR_OK) {
         gr_trainer_fini(&made);
@@ -294,28 +296,29 @@ static void round_sum(const void *compressor, float *values, size_t count)
 /* The shard's gradient of a range is complete: it is compressed and added to the tree's sums. */
 static void merge_range(gr_trainer *t, size_t begin, size_t end)
 {
-    bool compressed = t->compressor.kind != GR_COMPRESSION_NONE && begin >= t->parameters;
+    bool compressed = t->gen.compressor.kind != GR_COMPRESSION_NONE && begin >= t->parameters;
     if (compressed) {
-        gr_compress(&t->compressor, t->turn, t->vectors[t->plan.turns[t->turn].slot], begin, end);
+        gr_compress(&t->gen.compressor, t->step.shard_index,
+                    t->gen.vectors[t->gen.plan.turns[t->step.shard_index].slot], begin, end);
     }
-    gr_shard_merge(&t->plan, t->turn, t->vectors, begin, end, compressed ? round_sum : NULL,
-                   &t->compressor);
+    gr_shard_merge(&t->gen.plan, t->step.shard_index, t->gen.vectors, begin, end,
+                   compressed ? round_sum : NULL, &t->gen.compressor);
 }
 
 /* Takes a finished range of the micro batch's gradient while it is in the cache. */
 static void take_part(gr_trainer *t, size_t begin, size_t end)
 {
-    float *own = t->vectors[t->plan.turns[t->turn].slot];
-    bool last_micro = t->micro_index == t->job->config.micro_batches - 1;
-    bool whole = gr_compression_whole(t->compressor.kind);
-    for (size_t at = begin; at < end && t->micro_index > 0; at += PIECE_VALUES) {
+    float *own = t->gen.vectors[t->gen.plan.turns[t->step.shard_index].slot];
+    bool last_micro = t->step.micro_index == t->job->config.micro_batches - 1;
+    bool whole = gr_compression_whole(t->gen.compressor.kind);
+    for (size_t at = begin; at < end && t->step.micro_index > 0; at += PIECE_VALUES) {
         size_t count = end - at < PIECE_VALUES ? end - at : PIECE_VALUES;
         gr_add_f32(own + at, own + at, t->micro + at, count);
         if (last_micro && !whole) {
             merge_range(t, at, at + count);
         }
     }
-    if (last_micro && begin < end && (t->micro_index == 0 || whole)) {
+    if (last_micro && begin < end && (t->step.micro_index == 0 || whole)) {
         merge_range(t, begin, end);
     }
 }
@@ -332,14 +335,14 @@ static void take_range(gr_trainer *t, size_t begin, size_t end)
 /* As far as ranges must be whole buckets, up to the last one that ends before `end`. */
 static size_t take_until(gr_trainer *t, size_t end)
 {
-    if (!gr_compression_whole(t->compressor.kind)) {
-        take_range(t, t->done, end);
+    if (!gr_compression_whole(t->gen.compressor.kind)) {
+        take_range(t, t->step.done, end);
         return end;
     }
-    size_t done = t->done;
-    while (t->cut < t->cut_count && t->cuts[t->cut] <= end) {
-        take_range(t, done, t->cuts[t->cut]);
-        done = t->cuts[t->cut++];
+    size_t done = t->step.done;
+    while (t->step.cut < t->gen.cut_count && t->gen.cuts[t->step.cut] <= end) {
+        take_range(t, done, t->gen.cuts[t->step.cut]);
+        done = t->gen.cuts[t->step.cut++];
     }
     return done;
 }
@@ -347,10 +350,11 @@ static size_t take_until(gr_trainer *t, size_t end)
 /* Elements [0, end) of this rank's sums are final, and still its own. */
 static void watch_range(gr_trainer *t, size_t end)
 {
-    while (t->watched < t->watch_count && t->watches[t->watched].end <= end) {
-        const gr_watch *watch = &t->watches[t->watched++];
-        for (int p = 0; p < t->plan.partials && !t->bad; p++) {
-            t->bad = gr_any_not_finite(t->vectors[p] + watch->begin, watch->end - watch->begin);
+    while (t->step.watched < t->watch_count && t->watches[t->step.watched].end <= end) {
+        const gr_watch *watch = &t->watches[t->step.watched++];
+        for (int p = 0; p < t->gen.plan.partials && !t->step.bad; p++) {
+            t->step.bad =
+                gr_any_not_finite(t->gen.vectors[p] + watch->begin, watch->end - watch->begin);
         }
     }
 }
@@ -359,17 +363,18 @@ static void on_ready(void *ready_arg, size_t values_end)
 {
     gr_trainer *t = ready_arg;
     size_t end = GR_STEP_HEAD + values_end;
-    if (end <= t->done) {
+    if (end <= t->step.done) {
         return;
     }
     end = take_until(t, end);
-    t->done = end;
-    if (t->turn < t->plan.count - 1 || t->micro_index < t->job->config.micro_batches - 1) {
+    t->step.done = end;
+    if (t->step.shard_index < t->gen.plan.count - 1 ||
+        t->step.micro_index < t->job->config.micro_batches - 1) {
         return;
     }
     watch_range(t, end);
-    if (t->reduction == GR_OK) {
-        t->reduction = t->strategy->ready(t, end);
+    if (t->step.reduction == GR_OK) {
+        t->step.reduction = t->strategy->ready(t, end);
     }
 }
 
@@ -377,26 +382,27 @@ gr_status gr_trainer_forward(gr_trainer *t, uint64_t step, const float *values, 
                              gr_batch_result *result_out, gr_diag *diag)
 {
     gr_loaded loaded;
-    uint64_t shard = (uint64_t)(t->plan.first + t->turn), begun = gr_timeline_now(t->timeline);
-    gr_status status = gr_loader_next(t->loader, &loaded, diag);
+    uint64_t shard = (uint64_t)(t->gen.plan.first + t->step.shard_index),
+             begun = gr_timeline_now(t->gen.timeline);
+    gr_status status = gr_loader_next(t->gen.loader, &loaded, diag);
     if (status != GR_OK) {
         return status;
     }
-    gr_timeline_phase_over(t->timeline, GR_TIMELINE_DATA, shard, begun);
-    if (loaded.step != step || loaded.shard != t->plan.first + t->turn ||
-        loaded.micro != t->micro_index) {
+    gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_DATA, shard, begun);
+    if (loaded.step != step || loaded.shard != t->gen.plan.first + t->step.shard_index ||
+        loaded.micro != t->step.micro_index) {
         return gr_fail(diag, GR_E_BUG, "the loader is not at step %llu, shard %d",
-                       (unsigned long long)step + 1, t->plan.first + t->turn);
+                       (unsigned long long)step + 1, t->gen.plan.first + t->step.shard_index);
     }
     *batch_out = (gr_batch){.x = loaded.x,
                             .labels = loaded.labels,
                             .targets = loaded.targets,
                             .step = step,
                             .sample_first = loaded.sample_first};
-    begun = gr_timeline_now(t->timeline);
+    begun = gr_timeline_now(t->gen.timeline);
     status = gr_model_forward(t->model, values, batch_out, result_out, diag);
     if (status == GR_OK) {
-        gr_timeline_phase_over(t->timeline, GR_TIMELINE_FORWARD, shard, begun);
+        gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_FORWARD, shard, begun);
     }
     return status;
 }
@@ -406,38 +412,39 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
 {
     gr_batch batch;
     gr_batch_result result;
-    uint64_t shard = (uint64_t)(t->plan.first + t->turn);
+    uint64_t shard = (uint64_t)(t->gen.plan.first + t->step.shard_index);
     gr_status status = gr_trainer_forward(t, step, t->values, &batch, &result, diag);
     if (status != GR_OK) {
         return status;
     }
     *loss += result.loss;
     *correct += (double)result.correct;
-    float *own = t->vectors[t->plan.turns[t->turn].slot];
+    float *own = t->gen.vectors[t->gen.plan.turns[t->step.shard_index].slot];
     memset(own, 0, GR_STEP_HEAD * sizeof *own);
     own[GR_STEP_LOSS] = (float)(*loss / (double)t->job->config.global_batch);
     own[GR_STEP_CORRECT] = (float)*correct;
-    own[GR_STEP_STOP] = t->says_stop ? 1.0f : 0.0f;
-    own[GR_STEP_SAVE] = t->says_save ? 1.0f : 0.0f;
-    own[GR_STEP_RENEW] = t->says_renew ? 1.0f : 0.0f;
-    t->done = 0;
-    t->cut = 0;
-    float *gradients = t->micro_index > 0 ? t->micro : own;
-    uint64_t begun = gr_timeline_now(t->timeline);
+    own[GR_STEP_STOP] = t->step.asks_stop ? 1.0f : 0.0f;
+    own[GR_STEP_SAVE] = t->step.asks_save ? 1.0f : 0.0f;
+    own[GR_STEP_RENEW] = t->step.asks_renew ? 1.0f : 0.0f;
+    t->step.done = 0;
+    t->step.cut = 0;
+    float *gradients = t->step.micro_index > 0 ? t->micro : own;
+    uint64_t begun = gr_timeline_now(t->gen.timeline);
     status =
         gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD, on_ready, t, diag);
-    gr_timeline_phase_over(t->timeline, GR_TIMELINE_BACKWARD, shard, begun);
+    gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_BACKWARD, shard, begun);
     return status;
 }
 
 static gr_status run_shards(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
-    t->bad = false;
-    t->watched = 0;
-    t->reduction = GR_OK;
-    for (t->turn = 0; t->turn < t->plan.count; t->turn++) {
+    t->step.bad = false;
+    t->step.watched = 0;
+    t->step.reduction = GR_OK;
+    for (t->step.shard_index = 0; t->step.shard_index < t->gen.plan.count; t->step.shard_index++) {
         double loss = 0.0, correct = 0.0;
-        for (t->micro_index = 0; t->micro_index < t->job->config.micro_batches; t->micro_index++) {
+        for (t->step.micro_index = 0; t->step.micro_index < t->job->config.micro_batches;
+             t->step.micro_index++) {
             gr_status status = run_micro_batch(t, step, &loss, &correct, diag);
             if (status != GR_OK) {
                 return status;
@@ -470,13 +477,13 @@ void gr_trainer_begin_update(const gr_trainer *t, gr_optimizer *optimizer, uint6
 
 void gr_trainer_take_head(gr_trainer *t, gr_meter *now)
 {
-    const float *sum = t->vectors[0];
+    const float *sum = t->gen.vectors[0];
     int64_t parts = (int64_t)t->job->shards * t->job->config.micro_batches;
     gr_model_update_statistics(t->model, t->values, sum + GR_STEP_HEAD,
                                (float)(1.0 / (double)parts));
-    t->stop = sum[GR_STEP_STOP] > 0.0f;
-    t->save = sum[GR_STEP_SAVE] > 0.0f;
-    t->renew = sum[GR_STEP_RENEW] > 0.0f;
+    t->step.stop = sum[GR_STEP_STOP] > 0.0f;
+    t->step.save = sum[GR_STEP_SAVE] > 0.0f;
+    t->step.renew = sum[GR_STEP_RENEW] > 0.0f;
     now->loss = (double)sum[GR_STEP_LOSS];
     now->correct = (double)sum[GR_STEP_CORRECT];
     now->steps = 1;
@@ -488,7 +495,7 @@ static gr_status run_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *
     int64_t key = INT64_MAX;
     uint64_t own = t->strategy->begin(t, step);
     gr_status status = run_shards(t, own, diag);
-    if (status == GR_OK && t->bad) {
+    if (status == GR_OK && t->step.bad) {
         status = gr_not_finite_find(t, t->values, own, &key, diag);
     }
     if (status == GR_OK) {
@@ -501,7 +508,7 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
 {
     gr_trainer *t = trainer;
     int64_t begin_ns = gr_now_ns(), wait_ns = t->wait_ns;
-    uint64_t begun = gr_timeline_now(t->timeline);
+    uint64_t begun = gr_timeline_now(t->gen.timeline);
     gr_meter now = {0};
     t->reached = step + 1;
     gr_status status = t->strategy->step != NULL ? t->strategy->step(t, step, &now, diag)
@@ -512,6 +519,6 @@ gr_status gr_trainer_step(gr_trainer *trainer, uint64_t step, gr_meter *meter, g
     now.step_ns = gr_now_ns() - begin_ns;
     now.wait_ns = t->wait_ns - wait_ns;
     gr_meter_add(meter, &now);
-    gr_timeline_phase_over(t->timeline, GR_TIMELINE_STEP, step + 1, begun);
+    gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_STEP, step + 1, begun);
     return GR_OK;
 }

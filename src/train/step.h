@@ -35,54 +35,62 @@ typedef struct gr_watch {
     size_t begin, end;
 } gr_watch;
 
-typedef struct gr_trainer gr_trainer;
-struct gr_trainer {
-    gr_job *job;                 /* borrowed */
-    const gr_strategy *strategy; /* the job's */
-    gr_comm *comm;               /* borrowed */
-    gr_timeline *timeline;       /* of comm; NULL: none is wanted */
+/* What depends on who the members are. */
+typedef struct gr_generation_state {
+    gr_comm *comm;         /* borrowed */
+    gr_timeline *timeline; /* of comm; NULL: none is wanted */
     int rank, world_size;
-    gr_model *model;
-    gr_optimizer *optimizer;
     gr_loader *loader;
     gr_shard_plan plan;
-    int dealt; /* shards of what is dealt to the ranks at a time: the job's, or one a rank */
+    int assigned_shards; /* of what is assigned to the ranks at a time: the job's, or one a rank */
     gr_compressor compressor;
     size_t cuts[GR_BUCKETS_MAX]; /* ends of the buckets, in a group of one as well */
     int cut_count;
-    gr_buckets buckets; /* empty in a group of one */
-    uint8_t *secret;    /* ps: the job's (gr_secret_keep); NULL */
-    int64_t run;        /* ps: what makes this run another one than others; 0: not agreed on yet */
-    void *meeting;      /* the strategy's own, of this generation; NULL */
-    float **vectors;    /* plan.slots step vectors; made by the strategy */
-    float *micro;       /* gradient of the second and later micro batches; NULL: there are none */
-    float *values;      /* the weights; of local steps those of the last round's end */
-    float *outer;       /* momentum of an outer optimizer; NULL: there is none */
-    bool apart;         /* between two steps of a round: ranks have weights of their own */
-    bool undone;        /* the last step has not happened, and no other one of its round */
-    size_t length;      /* of a step vector */
-    size_t parameters;  /* where the parameters begin in it */
-    gr_watch *watches;  /* ascending */
-    int watch_count;
-    gr_saver *saver; /* rank 0's, borrowed: weights do not change before it has them; NULL */
+    gr_buckets buckets;   /* empty in a group of one */
+    void *strategy_state; /* the strategy's own; NULL */
+    float **vectors;      /* plan.slots step vectors; made by the strategy */
+    uint64_t own_step;    /* asynchronous: the next step by this rank's own count */
+} gr_generation_state;
 
-    /* What this rank says in the next step, and what any rank has said in the last one. */
-    bool says_stop, says_save, says_renew;
+/* What changes from step to step. */
+typedef struct gr_step_state {
+    /* What this rank asks for in the next step, and what any rank has asked for in the last one. */
+    bool asks_stop, asks_save, asks_renew;
     bool stop, save, renew;
-
-    uint64_t reached;  /* steps of the job that this rank knows to be done */
-    uint64_t restored; /* of the checkpoint that the job has gone on from */
-    uint64_t own_step; /* where each rank goes its own way: the next one by its own count */
+    bool apart;  /* between two steps of a round: ranks have weights of their own */
+    bool undone; /* the last step has not happened, and no other one of its round */
 
     /* Of the pass that is running. */
-    int turn, micro_index;
-    size_t done;         /* elements [0, done) of the shard's vector have been taken */
-    int cut;             /* and buckets [0, cut) */
-    int watched;         /* watches [0, watched) have been looked at */
+    int shard_index, micro_index; /* of the own shards, and of its micro batches */
+    size_t done;                  /* elements [0, done) of the shard's vector have been taken */
+    int cut;                      /* and buckets [0, cut) */
+    int watched;                  /* watches [0, watched) have been looked at */
     bool bad;            /* this rank's own sums hold NaN or infinity, as far as they are watched */
     gr_status reduction; /* first failure of an operation during the backward pass */
-    int64_t wait_ns;     /* time spent waiting for others, since the trainer was made */
-};
+} gr_step_state;
+
+/* What lasts as long as the job, and the other two. */
+typedef struct gr_trainer {
+    gr_job *job;                 /* borrowed */
+    const gr_strategy *strategy; /* the job's */
+    gr_model *model;
+    gr_optimizer *optimizer;
+    uint8_t *secret;   /* ps: the job's (gr_secret_keep); NULL */
+    int64_t run;       /* ps: what makes this run another one than others; 0: not agreed on yet */
+    float *micro;      /* gradient of the second and later micro batches; NULL: there are none */
+    float *values;     /* the weights; of local steps those of the last round's end */
+    float *outer;      /* momentum of an outer optimizer; NULL: there is none */
+    size_t length;     /* of a step vector */
+    size_t parameters; /* where the parameters begin in it */
+    gr_watch *watches; /* ascending */
+    int watch_count;
+    gr_saver *saver;   /* rank 0's, borrowed: weights do not change before it has them; NULL */
+    uint64_t reached;  /* steps of the job that this rank knows to be done */
+    uint64_t restored; /* of the checkpoint that the job has gone on from */
+    int64_t wait_ns;   /* time spent waiting for others, since the trainer was made */
+    gr_generation_state gen;
+    gr_step_state step;
+} gr_trainer;
 
 /* gr_trainer_prepare makes all that needs no other worker: model, optimizer, initial weights.
  * Then gr_trainer_enter, gr_trainer_seek. */
@@ -121,9 +129,9 @@ gr_status gr_trainer_comm_failed(const gr_comm *comm, gr_status status, const ch
  * nearly no cost; the reduced sum is looked over in full. */
 gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag) GR_MUST_CHECK;
 
-/* Where this rank's shards (trainer->plan) of step `step` first show a number that is not finite,
- * as a key whose order is that of the appearance: the minimum over the ranks tells the first place
- * of all. INT64_MAX: nowhere. `values`: the weights from before the step. */
+/* Where this rank's shards (trainer->gen.plan) of step `step` first show a number that is not
+ * finite, as a key whose order is that of the appearance: the minimum over the ranks tells the
+ * first place of all. INT64_MAX: nowhere. `values`: the weights from before the step. */
 gr_status gr_not_finite_find(gr_trainer *trainer, const float *values, uint64_t step,
                              int64_t *key_out, gr_diag *diag) GR_MUST_CHECK;
 /* It was in this shard, and nobody knows where. */

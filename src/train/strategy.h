@@ -25,8 +25,8 @@ struct gr_strategy {
     /* First of all, once; before the process is in a group. NULL: nothing. What it makes the
      * trainer frees. */
     gr_status (*prepare)(gr_trainer *t, gr_diag *diag);
-    /* What a generation of the group needs: the shards of this rank (gr_trainer_deal), vectors for
-     * their sums, and whatever else; also ahead, on another thread, in a trainer that has no
+    /* What a generation of the group needs: the shards of this rank (gr_trainer_assign), vectors
+     * for their sums, and whatever else; also ahead, on another thread, in a trainer that has no
      * weights. `leave` gives it back, also where `enter` has failed half-way. */
     gr_status (*enter)(gr_trainer *t, gr_diag *diag);
     void (*leave)(gr_trainer *t);
@@ -66,8 +66,8 @@ struct gr_strategy {
      * Time spent waiting is added to t->wait_ns. */
     gr_status (*meet)(gr_trainer *t, gr_diag *diag);
     /* The new weights, and what the step tells: loss, correct, steps and samples of `now`, and
-     * t->stop, t->save, t->renew; t->reached, if the job is not one step further than before. `key`
-     * is of gr_not_finite_find, INT64_MAX if this rank has seen nothing. */
+     * t->step.stop, .save, .renew; t->reached, if the job is not one step further than before.
+     * `key` is of gr_not_finite_find, INT64_MAX if this rank has seen nothing. */
     gr_status (*update)(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now, gr_diag *diag);
 };
 
@@ -92,8 +92,8 @@ extern const gr_strategy gr_strategy_ps_free;
 
 /* ---- Of step.c, for strategies --------------------------------------------------------------- */
 
-/* Reads the micro batch t->micro_index of the t->turn-th own shard of step `step`, and runs it
- * forwards through `values`. */
+/* Reads the micro batch t->step.micro_index of the own shard t->step.shard_index of step `step`,
+ * and runs it forwards through `values`. */
 gr_status gr_trainer_forward(gr_trainer *t, uint64_t step, const float *values, gr_batch *batch_out,
                              gr_batch_result *result_out, gr_diag *diag) GR_MUST_CHECK;
 
@@ -105,11 +105,11 @@ void gr_trainer_begin_update(const gr_trainer *t, gr_optimizer *optimizer, uint6
 /* What the job's clip_norm makes of a gradient of the model's length: the factor. */
 float gr_trainer_clip(const gr_trainer *t, const float *gradient);
 
-/* t->plan: this rank's part of `shards` shards. `collapse`: see gr_shard_plan_init. */
-gr_status gr_trainer_deal(gr_trainer *t, int shards, bool collapse, gr_diag *diag) GR_MUST_CHECK;
+/* t->gen.plan: this rank's part of `shards` shards. `collapse`: see gr_shard_plan_init. */
+gr_status gr_trainer_assign(gr_trainer *t, int shards, bool collapse, gr_diag *diag) GR_MUST_CHECK;
 
-/* t->cuts and t->compressor, as the job compresses the gradients of t->plan's shards; and, whatever
- * the status, *ends_out: heap memory (free), which the buckets of these cuts borrow. */
+/* t->gen.cuts and .compressor, as the job compresses the gradients of t->gen.plan's shards; and,
+ * whatever the status, *ends_out: heap memory (free), which the buckets of these cuts borrow. */
 gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *config_out,
                          gr_diag *diag) GR_MUST_CHECK;
 

@@ -18,17 +18,18 @@ enum { PIECE_VALUES = 4096 }; /* 16 KiB: checked and updated while it is in the 
 static gr_status make_vectors(gr_trainer *t, gr_diag *diag)
 {
     size_t bytes = t->length * sizeof(float);
-    t->vectors = calloc((size_t)t->plan.slots, sizeof *t->vectors);
-    for (int i = 0; i < t->plan.slots && t->vectors != NULL; i++) {
+    t->gen.vectors = calloc((size_t)t->gen.plan.slots, sizeof *t->gen.vectors);
+    for (int i = 0; i < t->gen.plan.slots && t->gen.vectors != NULL; i++) {
         void *memory = NULL;
-        gr_status status = gr_alloc(t->comm, bytes, &memory);
+        gr_status status = gr_alloc(t->gen.comm, bytes, &memory);
         if (status != GR_OK) {
             return gr_fail(diag, status, "no memory for gradient vector %d of %d, %zu bytes each",
-                           i + 1, t->plan.slots, bytes);
+                           i + 1, t->gen.plan.slots, bytes);
         }
-        t->vectors[i] = memory;
+        t->gen.vectors[i] = memory;
     }
-    return t->vectors != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
+    return t->gen.vectors != NULL ? GR_OK
+                                  : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a trainer");
 }
 
 static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
@@ -36,8 +37,8 @@ static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
     gr_buckets_config config;
     size_t *ends = NULL;
     gr_status status = gr_trainer_cut(t, &ends, &config, diag);
-    if (status == GR_OK && t->world_size > 1) {
-        status = gr_buckets_init(&t->buckets, &config, diag);
+    if (status == GR_OK && t->gen.world_size > 1) {
+        status = gr_buckets_init(&t->gen.buckets, &config, diag);
     }
     free(ends);
     return status;
@@ -48,23 +49,23 @@ static gr_status make_buckets(gr_trainer *t, gr_diag *diag)
 static gr_status warm_up(gr_trainer *t, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    for (int round = 0; round < 2 && t->world_size > 1 && status == GR_OK; round++) {
-        gr_buckets_begin(&t->buckets);
-        status = gr_buckets_ready(&t->buckets, t->length);
-        for (int i = 0; i < t->buckets.count && status == GR_OK; i++) {
-            status = gr_buckets_wait(&t->buckets, i);
+    for (int round = 0; round < 2 && t->gen.world_size > 1 && status == GR_OK; round++) {
+        gr_buckets_begin(&t->gen.buckets);
+        status = gr_buckets_ready(&t->gen.buckets, t->length);
+        for (int i = 0; i < t->gen.buckets.count && status == GR_OK; i++) {
+            status = gr_buckets_wait(&t->gen.buckets, i);
         }
-        gr_buckets_drain(&t->buckets);
+        gr_buckets_drain(&t->gen.buckets);
     }
-    t->buckets.wait_ns = 0;
+    t->gen.buckets.wait_ns = 0;
     return status == GR_OK
                ? GR_OK
-               : gr_trainer_comm_failed(t->comm, status, "the workers could not meet", diag);
+               : gr_trainer_comm_failed(t->gen.comm, status, "the workers could not meet", diag);
 }
 
 static gr_status enter(gr_trainer *t, gr_diag *diag)
 {
-    gr_status status = gr_trainer_deal(t, t->job->shards, !t->job->distribution.exact, diag);
+    gr_status status = gr_trainer_assign(t, t->job->shards, !t->job->distribution.exact, diag);
     if (status == GR_OK) {
         status = make_vectors(t, diag);
     }
@@ -76,49 +77,49 @@ static gr_status enter(gr_trainer *t, gr_diag *diag)
 
 static void leave(gr_trainer *t)
 {
-    gr_buckets_fini(&t->buckets);
-    gr_compressor_fini(&t->compressor);
-    for (int i = 0; t->vectors != NULL && i < t->plan.slots; i++) {
-        if (t->vectors[i] != NULL) {
-            gr_free(t->comm, t->vectors[i]);
+    gr_buckets_fini(&t->gen.buckets);
+    gr_compressor_fini(&t->gen.compressor);
+    for (int i = 0; t->gen.vectors != NULL && i < t->gen.plan.slots; i++) {
+        if (t->gen.vectors[i] != NULL) {
+            gr_free(t->gen.comm, t->gen.vectors[i]);
         }
     }
-    free(t->vectors);
-    t->vectors = NULL;
+    free(t->gen.vectors);
+    t->gen.vectors = NULL;
 }
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
 static uint64_t begin(gr_trainer *t, uint64_t step)
 {
-    gr_buckets_begin(&t->buckets);
+    gr_buckets_begin(&t->gen.buckets);
     return step;
 }
 
 static gr_status ready(gr_trainer *t, size_t end)
 {
-    bool now = t->world_size > 1 && t->job->distribution.overlap;
-    return now ? gr_buckets_ready(&t->buckets, end) : GR_OK;
+    bool now = t->gen.world_size > 1 && t->job->distribution.overlap;
+    return now ? gr_buckets_ready(&t->gen.buckets, end) : GR_OK;
 }
 
 /* All buckets are summed before the first weight changes: a step that fails since a peer died has
  * changed nothing here, and can be run again. */
 static gr_status meet(gr_trainer *t, gr_diag *diag)
 {
-    gr_status status = t->reduction;
-    int64_t wait_ns = t->buckets.wait_ns;
-    if (status == GR_OK && t->world_size > 1 && !t->job->distribution.overlap) {
-        status = gr_buckets_ready(&t->buckets, t->length);
+    gr_status status = t->step.reduction;
+    int64_t wait_ns = t->gen.buckets.wait_ns;
+    if (status == GR_OK && t->gen.world_size > 1 && !t->job->distribution.overlap) {
+        status = gr_buckets_ready(&t->gen.buckets, t->length);
     }
-    for (int i = 0; i < t->buckets.count && status == GR_OK; i++) {
-        uint64_t begun = gr_timeline_now(t->timeline);
-        status = gr_buckets_wait(&t->buckets, i);
-        gr_timeline_phase_over(t->timeline, GR_TIMELINE_WAIT, (uint64_t)i, begun);
+    for (int i = 0; i < t->gen.buckets.count && status == GR_OK; i++) {
+        uint64_t begun = gr_timeline_now(t->gen.timeline);
+        status = gr_buckets_wait(&t->gen.buckets, i);
+        gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_WAIT, (uint64_t)i, begun);
     }
-    gr_buckets_drain(&t->buckets);
-    t->wait_ns += t->buckets.wait_ns - wait_ns;
+    gr_buckets_drain(&t->gen.buckets);
+    t->wait_ns += t->gen.buckets.wait_ns - wait_ns;
     return status == GR_OK ? GR_OK
-                           : gr_trainer_comm_failed(t->comm, status,
+                           : gr_trainer_comm_failed(t->gen.comm, status,
                                                     "the gradients could not be reduced", diag);
 }
 
@@ -126,20 +127,21 @@ static gr_status meet(gr_trainer *t, gr_diag *diag)
 static bool update_range(gr_trainer *t, size_t begin, size_t end)
 {
     size_t from = begin < GR_STEP_HEAD ? GR_STEP_HEAD : begin;
-    return from >= end || gr_optimizer_update(t->optimizer, t->values, t->vectors[0] + GR_STEP_HEAD,
-                                              from - GR_STEP_HEAD, end - GR_STEP_HEAD);
+    return from >= end ||
+           gr_optimizer_update(t->optimizer, t->values, t->gen.vectors[0] + GR_STEP_HEAD,
+                               from - GR_STEP_HEAD, end - GR_STEP_HEAD);
 }
 
 static bool is_finite(const gr_trainer *t, size_t begin, size_t end)
 {
-    return begin >= end || !gr_any_not_finite(t->vectors[0] + begin, end - begin);
+    return begin >= end || !gr_any_not_finite(t->gen.vectors[0] + begin, end - begin);
 }
 
 /* Clipping needs the norm of the whole gradient, so everything must have come. */
 static void update_clipped(gr_trainer *t, uint64_t step)
 {
     gr_saver_settle(t->saver);
-    gr_trainer_begin_update(t, t->optimizer, step, t->vectors[0] + GR_STEP_HEAD);
+    gr_trainer_begin_update(t, t->optimizer, step, t->gen.vectors[0] + GR_STEP_HEAD);
     (void)update_range(t, 0, t->length); /* take_sum has looked for what is not finite */
 }
 
@@ -160,7 +162,7 @@ static size_t take_sum(gr_trainer *t, bool update)
             finite = update_range(t, at, stop);
         }
         if (!finite) {
-            return gr_first_not_finite(t->vectors[0], at, stop);
+            return gr_first_not_finite(t->gen.vectors[0], at, stop);
         }
     }
     return t->length;
@@ -172,16 +174,16 @@ static size_t take_sum(gr_trainer *t, bool update)
 static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now, gr_diag *diag)
 {
     bool clip = t->job->optimizer.clip_norm > 0.0;
-    uint64_t begun = gr_timeline_now(t->timeline);
+    uint64_t begun = gr_timeline_now(t->gen.timeline);
     gr_trainer_begin_update(t, t->optimizer, step, NULL);
-    size_t bad = take_sum(t, !clip && !t->bad);
+    size_t bad = take_sum(t, !clip && !t->step.bad);
     if (bad < t->length) {
-        return gr_not_finite_fail(t, step, key, t->vectors[0], bad, diag);
+        return gr_not_finite_fail(t, step, key, t->gen.vectors[0], bad, diag);
     }
     if (clip) {
         update_clipped(t, step);
     }
-    gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, 0, begun);
+    gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_UPDATE, 0, begun);
     gr_trainer_take_head(t, now);
     return GR_OK;
 }

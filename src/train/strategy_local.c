@@ -58,7 +58,7 @@ int gr_local_averaged_states(const gr_job *job)
 
 static copy *own_copy(const gr_trainer *t, int turn)
 {
-    const local *l = t->meeting;
+    const local *l = t->gen.strategy_state;
     return &l->copies[turn];
 }
 
@@ -75,14 +75,14 @@ uint64_t gr_local_bytes(const gr_job *job, size_t values, int own_shards)
 
 static void leave(gr_trainer *t)
 {
-    local *l = t->meeting;
+    local *l = t->gen.strategy_state;
     for (int i = 0; l != NULL && i < l->count; i++) {
         gr_optimizer_destroy(l->copies[i].optimizer);
         free(l->copies[i].values);
     }
     free(l != NULL ? l->copies : NULL);
     free(l);
-    t->meeting = NULL;
+    t->gen.strategy_state = NULL;
     gr_strategy_allreduce.leave(t);
 }
 
@@ -106,16 +106,16 @@ static gr_status enter(gr_trainer *t, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    local *l = t->meeting = calloc(1, sizeof *l);
+    local *l = t->gen.strategy_state = calloc(1, sizeof *l);
     if (l != NULL) {
-        l->copies = calloc((size_t)t->plan.count + 1, sizeof *l->copies);
-        l->count = l->copies != NULL ? t->plan.count : 0;
+        l->copies = calloc((size_t)t->gen.plan.count + 1, sizeof *l->copies);
+        l->count = l->copies != NULL ? t->gen.plan.count : 0;
     }
     if (l == NULL || l->copies == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d shards", t->plan.count);
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %d shards", t->gen.plan.count);
     }
     for (int i = 0; i < l->count && status == GR_OK; i++) {
-        status = make_copy(t, t->plan.first + i, &l->copies[i], diag);
+        status = make_copy(t, t->gen.plan.first + i, &l->copies[i], diag);
     }
     return status;
 }
@@ -135,7 +135,7 @@ static float *part_of(float *values, gr_optimizer *optimizer, int part)
 /* All copies become what all have alike: a round begins. */
 static void begin_round(gr_trainer *t)
 {
-    local *l = t->meeting;
+    local *l = t->gen.strategy_state;
     size_t bytes = gr_model_values(t->model) * sizeof(float);
     for (int i = 0; i < l->count; i++) {
         copy *c = &l->copies[i];
@@ -148,7 +148,7 @@ static void begin_round(gr_trainer *t)
     l->says_stop = l->says_save = l->says_undo = false;
     l->bad_step = UINT64_MAX;
     l->bad_key = INT64_MAX;
-    t->apart = false;
+    t->step.apart = false;
 }
 
 static gr_status seek(gr_trainer *t, uint64_t step, gr_diag *diag)
@@ -171,15 +171,16 @@ static float *kept(gr_trainer *t, int shard, int part, size_t *count_out)
 
 /* ---- A step of one shard --------------------------------------------------------------------- */
 
-/* The gradient of the t->turn-th own shard at its own weights, in vector 0. */
+/* The gradient of the t->step.shard_index-th own shard at its own weights, in vector 0. */
 static gr_status compute(gr_trainer *t, uint64_t step, double *loss, double *correct, gr_diag *diag)
 {
-    float *own = t->vectors[0];
-    const float *values = own_copy(t, t->turn)->values;
-    for (t->micro_index = 0; t->micro_index < t->job->config.micro_batches; t->micro_index++) {
+    float *own = t->gen.vectors[0];
+    const float *values = own_copy(t, t->step.shard_index)->values;
+    for (t->step.micro_index = 0; t->step.micro_index < t->job->config.micro_batches;
+         t->step.micro_index++) {
         gr_batch batch;
         gr_batch_result result;
-        float *gradients = t->micro_index > 0 ? t->micro : own;
+        float *gradients = t->step.micro_index > 0 ? t->micro : own;
         gr_status status = gr_trainer_forward(t, step, values, &batch, &result, diag);
         if (status == GR_OK) {
             status = gr_model_backward(t->model, values, &batch, gradients + GR_STEP_HEAD, NULL,
@@ -190,7 +191,7 @@ static gr_status compute(gr_trainer *t, uint64_t step, double *loss, double *cor
         }
         *loss += result.loss;
         *correct += (double)result.correct;
-        if (t->micro_index > 0) {
+        if (t->step.micro_index > 0) {
             gr_add_f32(own + GR_STEP_HEAD, own + GR_STEP_HEAD, gradients + GR_STEP_HEAD,
                        t->length - GR_STEP_HEAD);
         }
@@ -204,35 +205,36 @@ static gr_status compute(gr_trainer *t, uint64_t step, double *loss, double *cor
  * where the first one came from is found out now, with the weights from before it. */
 static gr_status note_bad(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
-    local *l = t->meeting;
+    local *l = t->gen.strategy_state;
     bool bad = false;
     for (int i = 0; i < t->watch_count && !bad; i++) {
         const gr_watch *watch = &t->watches[i];
-        bad = gr_any_not_finite(t->vectors[0] + watch->begin, watch->end - watch->begin);
+        bad = gr_any_not_finite(t->gen.vectors[0] + watch->begin, watch->end - watch->begin);
     }
     if (!bad || l->bad_step != UINT64_MAX) {
         return GR_OK;
     }
-    gr_shard_plan all = t->plan;
-    t->plan.first += t->turn;
-    t->plan.count = 1;
+    gr_shard_plan all = t->gen.plan;
+    t->gen.plan.first += t->step.shard_index;
+    t->gen.plan.count = 1;
     l->bad_step = step;
-    gr_status status = gr_not_finite_find(t, l->copies[t->turn].values, step, &l->bad_key, diag);
-    t->plan = all;
+    gr_status status =
+        gr_not_finite_find(t, l->copies[t->step.shard_index].values, step, &l->bad_key, diag);
+    t->gen.plan = all;
     return status;
 }
 
 static void update(gr_trainer *t, uint64_t step)
 {
-    local *l = t->meeting;
-    copy *c = &l->copies[t->turn];
-    const float *gradient = t->vectors[0] + GR_STEP_HEAD;
+    local *l = t->gen.strategy_state;
+    copy *c = &l->copies[t->step.shard_index];
+    const float *gradient = t->gen.vectors[0] + GR_STEP_HEAD;
     gr_trainer_begin_update(t, c->optimizer, step, gradient);
     bool finite =
         gr_optimizer_update(c->optimizer, c->values, gradient, 0, t->length - GR_STEP_HEAD);
     if (!finite && l->bad_step == UINT64_MAX) {
         l->bad_step = step;
-        l->bad_key = gr_not_finite_unknown(t->plan.first + t->turn);
+        l->bad_key = gr_not_finite_unknown(t->gen.plan.first + t->step.shard_index);
     }
     gr_model_update_statistics(t->model, c->values, gradient,
                                (float)(1.0 / (double)t->job->config.micro_batches));
@@ -241,15 +243,16 @@ static void update(gr_trainer *t, uint64_t step)
 static gr_status run_shard(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
     double loss = 0.0, correct = 0.0;
-    copy *c = own_copy(t, t->turn);
+    copy *c = own_copy(t, t->step.shard_index);
     gr_status status = compute(t, step, &loss, &correct, diag);
     if (status == GR_OK) {
         status = note_bad(t, step, diag);
     }
     if (status == GR_OK) {
-        uint64_t begun = gr_timeline_now(t->timeline);
+        uint64_t begun = gr_timeline_now(t->gen.timeline);
         update(t, step);
-        gr_timeline_phase_over(t->timeline, GR_TIMELINE_UPDATE, (uint64_t)t->turn, begun);
+        gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_UPDATE, (uint64_t)t->step.shard_index,
+                               begun);
         c->loss += loss / (double)t->job->config.global_batch;
         c->correct += correct;
     }
@@ -260,44 +263,44 @@ static gr_status run_shard(gr_trainer *t, uint64_t step, gr_diag *diag)
 
 static void write_head(const gr_trainer *t, int turn, float *head)
 {
-    const local *l = t->meeting;
+    const local *l = t->gen.strategy_state;
     memset(head, 0, GR_STEP_HEAD * sizeof *head);
     head[GR_STEP_LOSS] = (float)l->copies[turn].loss;
     head[GR_STEP_CORRECT] = (float)l->copies[turn].correct;
     head[GR_STEP_STOP] = l->says_stop ? 1.0f : 0.0f;
     head[GR_STEP_UNDO] = l->says_undo ? 1.0f : 0.0f;
     head[GR_STEP_SAVE] = l->says_save ? 1.0f : 0.0f;
-    head[GR_STEP_RENEW] = t->says_renew ? 1.0f : 0.0f;
+    head[GR_STEP_RENEW] = t->step.asks_renew ? 1.0f : 0.0f;
 }
 
 /* The sum of one part over all shards' copies, behind a head, in vector 0. */
 static gr_status sum_part(gr_trainer *t, uint64_t step, int part, gr_diag *diag)
 {
-    const local *l = t->meeting;
+    const local *l = t->gen.strategy_state;
     for (int turn = 0; turn < l->count; turn++) {
         const copy *c = &l->copies[turn];
-        float *own = t->vectors[t->plan.turns[turn].slot];
+        float *own = t->gen.vectors[t->gen.plan.turns[turn].slot];
         write_head(t, turn, own);
         memcpy(own + GR_STEP_HEAD, part_of(c->values, c->optimizer, part),
                (t->length - GR_STEP_HEAD) * sizeof *own);
-        gr_shard_merge(&t->plan, turn, t->vectors, 0, t->length, NULL, NULL);
+        gr_shard_merge(&t->gen.plan, turn, t->gen.vectors, 0, t->length, NULL, NULL);
     }
     gr_strategy_allreduce.begin(t, step);
-    t->reduction = gr_strategy_allreduce.ready(t, t->length);
+    t->step.reduction = gr_strategy_allreduce.ready(t, t->length);
     return gr_strategy_allreduce.meet(t, diag);
 }
 
 /* All ranks have seen the same sum, and agree on who saw the first bad number, and where. */
 static gr_status fail_not_finite(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
-    const local *l = t->meeting;
-    const float *sum = t->vectors[0];
+    const local *l = t->gen.strategy_state;
+    const float *sum = t->gen.vectors[0];
     size_t at = gr_first_not_finite(sum, 0, t->length - 1);
     int64_t first = l->bad_step < INT64_MAX ? (int64_t)l->bad_step : INT64_MAX;
-    if (t->world_size > 1) {
-        gr_status status = gr_allreduce(t->comm, &first, 1, GR_I64, GR_MIN);
+    if (t->gen.world_size > 1) {
+        gr_status status = gr_allreduce(t->gen.comm, &first, 1, GR_I64, GR_MIN);
         if (status != GR_OK) {
-            return gr_trainer_comm_failed(t->comm, status, "the ranks could not agree on a NaN",
+            return gr_trainer_comm_failed(t->gen.comm, status, "the ranks could not agree on a NaN",
                                           diag);
         }
     }
@@ -310,16 +313,16 @@ static gr_status fail_not_finite(gr_trainer *t, uint64_t step, gr_diag *diag)
 static gr_status average(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *diag)
 {
     const copy *c = own_copy(t, 0);
-    const float *sum = t->vectors[0];
+    const float *sum = t->gen.vectors[0];
     size_t count = t->length - GR_STEP_HEAD;
     for (int part = 0; part < part_count(t); part++) {
         gr_status status = sum_part(t, step, part, diag);
         if (status != GR_OK) {
             return status;
         }
-        t->undone = sum[GR_STEP_UNDO] > 0.0f;
-        if (t->undone) {
-            t->stop = true;
+        t->step.undone = sum[GR_STEP_UNDO] > 0.0f;
+        if (t->step.undone) {
+            t->step.stop = true;
             return GR_OK;
         }
         if (gr_any_not_finite(sum, t->length)) {
@@ -331,9 +334,9 @@ static gr_status average(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *d
     }
     now->loss = (double)sum[GR_STEP_LOSS];
     now->correct = (double)sum[GR_STEP_CORRECT];
-    t->stop = sum[GR_STEP_STOP] > 0.0f;
-    t->save = sum[GR_STEP_SAVE] > 0.0f;
-    t->renew = sum[GR_STEP_RENEW] > 0.0f;
+    t->step.stop = sum[GR_STEP_STOP] > 0.0f;
+    t->step.save = sum[GR_STEP_SAVE] > 0.0f;
+    t->step.renew = sum[GR_STEP_RENEW] > 0.0f;
     return GR_OK;
 }
 
@@ -345,7 +348,7 @@ static void step_outer(gr_trainer *t, const float *mean)
     const gr_optimizer_config rule = {
         .kind = GR_OPT_SGD, .momentum = outer->momentum, .nesterov = outer->nesterov};
     size_t first = t->parameters - GR_STEP_HEAD, count = t->length - t->parameters;
-    float *back = t->vectors[0] + t->parameters;
+    float *back = t->gen.vectors[0] + t->parameters;
     float *state[] = {t->outer + first};
     gr_optimizer_step now;
     for (size_t i = 0; i < count; i++) {
@@ -364,7 +367,7 @@ static gr_status end_round(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag 
     if (status != GR_OK) {
         return status;
     }
-    if (t->undone) {
+    if (t->step.undone) {
         begin_round(t);
         return GR_OK;
     }
@@ -382,28 +385,29 @@ static gr_status end_round(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag 
 
 static gr_status take_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *diag)
 {
-    local *l = t->meeting;
+    local *l = t->gen.strategy_state;
     /* Whoever is lost in a long round is missed at once, and not in its end. */
-    gr_status status = t->world_size > 1 ? gr_comm_poll(t->comm) : GR_OK;
+    gr_status status = t->gen.world_size > 1 ? gr_comm_poll(t->gen.comm) : GR_OK;
     if (status != GR_OK && status != GR_PENDING) {
-        return gr_trainer_comm_failed(t->comm, status, "the round of local steps broke off", diag);
+        return gr_trainer_comm_failed(t->gen.comm, status, "the round of local steps broke off",
+                                      diag);
     }
-    t->stop = t->save = t->renew = t->undone = false;
-    l->says_stop = l->says_stop || t->says_stop;
+    t->step.stop = t->step.save = t->step.renew = t->step.undone = false;
+    l->says_stop = l->says_stop || t->step.asks_stop;
     /* Whoever is asked to end may have less time than a round takes: it ends with what all had when
      * it began. But what shards keep to themselves is not as it was then. */
-    l->says_undo = t->says_stop && t->job->distribution.local_state == GR_LOCAL_AVERAGE;
+    l->says_undo = t->step.asks_stop && t->job->distribution.local_state == GR_LOCAL_AVERAGE;
     if (l->says_undo) {
         return end_round(t, step, now, diag);
     }
-    for (t->turn = 0; t->turn < l->count; t->turn++) {
+    for (t->step.shard_index = 0; t->step.shard_index < l->count; t->step.shard_index++) {
         status = run_shard(t, step, diag);
         if (status != GR_OK) {
             return status;
         }
     }
-    l->says_save = l->says_save || t->says_save;
-    t->apart = true;
+    l->says_save = l->says_save || t->step.asks_save;
+    t->step.apart = true;
     now->steps = 1;
     now->samples = t->job->config.global_batch;
     return step + 1 == gr_local_round_end(t->job, step) ? end_round(t, step, now, diag) : GR_OK;

@@ -22,7 +22,7 @@
 
 static gr_status enter(gr_trainer *t, gr_diag *diag)
 {
-    gr_status status = gr_trainer_deal(t, t->world_size, false, diag);
+    gr_status status = gr_trainer_assign(t, t->gen.world_size, false, diag);
     bool zeros = gr_compression_piece((gr_compression)t->job->distribution.compression) > 0;
     if (status == GR_OK && zeros) {
         status = gr_servers_compress(t, diag);
@@ -32,7 +32,7 @@ static gr_status enter(gr_trainer *t, gr_diag *diag)
 
 static void leave(gr_trainer *t)
 {
-    gr_compressor_fini(&t->compressor);
+    gr_compressor_fini(&t->gen.compressor);
     gr_servers_leave(t);
 }
 
@@ -50,7 +50,7 @@ static uint64_t updates_done(const gr_servers *servers)
 /* How far the job is by the values that came last. */
 static void learn_progress(gr_trainer *t)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     uint64_t total = t->job->total_steps;
     servers->updates = updates_done(servers);
     uint64_t reached = servers->updates / gr_servers_updates(t->job);
@@ -59,7 +59,7 @@ static void learn_progress(gr_trainer *t)
 
 static gr_status set_clock(gr_trainer *t, uint64_t clock, gr_diag *diag)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     gr_status status = t->job->consistency == GR_SSP ? gr_ps_clock(servers->ps, clock) : GR_OK;
     return status == GR_OK ? GR_OK : gr_servers_failed(servers, status, diag);
 }
@@ -67,7 +67,7 @@ static gr_status set_clock(gr_trainer *t, uint64_t clock, gr_diag *diag)
 /* Nobody's clock may run before all have set theirs, or who is late would not be waited for. */
 static gr_status seek(gr_trainer *t, uint64_t step, gr_diag *diag)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     servers->clock = 0;
     gr_status status = set_clock(t, 0, diag);
     if (status == GR_OK) {
@@ -79,7 +79,7 @@ static gr_status seek(gr_trainer *t, uint64_t step, gr_diag *diag)
     if (status == GR_OK) {
         (void)gr_servers_take_values(t);
         learn_progress(t); /* it may be over: others do not wait for this worker's first step */
-        t->own_step = step * (uint64_t)t->job->shards / (uint64_t)t->world_size;
+        t->gen.own_step = step * (uint64_t)t->job->shards / (uint64_t)t->gen.world_size;
     }
     return status;
 }
@@ -89,15 +89,15 @@ static gr_status seek(gr_trainer *t, uint64_t step, gr_diag *diag)
 static uint64_t begin(gr_trainer *t, uint64_t step)
 {
     gr_servers_begin(t, step);
-    return t->own_step++;
+    return t->gen.own_step++;
 }
 
 /* By how much this worker's samples would move the running statistics; in their place. */
 static void take_statistics(gr_trainer *t)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     size_t count = t->parameters - GR_STEP_HEAD;
-    float *seen = t->vectors[0] + GR_STEP_HEAD, *old = servers->come + GR_STEP_HEAD;
+    float *seen = t->gen.vectors[0] + GR_STEP_HEAD, *old = servers->come + GR_STEP_HEAD;
     memcpy(old, t->values, count * sizeof *old);
     gr_model_update_statistics(t->model, t->values, seen,
                                (float)(1.0 / (double)t->job->config.micro_batches));
@@ -109,15 +109,15 @@ static void take_statistics(gr_trainer *t)
 
 static gr_status start_next(gr_trainer *t, gr_diag *diag)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     const gr_server_tensor *tensor = &servers->tensors[servers->started];
     bool steps = t->job->consistency == GR_BSP_BACKUP;
     double share = 1.0 / (double)t->job->shards; /* of a step */
-    const gr_ps_gradient push = {.values = t->vectors[0] + tensor->begin,
+    const gr_ps_gradient push = {.values = t->gen.vectors[0] + tensor->begin,
                                  .step = servers->updates,
                                  .version = tensor->version,
                                  .sequence =
-                                     gr_comm_generation(t->comm) << 32 | (servers->clock + 1),
+                                     gr_comm_generation(t->gen.comm) << 32 | (servers->clock + 1),
                                  .rate = steps ? servers->rate : servers->rate * share,
                                  .factor = steps || tensor->statistic ? (float)share : 1.0f};
     return gr_servers_push(t, servers->started, &push, true, diag);
@@ -126,7 +126,7 @@ static gr_status start_next(gr_trainer *t, gr_diag *diag)
 /* This worker's own gradient: there is no other whole one. */
 static void clip(gr_trainer *t)
 {
-    float *own = t->vectors[0];
+    float *own = t->gen.vectors[0];
     float factor = gr_trainer_clip(t, own + GR_STEP_HEAD);
     for (size_t i = t->parameters; i < t->length && factor != 1.0f; i++) {
         own[i] *= factor;
@@ -135,7 +135,7 @@ static void clip(gr_trainer *t)
 
 static gr_status ready(gr_trainer *t, size_t end)
 {
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     gr_status status = GR_OK;
     if (t->job->optimizer.clip_norm > 0.0) {
         if (end < t->length) {
@@ -156,22 +156,22 @@ static gr_status ready(gr_trainer *t, size_t end)
 /* A gradient that is not finite is refused, and the worker that has it ends: others have none. */
 static gr_status meet(gr_trainer *t, gr_diag *diag)
 {
-    gr_servers *servers = t->meeting;
-    gr_status status = t->reduction;
-    if (t->job->distribution.aggregate > t->world_size) {
+    gr_servers *servers = t->gen.strategy_state;
+    gr_status status = t->step.reduction;
+    if (t->job->distribution.aggregate > t->gen.world_size) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: a step needs the gradients of %d workers (replicas_to_aggregate), but "
                        "there are %d: begin anew with more workers, or aggregate fewer",
-                       t->job->path, (int)t->job->distribution.aggregate, t->world_size);
+                       t->job->path, (int)t->job->distribution.aggregate, t->gen.world_size);
     }
     if (status != GR_OK) {
         *diag = servers->failure;
     }
-    uint64_t begun = gr_timeline_now(t->timeline);
+    uint64_t begun = gr_timeline_now(t->gen.timeline);
     while (status == GR_OK && servers->finished < servers->started) {
         status = gr_servers_wait(t, diag);
     }
-    gr_timeline_phase_over(t->timeline, GR_TIMELINE_WAIT, 0, begun);
+    gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_WAIT, 0, begun);
     if (status == GR_E_NOT_FINITE) {
         status = GR_E_INVALID; /* not of all ranks together */
         diag->status = status;
@@ -194,16 +194,16 @@ static gr_status take_values(gr_trainer *t, uint64_t step, gr_diag *diag)
 static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now, gr_diag *diag)
 {
     (void)key;
-    gr_servers *servers = t->meeting;
+    gr_servers *servers = t->gen.strategy_state;
     const gr_job *job = t->job;
-    const float *own = t->vectors[0];
+    const float *own = t->gen.vectors[0];
     uint64_t before = servers->updates, parts = gr_servers_updates(job);
     gr_status status = take_values(t, step, diag);
     if (status != GR_OK) {
         return status;
     }
     learn_progress(t);
-    t->renew = t->says_renew;
+    t->step.renew = t->step.asks_renew;
     int64_t made = (int64_t)(servers->updates - before);
     now->samples = made * job->config.global_batch / (int64_t)parts;
     now->steps = 1;
@@ -221,7 +221,7 @@ static gr_status gather(gr_trainer *t, uint64_t step, gr_diag *diag)
 
 static gr_status count(gr_trainer *t, gr_staleness *staleness_out, gr_diag *diag)
 {
-    const gr_servers *servers = t->meeting;
+    const gr_servers *servers = t->gen.strategy_state;
     gr_staleness sums = {0};
     for (int s = 0; s < gr_ps_servers(servers->ps); s++) {
         gr_ps_counters counters;
@@ -253,9 +253,9 @@ static gr_status finish(gr_trainer *t, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    status = t->world_size > 1 ? gr_barrier(t->comm) : GR_OK;
+    status = t->gen.world_size > 1 ? gr_barrier(t->gen.comm) : GR_OK;
     if (status != GR_OK) {
-        return gr_trainer_comm_failed(t->comm, status, "the workers did not meet", diag);
+        return gr_trainer_comm_failed(t->gen.comm, status, "the workers did not meet", diag);
     }
     status = gr_servers_pull(t, diag);
     if (status == GR_OK) {

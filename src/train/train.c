@@ -112,7 +112,7 @@ static gr_status tell_start(training_run *r, bool anew, gr_diag *diag)
     const gr_job *job = r->job;
     gr_start_record record = {.name = job->config.name,
                               .link = gr_comm_link_name(r->comm),
-                              .workers = r->trainer.world_size,
+                              .workers = r->trainer.gen.world_size,
                               .shards = job->shards,
                               .global_batch = job->config.global_batch,
                               .parameters = (int64_t)gr_model_parameters(r->trainer.model),
@@ -133,15 +133,15 @@ static gr_status tell_start(training_run *r, bool anew, gr_diag *diag)
 /* All are ready for the first step of this generation. */
 static gr_status begin(training_run *r, gr_diag *diag)
 {
-    gr_skew *skews = realloc(r->skews, 2 * (size_t)r->trainer.world_size * sizeof *r->skews);
+    gr_skew *skews = realloc(r->skews, 2 * (size_t)r->trainer.gen.world_size * sizeof *r->skews);
     if (skews == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for what is known of %d ranks",
-                       r->trainer.world_size);
+                       r->trainer.gen.world_size);
     }
     r->skews = skews;
     gr_status status = gr_lateness_begin(r->comm, r->skews);
     if (status == GR_OK) {
-        status = gr_lateness_begin(r->comm, r->skews + r->trainer.world_size);
+        status = gr_lateness_begin(r->comm, r->skews + r->trainer.gen.world_size);
     }
     r->epoch_ns = gr_now_ns();
     r->saved_step = r->progress.steps;
@@ -165,7 +165,7 @@ static gr_status tell_recovery(training_run *r, gr_diag *diag)
 {
     gr_recovery_record record = {.lost = r->lost,
                                  .step = r->progress.steps,
-                                 .workers = r->trainer.world_size,
+                                 .workers = r->trainer.gen.world_size,
                                  .seconds = (double)(gr_now_ns() - r->lost_ns) * 1e-9};
     r->lost_ns = 0;
     if (!r->lead || r->ended) { /* the end is the last that is told */
@@ -226,7 +226,7 @@ static double share_of(uint64_t part, uint64_t of)
 static gr_status judge_epoch(training_run *r, gr_epoch_record *record, gr_diag *diag)
 {
     const gr_strategy *strategy = r->trainer.strategy;
-    gr_skew *before = r->skews + r->trainer.world_size;
+    gr_skew *before = r->skews + r->trainer.gen.world_size;
     gr_lateness late = {.rank = -1};
     gr_status status = GR_OK;
     record->staleness = (double)NAN;
@@ -404,9 +404,9 @@ static bool saves_last(const training_run *r)
 static gr_status save_or_stop(training_run *r, uint64_t step, gr_diag *diag)
 {
     bool free = gr_job_runs_free(r->job);
-    bool ends = is_over(r, step), stops = r->trainer.stop && !ends;
-    bool due =
-        free ? is_due(r, step) : r->trainer.save || is_best(r, step) || (ends && saves_last(r));
+    bool ends = is_over(r, step), stops = r->trainer.step.stop && !ends;
+    bool due = free ? is_due(r, step)
+                    : r->trainer.step.save || is_best(r, step) || (ends && saves_last(r));
     gr_status status = GR_OK;
     if ((due || stops) && (r->lead || !free)) {
         status = save(r, step, !ends && !stops, diag);
@@ -436,7 +436,7 @@ static gr_status restore(training_run *r, gr_diag *diag)
 /* All have done the same step. Nobody goes before all have what they need from it. */
 static gr_status leave_generation(training_run *r)
 {
-    if (r->trainer.world_size > 1) {
+    if (r->trainer.gen.world_size > 1) {
         gr_status status = gr_barrier(r->comm);
         (void)status; /* who has gone already was through it */
     }
@@ -449,9 +449,9 @@ static gr_status train(training_run *r, gr_diag *diag)
     const gr_job *job = r->job;
     const gr_train_options *options = r->options;
     gr_trainer *t = &r->trainer;
-    t->save = t->stop = t->renew = false;
+    t->step.save = t->step.stop = t->step.renew = false;
     r->progress.steps = t->reached; /* others may have done some before this rank's first one */
-    r->chaos.rank_now = t->rank;
+    r->chaos.rank_now = t->gen.rank;
     int64_t work_ns = 0;                      /* of the last step */
     gr_training_progress alike = r->progress; /* when all had the same weights last */
     for (;;) {
@@ -464,29 +464,30 @@ static gr_status train(training_run *r, gr_diag *diag)
             status = end_epoch(r, end < job->total_steps ? end : job->total_steps, diag);
         }
         bool asked = options->stop != NULL && options->stop(options->stop_arg);
-        t->stop = t->stop || (asked && gr_job_runs_free(job)); /* whatever the others do */
+        t->step.stop =
+            t->step.stop || (asked && gr_job_runs_free(job)); /* whatever the others do */
         if (status == GR_OK) {
             status = save_or_stop(r, step, diag);
         }
         if (status != GR_OK || is_over(r, step)) {
             return status;
         }
-        if (t->renew) {
+        if (t->step.renew) {
             return leave_generation(r);
         }
-        t->says_stop = asked;
-        t->says_save = !gr_job_runs_free(job) && is_due(r, step + 1);
-        t->says_renew = gr_comm_change_wanted(r->comm);
+        t->step.asks_stop = asked;
+        t->step.asks_save = !gr_job_runs_free(job) && is_due(r, step + 1);
+        t->step.asks_renew = gr_comm_change_wanted(r->comm);
         gr_comm_set_step(r->comm, step + 1);
         gr_chaos_step(&r->chaos, step + 1, work_ns);
         const gr_meter before = r->progress.epoch;
-        alike = t->apart ? alike : r->progress;
+        alike = t->step.apart ? alike : r->progress;
         status = gr_trainer_step(t, step, &r->progress.epoch, diag);
         if (status != GR_OK) {
             r->progress = alike;
             return status == GR_PENDING ? leave_generation(r) : status;
         }
-        if (t->undone) {
+        if (t->step.undone) {
             r->progress = alike;
             r->saved_step = alike.steps;
             continue;
@@ -502,14 +503,14 @@ static gr_status train(training_run *r, gr_diag *diag)
 static gr_status mean_wait_share(training_run *r, double *share_out, gr_diag *diag)
 {
     double share = gr_meter_wait_share(&r->progress.total);
-    if (r->trainer.world_size > 1) {
+    if (r->trainer.gen.world_size > 1) {
         gr_status status = gr_allreduce(r->comm, &share, 1, GR_F64, GR_SUM);
         if (status != GR_OK) {
             return gr_trainer_comm_failed(r->comm, status, "the waiting times were not collected",
                                           diag);
         }
     }
-    *share_out = share / r->trainer.world_size;
+    *share_out = share / r->trainer.gen.world_size;
     return GR_OK;
 }
 
@@ -556,7 +557,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
                             .test = r->evaluation,
                             .weights = r->weights_path,
                             .weights_sha256 = sha256,
-                            .workers = r->trainer.world_size,
+                            .workers = r->trainer.gen.world_size,
                             .shards = r->job->shards,
                             .steps = r->progress.steps,
                             .metric = gr_best_metric(r->job),
@@ -583,7 +584,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
 /* Nobody leaves before rank 0 has written everything: if it dies before, another one does. */
 static gr_status part(training_run *r, gr_diag *diag)
 {
-    if (r->trainer.world_size == 1) {
+    if (r->trainer.gen.world_size == 1) {
         return GR_OK;
     }
     gr_status status = gr_barrier(r->comm);
@@ -629,7 +630,7 @@ static gr_status enter(training_run *r, gr_diag *diag)
     if (status == GR_OK) {
         status = gr_trainer_seek(&r->trainer, r->progress.steps, diag);
     }
-    if (status == GR_OK && !r->lead && r->trainer.rank == 0) {
+    if (status == GR_OK && !r->lead && r->trainer.gen.rank == 0) {
         status = lead(r, diag);
     }
     return status;
@@ -673,7 +674,7 @@ static gr_status run_all(training_run *r, gr_comm **comm, gr_diag *diag)
     }
     for (;;) {
         status = run_generation(r, diag);
-        bool alone = r->trainer.world_size == 1;
+        bool alone = r->trainer.gen.world_size == 1;
         if (status != GR_PENDING && (!gr_fault_of_peer(status) || alone)) {
             return status;
         }

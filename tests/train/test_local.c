@@ -193,7 +193,7 @@ static void against_naive(const support_job *shape)
         naive_step(&n, step);
         bool ends = step + 1 == ends_of_three[at];
         at += ends;
-        assert_int_equal(trainer.apart, !ends);
+        assert_int_equal(trainer.step.apart, !ends);
         if (ends) {
             naive_average(&n);
         }
@@ -335,27 +335,27 @@ static void who_is_asked_to_end_does_not_wait(void **state)
         assert_int_equal(gr_comm_create(NULL, &comm, &diag), GR_OK);
         assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
         step_through(&trainer, 0, 3);
-        trainer.says_save = true;
+        trainer.step.asks_save = true;
         step_through(&trainer, 3, 4);
-        trainer.says_save = false;
+        trainer.step.asks_save = false;
         step_through(&trainer, 4, 7);
-        assert_false(trainer.save || trainer.stop);
+        assert_false(trainer.step.save || trainer.step.stop);
         step_through(&trainer, 7, 8);
-        assert_true(trainer.save && !trainer.stop && !trainer.apart);
+        assert_true(trainer.step.save && !trainer.step.stop && !trainer.step.apart);
         size_t length = gr_model_values(trainer.model);
         float *before = new_vector(length);
         memcpy(before, trainer.values, length * sizeof *before);
         step_through(&trainer, 8, 10);
-        trainer.says_stop = true;
+        trainer.step.asks_stop = true;
         step_through(&trainer, 10, 11);
-        trainer.says_stop = false;
-        assert_int_equal(trainer.stop, !keep);
-        assert_int_equal(trainer.undone, !keep);
-        assert_int_equal(trainer.apart, keep);
+        trainer.step.asks_stop = false;
+        assert_int_equal(trainer.step.stop, !keep);
+        assert_int_equal(trainer.step.undone, !keep);
+        assert_int_equal(trainer.step.apart, keep);
         assert_memory_equal(trainer.values, before, length * sizeof *before);
         if (keep) {
             step_through(&trainer, 11, 16);
-            assert_true(trainer.stop && !trainer.undone && !trainer.apart);
+            assert_true(trainer.step.stop && !trainer.step.undone && !trainer.step.apart);
         }
         free(before);
         gr_trainer_fini(&trainer);
