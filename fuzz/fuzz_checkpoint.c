@@ -4,7 +4,7 @@
  * the checksum that it needs. What is accepted is read as `--resume` and `gradus checkpoint` do. */
 
 #include "base/hash.h"
-#include "train/checkpoint_file.h"
+#include "train/checkpoint/checkpoint_file.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "train/checkpoint.h"
+#include "train/checkpoint/checkpoint.h"
 
 #include <inttypes.h>
 #include <limits.h>

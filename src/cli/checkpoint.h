@@ -4,7 +4,7 @@
 
 /* Which checkpoint a command line means. */
 
-#include "train/checkpoint_file.h"
+#include "train/checkpoint/checkpoint_file.h"
 
 /* Opens a checkpoint, or of a folder of them the newest sound one, or the best (`keep_best`). */
 gr_status gr_cli_open_checkpoint(const char *path, bool best, gr_checkpoint **checkpoint_out,

@@ -5,9 +5,9 @@
 #include "cli/run.h"
 
 #include "base/fail.h"
-#include "train/checkpoint.h"
+#include "train/checkpoint/checkpoint.h"
 #include "train/compress.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 #include <stdio.h>
 

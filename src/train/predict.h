@@ -5,7 +5,7 @@
 /* Predictions for new samples with the weights of a checkpoint, whose manifest says how the samples
  * are read and scaled, and what the outputs mean. */
 
-#include "train/checkpoint_file.h"
+#include "train/checkpoint/checkpoint_file.h"
 
 #include <stdio.h>
 

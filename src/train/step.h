@@ -11,6 +11,7 @@
 #include "coll/diagnose/timeline.h"
 #include "data/loader.h"
 #include "train/buckets.h"
+#include "train/checkpoint/checkpoint_save.h"
 #include "train/checkpoint_save.h"
 #include "train/job/job.h"
 #include "train/metrics.h"

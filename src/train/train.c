@@ -8,12 +8,12 @@
 #include "coll/comm.h"
 #include "coll/diagnose/lateness.h"
 #include "nn/threads.h"
-#include "train/checkpoint_state.h"
+#include "train/checkpoint/checkpoint_state.h"
 #include "train/early_stopping.h"
 #include "train/evaluate.h"
 #include "train/recover.h"
 #include "train/report.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 #include "train/weights.h"
 
 #include <errno.h>

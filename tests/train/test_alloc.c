@@ -8,7 +8,7 @@
 #include "sanitized.h"
 #include "support_train.h"
 
-#include "train/checkpoint_state.h"
+#include "train/checkpoint/checkpoint_state.h"
 
 #include <errno.h>
 #include <malloc.h>

@@ -7,7 +7,7 @@
 
 #include "base/fail.h"
 #include "base/file.h"
-#include "train/checkpoint_state.h"
+#include "train/checkpoint/checkpoint_state.h"
 
 #include <fcntl.h>
 #include <jansson.h>

@@ -6,8 +6,8 @@
 #include "support_train.h"
 
 #include "base/fail.h"
-#include "train/local.h"
 #include "train/step.h"
+#include "train/strategy/local.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -3,7 +3,7 @@
 /* A strategy that no other file knows: nothing asks which one a job has. */
 
 #include "support_train.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 #include "train/train.h"
 
 #include <gradus/ps.h>

@@ -3,7 +3,7 @@
 
 #include "group/group.h"
 #include "ps/place.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 /* No upper bound of a count, as far as a double can hold it exactly. */
 #define COUNT_MAX 9007199254740992.0

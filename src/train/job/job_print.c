@@ -3,9 +3,9 @@
 
 #include "base/fail.h"
 #include "coll/select/select.h"
-#include "train/local.h"
 #include "train/shards.h"
-#include "train/strategy.h"
+#include "train/strategy/local.h"
+#include "train/strategy/strategy.h"
 
 #include <errno.h>
 #include <inttypes.h>

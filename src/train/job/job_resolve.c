@@ -3,7 +3,7 @@
 
 #include "base/fail.h"
 #include "base/number.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 #include <inttypes.h>
 #include <math.h>

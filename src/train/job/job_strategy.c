@@ -6,7 +6,7 @@
 
 #include "base/fail.h"
 #include "train/compress.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 #include <gradus/ps.h>
 #include <inttypes.h>

@@ -17,7 +17,7 @@
 
 #include "doc/doc.h"
 #include "nn/optimizer.h"
-#include "train/checkpoint_facts.h"
+#include "train/checkpoint/checkpoint_facts.h"
 #include "train/metrics.h"
 #include "train/safetensors.h"
 

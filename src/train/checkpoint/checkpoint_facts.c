@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/checkpoint_facts.h"
+#include "train/checkpoint/checkpoint_facts.h"
 
 #include "base/fail.h"
 #include "base/file.h"
@@ -7,7 +7,7 @@
 #include "base/number.h"
 #include "train/compress.h"
 #include "train/inference.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -11,7 +11,7 @@
 
 #include "base/fail.h"
 #include "coll/comm.h"
-#include "train/servers.h"
+#include "train/strategy/servers.h"
 
 #include <gradus/ps.h>
 #include <string.h>

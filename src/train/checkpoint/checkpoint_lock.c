@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/checkpoint_lock.h"
+#include "train/checkpoint/checkpoint_lock.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

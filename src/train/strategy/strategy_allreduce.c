@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/fail.h"
 #include "coll/comm.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 #include <stdlib.h>
 

@@ -12,7 +12,7 @@
 
 #include "coll/comm.h"
 #include "coll/plan/plan.h"
-#include "train/servers.h"
+#include "train/strategy/servers.h"
 
 /* ---- A generation ---------------------------------------------------------------------------- */
 

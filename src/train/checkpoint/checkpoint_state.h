@@ -4,7 +4,7 @@
 
 /* Between a trainer and a checkpoint: collective, so that the checkpoint knows of no ranks. */
 
-#include "train/checkpoint_file.h"
+#include "train/checkpoint/checkpoint_file.h"
 #include "train/step.h"
 
 /* Where a trainer's tensors lie; without what topk has left out. */

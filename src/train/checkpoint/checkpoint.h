@@ -12,8 +12,8 @@
  * are there when a run takes the lock are of a dead run, and are removed. */
 
 #include "base/log.h"
-#include "train/checkpoint_file.h"
-#include "train/checkpoint_lock.h"
+#include "train/checkpoint/checkpoint_file.h"
+#include "train/checkpoint/checkpoint_lock.h"
 
 /* ---- Looking --------------------------------------------------------------------------------- */
 

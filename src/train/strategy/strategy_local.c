@@ -9,12 +9,12 @@
  * from what all have had alike since its beginning (t->values, t->optimizer and t->outer, which
  * change at the end of a round only). */
 
-#include "train/local.h"
+#include "train/strategy/local.h"
 
 #include "base/fail.h"
 #include "coll/comm.h"
 #include "coll/reduce/reduce.h"
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 #include <gradus/coll.h>
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/checkpoint_save.h"
+#include "train/checkpoint/checkpoint_save.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

@@ -10,7 +10,7 @@
  * itself, so it never waits for the other thread to be scheduled. Then the thread writes the copy
  * and makes it durable, however long that takes. */
 
-#include "train/checkpoint.h"
+#include "train/checkpoint/checkpoint.h"
 
 typedef struct gr_saver gr_saver;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 #include <gradus/ps.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/servers.h"
+#include "train/strategy/servers.h"
 
 #include "base/clock.h"
 #include "base/fail.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/checkpoint_file.h"
+#include "train/checkpoint/checkpoint_file.h"
 
 #include "base/fail.h"
 #include "base/file.h"

@@ -11,7 +11,7 @@
  * Its number is that of no other worker in this generation or the two before: so nobody waits until
  * the servers have missed a worker that had it. */
 
-#include "train/strategy.h"
+#include "train/strategy/strategy.h"
 
 #include <gradus/ps.h>
 

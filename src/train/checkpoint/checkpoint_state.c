@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/checkpoint_state.h"
+#include "train/checkpoint/checkpoint_state.h"
 
 #include "base/fail.h"
-#include "train/checkpoint.h"
-#include "train/strategy.h"
+#include "train/checkpoint/checkpoint.h"
+#include "train/strategy/strategy.h"
 #include "train/weights.h"
 
 #include <stdlib.h>
