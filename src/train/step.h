@@ -12,7 +12,6 @@
 #include "data/loader.h"
 #include "train/buckets.h"
 #include "train/checkpoint/checkpoint_save.h"
-#include "train/checkpoint_save.h"
 #include "train/job/job.h"
 #include "train/metrics.h"
 #include "train/shards.h"
