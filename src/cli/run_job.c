@@ -53,7 +53,7 @@ static gr_status may_lose(gr_cli_run *run, const gr_job *job, gr_diag *diag)
 {
     gr_run_options *options = &run->options;
     const gr_distribution_config *d = &job->distribution;
-    bool topk = d->compression == GR_COMPRESSION_TOPK && !gr_job_runs_free(job);
+    bool topk = d->compression == GR_COMPRESSION_TOPK && !gr_job_is_asynchronous(job);
     const char *keeps = topk                              ? "compression: topk"
                         : d->local_state == GR_LOCAL_KEEP ? "local_state: keep"
                                                           : NULL;

@@ -79,7 +79,7 @@ static gr_status check_metric(const gr_job *job, const gr_node *node, gr_diag *d
                             "%s is not known before the end with eval_every: 0; set eval_every: 1",
                             name);
     }
-    if (gr_job_runs_free(job)) {
+    if (gr_job_is_asynchronous(job)) {
         return gr_node_fail(node, diag, GR_E_INVALID,
                             "needs workers that have the same weights at the end of an epoch; with "
                             "consistency ssp and async each goes its own way: set bsp");

@@ -144,7 +144,7 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
 }
 
 /* Is a line to be kept, since it tells of what was so after `step`? */
-static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_told *told)
+static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_reported *reported)
 {
     json_t *object = json_loadb(line, bytes, 0, NULL);
     const char *event = json_string_value(json_object_get(object, "event"));
@@ -152,8 +152,9 @@ static bool is_before(const char *line, size_t bytes, uint64_t step, gr_metrics_
     json_int_t epoch = json_integer_value(json_object_get(object, "epoch"));
     bool before = event != NULL && strcmp(event, "end") != 0 && at >= 0 && (uint64_t)at <= step;
     if (before) {
-        told->start = told->start || strcmp(event, "start") == 0;
-        told->epoch = epoch > 0 && (uint64_t)epoch > told->epoch ? (uint64_t)epoch : told->epoch;
+        reported->start = reported->start || strcmp(event, "start") == 0;
+        reported->epoch =
+            epoch > 0 && (uint64_t)epoch > reported->epoch ? (uint64_t)epoch : reported->epoch;
     }
     json_decref(object);
     return before;
@@ -165,7 +166,7 @@ typedef struct metrics_cut {
     const char *path;
     FILE *old;
     uint64_t step;
-    gr_metrics_told *told;
+    gr_metrics_reported *reported;
     bool within;             /* of a line that is too long, and is left out */
     char in[LINE_BYTES_MAX]; /* from the beginning of a line */
     size_t in_bytes;
@@ -183,7 +184,7 @@ static gr_status flush(metrics_cut *cut, int fd, gr_diag *diag)
 static gr_status take_line(metrics_cut *cut, const char *line, size_t bytes, int fd, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    if (!cut->within && is_before(line, bytes, cut->step, cut->told)) {
+    if (!cut->within && is_before(line, bytes, cut->step, cut->reported)) {
         if (cut->out_bytes + bytes > sizeof cut->out) {
             status = flush(cut, fd, diag);
         }
@@ -220,9 +221,10 @@ static gr_status write_kept(void *arg, int fd, gr_diag *diag)
     return status == GR_OK ? flush(cut, fd, diag) : status;
 }
 
-gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_told *told_out, gr_diag *diag)
+gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_reported *reported_out,
+                         gr_diag *diag)
 {
-    *told_out = (gr_metrics_told){.start = false};
+    *reported_out = (gr_metrics_reported){.start = false};
     FILE *old = fopen(path, "re");
     if (old == NULL) {
         return errno == ENOENT ? GR_OK : gr_fail_errno(diag, "open", path, errno);
@@ -230,7 +232,7 @@ gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_told *told_
     metrics_cut *cut = malloc(sizeof *cut);
     gr_status status = GR_E_NO_MEMORY;
     if (cut != NULL) {
-        *cut = (metrics_cut){.path = path, .old = old, .step = step, .told = told_out};
+        *cut = (metrics_cut){.path = path, .old = old, .step = step, .reported = reported_out};
         status = gr_file_replace_by(path, write_kept, cut, diag);
     } else {
         status = gr_fail(diag, status, "no memory to read %s", path);

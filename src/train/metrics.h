@@ -2,7 +2,7 @@
 #ifndef GR_TRAIN_METRICS_H
 #define GR_TRAIN_METRICS_H
 
-/* The numbers of a training run: collected by step, told by epoch, written as JSON lines. A
+/* The numbers of a training run: collected by step, reported by epoch, written as JSON lines. A
  * number that does not exist (accuracy of a regression, test part of size 0) is NaN here and
  * null in JSON. */
 
@@ -101,14 +101,14 @@ gr_status gr_end_write(const gr_end_record *record, FILE *file, const char *wher
                        gr_diag *diag) GR_MUST_CHECK;
 
 /* What the lines of a metrics file tell of. */
-typedef struct gr_metrics_told {
+typedef struct gr_metrics_reported {
     bool start;
     uint64_t epoch; /* the last one; 0: none */
-} gr_metrics_told;
+} gr_metrics_reported;
 
 /* Cuts the lines of a metrics file back to what was so after `step`: later lines, the end of a run,
  * and a line that was not finished go. No file: nothing happens. */
-gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_told *told_out,
+gr_status gr_metrics_cut(const char *path, uint64_t step, gr_metrics_reported *reported_out,
                          gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -31,23 +31,23 @@ static const gr_wire_field fields[] = {PROGRESS(steps),
                                        PROGRESS(best.step),
                                        PROGRESS(best.wait),
                                        PROGRESS(run),
-                                       PROGRESS(told.epoch),
-                                       PROGRESS(told.epochs),
-                                       PROGRESS(told.step),
-                                       PROGRESS(told.total_steps),
-                                       PROGRESS(told.loss),
-                                       PROGRESS(told.accuracy),
-                                       PROGRESS(told.test_loss),
-                                       PROGRESS(told.test_accuracy),
-                                       PROGRESS(told.test_rmse),
-                                       PROGRESS(told.test_mae),
-                                       PROGRESS(told.test_r2),
-                                       PROGRESS(told.samples_per_s),
-                                       PROGRESS(told.comm_wait_share),
-                                       PROGRESS(told.learning_rate),
-                                       {GR_WIRE(32, gr_training_progress, told.late_rank)},
-                                       PROGRESS(told.late_us),
-                                       PROGRESS(told.staleness),
+                                       PROGRESS(reported.epoch),
+                                       PROGRESS(reported.epochs),
+                                       PROGRESS(reported.step),
+                                       PROGRESS(reported.total_steps),
+                                       PROGRESS(reported.loss),
+                                       PROGRESS(reported.accuracy),
+                                       PROGRESS(reported.test_loss),
+                                       PROGRESS(reported.test_accuracy),
+                                       PROGRESS(reported.test_rmse),
+                                       PROGRESS(reported.test_mae),
+                                       PROGRESS(reported.test_r2),
+                                       PROGRESS(reported.samples_per_s),
+                                       PROGRESS(reported.comm_wait_share),
+                                       PROGRESS(reported.learning_rate),
+                                       {GR_WIRE(32, gr_training_progress, reported.late_rank)},
+                                       PROGRESS(reported.late_us),
+                                       PROGRESS(reported.staleness),
                                        {0}};
 
 void gr_progress_put(const gr_training_progress *progress, uint8_t bytes_out[GR_PROGRESS_BYTES])
@@ -132,7 +132,7 @@ static float *state_part(gr_trainer *t, int i)
     return i == 0 ? t->values : gr_trainer_state(t, i - 1, &name);
 }
 
-static gr_status give(gr_trainer *t, int to, const gr_training_progress *progress)
+static gr_status send_state(gr_trainer *t, int to, const gr_training_progress *progress)
 {
     size_t length = gr_model_values(t->model);
     uint8_t bytes[GR_PROGRESS_BYTES];
@@ -145,7 +145,7 @@ static gr_status give(gr_trainer *t, int to, const gr_training_progress *progres
 }
 
 /* As at the beginning of a training. */
-static void begin_anew(gr_trainer *t)
+static void reset_state(gr_trainer *t)
 {
     size_t length = gr_model_values(t->model);
     for (int i = 0; i <= state_count(t); i++) {
@@ -154,9 +154,9 @@ static void begin_anew(gr_trainer *t)
     gr_model_init_weights(t->model, t->values);
 }
 
-/* Who is a step behind takes it into memory of its own first: if the giver dies meanwhile, the old
+/* Who is a step behind takes it into memory of its own first: if the sender dies meanwhile, the old
  * state is still whole. Who has done no step yet can make its own anew. */
-static gr_status take(gr_trainer *t, int from, gr_training_progress *progress)
+static gr_status receive_state(gr_trainer *t, int from, gr_training_progress *progress)
 {
     size_t length = gr_model_values(t->model);
     int states = state_count(t);
@@ -182,32 +182,33 @@ static gr_status take(gr_trainer *t, int from, gr_training_progress *progress)
     if (status == GR_OK) {
         *progress = theirs;
     } else if (fresh) {
-        begin_anew(t);
+        reset_state(t);
     }
     return status;
 }
 
 /* The n-th of those that are not there yet takes from the n-th of those that are, and around again.
  * Everybody else has nothing to do. */
-static gr_status pass_on(gr_trainer *t, const standing *all, gr_training_progress *progress)
+static gr_status bring_up_to_date(gr_trainer *t, const standing *all,
+                                  gr_training_progress *progress)
 {
     gr_status status = GR_OK;
     int64_t farthest = all[0].position;
     for (int rank = 1; rank < t->gen.world_size; rank++) {
         farthest = all[rank].position > farthest ? all[rank].position : farthest;
     }
-    int giver = -1;
-    for (int taker = 0; taker < t->gen.world_size && status == GR_OK; taker++) {
-        if (all[taker].position == farthest) {
+    int sender = -1;
+    for (int receiver = 0; receiver < t->gen.world_size && status == GR_OK; receiver++) {
+        if (all[receiver].position == farthest) {
             continue;
         }
         do {
-            giver = (giver + 1) % t->gen.world_size;
-        } while (all[giver].position != farthest);
-        if (t->gen.rank == taker) {
-            status = take(t, giver, progress);
-        } else if (t->gen.rank == giver) {
-            status = give(t, taker, progress);
+            sender = (sender + 1) % t->gen.world_size;
+        } while (all[sender].position != farthest);
+        if (t->gen.rank == receiver) {
+            status = receive_state(t, sender, progress);
+        } else if (t->gen.rank == sender) {
+            status = send_state(t, receiver, progress);
         }
     }
     return status;
@@ -229,7 +230,7 @@ gr_status gr_recover_agree(gr_trainer *trainer, gr_training_progress *progress, 
     status = learn_standings(trainer->gen.comm, &own, &all);
     if (status == GR_OK) {
         run = run_of(all, trainer->gen.world_size);
-        status = pass_on(trainer, all, progress);
+        status = bring_up_to_date(trainer, all, progress);
     }
     free(all);
     if (status != GR_OK) {

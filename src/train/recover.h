@@ -12,14 +12,14 @@
 /* How far a member has come, beside weights and optimizer. */
 typedef struct gr_training_progress {
     uint64_t steps;        /* done */
-    uint64_t epochs;       /* ended: evaluated, and told of */
+    uint64_t epochs;       /* ended: evaluated, and reported */
     uint64_t first_step;   /* done before this run began */
     double seconds_before; /* that they took */
     gr_meter epoch, total; /* of the running epoch, and of those that have ended */
     double last_loss;
-    gr_best best;         /* of the metric that the job watches */
-    uint64_t run;         /* the same in all that have been in a generation; 0: not yet */
-    gr_epoch_record told; /* of the epoch that ended last; epoch 0: none has here */
+    gr_best best;             /* of the metric that the job watches */
+    uint64_t run;             /* the same in all that have been in a generation; 0: not yet */
+    gr_epoch_record reported; /* of the epoch that ended last; epoch 0: none has here */
 } gr_training_progress;
 
 enum { GR_PROGRESS_BYTES = 302 };

@@ -20,15 +20,15 @@ gr_status gr_shard_plan_init(gr_shard_plan *plan, int shards, int world_size, in
     gr_shard_plan made = {.slots = gr_shard_buffers(shards, world_size, rank),
                           .partials = collapse ? 1 : gr_shard_partials(shards, world_size, rank)};
     gr_shard_range(shards, world_size, rank, &made.first, &made.count);
-    made.turns = calloc((size_t)made.count + 1, sizeof *made.turns);
-    if (made.turns == NULL) {
+    made.entries = calloc((size_t)made.count + 1, sizeof *made.entries);
+    if (made.entries == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the plan of %d shards", made.count);
     }
     for (int i = 0; i < made.count; i++) {
-        gr_shard_turn *turn = &made.turns[i];
-        turn->slot = gr_shard_slot(shards, world_size, rank, made.first + i, &turn->merges);
+        gr_shard_entry *entry = &made.entries[i];
+        entry->slot = gr_shard_slot(shards, world_size, rank, made.first + i, &entry->merges);
         if (collapse && i == made.count - 1) {
-            turn->merges = turn->slot;
+            entry->merges = entry->slot;
         }
     }
     *plan = made;
@@ -37,14 +37,14 @@ gr_status gr_shard_plan_init(gr_shard_plan *plan, int shards, int world_size, in
 
 void gr_shard_plan_fini(gr_shard_plan *plan)
 {
-    free(plan->turns);
+    free(plan->entries);
     *plan = (gr_shard_plan){0};
 }
 
-void gr_shard_merge(const gr_shard_plan *plan, int turn, float *const *vectors, size_t begin,
+void gr_shard_merge(const gr_shard_plan *plan, int shard_index, float *const *vectors, size_t begin,
                     size_t end, gr_shard_round *round, const void *round_arg)
 {
-    gr_shard_turn now = plan->turns[turn];
+    gr_shard_entry now = plan->entries[shard_index];
     if (now.merges == 0) {
         return;
     }

@@ -13,16 +13,16 @@
 
 /* What is done with the i-th own shard: its gradient goes into vector `slot`; then, `merges` times,
  * the topmost vector is added to the one below: slot - 1, slot - 2, ... */
-typedef struct gr_shard_turn {
+typedef struct gr_shard_entry {
     int slot;
     int merges;
-} gr_shard_turn;
+} gr_shard_entry;
 
 typedef struct gr_shard_plan {
     int first, count; /* own shards [first, first + count) */
     int slots;        /* vectors needed at the same time; 1 for a rank without shards */
     int partials;     /* vectors 0 .. partials - 1 hold the sums in the end */
-    gr_shard_turn *turns;
+    gr_shard_entry *entries;
 } gr_shard_plan;
 
 /* `collapse`: after the last shard everything is added into vector 0, whatever the tree says (for
@@ -34,9 +34,9 @@ void gr_shard_plan_fini(gr_shard_plan *plan);
 /* What a sum becomes after each addition; `arg` as given. */
 typedef void gr_shard_round(const void *arg, float *values, size_t count);
 
-/* The merges of turn `turn` on elements [begin, end) of the vectors; `round` may be NULL. Piecewise
- * calls give the same bits as one. */
-void gr_shard_merge(const gr_shard_plan *plan, int turn, float *const *vectors, size_t begin,
+/* The merges of own shard `shard_index` on elements [begin, end) of the vectors; `round` may be
+ * NULL. Piecewise calls give the same bits as one. */
+void gr_shard_merge(const gr_shard_plan *plan, int shard_index, float *const *vectors, size_t begin,
                     size_t end, gr_shard_round *round, const void *round_arg);
 
 #endif

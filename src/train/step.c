@@ -164,7 +164,8 @@ gr_status gr_trainer_seek(gr_trainer *trainer, uint64_t step, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    bool own = gr_job_runs_free(trainer->job); /* without an end: it follows from what all do */
+    bool own =
+        gr_job_is_asynchronous(trainer->job); /* without an end: it follows from what all do */
     return gr_trainer_load(trainer, own ? trainer->gen.own_step : step,
                            own ? UINT64_MAX : trainer->job->total_steps, &trainer->gen.loader,
                            diag);
@@ -299,7 +300,7 @@ static void merge_range(gr_trainer *t, size_t begin, size_t end)
     bool compressed = t->gen.compressor.kind != GR_COMPRESSION_NONE && begin >= t->parameters;
     if (compressed) {
         gr_compress(&t->gen.compressor, t->step.shard_index,
-                    t->gen.vectors[t->gen.plan.turns[t->step.shard_index].slot], begin, end);
+                    t->gen.vectors[t->gen.plan.entries[t->step.shard_index].slot], begin, end);
     }
     gr_shard_merge(&t->gen.plan, t->step.shard_index, t->gen.vectors, begin, end,
                    compressed ? round_sum : NULL, &t->gen.compressor);
@@ -308,7 +309,7 @@ static void merge_range(gr_trainer *t, size_t begin, size_t end)
 /* Takes a finished range of the micro batch's gradient while it is in the cache. */
 static void take_part(gr_trainer *t, size_t begin, size_t end)
 {
-    float *own = t->gen.vectors[t->gen.plan.turns[t->step.shard_index].slot];
+    float *own = t->gen.vectors[t->gen.plan.entries[t->step.shard_index].slot];
     bool last_micro = t->step.micro_index == t->job->config.micro_batches - 1;
     bool whole = gr_compression_whole(t->gen.compressor.kind);
     for (size_t at = begin; at < end && t->step.micro_index > 0; at += PIECE_VALUES) {
@@ -419,7 +420,7 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     }
     *loss += result.loss;
     *correct += (double)result.correct;
-    float *own = t->gen.vectors[t->gen.plan.turns[t->step.shard_index].slot];
+    float *own = t->gen.vectors[t->gen.plan.entries[t->step.shard_index].slot];
     memset(own, 0, GR_STEP_HEAD * sizeof *own);
     own[GR_STEP_LOSS] = (float)(*loss / (double)t->job->config.global_batch);
     own[GR_STEP_CORRECT] = (float)*correct;
@@ -499,7 +500,7 @@ static gr_status run_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *
         status = gr_not_finite_find(t, t->values, own, &key, diag);
     }
     if (status == GR_OK) {
-        status = t->strategy->meet(t, diag);
+        status = t->strategy->wait(t, diag);
     }
     return status == GR_OK ? t->strategy->update(t, step, key, now, diag) : status;
 }

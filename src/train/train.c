@@ -36,10 +36,10 @@ typedef struct training_run {
     uint64_t
         evaluated_step; /* the steps done when it was made; UINT64_MAX: not in this generation */
     gr_report report;
-    FILE *metrics;        /* rank 0: <output>/metrics.jsonl */
-    gr_metrics_told told; /* in it */
-    char *metrics_path;   /* in the job's arena */
-    char *weights_path;   /* in the job's arena */
+    FILE *metrics;                /* rank 0: <output>/metrics.jsonl */
+    gr_metrics_reported reported; /* in it */
+    char *metrics_path;           /* in the job's arena */
+    char *weights_path;           /* in the job's arena */
     gr_training_progress progress;
     int64_t begin_ns;
     bool began;          /* all ranks were ready for the first step */
@@ -47,8 +47,8 @@ typedef struct training_run {
     float *residuals;    /* rank 0: what shards keep, for the last checkpoint; NULL */
     int64_t saved_ns;    /* when the last checkpoint was begun */
     uint64_t saved_step; /* the last step of which it was known whether one is due */
-    bool skip_told;
-    int64_t lost_ns;  /* when the generation before ended; 0: none did, or it has been told of */
+    bool skip_reported;
+    int64_t lost_ns;  /* when the generation before ended; 0: none did, or it is reported */
     bool lost;        /* by the loss of a member */
     gr_skew *skews;   /* what had come late before this generation's first step, by rank; then what
                         had before this epoch */
@@ -74,7 +74,7 @@ static gr_status open_output(training_run *r, gr_diag *diag)
     bool behind = r->began || r->progress.steps > 0;
     gr_status status = gr_dir_create(r->job->config.output, diag);
     if (status == GR_OK && behind) {
-        status = gr_metrics_cut(r->metrics_path, r->progress.steps, &r->told, diag);
+        status = gr_metrics_cut(r->metrics_path, r->progress.steps, &r->reported, diag);
     }
     if (status != GR_OK) {
         return status;
@@ -99,15 +99,15 @@ static gr_status lead(training_run *r, gr_diag *diag)
     return status == GR_OK ? open_output(r, diag) : status;
 }
 
-static gr_status tell_epoch(training_run *r, gr_diag *diag)
+static gr_status report_epoch(training_run *r, gr_diag *diag)
 {
-    gr_status status = gr_epoch_write(&r->progress.told, r->metrics, r->metrics_path, diag);
-    r->told.epoch = r->progress.told.epoch;
-    return status != GR_OK ? status : gr_report_epoch(&r->report, &r->progress.told, diag);
+    gr_status status = gr_epoch_write(&r->progress.reported, r->metrics, r->metrics_path, diag);
+    r->reported.epoch = r->progress.reported.epoch;
+    return status != GR_OK ? status : gr_report_epoch(&r->report, &r->progress.reported, diag);
 }
 
-/* Tells of the start; of one that a dead rank 0 has told of, only itself. */
-static gr_status tell_start(training_run *r, bool anew, gr_diag *diag)
+/* Reports the start, unless a rank 0 that died has. */
+static gr_status report_start(training_run *r, bool anew, gr_diag *diag)
 {
     const gr_job *job = r->job;
     gr_start_record record = {.name = job->config.name,
@@ -121,7 +121,7 @@ static gr_status tell_start(training_run *r, bool anew, gr_diag *diag)
                               .step = r->progress.steps};
     gr_report_resume(&r->report, &record, r->begin_ns);
     gr_status status = GR_OK;
-    if (anew || !r->told.start) {
+    if (anew || !r->reported.start) {
         status = gr_start_write(&record, r->metrics, r->metrics_path, diag);
         if (status == GR_OK) {
             status = gr_report_start(&r->report, &record, diag);
@@ -154,21 +154,21 @@ static gr_status begin(training_run *r, gr_diag *diag)
         r->begin_ns = r->saved_ns = gr_now_ns();
         r->began = true;
     }
-    status = takes_over ? tell_start(r, anew, diag) : GR_OK;
-    /* Rank 0 may have died before it told of the epoch that ended last; or, where each goes its own
-     * way, another rank has come farther. */
-    bool untold = r->lead && !anew && r->told.epoch < r->progress.told.epoch;
-    return status == GR_OK && untold ? tell_epoch(r, diag) : status;
+    status = takes_over ? report_start(r, anew, diag) : GR_OK;
+    /* Rank 0 may have died before it reported the epoch that ended last; or, with an asynchronous
+     * strategy, another rank has come farther. */
+    bool untold = r->lead && !anew && r->reported.epoch < r->progress.reported.epoch;
+    return status == GR_OK && untold ? report_epoch(r, diag) : status;
 }
 
-static gr_status tell_recovery(training_run *r, gr_diag *diag)
+static gr_status report_recovery(training_run *r, gr_diag *diag)
 {
     gr_recovery_record record = {.lost = r->lost,
                                  .step = r->progress.steps,
                                  .workers = r->trainer.gen.world_size,
                                  .seconds = (double)(gr_now_ns() - r->lost_ns) * 1e-9};
     r->lost_ns = 0;
-    if (!r->lead || r->ended) { /* the end is the last that is told */
+    if (!r->lead || r->ended) { /* the end is the last that is reported */
         return GR_OK;
     }
     gr_status status = gr_recovery_write(&record, r->metrics, r->metrics_path, diag);
@@ -256,7 +256,7 @@ static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
 {
     const gr_job *job = r->job;
     uint64_t epoch = r->progress.epochs + 1;
-    bool free = gr_job_runs_free(job); /* rank 0 evaluates, and the others go on */
+    bool free = gr_job_is_asynchronous(job); /* rank 0 evaluates, and the others go on */
     bool evaluates = job->config.eval_every > 0 && epoch % (uint64_t)job->config.eval_every == 0 &&
                      (!free || r->lead);
     if (evaluates) {
@@ -291,9 +291,9 @@ static gr_status end_epoch(training_run *r, uint64_t step, gr_diag *diag)
     gr_meter_add(&r->progress.total, &r->progress.epoch);
     r->progress.epoch = (gr_meter){0};
     r->progress.epochs++;
-    r->progress.told = record;
+    r->progress.reported = record;
     gr_best_update(&r->progress.best, job, &record);
-    return r->lead ? tell_epoch(r, diag) : GR_OK;
+    return r->lead ? report_epoch(r, diag) : GR_OK;
 }
 
 /* ---- Checkpoints ----------------------------------------------------------------------------- */
@@ -327,8 +327,8 @@ static bool is_due(training_run *r, uint64_t step)
     if (!due || !gr_saver_busy(r->trainer.saver)) {
         return due;
     }
-    if (!r->skip_told) {
-        r->skip_told = true;
+    if (!r->skip_reported) {
+        r->skip_reported = true;
         gr_log_write(r->options->log, GR_LOG_WARN, "checkpoint",
                      "at step %llu the last one is still being written: this one is left out, and "
                      "so may others be; write to a faster folder, or not so often",
@@ -403,7 +403,7 @@ static bool saves_last(const training_run *r)
  * rank 0 alone saves, and the end comes when all have met. */
 static gr_status save_or_stop(training_run *r, uint64_t step, gr_diag *diag)
 {
-    bool free = gr_job_runs_free(r->job);
+    bool free = gr_job_is_asynchronous(r->job);
     bool ends = is_over(r, step), stops = r->trainer.step.stop && !ends;
     bool due = free ? is_due(r, step)
                     : r->trainer.step.save || is_best(r, step) || (ends && saves_last(r));
@@ -465,7 +465,7 @@ static gr_status train(training_run *r, gr_diag *diag)
         }
         bool asked = options->stop != NULL && options->stop(options->stop_arg);
         t->step.stop =
-            t->step.stop || (asked && gr_job_runs_free(job)); /* whatever the others do */
+            t->step.stop || (asked && gr_job_is_asynchronous(job)); /* whatever the others do */
         if (status == GR_OK) {
             status = save_or_stop(r, step, diag);
         }
@@ -476,7 +476,7 @@ static gr_status train(training_run *r, gr_diag *diag)
             return leave_generation(r);
         }
         t->step.asks_stop = asked;
-        t->step.asks_save = !gr_job_runs_free(job) && is_due(r, step + 1);
+        t->step.asks_save = !gr_job_is_asynchronous(job) && is_due(r, step + 1);
         t->step.asks_renew = gr_comm_change_wanted(r->comm);
         gr_comm_set_step(r->comm, step + 1);
         gr_chaos_step(&r->chaos, step + 1, work_ns);
@@ -582,7 +582,7 @@ static gr_status finish(training_run *r, gr_diag *diag)
 }
 
 /* Nobody leaves before rank 0 has written everything: if it dies before, another one does. */
-static gr_status part(training_run *r, gr_diag *diag)
+static gr_status wait_for_all(training_run *r, gr_diag *diag)
 {
     if (r->trainer.gen.world_size == 1) {
         return GR_OK;
@@ -643,7 +643,7 @@ static gr_status run_generation(training_run *r, gr_diag *diag)
         status = begin(r, diag);
     }
     if (status == GR_OK && r->lost_ns > 0) {
-        status = tell_recovery(r, diag);
+        status = report_recovery(r, diag);
     }
     if (status == GR_OK) {
         status = train(r, diag);
@@ -651,7 +651,7 @@ static gr_status run_generation(training_run *r, gr_diag *diag)
     if (status == GR_OK) {
         status = finish(r, diag);
     }
-    return status == GR_OK ? part(r, diag) : status;
+    return status == GR_OK ? wait_for_all(r, diag) : status;
 }
 
 /* One generation after the other, as members are lost, come and go, until the training is over. */

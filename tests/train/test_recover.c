@@ -21,23 +21,23 @@ static const gr_training_progress example = {
     .last_loss = 17,
     .best = {.value = 35, .step = 36, .wait = 37},
     .run = 34,
-    .told = {.epoch = 21,
-             .epochs = 22,
-             .step = 23,
-             .total_steps = 24,
-             .loss = 25,
-             .accuracy = 26,
-             .test_loss = 27,
-             .test_accuracy = 28,
-             .test_rmse = 18,
-             .test_mae = 19,
-             .test_r2 = 20,
-             .samples_per_s = 29,
-             .comm_wait_share = 30,
-             .learning_rate = 31,
-             .late_rank = -1,
-             .late_us = 32,
-             .staleness = 33},
+    .reported = {.epoch = 21,
+                 .epochs = 22,
+                 .step = 23,
+                 .total_steps = 24,
+                 .loss = 25,
+                 .accuracy = 26,
+                 .test_loss = 27,
+                 .test_accuracy = 28,
+                 .test_rmse = 18,
+                 .test_mae = 19,
+                 .test_r2 = 20,
+                 .samples_per_s = 29,
+                 .comm_wait_share = 30,
+                 .learning_rate = 31,
+                 .late_rank = -1,
+                 .late_us = 32,
+                 .staleness = 33},
 };
 
 static void progress_as_bytes_is_little_endian_without_gaps(void **state)
@@ -58,11 +58,11 @@ static void progress_that_was_sent_is_read_whole(void **state)
     gr_training_progress read = {.steps = 0};
     gr_progress_put(&example, bytes);
     assert_true(gr_progress_get(bytes, &read));
-    assert_true(read.told.test_mae == 19);
+    assert_true(read.reported.test_mae == 19);
     assert_true(read.best.value == 35 && read.best.step == 36 && read.best.wait == 37);
-    assert_int_equal(read.told.late_rank, -1);
+    assert_int_equal(read.reported.late_rank, -1);
     assert_int_equal(read.run, 34);
-    assert_true(read.total.loss == 11 && read.told.late_us == 32);
+    assert_true(read.total.loss == 11 && read.reported.late_us == 32);
     gr_progress_put(&read, again);
     assert_memory_equal(again, bytes, sizeof bytes);
 }

@@ -259,7 +259,7 @@ static void metrics_of_more_than_a_gigabyte_are_cut(void **state)
                                "{\"event\":\"epoch\",\"epoch\":4,\"step\":40}\n"
                                "{\"event\":\"end\",\"step\":30}\n{\"event\":\"epo";
     char path[] = "/tmp/gradus-metrics-XXXXXX", text[256] = "";
-    gr_metrics_told told;
+    gr_metrics_reported reported;
     gr_diag diag = {0};
     int fd = mkstemp(path);
     assert_true(fd >= 0);
@@ -267,11 +267,11 @@ static void metrics_of_more_than_a_gigabyte_are_cut(void **state)
     assert_true(lseek(fd, (off_t)1 << 30, SEEK_SET) > 0); /* a hole */
     assert_int_equal(write(fd, last, sizeof last - 1), sizeof last - 1);
     close(fd);
-    gr_status status = gr_metrics_cut(path, 30, &told, &diag);
+    gr_status status = gr_metrics_cut(path, 30, &reported, &diag);
     if (status != GR_OK) {
         fail_msg("%s", diag.text);
     }
-    assert_true(told.start && told.epoch == 3);
+    assert_true(reported.start && reported.epoch == 3);
     FILE *file = fopen(path, "r");
     assert_non_null(file);
     size_t bytes = fread(text, 1, sizeof text - 1, file);

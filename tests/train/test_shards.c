@@ -44,7 +44,7 @@ static float naive(int first, int count, int at)
 static void run_plan(const gr_shard_plan *plan, float *const *vectors, size_t piece)
 {
     for (int i = 0; i < plan->count; i++) {
-        float *own = vectors[plan->turns[i].slot];
+        float *own = vectors[plan->entries[i].slot];
         for (int at = 0; at < VALUES; at++) {
             own[at] = contribution(plan->first + i, at);
         }

@@ -40,10 +40,10 @@ static gr_status ready(gr_trainer *t, size_t end)
     return gr_strategy_allreduce.ready(t, end);
 }
 
-static gr_status meet(gr_trainer *t, gr_diag *diag)
+static gr_status wait_all(gr_trainer *t, gr_diag *diag)
 {
     met++;
-    return gr_strategy_allreduce.meet(t, diag);
+    return gr_strategy_allreduce.wait(t, diag);
 }
 
 static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now, gr_diag *diag)
@@ -57,7 +57,7 @@ static const gr_strategy counting = {.name = "counting",
                                      .leave = leave,
                                      .begin = begin,
                                      .ready = ready,
-                                     .meet = meet,
+                                     .wait = wait_all,
                                      .update = update};
 
 static void train(const gr_strategy *strategy, const support_job *shape,

@@ -150,7 +150,7 @@ void gr_job_close(gr_job *job);
 enum { GR_JOB_PS_WORKERS_MAX = 64 };
 
 /* Does each worker do steps of its own, without waiting for those of the others? */
-bool gr_job_runs_free(const gr_job *job);
+bool gr_job_is_asynchronous(const gr_job *job);
 
 /* Does it write checkpoints before anybody asks it to end? */
 bool gr_job_writes_checkpoints(const gr_job *job);

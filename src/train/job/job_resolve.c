@@ -77,7 +77,7 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
                      : overrides->shards > 0 ? overrides->shards
                                              : default_shards(job->config.global_batch);
     int64_t cores = clip(overrides->default_workers, d->workers_min, d->workers_max);
-    if (cores > shards && !gr_job_runs_free(job)) {
+    if (cores > shards && !gr_job_is_asynchronous(job)) {
         cores = clip(shards, d->workers_min, d->workers_max); /* nobody has asked for more */
     }
     int64_t workers = overrides->workers > 0     ? overrides->workers
@@ -90,7 +90,7 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
     }
     int64_t most = overrides->workers_max > 0 ? overrides->workers_max : d->workers_max;
     most = most > workers ? most : workers;
-    if (most > shards && !gr_job_runs_free(job)) {
+    if (most > shards && !gr_job_is_asynchronous(job)) {
         const char *whence = most > workers           ? "the most that it may get"
                              : overrides->workers > 0 ? "-np"
                                                       : "number_of_workers";

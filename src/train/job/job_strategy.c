@@ -129,7 +129,7 @@ gr_status gr_job_check_workers(const gr_job *job, gr_diag *diag)
     return GR_OK;
 }
 
-bool gr_job_runs_free(const gr_job *job)
+bool gr_job_is_asynchronous(const gr_job *job)
 {
     return job->strategy->asynchronous;
 }

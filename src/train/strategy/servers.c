@@ -115,7 +115,7 @@ static gr_status declare(gr_trainer *t, gr_servers *servers, const gr_tensor_inf
         .total = backup ? job->workers : 0,
         .staleness = job->consistency == GR_SSP ? (int)job->distribution.staleness : 0,
         .adapt_rate = job->distribution.adapt_rate,
-        .refuse_not_finite = gr_job_runs_free(job),
+        .refuse_not_finite = gr_job_is_asynchronous(job),
         .optimizer = optimizer,
         .gradient_type = tensor->statistic ? GR_F32 : (int)gr_compression_dtype(compression)};
     gr_server_tensor *to = &servers->tensors[servers->count];
@@ -175,7 +175,7 @@ gr_status gr_servers_enter(gr_trainer *t, int ops, gr_diag *diag)
     }
     for (int i = 0; i < tensors && status == GR_OK; i++) {
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
-        bool theirs = !tensor->statistic || gr_job_runs_free(t->job);
+        bool theirs = !tensor->statistic || gr_job_is_asynchronous(t->job);
         status = theirs ? declare(t, servers, tensor, diag) : GR_OK;
     }
     return status == GR_OK ? make_memory(t, servers, diag) : status;
@@ -200,12 +200,12 @@ void gr_servers_leave(gr_trainer *t)
 
 bool gr_servers_only_add(const gr_job *job)
 {
-    return job->optimizer.clip_norm > 0.0 && !gr_job_runs_free(job);
+    return job->optimizer.clip_norm > 0.0 && !gr_job_is_asynchronous(job);
 }
 
 uint64_t gr_servers_updates(const gr_job *job)
 {
-    bool parts = gr_job_runs_free(job) && job->consistency != GR_BSP_BACKUP;
+    bool parts = gr_job_is_asynchronous(job) && job->consistency != GR_BSP_BACKUP;
     return parts ? (uint64_t)job->shards : 1;
 }
 
@@ -226,7 +226,7 @@ static int states_of(gr_trainer *t, const gr_server_tensor *tensor,
  * vectors of the beginning only; what is later the servers have. */
 static uint64_t given_version(const gr_trainer *t, uint64_t step)
 {
-    return (gr_job_runs_free(t->job) ? t->restored : step) * gr_servers_updates(t->job);
+    return (gr_job_is_asynchronous(t->job) ? t->restored : step) * gr_servers_updates(t->job);
 }
 
 static gr_status give(gr_trainer *t, const gr_server_tensor *tensor, uint64_t version)
@@ -242,7 +242,7 @@ static gr_status give(gr_trainer *t, const gr_server_tensor *tensor, uint64_t ve
 static bool is_ours(const gr_trainer *t, uint64_t given, uint64_t version)
 {
     bool later =
-        gr_job_runs_free(t->job) ? gr_comm_generation(t->gen.comm) > 1 : version == given + 1;
+        gr_job_is_asynchronous(t->job) ? gr_comm_generation(t->gen.comm) > 1 : version == given + 1;
     return version == given || later;
 }
 
@@ -355,7 +355,7 @@ gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag)
     gr_servers *servers = t->gen.strategy_state;
     int64_t begin_ns = gr_now_ns();
     uint64_t version = 0;
-    bool free = gr_job_runs_free(t->job), leaves = false;
+    bool free = gr_job_is_asynchronous(t->job), leaves = false;
     gr_status status, members = GR_OK;
     do {
         status = gr_ps_wait(servers->ops[servers->finished], LOOK_EVERY_US, &version);

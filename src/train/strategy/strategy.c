@@ -10,7 +10,7 @@ static const struct {
 } strategies[] = {
     {&gr_strategy_allreduce, NULL},
     {&gr_strategy_local, NULL},
-    {&gr_strategy_ps, &gr_strategy_ps_free},
+    {&gr_strategy_ps, &gr_strategy_ps_async},
 };
 
 const char *const gr_strategy_names[] = {"allreduce", "local", "ps", NULL};

@@ -59,12 +59,12 @@ struct gr_strategy {
      * computes its part: this one, unless each rank goes its own way. */
     uint64_t (*begin)(gr_trainer *t, uint64_t step);
     /* Called from the last shard's backward pass: elements [0, end) of this rank's sums are final.
-     * The first failure is kept, for `meet`. */
+     * The first failure is kept, for `wait`. */
     gr_status (*ready)(gr_trainer *t, size_t end);
     /* Until all that the update needs has come. It has changed no weight when it fails: the step
      * can be run again. GR_PENDING: in the next generation, to which this rank should go over.
      * Time spent waiting is added to t->wait_ns. */
-    gr_status (*meet)(gr_trainer *t, gr_diag *diag);
+    gr_status (*wait)(gr_trainer *t, gr_diag *diag);
     /* The new weights, and what the step tells: loss, correct, steps and samples of `now`, and
      * t->step.stop, .save, .renew; t->reached, if the job is not one step further than before.
      * `key` is of gr_not_finite_find, INT64_MAX if this rank has seen nothing. */
@@ -87,8 +87,8 @@ extern const gr_strategy gr_strategy_local;
 extern const gr_strategy gr_strategy_ps;
 
 /* Servers update the weights as gradients come, and each worker goes its own way
- * (strategy_ps_free.c). */
-extern const gr_strategy gr_strategy_ps_free;
+ * (strategy_ps_async.c). */
+extern const gr_strategy gr_strategy_ps_async;
 
 /* ---- Of step.c, for strategies --------------------------------------------------------------- */
 

@@ -104,7 +104,7 @@ static gr_status ready(gr_trainer *t, size_t end)
 
 /* All buckets are summed before the first weight changes: a step that fails since a peer died has
  * changed nothing here, and can be run again. */
-static gr_status meet(gr_trainer *t, gr_diag *diag)
+static gr_status wait_all(gr_trainer *t, gr_diag *diag)
 {
     gr_status status = t->step.reduction;
     int64_t wait_ns = t->gen.buckets.wait_ns;
@@ -194,5 +194,5 @@ const gr_strategy gr_strategy_allreduce = {.name = "allreduce",
                                            .kept = gr_trainer_left_out,
                                            .begin = begin,
                                            .ready = ready,
-                                           .meet = meet,
+                                           .wait = wait_all,
                                            .update = update};

@@ -56,10 +56,10 @@ int gr_local_averaged_states(const gr_job *job)
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-static copy *own_copy(const gr_trainer *t, int turn)
+static copy *own_copy(const gr_trainer *t, int shard_index)
 {
     const local *l = t->gen.strategy_state;
-    return &l->copies[turn];
+    return &l->copies[shard_index];
 }
 
 static size_t values_bytes(size_t values)
@@ -261,12 +261,12 @@ static gr_status run_shard(gr_trainer *t, uint64_t step, gr_diag *diag)
 
 /* ---- The end of a round ---------------------------------------------------------------------- */
 
-static void write_head(const gr_trainer *t, int turn, float *head)
+static void write_head(const gr_trainer *t, int shard_index, float *head)
 {
     const local *l = t->gen.strategy_state;
     memset(head, 0, GR_STEP_HEAD * sizeof *head);
-    head[GR_STEP_LOSS] = (float)l->copies[turn].loss;
-    head[GR_STEP_CORRECT] = (float)l->copies[turn].correct;
+    head[GR_STEP_LOSS] = (float)l->copies[shard_index].loss;
+    head[GR_STEP_CORRECT] = (float)l->copies[shard_index].correct;
     head[GR_STEP_STOP] = l->says_stop ? 1.0f : 0.0f;
     head[GR_STEP_UNDO] = l->says_undo ? 1.0f : 0.0f;
     head[GR_STEP_SAVE] = l->says_save ? 1.0f : 0.0f;
@@ -277,17 +277,17 @@ static void write_head(const gr_trainer *t, int turn, float *head)
 static gr_status sum_part(gr_trainer *t, uint64_t step, int part, gr_diag *diag)
 {
     const local *l = t->gen.strategy_state;
-    for (int turn = 0; turn < l->count; turn++) {
-        const copy *c = &l->copies[turn];
-        float *own = t->gen.vectors[t->gen.plan.turns[turn].slot];
-        write_head(t, turn, own);
+    for (int shard_index = 0; shard_index < l->count; shard_index++) {
+        const copy *c = &l->copies[shard_index];
+        float *own = t->gen.vectors[t->gen.plan.entries[shard_index].slot];
+        write_head(t, shard_index, own);
         memcpy(own + GR_STEP_HEAD, part_of(c->values, c->optimizer, part),
                (t->length - GR_STEP_HEAD) * sizeof *own);
-        gr_shard_merge(&t->gen.plan, turn, t->gen.vectors, 0, t->length, NULL, NULL);
+        gr_shard_merge(&t->gen.plan, shard_index, t->gen.vectors, 0, t->length, NULL, NULL);
     }
     gr_strategy_allreduce.begin(t, step);
     t->step.reduction = gr_strategy_allreduce.ready(t, t->length);
-    return gr_strategy_allreduce.meet(t, diag);
+    return gr_strategy_allreduce.wait(t, diag);
 }
 
 /* All ranks have seen the same sum, and agree on who saw the first bad number, and where. */

@@ -117,7 +117,7 @@ static gr_status wait_for_head(gr_trainer *t, gr_diag *diag)
 
 /* The servers answer when all workers have pushed all, and so have begun the sum of the head: it is
  * there by then, or nearly. */
-static gr_status meet(gr_trainer *t, gr_diag *diag)
+static gr_status wait_all(gr_trainer *t, gr_diag *diag)
 {
     gr_servers *servers = t->gen.strategy_state;
     gr_status status = t->step.reduction;
@@ -179,5 +179,5 @@ const gr_strategy gr_strategy_ps = {.name = "ps",
                                     .kept = gr_trainer_left_out,
                                     .begin = begin,
                                     .ready = ready,
-                                    .meet = meet,
+                                    .wait = wait_all,
                                     .update = update};

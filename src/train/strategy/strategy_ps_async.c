@@ -154,7 +154,7 @@ static gr_status ready(gr_trainer *t, size_t end)
 }
 
 /* A gradient that is not finite is refused, and the worker that has it ends: others have none. */
-static gr_status meet(gr_trainer *t, gr_diag *diag)
+static gr_status wait_all(gr_trainer *t, gr_diag *diag)
 {
     gr_servers *servers = t->gen.strategy_state;
     gr_status status = t->step.reduction;
@@ -264,18 +264,18 @@ static gr_status finish(gr_trainer *t, gr_diag *diag)
     return status;
 }
 
-const gr_strategy gr_strategy_ps_free = {.name = "ps",
-                                         .asynchronous = true,
-                                         .updates_by_shard = true,
-                                         .needs_servers = true,
-                                         .prepare = gr_servers_prepare,
-                                         .enter = enter,
-                                         .leave = leave,
-                                         .seek = seek,
-                                         .count = count,
-                                         .finish = finish,
-                                         .gather = gather,
-                                         .begin = begin,
-                                         .ready = ready,
-                                         .meet = meet,
-                                         .update = update};
+const gr_strategy gr_strategy_ps_async = {.name = "ps",
+                                          .asynchronous = true,
+                                          .updates_by_shard = true,
+                                          .needs_servers = true,
+                                          .prepare = gr_servers_prepare,
+                                          .enter = enter,
+                                          .leave = leave,
+                                          .seek = seek,
+                                          .count = count,
+                                          .finish = finish,
+                                          .gather = gather,
+                                          .begin = begin,
+                                          .ready = ready,
+                                          .wait = wait_all,
+                                          .update = update};
