@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from conftest import SOURCE, TIMEOUT_S
+from conftest import SOURCE, TIMEOUT_S, is_sanitized
 
 np = pytest.importorskip("numpy")
 
@@ -55,6 +55,7 @@ def test_python_weights_by_numpy_predict_as_gradus(gradus, tmp_path):
         np.testing.assert_allclose(printed, shares[:, digit], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.skipif(is_sanitized(), reason="an interpreter cannot load a sanitized library")
 def test_python_script_stopped_and_continued_same_weights(gradus, tmp_path):
     def command(steps):
         return ["run", "-np", 2, "--grace", "60s", "--", sys.executable, SCRIPT, steps]
