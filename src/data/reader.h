@@ -59,7 +59,9 @@ struct gr_table {
     int64_t count;
     int value_count;
     gr_sample_value value[GR_SAMPLE_VALUES_MAX];
-    int64_t label_max; /* the largest class; -1: none */
+    int64_t label_max;    /* the largest class; -1: none */
+    int x, label, target; /* places of these values; -1: there is none */
+    int64_t x_count;      /* numbers of `x` */
 };
 
 /* Row `index`: the built-in readers, then gr_extra_readers. NULL behind the last. */

@@ -23,8 +23,18 @@ void *gr_table_new(const gr_reader_ops *ops, const char *name, size_t size_bytes
     }
     table->ops = ops;
     table->name = copy;
-    table->label_max = -1;
+    table->label_max = table->x = table->label = table->target = -1;
     return table;
+}
+
+/* The value of this name; -1: the reader has none. */
+static int find_value(const gr_table *table, const char *name)
+{
+    int at = table->value_count - 1;
+    while (at >= 0 && strcmp(table->value[at].name, name) != 0) {
+        at--;
+    }
+    return at;
 }
 
 void gr_table_add_value(gr_table *table, const char *name, gr_dtype type, int dims,
@@ -36,6 +46,10 @@ void gr_table_add_value(gr_table *table, const char *name, gr_dtype type, int di
     for (int i = 0; i < dims; i++) {
         value->dim[i] = dim[i];
     }
+    table->x = find_value(table, "x");
+    table->label = find_value(table, "label");
+    table->target = find_value(table, "target");
+    table->x_count = table->x >= 0 ? gr_table_values(table) : 0;
 }
 
 void gr_table_close(gr_table *table)
@@ -58,16 +72,6 @@ const char *gr_table_name(const gr_table *table)
 int64_t gr_table_count(const gr_table *table)
 {
     return table->count;
-}
-
-/* The value of this name; -1: the reader has none. */
-static int find_value(const gr_table *table, const char *name)
-{
-    int at = table->value_count - 1;
-    while (at >= 0 && strcmp(table->value[at].name, name) != 0) {
-        at--;
-    }
-    return at;
 }
 
 int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX])
@@ -166,9 +170,8 @@ gr_status gr_table_check(const gr_table *table, gr_diag *diag)
 gr_status gr_table_read(const gr_table *table, int64_t number, const gr_scaler *scaler,
                         float *x_out, int32_t *label_out, float *target_out, gr_diag *diag)
 {
-    int x = find_value(table, "x");
-    int label = find_value(table, "label"), target = find_value(table, "target");
-    int64_t count = gr_table_values(table);
+    int x = table->x, label = table->label, target = table->target;
+    int64_t count = table->x_count;
     bool bytes = table->value[x].type == GR_U8;
     /* Bytes are read into the end of the room and become numbers from its start on: number i is
      * written to bytes [4i, 4i + 4), none of which is read after byte i. */
