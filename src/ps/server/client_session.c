@@ -613,7 +613,11 @@ static gr_status take_peer(gr_ps_session *session, const gr_frame *frame, gr_dia
         return gr_fail(diag, GR_E_PROTOCOL, "an address of server %u", frame->segment);
     }
     gr_link_next(session->link, NULL);
-    gr_ps_peer_learn(session->server, (int)frame->segment, (const char *)session->small);
+    const gr_ps_peer *peer = session->server->peers[frame->segment];
+    if (peer != NULL &&
+        peer->incarnation == 0) { /* else it says so itself: a client's list is old */
+        gr_ps_peer_learn(session->server, (int)frame->segment, (const char *)session->small);
+    }
     return GR_OK;
 }
 

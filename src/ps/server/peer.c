@@ -144,6 +144,9 @@ static void identify(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnatio
 {
     peer->link = peer->arriving;
     peer->arriving = NULL;
+    if (incarnation != peer->incarnation && !server->joining) {
+        peer->addresses[0] = '\0'; /* of the process before; this one says where it is */
+    }
     peer->incarnation = incarnation;
     peer->applied = peer->applies = peer->introduced = false;
     peer->local = gr_link_capabilities(peer->link)->one_sided;
@@ -294,8 +297,9 @@ bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except)
         if (number != except && server->table.alive[number] &&
             server->table.incarnation[number] != 0) {
             const gr_ps_peer *peer = server->peers[number];
-            room = send_place(link, number, server->table.incarnation[number],
-                              peer != NULL ? peer->addresses : server->address);
+            const char *addresses = peer != NULL ? peer->addresses : server->address;
+            room = addresses[0] != '\0' &&
+                   send_place(link, number, server->table.incarnation[number], addresses);
         }
     }
     return room;

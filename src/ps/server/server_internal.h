@@ -352,7 +352,8 @@ int64_t gr_ps_peers_due_us(const gr_ps_server *server); /* when a turn is due at
 gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *diag) GR_MUST_CHECK;
 bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t size_bytes);
 bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note); /* may its text change? */
-/* Where the servers are that came later, but for `except`; false: the link has no room. */
+/* Where the servers are that came later, but for `except`; false: the link has no room, or one has
+ * not said it yet. */
 bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except);
 
 /* copy.c */
