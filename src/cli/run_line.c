@@ -58,9 +58,9 @@ static const gr_config_field run_fields[] = {
      .default_text = "-1",
      .min = -1,
      .max = 1e6,
-     .help = "another worker is started in place of one that was killed, so many times for each "
-             "worker; and when none is left to go on, all of them, so many times; -1: 3 for a job "
-             "file, 0 for a command"},
+     .help = "another worker, or parameter server, is started in place of one that was killed, so "
+             "many times for each; and when none is left to go on, all of them, so many times; -1: "
+             "3 for a job file, 0 for a command"},
     {.flag = "--spare",
      .type = GR_CONFIG_INT,
      .offset = offsetof(gr_run_options, spares),

@@ -222,7 +222,8 @@ gr_status gr_launch_job_start_agent(gr_host_agent *agent, gr_diag *diag)
 
 void gr_launch_job_seal(gr_launch_job *job)
 {
-    if (job->config->hosts == NULL || !gr_launch_elastic(job->config)) {
+    bool hosts_come = job->config->hosts != NULL && gr_launch_elastic(job->config);
+    if (!hosts_come && !job->schedule.config.servers_again) {
         gr_secret_forget(job->secret);
         job->secret = NULL;
     }

@@ -105,8 +105,8 @@ static void warn_of_server(const gr_launch_job *job, const gr_scheduler_action *
         snprintf(what, sizeof what, "%s", of->why.text);
     }
     gr_log_write(job->config->log, GR_LOG_WARN, "launch",
-                 "%s; the other%s go%s on with what it kept", what, left == 1 ? "" : "s",
-                 left == 1 ? "es" : "");
+                 "%s; the other%s go%s on with what it kept%s", what, left == 1 ? "" : "s",
+                 left == 1 ? "es" : "", action->flag ? ", and another one is started" : "");
 }
 
 static void warn_of_host(const gr_launch_job *job, const gr_scheduler_action *action,
@@ -149,6 +149,11 @@ static void start_agent(gr_launch_job *job, int number)
 {
     gr_scheduler_event refused = {.kind = GR_EVENT_START_REFUSED, .host = number};
     gr_diag diag = {0};
+    if (gr_launch_job_serves(&job->agents[number])) { /* it is to say where it is */
+        gr_server *server = &job->servers[number - job->schedule.config.host_room];
+        server->address = NULL;
+        server->said_bytes = 0;
+    }
     if (is_clear(&job->agents[number])) {
         refused.flag = gr_launch_job_start_agent(&job->agents[number], &diag) != GR_OK;
         if (!refused.flag) {
@@ -239,6 +244,8 @@ static bool act_on_worker(gr_launch_job *job, const gr_scheduler_action *action,
         warn_of_server(job, action, of);
     } else if (action->kind == GR_ACTION_PUBLISH_SERVERS) {
         publish_servers(job);
+    } else if (action->kind == GR_ACTION_SERVER_MOVED) {
+        gr_launch_job_republish_servers(job);
     } else if (action->kind == GR_ACTION_SIGNAL_WORKERS ||
                action->kind == GR_ACTION_SIGNAL_SERVERS) {
         gr_launch_job_notify(job, action->kind == GR_ACTION_SIGNAL_SERVERS, GR_AGENT_SIGNAL,

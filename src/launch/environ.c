@@ -71,6 +71,10 @@ static bool make_own(const gr_environ_config *config, gr_arena *arena, const cha
     size_t count = 0;
     if (config->serves) {
         own[count++] = gr_arena_printf(arena, "GRADUS_SERVER_NUMBER=%d", config->rank);
+        if (config->servers != NULL) {
+            own[count++] = gr_arena_strdup(arena, "GRADUS_SERVER_REPLACES=yes");
+            own[count++] = gr_arena_printf(arena, "GRADUS_SERVERS=%s", config->servers);
+        }
     } else {
         count = make_worker(config, arena, own);
     }

@@ -21,7 +21,8 @@ typedef struct gr_environ_config {
     const char *master;
     int master_port;
     const char *record;          /* GRADUS_RECORD; NULL: none */
-    const char *servers;         /* GRADUS_SERVERS; NULL: as it was inherited */
+    const char *servers;         /* GRADUS_SERVERS; NULL: as it was inherited. A server: it comes
+                                  * in place of one of these; NULL: it does not */
     const char *const *set;      /* "NAME=value", whatever was inherited; NULL-terminated */
     const char *const *defaults; /* "NAME=value", unless it was inherited; NULL-terminated */
 } gr_environ_config;

@@ -164,6 +164,8 @@ void gr_launch_job_receive_server(gr_launch_job *job, int slot, const char *text
                                   size_t size_bytes);
 /* All are ready: their addresses for the workers, and for config->server.file. */
 gr_status gr_launch_job_publish_servers(gr_launch_job *job, gr_diag *diag) GR_MUST_CHECK;
+/* One that came in place of another is ready. */
+void gr_launch_job_republish_servers(gr_launch_job *job);
 void gr_launch_job_remove_servers(gr_launch_job *job);
 
 /* agents.c: from the loop. */

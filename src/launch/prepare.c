@@ -150,23 +150,24 @@ static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
         .count = 1,
         .at[0] = {.slots = gr_launch_at_once(config), .workers = config->workers, .local = true}};
     const gr_host_list *hosts = config->hosts != NULL ? config->hosts : &here;
-    const gr_scheduler_config rules = {.workers = config->workers,
-                                       .workers_min = config->workers_min,
-                                       .workers_max = gr_launch_most(config),
-                                       .spares = config->spares,
-                                       .restarts = config->restarts,
-                                       .slots = gr_launch_slots(config),
-                                       .servers = config->server.count,
-                                       .host_room =
-                                           gr_launch_changing(config) ? GR_HOSTS_MAX : hosts->count,
-                                       .beginning = config->beginning,
-                                       .elastic = gr_launch_elastic(config),
-                                       .changing = gr_launch_changing(config),
-                                       .all_join = config->all_join,
-                                       .servers_spare = config->server.spare,
-                                       .start_timeout_us = config->start_timeout_us,
-                                       .grace_us = config->grace_us,
-                                       .crash = config->crash};
+    const gr_scheduler_config rules = {
+        .workers = config->workers,
+        .workers_min = config->workers_min,
+        .workers_max = gr_launch_most(config),
+        .spares = config->spares,
+        .restarts = config->restarts,
+        .slots = gr_launch_slots(config),
+        .servers = config->server.count,
+        .host_room = gr_launch_changing(config) ? GR_HOSTS_MAX : hosts->count,
+        .beginning = config->beginning,
+        .elastic = gr_launch_elastic(config),
+        .changing = gr_launch_changing(config),
+        .all_join = config->all_join,
+        .servers_spare = config->server.spare,
+        .servers_again = config->server.spare && config->server.count > 1,
+        .start_timeout_us = config->start_timeout_us,
+        .grace_us = config->grace_us,
+        .crash = config->crash};
     size_t agents = (size_t)(rules.host_room + rules.servers), servers = (size_t)rules.servers + 1;
     int *sites = gr_arena_alloc(&job->arena, servers * sizeof *sites);
     job->events.max = (int)agents + EVENTS_BESIDE;
@@ -237,8 +238,11 @@ static gr_status set_up_server(const gr_launch_job *job, const gr_host_agent *of
 {
     const gr_launch_config *config = job->config;
     int slot = gr_launch_job_host(of)->first;
+    const gr_scheduler_server *server =
+        &job->schedule.servers[gr_launch_job_server_number(job, slot)];
     const gr_environ_config environment = {.inherited = inherited_at(config, &of->host),
                                            .serves = true,
+                                           .servers = server->replaces ? job->server_list : NULL,
                                            .rank = gr_launch_job_server_number(job, slot),
                                            .secret_hex = secret_hex,
                                            .set = config->command.set,

@@ -39,11 +39,14 @@ static const char *find_address(const char *line)
     return good ? at + 1 : NULL;
 }
 
-/* With commas between. NULL: no memory. */
+/* With commas between. NULL: one has not said where it is, or no memory. */
 static char *list_addresses(gr_launch_job *job)
 {
     size_t size = 1;
     for (int i = 0; i < job->config->server.count; i++) {
+        if (job->servers[i].address == NULL) {
+            return NULL;
+        }
         size += strlen(job->servers[i].address) + 1;
     }
     char *list = gr_arena_alloc(&job->arena, size), *at = list;
@@ -93,6 +96,18 @@ gr_status gr_launch_job_publish_servers(gr_launch_job *job, gr_diag *diag)
     job->server_list = list_addresses(job);
     return job->server_list != NULL ? write_file(job, diag)
                                     : gr_fail(diag, GR_E_NO_MEMORY, "no memory for addresses");
+}
+
+/* Those that come later get the new address. The job does not need the file. */
+void gr_launch_job_republish_servers(gr_launch_job *job)
+{
+    gr_diag why = {0};
+    const char *list = list_addresses(job);
+    job->server_list = list != NULL ? list : job->server_list;
+    gr_launch_job_remove_servers(job);
+    if (write_file(job, &why) != GR_OK) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "launch", "%s", why.text);
+    }
 }
 
 /* ---- What they write ------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`gradus run --servers`: parameter servers beside the workers."""
+import json
 import os
 import pathlib
 import re
@@ -288,7 +289,7 @@ def test_servers_stay_until_orphans_have_saved(gradus, tmp_path):
 
 def test_a_job_goes_on_without_servers_that_have_replicas(gradus, ps_script):
     """Each sum is what it would have been; nothing is begun anew."""
-    job = gradus.start("run", "-np", 1, "--servers", 3, "--",
+    job = gradus.start("run", "-np", 1, "--servers", 3, "--restarts", 0, "--",
                        *ps_script(MEET + """
 step = asked = 0
 while True:
@@ -316,6 +317,43 @@ while True:
         killed = rf"parameter server {number} \(pid {servers[number]}\) was killed"
         assert re.search(f"{killed} .*; {left} with what it kept", err), err
     assert "ended by SIGTERM" in err and not gradus.remains()
+
+
+def wait_for_copies(gradus, path, servers):
+    """Until all servers are there, and none of them has a block alone; the new ones' addresses are
+    in the file as well, or about to be."""
+    def whole():
+        if not path.exists():
+            return False
+        env = dict(line.split("=", 1) for line in path.read_text().splitlines())
+        done = gradus("ps", "stats", "--json", env=env)
+        counted = [json.loads(line) for line in done.stdout.splitlines()]
+        return done.returncode == 0 and [c.get("unreplicated") for c in counted] == [0] * servers
+    wait_until(whole, "copies of all blocks")
+
+
+def test_lost_servers_are_replaced(gradus, ps_script, tmp_path):
+    """One after the other, each of two more than once; nothing is begun anew, and --restarts is how
+    often."""
+    path = tmp_path / "job.servers"
+    job, servers = start_pushing(gradus, ps_script, "--servers-file", path, "--restarts", 2)
+    wait_for_copies(gradus, path, 2)
+    for number in (0, 1, 1, 0):
+        os.kill(servers[number], signal.SIGKILL)
+        wait_until(lambda: servers_of(gradus).get(number, servers[number]) != servers[number],
+                   "another server")
+        wait_for_copies(gradus, path, 2)
+        servers = servers_of(gradus)
+        assert sorted(servers) == [0, 1]
+    os.kill(servers[0], signal.SIGKILL)
+    said = [job.stderr.readline()]
+    while "".join(said).count(" was killed ") < 5 and said[-1]:
+        said.append(job.stderr.readline())
+    job.terminate()
+    err = "".join(said) + finish(job, 1)[1]
+    on = "; the other goes on with what it kept"
+    assert err.count(on + ", and another one is started\n") == 4 and err.count(on + "\n") == 1, err
+    assert "ended by SIGTERM" in err and "anew" not in err and not gradus.remains(), err
 
 
 def test_all_is_begun_anew_when_a_block_and_its_replica_are_lost(gradus, ps_script):

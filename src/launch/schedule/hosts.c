@@ -4,6 +4,7 @@
 #include <signal.h>
 
 enum {
+    SERVER_PAUSE_US = 5000, /* until the output of a lost server is looked at again */
     PAUSE_MIN_US = 1000000, /* before a lost host is tried again; doubled each time */
     PAUSE_MAX_US = 60000000,
     COOL_DOWN_MAX_US = 300000000, /* where hosts come and go, none is given up */
@@ -138,6 +139,8 @@ void gr_scheduler_start_refused(gr_scheduler *schedule, int number, bool failed)
     if (!schedule->going) {
         gr_scheduler_blame(schedule, GR_REASON_NOT_STARTED);
         gr_scheduler_end_after_failure(schedule);
+    } else if (serves && gr_scheduler_server_refused(schedule, host->first, failed)) {
+        gr_scheduler_set_timer(schedule, GR_TIMER_HOSTS, SERVER_PAUSE_US);
     } else if (serves) {
         gr_scheduler_server_lost(schedule, number);
     } else {
@@ -255,7 +258,7 @@ void gr_scheduler_agent_gone(gr_scheduler *schedule, int number)
     }
     gr_scheduler_act(schedule, GR_ACTION_FREE_AGENT, number, -1, 0);
     if (gr_scheduler_serves(schedule, number)) {
-        gr_scheduler_start_server_again(schedule, number);
+        gr_scheduler_start_servers_again(schedule);
         return;
     }
     if (schedule->going && (host->leaving || host->joined)) {

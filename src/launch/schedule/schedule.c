@@ -136,6 +136,7 @@ static void on_timer(gr_scheduler *schedule, int timer)
         gr_scheduler_phase_timeout(schedule);
     } else if (timer == GR_TIMER_HOSTS) {
         gr_scheduler_fill(schedule);
+        gr_scheduler_start_servers_again(schedule);
     } else if (schedule->config.servers > 0 && !schedule->server.published) {
         gr_scheduler_servers_timeout(schedule);
     } else {

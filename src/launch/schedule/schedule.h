@@ -69,7 +69,7 @@ typedef struct gr_scheduler_config {
     bool changing;      /* so do hosts */
     bool all_join;      /* every worker joins the group: time counts from the start */
     bool servers_spare; /* the job goes on without one of them */
-    bool servers_again; /* a lost one is started again in its slot */
+    bool servers_again; /* in place of a lost one another one is started, in its slot */
     int64_t start_timeout_us, grace_us;
     gr_crash crash; /* the last one of an earlier beginning */
 } gr_scheduler_config;
@@ -97,8 +97,10 @@ typedef struct gr_scheduler_host {
 typedef struct gr_scheduler_server {
     int site;        /* the same number: on the same host */
     bool ready, met; /* its address is known; it has met the others */
-    bool again;      /* it is started again as soon as its agent is gone */
-    int restarts;    /* so many times it was */
+    bool replaces;   /* it came in place of a lost one; until it has met the others nothing is
+                        lost with it */
+    bool again;      /* another one is started as soon as nothing of it is left */
+    int restarts;    /* so many times one was */
 } gr_scheduler_server;
 
 typedef struct gr_scheduler_action gr_scheduler_action;
@@ -221,8 +223,10 @@ typedef enum gr_scheduler_action_kind {
     GR_ACTION_GO_ON,         /* slot: without it; value: with so many, flag: another one is started,
                                  standby: one that waited takes its place */
     GR_ACTION_GO_ON_WITHOUT, /* slot: none could be started there; value: so many are left */
-    GR_ACTION_GO_ON_SERVERS, /* slot: without it; value: with so many others */
+    GR_ACTION_GO_ON_SERVERS, /* slot: without it; value: with so many others, flag: another one is
+                                 started in its place */
     GR_ACTION_PUBLISH_SERVERS, /* all are ready; then SERVERS_PUBLISHED */
+    GR_ACTION_SERVER_MOVED,    /* slot: one that came in place of another is ready */
     GR_ACTION_SIGNAL_WORKERS,  /* value: the signal */
     GR_ACTION_SIGNAL_SERVERS,
     GR_ACTION_KILL_WORKERS,

@@ -21,10 +21,21 @@ void gr_scheduler_start_servers(gr_scheduler *schedule)
     }
 }
 
+/* One that came in place of another, and that the others do not count among them yet. */
+static bool is_idle(const gr_scheduler_server *server)
+{
+    return server->replaces && !server->met;
+}
+
 void gr_scheduler_server_ready(gr_scheduler *schedule, int slot)
 {
+    gr_scheduler_server *server = &schedule->servers[slot - schedule->config.slots];
     bool all = schedule->phase == GR_PHASE_RUNNING;
-    schedule->servers[slot - schedule->config.slots].ready = true;
+    server->ready = true;
+    if (server->replaces) {
+        gr_scheduler_act(schedule, GR_ACTION_SERVER_MOVED, -1, slot, 0);
+        return;
+    }
     for (int i = 0; i < schedule->config.servers; i++) {
         all = all && schedule->servers[i].ready;
     }
@@ -41,7 +52,7 @@ static bool can_agree(const gr_scheduler *schedule, int number)
 {
     int left = 0, lowest = number;
     for (int i = 0; i < schedule->config.servers; i++) {
-        if (!schedule->slots[schedule->config.slots + i].busy) {
+        if (!schedule->slots[schedule->config.slots + i].busy || is_idle(&schedule->servers[i])) {
             continue;
         }
         if (schedule->servers[i].site == schedule->servers[number].site) {
@@ -53,49 +64,65 @@ static bool can_agree(const gr_scheduler *schedule, int number)
     return left > 1 || (left == 1 && lowest != number);
 }
 
+/* Another one is to be started in its place, so many times at most. */
+static bool renew(gr_scheduler *schedule, gr_scheduler_server *server)
+{
+    server->again = schedule->config.servers_again &&
+                    server->restarts < schedule->config.restarts && !schedule->server.told;
+    server->restarts += server->again;
+    return server->again;
+}
+
 /* A server is gone. Does the job go on without it, with so many others? */
 static bool spare(gr_scheduler *schedule, int slot, int least)
 {
     const gr_scheduler_config *config = &schedule->config;
+    gr_scheduler_server *lost = &schedule->servers[slot - config->slots];
     int left = 0;
     bool met = true;
     for (int i = 0; i < config->servers; i++) {
-        left += schedule->slots[config->slots + i].busy;
-        met = met && schedule->servers[i].met;
+        const gr_scheduler_server *server = &schedule->servers[i];
+        left += schedule->slots[config->slots + i].busy && !is_idle(server);
+        met = met && (server->met || server->replaces);
     }
-    bool on = config->servers_spare && met && left >= least && schedule->phase == GR_PHASE_RUNNING;
+    bool on = config->servers_spare && met && left >= (is_idle(lost) ? 1 : least) &&
+              schedule->phase == GR_PHASE_RUNNING;
     if (on) {
-        schedule->server.spared++;
-        gr_scheduler_act(schedule, GR_ACTION_GO_ON_SERVERS, -1, slot, left);
+        schedule->server.spared += !is_idle(lost);
+        gr_scheduler_act(schedule, GR_ACTION_GO_ON_SERVERS, -1, slot, left)->flag =
+            renew(schedule, lost);
     }
     return on;
 }
 
-/* It is started again, in its slot, so many times at most. */
-static bool renew(gr_scheduler *schedule, int slot)
+void gr_scheduler_start_servers_again(gr_scheduler *schedule)
 {
-    gr_scheduler_server *server = &schedule->servers[slot - schedule->config.slots];
-    server->again = schedule->config.servers_again && server->ready &&
-                    server->restarts < schedule->config.restarts &&
-                    schedule->phase == GR_PHASE_RUNNING && !schedule->server.told;
-    if (server->again) {
-        server->restarts++;
-        gr_scheduler_act(schedule, GR_ACTION_GO_ON_SERVERS, -1, slot, schedule->config.servers - 1)
-            ->flag = true;
+    for (int i = 0; i < schedule->config.servers; i++) {
+        gr_scheduler_server *server = &schedule->servers[i];
+        int host = schedule->config.host_room + i, slot = schedule->config.slots + i;
+        if (server->again && schedule->hosts[host].state == GR_HOST_AWAY &&
+            !schedule->server.told && schedule->phase == GR_PHASE_RUNNING) {
+            server->again = server->ready = server->met = false;
+            server->replaces = true;
+            schedule->slots[slot].busy = true;
+            schedule->ends[slot] = (gr_worker_end){0};
+            gr_scheduler_start_agent(schedule, host);
+        }
     }
-    return server->again;
 }
 
-void gr_scheduler_start_server_again(gr_scheduler *schedule, int host)
+bool gr_scheduler_server_refused(gr_scheduler *schedule, int slot, bool failed)
 {
-    int slot = schedule->hosts[host].first;
     gr_scheduler_server *server = &schedule->servers[slot - schedule->config.slots];
-    if (server->again && !schedule->server.told && schedule->phase == GR_PHASE_RUNNING) {
-        server->again = server->ready = server->met = false;
-        schedule->slots[slot].busy = true;
-        schedule->ends[slot] = (gr_worker_end){0};
-        gr_scheduler_start_agent(schedule, host);
+    if (!server->replaces) {
+        return false;
     }
+    schedule->slots[slot].busy = false;
+    server->again = !failed;
+    if (failed) {
+        gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, schedule->slots[slot].host, slot, 0);
+    }
+    return true;
 }
 
 void gr_scheduler_servers_timeout(gr_scheduler *schedule)
@@ -120,8 +147,8 @@ void gr_scheduler_server_ended(gr_scheduler *schedule, const gr_scheduler_event 
     if (schedule->server.told && (asked || schedule->phase >= GR_PHASE_KILLING)) {
         return;
     }
-    if (renew(schedule, event->slot) ||
-        (can_agree(schedule, number) && spare(schedule, event->slot, 1))) {
+    bool agreed = is_idle(&schedule->servers[number]) || can_agree(schedule, number);
+    if (agreed && spare(schedule, event->slot, 1)) {
         return;
     }
     /* Workers that fail do so because of it, also those that were heard of before it. */
@@ -136,8 +163,11 @@ void gr_scheduler_server_lost(gr_scheduler *schedule, int host)
 {
     /* Servers that see nothing of others but their silence wait, unless they are the majority. */
     int majority = schedule->config.servers / 2 + 1, slot = schedule->hosts[host].first;
+    if (!schedule->slots[slot].busy) {
+        return; /* it had ended before */
+    }
     schedule->slots[slot].busy = false;
-    if (schedule->server.told || schedule->phase > GR_PHASE_SETTLING || renew(schedule, slot) ||
+    if (schedule->server.told || schedule->phase > GR_PHASE_SETTLING ||
         spare(schedule, slot, majority)) {
         return;
     }
