@@ -4,6 +4,9 @@
 
 #include "support_servers.h"
 
+#include "base/clock.h"
+#include "ps/message.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -96,6 +99,77 @@ static void of_two_runs_at_once_the_first_to_declare_has_the_servers(void **stat
     test_servers_stop(&servers);
 }
 
+/* ---- A worker that does not go -------------------------------------------------------------- */
+
+/* Until the link has a message, or has ended: as gr_link_peek. */
+static gr_status next_message(gr_mesh *mesh, gr_link *link, gr_frame *frame)
+{
+    gr_clock clock = gr_clock_real();
+    int64_t until_us = gr_clock_deadline_us(&clock, 60000000);
+    gr_status status;
+    while ((status = gr_link_peek(link, frame)) == GR_PENDING) {
+        assert_true(gr_clock_now_us(&clock) < until_us);
+        assert_int_equal(gr_mesh_progress(mesh, NULL), GR_OK);
+        gr_mesh_wait(mesh, until_us);
+    }
+    return status;
+}
+
+static gr_mesh *reach(const char *address)
+{
+    gr_mesh_config config;
+    gr_mesh *mesh;
+    gr_mesh_config_init(&config);
+    config.kind = GR_LINK_TCP;
+    config.dynamic_peers = true;
+    config.rank = GR_PS_WORKERS_AT + 5;
+    config.world_size = GR_PS_PEERS_MAX;
+    config.secret = test_secret;
+    assert_int_equal(gr_mesh_create(&config, &mesh, NULL), GR_OK);
+    assert_int_equal(gr_mesh_connect(mesh, 0, address, NULL), GR_OK);
+    while (gr_mesh_link(mesh, 0) == NULL || !gr_link_is_up(gr_mesh_link(mesh, 0))) {
+        assert_int_equal(gr_mesh_progress(mesh, NULL), GR_OK);
+    }
+    return mesh;
+}
+
+/* It was refused, and asks for more all the same: with that its link ends, and says why. */
+static void a_worker_that_was_sent_away_is_told_so_with_its_next_request(void **state)
+{
+    (void)state;
+    test_servers servers;
+    gr_frame frame;
+    uint8_t hello[GR_PS_SMALL_MAX];
+    uint64_t ticket;
+    int id;
+    test_servers_start(&servers, 1, true, NULL);
+    gr_ps *ps = connected(&servers, 0, "first");
+    expect_ok(ps, declare(ps, &id));
+    gr_mesh *mesh = reach(servers.addresses);
+    gr_link *link = gr_mesh_link(mesh, 0);
+    const gr_ps_hello second = {.protocol = GR_PS_PROTOCOL, .servers = 1, .run = "second"};
+    gr_frame request = {.kind = GR_FRAME_DATA,
+                        .comm = GR_PS_HELLO,
+                        .size_bytes = (uint32_t)gr_ps_put_hello(&second, hello)};
+    assert_int_equal(gr_link_send(link, &request, hello, &ticket), GR_OK);
+    assert_int_equal(next_message(mesh, link, &frame), GR_OK);
+    assert_int_equal(frame.comm, GR_PS_DONE);
+    uint8_t answer[GR_PS_SMALL_MAX];
+    gr_ps_done done;
+    assert_int_equal(gr_link_read(link, answer), GR_OK);
+    assert_int_equal(gr_ps_get_done(answer, frame.size_bytes, &done, NULL), GR_OK);
+    gr_link_next(link, NULL);
+    assert_int_equal(done.status, GR_E_INVALID);
+    request = (gr_frame){.kind = GR_FRAME_DATA, .comm = GR_PS_STATS, .op_seq = 1};
+    assert_int_equal(gr_link_send(link, &request, NULL, &ticket), GR_OK);
+    assert_int_equal(next_message(mesh, link, &frame), GR_E_PEER_LOST);
+    assert_non_null(strstr(gr_link_diag(link)->text, "requests of another run, which was refused"));
+    gr_mesh_destroy(mesh);
+    expect_ok(ps, declare(ps, &id)); /* the others do not notice it */
+    gr_ps_close(ps);
+    test_servers_stop(&servers);
+}
+
 static void a_name_that_cannot_be_is_refused(void **state)
 {
     (void)state;
@@ -114,6 +188,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(servers_with_tensors_of_another_run_refuse_a_worker),
         cmocka_unit_test(of_two_runs_at_once_the_first_to_declare_has_the_servers),
+        cmocka_unit_test(a_worker_that_was_sent_away_is_told_so_with_its_next_request),
         cmocka_unit_test(a_name_that_cannot_be_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
