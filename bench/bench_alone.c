@@ -21,7 +21,7 @@ typedef struct alone {
 
 static gr_status prepare(alone *a, const char *path, gr_diag *diag)
 {
-    gr_job_overrides overrides = {.workers = 1};
+    gr_job_overrides overrides = {.run = {.workers = 1}};
     gr_status status = gr_job_open(path, &overrides, &a->job, diag);
     if (status != GR_OK) {
         return status;

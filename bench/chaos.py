@@ -174,10 +174,13 @@ class JobByHand(Job):
         told = dict(coordinator.stdout.readline().strip().split("=", 1) for _ in range(5))
         env = env | told | {"OMP_NUM_THREADS": "1", "GRADUS_LINK": flags[flags.index("--link") + 1]}
         more = flags[2:]
-        workers = [subprocess.Popen(
-            [self.gradus, "worker", *more, "--output", output, self.path],
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            env=env | {"GRADUS_RANK": str(rank)}) for rank in range(WORKERS)]
+        with tempfile.TemporaryFile() as document:
+            subprocess.run([self.gradus, "run", "--dry-run", "--json", *more, "--output", output,
+                            self.path], stdout=document, check=True, env=env)
+            workers = [subprocess.Popen(
+                [self.gradus, "worker"], stdin=document, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, text=True, env=env | {"GRADUS_RANK": str(rank)})
+                for rank in range(WORKERS)]
         metrics = output / "metrics.jsonl"
         end = time.monotonic() + self.patience_s
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < end:

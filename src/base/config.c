@@ -31,6 +31,33 @@ gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_aren
     return GR_OK;
 }
 
+/* ---- Conditions ------------------------------------------------------------------------------ */
+
+bool gr_config_holds(const gr_config_table *table, const void *config, const char *condition)
+{
+    size_t size = strcspn(condition, ":");
+    const gr_config_field *field = NULL;
+    while ((field = gr_config_next(table, field)) != NULL &&
+           (field->key == NULL || strncmp(field->key, condition, size) != 0 ||
+            field->key[size] != '\0')) {
+    }
+    if (condition[size] == '\0' || field == NULL ||
+        (field->type != GR_CONFIG_CHOICE && field->type != GR_CONFIG_BOOL)) {
+        return condition[0] == '\0';
+    }
+    const void *at = (const char *)config + field->offset;
+    const char *is = field->type == GR_CONFIG_CHOICE ? gr_config_choice(field, *(const int *)at)
+                     : *(const bool *)at             ? "true"
+                                                     : "false";
+    for (const char *word = condition + size + 1; *word != '\0'; word += strcspn(word, "|")) {
+        word += strspn(word, " |");
+        if (strcspn(word, "|") == strlen(is) && strncmp(word, is, strlen(is)) == 0) {
+            return field->needs == NULL || gr_config_holds(table, config, field->needs);
+        }
+    }
+    return false;
+}
+
 /* ---- Environment ----------------------------------------------------------------------------- */
 
 const char *gr_config_variable(char *const *environment, const char *name)

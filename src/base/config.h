@@ -40,6 +40,9 @@ typedef struct gr_config_field {
     const char *(*choice)(int index); /* in place of choices: the words; NULL behind the last */
     const char *value_name;           /* "N", "FILE": what --help shows; NULL: from the type */
     const char *help;                 /* one line */
+    /* With which values of another key of the table the key means something, and with which it
+     * changes the result: see gr_config_holds. `needs` NULL: any; `result` NULL: none, "": any. */
+    const char *needs, *result;
     /* What flag and variable were called before; NULL. They are errors that name the new ones. */
     const char *former_flag, *former_env;
 } gr_config_field;
@@ -61,6 +64,10 @@ typedef struct gr_config_table {
     size_t struct_bytes;
     const gr_config_foreign *foreign; /* NULL: none */
 } gr_config_table;
+
+/* Has the struct these values? "strategy: local|ps": the choice `strategy` is one of the two, and
+ * what it needs itself holds; "keep_best: true" likewise. "": yes. */
+bool gr_config_holds(const gr_config_table *table, const void *config, const char *condition);
 
 /* Zeroes the struct and applies the defaults. Texts are copied into `arena`, which must outlive the
  * struct. */

@@ -89,6 +89,7 @@ extern const gr_config_table gr_rendezvous_table;
 extern const gr_config_table gr_server_table;
 extern const gr_config_table gr_ps_verb_table;
 extern const gr_config_table gr_agent_table;
+extern const gr_config_table gr_worker_table;
 extern const gr_config_table gr_timeline_table;
 extern const gr_config_table gr_info_table;
 extern const gr_config_table gr_tune_table;

@@ -36,7 +36,7 @@ static gr_status print_json(const gr_eval_result *result, gr_diag *diag)
 static int evaluate(const gr_cli_line *line)
 {
     const eval_options *options = line->options;
-    const gr_job_overrides overrides = {.workers = 1};
+    const gr_job_overrides overrides = {.run = {.workers = 1}};
     gr_diag diag = {0};
     gr_job *job;
     gr_status status = gr_job_open(line->words[0], &overrides, &job, &diag);

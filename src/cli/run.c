@@ -11,6 +11,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -248,6 +249,8 @@ static int work(gr_cli_run *run)
         gr_cores_sort_by_topology(&run->cores);
         if (run->options.dry_run && run->job_path == NULL) {
             print_plan(run);
+        } else if (run->options.dry_run && run->options.json) {
+            fputs(run->document, stdout);
         }
         code = run->options.dry_run ? gr_cli_flush() : gr_run_attempts(run);
     }
@@ -279,6 +282,7 @@ int gr_verb_run(int argc, char *const *argv)
     } else {
         code = gr_run_supervise(&run, argc, argv, work);
     }
+    free(run.document);
     gr_arena_fini(&run.arena);
     return code;
 }

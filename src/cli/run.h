@@ -53,18 +53,18 @@ typedef struct gr_cli_run {
     gr_run_options options;
     gr_arena arena;
     gr_cores cores;
-    gr_host_list hosts;            /* count 0: this host */
-    gr_acceptor *acceptor;         /* where hosts come by themselves; NULL */
-    char program[PATH_MAX];        /* on other hosts */
-    const gr_placement *placement; /* of those that are not this host */
-    const char *job_path;          /* NULL: a command */
-    bool inexact;                  /* the job permits what is fastest */
-    const char *resume;            /* the checkpoint to go on from; NULL */
-    bool writes;                   /* checkpoints, while it trains */
-    const char *past; /* the step that an earlier beginning has come to; NULL: none has */
-    const char *workers_text;
-    const char *shards_text; /* its shards, which workers cannot count out of their number */
-    char *const *command;    /* NULL-terminated */
+    gr_host_list hosts;               /* count 0: this host */
+    gr_acceptor *acceptor;            /* where hosts come by themselves; NULL */
+    char program[PATH_MAX];           /* on other hosts */
+    const gr_placement *placement;    /* of those that are not this host */
+    const char *job_path;             /* NULL: a command */
+    bool inexact;                     /* the job permits what is fastest */
+    const char *resume;               /* the checkpoint to go on from; NULL */
+    bool writes;                      /* checkpoints, while it trains */
+    uint64_t past_step;               /* that an earlier beginning has come to */
+    char unbound[GR_DIAG_TEXT_BYTES]; /* --dry-run: why the job has no data */
+    char *document;                   /* of the job, for its workers; heap */
+    char *const *command;             /* NULL-terminated */
     gr_exported exported;
     gr_launch_fault faults[2 * GR_FAULTS_MAX];
     int fault_count;

@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORKER_WORDS_MAX = 24 + 2 * GR_RUN_SETTINGS_MAX, SERVER_WORDS_MAX = 10 };
+enum { SERVER_WORDS_MAX = 10 };
 
 static int terminal_columns(int fd)
 {
@@ -36,37 +36,8 @@ static bool wants_color(int fd)
            (kind == NULL || strcmp(kind, "dumb") != 0);
 }
 
-/* What each worker of a job file is started with. */
-static void worker_words(const gr_cli_run *run, const char *words_out[WORKER_WORDS_MAX])
-{
-    const gr_run_options *options = &run->options;
-    const char *const flags[][2] = {{"--output", options->output},
-                                    {"--checkpoint-every", options->checkpoint_every},
-                                    {"--checkpoint-to", options->checkpoint_to},
-                                    {"--resume", run->resume},
-                                    {"--workers", run->workers_text},
-                                    {"--shards", run->shards_text},
-                                    {"--chaos", options->chaos},
-                                    {"--chaos-after", run->past}};
-    int count = 0;
-    words_out[count++] = "gradus";
-    words_out[count++] = "worker";
-    words_out[count++] = run->job_path;
-    words_out[count++] = options->json ? "--json" : "--no-json";
-    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
-        if (flags[i][1] != NULL) {
-            words_out[count++] = flags[i][0];
-            words_out[count++] = flags[i][1];
-        }
-    }
-    for (int i = 0; options->set != NULL && options->set[i] != NULL; i++) {
-        words_out[count++] = "--set";
-        words_out[count++] = options->set[i];
-    }
-    words_out[count] = NULL;
-}
-
-/* And each parameter server, which nobody reaches from outside if all are on this host. */
+/* What each parameter server is started with: nobody reaches it from outside if all are on this
+ * host. */
 static void server_words(gr_cli_run *run, const char *words_out[SERVER_WORDS_MAX])
 {
     int count = 0;
@@ -128,6 +99,9 @@ static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_
     }
     set[set_count++] =
         gr_arena_printf(&run->arena, "GRADUS_TERMINAL_COLUMNS=%d", terminal_columns(STDOUT_FILENO));
+    if (run->job_path != NULL) {
+        set[set_count++] = "GRADUS_JOB_FD=0";
+    }
     if (options->link != GR_RUN_LINK_OF_JOB) {
         set[set_count++] =
             gr_arena_printf(&run->arena, "GRADUS_LINK=%s", gr_run_link_choices[options->link]);
@@ -188,7 +162,7 @@ static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
     gr_run_options *options = &run->options;
     gr_status status = GR_OK;
     bool needed = options->resume || run->writes;
-    run->past = gr_arena_printf(&run->arena, "%llu", (unsigned long long)report->step);
+    run->past_step = report->step;
     config->crash = report->crash;
     config->beginning++;
     run->resume = NULL;
@@ -235,14 +209,14 @@ static int end_between(const gr_cli_run *run, int signal_number)
 }
 
 /* Runs it, and runs it again when nobody is left to go on with. */
-static int run_again_and_again(gr_cli_run *run, gr_launch_config *config, const char *worker[])
+static int run_again_and_again(gr_cli_run *run, gr_launch_config *config)
 {
     gr_launch_report report;
     gr_diag diag;
     for (;;) {
         int64_t begin_us = gr_now_ns() / 1000;
         config->fault_count = run->fault_count;
-        worker_words(run, worker);
+        config->command.document = run->document;
         gr_diag_clear(&diag);
         gr_status status = gr_launch_run(config, &report, &diag);
         for (int i = 0; i < run->hosts.count; i++) {
@@ -273,7 +247,8 @@ int gr_run_attempts(gr_cli_run *run)
 {
     const gr_run_options *options = &run->options;
     const char *set[SET_MAX] = {NULL}, *defaults[SET_MAX] = {NULL};
-    const char *worker[WORKER_WORDS_MAX], *server[SERVER_WORDS_MAX];
+    const char *server[SERVER_WORDS_MAX];
+    static char *const worker[] = {"gradus", "worker", NULL};
     const char *timeline =
         gr_cli_begin_timeline(options->timeline, GR_LAUNCH_WORKERS_MAX, &run->arena);
     surround(run, timeline, set, defaults);
@@ -296,7 +271,7 @@ int gr_run_attempts(gr_cli_run *run)
         .orphan_grace_us = options->orphans == GR_RUN_ORPHANS_FINISH ? options->grace_us : 0,
         .fence_us = options->fence_us,
         .faults = run->faults,
-        .command = {.argv = run->job_path != NULL ? (char *const *)(uintptr_t)worker : run->command,
+        .command = {.argv = run->job_path != NULL ? worker : run->command,
                     .file = run->job_path != NULL ? "/proc/self/exe" : NULL,
                     .environment = environ,
                     .exported = run->exported.environment,
@@ -328,7 +303,7 @@ int gr_run_attempts(gr_cli_run *run)
         .supervisor = run->supervisor,
         .log = &run->log};
     gr_signals_hold(NULL); /* who asks for an end between two beginnings is heard as well */
-    int code = run_again_and_again(run, &config, worker);
+    int code = run_again_and_again(run, &config);
     if (timeline != NULL) {
         gr_cli_merge_timeline(timeline, gr_launch_slots(&config));
     }

@@ -10,41 +10,38 @@
 #include "train/strategy/strategy.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 enum { RESTARTS = 3 };
 
-/* Which checkpoint the job goes on from, if it does. Its shards count where the job says none: then
- * the job is opened anew. */
-static gr_status find_checkpoint(gr_cli_run *run, gr_job_overrides *overrides, gr_job **job,
-                                 gr_diag *diag)
+/* Which checkpoint the job goes on from, if it does. Its shards count where the job says none. */
+static gr_status find_checkpoint(gr_cli_run *run, gr_job *job, gr_diag *diag)
 {
-    gr_status status = gr_checkpoint_may_start(*job, run->options.resume, diag);
+    gr_status status = gr_checkpoint_may_start(job, run->options.resume, diag);
     gr_checkpoint *found = NULL;
     if (status == GR_OK && run->options.resume) {
-        status = gr_checkpoint_find(*job, &run->log, &found, diag);
+        status = gr_checkpoint_find(job, &run->log, &found, diag);
     }
     if (status != GR_OK || found == NULL) {
         return status;
     }
     const gr_checkpoint_info *info = gr_checkpoint_info_of(found);
     char path[PATH_MAX];
-    if (info->shards != (*job)->shards) {
-        overrides->shards = info->shards;
-        gr_job_close(*job);
-        *job = NULL;
-        status = gr_job_open(run->job_path, overrides, job, diag);
+    if (info->shards != job->shards) {
+        job->run.checkpoint_shards = info->shards;
+        status = gr_job_resolve(job, diag);
         if (status == GR_OK) {
-            status = gr_checkpoint_fits(*job, found, diag);
+            status = gr_checkpoint_fits(job, found, diag);
         }
     }
     if (status == GR_OK) {
-        status = gr_checkpoint_path((*job)->checkpoint.to, info->step, path, sizeof path, diag);
+        status = gr_checkpoint_path(job->checkpoint.to, info->step, path, sizeof path, diag);
     }
     gr_checkpoint_close(found);
     if (status != GR_OK) {
         return status;
     }
-    run->resume = gr_arena_strdup(&run->arena, path);
+    run->resume = job->run.resume = gr_arena_strdup(&run->arena, path);
     return run->resume != NULL ? GR_OK : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a path");
 }
 
@@ -99,40 +96,61 @@ static gr_status find_servers(gr_cli_run *run, const gr_job *job, gr_diag *diag)
     return options->dry_run ? GR_OK : gr_job_check_servers(job, options->servers > 0, diag);
 }
 
+/* Data and checkpoint, which a job that is only explained can do without. */
+static gr_status bind_job(gr_cli_run *run, gr_job *job, gr_diag *diag)
+{
+    const gr_run_options *options = &run->options;
+    if (options->dry_run && options->json && !options->resume) {
+        return GR_OK;
+    }
+    gr_status status = gr_job_bind(job, diag);
+    if (status == GR_E_NOT_FOUND && options->dry_run && !options->resume) {
+        snprintf(run->unbound, sizeof run->unbound, "%s", diag->text);
+        return GR_OK;
+    }
+    return status == GR_OK ? find_checkpoint(run, job, diag) : status;
+}
+
+/* What --dry-run says of the job to people. */
+static gr_status explain(gr_cli_run *run, const gr_job *job, gr_diag *diag)
+{
+    gr_status status = gr_job_print(job, run->unbound, stdout, diag);
+    if (run->resume != NULL) {
+        printf("goes on from %s\n", run->resume);
+    }
+    return status == GR_OK && job->strategy->needs_servers && job->dataset != NULL
+               ? gr_run_advise(run, job, diag)
+               : status;
+}
+
 gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
 {
     gr_run_options *options = &run->options;
-    int room = gr_run_room(run);
     gr_job_overrides overrides = {
-        .workers = (int)options->workers,
-        .workers_max = (int)options->workers_max,
-        .default_workers = room,
+        .run = {.workers = options->workers,
+                .workers_max = options->workers_max,
+                .default_workers = gr_run_room(run),
+                .json = options->json && !options->dry_run,
+                .chaos = options->chaos,
+                .chaos_after = (int64_t)run->past_step},
         .link = options->link == GR_RUN_LINK_OF_JOB ? NULL : gr_run_link_choices[options->link],
         .output = options->output,
         .checkpoint_every = options->checkpoint_every,
         .checkpoint_to = options->checkpoint_to,
         .set = options->set};
     gr_job *job = NULL;
-    gr_status status = gr_job_open(run->job_path, &overrides, &job, diag);
+    gr_status status = gr_job_parse(run->job_path, &overrides, &job, diag);
     if (status == GR_OK) {
-        status = find_checkpoint(run, &overrides, &job, diag);
+        status = gr_job_resolve(job, diag);
     }
-    if (status == GR_OK && options->dry_run) {
-        status = gr_job_print(job, stdout, diag);
-        if (run->resume != NULL) {
-            printf("goes on from %s\n", run->resume);
-        }
+    if (status == GR_OK) {
+        status = bind_job(run, job, diag);
     }
     if (status == GR_OK) {
         status = find_servers(run, job, diag);
     }
-    if (status == GR_OK && options->dry_run && job->strategy->needs_servers) {
-        status = gr_run_advise(run, job, diag);
-    }
     if (status == GR_OK) {
         options->workers = job->workers;
-        run->workers_text = gr_arena_printf(&run->arena, "%d", job->workers);
-        run->shards_text = gr_arena_printf(&run->arena, "%d", job->shards);
         status = may_lose(run, job, diag);
         options->link = GR_RUN_LINK_OF_JOB + 1 + job->distribution.link;
         run->inexact = !job->distribution.exact;
@@ -141,6 +159,14 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
         if (options->threads == 0) {
             options->threads = job->distribution.worker_threads;
         }
+    }
+    free(run->document);
+    run->document = NULL;
+    if (status == GR_OK) {
+        status = gr_job_document(job, &run->document, diag);
+    }
+    if (status == GR_OK && options->dry_run && !options->json) {
+        status = explain(run, job, diag);
     }
     gr_job_close(job);
     return status;

@@ -264,7 +264,8 @@ static const gr_config_field run_fields[] = {
     {.flag = "--dry-run",
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(gr_run_options, dry_run),
-     .help = "check everything, print what would run, start nothing"},
+     .help = "check everything, print what would run, start nothing; a job file's data may be "
+             "missing"},
     {.flag = "--cluster",
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(gr_run_options, cluster),
@@ -274,7 +275,8 @@ static const gr_config_field run_fields[] = {
     {.flag = "--json",
      .type = GR_CONFIG_BOOL,
      .offset = offsetof(gr_run_options, json),
-     .help = "job file: report as JSON, one object a line"},
+     .help = "job file: report as JSON, one object a line; with --dry-run: print the job document, "
+             "without a look at the data"},
     {.flag = "--output",
      .type = GR_CONFIG_TEXT,
      .offset = offsetof(gr_run_options, output),

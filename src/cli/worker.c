@@ -1,75 +1,92 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What `gradus run job.yaml` starts once for each rank. Not meant to be typed. */
+/* What `gradus run job.yaml` starts once for each rank: the job comes as a document. */
 
 #include "base/fail.h"
 #include "cli/cli.h"
 #include "launch/launch.h"
 #include "train/train.h"
 
+#include <errno.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { DOCUMENT_BYTES = 16 << 10 };
 
 typedef struct worker_options {
-    bool json;
-    const char *output;
-    const char *checkpoint_every, *checkpoint_to;
-    const char *resume, *chaos;
-    const char *const *set;
-    int64_t workers, shards, chaos_after;
+    int64_t document_fd;
 } worker_options;
 
 static const gr_config_field worker_fields[] = {
-    {.flag = "--json",
-     .type = GR_CONFIG_BOOL,
-     .offset = offsetof(worker_options, json),
-     .help = "report as JSON, one object a line"},
-    {.flag = "--output",
-     .type = GR_CONFIG_TEXT,
-     .offset = offsetof(worker_options, output),
-     .value_name = "DIR",
-     .help = "folder for weights and metrics"},
-    {.flag = "--checkpoint-every",
-     .type = GR_CONFIG_TEXT,
-     .offset = offsetof(worker_options, checkpoint_every),
-     .help = "as of run"},
-    {.flag = "--checkpoint-to",
-     .type = GR_CONFIG_TEXT,
-     .offset = offsetof(worker_options, checkpoint_to),
-     .help = "as of run"},
-    {.flag = "--resume",
-     .type = GR_CONFIG_TEXT,
-     .offset = offsetof(worker_options, resume),
-     .help = "the checkpoint to go on from"},
-    {.flag = "--set",
-     .type = GR_CONFIG_LIST,
-     .offset = offsetof(worker_options, set),
-     .help = "as of run"},
-    {.flag = "--workers",
+    {.env = "GRADUS_JOB_FD",
      .type = GR_CONFIG_INT,
-     .offset = offsetof(worker_options, workers),
-     .help = "with how many the job was started"},
-    {.flag = "--shards",
-     .type = GR_CONFIG_INT,
-     .offset = offsetof(worker_options, shards),
-     .help = "its shards, where the job says none"},
-    {.flag = "--chaos",
-     .type = GR_CONFIG_TEXT,
-     .offset = offsetof(worker_options, chaos),
-     .help = "as of run"},
-    {.flag = "--chaos-after",
-     .type = GR_CONFIG_INT,
-     .offset = offsetof(worker_options, chaos_after),
-     .help = "faults of steps up to this one have happened"},
+     .offset = offsetof(worker_options, document_fd),
+     .default_text = "0",
+     .min = 0,
+     .max = INT_MAX,
+     .help = "the descriptor from which a worker reads its job document"},
     {.key = NULL},
 };
 
-static const gr_config_table worker_table = {.name = "worker",
-                                             .title = "One worker of a native job",
-                                             .fields = worker_fields,
-                                             .struct_bytes = sizeof(worker_options)};
+const gr_config_table gr_worker_table = {
+    .name = "worker",
+    .title = "gradus worker: one worker of a job document",
+    .fields = worker_fields,
+    .struct_bytes = sizeof(worker_options),
+};
+
+/* All that the descriptor has, in heap memory: from its beginning where it has one, since workers
+ * of one host share it. */
+static gr_status read_document(int fd, char **text_out, size_t *size_out, gr_diag *diag)
+{
+    char *text = NULL;
+    size_t used = 0, room = 0;
+    bool seeks = true;
+    for (ssize_t got = 1; got != 0;) {
+        if (used == room) {
+            room = room > 0 ? 2 * room : DOCUMENT_BYTES;
+            char *more = room <= 2 * (size_t)GR_DOC_BYTES_MAX ? realloc(text, room) : NULL;
+            if (more == NULL) {
+                free(text);
+                return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the job document");
+            }
+            text = more;
+        }
+        got = seeks ? pread(fd, text + used, room - used, (off_t)used)
+                    : read(fd, text + used, room - used);
+        if (got < 0 && errno == ESPIPE && seeks) {
+            seeks = false;
+        } else if (got < 0 && errno != EINTR) {
+            int error = errno;
+            free(text);
+            return gr_fail(diag, GR_E_INVALID,
+                           "the job document cannot be read from descriptor %d: %s; give it on "
+                           "stdin, or set GRADUS_JOB_FD",
+                           fd, strerror(error));
+        }
+        used += got > 0 ? (size_t)got : 0;
+    }
+    *text_out = text;
+    *size_out = used;
+    return GR_OK;
+}
+
+static gr_status read_job(int fd, gr_job **job_out, gr_diag *diag)
+{
+    char *text = NULL;
+    size_t size = 0;
+    gr_status status = read_document(fd, &text, &size, diag);
+    if (status == GR_OK) {
+        status = gr_job_parse_document(text, size, job_out, diag);
+    }
+    free(text);
+    return status == GR_OK ? gr_job_resolve(*job_out, diag) : status;
+}
 
 /* Who failed only since another one did says so by its exit code, so that the launcher looks for
  * the other one. NaN or infinity is found by all ranks together: rank 0 speaks for them. */
@@ -110,24 +127,13 @@ static bool is_asked_to_stop(void *stop_arg)
             (sigismember(held, SIGINT) == 1 && sigismember(&pending, SIGINT) == 1));
 }
 
-static gr_status train(const worker_options *options, const char *path, gr_comm **comm,
-                       gr_arena *arena, gr_diag *diag)
+static gr_status train(gr_job *job, gr_comm **comm, gr_arena *arena, gr_diag *diag)
 {
     gr_chaos chaos = {.count = 0};
-    const gr_job_overrides overrides = {.workers = (int)options->workers,
-                                        .output = options->output,
-                                        .shards = (int)options->shards,
-                                        .checkpoint_every = options->checkpoint_every,
-                                        .checkpoint_to = options->checkpoint_to,
-                                        .set = options->set};
-    gr_job *job;
     /* The launcher knows how many servers there are. */
-    gr_status status = options->chaos != NULL ? gr_chaos_parse(options->chaos, options->workers,
+    gr_status status = job->run.chaos != NULL ? gr_chaos_parse(job->run.chaos, job->workers,
                                                                INT64_MAX, arena, &chaos, diag)
                                               : GR_OK;
-    if (status == GR_OK) {
-        status = gr_job_open(path, &overrides, &job, diag);
-    }
     if (status != GR_OK) {
         return status;
     }
@@ -137,25 +143,27 @@ static gr_status train(const worker_options *options, const char *path, gr_comm 
     if (joining) {
         hold_signals(&held); /* what others do ends its waiting: they stop, and it is dismissed */
     }
-    const gr_train_options training = {.style = options->json ? GR_REPORT_JSON : GR_REPORT_AUTO,
+    const gr_train_options training = {.style = job->run.json ? GR_REPORT_JSON : GR_REPORT_AUTO,
                                        .out = stdout,
                                        .log = &log,
-                                       .resume = options->resume,
+                                       .resume = job->run.resume,
                                        .stop = is_asked_to_stop,
                                        .stop_arg = &held,
                                        .joined = hold_signals,
                                        .joined_arg = &held,
                                        .chaos = &chaos,
-                                       .chaos_after = (uint64_t)options->chaos_after,
+                                       .chaos_after = (uint64_t)job->run.chaos_after,
                                        .joining = joining};
-    status = gr_train_run(job, comm, &training, diag);
-    gr_job_close(job);
-    return status;
+    return gr_train_run(job, comm, &training, diag);
 }
 
 static void print_usage(void)
 {
-    puts("gradus worker is what gradus run starts for each rank of a job; not meant to be typed\n");
+    puts("usage: gradus worker < job.json\n\n"
+         "What gradus run starts for each rank of a job: reads the job document that\n"
+         "gradus run --dry-run --json job.yaml prints, and its place among the ranks from "
+         "GRADUS_RANK\n"
+         "and the other variables.\n");
 }
 
 static int work(const gr_cli_line *line)
@@ -163,19 +171,25 @@ static int work(const gr_cli_line *line)
     gr_diag diag = {0};
     gr_comm *comm = NULL; /* made when everything else is: nobody waits for what it needs */
     int code = GR_EXIT_DONE;
-    gr_status status = train(line->options, line->words[0], &comm, line->arena, &diag);
+    const worker_options *options = line->options;
+    gr_job *job = NULL;
+    gr_status status = read_job((int)options->document_fd, &job, &diag);
+    if (status != GR_OK) {
+        gr_job_close(job);
+        return gr_cli_refuse(status, &diag);
+    }
+    status = gr_job_bind(job, &diag);
+    if (status == GR_OK) {
+        status = train(job, &comm, line->arena, &diag);
+    }
     if (status == GR_E_CANCELLED) {
         code = GR_LAUNCH_EXIT_RESUME;
     } else if (status != GR_OK) {
         code = fail(comm, status, &diag);
     }
     gr_comm_destroy(comm);
+    gr_job_close(job);
     return code != GR_EXIT_DONE ? code : gr_cli_flush();
 }
 
-const gr_cli_form gr_worker_form = {.table = &worker_table,
-                                    .usage = print_usage,
-                                    .words_min = 1,
-                                    .words_max = 1,
-                                    .words_missing = "needs a job file",
-                                    .work = work};
+const gr_cli_form gr_worker_form = {.table = &gr_worker_table, .usage = print_usage, .work = work};

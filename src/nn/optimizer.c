@@ -266,6 +266,16 @@ bool gr_optimizer_is_rule(const gr_optimizer_config *config, const gr_config_fie
            is_among(gr_optimizer_ops_at(config->kind)->settings, field);
 }
 
+bool gr_optimizer_is_of_other(const gr_optimizer_config *config, const gr_config_field *field)
+{
+    const gr_optimizer_ops *other;
+    bool found = false;
+    for (int i = 0; (other = gr_optimizer_ops_at(i)) != NULL; i++) {
+        found = found || is_among(other->settings, field);
+    }
+    return found && !is_among(gr_optimizer_ops_at(config->kind)->settings, field);
+}
+
 /* A setting of another optimizer would change nothing, and nobody would notice. */
 static gr_status refuse_other(const gr_optimizer_ops *ops, const gr_optimizer_ops *other,
                               const gr_node *node, gr_diag *diag)

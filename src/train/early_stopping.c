@@ -68,12 +68,6 @@ static gr_status check_metric(const gr_job *job, const gr_node *node, gr_diag *d
                             job->data.regression ? "a regression" : "classes",
                             job->data.regression ? "test_mae" : "test_accuracy");
     }
-    if (job->metric != GR_METRIC_LOSS && gr_dataset_count(job->dataset, GR_SPLIT_TEST) == 0) {
-        return gr_node_fail(node, diag, GR_E_INVALID,
-                            "%s needs test samples: set test_count or test files under data, or "
-                            "watch loss, that of the training",
-                            name);
-    }
     if (job->metric != GR_METRIC_LOSS && job->config.eval_every == 0) {
         return gr_node_fail(node, diag, GR_E_INVALID,
                             "%s is not known before the end with eval_every: 0; set eval_every: 1",
@@ -87,24 +81,39 @@ static gr_status check_metric(const gr_job *job, const gr_node *node, gr_diag *d
     return GR_OK;
 }
 
+/* The part that says that a metric is watched. */
+static const gr_node *section_of(const gr_job *job)
+{
+    return job->early_stopping.wanted ? job->config.early_stopping : job->config.checkpoint;
+}
+
 gr_status gr_early_stopping_resolve(gr_job *job, gr_diag *diag)
 {
-    const gr_node *early = job->config.early_stopping;
     const gr_node *metric = gr_node_get(job->config.checkpoint, "metric");
     bool best = job->checkpoint.keep_best;
-    job->early_stopping.wanted = early != NULL && early->kind != GR_NODE_NULL;
     job->metric = job->early_stopping.wanted ? job->early_stopping.metric
                   : best                     ? job->checkpoint.metric
                                              : -1;
-    if (metric != NULL && !best) {
-        return gr_node_fail(metric, diag, GR_E_INVALID,
-                            "says which checkpoint is the best; add keep_best: true, or remove it");
-    }
     if (metric != NULL && job->metric != job->checkpoint.metric) {
         return gr_node_fail(metric, diag, GR_E_INVALID,
                             "is %s, but early_stopping watches %s; let both watch the same",
                             gr_metric_names[job->checkpoint.metric], gr_best_metric(job));
     }
-    const gr_node *node = job->early_stopping.wanted ? early : job->config.checkpoint;
-    return job->metric >= 0 ? check_metric(job, node, diag) : GR_OK;
+    if (job->metric < 0) {
+        return GR_OK;
+    }
+    job->checkpoint.metric = job->metric;
+    return check_metric(job, section_of(job), diag);
+}
+
+gr_status gr_early_stopping_bind(const gr_job *job, gr_diag *diag)
+{
+    if (job->metric < 0 || job->metric == GR_METRIC_LOSS ||
+        gr_dataset_count(job->dataset, GR_SPLIT_TEST) > 0) {
+        return GR_OK;
+    }
+    return gr_node_fail(section_of(job), diag, GR_E_INVALID,
+                        "%s needs test samples: set test_count or test files under data, or watch "
+                        "loss, that of the training",
+                        gr_best_metric(job));
 }

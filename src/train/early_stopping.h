@@ -8,8 +8,10 @@
 #include "train/job/job.h"
 #include "train/metrics.h"
 
-/* Can the job watch its metric? GR_E_INVALID with file and line. */
+/* Which metric the job watches, and whether it can, as far as is known without its data (resolve)
+ * and with it (bind). GR_E_INVALID with file and line. */
 gr_status gr_early_stopping_resolve(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_early_stopping_bind(const gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
 /* No value yet. */
 gr_best gr_best_none(void);

@@ -119,12 +119,26 @@ class Gradus:
     def start(self, *arguments, env=None, **more):
         """Starts the command; it is killed when the test ends."""
         process = Process([self.program, *map(str, arguments)],
-                          env=self.environment(env), cwd=self.folder, stdin=subprocess.DEVNULL,
+                          env=self.environment(env), cwd=self.folder,
+                          stdin=more.pop("stdin", subprocess.DEVNULL),
                           stdout=more.pop("stdout", subprocess.PIPE),
                           stderr=more.pop("stderr", subprocess.PIPE),
                           text=more.pop("text", True), **more)
         self.started.append(process)
         return process
+
+    def document(self, *arguments):
+        """The job document of these words of `gradus run`, as a file."""
+        done = self("run", "--dry-run", "--json", *arguments)
+        assert done.returncode == 0, done.stderr
+        path = self.folder / f"{uuid.uuid4().hex}.json"
+        path.write_text(done.stdout)
+        return path
+
+    def start_worker(self, document, env):
+        """A worker of a job document, as no launcher would start it."""
+        with open(document) as stdin:
+            return self.start("worker", stdin=stdin, env=env)
 
     def remains(self):
         """Processes that stem from this test's commands: pid and name."""

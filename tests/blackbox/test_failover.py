@@ -23,8 +23,9 @@ class Job:
                                         "127.0.0.1", "--print-secret", env=more)
         told = dict(line.split("=", 1) for line in read_lines(self.coordinator.stdout, 5))
         told |= more | {"OMP_NUM_THREADS": "1"}
-        self.ranks = [gradus.start("worker", "--output", output, job,
-                                   env=told | {"GRADUS_RANK": str(rank)}) for rank in range(RANKS)]
+        document = gradus.document("-np", RANKS, "--output", output, job)
+        self.ranks = [gradus.start_worker(document, told | {"GRADUS_RANK": str(rank)})
+                      for rank in range(RANKS)]
 
     def wait_for(self, event, count=1):
         """Until so many such events are told of, or the job has ended."""

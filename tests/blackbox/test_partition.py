@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import threading
 
 import pytest
@@ -32,14 +33,16 @@ class Job:
     """Ranks on several hosts, and what the first of them writes of its training."""
 
     def __init__(self, hosts, folder, **more):
-        command = [hosts.build / "gradus", "worker", "--output", folder / "out",
-                   endless_job(folder)]
+        gradus = hosts.build / "gradus"
         env = {"GRADUS_MIN_WORKERS": "1", "GRADUS_PEER_TIMEOUT": "500ms",
                "GRADUS_INTERFACE": f"eth{LINKS}"}
         self.hosts = hosts
-        self.coordinator, self.ranks = hosts.start(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", **more)
+        with tempfile.TemporaryFile() as document:
+            subprocess.run([gradus, "run", "--dry-run", "--json", "--output", folder / "out",
+                            endless_job(folder)], stdout=document, check=True)
+            self.coordinator, self.ranks = hosts.start(
+                [gradus, "worker"], env=env, stdin=document, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace", **more)
         self.tail = subprocess.Popen(["tail", "-n", "+1", "-F", folder / "out/metrics.jsonl"],
                                      stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.patience = threading.Timer(PATIENCE_S, self.tail.kill)

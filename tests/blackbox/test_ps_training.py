@@ -263,10 +263,14 @@ def test_servers_of_another_run_refuse_a_job(gradus, with_ps, tmp_path):
     secret = tmp_path / "secret"
     server, (_, at) = start_server(gradus, secret)
     env = {"GRADUS_SECRET_FILE": str(secret), "GRADUS_SERVERS": at}
-    words = "worker", with_ps()
-    done = gradus(*words, "--output", tmp_path / "first", env=env)
+    job = with_ps()
+
+    def work(output):
+        with open(gradus.document("-np", 1, "--output", tmp_path / output, job)) as document:
+            return gradus("worker", stdin=document, env=env)
+    done = work("first")
     assert done.returncode == 0, done
-    done = gradus(*words, "--output", tmp_path / "second", env=env)
+    done = work("second")
     said = " ".join(done.stderr.split())
     assert done.returncode != 0 and re.search(
         r"keep tensors of run (\w+), and this worker is of run (?!\1)\w+: start servers anew for "

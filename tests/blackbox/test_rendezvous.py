@@ -66,7 +66,7 @@ def test_who_came_may_stay(gradus, comm_script):
 def threads_of_a_worker(gradus, job, env):
     """Of one that no launcher has started, in the midst of its training."""
     coordinator, told = start_coordinator(gradus, 1, "30s")
-    rank = gradus.start("worker", "--workers", 1, job, env=told | env | {"GRADUS_RANK": "0"})
+    rank = gradus.start_worker(gradus.document("-np", 1, job), told | env | {"GRADUS_RANK": "0"})
     while not rank.stdout.readline().startswith("epoch"):
         assert rank.poll() is None, rank.communicate()
     count = len(os.listdir(f"/proc/{rank.pid}/task"))

@@ -38,13 +38,13 @@ def start(gradus, job, flags):
                                "--print-secret", *flags)
     told = dict(line.split("=", 1) for line in read_lines(coordinator.stdout, 3))
     recorders = [unauthenticated.Recorder(told["GRADUS_COORDINATOR"]) for _ in range(2)]
+    document = gradus.document("-np", 2, "--output", gradus.folder / "out", job)
     ranks = []
     for rank in range(2):
         more = {"GRADUS_RANK": str(rank), "GRADUS_LINK": "tcp",
                 "GRADUS_COORDINATOR": recorders[rank].address}
         more |= {"GRADUS_ENCRYPT": "yes"} if flags else {}
-        ranks.append(gradus.start("worker", "--workers", 2, "--output", gradus.folder / "out", job,
-                                  env=told | more))
+        ranks.append(gradus.start_worker(document, told | more))
     return coordinator, told["GRADUS_COORDINATOR"], ranks, recorders
 
 
@@ -83,7 +83,7 @@ def test_ranks_that_do_not_agree_on_encryption(gradus, job):
     coordinator = gradus.start("rendezvous", "-np", 1, "--listen", "127.0.0.1", "--encrypt",
                                "--print-secret")
     told = dict(line.split("=", 1) for line in read_lines(coordinator.stdout, 3))
-    rank = gradus.start("worker", job, env=told | {"GRADUS_RANK": "0"})
+    rank = gradus.start_worker(gradus.document(job), told | {"GRADUS_RANK": "0"})
     _, said = rank.communicate(timeout=TIMEOUT_S)
     assert rank.returncode != 0
     assert "the coordinator encrypts" in said and "GRADUS_ENCRYPT" in said, said

@@ -102,7 +102,7 @@ void support_write(const char *folder, const support_job *job)
 gr_job *support_open(const char *folder, const support_job *job, int workers)
 {
     char path[SUPPORT_PATH_BYTES + 16];
-    gr_job_overrides overrides = {.workers = workers, .default_workers = workers};
+    gr_job_overrides overrides = {.run = {.workers = workers, .default_workers = workers}};
     gr_job *opened = NULL;
     gr_diag diag = {0};
     support_write(folder, job);
@@ -201,7 +201,7 @@ int support_train_member(int rank, gr_comm *comm, void *arg)
 {
     const char *folder = arg;
     char path[SUPPORT_PATH_BYTES + 32];
-    gr_job_overrides overrides = {.workers = gr_comm_size(comm)};
+    gr_job_overrides overrides = {.run = {.workers = gr_comm_size(comm)}};
     gr_job *job = NULL;
     gr_diag diag = {0};
     snprintf(path, sizeof path, "%s/job.yaml", folder);

@@ -229,7 +229,7 @@ static void with_checkpoints(void **state)
 static int count_member(int rank, gr_comm *comm, void *arg)
 {
     char path[SUPPORT_PATH_BYTES + 16];
-    gr_job_overrides overrides = {.workers = gr_comm_size(comm)};
+    gr_job_overrides overrides = {.run = {.workers = gr_comm_size(comm)}};
     gr_job *job = NULL;
     gr_diag diag = {0};
     (void)rank;

@@ -53,7 +53,7 @@ static int train_member(int rank, gr_comm *comm, void *arg)
 {
     attempt a = *(attempt *)arg;
     char path[PATH_BYTES];
-    gr_job_overrides overrides = {.workers = gr_comm_size(comm)};
+    gr_job_overrides overrides = {.run = {.workers = gr_comm_size(comm)}};
     gr_job *job = NULL;
     gr_checkpoint *from = NULL;
     gr_diag diag = {0};

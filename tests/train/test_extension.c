@@ -236,7 +236,7 @@ static void own_parts_train_to_the_same_bits_for_any_number_of_workers(void **st
 static void must_fail(const char *data, const char *optimizer, const char *sentence)
 {
     char folder[SUPPORT_PATH_BYTES], path[SUPPORT_PATH_BYTES + 16];
-    gr_job_overrides overrides = {.workers = 1, .default_workers = 1};
+    gr_job_overrides overrides = {.run = {.workers = 1, .default_workers = 1}};
     gr_job *job = NULL;
     gr_diag diag = {0};
     support_folder(folder);

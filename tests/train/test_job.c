@@ -149,17 +149,17 @@ static void test_workers(void **state)
 {
     (void)state;
     put_job("shards: 4, number_of_workers: 2", "worker_threads: 1");
-    gr_job *job = open_path("job.yaml", (gr_job_overrides){.default_workers = 3});
+    gr_job *job = open_path("job.yaml", (gr_job_overrides){.run = {.default_workers = 3}});
     assert_int_equal(job->workers, 3);
     gr_job_close(job);
-    job = open_path("job.yaml", (gr_job_overrides){.default_workers = 64});
+    job = open_path("job.yaml", (gr_job_overrides){.run = {.default_workers = 64}});
     assert_int_equal(job->workers, 8);
     gr_job_close(job);
     job = open_path("job.yaml", (gr_job_overrides){0});
     assert_int_equal(job->workers, 1);
     gr_job_close(job);
     put_job("shards: 4, number_of_workers: 2", "number_of_workers: 5");
-    job = open_path("job.yaml", (gr_job_overrides){.default_workers = 1, .workers = 2});
+    job = open_path("job.yaml", (gr_job_overrides){.run = {.default_workers = 1, .workers = 2}});
     assert_int_equal(job->workers, 2);
     gr_job_close(job);
 }
@@ -173,11 +173,12 @@ static void shards_by_default_follow_from_the_batch_alone(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         put_batch(cases[i].batch);
         for (int workers = 0; workers <= cases[i].shards; workers++) {
-            gr_job *job = open_path("job.yaml", (gr_job_overrides){.workers = workers});
+            gr_job *job = open_path("job.yaml", (gr_job_overrides){.run = {.workers = workers}});
             assert_int_equal(job->shards, cases[i].shards);
             gr_job_close(job);
         }
-        must_fail((gr_job_overrides){.workers = cases[i].shards + 1}, GR_E_INVALID, "set shards: ");
+        must_fail((gr_job_overrides){.run = {.workers = cases[i].shards + 1}}, GR_E_INVALID,
+                  "set shards: ");
     }
 }
 
@@ -413,9 +414,9 @@ static void test_bad_settings(void **state)
         must_fail((gr_job_overrides){0}, GR_E_INVALID, cases[i].sentence);
     }
     put_job(NULL, NULL);
-    must_fail((gr_job_overrides){.workers = 6}, GR_E_INVALID,
+    must_fail((gr_job_overrides){.run = {.workers = 6}}, GR_E_INVALID,
               "6 workers (-np) are more than the 4");
-    must_fail((gr_job_overrides){.workers = 5000}, GR_E_INVALID, "a job has at most 4096");
+    must_fail((gr_job_overrides){.run = {.workers = 5000}}, GR_E_INVALID, "a job has at most 4096");
     put_job("{shards", "{distribution_type: MPI, shards");
     must_fail((gr_job_overrides){0}, GR_E_UNSUPPORTED,
               "job.yaml:6: distribution.distribution_type: "
@@ -572,7 +573,7 @@ static char *print(gr_job *job)
     gr_diag diag;
     FILE *file = open_memstream(&text, &size);
     assert_non_null(file);
-    gr_status status = gr_job_print(job, file, &diag);
+    gr_status status = gr_job_print(job, NULL, file, &diag);
     assert_int_equal(fclose(file), 0);
     if (status != GR_OK) {
         fail_msg("%s", diag.text);
@@ -590,7 +591,7 @@ static void must_hold(const char *text, const char *part)
 static void test_print(void **state)
 {
     (void)state;
-    gr_job *job = open_path(EXAMPLES "cnn.yaml", (gr_job_overrides){.workers = 3});
+    gr_job *job = open_path(EXAMPLES "cnn.yaml", (gr_job_overrides){.run = {.workers = 3}});
     char *text = print(job);
     must_hold(text, "job         digits-cnn (");
     must_hold(text, "1437 training and 360 test samples of 1x8x8, 10 classes; in memory");
@@ -605,7 +606,7 @@ static void test_print(void **state)
     free(text);
     gr_job_close(job);
     put_job("learning_rate: 0.1", "learning_rate: 0.1, linear_scaling: true, reference_batch: 8");
-    job = open_path("job.yaml", (gr_job_overrides){.workers = 1});
+    job = open_path("job.yaml", (gr_job_overrides){.run = {.workers = 1}});
     text = print(job);
     must_hold(text, "learning rate 0.2 (0.1 for a batch of 8, times 16 / 8)");
     must_hold(text, "gradients   stay in the one worker");
@@ -614,7 +615,7 @@ static void test_print(void **state)
     free(text);
     gr_job_close(job);
     put_job("epochs: 3", "epochs: 3\ncheckpoint: {every: 5 min, keep: 1}");
-    job = open_path("job.yaml", (gr_job_overrides){.workers = 1});
+    job = open_path("job.yaml", (gr_job_overrides){.run = {.workers = 1}});
     text = print(job);
     must_hold(text, "every 5 min and at the end, in out/job/checkpoints; the newest 1 stays");
     free(text);

@@ -2,8 +2,9 @@
 #ifndef GR_TRAIN_JOB_H
 #define GR_TRAIN_JOB_H
 
-/* A job file, read and checked: everything that can be wrong is found here, before anything
- * starts. */
+/* A job: parsed (text to settings), resolved (defaults, and every check that needs no data) and
+ * bound (data, shapes, steps). Everything that can be wrong is found here, before anything starts.
+ * The resolved job is a document, by which the launcher hands it on to workers. */
 
 #include "base/arena.h"
 #include "data/dataset.h"
@@ -11,7 +12,7 @@
 #include "nn/model.h"
 #include "nn/optimizer.h"
 
-typedef struct gr_strategy gr_strategy; /* train/strategy.h */
+typedef struct gr_strategy gr_strategy; /* train/strategy/strategy.h */
 
 /* Strategy local: what becomes of the optimizer's vectors, in the order of the choices. */
 typedef enum gr_local_state { GR_LOCAL_AVERAGE = 0, GR_LOCAL_KEEP = 1 } gr_local_state;
@@ -98,8 +99,22 @@ typedef struct gr_job_config {
 } gr_job_config;
 extern const gr_config_table gr_job_config_table;
 
+/* What one run of the job adds to the settings of the file. */
+typedef struct gr_job_run {
+    int64_t workers;       /* to start with; 0: as the job says */
+    int64_t workers_max;   /* while it runs; 0: as the job says */
+    int default_workers;   /* when neither says: cores */
+    int checkpoint_shards; /* of the checkpoint to go on from, where the job says none; 0 */
+    bool json;             /* report as JSON */
+    const char *resume;    /* the checkpoint to go on from; NULL: from the beginning */
+    const char *chaos;     /* faults to inject; NULL: none */
+    int64_t chaos_after;   /* those of steps up to this one have happened */
+} gr_job_run;
+extern const gr_config_table gr_job_run_table; /* the `run` part of a document */
+
 typedef struct gr_job {
-    const char *path;
+    const char *path;    /* of the job file: its relative paths begin there */
+    const gr_node *root; /* the settings of the file */
     gr_job_config config;
     gr_data_config data;
     gr_optimizer_config optimizer;
@@ -107,43 +122,71 @@ typedef struct gr_job {
     gr_outer_config outer;
     gr_checkpoint_config checkpoint;
     gr_early_stopping_config early_stopping;
-    const gr_strategy *strategy; /* resolved */
-    gr_dataset *dataset;
-    gr_model_spec *spec;
-    gr_shape input;
-    int workers;         /* resolved: at the start ... */
-    int workers_min;     /* ... the fewest with which it goes on ... */
-    int workers_max;     /* ... and the most that it may get */
-    int shards;          /* resolved */
+    gr_job_run run;
+
+    /* Resolved. */
+    int workers;     /* at the start ... */
+    int workers_min; /* ... the fewest with which it goes on ... */
+    int workers_max; /* ... and the most that it may get */
+    int shards;
+    const gr_strategy *strategy;
     int consistency;     /* ps: a gr_consistency (gradus/ps.h) */
     int64_t shard_batch; /* global_batch / shards */
     int64_t micro_batch; /* shard_batch / micro_batches: the model's batch */
+    int metric;          /* that is watched: a gr_metric; -1: none */
+
+    /* Bound. */
+    gr_dataset *dataset; /* NULL: the job is not bound */
+    gr_model_spec *spec;
+    gr_shape input;
     uint64_t steps_per_epoch, total_steps;
     uint64_t sync_steps;       /* strategy local: of a round, at most an epoch's; else 0 */
     uint64_t checkpoint_steps; /* between two checkpoints; 0: not by steps */
     int64_t checkpoint_us;     /* likewise; both 0: only when asked to end */
-    int metric;                /* that is watched: a gr_metric; -1: none */
     gr_arena arena;
     gr_doc *doc;
 } gr_job;
 
 /* What the command line says over the file. */
 typedef struct gr_job_overrides {
-    int workers;         /* -np; 0: not said */
-    int workers_max;     /* --max-workers; 0: not said */
-    int default_workers; /* when neither says: cores */
-    const char *link;    /* --link; NULL */
-    const char *output;  /* --output; NULL */
-    int shards;          /* of the checkpoint to go on from, where the file does not say; 0 */
+    gr_job_run run;                               /* -np, --max-workers, ... */
+    const char *link;                             /* --link; NULL */
+    const char *output;                           /* --output; NULL */
     const char *checkpoint_every, *checkpoint_to; /* --checkpoint-every, ...-to; NULL */
     const char *const *set; /* --set: "key=value", in place of what the file says; ends with NULL */
 } gr_job_overrides;
 
-/* Reads, checks and resolves; opens the data set. GR_E_INVALID etc. with file, line and remedy.
- * Environment (GRADUS_LINK, ...) stands between file and overrides. */
+/* Reads a job file. The environment (GRADUS_LINK, ...) stands between file and `overrides`, whose
+ * texts are borrowed as long as the job lives. GR_E_INVALID, GR_E_NOT_FOUND, GR_E_NO_MEMORY, with
+ * file, line and remedy; so do all functions here. */
+gr_status gr_job_parse(const char *path, const gr_job_overrides *overrides, gr_job **job_out,
+                       gr_diag *diag) GR_MUST_CHECK;
+/* Reads a document. What stands there is final: the environment changes none of it. GR_E_INVALID
+ * also: it was cut, or is of another version. */
+gr_status gr_job_parse_document(const char *text, size_t size_bytes, gr_job **job_out,
+                                gr_diag *diag) GR_MUST_CHECK;
+/* Sets what the settings leave open, and checks what can be checked without data. May be called
+ * again when `run` was changed. GR_E_UNSUPPORTED: a kind of job that is not run here. */
+gr_status gr_job_resolve(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
+/* Opens the data of a resolved job, and finds what depends on it: steps, and the model's shapes.
+ * Once. GR_E_NOT_FOUND: a file is not there. */
+gr_status gr_job_bind(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
+/* All three. */
 gr_status gr_job_open(const char *path, const gr_job_overrides *overrides, gr_job **job_out,
                       gr_diag *diag) GR_MUST_CHECK;
 void gr_job_close(gr_job *job);
+
+/* The document of a resolved job, as JSON text with a line break at its end, in heap memory (free):
+ *
+ *   {"gradus_job": 1,       the version
+ *    "path": "job.yaml",    relative paths of data files begin at this file
+ *    "job": {...},          the settings, by the keys of a job file; none is left to a default
+ *    "run": {...}}          gr_job_run_table
+ *
+ * Keys that are not set, and have no default, are left out. GR_E_INVALID: a text that is no UTF-8.
+ */
+enum { GR_JOB_DOCUMENT_VERSION = 1 };
+gr_status gr_job_document(const gr_job *job, char **text_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* Workers with a connection of their own to parameter servers: a third of the numbers, so that
  * those of three generations in a row differ. */
@@ -167,7 +210,8 @@ typedef struct gr_job_times {
 gr_status gr_job_measure(const gr_job *job, gr_job_times *times_out, gr_diag *diag) GR_MUST_CHECK;
 
 /* --dry-run: layers with shapes and parameter counts, memory per worker, batch arithmetic, the
- * plan. */
-gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag) GR_MUST_CHECK;
+ * plan. Of a job that is not bound, what is known without its data, and `why_not`. */
+gr_status gr_job_print(const gr_job *job, const char *why_not, FILE *file,
+                       gr_diag *diag) GR_MUST_CHECK;
 
 #endif

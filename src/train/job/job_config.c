@@ -131,11 +131,13 @@ static const gr_config_field distribution_fields[] = {
              "each shard trains weights of its own, which are averaged (docs/training.md); with ps "
              "servers add them and keep the weights (docs/ps.md)"},
     {.key = "sync_every",
+     .needs = "strategy: local",
      .type = GR_CONFIG_TEXT,
      .offset = AT(sync_every),
      .value_name = "8 steps | epoch",
      .help = "local: how often the weights are averaged, beside each epoch's end"},
     {.key = "local_state",
+     .needs = "strategy: local",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(local_state),
      .default_text = "average",
@@ -144,12 +146,14 @@ static const gr_config_field distribution_fields[] = {
          "local: the optimizer's vectors are averaged with the weights, or each shard keeps its "
          "own, which are lost with a worker"},
     {.key = "outer",
+     .needs = "strategy: local",
      .type = GR_CONFIG_NODE,
      .offset = AT(outer),
      .value_name = "{...}",
      .help = "local: a second optimizer, for the averaged change of the weights: see outer; "
              "default: the weights become the average"},
     {.key = "consistency",
+     .needs = "strategy: ps",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(consistency),
      .default_text = "bsp",
@@ -157,6 +161,7 @@ static const gr_config_field distribution_fields[] = {
      .help = "ps: bsp makes a step of all workers' gradients, with the bits of allreduce; async "
              "applies each as it comes; ssp as well, but nobody gets further ahead than staleness"},
     {.key = "staleness",
+     .needs = "consistency: ssp",
      .type = GR_CONFIG_INT,
      .offset = AT(staleness),
      .default_text = "-1",
@@ -165,6 +170,7 @@ static const gr_config_field distribution_fields[] = {
      .unit = "steps",
      .help = "ssp: how far a worker may be ahead of the slowest"},
     {.key = "replicas_to_aggregate",
+     .needs = "consistency: bsp",
      .type = GR_CONFIG_INT,
      .offset = AT(aggregate),
      .default_text = "0",
@@ -174,6 +180,7 @@ static const gr_config_field distribution_fields[] = {
      .help = "bsp: a step is made of the first so many gradients; the other workers are spare, and "
              "what comes late is dropped; 0: of all"},
     {.key = "adapt_rate",
+     .needs = "consistency: ssp|async",
      .type = GR_CONFIG_BOOL,
      .offset = AT(adapt_rate),
      .default_text = "false",
@@ -360,6 +367,7 @@ static const gr_config_field checkpoint_fields[] = {
      .default_text = "false",
      .help = "write a checkpoint whenever the metric is better than ever, and keep that one too"},
     {.key = "metric",
+     .needs = "keep_best: true",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(metric),
      .default_text = "test_loss",
@@ -378,3 +386,44 @@ const gr_config_table gr_checkpoint_config_table = {
     .title = "The checkpoint part of a job file: the state, saved to go on from",
     .fields = checkpoint_fields,
     .struct_bytes = sizeof(gr_checkpoint_config)};
+
+#undef AT
+#define AT(field) offsetof(gr_job_run, field)
+
+static const gr_config_field run_fields[] = {
+    {.key = "workers",
+     .type = GR_CONFIG_INT,
+     .offset = AT(workers),
+     .min = 1,
+     .max = GR_JOB_WORKERS_MAX,
+     .help = "with how many the job starts"},
+    {.key = "json",
+     .type = GR_CONFIG_BOOL,
+     .offset = AT(json),
+     .default_text = "false",
+     .help = "report as JSON, one object a line"},
+    {.key = "resume",
+     .type = GR_CONFIG_TEXT,
+     .offset = AT(resume),
+     .value_name = "FOLDER",
+     .help = "the checkpoint to go on from; default: from the beginning"},
+    {.key = "chaos",
+     .type = GR_CONFIG_TEXT,
+     .offset = AT(chaos),
+     .value_name = "FAULTS",
+     .help = "faults to inject (docs/chaos.md)"},
+    {.key = "chaos_after",
+     .type = GR_CONFIG_INT,
+     .offset = AT(chaos_after),
+     .default_text = "0",
+     .min = 0,
+     .max = COUNT_MAX,
+     .unit = "steps",
+     .help = "faults of steps up to this one have happened"},
+    {0}};
+
+const gr_config_table gr_job_run_table = {
+    .name = "job document",
+    .title = "The run part of a job document, by which gradus run hands a job on to its workers",
+    .fields = run_fields,
+    .struct_bytes = sizeof(gr_job_run)};

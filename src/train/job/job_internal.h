@@ -2,7 +2,7 @@
 #ifndef GR_TRAIN_JOB_INTERNAL_H
 #define GR_TRAIN_JOB_INTERNAL_H
 
-/* The parts of gr_job_open; for src/train/job*.c only. */
+/* What the files of src/train/job/ share; for them only. */
 
 #include "train/job/job.h"
 
@@ -13,33 +13,49 @@ enum {
     GR_JOB_SHARDS_DEFAULT = 8
 };
 
+/* A part of the settings: a table, its struct in gr_job, and where in gr_job the map stands that it
+ * is read from: `root`, or a GR_CONFIG_NODE field of a part before it. */
+typedef struct gr_job_part {
+    const gr_config_table *table;
+    size_t config, section;
+} gr_job_part;
+enum { GR_JOB_PARTS = 7 };
+extern const gr_job_part gr_job_parts[GR_JOB_PARTS];
+
+/* The part that is read from the field at `offset` of gr_job; NULL: the field is no part. */
+const gr_job_part *gr_job_part_at(size_t offset);
+static inline const gr_node *gr_job_section(const gr_job *job, const gr_job_part *part)
+{
+    return *(const gr_node *const *)(const void *)((const char *)job + part->section);
+}
+
+/* Is there such a part? Those of strategies and of what is not always wanted may be missing. */
+bool gr_job_has_part(const gr_job *job, const gr_config_table *table);
+/* Does the key mean something with the other settings of its struct, which begins at `config` of
+ * gr_job? */
+bool gr_job_has_key(const gr_job *job, const gr_config_table *table, size_t config,
+                    const gr_config_field *field);
+
 /* Where a key of `section` stands, or at least the section; NULL if neither is in the file. */
 const gr_node *gr_job_setting(const gr_node *section, const char *key);
+
+/* An empty job; NULL: no memory. */
+gr_job *gr_job_create(const char *path, gr_diag *diag);
+/* Reads all parts from the sections at `root`: defaults, then the file, then `environment`, unless
+ * that is NULL. */
+gr_status gr_job_read_parts(gr_job *job, char *const *environment, gr_diag *diag) GR_MUST_CHECK;
 
 /* Which settings belong to the strategy; before the workers. */
 gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 /* Can the strategy have so many workers? */
-gr_status gr_job_check_workers(const gr_job *job, gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_job_check_workers(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
-/* Workers, shards and batches from the settings alone. */
-gr_status gr_job_resolve(gr_job *job, const gr_job_overrides *overrides,
-                         gr_diag *diag) GR_MUST_CHECK;
+/* Names and folders for output and checkpoints: can the folders be made and written? Leaves nothing
+ * behind. */
+gr_status gr_job_resolve_output(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
-/* Steps, against the open data set. */
-gr_status gr_job_resolve_steps(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
-
-/* Strategy local: how often weights are averaged; steps are known. */
-gr_status gr_job_resolve_sync(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
-
-/* How often checkpoints are written; steps are known. */
-gr_status gr_job_resolve_checkpoint(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
-
-/* The model, against data and loss. */
-gr_status gr_job_resolve_model(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
-
-/* Can the folder for `what` ("output", "checkpoint") be made and written? Leaves nothing behind.
- * `node` is where it is named (or NULL). */
-gr_status gr_job_check_output(const char *what, const char *path, const gr_node *node,
-                              gr_diag *diag) GR_MUST_CHECK;
+/* How often weights are averaged (strategy local) and checkpoints are written; once more when
+ * steps_per_epoch is known. */
+gr_status gr_job_resolve_intervals(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

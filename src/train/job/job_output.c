@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* Where a job writes. */
+
 #include "train/job/job_internal.h"
 
 #include "base/fail.h"
@@ -65,7 +68,7 @@ static int try_folder(const char *folder)
     return rmdir(probe) == 0 ? 0 : errno;
 }
 
-gr_status gr_job_check_output(const char *what, const char *path, const gr_node *node,
+static gr_status check_output(const char *what, const char *path, const gr_node *node,
                               gr_diag *diag)
 {
     char at[PATH_MAX];
@@ -94,4 +97,52 @@ gr_status gr_job_check_output(const char *what, const char *path, const gr_node 
     char why[WHY_BYTES];
     snprintf(why, sizeof why, "no folder can be made in it (%s)", strerror(error));
     return output_fail(what, node, path, at, why, diag);
+}
+
+/* "examples/digits/cnn.yaml" -> "cnn" */
+static char *name_of(gr_job *job)
+{
+    const char *slash = strrchr(job->path, '/');
+    char *name = gr_arena_strdup(&job->arena, slash != NULL ? slash + 1 : job->path);
+    char *dot = name != NULL ? strrchr(name, '.') : NULL;
+    if (dot != NULL && dot != name) {
+        *dot = '\0';
+    }
+    return name;
+}
+
+/* Where the setting stands, if it is not from a flag. */
+static const gr_node *place_of(const gr_node *section, const char *key, const char *text)
+{
+    const gr_node *node = gr_node_get(section, key);
+    bool from_file = node != NULL && node->kind == GR_NODE_SCALAR && strcmp(node->text, text) == 0;
+    return from_file ? node : NULL;
+}
+
+bool gr_job_writes_checkpoints(const gr_job *job)
+{
+    return job->checkpoint.every != NULL || job->checkpoint.keep_best;
+}
+
+gr_status gr_job_resolve_output(gr_job *job, gr_diag *diag)
+{
+    gr_checkpoint_config *checkpoint = &job->checkpoint;
+    if (job->config.name == NULL || job->config.name[0] == '\0') {
+        job->config.name = name_of(job);
+    }
+    if (job->config.name != NULL && job->config.output == NULL) {
+        job->config.output = gr_arena_printf(&job->arena, "out/%s", job->config.name);
+    }
+    if (job->config.output != NULL && checkpoint->to == NULL) {
+        checkpoint->to = gr_arena_printf(&job->arena, "%s/checkpoints", job->config.output);
+    }
+    if (checkpoint->to == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for the job", job->path);
+    }
+    gr_status status = check_output("output", job->config.output,
+                                    place_of(job->root, "output", job->config.output), diag);
+    return status == GR_OK && gr_job_writes_checkpoints(job)
+               ? check_output("checkpoint", checkpoint->to,
+                              place_of(job->config.checkpoint, "to", checkpoint->to), diag)
+               : status;
 }

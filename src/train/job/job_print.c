@@ -43,8 +43,9 @@ static gr_status measure(const gr_job *job, measured *m, gr_diag *diag)
                               .gradient_scale = 1,
                               .seed = (uint64_t)job->config.seed,
                               .training = true};
-    gr_status status = gr_model_create(&config, &m->model, diag);
-    if (status == GR_OK) {
+    bool bound = job->dataset != NULL;
+    gr_status status = bound ? gr_model_create(&config, &m->model, diag) : GR_OK;
+    if (status == GR_OK && bound) {
         status = gr_optimizer_create(&job->optimizer, m->model, &m->optimizer, diag);
     }
     m->shards_least = job->shards;
@@ -62,9 +63,17 @@ static gr_status measure(const gr_job *job, measured *m, gr_diag *diag)
     return status;
 }
 
-static void print_data(const gr_job *job, FILE *file)
+static void print_data(const gr_job *job, const char *why_not, FILE *file)
 {
     char shape[SHAPE_BYTES];
+    if (job->dataset == NULL) {
+        fprintf(
+            file,
+            "data        not read: %s\n            not known without it: shapes, parameters and "
+            "memory of the model, steps of an epoch\n",
+            why_not);
+        return;
+    }
     gr_shape_format(&job->input, shape, sizeof shape);
     fprintf(file, "data        %" PRId64 " training and %" PRId64 " test samples of %s",
             gr_dataset_count(job->dataset, GR_SPLIT_TRAIN),
@@ -126,6 +135,10 @@ static void print_optimizer(const gr_job *job, FILE *file)
         fprintf(file, " after a warm-up of %.6g epoch%s", o->warmup_epochs,
                 o->warmup_epochs == 1 ? "" : "s");
     }
+    if (job->dataset == NULL) {
+        fputc('\n', file);
+        return;
+    }
     uint64_t last = job->total_steps - 1;
     double end = gr_learning_rate(o, last, (double)job->steps_per_epoch, job->total_steps,
                                   job->config.global_batch);
@@ -144,7 +157,6 @@ static void print_range(FILE *file, int64_t least, int64_t most)
 
 static void print_batch(const gr_job *job, const measured *m, FILE *file)
 {
-    int64_t train = gr_dataset_count(job->dataset, GR_SPLIT_TRAIN);
     fprintf(file, "batch       global %" PRId64 " samples = %d shards of %" PRId64,
             job->config.global_batch, job->shards, job->shard_batch);
     if (job->config.micro_batches > 1) {
@@ -158,6 +170,15 @@ static void print_batch(const gr_job *job, const measured *m, FILE *file)
     fprintf(file, m->shards_most == 1 ? " shard" : " shards");
     fprintf(file, "), per shard %" PRId64 ", per micro batch %" PRId64 "\n", job->shard_batch,
             job->micro_batch);
+    if (job->dataset == NULL && job->config.steps > 0) {
+        fprintf(file, "steps       %" PRId64 " in all\n", job->config.steps);
+        return;
+    }
+    if (job->dataset == NULL) {
+        fprintf(file, "steps       those of %.6g epochs\n", job->config.epochs);
+        return;
+    }
+    int64_t train = gr_dataset_count(job->dataset, GR_SPLIT_TRAIN);
     fprintf(file,
             "steps       %" PRIu64 " an epoch (%" PRId64 " samples of its order are left out), "
             "%" PRIu64 " in all = %.6g epochs\n",
@@ -177,12 +198,16 @@ static void print_local(const gr_job *job, FILE *file)
             "local       %d cop%s of the weights, one a shard, updated with %" PRId64
             " samples a step at the learning rate above\n",
             job->shards, job->shards == 1 ? "y" : "ies", job->shard_batch);
-    fprintf(file, "            averaged every %" PRIu64 " step%s (%" PRIu64 " samples)", steps,
-            steps == 1 ? "" : "s", steps * (uint64_t)job->config.global_batch);
-    if (job->steps_per_epoch % steps != 0) {
-        fprintf(file, ", the last %" PRIu64 " of an epoch apart", job->steps_per_epoch % steps);
+    if (job->dataset == NULL) {
+        fprintf(file, "            averaged every %s\n", job->distribution.sync_every);
+    } else {
+        fprintf(file, "            averaged every %" PRIu64 " step%s (%" PRIu64 " samples)", steps,
+                steps == 1 ? "" : "s", steps * (uint64_t)job->config.global_batch);
+        if (job->steps_per_epoch % steps != 0) {
+            fprintf(file, ", the last %" PRIu64 " of an epoch apart", job->steps_per_epoch % steps);
+        }
+        fprintf(file, ": %" PRIu64 " times an epoch\n", (job->steps_per_epoch + steps - 1) / steps);
     }
-    fprintf(file, ": %" PRIu64 " times an epoch\n", (job->steps_per_epoch + steps - 1) / steps);
     if (job->distribution.local_state == GR_LOCAL_KEEP) {
         fprintf(file, "            each shard keeps the optimizer's vectors to itself\n");
     }
@@ -285,6 +310,10 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
         fprintf(file, "gradients   stay in the one worker\n");
         return GR_OK;
     }
+    if (job->dataset == NULL) {
+        print_compression(job, file);
+        return GR_OK;
+    }
     gr_link_kind link = d->link == 2 ? GR_LINK_TCP : GR_LINK_SHM; /* auto: one host */
     gr_selection selection;
     const gr_selection_config choosing = {.text = getenv("GRADUS_ALGORITHM"),
@@ -340,19 +369,23 @@ static void print_checkpoint(const gr_job *job, FILE *file)
     }
 }
 
-gr_status gr_job_print(const gr_job *job, FILE *file, gr_diag *diag)
+gr_status gr_job_print(const gr_job *job, const char *why_not, FILE *file, gr_diag *diag)
 {
     measured m = {0};
     gr_status status = measure(job, &m, diag);
     if (status == GR_OK) {
         fprintf(file, "job         %s (%s)\n", job->config.name, job->path);
-        print_data(job, file);
-        print_model(job, &m, file);
+        print_data(job, why_not, file);
+        if (job->dataset != NULL) {
+            print_model(job, &m, file);
+        }
         fprintf(file, "loss        %s\n", gr_loss_ops_at(job->config.loss)->title);
         print_optimizer(job, file);
         print_batch(job, &m, file);
         print_local(job, file);
-        print_memory(job, &m, file);
+        if (job->dataset != NULL) {
+            print_memory(job, &m, file);
+        }
         status = print_plan(job, &m, file, diag);
     }
     if (status == GR_OK) {

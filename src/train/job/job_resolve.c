@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+/* What the settings leave open, and every check that needs no data. */
+
 #include "train/job/job_internal.h"
 
 #include "base/fail.h"
 #include "base/number.h"
+#include "train/early_stopping.h"
 #include "train/strategy/strategy.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { WHENCE_BYTES = 96, SHAPE_HINT_BYTES = 256 };
+enum { WHENCE_BYTES = 96, NEEDS_BYTES = 96 };
 
 static int64_t next_power_of_two(int64_t count)
 {
@@ -65,7 +68,7 @@ static int64_t default_shards(int64_t global_batch)
     return shards;
 }
 
-static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
+static gr_status resolve_workers(gr_job *job, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
     const gr_node *section = job->config.distribution;
@@ -73,14 +76,14 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
     if (status != GR_OK) {
         return status;
     }
-    int64_t shards = d->shards > 0           ? d->shards
-                     : overrides->shards > 0 ? overrides->shards
-                                             : default_shards(job->config.global_batch);
-    int64_t cores = clip(overrides->default_workers, d->workers_min, d->workers_max);
+    int64_t shards = d->shards > 0                    ? d->shards
+                     : job->run.checkpoint_shards > 0 ? job->run.checkpoint_shards
+                                                      : default_shards(job->config.global_batch);
+    int64_t cores = clip(job->run.default_workers, d->workers_min, d->workers_max);
     if (cores > shards && !gr_job_is_asynchronous(job)) {
         cores = clip(shards, d->workers_min, d->workers_max); /* nobody has asked for more */
     }
-    int64_t workers = overrides->workers > 0     ? overrides->workers
+    int64_t workers = job->run.workers > 0       ? job->run.workers
                       : d->number_of_workers > 0 ? d->number_of_workers
                                                  : cores;
     workers = workers > 0 ? workers : 1;
@@ -88,12 +91,12 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
         return gr_fail(diag, GR_E_INVALID, "%" PRId64 " workers (-np): a job has at most %d",
                        workers, GR_JOB_WORKERS_MAX);
     }
-    int64_t most = overrides->workers_max > 0 ? overrides->workers_max : d->workers_max;
+    int64_t most = job->run.workers_max > 0 ? job->run.workers_max : d->workers_max;
     most = most > workers ? most : workers;
     if (most > shards && !gr_job_is_asynchronous(job)) {
-        const char *whence = most > workers           ? "the most that it may get"
-                             : overrides->workers > 0 ? "-np"
-                                                      : "number_of_workers";
+        const char *whence = most > workers         ? "the most that it may get"
+                             : job->run.workers > 0 ? "-np"
+                                                    : "number_of_workers";
         return gr_node_fail(gr_job_setting(section, "shards"), diag, GR_E_INVALID,
                             "%" PRId64 " workers (%s) are more than the %" PRId64 " shards of a "
                             "global batch, so some would have nothing to do; start at most %" PRId64
@@ -110,7 +113,7 @@ static gr_status resolve_workers(gr_job *job, const gr_job_overrides *overrides,
 static gr_status resolve_batch(gr_job *job, gr_diag *diag)
 {
     int64_t batch = job->config.global_batch, shards = job->shards;
-    const gr_node *root = gr_doc_root(job->doc);
+    const gr_node *root = job->root;
     if (batch % shards != 0) {
         char whence[WHENCE_BYTES] = "";
         if (job->distribution.shards == 0) {
@@ -152,116 +155,10 @@ static gr_status resolve_batch(gr_job *job, gr_diag *diag)
     return GR_OK;
 }
 
-gr_status gr_job_resolve_steps(gr_job *job, gr_diag *diag)
-{
-    const gr_node *root = gr_doc_root(job->doc);
-    int64_t samples = gr_dataset_count(job->dataset, GR_SPLIT_TRAIN);
-    int64_t batch = job->config.global_batch;
-    if (batch > samples) {
-        return gr_node_fail(gr_job_setting(root, "global_batch"), diag, GR_E_INVALID,
-                            "%" PRId64 " samples are more than the %" PRId64 " training samples; "
-                            "set it to at most %" PRId64,
-                            batch, samples, samples / job->shards * job->shards);
-    }
-    job->steps_per_epoch = (uint64_t)(samples / batch);
-    if (job->config.steps > 0 && job->config.epochs > 0) {
-        return gr_node_fail(gr_job_setting(root, "steps"), diag, GR_E_INVALID,
-                            "epochs says already how long to train; remove one of the two");
-    }
-    if (job->config.steps > 0) {
-        job->total_steps = (uint64_t)job->config.steps;
-        return GR_OK;
-    }
-    if (!(job->config.epochs > 0)) {
-        return gr_node_fail(root, diag, GR_E_INVALID,
-                            "the job does not say how long to train; add epochs: N or steps: N");
-    }
-    double steps = round(job->config.epochs * (double)job->steps_per_epoch);
-    if (steps > 9007199254740992.0) {
-        return gr_node_fail(gr_job_setting(root, "epochs"), diag, GR_E_INVALID,
-                            "these are %g steps, more than can be counted; give fewer", steps);
-    }
-    job->total_steps = steps < 1 ? 1 : (uint64_t)steps;
-    return GR_OK;
-}
-
-gr_status gr_job_resolve_sync(gr_job *job, gr_diag *diag)
-{
-    const gr_distribution_config *d = &job->distribution;
-    const gr_node *section = job->config.distribution;
-    const double epoch = (double)job->steps_per_epoch;
-    const gr_number_unit steps[] = {
-        {"step", 1}, {"steps", 1}, {"epoch", epoch}, {"epochs", epoch}, {NULL, 0}};
-    int64_t count = 0;
-    if (!job->strategy->averages_weights) {
-        return GR_OK;
-    }
-    if (d->sync_every == NULL) {
-        return gr_node_fail(gr_job_setting(section, "strategy"), diag, GR_E_INVALID,
-                            "strategy %s needs to know how often the weights are averaged; add "
-                            "sync_every: 8 steps, or sync_every: epoch",
-                            job->strategy->name);
-    }
-    if (strcmp(d->sync_every, "epoch") == 0) {
-        count = (int64_t)job->steps_per_epoch;
-    } else if (gr_number_with_unit(d->sync_every, steps, 1.0, &count) != GR_NUMBER_OK ||
-               count < 1) {
-        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
-                            "\"%s\" does not say how often the weights are averaged; give steps or "
-                            "an epoch, as in: 8 steps, epoch",
-                            d->sync_every);
-    }
-    if ((uint64_t)count > job->steps_per_epoch) {
-        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
-                            "\"%s\" is more than the %" PRIu64 " steps of an epoch, at whose end "
-                            "weights are averaged in any case; give fewer, or epoch",
-                            d->sync_every, job->steps_per_epoch);
-    }
-    job->sync_steps = (uint64_t)count;
-    return GR_OK;
-}
-
-gr_status gr_job_resolve_checkpoint(gr_job *job, gr_diag *diag)
-{
-    const double plain = 0.0, epoch = (double)job->steps_per_epoch;
-    const gr_number_unit steps[] = {
-        {"step", 1}, {"steps", 1}, {"epoch", epoch}, {"epochs", epoch}, {NULL, 0}};
-    const gr_number_unit times[] = {{"ms", 1e3},   {"s", 1e6},        {"sec", 1e6}, {"min", 60e6},
-                                    {"h", 3600e6}, {"hours", 3600e6}, {NULL, 0}};
-    const char *every = job->checkpoint.every;
-    int64_t count = 0;
-    if (every == NULL) {
-        return GR_OK;
-    }
-    if (gr_number_with_unit(every, steps, plain, &count) == GR_NUMBER_OK && count > 0) {
-        job->checkpoint_steps = (uint64_t)count;
-    } else if (gr_number_with_unit(every, times, plain, &count) == GR_NUMBER_OK && count > 0) {
-        job->checkpoint_us = count;
-    } else {
-        return gr_node_fail(gr_node_get(job->config.checkpoint, "every"), diag, GR_E_INVALID,
-                            "\"%s\" does not say how often checkpoints are written; give steps, "
-                            "epochs or a time, as in: 100 steps, 1 epoch, 5 min",
-                            every);
-    }
-    return GR_OK;
-}
-
-gr_status gr_job_resolve(gr_job *job, const gr_job_overrides *overrides, gr_diag *diag)
-{
-    gr_status status = gr_job_resolve_strategy(job, diag);
-    if (status == GR_OK) {
-        status = resolve_workers(job, overrides, diag);
-    }
-    if (status == GR_OK) {
-        status = gr_job_check_workers(job, diag);
-    }
-    return status != GR_OK ? status : resolve_batch(job, diag);
-}
-
-static gr_status check_loss(const gr_job *job, gr_diag *diag)
+static gr_status check_loss(gr_job *job, gr_diag *diag)
 {
     const gr_loss_ops *loss = gr_loss_ops_at(job->config.loss);
-    const gr_node *node = gr_job_setting(gr_doc_root(job->doc), "loss");
+    const gr_node *node = gr_job_setting(job->root, "loss");
     if (!loss->classes && !job->data.regression) {
         return gr_node_fail(node, diag, GR_E_INVALID,
                             "%s predicts numbers, but the labels of the data are classes; set "
@@ -277,61 +174,158 @@ static gr_status check_loss(const gr_job *job, gr_diag *diag)
     return GR_OK;
 }
 
-static const gr_node *last_layer(const gr_node *list)
+/* "consistency: ssp|async" as "strategy: ps with consistency: ssp or async". */
+static void describe_needs(const gr_config_table *table, const char *needs,
+                           char text_out[NEEDS_BYTES])
 {
-    const gr_node *last = list;
-    for (const gr_node *at = list->child; at != NULL; at = at->next) {
-        last = at;
+    const gr_config_field *field = table->fields;
+    while (strncmp(field->key, needs, strlen(field->key)) != 0) {
+        field++;
     }
-    return last;
+    const char *bar = strchr(needs, '|');
+    snprintf(text_out, NEEDS_BYTES, "%s%s%.*s%s%s", field->needs != NULL ? field->needs : "",
+             field->needs != NULL ? " with " : "", (int)strcspn(needs, "|"), needs,
+             bar != NULL ? " or " : "", bar != NULL ? bar + 1 : "");
 }
 
-gr_status gr_job_resolve_model(gr_job *job, gr_diag *diag)
+/* What belongs to another strategy would change nothing, and nobody would notice. */
+static gr_status check_needs(gr_job *job, gr_diag *diag)
 {
-    gr_status status = check_loss(job, diag);
-    if (status != GR_OK) {
-        return status;
+    for (const gr_job_part *part = gr_job_parts; part < gr_job_parts + GR_JOB_PARTS; part++) {
+        const void *config = (const char *)job + part->config;
+        for (const gr_config_field *f = NULL; (f = gr_config_next(part->table, f)) != NULL;) {
+            const gr_node *node = gr_node_get(gr_job_section(job, part), f->key);
+            if (node != NULL && f->needs != NULL &&
+                !gr_config_holds(part->table, config, f->needs)) {
+                char needs[NEEDS_BYTES];
+                describe_needs(part->table, f->needs, needs);
+                return gr_node_fail(node, diag, GR_E_INVALID,
+                                    "%s belongs to %s; set that, or remove the line", f->key,
+                                    needs);
+            }
+        }
     }
-    const gr_node *list = job->config.model;
-    if (list == NULL || list->kind == GR_NODE_NULL) {
-        return gr_node_fail(list != NULL ? list : gr_doc_root(job->doc), diag, GR_E_INVALID,
-                            "the job has no model; add model: with the list of its layers");
-    }
-    job->input.dims = gr_dataset_dims(job->dataset, job->input.dim);
-    status = gr_model_spec_read(list, &job->input, &job->arena, &job->spec, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    const gr_shape *output = gr_model_spec_output(job->spec);
-    int64_t wanted = job->data.regression ? 1 : gr_dataset_classes(job->dataset);
-    if (output->dims == 1 && output->dim[0] == wanted) {
+    return GR_OK;
+}
+
+static gr_status check_type(gr_job *job, gr_diag *diag)
+{
+    static const char *const names[] = {"Job", "MPI", "TF"};
+    int type = job->distribution.distribution_type;
+    if (type == 0) {
         return GR_OK;
     }
-    char shape[GR_TENSOR_NAME_BYTES];
-    gr_shape_format(output, shape, sizeof shape);
-    const gr_node *node = last_layer(list);
-    if (output->dims != 1) {
-        return gr_node_fail(node, diag, GR_E_INVALID,
-                            "the model ends with an image of %s values; add flatten or global_pool "
-                            "and then linear: %" PRId64,
-                            shape, wanted);
+    return gr_node_fail(gr_job_setting(job->config.distribution, "distribution_type"), diag,
+                        GR_E_UNSUPPORTED,
+                        "%s jobs belong to Kubernetes, where this version does not start anything; "
+                        "remove the line or set Job to start workers on this host",
+                        names[type]);
+}
+
+static gr_status check_parts(gr_job *job, gr_diag *diag)
+{
+    const gr_node *list = job->config.model;
+    if (job->config.data == NULL) {
+        return gr_node_fail(job->root, diag, GR_E_INVALID,
+                            "the job has no data; add data: with format and file");
     }
-    if (job->data.regression) {
-        return gr_node_fail(node, diag, GR_E_INVALID,
-                            "the model ends with %s values, but one number is to be predicted; end "
-                            "it with linear: 1",
-                            shape);
+    if (list == NULL || list->kind == GR_NODE_NULL) {
+        return gr_node_fail(list != NULL ? list : job->root, diag, GR_E_INVALID,
+                            "the job has no model; add model: with the list of its layers");
     }
-    char other[SHAPE_HINT_BYTES] = "";
-    if (output->dim[0] > wanted) {
-        snprintf(other, sizeof other, ", or say classes: %s in data if some do not occur", shape);
-    } else if (output->dim[0] == wanted - 1) {
-        snprintf(other, sizeof other,
-                 ", or, if the labels go from 1 to %s, list them in data: class_names: [1, 2, ...]",
-                 shape);
+    if (job->config.steps > 0 && job->config.epochs > 0) {
+        return gr_node_fail(gr_job_setting(job->root, "steps"), diag, GR_E_INVALID,
+                            "epochs says already how long to train; remove one of the two");
     }
-    return gr_node_fail(node, diag, GR_E_INVALID,
-                        "the model ends with %s values, but the data has %" PRId64
-                        " classes; end it with linear: %" PRId64 "%s",
-                        shape, wanted, wanted, other);
+    if (job->config.steps == 0 && !(job->config.epochs > 0)) {
+        return gr_node_fail(job->root, diag, GR_E_INVALID,
+                            "the job does not say how long to train; add epochs: N or steps: N");
+    }
+    return GR_OK;
+}
+
+/* "8 steps", "2 epochs"; as many steps as can be if those of an epoch are not known yet. */
+static gr_number_result read_steps(const gr_job *job, const char *text, double plain,
+                                   int64_t *count_out)
+{
+    const double epoch = job->steps_per_epoch > 0 ? (double)job->steps_per_epoch : 1e6;
+    const gr_number_unit units[] = {
+        {"step", 1}, {"steps", 1}, {"epoch", epoch}, {"epochs", epoch}, {NULL, 0}};
+    gr_number_result result = gr_number_with_unit(text, units, plain, count_out);
+    return result == GR_NUMBER_OK && *count_out < 1 ? GR_NUMBER_MALFORMED : result;
+}
+
+static gr_status resolve_sync(gr_job *job, gr_diag *diag)
+{
+    const gr_distribution_config *d = &job->distribution;
+    const gr_node *section = job->config.distribution;
+    int64_t count = (int64_t)job->steps_per_epoch;
+    if (!job->strategy->averages_weights) {
+        return GR_OK;
+    }
+    if (d->sync_every == NULL) {
+        return gr_node_fail(gr_job_setting(section, "strategy"), diag, GR_E_INVALID,
+                            "strategy %s needs to know how often the weights are averaged; add "
+                            "sync_every: 8 steps, or sync_every: epoch",
+                            job->strategy->name);
+    }
+    if (strcmp(d->sync_every, "epoch") != 0 &&
+        read_steps(job, d->sync_every, 1.0, &count) != GR_NUMBER_OK) {
+        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
+                            "\"%s\" does not say how often the weights are averaged; give steps or "
+                            "an epoch, as in: 8 steps, epoch",
+                            d->sync_every);
+    }
+    if (job->steps_per_epoch > 0 && (uint64_t)count > job->steps_per_epoch) {
+        return gr_node_fail(gr_job_setting(section, "sync_every"), diag, GR_E_INVALID,
+                            "\"%s\" is more than the %" PRIu64 " steps of an epoch, at whose end "
+                            "weights are averaged in any case; give fewer, or epoch",
+                            d->sync_every, job->steps_per_epoch);
+    }
+    job->sync_steps = (uint64_t)count;
+    return GR_OK;
+}
+
+gr_status gr_job_resolve_intervals(gr_job *job, gr_diag *diag)
+{
+    static const gr_number_unit times[] = {{"ms", 1e3},   {"s", 1e6},    {"sec", 1e6},
+                                           {"min", 60e6}, {"h", 3600e6}, {"hours", 3600e6},
+                                           {NULL, 0}};
+    const char *every = job->checkpoint.every;
+    int64_t count = 0;
+    gr_status status = resolve_sync(job, diag);
+    if (status != GR_OK || every == NULL) {
+        return status;
+    }
+    if (read_steps(job, every, 0.0, &count) == GR_NUMBER_OK) {
+        job->checkpoint_steps = (uint64_t)count;
+    } else if (gr_number_with_unit(every, times, 0.0, &count) == GR_NUMBER_OK && count > 0) {
+        job->checkpoint_us = count;
+    } else {
+        return gr_node_fail(gr_node_get(job->config.checkpoint, "every"), diag, GR_E_INVALID,
+                            "\"%s\" does not say how often checkpoints are written; give steps, "
+                            "epochs or a time, as in: 100 steps, 1 epoch, 5 min",
+                            every);
+    }
+    return GR_OK;
+}
+
+gr_status gr_job_resolve(gr_job *job, gr_diag *diag)
+{
+    static gr_status (*const all[])(gr_job *, gr_diag *) = {check_type,
+                                                            check_needs,
+                                                            check_parts,
+                                                            gr_job_resolve_strategy,
+                                                            resolve_workers,
+                                                            gr_job_check_workers,
+                                                            resolve_batch,
+                                                            check_loss,
+                                                            gr_job_resolve_output,
+                                                            gr_job_resolve_intervals,
+                                                            gr_early_stopping_resolve};
+    gr_status status = GR_OK;
+    for (size_t i = 0; status == GR_OK && i < sizeof all / sizeof all[0]; i++) {
+        status = all[i](job, diag);
+    }
+    return status;
 }

@@ -10,48 +10,9 @@
 
 #include <gradus/ps.h>
 #include <inttypes.h>
-#include <string.h>
 
 /* In the order of the choices of `consistency`. */
 enum { SAYS_BSP = 0, SAYS_SSP = 1, SAYS_ASYNC = 2 };
-
-/* Keys that mean something with one strategy alone, and with some consistency alone. */
-typedef struct own_key {
-    const char *key;
-    const char *strategy;
-    unsigned consistencies; /* bits; 0: any */
-    const char *belongs;
-} own_key;
-
-static const own_key own_keys[] = {
-    {"sync_every", "local", 0, "strategy: local"},
-    {"local_state", "local", 0, "strategy: local"},
-    {"outer", "local", 0, "strategy: local"},
-    {"consistency", "ps", 0, "strategy: ps"},
-    {"staleness", "ps", 1 << SAYS_SSP, "strategy: ps with consistency: ssp"},
-    {"replicas_to_aggregate", "ps", 1 << SAYS_BSP, "strategy: ps with consistency: bsp"},
-    {"adapt_rate", "ps", 1 << SAYS_SSP | 1 << SAYS_ASYNC,
-     "strategy: ps with consistency: ssp or async"},
-};
-
-/* What belongs to another strategy is a mistake that nobody should find in the results. */
-static gr_status check_keys(const gr_job *job, gr_diag *diag)
-{
-    const gr_distribution_config *d = &job->distribution;
-    for (size_t i = 0; i < sizeof own_keys / sizeof *own_keys; i++) {
-        const own_key *own = &own_keys[i];
-        const gr_node *node = gr_node_get(job->config.distribution, own->key);
-        bool wanted = strcmp(job->strategy->name, own->strategy) == 0 &&
-                      (own->consistencies == 0 || (own->consistencies >> d->consistency & 1) != 0);
-        if (node != NULL && !wanted) {
-            return gr_node_fail(node, diag, GR_E_INVALID,
-                                "%s belongs to %s, and this job has another one; set the one or "
-                                "remove the other",
-                                own->key, own->belongs);
-        }
-    }
-    return GR_OK;
-}
 
 static gr_status check_compression(const gr_job *job, gr_diag *diag)
 {
@@ -85,10 +46,7 @@ gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
     gr_distribution_config *d = &job->distribution;
     const gr_node *section = job->config.distribution;
     job->strategy = gr_strategy_of(job); /* of consistency bsp, as long as that is not known */
-    gr_status status = check_keys(job, diag);
-    if (status == GR_OK) {
-        status = check_compression(job, diag);
-    }
+    gr_status status = check_compression(job, diag);
     if (status != GR_OK || !job->strategy->needs_servers) {
         return status;
     }
@@ -107,7 +65,7 @@ gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
     return status;
 }
 
-gr_status gr_job_check_workers(const gr_job *job, gr_diag *diag)
+gr_status gr_job_check_workers(gr_job *job, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
     if (!job->strategy->needs_servers) {
