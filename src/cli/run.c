@@ -108,7 +108,7 @@ static gr_status check_workers(gr_cli_run *run, gr_diag *diag)
                        "that one host starts",
                        (long long)slots_of(options), GR_LAUNCH_WORKERS_MAX);
     }
-    if (options->discovery != NULL &&
+    if (options->where.discovery != NULL &&
         (options->workers_min == 0 || options->workers_min >= slots_of(options))) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: --host-discovery-script is for jobs whose workers may come and go; "
@@ -172,10 +172,10 @@ static gr_status read_chaos(gr_cli_run *run, gr_diag *diag)
 {
     const gr_run_options *options = &run->options;
     gr_chaos chaos = {.count = 0};
-    gr_status status = options->chaos == NULL
+    gr_status status = options->job.run.chaos == NULL
                            ? GR_OK
-                           : gr_chaos_parse(options->chaos, options->workers, options->servers,
-                                            &run->arena, &chaos, diag);
+                           : gr_chaos_parse(options->job.run.chaos, options->workers,
+                                            options->servers, &run->arena, &chaos, diag);
     for (int i = 0; i < chaos.count && status == GR_OK; i++) {
         const gr_fault *fault = &chaos.faults[i];
         bool command = run->job_path == NULL;
@@ -249,7 +249,7 @@ static int work(gr_cli_run *run)
         gr_cores_sort_by_topology(&run->cores);
         if (run->options.dry_run && run->job_path == NULL) {
             print_plan(run);
-        } else if (run->options.dry_run && run->options.json) {
+        } else if (run->options.dry_run && run->options.job.run.json) {
             fputs(run->document, stdout);
         }
         code = run->options.dry_run ? gr_cli_flush() : gr_run_attempts(run);

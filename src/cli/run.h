@@ -15,31 +15,31 @@
 
 #include <limits.h>
 
-typedef struct gr_run_options {
-    int64_t workers, workers_min, workers_max, spares, restarts, servers, replicas;
-    const char *cores;
-    bool bind;
-    bool encrypt;
-    int64_t threads;
-    int link;
-    bool quiet, prefix, timestamps;
-    const char *log_dir;
-    int64_t grace_us, start_timeout_us, fence_us;
-    int orphans;
-    bool dry_run, json;
-    const char *output;
-    const char *checkpoint_every, *checkpoint_to;
-    const char *const *set; /* NULL: nothing */
-    const char *const *export;
-    bool resume;
-    const char *timeline, *chaos, *servers_file, *cluster;
+/* Where the workers are started. */
+typedef struct gr_run_where {
     const char *hosts, *hostfile, *discovery, *listen;
     int64_t slots_per_host, discovery_us;
     bool slurm;
     int64_t ssh_port;
     const char *ssh_identity, *remote_program;
     int64_t host_timeout_us;
-    const char *outlive, *name;
+} gr_run_where;
+
+typedef struct gr_run_options {
+    int64_t workers, workers_min, workers_max, spares, restarts, servers, replicas;
+    const char *cores, *servers_file;
+    bool bind, encrypt;
+    int64_t threads;
+    int link;
+    gr_run_where where;
+    bool quiet, prefix, timestamps;
+    const char *log_dir, *timeline;
+    int64_t grace_us, start_timeout_us, fence_us;
+    int orphans;
+    bool dry_run, resume;
+    const char *cluster, *outlive, *name;
+    const char *const *export;
+    gr_job_overrides job; /* of a job file */
 } gr_run_options;
 
 enum { GR_RUN_SETTINGS_MAX = 32 }; /* --set */

@@ -130,8 +130,9 @@ static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_
     }
     if (run->hosts.count > 0) {
         /* Ranks give up a host when the launcher does. */
-        defaults[default_count++] = gr_arena_printf(&run->arena, "GRADUS_PEER_TIMEOUT=%lldms",
-                                                    (long long)(options->host_timeout_us / 1000));
+        defaults[default_count++] =
+            gr_arena_printf(&run->arena, "GRADUS_PEER_TIMEOUT=%lldms",
+                            (long long)(options->where.host_timeout_us / 1000));
     }
     if (timeline != NULL) {
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
@@ -284,13 +285,13 @@ int gr_run_attempts(gr_cli_run *run)
         .remote = {.cores_text = options->cores,
                    .program = run->program,
                    .placement = run->placement,
-                   .ssh_port = (int)options->ssh_port,
-                   .ssh_identity = options->ssh_identity,
-                   .host_timeout_us = options->host_timeout_us},
+                   .ssh_port = (int)options->where.ssh_port,
+                   .ssh_identity = options->where.ssh_identity,
+                   .host_timeout_us = options->where.host_timeout_us},
         .discovery = {.acceptor = run->acceptor,
-                      .script = options->discovery,
-                      .slots = (int)options->slots_per_host,
-                      .pause_us = options->discovery_us},
+                      .script = options->where.discovery,
+                      .slots = (int)options->where.slots_per_host,
+                      .pause_us = options->where.discovery_us},
         .output = {.out_fd = STDOUT_FILENO,
                    .err_fd = STDERR_FILENO,
                    .quiet = options->quiet,

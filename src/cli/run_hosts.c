@@ -14,7 +14,7 @@
 
 bool gr_run_elsewhere(const gr_cli_run *run)
 {
-    return run->options.discovery != NULL || run->options.listen != NULL ||
+    return run->options.where.discovery != NULL || run->options.where.listen != NULL ||
            (run->hosts.count > 0 && !gr_host_list_all_local(&run->hosts));
 }
 
@@ -23,7 +23,7 @@ static gr_status open_door(gr_cli_run *run, gr_diag *diag)
     uint8_t token[GR_SECRET_BYTES];
     gr_status status = gr_join_token(true, token, diag);
     if (status == GR_OK) {
-        status = gr_join_listen(run->options.listen, token, &run->log, &run->acceptor, diag);
+        status = gr_join_listen(run->options.where.listen, token, &run->log, &run->acceptor, diag);
         gr_wipe(token, sizeof token);
     }
     if (status == GR_OK) {
@@ -37,11 +37,11 @@ gr_status gr_run_gather_hosts(gr_cli_run *run, int need, gr_diag *diag)
 {
     const gr_run_options *options = &run->options;
     gr_status status = GR_OK;
-    if (options->discovery != NULL) {
-        gr_discovery discovery = {.script = options->discovery,
+    if (options->where.discovery != NULL) {
+        gr_discovery discovery = {.script = options->where.discovery,
                                   .environment = environ,
-                                  .slots_per_host = (int)options->slots_per_host};
-        status = gr_discovery_gather(&discovery, need, options->discovery_us,
+                                  .slots_per_host = (int)options->where.slots_per_host};
+        status = gr_discovery_gather(&discovery, need, options->where.discovery_us,
                                      options->start_timeout_us, &run->arena, &run->hosts, diag);
     } else if (run->acceptor != NULL) {
         status = gr_join_gather(run->acceptor, need, options->start_timeout_us, &run->arena,
@@ -63,10 +63,10 @@ gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
 {
     const gr_run_options *options = &run->options;
     gr_status status = GR_OK;
-    const char *const ways[][2] = {{"-H", options->hosts},
-                                   {"--hostfile", options->hostfile},
-                                   {"--host-discovery-script", options->discovery},
-                                   {"--listen", options->listen}};
+    const char *const ways[][2] = {{"-H", options->where.hosts},
+                                   {"--hostfile", options->where.hostfile},
+                                   {"--host-discovery-script", options->where.discovery},
+                                   {"--listen", options->where.listen}};
     const char *said = NULL;
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         if (ways[i][1] != NULL && said != NULL) {
@@ -76,30 +76,31 @@ gr_status gr_run_find_hosts(gr_cli_run *run, gr_diag *diag)
         }
         said = ways[i][1] != NULL ? ways[i][0] : said;
     }
-    if (options->remote_program != NULL && strlen(options->remote_program) >= PATH_MAX) {
+    if (options->where.remote_program != NULL &&
+        strlen(options->where.remote_program) >= PATH_MAX) {
         return gr_fail(diag, GR_E_INVALID,
                        "run: --remote-program has %zu characters; no path has more than %d",
-                       strlen(options->remote_program), PATH_MAX - 1);
+                       strlen(options->where.remote_program), PATH_MAX - 1);
     }
     int64_t need = options->workers > 0 ? options->workers : options->workers_min;
     need = need > 0 ? need : 1;
-    if (options->listen != NULL && !options->dry_run) {
+    if (options->where.listen != NULL && !options->dry_run) {
         status = open_door(run, diag);
     }
-    if (status == GR_OK && (options->discovery != NULL || run->acceptor != NULL)) {
+    if (status == GR_OK && (options->where.discovery != NULL || run->acceptor != NULL)) {
         status = gr_run_gather_hosts(run, (int)need, diag);
-    } else if (options->hosts != NULL) {
-        status = gr_host_list_parse(options->hosts, "-H", &run->arena, &run->hosts, diag);
-    } else if (options->hostfile != NULL) {
-        status = gr_host_list_read(options->hostfile, &run->arena, &run->hosts, diag);
+    } else if (options->where.hosts != NULL) {
+        status = gr_host_list_parse(options->where.hosts, "-H", &run->arena, &run->hosts, diag);
+    } else if (options->where.hostfile != NULL) {
+        status = gr_host_list_read(options->where.hostfile, &run->arena, &run->hosts, diag);
     }
     run->placement = &gr_placement_ssh;
-    if (status == GR_OK && said == NULL && options->slurm) {
+    if (status == GR_OK && said == NULL && options->where.slurm) {
         status = find_allocation(run, diag);
     }
-    if (status != GR_OK || options->remote_program != NULL) {
+    if (status != GR_OK || options->where.remote_program != NULL) {
         snprintf(run->program, sizeof run->program, "%s",
-                 status == GR_OK ? options->remote_program : "");
+                 status == GR_OK ? options->where.remote_program : "");
         return status;
     }
     ssize_t size = readlink("/proc/self/exe", run->program, sizeof run->program - 1);

@@ -100,7 +100,7 @@ static gr_status find_servers(gr_cli_run *run, const gr_job *job, gr_diag *diag)
 static gr_status bind_job(gr_cli_run *run, gr_job *job, gr_diag *diag)
 {
     const gr_run_options *options = &run->options;
-    if (options->dry_run && options->json && !options->resume) {
+    if (options->dry_run && options->job.run.json && !options->resume) {
         return GR_OK;
     }
     gr_status status = gr_job_bind(job, diag);
@@ -126,18 +126,14 @@ static gr_status explain(gr_cli_run *run, const gr_job *job, gr_diag *diag)
 gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
 {
     gr_run_options *options = &run->options;
-    gr_job_overrides overrides = {
-        .run = {.workers = options->workers,
-                .workers_max = options->workers_max,
-                .default_workers = gr_run_room(run),
-                .json = options->json && !options->dry_run,
-                .chaos = options->chaos,
-                .chaos_after = (int64_t)run->past_step},
-        .link = options->link == GR_RUN_LINK_OF_JOB ? NULL : gr_run_link_choices[options->link],
-        .output = options->output,
-        .checkpoint_every = options->checkpoint_every,
-        .checkpoint_to = options->checkpoint_to,
-        .set = options->set};
+    gr_job_overrides overrides = options->job;
+    overrides.run.workers = options->workers;
+    overrides.run.workers_max = options->workers_max;
+    overrides.run.default_workers = gr_run_room(run);
+    overrides.run.json = options->job.run.json && !options->dry_run;
+    overrides.run.chaos_after = (int64_t)run->past_step;
+    overrides.link =
+        options->link == GR_RUN_LINK_OF_JOB ? NULL : gr_run_link_choices[options->link];
     gr_job *job = NULL;
     gr_status status = gr_job_parse(run->job_path, &overrides, &job, diag);
     if (status == GR_OK) {
@@ -165,7 +161,7 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
     if (status == GR_OK) {
         status = gr_job_document(job, &run->document, diag);
     }
-    if (status == GR_OK && options->dry_run && !options->json) {
+    if (status == GR_OK && options->dry_run && !options->job.run.json) {
         status = explain(run, job, diag);
     }
     gr_job_close(job);
