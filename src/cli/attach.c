@@ -143,10 +143,14 @@ static gr_status attach_once(gr_job_folder *folder, int *code_out, int *launcher
                            : "job %s has ended, and its launcher has the exit code",
                        folder->name);
     }
+    sigset_t before;
+    gr_signals_hold(&before); /* whoever is told of the new launcher may send one to it */
     gr_status status = gr_takeover(folder, &connection, &supervisor, launcher_out, diag);
     if (status == GR_OK) {
         gr_job_folder_close(folder);
         *code_out = gr_attach_follow(connection, &supervisor, false);
+    } else {
+        (void)sigprocmask(SIG_SETMASK, &before, NULL);
     }
     return status;
 }

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/number.h"
 #include "cli/attach.h"
+#include "launch/signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -172,8 +173,11 @@ int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(g
         fprintf(stderr, "gradus: the socket of the job cannot be made: %s\n", strerror(errno));
         return GR_EXIT_FAILED;
     }
+    sigset_t before;
+    gr_signals_hold(&before); /* none ends the launcher before it can hand it on */
     pid_t pid = fork();
     if (pid == 0) {
+        (void)sigprocmask(SIG_SETMASK, &before, NULL);
         close(ends[0]);
         settle();
         config.launcher_fd = ends[1];

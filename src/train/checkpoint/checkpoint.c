@@ -401,23 +401,31 @@ gr_status gr_checkpoint_retain(gr_checkpoint_folder *folder, uint64_t written, g
 
 /* ---- Writing --------------------------------------------------------------------------------- */
 
+/* Is the folder there, on the disk of before? */
+static gr_status look_at_disk(const gr_checkpoint_folder *folder, struct stat *info, gr_diag *diag)
+{
+    if (stat(folder->path, info) != 0) {
+        return gr_fail_errno(diag, "write checkpoints to", folder->path, errno);
+    }
+    return folder->device == 0 || (uint64_t)info->st_dev == folder->device
+               ? GR_OK
+               : gr_fail(diag, GR_E_IO,
+                         "%s is on another disk than it was when the training started; mount the "
+                         "first one again",
+                         folder->path);
+}
+
 gr_status gr_checkpoint_folder_open(gr_checkpoint_folder *folder, gr_diag *diag)
 {
     struct stat info;
     /* A folder that was there once is not made again: if its disk is gone, the name now leads to
      * the disk below. */
     gr_status status = folder->device == 0 ? gr_dir_create(folder->path, diag) : GR_OK;
+    if (status == GR_OK) {
+        status = look_at_disk(folder, &info, diag);
+    }
     if (status != GR_OK) {
         return status;
-    }
-    if (stat(folder->path, &info) != 0) {
-        return gr_fail_errno(diag, "write checkpoints to", folder->path, errno);
-    }
-    if (folder->device != 0 && (uint64_t)info.st_dev != folder->device) {
-        return gr_fail(diag, GR_E_IO,
-                       "%s is on another disk than it was when the training started; mount the "
-                       "first one again",
-                       folder->path);
     }
     /* Once, before the training: a checkpoint that cannot be written is tried again later. */
     int patience_ms = folder->device == 0 ? LOCK_PATIENCE_MS : 0;
@@ -486,6 +494,10 @@ gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_in
         return gr_fail_errno(diag, "write", path, errno);
     }
     status = gr_checkpoint_write(partial, info, facts, tensors, diag);
+    struct stat disk;
+    if (status == GR_OK && !holds_folder(folder)) {
+        status = look_at_disk(folder, &disk, diag);
+    }
     if (status == GR_OK && !holds_folder(folder)) {
         status = gr_fail(diag, GR_E_INVALID, "%s: another process has taken over the folder", path);
     }
