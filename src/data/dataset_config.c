@@ -41,6 +41,24 @@ bool gr_data_uses(const gr_data_config *config, const gr_config_field *field)
     return field->offset < AT(own) || own == field;
 }
 
+static bool is_among(const gr_config_field *settings, const gr_config_field *field)
+{
+    while (settings != NULL && settings->key != NULL && settings != field) {
+        settings++;
+    }
+    return settings == field;
+}
+
+bool gr_data_is_of_other(const gr_data_config *config, const gr_config_field *field)
+{
+    const gr_reader_ops *other;
+    bool found = false;
+    for (int i = 0; (other = gr_reader_ops_at(i)) != NULL; i++) {
+        found = found || is_among(other->settings, field);
+    }
+    return found && !is_among(gr_reader_ops_at(config->format)->settings, field);
+}
+
 /* Of counts: what a double can hold exactly, so that bounds compare exactly. */
 #define COUNT_MAX 9007199254740992.0
 

@@ -47,7 +47,7 @@ bool gr_job_has_key(const gr_job *job, const gr_config_table *table, size_t conf
             gr_config_holds(table, (const char *)job + config, field->needs)) &&
            (table != &gr_optimizer_config_table ||
             !gr_optimizer_is_of_other(&job->optimizer, field)) &&
-           (table != &gr_data_config_table || gr_data_uses(&job->data, field));
+           (table != &gr_data_config_table || !gr_data_is_of_other(&job->data, field));
 }
 
 const gr_node *gr_job_setting(const gr_node *section, const char *key)
