@@ -3,6 +3,7 @@
 are understood."""
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -103,6 +104,22 @@ def test_what_a_page_names_exists(page, known):
     layers = "|".join(path.name for path in (SOURCE / "tests").iterdir() if path.is_dir())
     arguments = {"ps_out"}  # that look like a test's name
     assert not names(rf"`((?:{layers})_[a-z_]+)`", text) - tests - arguments
+
+
+def test_docs_first_job_is_done_as_written(gradus, tmp_path):
+    """All commands of the page, in their order, with the job file that it shows."""
+    text = (SOURCE / "docs/first-job.md").read_text()
+    shutil.copy(SOURCE / "examples/digits/digits.csv.gz", tmp_path)
+    (tmp_path / "digits.yaml").write_text(re.search(r"```yaml\n(.*?)```", text, re.S)[1])
+    lines = re.findall(r"^    gradus (.*)", text, re.M)
+    hashes = set()
+    for line in lines:
+        done = gradus(*shlex.split(line), cwd=tmp_path)
+        assert done.returncode == 0, (line, done.stderr)
+        hashes |= names(r"sha256 (\w+)", done.stdout) if line.startswith("run -np") else set()
+    assert len(lines) == 5 and len(hashes) == 1
+    predictions = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert len(predictions) == 1 + 1797
 
 
 def test_docs_pictures_are_what_the_script_draws(tmp_path):
