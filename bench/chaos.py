@@ -6,17 +6,20 @@ it.
     bench/chaos.py --runs 200 --build build
     bench/chaos.py --runs 50 --add --build build
     bench/chaos.py --runs 50 --coordinator --build build
+    bench/chaos.py --runs 50 --launcher --build build
     bench/chaos.py --runs 100 --servers 2 --build build
     bench/chaos.py --runs 40 --servers 3 --consistency async --build build
 
 Each run is the digits job with 4 workers, by shared memory and by tcp in turn, every second pair of
 runs with checkpoints. A random process of it is killed by SIGKILL at a random moment: a worker of
 any rank, or the agent, which is the workers' parent; in a quarter of the runs a second one follows
-within 0.2 s. The launcher is never killed, and the coordinator is a part of it. With --add the job
-begins with 2 workers of at most 4, half of the time with a standby, and others come and go as well
-(gradus scale): 3 or 4 events a run. With --coordinator the workers are started by hand, and the
-coordinator (gradus rendezvous) is killed: alone, together with rank 0, or with some rank within
-0.2 s, which may be the one that has taken over. With --servers the job has strategy ps and so many
+within 0.2 s. The launcher is never killed, and the coordinator is a part of it. With --launcher it
+is killed (`gradus run`), in two runs of three together with a worker or within 0.2 s, and started
+again with the same command line within a second, as a supervisor would. With --add the job begins
+with 2 workers of at most 4, half of the time with a standby, and others come and go as well (gradus
+scale): 3 or 4 events a run. With --coordinator the workers are started by hand, and the coordinator
+(gradus rendezvous) is killed: alone, together with rank 0, or with some rank within 0.2 s, which
+may be the one that has taken over. With --servers the job has strategy ps and so many
 parameter servers, which are killed like the others; with --consistency async or ssp each worker
 goes its own way.
 
@@ -62,6 +65,14 @@ class Plan:
             self.events = [(moment, *rng.choice([("kill", rng.randrange(1000)),
                                                  ("scale", rng.choice([2, 3, 4]))]))
                            for moment in moments]
+        elif mode == "launcher":
+            self.flags += ["-np", str(WORKERS)]
+            first, second = rng.random() * seconds, rng.random() * 0.2
+            self.again_s = rng.random()  # until it is started again
+            self.events = [(first, "kill launcher", 0)]
+            if seed % 3:
+                self.events.append((first + second * (seed % 3 - 1), "kill worker",
+                                    rng.randrange(1000)))
         elif mode == "coordinator":
             first, second = rng.random() * seconds, rng.random() * 0.2
             self.events = [(first, "kill", COORDINATOR)]
@@ -73,7 +84,7 @@ class Plan:
             moments = [rng.random() * seconds]
             moments += [moments[0] + rng.random() * 0.2] if seed % 4 == 3 else []
             self.events = [(moment, "kill", rng.randrange(1000)) for moment in moments]
-        self.kills = sum(what == "kill" for _, what, _ in self.events)
+        self.kills = sum(what.startswith("kill") for _, what, _ in self.events)
 
     def __str__(self):
         return f"{' '.join(self.flags)}: " + ", ".join(
@@ -81,6 +92,8 @@ class Plan:
 
 
 class Job:
+    outlive = "0"  # agents are children of the launcher
+
     def __init__(self, gradus, folder, epochs, patience_s, servers, more):
         self.gradus, self.folder, self.patience_s = gradus, pathlib.Path(folder), patience_s
         source = ROOT / "examples/digits"
@@ -90,7 +103,9 @@ class Job:
                                 f"distribution:\n  strategy: ps\n  servers: {servers}\n{more}")
         self.path = self.folder / "job.yaml"
         self.path.write_text(text.replace("file: digits.csv.gz", f"file: {source}/digits.csv.gz"))
-        self.files = {"job.yaml"}
+        self.runtime = self.folder / "runtime"  # where jobs are found
+        self.runtime.mkdir(mode=0o700)
+        self.files = {"job.yaml", "runtime"}
         self.killed, self.also_recovered = [], None
 
     def start(self, flags, output, env):
@@ -118,6 +133,10 @@ class Job:
             return ""
         return "agent" if victim in agents else "server" if victim in servers else "worker"
 
+    def end(self, processes, plan):
+        """All that they have said."""
+        return "".join(process.communicate(timeout=self.patience_s)[1] for process in processes)
+
     def left(self, output, mark):
         """What a run should not leave behind; "" if there is nothing of it."""
         processes = marked(MARK, mark)
@@ -125,6 +144,7 @@ class Job:
         files -= {"metrics.jsonl", "model.safetensors", "checkpoints"}
         files |= {entry.name for entry in output.glob("checkpoints/*.partial")}
         files |= {entry.name for entry in self.folder.iterdir()} - self.files
+        files |= {str(entry) for entry in self.runtime.glob("gradus/*")}
         return (f"processes {processes} are left" if processes else
                 f"files {sorted(files)} are left" if files else "")
 
@@ -135,15 +155,15 @@ class Job:
         self.files.add(output.name)
         processes = self.start(plan.flags, output,
                                os.environ | {MARK: mark, "TMPDIR": str(self.folder),
-                                             "GRADUS_OUTLIVE": "0"})  # agents are its children
+                                             "XDG_RUNTIME_DIR": str(self.runtime),
+                                             "GRADUS_OUTLIVE": self.outlive})
         begin = time.monotonic()
         killed = []
         for moment, what, number in plan.events:
             time.sleep(max(0, begin + moment - time.monotonic()))
             killed.append(self.happen(processes, what, number))
         try:
-            errors = "".join(process.communicate(timeout=self.patience_s)[1]
-                             for process in processes)
+            errors = self.end(processes, plan)
         except subprocess.TimeoutExpired:
             for pid in marked(MARK, mark):
                 os.kill(pid, signal.SIGKILL)
@@ -196,6 +216,43 @@ class JobByHand(Job):
         return "coordinator" if number == COORDINATOR else "worker"
 
 
+class JobThatOutlives(Job):
+    """Its launcher is killed, and started again by the same command line."""
+    outlive = "10min"
+
+    def happen(self, processes, what, number):
+        if what == "kill launcher":
+            processes[0].kill()
+            return "launcher"
+        mark = self.mark()
+        workers = [pid for pid in marked(MARK, mark) if words(pid)[1:2] == [b"worker"]]
+        if not workers:
+            return ""
+        try:
+            os.kill(workers[number % len(workers)], signal.SIGKILL)
+        except ProcessLookupError:
+            return ""
+        return "worker"
+
+    def mark(self):
+        return self.env[MARK]
+
+    def start(self, flags, output, env):
+        self.env, self.words = env, (flags, output)
+        return super().start(flags, output, env)
+
+    def end(self, processes, plan):
+        """All that it has said. Who comes when all is over finds the exit code, or that the
+        launcher of before had it."""
+        first = processes[0].communicate(timeout=self.patience_s)[1]
+        if not plan.events or processes[0].returncode != -signal.SIGKILL:
+            return first
+        time.sleep(plan.again_s)
+        self.killed = [processes[0]]
+        processes += super().start(*self.words, self.env)
+        return first + processes[1].communicate(timeout=self.patience_s)[1]
+
+
 class Judge:
     """Of what the ends of runs have in common: all weights, or where each worker goes its own way
     the least accuracy."""
@@ -230,6 +287,8 @@ def main():
                         help="workers come and go as well")
     parser.add_argument("--coordinator", dest="mode", action="store_const", const="coordinator",
                         help="workers started by hand, and the coordinator is killed")
+    parser.add_argument("--launcher", dest="mode", action="store_const", const="launcher",
+                        help="the launcher is killed, and started again")
     parser.add_argument("--servers", type=int, default=0, help="strategy ps, with so many")
     parser.add_argument("--consistency", choices=["async", "ssp"],
                         help="with servers: each worker goes its own way")
@@ -243,7 +302,7 @@ def main():
     good, done, doubles, begun_anew, times, killed = 0, 0, 0, 0, [], []
     begin, before = time.monotonic(), memory_files()
     with tempfile.TemporaryDirectory() as folder:
-        kind = JobByHand if arguments.mode == "coordinator" else Job
+        kind = {"coordinator": JobByHand, "launcher": JobThatOutlives}.get(arguments.mode, Job)
         more = {"async": "  consistency: async\n", None: "",
                 "ssp": "  consistency: ssp\n  staleness: 3\n"}[arguments.consistency]
         job = kind(gradus, folder, arguments.epochs, arguments.patience, arguments.servers, more)
@@ -274,7 +333,8 @@ def main():
     print(f"{done} runs, {doubles} of them with two kills or more: {good} ended by themselves with "
           f"{'the weights' if judge.exact else 'the accuracy'} of the undisturbed run")
     print(f"killed: {killed.count('worker')} workers, {killed.count('agent')} agents, "
-          f"{killed.count('server')} servers, {killed.count('coordinator')} coordinators; "
+          f"{killed.count('server')} servers, {killed.count('coordinator')} coordinators, "
+          f"{killed.count('launcher')} launchers; "
           f"{begun_anew} runs were begun anew")
     print(f"left behind in /dev/shm: {sorted(memory_files() - before) or 'nothing'}")
     if times:
