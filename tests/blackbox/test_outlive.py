@@ -79,8 +79,10 @@ class Echo:
         os.write(self.pipe, f"{line}\n".encode())
 
     def lose_launcher(self):
+        """Until its job knows: what is written before goes where the launcher wrote."""
         self.launcher.kill()
         self.launcher.wait(timeout=TIMEOUT_S)
+        wait_until(lambda: state_of(self.host, "echo") not in ("running", "busy"), "the loss")
 
 
 @pytest.fixture
