@@ -99,7 +99,7 @@ static void what_is_no_variable_is_refused(void **state)
 {
     (void)state;
     const char *const wrong[] = {"", "A,,B", "A-B", "*", "1A", "A*B", "=x", "A,B=1", "A b"};
-    char many[WORDS_MAX][8];
+    char many[WORDS_MAX][16];
     const char *words[WORDS_MAX + 1] = {NULL};
     gr_arena arena;
     gr_exported exported;
