@@ -99,6 +99,9 @@ static void leave_place(gr_mesh *mesh, gr_link *link)
 void gr_mesh_remove(gr_mesh *mesh, int peer)
 {
     gr_link *link = peer >= 0 && peer < mesh->world_size ? mesh->links[peer] : NULL;
+    if (mesh->dynamic_peers && link == NULL && mesh->acceptor != NULL) {
+        gr_acceptor_cancel(mesh->acceptor, peer); /* or its failure would be that of the next */
+    }
     if (!mesh->dynamic_peers || link == NULL || link->state != GR_LINK_ENDED) {
         return;
     }

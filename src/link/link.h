@@ -222,7 +222,8 @@ bool gr_mesh_next_change(gr_mesh *mesh, int *peer_out, bool *ended_out);
  * in. Payloads that are held (gr_link_next) stay readable until the last of them is released,
  * and then their memory goes; until then gr_link_release is the only call on the link,
  * afterwards there is none. They stay as they were if the peer has died; one that lives on may
- * change them. A link that has not ended is left alone. */
+ * change them. A link that has not ended is left alone; where there is none yet, an attempt to
+ * connect to `peer` is given up. */
 void gr_mesh_remove(gr_mesh *mesh, int peer);
 
 /* Send one peer away: it gets an ABORT with this sentence (up to GR_DIAG_TEXT_BYTES, copied), of
