@@ -11,9 +11,9 @@ from conftest import SOURCE, write_digits
 
 PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "docs").glob("*.md"))]
 # Of cmake, ctest, pkg-config, py-spy, torchrun, sbatch.
-OTHERS_FLAGS = {"--install", "--preset", "--build", "--test-dir", "--cflags", "--libs", "--pid",
-                "--monitor_interval", "--nproc-per-node", "--no-python", "--nodes", "--ntasks",
-                "--open-mode", "--requeue", "--signal"}
+OTHERS_FLAGS = {"--install", "--preset", "--build", "--test-dir", "--cflags", "--libs", "--static",
+                "--pid", "--monitor_interval", "--nproc-per-node", "--no-python", "--nodes",
+                "--ntasks", "--open-mode", "--requeue", "--signal"}
 
 
 def words_of(line):
