@@ -202,12 +202,18 @@ static bool waits(const gr_wait_graph *graph, int rank)
     return graph->nodes[rank].received_us != 0;
 }
 
-/* A rank that does not repeat its report is stopped: what it said does not count any more. */
+/* A rank that does not repeat its report is stopped: what it said does not count any more. Ranks
+ * that wait have the graph looked at all the time: where that stood still, all of them could not
+ * repeat anything, or nobody read it. */
 static void forget_silent(gr_wait_graph *graph, int64_t now_us)
 {
-    int64_t silent_us = SILENT_FACTOR * gr_op_report_repeat_us(graph->size);
+    int64_t repeat_us = gr_op_report_repeat_us(graph->size), silent_us = SILENT_FACTOR * repeat_us;
+    int64_t away_us = now_us - graph->evaluated_us - 2 * repeat_us;
     for (int rank = 0; rank < graph->size; rank++) {
         gr_wait_node *node = &graph->nodes[rank];
+        if (waits(graph, rank) && away_us > 0) {
+            node->received_us = gr_earlier_us(node->received_us + away_us, now_us);
+        }
         if (waits(graph, rank) && now_us - node->received_us >= silent_us) {
             node->received_us = 0;
             begin_version(node);
@@ -408,8 +414,8 @@ int64_t gr_wait_graph_evaluate(gr_wait_graph *graph, int64_t now_us)
     if (now_us - graph->evaluated_us < GR_WAIT_GRAPH_PERIOD_US) {
         return graph->evaluated_us + GR_WAIT_GRAPH_PERIOD_US;
     }
-    graph->evaluated_us = now_us;
     forget_silent(graph, now_us);
+    graph->evaluated_us = now_us;
     if (!graph->changed) {
         return GR_NEVER;
     }

@@ -21,7 +21,7 @@ enum {
     RANKS_MAX = 8,
     COUNT = 100,
     BEFORE = 3,
-    AT_ONCE = SANITIZED ? 4 : 14,
+    AT_ONCE = SANITIZED ? 4 : 7,
     STALL_US = 3000000 /* longer than a rank on a busy machine waits for a core */
 };
 

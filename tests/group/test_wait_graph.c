@@ -203,6 +203,31 @@ static void wait_graph_when_the_cause_waits_in_something_else_says_so(void **sta
     gr_wait_graph_fini(&g.rules);
 }
 
+/* All stand still for seconds, as a virtual machine does; rank 0 comes first after that, and rank 1
+ * only if it was not stopped. */
+static void wait_graph_a_pause_of_all_is_nobodys_silence(void **state)
+{
+    (void)state;
+    for (int stopped = 0; stopped < 2; stopped++) {
+        static graph g;
+        open_graph(&g, RANKS);
+        const gr_op_report first = waiting(7, 1u << 1), second = waiting(7, 1u << 2);
+        for (int i = 0; i < 12; i++) {
+            report(&g, 0, &first);
+            evaluate(&g);
+            bool to_rank_1 = i == 0 || (stopped && i > 4);
+            assert_int_equal(last_said(&g, 0, GR_REPORT_CAUSE)->peer, to_rank_1 ? 1 : 2);
+            if (i < 3 || !stopped) {
+                report(&g, 1, &second);
+                evaluate(&g);
+                assert_int_equal(last_said(&g, 0, GR_REPORT_CAUSE)->peer, 2);
+            }
+            g.now_us += i == 3 ? 3 * SECOND_US : gr_op_report_repeat_us(RANKS);
+        }
+        gr_wait_graph_fini(&g.rules);
+    }
+}
+
 /* Rank 1 waits for rank 2, and is stopped then. */
 static void wait_graph_rank_that_is_stopped_while_it_waits_is_the_cause(void **state)
 {
@@ -501,6 +526,7 @@ int main(void)
         cmocka_unit_test(wait_graph_of_four_names_the_nearest_rank_that_does_not_wait),
         cmocka_unit_test(wait_graph_when_a_rank_goes_on_names_another_cause),
         cmocka_unit_test(wait_graph_when_the_cause_waits_in_something_else_says_so),
+        cmocka_unit_test(wait_graph_a_pause_of_all_is_nobodys_silence),
         cmocka_unit_test(wait_graph_rank_that_is_stopped_while_it_waits_is_the_cause),
         cmocka_unit_test(wait_graph_two_ranks_that_deny_each_other_are_a_deadlock),
         cmocka_unit_test(wait_graph_keeps_a_denial_while_a_rank_denies_others),
