@@ -20,8 +20,8 @@ with 2 workers of at most 4, half of the time with a standby, and others come an
 scale): 3 or 4 events a run. With --coordinator the workers are started by hand, and the coordinator
 (gradus rendezvous) is killed: alone, together with rank 0, or with some rank within 0.2 s, which
 may be the one that has taken over. With --servers the job has strategy ps and so many
-parameter servers, which are killed like the others; with --consistency async or ssp each worker
-goes its own way.
+parameter servers, which are killed like the others; with --consistency async or ssp workers
+are asynchronous.
 
 Told in the end: how many runs ended by themselves, with the weights (SHA-256) of an undisturbed
 run (async, ssp: with an accuracy on the test part at most one point below the least of three); how
@@ -42,7 +42,7 @@ import sys
 import tempfile
 import time
 
-from processes import children, marked, words
+from processes import agents_of, children, marked, words
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKERS = 4
@@ -92,8 +92,6 @@ class Plan:
 
 
 class Job:
-    outlive = "0"  # agents are children of the launcher
-
     def __init__(self, gradus, folder, epochs, patience_s, servers, more):
         self.gradus, self.folder, self.patience_s = gradus, pathlib.Path(folder), patience_s
         source = ROOT / "examples/digits"
@@ -121,7 +119,7 @@ class Job:
             subprocess.run([self.gradus, "scale", "--to", str(number), "--job", str(launcher)],
                            capture_output=True, timeout=self.patience_s)
             return ""
-        agents = children(launcher)
+        agents = agents_of(launcher)
         pids = agents + [worker for agent in agents for worker in children(agent)]
         if not pids:
             return ""
@@ -155,8 +153,7 @@ class Job:
         self.files.add(output.name)
         processes = self.start(plan.flags, output,
                                os.environ | {MARK: mark, "TMPDIR": str(self.folder),
-                                             "XDG_RUNTIME_DIR": str(self.runtime),
-                                             "GRADUS_OUTLIVE": self.outlive})
+                                             "XDG_RUNTIME_DIR": str(self.runtime)})
         begin = time.monotonic()
         killed = []
         for moment, what, number in plan.events:
@@ -218,14 +215,12 @@ class JobByHand(Job):
 
 class JobThatOutlives(Job):
     """Its launcher is killed, and started again by the same command line."""
-    outlive = "10min"
 
     def happen(self, processes, what, number):
         if what == "kill launcher":
             processes[0].kill()
             return "launcher"
-        mark = self.mark()
-        workers = [pid for pid in marked(MARK, mark) if words(pid)[1:2] == [b"worker"]]
+        workers = [pid for pid in marked(MARK, self.env[MARK]) if words(pid)[1:2] == [b"worker"]]
         if not workers:
             return ""
         try:
@@ -233,9 +228,6 @@ class JobThatOutlives(Job):
         except ProcessLookupError:
             return ""
         return "worker"
-
-    def mark(self):
-        return self.env[MARK]
 
     def start(self, flags, output, env):
         self.env, self.words = env, (flags, output)

@@ -25,6 +25,21 @@ def children(pid):
         return []
 
 
+def name(pid):
+    """Of its thread; empty if it has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def agents_of(launcher):
+    """Children of the job's supervisor, which is a child of its launcher, or itself with
+    --outlive 0."""
+    return [agent for pid in children(launcher)
+            for agent in (children(pid) if name(pid) == "gradus-job" else [pid])]
+
+
 def words(pid):
     """Its command line; empty if it has ended."""
     try:

@@ -99,6 +99,7 @@ class Gradus:
         self.library = str(self.build / "libgradus.so")
         self.folder = folder
         self.mark = uuid.uuid4().hex
+        self.settings = {}  # beside what it inherits
         self.started = []
 
     def environment(self, extra=None):
@@ -106,9 +107,10 @@ class Gradus:
                  "MASTER_PORT", "OMP_NUM_THREADS", "NO_COLOR"}
         kept = {name: value for name, value in os.environ.items()
                 if name not in names and not name.startswith("GRADUS_")}
-        # A job that outlives its launcher would outlive the test: those of that say so (extra).
+        runtime = self.folder.parent / f"{self.folder.name}-runtime"  # where jobs are found
+        runtime.mkdir(mode=0o700, exist_ok=True)
         return kept | {MARK: self.mark, "TMPDIR": str(self.folder),
-                       "GRADUS_OUTLIVE": "0"} | (extra or {})
+                       "XDG_RUNTIME_DIR": str(runtime)} | self.settings | (extra or {})
 
     def __call__(self, *arguments, env=None, timeout=TIMEOUT_S, text=True, **more):
         """Runs the command to its end."""
@@ -157,6 +159,9 @@ class Gradus:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+        for pid, name in self.remains().items():
+            if name == "gradus-job":  # it outlives its launcher
+                os.kill(pid, signal.SIGKILL)
         try:
             self.wait_for_nothing()
         finally:
@@ -172,8 +177,12 @@ def finish(launcher, code=0):
 
 
 @pytest.fixture
-def gradus(tmp_path):
+def gradus(request, tmp_path):
+    """The command. A module whose tests kill launchers, or look for agents among their children,
+    says OUTLIVE = "0"."""
     command = Gradus(tmp_path)
+    if hasattr(request.module, "OUTLIVE"):
+        command.settings["GRADUS_OUTLIVE"] = request.module.OUTLIVE
     yield command
     command.close()
 

@@ -301,9 +301,9 @@ def test_timeline_shows_who_was_waited_for(gradus, comm_script, tmp_path):
 
 
 def test_timeline_without_a_launcher(gradus, comm_script, tmp_path):
-    """When the launcher is gone, `gradus timeline` makes the file."""
+    """When the job ends with its launcher, `gradus timeline` makes the file."""
     words = comm_script(STOPS + HANG)
-    job = gradus.start("run", "-np", 2, "--timeline", "t.json", "--", *words,
+    job = gradus.start("run", "-np", 2, "--outlive", "0", "--timeline", "t.json", "--", *words,
                        env=environment("shm"))
     read_lines(job.stdout, 1)
     job.kill()

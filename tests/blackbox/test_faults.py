@@ -10,6 +10,8 @@ import subprocess
 import pytest
 from conftest import TIMEOUT_S, read_lines, wait_until
 
+OUTLIVE = "0"  # test_outlive has what happens else
+
 
 def sh(text):
     return ["--", "sh", "-c", text]

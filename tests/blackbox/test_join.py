@@ -215,7 +215,7 @@ def test_a_command_that_is_not_there(two):  # noqa: F811
 
 
 def test_the_launcher_is_killed(two, gradus):  # noqa: F811
-    join = Join(two, "-np", 2, "--", "sh", "-c", "echo up; exec sleep 1000")
+    join = Join(two, "-np", 2, "--outlive", "0", "--", "sh", "-c", "echo up; exec sleep 1000")
     agent = join.agent(0)
     for _ in range(2):
         assert join.launcher.stdout.readline().endswith("up\n")

@@ -33,11 +33,9 @@ for line in open(sys.argv[1]):
 
 @pytest.fixture
 def host(gradus, tmp_path):
-    """The command, of which jobs outlive their launchers, with a folder for them."""
+    """The command, with a folder of jobs that a test can look into."""
     (tmp_path / "run").mkdir(mode=0o700)
-    plain = gradus.environment
-    settings = {"GRADUS_OUTLIVE": "10min", "XDG_RUNTIME_DIR": str(tmp_path / "run")}
-    gradus.environment = lambda extra=None: plain(settings | (extra or {}))
+    gradus.settings["XDG_RUNTIME_DIR"] = str(tmp_path / "run")
     yield gradus
     for job in jobs_of(gradus):
         gradus("stop", "--now", job["name"])

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from conftest import finish, is_sanitized, lines_of, sha256_of, wait_until
-from processes import children
+from processes import agents_of
 from test_recovery import workers_of
 
 EPOCHS = 8
@@ -53,7 +53,7 @@ def test_from_the_newest_checkpoint(gradus, job, undisturbed, tmp_path, victims)
                             "--log-dir", logs, "--chaos", HOLD, job)
     wait_for(launcher, lambda: list(output.glob("checkpoints/step-*")), "the first checkpoint")
     wait_for_hold(launcher)
-    victims = children(launcher.pid) if victims == "agent" else workers_of(launcher)
+    victims = agents_of(launcher.pid) if victims == "agent" else workers_of(launcher)
     for pid, number in [(launcher.pid, signal.SIGSTOP), *((pid, signal.SIGKILL) for pid in victims),
                         (launcher.pid, signal.SIGCONT)]:  # nobody can be replaced in between
         os.kill(pid, number)
@@ -74,7 +74,7 @@ def test_from_the_first_step(gradus, job, undisturbed, tmp_path):
     output = tmp_path / "out"
     launcher = gradus.start("run", "-np", 2, "--output", output, "--chaos", HOLD, job)
     wait_for_hold(launcher)
-    os.kill(children(launcher.pid)[0], signal.SIGKILL)
+    os.kill(agents_of(launcher.pid)[0], signal.SIGKILL)
     _, err = finish(launcher)
     assert "the job begins from its first step" in err
     assert sha256_of(output) == undisturbed and check_metrics(output) == [0]
@@ -98,7 +98,7 @@ def test_an_end_between_two_beginnings(gradus, job, tmp_path):
     wait_for_hold(launcher)
     os.mkfifo(tmp_path / "pipe")
     os.replace(tmp_path / "pipe", own)
-    os.kill(children(launcher.pid)[0], signal.SIGKILL)
+    os.kill(agents_of(launcher.pid)[0], signal.SIGKILL)
     wait_until(lambda: pipe.append(try_open(own)) or pipe[-1] is not None, "it to be read")
     launcher.terminate()
     with open(pipe[-1], "w", encoding="ascii") as end:
@@ -114,7 +114,7 @@ def test_an_end_while_the_rest_is_written(gradus, script, tmp_path):
                    "os.write(1, b'x' * 50000 + b'\\n')\nopen('written', 'w').close()\n"
                    "os.kill(os.getpid(), 9)\n")
     launcher = gradus.start("run", "-np", 1, "--restarts", 5, "--", *words)
-    wait_until(lambda: (tmp_path / "written").exists() and not children(launcher.pid),
+    wait_until(lambda: (tmp_path / "written").exists() and not agents_of(launcher.pid),
                "the end of the worker, and of its agent")
     launcher.terminate()
     out, err = finish(launcher, 75)
@@ -216,13 +216,13 @@ sys.exit(76)
 
 @pytest.mark.parametrize("late", [False] if is_sanitized() else [False, True])  # an epoch a second
 def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path, late):
-    """kill -9 of the launcher: nobody reads what the workers say; they write a last checkpoint,
-    also when they know of its death before the agent does."""
+    """kill -9 of a launcher that supervises: nobody reads what the workers say; they write a last
+    checkpoint, also when they know of its death before the agent does."""
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 4, "--orphans", "finish", "--output", output, "--chaos",
-                            "slow:rank=1,x4" if late else "slow:rank=1,x10", job)
+    launcher = gradus.start("run", "-np", 4, "--outlive", 0, "--orphans", "finish", "--output",
+                            output, "--chaos", "slow:rank=1,x4" if late else "slow:rank=1,x10", job)
     wait_for(launcher, lambda: said(output / "metrics.jsonl", '"epoch":2'), "the second epoch")
-    workers, agents = workers_of(launcher), children(launcher.pid) if late else []
+    workers, agents = workers_of(launcher), agents_of(launcher.pid) if late else []
     for agent in agents:
         os.kill(agent, signal.SIGSTOP)
     launcher.kill()
@@ -244,7 +244,8 @@ def test_orphans_go_on_to_a_checkpoint(gradus, job, undisturbed, tmp_path, late)
 def test_orphans_do_not_stay(gradus, job, tmp_path, flags):
     """Though one of them stands still, and the others wait for it."""
     output = tmp_path / "out"
-    launcher = gradus.start("run", "-np", 4, *flags, "--output", output, "--chaos", HOLD, job)
+    launcher = gradus.start("run", "-np", 4, "--outlive", 0, *flags, "--output", output, "--chaos",
+                            HOLD, job)
     wait_for_hold(launcher)
     launcher.kill()
     gradus.wait_for_nothing()

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from conftest import TIMEOUT_S, lines_of, run_undisturbed, seeds, sha256_of, wait_until
-from processes import children
+from processes import agents_of, children
 
 EPOCHS = 12
 EVAL_EVERY = 1
@@ -15,7 +15,7 @@ EVAL_EVERY = 1
 
 def workers_of(launcher):
     """Process ids, in the order of their start."""
-    return [worker for agent in children(launcher.pid) for worker in children(agent)]
+    return [worker for agent in agents_of(launcher.pid) for worker in children(agent)]
 
 
 def check_metrics(output):

@@ -259,7 +259,7 @@ def test_the_agent_of_the_workers_is_killed(gradus, ps_script):
 
 
 def test_the_launcher_is_killed(gradus, ps_script):
-    job, _ = start_pushing(gradus, ps_script)
+    job, _ = start_pushing(gradus, ps_script, "--outlive", 0)
     job.kill()
     gradus.wait_for_nothing(TIMEOUT_S)
 
@@ -280,7 +280,8 @@ def start_training(gradus, *words):
 
 
 def test_servers_stay_until_orphans_have_saved(gradus, tmp_path):
-    start_training(gradus, "--orphans", "finish", write_ps_job(tmp_path, 1000)).kill()
+    start_training(gradus, "--outlive", 0, "--orphans", "finish",
+                   write_ps_job(tmp_path, 1000)).kill()
     gradus.wait_for_nothing(TIMEOUT_S)
     checkpoint, = tmp_path.glob("out/checkpoints/step-*")
     done = gradus("checkpoint", "verify", checkpoint)

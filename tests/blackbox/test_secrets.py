@@ -102,7 +102,7 @@ def test_a_rank_that_has_joined_keeps_at_most_one_copy(gradus, elastic, encrypt)
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_who_starts_joining_workers_keeps_it_apart(gradus, tmp_path, remote):
-    """The launcher and the agents of an elastic job, here and on what passes for another host."""
+    """The supervisor and the agents of an elastic job, here and on what passes for another host."""
     if sanitizer_words(gradus.library):
         pytest.skip("a sanitizer copies the environment for itself, and locks no memory")
     (tmp_path / "ssh").write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
@@ -122,9 +122,9 @@ def test_who_starts_joining_workers_keeps_it_apart(gradus, tmp_path, remote):
         held = held_binary(pieces, secret)
         assert all({"dd", "wf", "lo"} <= set(flags) for flags in held), (name, held)
         copies[name] = len(held)
-    # The coordinator has one, and the launcher for hosts that come later.
+    # The coordinator has one, and its process for hosts that come later; the launcher needs none.
     between = {"gradus-relay": 0, "gradus-serve": 0} if remote else {}
-    assert copies == {"gradus": 1 + remote, "gradus-agent": 1} | between
+    assert copies == {"gradus": 0, "gradus-job": 1 + remote, "gradus-agent": 1} | between
 
 
 def test_a_child_of_a_rank_does_not_inherit_it(gradus, comm_script):

@@ -15,7 +15,7 @@ from conftest import MARK, Process, TIMEOUT_S, wait_until
 sys.path.insert(0, os.path.join(os.environ["GRADUS_SOURCE_DIR"], "bench", "hosts"))
 import hosts as namespaces  # noqa: E402
 import sshd  # noqa: E402
-from processes import children  # noqa: E402
+from processes import agents_of, children  # noqa: E402
 from sshd import PORT  # noqa: E402
 
 SLEEP = ["sh", "-c", "echo up; exec sleep 1000"]
@@ -277,7 +277,7 @@ def test_a_killed_agent_costs_the_workers_of_its_host(two, gradus, where):
         pass
 
     def agents():
-        return [pid for pid in (children(launcher.pid) if where == "here" else
+        return [pid for pid in (agents_of(launcher.pid) if where == "here" else
                                 two.find(1, "gradus-agent")) if comm_of(pid) == "gradus-agent"]
     lost, = agents()
     os.kill(lost, signal.SIGKILL)
@@ -322,7 +322,7 @@ def test_ssh_host_timeout_is_that_of_the_ranks(two):
 
 def test_the_launcher_is_killed(two, gradus):
     """The hosts notice by their connections: they would wait for a silent launcher for an hour."""
-    launcher = two.all_up("-H", both(two), "--host-timeout", "1h")
+    launcher = two.all_up("-H", both(two), "--host-timeout", "1h", "--outlive", "0")
     launcher.kill()
     launcher.wait()
     gradus.wait_for_nothing()
@@ -334,7 +334,7 @@ until [ -e end ]; do sleep 0.02; done"""
 
 def test_hosts_go_on_without_their_launcher(two, gradus):
     """Another one attaches, from elsewhere on the launcher's host, with their output and end."""
-    env = {"GRADUS_OUTLIVE": "10min", "XDG_RUNTIME_DIR": str(two.folder / "run")}
+    env = {"XDG_RUNTIME_DIR": str(two.folder / "run")}
     (two.folder / "run").mkdir(mode=0o700)
     launcher = two.start("-H", both(two, 1), "--name", "far", "--host-timeout", SILENCE, "--",
                          "sh", "-c", OUTLIVES, **env)
