@@ -112,13 +112,15 @@ static void on_output_told(void *event_arg, int slot, const char *text, size_t s
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
+/* One that comes when all is over stays where it is: it is for whoever would begin anew. */
 static void on_signals(uv_poll_t *poll, int status, int events)
 {
     gr_launch_job *job = poll->data;
     int signal_number;
     (void)status;
     (void)events;
-    while ((signal_number = gr_signals_take(job->loop.signal_fd)) != 0) {
+    while (job->schedule.phase != GR_PHASE_OVER &&
+           (signal_number = gr_signals_take(job->loop.signal_fd)) != 0) {
         gr_launch_job_happen(
             job, &(gr_scheduler_event){.kind = GR_EVENT_SIGNAL, .value = signal_number}, NULL);
     }

@@ -117,6 +117,7 @@ def test_an_end_while_the_rest_is_written(gradus, script, tmp_path):
     wait_until(lambda: (tmp_path / "written").exists() and not agents_of(launcher.pid),
                "the end of the worker, and of its agent")
     launcher.terminate()
+    wait_until(lambda: launcher.poll() is not None, "the end of the job")
     out, err = finish(launcher, 75)
     assert "ended by SIGTERM before all workers were started anew" in err
     assert out.count("x") <= 100000
