@@ -175,8 +175,8 @@ static int sync_folder_of(const char *path)
 
 /* Creates a file beside `path` with the unused name *name_out. Where the file system allows it the
  * file has no name yet (*named_out false), so a killed process leaves nothing behind. */
-static gr_status create_beside(const char *path, char **name_out, int *fd_out, bool *named_out,
-                               gr_diag *diag)
+static gr_status create_beside(const char *path, mode_t mode, char **name_out, int *fd_out,
+                               bool *named_out, gr_diag *diag)
 {
     enum { SUFFIX_BYTES = 32 };
     size_t size_bytes = strlen(path) + SUFFIX_BYTES;
@@ -194,11 +194,11 @@ static gr_status create_beside(const char *path, char **name_out, int *fd_out, b
     }
     snprintf(name, size_bytes, "%s.new-%016llx", path, (unsigned long long)number);
     if (access("/proc/self/fd", X_OK) == 0) { /* give_name needs it */
-        fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+        fd = open(folder, O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
     }
     *named_out = fd < 0;
     if (fd < 0) {
-        fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     }
     if (fd < 0) {
         status = gr_fail_errno(diag, "write", path, errno);
@@ -232,7 +232,7 @@ gr_status gr_file_replace_by(const char *path, gr_file_writer *write, void *arg,
     char *name = NULL;
     int fd = -1;
     bool named = false;
-    gr_status status = create_beside(path, &name, &fd, &named, diag);
+    gr_status status = create_beside(path, replaces ? 0600 : 0666, &name, &fd, &named, diag);
     if (status != GR_OK) {
         return status;
     }

@@ -57,30 +57,39 @@ static char *list_addresses(gr_launch_job *job)
     return list;
 }
 
+static gr_status write_servers(void *arg, int fd, gr_diag *diag)
+{
+    const gr_launch_job *job = arg;
+    char secret_hex[2 * GR_SECRET_BYTES + 1];
+    gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
+    int written = dprintf(fd, "GRADUS_SERVERS=%s\nGRADUS_SECRET=%s\n%s", job->server_list,
+                          secret_hex, job->config->encrypt ? "GRADUS_ENCRYPT=yes\n" : "");
+    int error = written < 0 ? errno : 0;
+    gr_wipe(secret_hex, sizeof secret_hex);
+    gr_wipe_stack();
+    return error == 0 ? GR_OK : gr_fail_errno(diag, "write", job->config->server.file, error);
+}
+
 /* All that a client of this job's servers needs, in a file that nobody else may read. What is there
- * already may be another job's, and is left alone. */
+ * already may be another job's, and is left alone. A reader sees an empty file, or all of it. */
 static gr_status write_file(gr_launch_job *job, gr_diag *diag)
 {
     const char *path = job->config->server.file;
     if (path == NULL) {
         return GR_OK;
     }
-    char secret_hex[2 * GR_SECRET_BYTES + 1];
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, S_IRUSR | S_IWUSR);
-    if (fd < 0) {
-        return gr_fail(diag, GR_E_INVALID, "--servers-file: cannot make \"%s\": %s%s", path,
-                       strerror(errno),
-                       errno == EEXIST ? "; unless a job that runs has made it, remove it" : "");
+    if (!job->servers_filed) {
+        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
+        if (fd < 0) {
+            return gr_fail(diag, GR_E_INVALID, "--servers-file: cannot make \"%s\": %s%s", path,
+                           strerror(errno),
+                           errno == EEXIST ? "; unless a job that runs has made it, remove it"
+                                           : "");
+        }
+        close(fd);
+        job->servers_filed = true;
     }
-    job->servers_filed = true;
-    gr_hex(job->secret, GR_SECRET_BYTES, secret_hex);
-    int written = dprintf(fd, "GRADUS_SERVERS=%s\nGRADUS_SECRET=%s\n%s", job->server_list,
-                          secret_hex, job->config->encrypt ? "GRADUS_ENCRYPT=yes\n" : "");
-    gr_wipe(secret_hex, sizeof secret_hex);
-    gr_wipe_stack();
-    int error = written < 0 ? errno : 0;
-    error = close(fd) != 0 && error == 0 ? errno : error;
-    return error == 0 ? GR_OK : gr_fail_errno(diag, "write", path, error);
+    return gr_file_replace_by(path, write_servers, job, diag);
 }
 
 void gr_launch_job_remove_servers(gr_launch_job *job)
@@ -104,7 +113,6 @@ void gr_launch_job_republish_servers(gr_launch_job *job)
     gr_diag why = {0};
     const char *list = list_addresses(job);
     job->server_list = list != NULL ? list : job->server_list;
-    gr_launch_job_remove_servers(job);
     if (write_file(job, &why) != GR_OK) {
         gr_log_write(job->config->log, GR_LOG_WARN, "launch", "%s", why.text);
     }
