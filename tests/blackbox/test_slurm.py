@@ -164,10 +164,11 @@ def test_exit_code_75_puts_the_job_back_into_the_queue(gradus, slurm, tmp_path):
     slurm("scancel", "--signal=TERM", "--batch", number)
     slurm.wait(number, "PENDING")
     assert "Restarts=1" in slurm("scontrol", "show", "job", number)
-    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")  # else in two minutes
+    # Else in two minutes; in the second in which it ended slurmd would take it for the ended one.
+    slurm("scontrol", "update", f"JobId={number}", "StartTime=now+2")
     slurm.wait(number, "COMPLETED", "FAILED")
     out = (tmp_path / "batch.out").read_text()
-    assert slurm.state(number) == "COMPLETED", (out, slurm("scontrol", "show", "job", number))
+    assert slurm.state(number) == "COMPLETED", out + slurm("scontrol", "show", "job", number)
     assert "as asked" in out and sha256_of(tmp_path / "there") == hash_alone, out
 
 
