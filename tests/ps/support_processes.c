@@ -8,7 +8,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,7 +46,6 @@ static void serve(const order *by)
     gr_ps_server_config config;
     gr_ps_server *server;
     gr_diag diag = {0};
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     make_config(by, &config);
     if (gr_ps_server_create(&config, &server, &diag) != GR_OK) {
         _exit(1);
@@ -82,8 +80,7 @@ static void start(processes *servers, int number, void (*made)(int number),
     char *address = servers->address[number];
     size_t got = 0;
     assert_int_equal(pipe(ends), 0);
-    servers->pid[number] = fork();
-    assert_true(servers->pid[number] >= 0);
+    servers->pid[number] = test_fork();
     if (servers->pid[number] == 0) {
         close(ends[0]);
         const order by = {servers, number, ends[1], made, replaces};

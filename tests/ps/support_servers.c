@@ -2,13 +2,26 @@
 #include "support_servers.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 const uint8_t test_secret[GR_SECRET_BYTES] = "thirty-two bytes nobody guesses";
+
+pid_t test_fork(void)
+{
+    pid_t parent = getpid(), child = fork();
+    assert_true(child >= 0);
+    if (child == 0 && (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent)) {
+        _exit(1);
+    }
+    return child;
+}
 
 static void *serve(void *arg)
 {

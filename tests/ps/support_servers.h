@@ -10,6 +10,7 @@
 #include <gradus/ps.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 enum { TEST_SERVERS_MAX = 4, TEST_ADDRESSES_BYTES = 4096 };
 
@@ -33,6 +34,8 @@ void test_servers_start(test_servers *servers, int count, bool tcp,
                         const gr_ps_server_config *config);
 void test_servers_stop(test_servers *servers);
 void test_server_stop(test_servers *servers, int index); /* one of them; the rest goes on */
+/* fork, of a child that ends with its parent. Before there are threads. */
+pid_t test_fork(void);
 /* Asserts that it works. */
 gr_ps *test_connect(const test_servers *servers, int worker);
 void expect_ok(gr_ps *ps, gr_status is);

@@ -73,8 +73,7 @@ static pid_t start_member(const test_servers *servers, int number)
     int ends[2];
     char byte = 0;
     assert_int_equal(pipe(ends), 0);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
+    pid_t pid = test_fork();
     if (pid == 0) {
         gr_ps *ps = test_connect(servers, number);
         gr_status status = gr_ps_barrier(ps, "two", 2, number, 1000);

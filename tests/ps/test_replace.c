@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -26,9 +27,19 @@ static const uint64_t sizes[TENSORS] = {700, ELEMENTS_MAX};
 /* All make the same steps, until they are told which one is the last. */
 typedef struct job {
     const test_servers *servers;
-    atomic_int done, last; /* steps of worker 0; a negative last one: not known */
+    pthread_mutex_t lock;
+    pthread_cond_t step_made;
+    int done, last; /* under the lock: steps of worker 0; a negative last one: not known */
     float values[TENSORS][ELEMENTS_MAX];
 } job;
+
+static int last_of(job *j)
+{
+    pthread_mutex_lock(&j->lock);
+    int last = j->last;
+    pthread_mutex_unlock(&j->lock);
+    return last;
+}
 
 typedef struct worker {
     job *job;
@@ -108,7 +119,7 @@ static void *work(void *arg)
         ids[t] = declare(ps, t);
     }
     for (int step = 0; step == 0 || step - 1 != last; step++) {
-        last = atomic_load(&j->last);
+        last = last_of(j);
         for (int t = 0; t < TENSORS; t++) {
             push_step(ps, w->number, t, ids[t], step, gradient, values);
             if (w->number == 0) {
@@ -116,19 +127,23 @@ static void *work(void *arg)
             }
         }
         if (w->number == 0) {
-            atomic_store(&j->done, step + 1);
+            pthread_mutex_lock(&j->lock);
+            j->done = step + 1;
+            pthread_cond_signal(&j->step_made);
+            pthread_mutex_unlock(&j->lock);
         }
     }
     gr_ps_close(ps);
     return NULL;
 }
 
-static void start_job(job *j, worker *workers, const test_servers *servers)
+static void start_job(job *j, worker *workers, const test_servers *servers, int last)
 {
     memset(j, 0, sizeof *j);
     j->servers = servers;
-    atomic_init(&j->done, 0);
-    atomic_init(&j->last, -1);
+    j->last = last;
+    pthread_mutex_init(&j->lock, NULL);
+    pthread_cond_init(&j->step_made, NULL);
     for (int i = 0; i < WORKERS; i++) {
         workers[i] = (worker){.job = j, .number = i};
         assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
@@ -138,22 +153,32 @@ static void start_job(job *j, worker *workers, const test_servers *servers)
 /* So many more steps are made. */
 static void wait_for_steps(job *j, int more)
 {
-    int64_t until_ns = gr_now_ns() + WAIT_US * 1000;
-    int until = atomic_load(&j->done) + more;
-    while (atomic_load(&j->done) < until) {
-        assert_true(gr_now_ns() < until_ns);
-        usleep(200);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += WAIT_US / 1000000;
+    pthread_mutex_lock(&j->lock);
+    for (int steps = j->done + more; j->done < steps;) {
+        assert_int_equal(pthread_cond_timedwait(&j->step_made, &j->lock, &until), 0);
     }
+    pthread_mutex_unlock(&j->lock);
+}
+
+static void join_workers(job *j, worker *workers)
+{
+    for (int i = 0; i < WORKERS; i++) {
+        pthread_join(workers[i].thread, NULL);
+    }
+    pthread_cond_destroy(&j->step_made);
+    pthread_mutex_destroy(&j->lock);
 }
 
 /* Neither worker is more than a step ahead of the other. Its steps. */
 static int end_job(job *j, worker *workers)
 {
-    int last = atomic_load(&j->done) + 3;
-    atomic_store(&j->last, last);
-    for (int i = 0; i < WORKERS; i++) {
-        pthread_join(workers[i].thread, NULL);
-    }
+    pthread_mutex_lock(&j->lock);
+    int last = j->last = j->done + 3;
+    pthread_mutex_unlock(&j->lock);
+    join_workers(j, workers);
     return last;
 }
 
@@ -167,17 +192,8 @@ static void expect_undisturbed(const job *j, int last)
     gr_ps_server_config_init(&config);
     config.updaters = gr_updater_ops();
     test_servers_start(&servers, 1, false, &config);
-    memset(&alone, 0, sizeof alone);
-    alone.servers = &servers;
-    atomic_init(&alone.done, 0);
-    atomic_init(&alone.last, last);
-    for (int i = 0; i < WORKERS; i++) {
-        workers[i] = (worker){.job = &alone, .number = i};
-        assert_int_equal(pthread_create(&workers[i].thread, NULL, work, &workers[i]), 0);
-    }
-    for (int i = 0; i < WORKERS; i++) {
-        pthread_join(workers[i].thread, NULL);
-    }
+    start_job(&alone, workers, &servers, last);
+    join_workers(&alone, workers);
     for (int t = 0; t < TENSORS; t++) {
         assert_memory_equal(j->values[t], alone.values[t], sizes[t] * sizeof(float));
     }
@@ -196,7 +212,7 @@ static void servers_are_killed_in_turn(int count, bool tcp)
     processes_start(&servers, count, tcp, WAIT_US);
     const test_servers first = servers.reached;
     gr_ps *ps = test_connect(&servers.reached, -1);
-    start_job(&j, workers, &first);
+    start_job(&j, workers, &first, -1);
     wait_for_steps(&j, 2);
     for (int round = 0; round < 2 * count + 1; round++) {
         int victim = round % count;
@@ -270,7 +286,7 @@ static void set_scene(scene *s, int count, bool tcp)
     processes_start(&s->servers, count, tcp, WAIT_US);
     s->first = s->servers.reached;
     s->ps = test_connect(&s->first, -1);
-    start_job(&scene_job, s->workers, &s->first);
+    start_job(&scene_job, s->workers, &s->first, -1);
     wait_for_steps(&scene_job, 2);
     process_kill(&s->servers, 1);
     if (count > 2) {
@@ -366,7 +382,7 @@ static void two_servers_are_replaced_at_once(void **state)
         processes_start(&servers, 4, tcp != 0, WAIT_US);
         const test_servers first = servers.reached;
         gr_ps *ps = test_connect(&first, -1);
-        start_job(&j, workers, &first);
+        start_job(&j, workers, &first, -1);
         wait_for_steps(&j, 2);
         process_kill(&servers, 3);
         processes_wait_for_replicas(ps);
@@ -430,7 +446,7 @@ static void a_replacement_of_a_server_that_lives_waits_for_its_end(void **state)
         processes_start(&servers, 2, tcp != 0, WAIT_US);
         const test_servers first = servers.reached;
         gr_ps *ps = test_connect(&first, -1);
-        start_job(&j, workers, &first);
+        start_job(&j, workers, &first, -1);
         wait_for_steps(&j, 2);
         pid_t lives = servers.pid[1];
         int out = servers.out[1];

@@ -391,7 +391,7 @@ static void clients_die_and_others_go_on(void **state)
         pid_t children[WORKERS];
         for (int i = 0; i < WORKERS; i++) {
             assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends[i]), 0);
-            children[i] = fork();
+            children[i] = test_fork();
             if (children[i] == 0) {
                 read_all(ends[i][1], servers.addresses, sizeof servers.addresses);
                 setenv("GRADUS_LINK", tcp ? "tcp" : "auto", 1);
@@ -462,7 +462,7 @@ static void others_push_the_shards_of_who_died_in_a_step(void **state)
         int ends[2];
         char byte;
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
-        pid_t child = fork();
+        pid_t child = test_fork();
         if (child == 0) {
             read_all(ends[1], servers.addresses, sizeof servers.addresses);
             setenv("GRADUS_LINK", tcp ? "tcp" : "auto", 1);

@@ -178,7 +178,7 @@ static void a_push_of_a_worker_that_dies_counts_once(void **state)
         test_servers servers;
         atomic_store(&shared->acknowledged, 0);
         assert_int_equal(pipe(ends), 0);
-        pid_t child = fork(); /* before there are threads */
+        pid_t child = test_fork(); /* before there are threads */
         if (child == 0) {
             close(ends[1]);
             if (read(ends[0], &byte, 1) == 1) {
