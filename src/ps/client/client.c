@@ -46,7 +46,7 @@ static void fail_op(gr_ps_op *op, const gr_diag *diag)
 
 static void close_leg(gr_ps_op *op, int server)
 {
-    gr_ps_pace_forget(&op->ps->seats[server].pace, op->legs[server].on_way_bytes);
+    gr_ps_pace_forget(&op->ps->endpoints[server].pace, op->legs[server].on_way_bytes);
     op->legs[server].on_way_bytes = 0;
     op->legs[server].open = false;
     op->open--;
@@ -56,14 +56,15 @@ static void close_leg(gr_ps_op *op, int server)
 static void open_leg(gr_ps_op *op, int server)
 {
     gr_ps *ps = op->ps;
-    gr_ps_seat *seat = &ps->seats[server];
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
     gr_ps_leg *leg = &op->legs[server];
     leg->open = true;
     op->open++;
-    if (!seat->lost) {
-        seat->queue[(seat->first + seat->count++) % GR_PS_OPS_MAX] = (uint16_t)(op - ps->ops);
-    } else if (seat->takeover_by_us == 0) {
-        fail_op(op, &seat->diag);
+    if (!endpoint->lost) {
+        endpoint->queue[(endpoint->first + endpoint->count++) % GR_PS_OPS_MAX] =
+            (uint16_t)(op - ps->ops);
+    } else if (endpoint->takeover_by_us == 0) {
+        fail_op(op, &endpoint->diag);
         close_leg(op, server);
     }
 }
@@ -76,7 +77,7 @@ void gr_ps_op_send(gr_ps_op *op, int to)
         if (to == s || (to == GR_PS_TO_HOLDERS && op->tensor->led[s] > 0) ||
             (to == GR_PS_TO_WRITTEN && op->legs[s].rows != NULL) ||
             (to == GR_PS_TO_ALL && ps->table.alive[s]) ||
-            (to == GR_PS_TO_LINKED && ps->seats[s].link != NULL && !ps->seats[s].lost)) {
+            (to == GR_PS_TO_LINKED && ps->endpoints[s].link != NULL && !ps->endpoints[s].lost)) {
             open_leg(op, s);
         }
     }
@@ -86,9 +87,9 @@ bool gr_ps_op_over(gr_ps_op *op)
 {
     for (int s = 0; op->open == 0 && s < op->ps->servers; s++) {
         gr_ps_leg *leg = &op->legs[s];
-        const gr_ps_seat *seat = &op->ps->seats[s];
-        leg->lent =
-            leg->lent && !seat->ended && (seat->renews || !gr_link_sent(seat->link, leg->sent));
+        const gr_ps_endpoint *endpoint = &op->ps->endpoints[s];
+        leg->lent = leg->lent && !endpoint->ended &&
+                    (endpoint->renews || !gr_link_sent(endpoint->link, leg->sent));
         if (leg->lent) {
             return false;
         }
@@ -131,10 +132,11 @@ gr_status gr_ps_op_close(gr_ps_op *op, uint64_t *version_out)
 static int64_t latest_us(const gr_ps *ps, int64_t deadline_us)
 {
     for (int s = 0; s < ps->servers; s++) {
-        const gr_ps_seat *seat = &ps->seats[s];
-        int64_t by_us = seat->takeover_by_us, more_us = gr_ps_pace_next_us(&seat->pace);
+        const gr_ps_endpoint *endpoint = &ps->endpoints[s];
+        int64_t by_us = endpoint->takeover_by_us, more_us = gr_ps_pace_next_us(&endpoint->pace);
         deadline_us = by_us > 0 && by_us < deadline_us ? by_us : deadline_us;
-        deadline_us = seat->held && !seat->lost && more_us < deadline_us ? more_us : deadline_us;
+        deadline_us =
+            endpoint->held && !endpoint->lost && more_us < deadline_us ? more_us : deadline_us;
     }
     return deadline_us;
 }
@@ -169,14 +171,14 @@ static size_t put_hello(const gr_ps *ps, int server, uint8_t *out)
 /* All that waits for it fails. */
 static void fail_legs(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
-    seat->count = 0;
-    seat->takeover_by_us = 0;
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    endpoint->count = 0;
+    endpoint->takeover_by_us = 0;
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
         gr_ps_op *op = &ps->ops[i];
         if (op->used && op->legs[server].open) {
             if (op != ps->greeting) {
-                fail_op(op, &seat->diag);
+                fail_op(op, &endpoint->diag);
             }
             close_leg(op, server);
         }
@@ -193,15 +195,15 @@ static int64_t takeover_by_us(const gr_ps *ps)
 
 void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why)
 {
-    gr_ps_seat *seat = &ps->seats[server];
-    if (seat->lost) {
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    if (endpoint->lost) {
         return;
     }
-    seat->lost = true;
-    (void)gr_fail_peer(&seat->diag, status, server, "parameter server %d is lost: %.400s", server,
-                       why);
-    seat->takeover_by_us = takeover_by_us(ps);
-    if (seat->takeover_by_us == 0) {
+    endpoint->lost = true;
+    (void)gr_fail_peer(&endpoint->diag, status, server, "parameter server %d is lost: %.400s",
+                       server, why);
+    endpoint->takeover_by_us = takeover_by_us(ps);
+    if (endpoint->takeover_by_us == 0) {
         fail_legs(ps, server);
     }
 }
@@ -211,32 +213,33 @@ void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why)
 /* Another process has its number from now on: requests wait until that is reached. */
 static void renew(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
-    if (seat->link != NULL) {
-        gr_link_close(seat->link, GR_E_PEER_LOST, "another server has come in place of this one");
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    if (endpoint->link != NULL) {
+        gr_link_close(endpoint->link, GR_E_PEER_LOST,
+                      "another server has come in place of this one");
     }
-    memcpy(seat->addresses, seat->moved.addresses, sizeof seat->addresses);
-    seat->ended = seat->ended || gr_mesh_link(ps->mesh, server) == NULL;
-    seat->link = NULL;
-    seat->lost = false;
-    seat->renews = true;
+    memcpy(endpoint->addresses, endpoint->moved.addresses, sizeof endpoint->addresses);
+    endpoint->ended = endpoint->ended || gr_mesh_link(ps->mesh, server) == NULL;
+    endpoint->link = NULL;
+    endpoint->lost = false;
+    endpoint->renews = true;
 }
 
 /* The link to the process before has ended: nothing is lent to it any more. */
 static void reconnect(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
     gr_diag why = {0};
-    char addresses[sizeof seat->addresses];
+    char addresses[sizeof endpoint->addresses];
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
         ps->ops[i].legs[server].lent = false;
     }
-    free(seat->words);
-    seat->words = NULL;
-    seat->renews = seat->ended = false;
-    seat->introduced = 0;
-    seat->pace = (gr_ps_pace){0};
-    memcpy(addresses, seat->addresses, sizeof addresses);
+    free(endpoint->words);
+    endpoint->words = NULL;
+    endpoint->renews = endpoint->ended = false;
+    endpoint->introduced = 0;
+    endpoint->pace = (gr_ps_pace){0};
+    memcpy(addresses, endpoint->addresses, sizeof addresses);
     gr_ps_split_addresses(addresses);
     gr_mesh_remove(ps->mesh, server);
     if (gr_mesh_connect(ps->mesh, server, addresses, &why) != GR_OK) {
@@ -247,18 +250,18 @@ static void reconnect(gr_ps *ps, int server)
 /* Its memory for what it has to be told: a greeting, all tensors, and the clock. */
 static void prepare_words(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
     size_t size = GR_PS_REQUEST_BYTES;
     for (uint32_t i = 0; i < ps->known_count; i++) {
         const gr_ps_spec *spec = &ps->known[i]->spec;
         size += GR_PS_SPEC_FIXED + strlen(spec->name) +
                 (spec->optimizer != NULL ? strlen(spec->optimizer) : 0);
     }
-    seat->words = malloc(size);
-    seat->words_bytes = 0;
-    seat->words_said = 0;
-    seat->words_tensors = ps->known_count;
-    if (seat->words == NULL) {
+    endpoint->words = malloc(size);
+    endpoint->words_bytes = 0;
+    endpoint->words_said = 0;
+    endpoint->words_tensors = ps->known_count;
+    if (endpoint->words == NULL) {
         gr_ps_lose(ps, server, GR_E_NO_MEMORY, "no memory to introduce this client to it");
     }
 }
@@ -267,16 +270,16 @@ static void prepare_words(gr_ps *ps, int server)
  * the first request that needs it. False: the link has no room. */
 static bool say_words(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
-    while (seat->words != NULL && seat->words_said < seat->words_tensors + 2) {
-        uint32_t at = seat->words_said;
-        uint8_t *word = seat->words + seat->words_bytes;
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    while (endpoint->words != NULL && endpoint->words_said < endpoint->words_tensors + 2) {
+        uint32_t at = endpoint->words_said;
+        uint8_t *word = endpoint->words + endpoint->words_bytes;
         gr_frame frame = {.kind = GR_FRAME_DATA,
                           .op_seq = ps->ops[at % GR_PS_OPS_MAX].ticket ^ UINT32_C(1) << 31};
         if (at == 0) {
             frame.comm = GR_PS_HELLO;
             frame.size_bytes = (uint32_t)put_hello(ps, server, word);
-        } else if (at <= seat->words_tensors) {
+        } else if (at <= endpoint->words_tensors) {
             frame.comm = GR_PS_DECLARE;
             frame.message = ps->known[at - 1]->number;
             frame.size_bytes = (uint32_t)gr_ps_put_spec(&ps->known[at - 1]->spec, word);
@@ -287,11 +290,11 @@ static bool say_words(gr_ps *ps, int server)
             break;
         }
         uint64_t ticket;
-        if (gr_link_send(seat->link, &frame, word, &ticket) != GR_OK) {
+        if (gr_link_send(endpoint->link, &frame, word, &ticket) != GR_OK) {
             return false;
         }
-        seat->words_bytes += frame.size_bytes;
-        seat->words_said++;
+        endpoint->words_bytes += frame.size_bytes;
+        endpoint->words_said++;
     }
     return true;
 }
@@ -317,7 +320,7 @@ static void send_again(gr_ps_op *op)
         gr_ps_leg *leg = &op->legs[s];
         leg->open = leg->begun = false;
         leg->next_block = leg->to_send = leg->to_take = 0;
-        gr_ps_pace_forget(&op->ps->seats[s].pace, leg->on_way_bytes);
+        gr_ps_pace_forget(&op->ps->endpoints[s].pace, leg->on_way_bytes);
         leg->on_way_bytes = 0;
         leg->next_vector = 0;
     }
@@ -350,7 +353,7 @@ static gr_ps_op *op_of(gr_ps *ps, int server, const gr_frame *frame)
 static void pass_over(gr_ps *ps, int server)
 {
     gr_frame frame;
-    gr_link *link = ps->seats[server].link;
+    gr_link *link = ps->endpoints[server].link;
     while (gr_link_peek(link, &frame) == GR_OK && frame.comm != GR_PS_TABLE &&
            frame.comm != GR_PS_PEER && op_of(ps, server, &frame) == NULL) {
         gr_link_next(link, NULL);
@@ -365,25 +368,25 @@ static void adopt(gr_ps *ps, const gr_ps_table *table)
     ps->tabled = true;
     ps->table = *table;
     for (int s = 0; s < ps->servers; s++) {
-        gr_ps_seat *seat = &ps->seats[s];
-        seat->untold = table->epoch > 0;
-        if (table->alive[s] && table->incarnation[s] != seat->incarnation &&
-            table->incarnation[s] == seat->moved.incarnation) {
-            seat->incarnation = table->incarnation[s];
-            if (seat->lost || strcmp(seat->addresses, seat->moved.addresses) != 0) {
+        gr_ps_endpoint *endpoint = &ps->endpoints[s];
+        endpoint->untold = table->epoch > 0;
+        if (table->alive[s] && table->incarnation[s] != endpoint->incarnation &&
+            table->incarnation[s] == endpoint->moved.incarnation) {
+            endpoint->incarnation = table->incarnation[s];
+            if (endpoint->lost || strcmp(endpoint->addresses, endpoint->moved.addresses) != 0) {
                 renew(ps, s); /* else it is the one that this client was told of */
             }
         }
-        if (!table->alive[s] && !seat->lost) {
-            if (seat->link != NULL) {
-                gr_link_close(seat->link, GR_E_PEER_LOST, "the servers go on without this one");
+        if (!table->alive[s] && !endpoint->lost) {
+            if (endpoint->link != NULL) {
+                gr_link_close(endpoint->link, GR_E_PEER_LOST, "the servers go on without this one");
             }
-            seat->lost = true;
-            (void)gr_fail_peer(&seat->diag, GR_E_PEER_LOST, s,
+            endpoint->lost = true;
+            (void)gr_fail_peer(&endpoint->diag, GR_E_PEER_LOST, s,
                                "parameter server %d is lost: the others go on without it", s);
         }
-        seat->renews = seat->renews && table->alive[s];
-        seat->takeover_by_us = seat->lost && table->alive[s] ? takeover_by_us(ps) : 0;
+        endpoint->renews = endpoint->renews && table->alive[s];
+        endpoint->takeover_by_us = endpoint->lost && table->alive[s] ? takeover_by_us(ps) : 0;
     }
     for (uint32_t i = 0; i < ps->known_count; i++) {
         gr_ps_item_count(ps, ps->known[i]);
@@ -392,7 +395,7 @@ static void adopt(gr_ps *ps, const gr_ps_table *table)
         return;
     }
     for (int s = 0; s < ps->servers; s++) {
-        ps->seats[s].first = ps->seats[s].count = 0;
+        ps->endpoints[s].first = ps->endpoints[s].count = 0;
     }
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
         if (ps->ops[i].used) {
@@ -400,7 +403,7 @@ static void adopt(gr_ps *ps, const gr_ps_table *table)
         }
     }
     for (int s = 0; s < ps->servers; s++) {
-        if (ps->seats[s].link != NULL && !ps->seats[s].lost) {
+        if (ps->endpoints[s].link != NULL && !ps->endpoints[s].lost) {
             pass_over(ps, s);
         }
     }
@@ -440,7 +443,7 @@ static size_t put_request(gr_ps_op *op, int server)
     gr_ps_leg *leg = &op->legs[server];
     gr_ps_request request = op->request;
     uint64_t elements = op->tensor->cut.elements;
-    bool shares = ps->seats[server].shares && op->kind != GR_PS_RESTORE;
+    bool shares = ps->endpoints[server].shares && op->kind != GR_PS_RESTORE;
     bool shares_data = shares && op->narrow == NULL;
     leg->to_send = op->data != NULL ? op->tensor->led[server] * vectors_of(op) : 0;
     leg->to_take = op->values != NULL ? op->tensor->led[server] : 0;
@@ -498,7 +501,7 @@ static gr_status send_head(gr_ps_op *op, int server)
         break;
     }
     frame.size_bytes = (uint32_t)size;
-    gr_status status = gr_link_send(op->ps->seats[server].link, &frame, payload, &leg->sent);
+    gr_status status = gr_link_send(op->ps->endpoints[server].link, &frame, payload, &leg->sent);
     leg->begun = status == GR_OK;
     leg->lent = leg->lent || leg->begun;
     return status;
@@ -518,18 +521,18 @@ static uint64_t mark_of(const gr_ps_op *op, uint32_t block)
 /* Does each block that goes by a message bring values back? */
 static bool is_answered(const gr_ps_op *op, int server)
 {
-    return op->kind == GR_PS_PUSH && op->values != NULL && !op->ps->seats[server].shares;
+    return op->kind == GR_PS_PUSH && op->values != NULL && !op->ps->endpoints[server].shares;
 }
 
 /* A caller that does not wait may be away for long: it gives the link all that it takes. */
 static bool may_go(const gr_ps_op *op, int server)
 {
     gr_ps *ps = op->ps;
-    gr_ps_seat *seat = &ps->seats[server];
-    seat->held = ps->waits && is_answered(op, server) &&
-                 !gr_ps_pace_allows(&seat->pace, op->tensor->cut.block * sizeof(float),
-                                    gr_clock_now_us(&ps->clock));
-    return !seat->held;
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    endpoint->held = ps->waits && is_answered(op, server) &&
+                     !gr_ps_pace_allows(&endpoint->pace, op->tensor->cut.block * sizeof(float),
+                                        gr_clock_now_us(&ps->clock));
+    return !endpoint->held;
 }
 
 static gr_status send_block(gr_ps_op *op, int server)
@@ -559,10 +562,10 @@ static gr_status send_block(gr_ps_op *op, int server)
                                                       : (uint32_t)size;
         payload = size == 0 ? payload : op->pairs + first;
     }
-    gr_status status = gr_link_send(op->ps->seats[server].link, &frame, payload, &leg->sent);
+    gr_status status = gr_link_send(op->ps->endpoints[server].link, &frame, payload, &leg->sent);
     if (status == GR_OK) {
         if (is_answered(op, server)) {
-            gr_ps_pace_went(&op->ps->seats[server].pace, mark_of(op, block),
+            gr_ps_pace_went(&op->ps->endpoints[server].pace, mark_of(op, block),
                             block_bytes(tensor, block), gr_clock_now_us(&op->ps->clock));
             leg->on_way_bytes += block_bytes(tensor, block);
         }
@@ -576,16 +579,16 @@ static gr_status send_block(gr_ps_op *op, int server)
 /* Where the other servers are, and by which table all that follows goes; false: no room. */
 static bool introduce(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
     uint64_t ticket;
-    for (; seat->introduced < ps->servers; seat->introduced++) {
-        int other = seat->introduced;
+    for (; endpoint->introduced < ps->servers; endpoint->introduced++) {
+        int other = endpoint->introduced;
         const gr_frame frame = {.kind = GR_FRAME_DATA,
                                 .comm = GR_PS_PEER,
                                 .segment = (uint32_t)other,
-                                .size_bytes = (uint32_t)strlen(ps->seats[other].addresses)};
-        if (other != server &&
-            gr_link_send(seat->link, &frame, ps->seats[other].addresses, &ticket) != GR_OK) {
+                                .size_bytes = (uint32_t)strlen(ps->endpoints[other].addresses)};
+        if (other != server && gr_link_send(endpoint->link, &frame, ps->endpoints[other].addresses,
+                                            &ticket) != GR_OK) {
             return false;
         }
     }
@@ -594,32 +597,33 @@ static bool introduce(gr_ps *ps, int server)
     }
     const gr_frame epoch = {
         .kind = GR_FRAME_DATA, .comm = GR_PS_EPOCH, .fingerprint = ps->table.epoch};
-    seat->untold = seat->untold && gr_link_send(seat->link, &epoch, NULL, &ticket) != GR_OK;
-    return !seat->untold;
+    endpoint->untold =
+        endpoint->untold && gr_link_send(endpoint->link, &epoch, NULL, &ticket) != GR_OK;
+    return !endpoint->untold;
 }
 
 static void send_some(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
-    seat->held = false;
-    if (seat->lost || !introduce(ps, server)) {
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    endpoint->held = false;
+    if (endpoint->lost || !introduce(ps, server)) {
         return;
     }
-    while (seat->count > 0 && !seat->lost) {
-        gr_ps_op *op = &ps->ops[seat->queue[seat->first]];
+    while (endpoint->count > 0 && !endpoint->lost) {
+        gr_ps_op *op = &ps->ops[endpoint->queue[endpoint->first]];
         gr_ps_leg *leg = &op->legs[server];
         gr_status status = leg->begun ? GR_OK : send_head(op, server);
         while (status == GR_OK && leg->to_send > 0 && may_go(op, server)) {
             status = send_block(op, server);
         }
         if (status == GR_OK || status == GR_E_AGAIN) {
-            leg->lent = leg->lent && !gr_link_sent(seat->link, leg->sent); /* and off it goes */
+            leg->lent = leg->lent && !gr_link_sent(endpoint->link, leg->sent); /* and off it goes */
         }
-        if (status != GR_OK || seat->held) {
+        if (status != GR_OK || endpoint->held) {
             return; /* no room; or the link has ended, as is told */
         }
-        seat->first = (seat->first + 1) % GR_PS_OPS_MAX;
-        seat->count--;
+        endpoint->first = (endpoint->first + 1) % GR_PS_OPS_MAX;
+        endpoint->count--;
     }
 }
 
@@ -637,7 +641,7 @@ static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps
             gr_ps_block_count(&tensor->cut, block) * vectors_come(op) * sizeof(float)) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent values that nobody asked for");
     }
-    gr_link *link = ps->seats[server].link;
+    gr_link *link = ps->endpoints[server].link;
     uint64_t first = gr_ps_block_first(&tensor->cut, block) * vectors_come(op);
     gr_status status = gr_link_read(link, op->values + first);
     if (status != GR_OK) {
@@ -645,7 +649,7 @@ static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps
     }
     gr_link_next(link, NULL);
     if (leg->on_way_bytes >= frame->size_bytes) { /* it is the answer to a BLOCK */
-        gr_ps_pace_came(&ps->seats[server].pace, mark_of(op, block), frame->size_bytes,
+        gr_ps_pace_came(&ps->endpoints[server].pace, mark_of(op, block), frame->size_bytes,
                         gr_clock_now_us(&ps->clock));
         leg->on_way_bytes -= frame->size_bytes;
     }
@@ -657,7 +661,7 @@ static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps
 static gr_status take_answer(gr_ps *ps, int server, const gr_frame *frame, gr_ps_op *op,
                              gr_diag *diag)
 {
-    gr_link *link = ps->seats[server].link;
+    gr_link *link = ps->endpoints[server].link;
     if (frame->comm == GR_PS_ROWS && (op->kind == GR_PS_PULL_ROWS || op->kind == GR_PS_SCAN_ROWS)) {
         gr_status taken = op->kind == GR_PS_PULL_ROWS ? gr_ps_rows_receive(op, server, frame, diag)
                                                       : gr_ps_scan_receive(op, server, frame, diag);
@@ -705,7 +709,7 @@ static gr_status take_answer(gr_ps *ps, int server, const gr_frame *frame, gr_ps
 static gr_status take_table(gr_ps *ps, int server, const gr_frame *frame, gr_diag *diag)
 {
     gr_ps_table table;
-    gr_link *link = ps->seats[server].link;
+    gr_link *link = ps->endpoints[server].link;
     if (frame->size_bytes > GR_PS_SMALL_MAX) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent a table of %u bytes", frame->size_bytes);
     }
@@ -726,9 +730,9 @@ static gr_status take_table(gr_ps *ps, int server, const gr_frame *frame, gr_dia
 
 static gr_status take_place(gr_ps *ps, int server, const gr_frame *frame, gr_diag *diag)
 {
-    gr_link *link = ps->seats[server].link;
+    gr_link *link = ps->endpoints[server].link;
     if (frame->segment >= (uint32_t)ps->servers ||
-        frame->size_bytes >= sizeof ps->seats[0].moved.addresses) {
+        frame->size_bytes >= sizeof ps->endpoints[0].moved.addresses) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent an address of server %u", frame->segment);
     }
     gr_ps_place place = {.incarnation = frame->fingerprint};
@@ -741,18 +745,18 @@ static gr_status take_place(gr_ps *ps, int server, const gr_frame *frame, gr_dia
         return gr_fail(diag, GR_E_PROTOCOL, "it sent an address of server %u", frame->segment);
     }
     gr_ps_join_addresses(place.addresses);
-    ps->seats[frame->segment].moved = place;
+    ps->endpoints[frame->segment].moved = place;
     return GR_OK;
 }
 
 static void receive(gr_ps *ps, int server)
 {
-    gr_ps_seat *seat = &ps->seats[server];
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
     gr_status status = GR_OK;
     gr_diag diag = {0};
-    while (status == GR_OK && !seat->lost) {
+    while (status == GR_OK && !endpoint->lost) {
         gr_frame frame;
-        status = gr_link_peek(seat->link, &frame);
+        status = gr_link_peek(endpoint->link, &frame);
         if (status != GR_OK) {
             break;
         }
@@ -762,7 +766,7 @@ static void receive(gr_ps *ps, int server)
         } else if (frame.comm == GR_PS_PEER) {
             status = take_place(ps, server, &frame, &diag);
         } else if (op == NULL && ps->table.epoch > 0) {
-            gr_link_next(seat->link, NULL); /* by an older table */
+            gr_link_next(endpoint->link, NULL); /* by an older table */
         } else if (op == NULL) {
             status = gr_fail(&diag, GR_E_PROTOCOL, "it answered what it was not asked");
         } else if (frame.comm == GR_PS_VALUES) {
@@ -772,11 +776,11 @@ static void receive(gr_ps *ps, int server)
         }
     }
     if (status == GR_E_PEER_LOST) {
-        gr_ps_lose(ps, server, GR_E_PEER_LOST, gr_link_diag(seat->link)->text);
+        gr_ps_lose(ps, server, GR_E_PEER_LOST, gr_link_diag(endpoint->link)->text);
     } else if (status < 0) {
         gr_ps_lose(ps, server, GR_E_PEER_LOST,
-                   diag.text[0] != '\0' ? diag.text : gr_link_diag(seat->link)->text);
-        gr_link_close(seat->link, GR_E_PROTOCOL, diag.text);
+                   diag.text[0] != '\0' ? diag.text : gr_link_diag(endpoint->link)->text);
+        gr_link_close(endpoint->link, GR_E_PROTOCOL, diag.text);
     }
 }
 
@@ -788,25 +792,25 @@ static void follow_changes(gr_ps *ps)
         if (peer >= ps->servers) {
             continue;
         }
-        gr_ps_seat *seat = &ps->seats[peer];
+        gr_ps_endpoint *endpoint = &ps->endpoints[peer];
         gr_link *link = gr_mesh_link(ps->mesh, peer);
         if (ended) {
-            seat->ended = true;
+            endpoint->ended = true;
         }
-        if (seat->renews) { /* it is, or was, the process before */
+        if (endpoint->renews) { /* it is, or was, the process before */
             if (!ended) {
                 gr_link_close(link, GR_E_PEER_LOST, "another server has its number");
             }
             continue;
         }
-        if (ended && seat->link == NULL) {
+        if (ended && endpoint->link == NULL) {
             gr_ps_lose(ps, peer, GR_E_PEER_LOST,
                        link != NULL ? gr_link_diag(link)->text : "it did not answer");
         } else if (!ended) {
-            seat->link = link;
-            seat->shares = gr_link_capabilities(link)->one_sided;
-            seat->untold = ps->table.epoch > 0;
-            if (ps->greeting != NULL && !seat->lost) {
+            endpoint->link = link;
+            endpoint->shares = gr_link_capabilities(link)->one_sided;
+            endpoint->untold = ps->table.epoch > 0;
+            if (ps->greeting != NULL && !endpoint->lost) {
                 open_leg(ps->greeting, peer);
             } else if (ps->greeting == NULL) {
                 prepare_words(ps, peer);
@@ -820,9 +824,9 @@ static void note_dial(gr_ps *ps)
 {
     int server = ps->dial.peer_rank;
     if (ps->dial.status != GR_OK && server >= 0 && server < ps->servers &&
-        ps->seats[server].link == NULL && !ps->seats[server].renews) {
+        ps->endpoints[server].link == NULL && !ps->endpoints[server].renews) {
         gr_ps_lose(ps, server, (gr_status)ps->dial.status, ps->dial.text);
-        ps->seats[server].diag = ps->dial;
+        ps->endpoints[server].diag = ps->dial;
     }
     ps->dial.status = GR_OK;
 }
@@ -834,19 +838,20 @@ void gr_ps_progress(gr_ps *ps)
     }
     follow_changes(ps);
     for (int s = 0; s < ps->servers; s++) {
-        gr_ps_seat *seat = &ps->seats[s];
-        if (seat->renews && seat->ended) {
+        gr_ps_endpoint *endpoint = &ps->endpoints[s];
+        if (endpoint->renews && endpoint->ended) {
             reconnect(ps, s);
         }
-        if (seat->takeover_by_us > 0 && gr_clock_now_us(&ps->clock) >= seat->takeover_by_us) {
+        if (endpoint->takeover_by_us > 0 &&
+            gr_clock_now_us(&ps->clock) >= endpoint->takeover_by_us) {
             fail_legs(ps, s);
         }
-        if (seat->link != NULL && !seat->lost) {
+        if (endpoint->link != NULL && !endpoint->lost) {
             receive(ps, s);
         }
     }
     for (int s = 0; s < ps->servers; s++) { /* also what a new table has brought */
-        if (ps->seats[s].link != NULL && !ps->seats[s].lost) {
+        if (ps->endpoints[s].link != NULL && !ps->endpoints[s].lost) {
             send_some(ps, s);
         }
     }

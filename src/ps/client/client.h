@@ -93,7 +93,8 @@ typedef struct gr_ps_place {
     char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* "+" between */
 } gr_ps_place;
 
-typedef struct gr_ps_seat {
+/* The way to one server, whichever process has its number. */
+typedef struct gr_ps_endpoint {
     gr_link *link; /* NULL: not there (yet) */
     gr_ps_place moved;
     uint64_t incarnation; /* by the table */
@@ -115,7 +116,7 @@ typedef struct gr_ps_seat {
     uint32_t first, count;
     gr_ps_pace pace; /* of blocks whose values come back */
     bool held;       /* by it: the first of the queue */
-} gr_ps_seat;
+} gr_ps_endpoint;
 
 struct gr_ps {
     gr_mesh *mesh;
@@ -129,7 +130,7 @@ struct gr_ps {
     gr_ps_op *greeting;      /* while it connects */
     int64_t peer_timeout_us; /* a server that is silent for so long is lost */
     gr_shared own;
-    gr_ps_seat seats[GR_PS_SERVERS_MAX];
+    gr_ps_endpoint endpoints[GR_PS_SERVERS_MAX];
     gr_ps_item **known; /* by number */
     uint32_t known_count, known_room;
     gr_ps_op *free_op;

@@ -161,7 +161,7 @@ static gr_status dial(gr_ps *ps, const char *servers, gr_diag *diag)
         }
         memcpy(addresses, at, size);
         addresses[size] = '\0';
-        memcpy(ps->seats[ps->servers].addresses, addresses, size + 1);
+        memcpy(ps->endpoints[ps->servers].addresses, addresses, size + 1);
         gr_ps_split_addresses(addresses);
         gr_status status = gr_mesh_connect(ps->mesh, ps->servers, addresses, diag);
         if (status != GR_OK) {
@@ -187,20 +187,20 @@ static gr_status look_around(gr_ps *ps, int *missing_out, gr_diag *diag)
         return (gr_status)diag->status;
     }
     for (int s = ps->servers - 1; s >= 0; s--) {
-        const gr_ps_seat *seat = &ps->seats[s];
-        bool there = seat->link != NULL && !seat->lost;
-        hopes += !seat->lost;
+        const gr_ps_endpoint *endpoint = &ps->endpoints[s];
+        bool there = endpoint->link != NULL && !endpoint->lost;
+        hopes += !endpoint->lost;
         if (!ps->table.alive[s] || there) {
             continue;
         }
         *missing_out = s;
-        if (seat->lost && !(replicated && seat->takeover_by_us > 0)) {
+        if (endpoint->lost && !(replicated && endpoint->takeover_by_us > 0)) {
             lost = s;
         }
     }
     /* Before there is a table nobody knows whether a lost one is missed. */
-    if (lost >= 0 && (ps->tabled || hopes == 0 || ps->seats[lost].diag.status == GR_E_AUTH)) {
-        *diag = ps->seats[lost].diag;
+    if (lost >= 0 && (ps->tabled || hopes == 0 || ps->endpoints[lost].diag.status == GR_E_AUTH)) {
+        *diag = ps->endpoints[lost].diag;
         return (gr_status)diag->status;
     }
     return *missing_out < 0 && ps->tabled ? GR_OK : GR_PENDING;
@@ -283,7 +283,7 @@ void gr_ps_close(gr_ps *ps)
     }
     gr_mesh_destroy(ps->mesh);
     for (int s = 0; s < ps->servers; s++) {
-        free(ps->seats[s].words);
+        free(ps->endpoints[s].words);
     }
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
         gr_ps_rows_drop(&ps->ops[i]);

@@ -293,7 +293,7 @@ gr_status gr_ps_rows_send(gr_ps_op *op, const uint32_t *rows, size_t count, cons
 
 gr_status gr_ps_rows_receive(gr_ps_op *op, int server, const gr_frame *frame, gr_diag *diag)
 {
-    gr_link *link = op->ps->seats[server].link;
+    gr_link *link = op->ps->endpoints[server].link;
     const gr_ps_leg *leg = &op->legs[server];
     const gr_ps_row_order *order = op->rows;
     uint32_t columns = op->tensor->spec.columns;

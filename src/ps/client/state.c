@@ -127,7 +127,7 @@ static gr_status check_table(gr_ps *ps, int id, int state_count)
 
 gr_status gr_ps_scan_receive(gr_ps_op *op, int server, const gr_frame *frame, gr_diag *diag)
 {
-    gr_link *link = op->ps->seats[server].link;
+    gr_link *link = op->ps->endpoints[server].link;
     scan_answer *answer = op->answer;
     if (frame->size_bytes < GR_PS_SCAN_HEAD || frame->size_bytes > answer->room) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent %u bytes of rows", frame->size_bytes);
