@@ -17,7 +17,6 @@
  * them, and ends with one DONE. Pure functions. */
 
 #include "link/link.h"
-#include "ps/place.h"
 #include "ps/tensor.h"
 
 #include <gradus/ps.h>
@@ -174,9 +173,6 @@ typedef struct gr_ps_row_list {
  * so many rows of so many columns have another size, or too large an answer. */
 gr_status gr_ps_get_rows(const void *in, size_t size_bytes, bool pushes, uint32_t count,
                          uint32_t columns, gr_ps_row_list *rows_out, gr_diag *diag) GR_MUST_CHECK;
-
-/* A tensor that a caller or a peer describes: GR_OK, or GR_E_INVALID and what is wrong with it. */
-gr_status gr_ps_check_spec(const gr_ps_spec *tensor, gr_diag *diag) GR_MUST_CHECK;
 
 /* The addresses of a server as servers print them, "A+B", become what links dial, "A B". */
 void gr_ps_split_addresses(char *addresses);

@@ -52,11 +52,11 @@ static gr_status read_config(const char *name, const char *text, gr_optimizer_co
     return status;
 }
 
-static gr_status updater_create(void *arg, const gr_ps_tensor *tensor, void **updater_out,
+static gr_status updater_create(void *arg, const gr_ps_spec *tensor, void **updater_out,
                                 gr_diag *diag)
 {
     (void)arg;
-    char name[GR_PS_NAME_MAX + 32];
+    char name[GR_PS_NAME_BYTES + 32];
     snprintf(name, sizeof name, "optimizer of %s", tensor->name);
     const char *text = tensor->optimizer != NULL ? tensor->optimizer : "";
     updater *made = calloc(1, sizeof *made);

@@ -24,7 +24,7 @@ int random_below(uint64_t *state, int below)
 }
 
 /* ---- A momentum optimizer -------------------------------------------------------------------- */
-static gr_status momentum_create(void *arg, const gr_ps_tensor *tensor, void **updater_out,
+static gr_status momentum_create(void *arg, const gr_ps_spec *tensor, void **updater_out,
                                  gr_diag *diag)
 {
     (void)arg;
@@ -217,7 +217,15 @@ static gr_ps_store *server_open(ps_world *world, gr_ps_role role)
     return store;
 }
 
-void world_prepare(ps_world *world, const gr_ps_tensor *tensor)
+gr_ps_tensor small_tensor(const gr_ps_spec *spec, uint32_t block)
+{
+    gr_ps_tensor tensor = gr_ps_tensor_of(spec);
+    tensor.cut.block = block;
+    tensor.cut.blocks = (uint32_t)((spec->elements - 1) / block + 1);
+    return tensor;
+}
+
+void world_prepare(ps_world *world, const gr_ps_spec *spec, uint32_t block)
 {
     memset(world, 0, sizeof *world);
     world->config = (gr_ps_store_config){.ops = {.pushed = on_pushed,
@@ -228,9 +236,9 @@ void world_prepare(ps_world *world, const gr_ps_tensor *tensor)
                                                  .free = on_free},
                                          .ops_arg = world,
                                          .updaters = momentum_updaters};
-    world->tensor = *tensor;
-    world->key = gr_ps_tensor_key(tensor->name);
-    world->blocks = gr_ps_tensor_blocks(tensor);
+    world->tensor = small_tensor(spec, block);
+    world->key = world->tensor.key;
+    world->blocks = world->tensor.cut.blocks;
 }
 
 void world_start(ps_world *world, bool replica)
@@ -269,7 +277,7 @@ int world_set(ps_world *world, int client, uint32_t block, const float *values)
 {
     int token = ticket_new(world, (ticket){.initial = true, .client = client, .block = block});
     gr_ps_store_set(world->leads, client, (uint64_t)token, world->key, block, values,
-                    gr_ps_tensor_block_count(&world->tensor, block));
+                    gr_ps_block_count(&world->tensor.cut, block));
     return token;
 }
 

@@ -87,7 +87,9 @@ typedef struct ps_world {
 } ps_world;
 
 /* Everything but the stores: the config may still be changed. */
-void world_prepare(ps_world *world, const gr_ps_tensor *tensor);
+void world_prepare(ps_world *world, const gr_ps_spec *spec, uint32_t block);
+/* In blocks of so many elements. */
+gr_ps_tensor small_tensor(const gr_ps_spec *spec, uint32_t block);
 /* Declares the tensor and holds all of its blocks; with a replica if asked for. */
 void world_start(ps_world *world, bool replica);
 /* Gives all loans back, destroys, and checks that nothing is left. */

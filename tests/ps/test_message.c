@@ -141,10 +141,17 @@ static void a_tensor_that_cannot_be_is_refused_with_a_sentence(void **state)
     expect_wrong(spec, "mode 4");
     spec.consistency = GR_BSP;
     expect_wrong(spec, "shards is 0");
+    spec.shards = GR_PS_SHARDS_MAX + 1;
+    expect_wrong(spec, "shards is 65537");
     spec.consistency = GR_BSP_BACKUP;
     spec.aggregate = 3;
     spec.total = 2;
     expect_wrong(spec, "first 3 of 2");
+    spec.aggregate = 0;
+    expect_wrong(spec, "first 0 of 2");
+    spec.aggregate = 1;
+    spec.total = GR_PS_WORKERS_MAX + 1;
+    expect_wrong(spec, "first 1 of 193");
     spec = good;
     spec.staleness = -1;
     expect_wrong(spec, "staleness is -1");

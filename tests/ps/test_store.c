@@ -108,7 +108,7 @@ static void check_pushed(ps_world *world, const ticket *t, const gr_ps_pushed *a
     assert_int_not_equal(answer->fate, GR_PS_LATE);
     if (answer->put) {
         assert_memory_equal(t->out, s->oracle.values[answer->version] + t->block * BLOCK,
-                            gr_ps_tensor_block_count(&world->tensor, t->block) * sizeof(float));
+                            gr_ps_block_count(&world->tensor.cut, t->block) * sizeof(float));
     }
 }
 
@@ -160,7 +160,7 @@ static int push_as(schedule *s, int client, uint32_t block, uint64_t step, gr_tr
                    bool garbage, bool lasting)
 {
     float values[BLOCK];
-    uint32_t count = gr_ps_tensor_block_count(&s->world.tensor, block);
+    uint32_t count = gr_ps_block_count(&s->world.tensor.cut, block);
     for (uint32_t i = 0; i < count; i++) {
         values[i] = garbage ? NAN : tree(step, range.first, range.count, block * BLOCK + i);
     }
@@ -281,12 +281,13 @@ static void finish(schedule *s)
 
 static void open_world(schedule *s, bool replica)
 {
-    world_prepare(&s->world, &(gr_ps_tensor){.name = "weights",
-                                             .elements = ELEMENTS,
-                                             .block = BLOCK,
-                                             .mode = GR_PS_BSP,
-                                             .shards = s->shards,
-                                             .optimizer = "momentum"});
+    world_prepare(&s->world,
+                  &(gr_ps_spec){.name = "weights",
+                                .elements = ELEMENTS,
+                                .consistency = GR_BSP,
+                                .shards = s->shards,
+                                .optimizer = "momentum"},
+                  BLOCK);
     world_start(&s->world, replica);
     s->world.arg = s;
     s->world.check_pulled = check_pulled;

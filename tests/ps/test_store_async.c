@@ -16,7 +16,7 @@
 enum { BLOCKS = 2, BLOCK = 8, ELEMENTS = BLOCK + 3, PUSHES_MAX = 40, SEEDS = 2000 };
 
 /* ---- Sums of whole numbers ------------------------------------------------------------------- */
-static gr_status count_create(void *arg, const gr_ps_tensor *tensor, void **updater_out,
+static gr_status count_create(void *arg, const gr_ps_spec *tensor, void **updater_out,
                               gr_diag *diag)
 {
     (void)arg, (void)tensor, (void)diag;
@@ -53,21 +53,20 @@ static const gr_ps_updater_ops count_updaters = {.create = count_create,
 
 static const float zeros[BLOCK];
 
-static gr_ps_tensor tensor_of(gr_ps_mode mode)
+static gr_ps_spec tensor_of(int mode)
 {
-    return (gr_ps_tensor){.name = "counts",
-                          .elements = ELEMENTS,
-                          .block = BLOCK,
-                          .mode = mode,
-                          .aggregate = 2,
-                          .total = 3,
-                          .staleness = 2,
-                          .optimizer = ""};
+    return (gr_ps_spec){.name = "counts",
+                        .elements = ELEMENTS,
+                        .consistency = mode,
+                        .aggregate = 2,
+                        .total = 3,
+                        .staleness = 2,
+                        .optimizer = ""};
 }
 
-static void open_counts(ps_world *w, gr_ps_tensor tensor, bool replica)
+static void open_counts(ps_world *w, gr_ps_spec tensor, bool replica)
 {
-    world_prepare(w, &tensor);
+    world_prepare(w, &tensor, BLOCK);
     w->config.updaters = count_updaters;
     world_start(w, replica);
     for (uint32_t b = 0; b < BLOCKS; b++) {
@@ -86,7 +85,7 @@ static int push_number(ps_world *w, int client, uint32_t block, uint64_t sequenc
     return world_push(w,
                       (gr_ps_push){.client = client,
                                    .block = block,
-                                   .count = gr_ps_tensor_block_count(&w->tensor, block),
+                                   .count = gr_ps_block_count(&w->tensor.cut, block),
                                    .step = based_on,
                                    .sequence = sequence,
                                    .rate = 1,
@@ -207,7 +206,7 @@ static void counting_act(counting *c)
     }
 }
 
-static void run_counting(counting *c, uint64_t seed, gr_ps_mode mode)
+static void run_counting(counting *c, uint64_t seed, int mode)
 {
     memset(c, 0, sizeof *c);
     c->random = seed;
@@ -250,7 +249,7 @@ static void nothing_is_lost_or_doubled(void **state)
     counting *c = malloc(sizeof *c);
     assert_non_null(c);
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-        run_counting(c, seed, seed % 2 == 0 ? GR_PS_ASYNC : GR_PS_SSP);
+        run_counting(c, seed, seed % 2 == 0 ? GR_ASYNC : GR_SSP);
     }
     free(c);
 }
@@ -259,7 +258,7 @@ static void sequences_may_come_in_any_order(void **state)
 {
     (void)state;
     ps_world w;
-    open_counts(&w, tensor_of(GR_PS_ASYNC), false);
+    open_counts(&w, tensor_of(GR_ASYNC), false);
     bool taken[3000] = {0};
     float sum = 0;
     uint64_t random = 7;
@@ -290,7 +289,7 @@ static void staleness_is_counted_and_adapts_the_rate(void **state)
 {
     (void)state;
     ps_world w;
-    gr_ps_tensor tensor = tensor_of(GR_PS_ASYNC);
+    gr_ps_spec tensor = tensor_of(GR_ASYNC);
     tensor.adapt_rate = true;
     open_counts(&w, tensor, false);
     push_number(&w, 16, 0, 0, 0, 4); /* of version 0, which it is: 4 */
@@ -346,7 +345,7 @@ static void run_clocks(ps_world *w, uint64_t seed)
 {
     worker workers[CLIENTS] = {0};
     uint64_t random = seed;
-    gr_ps_tensor tensor = tensor_of(GR_PS_SSP);
+    gr_ps_spec tensor = tensor_of(GR_SSP);
     tensor.staleness = random_below(&random, 4);
     open_counts(w, tensor, false);
     for (int act = random_below(&random, 150); act > 0; act--) {
@@ -411,7 +410,7 @@ static void the_first_ones_count(void **state)
     assert_non_null(w);
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         uint64_t random = seed;
-        open_counts(w, tensor_of(GR_PS_BACKUP), random_below(&random, 2) == 0);
+        open_counts(w, tensor_of(GR_BSP_BACKUP), random_below(&random, 2) == 0);
         float sum = 0;
         uint64_t late[3] = {0};
         for (uint64_t step = 0; step < 6; step++) {

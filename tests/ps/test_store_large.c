@@ -54,7 +54,7 @@ static float tree_of(const large *l, int first, int count, int e)
 
 static void push_block(large *l, uint32_t block, uint64_t step, const int *cut)
 {
-    uint32_t count = gr_ps_tensor_block_count(&l->world.tensor, block);
+    uint32_t count = gr_ps_block_count(&l->world.tensor.cut, block);
     int from = random_below(&l->random, 7); /* the order: each once, from somewhere on */
     int starts[8] = {0};
     int parts = 0;
@@ -97,13 +97,12 @@ static void run(bool replica, bool lent)
 {
     large *l = calloc(1, sizeof *l);
     assert_non_null(l);
-    const gr_ps_tensor tensor = {.name = "large",
-                                 .elements = ELEMENTS,
-                                 .block = BLOCK,
-                                 .mode = GR_PS_BSP,
-                                 .shards = SHARDS,
-                                 .optimizer = "momentum"};
-    world_prepare(&l->world, &tensor);
+    const gr_ps_spec tensor = {.name = "large",
+                               .elements = ELEMENTS,
+                               .consistency = GR_BSP,
+                               .shards = SHARDS,
+                               .optimizer = "momentum"};
+    world_prepare(&l->world, &tensor, BLOCK);
     world_start(&l->world, replica);
     uint64_t bytes = 0;
     long allocated = 0;

@@ -83,13 +83,14 @@ static gr_ps_store *make_store(world *w, gr_ps_role role)
         .ops = {.pushed = on_pushed, .release = on_release, .forward = on_forward},
         .ops_arg = w,
         .updaters = momentum_updaters};
-    const gr_ps_tensor table = {.name = "words",
-                                .elements = (uint64_t)COLUMNS << 20,
-                                .mode = GR_PS_ASYNC,
-                                .optimizer = "momentum",
-                                .columns = COLUMNS,
-                                .seed = 3,
-                                .deviation = 1};
+    const gr_ps_spec spec = {.name = "words",
+                             .elements = (uint64_t)COLUMNS << 20,
+                             .consistency = GR_ASYNC,
+                             .optimizer = "momentum",
+                             .columns = COLUMNS,
+                             .seed = 3,
+                             .deviation = 1};
+    const gr_ps_tensor table = gr_ps_tensor_of(&spec);
     gr_ps_store *store = NULL;
     gr_diag diag = {0};
     assert_int_equal(gr_ps_store_create(&config, &store, &diag), GR_OK);

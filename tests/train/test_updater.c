@@ -48,7 +48,7 @@ static void server_open(server *s, const gr_trainer *trainer, uint32_t piece)
         char text[GR_UPDATER_TEXT_BYTES];
         gr_diag diag;
         gr_updater_text(&trainer->job->optimizer, info->decay, text);
-        gr_ps_tensor tensor = {.name = info->name, .elements = info->count, .optimizer = text};
+        gr_ps_spec tensor = {.name = info->name, .elements = info->count, .optimizer = text};
         if (s->ops.create(NULL, &tensor, &s->updaters[i], &diag) != GR_OK) {
             fail_msg("%s", diag.text);
         }
@@ -155,7 +155,7 @@ static void servers_train_like_the_trainer(void **state)
 static gr_status created(const char *text, gr_diag *diag)
 {
     gr_ps_updater_ops ops = gr_updater_ops();
-    gr_ps_tensor tensor = {.name = "fc1.weight", .elements = 10, .optimizer = text};
+    gr_ps_spec tensor = {.name = "fc1.weight", .elements = 10, .optimizer = text};
     void *updater = NULL;
     gr_status status = ops.create(NULL, &tensor, &updater, diag);
     assert_true((updater != NULL) == (status == GR_OK));
@@ -193,7 +193,7 @@ static void a_sum_is_the_gradient_itself(void **state)
 {
     (void)state;
     gr_ps_updater_ops ops = gr_updater_ops();
-    gr_ps_tensor tensor = {.name = "fc1.weight", .optimizer = GR_UPDATER_SUM};
+    gr_ps_spec tensor = {.name = "fc1.weight", .optimizer = GR_UPDATER_SUM};
     gr_diag diag;
     void *updater = NULL;
     float values[3] = {5.0f, 6.0f, 7.0f};
@@ -234,7 +234,7 @@ static void what_is_not_finite_is_told(void **state)
 {
     (void)state;
     gr_ps_updater_ops ops = gr_updater_ops();
-    gr_ps_tensor tensor = {.name = "bias", .elements = 3, .optimizer = "{momentum: 0}"};
+    gr_ps_spec tensor = {.name = "bias", .elements = 3, .optimizer = "{momentum: 0}"};
     gr_diag diag;
     void *updater = NULL;
     assert_int_equal(ops.create(NULL, &tensor, &updater, &diag), GR_OK);

@@ -48,20 +48,12 @@ static gr_ps_item *make_known(gr_ps *ps, const gr_ps_spec *spec)
         ps->known = known;
         ps->known_room = room;
     }
-    const char *optimizer = spec->optimizer != NULL ? spec->optimizer : "";
-    size_t name_bytes = strlen(spec->name) + 1, optimizer_bytes = strlen(optimizer) + 1;
-    gr_ps_item *known = calloc(1, sizeof *known + name_bytes + optimizer_bytes);
+    gr_ps_item *known = calloc(1, sizeof *known + gr_ps_texts_bytes(spec));
     if (known == NULL) {
         return NULL;
     }
-    char *texts = (char *)(known + 1);
-    memcpy(texts, spec->name, name_bytes);
-    memcpy(texts + name_bytes, optimizer, optimizer_bytes);
-    known->spec = *spec;
-    known->spec.name = texts;
-    known->spec.optimizer = texts + name_bytes;
-    known->key = gr_ps_tensor_key(spec->name);
-    known->cut = spec->columns > 0 ? gr_ps_cut_table() : gr_ps_cut_of(spec->elements);
+    known->tensor = gr_ps_tensor_of(spec);
+    gr_ps_copy_texts(&known->tensor.spec, (char *)(known + 1));
     known->number = ps->known_count;
     gr_ps_item_count(ps, known);
     ps->known[ps->known_count++] = known;
@@ -96,7 +88,7 @@ gr_status gr_ps_declare(gr_ps *ps, const gr_ps_spec *tensor, int *id_out)
         return status;
     }
     for (uint32_t i = 0; i < ps->known_count; i++) {
-        if (ps->known[i]->declared && same_spec(&ps->known[i]->spec, tensor)) {
+        if (ps->known[i]->declared && same_spec(&ps->known[i]->tensor.spec, tensor)) {
             *id_out = (int)i;
             return GR_OK;
         }
@@ -115,7 +107,7 @@ gr_status gr_ps_declare(gr_ps *ps, const gr_ps_spec *tensor, int *id_out)
         return GR_E_NO_MEMORY;
     }
     op->body = body;
-    op->body_bytes = (uint32_t)gr_ps_put_spec(&known->spec, body);
+    op->body_bytes = (uint32_t)gr_ps_put_spec(&known->tensor.spec, body);
     gr_ps_op_send(op, GR_PS_TO_ALL);
     status = gr_ps_op_wait(op, GR_NEVER, NULL);
     if (status != GR_OK) {
@@ -134,7 +126,7 @@ gr_ps_op *gr_ps_open_on(gr_ps *ps, int id, gr_ps_kind kind, gr_status *status_ou
                               "there is no tensor %d on this connection; declare it first", id);
         return NULL;
     }
-    const gr_ps_spec *spec = &ps->known[id]->spec;
+    const gr_ps_spec *spec = &ps->known[id]->tensor.spec;
     bool rows = gr_ps_is_of_rows((int)kind);
     if (rows != (spec->columns > 0)) {
         *status_out =
@@ -215,13 +207,13 @@ gr_status gr_ps_fill_push(gr_ps *ps, const gr_ps_gradient *push, gr_ps_request *
 /* What travels in place of the gradient. What is too large for its type becomes infinite. */
 static gr_status make_narrow(gr_ps_op *op)
 {
-    const gr_ps_spec *spec = &op->tensor->spec;
+    const gr_ps_spec *spec = &op->item->tensor.spec;
     gr_dtype type = (gr_dtype)spec->gradient_type;
     if (type == GR_F32) {
         return GR_OK;
     }
-    op->narrow = op->tensor->narrow;
-    op->tensor->narrow = NULL;
+    op->narrow = op->item->narrow;
+    op->item->narrow = NULL;
     if (op->narrow == NULL && (op->narrow = malloc(spec->elements * sizeof *op->narrow)) == NULL) {
         return gr_fail(&op->ps->error, GR_E_NO_MEMORY,
                        "no memory for the gradient of tensor \"%s\" in %s", spec->name,
@@ -252,7 +244,8 @@ static gr_status open_push(gr_ps *ps, int id, const gr_ps_gradient *push, float 
     }
     status = gr_ps_fill_push(ps, push, &op->request);
     if (status == GR_OK) {
-        status = gr_ps_check_finite(ps, &op->tensor->spec, push->values, op->tensor->spec.elements);
+        status = gr_ps_check_finite(ps, &op->item->tensor.spec, push->values,
+                                    op->item->tensor.spec.elements);
     }
     op->data = push->values;
     op->values = values;
@@ -260,10 +253,10 @@ static gr_status open_push(gr_ps *ps, int id, const gr_ps_gradient *push, float 
         status = make_narrow(op);
     }
     if (status == GR_OK && push->sparse != 0 && op->narrow == NULL) {
-        size_t elements = (size_t)op->tensor->spec.elements;
+        size_t elements = (size_t)op->item->tensor.spec.elements;
         op->pairs =
-            op->tensor->pairs != NULL ? op->tensor->pairs : malloc(elements * sizeof *op->pairs);
-        op->tensor->pairs = NULL; /* without memory it travels as it is */
+            op->item->pairs != NULL ? op->item->pairs : malloc(elements * sizeof *op->pairs);
+        op->item->pairs = NULL; /* without memory it travels as it is */
     }
     if (status != GR_OK) {
         gr_ps_op_drop(op);

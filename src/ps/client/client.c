@@ -16,7 +16,7 @@
 
 /* ---- Operations ------------------------------------------------------------------------------ */
 
-gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *tensor)
+gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *item)
 {
     gr_ps_op *op = ps->free_op;
     if (op == NULL) {
@@ -31,7 +31,7 @@ gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *tensor)
                      .ticket = ticket,
                      .used = true,
                      .kind = (uint8_t)kind,
-                     .tensor = tensor,
+                     .item = item,
                      .version = UINT64_MAX};
     return op;
 }
@@ -74,7 +74,7 @@ void gr_ps_op_send(gr_ps_op *op, int to)
     gr_ps *ps = op->ps;
     op->to = to;
     for (int s = 0; s < ps->servers; s++) {
-        if (to == s || (to == GR_PS_TO_HOLDERS && op->tensor->led[s] > 0) ||
+        if (to == s || (to == GR_PS_TO_HOLDERS && op->item->led[s] > 0) ||
             (to == GR_PS_TO_WRITTEN && op->legs[s].rows != NULL) ||
             (to == GR_PS_TO_ALL && ps->table.alive[s]) ||
             (to == GR_PS_TO_LINKED && ps->endpoints[s].link != NULL && !ps->endpoints[s].lost)) {
@@ -101,13 +101,13 @@ void gr_ps_op_drop(gr_ps_op *op)
 {
     gr_ps_rows_drop(op);
     if (op->narrow != NULL) {
-        free(op->tensor->narrow);
-        op->tensor->narrow = op->narrow;
+        free(op->item->narrow);
+        op->item->narrow = op->narrow;
         op->narrow = NULL;
     }
     if (op->pairs != NULL) {
-        free(op->tensor->pairs);
-        op->tensor->pairs = op->pairs;
+        free(op->item->pairs);
+        op->item->pairs = op->pairs;
         op->pairs = NULL;
     }
     op->used = false;
@@ -253,7 +253,7 @@ static void prepare_words(gr_ps *ps, int server)
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
     size_t size = GR_PS_REQUEST_BYTES;
     for (uint32_t i = 0; i < ps->known_count; i++) {
-        const gr_ps_spec *spec = &ps->known[i]->spec;
+        const gr_ps_spec *spec = &ps->known[i]->tensor.spec;
         size += GR_PS_SPEC_FIXED + strlen(spec->name) +
                 (spec->optimizer != NULL ? strlen(spec->optimizer) : 0);
     }
@@ -282,7 +282,7 @@ static bool say_words(gr_ps *ps, int server)
         } else if (at <= endpoint->words_tensors) {
             frame.comm = GR_PS_DECLARE;
             frame.message = ps->known[at - 1]->number;
-            frame.size_bytes = (uint32_t)gr_ps_put_spec(&ps->known[at - 1]->spec, word);
+            frame.size_bytes = (uint32_t)gr_ps_put_spec(&ps->known[at - 1]->tensor.spec, word);
         } else if (ps->worker_clock > 0) {
             frame.comm = GR_PS_CLOCK;
             frame.fingerprint = ps->worker_clock;
@@ -304,8 +304,8 @@ static bool say_words(gr_ps *ps, int server)
 void gr_ps_item_count(const gr_ps *ps, gr_ps_item *item)
 {
     memset(item->led, 0, sizeof item->led);
-    for (uint32_t block = 0; block < item->cut.blocks; block++) {
-        item->led[ps->table.primary[gr_ps_slot(item->key, block)]]++;
+    for (uint32_t block = 0; block < item->tensor.cut.blocks; block++) {
+        item->led[ps->table.primary[gr_ps_slot(item->tensor.key, block)]]++;
     }
 }
 
@@ -328,7 +328,7 @@ static void send_again(gr_ps_op *op)
         gr_diag why = {0};
         (void)gr_fail(&why, GR_E_AGAIN,
                       "a server was lost while table \"%s\" was read or restored: begin again",
-                      op->tensor->spec.name);
+                      op->item->tensor.spec.name);
         fail_op(op, &why);
     }
     if (op->rows != NULL && op->status == GR_OK && gr_ps_rows_again(op) != GR_OK) {
@@ -442,11 +442,11 @@ static size_t put_request(gr_ps_op *op, int server)
     gr_ps *ps = op->ps;
     gr_ps_leg *leg = &op->legs[server];
     gr_ps_request request = op->request;
-    uint64_t elements = op->tensor->cut.elements;
+    uint64_t elements = op->item->tensor.cut.elements;
     bool shares = ps->endpoints[server].shares && op->kind != GR_PS_RESTORE;
     bool shares_data = shares && op->narrow == NULL;
-    leg->to_send = op->data != NULL ? op->tensor->led[server] * vectors_of(op) : 0;
-    leg->to_take = op->values != NULL ? op->tensor->led[server] : 0;
+    leg->to_send = op->data != NULL ? op->item->led[server] * vectors_of(op) : 0;
+    leg->to_take = op->values != NULL ? op->item->led[server] : 0;
     if (shares_data && in_own_heap(ps, op->data, elements, &request.data_at)) {
         request.flags |= GR_PS_ASK_SHARED;
         leg->to_send = 0;
@@ -464,9 +464,9 @@ static gr_status send_head(gr_ps_op *op, int server)
     gr_frame frame = {.kind = GR_FRAME_DATA, .comm = op->kind, .op_seq = op->ticket};
     const uint8_t *payload = leg->head;
     size_t size = 0;
-    if (op->tensor != NULL) {
-        frame.message = op->tensor->number;
-        frame.segment = op->tensor->led[server];
+    if (op->item != NULL) {
+        frame.message = op->item->number;
+        frame.segment = op->item->led[server];
     }
     switch (op->kind) {
     case GR_PS_HELLO:
@@ -507,7 +507,7 @@ static gr_status send_head(gr_ps_op *op, int server)
     return status;
 }
 
-static uint64_t block_bytes(const gr_ps_item *tensor, uint32_t block)
+static uint64_t block_bytes(const gr_ps_tensor *tensor, uint32_t block)
 {
     return gr_ps_block_count(&tensor->cut, block) * sizeof(float);
 }
@@ -530,7 +530,7 @@ static bool may_go(const gr_ps_op *op, int server)
     gr_ps *ps = op->ps;
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
     endpoint->held = ps->waits && is_answered(op, server) &&
-                     !gr_ps_pace_allows(&endpoint->pace, op->tensor->cut.block * sizeof(float),
+                     !gr_ps_pace_allows(&endpoint->pace, op->item->tensor.cut.block * sizeof(float),
                                         gr_clock_now_us(&ps->clock));
     return !endpoint->held;
 }
@@ -538,7 +538,7 @@ static bool may_go(const gr_ps_op *op, int server)
 static gr_status send_block(gr_ps_op *op, int server)
 {
     gr_ps_leg *leg = &op->legs[server];
-    const gr_ps_item *tensor = op->tensor;
+    const gr_ps_tensor *tensor = &op->item->tensor;
     uint32_t block = leg->next_block;
     while (op->ps->table.primary[gr_ps_slot(tensor->key, block)] != server) {
         block++;
@@ -547,7 +547,7 @@ static gr_status send_block(gr_ps_op *op, int server)
     gr_frame frame = {.kind = GR_FRAME_DATA,
                       .comm = GR_PS_BLOCK,
                       .op_seq = op->ticket,
-                      .message = tensor->number,
+                      .message = op->item->number,
                       .segment = block,
                       .size_bytes = gr_ps_block_count(&tensor->cut, block) * width};
     uint64_t first = gr_ps_block_first(&tensor->cut, block);
@@ -633,7 +633,7 @@ static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps
                              gr_diag *diag)
 {
     gr_ps_leg *leg = &op->legs[server];
-    const gr_ps_item *tensor = op->tensor;
+    const gr_ps_tensor *tensor = &op->item->tensor;
     uint32_t block = frame->segment;
     if (leg->to_take == 0 || block >= tensor->cut.blocks ||
         ps->table.primary[gr_ps_slot(tensor->key, block)] != server ||

@@ -20,9 +20,7 @@ extern const gr_config_table gr_ps_config_table; /* GRADUS_SERVERS */
 
 /* A tensor as this client knows it. */
 typedef struct gr_ps_item {
-    gr_ps_spec spec; /* its texts are behind this struct */
-    uint64_t key;
-    gr_ps_cut cut;
+    gr_ps_tensor tensor;             /* its texts are behind this struct */
     uint32_t led[GR_PS_SERVERS_MAX]; /* blocks of which the server is the primary */
     uint32_t number;
     uint16_t *narrow; /* memory for one gradient of 16 bits; NULL: none, or an operation has it */
@@ -66,8 +64,8 @@ struct gr_ps_op {
     uint32_t ticket;
     bool used;
     int to;
-    uint8_t kind; /* gr_ps_kind */
-    gr_ps_item *tensor;
+    uint8_t kind;     /* gr_ps_kind */
+    gr_ps_item *item; /* NULL: it concerns no tensor */
     const float *data;
     float *values;              /* with GR_PS_ASK_WHOLE block by block: values, states */
     const float *const *states; /* RESTORE: request.count of them */
@@ -142,7 +140,7 @@ struct gr_ps {
 };
 
 /* client.c. A new operation without legs; NULL: too many, which ps->error says. */
-gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *tensor);
+gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *item);
 /* To a server's number, or one of GR_PS_TO_...; again so when the table changes. */
 void gr_ps_op_send(gr_ps_op *op, int to);
 void gr_ps_item_count(const gr_ps *ps, gr_ps_item *item); /* its blocks on each server */

@@ -69,7 +69,7 @@ static gr_status check_once(const gr_ps_op *op)
         if (row == row_of(op->rows->entries[i - 1])) {
             return gr_fail(&op->ps->error, GR_E_INVALID,
                            "row %u of table \"%s\" is to be restored twice", row,
-                           op->tensor->spec.name);
+                           op->item->tensor.spec.name);
         }
     }
     return GR_OK;
@@ -79,7 +79,7 @@ static gr_status check_once(const gr_ps_op *op)
 static gr_status put_in_order(gr_ps_op *op, const uint32_t *rows, size_t count)
 {
     gr_ps *ps = op->ps;
-    const gr_ps_item *tensor = op->tensor;
+    const gr_ps_tensor *tensor = &op->item->tensor;
     uint64_t there_are = tensor->spec.elements / tensor->spec.columns;
     for (size_t i = 0; i < count; i++) {
         if (rows[i] >= there_are) {
@@ -134,7 +134,7 @@ struct gr_ps_rows_message {
 
 static bool leads(const gr_ps_op *op, int server, uint32_t block)
 {
-    return op->ps->table.primary[gr_ps_slot(op->tensor->key, block)] == server;
+    return op->ps->table.primary[gr_ps_slot(op->item->tensor.key, block)] == server;
 }
 
 static uint64_t message_bytes(const gr_ps_op *op, uint64_t rows)
@@ -149,7 +149,7 @@ static void write_block(const gr_ps_op *op, uint32_t block, const float *gradien
                         float *to)
 {
     const gr_ps_row_order *order = op->rows;
-    uint32_t columns = op->tensor->spec.columns;
+    uint32_t columns = op->item->tensor.spec.columns;
     for (uint32_t i = order->first[block]; i < order->first[block + 1]; i++) {
         uint64_t entry = order->entries[i];
         bool again = i > order->first[block] && row_of(entry) == row_of(order->entries[i - 1]);
@@ -237,7 +237,7 @@ static gr_status count_rows(gr_ps_op *op)
         return gr_fail(&ps->error, GR_E_INVALID,
                        "%llu rows of table \"%s\" for one server are %llu MiB; a call moves at "
                        "most %d: name fewer rows at a time",
-                       (unsigned long long)most, op->tensor->spec.name,
+                       (unsigned long long)most, op->item->tensor.spec.name,
                        (unsigned long long)(message_bytes(op, most) >> 20),
                        GR_FRAME_PAYLOAD_MAX >> 20);
     }
@@ -248,7 +248,7 @@ static gr_status count_rows(gr_ps_op *op)
  * tells the version. */
 static bool concerns(const gr_ps_op *op, int server)
 {
-    return op->tensor->led[server] > 0 &&
+    return op->item->led[server] > 0 &&
            (op->kind != GR_PS_PULL_ROWS || op->rows->count == 0 || op->legs[server].row_count > 0);
 }
 
@@ -296,7 +296,7 @@ gr_status gr_ps_rows_receive(gr_ps_op *op, int server, const gr_frame *frame, gr
     gr_link *link = op->ps->endpoints[server].link;
     const gr_ps_leg *leg = &op->legs[server];
     const gr_ps_row_order *order = op->rows;
-    uint32_t columns = op->tensor->spec.columns;
+    uint32_t columns = op->item->tensor.spec.columns;
     uint64_t size = (uint64_t)leg->row_count * columns * sizeof(float);
     if (frame->size_bytes != size) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent %u bytes of rows, in place of %llu",
@@ -343,7 +343,7 @@ gr_status gr_ps_push_rows_start(gr_ps *ps, int id, const gr_ps_gradient *push, c
     if (op == NULL) {
         return status;
     }
-    const gr_ps_spec *spec = &op->tensor->spec;
+    const gr_ps_spec *spec = &op->item->tensor.spec;
     status = gr_ps_fill_push(ps, push, &op->request);
     if (status == GR_OK) {
         status = gr_ps_check_finite(ps, spec, push->values, (uint64_t)count * spec->columns);

@@ -64,7 +64,7 @@ gr_status gr_ps_pull_whole_run(gr_ps *ps, int id, uint64_t version, float *value
     if (op == NULL) {
         return status;
     }
-    const gr_ps_item *tensor = op->tensor;
+    const gr_ps_tensor *tensor = &op->item->tensor;
     size_t vectors = 1 + (size_t)state_count, elements = (size_t)tensor->spec.elements;
     float *whole = malloc(vectors * elements * sizeof *whole);
     if (whole == NULL) {
@@ -119,7 +119,7 @@ static gr_status check_table(gr_ps *ps, int id, int state_count)
 {
     gr_status status = check_states(ps, state_count, GR_PS_STATES_MAX);
     if (status == GR_OK && (id < 0 || (uint32_t)id >= ps->known_count || !ps->known[id]->declared ||
-                            ps->known[id]->spec.columns == 0)) {
+                            ps->known[id]->tensor.spec.columns == 0)) {
         status = gr_fail(&ps->error, GR_E_INVALID, "there is no table %d on this connection", id);
     }
     return status;
@@ -138,7 +138,8 @@ gr_status gr_ps_scan_receive(gr_ps_op *op, int server, const gr_frame *frame, gr
     }
     gr_link_next(link, NULL);
     uint64_t count = gr_get_u32(answer->bytes), states = gr_get_u32(answer->bytes + 4);
-    uint64_t row_bytes = sizeof(uint32_t) + op->tensor->spec.columns * (1 + states) * sizeof(float);
+    uint64_t row_bytes =
+        sizeof(uint32_t) + op->item->tensor.spec.columns * (1 + states) * sizeof(float);
     answer->size = frame->size_bytes;
     return states <= GR_PS_STATES_MAX && count <= op->request.count &&
                    answer->size == GR_PS_SCAN_HEAD + count * row_bytes
@@ -183,7 +184,7 @@ static gr_status scan_block(gr_ps *ps, int id, uint32_t block, uint64_t from, si
         return status;
     }
     uint64_t version = 0;
-    const gr_ps_item *tensor = op->tensor;
+    const gr_ps_tensor *tensor = &op->item->tensor;
     op->answer = answer;
     op->index = block;
     op->request =
@@ -203,7 +204,7 @@ gr_status gr_ps_scan_rows(gr_ps *ps, int id, gr_ps_scan *scan)
     if (status != GR_OK) {
         return status;
     }
-    const gr_ps_spec *table = &ps->known[id]->spec;
+    const gr_ps_spec *table = &ps->known[id]->tensor.spec;
     uint64_t epoch = (ps->table.epoch & UINT16_MAX) << EPOCH_SHIFT;
     uint64_t place = scan->place == 0 ? epoch : scan->place;
     if (place >> EPOCH_SHIFT != epoch >> EPOCH_SHIFT) {
@@ -255,7 +256,8 @@ static gr_status restore_pieces(gr_ps *ps, int id, uint64_t version, const uint3
                                 size_t count, const float *values, const float *const *states,
                                 int state_count)
 {
-    size_t columns = ps->known[id]->spec.columns, width = columns * (size_t)(1 + state_count);
+    size_t columns = ps->known[id]->tensor.spec.columns,
+           width = columns * (size_t)(1 + state_count);
     size_t most = RESTORE_BYTES / (width * sizeof(float)), from = 0;
     most = most > 0 ? most : 1;
     uint64_t epoch = ps->table.epoch;
@@ -272,7 +274,7 @@ static gr_status restore_pieces(gr_ps *ps, int id, uint64_t version, const uint3
         if (ps->table.epoch != epoch) {
             return gr_fail(&ps->error, GR_E_AGAIN,
                            "a server was lost while table \"%s\" was restored",
-                           ps->known[id]->spec.name);
+                           ps->known[id]->tensor.spec.name);
         }
         status = restore_piece(ps, id, &request, rows + from, piece, values + from * columns, some);
         from += piece;

@@ -134,7 +134,7 @@ static int state_of(const gr_ps_task *task)
 float *gr_ps_values_place(const gr_ps_session *session, const gr_ps_task *task, uint32_t block)
 {
     float *values = (float *)(void *)(session->shared.heap + task->request.values_at);
-    return values + gr_ps_block_first(&task->held->cut, block);
+    return values + gr_ps_block_first(&task->held->tensor->cut, block);
 }
 
 /* It has the values of a block. */
@@ -142,7 +142,8 @@ static void given(gr_ps_session *session, gr_ps_task *task, uint32_t block, uint
 {
     task->version = version < task->version ? version : task->version;
     session->server->pulls++;
-    session->server->bytes_out += gr_ps_block_count(&task->held->cut, block) * sizeof(float);
+    session->server->bytes_out +=
+        gr_ps_block_count(&task->held->tensor->cut, block) * sizeof(float);
     fulfil(session, task);
 }
 
@@ -336,7 +337,7 @@ gr_status gr_ps_session_answer(gr_ps_session *session)
         session->wish_count--;
         const gr_ps_pull pull = {.client = session->peer,
                                  .token = (uint64_t)wish.slot << 32 | wish.block,
-                                 .key = session->tasks[wish.slot].held->key,
+                                 .key = session->tasks[wish.slot].held->tensor->key,
                                  .block = wish.block,
                                  .state = state_of(&session->tasks[wish.slot]),
                                  .version = wish.version,

@@ -80,11 +80,11 @@ gr_ps_push gr_ps_task_push(const gr_ps_session *session, const gr_ps_task *task,
                            uint64_t count)
 {
     const gr_ps_request *request = &task->request;
-    const gr_ps_tensor *tensor = gr_ps_store_tensor(session->server->store, task->held->key);
-    bool steps = tensor->mode == GR_PS_BSP || tensor->mode == GR_PS_BACKUP;
+    int mode = task->held->tensor->spec.consistency;
+    bool steps = mode == GR_BSP || mode == GR_BSP_BACKUP;
     return (gr_ps_push){.client = session->peer,
                         .token = token_of(session, task, block),
-                        .key = task->held->key,
+                        .key = task->held->tensor->key,
                         .block = block,
                         .count = count,
                         .step = steps ? request->step : request->version,
@@ -101,12 +101,12 @@ static void deliver(gr_ps_session *session, gr_ps_task *task, uint32_t block, co
 {
     gr_ps_server *server = session->server;
     const gr_ps_share *held = task->held;
-    uint32_t count = gr_ps_block_count(&held->cut, block);
+    uint32_t count = gr_ps_block_count(&held->tensor->cut, block);
     task->to_answer++;
     server->pushes++;
     if (task->kind == GR_PS_SET) {
-        gr_ps_store_set(server->store, session->peer, token_of(session, task, block), held->key,
-                        block, values, count);
+        gr_ps_store_set(server->store, session->peer, token_of(session, task, block),
+                        held->tensor->key, block, values, count);
         if (buffer != NULL) {
             gr_ps_buffer_give_back(server, buffer);
         }
@@ -130,7 +130,7 @@ static void deliver(gr_ps_session *session, gr_ps_task *task, uint32_t block, co
 
 uint32_t gr_ps_next_led(const gr_ps_server *server, const gr_ps_share *held, uint32_t from)
 {
-    while (from < held->cut.blocks && !gr_ps_leads(server, held, from)) {
+    while (from < held->tensor->cut.blocks && !gr_ps_leads(server, held, from)) {
         from++;
     }
     return from;
@@ -145,8 +145,8 @@ static void push_shared(gr_ps_session *session, uint64_t until)
         (const float *)(const void *)(session->shared.heap + task->request.data_at);
     while (session->server->bytes_in < until && task->to_come > 0) {
         uint32_t block = gr_ps_next_led(session->server, held, task->next_block);
-        session->server->bytes_in += gr_ps_block_count(&held->cut, block) * sizeof(float);
-        deliver(session, task, block, values + gr_ps_block_first(&held->cut, block), NULL);
+        session->server->bytes_in += gr_ps_block_count(&held->tensor->cut, block) * sizeof(float);
+        deliver(session, task, block, values + gr_ps_block_first(&held->tensor->cut, block), NULL);
     }
     if (task->to_come == 0) {
         session->pushing = NULL;
@@ -155,7 +155,7 @@ static void push_shared(gr_ps_session *session, uint64_t until)
 
 static bool is_narrow(const gr_ps_task *task)
 {
-    return task->kind == GR_PS_PUSH && task->held->gradient_type != GR_F32;
+    return task->kind == GR_PS_PUSH && task->held->tensor->spec.gradient_type != GR_F32;
 }
 
 /* Does it come as numbers and values? */
@@ -169,13 +169,13 @@ static bool fits(const gr_ps_session *session, const gr_ps_task *task, const gr_
 {
     const gr_ps_share *held = task->held;
     uint32_t block = frame->segment;
-    if (block < task->next_block || block >= held->cut.blocks ||
+    if (block < task->next_block || block >= held->tensor->cut.blocks ||
         (task->gathered_count > 0 && block != task->next_block) ||
         !gr_ps_leads(session->server, held, block)) {
         return false;
     }
-    size_t size =
-        gr_ps_block_count(&held->cut, block) * (is_narrow(task) ? sizeof(uint16_t) : sizeof(float));
+    size_t size = gr_ps_block_count(&held->tensor->cut, block) *
+                  (is_narrow(task) ? sizeof(uint16_t) : sizeof(float));
     return is_sparse(task, frame) ? frame->size_bytes < size : frame->size_bytes == size;
 }
 
@@ -185,11 +185,11 @@ static gr_status unpack(gr_ps_server *server, const gr_ps_task *task, const gr_f
                         gr_ps_buffer **buffer, gr_diag *diag)
 {
     const gr_ps_buffer *packed = *buffer;
-    uint32_t count = gr_ps_block_count(&task->held->cut, frame->segment);
+    uint32_t count = gr_ps_block_count(&task->held->tensor->cut, frame->segment);
     gr_ps_buffer *whole = gr_ps_buffer_take(server, count * sizeof(float));
     gr_status status = GR_OK;
     if (whole != NULL && is_narrow(task)) {
-        gr_cast_up(task->held->gradient_type, whole->values,
+        gr_cast_up((gr_dtype)task->held->tensor->spec.gradient_type, whole->values,
                    (const uint16_t *)(const void *)packed->values, count);
     } else if (whole != NULL) {
         status = gr_ps_get_pairs(packed->values, frame->size_bytes, whole->values, count, diag);
@@ -269,7 +269,7 @@ static gr_status take_block(gr_ps_session *session, const gr_frame *frame, gr_di
 /* Does the tensor lie there in the client's memory? */
 static bool in_heap(const gr_ps_session *session, const gr_ps_share *held, uint64_t at)
 {
-    uint64_t size = held->cut.elements * sizeof(float), heap = session->shared.heap_bytes;
+    uint64_t size = held->tensor->cut.elements * sizeof(float), heap = session->shared.heap_bytes;
     return session->shares && at <= heap && size <= heap - at;
 }
 
@@ -292,7 +292,7 @@ gr_status gr_ps_task_judge(const gr_ps_session *session, const gr_ps_task *task,
                        "blocks of the tensor are lost with the servers that had them");
     }
     bool rows = gr_ps_is_of_rows(task->kind);
-    if (rows != (held->columns > 0)) {
+    if (rows != (held->tensor->spec.columns > 0)) {
         return gr_fail(diag, GR_E_INVALID,
                        rows ? "the tensor is no table: push and pull all of it"
                             : "the tensor is a table: push and pull rows of it");
@@ -355,7 +355,7 @@ static gr_status begin(gr_ps_session *session, gr_ps_task *task, const gr_frame 
     }
     if (shared && frame->comm == GR_PS_PUSH && frame->message < session->tensor_count &&
         session->tensors[frame->message] != NULL &&
-        session->tensors[frame->message]->gradient_type != GR_F32) {
+        session->tensors[frame->message]->tensor->spec.gradient_type != GR_F32) {
         return gr_fail(diag, GR_E_PROTOCOL, "gradients of 16 bits by their place");
     }
     if (vectors > 1 + GR_PS_STATES_MAX || (frame->comm == GR_PS_RESTORE && (asks || shared))) {
@@ -493,7 +493,7 @@ static bool find_entry(const gr_ps_store *store, uint64_t index, uint64_t key,
                        gr_ps_tensor_info *info_out)
 {
     while (gr_ps_store_info(store, index++, info_out)) {
-        if (key == 0 || info_out->key == key) {
+        if (key == 0 || info_out->tensor->key == key) {
             return true;
         }
     }
@@ -510,9 +510,9 @@ static void tell_entry(gr_ps_session *session, gr_ps_task *task, const gr_frame 
         return;
     }
     const gr_ps_tensor *tensor = info.tensor;
-    const gr_ps_entry entry = {.tensor = gr_ps_spec_of(tensor),
-                               .blocks = tensor->columns > 0 ? 0 : gr_ps_tensor_blocks(tensor),
-                               .block_elements = tensor->columns > 0 ? 0 : tensor->block,
+    const gr_ps_entry entry = {.tensor = tensor->spec,
+                               .blocks = tensor->spec.columns > 0 ? 0 : tensor->cut.blocks,
+                               .block_elements = tensor->cut.block,
                                .rows = info.rows,
                                .states = info.states,
                                .version_least = info.led > 0 ? info.version_min : UINT64_MAX,

@@ -136,9 +136,8 @@ void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer)
     memcpy(hello.run, server->run, sizeof hello.run);
     bool all = queue_message(peer, GR_PS_HELLO, text, gr_ps_put_hello(&hello, text));
     for (uint32_t i = 0; i < server->held_count && all; i++) {
-        const gr_ps_spec spec =
-            gr_ps_spec_of(gr_ps_store_tensor(server->store, server->held[i]->key));
-        all = queue_message(peer, GR_PS_DECLARE, text, gr_ps_put_spec(&spec, text));
+        all = queue_message(peer, GR_PS_DECLARE, text,
+                            gr_ps_put_spec(&server->held[i]->tensor->spec, text));
     }
     if (!all) {
         give_up(server, peer);
@@ -151,7 +150,7 @@ static bool replica_is(const gr_ps_server *server, const gr_ps_share *held, uint
                        const gr_ps_peer *peer)
 {
     return gr_ps_leads(server, held, block) &&
-           server->table.replica[gr_ps_slot(held->key, block)] == peer->number;
+           server->table.replica[gr_ps_slot(held->tensor->key, block)] == peer->number;
 }
 
 /* The next block, of a table or of any other tensor, whose replica is this peer, and lacks its
@@ -161,7 +160,8 @@ static bool next_to_copy(gr_ps_server *server, gr_ps_peer *peer, bool tables,
 {
     for (; peer->scan_share < server->held_count; peer->scan_share++, peer->scan_block = 0) {
         gr_ps_share *held = server->held[peer->scan_share];
-        for (; tables == (held->columns > 0) && peer->scan_block < held->cut.blocks;
+        for (; tables == (held->tensor->spec.columns > 0) &&
+               peer->scan_block < held->tensor->cut.blocks;
              peer->scan_block++) {
             uint32_t block = peer->scan_block;
             if ((held->marks[block] & GR_PS_MARK_COPY) != 0 &&
@@ -182,11 +182,11 @@ static bool queue_image(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *hel
 {
     gr_ps_image image;
     uint8_t head[GR_PS_HEAD_MAX];
-    if (gr_ps_store_image(server->store, held->key, block, &image, NULL) != GR_OK) {
+    if (gr_ps_store_image(server->store, held->tensor->key, block, &image, NULL) != GR_OK) {
         return true; /* it is not here: nobody has its values */
     }
     int vectors = image.ready ? 1 + image.states : 0;
-    if (held->columns > 0) {
+    if (held->tensor->spec.columns > 0) {
         held->streams[block] = (gr_ps_stream){.end = image.ready ? image.count : 0};
         image.ends = held->streams[block].end == 0;
         image.count = 0;
@@ -220,7 +220,7 @@ static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held
     gr_ps_stream *stream = &held->streams[block];
     gr_ps_image image;
     uint8_t head[GR_PS_HEAD_MAX];
-    if (gr_ps_store_image(server->store, held->key, block, &image, NULL) != GR_OK) {
+    if (gr_ps_store_image(server->store, held->tensor->key, block, &image, NULL) != GR_OK) {
         *stream = (gr_ps_stream){0};
         return true;
     }
@@ -242,7 +242,7 @@ static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held
         free_parcel(server, peer, parcel);
         return false;
     }
-    gr_ps_store_image_rows(server->store, held->key, block, stream->next, image.count,
+    gr_ps_store_image_rows(server->store, held->tensor->key, block, stream->next, image.count,
                            (uint32_t *)(void *)buffer->values, buffer->values + image.count);
     stream->next += image.count;
     queue_parcel(peer, parcel);
@@ -254,7 +254,8 @@ static bool queue_more_rows(gr_ps_server *server, gr_ps_peer *peer)
 {
     for (; peer->stream_share < server->held_count; peer->stream_share++, peer->stream_block = 0) {
         gr_ps_share *held = server->held[peer->stream_share];
-        for (; held->columns > 0 && peer->stream_block < held->cut.blocks; peer->stream_block++) {
+        for (; held->tensor->spec.columns > 0 && peer->stream_block < held->tensor->cut.blocks;
+             peer->stream_block++) {
             const gr_ps_stream *stream = &held->streams[peer->stream_block];
             if (stream->next < stream->end && replica_is(server, held, peer->stream_block, peer)) {
                 return peer->images < GR_PS_IMAGES_MAX &&
@@ -371,7 +372,7 @@ static uint8_t *followed(const gr_ps_server *server, const gr_ps_peer *peer, uin
 {
     const gr_ps_share *held = gr_ps_share_of(server, key);
     int slot = gr_ps_slot(key, block);
-    return held != NULL && block < held->cut.blocks &&
+    return held != NULL && block < held->tensor->cut.blocks &&
                    server->table.primary[slot] == peer->number &&
                    server->table.replica[slot] == server->number
                ? &held->marks[block]
@@ -502,7 +503,7 @@ static gr_status take_copy(gr_ps_server *server, gr_ps_peer *peer, const gr_fram
 static void go_on_alone(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_ack *ack)
 {
     gr_ps_share *held = gr_ps_share_of(server, ack->key);
-    if (held == NULL || ack->block >= held->cut.blocks ||
+    if (held == NULL || ack->block >= held->tensor->cut.blocks ||
         gr_ps_store_hold(server->store, ack->key, ack->block, GR_PS_ALONE, NULL) != GR_OK) {
         return;
     }
@@ -530,7 +531,7 @@ static void take_acks(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_
             gr_ps_store_replicated(server->store, ack->key, ack->block, ack->version);
         } else if (ack->word == GR_PS_REFUSES) {
             go_on_alone(server, peer, ack);
-        } else if (held != NULL && ack->block < held->cut.blocks &&
+        } else if (held != NULL && ack->block < held->tensor->cut.blocks &&
                    (held->marks[ack->block] & GR_PS_MARK_COPY) == 0) {
             held->marks[ack->block] &= (uint8_t)~GR_PS_MARK_THIN;
         }

@@ -57,11 +57,12 @@ static gr_status judge(const gr_ps_session *session, const gr_ps_task *task, con
         return gr_fail(diag, GR_E_INVALID, "no optimizer has %u vectors of state",
                        task->request.count);
     }
-    status =
-        gr_ps_get_rows(message, frame->size_bytes, task->kind != GR_PS_PULL_ROWS, frame->segment,
-                       held->columns * (1 + (restores ? task->request.count : 0)), rows_out, diag);
+    status = gr_ps_get_rows(
+        message, frame->size_bytes, task->kind != GR_PS_PULL_ROWS, frame->segment,
+        held->tensor->spec.columns * (1 + (restores ? task->request.count : 0)), rows_out, diag);
     if (status == GR_OK &&
-        (held->led == 0 || !find_blocks(held->key, rows_out->rows, rows_out->count, first_out) ||
+        (held->led == 0 ||
+         !find_blocks(held->tensor->key, rows_out->rows, rows_out->count, first_out) ||
          !all_led(session->server, held, first_out))) {
         status = gr_fail(diag, GR_E_INVALID,
                          "the client sends rows that this server does not lead, or in another "
@@ -83,8 +84,8 @@ static void push_blocks(gr_ps_session *session, gr_ps_task *task, const gr_ps_ro
         block = gr_ps_next_led(server, held, block);
         uint32_t at = first[block], count = first[block + 1] - at;
         const gr_ps_push push =
-            gr_ps_task_push(session, task, block, (uint64_t)count * held->columns);
-        const gr_ps_data data = {.values = in->values + (size_t)at * held->columns,
+            gr_ps_task_push(session, task, block, (uint64_t)count * held->tensor->spec.columns);
+        const gr_ps_data data = {.values = in->values + (size_t)at * held->tensor->spec.columns,
                                  .lease = &buffer->lease,
                                  .lasting = true,
                                  .rows = in->rows + at,
@@ -108,7 +109,7 @@ static void restore_blocks(gr_ps_session *session, gr_ps_task *task, const gr_ps
                            const uint32_t *first)
 {
     gr_ps_server *server = session->server;
-    gr_ps_share *held = gr_ps_share_of(server, task->held->key);
+    gr_ps_share *held = gr_ps_share_of(server, task->held->tensor->key);
     const gr_ps_request *request = &task->request;
     bool begins = (request->first & GR_PS_PIECE_BEGINS) != 0;
     bool ends = (request->first & GR_PS_PIECE_ENDS) != 0;
@@ -119,18 +120,18 @@ static void restore_blocks(gr_ps_session *session, gr_ps_task *task, const gr_ps
     }
     held->restorer = ends ? -1 : session->peer;
     uint32_t block = 0;
-    size_t width = (size_t)held->columns * (1 + request->count);
+    size_t width = (size_t)held->tensor->spec.columns * (1 + request->count);
     for (uint32_t left = held->led; left > 0 && task->status == GR_OK; left--, block++) {
         block = gr_ps_next_led(server, held, block);
         uint32_t at = first[block];
-        const gr_ps_image image = {.key = held->key,
+        const gr_ps_image image = {.key = held->tensor->key,
                                    .block = block,
                                    .count = first[block + 1] - at,
                                    .ready = ends,
                                    .version = request->version,
                                    .values = in->values + at * width,
                                    .states = (int)request->count,
-                                   .columns = held->columns,
+                                   .columns = held->tensor->spec.columns,
                                    .begins = begins,
                                    .ends = ends,
                                    .rows = in->rows + at};
@@ -165,7 +166,7 @@ static void pull_blocks(gr_ps_session *session, gr_ps_task *task, const uint32_t
 {
     const gr_ps_share *held = task->held;
     uint32_t blocks[GR_PS_TABLE_BLOCKS], count = 0;
-    for (uint32_t block = 0; block < held->cut.blocks; block++) {
+    for (uint32_t block = 0; block < held->tensor->cut.blocks; block++) {
         bool asked = task->row_count == 0 || first[block] < first[block + 1];
         if (asked && gr_ps_leads(session->server, held, block)) {
             blocks[count++] = block;
@@ -252,14 +253,14 @@ gr_status gr_ps_rows_take(gr_ps_session *session, const gr_frame *frame, gr_diag
 /* The reply's memory, with where the rows of each block begin behind it. */
 static bool make_reply(gr_ps_task *task)
 {
-    size_t size_bytes = (size_t)task->row_count * task->held->columns * sizeof(float);
+    size_t size_bytes = (size_t)task->row_count * task->held->tensor->spec.columns * sizeof(float);
     uint8_t *reply = malloc(size_bytes + (GR_PS_TABLE_BLOCKS + 1) * sizeof(uint32_t));
     if (reply == NULL) {
         return false;
     }
     task->reply = reply;
     task->reply_bytes = (uint32_t)size_bytes;
-    return find_blocks(task->held->key, task->rows, task->row_count,
+    return find_blocks(task->held->tensor->key, task->rows, task->row_count,
                        (uint32_t *)(void *)(reply + size_bytes));
 }
 
@@ -273,11 +274,11 @@ static gr_status read_block(gr_ps_server *server, gr_ps_task *task, uint32_t blo
     }
     const uint32_t *first = (const uint32_t *)(const void *)(task->reply + task->reply_bytes);
     uint32_t begin = first[block], count = first[block + 1] - begin;
-    float *to = (float *)(void *)task->reply + (size_t)begin * held->columns;
+    float *to = (float *)(void *)task->reply + (size_t)begin * held->tensor->spec.columns;
     server->pulls++;
-    server->bytes_out += (uint64_t)count * held->columns * sizeof(float);
-    return gr_ps_store_read_rows(server->store, held->key, block, task->rows + begin, count, to,
-                                 diag);
+    server->bytes_out += (uint64_t)count * held->tensor->spec.columns * sizeof(float);
+    return gr_ps_store_read_rows(server->store, held->tensor->key, block, task->rows + begin, count,
+                                 to, diag);
 }
 
 /* ---- Scans ----------------------------------------------------------------------------------- */
@@ -308,7 +309,8 @@ static gr_status read_existing(gr_ps_server *server, gr_ps_task *task, uint32_t 
 {
     const gr_ps_request *request = &task->request;
     gr_ps_image image;
-    gr_status status = gr_ps_store_image(server->store, task->held->key, block, &image, diag);
+    gr_status status =
+        gr_ps_store_image(server->store, task->held->tensor->key, block, &image, diag);
     if (status != GR_OK) {
         return status;
     }
@@ -316,8 +318,7 @@ static gr_status read_existing(gr_ps_server *server, gr_ps_task *task, uint32_t 
         return gr_fail(diag, GR_E_INVALID,
                        "block %u of table \"%s\" is at version %" PRIu64 ": rows of version "
                        "%" PRIu64 " are gone; pull them before the next push",
-                       block, gr_ps_store_tensor(server->store, image.key)->name, version,
-                       request->version);
+                       block, task->held->tensor->spec.name, version, request->version);
     }
     uint64_t from = request->sequence < image.count ? request->sequence : image.count;
     uint64_t left = image.count - from;

@@ -9,10 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert((int)GR_BSP == (int)GR_PS_BSP && (int)GR_BSP_BACKUP == (int)GR_PS_BACKUP &&
-                   (int)GR_ASYNC == (int)GR_PS_ASYNC && (int)GR_SSP == (int)GR_PS_SSP,
-               "a consistency is a mode of the store");
-
 void gr_ps_server_config_init(gr_ps_server_config *config)
 {
     gr_mesh_config mesh;
@@ -85,7 +81,7 @@ typedef struct any_updater {
     gr_add_scaled_fn *add_scaled;
 } any_updater;
 
-static gr_status create_updater(void *arg, const gr_ps_tensor *tensor, void **updater_out,
+static gr_status create_updater(void *arg, const gr_ps_spec *tensor, void **updater_out,
                                 gr_diag *diag)
 {
     gr_ps_server *server = arg;
@@ -94,7 +90,7 @@ static gr_status create_updater(void *arg, const gr_ps_tensor *tensor, void **up
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for an optimizer");
     }
     any->add_scaled = gr_add_scaled_best();
-    if (tensor->optimizer != NULL && tensor->optimizer[0] != '\0') {
+    if (tensor->optimizer[0] != '\0') {
         gr_status status =
             server->updaters.create == NULL
                 ? gr_fail(diag, GR_E_UNSUPPORTED,
@@ -144,7 +140,7 @@ static uint32_t place_of(const gr_ps_server *server, uint64_t key)
     uint32_t low = 0, high = server->held_count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (server->held[middle]->key < key) {
+        if (server->held[middle]->tensor->key < key) {
             low = middle + 1;
         } else {
             high = middle;
@@ -156,7 +152,8 @@ static uint32_t place_of(const gr_ps_server *server, uint64_t key)
 gr_ps_share *gr_ps_share_of(const gr_ps_server *server, uint64_t key)
 {
     uint32_t at = place_of(server, key);
-    return at < server->held_count && server->held[at]->key == key ? server->held[at] : NULL;
+    return at < server->held_count && server->held[at]->tensor->key == key ? server->held[at]
+                                                                           : NULL;
 }
 
 static void free_share(gr_ps_share *held)
@@ -185,7 +182,6 @@ static gr_status room_for_held(gr_ps_server *server, gr_diag *diag)
 gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec *spec,
                                const gr_ps_share **held_out, gr_diag *diag)
 {
-    gr_ps_cut cut = spec->columns > 0 ? gr_ps_cut_table() : gr_ps_cut_of(spec->elements);
     const gr_ps_tensor tensor = gr_ps_tensor_of(spec);
     gr_status status = gr_ps_store_declare(server->store, peer, &tensor, diag);
     if (status == GR_OK) {
@@ -194,8 +190,7 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
     if (status != GR_OK) {
         return status;
     }
-    uint64_t key = gr_ps_tensor_key(spec->name);
-    gr_ps_share *held = gr_ps_share_of(server, key);
+    gr_ps_share *held = gr_ps_share_of(server, tensor.key);
     if (held != NULL) {
         /* There may have been no memory for it at first. */
         status = held->led == 0 ? gr_ps_table_hold(server, held, diag) : GR_OK;
@@ -203,9 +198,9 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
         return status;
     }
     held = calloc(1, sizeof *held);
-    uint8_t *marks = server->replicates ? calloc(cut.blocks + 1, 1) : NULL;
+    uint8_t *marks = server->replicates ? calloc(tensor.cut.blocks + 1, 1) : NULL;
     bool streams_rows = server->replicates && spec->columns > 0;
-    gr_ps_stream *streams = streams_rows ? calloc(cut.blocks, sizeof *streams) : NULL;
+    gr_ps_stream *streams = streams_rows ? calloc(tensor.cut.blocks, sizeof *streams) : NULL;
     if (held == NULL || (server->replicates && marks == NULL) ||
         (streams_rows && streams == NULL)) {
         free(streams);
@@ -213,14 +208,11 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
         free(held);
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory for tensor \"%s\"", spec->name);
     }
-    *held = (gr_ps_share){.key = key,
-                          .cut = cut,
-                          .columns = spec->columns,
-                          .gradient_type = (gr_dtype)spec->gradient_type,
+    *held = (gr_ps_share){.tensor = gr_ps_store_tensor(server->store, tensor.key),
                           .marks = marks,
                           .streams = streams,
                           .restorer = -1};
-    uint32_t at = place_of(server, key);
+    uint32_t at = place_of(server, tensor.key);
     memmove((void *)(server->held + at + 1), (void *)(server->held + at),
             (server->held_count - at) * sizeof *server->held);
     server->held[at] = held;

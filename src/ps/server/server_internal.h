@@ -51,15 +51,12 @@ typedef struct gr_ps_stream {
 
 /* This server's part of a tensor. */
 typedef struct gr_ps_share {
-    uint64_t key;
-    gr_ps_cut cut;
-    uint32_t led;          /* blocks that this server is the primary of */
-    uint32_t gone;         /* of them: GR_PS_MARK_GONE */
-    uint32_t columns;      /* of a table; else 0 */
-    uint8_t *marks;        /* of each block; NULL: there are no replicas */
-    gr_ps_stream *streams; /* of a table's blocks that are led here; else NULL */
-    int restorer;          /* the client that is restoring the table; -1: none */
-    gr_dtype gradient_type;
+    const gr_ps_tensor *tensor; /* the store's */
+    uint32_t led;               /* blocks that this server is the primary of */
+    uint32_t gone;              /* of them: GR_PS_MARK_GONE */
+    uint8_t *marks;             /* of each block; NULL: there are no replicas */
+    gr_ps_stream *streams;      /* of a table's blocks that are led here; else NULL */
+    int restorer;               /* the client that is restoring the table; -1: none */
 } gr_ps_share;
 
 typedef enum gr_ps_task_state {
@@ -251,7 +248,7 @@ struct gr_ps_server {
 
 static inline bool gr_ps_leads(const gr_ps_server *server, const gr_ps_share *held, uint32_t block)
 {
-    return server->table.primary[gr_ps_slot(held->key, block)] == server->number;
+    return server->table.primary[gr_ps_slot(held->tensor->key, block)] == server->number;
 }
 
 /* Has it no worker's number? Then it changes nothing, and nobody waits for it. */

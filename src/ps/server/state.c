@@ -34,7 +34,7 @@ gr_status gr_ps_restore_image(gr_ps_server *server, const gr_ps_image *image, bo
     if (fresh && !image->begins) {
         return gr_fail(diag, GR_E_AGAIN,
                        "what was restored of table \"%s\" is lost with a server: begin again",
-                       gr_ps_store_tensor(store, image->key)->name);
+                       gr_ps_store_tensor(store, image->key)->spec.name);
     }
     if (*taken_out) {
         return gr_ps_table_restore(server, image, diag);
@@ -44,7 +44,8 @@ gr_status gr_ps_restore_image(gr_ps_server *server, const gr_ps_image *image, bo
                        "tensor \"%s\" has values of version %" PRIu64
                        " already, so it cannot go on from version %" PRIu64 ": start new servers, "
                        "or leave out what sets values",
-                       gr_ps_store_tensor(store, image->key)->name, now.version, image->version);
+                       gr_ps_store_tensor(store, image->key)->spec.name, now.version,
+                       image->version);
     }
     return GR_OK;
 }
@@ -53,9 +54,9 @@ gr_status gr_ps_restore_image(gr_ps_server *server, const gr_ps_image *image, bo
 static void restore_block(gr_ps_session *session, gr_ps_task *task, uint32_t block)
 {
     const gr_ps_share *held = task->held;
-    gr_ps_image image = {.key = held->key,
+    gr_ps_image image = {.key = held->tensor->key,
                          .block = block,
-                         .count = gr_ps_block_count(&held->cut, block),
+                         .count = gr_ps_block_count(&held->tensor->cut, block),
                          .ready = true,
                          .version = task->request.version,
                          .states = (int)task->request.count};

@@ -19,15 +19,15 @@ static gr_ps_role role_in(const gr_ps_server *server, const gr_ps_table *table, 
 static gr_status hold(gr_ps_server *server, const gr_ps_share *held, uint32_t block,
                       gr_ps_role role, gr_diag *diag)
 {
-    return gr_ps_store_hold(server->store, held->key, block, role, diag);
+    return gr_ps_store_hold(server->store, held->tensor->key, block, role, diag);
 }
 
 gr_status gr_ps_table_hold(gr_ps_server *server, gr_ps_share *held, gr_diag *diag)
 {
     gr_status status = GR_OK;
     uint32_t led = 0, block = 0;
-    for (; block < held->cut.blocks && status == GR_OK; block++) {
-        gr_ps_role role = role_in(server, &server->table, gr_ps_slot(held->key, block));
+    for (; block < held->tensor->cut.blocks && status == GR_OK; block++) {
+        gr_ps_role role = role_in(server, &server->table, gr_ps_slot(held->tensor->key, block));
         if (role != GR_PS_ABSENT) {
             status = hold(server, held, block, role, diag);
             led += role != GR_PS_FOLLOWS;
@@ -38,7 +38,7 @@ gr_status gr_ps_table_hold(gr_ps_server *server, gr_ps_share *held, gr_diag *dia
         return GR_OK;
     }
     for (block--; block-- > 0;) {
-        if (role_in(server, &server->table, gr_ps_slot(held->key, block)) != GR_PS_ABSENT) {
+        if (role_in(server, &server->table, gr_ps_slot(held->tensor->key, block)) != GR_PS_ABSENT) {
             gr_status dropped = hold(server, held, block, GR_PS_ABSENT, NULL);
             (void)dropped; /* to have less needs no memory */
         }
@@ -49,7 +49,7 @@ gr_status gr_ps_table_hold(gr_ps_server *server, gr_ps_share *held, gr_diag *dia
 /* The replica has to be sent what there is now. */
 static void copy_to(gr_ps_server *server, gr_ps_share *held, uint32_t block)
 {
-    gr_ps_peer *peer = server->peers[server->table.replica[gr_ps_slot(held->key, block)]];
+    gr_ps_peer *peer = server->peers[server->table.replica[gr_ps_slot(held->tensor->key, block)]];
     held->marks[block] |= GR_PS_MARK_COPY | GR_PS_MARK_THIN;
     peer->to_copy++;
     peer->scan_tables = true;
@@ -74,8 +74,9 @@ gr_status gr_ps_table_restore(gr_ps_server *server, const gr_ps_image *image, gr
 
 void gr_ps_table_await(const gr_ps_server *server, gr_ps_share *held)
 {
-    for (uint32_t block = 0; block < held->cut.blocks; block++) {
-        if (role_in(server, &server->table, gr_ps_slot(held->key, block)) == GR_PS_FOLLOWS) {
+    for (uint32_t block = 0; block < held->tensor->cut.blocks; block++) {
+        if (role_in(server, &server->table, gr_ps_slot(held->tensor->key, block)) ==
+            GR_PS_FOLLOWS) {
             held->marks[block] = GR_PS_MARK_AWAIT;
         }
     }
@@ -92,7 +93,7 @@ static void move_block(gr_ps_server *server, gr_ps_share *held, uint32_t block,
                        const gr_ps_table *before)
 {
     const gr_ps_table *after = &server->table;
-    int slot = gr_ps_slot(held->key, block);
+    int slot = gr_ps_slot(held->tensor->key, block);
     gr_ps_role was = role_in(server, before, slot), is = role_in(server, after, slot);
     bool led = was == GR_PS_LEADS || was == GR_PS_ALONE;
     uint8_t *mark = &held->marks[block];
@@ -140,7 +141,7 @@ void gr_ps_table_become(gr_ps_server *server)
     for (uint32_t i = 0; i < server->held_count; i++) {
         gr_ps_share *held = server->held[i];
         held->led = held->gone = 0;
-        for (uint32_t block = 0; block < held->cut.blocks; block++) {
+        for (uint32_t block = 0; block < held->tensor->cut.blocks; block++) {
             move_block(server, held, block, &before);
             held->led += gr_ps_leads(server, held, block);
             held->gone += (held->marks[block] & GR_PS_MARK_GONE) != 0;
@@ -156,8 +157,8 @@ uint64_t gr_ps_table_unreplicated(const gr_ps_server *server)
     uint64_t count = 0;
     for (uint32_t i = 0; server->replicates && i < server->held_count; i++) {
         const gr_ps_share *held = server->held[i];
-        for (uint32_t block = 0; block < held->cut.blocks; block++) {
-            gr_ps_role role = role_in(server, &server->table, gr_ps_slot(held->key, block));
+        for (uint32_t block = 0; block < held->tensor->cut.blocks; block++) {
+            gr_ps_role role = role_in(server, &server->table, gr_ps_slot(held->tensor->key, block));
             count += role == GR_PS_ALONE ||
                      (role == GR_PS_LEADS && (held->marks[block] & GR_PS_MARK_THIN) != 0);
         }

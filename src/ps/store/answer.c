@@ -72,8 +72,8 @@ static bool may_be_pulled(const gr_ps_store *store, const gr_ps_held *held,
         (gr_ps_by_steps(held) && block->safe < gr_ps_serial(block))) {
         return false;
     }
-    uint64_t ahead = (uint64_t)held->tensor.staleness;
-    return held->tensor.mode != GR_PS_SSP || pull->whole || pull->clock <= ahead ||
+    uint64_t ahead = (uint64_t)held->tensor.spec.staleness;
+    return held->tensor.spec.consistency != GR_SSP || pull->whole || pull->clock <= ahead ||
            pull->clock - ahead <= store->slowest;
 }
 
@@ -87,7 +87,7 @@ static gr_status copy_states(gr_ps_store *store, gr_ps_held *held, const gr_ps_b
     if (copy == NULL) {
         return gr_fail(&store->diag, GR_E_NO_MEMORY,
                        "no memory to copy states of block %u of tensor \"%s\"; pull them again",
-                       block->number, held->tensor.name);
+                       block->number, held->tensor.spec.name);
     }
     float *to = copy->values;
     if (pull->whole) {
@@ -118,7 +118,7 @@ static gr_status lend(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block,
         return gr_fail(&store->diag, GR_E_INVALID,
                        "block %u of tensor \"%s\" is at version %" PRIu64 ": the optimizer's "
                        "states of version %" PRIu64 " are gone; pull them before the next push",
-                       block->number, held->tensor.name, block->version, pull->version);
+                       block->number, held->tensor.spec.name, block->version, pull->version);
     }
     return copy_states(store, held, block, pull, loan_out);
 }
@@ -127,7 +127,7 @@ static void pull_end(gr_ps_store *store, const gr_ps_held *held, gr_ps_ticket **
 {
     gr_ps_ticket *pull = *link;
     *link = pull->next;
-    store->ssp_pulls -= held->tensor.mode == GR_PS_SSP;
+    store->ssp_pulls -= held->tensor.spec.consistency == GR_SSP;
     gr_ps_ticket_drop(store, pull);
 }
 
@@ -175,7 +175,7 @@ void gr_ps_dismiss(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block)
 {
     (void)gr_fail(&store->diag, GR_E_AGAIN,
                   "block %u of tensor \"%s\" is led by another server now: ask that one",
-                  block->number, held->tensor.name);
+                  block->number, held->tensor.spec.name);
     while (block->step != NULL) {
         if (!block->step->silent) {
             gr_ps_tell_pushed(store, block, block->step->client, block->step->token, GR_E_AGAIN,

@@ -22,7 +22,7 @@ static gr_status find_led(gr_ps_store *store, int client, uint64_t key, uint32_t
     if (status == GR_OK && t.block->role == GR_PS_FOLLOWS) {
         status = gr_fail(&store->diag, GR_E_AGAIN,
                          "block %u of tensor \"%s\" has only its replica on this server", number,
-                         t.held->tensor.name);
+                         t.held->tensor.spec.name);
     }
     *target_out = t;
     return status;
@@ -33,7 +33,7 @@ static gr_status no_memory(gr_ps_store *store, const push_target *t)
     return gr_fail(&store->diag, GR_E_NO_MEMORY,
                    "no memory for a push to block %u of tensor \"%s\": the server keeps %" PRIu64
                    " MiB already; push it again, or give the server more",
-                   t->block->number, t->held->tensor.name, store->stats.bytes >> 20);
+                   t->block->number, t->held->tensor.spec.name, store->stats.bytes >> 20);
 }
 
 static bool all_finite(const float *values, size_t count)
@@ -61,13 +61,13 @@ static gr_status check_data(gr_ps_store *store, const push_target *t, int client
         return gr_fail(&store->diag, GR_E_INVALID,
                        "client %d sends %" PRIu64 " elements for block %u of tensor \"%s\", which "
                        "has %u",
-                       client, count, t->block->number, t->held->tensor.name, t->block->count);
+                       client, count, t->block->number, t->held->tensor.spec.name, t->block->count);
     }
-    if (t->held->tensor.refuse_not_finite && !all_finite(values, count)) {
+    if (t->held->tensor.spec.refuse_not_finite && !all_finite(values, count)) {
         return gr_fail(&store->diag, GR_E_NOT_FINITE,
                        "client %d sends NaN or infinity for block %u of tensor \"%s\": lower its "
                        "learning rate, or look at its data",
-                       client, t->block->number, t->held->tensor.name);
+                       client, t->block->number, t->held->tensor.spec.name);
     }
     return GR_OK;
 }
@@ -105,16 +105,16 @@ static gr_status check_step(gr_ps_store *store, const push_target *t, const gr_p
         return gr_fail(&store->diag, GR_E_INVALID,
                        "client %d pushes step %" PRIu64 " to block %u of tensor \"%s\", which "
                        "waits for step %" PRIu64,
-                       push->client, push->step, t->block->number, t->held->tensor.name,
+                       push->client, push->step, t->block->number, t->held->tensor.spec.name,
                        t->block->version);
     }
-    if (t->held->tensor.mode == GR_PS_BSP &&
-        gr_tree_cover(t->held->tensor.shards, push->first, push->shards, cover) != 1) {
+    if (t->held->tensor.spec.consistency == GR_BSP &&
+        gr_tree_cover(t->held->tensor.spec.shards, push->first, push->shards, cover) != 1) {
         return gr_fail(&store->diag, GR_E_INVALID,
                        "client %d pushes %d shards from %d on to tensor \"%s\": no whole subtree "
                        "of its %d shards",
-                       push->client, push->shards, push->first, t->held->tensor.name,
-                       t->held->tensor.shards);
+                       push->client, push->shards, push->first, t->held->tensor.spec.name,
+                       t->held->tensor.spec.shards);
     }
     return GR_OK;
 }
@@ -137,8 +137,8 @@ static gr_ps_ticket **step_add(gr_ps_block *block, gr_ps_ticket *ticket)
  * and begins where the last one ended is the largest there is. False: something is missing. */
 static bool step_choose(gr_ps_store *store, const push_target *t, gr_ps_change *change_out)
 {
-    bool backup = t->held->tensor.mode == GR_PS_BACKUP;
-    int shards = backup ? t->held->tensor.aggregate : t->held->tensor.shards;
+    bool backup = t->held->tensor.spec.consistency == GR_BSP_BACKUP;
+    int shards = backup ? t->held->tensor.spec.aggregate : t->held->tensor.spec.shards;
     int found = 0;
     int end = 0;
     for (gr_ps_ticket *push = t->block->step; push != NULL; push = push->next) {
@@ -207,7 +207,7 @@ static void step_merge(gr_ps_store *store, const push_target *t)
         } else if (right->first < left->first + left->count) {
             step_spend(store, block, &left->next, serial, GR_PS_REPEATED);
         } else if (right->data.lasting && block->rows == NULL &&
-                   gr_tree_siblings(t->held->tensor.shards,
+                   gr_tree_siblings(t->held->tensor.spec.shards,
                                     (gr_tree_range){left->first, left->count},
                                     (gr_tree_range){right->first, right->count})) {
             float *sum = (float *)left->data.values;
@@ -231,7 +231,7 @@ static gr_status step_make(gr_ps_store *store, const push_target *t, int client)
         return GR_E_NO_MEMORY;
     }
     if (!step_choose(store, t, &change)) {
-        if (t->held->tensor.mode == GR_PS_BSP) {
+        if (t->held->tensor.spec.consistency == GR_BSP) {
             step_merge(store, t);
         }
         return GR_OK;
@@ -255,7 +255,7 @@ static gr_status push_step(gr_ps_store *store, const push_target *t, const gr_ps
     if (ticket == NULL) {
         return GR_E_NO_MEMORY;
     }
-    bool backup = t->held->tensor.mode == GR_PS_BACKUP;
+    bool backup = t->held->tensor.spec.consistency == GR_BSP_BACKUP;
     ticket->client = push->client;
     ticket->token = push->token;
     ticket->first = backup ? push->client : push->first;
@@ -278,7 +278,7 @@ static gr_status push_step(gr_ps_store *store, const push_target *t, const gr_ps
 static gr_status push_behind(gr_ps_store *store, const push_target *t, const gr_ps_push *push)
 {
     gr_ps_fate fate = GR_PS_REPEATED;
-    if (t->held->tensor.mode == GR_PS_BACKUP &&
+    if (t->held->tensor.spec.consistency == GR_BSP_BACKUP &&
         gr_ps_seen_find(t->block, push->client, push->step) != GR_PS_KNOWN) {
         fate = GR_PS_LATE;
     }
@@ -301,7 +301,8 @@ static gr_status push_now(gr_ps_store *store, const push_target *t, const gr_ps_
         return gr_fail(&store->diag, GR_E_INVALID,
                        "client %d pushes number %" PRIu64 " to tensor \"%s\", more than %d below "
                        "its newest one",
-                       push->client, push->sequence, t->held->tensor.name, GR_PS_SEQUENCES_KEPT);
+                       push->client, push->sequence, t->held->tensor.spec.name,
+                       GR_PS_SEQUENCES_KEPT);
     }
     if (known == GR_PS_KNOWN) {
         /* When exactly it was taken is not kept: all that is here is safe is enough. */
@@ -315,12 +316,12 @@ static gr_status push_now(gr_ps_store *store, const push_target *t, const gr_ps_
     }
     /* A replica that was promoted may be behind what its clients have seen. */
     uint64_t staleness = block->version > push->step ? block->version - push->step : 0;
-    bool adapts = t->held->tensor.adapt_rate;
+    bool adapts = t->held->tensor.spec.adapt_rate;
     store->parts[0] = (gr_ps_part){
         .count = 1, .values = data->values, .rows = data->rows, .row_count = data->row_count};
     ticket->data.values = data->values;
     /* In ssp a pull may have to wait for others. */
-    ticket->out = t->held->tensor.mode == GR_PS_ASYNC ? push->out : NULL;
+    ticket->out = t->held->tensor.spec.consistency == GR_ASYNC ? push->out : NULL;
     const gr_ps_change change = {.shards = 1,
                                  .part_count = 1,
                                  .rate =
@@ -361,7 +362,7 @@ void gr_ps_store_push(gr_ps_store *store, const gr_ps_push *push, const gr_ps_da
         status = gr_fail(&store->diag, GR_E_INVALID,
                          "client %d pushes to block %u of tensor \"%s\", which has no initial "
                          "values yet",
-                         push->client, push->block, t.held->tensor.name);
+                         push->client, push->block, t.held->tensor.spec.name);
     }
     bool keeps = false; /* the step does, and releases the lease */
     if (status == GR_OK && gr_ps_by_steps(t.held)) {
@@ -398,7 +399,7 @@ static gr_status check_state(gr_ps_store *store, const gr_ps_held *held, const g
     }
     return gr_fail(&store->diag, GR_E_INVALID,
                    "tensor \"%s\" has %d vectors of its optimizer's state, and %s %d",
-                   held->tensor.name, states, pull->whole ? "not" : "no number", pull->state);
+                   held->tensor.spec.name, states, pull->whole ? "not" : "no number", pull->state);
 }
 
 void gr_ps_store_pull(gr_ps_store *store, const gr_ps_pull *pull)
@@ -410,7 +411,7 @@ void gr_ps_store_pull(gr_ps_store *store, const gr_ps_pull *pull)
         status = gr_fail(&store->diag, GR_E_INVALID,
                          pull->rows ? "tensor \"%s\" is no table: pull all of it"
                                     : "tensor \"%s\" is a table: pull rows of it",
-                         t.held->tensor.name);
+                         t.held->tensor.spec.name);
     }
     if (status == GR_OK) {
         status = check_state(store, t.held, pull);
@@ -420,7 +421,7 @@ void gr_ps_store_pull(gr_ps_store *store, const gr_ps_pull *pull)
         if (ticket == NULL) {
             status = gr_fail(&store->diag, GR_E_NO_MEMORY,
                              "no memory to remember a pull of block %u of tensor \"%s\"",
-                             pull->block, t.held->tensor.name);
+                             pull->block, t.held->tensor.spec.name);
         }
     }
     if (status != GR_OK) {
@@ -435,7 +436,7 @@ void gr_ps_store_pull(gr_ps_store *store, const gr_ps_pull *pull)
     ticket->clock = pull->clock;
     ticket->next = t.block->pulls;
     t.block->pulls = ticket;
-    if (t.held->tensor.mode == GR_PS_SSP) {
+    if (t.held->tensor.spec.consistency == GR_SSP) {
         store->ssp_pulls++;
         if (!pull->reads) {
             gr_ps_store_clock(store, pull->client, pull->clock);
@@ -478,7 +479,8 @@ static void clocks_settle(gr_ps_store *store)
     }
     for (size_t i = 0; i < store->held_count; i++) {
         gr_ps_held *held = store->held[i];
-        for (uint32_t b = 0; held->tensor.mode == GR_PS_SSP && b < held->block_count; b++) {
+        for (uint32_t b = 0; held->tensor.spec.consistency == GR_SSP && b < held->tensor.cut.blocks;
+             b++) {
             if (held->blocks[b] != NULL && held->blocks[b]->pulls != NULL) {
                 gr_ps_settle(store, held, held->blocks[b]);
             }
@@ -502,7 +504,7 @@ void gr_ps_store_forget(gr_ps_store *store, int client)
     GR_CHECK(client >= 0 && client < GR_PS_PEERS_MAX);
     for (size_t i = 0; i < store->held_count; i++) {
         gr_ps_held *held = store->held[i];
-        for (uint32_t b = 0; b < held->block_count; b++) {
+        for (uint32_t b = 0; b < held->tensor.cut.blocks; b++) {
             if (held->blocks[b] != NULL) {
                 gr_ps_forget(store, held, held->blocks[b], client);
             }

@@ -7,7 +7,8 @@
 void gr_ps_store_replicated(gr_ps_store *store, uint64_t key, uint32_t number, uint64_t version)
 {
     gr_ps_held *held = gr_ps_find(store, key);
-    gr_ps_block *block = held != NULL && number < held->block_count ? held->blocks[number] : NULL;
+    gr_ps_block *block =
+        held != NULL && number < held->tensor.cut.blocks ? held->blocks[number] : NULL;
     if (block == NULL || block->role != GR_PS_LEADS || !block->ready) {
         return; /* the word was under way when the role changed */
     }
@@ -43,19 +44,19 @@ gr_status gr_ps_store_follow(gr_ps_store *store, const gr_ps_update *update, gr_
     if (status != GR_OK) {
         return status;
     }
-    if (block->role != GR_PS_FOLLOWS || update->columns != held->tensor.columns ||
+    if (block->role != GR_PS_FOLLOWS || update->columns != held->tensor.spec.columns ||
         (block->rows == NULL && update->count != block->count)) {
         return gr_fail(diag, GR_E_INVALID,
                        "an update of %u elements came for block %u of tensor \"%s\", which %s "
                        "and has %u",
-                       update->count, block->number, held->tensor.name,
+                       update->count, block->number, held->tensor.spec.name,
                        block->role == GR_PS_FOLLOWS ? "is a replica here" : "this server leads",
                        block->count);
     }
     if (!are_clients(update->clients, update->client_count)) {
         return gr_fail(diag, GR_E_INVALID,
                        "an update of block %u of tensor \"%s\" names clients that cannot be",
-                       block->number, held->tensor.name);
+                       block->number, held->tensor.spec.name);
     }
     uint64_t before = update->initial ? 0 : update->version + 1;
     if (before < gr_ps_serial(block)) {
@@ -65,7 +66,7 @@ gr_status gr_ps_store_follow(gr_ps_store *store, const gr_ps_update *update, gr_
         return gr_fail(diag, GR_E_INVALID,
                        "the replica of block %u of tensor \"%s\" lacks updates before version "
                        "%" PRIu64 ": it needs the whole block",
-                       block->number, held->tensor.name, update->version);
+                       block->number, held->tensor.spec.name, update->version);
     }
     if (update->initial) {
         status = gr_ps_values_begin(store, held, block, update->values);
@@ -87,7 +88,7 @@ gr_status gr_ps_store_follow(gr_ps_store *store, const gr_ps_update *update, gr_
     }
     if (status != GR_OK) {
         return gr_fail(diag, status, "no memory for an update of block %u of tensor \"%s\"",
-                       block->number, held->tensor.name);
+                       block->number, held->tensor.spec.name);
     }
     return GR_OK;
 }
@@ -108,7 +109,7 @@ gr_status gr_ps_store_image(const gr_ps_store *store, uint64_t key, uint32_t num
                          .states = held->states,
                          .seen = block->seen,
                          .seen_count = (int)block->seen_count,
-                         .columns = held->tensor.columns,
+                         .columns = held->tensor.spec.columns,
                          .begins = true,
                          .ends = true};
     if (block->rows != NULL) {
@@ -132,19 +133,19 @@ gr_status gr_ps_store_restore(gr_ps_store *store, const gr_ps_image *image, gr_d
     if (status != GR_OK) {
         return status;
     }
-    if (image->columns != held->tensor.columns ||
+    if (image->columns != held->tensor.spec.columns ||
         (block->rows == NULL && image->count != block->count) || image->states != held->states ||
         image->seen_count < 0 || image->seen_count > GR_PS_PEERS_MAX) {
         return gr_fail(diag, GR_E_INVALID,
                        "a copy of block %u of tensor \"%s\" has %u elements and %d states, the "
                        "block has %u and %d",
-                       block->number, held->tensor.name, image->count, image->states, block->count,
-                       held->states);
+                       block->number, held->tensor.spec.name, image->count, image->states,
+                       block->count, held->states);
     }
     if (block->role == GR_PS_LEADS || block->step != NULL) {
         return gr_fail(diag, GR_E_INVALID,
                        "block %u of tensor \"%s\" is in use: nothing may be put in its place",
-                       block->number, held->tensor.name);
+                       block->number, held->tensor.spec.name);
     }
     if (block->rows != NULL) {
         return gr_ps_table_restore_block(store, held, block, image, diag);
@@ -157,7 +158,7 @@ gr_status gr_ps_store_restore(gr_ps_store *store, const gr_ps_image *image, gr_d
             gr_ps_loan_drop(store, values);
         }
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to restore block %u of tensor \"%s\"",
-                       block->number, held->tensor.name);
+                       block->number, held->tensor.spec.name);
     }
     if (image->ready) {
         memcpy(values->values, image->values, block->count * sizeof(float));

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/hash.h"
-#include "ps/place.h"
 #include "ps/store/store_internal.h"
 
 #include <inttypes.h>
@@ -64,18 +63,13 @@ static void block_free(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block)
     gr_ps_drop(store, block, sizeof *block, false);
 }
 
-static size_t texts_bytes(const gr_ps_tensor *tensor)
-{
-    return strlen(tensor->name) + strlen(tensor->optimizer) + 2;
-}
-
 static void held_free(gr_ps_store *store, gr_ps_held *held)
 {
     if (held->updater != NULL) {
         store->config.updaters.destroy(held->updater);
     }
-    gr_ps_drop(store, (char *)held->tensor.name, texts_bytes(&held->tensor), false);
-    gr_ps_drop(store, held->blocks, held->block_count * sizeof *held->blocks, false);
+    gr_ps_drop(store, (char *)held->tensor.spec.name, gr_ps_texts_bytes(&held->tensor.spec), false);
+    gr_ps_drop(store, held->blocks, held->tensor.cut.blocks * sizeof *held->blocks, false);
     gr_ps_drop(store, held, sizeof *held, false);
 }
 
@@ -86,7 +80,7 @@ void gr_ps_store_destroy(gr_ps_store *store)
     }
     for (size_t i = 0; i < store->held_count; i++) {
         gr_ps_held *held = store->held[i];
-        for (uint32_t b = 0; b < held->block_count; b++) {
+        for (uint32_t b = 0; b < held->tensor.cut.blocks; b++) {
             if (held->blocks[b] != NULL) {
                 gr_ps_forget(store, held, held->blocks[b], GR_PS_EVERYBODY);
                 block_free(store, held, held->blocks[b]);
@@ -103,58 +97,22 @@ void gr_ps_store_destroy(gr_ps_store *store)
 }
 
 /* ---- Declarations ---------------------------------------------------------------------------- */
-static bool in(int64_t value, int64_t least, int64_t most)
-{
-    return least <= value && value <= most;
-}
-
-static gr_status check_sense(const gr_ps_tensor *t, int who, gr_diag *diag)
-{
-    if (t->name == NULL || !in((int64_t)strlen(t->name), 1, GR_PS_NAME_MAX)) {
-        return gr_fail(diag, GR_E_INVALID,
-                       "client %d declares a tensor whose name is not of 1 to %d bytes", who,
-                       GR_PS_NAME_MAX);
-    }
-    const char *wrong = NULL;
-    if (t->optimizer == NULL || strlen(t->optimizer) > GR_PS_OPTIMIZER_MAX) {
-        wrong = "with an optimizer that is too long, or none";
-    } else if (t->elements == 0 || (t->columns == 0 && !in(t->block, 1, GR_PS_BLOCK_MAX))) {
-        wrong = "without elements, or in blocks that are empty or larger than 1 MiB";
-    } else if (t->columns == 0 && (t->elements - 1) / t->block >= GR_PS_BLOCKS_MAX) {
-        wrong = "in too many blocks";
-    } else if (t->columns > 0 && !gr_ps_is_table(t)) {
-        wrong = "of rows that are not whole, too many, or too wide";
-    } else if ((unsigned)t->mode >= GR_PS_MODE_COUNT) {
-        wrong = "in a mode that this server does not know";
-    } else if (t->mode == GR_PS_BSP && !in(t->shards, 1, GR_PS_SHARDS_MAX)) {
-        wrong = "over no shards, or too many";
-    } else if (t->mode == GR_PS_BACKUP &&
-               (!in(t->total, 1, GR_PS_PEERS_MAX) || !in(t->aggregate, 1, t->total))) {
-        wrong = "with more workers to wait for than there are, or none";
-    } else if (t->mode == GR_PS_SSP && t->staleness < 0) {
-        wrong = "with a staleness below 0";
-    }
-    if (wrong != NULL) {
-        return gr_fail(diag, GR_E_INVALID, "client %d declares tensor \"%s\" %s", who, t->name,
-                       wrong);
-    }
-    return GR_OK;
-}
-
 enum { DESCRIPTION_BYTES = 256 };
 
 /* Only what the mode reads counts. */
-static void describe(const gr_ps_tensor *t, char text_out[DESCRIPTION_BYTES])
+static void describe(const gr_ps_tensor *tensor, char text_out[DESCRIPTION_BYTES])
 {
+    static const char *const modes[] = {"bsp", "backup", "async", "ssp"};
+    const gr_ps_spec *t = &tensor->spec;
     char mode[64] = "";
-    switch (t->mode) {
-    case GR_PS_BSP:
+    switch (t->consistency) {
+    case GR_BSP:
         snprintf(mode, sizeof mode, " over %d shards", t->shards);
         break;
-    case GR_PS_BACKUP:
+    case GR_BSP_BACKUP:
         snprintf(mode, sizeof mode, " of %d of %d workers", t->aggregate, t->total);
         break;
-    case GR_PS_SSP:
+    case GR_SSP:
         snprintf(mode, sizeof mode, " %d%s", t->staleness, t->adapt_rate ? ", adapted rate" : "");
         break;
     default:
@@ -167,21 +125,22 @@ static void describe(const gr_ps_tensor *t, char text_out[DESCRIPTION_BYTES])
                  t->elements / t->columns, t->columns, t->seed, (double)t->deviation);
     } else {
         snprintf(shape, sizeof shape, "%" PRIu64 " elements in blocks of %u", t->elements,
-                 t->block);
+                 tensor->cut.block);
     }
     snprintf(text_out, DESCRIPTION_BYTES, "%s, %s%s, gradients of %s, NaN %s", shape,
-             gr_ps_mode_name(t->mode), mode, gr_dtype_name(t->gradient_type),
+             modes[t->consistency], mode, gr_dtype_name((gr_dtype)t->gradient_type),
              t->refuse_not_finite ? "refused" : "taken");
 }
 
 static gr_status check_same(const gr_ps_tensor *ours, const gr_ps_tensor *theirs, int who,
                             gr_diag *diag)
 {
-    if (strcmp(ours->name, theirs->name) != 0) {
+    if (strcmp(ours->spec.name, theirs->spec.name) != 0) {
         return gr_fail(diag, GR_E_INVALID,
                        "the names \"%s\" and \"%s\" have the same hash: rename one of the tensors",
-                       ours->name, theirs->name);
+                       ours->spec.name, theirs->spec.name);
     }
+    const char *optimizer = theirs->spec.optimizer != NULL ? theirs->spec.optimizer : "";
     char here[DESCRIPTION_BYTES];
     char there[DESCRIPTION_BYTES];
     describe(ours, here);
@@ -189,12 +148,12 @@ static gr_status check_same(const gr_ps_tensor *ours, const gr_ps_tensor *theirs
     if (strcmp(here, there) != 0) {
         return gr_fail(diag, GR_E_INVALID,
                        "client %d declares tensor \"%s\" otherwise than it is: %s; here: %s", who,
-                       ours->name, there, here);
+                       ours->spec.name, there, here);
     }
-    if (strcmp(ours->optimizer, theirs->optimizer) != 0) {
+    if (strcmp(ours->spec.optimizer, optimizer) != 0) {
         return gr_fail(diag, GR_E_INVALID,
                        "client %d declares tensor \"%s\" with optimizer %.100s; here it has %.100s",
-                       who, ours->name, theirs->optimizer, ours->optimizer);
+                       who, ours->spec.name, optimizer, ours->spec.optimizer);
     }
     return GR_OK;
 }
@@ -205,7 +164,7 @@ static uint32_t *slot_of(const gr_ps_store *store, uint64_t key)
         return NULL;
     }
     size_t at = (size_t)key & (store->slot_count - 1);
-    while (store->slots[at] != 0 && store->held[store->slots[at] - 1]->key != key) {
+    while (store->slots[at] != 0 && store->held[store->slots[at] - 1]->tensor.key != key) {
         at = (at + 1) & (store->slot_count - 1);
     }
     return &store->slots[at];
@@ -248,7 +207,7 @@ static bool table_reserve(gr_ps_store *store)
     store->held_capacity = capacity;
     store->slot_count = 2 * capacity;
     for (size_t i = 0; i < store->held_count; i++) {
-        *slot_of(store, held[i]->key) = (uint32_t)i + 1;
+        *slot_of(store, held[i]->tensor.key) = (uint32_t)i + 1;
     }
     return true;
 }
@@ -261,33 +220,23 @@ static gr_ps_held *held_make(gr_ps_store *store, const gr_ps_tensor *tensor)
         return NULL;
     }
     held->tensor = *tensor;
-    held->block_count = gr_ps_tensor_blocks(tensor);
-    held->buffer = gr_ps_tensor_block_count(tensor, 0);
-    char *texts = gr_ps_take(store, texts_bytes(tensor), false);
-    held->blocks = gr_ps_take(store, held->block_count * sizeof *held->blocks, false);
+    held->buffer = gr_ps_block_count(&tensor->cut, 0);
+    char *texts = gr_ps_take(store, gr_ps_texts_bytes(&tensor->spec), false);
+    held->blocks = gr_ps_take(store, held->tensor.cut.blocks * sizeof *held->blocks, false);
     if (texts == NULL || held->blocks == NULL) {
-        gr_ps_drop(store, texts, texts_bytes(tensor), false);
-        gr_ps_drop(store, held->blocks, held->block_count * sizeof *held->blocks, false);
+        gr_ps_drop(store, texts, gr_ps_texts_bytes(&tensor->spec), false);
+        gr_ps_drop(store, held->blocks, held->tensor.cut.blocks * sizeof *held->blocks, false);
         gr_ps_drop(store, held, sizeof *held, false);
         return NULL;
     }
-    size_t name_bytes = strlen(tensor->name) + 1;
-    memcpy(texts, tensor->name, name_bytes);
-    memcpy(texts + name_bytes, tensor->optimizer, strlen(tensor->optimizer) + 1);
-    held->tensor.name = texts;
-    held->tensor.optimizer = texts + name_bytes;
+    gr_ps_copy_texts(&held->tensor.spec, texts);
     return held;
 }
 
 gr_status gr_ps_store_declare(gr_ps_store *store, int who, const gr_ps_tensor *tensor,
                               gr_diag *diag)
 {
-    gr_status status = check_sense(tensor, who, diag);
-    if (status != GR_OK) {
-        return status;
-    }
-    uint64_t key = gr_ps_tensor_key(tensor->name);
-    const gr_ps_held *known = gr_ps_find(store, key);
+    const gr_ps_held *known = gr_ps_find(store, tensor->key);
     if (known != NULL) {
         return check_same(&known->tensor, tensor, who, diag);
     }
@@ -299,18 +248,17 @@ gr_status gr_ps_store_declare(gr_ps_store *store, int who, const gr_ps_tensor *t
         return gr_fail(diag, GR_E_NO_MEMORY,
                        "no memory for tensor \"%s\": the server keeps %" PRIu64
                        " MiB already; give it more, or take more servers",
-                       tensor->name, store->stats.bytes >> 20);
+                       tensor->spec.name, store->stats.bytes >> 20);
     }
-    held->key = key;
-    status =
-        store->config.updaters.create(store->config.updaters_arg, tensor, &held->updater, diag);
+    gr_status status = store->config.updaters.create(store->config.updaters_arg, &held->tensor.spec,
+                                                     &held->updater, diag);
     if (status != GR_OK) {
         held_free(store, held);
         return status;
     }
     held->states = store->config.updaters.states(held->updater);
-    GR_CHECK(in(held->states, 0, GR_PS_STATES_MAX));
-    *slot_of(store, key) = (uint32_t)store->held_count + 1;
+    GR_CHECK(held->states >= 0 && held->states <= GR_PS_STATES_MAX);
+    *slot_of(store, tensor->key) = (uint32_t)store->held_count + 1;
     store->held[store->held_count++] = held;
     return GR_OK;
 }
@@ -330,9 +278,9 @@ static gr_status find_place(const gr_ps_store *store, uint64_t key, uint32_t num
         return gr_fail(diag, GR_E_NOT_FOUND,
                        "no tensor with key %016" PRIx64 " is known here: declare it first", key);
     }
-    if (number >= held->block_count) {
+    if (number >= held->tensor.cut.blocks) {
         return gr_fail(diag, GR_E_INVALID, "tensor \"%s\" has blocks 0 to %u, and no block %u",
-                       held->tensor.name, held->block_count - 1, number);
+                       held->tensor.spec.name, held->tensor.cut.blocks - 1, number);
     }
     *held_out = held;
     return GR_OK;
@@ -348,7 +296,7 @@ gr_status gr_ps_find_block(const gr_ps_store *store, uint64_t key, uint32_t numb
     }
     if (held->blocks[number] == NULL) {
         return gr_fail(diag, GR_E_AGAIN, "block %u of tensor \"%s\" is not on this server", number,
-                       held->tensor.name);
+                       held->tensor.spec.name);
     }
     *held_out = held;
     *block_out = held->blocks[number];
@@ -362,8 +310,8 @@ static gr_ps_block *block_make(gr_ps_store *store, gr_ps_held *held, uint32_t nu
         return NULL;
     }
     block->number = number;
-    block->count = gr_ps_tensor_block_count(&held->tensor, number);
-    if (held->tensor.columns > 0) {
+    block->count = gr_ps_block_count(&held->tensor.cut, number);
+    if (held->tensor.spec.columns > 0) {
         if (gr_ps_table_begin(store, held, block, NULL) != GR_OK) {
             goto undo_block;
         }
@@ -410,7 +358,7 @@ gr_status gr_ps_store_hold(gr_ps_store *store, uint64_t key, uint32_t number, gr
                            "no memory for block %u of tensor \"%s\" with its optimizer's states: "
                            "the server keeps %" PRIu64 " MiB already; give it more, or take more "
                            "servers",
-                           number, held->tensor.name, store->stats.bytes >> 20);
+                           number, held->tensor.spec.name, store->stats.bytes >> 20);
         }
     }
     if (role == GR_PS_ABSENT || role == GR_PS_FOLLOWS) {
@@ -446,13 +394,12 @@ bool gr_ps_store_info(const gr_ps_store *store, uint64_t index, gr_ps_tensor_inf
         return false;
     }
     const gr_ps_held *held = store->held[index];
-    gr_ps_tensor_info info = {.key = held->key,
-                              .tensor = &held->tensor,
+    gr_ps_tensor_info info = {.tensor = &held->tensor,
                               .states = held->states,
                               .led = held->led,
                               .followed = held->followed};
     bool any = false;
-    for (uint32_t b = 0; b < held->block_count; b++) {
+    for (uint32_t b = 0; b < held->tensor.cut.blocks; b++) {
         const gr_ps_block *block = held->blocks[b];
         if (block == NULL || block->role == GR_PS_FOLLOWS || !block->ready) {
             continue;

@@ -32,7 +32,7 @@ enum {
 /* What updates values; optimizers live on a higher layer. One updater for each tensor. */
 typedef struct gr_ps_updater_ops {
     /* GR_E_INVALID: the tensor's optimizer cannot be made; `diag` says why. */
-    gr_status (*create)(void *arg, const gr_ps_tensor *tensor, void **updater_out, gr_diag *diag);
+    gr_status (*create)(void *arg, const gr_ps_spec *tensor, void **updater_out, gr_diag *diag);
     void (*destroy)(void *updater);
     int (*states)(void *updater); /* vectors of as many elements as the values, zero at first */
     /* Changes values[0 .. count) and states[i][0 .. count) by gradient[0 .. count) times `factor`.
@@ -124,8 +124,9 @@ gr_status gr_ps_store_create(const gr_ps_store_config *config, gr_ps_store **sto
 void gr_ps_store_destroy(gr_ps_store *store);
 
 /* ---- Tensors and blocks ---------------------------------------------------------------------- */
-/* `who`: the client, for the sentence. GR_OK, also if it is declared alike already; GR_E_INVALID:
- * it is declared otherwise (the sentence says both), or makes no sense; GR_E_NO_MEMORY. */
+/* `who`: the client, for the sentence; `tensor` is one that gr_ps_check_spec has found good. GR_OK,
+ * also if it is declared alike already; GR_E_INVALID: it is declared otherwise (the sentence says
+ * both), or its updater cannot be made; GR_E_NO_MEMORY. */
 gr_status gr_ps_store_declare(gr_ps_store *store, int who, const gr_ps_tensor *tensor,
                               gr_diag *diag) GR_MUST_CHECK;
 
@@ -297,7 +298,6 @@ void gr_ps_store_get_stats(const gr_ps_store *store, gr_ps_stats *stats_out);
 
 /* The tensors in the order of their declaration; false past the end. */
 typedef struct gr_ps_tensor_info {
-    uint64_t key;
     const gr_ps_tensor *tensor;
     int states;                        /* vectors, of its optimizer */
     uint32_t led, followed;            /* blocks */

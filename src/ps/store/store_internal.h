@@ -74,11 +74,9 @@ typedef struct gr_ps_block {
 
 struct gr_ps_held {
     gr_ps_tensor tensor; /* its texts are own copies */
-    uint64_t key;
     void *updater;
     int states;
-    size_t buffer; /* elements of a loan and of a state vector */
-    uint32_t block_count;
+    size_t buffer;        /* elements of a loan and of a state vector */
     gr_ps_block **blocks; /* NULL: absent */
     uint32_t led, followed;
     gr_ps_loan *spares;
@@ -115,12 +113,13 @@ static inline uint64_t gr_ps_serial(const gr_ps_block *block)
 
 static inline gr_ps_adder gr_ps_adder_of(const gr_ps_store *store, const gr_ps_held *held)
 {
-    return (gr_ps_adder){.add = store->add, .type = held->tensor.gradient_type};
+    return (gr_ps_adder){.add = store->add, .type = (gr_dtype)held->tensor.spec.gradient_type};
 }
 
 static inline bool gr_ps_by_steps(const gr_ps_held *held)
 {
-    return held->tensor.mode == GR_PS_BSP || held->tensor.mode == GR_PS_BACKUP;
+    return held->tensor.spec.consistency == GR_BSP ||
+           held->tensor.spec.consistency == GR_BSP_BACKUP;
 }
 
 /* ---- memory.c: all memory of the store counts, and has a limit ------------------------- */

@@ -32,7 +32,7 @@ static void count_bytes(gr_ps_store *store, gr_ps_block *block)
 
 gr_status gr_ps_table_begin(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block, gr_diag *diag)
 {
-    const gr_ps_tensor *tensor = &held->tensor;
+    const gr_ps_spec *tensor = &held->tensor.spec;
     uint64_t most = store->config.bytes_max, taken = store->stats.bytes;
     const gr_ps_rows_config config = {.rows = (uint32_t)(tensor->elements / tensor->columns),
                                       .columns = tensor->columns,
@@ -66,7 +66,7 @@ void gr_ps_table_end(gr_ps_store *store, gr_ps_block *block)
 gr_status gr_ps_table_check_push(gr_ps_store *store, const gr_ps_held *held, int client,
                                  const gr_ps_data *data, uint64_t count)
 {
-    const gr_ps_tensor *tensor = &held->tensor;
+    const gr_ps_spec *tensor = &held->tensor.spec;
     if (tensor->columns == 0 || data->rows == NULL) {
         return gr_fail(&store->diag, GR_E_INVALID,
                        tensor->columns == 0
@@ -157,7 +157,7 @@ gr_status gr_ps_table_change(gr_ps_store *store, gr_ps_held *held, gr_ps_block *
     gr_status status = GR_OK;
     limit(store, block);
     if (change->part_count != 1) {
-        summed merged = {.columns = held->tensor.columns};
+        summed merged = {.columns = held->tensor.spec.columns};
         status = merge(store, change, &merged) ? GR_OK : GR_E_NO_MEMORY;
         sum = (gr_ps_row_sum){.count = merged.count,
                               .rows = merged.rows,
@@ -183,7 +183,7 @@ void gr_ps_store_image_rows(const gr_ps_store *store, uint64_t key, uint32_t num
                             uint32_t count, uint32_t *rows_out, float *values_out)
 {
     const gr_ps_held *held = gr_ps_find(store, key);
-    size_t columns = held->tensor.columns;
+    size_t columns = held->tensor.spec.columns;
     for (uint32_t i = 0; i < count; i++) {
         gr_ps_row row;
         GR_CHECK(gr_ps_rows_get(held->blocks[number]->rows, from + i, &row));
@@ -200,7 +200,7 @@ static gr_status put_rows(gr_ps_store *store, const gr_ps_held *held, gr_ps_bloc
                           const gr_ps_image *image, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    size_t columns = held->tensor.columns;
+    size_t columns = held->tensor.spec.columns;
     const float *at = image->values;
     limit(store, block);
     for (uint32_t i = 0; i < image->count && status == GR_OK; i++) {
@@ -209,10 +209,10 @@ static gr_status put_rows(gr_ps_store *store, const gr_ps_held *held, gr_ps_bloc
         for (int s = 0; s < held->states; s++, at += columns) {
             row.state[s] = at;
         }
-        status = gr_ps_row_block(held->key, row.index) == block->number
+        status = gr_ps_row_block(held->tensor.key, row.index) == block->number
                      ? gr_ps_rows_put(block->rows, &row, diag)
                      : gr_fail(diag, GR_E_INVALID, "row %u of table \"%s\" is not of block %u",
-                               row.index, held->tensor.name, block->number);
+                               row.index, held->tensor.spec.name, block->number);
     }
     count_bytes(store, block);
     return status;
@@ -228,7 +228,7 @@ gr_status gr_ps_table_restore_block(gr_ps_store *store, gr_ps_held *held, gr_ps_
             seen_count > 0 ? gr_ps_take(store, seen_count * sizeof *seen, false) : NULL;
         status = seen == NULL && seen_count > 0
                      ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to restore table \"%s\"",
-                               held->tensor.name)
+                               held->tensor.spec.name)
                      : gr_ps_table_begin(store, held, block, diag);
         if (status != GR_OK) {
             gr_ps_drop(store, seen, seen_count * sizeof *seen, false);
@@ -259,7 +259,7 @@ gr_status gr_ps_store_read_rows(const gr_ps_store *store, uint64_t key, uint32_t
                                 gr_diag *diag)
 {
     const gr_ps_held *held = gr_ps_find(store, key);
-    if (held == NULL || block >= held->block_count || held->blocks[block] == NULL ||
+    if (held == NULL || block >= held->tensor.cut.blocks || held->blocks[block] == NULL ||
         held->blocks[block]->rows == NULL) {
         return gr_fail(diag, GR_E_NOT_FOUND, "no table with key %016" PRIx64 " is known here", key);
     }

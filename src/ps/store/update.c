@@ -100,7 +100,7 @@ static void changed(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block, gr
         block->unsafe = unsafe;
     }
     block->unsafe_last = unsafe;
-    update->key = held->key;
+    update->key = held->tensor.key;
     update->block = block->number;
     if (block->rows == NULL) {
         update->count = block->count;
@@ -264,7 +264,7 @@ gr_status gr_ps_change_make(gr_ps_store *store, gr_ps_held *held, gr_ps_block *b
                            .clients = change->clients,
                            .client_count = change->client_count,
                            .count = sum.count,
-                           .columns = held->tensor.columns,
+                           .columns = held->tensor.spec.columns,
                            .values = sum.values,
                            .rows = sum.rows};
     block->version++;
