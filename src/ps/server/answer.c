@@ -4,7 +4,7 @@
  * take what it asked for holds up nobody but itself: wishes wait as numbers of blocks, and few
  * values at a time are lent to its link. */
 
-#include "ps/server/server_internal.h"
+#include "ps/server/peer.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +51,8 @@ void gr_ps_task_reply_with(gr_ps_session *session, gr_ps_task *task, gr_ps_kind 
     task->reply_bytes = (uint32_t)size_bytes;
     task->answer = (uint8_t)kind;
     task->state = GR_PS_TASK_OVER;
-    session->over[(session->over_first + session->over_count++) % GR_PS_OPS_MAX] =
+    session->answers
+        .over[(session->answers.over_first + session->answers.over_count++) % GR_PS_OPS_MAX] =
         (uint16_t)(task - session->tasks);
 }
 
@@ -73,34 +74,36 @@ void gr_ps_task_settle(gr_ps_session *session, gr_ps_task *task)
 
 bool gr_ps_wish_reserve(gr_ps_session *session, uint32_t count)
 {
-    if (count > GR_PS_QUEUE_MAX - session->wish_reserved) {
+    if (count > GR_PS_QUEUE_MAX - session->answers.wish_reserved) {
         return false;
     }
-    uint32_t wanted = session->wish_reserved + count,
-             room = session->wish_room > 0 ? session->wish_room : 64;
+    uint32_t wanted = session->answers.wish_reserved + count,
+             room = session->answers.wish_room > 0 ? session->answers.wish_room : 64;
     while (room < wanted) {
         room *= 2;
     }
-    if (room > session->wish_room) {
+    if (room > session->answers.wish_room) {
         gr_ps_wish *wishes = calloc(room, sizeof *wishes);
         if (wishes == NULL) {
             return false;
         }
-        for (uint32_t i = 0; i < session->wish_count; i++) {
-            wishes[i] = session->wishes[(session->wish_first + i) % session->wish_room];
+        for (uint32_t i = 0; i < session->answers.wish_count; i++) {
+            wishes[i] = session->answers
+                            .wishes[(session->answers.wish_first + i) % session->answers.wish_room];
         }
-        free(session->wishes);
-        session->wishes = wishes;
-        session->wish_first = 0;
-        session->wish_room = room;
+        free(session->answers.wishes);
+        session->answers.wishes = wishes;
+        session->answers.wish_first = 0;
+        session->answers.wish_room = room;
     }
-    session->wish_reserved = wanted;
+    session->answers.wish_reserved = wanted;
     return true;
 }
 
 void gr_ps_wish_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version)
 {
-    session->wishes[(session->wish_first + session->wish_count++) % session->wish_room] =
+    session->answers.wishes[(session->answers.wish_first + session->answers.wish_count++) %
+                            session->answers.wish_room] =
         (gr_ps_wish){.slot = slot, .block = block, .version = version};
 }
 
@@ -108,7 +111,7 @@ void gr_ps_wish_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint6
 static void fulfil(gr_ps_session *session, gr_ps_task *task)
 {
     task->to_give--;
-    session->wish_reserved--;
+    session->answers.wish_reserved--;
     gr_ps_task_settle(session, task);
 }
 
@@ -141,8 +144,8 @@ float *gr_ps_values_place(const gr_ps_session *session, const gr_ps_task *task, 
 static void given(gr_ps_session *session, gr_ps_task *task, uint32_t block, uint64_t version)
 {
     task->version = version < task->version ? version : task->version;
-    session->server->pulls++;
-    session->server->bytes_out +=
+    session->server->traffic.pulls++;
+    session->server->traffic.bytes_out +=
         gr_ps_block_count(&task->held->tensor->cut, block) * sizeof(float);
     fulfil(session, task);
 }
@@ -183,15 +186,16 @@ static bool send_values(gr_ps_session *session, const gr_ps_task *task, uint32_t
                       .size_bytes = answer->count * (uint32_t)sizeof(float),
                       .fingerprint = answer->version};
     uint64_t ticket;
-    if (session->full || session->lent_count == GR_PS_LENT_MAX) {
+    if (session->answers.full || session->answers.lent_count == GR_PS_LENT_MAX) {
         return false;
     }
     gr_status status = gr_link_send(session->link, &frame, answer->values, &ticket);
     if (status != GR_OK) {
-        session->full = true; /* or it is gone, as will be told */
+        session->answers.full = true; /* or it is gone, as will be told */
         return false;
     }
-    session->lent[(session->lent_first + session->lent_count++) % GR_PS_LENT_MAX] =
+    session->answers
+        .lent[(session->answers.lent_first + session->answers.lent_count++) % GR_PS_LENT_MAX] =
         (gr_ps_lent){.ticket = ticket, .loan = answer->loan};
     return true;
 }
@@ -271,22 +275,22 @@ const gr_ps_store_ops gr_ps_server_store_ops = {.pushed = on_pushed,
 /* Values that the link needs no more. */
 static void take_back(gr_ps_session *session)
 {
-    while (session->lent_count > 0) {
-        const gr_ps_lent *lent = &session->lent[session->lent_first];
+    while (session->answers.lent_count > 0) {
+        const gr_ps_lent *lent = &session->answers.lent[session->answers.lent_first];
         if (!gr_link_sent(session->link, lent->ticket)) {
             return;
         }
         gr_ps_store_give_back(session->server->store, lent->loan);
-        session->lent_first = (session->lent_first + 1) % GR_PS_LENT_MAX;
-        session->lent_count--;
+        session->answers.lent_first = (session->answers.lent_first + 1) % GR_PS_LENT_MAX;
+        session->answers.lent_count--;
     }
 }
 
 /* The tasks that are over; false: the link has no room. */
 static bool say_done(gr_ps_session *session)
 {
-    while (session->over_count > 0) {
-        gr_ps_task *task = &session->tasks[session->over[session->over_first]];
+    while (session->answers.over_count > 0) {
+        gr_ps_task *task = &session->tasks[session->answers.over[session->answers.over_first]];
         gr_frame frame = {.kind = GR_FRAME_DATA,
                           .comm = task->answer,
                           .op_seq = task->ticket,
@@ -296,8 +300,8 @@ static bool say_done(gr_ps_session *session)
             return false;
         }
         task->state = GR_PS_TASK_SAID;
-        session->over_first = (session->over_first + 1) % GR_PS_OPS_MAX;
-        session->over_count--;
+        session->answers.over_first = (session->answers.over_first + 1) % GR_PS_OPS_MAX;
+        session->answers.over_count--;
     }
     return true;
 }
@@ -324,17 +328,18 @@ static bool say_table(gr_ps_session *session)
 gr_status gr_ps_session_answer(gr_ps_session *session)
 {
     gr_ps_server *server = session->server;
-    uint64_t until = server->bytes_out + GR_PS_TURN_BYTES;
-    session->full = !say_table(session) || !server->active;
+    uint64_t until = server->traffic.bytes_out + GR_PS_TURN_BYTES;
+    session->answers.full = !say_table(session) || !server->active;
     take_back(session);
     /* Wishes that come back for want of room, or wait in the store, are not looked at again now. */
-    for (uint32_t left = session->wish_count; left > 0 && !session->full; left--) {
-        if (server->bytes_out >= until || session->lent_count == GR_PS_LENT_MAX) {
+    for (uint32_t left = session->answers.wish_count; left > 0 && !session->answers.full; left--) {
+        if (server->traffic.bytes_out >= until || session->answers.lent_count == GR_PS_LENT_MAX) {
             break;
         }
-        const gr_ps_wish wish = session->wishes[session->wish_first];
-        session->wish_first = (session->wish_first + 1) % session->wish_room;
-        session->wish_count--;
+        const gr_ps_wish wish = session->answers.wishes[session->answers.wish_first];
+        session->answers.wish_first =
+            (session->answers.wish_first + 1) % session->answers.wish_room;
+        session->answers.wish_count--;
         const gr_ps_pull pull = {.client = session->peer,
                                  .token = (uint64_t)wish.slot << 32 | wish.block,
                                  .key = session->tasks[wish.slot].held->tensor->key,
@@ -347,7 +352,8 @@ gr_status gr_ps_session_answer(gr_ps_session *session)
         gr_ps_store_pull(server->store, &pull);
     }
     bool room = !session->untold && say_done(session);
-    return room && !session->full && server->bytes_out >= until && session->wish_count > 0
+    return room && !session->answers.full && server->traffic.bytes_out >= until &&
+                   session->answers.wish_count > 0
                ? GR_PENDING
                : GR_OK;
 }

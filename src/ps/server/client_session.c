@@ -3,7 +3,7 @@
 /* What one client says. All that is wrong with a request, but is a request, is its answer; what is
  * none at all ends the link. */
 
-#include "ps/server/server_internal.h"
+#include "ps/server/peer.h"
 
 #include "base/codec.h"
 #include "base/fail.h"
@@ -38,16 +38,17 @@ static void drop_receiving(gr_ps_session *session)
 void gr_ps_session_destroy(gr_ps_session *session)
 {
     gr_ps_server *server = session->server;
-    for (uint32_t i = 0; i < session->lent_count; i++) {
-        gr_ps_store_give_back(server->store,
-                              session->lent[(session->lent_first + i) % GR_PS_LENT_MAX].loan);
+    for (uint32_t i = 0; i < session->answers.lent_count; i++) {
+        gr_ps_store_give_back(
+            server->store,
+            session->answers.lent[(session->answers.lent_first + i) % GR_PS_LENT_MAX].loan);
     }
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
         gr_ps_gathered_drop(server, &session->tasks[i]);
         gr_ps_task_free(&session->tasks[i]);
     }
     drop_receiving(session);
-    free(session->wishes);
+    free(session->answers.wishes);
     free(session->tensors);
     free(session);
 }
@@ -63,8 +64,8 @@ void gr_ps_session_reset(gr_ps_session *session)
         }
     }
     session->pushing = NULL;
-    session->wish_first = session->wish_count = session->wish_reserved = 0;
-    session->over_first = session->over_count = 0;
+    session->answers.wish_first = session->answers.wish_count = session->answers.wish_reserved = 0;
+    session->answers.over_first = session->answers.over_count = 0;
     session->behind = true;
     session->untold = true;
 }
@@ -103,7 +104,7 @@ static void deliver(gr_ps_session *session, gr_ps_task *task, uint32_t block, co
     const gr_ps_share *held = task->held;
     uint32_t count = gr_ps_block_count(&held->tensor->cut, block);
     task->to_answer++;
-    server->pushes++;
+    server->traffic.pushes++;
     if (task->kind == GR_PS_SET) {
         gr_ps_store_set(server->store, session->peer, token_of(session, task, block),
                         held->tensor->key, block, values, count);
@@ -143,9 +144,10 @@ static void push_shared(gr_ps_session *session, uint64_t until)
     const gr_ps_share *held = task->held;
     const float *values =
         (const float *)(const void *)(session->shared.heap + task->request.data_at);
-    while (session->server->bytes_in < until && task->to_come > 0) {
+    while (session->server->traffic.bytes_in < until && task->to_come > 0) {
         uint32_t block = gr_ps_next_led(session->server, held, task->next_block);
-        session->server->bytes_in += gr_ps_block_count(&held->tensor->cut, block) * sizeof(float);
+        session->server->traffic.bytes_in +=
+            gr_ps_block_count(&held->tensor->cut, block) * sizeof(float);
         deliver(session, task, block, values + gr_ps_block_first(&held->tensor->cut, block), NULL);
     }
     if (task->to_come == 0) {
@@ -230,7 +232,7 @@ static gr_status take_block(gr_ps_session *session, const gr_frame *frame, gr_di
         }
     }
     gr_link_next(session->link, NULL);
-    server->bytes_in += frame->size_bytes;
+    server->traffic.bytes_in += frame->size_bytes;
     gr_ps_buffer *buffer = session->receiving;
     session->receiving = NULL;
     if (buffer != NULL && held != NULL && (is_narrow(task) || is_sparse(task, frame))) {
@@ -256,7 +258,7 @@ static gr_status take_block(gr_ps_session *session, const gr_frame *frame, gr_di
     }
     if (held != NULL && (task->request.flags & GR_PS_ASK_VALUES) != 0) {
         task->to_give--;
-        session->wish_reserved--;
+        session->answers.wish_reserved--;
     }
     task->to_come--;
     task->next_block = block + 1;
@@ -529,14 +531,14 @@ static void tell_counters(gr_ps_session *session, gr_ps_task *task)
                                .tensors = stats.tensors,
                                .blocks = stats.blocks_led,
                                .bytes = stats.bytes,
-                               .pushes = server->pushes,
-                               .pulls = server->pulls,
+                               .pushes = server->traffic.pushes,
+                               .pulls = server->traffic.pulls,
                                .updates = stats.updates,
                                .duplicates = stats.pushes_repeated,
                                .late = stats.pushes_late,
                                .refused = stats.pushes_refused,
-                               .bytes_in = server->bytes_in,
-                               .bytes_out = server->bytes_out,
+                               .bytes_in = server->traffic.bytes_in,
+                               .bytes_out = server->traffic.bytes_out,
                                .unreplicated = gr_ps_table_unreplicated(server)};
     for (uint64_t i = 0; i < GR_PS_STALENESS_BINS; i++) {
         counters.staleness_sum += i * stats.staleness[i];
@@ -674,8 +676,8 @@ static gr_status take_message(gr_ps_session *session, const gr_frame *frame, gr_
 
 gr_status gr_ps_session_receive(gr_ps_session *session, gr_diag *diag)
 {
-    uint64_t until = session->server->bytes_in + GR_PS_TURN_BYTES;
-    for (int i = 0; i < GR_PS_TURN_MESSAGES && session->server->bytes_in < until; i++) {
+    uint64_t until = session->server->traffic.bytes_in + GR_PS_TURN_BYTES;
+    for (int i = 0; i < GR_PS_TURN_MESSAGES && session->server->traffic.bytes_in < until; i++) {
         gr_frame frame;
         if (session->pushing != NULL && !session->server->active) {
             return GR_OK;

@@ -3,7 +3,7 @@
 /* What goes to replicas, and what comes from primaries. Updates stay where they lie in the store
  * until the replica has them; where both servers share a host it reads them there. */
 
-#include "ps/server/server_internal.h"
+#include "ps/server/peer.h"
 
 #include "base/fail.h"
 
@@ -25,13 +25,13 @@ static gr_ps_parcel *make_parcel(gr_ps_kind kind, const uint8_t *head, size_t he
 
 static void queue_parcel(gr_ps_peer *peer, gr_ps_parcel *parcel)
 {
-    if (peer->newest != NULL) {
-        peer->newest->next = parcel;
+    if (peer->out.newest != NULL) {
+        peer->out.newest->next = parcel;
     } else {
-        peer->oldest = parcel;
+        peer->out.oldest = parcel;
     }
-    peer->newest = parcel;
-    peer->unsent = peer->unsent != NULL ? peer->unsent : parcel;
+    peer->out.newest = parcel;
+    peer->out.unsent = peer->out.unsent != NULL ? peer->out.unsent : parcel;
 }
 
 static void free_parcel(gr_ps_server *server, gr_ps_peer *peer, gr_ps_parcel *parcel)
@@ -41,7 +41,7 @@ static void free_parcel(gr_ps_server *server, gr_ps_peer *peer, gr_ps_parcel *pa
             gr_ps_buffer_give_back(server, parcel->buffer[i]);
         }
     }
-    peer->images -= parcel->kind == GR_PS_IMAGE;
+    peer->out.images -= parcel->kind == GR_PS_IMAGE;
     free(parcel);
 }
 
@@ -59,23 +59,23 @@ static gr_ps_buffer *add_buffer(gr_ps_server *server, gr_ps_parcel *parcel)
 static void drop_copies(gr_ps_server *server, gr_ps_peer *peer)
 {
     for (int i = 0; i < 1 + GR_PS_STATES_MAX; i++) {
-        if (peer->copies[i] != NULL) {
-            gr_ps_buffer_give_back(server, peer->copies[i]);
-            peer->copies[i] = NULL;
+        if (peer->in.copies[i] != NULL) {
+            gr_ps_buffer_give_back(server, peer->in.copies[i]);
+            peer->in.copies[i] = NULL;
         }
     }
-    peer->taking = 0;
+    peer->in.taking = 0;
 }
 
 void gr_ps_copy_drop(gr_ps_server *server, gr_ps_peer *peer)
 {
-    while (peer->oldest != NULL) {
-        gr_ps_parcel *parcel = peer->oldest;
-        peer->oldest = parcel->next;
+    while (peer->out.oldest != NULL) {
+        gr_ps_parcel *parcel = peer->out.oldest;
+        peer->out.oldest = parcel->next;
         free_parcel(server, peer, parcel);
     }
-    peer->newest = peer->unsent = NULL;
-    peer->ack_count = 0;
+    peer->out.newest = peer->out.unsent = NULL;
+    peer->in.ack_count = 0;
     drop_copies(server, peer);
 }
 
@@ -135,9 +135,9 @@ void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer)
                          .number = (uint32_t)server->number};
     memcpy(hello.run, server->run, sizeof hello.run);
     bool all = queue_message(peer, GR_PS_HELLO, text, gr_ps_put_hello(&hello, text));
-    for (uint32_t i = 0; i < server->held_count && all; i++) {
+    for (uint32_t i = 0; i < server->held.count && all; i++) {
         all = queue_message(peer, GR_PS_DECLARE, text,
-                            gr_ps_put_spec(&server->held[i]->tensor->spec, text));
+                            gr_ps_put_spec(&server->held.at[i]->tensor->spec, text));
     }
     if (!all) {
         give_up(server, peer);
@@ -158,12 +158,13 @@ static bool replica_is(const gr_ps_server *server, const gr_ps_share *held, uint
 static bool next_to_copy(gr_ps_server *server, gr_ps_peer *peer, bool tables,
                          gr_ps_share **held_out, uint32_t *block_out)
 {
-    for (; peer->scan_share < server->held_count; peer->scan_share++, peer->scan_block = 0) {
-        gr_ps_share *held = server->held[peer->scan_share];
+    for (; peer->out.scan.share < server->held.count;
+         peer->out.scan.share++, peer->out.scan.block = 0) {
+        gr_ps_share *held = server->held.at[peer->out.scan.share];
         for (; tables == (held->tensor->spec.columns > 0) &&
-               peer->scan_block < held->tensor->cut.blocks;
-             peer->scan_block++) {
-            uint32_t block = peer->scan_block;
+               peer->out.scan.block < held->tensor->cut.blocks;
+             peer->out.scan.block++) {
+            uint32_t block = peer->out.scan.block;
             if ((held->marks[block] & GR_PS_MARK_COPY) != 0 &&
                 replica_is(server, held, block, peer)) {
                 *held_out = held;
@@ -172,7 +173,7 @@ static bool next_to_copy(gr_ps_server *server, gr_ps_peer *peer, bool tables,
             }
         }
     }
-    peer->scan_share = peer->scan_block = 0;
+    peer->out.scan.share = peer->out.scan.block = 0;
     return false;
 }
 
@@ -196,7 +197,7 @@ static bool queue_image(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *hel
     if (parcel == NULL) {
         return false;
     }
-    peer->images++;
+    peer->out.images++;
     parcel->part_bytes = gr_ps_image_bytes(&image);
     for (int i = 0; i < vectors; i++) {
         gr_ps_buffer *buffer = add_buffer(server, parcel);
@@ -207,8 +208,8 @@ static bool queue_image(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *hel
         memcpy(buffer->values, i == 0 ? image.values : image.state[i - 1], parcel->part_bytes);
     }
     if (!image.ends) {
-        peer->streams = true;
-        peer->stream_share = peer->stream_block = 0;
+        peer->out.streams = true;
+        peer->out.stream.share = peer->out.stream.block = 0;
     }
     queue_parcel(peer, parcel);
     return true;
@@ -235,7 +236,7 @@ static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held
     if (parcel == NULL) {
         return false;
     }
-    peer->images++;
+    peer->out.images++;
     parcel->part_bytes = gr_ps_image_bytes(&image);
     gr_ps_buffer *buffer = add_buffer(server, parcel);
     if (buffer == NULL) {
@@ -252,18 +253,20 @@ static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held
 /* False: enough is on the way, or there are none. */
 static bool queue_more_rows(gr_ps_server *server, gr_ps_peer *peer)
 {
-    for (; peer->stream_share < server->held_count; peer->stream_share++, peer->stream_block = 0) {
-        gr_ps_share *held = server->held[peer->stream_share];
-        for (; held->tensor->spec.columns > 0 && peer->stream_block < held->tensor->cut.blocks;
-             peer->stream_block++) {
-            const gr_ps_stream *stream = &held->streams[peer->stream_block];
-            if (stream->next < stream->end && replica_is(server, held, peer->stream_block, peer)) {
-                return peer->images < GR_PS_IMAGES_MAX &&
-                       queue_rows(server, peer, held, peer->stream_block);
+    for (; peer->out.stream.share < server->held.count;
+         peer->out.stream.share++, peer->out.stream.block = 0) {
+        gr_ps_share *held = server->held.at[peer->out.stream.share];
+        for (; held->tensor->spec.columns > 0 && peer->out.stream.block < held->tensor->cut.blocks;
+             peer->out.stream.block++) {
+            const gr_ps_stream *stream = &held->streams[peer->out.stream.block];
+            if (stream->next < stream->end &&
+                replica_is(server, held, peer->out.stream.block, peer)) {
+                return peer->out.images < GR_PS_IMAGES_MAX &&
+                       queue_rows(server, peer, held, peer->out.stream.block);
             }
         }
     }
-    peer->streams = false;
+    peer->out.streams = false;
     return false;
 }
 
@@ -271,18 +274,19 @@ static void queue_images(gr_ps_server *server, gr_ps_peer *peer)
 {
     gr_ps_share *held;
     uint32_t block;
-    while (peer->to_copy > 0 && (peer->scan_tables || peer->images < GR_PS_IMAGES_MAX)) {
-        if (next_to_copy(server, peer, peer->scan_tables, &held, &block)) {
+    while (peer->out.to_copy > 0 &&
+           (peer->out.scan_tables || peer->out.images < GR_PS_IMAGES_MAX)) {
+        if (next_to_copy(server, peer, peer->out.scan_tables, &held, &block)) {
             if (!queue_image(server, peer, held, block)) {
                 return;
             }
             held->marks[block] &= (uint8_t)~GR_PS_MARK_COPY;
         } else {
-            peer->to_copy = peer->scan_tables ? peer->to_copy : 0;
-            peer->scan_tables = false;
+            peer->out.to_copy = peer->out.scan_tables ? peer->out.to_copy : 0;
+            peer->out.scan_tables = false;
         }
     }
-    while (peer->streams && queue_more_rows(server, peer)) {
+    while (peer->out.streams && queue_more_rows(server, peer)) {
     }
 }
 
@@ -317,33 +321,34 @@ static gr_status send_parcel(gr_ps_peer *peer, gr_ps_parcel *parcel)
 
 static bool send_acks(gr_ps_peer *peer)
 {
-    size_t count = peer->ack_count < GR_PS_ACKS_MAX ? peer->ack_count : GR_PS_ACKS_MAX;
-    if (count == 0 || !gr_ps_note_free(peer, &peer->note_acks)) {
+    size_t count = peer->in.ack_count < GR_PS_ACKS_MAX ? peer->in.ack_count : GR_PS_ACKS_MAX;
+    if (count == 0 || !gr_ps_note_free(peer, &peer->in.note)) {
         return false;
     }
-    size_t size = gr_ps_put_acks(peer->acks, (int)count, peer->note_acks.text);
-    if (!gr_ps_note_send(peer, &peer->note_acks, GR_PS_ACKS, size)) {
+    size_t size = gr_ps_put_acks(peer->in.acks, (int)count, peer->in.note.text);
+    if (!gr_ps_note_send(peer, &peer->in.note, GR_PS_ACKS, size)) {
         return false;
     }
-    peer->ack_count -= count;
-    memmove(peer->acks, peer->acks + count, peer->ack_count * sizeof *peer->acks);
-    return peer->ack_count > 0;
+    peer->in.ack_count -= count;
+    memmove(peer->in.acks, peer->in.acks + count, peer->in.ack_count * sizeof *peer->in.acks);
+    return peer->in.ack_count > 0;
 }
 
 bool gr_ps_copy_send(gr_ps_server *server, gr_ps_peer *peer)
 {
-    while (peer->oldest != peer->unsent && gr_link_sent(peer->link, peer->oldest->ticket)) {
-        gr_ps_parcel *parcel = peer->oldest;
-        peer->oldest = parcel->next;
-        peer->newest = peer->oldest != NULL ? peer->newest : NULL;
+    while (peer->out.oldest != peer->out.unsent &&
+           gr_link_sent(peer->link, peer->out.oldest->ticket)) {
+        gr_ps_parcel *parcel = peer->out.oldest;
+        peer->out.oldest = parcel->next;
+        peer->out.newest = peer->out.oldest != NULL ? peer->out.newest : NULL;
         free_parcel(server, peer, parcel);
     }
     bool more = send_acks(peer);
     if (server->active) {
         queue_images(server, peer);
     }
-    while (peer->unsent != NULL && send_parcel(peer, peer->unsent) == GR_OK) {
-        peer->unsent = peer->unsent->next;
+    while (peer->out.unsent != NULL && send_parcel(peer, peer->out.unsent) == GR_OK) {
+        peer->out.unsent = peer->out.unsent->next;
     }
     return more;
 }
@@ -352,17 +357,17 @@ bool gr_ps_copy_send(gr_ps_server *server, gr_ps_peer *peer)
 
 static void acknowledge(gr_ps_server *server, gr_ps_peer *peer, const gr_ps_ack *ack)
 {
-    if (peer->ack_count == peer->ack_room) {
-        size_t room = peer->ack_room > 0 ? 2 * peer->ack_room : GR_PS_ACKS_MAX;
-        gr_ps_ack *acks = realloc(peer->acks, room * sizeof *acks);
+    if (peer->in.ack_count == peer->in.ack_room) {
+        size_t room = peer->in.ack_room > 0 ? 2 * peer->in.ack_room : GR_PS_ACKS_MAX;
+        gr_ps_ack *acks = realloc(peer->in.acks, room * sizeof *acks);
         if (acks == NULL) {
             give_up(server, peer);
             return;
         }
-        peer->acks = acks;
-        peer->ack_room = room;
+        peer->in.acks = acks;
+        peer->in.ack_room = room;
     }
-    peer->acks[peer->ack_count++] = *ack;
+    peer->in.acks[peer->in.ack_count++] = *ack;
 }
 
 /* The block's place among ours, if the peer leads it and this server has its replica; NULL: that
@@ -395,14 +400,14 @@ static void conclude(gr_ps_server *server, gr_ps_peer *peer, uint8_t *mark, gr_p
 /* `values` NULL: there was no memory for them. */
 static void follow(gr_ps_server *server, gr_ps_peer *peer, const float *values)
 {
-    gr_ps_update *update = &peer->update;
+    gr_ps_update *update = &peer->in.update;
     uint8_t *mark = followed(server, peer, update->key, update->block);
     gr_diag why = {0};
     if (mark == NULL) {
         return;
     }
     gr_status status = gr_fail(&why, GR_E_NO_MEMORY, "no memory for what its primary sends");
-    if (values != NULL || peer->parts == 0) {
+    if (values != NULL || peer->in.parts == 0) {
         bool rows = update->columns > 0 && values != NULL;
         update->rows = rows ? (const uint32_t *)(const void *)values : NULL;
         update->values = rows ? values + update->count : values;
@@ -420,20 +425,20 @@ static void follow(gr_ps_server *server, gr_ps_peer *peer, const float *values)
 
 static void restore(gr_ps_server *server, gr_ps_peer *peer)
 {
-    gr_ps_image *image = &peer->image;
+    gr_ps_image *image = &peer->in.image;
     uint8_t *mark = followed(server, peer, image->key, image->block);
     gr_diag why = {0};
     gr_status status = GR_OK;
     if (mark == NULL || (!image->begins && (*mark & GR_PS_MARK_TAKES) == 0)) {
         return; /* or what came before was refused */
     }
-    for (int i = 0; i < peer->parts; i++) {
-        if (peer->copies[i] == NULL) {
+    for (int i = 0; i < peer->in.parts; i++) {
+        if (peer->in.copies[i] == NULL) {
             status = gr_fail(&why, GR_E_NO_MEMORY, "no memory for what its primary sends");
         } else if (i == 0) {
-            image->values = peer->copies[i]->values;
+            image->values = peer->in.copies[i]->values;
         } else {
-            image->state[i - 1] = peer->copies[i]->values;
+            image->state[i - 1] = peer->in.copies[i]->values;
         }
     }
     if (status == GR_OK) {
@@ -458,39 +463,40 @@ static void restore(gr_ps_server *server, gr_ps_peer *peer)
 static gr_status take_copy(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
                            gr_diag *diag)
 {
-    gr_ps_buffer **copy = &peer->copies[peer->taken];
+    gr_ps_buffer **copy = &peer->in.copies[peer->in.taken];
     const void *view = NULL;
-    if (peer->taking == 0 || frame->size_bytes != copy_bytes(peer->part_bytes - peer->part_taken)) {
+    if (peer->in.taking == 0 ||
+        frame->size_bytes != copy_bytes(peer->in.part_bytes - peer->in.part_taken)) {
         return gr_fail(diag, GR_E_PROTOCOL, "%u bytes of values that belong to nothing",
                        frame->size_bytes);
     }
-    bool first = peer->part_taken == 0;
-    if (peer->taking == GR_PS_UPDATE && *copy == NULL && frame->size_bytes == peer->part_bytes &&
-        gr_link_view(peer->link, &view) == GR_OK) {
+    bool first = peer->in.part_taken == 0;
+    if (peer->in.taking == GR_PS_UPDATE && *copy == NULL &&
+        frame->size_bytes == peer->in.part_bytes && gr_link_view(peer->link, &view) == GR_OK) {
         follow(server, peer, view);
         gr_link_next(peer->link, NULL);
-        peer->taking = 0;
+        peer->in.taking = 0;
         return GR_OK;
     }
     if (*copy == NULL && first) {
-        *copy = gr_ps_buffer_take(server, peer->part_bytes);
+        *copy = gr_ps_buffer_take(server, peer->in.part_bytes);
     }
-    gr_status status = *copy != NULL
-                           ? gr_link_read(peer->link, (uint8_t *)(*copy)->values + peer->part_taken)
-                           : GR_OK;
+    gr_status status =
+        *copy != NULL ? gr_link_read(peer->link, (uint8_t *)(*copy)->values + peer->in.part_taken)
+                      : GR_OK;
     if (status != GR_OK) {
         return status;
     }
     gr_link_next(peer->link, NULL);
-    peer->part_taken += frame->size_bytes;
-    if (peer->part_taken < peer->part_bytes) {
+    peer->in.part_taken += frame->size_bytes;
+    if (peer->in.part_taken < peer->in.part_bytes) {
         return GR_OK;
     }
-    peer->part_taken = 0;
-    if (++peer->taken < peer->parts) {
+    peer->in.part_taken = 0;
+    if (++peer->in.taken < peer->in.parts) {
         return GR_OK;
     }
-    if (peer->taking == GR_PS_UPDATE) {
+    if (peer->in.taking == GR_PS_UPDATE) {
         follow(server, peer, *copy != NULL ? (*copy)->values : NULL);
     } else {
         restore(server, peer);
@@ -540,11 +546,11 @@ static void take_acks(gr_ps_server *server, const gr_ps_peer *peer, const gr_ps_
 
 static void expect_copies(gr_ps_peer *peer, gr_ps_kind kind, int parts, uint64_t part_bytes)
 {
-    peer->taken = 0;
-    peer->parts = parts;
-    peer->part_bytes = part_bytes;
-    peer->part_taken = 0;
-    peer->taking = parts > 0 ? (uint8_t)kind : 0;
+    peer->in.taken = 0;
+    peer->in.parts = parts;
+    peer->in.part_bytes = part_bytes;
+    peer->in.part_taken = 0;
+    peer->in.taking = parts > 0 ? (uint8_t)kind : 0;
 }
 
 gr_status gr_ps_copy_take(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
@@ -555,7 +561,7 @@ gr_status gr_ps_copy_take(gr_ps_server *server, gr_ps_peer *peer, const gr_frame
     if (frame->comm == GR_PS_COPY) {
         return take_copy(server, peer, frame, diag);
     }
-    if (frame->comm != GR_PS_ACKS && peer->taking != 0) {
+    if (frame->comm != GR_PS_ACKS && peer->in.taking != 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "an update without its values");
     }
     gr_status status = gr_link_read(peer->link, peer->head);
@@ -565,25 +571,26 @@ gr_status gr_ps_copy_take(gr_ps_server *server, gr_ps_peer *peer, const gr_frame
     gr_link_next(peer->link, NULL);
     switch (frame->comm) {
     case GR_PS_UPDATE:
-        status =
-            gr_ps_get_update(peer->head, frame->size_bytes, &peer->update, peer->clients, diag);
+        status = gr_ps_get_update(peer->head, frame->size_bytes, &peer->in.update, peer->in.clients,
+                                  diag);
         if (status == GR_OK) {
-            expect_copies(peer, GR_PS_UPDATE, peer->update.count > 0 ? 1 : 0,
-                          gr_ps_update_bytes(&peer->update));
+            expect_copies(peer, GR_PS_UPDATE, peer->in.update.count > 0 ? 1 : 0,
+                          gr_ps_update_bytes(&peer->in.update));
         }
-        if (status == GR_OK && peer->parts == 0) {
+        if (status == GR_OK && peer->in.parts == 0) {
             follow(server, peer, NULL);
         }
         return status;
     case GR_PS_IMAGE:
-        status = gr_ps_get_image(peer->head, frame->size_bytes, &peer->image, peer->seen, diag);
+        status =
+            gr_ps_get_image(peer->head, frame->size_bytes, &peer->in.image, peer->in.seen, diag);
         if (status == GR_OK) {
-            const gr_ps_image *image = &peer->image;
+            const gr_ps_image *image = &peer->in.image;
             int vectors =
                 image->columns > 0 ? image->count > 0 : image->ready * (1 + image->states);
             expect_copies(peer, GR_PS_IMAGE, vectors, gr_ps_image_bytes(image));
         }
-        if (status == GR_OK && peer->parts == 0) {
+        if (status == GR_OK && peer->in.parts == 0) {
             restore(server, peer);
         }
         return status;

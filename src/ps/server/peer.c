@@ -16,7 +16,7 @@
  * A server that does not hear from all others, or does not agree with them, takes no requests of
  * clients: it may be the one that the others have given up. */
 
-#include "ps/server/server_internal.h"
+#include "ps/server/peer.h"
 
 #include "base/codec.h"
 #include "base/fail.h"
@@ -87,7 +87,7 @@ void gr_ps_peers_destroy(gr_ps_server *server)
         if (peer != NULL) {
             gr_ps_copy_drop(server, peer);
             end_probe(peer);
-            free(peer->acks);
+            free(peer->in.acks);
             free(peer);
         }
     }
@@ -101,7 +101,7 @@ void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses)
     }
     memcpy(peer->addresses, addresses, strlen(addresses) + 1);
     gr_ps_split_addresses(peer->addresses);
-    peer->since_us = gr_clock_now_us(&server->clock);
+    peer->contact.since_us = gr_clock_now_us(&server->clock);
 }
 
 /* A server says where another one is, or it is itself. */
@@ -148,27 +148,21 @@ static void identify(gr_ps_server *server, gr_ps_peer *peer, uint64_t incarnatio
         peer->addresses[0] = '\0'; /* of the process before; this one says where it is */
     }
     peer->incarnation = incarnation;
-    peer->applied = peer->applies = peer->introduced = false;
-    peer->local = gr_link_capabilities(peer->link)->one_sided;
-    peer->same_host = gr_link_same_host(peer->link);
-    end_probe(peer);
+    peer->contact = (gr_ps_contact){.local = gr_link_capabilities(peer->link)->one_sided,
+                                    .same_host = gr_link_same_host(peer->link),
+                                    .since_us = gr_clock_now_us(&server->clock)};
+    peer->in.note.lent = false;
     peer->met = true;
     peer->dialled = false;
-    peer->stamp = 0;
-    peer->answer = peer->answered = false;
-    peer->beat_us = 0;
-    peer->echo_us = 0;
-    peer->since_us = gr_clock_now_us(&server->clock);
-    peer->told = (gr_ps_view){0};
-    peer->table_epoch = 0;
-    peer->note_acks.lent = peer->note_beat.lent = peer->note_table.lent = false;
+    end_probe(peer);
 }
 
 /* Did it hear this server shortly before its link ended? Else it may have given this server up, and
  * have gone on without it before it died. */
 static bool is_fresh(const gr_ps_server *server, const gr_ps_peer *peer)
 {
-    return peer->echo_us > 0 && peer->missed_us - peer->echo_us < server->timeout_us / 2;
+    return peer->contact.echo_us > 0 &&
+           peer->missed_us - peer->contact.echo_us < server->timeout_us / 2;
 }
 
 void gr_ps_peer_ended(gr_ps_server *server, int number)
@@ -183,7 +177,7 @@ void gr_ps_peer_ended(gr_ps_server *server, int number)
     gr_log_write(server->log, GR_LOG_INFO, "ps", "server %d is gone: %s", number,
                  link != NULL ? gr_link_diag(link)->text : "its link has ended");
     peer->missed_us = gr_clock_now_us(&server->clock);
-    peer->provable = peer->same_host && is_fresh(server, peer) &&
+    peer->provable = peer->contact.same_host && is_fresh(server, peer) &&
                      (gr_link_has_died(peer->link) || gr_link_has_left(peer->link));
     peer->link = NULL;
     gr_ps_copy_drop(server, peer);
@@ -214,7 +208,7 @@ static bool nobody_listens(gr_ps_peer *peer)
     }
     bool refused = false;
     while (gr_address_next(peer->addresses, &at, address)) {
-        if ((strncmp(address, "unix:", 5) == 0) != peer->local) {
+        if ((strncmp(address, "unix:", 5) == 0) != peer->contact.local) {
             continue;
         }
         int fd = -1;
@@ -316,8 +310,8 @@ static void apply(gr_ps_server *server)
     }
     for (int number = 0; number < server->table.servers && server->table.epoch > 0; number++) {
         gr_ps_peer *peer = server->peers[number];
-        if (peer != NULL && peer->link != NULL && !peer->applied) {
-            peer->applied =
+        if (peer != NULL && peer->link != NULL && !peer->contact.applied) {
+            peer->contact.applied =
                 send_place(peer->link, server->number, server->incarnation, server->address);
         }
     }
@@ -340,38 +334,39 @@ bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t
 /* Its table is older, or it lives on without knowing that it is out. */
 static bool lacks_table(const gr_ps_server *server, const gr_ps_peer *peer)
 {
-    return peer->stamp > 0 && peer->table_epoch < server->table.epoch &&
+    return peer->contact.stamp > 0 && peer->contact.table_epoch < server->table.epoch &&
            gr_ps_membership_lacks(&server->membership, &server->membership.said[peer->number]);
 }
 
 static void tell(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 {
     const gr_ps_view *own = &server->view;
-    bool news = !gr_ps_view_equal(own, &peer->told);
+    bool news = !gr_ps_view_equal(own, &peer->contact.told);
     bool lacks = lacks_table(server, peer);
-    const gr_ps_parcel *next = peer->unsent;
+    const gr_ps_parcel *next = peer->out.unsent;
     if (next != NULL && (next->kind == GR_PS_HELLO || next->kind == GR_PS_DECLARE)) {
         return; /* it is no server of the table before it knows of all tensors */
     }
-    if (!news && !lacks && !peer->answer && now - peer->beat_us < beat_every_us(server)) {
+    if (!news && !lacks && !peer->contact.answer &&
+        now - peer->contact.beat_us < beat_every_us(server)) {
         return;
     }
-    if (lacks && !server->joining && gr_ps_note_free(peer, &peer->note_table) &&
+    if (lacks && !server->joining && gr_ps_note_free(peer, &peer->contact.table) &&
         gr_ps_send_places(server, peer->link, peer->number) &&
-        gr_ps_note_send(peer, &peer->note_table, GR_PS_TABLE,
-                        gr_ps_put_table(&server->table, peer->note_table.text))) {
-        peer->table_epoch = server->table.epoch;
+        gr_ps_note_send(peer, &peer->contact.table, GR_PS_TABLE,
+                        gr_ps_put_table(&server->table, peer->contact.table.text))) {
+        peer->contact.table_epoch = server->table.epoch;
     }
-    const gr_ps_beat beat = {.view = *own, .stamp = (uint64_t)now, .echo = peer->stamp};
-    if (!gr_ps_note_free(peer, &peer->note_beat) ||
-        !gr_ps_note_send(peer, &peer->note_beat, GR_PS_VIEW,
-                         gr_ps_put_beat(&beat, peer->note_beat.text))) {
+    const gr_ps_beat beat = {.view = *own, .stamp = (uint64_t)now, .echo = peer->contact.stamp};
+    if (!gr_ps_note_free(peer, &peer->contact.beat) ||
+        !gr_ps_note_send(peer, &peer->contact.beat, GR_PS_VIEW,
+                         gr_ps_put_beat(&beat, peer->contact.beat.text))) {
         return;
     }
-    peer->told = *own;
-    peer->beat_us = now;
-    peer->answer = false;
-    peer->answered = peer->stamp > 0;
+    peer->contact.told = *own;
+    peer->contact.beat_us = now;
+    peer->contact.answer = false;
+    peer->contact.answered = peer->contact.stamp > 0;
 }
 
 /* ---- What is heard --------------------------------------------------------------------------- */
@@ -479,7 +474,7 @@ static gr_status take_word(gr_ps_server *server, gr_ps_peer *peer, const gr_fram
         peer->head[frame->size_bytes] = '\0';
         if ((int)frame->segment == peer->number) {
             peer->addresses[0] = '\0';
-            peer->applies = true;
+            peer->contact.applies = true;
         }
         if (server->peers[frame->segment] != NULL) {
             relocate(server, server->peers[frame->segment], (const char *)peer->head);
@@ -499,10 +494,10 @@ static gr_status take_view(gr_ps_server *server, gr_ps_peer *peer, const gr_fram
     if (status != GR_OK) {
         return status;
     }
-    peer->stamp = beat.stamp;
-    peer->answer = peer->answer || beat.echo == 0 || !peer->answered;
-    if ((int64_t)beat.echo > peer->echo_us && (int64_t)beat.echo <= server->turn_us) {
-        peer->echo_us = (int64_t)beat.echo;
+    peer->contact.stamp = beat.stamp;
+    peer->contact.answer = peer->contact.answer || beat.echo == 0 || !peer->contact.answered;
+    if ((int64_t)beat.echo > peer->contact.echo_us && (int64_t)beat.echo <= server->turn_us) {
+        peer->contact.echo_us = (int64_t)beat.echo;
     }
     gr_ps_membership_hear(&server->membership, peer->number, &beat.view);
     return GR_OK;
@@ -581,8 +576,9 @@ gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *di
 /* It is silent: given up, where those that are left may decide. */
 static void judge_silence(gr_ps_server *server, const gr_ps_peer *peer, int64_t now)
 {
-    int64_t heard_us = peer->echo_us > peer->since_us ? peer->echo_us : peer->since_us;
-    if (peer->since_us > 0 && now - heard_us > server->timeout_us && !server->joining &&
+    int64_t heard_us = peer->contact.echo_us > peer->contact.since_us ? peer->contact.echo_us
+                                                                      : peer->contact.since_us;
+    if (peer->contact.since_us > 0 && now - heard_us > server->timeout_us && !server->joining &&
         server->membership.table.alive[peer->number] && !is_lost(server, peer->number) &&
         gr_ps_membership_spares(&server->membership, peer->number)) {
         gr_log_write(server->log, GR_LOG_WARN, "ps", "server %d has been silent for %lld ms",
@@ -597,10 +593,10 @@ static void begin_again(gr_ps_server *server, int64_t now)
     for (int number = 0; number < server->table.servers; number++) {
         gr_ps_peer *peer = server->peers[number];
         if (peer != NULL) {
-            peer->since_us = peer->since_us > 0 ? now : 0;
-            peer->echo_us = 0;
-            peer->stamp = 0; /* so that it answers at once */
-            peer->beat_us = 0;
+            peer->contact.since_us = peer->contact.since_us > 0 ? now : 0;
+            peer->contact.echo_us = 0;
+            peer->contact.stamp = 0; /* so that it answers at once */
+            peer->contact.beat_us = 0;
         }
     }
 }
@@ -638,8 +634,8 @@ static bool all_here(const gr_ps_server *server, int64_t now)
     for (int number = 0; number < server->table.servers; number++) {
         const gr_ps_peer *peer = server->peers[number];
         if (peer != NULL && server->table.alive[number] &&
-            (peer->link == NULL || peer->echo_us == 0 ||
-             now - peer->echo_us > server->timeout_us / 4 * 3)) {
+            (peer->link == NULL || peer->contact.echo_us == 0 ||
+             now - peer->contact.echo_us > server->timeout_us / 4 * 3)) {
             return false;
         }
     }
@@ -685,7 +681,7 @@ gr_status gr_ps_peers_turn(gr_ps_server *server, gr_diag *diag)
         if (is_lost(server, number) && !server->joining) {
             examine(server, peer, now);
         }
-        if (peer->link != NULL && peer->applies && !server->joining) {
+        if (peer->link != NULL && peer->contact.applies && !server->joining) {
             gr_ps_membership_add(&server->membership, number, peer->incarnation);
         }
     }
@@ -720,9 +716,9 @@ bool gr_ps_peers_send(gr_ps_server *server)
         if (peer == NULL || peer->link == NULL || !greet(server, peer, peer->link)) {
             continue;
         }
-        if (peer->incarnation != 0 && !peer->introduced && server->table.alive[number] &&
+        if (peer->incarnation != 0 && !peer->contact.introduced && server->table.alive[number] &&
             !server->joining) {
-            peer->introduced = true;
+            peer->contact.introduced = true;
             gr_ps_copy_introduce(server, peer);
         }
         tell(server, peer, server->turn_us);

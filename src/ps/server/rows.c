@@ -90,7 +90,7 @@ static void push_blocks(gr_ps_session *session, gr_ps_task *task, const gr_ps_ro
                                  .lasting = true,
                                  .rows = in->rows + at,
                                  .row_count = count};
-        server->pushes++;
+        server->traffic.pushes++;
         gr_ps_store_push(server->store, &push, &data);
     }
 }
@@ -201,7 +201,7 @@ static gr_status begin(gr_ps_session *session, gr_ps_task *task, const gr_frame 
         return GR_OK;
     }
     task->held = session->tensors[frame->message];
-    server->bytes_in += frame->size_bytes;
+    server->traffic.bytes_in += frame->size_bytes;
     if (frame->comm == GR_PS_PUSH_ROWS) {
         push_blocks(session, task, &in, first, buffer);
         return GR_OK;
@@ -275,8 +275,8 @@ static gr_status read_block(gr_ps_server *server, gr_ps_task *task, uint32_t blo
     const uint32_t *first = (const uint32_t *)(const void *)(task->reply + task->reply_bytes);
     uint32_t begin = first[block], count = first[block + 1] - begin;
     float *to = (float *)(void *)task->reply + (size_t)begin * held->tensor->spec.columns;
-    server->pulls++;
-    server->bytes_out += (uint64_t)count * held->tensor->spec.columns * sizeof(float);
+    server->traffic.pulls++;
+    server->traffic.bytes_out += (uint64_t)count * held->tensor->spec.columns * sizeof(float);
     return gr_ps_store_read_rows(server->store, held->tensor->key, block, task->rows + begin, count,
                                  to, diag);
 }

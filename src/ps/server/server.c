@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ps/server/server_internal.h"
+#include "ps/server/peer.h"
 
 #include "base/fail.h"
 #include "base/hash.h"
@@ -31,19 +31,19 @@ gr_ps_buffer *gr_ps_buffer_take(gr_ps_server *server, size_t size_bytes)
     while (class < GR_PS_CLASSES && (size_t)CLASS_BYTES_MIN << class < size_bytes) {
         class ++;
     }
-    gr_ps_buffer *buffer = class < GR_PS_CLASSES ? server->free_buffers[class] : NULL;
+    gr_ps_buffer *buffer = class < GR_PS_CLASSES ? server->pool.free[class] : NULL;
     if (buffer != NULL) {
-        server->free_buffers[class] = buffer->next;
+        server->pool.free[class] = buffer->next;
         buffer->lease.uses = 1;
         return buffer;
     }
     size_t room =
         class < GR_PS_CLASSES ? (size_t)CLASS_BYTES_MIN << class : (size_bytes + 63) / 64 * 64;
-    if (room > server->buffer_bytes_max - server->buffer_bytes ||
+    if (room > server->pool.bytes_max - server->pool.bytes ||
         (buffer = aligned_alloc(64, sizeof *buffer + room)) == NULL) {
         return NULL;
     }
-    server->buffer_bytes += room;
+    server->pool.bytes += room;
     buffer->lease = (gr_ps_lease){.uses = 1};
     buffer->size_class = class;
     buffer->room = room;
@@ -53,20 +53,20 @@ gr_ps_buffer *gr_ps_buffer_take(gr_ps_server *server, size_t size_bytes)
 void gr_ps_buffer_give_back(gr_ps_server *server, gr_ps_buffer *buffer)
 {
     if (buffer->size_class == GR_PS_CLASSES) {
-        server->buffer_bytes -= buffer->room;
+        server->pool.bytes -= buffer->room;
         free(buffer);
         return;
     }
-    buffer->next = server->free_buffers[buffer->size_class];
-    server->free_buffers[buffer->size_class] = buffer;
+    buffer->next = server->pool.free[buffer->size_class];
+    server->pool.free[buffer->size_class] = buffer;
 }
 
 static void free_buffers(gr_ps_server *server)
 {
     for (int class = 0; class < GR_PS_CLASSES; class ++) {
-        while (server->free_buffers[class] != NULL) {
-            gr_ps_buffer *buffer = server->free_buffers[class];
-            server->free_buffers[class] = buffer->next;
+        while (server->pool.free[class] != NULL) {
+            gr_ps_buffer *buffer = server->pool.free[class];
+            server->pool.free[class] = buffer->next;
             free(buffer);
         }
     }
@@ -137,10 +137,10 @@ static bool update(void *updater, uint64_t step, double rate, float factor, floa
 /* Where the key is in the list, or belongs. */
 static uint32_t place_of(const gr_ps_server *server, uint64_t key)
 {
-    uint32_t low = 0, high = server->held_count;
+    uint32_t low = 0, high = server->held.count;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (server->held[middle]->tensor->key < key) {
+        if (server->held.at[middle]->tensor->key < key) {
             low = middle + 1;
         } else {
             high = middle;
@@ -152,8 +152,8 @@ static uint32_t place_of(const gr_ps_server *server, uint64_t key)
 gr_ps_share *gr_ps_share_of(const gr_ps_server *server, uint64_t key)
 {
     uint32_t at = place_of(server, key);
-    return at < server->held_count && server->held[at]->tensor->key == key ? server->held[at]
-                                                                           : NULL;
+    return at < server->held.count && server->held.at[at]->tensor->key == key ? server->held.at[at]
+                                                                              : NULL;
 }
 
 static void free_share(gr_ps_share *held)
@@ -167,14 +167,14 @@ static void free_share(gr_ps_share *held)
 
 static gr_status room_for_held(gr_ps_server *server, gr_diag *diag)
 {
-    if (server->held_count == server->held_room) {
-        uint32_t room = server->held_room > 0 ? 2 * server->held_room : 64;
-        gr_ps_share **held = realloc((void *)server->held, room * sizeof *held);
+    if (server->held.count == server->held.room) {
+        uint32_t room = server->held.room > 0 ? 2 * server->held.room : 64;
+        gr_ps_share **held = realloc((void *)server->held.at, room * sizeof *held);
         if (held == NULL) {
             return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a list of %u tensors", room);
         }
-        server->held = held;
-        server->held_room = room;
+        server->held.at = held;
+        server->held.room = room;
     }
     return GR_OK;
 }
@@ -213,10 +213,10 @@ gr_status gr_ps_server_declare(gr_ps_server *server, int peer, const gr_ps_spec 
                           .streams = streams,
                           .restorer = -1};
     uint32_t at = place_of(server, tensor.key);
-    memmove((void *)(server->held + at + 1), (void *)(server->held + at),
-            (server->held_count - at) * sizeof *server->held);
-    server->held[at] = held;
-    server->held_count++;
+    memmove((void *)(server->held.at + at + 1), (void *)(server->held.at + at),
+            (server->held.count - at) * sizeof *server->held.at);
+    server->held.at[at] = held;
+    server->held.count++;
     status = gr_ps_table_hold(server, held, diag);
     *held_out = status == GR_OK ? held : NULL;
     return status;
@@ -422,7 +422,7 @@ gr_status gr_ps_server_create(const gr_ps_server_config *config, gr_ps_server **
     server->updaters = config->updaters;
     server->updaters_arg = config->updaters_arg;
     server->log = config->log;
-    server->buffer_bytes_max = config->bytes_max > 0 ? config->bytes_max : UINT64_MAX;
+    server->pool.bytes_max = config->bytes_max > 0 ? config->bytes_max : UINT64_MAX;
     server->clock = gr_clock_real();
     server->timeout_us = config->peer_timeout_us;
     server->replicates = config->replicas > 0 && config->servers > 1;
@@ -476,10 +476,10 @@ void gr_ps_server_destroy(gr_ps_server *server)
     gr_ps_store_destroy(server->store);
     gr_mesh_destroy(server->mesh);
     gr_ps_peers_destroy(server);
-    for (uint32_t i = 0; i < server->held_count; i++) {
-        free_share(server->held[i]);
+    for (uint32_t i = 0; i < server->held.count; i++) {
+        free_share(server->held.at[i]);
     }
-    free((void *)server->held);
+    free((void *)server->held.at);
     free_buffers(server);
     free(server);
 }

@@ -3,8 +3,7 @@
 #define GR_PS_SERVER_SERVER_INTERNAL_H
 
 /* What the files of the server share: server.c (life and turns), client_session.c (what one client
- * says), answer.c (what it is told), peer.c (other servers: who lives), copy.c
- * (what goes to replicas and comes from primaries), table.c (what a new table changes). */
+ * says), answer.c (what it is told), table.c (what a new table changes). Other servers: peer.h. */
 
 #include "link/interface.h"
 #include "link/shared.h"
@@ -107,6 +106,18 @@ typedef struct gr_ps_lent {
     gr_ps_loan *loan;
 } gr_ps_lent;
 
+/* What is to go to a client: rings. */
+typedef struct gr_ps_answers {
+    gr_ps_wish *wishes;
+    uint32_t wish_first, wish_count, wish_room;
+    uint32_t wish_reserved; /* of all tasks: values that are still to be given */
+    bool full;              /* the link has no room */
+    gr_ps_lent lent[GR_PS_LENT_MAX];
+    uint32_t lent_first, lent_count;
+    uint16_t over[GR_PS_OPS_MAX]; /* tasks whose DONE waits */
+    uint32_t over_first, over_count;
+} gr_ps_answers;
+
 struct gr_ps_session {
     gr_ps_server *server;
     int peer;
@@ -129,89 +140,27 @@ struct gr_ps_session {
     gr_ps_buffer *receiving; /* of a BLOCK that is under way */
     uint8_t small[GR_PS_SMALL_MAX];
 
-    gr_ps_wish *wishes; /* a ring */
-    uint32_t wish_first, wish_count, wish_room;
-    uint32_t wish_reserved;          /* of all tasks: values that are still to be given */
-    bool full;                       /* the link has no room */
-    gr_ps_lent lent[GR_PS_LENT_MAX]; /* a ring */
-    uint32_t lent_first, lent_count;
-    uint16_t over[GR_PS_OPS_MAX]; /* a ring of tasks whose DONE waits */
-    uint32_t over_first, over_count;
+    gr_ps_answers answers;
     gr_ps_task tasks[GR_PS_OPS_MAX]; /* a ticket's place is its lowest bits */
 };
 
-/* What goes to another server: a head, and values. In the order of a queue. */
-typedef struct gr_ps_parcel {
-    struct gr_ps_parcel *next;
-    uint8_t kind;    /* GR_PS_UPDATE, GR_PS_IMAGE; without values GR_PS_HELLO, GR_PS_DECLARE */
-    bool begun;      /* its head has been sent */
-    int parts, sent; /* vectors of values; of those as many as were sent whole */
-    uint64_t part_bytes, part_sent;
-    const float *part[1 + GR_PS_STATES_MAX];
-    gr_ps_buffer *buffer[1 + GR_PS_STATES_MAX]; /* where they lie; NULL: in the store */
-    uint64_t ticket;                            /* of the last message */
-    uint32_t head_bytes;
-    uint8_t head[];
-} gr_ps_parcel;
+typedef struct gr_ps_peer gr_ps_peer; /* peer.h */
 
-/* A message with a text of its own, which the link may still need. */
-typedef struct gr_ps_note {
-    bool lent;
-    uint64_t ticket;
-    uint8_t text[GR_PS_SMALL_MAX];
-} gr_ps_note;
+/* Memory for data that come by messages: what is free is kept. */
+typedef struct gr_ps_pool {
+    gr_ps_buffer *free[GR_PS_CLASSES];
+    uint64_t bytes, bytes_max;
+} gr_ps_pool;
 
-/* Another server. */
-typedef struct gr_ps_peer {
-    int number;
-    gr_link *arriving;    /* a process that has the number, and has not said which one it is */
-    gr_link *link;        /* it has */
-    uint64_t incarnation; /* of that process */
-    bool greeted;         /* it was told which one this server is */
-    uint8_t hello[GR_PS_REQUEST_BYTES];
-    bool applied;    /* this one replaces another, and has asked it for a place in the table */
-    bool applies;    /* it has asked this one */
-    bool introduced; /* it was sent the tensors: it came later than they */
-    bool met;        /* there has been a link */
-    bool dialled;    /* and is on the way */
-    char addresses[GR_ADDRESS_BYTES + GR_REMOTE_BYTES]; /* blanks between; "": not known yet */
-    bool local;                                         /* it was reached by memory */
-    bool same_host;                                     /* as its link was */
-    bool provable; /* its link ended so that its process can be shown to be dead */
+/* The tensors, by key. */
+typedef struct gr_ps_shares {
+    gr_ps_share **at;
+    uint32_t count, room;
+} gr_ps_shares;
 
-    int64_t since_us;     /* when it was known first, or this server had slept */
-    int64_t beat_us;      /* when it was told last that this server lives */
-    int64_t echo_us;      /* it has heard what was said then; 0: nothing yet */
-    uint64_t stamp;       /* the newest of its own that has come */
-    bool answer;          /* it has to know at once that it is heard */
-    bool answered;        /* it knows that it has been heard once */
-    gr_ps_view told;      /* what it knows of this server's view */
-    uint64_t table_epoch; /* of the last table that it was sent */
-    int64_t missed_us, probe_us, dial_us;
-    int probe_fd; /* -1: none */
-
-    gr_ps_parcel *oldest, *newest, *unsent;
-    int images;
-    size_t scan_share;
-    uint32_t scan_block, to_copy; /* blocks whose image it has not been sent */
-    bool scan_tables;             /* those of tables come first */
-    bool streams;                 /* of some of them rows are to be sent */
-    size_t stream_share;
-    uint32_t stream_block;
-    gr_ps_ack *acks;
-    size_t ack_count, ack_room;
-    gr_ps_note note_acks, note_beat, note_table;
-
-    uint8_t taking; /* GR_PS_UPDATE, GR_PS_IMAGE: its COPYs are to come */
-    int taken, parts;
-    uint64_t part_bytes, part_taken;
-    gr_ps_update update;
-    int clients[GR_PS_PEERS_MAX];
-    gr_ps_image image;
-    gr_ps_seen seen[GR_PS_PEERS_MAX];
-    gr_ps_buffer *copies[1 + GR_PS_STATES_MAX];
-    uint8_t head[GR_PS_HEAD_MAX];
-} gr_ps_peer;
+typedef struct gr_ps_traffic {
+    uint64_t pushes, pulls, bytes_in, bytes_out; /* of blocks */
+} gr_ps_traffic;
 
 struct gr_ps_server {
     gr_mesh *mesh;
@@ -239,11 +188,9 @@ struct gr_ps_server {
     int here[GR_PS_PEERS_MAX];                /* those that are there */
     int here_count;
     uint64_t ever;
-    gr_ps_share **held; /* by key */
-    uint32_t held_count, held_room;
-    gr_ps_buffer *free_buffers[GR_PS_CLASSES];
-    uint64_t buffer_bytes, buffer_bytes_max;
-    uint64_t pushes, pulls, bytes_in, bytes_out; /* of blocks */
+    gr_ps_shares held;
+    gr_ps_pool pool;
+    gr_ps_traffic traffic;
 };
 
 static inline bool gr_ps_leads(const gr_ps_server *server, const gr_ps_share *held, uint32_t block)
@@ -325,44 +272,6 @@ void gr_ps_task_reply(gr_ps_session *session, gr_ps_task *task, gr_ps_kind kind,
 void gr_ps_task_reply_with(gr_ps_session *session, gr_ps_task *task, gr_ps_kind kind,
                            uint8_t *reply, size_t size_bytes);
 void gr_ps_task_free(gr_ps_task *task);
-
-/* peer.c: other servers. GR_E_NO_MEMORY. */
-gr_status gr_ps_peers_create(gr_ps_server *server, gr_diag *diag) GR_MUST_CHECK;
-void gr_ps_peers_destroy(gr_ps_server *server);
-/* A client says where a server is: addresses with "+" between. */
-void gr_ps_peer_learn(gr_ps_server *server, int number, const char *addresses);
-/* It could not be reached, and is tried again; false: it is no other server. */
-bool gr_ps_peer_missed(gr_ps_server *server, int number);
-/* All have refused this one for long, which replaces another: it has another secret, or that lives.
- * One that has its number, and is about to be found dead, makes them refuse it for a while. */
-bool gr_ps_peers_refuse(const gr_ps_server *server, gr_status status);
-void gr_ps_peer_came(gr_ps_server *server, int number); /* which process it is remains to be seen */
-void gr_ps_peer_ended(gr_ps_server *server, int number); /* all that it sent was taken */
-/* Takes what they have sent, looks who lives, and makes a new table true. GR_OK; GR_PENDING: there
- * is more; GR_E_PEER_LOST: they go on without this one; any other failure: it replaces another one,
- * and cannot. */
-gr_status gr_ps_peers_turn(gr_ps_server *server, gr_diag *diag) GR_MUST_CHECK;
-/* Sends what there is; true: there was, and may be more. */
-bool gr_ps_peers_send(gr_ps_server *server);
-int64_t gr_ps_peers_due_us(const gr_ps_server *server); /* when a turn is due at the latest */
-/* Whatever it has sent. GR_OK: nothing is left; GR_PENDING; GR_E_PROTOCOL and what it was. */
-gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *diag) GR_MUST_CHECK;
-bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t size_bytes);
-bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note); /* may its text change? */
-/* Where the servers are that came later, but for `except`; false: the link has no room, or one has
- * not said it yet. */
-bool gr_ps_send_places(gr_ps_server *server, gr_link *link, int except);
-
-/* copy.c */
-void gr_ps_copy_forward(gr_ps_server *server, const gr_ps_update *update);
-/* The run and all tensors, to a server that came later than they. */
-void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer);
-bool gr_ps_copy_send(gr_ps_server *server, gr_ps_peer *peer); /* true: something went */
-void gr_ps_copy_drop(gr_ps_server *server,
-                     gr_ps_peer *peer); /* all that is on its way, both ways */
-/* UPDATE, IMAGE, COPY or ACKS at the head of the link. */
-gr_status gr_ps_copy_take(gr_ps_server *server, gr_ps_peer *peer, const gr_frame *frame,
-                          gr_diag *diag) GR_MUST_CHECK;
 
 /* table.c: the membership's table becomes the server's. */
 void gr_ps_table_become(gr_ps_server *server);

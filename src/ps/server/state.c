@@ -89,7 +89,7 @@ void gr_ps_restore_take(gr_ps_session *session, gr_ps_task *task, uint32_t block
     task->next_block = block;
     task->to_come--;
     if (whole && task->held != NULL) {
-        server->pushes++;
+        server->traffic.pushes++;
         restore_block(session, task, block);
     }
     if (whole) {

@@ -3,7 +3,7 @@
 /* What a table makes of the blocks that are here: which this server leads, of which it has the
  * replica, and which have to be copied. */
 
-#include "ps/server/server_internal.h"
+#include "ps/server/peer.h"
 
 #include <string.h>
 
@@ -51,9 +51,9 @@ static void copy_to(gr_ps_server *server, gr_ps_share *held, uint32_t block)
 {
     gr_ps_peer *peer = server->peers[server->table.replica[gr_ps_slot(held->tensor->key, block)]];
     held->marks[block] |= GR_PS_MARK_COPY | GR_PS_MARK_THIN;
-    peer->to_copy++;
-    peer->scan_tables = true;
-    peer->scan_share = peer->scan_block = 0;
+    peer->out.to_copy++;
+    peer->out.scan_tables = true;
+    peer->out.scan.share = peer->out.scan.block = 0;
 }
 
 gr_status gr_ps_table_restore(gr_ps_server *server, const gr_ps_image *image, gr_diag *diag)
@@ -135,11 +135,11 @@ void gr_ps_table_become(gr_ps_server *server)
     for (int number = 0; number < server->table.servers; number++) {
         gr_ps_peer *peer = server->peers[number];
         if (peer != NULL) {
-            peer->scan_share = peer->scan_block = peer->to_copy = 0;
+            peer->out.scan.share = peer->out.scan.block = peer->out.to_copy = 0;
         }
     }
-    for (uint32_t i = 0; i < server->held_count; i++) {
-        gr_ps_share *held = server->held[i];
+    for (uint32_t i = 0; i < server->held.count; i++) {
+        gr_ps_share *held = server->held.at[i];
         held->led = held->gone = 0;
         for (uint32_t block = 0; block < held->tensor->cut.blocks; block++) {
             move_block(server, held, block, &before);
@@ -155,8 +155,8 @@ void gr_ps_table_become(gr_ps_server *server)
 uint64_t gr_ps_table_unreplicated(const gr_ps_server *server)
 {
     uint64_t count = 0;
-    for (uint32_t i = 0; server->replicates && i < server->held_count; i++) {
-        const gr_ps_share *held = server->held[i];
+    for (uint32_t i = 0; server->replicates && i < server->held.count; i++) {
+        const gr_ps_share *held = server->held.at[i];
         for (uint32_t block = 0; block < held->tensor->cut.blocks; block++) {
             gr_ps_role role = role_in(server, &server->table, gr_ps_slot(held->tensor->key, block));
             count += role == GR_PS_ALONE ||
