@@ -58,6 +58,65 @@ bool gr_config_holds(const gr_config_table *table, const void *config, const cha
     return false;
 }
 
+/* The choice that `field` is of; NULL: all have it. */
+static const gr_config_field *choice_of(const gr_config_table *table, const gr_config_field *field)
+{
+    for (const gr_config_field *at = table->fields; !gr_config_is_end(at); at++) {
+        for (int i = 0; at->choice_fields != NULL && gr_config_choice(at, i) != NULL; i++) {
+            if (gr_config_is_among(at->choice_fields(i), field)) {
+                return at;
+            }
+        }
+    }
+    return NULL;
+}
+
+bool gr_config_is_of_other(const gr_config_table *table, const void *config,
+                           const gr_config_field *field)
+{
+    const gr_config_field *choice = choice_of(table, field);
+    int chosen = 0;
+    if (choice != NULL) {
+        memcpy(&chosen, (const char *)config + choice->offset, sizeof chosen);
+    }
+    return choice != NULL && !gr_config_is_among(choice->choice_fields(chosen), field);
+}
+
+bool gr_config_applies(const gr_config_table *table, const void *config,
+                       const gr_config_field *field)
+{
+    return (field->needs == NULL || gr_config_holds(table, config, field->needs)) &&
+           !gr_config_is_of_other(table, config, field);
+}
+
+bool gr_config_counts(const gr_config_table *table, const void *config,
+                      const gr_config_field *field)
+{
+    const gr_config_field *choice = field->result == NULL ? choice_of(table, field) : NULL;
+    const char *result = choice != NULL ? choice->result : field->result;
+    return result != NULL && gr_config_holds(table, config, result) &&
+           gr_config_applies(table, config, field);
+}
+
+bool gr_config_is_unset(const gr_config_field *field, const void *config)
+{
+    const void *at = (const char *)config + field->offset;
+    switch (field->type) {
+    case GR_CONFIG_TEXT:
+    case GR_CONFIG_NODE:
+    case GR_CONFIG_LIST:
+        return *(const void *const *)at == NULL;
+    case GR_CONFIG_INT:
+    case GR_CONFIG_BYTES:
+    case GR_CONFIG_DURATION:
+        return field->default_text == NULL && *(const int64_t *)at == 0;
+    case GR_CONFIG_DOUBLE:
+        return field->default_text == NULL && *(const double *)at == 0;
+    default:
+        return false;
+    }
+}
+
 /* ---- Environment ----------------------------------------------------------------------------- */
 
 const char *gr_config_variable(char *const *environment, const char *name)

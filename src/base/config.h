@@ -38,11 +38,16 @@ typedef struct gr_config_field {
     const char *unit;           /* of a plain number, "s", "samples"; NULL */
     const char *const *choices; /* NULL-terminated, for GR_CONFIG_CHOICE */
     const char *(*choice)(int index); /* in place of choices: the words; NULL behind the last */
-    const char *value_name;           /* "N", "FILE": what --help shows; NULL: from the type */
-    const char *help;                 /* one line */
+    /* For GR_CONFIG_CHOICE: further fields of the struct that only this choice has, ending as those
+     * of a table; choices may share them. Returns NULL: it has none. NULL: none has. */
+    const struct gr_config_field *(*choice_fields)(int index);
+    const char *value_name; /* "N", "FILE": what --help shows; NULL: from the type */
+    const char *help;       /* one line */
     /* With which values of another key of the table the key means something, and with which it
-     * changes the result: see gr_config_holds. `needs` NULL: any; `result` NULL: none, "": any. */
+     * changes the result: see gr_config_holds. `needs` NULL: any; `result` NULL: none (a field of
+     * choices: as that of the choice), "": any. */
     const char *needs, *result;
+    bool is_file; /* GR_CONFIG_TEXT: a file that is read; its bytes count, not its name */
     /* What flag and variable were called before; NULL. They are errors that name the new ones. */
     const char *former_flag, *former_env;
 } gr_config_field;
@@ -58,9 +63,6 @@ typedef struct gr_config_table {
     const char *name;              /* of the module or verb, "run" */
     const char *title;             /* one line */
     const gr_config_field *fields; /* ends with key, flag, short_flag and env all empty */
-    /* Part 0, 1, ... of further fields of the struct, each ending likewise; returns NULL behind the
-     * last part. NULL: there are none. */
-    const gr_config_field *(*more)(int part);
     size_t struct_bytes;
     const gr_config_foreign *foreign; /* NULL: none */
 } gr_config_table;
@@ -74,8 +76,20 @@ bool gr_config_holds(const gr_config_table *table, const void *config, const cha
 gr_status gr_config_defaults(const gr_config_table *table, void *config, gr_arena *arena,
                              gr_diag *diag) GR_MUST_CHECK;
 
-/* The field behind `field`, those of `more` last; NULL: the first. Returns NULL behind the last. */
+/* The field behind `field`, those of choices last; NULL: the first. NULL behind the last. */
 const gr_config_field *gr_config_next(const gr_config_table *table, const gr_config_field *field);
+/* Is `field` one of `fields` (NULL: none)? */
+bool gr_config_is_among(const gr_config_field *fields, const gr_config_field *field);
+/* Is `field` one of another choice than the struct's, so that it means nothing? */
+bool gr_config_is_of_other(const gr_config_table *table, const void *config,
+                           const gr_config_field *field);
+/* Does `field` mean something with the struct's other values? Does it change the result? */
+bool gr_config_applies(const gr_config_table *table, const void *config,
+                       const gr_config_field *field);
+bool gr_config_counts(const gr_config_table *table, const void *config,
+                      const gr_config_field *field);
+/* Has it no value, and no default? */
+bool gr_config_is_unset(const gr_config_field *field, const void *config);
 /* The word of a GR_CONFIG_CHOICE; NULL behind the last. */
 const char *gr_config_choice(const gr_config_field *field, int index);
 

@@ -27,12 +27,36 @@ bool gr_config_is_end(const gr_config_field *field)
            field->env == NULL;
 }
 
+/* Have choices before the `index`-th the same fields? */
+static bool is_shared(const gr_config_field *choice, int index)
+{
+    int first = 0;
+    while (choice->choice_fields(first) != choice->choice_fields(index)) {
+        first++;
+    }
+    return first < index;
+}
+
+/* The `part`-th fields of choices, each once; NULL behind the last. */
+static const gr_config_field *choice_part(const gr_config_table *table, int part)
+{
+    for (const gr_config_field *at = table->fields; !gr_config_is_end(at); at++) {
+        for (int i = 0; at->choice_fields != NULL && gr_config_choice(at, i) != NULL; i++) {
+            const gr_config_field *fields = at->choice_fields(i);
+            if (fields != NULL && !is_shared(at, i) && part-- == 0) {
+                return fields;
+            }
+        }
+    }
+    return NULL;
+}
+
 const gr_config_field *gr_config_next(const gr_config_table *table, const gr_config_field *field)
 {
     field = field != NULL ? field + 1 : table->fields;
     const gr_config_field *part = table->fields;
     for (int i = 0; gr_config_is_end(field); i++) {
-        const gr_config_field *next = table->more != NULL ? table->more(i) : NULL;
+        const gr_config_field *next = choice_part(table, i);
         if (next == NULL) {
             return NULL;
         }
@@ -43,6 +67,14 @@ const gr_config_field *gr_config_next(const gr_config_table *table, const gr_con
         part = next;
     }
     return field;
+}
+
+bool gr_config_is_among(const gr_config_field *fields, const gr_config_field *field)
+{
+    while (fields != NULL && !gr_config_is_end(fields) && fields != field) {
+        fields++;
+    }
+    return fields == field;
 }
 
 const char *gr_config_choice(const gr_config_field *field, int index)

@@ -6,7 +6,6 @@
 #include "data/idx.h"
 #include "data/reader.h"
 #include "data/sampler.h"
-#include "doc/config_node.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -69,56 +68,12 @@ gr_status gr_data_need(const gr_data_config *config, const char *key, const char
                         key);
 }
 
-gr_status gr_data_refuse(const gr_data_config *config, const char *key, const char *value,
-                         const char *instead, gr_diag *diag)
-{
-    if (value == NULL) {
-        return GR_OK;
-    }
-    return gr_node_fail(gr_data_setting(config, key), diag, GR_E_INVALID,
-                        "does not belong to data of this format; use %s, or change format",
-                        instead);
-}
-
-gr_status gr_data_settle(gr_data_config *config, gr_arena *arena, gr_diag *diag)
-{
-    return gr_config_settle(gr_reader_ops_at(config->format)->settings, config, config->section,
-                            arena, diag);
-}
-
-/* A setting of another reader would change nothing. */
-static gr_status check_others(const gr_data_config *config, gr_diag *diag)
-{
-    const gr_reader_ops *ops = gr_reader_ops_at(config->format), *other;
-    for (int i = 0; (other = gr_reader_ops_at(i)) != NULL; i++) {
-        for (const gr_config_field *field = other->settings;
-             field != NULL && field->key != NULL && other != ops; field++) {
-            const gr_node *node = gr_node_get(config->section, field->key);
-            if (node != NULL) {
-                return gr_node_fail(node, diag, GR_E_INVALID,
-                                    "belongs to data of format %s, not %s; remove it, or change "
-                                    "format",
-                                    other->name, ops->name);
-            }
-        }
-    }
-    return GR_OK;
-}
-
 static gr_status check_settings(const gr_data_config *config, gr_diag *diag)
 {
     const gr_reader_ops *ops = gr_reader_ops_at(config->format);
     gr_status status = ops->check_settings != NULL ? ops->check_settings(config, diag) : GR_OK;
-    if (status == GR_OK) {
-        status = check_others(config, diag);
-    }
     if (status != GR_OK) {
         return status;
-    }
-    bool own_test = config->test_file != NULL || config->test_images != NULL;
-    if (own_test && config->test_count > 0) {
-        return gr_node_fail(gr_data_setting(config, "test_count"), diag, GR_E_INVALID,
-                            "there is a test set of its own already; remove one of the two");
     }
     if (config->regression && config->classes > 0) {
         return gr_node_fail(gr_data_setting(config, "classes"), diag, GR_E_INVALID,
@@ -213,6 +168,10 @@ static gr_status resolve_parts(const opening *open, uint64_t seed, gr_dataset *d
 {
     const gr_data_config *config = open->config;
     int64_t count = gr_table_count(dataset->samples);
+    if (dataset->test != NULL && config->test_count > 0) {
+        return gr_node_fail(gr_data_setting(config, "test_count"), open->diag, GR_E_INVALID,
+                            "there is a test set of its own already; remove one of the two");
+    }
     dataset->train_count = count - config->test_count;
     dataset->test_count = config->test_count;
     if (dataset->train_count < 1) {

@@ -40,12 +40,6 @@ typedef struct gr_data_config {
     gr_data_own own[GR_DATA_OWN_MAX]; /* of readers that a program adds */
 } gr_data_config;
 extern const gr_config_table gr_data_config_table;
-/* Does `field` say something with this config? Not, if it is in `own` for another reader. */
-bool gr_data_uses(const gr_data_config *config, const gr_config_field *field);
-/* Is it a setting of another reader than this config's? */
-bool gr_data_is_of_other(const gr_data_config *config, const gr_config_field *field);
-/* Behind gr_config_from_node with config->section: settles `own`. */
-gr_status gr_data_settle(gr_data_config *config, gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
 typedef enum gr_split { GR_SPLIT_TRAIN = 0, GR_SPLIT_TEST = 1 } gr_split;
 

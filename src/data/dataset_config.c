@@ -20,43 +20,9 @@ static const char *format_name(int index)
     return ops != NULL ? ops->name : NULL;
 }
 
-/* The settings of the readers. */
-static const gr_config_field *more(int part)
+static const gr_config_field *format_fields(int index)
 {
-    for (int i = 0; gr_reader_ops_at(i) != NULL; i++) {
-        const gr_config_field *settings = gr_reader_ops_at(i)->settings;
-        if (settings != NULL && part-- == 0) {
-            return settings;
-        }
-    }
-    return NULL;
-}
-
-bool gr_data_uses(const gr_data_config *config, const gr_config_field *field)
-{
-    const gr_config_field *own = gr_reader_ops_at(config->format)->settings;
-    while (own != NULL && own->key != NULL && own != field) {
-        own++;
-    }
-    return field->offset < AT(own) || own == field;
-}
-
-static bool is_among(const gr_config_field *settings, const gr_config_field *field)
-{
-    while (settings != NULL && settings->key != NULL && settings != field) {
-        settings++;
-    }
-    return settings == field;
-}
-
-bool gr_data_is_of_other(const gr_data_config *config, const gr_config_field *field)
-{
-    const gr_reader_ops *other;
-    bool found = false;
-    for (int i = 0; (other = gr_reader_ops_at(i)) != NULL; i++) {
-        found = found || is_among(other->settings, field);
-    }
-    return found && !is_among(gr_reader_ops_at(config->format)->settings, field);
+    return gr_reader_ops_at(index)->settings;
 }
 
 /* Of counts: what a double can hold exactly, so that bounds compare exactly. */
@@ -68,12 +34,15 @@ static const gr_config_field fields[] = {
      .offset = AT(format),
      .default_text = "csv",
      .choice = format_name,
+     .choice_fields = format_fields,
+     .result = "",
      .help = "of the files: csv has a sample a line, values and label separated by commas; idx is "
              "the format of MNIST"},
     {.key = "shape",
      .type = GR_CONFIG_NODE,
      .offset = AT(shape),
      .value_name = "[C, H, W]",
+     .result = "",
      .help = "of a sample: [channels, height, width] or [values]; default: as the file says"},
     {.key = "classes",
      .type = GR_CONFIG_INT,
@@ -81,6 +50,7 @@ static const gr_config_field fields[] = {
      .default_text = "0",
      .min = 0,
      .max = 1 << 24,
+     .result = "",
      .help = "labels go from 0 to classes - 1; 0: the largest label + 1"},
     {.key = "scale",
      .type = GR_CONFIG_DOUBLE,
@@ -88,6 +58,7 @@ static const gr_config_field fields[] = {
      .default_text = "1",
      .min = -1e30,
      .max = 1e30,
+     .result = "",
      .help = "the model sees (value * scale - mean) / deviation"},
     {.key = "mean",
      .type = GR_CONFIG_DOUBLE,
@@ -95,6 +66,7 @@ static const gr_config_field fields[] = {
      .default_text = "0",
      .min = -1e30,
      .max = 1e30,
+     .result = "",
      .help = "see scale"},
     {.key = "deviation",
      .type = GR_CONFIG_DOUBLE,
@@ -102,12 +74,14 @@ static const gr_config_field fields[] = {
      .default_text = "1",
      .min = 1e-30,
      .max = 1e30,
+     .result = "",
      .help = "see scale"},
     {.key = "normalize",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(normalize),
      .default_text = "none",
      .choices = normalizations,
+     .result = "",
      .help = "standard: mean and deviation are computed from the training samples: of each column, "
              "or of all values where shape says that a sample is an image"},
     {.key = "test_count",
@@ -117,17 +91,20 @@ static const gr_config_field fields[] = {
      .min = 0,
      .max = COUNT_MAX,
      .unit = "samples",
+     .result = "",
      .help = "so many samples are held out for the test"},
     {.key = "split",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(split),
      .default_text = "last",
      .choices = splits,
+     .result = "",
      .help = "which samples are held out: the last ones, or a random choice that the seed fixes"},
     {.key = "regression",
      .type = GR_CONFIG_BOOL,
      .offset = AT(regression),
      .default_text = "false",
+     .result = "",
      .help = "csv: the label is a number to predict (loss: mse), not a class"},
     {0}};
 
@@ -135,5 +112,4 @@ const gr_config_table gr_data_config_table = {
     .name = "data",
     .title = "The data part of a job file: samples, labels, split and scaling",
     .fields = fields,
-    .more = more,
     .struct_bytes = sizeof(gr_data_config)};

@@ -79,11 +79,9 @@ gr_status gr_reader_open_file(const gr_reader_open *how, const char *key, const 
                               gr_input_stream **source_out, gr_diag *diag) GR_MUST_CHECK;
 /* Where a setting stands, or at least its section. */
 const gr_node *gr_data_setting(const gr_data_config *config, const char *key);
-/* Fails unless the setting is given; fails if it is, and says what to use instead. */
+/* Fails unless the setting is given. */
 gr_status gr_data_need(const gr_data_config *config, const char *key, const char *value,
                        gr_diag *diag) GR_MUST_CHECK;
-gr_status gr_data_refuse(const gr_data_config *config, const char *key, const char *value,
-                         const char *instead, gr_diag *diag) GR_MUST_CHECK;
 
 extern const gr_reader_ops gr_csv_reader, gr_idx_reader;
 

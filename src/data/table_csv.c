@@ -322,17 +322,7 @@ gr_status gr_table_open_csv(gr_input_stream *source, const gr_table_options *opt
 
 static gr_status csv_check_settings(const gr_data_config *config, gr_diag *diag)
 {
-    gr_status status = gr_data_refuse(config, "images", config->images, "file", diag);
-    if (status == GR_OK) {
-        status = gr_data_refuse(config, "labels", config->labels, "file and label_column", diag);
-    }
-    if (status == GR_OK) {
-        status = gr_data_refuse(config, "test_images", config->test_images, "test_file", diag);
-    }
-    if (status == GR_OK) {
-        status = gr_data_refuse(config, "test_labels", config->test_labels, "test_file", diag);
-    }
-    return status != GR_OK ? status : gr_data_need(config, "file", config->file, diag);
+    return gr_data_need(config, "file", config->file, diag);
 }
 
 static gr_status csv_open(const gr_reader_open *how, gr_table **table_out, gr_diag *diag)
@@ -450,11 +440,13 @@ static const gr_config_field fields[] = {
      .type = GR_CONFIG_TEXT,
      .offset = AT(file),
      .value_name = "FILE",
+     .is_file = true,
      .help = "csv: the samples, plain or gzip; relative to the job file"},
     {.key = "test_file",
      .type = GR_CONFIG_TEXT,
      .offset = AT(test_file),
      .value_name = "FILE",
+     .is_file = true,
      .help = "csv: a test set of its own, instead of test_count"},
     {.key = "label_column",
      .type = GR_CONFIG_TEXT,

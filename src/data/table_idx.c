@@ -261,14 +261,7 @@ gr_status gr_table_open_idx(gr_input_stream *images, gr_input_stream *labels,
 
 static gr_status idx_check_settings(const gr_data_config *config, gr_diag *diag)
 {
-    gr_status status = gr_data_refuse(config, "file", config->file, "images and labels", diag);
-    if (status == GR_OK) {
-        status = gr_data_refuse(config, "test_file", config->test_file,
-                                "test_images and test_labels", diag);
-    }
-    if (status == GR_OK) {
-        status = gr_data_need(config, "images", config->images, diag);
-    }
+    gr_status status = gr_data_need(config, "images", config->images, diag);
     if (status == GR_OK) {
         status = gr_data_need(config, "labels", config->labels, diag);
     }
@@ -377,21 +370,25 @@ static const gr_config_field fields[] = {{.key = "images",
                                           .type = GR_CONFIG_TEXT,
                                           .offset = AT(images),
                                           .value_name = "FILE",
+                                          .is_file = true,
                                           .help = "idx: the samples, plain or gzip"},
                                          {.key = "labels",
                                           .type = GR_CONFIG_TEXT,
                                           .offset = AT(labels),
                                           .value_name = "FILE",
+                                          .is_file = true,
                                           .help = "idx: the labels, plain or gzip"},
                                          {.key = "test_images",
                                           .type = GR_CONFIG_TEXT,
                                           .offset = AT(test_images),
                                           .value_name = "FILE",
+                                          .is_file = true,
                                           .help = "idx: samples of a test set of its own"},
                                          {.key = "test_labels",
                                           .type = GR_CONFIG_TEXT,
                                           .offset = AT(test_labels),
                                           .value_name = "FILE",
+                                          .is_file = true,
                                           .help = "idx: labels of a test set of its own"},
                                          {0}};
 

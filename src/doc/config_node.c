@@ -4,7 +4,10 @@
 #include "base/config_text.h"
 #include "doc/node.h"
 
+#include <stdio.h>
 #include <string.h>
+
+enum { OWN_BYTES = 256 };
 
 static const gr_config_field *field_of_key(const gr_config_table *table, const char *key)
 {
@@ -90,16 +93,56 @@ gr_status gr_config_from_node(const gr_config_table *table, void *config, const 
     return GR_OK;
 }
 
-gr_status gr_config_settle(const gr_config_field *fields, void *config, const gr_node *map,
-                           gr_arena *arena, gr_diag *diag)
+/* ": its own are a, b and c"; cut if there are many. */
+static void describe_own(const gr_config_field *own, char text_out[OWN_BYTES])
 {
-    gr_status status = GR_OK;
-    for (; fields != NULL && !gr_config_is_end(fields) && status == GR_OK; fields++) {
-        const gr_node *node = gr_node_get(map, fields->key);
+    size_t used = 0;
+    text_out[0] = '\0';
+    for (const gr_config_field *at = own; at != NULL && !gr_config_is_end(at) && used < OWN_BYTES;
+         at++) {
+        const char *between = at == own                  ? "; its own are "
+                              : gr_config_is_end(at + 1) ? " and "
+                                                         : ", ";
+        int wrote = snprintf(text_out + used, OWN_BYTES - used, "%s%s", between, at->key);
+        used += wrote > 0 ? (size_t)wrote : OWN_BYTES;
+    }
+}
+
+static gr_status refuse_others(const gr_config_field *choice, int chosen, const gr_node *map,
+                               gr_diag *diag)
+{
+    const gr_config_field *own = choice->choice_fields(chosen);
+    for (int i = 0; gr_config_choice(choice, i) != NULL; i++) {
+        for (const gr_config_field *at = choice->choice_fields(i);
+             at != NULL && at->key != NULL && !gr_config_is_among(own, at); at++) {
+            const gr_node *node = gr_node_get(map, at->key);
+            if (node != NULL) {
+                char text[OWN_BYTES];
+                describe_own(own, text);
+                return gr_node_fail(node, diag, GR_E_INVALID,
+                                    "%s has no such setting%s; remove the line, or take %s: %s",
+                                    gr_config_choice(choice, chosen), text, choice->key,
+                                    gr_config_choice(choice, i));
+            }
+        }
+    }
+    return GR_OK;
+}
+
+gr_status gr_config_settle(const gr_config_table *table, const char *key, void *config,
+                           const gr_node *map, gr_arena *arena, gr_diag *diag)
+{
+    const gr_config_field *choice = field_of_key(table, key);
+    int chosen;
+    memcpy(&chosen, (const char *)config + choice->offset, sizeof chosen);
+    gr_status status = refuse_others(choice, chosen, map, diag);
+    for (const gr_config_field *at = choice->choice_fields(chosen);
+         at != NULL && !gr_config_is_end(at) && status == GR_OK; at++) {
+        const gr_node *node = gr_node_get(map, at->key);
         if (node != NULL) {
-            status = gr_config_set_node(fields, config, node, arena, diag);
-        } else if (fields->default_text != NULL) {
-            status = gr_config_set(fields, config, fields->default_text, fields->key, arena, diag);
+            status = gr_config_set_node(at, config, node, arena, diag);
+        } else if (at->default_text != NULL) {
+            status = gr_config_set(at, config, at->default_text, at->key, arena, diag);
         }
     }
     return status;

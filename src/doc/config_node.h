@@ -18,9 +18,10 @@ gr_status gr_config_from_node(const gr_config_table *table, void *config, const 
 gr_status gr_config_set_node(const gr_config_field *field, void *config, const gr_node *node,
                              gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
-/* Sets `fields` (as in a table; NULL: none) again: as `map` says, else by their defaults. Where
- * several parts of a table share a place in the struct, this settles which of them has it. */
-gr_status gr_config_settle(const gr_config_field *fields, void *config, const gr_node *map,
-                           gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
+/* Behind gr_config_from_node with `map`, for the choice `key` of which each has fields of its own:
+ * refuses those of others, which would change nothing, and sets those of the struct's choice again,
+ * since the fields of several may share a place in the struct. */
+gr_status gr_config_settle(const gr_config_table *table, const char *key, void *config,
+                           const gr_node *map, gr_arena *arena, gr_diag *diag) GR_MUST_CHECK;
 
 #endif

@@ -154,10 +154,20 @@ static const char *kind_name(int index)
     return ops ? ops->name : NULL;
 }
 
+static const gr_config_field *kind_fields(int index)
+{
+    return gr_optimizer_ops_at(index)->settings;
+}
+
 static const char *schedule_name(int index)
 {
     const gr_schedule_ops *ops = gr_schedule_ops_at(index);
     return ops ? ops->name : NULL;
+}
+
+static const gr_config_field *schedule_fields(int index)
+{
+    return gr_schedule_ops_at(index)->settings;
 }
 
 static const gr_config_field fields[] = {
@@ -166,6 +176,8 @@ static const gr_config_field fields[] = {
      .offset = AT(kind),
      .default_text = "sgd",
      .choice = kind_name,
+     .choice_fields = kind_fields,
+     .result = "",
      .help = "the rule by which gradients change the weights"},
     {.key = "learning_rate",
      .type = GR_CONFIG_DOUBLE,
@@ -173,6 +185,7 @@ static const gr_config_field fields[] = {
      .default_text = "0.01",
      .min = 0,
      .max = 1e6,
+     .result = "",
      .help = "step size, before the schedule and linear scaling"},
     {.key = "weight_decay",
      .type = GR_CONFIG_DOUBLE,
@@ -180,6 +193,7 @@ static const gr_config_field fields[] = {
      .default_text = "0",
      .min = 0,
      .max = 1e6,
+     .result = "",
      .help =
          "pull of weights (not biases, not batch norm) to zero; adamw: apart from the gradient"},
     {.key = "clip_norm",
@@ -188,12 +202,15 @@ static const gr_config_field fields[] = {
      .default_text = "0",
      .min = 0,
      .max = 1e30,
+     .result = "",
      .help = "largest global norm of the gradient; 0: no limit"},
     {.key = "schedule",
      .type = GR_CONFIG_CHOICE,
      .offset = AT(schedule),
      .default_text = "constant",
      .choice = schedule_name,
+     .choice_fields = schedule_fields,
+     .result = "",
      .help = "how the learning rate changes"},
     {.key = "warmup_epochs",
      .type = GR_CONFIG_DOUBLE,
@@ -202,11 +219,13 @@ static const gr_config_field fields[] = {
      .min = 0,
      .max = 1e9,
      .unit = "epochs",
+     .result = "",
      .help = "time in which the learning rate grows evenly to its full size"},
     {.key = "linear_scaling",
      .type = GR_CONFIG_BOOL,
      .offset = AT(linear_scaling),
      .default_text = "false",
+     .result = "",
      .help = "learning_rate is for reference_batch and grows with the global batch"},
     {.key = "reference_batch",
      .type = GR_CONFIG_INT,
@@ -215,97 +234,25 @@ static const gr_config_field fields[] = {
      .min = 1,
      .max = 1 << 30,
      .unit = "samples",
+     .result = "",
      .help = "linear_scaling: the global batch that learning_rate was chosen for"},
     {.key = NULL}};
-
-static bool shared_before(int index)
-{
-    for (int i = 0; i < index; i++) {
-        if (gr_optimizer_ops_at(i)->settings == gr_optimizer_ops_at(index)->settings) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The settings of the kinds, then those of the schedules. */
-static const gr_config_field *more(int part)
-{
-    for (int i = 0; gr_optimizer_ops_at(i); i++) {
-        const gr_config_field *settings = gr_optimizer_ops_at(i)->settings;
-        if (settings && !shared_before(i) && part-- == 0) {
-            return settings;
-        }
-    }
-    for (int i = 0; gr_schedule_ops_at(i); i++) {
-        const gr_config_field *settings = gr_schedule_ops_at(i)->settings;
-        if (settings && part-- == 0) {
-            return settings;
-        }
-    }
-    return NULL;
-}
 
 const gr_config_table gr_optimizer_config_table = {.name = "optimizer",
                                                    .title = "How gradients change the weights",
                                                    .fields = fields,
-                                                   .more = more,
                                                    .struct_bytes = sizeof(gr_optimizer_config)};
-
-static bool is_among(const gr_config_field *settings, const gr_config_field *field)
-{
-    while (settings && settings->key && settings != field) {
-        settings++;
-    }
-    return settings == field;
-}
 
 bool gr_optimizer_is_rule(const gr_optimizer_config *config, const gr_config_field *field)
 {
     return field->offset == AT(kind) || field->offset == AT(weight_decay) ||
-           is_among(gr_optimizer_ops_at(config->kind)->settings, field);
-}
-
-bool gr_optimizer_is_of_other(const gr_optimizer_config *config, const gr_config_field *field)
-{
-    const gr_optimizer_ops *other;
-    bool found = false;
-    for (int i = 0; (other = gr_optimizer_ops_at(i)) != NULL; i++) {
-        found = found || is_among(other->settings, field);
-    }
-    return found && !is_among(gr_optimizer_ops_at(config->kind)->settings, field);
-}
-
-/* A setting of another optimizer would change nothing, and nobody would notice. */
-static gr_status refuse_other(const gr_optimizer_ops *ops, const gr_optimizer_ops *other,
-                              const gr_node *node, gr_diag *diag)
-{
-    char own[256] = "";
-    size_t used = 0;
-    for (const gr_config_field *at = ops->settings; at && at->key && used < sizeof own; at++) {
-        const char *between = at == ops->settings ? "; its own are " : at[1].key ? ", " : " and ";
-        int wrote = snprintf(own + used, sizeof own - used, "%s%s", between, at->key);
-        used += wrote > 0 ? (size_t)wrote : sizeof own;
-    }
-    return gr_node_fail(node, diag, GR_E_INVALID,
-                        "%s has no such setting%s; remove the line, or take kind: %s", ops->name,
-                        own, other->name);
+           gr_config_is_among(gr_optimizer_ops_at(config->kind)->settings, field);
 }
 
 gr_status gr_optimizer_settle(gr_optimizer_config *config, const gr_node *map, gr_arena *arena,
                               gr_diag *diag)
 {
-    const gr_optimizer_ops *ops = gr_optimizer_ops_at(config->kind), *other;
-    for (int i = 0; (other = gr_optimizer_ops_at(i)) != NULL; i++) {
-        for (const gr_config_field *field = other->settings;
-             field && field->key && other->settings != ops->settings; field++) {
-            const gr_node *node = gr_node_get(map, field->key);
-            if (node) {
-                return refuse_other(ops, other, node, diag);
-            }
-        }
-    }
-    return gr_config_settle(ops->settings, config, map, arena, diag);
+    return gr_config_settle(&gr_optimizer_config_table, "kind", config, map, arena, diag);
 }
 
 /* ---- One step over plain vectors ------------------------------------------------------------- */

@@ -84,10 +84,7 @@ const gr_schedule_ops *gr_schedule_ops_at(int index); /* NULL behind the last */
 
 /* Is `field` a setting of the update itself: not of the learning rate, not of another kind? */
 bool gr_optimizer_is_rule(const gr_optimizer_config *config, const gr_config_field *field);
-/* Is `field` a setting of another kind, which means nothing here? */
-bool gr_optimizer_is_of_other(const gr_optimizer_config *config, const gr_config_field *field);
-/* Behind gr_config_from_node with `map`: refuses settings of other kinds, which would change
- * nothing, and settles `own`. */
+/* Behind gr_config_from_node with `map`: see gr_config_settle. */
 gr_status gr_optimizer_settle(gr_optimizer_config *config, const gr_node *map, gr_arena *arena,
                               gr_diag *diag) GR_MUST_CHECK;
 

@@ -449,10 +449,11 @@ static void reference_of_a_table_shows_each_field(void **state)
 
 #define WITH_CONFIG(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
-/* A table whose further fields, and the words of a choice, come from functions. */
+/* A table with the fields of two choices, the first of which some choices share; and words from a
+ * function. */
 typedef struct parted {
     int64_t first, second, third;
-    int word;
+    int word, other;
 } parted;
 
 static const char *parted_word(int index)
@@ -461,38 +462,54 @@ static const char *parted_word(int index)
     return words[index];
 }
 
-static const gr_config_field *parted_more(int part)
+static const gr_config_field parted_second[] = {{.key = "second",
+                                                 .type = GR_CONFIG_INT,
+                                                 .offset = offsetof(parted, second),
+                                                 .result = "word: red"},
+                                                {0}};
+static const gr_config_field parted_third[] = {
+    {.key = "third", .type = GR_CONFIG_INT, .offset = offsetof(parted, third), .default_text = "7"},
+    {0}};
+
+static const gr_config_field *parted_fields(int index)
 {
     static const gr_config_field none[] = {{0}};
-    static const gr_config_field second[] = {
-        {.key = "second", .type = GR_CONFIG_INT, .offset = offsetof(parted, second)}, {0}};
-    static const gr_config_field rest[] = {{.key = "third",
-                                            .type = GR_CONFIG_INT,
-                                            .offset = offsetof(parted, third),
-                                            .default_text = "7"},
-                                           {.key = "word",
-                                            .flag = "--word",
-                                            .type = GR_CONFIG_CHOICE,
-                                            .offset = offsetof(parted, word),
-                                            .choice = parted_word},
-                                           {0}};
-    static const gr_config_field *const parts[] = {none, second, rest, NULL};
-    return parts[part];
+    static const gr_config_field *const all[] = {parted_second, none, parted_second};
+    return all[index];
 }
 
-static void table_with_further_parts_has_the_fields_of_all(void **state)
+static const gr_config_field *parted_other(int index)
+{
+    return index == 2 ? parted_third : NULL;
+}
+
+static const gr_config_field parted_first[] = {
+    {.key = "first", .type = GR_CONFIG_INT, .offset = offsetof(parted, first)},
+    {.key = "word",
+     .flag = "--word",
+     .type = GR_CONFIG_CHOICE,
+     .offset = offsetof(parted, word),
+     .choice = parted_word,
+     .choice_fields = parted_fields},
+    {.key = "other",
+     .type = GR_CONFIG_CHOICE,
+     .offset = offsetof(parted, other),
+     .choice = parted_word,
+     .choice_fields = parted_other,
+     .result = ""},
+    {0}};
+static const gr_config_table parts = {
+    .name = "parted", .fields = parted_first, .struct_bytes = sizeof(parted)};
+
+static void table_with_fields_of_choices_has_each_once(void **state)
 {
     (void)state;
-    static const gr_config_field first[] = {
-        {.key = "first", .type = GR_CONFIG_INT, .offset = offsetof(parted, first)}, {0}};
-    static const gr_config_table parts = {
-        .name = "parted", .fields = first, .more = parted_more, .struct_bytes = sizeof(parted)};
-    static const char *const keys[] = {"first", "second", "third", "word"};
+    static const char *const keys[] = {"first", "word", "other", "second", "third"};
     size_t count = 0;
     for (const gr_config_field *f = NULL; (f = gr_config_next(&parts, f)) != NULL; count++) {
         assert_string_equal(f->key, keys[count]);
     }
-    assert_int_equal(count, 4);
+    assert_int_equal(count, 5);
     parted config;
     gr_arena arena;
     gr_diag diag = {0};
@@ -514,6 +531,25 @@ static void table_with_further_parts_has_the_fields_of_all(void **state)
     gr_arena_fini(&arena);
 }
 
+static void field_of_a_choice_applies_and_counts_with_it(void **state)
+{
+    (void)state;
+    parted config = {.word = 0, .other = 2};
+    assert_true(gr_config_applies(&parts, &config, parted_first));
+    assert_false(gr_config_counts(&parts, &config, parted_first)); /* it does not say so */
+    assert_true(gr_config_counts(&parts, &config, parted_third));  /* as `other` */
+    assert_true(gr_config_counts(&parts, &config, parted_second));
+    config = (parted){.word = 2, .other = 1};
+    assert_true(gr_config_applies(&parts, &config, parted_second));
+    assert_false(gr_config_counts(&parts, &config, parted_second));
+    assert_true(gr_config_is_of_other(&parts, &config, parted_third));
+    config.word = 1;
+    assert_false(gr_config_applies(&parts, &config, parted_second));
+    assert_false(gr_config_counts(&parts, &config, parted_third));
+    assert_true(gr_config_is_unset(parted_first, &config));
+    assert_false(gr_config_is_unset(parted_third, &config));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -528,7 +564,8 @@ int main(void)
         WITH_CONFIG(config_text_beyond_the_arena_is_refused),
         cmocka_unit_test(help_of_a_table_shows_each_flag),
         cmocka_unit_test(reference_of_a_table_shows_each_field),
-        cmocka_unit_test(table_with_further_parts_has_the_fields_of_all),
+        cmocka_unit_test(table_with_fields_of_choices_has_each_once),
+        cmocka_unit_test(field_of_a_choice_applies_and_counts_with_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

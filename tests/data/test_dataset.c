@@ -210,9 +210,6 @@ static void test_settings(void **state)
     config.file = "nowhere/none.csv";
     must_fail(&config, GR_E_NOT_FOUND, "nowhere/none.csv: there is no such file", "");
     config = config_csv(path);
-    config.images = "x";
-    must_fail(&config, GR_E_INVALID, "does not belong to data of this format", "use file");
-    config = config_csv(path);
     config.label_column = "second";
     must_fail(&config, GR_E_INVALID, "must be first, last or a number", "\"second\"");
     config.label_column = "0";

@@ -257,7 +257,8 @@ static void own_parts_with_bad_settings_are_refused(void **state)
     must_fail("samples: 96, range: 11", ours, "data.range: must be a number from 0.1 to 10");
     must_fail(
         "samples: 96, header: true", ours,
-        "data.header: belongs to data of format csv, not squares; remove it, or change format");
+        "data.header: squares has no such setting; its own are range, samples and x_type; remove "
+        "the line, or take format: csv");
     must_fail("samples: 96", "kind: sgd, size: 1",
               "optimizer.size: sgd has no such setting; its own are momentum and nesterov; remove "
               "the line, or take kind: sign_sgd");

@@ -320,9 +320,14 @@ static void labels_from_one_are_told_of_class_names(void **state)
     gr_job_close(job);
 }
 
-static void optimizer_setting_of_another_kind_is_refused(void **state)
+static void setting_of_another_kind_is_refused(void **state)
 {
     (void)state;
+    put_job("test_count: 20", "images: data.csv");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "job.yaml:1: data.images: csv has no such setting; its own are file, test_file, "
+              "label_column, delimiter, class_names, categories, skip and header; remove the line, "
+              "or take format: idx");
     put_job("kind: sgd,", "kind: adam, momentum: 0.9,");
     must_fail((gr_job_overrides){0}, GR_E_INVALID,
               "job.yaml:3: optimizer.momentum: adam has no such setting; its own are beta1, beta2 "
@@ -656,7 +661,7 @@ int main(void)
         cmocka_unit_test(test_local),
         cmocka_unit_test(data_of_named_columns_is_opened),
         cmocka_unit_test(labels_from_one_are_told_of_class_names),
-        cmocka_unit_test(optimizer_setting_of_another_kind_is_refused),
+        cmocka_unit_test(setting_of_another_kind_is_refused),
         cmocka_unit_test(test_bad_settings),
         cmocka_unit_test(test_bad_models),
         cmocka_unit_test(test_bad_data),

@@ -152,7 +152,7 @@ static void visit_keys(gr_job *job, void (*visit)(void *, const gr_config_field 
         bool wanted = gr_job_has_part(job, part->table);
         for (const gr_config_field *f = NULL;
              wanted && (f = gr_config_next(part->table, f)) != NULL;) {
-            if (gr_job_has_key(job, part->table, part->config, f)) {
+            if (gr_config_applies(part->table, (const char *)job + part->config, f)) {
                 visit(arg, f, part->config + f->offset);
             }
         }

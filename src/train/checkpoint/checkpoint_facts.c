@@ -5,8 +5,8 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/number.h"
-#include "train/compress.h"
 #include "train/inference.h"
+#include "train/job/job_internal.h"
 #include "train/strategy/strategy.h"
 
 #include <errno.h>
@@ -32,10 +32,9 @@ static gr_status no_memory(gr_diag *diag)
     return gr_fail(diag, GR_E_NO_MEMORY, "no memory for what a checkpoint says of the job");
 }
 
-/* Texts that are NULL are memory that was not there. */
 static gr_status add(collector *c, const char *key, const char *value)
 {
-    if (key == NULL || value == NULL || c->facts.count == GR_FACTS_MAX) {
+    if (key == NULL || c->facts.count == GR_FACTS_MAX) {
         return no_memory(c->diag);
     }
     c->facts.list[c->facts.count++] = (gr_fact){key, value};
@@ -91,30 +90,6 @@ static const char *field_text(gr_arena *arena, const gr_config_field *field, con
     return "";
 }
 
-static bool is_listed(const char *word, const char *const *list)
-{
-    while (*list != NULL && strcmp(word, *list) != 0) {
-        list++;
-    }
-    return *list != NULL;
-}
-
-/* The fields of a table whose keys are listed, or (not `chosen`) those whose keys are not. */
-static gr_status add_table(collector *c, const gr_config_table *table, const void *config,
-                           const char *prefix, const char *const *list, bool chosen)
-{
-    gr_status status = GR_OK;
-    for (const gr_config_field *field = NULL;
-         status == GR_OK && (field = gr_config_next(table, field)) != NULL;) {
-        if (field->key != NULL && is_listed(field->key, list) == chosen &&
-            (table != &gr_data_config_table || gr_data_uses(config, field))) {
-            status = add(c, gr_arena_printf(c->arena, "%s%s", prefix, field->key),
-                         field_text(c->arena, field, config));
-        }
-    }
-    return status;
-}
-
 /* ---- Data files ------------------------------------------------------------------------------ */
 
 static gr_status read_piece(int fd, off_t at, char *piece, size_t *got_out)
@@ -165,7 +140,7 @@ static gr_status add_file(collector *c, const char *key, const char *name)
         hash = gr_hash64(piece, got, hash);
     }
     if (status == GR_OK) {
-        status = add(c, gr_arena_printf(c->arena, "data.%s", key),
+        status = add(c, key,
                      gr_arena_printf(c->arena, "%lld bytes, %016llx", (long long)info.st_size,
                                      (unsigned long long)hash));
     }
@@ -178,39 +153,6 @@ undo_fd:
     return status;
 }
 
-/* Files count by what they hold, not by their names. */
-static gr_status add_data(collector *c)
-{
-    static const char *const files[] = {"file",        "images",      "labels", "test_file",
-                                        "test_images", "test_labels", NULL};
-    /* Written only where they are set: earlier checkpoints do not have them. */
-    static const char *const optional[] = {"delimiter", "class_names", "categories", "skip", NULL};
-    static const char *const apart[] = {"file",        "images",      "labels",    "test_file",
-                                        "test_images", "test_labels", "delimiter", "class_names",
-                                        "categories",  "skip",        NULL};
-    const gr_config_table *table = &gr_data_config_table;
-    gr_status status = add_table(c, table, &c->job->data, "data.", apart, false);
-    if (status == GR_OK && gr_dataset_scales_by_column(c->job->dataset)) {
-        status = add(c, "data.normalize_by", "column");
-    }
-    for (const gr_config_field *field = NULL;
-         status == GR_OK && (field = gr_config_next(table, field)) != NULL;) {
-        const char *name = field->key != NULL && is_listed(field->key, files)
-                               ? field_text(c->arena, field, &c->job->data)
-                               : "";
-        if (name != NULL && name[0] != '\0') {
-            status = add_file(c, field->key, name);
-        } else if (field->key != NULL && is_listed(field->key, optional)) {
-            const char *text = field_text(c->arena, field, &c->job->data);
-            status = text == NULL ? no_memory(c->diag)
-                     : text[0] == '\0'
-                         ? GR_OK
-                         : add(c, gr_arena_printf(c->arena, "data.%s", field->key), text);
-        }
-    }
-    return status;
-}
-
 /* ---- The job --------------------------------------------------------------------------------- */
 
 static gr_status add_model(collector *c)
@@ -220,69 +162,73 @@ static gr_status add_model(collector *c)
     int number = 0;
     for (const gr_node *layer = list != NULL ? list->child : NULL; layer != NULL && status == GR_OK;
          layer = layer->next) {
-        status =
-            add(c, gr_arena_printf(c->arena, "model[%d]", number++), node_text(c->arena, layer));
+        const char *text = node_text(c->arena, layer);
+        status = text != NULL ? add(c, gr_arena_printf(c->arena, "model[%d]", number++), text)
+                              : no_memory(c->diag);
     }
     return status;
 }
 
-/* Other strategies have the bits of allreduce, and may change between two runs. */
-static gr_status add_local(collector *c)
+/* The fields of a part of `job` that count. */
+static gr_status add_part(collector *c, const gr_job *job, const gr_job_part *part)
 {
-    static const char *const none[] = {NULL}, *const state[] = {"local_state", NULL};
-    gr_status status =
-        add(c, "distribution.sync_every",
-            gr_arena_printf(c->arena, "%llu steps (strategy %s)",
-                            (unsigned long long)c->job->sync_steps, c->job->strategy->name));
-    if (status == GR_OK) {
-        status = add_table(c, &gr_distribution_config_table, &c->job->distribution, "distribution.",
-                           state, true);
+    const void *config = (const char *)job + part->config;
+    const char *prefix =
+        part == gr_job_parts ? "" : gr_arena_printf(c->arena, "%s.", part->table->name);
+    gr_status status = prefix != NULL ? GR_OK : no_memory(c->diag);
+    for (const gr_config_field *field = NULL;
+         status == GR_OK && (field = gr_config_next(part->table, field)) != NULL;) {
+        bool other = gr_config_is_of_other(part->table, config, field);
+        bool counts =
+            gr_config_counts(part->table, config, field) && !gr_config_is_unset(field, config);
+        if (!counts && !other) {
+            continue;
+        }
+        const char *key = gr_arena_printf(c->arena, "%s%s", prefix, field->key);
+        const char *text = counts ? field_text(c->arena, field, config) : "";
+        status = text == NULL     ? no_memory(c->diag)
+                 : other          ? add(c, key, NULL)
+                 : field->is_file ? add_file(c, key, text)
+                                  : add(c, key, text);
     }
-    return status == GR_OK && c->job->outer.wanted
-               ? add_table(c, &gr_outer_config_table, &c->job->outer, "outer.", none, false)
-               : status;
+    return status;
 }
 
-static gr_status add_distribution(collector *c)
+/* All parts. What the settings leave open counts as it was resolved. */
+static gr_status add_parts(collector *c)
 {
-    static const char *const always[] = {"exact", "worker_threads", "compression", NULL};
-    /* What topk leaves out depends on the buckets. */
-    static const char *const topk[] = {"compression_ratio", "bucket_bytes_first", "bucket_bytes",
-                                       NULL};
-    const gr_config_table *table = &gr_distribution_config_table;
-    const gr_distribution_config *d = &c->job->distribution;
-    gr_status status = add_table(c, table, d, "distribution.", always, true);
-    if (status == GR_OK && d->compression == GR_COMPRESSION_TOPK) {
-        status = add_table(c, table, d, "distribution.", topk, true);
+    gr_job resolved = *c->job;
+    gr_distribution_config *d = &resolved.distribution;
+    d->shards = c->job->shards;
+    if (c->job->strategy->averages_weights) {
+        d->sync_every =
+            gr_arena_printf(c->arena, "%llu steps (strategy %s)",
+                            (unsigned long long)c->job->sync_steps, c->job->strategy->name);
+        if (d->sync_every == NULL) {
+            return no_memory(c->diag);
+        }
     }
-    if (status == GR_OK) {
-        status = add(c, "distribution.shards", gr_arena_printf(c->arena, "%d", c->job->shards));
+    gr_status status = GR_OK;
+    for (int i = 0; i < GR_JOB_PARTS && status == GR_OK; i++) {
+        const gr_job_part *part = &gr_job_parts[i];
+        status = gr_job_has_part(c->job, part->table) ? add_part(c, &resolved, part) : GR_OK;
     }
-    return status == GR_OK && c->job->strategy->averages_weights ? add_local(c) : status;
+    if (status == GR_OK && gr_dataset_scales_by_column(c->job->dataset)) {
+        status = add(c, "data.normalize_by", "column");
+    }
+    return status;
 }
 
 gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_out, gr_diag *diag)
 {
-    static const char *const top[] = {"loss", "seed", "global_batch", "micro_batches", NULL};
-    static const char *const none[] = {NULL};
     collector c = {.job = job, .arena = arena, .diag = diag};
     c.facts.list = gr_arena_alloc(arena, GR_FACTS_MAX * sizeof *c.facts.list);
     if (c.facts.list == NULL) {
         return no_memory(diag);
     }
-    gr_status status = add_table(&c, &gr_job_config_table, &job->config, "", top, true);
-    if (status == GR_OK) {
-        status = add_distribution(&c);
-    }
+    gr_status status = add_parts(&c);
     if (status == GR_OK) {
         status = add_model(&c);
-    }
-    if (status == GR_OK) {
-        status =
-            add_table(&c, &gr_optimizer_config_table, &job->optimizer, "optimizer.", none, false);
-    }
-    if (status == GR_OK) {
-        status = add_data(&c);
     }
     if (status == GR_OK) {
         status = gr_inference_print(job, arena, &c.facts.inference, diag);
@@ -295,6 +241,7 @@ gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_ou
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
+/* What is missing is not set. */
 static const char *value_of(const gr_facts *facts, const char *key)
 {
     for (int i = 0; i < facts->count; i++) {
@@ -302,15 +249,17 @@ static const char *value_of(const gr_facts *facts, const char *key)
             return facts->list[i].value;
         }
     }
-    return NULL;
+    return "";
 }
 
-/* The first fact of `facts` that the others do not share; NULL. */
+/* The first fact of `facts` that the others do not share, but for those that mean nothing to one of
+ * the two; NULL. */
 static const char *differing(const gr_facts *facts, const gr_facts *others)
 {
     for (int i = 0; i < facts->count; i++) {
+        const char *value = facts->list[i].value;
         const char *other = value_of(others, facts->list[i].key);
-        if (other == NULL || strcmp(other, facts->list[i].value) != 0) {
+        if (value != NULL && other != NULL && strcmp(other, value) != 0) {
             return facts->list[i].key;
         }
     }
@@ -319,7 +268,7 @@ static const char *differing(const gr_facts *facts, const gr_facts *others)
 
 static const char *shown(const char *value)
 {
-    return value == NULL ? "missing" : value[0] == '\0' ? "not set" : value;
+    return value[0] == '\0' ? "not set" : value;
 }
 
 gr_status gr_facts_compare(const gr_facts *saved, const gr_facts *own, const char *checkpoint,

@@ -2,17 +2,16 @@
 #ifndef GR_TRAIN_CHECKPOINT_FACTS_H
 #define GR_TRAIN_CHECKPOINT_FACTS_H
 
-/* What must be equal for a job to go on to the same bits: the model's layers, what the data files
- * hold, the optimizer, shards, batch, seed and so on, as texts by key. Workers, link, output,
- * length and evaluation are not in it: they change no weight of a step. With them goes what
- * predictions need, which follows from them. */
+/* What must be equal for a job to go on to the same bits, as texts by key: the layers of the model,
+ * and the settings whose rows say that they change the result (`result`, base/config.h), data files
+ * by what they hold. With them goes what predictions need, which follows from them. */
 
 #include "train/job/job.h"
 
 enum { GR_FACTS_MAX = 4096 };
 
 typedef struct gr_fact {
-    const char *key, *value;
+    const char *key, *value; /* NULL: a setting of another kind of optimizer, reader, ... */
 } gr_fact;
 
 typedef struct gr_facts {

@@ -216,9 +216,10 @@ static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *fac
     json_t *job = json_object(), *list = json_array();
     bool whole = true;
     for (int i = 0; i < facts->count; i++) {
-        whole =
-            json_object_set_new(job, facts->list[i].key, json_string(facts->list[i].value)) == 0 &&
-            whole;
+        const gr_fact *fact = &facts->list[i];
+        whole = (fact->value == NULL ||
+                 json_object_set_new(job, fact->key, json_string(fact->value)) == 0) &&
+                whole;
     }
     for (int i = 0; i < count; i++) {
         json_t *file = json_pack("{s:s, s:I, s:s}", "name", files[i].name, "bytes",

@@ -61,25 +61,6 @@ static json_t *node_json(const gr_node *node)
     return all;
 }
 
-/* Not set, and without a default: such a key is left out. */
-static bool is_unset(const gr_config_field *field, const void *at)
-{
-    switch (field->type) {
-    case GR_CONFIG_TEXT:
-    case GR_CONFIG_NODE:
-    case GR_CONFIG_LIST:
-        return *(const void *const *)at == NULL;
-    case GR_CONFIG_INT:
-    case GR_CONFIG_BYTES:
-    case GR_CONFIG_DURATION:
-        return field->default_text == NULL && *(const int64_t *)at == 0;
-    case GR_CONFIG_DOUBLE:
-        return field->default_text == NULL && *(const double *)at == 0;
-    default:
-        return false;
-    }
-}
-
 static json_t *value_json(const gr_config_field *field, const void *at)
 {
     switch (field->type) {
@@ -114,8 +95,10 @@ static json_t *table_json(const gr_job *job, const gr_config_table *table, size_
         size_t offset = config + field->offset;
         const void *at = (const char *)job + offset;
         const gr_job_part *part = gr_job_part_at(offset);
-        bool left_out = !gr_job_has_key(job, table, config, field) ||
-                        (part == NULL ? is_unset(field, at) : !gr_job_has_part(job, part->table));
+        const void *whole = (const char *)job + config;
+        bool left_out =
+            !gr_config_applies(table, whole, field) ||
+            (part == NULL ? gr_config_is_unset(field, whole) : !gr_job_has_part(job, part->table));
         if (field->key != NULL && !left_out) {
             failed = json_object_set_new(object, field->key,
                                          part == NULL ? value_json(field, at)

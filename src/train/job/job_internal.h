@@ -31,10 +31,6 @@ static inline const gr_node *gr_job_section(const gr_job *job, const gr_job_part
 
 /* Is there such a part? Those of strategies and of what is not always wanted may be missing. */
 bool gr_job_has_part(const gr_job *job, const gr_config_table *table);
-/* Does the key mean something with the other settings of its struct, which begins at `config` of
- * gr_job? */
-bool gr_job_has_key(const gr_job *job, const gr_config_table *table, size_t config,
-                    const gr_config_field *field);
 
 /* Where a key of `section` stands, or at least the section; NULL if neither is in the file. */
 const gr_node *gr_job_setting(const gr_node *section, const char *key);

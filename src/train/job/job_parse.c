@@ -40,16 +40,6 @@ bool gr_job_has_part(const gr_job *job, const gr_config_table *table)
                                                       : true;
 }
 
-bool gr_job_has_key(const gr_job *job, const gr_config_table *table, size_t config,
-                    const gr_config_field *field)
-{
-    return (field->needs == NULL ||
-            gr_config_holds(table, (const char *)job + config, field->needs)) &&
-           (table != &gr_optimizer_config_table ||
-            !gr_optimizer_is_of_other(&job->optimizer, field)) &&
-           (table != &gr_data_config_table || !gr_data_is_of_other(&job->data, field));
-}
-
 const gr_node *gr_job_setting(const gr_node *section, const char *key)
 {
     const gr_node *node = gr_node_get(section, key);
@@ -96,7 +86,8 @@ gr_status gr_job_read_parts(gr_job *job, char *const *environment, gr_diag *diag
     job->outer.wanted = is_said(job->distribution.outer);
     job->early_stopping.wanted = is_said(job->config.early_stopping);
     job->data.section = job->config.data;
-    gr_status status = gr_data_settle(&job->data, &job->arena, diag);
+    gr_status status = gr_config_settle(&gr_data_config_table, "format", &job->data,
+                                        job->data.section, &job->arena, diag);
     return status == GR_OK
                ? gr_optimizer_settle(&job->optimizer, job->config.optimizer, &job->arena, diag)
                : status;
