@@ -135,10 +135,11 @@ static gr_status resolve_shape(const opening *open, gr_dataset *dataset)
     if (node == NULL) {
         return GR_OK;
     }
-    if (node->kind != GR_NODE_LIST || (node->count != 1 && node->count != 3)) {
+    if (node->kind != GR_NODE_LIST || node->count < 1 || node->count > GR_SAMPLE_DIMS_MAX) {
         return gr_node_fail(node, open->diag, GR_E_INVALID,
-                            "must be a list of one number or three, [64] or [1, 8, 8] say "
-                            "(channels, height, width)");
+                            "must be a list of 1 to %d numbers: [64], or [1, 8, 8] (channels, "
+                            "height, width), say",
+                            GR_SAMPLE_DIMS_MAX);
     }
     int64_t product = 1;
     dataset->dims = 0;

@@ -8,7 +8,8 @@
 #include "data/csv.h"
 #include "doc/doc.h"
 
-enum { GR_SAMPLE_DIMS_MAX = 3, GR_DATA_OWN_MAX = 8 };
+/* Of a sample; a batch has one more. */
+enum { GR_SAMPLE_DIMS_MAX = 7, GR_DATA_OWN_MAX = 8 };
 
 /* A setting of a reader that a program adds. */
 typedef union gr_data_own {
@@ -25,7 +26,7 @@ typedef struct gr_data_config {
     const char *file;            /* csv: the samples; .gz is recognised by content */
     const char *images, *labels; /* idx */
     const char *test_file, *test_images, *test_labels; /* a test set of its own; NULL: split */
-    const gr_node *shape;     /* csv: [1, 8, 8] (channels, height, width) or [64]; default: flat */
+    const gr_node *shape;     /* [1, 8, 8], say; default: as the file says, csv: flat */
     const char *label_column; /* csv: "last" (default), "first", a number from 1, or a name */
     const char *delimiter;    /* csv: one character, or "tab"; NULL: a comma */
     const gr_node *class_names, *categories, *skip; /* csv: see their help; NULL: none */
@@ -52,7 +53,7 @@ gr_status gr_dataset_open(const gr_data_config *config, const char *job_path, ui
 void gr_dataset_close(gr_dataset *dataset);
 
 int64_t gr_dataset_count(const gr_dataset *dataset, gr_split part);
-int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MAX]); /* 1 or 3 */
+int gr_dataset_dims(const gr_dataset *dataset, int64_t dim_out[GR_SAMPLE_DIMS_MAX]);
 int64_t gr_dataset_sample_values(const gr_dataset *dataset);
 int64_t gr_dataset_classes(const gr_dataset *dataset); /* 0 for regression */
 

@@ -41,9 +41,10 @@ static const gr_config_field fields[] = {
     {.key = "shape",
      .type = GR_CONFIG_NODE,
      .offset = AT(shape),
-     .value_name = "[C, H, W]",
+     .value_name = "[N, ...]",
      .result = "",
-     .help = "of a sample: [channels, height, width] or [values]; default: as the file says"},
+     .help = "of a sample: 1 to 7 numbers, [values] or [channels, height, width], say; default: as "
+             "the file says"},
     {.key = "classes",
      .type = GR_CONFIG_INT,
      .offset = AT(classes),
@@ -83,7 +84,7 @@ static const gr_config_field fields[] = {
      .choices = normalizations,
      .result = "",
      .help = "standard: mean and deviation are computed from the training samples: of each column, "
-             "or of all values where shape says that a sample is an image"},
+             "or of all values where a sample has more than one dimension"},
     {.key = "test_count",
      .type = GR_CONFIG_INT,
      .offset = AT(test_count),

@@ -8,7 +8,7 @@
 #include <gradus/status.h>
 
 enum {
-    GR_IDX_DIMS_MAX = 4,
+    GR_IDX_DIMS_MAX = 8,
     GR_IDX_HEADER_BYTES_MAX = 4 + 4 * GR_IDX_DIMS_MAX,
     GR_IDX_RECORD_VALUES_MAX = 1 << 26,
     GR_IDX_U8 = 0x08,

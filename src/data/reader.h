@@ -17,7 +17,7 @@ typedef struct gr_sample_value {
     const char *name;
     gr_dtype type;
     int dims; /* 0: a single number */
-    int64_t dim[GR_TABLE_DIMS_MAX];
+    int64_t dim[GR_SAMPLE_DIMS_MAX];
 } gr_sample_value;
 
 /* What a reader is opened with; borrowed for the call. */

@@ -40,7 +40,7 @@ static int find_value(const gr_table *table, const char *name)
 void gr_table_add_value(gr_table *table, const char *name, gr_dtype type, int dims,
                         const int64_t *dim)
 {
-    GR_CHECK(table->value_count < GR_SAMPLE_VALUES_MAX && dims <= GR_TABLE_DIMS_MAX);
+    GR_CHECK(table->value_count < GR_SAMPLE_VALUES_MAX && dims <= GR_SAMPLE_DIMS_MAX);
     gr_sample_value *value = &table->value[table->value_count++];
     *value = (gr_sample_value){.name = name, .type = type, .dims = dims};
     for (int i = 0; i < dims; i++) {
@@ -74,7 +74,7 @@ int64_t gr_table_count(const gr_table *table)
     return table->count;
 }
 
-int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX])
+int gr_table_dims(const gr_table *table, int64_t *dim_out)
 {
     const gr_sample_value *x = &table->value[find_value(table, "x")];
     for (int i = 0; i < x->dims; i++) {
@@ -85,7 +85,7 @@ int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX])
 
 int64_t gr_table_values(const gr_table *table)
 {
-    int64_t dim[GR_TABLE_DIMS_MAX], count = 1;
+    int64_t dim[GR_SAMPLE_DIMS_MAX], count = 1;
     for (int i = gr_table_dims(table, dim) - 1; i >= 0; i--) {
         count *= dim[i];
     }

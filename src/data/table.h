@@ -10,8 +10,6 @@
 
 #include <stdbool.h>
 
-enum { GR_TABLE_DIMS_MAX = 3 };
-
 /* The texts that may stand in a column. */
 typedef struct gr_table_texts {
     const char *column; /* its name, or its number from 1 */
@@ -50,7 +48,7 @@ void gr_table_close(gr_table *table); /* NULL ok */
 
 const char *gr_table_name(const gr_table *table);
 int64_t gr_table_count(const gr_table *table);
-int gr_table_dims(const gr_table *table, int64_t dim_out[GR_TABLE_DIMS_MAX]); /* 1 or 3 */
+int gr_table_dims(const gr_table *table, int64_t *dim_out); /* at most GR_SAMPLE_DIMS_MAX */
 int64_t gr_table_values(const gr_table *table);
 int64_t gr_table_label_max(const gr_table *table); /* the largest class; -1 for regression */
 const gr_csv_layout *gr_table_layout(const gr_table *table); /* what its columns mean; NULL: idx */

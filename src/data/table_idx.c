@@ -152,25 +152,23 @@ static gr_status idx_store(idx_payload *payload, uint64_t memory_max, gr_store *
                               (uint64_t)header->dim[0], store_out, diag);
 }
 
-/* count x values: flat; x height x width: one channel; x channels x height x width. */
+/* A sample has the dimensions behind the count; where these are height and width, one channel. */
 static gr_status idx_shape(const char *name, const gr_idx_header *header, idx_table *table,
                            gr_diag *diag)
 {
     if (header->dims == 1) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: the file has one dimension and looks like labels; samples have two to "
-                       "four (count, then channels, height, width)",
-                       name);
+                       "%d: count, then theirs",
+                       name, GR_IDX_DIMS_MAX);
     }
     table->head.count = header->dim[0];
     table->values = header->record_values;
     table->bytes = header->type == GR_IDX_U8;
-    int64_t dim[GR_IDX_DIMS_MAX] = {1};
-    for (int i = 1; i < header->dims; i++) {
-        dim[header->dims == 3 ? i : i - 1] = header->dim[i];
-    }
-    gr_table_add_value(&table->head, "x", table->bytes ? GR_U8 : GR_F32, header->dims == 2 ? 1 : 3,
-                       dim);
+    bool image = header->dims == 3;
+    const int64_t one_channel[] = {1, header->dim[1], header->dim[2]};
+    gr_table_add_value(&table->head, "x", table->bytes ? GR_U8 : GR_F32,
+                       image ? 3 : header->dims - 1, image ? one_channel : header->dim + 1);
     gr_table_add_value(&table->head, "label", GR_I32, 0, NULL);
     return GR_OK;
 }

@@ -95,13 +95,21 @@ static gr_status keep_statistics(gr_model *model, gr_layer *layer, gr_diag *diag
 static gr_status norm_create(gr_model *model, gr_layer *layer, gr_diag *diag)
 {
     float epsilon = (float)epsilon_of(layer);
+    const gr_layout *data = layer->want;
     gr_status status = keep_statistics(model, layer, diag);
+    if (layer->spec->shape_in.dims > 3) { /* plain; and the library takes no more dimensions */
+        const gr_shape flat = {.dims = 2, .dim = {channels_of(layer), pixels_of(layer)}};
+        data = gr_layout_plain(model->dnn, model->config.batch, &flat);
+    }
     if (status == GR_OK) {
-        status = gr_dnn_norm_forward(model->dnn, layer->want, channels_of(layer), epsilon, true,
+        status = gr_layout_check(data, layer->spec->info.name, diag);
+    }
+    if (status == GR_OK) {
+        status = gr_dnn_norm_forward(model->dnn, data, channels_of(layer), epsilon, true,
                                      &layer->op[RUNNING], diag);
     }
     if (status == GR_OK && model->config.training) {
-        status = gr_dnn_norm_forward(model->dnn, layer->want, channels_of(layer), epsilon, false,
+        status = gr_dnn_norm_forward(model->dnn, data, channels_of(layer), epsilon, false,
                                      &layer->op[FORWARD], diag);
     }
     if (status == GR_OK && model->config.training) {

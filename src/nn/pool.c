@@ -237,12 +237,9 @@ const gr_layer_ops gr_max_pool_ops = {
 
 static gr_status global_shape(gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
 {
-    if (spec->shape_in.dims != 3) {
-        return gr_node_fail(
-            node, diag, GR_E_INVALID,
-            "%s needs images (channels x height x width), but its input is flat: put "
-            "it before flatten and linear layers",
-            spec->info.name);
+    gr_status status = gr_layer_needs_image(spec, node, diag);
+    if (status != GR_OK) {
+        return status;
     }
     spec->info.output = (gr_shape){.dims = 1, .dim = {spec->shape_in.dim[0]}};
     return GR_OK;

@@ -40,26 +40,35 @@ static gr_status settle(gr_window_settings *set, const gr_node *node, gr_diag *d
     return GR_OK;
 }
 
+gr_status gr_layer_needs_image(const gr_layer_spec *spec, const gr_node *node, gr_diag *diag)
+{
+    char text[GR_TENSOR_NAME_BYTES];
+    if (spec->shape_in.dims == 3) {
+        return GR_OK;
+    }
+    gr_shape_format(&spec->shape_in, text, sizeof text);
+    return gr_node_fail(node, diag, GR_E_INVALID,
+                        "%s needs images (channels x height x width), but its input has the shape "
+                        "%s: put it before flatten and linear layers, or give the data an image "
+                        "shape",
+                        spec->info.name, text);
+}
+
 gr_status gr_window_shape(gr_layer_spec *spec, int64_t channels, const gr_node *node, gr_diag *diag)
 {
     gr_window_settings *set = spec->set;
     gr_status status = settle(set, node, diag);
+    if (status == GR_OK) {
+        status = gr_layer_needs_image(spec, node, diag);
+    }
     if (status != GR_OK) {
         return status;
-    }
-    char text[80];
-    gr_shape_format(&spec->shape_in, text, sizeof text);
-    if (spec->shape_in.dims != 3) {
-        return gr_node_fail(
-            node, diag, GR_E_INVALID,
-            "%s needs images (channels x height x width), but its input has the "
-            "shape %s: put it before flatten and linear layers, or give the data an "
-            "image shape",
-            spec->info.name, text);
     }
     int64_t height = count_windows(spec->shape_in.dim[1], set->kernel, set->stride, set->padding);
     int64_t width = count_windows(spec->shape_in.dim[2], set->kernel, set->stride, set->padding);
     if (height < 1 || width < 1) {
+        char text[GR_TENSOR_NAME_BYTES];
+        gr_shape_format(&spec->shape_in, text, sizeof text);
         return gr_node_fail(
             node, diag, GR_E_INVALID,
             "the kernel %lld of %s (padding %lld) is larger than its input %s: use a "

@@ -230,7 +230,8 @@ static void test_shape(void **state)
     (void)state;
     static const char text[] =
         "data:\n  good: [1, 8, 8]\n  flat: [64]\n  wrong: [1, 8, 9]\n"
-        "  two: [8, 8]\n  zero: [0]\n  huge: [67108864, 67108864, 67108864]\n";
+        "  many: [2, 2, 2, 2, 2, 2, 1, 1]\n  zero: [0]\n  huge: [67108864, 67108864, 67108864]\n"
+        "  seven: [2, 2, 2, 2, 2, 2, 1]\n";
     gr_doc *doc;
     assert_int_equal(gr_doc_parse_yaml("job.yaml", text, strlen(text), &doc, NULL), GR_OK);
     const gr_node *section = gr_node_get(gr_doc_root(doc), "data");
@@ -252,9 +253,13 @@ static void test_shape(void **state)
     must_fail(&config, GR_E_INVALID,
               "job.yaml:4: data.wrong: 1 x 8 x 9 are 72 values, but a sample of ",
               "has 64 (its columns without the label)");
-    config.shape = gr_node_get(section, "two");
-    must_fail(&config, GR_E_INVALID, "job.yaml:5: data.two: must be a list of one number or three",
-              "");
+    config.shape = gr_node_get(section, "many");
+    must_fail(&config, GR_E_INVALID, "job.yaml:5: data.many: must be a list of 1 to 7 numbers", "");
+    config.shape = gr_node_get(section, "seven");
+    dataset = open_ok(&config, 1);
+    assert_int_equal(gr_dataset_dims(dataset, dim), 7);
+    assert_true(dim[0] == 2 && dim[5] == 2 && dim[6] == 1);
+    gr_dataset_close(dataset);
     config.shape = gr_node_get(section, "zero");
     must_fail(&config, GR_E_INVALID, "job.yaml:6", "");
     config.shape = gr_node_get(section, "huge");

@@ -101,6 +101,45 @@ static void test_pairs(void **state)
     }
 }
 
+/* A sample has all the dimensions behind the count, but for an image of one channel. */
+static void samples_of_any_dimensions_are_read(void **state)
+{
+    static const uint32_t dim[] = {2, 3, 1, 2, 2, 1, 1, 2};
+    static const uint8_t classes[] = {1, 0};
+    for (int dims = 2; dims <= GR_IDX_DIMS_MAX; dims++) {
+        uint8_t payload[48], *data;
+        int64_t got[GR_SAMPLE_DIMS_MAX], values = 1, number = 1;
+        char images[300], labels[300];
+        gr_diag diag;
+        for (int i = 1; i < dims; i++) {
+            values *= dim[i];
+        }
+        for (int i = 0; i < 2 * values; i++) {
+            payload[i] = (uint8_t)(3 * i);
+        }
+        size_t size = idx_make(GR_IDX_U8, dims, dim, payload, 2 * (size_t)values, &data);
+        file_put(state, "images", data, size, images);
+        free(data);
+        size = idx_make(GR_IDX_U8, 1, dim, classes, 2, &data);
+        file_put(state, "labels", data, size, labels);
+        free(data);
+        gr_data_config config = config_idx(images, labels);
+        gr_dataset *dataset = NULL;
+        assert_int_equal(gr_dataset_open(&config, "job.yaml", 1, &dataset, &diag), GR_OK);
+        assert_int_equal(gr_dataset_dims(dataset, got), dims == 3 ? 3 : dims - 1);
+        assert_int_equal(gr_dataset_sample_values(dataset), values);
+        for (int i = 1; i < dims; i++) {
+            assert_int_equal(got[dims == 3 ? i : i - 1], dim[i]);
+        }
+        float x[24];
+        int32_t label;
+        assert_int_equal(
+            gr_dataset_read(dataset, GR_SPLIT_TRAIN, &number, 1, x, &label, NULL, &diag), GR_OK);
+        assert_true(x[0] == (float)(3 * values) && x[values - 1] == (float)(3 * (2 * values - 1)));
+        gr_dataset_close(dataset);
+    }
+}
+
 static void header_case(const char *bytes, size_t size, const char *text)
 {
     gr_idx_header header;
@@ -121,7 +160,8 @@ static void test_headers(void **state)
     header_case("\0\0\x0b\1\0\0\0\1", 8, "16-bit integers (type 0x0b)");
     header_case("\0\0\x77\1\0\0\0\1", 8, "unknown type");
     header_case("\0\0\x08\0", 4, "names 0 dimensions");
-    header_case("\0\0\x08\5\0\0\0\1\0\0\0\1\0\0\0\1\0\0\0\1", 20, "names 5 dimensions");
+    header_case("\0\0\x08\x9\0\0\0\1\0\0\0\1\0\0\0\1\0\0\0\1", 20,
+                "names 9 dimensions; 1 to 8 can be read");
     header_case("\0\0\x08\2\0\0\0\1", 8, "ends inside its IDX header");
     header_case("\0\0\x08\2\0\0\0\1\0\0\0\0", 12, "dimension 2 of the IDX header is 0");
     header_case("\0\0\x08\4\0\0\0\1\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", 20, "limit");
@@ -199,8 +239,9 @@ static void test_not_finite(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs), cmocka_unit_test(test_headers),
-                                       cmocka_unit_test(test_sizes),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_pairs),
+                                       cmocka_unit_test(samples_of_any_dimensions_are_read),
+                                       cmocka_unit_test(test_headers), cmocka_unit_test(test_sizes),
                                        cmocka_unit_test(test_not_finite)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);
 }

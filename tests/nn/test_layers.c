@@ -76,6 +76,13 @@ static const net_options cases[] = {
                "residual: [residual: [linear: 20], gelu], linear: 4]",
      .input = {.dims = 3, .dim = {1, 4, 4}},
      .batch = 4},
+    {.layers = "[batch_norm, relu, residual: [batch_norm, gelu], dropout: 0.2, softmax, flatten, "
+               "linear: 3]",
+     .input = {.dims = 2, .dim = {3, 5}},
+     .batch = 4},
+    {.layers = "[batch_norm, relu, batch_norm, tanh, flatten, linear: 3]",
+     .input = {.dims = 7, .dim = {3, 2, 1, 2, 1, 2, 2}},
+     .batch = 4},
     {.layers = "[linear: 9, sigmoid, linear: 4, sigmoid]",
      .input = {.dims = 1, .dim = {7}},
      .batch = 4,

@@ -463,8 +463,18 @@ static void test_bad_models(void **state)
     put("job.yaml", "data: {file: data.csv, shape: [1, 2, 2]}\n"
                     "model:\n  - conv2d: {channels: 3, kernel: 1}\n  - relu\nepochs: 1\n");
     must_fail((gr_job_overrides){0}, GR_E_INVALID,
-              "the model ends with an image of 3x2x2 values; add flatten or global_pool and then "
-              "linear: 3");
+              "the model ends with values of the shape 3x2x2; add flatten, or global_pool for "
+              "images, and then linear: 3");
+    put("job.yaml", "data: {file: data.csv, shape: [2, 2]}\n"
+                    "model:\n  - global_pool\n  - linear: 3\nepochs: 1\n");
+    must_fail((gr_job_overrides){0}, GR_E_INVALID,
+              "job.yaml:3: model[0]: global_pool1 needs images (channels x height x width), but "
+              "its input has the shape 2x2");
+    put("job.yaml", "data: {file: data.csv, shape: [2, 1, 1, 2]}\n"
+                    "model:\n  - conv2d: {channels: 2, kernel: 1}\n  - linear: 3\nepochs: 1\n");
+    must_fail(
+        (gr_job_overrides){0}, GR_E_INVALID,
+        "conv1 needs images (channels x height x width), but its input has the shape 2x1x1x2");
     put("job.yaml", "data: {file: data.csv, regression: true}\nloss: mse\n"
                     "model: [linear: 3]\nepochs: 1\n");
     must_fail((gr_job_overrides){0}, GR_E_INVALID,

@@ -64,10 +64,11 @@ static gr_status bind_model(gr_job *job, gr_diag *diag)
     gr_shape_format(output, shape, sizeof shape);
     const gr_node *node = last_layer(list);
     if (output->dims != 1) {
-        return gr_node_fail(node, diag, GR_E_INVALID,
-                            "the model ends with an image of %s values; add flatten or global_pool "
-                            "and then linear: %" PRId64,
-                            shape, wanted);
+        return gr_node_fail(
+            node, diag, GR_E_INVALID,
+            "the model ends with values of the shape %s; add flatten, or global_pool "
+            "for images, and then linear: %" PRId64,
+            shape, wanted);
     }
     if (job->data.regression) {
         return gr_node_fail(node, diag, GR_E_INVALID,
