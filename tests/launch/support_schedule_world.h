@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_TESTS_LAUNCH_SUPPORT_SCHEDULE_WORLD_H
+#define GR_TESTS_LAUNCH_SUPPORT_SCHEDULE_WORLD_H
+
+/* What the files of the model share. */
+
+#include "support_schedule.h"
+
+#include "group/membership.h"
+#include "launch/launch.h"
+
+enum {
+    KEPT_BYTES = offsetof(gr_scheduler, call),
+    NOW_US = 1000000000, /* between two timers no time passes */
+    EXITED_1 = 1 << 8,
+    EXITED_PEER = GR_LAUNCH_EXIT_PEER << 8
+};
+
+typedef enum agent_state {
+    AGENT_NONE = 0,
+    AGENT_FORKED,
+    AGENT_READY, /* waits for START */
+    AGENT_RUNS,
+    AGENT_CLOSING
+} agent_state;
+
+typedef enum process_state {
+    PROCESS_NONE = 0,
+    PROCESS_SPAWNED,
+    PROCESS_RUNS, /* the scheduler knows */
+    PROCESS_ENDED /* and does not know it yet */
+} process_state;
+
+typedef struct agent {
+    uint8_t state;
+    uint8_t begin; /* workers that it starts with START */
+    bool stays, ending, killing;
+} agent;
+
+typedef struct process {
+    uint8_t state, member;
+    bool served, told, drained, joining;
+    bool met, ready; /* of a server */
+    int16_t status;
+} process;
+
+/* What can be told from each other is in here, and nothing else: it is compared by its bytes. */
+typedef struct world_state {
+    uint8_t schedule[KEPT_BYTES];
+    gr_scheduler_slot slots[WORLD_SLOTS];
+    gr_scheduler_host hosts[WORLD_HOSTS];
+    gr_scheduler_server servers[WORLD_HOSTS];
+    gr_worker_end ends[WORLD_SLOTS];
+    agent agents[WORLD_HOSTS];
+    process processes[WORLD_SLOTS];
+    int32_t timers[GR_TIMER_KINDS]; /* in milliseconds; -1: it is not set */
+    int16_t joined, target, starts, first_reason, reason;
+    bool at_rest, over, publishing, published, draining, touched, finished, settles_cause;
+    bool harmed;  /* something went wrong that may end the job */
+    bool crowded; /* restarts are no limit to what is started: hosts came, or more are wanted */
+    world_budget budget;
+} world_state;
+
+struct world {
+    gr_scheduler schedule;
+    gr_arena arena;
+    world_setting setting;
+    world_state now;
+    char why[SEARCH_WHY_BYTES];
+};
+
+static inline bool world_is_server(const world *w, int slot)
+{
+    return slot >= w->setting.config.slots;
+}
+
+static inline int world_slot_count(const world *w)
+{
+    return w->setting.config.slots + w->setting.config.servers;
+}
+
+static inline int world_host_end(const world *w)
+{
+    return w->setting.config.host_room + w->setting.config.servers;
+}
+
+static inline bool world_host_serves(const world *w, int host)
+{
+    return host >= w->setting.config.host_room;
+}
+
+static inline bool world_lives(const process *of)
+{
+    return of->state == PROCESS_SPAWNED || of->state == PROCESS_RUNS;
+}
+
+void world_end_process(world *w, int slot, int status);
+/* The scheduler hears of the group what it has not heard yet. */
+void world_look_at_group(world *w);
+/* What has passed is as if it had never been, so that states are the same again. */
+void world_forget_times(world *w, int64_t passed_us);
+/* The scheduler hears of it, and what it decides is done. */
+void world_tell(world *w, gr_scheduler_event event);
+
+#endif
