@@ -222,6 +222,14 @@ static void start_worker(gr_launch_job *job, int slot)
     gr_launch_job_notify_worker(job, slot, GR_AGENT_SPAWN, 0);
 }
 
+static void fence_worker(gr_launch_job *job, int slot)
+{
+    gr_log_write(job->config->log, GR_LOG_WARN, "launch",
+                 "rank %d (pid %d) kept the others waiting for %g s: it is fenced (--fence-after)",
+                 slot, (int)job->schedule.ends[slot].pid, (double)job->config->fence_us * 1e-6);
+    gr_launch_job_notify_worker(job, slot, GR_AGENT_FAULT, SIGKILL);
+}
+
 static void publish_servers(gr_launch_job *job)
 {
     gr_diag diag = {0};
@@ -246,6 +254,8 @@ static bool act_on_worker(gr_launch_job *job, const gr_scheduler_action *action,
         publish_servers(job);
     } else if (action->kind == GR_ACTION_SERVER_MOVED) {
         gr_launch_job_republish_servers(job);
+    } else if (action->kind == GR_ACTION_FENCE) {
+        fence_worker(job, action->slot);
     } else if (action->kind == GR_ACTION_SIGNAL_WORKERS ||
                action->kind == GR_ACTION_SIGNAL_SERVERS) {
         gr_launch_job_notify(job, action->kind == GR_ACTION_SIGNAL_SERVERS, GR_AGENT_SIGNAL,
@@ -321,42 +331,6 @@ static void carry_out(gr_launch_job *job, const gr_launch_event *of)
     }
 }
 
-/* ---- Expulsion ------------------------------------------------------------------------------- */
-
-/* Those that the others still wait for: stopped, or stuck. They are killed, not only left out: who
- * wakes up later must not write what somebody else writes by now. */
-static void on_fence_timer(uv_timer_t *timer)
-{
-    gr_launch_job *job = timer->data;
-    const gr_scheduler *schedule = &job->schedule;
-    for (int slot = 0; slot < schedule->config.slots && schedule->phase == GR_PHASE_RUNNING;
-         slot++) {
-        if (!schedule->ends[slot].ended && gr_coordinator_waits_for(job->coordinator, slot)) {
-            gr_log_write(job->config->log, GR_LOG_WARN, "launch",
-                         "rank %d (pid %d) kept the others waiting for %g s: it is fenced "
-                         "(--fence-after)",
-                         slot, (int)schedule->ends[slot].pid, (double)job->config->fence_us * 1e-6);
-            gr_launch_job_notify_worker(job, slot, GR_AGENT_FAULT, SIGKILL);
-        }
-    }
-}
-
-/* By now the others have waited in vain for most of the time. */
-static void watch_renewal(gr_launch_job *job)
-{
-    uv_timer_t *timer = &job->loop.fence_timer;
-    bool waits = false;
-    for (int slot = 0; slot < job->schedule.config.slots && !waits; slot++) {
-        waits = gr_coordinator_waits_for(job->coordinator, slot);
-    }
-    if (!waits) {
-        uv_timer_stop(timer);
-    } else if (!uv_is_active((uv_handle_t *)timer)) {
-        int64_t left_us = job->config->fence_us - gr_launch_stall_us(job->config->fence_us);
-        (void)uv_timer_start(timer, on_fence_timer, (uint64_t)left_us / 1000, 0);
-    }
-}
-
 /* ---- Events ---------------------------------------------------------------------------------- */
 
 static void on_coordinator_timer(uv_timer_t *timer)
@@ -393,7 +367,9 @@ static void look_at_group(gr_launch_job *job)
         event->slot = slot;
         event->value = gr_coordinator_member_state(job->coordinator, slot);
         event->flag = gr_coordinator_has_served(job->coordinator, slot);
-        if (event->value != known->member || event->flag != known->served) {
+        event->awaited = gr_coordinator_waits_for(job->coordinator, slot);
+        if (event->value != known->member || event->flag != known->served ||
+            event->awaited != known->awaited) {
             carry_out(job, &news);
         }
     }
@@ -402,9 +378,6 @@ static void look_at_group(gr_launch_job *job)
     event->flag = gr_coordinator_at_rest(job->coordinator);
     event->over = gr_coordinator_is_over(job->coordinator);
     carry_out(job, &news);
-    if (job->config->fence_us > 0) {
-        watch_renewal(job);
-    }
 }
 
 /* Each decision sees the group as it is after the actions of the one before. */

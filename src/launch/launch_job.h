@@ -59,7 +59,7 @@ typedef struct gr_launch_loop {
     int signal_fd; /* of those that ask for an end */
     int scale_fd;  /* requests for another number of workers; -1: none are listened to */
     uv_timer_t timers[GR_TIMER_KINDS];
-    uv_timer_t coordinator_timer, fault_timer, fence_timer;
+    uv_timer_t coordinator_timer, fault_timer;
 } gr_launch_loop;
 
 /* Hosts that come and go. */

@@ -167,6 +167,8 @@ static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
         .servers_again = config->server.spare && config->server.count > 1,
         .start_timeout_us = config->start_timeout_us,
         .grace_us = config->grace_us,
+        /* By the time of a renewal the others have waited in vain for the rest of it. */
+        .fence_us = config->fence_us - gr_launch_stall_us(config->fence_us),
         .crash = config->crash};
     size_t agents = (size_t)(rules.host_room + rules.servers), servers = (size_t)rules.servers + 1;
     int *sites = gr_arena_alloc(&job->arena, servers * sizeof *sites);

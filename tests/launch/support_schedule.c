@@ -15,6 +15,7 @@ void world_end_process(world *w, int slot, int status)
 {
     process *of = &w->now.processes[slot];
     of->state = PROCESS_ENDED;
+    of->stopped = of->fenced = false;
     of->status = (int16_t)status;
     if (status == 0 && !world_is_server(w, slot) && of->member == GR_MEMBER_JOINED) {
         of->member = GR_MEMBER_LEFT;
@@ -22,6 +23,18 @@ void world_end_process(world *w, int slot, int status)
         of->member = GR_MEMBER_LOST;
         w->now.at_rest = false;
     }
+}
+
+static void fence(world *w, int slot, const gr_scheduler_event *event)
+{
+    if (event->kind != GR_EVENT_TIMER || event->value != GR_TIMER_FENCE ||
+        !world_is_awaited(w, slot)) {
+        search_wrong(w->why, "slot %d is fenced, and nobody has waited for it", slot);
+    }
+    if (w->schedule.phase != GR_PHASE_RUNNING) {
+        search_wrong(w->why, "slot %d is fenced while the job ends", slot);
+    }
+    w->now.processes[slot].fenced = true;
 }
 
 static void run_agent(world *w, int host)
@@ -224,6 +237,8 @@ static void act_on_job(world *w, const gr_scheduler_action *action, const gr_sch
             search_wrong(w->why, "servers are told to end before the workers have ended");
         }
         tell_agents(w, true, false);
+    } else if (action->kind == GR_ACTION_FENCE) {
+        fence(w, action->slot, event);
     } else if (action->kind == GR_ACTION_KILL_WORKERS || action->kind == GR_ACTION_KILL_SERVERS) {
         tell_agents(w, action->kind == GR_ACTION_KILL_SERVERS, true);
     } else if (action->kind == GR_ACTION_PUBLISH_SERVERS) {
@@ -272,12 +287,15 @@ void world_look_at_group(world *w)
         w->now.touched = false;
         for (int slot = 0; slot < w->setting.config.slots; slot++) {
             const process *of = &w->now.processes[slot];
-            if (of->member != w->schedule.slots[slot].member ||
-                of->served != w->schedule.slots[slot].served) {
+            const gr_scheduler_slot *known = &w->schedule.slots[slot];
+            bool awaited = world_is_awaited(w, slot);
+            if (of->member != known->member || of->served != known->served ||
+                awaited != known->awaited) {
                 decide(w, (gr_scheduler_event){.kind = GR_EVENT_MEMBER,
                                                .slot = slot,
                                                .value = of->member,
-                                               .flag = of->served});
+                                               .flag = of->served,
+                                               .awaited = awaited});
             }
         }
         decide(w, (gr_scheduler_event){.kind = GR_EVENT_GROUP,
@@ -358,6 +376,10 @@ bool world_agrees(void *of)
     if (w->now.target != schedule->group.target) {
         return search_wrong(w->why, "the coordinator was told %d workers, not %d", w->now.target,
                             schedule->group.target);
+    }
+    if (schedule->phase == GR_PHASE_RUNNING &&
+        world_any_awaited(w) != (w->now.timers[GR_TIMER_FENCE] >= 0)) {
+        return search_wrong(w->why, "a renewal waits for somebody, and no time is set, or none");
     }
     for (int host = 0; host < schedule->host_count; host++) {
         const agent *at = &w->now.agents[host];

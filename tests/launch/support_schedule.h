@@ -18,6 +18,7 @@ typedef enum world_event {
     WORLD_EXITED, /* slot: its end is reported */
     WORLD_JOINS,
     WORLD_STRANDED, /* slot: nobody is left that knows the job */
+    WORLD_FENCED,   /* slot: it dies of it */
     WORLD_EXITS,    /* slot: its work is done */
     WORLD_DISMISSED,
     WORLD_DRAINED,
@@ -31,6 +32,7 @@ typedef enum world_event {
     WORLD_TIMER = WORLD_TIMERS, /* the number of a timer; only if nothing else happens */
     WORLD_FAULTS,               /* from here on they may happen, but need not */
     WORLD_OBEYS = WORLD_FAULTS, /* slot: it ends as it was asked to */
+    WORLD_WAKES,                /* slot, after it was stopped */
     WORLD_LOST,                 /* host, with its agent */
     WORLD_REFUSED,              /* host: its agent cannot be started */
     WORLD_EARLY,                /* host: nor now */
@@ -39,6 +41,7 @@ typedef enum world_event {
     WORLD_CRASHES,
     WORLD_FAILS,
     WORLD_MISSES, /* slot: it fails because another one did */
+    WORLD_STOPS,  /* slot: it stands still, and a renewal of the group waits for it */
     WORLD_SIGNAL,
     WORLD_SCALE,   /* the number of workers that are wanted */
     WORLD_ARRIVES, /* the number of slots of a new host */

@@ -31,10 +31,22 @@ static bool is_last(const world *w, int slot)
     return true;
 }
 
+static bool can_stop(const world *w, int slot)
+{
+    bool others = false;
+    for (int i = 0; i < w->setting.config.slots; i++) {
+        const process *of = &w->now.processes[i];
+        others = others || (i != slot && of->state == PROCESS_RUNS && of->served && !of->stopped &&
+                            of->member == GR_MEMBER_JOINED);
+    }
+    return others && w->setting.config.elastic && w->setting.config.fence_us > 0 && !w->now.over &&
+           w->now.budget.others > 0;
+}
+
 static bool can_slot(const world *w, world_event kind, int slot)
 {
     const process *of = &w->now.processes[slot];
-    bool server = world_is_server(w, slot), runs = of->state == PROCESS_RUNS;
+    bool server = world_is_server(w, slot), runs = of->state == PROCESS_RUNS && !of->stopped;
     bool member = runs && !server && of->member == GR_MEMBER_JOINED;
     switch (kind) {
     case WORLD_STARTED:
@@ -63,7 +75,14 @@ static bool can_slot(const world *w, world_event kind, int slot)
         return runs && of->told;
     case WORLD_NOT_STARTED:
         return of->state == PROCESS_SPAWNED && w->now.budget.others > 0;
+    case WORLD_FENCED:
+        return of->fenced;
+    case WORLD_STOPS:
+        return member && can_stop(w, slot);
+    case WORLD_WAKES:
+        return of->stopped && !of->fenced;
     case WORLD_KILLED:
+        return of->state == PROCESS_RUNS && w->now.budget.deaths > 0;
     case WORLD_CRASHES:
     case WORLD_FAILS:
         return runs && w->now.budget.deaths > 0;
@@ -133,7 +152,7 @@ static bool can_job(const world *w, world_event kind, int number)
     case WORLD_PUBLISH_FAILS:
         return w->now.publishing && budget->others > 0;
     case WORLD_RENEWS:
-        return !w->now.at_rest && count_served(w, false) > 0;
+        return !w->now.at_rest && count_served(w, false) > 0 && !world_any_awaited(w);
     case WORLD_OVER:
         for (int slot = 0; slot < w->setting.config.workers; slot++) {
             all = all && w->now.processes[slot].member != GR_MEMBER_ABSENT;
@@ -171,8 +190,9 @@ static void harm(world *w, bool certainly)
 static void happen_to_slot(world *w, world_event kind, int slot)
 {
     static const int statuses[WORLD_KINDS] = {
-        [WORLD_STRANDED] = EXITED_PEER, [WORLD_OBEYS] = SIGTERM,  [WORLD_KILLED] = SIGKILL,
-        [WORLD_CRASHES] = SIGSEGV,      [WORLD_FAILS] = EXITED_1, [WORLD_MISSES] = EXITED_PEER};
+        [WORLD_STRANDED] = EXITED_PEER, [WORLD_FENCED] = SIGKILL,  [WORLD_OBEYS] = SIGTERM,
+        [WORLD_KILLED] = SIGKILL,       [WORLD_CRASHES] = SIGSEGV, [WORLD_FAILS] = EXITED_1,
+        [WORLD_MISSES] = EXITED_PEER};
     process *of = &w->now.processes[slot];
     gr_scheduler_event event = {.slot = slot, .value = of->status};
     if (kind == WORLD_STARTED) {
@@ -193,6 +213,14 @@ static void happen_to_slot(world *w, world_event kind, int slot)
     } else if (kind == WORLD_SERVER_MET) {
         of->met = true;
         event.kind = GR_EVENT_SERVER_MET;
+    } else if (kind == WORLD_STOPS || kind == WORLD_WAKES) {
+        of->stopped = kind == WORLD_STOPS;
+        w->now.budget.others -= of->stopped;
+        w->now.at_rest = w->now.at_rest && !of->stopped;
+        harm(w, false);
+        world_look_at_group(w);
+        world_forget_times(w, 0);
+        return;
     } else if (kind == WORLD_JOINS) {
         w->now.joined = (int16_t)(w->now.joined + (of->member == GR_MEMBER_ABSENT));
         w->now.at_rest = w->now.at_rest && of->member == GR_MEMBER_ABSENT;
@@ -387,6 +415,7 @@ void world_print_event(int event)
                                                    "has its end reported",
                                                    "joins",
                                                    "is left alone and fails",
+                                                   "dies of being fenced",
                                                    "exits with 0",
                                                    "is dismissed",
                                                    "leaves with its host",
@@ -398,6 +427,7 @@ void world_print_event(int event)
                                                    "the output is written",
                                                    "fires (timer)",
                                                    "ends as asked",
+                                                   "goes on after it was stopped",
                                                    "is lost (host)",
                                                    "cannot be started (host)",
                                                    "cannot be started yet (host)",
@@ -406,6 +436,7 @@ void world_print_event(int event)
                                                    "crashes",
                                                    "fails",
                                                    "misses others",
+                                                   "is stopped",
                                                    "SIGINT",
                                                    "workers are wanted",
                                                    "slots has the host that comes",

@@ -39,7 +39,7 @@ typedef struct agent {
 
 typedef struct process {
     uint8_t state, member;
-    bool served, told, drained, joining;
+    bool served, told, drained, joining, stopped, fenced;
     bool met, ready; /* of a server */
     int16_t status;
 } process;
@@ -92,6 +92,22 @@ static inline bool world_host_serves(const world *w, int host)
 static inline bool world_lives(const process *of)
 {
     return of->state == PROCESS_SPAWNED || of->state == PROCESS_RUNS;
+}
+
+/* Does a renewal of the group wait for it? */
+static inline bool world_is_awaited(const world *w, int slot)
+{
+    const process *of = &w->now.processes[slot];
+    return of->stopped && of->member == GR_MEMBER_JOINED && !w->now.at_rest;
+}
+
+static inline bool world_any_awaited(const world *w)
+{
+    bool any = false;
+    for (int slot = 0; slot < w->setting.config.slots; slot++) {
+        any = any || world_is_awaited(w, slot);
+    }
+    return any;
 }
 
 void world_end_process(world *w, int slot, int status);

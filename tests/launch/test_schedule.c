@@ -4,15 +4,16 @@
  * runs of larger ones in which chance decides what happens.
  *
  * Each of these changes to the scheduler was tried and is found: it starts a second agent on a
- * host, a worker in a busy slot, on a host that is not up or is leaving, after the training, or
- * one more than wanted; does not count restarts; does not free the slot of an ended worker, or
- * note the end of a lost host's workers; leaves a removed host its slots; does not ask the
- * workers of a leaving host to go, or does not end its agent; lets workers begin while a host is
- * starting, or before all servers are ready; ends servers with the workers; lets a later cause
- * replace the first; leaves agents without a worker running. Not told from the scheduler by what
- * can be seen: hosts that were given up are not skipped when hosts are called (the room counts
- * without them, so no worker is missing then), the output is drained twice, and servers are killed,
- * not asked to end, when the job fails before its workers begin. */
+ * host, a worker in a busy slot, on a host that is not up or is leaving, after the training, or one
+ * more than wanted; does not count restarts; does not free the slot of an ended worker, or note the
+ * end of a lost host's workers; leaves a removed host its slots; does not ask the workers of a
+ * leaving host to go, or does not end its agent; lets workers begin while a host is starting, or
+ * before all servers are ready; ends servers with the workers; lets a later cause replace the
+ * first; leaves agents without a worker running; fences workers that nobody waits for, or while the
+ * job ends, or only once; lets the time of a renewal run on after it. Not told from the scheduler
+ * by what can be seen: hosts that were given up are not skipped when hosts are called (the room
+ * counts without them, so no worker is missing then), the output is drained twice, and servers are
+ * killed, not asked to end, when the job fails before its workers begin. */
 
 #include "support_schedule.h"
 
@@ -99,6 +100,18 @@ static void schedule_of_elastic_job_keeps_rules(void **state)
     setting.config.spares = 1;
     setting.budget = (world_budget){.deaths = 1, .others = 1};
     explore("2 workers and a standby", &setting);
+}
+
+static void schedule_of_job_with_fencing_keeps_rules(void **state)
+{
+    (void)state;
+    world_setting setting = setting_of(job_of(3, 1, 3, 1, 6), (world_budget){.others = 2});
+    setting.config.fence_us = 2000000;
+    explore("3 workers, 2 are stopped", &setting);
+    setting = setting_of(job_of(2, 1, 2, 2, 4), (world_budget){.others = 1, .deaths = 1});
+    setting.config.fence_us = 2000000;
+    setting.config.restarts = 1;
+    explore("2 workers on 2 hosts, 1 is stopped, 1 death", &setting);
 }
 
 static world_setting changing_hosts(bool joined, world_budget budget)
@@ -209,6 +222,7 @@ static world_setting draw_setting(uint64_t *seed)
     setting.config.servers_again = below(seed, 4) == 0;
     setting.config.start_timeout_us = below(seed, 4) > 0 ? 60000000 : 0;
     setting.config.grace_us = below(seed, 4) > 0 ? 30000000 : 0;
+    setting.config.fence_us = below(seed, 2) > 0 ? 2000000 : 0;
     if (!setting.config.elastic) {
         setting.config.slots = most;
         setting.config.workers_max = workers;
@@ -354,6 +368,7 @@ int main(void)
         cmocka_unit_test(schedule_of_random_jobs_keeps_rules),
         cmocka_unit_test(schedule_of_fixed_size_keeps_rules),
         cmocka_unit_test(schedule_of_elastic_job_keeps_rules),
+        cmocka_unit_test(schedule_of_job_with_fencing_keeps_rules),
         cmocka_unit_test(schedule_of_changing_hosts_keeps_rules),
         cmocka_unit_test(schedule_with_servers_keeps_rules),
         cmocka_unit_test(schedule_of_random_jobs_keeps_rules_long),

@@ -22,6 +22,8 @@ void gr_scheduler_worker_not_started(gr_scheduler *schedule, int slot);
 bool gr_scheduler_spare(gr_scheduler *schedule, int slot);
 void gr_scheduler_check_joining(gr_scheduler *schedule);
 void gr_scheduler_join_timeout(gr_scheduler *schedule);
+void gr_scheduler_watch_renewal(gr_scheduler *schedule);
+void gr_scheduler_fence_timeout(gr_scheduler *schedule);
 /* Until all hosts are ready, and all workers have joined, or the others of the first one. */
 void gr_scheduler_time_joining(gr_scheduler *schedule);
 void gr_scheduler_all_ready(gr_scheduler *schedule);

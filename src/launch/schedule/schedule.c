@@ -121,6 +121,7 @@ static void on_group_event(gr_scheduler *schedule, const gr_scheduler_event *eve
     if (event->kind == GR_EVENT_MEMBER) {
         schedule->slots[event->slot].member = event->value;
         schedule->slots[event->slot].served = event->flag;
+        schedule->slots[event->slot].awaited = event->awaited;
         return;
     }
     schedule->group.joined = event->value;
@@ -128,6 +129,7 @@ static void on_group_event(gr_scheduler *schedule, const gr_scheduler_event *eve
     schedule->group.over = event->over;
     gr_scheduler_check_joining(schedule);
     gr_scheduler_fill(schedule);
+    gr_scheduler_watch_renewal(schedule);
 }
 
 static void on_timer(gr_scheduler *schedule, int timer)
@@ -137,6 +139,8 @@ static void on_timer(gr_scheduler *schedule, int timer)
     } else if (timer == GR_TIMER_HOSTS) {
         gr_scheduler_fill(schedule);
         gr_scheduler_start_servers_again(schedule);
+    } else if (timer == GR_TIMER_FENCE) {
+        gr_scheduler_fence_timeout(schedule);
     } else if (schedule->config.servers > 0 && !schedule->server.published) {
         gr_scheduler_servers_timeout(schedule);
     } else {

@@ -71,7 +71,8 @@ typedef struct gr_scheduler_config {
     bool servers_spare; /* the job goes on without one of them */
     bool servers_again; /* in place of a lost one another one is started, in its slot */
     int64_t start_timeout_us, grace_us;
-    gr_crash crash; /* the last one of an earlier beginning */
+    int64_t fence_us; /* whom a renewal of the group waits for so long is killed; 0: never */
+    gr_crash crash;   /* the last one of an earlier beginning */
 } gr_scheduler_config;
 
 typedef struct gr_scheduler_slot {
@@ -79,6 +80,7 @@ typedef struct gr_scheduler_slot {
     bool busy;    /* a process is there, or on its way */
     bool joining; /* not of those that the job began with */
     bool served;  /* it has been in a generation: it can give its state to others */
+    bool awaited; /* by a renewal of the group */
     int member;   /* gr_member_state */
 } gr_scheduler_slot;
 
@@ -126,6 +128,7 @@ typedef struct gr_scheduler {
     struct {
         int joined; /* in the first generation */
         bool complete, timed, late, at_rest, over;
+        bool fencing;   /* the time of those that a renewal waits for runs */
         int target;     /* as told to the coordinator */
         bool expecting; /* joining workers */
     } group;
@@ -165,7 +168,7 @@ typedef enum gr_scheduler_event_kind {
     GR_EVENT_SERVER_READY,       /* slot */
     GR_EVENT_SERVER_MET,         /* slot */
     GR_EVENT_SERVERS_PUBLISHED,  /* workers can find them */
-    GR_EVENT_MEMBER,             /* slot, value: gr_member_state, flag: served */
+    GR_EVENT_MEMBER,             /* slot, value: gr_member_state, flag: served, awaited */
     GR_EVENT_GROUP,              /* value: how many have joined, flag: at rest, over */
     GR_EVENT_SCALE,              /* value: so many workers are wanted */
     GR_EVENT_HOSTS,              /* offers, value: so many; flag: those are all */
@@ -180,6 +183,7 @@ typedef enum gr_scheduler_timer {
     GR_TIMER_PHASE,
     GR_TIMER_JOIN,
     GR_TIMER_HOSTS,
+    GR_TIMER_FENCE,
     GR_TIMER_KINDS
 } gr_scheduler_timer;
 
@@ -193,7 +197,7 @@ typedef struct gr_scheduler_offer {
 typedef struct gr_scheduler_event {
     gr_scheduler_event_kind kind;
     int host, slot, value;
-    bool flag, over;
+    bool flag, over, awaited;
     pid_t pid;
     const char *label;                /* of the host, for sentences; lives as long as the job */
     gr_flight_recorder_place place;   /* where the worker was */
@@ -227,6 +231,7 @@ typedef enum gr_scheduler_action_kind {
                                  started in its place */
     GR_ACTION_PUBLISH_SERVERS, /* all are ready; then SERVERS_PUBLISHED */
     GR_ACTION_SERVER_MOVED,    /* slot: one that came in place of another is ready */
+    GR_ACTION_FENCE,           /* slot: it is killed */
     GR_ACTION_SIGNAL_WORKERS,  /* value: the signal */
     GR_ACTION_SIGNAL_SERVERS,
     GR_ACTION_KILL_WORKERS,

@@ -342,3 +342,34 @@ void gr_scheduler_check_joining(gr_scheduler *schedule)
         fail_absent(schedule, -1, true);
     }
 }
+
+/* ---- Expulsion ------------------------------------------------------------------------------- */
+
+static bool is_late(const gr_scheduler_slot *slot)
+{
+    return slot->busy && slot->awaited;
+}
+
+void gr_scheduler_watch_renewal(gr_scheduler *schedule)
+{
+    bool late = false;
+    for (int i = 0; i < schedule->config.slots && schedule->config.fence_us > 0 && !late; i++) {
+        late = is_late(&schedule->slots[i]);
+    }
+    if (late != schedule->group.fencing) {
+        schedule->group.fencing = late;
+        gr_scheduler_set_timer(schedule, GR_TIMER_FENCE, late ? schedule->config.fence_us : -1);
+    }
+}
+
+/* Those that the others still wait for: stopped, or stuck. They are killed, not only left out: who
+ * wakes up later must not write what somebody else writes by now. */
+void gr_scheduler_fence_timeout(gr_scheduler *schedule)
+{
+    schedule->group.fencing = false;
+    for (int i = 0; i < schedule->config.slots && schedule->phase == GR_PHASE_RUNNING; i++) {
+        if (is_late(&schedule->slots[i])) {
+            gr_scheduler_act(schedule, GR_ACTION_FENCE, -1, i, 0);
+        }
+    }
+}
