@@ -21,7 +21,6 @@ static void require(bool condition)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     enum { DATAGRAMS_MAX = 8 };
-    const gr_scale_limits limits = {.least = 2, .most = 8, .has = 4};
     int ends[2], yes = 1, sent = 0, taken = 0;
     if (socketpair(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
         return 0;
@@ -34,11 +33,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     gr_scale_request request;
     while (gr_scale_receive(ends[0], &request)) {
-        gr_scale_reply reply;
-        bool granted = gr_scale_judge(&limits, request.workers, &reply);
+        gr_scheduler_answer answer = {.asked = request.workers, .has = 4, .least = 2, .most = 8};
         require(request.workers >= 0 && taken++ < sent);
-        require(granted == (request.workers >= limits.least && request.workers <= limits.most));
-        require(memchr(reply.text, '\0', sizeof reply.text) != NULL && reply.text[0] != '\0');
+        for (int word = GR_WORD_TOLD; word <= GR_WORD_ENDING; word++) {
+            answer.word = (gr_scheduler_word)word;
+            const gr_scale_reply reply = gr_scale_word(&answer);
+            require(memchr(reply.text, '\0', sizeof reply.text) != NULL && reply.text[0] != '\0');
+        }
     }
     close(ends[0]);
     close(ends[1]);

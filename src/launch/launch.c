@@ -4,7 +4,6 @@
 #include "base/fail.h"
 #include "launch/agent/supervisor.h"
 #include "launch/process_tree.h"
-#include "launch/scale.h"
 #include "launch/signals.h"
 #include "link/secret.h"
 
@@ -17,32 +16,16 @@ enum { ARENA_BYTES_MAX = 256 << 20 };
 
 /* ---- What the coordinator, and the user, say ------------------------------------------------- */
 
-static void scale(gr_launch_job *job, int workers, gr_scale_reply *reply)
-{
-    const gr_scheduler *schedule = &job->schedule;
-    int most = gr_launch_most(job->config), room = gr_scheduler_room(schedule);
-    const gr_scale_limits limits = {.least = job->config->workers_min,
-                                    .most = most < room ? most : room,
-                                    .has = schedule->want,
-                                    .starting = !schedule->group.complete,
-                                    .ending = schedule->phase != GR_PHASE_RUNNING ||
-                                              gr_coordinator_is_over(job->coordinator)};
-    if (gr_scale_judge(&limits, workers, reply)) {
-        gr_launch_job_happen(job, &(gr_scheduler_event){.kind = GR_EVENT_SCALE, .value = workers},
-                             NULL);
-    }
-}
-
 static void on_scale(uv_poll_t *poll, int status, int events)
 {
     gr_launch_job *job = poll->data;
-    gr_scale_request request;
     (void)status;
     (void)events;
-    while (gr_scale_receive(job->loop.scale_fd, &request)) {
-        gr_scale_reply reply;
-        scale(job, request.workers, &reply);
-        gr_scale_answer(job->loop.scale_fd, &request, &reply);
+    while (gr_scale_receive(job->loop.scale_fd, &job->loop.scale_request)) {
+        gr_launch_job_happen(
+            job,
+            &(gr_scheduler_event){.kind = GR_EVENT_SCALE, .value = job->loop.scale_request.workers},
+            NULL);
     }
 }
 

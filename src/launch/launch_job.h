@@ -15,6 +15,7 @@
 #include "launch/launch.h"
 #include "launch/output.h"
 #include "launch/root_cause.h"
+#include "launch/scale.h"
 #include "launch/schedule/schedule.h"
 #include "launch/spawn.h"
 
@@ -58,6 +59,7 @@ typedef struct gr_launch_loop {
     uv_poll_t signal_poll, coordinator_poll, scale_poll;
     int signal_fd; /* of those that ask for an end */
     int scale_fd;  /* requests for another number of workers; -1: none are listened to */
+    gr_scale_request scale_request; /* the last one */
     uv_timer_t timers[GR_TIMER_KINDS];
     uv_timer_t coordinator_timer, fault_timer;
 } gr_launch_loop;

@@ -103,31 +103,28 @@ void gr_scale_answer(int fd, const gr_scale_request *request, const gr_scale_rep
                   (const struct sockaddr *)&request->from, request->from_bytes);
 }
 
-bool gr_scale_judge(const gr_scale_limits *limits, int workers, gr_scale_reply *reply_out)
+gr_scale_reply gr_scale_word(const gr_scheduler_answer *answer)
 {
     gr_scale_reply reply = {.status = GR_E_INVALID};
-    bool granted = false;
-    if (workers == 0) {
+    if (answer->word == GR_WORD_TOLD) {
         reply.status = GR_OK;
         snprintf(reply.text, sizeof reply.text, "the job has %d worker%s; it may have %d to %d",
-                 limits->has, limits->has == 1 ? "" : "s", limits->least, limits->most);
-    } else if (workers < limits->least || workers > limits->most) {
+                 answer->has, answer->has == 1 ? "" : "s", answer->least, answer->most);
+    } else if (answer->word == GR_WORD_NEVER) {
         snprintf(reply.text, sizeof reply.text,
                  "the job was started for %d to %d workers, %d are not possible (--min-workers and "
                  "--max-workers of gradus run)",
-                 limits->least, limits->most, workers);
-    } else if (limits->starting || limits->ending) {
-        snprintf(reply.text, sizeof reply.text, "the job is %s; it has %d worker%s",
-                 limits->starting ? "still starting: try again" : "about to end", limits->has,
-                 limits->has == 1 ? "" : "s");
-    } else {
+                 answer->least, answer->most, answer->asked);
+    } else if (answer->word == GR_WORD_GRANTED) {
         reply.status = GR_OK;
-        granted = true;
-        snprintf(reply.text, sizeof reply.text, "the job goes from %d to %d workers", limits->has,
-                 workers);
+        snprintf(reply.text, sizeof reply.text, "the job goes from %d to %d workers", answer->has,
+                 answer->asked);
+    } else {
+        snprintf(reply.text, sizeof reply.text, "the job is %s; it has %d worker%s",
+                 answer->word == GR_WORD_STARTING ? "still starting: try again" : "about to end",
+                 answer->has, answer->has == 1 ? "" : "s");
     }
-    *reply_out = reply;
-    return granted;
+    return reply;
 }
 
 gr_status gr_scale_ask(pid_t launcher, int workers, gr_scale_reply *reply_out, gr_diag *diag)

@@ -7,7 +7,8 @@
  * has sent each: only the launcher's own user and root are listened to, and only they are taken for
  * the launcher. */
 
-#include <gradus/status.h>
+#include "launch/schedule/schedule.h"
+
 #include <stdbool.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -26,14 +27,8 @@ typedef struct gr_scale_reply {
     char text[GR_SCALE_TEXT_BYTES];
 } gr_scale_reply;
 
-/* What a job can answer. */
-typedef struct gr_scale_limits {
-    int least, most, has;
-    bool starting, ending; /* then nothing is changed */
-} gr_scale_limits;
-
-/* True: it shall have so many. The reply is made in any case. */
-bool gr_scale_judge(const gr_scale_limits *limits, int workers, gr_scale_reply *reply_out);
+/* What the scheduler says, in words. */
+gr_scale_reply gr_scale_word(const gr_scheduler_answer *answer);
 
 /* The socket of this process, non-blocking; -1 with errno. */
 int gr_scale_listen(void);

@@ -209,6 +209,9 @@ static void act_on_group(world *w, const gr_scheduler_action *action)
         start_worker(w, action->slot);
     } else if (action->kind == GR_ACTION_SET_TARGET) {
         w->now.target = (int16_t)action->value;
+    } else if (action->kind == GR_ACTION_ANSWER) {
+        w->answer = action->answer;
+        w->answers++;
     } else if (action->kind == GR_ACTION_DRAIN_MEMBER) {
         of->drained = true;
     } else if (action->kind == GR_ACTION_MEMBER_ENDED) {

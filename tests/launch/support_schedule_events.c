@@ -133,9 +133,7 @@ static bool can_job(const world *w, world_event kind, int number)
         return number < GR_TIMER_KINDS && w->now.timers[number] >= 0;
     case WORLD_SCALE:
         return budget->scales > 0 && w->setting.config.elastic &&
-               number >= w->setting.config.workers_min && number <= w->setting.config.workers_max &&
-               number != schedule->want && number <= gr_scheduler_room(schedule) &&
-               schedule->group.complete;
+               number <= w->setting.config.workers_max + 1;
     case WORLD_ARRIVES:
         return budget->arrivals > 0 && number >= 1 && number <= 2 && w->setting.config.changing &&
                gr_scheduler_is_open(schedule) &&
@@ -324,6 +322,36 @@ static void fire(world *w, int timer)
                       .kind = GR_EVENT_TIMER, .value = timer, .now_us = NOW_US + passed_us});
 }
 
+/* It is granted if there can be so many, and while the job neither begins nor ends. */
+static void scale(world *w, int workers)
+{
+    const gr_scheduler *schedule = &w->schedule;
+    world_look_at_group(w);
+    int wanted = schedule->want, before = w->now.target;
+    bool possible = workers >= schedule->config.workers_min &&
+                    workers <= schedule->config.workers_max &&
+                    workers <= gr_scheduler_room(schedule);
+    bool ends = schedule->phase != GR_PHASE_RUNNING || w->now.over;
+    gr_scheduler_word word = workers == 0                ? GR_WORD_TOLD
+                             : !possible                 ? GR_WORD_NEVER
+                             : !schedule->group.complete ? GR_WORD_STARTING
+                             : ends                      ? GR_WORD_ENDING
+                                                         : GR_WORD_GRANTED;
+    bool granted = word == GR_WORD_GRANTED;
+    w->now.budget.scales--;
+    w->now.crowded = w->now.crowded || granted;
+    w->answers = 0;
+    world_tell(w, (gr_scheduler_event){.kind = GR_EVENT_SCALE, .value = workers});
+    if (w->answers != 1 || w->answer.word != word) {
+        search_wrong(w->why, "who asks for %d workers gets %d answers, the last is %d", workers,
+                     w->answers, (int)w->answer.word);
+    }
+    if (w->answer.has != wanted || w->now.target != (granted ? workers : before)) {
+        search_wrong(w->why, "%d workers are asked for instead of %d, and %d are to be", workers,
+                     before, w->now.target);
+    }
+}
+
 static void happen_to_job(world *w, world_event kind, int number)
 {
     gr_scheduler_event event = {.value = number};
@@ -331,6 +359,10 @@ static void happen_to_job(world *w, world_event kind, int number)
         .host = -1, .slots = number, .joined = w->setting.joined_hosts};
     if (kind == WORLD_TIMER) {
         fire(w, number);
+        return;
+    }
+    if (kind == WORLD_SCALE) {
+        scale(w, number);
         return;
     }
     if (kind == WORLD_OVER || kind == WORLD_RENEWS) {
@@ -348,11 +380,7 @@ static void happen_to_job(world *w, world_event kind, int number)
         world_forget_times(w, 0);
         return;
     }
-    if (kind == WORLD_SCALE) {
-        w->now.budget.scales--;
-        w->now.crowded = true;
-        event.kind = GR_EVENT_SCALE;
-    } else if (kind == WORLD_ARRIVES) {
+    if (kind == WORLD_ARRIVES) {
         w->now.budget.arrivals--;
         w->now.crowded = true;
         event = (gr_scheduler_event){.kind = GR_EVENT_HOSTS, .offers = &offer, .value = 1};

@@ -66,6 +66,8 @@ struct world {
     gr_arena arena;
     world_setting setting;
     world_state now;
+    gr_scheduler_answer answer; /* the last one, and how many there were to a question */
+    int answers;
     char why[SEARCH_WHY_BYTES];
 };
 

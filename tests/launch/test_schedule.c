@@ -10,7 +10,8 @@
  * leaving host to go, or does not end its agent; lets workers begin while a host is starting, or
  * before all servers are ready; ends servers with the workers; lets a later cause replace the
  * first; leaves agents without a worker running; fences workers that nobody waits for, or while the
- * job ends, or only once; lets the time of a renewal run on after it. Not told from the scheduler
+ * job ends, or only once; lets the time of a renewal run on after it; grants workers that
+ * there cannot be, or before all have joined, or does not answer. Not told from the scheduler
  * by what can be seen: hosts that were given up are not skipped when hosts are called (the room
  * counts without them, so no worker is missing then), the output is drained twice, and servers are
  * killed, not asked to end, when the job fails before its workers begin. */
@@ -96,6 +97,9 @@ static void schedule_of_elastic_job_keeps_rules(void **state)
     explore("2 workers, 1 at least, 1 restart each", &setting);
     setting = setting_of(job_of(2, 1, 3, 1, 6), (world_budget){.scales = 2});
     explore("2 to 3 workers, scaled twice", &setting);
+    setting.host_slots[0] = 2;
+    explore("2 to 3 workers, slots for 2, scaled twice", &setting);
+    setting.host_slots[0] = 3;
     setting.config.workers_max = 2;
     setting.config.spares = 1;
     setting.budget = (world_budget){.deaths = 1, .others = 1};

@@ -158,10 +158,25 @@ static void begin(gr_scheduler *schedule)
     }
 }
 
+static gr_scheduler_word judge(const gr_scheduler *schedule, const gr_scheduler_answer *answer)
+{
+    return answer->asked == 0                                              ? GR_WORD_TOLD
+           : answer->asked < answer->least || answer->asked > answer->most ? GR_WORD_NEVER
+           : !schedule->group.complete                                     ? GR_WORD_STARTING
+           : schedule->phase != GR_PHASE_RUNNING || schedule->group.over   ? GR_WORD_ENDING
+                                                                           : GR_WORD_GRANTED;
+}
+
 static void scale(gr_scheduler *schedule, int workers)
 {
-    if (schedule->phase == GR_PHASE_RUNNING && schedule->group.complete &&
-        workers >= schedule->config.workers_min && workers <= schedule->config.workers_max) {
+    int most = schedule->config.workers_max, room = gr_scheduler_room(schedule);
+    gr_scheduler_answer answer = {.has = schedule->want,
+                                  .asked = workers,
+                                  .least = schedule->config.workers_min,
+                                  .most = most < room ? most : room};
+    answer.word = judge(schedule, &answer);
+    gr_scheduler_act(schedule, GR_ACTION_ANSWER, -1, -1, 0)->answer = answer;
+    if (answer.word == GR_WORD_GRANTED) {
         schedule->want = schedule->asked = workers;
         gr_scheduler_set_target(schedule);
         gr_scheduler_fill(schedule);

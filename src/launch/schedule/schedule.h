@@ -170,7 +170,7 @@ typedef enum gr_scheduler_event_kind {
     GR_EVENT_SERVERS_PUBLISHED,  /* workers can find them */
     GR_EVENT_MEMBER,             /* slot, value: gr_member_state, flag: served, awaited */
     GR_EVENT_GROUP,              /* value: how many have joined, flag: at rest, over */
-    GR_EVENT_SCALE,              /* value: so many workers are wanted */
+    GR_EVENT_SCALE,              /* value: so many workers are wanted; 0: it is only asked */
     GR_EVENT_HOSTS,              /* offers, value: so many; flag: those are all */
     GR_EVENT_SIGNAL,             /* value: its number; SIGKILL: at once, after another one */
     GR_EVENT_TIMER,              /* value: gr_scheduler_timer */
@@ -224,6 +224,7 @@ typedef enum gr_scheduler_action_kind {
     GR_ACTION_MEMBER_ENDED,   /* slot: the group goes on without it */
     GR_ACTION_DRAIN_MEMBER,   /* slot: it is to leave the group */
     GR_ACTION_SET_TARGET,     /* value: so many workers are wanted, flag: more will come */
+    GR_ACTION_ANSWER,         /* to SCALE: answer */
     GR_ACTION_GO_ON,         /* slot: without it; value: with so many, flag: another one is started,
                                  standby: one that waited takes its place */
     GR_ACTION_GO_ON_WITHOUT, /* slot: none could be started there; value: so many are left */
@@ -252,11 +253,27 @@ typedef enum gr_scheduler_next {
     GR_NEXT_GIVEN_UP /* it was lost once too often */
 } gr_scheduler_next;
 
+typedef enum gr_scheduler_word {
+    GR_WORD_TOLD = 0, /* it was only asked */
+    GR_WORD_GRANTED,
+    GR_WORD_NEVER, /* more or fewer than there can be */
+    GR_WORD_STARTING,
+    GR_WORD_ENDING
+} gr_scheduler_word;
+
+/* To a request for another number of workers. */
+typedef struct gr_scheduler_answer {
+    gr_scheduler_word word;
+    int has, asked;  /* workers: until now, and from now on if it is granted */
+    int least, most; /* that can be asked for */
+} gr_scheduler_answer;
+
 struct gr_scheduler_action {
     gr_scheduler_action_kind kind;
     int host, slot, value;
     bool flag, standby;
     int64_t after_us;
+    gr_scheduler_answer answer;
 };
 
 /* ---- Functions ------------------------------------------------------------------------------- */
