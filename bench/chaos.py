@@ -13,15 +13,16 @@ it.
 Each run is the digits job with 4 workers, by shared memory and by tcp in turn, every second pair of
 runs with checkpoints. A random process of it is killed by SIGKILL at a random moment: a worker of
 any rank, or the agent, which is the workers' parent; in a quarter of the runs a second one follows
-within 0.2 s. The launcher is never killed, and the coordinator is a part of it. With --launcher it
-is killed (`gradus run`), in two runs of three together with a worker or within 0.2 s, and started
-again with the same command line within a second, as a supervisor would. With --add the job begins
-with 2 workers of at most 4, half of the time with a standby, and others come and go as well (gradus
-scale): 3 or 4 events a run. With --coordinator the workers are started by hand, and the coordinator
-(gradus rendezvous) is killed: alone, together with rank 0, or with some rank within 0.2 s, which
-may be the one that has taken over. With --servers the job has strategy ps and so many
-parameter servers, which are killed like the others; with --consistency async or ssp workers
-are asynchronous.
+within 0.2 s. The launcher is never killed, nor what holds the coordinator. With --launcher the
+launcher is killed (`gradus run`), or the process that supervises the job (`gradus-job`), or both
+within 0.2 s; in two runs of three a worker as well, at once or within 0.2 s. A launcher that was
+killed is started again with the same command line within a second, as systemd would. With --add the
+job begins with 2 workers of at most 4, half of the time with a standby, and others come and go as
+well (gradus scale): 3 or 4 events a run. With --coordinator the workers are started by hand, and
+the coordinator (gradus rendezvous) is killed: alone, together with rank 0, or with some rank within
+0.2 s, which may be the one that has taken over. With --servers the job has strategy ps and so many
+parameter servers, which are killed like the others; with --consistency async or ssp workers are
+asynchronous.
 
 Told in the end: how many runs ended by themselves, with the weights (SHA-256) of an undisturbed
 run (async, ssp: with an accuracy on the test part at most one point below the least of three); how
@@ -42,7 +43,7 @@ import sys
 import tempfile
 import time
 
-from processes import agents_of, children, marked, words
+from processes import agents_of, children, marked, name, words
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORKERS = 4
@@ -69,10 +70,14 @@ class Plan:
             self.flags += ["-np", str(WORKERS)]
             first, second = rng.random() * seconds, rng.random() * 0.2
             self.again_s = rng.random()  # until it is started again
-            self.events = [(first, "kill launcher", 0)]
+            victims = rng.choice([["launcher"], ["supervisor"], ["launcher", "supervisor"],
+                                  ["supervisor", "launcher"]])
+            self.events = [(first + i * rng.random() * 0.2, f"kill {victim}", 0)
+                           for i, victim in enumerate(victims)]
             if seed % 3:
                 self.events.append((first + second * (seed % 3 - 1), "kill worker",
                                     rng.randrange(1000)))
+            self.events.sort()
         elif mode == "coordinator":
             first, second = rng.random() * seconds, rng.random() * 0.2
             self.events = [(first, "kill", COORDINATOR)]
@@ -220,14 +225,18 @@ class JobThatOutlives(Job):
         if what == "kill launcher":
             processes[0].kill()
             return "launcher"
-        workers = [pid for pid in marked(MARK, self.env[MARK]) if words(pid)[1:2] == [b"worker"]]
-        if not workers:
+        pids = marked(MARK, self.env[MARK])
+        if what == "kill supervisor":
+            pids = [pid for pid in pids if name(pid) == "gradus-job"]
+        else:
+            pids = [pid for pid in pids if words(pid)[1:2] == [b"worker"]]
+        if not pids:
             return ""
         try:
-            os.kill(workers[number % len(workers)], signal.SIGKILL)
+            os.kill(pids[number % len(pids)], signal.SIGKILL)
         except ProcessLookupError:
             return ""
-        return "worker"
+        return what.split()[1]
 
     def start(self, flags, output, env):
         self.env, self.words = env, (flags, output)
@@ -280,7 +289,7 @@ def main():
     parser.add_argument("--coordinator", dest="mode", action="store_const", const="coordinator",
                         help="workers started by hand, and the coordinator is killed")
     parser.add_argument("--launcher", dest="mode", action="store_const", const="launcher",
-                        help="the launcher is killed, and started again")
+                        help="the launcher is killed, and started again, or the supervisor is")
     parser.add_argument("--servers", type=int, default=0, help="strategy ps, with so many")
     parser.add_argument("--consistency", choices=["async", "ssp"],
                         help="with servers: each worker goes its own way")
@@ -326,7 +335,7 @@ def main():
           f"{'the weights' if judge.exact else 'the accuracy'} of the undisturbed run")
     print(f"killed: {killed.count('worker')} workers, {killed.count('agent')} agents, "
           f"{killed.count('server')} servers, {killed.count('coordinator')} coordinators, "
-          f"{killed.count('launcher')} launchers; "
+          f"{killed.count('launcher')} launchers, {killed.count('supervisor')} supervisors; "
           f"{begun_anew} runs were begun anew")
     print(f"left behind in /dev/shm: {sorted(memory_files() - before) or 'nothing'}")
     if times:

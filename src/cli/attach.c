@@ -10,8 +10,10 @@
 #include "launch/signals.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -21,7 +23,7 @@
 
 /* The supervisor has gone without a word. What has killed our child before it looked after signals
  * was meant for us. */
-static int report_loss(const gr_process *supervisor, bool child)
+static int report_loss(const gr_process *supervisor, bool child, gr_attach_loss *loss_out)
 {
     int status = 0;
     pid_t ended = child ? waitpid(supervisor->pid, &status, 0) : -1;
@@ -36,11 +38,8 @@ static int report_loss(const gr_process *supervisor, bool child)
         (void)raise(number);
         (void)sigprocmask(SIG_SETMASK, &none, NULL);
     }
-    fprintf(stderr,
-            "gradus: the process that supervises the job (gradus-job, pid %d) was killed, and the "
-            "job with it\n",
-            (int)supervisor->pid);
-    return GR_EXIT_FAILED;
+    *loss_out = (gr_attach_loss){.supervisor = supervisor->pid, .signal_number = number};
+    return GR_ATTACH_LOST;
 }
 
 static int report_leaving(void)
@@ -50,38 +49,46 @@ static int report_leaving(void)
     return GR_EXIT_RESUME;
 }
 
-/* -1: the job goes on. */
-static int take_message(int connection, const gr_process *supervisor, bool child)
+/* False: the job goes on. */
+static bool take_message(int connection, const gr_process *supervisor, bool child, int *code_out,
+                         gr_attach_loss *loss_out)
 {
     gr_job_message message;
     int error = gr_job_receive(connection, &message, NULL);
     if (error == 0 && message.kind == GR_JOB_END) {
         const gr_job_message received = {.kind = GR_JOB_RECEIVED};
         (void)gr_job_send(connection, &received, NULL);
-        return message.status.code;
+        *code_out = message.status.code;
+        return true;
     }
     if (error == 0 && message.kind == GR_JOB_DROPPED) {
-        return report_leaving();
+        *code_out = report_leaving();
+        return true;
     }
-    return error == 0 || error == EAGAIN ? -1 : report_loss(supervisor, child);
+    if (error == 0 || error == EAGAIN) {
+        return false;
+    }
+    *code_out = report_loss(supervisor, child, loss_out);
+    return true;
 }
 
-int gr_attach_follow(int connection, gr_process *supervisor, bool child)
+int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_attach_loss *loss_out)
 {
     gr_signals_hold(NULL);
     struct pollfd watched[2] = {{.fd = connection, .events = POLLIN},
                                 {.fd = gr_signals_open(), .events = POLLIN}};
-    int code = -1;
-    while (code < 0) {
+    int code = 0;
+    for (bool over = false; !over;) {
         if (poll(watched, 2, -1) < 0) {
             continue; /* EINTR */
         }
         if (watched[0].revents != 0) {
-            code = take_message(connection, supervisor, child);
+            over = take_message(connection, supervisor, child, &code, loss_out);
         } else if (watched[1].revents != 0) {
             int signal_number = gr_signals_take(watched[1].fd);
             if (signal_number == SIGHUP) {
                 code = report_leaving();
+                over = true;
             } else if (signal_number != 0) {
                 gr_process_signal(supervisor, signal_number);
             }
@@ -124,10 +131,10 @@ static int deliver(const gr_job_folder *folder, const gr_job_end *end)
 }
 
 /* GR_E_AGAIN: it is about to end. */
-static gr_status attach_once(gr_job_folder *folder, int *code_out, int *launcher_out, gr_diag *diag)
+static gr_status attach_once(gr_job_folder *folder, int *code_out, int *launcher_out,
+                             gr_attach_loss *loss_out, gr_diag *diag)
 {
     gr_job_end end;
-    gr_job_record record;
     gr_process supervisor;
     int connection;
     const gr_job_state state = gr_job_folder_state(folder, &end);
@@ -136,33 +143,37 @@ static gr_status attach_once(gr_job_folder *folder, int *code_out, int *launcher
         return GR_OK;
     }
     if (state == GR_JOB_LOST) {
-        return gr_fail(diag, GR_E_PEER_LOST,
-                       gr_job_folder_record(folder, &record)
-                           ? "job %s is over: the process that supervised it was killed, and its "
-                             "workers with it"
-                           : "job %s has ended, and its launcher has the exit code",
-                       folder->name);
+        gr_attach_loss loss = {.found = gr_job_folder_record(folder, &loss.record)};
+        if (!loss.found) {
+            return gr_fail(diag, GR_E_PEER_LOST,
+                           "job %s has ended, and its launcher has the exit code", folder->name);
+        }
+        loss.supervisor = loss.record.supervisor;
+        snprintf(loss.name, sizeof loss.name, "%s", folder->name);
+        *loss_out = loss;
+        *code_out = GR_ATTACH_LOST;
+        return GR_OK;
     }
     sigset_t before;
     gr_signals_hold(&before); /* whoever is told of the new launcher may send one to it */
     gr_status status = gr_takeover(folder, &connection, &supervisor, launcher_out, diag);
     if (status == GR_OK) {
         gr_job_folder_close(folder);
-        *code_out = gr_attach_follow(connection, &supervisor, false);
+        *code_out = gr_attach_follow(connection, &supervisor, false, loss_out);
     } else {
         (void)sigprocmask(SIG_SETMASK, &before, NULL);
     }
     return status;
 }
 
-bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_diag *diag)
+bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out, gr_diag *diag)
 {
     enum { TRIES = 1000, PAUSE_MS = 10 };
     int launcher = 0;
-    gr_status status = attach_once(folder, code_out, &launcher, diag);
+    gr_status status = attach_once(folder, code_out, &launcher, loss_out, diag);
     for (int i = 0; i < TRIES && status == GR_E_AGAIN; i++) {
         (void)poll(NULL, 0, PAUSE_MS);
-        status = attach_once(folder, code_out, &launcher, diag);
+        status = attach_once(folder, code_out, &launcher, loss_out, diag);
     }
     if (status == GR_E_AGAIN) {
         (void)gr_fail(diag, status, "job %s neither answers nor ends", folder->name);
@@ -172,6 +183,64 @@ bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_diag *diag)
     }
     gr_job_folder_close(folder);
     return launcher == 0;
+}
+
+/* ---- A supervisor that was killed ------------------------------------------------------------ */
+
+/* Of a job that this supervisor had. */
+static bool is_lost_one(const char *name, gr_attach_loss *loss)
+{
+    enum { TRIES = 6000, PAUSE_MS = 10 };
+    gr_job_folder folder;
+    gr_job_end end;
+    if (gr_job_folder_open(name, &folder, NULL) != GR_OK) {
+        return false;
+    }
+    bool found =
+        gr_job_folder_record(&folder, &loss->record) && loss->record.supervisor == loss->supervisor;
+    for (int i = 0; i < TRIES && found && gr_job_folder_state(&folder, &end) == GR_JOB_RUNS; i++) {
+        (void)poll(NULL, 0, PAUSE_MS);
+    }
+    found = found && gr_job_folder_state(&folder, &end) == GR_JOB_LOST;
+    gr_job_folder_close(&folder);
+    return found;
+}
+
+void gr_attach_find_lost(gr_attach_loss *loss)
+{
+    enum { LISTED_MAX = 1024 };
+    char(*names)[GR_JOB_NAME_BYTES] = malloc(LISTED_MAX * sizeof *names);
+    int count = names != NULL ? gr_job_folder_list(names, LISTED_MAX, NULL) : 0;
+    for (int i = 0; i < count && !loss->found; i++) {
+        loss->found = is_lost_one(names[i], loss);
+        snprintf(loss->name, sizeof loss->name, "%s", names[i]);
+    }
+    free(names);
+}
+
+bool gr_attach_goes_on(const gr_attach_loss *loss)
+{
+    const gr_job_record *record = &loss->record;
+    bool goes_on = loss->found && record->beginning < record->restarts;
+    char how[48] = "", times[64] = "";
+    if (loss->signal_number != 0) {
+        snprintf(how, sizeof how, " by signal %d (%s)", loss->signal_number,
+                 strsignal(loss->signal_number));
+    }
+    if (loss->found && !goes_on && record->restarts > 0) {
+        snprintf(times, sizeof times, ", which was begun anew %d times already (--restarts)",
+                 record->beginning);
+    }
+    fprintf(stderr,
+            "gradus: the process that supervises the job (gradus-job, pid %d) was killed%s, and "
+            "the job with it%s%s\n",
+            (int)loss->supervisor, how, times, goes_on ? "; it is begun anew" : "");
+    gr_job_folder folder;
+    if (loss->found && !goes_on && gr_job_folder_open(loss->name, &folder, NULL) == GR_OK) {
+        gr_job_folder_remove(&folder);
+        gr_job_folder_close(&folder);
+    }
+    return goes_on;
 }
 
 /* ---- The verb -------------------------------------------------------------------------------- */
@@ -198,16 +267,93 @@ static void print_usage(void)
          "launcher, 75 this terminal is gone.\n");
 }
 
+/* How a supervisor was started, for another one in its place. */
+typedef struct origin {
+    char *words, *environment; /* as /proc has them; NULL: unknown */
+    size_t words_bytes, environment_bytes;
+    char folder[PATH_MAX];
+} origin;
+
+static void find_origin(const gr_job_folder *folder, origin *origin_out)
+{
+    enum { ORIGIN_BYTES_MAX = 16 << 20 };
+    gr_process supervisor = {.fd = -1};
+    char path[64];
+    *origin_out = (origin){.folder = ""};
+    if (gr_takeover_find(folder, &supervisor, NULL) != GR_OK) {
+        return;
+    }
+    gr_process_close(&supervisor);
+    snprintf(path, sizeof path, "/proc/%d/cwd", (int)supervisor.pid);
+    (void)!readlink(path, origin_out->folder, sizeof origin_out->folder - 1);
+    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)supervisor.pid);
+    gr_status status =
+        gr_file_read(path, ORIGIN_BYTES_MAX, &origin_out->words, &origin_out->words_bytes, NULL);
+    snprintf(path, sizeof path, "/proc/%d/environ", (int)supervisor.pid);
+    if (status == GR_OK) {
+        status = gr_file_read(path, ORIGIN_BYTES_MAX, &origin_out->environment,
+                              &origin_out->environment_bytes, NULL);
+    }
+    (void)status; /* then something is missing */
+}
+
+/* Strings with a zero behind each, as a NULL-terminated list; NULL: no memory. What was wiped in an
+ * environment are empty strings. */
+static char **split(char *text, size_t size_bytes, bool with_empty)
+{
+    char **list = calloc(size_bytes + 1, sizeof *list);
+    size_t count = 0;
+    for (size_t at = 0; list != NULL && at < size_bytes; at += strlen(text + at) + 1) {
+        if (with_empty || text[at] != '\0') {
+            list[count++] = text + at;
+        }
+    }
+    return list;
+}
+
+/* Becomes what the supervisor's own launcher was, which finds that the job is lost. */
+static int become_first_launcher(const origin *from, const sigset_t *mask)
+{
+    char **words = from->words != NULL ? split(from->words, from->words_bytes, true) : NULL;
+    char **environment =
+        from->environment != NULL ? split(from->environment, from->environment_bytes, false) : NULL;
+    if (words != NULL && environment != NULL && chdir(from->folder) == 0) {
+        (void)sigprocmask(SIG_SETMASK, mask, NULL);
+        (void)execve("/proc/self/exe", words, environment);
+    }
+    fputs("gradus: give its command line once more, and it goes on\n", stderr);
+    return GR_EXIT_FAILED;
+}
+
 static int attach(const gr_cli_line *line)
 {
     gr_diag diag = {0};
     gr_job_folder folder;
+    gr_attach_loss loss = {.supervisor = 0};
+    origin from;
+    sigset_t mask;
     int code;
+    (void)sigprocmask(SIG_SETMASK, NULL, &mask);
     gr_status status = gr_job_folder_open(line->words[0], &folder, &diag);
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_INPUT, &diag);
     }
-    return gr_attach_to(&folder, &code, &diag) ? code : gr_cli_fail(GR_EXIT_INPUT, &diag);
+    find_origin(&folder, &from);
+    if (!gr_attach_to(&folder, &code, &loss, &diag)) {
+        code = gr_cli_fail(GR_EXIT_INPUT, &diag);
+    } else if (code == GR_ATTACH_LOST && loss.found) {
+        fprintf(stderr,
+                "gradus: job %s is lost: the process that supervised it was killed, and its "
+                "workers with it; in its folder this goes on with it: %s\n",
+                loss.name, loss.record.command);
+        code = GR_EXIT_FAILED;
+    } else if (code == GR_ATTACH_LOST) {
+        gr_attach_find_lost(&loss);
+        code = gr_attach_goes_on(&loss) ? become_first_launcher(&from, &mask) : GR_EXIT_FAILED;
+    }
+    free(from.words);
+    free(from.environment);
+    return code;
 }
 
 const gr_cli_form gr_attach_form = {.table = &attach_table,

@@ -7,12 +7,30 @@
 #include "cli/cli.h"
 #include "launch/agent/takeover.h"
 
+/* A supervisor that was killed, or has crashed. */
+typedef struct gr_attach_loss {
+    pid_t supervisor;
+    int signal_number; /* 0: unknown */
+    bool found;        /* so are name and record */
+    char name[GR_JOB_NAME_BYTES];
+    gr_job_record record;
+} gr_attach_loss;
+
+enum { GR_ATTACH_LOST = -1 };
+
 /* Hands signals to the supervisor until the job has ended, and returns its exit code; or until the
- * terminal is gone (SIGHUP). `child`: the supervisor is our child. The connection is closed. */
-int gr_attach_follow(int connection, gr_process *supervisor, bool child);
+ * terminal is gone (SIGHUP). `child`: the supervisor is our child. The connection is closed.
+ * GR_ATTACH_LOST: the supervisor is gone without a word. */
+int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_attach_loss *loss_out);
 
 /* To the job of that folder, whose handle is closed. True: *code_out is the exit code of this
- * process; false: it has a launcher, and `diag` says which. */
-bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_diag *diag);
+ * process, or GR_ATTACH_LOST; false: it has a launcher, and `diag` says which. */
+bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out, gr_diag *diag);
+
+/* After a loss: finds the job's folder and waits until its agents have ended. */
+void gr_attach_find_lost(gr_attach_loss *loss);
+/* Says what has happened. True: the job is to be begun anew; false: it is over, and the folder is
+ * gone. */
+bool gr_attach_goes_on(const gr_attach_loss *loss);
 
 #endif

@@ -50,7 +50,8 @@ static void print_ls_usage(void)
          "  running   a launcher is attached       detached  none is\n"
          "  ending    it was asked to end          busy      it does not answer at the moment\n"
          "  ended N   with that exit code          lost      the process that supervised it was\n"
-         "                                                   killed, and its workers with it\n");
+         "                                                   killed, and its workers with it; the\n"
+         "                                                   same command line goes on with it\n");
 }
 
 typedef struct job_line {
@@ -281,7 +282,9 @@ static void print_stop_usage(void)
     puts(
         "usage: gradus stop JOB [--now]\n\n"
         "Ends a job of yours on this host as SIGTERM to its launcher does, and waits for its end:\n"
-        "the workers of a job file write a checkpoint, and the job ends with exit code 75.\n"
+        "the workers of a job file write a checkpoint, and the job ends with exit code 75. One "
+        "that\n"
+        "is lost is forgotten: the same command line begins it, and goes on with nothing.\n"
         "Exit code: 0 it has ended, 1 it could not be asked, 2 there is no such job.\n");
 }
 
@@ -326,13 +329,18 @@ static int stop(const gr_cli_line *line)
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_INPUT, &diag);
     }
-    if (gr_job_folder_state(&folder, &end) == GR_JOB_RUNS) {
+    gr_job_record record;
+    bool was_lost =
+        gr_job_folder_state(&folder, &end) == GR_JOB_LOST && gr_job_folder_record(&folder, &record);
+    if (was_lost) {
+        gr_job_folder_remove(&folder);
+    } else if (gr_job_folder_state(&folder, &end) == GR_JOB_RUNS) {
         status = end_job(&folder, options->now, &diag);
     }
     if (status == GR_OK && gr_job_folder_state(&folder, &end) == GR_JOB_ENDED) {
         printf("job %s has ended with exit code %d\n", folder.name, end.code);
     } else if (status == GR_OK) {
-        printf("job %s has ended\n", folder.name);
+        printf("job %s %s\n", folder.name, was_lost ? "was lost, and is forgotten" : "has ended");
     }
     gr_job_folder_close(&folder);
     return status == GR_OK ? gr_cli_flush() : gr_cli_fail(GR_EXIT_FAILED, &diag);

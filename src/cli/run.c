@@ -218,7 +218,9 @@ static gr_status read_export(gr_cli_run *run, gr_diag *diag)
 
 static gr_status read_job(gr_cli_run *run, gr_diag *diag)
 {
-    return run->job_path != NULL ? gr_run_read_job(run, diag) : GR_OK;
+    return run->job_path == NULL ? GR_OK
+           : run->again          ? gr_run_read_job_again(run, diag)
+                                 : gr_run_read_job(run, diag);
 }
 
 /* Everything that the user gave is checked before anything is started. */

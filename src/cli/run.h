@@ -69,6 +69,7 @@ typedef struct gr_cli_run {
     gr_launch_fault faults[2 * GR_FAULTS_MAX];
     int fault_count;
     gr_job_record record;      /* for those that look for the job */
+    bool again;                /* an earlier supervisor of it was killed */
     gr_supervisor *supervisor; /* NULL: nothing is started */
     gr_log log;
 } gr_cli_run;
@@ -98,9 +99,13 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
  */
 gr_status gr_run_advise(gr_cli_run *run, const gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 
+/* Once more: from the newest checkpoint where there are some, else from the first step, which leads
+ * to the same bits. */
+gr_status gr_run_read_job_again(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;
+
 /* run_supervise.c: takes over what the same line has started before, if that runs or has ended
- * unseen; else does the `work`, in a process of its own if the job is to outlive this one. Returns
- * the exit code. */
+ * unseen; else does the `work`, in a process of its own if the job is to outlive this one, and once
+ * more in another one when that is killed. Returns the exit code. */
 int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(gr_cli_run *run));
 /* From now on the job can be found. GR_E_INVALID: it must not have that name. */
 gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag) GR_MUST_CHECK;

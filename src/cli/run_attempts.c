@@ -7,7 +7,6 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
-#include "base/hash.h"
 #include "cli/timeline.h"
 #include "launch/signals.h"
 
@@ -69,24 +68,6 @@ static int report_end(const gr_cli_run *run, gr_status status, const gr_launch_r
 
 enum { SET_OWN_MAX = 9, SET_MAX = SET_OWN_MAX + GR_EXPORT_SET_MAX };
 
-/* By the time, for people, and by chance: which run pushes to parameter servers. Those that are
- * begun again are the same run. */
-static const char *name_run(gr_cli_run *run)
-{
-    char when[32] = "";
-    time_t now = time(NULL);
-    struct tm utc;
-    uint8_t random[4] = {0};
-    gr_diag diag;
-    if (gmtime_r(&now, &utc) != NULL) {
-        strftime(when, sizeof when, "%Y%m%d-%H%M%S", &utc);
-    }
-    gr_status status = gr_random_bytes(random, sizeof random, &diag);
-    (void)status; /* then by the time and the process alone */
-    return gr_arena_printf(&run->arena, "GRADUS_RUN=%s-%d-%02x%02x%02x%02x", when, (int)getpid(),
-                           random[0], random[1], random[2], random[3]);
-}
-
 /* What the workers find in their environment: `set` over it, `defaults` under it. */
 static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_MAX],
                      const char *defaults[SET_MAX])
@@ -138,7 +119,7 @@ static void surround(gr_cli_run *run, const char *timeline, const char *set[SET_
         set[set_count++] = gr_arena_printf(&run->arena, "GRADUS_TIMELINE=%s", timeline);
     }
     defaults[default_count++] = "PYTHONUNBUFFERED=1"; /* lines when they are written */
-    defaults[default_count++] = name_run(run);
+    defaults[default_count++] = gr_arena_printf(&run->arena, "GRADUS_RUN=%s", run->record.run);
 }
 
 /* Those of a time that is past have happened. */
@@ -155,26 +136,31 @@ static void drop_past_faults(gr_cli_run *run, int64_t elapsed_us)
     run->fault_count = left;
 }
 
-/* Makes ready what is to be begun anew: from the newest checkpoint where the job writes some, else
- * from its first step, which leads to the same bits. */
+static void tell_beginning(const gr_cli_run *run)
+{
+    const gr_job_record *record = &run->record;
+    char times[64] = "";
+    if (record->beginning <= record->restarts) {
+        snprintf(times, sizeof times, " (%d of at most %d times, --restarts)", record->beginning,
+                 record->restarts);
+    }
+    gr_log_write(&run->log, GR_LOG_WARN, "run", "all workers are started anew%s%s%s", times,
+                 run->resume != NULL     ? "; the job goes on from "
+                 : run->job_path != NULL ? "; the job begins from its first step"
+                                         : "",
+                 run->resume != NULL ? run->resume : "");
+}
+
+/* Makes ready what is to be begun anew. */
 static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
                             const gr_launch_report *report, gr_diag *diag)
 {
     gr_run_options *options = &run->options;
-    gr_status status = GR_OK;
-    bool needed = options->resume || run->writes;
     run->past_step = report->step;
     config->crash = report->crash;
-    config->beginning++;
-    run->resume = NULL;
-    if (run->job_path != NULL) {
-        options->resume = true; /* those that were left may have written one when they ended */
-        status = gr_run_read_job(run, diag);
-    }
-    if (status != GR_OK && !needed) {
-        options->resume = false;
-        status = gr_run_read_job(run, diag);
-    }
+    config->beginning = ++run->record.beginning;
+    gr_supervisor_note_beginning(run->supervisor, &run->record);
+    gr_status status = run->job_path != NULL ? gr_run_read_job_again(run, diag) : GR_OK;
     if (status == GR_OK && run->acceptor != NULL) {
         gr_log_write(&run->log, GR_LOG_WARN, "run",
                      "agents with slots for %lld workers are waited for, to begin anew with them",
@@ -186,17 +172,10 @@ static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
     if (status == GR_OK && run->hosts.count > 0) {
         status = gr_host_list_deal(&run->hosts, (int)options->workers, diag);
     }
-    if (status != GR_OK) {
-        return status;
+    if (status == GR_OK) {
+        tell_beginning(run);
     }
-    gr_log_write(&run->log, GR_LOG_WARN, "run",
-                 "all workers are started anew (%d of at most %lld times, --restarts)%s%s",
-                 config->beginning, (long long)options->restarts,
-                 run->resume != NULL     ? "; the job goes on from "
-                 : run->job_path != NULL ? "; the job begins from its first step"
-                                         : "",
-                 run->resume != NULL ? run->resume : "");
-    return GR_OK;
+    return status;
 }
 
 /* Somebody wants an end while nobody is left, or nobody is there again. */
@@ -227,7 +206,7 @@ static int run_again_and_again(gr_cli_run *run, gr_launch_config *config)
             return GR_EXIT_DONE;
         }
         int code = report_end(run, status, &report, config->beginning > 0, &diag);
-        if (config->beginning >= run->options.restarts || !report.again) {
+        if (config->beginning >= config->restarts || !report.again) {
             return config->beginning > 0 && code == GR_EXIT_INPUT ? GR_EXIT_FAILED : code;
         }
         drop_past_faults(run, gr_now_ns() / 1000 - begin_us);
@@ -259,7 +238,8 @@ int gr_run_attempts(gr_cli_run *run)
         .workers_min = (int)options->workers_min,
         .workers_max = (int)options->workers_max,
         .spares = (int)options->spares,
-        .restarts = options->restarts > 0 ? (int)options->restarts : 0,
+        .restarts = run->record.restarts,
+        .beginning = run->record.beginning,
         .cores = &run->cores,
         .bind = options->bind,
         .encrypt = options->encrypt,
@@ -303,6 +283,10 @@ int gr_run_attempts(gr_cli_run *run)
                    .log_dir = options->log_dir},
         .supervisor = run->supervisor,
         .log = &run->log};
+    if (run->again) {
+        drop_past_faults(run, ((int64_t)time(NULL) - run->record.start_s) * 1000000);
+        tell_beginning(run);
+    }
     gr_signals_hold(NULL); /* who asks for an end between two beginnings is heard as well */
     int code = run_again_and_again(run, &config);
     if (timeline != NULL) {

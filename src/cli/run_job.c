@@ -167,3 +167,22 @@ gr_status gr_run_read_job(gr_cli_run *run, gr_diag *diag)
     gr_job_close(job);
     return status;
 }
+
+gr_status gr_run_read_job_again(gr_cli_run *run, gr_diag *diag)
+{
+    gr_run_options *options = &run->options;
+    gr_diag why = {0};
+    bool needed = options->resume || run->writes;
+    run->resume = NULL;
+    options->resume = true; /* those that were left may have written one when they ended */
+    gr_status status = gr_run_read_job(run, diag);
+    if (status == GR_OK || needed) {
+        return status;
+    }
+    options->resume = false;
+    if (gr_run_read_job(run, &why) != GR_OK) {
+        return status;
+    }
+    gr_diag_clear(diag);
+    return GR_OK;
+}

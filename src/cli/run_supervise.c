@@ -7,9 +7,12 @@
 
 #include "base/fail.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "base/number.h"
 #include "cli/attach.h"
+#include "launch/process_tree.h"
 #include "launch/signals.h"
+#include "link/secret.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -44,23 +47,37 @@ static gr_status read_outlive(const char *text, int64_t *outlive_us_out, gr_diag
 
 /* ---- A job that the same line has started ---------------------------------------------------- */
 
-/* True: *code_out is the exit code of this process. Without a name there may be several, with
- * launchers of their own: this one is another. */
-static bool take_over(const gr_cli_run *run, const char *name, int *code_out)
+/* The job of `loss` is gone on with, by another supervisor: with its name, and behind what it has
+ * written. */
+static gr_status continue_lost(gr_cli_run *run, const gr_attach_loss *loss, gr_diag *diag)
+{
+    const gr_job_record *before = &loss->record;
+    run->options.name = gr_arena_strdup(&run->arena, loss->name);
+    run->again = true;
+    run->record.start_s = before->start_s;
+    /* Who gives the line once more may do so any number of times. */
+    run->record.beginning = before->beginning < before->restarts ? before->beginning + 1 : 1;
+    memcpy(run->record.run, before->run, sizeof run->record.run);
+    return run->options.name != NULL ? GR_OK
+                                     : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a name");
+}
+
+/* True: *code_out is the exit code of this process, or GR_ATTACH_LOST. Without a name there may be
+ * several, with launchers of their own: this one is another. */
+static bool take_over(const gr_cli_run *run, const char *name, int *code_out,
+                      gr_attach_loss *loss_out)
 {
     gr_job_folder folder;
     gr_job_record record;
-    gr_job_end end;
     gr_diag diag = {0};
     if (gr_job_folder_open(name, &folder, NULL) != GR_OK) {
         return false;
     }
-    if (!gr_job_folder_record(&folder, &record) || record.identity != run->record.identity ||
-        gr_job_folder_state(&folder, &end) == GR_JOB_LOST) {
+    if (!gr_job_folder_record(&folder, &record) || record.identity != run->record.identity) {
         gr_job_folder_close(&folder);
         return false;
     }
-    bool taken = gr_attach_to(&folder, code_out, &diag);
+    bool taken = gr_attach_to(&folder, code_out, loss_out, &diag);
     if (!taken && run->options.name != NULL) {
         *code_out = gr_cli_fail(GR_EXIT_INPUT, &diag);
         return true;
@@ -68,17 +85,17 @@ static bool take_over(const gr_cli_run *run, const char *name, int *code_out)
     return taken;
 }
 
-static bool take_over_any(const gr_cli_run *run, int *code_out)
+static bool take_over_any(const gr_cli_run *run, int *code_out, gr_attach_loss *loss_out)
 {
     enum { LISTED_MAX = 1024 };
     if (run->options.name != NULL) {
-        return take_over(run, run->options.name, code_out);
+        return take_over(run, run->options.name, code_out, loss_out);
     }
     char(*names)[GR_JOB_NAME_BYTES] = malloc(LISTED_MAX * sizeof *names);
     int count = names != NULL ? gr_job_folder_list(names, LISTED_MAX, NULL) : 0;
     bool taken = false;
     for (int i = 0; i < count && !taken; i++) {
-        taken = take_over(run, names[i], code_out);
+        taken = take_over(run, names[i], code_out, loss_out);
     }
     free(names);
     return taken;
@@ -86,8 +103,28 @@ static bool take_over_any(const gr_cli_run *run, int *code_out)
 
 /* ---- The supervisor -------------------------------------------------------------------------- */
 
+/* By the time, for people, and by chance: which run pushes to parameter servers. Those that are
+ * begun again are the same run. */
+static void name_run(char run_out[GR_JOB_RUN_BYTES])
+{
+    char when[32] = "";
+    time_t now = time(NULL);
+    struct tm utc;
+    uint8_t random[4] = {0};
+    gr_diag diag;
+    if (gmtime_r(&now, &utc) != NULL) {
+        strftime(when, sizeof when, "%Y%m%d-%H%M%S", &utc);
+    }
+    gr_status status = gr_random_bytes(random, sizeof random, &diag);
+    (void)status; /* then by the time and the process alone */
+    snprintf(run_out, GR_JOB_RUN_BYTES, "%s-%d-%02x%02x%02x%02x", when, (int)getpid(), random[0],
+             random[1], random[2], random[3]);
+}
+
 gr_status gr_run_publish(gr_cli_run *run, gr_diag *diag)
 {
+    run->record.supervisor = getpid();
+    run->record.restarts = run->options.restarts > 0 ? (int)run->options.restarts : 0;
     gr_status status =
         gr_supervisor_publish(run->supervisor, run->options.name, &run->record, diag);
     if (status != GR_OK && status != GR_E_INVALID) {
@@ -145,10 +182,88 @@ static void settle(void)
     (void)signal(SIGPIPE, SIG_IGN);
 }
 
+/* Starts the supervisor, and is its launcher. Returns in both. */
+static int launch(gr_cli_run *run, gr_supervisor_config *config, int (*work)(gr_cli_run *run),
+                  uint8_t **token, gr_attach_loss *loss_out)
+{
+    int ends[2];
+    fflush(NULL);
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        fprintf(stderr, "gradus: the socket of the job cannot be made: %s\n", strerror(errno));
+        return GR_EXIT_FAILED;
+    }
+    sigset_t before;
+    gr_signals_hold(&before); /* none ends the launcher before it can hand it on */
+    gr_join_show_token(*token);
+    pid_t pid = fork();
+    if (pid == 0) {
+        (void)sigprocmask(SIG_SETMASK, &before, NULL);
+        close(ends[0]);
+        settle();
+        config->launcher_fd = ends[1];
+        return supervise(run, config, work);
+    }
+    close(ends[1]);
+    gr_secret_forget(*token);
+    *token = gr_join_wipe_token(); /* for the next supervisor */
+    if (pid < 0) {
+        fprintf(stderr, "gradus: the job's process cannot be started: %s; see ulimit -u\n",
+                strerror(errno));
+        close(ends[0]);
+        return GR_EXIT_FAILED;
+    }
+    gr_process supervisor = gr_process_open(pid);
+    return gr_attach_follow(ends[0], &supervisor, true, loss_out);
+}
+
+static bool begins_anew(gr_attach_loss *loss)
+{
+    if (!loss->found) {
+        gr_attach_find_lost(loss);
+    }
+    return gr_attach_goes_on(loss);
+}
+
+/* Starts supervisors until one has ended with a word, from the job's first beginning on, or after
+ * the loss that is told of. */
+static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss *loss, bool lost,
+                             int (*work)(gr_cli_run *run))
+{
+    enum { CHILDREN_MAX = 64, PATIENCE_US = 1000000 };
+    pid_t others[CHILDREN_MAX]; /* of whoever became this process by exec */
+    const int other_count = gr_process_tree_children(others, CHILDREN_MAX);
+    const int64_t patience_us = run->options.orphans == GR_RUN_ORPHANS_FINISH
+                                    ? run->options.grace_us + PATIENCE_US
+                                    : PATIENCE_US;
+    uint8_t *token = NULL;
+    gr_diag diag = {0};
+    int code;
+    (void)gr_process_tree_adopt(); /* what a supervisor leaves becomes ours */
+    do {
+        gr_supervisor_config config = {
+            .launcher_fd = -1, .launcher = getpid(), .outlive_us = outlive_us};
+        if (lost && continue_lost(run, loss, &diag) != GR_OK) {
+            code = gr_cli_fail(GR_EXIT_FAILED, &diag);
+            break;
+        }
+        *loss = (gr_attach_loss){.supervisor = 0};
+        code = outlive_us == 0 ? supervise(run, &config, work)
+                               : launch(run, &config, work, &token, loss);
+        lost = code == GR_ATTACH_LOST;
+        if (lost) {
+            gr_process_tree_end(patience_us, others, other_count);
+            code = begins_anew(loss) ? GR_ATTACH_LOST : GR_EXIT_FAILED;
+        }
+    } while (code == GR_ATTACH_LOST);
+    gr_secret_forget(token);
+    return code;
+}
+
 int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(gr_cli_run *run))
 {
     int64_t outlive_us = 0;
-    int ends[2], code;
+    int code = 0;
+    gr_attach_loss loss = {.supervisor = 0};
     gr_diag diag = {0};
     gr_status status = read_outlive(run->options.outlive, &outlive_us, &diag);
     if (status == GR_OK && run->options.name != NULL) {
@@ -160,37 +275,16 @@ int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(g
     run->record =
         (gr_job_record){.start_s = (int64_t)time(NULL), .identity = gr_job_identity(argc, argv)};
     gr_job_describe(argc, argv, run->record.command);
-    if (take_over_any(run, &code)) {
-        return code;
-    }
-    gr_supervisor_config config = {
-        .launcher_fd = -1, .launcher = getpid(), .outlive_us = outlive_us};
-    if (outlive_us == 0) {
-        return supervise(run, &config, work);
-    }
-    fflush(NULL);
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-        fprintf(stderr, "gradus: the socket of the job cannot be made: %s\n", strerror(errno));
+    name_run(run->record.run);
+    bool taken = take_over_any(run, &code, &loss);
+    bool lost = taken && code == GR_ATTACH_LOST;
+    if (lost && loss.found) { /* while nobody looked: who gives the line anew wants it */
+        fprintf(stderr,
+                "gradus: job %s is lost: the process that supervised it was killed; it is begun "
+                "anew\n",
+                loss.name);
+    } else if (lost && !begins_anew(&loss)) {
         return GR_EXIT_FAILED;
     }
-    sigset_t before;
-    gr_signals_hold(&before); /* none ends the launcher before it can hand it on */
-    pid_t pid = fork();
-    if (pid == 0) {
-        (void)sigprocmask(SIG_SETMASK, &before, NULL);
-        close(ends[0]);
-        settle();
-        config.launcher_fd = ends[1];
-        return supervise(run, &config, work);
-    }
-    close(ends[1]);
-    gr_join_wipe_token(); /* the supervisor has it */
-    if (pid < 0) {
-        fprintf(stderr, "gradus: the job's process cannot be started: %s; see ulimit -u\n",
-                strerror(errno));
-        close(ends[0]);
-        return GR_EXIT_FAILED;
-    }
-    gr_process supervisor = gr_process_open(pid);
-    return gr_attach_follow(ends[0], &supervisor, true);
+    return taken && !lost ? code : launch_until_over(run, outlive_us, &loss, lost, work);
 }

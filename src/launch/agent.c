@@ -120,12 +120,13 @@ static int compare_ints(const void *left, const void *right)
 static int close_unrelated(const gr_agent_config *config, const int also[GR_AGENT_KEEP])
 {
     int slots = gr_agent_slot_count(config);
-    size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 1 + GR_AGENT_KEEP;
+    size_t count = 0, room = (size_t)slots * 3 + (size_t)config->read_count + 2 + GR_AGENT_KEEP;
     int *keep = malloc(room * sizeof *keep);
     if (keep == NULL) {
         return ENOMEM;
     }
     keep[count++] = config->control_fd;
+    keep[count++] = config->lock_fd;
     for (int i = 0; i < GR_AGENT_KEEP; i++) {
         keep[count++] = also[i];
     }
@@ -311,7 +312,7 @@ static void signal_all(const struct agent *agent, int signal_number)
         }
     }
     if (agent->running == 0) {
-        (void)gr_process_tree_signal(signal_number, 0);
+        (void)gr_process_tree_signal(signal_number, NULL, 0);
     }
 }
 
@@ -387,7 +388,7 @@ static bool look_after(struct agent *agent)
         /* What has outlived all workers. */
         bool clearing = agent->killing || (agent->running == 0 && !agent->ending && !alone);
         if (clearing) {
-            (void)gr_process_tree_signal(SIGKILL, 0);
+            (void)gr_process_tree_signal(SIGKILL, NULL, 0);
         }
         struct pollfd watched[2] = {{.fd = agent->control_fd, .events = POLLIN},
                                     {.fd = agent->signal_fd, .events = POLLIN}};
@@ -453,6 +454,6 @@ _Noreturn void gr_agent_run(const gr_agent_config *config)
     if (config->orphan_grace_us > 0) {
         let_finish(&agent);
     }
-    gr_process_tree_end();
+    gr_process_tree_end(0, NULL, 0);
     _exit(1);
 }

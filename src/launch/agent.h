@@ -63,6 +63,7 @@ typedef struct gr_agent_config {
     char ***environment; /* one list a worker or slot, with room for one entry; the secret in it is
                             wiped once the worker has started */
     int control_fd;
+    int lock_fd; /* of the job's folder, held for as long as the agent runs; -1 or 0: none */
     /* When the launcher is gone the workers get SIGTERM and so long to end, before SIGKILL; 0: no
      * time. Meanwhile what they write is read and dropped, so that they can write. */
     int64_t orphan_grace_us;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/fail.h"
 #include "base/hash.h"
+#include "launch/agent/supervisor.h"
 #include "launch/environ.h"
 #include "launch/launch_job.h"
 #include "launch/remote.h"
@@ -134,6 +135,7 @@ static int fork_agent(gr_host_agent *agent, gr_agent_config *config, const int e
     agent->pid = fork();
     if (agent->pid == 0) {
         config->control_fd = ends[1];
+        config->lock_fd = gr_supervisor_lock_fd(agent->job->config->supervisor);
         become_agent(agent, config, words[1]);
     }
     int error = agent->pid < 0 ? errno : 0;

@@ -29,12 +29,28 @@ enum {
 
 /* ---- The token ------------------------------------------------------------------------------- */
 
-void gr_join_wipe_token(void)
+uint8_t *gr_join_wipe_token(void)
 {
+    uint8_t token[GR_SECRET_BYTES], *kept = NULL;
     char *text = getenv("GRADUS_JOIN_TOKEN");
+    if (text != NULL && gr_unhex(text, token, sizeof token) == GR_OK) {
+        kept = gr_secret_keep(token);
+    }
     if (text != NULL) {
         gr_wipe(text, strlen(text));
         (void)unsetenv("GRADUS_JOIN_TOKEN");
+    }
+    gr_wipe(token, sizeof token);
+    return kept;
+}
+
+void gr_join_show_token(const uint8_t *kept)
+{
+    char text[2 * GR_SECRET_BYTES + 1];
+    if (kept != NULL) {
+        gr_hex(kept, GR_SECRET_BYTES, text);
+        (void)setenv("GRADUS_JOIN_TOKEN", text, 1);
+        gr_wipe(text, sizeof text);
     }
 }
 
@@ -44,7 +60,7 @@ gr_status gr_join_token(bool make, uint8_t token_out[GR_SECRET_BYTES], gr_diag *
     if (text != NULL && text[0] != '\0') {
         gr_status status = gr_unhex(text, token_out, GR_SECRET_BYTES);
         size_t size = strlen(text);
-        gr_join_wipe_token();
+        gr_secret_forget(gr_join_wipe_token());
         return status == GR_OK ? GR_OK
                                : gr_fail(diag, GR_E_INVALID,
                                          "GRADUS_JOIN_TOKEN must be %d hexadecimal digits (it has "

@@ -15,8 +15,11 @@
  * made, with a new token. */
 gr_status gr_join_token(bool make, uint8_t token_out[GR_SECRET_BYTES], gr_diag *diag) GR_MUST_CHECK;
 
-/* GRADUS_JOIN_TOKEN goes from the environment, where this process does not need it. */
-void gr_join_wipe_token(void);
+/* GRADUS_JOIN_TOKEN goes from the environment, where this process does not need it. Returned: what
+ * it was (gr_secret_keep), for those that this process starts later; NULL: there was none. */
+uint8_t *gr_join_wipe_token(void);
+/* For a process that is forked now, before it is wiped again. NULL ok */
+void gr_join_show_token(const uint8_t *kept);
 
 /* Launcher: listens at "HOST:PORT", ":PORT" (all addresses). */
 gr_status gr_join_listen(const char *at, const uint8_t token[GR_SECRET_BYTES], const gr_log *log,

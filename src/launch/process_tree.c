@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "launch/process_tree.h"
 
+#include "base/clock.h"
+
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +93,31 @@ static bool is_member(const process *list, const size_t *members, size_t count, 
     return false;
 }
 
-int gr_process_tree_signal(int signal_number, pid_t except)
+static bool is_excepted(const pid_t *except, int except_count, pid_t pid)
+{
+    for (int i = 0; i < except_count; i++) {
+        if (except[i] == pid) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int gr_process_tree_children(pid_t *pids_out, int room)
+{
+    size_t count = 0;
+    process *list = list_processes(&count);
+    int found = 0;
+    for (size_t i = 0; list != NULL && i < count && found < room; i++) {
+        if (list[i].parent == getpid()) {
+            pids_out[found++] = list[i].pid;
+        }
+    }
+    free(list);
+    return found;
+}
+
+int gr_process_tree_signal(int signal_number, const pid_t *except, int except_count)
 {
     size_t count = 0, found = 0;
     process *list = list_processes(&count);
@@ -100,7 +127,7 @@ int gr_process_tree_signal(int signal_number, pid_t except)
     while (grew) { /* a generation each round */
         grew = false;
         for (size_t i = 0; i < count; i++) {
-            if (list[i].parent <= 0 || list[i].pid == except) {
+            if (list[i].parent <= 0 || is_excepted(except, except_count, list[i].pid)) {
                 continue;
             }
             if (list[i].parent != self && !is_member(list, members, found, list[i].parent)) {
@@ -123,15 +150,16 @@ int gr_process_tree_signal(int signal_number, pid_t except)
     return signalled;
 }
 
-void gr_process_tree_end(void)
+void gr_process_tree_end(int64_t patience_us, const pid_t *except, int except_count)
 {
     enum { LOOK_AGAIN_NS = 20 * 1000 * 1000 };
     const struct timespec look_again = {.tv_nsec = LOOK_AGAIN_NS};
+    const int64_t end_ns = gr_now_ns() + patience_us * 1000;
     sigset_t child, before;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     (void)pthread_sigmask(SIG_BLOCK, &child, &before);
-    for (;;) {
+    for (int quiet = 0; quiet < 2;) {
         pid_t pid;
         do {
             pid = waitpid(-1, NULL, WNOHANG);
@@ -139,7 +167,9 @@ void gr_process_tree_end(void)
         if (pid < 0) {
             break; /* no children: and all orphans of our process tree would be our children */
         }
-        (void)gr_process_tree_signal(SIGKILL, 0);
+        const int signal_number = gr_now_ns() < end_ns ? 0 : SIGKILL;
+        bool left = gr_process_tree_signal(signal_number, except, except_count) > 0;
+        quiet = left || except_count == 0 ? 0 : quiet + 1;
         /* Each death makes the next generation ours. Somebody whose parent died while we looked was
          * not found: hence the time limit. */
         (void)sigtimedwait(&child, NULL, &look_again);

@@ -6,17 +6,21 @@
  * ancestor that is a subreaper. As long as the caller is one, no process leaves its process tree,
  * whatever sessions and process groups it makes. */
 
-#include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* Orphans of the caller's process tree become its children from now on. Returns 0 or errno. */
 int gr_process_tree_adopt(void);
 
-/* Sends `signal_number` to every process that stems from the caller, `except` (0: nobody) and its
- * process tree left out. Returns how many there were. */
-int gr_process_tree_signal(int signal_number, pid_t except);
+/* The caller's children, at most `room`; returns how many. */
+int gr_process_tree_children(pid_t *pids_out, int room);
 
-/* Kills and reaps everything that stems from the caller; returns when nothing is left. */
-void gr_process_tree_end(void);
+/* Sends `signal_number` to every process that stems from the caller, `except` and their process
+ * trees left out. Returns how many there were. */
+int gr_process_tree_signal(int signal_number, const pid_t *except, int except_count);
+
+/* Reaps everything that stems from the caller, `except` left out, and kills what has not ended
+ * within `patience_us`; returns when nothing is left. */
+void gr_process_tree_end(int64_t patience_us, const pid_t *except, int except_count);
 
 #endif

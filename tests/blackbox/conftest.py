@@ -120,8 +120,8 @@ class Gradus:
 
     def start(self, *arguments, env=None, **more):
         """Starts the command; it is killed when the test ends."""
-        process = Process([self.program, *map(str, arguments)],
-                          env=self.environment(env), cwd=self.folder,
+        process = Process([more.pop("program", self.program), *map(str, arguments)],
+                          env=self.environment(env), cwd=more.pop("cwd", self.folder),
                           stdin=more.pop("stdin", subprocess.DEVNULL),
                           stdout=more.pop("stdout", subprocess.PIPE),
                           stderr=more.pop("stderr", subprocess.PIPE),

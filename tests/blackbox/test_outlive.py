@@ -305,21 +305,6 @@ def test_logs_follow_to_the_end(host, echo):
     assert host("attach", "echo").returncode == 0
 
 
-def test_killed_supervisor_ends_the_job(host, echo):
-    job = echo()
-    supervisor, = children(job.launcher.pid)
-    os.kill(supervisor, signal.SIGKILL)
-    assert f"(gradus-job, pid {supervisor}) was killed, and the job with it" in \
-        finish(job.launcher, 1)[1]
-    host.wait_for_nothing()
-    assert state_of(host, "echo") == "lost"
-    lost = host("attach", "echo")
-    assert lost.returncode == 1 and "job echo is over: the process that supervised it was killed" \
-        in lost.stderr
-    assert host("run", "--", "true").returncode == 0
-    assert jobs_of(host) == []  # a start removes what is left of lost jobs
-
-
 # ---- Restarts and scaling ----------------------------------------------------------------------
 
 def test_job_grows_without_a_launcher_and_with_another(host, job, undisturbed, tmp_path):

@@ -23,17 +23,19 @@
 #include <unistd.h>
 
 enum {
-    RECORD_BYTES = GR_JOB_COMMAND_BYTES + 128,
+    RECORD_BYTES = GR_JOB_COMMAND_BYTES + GR_JOB_RUN_BYTES + 192,
     LISTED_MAX = 1024,
     TRIES = 8,
     BACKLOG = 16,
     KEPT_S = 7 * 24 * 3600
 };
 
-static const char *const files[] = {"lock",       "job", "socket", "output",
-                                    "output.old", "end", "end.new"};
+static const char *const files[] = {"lock",   "job",        "job.new", "socket",
+                                    "output", "output.old", "end",     "end.new"};
 
-#define RECORD_FORMAT "gradus job 1\nstart %" PRId64 "\nidentity %" PRIx64 "\ncommand "
+#define RECORD_FORMAT                                                                              \
+    "gradus job 2\nstart %" PRId64 "\nidentity %" PRIx64                                           \
+    "\nsupervisor %d\nbeginning %d of %d\nrun %s\ncommand "
 #define END_FORMAT "code %d\nend %" PRId64 "\ndelivered %" PRIu64 " %" PRIu64 "\n"
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -265,13 +267,34 @@ bool gr_job_folder_record(const gr_job_folder *folder, gr_job_record *record_out
 {
     char text[RECORD_BYTES];
     int behind = 0;
-    bool read = read_small(folder->fd, "job", text, sizeof text) > 0 &&
-                sscanf(text, "gradus job 1 start %" SCNd64 " identity %" SCNx64 " command %n",
-                       &record_out->start_s, &record_out->identity, &behind) == 2 &&
-                behind > 0;
+    bool read =
+        read_small(folder->fd, "job", text, sizeof text) > 0 &&
+        sscanf(text,
+               "gradus job 2 start %" SCNd64 " identity %" SCNx64
+               " supervisor %d beginning %d of %d run %63s command %n",
+               &record_out->start_s, &record_out->identity, &record_out->supervisor,
+               &record_out->beginning, &record_out->restarts, record_out->run, &behind) == 6 &&
+        behind > 0;
     put_line(record_out->command, sizeof record_out->command, "%.*s",
              read ? (int)strcspn(text + behind, "\n") : 0, text + behind);
     return read;
+}
+
+/* 0 or errno. */
+static int replace_small(int folder_fd, const char *name, const char *new_name, const char *text)
+{
+    (void)unlinkat(folder_fd, new_name, 0);
+    int error = write_small(folder_fd, new_name, text);
+    return error == 0 && renameat(folder_fd, new_name, folder_fd, name) != 0 ? errno : error;
+}
+
+int gr_job_folder_write_record(const gr_job_folder *folder, const gr_job_record *record)
+{
+    char text[RECORD_BYTES];
+    snprintf(text, sizeof text, RECORD_FORMAT "%s\n", record->start_s, record->identity,
+             (int)record->supervisor, record->beginning, record->restarts, record->run,
+             record->command);
+    return replace_small(folder->fd, "job", "job.new", text);
 }
 
 int gr_job_folder_write_end(const gr_job_folder *folder, const gr_job_end *end)
@@ -279,11 +302,7 @@ int gr_job_folder_write_end(const gr_job_folder *folder, const gr_job_end *end)
     char text[RECORD_BYTES];
     snprintf(text, sizeof text, END_FORMAT, end->code, end->end_s, end->delivered[0],
              end->delivered[1]);
-    int error = write_small(folder->fd, "end.new", text);
-    if (error == 0 && renameat(folder->fd, "end.new", folder->fd, "end") != 0) {
-        error = errno;
-    }
-    return error;
+    return replace_small(folder->fd, "end", "end.new", text);
 }
 
 /* ---- Its socket ------------------------------------------------------------------------------ */
@@ -327,12 +346,22 @@ int gr_job_folder_connect(const gr_job_folder *folder)
 
 /* ---- A new one ------------------------------------------------------------------------------- */
 
+/* When a job was lost that wrote until then. */
+static int64_t last_written_s(const gr_job_folder *folder)
+{
+    struct stat info = {0};
+    (void)fstatat(folder->fd, "output", &info, AT_SYMLINK_NOFOLLOW);
+    return (int64_t)info.st_mtime;
+}
+
 /* Whoever removes a folder holds its lock meanwhile, so that no new job is in it. */
-static void remove_stale(gr_job_folder *folder, int64_t now_s)
+static void remove_stale(gr_job_folder *folder, bool replaced, int64_t now_s)
 {
     gr_job_end end = {0};
     gr_job_state state = gr_job_folder_state(folder, &end);
-    if (state == GR_JOB_RUNS || (state == GR_JOB_ENDED && now_s < end.end_s + KEPT_S)) {
+    int64_t since_s = state == GR_JOB_ENDED ? end.end_s : last_written_s(folder);
+    bool kept = now_s < since_s + KEPT_S && !(replaced && state == GR_JOB_LOST);
+    if (state == GR_JOB_RUNS || kept) {
         return;
     }
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
@@ -345,14 +374,15 @@ static void remove_stale(gr_job_folder *folder, int64_t now_s)
     }
 }
 
-static void remove_all_stale(void)
+static void remove_all_stale(const char *new_name)
 {
     char(*names)[GR_JOB_NAME_BYTES] = malloc(LISTED_MAX * sizeof *names);
     int count = names != NULL ? gr_job_folder_list(names, LISTED_MAX, NULL) : 0;
     for (int i = 0; i < count; i++) {
         gr_job_folder folder;
         if (gr_job_folder_open(names[i], &folder, NULL) == GR_OK) {
-            remove_stale(&folder, (int64_t)time(NULL));
+            bool replaced = new_name != NULL && strcmp(names[i], new_name) == 0;
+            remove_stale(&folder, replaced, (int64_t)time(NULL));
             gr_job_folder_close(&folder);
         }
     }
@@ -363,19 +393,16 @@ static void remove_all_stale(void)
 static int fill(gr_job_folder *folder, const gr_job_record *record, int *listen_fd_out)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    char text[RECORD_BYTES];
     folder->lock_fd =
         openat(folder->fd, "lock", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR);
-    if (folder->lock_fd < 0 || fcntl(folder->lock_fd, F_SETLK, &lock) != 0) {
+    if (folder->lock_fd < 0 || fcntl(folder->lock_fd, F_OFD_SETLK, &lock) != 0) {
         return errno;
     }
     *listen_fd_out = listen_in(folder);
     if (*listen_fd_out < 0) {
         return errno;
     }
-    snprintf(text, sizeof text, RECORD_FORMAT "%s\n", record->start_s, record->identity,
-             record->command);
-    return write_small(folder->fd, "job", text);
+    return gr_job_folder_write_record(folder, record);
 }
 
 /* Under a name of its own until all is there. */
@@ -414,7 +441,7 @@ gr_status gr_job_folder_create(const char *name, const gr_job_record *record,
     *listen_fd_out = -1;
     gr_status status = open_base(true, &folder.base_fd, diag);
     if (status == GR_OK) {
-        remove_all_stale();
+        remove_all_stale(name);
         status = make(&folder, record, hidden, listen_fd_out, diag);
     }
     for (int i = 0; i < (name != NULL ? 1 : TRIES) && status == GR_OK && error == EEXIST; i++) {

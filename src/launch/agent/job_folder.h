@@ -6,31 +6,40 @@
  * /tmp/gradus-<uid>/<name> where there is no such variable or no such folder. All of them have mode
  * 0700.
  *
- *     lock        held by the job's supervisor (fcntl) for as long as that runs
+ *     lock        held by the job's supervisor, and by its agents, for as long as one of them runs
  *     job         what was started (gr_job_record)
  *     socket      where the supervisor listens (supervisor.h)
  *     output, output.old
  *                 what the job has written (output_log.h)
  *     end         the exit code, once the job has ended and until a launcher has it (gr_job_end)
  *
- * A folder whose lock nobody holds and that has no end is that of a supervisor that was killed. */
+ * A folder whose lock nobody holds and that has no end is that of a supervisor that was killed. It
+ * is kept for the same command line, which goes on with the job. */
 
 #include <gradus/status.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { GR_JOB_NAME_BYTES = 64, GR_JOB_COMMAND_BYTES = 512, GR_JOB_STREAMS = 2 };
+enum {
+    GR_JOB_NAME_BYTES = 64,
+    GR_JOB_COMMAND_BYTES = 512,
+    GR_JOB_RUN_BYTES = 64,
+    GR_JOB_STREAMS = 2
+};
 
 typedef struct gr_job_folder {
     char name[GR_JOB_NAME_BYTES];
     int base_fd, fd;
-    int lock_fd; /* -1: another process's */
+    int lock_fd; /* -1: another process's; who inherits it holds the lock as well */
 } gr_job_folder;
 
 typedef struct gr_job_record {
     int64_t start_s;                    /* since 1970 */
     uint64_t identity;                  /* of command line and working folder */
+    pid_t supervisor;                   /* its process number */
+    int beginning, restarts;            /* how often it was begun anew; so often at most */
+    char run[GR_JOB_RUN_BYTES];         /* GRADUS_RUN of its workers; no space in it */
     char command[GR_JOB_COMMAND_BYTES]; /* for people: one line, perhaps cut */
 } gr_job_record;
 
@@ -43,7 +52,7 @@ typedef struct gr_job_end {
 typedef enum gr_job_state {
     GR_JOB_RUNS,
     GR_JOB_ENDED,
-    GR_JOB_LOST, /* its supervisor was killed */
+    GR_JOB_LOST, /* its supervisor was killed, and its agents have ended */
     GR_JOB_STATES
 } gr_job_state;
 
@@ -54,10 +63,10 @@ uint64_t gr_job_identity(int argc, char *const *argv);
 /* The words, on one line. */
 void gr_job_describe(int argc, char *const *argv, char command_out[GR_JOB_COMMAND_BYTES]);
 
-/* Makes the folder and takes its lock; removes those of jobs that are lost, or ended a week ago.
- * `name` NULL: a new one. `listen_fd_out`: a socket that listens there. GR_E_INVALID: a job of
- * that name runs, or has ended and its exit code was not received; GR_E_IO: no folder can be
- * made. */
+/* Makes the folder and takes its lock; removes those of jobs that were lost, or ended, a week ago,
+ * and the one of that name if its job is lost. `name` NULL: a new one. `listen_fd_out`: a socket
+ * that listens there. GR_E_INVALID: a job of that name runs, or has ended and its exit code was not
+ * received; GR_E_IO: no folder can be made. */
 gr_status gr_job_folder_create(const char *name, const gr_job_record *record,
                                gr_job_folder *folder_out, int *listen_fd_out,
                                gr_diag *diag) GR_MUST_CHECK;
@@ -75,6 +84,8 @@ int gr_job_folder_list(char (*names_out)[GR_JOB_NAME_BYTES], int room, gr_diag *
 gr_job_state gr_job_folder_state(const gr_job_folder *folder, gr_job_end *end_out);
 /* false: it cannot be read. */
 bool gr_job_folder_record(const gr_job_folder *folder, gr_job_record *record_out);
+/* In place of what it was made with. 0 or errno. */
+int gr_job_folder_write_record(const gr_job_folder *folder, const gr_job_record *record);
 /* 0 or errno. */
 int gr_job_folder_write_end(const gr_job_folder *folder, const gr_job_end *end);
 /* A connection to its supervisor: SOCK_SEQPACKET, close-on-exec; -1 with errno. */

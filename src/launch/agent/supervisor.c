@@ -88,6 +88,18 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
     return status;
 }
 
+void gr_supervisor_note_beginning(const gr_supervisor *supervisor, const gr_job_record *record)
+{
+    if (supervisor != NULL && supervisor->log != NULL) {
+        (void)gr_job_folder_write_record(&supervisor->folder, record);
+    }
+}
+
+int gr_supervisor_lock_fd(const gr_supervisor *supervisor)
+{
+    return supervisor != NULL ? supervisor->folder.lock_fd : -1;
+}
+
 bool gr_supervisor_is_attached(const gr_supervisor *supervisor)
 {
     return supervisor->own || supervisor->config.launcher_fd >= 0;

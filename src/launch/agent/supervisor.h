@@ -51,6 +51,11 @@ void gr_supervisor_destroy(gr_supervisor *supervisor); /* NULL ok */
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
+/* The job is begun once more: another supervisor that continues it must know. */
+void gr_supervisor_note_beginning(const gr_supervisor *supervisor, const gr_job_record *record);
+/* Who inherits it is a part of the job. NULL ok; -1: it has no folder. */
+int gr_supervisor_lock_fd(const gr_supervisor *supervisor);
+
 bool gr_supervisor_is_attached(const gr_supervisor *supervisor);
 int64_t gr_supervisor_outlive_us(const gr_supervisor *supervisor);
 /* Of the job; "": it has no folder. */
