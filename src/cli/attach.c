@@ -178,11 +178,12 @@ bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out
     if (status == GR_E_AGAIN) {
         (void)gr_fail(diag, status, "job %s neither answers nor ends", folder->name);
     }
-    if (status != GR_OK && launcher == 0) {
+    bool others = launcher != 0 || status == GR_E_PEER_LOST;
+    if (status != GR_OK && !others) {
         *code_out = gr_cli_fail(GR_EXIT_FAILED, diag);
     }
     gr_job_folder_close(folder);
-    return launcher == 0;
+    return !others;
 }
 
 /* ---- A supervisor that was killed ------------------------------------------------------------ */

@@ -24,7 +24,8 @@ enum { GR_ATTACH_LOST = -1 };
 int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_attach_loss *loss_out);
 
 /* To the job of that folder, whose handle is closed. True: *code_out is the exit code of this
- * process, or GR_ATTACH_LOST; false: it has a launcher, and `diag` says which. */
+ * process, or GR_ATTACH_LOST; false: it has a launcher, or has ended while it had one, and `diag`
+ * says so. */
 bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out, gr_diag *diag);
 
 /* After a loss: finds the job's folder and waits until its agents have ended. */

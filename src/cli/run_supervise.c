@@ -78,7 +78,8 @@ static bool take_over(const gr_cli_run *run, const char *name, int *code_out,
         return false;
     }
     bool taken = gr_attach_to(&folder, code_out, loss_out, &diag);
-    if (!taken && run->options.name != NULL) {
+    if (!taken && run->options.name != NULL && gr_job_folder_open(name, &folder, NULL) == GR_OK) {
+        gr_job_folder_close(&folder);
         *code_out = gr_cli_fail(GR_EXIT_INPUT, &diag);
         return true;
     }

@@ -251,16 +251,18 @@ static bool is_held(const gr_job_folder *folder)
 
 gr_job_state gr_job_folder_state(const gr_job_folder *folder, gr_job_end *end_out)
 {
-    bool held = is_held(folder); /* first: an end is written while it is held */
     char text[RECORD_BYTES];
     gr_job_end end;
+    if (is_held(folder)) { /* its end may be there already, and is for its own launcher */
+        return GR_JOB_RUNS;
+    }
     if (read_small(folder->fd, "end", text, sizeof text) > 0 &&
         sscanf(text, "code %d end %" SCNd64 " delivered %" SCNu64 " %" SCNu64, &end.code,
                &end.end_s, &end.delivered[0], &end.delivered[1]) == 4) {
         *end_out = end;
         return GR_JOB_ENDED;
     }
-    return held ? GR_JOB_RUNS : GR_JOB_LOST;
+    return GR_JOB_LOST;
 }
 
 bool gr_job_folder_record(const gr_job_folder *folder, gr_job_record *record_out)
