@@ -4,6 +4,7 @@
 #include "launch/agent/supervisor.h"
 #include "launch/environ.h"
 #include "launch/launch_job.h"
+#include "launch/process_tree.h"
 #include "launch/remote.h"
 #include "link/secret.h"
 
@@ -12,6 +13,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -170,16 +172,19 @@ static gr_status watch_agent(gr_host_agent *agent, gr_diag *diag)
                : gr_fail(diag, GR_E_IO, "the agent cannot be watched: %s", uv_strerror(error));
 }
 
-static void forget_agent(gr_host_agent *agent)
+/* Waits for its end. True: it was killed. */
+static bool forget_agent(gr_host_agent *agent)
 {
+    int wait_status = 0;
     if (agent->control_fd >= 0) {
         close(agent->control_fd);
         close(agent->words_fd);
     }
     agent->control_fd = agent->words_fd = -1;
-    while (agent->pid > 0 && waitpid(agent->pid, NULL, 0) < 0 && errno == EINTR) {
+    while (agent->pid > 0 && waitpid(agent->pid, &wait_status, 0) < 0 && errno == EINTR) {
     }
     agent->pid = 0;
+    return WIFSIGNALED(wait_status);
 }
 
 gr_status gr_launch_job_start_agent(gr_host_agent *agent, gr_diag *diag)
@@ -214,7 +219,7 @@ gr_status gr_launch_job_start_agent(gr_host_agent *agent, gr_diag *diag)
     }
     gr_arena_fini(&arena);
     if (status != GR_OK) {
-        forget_agent(agent);
+        (void)forget_agent(agent);
         for (int slot = host->first; slot < end; slot++) {
             gr_output_close(job->output, slot);
         }
@@ -231,11 +236,35 @@ void gr_launch_job_seal(gr_launch_job *job)
     }
 }
 
+/* What killed agents have left. We have adopted it, and know all our other children. */
+static void clear_orphans(uv_timer_t *timer)
+{
+    enum { LOOK_AGAIN_MS = 20 };
+    gr_launch_job *job = timer->data;
+    const gr_scheduler_config *config = &job->schedule.config;
+    pid_t *known = calloc((size_t)(config->host_room + config->servers) + 1, sizeof *known);
+    int count = 0;
+    for (int i = 0; known != NULL && i < config->host_room + config->servers; i++) {
+        if (job->agents[i].pid > 0) {
+            known[count++] = job->agents[i].pid;
+        }
+    }
+    if (known != NULL && job->seek.discovery.pid > 0) {
+        known[count++] = job->seek.discovery.pid;
+    }
+    if (known == NULL || gr_process_tree_clear(known, count) > 0) {
+        (void)uv_timer_start(timer, clear_orphans, LOOK_AGAIN_MS, 0);
+    }
+    free(known);
+}
+
 /* What it has written is still read. */
 static void on_agent_closed(uv_handle_t *handle)
 {
     gr_host_agent *agent = handle->data;
-    forget_agent(agent);
+    if (forget_agent(agent)) {
+        clear_orphans(&agent->job->loop.orphan_timer);
+    }
     gr_launch_job_happen(agent->job,
                          &(gr_scheduler_event){.kind = GR_EVENT_AGENT_GONE, .host = agent->number},
                          NULL);
@@ -385,7 +414,7 @@ void gr_launch_job_stop_agents(gr_launch_job *job)
         hang_up(&job->agents[i]);
     }
     for (int i = 0; i < count; i++) {
-        forget_agent(&job->agents[i]);
+        (void)forget_agent(&job->agents[i]);
         if (job->agents[i].placement != NULL) {
             stop_placement(&job->agents[i]);
         }

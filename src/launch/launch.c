@@ -125,10 +125,10 @@ static int start_handles(gr_launch_job *job)
     uv_loop_t *loop = &job->loop.loop;
     int error = watch_signals(job);
     gr_launch_loop *of = &job->loop;
-    uv_timer_t *const timers[] = {&of->timers[GR_TIMER_PHASE], &of->timers[GR_TIMER_JOIN],
-                                  &of->timers[GR_TIMER_HOSTS], &of->timers[GR_TIMER_FENCE],
-                                  &of->coordinator_timer,      &of->fault_timer,
-                                  &job->seek.script_timer,     &job->seek.acceptor_timer};
+    uv_timer_t *const timers[] = {
+        &of->timers[GR_TIMER_PHASE], &of->timers[GR_TIMER_JOIN], &of->timers[GR_TIMER_HOSTS],
+        &of->timers[GR_TIMER_FENCE], &of->coordinator_timer,     &of->fault_timer,
+        &of->orphan_timer,           &job->seek.script_timer,    &job->seek.acceptor_timer};
     for (size_t i = 0; i < sizeof timers / sizeof timers[0] && error == 0; i++) {
         error = uv_timer_init(loop, timers[i]);
         timers[i]->data = job;

@@ -61,7 +61,7 @@ typedef struct gr_launch_loop {
     int scale_fd;  /* requests for another number of workers; -1: none are listened to */
     gr_scale_request scale_request; /* the last one */
     uv_timer_t timers[GR_TIMER_KINDS];
-    uv_timer_t coordinator_timer, fault_timer;
+    uv_timer_t coordinator_timer, fault_timer, orphan_timer;
 } gr_launch_loop;
 
 /* Hosts that come and go. */

@@ -150,6 +150,20 @@ int gr_process_tree_signal(int signal_number, const pid_t *except, int except_co
     return signalled;
 }
 
+int gr_process_tree_clear(const pid_t *except, int except_count)
+{
+    enum { CHILDREN_MAX = 256 };
+    pid_t children[CHILDREN_MAX];
+    const int left = gr_process_tree_signal(SIGKILL, except, except_count);
+    const int count = gr_process_tree_children(children, CHILDREN_MAX);
+    for (int i = 0; i < count; i++) {
+        if (!is_excepted(except, except_count, children[i])) {
+            (void)waitpid(children[i], NULL, WNOHANG);
+        }
+    }
+    return left;
+}
+
 void gr_process_tree_end(int64_t patience_us, const pid_t *except, int except_count)
 {
     enum { LOOK_AGAIN_NS = 20 * 1000 * 1000 };

@@ -19,6 +19,10 @@ int gr_process_tree_children(pid_t *pids_out, int room);
  * trees left out. Returns how many there were. */
 int gr_process_tree_signal(int signal_number, const pid_t *except, int except_count);
 
+/* Kills and reaps, once, everything that stems from the caller, `except` and their process trees
+ * left out. Returns how many there still were: somebody may have been forked while we looked. */
+int gr_process_tree_clear(const pid_t *except, int except_count);
+
 /* Reaps everything that stems from the caller, `except` left out, and kills what has not ended
  * within `patience_us`; returns when nothing is left. */
 void gr_process_tree_end(int64_t patience_us, const pid_t *except, int except_count);

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from conftest import TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried, wait_until
+from processes import agents_of, children
 from test_outlive import jobs_of, state_of, wait_for_state, workers_of
 
 EPOCHS = 8
@@ -234,3 +235,21 @@ def test_lost_job_is_told_of(host, tmp_path):
         "gradus: job up is lost: the process that supervised it was killed, and its workers with "
         "it; in its folder this goes on with it: gradus run -np 1 --name up -- sh -c .*\n",
         done.stderr)
+
+
+# ---- An agent is killed --------------------------------------------------------------------------
+
+def test_killed_agent_leaves_nothing(host, script, tmp_path):
+    """What its worker has started ends while the job runs, and only that."""
+    os.mkfifo(tmp_path / "told")
+    launcher = host.start("run", "-np", 2, "--min-workers", 1, "--restarts", 1, "--no-prefix", "-H",
+                          "localhost:1,127.0.0.1:1", "--", *script(PARENT), str(tmp_path / "told"))
+    started = [line.split()[1:] for line in read_lines(launcher.stdout, 2)]
+    victim = agents_of(launcher.pid)[1]
+    started.sort(key=lambda pids: int(pids[0]) in children(victim))
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started[1]), "the end")
+    assert launcher.poll() is None and all(os.path.exists(f"/proc/{pid}") for pid in started[0])
+    (tmp_path / "told").write_text("0\n")
+    assert "the process that looks after the workers (gradus-agent" in finish(launcher)[1]
+    is_nothing_left(host, tmp_path)
