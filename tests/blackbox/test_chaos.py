@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fault injection: faults happen, and the job survives them with the same bits."""
+import os
 import time
 
 import pytest
@@ -80,17 +81,19 @@ def each_second(fault, count=30):
 
 
 WORLD = """
-import os, random, select, signal, socket, sys, time
+import os, random, select, signal, socket, sys
 rank, where = int(os.environ["RANK"]), ("127.0.0.1", int(os.environ["MASTER_PORT"]))
 """
 
 
-def test_a_cable_of_any_program_is_cut(gradus, script):
+def test_a_cable_of_any_program_is_cut(gradus, script, tmp_path):
     """Nothing arrives for a while, and later all of it."""
+    os.mkfifo(tmp_path / "listens")
     done = gradus("run", "-np", 2, "--chaos", each_second("cut:rank=1@time=TIME,for=700ms"), "--",
                   *script(WORLD + """
 if rank == 0:
     listener = socket.create_server(where)
+    open("listens", "w").close()
     peer, _ = listener.accept()
     peer.settimeout(0.01)
     count = 0
@@ -102,12 +105,8 @@ if rank == 0:
             sys.exit(0)
         except socket.timeout:
             pass
-while True:
-    try:
-        peer = socket.create_connection(where)
-        break
-    except ConnectionRefusedError:
-        time.sleep(0.01)
+open("listens").close()
+peer = socket.create_connection(where)
 def is_cut():
     return len(peer.getsockopt(socket.SOL_SOCKET, 26, 8)) > 0  # SO_GET_FILTER
 wanted, was_cut = 0, False
