@@ -75,8 +75,8 @@ static gr_status check_metric(const gr_job *job, const gr_node *node, gr_diag *d
     }
     if (gr_job_is_asynchronous(job)) {
         return gr_node_fail(node, diag, GR_E_INVALID,
-                            "needs workers that have the same weights at the end of an epoch; with "
-                            "consistency ssp and async each goes its own way: set bsp");
+                            "needs workers that have the same weights at the end of an epoch; "
+                            "consistency ssp and async are asynchronous: set bsp");
     }
     return GR_OK;
 }

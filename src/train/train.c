@@ -311,9 +311,9 @@ static bool is_best(const training_run *r, uint64_t step)
     return r->job->checkpoint.keep_best && best->step == step && step > r->progress.first_step;
 }
 
-/* Rank 0 decides, and the step that is about to run tells all; where each worker goes its own way
- * steps have been done that it has not seen. The last step is always due, as all know; others are
- * left out while an earlier checkpoint is still being written. */
+/* Rank 0 decides, and the step that is about to run tells all; with an asynchronous strategy steps
+ * have been done that it has not seen. The last step is always due, as all know; others are left
+ * out while an earlier checkpoint is still being written. */
 static bool is_due(training_run *r, uint64_t step)
 {
     const gr_job *job = r->job;
@@ -379,7 +379,7 @@ static gr_status stop(training_run *r, uint64_t step, gr_diag *diag)
                    (unsigned long long)step, (unsigned long long)r->job->total_steps);
 }
 
-/* By all ranks; where each goes its own way, by rank 0. `goes_on`: weights will change again. */
+/* By all ranks; with an asynchronous strategy, by rank 0. `goes_on`: weights will change again. */
 static gr_status save(training_run *r, uint64_t step, bool goes_on, gr_diag *diag)
 {
     if (r->lead) {      /* one that is due by the clock or by steps finds nothing to wait for */
@@ -399,8 +399,8 @@ static bool saves_last(const training_run *r)
     return gr_job_writes_checkpoints(r->job) && r->progress.steps > r->progress.first_step;
 }
 
-/* `step` steps are done, and all ranks know what any of them has said; where each goes its own way
- * rank 0 alone saves, and the end comes when all have met. */
+/* `step` steps are done, and all ranks know what any of them has said; with an asynchronous
+ * strategy rank 0 alone saves, and the end comes when all have met. */
 static gr_status save_or_stop(training_run *r, uint64_t step, gr_diag *diag)
 {
     bool free = gr_job_is_asynchronous(r->job);
@@ -458,7 +458,7 @@ static gr_status train(training_run *r, gr_diag *diag)
         gr_status status = GR_OK;
         uint64_t step = r->progress.steps;
         if (r->progress.epochs < epochs_ended(job, step)) {
-            /* Where each rank goes its own way, others may have done several. */
+            /* With an asynchronous strategy others may have done several. */
             r->progress.epochs = epochs_ended(job, step) - 1;
             uint64_t end = (r->progress.epochs + 1) * job->steps_per_epoch;
             status = end_epoch(r, end < job->total_steps ? end : job->total_steps, diag);

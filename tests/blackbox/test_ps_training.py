@@ -70,7 +70,7 @@ def test_clipped(gradus, job, with_ps, tmp_path):
 
 def test_topk(gradus, job, with_ps, tmp_path):
     """What shards have left out is in checkpoints, from which the job goes on when a worker dies,
-    and with any strategy; workers that go their own way keep it to themselves."""
+    and with any strategy; asynchronous workers keep it to themselves."""
     ways = ["compression: topk", "compression_ratio: 0.05"]
     plain = tmp_path / "plain.yaml"
     plain.write_text(job.read_text().replace(
@@ -217,7 +217,7 @@ def test_free_workers_write_checkpoints(gradus, job, with_ps, tmp_path, lines):
     assert same.returncode == 0, same
     forget_from(steps[-1], output / "checkpoints")
     assert gradus("checkpoint", "verify", output / "checkpoints").returncode == 0
-    others = [tmp_path / "own way", tmp_path / "ps", tmp_path / "allreduce"]
+    others = [tmp_path / "async", tmp_path / "ps", tmp_path / "allreduce"]
     for other in others:
         shutil.copytree(output, other)
     going = f"{steps[-2]} of them done"

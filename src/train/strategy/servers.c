@@ -222,8 +222,8 @@ static int states_of(gr_trainer *t, const gr_server_tensor *tensor,
     return count;
 }
 
-/* The version of what rank 0 gives. Where each worker goes its own way, it has the optimizer's
- * vectors of the beginning only; what is later the servers have. */
+/* The version of what rank 0 gives. With an asynchronous strategy it has the optimizer's vectors of
+ * the beginning only; what is later the servers have. */
 static uint64_t given_version(const gr_trainer *t, uint64_t step)
 {
     return (gr_job_is_asynchronous(t->job) ? t->restored : step) * gr_servers_updates(t->job);

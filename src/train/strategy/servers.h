@@ -3,7 +3,7 @@
 #define GR_TRAIN_SERVERS_H
 
 /* A trainer's connection to its parameter servers, for one generation of the group: each tensor of
- * the model's parameters is one there, under its own name; where each worker goes its own way the
+ * the model's parameters is one there, under its own name; with an asynchronous strategy the
  * statistics as well.
  *
  * The connection is the generation's, since with it vanishes what was under way when a worker died:
@@ -34,7 +34,7 @@ typedef struct gr_servers {
     gr_ps_op **ops; /* in the order in which they start */
     int started, finished;
     int *pulls; /* of each the tensor whose values it brings; -1: none */
-    /* Where each worker goes its own way: */
+    /* Of asynchronous strategies: */
     uint64_t updates; /* that all tensors had had when values came last */
     uint64_t clock;   /* own steps in this generation */
     gr_diag failure;  /* the first one in the backward pass, which cannot return it */
@@ -57,14 +57,14 @@ void gr_servers_leave(gr_trainer *t);
  * the whole gradient must be known first. */
 bool gr_servers_only_add(const gr_job *job);
 
-/* How many updates of a tensor make a step: one, or where each worker goes its own way as many as
- * it has shards. */
+/* How many updates of a tensor make a step: one, or with an asynchronous strategy as many as it has
+ * shards. */
 uint64_t gr_servers_updates(const gr_job *job);
 
 /* Collective: rank 0 gives its weights, and the optimizer's vectors, as those after `step` steps,
- * and makes sure that the servers have them, or what comes one step later (where each worker goes
- * its own way: or any later). It does so in each generation: who died may have left none behind,
- * and the first ones count. */
+ * and makes sure that the servers have them, or what comes one step later (with an asynchronous
+ * strategy: or any later). It does so in each generation: who died may have left none behind, and
+ * the first ones count. */
 gr_status gr_servers_fill(gr_trainer *t, uint64_t step, gr_diag *diag) GR_MUST_CHECK;
 
 /* Rank 0: the optimizer's vectors after `step` steps, from the servers where these have them. */
@@ -84,8 +84,8 @@ gr_status gr_servers_pull(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 void gr_servers_begin(gr_trainer *t, uint64_t step);
 
 /* The oldest operation that has not ended: until it has, or somebody whom it needs is gone. The
- * others move on meanwhile. GR_PENDING: each worker goes its own way, and some may have gone over
- * to the next generation already, without doing what this one waits for: so should this one. */
+ * others move on meanwhile. GR_PENDING: the strategy is asynchronous, and some workers may be in
+ * the next generation already, without doing what this one waits for: so should this one. */
 gr_status gr_servers_wait(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;
 /* Without waiting. */
 gr_status gr_servers_poll(gr_trainer *t, gr_diag *diag) GR_MUST_CHECK;

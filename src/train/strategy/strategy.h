@@ -42,8 +42,8 @@ struct gr_strategy {
     gr_status (*finish)(gr_trainer *t, gr_diag *diag);
 
     /* Brings what the weights after `step` steps have beside them, the optimizer's vectors, to rank
-     * 0, for a checkpoint; where each worker goes its own way rank 0 alone calls it, and weights
-     * come as well. NULL: they are there. */
+     * 0, for a checkpoint; if `asynchronous`, rank 0 alone calls it, and weights come as well.
+     * NULL: they are there. */
     gr_status (*gather)(gr_trainer *t, uint64_t step, gr_diag *diag);
 
     /* What a shard keeps to itself from step to step, and a checkpoint must hold: the `part`-th
@@ -56,7 +56,7 @@ struct gr_strategy {
     gr_status (*step)(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *diag);
 
     /* A step begins: nothing of it is under way. Returns the step of whose samples this rank
-     * computes its part: this one, unless each rank goes its own way. */
+     * computes its part: this one, unless `asynchronous`. */
     uint64_t (*begin)(gr_trainer *t, uint64_t step);
     /* Called from the last shard's backward pass: elements [0, end) of this rank's sums are final.
      * The first failure is kept, for `wait`. */
@@ -86,8 +86,7 @@ extern const gr_strategy gr_strategy_local;
  * same bits (strategy_ps.c). */
 extern const gr_strategy gr_strategy_ps;
 
-/* Servers update the weights as gradients come, and each worker goes its own way
- * (strategy_ps_async.c). */
+/* Servers update the weights as gradients come: asynchronous (strategy_ps_async.c). */
 extern const gr_strategy gr_strategy_ps_async;
 
 /* ---- Of step.c, for strategies --------------------------------------------------------------- */

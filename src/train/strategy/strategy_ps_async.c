@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Gradients meet on parameter servers as they come. Each worker goes its own way: it computes the
+/* Gradients meet on parameter servers as they come. Workers are asynchronous: each computes the
  * gradient of as many samples as a shard has, pushes it, takes the weights as they are by then, and
- * begins anew; which samples, it counts for itself. How far the job is the servers tell, by the
- * number of updates. As many as a step has shards make a step (async, ssp), or the first so many
- * gradients of one (backup workers).
+ * starts the next one; which samples, it counts for itself. How far the job is the servers tell, by
+ * the number of updates. As many as a step has shards make a step (async, ssp), or the first so
+ * many gradients of one (backup workers).
  *
  * So who comes, goes or dies matters to nobody else, but that a new generation of the group begins:
  * for the end, when all meet. */
@@ -161,7 +161,7 @@ static gr_status wait_all(gr_trainer *t, gr_diag *diag)
     if (t->job->distribution.aggregate > t->gen.world_size) {
         return gr_fail(diag, GR_E_INVALID,
                        "%s: a step needs the gradients of %d workers (replicas_to_aggregate), but "
-                       "there are %d: begin anew with more workers, or aggregate fewer",
+                       "there are %d: restart the job with more workers, or aggregate fewer",
                        t->job->path, (int)t->job->distribution.aggregate, t->gen.world_size);
     }
     if (status != GR_OK) {
