@@ -175,7 +175,7 @@ static gr_job *draw_job(uint64_t seed)
     /* Once more: what some needs may have been drawn behind it. */
     visit_keys(r.job, draw_key, &r);
     r.job->outer.wanted =
-        strcmp(gr_strategy_names[r.job->distribution.strategy], "local") == 0 && draw(&r, 2) != 0;
+        strcmp(gr_strategy_name(r.job->distribution.strategy), "local") == 0 && draw(&r, 2) != 0;
     r.job->early_stopping.wanted = draw(&r, 2) != 0;
     r.job->shards = (int)r.job->distribution.shards;
     r.job->workers = (int)r.job->run.workers;

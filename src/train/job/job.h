@@ -20,11 +20,11 @@ typedef enum gr_local_state { GR_LOCAL_AVERAGE = 0, GR_LOCAL_KEEP = 1 } gr_local
 /* The `distribution:` part. */
 typedef struct gr_distribution_config {
     int distribution_type;     /* Job (this issue); MPI, TF: GR_E_UNSUPPORTED sentence for now */
-    int strategy;              /* an index of gr_strategy_names */
+    int strategy;              /* of gr_strategy_name */
     const char *sync_every;    /* local: "8 steps", "epoch"; NULL: not said */
     int local_state;           /* local: a gr_local_state */
     const gr_node *outer;      /* local: for others to read */
-    int consistency;           /* ps: bsp, ssp, async */
+    int consistency;           /* ps: of gr_job_consistency_name */
     int64_t aggregate;         /* ps, bsp: so many workers make a step; 0: all */
     int64_t staleness;         /* ps, ssp; -1: not said */
     bool adapt_rate;           /* ps, ssp and async */

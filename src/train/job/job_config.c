@@ -113,7 +113,6 @@ const gr_config_table gr_job_config_table = {.name = "job",
 #define AT(field) offsetof(gr_distribution_config, field)
 
 static const char *const types[] = {"Job", "MPI", "TF", NULL};
-static const char *const consistencies[] = {"bsp", "ssp", "async", NULL};
 /* In the order of gr_local_state. */
 static const char *const local_states[] = {"average", "keep", NULL};
 /* In the order of gr_compression. */
@@ -130,7 +129,7 @@ static const gr_config_field distribution_fields[] = {
      .type = GR_CONFIG_CHOICE,
      .offset = AT(strategy),
      .default_text = "allreduce",
-     .choices = gr_strategy_names,
+     .choice = gr_strategy_name,
      .help = "how gradients meet: allreduce adds them up over all workers in each step; with local "
              "each shard trains weights of its own, which are averaged (docs/training.md); with ps "
              "servers add them and keep the weights (docs/ps.md)"},
@@ -163,7 +162,7 @@ static const gr_config_field distribution_fields[] = {
      .type = GR_CONFIG_CHOICE,
      .offset = AT(consistency),
      .default_text = "bsp",
-     .choices = consistencies,
+     .choice = gr_job_consistency_name,
      .help = "ps: bsp makes a step of all workers' gradients, with the bits of allreduce; async "
              "applies each as it comes; ssp as well, but nobody gets further ahead than staleness"},
     {.key = "staleness",

@@ -41,6 +41,9 @@ gr_job *gr_job_create(const char *path, gr_diag *diag);
  * that is NULL. */
 gr_status gr_job_read_parts(gr_job *job, char *const *environment, gr_diag *diag) GR_MUST_CHECK;
 
+/* The choices of `consistency`; NULL behind the last. */
+const char *gr_job_consistency_name(int index);
+
 /* Which settings belong to the strategy; before the workers. */
 gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag) GR_MUST_CHECK;
 /* Can the strategy have so many workers? */

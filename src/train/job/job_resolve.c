@@ -210,16 +210,14 @@ static gr_status check_needs(gr_job *job, gr_diag *diag)
 
 static gr_status check_type(gr_job *job, gr_diag *diag)
 {
-    static const char *const names[] = {"Job", "MPI", "TF"};
-    int type = job->distribution.distribution_type;
-    if (type == 0) {
+    const gr_node *node = gr_node_get(job->config.distribution, "distribution_type");
+    if (job->distribution.distribution_type == 0) {
         return GR_OK;
     }
-    return gr_node_fail(gr_job_setting(job->config.distribution, "distribution_type"), diag,
-                        GR_E_UNSUPPORTED,
+    return gr_node_fail(node, diag, GR_E_UNSUPPORTED,
                         "%s jobs belong to Kubernetes, where this version does not start anything; "
                         "remove the line or set Job to start workers on this host",
-                        names[type]);
+                        node->text);
 }
 
 static gr_status check_parts(gr_job *job, gr_diag *diag)

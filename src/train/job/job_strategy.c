@@ -11,8 +11,16 @@
 #include <gradus/ps.h>
 #include <inttypes.h>
 
-/* In the order of the choices of `consistency`. */
-enum { SAYS_BSP = 0, SAYS_SSP = 1, SAYS_ASYNC = 2 };
+static const struct {
+    const char *name;
+    int consistency; /* a gr_consistency */
+} consistencies[] = {{"bsp", GR_BSP}, {"ssp", GR_SSP}, {"async", GR_ASYNC}};
+enum { CONSISTENCIES = sizeof consistencies / sizeof consistencies[0] };
+
+const char *gr_job_consistency_name(int index)
+{
+    return index < CONSISTENCIES ? consistencies[index].name : NULL;
+}
 
 static gr_status check_compression(const gr_job *job, gr_diag *diag)
 {
@@ -32,7 +40,7 @@ static gr_status check_ps(const gr_job *job, gr_diag *diag)
 {
     const gr_distribution_config *d = &job->distribution;
     const gr_node *section = job->config.distribution;
-    if (d->consistency == SAYS_SSP && d->staleness < 0) {
+    if (job->consistency == GR_SSP && d->staleness < 0) {
         return gr_node_fail(gr_job_setting(section, "consistency"), diag, GR_E_INVALID,
                             "ssp needs to know how far a worker may be ahead of the slowest; add "
                             "staleness: 3, say");
@@ -42,7 +50,6 @@ static gr_status check_ps(const gr_job *job, gr_diag *diag)
 
 gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
 {
-    static const int modes[] = {[SAYS_BSP] = GR_BSP, [SAYS_SSP] = GR_SSP, [SAYS_ASYNC] = GR_ASYNC};
     gr_distribution_config *d = &job->distribution;
     const gr_node *section = job->config.distribution;
     job->strategy = gr_strategy_of(job); /* of consistency bsp, as long as that is not known */
@@ -50,7 +57,7 @@ gr_status gr_job_resolve_strategy(gr_job *job, gr_diag *diag)
     if (status != GR_OK || !job->strategy->needs_servers) {
         return status;
     }
-    job->consistency = d->aggregate > 0 ? GR_BSP_BACKUP : modes[d->consistency];
+    job->consistency = d->aggregate > 0 ? GR_BSP_BACKUP : consistencies[d->consistency].consistency;
     job->strategy = gr_strategy_of(job);
     status = check_ps(job, diag);
     if (status == GR_OK && d->aggregate > 0 && d->shards > 0 && d->shards != d->aggregate) {

@@ -3,7 +3,7 @@
 
 #include <gradus/ps.h>
 
-/* All there are; a new one is a row here and a name below. */
+/* All there are. */
 static const struct {
     const gr_strategy *usual;
     const gr_strategy *asynchronous; /* where the consistency is not bsp; NULL: there is none */
@@ -13,7 +13,12 @@ static const struct {
     {&gr_strategy_ps, &gr_strategy_ps_async},
 };
 
-const char *const gr_strategy_names[] = {"allreduce", "local", "ps", NULL};
+enum { STRATEGIES = sizeof strategies / sizeof strategies[0] };
+
+const char *gr_strategy_name(int index)
+{
+    return index < STRATEGIES ? strategies[index].usual->name : NULL;
+}
 
 const gr_strategy *gr_strategy_of(const gr_job *job)
 {

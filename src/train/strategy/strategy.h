@@ -71,8 +71,8 @@ struct gr_strategy {
     gr_status (*update)(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now, gr_diag *diag);
 };
 
-/* The names of all, as in job files, in the order of the choices; ends with NULL. */
-extern const char *const gr_strategy_names[];
+/* The name of the `index`-th choice, as in job files; NULL behind the last. */
+const char *gr_strategy_name(int index);
 /* The one that the settings ask for: job->strategy from then on. */
 const gr_strategy *gr_strategy_of(const gr_job *job);
 
