@@ -287,12 +287,10 @@ bool gr_link_has_died(const gr_link *link);
 /* Is the peer on this host? Of a link that is up: its two ends have the same address, or it is made
  * of memory. False where that cannot be told. */
 bool gr_link_same_host(gr_link *link);
-int gr_link_rails(const gr_link *link);            /* connections that it is made of */
-gr_link_kind gr_link_kind_of(const gr_link *link); /* for tests */
+int gr_link_rails(const gr_link *link); /* connections that it is made of */
 const gr_link_caps *gr_link_capabilities(const gr_link *link);
 /* Of the links to peers that share this host's memory, or of all links where none do. */
 const gr_link_caps *gr_mesh_capabilities(const gr_mesh *mesh);
-int gr_link_peer(const gr_link *link); /* for tests */
 
 /* Counters for tests and benchmarks. */
 typedef struct gr_mesh_stats {

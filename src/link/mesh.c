@@ -957,15 +957,3 @@ int gr_link_rails(const gr_link *link)
 {
     return link->rails;
 }
-
-int gr_link_peer(const gr_link *link)
-{
-    return link->peer;
-}
-
-gr_link_kind gr_link_kind_of(const gr_link *link)
-{
-    return link->ops == &gr_shm_ops   ? GR_LINK_SHM
-           : link->ops == &gr_tcp_ops ? GR_LINK_TCP
-                                      : GR_LINK_SIM;
-}

@@ -69,7 +69,7 @@ static void look_around(gr_group *group, report *r)
     snprintf(r->host_name, sizeof r->host_name, "%s", gr_group_host_name(group, rank));
     for (int peer = 0; peer < gr_group_size(group) && gr_group_mesh(group) != NULL; peer++) {
         gr_link *link = gr_mesh_link(gr_group_mesh(group), peer);
-        r->kinds[peer] = link == NULL ? '-' : gr_link_kind_name(gr_link_kind_of(link))[0];
+        r->kinds[peer] = link == NULL ? '-' : gr_link_capabilities(link)->one_sided ? 's' : 't';
     }
 }
 

@@ -303,7 +303,8 @@ static bool take_turns(gr_mesh *mesh, int peer)
 
 static int other_turns(gr_mesh *mesh, gr_link *link)
 {
-    return take_turns(mesh, gr_link_peer(link)) ? 0 : 97;
+    (void)link;
+    return take_turns(mesh, 0) ? 0 : 97;
 }
 
 static void test_shm_wake_peer_wakes_poll_hook(void **state)
