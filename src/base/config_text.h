@@ -22,6 +22,11 @@ enum { GR_CONFIG_VALUE_BYTES = 48 };
 void gr_config_value_text(const gr_config_field *field, double value,
                           char text_out[GR_CONFIG_VALUE_BYTES]);
 
+/* The value of a field of `config` as a file has it, numbers without units: a text of the struct or
+ * of the table, or `number_out`. NULL: a list, or a part of a document. */
+const char *gr_config_text(const gr_config_field *field, const void *config,
+                           char number_out[GR_CONFIG_VALUE_BYTES]);
+
 /* The bounds that apply; NULL if there is none, else a pointer into the field. */
 const double *gr_config_min(const gr_config_field *field);
 const double *gr_config_max(const gr_config_field *field);

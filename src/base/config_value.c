@@ -82,6 +82,33 @@ const char *gr_config_choice(const gr_config_field *field, int index)
     return field->choice != NULL ? field->choice(index) : field->choices[index];
 }
 
+const char *gr_config_text(const gr_config_field *field, const void *config,
+                           char number_out[GR_CONFIG_VALUE_BYTES])
+{
+    const void *at = (const char *)config + field->offset;
+    _Static_assert((int)GR_NUMBER_TEXT_BYTES <= (int)GR_CONFIG_VALUE_BYTES, "a number fits");
+    switch (field->type) {
+    case GR_CONFIG_BOOL:
+        return *(const bool *)at ? "true" : "false";
+    case GR_CONFIG_INT:
+    case GR_CONFIG_BYTES:
+    case GR_CONFIG_DURATION:
+        snprintf(number_out, GR_CONFIG_VALUE_BYTES, "%lld", (long long)*(const int64_t *)at);
+        return number_out;
+    case GR_CONFIG_DOUBLE:
+        gr_number_print(*(const double *)at, number_out);
+        return number_out;
+    case GR_CONFIG_CHOICE:
+        return gr_config_choice(field, *(const int *)at);
+    case GR_CONFIG_TEXT:
+        return *(const char *const *)at != NULL ? *(const char *const *)at : "";
+    case GR_CONFIG_LIST:
+    case GR_CONFIG_NODE:
+        break;
+    }
+    return NULL;
+}
+
 /* ---- Bounds and numbers ---------------------------------------------------------------------- */
 
 static bool is_bounded(const gr_config_field *field)

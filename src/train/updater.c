@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/updater.h"
 
+#include "base/config_text.h"
 #include "base/fail.h"
-#include "base/number.h"
 #include "doc/config_node.h"
 #include "doc/doc.h"
 
@@ -130,18 +130,8 @@ void gr_updater_text(const gr_optimizer_config *config, bool decay,
         if (!gr_optimizer_is_rule(config, field)) {
             continue;
         }
-        const void *at = (const char *)&said + field->offset;
-        char number[GR_NUMBER_TEXT_BYTES];
-        const char *value = number;
-        if (field->type == GR_CONFIG_CHOICE) {
-            value = gr_config_choice(field, *(const int *)at);
-        } else if (field->type == GR_CONFIG_BOOL) {
-            value = *(const bool *)at ? "true" : "false";
-        } else if (field->type == GR_CONFIG_INT) {
-            gr_number_print((double)*(const int64_t *)at, number);
-        } else {
-            gr_number_print(*(const double *)at, number);
-        }
+        char number[GR_CONFIG_VALUE_BYTES];
+        const char *value = gr_config_text(field, &said, number);
         int wrote = snprintf(text_out + used, GR_UPDATER_TEXT_BYTES - used, "%s%s: %s",
                              used == 0 ? "{" : ", ", field->key, value);
         GR_CHECK(wrote > 0 && (size_t)wrote + 1 < GR_UPDATER_TEXT_BYTES - used);

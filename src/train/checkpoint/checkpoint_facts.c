@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "train/checkpoint/checkpoint_facts.h"
 
+#include "base/config_text.h"
 #include "base/fail.h"
 #include "base/file.h"
 #include "base/hash.h"
-#include "base/number.h"
 #include "train/inference.h"
 #include "train/job/job_internal.h"
 #include "train/strategy/strategy.h"
@@ -66,28 +66,12 @@ static const char *node_text(gr_arena *arena, const gr_node *node)
 
 static const char *field_text(gr_arena *arena, const gr_config_field *field, const void *config)
 {
-    const void *at = (const char *)config + field->offset;
-    char number[GR_NUMBER_TEXT_BYTES];
-    switch (field->type) {
-    case GR_CONFIG_BOOL:
-        return *(const bool *)at ? "true" : "false";
-    case GR_CONFIG_INT:
-    case GR_CONFIG_BYTES:
-    case GR_CONFIG_DURATION:
-        return gr_arena_printf(arena, "%lld", (long long)*(const int64_t *)at);
-    case GR_CONFIG_DOUBLE:
-        gr_number_print(*(const double *)at, number);
-        return gr_arena_strdup(arena, number);
-    case GR_CONFIG_CHOICE:
-        return gr_config_choice(field, *(const int *)at);
-    case GR_CONFIG_TEXT:
-        return *(const char *const *)at != NULL ? *(const char *const *)at : "";
-    case GR_CONFIG_LIST: /* of flags alone */
-        return "";
-    case GR_CONFIG_NODE:
+    char number[GR_CONFIG_VALUE_BYTES];
+    if (field->type == GR_CONFIG_NODE) {
+        const void *at = (const char *)config + field->offset;
         return node_text(arena, *(const gr_node *const *)at);
     }
-    return "";
+    return gr_arena_strdup(arena, gr_config_text(field, config, number));
 }
 
 /* ---- Data files ------------------------------------------------------------------------------ */
