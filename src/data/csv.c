@@ -12,6 +12,17 @@
 static const gr_csv_column plain_value = {.role = GR_CSV_VALUE};
 static const gr_csv_column plain_label = {.role = GR_CSV_LABEL};
 
+char gr_csv_delimiter(const char *text)
+{
+    if (text == NULL) {
+        return ',';
+    }
+    if (strcmp(text, "tab") == 0 || strcmp(text, "\\t") == 0) {
+        return '\t';
+    }
+    return strlen(text) == 1 && strchr(",;|:\t", text[0]) != NULL ? text[0] : '\0';
+}
+
 void gr_csv_cursor_init(gr_csv_cursor *cursor, const char *name, locale_t locale, char *buffer,
                         size_t buffer_bytes, gr_csv_refill *refill, void *refill_arg)
 {

@@ -36,6 +36,9 @@ typedef struct gr_csv_cursor {
     char delimiter;  /* ',' at first */
 } gr_csv_cursor;
 
+/* The delimiter that `text` names, which may be a word (tab); NULL: a comma. Returns 0: none. */
+char gr_csv_delimiter(const char *text);
+
 /* `buffer` has buffer_bytes and stays the caller's. */
 void gr_csv_cursor_init(gr_csv_cursor *cursor, const char *name, locale_t locale, char *buffer,
                         size_t buffer_bytes, gr_csv_refill *refill, void *refill_arg);
@@ -66,6 +69,12 @@ typedef struct gr_csv_column {
     const char *const *texts; /* what may stand in it */
     int count;                /* 0: numbers */
 } gr_csv_column;
+
+/* How many values of a sample a column makes. */
+static inline int gr_csv_column_values(const gr_csv_column *column)
+{
+    return column->role != GR_CSV_VALUE ? 0 : column->count > 0 ? column->count : 1;
+}
 
 /* What the columns of a text mean. */
 typedef struct gr_csv_layout {

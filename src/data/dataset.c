@@ -435,13 +435,6 @@ const gr_csv_layout *gr_dataset_layout(const gr_dataset *dataset)
     return gr_table_layout(dataset->samples);
 }
 
-static void scale_columns(const gr_dataset *dataset, float *x)
-{
-    for (int64_t k = 0; dataset->column_mean != NULL && k < dataset->values; k++) {
-        x[k] = (float)(((double)x[k] - dataset->column_mean[k]) * dataset->column_factor[k]);
-    }
-}
-
 gr_status gr_dataset_read(const gr_dataset *dataset, gr_split part, const int64_t *numbers,
                           int count, float *x_out, int32_t *labels_out, float *targets_out,
                           gr_diag *diag)
@@ -464,7 +457,8 @@ gr_status gr_dataset_read(const gr_dataset *dataset, gr_split part, const int64_
         status = gr_table_read(from, record, &dataset->scaler, x_out + i * dataset->values,
                                labels_out != NULL ? labels_out + i : NULL,
                                targets_out != NULL ? targets_out + i : NULL, diag);
-        scale_columns(dataset, x_out + i * dataset->values);
+        gr_scale_columns(dataset->column_mean, dataset->column_factor, x_out + i * dataset->values,
+                         dataset->values);
     }
     if (status != GR_OK) {
         /* All was sound when it was opened: if the file has changed since, that is the reason. */

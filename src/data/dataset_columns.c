@@ -58,18 +58,13 @@ static gr_status check_different(const gr_node *node, const char *const *texts, 
 static gr_status read_delimiter(const gr_data_config *config, gr_table_options *options,
                                 gr_diag *diag)
 {
-    const char *text = config->delimiter;
-    options->delimiter = ',';
-    if (text == NULL) {
-        return GR_OK;
-    }
-    bool tab = strcmp(text, "tab") == 0 || strcmp(text, "\\t") == 0;
-    options->delimiter = tab ? '\t' : text[0];
-    if (tab || (strlen(text) == 1 && strchr(",;|:\t", text[0]) != NULL)) {
+    options->delimiter = gr_csv_delimiter(config->delimiter);
+    if (options->delimiter != '\0') {
         return GR_OK;
     }
     return gr_node_fail(gr_data_setting(config, "delimiter"), diag, GR_E_INVALID,
-                        "must be one of \",\", \";\", \"|\", \":\" and tab, not \"%.40s\"", text);
+                        "must be one of \",\", \";\", \"|\", \":\" and tab, not \"%.40s\"",
+                        config->delimiter);
 }
 
 static gr_status read_categories(const gr_node *node, gr_arena *arena, gr_table_options *options,

@@ -3,6 +3,8 @@
 
 #include "base/fail.h"
 
+#include <string.h>
+
 static const char *type_name(int type)
 {
     switch (type) {
@@ -66,4 +68,12 @@ gr_status gr_idx_parse(const char *name, const uint8_t *data, size_t size,
     header.record_bytes = (size_t)header.record_values * (header.type == GR_IDX_F32 ? 4 : 1);
     *header_out = header;
     return GR_OK;
+}
+
+float gr_idx_float(const uint8_t at[4])
+{
+    float value;
+    uint32_t bits = (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }

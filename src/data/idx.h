@@ -28,4 +28,7 @@ typedef struct gr_idx_header {
 gr_status gr_idx_parse(const char *name, const uint8_t *data, size_t size,
                        gr_idx_header *header_out, gr_diag *diag) GR_MUST_CHECK;
 
+/* A number of a file of type GR_IDX_F32, which are big-endian. */
+float gr_idx_float(const uint8_t at[4]);
+
 #endif

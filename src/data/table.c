@@ -162,6 +162,13 @@ void gr_scaler_apply(const gr_scaler *scaler, float *x, int64_t count)
     }
 }
 
+void gr_scale_columns(const double *mean, const double *factor, float *x, int64_t count)
+{
+    for (int64_t k = 0; mean != NULL && k < count; k++) {
+        x[k] = (float)(((double)x[k] - mean[k]) * factor[k]);
+    }
+}
+
 gr_status gr_table_check(const gr_table *table, gr_diag *diag)
 {
     return table->ops->check != NULL ? table->ops->check(table, diag) : GR_OK;

@@ -64,6 +64,8 @@ typedef struct gr_scaler {
 void gr_scaler_init(gr_scaler *scaler, double scale, double mean, double deviation);
 /* Scales values that are numbers already. */
 void gr_scaler_apply(const gr_scaler *scaler, float *x, int64_t count);
+/* x[k] = (x[k] - mean[k]) * factor[k]; mean NULL: as they are. */
+void gr_scale_columns(const double *mean, const double *factor, float *x, int64_t count);
 
 /* Has each sample what training takes, in a type that it is taken in? */
 gr_status gr_table_check_values(const gr_table *table, bool regression,

@@ -193,7 +193,7 @@ gr_status gr_csv_columns_finish(gr_csv_columns *columns, int count, gr_diag *dia
     for (int i = 0; i < count; i++) {
         gr_csv_column if_last;
         gr_csv_columns_of(columns, i + 1, &all[i], &if_last);
-        values += all[i].role != GR_CSV_VALUE ? 0 : all[i].count > 0 ? all[i].count : 1;
+        values += gr_csv_column_values(&all[i]);
     }
     if (values < 1 || values > GR_CSV_COLUMNS_MAX) {
         return gr_fail(diag, GR_E_INVALID,

@@ -314,14 +314,10 @@ static gr_status idx_check(const gr_table *head, gr_diag *diag)
     return status == GR_OK ? gr_store_check(table->labels, diag) : status;
 }
 
-/* The numbers of float32 files are big-endian. */
 static gr_status check_floats(const idx_table *table, int64_t number, float *x, gr_diag *diag)
 {
     for (int64_t i = 0; i < table->values; i++) {
-        const uint8_t *at = (const uint8_t *)&x[i];
-        uint32_t bits =
-            (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-        memcpy(&x[i], &bits, sizeof bits);
+        x[i] = gr_idx_float((const uint8_t *)&x[i]);
         if (!isfinite(x[i])) {
             return gr_fail(diag, GR_E_NOT_FINITE,
                            "%s: value %" PRId64 " of sample %" PRId64 " (from 0) is %s",

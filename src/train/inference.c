@@ -112,14 +112,6 @@ static json_t *columns_json(const gr_csv_layout *layout)
     return list;
 }
 
-/* How the delimiter of a job is written; the job is checked already. */
-static const char *delimiter_of(const gr_job *job)
-{
-    const char *text = job->data.delimiter;
-    bool tab = text != NULL && (strcmp(text, "tab") == 0 || strcmp(text, "\\t") == 0);
-    return text == NULL ? "," : tab ? "\t" : text;
-}
-
 static int add_csv(const gr_job *job, json_t *root)
 {
     const gr_csv_layout *layout = gr_dataset_layout(job->dataset);
@@ -128,8 +120,9 @@ static int add_csv(const gr_job *job, json_t *root)
     }
     const gr_csv_column *label =
         layout->column != NULL ? &layout->column[layout->label_column - 1] : NULL;
+    const char delimiter[] = {gr_csv_delimiter(job->data.delimiter), '\0'};
     int failed = json_object_set_new(root, "header", json_boolean(job->data.header));
-    failed = json_object_set_new(root, "delimiter", json_string(delimiter_of(job))) || failed;
+    failed = json_object_set_new(root, "delimiter", json_string(delimiter)) || failed;
     failed = json_object_set_new(root, "columns", columns_json(layout)) || failed;
     if (label != NULL && label->count > 0) {
         failed = json_object_set_new(root, "class_names", texts_json(label->texts, label->count)) ||
@@ -261,7 +254,7 @@ static gr_status read_columns(const gr_node *list, gr_arena *arena, gr_csv_layou
         status = read_column(at, arena, column, diag);
         layout->label_column =
             column->role == GR_CSV_LABEL ? layout->columns : layout->label_column;
-        layout->values += column->role != GR_CSV_VALUE ? 0 : column->count > 0 ? column->count : 1;
+        layout->values += gr_csv_column_values(column);
     }
     layout->column = all;
     return status;

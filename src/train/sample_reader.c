@@ -186,8 +186,7 @@ static gr_status open_csv(gr_sample_reader *r, const char *path, gr_diag *diag)
     }
     for (int i = 0; i < inference->layout.columns; i++) {
         const gr_csv_column *column = &inference->layout.column[i];
-        int values = column->role != GR_CSV_VALUE ? 0 : column->count > 0 ? column->count : 1;
-        r->trained[i + 1] = r->trained[i] + values;
+        r->trained[i + 1] = r->trained[i] + gr_csv_column_values(column);
     }
     gr_status status = begin_text(r, path, diag);
     if (status == GR_OK) {
@@ -210,11 +209,9 @@ static gr_status next_csv(gr_sample_reader *r, float *x_out, bool *more_out, gr_
     }
     const float *from = r->in_file;
     for (int i = 0; i < r->layout.columns; i++) {
-        if (r->columns[i].role == GR_CSV_VALUE) {
-            int count = r->columns[i].count > 0 ? r->columns[i].count : 1;
-            memcpy(x_out + r->place[i], from, (size_t)count * sizeof *from);
-            from += count;
-        }
+        int count = gr_csv_column_values(&r->columns[i]);
+        memcpy(x_out + r->place[i], from, (size_t)count * sizeof *from);
+        from += count;
     }
     gr_scaler_apply(&r->inference->scaler, x_out, r->inference->values);
     return GR_OK;
@@ -276,9 +273,7 @@ static gr_status next_idx(gr_sample_reader *r, float *x_out, bool *more_out, gr_
             x_out[i] = r->inference->scaler.of_byte[*at];
             continue;
         }
-        uint32_t bits =
-            (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-        memcpy(&x_out[i], &bits, sizeof bits);
+        x_out[i] = gr_idx_float(at);
         if (!isfinite(x_out[i])) {
             status = gr_fail(diag, GR_E_INVALID,
                              "%s: value %" PRId64 " of sample %" PRId64 " (from 0) is not a finite "
@@ -334,12 +329,10 @@ gr_status gr_sample_reader_next(gr_sample_reader *reader, float *x_out, bool *mo
     const gr_inference *inference = reader->inference;
     gr_status status = inference->csv ? next_csv(reader, x_out, more_out, diag)
                                       : next_idx(reader, x_out, more_out, diag);
-    for (int64_t k = 0;
-         status == GR_OK && *more_out && inference->column_mean != NULL && k < inference->values;
-         k++) {
-        x_out[k] =
-            (float)(((double)x_out[k] - inference->column_mean[k]) * inference->column_factor[k]);
+    if (status == GR_OK && *more_out) {
+        gr_scale_columns(inference->column_mean, inference->column_factor, x_out,
+                         inference->values);
+        reader->samples++;
     }
-    reader->samples += status == GR_OK && *more_out;
     return status;
 }
