@@ -81,23 +81,31 @@ static gr_status add_create(gr_model *model, gr_layer *layer, gr_diag *diag)
     return status;
 }
 
+/* *from as operation `which` converts it, if there is one. */
+static gr_status convert(gr_model *model, gr_layer *layer, int which, const float **from,
+                         gr_diag *diag)
+{
+    gr_dnn_op *op = layer->op[which];
+    if (!op) {
+        return GR_OK;
+    }
+    float *space = gr_layer_scratch(model, layer, layer->at[which]);
+    gr_dnn_op_bind(op, GR_SLOT_SRC, *from);
+    gr_dnn_op_bind(op, GR_SLOT_DST, space);
+    *from = space;
+    return gr_layer_run(model, layer, which, diag);
+}
+
 static gr_status add_forward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
 {
     (void)pass;
     const float *other = gr_model_output_of(model, layer->spec->other);
-    gr_dnn_op *convert = layer->op[OTHER_IN];
-    if (convert) {
-        float *space = gr_layer_scratch(model, layer, layer->at[OTHER_IN]);
-        gr_dnn_op_bind(convert, GR_SLOT_SRC, other);
-        gr_dnn_op_bind(convert, GR_SLOT_DST, space);
-        gr_status status = gr_layer_run(model, layer, OTHER_IN, diag);
-        if (status != GR_OK) {
-            return status;
-        }
-        other = space;
+    gr_status status = convert(model, layer, OTHER_IN, &other, diag);
+    if (status == GR_OK) {
+        gr_add_f32(gr_layer_y(model, layer), gr_layer_x(model, layer), other,
+                   gr_layer_elements(layer));
     }
-    gr_add_f32(gr_layer_y(model, layer), gr_layer_x(model, layer), other, gr_layer_elements(layer));
-    return GR_OK;
+    return status;
 }
 
 static gr_status add_backward(gr_model *model, gr_layer *layer, const gr_pass *pass, gr_diag *diag)
@@ -107,16 +115,11 @@ static gr_status add_backward(gr_model *model, gr_layer *layer, const gr_pass *p
     size_t count = gr_layer_elements(layer);
     if (layer->other_dx) {
         float *target = gr_model_diff_of(model, layer->spec->other);
-        gr_dnn_op *convert = layer->op[OTHER_BACK];
-        if (convert) {
-            float *space = gr_layer_scratch(model, layer, layer->at[OTHER_BACK]);
-            gr_dnn_op_bind(convert, GR_SLOT_SRC, dy);
-            gr_dnn_op_bind(convert, GR_SLOT_DST, space);
-            gr_status status = gr_layer_run(model, layer, OTHER_BACK, diag);
-            if (status != GR_OK) {
-                return status;
-            }
-            part = space;
+        gr_status status = convert(model, layer, OTHER_BACK, &part, diag);
+        if (status != GR_OK) {
+            return status;
+        }
+        if (part != dy) {
             count = model->layers[layer->spec->other].out_bytes / sizeof(float);
         }
         if (layer->other_adds) {

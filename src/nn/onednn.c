@@ -448,6 +448,21 @@ gr_status gr_dnn_conv_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool relu
     return op_make(dnn, status, pd, rules, 0, "a convolution", op_out, diag);
 }
 
+/* Either half of the backward pass, as `make` describes it. */
+static gr_status conv_backward(gr_dnn *dnn, const gr_conv_shape *shape, const gr_dnn_op *forward,
+                               dnnl_status_t (*make)(const gr_dnn_tensors *on,
+                                                     const gr_dnn_windows *windows,
+                                                     dnnl_primitive_desc_t *pd_out),
+                               const slot_rule *rules, gr_dnn_op **op_out, gr_diag *diag)
+{
+    gr_dnn_tensors on = back_of(dnn, forward);
+    gr_dnn_windows windows = windows_of(shape);
+    dnnl_primitive_desc_t pd = NULL;
+    dnnl_status_t status =
+        conv_weights(dnn, shape, &on) ? make(&on, &windows, &pd) : dnnl_out_of_memory;
+    return op_make(dnn, status, pd, rules, 0, "a convolution's backward pass", op_out, diag);
+}
+
 gr_status gr_dnn_conv_backward_data(gr_dnn *dnn, const gr_conv_shape *shape,
                                     const gr_dnn_op *forward, gr_dnn_op **op_out, gr_diag *diag)
 {
@@ -456,13 +471,7 @@ gr_status gr_dnn_conv_backward_data(gr_dnn *dnn, const gr_conv_shape *shape,
         {GR_SLOT_WEIGHTS, DNNL_ARG_WEIGHTS, dnnl_query_weights_md, 0},
         {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
         {0, 0, 0, 0}};
-    gr_dnn_tensors on = back_of(dnn, forward);
-    gr_dnn_windows windows = windows_of(shape);
-    dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = conv_weights(dnn, shape, &on)
-                               ? gr_dnn_convolution_data(&on, &windows, &pd)
-                               : dnnl_out_of_memory;
-    return op_make(dnn, status, pd, rules, 0, "a convolution's backward pass", op_out, diag);
+    return conv_backward(dnn, shape, forward, gr_dnn_convolution_data, rules, op_out, diag);
 }
 
 gr_status gr_dnn_conv_backward_weights(gr_dnn *dnn, const gr_conv_shape *shape,
@@ -474,13 +483,7 @@ gr_status gr_dnn_conv_backward_weights(gr_dnn *dnn, const gr_conv_shape *shape,
         {GR_SLOT_DIFF_BIAS, DNNL_ARG_DIFF_BIAS, dnnl_query_diff_weights_md, 1},
         {GR_SLOT_DIFF_DST, DNNL_ARG_DIFF_DST, dnnl_query_diff_dst_md, 0},
         {0, 0, 0, 0}};
-    gr_dnn_tensors on = back_of(dnn, forward);
-    gr_dnn_windows windows = windows_of(shape);
-    dnnl_primitive_desc_t pd = NULL;
-    dnnl_status_t status = conv_weights(dnn, shape, &on)
-                               ? gr_dnn_convolution_weights(&on, &windows, &pd)
-                               : dnnl_out_of_memory;
-    return op_make(dnn, status, pd, rules, 0, "a convolution's backward pass", op_out, diag);
+    return conv_backward(dnn, shape, forward, gr_dnn_convolution_weights, rules, op_out, diag);
 }
 
 gr_status gr_dnn_pool_forward(gr_dnn *dnn, const gr_conv_shape *shape, bool max,
