@@ -136,12 +136,12 @@ static gr_status keep(csv_scan *scan, double label, uint64_t offset, uint64_t li
             line_bytes > table->line_bytes_max ? (size_t)line_bytes : table->line_bytes_max;
         if (table->records != NULL &&
             ((uint64_t)table->head.count + 1) * record_bytes > scan->options->memory_max) {
-            gr_store_destroy(table->records);
+            gr_record_cache_destroy(table->records);
             table->records = NULL;
         }
     }
     if (table->records != NULL) {
-        status = gr_store_append(table->records, scan->record, diag);
+        status = gr_record_cache_append(table->records, scan->record, diag);
     }
     table->head.count++;
     return status;
@@ -171,8 +171,8 @@ static gr_status scan_first(csv_scan *scan, gr_diag *diag)
         status = gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for a line", table->head.name);
         goto undo_values;
     }
-    status = gr_store_create(table->head.name, record_bytes, scan->options->memory_max,
-                             &table->records, diag);
+    status = gr_record_cache_create(table->head.name, record_bytes, scan->options->memory_max,
+                                    &table->records, diag);
     if (status != GR_OK) {
         goto undo_values;
     }
@@ -302,7 +302,7 @@ gr_status gr_table_open_csv(gr_input_stream *source, const gr_table_options *opt
     }
     if (status == GR_OK && table->records != NULL) {
         text_fini(table); /* all is in the records */
-        status = gr_store_seal(table->records, diag);
+        status = gr_record_cache_seal(table->records, diag);
     } else if (status == GR_OK) {
         /* The cursor wants a whole field in sight up to the line's end: one system call a line. */
         table->line_bytes_max += GR_CSV_FIELD_BYTES_MAX;
@@ -353,13 +353,13 @@ static void csv_close(gr_table *head)
     gr_csv_table *table = (gr_csv_table *)head;
     text_fini(table);
     gr_arena_fini(&table->arena);
-    gr_store_destroy(table->records);
+    gr_record_cache_destroy(table->records);
 }
 
 static gr_status csv_check(const gr_table *head, gr_diag *diag)
 {
     const gr_csv_table *table = (const gr_csv_table *)head;
-    return table->records != NULL ? gr_store_check(table->records, diag)
+    return table->records != NULL ? gr_record_cache_check(table->records, diag)
                                   : gr_file_mark_check(head->name, table->fd, &table->mark, diag);
 }
 
@@ -369,10 +369,10 @@ static gr_status read_record(const gr_csv_table *table, int64_t number, float *x
     size_t bytes = (size_t)table->values * sizeof *x_out;
     gr_status status = GR_OK;
     if (x_out != NULL) {
-        status = gr_store_get(table->records, (uint64_t)number, 0, bytes, x_out, diag);
+        status = gr_record_cache_get(table->records, (uint64_t)number, 0, bytes, x_out, diag);
     }
     if (status == GR_OK && label_out != NULL) {
-        status = gr_store_get(table->records, (uint64_t)number, bytes, 4, label_out, diag);
+        status = gr_record_cache_get(table->records, (uint64_t)number, bytes, 4, label_out, diag);
     }
     return status;
 }
@@ -424,14 +424,14 @@ static const char *csv_kept(const gr_table *head)
 {
     const gr_csv_table *table = (const gr_csv_table *)head;
     return table->records == NULL ? "read line by line from the file"
-                                  : gr_store_kept(table->records);
+                                  : gr_record_cache_kept(table->records);
 }
 
 static uint64_t csv_memory(const gr_table *head)
 {
     const gr_csv_table *table = (const gr_csv_table *)head;
     uint64_t bytes = table->index != NULL ? table->index_count * sizeof *table->index : 0;
-    return bytes + (table->records != NULL ? gr_store_memory(table->records) : 0);
+    return bytes + (table->records != NULL ? gr_record_cache_memory(table->records) : 0);
 }
 
 #define AT(field) offsetof(gr_data_config, field)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/idx.h"
 #include "data/reader.h"
-#include "data/store.h"
+#include "data/record_cache.h"
 
 #include "base/fail.h"
 
@@ -14,7 +14,7 @@ enum { IDX_PIECE_BYTES = 8 << 10, IDX_UNPACK_BYTES = 64 << 10 };
 
 typedef struct idx_table {
     gr_table head;
-    gr_store *records, *labels; /* as in the files */
+    gr_record_cache *records, *labels; /* as in the files */
     int64_t values;
     bool bytes; /* uint8, not float32 */
     bool plain; /* the records are those of the plain file itself */
@@ -77,7 +77,7 @@ static gr_status payload_read(idx_payload *payload, uint8_t *buffer, size_t size
 }
 
 static gr_status unpack_records(idx_payload *payload, uint8_t *piece, int64_t piece_records,
-                                gr_store *store, gr_diag *diag)
+                                gr_record_cache *cache, gr_diag *diag)
 {
     const gr_idx_header *header = payload->header;
     const char *name = gr_input_stream_name(payload->source);
@@ -94,7 +94,7 @@ static gr_status unpack_records(idx_payload *payload, uint8_t *piece, int64_t pi
             return truncated(name, header, (uint64_t)i * header->record_bytes + got, diag);
         }
         for (int64_t k = 0; k < count && status == GR_OK; k++) {
-            status = gr_store_append(store, piece + (size_t)k * header->record_bytes, diag);
+            status = gr_record_cache_append(cache, piece + (size_t)k * header->record_bytes, diag);
         }
         if (status != GR_OK) {
             return status;
@@ -104,10 +104,10 @@ static gr_status unpack_records(idx_payload *payload, uint8_t *piece, int64_t pi
     if (status == GR_OK && got > 0) {
         return truncated(name, header, (uint64_t)header->dim[0] * header->record_bytes + 1, diag);
     }
-    return status != GR_OK ? status : gr_store_seal(store, diag);
+    return status != GR_OK ? status : gr_record_cache_seal(cache, diag);
 }
 
-static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_store **store_out,
+static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_record_cache **cache_out,
                         gr_diag *diag)
 {
     const gr_idx_header *header = payload->header;
@@ -118,22 +118,22 @@ static gr_status unpack(idx_payload *payload, uint64_t memory_max, gr_store **st
     if (piece == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for a sample", name);
     }
-    gr_store *store;
-    gr_status status = gr_store_create(name, header->record_bytes, memory_max, &store, diag);
+    gr_record_cache *cache;
+    gr_status status = gr_record_cache_create(name, header->record_bytes, memory_max, &cache, diag);
     if (status == GR_OK) {
-        status = unpack_records(payload, piece, (int64_t)records, store, diag);
+        status = unpack_records(payload, piece, (int64_t)records, cache, diag);
         if (status == GR_OK) {
-            *store_out = store;
+            *cache_out = cache;
         } else {
-            gr_store_destroy(store);
+            gr_record_cache_destroy(cache);
         }
     }
     free(piece);
     return status;
 }
 
-static gr_status idx_store(idx_payload *payload, uint64_t memory_max, gr_store **store_out,
-                           bool *plain_out, gr_diag *diag)
+static gr_status idx_records(idx_payload *payload, uint64_t memory_max, gr_record_cache **cache_out,
+                             bool *plain_out, gr_diag *diag)
 {
     const gr_idx_header *header = payload->header;
     const char *name = gr_input_stream_name(payload->source);
@@ -146,10 +146,10 @@ static gr_status idx_store(idx_payload *payload, uint64_t memory_max, gr_store *
     /* What is small is worth its memory: a sample then costs no system call. */
     *plain_out = fd >= 0 && promised > memory_max;
     if (!*plain_out) {
-        return unpack(payload, memory_max, store_out, diag);
+        return unpack(payload, memory_max, cache_out, diag);
     }
-    return gr_store_over_file(name, fd, header->header_bytes, header->record_bytes,
-                              (uint64_t)header->dim[0], store_out, diag);
+    return gr_record_cache_over_file(name, fd, header->header_bytes, header->record_bytes,
+                                     (uint64_t)header->dim[0], cache_out, diag);
 }
 
 /* A sample has the dimensions behind the count; where these are height and width, one channel. */
@@ -181,7 +181,7 @@ static gr_status check_labels(idx_table *table, const char *name, int64_t classe
         int64_t left = table->head.count - first;
         int64_t count = left < IDX_PIECE_BYTES ? left : IDX_PIECE_BYTES;
         gr_status status =
-            gr_store_get(table->labels, (uint64_t)first, 0, (size_t)count, labels, diag);
+            gr_record_cache_get(table->labels, (uint64_t)first, 0, (size_t)count, labels, diag);
         if (status != GR_OK) {
             return status;
         }
@@ -223,7 +223,7 @@ static gr_status open_labels(idx_table *table, gr_input_stream *source,
                        name, header.dim[0], table->head.name, table->head.count);
     }
     bool plain;
-    status = idx_store(&payload, options->memory_max, &table->labels, &plain, diag);
+    status = idx_records(&payload, options->memory_max, &table->labels, &plain, diag);
     return status != GR_OK ? status : check_labels(table, name, options->classes, diag);
 }
 
@@ -242,7 +242,7 @@ gr_status gr_table_open_idx(gr_input_stream *images, gr_input_stream *labels,
         status = idx_shape(name, &header, table, diag);
     }
     if (status == GR_OK) {
-        status = idx_store(&payload, options->memory_max, &table->records, &table->plain, diag);
+        status = idx_records(&payload, options->memory_max, &table->records, &table->plain, diag);
     }
     if (status == GR_OK) {
         status = open_labels(table, labels, options, diag);
@@ -303,15 +303,15 @@ static gr_status idx_open(const gr_reader_open *how, gr_table **table_out, gr_di
 static void idx_close(gr_table *head)
 {
     const idx_table *table = (const idx_table *)head;
-    gr_store_destroy(table->records);
-    gr_store_destroy(table->labels);
+    gr_record_cache_destroy(table->records);
+    gr_record_cache_destroy(table->labels);
 }
 
 static gr_status idx_check(const gr_table *head, gr_diag *diag)
 {
     const idx_table *table = (const idx_table *)head;
-    gr_status status = gr_store_check(table->records, diag);
-    return status == GR_OK ? gr_store_check(table->labels, diag) : status;
+    gr_status status = gr_record_cache_check(table->records, diag);
+    return status == GR_OK ? gr_record_cache_check(table->labels, diag) : status;
 }
 
 static gr_status check_floats(const idx_table *table, int64_t number, float *x, gr_diag *diag)
@@ -335,11 +335,12 @@ static gr_status idx_read(const gr_table *head, int64_t number, void *const *val
     gr_status status = GR_OK;
     if (values_out[1] != NULL) {
         uint8_t label = 0;
-        status = gr_store_get(table->labels, (uint64_t)number, 0, 1, &label, diag);
+        status = gr_record_cache_get(table->labels, (uint64_t)number, 0, 1, &label, diag);
         *(int32_t *)values_out[1] = label;
     }
     if (status == GR_OK && values_out[0] != NULL) {
-        status = gr_store_get(table->records, (uint64_t)number, 0, bytes, values_out[0], diag);
+        status =
+            gr_record_cache_get(table->records, (uint64_t)number, 0, bytes, values_out[0], diag);
         if (status == GR_OK && !table->bytes) {
             status = check_floats(table, number, values_out[0], diag);
         }
@@ -350,13 +351,13 @@ static gr_status idx_read(const gr_table *head, int64_t number, void *const *val
 static const char *idx_kept(const gr_table *head)
 {
     const idx_table *table = (const idx_table *)head;
-    return table->plain ? "read from the file" : gr_store_kept(table->records);
+    return table->plain ? "read from the file" : gr_record_cache_kept(table->records);
 }
 
 static uint64_t idx_memory(const gr_table *head)
 {
     const idx_table *table = (const idx_table *)head;
-    return gr_store_memory(table->records) + gr_store_memory(table->labels);
+    return gr_record_cache_memory(table->records) + gr_record_cache_memory(table->labels);
 }
 
 #define AT(field) offsetof(gr_data_config, field)

@@ -7,7 +7,7 @@
 #include "base/arena.h"
 #include "data/csv.h"
 #include "data/reader.h"
-#include "data/store.h"
+#include "data/record_cache.h"
 #include "data/table.h"
 
 /* A CSV file: parsed records (values and label as 32-bit numbers), or, with `records` NULL, the
@@ -15,7 +15,7 @@
 typedef struct gr_csv_table {
     gr_table head;
     int64_t values;
-    gr_store *records;
+    gr_record_cache *records;
     gr_arena arena; /* of the layout */
     gr_csv_layout layout;
     char delimiter;

@@ -2,7 +2,7 @@
 #include "support_data.h"
 
 #include "data/input_stream.h"
-#include "data/store.h"
+#include "data/record_cache.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,48 +157,49 @@ static void test_no_file(void **state)
     assert_null(source);
 }
 
-static void check_store(uint64_t memory_max, bool in_memory)
+static void check_record_cache(uint64_t memory_max, bool in_memory)
 {
-    gr_store *store;
+    gr_record_cache *cache;
     uint8_t record[100], back[100];
-    assert_int_equal(gr_store_create("x", sizeof record, memory_max, &store, NULL), GR_OK);
+    assert_int_equal(gr_record_cache_create("x", sizeof record, memory_max, &cache, NULL), GR_OK);
     for (int i = 0; i < 20000; i++) {
         memset(record, i % 251, sizeof record);
-        assert_int_equal(gr_store_append(store, record, NULL), GR_OK);
+        assert_int_equal(gr_record_cache_append(cache, record, NULL), GR_OK);
     }
-    assert_int_equal(gr_store_seal(store, NULL), GR_OK);
-    assert_string_equal(gr_store_kept(store), in_memory ? "in memory" : "in a temporary file");
+    assert_int_equal(gr_record_cache_seal(cache, NULL), GR_OK);
+    assert_string_equal(gr_record_cache_kept(cache),
+                        in_memory ? "in memory" : "in a temporary file");
     for (int i = 19999; i >= 0; i -= 13) {
-        assert_int_equal(gr_store_get(store, (uint64_t)i, 10, 90, back, NULL), GR_OK);
+        assert_int_equal(gr_record_cache_get(cache, (uint64_t)i, 10, 90, back, NULL), GR_OK);
         memset(record, i % 251, sizeof record);
         assert_memory_equal(back, record, 90);
     }
-    gr_store_destroy(store);
+    gr_record_cache_destroy(cache);
 }
 
-static void test_store(void **state)
+static void record_cache_gives_back_what_was_appended(void **state)
 {
     (void)state;
-    check_store(2000000, true);
-    check_store(1999999, false);
-    check_store(0, false);
+    check_record_cache(2000000, true);
+    check_record_cache(1999999, false);
+    check_record_cache(0, false);
 }
 
 /* No room for the temporary file: a sentence that says what to do. */
-static void test_store_no_room(void **state)
+static void record_cache_without_room_fails(void **state)
 {
     (void)state;
     const char *before = getenv("TMPDIR");
     char *kept = before != NULL ? strdup(before) : NULL;
     setenv("TMPDIR", "/nonexistent/folder", 1);
-    gr_store *store;
+    gr_record_cache *cache;
     gr_diag diag;
-    assert_int_equal(gr_store_create("big.csv.gz", 8, 8, &store, &diag), GR_OK);
-    assert_int_equal(gr_store_append(store, "12345678", &diag), GR_OK);
-    assert_int_equal(gr_store_append(store, "12345678", &diag), GR_E_IO);
+    assert_int_equal(gr_record_cache_create("big.csv.gz", 8, 8, &cache, &diag), GR_OK);
+    assert_int_equal(gr_record_cache_append(cache, "12345678", &diag), GR_OK);
+    assert_int_equal(gr_record_cache_append(cache, "12345678", &diag), GR_E_IO);
     assert_non_null(strstr(diag.text, "big.csv.gz"));
     assert_non_null(strstr(diag.text, "set TMPDIR"));
-    gr_store_destroy(store);
+    gr_record_cache_destroy(cache);
     if (kept != NULL) {
         setenv("TMPDIR", kept, 1);
         free(kept);
@@ -215,7 +216,7 @@ int main(void)
         cmocka_unit_test(test_damaged_gzip),
         cmocka_unit_test(test_no_file),
         cmocka_unit_test(input_stream_of_gzip_with_zero_padding_ends_with_the_data),
-        cmocka_unit_test(test_store),
-        cmocka_unit_test(test_store_no_room)};
+        cmocka_unit_test(record_cache_gives_back_what_was_appended),
+        cmocka_unit_test(record_cache_without_room_fails)};
     return cmocka_run_group_tests(tests, folder_make, folder_drop);
 }

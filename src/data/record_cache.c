@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "data/store.h"
+#include "data/record_cache.h"
 
 #include "base/fail.h"
 
@@ -12,9 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { STORE_WRITE_BYTES = 1 << 20 };
+enum { WRITE_BYTES = 1 << 20 };
 
-struct gr_store {
+struct gr_record_cache {
     char *name;
     size_t record_bytes;
     uint64_t count;
@@ -28,72 +28,72 @@ struct gr_store {
     gr_file_mark mark;
 };
 
-static gr_store *store_new(const char *name, size_t record_bytes)
+static gr_record_cache *cache_new(const char *name, size_t record_bytes)
 {
-    gr_store *store = calloc(1, sizeof *store);
-    if (store == NULL) {
+    gr_record_cache *cache = calloc(1, sizeof *cache);
+    if (cache == NULL) {
         return NULL;
     }
-    store->fd = -1;
-    store->record_bytes = record_bytes;
-    store->name = strdup(name);
-    if (store->name == NULL) {
-        gr_store_destroy(store);
+    cache->fd = -1;
+    cache->record_bytes = record_bytes;
+    cache->name = strdup(name);
+    if (cache->name == NULL) {
+        gr_record_cache_destroy(cache);
         return NULL;
     }
-    return store;
+    return cache;
 }
 
-gr_status gr_store_create(const char *name, size_t record_bytes, uint64_t memory_max,
-                          gr_store **store_out, gr_diag *diag)
+gr_status gr_record_cache_create(const char *name, size_t record_bytes, uint64_t memory_max,
+                                 gr_record_cache **cache_out, gr_diag *diag)
 {
-    gr_store *store = store_new(name, record_bytes);
-    if (store == NULL) {
+    gr_record_cache *cache = cache_new(name, record_bytes);
+    if (cache == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its records", name);
     }
-    store->memory_max = memory_max;
-    *store_out = store;
+    cache->memory_max = memory_max;
+    *cache_out = cache;
     return GR_OK;
 }
 
-gr_status gr_store_over_file(const char *name, int fd, uint64_t base, size_t record_bytes,
-                             uint64_t count, gr_store **store_out, gr_diag *diag)
+gr_status gr_record_cache_over_file(const char *name, int fd, uint64_t base, size_t record_bytes,
+                                    uint64_t count, gr_record_cache **cache_out, gr_diag *diag)
 {
-    gr_store *store = store_new(name, record_bytes);
-    if (store == NULL) {
+    gr_record_cache *cache = cache_new(name, record_bytes);
+    if (cache == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its records", name);
     }
     gr_status status;
-    store->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (store->fd < 0) {
+    cache->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (cache->fd < 0) {
         status = gr_fail(diag, GR_E_IO, "%s: cannot be kept open: %s", name, strerror(errno));
-        goto undo_store;
+        goto undo_cache;
     }
-    status = gr_file_mark_take(name, store->fd, &store->mark, diag);
+    status = gr_file_mark_take(name, cache->fd, &cache->mark, diag);
     if (status != GR_OK) {
-        goto undo_store;
+        goto undo_cache;
     }
-    store->foreign = true;
-    store->base = base;
-    store->count = count;
-    *store_out = store;
+    cache->foreign = true;
+    cache->base = base;
+    cache->count = count;
+    *cache_out = cache;
     return GR_OK;
-undo_store:
-    gr_store_destroy(store);
+undo_cache:
+    gr_record_cache_destroy(cache);
     return status;
 }
 
-void gr_store_destroy(gr_store *store)
+void gr_record_cache_destroy(gr_record_cache *cache)
 {
-    if (store == NULL) {
+    if (cache == NULL) {
         return;
     }
-    if (store->fd >= 0) {
-        close(store->fd);
+    if (cache->fd >= 0) {
+        close(cache->fd);
     }
-    free(store->memory);
-    free(store->name);
-    free(store);
+    free(cache->memory);
+    free(cache->name);
+    free(cache);
 }
 
 /* The folder for temporary files. Not /tmp first: it is often memory. */
@@ -132,12 +132,12 @@ static gr_status temporary_open(const char *name, int *fd_out, gr_diag *diag)
     return GR_OK;
 }
 
-static gr_status store_flush(gr_store *store, gr_diag *diag)
+static gr_status cache_flush(gr_record_cache *cache, gr_diag *diag)
 {
     size_t done = 0;
-    while (done < store->memory_used) {
-        ssize_t n = pwrite(store->fd, store->memory + done, store->memory_used - done,
-                           (off_t)(store->written + done));
+    while (done < cache->memory_used) {
+        ssize_t n = pwrite(cache->fd, cache->memory + done, cache->memory_used - done,
+                           (off_t)(cache->written + done));
         if (n < 0 && errno == EINTR) {
             continue;
         }
@@ -146,109 +146,109 @@ static gr_status store_flush(gr_store *store, gr_diag *diag)
                            "%s: it is unpacked into a temporary file in %s, which failed after "
                            "%" PRIu64 " MiB: %s; set TMPDIR to a folder with more room or unpack "
                            "the file yourself",
-                           store->name, temporary_folder(), (store->written + done) >> 20,
+                           cache->name, temporary_folder(), (cache->written + done) >> 20,
                            strerror(errno));
         }
         done += (size_t)n;
     }
-    store->written += store->memory_used;
-    store->memory_used = 0;
+    cache->written += cache->memory_used;
+    cache->memory_used = 0;
     return GR_OK;
 }
 
 /* Moves from memory to a temporary file. */
-static gr_status store_spill(gr_store *store, gr_diag *diag)
+static gr_status cache_spill(gr_record_cache *cache, gr_diag *diag)
 {
-    gr_status status = temporary_open(store->name, &store->fd, diag);
+    gr_status status = temporary_open(cache->name, &cache->fd, diag);
     if (status != GR_OK) {
         return status;
     }
-    status = store_flush(store, diag);
+    status = cache_flush(cache, diag);
     if (status != GR_OK) {
         return status;
     }
-    size_t room = store->record_bytes > STORE_WRITE_BYTES ? store->record_bytes : STORE_WRITE_BYTES;
+    size_t room = cache->record_bytes > WRITE_BYTES ? cache->record_bytes : WRITE_BYTES;
     uint8_t *memory = malloc(room);
     if (memory == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its records", store->name);
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its records", cache->name);
     }
-    free(store->memory);
-    store->memory = memory;
-    store->memory_capacity = room;
+    free(cache->memory);
+    cache->memory = memory;
+    cache->memory_capacity = room;
     return GR_OK;
 }
 
-static gr_status store_grow(gr_store *store, gr_diag *diag)
+static gr_status cache_grow(gr_record_cache *cache, gr_diag *diag)
 {
-    size_t capacity = store->memory_capacity > 0 ? store->memory_capacity * 2 : 64 << 10;
-    while (capacity < store->memory_used + store->record_bytes) {
+    size_t capacity = cache->memory_capacity > 0 ? cache->memory_capacity * 2 : 64 << 10;
+    while (capacity < cache->memory_used + cache->record_bytes) {
         capacity *= 2;
     }
-    uint8_t *memory = realloc(store->memory, capacity);
+    uint8_t *memory = realloc(cache->memory, capacity);
     if (memory == NULL) {
-        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its records", store->name);
+        return gr_fail(diag, GR_E_NO_MEMORY, "%s: no memory for its records", cache->name);
     }
-    store->memory = memory;
-    store->memory_capacity = capacity;
+    cache->memory = memory;
+    cache->memory_capacity = capacity;
     return GR_OK;
 }
 
-gr_status gr_store_append(gr_store *store, const void *record, gr_diag *diag)
+gr_status gr_record_cache_append(gr_record_cache *cache, const void *record, gr_diag *diag)
 {
     gr_status status = GR_OK;
-    if (store->fd < 0 && store->memory_used + store->record_bytes > store->memory_max) {
-        status = store_spill(store, diag);
+    if (cache->fd < 0 && cache->memory_used + cache->record_bytes > cache->memory_max) {
+        status = cache_spill(cache, diag);
     }
-    if (status == GR_OK && store->memory_used + store->record_bytes > store->memory_capacity) {
-        status = store->fd >= 0 ? store_flush(store, diag) : store_grow(store, diag);
+    if (status == GR_OK && cache->memory_used + cache->record_bytes > cache->memory_capacity) {
+        status = cache->fd >= 0 ? cache_flush(cache, diag) : cache_grow(cache, diag);
     }
     if (status != GR_OK) {
         return status;
     }
-    memcpy(store->memory + store->memory_used, record, store->record_bytes);
-    store->memory_used += store->record_bytes;
-    store->count++;
+    memcpy(cache->memory + cache->memory_used, record, cache->record_bytes);
+    cache->memory_used += cache->record_bytes;
+    cache->count++;
     return GR_OK;
 }
 
-gr_status gr_store_seal(gr_store *store, gr_diag *diag)
+gr_status gr_record_cache_seal(gr_record_cache *cache, gr_diag *diag)
 {
-    if (store->fd < 0 || store->foreign) {
+    if (cache->fd < 0 || cache->foreign) {
         return GR_OK;
     }
-    gr_status status = store_flush(store, diag);
-    free(store->memory);
-    store->memory = NULL;
-    store->memory_capacity = 0;
+    gr_status status = cache_flush(cache, diag);
+    free(cache->memory);
+    cache->memory = NULL;
+    cache->memory_capacity = 0;
     return status;
 }
 
-const char *gr_store_kept(const gr_store *store)
+const char *gr_record_cache_kept(const gr_record_cache *cache)
 {
-    return store->fd < 0 ? "in memory" : "in a temporary file";
+    return cache->fd < 0 ? "in memory" : "in a temporary file";
 }
 
-uint64_t gr_store_memory(const gr_store *store)
+uint64_t gr_record_cache_memory(const gr_record_cache *cache)
 {
-    return store->memory_capacity;
+    return cache->memory_capacity;
 }
 
-gr_status gr_store_get(const gr_store *store, uint64_t record, size_t first, size_t size,
-                       void *bytes_out, gr_diag *diag)
+gr_status gr_record_cache_get(const gr_record_cache *cache, uint64_t record, size_t first,
+                              size_t size, void *bytes_out, gr_diag *diag)
 {
-    if (store->fd < 0) {
-        memcpy(bytes_out, store->memory + record * store->record_bytes + first, size);
+    if (cache->fd < 0) {
+        memcpy(bytes_out, cache->memory + record * cache->record_bytes + first, size);
         return GR_OK;
     }
-    uint64_t at = store->base + record * store->record_bytes + first;
+    uint64_t at = cache->base + record * cache->record_bytes + first;
     size_t done = 0;
     while (done < size) {
-        ssize_t n = pread(store->fd, (uint8_t *)bytes_out + done, size - done, (off_t)(at + done));
+        ssize_t n = pread(cache->fd, (uint8_t *)bytes_out + done, size - done, (off_t)(at + done));
         if (n < 0 && errno == EINTR) {
             continue;
         }
         if (n <= 0) {
-            return gr_fail(diag, GR_E_IO, "%s: sample %" PRIu64 " cannot be read: %s", store->name,
+            return gr_fail(diag, GR_E_IO, "%s: sample %" PRIu64 " cannot be read: %s", cache->name,
                            record, n < 0 ? strerror(errno) : "the file has become shorter");
         }
         done += (size_t)n;
@@ -256,9 +256,9 @@ gr_status gr_store_get(const gr_store *store, uint64_t record, size_t first, siz
     return GR_OK;
 }
 
-gr_status gr_store_check(const gr_store *store, gr_diag *diag)
+gr_status gr_record_cache_check(const gr_record_cache *cache, gr_diag *diag)
 {
-    return store->foreign ? gr_file_mark_check(store->name, store->fd, &store->mark, diag) : GR_OK;
+    return cache->foreign ? gr_file_mark_check(cache->name, cache->fd, &cache->mark, diag) : GR_OK;
 }
 
 gr_status gr_file_mark_take(const char *name, int fd, gr_file_mark *mark_out, gr_diag *diag)
