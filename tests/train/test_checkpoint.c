@@ -243,7 +243,7 @@ typedef struct bench {
     gr_job *job;
     gr_trainer trainer;
     gr_checkpoint_tensors tensors;
-    gr_facts facts;
+    gr_fingerprint fingerprint;
     gr_arena arena;
     gr_checkpoint_folder out;
     char warnings[4096];
@@ -272,7 +272,7 @@ static void open_bench(bench *b, const char *distribution)
     gr_arena_init(&b->arena, 1 << 20);
     assert_int_equal(gr_comm_create(NULL, &b->comm, &diag), GR_OK);
     assert_int_equal(support_trainer_init(&b->trainer, b->job, b->comm, &diag), GR_OK);
-    assert_int_equal(gr_facts_of_job(b->job, &b->arena, &b->facts, &diag), GR_OK);
+    assert_int_equal(gr_fingerprint_of_job(b->job, &b->arena, &b->fingerprint, &diag), GR_OK);
     b->tensors = gr_state_tensors(&b->trainer);
     b->out.path = b->job->checkpoint.to;
 }
@@ -291,7 +291,7 @@ static gr_status put(bench *b, uint64_t step, gr_diag *diag)
 {
     gr_checkpoint_info info = {
         .step = step, .total_steps = 22, .steps_per_epoch = 44, .shards = 2, .metric = -1};
-    return gr_checkpoint_put(&b->out, &info, &b->facts, &b->tensors, diag);
+    return gr_checkpoint_put(&b->out, &info, &b->fingerprint, &b->tensors, diag);
 }
 
 static gr_status check(const char *path, gr_diag *diag)
@@ -463,7 +463,7 @@ static void checkpoint_with_a_loss_that_is_not_finite_is_written_and_read(void *
                                      .total = {.loss = (double)NAN, .correct = 4},
                                      .metric = GR_METRIC_TEST_R2,
                                      .best = {.value = 0.25, .step = 3, .wait = 2}};
-    gr_status status = gr_checkpoint_put(&b.out, &info, &b.facts, &b.tensors, &diag);
+    gr_status status = gr_checkpoint_put(&b.out, &info, &b.fingerprint, &b.tensors, &diag);
     if (status != GR_OK) {
         fail_msg("%s", diag.text);
     }

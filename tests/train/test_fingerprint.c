@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* What a checkpoint compares with the job that goes on from it: the manifests that stand in
- * golden/facts.json stay those of their jobs, and a job that is another one is told apart. */
+ * golden/fingerprint.json stay those of their jobs, and a job that is another one is told apart. */
 
 #include "support_train.h"
 
 #include "base/file.h"
-#include "train/checkpoint/checkpoint_facts.h"
+#include "train/checkpoint/checkpoint_fingerprint.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#define GOLDEN GR_TEST_SOURCE_DIR "/tests/train/golden/facts.json"
+#define GOLDEN GR_TEST_SOURCE_DIR "/tests/train/golden/fingerprint.json"
 #define EXAMPLES GR_TEST_SOURCE_DIR "/examples/digits/"
 #define MODEL "model: [linear: 3, dropout: .50, linear: 2]\nepochs: 2\nglobal_batch: 2\n"
 
@@ -93,7 +93,8 @@ static int tear_down(void **state)
 }
 
 /* Job `index` with `set` (NULL: nothing) over its file. */
-static gr_job *open_job(int index, const char *const *set, gr_arena *arena, gr_facts *facts_out)
+static gr_job *open_job(int index, const char *const *set, gr_arena *arena,
+                        gr_fingerprint *fingerprint_out)
 {
     gr_job *job = NULL;
     gr_diag diag = {0};
@@ -105,7 +106,7 @@ static gr_job *open_job(int index, const char *const *set, gr_arena *arena, gr_f
     gr_job_overrides overrides = {.run = {.workers = 1}, .output = folder, .set = set};
     if (gr_job_open(jobs[index].path != NULL ? jobs[index].path : path, &overrides, &job, &diag) !=
             GR_OK ||
-        gr_facts_of_job(job, arena, facts_out, &diag) != GR_OK) {
+        gr_fingerprint_of_job(job, arena, fingerprint_out, &diag) != GR_OK) {
         fail_msg("%s: %s", jobs[index].name, diag.text);
     }
     return job;
@@ -120,18 +121,20 @@ static json_t *golden_of(int index)
     return one;
 }
 
-/* The facts of a manifest; `changed`, if there is such a one, is another one. */
-static gr_facts facts_of(json_t *manifest, const char *changed, gr_arena *arena)
+/* The fingerprint of a manifest; the value of key `changed` (NULL: of none) is another one. */
+static gr_fingerprint fingerprint_of(json_t *manifest, const char *changed, gr_arena *arena)
 {
-    gr_facts facts = {.list = gr_arena_alloc(arena, json_object_size(manifest) * sizeof(gr_fact))};
+    gr_fingerprint fingerprint = {
+        .list = gr_arena_alloc(arena, json_object_size(manifest) * sizeof(gr_fingerprint_entry))};
     const char *key;
     json_t *value;
     json_object_foreach(manifest, key, value)
     {
         bool other = changed != NULL && strcmp(key, changed) == 0;
-        facts.list[facts.count++] = (gr_fact){key, other ? "other" : json_string_value(value)};
+        fingerprint.list[fingerprint.count++] =
+            (gr_fingerprint_entry){key, other ? "other" : json_string_value(value)};
     }
-    return facts;
+    return fingerprint;
 }
 
 static void manifest_of_an_earlier_version_is_of_the_same_job(void **state)
@@ -140,12 +143,12 @@ static void manifest_of_an_earlier_version_is_of_the_same_job(void **state)
     for (int i = 0; i < JOBS; i++) {
         gr_arena arena;
         gr_arena_init(&arena, 1 << 20);
-        gr_facts now;
+        gr_fingerprint now;
         gr_diag diag = {0};
         gr_job *job = open_job(i, NULL, &arena, &now);
         json_t *manifest = golden_of(i);
-        gr_facts saved = facts_of(manifest, NULL, &arena);
-        if (gr_facts_compare(&saved, &now, "golden", jobs[i].name, &diag) != GR_OK) {
+        gr_fingerprint saved = fingerprint_of(manifest, NULL, &arena);
+        if (gr_fingerprint_compare(&saved, &now, "golden", jobs[i].name, &diag) != GR_OK) {
             fail_msg("%s", diag.text);
         }
         json_decref(manifest);
@@ -154,11 +157,11 @@ static void manifest_of_an_earlier_version_is_of_the_same_job(void **state)
     }
 }
 
-static bool means_nothing(const gr_facts *facts, const char *key)
+static bool means_nothing(const gr_fingerprint *fingerprint, const char *key)
 {
-    for (int i = 0; i < facts->count; i++) {
-        if (strcmp(facts->list[i].key, key) == 0) {
-            return facts->list[i].value == NULL;
+    for (int i = 0; i < fingerprint->count; i++) {
+        if (strcmp(fingerprint->list[i].key, key) == 0) {
+            return fingerprint->list[i].value == NULL;
         }
     }
     return false;
@@ -172,7 +175,7 @@ static void manifest_with_another_value_is_of_another_job(void **state)
     for (int i = 0; i < JOBS; i++) {
         gr_arena arena;
         gr_arena_init(&arena, 1 << 20);
-        gr_facts now;
+        gr_fingerprint now;
         gr_job *job = open_job(i, NULL, &arena, &now);
         json_t *manifest = golden_of(i);
         int compared = 0;
@@ -181,9 +184,9 @@ static void manifest_with_another_value_is_of_another_job(void **state)
         json_object_foreach(manifest, key, value)
         {
             gr_diag diag = {0};
-            gr_facts saved = facts_of(manifest, key, &arena);
+            gr_fingerprint saved = fingerprint_of(manifest, key, &arena);
             bool same = means_nothing(&now, key);
-            assert_int_equal(gr_facts_compare(&saved, &now, "golden", "job", &diag),
+            assert_int_equal(gr_fingerprint_compare(&saved, &now, "golden", "job", &diag),
                              same ? GR_OK : GR_E_INVALID);
             assert_true(same || strstr(diag.text, key) != NULL);
             compared += !same;
@@ -225,12 +228,12 @@ static void job_with_another_result_is_told_apart(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         gr_arena arena;
         gr_arena_init(&arena, 1 << 20);
-        gr_facts saved, now;
+        gr_fingerprint saved, now;
         gr_diag diag = {0};
         const char *set[] = {cases[i].set, NULL};
         gr_job *job = open_job(cases[i].job, NULL, &arena, &saved);
         gr_job *other = open_job(cases[i].job, set, &arena, &now);
-        gr_status status = gr_facts_compare(&saved, &now, "saved", "job", &diag);
+        gr_status status = gr_fingerprint_compare(&saved, &now, "saved", "job", &diag);
         assert_int_equal(status, cases[i].key == NULL ? GR_OK : GR_E_INVALID);
         if (cases[i].key != NULL && strstr(diag.text, cases[i].key) == NULL) {
             fail_msg("%s: %s", cases[i].set, diag.text);

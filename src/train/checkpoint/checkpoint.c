@@ -182,14 +182,15 @@ gr_status gr_checkpoint_fits(const gr_job *job, const gr_checkpoint *checkpoint,
     const gr_checkpoint_info *info = gr_checkpoint_info_of(checkpoint);
     char path[PATH_MAX];
     gr_arena arena;
-    gr_facts own;
+    gr_fingerprint own;
     gr_arena_init(&arena, ARENA_BYTES_MAX);
     gr_status status = gr_checkpoint_path(job->checkpoint.to, info->step, path, sizeof path, diag);
     if (status == GR_OK) {
-        status = gr_facts_of_job(job, &arena, &own, diag);
+        status = gr_fingerprint_of_job(job, &arena, &own, diag);
     }
     if (status == GR_OK) {
-        status = gr_facts_compare(gr_checkpoint_facts_of(checkpoint), &own, path, job->path, diag);
+        status = gr_fingerprint_compare(gr_checkpoint_fingerprint_of(checkpoint), &own, path,
+                                        job->path, diag);
     }
     gr_arena_fini(&arena);
     if (status == GR_OK && info->step > job->total_steps) {
@@ -471,7 +472,7 @@ static int show(const char *partial, const char *path)
 }
 
 gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_info *info,
-                            const gr_facts *facts, const gr_checkpoint_tensors *tensors,
+                            const gr_fingerprint *fingerprint, const gr_checkpoint_tensors *tensors,
                             gr_diag *diag)
 {
     char path[PATH_MAX], partial[PATH_MAX];
@@ -493,7 +494,7 @@ gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_in
     if (mkdir(partial, 0777) != 0) {
         return gr_fail_errno(diag, "write", path, errno);
     }
-    status = gr_checkpoint_write(partial, info, facts, tensors, diag);
+    status = gr_checkpoint_write(partial, info, fingerprint, tensors, diag);
     struct stat disk;
     if (status == GR_OK && !holds_folder(folder)) {
         status = look_at_disk(folder, &disk, diag);

@@ -70,7 +70,7 @@ void gr_checkpoint_folder_close(gr_checkpoint_folder *folder);
 
 /* Writes a checkpoint, and makes it durable and visible. On failure nothing of it is left. */
 gr_status gr_checkpoint_put(gr_checkpoint_folder *folder, const gr_checkpoint_info *info,
-                            const gr_facts *facts, const gr_checkpoint_tensors *tensors,
+                            const gr_fingerprint *fingerprint, const gr_checkpoint_tensors *tensors,
                             gr_diag *diag) GR_MUST_CHECK;
 /* Keeps the newest `keep` sound ones, that of step `written` among them, and the best one, and
  * removes what is older, damaged or not. Damaged ones count for nothing; those that this writer did

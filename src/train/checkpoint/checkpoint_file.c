@@ -210,15 +210,15 @@ static json_t *best_json(const gr_checkpoint_info *info)
                      (json_int_t)info->best.wait);
 }
 
-static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *facts,
+static json_t *manifest_json(const gr_checkpoint_info *info, const gr_fingerprint *fingerprint,
                              const file_entry *files, int count)
 {
     json_t *job = json_object(), *list = json_array();
     bool whole = true;
-    for (int i = 0; i < facts->count; i++) {
-        const gr_fact *fact = &facts->list[i];
-        whole = (fact->value == NULL ||
-                 json_object_set_new(job, fact->key, json_string(fact->value)) == 0) &&
+    for (int i = 0; i < fingerprint->count; i++) {
+        const gr_fingerprint_entry *entry = &fingerprint->list[i];
+        whole = (entry->value == NULL ||
+                 json_object_set_new(job, entry->key, json_string(entry->value)) == 0) &&
                 whole;
     }
     for (int i = 0; i < count; i++) {
@@ -236,8 +236,8 @@ static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *fac
     if (info->metric >= 0) {
         whole = json_object_set_new(root, "best", best_json(info)) == 0 && whole;
     }
-    if (facts->inference != NULL && facts->inference[0] != '\0') {
-        json_t *inference = json_loads(facts->inference, 0, NULL);
+    if (fingerprint->inference != NULL && fingerprint->inference[0] != '\0') {
+        json_t *inference = json_loads(fingerprint->inference, 0, NULL);
         whole = json_object_set_new(root, "inference", inference) == 0 && whole;
     }
     if (!whole) {
@@ -248,11 +248,11 @@ static json_t *manifest_json(const gr_checkpoint_info *info, const gr_facts *fac
 }
 
 static gr_status write_manifest(const char *folder, const gr_checkpoint_info *info,
-                                const gr_facts *facts, const file_entry *files, int count,
-                                gr_diag *diag)
+                                const gr_fingerprint *fingerprint, const file_entry *files,
+                                int count, gr_diag *diag)
 {
     char path[PATH_MAX], sum[GR_SHA256_HEX_BYTES];
-    json_t *root = manifest_json(info, facts, files, count);
+    json_t *root = manifest_json(info, fingerprint, files, count);
     char *text = json_dumps(root, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(17));
     json_decref(root);
     size_t bytes = text != NULL ? strlen(text) - strlen("\n}") : 0;
@@ -274,8 +274,8 @@ static gr_status write_manifest(const char *folder, const gr_checkpoint_info *in
 }
 
 gr_status gr_checkpoint_write(const char *path, const gr_checkpoint_info *info,
-                              const gr_facts *facts, const gr_checkpoint_tensors *tensors,
-                              gr_diag *diag)
+                              const gr_fingerprint *fingerprint,
+                              const gr_checkpoint_tensors *tensors, gr_diag *diag)
 {
     file_entry files[FILES_MAX] = {0};
     int count = 0;
@@ -288,7 +288,7 @@ gr_status gr_checkpoint_write(const char *path, const gr_checkpoint_info *info,
     if (status == GR_OK && tensors->residuals != NULL) {
         status = write_residuals(path, tensors, &files[count++], diag);
     }
-    return status == GR_OK ? write_manifest(path, &now, facts, files, count, diag) : status;
+    return status == GR_OK ? write_manifest(path, &now, fingerprint, files, count, diag) : status;
 }
 
 /* ---- Reading --------------------------------------------------------------------------------- */
@@ -298,7 +298,7 @@ struct gr_checkpoint {
     gr_arena arena;
     gr_doc *doc; /* the manifest */
     gr_checkpoint_info info;
-    gr_facts facts;
+    gr_fingerprint fingerprint;
     file_entry files[FILES_MAX];
     int count;
     uint64_t manifest_bytes;
@@ -432,21 +432,22 @@ static gr_status get_info(const gr_node *root, gr_checkpoint_info *info, gr_diag
     return status;
 }
 
-static gr_status get_facts(const gr_node *root, gr_checkpoint *c, gr_diag *diag)
+static gr_status get_fingerprint(const gr_node *root, gr_checkpoint *c, gr_diag *diag)
 {
     const gr_node *map = gr_node_get(root, "job");
-    if (map == NULL || map->kind != GR_NODE_MAP || map->count > GR_FACTS_MAX) {
+    if (map == NULL || map->kind != GR_NODE_MAP || map->count > GR_FINGERPRINT_MAX) {
         return gr_node_fail(root, diag, GR_E_INVALID, "\"job\" must be a map of texts");
     }
-    c->facts.list = gr_arena_alloc(&c->arena, (size_t)map->count * sizeof *c->facts.list);
-    gr_status status = c->facts.list != NULL ? GR_OK : GR_E_NO_MEMORY;
+    c->fingerprint.list =
+        gr_arena_alloc(&c->arena, (size_t)map->count * sizeof *c->fingerprint.list);
+    gr_status status = c->fingerprint.list != NULL ? GR_OK : GR_E_NO_MEMORY;
     for (const gr_node *at = map->child; at != NULL && status == GR_OK; at = at->next) {
         const char *value = NULL;
         status = gr_node_text(at, &value, diag);
-        gr_fact fact = {gr_arena_strdup(&c->arena, at->key),
-                        gr_arena_strdup(&c->arena, value != NULL ? value : "")};
-        c->facts.list[c->facts.count++] = fact;
-        if (status == GR_OK && (fact.key == NULL || fact.value == NULL)) {
+        gr_fingerprint_entry entry = {gr_arena_strdup(&c->arena, at->key),
+                                      gr_arena_strdup(&c->arena, value != NULL ? value : "")};
+        c->fingerprint.list[c->fingerprint.count++] = entry;
+        if (status == GR_OK && (entry.key == NULL || entry.value == NULL)) {
             status = GR_E_NO_MEMORY;
         }
     }
@@ -507,7 +508,7 @@ static gr_status read_manifest(gr_checkpoint *c, const gr_node *root, gr_diag *d
         status = get_info(root, &c->info, diag);
     }
     if (status == GR_OK) {
-        status = get_facts(root, c, diag);
+        status = get_fingerprint(root, c, diag);
     }
     const gr_node *files = gr_node_get(root, "files");
     for (const gr_node *at = files != NULL ? files->child : NULL; at != NULL && status == GR_OK;
@@ -600,9 +601,9 @@ const gr_checkpoint_info *gr_checkpoint_info_of(const gr_checkpoint *checkpoint)
     return &checkpoint->info;
 }
 
-const gr_facts *gr_checkpoint_facts_of(const gr_checkpoint *checkpoint)
+const gr_fingerprint *gr_checkpoint_fingerprint_of(const gr_checkpoint *checkpoint)
 {
-    return &checkpoint->facts;
+    return &checkpoint->fingerprint;
 }
 
 const gr_node *gr_checkpoint_inference_of(const gr_checkpoint *checkpoint)

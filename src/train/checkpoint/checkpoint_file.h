@@ -9,15 +9,15 @@
  *   optimizer.safetensors  the optimizer's vectors, "momentum.fc1.weight"
  *   residuals.safetensors  what each shard keeps to itself: topk: all that it has left out so far;
  *                          local_state: keep: the optimizer's vectors
- *   manifest.json          step, numbers of the epoch, facts of the job (checkpoint_facts.h); what
- *                          predictions need (inference.h); name, size and SHA-256 of each file; and
- *                          last the SHA-256 of the text before
+ *   manifest.json          step, numbers of the epoch, the job's fingerprint
+ *                          (checkpoint_fingerprint.h); what predictions need (inference.h); name,
+ *                          size and SHA-256 of each file; and last the SHA-256 of the text before
  *
  * Every byte of every file is covered by a checksum. */
 
 #include "doc/doc.h"
 #include "nn/optimizer.h"
-#include "train/checkpoint/checkpoint_facts.h"
+#include "train/checkpoint/checkpoint_fingerprint.h"
 #include "train/metrics.h"
 #include "train/safetensors.h"
 
@@ -55,8 +55,8 @@ typedef struct gr_checkpoint_tensors {
 /* Writes all files into the existing, empty folder `path` and makes them durable; not yet the
  * folder's own name. On failure files may be left. Any thread. */
 gr_status gr_checkpoint_write(const char *path, const gr_checkpoint_info *info,
-                              const gr_facts *facts, const gr_checkpoint_tensors *tensors,
-                              gr_diag *diag) GR_MUST_CHECK;
+                              const gr_fingerprint *fingerprint,
+                              const gr_checkpoint_tensors *tensors, gr_diag *diag) GR_MUST_CHECK;
 
 /* A checkpoint whose manifest has been read and is sound; of the files no more is known than that
  * they have their sizes. */
@@ -67,7 +67,7 @@ gr_status gr_checkpoint_open(const char *path, gr_checkpoint **checkpoint_out,
                              gr_diag *diag) GR_MUST_CHECK;
 void gr_checkpoint_close(gr_checkpoint *checkpoint);
 const gr_checkpoint_info *gr_checkpoint_info_of(const gr_checkpoint *checkpoint);
-const gr_facts *gr_checkpoint_facts_of(const gr_checkpoint *checkpoint);
+const gr_fingerprint *gr_checkpoint_fingerprint_of(const gr_checkpoint *checkpoint);
 /* What predictions need, for gr_inference_read; as long as the checkpoint is open. NULL: it is of
  * an earlier version, or of samples with too many values. */
 const gr_node *gr_checkpoint_inference_of(const gr_checkpoint *checkpoint);

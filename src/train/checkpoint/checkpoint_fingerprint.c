@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "train/checkpoint/checkpoint_facts.h"
+#include "train/checkpoint/checkpoint_fingerprint.h"
 
 #include "base/config_text.h"
 #include "base/fail.h"
@@ -23,7 +23,7 @@ enum { PIECES = 16, PIECE_BYTES = 64 << 10 };
 typedef struct collector {
     const gr_job *job;
     gr_arena *arena;
-    gr_facts facts;
+    gr_fingerprint fingerprint;
     gr_diag *diag;
 } collector;
 
@@ -34,10 +34,10 @@ static gr_status no_memory(gr_diag *diag)
 
 static gr_status add(collector *c, const char *key, const char *value)
 {
-    if (key == NULL || c->facts.count == GR_FACTS_MAX) {
+    if (key == NULL || c->fingerprint.count == GR_FINGERPRINT_MAX) {
         return no_memory(c->diag);
     }
-    c->facts.list[c->facts.count++] = (gr_fact){key, value};
+    c->fingerprint.list[c->fingerprint.count++] = (gr_fingerprint_entry){key, value};
     return GR_OK;
 }
 
@@ -203,11 +203,12 @@ static gr_status add_parts(collector *c)
     return status;
 }
 
-gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_out, gr_diag *diag)
+gr_status gr_fingerprint_of_job(const gr_job *job, gr_arena *arena, gr_fingerprint *fingerprint_out,
+                                gr_diag *diag)
 {
     collector c = {.job = job, .arena = arena, .diag = diag};
-    c.facts.list = gr_arena_alloc(arena, GR_FACTS_MAX * sizeof *c.facts.list);
-    if (c.facts.list == NULL) {
+    c.fingerprint.list = gr_arena_alloc(arena, GR_FINGERPRINT_MAX * sizeof *c.fingerprint.list);
+    if (c.fingerprint.list == NULL) {
         return no_memory(diag);
     }
     gr_status status = add_parts(&c);
@@ -215,10 +216,10 @@ gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_ou
         status = add_model(&c);
     }
     if (status == GR_OK) {
-        status = gr_inference_print(job, arena, &c.facts.inference, diag);
+        status = gr_inference_print(job, arena, &c.fingerprint.inference, diag);
     }
     if (status == GR_OK) {
-        *facts_out = c.facts;
+        *fingerprint_out = c.fingerprint;
     }
     return status;
 }
@@ -226,25 +227,25 @@ gr_status gr_facts_of_job(const gr_job *job, gr_arena *arena, gr_facts *facts_ou
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
 /* What is missing is not set. */
-static const char *value_of(const gr_facts *facts, const char *key)
+static const char *value_of(const gr_fingerprint *fingerprint, const char *key)
 {
-    for (int i = 0; i < facts->count; i++) {
-        if (strcmp(facts->list[i].key, key) == 0) {
-            return facts->list[i].value;
+    for (int i = 0; i < fingerprint->count; i++) {
+        if (strcmp(fingerprint->list[i].key, key) == 0) {
+            return fingerprint->list[i].value;
         }
     }
     return "";
 }
 
-/* The first fact of `facts` that the others do not share, but for those that mean nothing to one of
- * the two; NULL. */
-static const char *differing(const gr_facts *facts, const gr_facts *others)
+/* The key of the first entry that the others do not share, but for those that mean nothing to one
+ * of the two; NULL. */
+static const char *differing(const gr_fingerprint *fingerprint, const gr_fingerprint *others)
 {
-    for (int i = 0; i < facts->count; i++) {
-        const char *value = facts->list[i].value;
-        const char *other = value_of(others, facts->list[i].key);
+    for (int i = 0; i < fingerprint->count; i++) {
+        const char *value = fingerprint->list[i].value;
+        const char *other = value_of(others, fingerprint->list[i].key);
         if (value != NULL && other != NULL && strcmp(other, value) != 0) {
-            return facts->list[i].key;
+            return fingerprint->list[i].key;
         }
     }
     return NULL;
@@ -255,8 +256,8 @@ static const char *shown(const char *value)
     return value[0] == '\0' ? "not set" : value;
 }
 
-gr_status gr_facts_compare(const gr_facts *saved, const gr_facts *own, const char *checkpoint,
-                           const char *job_path, gr_diag *diag)
+gr_status gr_fingerprint_compare(const gr_fingerprint *saved, const gr_fingerprint *own,
+                                 const char *checkpoint, const char *job_path, gr_diag *diag)
 {
     const char *key = differing(own, saved);
     key = key != NULL ? key : differing(saved, own);

@@ -25,8 +25,8 @@ typedef enum saver_state {
 
 struct gr_saver {
     const gr_log *log;
-    gr_arena arena; /* of the facts */
-    gr_facts facts;
+    gr_arena arena; /* of the fingerprint */
+    gr_fingerprint fingerprint;
     bool keep_best;
     gr_checkpoint_tensors source, copy;
     float *copies[VECTORS_MAX]; /* NULL: there are none, everything is written from the source */
@@ -117,8 +117,8 @@ static void write_one(gr_saver *s, const gr_checkpoint_info *info, bool copying)
         copy_pieces(s);
         wait_for_copies(s);
     }
-    gr_status status =
-        gr_checkpoint_put(&s->folder, info, &s->facts, copying ? &s->copy : &s->source, &diag);
+    gr_status status = gr_checkpoint_put(&s->folder, info, &s->fingerprint,
+                                         copying ? &s->copy : &s->source, &diag);
     report(s, status, &diag, info->step);
     s->folder.best = s->keep_best ? info->best.step : 0;
     if (status == GR_OK && gr_checkpoint_retain(&s->folder, info->step, &removal) != GR_OK) {
@@ -233,7 +233,7 @@ gr_status gr_saver_create(const gr_job *job, const gr_checkpoint_tensors *source
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     gr_arena_init(&s->arena, ARENA_BYTES_MAX);
-    gr_status status = gr_facts_of_job(job, &s->arena, &s->facts, diag);
+    gr_status status = gr_fingerprint_of_job(job, &s->arena, &s->fingerprint, diag);
     if (status == GR_OK && gr_job_writes_checkpoints(job)) {
         status = prepare(s, diag);
     }
