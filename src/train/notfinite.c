@@ -43,10 +43,10 @@ gr_status gr_not_finite_watch(gr_trainer *trainer, gr_diag *diag)
     if (t->watches == NULL) {
         return gr_fail(diag, GR_E_NO_MEMORY, "no memory to watch %d tensors", tensors);
     }
-    t->watches[t->watch_count++] = (gr_watch){0, GR_STEP_HEAD};
+    t->watches[t->watch_count++] = (gr_watch){0, GR_STEP_HEADER};
     for (int i = 0; i < tensors; i++) {
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
-        size_t begin = GR_STEP_HEAD + tensor->offset;
+        size_t begin = GR_STEP_HEADER + tensor->offset;
         if (tensor->count <= WATCHED_VALUES) {
             t->watches[t->watch_count++] = (gr_watch){begin, begin + tensor->count};
         }
@@ -111,9 +111,9 @@ gr_status gr_not_finite_find(gr_trainer *trainer, const float *values, uint64_t 
 /* The tensor that an element of the step vector belongs to. */
 static const char *tensor_at(const gr_trainer *t, size_t at)
 {
-    for (int i = 0; at >= GR_STEP_HEAD && i < gr_model_tensors(t->model); i++) {
+    for (int i = 0; at >= GR_STEP_HEADER && i < gr_model_tensors(t->model); i++) {
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
-        if (at - GR_STEP_HEAD - tensor->offset < tensor->count) {
+        if (at - GR_STEP_HEADER - tensor->offset < tensor->count) {
             return tensor->name;
         }
     }
@@ -169,7 +169,7 @@ gr_status gr_not_finite_fail(gr_trainer *trainer, uint64_t step, int64_t key, co
     snprintf(remedy, sizeof remedy, "lower the learning rate (%g)%s", rate,
              unclipped ? " or clip gradients (clip_norm)" : "");
     const char *became = isnan(sum[at]) ? "NaN" : "infinite";
-    if (at < GR_STEP_HEAD) {
+    if (at < GR_STEP_HEADER) {
         snprintf(what, sizeof what, "the loss became %s", became);
     } else {
         snprintf(what, sizeof what, "the gradient of %.80s became %s", tensor_at(t, at), became);

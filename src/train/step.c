@@ -44,11 +44,11 @@ static gr_status make_model(gr_trainer *t, gr_diag *diag)
     if (status != GR_OK) {
         return status;
     }
-    t->length = GR_STEP_HEAD + gr_model_values(t->model);
+    t->length = GR_STEP_HEADER + gr_model_values(t->model);
     t->parameters = t->length;
     for (int i = gr_model_tensors(t->model) - 1; i >= 0; i--) {
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
-        t->parameters = tensor->statistic ? t->parameters : GR_STEP_HEAD + tensor->offset;
+        t->parameters = tensor->statistic ? t->parameters : GR_STEP_HEADER + tensor->offset;
     }
     return gr_optimizer_create(&job->optimizer, t->model, &t->optimizer, diag);
 }
@@ -83,7 +83,7 @@ static int bucket_ends(const gr_trainer *t, size_t ends_out[ENDS_MAX])
         const gr_tensor_info *tensor = gr_model_tensor(t->model, i);
         bool new_layer = last != NULL && !last->statistic && tensor->layer != last->layer;
         if (new_layer && count < ENDS_MAX - 1) {
-            ends_out[count++] = GR_STEP_HEAD + tensor->offset;
+            ends_out[count++] = GR_STEP_HEADER + tensor->offset;
         }
         last = tensor;
     }
@@ -229,7 +229,7 @@ static gr_status warm_up(gr_trainer *t, gr_diag *diag)
         gr_batch_result result;
         status = gr_model_forward(t->model, t->values, &batch, &result, diag);
         if (status == GR_OK) {
-            status = gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD,
+            status = gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEADER,
                                        nobody_wants, NULL, diag);
         }
     }
@@ -363,7 +363,7 @@ static void watch_range(gr_trainer *t, size_t end)
 static void on_ready(void *ready_arg, size_t values_end)
 {
     gr_trainer *t = ready_arg;
-    size_t end = GR_STEP_HEAD + values_end;
+    size_t end = GR_STEP_HEADER + values_end;
     if (end <= t->step.done) {
         return;
     }
@@ -421,7 +421,7 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     *loss += result.loss;
     *correct += (double)result.correct;
     float *own = t->gen.vectors[t->gen.plan.entries[t->step.shard_index].slot];
-    memset(own, 0, GR_STEP_HEAD * sizeof *own);
+    memset(own, 0, GR_STEP_HEADER * sizeof *own);
     own[GR_STEP_LOSS] = (float)(*loss / (double)t->job->config.global_batch);
     own[GR_STEP_CORRECT] = (float)*correct;
     own[GR_STEP_STOP] = t->step.asks_stop ? 1.0f : 0.0f;
@@ -431,8 +431,8 @@ static gr_status run_micro_batch(gr_trainer *t, uint64_t step, double *loss, dou
     t->step.cut = 0;
     float *gradients = t->step.micro_index > 0 ? t->micro : own;
     uint64_t begun = gr_timeline_now(t->gen.timeline);
-    status =
-        gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEAD, on_ready, t, diag);
+    status = gr_model_backward(t->model, t->values, &batch, gradients + GR_STEP_HEADER, on_ready, t,
+                               diag);
     gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_BACKWARD, shard, begun);
     return status;
 }
@@ -476,11 +476,11 @@ void gr_trainer_begin_update(const gr_trainer *t, gr_optimizer *optimizer, uint6
 
 /* ---- A step ---------------------------------------------------------------------------------- */
 
-void gr_trainer_take_head(gr_trainer *t, gr_meter *now)
+void gr_trainer_take_header(gr_trainer *t, gr_meter *now)
 {
     const float *sum = t->gen.vectors[0];
     int64_t parts = (int64_t)t->job->shards * t->job->config.micro_batches;
-    gr_model_update_statistics(t->model, t->values, sum + GR_STEP_HEAD,
+    gr_model_update_statistics(t->model, t->values, sum + GR_STEP_HEADER,
                                (float)(1.0 / (double)parts));
     t->step.stop = sum[GR_STEP_STOP] > 0.0f;
     t->step.save = sum[GR_STEP_SAVE] > 0.0f;

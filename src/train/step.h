@@ -4,7 +4,7 @@
 
 /* One training step of one worker, and everything that it needs from step to step.
  *
- * The step vector is [GR_STEP_HEAD numbers about the step][the model's flat vector]: the loss is
+ * The step vector is [GR_STEP_HEADER numbers about the step][the model's flat vector]: the loss is
  * added up with the gradients, in the same order and by the same operations, so that it is exact
  * and costs nothing of its own. */
 
@@ -16,9 +16,9 @@
 #include "train/metrics.h"
 #include "train/shards.h"
 
-/* The head of a step vector; one cache line, so that the gradients behind it stay aligned. */
+/* The control header of a step vector: one cache line, to keep the gradients behind it aligned. */
 enum {
-    GR_STEP_HEAD = 16,
+    GR_STEP_HEADER = 16,
     GR_STEP_LOSS = 0,
     GR_STEP_CORRECT = 1,
     GR_STEP_STOP = 2,  /* not 0: somebody wants the training to end after this step */
@@ -57,8 +57,8 @@ typedef struct gr_step_state {
     /* What this rank asks for in the next step, and what any rank has asked for in the last one. */
     bool asks_stop, asks_save, asks_renew;
     bool stop, save, renew;
-    bool apart;  /* between two steps of a round: ranks have weights of their own */
-    bool undone; /* the last step has not happened, and no other one of its round */
+    bool inside_round; /* between two steps of a round: ranks have weights of their own */
+    bool rolled_back;  /* the last step has not happened, and no other one of its round */
 
     /* Of the pass that is running. */
     int shard_index, micro_index; /* of the own shards, and of its micro batches */

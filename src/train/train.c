@@ -481,13 +481,13 @@ static gr_status train(training_run *r, gr_diag *diag)
         gr_comm_set_step(r->comm, step + 1);
         gr_chaos_step(&r->chaos, step + 1, work_ns);
         const gr_meter before = r->progress.epoch;
-        alike = t->step.apart ? alike : r->progress;
+        alike = t->step.inside_round ? alike : r->progress;
         status = gr_trainer_step(t, step, &r->progress.epoch, diag);
         if (status != GR_OK) {
             r->progress = alike;
             return status == GR_PENDING ? leave_generation(r) : status;
         }
-        if (t->step.undone) {
+        if (t->step.rolled_back) {
             r->progress = alike;
             r->saved_step = alike.steps;
             continue;

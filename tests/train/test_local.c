@@ -193,7 +193,7 @@ static void against_naive(const support_job *shape)
         naive_step(&n, step);
         bool ends = step + 1 == ends_of_three[at];
         at += ends;
-        assert_int_equal(trainer.step.apart, !ends);
+        assert_int_equal(trainer.step.inside_round, !ends);
         if (ends) {
             naive_average(&n);
         }
@@ -341,7 +341,7 @@ static void who_is_asked_to_end_does_not_wait(void **state)
         step_through(&trainer, 4, 7);
         assert_false(trainer.step.save || trainer.step.stop);
         step_through(&trainer, 7, 8);
-        assert_true(trainer.step.save && !trainer.step.stop && !trainer.step.apart);
+        assert_true(trainer.step.save && !trainer.step.stop && !trainer.step.inside_round);
         size_t length = gr_model_values(trainer.model);
         float *before = new_vector(length);
         memcpy(before, trainer.values, length * sizeof *before);
@@ -350,12 +350,13 @@ static void who_is_asked_to_end_does_not_wait(void **state)
         step_through(&trainer, 10, 11);
         trainer.step.asks_stop = false;
         assert_int_equal(trainer.step.stop, !keep);
-        assert_int_equal(trainer.step.undone, !keep);
-        assert_int_equal(trainer.step.apart, keep);
+        assert_int_equal(trainer.step.rolled_back, !keep);
+        assert_int_equal(trainer.step.inside_round, keep);
         assert_memory_equal(trainer.values, before, length * sizeof *before);
         if (keep) {
             step_through(&trainer, 11, 16);
-            assert_true(trainer.step.stop && !trainer.step.undone && !trainer.step.apart);
+            assert_true(trainer.step.stop && !trainer.step.rolled_back &&
+                        !trainer.step.inside_round);
         }
         free(before);
         gr_trainer_fini(&trainer);

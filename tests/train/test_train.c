@@ -349,7 +349,7 @@ static void an_overflowing_sum_is_named(void **state)
     assert_int_equal(support_trainer_init(&trainer, job, comm, &diag), GR_OK);
     assert_int_equal(gr_trainer_step(&trainer, 0, &meter, &diag), GR_OK);
     const gr_tensor_info *tensor = gr_model_tensor(trainer.model, 0);
-    size_t at = GR_STEP_HEAD + tensor->offset + tensor->count - 1;
+    size_t at = GR_STEP_HEADER + tensor->offset + tensor->count - 1;
     trainer.gen.vectors[0][at] = (float)INFINITY;
     assert_int_equal(gr_not_finite_fail(&trainer, 1, INT64_MAX, trainer.gen.vectors[0], at, &diag),
                      GR_E_NOT_FINITE);

@@ -68,7 +68,7 @@ static void server_close(server *s)
 
 static void server_update(server *s, uint64_t step, double rate, float factor)
 {
-    const float *gradients = s->trainer->gen.vectors[0] + GR_STEP_HEAD;
+    const float *gradients = s->trainer->gen.vectors[0] + GR_STEP_HEADER;
     for (int i = 0; i < gr_model_tensors(s->trainer->model); i++) {
         const gr_tensor_info *info = gr_model_tensor(s->trainer->model, i);
         size_t stop = info->statistic ? 0 : info->offset + info->count;
@@ -122,8 +122,8 @@ static void train(const char *optimizer, int states)
                                        job->total_steps, job->config.global_batch);
         double limit = job->optimizer.clip_norm, norm = 0.0;
         if (limit > 0.0) {
-            norm =
-                sqrt(gr_gradient_square_sum(trainer.model, trainer.gen.vectors[0] + GR_STEP_HEAD));
+            norm = sqrt(
+                gr_gradient_square_sum(trainer.model, trainer.gen.vectors[0] + GR_STEP_HEADER));
             assert_true(norm > limit); /* else nothing is tested */
         }
         for (int i = 0; i < 3; i++) {

@@ -223,7 +223,7 @@ static void print_local(const gr_job *job, FILE *file)
 
 static void print_memory(const gr_job *job, const measured *m, FILE *file)
 {
-    uint64_t vector = (GR_STEP_HEAD + gr_model_values(m->model)) * sizeof(float);
+    uint64_t vector = (GR_STEP_HEADER + gr_model_values(m->model)) * sizeof(float);
     uint64_t gradients = vector * (uint64_t)(m->vectors + (job->config.micro_batches > 1 ? 1 : 0));
     uint64_t state = 0;
     const char *name;
@@ -232,7 +232,7 @@ static void print_memory(const gr_job *job, const measured *m, FILE *file)
     }
     uint64_t left_out =
         gr_compressor_bytes((gr_compression)job->distribution.compression,
-                            GR_STEP_HEAD + gr_model_values(m->model), m->shards_most);
+                            GR_STEP_HEADER + gr_model_values(m->model), m->shards_most);
     state += job->outer.wanted ? gr_model_values(m->model) * sizeof(float) : 0;
     uint64_t copies = job->strategy->averages_weights
                           ? gr_local_bytes(job, gr_model_values(m->model), m->shards_most)
@@ -327,7 +327,7 @@ static gr_status print_plan(const gr_job *job, const measured *m, FILE *file, gr
     gr_plan_shape shape = {.coll = GR_COLL_ALLREDUCE,
                            .world_size = job->workers,
                            .shards = d->exact ? job->shards : job->workers};
-    uint64_t bytes = (GR_STEP_HEAD + gr_model_values(m->model)) * sizeof(float);
+    uint64_t bytes = (GR_STEP_HEADER + gr_model_values(m->model)) * sizeof(float);
     uint64_t first = (uint64_t)d->bucket_bytes_first;
     char text[SIZE_TEXT_BYTES];
     fprintf(file, "%s allreduce of %s %s over %s, %s, %s\n", local ? "weights    " : "gradients  ",

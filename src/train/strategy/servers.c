@@ -123,7 +123,7 @@ static gr_status declare(gr_trainer *t, gr_servers *servers, const gr_tensor_inf
     if (status != GR_OK) {
         return gr_servers_failed(servers, status, diag);
     }
-    to->begin = GR_STEP_HEAD + tensor->offset;
+    to->begin = GR_STEP_HEADER + tensor->offset;
     to->end = to->begin + tensor->count;
     to->statistic = tensor->statistic;
     servers->count++;
@@ -217,7 +217,8 @@ static int states_of(gr_trainer *t, const gr_server_tensor *tensor,
     int count = none ? 0 : gr_optimizer_states(&t->job->optimizer);
     for (int s = 0; s < count; s++) {
         const char *name;
-        states_out[s] = gr_optimizer_state(t->optimizer, s, &name) + (tensor->begin - GR_STEP_HEAD);
+        states_out[s] =
+            gr_optimizer_state(t->optimizer, s, &name) + (tensor->begin - GR_STEP_HEADER);
     }
     return count;
 }
@@ -235,7 +236,7 @@ static gr_status give(gr_trainer *t, const gr_server_tensor *tensor, uint64_t ve
     float *states[GR_OPTIMIZER_STATES_MAX];
     int count = states_of(t, tensor, states);
     return gr_ps_restore(servers->ps, tensor->id, version,
-                         t->values + (tensor->begin - GR_STEP_HEAD), (const float *const *)states,
+                         t->values + (tensor->begin - GR_STEP_HEADER), (const float *const *)states,
                          count);
 }
 
@@ -290,7 +291,7 @@ gr_status gr_servers_gather(gr_trainer *t, uint64_t step, gr_diag *diag)
         for (int i = 0; i < servers->count && status == GR_OK; i++) {
             const gr_server_tensor *tensor = &servers->tensors[i];
             status = gr_ps_pull_state_run(servers->ps, tensor->id, s, step,
-                                          state + (tensor->begin - GR_STEP_HEAD), NULL);
+                                          state + (tensor->begin - GR_STEP_HEADER), NULL);
         }
     }
     return status == GR_OK ? GR_OK : gr_servers_failed(servers, status, diag);
@@ -323,7 +324,7 @@ size_t gr_servers_take_values(gr_trainer *t)
             if (bad < at + count) {
                 return bad;
             }
-            memcpy(t->values + (at - GR_STEP_HEAD), servers->come + at, count * sizeof(float));
+            memcpy(t->values + (at - GR_STEP_HEADER), servers->come + at, count * sizeof(float));
         }
     }
     return t->length;

@@ -116,8 +116,8 @@ gr_status gr_trainer_cut(gr_trainer *t, size_t **ends_out, gr_buckets_config *co
  * far. */
 float *gr_trainer_left_out(gr_trainer *t, int shard, int part, size_t *count_out);
 
-/* vectors[0] holds the head and the statistics summed over all shards: running statistics, the
+/* vectors[0] holds the header and the statistics summed over all shards: running statistics, the
  * numbers of the step and what ranks have said are taken from there. */
-void gr_trainer_take_head(gr_trainer *t, gr_meter *now);
+void gr_trainer_take_header(gr_trainer *t, gr_meter *now);
 
 #endif

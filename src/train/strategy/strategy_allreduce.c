@@ -126,10 +126,10 @@ static gr_status wait_all(gr_trainer *t, gr_diag *diag)
 /* Elements of the step vector. False: a gradient is not finite. */
 static bool update_range(gr_trainer *t, size_t begin, size_t end)
 {
-    size_t from = begin < GR_STEP_HEAD ? GR_STEP_HEAD : begin;
+    size_t from = begin < GR_STEP_HEADER ? GR_STEP_HEADER : begin;
     return from >= end ||
-           gr_optimizer_update(t->optimizer, t->values, t->gen.vectors[0] + GR_STEP_HEAD,
-                               from - GR_STEP_HEAD, end - GR_STEP_HEAD);
+           gr_optimizer_update(t->optimizer, t->values, t->gen.vectors[0] + GR_STEP_HEADER,
+                               from - GR_STEP_HEADER, end - GR_STEP_HEADER);
 }
 
 static bool is_finite(const gr_trainer *t, size_t begin, size_t end)
@@ -141,7 +141,7 @@ static bool is_finite(const gr_trainer *t, size_t begin, size_t end)
 static void update_clipped(gr_trainer *t, uint64_t step)
 {
     gr_saver_settle(t->saver);
-    gr_trainer_begin_update(t, t->optimizer, step, t->gen.vectors[0] + GR_STEP_HEAD);
+    gr_trainer_begin_update(t, t->optimizer, step, t->gen.vectors[0] + GR_STEP_HEADER);
     (void)update_range(t, 0, t->length); /* take_sum has looked for what is not finite */
 }
 
@@ -184,7 +184,7 @@ static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now
         update_clipped(t, step);
     }
     gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_UPDATE, 0, begun);
-    gr_trainer_take_head(t, now);
+    gr_trainer_take_header(t, now);
     return GR_OK;
 }
 

@@ -24,14 +24,14 @@
 typedef struct copy {
     float *values;
     gr_optimizer *optimizer;
-    double loss, correct; /* of the round so far, as the heads of step vectors count them */
+    double loss, correct; /* of the round so far, as the headers of step vectors count them */
 } copy;
 
 typedef struct local {
     copy *copies; /* of own shards */
     int count;
-    bool says_stop, says_save; /* in any step of the round */
-    bool says_undo;            /* and does not wait for its end */
+    bool asks_stop, asks_save; /* in any step of the round */
+    bool asks_undo;            /* and does not wait for its end */
     uint64_t bad_step;         /* this rank's first one with NaN or infinity; UINT64_MAX: none */
     int64_t bad_key;           /* where in it (notfinite.c) */
 } local;
@@ -145,10 +145,10 @@ static void begin_round(gr_trainer *t)
                    bytes);
         }
     }
-    l->says_stop = l->says_save = l->says_undo = false;
+    l->asks_stop = l->asks_save = l->asks_undo = false;
     l->bad_step = UINT64_MAX;
     l->bad_key = INT64_MAX;
-    t->step.apart = false;
+    t->step.inside_round = false;
 }
 
 static gr_status seek(gr_trainer *t, uint64_t step, gr_diag *diag)
@@ -183,7 +183,7 @@ static gr_status compute(gr_trainer *t, uint64_t step, double *loss, double *cor
         float *gradients = t->step.micro_index > 0 ? t->micro : own;
         gr_status status = gr_trainer_forward(t, step, values, &batch, &result, diag);
         if (status == GR_OK) {
-            status = gr_model_backward(t->model, values, &batch, gradients + GR_STEP_HEAD, NULL,
+            status = gr_model_backward(t->model, values, &batch, gradients + GR_STEP_HEADER, NULL,
                                        NULL, diag);
         }
         if (status != GR_OK) {
@@ -192,11 +192,11 @@ static gr_status compute(gr_trainer *t, uint64_t step, double *loss, double *cor
         *loss += result.loss;
         *correct += (double)result.correct;
         if (t->step.micro_index > 0) {
-            gr_add_f32(own + GR_STEP_HEAD, own + GR_STEP_HEAD, gradients + GR_STEP_HEAD,
-                       t->length - GR_STEP_HEAD);
+            gr_add_f32(own + GR_STEP_HEADER, own + GR_STEP_HEADER, gradients + GR_STEP_HEADER,
+                       t->length - GR_STEP_HEADER);
         }
     }
-    memset(own, 0, GR_STEP_HEAD * sizeof *own);
+    memset(own, 0, GR_STEP_HEADER * sizeof *own);
     own[GR_STEP_LOSS] = (float)(*loss / (double)t->job->config.global_batch);
     return GR_OK;
 }
@@ -228,10 +228,10 @@ static void update(gr_trainer *t, uint64_t step)
 {
     local *l = t->gen.strategy_state;
     copy *c = &l->copies[t->step.shard_index];
-    const float *gradient = t->gen.vectors[0] + GR_STEP_HEAD;
+    const float *gradient = t->gen.vectors[0] + GR_STEP_HEADER;
     gr_trainer_begin_update(t, c->optimizer, step, gradient);
     bool finite =
-        gr_optimizer_update(c->optimizer, c->values, gradient, 0, t->length - GR_STEP_HEAD);
+        gr_optimizer_update(c->optimizer, c->values, gradient, 0, t->length - GR_STEP_HEADER);
     if (!finite && l->bad_step == UINT64_MAX) {
         l->bad_step = step;
         l->bad_key = gr_not_finite_unknown(t->gen.plan.first + t->step.shard_index);
@@ -261,28 +261,28 @@ static gr_status run_shard(gr_trainer *t, uint64_t step, gr_diag *diag)
 
 /* ---- The end of a round ---------------------------------------------------------------------- */
 
-static void write_head(const gr_trainer *t, int shard_index, float *head)
+static void write_header(const gr_trainer *t, int shard_index, float *header)
 {
     const local *l = t->gen.strategy_state;
-    memset(head, 0, GR_STEP_HEAD * sizeof *head);
-    head[GR_STEP_LOSS] = (float)l->copies[shard_index].loss;
-    head[GR_STEP_CORRECT] = (float)l->copies[shard_index].correct;
-    head[GR_STEP_STOP] = l->says_stop ? 1.0f : 0.0f;
-    head[GR_STEP_UNDO] = l->says_undo ? 1.0f : 0.0f;
-    head[GR_STEP_SAVE] = l->says_save ? 1.0f : 0.0f;
-    head[GR_STEP_RENEW] = t->step.asks_renew ? 1.0f : 0.0f;
+    memset(header, 0, GR_STEP_HEADER * sizeof *header);
+    header[GR_STEP_LOSS] = (float)l->copies[shard_index].loss;
+    header[GR_STEP_CORRECT] = (float)l->copies[shard_index].correct;
+    header[GR_STEP_STOP] = l->asks_stop ? 1.0f : 0.0f;
+    header[GR_STEP_UNDO] = l->asks_undo ? 1.0f : 0.0f;
+    header[GR_STEP_SAVE] = l->asks_save ? 1.0f : 0.0f;
+    header[GR_STEP_RENEW] = t->step.asks_renew ? 1.0f : 0.0f;
 }
 
-/* The sum of one part over all shards' copies, behind a head, in vector 0. */
+/* The sum of one part over all shards' copies, behind a header, in vector 0. */
 static gr_status sum_part(gr_trainer *t, uint64_t step, int part, gr_diag *diag)
 {
     const local *l = t->gen.strategy_state;
     for (int shard_index = 0; shard_index < l->count; shard_index++) {
         const copy *c = &l->copies[shard_index];
         float *own = t->gen.vectors[t->gen.plan.entries[shard_index].slot];
-        write_head(t, shard_index, own);
-        memcpy(own + GR_STEP_HEAD, part_of(c->values, c->optimizer, part),
-               (t->length - GR_STEP_HEAD) * sizeof *own);
+        write_header(t, shard_index, own);
+        memcpy(own + GR_STEP_HEADER, part_of(c->values, c->optimizer, part),
+               (t->length - GR_STEP_HEADER) * sizeof *own);
         gr_shard_merge(&t->gen.plan, shard_index, t->gen.vectors, 0, t->length, NULL, NULL);
     }
     gr_strategy_allreduce.begin(t, step);
@@ -314,14 +314,14 @@ static gr_status average(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *d
 {
     const copy *c = own_copy(t, 0);
     const float *sum = t->gen.vectors[0];
-    size_t count = t->length - GR_STEP_HEAD;
+    size_t count = t->length - GR_STEP_HEADER;
     for (int part = 0; part < part_count(t); part++) {
         gr_status status = sum_part(t, step, part, diag);
         if (status != GR_OK) {
             return status;
         }
-        t->step.undone = sum[GR_STEP_UNDO] > 0.0f;
-        if (t->step.undone) {
+        t->step.rolled_back = sum[GR_STEP_UNDO] > 0.0f;
+        if (t->step.rolled_back) {
             t->step.stop = true;
             return GR_OK;
         }
@@ -329,7 +329,7 @@ static gr_status average(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *d
             return fail_not_finite(t, step, diag);
         }
         float *mean = part_of(c->values, c->optimizer, part);
-        memcpy(mean, sum + GR_STEP_HEAD, count * sizeof *mean);
+        memcpy(mean, sum + GR_STEP_HEADER, count * sizeof *mean);
         gr_scale_inverse(mean, count, GR_F32, t->job->shards);
     }
     now->loss = (double)sum[GR_STEP_LOSS];
@@ -347,7 +347,7 @@ static void step_outer(gr_trainer *t, const float *mean)
     const gr_outer_config *outer = &t->job->outer;
     const gr_optimizer_config rule = {
         .kind = GR_OPT_SGD, .momentum = outer->momentum, .nesterov = outer->nesterov};
-    size_t first = t->parameters - GR_STEP_HEAD, count = t->length - t->parameters;
+    size_t first = t->parameters - GR_STEP_HEADER, count = t->length - t->parameters;
     float *back = t->gen.vectors[0] + t->parameters;
     float *state[] = {t->outer + first};
     gr_optimizer_step now;
@@ -362,12 +362,12 @@ static void step_outer(gr_trainer *t, const float *mean)
 static gr_status end_round(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag *diag)
 {
     const copy *c = own_copy(t, 0);
-    size_t bytes = (t->length - GR_STEP_HEAD) * sizeof(float);
+    size_t bytes = (t->length - GR_STEP_HEADER) * sizeof(float);
     gr_status status = average(t, step, now, diag);
     if (status != GR_OK) {
         return status;
     }
-    if (t->step.undone) {
+    if (t->step.rolled_back) {
         begin_round(t);
         return GR_OK;
     }
@@ -392,12 +392,12 @@ static gr_status take_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag 
         return gr_trainer_comm_failed(t->gen.comm, status, "the round of local steps broke off",
                                       diag);
     }
-    t->step.stop = t->step.save = t->step.renew = t->step.undone = false;
-    l->says_stop = l->says_stop || t->step.asks_stop;
+    t->step.stop = t->step.save = t->step.renew = t->step.rolled_back = false;
+    l->asks_stop = l->asks_stop || t->step.asks_stop;
     /* Whoever is asked to end may have less time than a round takes: it ends with what all had when
      * it began. But what shards keep to themselves is not as it was then. */
-    l->says_undo = t->step.asks_stop && t->job->distribution.local_state == GR_LOCAL_AVERAGE;
-    if (l->says_undo) {
+    l->asks_undo = t->step.asks_stop && t->job->distribution.local_state == GR_LOCAL_AVERAGE;
+    if (l->asks_undo) {
         return end_round(t, step, now, diag);
     }
     for (t->step.shard_index = 0; t->step.shard_index < l->count; t->step.shard_index++) {
@@ -406,8 +406,8 @@ static gr_status take_step(gr_trainer *t, uint64_t step, gr_meter *now, gr_diag 
             return status;
         }
     }
-    l->says_save = l->says_save || t->step.asks_save;
-    t->step.apart = true;
+    l->asks_save = l->asks_save || t->step.asks_save;
+    t->step.inside_round = true;
     now->steps = 1;
     now->samples = t->job->config.global_batch;
     return step + 1 == gr_local_round_end(t->job, step) ? end_round(t, step, now, diag) : GR_OK;

@@ -86,7 +86,7 @@ static gr_status start_until(gr_trainer *t, size_t end, gr_diag *diag)
     if (status == GR_OK && t->gen.world_size > 1 &&
         (status = gr_buckets_ready(&t->gen.buckets, end)) != GR_OK) {
         status =
-            gr_trainer_comm_failed(t->gen.comm, status, "the head of a step did not leave", diag);
+            gr_trainer_comm_failed(t->gen.comm, status, "the header of a step was not sent", diag);
     }
     return status;
 }
@@ -112,11 +112,11 @@ static gr_status wait_for_head(gr_trainer *t, gr_diag *diag)
     t->wait_ns += t->gen.buckets.wait_ns - wait_ns;
     return status == GR_OK ? GR_OK
                            : gr_trainer_comm_failed(t->gen.comm, status,
-                                                    "the head of a step did not come", diag);
+                                                    "the header of a step was not received", diag);
 }
 
-/* The servers answer when all workers have pushed all, and so have begun the sum of the head: it is
- * there by then, or nearly. */
+/* The servers answer when all workers have pushed all, and so have begun the sum of the header:
+ * it is there by then, or nearly. */
 static gr_status wait_all(gr_trainer *t, gr_diag *diag)
 {
     gr_servers *servers = t->gen.strategy_state;
@@ -143,10 +143,10 @@ static size_t update_from_sums(gr_trainer *t, uint64_t step)
     if (bad < t->length) {
         return bad;
     }
-    const float *gradient = servers->come + GR_STEP_HEAD;
+    const float *gradient = servers->come + GR_STEP_HEADER;
     gr_saver_settle(t->saver);
     gr_trainer_begin_update(t, t->optimizer, step, gradient);
-    (void)gr_optimizer_update(t->optimizer, t->values, gradient, 0, t->length - GR_STEP_HEAD);
+    (void)gr_optimizer_update(t->optimizer, t->values, gradient, 0, t->length - GR_STEP_HEADER);
     return t->length;
 }
 
@@ -165,7 +165,7 @@ static gr_status update(gr_trainer *t, uint64_t step, int64_t key, gr_meter *now
         return gr_not_finite_fail(t, step, key, seen, bad, diag);
     }
     gr_timeline_phase_over(t->gen.timeline, GR_TIMELINE_UPDATE, 0, begun);
-    gr_trainer_take_head(t, now);
+    gr_trainer_take_header(t, now);
     return GR_OK;
 }
 

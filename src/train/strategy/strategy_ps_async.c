@@ -96,8 +96,8 @@ static uint64_t begin(gr_trainer *t, uint64_t step)
 static void take_statistics(gr_trainer *t)
 {
     const gr_servers *servers = t->gen.strategy_state;
-    size_t count = t->parameters - GR_STEP_HEAD;
-    float *seen = t->gen.vectors[0] + GR_STEP_HEAD, *old = servers->come + GR_STEP_HEAD;
+    size_t count = t->parameters - GR_STEP_HEADER;
+    float *seen = t->gen.vectors[0] + GR_STEP_HEADER, *old = servers->come + GR_STEP_HEADER;
     memcpy(old, t->values, count * sizeof *old);
     gr_model_update_statistics(t->model, t->values, seen,
                                (float)(1.0 / (double)t->job->config.micro_batches));
@@ -127,7 +127,7 @@ static gr_status start_next(gr_trainer *t, gr_diag *diag)
 static void clip(gr_trainer *t)
 {
     float *own = t->gen.vectors[0];
-    float factor = gr_trainer_clip(t, own + GR_STEP_HEAD);
+    float factor = gr_trainer_clip(t, own + GR_STEP_HEADER);
     for (size_t i = t->parameters; i < t->length && factor != 1.0f; i++) {
         own[i] *= factor;
     }
@@ -143,7 +143,7 @@ static gr_status ready(gr_trainer *t, size_t end)
         }
         clip(t);
     }
-    if (servers->started == 0 && t->parameters > GR_STEP_HEAD) {
+    if (servers->started == 0 && t->parameters > GR_STEP_HEADER) {
         take_statistics(t);
     }
     while (status == GR_OK && servers->started < servers->count &&
