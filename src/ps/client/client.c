@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Requests under way. A request has a leg on each server that it concerns; a leg is sent as its
- * link has room, in the order of the calls, and is over with the server's last answer. */
+/* Requests under way. A request has a sub-request on each server that it concerns. That is sent as
+ * the server's link has room, in the order of the calls, and is over with its last answer. */
 
 #include "ps/client/client.h"
 
@@ -44,28 +44,28 @@ static void fail_op(gr_ps_op *op, const gr_diag *diag)
     }
 }
 
-static void close_leg(gr_ps_op *op, int server)
+static void close_subrequest(gr_ps_op *op, int server)
 {
-    gr_ps_pace_forget(&op->ps->endpoints[server].pace, op->legs[server].on_way_bytes);
-    op->legs[server].on_way_bytes = 0;
-    op->legs[server].open = false;
+    gr_ps_pace_forget(&op->ps->endpoints[server].pace, op->subs[server].on_way_bytes);
+    op->subs[server].on_way_bytes = 0;
+    op->subs[server].open = false;
     op->open--;
 }
 
-/* One leg. Where the server is lost, and others may take over, it waits for them. */
-static void open_leg(gr_ps_op *op, int server)
+/* One sub-request. Where the server is lost, and others may take over, it waits for them. */
+static void open_subrequest(gr_ps_op *op, int server)
 {
     gr_ps *ps = op->ps;
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
-    gr_ps_leg *leg = &op->legs[server];
-    leg->open = true;
+    gr_ps_subrequest *sub = &op->subs[server];
+    sub->open = true;
     op->open++;
     if (!endpoint->lost) {
         endpoint->queue[(endpoint->first + endpoint->count++) % GR_PS_OPS_MAX] =
             (uint16_t)(op - ps->ops);
     } else if (endpoint->takeover_by_us == 0) {
         fail_op(op, &endpoint->diag);
-        close_leg(op, server);
+        close_subrequest(op, server);
     }
 }
 
@@ -75,10 +75,10 @@ void gr_ps_op_send(gr_ps_op *op, int to)
     op->to = to;
     for (int s = 0; s < ps->servers; s++) {
         if (to == s || (to == GR_PS_TO_HOLDERS && op->item->led[s] > 0) ||
-            (to == GR_PS_TO_WRITTEN && op->legs[s].rows != NULL) ||
+            (to == GR_PS_TO_WRITTEN && op->subs[s].rows != NULL) ||
             (to == GR_PS_TO_ALL && ps->table.alive[s]) ||
             (to == GR_PS_TO_LINKED && ps->endpoints[s].link != NULL && !ps->endpoints[s].lost)) {
-            open_leg(op, s);
+            open_subrequest(op, s);
         }
     }
 }
@@ -86,11 +86,11 @@ void gr_ps_op_send(gr_ps_op *op, int to)
 bool gr_ps_op_over(gr_ps_op *op)
 {
     for (int s = 0; op->open == 0 && s < op->ps->servers; s++) {
-        gr_ps_leg *leg = &op->legs[s];
+        gr_ps_subrequest *sub = &op->subs[s];
         const gr_ps_endpoint *endpoint = &op->ps->endpoints[s];
-        leg->lent = leg->lent && !endpoint->ended &&
-                    (endpoint->renews || !gr_link_sent(endpoint->link, leg->sent));
-        if (leg->lent) {
+        sub->lent = sub->lent && !endpoint->ended &&
+                    (endpoint->renews || !gr_link_sent(endpoint->link, sub->sent));
+        if (sub->lent) {
             return false;
         }
     }
@@ -169,18 +169,18 @@ static size_t put_hello(const gr_ps *ps, int server, uint8_t *out)
 }
 
 /* All that waits for it fails. */
-static void fail_legs(gr_ps *ps, int server)
+static void fail_subrequests(gr_ps *ps, int server)
 {
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
     endpoint->count = 0;
     endpoint->takeover_by_us = 0;
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
         gr_ps_op *op = &ps->ops[i];
-        if (op->used && op->legs[server].open) {
+        if (op->used && op->subs[server].open) {
             if (op != ps->greeting) {
                 fail_op(op, &endpoint->diag);
             }
-            close_leg(op, server);
+            close_subrequest(op, server);
         }
     }
 }
@@ -204,7 +204,7 @@ void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why)
                        server, why);
     endpoint->takeover_by_us = takeover_by_us(ps);
     if (endpoint->takeover_by_us == 0) {
-        fail_legs(ps, server);
+        fail_subrequests(ps, server);
     }
 }
 
@@ -232,7 +232,7 @@ static void reconnect(gr_ps *ps, int server)
     gr_diag why = {0};
     char addresses[sizeof endpoint->addresses];
     for (int i = 0; i < GR_PS_OPS_MAX; i++) {
-        ps->ops[i].legs[server].lent = false;
+        ps->ops[i].subs[server].lent = false;
     }
     free(endpoint->words);
     endpoint->words = NULL;
@@ -317,12 +317,12 @@ static void send_again(gr_ps_op *op)
     op->ticket += GR_PS_OPS_MAX;
     op->version = UINT64_MAX;
     for (int s = 0; s < op->ps->servers; s++) {
-        gr_ps_leg *leg = &op->legs[s];
-        leg->open = leg->begun = false;
-        leg->next_block = leg->to_send = leg->to_take = 0;
-        gr_ps_pace_forget(&op->ps->endpoints[s].pace, leg->on_way_bytes);
-        leg->on_way_bytes = 0;
-        leg->next_vector = 0;
+        gr_ps_subrequest *sub = &op->subs[s];
+        sub->open = sub->begun = false;
+        sub->next_block = sub->to_send = sub->to_take = 0;
+        gr_ps_pace_forget(&op->ps->endpoints[s].pace, sub->on_way_bytes);
+        sub->on_way_bytes = 0;
+        sub->next_vector = 0;
     }
     if (op->kind == GR_PS_SCAN_ROWS || op->kind == GR_PS_RESTORE_ROWS) {
         gr_diag why = {0};
@@ -343,8 +343,8 @@ static void send_again(gr_ps_op *op)
 static gr_ps_op *op_of(gr_ps *ps, int server, const gr_frame *frame)
 {
     gr_ps_op *op = &ps->ops[frame->op_seq % GR_PS_OPS_MAX];
-    return op->used && op->ticket == frame->op_seq && op->legs[server].open &&
-                   op->legs[server].begun
+    return op->used && op->ticket == frame->op_seq && op->subs[server].open &&
+                   op->subs[server].begun
                ? op
                : NULL;
 }
@@ -440,29 +440,29 @@ static uint32_t vectors_of(const gr_ps_op *op)
 static size_t put_request(gr_ps_op *op, int server)
 {
     gr_ps *ps = op->ps;
-    gr_ps_leg *leg = &op->legs[server];
+    gr_ps_subrequest *sub = &op->subs[server];
     gr_ps_request request = op->request;
     uint64_t elements = op->item->tensor.cut.elements;
     bool shares = ps->endpoints[server].shares && op->kind != GR_PS_RESTORE;
     bool shares_data = shares && op->narrow == NULL;
-    leg->to_send = op->data != NULL ? op->item->led[server] * vectors_of(op) : 0;
-    leg->to_take = op->values != NULL ? op->item->led[server] : 0;
+    sub->to_send = op->data != NULL ? op->item->led[server] * vectors_of(op) : 0;
+    sub->to_take = op->values != NULL ? op->item->led[server] : 0;
     if (shares_data && in_own_heap(ps, op->data, elements, &request.data_at)) {
         request.flags |= GR_PS_ASK_SHARED;
-        leg->to_send = 0;
+        sub->to_send = 0;
     }
     if (shares && in_own_heap(ps, op->values, elements, &request.values_at)) {
         request.flags |= GR_PS_ASK_PUT;
-        leg->to_take = 0;
+        sub->to_take = 0;
     }
-    return gr_ps_put_request(&request, leg->head);
+    return gr_ps_put_request(&request, sub->head);
 }
 
 static gr_status send_head(gr_ps_op *op, int server)
 {
-    gr_ps_leg *leg = &op->legs[server];
+    gr_ps_subrequest *sub = &op->subs[server];
     gr_frame frame = {.kind = GR_FRAME_DATA, .comm = op->kind, .op_seq = op->ticket};
-    const uint8_t *payload = leg->head;
+    const uint8_t *payload = sub->head;
     size_t size = 0;
     if (op->item != NULL) {
         frame.message = op->item->number;
@@ -470,7 +470,7 @@ static gr_status send_head(gr_ps_op *op, int server)
     }
     switch (op->kind) {
     case GR_PS_HELLO:
-        size = put_hello(op->ps, server, leg->head);
+        size = put_hello(op->ps, server, sub->head);
         break;
     case GR_PS_DECLARE:
         payload = op->body;
@@ -487,23 +487,23 @@ static gr_status send_head(gr_ps_op *op, int server)
         break;
     case GR_PS_SCAN_ROWS:
         frame.segment = op->index;
-        size = gr_ps_put_request(&op->request, leg->head);
+        size = gr_ps_put_request(&op->request, sub->head);
         break;
     case GR_PS_PUSH_ROWS:
     case GR_PS_PULL_ROWS:
     case GR_PS_RESTORE_ROWS:
-        frame.segment = leg->row_count;
-        payload = leg->rows;
-        size = leg->rows_bytes;
+        frame.segment = sub->row_count;
+        payload = sub->rows;
+        size = sub->rows_bytes;
         break;
     default:
         size = put_request(op, server);
         break;
     }
     frame.size_bytes = (uint32_t)size;
-    gr_status status = gr_link_send(op->ps->endpoints[server].link, &frame, payload, &leg->sent);
-    leg->begun = status == GR_OK;
-    leg->lent = leg->lent || leg->begun;
+    gr_status status = gr_link_send(op->ps->endpoints[server].link, &frame, payload, &sub->sent);
+    sub->begun = status == GR_OK;
+    sub->lent = sub->lent || sub->begun;
     return status;
 }
 
@@ -537,9 +537,9 @@ static bool may_go(const gr_ps_op *op, int server)
 
 static gr_status send_block(gr_ps_op *op, int server)
 {
-    gr_ps_leg *leg = &op->legs[server];
+    gr_ps_subrequest *sub = &op->subs[server];
     const gr_ps_tensor *tensor = &op->item->tensor;
-    uint32_t block = leg->next_block;
+    uint32_t block = sub->next_block;
     while (op->ps->table.primary[gr_ps_slot(tensor->key, block)] != server) {
         block++;
     }
@@ -551,7 +551,7 @@ static gr_status send_block(gr_ps_op *op, int server)
                       .segment = block,
                       .size_bytes = gr_ps_block_count(&tensor->cut, block) * width};
     uint64_t first = gr_ps_block_first(&tensor->cut, block);
-    const float *vector = leg->next_vector == 0 ? op->data : op->states[leg->next_vector - 1];
+    const float *vector = sub->next_vector == 0 ? op->data : op->states[sub->next_vector - 1];
     const void *payload = op->narrow != NULL ? (const void *)(op->narrow + first) : vector + first;
     if (op->pairs != NULL) {
         size_t size =
@@ -562,16 +562,16 @@ static gr_status send_block(gr_ps_op *op, int server)
                                                       : (uint32_t)size;
         payload = size == 0 ? payload : op->pairs + first;
     }
-    gr_status status = gr_link_send(op->ps->endpoints[server].link, &frame, payload, &leg->sent);
+    gr_status status = gr_link_send(op->ps->endpoints[server].link, &frame, payload, &sub->sent);
     if (status == GR_OK) {
         if (is_answered(op, server)) {
             gr_ps_pace_went(&op->ps->endpoints[server].pace, mark_of(op, block),
                             block_bytes(tensor, block), gr_clock_now_us(&op->ps->clock));
-            leg->on_way_bytes += block_bytes(tensor, block);
+            sub->on_way_bytes += block_bytes(tensor, block);
         }
-        leg->next_vector = (leg->next_vector + 1) % (int)vectors_of(op);
-        leg->next_block = leg->next_vector == 0 ? block + 1 : block;
-        leg->to_send--;
+        sub->next_vector = (sub->next_vector + 1) % (int)vectors_of(op);
+        sub->next_block = sub->next_vector == 0 ? block + 1 : block;
+        sub->to_send--;
     }
     return status;
 }
@@ -611,13 +611,13 @@ static void send_some(gr_ps *ps, int server)
     }
     while (endpoint->count > 0 && !endpoint->lost) {
         gr_ps_op *op = &ps->ops[endpoint->queue[endpoint->first]];
-        gr_ps_leg *leg = &op->legs[server];
-        gr_status status = leg->begun ? GR_OK : send_head(op, server);
-        while (status == GR_OK && leg->to_send > 0 && may_go(op, server)) {
+        gr_ps_subrequest *sub = &op->subs[server];
+        gr_status status = sub->begun ? GR_OK : send_head(op, server);
+        while (status == GR_OK && sub->to_send > 0 && may_go(op, server)) {
             status = send_block(op, server);
         }
         if (status == GR_OK || status == GR_E_AGAIN) {
-            leg->lent = leg->lent && !gr_link_sent(endpoint->link, leg->sent); /* and off it goes */
+            sub->lent = sub->lent && !gr_link_sent(endpoint->link, sub->sent); /* and off it goes */
         }
         if (status != GR_OK || endpoint->held) {
             return; /* no room; or the link has ended, as is told */
@@ -632,10 +632,10 @@ static void send_some(gr_ps *ps, int server)
 static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps_op *op,
                              gr_diag *diag)
 {
-    gr_ps_leg *leg = &op->legs[server];
+    gr_ps_subrequest *sub = &op->subs[server];
     const gr_ps_tensor *tensor = &op->item->tensor;
     uint32_t block = frame->segment;
-    if (leg->to_take == 0 || block >= tensor->cut.blocks ||
+    if (sub->to_take == 0 || block >= tensor->cut.blocks ||
         ps->table.primary[gr_ps_slot(tensor->key, block)] != server ||
         frame->size_bytes !=
             gr_ps_block_count(&tensor->cut, block) * vectors_come(op) * sizeof(float)) {
@@ -648,12 +648,12 @@ static gr_status take_values(gr_ps *ps, int server, const gr_frame *frame, gr_ps
         return status;
     }
     gr_link_next(link, NULL);
-    if (leg->on_way_bytes >= frame->size_bytes) { /* it is the answer to a BLOCK */
+    if (sub->on_way_bytes >= frame->size_bytes) { /* it is the answer to a BLOCK */
         gr_ps_pace_came(&ps->endpoints[server].pace, mark_of(op, block), frame->size_bytes,
                         gr_clock_now_us(&ps->clock));
-        leg->on_way_bytes -= frame->size_bytes;
+        sub->on_way_bytes -= frame->size_bytes;
     }
-    leg->to_take--;
+    sub->to_take--;
     op->version = frame->fingerprint < op->version ? frame->fingerprint : op->version;
     return GR_OK;
 }
@@ -667,7 +667,7 @@ static gr_status take_answer(gr_ps *ps, int server, const gr_frame *frame, gr_ps
                                                       : gr_ps_scan_receive(op, server, frame, diag);
         if (taken == GR_OK) {
             op->version = frame->fingerprint < op->version ? frame->fingerprint : op->version;
-            close_leg(op, server);
+            close_subrequest(op, server);
         }
         return taken;
     }
@@ -698,11 +698,11 @@ static gr_status take_answer(gr_ps *ps, int server, const gr_frame *frame, gr_ps
                            done.text[0] != '\0' ? done.text
                                                 : gr_status_text((gr_status)done.status));
         fail_op(op, &why);
-    } else if (op->legs[server].to_take > 0) {
+    } else if (op->subs[server].to_take > 0) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent fewer values than it was asked for");
     }
     op->version = frame->fingerprint < op->version ? frame->fingerprint : op->version;
-    close_leg(op, server);
+    close_subrequest(op, server);
     return GR_OK;
 }
 
@@ -811,7 +811,7 @@ static void follow_changes(gr_ps *ps)
             endpoint->shares = gr_link_capabilities(link)->one_sided;
             endpoint->untold = ps->table.epoch > 0;
             if (ps->greeting != NULL && !endpoint->lost) {
-                open_leg(ps->greeting, peer);
+                open_subrequest(ps->greeting, peer);
             } else if (ps->greeting == NULL) {
                 prepare_words(ps, peer);
             }
@@ -844,7 +844,7 @@ void gr_ps_progress(gr_ps *ps)
         }
         if (endpoint->takeover_by_us > 0 &&
             gr_clock_now_us(&ps->clock) >= endpoint->takeover_by_us) {
-            fail_legs(ps, s);
+            fail_subrequests(ps, s);
         }
         if (endpoint->link != NULL && !endpoint->lost) {
             receive(ps, s);

@@ -34,7 +34,7 @@ typedef struct gr_ps_item {
 } gr_ps_item;
 
 /* What a request is on one server. */
-typedef struct gr_ps_leg {
+typedef struct gr_ps_subrequest {
     bool open; /* not answered, and the server is there */
     bool begun;
     uint32_t next_block, to_send, to_take; /* blocks of data; of values */
@@ -46,7 +46,7 @@ typedef struct gr_ps_leg {
     uint8_t *rows;       /* PUSH_ROWS, PULL_ROWS: the message; behind it room for the answer */
     uint32_t rows_bytes; /* of the message */
     uint32_t row_count;  /* each row once */
-} gr_ps_leg;
+} gr_ps_subrequest;
 
 /* Which servers a request concerns: a server's number, or */
 enum {
@@ -78,11 +78,11 @@ struct gr_ps_op {
     const uint8_t *body; /* DECLARE; the caller's */
     uint32_t body_bytes;
     void *answer;     /* what ENTRY, COUNTERS, the ROWS of a scan are taken to */
-    int open;         /* legs */
+    int open;         /* sub-requests */
     uint64_t version; /* the lowest; UINT64_MAX: none */
     gr_status status;
     gr_diag diag;
-    gr_ps_leg legs[GR_PS_SERVERS_MAX];
+    gr_ps_subrequest subs[GR_PS_SERVERS_MAX];
 };
 
 /* Where a process is that has come in place of a lost server, as the others say. */
@@ -139,7 +139,7 @@ struct gr_ps {
     gr_ps_op ops[GR_PS_OPS_MAX];
 };
 
-/* client.c. A new operation without legs; NULL: too many, which ps->error says. */
+/* client.c. A new operation without sub-requests; NULL: too many, which ps->error says. */
 gr_ps_op *gr_ps_op_open(gr_ps *ps, gr_ps_kind kind, gr_ps_item *item);
 /* To a server's number, or one of GR_PS_TO_...; again so when the table changes. */
 void gr_ps_op_send(gr_ps_op *op, int to);
@@ -173,7 +173,7 @@ gr_status gr_ps_rows_receive(gr_ps_op *op, int server, const gr_frame *frame,
  * concerns; else it is dropped. */
 gr_status gr_ps_rows_send(gr_ps_op *op, const uint32_t *rows, size_t count,
                           const float *values) GR_MUST_CHECK;
-/* By a new table, before the legs are sent again. GR_E_NO_MEMORY, GR_E_INVALID: ps->error. */
+/* By a new table, before all is sent again. GR_E_NO_MEMORY, GR_E_INVALID: ps->error. */
 gr_status gr_ps_rows_again(gr_ps_op *op) GR_MUST_CHECK;
 void gr_ps_rows_drop(gr_ps_op *op); /* the memory of its rows */
 

@@ -126,7 +126,7 @@ static gr_status put_in_order(gr_ps_op *op, const uint32_t *rows, size_t count)
 
 /* ---- Messages -------------------------------------------------------------------------------- */
 
-/* One leg's; a link may need it when a newer one has been made. */
+/* One sub-request's; a link may need it when a newer one has been made. */
 struct gr_ps_rows_message {
     gr_ps_rows_message *next;
     _Alignas(float) uint8_t bytes[]; /* what is sent; PULL_ROWS: behind it room for the answer */
@@ -175,13 +175,13 @@ static void write_block(const gr_ps_op *op, uint32_t block, const float *gradien
     }
 }
 
-/* The leg's message: of the blocks that the server leads. What has been in one comes from there,
- * since the caller's gradients were borrowed for the call alone. */
-static gr_status write_leg(gr_ps_op *op, int server, const float *gradients)
+/* The sub-request's message: of the blocks that the server leads. What has been in one comes from
+ * there, since the caller's gradients were borrowed for the call alone. */
+static gr_status write_subrequest(gr_ps_op *op, int server, const float *gradients)
 {
     gr_ps_row_order *order = op->rows;
-    gr_ps_leg *leg = &op->legs[server];
-    uint32_t rows = leg->row_count;
+    gr_ps_subrequest *sub = &op->subs[server];
+    uint32_t rows = sub->row_count;
     size_t width = order->width;
     gr_ps_rows_message *message = malloc(sizeof *message + message_bytes(op, rows));
     if (message == NULL) {
@@ -192,10 +192,10 @@ static gr_status write_leg(gr_ps_op *op, int server, const float *gradients)
     bool brings = op->kind != GR_PS_PULL_ROWS;
     uint32_t *row = (uint32_t *)(void *)(message->bytes + GR_PS_REQUEST_BYTES);
     float *to = (float *)(void *)(row + rows);
-    leg->rows = message->bytes;
-    leg->rows_bytes = (uint32_t)((uint8_t *)to - message->bytes);
-    leg->rows_bytes += brings ? (uint32_t)(rows * width * sizeof(float)) : 0;
-    (void)gr_ps_put_request(&op->request, leg->rows);
+    sub->rows = message->bytes;
+    sub->rows_bytes = (uint32_t)((uint8_t *)to - message->bytes);
+    sub->rows_bytes += brings ? (uint32_t)(rows * width * sizeof(float)) : 0;
+    (void)gr_ps_put_request(&op->request, sub->rows);
     for (uint32_t block = 0; block < GR_PS_TABLE_BLOCKS; block++) {
         if (!leads(op, server, block)) {
             continue;
@@ -217,20 +217,20 @@ static gr_status write_leg(gr_ps_op *op, int server, const float *gradients)
     return GR_OK;
 }
 
-/* How many rows each leg has. All that may come to be on one server fits into a message: with
- * replicas that is the whole call. */
+/* How many rows each sub-request has. All that may come to be on one server fits into a message:
+ * with replicas that is the whole call. */
 static gr_status count_rows(gr_ps_op *op)
 {
     gr_ps *ps = op->ps;
     uint64_t all = 0, most = 0;
     for (int s = 0; s < ps->servers; s++) {
-        gr_ps_leg *leg = &op->legs[s];
-        leg->row_count = 0;
+        gr_ps_subrequest *sub = &op->subs[s];
+        sub->row_count = 0;
         for (uint32_t block = 0; block < GR_PS_TABLE_BLOCKS; block++) {
-            leg->row_count += leads(op, s, block) ? op->rows->rows[block] : 0;
+            sub->row_count += leads(op, s, block) ? op->rows->rows[block] : 0;
         }
-        most = leg->row_count > most ? leg->row_count : most;
-        all += leg->row_count;
+        most = sub->row_count > most ? sub->row_count : most;
+        all += sub->row_count;
     }
     most = gr_ps_table_replicated(&ps->table) ? all : most;
     if (message_bytes(op, most) > GR_FRAME_PAYLOAD_MAX) {
@@ -249,16 +249,16 @@ static gr_status count_rows(gr_ps_op *op)
 static bool concerns(const gr_ps_op *op, int server)
 {
     return op->item->led[server] > 0 &&
-           (op->kind != GR_PS_PULL_ROWS || op->rows->count == 0 || op->legs[server].row_count > 0);
+           (op->kind != GR_PS_PULL_ROWS || op->rows->count == 0 || op->subs[server].row_count > 0);
 }
 
-static gr_status write_legs(gr_ps_op *op, const float *gradients)
+static gr_status write_subrequests(gr_ps_op *op, const float *gradients)
 {
     gr_status status = count_rows(op);
     for (int s = 0; s < op->ps->servers && status == GR_OK; s++) {
-        op->legs[s].rows = NULL;
+        op->subs[s].rows = NULL;
         if (concerns(op, s)) {
-            status = write_leg(op, s, gradients);
+            status = write_subrequest(op, s, gradients);
         }
     }
     return status;
@@ -266,7 +266,7 @@ static gr_status write_legs(gr_ps_op *op, const float *gradients)
 
 gr_status gr_ps_rows_again(gr_ps_op *op)
 {
-    return write_legs(op, NULL);
+    return write_subrequests(op, NULL);
 }
 
 gr_status gr_ps_rows_send(gr_ps_op *op, const uint32_t *rows, size_t count, const float *values)
@@ -280,7 +280,7 @@ gr_status gr_ps_rows_send(gr_ps_op *op, const uint32_t *rows, size_t count, cons
         status = put_in_order(op, rows, count);
     }
     if (status == GR_OK) {
-        status = write_legs(op, values);
+        status = write_subrequests(op, values);
     }
     if (status != GR_OK) {
         gr_ps_op_drop(op);
@@ -294,15 +294,15 @@ gr_status gr_ps_rows_send(gr_ps_op *op, const uint32_t *rows, size_t count, cons
 gr_status gr_ps_rows_receive(gr_ps_op *op, int server, const gr_frame *frame, gr_diag *diag)
 {
     gr_link *link = op->ps->endpoints[server].link;
-    const gr_ps_leg *leg = &op->legs[server];
+    const gr_ps_subrequest *sub = &op->subs[server];
     const gr_ps_row_order *order = op->rows;
     uint32_t columns = op->item->tensor.spec.columns;
-    uint64_t size = (uint64_t)leg->row_count * columns * sizeof(float);
+    uint64_t size = (uint64_t)sub->row_count * columns * sizeof(float);
     if (frame->size_bytes != size) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent %u bytes of rows, in place of %llu",
                        frame->size_bytes, (unsigned long long)size);
     }
-    gr_status status = gr_link_read(link, leg->rows + leg->rows_bytes);
+    gr_status status = gr_link_read(link, sub->rows + sub->rows_bytes);
     if (status != GR_OK) {
         return status;
     }
