@@ -126,7 +126,7 @@ static void on_pushed(void *arg, const gr_ps_pushed *answer)
 {
     ps_world *world = arg;
     ticket *t = answered(world, answer->client, answer->token, false, answer->status, answer->diag);
-    t->fate = answer->fate;
+    t->outcome = answer->outcome;
     t->version = answer->version;
     if (t->out != NULL && answer->status == GR_OK) {
         check_out(world, t, answer);

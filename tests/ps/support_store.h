@@ -37,7 +37,7 @@ typedef struct ticket {
     uint64_t clock;
     int answers;
     gr_status status;
-    gr_ps_fate fate;
+    gr_ps_outcome outcome;
     uint64_t version;
     float *out;    /* of some pushes: for the values behind it; heap, gone with the answer */
     float *before; /* in place: what was pushed; heap */

@@ -105,7 +105,7 @@ static void check_pushed(ps_world *world, const ticket *t, const gr_ps_pushed *a
     if (world->follows != NULL) {
         assert_true(world_version(world->follows, world->key, t->block) >= needs);
     }
-    assert_int_not_equal(answer->fate, GR_PS_LATE);
+    assert_int_not_equal(answer->outcome, GR_PS_LATE);
     if (answer->put) {
         assert_memory_equal(t->out, s->oracle.values[answer->version] + t->block * BLOCK,
                             gr_ps_block_count(&world->tensor.cut, t->block) * sizeof(float));
@@ -202,7 +202,7 @@ static void push_somehow(schedule *s)
         int token = push(s, client_of(s), block, (uint64_t)random_below(&s->random, (int)version),
                          subtree_of(s), true);
         const ticket *t = &s->world.tickets[token];
-        assert_true(t->answers == 0 || (t->status == GR_OK && t->fate == GR_PS_REPEATED));
+        assert_true(t->answers == 0 || (t->status == GR_OK && t->outcome == GR_PS_REPEATED));
     } else if (version < (uint64_t)s->steps) {
         push(s, client_of(s), block, version, subtree_of(s), false);
     }

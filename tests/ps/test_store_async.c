@@ -181,7 +181,8 @@ static void counting_act(counting *c)
         if (c->pushers[client].answered[block] > 0) {
             uint64_t s = c->pushers[client].answered[block] - 1;
             int token = push_number(w, FIRST_CLIENT + client, block, s, 0, 1e6f);
-            assert_true(w->tickets[token].answers == 0 || w->tickets[token].fate == GR_PS_REPEATED);
+            assert_true(w->tickets[token].answers == 0 ||
+                        w->tickets[token].outcome == GR_PS_REPEATED);
         }
     } else if (kind < 25) {
         world_pull(w, FIRST_CLIENT + client, block, 0, 0);
@@ -274,7 +275,7 @@ static void sequences_may_come_in_any_order(void **state)
             assert_int_equal(w.tickets[token].status, GR_E_INVALID);
         } else {
             assert_int_equal(w.tickets[token].status, GR_OK);
-            assert_int_equal(w.tickets[token].fate, taken[s] ? GR_PS_REPEATED : GR_PS_TAKEN);
+            assert_int_equal(w.tickets[token].outcome, taken[s] ? GR_PS_REPEATED : GR_PS_TAKEN);
             sum += taken[s] ? 0 : 1;
             taken[s] = true;
             newest = s > newest ? s : newest;
@@ -436,13 +437,13 @@ static void the_first_ones_count(void **state)
                 }
                 world_flush(w);
                 assert_int_equal(w->tickets[token].answers, i > 0);
-                assert_int_equal(w->tickets[token].fate, i == 2 ? GR_PS_LATE : GR_PS_TAKEN);
+                assert_int_equal(w->tickets[token].outcome, i == 2 ? GR_PS_LATE : GR_PS_TAKEN);
                 sum += i < 2 ? number : 0;
                 late[order[i]] += i == 2;
             }
             int token = push_number(w, FIRST_CLIENT + order[0], 0, 0, step, 1000);
             world_flush(w);
-            assert_int_equal(w->tickets[token].fate, GR_PS_REPEATED);
+            assert_int_equal(w->tickets[token].outcome, GR_PS_REPEATED);
             assert_true(first_value(w->leads, w->key, 0) == sum);
         }
         gr_ps_stats stats;

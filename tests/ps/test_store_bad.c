@@ -212,8 +212,8 @@ static void values_come_first(void **state)
     }
     int first = world_set(&w, 18, 0, ones);
     int second = world_set(&w, 19, 0, zeros);
-    assert_int_equal(w.tickets[first].fate, GR_PS_TAKEN);
-    assert_int_equal(w.tickets[second].fate, GR_PS_REPEATED);
+    assert_int_equal(w.tickets[first].outcome, GR_PS_TAKEN);
+    assert_int_equal(w.tickets[second].outcome, GR_PS_REPEATED);
     assert_int_equal(w.tickets[pull].answers, 1);
     assert_true(w.loans[0].copy[0] == 1);
     expect_alive(&w);

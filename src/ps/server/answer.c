@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /* What the store decides about pushes and pulls, and how the client gets it. A client that does not
- * take what it asked for holds up nobody but itself: wishes wait as numbers of blocks, and few
- * values at a time are lent to its link. */
+ * take what it asked for holds up nobody but itself: its pending pulls wait as numbers of blocks,
+ * and few values at a time are lent to its link. */
 
 #include "ps/server/peer.h"
 
@@ -70,48 +70,48 @@ void gr_ps_task_settle(gr_ps_session *session, gr_ps_task *task)
     gr_ps_task_reply(session, task, GR_PS_DONE, reply, gr_ps_put_done(&done, reply));
 }
 
-/* ---- Wishes ---------------------------------------------------------------------------------- */
+/* ---- Pending pulls --------------------------------------------------------------------------- */
 
-bool gr_ps_wish_reserve(gr_ps_session *session, uint32_t count)
+bool gr_ps_pending_reserve(gr_ps_session *session, uint32_t count)
 {
-    if (count > GR_PS_QUEUE_MAX - session->answers.wish_reserved) {
+    gr_ps_answers *answers = &session->answers;
+    if (count > GR_PS_QUEUE_MAX - answers->pending_reserved) {
         return false;
     }
-    uint32_t wanted = session->answers.wish_reserved + count,
-             room = session->answers.wish_room > 0 ? session->answers.wish_room : 64;
+    uint32_t wanted = answers->pending_reserved + count,
+             room = answers->pending_room > 0 ? answers->pending_room : 64;
     while (room < wanted) {
         room *= 2;
     }
-    if (room > session->answers.wish_room) {
-        gr_ps_wish *wishes = calloc(room, sizeof *wishes);
-        if (wishes == NULL) {
+    if (room > answers->pending_room) {
+        gr_ps_pending_pull *pending = calloc(room, sizeof *pending);
+        if (pending == NULL) {
             return false;
         }
-        for (uint32_t i = 0; i < session->answers.wish_count; i++) {
-            wishes[i] = session->answers
-                            .wishes[(session->answers.wish_first + i) % session->answers.wish_room];
+        for (uint32_t i = 0; i < answers->pending_count; i++) {
+            pending[i] = answers->pending[(answers->pending_first + i) % answers->pending_room];
         }
-        free(session->answers.wishes);
-        session->answers.wishes = wishes;
-        session->answers.wish_first = 0;
-        session->answers.wish_room = room;
+        free(answers->pending);
+        answers->pending = pending;
+        answers->pending_first = 0;
+        answers->pending_room = room;
     }
-    session->answers.wish_reserved = wanted;
+    answers->pending_reserved = wanted;
     return true;
 }
 
-void gr_ps_wish_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version)
+void gr_ps_pending_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version)
 {
-    session->answers.wishes[(session->answers.wish_first + session->answers.wish_count++) %
-                            session->answers.wish_room] =
-        (gr_ps_wish){.slot = slot, .block = block, .version = version};
+    gr_ps_answers *answers = &session->answers;
+    uint32_t at = (answers->pending_first + answers->pending_count++) % answers->pending_room;
+    answers->pending[at] = (gr_ps_pending_pull){.slot = slot, .block = block, .version = version};
 }
 
 /* A value was given, or will not be. */
 static void fulfil(gr_ps_session *session, gr_ps_task *task)
 {
     task->to_give--;
-    session->answers.wish_reserved--;
+    session->answers.pending_reserved--;
     gr_ps_task_settle(session, task);
 }
 
@@ -163,13 +163,13 @@ static void on_pushed(void *arg, const gr_ps_pushed *answer)
             fulfil(session, task);
         }
     } else {
-        task->duplicates += answer->fate != GR_PS_TAKEN;
+        task->duplicates += answer->outcome != GR_PS_TAKEN;
         task->version = answer->version < task->version ? answer->version : task->version;
         if (answer->put) {
             given(session, task, (uint32_t)answer->token, answer->version);
         } else if (asks) {
-            gr_ps_wish_add(session, (uint32_t)(answer->token >> 32), (uint32_t)answer->token,
-                           answer->version);
+            gr_ps_pending_add(session, (uint32_t)(answer->token >> 32), (uint32_t)answer->token,
+                              answer->version);
         }
     }
     gr_ps_task_settle(session, task);
@@ -194,8 +194,8 @@ static bool send_values(gr_ps_session *session, const gr_ps_task *task, uint32_t
         session->answers.full = true; /* or it is gone, as will be told */
         return false;
     }
-    session->answers
-        .lent[(session->answers.lent_first + session->answers.lent_count++) % GR_PS_LENT_MAX] =
+    gr_ps_answers *answers = &session->answers;
+    answers->lent[(answers->lent_first + answers->lent_count++) % GR_PS_LENT_MAX] =
         (gr_ps_lent){.ticket = ticket, .loan = answer->loan};
     return true;
 }
@@ -221,8 +221,8 @@ static void on_pulled(void *arg, const gr_ps_pulled *answer)
         gr_ps_store_give_back(server->store, answer->loan);
     } else if (!send_values(session, task, block, answer)) {
         /* Asked for again when there is room; values are no older then, states what they are. */
-        gr_ps_wish_add(session, (uint32_t)(answer->token >> 32), block,
-                       state_of(task) == 0 ? answer->version : task->request.version);
+        gr_ps_pending_add(session, (uint32_t)(answer->token >> 32), block,
+                          state_of(task) == 0 ? answer->version : task->request.version);
         gr_ps_store_give_back(server->store, answer->loan);
         return;
     }
@@ -275,22 +275,24 @@ const gr_ps_store_ops gr_ps_server_store_ops = {.pushed = on_pushed,
 /* Values that the link needs no more. */
 static void take_back(gr_ps_session *session)
 {
-    while (session->answers.lent_count > 0) {
-        const gr_ps_lent *lent = &session->answers.lent[session->answers.lent_first];
+    gr_ps_answers *answers = &session->answers;
+    while (answers->lent_count > 0) {
+        const gr_ps_lent *lent = &answers->lent[answers->lent_first];
         if (!gr_link_sent(session->link, lent->ticket)) {
             return;
         }
         gr_ps_store_give_back(session->server->store, lent->loan);
-        session->answers.lent_first = (session->answers.lent_first + 1) % GR_PS_LENT_MAX;
-        session->answers.lent_count--;
+        answers->lent_first = (answers->lent_first + 1) % GR_PS_LENT_MAX;
+        answers->lent_count--;
     }
 }
 
 /* The tasks that are over; false: the link has no room. */
 static bool say_done(gr_ps_session *session)
 {
-    while (session->answers.over_count > 0) {
-        gr_ps_task *task = &session->tasks[session->answers.over[session->answers.over_first]];
+    gr_ps_answers *answers = &session->answers;
+    while (answers->over_count > 0) {
+        gr_ps_task *task = &session->tasks[answers->over[answers->over_first]];
         gr_frame frame = {.kind = GR_FRAME_DATA,
                           .comm = task->answer,
                           .op_seq = task->ticket,
@@ -300,8 +302,8 @@ static bool say_done(gr_ps_session *session)
             return false;
         }
         task->state = GR_PS_TASK_SAID;
-        session->answers.over_first = (session->answers.over_first + 1) % GR_PS_OPS_MAX;
-        session->answers.over_count--;
+        answers->over_first = (answers->over_first + 1) % GR_PS_OPS_MAX;
+        answers->over_count--;
     }
     return true;
 }
@@ -327,33 +329,33 @@ static bool say_table(gr_ps_session *session)
 
 gr_status gr_ps_session_answer(gr_ps_session *session)
 {
+    gr_ps_answers *answers = &session->answers;
     gr_ps_server *server = session->server;
     uint64_t until = server->traffic.bytes_out + GR_PS_TURN_BYTES;
-    session->answers.full = !say_table(session) || !server->active;
+    answers->full = !say_table(session) || !server->active;
     take_back(session);
-    /* Wishes that come back for want of room, or wait in the store, are not looked at again now. */
-    for (uint32_t left = session->answers.wish_count; left > 0 && !session->answers.full; left--) {
-        if (server->traffic.bytes_out >= until || session->answers.lent_count == GR_PS_LENT_MAX) {
+    /* Those that come back for want of room, or wait in the store, are not looked at again now. */
+    for (uint32_t left = answers->pending_count; left > 0 && !answers->full; left--) {
+        if (server->traffic.bytes_out >= until || answers->lent_count == GR_PS_LENT_MAX) {
             break;
         }
-        const gr_ps_wish wish = session->answers.wishes[session->answers.wish_first];
-        session->answers.wish_first =
-            (session->answers.wish_first + 1) % session->answers.wish_room;
-        session->answers.wish_count--;
+        const gr_ps_pending_pull next = answers->pending[answers->pending_first];
+        answers->pending_first = (answers->pending_first + 1) % answers->pending_room;
+        answers->pending_count--;
         const gr_ps_pull pull = {.client = session->peer,
-                                 .token = (uint64_t)wish.slot << 32 | wish.block,
-                                 .key = session->tasks[wish.slot].held->tensor->key,
-                                 .block = wish.block,
-                                 .state = state_of(&session->tasks[wish.slot]),
-                                 .version = wish.version,
+                                 .token = (uint64_t)next.slot << 32 | next.block,
+                                 .key = session->tasks[next.slot].held->tensor->key,
+                                 .block = next.block,
+                                 .state = state_of(&session->tasks[next.slot]),
+                                 .version = next.version,
                                  .clock = session->clock,
                                  .reads = gr_ps_reads(session),
-                                 .whole = asks_whole(&session->tasks[wish.slot])};
+                                 .whole = asks_whole(&session->tasks[next.slot])};
         gr_ps_store_pull(server->store, &pull);
     }
     bool room = !session->untold && say_done(session);
-    return room && !session->answers.full && server->traffic.bytes_out >= until &&
-                   session->answers.wish_count > 0
+    return room && !answers->full && server->traffic.bytes_out >= until &&
+                   answers->pending_count > 0
                ? GR_PENDING
                : GR_OK;
 }

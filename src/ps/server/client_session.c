@@ -48,7 +48,7 @@ void gr_ps_session_destroy(gr_ps_session *session)
         gr_ps_task_free(&session->tasks[i]);
     }
     drop_receiving(session);
-    free(session->answers.wishes);
+    free(session->answers.pending);
     free(session->tensors);
     free(session);
 }
@@ -64,7 +64,8 @@ void gr_ps_session_reset(gr_ps_session *session)
         }
     }
     session->pushing = NULL;
-    session->answers.wish_first = session->answers.wish_count = session->answers.wish_reserved = 0;
+    session->answers.pending_first = session->answers.pending_count =
+        session->answers.pending_reserved = 0;
     session->answers.over_first = session->answers.over_count = 0;
     session->behind = true;
     session->untold = true;
@@ -258,7 +259,7 @@ static gr_status take_block(gr_ps_session *session, const gr_frame *frame, gr_di
     }
     if (held != NULL && (task->request.flags & GR_PS_ASK_VALUES) != 0) {
         task->to_give--;
-        session->answers.wish_reserved--;
+        session->answers.pending_reserved--;
     }
     task->to_come--;
     task->next_block = block + 1;
@@ -364,7 +365,7 @@ static gr_status begin(gr_ps_session *session, gr_ps_task *task, const gr_frame 
         return gr_fail(diag, GR_E_PROTOCOL, "a checkpoint's values as they never come");
     }
     status = gr_ps_task_judge(session, task, frame, &why);
-    if (status == GR_OK && asks && !gr_ps_wish_reserve(session, frame->segment)) {
+    if (status == GR_OK && asks && !gr_ps_pending_reserve(session, frame->segment)) {
         status = gr_fail(&why, GR_E_NO_MEMORY,
                          "the client has asked the server for more than it keeps in mind");
     }
@@ -383,8 +384,8 @@ static gr_status begin(gr_ps_session *session, gr_ps_task *task, const gr_frame 
         uint32_t block = 0;
         for (uint32_t i = 0; i < task->held->led; i++, block++) {
             block = gr_ps_next_led(session->server, task->held, block);
-            gr_ps_wish_add(session, (uint32_t)(task - session->tasks), block,
-                           task->request.version);
+            gr_ps_pending_add(session, (uint32_t)(task - session->tasks), block,
+                              task->request.version);
         }
     }
     gr_ps_task_settle(session, task);

@@ -10,48 +10,48 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- Parcels --------------------------------------------------------------------------------- */
+/* ---- Messages -------------------------------------------------------------------------------- */
 
-static gr_ps_parcel *make_parcel(gr_ps_kind kind, const uint8_t *head, size_t head_bytes)
+static gr_ps_replica_message *make_message(gr_ps_kind kind, const uint8_t *head, size_t head_bytes)
 {
-    gr_ps_parcel *parcel = calloc(1, sizeof *parcel + head_bytes);
-    if (parcel != NULL) {
-        parcel->kind = (uint8_t)kind;
-        parcel->head_bytes = (uint32_t)head_bytes;
-        memcpy(parcel->head, head, head_bytes);
+    gr_ps_replica_message *message = calloc(1, sizeof *message + head_bytes);
+    if (message != NULL) {
+        message->kind = (uint8_t)kind;
+        message->head_bytes = (uint32_t)head_bytes;
+        memcpy(message->head, head, head_bytes);
     }
-    return parcel;
+    return message;
 }
 
-static void queue_parcel(gr_ps_peer *peer, gr_ps_parcel *parcel)
+static void queue_message(gr_ps_peer *peer, gr_ps_replica_message *message)
 {
     if (peer->out.newest != NULL) {
-        peer->out.newest->next = parcel;
+        peer->out.newest->next = message;
     } else {
-        peer->out.oldest = parcel;
+        peer->out.oldest = message;
     }
-    peer->out.newest = parcel;
-    peer->out.unsent = peer->out.unsent != NULL ? peer->out.unsent : parcel;
+    peer->out.newest = message;
+    peer->out.unsent = peer->out.unsent != NULL ? peer->out.unsent : message;
 }
 
-static void free_parcel(gr_ps_server *server, gr_ps_peer *peer, gr_ps_parcel *parcel)
+static void free_message(gr_ps_server *server, gr_ps_peer *peer, gr_ps_replica_message *message)
 {
-    for (int i = 0; i < parcel->parts; i++) {
-        if (parcel->buffer[i] != NULL) {
-            gr_ps_buffer_give_back(server, parcel->buffer[i]);
+    for (int i = 0; i < message->parts; i++) {
+        if (message->buffer[i] != NULL) {
+            gr_ps_buffer_give_back(server, message->buffer[i]);
         }
     }
-    peer->out.images -= parcel->kind == GR_PS_IMAGE;
-    free(parcel);
+    peer->out.images -= message->kind == GR_PS_IMAGE;
+    free(message);
 }
 
 /* Memory of its own for one more vector; NULL: there is none. */
-static gr_ps_buffer *add_buffer(gr_ps_server *server, gr_ps_parcel *parcel)
+static gr_ps_buffer *add_buffer(gr_ps_server *server, gr_ps_replica_message *message)
 {
-    gr_ps_buffer *buffer = gr_ps_buffer_take(server, parcel->part_bytes);
+    gr_ps_buffer *buffer = gr_ps_buffer_take(server, message->part_bytes);
     if (buffer != NULL) {
-        parcel->part[parcel->parts] = buffer->values;
-        parcel->buffer[parcel->parts++] = buffer;
+        message->part[message->parts] = buffer->values;
+        message->buffer[message->parts++] = buffer;
     }
     return buffer;
 }
@@ -70,9 +70,9 @@ static void drop_copies(gr_ps_server *server, gr_ps_peer *peer)
 void gr_ps_copy_drop(gr_ps_server *server, gr_ps_peer *peer)
 {
     while (peer->out.oldest != NULL) {
-        gr_ps_parcel *parcel = peer->out.oldest;
-        peer->out.oldest = parcel->next;
-        free_parcel(server, peer, parcel);
+        gr_ps_replica_message *message = peer->out.oldest;
+        peer->out.oldest = message->next;
+        free_message(server, peer, message);
     }
     peer->out.newest = peer->out.unsent = NULL;
     peer->in.ack_count = 0;
@@ -95,19 +95,20 @@ void gr_ps_copy_forward(gr_ps_server *server, const gr_ps_update *update)
         return; /* an image brings it, to whoever becomes the replica */
     }
     uint8_t head[GR_PS_HEAD_MAX];
-    gr_ps_parcel *parcel = make_parcel(GR_PS_UPDATE, head, gr_ps_put_update(update, head));
-    if (parcel == NULL) {
+    gr_ps_replica_message *message =
+        make_message(GR_PS_UPDATE, head, gr_ps_put_update(update, head));
+    if (message == NULL) {
         give_up(server, peer);
         return;
     }
-    parcel->part_bytes = gr_ps_update_bytes(update);
+    message->part_bytes = gr_ps_update_bytes(update);
     if (update->columns == 0) {
-        parcel->part[0] = update->values;
-        parcel->parts = 1;
+        message->part[0] = update->values;
+        message->parts = 1;
     } else if (update->count > 0) {
-        gr_ps_buffer *buffer = add_buffer(server, parcel);
+        gr_ps_buffer *buffer = add_buffer(server, message);
         if (buffer == NULL) {
-            free_parcel(server, peer, parcel);
+            free_message(server, peer, message);
             give_up(server, peer);
             return;
         }
@@ -115,16 +116,16 @@ void gr_ps_copy_forward(gr_ps_server *server, const gr_ps_update *update)
         memcpy(buffer->values + update->count, update->values,
                (size_t)update->count * update->columns * sizeof(float));
     }
-    queue_parcel(peer, parcel);
+    queue_message(peer, message);
 }
 
-static bool queue_message(gr_ps_peer *peer, gr_ps_kind kind, const uint8_t *text, size_t size_bytes)
+static bool queue_text(gr_ps_peer *peer, gr_ps_kind kind, const uint8_t *text, size_t size_bytes)
 {
-    gr_ps_parcel *parcel = make_parcel(kind, text, size_bytes);
-    if (parcel != NULL) {
-        queue_parcel(peer, parcel);
+    gr_ps_replica_message *message = make_message(kind, text, size_bytes);
+    if (message != NULL) {
+        queue_message(peer, message);
     }
-    return parcel != NULL;
+    return message != NULL;
 }
 
 void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer)
@@ -134,10 +135,10 @@ void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer)
                          .servers = (uint32_t)server->table.servers,
                          .number = (uint32_t)server->number};
     memcpy(hello.run, server->run, sizeof hello.run);
-    bool all = queue_message(peer, GR_PS_HELLO, text, gr_ps_put_hello(&hello, text));
+    bool all = queue_text(peer, GR_PS_HELLO, text, gr_ps_put_hello(&hello, text));
     for (uint32_t i = 0; i < server->held.count && all; i++) {
-        all = queue_message(peer, GR_PS_DECLARE, text,
-                            gr_ps_put_spec(&server->held.at[i]->tensor->spec, text));
+        all = queue_text(peer, GR_PS_DECLARE, text,
+                         gr_ps_put_spec(&server->held.at[i]->tensor->spec, text));
     }
     if (!all) {
         give_up(server, peer);
@@ -193,25 +194,25 @@ static bool queue_image(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *hel
         image.count = 0;
         vectors = 0;
     }
-    gr_ps_parcel *parcel = make_parcel(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
-    if (parcel == NULL) {
+    gr_ps_replica_message *message = make_message(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
+    if (message == NULL) {
         return false;
     }
     peer->out.images++;
-    parcel->part_bytes = gr_ps_image_bytes(&image);
+    message->part_bytes = gr_ps_image_bytes(&image);
     for (int i = 0; i < vectors; i++) {
-        gr_ps_buffer *buffer = add_buffer(server, parcel);
+        gr_ps_buffer *buffer = add_buffer(server, message);
         if (buffer == NULL) {
-            free_parcel(server, peer, parcel);
+            free_message(server, peer, message);
             return false;
         }
-        memcpy(buffer->values, i == 0 ? image.values : image.state[i - 1], parcel->part_bytes);
+        memcpy(buffer->values, i == 0 ? image.values : image.state[i - 1], message->part_bytes);
     }
     if (!image.ends) {
         peer->out.streams = true;
         peer->out.stream.share = peer->out.stream.block = 0;
     }
-    queue_parcel(peer, parcel);
+    queue_message(peer, message);
     return true;
 }
 
@@ -232,21 +233,21 @@ static bool queue_rows(gr_ps_server *server, gr_ps_peer *peer, gr_ps_share *held
     image.seen_count = 0;
     image.begins = false;
     image.ends = image.count == left;
-    gr_ps_parcel *parcel = make_parcel(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
-    if (parcel == NULL) {
+    gr_ps_replica_message *message = make_message(GR_PS_IMAGE, head, gr_ps_put_image(&image, head));
+    if (message == NULL) {
         return false;
     }
     peer->out.images++;
-    parcel->part_bytes = gr_ps_image_bytes(&image);
-    gr_ps_buffer *buffer = add_buffer(server, parcel);
+    message->part_bytes = gr_ps_image_bytes(&image);
+    gr_ps_buffer *buffer = add_buffer(server, message);
     if (buffer == NULL) {
-        free_parcel(server, peer, parcel);
+        free_message(server, peer, message);
         return false;
     }
     gr_ps_store_image_rows(server->store, held->tensor->key, block, stream->next, image.count,
                            (uint32_t *)(void *)buffer->values, buffer->values + image.count);
     stream->next += image.count;
-    queue_parcel(peer, parcel);
+    queue_message(peer, message);
     return true;
 }
 
@@ -298,22 +299,22 @@ static uint32_t copy_bytes(uint64_t left)
     return left < GR_PS_COPY_MAX ? (uint32_t)left : (uint32_t)GR_PS_COPY_MAX;
 }
 
-static gr_status send_parcel(gr_ps_peer *peer, gr_ps_parcel *parcel)
+static gr_status send_message(gr_ps_peer *peer, gr_ps_replica_message *message)
 {
     gr_frame frame = {
-        .kind = GR_FRAME_DATA, .comm = parcel->kind, .size_bytes = parcel->head_bytes};
+        .kind = GR_FRAME_DATA, .comm = message->kind, .size_bytes = message->head_bytes};
     gr_status status =
-        parcel->begun ? GR_OK : gr_link_send(peer->link, &frame, parcel->head, &parcel->ticket);
-    parcel->begun = status == GR_OK;
+        message->begun ? GR_OK : gr_link_send(peer->link, &frame, message->head, &message->ticket);
+    message->begun = status == GR_OK;
     frame.comm = GR_PS_COPY;
-    while (status == GR_OK && parcel->sent < parcel->parts) {
-        const uint8_t *from = (const uint8_t *)parcel->part[parcel->sent] + parcel->part_sent;
-        frame.size_bytes = copy_bytes(parcel->part_bytes - parcel->part_sent);
-        status = gr_link_send(peer->link, &frame, from, &parcel->ticket);
-        parcel->part_sent += status == GR_OK ? frame.size_bytes : 0;
-        if (parcel->part_sent == parcel->part_bytes) {
-            parcel->part_sent = 0;
-            parcel->sent++;
+    while (status == GR_OK && message->sent < message->parts) {
+        const uint8_t *from = (const uint8_t *)message->part[message->sent] + message->part_sent;
+        frame.size_bytes = copy_bytes(message->part_bytes - message->part_sent);
+        status = gr_link_send(peer->link, &frame, from, &message->ticket);
+        message->part_sent += status == GR_OK ? frame.size_bytes : 0;
+        if (message->part_sent == message->part_bytes) {
+            message->part_sent = 0;
+            message->sent++;
         }
     }
     return status;
@@ -338,16 +339,16 @@ bool gr_ps_copy_send(gr_ps_server *server, gr_ps_peer *peer)
 {
     while (peer->out.oldest != peer->out.unsent &&
            gr_link_sent(peer->link, peer->out.oldest->ticket)) {
-        gr_ps_parcel *parcel = peer->out.oldest;
-        peer->out.oldest = parcel->next;
+        gr_ps_replica_message *message = peer->out.oldest;
+        peer->out.oldest = message->next;
         peer->out.newest = peer->out.oldest != NULL ? peer->out.newest : NULL;
-        free_parcel(server, peer, parcel);
+        free_message(server, peer, message);
     }
     bool more = send_acks(peer);
     if (server->active) {
         queue_images(server, peer);
     }
-    while (peer->out.unsent != NULL && send_parcel(peer, peer->out.unsent) == GR_OK) {
+    while (peer->out.unsent != NULL && send_message(peer, peer->out.unsent) == GR_OK) {
         peer->out.unsent = peer->out.unsent->next;
     }
     return more;

@@ -343,7 +343,7 @@ static void tell(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
     const gr_ps_view *own = &server->view;
     bool news = !gr_ps_view_equal(own, &peer->contact.told);
     bool lacks = lacks_table(server, peer);
-    const gr_ps_parcel *next = peer->out.unsent;
+    const gr_ps_replica_message *next = peer->out.unsent;
     if (next != NULL && (next->kind == GR_PS_HELLO || next->kind == GR_PS_DECLARE)) {
         return; /* it is no server of the table before it knows of all tensors */
     }

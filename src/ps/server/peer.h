@@ -7,8 +7,8 @@
 #include "ps/server/server_internal.h"
 
 /* What goes to another server: a head, and values. In the order of a queue. */
-typedef struct gr_ps_parcel {
-    struct gr_ps_parcel *next;
+typedef struct gr_ps_replica_message {
+    struct gr_ps_replica_message *next;
     uint8_t kind;    /* GR_PS_UPDATE, GR_PS_IMAGE; without values GR_PS_HELLO, GR_PS_DECLARE */
     bool begun;      /* its head has been sent */
     int parts, sent; /* vectors of values; of those as many as were sent whole */
@@ -18,7 +18,7 @@ typedef struct gr_ps_parcel {
     uint64_t ticket;                            /* of the last message */
     uint32_t head_bytes;
     uint8_t head[];
-} gr_ps_parcel;
+} gr_ps_replica_message;
 
 /* A message with a text of its own, which the link may still need. */
 typedef struct gr_ps_note {
@@ -54,7 +54,7 @@ typedef struct gr_ps_cursor {
 
 /* What goes to another server as a replica: gone with its link, but for what is still to copy. */
 typedef struct gr_ps_outgoing {
-    gr_ps_parcel *oldest, *newest, *unsent;
+    gr_ps_replica_message *oldest, *newest, *unsent;
     int images;
     gr_ps_cursor scan;
     uint32_t to_copy; /* blocks whose image it has not been sent */

@@ -96,10 +96,10 @@ typedef struct gr_ps_task {
 } gr_ps_task;
 
 /* Values that were asked for, and not yet from the store. */
-typedef struct gr_ps_wish {
+typedef struct gr_ps_pending_pull {
     uint32_t slot, block;
     uint64_t version;
-} gr_ps_wish;
+} gr_ps_pending_pull;
 
 typedef struct gr_ps_lent {
     uint64_t ticket;
@@ -108,10 +108,10 @@ typedef struct gr_ps_lent {
 
 /* What is to go to a client: rings. */
 typedef struct gr_ps_answers {
-    gr_ps_wish *wishes;
-    uint32_t wish_first, wish_count, wish_room;
-    uint32_t wish_reserved; /* of all tasks: values that are still to be given */
-    bool full;              /* the link has no room */
+    gr_ps_pending_pull *pending;
+    uint32_t pending_first, pending_count, pending_room;
+    uint32_t pending_reserved; /* of all tasks: values that are still to be given */
+    bool full;                 /* the link has no room */
     gr_ps_lent lent[GR_PS_LENT_MAX];
     uint32_t lent_first, lent_count;
     uint16_t over[GR_PS_OPS_MAX]; /* tasks whose DONE waits */
@@ -259,9 +259,9 @@ extern const gr_ps_store_ops gr_ps_server_store_ops;
 gr_status gr_ps_session_answer(gr_ps_session *session) GR_MUST_CHECK;
 /* Where a block's values go in the client's memory, of a request with GR_PS_ASK_PUT. */
 float *gr_ps_values_place(const gr_ps_session *session, const gr_ps_task *task, uint32_t block);
-/* One value is asked for; gr_ps_wish_reserve was asked for it. */
-void gr_ps_wish_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version);
-bool gr_ps_wish_reserve(gr_ps_session *session, uint32_t count);
+/* One value is asked for; gr_ps_pending_reserve was asked for it. */
+void gr_ps_pending_add(gr_ps_session *session, uint32_t slot, uint32_t block, uint64_t version);
+bool gr_ps_pending_reserve(gr_ps_session *session, uint32_t count);
 void gr_ps_task_fail(gr_ps_task *task, gr_status status, const char *sentence);
 /* Is it over? Then its DONE is to be sent. */
 void gr_ps_task_settle(gr_ps_session *session, gr_ps_task *task);

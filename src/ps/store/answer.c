@@ -7,20 +7,20 @@
 static void tell_pushed(gr_ps_store *store, const gr_ps_pushed *answer)
 {
     bool taken = answer->status == GR_OK;
-    store->stats.pushes_taken += taken && answer->fate == GR_PS_TAKEN;
-    store->stats.pushes_repeated += taken && answer->fate == GR_PS_REPEATED;
+    store->stats.pushes_taken += taken && answer->outcome == GR_PS_TAKEN;
+    store->stats.pushes_repeated += taken && answer->outcome == GR_PS_REPEATED;
     store->stats.pushes_refused += !taken;
     store->stats.pulls += answer->put;
     store->config.ops.pushed(store->config.ops_arg, answer);
 }
 
 void gr_ps_tell_pushed(gr_ps_store *store, const gr_ps_block *block, int client, uint64_t token,
-                       gr_status status, gr_ps_fate fate)
+                       gr_status status, gr_ps_outcome outcome)
 {
     const gr_ps_pushed answer = {.client = client,
                                  .token = token,
                                  .status = status,
-                                 .fate = fate,
+                                 .outcome = outcome,
                                  .version = block != NULL ? block->version : 0,
                                  .diag = status != GR_OK ? &store->diag : NULL};
     tell_pushed(store, &answer);
@@ -43,10 +43,10 @@ void gr_ps_tell_pulled(gr_ps_store *store, const gr_ps_block *block, gr_ps_loan 
 }
 
 gr_status gr_ps_answer_safe(gr_ps_store *store, gr_ps_block *block, int client, uint64_t token,
-                            gr_ps_fate fate, uint64_t serial)
+                            gr_ps_outcome outcome, uint64_t serial)
 {
     if (block->safe >= serial) {
-        gr_ps_tell_pushed(store, block, client, token, GR_OK, fate);
+        gr_ps_tell_pushed(store, block, client, token, GR_OK, outcome);
         return GR_OK;
     }
     gr_ps_ticket *ticket = gr_ps_ticket_take(store);
@@ -55,7 +55,7 @@ gr_status gr_ps_answer_safe(gr_ps_store *store, gr_ps_block *block, int client, 
     }
     ticket->client = client;
     ticket->token = token;
-    ticket->fate = fate;
+    ticket->outcome = outcome;
     ticket->serial = serial;
     ticket->next = block->answers;
     block->answers = ticket;
@@ -144,7 +144,7 @@ void gr_ps_settle(gr_ps_store *store, gr_ps_held *held, gr_ps_block *block)
                     &(gr_ps_pushed){.client = answer->client,
                                     .token = answer->token,
                                     .status = GR_OK,
-                                    .fate = answer->fate,
+                                    .outcome = answer->outcome,
                                     .put = answer->put,
                                     .version = answer->put ? answer->serial - 1 : block->version});
         gr_ps_ticket_drop(store, answer);

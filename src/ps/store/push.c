@@ -80,12 +80,12 @@ void gr_ps_store_set(gr_ps_store *store, int client, uint64_t token, uint64_t ke
     if (status == GR_OK) {
         status = check_data(store, &t, client, &(gr_ps_data){.values = values}, count);
     }
-    gr_ps_fate fate = status == GR_OK && t.block->ready ? GR_PS_REPEATED : GR_PS_TAKEN;
+    gr_ps_outcome outcome = status == GR_OK && t.block->ready ? GR_PS_REPEATED : GR_PS_TAKEN;
     if (status == GR_OK && !t.block->ready) {
         status = gr_ps_values_begin(store, t.held, t.block, values);
     }
     if (status == GR_OK) {
-        status = gr_ps_answer_safe(store, t.block, client, token, fate, 1);
+        status = gr_ps_answer_safe(store, t.block, client, token, outcome, 1);
     }
     if (status == GR_E_NO_MEMORY) {
         status = no_memory(store, &t);
@@ -175,7 +175,7 @@ static bool step_choose(gr_ps_store *store, const push_target *t, gr_ps_change *
 
 /* Its data are not needed any more; it is answered when `serial` is safe. */
 static void step_spend(gr_ps_store *store, gr_ps_block *block, gr_ps_ticket **link, uint64_t serial,
-                       gr_ps_fate fate)
+                       gr_ps_outcome outcome)
 {
     gr_ps_ticket *push = *link;
     *link = push->next;
@@ -185,7 +185,7 @@ static void step_spend(gr_ps_store *store, gr_ps_block *block, gr_ps_ticket **li
         gr_ps_ticket_drop(store, push);
         return;
     }
-    push->fate = fate;
+    push->outcome = outcome;
     push->serial = serial;
     push->next = block->answers;
     block->answers = push;
@@ -242,8 +242,8 @@ static gr_status step_make(gr_ps_store *store, const push_target *t, int client)
     }
     store->stats.last[client]++;
     while (t->block->step != NULL) {
-        gr_ps_fate fate = t->block->step->chosen ? GR_PS_TAKEN : GR_PS_REPEATED;
-        step_spend(store, t->block, &t->block->step, gr_ps_serial(t->block), fate);
+        gr_ps_outcome outcome = t->block->step->chosen ? GR_PS_TAKEN : GR_PS_REPEATED;
+        step_spend(store, t->block, &t->block->step, gr_ps_serial(t->block), outcome);
     }
     return GR_OK;
 }
@@ -277,14 +277,14 @@ static gr_status push_step(gr_ps_store *store, const push_target *t, const gr_ps
 /* Its step has been made. */
 static gr_status push_behind(gr_ps_store *store, const push_target *t, const gr_ps_push *push)
 {
-    gr_ps_fate fate = GR_PS_REPEATED;
+    gr_ps_outcome outcome = GR_PS_REPEATED;
     if (t->held->tensor.spec.consistency == GR_BSP_BACKUP &&
         gr_ps_seen_find(t->block, push->client, push->step) != GR_PS_KNOWN) {
-        fate = GR_PS_LATE;
+        outcome = GR_PS_LATE;
     }
     gr_status status =
-        gr_ps_answer_safe(store, t->block, push->client, push->token, fate, push->step + 2);
-    if (status == GR_OK && fate == GR_PS_LATE) {
+        gr_ps_answer_safe(store, t->block, push->client, push->token, outcome, push->step + 2);
+    if (status == GR_OK && outcome == GR_PS_LATE) {
         store->stats.late[push->client]++;
         store->stats.pushes_late++;
     }
@@ -338,7 +338,7 @@ static gr_status push_now(gr_ps_store *store, const push_target *t, const gr_ps_
         .staleness[staleness < GR_PS_STALENESS_BINS ? staleness : GR_PS_STALENESS_BINS - 1]++;
     ticket->client = push->client;
     ticket->token = push->token;
-    ticket->fate = GR_PS_TAKEN;
+    ticket->outcome = GR_PS_TAKEN;
     ticket->serial = gr_ps_serial(block);
     ticket->next = block->answers;
     block->answers = ticket;

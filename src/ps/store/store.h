@@ -44,20 +44,20 @@ typedef struct gr_ps_updater_ops {
 } gr_ps_updater_ops;
 
 /* ---- What the store says --------------------------------------------------------------------- */
-typedef enum gr_ps_fate {
+typedef enum gr_ps_outcome {
     GR_PS_TAKEN = 0,    /* it is in the values */
     GR_PS_REPEATED = 1, /* the same had been taken before */
     GR_PS_LATE = 2      /* backup: its step was made without it */
-} gr_ps_fate;
+} gr_ps_outcome;
 
 typedef struct gr_ps_pushed {
     int client;
     uint64_t token;
-    gr_status status;    /* GR_OK; else nothing was changed, and `diag` says why */
-    gr_ps_fate fate;     /* with GR_OK */
-    bool put;            /* the values are where the push said */
-    uint64_t version;    /* of the block, now; `put`: of those values */
-    const gr_diag *diag; /* until the callback returns; NULL with GR_OK */
+    gr_status status;      /* GR_OK; else nothing was changed, and `diag` says why */
+    gr_ps_outcome outcome; /* with GR_OK */
+    bool put;              /* the values are where the push said */
+    uint64_t version;      /* of the block, now; `put`: of those values */
+    const gr_diag *diag;   /* until the callback returns; NULL with GR_OK */
 } gr_ps_pushed;
 
 /* Memory of values that were handed out. */
