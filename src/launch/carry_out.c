@@ -134,17 +134,6 @@ static void warn_of_leaving(const gr_launch_job *job, const gr_scheduler_action 
 
 /* ---- Agents and hosts ------------------------------------------------------------------------ */
 
-/* Its pipes may hold what our reader has not taken yet. */
-static bool is_clear(const gr_host_agent *agent)
-{
-    const gr_scheduler_host *host = gr_launch_job_host(agent);
-    bool clear = true;
-    for (int slot = host->first; slot < host->first + host->slot_count && clear; slot++) {
-        clear = gr_output_is_closed(agent->job->output, slot);
-    }
-    return clear;
-}
-
 static void start_agent(gr_launch_job *job, int number)
 {
     gr_scheduler_event refused = {.kind = GR_EVENT_START_REFUSED, .host = number};
@@ -154,13 +143,9 @@ static void start_agent(gr_launch_job *job, int number)
         server->address = NULL;
         server->said_bytes = 0;
     }
-    if (is_clear(&job->agents[number])) {
-        refused.flag = gr_launch_job_start_agent(&job->agents[number], &diag) != GR_OK;
-        if (!refused.flag) {
-            return;
-        }
+    if (gr_launch_job_start_agent(&job->agents[number], &diag) != GR_OK) {
+        gr_launch_job_happen(job, &refused, &diag);
     }
-    gr_launch_job_happen(job, &refused, &diag);
 }
 
 static void add_host(gr_launch_job *job, int number, const gr_host *host)
@@ -173,12 +158,26 @@ static void add_host(gr_launch_job *job, int number, const gr_host *host)
                  gr_host_label(host), host->slots, host->slots == 1 ? "" : "s");
 }
 
-static void free_agent(const gr_host_agent *agent)
+void gr_launch_job_check_output(const gr_host_agent *agent)
+{
+    const gr_scheduler_host *host = gr_launch_job_host(agent);
+    gr_scheduler_event read = {.kind = GR_EVENT_OUTPUT_READ, .host = agent->number};
+    bool all = host->state == GR_HOST_READING;
+    for (int slot = host->first; slot < host->first + host->slot_count && all; slot++) {
+        all = gr_output_is_closed(agent->job->output, slot);
+    }
+    if (all) {
+        gr_launch_job_happen(agent->job, &read, NULL);
+    }
+}
+
+static void read_output(const gr_host_agent *agent)
 {
     const gr_scheduler_host *host = gr_launch_job_host(agent);
     for (int slot = host->first; slot < host->first + host->slot_count; slot++) {
         gr_output_close(agent->job->output, slot);
     }
+    gr_launch_job_check_output(agent);
 }
 
 static bool act_on_host(gr_launch_job *job, const gr_scheduler_action *action,
@@ -191,8 +190,8 @@ static bool act_on_host(gr_launch_job *job, const gr_scheduler_action *action,
         gr_launch_job_notify_agent(agent, GR_AGENT_START, 0, 0);
     } else if (action->kind == GR_ACTION_CLOSE_AGENT) {
         gr_launch_job_close_agent(agent);
-    } else if (action->kind == GR_ACTION_FREE_AGENT) {
-        free_agent(agent);
+    } else if (action->kind == GR_ACTION_READ_OUTPUT) {
+        read_output(agent);
     } else if (action->kind == GR_ACTION_END_AGENT) {
         gr_launch_job_notify_agent(agent, GR_AGENT_KILL, 0, 0);
     } else if (action->kind == GR_ACTION_ADD_HOST) {

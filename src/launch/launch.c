@@ -75,6 +75,15 @@ static void on_output_settled(void *event_arg)
     gr_launch_job_happen(event_arg, &(gr_scheduler_event){.kind = GR_EVENT_OUTPUT_WRITTEN}, NULL);
 }
 
+static void on_output_closed(void *event_arg, int slot)
+{
+    gr_launch_job *job = event_arg;
+    int host = job->schedule.slots[slot].host;
+    if (host >= 0) {
+        gr_launch_job_check_output(&job->agents[host]);
+    }
+}
+
 static void on_output_lost(void *event_arg, int error)
 {
     gr_launch_job *job = event_arg;
@@ -166,6 +175,7 @@ static gr_status start_loop(gr_launch_job *job, gr_diag *diag)
     }
     const gr_output_events events = {.settled = on_output_settled,
                                      .lost = on_output_lost,
+                                     .closed = on_output_closed,
                                      .told = on_output_told,
                                      .event_arg = job};
     gr_status status = gr_output_start(job->output, &job->loop.loop, &events, diag);

@@ -138,6 +138,8 @@ gr_status gr_launch_job_set_up(const gr_launch_job *job, const gr_host_agent *ag
 /* carry_out.c: from the loop, also while actions are carried out. `why`: the sentence, if the event
  * may be the cause of the end; NULL. Without now_us: it is now. */
 void gr_launch_job_happen(gr_launch_job *job, const gr_scheduler_event *event, const gr_diag *why);
+/* Pipes of an agent that is gone may have been read to their ends. */
+void gr_launch_job_check_output(const gr_host_agent *agent);
 /* The coordinator may have news. */
 void gr_launch_job_progress(gr_launch_job *job);
 void gr_launch_job_play_faults(gr_launch_job *job);

@@ -262,8 +262,12 @@ static void close_ends(struct stream *stream)
 static void forget_poll(uv_handle_t *handle)
 {
     struct stream *stream = handle->data;
+    const gr_output *output = stream->output;
     stream->watched = false;
     close_ends(stream);
+    if (output->events.closed != NULL && gr_output_is_closed(output, stream->rank)) {
+        output->events.closed(output->events.event_arg, stream->rank);
+    }
 }
 
 static void end_stream(struct stream *stream)
@@ -561,6 +565,7 @@ bool gr_output_is_settled(const gr_output *output)
 
 void gr_output_stop(gr_output *output)
 {
+    output->events.closed = NULL; /* nobody starts anything there any more */
     for (int i = 0; i < gr_launch_all_slots(output->config) * STREAMS; i++) {
         struct stream *stream = &output->streams[i];
         if (stream->watched && !stream->over) {

@@ -16,6 +16,8 @@ typedef struct gr_output_events {
     void (*settled)(void *event_arg); /* after gr_output_finish: everything is written */
     /* Nobody reads our stdout or stderr any more; `error` is an errno. Called once. */
     void (*lost)(void *event_arg, int error);
+    /* The pipes of that slot are read to their ends, and gone. */
+    void (*closed)(void *event_arg, int slot);
     /* What a parameter server, in that slot, has written to stdout: as it came, perhaps a part of
      * a line. It is not shown. */
     void (*told)(void *event_arg, int slot, const char *text, size_t size_bytes);
@@ -41,7 +43,7 @@ int gr_output_read_fd(const gr_output *output, int rank, int stream);
 
 /* After that: our copies of them are closed, and the pipes are read. */
 gr_status gr_output_watch(gr_output *output, int rank, gr_diag *diag) GR_MUST_CHECK;
-/* The host is gone: reads what is left in the pipes. Once that is written gr_output_open may
+/* The host is gone: reads what is left in the pipes. Once they are closed gr_output_open may
  * follow. */
 void gr_output_close(gr_output *output, int rank);
 bool gr_output_is_closed(const gr_output *output, int rank);

@@ -61,7 +61,7 @@ static void tell_agents(world *w, bool servers, bool kill)
         agent *of = &w->now.agents[host];
         const gr_scheduler_host *known = &w->schedule.hosts[host];
         if (world_host_serves(w, host) != servers || of->state == AGENT_NONE ||
-            of->state == AGENT_CLOSING) {
+            of->state >= AGENT_CLOSING) {
             continue;
         }
         of->stays = false;
@@ -93,8 +93,19 @@ static void start_agent(world *w, int host)
     if (w->schedule.phase > GR_PHASE_SETTLING) {
         search_wrong(w->why, "host %d is called while the job ends", host);
     }
+    int starts = of->starts + world_host_serves(w, host);
+    if (starts > 1 && !of->promised) {
+        search_wrong(w->why, "a server is started again on host %d, which nobody was told", host);
+    }
+    if (starts > 1 + w->setting.config.restarts) {
+        search_wrong(w->why, "a server is started %d times on host %d", starts, host);
+    }
+    if (world_host_serves(w, host)) {
+        w->now.processes[known->first] = (process){.served = true};
+    }
     *of = (agent){
         .state = AGENT_FORKED,
+        .starts = (uint8_t)starts,
         .begin = (uint8_t)(w->schedule.going && !world_host_serves(w, host) ? 0 : known->workers),
         .stays = w->setting.config.elastic && !world_host_serves(w, host)};
 }
@@ -141,6 +152,15 @@ static void report(world *w, int reason, const gr_scheduler_event *event)
     if (kind_known && event->kind != kinds[reason]) {
         search_wrong(w->why, "event %d is reported as reason %d", (int)event->kind, reason);
     }
+    int slot = w->schedule.hosts[event->host].first;
+    slot = event->kind == GR_EVENT_WORKER_ENDED || event->kind == GR_EVENT_WORKER_NOT_STARTED
+               ? event->slot
+               : slot;
+    if ((reason == GR_REASON_SERVER || reason == GR_REASON_AGENT_LOST ||
+         reason == GR_REASON_NOT_STARTED) &&
+        world_is_idle(w, slot)) {
+        search_wrong(w->why, "slot %d is the cause, although no server knows it", slot);
+    }
     w->now.first_reason = again ? w->now.first_reason : (int16_t)reason;
     w->now.reason = (int16_t)reason;
 }
@@ -150,7 +170,7 @@ static bool any_worker_agent(const world *w)
     bool any = false;
     for (int host = 0; host < w->setting.config.host_room; host++) {
         any = any || (w->now.agents[host].state != AGENT_NONE &&
-                      w->now.agents[host].state != AGENT_CLOSING);
+                      w->now.agents[host].state < AGENT_CLOSING);
     }
     return any;
 }
@@ -186,6 +206,8 @@ static void act_on_host(world *w, const gr_scheduler_action *action)
         run_agent(w, action->host);
     } else if (action->kind == GR_ACTION_CLOSE_AGENT) {
         of->state = AGENT_CLOSING;
+    } else if (action->kind == GR_ACTION_READ_OUTPUT) {
+        of->state = AGENT_READING;
     } else if (action->kind == GR_ACTION_END_AGENT) {
         const gr_scheduler_host *known = &w->schedule.hosts[action->host];
         of->stays = false;
@@ -222,6 +244,24 @@ static void act_on_group(world *w, const gr_scheduler_action *action)
     }
 }
 
+/* They all have met, others are left, and a lost one that comes again is said to. */
+static void go_on_without_server(world *w, const gr_scheduler_action *action)
+{
+    int left = 0;
+    bool met = true;
+    for (int slot = w->setting.config.slots; slot < world_slot_count(w); slot++) {
+        bool gone = slot == action->slot || !w->schedule.slots[slot].busy;
+        left += !gone && !world_is_idle(w, slot);
+        met = met && (w->now.processes[slot].met || world_is_idle(w, slot));
+    }
+    if (!w->setting.config.servers_spare || left < 1 || left != action->value || !met ||
+        w->schedule.phase != GR_PHASE_RUNNING) {
+        search_wrong(w->why, "the servers go on without slot %d, %d are left, %d are said to be",
+                     action->slot, left, action->value);
+    }
+    w->now.agents[w->schedule.slots[action->slot].host].promised = action->flag;
+}
+
 static void act_on_job(world *w, const gr_scheduler_action *action, const gr_scheduler_event *event)
 {
     int timer = action->value;
@@ -240,6 +280,8 @@ static void act_on_job(world *w, const gr_scheduler_action *action, const gr_sch
             search_wrong(w->why, "servers are told to end before the workers have ended");
         }
         tell_agents(w, true, false);
+    } else if (action->kind == GR_ACTION_GO_ON_SERVERS) {
+        go_on_without_server(w, action);
     } else if (action->kind == GR_ACTION_FENCE) {
         fence(w, action->slot, event);
     } else if (action->kind == GR_ACTION_KILL_WORKERS || action->kind == GR_ACTION_KILL_SERVERS) {
@@ -392,8 +434,13 @@ bool world_agrees(void *of)
         }
     }
     for (int host = 0; host < world_host_end(w); host++) {
+        const agent *at = &w->now.agents[host];
+        if (at->state == AGENT_NONE && at->promised && schedule->phase == GR_PHASE_RUNNING &&
+            !schedule->server.told) {
+            return search_wrong(w->why, "the server of host %d is not started again", host);
+        }
         static const gr_host_state states[] = {GR_HOST_AWAY, GR_HOST_STARTING, GR_HOST_UP,
-                                               GR_HOST_UP, GR_HOST_CLOSING};
+                                               GR_HOST_UP,   GR_HOST_CLOSING,  GR_HOST_READING};
         if (schedule->hosts[host].state != states[w->now.agents[host].state]) {
             return search_wrong(w->why, "host %d is not as the scheduler takes it to be", host);
         }

@@ -14,6 +14,7 @@ typedef enum world_event {
     WORLD_READY, /* host: its agent says READY */
     WORLD_DONE,  /* host: nothing is left there */
     WORLD_GONE,  /* host: its agent is closed */
+    WORLD_READ,  /* host: and its output is read */
     WORLD_STARTED,
     WORLD_EXITED, /* slot: its end is reported */
     WORLD_JOINS,
@@ -35,7 +36,6 @@ typedef enum world_event {
     WORLD_WAKES,                /* slot, after it was stopped */
     WORLD_LOST,                 /* host, with its agent */
     WORLD_REFUSED,              /* host: its agent cannot be started */
-    WORLD_EARLY,                /* host: nor now */
     WORLD_NOT_STARTED,
     WORLD_KILLED,
     WORLD_CRASHES,

@@ -109,10 +109,11 @@ static bool can_host(const world *w, world_event kind, int host)
         return quiet && !of->stays;
     case WORLD_GONE:
         return of->state == AGENT_CLOSING;
+    case WORLD_READ:
+        return of->state == AGENT_READING;
     case WORLD_LOST:
-        return of->state != AGENT_NONE && of->state != AGENT_CLOSING && w->now.budget.deaths > 0;
+        return of->state != AGENT_NONE && of->state < AGENT_CLOSING && w->now.budget.deaths > 0;
     case WORLD_REFUSED:
-    case WORLD_EARLY:
         return of->state == AGENT_FORKED && w->now.budget.refusals > 0;
     case WORLD_DROPPED:
         return !world_host_serves(w, host) && host < w->schedule.host_count && !known->removed &&
@@ -291,6 +292,9 @@ static void happen_to_host(world *w, world_event kind, int host)
     } else if (kind == WORLD_GONE) {
         w->now.agents[host].state = AGENT_NONE;
         event.kind = GR_EVENT_AGENT_GONE;
+    } else if (kind == WORLD_READ) {
+        w->now.agents[host].state = AGENT_NONE;
+        event.kind = GR_EVENT_OUTPUT_READ;
     } else if (kind == WORLD_LOST) {
         lose_host(w, host);
         return;
@@ -302,7 +306,6 @@ static void happen_to_host(world *w, world_event kind, int host)
         harm(w, false);
         w->now.agents[host].state = AGENT_NONE;
         event.kind = GR_EVENT_START_REFUSED;
-        event.flag = kind == WORLD_REFUSED;
     }
     world_tell(w, event);
 }
@@ -439,6 +442,7 @@ void world_print_event(int event)
     static const char *const names[WORLD_KINDS] = {"is ready (host)",
                                                    "is done (host)",
                                                    "is gone (host)",
+                                                   "has its output read (host)",
                                                    "starts",
                                                    "has its end reported",
                                                    "joins",
@@ -458,7 +462,6 @@ void world_print_event(int event)
                                                    "goes on after it was stopped",
                                                    "is lost (host)",
                                                    "cannot be started (host)",
-                                                   "cannot be started yet (host)",
                                                    "cannot be started",
                                                    "is killed",
                                                    "crashes",

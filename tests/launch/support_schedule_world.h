@@ -21,7 +21,8 @@ typedef enum agent_state {
     AGENT_FORKED,
     AGENT_READY, /* waits for START */
     AGENT_RUNS,
-    AGENT_CLOSING
+    AGENT_CLOSING,
+    AGENT_READING
 } agent_state;
 
 typedef enum process_state {
@@ -35,6 +36,8 @@ typedef struct agent {
     uint8_t state;
     uint8_t begin; /* workers that it starts with START */
     bool stays, ending, killing;
+    uint8_t starts; /* of a server's: so many */
+    bool promised;  /* another one is to come */
 } agent;
 
 typedef struct process {
@@ -110,6 +113,14 @@ static inline bool world_any_awaited(const world *w)
         any = any || world_is_awaited(w, slot);
     }
     return any;
+}
+
+/* It came in place of another one, and the others do not know it: nothing is lost with it. */
+static inline bool world_is_idle(const world *w, int slot)
+{
+    int host = w->schedule.slots[slot].host;
+    return world_is_server(w, slot) && w->now.agents[host].starts > 1 &&
+           !w->now.processes[slot].met;
 }
 
 void world_end_process(world *w, int slot, int status);

@@ -10,11 +10,12 @@
  * leaving host to go, or does not end its agent; lets workers begin while a host is starting, or
  * before all servers are ready; ends servers with the workers; lets a later cause replace the
  * first; leaves agents without a worker running; fences workers that nobody waits for, or while the
- * job ends, or only once; lets the time of a renewal run on after it; grants workers that
- * there cannot be, or before all have joined, or does not answer. Not told from the scheduler
- * by what can be seen: hosts that were given up are not skipped when hosts are called (the room
- * counts without them, so no worker is missing then), the output is drained twice, and servers are
- * killed, not asked to end, when the job fails before its workers begin. */
+ * job ends, or only once; lets the time of a renewal run on after it; starts a server before the
+ * output of the one before is read, once too often, or not at all; grants workers that there cannot
+ * be, or before all have joined, or does not answer. Not told from the scheduler by what can be
+ * seen: hosts that were given up are not skipped when hosts are called (the room counts without
+ * them, so no worker is missing then), the output is drained twice, and servers are killed, not
+ * asked to end, when the job fails before its workers begin. */
 
 #include "support_schedule.h"
 
@@ -148,10 +149,10 @@ static void schedule_with_servers_keeps_rules(void **state)
     explore("1 worker, 2 servers", &setting);
     setting.config.servers_spare = true;
     explore("1 worker, 2 servers, of which 1 may be lost", &setting);
-    setting.config.servers_spare = false;
+    setting.budget.refusals = 1;
     setting.config.servers_again = true;
     setting.config.restarts = 1;
-    explore("1 worker, 2 servers, which are started again", &setting);
+    explore("1 worker, 2 servers, which are started again, 1 death, 1 refusal", &setting);
 }
 
 static void schedule_with_more_faults_keeps_rules_long(void **state)
@@ -165,6 +166,9 @@ static void schedule_with_more_faults_keeps_rules_long(void **state)
     explore("1 worker, 2 servers, 2 deaths", &setting);
     setting.config.servers_spare = true;
     explore("1 worker, 2 servers, of which 1 may be lost, 2 deaths", &setting);
+    setting.config.servers_again = true;
+    setting.config.restarts = 1;
+    explore("1 worker, 2 servers, which are started again, 2 deaths", &setting);
     setting = changing_hosts(false, (world_budget){.deaths = 1, .arrivals = 1, .drops = 1});
     explore("1 to 2 workers, hosts come and go, 1 death", &setting);
     setting = setting_of(job_of(2, 1, 3, 2, 6), (world_budget){.deaths = 1, .scales = 2});
@@ -208,7 +212,7 @@ static int below(uint64_t *seed, int count)
 /* Any job that the model has room for. */
 static world_setting draw_setting(uint64_t *seed)
 {
-    int hosts = 1 + below(seed, 3), servers = below(seed, 3), workers = 0;
+    int hosts = 1 + below(seed, 3), servers = below(seed, 4), workers = 0;
     world_setting setting = {.joined_hosts = below(seed, 2) == 0};
     for (int i = 0; i < hosts; i++) {
         setting.host_slots[i] = setting.host_workers[i] = 1 + below(seed, 2);
@@ -223,7 +227,7 @@ static world_setting draw_setting(uint64_t *seed)
     setting.config.restarts = below(seed, 3);
     setting.config.servers = servers;
     setting.config.servers_spare = below(seed, 2) == 0;
-    setting.config.servers_again = below(seed, 4) == 0;
+    setting.config.servers_again = setting.config.servers_spare && below(seed, 2) == 0;
     setting.config.start_timeout_us = below(seed, 4) > 0 ? 60000000 : 0;
     setting.config.grace_us = below(seed, 4) > 0 ? 30000000 : 0;
     setting.config.fence_us = below(seed, 2) > 0 ? 2000000 : 0;

@@ -4,7 +4,6 @@
 #include <signal.h>
 
 enum {
-    SERVER_PAUSE_US = 5000, /* until the output of a lost server is looked at again */
     PAUSE_MIN_US = 1000000, /* before a lost host is tried again; doubled each time */
     PAUSE_MAX_US = 60000000,
     COOL_DOWN_MAX_US = 300000000, /* where hosts come and go, none is given up */
@@ -126,27 +125,30 @@ void gr_scheduler_call_hosts(gr_scheduler *schedule, int missing)
     }
 }
 
-void gr_scheduler_start_refused(gr_scheduler *schedule, int number, bool failed)
+/* What there is of it is gone; another agent needs its pipes. */
+void gr_scheduler_agent_gone(gr_scheduler *schedule, int number)
+{
+    bool needed = schedule->phase < GR_PHASE_DRAINING;
+    schedule->hosts[number].state = needed ? GR_HOST_READING : GR_HOST_AWAY;
+    if (needed) {
+        gr_scheduler_act(schedule, GR_ACTION_READ_OUTPUT, number, -1, 0);
+    }
+}
+
+void gr_scheduler_start_refused(gr_scheduler *schedule, int number)
 {
     gr_scheduler_host *host = &schedule->hosts[number];
     bool serves = gr_scheduler_serves(schedule, number);
-    if (failed && !serves) {
+    if (!serves) {
         note_loss(schedule, host);
-    } else {
-        host->try_us = schedule->call.now_us + PAUSE_MIN_US;
     }
-    host->state = GR_HOST_AWAY;
-    if (!schedule->going) {
+    gr_scheduler_agent_gone(schedule, number);
+    bool begins = serves ? !gr_scheduler_server_refused(schedule, host->first) : !schedule->going;
+    if (begins) {
         gr_scheduler_blame(schedule, GR_REASON_NOT_STARTED);
         gr_scheduler_end_after_failure(schedule);
-    } else if (serves && gr_scheduler_server_refused(schedule, host->first, failed)) {
-        gr_scheduler_set_timer(schedule, GR_TIMER_HOSTS, SERVER_PAUSE_US);
-    } else if (serves) {
-        gr_scheduler_server_lost(schedule, number);
-    } else {
-        if (failed) {
-            gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, number, -1, 0);
-        }
+    } else if (!serves) {
+        gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, number, -1, 0);
         gr_scheduler_fill(schedule);
     }
     gr_scheduler_end_if_idle(schedule);
@@ -249,14 +251,13 @@ static void remove_host(gr_scheduler *schedule, int number)
     host->leaving = false;
 }
 
-void gr_scheduler_agent_gone(gr_scheduler *schedule, int number)
+void gr_scheduler_output_read(gr_scheduler *schedule, int number)
 {
     gr_scheduler_host *host = &schedule->hosts[number];
     host->state = GR_HOST_AWAY;
     if (schedule->phase >= GR_PHASE_DRAINING) {
         return;
     }
-    gr_scheduler_act(schedule, GR_ACTION_FREE_AGENT, number, -1, 0);
     if (gr_scheduler_serves(schedule, number)) {
         gr_scheduler_start_servers_again(schedule);
         return;

@@ -33,11 +33,12 @@ void gr_scheduler_note_end(gr_scheduler *schedule, int slot, int wait_status);
 void gr_scheduler_start_workers(gr_scheduler *schedule);
 void gr_scheduler_start_agent(gr_scheduler *schedule, int host);
 void gr_scheduler_call_hosts(gr_scheduler *schedule, int missing);
-void gr_scheduler_start_refused(gr_scheduler *schedule, int host, bool failed);
+void gr_scheduler_start_refused(gr_scheduler *schedule, int host);
 void gr_scheduler_agent_ready(gr_scheduler *schedule, int host);
 void gr_scheduler_agent_done(gr_scheduler *schedule, int host);
 void gr_scheduler_agent_lost(gr_scheduler *schedule, const gr_scheduler_event *event);
 void gr_scheduler_agent_gone(gr_scheduler *schedule, int host);
+void gr_scheduler_output_read(gr_scheduler *schedule, int host);
 void gr_scheduler_apply_hosts(gr_scheduler *schedule, const gr_scheduler_event *event);
 
 /* servers.c */
@@ -48,8 +49,8 @@ void gr_scheduler_server_ended(gr_scheduler *schedule, const gr_scheduler_event 
 void gr_scheduler_server_lost(gr_scheduler *schedule, int host);
 /* Those that are to come in place of lost ones, where nothing is left of those. */
 void gr_scheduler_start_servers_again(gr_scheduler *schedule);
-/* It could not be started; not `failed`: not yet. False: the job cannot go on without it. */
-bool gr_scheduler_server_refused(gr_scheduler *schedule, int slot, bool failed);
+/* It could not be started. False: the job cannot go on without it. */
+bool gr_scheduler_server_refused(gr_scheduler *schedule, int slot);
 void gr_scheduler_servers_timeout(gr_scheduler *schedule);
 /* No worker runs any more: servers may end. Returns false if none runs. */
 bool gr_scheduler_end_servers(gr_scheduler *schedule);

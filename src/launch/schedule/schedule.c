@@ -67,13 +67,15 @@ static void on_agent_event(gr_scheduler *schedule, const gr_scheduler_event *eve
     if (event->kind == GR_EVENT_AGENT_READY && state == GR_HOST_STARTING) {
         gr_scheduler_agent_ready(schedule, event->host);
     } else if (event->kind == GR_EVENT_START_REFUSED && state == GR_HOST_STARTING) {
-        gr_scheduler_start_refused(schedule, event->host, event->flag);
+        gr_scheduler_start_refused(schedule, event->host);
     } else if (event->kind == GR_EVENT_AGENT_DONE && active) {
         gr_scheduler_agent_done(schedule, event->host);
     } else if (event->kind == GR_EVENT_AGENT_LOST && active) {
         gr_scheduler_agent_lost(schedule, event);
     } else if (event->kind == GR_EVENT_AGENT_GONE && state == GR_HOST_CLOSING) {
         gr_scheduler_agent_gone(schedule, event->host);
+    } else if (event->kind == GR_EVENT_OUTPUT_READ && state == GR_HOST_READING) {
+        gr_scheduler_output_read(schedule, event->host);
     }
 }
 
@@ -138,7 +140,6 @@ static void on_timer(gr_scheduler *schedule, int timer)
         gr_scheduler_phase_timeout(schedule);
     } else if (timer == GR_TIMER_HOSTS) {
         gr_scheduler_fill(schedule);
-        gr_scheduler_start_servers_again(schedule);
     } else if (timer == GR_TIMER_FENCE) {
         gr_scheduler_fence_timeout(schedule);
     } else if (schedule->config.servers > 0 && !schedule->server.published) {
@@ -199,6 +200,7 @@ int gr_scheduler_decide(gr_scheduler *schedule, const gr_scheduler_event *event)
                                         [GR_EVENT_AGENT_LOST] = on_agent_event,
                                         [GR_EVENT_AGENT_GONE] = on_agent_event,
                                         [GR_EVENT_START_REFUSED] = on_agent_event,
+                                        [GR_EVENT_OUTPUT_READ] = on_agent_event,
                                         [GR_EVENT_WORKER_STARTED] = on_worker_event,
                                         [GR_EVENT_WORKER_ENDED] = on_worker_event,
                                         [GR_EVENT_WORKER_NOT_STARTED] = on_worker_event,

@@ -14,9 +14,10 @@
  *
  *           START_AGENT           AGENT_READY        AGENT_DONE, AGENT_LOST
  *     AWAY ------------> STARTING ------------> UP -------------------------> CLOSING
- *      ^                    |                                                   |
- *      +--------------------+ START_REFUSED                                     |
- *      +------------------------------------------------------------------------+ AGENT_GONE
+ *      ^                    | START_REFUSED                                     | AGENT_GONE
+ *      |                    v                                                   |
+ *      +--------------- READING <-----------------------------------------------+
+ *         OUTPUT_READ
  *
  * The job:
  *
@@ -53,7 +54,8 @@ typedef enum gr_host_state {
     GR_HOST_AWAY = 0, /* no agent is there: it was not needed yet, or is lost */
     GR_HOST_STARTING, /* its agent is not READY */
     GR_HOST_UP,
-    GR_HOST_CLOSING /* the agent is DONE or lost */
+    GR_HOST_CLOSING, /* the agent is DONE or lost */
+    GR_HOST_READING  /* and gone; what was written there is not read to its end */
 } gr_host_state;
 
 /* ---- State ----------------------------------------------------------------------------------- */
@@ -161,7 +163,8 @@ typedef enum gr_scheduler_event_kind {
     GR_EVENT_AGENT_DONE,         /* host: nothing of the job is left there */
     GR_EVENT_AGENT_LOST,         /* host: with all that ran there; label */
     GR_EVENT_AGENT_GONE,         /* host: after CLOSE_AGENT */
-    GR_EVENT_START_REFUSED,      /* host, flag: it failed, else it is only too early */
+    GR_EVENT_START_REFUSED,      /* host */
+    GR_EVENT_OUTPUT_READ,        /* host: after READ_OUTPUT */
     GR_EVENT_WORKER_STARTED,     /* slot, pid, label: also of servers, as the next two */
     GR_EVENT_WORKER_ENDED,       /* slot, value: wait status, place */
     GR_EVENT_WORKER_NOT_STARTED, /* slot */
@@ -213,7 +216,7 @@ typedef enum gr_scheduler_action_kind {
     GR_ACTION_RUN,            /* host: what begins there may run */
     GR_ACTION_RUN_ALL,        /* on all hosts */
     GR_ACTION_CLOSE_AGENT,    /* host: then AGENT_GONE */
-    GR_ACTION_FREE_AGENT,     /* host: its output is read to the end */
+    GR_ACTION_READ_OUTPUT,    /* host: to its end; then OUTPUT_READ */
     GR_ACTION_END_AGENT,      /* host: its agent ends, with what is left there */
     GR_ACTION_ADD_HOST,       /* host: the entry of this offer, value: its number */
     GR_ACTION_REFUSE_HOST,    /* value: the offer */

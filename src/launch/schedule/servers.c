@@ -111,17 +111,13 @@ void gr_scheduler_start_servers_again(gr_scheduler *schedule)
     }
 }
 
-bool gr_scheduler_server_refused(gr_scheduler *schedule, int slot, bool failed)
+bool gr_scheduler_server_refused(gr_scheduler *schedule, int slot)
 {
-    gr_scheduler_server *server = &schedule->servers[slot - schedule->config.slots];
-    if (!server->replaces) {
+    if (!schedule->servers[slot - schedule->config.slots].replaces) {
         return false;
     }
     schedule->slots[slot].busy = false;
-    server->again = !failed;
-    if (failed) {
-        gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, schedule->slots[slot].host, slot, 0);
-    }
+    gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, schedule->slots[slot].host, slot, 0);
     return true;
 }
 

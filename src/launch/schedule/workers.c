@@ -239,8 +239,7 @@ void gr_scheduler_worker_not_started(gr_scheduler *schedule, int slot)
 {
     if (schedule->going && !schedule->slots[slot].busy) { /* the agent itself: it is DONE then */
         gr_scheduler_act(schedule, GR_ACTION_HOST_FAILED, schedule->slots[slot].host, -1, 0);
-    } else if (slot >= schedule->config.slots &&
-               gr_scheduler_server_refused(schedule, slot, true)) {
+    } else if (slot >= schedule->config.slots && gr_scheduler_server_refused(schedule, slot)) {
         return; /* the others go on */
     } else if (slot < schedule->config.slots && schedule->slots[slot].joining) {
         /* Those that run go on. So that this is not tried for ever, no others are started. */
