@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The objects of an MPIJob as they are to be, but for the PodGroup. */
+
+#include "operator/mpijob.h"
+#include "operator/object.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define OPERATOR_LABEL "training.kubeflow.org/operator-name"
+#define JOB_LABEL "training.kubeflow.org/job-name"
+#define ROLE_LABEL "training.kubeflow.org/job-role"
+#define INDEX_LABEL "training.kubeflow.org/replica-index"
+
+static const char operator_name[] = "mpi-operator";
+
+json_t *gr_mpijob_metadata(gr_mpijob *m, const char *name)
+{
+    json_t *metadata = json_pack("{s:s, s:s}", "name", name, "namespace", m->space);
+    if (m->uid[0] != '\0') { /* a manifest that is in no cluster has none */
+        gr_object_put(metadata, "ownerReferences",
+                      json_pack("[{s:s, s:s, s:s, s:s, s:b, s:b}]", "apiVersion", GR_MPIJOB_API,
+                                "kind", "MPIJob", "name", m->name, "uid", m->uid, "controller", 1,
+                                "blockOwnerDeletion", 1),
+                      &m->no_memory);
+    }
+    return metadata;
+}
+
+/* An object named JOB<suffix> with the label app: JOB. */
+static json_t *new_object(gr_mpijob *m, const char *api_version, const char *kind,
+                          const char *suffix)
+{
+    json_t *name = json_sprintf("%s%s", m->name, suffix);
+    json_t *metadata = name != NULL ? gr_mpijob_metadata(m, json_string_value(name)) : NULL;
+    json_decref(name);
+    gr_object_put(metadata, "labels", json_pack("{s:s}", "app", m->name), &m->no_memory);
+    return json_pack("{s:s, s:s, s:o}", "apiVersion", api_version, "kind", kind, "metadata",
+                     metadata);
+}
+
+json_t *gr_mpijob_service(gr_mpijob *m)
+{
+    json_t *service = new_object(m, "v1", "Service", "");
+    json_t *spec = json_pack("{s:s, s:{s:s, s:s}}", "clusterIP", "None", "selector", OPERATOR_LABEL,
+                             operator_name, JOB_LABEL, m->name);
+    if (m->launcher_is_worker) { /* workers look for it before it is ready */
+        gr_object_put(spec, "publishNotReadyAddresses", json_true(), &m->no_memory);
+    }
+    gr_object_put(service, "spec", spec, &m->no_memory);
+    return service;
+}
+
+/* ---- The list of hosts ----------------------------------------------------------------------- */
+bool gr_mpijob_is_worker(const gr_mpijob *m, const json_t *pod, int64_t *index_out)
+{
+    const json_t *labels = gr_object_at(pod, "metadata.labels");
+    const char *owner = json_string_value(json_object_get(labels, OPERATOR_LABEL));
+    const char *job = json_string_value(json_object_get(labels, JOB_LABEL));
+    const char *role = json_string_value(json_object_get(labels, ROLE_LABEL));
+    const char *index = json_string_value(json_object_get(labels, INDEX_LABEL));
+    if (!gr_object_is(pod, "v1", "Pod") || owner == NULL || strcmp(owner, operator_name) != 0 ||
+        job == NULL || strcmp(job, m->name) != 0 || role == NULL || strcmp(role, "worker") != 0 ||
+        index == NULL) {
+        return false;
+    }
+    char *end;
+    *index_out = strtoll(index, &end, 10) - (m->launcher_is_worker ? 1 : 0);
+    return end != index && *end == '\0';
+}
+
+typedef struct worker_host {
+    int64_t index;
+    const char *name;
+} worker_host;
+
+static int by_index(const void *a, const void *b)
+{
+    int64_t x = ((const worker_host *)a)->index, y = ((const worker_host *)b)->index;
+    return (x > y) - (x < y);
+}
+
+/* The workers that run, in order of their numbers; freed by the caller. */
+static worker_host *running_hosts(gr_mpijob *m, size_t *count_out)
+{
+    size_t i, count = 0;
+    const json_t *pod;
+    worker_host *hosts = malloc((json_array_size(m->view->objects) + 1) * sizeof *hosts);
+    if (hosts == NULL) {
+        m->no_memory = true;
+        *count_out = 0;
+        return NULL;
+    }
+    json_array_foreach(m->view->objects, i, pod)
+    {
+        const char *phase = gr_object_text(pod, "status.phase");
+        worker_host *h = &hosts[count];
+        h->name = gr_object_text(pod, "metadata.name");
+        count += h->name != NULL && phase != NULL && strcmp(phase, "Running") == 0 &&
+                 gr_mpijob_is_worker(m, pod, &h->index);
+    }
+    qsort(hosts, count, sizeof *hosts, by_index);
+    *count_out = count;
+    return hosts;
+}
+
+/* Writes the lines of the two files for one host. */
+static void print_host(const gr_mpijob *m, const char *pod, FILE *hostfile, FILE *discover)
+{
+    const char *domain = m->view->cluster_domain;
+    char name[1024];
+    snprintf(name, sizeof name, "%s.%s.%s.svc%s%s", pod, m->name, m->space,
+             domain[0] != '\0' ? "." : "", domain);
+    int64_t slots = gr_object_int(m->job, "spec.slotsPerWorker", 1);
+    if (hostfile != NULL) {
+        fprintf(hostfile, "%s%s%" PRId64 "\n", name,
+                strcmp(m->implementation, "OpenMPI") == 0 ? " slots=" : ":", slots);
+    }
+    if (discover != NULL) {
+        fprintf(discover, "echo %s\n", name);
+    }
+}
+
+json_t *gr_mpijob_config_map(gr_mpijob *m)
+{
+    char *texts[2] = {NULL, NULL}, name[512];
+    size_t sizes[2], count;
+    FILE *hostfile = open_memstream(&texts[0], &sizes[0]);
+    FILE *discover = open_memstream(&texts[1], &sizes[1]);
+    worker_host *hosts = running_hosts(m, &count);
+    json_t *map = NULL;
+    if (hostfile != NULL && discover != NULL) {
+        fputs("#!/bin/sh\n", discover);
+        if (m->launcher_is_worker) {
+            snprintf(name, sizeof name, "%s-launcher", m->name);
+            print_host(m, name, hostfile, discover);
+        }
+        for (int64_t i = 0; i < m->workers; i++) {
+            snprintf(name, sizeof name, "%s-worker-%" PRId64, m->name, i);
+            print_host(m, name, hostfile, NULL);
+        }
+        for (size_t i = 0; i < count; i++) {
+            print_host(m, hosts[i].name, NULL, discover);
+        }
+    }
+    bool is_whole = hostfile != NULL && fclose(hostfile) == 0;
+    is_whole = discover != NULL && fclose(discover) == 0 && is_whole;
+    if (is_whole) {
+        map = new_object(m, "v1", "ConfigMap", "-config");
+        gr_object_put(map, "data",
+                      json_pack("{s:s, s:s}", "hostfile", texts[0], "discover_hosts.sh", texts[1]),
+                      &m->no_memory);
+    }
+    free(hosts);
+    free(texts[0]);
+    free(texts[1]);
+    return map;
+}
+
+json_t *gr_mpijob_secret(gr_mpijob *m)
+{
+    json_t *secret = new_object(m, "v1", "Secret", "-ssh");
+    json_t *data = m->view->ssh_key(m->view->ssh_key_arg);
+    m->no_key = data == NULL;
+    gr_object_put(secret, "data", data, &m->no_memory);
+    gr_object_put_text(secret, "type", "kubernetes.io/ssh-auth", &m->no_memory);
+    return secret;
+}
+
+/* ---- Pods ------------------------------------------------------------------------------------ */
+/* A copy of the template of "Launcher" or "Worker": {metadata: {labels, annotations}, spec}. */
+static json_t *copy_template(gr_mpijob *m, const char *role, const char *role_label)
+{
+    json_t *specs = gr_object_at(m->job, "spec.mpiReplicaSpecs");
+    json_t *given = gr_object_at(json_object_get(specs, role), "template");
+    json_t *template = json_pack("{s:{}, s:o}", "metadata", "spec",
+                                 json_deep_copy(json_object_get(given, "spec")));
+    json_t *metadata = json_object_get(template, "metadata");
+    json_t *labels = gr_object_map(metadata, "labels", &m->no_memory);
+    json_t *given_labels = gr_object_at(given, "metadata.labels");
+    json_t *annotations = gr_object_at(given, "metadata.annotations");
+    m->no_memory |= json_is_object(given_labels) && json_object_update(labels, given_labels) != 0;
+    gr_object_put_text(labels, OPERATOR_LABEL, operator_name, &m->no_memory);
+    gr_object_put_text(labels, JOB_LABEL, m->name, &m->no_memory);
+    gr_object_put_text(labels, ROLE_LABEL, role_label, &m->no_memory);
+    if (json_object_size(annotations) > 0) {
+        gr_object_put(metadata, "annotations", json_deep_copy(annotations), &m->no_memory);
+    }
+    return template;
+}
+
+static void add_env(gr_mpijob *m, json_t *container, const char *name, const char *value)
+{
+    json_t *variable = json_pack("{s:s}", "name", name);
+    if (value[0] != '\0') {
+        gr_object_put_text(variable, "value", value, &m->no_memory);
+    }
+    gr_object_append(gr_object_list(container, "env", &m->no_memory), variable, &m->no_memory);
+}
+
+static void mount(gr_mpijob *m, json_t *container, const char *volume, const char *path)
+{
+    gr_object_append(gr_object_list(container, "volumeMounts", &m->no_memory),
+                     json_pack("{s:s, s:s}", "name", volume, "mountPath", path), &m->no_memory);
+}
+
+static void add_ssh(gr_mpijob *m, json_t *spec, json_t *container)
+{
+    const char *path = gr_object_text(m->job, "spec.sshAuthMountPath");
+    json_t *secret = json_pack("{s:o, s:[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}]}", "secretName",
+                               json_sprintf("%s-ssh", m->name), "items", "key", "ssh-privatekey",
+                               "path", "id_rsa", "key", "ssh-publickey", "path", "id_rsa.pub",
+                               "key", "ssh-publickey", "path", "authorized_keys");
+    if (strcmp(path, "/root/.ssh") == 0) { /* sshd of root insists; other users must read it */
+        gr_object_put(secret, "defaultMode", json_integer(0600), &m->no_memory);
+    }
+    gr_object_append(gr_object_list(spec, "volumes", &m->no_memory),
+                     json_pack("{s:s, s:o}", "name", "ssh-auth", "secret", secret), &m->no_memory);
+    mount(m, container, "ssh-auth", path);
+}
+
+/* What the pods of both roles have. Returns the container that works. */
+static json_t *complete_pod(gr_mpijob *m, json_t *spec, const char *role, const char *host_name)
+{
+    json_t *container = json_array_get(json_object_get(spec, "containers"), 0);
+    json_t *specs = gr_object_at(m->job, "spec.mpiReplicaSpecs");
+    gr_object_put_text(spec, "hostname", host_name, &m->no_memory);
+    gr_object_put_text(spec, "subdomain", m->name, &m->no_memory);
+    gr_object_put_text(spec, "restartPolicy",
+                       gr_object_text(json_object_get(specs, role), "restartPolicy"),
+                       &m->no_memory);
+    if (gr_object_true(spec, "hostNetwork")) {
+        gr_object_put_text(spec, "dnsPolicy", "ClusterFirstWithHostNet", &m->no_memory);
+    }
+    return container;
+}
+
+json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index)
+{
+    char name[512];
+    snprintf(name, sizeof name, "%s-worker-%" PRId64, m->name, index);
+    json_t *template = copy_template(m, "Worker", "worker");
+    json_t *labels = gr_object_at(template, "metadata.labels");
+    json_t *spec = json_object_get(template, "spec");
+    gr_object_put(labels, INDEX_LABEL,
+                  json_sprintf("%" PRId64, index + (m->launcher_is_worker ? 1 : 0)), &m->no_memory);
+    json_t *container = complete_pod(m, spec, "Worker", name);
+    json_t *dns = gr_object_map(spec, "dnsConfig", &m->no_memory);
+    gr_object_append(gr_object_list(dns, "searches", &m->no_memory),
+                     json_sprintf("%s.%s.svc.cluster.local", m->name, m->space), &m->no_memory);
+    if (json_array_size(json_object_get(container, "command")) == 0 &&
+        json_array_size(json_object_get(container, "args")) == 0) {
+        gr_object_put(container, "command", json_pack("[s, s]", "/usr/sbin/sshd", "-De"),
+                      &m->no_memory);
+    }
+    add_env(m, container, "K_MPI_JOB_ROLE", "worker");
+    add_ssh(m, spec, container);
+    gr_mpijob_join_pod_group(m, template);
+
+    json_t *metadata = gr_mpijob_metadata(m, name);
+    m->no_memory |= json_object_update(metadata, json_object_get(template, "metadata")) != 0;
+    json_t *pod = json_pack("{s:s, s:s, s:o, s:O}", "apiVersion", "v1", "kind", "Pod", "metadata",
+                            metadata, "spec", spec);
+    m->no_memory |= pod == NULL;
+    json_decref(template);
+    return pod;
+}
+
+/* Where each implementation of MPI is told of the hosts. NULL: the slots of a host. */
+static const struct {
+    const char *implementation, *name, *value;
+} launcher_env[] = {
+    {"OpenMPI", "OMPI_MCA_orte_keep_fqdn_hostnames", "true"},
+    {"OpenMPI", "OMPI_MCA_orte_default_hostfile", "/etc/mpi/hostfile"},
+    {"OpenMPI", "OMPI_MCA_plm_rsh_args", "-o ConnectionAttempts=10"},
+    {"OpenMPI", "OMPI_MCA_orte_set_default_slots", NULL},
+    {"Intel", "I_MPI_HYDRA_HOST_FILE", "/etc/mpi/hostfile"},
+    {"Intel", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS", "-o ConnectionAttempts=10"},
+    {"Intel", "I_MPI_PERHOST", NULL},
+    {"MPICH", "HYDRA_HOST_FILE", "/etc/mpi/hostfile"},
+    {"MPICH", "HYDRA_LAUNCH_EXTRA_ARGS", "-o ConnectionAttempts=10"},
+};
+
+static void add_launcher_env(gr_mpijob *m, json_t *container)
+{
+    char slots[32];
+    snprintf(slots, sizeof slots, "%" PRId64, gr_object_int(m->job, "spec.slotsPerWorker", 1));
+    add_env(m, container, "K_MPI_JOB_ROLE", "launcher");
+    for (size_t i = 0; i < sizeof launcher_env / sizeof launcher_env[0]; i++) {
+        if (strcmp(launcher_env[i].implementation, m->implementation) == 0) {
+            const char *value = launcher_env[i].value;
+            add_env(m, container, launcher_env[i].name, value != NULL ? value : slots);
+        }
+    }
+    if (!m->launcher_is_worker) { /* it computes nothing: GPUs are for the workers */
+        add_env(m, container, "NVIDIA_VISIBLE_DEVICES", "");
+        add_env(m, container, "NVIDIA_DRIVER_CAPABILITIES", "");
+    }
+}
+
+json_t *gr_mpijob_launcher_template(gr_mpijob *m)
+{
+    char name[512];
+    snprintf(name, sizeof name, "%s-launcher", m->name);
+    json_t *template = copy_template(m, "Launcher", "launcher");
+    json_t *spec = json_object_get(template, "spec");
+    if (json_object_get(spec, "restartPolicy") != NULL) {
+        gr_mpijob_event(m, "Warning", "SetPodTemplateRestartPolicy",
+                        "Restart policy in pod template overridden by restart policy in replica "
+                        "spec");
+    }
+    json_t *container = complete_pod(m, spec, "Launcher", name);
+    if (m->launcher_is_worker) {
+        gr_object_put_text(gr_object_at(template, "metadata.labels"), INDEX_LABEL, "0",
+                           &m->no_memory);
+    }
+    add_launcher_env(m, container);
+    add_ssh(m, spec, container);
+    json_t *config = json_pack("{s:o, s:[{s:s, s:s, s:i}, {s:s, s:s, s:i}]}", "name",
+                               json_sprintf("%s-config", m->name), "items", "key", "hostfile",
+                               "path", "hostfile", "mode", 0444, "key", "discover_hosts.sh", "path",
+                               "discover_hosts.sh", "mode", 0555);
+    gr_object_append(gr_object_list(spec, "volumes", &m->no_memory),
+                     json_pack("{s:s, s:o}", "name", "mpi-job-config", "configMap", config),
+                     &m->no_memory);
+    mount(m, container, "mpi-job-config", "/etc/mpi");
+    gr_mpijob_join_pod_group(m, template);
+
+    json_t *owned = gr_mpijob_metadata(m, "");
+    json_t *owners = json_object_get(owned, "ownerReferences");
+    if (owners != NULL) {
+        gr_object_put(json_object_get(template, "metadata"), "ownerReferences", json_incref(owners),
+                      &m->no_memory);
+    }
+    json_decref(owned);
+    return template;
+}
+
+json_t *gr_mpijob_launcher(gr_mpijob *m)
+{
+    static const char *const limits[] = {"ttlSecondsAfterFinished", "activeDeadlineSeconds",
+                                         "backoffLimit", NULL};
+    json_t *job = new_object(m, "batch/v1", "Job", "-launcher");
+    json_t *spec = gr_object_map(job, "spec", &m->no_memory);
+    json_t *policy = gr_object_at(m->job, "spec.runPolicy");
+    for (size_t i = 0; limits[i] != NULL; i++) {
+        json_t *limit = json_object_get(policy, limits[i]);
+        if (json_is_integer(limit)) {
+            gr_object_put(spec, limits[i], json_incref(limit), &m->no_memory);
+        }
+    }
+    /* With the other one a Job begins a second launcher while the first still ends. */
+    gr_object_put_text(spec, "podReplacementPolicy", "Failed", &m->no_memory);
+    if (m->is_suspended) {
+        gr_object_put(spec, "suspend", json_true(), &m->no_memory);
+    }
+    gr_object_put(spec, "template", gr_mpijob_launcher_template(m), &m->no_memory);
+    return job;
+}

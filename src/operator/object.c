@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "operator/object.h"
+
+#include <string.h>
+
+json_t *gr_object_at(const json_t *object, const char *path)
+{
+    json_t *found = NULL;
+    while (*path != '\0') {
+        size_t length = strcspn(path, ".");
+        found = json_object_getn(object, path, length);
+        if (found == NULL) {
+            return NULL;
+        }
+        object = found;
+        path += length + (path[length] == '.');
+    }
+    return found;
+}
+
+const char *gr_object_text(const json_t *object, const char *path)
+{
+    return json_string_value(gr_object_at(object, path));
+}
+
+int64_t gr_object_int(const json_t *object, const char *path, int64_t otherwise)
+{
+    const json_t *value = gr_object_at(object, path);
+    return json_is_integer(value) ? (int64_t)json_integer_value(value) : otherwise;
+}
+
+bool gr_object_true(const json_t *object, const char *path)
+{
+    return json_is_true(gr_object_at(object, path));
+}
+
+static bool same(const char *a, const char *b)
+{
+    return a != NULL && b != NULL && strcmp(a, b) == 0;
+}
+
+bool gr_object_is(const json_t *object, const char *api_version, const char *kind)
+{
+    return same(gr_object_text(object, "kind"), kind) &&
+           same(gr_object_text(object, "apiVersion"), api_version);
+}
+
+json_t *gr_object_find(const json_t *objects, const char *api_version, const char *kind,
+                       const char *name)
+{
+    size_t i;
+    json_t *object;
+    json_array_foreach(objects, i, object)
+    {
+        if (gr_object_is(object, api_version, kind) &&
+            same(gr_object_text(object, "metadata.name"), name)) {
+            return object;
+        }
+    }
+    return NULL;
+}
+
+bool gr_object_controlled(const json_t *object, const char *uid)
+{
+    size_t i;
+    json_t *owner;
+    json_array_foreach(gr_object_at(object, "metadata.ownerReferences"), i, owner)
+    {
+        if (gr_object_true(owner, "controller")) {
+            return same(gr_object_text(owner, "uid"), uid);
+        }
+    }
+    return false;
+}
+
+json_t *gr_object_condition(const json_t *conditions, const char *type)
+{
+    size_t i;
+    json_t *condition;
+    json_array_foreach(conditions, i, condition)
+    {
+        if (same(gr_object_text(condition, "type"), type)) {
+            return condition;
+        }
+    }
+    return NULL;
+}
+
+bool gr_object_holds(const json_t *conditions, const char *type)
+{
+    return same(gr_object_text(gr_object_condition(conditions, type), "status"), "True");
+}
+
+void gr_object_put(json_t *object, const char *key, json_t *value, bool *no_memory)
+{
+    *no_memory |= json_object_set_new(object, key, value) != 0;
+}
+
+void gr_object_put_text(json_t *object, const char *key, const char *text, bool *no_memory)
+{
+    gr_object_put(object, key, json_string(text), no_memory);
+}
+
+void gr_object_append(json_t *array, json_t *value, bool *no_memory)
+{
+    *no_memory |= json_array_append_new(array, value) != 0;
+}
+
+json_t *gr_object_map(json_t *object, const char *key, bool *no_memory)
+{
+    if (!json_is_object(json_object_get(object, key))) {
+        gr_object_put(object, key, json_object(), no_memory);
+    }
+    return json_object_get(object, key);
+}
+
+json_t *gr_object_list(json_t *object, const char *key, bool *no_memory)
+{
+    if (!json_is_array(json_object_get(object, key))) {
+        gr_object_put(object, key, json_array(), no_memory);
+    }
+    return json_object_get(object, key);
+}

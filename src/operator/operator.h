@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_OPERATOR_OPERATOR_H
+#define GR_OPERATOR_OPERATOR_H
+
+/* Kinds of Kubernetes jobs. A kind's reconciler is a pure function from what is in the cluster to
+ * what is to be written there: no clock, no random numbers, no network. */
+
+#include <gradus/status.h>
+#include <jansson.h>
+#include <stdbool.h>
+
+enum { GR_EVENT_BYTES = 1024 + 1 }; /* of the text of an event, as Kubernetes allows */
+
+/* What a reconciler sees; all of it is borrowed for the call. */
+typedef struct gr_operator_view {
+    const json_t *job;
+    /* An array: the objects of the job's namespace of the kinds that it may own, the pods of its
+     * batch Jobs, and all PriorityClasses. */
+    const json_t *objects;
+    const char *now;            /* "2026-01-31T12:00:00Z" */
+    const char *cluster_domain; /* behind the names of hosts, "cluster.local"; "": nothing */
+    const char *gang_scheduler; /* "": none; "volcano"; else scheduler-plugins, under this name */
+    /* The data of a new ssh key pair as in a Secret: {"ssh-privatekey": ..., "ssh-publickey": ...},
+     * both in base64. Asked only where a Secret is to be written; NULL: none could be made. */
+    json_t *(*ssh_key)(void *ssh_key_arg);
+    void *ssh_key_arg;
+} gr_operator_view;
+
+typedef struct gr_operator_result {
+    /* In this order: {"verb": "create", "update", "status" or "delete", "object": {...}}. An object
+     * that is updated is whole, with the resourceVersion that was seen; "status" writes the status
+     * alone. No object is written twice. */
+    json_t *writes;
+    json_t *events; /* {"type": "Normal" or "Warning", "reason": ..., "message": ...} */
+    bool retry;     /* another's object is in the way: look again after a while */
+} gr_operator_result;
+
+void gr_operator_result_fini(gr_operator_result *result);
+
+typedef struct gr_operator_kind {
+    const char *api_version, *kind;
+    /* Fills the result, which the caller ends; where it fails, there is none. A job that is wrong
+     * is no failure, but an event with the reason ValidationError. GR_E_NO_MEMORY. */
+    gr_status (*reconcile)(const gr_operator_view *view, gr_operator_result *result_out,
+                           gr_diag *diag);
+} gr_operator_kind;
+
+extern const gr_operator_kind *const gr_operator_kinds[]; /* ends with NULL */
+extern const gr_operator_kind gr_mpijob_v2;
+
+#endif

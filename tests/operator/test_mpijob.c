@@ -1,0 +1,771 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* MPIJob v2beta1: what one look at a job writes, by small clusters written by hand. */
+
+#include "operator/object.h"
+#include "operator/operator.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char now[] = "2026-05-01T10:00:00Z";
+
+/* A cluster with one job, "train" in "lab". */
+typedef struct cluster {
+    json_t *job, *objects;
+    const char *gang_scheduler;
+    int keys_made;
+    gr_operator_result result;
+} cluster;
+
+static json_t *make_key(void *arg)
+{
+    ((cluster *)arg)->keys_made++;
+    return json_pack("{s:s, s:s}", "ssh-privatekey", "cHJpdmF0ZQ==", "ssh-publickey", "cHVibGlj");
+}
+
+/* JSON with ' in place of ". */
+static json_t *json(const char *text)
+{
+    char *copy = strdup(text);
+    for (char *at = copy; *at != '\0'; at++) {
+        *at = *at == '\'' ? '"' : *at;
+    }
+    json_error_t error;
+    json_t *value = json_loads(copy, JSON_DECODE_ANY, &error);
+    if (value == NULL) {
+        fail_msg("%s: %s", error.text, text);
+    }
+    free(copy);
+    return value;
+}
+
+/* Puts `value` at a path, whose maps are made. */
+static void set(json_t *object, const char *path, const char *value)
+{
+    char copy[256], *key = copy;
+    snprintf(copy, sizeof copy, "%s", path);
+    for (char *dot; (dot = strchr(key, '.')) != NULL; key = dot + 1) {
+        bool no_memory = false;
+        *dot = '\0';
+        object = gr_object_map(object, key, &no_memory);
+    }
+    assert_int_equal(json_object_set_new(object, key, json(value)), 0);
+}
+
+static void open_cluster(cluster *c, int workers)
+{
+    *c = (cluster){.gang_scheduler = "", .objects = json_array()};
+    c->job = json("{'apiVersion': 'kubeflow.org/v2beta1', 'kind': 'MPIJob',"
+                  " 'metadata': {'name': 'train', 'namespace': 'lab', 'uid': 'u1'},"
+                  " 'spec': {'mpiReplicaSpecs': {"
+                  "  'Launcher': {'template': {'spec': {'containers': [{'name': 'a'}]}}},"
+                  "  'Worker': {'template': {'spec': {'containers': [{'name': 'b'}]}}}}}}");
+    char count[16];
+    snprintf(count, sizeof count, "%d", workers);
+    set(c->job, "spec.mpiReplicaSpecs.Worker.replicas", count);
+}
+
+static void close_cluster(cluster *c)
+{
+    gr_operator_result_fini(&c->result);
+    json_decref(c->job);
+    json_decref(c->objects);
+}
+
+static void look(cluster *c)
+{
+    gr_operator_result_fini(&c->result);
+    gr_operator_view view = {.job = c->job,
+                             .objects = c->objects,
+                             .now = now,
+                             .cluster_domain = "",
+                             .gang_scheduler = c->gang_scheduler,
+                             .ssh_key = make_key,
+                             .ssh_key_arg = c};
+    gr_diag diag = {0};
+    assert_int_equal(gr_mpijob_v2.reconcile(&view, &c->result, &diag), GR_OK);
+    assert_string_equal(diag.text, "");
+}
+
+static json_t *find(const cluster *c, const char *kind, const char *name)
+{
+    size_t i;
+    json_t *object;
+    json_array_foreach(c->objects, i, object)
+    {
+        if (strcmp(gr_object_text(object, "kind"), kind) == 0 &&
+            strcmp(gr_object_text(object, "metadata.name"), name) == 0) {
+            return object;
+        }
+    }
+    return NULL;
+}
+
+static void remove_object(cluster *c, const char *kind, const char *name)
+{
+    for (size_t i = json_array_size(c->objects); i-- > 0;) {
+        if (json_array_get(c->objects, i) == find(c, kind, name)) {
+            json_array_remove(c->objects, i);
+        }
+    }
+}
+
+/* Carries the writes of the last look out. */
+static void carry_out(cluster *c)
+{
+    size_t i;
+    json_t *one;
+    json_array_foreach(c->result.writes, i, one)
+    {
+        const char *verb = gr_object_text(one, "verb");
+        json_t *object = gr_object_at(one, "object");
+        const char *kind = gr_object_text(object, "kind");
+        const char *name = gr_object_text(object, "metadata.name");
+        if (strcmp(kind, "MPIJob") == 0) {
+            json_object_set(c->job, "status", gr_object_at(object, "status"));
+        } else if (strcmp(verb, "status") == 0) {
+            json_object_set(find(c, kind, name), "status", gr_object_at(object, "status"));
+        } else {
+            remove_object(c, kind, name);
+            if (strcmp(verb, "delete") != 0) {
+                json_t *kept = json_deep_copy(object);
+                json_object_set_new(gr_object_at(kept, "metadata"), "uid",
+                                    json_sprintf("of %s", name));
+                json_array_append_new(c->objects, kept);
+            }
+        }
+    }
+}
+
+static void settle(cluster *c)
+{
+    for (int looks = 0; looks < 10; looks++) {
+        look(c);
+        if (json_array_size(c->result.writes) == 0) {
+            return;
+        }
+        carry_out(c);
+    }
+    fail_msg("the job does not come to rest");
+}
+
+static void set_phase(cluster *c, const char *pod, const char *phase)
+{
+    char text[64];
+    snprintf(text, sizeof text, "'%s'", phase);
+    set(find(c, "Pod", pod), "status.phase", text);
+}
+
+/* All workers and one pod of the launcher run. */
+static void run_all(cluster *c, int workers)
+{
+    settle(c);
+    for (int i = 0; i < workers; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "train-worker-%d", i);
+        set_phase(c, name, "Running");
+    }
+    json_array_append_new(
+        c->objects,
+        json("{'apiVersion': 'v1', 'kind': 'Pod', 'metadata': {'name': 'train-launcher-x',"
+             " 'ownerReferences': [{'controller': true, 'uid': 'of train-launcher'}]},"
+             " 'status': {'phase': 'Running'}}"));
+    settle(c);
+}
+
+/* Ends the batch Job with a condition. */
+static void end_launcher(cluster *c, const char *condition)
+{
+    json_t *job = find(c, "Job", "train-launcher");
+    set(job, "status.completionTime", "'2026-05-01T11:00:00Z'");
+    set(job, "status.conditions", condition);
+}
+
+static void assert_writes(const cluster *c, const char *expected)
+{
+    char text[1024] = "";
+    size_t i, used = 0;
+    const json_t *one;
+    json_array_foreach(c->result.writes, i, one)
+    {
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", i > 0 ? ", " : "",
+                                 gr_object_text(one, "verb"),
+                                 gr_object_text(one, "object.metadata.name"));
+    }
+    assert_string_equal(text, expected);
+}
+
+static const json_t *written(const cluster *c, size_t index)
+{
+    return gr_object_at(json_array_get(c->result.writes, index), "object");
+}
+
+static const char *event(const cluster *c, size_t index, const char *what)
+{
+    const char *text = gr_object_text(json_array_get(c->result.events, index), what);
+    return text != NULL ? text : "";
+}
+
+/* "Created=True Running=False(reason)": the conditions in their order. */
+static void assert_conditions(const cluster *c, const char *expected)
+{
+    char text[512] = "";
+    size_t i, used = 0;
+    const json_t *one;
+    json_array_foreach(gr_object_at(c->job, "status.conditions"), i, one)
+    {
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s=%s(%s)", i > 0 ? " " : "",
+                                 gr_object_text(one, "type"), gr_object_text(one, "status"),
+                                 gr_object_text(one, "reason"));
+    }
+    assert_string_equal(text, expected);
+}
+
+static void assert_json(const json_t *value, const char *expected)
+{
+    json_t *other = json(expected);
+    char *text = json_dumps(value, JSON_ENCODE_ANY);
+    if (!json_equal(value, other)) {
+        fail_msg("%s instead of %s", text, expected);
+    }
+    free(text);
+    json_decref(other);
+}
+
+/* ---- Creation -------------------------------------------------------------------------------- */
+static void job_new_everything_created_in_order(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    look(&c);
+    assert_writes(&c, "create train, create train-config, create train-ssh, create train-worker-0, "
+                      "create train-worker-1, create train-launcher, status train");
+    assert_string_equal(event(&c, 0, "reason"), "MPIJobCreated");
+    assert_json(gr_object_at(written(&c, 0), "metadata.ownerReferences"),
+                "[{'apiVersion': 'kubeflow.org/v2beta1', 'kind': 'MPIJob', 'name': 'train',"
+                " 'uid': 'u1', 'controller': true, 'blockOwnerDeletion': true}]");
+    assert_json(gr_object_at(written(&c, 6), "status.startTime"), "'2026-05-01T10:00:00Z'");
+    assert_json(gr_object_at(written(&c, 6), "status.replicaStatuses"),
+                "{'Launcher': {}, 'Worker': {}}");
+    close_cluster(&c);
+}
+
+static void job_settled_no_more_writes_events_or_keys(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 3);
+    run_all(&c, 3);
+    assert_conditions(&c, "Created=True(MPIJobCreated) Running=True(MPIJobRunning)");
+    look(&c);
+    assert_writes(&c, "");
+    assert_int_equal(json_array_size(c.result.events), 0);
+    assert_int_equal(c.keys_made, 1);
+    close_cluster(&c);
+}
+
+static void job_of_intel_launcher_is_worker_hosts_with_slots(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.mpiImplementation", "'Intel'");
+    set(c.job, "spec.slotsPerWorker", "4");
+    set(c.job, "spec.runLauncherAsWorker", "true");
+    set(c.job, "spec.sshAuthMountPath", "'/home/me/.ssh'");
+    look(&c);
+    assert_json(gr_object_at(written(&c, 0), "spec.publishNotReadyAddresses"), "true");
+    assert_json(gr_object_at(written(&c, 1), "data"),
+                "{'hostfile': 'train-launcher.train.lab.svc:4\\ntrain-worker-0.train.lab.svc:4\\n',"
+                " 'discover_hosts.sh': '#!/bin/sh\\necho train-launcher.train.lab.svc\\n'}");
+    const json_t *pod = written(&c, 3);
+    assert_string_equal(json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"),
+                                                          "training.kubeflow.org/replica-index")),
+                        "1");
+    const json_t *volume = json_array_get(gr_object_at(pod, "spec.volumes"), 0);
+    assert_null(gr_object_at(volume, "secret.defaultMode")); /* for users other than root */
+    const json_t *launcher =
+        json_array_get(gr_object_at(written(&c, 4), "spec.template.spec.containers"), 0);
+    assert_json(gr_object_at(launcher, "env"),
+                "[{'name': 'K_MPI_JOB_ROLE', 'value': 'launcher'},"
+                " {'name': 'I_MPI_HYDRA_HOST_FILE', 'value': '/etc/mpi/hostfile'},"
+                " {'name': 'I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS',"
+                "  'value': '-o ConnectionAttempts=10'},"
+                " {'name': 'I_MPI_PERHOST', 'value': '4'}]");
+    close_cluster(&c);
+}
+
+static void worker_with_args_keeps_its_command(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.mpiReplicaSpecs.Worker.template.spec.containers",
+        "[{'name': 'b', 'args': ['serve']}, {'name': 'side'}]");
+    look(&c);
+    const json_t *containers = gr_object_at(written(&c, 3), "spec.containers");
+    assert_null(gr_object_at(json_array_get(containers, 0), "command"));
+    assert_json(json_array_get(containers, 1), "{'name': 'side'}");
+    close_cluster(&c);
+}
+
+static void launcher_waits_for_workers_that_are_ready(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.launcherCreationPolicy", "'WaitForWorkersReady'");
+    settle(&c);
+    assert_null(find(&c, "Job", "train-launcher"));
+    set(find(&c, "Pod", "train-worker-0"), "status.conditions",
+        "[{'type': 'Ready', 'status': 'True'}]");
+    look(&c);
+    assert_writes(&c, "create train-launcher, status train");
+    close_cluster(&c);
+}
+
+static void discovered_hosts_in_order_of_their_numbers(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 11);
+    settle(&c);
+    json_t *last = json_incref(find(&c, "Pod", "train-worker-10"));
+    remove_object(&c, "Pod", "train-worker-10");
+    json_array_insert_new(c.objects, 0, last);
+    set_phase(&c, "train-worker-10", "Running");
+    set_phase(&c, "train-worker-9", "Running");
+    set_phase(&c, "train-worker-2", "Running");
+    look(&c);
+    assert_writes(&c, "update train-config, status train");
+    const json_t *script =
+        json_object_get(gr_object_at(written(&c, 0), "data"), "discover_hosts.sh");
+    assert_json(script,
+                "'#!/bin/sh\\necho train-worker-2.train.lab.svc\\n"
+                "echo train-worker-9.train.lab.svc\\necho train-worker-10.train.lab.svc\\n'");
+    close_cluster(&c);
+}
+
+/* ---- What is not ours ------------------------------------------------------------------------ */
+static void job_of_another_controller_or_ending_nothing(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.runPolicy.managedBy", "'kueue.x-k8s.io/multikueue'");
+    look(&c);
+    assert_writes(&c, "");
+    assert_int_equal(json_array_size(c.result.events), 0);
+    set(c.job, "spec.runPolicy.managedBy", "'kubeflow.org/mpi-operator'");
+    set(c.job, "metadata.deletionTimestamp", "'2026-05-01T09:00:00Z'");
+    look(&c);
+    assert_writes(&c, "");
+    close_cluster(&c);
+}
+
+static void name_taken_by_another_told_and_left_alone(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    json_array_append_new(c.objects, json("{'apiVersion': 'v1', 'kind': 'ConfigMap', 'data': {},"
+                                          " 'metadata': {'name': 'train-config'}}"));
+    look(&c);
+    assert_writes(&c, "create train, status train");
+    assert_true(c.result.retry);
+    assert_string_equal(event(&c, 1, "reason"), "ErrResourceExists");
+    assert_string_equal(event(&c, 1, "message"), "Resource \"train-config\" of Kind \"ConfigMap\" "
+                                                 "already exists and is not managed by MPIJob");
+    close_cluster(&c);
+}
+
+/* ---- Validation ------------------------------------------------------------------------------ */
+static void assert_wrong(const char *path, const char *value, const char *sentence)
+{
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, path, value);
+    look(&c);
+    assert_writes(&c, "");
+    assert_string_equal(event(&c, 0, "reason"), "ValidationError");
+    const char *begin = "Found validation errors: ";
+    assert_int_equal(strncmp(event(&c, 0, "message"), begin, strlen(begin)), 0);
+    assert_string_equal(event(&c, 0, "message") + strlen(begin), sentence);
+    close_cluster(&c);
+}
+
+static void job_wrong_one_event_and_no_writes(void **state)
+{
+    (void)state;
+    assert_wrong("spec", "'x'", "spec.mpiReplicaSpecs: Required value: must have replica specs");
+    assert_wrong("spec.mpiReplicaSpecs.Launcher", "null",
+                 "spec.mpiReplicaSpecs[Launcher]: Required value: must have Launcher replica spec");
+    assert_wrong("spec.mpiReplicaSpecs.Launcher.replicas", "2",
+                 "spec.mpiReplicaSpecs[Launcher].replicas: Invalid value: 2: must be 1");
+    assert_wrong("spec.mpiReplicaSpecs.Worker.replicas", "null",
+                 "spec.mpiReplicaSpecs[Worker].replicas: Invalid value: 0: must be greater than or "
+                 "equal to 1");
+    assert_wrong("spec.mpiReplicaSpecs.Worker.replicas", "'two'",
+                 "spec.mpiReplicaSpecs[Worker].replicas: Invalid value: \"two\": must be an "
+                 "integer");
+    assert_wrong("spec.mpiReplicaSpecs.Worker.replicas", "100001",
+                 "spec.mpiReplicaSpecs[Worker].replicas: Invalid value: 100001: must be less than "
+                 "or equal to 100000");
+    assert_wrong("spec.mpiReplicaSpecs.Worker.restartPolicy", "'Always'",
+                 "spec.mpiReplicaSpecs[Worker].restartPolicy: Unsupported value: \"Always\": "
+                 "supported values: \"Never\", \"OnFailure\"");
+    assert_wrong("spec.runPolicy.backoffLimit", "-3",
+                 "spec.runPolicy.backoffLimit: Invalid value: -3: must be greater than or equal to "
+                 "0");
+    assert_wrong("spec.runPolicy.suspend", "'yes'",
+                 "spec.runPolicy.suspend: Invalid value: \"yes\": must be true or false");
+    assert_wrong("spec.runPolicy.managedBy", "'me'",
+                 "spec.runPolicy.managedBy: Unsupported value: \"me\": supported values: "
+                 "\"kubeflow.org/mpi-operator\", \"kueue.x-k8s.io/multikueue\"");
+    assert_wrong("metadata.name", "''", "metadata.name: Required value: must have a name");
+}
+
+static void job_wrong_twice_a_list_that_is_cut(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    set(c.job, "spec.slotsPerWorker", "-1");
+    set(c.job, "spec.mpiImplementation", "'LAM'");
+    look(&c);
+    assert_string_equal(event(&c, 0, "message"),
+                        "Found validation errors: [spec.slotsPerWorker: Invalid value: -1: must be "
+                        "greater than or equal to 0, spec.mpiImplementation: Unsupported value: "
+                        "\"LAM\": supported values: \"Intel\", \"MPICH\", \"OpenMPI\"]");
+    char name[700];
+    memset(name, 'A', sizeof name);
+    name[0] = name[sizeof name - 2] = '\'';
+    name[sizeof name - 1] = '\0';
+    set(c.job, "metadata.name", name);
+    look(&c);
+    const char *message = event(&c, 0, "message");
+    assert_int_equal(strlen(message), 1024);
+    assert_string_equal(message + 1021, "...");
+    close_cluster(&c);
+}
+
+/* ---- Scaling and cleaning up ----------------------------------------------------------------- */
+static void workers_fewer_the_last_ones_deleted(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 3);
+    set(c.job, "spec.runLauncherAsWorker", "true");
+    run_all(&c, 3);
+    set(c.job, "spec.mpiReplicaSpecs.Worker.replicas", "2");
+    set(find(&c, "Pod", "train-worker-1"), "metadata.deletionTimestamp", "'x'");
+    look(&c);
+    assert_writes(&c, "update train-config, delete train-worker-2, status train");
+    close_cluster(&c);
+}
+
+static void worker_lost_made_again(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    run_all(&c, 2);
+    remove_object(&c, "Pod", "train-worker-0");
+    look(&c);
+    assert_writes(&c, "update train-config, create train-worker-0, status train");
+    close_cluster(&c);
+}
+
+static void job_over_policy_running_those_that_ended_stay(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 3);
+    set(c.job, "spec.runPolicy.cleanPodPolicy", "'Running'");
+    run_all(&c, 3);
+    end_launcher(&c, "[{'type': 'Complete', 'status': 'True'}]");
+    look(&c);
+    assert_writes(&c, "status train");
+    carry_out(&c);
+    set_phase(&c, "train-worker-0", "Succeeded");
+    set_phase(&c, "train-worker-1", "Pending");
+    set(c.job, "spec.mpiReplicaSpecs.Worker.replicas", "1"); /* the others go all the same */
+    look(&c);
+    assert_writes(&c, "delete train-worker-1, delete train-worker-2");
+    close_cluster(&c);
+}
+
+static void job_over_policy_none_nothing_is_touched(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    run_all(&c, 1);
+    end_launcher(&c, "[{'type': 'Complete', 'status': 'True'}]");
+    settle(&c);
+    assert_conditions(&c, "Created=True(MPIJobCreated) Running=False(MPIJobRunning) "
+                          "Succeeded=True(MPIJobSucceeded)");
+    assert_json(gr_object_at(c.job, "status.completionTime"), "'2026-05-01T11:00:00Z'");
+    remove_object(&c, "Pod", "train-worker-0");
+    remove_object(&c, "Job", "train-launcher");
+    look(&c);
+    assert_writes(&c, "");
+    close_cluster(&c);
+}
+
+/* ---- Ends ------------------------------------------------------------------------------------ */
+static void launcher_gave_up_reason_and_message_of_its_last_pod(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    run_all(&c, 1);
+    static const char *const ends[][2] = {{"2026-05-01T10:02:00Z", "OOMKilled"},
+                                          {"2026-05-01T10:01:00Z", "Error"}};
+    for (size_t i = 0; i < 2; i++) {
+        json_t *pod = json_deep_copy(find(&c, "Pod", "train-launcher-x"));
+        json_object_set_new(gr_object_at(pod, "metadata"), "name", json_string(ends[i][1]));
+        json_object_set_new(gr_object_at(pod, "metadata"), "creationTimestamp",
+                            json_string(ends[i][0]));
+        json_object_set_new(pod, "status",
+                            json_pack("{s:s, s:s, s:s}", "phase", "Failed", "reason", ends[i][1],
+                                      "message", "out of memory"));
+        json_array_append_new(c.objects, pod);
+    }
+    remove_object(&c, "Pod", "train-launcher-x");
+    set(find(&c, "Job", "train-launcher"), "status.failed", "2");
+    end_launcher(&c, "[{'type': 'Failed', 'status': 'True', 'reason': 'BackoffLimitExceeded',"
+                     " 'message': 'gave up'}]");
+    look(&c);
+    assert_string_equal(event(&c, 0, "reason"), "BackoffLimitExceeded/OOMKilled");
+    assert_string_equal(event(&c, 0, "message"), "gave up: out of memory");
+    carry_out(&c);
+    assert_json(gr_object_at(c.job, "status.completionTime"), "'2026-05-01T10:00:00Z'");
+    assert_json(gr_object_at(c.job, "status.replicaStatuses.Launcher"), "{'failed': 2}");
+    close_cluster(&c);
+}
+
+static void job_over_before_it_was_seen_running_tells_so(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    settle(&c);
+    end_launcher(&c, "[{'type': 'Failed', 'status': 'True'}]");
+    settle(&c);
+    assert_conditions(&c, "Created=True(MPIJobCreated) Failed=True(MPIJobFailed) "
+                          "Running=False(MPIJobRunning)");
+    close_cluster(&c);
+}
+
+static void worker_evicted_job_failed_but_not_over(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    run_all(&c, 2);
+    set(find(&c, "Pod", "train-worker-1"), "status", "{'phase': 'Failed', 'reason': 'Evicted'}");
+    look(&c);
+    assert_string_equal(event(&c, 0, "message"), "1/2 workers are evicted");
+    carry_out(&c);
+    assert_conditions(&c, "Created=True(MPIJobCreated) Running=False(MPIJobRunning) "
+                          "Failed=True(MPIJobEvicted)");
+    assert_null(gr_object_at(c.job, "status.completionTime"));
+    close_cluster(&c);
+}
+
+/* ---- Suspension ------------------------------------------------------------------------------ */
+static void job_created_suspended_launcher_suspended_and_no_pods(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    set(c.job, "spec.runPolicy.suspend", "true");
+    look(&c);
+    assert_writes(&c, "create train, create train-config, create train-ssh, create train-launcher, "
+                      "status train");
+    assert_json(gr_object_at(written(&c, 3), "spec.suspend"), "true");
+    carry_out(&c);
+    assert_null(gr_object_at(c.job, "status.startTime"));
+    close_cluster(&c);
+}
+
+static void job_resumed_template_follows_when_it_may_change(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    run_all(&c, 1);
+    set(c.job, "spec.runPolicy.suspend", "true");
+    settle(&c);
+    assert_null(find(&c, "Pod", "train-worker-0"));
+    json_t *launcher = find(&c, "Job", "train-launcher");
+    assert_json(gr_object_at(launcher, "spec.suspend"), "true");
+    set(launcher, "status.startTime", "'2026-05-01T10:00:00Z'");
+    set(launcher, "spec.template.spec.tolerations", "[{'key': 'old'}]");
+    set(c.job, "spec.mpiReplicaSpecs.Launcher.template.spec.nodeSelector", "{'pool': 'a'}");
+    set(c.job, "spec.mpiReplicaSpecs.Launcher.template.metadata.labels", "{'given': 'by kueue'}");
+    set(c.job, "spec.runPolicy.suspend", "false");
+    look(&c);
+    assert_writes(&c, "create train-worker-0, status train-launcher, status train");
+    carry_out(&c);
+    look(&c);
+    assert_writes(&c, "update train-launcher");
+    const json_t *template = gr_object_at(written(&c, 0), "spec.template");
+    assert_json(gr_object_at(written(&c, 0), "spec.suspend"), "false");
+    assert_json(gr_object_at(template, "spec.nodeSelector"), "{'pool': 'a'}");
+    assert_json(gr_object_at(template, "metadata.labels.given"), "'by kueue'");
+    assert_null(gr_object_at(template, "spec.tolerations"));
+    close_cluster(&c);
+}
+
+/* ---- Gang scheduling ------------------------------------------------------------------------- */
+static void pod_group_counts_the_lower_priority_less(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 4);
+    c.gang_scheduler = "volcano";
+    json_array_append_new(c.objects,
+                          json("{'apiVersion': 'scheduling.k8s.io/v1', 'kind': 'PriorityClass',"
+                               " 'metadata': {'name': 'high'}, 'value': 7}"));
+    json_t *specs = gr_object_at(c.job, "spec.mpiReplicaSpecs");
+    set(specs, "Worker.template.spec.priorityClassName", "'high'");
+    set(specs, "Worker.template.spec.schedulerName", "'mine'");
+    set(specs, "Worker.template.spec.containers",
+        "[{'name': 'b', 'resources': {'limits': {'cpu': 2, 'x/gpu': 1},"
+        "                             'requests': {'cpu': '500m'}}}]");
+    set(c.job, "spec.runPolicy.schedulingPolicy", "{'minAvailable': 3}");
+    set(gr_object_at(c.job, "metadata"), "annotations",
+        "{'scheduling.volcano.sh/queue-name': 'q'}");
+    look(&c);
+    assert_writes(&c, "create train, create train-config, create train-ssh, create train, create "
+                      "train-worker-0, create train-worker-1, create train-worker-2, create "
+                      "train-worker-3, create train-launcher, status train");
+    assert_json(gr_object_at(written(&c, 3), "spec"),
+                "{'minMember': 3, 'queue': 'q', 'priorityClassName': 'high',"
+                " 'minResources': {'cpu': '2', 'x/gpu': '4'}}");
+    assert_string_equal(event(&c, 1, "reason"), "SchedulerNameReplaced");
+    assert_string_equal(gr_object_text(written(&c, 4), "spec.schedulerName"), "volcano");
+    carry_out(&c);
+    set(find(&c, "PodGroup", "train"), "spec.minTaskMember", "{}"); /* the scheduler's own */
+    look(&c);
+    assert_writes(&c, "");
+    close_cluster(&c);
+}
+
+static void pod_group_of_scheduler_plugins_joined_by_label(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    c.gang_scheduler = "together";
+    settle(&c);
+    json_t *group = find(&c, "PodGroup", "train");
+    assert_json(gr_object_at(group, "apiVersion"), "'scheduling.x-k8s.io/v1alpha1'");
+    assert_json(gr_object_at(group, "spec"), "{'minMember': 2, 'scheduleTimeoutSeconds': 0}");
+    json_t *pod = find(&c, "Pod", "train-worker-0");
+    assert_string_equal(json_string_value(json_object_get(gr_object_at(pod, "metadata.labels"),
+                                                          "scheduling.x-k8s.io/pod-group")),
+                        "train");
+    set(c.job, "spec.mpiReplicaSpecs.Worker.replicas", "2");
+    look(&c);
+    assert_writes(&c, "update train-config, update train, create train-worker-1");
+    set(c.job, "spec.runPolicy.suspend", "true");
+    settle(&c);
+    assert_null(find(&c, "PodGroup", "train"));
+    close_cluster(&c);
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+static long allocations_left;
+
+static void *allocate(size_t size_bytes)
+{
+    return allocations_left-- > 0 ? malloc(size_bytes) : NULL;
+}
+
+/* Looks with so much memory; returns whether it was enough. */
+static bool look_with(cluster *c, long allocations, const json_t *expected)
+{
+    gr_operator_view view = {.job = c->job,
+                             .objects = c->objects,
+                             .now = now,
+                             .cluster_domain = "",
+                             .gang_scheduler = "volcano",
+                             .ssh_key = make_key,
+                             .ssh_key_arg = c};
+    gr_operator_result result;
+    gr_diag diag = {0};
+    allocations_left = allocations;
+    gr_status status = gr_mpijob_v2.reconcile(&view, &result, &diag);
+    bool was_enough = allocations_left >= 0;
+    allocations_left = 1000000;
+    if (status == GR_OK) {
+        assert_true(json_equal(result.writes, expected));
+    } else {
+        assert_int_equal(status, GR_E_NO_MEMORY);
+        assert_false(was_enough);
+    }
+    gr_operator_result_fini(&result);
+    return was_enough;
+}
+
+static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
+{
+    (void)state;
+    allocations_left = 1000000;
+    json_set_alloc_funcs(allocate, free);
+    cluster c;
+    open_cluster(&c, 1);
+    c.gang_scheduler = "volcano";
+    look(&c);
+    json_t *expected = json_deep_copy(c.result.writes);
+    long allocations = 0;
+    while (!look_with(&c, allocations, expected)) {
+        allocations++;
+    }
+    assert_true(allocations > 500);
+    json_decref(expected);
+    close_cluster(&c);
+    json_set_alloc_funcs(malloc, free);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(job_new_everything_created_in_order),
+        cmocka_unit_test(job_settled_no_more_writes_events_or_keys),
+        cmocka_unit_test(job_of_intel_launcher_is_worker_hosts_with_slots),
+        cmocka_unit_test(worker_with_args_keeps_its_command),
+        cmocka_unit_test(launcher_waits_for_workers_that_are_ready),
+        cmocka_unit_test(discovered_hosts_in_order_of_their_numbers),
+        cmocka_unit_test(job_of_another_controller_or_ending_nothing),
+        cmocka_unit_test(name_taken_by_another_told_and_left_alone),
+        cmocka_unit_test(job_wrong_one_event_and_no_writes),
+        cmocka_unit_test(job_wrong_twice_a_list_that_is_cut),
+        cmocka_unit_test(workers_fewer_the_last_ones_deleted),
+        cmocka_unit_test(worker_lost_made_again),
+        cmocka_unit_test(job_over_policy_running_those_that_ended_stay),
+        cmocka_unit_test(job_over_policy_none_nothing_is_touched),
+        cmocka_unit_test(launcher_gave_up_reason_and_message_of_its_last_pod),
+        cmocka_unit_test(job_over_before_it_was_seen_running_tells_so),
+        cmocka_unit_test(worker_evicted_job_failed_but_not_over),
+        cmocka_unit_test(job_created_suspended_launcher_suspended_and_no_pods),
+        cmocka_unit_test(job_resumed_template_follows_when_it_may_change),
+        cmocka_unit_test(pod_group_counts_the_lower_priority_less),
+        cmocka_unit_test(pod_group_of_scheduler_plugins_joined_by_label),
+        cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
