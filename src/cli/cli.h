@@ -72,6 +72,7 @@ extern const gr_cli_form gr_timeline_form;
 extern const gr_cli_form gr_rendezvous_form;
 extern const gr_cli_form gr_server_form;
 extern const gr_cli_form gr_ps_form;
+extern const gr_cli_form gr_operator_form;
 extern const gr_cli_form gr_info_form;
 
 extern const gr_config_table gr_run_table;
@@ -88,6 +89,7 @@ extern const gr_config_table gr_simulate_table;
 extern const gr_config_table gr_rendezvous_table;
 extern const gr_config_table gr_server_table;
 extern const gr_config_table gr_ps_verb_table;
+extern const gr_config_table gr_operator_table;
 extern const gr_config_table gr_agent_table;
 extern const gr_config_table gr_worker_table;
 extern const gr_config_table gr_timeline_table;

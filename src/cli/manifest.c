@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/manifest.h"
+
+#include "base/fail.h"
+#include "base/file.h"
+#include "base/number.h"
+#include "doc/doc.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <yaml.h>
+
+/* ---- Reading --------------------------------------------------------------------------------- */
+
+/* What a word without quotes is to kubectl: 0644 is octal, and yes is true. */
+static json_t *plain_value(const char *text)
+{
+    char *end;
+    bool truth;
+    double number;
+    errno = 0;
+    const char *digits = text + (text[0] == '-' || text[0] == '+');
+    long long whole = strtoll(text, &end, 0);
+    if (digits[0] >= '0' && digits[0] <= '9' && *end == '\0' && errno == 0) {
+        return json_integer(whole);
+    }
+    if (gr_number_bool(text, &truth)) {
+        return json_boolean(truth);
+    }
+    if (gr_number_double(text, &number) == GR_NUMBER_OK) {
+        return json_real(number);
+    }
+    return json_string(text);
+}
+
+static json_t *json_of(const gr_node *node)
+{
+    json_t *value;
+    int failed = 0;
+    switch (node->kind) {
+    case GR_NODE_SCALAR:
+        return node->quoted ? json_string(node->text) : plain_value(node->text);
+    case GR_NODE_LIST:
+        value = json_array();
+        for (const gr_node *child = node->child; child != NULL; child = child->next) {
+            failed |= json_array_append_new(value, json_of(child));
+        }
+        break;
+    case GR_NODE_MAP:
+        value = json_object();
+        for (const gr_node *child = node->child; child != NULL; child = child->next) {
+            failed |= json_object_set_new(value, child->key, json_of(child));
+        }
+        break;
+    default:
+        return json_null();
+    }
+    if (failed != 0) {
+        json_decref(value);
+        return NULL;
+    }
+    return value;
+}
+
+/* Reads one document and adds it to the array. */
+static gr_status add_document(const char *name, const char *text, size_t size_bytes,
+                              json_t *documents, gr_diag *diag)
+{
+    gr_doc *doc = NULL;
+    size_t first = strspn(text, " \t\r\n");
+    gr_status status = first < size_bytes && text[first] == '{'
+                           ? gr_doc_parse_json(name, text, size_bytes, &doc, diag)
+                           : gr_doc_parse_yaml(name, text, size_bytes, &doc, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    const gr_node *root = gr_doc_root(doc);
+    if (root->kind != GR_NODE_NULL) {
+        json_t *document = json_pack("[i, o]", root->line, json_of(root));
+        if (json_array_append_new(documents, document) != 0) {
+            status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", name);
+        }
+    }
+    gr_doc_destroy(doc);
+    return status;
+}
+
+static const char *line_behind(const char *at, const char *end)
+{
+    const char *newline = memchr(at, '\n', (size_t)(end - at));
+    return newline != NULL ? newline + 1 : end;
+}
+
+static bool begins_document(const char *at, const char *end)
+{
+    return end - at >= 3 && memcmp(at, "---", 3) == 0 &&
+           (end - at == 3 || strchr(" \t\r\n", at[3]) != NULL);
+}
+
+/* A directive or a comment belongs to the document behind it. */
+static bool is_content(const char *at)
+{
+    at += strspn(at, " \t\r");
+    return *at != '\n' && *at != '#' && *at != '%' && *at != '\0';
+}
+
+/* "---" at the beginning of a line is never inside a value (YAML 1.2, 9.1.2). What stands before a
+ * document is made empty lines, so that its own keep their numbers. */
+static gr_status split(const char *name, char *text, size_t size_bytes, json_t *documents,
+                       gr_diag *diag)
+{
+    gr_status status = GR_OK;
+    const char *end = text + size_bytes;
+    size_t begin = 0;
+    while (status == GR_OK && begin < size_bytes) {
+        const char *at = text + begin;
+        bool has_content = false;
+        do {
+            has_content |= is_content(at);
+            at = line_behind(at, end);
+        } while (at < end && !(has_content && begins_document(at, end)));
+        size_t next = (size_t)(at - text);
+        status = add_document(name, text, next, documents, diag);
+        for (size_t i = begin; i < next; i++) {
+            text[i] = text[i] == '\n' ? '\n' : ' ';
+        }
+        begin = next;
+    }
+    return status;
+}
+
+gr_status gr_manifests_read(const char *path, json_t **documents_out, gr_diag *diag)
+{
+    bool is_stdin = strcmp(path, "-") == 0;
+    char *text = NULL;
+    size_t size_bytes = 0;
+    json_t *documents = json_array();
+    if (documents == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", path);
+    }
+    gr_status status =
+        gr_file_read(is_stdin ? "/dev/stdin" : path, GR_DOC_BYTES_MAX, &text, &size_bytes, diag);
+    if (status == GR_OK) {
+        status = split(is_stdin ? "stdin" : path, text, size_bytes, documents, diag);
+    }
+    free(text);
+    if (status != GR_OK) {
+        json_decref(documents);
+        return status;
+    }
+    *documents_out = documents;
+    return GR_OK;
+}
+
+/* ---- Writing --------------------------------------------------------------------------------- */
+static bool is_plain(const char *text)
+{
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/";
+    static const char *const words[] = {"null", "y",   "n",    "yes",  "no",
+                                        "on",   "off", "true", "false"};
+    if (text[0] == '\0' || strchr(letters, text[0]) == NULL ||
+        strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./") !=
+            strlen(text)) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        if (strcasecmp(text, words[i]) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static int emit(yaml_emitter_t *emitter, yaml_event_t *event, int made)
+{
+    return made != 0 ? yaml_emitter_emit(emitter, event) : 0;
+}
+
+static int emit_scalar(yaml_emitter_t *emitter, const char *text, yaml_scalar_style_t style)
+{
+    yaml_event_t event;
+    bool is_plain_style = style == YAML_PLAIN_SCALAR_STYLE;
+    return emit(emitter, &event,
+                yaml_scalar_event_initialize(&event, NULL, NULL, (const yaml_char_t *)text,
+                                             (int)strlen(text), is_plain_style, !is_plain_style,
+                                             style));
+}
+
+static int emit_text(yaml_emitter_t *emitter, const char *text)
+{
+    yaml_scalar_style_t style = strchr(text, '\n') != NULL ? YAML_LITERAL_SCALAR_STYLE
+                                : is_plain(text)           ? YAML_PLAIN_SCALAR_STYLE
+                                                           : YAML_DOUBLE_QUOTED_SCALAR_STYLE;
+    return emit_scalar(emitter, text, style);
+}
+
+/* Returns 0 without memory, as libyaml does. */
+static int emit_value(yaml_emitter_t *emitter, const json_t *value)
+{
+    yaml_event_t event;
+    int done;
+    if (json_is_string(value)) {
+        return emit_text(emitter, json_string_value(value));
+    }
+    if (json_is_object(value)) {
+        const char *key;
+        json_t *child, *map = (json_t *)value; /* jansson's iterators take no const */
+        yaml_mapping_style_t style =
+            json_object_size(map) > 0 ? YAML_BLOCK_MAPPING_STYLE : YAML_FLOW_MAPPING_STYLE;
+        done = emit(emitter, &event,
+                    yaml_mapping_start_event_initialize(&event, NULL, NULL, 1, style));
+        json_object_foreach(map, key, child)
+        {
+            done = done != 0 && emit_text(emitter, key) != 0 && emit_value(emitter, child) != 0;
+        }
+        return done != 0 ? emit(emitter, &event, yaml_mapping_end_event_initialize(&event)) : 0;
+    }
+    if (json_is_array(value)) {
+        size_t i;
+        json_t *child;
+        yaml_sequence_style_t style =
+            json_array_size(value) > 0 ? YAML_BLOCK_SEQUENCE_STYLE : YAML_FLOW_SEQUENCE_STYLE;
+        done = emit(emitter, &event,
+                    yaml_sequence_start_event_initialize(&event, NULL, NULL, 1, style));
+        json_array_foreach(value, i, child)
+        {
+            done = done != 0 && emit_value(emitter, child) != 0;
+        }
+        return done != 0 ? emit(emitter, &event, yaml_sequence_end_event_initialize(&event)) : 0;
+    }
+    char *text = json_dumps(value, JSON_ENCODE_ANY);
+    done = text != NULL ? emit_scalar(emitter, text, YAML_PLAIN_SCALAR_STYLE) : 0;
+    free(text);
+    return done;
+}
+
+gr_status gr_manifest_print(const json_t *value, FILE *file, gr_diag *diag)
+{
+    yaml_emitter_t emitter;
+    yaml_event_t event;
+    if (yaml_emitter_initialize(&emitter) == 0) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory to write YAML");
+    }
+    yaml_emitter_set_output_file(&emitter, file);
+    yaml_emitter_set_unicode(&emitter, 1);
+    yaml_emitter_set_width(&emitter, -1);
+    int done = emit(&emitter, &event,
+                    yaml_stream_start_event_initialize(&event, YAML_UTF8_ENCODING)) != 0 &&
+               emit(&emitter, &event,
+                    yaml_document_start_event_initialize(&event, NULL, NULL, NULL, 0)) != 0 &&
+               emit_value(&emitter, value) != 0 &&
+               emit(&emitter, &event, yaml_document_end_event_initialize(&event, 1)) != 0 &&
+               emit(&emitter, &event, yaml_stream_end_event_initialize(&event)) != 0;
+    yaml_emitter_delete(&emitter);
+    return done != 0 ? GR_OK
+                     : gr_fail(diag, GR_E_NO_MEMORY,
+                               "no memory for the result, or it cannot be "
+                               "written");
+}

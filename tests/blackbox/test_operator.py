@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gradus operator --dry-run: the objects of a job, as kubectl takes them."""
+import json
+
+import pytest
+
+JOB = """
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: train}
+spec:
+  slotsPerWorker: 2
+  mpiReplicaSpecs:
+    Launcher:
+      template:
+        spec:
+          containers:
+          - {name: main, image: mine:1, command: [mpirun, python, train.py]}
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          containers:
+          - name: main
+            image: mine:1
+            env: [{name: VERSION, value: "1.10"}, {name: NOTE, value: "two\\nlines: #x"}]
+          volumes: [{name: data, configMap: {name: data, defaultMode: 0440}}]
+"""
+
+
+def objects(gradus, *args, **more):
+    done = gradus("operator", "--dry-run", "-o", "json", *args, **more)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["items"], done.stderr
+
+
+def refusal(gradus, tmp_path, text, *args):
+    (tmp_path / "job.yaml").write_text(text)
+    done = gradus("operator", "--dry-run", "-f", "job.yaml", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    return done.stderr
+
+
+def test_dry_run_job_prints_its_objects(gradus, tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    found, said = objects(gradus, "-f", "job.yaml", "-n", "lab")
+    assert said == ""
+    assert [(one["kind"], one["metadata"]["name"]) for one in found] == [
+        ("Service", "train"), ("ConfigMap", "train-config"), ("Secret", "train-ssh"),
+        ("Pod", "train-worker-0"), ("Pod", "train-worker-1"), ("Job", "train-launcher")]
+    assert {one["metadata"]["namespace"] for one in found} == {"lab"}
+    assert found[1]["data"]["hostfile"].splitlines() == [
+        f"train-worker-{i}.train.lab.svc slots=2" for i in range(2)]
+    assert found[2]["stringData"]["ssh-privatekey"].startswith("not shown")
+    assert "data" not in found[2]
+    pod = found[3]["spec"]
+    assert pod["volumes"][0]["configMap"]["defaultMode"] == 0o440
+    assert pod["containers"][0]["env"][0] == {"name": "VERSION", "value": "1.10"}
+
+
+def test_dry_run_as_yaml_reads_back_as_the_same(gradus, tmp_path):
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML (python3-yaml)")
+    (tmp_path / "job.yaml").write_text(JOB)
+    found, _ = objects(gradus, "-f", "job.yaml")
+    done = gradus("operator", "--dry-run", "-f", "job.yaml")
+    assert list(yaml.safe_load_all(done.stdout)) == found
+
+
+def test_dry_run_own_output_as_input_is_refused_by_kind(gradus, tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    printed = gradus("operator", "--dry-run", "-f", "job.yaml").stdout
+    said = refusal(gradus, tmp_path, printed)
+    assert 'kind "Service" of apiVersion "v1" is not supported; this version knows MPIJob of ' \
+        "kubeflow.org/v2beta1" in said
+
+
+def test_dry_run_several_documents_from_stdin_all_printed(gradus):
+    other = JOB.replace("{name: train}", "{name: b, namespace: other}")
+    text = f"%YAML 1.1\n# two jobs\n---\n{JOB}---\n# nothing\n---\n{other}"
+    found, _ = objects(gradus, "-f", "-", "--cluster-domain", "here", "--gang-scheduling",
+                       "volcano", input=text, stdin=None)
+    assert [one["metadata"]["name"] for one in found if one["kind"] == "PodGroup"] == ["train", "b"]
+    assert "b-worker-0.b.other.svc.here slots=2" in json.dumps(found)
+
+
+def test_dry_run_wrong_document_named_with_its_line(gradus, tmp_path):
+    said = refusal(gradus, tmp_path, JOB + "---\n" + JOB.replace("slotsPerWorker: 2",
+                                                                "slotsPerWorker: -2"))
+    line = JOB.count("\n") + 3
+    assert said == f"gradus: job.yaml:{line}: Found validation errors: spec.slotsPerWorker: " \
+        "Invalid value: -2: must be greater than or equal to 0\n"
+
+
+def test_dry_run_broken_yaml_in_second_document_line_of_the_file(gradus, tmp_path):
+    said = refusal(gradus, tmp_path, JOB + "---\na: [1\n")
+    assert f"job.yaml:{JOB.count(chr(10)) + 2}" in said
+
+
+def test_dry_run_job_of_another_controller_warns(gradus, tmp_path):
+    policy = "  runPolicy: {managedBy: kueue.x-k8s.io/multikueue}\n"
+    (tmp_path / "job.yaml").write_text(JOB.replace("  slotsPer", policy + "  slotsPer"))
+    found, said = objects(gradus, "-f", "job.yaml")
+    assert found == [] and "another controller manages it" in said
+
+
+def test_dry_run_template_with_restart_policy_warns(gradus, tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB.replace(
+        "        spec:\n", "        spec:\n          restartPolicy: Always\n", 1))
+    found, said = objects(gradus, "-f", "job.yaml")
+    assert "Restart policy in pod template overridden" in said
+    assert found[-1]["spec"]["template"]["spec"]["restartPolicy"] == "OnFailure"
+
+
+@pytest.mark.parametrize("args, sentence", [
+    ([], "does not yet talk to a cluster; add --dry-run"),
+    (["--dry-run"], "needs a manifest: -f FILE"),
+    (["--dry-run", "-f", "no.yaml"], "no.yaml"),
+    (["--dry-run", "-f", "/dev/null"], "holds no manifest")])
+def test_operator_without_what_it_needs_refused(gradus, args, sentence):
+    done = gradus("operator", *args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert sentence in done.stderr
