@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator does what mpi-operator 0.8.2 did in recordings of it, step by step.
+
+The recordings are no part of the project: GRADUS_KUBE, or shared/kube beside the source, holds
+recordings.tar.xz. A scenario is a manifest, steps, and all objects at some of the steps. A cluster
+of tests (kube_double.py) takes the steps. The statuses of pods and batch Jobs at a step are those
+of the recording; everything else must come out the same. What is meant to differ stands in the
+table of docs/kubernetes.md, which is read here: an entry whose scenario does not differ is an
+error, too."""
+import copy
+import json
+import os
+import pathlib
+import re
+import tarfile
+
+import pytest
+
+import kube_double
+
+yaml = pytest.importorskip("yaml", reason="needs PyYAML (python3-yaml)")
+
+SOURCE = pathlib.Path(os.environ["GRADUS_SOURCE_DIR"])
+BUILD = pathlib.Path(os.environ["GRADUS_BUILD_DIR"])
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+def archive():
+    places = [os.environ.get("GRADUS_KUBE"), SOURCE.parent / "shared" / "kube"]
+    for place in filter(None, places):
+        if (pathlib.Path(place) / "recordings.tar.xz").exists():
+            return pathlib.Path(place) / "recordings.tar.xz"
+    return None
+
+
+def scenarios():
+    """{folder: {file: text}} of mpi-operator."""
+    found = {}
+    if archive():
+        with tarfile.open(archive()) as tar:
+            for member in tar:
+                match = re.match(r"recordings/(mpi-operator-v0\.8\.2[^/]*/[^/]+)/([^/]+)$",
+                                 member.name)
+                if match and member.isfile():
+                    found.setdefault(match[1], {})[match[2]] = tar.extractfile(member).read()
+    return {name: {file: text.decode() for file, text in files.items()}
+            for name, files in sorted(found.items())}
+
+
+SCENARIOS = scenarios()
+
+
+def differences():
+    """[(what, scenario)] of the table: "events of X", "from STEP of X"."""
+    text = (SOURCE / "docs" / "kubernetes.md").read_text()
+    return set(re.findall(r"`(events|from [\w-]+) of ([\w./-]+)`", text))
+
+
+def documents(text):
+    return [one for one in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            if one]
+
+
+def is_launcher_pod(thing):
+    owners = thing["metadata"].get("ownerReferences", [])
+    return thing["kind"] == "Pod" and any(owner["kind"] == "Job" for owner in owners)
+
+
+def normal(things):
+    """{(kind, name): object} without what differs from run to run. uids become kind and name."""
+    uids = {thing["metadata"]["uid"]: f"{thing['kind']}/{thing['metadata']['name']}"
+            for thing in things}
+
+    def walk(value, key=""):
+        if isinstance(value, dict):
+            return {k: walk(v, k) for k, v in value.items() if k != "resourceVersion"}
+        if isinstance(value, list):
+            return [walk(one) for one in value]
+        if key in kube_double.KEY:
+            return "KEY"
+        if isinstance(value, str):
+            return "TIME" if TIME.fullmatch(value) else uids.get(value, value)
+        return value
+    return {(thing["kind"], thing["metadata"]["name"]): walk(thing) for thing in things
+            if not is_launcher_pod(thing)}
+
+
+def unlike(path, ours, theirs):
+    """Sentences about where two values differ."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in sorted({*ours, *theirs}):
+            yield from unlike(f"{path}.{key}", ours.get(key), theirs.get(key))
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for i, (a, b) in enumerate(zip(ours, theirs)):
+            yield from unlike(f"{path}[{i}]", a, b)
+    elif ours != theirs:
+        yield f"{path}: {json.dumps(ours)}, recorded {json.dumps(theirs)}"
+
+
+class Replay:
+    def __init__(self, name, files):
+        self.files = files
+        self.manifest = documents(files["0-manifest.yaml"])[-1]
+        self.name = self.manifest["metadata"]["name"]
+        gang = re.search(r"v0\.8\.2-(volcano|scheduler-plugins)/", name)
+        self.cluster = kube_double.Cluster(BUILD / "tests" / "operator_reconcile",
+                                           self.gang_of_recording() if gang else "")
+        self.space = "g-" + re.sub(r"[^a-z0-9]+", "-", name.split("/")[1].lower())[:50]
+
+    def gang_of_recording(self):
+        """The name that the operator was started with: it stands in the pods."""
+        for thing in self.recorded_all():
+            if thing["kind"] == "Job":
+                return thing["spec"]["template"]["spec"]["schedulerName"]
+        for request in documents(self.files["requests.yaml"]):
+            if request["uri"].endswith("/jobs") and request["verb"] == "create":
+                return request["body"]["spec"]["template"]["spec"]["schedulerName"]
+        raise AssertionError("no launcher was recorded")
+
+    def recorded_all(self):
+        for file in sorted(self.files):
+            if re.match(r"[1-9]\d*-.*\.yaml$", file):
+                yield from documents(self.files[file])
+
+    def settle(self, before_look=lambda: None):
+        self.cluster.settle(self.name, before_look)
+
+    # ---- Steps ------------------------------------------------------------------------------
+    def submit(self):
+        if "exit 1" in self.files.get("error.txt", ""):
+            return  # the schema of the CRD does not let it in
+        job = copy.deepcopy(self.manifest)
+        job["metadata"]["namespace"] = self.space
+        self.cluster.create(job)
+        self.settle()
+
+    def start(self, selector):
+        """Pods start, and the launcher's, which is the batch Job's, with them."""
+        launcher = self.cluster.get("Job", f"{self.name}-launcher")
+        if launcher and not launcher["spec"]["suspend"] and not any(map(is_launcher_pod,
+                                                                        self.cluster.pods())):
+            owner = {"kind": "Job", "uid": launcher["metadata"]["uid"], "controller": True}
+            self.cluster.objects["Pod", "launcher"] = {
+                "apiVersion": "v1", "kind": "Pod", "status": {"phase": "Pending"},
+                "metadata": {"name": f"{self.name}-launcher-x", "ownerReferences": [owner],
+                             "uid": "launcher-x"}}
+        for pod in self.cluster.pods():
+            if selector == "*" or re.search(selector, pod["metadata"]["name"]):
+                pod["status"] = {"phase": "Running",
+                                 "conditions": [{"type": "Ready", "status": "True"}]}
+
+    def go(self, selector):
+        for _ in range(3):  # pods that are made when others run
+            self.start(selector)
+            self.settle()
+
+    def patch(self, text):
+        def merge(into, change):
+            for key, value in change.items():
+                if isinstance(value, dict):
+                    merge(into.setdefault(key, {}), value)
+                else:
+                    into[key] = value
+        old = self.cluster.get("MPIJob", self.name)
+        new = copy.deepcopy(old)
+        merge(new, json.loads(text))
+        self.cluster.put(old, new)
+        self.settle()
+
+    def delete(self):
+        self.cluster.delete("MPIJob", self.name)
+
+    def take_statuses(self, recorded):
+        """Pods and batch Jobs are as they were."""
+        theirs = {(thing["kind"], thing["metadata"]["name"]): thing for thing in recorded}
+        objects = self.cluster.objects
+        job = objects.get(("Job", f"{self.name}-launcher"))
+        for key in [key for key, thing in objects.items() if is_launcher_pod(thing)]:
+            del objects[key]
+        if job and ("Job", job["metadata"]["name"]) not in theirs:
+            del objects["Job", job["metadata"]["name"]]  # its time to live was over
+        for key, thing in objects.items():
+            if thing["kind"] in ("Pod", "Job", "PodGroup") and key in theirs:
+                if thing["kind"] == "Pod" and "nodeName" in theirs[key]["spec"]:
+                    thing["spec"]["nodeName"] = "NODE"
+                if "status" in theirs[key]:
+                    thing["status"] = copy.deepcopy(theirs[key]["status"])
+        for key, thing in theirs.items():
+            if is_launcher_pod(thing) and job:
+                pod = copy.deepcopy(thing)
+                pod["metadata"]["ownerReferences"][0]["uid"] = job["metadata"]["uid"]
+                objects[key] = pod
+
+    def snap(self, label):
+        """Yields what is not as it was recorded."""
+        file = next(file for file in self.files if re.fullmatch(rf"\d+-{label}\.yaml", file))
+        recorded = documents(self.files[file])
+        self.settle(lambda: self.take_statuses(recorded))
+        self.take_statuses(recorded)
+        ours = normal([*self.cluster.objects.values()])
+        return list(unlike(label, {"/".join(key): value for key, value in ours.items()},
+                           {"/".join(key): value for key, value in normal(recorded).items()}))
+
+    def run(self, stop_at=None):
+        """[(label of a step, what differs there)], up to the step that is meant to differ."""
+        found = []
+        for line in self.files["steps.txt"].splitlines():
+            step, _, rest = line.split("   #")[0].partition(" ")
+            if step in ("submit", "expect-error"):
+                self.submit()
+            elif step in ("go", "patch"):
+                getattr(self, step)(rest)
+            elif step == "delete":
+                self.delete()
+            elif step == "snap":
+                found.append((rest, self.snap(rest)))
+                if rest == stop_at:
+                    break
+            else:  # what these do to pods is in the statuses of the next step
+                assert step in ("end", "kill", "restart", "sleep"), line
+        return found
+
+    def unlike_events(self):
+        ours = {f"{e['type']} {e['reason']} {e['message']}" for e in self.cluster.events}
+        lines = re.findall(r"^(\w+ \S+) MPIJob/\S+ by mpi-job-controller: (.*)$",
+                           self.files["events.txt"], re.M)
+        theirs = {f"{head} {message}" for head, message in lines}
+        return [f"more: {one}" for one in sorted(ours - theirs)] + \
+            [f"less: {one}" for one in sorted(theirs - ours)]
+
+
+@pytest.mark.skipif(not SCENARIOS, reason="no recordings.tar.xz of the reference operators "
+                                          "(GRADUS_KUBE names its folder)")
+@pytest.mark.parametrize("name", SCENARIOS or ["none"])
+def test_operator_steps_of_recording_same_objects_and_events(name):
+    meant = {what for what, scenario in differences() if scenario == name}
+    begin = next((what.split()[1] for what in meant if what.startswith("from ")), None)
+    replay = Replay(name, SCENARIOS[name])
+    found = replay.run(begin)
+    replay.cluster.close()
+    for label, sentences in found:
+        if label == begin:
+            assert sentences, f"docs/kubernetes.md says that {name} differs from {begin} on"
+        else:
+            assert not sentences, "\n".join(sentences)
+    if begin is None:
+        assert bool(replay.unlike_events()) == ("events" in meant), replay.unlike_events()
+
+
+@pytest.mark.skipif(not SCENARIOS, reason="no recordings")
+def test_operator_differences_in_docs_name_recordings():
+    assert {scenario for _, scenario in differences()} <= {*SCENARIOS}
