@@ -71,17 +71,17 @@ static void check_meter(const gr_meter *meter)
 static void check_all(const gr_checkpoint *checkpoint)
 {
     const gr_checkpoint_info *info = gr_checkpoint_info_of(checkpoint);
-    const gr_facts *facts = gr_checkpoint_facts_of(checkpoint);
-    gr_fact own[] = {{"model", "mlp"}, {"seed", "1"}};
+    const gr_fingerprint *fingerprint = gr_checkpoint_fingerprint_of(checkpoint);
+    gr_fingerprint_entry own[] = {{"model", "mlp"}, {"seed", "1"}};
     gr_diag diag = {0};
     require(info->steps_per_epoch > 0 && info->shards >= 0);
     check_meter(&info->epoch);
     check_meter(&info->total);
-    for (int i = 0; i < facts->count; i++) {
-        require(facts->list[i].key != NULL && facts->list[i].value != NULL);
+    for (int i = 0; i < fingerprint->count; i++) {
+        require(fingerprint->list[i].key != NULL && fingerprint->list[i].value != NULL);
     }
-    if (gr_facts_compare(facts, &(gr_facts){.list = own, .count = 2}, "checkpoint", "job", &diag) !=
-        GR_OK) {
+    if (gr_fingerprint_compare(fingerprint, &(gr_fingerprint){.list = own, .count = 2},
+                               "checkpoint", "job", &diag) != GR_OK) {
         require(diag.text[0] != '\0');
     }
     (void)gr_checkpoint_bytes(checkpoint);
