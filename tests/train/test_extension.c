@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "data/reader.h"
 #include "nn/layer.h"
+#include "train/checkpoint/checkpoint_fingerprint.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -121,6 +122,11 @@ static const gr_config_field squares_fields[] = {{.key = "range",
                                                   .default_text = "f32",
                                                   .choices = types,
                                                   .help = "squares: type of the numbers"},
+                                                 {.key = "list",
+                                                  .type = GR_CONFIG_TEXT,
+                                                  .offset = OWN(3),
+                                                  .is_file = true,
+                                                  .help = "squares: a file that it looks into"},
                                                  {0}};
 
 static gr_status squares_check(const gr_data_config *config, gr_diag *diag)
@@ -257,8 +263,8 @@ static void own_parts_with_bad_settings_are_refused(void **state)
     must_fail("samples: 96, range: 11", ours, "data.range: must be a number from 0.1 to 10");
     must_fail(
         "samples: 96, header: true", ours,
-        "data.header: squares has no such setting; its own are range, samples and x_type; remove "
-        "the line, or take format: csv");
+        "data.header: squares has no such setting; its own are range, samples, x_type and list; "
+        "remove the line, or take format: csv");
     must_fail("samples: 96", "kind: sgd, size: 1",
               "optimizer.size: sgd has no such setting; its own are momentum and nesterov; remove "
               "the line, or take kind: sign_sgd");
@@ -272,6 +278,57 @@ static void own_reader_of_a_type_that_is_not_taken_is_refused(void **state)
               "u8");
 }
 
+/* Of the job with `data` in `folder`, beside which stands the file `list`, with `text`. */
+static gr_fingerprint fingerprint_of(const char *folder, const char *data, const char *text,
+                                     gr_arena *arena)
+{
+    char path[SUPPORT_PATH_BYTES + 16];
+    gr_job_overrides overrides = {.run = {.workers = 1, .default_workers = 1}};
+    gr_job *job = NULL;
+    gr_fingerprint fingerprint;
+    gr_diag diag = {0};
+    put_job(folder, data, "kind: sign_sgd");
+    snprintf(path, sizeof path, "%s/list", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    fclose(file);
+    snprintf(path, sizeof path, "%s/job.yaml", folder);
+    if (gr_job_open(path, &overrides, &job, &diag) != GR_OK ||
+        gr_fingerprint_of_job(job, arena, &fingerprint, &diag) != GR_OK) {
+        fail_msg("%s", diag.text);
+    }
+    gr_job_close(job);
+    return fingerprint;
+}
+
+static void own_reader_counts_with_its_settings_and_with_what_its_files_hold(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *data, *text, *key;
+    } cases[] = {
+        {"samples: 96, list: list", "one", NULL},
+        {"samples: 96, list: list", "two", "data.list"},
+        {"samples: 96, list: list, range: 3", "one", "data.range"},
+        {"samples: 96", "one", "data.list"},
+    };
+    char folder[SUPPORT_PATH_BYTES];
+    gr_arena arena;
+    gr_arena_init(&arena, 1 << 20);
+    support_folder(folder);
+    gr_fingerprint saved = fingerprint_of(folder, cases[0].data, cases[0].text, &arena);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        gr_diag diag = {0};
+        gr_fingerprint now = fingerprint_of(folder, cases[i].data, cases[i].text, &arena);
+        gr_status status = gr_fingerprint_compare(&saved, &now, "saved", "job", &diag);
+        assert_int_equal(status, cases[i].key != NULL ? GR_E_INVALID : GR_OK);
+        assert_true(cases[i].key == NULL || strstr(diag.text, cases[i].key) != NULL);
+    }
+    support_clean(folder);
+    gr_arena_fini(&arena);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -280,6 +337,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(own_parts_train_to_the_same_bits_for_any_number_of_workers),
         cmocka_unit_test(own_parts_with_bad_settings_are_refused),
         cmocka_unit_test(own_reader_of_a_type_that_is_not_taken_is_refused),
+        cmocka_unit_test(own_reader_counts_with_its_settings_and_with_what_its_files_hold),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,7 @@ static const char *node_text(gr_arena *arena, const gr_node *node)
         return "";
     }
     if (node->kind == GR_NODE_SCALAR) {
-        return node->text;
+        return gr_arena_strdup(arena, node->text);
     }
     bool map = node->kind == GR_NODE_MAP;
     const char *text = map ? "{" : "[";
