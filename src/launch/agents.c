@@ -80,7 +80,8 @@ _Noreturn static void become_agent(const gr_host_agent *of, gr_agent_config *age
     }
     char folder[PATH_MAX] = "/";
     (void)!getcwd(folder, sizeof folder);
-    gr_remote_config remote = {.host = host->name,
+    gr_remote_config remote = {.shell = of->placement->shell,
+                               .host = host->name,
                                .program = config->remote.program,
                                .ssh_port = config->remote.ssh_port,
                                .identity = config->remote.ssh_identity,
@@ -340,7 +341,8 @@ static void describe_loss(const gr_host_agent *agent, gr_diag *diag)
     words[got > 0 ? got : 0] = '\0';
     const gr_scheduler_host *host = gr_launch_job_host(agent);
     int busy = gr_scheduler_count_busy_of(&job->schedule, agent->number);
-    const gr_placement_loss loss = {.host = &agent->host,
+    const gr_placement_loss loss = {.shell = agent->placement->shell,
+                                    .host = &agent->host,
                                     .program = job->config->remote.program,
                                     .what = what,
                                     .words = words,

@@ -57,6 +57,9 @@ static int start_shell(struct relay *relay)
     gr_remote_words words = {0};
     int in[2], out[2], errors[2];
     gr_spawn_error error = {0};
+    for (; shell->first[words.count] != NULL; words.count++) {
+        words.at[words.count] = shell->first[words.count];
+    }
     shell->find_words(config, &words);
     if (pipe2(in, O_CLOEXEC) != 0 || pipe2(out, O_CLOEXEC) != 0 || pipe2(errors, O_CLOEXEC) != 0) {
         return errno;

@@ -27,9 +27,13 @@ typedef struct gr_remote_words {
 
 /* A program that starts `gradus agent --stdio` on another host and carries its stdin and stdout. */
 typedef struct gr_remote_shell {
-    const char *name;    /* of the program */
-    const char *package; /* Debian's, which has it */
-    void (*find_words)(const struct gr_remote_config *config, gr_remote_words *words_out);
+    const char *name;         /* of the program */
+    const char *package;      /* Debian's, which has it */
+    const char *trial;        /* with a host and a command behind it, what a user can try */
+    const char *advice;       /* what is to come of that */
+    const char *const *first; /* its words that are always the same, ended by NULL */
+    /* Adds the others. */
+    void (*find_words)(const struct gr_remote_config *config, gr_remote_words *words);
 } gr_remote_shell;
 
 typedef struct gr_remote_config {

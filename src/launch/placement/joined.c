@@ -8,15 +8,10 @@ static bool takes(const gr_host *host)
     return host->tls != NULL;
 }
 
-static void start(const gr_remote_config *config)
-{
-    gr_remote_run(config);
-}
-
 static void watch(const gr_placement_loss *loss, gr_diag *diag)
 {
     if (!loss->starting) {
-        gr_placement_tell_loss(loss, "", diag);
+        gr_placement_tell_loss(loss, diag);
         return;
     }
     (void)gr_fail(diag, GR_E_PEER_LOST, "the agent that joined from %s is gone: %s",
@@ -27,6 +22,6 @@ static void watch(const gr_placement_loss *loss, gr_diag *diag)
 const gr_placement gr_placement_joined = {.name = "joined agents",
                                           .once = true,
                                           .takes = takes,
-                                          .start = start,
+                                          .start = gr_remote_run,
                                           .stop = gr_join_refuse,
                                           .watch = watch};

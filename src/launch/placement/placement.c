@@ -3,6 +3,8 @@
 
 #include "base/fail.h"
 
+#include <stdio.h>
+
 const gr_placement *const gr_placements[] = {&gr_placement_here, &gr_placement_joined,
                                              &gr_placement_slurm, &gr_placement_ssh, NULL};
 
@@ -30,11 +32,16 @@ gr_status gr_placement_list(char *const *environment, gr_arena *arena, gr_host_l
     return status;
 }
 
-void gr_placement_tell_loss(const gr_placement_loss *loss, const char *advice, gr_diag *diag)
+void gr_placement_tell_loss(const gr_placement_loss *loss, gr_diag *diag)
 {
     const char *words = loss->words[0] != '\0' ? loss->words : "the relay to it was killed";
+    char advice[GR_DIAG_TEXT_BYTES] = "";
+    if (loss->shell != NULL) {
+        snprintf(advice, sizeof advice, "; \"%s %s %s version\" %s", loss->shell->trial,
+                 loss->host->name, loss->program, loss->shell->advice);
+    }
     if (loss->starting) {
-        (void)gr_fail(diag, GR_E_NOT_FOUND, "host %s cannot be used: %s%s; %s", loss->host->name,
+        (void)gr_fail(diag, GR_E_NOT_FOUND, "host %s cannot be used: %s%s%s", loss->host->name,
                       words, loss->going ? "" : "; nothing was started", advice);
     } else {
         (void)gr_fail(diag, GR_E_PEER_LOST, "host %s was lost with %s: %s", loss->host->name,

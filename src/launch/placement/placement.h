@@ -11,6 +11,7 @@
 
 /* What the launcher knows of a host whose process has ended without DONE. */
 typedef struct gr_placement_loss {
+    const gr_remote_shell *shell; /* of the placement */
     const gr_host *host;
     const char *program; /* gradus there */
     const char *what;    /* that ran there: "its 2 workers", "parameter server 0" */
@@ -22,9 +23,10 @@ typedef struct gr_placement_loss {
 } gr_placement_loss;
 
 typedef struct gr_placement {
-    const char *name; /* for sentences */
-    bool here;        /* on this host: workers share its memory and its files */
-    bool once;        /* the launcher cannot start an agent there again */
+    const char *name;             /* for sentences */
+    bool here;                    /* on this host: workers share its memory and its files */
+    bool once;                    /* the launcher cannot start an agent there again */
+    const gr_remote_shell *shell; /* for gr_remote_run; NULL: none is needed */
     /* Returns true for a host of this placement; NULL: it has those that are nobody else's. */
     bool (*takes)(const gr_host *host);
     /* The hosts that there are, when the user names none. GR_E_NOT_FOUND without a sentence: this
@@ -55,7 +57,7 @@ const gr_placement *gr_placement_of(const gr_host *host, const gr_placement *oth
 gr_status gr_placement_list(char *const *environment, gr_arena *arena, gr_host_list *hosts_out,
                             const gr_placement **placement_out, gr_diag *diag) GR_MUST_CHECK;
 
-/* For `watch`: of a host that could not be had (`advice`: what the user can try), or was lost. */
-void gr_placement_tell_loss(const gr_placement_loss *loss, const char *advice, gr_diag *diag);
+/* A `watch`: of a host that could not be had, or was lost. */
+void gr_placement_tell_loss(const gr_placement_loss *loss, gr_diag *diag);
 
 #endif

@@ -21,15 +21,10 @@ static void quote(const char *text, char *out, size_t out_bytes)
     out[used] = '\0';
 }
 
-/* No question is ever asked: there may be no terminal, and many hosts would ask at a time. */
 static void find_words(const gr_remote_config *config, gr_remote_words *words)
 {
-    static const char *const first[] = {"ssh", "-T", "-x", "-a", "-oBatchMode=yes"};
     char program[GR_REMOTE_COMMAND_BYTES - 32];
     quote(config->program, program, sizeof program);
-    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) {
-        words->at[words->count++] = first[i];
-    }
     if (config->start_timeout_us > 0) {
         snprintf(words->numbers[0], sizeof words->numbers[0], "-oConnectTimeout=%lld",
                  (long long)(config->start_timeout_us / 1000000 + 1));
@@ -50,23 +45,16 @@ static void find_words(const gr_remote_config *config, gr_remote_words *words)
     words->at[words->count++] = words->command;
 }
 
-static void start(const gr_remote_config *config)
-{
-    static const gr_remote_shell shell = {
-        .name = "ssh", .package = "openssh-client", .find_words = find_words};
-    gr_remote_config with = *config;
-    with.shell = &shell;
-    gr_remote_run(&with);
-}
+/* No question is ever asked: there may be no terminal, and many hosts would ask at a time. */
+static const char *const first[] = {"ssh", "-T", "-x", "-a", "-oBatchMode=yes", NULL};
 
-static void watch(const gr_placement_loss *loss, gr_diag *diag)
-{
-    char advice[GR_DIAG_TEXT_BYTES];
-    snprintf(advice, sizeof advice,
-             "\"ssh %s %s version\" must answer without a question (--ssh-port, "
-             "--ssh-identity-file, --remote-program)",
-             loss->host->name, loss->program);
-    gr_placement_tell_loss(loss, advice, diag);
-}
+static const gr_remote_shell shell = {
+    .name = "ssh",
+    .package = "openssh-client",
+    .trial = "ssh",
+    .advice = "must answer without a question (--ssh-port, --ssh-identity-file, --remote-program)",
+    .first = first,
+    .find_words = find_words};
 
-const gr_placement gr_placement_ssh = {.name = "ssh", .start = start, .watch = watch};
+const gr_placement gr_placement_ssh = {
+    .name = "ssh", .shell = &shell, .start = gr_remote_run, .watch = gr_placement_tell_loss};
