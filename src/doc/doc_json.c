@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "doc/doc_build.h"
+#include "doc/node_json.h"
 
 #include <jansson.h>
 #include <string.h>
@@ -148,4 +149,27 @@ gr_status gr_doc_parse_json(const char *name, const char *text, size_t size_byte
         skip_between(&cursor);
     }
     return gr_doc_builder_end(builder, status, doc_out);
+}
+
+json_t *gr_node_json(const gr_node *node, json_t *(*scalar)(const gr_node *node))
+{
+    if (node->kind == GR_NODE_NULL) {
+        return json_null();
+    }
+    if (node->kind == GR_NODE_SCALAR) {
+        return scalar(node);
+    }
+    bool map = node->kind == GR_NODE_MAP;
+    json_t *all = map ? json_object() : json_array();
+    int failed = all == NULL;
+    for (const gr_node *child = node->child; child != NULL && !failed; child = child->next) {
+        json_t *value = gr_node_json(child, scalar);
+        failed =
+            map ? json_object_set_new(all, child->key, value) : json_array_append_new(all, value);
+    }
+    if (failed) {
+        json_decref(all);
+        return NULL;
+    }
+    return all;
 }

@@ -2,6 +2,7 @@
 #include "train/inference.h"
 
 #include "base/fail.h"
+#include "doc/node_json.h"
 #include "nn/loss.h"
 
 #include <jansson.h>
@@ -31,28 +32,6 @@ static json_t *scalar_json(const gr_node *node)
     }
     double number = strtod(text, &end);
     return *end == '\0' && isfinite(number) ? json_real(number) : json_string(text);
-}
-
-static json_t *node_json(const gr_node *node)
-{
-    if (node->kind == GR_NODE_SCALAR) {
-        return scalar_json(node);
-    }
-    if (node->kind == GR_NODE_NULL) {
-        return json_null();
-    }
-    bool map = node->kind == GR_NODE_MAP;
-    json_t *json = map ? json_object() : json_array();
-    for (const gr_node *at = node->child; at != NULL; at = at->next) {
-        json_t *value = node_json(at);
-        int failed =
-            map ? json_object_set_new(json, at->key, value) : json_array_append_new(json, value);
-        if (failed != 0) {
-            json_decref(json);
-            return NULL;
-        }
-    }
-    return json;
 }
 
 static json_t *texts_json(const char *const *texts, int count)
@@ -174,7 +153,7 @@ gr_status gr_inference_print(const gr_job *job, gr_arena *arena, const char **te
     bool csv = gr_dataset_layout(job->dataset) != NULL;
     json_t *root = json_pack("{s:s, s:s, s:o, s:o}", "format", csv ? "csv" : "idx", "loss",
                              gr_loss_name((int)job->config.loss), "input", shape_json(&job->input),
-                             "model", node_json(job->config.model));
+                             "model", gr_node_json(job->config.model, scalar_json));
     int failed = root == NULL || add_scaling(job, root) || add_csv(job, root);
     char *text = failed ? NULL : json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(root);

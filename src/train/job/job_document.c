@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/number.h"
 #include "doc/config_node.h"
+#include "doc/node_json.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -38,29 +39,6 @@ static json_t *scalar_json(const gr_node *node)
     return json_string(node->text);
 }
 
-static json_t *node_json(const gr_node *node)
-{
-    if (node->kind == GR_NODE_NULL) {
-        return json_null();
-    }
-    if (node->kind == GR_NODE_SCALAR) {
-        return scalar_json(node);
-    }
-    bool map = node->kind == GR_NODE_MAP;
-    json_t *all = map ? json_object() : json_array();
-    int failed = all == NULL;
-    for (const gr_node *child = node->child; child != NULL && !failed; child = child->next) {
-        json_t *value = node_json(child);
-        failed =
-            map ? json_object_set_new(all, child->key, value) : json_array_append_new(all, value);
-    }
-    if (failed) {
-        json_decref(all);
-        return NULL;
-    }
-    return all;
-}
-
 static json_t *value_json(const gr_config_field *field, const void *at)
 {
     switch (field->type) {
@@ -78,7 +56,7 @@ static json_t *value_json(const gr_config_field *field, const void *at)
     case GR_CONFIG_TEXT:
         return json_string(*(const char *const *)at);
     case GR_CONFIG_NODE:
-        return node_json(*(const gr_node *const *)at);
+        return gr_node_json(*(const gr_node *const *)at, scalar_json);
     case GR_CONFIG_LIST: /* of flags alone */
         break;
     }
