@@ -168,6 +168,10 @@ static gr_status plan_job(const operator_options *options, int line, json_t *job
                        "knows MPIJob of kubeflow.org/v2beta1",
                        where, text_of(job, "kind"), text_of(job, "apiVersion"));
     }
+    char sentence[GR_EVENT_BYTES];
+    if (gr_operator_unknown_field(kind, job, sentence)) {
+        return gr_fail(diag, GR_E_INVALID, "%s: %s", where, sentence);
+    }
     json_t *metadata = json_object_get(job, "metadata");
     if (json_is_object(metadata) && text_of(metadata, "namespace")[0] == '\0' &&
         json_object_set_new(metadata, "namespace", json_string(options->space)) != 0) {

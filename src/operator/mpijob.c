@@ -459,5 +459,7 @@ static gr_status reconcile(const gr_operator_view *view, gr_operator_result *res
                    m.no_key ? "no ssh key pair could be made" : "no memory to look at an MPIJob");
 }
 
-const gr_operator_kind gr_mpijob_v2 = {
-    .api_version = GR_MPIJOB_API, .kind = "MPIJob", .reconcile = reconcile};
+const gr_operator_kind gr_mpijob_v2 = {.api_version = GR_MPIJOB_API,
+                                       .kind = "MPIJob",
+                                       .fields = gr_mpijob_fields,
+                                       .reconcile = reconcile};

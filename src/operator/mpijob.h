@@ -34,6 +34,8 @@ void gr_mpijob_defaults(json_t *job, bool *no_memory);
 /* One sentence about all that is wrong in a job with defaults, empty if nothing is. */
 void gr_mpijob_validate(const json_t *job, char sentence_out[GR_EVENT_BYTES]);
 
+extern const gr_operator_fields gr_mpijob_fields[];
+
 /* ---- mpijob_objects.c ------------------------------------------------------------------------ */
 /* New objects; NULL, or one with a part missing, where no_memory is set. */
 json_t *gr_mpijob_service(gr_mpijob *m);

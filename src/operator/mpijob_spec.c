@@ -10,6 +10,31 @@
 #include <stdio.h>
 #include <string.h>
 
+static const char *const spec_fields[] = {"launcherCreationPolicy",
+                                          "mpiImplementation",
+                                          "mpiReplicaSpecs",
+                                          "runLauncherAsWorker",
+                                          "runPolicy",
+                                          "slotsPerWorker",
+                                          "sshAuthMountPath",
+                                          NULL};
+static const char *const run_policy_fields[] = {
+    "activeDeadlineSeconds", "backoffLimit", "cleanPodPolicy",          "managedBy",
+    "schedulingPolicy",      "suspend",      "ttlSecondsAfterFinished", NULL};
+static const char *const scheduling_policy_fields[] = {
+    "minAvailable", "minResources", "priorityClass", "queue", "scheduleTimeoutSeconds", NULL};
+static const char *const roles[] = {"Launcher", "Worker", NULL};
+static const char *const replica_fields[] = {"replicas", "restartPolicy", "template", NULL};
+
+const gr_operator_fields gr_mpijob_fields[] = {
+    {"spec", spec_fields},
+    {"spec.runPolicy", run_policy_fields},
+    {"spec.runPolicy.schedulingPolicy", scheduling_policy_fields},
+    {"spec.mpiReplicaSpecs", roles},
+    {"spec.mpiReplicaSpecs.Launcher", replica_fields},
+    {"spec.mpiReplicaSpecs.Worker", replica_fields},
+    {NULL, NULL}};
+
 static void set_default(json_t *object, const char *key, json_t *value, bool *no_memory)
 {
     const json_t *there = json_object_get(object, key);

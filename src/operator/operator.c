@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "operator/operator.h"
 
+#include "base/text.h"
+#include "operator/object.h"
+
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 
 const gr_operator_kind *const gr_operator_kinds[] = {&gr_mpijob_v2, NULL};
 
@@ -10,4 +15,32 @@ void gr_operator_result_fini(gr_operator_result *result)
     json_decref(result->writes);
     json_decref(result->events);
     *result = (gr_operator_result){0};
+}
+
+static bool is_one_of(const char *word, const char *const *known)
+{
+    while (*known != NULL && strcmp(word, *known) != 0) {
+        known++;
+    }
+    return *known != NULL;
+}
+
+bool gr_operator_unknown_field(const gr_operator_kind *kind, const json_t *job,
+                               char sentence_out[GR_EVENT_BYTES])
+{
+    for (const gr_operator_fields *fields = kind->fields; fields->path != NULL; fields++) {
+        const char *key;
+        json_t *value, *map = gr_object_at(job, fields->path);
+        json_object_foreach(map, key, value)
+        {
+            if (!is_one_of(key, fields->known)) {
+                const char *nearest = gr_nearest(key, fields->known);
+                snprintf(sentence_out, GR_EVENT_BYTES, "%s.%.100s: there is no such field%s%s",
+                         fields->path, key, nearest != NULL ? "; did you mean " : "",
+                         nearest != NULL ? nearest : "");
+                return true;
+            }
+        }
+    }
+    return false;
 }

@@ -37,13 +37,25 @@ typedef struct gr_operator_result {
 
 void gr_operator_result_fini(gr_operator_result *result);
 
+/* The keys that a map of a job may have. */
+typedef struct gr_operator_fields {
+    const char *path;         /* of the map, "spec.runPolicy" */
+    const char *const *known; /* NULL-terminated */
+} gr_operator_fields;
+
 typedef struct gr_operator_kind {
     const char *api_version, *kind;
+    const gr_operator_fields *fields; /* ends with path NULL; pod templates are left out */
     /* Fills the result, which the caller ends; where it fails, there is none. A job that is wrong
      * is no failure, but an event with the reason ValidationError. GR_E_NO_MEMORY. */
     gr_status (*reconcile)(const gr_operator_view *view, gr_operator_result *result_out,
                            gr_diag *diag);
 } gr_operator_kind;
+
+/* One sentence about a key of the job that its kind does not have, and that nobody would heed.
+ * False: there is none. */
+bool gr_operator_unknown_field(const gr_operator_kind *kind, const json_t *job,
+                               char sentence_out[GR_EVENT_BYTES]);
 
 extern const gr_operator_kind *const gr_operator_kinds[]; /* ends with NULL */
 extern const gr_operator_kind gr_mpijob_v2;

@@ -91,6 +91,18 @@ def test_dry_run_wrong_document_named_with_its_line(gradus, tmp_path):
         "Invalid value: -2: must be greater than or equal to 0\n"
 
 
+@pytest.mark.parametrize("old, new, sentence", [
+    ("slotsPerWorker", "slotsPerWorkr", "spec.slotsPerWorkr: there is no such field; did you mean "
+                                        "slotsPerWorker"),
+    ("  slotsPerWorker", "  runPolicy: {schedulingPolicy: {colour: red}}\n  slotsPerWorker",
+     "spec.runPolicy.schedulingPolicy.colour: there is no such field"),
+    ("    Worker:", "    Workers:", "spec.mpiReplicaSpecs.Workers: there is no such field; did you "
+                                    "mean Worker")])
+def test_dry_run_unknown_field_named(gradus, tmp_path, old, new, sentence):
+    said = refusal(gradus, tmp_path, JOB.replace(old, new))
+    assert said == f"gradus: job.yaml:2: {sentence}\n"
+
+
 def test_dry_run_broken_yaml_in_second_document_line_of_the_file(gradus, tmp_path):
     said = refusal(gradus, tmp_path, JOB + "---\na: [1\n")
     assert f"job.yaml:{JOB.count(chr(10)) + 2}" in said
