@@ -95,7 +95,7 @@ static void keep(gr_mpijob *m, json_t *wanted, const char *part, const char *con
     if (keys[0] == NULL) {
         gr_object_put(repaired, part, json_incref(should), &m->no_memory);
     }
-    json_t *target = json_object_get(repaired, part);
+    json_t *target = keys[0] != NULL ? gr_object_map(repaired, part, &m->no_memory) : NULL;
     for (size_t i = 0; keys[i] != NULL; i++) {
         json_t *value = json_object_get(should, keys[i]);
         if (value != NULL) {

@@ -389,6 +389,27 @@ static void name_taken_by_another_told_and_left_alone(void **state)
     close_cluster(&c);
 }
 
+static void service_changed_by_hand_repaired(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 1);
+    settle(&c);
+    json_t *service = find(&c, "Service", "train");
+    set(service, "spec.selector", "{'mine': 'x'}");
+    set(service, "spec.type", "'ClusterIP'");
+    look(&c);
+    assert_writes(&c, "update train");
+    assert_json(gr_object_at(written(&c, 0), "spec"),
+                "{'clusterIP': 'None', 'type': 'ClusterIP', 'selector': {"
+                " 'training.kubeflow.org/operator-name': 'mpi-operator',"
+                " 'training.kubeflow.org/job-name': 'train'}}");
+    json_object_del(service, "spec");
+    look(&c);
+    assert_writes(&c, "update train");
+    close_cluster(&c);
+}
+
 /* ---- Validation ------------------------------------------------------------------------------ */
 static void assert_wrong(const char *path, const char *value, const char *sentence)
 {
@@ -752,6 +773,7 @@ int main(void)
         cmocka_unit_test(discovered_hosts_in_order_of_their_numbers),
         cmocka_unit_test(job_of_another_controller_or_ending_nothing),
         cmocka_unit_test(name_taken_by_another_told_and_left_alone),
+        cmocka_unit_test(service_changed_by_hand_repaired),
         cmocka_unit_test(job_wrong_one_event_and_no_writes),
         cmocka_unit_test(job_wrong_twice_a_list_that_is_cut),
         cmocka_unit_test(workers_fewer_the_last_ones_deleted),
