@@ -114,15 +114,18 @@ gr_status gr_cli_print_json(json_t *object, gr_diag *diag) GR_MUST_CHECK;
 /* 0, or GR_EXIT_FAILED with a sentence when stdout could not be written. */
 int gr_cli_flush(void);
 
-/* The job's secret for what the user starts alone: what GRADUS_SECRET says (`hex`, which is wiped,
- * as is the variable), else what stands in `file`, which is made if it is not there, else a new
- * one. *printed_out: that one is to be printed, since nobody else knows it; where stdout is no
- * terminal that must be asked for (`print`). `hex`, `file`: NULL if unset.
- * GR_E_INVALID, GR_E_IO. */
-gr_status gr_cli_take_secret(const char *hex, const char *file, bool print,
-                             uint8_t secret[GR_SECRET_BYTES], bool *printed_out,
-                             gr_diag *diag) GR_MUST_CHECK;
-/* The rows of those three options, but for their places. */
+/* Where the secret of what the user starts alone comes from. `hex`, `file`: NULL if unset. */
+typedef struct gr_cli_secret {
+    const char *hex, *file;
+    bool print;
+} gr_cli_secret;
+/* The job's secret: what GRADUS_SECRET says (`hex`, which is wiped, as is the variable), else what
+ * stands in `file`, which is made if it is not there, else a new one. *printed_out: that one is to
+ * be printed, since nobody else knows it; where stdout is no terminal that must be asked for
+ * (`print`). GR_E_INVALID, GR_E_IO. */
+gr_status gr_cli_take_secret(const gr_cli_secret *of, uint8_t secret[GR_SECRET_BYTES],
+                             bool *printed_out, gr_diag *diag) GR_MUST_CHECK;
+/* The rows of its members, but for their places. */
 #define GR_CLI_ROW_SECRET                                                                          \
     .env = "GRADUS_SECRET", .type = GR_CONFIG_TEXT, .value_name = "HEX",                           \
     .help = "the job's secret; unset: that of --secret-file, or a new one, which is printed"
@@ -135,8 +138,8 @@ gr_status gr_cli_take_secret(const char *hex, const char *file, bool print,
 #define GR_CLI_ROW_PRINT_SECRET                                                                    \
     .flag = "--print-secret", .type = GR_CONFIG_BOOL,                                              \
     .help = "print a new secret also where stdout is no terminal, but a file or a log"
-/* Prints GRADUS_SECRET=..., and wipes what it needed for that. */
-void gr_cli_print_secret(const uint8_t secret[GR_SECRET_BYTES]);
+/* Wipes it, once it was handed on; first it prints GRADUS_SECRET=..., if it is `printed`. */
+void gr_cli_leave_secret(uint8_t secret[GR_SECRET_BYTES], bool printed);
 
 /* The names of the element types, in the order of gr_dtype. */
 extern const char *const gr_cli_dtypes[];

@@ -18,8 +18,9 @@ enum { LIST_BYTES = 160, LISTED_MAX = 16 };
 
 typedef struct rendezvous_options {
     int64_t ranks, ranks_min, wait_us, peer_timeout_us;
-    const char *listen, *ports, *secret_hex, *secret_file;
-    bool encrypt, print_secret;
+    const char *listen, *ports;
+    bool encrypt;
+    gr_cli_secret secret;
 } rendezvous_options;
 
 #define AT(member) .offset = offsetof(rendezvous_options, member)
@@ -59,9 +60,9 @@ static const gr_config_field rendezvous_fields[] = {
      .help = "TLS 1.3 on all that goes by tcp; the same for all ranks"},
     {GR_GROUP_ROW_PEER_TIMEOUT, AT(peer_timeout_us),
      .help = "a rank that acknowledges nothing for so long is lost"},
-    {GR_CLI_ROW_SECRET, AT(secret_hex)},
-    {GR_CLI_ROW_SECRET_FILE, AT(secret_file)},
-    {GR_CLI_ROW_PRINT_SECRET, AT(print_secret)},
+    {GR_CLI_ROW_SECRET, AT(secret.hex)},
+    {GR_CLI_ROW_SECRET_FILE, AT(secret.file)},
+    {GR_CLI_ROW_PRINT_SECRET, AT(secret.print)},
     {0},
 };
 
@@ -209,8 +210,7 @@ static int rendezvous(const gr_cli_line *line)
                                     .log = &log};
     gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
-        status = gr_cli_take_secret(options->secret_hex, options->secret_file,
-                                    options->print_secret, secret, &printed, &diag);
+        status = gr_cli_take_secret(&options->secret, secret, &printed, &diag);
     }
     if (status == GR_OK) {
         status = gr_coordinator_create(&config, &coordinator, &diag);
@@ -228,11 +228,7 @@ static int rendezvous(const gr_cli_line *line)
     if (is_elastic(options)) {
         printf("GRADUS_MIN_WORKERS=%d\nGRADUS_FAILOVER=yes\n", (int)options->ranks_min);
     }
-    if (printed) {
-        gr_cli_print_secret(secret);
-    }
-    gr_wipe(secret, sizeof secret);
-    gr_wipe_stack();
+    gr_cli_leave_secret(secret, printed);
     int code = gr_cli_flush();
     if (code == GR_EXIT_DONE) {
         status = serve(coordinator, options, &diag);

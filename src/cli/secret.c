@@ -6,12 +6,13 @@
 #include <string.h>
 #include <unistd.h>
 
-gr_status gr_cli_take_secret(const char *hex, const char *file, bool print,
-                             uint8_t secret[GR_SECRET_BYTES], bool *printed_out, gr_diag *diag)
+gr_status gr_cli_take_secret(const gr_cli_secret *of, uint8_t secret[GR_SECRET_BYTES],
+                             bool *printed_out, gr_diag *diag)
 {
+    const char *hex = of->hex, *file = of->file;
     bool given = hex != NULL && hex[0] != '\0';
     *printed_out = !given && file == NULL;
-    if (*printed_out && !print && !isatty(STDOUT_FILENO)) {
+    if (*printed_out && !of->print && !isatty(STDOUT_FILENO)) {
         return gr_fail(diag, GR_E_INVALID,
                        "a new secret is not printed, since stdout is no terminal: what it becomes "
                        "may be read by others; name a file for it (--secret-file job.secret), set "
@@ -33,10 +34,14 @@ gr_status gr_cli_take_secret(const char *hex, const char *file, bool print,
     return status;
 }
 
-void gr_cli_print_secret(const uint8_t secret[GR_SECRET_BYTES])
+void gr_cli_leave_secret(uint8_t secret[GR_SECRET_BYTES], bool printed)
 {
-    char hex[2 * GR_SECRET_BYTES + 1];
-    gr_hex(secret, GR_SECRET_BYTES, hex);
-    printf("GRADUS_SECRET=%s\n", hex);
-    gr_wipe(hex, sizeof hex);
+    if (printed) {
+        char hex[2 * GR_SECRET_BYTES + 1];
+        gr_hex(secret, GR_SECRET_BYTES, hex);
+        printf("GRADUS_SECRET=%s\n", hex);
+        gr_wipe(hex, sizeof hex);
+    }
+    gr_wipe(secret, GR_SECRET_BYTES);
+    gr_wipe_stack();
 }

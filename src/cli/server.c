@@ -17,10 +17,11 @@
 
 typedef struct server_options {
     int64_t number, servers, replicas, memory_bytes, peer_timeout_us;
-    const char *listen, *interfaces, *ports, *secret_hex, *secret_file;
+    const char *listen, *interfaces, *ports;
     int link;
     const char *others, *run;
-    bool encrypt, print_secret, replaces;
+    bool encrypt, replaces;
+    gr_cli_secret secret;
 } server_options;
 
 #define AT(member) .offset = offsetof(server_options, member)
@@ -98,9 +99,9 @@ static const gr_config_field server_fields[] = {
     {GR_GROUP_ROW_PEER_TIMEOUT, AT(peer_timeout_us),
      .help = "a client that acknowledges nothing for so long is lost; and so is, where there "
              "are replicas, another server that is silent"},
-    {GR_CLI_ROW_SECRET, AT(secret_hex)},
-    {GR_CLI_ROW_SECRET_FILE, AT(secret_file)},
-    {GR_CLI_ROW_PRINT_SECRET, AT(print_secret)},
+    {GR_CLI_ROW_SECRET, AT(secret.hex)},
+    {GR_CLI_ROW_SECRET_FILE, AT(secret.file)},
+    {GR_CLI_ROW_PRINT_SECRET, AT(secret.print)},
     {0},
 };
 
@@ -202,8 +203,7 @@ static int work(const gr_cli_line *line)
     (void)signal(SIGPIPE, SIG_IGN);
     gr_status status = gr_ports_parse(options->ports, &config.ports, &diag);
     if (status == GR_OK) {
-        status = gr_cli_take_secret(options->secret_hex, options->secret_file,
-                                    options->print_secret, secret, &printed, &diag);
+        status = gr_cli_take_secret(&options->secret, secret, &printed, &diag);
     }
     if (status == GR_OK) {
         status = gr_ps_server_create(&config, &server, &diag);
@@ -213,11 +213,7 @@ static int work(const gr_cli_line *line)
         return gr_cli_refuse(status, &diag);
     }
     print_server(options, server);
-    if (printed) {
-        gr_cli_print_secret(secret);
-    }
-    gr_wipe(secret, sizeof secret);
-    gr_wipe_stack();
+    gr_cli_leave_secret(secret, printed);
     int code = gr_cli_flush();
     if (code == GR_EXIT_DONE) {
         status = serve(server, &end, &diag);
