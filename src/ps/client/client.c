@@ -839,9 +839,6 @@ void gr_ps_progress(gr_ps *ps)
     follow_changes(ps);
     for (int s = 0; s < ps->servers; s++) {
         gr_ps_endpoint *endpoint = &ps->endpoints[s];
-        if (endpoint->renews && endpoint->ended) {
-            reconnect(ps, s);
-        }
         if (endpoint->takeover_by_us > 0 &&
             gr_clock_now_us(&ps->clock) >= endpoint->takeover_by_us) {
             fail_subrequests(ps, s);
@@ -851,7 +848,11 @@ void gr_ps_progress(gr_ps *ps)
         }
     }
     for (int s = 0; s < ps->servers; s++) { /* also what a new table has brought */
-        if (ps->endpoints[s].link != NULL && !ps->endpoints[s].lost) {
+        gr_ps_endpoint *endpoint = &ps->endpoints[s];
+        if (endpoint->renews && endpoint->ended) {
+            reconnect(ps, s);
+        }
+        if (endpoint->link != NULL && !endpoint->lost) {
             send_some(ps, s);
         }
     }
