@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Any bytes as the job document that a worker reads. What is accepted and can be resolved is printed
- * as a document again, which is read to the same. */
+/* Any bytes as the job document that a worker reads. What is accepted and can be resolved is
+ * printed as a document again, which is read to the same. */
 
 #include "train/job/job.h"
 

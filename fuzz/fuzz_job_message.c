@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Messages at the socket of a job: byte 0 is the size of the first, with its highest bit descriptors
- * come with it, and so on. What is accepted is sent and received to the same; no descriptor stays. */
+/* Messages at the socket of a job: byte 0 is the size of the first, with its highest bit
+ * descriptors come with it, and so on. What is accepted is sent and received to the same; no
+ * descriptor stays. */
 
 #include "launch/agent/job_message.h"
 
