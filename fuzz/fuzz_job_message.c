@@ -69,7 +69,9 @@ static void receive_one(const int ends[2], bool wants_fds)
         require(gr_job_receive(ends[1], &back, NULL) == 0);
         const gr_job_status *a = &message.status, *b = &back.status;
         require(back.kind == message.kind && a->code == b->code && a->workers == b->workers &&
-                a->launcher == b->launcher && a->ending == b->ending && a->step == b->step);
+                a->launcher == b->launcher && a->ending == b->ending && a->step == b->step &&
+                a->want == b->want && a->least == b->least && a->most == b->most &&
+                a->starting == b->starting);
     }
 }
 

@@ -74,7 +74,7 @@ static bool look_at(const char *name, job_line *line_out)
     const char *word = "lost";
     if (state == GR_JOB_RUNS) {
         gr_diag diag;
-        gr_status status = gr_takeover_ask(&folder, GR_JOB_STATUS, &line_out->status, &diag);
+        gr_status status = gr_takeover_ask(&folder, GR_JOB_STATUS, 0, &line_out->status, &diag);
         line_out->known = status == GR_OK;
         word = status != GR_OK                  ? "busy"
                : line_out->status.ending        ? "ending"
@@ -311,7 +311,7 @@ static gr_status end_job(const gr_job_folder *folder, bool now, gr_diag *diag)
     if (status == GR_OK) {
         gr_process_signal(&supervisor, SIGTERM);
         /* One that does not answer is between two starts, and SIGTERM is enough. */
-        gr_status killed = now ? gr_takeover_ask(folder, GR_JOB_KILL, &answer, diag) : GR_OK;
+        gr_status killed = now ? gr_takeover_ask(folder, GR_JOB_KILL, 0, &answer, diag) : GR_OK;
         (void)killed;
         wait_for_end(folder, &supervisor);
         gr_process_close(&supervisor);

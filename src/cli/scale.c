@@ -39,8 +39,6 @@ const gr_config_table gr_scale_table = {.name = "scale",
                                         .fields = scale_fields,
                                         .struct_bytes = sizeof(scale_options)};
 
-enum { LISTED_MAX = 8 };
-
 static void print_usage(void)
 {
     puts("usage: gradus scale [JOB [N]]\n"
@@ -51,70 +49,62 @@ static void print_usage(void)
          "Exit code: 0 done, 1 the job refuses or does not answer, 2 what was given is wrong.\n");
 }
 
-static gr_status find_only_job(pid_t *process_out, gr_diag *diag)
+/* Is it one that `launcher` has (0: any), and that can grow or shrink, unless that is known? */
+static bool is_meant(const char *name, pid_t launcher)
 {
-    pid_t launchers[LISTED_MAX];
-    int count = gr_scale_find(launchers, LISTED_MAX);
-    if (count == 1) {
-        *process_out = launchers[0];
-        return GR_OK;
-    }
-    return gr_fail(diag, GR_E_INVALID,
-                   count == 0 ? "scale: you have no job on this host that can grow or shrink"
-                              : "scale: you have several jobs on this host; say which (gradus ls)");
-}
-
-/* The supervisor of the job of that name, or, with a number above 0, of the one that has this
- * launcher; 0: there is none. */
-static pid_t find_supervisor(const char *name, pid_t launcher)
-{
-    gr_process supervisor = {.fd = -1};
     gr_job_folder folder;
-    gr_job_status status;
+    gr_job_status status = {.most = 0};
     if (gr_job_folder_open(name, &folder, NULL) != GR_OK) {
-        return 0;
+        return false;
     }
-    bool ours = launcher == 0 || (gr_takeover_ask(&folder, GR_JOB_STATUS, &status, NULL) == GR_OK &&
-                                  status.launcher == launcher);
-    if (ours && gr_takeover_find(&folder, &supervisor, NULL) == GR_OK) {
-        gr_process_close(&supervisor);
-    }
+    bool asked = gr_takeover_ask(&folder, GR_JOB_STATUS, 0, &status, NULL) == GR_OK;
     gr_job_folder_close(&folder);
-    return supervisor.pid;
+    return asked && (launcher != 0 ? status.launcher == launcher : status.most > 0);
 }
 
-static pid_t find_by_launcher(pid_t launcher)
+/* The job that has this launcher, or, with 0, one that can grow or shrink. Returns how many there
+ * are. */
+static int find_jobs(pid_t launcher, char name_out[GR_JOB_NAME_BYTES])
 {
     enum { NAMES_MAX = 1024 };
     char(*names)[GR_JOB_NAME_BYTES] = malloc(NAMES_MAX * sizeof *names);
-    int count = names != NULL ? gr_job_folder_list(names, NAMES_MAX, NULL) : 0;
-    pid_t supervisor = 0;
-    for (int i = 0; i < count && supervisor == 0; i++) {
-        supervisor = find_supervisor(names[i], launcher);
+    int count = names != NULL ? gr_job_folder_list(names, NAMES_MAX, NULL) : 0, found = 0;
+    for (int i = 0; i < count; i++) {
+        if (is_meant(names[i], launcher)) {
+            snprintf(name_out, GR_JOB_NAME_BYTES, "%s", names[i]);
+            found++;
+        }
     }
     free(names);
-    return supervisor;
+    return found;
 }
 
-/* Which process to ask. */
-static gr_status find_job(const char *job, pid_t *process_out, gr_diag *diag)
+/* Which job to ask: the one of that name, or of the launcher with that number. */
+static gr_status find_job(const char *job, gr_job_folder *folder_out, gr_diag *diag)
 {
-    int64_t number;
+    char name[GR_JOB_NAME_BYTES] = "";
+    int64_t number = 0;
     if (job == NULL) {
-        return find_only_job(process_out, diag);
+        int count = find_jobs(0, name);
+        if (count != 1) {
+            return gr_fail(
+                diag, GR_E_INVALID,
+                count == 0 ? "scale: you have no job on this host that can grow or shrink"
+                           : "scale: you have several jobs on this host; say which (gradus ls)");
+        }
+        return gr_job_folder_open(name, folder_out, diag);
     }
-    *process_out = find_supervisor(job, 0);
-    if (*process_out == 0 && gr_number_int(job, &number) == GR_NUMBER_OK && number > 0 &&
-        number <= INT32_MAX) {
-        pid_t supervisor = find_by_launcher((pid_t)number);
-        *process_out = supervisor != 0 ? supervisor : (pid_t)number;
+    if (gr_job_folder_open(job, folder_out, NULL) == GR_OK) {
+        return GR_OK;
     }
-    return *process_out != 0
-               ? GR_OK
-               : gr_fail(diag, GR_E_INVALID,
-                         "scale: you have no job \"%s\" that runs on this host; gradus ls lists "
-                         "those that you have",
-                         job);
+    if (gr_number_int(job, &number) == GR_NUMBER_OK && number > 0 && number <= INT32_MAX &&
+        find_jobs((pid_t)number, name) > 0) {
+        return gr_job_folder_open(name, folder_out, diag);
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "scale: you have no job \"%s\" that runs on this host; gradus ls lists those "
+                   "that you have",
+                   job);
 }
 
 static gr_status read_words(const gr_cli_line *line, scale_options *options, gr_diag *diag)
@@ -134,19 +124,25 @@ static int scale(const gr_cli_line *line)
 {
     scale_options *options = line->options;
     gr_diag diag = {0};
-    gr_scale_reply reply;
-    pid_t process = 0;
+    gr_job_folder folder;
+    gr_job_status job;
     gr_status status = read_words(line, options, &diag);
     if (status == GR_OK) {
-        status = find_job(options->job, &process, &diag);
+        status = find_job(options->job, &folder, &diag);
     }
     if (status != GR_OK) {
         return gr_cli_refuse(status, &diag);
     }
-    status = gr_scale_ask(process, (int)options->to, &reply, &diag);
-    if (status != GR_OK) {
-        return gr_cli_fail(status == GR_E_NOT_FOUND ? GR_EXIT_INPUT : GR_EXIT_FAILED, &diag);
+    status = gr_takeover_ask(&folder, options->to > 0 ? GR_JOB_SCALE : GR_JOB_STATUS,
+                             (int)options->to, &job, &diag);
+    if (status == GR_E_AGAIN) {
+        (void)gr_fail(&diag, status, "scale: job %s does not run any more", folder.name);
     }
+    gr_job_folder_close(&folder);
+    if (status != GR_OK) {
+        return gr_cli_fail(GR_EXIT_FAILED, &diag);
+    }
+    const gr_scale_reply reply = gr_scale_word(&job, (int)options->to);
     if (reply.status != GR_OK) {
         fprintf(stderr, "gradus: %s\n", reply.text);
         return GR_EXIT_FAILED;

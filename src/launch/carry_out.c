@@ -267,12 +267,6 @@ static bool act_on_worker(gr_launch_job *job, const gr_scheduler_action *action,
     return true;
 }
 
-static void answer(const gr_launch_job *job, const gr_scheduler_answer *of)
-{
-    const gr_scale_reply reply = gr_scale_word(of);
-    gr_scale_answer(job->loop.scale_fd, &job->loop.scale_request, &reply);
-}
-
 static bool act_on_group(gr_launch_job *job, const gr_scheduler_action *action)
 {
     if (action->kind == GR_ACTION_START_WORKER) {
@@ -285,7 +279,7 @@ static bool act_on_group(gr_launch_job *job, const gr_scheduler_action *action)
         gr_coordinator_set_target_size(job->coordinator, action->value);
         gr_coordinator_expect_joining(job->coordinator, action->flag);
     } else if (action->kind == GR_ACTION_ANSWER) {
-        answer(job, &action->answer);
+        job->scale_word = action->answer.word;
     } else {
         return false;
     }

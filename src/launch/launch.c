@@ -14,20 +14,7 @@
 
 enum { ARENA_BYTES_MAX = 256 << 20 };
 
-/* ---- What the coordinator, and the user, say ------------------------------------------------- */
-
-static void on_scale(uv_poll_t *poll, int status, int events)
-{
-    gr_launch_job *job = poll->data;
-    (void)status;
-    (void)events;
-    while (gr_scale_receive(job->loop.scale_fd, &job->loop.scale_request)) {
-        gr_launch_job_happen(
-            job,
-            &(gr_scheduler_event){.kind = GR_EVENT_SCALE, .value = job->loop.scale_request.workers},
-            NULL);
-    }
-}
+/* ---- What the coordinator says --------------------------------------------------------------- */
 
 static void on_coordinator(uv_poll_t *poll, int status, int events)
 {
@@ -150,16 +137,6 @@ static int start_handles(gr_launch_job *job)
     if (error == 0) {
         error = uv_poll_start(&job->loop.coordinator_poll, UV_READABLE, on_coordinator);
     }
-    if (error == 0 && gr_launch_elastic(job->config)) {
-        job->loop.scale_fd = gr_scale_listen();
-    }
-    if (error == 0 && job->loop.scale_fd >= 0) {
-        job->loop.scale_poll.data = job;
-        error = uv_poll_init(loop, &job->loop.scale_poll, job->loop.scale_fd);
-    }
-    if (error == 0 && job->loop.scale_fd >= 0) {
-        error = uv_poll_start(&job->loop.scale_poll, UV_READABLE, on_scale);
-    }
     return error;
 }
 
@@ -220,9 +197,6 @@ static void clean_up(gr_launch_job *job)
     if (job->setup.stdin_fd >= 0) {
         close(job->setup.stdin_fd);
     }
-    if (job->loop.scale_fd >= 0) {
-        close(job->loop.scale_fd);
-    }
     if (job->loop.signal_fd >= 0) {
         close(job->loop.signal_fd);
     }
@@ -259,7 +233,7 @@ gr_status gr_launch_run(const gr_launch_config *config, gr_launch_report *report
 {
     gr_launch_job job = {.config = config,
                          .setup = {.start_us = gr_launch_job_now_us(), .stdin_fd = -1},
-                         .loop = {.signal_fd = -1, .scale_fd = -1}};
+                         .loop = {.signal_fd = -1}};
     *report_out = (gr_launch_report){.rank = -1};
     if (config->workers < 1 || gr_launch_slots(config) > GR_LAUNCH_WORKERS_MAX) {
         return gr_fail(diag, GR_E_INVALID, "-np: %d workers cannot be started here; 1 to %d can",

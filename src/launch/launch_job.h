@@ -15,7 +15,6 @@
 #include "launch/launch.h"
 #include "launch/output.h"
 #include "launch/root_cause.h"
-#include "launch/scale.h"
 #include "launch/schedule/schedule.h"
 #include "launch/spawn.h"
 
@@ -56,10 +55,8 @@ typedef struct gr_launch_setup {
 typedef struct gr_launch_loop {
     uv_loop_t loop;
     bool open;
-    uv_poll_t signal_poll, coordinator_poll, scale_poll;
+    uv_poll_t signal_poll, coordinator_poll;
     int signal_fd; /* of those that ask for an end */
-    int scale_fd;  /* requests for another number of workers; -1: none are listened to */
-    gr_scale_request scale_request; /* the last one */
     uv_timer_t timers[GR_TIMER_KINDS];
     uv_timer_t coordinator_timer, fault_timer, orphan_timer;
 } gr_launch_loop;
@@ -102,7 +99,8 @@ typedef struct gr_launch_job {
     const char *server_list; /* GRADUS_SERVERS; NULL: none, or they are not all ready */
     bool servers_filed;      /* config->server.file is there */
     bool coordinator_failed;
-    int64_t *fault_next_us; /* of each fault, after the start; INT64_MAX: never again */
+    gr_scheduler_word scale_word; /* to the last request for another number of workers */
+    int64_t *fault_next_us;       /* of each fault, after the start; INT64_MAX: never again */
     gr_launch_loop loop;
     gr_launch_seek seek;
 } gr_launch_job;

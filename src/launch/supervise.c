@@ -74,12 +74,29 @@ static void on_say(void *arg, const char *text, size_t size_bytes)
 static void describe(void *arg, gr_job_status *status)
 {
     const gr_launch_job *job = arg;
+    const bool elastic = gr_launch_elastic(job->config);
+    const int most = gr_launch_most(job->config), room = gr_scheduler_room(&job->schedule);
     *status = (gr_job_status){.workers = gr_scheduler_count_busy(&job->schedule),
-                              .ending = job->schedule.phase != GR_PHASE_RUNNING};
+                              .ending = job->schedule.phase != GR_PHASE_RUNNING ||
+                                        gr_coordinator_is_over(job->coordinator),
+                              .want = job->schedule.want,
+                              .least = elastic ? job->config->workers_min : 0,
+                              .most = elastic ? most < room ? most : room : 0};
     for (int rank = 0; rank < job->schedule.config.slots; rank++) {
         const uint64_t step = gr_records_place(job->records, rank).step;
         status->step = step > status->step ? step : status->step;
     }
+}
+
+static int on_scale(void *arg, int workers)
+{
+    gr_launch_job *job = arg;
+    job->scale_word = GR_WORD_ENDING; /* who is over does not answer */
+    if (gr_launch_elastic(job->config)) {
+        gr_launch_job_happen(job, &(gr_scheduler_event){.kind = GR_EVENT_SCALE, .value = workers},
+                             NULL);
+    }
+    return job->scale_word;
 }
 
 int gr_launch_job_supervise(gr_launch_job *job)
@@ -88,6 +105,7 @@ int gr_launch_job_supervise(gr_launch_job *job)
                                          .came = on_came,
                                          .expired = on_expired,
                                          .kill = on_kill,
+                                         .scale = on_scale,
                                          .say = on_say,
                                          .describe = describe,
                                          .arg = job};

@@ -326,4 +326,4 @@ def test_wrong_numbers_of_workers_are_refused(gradus, job, tmp_path, workers, se
 
 def test_scale_needs_a_job(gradus):
     done = gradus("scale", "--to", 2, "--job", os.getpid())
-    assert done.returncode == 2 and "is no `gradus run` of yours" in done.stderr
+    assert done.returncode == 2 and f'you have no job "{os.getpid()}" that runs' in done.stderr

@@ -351,6 +351,17 @@ def test_scale_names_what_is_wrong(host, words, sentence):
     assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_job_that_neither_grows_nor_shrinks_says_so(host, echo):
+    echo()
+    for words in ["scale", "echo"], ["scale", "echo", 2]:
+        done = host(*words)
+        assert done.returncode == 1 and done.stderr == (
+            "gradus: the job has 1 worker, and can neither grow nor shrink (--min-workers and "
+            "--max-workers of gradus run)\n")
+    done = host("scale")
+    assert done.returncode == 2 and "no job on this host that can grow or shrink" in done.stderr
+
+
 # ---- Who gets it ---------------------------------------------------------------------------------
 
 def test_two_that_attach_at_once(host, echo):
@@ -416,22 +427,22 @@ def test_garbage_at_the_socket_harms_nobody(host, echo, tmp_path):
         with contextlib.chdir(tmp_path / "run/gradus/echo"):
             sockets[-1].connect("socket")
         return sockets[-1]
-    magic = struct.pack("<I", 0x314a5247)
-    for bytes_sent in b"x", b"\0" * 32, b"\xff" * 32, magic + b"\xff" * 28, b"y" * 5000:
+    magic = struct.pack("<I", 0x324a5247)
+    for bytes_sent in b"x", b"\0" * 48, b"\xff" * 48, magic + b"\xff" * 44, b"y" * 5000:
         one = connect()
         one.send(bytes_sent)
         assert one.recv(100) == b""
-    attach = magic + struct.pack("<I", 1) + b"\0" * 24
+    attach = magic + struct.pack("<I", 1) + b"\0" * 40
     one = connect()
     one.send(attach)  # without descriptors, and there is a launcher
-    assert one.recv(100)[4:8] == struct.pack("<I", 6)
+    assert one.recv(100)[4:8] == struct.pack("<I", 7)
     for _ in range(40):  # who says nothing does not keep others out
         connect()
     assert state_of(host, "echo") == "running" and os.path.exists(path)
     job.lose_launcher()
     one = connect()
     one.send(attach)
-    assert one.recv(100)[4:8] == struct.pack("<I", 6)
+    assert one.recv(100)[4:8] == struct.pack("<I", 7)
     attached = host.start("attach", "echo")
     job.tell("out 1")
     assert read_lines(attached.stdout, 1) == ["out 1"]

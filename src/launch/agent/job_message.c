@@ -8,8 +8,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* magic u32, kind u32, code u32, workers u32, launcher u32, ending u32, step u64 */
-enum { MAGIC = 0x314a5247 /* "GRJ1" */, MESSAGE_BYTES = 32, FDS = 2 };
+/* magic u32, kind u32, code u32, workers u32, launcher u32, ending u32, step u64, want u32,
+ * least u32, most u32, word u32 */
+enum { MAGIC = 0x324a5247 /* "GRJ2" */, MESSAGE_BYTES = 48, FDS = 2 };
 
 typedef union control {
     struct cmsghdr head;
@@ -29,6 +30,10 @@ int gr_job_send(int socket_fd, const gr_job_message *message, const int *fds)
     gr_put_u32(bytes + 16, (uint32_t)message->status.launcher);
     gr_put_u32(bytes + 20, message->status.ending);
     gr_put_u64(bytes + 24, message->status.step);
+    gr_put_u32(bytes + 32, (uint32_t)message->status.want);
+    gr_put_u32(bytes + 36, (uint32_t)message->status.least);
+    gr_put_u32(bytes + 40, (uint32_t)message->status.most);
+    gr_put_u32(bytes + 44, (uint32_t)message->status.word);
     if (fds != NULL) {
         out.msg_control = &ancillary;
         out.msg_controllen = sizeof ancillary;
@@ -97,7 +102,11 @@ int gr_job_receive(int socket_fd, gr_job_message *message_out, int *fds_out)
                                                .workers = (int)gr_get_u32(bytes + 12),
                                                .launcher = (int)gr_get_u32(bytes + 16),
                                                .ending = gr_get_u32(bytes + 20) != 0,
-                                               .step = gr_get_u64(bytes + 24)}};
+                                               .step = gr_get_u64(bytes + 24),
+                                               .want = (int)gr_get_u32(bytes + 32),
+                                               .least = (int)gr_get_u32(bytes + 36),
+                                               .most = (int)gr_get_u32(bytes + 40),
+                                               .word = (int)gr_get_u32(bytes + 44)}};
     return 0;
 }
 

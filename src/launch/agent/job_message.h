@@ -2,8 +2,8 @@
 #ifndef GR_LAUNCH_AGENT_JOB_MESSAGE_H
 #define GR_LAUNCH_AGENT_JOB_MESSAGE_H
 
-/* What launchers, `gradus ls` and `gradus stop` exchange with the supervisor of a job, over a
- * SOCK_SEQPACKET socket: messages of one size. */
+/* What launchers, `gradus ls`, `gradus stop` and `gradus scale` exchange with the supervisor of a
+ * job, over a SOCK_SEQPACKET socket: messages of one size. */
 
 #include <gradus/status.h>
 #include <stdbool.h>
@@ -16,6 +16,8 @@ typedef enum gr_job_message_kind {
                           now on */
     GR_JOB_STATUS,     /* STATUS_IS follows */
     GR_JOB_KILL,       /* everything ends now; STATUS_IS follows */
+    GR_JOB_SCALE,      /* it shall have status.want workers; STATUS_IS follows, as it was before,
+                          with the scheduler's word */
     GR_JOB_RECEIVED,   /* by a launcher: END has come */
     /* from the supervisor */
     GR_JOB_ATTACHED,
@@ -28,10 +30,13 @@ typedef enum gr_job_message_kind {
 
 typedef struct gr_job_status {
     int code;
-    int workers;   /* that run */
-    int launcher;  /* process number; 0: none */
-    bool ending;   /* it was asked to end, or has failed */
-    uint64_t step; /* that was begun last; 0: unknown */
+    int workers;     /* that run */
+    int launcher;    /* process number; 0: none */
+    bool ending;     /* it was asked to end, or has failed */
+    uint64_t step;   /* that was begun last; 0: unknown */
+    int want;        /* workers that it shall have, */
+    int least, most; /* and may have; most 0: it neither grows nor shrinks */
+    int word;        /* to SCALE: a gr_scheduler_word */
 } gr_job_status;
 
 typedef struct gr_job_message {

@@ -278,10 +278,14 @@ static visitor *watch(gr_supervisor *supervisor, int fd, uv_poll_cb on_event)
 
 /* ---- Visitors -------------------------------------------------------------------------------- */
 
-static void answer(const gr_supervisor *supervisor, int fd, int kind)
+/* `scale`: it shall have so many workers; 0: as many as it has. */
+static void answer(const gr_supervisor *supervisor, int fd, int kind, int scale)
 {
     gr_job_message message = {.kind = kind};
     supervisor->events.describe(supervisor->events.arg, &message.status);
+    if (scale != 0) {
+        message.status.word = supervisor->events.scale(supervisor->events.arg, scale);
+    }
     message.status.launcher = (int)supervisor->config.launcher;
     (void)gr_job_send(fd, &message, NULL);
 }
@@ -294,7 +298,7 @@ static void attach(gr_supervisor *supervisor, int fd, const int fds[2])
         leave(supervisor);
     }
     if (gr_supervisor_is_attached(supervisor) || fds[0] < 0) {
-        answer(supervisor, fd, GR_JOB_TAKEN);
+        answer(supervisor, fd, GR_JOB_TAKEN, 0);
         close(fd);
         return;
     }
@@ -307,7 +311,7 @@ static void attach(gr_supervisor *supervisor, int fd, const int fds[2])
     supervisor->config.launcher = pid;
     lead_output(fds[0], fds[1]);
     uv_timer_stop(&supervisor->timer);
-    answer(supervisor, fd, GR_JOB_ATTACHED);
+    answer(supervisor, fd, GR_JOB_ATTACHED, 0);
     supervisor->events.came(supervisor->events.arg, (int)pid);
 }
 
@@ -341,8 +345,10 @@ static void on_visitor(uv_poll_t *poll, int status, int events)
         if (error == 0 && message.kind == GR_JOB_KILL) {
             supervisor->events.kill(supervisor->events.arg);
         }
-        if (error == 0 && (message.kind == GR_JOB_KILL || message.kind == GR_JOB_STATUS)) {
-            answer(supervisor, from->fd, GR_JOB_STATUS_IS);
+        if (error == 0 && (message.kind == GR_JOB_KILL || message.kind == GR_JOB_STATUS ||
+                           message.kind == GR_JOB_SCALE)) {
+            answer(supervisor, from->fd, GR_JOB_STATUS_IS,
+                   message.kind == GR_JOB_SCALE ? message.status.want : 0);
         }
         dismiss(supervisor, from, true);
     }

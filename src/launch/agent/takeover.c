@@ -100,10 +100,10 @@ gr_status gr_takeover(const gr_job_folder *folder, int *connection_out, gr_proce
     return GR_OK;
 }
 
-gr_status gr_takeover_ask(const gr_job_folder *folder, int kind, gr_job_status *status_out,
-                          gr_diag *diag)
+gr_status gr_takeover_ask(const gr_job_folder *folder, int kind, int want,
+                          gr_job_status *status_out, gr_diag *diag)
 {
-    gr_job_message message = {.kind = kind};
+    gr_job_message message = {.kind = kind, .status = {.want = want}};
     int connection;
     gr_status status = connect_to(folder, &connection, diag);
     if (status == GR_OK) {

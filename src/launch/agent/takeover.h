@@ -25,10 +25,10 @@ void gr_process_signal(const gr_process *process, int signal_number);
  * GR_E_AGAIN: it has just ended, gr_job_folder_state knows how; GR_E_TIMEOUT, GR_E_IO. */
 gr_status gr_takeover(const gr_job_folder *folder, int *connection_out, gr_process *supervisor_out,
                       int *launcher_out, gr_diag *diag) GR_MUST_CHECK;
-/* Asks its supervisor, with GR_JOB_STATUS or GR_JOB_KILL. GR_E_AGAIN as above; GR_E_TIMEOUT: no
- * answer within 2 s, as between two starts of all workers. */
-gr_status gr_takeover_ask(const gr_job_folder *folder, int kind, gr_job_status *status_out,
-                          gr_diag *diag) GR_MUST_CHECK;
+/* Asks its supervisor, with GR_JOB_STATUS, GR_JOB_KILL, or GR_JOB_SCALE and `want`. GR_E_AGAIN as
+ * above; GR_E_TIMEOUT: no answer within 2 s, as between two starts of all workers. */
+gr_status gr_takeover_ask(const gr_job_folder *folder, int kind, int want,
+                          gr_job_status *status_out, gr_diag *diag) GR_MUST_CHECK;
 /* Its supervisor. GR_E_AGAIN as above. */
 gr_status gr_takeover_find(const gr_job_folder *folder, gr_process *supervisor_out,
                            gr_diag *diag) GR_MUST_CHECK;
