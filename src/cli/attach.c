@@ -102,14 +102,14 @@ int gr_attach_follow(int connection, gr_process *supervisor, bool child, gr_atta
 
 /* ---- A job that is there --------------------------------------------------------------------- */
 
-/* What no launcher has written, and the exit code; with that the job is over. */
-static int deliver(const gr_job_folder *folder, const gr_job_end *end)
+/* What no launcher has written. */
+static bool write_rest(const gr_job_folder *folder, const uint64_t delivered[GR_JOB_STREAMS])
 {
-    char data[GR_OUTPUT_RECORD_BYTES], when[32] = "";
+    char data[GR_OUTPUT_RECORD_BYTES];
     gr_output_reader reader;
     size_t size;
     int stream, error = 0;
-    gr_output_reader_open(&reader, folder->fd, end->delivered);
+    gr_output_reader_open(&reader, folder->fd, delivered);
     while (error == 0 && (size = gr_output_reader_next(&reader, &stream, data)) > 0) {
         error = gr_fd_write(stream == 0 ? STDOUT_FILENO : STDERR_FILENO, data, size);
     }
@@ -117,6 +117,15 @@ static int deliver(const gr_job_folder *folder, const gr_job_end *end)
     if (error != 0) {
         fprintf(stderr, "gradus: the output of job %s cannot be written: %s\n", folder->name,
                 strerror(error));
+    }
+    return error == 0;
+}
+
+/* The rest of its output, and the exit code; with that the job is over. */
+static int deliver(const gr_job_folder *folder, const gr_job_end *end)
+{
+    char when[32] = "";
+    if (!write_rest(folder, end->delivered)) {
         return GR_EXIT_FAILED;
     }
     time_t end_s = (time_t)end->end_s;
@@ -217,6 +226,18 @@ void gr_attach_find_lost(gr_attach_loss *loss)
         snprintf(loss->name, sizeof loss->name, "%s", names[i]);
     }
     free(names);
+}
+
+bool gr_attach_deliver(const gr_attach_loss *loss)
+{
+    gr_job_folder folder;
+    uint64_t delivered[GR_JOB_STREAMS];
+    if (gr_job_folder_open(loss->name, &folder, NULL) != GR_OK) {
+        return true;
+    }
+    bool written = !gr_job_folder_left(&folder, delivered) || write_rest(&folder, delivered);
+    gr_job_folder_close(&folder);
+    return written;
 }
 
 bool gr_attach_goes_on(const gr_attach_loss *loss)

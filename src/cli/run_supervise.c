@@ -279,6 +279,9 @@ int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(g
     name_run(run->record.run);
     bool taken = take_over_any(run, &code, &loss);
     bool lost = taken && code == GR_ATTACH_LOST;
+    if (lost && loss.found && !gr_attach_deliver(&loss)) {
+        return GR_EXIT_FAILED;
+    }
     if (lost && loss.found) { /* while nobody looked: who gives the line anew wants it */
         fprintf(stderr,
                 "gradus: job %s is lost: the process that supervised it was killed; it is begun "

@@ -190,6 +190,30 @@ def test_the_same_line_may_go_on_any_number_of_times(host, tmp_path):
     is_nothing_left(host, tmp_path)
 
 
+def test_output_of_before_the_loss_is_delivered_once(host, script, tmp_path):
+    os.mkfifo(tmp_path / "told")
+    words = ["run", "-np", 1, "--no-prefix", "--name", "say", "--", *script("""
+import signal, sys
+print("up", flush=True)
+print(open(sys.argv[1]).read(), end="", flush=True)
+signal.pause()
+"""), str(tmp_path / "told")]
+    launcher = host.start(*words)
+    assert read_lines(launcher.stdout, 1) == ["up"]
+    launcher.kill()
+    launcher.communicate(timeout=TIMEOUT_S)
+    wait_for_state(host, "say", "detached")
+    (tmp_path / "told").write_text("nobody reads this\n")
+    wait_until(lambda: "nobody" in host("logs", "say").stdout, "the log")
+    kill_supervisor(host)
+    wait_for_state(host, "say", "lost")
+    launcher = host.start(*words)
+    assert read_lines(launcher.stdout, 2) == ["nobody reads this", "up"]
+    launcher.terminate()
+    finish(launcher, 1)
+    is_nothing_left(host, tmp_path)
+
+
 def test_another_line_takes_the_name_of_a_lost_job(host, tmp_path):
     launcher = host.start("run", "-np", 1, "--name", "up", "--", "sh", "-c",
                           "echo up; exec sleep 1000")

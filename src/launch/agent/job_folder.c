@@ -30,13 +30,14 @@ enum {
     KEPT_S = 7 * 24 * 3600
 };
 
-static const char *const files[] = {"lock",   "job",        "job.new", "socket",
-                                    "output", "output.old", "end",     "end.new"};
+static const char *const files[] = {"lock",       "job",  "job.new",  "socket", "output",
+                                    "output.old", "left", "left.new", "end",    "end.new"};
 
 #define RECORD_FORMAT                                                                              \
     "gradus job 2\nstart %" PRId64 "\nidentity %" PRIx64                                           \
     "\nsupervisor %d\nbeginning %d of %d\nrun %s\ncommand "
-#define END_FORMAT "code %d\nend %" PRId64 "\ndelivered %" PRIu64 " %" PRIu64 "\n"
+#define LEFT_FORMAT "delivered %" PRIu64 " %" PRIu64 "\n"
+#define END_FORMAT "code %d\nend %" PRId64 "\n" LEFT_FORMAT
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
@@ -305,6 +306,24 @@ int gr_job_folder_write_end(const gr_job_folder *folder, const gr_job_end *end)
     snprintf(text, sizeof text, END_FORMAT, end->code, end->end_s, end->delivered[0],
              end->delivered[1]);
     return replace_small(folder->fd, "end", "end.new", text);
+}
+
+int gr_job_folder_write_left(const gr_job_folder *folder, const uint64_t delivered[GR_JOB_STREAMS])
+{
+    char text[RECORD_BYTES];
+    if (delivered == NULL) {
+        return unlinkat(folder->fd, "left", 0) == 0 || errno == ENOENT ? 0 : errno;
+    }
+    snprintf(text, sizeof text, LEFT_FORMAT, delivered[0], delivered[1]);
+    return replace_small(folder->fd, "left", "left.new", text);
+}
+
+bool gr_job_folder_left(const gr_job_folder *folder, uint64_t delivered_out[GR_JOB_STREAMS])
+{
+    char text[RECORD_BYTES];
+    return read_small(folder->fd, "left", text, sizeof text) > 0 &&
+           sscanf(text, "delivered %" SCNu64 " %" SCNu64, &delivered_out[0], &delivered_out[1]) ==
+               2;
 }
 
 /* ---- Its socket ------------------------------------------------------------------------------ */

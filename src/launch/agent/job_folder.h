@@ -11,6 +11,7 @@
  *     socket      where the supervisor listens (supervisor.h)
  *     output, output.old
  *                 what the job has written (output_log.h)
+ *     left        how much of that a launcher had written when it left; not there: all of it
  *     end         the exit code, once the job has ended and until a launcher has it (gr_job_end)
  *
  * A folder whose lock nobody holds and that has no end is that of a supervisor that was killed. It
@@ -88,6 +89,10 @@ bool gr_job_folder_record(const gr_job_folder *folder, gr_job_record *record_out
 int gr_job_folder_write_record(const gr_job_folder *folder, const gr_job_record *record);
 /* 0 or errno. */
 int gr_job_folder_write_end(const gr_job_folder *folder, const gr_job_end *end);
+/* NULL: a launcher has come, and writes all of it. 0 or errno. */
+int gr_job_folder_write_left(const gr_job_folder *folder, const uint64_t delivered[GR_JOB_STREAMS]);
+/* false: no launcher has left. */
+bool gr_job_folder_left(const gr_job_folder *folder, uint64_t delivered_out[GR_JOB_STREAMS]);
 /* A connection to its supervisor: SOCK_SEQPACKET, close-on-exec; -1 with errno. */
 int gr_job_folder_connect(const gr_job_folder *folder);
 

@@ -130,6 +130,9 @@ void gr_supervisor_note_delivered(gr_supervisor *supervisor,
                                   const uint64_t delivered[GR_JOB_STREAMS])
 {
     memcpy(supervisor->delivered, delivered, sizeof supervisor->delivered);
+    if (supervisor->log != NULL) {
+        (void)gr_job_folder_write_left(&supervisor->folder, delivered);
+    }
 }
 
 static bool launcher_is_gone(const gr_supervisor *supervisor)
@@ -147,8 +150,10 @@ static void look_after_launcher(gr_supervisor *supervisor)
         supervisor->config.launcher_fd = -1;
         supervisor->config.launcher = 0;
         supervisor->alone_us = now_us();
-        for (int i = 0; i < GR_JOB_STREAMS && supervisor->log != NULL; i++) {
-            supervisor->delivered[i] = gr_output_log_total(supervisor->log, i);
+        if (supervisor->log != NULL) {
+            const uint64_t all[] = {gr_output_log_total(supervisor->log, 0),
+                                    gr_output_log_total(supervisor->log, 1)};
+            gr_supervisor_note_delivered(supervisor, all);
         }
     }
 }
@@ -311,6 +316,7 @@ static void attach(gr_supervisor *supervisor, int fd, const int fds[2])
     supervisor->config.launcher = pid;
     lead_output(fds[0], fds[1]);
     uv_timer_stop(&supervisor->timer);
+    (void)gr_job_folder_write_left(&supervisor->folder, NULL);
     answer(supervisor, fd, GR_JOB_ATTACHED, 0);
     supervisor->events.came(supervisor->events.arg, (int)pid);
 }
