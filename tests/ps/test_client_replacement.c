@@ -19,7 +19,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { CLIENT = GR_PS_WORKERS_AT, SERVERS = 2, CLOSES_MS = 10000 };
+enum { CLIENT = GR_PS_WORKERS_AT, SERVERS = 2, SERVERS_MAX = 3, CLOSES_MS = 10000 };
 #define WAIT_US INT64_C(60000000)
 
 /* ---- A server that says what the test says --------------------------------------------------- */
@@ -143,10 +143,12 @@ static void *run_client(void *arg)
     return NULL;
 }
 
-static void client_start(client *c, const char *first, const char *second)
+/* Of a third server there may be none: "". */
+static void client_start(client *c, const char *first, const char *second, const char *third)
 {
     setenv("GRADUS_LINK", "tcp", 1);
-    snprintf(c->addresses, sizeof c->addresses, "%s,%s", first, second);
+    snprintf(c->addresses, sizeof c->addresses, "%s,%s%s%s", first, second,
+             third[0] != '\0' ? "," : "", third);
     assert_int_equal(pthread_create(&c->thread, NULL, run_client, c), 0);
 }
 
@@ -204,7 +206,7 @@ static void is_told_of_a_new_server(int replaced)
     assert_true(gr_ps_table_lose(&table, replaced));
     assert_true(gr_ps_table_add(&table, replaced, INCARNATION));
 
-    client_start(&c, address[0], address[1]);
+    client_start(&c, address[0], address[1], "");
     int old = accept(silent, NULL, NULL);
     assert_true(old >= 0);
     (void)scripted_take(&server[stays], GR_PS_HELLO);
@@ -244,7 +246,7 @@ static void client_reaching_a_server_that_the_table_has_lost_does_without_it(voi
     gr_ps_table_init(&table, SERVERS);
     assert_true(gr_ps_table_lose(&table, 1));
 
-    client_start(&c, gr_mesh_address(server[0].mesh), gr_mesh_address(server[1].mesh));
+    client_start(&c, gr_mesh_address(server[0].mesh), gr_mesh_address(server[1].mesh), "");
     (void)scripted_take(&server[0], GR_PS_HELLO);
     scripted_send_table(&server[0], &table);
     uint32_t ticket = scripted_take(&server[0], GR_PS_HELLO); /* by that table */
@@ -261,10 +263,63 @@ static void client_reaching_a_server_that_the_table_has_lost_does_without_it(voi
     }
 }
 
+/* Server 2 is two tables behind, and tells of a process that was lost since, between the newest
+ * one's address and its table. */
+static void client_told_of_two_new_servers_connects_to_that_of_the_newest_table(void **state)
+{
+    (void)state;
+    enum { FIRST = 7, SECOND = 8 };
+    static client c;
+    scripted server[SERVERS_MAX];
+    char lost_address[GR_ADDRESS_BYTES];
+    gr_ps_table table;
+    int silent = listen_silently(lost_address);
+    for (int i = 0; i < SERVERS_MAX; i++) {
+        scripted_open(&server[i], i);
+    }
+    gr_ps_table_init(&table, SERVERS_MAX);
+    assert_true(gr_ps_table_lose(&table, 1));
+
+    client_start(&c, gr_mesh_address(server[0].mesh), lost_address,
+                 gr_mesh_address(server[2].mesh));
+    int old = accept(silent, NULL, NULL);
+    assert_true(old >= 0);
+    (void)scripted_take(&server[0], GR_PS_HELLO);
+    (void)scripted_take(&server[2], GR_PS_HELLO);
+    scripted_send_place(&server[0], 1, SECOND, gr_mesh_address(server[1].mesh));
+    scripted_send_table(&server[0], &table);
+    (void)scripted_take(&server[0], GR_PS_HELLO); /* by that table */
+    (void)scripted_take(&server[2], GR_PS_HELLO);
+    assert_true(gr_ps_table_add(&table, 1, FIRST));
+    scripted_send_place(&server[2], 1, FIRST, lost_address);
+    scripted_send_table(&server[2], &table);
+    (void)scripted_take(&server[0], GR_PS_HELLO);
+    (void)scripted_take(&server[2], GR_PS_HELLO);
+    expect_closed(old);
+    int lost = accept(silent, NULL, NULL);
+    assert_true(lost >= 0);
+    assert_true(gr_ps_table_lose(&table, 1));
+    assert_true(gr_ps_table_add(&table, 1, SECOND));
+    scripted_send_table(&server[0], &table);
+    expect_closed(lost);
+    for (int i = 0; i < SERVERS_MAX; i++) {
+        scripted_send_done(&server[i], scripted_take(&server[i], GR_PS_HELLO));
+    }
+    client_expect_connected(&c);
+
+    close(old);
+    close(lost);
+    close(silent);
+    for (int i = 0; i < SERVERS_MAX; i++) {
+        gr_mesh_destroy(server[i].mesh);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(client_told_of_a_new_server_gives_up_the_old_address),
+        cmocka_unit_test(client_told_of_two_new_servers_connects_to_that_of_the_newest_table),
         cmocka_unit_test(client_reaching_a_server_that_the_table_has_lost_does_without_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -211,14 +211,14 @@ void gr_ps_lose(gr_ps *ps, int server, gr_status status, const char *why)
 /* ---- A server is replaced -------------------------------------------------------------------- */
 
 /* Another process has its number from now on: requests wait until that is reached. */
-static void renew(gr_ps *ps, int server)
+static void renew(gr_ps *ps, int server, const gr_ps_place *place)
 {
     gr_ps_endpoint *endpoint = &ps->endpoints[server];
     if (endpoint->link != NULL) {
         gr_link_close(endpoint->link, GR_E_PEER_LOST,
                       "another server has come in place of this one");
     }
-    memcpy(endpoint->addresses, endpoint->moved.addresses, sizeof endpoint->addresses);
+    memcpy(endpoint->addresses, place->addresses, sizeof endpoint->addresses);
     endpoint->ended = endpoint->ended || gr_mesh_link(ps->mesh, server) == NULL;
     endpoint->link = NULL;
     endpoint->lost = false;
@@ -360,6 +360,23 @@ static void pass_over(gr_ps *ps, int server)
     }
 }
 
+/* The process that has the server's number by the table may be another one than before. */
+static void follow_incarnation(gr_ps *ps, int server)
+{
+    gr_ps_endpoint *endpoint = &ps->endpoints[server];
+    uint64_t incarnation = ps->table.incarnation[server];
+    const gr_ps_place *place = endpoint->moved;
+    place += place->incarnation != incarnation;
+    if (!ps->table.alive[server] || incarnation == endpoint->incarnation ||
+        incarnation != place->incarnation) {
+        return;
+    }
+    endpoint->incarnation = incarnation;
+    if (endpoint->lost || strcmp(endpoint->addresses, place->addresses) != 0) {
+        renew(ps, server, place); /* else it is the one that this client was told of */
+    }
+}
+
 static void adopt(gr_ps *ps, const gr_ps_table *table)
 {
     if (ps->tabled && table->epoch <= ps->table.epoch) {
@@ -370,13 +387,7 @@ static void adopt(gr_ps *ps, const gr_ps_table *table)
     for (int s = 0; s < ps->servers; s++) {
         gr_ps_endpoint *endpoint = &ps->endpoints[s];
         endpoint->untold = table->epoch > 0;
-        if (table->alive[s] && table->incarnation[s] != endpoint->incarnation &&
-            table->incarnation[s] == endpoint->moved.incarnation) {
-            endpoint->incarnation = table->incarnation[s];
-            if (endpoint->lost || strcmp(endpoint->addresses, endpoint->moved.addresses) != 0) {
-                renew(ps, s); /* else it is the one that this client was told of */
-            }
-        }
+        follow_incarnation(ps, s);
         if (!table->alive[s] && !endpoint->lost) {
             if (endpoint->link != NULL) {
                 gr_link_close(endpoint->link, GR_E_PEER_LOST, "the servers go on without this one");
@@ -732,7 +743,7 @@ static gr_status take_place(gr_ps *ps, int server, const gr_frame *frame, gr_dia
 {
     gr_link *link = ps->endpoints[server].link;
     if (frame->segment >= (uint32_t)ps->servers ||
-        frame->size_bytes >= sizeof ps->endpoints[0].moved.addresses) {
+        frame->size_bytes >= sizeof ps->endpoints[0].moved[0].addresses) {
         return gr_fail(diag, GR_E_PROTOCOL, "it sent an address of server %u", frame->segment);
     }
     gr_ps_place place = {.incarnation = frame->fingerprint};
@@ -745,7 +756,9 @@ static gr_status take_place(gr_ps *ps, int server, const gr_frame *frame, gr_dia
         return gr_fail(diag, GR_E_PROTOCOL, "it sent an address of server %u", frame->segment);
     }
     gr_ps_join_addresses(place.addresses);
-    ps->endpoints[frame->segment].moved = place;
+    gr_ps_place *moved = ps->endpoints[frame->segment].moved;
+    moved[1] = place.incarnation != moved[0].incarnation ? moved[0] : moved[1];
+    moved[0] = place;
     return GR_OK;
 }
 

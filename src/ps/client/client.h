@@ -93,8 +93,8 @@ typedef struct gr_ps_place {
 
 /* The way to one server, whichever process has its number. */
 typedef struct gr_ps_endpoint {
-    gr_link *link; /* NULL: not there (yet) */
-    gr_ps_place moved;
+    gr_link *link;        /* NULL: not there (yet) */
+    gr_ps_place moved[2]; /* the newest first: a server that is behind may tell of an older one */
     uint64_t incarnation; /* by the table */
     bool renews;    /* once the link to the process before has ended, its place is connected to */
     uint8_t *words; /* what a process that came later is told; NULL: nothing */
