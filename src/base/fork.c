@@ -15,6 +15,7 @@ static uint64_t guarded[FDS_MAX / WORD_BITS]; /* untouched pages of it take no m
 static int end;                               /* no guarded descriptor is as high as this */
 static _Atomic uint32_t forks;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Atomic bool installed;
 
 static void before_fork(void)
 {
@@ -55,6 +56,7 @@ static void in_child(void)
 static void install(void)
 {
     (void)pthread_atfork(before_fork, in_parent, in_child);
+    atomic_store(&installed, true);
 }
 
 void gr_fork_guard(int fd)
@@ -89,6 +91,8 @@ void gr_fork_close(int fd)
 
 uint32_t gr_fork_count(void)
 {
-    (void)pthread_once(&once, install);
+    if (!atomic_load_explicit(&installed, memory_order_acquire)) { /* every call comes by here */
+        (void)pthread_once(&once, install);
+    }
     return atomic_load_explicit(&forks, memory_order_relaxed);
 }

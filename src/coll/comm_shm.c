@@ -158,6 +158,17 @@ static void compare_all(void *arg)
     }
 }
 
+/* Both sides say what they called, and then the executor fails. */
+static gr_status report_mismatch(const shm_run *run, int peer)
+{
+    const gr_comm *comm = run->comm;
+    if (!compare_calls(comm)) {
+        gr_exec_mismatch(comm->context->exec, comm->group.id, gr_op_number(run->op),
+                         run->fingerprint, comm->world[peer]);
+    }
+    return GR_PENDING;
+}
+
 /* A rank that died or left while nothing needed it is not told of again. */
 static gr_status check_late(const shm_run *run, gr_diag *diag)
 {
@@ -168,6 +179,9 @@ static gr_status check_late(const shm_run *run, gr_diag *diag)
     /* What it did before its end counts: hence the second look. */
     if (!cause || cause->status == GR_OK || !gr_shm_coll_needs(run->shm_op, late)) {
         return GR_PENDING;
+    }
+    if (gr_shm_coll_called_other(run->shm_op, late)) {
+        return report_mismatch(run, late);
     }
     if (gr_status_scope((gr_status)cause->status) >= GR_SCOPE_COMM) {
         *diag = *cause;
@@ -210,12 +224,7 @@ static gr_status progress(void *state, bool *moved_out, gr_diag *diag)
         }
     }
     if (status == GR_E_MISMATCH) {
-        /* Both sides say what they called, and then the executor fails. */
-        if (!compare_calls(comm)) {
-            gr_exec_mismatch(comm->context->exec, comm->group.id, gr_op_number(run->op),
-                             run->fingerprint, comm->world[gr_shm_coll_late(run->shm_op)]);
-        }
-        return GR_PENDING;
+        return report_mismatch(run, gr_shm_coll_late(run->shm_op));
     }
     if (status == GR_E_PROTOCOL) {
         int peer = comm->world[gr_shm_coll_late(run->shm_op)];
@@ -407,6 +416,17 @@ static gr_op *run_short(gr_comm *comm, shm_run *run, gr_exec_short *call)
     return op;
 }
 
+/* The buffer of the next time. */
+static void move_to(shm_run *run, void *buffer)
+{
+    gr_range *used = run->memory.writes.end ? &run->memory.writes : &run->memory.reads;
+    if (used->first != (uintptr_t)buffer) {
+        used->end = (uintptr_t)buffer + (used->end - used->first);
+        used->first = (uintptr_t)buffer;
+        gr_shm_coll_use(run->shm_op, buffer);
+    }
+}
+
 bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, gr_op **op_out)
 {
     gr_comm_shm *all = comm->context->shms;
@@ -429,11 +449,8 @@ bool gr_comm_shm_repeat(gr_comm *comm, const gr_call *call, const void *caller, 
     run->desc.site = call->site;
     run->desc.caller = caller;
     if (run->moves) {
-        gr_range *used = run->memory.writes.end ? &run->memory.writes : &run->memory.reads;
-        used->end = (uintptr_t)call->out + (used->end - used->first);
-        used->first = (uintptr_t)call->out;
+        move_to(run, call->out);
     }
-    gr_shm_coll_repeat(run->shm_op, run->moves ? call->out : NULL);
     gr_exec_short begun = {.group = &comm->group,
                            .desc = &run->desc,
                            .fingerprint = run->fingerprint,

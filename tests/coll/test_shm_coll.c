@@ -579,24 +579,50 @@ static void test_other_operations_are_seen(void **unused)
     close_world(&w);
 }
 
-/* Of one element, by a rank that waits for nobody: it is over at once. */
-static void broadcast_own(gr_shm_coll *shm, float *value, uint64_t fingerprint)
+static gr_shm_coll_op *start_broadcast(gr_shm_coll *shm, float *values, size_t count, int root,
+                                       uint64_t fingerprint)
 {
     gr_shm_coll_op *op = NULL;
-    const void *input = value;
+    const void *input = values;
     gr_shm_coll_request request = {.coll = GR_COLL_BROADCAST,
-                                   .count = 1,
-                                   .root = shm->rank,
+                                   .count = count,
+                                   .root = root,
                                    .shards = shm->size,
                                    .inputs = &input,
-                                   .out = value,
+                                   .out = values,
                                    .divisor = 1,
                                    .prescale = 1,
                                    .postscale = 1};
     assert_int_equal(gr_shm_coll_start(shm, &request, &op), GR_OK);
     gr_shm_coll_post(op, shm->next_seq, fingerprint);
+    return op;
+}
+
+/* Of one element, by a rank that waits for nobody: it is over at once. */
+static void broadcast_own(gr_shm_coll *shm, float *value, uint64_t fingerprint)
+{
+    gr_shm_coll_op *op = start_broadcast(shm, value, 1, shm->rank, fingerprint);
     assert_int_equal(gr_shm_coll_move(op), GR_OK);
     gr_shm_coll_release(op);
+}
+
+/* Who waits for a rank that says only what it called learns that it called something else. */
+static void a_rank_that_nobody_waits_for_says_what_it_called(void **unused)
+{
+    (void)unused;
+    world w;
+    float value = 0;
+    open_world(&w, 2, CMA);
+    gr_shm_coll_op *barrier = start_barrier(w.shm[0], 5);
+    assert_int_equal(gr_shm_coll_move(barrier), GR_PENDING);
+    assert_false(gr_shm_coll_called_other(barrier, 1));
+    gr_shm_coll_op *receiver = start_broadcast(w.shm[1], &value, 1, 0, 6);
+    assert_int_equal(atomic_load(&w.shm[1]->own->slots[0].control.sequence), 0);
+    assert_true(gr_shm_coll_called_other(barrier, 1));
+    assert_int_equal(gr_shm_coll_move(receiver), GR_E_MISMATCH);
+    gr_shm_coll_release(barrier);
+    gr_shm_coll_release(receiver);
+    close_world(&w);
 }
 
 /* Of two ranks that wait for nobody the later one sees what the other has called, whichever number
@@ -865,6 +891,7 @@ int main(void)
         cmocka_unit_test(different_numbers_of_cores_give_the_same_shares),
         cmocka_unit_test(test_other_operations_are_seen),
         cmocka_unit_test(calls_that_nobody_waits_for_are_compared_whatever_their_number),
+        cmocka_unit_test(a_rank_that_nobody_waits_for_says_what_it_called),
         cmocka_unit_test(test_memory_outside_the_heap_is_refused),
         cmocka_unit_test(test_who_gave_up_is_not_written_to),
         cmocka_unit_test(test_memory_that_is_gone_is_an_error),

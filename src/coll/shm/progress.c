@@ -20,7 +20,7 @@
 #include <sched.h>
 #include <string.h>
 
-enum { SPIN_POLLS = 500, SPIN_POLLS_SHARED = 30, SPIN_YIELDS = 32 };
+enum { ROOTED_PAUSES = 4, SPIN_POLLS = 500, SPIN_POLLS_SHARED = 30, SPIN_YIELDS = 32 };
 
 /* ---- What all store and wait for ------------------------------------------------------------- */
 void gr_shm_coll_wake_all(const gr_shm_coll *shm)
@@ -111,6 +111,13 @@ static bool all_did(const gr_shm_coll_op *op, int *arrived_io)
     return *arrived_io == shm->size;
 }
 
+/* SHM_COLL_CLAIM: all shares are done. */
+static bool claims_done(const gr_shm_coll_op *op)
+{
+    uint64_t done = atomic_load(&gr_shm_coll_claim_of(op)->done);
+    return (uint32_t)(done >> 32) == op->seq + 1 && (uint32_t)done >= op->shares;
+}
+
 /* Have all stored what it waits for? */
 static bool all_came(const gr_shm_coll_op *op, int *arrived_io)
 {
@@ -130,13 +137,18 @@ static void wake_takers(const gr_shm_coll_op *op)
 
 /* What follows does not wait until the store has reached the others, which takes as long as their
  * stores take to us: only flush_wakeups does, when there is nothing better to do. */
-static void publish(gr_shm_coll_op *op, _Atomic uint32_t *word)
+static void store_number(const gr_shm_coll_op *op, _Atomic uint32_t *word)
 {
 #if defined(__SANITIZE_THREAD__) /* which knows no fences */
     atomic_store(word, op->seq + 1);
 #else
     atomic_store_explicit(word, op->seq + 1, memory_order_release);
 #endif
+}
+
+static void publish(gr_shm_coll_op *op, _Atomic uint32_t *word)
+{
+    store_number(op, word);
     op->unflushed = true;
 }
 
@@ -147,9 +159,7 @@ static void publish(gr_shm_coll_op *op, _Atomic uint32_t *word)
  * it sleeps. */
 static void flush_wakeups(gr_shm_coll_op *op, bool all)
 {
-    if (op->unflushed && op->is_silent) {
-        op->unflushed = false;
-    } else if (op->unflushed) {
+    if (op->unflushed) {
         int arrived = op->arrived;
         op->unflushed = false;
 #if !defined(__SANITIZE_THREAD__)
@@ -200,18 +210,23 @@ static void learn_room(gr_shm_coll *shm, const gr_shm_coll_op *op, uint32_t most
     }
 }
 
-/* Has `peer` posted the same? Its slot is that of this operation, or of one before, until we
- * publish that we have finished it. */
-typedef enum shm_posted { SHM_COLL_NOT_YET, SHM_COLL_ALIKE, SHM_COLL_DIFFERENT } shm_posted;
+/* Has `peer` called the same? Its word is of this operation, or of one before, until we publish
+ * that we have finished it. */
+typedef enum shm_called { SHM_COLL_NOT_YET, SHM_COLL_ALIKE, SHM_COLL_DIFFERENT } shm_called;
 
-static shm_posted posted_by(const gr_shm_coll *shm, const shm_unchecked *unchecked, int peer)
+static shm_call *call_of(const gr_shm_coll *shm, uint32_t seq, int peer)
 {
-    const shm_control *control =
-        &shm->peers[peer].area->slots[unchecked->seq % SHM_COLL_SLOTS].control;
-    if (atomic_load(&control->sequence) != unchecked->seq + 1) {
+    return &shm->peers[peer].area->calls[seq % SHM_COLL_SLOTS];
+}
+
+static shm_called called_by(const gr_shm_coll *shm, uint32_t seq, uint64_t fingerprint, int peer)
+{
+    const shm_call *call = call_of(shm, seq, peer);
+    if (atomic_load(&call->sequence) != seq + 1) {
         return SHM_COLL_NOT_YET;
     }
-    return control->fingerprint == unchecked->fingerprint ? SHM_COLL_ALIKE : SHM_COLL_DIFFERENT;
+    bool alike = atomic_load_explicit(&call->fingerprint, memory_order_relaxed) == fingerprint;
+    return alike ? SHM_COLL_ALIKE : SHM_COLL_DIFFERENT;
 }
 
 /* Oldest first: who has not posted one of them has posted none that comes later, and every look
@@ -227,13 +242,13 @@ static bool find_difference(gr_shm_coll *shm, shm_difference *found)
         shm_unchecked *unchecked = &shm->unchecked[slot];
         for (uint64_t peers = unchecked->peers & ~behind; peers != 0; peers &= peers - 1) {
             int peer = __builtin_ctzll(peers);
-            shm_posted posted = posted_by(shm, unchecked, peer);
-            if (posted == SHM_COLL_NOT_YET) {
+            shm_called called = called_by(shm, unchecked->seq, unchecked->fingerprint, peer);
+            if (called == SHM_COLL_NOT_YET) {
                 behind |= UINT64_C(1) << peer;
                 continue;
             }
             unchecked->peers &= ~(UINT64_C(1) << peer);
-            if (posted == SHM_COLL_DIFFERENT) {
+            if (called == SHM_COLL_DIFFERENT) {
                 *found = (shm_difference){
                     .fingerprint = unchecked->fingerprint, .seq = unchecked->seq, .peer = peer};
                 return true;
@@ -249,7 +264,8 @@ static bool find_difference(gr_shm_coll *shm, shm_difference *found)
 /* Keeps what it finds for gr_shm_coll_mismatch. */
 static bool look_for_difference(gr_shm_coll *shm)
 {
-    shm->differs = shm->differs || find_difference(shm, &shm->difference);
+    shm->differs =
+        shm->differs || (shm->unchecked_slots != 0 && find_difference(shm, &shm->difference));
     return shm->differs;
 }
 
@@ -278,14 +294,10 @@ static void look_for_the_last_time(gr_shm_coll *shm)
     }
 }
 
-/* Not each time: who wants room waits for operations that all have posted, and that we will have
- * finished one day; the last of them are published by then, or there was room. */
-static void publish_finished(gr_shm_coll *shm)
+__attribute__((noinline)) /* seldom: what it needs of the stack is not set up each time */
+static void
+say_finished(gr_shm_coll *shm, uint32_t finished)
 {
-    uint32_t finished = shm->head ? shm->head->seq : shm->next_seq;
-    if (finished - shm->published < SHM_COLL_FINISHED_MAX) {
-        return;
-    }
     look_for_the_last_time(shm);
     shm->published = finished;
     /* From here on the others may use the slots of these operations again. */
@@ -300,6 +312,16 @@ static void publish_finished(gr_shm_coll *shm)
         if (peer != shm->rank && atomic_load(&shm->peers[peer].area->wants_room) != 0) {
             gr_mesh_wake_peer(shm->shms->mesh, shm->peers[peer].world);
         }
+    }
+}
+
+/* Not each time: who wants room waits for operations that all have posted, and that we will have
+ * finished one day; the last of them are published by then, or there was room. */
+static void publish_finished(gr_shm_coll *shm)
+{
+    uint32_t finished = shm->head ? shm->head->seq : shm->next_seq;
+    if (finished - shm->published >= SHM_COLL_FINISHED_MAX) {
+        say_finished(shm, finished);
     }
 }
 
@@ -350,7 +372,25 @@ static void pack(gr_shm_coll_op *op)
     }
 }
 
-static void post(gr_shm_coll_op *op)
+/* For who compares it later. */
+static void say_call(const gr_shm_coll_op *op)
+{
+    shm_call *call = call_of(op->shm, op->seq, op->shm->rank);
+    atomic_store_explicit(&call->fingerprint, op->fingerprint, memory_order_relaxed);
+    store_number(op, &call->sequence);
+}
+
+/* A rank that nobody waits for. */
+static void post_silently(gr_shm_coll_op *op)
+{
+    op->kinds = SHM_COLL_EAGER;
+    if (op->count > 0 && op->prescale != 1) {
+        pack(op); /* it takes its own contribution from there */
+    }
+    op->waits = op->waits_packed;
+}
+
+static void post_control(gr_shm_coll_op *op)
 {
     gr_shm_coll *shm = op->shm;
     shm_control *control = gr_shm_coll_control_of(op, shm->rank);
@@ -369,9 +409,7 @@ static void post(gr_shm_coll_op *op)
     control->core = shm->not_oversubscribed ? 0 : (int16_t)sched_getcpu();
     control->cores = (uint8_t)shm->cores;
     shm->peers[shm->rank].core = control->core;
-    op->state = SHM_COLL_POSTED;
     op->waits = packed ? op->waits_packed : waits_of(op, false);
-    op->moved = true;
     publish(op, &control->sequence);
     /* Others have read the lines that come next: take them back while there is time. */
     if (!op->always_packed) {
@@ -385,6 +423,18 @@ static void post(gr_shm_coll_op *op)
             prefetch_for_write(next->eager + at);
         }
     }
+}
+
+static void post(gr_shm_coll_op *op)
+{
+    say_call(op);
+    if (op->is_silent) {
+        post_silently(op);
+    } else {
+        post_control(op);
+    }
+    op->state = SHM_COLL_POSTED;
+    op->moved = true;
 }
 
 /* ---- All have come --------------------------------------------------------------------------- */
@@ -420,7 +470,7 @@ static gr_status meet_small(gr_shm_coll_op *op, bool all_packed)
         say_done(op, SHM_COLL_PACKED);
         return GR_PENDING;
     }
-    if (op->count > 0) {
+    if (op->count > 0 && op->taken != op->taken_end) {
         gr_shm_coll_do_small(op);
     }
     if (op->is_rooted) {
@@ -442,6 +492,14 @@ static gr_status begin_direct(gr_shm_coll_op *op, bool found)
     return GR_PENDING;
 }
 
+static gr_status differ(gr_shm_coll_op *op, int peer)
+{
+    flush_wakeups(op, true);
+    op->arrived = peer;
+    op->state = SHM_COLL_FAILED;
+    return GR_E_MISMATCH;
+}
+
 static gr_status meet(gr_shm_coll_op *op)
 {
     gr_shm_coll *shm = op->shm;
@@ -458,10 +516,7 @@ static gr_status meet(gr_shm_coll_op *op)
             continue;
         }
         if (control->fingerprint != op->fingerprint) {
-            flush_wakeups(op, true);
-            op->arrived = peer;
-            op->state = SHM_COLL_FAILED;
-            return GR_E_MISMATCH;
+            return differ(op, peer);
         }
         op->peer_kinds[peer] = atomic_load_explicit(&control->kinds, memory_order_relaxed);
         op->cores = control->cores < op->cores ? control->cores : op->cores;
@@ -533,7 +588,7 @@ static bool can_move(const gr_shm_coll_op *op)
     case SHM_COLL_STAGED:
         return gr_shm_coll_windows_can_move(op);
     case SHM_COLL_DONE:
-        return op->shm->not_oversubscribed ? all_did(op, &arrived) : gr_shm_coll_claims_done(op);
+        return op->shm->not_oversubscribed ? all_did(op, &arrived) : claims_done(op);
     case SHM_COLL_DIRECT:
     case SHM_COLL_CLAIM:
         return true;
@@ -645,7 +700,7 @@ static gr_status move_once(gr_shm_coll_op *op)
         gr_shm_coll_windows_move(op);
         break;
     case SHM_COLL_DONE:
-        if (shm->not_oversubscribed ? met(op) : gr_shm_coll_claims_done(op)) {
+        if (shm->not_oversubscribed ? met(op) : claims_done(op)) {
             gr_shm_coll_finish(op);
         }
         break;
@@ -695,14 +750,17 @@ bool gr_shm_coll_try(gr_shm_coll_op *op, bool *waited_out)
     if (op->state != SHM_COLL_POSTED || !op->always_packed) {
         return false;
     }
-    int polls = shm->not_oversubscribed ? SPIN_POLLS : 0;
+    int pauses = op->is_rooted ? ROOTED_PAUSES : 1;
+    int polls = shm->not_oversubscribed ? SPIN_POLLS / pauses : 0;
     *waited_out = false;
     while (!all_posted(op, &op->arrived)) {
         if (polls-- == 0) {
             return false;
         }
         *waited_out = true;
-        gr_relax();
+        for (int i = 0; i < pauses; i++) {
+            gr_relax();
+        }
     }
     if (op->waits == SHM_COLL_FOR_ALL && look_for_difference(shm)) {
         return false;
@@ -800,8 +858,7 @@ bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer)
     case SHM_COLL_DONE:
         return op->shm->not_oversubscribed
                    ? atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1
-                   : !gr_shm_coll_claims_done(op) &&
-                         atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1;
+                   : !claims_done(op) && atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1;
     case SHM_COLL_STAGED:
         return gr_shm_coll_windows_need(op, peer);
     case SHM_COLL_FAILED:
@@ -818,4 +875,10 @@ int gr_shm_coll_late(const gr_shm_coll_op *op)
         peer++;
     }
     return peer < op->shm->size ? peer : -1;
+}
+
+bool gr_shm_coll_called_other(const gr_shm_coll_op *op, int peer)
+{
+    return op->state == SHM_COLL_POSTED &&
+           called_by(op->shm, op->seq, op->fingerprint, peer) == SHM_COLL_DIFFERENT;
 }

@@ -308,12 +308,10 @@ gr_status gr_shm_coll_keep(gr_shm_coll *shm, const gr_shm_coll_request *request,
     return GR_OK;
 }
 
-void gr_shm_coll_repeat(gr_shm_coll_op *op, void *buf)
+void gr_shm_coll_use(gr_shm_coll_op *op, void *buf)
 {
-    if (buf) {
-        op->out = buf;
-        op->inputs[0] = buf;
-    }
+    op->out = buf;
+    op->inputs[0] = buf;
 }
 
 void gr_shm_coll_release(gr_shm_coll_op *op)

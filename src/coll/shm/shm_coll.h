@@ -77,14 +77,12 @@ gr_shm_coll_way gr_shm_coll_way_of(size_t most_bytes, int leaves, bool registere
 /* GR_E_NO_MEMORY: too many are not finished, or memory. To be posted next. */
 gr_status gr_shm_coll_start(gr_shm_coll *shm, const gr_shm_coll_request *request,
                             gr_shm_coll_op **op_out) GR_MUST_CHECK;
-/* The same for one that is posted any number of times, after gr_shm_coll_repeat each time, and
- * does not count among those that are unfinished. Released before the communicator's memory is
- * closed. */
+/* The same for one that is posted any number of times, and does not count among those that are
+ * unfinished. Released before the communicator's memory is closed. */
 gr_status gr_shm_coll_keep(gr_shm_coll *shm, const gr_shm_coll_request *request,
                            gr_shm_coll_op **op_out) GR_MUST_CHECK;
-/* Prepares one that is finished, and was not released, to be posted once more: in place at
- * `buf`, or (NULL) with the same buffers. */
-void gr_shm_coll_repeat(gr_shm_coll_op *op, void *buf);
+/* One that is finished, and was not released, is in place at `buf` when it is posted once more. */
+void gr_shm_coll_use(gr_shm_coll_op *op, void *buf);
 /* Tells the others that this rank has come to operation `number` of the communicator (larger than
  * all before it), with the fingerprint of what all must agree on. gr_shm_coll_ready,
  * gr_shm_coll_move or gr_shm_coll_spin must follow: they wake sleepers. */
@@ -120,6 +118,8 @@ bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer);
 bool gr_shm_coll_is_complete(const gr_shm_coll_op *op);
 /* The first rank that must; -1: none. */
 int gr_shm_coll_late(const gr_shm_coll_op *op);
+/* It called something else, in which nobody waits for it. */
+bool gr_shm_coll_called_other(const gr_shm_coll_op *op, int peer);
 /* Gives the object back: finished, or never posted; or given up: then the communicator's shared
  * memory must not be used again. */
 void gr_shm_coll_release(gr_shm_coll_op *op);

@@ -66,6 +66,13 @@ typedef struct shm_control {
 } shm_control;
 _Static_assert(sizeof(shm_control) == SHM_COLL_LINE, "one cache line");
 
+/* What a rank called, for those that compare it later: four to a cache line, of which a look at
+ * the last few operations fetches as few as can be. */
+typedef struct shm_call {
+    _Atomic uint32_t sequence; /* as in the control slot, and written last */
+    _Atomic uint64_t fingerprint;
+} shm_call;
+
 /* The control words and eager data; of a size that does not bring all slots into the same places
  * of a cache. */
 typedef struct shm_slot {
@@ -89,6 +96,7 @@ typedef struct shm_bounce {
 typedef struct shm_area {
     shm_slot slots[SHM_COLL_SLOTS];
     shm_done_flag done_flags[SHM_COLL_SLOTS];
+    _Alignas(SHM_COLL_LINE) shm_call calls[SHM_COLL_SLOTS];
     _Alignas(SHM_COLL_LINE) _Atomic uint32_t finished;   /* at least those before this number */
     _Alignas(SHM_COLL_LINE) _Atomic uint32_t wants_room; /* it waits for others' `finished` */
     shm_bounce windows;
@@ -170,7 +178,7 @@ struct gr_shm_coll_op {
     shm_waits waits;
     shm_waits waits_packed;    /* `waits`, where this rank packs */
     bool is_rooted;            /* not all ranks wait for all */
-    bool is_silent;            /* nobody waits for what this rank stores */
+    bool is_silent;            /* nobody waits for this rank, which then writes no control slot */
     bool gives_own;            /* each rank contributes its own block alone */
     size_t given, given_count; /* elements that this rank contributes, from the first on, ... */
     size_t taken, taken_end;   /* ... and that it gets */
@@ -376,13 +384,6 @@ static inline void gr_shm_coll_copy(uint8_t *to, const uint8_t *from, size_t siz
 static inline shm_work_bitmap *gr_shm_coll_claim_of(const gr_shm_coll_op *op)
 {
     return &op->shm->work_bitmaps[op->seq % SHM_COLL_SLOTS];
-}
-
-/* SHM_COLL_CLAIM: all shares are done. */
-static inline bool gr_shm_coll_claims_done(const gr_shm_coll_op *op)
-{
-    uint64_t done = atomic_load(&gr_shm_coll_claim_of(op)->done);
-    return (uint32_t)(done >> 32) == op->seq + 1 && (uint32_t)done >= op->shares;
 }
 
 /* Share `part` of `parts` of `count` elements: cut at cache lines. */

@@ -206,9 +206,6 @@ void gr_shm_coll_do_small(gr_shm_coll_op *op)
     const gr_coll_traits *traits = &gr_coll_traits_of[op->coll];
     int rank = op->shm->rank;
     size_t begin = op->taken, end = op->taken_end;
-    if (begin == end) {
-        return;
-    }
     if (traits->reduces) {
         add_packed(op, begin, end);
     } else if (traits->gives == GR_PARTY_ROOT) {
