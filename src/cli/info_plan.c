@@ -2,6 +2,7 @@
 #include "cli/info_plan.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "coll/plan/traits.h"
 #include "coll/reduce/reduce.h"
 #include "coll/select/tune.h"
 #include "coll/shm/shm_coll.h"
@@ -229,7 +230,8 @@ static const algorithm_candidate *chosen_one(const explanation *e)
 /* ---- Saying it ------------------------------------------------------------------------------- */
 static gr_shm_coll_way way_of(const explanation *e, bool registered)
 {
-    return gr_shm_coll_way_of((size_t)e->options->size_bytes, e->shape.world_size, registered, true,
+    return gr_shm_coll_way_of((size_t)e->options->size_bytes, e->shape.world_size,
+                              gr_coll_traits_of[e->shape.coll].rooted, registered, true,
                               e->tuning.cores >= e->shape.world_size);
 }
 

@@ -606,6 +606,49 @@ static void broadcast_own(gr_shm_coll *shm, float *value, uint64_t fingerprint)
     gr_shm_coll_release(op);
 }
 
+/* The root of a broadcast that all pack waits for nobody, also if its memory could be read. */
+static void a_root_that_packs_registered_memory_does_not_wait(void **unused)
+{
+    (void)unused;
+    enum { MOST = SHM_COLL_SMALL_MAX / sizeof(float) };
+    static const struct {
+        place where;
+        size_t count;
+        gr_status at_once;
+    } cases[] = {{CMA, SHM_COLL_PACK_ROOTED_MAX / sizeof(float), GR_OK},
+                 {CMA, SHM_COLL_PACK_ROOTED_MAX / sizeof(float) + 1, GR_PENDING},
+                 {SHARED_CORES, MOST, GR_OK},
+                 {SHARED_CORES, MOST + 1, GR_PENDING}};
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        world w;
+        float *values[2];
+        gr_shm_coll_op *ops[2];
+        open_world(&w, 2, cases[k].where);
+        for (int rank = 0; rank < 2; rank++) {
+            void *mem;
+            assert_int_equal(gr_mesh_alloc(w.mesh[rank], (MOST + 1) * sizeof(float), &mem), GR_OK);
+            values[rank] = mem;
+        }
+        values[0][cases[k].count - 1] = 7;
+        ops[0] = start_broadcast(w.shm[0], values[0], cases[k].count, 0, 5);
+        assert_int_equal(gr_shm_coll_move(ops[0]), cases[k].at_once);
+        ops[1] = start_broadcast(w.shm[1], values[1], cases[k].count, 0, 5);
+        gr_status status[2] = {cases[k].at_once, GR_PENDING};
+        while (status[0] == GR_PENDING || status[1] == GR_PENDING) {
+            for (int rank = 0; rank < 2; rank++) {
+                status[rank] = status[rank] == GR_PENDING ? gr_shm_coll_move(ops[rank]) : GR_OK;
+            }
+        }
+        gr_shm_coll_release(ops[0]);
+        gr_shm_coll_release(ops[1]);
+        assert_true(values[1][cases[k].count - 1] == 7);
+        for (int rank = 0; rank < 2; rank++) {
+            gr_mesh_free(w.mesh[rank], values[rank]);
+        }
+        close_world(&w);
+    }
+}
+
 /* Who waits for a rank that says only what it called learns that it called something else. */
 static void a_rank_that_nobody_waits_for_says_what_it_called(void **unused)
 {
@@ -891,6 +934,7 @@ int main(void)
         cmocka_unit_test(different_numbers_of_cores_give_the_same_shares),
         cmocka_unit_test(test_other_operations_are_seen),
         cmocka_unit_test(calls_that_nobody_waits_for_are_compared_whatever_their_number),
+        cmocka_unit_test(a_root_that_packs_registered_memory_does_not_wait),
         cmocka_unit_test(a_rank_that_nobody_waits_for_says_what_it_called),
         cmocka_unit_test(test_memory_outside_the_heap_is_refused),
         cmocka_unit_test(test_who_gave_up_is_not_written_to),

@@ -135,10 +135,19 @@ static bool is_for_kernel(size_t most_bytes, int leaves, bool not_oversubscribed
                : leaves <= SHM_COLL_CMA_LEAVES_SHARED && most_bytes >= square * SHM_COLL_CMA_MIN;
 }
 
-gr_shm_coll_way gr_shm_coll_way_of(size_t most_bytes, int leaves, bool registered, bool kernel,
-                                   bool not_oversubscribed)
+/* What is packed although it could be read where it is. Of a rank that waits for nobody if it packs
+ * a copy of more is worth it, and of as much as fits if others need its core. */
+static size_t pack_max(bool rooted, bool not_oversubscribed)
 {
-    if (most_bytes <= (registered ? SHM_COLL_PACK_MAX : SHM_COLL_SMALL_MAX)) {
+    return !rooted              ? SHM_COLL_PACK_MAX
+           : not_oversubscribed ? SHM_COLL_PACK_ROOTED_MAX
+                                : SHM_COLL_SMALL_MAX;
+}
+
+gr_shm_coll_way gr_shm_coll_way_of(size_t most_bytes, int leaves, bool rooted, bool registered,
+                                   bool kernel, bool not_oversubscribed)
+{
+    if (most_bytes <= (registered ? pack_max(rooted, not_oversubscribed) : SHM_COLL_SMALL_MAX)) {
         return GR_SHM_COLL_EAGER;
     }
     if (!registered) {
@@ -242,12 +251,12 @@ static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
         }
         op->packed_bytes =
             (traits->gives_own ? op->largest : op->count) * op->element_bytes * inputs_most;
-        gr_shm_coll_way other =
-            gr_shm_coll_way_of(op->packed_bytes, leaves, false, shm->cma, shm->not_oversubscribed);
+        gr_shm_coll_way other = gr_shm_coll_way_of(op->packed_bytes, leaves, traits->rooted, false,
+                                                   shm->cma, shm->not_oversubscribed);
         op->small = other == GR_SHM_COLL_EAGER;
         op->by_kernel = op->coll == GR_COLL_ALLREDUCE && other == GR_SHM_COLL_KERNEL;
-        op->always_packed = gr_shm_coll_way_of(op->packed_bytes, leaves, true, false,
-                                               shm->not_oversubscribed) == GR_SHM_COLL_EAGER;
+        op->always_packed = gr_shm_coll_way_of(op->packed_bytes, leaves, traits->rooted, true,
+                                               false, shm->not_oversubscribed) == GR_SHM_COLL_EAGER;
         op->chunk = (op->tree ? op->tree->chunk_bytes : SHM_COLL_CHUNK) / op->element_bytes;
         op->work = op->coll == GR_COLL_ALLTOALL ? op->largest * pairs : op->count;
         size_t size = (size_t)shm->size, rank = (size_t)shm->rank;

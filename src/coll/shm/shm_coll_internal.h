@@ -22,6 +22,7 @@ enum {
     /* So many are packed even if all could be read where they are: that saves the second of two
      * waits. */
     SHM_COLL_PACK_MAX = 1024,
+    SHM_COLL_PACK_ROOTED_MAX = 2048,
     SHM_COLL_RING = 256 << 10,      /* bytes of a rank's ring of windows, ... */
     SHM_COLL_WINDOW = 32 << 10,     /* ... of one window, ... */
     SHM_COLL_WINDOW_PART = 2 << 10, /* ... and of each part of it, at least */
