@@ -562,6 +562,35 @@ static void different_numbers_of_cores_give_the_same_shares(void **unused)
     }
 }
 
+/* What needs no rank that is late ends where it was started, also if each rank adds its share. */
+static void shares_of_quick_ranks_end_within_a_try(void **unused)
+{
+    (void)unused;
+    world w;
+    open_world(&w, 2, NO_CMA);
+    job j = {.dtype = GR_F32, .op = GR_SUM, .count = 4096, .shards = 2};
+    make_job(&w, &j);
+    start(&w, &j, 0);
+    start(&w, &j, 1);
+    assert_false(move(&j, 1));
+    bool waited = true;
+    assert_true(gr_shm_coll_try(j.running[0], &waited));
+    assert_false(waited);
+    gr_shm_coll_release(j.running[0]);
+    assert_true(move(&j, 1));
+    /* Here nobody is quick: both are moved on to the end. */
+    check_and_free(&w, &j);
+    make_job(&w, &j);
+    start(&w, &j, 0);
+    start(&w, &j, 1);
+    assert_false(gr_shm_coll_try(j.running[0], &waited));
+    assert_false(move(&j, 1)); /* its share, and then the end */
+    assert_true(move(&j, 1));
+    assert_true(move(&j, 0));
+    check_and_free(&w, &j);
+    close_world(&w);
+}
+
 /* ---- What must not be ------------------------------------------------------------------------ */
 static void test_other_operations_are_seen(void **unused)
 {
@@ -932,6 +961,7 @@ int main(void)
         cmocka_unit_test(numbers_that_wrap_around_keep_the_sums),
         cmocka_unit_test(buffer_kinds_that_change_are_read_once),
         cmocka_unit_test(different_numbers_of_cores_give_the_same_shares),
+        cmocka_unit_test(shares_of_quick_ranks_end_within_a_try),
         cmocka_unit_test(test_other_operations_are_seen),
         cmocka_unit_test(calls_that_nobody_waits_for_are_compared_whatever_their_number),
         cmocka_unit_test(a_root_that_packs_registered_memory_does_not_wait),

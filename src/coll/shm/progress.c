@@ -744,13 +744,38 @@ gr_status gr_shm_coll_move(gr_shm_coll_op *op)
     return status;
 }
 
+/* Does a look for a moment promise that it ends? */
+static bool may_end_soon(const gr_shm_coll_op *op)
+{
+    return op->always_packed ||
+           (op->shm->not_oversubscribed && op->work * op->element_bytes <= SHM_COLL_BUDGET);
+}
+
+/* As long as the others are quick; then who sleeps is woken. */
+static gr_status move_on(gr_shm_coll_op *op)
+{
+    gr_status status = GR_PENDING;
+    for (int polls = SPIN_POLLS; status == GR_PENDING && polls > 0;) {
+        if (can_move(op)) {
+            status = move_once(op);
+        } else {
+            polls--;
+            gr_relax();
+        }
+    }
+    if (status == GR_PENDING) {
+        flush_wakeups(op, false);
+    }
+    return status;
+}
+
 bool gr_shm_coll_try(gr_shm_coll_op *op, bool *waited_out)
 {
     gr_shm_coll *shm = op->shm;
-    if (op->state != SHM_COLL_POSTED || !op->always_packed) {
+    if (op->state != SHM_COLL_POSTED || !may_end_soon(op)) {
         return false;
     }
-    int pauses = op->is_rooted ? ROOTED_PAUSES : 1;
+    int pauses = op->is_rooted && op->always_packed ? ROOTED_PAUSES : 1;
     int polls = shm->not_oversubscribed ? SPIN_POLLS / pauses : 0;
     *waited_out = false;
     while (!all_posted(op, &op->arrived)) {
@@ -765,11 +790,14 @@ bool gr_shm_coll_try(gr_shm_coll_op *op, bool *waited_out)
     if (op->waits == SHM_COLL_FOR_ALL && look_for_difference(shm)) {
         return false;
     }
-    if (meet(op) != GR_OK) { /* the next move returns why */
-        op->state = SHM_COLL_POSTED;
-        return false;
+    gr_status status = meet(op);
+    if (status == GR_PENDING && !op->always_packed) {
+        return move_on(op) == GR_OK;
     }
-    return true;
+    if (status != GR_OK) { /* the next move returns why */
+        op->state = SHM_COLL_POSTED;
+    }
+    return status == GR_OK;
 }
 
 bool gr_shm_coll_differs(const gr_shm_coll *shm)
