@@ -131,11 +131,7 @@ static bool queue_text(gr_ps_peer *peer, gr_ps_kind kind, const uint8_t *text, s
 void gr_ps_copy_introduce(gr_ps_server *server, gr_ps_peer *peer)
 {
     uint8_t text[GR_PS_HEAD_MAX];
-    gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
-                         .servers = (uint32_t)server->table.servers,
-                         .number = (uint32_t)server->number};
-    memcpy(hello.run, server->run, sizeof hello.run);
-    bool all = queue_text(peer, GR_PS_HELLO, text, gr_ps_put_hello(&hello, text));
+    bool all = queue_text(peer, GR_PS_HELLO, text, gr_ps_put_own_hello(server, text));
     for (uint32_t i = 0; i < server->held.count && all; i++) {
         all = queue_text(peer, GR_PS_DECLARE, text,
                          gr_ps_put_spec(&server->held.at[i]->tensor->spec, text));

@@ -255,18 +255,23 @@ static void examine(gr_ps_server *server, gr_ps_peer *peer, int64_t now)
 
 /* ---- What is said ---------------------------------------------------------------------------- */
 
+size_t gr_ps_put_own_hello(const gr_ps_server *server, uint8_t *out)
+{
+    gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
+                         .servers = (uint32_t)server->table.servers,
+                         .number = (uint32_t)server->number};
+    memcpy(hello.run, server->run, sizeof hello.run);
+    return gr_ps_put_hello(&hello, out);
+}
+
 /* First of all which one this is. False: the link has no room. */
 static bool greet(gr_ps_server *server, gr_ps_peer *peer, gr_link *link)
 {
     if (!peer->greeted) {
-        gr_ps_hello hello = {.protocol = GR_PS_PROTOCOL,
-                             .servers = (uint32_t)server->table.servers,
-                             .number = (uint32_t)server->number};
-        memcpy(hello.run, server->run, sizeof hello.run);
         const gr_frame frame = {.kind = GR_FRAME_DATA,
                                 .comm = GR_PS_HELLO,
                                 .fingerprint = server->incarnation,
-                                .size_bytes = (uint32_t)gr_ps_put_hello(&hello, peer->hello)};
+                                .size_bytes = (uint32_t)gr_ps_put_own_hello(server, peer->hello)};
         uint64_t ticket;
         peer->greeted = gr_link_send(link, &frame, peer->hello, &ticket) == GR_OK;
     }

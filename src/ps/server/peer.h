@@ -119,6 +119,8 @@ bool gr_ps_peers_send(gr_ps_server *server);
 int64_t gr_ps_peers_due_us(const gr_ps_server *server); /* when a turn is due at the latest */
 /* Whatever it has sent. GR_OK: nothing is left; GR_PENDING; GR_E_PROTOCOL and what it was. */
 gr_status gr_ps_peer_receive(gr_ps_server *server, gr_ps_peer *peer, gr_diag *diag) GR_MUST_CHECK;
+/* Which server this is, and whose tensors it keeps; `out` has GR_PS_REQUEST_BYTES. */
+size_t gr_ps_put_own_hello(const gr_ps_server *server, uint8_t *out);
 bool gr_ps_note_send(gr_ps_peer *peer, gr_ps_note *note, gr_ps_kind kind, size_t size_bytes);
 bool gr_ps_note_free(gr_ps_peer *peer, gr_ps_note *note); /* may its text change? */
 /* Where the servers are that came later, but for `except`; false: the link has no room, or one has
