@@ -71,7 +71,7 @@ static void receive_one(const int ends[2], bool wants_fds)
         require(back.kind == message.kind && a->code == b->code && a->workers == b->workers &&
                 a->launcher == b->launcher && a->ending == b->ending && a->step == b->step &&
                 a->want == b->want && a->least == b->least && a->most == b->most &&
-                a->starting == b->starting);
+                a->word == b->word);
     }
 }
 
