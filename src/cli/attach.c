@@ -38,7 +38,8 @@ static int report_loss(const gr_process *supervisor, bool child, gr_attach_loss 
         (void)raise(number);
         (void)sigprocmask(SIG_SETMASK, &none, NULL);
     }
-    *loss_out = (gr_attach_loss){.supervisor = supervisor->pid, .signal_number = number};
+    loss_out->supervisor = supervisor->pid;
+    loss_out->signal_number = number;
     return GR_ATTACH_LOST;
 }
 
@@ -66,6 +67,7 @@ static bool take_message(int connection, const gr_process *supervisor, bool chil
         return true;
     }
     if (error == 0 || error == EAGAIN) {
+        loss_out->begun = loss_out->begun || error == 0;
         return false;
     }
     *code_out = report_loss(supervisor, child, loss_out);

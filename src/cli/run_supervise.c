@@ -230,7 +230,7 @@ static bool begins_anew(gr_attach_loss *loss)
 static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss *loss, bool lost,
                              int (*work)(gr_cli_run *run))
 {
-    enum { CHILDREN_MAX = 64, PATIENCE_US = 1000000 };
+    enum { CHILDREN_MAX = 64, PATIENCE_US = 1000000, EARLY_MAX = 3 };
     pid_t others[CHILDREN_MAX]; /* of whoever became this process by exec */
     const int other_count = gr_process_tree_children(others, CHILDREN_MAX);
     const int64_t patience_us = run->options.orphans == GR_RUN_ORPHANS_FINISH
@@ -238,7 +238,7 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
                                     : PATIENCE_US;
     uint8_t *token = NULL;
     gr_diag diag = {0};
-    int code;
+    int code, early = 0;
     (void)gr_process_tree_adopt(); /* what a supervisor leaves becomes ours */
     do {
         gr_supervisor_config config = {
@@ -253,6 +253,14 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
         lost = code == GR_ATTACH_LOST;
         if (lost) {
             gr_process_tree_end(patience_us, others, other_count);
+        }
+        if (lost && !loss->begun && early++ < EARLY_MAX) {
+            fprintf(stderr,
+                    "gradus: the process that supervises the job (gradus-job, pid %d) was killed "
+                    "before the job had begun; another one is started\n",
+                    (int)loss->supervisor);
+            lost = false;
+        } else if (lost) {
             code = begins_anew(loss) ? GR_ATTACH_LOST : GR_EXIT_FAILED;
         }
     } while (code == GR_ATTACH_LOST);

@@ -134,6 +134,19 @@ def test_killed_again_and_again_ends(host, tmp_path):
     is_nothing_left(host, tmp_path)
 
 
+def test_killed_before_the_job_has_begun(host, job, undisturbed, tmp_path):
+    """While it reads the job file."""
+    os.mkfifo(tmp_path / "job.yaml")
+    launcher = host.start("run", "-np", 2, "--output", tmp_path / "out", tmp_path / "job.yaml")
+    wait_until(lambda: supervisors_of(host), "the supervisor")
+    pid = kill_supervisor(host)
+    wait_until(lambda: pid not in supervisors_of(host) and supervisors_of(host), "another one")
+    (tmp_path / "job.yaml").write_text(job.read_text())
+    assert "was killed before the job had begun; another one is started" in finish(launcher)[1]
+    assert sha256_of(tmp_path / "out") == undisturbed
+    is_nothing_left(host, tmp_path)
+
+
 def test_children_of_before_are_left_alone(host, tmp_path):
     """Of a shell that has become gradus run by exec."""
     launcher = host.start("-c", 'sleep 1000 & echo $!; exec "$@"', "sh", host.program, "run", "-np",

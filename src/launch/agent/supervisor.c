@@ -85,6 +85,10 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
             gr_job_folder_remove(&supervisor->folder);
         }
     }
+    const gr_job_message begun = {.kind = GR_JOB_STATUS_IS};
+    if (status != GR_E_INVALID && supervisor->config.launcher_fd >= 0) {
+        (void)gr_job_send(supervisor->config.launcher_fd, &begun, NULL);
+    }
     return status;
 }
 

@@ -47,8 +47,9 @@ typedef struct gr_supervisor_config {
 /* NULL: no memory. */
 gr_supervisor *gr_supervisor_create(const gr_supervisor_config *config);
 void gr_supervisor_destroy(gr_supervisor *supervisor); /* NULL ok */
-/* Makes the job's folder, after which it can be found. As gr_job_folder_create. Without a folder
- * nobody can attach, and the job ends with its launcher. */
+/* Makes the job's folder, after which it can be found, and tells the launcher that the job begins.
+ * As gr_job_folder_create. Without a folder nobody can attach, and the job ends with its
+ * launcher. */
 gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
