@@ -204,24 +204,6 @@ static void expect_undisturbed(const job *j, int last)
 
 static const replacement as_it_should = {.secret = NULL};
 
-/* A client that dials a new server twice, by its own list and as it is told, may be refused as its
- * own double; it tries again. */
-static gr_ps *connect_after_all(const test_servers *servers)
-{
-    const gr_ps_config config = {
-        .servers = servers->addresses, .secret = test_secret, .worker = -1};
-    gr_ps *ps = NULL;
-    gr_diag diag = {0};
-    gr_status status = GR_E_PEER_LOST;
-    for (int i = 0; i < 10 && status != GR_OK; i++) {
-        status = gr_ps_connect(&config, &ps, &diag);
-    }
-    if (status != GR_OK) {
-        fail_msg("%s", diag.text);
-    }
-    return ps;
-}
-
 static void servers_are_killed_in_turn(int count, bool tcp)
 {
     static job j;
@@ -240,7 +222,7 @@ static void servers_are_killed_in_turn(int count, bool tcp)
         wait_for_steps(&j, 2);
     }
     /* A client that comes now finds the new ones by their addresses, or is told of them. */
-    gr_ps_close(connect_after_all(&servers.reached));
+    gr_ps_close(test_connect(&servers.reached, -1));
     int last = end_job(&j, workers);
     gr_ps_close(ps);
     processes_stop(&servers);

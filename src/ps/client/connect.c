@@ -17,7 +17,11 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CONFIG_BYTES_MAX = 64 << 10, READERS = GR_PS_PEERS_MAX - GR_PS_READERS_AT };
+enum {
+    CONFIG_BYTES_MAX = 64 << 10,
+    READERS = GR_PS_PEERS_MAX - GR_PS_READERS_AT,
+    READER_TRIES = 8
+};
 #define CONNECT_US INT64_C(30000000)
 
 /* ---- What the environment says --------------------------------------------------------------- */
@@ -119,20 +123,15 @@ static gr_status make_plan(const gr_ps_config *config, plan *to, gr_diag *diag)
 
 /* ---- Connecting ------------------------------------------------------------------------------ */
 
-static gr_status open_mesh(gr_ps *ps, const plan *by, gr_diag *diag)
+/* As peer number `rank`. */
+static gr_status open_mesh(gr_ps *ps, const plan *by, int rank, gr_diag *diag)
 {
     gr_mesh_config mesh;
-    uint32_t random = 0;
-    gr_status status = gr_random_bytes(&random, sizeof random, diag);
-    if (status != GR_OK) {
-        return status;
-    }
     gr_mesh_config_init(&mesh);
     mesh.kind = by->job.link == GR_LINK_ALL_TCP ? GR_LINK_TCP : GR_LINK_SHM;
     mesh.mixed = by->job.link == GR_LINK_AUTO;
     mesh.dynamic_peers = true;
-    mesh.rank = by->worker >= 0 ? GR_PS_WORKERS_AT + by->worker
-                                : GR_PS_READERS_AT + (int)(random % READERS);
+    mesh.rank = rank;
     mesh.world_size = GR_PS_PEERS_MAX;
     mesh.secret = by->secret;
     mesh.encrypt = by->job.encrypt;
@@ -140,7 +139,7 @@ static gr_status open_mesh(gr_ps *ps, const plan *by, gr_diag *diag)
     mesh.peer_timeout_us = by->job.peer_timeout_us;
     mesh.spin_us = by->job.spin_us;
     mesh.cma = by->job.cma == 0;
-    status = gr_mesh_create(&mesh, &ps->mesh, diag);
+    gr_status status = gr_mesh_create(&mesh, &ps->mesh, diag);
     if (status == GR_OK) {
         (void)gr_mesh_shared(ps->mesh, mesh.rank, &ps->own); /* of tcp there is none */
     }
@@ -232,48 +231,77 @@ static gr_status greet(gr_ps *ps, int64_t deadline_us, gr_diag *diag)
     }
 }
 
+static gr_status connect_as(const plan *by, int rank, int64_t deadline_us, gr_ps **ps_out,
+                            gr_diag *diag)
+{
+    gr_ps *ps = calloc(1, sizeof *ps);
+    if (ps == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a connection");
+    }
+    ps->clock = gr_clock_real();
+    ps->worker = by->worker;
+    snprintf(ps->run, sizeof ps->run, "%s", by->run);
+    ps->peer_timeout_us = by->job.peer_timeout_us;
+    for (int i = GR_PS_OPS_MAX - 1; i >= 0; i--) {
+        ps->ops[i].ticket = (uint32_t)i;
+        ps->ops[i].next = ps->free_op;
+        ps->free_op = &ps->ops[i];
+    }
+    gr_status status = open_mesh(ps, by, rank, diag);
+    if (status == GR_OK) {
+        status = dial(ps, by->servers, diag);
+    }
+    if (status == GR_OK) {
+        status = greet(ps, deadline_us, diag);
+    }
+    if (status != GR_OK) {
+        gr_ps_close(ps);
+        return status;
+    }
+    *ps_out = ps;
+    return GR_OK;
+}
+
+/* Who is no worker takes any number of those for readers. A server refuses one that another reader
+ * has, in the same way as who holds another secret: then the next one may be free. */
+static gr_status connect_as_any(const plan *by, int64_t deadline_us, gr_ps **ps_out, gr_diag *diag)
+{
+    uint32_t number = 0;
+    gr_status status = gr_random_bytes(&number, sizeof number, diag);
+    if (status != GR_OK) {
+        return status;
+    }
+    int tries = 0;
+    do {
+        int rank = GR_PS_READERS_AT + (int)((number % READERS + (uint32_t)tries) % READERS);
+        gr_diag_clear(diag);
+        status = connect_as(by, rank, deadline_us, ps_out, diag);
+    } while (status == GR_E_AUTH && ++tries < READER_TRIES);
+    return status;
+}
+
 gr_status gr_ps_connect(const gr_ps_config *config, gr_ps **ps_out, gr_diag *diag)
 {
     plan by = {0};
     gr_diag why = {0};
-    gr_arena_init(&by.arena, CONFIG_BYTES_MAX);
-    gr_ps *ps = calloc(1, sizeof *ps);
-    gr_status status = ps != NULL ? make_plan(config, &by, &why)
-                                  : gr_fail(&why, GR_E_NO_MEMORY, "no memory for a connection");
-    if (status == GR_OK) {
-        ps->clock = gr_clock_real();
-        ps->worker = by.worker;
-        snprintf(ps->run, sizeof ps->run, "%s", by.run);
-        ps->peer_timeout_us = by.job.peer_timeout_us;
-        for (int i = GR_PS_OPS_MAX - 1; i >= 0; i--) {
-            ps->ops[i].ticket = (uint32_t)i;
-            ps->ops[i].next = ps->free_op;
-            ps->free_op = &ps->ops[i];
-        }
-        status = open_mesh(ps, &by, &why);
-    }
-    if (status == GR_OK) {
-        status = dial(ps, by.servers, &why);
-    }
     gr_clock clock = gr_clock_real();
-    int64_t deadline_us = gr_clock_deadline_us(&clock, by.timeout_us);
+    gr_arena_init(&by.arena, CONFIG_BYTES_MAX);
+    gr_status status = make_plan(config, &by, &why);
     if (status == GR_OK) {
-        status = greet(ps, deadline_us, &why);
+        int64_t deadline_us = gr_clock_deadline_us(&clock, by.timeout_us);
+        status = by.worker >= 0
+                     ? connect_as(&by, GR_PS_WORKERS_AT + by.worker, deadline_us, ps_out, &why)
+                     : connect_as_any(&by, deadline_us, ps_out, &why);
     }
     if (config == NULL || config->secret == NULL) {
         gr_group_config_wipe(&by.job);
     }
     gr_wipe(by.secret, sizeof by.secret);
     gr_arena_fini(&by.arena);
-    if (status != GR_OK) {
-        if (diag != NULL) {
-            *diag = why;
-        }
-        gr_ps_close(ps);
-        return status;
+    if (status != GR_OK && diag != NULL) {
+        *diag = why;
     }
-    *ps_out = ps;
-    return GR_OK;
+    return status;
 }
 
 void gr_ps_close(gr_ps *ps)
