@@ -26,7 +26,7 @@ asynchronous.
 
 Told in the end: how many runs ended by themselves, with the weights (SHA-256) of an undisturbed
 run (async, ssp: with an accuracy on the test part at most one point below the least of three); how
-many were begun anew; what was left behind (processes, and with them their sockets and anonymous
+many were restarted; what was left behind (processes, and with them their sockets and anonymous
 memory; files); and how long it took from a kill until the others were ready for the next step, as
 the job itself reports it. Exit code 1: a run went wrong; its seed is named, and --first
 SEED --runs 1 repeats it.
@@ -153,7 +153,7 @@ class Job:
 
     def run(self, name, plan):
         """Returns what was wrong ("" if nothing), what was told of the end, the recoveries,
-        whom we killed, how often the job was begun anew, and the seconds."""
+        whom we killed, how often the job was restarted, and the seconds."""
         output, mark = self.folder / f"out{name}", f"{os.getpid()}-{name}"
         self.files.add(output.name)
         processes = self.start(plan.flags, output,
@@ -173,15 +173,15 @@ class Job:
                 process.communicate()
             return f"did not end within {self.patience_s:g} s", None, [], killed, 0, 0
         seconds = time.monotonic() - begin
-        anew = errors.count("all workers are started anew")
+        restarts = errors.count("all workers are restarted")
         codes = [process.returncode for process in processes if process not in self.killed]
         if any(codes):
             wrong = f"exit codes {codes}: {errors.strip()}"
-            return wrong, None, [], killed, anew, seconds
+            return wrong, None, [], killed, restarts, seconds
         lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
         recovered = [line["seconds"] for line in lines
                      if line["event"] in ("recovered", self.also_recovered)]
-        return (self.left(output, mark), lines[-1], recovered, killed, anew, seconds)
+        return (self.left(output, mark), lines[-1], recovered, killed, restarts, seconds)
 
 
 class JobByHand(Job):
@@ -300,7 +300,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     arguments = parser.parse_args()
     gradus = str(pathlib.Path(arguments.build).resolve() / "gradus")
-    good, done, doubles, begun_anew, times, killed = 0, 0, 0, 0, [], []
+    good, done, doubles, restarted, times, killed = 0, 0, 0, 0, [], []
     begin, before = time.monotonic(), memory_files()
     with tempfile.TemporaryDirectory() as folder:
         kind = {"coordinator": JobByHand, "launcher": JobThatOutlives}.get(arguments.mode, Job)
@@ -321,12 +321,12 @@ def main():
             if time.monotonic() - begin > arguments.seconds:
                 break
             plan = Plan(seed, seconds, arguments.mode)
-            wrong, end, recovered, victims, anew, _ = job.run(seed, plan)
+            wrong, end, recovered, victims, restarts, _ = job.run(seed, plan)
             wrong = wrong or judge.wrong(end)
             done += 1
             good += not wrong
             doubles += plan.kills > 1
-            begun_anew += anew > 0
+            restarted += restarts > 0
             times += recovered
             killed += victims
             if wrong:
@@ -336,7 +336,7 @@ def main():
     print(f"killed: {killed.count('worker')} workers, {killed.count('agent')} agents, "
           f"{killed.count('server')} servers, {killed.count('coordinator')} coordinators, "
           f"{killed.count('launcher')} launchers, {killed.count('supervisor')} supervisors; "
-          f"{begun_anew} runs were begun anew")
+          f"{restarted} runs were restarted")
     print(f"left behind in /dev/shm: {sorted(memory_files() - before) or 'nothing'}")
     if times:
         times.sort()

@@ -87,7 +87,7 @@ static gr_status serve_once(const gr_accepted *accepted, bool *needed_out, gr_di
     return status;
 }
 
-/* A job that has lost all of its workers may be begun anew: as long as somebody listens there, this
+/* A job that has lost all of its workers may be restarted: as long as somebody listens there, this
  * host is offered again, but not to a launcher that did not need it twice. Returns the exit
  * code. */
 static int offer(const agent_options *options, const uint8_t *token)

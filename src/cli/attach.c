@@ -245,20 +245,20 @@ bool gr_attach_deliver(const gr_attach_loss *loss)
 bool gr_attach_goes_on(const gr_attach_loss *loss)
 {
     const gr_job_record *record = &loss->record;
-    bool goes_on = loss->found && record->beginning < record->restarts;
+    bool goes_on = loss->found && record->attempt < record->restarts;
     char how[48] = "", times[64] = "";
     if (loss->signal_number != 0) {
         snprintf(how, sizeof how, " by signal %d (%s)", loss->signal_number,
                  strsignal(loss->signal_number));
     }
     if (loss->found && !goes_on && record->restarts > 0) {
-        snprintf(times, sizeof times, ", which was begun anew %d times already (--restarts)",
-                 record->beginning);
+        snprintf(times, sizeof times, ", which was restarted %d times already (--restarts)",
+                 record->attempt);
     }
     fprintf(stderr,
             "gradus: the process that supervises the job (gradus-job, pid %d) was killed%s, and "
             "the job with it%s%s\n",
-            (int)loss->supervisor, how, times, goes_on ? "; it is begun anew" : "");
+            (int)loss->supervisor, how, times, goes_on ? "; it is restarted" : "");
     gr_job_folder folder;
     if (loss->found && !goes_on && gr_job_folder_open(loss->name, &folder, NULL) == GR_OK) {
         gr_job_folder_remove(&folder);

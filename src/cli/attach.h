@@ -33,7 +33,7 @@ bool gr_attach_to(gr_job_folder *folder, int *code_out, gr_attach_loss *loss_out
 void gr_attach_find_lost(gr_attach_loss *loss);
 /* Writes what a lost job has written that no launcher has; false: it cannot be written. */
 bool gr_attach_deliver(const gr_attach_loss *loss);
-/* Says what has happened. True: the job is to be begun anew; false: it is over, and the folder is
+/* Says what has happened. True: the job is to be restarted; false: it is over, and the folder is
  * gone. */
 bool gr_attach_goes_on(const gr_attach_loss *loss);
 

@@ -61,7 +61,7 @@ typedef struct gr_cli_run {
     bool inexact;                     /* the job permits what is fastest */
     const char *resume;               /* the checkpoint to go on from; NULL */
     bool writes;                      /* checkpoints, while it trains */
-    uint64_t past_step;               /* that an earlier beginning has come to */
+    uint64_t past_step;               /* that an earlier attempt has come to */
     char unbound[GR_DIAG_TEXT_BYTES]; /* --dry-run: why the job has no data */
     char *document;                   /* of the job, for its workers; heap */
     char *const *command;             /* NULL-terminated */

@@ -51,7 +51,7 @@ static void server_words(gr_cli_run *run, const char *words_out[SERVER_WORDS_MAX
     words_out[count] = NULL;
 }
 
-/* `later`: it is not the first beginning, so that what was done before can be gone on from. */
+/* `later`: it is not the first attempt, so that what was done before can be gone on from. */
 static int report_end(const gr_cli_run *run, gr_status status, const gr_launch_report *report,
                       bool later, const gr_diag *diag)
 {
@@ -136,34 +136,34 @@ static void drop_past_faults(gr_cli_run *run, int64_t elapsed_us)
     run->fault_count = left;
 }
 
-static void tell_beginning(const gr_cli_run *run)
+static void tell_restart(const gr_cli_run *run)
 {
     const gr_job_record *record = &run->record;
     char times[64] = "";
-    if (record->beginning <= record->restarts) {
-        snprintf(times, sizeof times, " (%d of at most %d times, --restarts)", record->beginning,
+    if (record->attempt <= record->restarts) {
+        snprintf(times, sizeof times, " (%d of at most %d times, --restarts)", record->attempt,
                  record->restarts);
     }
-    gr_log_write(&run->log, GR_LOG_WARN, "run", "all workers are started anew%s%s%s", times,
+    gr_log_write(&run->log, GR_LOG_WARN, "run", "all workers are restarted%s%s%s", times,
                  run->resume != NULL     ? "; the job goes on from "
                  : run->job_path != NULL ? "; the job begins from its first step"
                                          : "",
                  run->resume != NULL ? run->resume : "");
 }
 
-/* Makes ready what is to be begun anew. */
-static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
-                            const gr_launch_report *report, gr_diag *diag)
+/* Makes ready what is to be restarted. */
+static gr_status prepare_restart(gr_cli_run *run, gr_launch_config *config,
+                                 const gr_launch_report *report, gr_diag *diag)
 {
     gr_run_options *options = &run->options;
     run->past_step = report->step;
     config->crash = report->crash;
-    config->beginning = ++run->record.beginning;
-    gr_supervisor_note_beginning(run->supervisor, &run->record);
+    config->attempt = ++run->record.attempt;
+    gr_supervisor_note_attempt(run->supervisor, &run->record);
     gr_status status = run->job_path != NULL ? gr_run_read_job_again(run, diag) : GR_OK;
     if (status == GR_OK && run->acceptor != NULL) {
         gr_log_write(&run->log, GR_LOG_WARN, "run",
-                     "agents with slots for %lld workers are waited for, to begin anew with them",
+                     "agents with slots for %lld workers are waited for, to restart with them",
                      (long long)options->workers);
     }
     if (status == GR_OK) {
@@ -173,7 +173,7 @@ static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
         status = gr_host_list_deal(&run->hosts, (int)options->workers, diag);
     }
     if (status == GR_OK) {
-        tell_beginning(run);
+        tell_restart(run);
     }
     return status;
 }
@@ -181,7 +181,7 @@ static gr_status begin_anew(gr_cli_run *run, gr_launch_config *config,
 /* Somebody wants an end while nobody is left, or nobody is there again. */
 static int end_between(const gr_cli_run *run, int signal_number)
 {
-    fprintf(stderr, "gradus: ended by %s before all workers were started anew; %s\n",
+    fprintf(stderr, "gradus: ended by %s before all workers were restarted; %s\n",
             gr_signals_name(signal_number),
             run->job_path != NULL ? "--resume goes on from the newest checkpoint, if there is one"
                                   : "the command can be started again");
@@ -205,13 +205,13 @@ static int run_again_and_again(gr_cli_run *run, gr_launch_config *config)
         if (status == GR_OK) {
             return GR_EXIT_DONE;
         }
-        int code = report_end(run, status, &report, config->beginning > 0, &diag);
-        if (config->beginning >= config->restarts || !report.again) {
-            return config->beginning > 0 && code == GR_EXIT_INPUT ? GR_EXIT_FAILED : code;
+        int code = report_end(run, status, &report, config->attempt > 0, &diag);
+        if (config->attempt >= config->restarts || !report.again) {
+            return config->attempt > 0 && code == GR_EXIT_INPUT ? GR_EXIT_FAILED : code;
         }
         drop_past_faults(run, gr_now_ns() / 1000 - begin_us);
-        status =
-            report.signal_number == 0 ? begin_anew(run, config, &report, &diag) : GR_E_CANCELLED;
+        status = report.signal_number == 0 ? prepare_restart(run, config, &report, &diag)
+                                           : GR_E_CANCELLED;
         if (status == GR_E_CANCELLED) {
             return end_between(run, report.signal_number != 0 ? report.signal_number
                                                               : gr_signals_waiting());
@@ -239,7 +239,7 @@ int gr_run_attempts(gr_cli_run *run)
         .workers_max = (int)options->workers_max,
         .spares = (int)options->spares,
         .restarts = run->record.restarts,
-        .beginning = run->record.beginning,
+        .attempt = run->record.attempt,
         .cores = &run->cores,
         .bind = options->bind,
         .encrypt = options->encrypt,
@@ -285,9 +285,9 @@ int gr_run_attempts(gr_cli_run *run)
         .log = &run->log};
     if (run->again) {
         drop_past_faults(run, ((int64_t)time(NULL) - run->record.start_s) * 1000000);
-        tell_beginning(run);
+        tell_restart(run);
     }
-    gr_signals_hold(NULL); /* who asks for an end between two beginnings is heard as well */
+    gr_signals_hold(NULL); /* who asks for an end between two attempts is heard as well */
     int code = run_again_and_again(run, &config);
     if (timeline != NULL) {
         gr_cli_merge_timeline(timeline, gr_launch_slots(&config));

@@ -24,7 +24,7 @@ const gr_config_foreign gr_run_foreign[] = {
     {"--output-filename", "horovodrun and mpirun", "--log-dir DIR keeps the output of each rank"},
     {"--timeline-filename", "horovodrun", "--timeline FILE writes what each rank did"},
     {"--elastic-timeout", "horovodrun", "--start-timeout says how long workers may take to join"},
-    {"--reset-limit", "horovodrun", "--restarts says how often all are begun anew"},
+    {"--reset-limit", "horovodrun", "--restarts says how often all are restarted"},
     {"--gloo", "horovodrun", "leave it out: there is one way, and it needs no MPI"},
     {"--mpi", "horovodrun", "leave it out: there is one way, and it needs no MPI"},
     {"--fusion-threshold-mb", "horovodrun", "bucket_bytes: in a job file sets the size of buckets"},

@@ -56,7 +56,7 @@ static gr_status continue_lost(gr_cli_run *run, const gr_attach_loss *loss, gr_d
     run->again = true;
     run->record.start_s = before->start_s;
     /* Who gives the line once more may do so any number of times. */
-    run->record.beginning = before->beginning < before->restarts ? before->beginning + 1 : 1;
+    run->record.attempt = before->attempt < before->restarts ? before->attempt + 1 : 1;
     memcpy(run->record.run, before->run, sizeof run->record.run);
     return run->options.name != NULL ? GR_OK
                                      : gr_fail(diag, GR_E_NO_MEMORY, "no memory for a name");
@@ -217,7 +217,7 @@ static int launch(gr_cli_run *run, gr_supervisor_config *config, int (*work)(gr_
     return gr_attach_follow(ends[0], &supervisor, true, loss_out);
 }
 
-static bool begins_anew(gr_attach_loss *loss)
+static bool restarts_after(gr_attach_loss *loss)
 {
     if (!loss->found) {
         gr_attach_find_lost(loss);
@@ -225,7 +225,7 @@ static bool begins_anew(gr_attach_loss *loss)
     return gr_attach_goes_on(loss);
 }
 
-/* Starts supervisors until one has ended with a word, from the job's first beginning on, or after
+/* Starts supervisors until one has ended with a word, from the job's first attempt on, or after
  * the loss that is told of. */
 static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss *loss, bool lost,
                              int (*work)(gr_cli_run *run))
@@ -261,7 +261,7 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
                     (int)loss->supervisor);
             lost = false;
         } else if (lost) {
-            code = begins_anew(loss) ? GR_ATTACH_LOST : GR_EXIT_FAILED;
+            code = restarts_after(loss) ? GR_ATTACH_LOST : GR_EXIT_FAILED;
         }
     } while (code == GR_ATTACH_LOST);
     gr_secret_forget(token);
@@ -290,12 +290,12 @@ int gr_run_supervise(gr_cli_run *run, int argc, char *const *argv, int (*work)(g
     if (lost && loss.found && !gr_attach_deliver(&loss)) {
         return GR_EXIT_FAILED;
     }
-    if (lost && loss.found) { /* while nobody looked: who gives the line anew wants it */
+    if (lost && loss.found) { /* while nobody looked: who gives the line once more wants it */
         fprintf(stderr,
-                "gradus: job %s is lost: the process that supervised it was killed; it is begun "
-                "anew\n",
+                "gradus: job %s is lost: the process that supervised it was killed; it is "
+                "restarted\n",
                 loss.name);
-    } else if (lost && !begins_anew(&loss)) {
+    } else if (lost && !restarts_after(&loss)) {
         return GR_EXIT_FAILED;
     }
     return taken && !lost ? code : launch_until_over(run, outlive_us, &loss, lost, work);

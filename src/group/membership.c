@@ -291,7 +291,7 @@ static bool is_quorum(gr_membership *membership)
                   "%d of the %d workers of the last generation are on this side: only more than "
                   "half of them go on by themselves (or half, with the coordinator that brought "
                   "them together), since the others may live, cut off from these; see to the "
-                  "network and to the other workers, and begin anew from a checkpoint (--resume) "
+                  "network and to the other workers, and restart from a checkpoint (--resume) "
                   "if they do not go on",
                   gr_quorum_votes(membership->quorum, &votes),
                   gr_numbers_count(&membership->quorum->known.committed_members));

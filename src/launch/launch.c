@@ -91,7 +91,7 @@ static void on_output_told(void *event_arg, int slot, const char *text, size_t s
 
 /* ---- Running --------------------------------------------------------------------------------- */
 
-/* One that comes when all is over stays where it is: it is for whoever would begin anew. */
+/* One that comes when all is over stays where it is: it is for whoever would restart. */
 static void on_signals(uv_poll_t *poll, int status, int events)
 {
     gr_launch_job *job = poll->data;

@@ -117,8 +117,8 @@ typedef struct gr_launch_config {
     gr_launch_output output;
     const gr_launch_fault *faults;
     int fault_count;
-    int beginning;  /* how often the job was begun before: what is written goes behind that */
-    gr_crash crash; /* the last one before this beginning */
+    int attempt;    /* how often the job was begun before: what is written goes behind that */
+    gr_crash crash; /* the last one before this attempt */
     struct gr_supervisor *supervisor; /* of the job; borrowed; NULL: nobody finds it or attaches */
     const gr_log *log;                /* may be NULL */
 } gr_launch_config;
@@ -172,7 +172,7 @@ typedef struct gr_launch_report {
                                              for another reason; 0: none */
     bool resumable;                       /* ended on request, with GR_LAUNCH_EXIT_RESUME */
     bool again;                           /* what was lost did nothing wrong, or crashed once: if
-                                             all is begun anew it may go well */
+                                             all is restarted it may go well */
     gr_crash crash;                       /* the last one */
     uint64_t step;                        /* that was begun last, as far as is known; 0: none */
     char tail[GR_LAUNCH_TAIL_TEXT_BYTES]; /* the last lines that it wrote, indented; may be empty */

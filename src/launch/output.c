@@ -134,7 +134,7 @@ static gr_status open_log(struct stream *stream, const gr_launch_config *config,
 {
     char path[PATH_BYTES];
     const char *folder = config->output.log_dir;
-    int behind = config->beginning > 0 ? O_APPEND : O_TRUNC;
+    int behind = config->attempt > 0 ? O_APPEND : O_TRUNC;
     if (stream->log_fd >= 0) {
         return GR_OK; /* a host that is there again */
     }

@@ -159,7 +159,7 @@ static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
         .slots = gr_launch_slots(config),
         .servers = config->server.count,
         .host_room = gr_launch_changing(config) ? GR_HOSTS_MAX : hosts->count,
-        .beginning = config->beginning,
+        .attempt = config->attempt,
         .elastic = gr_launch_elastic(config),
         .changing = gr_launch_changing(config),
         .all_join = config->all_join,

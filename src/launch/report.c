@@ -28,7 +28,7 @@ static gr_status report_signal(const gr_launch_job *job, gr_diag *diag)
                    job->schedule.started);
 }
 
-/* Would it go better if all were begun anew? Who ends with an exit code has said why not, unless it
+/* Would it go better if all were restarted? Who ends with an exit code has said why not, unless it
  * may be for want of a server. */
 static bool may_begin_again(const gr_launch_job *job, int root)
 {

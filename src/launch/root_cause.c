@@ -79,7 +79,7 @@ bool gr_root_cause_crashed(const gr_worker_end *end)
 bool gr_crash_repeats(const gr_crash *before, const gr_crash *now)
 {
     const gr_flight_recorder_place *a = &before->place, *b = &now->place;
-    bool other_attempt = before->beginning != now->beginning || a->generation != b->generation;
+    bool other_attempt = before->attempt != now->attempt || a->generation != b->generation;
     bool same_place = a->step == b->step && (a->step != 0 || a->operations == b->operations);
     return before->signal_number != 0 && before->signal_number == now->signal_number &&
            other_attempt && same_place;

@@ -50,7 +50,7 @@ typedef struct gr_crash {
     int signal_number; /* 0: there was none */
     int rank;
     char host[GR_CRASH_HOST_BYTES]; /* "": there is only one */
-    int beginning;                  /* how often the job had been begun anew */
+    int attempt;                    /* how often the job had been restarted */
     gr_flight_recorder_place place;
 } gr_crash;
 /* It has come again: the same end in the same step, or in the same operation where steps are not

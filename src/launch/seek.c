@@ -125,7 +125,7 @@ static void accept_agents(gr_launch_job *job)
     gr_host host;
     gr_diag diag = {0};
     (void)!gr_acceptor_progress(acceptor, &diag); /* only a dial can fail, and there is none */
-    /* Who comes while all end waits at the door: the job may be begun anew. */
+    /* Who comes while all end waits at the door: the job may be restarted. */
     while (gr_scheduler_is_open(&job->schedule) && gr_join_take(acceptor, name, &host)) {
         if (gr_launch_elastic(job->config)) {
             offer_hosts(job, &host, 1, false);

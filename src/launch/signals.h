@@ -4,7 +4,7 @@
 
 /* The signals that ask a job to end: SIGINT, SIGTERM, SIGHUP, unless they are ignored (as by nohup,
  * or SIGINT by a shell's background job). They are held back, and taken from a descriptor, so that
- * none gets lost between two beginnings of a job. */
+ * none gets lost between two attempts of a job. */
 
 #include <signal.h>
 

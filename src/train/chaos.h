@@ -12,7 +12,7 @@ typedef struct gr_chaos_run {
     const gr_chaos *chaos; /* borrowed; NULL: nothing happens */
     int rank;              /* at the start of the job; -1: came later */
     int rank_now;
-    uint64_t after; /* faults of steps up to this one have happened in an earlier beginning */
+    uint64_t after; /* faults of steps up to this one have happened in an earlier attempt */
     const char *coordinator;
     const gr_log *log;
     uint64_t step; /* that was begun last; some may be left out between two */

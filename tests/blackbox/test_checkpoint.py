@@ -64,7 +64,7 @@ def kill_all(gradus):
 
 
 def kill_everything(gradus, run):
-    """The launcher first, so that it starts nobody anew; what workers said last is lost with it."""
+    """The launcher first, so that it restarts nobody; what workers said last is lost with it."""
     run.kill()
     kill_all(gradus)
     run.communicate()

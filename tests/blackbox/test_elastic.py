@@ -98,7 +98,7 @@ def test_kills_and_changes_at_random_moments(gradus, job, undisturbed, tmp_path,
             sure -= 1
     _, err = finish(launcher)
     assert sha256_of(output) == undisturbed
-    assert "started anew" not in err
+    assert "restarted" not in err
     check_metrics(output, EPOCHS)
     gradus.wait_for_nothing()
 

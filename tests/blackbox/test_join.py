@@ -108,7 +108,7 @@ def launcher_of(join):
 
 
 def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
-    """The agents are there: they offer their hosts again, and the job is begun anew there."""
+    """The agents are there: they offer their hosts again, and the job is restarted there."""
     output = two.folder / "out"
     with slowed(two):
         join = Join(two, "-np", 4, "--output", output, job)
@@ -117,7 +117,7 @@ def test_all_workers_are_killed(two, gradus, job, undisturbed):  # noqa: F811
         wait_for_first_epoch(output)
         kill_at_once(launcher_of(join), workers_on(two, 0) + workers_on(two, 1))
     text = finish_as(join.launcher, output, undisturbed)
-    assert "all workers are started anew (1 of at most 3 times, --restarts)" in text
+    assert "all workers are restarted (1 of at most 3 times, --restarts)" in text
     join.finish_agents()
     gradus.wait_for_nothing()
 
@@ -133,14 +133,14 @@ def test_all_agents_are_killed_and_others_come(two, gradus, job, undisturbed):  
         assert join.launcher.poll() is None
     join.agents = []
     join.agent(1)
-    assert "all workers are started anew" in finish_as(join.launcher, output, undisturbed)
+    assert "all workers are restarted" in finish_as(join.launcher, output, undisturbed)
     join.finish_agents()
     gradus.wait_for_nothing()
 
 
 @pytest.mark.parametrize("end, code, words", [
     ("nobody", 1, "agents with 0 slots have joined within 12 s (--start-timeout)"),
-    ("SIGTERM", 75, "ended by SIGTERM before all workers were started anew; --resume goes on"),
+    ("SIGTERM", 75, "ended by SIGTERM before all workers were restarted; --resume goes on"),
 ])
 def test_no_agent_comes_back(two, gradus, job, end, code, words):  # noqa: F811
     output = two.folder / "out"

@@ -194,7 +194,7 @@ def test_servers_die_in_turn(gradus, with_ps, undisturbed, tmp_path, servers):
         wait_for_copies(gradus, path, servers)
         os.kill(worker, signal.SIGCONT)
     _, err = finish(running)
-    assert err.count("and another one is started") == 4 and "anew" not in err, err
+    assert err.count("and another one is started") == 4 and "restarted" not in err, err
     assert sha256_of(tmp_path / "out") == undisturbed
 
 
@@ -233,7 +233,7 @@ def test_free_workers_write_checkpoints(gradus, job, with_ps, tmp_path, lines):
 
 
 def test_free_workers_go_on_from_a_checkpoint(gradus, with_ps, tmp_path):
-    """First in a job that is begun anew, since a server is lost; then when SIGTERM has ended it."""
+    """First in a job that is restarted, since a server is lost; then when SIGTERM has ended it."""
     output = tmp_path / "out"
     path = with_ps("consistency: async", more="checkpoint: {every: 20 steps, keep: 0}\n")
     path.write_text(path.read_text().replace(f"epochs: {EPOCHS}", "epochs: 10000"))
@@ -242,7 +242,7 @@ def test_free_workers_go_on_from_a_checkpoint(gradus, with_ps, tmp_path):
     wait_until(lambda: steps_of(output / "checkpoints"), "a checkpoint")
     os.kill(servers_of(gradus)[1], signal.SIGKILL)
     starts = '"event":"start"'
-    wait_until(lambda: (output / "metrics.jsonl").read_text().count(starts) == 2, "the start anew")
+    wait_until(lambda: (output / "metrics.jsonl").read_text().count(starts) == 2, "the restart")
     before = len(steps_of(output / "checkpoints"))
     wait_until(lambda: len(steps_of(output / "checkpoints")) > before, "one more checkpoint")
     running.terminate()

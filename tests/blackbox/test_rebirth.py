@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nobody is left to go on with: the job is begun anew, and ends with the same bits all the same."""
+"""Nobody is left to go on with: the job is restarted, and ends with the same bits all the same."""
 import errno
 import os
 import signal
@@ -61,7 +61,7 @@ def test_from_the_newest_checkpoint(gradus, job, undisturbed, tmp_path, victims)
     assert sha256_of(output) == undisturbed
     starts = check_metrics(output)
     assert len(starts) == 2 and starts[0] == 0 and starts[1] in (20, 40)
-    assert f"started anew (1 of at most 3 times, --restarts); the job goes on from {output}" in err
+    assert f"restarted (1 of at most 3 times, --restarts); the job goes on from {output}" in err
     if len(victims) == 1:
         assert "the process that looks after the workers (gradus-agent, pid" in err
     told = (logs / "rank.0.out").read_text()
@@ -109,7 +109,7 @@ def test_an_end_between_two_beginnings(gradus, job, tmp_path):
 
 
 def test_an_end_while_the_rest_is_written(gradus, script, tmp_path):
-    """All is lost, and whoever should read the output does not: nothing is begun anew."""
+    """All is lost, and whoever should read the output does not: nothing is restarted."""
     words = script("import os\nos.write(1, b'x' * 50000 + b'\\n')\n"
                    "os.write(1, b'x' * 50000 + b'\\n')\nopen('written', 'w').close()\n"
                    "os.kill(os.getpid(), 9)\n")
@@ -119,7 +119,7 @@ def test_an_end_while_the_rest_is_written(gradus, script, tmp_path):
     launcher.terminate()
     wait_until(lambda: launcher.poll() is not None, "the end of the job")
     out, err = finish(launcher, 75)
-    assert "ended by SIGTERM before all workers were started anew" in err
+    assert "ended by SIGTERM before all workers were restarted" in err
     assert out.count("x") <= 100000
 
 
@@ -139,13 +139,13 @@ def test_no_more_than_so_often(gradus, job, tmp_path):
                   "kill:rank=0@step=30,again", job)
     assert done.returncode == 1
     assert done.stderr.count("was killed by signal 9") == 3
-    assert done.stderr.count("started anew") == 2 and "(2 of at most 2 times" in done.stderr
+    assert done.stderr.count("restarted") == 2 and "(2 of at most 2 times" in done.stderr
 
 
 def test_never_where_that_is_said(gradus, job, tmp_path):
     done = gradus("run", "-np", 1, "--restarts", 0, "--output", tmp_path / "out", "--chaos",
                   "kill:rank=0@step=30", job)
-    assert done.returncode == 1 and "started anew" not in done.stderr
+    assert done.returncode == 1 and "restarted" not in done.stderr
 
 
 def test_a_crash_that_comes_again_ends_the_job(gradus, job, tmp_path):
@@ -155,16 +155,16 @@ def test_a_crash_that_comes_again_ends_the_job(gradus, job, tmp_path):
     assert done.returncode == 1
     assert "was killed by signal 11 (Segmentation fault)" in done.stderr
     assert "in step 30, as rank 1 was before; it would happen again, so the job ends" in done.stderr
-    assert "started anew" not in done.stderr
+    assert "restarted" not in done.stderr
     assert sum("signal 11" in line for line in done.stderr.splitlines()) == 2
 
 
 def test_a_crash_alone_comes_again(gradus, job, tmp_path):
-    """There is nobody to repeat the step, so the job is begun anew first."""
+    """There is nobody to repeat the step, so the job is restarted first."""
     done = gradus("run", "-np", 1, "--output", tmp_path / "out", "--chaos",
                   "kill:rank=0@step=30,signal=ABRT,again", job)
     assert done.returncode == 1
-    assert done.stderr.count("started anew") == 1
+    assert done.stderr.count("restarted") == 1
     assert "in step 30, as rank 0 was before; it would happen again" in done.stderr
 
 
@@ -175,7 +175,7 @@ def test_a_crash_that_does_not_come_again_is_survived(gradus, job, undisturbed, 
     assert sha256_of(tmp_path / "out") == undisturbed
 
 
-def test_a_command_is_begun_anew_if_that_is_said(gradus, script, tmp_path):
+def test_a_command_is_restarted_if_that_is_said(gradus, script, tmp_path):
     """As often as it is killed, but not when it ends with an exit code."""
     words = script(f"""
 import os, signal, sys
@@ -189,7 +189,7 @@ sys.exit(3)
 """)
     done = gradus("run", "-np", 1, "--restarts", 5, "--", *words)
     assert done.returncode == 1 and (tmp_path / "tries").read_text() == "xxx"
-    assert done.stderr.count("all workers are started anew") == 2
+    assert done.stderr.count("all workers are restarted") == 2
     assert "exited with code 3" in done.stderr
     (tmp_path / "tries").unlink()
     done = gradus("run", "-np", 1, "--", *words)
@@ -210,7 +210,7 @@ while barrier() == 0:
 sys.exit(76)
 """))
     assert done.returncode == 1
-    assert done.stderr.count("all workers are started anew") == 1
+    assert done.stderr.count("all workers are restarted") == 1
     assert "after 5 operations, as rank 1 was before; it would happen again" in done.stderr
 
 

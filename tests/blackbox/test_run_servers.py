@@ -215,7 +215,7 @@ def test_a_server_that_dies_is_named(gradus, ps_script, number, how):
     assert not gradus.remains()
 
 
-def test_all_is_begun_anew_when_a_server_dies(gradus, ps_script):
+def test_all_is_restarted_when_a_server_dies(gradus, ps_script):
     job, servers = start_pushing(gradus, ps_script, *ALONE, "--restarts", 1)
     os.kill(servers[0], signal.SIGKILL)
     read_lines(job.stdout, 2)
@@ -223,8 +223,8 @@ def test_all_is_begun_anew_when_a_server_dies(gradus, ps_script):
     assert sorted(again) == [0, 1] and not set(again.values()) & set(servers.values())
     os.kill(again[1], signal.SIGKILL)
     _, err = finish(job, 1)
-    assert "parameter server 0 " in err and "started anew (1 of at most 1 times" in err, err
-    assert err.index("started anew") < err.index("parameter server 1 ")
+    assert "parameter server 0 " in err and "restarted (1 of at most 1 times" in err, err
+    assert err.index("restarted") < err.index("parameter server 1 ")
     assert not gradus.remains()
 
 
@@ -289,7 +289,7 @@ def test_servers_stay_until_orphans_have_saved(gradus, tmp_path):
 
 
 def test_a_job_goes_on_without_servers_that_have_replicas(gradus, ps_script):
-    """Each sum is what it would have been; nothing is begun anew."""
+    """Each sum is what it would have been; nothing is restarted."""
     job = gradus.start("run", "-np", 1, "--servers", 3, "--restarts", 0, "--",
                        *ps_script(MEET + """
 step = asked = 0
@@ -334,7 +334,7 @@ def wait_for_copies(gradus, path, servers):
 
 
 def test_lost_servers_are_replaced(gradus, ps_script, tmp_path):
-    """One after the other, each of two more than once; nothing is begun anew, and --restarts is how
+    """One after the other, each of two more than once; nothing is restarted, and --restarts is how
     often."""
     path = tmp_path / "job.servers"
     job, servers = start_pushing(gradus, ps_script, "--servers-file", path, "--restarts", 2)
@@ -354,10 +354,10 @@ def test_lost_servers_are_replaced(gradus, ps_script, tmp_path):
     err = "".join(said) + finish(job, 1)[1]
     on = "; the other goes on with what it kept"
     assert err.count(on + ", and another one is started\n") == 4 and err.count(on + "\n") == 1, err
-    assert "ended by SIGTERM" in err and "anew" not in err and not gradus.remains(), err
+    assert "ended by SIGTERM" in err and "restarted" not in err and not gradus.remains(), err
 
 
-def test_all_is_begun_anew_when_a_block_and_its_replica_are_lost(gradus, ps_script):
+def test_all_is_restarted_when_a_block_and_its_replica_are_lost(gradus, ps_script):
     job, servers = start_pushing(gradus, ps_script, "--restarts", 1,
                                  workers=1, servers=3)
     for number in range(3):  # so that no copy of what the first one kept is made in between
@@ -370,10 +370,10 @@ def test_all_is_begun_anew_when_a_block_and_its_replica_are_lost(gradus, ps_scri
     assert sorted(again) == [0, 1, 2] and not set(again.values()) & set(servers.values())
     job.terminate()
     _, err = finish(job, 1)
-    assert "started anew (1 of at most 1 times" in err and not gradus.remains(), err
+    assert "restarted (1 of at most 1 times" in err and not gradus.remains(), err
 
 
-def test_all_is_begun_anew_when_half_of_the_hosts_are_lost(gradus, ps_script):
+def test_all_is_restarted_when_half_of_the_hosts_are_lost(gradus, ps_script):
     """The one that is left would wait for the other: its host may be there, and the wire broken."""
     job, servers = start_pushing(gradus, ps_script, "--restarts", 1)
     os.kill(parent_of(servers[0]), signal.SIGKILL)
@@ -382,13 +382,13 @@ def test_all_is_begun_anew_when_half_of_the_hosts_are_lost(gradus, ps_script):
     assert sorted(again) == [0, 1] and not set(again.values()) & set(servers.values())
     job.terminate()
     _, err = finish(job, 1)
-    assert "started anew (1 of at most 1 times" in err and not gradus.remains(), err
+    assert "restarted (1 of at most 1 times" in err and not gradus.remains(), err
 
 
 def test_servers_that_have_not_met_have_no_replicas(gradus, tmp_path):
     done = gradus("run", "-np", 2, "--servers", 2, "--output", "out",
                   "--chaos", "kill:server=1@time=1ms", write_ps_job(tmp_path, 2))
-    assert done.returncode == 0 and "started anew (1 of" in done.stderr, done
+    assert done.returncode == 0 and "restarted (1 of" in done.stderr, done
     assert "parameter server 1 " in done.stderr and "kept is lost" in done.stderr, done
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that supervises a job (gradus-job) is killed: another one begins the job anew."""
+"""The process that supervises a job (gradus-job) is killed: another one restarts the job."""
 import os
 import re
 import signal
@@ -71,8 +71,8 @@ def test_from_the_newest_checkpoint(host, job, undisturbed, tmp_path, orphans):
     starts = check_metrics(output)
     assert len(starts) == 2 and starts[0] == 0 and starts[1] >= 20
     assert (f"gradus: the process that supervises the job (gradus-job, pid {pid}) was killed by "
-            "signal 9 (Killed), and the job with it; it is begun anew\n") in err
-    assert f"started anew (1 of at most 3 times, --restarts); the job goes on from {output}" in err
+            "signal 9 (Killed), and the job with it; it is restarted\n") in err
+    assert f"restarted (1 of at most 3 times, --restarts); the job goes on from {output}" in err
     is_nothing_left(host, tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_from_the_first_step(host, job, undisturbed, tmp_path):
     is_nothing_left(host, tmp_path)
 
 
-def test_a_command_is_begun_anew_if_it_may_be(host, script, tmp_path):
+def test_a_command_is_restarted_if_it_may_be(host, script, tmp_path):
     """And nothing of what it was is left, whatever session that is in."""
     os.mkfifo(tmp_path / "told")
     launcher = host.start("run", "-np", 1, "--no-prefix", "--restarts", 1, "--", *script(PARENT),
@@ -107,7 +107,7 @@ def test_a_command_is_begun_anew_if_it_may_be(host, script, tmp_path):
     assert all(os.path.exists(f"/proc/{pid}") for pid in after)
     (tmp_path / "told").write_text("0\n")
     out, err = finish(launcher)
-    assert out == "" and "all workers are started anew (1 of at most 1 times, --restarts)\n" in err
+    assert out == "" and "all workers are restarted (1 of at most 1 times, --restarts)\n" in err
     is_nothing_left(host, tmp_path)
 
 
@@ -129,8 +129,8 @@ def test_killed_again_and_again_ends(host, tmp_path):
         assert read_lines(launcher.stdout, 1) == ["up"]
         kill_supervisor(host)
     _, err = finish(launcher, 1)
-    assert err.count("it is begun anew") == 3
-    assert "which was begun anew 3 times already (--restarts)" in err.splitlines()[-1]
+    assert err.count("it is restarted") == 3
+    assert "which was restarted 3 times already (--restarts)" in err.splitlines()[-1]
     is_nothing_left(host, tmp_path)
 
 
@@ -181,8 +181,8 @@ def test_the_same_line_goes_on(host, job, undisturbed, tmp_path):
     assert state_of(host, kept["name"]) == "lost"  # another job does not matter
     after = host(*words)
     assert after.returncode == 0, after.stderr
-    assert f"job {kept['name']} is lost: the process that supervised it was killed; it is begun " \
-        "anew" in after.stderr
+    assert f"job {kept['name']} is lost: the process that supervised it was killed; it is " \
+        "restarted" in after.stderr
     assert f"the job goes on from {output}" in after.stderr
     assert sha256_of(output) == undisturbed and check_metrics(output)[1] >= 20
     is_nothing_left(host, tmp_path)
@@ -239,7 +239,7 @@ def test_another_line_takes_the_name_of_a_lost_job(host, tmp_path):
     is_nothing_left(host, tmp_path)
 
 
-def test_attached_launcher_begins_it_anew(host, job, undisturbed, tmp_path):
+def test_attached_launcher_restarts_it(host, job, undisturbed, tmp_path):
     """It knows the command line, the environment and the folder of the supervisor."""
     output = tmp_path / "out"
     launcher = host.start("run", "-np", 4, "--name", "digits", "--checkpoint-every", "20 steps",
@@ -254,7 +254,7 @@ def test_attached_launcher_begins_it_anew(host, job, undisturbed, tmp_path):
         kill_supervisor(host)
     out, err = finish(attached)
     assert sha256_of(output) == undisturbed and check_metrics(output)[1] >= 20
-    assert "it is begun anew" in err and "the job goes on from out" in err
+    assert "it is restarted" in err and "the job goes on from out" in err
     assert f"sha256 {undisturbed}" in out
     is_nothing_left(host, tmp_path)
 

@@ -526,7 +526,7 @@ static void plans_between_operations_keep_the_numbers(void **unused)
     close_world(&w);
 }
 
-/* The numbers of operations begin anew after 2^32 of them. */
+/* The numbers of operations restart after 2^32 of them. */
 static void numbers_that_wrap_around_keep_the_sums(void **unused)
 {
     (void)unused;

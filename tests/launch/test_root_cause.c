@@ -143,7 +143,7 @@ static void a_crash_repeats_in_the_same_step_of_another_attempt(void **state)
     now.signal_number = SIGBUS;
     assert_false(gr_crash_repeats(&before, &now));
     now = before;
-    now.beginning = 1;
+    now.attempt = 1;
     assert_true(gr_crash_repeats(&before, &now));
     now.place.step = 51;
     assert_false(gr_crash_repeats(&before, &now));
@@ -154,12 +154,12 @@ static void without_steps_operations_count(void **state)
     (void)state;
     const gr_crash before = {.signal_number = SIGABRT, .place = {.operations = 17}};
     gr_crash now = before;
-    now.beginning = 1;
+    now.attempt = 1;
     assert_true(gr_crash_repeats(&before, &now));
     now.place.operations = 18;
     assert_false(gr_crash_repeats(&before, &now));
     const gr_crash silent = {.signal_number = SIGABRT},
-                   again = {.signal_number = SIGABRT, .beginning = 1};
+                   again = {.signal_number = SIGABRT, .attempt = 1};
     assert_true(gr_crash_repeats(&silent, &again));
 }
 

@@ -35,7 +35,7 @@ static const char *const files[] = {"lock",       "job",  "job.new",  "socket", 
 
 #define RECORD_FORMAT                                                                              \
     "gradus job 2\nstart %" PRId64 "\nidentity %" PRIx64                                           \
-    "\nsupervisor %d\nbeginning %d of %d\nrun %s\ncommand "
+    "\nsupervisor %d\nattempt %d of %d\nrun %s\ncommand "
 #define LEFT_FORMAT "delivered %" PRIu64 " %" PRIu64 "\n"
 #define END_FORMAT "code %d\nend %" PRId64 "\n" LEFT_FORMAT
 
@@ -274,9 +274,9 @@ bool gr_job_folder_record(const gr_job_folder *folder, gr_job_record *record_out
         read_small(folder->fd, "job", text, sizeof text) > 0 &&
         sscanf(text,
                "gradus job 2 start %" SCNd64 " identity %" SCNx64
-               " supervisor %d beginning %d of %d run %63s command %n",
+               " supervisor %d attempt %d of %d run %63s command %n",
                &record_out->start_s, &record_out->identity, &record_out->supervisor,
-               &record_out->beginning, &record_out->restarts, record_out->run, &behind) == 6 &&
+               &record_out->attempt, &record_out->restarts, record_out->run, &behind) == 6 &&
         behind > 0;
     put_line(record_out->command, sizeof record_out->command, "%.*s",
              read ? (int)strcspn(text + behind, "\n") : 0, text + behind);
@@ -295,7 +295,7 @@ int gr_job_folder_write_record(const gr_job_folder *folder, const gr_job_record 
 {
     char text[RECORD_BYTES];
     snprintf(text, sizeof text, RECORD_FORMAT "%s\n", record->start_s, record->identity,
-             (int)record->supervisor, record->beginning, record->restarts, record->run,
+             (int)record->supervisor, record->attempt, record->restarts, record->run,
              record->command);
     return replace_small(folder->fd, "job", "job.new", text);
 }

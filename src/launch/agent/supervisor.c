@@ -92,7 +92,7 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
     return status;
 }
 
-void gr_supervisor_note_beginning(const gr_supervisor *supervisor, const gr_job_record *record)
+void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record)
 {
     if (supervisor != NULL && supervisor->log != NULL) {
         (void)gr_job_folder_write_record(&supervisor->folder, record);

@@ -54,7 +54,7 @@ gr_status gr_supervisor_publish(gr_supervisor *supervisor, const char *name,
                                 const gr_job_record *record, gr_diag *diag) GR_MUST_CHECK;
 
 /* The job is begun once more: another supervisor that continues it must know. */
-void gr_supervisor_note_beginning(const gr_supervisor *supervisor, const gr_job_record *record);
+void gr_supervisor_note_attempt(const gr_supervisor *supervisor, const gr_job_record *record);
 /* Who inherits it is a part of the job. NULL ok; -1: it has no folder. */
 int gr_supervisor_lock_fd(const gr_supervisor *supervisor);
 

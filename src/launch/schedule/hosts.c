@@ -322,7 +322,7 @@ void gr_scheduler_apply_hosts(gr_scheduler *schedule, const gr_scheduler_event *
     for (int at = 0; at < event->value; at++) {
         if (event->offers[at].host < 0) {
             add_host(schedule, event, at);
-        } else { /* once it is started anew */
+        } else { /* once it is restarted */
             schedule->hosts[event->offers[at].host].offered = event->offers[at].slots;
         }
     }

@@ -66,7 +66,7 @@ typedef struct gr_scheduler_config {
     int slots;          /* numbers of workers */
     int servers;        /* parameter servers */
     int host_room;      /* hosts of workers at a time */
-    int beginning;      /* how often the job was begun before */
+    int attempt;        /* how often the job was begun before */
     bool elastic;       /* workers come and go */
     bool changing;      /* so do hosts */
     bool all_join;      /* every worker joins the group: time counts from the start */
@@ -74,7 +74,7 @@ typedef struct gr_scheduler_config {
     bool servers_again; /* in place of a lost one another one is started, in its slot */
     int64_t start_timeout_us, grace_us;
     int64_t fence_us; /* whom a renewal of the group waits for so long is killed; 0: never */
-    gr_crash crash;   /* the last one of an earlier beginning */
+    gr_crash crash;   /* the last one of an earlier attempt */
 } gr_scheduler_config;
 
 typedef struct gr_scheduler_slot {

@@ -173,7 +173,7 @@ static bool crash_repeats(gr_scheduler *schedule, const gr_scheduler_event *even
     schedule->crash.before = schedule->crash.last;
     schedule->crash.last = (gr_crash){.signal_number = WTERMSIG(end->wait_status),
                                       .rank = event->slot,
-                                      .beginning = schedule->config.beginning,
+                                      .attempt = schedule->config.attempt,
                                       .place = event->place};
     snprintf(schedule->crash.last.host, sizeof schedule->crash.last.host, "%s",
              end->host != NULL ? end->host : "");
