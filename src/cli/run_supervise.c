@@ -230,9 +230,7 @@ static bool restarts_after(gr_attach_loss *loss)
 static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss *loss, bool lost,
                              int (*work)(gr_cli_run *run))
 {
-    enum { CHILDREN_MAX = 64, PATIENCE_US = 1000000, EARLY_MAX = 3 };
-    pid_t others[CHILDREN_MAX]; /* of whoever became this process by exec */
-    const int other_count = gr_process_tree_children(others, CHILDREN_MAX);
+    enum { PATIENCE_US = 1000000, EARLY_MAX = 3 };
     const int64_t patience_us = run->options.orphans == GR_RUN_ORPHANS_FINISH
                                     ? run->options.grace_us + PATIENCE_US
                                     : PATIENCE_US;
@@ -252,7 +250,7 @@ static int launch_until_over(gr_cli_run *run, int64_t outlive_us, gr_attach_loss
                                : launch(run, &config, work, &token, loss);
         lost = code == GR_ATTACH_LOST;
         if (lost) {
-            gr_process_tree_end(patience_us, others, other_count);
+            gr_process_tree_end(patience_us);
         }
         if (lost && !loss->begun && early++ < EARLY_MAX) {
             fprintf(stderr,

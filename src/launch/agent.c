@@ -312,7 +312,7 @@ static void signal_all(const struct agent *agent, int signal_number)
         }
     }
     if (agent->running == 0) {
-        (void)gr_process_tree_signal(signal_number, NULL, 0);
+        (void)gr_process_tree_signal(signal_number);
     }
 }
 
@@ -388,7 +388,7 @@ static bool look_after(struct agent *agent)
         /* What has outlived all workers. */
         bool clearing = agent->killing || (agent->running == 0 && !agent->ending && !alone);
         if (clearing) {
-            (void)gr_process_tree_signal(SIGKILL, NULL, 0);
+            (void)gr_process_tree_signal(SIGKILL);
         }
         struct pollfd watched[2] = {{.fd = agent->control_fd, .events = POLLIN},
                                     {.fd = agent->signal_fd, .events = POLLIN}};
@@ -454,6 +454,6 @@ _Noreturn void gr_agent_run(const gr_agent_config *config)
     if (config->orphan_grace_us > 0) {
         let_finish(&agent);
     }
-    gr_process_tree_end(0, NULL, 0);
+    gr_process_tree_end(0);
     _exit(1);
 }

@@ -312,7 +312,7 @@ static void act_on_job(gr_launch_job *job, const gr_scheduler_action *action,
     } else if (action->kind == GR_ACTION_STOP_TIMER) {
         uv_timer_stop(&job->loop.timers[action->value]);
     } else if (action->kind == GR_ACTION_END_TREE) {
-        gr_process_tree_end(0, NULL, 0);
+        gr_process_tree_end(0);
     } else if (action->kind == GR_ACTION_DRAIN_OUTPUT) {
         gr_output_finish(job->output);
     } else if (action->kind == GR_ACTION_FINISH) {

@@ -23,8 +23,38 @@ typedef struct process {
     bool zombie;
 } process;
 
+enum { CHILDREN_MAX = 256 };
+
+/* Of the process that has noted them; no part of its tree. */
+static struct {
+    pid_t self;
+    pid_t pids[CHILDREN_MAX];
+    int count;
+} others;
+
+/* The caller's children, that is those of its first thread; none where the kernel does not list
+ * them (CONFIG_PROC_CHILDREN). */
+static int list_children(pid_t pids_out[CHILDREN_MAX])
+{
+    char path[64];
+    int found = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    FILE *file = fopen(path, "re");
+    while (file != NULL && found < CHILDREN_MAX && fscanf(file, "%d", &pids_out[found]) == 1) {
+        found++;
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found;
+}
+
 int gr_process_tree_adopt(void)
 {
+    if (others.self != getpid()) {
+        others.self = getpid();
+        others.count = list_children(others.pids);
+    }
     return prctl(PR_SET_CHILD_SUBREAPER, 1L, 0L, 0L, 0L) == 0 ? 0 : errno;
 }
 
@@ -93,31 +123,22 @@ static bool is_member(const process *list, const size_t *members, size_t count, 
     return false;
 }
 
-static bool is_excepted(const pid_t *except, int except_count, pid_t pid)
+static bool is_among(const pid_t *pids, int count, pid_t pid)
 {
-    for (int i = 0; i < except_count; i++) {
-        if (except[i] == pid) {
+    for (int i = 0; i < count; i++) {
+        if (pids[i] == pid) {
             return true;
         }
     }
     return false;
 }
 
-int gr_process_tree_children(pid_t *pids_out, int room)
+static bool is_other(pid_t pid)
 {
-    size_t count = 0;
-    process *list = list_processes(&count);
-    int found = 0;
-    for (size_t i = 0; list != NULL && i < count && found < room; i++) {
-        if (list[i].parent == getpid()) {
-            pids_out[found++] = list[i].pid;
-        }
-    }
-    free(list);
-    return found;
+    return others.self == getpid() && is_among(others.pids, others.count, pid);
 }
 
-int gr_process_tree_signal(int signal_number, const pid_t *except, int except_count)
+static int signal_tree(int signal_number, const pid_t *except, int except_count)
 {
     size_t count = 0, found = 0;
     process *list = list_processes(&count);
@@ -127,7 +148,8 @@ int gr_process_tree_signal(int signal_number, const pid_t *except, int except_co
     while (grew) { /* a generation each round */
         grew = false;
         for (size_t i = 0; i < count; i++) {
-            if (list[i].parent <= 0 || is_excepted(except, except_count, list[i].pid)) {
+            if (list[i].parent <= 0 || is_other(list[i].pid) ||
+                is_among(except, except_count, list[i].pid)) {
                 continue;
             }
             if (list[i].parent != self && !is_member(list, members, found, list[i].parent)) {
@@ -150,21 +172,25 @@ int gr_process_tree_signal(int signal_number, const pid_t *except, int except_co
     return signalled;
 }
 
+int gr_process_tree_signal(int signal_number)
+{
+    return signal_tree(signal_number, NULL, 0);
+}
+
 int gr_process_tree_clear(const pid_t *except, int except_count)
 {
-    enum { CHILDREN_MAX = 256 };
     pid_t children[CHILDREN_MAX];
-    const int left = gr_process_tree_signal(SIGKILL, except, except_count);
-    const int count = gr_process_tree_children(children, CHILDREN_MAX);
+    const int left = signal_tree(SIGKILL, except, except_count);
+    const int count = list_children(children);
     for (int i = 0; i < count; i++) {
-        if (!is_excepted(except, except_count, children[i])) {
+        if (!is_other(children[i]) && !is_among(except, except_count, children[i])) {
             (void)waitpid(children[i], NULL, WNOHANG);
         }
     }
     return left;
 }
 
-void gr_process_tree_end(int64_t patience_us, const pid_t *except, int except_count)
+void gr_process_tree_end(int64_t patience_us)
 {
     enum { LOOK_AGAIN_NS = 20 * 1000 * 1000 };
     const struct timespec look_again = {.tv_nsec = LOOK_AGAIN_NS};
@@ -182,8 +208,8 @@ void gr_process_tree_end(int64_t patience_us, const pid_t *except, int except_co
             break; /* no children: and all orphans of our process tree would be our children */
         }
         const int signal_number = gr_now_ns() < end_ns ? 0 : SIGKILL;
-        bool left = gr_process_tree_signal(signal_number, except, except_count) > 0;
-        quiet = left || except_count == 0 ? 0 : quiet + 1;
+        bool left = gr_process_tree_signal(signal_number) > 0;
+        quiet = left || others.count == 0 ? 0 : quiet + 1;
         /* Each death makes the next generation ours. Somebody whose parent died while we looked was
          * not found: hence the time limit. */
         (void)sigtimedwait(&child, NULL, &look_again);

@@ -9,22 +9,21 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Orphans of the caller's process tree become its children from now on. Returns 0 or errno. */
+/* Orphans of the caller's process tree become its children from now on. Children that it has when
+ * it calls this first (a shell that became gradus by exec had started them) are no part of that:
+ * they and what they start are left alone. Returns 0 or errno. */
 int gr_process_tree_adopt(void);
 
-/* The caller's children, at most `room`; returns how many. */
-int gr_process_tree_children(pid_t *pids_out, int room);
-
-/* Sends `signal_number` to every process that stems from the caller, `except` and their process
- * trees left out. Returns how many there were. */
-int gr_process_tree_signal(int signal_number, const pid_t *except, int except_count);
+/* Sends `signal_number` to every process that stems from the caller. Returns how many there
+ * were. */
+int gr_process_tree_signal(int signal_number);
 
 /* Kills and reaps, once, everything that stems from the caller, `except` and their process trees
  * left out. Returns how many there still were: somebody may have been forked while we looked. */
 int gr_process_tree_clear(const pid_t *except, int except_count);
 
-/* Reaps everything that stems from the caller, `except` left out, and kills what has not ended
- * within `patience_us`; returns when nothing is left. */
-void gr_process_tree_end(int64_t patience_us, const pid_t *except, int except_count);
+/* Reaps everything that stems from the caller, and kills what has not ended within `patience_us`;
+ * returns when nothing is left. */
+void gr_process_tree_end(int64_t patience_us);
 
 #endif

@@ -114,7 +114,7 @@ static bool read_errors(struct relay *relay)
 
 _Noreturn static void leave(struct relay *relay, int code)
 {
-    gr_process_tree_end(0, NULL, 0);
+    gr_process_tree_end(0);
     if (code == 0) {
         (void)gr_agent_send(relay->config->agent.control_fd,
                             &(gr_agent_message){.kind = GR_AGENT_DONE});
@@ -251,7 +251,7 @@ static void take_orders(struct relay *relay)
         return;
     }
     if (error != 0) { /* the launcher is gone: with the shell its end there goes as well */
-        gr_process_tree_end(0, NULL, 0);
+        gr_process_tree_end(0);
         _exit(1);
     }
     if (!relay->hello && message.kind != GR_AGENT_START) {

@@ -405,7 +405,7 @@ gr_status gr_serve_run(const gr_serve_way *way, char *const *environment, bool *
     if (needed_out != NULL) {
         *needed_out = needed;
     }
-    gr_process_tree_end(0, NULL, 0);
+    gr_process_tree_end(0);
     gr_channel_fini(&serve.channel);
     free(serve.bytes);
     gr_arena_fini(&serve.arena);

@@ -5,11 +5,10 @@ import re
 import signal
 
 import pytest
-from conftest import TIMEOUT_S, finish, lines_of, read_lines, sha256_of, unhurried, wait_until
-from processes import agents_of, children
-from test_outlive import jobs_of, state_of, wait_for_state, workers_of
-
-EPOCHS = 8
+from conftest import TIMEOUT_S, finish, read_lines, sha256_of, unhurried, wait_until
+from processes import agents_of, children, name
+from test_outlive import host, jobs_of, state_of, wait_for_state, workers_of  # noqa: F401
+from test_rebirth import EPOCHS, check_metrics  # noqa: F401
 
 # Says its process number and that of what it has started, then reads what to do from a FIFO.
 PARENT = """
@@ -18,16 +17,6 @@ child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
 print("up", os.getpid(), child.pid, flush=True)
 sys.exit(int(open(sys.argv[1]).readline()))
 """
-
-
-@pytest.fixture
-def host(gradus, tmp_path):
-    """The command, with a folder of jobs that a test can look into."""
-    (tmp_path / "run").mkdir(mode=0o700)
-    gradus.settings["XDG_RUNTIME_DIR"] = str(tmp_path / "run")
-    yield gradus
-    for job in jobs_of(gradus):
-        gradus("stop", "--now", job["name"])
 
 
 def supervisors_of(host):
@@ -40,17 +29,16 @@ def kill_supervisor(host):
     return pid
 
 
+def lose(host, launcher, job):  # noqa: F811
+    """Nobody is left of the job, and nobody has its end."""
+    launcher.kill()
+    launcher.communicate(timeout=TIMEOUT_S)
+    kill_supervisor(host)
+    wait_for_state(host, job, "lost")
+
+
 def wait_for_checkpoint(output):
     wait_until(lambda: list(output.glob("checkpoints/step-*")), "a checkpoint")
-
-
-def check_metrics(output):
-    """No epoch is lost, or stands there twice. Returns where it was begun."""
-    lines = lines_of(output)
-    epochs = [line["epoch"] for line in lines if line["event"] == "epoch"]
-    assert epochs == list(range(1, EPOCHS + 1))
-    assert [line["event"] for line in lines].count("end") == 1
-    return [line["step"] for line in lines if line["event"] == "start"]
 
 
 def is_nothing_left(host, tmp_path):
@@ -162,6 +150,19 @@ def test_children_of_before_are_left_alone(host, tmp_path):
     is_nothing_left(host, tmp_path)
 
 
+def test_children_of_before_are_left_alone_by_who_supervises(host, tmp_path):  # noqa: F811
+    launcher = host.start("-c", 'sleep 1000 & echo $!; exec "$@"', "sh", host.program, "run", "-np",
+                          1, "--no-prefix", "--outlive", 0, "--", "sh", "-c",
+                          "echo up; exec sleep 1000", program="sh")
+    other, up = read_lines(launcher.stdout, 2)
+    agent, = (pid for pid in children(launcher.pid) if name(pid) == "gradus-agent")
+    os.kill(agent, signal.SIGKILL)
+    assert up == "up" and launcher.wait(timeout=TIMEOUT_S) == 1
+    assert host.remains() == {int(other): "sleep"}
+    os.kill(int(other), signal.SIGKILL)
+    is_nothing_left(host, tmp_path)
+
+
 # ---- With another launcher, and without one ------------------------------------------------------
 
 def test_the_same_line_goes_on(host, job, undisturbed, tmp_path):
@@ -172,10 +173,7 @@ def test_the_same_line_goes_on(host, job, undisturbed, tmp_path):
     with unhurried(lambda: workers_of(host)):
         wait_for_checkpoint(output)
         kept, = jobs_of(host)
-        launcher.kill()
-        launcher.communicate(timeout=TIMEOUT_S)
-        kill_supervisor(host)
-        wait_for_state(host, kept["name"], "lost")
+        lose(host, launcher, kept["name"])
     host.wait_for_nothing()
     assert host("run", "--", "true").returncode == 0
     assert state_of(host, kept["name"]) == "lost"  # another job does not matter
@@ -231,10 +229,7 @@ def test_another_line_takes_the_name_of_a_lost_job(host, tmp_path):
     launcher = host.start("run", "-np", 1, "--name", "up", "--", "sh", "-c",
                           "echo up; exec sleep 1000")
     read_lines(launcher.stdout, 1)
-    launcher.kill()
-    launcher.communicate(timeout=TIMEOUT_S)
-    kill_supervisor(host)
-    wait_for_state(host, "up", "lost")
+    lose(host, launcher, "up")
     assert host("run", "-np", 1, "--name", "up", "--", "true").stderr == ""
     is_nothing_left(host, tmp_path)
 
@@ -263,10 +258,7 @@ def test_lost_job_is_told_of(host, tmp_path):
     launcher = host.start("run", "-np", 1, "--name", "up", "--", "sh", "-c",
                           "echo up; exec sleep 1000")
     read_lines(launcher.stdout, 1)
-    launcher.kill()
-    launcher.communicate(timeout=TIMEOUT_S)
-    kill_supervisor(host)
-    wait_for_state(host, "up", "lost")
+    lose(host, launcher, "up")
     done = host("attach", "up")
     assert done.returncode == 1 and re.fullmatch(
         "gradus: job up is lost: the process that supervised it was killed, and its workers with "

@@ -218,10 +218,10 @@ static void a_descent_ends(void **state)
             _exit(0); /* its child is an orphan now */
         }
         char text[2];
-        if (read(ends[0], text, 2) != 2 || gr_process_tree_signal(0, NULL, 0) < 2) {
+        if (read(ends[0], text, 2) != 2 || gr_process_tree_signal(0) < 2) {
             _exit(4);
         }
-        gr_process_tree_end(0, NULL, 0);
+        gr_process_tree_end(0);
         _exit(waitpid(-1, NULL, WNOHANG) == -1 && errno == ECHILD ? 0 : 5);
     }
     int status;
