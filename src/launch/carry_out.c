@@ -279,7 +279,7 @@ static bool act_on_group(gr_launch_job *job, const gr_scheduler_action *action)
         gr_coordinator_set_target_size(job->coordinator, action->value);
         gr_coordinator_expect_joining(job->coordinator, action->flag);
     } else if (action->kind == GR_ACTION_ANSWER) {
-        job->scale_word = action->answer.word;
+        job->scale_word = (gr_scheduler_word)action->value;
     } else {
         return false;
     }

@@ -14,7 +14,7 @@ gr_scale_reply gr_scale_word(const gr_job_status *job, int asked)
                  "the job has %d %s, and can neither grow nor shrink (--min-workers and "
                  "--max-workers of gradus run)",
                  job->want, workers);
-    } else if (job->word == GR_WORD_TOLD) {
+    } else if (job->word == GR_WORD_NONE) {
         reply.status = GR_OK;
         snprintf(reply.text, sizeof reply.text, "the job has %d %s; it may have %d to %d",
                  job->want, workers, job->least, job->most);

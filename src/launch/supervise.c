@@ -75,13 +75,12 @@ static void describe(void *arg, gr_job_status *status)
 {
     const gr_launch_job *job = arg;
     const bool elastic = gr_launch_elastic(job->config);
-    const int most = gr_launch_most(job->config), room = gr_scheduler_room(&job->schedule);
     *status = (gr_job_status){.workers = gr_scheduler_count_busy(&job->schedule),
                               .ending = job->schedule.phase != GR_PHASE_RUNNING ||
                                         gr_coordinator_is_over(job->coordinator),
                               .want = job->schedule.want,
                               .least = elastic ? job->config->workers_min : 0,
-                              .most = elastic ? most < room ? most : room : 0};
+                              .most = elastic ? gr_scheduler_most(&job->schedule) : 0};
     for (int rank = 0; rank < job->schedule.config.slots; rank++) {
         const uint64_t step = gr_records_place(job->records, rank).step;
         status->step = step > status->step ? step : status->step;

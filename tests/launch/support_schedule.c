@@ -232,7 +232,7 @@ static void act_on_group(world *w, const gr_scheduler_action *action)
     } else if (action->kind == GR_ACTION_SET_TARGET) {
         w->now.target = (int16_t)action->value;
     } else if (action->kind == GR_ACTION_ANSWER) {
-        w->answer = action->answer;
+        w->answer = action->value;
         w->answers++;
     } else if (action->kind == GR_ACTION_DRAIN_MEMBER) {
         of->drained = true;

@@ -330,13 +330,12 @@ static void scale(world *w, int workers)
 {
     const gr_scheduler *schedule = &w->schedule;
     world_look_at_group(w);
-    int wanted = schedule->want, before = w->now.target;
+    int before = w->now.target;
     bool possible = workers >= schedule->config.workers_min &&
                     workers <= schedule->config.workers_max &&
                     workers <= gr_scheduler_room(schedule);
     bool ends = schedule->phase != GR_PHASE_RUNNING || w->now.over;
-    gr_scheduler_word word = workers == 0                ? GR_WORD_TOLD
-                             : !possible                 ? GR_WORD_NEVER
+    gr_scheduler_word word = !possible                   ? GR_WORD_NEVER
                              : !schedule->group.complete ? GR_WORD_STARTING
                              : ends                      ? GR_WORD_ENDING
                                                          : GR_WORD_GRANTED;
@@ -345,11 +344,11 @@ static void scale(world *w, int workers)
     w->now.crowded = w->now.crowded || granted;
     w->answers = 0;
     world_tell(w, (gr_scheduler_event){.kind = GR_EVENT_SCALE, .value = workers});
-    if (w->answers != 1 || w->answer.word != word) {
+    if (w->answers != 1 || w->answer != (int)word) {
         search_wrong(w->why, "who asks for %d workers gets %d answers, the last is %d", workers,
-                     w->answers, (int)w->answer.word);
+                     w->answers, w->answer);
     }
-    if (w->answer.has != wanted || w->now.target != (granted ? workers : before)) {
+    if (w->now.target != (granted ? workers : before)) {
         search_wrong(w->why, "%d workers are asked for instead of %d, and %d are to be", workers,
                      before, w->now.target);
     }

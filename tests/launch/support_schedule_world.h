@@ -69,8 +69,7 @@ struct world {
     gr_arena arena;
     world_setting setting;
     world_state now;
-    gr_scheduler_answer answer; /* the last one, and how many there were to a question */
-    int answers;
+    int answer, answers; /* the last one, and how many there were to a question */
     char why[SEARCH_WHY_BYTES];
 };
 

@@ -31,6 +31,12 @@ int gr_scheduler_room(const gr_scheduler *schedule)
     return room;
 }
 
+int gr_scheduler_most(const gr_scheduler *schedule)
+{
+    int most = schedule->config.workers_max, room = gr_scheduler_room(schedule);
+    return most < room ? most : room;
+}
+
 bool gr_scheduler_is_open(const gr_scheduler *schedule)
 {
     return schedule->phase == GR_PHASE_RUNNING && gr_scheduler_count_busy(schedule) > 0;

@@ -159,25 +159,21 @@ static void begin(gr_scheduler *schedule)
     }
 }
 
-static gr_scheduler_word judge(const gr_scheduler *schedule, const gr_scheduler_answer *answer)
+static gr_scheduler_word judge(const gr_scheduler *schedule, int workers)
 {
-    return answer->asked == 0                                              ? GR_WORD_TOLD
-           : answer->asked < answer->least || answer->asked > answer->most ? GR_WORD_NEVER
-           : !schedule->group.complete                                     ? GR_WORD_STARTING
-           : schedule->phase != GR_PHASE_RUNNING || schedule->group.over   ? GR_WORD_ENDING
-                                                                           : GR_WORD_GRANTED;
+    const gr_scheduler_config *config = &schedule->config;
+    bool possible = workers >= config->workers_min && workers <= gr_scheduler_most(schedule);
+    return !possible                                                     ? GR_WORD_NEVER
+           : !schedule->group.complete                                   ? GR_WORD_STARTING
+           : schedule->phase != GR_PHASE_RUNNING || schedule->group.over ? GR_WORD_ENDING
+                                                                         : GR_WORD_GRANTED;
 }
 
 static void scale(gr_scheduler *schedule, int workers)
 {
-    int most = schedule->config.workers_max, room = gr_scheduler_room(schedule);
-    gr_scheduler_answer answer = {.has = schedule->want,
-                                  .asked = workers,
-                                  .least = schedule->config.workers_min,
-                                  .most = most < room ? most : room};
-    answer.word = judge(schedule, &answer);
-    gr_scheduler_act(schedule, GR_ACTION_ANSWER, -1, -1, 0)->answer = answer;
-    if (answer.word == GR_WORD_GRANTED) {
+    gr_scheduler_word word = judge(schedule, workers);
+    gr_scheduler_act(schedule, GR_ACTION_ANSWER, -1, -1, (int)word);
+    if (word == GR_WORD_GRANTED) {
         schedule->want = schedule->asked = workers;
         gr_scheduler_set_target(schedule);
         gr_scheduler_fill(schedule);

@@ -227,7 +227,7 @@ typedef enum gr_scheduler_action_kind {
     GR_ACTION_MEMBER_ENDED,   /* slot: the group goes on without it */
     GR_ACTION_DRAIN_MEMBER,   /* slot: it is to leave the group */
     GR_ACTION_SET_TARGET,     /* value: so many workers are wanted, flag: more will come */
-    GR_ACTION_ANSWER,         /* to SCALE: answer */
+    GR_ACTION_ANSWER,         /* to SCALE: value, a gr_scheduler_word */
     GR_ACTION_GO_ON,         /* slot: without it; value: with so many, flag: another one is started,
                                  standby: one that waited takes its place */
     GR_ACTION_GO_ON_WITHOUT, /* slot: none could be started there; value: so many are left */
@@ -256,27 +256,20 @@ typedef enum gr_scheduler_next {
     GR_NEXT_GIVEN_UP /* it was lost once too often */
 } gr_scheduler_next;
 
+/* To a request for another number of workers. */
 typedef enum gr_scheduler_word {
-    GR_WORD_TOLD = 0, /* it was only asked */
+    GR_WORD_NONE = 0, /* nobody has asked */
     GR_WORD_GRANTED,
     GR_WORD_NEVER, /* more or fewer than there can be */
     GR_WORD_STARTING,
     GR_WORD_ENDING
 } gr_scheduler_word;
 
-/* To a request for another number of workers. */
-typedef struct gr_scheduler_answer {
-    gr_scheduler_word word;
-    int has, asked;  /* workers: until now, and from now on if it is granted */
-    int least, most; /* that can be asked for */
-} gr_scheduler_answer;
-
 struct gr_scheduler_action {
     gr_scheduler_action_kind kind;
     int host, slot, value;
     bool flag, standby;
     int64_t after_us;
-    gr_scheduler_answer answer;
 };
 
 /* ---- Functions ------------------------------------------------------------------------------- */
@@ -298,6 +291,8 @@ int gr_scheduler_count_busy(const gr_scheduler *schedule);
 int gr_scheduler_count_busy_of(const gr_scheduler *schedule, int host);
 /* For so many workers the hosts have slots, or will have when they are there again. */
 int gr_scheduler_room(const gr_scheduler *schedule);
+/* So many workers can be asked for. */
+int gr_scheduler_most(const gr_scheduler *schedule);
 /* Is a worker of the start missing? `ended`: for good. */
 bool gr_scheduler_is_absent(const gr_scheduler *schedule, int slot, bool ended);
 /* May hosts come? */
