@@ -221,9 +221,6 @@ gr_status gr_launch_job_start_agent(gr_host_agent *agent, gr_diag *diag)
     gr_arena_fini(&arena);
     if (status != GR_OK) {
         (void)forget_agent(agent);
-        for (int slot = host->first; slot < end; slot++) {
-            gr_output_close(job->output, slot);
-        }
     }
     return status;
 }
