@@ -2,12 +2,12 @@
 
 /* `gradus scale`: another number of workers for a job that runs. */
 
-#include "launch/scale.h"
 #include "base/fail.h"
 #include "base/number.h"
 #include "cli/cli.h"
 #include "launch/agent/takeover.h"
 #include "launch/launch.h"
+#include "launch/schedule/schedule.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -120,6 +120,37 @@ static gr_status read_words(const gr_cli_line *line, scale_options *options, gr_
     return GR_OK;
 }
 
+/* What came of it; `job` is as it was before, with the scheduler's word. */
+static int tell(const gr_job_status *job, int asked)
+{
+    const char *workers = job->want == 1 ? "worker" : "workers";
+    if (job->most > 0 && job->word == GR_WORD_NONE) {
+        printf("the job has %d %s; it may have %d to %d\n", job->want, workers, job->least,
+               job->most);
+        return gr_cli_flush();
+    }
+    if (job->most > 0 && job->word == GR_WORD_GRANTED) {
+        printf("the job goes from %d to %d workers\n", job->want, asked);
+        return gr_cli_flush();
+    }
+    if (job->most == 0) {
+        fprintf(stderr,
+                "gradus: the job has %d %s, and can neither grow nor shrink (--min-workers and "
+                "--max-workers of gradus run)\n",
+                job->want, workers);
+    } else if (job->word == GR_WORD_NEVER) {
+        fprintf(stderr,
+                "gradus: the job was started for %d to %d workers, %d are not possible "
+                "(--min-workers and --max-workers of gradus run)\n",
+                job->least, job->most, asked);
+    } else {
+        fprintf(stderr, "gradus: the job is %s; it has %d %s\n",
+                job->word == GR_WORD_STARTING ? "still starting: try again" : "about to end",
+                job->want, workers);
+    }
+    return GR_EXIT_FAILED;
+}
+
 static int scale(const gr_cli_line *line)
 {
     scale_options *options = line->options;
@@ -142,13 +173,7 @@ static int scale(const gr_cli_line *line)
     if (status != GR_OK) {
         return gr_cli_fail(GR_EXIT_FAILED, &diag);
     }
-    const gr_scale_reply reply = gr_scale_word(&job, (int)options->to);
-    if (reply.status != GR_OK) {
-        fprintf(stderr, "gradus: %s\n", reply.text);
-        return GR_EXIT_FAILED;
-    }
-    puts(reply.text);
-    return gr_cli_flush();
+    return tell(&job, (int)options->to);
 }
 
 const gr_cli_form gr_scale_form = {
