@@ -173,7 +173,7 @@ typedef enum gr_scheduler_event_kind {
     GR_EVENT_SERVERS_PUBLISHED,  /* workers can find them */
     GR_EVENT_MEMBER,             /* slot, value: gr_member_state, flag: served, awaited */
     GR_EVENT_GROUP,              /* value: how many have joined, flag: at rest, over */
-    GR_EVENT_SCALE,              /* value: so many workers are wanted; 0: it is only asked */
+    GR_EVENT_SCALE,              /* value: so many workers are wanted */
     GR_EVENT_HOSTS,              /* offers, value: so many; flag: those are all */
     GR_EVENT_SIGNAL,             /* value: its number; SIGKILL: at once, after another one */
     GR_EVENT_TIMER,              /* value: gr_scheduler_timer */

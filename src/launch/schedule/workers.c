@@ -342,7 +342,7 @@ void gr_scheduler_check_joining(gr_scheduler *schedule)
     }
 }
 
-/* ---- Expulsion ------------------------------------------------------------------------------- */
+/* ---- Fencing --------------------------------------------------------------------------------- */
 
 static bool is_late(const gr_scheduler_slot *slot)
 {
