@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/number.h"
 #include "doc/doc.h"
+#include "doc/node_json.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -13,15 +14,19 @@
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-/* What a word without quotes is to kubectl: 0644 is octal, and yes is true. */
-static json_t *plain_value(const char *text)
+/* A word without quotes is what it is to kubectl: 0644 is octal, and yes is true. */
+static json_t *value_of(const gr_node *node)
 {
+    const char *text = node->text;
     char *end;
     bool truth;
     double number;
     errno = 0;
     const char *digits = text + (text[0] == '-' || text[0] == '+');
     long long whole = strtoll(text, &end, 0);
+    if (node->quoted) {
+        return json_string(text);
+    }
     if (digits[0] >= '0' && digits[0] <= '9' && *end == '\0' && errno == 0) {
         return json_integer(whole);
     }
@@ -32,35 +37,6 @@ static json_t *plain_value(const char *text)
         return json_real(number);
     }
     return json_string(text);
-}
-
-static json_t *json_of(const gr_node *node)
-{
-    json_t *value;
-    int failed = 0;
-    switch (node->kind) {
-    case GR_NODE_SCALAR:
-        return node->quoted ? json_string(node->text) : plain_value(node->text);
-    case GR_NODE_LIST:
-        value = json_array();
-        for (const gr_node *child = node->child; child != NULL; child = child->next) {
-            failed |= json_array_append_new(value, json_of(child));
-        }
-        break;
-    case GR_NODE_MAP:
-        value = json_object();
-        for (const gr_node *child = node->child; child != NULL; child = child->next) {
-            failed |= json_object_set_new(value, child->key, json_of(child));
-        }
-        break;
-    default:
-        return json_null();
-    }
-    if (failed != 0) {
-        json_decref(value);
-        return NULL;
-    }
-    return value;
 }
 
 /* Reads one document and adds it to the array. */
@@ -77,7 +53,7 @@ static gr_status add_document(const char *name, const char *text, size_t size_by
     }
     const gr_node *root = gr_doc_root(doc);
     if (root->kind != GR_NODE_NULL) {
-        json_t *document = json_pack("[i, o]", root->line, json_of(root));
+        json_t *document = json_pack("[i, o]", root->line, gr_node_json(root, value_of));
         if (json_array_append_new(documents, document) != 0) {
             status = gr_fail(diag, GR_E_NO_MEMORY, "no memory for %s", name);
         }
