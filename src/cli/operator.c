@@ -17,6 +17,7 @@ typedef struct operator_options {
     bool dry_run;
 } operator_options;
 
+enum { KINDS_BYTES = 256 };
 enum { OUTPUT_YAML, OUTPUT_JSON };
 static const char *const outputs[] = {"yaml", "json", NULL};
 
@@ -65,12 +66,27 @@ const gr_config_table gr_operator_table = {.name = "operator",
                                            .fields = operator_fields,
                                            .struct_bytes = sizeof(operator_options)};
 
+/* "MPIJob of kubeflow.org/v2beta1", and so on. */
+static void list_kinds(char *text_out, size_t size_bytes)
+{
+    size_t used = 0;
+    text_out[0] = '\0';
+    for (size_t i = 0; gr_operator_kinds[i] != NULL && used < size_bytes; i++) {
+        used +=
+            (size_t)snprintf(text_out + used, size_bytes - used, "%s%s of %s", i > 0 ? ", " : "",
+                             gr_operator_kinds[i]->kind, gr_operator_kinds[i]->api_version);
+    }
+}
+
 static void usage(void)
 {
-    puts("usage: gradus operator --dry-run -f FILE\n\n"
-         "Prints the Kubernetes objects that the job of a manifest would get at first, as\n"
-         "kubectl takes them. It knows MPIJob of kubeflow.org/v2beta1. This version only prints\n"
-         "objects; it does not yet talk to a cluster. Keys are not shown.\n");
+    char kinds[KINDS_BYTES];
+    list_kinds(kinds, sizeof kinds);
+    printf("usage: gradus operator --dry-run -f FILE\n\n"
+           "Prints the Kubernetes objects that the job of a manifest would get at first, as\n"
+           "kubectl takes them. It knows %s. This version only prints\n"
+           "objects; it does not yet talk to a cluster. Keys are not shown.\n\n",
+           kinds);
 }
 
 /* A gr_operator_view's ssh_key. Whoever applies what is printed sees at once why ssh fails. */
@@ -163,10 +179,12 @@ static gr_status plan_job(const operator_options *options, int line, json_t *job
              line);
     const gr_operator_kind *kind = find_kind(job);
     if (kind == NULL) {
+        char kinds[KINDS_BYTES];
+        list_kinds(kinds, sizeof kinds);
         return gr_fail(diag, GR_E_INVALID,
                        "%s: kind \"%.60s\" of apiVersion \"%.60s\" is not supported; this version "
-                       "knows MPIJob of kubeflow.org/v2beta1",
-                       where, text_of(job, "kind"), text_of(job, "apiVersion"));
+                       "knows %s",
+                       where, text_of(job, "kind"), text_of(job, "apiVersion"), kinds);
     }
     char sentence[GR_EVENT_BYTES];
     if (gr_operator_unknown_field(kind, job, sentence)) {
