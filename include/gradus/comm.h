@@ -147,7 +147,8 @@ GR_API void gr_comm_config_init(gr_comm_config *config);
  * diag      filled on failure; may be NULL.
  * Returns   GR_OK; GR_E_INVALID, GR_E_NOT_FOUND (the config or the environment is wrong, or a file
  *           that it names); GR_E_UNSUPPORTED (the config is of a newer library); GR_E_TIMEOUT,
- *           GR_E_PEER_LOST (a rank did not come, the sentence names it); GR_E_AUTH; GR_E_NO_MEMORY;
+ *           GR_E_PEER_LOST (a rank did not come, the sentence names it); GR_E_AUTH; GR_E_IN_USE
+ *           (another process has this rank); GR_E_NO_MEMORY;
  *           GR_E_PROTOCOL (the callback has mixed up the bytes of the ranks); GR_E_IO;
  *           GR_E_MISMATCH (ranks that were through a moment earlier call different operations).
  * Effect    the value of GRADUS_SECRET is overwritten in the environment: children do not inherit

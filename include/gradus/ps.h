@@ -97,7 +97,8 @@ typedef struct gr_ps_config {
  * diag     filled on failure; may be NULL
  * Returns  GR_OK; GR_E_INVALID (malformed addresses, number or run; servers in the wrong order, of
  *          another count, or with tensors of another run); GR_E_TIMEOUT (a server did not answer,
- *          the sentence names it); GR_E_AUTH; GR_E_PEER_LOST; GR_E_PROTOCOL; GR_E_NO_MEMORY;
+ *          the sentence names it); GR_E_AUTH; GR_E_IN_USE (another client is this worker, or
+ *          all numbers tried for one that is none); GR_E_PEER_LOST; GR_E_PROTOCOL; GR_E_NO_MEMORY;
  *          GR_E_IO. */
 GR_API gr_status gr_ps_connect(const gr_ps_config *config, gr_ps **ps_out,
                                gr_diag *diag) GR_MUST_CHECK;

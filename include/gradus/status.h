@@ -45,6 +45,7 @@ typedef enum gr_status {
     GR_E_PEER_SLOW = -21, /* the peer did not answer within the deadline */
     GR_E_PROTOCOL = -22,  /* the peer sent what no correct peer sends */
     GR_E_AUTH = -23,      /* the peer does not hold the job's secret */
+    GR_E_IN_USE = -24,    /* the peer has a member of this number already, or expects none */
 
     GR_E_MISMATCH = -40,    /* ranks called different operations */
     GR_E_COMM_BROKEN = -41, /* an earlier failure ended the communicator */

@@ -24,6 +24,7 @@ static const status_words known[] = {
     {GR_E_PEER_SLOW, "GR_E_PEER_SLOW", "a peer did not answer within the deadline"},
     {GR_E_PROTOCOL, "GR_E_PROTOCOL", "a peer sent what no correct peer sends"},
     {GR_E_AUTH, "GR_E_AUTH", "a peer does not hold the job's secret"},
+    {GR_E_IN_USE, "GR_E_IN_USE", "a peer has a member of this number already, or expects none"},
     {GR_E_MISMATCH, "GR_E_MISMATCH", "ranks called different operations"},
     {GR_E_COMM_BROKEN, "GR_E_COMM_BROKEN", "an earlier failure ended the communicator"},
     {GR_E_ABORTED, "GR_E_ABORTED", "a rank ended the communicator by gr_comm_abort"},

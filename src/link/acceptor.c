@@ -259,7 +259,7 @@ static void retry_later(gr_acceptor *acceptor, entry *at, int64_t now, gr_status
         at->backoff_us = BACKOFF_MAX_US;
     }
     at->retry_at_us = now + at->backoff_us;
-    if (status == GR_E_AUTH || status == GR_E_PEER_LOST) {
+    if (status == GR_E_AUTH || status == GR_E_IN_USE || status == GR_E_PEER_LOST) {
         at->refusals++;
     }
     if (at->refusals >= REFUSALS_MAX || at->retry_at_us >= at->deadline_us) {
@@ -274,14 +274,19 @@ static void retry_later(gr_acceptor *acceptor, entry *at, int64_t now, gr_status
 static void end_handshake(gr_acceptor *acceptor, entry *at, int64_t now, gr_status status,
                           const char *why)
 {
-    if (!at->outgoing) {
+    if (!at->outgoing && status == GR_E_IN_USE) {
+        gr_log_write(acceptor->config.log, GR_LOG_DEBUG, "link", "%s", why);
+        free_entry(acceptor, at);
+    } else if (!at->outgoing) {
         refuse(acceptor, at, why);
+    } else if (status == GR_E_IN_USE) {
+        retry_later(acceptor, at, now, status, why); /* the member before may be about to end */
     } else if (status == GR_E_AGAIN) {
-        /* A peer that does not like our answer can say so only by closing. */
+        /* A peer that does not take our answer for a proof can say so only by closing. */
         bool answered = at->auth.out_sent == GR_AUTH_BYTES;
         retry_later(acceptor, at, now, answered ? GR_E_AUTH : GR_E_AGAIN,
                     answered ? "it closed the connection after our answer: it holds another secret "
-                               "(GRADUS_SECRET), or has a member of our rank already"
+                               "(GRADUS_SECRET)"
                              : "it closed the connection during the handshake");
     } else if (status == GR_E_INVALID || !try_another(acceptor, at, now)) {
         fail_connect(acceptor, at, status, why);
@@ -327,10 +332,16 @@ static gr_status accept_peer(gr_acceptor *acceptor, entry *at, gr_diag *diag)
                  acceptor->config.accepts_soon(acceptor->config.accepts_arg, at->auth.peer_rank);
     acceptor->waiting_count += (int)waits - (int)at->waits;
     at->waits = waits;
-    return is_accepted_now ? GR_OK
-           : waits         ? GR_PENDING
-                           : gr_fail(diag, GR_E_PROTOCOL, "rank %d is not expected (again)",
-                                     at->auth.peer_rank);
+    if (is_accepted_now || waits) {
+        return is_accepted_now ? GR_OK : GR_PENDING;
+    }
+    gr_status status = gr_auth_refuse(&at->auth, diag);
+    if (status == GR_OK) {
+        (void)send_pending(acceptor, at); /* who does not get it finds the connection closed */
+        status = gr_fail(diag, GR_E_IN_USE, "rank %d has come and is not expected (again)",
+                         at->auth.peer_rank);
+    }
+    return status;
 }
 
 /* GR_OK: something was taken in; GR_PENDING: nothing there; GR_E_AGAIN: closed; else refused. Never

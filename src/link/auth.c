@@ -32,7 +32,8 @@ enum {
     NONCE_AT = 24,
     NONCE_BYTES = GR_AUTH_CHALLENGE_BYTES - NONCE_AT,
     MARK_BYTES = 6, /* magic and version, which garbage is recognised by */
-    ANSWER_HEAD_BYTES = GR_AUTH_ANSWER_BYTES - GR_SHA256_BYTES
+    ANSWER_HEAD_BYTES = GR_AUTH_ANSWER_BYTES - GR_SHA256_BYTES,
+    REFUSES_AT = 7 /* of an answer: 1, there is no place for the other's rank */
 };
 
 static gr_auth_role other_role(gr_auth_role role)
@@ -99,13 +100,13 @@ static gr_status authenticate(const gr_auth *auth, const uint8_t head[ANSWER_HEA
     return gr_hmac_sha256(auth->secret, GR_SECRET_BYTES, text, sizeof text, mac_out);
 }
 
-static gr_status answer_of(const gr_auth *auth, gr_auth_role role,
+static gr_status answer_of(const gr_auth *auth, gr_auth_role role, bool refuses,
                            uint8_t answer_out[GR_AUTH_ANSWER_BYTES])
 {
     gr_put_u32(answer_out, ANSWER_MAGIC);
     gr_put_u16(answer_out + 4, AUTH_VERSION);
     answer_out[6] = (uint8_t)role;
-    answer_out[7] = 0;
+    answer_out[REFUSES_AT] = refuses;
     return authenticate(auth, answer_out, answer_out + ANSWER_HEAD_BYTES);
 }
 
@@ -118,7 +119,7 @@ gr_status gr_auth_key(const gr_auth *auth, uint8_t key_out[GR_SHA256_BYTES])
 
 static gr_status release_answer(gr_auth *auth, gr_diag *diag)
 {
-    if (answer_of(auth, auth->role, auth->out + GR_AUTH_CHALLENGE_BYTES) != GR_OK) {
+    if (answer_of(auth, auth->role, auth->refuses, auth->out + GR_AUTH_CHALLENGE_BYTES) != GR_OK) {
         return gr_fail(diag, GR_E_AUTH, "cannot compute the answer to the peer's challenge");
     }
     auth->out_ready = GR_AUTH_BYTES;
@@ -172,7 +173,9 @@ static gr_status check_challenge(gr_auth *auth, gr_diag *diag)
 static gr_status check_answer(gr_auth *auth, gr_diag *diag)
 {
     uint8_t expected[GR_AUTH_ANSWER_BYTES];
-    gr_status status = answer_of(auth, other_role(auth->role), expected);
+    bool refuses =
+        auth->role == GR_AUTH_CONNECTOR && auth->in[GR_AUTH_CHALLENGE_BYTES + REFUSES_AT] == 1;
+    gr_status status = answer_of(auth, other_role(auth->role), refuses, expected);
     int equal =
         status == GR_OK &&
         gr_equal_constant_time(expected, auth->in + GR_AUTH_CHALLENGE_BYTES, sizeof expected);
@@ -181,6 +184,9 @@ static gr_status check_answer(gr_auth *auth, gr_diag *diag)
         return gr_fail(diag, GR_E_AUTH,
                        "the answer to our challenge is wrong: the peer does not "
                        "hold this job's secret (GRADUS_SECRET)");
+    }
+    if (refuses) {
+        return gr_fail(diag, GR_E_IN_USE, "it has a member of our rank already, or expects none");
     }
     auth->checked = true;
     return auth->role == GR_AUTH_ACCEPTOR ? release_answer(auth, diag) : GR_OK;
@@ -226,6 +232,12 @@ gr_status gr_auth_take(gr_auth *auth, const uint8_t *data, size_t size_bytes, si
     }
     auth->done = auth->checked && auth->out_sent == GR_AUTH_BYTES;
     return auth->done ? GR_OK : GR_PENDING;
+}
+
+gr_status gr_auth_refuse(gr_auth *auth, gr_diag *diag)
+{
+    auth->refuses = true;
+    return release_answer(auth, diag);
 }
 
 const uint8_t *gr_auth_pending(const gr_auth *auth, size_t *size_out)

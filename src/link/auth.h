@@ -43,7 +43,8 @@ typedef struct gr_auth {
     uint8_t in[GR_AUTH_BYTES];
     size_t out_ready, out_sent; /* bytes of out that may be sent; that were sent */
     size_t in_filled;
-    bool done; /* theirs was checked and all of ours was handed out */
+    bool refuses; /* the acceptor: it has no place for the connector, who did prove itself */
+    bool done;    /* theirs was checked and all of ours was handed out */
     bool checked;
     gr_status failed; /* GR_OK, or why every further gr_auth_take is refused */
 } gr_auth;
@@ -58,9 +59,15 @@ void gr_auth_announce_encryption(gr_auth *auth);
 void gr_auth_fini(gr_auth *auth); /* wipes the secret */
 
 /* Take in up to size_bytes; *used_out of them belonged to the handshake. GR_OK, GR_PENDING (not
- * done), GR_E_AUTH, GR_E_PROTOCOL. */
+ * done), GR_E_AUTH, GR_E_PROTOCOL; GR_E_IN_USE: both have proved themselves, and the acceptor has
+ * no place for this rank. */
 gr_status gr_auth_take(gr_auth *auth, const uint8_t *data, size_t size_bytes, size_t *used_out,
                        gr_diag *diag) GR_MUST_CHECK;
+
+/* The acceptor, when the connector has proved itself and none of our answer was sent: answer that
+ * there is no place for its rank. That proves as much as the other answer: nobody in between can
+ * make a connector believe it. */
+gr_status gr_auth_refuse(gr_auth *auth, gr_diag *diag) GR_MUST_CHECK;
 
 /* What to send next: *size_out bytes at the returned place; tell gr_auth_sent how many went out. */
 const uint8_t *gr_auth_pending(const gr_auth *auth, size_t *size_out);

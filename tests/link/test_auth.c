@@ -212,6 +212,31 @@ static void test_changed_on_the_way(void **state)
     assert_int_equal(give(&acceptor, changed, sizeof changed), GR_E_AUTH);
 }
 
+/* That there is no place is proved as well: one cannot make such an answer on the way. */
+static void test_no_place(void **state)
+{
+    (void)state;
+    for (int forged = 0; forged < 2; forged++) {
+        gr_auth connector, acceptor;
+        gr_status status = GR_OK;
+        size_t size;
+        begin(&connector, &acceptor);
+        (void)pass(&acceptor, &connector, GR_AUTH_BYTES, &status);
+        (void)pass(&connector, &acceptor, GR_AUTH_BYTES, &status);
+        assert_true(acceptor.checked);
+        if (!forged) {
+            assert_int_equal(gr_auth_refuse(&acceptor, NULL), GR_OK);
+        }
+        uint8_t answer[GR_AUTH_ANSWER_BYTES];
+        const uint8_t *out = gr_auth_pending(&acceptor, &size);
+        assert_int_equal(size, sizeof answer);
+        memcpy(answer, out, sizeof answer);
+        answer[7] = 1;
+        assert_int_equal(give(&connector, answer, sizeof answer), forged ? GR_E_AUTH : GR_E_IN_USE);
+        assert_false(connector.done);
+    }
+}
+
 static void test_garbage_at_its_first_byte(void **state)
 {
     (void)state;
@@ -234,6 +259,7 @@ int main(void)
         cmocka_unit_test(test_answer_of_the_other_role),
         cmocka_unit_test(test_replayed),
         cmocka_unit_test(test_changed_on_the_way),
+        cmocka_unit_test(test_no_place),
         cmocka_unit_test(test_garbage_at_its_first_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -195,7 +195,11 @@ static bool shake_as(const host *h, int fd, int rank, gr_auth_rail stream)
             return false;
         }
         if (got > 0) {
-            assert_true(gr_auth_take(&auth, data, (size_t)got, &used, NULL) >= 0);
+            gr_status status = gr_auth_take(&auth, data, (size_t)got, &used, NULL);
+            if (status == GR_E_IN_USE) {
+                return false;
+            }
+            assert_true(status >= 0);
         }
     }
     gr_auth_fini(&auth);
@@ -217,7 +221,7 @@ static void test_false_ranks(gr_link_kind kind)
         assert_false(shake(&h, fd, ranks[i]));
         close(fd);
     }
-    assert_int_equal(pending(&h), sizeof ranks / sizeof ranks[0]);
+    assert_int_equal(pending(&h), 0); /* these hold the secret */
     gr_mesh_destroy(h.mesh);
 }
 
@@ -403,7 +407,7 @@ static void test_false_rails(void **state)
     progress_ok(&h);
     assert_non_null(gr_mesh_link(h.mesh, 1));
     assert_int_equal(gr_link_rails(gr_mesh_link(h.mesh, 1)), 2);
-    assert_int_equal(pending(&h), refused + 3);
+    assert_int_equal(pending(&h), refused + 1);
     close(first);
     close(second);
     gr_mesh_destroy(h.mesh);

@@ -46,6 +46,22 @@ static void readers_of_one_number_find_others(void **state)
     test_servers_stop(&servers);
 }
 
+/* In a job of its own a worker's number is one process's. */
+static void second_of_a_worker_is_told(void **state)
+{
+    (void)state;
+    test_servers servers;
+    gr_ps *second = NULL;
+    gr_diag diag = {0};
+    test_servers_start(&servers, 1, false, NULL);
+    gr_ps *first = test_connect(&servers, 0);
+    const gr_ps_config config = {.servers = servers.addresses, .secret = test_secret, .worker = 0};
+    assert_int_equal(gr_ps_connect(&config, &second, &diag), GR_E_IN_USE);
+    assert_non_null(strstr(diag.text, "has a member of our rank already"));
+    gr_ps_close(first);
+    test_servers_stop(&servers);
+}
+
 static void reader_with_another_secret_is_told(void **state)
 {
     (void)state;
@@ -64,6 +80,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(readers_of_one_number_find_others),
+        cmocka_unit_test(second_of_a_worker_is_told),
         cmocka_unit_test(reader_with_another_secret_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -175,6 +175,11 @@ static gr_status dial(gr_ps *ps, const char *servers, gr_diag *diag)
     }
 }
 
+static bool is_refused(const gr_diag *diag)
+{
+    return diag->status == GR_E_AUTH || diag->status == GR_E_IN_USE;
+}
+
 /* Greeted by all servers that live by their table; else who is missing, or what is wrong. */
 static gr_status look_around(gr_ps *ps, int *missing_out, gr_diag *diag)
 {
@@ -198,7 +203,7 @@ static gr_status look_around(gr_ps *ps, int *missing_out, gr_diag *diag)
         }
     }
     /* Before there is a table nobody knows whether a lost one is missed. */
-    if (lost >= 0 && (ps->tabled || hopes == 0 || ps->endpoints[lost].diag.status == GR_E_AUTH)) {
+    if (lost >= 0 && (ps->tabled || hopes == 0 || is_refused(&ps->endpoints[lost].diag))) {
         *diag = ps->endpoints[lost].diag;
         return (gr_status)diag->status;
     }
@@ -263,7 +268,7 @@ static gr_status connect_as(const plan *by, int rank, int64_t deadline_us, gr_ps
 }
 
 /* Who is no worker takes any number of those for readers. A server refuses one that another reader
- * has, in the same way as who holds another secret: then the next one may be free. */
+ * has: then the next one may be free. */
 static gr_status connect_as_any(const plan *by, int64_t deadline_us, gr_ps **ps_out, gr_diag *diag)
 {
     uint32_t number = 0;
@@ -276,7 +281,7 @@ static gr_status connect_as_any(const plan *by, int64_t deadline_us, gr_ps **ps_
         int rank = GR_PS_READERS_AT + (int)((number % READERS + (uint32_t)tries) % READERS);
         gr_diag_clear(diag);
         status = connect_as(by, rank, deadline_us, ps_out, diag);
-    } while (status == GR_E_AUTH && ++tries < READER_TRIES);
+    } while (status == GR_E_IN_USE && ++tries < READER_TRIES);
     return status;
 }
 

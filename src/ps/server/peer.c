@@ -128,7 +128,7 @@ bool gr_ps_peers_refuse(const gr_ps_server *server, gr_status status)
     for (int number = 0; number < server->table.servers; number++) {
         any = any || (server->peers[number] != NULL && server->peers[number]->link != NULL);
     }
-    return server->joining && status == GR_E_AUTH && !any &&
+    return server->joining && (status == GR_E_AUTH || status == GR_E_IN_USE) && !any &&
            gr_clock_now_us(&server->clock) >= server->joins_by_us;
 }
 
