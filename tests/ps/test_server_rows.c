@@ -8,7 +8,6 @@
 #include "train/updater.h"
 
 #include <math.h>
-#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -140,8 +139,8 @@ static void rows_are_the_sums_of_what_was_pushed(void **state)
 
 /* ---- A worker that dies --------------------------------------------------------------------- */
 
-/* Adds 1 to all rows as often as it may, and counts what was acknowledged. */
-static void push_until_killed(const char *addresses, _Atomic uint64_t *acknowledged)
+/* Adds 1 to all rows as often as it may, counts what was acknowledged, and says so each time. */
+static void push_until_killed(const char *addresses, _Atomic uint64_t *acknowledged, int told)
 {
     test_servers servers = {0};
     float ones[ROWS * COLUMNS];
@@ -159,6 +158,9 @@ static void push_until_killed(const char *addresses, _Atomic uint64_t *acknowled
             _exit(1);
         }
         atomic_store(acknowledged, n + 1);
+        if (write(told, "", 1) != 1) {
+            _exit(1);
+        }
     }
 }
 
@@ -173,27 +175,29 @@ static void a_push_of_a_worker_that_dies_counts_once(void **state)
         mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
     for (uint64_t round = 0; round < 6; round++) {
-        int ends[2];
+        int ends[2], told[2];
         char byte = 0;
         test_servers servers;
         atomic_store(&shared->acknowledged, 0);
         assert_int_equal(pipe(ends), 0);
+        assert_int_equal(pipe(told), 0);
         pid_t child = test_fork(); /* before there are threads */
         if (child == 0) {
             close(ends[1]);
+            close(told[0]);
             if (read(ends[0], &byte, 1) == 1) {
                 setenv("GRADUS_LINK", round % 2 != 0 ? "tcp" : "auto", 1);
-                push_until_killed(shared->addresses, &shared->acknowledged);
+                push_until_killed(shared->addresses, &shared->acknowledged, told[1]);
             }
             _exit(1);
         }
         close(ends[0]);
+        close(told[1]);
         test_servers_start(&servers, 3, round % 2 != 0, NULL);
         memcpy(shared->addresses, servers.addresses, sizeof shared->addresses);
         assert_int_equal(write(ends[1], &byte, 1), 1);
-        while (atomic_load(&shared->acknowledged) < 1 + round / 2 &&
-               waitpid(child, NULL, WNOHANG) == 0) {
-            sched_yield();
+        for (uint64_t pushes = 0; pushes < 1 + round / 2; pushes++) {
+            assert_int_equal(read(told[0], &byte, 1), 1); /* nothing comes of one that has ended */
         }
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
@@ -217,6 +221,7 @@ static void a_push_of_a_worker_that_dies_counts_once(void **state)
         gr_ps_close(ps);
         test_servers_stop(&servers);
         close(ends[1]);
+        close(told[0]);
     }
     munmap(shared, sizeof *shared);
 }
