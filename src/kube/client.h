@@ -8,9 +8,8 @@
  *
  *   submitted ──► queue ──rate limit──► in flight ──► done (once)
  *                                         │   ▲
- *                                         └───┘ 429 or 503 with Retry-After, a connection that
- * broke
- *                                               (verbs that only read), 401 after a change of token
+ *                                         └───┘ 429 and 503, a connection that broke (verbs that
+ *                                               only read), 401 with another token than before
  */
 
 #include "base/clock.h"
