@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Kubeconfig files, tokens and exec plugins: what is read, and each sentence about what is wrong. */
+/* Kubeconfig files, tokens and exec plugins: what is read, and each sentence about bad ones. */
 
 #include "base/file.h"
 #include "base/support_base.h"
