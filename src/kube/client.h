@@ -45,9 +45,12 @@ gr_status gr_kube_create(const gr_kube_options *options, gr_kube **kube_out,
 /* Not inside of a callback. Forgets all requests: no callback comes any more. */
 void gr_kube_destroy(gr_kube *kube);
 
+/* As its options say it. */
+gr_clock gr_kube_clock(const gr_kube *kube);
 /* Is readable when gr_kube_run has something to do: for poll, epoll or libuv. */
 int gr_kube_fd(const gr_kube *kube);
-/* Does what there is to do; never waits. Callbacks are called in here and nowhere else. */
+/* Does what there is to do; never waits. Callbacks are called in here and nowhere else; they may
+ * submit, cancel and set timers, not call gr_kube_run, gr_kube_wait or gr_kube_destroy. */
 void gr_kube_run(gr_kube *kube);
 /* For an owner without a loop: waits until there is something to do, `timeout_us` at most (below 0:
  * for ever), and does it. */

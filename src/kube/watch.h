@@ -13,42 +13,43 @@
 
 #include "kube/client.h"
 
-typedef enum gr_watch_kind {
-    GR_WATCH_RESYNC,   /* a list begins: what is not ADDED until SYNCED does not exist */
-    GR_WATCH_SYNCED,   /* the list is complete */
-    GR_WATCH_ADDED,    /* also of what is listed, known or not */
-    GR_WATCH_MODIFIED, /* may come twice */
-    GR_WATCH_DELETED,  /* the last state; may be of an object that is not known */
-    GR_WATCH_BOOKMARK, /* nothing but a newer resourceVersion */
-    GR_WATCH_TROUBLE   /* `diag` says what; the watch tries again by itself */
-} gr_watch_kind;
+typedef enum gr_kube_watch_kind {
+    GR_KUBE_WATCH_RESYNC,   /* a list begins: what is not ADDED until SYNCED does not exist */
+    GR_KUBE_WATCH_SYNCED,   /* the list is complete */
+    GR_KUBE_WATCH_ADDED,    /* also of what is listed, known or not: without kind and
+                        * apiVersion there, as the server has it */
+    GR_KUBE_WATCH_MODIFIED, /* may come twice */
+    GR_KUBE_WATCH_DELETED,  /* the last state; may be of an object that is not known */
+    GR_KUBE_WATCH_BOOKMARK, /* nothing but a newer resourceVersion */
+    GR_KUBE_WATCH_TROUBLE   /* `diag` says what; the watch tries again by itself */
+} gr_kube_watch_kind;
 
-typedef struct gr_watch_event {
-    gr_watch_kind kind;
+typedef struct gr_kube_watch_event {
+    gr_kube_watch_kind kind;
     json_t *object; /* borrowed for the call, a reference keeps it; NULL: RESYNC, SYNCED, TROUBLE */
     const gr_diag *diag;
-} gr_watch_event;
+} gr_kube_watch_event;
 
-/* May call gr_watch_stop and gr_kube_submit, not gr_kube_destroy. */
-typedef void gr_watch_handler(void *arg, const gr_watch_event *event);
+/* May call gr_kube_watch_stop and gr_kube_submit, not gr_kube_destroy or gr_kube_run. */
+typedef void gr_kube_watch_handler(void *arg, const gr_kube_watch_event *event);
 
-typedef struct gr_watch gr_watch;
+typedef struct gr_kube_watch gr_kube_watch;
 
-typedef struct gr_watch_options {
+typedef struct gr_kube_watch_options {
     gr_kube_resource resource;
     const char *space; /* namespace; NULL: all */
     const char *label_selector, *field_selector;
     int64_t
         silence_us; /* a stream that says nothing for so long is taken for dead; 0: 150 s. Servers
                          * send a bookmark each minute. */
-    gr_watch_handler *handler;
+    gr_kube_watch_handler *handler;
     void *arg;
-} gr_watch_options;
+} gr_kube_watch_options;
 
 /* Texts are copied. Failures of the server come as TROUBLE. GR_E_INVALID, GR_E_NO_MEMORY. */
-gr_status gr_watch_start(gr_kube *kube, const gr_watch_options *options, gr_watch **watch_out,
-                         gr_diag *diag) GR_MUST_CHECK;
+gr_status gr_kube_watch_start(gr_kube *kube, const gr_kube_watch_options *options,
+                              gr_kube_watch **watch_out, gr_diag *diag) GR_MUST_CHECK;
 /* No event comes any more; before gr_kube_destroy. NULL: nothing. */
-void gr_watch_stop(gr_watch *watch);
+void gr_kube_watch_stop(gr_kube_watch *watch);
 
 #endif

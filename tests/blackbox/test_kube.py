@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Kubernetes API client against an API server of the tests' own (kube_api.py)."""
+import json
+import os
+import pathlib
+import queue
+import subprocess
+import threading
+
+import pytest
+
+import kube_api
+from conftest import TIMEOUT_S
+
+BUILD = pathlib.Path(os.environ["GRADUS_BUILD_DIR"])
+PODS = "/v1/pods"
+
+
+class Client:
+    """The client in a process of its own (tests/kube/kube_main.c)."""
+
+    def __init__(self, kubeconfig, *options, **how):
+        self.process = subprocess.Popen([BUILD / "tests" / "kube_client", kubeconfig,
+                                         *map(str, options)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        **how)
+        self.said, self.ids, self.lines = {}, 0, queue.Queue()
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(json.loads(line))
+        self.lines.put(None)
+
+    def start(self, what, **words):
+        self.ids += 1
+        self.said[self.ids] = []
+        self.send(what, self.ids, **words)
+        return self.ids
+
+    def send(self, what, number, **words):
+        words = {"do": what, "id": number, "plural": "pods", "space": "team", **words}
+        self.process.stdin.write(json.dumps({k: v for k, v in words.items() if v is not None})
+                                 + "\n")
+        self.process.stdin.flush()
+
+    def next(self, number, condition=lambda line: True):
+        """The next line for this command for which the condition holds."""
+        while True:
+            while self.said[number]:
+                line = self.said[number].pop(0)
+                if condition(line):
+                    return line
+            try:
+                line = self.lines.get(timeout=TIMEOUT_S)
+            except queue.Empty:
+                raise AssertionError("the client says nothing") from None
+            assert line, f"the client has ended: {self.process.stderr.read()}"
+            self.said[line["id"]].append(line)
+
+    def ask(self, what, **words):
+        return self.next(self.start(what, **words), lambda line: "status" in line)
+
+    def event(self, number, kind):
+        return self.next(number, lambda line: line.get("event") == kind)
+
+    def events(self, number, until):
+        seen = []
+        while not seen or not seen[-1].startswith(until):
+            line = self.next(number)
+            name = (line.get("object") or {}).get("metadata", {}).get("name", "")
+            seen.append(f'{line["event"]} {name}'.strip())
+        return seen
+
+    def close(self):
+        self.process.stdin.close()
+        code = self.process.wait(TIMEOUT_S)
+        self.reader.join()
+        said = self.process.stderr.read()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        assert code == 0, said
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind:
+            self.process.kill()
+            self.process.wait()
+        else:
+            self.close()
+
+
+def pod(name, **labels):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels},
+            "spec": {"containers": []}}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    return kube_api.make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def api(certificates):
+    api = kube_api.Api(certificates)
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def client(api, tmp_path):
+    with Client(api.kubeconfig(tmp_path / "config")) as client:
+        yield client
+
+
+def refused(path):
+    """What the client says when it is not even made."""
+    done = subprocess.run([BUILD / "tests" / "kube_client", path], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_objects_are_written_and_read(api, client):
+    made = client.ask("create", body=pod("a"), manager="gradus")
+    assert (made["status"], made["http"]) == ("GR_OK", 201)
+    assert client.ask("get", name="a")["object"]["metadata"]["uid"] == \
+        made["object"]["metadata"]["uid"]
+    again = client.ask("create", body=pod("a"))
+    assert (again["status"], again["reason"]) == ("GR_E_IN_USE", "AlreadyExists")
+    assert again["said"] == 'cannot create pods in team: AlreadyExists: pods "a" already exists'
+    thing = client.ask("merge", name="a", body={"metadata": {"labels": {"x": "y"}}})["object"]
+    assert thing["metadata"]["labels"] == {"x": "y"}
+    stale = client.ask("replace", name="a", body=made["object"])
+    assert (stale["status"], stale["http"]) == ("GR_E_AGAIN", 409)
+    assert "the object has been modified" in stale["said"]
+    thing["status"] = {"phase": "Running"}
+    done = client.ask("replace", name="a", subresource="status", body=thing)["object"]
+    assert done["status"] == {"phase": "Running"}
+    applied = client.ask("apply", name="b", body=pod("b"), manager="gradus", force=True)
+    assert applied["status"] == "GR_OK"
+    line, headers, _ = api.asked("^PATCH .*/pods/b")[0]
+    assert line == "PATCH /api/v1/namespaces/team/pods/b?fieldManager=gradus&force=true"
+    assert headers["Content-Type"] == "application/apply-patch+yaml"
+    assert api.asked("^POST")[0][0] == "POST /api/v1/namespaces/team/pods?fieldManager=gradus"
+
+
+def test_delete_has_preconditions(api, client):
+    uid = api.put(PODS, pod("a"))["metadata"]["uid"]
+    other = client.ask("delete", name="a", uid="another")
+    assert (other["status"], other["reason"]) == ("GR_E_AGAIN", "Conflict")
+    stale = client.ask("delete", name="a", uid=uid, resource_version="1")
+    assert stale["status"] == "GR_E_AGAIN"
+    assert client.ask("delete", name="a", uid=uid, propagation="Background")["status"] == "GR_OK"
+    gone = client.ask("delete", name="a")
+    assert (gone["status"], gone["said"]) == \
+        ("GR_E_NOT_FOUND", 'cannot delete pods team/a: NotFound: pods "a" not found')
+    sent = json.loads(api.asked("^DELETE")[-2][2])
+    assert sent == {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": uid},
+                    "propagationPolicy": "Background"}
+
+
+def test_requests_without_sense_are_refused(client):
+    for words in ({"do": "get"}, {"do": "get", "name": ""}, {"do": "get", "name": ".."},
+                  {"do": "get", "name": "a/b"}, {"do": "create"}, {"do": "get", "plural": ""},
+                  {"do": "apply", "name": "a", "body": pod("a")},
+                  {"do": "delete", "name": "a", "space": "x/y"}):
+        what = words.pop("do")
+        answer = client.ask(what, **words)
+        assert answer["status"] == "GR_E_INVALID" and answer["said"].startswith("a request to ")
+
+
+def test_list_comes_in_parts_and_begins_again_when_it_has_expired(api, client):
+    for i in range(10):
+        api.put(PODS, pod(f"p{i}", half=str(i % 2)))
+    number = client.start("list", limit=3, quiet=True)
+    done = client.next(number, lambda line: "status" in line)
+    assert (done["status"], done["items"], done["object"]["items"]) == ("GR_OK", 10, [])
+    assert len(api.asked("limit=3")) == 4
+    assert client.ask("list", labels="half=1", quiet=True)["items"] == 5
+
+    def expire(handler):
+        api.compact()
+        kube_api.refuse(410, reason="Expired")(handler)
+
+    api.fault("continue=", expire)
+    number = client.start("list", limit=4, quiet=True)
+    assert client.next(number)["restart"]
+    assert client.next(number)["items"] == 10
+    api.fault("continue=", kube_api.refuse(410, reason="Expired"), times=100)  # for ever
+    assert client.ask("list", limit=4, quiet=True)["http"] == 410
+
+
+def test_failures_are_sentences(api, client):
+    api.forbidden.append(("GET", "/pods/a$"))
+    said = client.ask("get", name="a")
+    assert said["status"] == "GR_E_AUTH"
+    assert said["said"].endswith('a role must allow "get" on pods of API group "" in namespace '
+                                 'team')
+    api.put("kubeflow.org/v1/mpijobs", pod("j"))
+    api.forbidden.append(("PUT", "/status$"))
+    said = client.ask("replace", group="kubeflow.org", plural="mpijobs", name="j",
+                      subresource="status", body=pod("j"))
+    assert '"update" on mpijobs/status of API group "kubeflow.org"' in said["said"]
+    api.token = "another"
+    said = client.ask("get", name="a")
+    assert said["status"] == "GR_E_AUTH" and "does not know who asks" in said["said"]
+    assert 'the token or certificate of context "test" of ' in said["said"]
+    api.token = "right"
+    api.fault("pods/b", kube_api.refuse(422, "spec.x: Invalid value"))
+    assert client.ask("get", name="b")["said"] == \
+        "cannot get pods team/b: Invalid: spec.x: Invalid value"
+    api.fault("pods/b", kube_api.send_text("<html>", 404))
+    assert "answers with HTTP 404 and no reason" in client.ask("get", name="b")["said"]
+    for text, status in (("", "GR_E_PROTOCOL"), ("garbage", "GR_E_PROTOCOL"),
+                         ('{"a":', "GR_E_PROTOCOL"), ('{"a":[}', "GR_E_PROTOCOL")):
+        api.fault("pods/b", kube_api.send_text(text))
+        said = client.ask("get", name="b")
+        assert said["status"] == status and said["said"].startswith("cannot get pods team/b: ")
+
+
+def test_what_only_reads_is_tried_again(api, client):
+    api.put(PODS, pod("a"))
+    api.fault("pods/a", kube_api.close)
+    api.fault("pods/a", kube_api.refuse(500))
+    api.fault("pods/a", kube_api.send_text('{"a":', length=100))  # closed in an object
+    assert client.ask("get", name="a")["status"] == "GR_OK"
+    assert len(api.asked("GET .*/pods/a")) == 4
+    api.fault("POST", kube_api.send_text('{"a":', length=100))  # it may have been carried out
+    assert client.ask("create", body=pod("b"))["status"] == "GR_E_PEER_LOST"
+    assert len(api.asked("^POST")) == 1
+
+
+def test_retry_after_is_obeyed(api, client):
+    api.fault("POST", kube_api.refuse(429, headers={"Retry-After": 1}))
+    api.fault("POST", kube_api.refuse(503, headers={"Retry-After": 1}))
+    assert client.ask("create", body=pod("b"))["status"] == "GR_OK"
+    assert len(api.asked("^POST")) == 3
+    api.fault("POST", kube_api.refuse(429, "slow down"), times=100)
+    said = client.ask("create", body=pod("c"))
+    assert (said["status"], said["said"]) == \
+        ("GR_E_PEER_SLOW", "cannot create pods in team: TooManyRequests: slow down")
+
+
+def test_hanging_and_flooding_servers_are_left(api, tmp_path):
+    with Client(api.kubeconfig(tmp_path / "config"), 0, 0, 0, 300, 1 << 20) as client:
+        api.fault("pods/a", kube_api.hang)
+        assert client.ask("get", name="a")["status"] == "GR_E_TIMEOUT"
+    with Client(api.kubeconfig(tmp_path / "config"), 0, 0, 0, 0, 1 << 20) as client:
+        api.fault("pods", kube_api.flood(64 << 20))
+        said = client.ask("list")
+        assert said["status"] == "GR_E_NO_MEMORY"
+        assert said["said"] == "cannot list pods in team: an object is larger than 1048576 bytes"
+        assert client.next(client.start("memory"))["peak_kib"] < 64 << 10
+
+
+def test_memory_does_not_grow_with_a_list(api, client):
+    for i in range(200):
+        api.put(PODS, {**pod(f"p{i}"), "data": {"x": "y" * 100000}})
+    before = client.next(client.start("memory"))["peak_kib"]
+    assert client.ask("list", quiet=True)["items"] == 200  # 20 MB in one answer
+    assert client.next(client.start("memory"))["peak_kib"] - before < 8 << 10
+
+
+def test_requests_are_paced(api, tmp_path):
+    with Client(api.kubeconfig(tmp_path / "config"), 50, 2) as client:
+        numbers = [client.start("get", name="a") for _ in range(12)]
+        for number in numbers:
+            assert client.next(number)["http"] == 404
+    # 10 after a burst of 2, at 50 a second: not faster, however busy the machine is.
+    assert len(api.requests) == 12
+
+
+def test_server_must_be_the_one_of_the_ca(api, certificates, tmp_path):
+    path = tmp_path / "config"
+    api.put(PODS, pod("a"))
+    other = str(certificates / "other-ca.pem")
+    for cluster, good in (({"certificate_authority_data": None}, False),
+                          ({"certificate_authority_data": None, "certificate_authority": other},
+                           False),
+                          ({"tls_server_name": "api.test"}, True),
+                          ({"tls_server_name": "wrong.test"}, False),
+                          ({"certificate_authority_data": None,
+                            "certificate_authority": str(certificates / "ca.pem")}, True)):
+        with Client(api.kubeconfig(path, **cluster)) as client:
+            said = client.ask("get", name="a")
+        assert said["status"] == ("GR_OK" if good else "GR_E_AUTH"), (cluster, said)
+        if not good:
+            assert "certificate" in said["said"]
+    hosts = {request[1]["Host"] for request in api.requests}
+    assert hosts == {api.url.removeprefix("https://")}
+
+
+def test_client_certificates_are_shown(api, certificates, tmp_path):
+    api.put(PODS, pod("a"))
+    user = {"client-certificate": str(certificates / "client.pem"),
+            "client-key": str(certificates / "client.key")}
+    with Client(api.kubeconfig(tmp_path / "config", user=user)) as client:
+        assert client.ask("get", name="a")["status"] == "GR_OK"
+    user["client-key"] = str(certificates / "server.key")
+    with Client(api.kubeconfig(tmp_path / "config", user=user)) as client:
+        said = client.ask("get", name="a")
+        assert said["status"] == "GR_E_AUTH" and "check client-certificate" in said["said"]
+
+
+def test_token_is_read_again_when_it_is_refused(api, tmp_path):
+    (tmp_path / "token").write_text("old")
+    api.put(PODS, pod("a"))
+    with Client(api.kubeconfig(tmp_path / "config", user={"tokenFile": "token"})) as client:
+        (tmp_path / "token").write_text("right")
+        assert client.ask("get", name="a")["status"] == "GR_OK"
+    (tmp_path / "token").unlink()
+    assert "token" in refused(tmp_path / "config")
+
+
+def test_plugin_that_fails_is_a_sentence(api, tmp_path):
+    user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "./login"}}
+    path = api.kubeconfig(tmp_path / "config", user=user)
+    assert "No such file" in refused(path)
+    (tmp_path / "login").write_text("#!/bin/sh\necho wrong >&2\nexit 1\n")
+    (tmp_path / "login").chmod(0o755)
+    assert "ended with exit code 1" in refused(path)
+
+
+def test_unreachable_server_is_named(api, tmp_path):
+    path = api.kubeconfig(tmp_path / "config")
+    url = api.url
+    api.close()
+    with Client(path) as client:
+        said = client.ask("get", name="a")
+    assert said["status"] == "GR_E_PEER_LOST" and url in said["said"]
+
+
+def test_watch_follows_what_happens(api, client):
+    api.put(PODS, pod("a"))
+    number = client.start("watch")
+    assert client.events(number, "SYNCED") == ["RESYNC", "ADDED a", "SYNCED"]
+    api.wait(lambda: api.watches == 1)
+    api.put(PODS, pod("b"))
+    api.put(PODS, pod("a", x="y"))
+    api.put("/v1/secrets", pod("s"))
+    api.remove(PODS, "b")
+    assert client.events(number, "DELETED") == ["ADDED b", "MODIFIED a", "DELETED b"]
+    client.send("stop", number)
+    api.wait(lambda: api.watches == 0)
+
+
+def test_watch_goes_on_where_it_was(api, client):
+    number = client.start("watch")
+    client.event(number, "SYNCED")
+    for name in ("a", "b", "c"):
+        api.wait(lambda: api.watches == 1)
+        api.drop_watches()
+        api.put(PODS, pod(name))
+        assert client.events(number, "ADDED") == [f"ADDED {name}"]
+    assert len(api.asked("limit=")) == 1
+    for thing in (kube_api.send_text('{"type":', length=99), kube_api.refuse(429)):
+        api.fault("watch=1", thing)
+        api.drop_watches()
+        assert client.events(number, "TROUBLE") == ["TROUBLE"]
+        api.wait(lambda: api.watches == 1)
+    api.put(PODS, pod("d"))
+    assert client.events(number, "ADDED") == ["ADDED d"]
+
+
+def test_watch_lists_again_when_its_place_has_expired(api, client):
+    api.put(PODS, pod("a"))
+    number = client.start("watch")
+    client.event(number, "SYNCED")
+    api.wait(lambda: api.watches == 1)
+    api.fault("watch=1", kube_api.refuse(410))  # as HTTP
+    api.drop_watches()
+    assert client.events(number, "SYNCED") == ["RESYNC", "ADDED a", "SYNCED"]
+    api.wait(lambda: api.watches == 1)
+    with api.changed:  # as an event, behind what was missed
+        api.drop_watches()
+        api.drop(PODS, "team", "a")
+        api.store(PODS, "team", pod("b"))
+        api.compact()
+    assert client.events(number, "SYNCED") == ["RESYNC", "ADDED b", "SYNCED"]
+
+
+def test_watch_survives_garbage(api, client):
+    number = client.start("watch")
+    client.event(number, "SYNCED")
+    for text in (b"garbage", b'{"type":"ADDED"}\n', b'{"type":"WHAT","object":{}}\n', b"{}{}",
+                 b'{"type":"ERROR","object":{"code":500,"message":"etcd is away"}}\n'):
+        api.wait(lambda: api.watches == 1)
+        api.send_raw(text)
+        said = client.event(number, "TROUBLE")["said"]
+        assert "watch" in said and "pods" in said, said
+        api.drop_watches()
+        api.put(PODS, pod("a"))
+        assert client.next(number, lambda line: line["event"] in ("ADDED", "MODIFIED"))
+        api.remove(PODS, "a")
+        client.event(number, "DELETED")
+
+
+def test_watch_that_says_nothing_is_taken_for_dead(api, tmp_path):
+    api.bookmarks_s = 0.05
+    with Client(api.kubeconfig(tmp_path / "config"), 0, 0, 1000) as client:
+        number = client.start("watch")
+        client.event(number, "SYNCED")
+        for _ in range(3):
+            client.event(number, "BOOKMARK")
+        api.freeze()
+        said = client.event(number, "TROUBLE")["said"]
+        assert said == "the watch of pods has said nothing for 1 s; its connection is taken " \
+            "for dead"
+        api.put(PODS, pod("a"))
+        api.freeze(False)
+        assert client.events(number, "ADDED")[-1] == "ADDED a"
+
+
+def test_watch_is_stopped_anywhere(api, client):
+    for i in range(50):
+        number = client.start("watch", quiet=True)
+        if i % 2:
+            client.event(number, "SYNCED")
+        client.send("stop", number)
+        client.next(number, lambda line: "stopped" in line)
+    api.wait(lambda: api.watches == 0)
+
+
+def test_many_events_in_any_cuts(api, client):
+    number = client.start("watch")
+    client.event(number, "SYNCED")
+    api.wait(lambda: api.watches == 1)
+    for i in range(300):
+        api.put(PODS, {**pod(f"p{i:03}"), "data": {"x": "}{\"" * (i * 7 % 900)}})
+    seen = client.events(number, "ADDED p299")
+    assert seen == [f"ADDED p{i:03}" for i in range(300)]
