@@ -230,9 +230,8 @@ static const algorithm_candidate *chosen_one(const explanation *e)
 /* ---- Saying it ------------------------------------------------------------------------------- */
 static gr_shm_coll_way way_of(const explanation *e, bool registered)
 {
-    return gr_shm_coll_way_of((size_t)e->options->size_bytes, e->shape.world_size,
-                              gr_coll_traits_of[e->shape.coll].rooted, registered, true,
-                              e->tuning.cores >= e->shape.world_size);
+    return gr_shm_coll_way_of(e->shape.coll, (size_t)e->options->size_bytes, e->shape.world_size,
+                              registered, true, e->tuning.cores >= e->shape.world_size);
 }
 
 static const char *way_name(gr_shm_coll_way way)

@@ -18,87 +18,10 @@
 #include "coll/plan/plan.h"
 #include "coll/shm/shm_coll_internal.h"
 #include "sanitized.h"
+#include "support_shm_world.h"
 #include "support_values.h"
 
-enum { RANKS = 8, HEAP = 64 << 20, PATIENCE_US = 60000000, MANY = 40 };
-
-static const uint8_t secret[GR_SECRET_BYTES] = {3, 1, 4, 1, 5};
-
-typedef struct world {
-    int size;
-    gr_mesh *mesh[RANKS];
-    gr_shm_colls *shms[RANKS];
-    gr_shm_coll *shm[RANKS];
-} world;
-
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static bool all_linked(const world *w)
-{
-    for (int a = 0; a < w->size; a++) {
-        for (int b = 0; b < w->size; b++) {
-            if (a != b && !gr_mesh_link(w->mesh[a], b)) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-/* What the ranks find. */
-typedef enum place { SHARED_CORES, SHARED_CORES_CMA, NO_CMA, CMA, PLACES } place;
-
-static void open_world(world *w, int size, place where)
-{
-    static const int ranks[RANKS] = {0, 1, 2, 3, 4, 5, 6, 7};
-    gr_diag diag;
-    gr_clock clock = gr_clock_real();
-    *w = (world){.size = size};
-    for (int rank = 0; rank < size; rank++) {
-        gr_mesh_config config;
-        gr_mesh_config_init(&config);
-        config.rank = rank;
-        config.world_size = size;
-        config.secret = secret;
-        config.heap_bytes_max = HEAP;
-        assert_int_equal(gr_mesh_create(&config, &w->mesh[rank], &diag), GR_OK);
-        for (int peer = 0; peer < rank; peer++) {
-            assert_int_equal(
-                gr_mesh_connect(w->mesh[rank], peer, gr_mesh_address(w->mesh[peer]), &diag), GR_OK);
-        }
-    }
-    int64_t end_us = gr_clock_now_us(&clock) + PATIENCE_US;
-    while (!all_linked(w)) {
-        assert_true(gr_clock_now_us(&clock) < end_us);
-        for (int rank = 0; rank < size; rank++) {
-            assert_int_equal(gr_mesh_progress(w->mesh[rank], &diag), GR_OK);
-        }
-    }
-    for (int rank = 0; rank < size; rank++) {
-        bool no_memory;
-        w->shms[rank] = gr_shm_colls_create(w->mesh[rank]);
-        assert_non_null(w->shms[rank]);
-        w->shm[rank] = gr_shm_coll_open(w->shms[rank], 0, rank, size, ranks, &no_memory);
-        assert_non_null(w->shm[rank]);
-        w->shm[rank]->not_oversubscribed = where == NO_CMA || where == CMA;
-        w->shm[rank]->cma = where == SHARED_CORES_CMA || where == CMA;
-        assert_true(!w->shm[rank]->cma || gr_shm_coll_cma_can(w->shm[rank]));
-    }
-}
-
-static void close_world(world *w)
-{
-    for (int rank = 0; rank < w->size; rank++) {
-        gr_shm_colls_destroy(w->shms[rank]);
-        gr_mesh_destroy(w->mesh[rank]);
-    }
-}
+enum { RANKS = SHM_WORLD_RANKS, MANY = 40 };
 
 /* ---- One operation on all ranks -------------------------------------------------------------- */
 typedef struct job {
@@ -129,7 +52,7 @@ static home home_of(const job *j, int rank, int input)
                                                                   : OF_MESH;
 }
 
-static void *memory(world *w, const job *j, int rank, int input, size_t size_bytes)
+static void *memory(shm_world *w, const job *j, int rank, int input, size_t size_bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = (size_bytes / page + 1) * page;
     void *mem = NULL;
@@ -148,7 +71,7 @@ static void *memory(world *w, const job *j, int rank, int input, size_t size_byt
     return mem;
 }
 
-static void free_memory(world *w, const job *j, int rank, int input, void *mem)
+static void free_memory(shm_world *w, const job *j, int rank, int input, void *mem)
 {
     switch (home_of(j, rank, input)) {
     case OF_MESH:
@@ -163,7 +86,7 @@ static void free_memory(world *w, const job *j, int rank, int input, void *mem)
     free(mem);
 }
 
-static void make_inputs(world *w, job *j, int rank)
+static void make_inputs(shm_world *w, job *j, int rank)
 {
     size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
     int first, count;
@@ -181,7 +104,7 @@ static void make_inputs(world *w, job *j, int rank)
     }
 }
 
-static void make_job(world *w, job *j)
+static void make_job(shm_world *w, job *j)
 {
     size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
     j->expected = malloc(size_bytes + 1);
@@ -204,7 +127,7 @@ static void make_job(world *w, job *j)
     }
 }
 
-static void start(world *w, job *j, int rank)
+static void start(shm_world *w, job *j, int rank)
 {
     assert_int_equal(gr_shm_coll_start(w->shm[rank], &j->request[rank], &j->running[rank]), GR_OK);
     gr_shm_coll_post(j->running[rank], w->shm[rank]->next_seq, 1000 + j->count);
@@ -223,7 +146,7 @@ static bool move(job *j, int rank)
     return true;
 }
 
-static void check_and_free(world *w, job *j)
+static void check_and_free(shm_world *w, job *j)
 {
     size_t size_bytes = j->count * gr_dtype_bytes(j->dtype);
     for (int rank = 0; rank < w->size; rank++) {
@@ -242,13 +165,13 @@ static void check_and_free(world *w, job *j)
     free(j->expected);
 }
 
-static void run(world *w, job *j, uint64_t *random)
+static void run(shm_world *w, job *j, uint64_t *random)
 {
     int left = w->size;
     make_job(w, j);
     bool started[RANKS] = {false};
     while (left > 0) {
-        int rank = (int)(next_random(random) % (uint64_t)w->size);
+        int rank = (int)(shm_world_random(random) % (uint64_t)w->size);
         if (!started[rank]) {
             start(w, j, rank);
             started[rank] = true;
@@ -265,27 +188,27 @@ static void test_all_shards_on_all_ranks(void **unused)
     (void)unused;
     for (int size = 2; size <= RANKS; size++) {
         uint64_t random = (uint64_t)size;
-        world w;
-        open_world(&w, size, (place)(size % PLACES));
+        shm_world w;
+        shm_world_open(&w, size, (shm_place)(size % PLACES));
         for (int shards = 1; shards <= 64; shards++) {
             /* Windows hold a divisor of it, lines a part: every path sees all shards. */
             static const size_t counts[] = {1, 3, 70, 1500};
             if (shards % 16 == 0) {
-                close_world(&w);
-                open_world(&w, size, (place)((size + shards / 16) % PLACES));
+                shm_world_close(&w);
+                shm_world_open(&w, size, (shm_place)((size + shards / 16) % PLACES));
             }
             for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
                 job j = {.dtype = GR_F32,
                          .op = shards % 5 == 0 ? GR_AVERAGE : GR_SUM,
                          .count = counts[k],
                          .shards = shards,
-                         .seed = next_random(&random),
-                         .in_place = next_random(&random) % 2 != 0,
-                         .plain = next_random(&random) % 2 != 0 ? (uint32_t)random : 0};
+                         .seed = shm_world_random(&random),
+                         .in_place = shm_world_random(&random) % 2 != 0,
+                         .plain = shm_world_random(&random) % 2 != 0 ? (uint32_t)random : 0};
                 run(&w, &j, &random);
             }
         }
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -295,8 +218,8 @@ static void test_all_types_and_operations(void **unused)
     static const size_t counts[] = {1, 9, 513, 40000, 400001};
     uint64_t random = 77;
     for (int size = 2; size <= 5; size++) {
-        world w;
-        open_world(&w, size, (place)(size % PLACES));
+        shm_world w;
+        shm_world_open(&w, size, (shm_place)(size % PLACES));
         for (int dtype = 0; dtype < GR_DTYPE_COUNT; dtype++) {
             for (int op = 0; op < GR_REDOP_COUNT; op++) {
                 bool has = op != GR_USER && vals_reducible((gr_dtype)dtype, (gr_redop)op);
@@ -308,19 +231,19 @@ static void test_all_types_and_operations(void **unused)
                              .op = (gr_redop)op,
                              .count = counts[k],
                              .shards = size,
-                             .seed = next_random(&random),
-                             .in_place = next_random(&random) % 2 != 0,
-                             .plain = next_random(&random) % 2 != 0 ? (uint32_t)random : 0};
+                             .seed = shm_world_random(&random),
+                             .in_place = shm_world_random(&random) % 2 != 0,
+                             .plain = shm_world_random(&random) % 2 != 0 ? (uint32_t)random : 0};
                     run(&w, &j, &random);
                 }
             }
         }
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
 /* Do all ranks, or (false) none, say that their buffers of the last operation are in the heap? */
-static void check_in_heap(const world *w, bool in_heap)
+static void check_in_heap(const shm_world *w, bool in_heap)
 {
     for (int rank = 0; rank < w->size; rank++) {
         const gr_shm_coll *shm = w->shm[rank];
@@ -337,8 +260,8 @@ static void registered_memory_is_reached_directly(void **unused)
     enum { SIZE = 3, SHARDS = 13, ALL = (1 << SIZE) - 1 };
     uint64_t random = 11;
     for (int where = 0; where < PLACES; where++) {
-        world w;
-        open_world(&w, SIZE, (place)where);
+        shm_world w;
+        shm_world_open(&w, SIZE, (shm_place)where);
         for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
             const job any = {.dtype = GR_F32, .op = GR_SUM, .count = counts[k], .shards = SHARDS};
             job plain = any, registered = any, in_part = any;
@@ -356,7 +279,7 @@ static void registered_memory_is_reached_directly(void **unused)
             run(&w, &plain, &random); /* what was registered is so no more */
             check_in_heap(&w, false);
         }
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -374,11 +297,11 @@ static void test_user_functions_and_factors(void **unused)
     (void)unused;
     static const size_t counts[] = {2, 500, 30000};
     for (size_t k = 0; k < 2 * sizeof counts / sizeof counts[0]; k++) {
-        world w;
+        shm_world w;
         uint64_t random = k;
         int calls = 0;
         size_t count = counts[k / 2];
-        open_world(&w, 3, (place)(k % PLACES));
+        shm_world_open(&w, 3, (shm_place)(k % PLACES));
         for (int plain = 0; plain < 2; plain++) {
             job j = {.dtype = GR_I32,
                      .op = GR_SUM,
@@ -407,44 +330,44 @@ static void test_user_functions_and_factors(void **unused)
                 start(&w, &j, rank);
             }
             for (int left = 3; left > 0;) {
-                int rank = (int)(next_random(&random) % 3);
+                int rank = (int)(shm_world_random(&random) % 3);
                 left -= j.running[rank] && move(&j, rank);
             }
             check_and_free(&w, &j);
         }
         assert_true(calls > 0);
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
 /* ---- Several at once ------------------------------------------------------------------------- */
 /* Each rank starts all of them as soon as it may, far ahead of the others; more than there
  * are slots. */
-static void many_at_once(int size, place where, uint64_t seed)
+static void many_at_once(int size, shm_place where, uint64_t seed)
 {
     static const size_t counts[] = {1, 300, 5000, 200000};
     uint64_t random = seed;
-    world w;
+    shm_world w;
     job *jobs = calloc(MANY, sizeof *jobs);
     assert_non_null(jobs);
-    open_world(&w, size, where);
+    shm_world_open(&w, size, where);
     int started[RANKS] = {0};
     for (int i = 0; i < MANY; i++) {
         jobs[i] = (job){.dtype = GR_F32,
                         .op = GR_SUM,
-                        .count = counts[next_random(&random) % 4],
+                        .count = counts[shm_world_random(&random) % 4],
                         .shards = size,
-                        .seed = next_random(&random),
+                        .seed = shm_world_random(&random),
                         .in_place = true,
-                        .plain = next_random(&random) % 3 == 0 ? 1 : 0};
+                        .plain = shm_world_random(&random) % 3 == 0 ? 1 : 0};
         make_job(&w, &jobs[i]);
     }
     for (int left = MANY * size; left > 0;) {
-        int rank = (int)(next_random(&random) % (uint64_t)size);
-        if (started[rank] < MANY && next_random(&random) % 4 != 0) {
+        int rank = (int)(shm_world_random(&random) % (uint64_t)size);
+        if (started[rank] < MANY && shm_world_random(&random) % 4 != 0) {
             start(&w, &jobs[started[rank]++], rank);
         }
-        int i = (int)(next_random(&random) % MANY);
+        int i = (int)(shm_world_random(&random) % MANY);
         if (jobs[i].running[rank]) {
             left -= move(&jobs[i], rank);
         }
@@ -453,14 +376,14 @@ static void many_at_once(int size, place where, uint64_t seed)
         check_and_free(&w, &jobs[i]);
     }
     free(jobs);
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 static void test_many_at_once(void **unused)
 {
     (void)unused;
     for (uint64_t seed = 1; seed <= THOROUGH(13); seed++) {
-        many_at_once(2 + (int)(seed % 4), (place)(seed % PLACES), seed);
+        many_at_once(2 + (int)(seed % 4), (shm_place)(seed % PLACES), seed);
     }
 }
 
@@ -476,9 +399,9 @@ static gr_shm_coll_op *start_barrier(gr_shm_coll *shm, uint64_t fingerprint)
 static void test_nobody_leaves_a_barrier_before_all_have_come(void **unused)
 {
     (void)unused;
-    world w;
+    shm_world w;
     gr_shm_coll_op *op[3] = {NULL};
-    open_world(&w, 3, CMA);
+    shm_world_open(&w, 3, CMA);
     for (int round = 0; round < 3 * SHM_COLL_SLOTS; round++) {
         int last = round % 3;
         for (int rank = 0; rank < 3; rank++) {
@@ -502,15 +425,15 @@ static void test_nobody_leaves_a_barrier_before_all_have_come(void **unused)
             gr_shm_coll_release(op[rank]);
         }
     }
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 /* Plans between the operations count, and need nobody. */
 static void plans_between_operations_keep_the_numbers(void **unused)
 {
     (void)unused;
-    world w;
-    open_world(&w, 2, CMA);
+    shm_world w;
+    shm_world_open(&w, 2, CMA);
     for (int round = 0; round < 5; round++) {
         w.shm[0]->next_seq += 2 * SHM_COLL_SLOTS + (uint32_t)round;
         gr_shm_coll_op *first = start_barrier(w.shm[0], 5);
@@ -523,23 +446,23 @@ static void plans_between_operations_keep_the_numbers(void **unused)
         gr_shm_coll_release(first);
         gr_shm_coll_release(second);
     }
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 /* The numbers of operations restart after 2^32 of them. */
 static void numbers_that_wrap_around_keep_the_sums(void **unused)
 {
     (void)unused;
-    for (place where = 0; where < PLACES; where++) {
+    for (shm_place where = 0; where < PLACES; where++) {
         uint64_t random = where;
-        world w;
-        open_world(&w, 2, where);
+        shm_world w;
+        shm_world_open(&w, 2, where);
         w.shm[0]->next_seq = w.shm[1]->next_seq = UINT32_MAX - 20;
         for (int i = 0; i < 40; i++) {
             job j = {.dtype = GR_F32, .op = GR_SUM, .count = 20000, .shards = 2, .seed = random};
             run(&w, &j, &random);
         }
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -549,8 +472,8 @@ static void different_numbers_of_cores_give_the_same_shares(void **unused)
     (void)unused;
     for (uint32_t cores = 1; cores < 8; cores++) {
         uint64_t random = cores;
-        world w;
-        open_world(&w, 3, SHARED_CORES);
+        shm_world w;
+        shm_world_open(&w, 3, SHARED_CORES);
         for (int rank = 0; rank < 3; rank++) {
             w.shm[rank]->cores = 1 + (cores + (uint32_t)rank * 3) % 8;
         }
@@ -558,7 +481,7 @@ static void different_numbers_of_cores_give_the_same_shares(void **unused)
             job j = {.dtype = GR_F32, .op = GR_SUM, .count = 300000, .shards = 3, .seed = random};
             run(&w, &j, &random);
         }
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -566,8 +489,8 @@ static void different_numbers_of_cores_give_the_same_shares(void **unused)
 static void shares_of_quick_ranks_end_within_a_try(void **unused)
 {
     (void)unused;
-    world w;
-    open_world(&w, 2, NO_CMA);
+    shm_world w;
+    shm_world_open(&w, 2, NO_CMA);
     job j = {.dtype = GR_F32, .op = GR_SUM, .count = 4096, .shards = 2};
     make_job(&w, &j);
     start(&w, &j, 0);
@@ -588,15 +511,15 @@ static void shares_of_quick_ranks_end_within_a_try(void **unused)
     assert_true(move(&j, 1));
     assert_true(move(&j, 0));
     check_and_free(&w, &j);
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 /* ---- What must not be ------------------------------------------------------------------------ */
 static void test_other_operations_are_seen(void **unused)
 {
     (void)unused;
-    world w;
-    open_world(&w, 2, CMA);
+    shm_world w;
+    shm_world_open(&w, 2, CMA);
     gr_shm_coll_op *first = start_barrier(w.shm[0], 5);
     assert_int_equal(gr_shm_coll_move(first), GR_PENDING);
     gr_shm_coll_op *second = start_barrier(w.shm[1], 6);
@@ -605,7 +528,7 @@ static void test_other_operations_are_seen(void **unused)
     assert_int_equal(gr_shm_coll_move(first), GR_E_MISMATCH);
     gr_shm_coll_release(first);
     gr_shm_coll_release(second);
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 static gr_shm_coll_op *start_broadcast(gr_shm_coll *shm, float *values, size_t count, int root,
@@ -641,7 +564,7 @@ static void a_root_that_packs_registered_memory_does_not_wait(void **unused)
     (void)unused;
     enum { MOST = SHM_COLL_SMALL_MAX / sizeof(float) };
     static const struct {
-        place where;
+        shm_place where;
         size_t count;
         gr_status at_once;
     } cases[] = {{CMA, SHM_COLL_PACK_ROOTED_MAX / sizeof(float), GR_OK},
@@ -649,10 +572,10 @@ static void a_root_that_packs_registered_memory_does_not_wait(void **unused)
                  {SHARED_CORES, MOST, GR_OK},
                  {SHARED_CORES, MOST + 1, GR_PENDING}};
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
-        world w;
+        shm_world w;
         float *values[2];
         gr_shm_coll_op *ops[2];
-        open_world(&w, 2, cases[k].where);
+        shm_world_open(&w, 2, cases[k].where);
         for (int rank = 0; rank < 2; rank++) {
             void *mem;
             assert_int_equal(gr_mesh_alloc(w.mesh[rank], (MOST + 1) * sizeof(float), &mem), GR_OK);
@@ -674,7 +597,7 @@ static void a_root_that_packs_registered_memory_does_not_wait(void **unused)
         for (int rank = 0; rank < 2; rank++) {
             gr_mesh_free(w.mesh[rank], values[rank]);
         }
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -682,9 +605,9 @@ static void a_root_that_packs_registered_memory_does_not_wait(void **unused)
 static void a_rank_that_nobody_waits_for_says_what_it_called(void **unused)
 {
     (void)unused;
-    world w;
+    shm_world w;
     float value = 0;
-    open_world(&w, 2, CMA);
+    shm_world_open(&w, 2, CMA);
     gr_shm_coll_op *barrier = start_barrier(w.shm[0], 5);
     assert_int_equal(gr_shm_coll_move(barrier), GR_PENDING);
     assert_false(gr_shm_coll_called_other(barrier, 1));
@@ -694,7 +617,7 @@ static void a_rank_that_nobody_waits_for_says_what_it_called(void **unused)
     assert_int_equal(gr_shm_coll_move(receiver), GR_E_MISMATCH);
     gr_shm_coll_release(barrier);
     gr_shm_coll_release(receiver);
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 /* Of two ranks that wait for nobody the later one sees what the other has called, whichever number
@@ -703,10 +626,10 @@ static void calls_that_nobody_waits_for_are_compared_whatever_their_number(void 
 {
     (void)unused;
     for (uint32_t number = 0; number < SHM_COLL_SLOTS; number++) {
-        world w;
+        shm_world w;
         float values[2] = {1, 2};
         bool seen = false;
-        open_world(&w, 2, CMA);
+        shm_world_open(&w, 2, CMA);
         for (uint32_t i = 0; i < 2 * SHM_COLL_SLOTS && !seen; i++) {
             for (int rank = 0; rank < 2; rank++) {
                 uint32_t at;
@@ -723,7 +646,7 @@ static void calls_that_nobody_waits_for_are_compared_whatever_their_number(void 
             }
         }
         assert_true(seen);
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -731,14 +654,14 @@ static void test_memory_outside_the_heap_is_refused(void **unused)
 {
     (void)unused;
     for (int what = 0; what < 3; what++) {
-        world w;
-        open_world(&w, 2, CMA);
+        shm_world w;
+        shm_world_open(&w, 2, CMA);
         job j = {.dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true};
         make_job(&w, &j);
         start(&w, &j, 0);
         start(&w, &j, 1);
         assert_int_equal(gr_shm_coll_move(j.running[0]), GR_PENDING);
-        uint64_t bad = what == 0 ? 0 : what == 1 ? UINT64_MAX : (uint64_t)HEAP - 100000;
+        uint64_t bad = what == 0 ? 0 : what == 1 ? UINT64_MAX : (uint64_t)SHM_WORLD_HEAP - 100000;
         if (what == 1) {
             w.shm[0]->own->slots[0].control.body.at.out = bad;
         } else {
@@ -749,7 +672,7 @@ static void test_memory_outside_the_heap_is_refused(void **unused)
         gr_shm_coll_release(j.running[0]);
         gr_shm_coll_release(j.running[1]);
         free(j.expected);
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -774,8 +697,8 @@ static void buffer_kinds_that_change_are_read_once(void **unused)
 {
     (void)unused;
     for (int round = 0; round < 50; round++) {
-        world w;
-        open_world(&w, 2, CMA);
+        shm_world w;
+        shm_world_open(&w, 2, CMA);
         job j = {.dtype = GR_F32, .count = 5000, .shards = 2, .in_place = true, .plain = 2};
         make_job(&w, &j);
         start(&w, &j, 0);
@@ -797,15 +720,15 @@ static void buffer_kinds_that_change_are_read_once(void **unused)
         free_memory(&w, &j, 0, 0, j.inputs[0][0]);
         free_memory(&w, &j, 1, 0, j.inputs[1][0]);
         free(j.expected);
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
 /* ---- Memory that only the kernel reaches ----------------------------------------------------- */
 /* Two ranks that have both come, each with plain memory of its own. */
-static void start_two(world *w, job *j, place where)
+static void start_two(shm_world *w, job *j, shm_place where)
 {
-    open_world(w, 2, where);
+    shm_world_open(w, 2, where);
     *j = (job){
         .dtype = GR_F32, .op = GR_SUM, .count = 50000, .shards = 2, .in_place = true, .plain = 3};
     make_job(w, j);
@@ -813,9 +736,9 @@ static void start_two(world *w, job *j, place where)
     start(w, j, 1);
 }
 
-static void check_who_gave_up_is_not_written_to(place where)
+static void check_who_gave_up_is_not_written_to(shm_place where)
 {
-    world w;
+    shm_world w;
     job j;
     start_two(&w, &j, where);
     size_t size_bytes = j.count * sizeof(float);
@@ -833,7 +756,7 @@ static void check_who_gave_up_is_not_written_to(place where)
     free(j.inputs[0][0]);
     free(j.inputs[1][0]);
     free(j.expected);
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 static void test_who_gave_up_is_not_written_to(void **unused)
@@ -847,7 +770,7 @@ static void test_memory_that_is_gone_is_an_error(void **unused)
 {
     (void)unused;
     for (int what = 0; what < 4; what++) {
-        world w;
+        shm_world w;
         job j;
         start_two(&w, &j, what / 2 == 0 ? CMA : SHARED_CORES_CMA);
         size_t size_bytes = j.count * sizeof(float);
@@ -863,7 +786,7 @@ static void test_memory_that_is_gone_is_an_error(void **unused)
         free(j.inputs[0][0]);
         free(j.inputs[1][0]);
         free(j.expected);
-        close_world(&w);
+        shm_world_close(&w);
     }
 }
 
@@ -881,9 +804,9 @@ static void test_memory_that_the_kernel_does_not_copy_is_staged(void **unused)
     if (secret_memory == MAP_FAILED) {
         skip();
     }
-    world w;
+    shm_world w;
     uint64_t random = 3;
-    open_world(&w, 2, CMA);
+    shm_world_open(&w, 2, CMA);
     job j = {.dtype = GR_F32,
              .op = GR_SUM,
              .count = size_bytes / sizeof(float),
@@ -898,7 +821,7 @@ static void test_memory_that_the_kernel_does_not_copy_is_staged(void **unused)
     start(&w, &j, 0);
     start(&w, &j, 1);
     for (int left = 2; left > 0;) {
-        int rank = (int)(next_random(&random) % 2);
+        int rank = (int)(shm_world_random(&random) % 2);
         left -= j.running[rank] && move(&j, rank);
     }
     assert_memory_equal(secret_memory, j.expected, size_bytes);
@@ -906,17 +829,17 @@ static void test_memory_that_the_kernel_does_not_copy_is_staged(void **unused)
     munmap(secret_memory, size_bytes);
     free(j.inputs[1][0]);
     free(j.expected);
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 static void test_areas_are_few(void **unused)
 {
     (void)unused;
-    world w;
+    shm_world w;
     bool no_memory = true;
     static const int ranks[2] = {0, 1}, none[2] = {0, 7};
-    open_world(&w, 2, CMA);
+    shm_world_open(&w, 2, CMA);
     assert_null(gr_shm_coll_open(w.shms[0], GR_SHARED_COLLS, 0, 2, ranks, &no_memory));
     assert_null(gr_shm_coll_open(w.shms[0], -1, 0, 2, ranks, &no_memory));
     assert_null(gr_shm_coll_open(w.shms[0], 1, 0, 2, none, &no_memory));
@@ -945,7 +868,7 @@ static void test_areas_are_few(void **unused)
     for (int i = 0; i < GR_SHM_COLL_OPS_MAX; i++) {
         gr_shm_coll_release(op[i]);
     }
-    close_world(&w);
+    shm_world_close(&w);
 }
 
 int main(void)

@@ -6,7 +6,8 @@
  * Where ranks share cores, whoever runs takes shares (work.c): nobody leaves its core for the
  * sake of a window, and a core keeps its shares of all buffers in its cache. What that costs is a
  * system call for each piece of each rank, and the kernel's look at each page: with many ranks, or
- * few bytes, windows are faster (gr_shm_coll_way_of).
+ * few bytes, windows are faster (gr_shm_coll_way_of). What is not added up goes from one buffer
+ * straight into another one, if whoever copies it is one of the two ranks (transfer.c).
  *
  * What peers write into is plain memory, which its owner may use for anything once the operation is
  * over, a failed one as well. So who writes says first into whose memory, and then looks whether it
@@ -21,7 +22,7 @@
 #include <sched.h>
 #include <string.h>
 
-enum { CLOSE_MS = 1000 };
+enum { CLOSE_MS = 1000, PAGE_LEAST = 4096 };
 
 bool gr_shm_coll_cma_can(const gr_shm_coll *shm)
 {
@@ -67,13 +68,29 @@ uint8_t *gr_shm_coll_room(const gr_shm_coll_op *op)
     return op->shm->shms->temps + (size_t)SHM_COLL_TEMPS * SHM_COLL_CHUNK;
 }
 
-static gr_status stick(gr_shm_coll_op *op, int peer, gr_status status)
+/* Of memory of ours that was given up meanwhile, the kernel says the same as of the peer's. */
+static bool is_ours_there(const gr_shm_coll *shm, const uint8_t *ours, size_t size_bytes)
+{
+    gr_status status = GR_OK;
+    for (size_t at = 0; at < size_bytes && status == GR_OK; at += PAGE_LEAST) {
+        uint8_t byte;
+        status = gr_mesh_cma_read(shm->shms->mesh, shm->peers[shm->rank].world,
+                                  (uint64_t)(uintptr_t)(ours + at), &byte, 1);
+    }
+    return status == GR_OK;
+}
+
+/* `ours`: what the kernel copied to or from it. */
+static gr_status stick(gr_shm_coll_op *op, int peer, gr_status status, const uint8_t *ours,
+                       size_t size_bytes)
 {
     op->state = SHM_COLL_FAILED;
     op->arrived = peer;
-    return status == GR_E_PEER_LOST || atomic_load(&op->shm->peers[peer].area->revoked) != 0
-               ? GR_PENDING
-               : GR_E_PROTOCOL;
+    if (status == GR_E_PEER_LOST || atomic_load(&op->shm->peers[peer].area->revoked) != 0) {
+        return GR_PENDING;
+    }
+    op->arrived = is_ours_there(op->shm, ours, size_bytes) ? peer : op->shm->rank;
+    return GR_E_PROTOCOL;
 }
 
 static gr_status write_to(const gr_shm_coll_op *op, int peer, uint8_t *at, const uint8_t *from,
@@ -106,14 +123,33 @@ static gr_status fetch(gr_shm_coll_op *op, int peer, uint8_t *to, const uint8_t 
     }
     gr_status status = gr_mesh_cma_read(shm->shms->mesh, shm->peers[peer].world,
                                         (uint64_t)(uintptr_t)at, to, size_bytes);
-    return status == GR_OK ? GR_OK : stick(op, peer, status);
+    return status == GR_OK ? GR_OK : stick(op, peer, status, to, size_bytes);
 }
 
 static gr_status put(gr_shm_coll_op *op, int peer, uint8_t *at, const uint8_t *from,
                      size_t size_bytes)
 {
     gr_status status = write_to(op, peer, at, from, size_bytes);
-    return status == GR_OK ? GR_OK : stick(op, peer, status);
+    return status == GR_OK ? GR_OK : stick(op, peer, status, from, size_bytes);
+}
+
+gr_status gr_shm_coll_cma_copy(gr_shm_coll_op *op, int from, const uint8_t *src, int to,
+                               uint8_t *dst, size_t size_bytes)
+{
+    if (!gr_shm_coll_is_far(op, from)) {
+        return put(op, to, dst, src, size_bytes);
+    }
+    if (!gr_shm_coll_is_far(op, to)) {
+        return fetch(op, from, dst, src, size_bytes);
+    }
+    uint8_t *room = gr_shm_coll_room(op);
+    gr_status status = GR_OK;
+    for (size_t at = 0; at < size_bytes && status == GR_OK; at += SHM_COLL_COPY) {
+        size_t count = size_bytes - at < SHM_COLL_COPY ? size_bytes - at : SHM_COLL_COPY;
+        status = fetch(op, from, room, src + at, count);
+        status = status == GR_OK ? put(op, to, dst + at, room, count) : status;
+    }
+    return status;
 }
 
 /* Elements [begin, end), of which all that is fetched fits the cache. `piece`: the operation on

@@ -546,7 +546,7 @@ static gr_status meet(gr_shm_coll_op *op)
         gr_shm_coll_wake_all(shm);
     }
     bool registered = (all & SHM_COLL_IN_HEAP) != 0;
-    size_t share_bytes = (op->own_end - op->own_begin) * op->element_bytes;
+    size_t share_bytes = op->work / (size_t)shm->size * op->element_bytes;
     if (!registered || !shm->not_oversubscribed ||
         share_bytes > SHM_COLL_SMALL_MAX) { /* else behind our share */
         flush_wakeups(op, true);
@@ -588,7 +588,7 @@ static bool can_move(const gr_shm_coll_op *op)
     case SHM_COLL_STAGED:
         return gr_shm_coll_windows_can_move(op);
     case SHM_COLL_DONE:
-        return op->shm->not_oversubscribed ? all_did(op, &arrived) : claims_done(op);
+        return op->claims ? claims_done(op) : all_did(op, &arrived);
     case SHM_COLL_DIRECT:
     case SHM_COLL_CLAIM:
         return true;
@@ -680,7 +680,6 @@ void gr_shm_coll_post(gr_shm_coll_op *op, uint32_t number, uint64_t fingerprint)
 
 static gr_status move_once(gr_shm_coll_op *op)
 {
-    gr_shm_coll *shm = op->shm;
     switch (op->state) {
     case SHM_COLL_QUEUED:
         try_post(op);
@@ -700,7 +699,7 @@ static gr_status move_once(gr_shm_coll_op *op)
         gr_shm_coll_windows_move(op);
         break;
     case SHM_COLL_DONE:
-        if (shm->not_oversubscribed ? met(op) : claims_done(op)) {
+        if (op->claims ? claims_done(op) : met(op)) {
             gr_shm_coll_finish(op);
         }
         break;
@@ -765,6 +764,8 @@ static gr_status move_on(gr_shm_coll_op *op)
     }
     if (status == GR_PENDING) {
         flush_wakeups(op, false);
+    } else if (status != GR_OK) {
+        op->state = SHM_COLL_DIRECT; /* where it failed: the next move returns why */
     }
     return status;
 }
@@ -884,9 +885,8 @@ bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer)
     case SHM_COLL_CLAIM:
         return false;
     case SHM_COLL_DONE:
-        return op->shm->not_oversubscribed
-                   ? atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1
-                   : !claims_done(op) && atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1;
+        return !(op->claims && claims_done(op)) &&
+               atomic_load(gr_shm_coll_done_of(op, peer)) != op->seq + 1;
     case SHM_COLL_STAGED:
         return gr_shm_coll_windows_need(op, peer);
     case SHM_COLL_FAILED:
@@ -898,6 +898,9 @@ bool gr_shm_coll_needs(const gr_shm_coll_op *op, int peer)
 
 int gr_shm_coll_late(const gr_shm_coll_op *op)
 {
+    if (op->state == SHM_COLL_FAILED) {
+        return op->arrived;
+    }
     int peer = 0;
     while (peer < op->shm->size && !gr_shm_coll_needs(op, peer)) {
         peer++;

@@ -126,13 +126,28 @@ static const shm_tree *find_tree(const gr_shm_coll *shm, int shards)
     return tree;
 }
 
-/* A core calls the system for all leaves of a piece, and there are fewer cores than leaves. */
-static bool is_for_kernel(size_t most_bytes, int leaves, bool not_oversubscribed)
+/* Where it is faster than windows. A core calls the system for all leaves of a piece. Where cores
+ * are shared, windows copy what all get hardly more often, and in fewer calls. */
+static bool is_for_kernel(gr_coll coll, size_t most_bytes, int leaves, bool not_oversubscribed)
 {
     size_t square = (size_t)leaves * (size_t)leaves;
-    return not_oversubscribed
-               ? leaves <= SHM_COLL_CMA_LEAVES_MAX
-               : leaves <= SHM_COLL_CMA_LEAVES_SHARED && most_bytes >= square * SHM_COLL_CMA_MIN;
+    bool sums = gr_coll_traits_of[coll].reduces;
+    if (not_oversubscribed) {
+        return !sums || (leaves <= SHM_COLL_CMA_LEAVES_MAX &&
+                         (coll != GR_COLL_REDUCE || most_bytes <= SHM_COLL_CMA_REDUCE_MAX));
+    }
+    switch (coll) {
+    case GR_COLL_GATHER:
+    case GR_COLL_SCATTER:
+        return true;
+    case GR_COLL_ALLTOALL:
+        return most_bytes >= (size_t)leaves * SHM_COLL_CMA_BLOCK_MIN;
+    case GR_COLL_ALLREDUCE:
+    case GR_COLL_REDUCE:
+        return leaves <= SHM_COLL_CMA_LEAVES_SHARED && most_bytes >= square * SHM_COLL_CMA_MIN;
+    default:
+        return false;
+    }
 }
 
 /* What is packed although it could be read where it is. Of a rank that waits for nobody if it packs
@@ -144,14 +159,15 @@ static size_t pack_max(bool rooted, bool not_oversubscribed)
                                 : SHM_COLL_SMALL_MAX;
 }
 
-gr_shm_coll_way gr_shm_coll_way_of(size_t most_bytes, int leaves, bool rooted, bool registered,
+gr_shm_coll_way gr_shm_coll_way_of(gr_coll coll, size_t most_bytes, int leaves, bool registered,
                                    bool kernel, bool not_oversubscribed)
 {
+    bool rooted = gr_coll_traits_of[coll].rooted;
     if (most_bytes <= (registered ? pack_max(rooted, not_oversubscribed) : SHM_COLL_SMALL_MAX)) {
         return GR_SHM_COLL_EAGER;
     }
     if (!registered) {
-        return kernel && is_for_kernel(most_bytes, leaves, not_oversubscribed)
+        return kernel && is_for_kernel(coll, most_bytes, leaves, not_oversubscribed)
                    ? GR_SHM_COLL_KERNEL
                    : GR_SHM_COLL_WINDOWS;
     }
@@ -242,26 +258,22 @@ static gr_status prepare(gr_shm_coll_op *op, const gr_shm_coll_request *request)
         if (status != GR_OK) {
             return status;
         }
-        int leaves = op->tree ? op->tree->leaf_count : 1;
+        int leaves = op->tree ? op->tree->leaf_count : shm->size;
         size_t inputs_most = op->tree ? (size_t)op->tree->inputs_most : 1;
-        size_t pairs = (size_t)(shm->size + 1) * (size_t)shm->size / 2;
         op->inputs[0] = request->inputs[0];
         for (int i = 1; i < op->input_count; i++) {
             op->inputs[i] = request->inputs[i];
         }
         op->packed_bytes =
             (traits->gives_own ? op->largest : op->count) * op->element_bytes * inputs_most;
-        gr_shm_coll_way other = gr_shm_coll_way_of(op->packed_bytes, leaves, traits->rooted, false,
+        gr_shm_coll_way other = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, false,
                                                    shm->cma, shm->not_oversubscribed);
         op->small = other == GR_SHM_COLL_EAGER;
-        op->by_kernel = op->coll == GR_COLL_ALLREDUCE && other == GR_SHM_COLL_KERNEL;
-        op->always_packed = gr_shm_coll_way_of(op->packed_bytes, leaves, traits->rooted, true,
-                                               false, shm->not_oversubscribed) == GR_SHM_COLL_EAGER;
+        op->by_kernel = other == GR_SHM_COLL_KERNEL;
+        op->always_packed = gr_shm_coll_way_of(op->coll, op->packed_bytes, leaves, true, false,
+                                               shm->not_oversubscribed) == GR_SHM_COLL_EAGER;
         op->chunk = (op->tree ? op->tree->chunk_bytes : SHM_COLL_CHUNK) / op->element_bytes;
-        op->work = op->coll == GR_COLL_ALLTOALL ? op->largest * pairs : op->count;
-        size_t size = (size_t)shm->size, rank = (size_t)shm->rank;
-        op->own_begin = gr_shm_coll_cut(op->work, op->element_bytes, size, rank);
-        op->own_end = gr_shm_coll_cut(op->work, op->element_bytes, size, rank + 1);
+        gr_shm_coll_measure_row(op);
     }
     op->is_rooted = op->small && op->count > 0 && traits->rooted;
     op->gives_own = traits->gives_own;

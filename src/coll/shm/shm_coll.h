@@ -68,11 +68,10 @@ typedef enum gr_shm_coll_way {
     GR_SHM_COLL_WINDOWS /* each rank adds its share of what passes through bounce buffers */
 } gr_shm_coll_way;
 
-/* `most_bytes`: contributions of the rank that has most of them, of `leaves` in all; `rooted`: not
- * all ranks wait for all; `registered`: all buffers of all ranks are gr_alloc memory; `kernel`: the
- * kernel lets all ranks reach all other buffers; `not_oversubscribed`: there is a core for every
- * rank. */
-gr_shm_coll_way gr_shm_coll_way_of(size_t most_bytes, int leaves, bool rooted, bool registered,
+/* `most_bytes`: contributions of the rank that has most of them, of `leaves` in all; `registered`:
+ * all buffers of all ranks are gr_alloc memory; `kernel`: the kernel lets all ranks reach all other
+ * buffers; `not_oversubscribed`: there is a core for every rank. */
+gr_shm_coll_way gr_shm_coll_way_of(gr_coll coll, size_t most_bytes, int leaves, bool registered,
                                    bool kernel, bool not_oversubscribed);
 
 /* GR_E_NO_MEMORY: too many are not finished, or memory. To be posted next. */

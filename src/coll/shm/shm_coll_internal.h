@@ -26,25 +26,27 @@ enum {
     SHM_COLL_RING = 256 << 10,      /* bytes of a rank's ring of windows, ... */
     SHM_COLL_WINDOW = 32 << 10,     /* ... of one window, ... */
     SHM_COLL_WINDOW_PART = 2 << 10, /* ... and of each part of it, at least */
-    SHM_COLL_CMA =
-        512 << 10, /* bytes that are fetched through the kernel at a time; see kernel_copy.c */
-    SHM_COLL_CHUNK = 8 << 10,     /* bytes that are added at a time, at most ... */
-    SHM_COLL_CHUNK_MIN = 1 << 10, /* ... and at least, ... */
-    SHM_COLL_CACHE = 32 << 10,    /* ... so that all of them are in the first cache */
-    SHM_COLL_BUDGET = 1 << 20,    /* bytes of work in one move */
-    SHM_COLL_TEMPS = 20,          /* sums under way, and operands times prescale */
+    SHM_COLL_CMA = 512 << 10,       /* bytes that are fetched through the kernel at a time */
+    SHM_COLL_COPY = 64 << 10,       /* bytes that are copied twice while they are in a cache */
+    SHM_COLL_CHUNK = 8 << 10,       /* bytes that are added at a time, at most ... */
+    SHM_COLL_CHUNK_MIN = 1 << 10,   /* ... and at least, ... */
+    SHM_COLL_CACHE = 32 << 10,      /* ... so that all of them are in the first cache */
+    SHM_COLL_BUDGET = 1 << 20,      /* bytes of work in one move */
+    SHM_COLL_TEMPS = 20,            /* sums under way, and operands times prescale */
     SHM_COLL_KNOWN = 16,
     SHM_COLL_CMA_LEAVES_MAX = 64,
     SHM_COLL_CMA_LEAVES_SHARED = 8, /* where cores are shared, and ... */
-    SHM_COLL_CMA_MIN = 2 << 10      /* ... bytes of each contribution, times the square of these */
+    SHM_COLL_CMA_MIN = 2 << 10,     /* ... bytes of each contribution, times the square of these */
+    SHM_COLL_CMA_BLOCK_MIN = 32 << 10, /* bytes of each block of an alltoall there */
+    SHM_COLL_CMA_REDUCE_MAX = 1 << 20 /* bytes: the sum of a reduce leaves the caches beyond that */
 };
 
 /* Of a rank's buffers in an operation. */
 enum {
     SHM_COLL_IN_HEAP = 1, /* all are in its heap, at these offsets plus one */
-    SHM_COLL_BY_KERNEL =
-        2,              /* it reaches everybody through the kernel; so may all reach its buffers,
-                           which are at these addresses if they are not in its heap */
+    /* It reaches everybody through the kernel; so may all reach its buffers, which are at these
+     * addresses if they are not in its heap. */
+    SHM_COLL_BY_KERNEL = 2,
     SHM_COLL_EAGER = 4, /* its contributions are in its slot */
     SHM_COLL_UNFINISHED_SHIFT = 4
 };
@@ -187,12 +189,13 @@ struct gr_shm_coll_op {
     size_t count;              /* elements of all blocks */
     size_t largest;            /* elements of the largest block */
     size_t work;               /* length of the row that is assigned to the ranks: transfer.c */
+    bool skips_root;           /* the row has nothing for the block that stays where it is */
+    bool claims;               /* whoever runs takes a share; else each rank has its own: */
     size_t packed_bytes;       /* contributions of the rank that has most of them */
     size_t element_bytes;
     size_t firsts[GR_SHM_COLL_RANKS_MAX + 1]; /* where each block begins, and where the last ends */
     size_t chunk;                             /* elements that are added at a time */
-    size_t own_begin, own_end;                /* the share of this rank, if each has one */
-    size_t begin, end;                        /* elements of the share that are not added yet */
+    size_t begin, end;                        /* elements of it that are not added yet */
     uint32_t shares, shares_done;      /* SHM_COLL_CLAIM: done by this rank, and not counted yet */
     uint64_t window_first, window_end; /* the same: not begun */
     size_t window_elements, window_bytes;
@@ -298,6 +301,10 @@ bool gr_shm_coll_locate(gr_shm_coll_op *op);
 /* Elements of the whole buffer that this rank contributes, or (`result`) gets. */
 void gr_shm_coll_extent(const gr_shm_coll_op *op, int rank, bool result, size_t *first,
                         size_t *end);
+/* How long the row of work is. */
+void gr_shm_coll_measure_row(gr_shm_coll_op *op);
+/* All buffers are known: the same, and which part of it is this rank's own share. */
+void gr_shm_coll_share_row(gr_shm_coll_op *op, size_t *begin, size_t *end);
 /* Positions [begin, end) of the row of work; as gr_shm_coll_cma_add. */
 gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end);
 /* Our result, from the eager data. */
@@ -311,6 +318,10 @@ uint8_t *gr_shm_coll_room(const gr_shm_coll_op *op);
 bool gr_shm_coll_cma_can(const gr_shm_coll *shm);
 /* Can the kernel copy this memory of ours for others? */
 bool gr_shm_coll_cma_usable(gr_shm_coll *shm, const void *mem, size_t size_bytes, bool written);
+/* Copies from `src` of rank `from` to `dst` of rank `to`, each of which may be this one. As
+ * gr_shm_coll_cma_add. */
+gr_status gr_shm_coll_cma_copy(gr_shm_coll_op *op, int from, const uint8_t *src, int to,
+                               uint8_t *dst, size_t size_bytes);
 /* Bytes of a contribution that are fetched at a time. */
 size_t gr_shm_coll_cma_piece(const gr_shm_coll_op *op);
 /* Adds elements [begin, end) of all contributions, and gives the sum to all. GR_OK, or the
@@ -333,8 +344,11 @@ void gr_shm_coll_add(const gr_shm_coll_op *op, size_t begin, size_t end, size_t 
 void gr_shm_coll_pack(const gr_shm_coll_op *op, size_t begin, size_t end, uint8_t *to,
                       size_t stride);
 
+/* Share `part` of `parts` of `count` elements: cut at cache lines. */
+size_t gr_shm_coll_cut(size_t count, size_t element_bytes, size_t parts, size_t part);
 /* All buffers are reached: cuts the work into shares, and says by the state who takes them. */
 void gr_shm_coll_assign(gr_shm_coll_op *op);
+shm_work_bitmap *gr_shm_coll_claim_of(const gr_shm_coll_op *op);
 /* SHM_COLL_DIRECT: some of this rank's share. GR_OK: that was the last of it; GR_PENDING; or as
  * gr_shm_coll_cma_add. */
 gr_status gr_shm_coll_add_own(gr_shm_coll_op *op);
@@ -380,20 +394,6 @@ static inline void gr_shm_coll_copy(uint8_t *to, const uint8_t *from, size_t siz
     } else {
         memcpy(to, from, size_bytes);
     }
-}
-
-static inline shm_work_bitmap *gr_shm_coll_claim_of(const gr_shm_coll_op *op)
-{
-    return &op->shm->work_bitmaps[op->seq % SHM_COLL_SLOTS];
-}
-
-/* Share `part` of `parts` of `count` elements: cut at cache lines. */
-static inline size_t gr_shm_coll_cut(size_t count, size_t element_bytes, size_t parts, size_t part)
-{
-    size_t line = SHM_COLL_LINE / element_bytes;
-    size_t lines = (count + line - 1) / line;
-    size_t at = (lines * part / parts) * line;
-    return at < count ? at : count;
 }
 
 #endif

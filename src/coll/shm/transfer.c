@@ -7,13 +7,12 @@
  * is not.
  *
  * An alltoall is a row of pairs of ranks: who has a pair exchanges both of its blocks, so that
- * ranks in place and out of place may take part in one operation. */
+ * ranks in place and out of place may take part in one operation. The share of a rank is of pairs
+ * that it belongs to. */
 
 #include "coll/shm/shm_coll_internal.h"
 
 #include <string.h>
-
-enum { COPY_BYTES = 64 << 10 }; /* that go to several ranks while they are in a cache */
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
 typedef struct shm_range {
@@ -37,6 +36,9 @@ static shm_range range_at(const gr_shm_coll_op *op, size_t at)
 {
     const gr_coll_traits *traits = &gr_coll_traits_of[op->coll];
     int block = 0;
+    if (op->skips_root && at >= op->firsts[op->root]) {
+        at += op->firsts[op->root + 1] - op->firsts[op->root];
+    }
     while (op->firsts[block + 1] <= at) {
         block++;
     }
@@ -70,67 +72,109 @@ static bool is_in_place(const gr_shm_coll_op *op, int rank)
     return op->ins[rank] == op->results[rank];
 }
 
-static void copy_range(const gr_shm_coll_op *op, const shm_range *range)
+/* Of several ranks that get it this one is the first: it has what the others get from then on. */
+static gr_status copy_range(gr_shm_coll_op *op, const shm_range *range)
 {
-    size_t most = range->to >= 0 ? range->count : COPY_BYTES / op->element_bytes;
+    size_t most = range->to >= 0 ? range->count : SHM_COLL_COPY / op->element_bytes;
+    gr_status status = GR_OK;
     for (size_t done = 0; done < range->count; done += most) {
         size_t count = range->count - done < most ? range->count - done : most;
-        const uint8_t *src = place(op->ins[range->from], op, range->first + done);
-        for (int i = 0, to; (to = receiver(op, range->to, i)) >= 0; i++) {
+        int from = range->from;
+        const uint8_t *src = place(op->ins[from], op, range->first + done);
+        for (int i = 0, to; status == GR_OK && (to = receiver(op, range->to, i)) >= 0; i++) {
+            uint8_t *dst = place(op->results[to], op, range->first + done);
             if (to != range->from || !is_in_place(op, to)) {
-                memcpy(place(op->results[to], op, range->first + done), src,
-                       count * op->element_bytes);
+                status = gr_shm_coll_cma_copy(op, from, src, to, dst, count * op->element_bytes);
+            }
+            if (to == op->shm->rank && gr_shm_coll_is_far(op, from)) {
+                from = to;
+                src = dst;
             }
         }
     }
+    return status;
 }
 
 /* ---- Pairs ----------------------------------------------------------------------------------- */
-/* Elements [at, at + count) of what ranks a and b, which may be one, exchange. */
-static void exchange(const gr_shm_coll_op *op, int a, int b, size_t at, size_t count)
-{
-    size_t bytes = count * op->element_bytes;
-    const uint8_t *from_a = place(op->ins[a], op, op->firsts[b] + at);
-    const uint8_t *from_b = place(op->ins[b], op, op->firsts[a] + at);
-    uint8_t *to_a = place(op->results[a], op, op->firsts[b] + at);
-    uint8_t *to_b = place(op->results[b], op, op->firsts[a] + at);
-    bool in_place = is_in_place(op, a) || is_in_place(op, b);
-    if (a == b && !in_place) {
-        memcpy(to_a, from_a, bytes);
-    } else if (a != b && !in_place) {
-        memcpy(to_a, from_b, bytes);
-        memcpy(to_b, from_a, bytes);
-    }
-    for (size_t i = 0; a != b && in_place && i < bytes; i += SHM_COLL_CHUNK) {
-        size_t size = bytes - i < SHM_COLL_CHUNK ? bytes - i : SHM_COLL_CHUNK;
-        uint8_t *room = op->shm->shms->temps;
-        memcpy(room, from_a + i, size);
-        memcpy(room + SHM_COLL_CHUNK, from_b + i, size);
-        memcpy(to_a + i, room + SHM_COLL_CHUNK, size);
-        memcpy(to_b + i, room, size);
-    }
-}
+typedef struct shm_end {
+    int rank;
+    const uint8_t *from;
+    uint8_t *to;
+} shm_end;
 
-/* Part of pairs, of which the row has `largest` elements each: (0,0), (0,1), ... (1,1), (1,2),
- * ... */
-static void exchange_range(const gr_shm_coll_op *op, size_t begin, size_t end)
+static gr_status swap(gr_shm_coll_op *op, const shm_end *a, const shm_end *b, size_t size_bytes)
 {
-    int size = op->shm->size;
-    size_t pair = begin / op->largest;
-    int a = 0;
-    while (pair >= (size_t)(size - a)) {
-        pair -= (size_t)(size - a++);
-    }
-    int b = a + (int)pair;
-    while (begin < end) {
-        size_t at = begin % op->largest, left = op->largest - at;
-        size_t count = end - begin < left ? end - begin : left;
-        exchange(op, a, b, at, count);
-        begin += count;
-        if (++b == size) {
-            b = ++a;
+    size_t most = op->cma ? SHM_COLL_COPY : SHM_COLL_CHUNK;
+    uint8_t *of_a = gr_shm_coll_room(op), *of_b = of_a + most;
+    int rank = op->shm->rank;
+    gr_status status = GR_OK;
+    for (size_t i = 0; i < size_bytes && status == GR_OK; i += most) {
+        size_t size = size_bytes - i < most ? size_bytes - i : most;
+        const struct {
+            int from, to;
+            const uint8_t *src;
+            uint8_t *dst;
+        } copies[] = {{a->rank, rank, a->from + i, of_a},
+                      {b->rank, rank, b->from + i, of_b},
+                      {rank, a->rank, of_b, a->to + i},
+                      {rank, b->rank, of_a, b->to + i}};
+        for (int k = 0; k < 4 && status == GR_OK; k++) {
+            status = gr_shm_coll_cma_copy(op, copies[k].from, copies[k].src, copies[k].to,
+                                          copies[k].dst, size);
         }
     }
+    return status;
+}
+
+static shm_end end_of(const gr_shm_coll_op *op, int rank, int other, size_t at)
+{
+    return (shm_end){.rank = rank,
+                     .from = place(op->ins[rank], op, op->firsts[other] + at),
+                     .to = place(op->results[rank], op, op->firsts[other] + at)};
+}
+
+/* Elements [at, at + count) of what ranks a and b, which may be one, exchange. */
+static gr_status exchange(gr_shm_coll_op *op, int a, int b, size_t at, size_t count)
+{
+    size_t size_bytes = count * op->element_bytes;
+    shm_end of_a = end_of(op, a, b, at), of_b = end_of(op, b, a, at);
+    bool in_place = is_in_place(op, a) || is_in_place(op, b);
+    if (in_place) {
+        return a == b ? GR_OK : swap(op, &of_a, &of_b, size_bytes);
+    }
+    gr_status status = gr_shm_coll_cma_copy(op, b, of_b.from, a, of_a.to, size_bytes);
+    return status == GR_OK && a != b
+               ? gr_shm_coll_cma_copy(op, a, of_a.from, b, of_b.to, size_bytes)
+               : status;
+}
+
+/* Of which rank a begins the row with: (a,a), (a,a+1), ... as far as half of the ranks; two that
+ * are as far from each other as can be have half of their pair each. */
+static size_t pairs_of(const gr_shm_coll_op *op, int a)
+{
+    size_t size = (size_t)op->shm->size, half = op->largest / 2;
+    size_t last = (size_t)a < size / 2 ? half : op->largest - half;
+    return (size + 1) / 2 * op->largest + (size % 2 == 0 ? last : 0);
+}
+
+/* Part of the row. */
+static gr_status exchange_range(gr_shm_coll_op *op, size_t begin, size_t end)
+{
+    int size = op->shm->size, a = 0;
+    gr_status status = GR_OK;
+    for (size_t first = 0; begin < end && status == GR_OK; first += pairs_of(op, a++)) {
+        size_t next = first + pairs_of(op, a);
+        while (begin < next && begin < end && status == GR_OK) {
+            size_t further = (begin - first) / op->largest, at = (begin - first) % op->largest;
+            size_t left = op->largest - at < next - begin ? op->largest - at : next - begin;
+            size_t count = end - begin < left ? end - begin : left;
+            bool second_half = 2 * further == (size_t)size && a >= size / 2;
+            status = exchange(op, a, (a + (int)further) % size,
+                              second_half ? at + op->largest / 2 : at, count);
+            begin += count;
+        }
+    }
+    return status;
 }
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
@@ -148,11 +192,44 @@ static gr_status reduce_range(gr_shm_coll_op *op, const shm_range *range)
     return GR_OK;
 }
 
+/* ---- The row --------------------------------------------------------------------------------- */
+void gr_shm_coll_measure_row(gr_shm_coll_op *op)
+{
+    size_t size = (size_t)op->shm->size;
+    op->skips_root = false;
+    op->work = op->coll == GR_COLL_ALLTOALL ? op->largest * (size * (size + 1) / 2) : op->count;
+}
+
+/* Through the kernel each of several ranks has its own block: somebody else's would be copied
+ * twice. Of two, and in memory that all reach, each has as much. */
+void gr_shm_coll_share_row(gr_shm_coll_op *op, size_t *begin, size_t *end)
+{
+    int size = op->shm->size, rank = op->shm->rank;
+    gr_shm_coll_measure_row(op);
+    if (op->coll == GR_COLL_ALLTOALL) {
+        *begin = 0;
+        for (int before = 0; before < rank; before++) {
+            *begin += pairs_of(op, before);
+        }
+        *end = *begin + pairs_of(op, rank);
+        return;
+    }
+    bool is_moved = !op->tree && op->blocks > 1;
+    if (is_moved && op->cma && size > 2) {
+        *begin = op->firsts[rank];
+        *end = op->firsts[rank + 1];
+        return;
+    }
+    op->skips_root = is_moved && gr_coll_traits_of[op->coll].rooted && is_in_place(op, op->root);
+    op->work -= op->skips_root ? op->firsts[op->root + 1] - op->firsts[op->root] : 0;
+    *begin = gr_shm_coll_cut(op->work, op->element_bytes, (size_t)size, (size_t)rank);
+    *end = gr_shm_coll_cut(op->work, op->element_bytes, (size_t)size, (size_t)rank + 1);
+}
+
 gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end)
 {
     if (op->coll == GR_COLL_ALLTOALL) {
-        exchange_range(op, begin, end);
-        return GR_OK;
+        return exchange_range(op, begin, end);
     }
     gr_status status = GR_OK;
     while (begin < end && status == GR_OK) {
@@ -161,7 +238,7 @@ gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end)
         if (range.from < 0) {
             status = reduce_range(op, &range);
         } else {
-            copy_range(op, &range);
+            status = copy_range(op, &range);
         }
         begin += range.count;
     }

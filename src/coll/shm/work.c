@@ -101,6 +101,14 @@ void gr_shm_coll_pack(const gr_shm_coll_op *op, size_t begin, size_t end, uint8_
 }
 
 /* ---- Shares ---------------------------------------------------------------------------------- */
+size_t gr_shm_coll_cut(size_t count, size_t element_bytes, size_t parts, size_t part)
+{
+    size_t line = SHM_COLL_LINE / element_bytes;
+    size_t lines = (count + line - 1) / line;
+    size_t at = (lines * part / parts) * line;
+    return at < count ? at : count;
+}
+
 /* As many for each core, if it is worth it. */
 static uint32_t count_shares(const gr_shm_coll_op *op)
 {
@@ -116,10 +124,9 @@ static uint32_t count_shares(const gr_shm_coll_op *op)
 
 void gr_shm_coll_assign(gr_shm_coll_op *op)
 {
-    const gr_shm_coll *shm = op->shm;
-    if (shm->not_oversubscribed) {
-        op->begin = op->own_begin;
-        op->end = op->own_end;
+    gr_shm_coll_share_row(op, &op->begin, &op->end);
+    op->claims = !op->shm->not_oversubscribed && (!op->cma || op->tree);
+    if (!op->claims) {
         op->state = SHM_COLL_DIRECT;
         return;
     }
@@ -157,6 +164,11 @@ gr_status gr_shm_coll_add_own(gr_shm_coll_op *op)
     op->begin = end;
     op->moved = true;
     return op->begin == op->end && !is_in_vain(op) ? GR_OK : GR_PENDING;
+}
+
+shm_work_bitmap *gr_shm_coll_claim_of(const gr_shm_coll_op *op)
+{
+    return &op->shm->work_bitmaps[op->seq % SHM_COLL_SLOTS];
 }
 
 /* The lower half of a word counts for this operation from here on. */
