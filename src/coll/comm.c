@@ -38,7 +38,12 @@ static bool send_report(void *context_arg, const gr_op_report *report)
 static bool next_report(void *context_arg, gr_op_report *report_out)
 {
     const gr_context *context = context_arg;
-    return gr_group_next_report(context->group, gr_mesh_control_ready(context->mesh), report_out);
+    bool news = gr_mesh_control_ready(context->mesh);
+    bool found = gr_group_next_report(context->group, news, report_out);
+    if (news && !gr_group_has_coordinator(context->group)) {
+        gr_mesh_nobody_tells(context->mesh);
+    }
+    return found;
 }
 
 /* Which link the ranks use, and where they run. */

@@ -150,6 +150,8 @@ bool gr_group_send_report(gr_group *group, const gr_op_report *report);
 /* The next report that the coordinator sent; false: none. `look`: the connection is read first,
  * else only what was read before counts. Any thread. */
 bool gr_group_next_report(gr_group *group, bool look, gr_op_report *report_out);
+/* False: the connection to the coordinator is over, as a look at it has shown. Any thread. */
+bool gr_group_has_coordinator(gr_group *group);
 /* gr_mesh_wait of the group's mesh ends when the coordinator says something. */
 void gr_group_watch_reports(gr_group *group);
 /* What most links are: tcp as soon as there are several hosts. */

@@ -678,6 +678,14 @@ bool gr_group_next_report(gr_group *group, bool look, gr_op_report *report_out)
     return found;
 }
 
+bool gr_group_has_coordinator(gr_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    bool has = group->control.fd >= 0 && !group->control.ended;
+    pthread_mutex_unlock(&group->lock);
+    return has;
+}
+
 void gr_group_watch_reports(gr_group *group)
 {
     if (group->mesh != NULL && group->control.fd >= 0) {

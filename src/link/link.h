@@ -158,7 +158,7 @@ void gr_mesh_set_router(gr_mesh *mesh, gr_mesh_router *router, void *arg, int lo
 /* The link to `peer`; it is made if there is none. Before it is up gr_link_send returns GR_E_AGAIN
  * and gr_link_peek GR_PENDING; gr_mesh_progress moves the connection on. If it cannot be made, the
  * link has ended, and gr_link_diag says why. `connect`: this side connects, else it waits for the
- * peer to do so, and connects after 10 s. Both sides may connect at once. NULL: no memory, or no
+ * peer to do so, and connects after a time. Both sides may connect at once. NULL: no memory, or no
  * peer of this mesh. In a mesh that is not on_demand: the link that there is, or NULL. */
 gr_link *gr_mesh_open_link(gr_mesh *mesh, int peer, bool connect);
 bool gr_link_is_up(const gr_link *link);
@@ -166,6 +166,9 @@ bool gr_link_is_up(const gr_link *link);
  * `why`, or since the peer has `left` in order, when that is said again. What has one finds out by
  * itself, when all that has arrived is taken. */
 void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why);
+/* From here on nobody calls gr_mesh_peer_gone: links wait no longer than a moment for the peer to
+ * connect, since a connection to one that is gone is refused. */
+void gr_mesh_nobody_tells(gr_mesh *mesh);
 bool gr_mesh_on_demand(const gr_mesh *mesh);
 
 /* A peer on whose link a message has arrived, or whose link has ended, since this was last asked,

@@ -5,7 +5,7 @@
  *             gr_mesh_open_link(connect: false)
  *     no link ---------------------------------> waits for the peer
  *        |                                         |            |
- *        | gr_mesh_open_link(connect: true)        | 10 s, or   | the peer's connection
+ *        | gr_mesh_open_link(connect: true)        | a time, or | the peer's connection
  *        v                                         | connect    | proved itself
  *     connects <-----------------------------------+            |
  *        |   |                                                  v
@@ -25,7 +25,8 @@
 #include <string.h>
 
 enum {
-    WAIT_FOR_PEER_US = 10000000, /* for the other side to connect, before this side does */
+    WAIT_FOR_PEER_US = 10000000, /* for the other side to connect, before this side does, ... */
+    WAIT_UNTOLD_US = 100000,     /* ... where nobody would tell that the other one is gone */
     NO_PLACE_US = 1000           /* until a connection more can be made */
 };
 
@@ -98,7 +99,7 @@ gr_link *gr_mesh_open_link(gr_mesh *mesh, int peer, bool connect)
         if (link == NULL) {
             return NULL;
         }
-        link->by_us = now + WAIT_FOR_PEER_US;
+        link->by_us = now + (mesh->untold ? WAIT_UNTOLD_US : WAIT_FOR_PEER_US);
         if (status != GR_OK) {
             give_up(link, &diag);
         }
@@ -162,6 +163,18 @@ void gr_mesh_peer_gone(gr_mesh *mesh, int peer, bool left, const char *why)
     } else {
         (void)gr_fail_peer(&diag, GR_E_PEER_LOST, peer, "%s", why);
         give_up(link, &diag);
+    }
+}
+
+void gr_mesh_nobody_tells(gr_mesh *mesh)
+{
+    int64_t by_us = gr_clock_now_us(&mesh->clock) + WAIT_UNTOLD_US;
+    mesh->untold = true;
+    for (int i = 0; mesh->on_demand && i < mesh->present_count; i++) {
+        gr_link *link = mesh->present[i];
+        if (link->state == GR_LINK_ATTACHING && link->by_us != GR_NEVER && link->by_us > by_us) {
+            link->by_us = by_us;
+        }
     }
 }
 

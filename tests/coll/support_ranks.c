@@ -4,10 +4,12 @@
 #include "base/hash.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -43,10 +45,55 @@ void ranks_wait_until_others_sleep(const gr_comm *comm, const int32_t *pids)
     }
 }
 
-static void run_rank(const ranks_job *job, gr_group_config config, int rank,
+/* Through memory that all share. */
+typedef struct gathering {
+    pthread_barrier_t all;
+    uint8_t records[RANKS_MAX][1024];
+} gathering;
+
+typedef struct gatherer {
+    gathering *of;
+    int rank, size;
+} gatherer;
+
+static int gather(void *gatherer_arg, const void *mine, size_t size_bytes, void *all_out)
+{
+    const gatherer *g = gatherer_arg;
+    if (size_bytes > sizeof g->of->records[0]) {
+        return -1;
+    }
+    memcpy(g->of->records[g->rank], mine, size_bytes);
+    (void)pthread_barrier_wait(&g->of->all);
+    for (int rank = 0; rank < g->size; rank++) {
+        memcpy((uint8_t *)all_out + (size_t)rank * size_bytes, g->of->records[rank], size_bytes);
+    }
+    (void)pthread_barrier_wait(&g->of->all);
+    return 0;
+}
+
+static gathering *open_gathering(int size)
+{
+    pthread_barrierattr_t shared;
+    gathering *g = mmap(NULL, sizeof *g, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (g != MAP_FAILED) {
+        pthread_barrierattr_init(&shared);
+        pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+        pthread_barrier_init(&g->all, &shared, (unsigned)size);
+    }
+    return g;
+}
+
+static void run_rank(const ranks_job *job, gr_group_config config, int rank, gathering *meeting,
                      ranks_function *function)
 {
+    gatherer g = {.of = meeting, .rank = rank, .size = job->size};
     config.rank = rank;
+    if (job->hosted) {
+        config.coordinator = NULL;
+        config.secret_hex = NULL;
+        config.allgather = gather;
+        config.allgather_arg = &g;
+    }
     config.local_rank = rank;
     config.joining = rank >= job->size - job->joining;
     char host[32];
@@ -148,6 +195,10 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
     config.log_level = 0; /* wrong calls are part of the tests */
     pid_t pids[RANKS_MAX];
     pid_t parent = getpid();
+    gathering *meeting = open_gathering(job->size);
+    if (meeting == MAP_FAILED) {
+        return UINT64_MAX;
+    }
     for (int rank = job->size - job->joining; rank < job->size; rank++) {
         gr_coordinator_reserve(coordinator, rank);
         gr_coordinator_set_target_size(coordinator, job->size);
@@ -159,12 +210,13 @@ uint64_t ranks_run(const ranks_job *job, ranks_function *function, uint64_t may_
         if (pids[rank] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             if (getppid() == parent) {
-                run_rank(job, config, rank, function);
+                run_rank(job, config, rank, meeting, function);
             }
             _exit(8);
         }
     }
     uint64_t failed = collect(pids, job->size, coordinator, may_die);
+    munmap(meeting, sizeof *meeting);
     gr_coordinator_destroy(coordinator);
     gr_arena_fini(&arena);
     return failed;

@@ -22,6 +22,7 @@ typedef struct ranks_job {
     int members_min;               /* 0: all; else the job goes on while so many live */
     bool on_demand;                /* ranks make connections when they need them */
     int joining;                   /* so many, the last ones, come when the others run */
+    bool hosted;                   /* the coordinator is rank 0's */
     const gr_group_config *config; /* in a rank: what it joined by */
     int per_host;    /* 0: all on one host; else hosts of so many ranks, over `link` "auto" */
     const void *arg; /* the function's own */

@@ -17,13 +17,14 @@
 
 #include <cmocka.h>
 
-enum { RANKS = 4, GONE = 2, WAITS = 1 };
+enum { RANKS = 4, WAITS = 1 };
 
 typedef enum when { BEFORE, MEANWHILE } when;
 
 /* In shared memory, as a collective would make connections. */
 typedef struct board {
     when when;
+    int gone;
     bool leaves; /* in order; else it is killed */
     _Atomic int32_t pids[RANKS];
 } board;
@@ -58,24 +59,27 @@ static int run(gr_comm *comm, const ranks_job *job)
     int rank = gr_comm_rank(comm);
     int32_t word = 0;
     atomic_store(&b->pids[rank], (int32_t)getpid());
-    if (rank == GONE) {
+    if (rank == b->gone) {
         return go(comm, b);
     }
     if (b->when == BEFORE) {
-        int32_t pid = pid_of(b, GONE);
+        int32_t pid = pid_of(b, b->gone);
         while (kill(pid, 0) == 0) {
             poll(NULL, 0, 1);
         }
     }
-    int from = rank == WAITS ? GONE : rank == 0 ? WAITS : 0; /* 3 waits for 0, 0 for 1, 1 for 2 */
+    /* 3 waits for 0, 0 for 1, 1 for 2; or 3 for 2, 2 for 1, 1 for 0 */
+    int from = rank == WAITS ? b->gone : b->gone == 0 ? rank - 1 : rank == 0 ? WAITS : 0;
     gr_status status = gr_recv(comm, &word, 1, GR_I32, from);
     const gr_diag *diag = gr_comm_diag(comm);
     EXPECT(diag->status == GR_E_PEER_LOST || rank != WAITS);
     if (rank != WAITS) { /* told by who waited for it, or missing a rank that has failed so */
         EXPECT(status == GR_E_PEER_LOST || status == GR_E_COMM_BROKEN);
     } else {
-        EXPECT(status == GR_E_PEER_LOST && diag->peer_rank == GONE);
-        EXPECT(strstr(diag->text, b->leaves ? "rank 2 has left in order" : "rank 2"));
+        EXPECT(status == GR_E_PEER_LOST && diag->peer_rank == b->gone);
+        EXPECT(strstr(diag->text, b->leaves      ? "rank 2 has left in order"
+                                  : b->gone == 0 ? "rank 0"
+                                                 : "rank 2"));
     }
     gr_comm_destroy(comm);
     return 0;
@@ -91,6 +95,7 @@ static void rank_that_is_gone_is_missed_without_a_connection(void **state)
         bool leaves = i % 3 == 2;
         memset((void *)b, 0, sizeof *b);
         b->when = i % 3 == 1 ? MEANWHILE : BEFORE;
+        b->gone = 2;
         b->leaves = leaves;
         const ranks_job job = {.size = RANKS,
                                .link = links[i / 3],
@@ -98,7 +103,31 @@ static void rank_that_is_gone_is_missed_without_a_connection(void **state)
                                .tune = "off",
                                .on_demand = true,
                                .arg = b};
-        assert_int_equal(ranks_run(&job, run, leaves ? 0 : 1U << GONE), 0);
+        assert_int_equal(ranks_run(&job, run, leaves ? 0 : 1U << b->gone), 0);
+    }
+    munmap(b, sizeof *b);
+}
+
+/* Nobody can say so. The time of an operation is less than a rank waits for a connection of one
+ * that lives. */
+static void host_of_the_coordinator_is_missed_without_a_connection(void **state)
+{
+    static const char *const links[] = {"tcp", "auto"};
+    (void)state;
+    board *b = mmap(NULL, sizeof *b, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(b != MAP_FAILED);
+    for (int i = 0; i < 4; i++) {
+        memset((void *)b, 0, sizeof *b);
+        b->when = i % 2 == 1 ? MEANWHILE : BEFORE;
+        const ranks_job job = {.size = RANKS,
+                               .link = links[i / 2],
+                               .per_host = i < 2 ? 0 : 1,
+                               .tune = "off",
+                               .on_demand = true,
+                               .hosted = true,
+                               .op_timeout_us = 8000000,
+                               .arg = b};
+        assert_int_equal(ranks_run(&job, run, 1U << b->gone), 0);
     }
     munmap(b, sizeof *b);
 }
@@ -106,6 +135,7 @@ static void rank_that_is_gone_is_missed_without_a_connection(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rank_that_is_gone_is_missed_without_a_connection)};
+        cmocka_unit_test(rank_that_is_gone_is_missed_without_a_connection),
+        cmocka_unit_test(host_of_the_coordinator_is_missed_without_a_connection)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
