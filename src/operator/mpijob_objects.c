@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The objects of an MPIJob as they are to be, but for the PodGroup. */
+/* The objects of an MPIJob as they are to be. */
 
 #include "operator/mpijob.h"
 #include "operator/object.h"
+#include "operator/pod_group.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,27 +18,14 @@
 
 static const char operator_name[] = "mpi-operator";
 
-json_t *gr_mpijob_metadata(gr_mpijob *m, const char *name)
-{
-    json_t *metadata = json_pack("{s:s, s:s}", "name", name, "namespace", m->space);
-    if (m->uid[0] != '\0') { /* a manifest that is in no cluster has none */
-        gr_object_put(metadata, "ownerReferences",
-                      json_pack("[{s:s, s:s, s:s, s:s, s:b, s:b}]", "apiVersion", GR_MPIJOB_API,
-                                "kind", "MPIJob", "name", m->name, "uid", m->uid, "controller", 1,
-                                "blockOwnerDeletion", 1),
-                      &m->no_memory);
-    }
-    return metadata;
-}
-
 /* An object named JOB<suffix> with the label app: JOB. */
 static json_t *new_object(gr_mpijob *m, const char *api_version, const char *kind,
                           const char *suffix)
 {
-    json_t *name = json_sprintf("%s%s", m->name, suffix);
-    json_t *metadata = name != NULL ? gr_mpijob_metadata(m, json_string_value(name)) : NULL;
+    json_t *name = json_sprintf("%s%s", m->look.name, suffix);
+    json_t *metadata = name != NULL ? gr_look_metadata(&m->look, json_string_value(name)) : NULL;
     json_decref(name);
-    gr_object_put(metadata, "labels", json_pack("{s:s}", "app", m->name), &m->no_memory);
+    gr_object_put(metadata, "labels", json_pack("{s:s}", "app", m->look.name), &m->look.no_memory);
     return json_pack("{s:s, s:s, s:o}", "apiVersion", api_version, "kind", kind, "metadata",
                      metadata);
 }
@@ -46,11 +34,11 @@ json_t *gr_mpijob_service(gr_mpijob *m)
 {
     json_t *service = new_object(m, "v1", "Service", "");
     json_t *spec = json_pack("{s:s, s:{s:s, s:s}}", "clusterIP", "None", "selector", OPERATOR_LABEL,
-                             operator_name, JOB_LABEL, m->name);
+                             operator_name, JOB_LABEL, m->look.name);
     if (m->launcher_is_worker) { /* workers look for it before it is ready */
-        gr_object_put(spec, "publishNotReadyAddresses", json_true(), &m->no_memory);
+        gr_object_put(spec, "publishNotReadyAddresses", json_true(), &m->look.no_memory);
     }
-    gr_object_put(service, "spec", spec, &m->no_memory);
+    gr_object_put(service, "spec", spec, &m->look.no_memory);
     return service;
 }
 
@@ -63,8 +51,8 @@ bool gr_mpijob_is_worker(const gr_mpijob *m, const json_t *pod, int64_t *index_o
     const char *role = json_string_value(json_object_get(labels, ROLE_LABEL));
     const char *index = json_string_value(json_object_get(labels, INDEX_LABEL));
     if (!gr_object_is(pod, "v1", "Pod") || owner == NULL || strcmp(owner, operator_name) != 0 ||
-        job == NULL || strcmp(job, m->name) != 0 || role == NULL || strcmp(role, "worker") != 0 ||
-        index == NULL) {
+        job == NULL || strcmp(job, m->look.name) != 0 || role == NULL ||
+        strcmp(role, "worker") != 0 || index == NULL) {
         return false;
     }
     char *end;
@@ -88,13 +76,13 @@ static worker_host *running_hosts(gr_mpijob *m, size_t *count_out)
 {
     size_t i, count = 0;
     const json_t *pod;
-    worker_host *hosts = malloc((json_array_size(m->view->objects) + 1) * sizeof *hosts);
+    worker_host *hosts = malloc((json_array_size(m->look.view->objects) + 1) * sizeof *hosts);
     if (hosts == NULL) {
-        m->no_memory = true;
+        m->look.no_memory = true;
         *count_out = 0;
         return NULL;
     }
-    json_array_foreach(m->view->objects, i, pod)
+    json_array_foreach(m->look.view->objects, i, pod)
     {
         const char *phase = gr_object_text(pod, "status.phase");
         worker_host *h = &hosts[count];
@@ -110,11 +98,11 @@ static worker_host *running_hosts(gr_mpijob *m, size_t *count_out)
 /* Writes the lines of the two files for one host. */
 static void print_host(const gr_mpijob *m, const char *pod, FILE *hostfile, FILE *discover)
 {
-    const char *domain = m->view->cluster_domain;
+    const char *domain = m->look.view->cluster_domain;
     char name[1024];
-    snprintf(name, sizeof name, "%s.%s.%s.svc%s%s", pod, m->name, m->space,
+    snprintf(name, sizeof name, "%s.%s.%s.svc%s%s", pod, m->look.name, m->look.space,
              domain[0] != '\0' ? "." : "", domain);
-    int64_t slots = gr_object_int(m->job, "spec.slotsPerWorker", 1);
+    int64_t slots = gr_object_int(m->look.job, "spec.slotsPerWorker", 1);
     if (hostfile != NULL) {
         fprintf(hostfile, "%s%s%" PRId64 "\n", name,
                 strcmp(m->implementation, "OpenMPI") == 0 ? " slots=" : ":", slots);
@@ -135,11 +123,11 @@ json_t *gr_mpijob_config_map(gr_mpijob *m)
     if (hostfile != NULL && discover != NULL) {
         fputs("#!/bin/sh\n", discover);
         if (m->launcher_is_worker) {
-            snprintf(name, sizeof name, "%s-launcher", m->name);
+            snprintf(name, sizeof name, "%s-launcher", m->look.name);
             print_host(m, name, hostfile, discover);
         }
         for (int64_t i = 0; i < m->workers; i++) {
-            snprintf(name, sizeof name, "%s-worker-%" PRId64, m->name, i);
+            snprintf(name, sizeof name, "%s-worker-%" PRId64, m->look.name, i);
             print_host(m, name, hostfile, NULL);
         }
         for (size_t i = 0; i < count; i++) {
@@ -152,7 +140,7 @@ json_t *gr_mpijob_config_map(gr_mpijob *m)
         map = new_object(m, "v1", "ConfigMap", "-config");
         gr_object_put(map, "data",
                       json_pack("{s:s, s:s}", "hostfile", texts[0], "discover_hosts.sh", texts[1]),
-                      &m->no_memory);
+                      &m->look.no_memory);
     }
     free(hosts);
     free(texts[0]);
@@ -163,10 +151,10 @@ json_t *gr_mpijob_config_map(gr_mpijob *m)
 json_t *gr_mpijob_secret(gr_mpijob *m)
 {
     json_t *secret = new_object(m, "v1", "Secret", "-ssh");
-    json_t *data = m->view->ssh_key(m->view->ssh_key_arg);
+    json_t *data = m->look.view->ssh_key(m->look.view->ssh_key_arg);
     m->no_key = data == NULL;
-    gr_object_put(secret, "data", data, &m->no_memory);
-    gr_object_put_text(secret, "type", "kubernetes.io/ssh-auth", &m->no_memory);
+    gr_object_put(secret, "data", data, &m->look.no_memory);
+    gr_object_put_text(secret, "type", "kubernetes.io/ssh-auth", &m->look.no_memory);
     return secret;
 }
 
@@ -174,51 +162,65 @@ json_t *gr_mpijob_secret(gr_mpijob *m)
 /* A copy of the template of "Launcher" or "Worker": {metadata: {labels, annotations}, spec}. */
 static json_t *copy_template(gr_mpijob *m, const char *role, const char *role_label)
 {
-    json_t *specs = gr_object_at(m->job, "spec.mpiReplicaSpecs");
+    json_t *specs = gr_object_at(m->look.job, "spec.mpiReplicaSpecs");
     json_t *given = gr_object_at(json_object_get(specs, role), "template");
     json_t *template = json_pack("{s:{}, s:o}", "metadata", "spec",
                                  json_deep_copy(json_object_get(given, "spec")));
     json_t *metadata = json_object_get(template, "metadata");
-    json_t *labels = gr_object_map(metadata, "labels", &m->no_memory);
+    json_t *labels = gr_object_map(metadata, "labels", &m->look.no_memory);
     json_t *given_labels = gr_object_at(given, "metadata.labels");
     json_t *annotations = gr_object_at(given, "metadata.annotations");
-    m->no_memory |= json_is_object(given_labels) && json_object_update(labels, given_labels) != 0;
-    gr_object_put_text(labels, OPERATOR_LABEL, operator_name, &m->no_memory);
-    gr_object_put_text(labels, JOB_LABEL, m->name, &m->no_memory);
-    gr_object_put_text(labels, ROLE_LABEL, role_label, &m->no_memory);
+    m->look.no_memory |=
+        json_is_object(given_labels) && json_object_update(labels, given_labels) != 0;
+    gr_object_put_text(labels, OPERATOR_LABEL, operator_name, &m->look.no_memory);
+    gr_object_put_text(labels, JOB_LABEL, m->look.name, &m->look.no_memory);
+    gr_object_put_text(labels, ROLE_LABEL, role_label, &m->look.no_memory);
     if (json_object_size(annotations) > 0) {
-        gr_object_put(metadata, "annotations", json_deep_copy(annotations), &m->no_memory);
+        gr_object_put(metadata, "annotations", json_deep_copy(annotations), &m->look.no_memory);
     }
     return template;
+}
+
+static void join_pod_group(gr_mpijob *m, json_t *template)
+{
+    const char *scheduler = m->look.view->gang_scheduler;
+    if (scheduler[0] != '\0') {
+        gr_pod_group_join(&m->look, template);
+        gr_object_put_text(json_object_get(template, "spec"), "schedulerName", scheduler,
+                           &m->look.no_memory);
+    }
 }
 
 static void add_env(gr_mpijob *m, json_t *container, const char *name, const char *value)
 {
     json_t *variable = json_pack("{s:s}", "name", name);
     if (value[0] != '\0') {
-        gr_object_put_text(variable, "value", value, &m->no_memory);
+        gr_object_put_text(variable, "value", value, &m->look.no_memory);
     }
-    gr_object_append(gr_object_list(container, "env", &m->no_memory), variable, &m->no_memory);
+    gr_object_append(gr_object_list(container, "env", &m->look.no_memory), variable,
+                     &m->look.no_memory);
 }
 
 static void mount(gr_mpijob *m, json_t *container, const char *volume, const char *path)
 {
-    gr_object_append(gr_object_list(container, "volumeMounts", &m->no_memory),
-                     json_pack("{s:s, s:s}", "name", volume, "mountPath", path), &m->no_memory);
+    gr_object_append(gr_object_list(container, "volumeMounts", &m->look.no_memory),
+                     json_pack("{s:s, s:s}", "name", volume, "mountPath", path),
+                     &m->look.no_memory);
 }
 
 static void add_ssh(gr_mpijob *m, json_t *spec, json_t *container)
 {
-    const char *path = gr_object_text(m->job, "spec.sshAuthMountPath");
+    const char *path = gr_object_text(m->look.job, "spec.sshAuthMountPath");
     json_t *secret = json_pack("{s:o, s:[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}]}", "secretName",
-                               json_sprintf("%s-ssh", m->name), "items", "key", "ssh-privatekey",
-                               "path", "id_rsa", "key", "ssh-publickey", "path", "id_rsa.pub",
-                               "key", "ssh-publickey", "path", "authorized_keys");
+                               json_sprintf("%s-ssh", m->look.name), "items", "key",
+                               "ssh-privatekey", "path", "id_rsa", "key", "ssh-publickey", "path",
+                               "id_rsa.pub", "key", "ssh-publickey", "path", "authorized_keys");
     if (strcmp(path, "/root/.ssh") == 0) { /* sshd of root insists; other users must read it */
-        gr_object_put(secret, "defaultMode", json_integer(0600), &m->no_memory);
+        gr_object_put(secret, "defaultMode", json_integer(0600), &m->look.no_memory);
     }
-    gr_object_append(gr_object_list(spec, "volumes", &m->no_memory),
-                     json_pack("{s:s, s:o}", "name", "ssh-auth", "secret", secret), &m->no_memory);
+    gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
+                     json_pack("{s:s, s:o}", "name", "ssh-auth", "secret", secret),
+                     &m->look.no_memory);
     mount(m, container, "ssh-auth", path);
 }
 
@@ -226,14 +228,14 @@ static void add_ssh(gr_mpijob *m, json_t *spec, json_t *container)
 static json_t *complete_pod(gr_mpijob *m, json_t *spec, const char *role, const char *host_name)
 {
     json_t *container = json_array_get(json_object_get(spec, "containers"), 0);
-    json_t *specs = gr_object_at(m->job, "spec.mpiReplicaSpecs");
-    gr_object_put_text(spec, "hostname", host_name, &m->no_memory);
-    gr_object_put_text(spec, "subdomain", m->name, &m->no_memory);
+    json_t *specs = gr_object_at(m->look.job, "spec.mpiReplicaSpecs");
+    gr_object_put_text(spec, "hostname", host_name, &m->look.no_memory);
+    gr_object_put_text(spec, "subdomain", m->look.name, &m->look.no_memory);
     gr_object_put_text(spec, "restartPolicy",
                        gr_object_text(json_object_get(specs, role), "restartPolicy"),
-                       &m->no_memory);
+                       &m->look.no_memory);
     if (gr_object_true(spec, "hostNetwork")) {
-        gr_object_put_text(spec, "dnsPolicy", "ClusterFirstWithHostNet", &m->no_memory);
+        gr_object_put_text(spec, "dnsPolicy", "ClusterFirstWithHostNet", &m->look.no_memory);
     }
     return container;
 }
@@ -241,30 +243,32 @@ static json_t *complete_pod(gr_mpijob *m, json_t *spec, const char *role, const 
 json_t *gr_mpijob_worker(gr_mpijob *m, int64_t index)
 {
     char name[512];
-    snprintf(name, sizeof name, "%s-worker-%" PRId64, m->name, index);
+    snprintf(name, sizeof name, "%s-worker-%" PRId64, m->look.name, index);
     json_t *template = copy_template(m, "Worker", "worker");
     json_t *labels = gr_object_at(template, "metadata.labels");
     json_t *spec = json_object_get(template, "spec");
     gr_object_put(labels, INDEX_LABEL,
-                  json_sprintf("%" PRId64, index + (m->launcher_is_worker ? 1 : 0)), &m->no_memory);
+                  json_sprintf("%" PRId64, index + (m->launcher_is_worker ? 1 : 0)),
+                  &m->look.no_memory);
     json_t *container = complete_pod(m, spec, "Worker", name);
-    json_t *dns = gr_object_map(spec, "dnsConfig", &m->no_memory);
-    gr_object_append(gr_object_list(dns, "searches", &m->no_memory),
-                     json_sprintf("%s.%s.svc.cluster.local", m->name, m->space), &m->no_memory);
+    json_t *dns = gr_object_map(spec, "dnsConfig", &m->look.no_memory);
+    gr_object_append(gr_object_list(dns, "searches", &m->look.no_memory),
+                     json_sprintf("%s.%s.svc.cluster.local", m->look.name, m->look.space),
+                     &m->look.no_memory);
     if (json_array_size(json_object_get(container, "command")) == 0 &&
         json_array_size(json_object_get(container, "args")) == 0) {
         gr_object_put(container, "command", json_pack("[s, s]", "/usr/sbin/sshd", "-De"),
-                      &m->no_memory);
+                      &m->look.no_memory);
     }
     add_env(m, container, "K_MPI_JOB_ROLE", "worker");
     add_ssh(m, spec, container);
-    gr_mpijob_join_pod_group(m, template);
+    join_pod_group(m, template);
 
-    json_t *metadata = gr_mpijob_metadata(m, name);
-    m->no_memory |= json_object_update(metadata, json_object_get(template, "metadata")) != 0;
+    json_t *metadata = gr_look_metadata(&m->look, name);
+    m->look.no_memory |= json_object_update(metadata, json_object_get(template, "metadata")) != 0;
     json_t *pod = json_pack("{s:s, s:s, s:o, s:O}", "apiVersion", "v1", "kind", "Pod", "metadata",
                             metadata, "spec", spec);
-    m->no_memory |= pod == NULL;
+    m->look.no_memory |= pod == NULL;
     json_decref(template);
     return pod;
 }
@@ -287,7 +291,7 @@ static const struct {
 static void add_launcher_env(gr_mpijob *m, json_t *container)
 {
     char slots[32];
-    snprintf(slots, sizeof slots, "%" PRId64, gr_object_int(m->job, "spec.slotsPerWorker", 1));
+    snprintf(slots, sizeof slots, "%" PRId64, gr_object_int(m->look.job, "spec.slotsPerWorker", 1));
     add_env(m, container, "K_MPI_JOB_ROLE", "launcher");
     for (size_t i = 0; i < sizeof launcher_env / sizeof launcher_env[0]; i++) {
         if (strcmp(launcher_env[i].implementation, m->implementation) == 0) {
@@ -304,36 +308,36 @@ static void add_launcher_env(gr_mpijob *m, json_t *container)
 json_t *gr_mpijob_launcher_template(gr_mpijob *m)
 {
     char name[512];
-    snprintf(name, sizeof name, "%s-launcher", m->name);
+    snprintf(name, sizeof name, "%s-launcher", m->look.name);
     json_t *template = copy_template(m, "Launcher", "launcher");
     json_t *spec = json_object_get(template, "spec");
     if (json_object_get(spec, "restartPolicy") != NULL) {
-        gr_mpijob_event(m, "Warning", "SetPodTemplateRestartPolicy",
-                        "Restart policy in pod template overridden by restart policy in replica "
-                        "spec");
+        gr_look_event(&m->look, "Warning", "SetPodTemplateRestartPolicy",
+                      "Restart policy in pod template overridden by restart policy in replica "
+                      "spec");
     }
     json_t *container = complete_pod(m, spec, "Launcher", name);
     if (m->launcher_is_worker) {
         gr_object_put_text(gr_object_at(template, "metadata.labels"), INDEX_LABEL, "0",
-                           &m->no_memory);
+                           &m->look.no_memory);
     }
     add_launcher_env(m, container);
     add_ssh(m, spec, container);
     json_t *config = json_pack("{s:o, s:[{s:s, s:s, s:i}, {s:s, s:s, s:i}]}", "name",
-                               json_sprintf("%s-config", m->name), "items", "key", "hostfile",
+                               json_sprintf("%s-config", m->look.name), "items", "key", "hostfile",
                                "path", "hostfile", "mode", 0444, "key", "discover_hosts.sh", "path",
                                "discover_hosts.sh", "mode", 0555);
-    gr_object_append(gr_object_list(spec, "volumes", &m->no_memory),
+    gr_object_append(gr_object_list(spec, "volumes", &m->look.no_memory),
                      json_pack("{s:s, s:o}", "name", "mpi-job-config", "configMap", config),
-                     &m->no_memory);
+                     &m->look.no_memory);
     mount(m, container, "mpi-job-config", "/etc/mpi");
-    gr_mpijob_join_pod_group(m, template);
+    join_pod_group(m, template);
 
-    json_t *owned = gr_mpijob_metadata(m, "");
+    json_t *owned = gr_look_metadata(&m->look, "");
     json_t *owners = json_object_get(owned, "ownerReferences");
     if (owners != NULL) {
         gr_object_put(json_object_get(template, "metadata"), "ownerReferences", json_incref(owners),
-                      &m->no_memory);
+                      &m->look.no_memory);
     }
     json_decref(owned);
     return template;
@@ -344,19 +348,74 @@ json_t *gr_mpijob_launcher(gr_mpijob *m)
     static const char *const limits[] = {"ttlSecondsAfterFinished", "activeDeadlineSeconds",
                                          "backoffLimit", NULL};
     json_t *job = new_object(m, "batch/v1", "Job", "-launcher");
-    json_t *spec = gr_object_map(job, "spec", &m->no_memory);
-    json_t *policy = gr_object_at(m->job, "spec.runPolicy");
+    json_t *spec = gr_object_map(job, "spec", &m->look.no_memory);
+    json_t *policy = gr_object_at(m->look.job, "spec.runPolicy");
     for (size_t i = 0; limits[i] != NULL; i++) {
         json_t *limit = json_object_get(policy, limits[i]);
         if (json_is_integer(limit)) {
-            gr_object_put(spec, limits[i], json_incref(limit), &m->no_memory);
+            gr_object_put(spec, limits[i], json_incref(limit), &m->look.no_memory);
         }
     }
     /* With the other one a Job begins a second launcher while the first still ends. */
-    gr_object_put_text(spec, "podReplacementPolicy", "Failed", &m->no_memory);
+    gr_object_put_text(spec, "podReplacementPolicy", "Failed", &m->look.no_memory);
     if (m->is_suspended) {
-        gr_object_put(spec, "suspend", json_true(), &m->no_memory);
+        gr_object_put(spec, "suspend", json_true(), &m->look.no_memory);
     }
-    gr_object_put(spec, "template", gr_mpijob_launcher_template(m), &m->no_memory);
+    gr_object_put(spec, "template", gr_mpijob_launcher_template(m), &m->look.no_memory);
     return job;
+}
+
+/* ---- PodGroup -------------------------------------------------------------------------------- */
+/* What the first `min_member` pods need, those of the higher priority first; NULL: not to be
+ * said. */
+static json_t *min_resources(gr_mpijob *m, int64_t min_member)
+{
+    json_t *given = gr_object_at(m->look.job, "spec.runPolicy.schedulingPolicy.minResources");
+    json_t *specs = gr_object_at(m->look.job, "spec.mpiReplicaSpecs");
+    json_t *launcher = gr_object_at(specs, "Launcher.template.spec");
+    json_t *worker = gr_object_at(specs, "Worker.template.spec");
+    if (json_is_object(given)) {
+        return json_incref(given);
+    }
+    if (min_member == 0) {
+        return NULL;
+    }
+    int64_t launchers = 1, workers = m->workers;
+    if (1 + workers > min_member) {
+        if (worker == NULL) {
+            return NULL;
+        }
+        bool is_launcher_lower =
+            gr_pod_priority(&m->look, launcher) < gr_pod_priority(&m->look, worker);
+        *(is_launcher_lower ? &launchers : &workers) = min_member - 1;
+    }
+    json_t *sums = json_object();
+    m->look.no_memory |= sums == NULL;
+    gr_pod_resources_add(&m->look, sums, launcher, launchers);
+    gr_pod_resources_add(&m->look, sums, worker, workers);
+    return sums;
+}
+
+static const char *first_of(const char *a, const char *b)
+{
+    return a != NULL && a[0] != '\0' ? a : b;
+}
+
+json_t *gr_mpijob_pod_group(gr_mpijob *m)
+{
+    const json_t *policy = gr_object_at(m->look.job, "spec.runPolicy.schedulingPolicy");
+    const json_t *notes = gr_object_at(m->look.job, "metadata.annotations");
+    const json_t *specs = gr_object_at(m->look.job, "spec.mpiReplicaSpecs");
+    const char *noted_queue =
+        json_string_value(json_object_get(notes, "scheduling.volcano.sh/queue-name"));
+    gr_pod_group group = {
+        .min_member = gr_object_int(policy, "minAvailable", m->workers + 1),
+        .queue = first_of(gr_object_text(policy, "queue"), noted_queue),
+        .priority_class =
+            first_of(gr_object_text(policy, "priorityClass"),
+                     first_of(gr_object_text(specs, "Launcher.template.spec.priorityClassName"),
+                              gr_object_text(specs, "Worker.template.spec.priorityClassName"))),
+        .timeout_s = json_integer(gr_object_int(policy, "scheduleTimeoutSeconds", 0))};
+    group.resources = min_resources(m, group.min_member);
+    return gr_pod_group_object(&m->look, &group);
 }

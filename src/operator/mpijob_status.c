@@ -17,47 +17,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool is_text(const json_t *object, const char *path, const char *text)
-{
-    const char *value = gr_object_text(object, path);
-    return value != NULL && strcmp(value, text) == 0;
-}
-
-bool gr_mpijob_set_condition(gr_mpijob *m, const char *type, bool holds, const char *reason,
-                             const char *message)
-{
-    const char *status = holds ? "True" : "False";
-    bool is_end = strcmp(type, "Failed") == 0 || strcmp(type, "Succeeded") == 0;
-    json_t *conditions = gr_object_list(m->status, "conditions", &m->no_memory);
-    json_t *before = gr_object_condition(conditions, type);
-    const char *since = m->view->now;
-    if (is_text(before, "status", status)) {
-        if (is_text(before, "reason", reason)) {
-            return false;
-        }
-        const char *time = gr_object_text(before, "lastTransitionTime");
-        since = time != NULL ? time : since;
-    }
-    json_t *condition = json_pack("{s:s, s:s, s:s, s:s, s:s, s:s}", "type", type, "status", status,
-                                  "reason", reason, "message", message, "lastUpdateTime",
-                                  m->view->now, "lastTransitionTime", since);
-    for (size_t i = json_array_size(conditions); i-- > 0;) {
-        json_t *other = json_array_get(conditions, i);
-        if (other == before) {
-            json_array_remove(conditions, i);
-        } else if (is_end &&
-                   (is_text(other, "type", "Running") || is_text(other, "type", "Failed"))) {
-            gr_object_put_text(other, "status", "False", &m->no_memory);
-        }
-    }
-    gr_object_append(conditions, condition, &m->no_memory);
-    return true;
-}
-
 json_t *gr_mpijob_zero_replicas(gr_mpijob *m, const char *role)
 {
-    json_t *roles = gr_object_map(m->status, "replicaStatuses", &m->no_memory);
-    gr_object_put(roles, role, json_object(), &m->no_memory);
+    json_t *roles = gr_object_map(m->look.status, "replicaStatuses", &m->look.no_memory);
+    gr_object_put(roles, role, json_object(), &m->look.no_memory);
     return json_object_get(roles, role);
 }
 
@@ -65,7 +28,7 @@ json_t *gr_mpijob_zero_replicas(gr_mpijob *m, const char *role)
 static void put_count(gr_mpijob *m, json_t *counts, const char *key, int64_t count)
 {
     if (count > 0) {
-        gr_object_put(counts, key, json_integer(count), &m->no_memory);
+        gr_object_put(counts, key, json_integer(count), &m->look.no_memory);
     }
 }
 
@@ -93,9 +56,9 @@ static int64_t count_running_launchers(const gr_mpijob *m)
     int64_t count = 0;
     size_t i;
     const json_t *pod;
-    json_array_foreach(m->view->objects, i, pod)
+    json_array_foreach(m->look.view->objects, i, pod)
     {
-        count += is_pod_of_launcher(m, pod) && is_text(pod, "status.phase", "Running");
+        count += is_pod_of_launcher(m, pod) && gr_object_is_text(pod, "status.phase", "Running");
     }
     return count;
 }
@@ -106,9 +69,9 @@ static const json_t *last_failed_launcher(const gr_mpijob *m)
     const json_t *last = NULL;
     size_t i;
     const json_t *pod;
-    json_array_foreach(m->view->objects, i, pod)
+    json_array_foreach(m->look.view->objects, i, pod)
     {
-        if (is_pod_of_launcher(m, pod) && is_text(pod, "status.phase", "Failed") &&
+        if (is_pod_of_launcher(m, pod) && gr_object_is_text(pod, "status.phase", "Failed") &&
             (last == NULL ||
              strcmp(or_empty(gr_object_text(pod, "metadata.creationTimestamp")),
                     or_empty(gr_object_text(last, "metadata.creationTimestamp"))) > 0)) {
@@ -128,44 +91,47 @@ static void tell_failed(gr_mpijob *m)
     const json_t *pod = strcmp(given, "BackoffLimitExceeded") == 0 ? last_failed_launcher(m) : NULL;
     snprintf(reason, sizeof reason, "%s%s%s", given[0] != '\0' ? given : "MPIJobFailed",
              pod != NULL ? "/" : "", or_empty(gr_object_text(pod, "status.reason")));
-    int length =
-        text[0] != '\0'
-            ? snprintf(message, sizeof message, "%s%s%s", text, pod != NULL ? ": " : "",
-                       or_empty(gr_object_text(pod, "status.message")))
-            : snprintf(message, sizeof message, "MPIJob %s/%s has failed", m->space, m->name);
+    int length = text[0] != '\0'
+                     ? snprintf(message, sizeof message, "%s%s%s", text, pod != NULL ? ": " : "",
+                                or_empty(gr_object_text(pod, "status.message")))
+                     : snprintf(message, sizeof message, "MPIJob %s/%s has failed", m->look.space,
+                                m->look.name);
     cut(message, length);
-    if (gr_object_text(m->status, "completionTime") == NULL) {
-        gr_object_put_text(m->status, "completionTime", m->view->now, &m->no_memory);
+    if (gr_object_text(m->look.status, "completionTime") == NULL) {
+        gr_object_put_text(m->look.status, "completionTime", m->look.view->now, &m->look.no_memory);
     }
-    if (gr_mpijob_set_condition(m, "Failed", true, reason, message)) {
-        gr_mpijob_event(m, "Warning", reason, message);
+    if (gr_look_set_condition(&m->look, "Failed", true, reason, message)) {
+        gr_look_event(&m->look, "Warning", reason, message);
     }
 }
 
 static void tell_succeeded(gr_mpijob *m)
 {
     char message[GR_EVENT_BYTES];
-    cut(message, snprintf(message, sizeof message, "MPIJob %s/%s successfully completed.", m->space,
-                          m->name));
+    cut(message, snprintf(message, sizeof message, "MPIJob %s/%s successfully completed.",
+                          m->look.space, m->look.name));
     const char *time = gr_object_text(m->launcher, "status.completionTime");
-    if (gr_object_text(m->status, "completionTime") == NULL && time != NULL) {
-        gr_object_put_text(m->status, "completionTime", time, &m->no_memory);
+    if (gr_object_text(m->look.status, "completionTime") == NULL && time != NULL) {
+        gr_object_put_text(m->look.status, "completionTime", time, &m->look.no_memory);
     }
-    if (gr_mpijob_set_condition(m, "Succeeded", true, "MPIJobSucceeded", message)) {
-        gr_mpijob_event(m, "Normal", "MPIJobSucceeded", message);
+    if (gr_look_set_condition(&m->look, "Succeeded", true, "MPIJobSucceeded", message)) {
+        gr_look_event(&m->look, "Normal", "MPIJobSucceeded", message);
     }
 }
 
 static void tell_suspension(gr_mpijob *m)
 {
     if (m->is_suspended) {
-        if (gr_mpijob_set_condition(m, "Suspended", true, "MPIJobSuspended", "MPIJob suspended")) {
-            gr_mpijob_event(m, "Normal", "MPIJobSuspended", "MPIJob suspended");
+        if (gr_look_set_condition(&m->look, "Suspended", true, "MPIJobSuspended",
+                                  "MPIJob suspended")) {
+            gr_look_event(&m->look, "Normal", "MPIJobSuspended", "MPIJob suspended");
         }
-    } else if (gr_object_condition(json_object_get(m->status, "conditions"), "Suspended") != NULL &&
-               gr_mpijob_set_condition(m, "Suspended", false, "MPIJobResumed", "MPIJob resumed")) {
-        gr_mpijob_event(m, "Normal", "MPIJobResumed", "MPIJob resumed");
-        gr_object_put_text(m->status, "startTime", m->view->now, &m->no_memory);
+    } else if (gr_object_condition(json_object_get(m->look.status, "conditions"), "Suspended") !=
+                   NULL &&
+               gr_look_set_condition(&m->look, "Suspended", false, "MPIJobResumed",
+                                     "MPIJob resumed")) {
+        gr_look_event(&m->look, "Normal", "MPIJobResumed", "MPIJob resumed");
+        gr_object_put_text(m->look.status, "startTime", m->look.view->now, &m->look.no_memory);
     }
 }
 
@@ -198,11 +164,11 @@ static int64_t tell_workers(gr_mpijob *m)
     const json_t *pod;
     json_array_foreach(m->pods, i, pod)
     {
-        bool has_failed = is_text(pod, "status.phase", "Failed");
-        active += is_text(pod, "status.phase", "Running");
-        succeeded += is_text(pod, "status.phase", "Succeeded");
+        bool has_failed = gr_object_is_text(pod, "status.phase", "Failed");
+        active += gr_object_is_text(pod, "status.phase", "Running");
+        succeeded += gr_object_is_text(pod, "status.phase", "Succeeded");
         failed += has_failed;
-        evicted += has_failed && is_text(pod, "status.reason", "Evicted");
+        evicted += has_failed && gr_object_is_text(pod, "status.reason", "Evicted");
     }
     json_t *counts = gr_mpijob_zero_replicas(m, "Worker");
     put_count(m, counts, "active", active);
@@ -212,8 +178,8 @@ static int64_t tell_workers(gr_mpijob *m)
         char message[128];
         snprintf(message, sizeof message, "%" PRId64 "/%zu workers are evicted", evicted,
                  json_array_size(m->pods));
-        if (gr_mpijob_set_condition(m, "Failed", true, "MPIJobEvicted", message)) {
-            gr_mpijob_event(m, "Warning", "MPIJobEvicted", message);
+        if (gr_look_set_condition(&m->look, "Failed", true, "MPIJobEvicted", message)) {
+            gr_look_event(&m->look, "Warning", "MPIJobEvicted", message);
         }
     }
     return active;
@@ -223,16 +189,16 @@ static int64_t tell_workers(gr_mpijob *m)
  * run. */
 static void tell_never_running(gr_mpijob *m)
 {
-    const char *time = gr_object_text(m->status, "completionTime");
+    const char *time = gr_object_text(m->look.status, "completionTime");
     gr_object_append(
-        gr_object_list(m->status, "conditions", &m->no_memory),
+        gr_object_list(m->look.status, "conditions", &m->look.no_memory),
         json_pack("{s:s, s:s, s:s, s:o, s:s, s:s}", "type", "Running", "status", "False", "reason",
                   "MPIJobRunning", "message",
                   json_sprintf("MPIJob %s/%s is finished but Running condition was never set.",
-                               m->space, m->name),
-                  "lastUpdateTime", time != NULL ? time : m->view->now, "lastTransitionTime",
-                  time != NULL ? time : m->view->now),
-        &m->no_memory);
+                               m->look.space, m->look.name),
+                  "lastUpdateTime", time != NULL ? time : m->look.view->now, "lastTransitionTime",
+                  time != NULL ? time : m->look.view->now),
+        &m->look.no_memory);
 }
 
 void gr_mpijob_tell_status(gr_mpijob *m)
@@ -241,19 +207,20 @@ void gr_mpijob_tell_status(gr_mpijob *m)
     tell_suspension(m);
     int64_t launchers = tell_launcher(m);
     int64_t workers = tell_workers(m);
-    const json_t *conditions = json_object_get(m->status, "conditions");
+    const json_t *conditions = json_object_get(m->look.status, "conditions");
     if (m->is_suspended) {
-        snprintf(message, sizeof message, "MPIJob %s/%s is suspended.", m->space, m->name);
-        (void)gr_mpijob_set_condition(m, "Running", false, "MPIJobSuspended", message);
+        snprintf(message, sizeof message, "MPIJob %s/%s is suspended.", m->look.space,
+                 m->look.name);
+        (void)gr_look_set_condition(&m->look, "Running", false, "MPIJobSuspended", message);
     } else if (gr_object_holds(conditions, "Succeeded") || gr_object_holds(conditions, "Failed")) {
         if (gr_object_condition(conditions, "Running") == NULL) {
             tell_never_running(m);
         }
     } else if (launchers >= 1 && workers == (int64_t)json_array_size(m->pods)) {
-        snprintf(message, sizeof message, "MPIJob %s/%s is running.", m->space, m->name);
-        if (gr_mpijob_set_condition(m, "Running", true, "MPIJobRunning", message)) {
+        snprintf(message, sizeof message, "MPIJob %s/%s is running.", m->look.space, m->look.name);
+        if (gr_look_set_condition(&m->look, "Running", true, "MPIJobRunning", message)) {
             message[strlen(message) - 1] = '\0'; /* the event's has no full stop */
-            gr_mpijob_event(m, "Normal", "MPIJobRunning", message);
+            gr_look_event(&m->look, "Normal", "MPIJobRunning", message);
         }
     }
 }

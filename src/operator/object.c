@@ -34,6 +34,12 @@ bool gr_object_true(const json_t *object, const char *path)
     return json_is_true(gr_object_at(object, path));
 }
 
+bool gr_object_is_text(const json_t *object, const char *path, const char *text)
+{
+    const char *value = gr_object_text(object, path);
+    return value != NULL && strcmp(value, text) == 0;
+}
+
 static bool same(const char *a, const char *b)
 {
     return a != NULL && b != NULL && strcmp(a, b) == 0;
@@ -99,6 +105,17 @@ void gr_object_put(json_t *object, const char *key, json_t *value, bool *no_memo
 void gr_object_put_text(json_t *object, const char *key, const char *text, bool *no_memory)
 {
     gr_object_put(object, key, json_string(text), no_memory);
+}
+
+void gr_object_put_default(json_t *object, const char *key, json_t *value, bool *no_memory)
+{
+    const json_t *there = json_object_get(object, key);
+    if (there == NULL || json_is_null(there) ||
+        (json_is_string(there) && json_string_length(there) == 0)) {
+        gr_object_put(object, key, value, no_memory);
+    } else {
+        json_decref(value);
+    }
 }
 
 void gr_object_append(json_t *array, json_t *value, bool *no_memory)

@@ -14,6 +14,7 @@ json_t *gr_object_at(const json_t *object, const char *path);
 const char *gr_object_text(const json_t *object, const char *path); /* NULL: absent */
 int64_t gr_object_int(const json_t *object, const char *path, int64_t otherwise);
 bool gr_object_true(const json_t *object, const char *path);
+bool gr_object_is_text(const json_t *object, const char *path, const char *text);
 /* The object of that kind and name in an array of objects, NULL if there is none. */
 json_t *gr_object_find(const json_t *objects, const char *api_version, const char *kind,
                        const char *name);
@@ -29,6 +30,8 @@ bool gr_object_holds(const json_t *conditions, const char *type);
  * for. A failure sets *no_memory, which nobody clears: it is looked at once, at the end. */
 void gr_object_put(json_t *object, const char *key, json_t *value, bool *no_memory);
 void gr_object_put_text(json_t *object, const char *key, const char *text, bool *no_memory);
+/* Puts it only where nothing stands: no value, null or an empty text. */
+void gr_object_put_default(json_t *object, const char *key, json_t *value, bool *no_memory);
 void gr_object_append(json_t *array, json_t *value, bool *no_memory);
 /* The map or list at `key`, made if it is not there; NULL without memory. */
 json_t *gr_object_map(json_t *object, const char *key, bool *no_memory);

@@ -1,68 +1,46 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "operator/pod_group.h"
 
-/* The PodGroup of an MPIJob, by which a gang scheduler places all of its pods or none: that of
- * volcano, or that of scheduler-plugins. */
-
-#include "operator/mpijob.h"
 #include "operator/object.h"
 #include "operator/quantity.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-static bool is_volcano(const gr_mpijob *m)
+bool gr_pod_group_is_volcano(const gr_look *l)
 {
-    return strcmp(m->view->gang_scheduler, "volcano") == 0;
+    return strcmp(l->view->gang_scheduler, "volcano") == 0;
 }
 
-const char *gr_mpijob_pod_group_api(const gr_mpijob *m)
+static const char *api_version(const gr_look *l)
 {
-    return is_volcano(m) ? "scheduling.volcano.sh/v1beta1" : "scheduling.x-k8s.io/v1alpha1";
+    return gr_pod_group_is_volcano(l) ? "scheduling.volcano.sh/v1beta1"
+                                      : "scheduling.x-k8s.io/v1alpha1";
 }
 
-void gr_mpijob_join_pod_group(gr_mpijob *m, json_t *template)
+void gr_pod_group_join(gr_look *l, json_t *template)
 {
-    const char *scheduler = m->view->gang_scheduler;
-    if (scheduler[0] == '\0') {
-        return;
-    }
     json_t *metadata = json_object_get(template, "metadata");
-    if (is_volcano(m)) {
-        gr_object_put_text(gr_object_map(metadata, "annotations", &m->no_memory),
-                           "scheduling.k8s.io/group-name", m->name, &m->no_memory);
+    if (gr_pod_group_is_volcano(l)) {
+        gr_object_put_text(gr_object_map(metadata, "annotations", &l->no_memory),
+                           "scheduling.k8s.io/group-name", l->name, &l->no_memory);
     } else {
-        gr_object_put_text(gr_object_map(metadata, "labels", &m->no_memory),
-                           "scheduling.x-k8s.io/pod-group", m->name, &m->no_memory);
+        gr_object_put_text(gr_object_map(metadata, "labels", &l->no_memory),
+                           "scheduling.x-k8s.io/pod-group", l->name, &l->no_memory);
     }
-    gr_object_put_text(json_object_get(template, "spec"), "schedulerName", scheduler,
-                       &m->no_memory);
 }
 
-/* ---- minResources ---------------------------------------------------------------------------- */
-typedef struct role {
-    const char *name;
-    int64_t replicas, priority;
-    json_t *spec; /* of the pods; NULL: the job has no such pods */
-} role;
-
-static role read_role(const gr_mpijob *m, const char *name, int64_t replicas)
+int64_t gr_pod_priority(const gr_look *l, const json_t *pod_spec)
 {
-    json_t *specs = gr_object_at(m->job, "spec.mpiReplicaSpecs");
-    role r = {.name = name,
-              .replicas = replicas,
-              .spec = gr_object_at(json_object_get(specs, name), "template.spec")};
-    const char *class_name = gr_object_text(r.spec, "priorityClassName");
-    if (class_name != NULL) {
-        r.priority = gr_object_int(
-            gr_object_find(m->view->objects, "scheduling.k8s.io/v1", "PriorityClass", class_name),
-            "value", 0);
-    }
-    return r;
+    const char *name = gr_object_text(pod_spec, "priorityClassName");
+    return name == NULL ? 0
+                        : gr_object_int(gr_object_find(l->view->objects, "scheduling.k8s.io/v1",
+                                                       "PriorityClass", name),
+                                        "value", 0);
 }
 
 /* sums[name] += replicas * value, as text. */
-static void add_resource(gr_mpijob *m, json_t *sums, const char *name, const json_t *value,
+static void add_resource(gr_look *l, json_t *sums, const char *name, const json_t *value,
                          int64_t replicas)
 {
     gr_quantity sum = {0}, quantity;
@@ -80,96 +58,78 @@ static void add_resource(gr_mpijob *m, json_t *sums, const char *name, const jso
         return;
     }
     gr_quantity_print(&sum, text);
-    gr_object_put_text(sums, name, text, &m->no_memory);
+    gr_object_put_text(sums, name, text, &l->no_memory);
 }
 
-static void add_resources(gr_mpijob *m, json_t *sums, const role *r)
+void gr_pod_resources_add(gr_look *l, json_t *sums, const json_t *pod_spec, int64_t count)
 {
     size_t i;
     json_t *container, *value;
     const char *name;
-    json_array_foreach(gr_object_at(r->spec, "containers"), i, container)
+    json_array_foreach(gr_object_at(pod_spec, "containers"), i, container)
     {
         json_t *requests = gr_object_at(container, "resources.requests");
         json_t *limits = gr_object_at(container, "resources.limits");
         json_object_foreach(requests, name, value)
         {
-            add_resource(m, sums, name, value, r->replicas);
+            add_resource(l, sums, name, value, count);
         }
         json_object_foreach(limits, name, value)
         {
             if (json_object_get(requests, name) == NULL) {
-                add_resource(m, sums, name, value, r->replicas);
+                add_resource(l, sums, name, value, count);
             }
         }
     }
 }
 
-/* What the first `min_member` pods need, those of the higher priority first; NULL: not to be
- * said. */
-static json_t *min_resources(gr_mpijob *m, int64_t min_member)
-{
-    json_t *given = gr_object_at(m->job, "spec.runPolicy.schedulingPolicy.minResources");
-    if (json_is_object(given)) {
-        return json_incref(given);
-    }
-    role launcher = read_role(m, "Launcher", 1), worker = read_role(m, "Worker", m->workers);
-    if (min_member == 0) {
-        return NULL;
-    }
-    if (1 + worker.replicas > min_member) {
-        if (worker.spec == NULL) {
-            return NULL;
-        }
-        role *lower = launcher.priority < worker.priority ? &launcher : &worker;
-        lower->replicas = min_member - 1;
-    }
-    json_t *sums = json_object();
-    m->no_memory |= sums == NULL;
-    add_resources(m, sums, &launcher);
-    add_resources(m, sums, &worker);
-    return sums;
-}
-
-static const char *first_of(const char *a, const char *b)
-{
-    return a != NULL && a[0] != '\0' ? a : b;
-}
-
-static void put_if_any(gr_mpijob *m, json_t *spec, const char *key, const char *text)
+static void put_if_any(gr_look *l, json_t *spec, const char *key, const char *text)
 {
     if (text != NULL && text[0] != '\0') {
-        gr_object_put_text(spec, key, text, &m->no_memory);
+        gr_object_put_text(spec, key, text, &l->no_memory);
     }
 }
 
-json_t *gr_mpijob_pod_group(gr_mpijob *m)
+json_t *gr_pod_group_object(gr_look *l, const gr_pod_group *group)
 {
-    const json_t *policy = gr_object_at(m->job, "spec.runPolicy.schedulingPolicy");
-    const json_t *notes = gr_object_at(m->job, "metadata.annotations");
-    const json_t *specs = gr_object_at(m->job, "spec.mpiReplicaSpecs");
-    int64_t min_member = gr_object_int(policy, "minAvailable", m->workers + 1);
-    json_t *resources = min_resources(m, min_member);
-    json_t *spec = json_pack("{s:I}", "minMember", (json_int_t)min_member);
-    if (is_volcano(m)) {
-        put_if_any(m, spec, "queue",
-                   first_of(gr_object_text(policy, "queue"),
-                            json_string_value(
-                                json_object_get(notes, "scheduling.volcano.sh/queue-name"))));
-        put_if_any(
-            m, spec, "priorityClassName",
-            first_of(gr_object_text(policy, "priorityClass"),
-                     first_of(gr_object_text(specs, "Launcher.template.spec.priorityClassName"),
-                              gr_object_text(specs, "Worker.template.spec.priorityClassName"))));
-    } else {
-        gr_object_put(spec, "scheduleTimeoutSeconds",
-                      json_integer(gr_object_int(policy, "scheduleTimeoutSeconds", 0)),
-                      &m->no_memory);
+    json_t *spec = json_pack("{s:I}", "minMember", (json_int_t)group->min_member);
+    if (gr_pod_group_is_volcano(l)) {
+        put_if_any(l, spec, "queue", group->queue);
+        put_if_any(l, spec, "priorityClassName", group->priority_class);
+    } else if (group->timeout_s != NULL) {
+        gr_object_put(spec, "scheduleTimeoutSeconds", json_incref(group->timeout_s), &l->no_memory);
     }
-    if (resources != NULL && (is_volcano(m) || json_object_size(resources) > 0)) {
-        gr_object_put(spec, "minResources", json_incref(resources), &m->no_memory);
+    if (group->resources != NULL &&
+        (gr_pod_group_is_volcano(l) || json_object_size(group->resources) > 0)) {
+        gr_object_put(spec, "minResources", json_incref(group->resources), &l->no_memory);
     }
-    json_decref(resources);
-    return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", gr_mpijob_pod_group_api(m), "kind",
-                     "PodGroup", "metadata", gr_mpijob_metadata(m, m->name), "spec", spec);
+    json_decref(group->timeout_s);
+    json_decref(group->resources);
+    return json_pack("{s:s, s:s, s:o, s:o}", "apiVersion", api_version(l), "kind", "PodGroup",
+                     "metadata", gr_look_metadata(l, l->name), "spec", spec);
+}
+
+/* A scheduler may set more than the operator does: that stays. */
+void gr_pod_group_keep(gr_look *l, json_t *group)
+{
+    enum { KEYS_MAX = 8 };
+    json_t *value;
+    const char *keys[KEYS_MAX + 1] = {NULL}, *key;
+    size_t count = 0;
+    json_object_foreach(json_object_get(group, "spec"), key, value)
+    {
+        if (count < KEYS_MAX) {
+            keys[count++] = key;
+        }
+    }
+    gr_look_keep(l, group, "spec", keys);
+    json_decref(group);
+}
+
+bool gr_pod_group_delete(gr_look *l)
+{
+    json_t *group = l->view->gang_scheduler[0] == '\0'
+                        ? NULL
+                        : gr_look_find_own(l, api_version(l), "PodGroup", l->name);
+    return group != NULL && gr_look_delete(l, group);
 }
