@@ -36,18 +36,23 @@ bool gr_look_delete(gr_look *l, const json_t *object)
     return true;
 }
 
+void gr_look_stop(gr_look *l, const json_t *object)
+{
+    char message[GR_EVENT_BYTES];
+    snprintf(message, sizeof message,
+             "Resource \"%s\" of Kind \"%s\" already exists and is not managed by %s",
+             gr_object_text(object, "metadata.name"), gr_object_text(object, "kind"), l->kind);
+    gr_look_event(l, "Warning", "ErrResourceExists", message);
+    l->is_stopped = l->result->retry = true;
+}
+
 json_t *gr_look_find_own(gr_look *l, const char *api_version, const char *kind, const char *name)
 {
     json_t *object = gr_object_find(l->view->objects, api_version, kind, name);
     if (object == NULL || gr_object_controlled(object, l->uid)) {
         return object;
     }
-    char message[GR_EVENT_BYTES];
-    snprintf(message, sizeof message,
-             "Resource \"%s\" of Kind \"%s\" already exists and is not managed by %s", name, kind,
-             l->kind);
-    gr_look_event(l, "Warning", "ErrResourceExists", message);
-    l->is_stopped = l->result->retry = true;
+    gr_look_stop(l, object);
     return NULL;
 }
 

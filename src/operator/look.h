@@ -33,6 +33,8 @@ bool gr_look_delete(gr_look *l, const json_t *object);
 /* The job's own object of that name, NULL if there is none. Another's object is in the way: then
  * nothing more is made. */
 json_t *gr_look_find_own(gr_look *l, const char *api_version, const char *kind, const char *name);
+/* Tells that this object is another's and in the way. */
+void gr_look_stop(gr_look *l, const json_t *object);
 /* Creates the object, or repairs what stands there: those keys of its map `part` (NULL-terminated;
  * none: the whole map) are as in the new one. */
 void gr_look_keep(gr_look *l, json_t *wanted, const char *part, const char *const *keys);

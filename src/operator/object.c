@@ -2,6 +2,7 @@
 #include "operator/object.h"
 
 #include <string.h>
+#include <time.h>
 
 json_t *gr_object_at(const json_t *object, const char *path)
 {
@@ -38,6 +39,14 @@ bool gr_object_is_text(const json_t *object, const char *path, const char *text)
 {
     const char *value = gr_object_text(object, path);
     return value != NULL && strcmp(value, text) == 0;
+}
+
+bool gr_object_time(const char *text, int64_t *seconds_out)
+{
+    struct tm time = {0};
+    const char *end = text != NULL ? strptime(text, "%Y-%m-%dT%H:%M:%S", &time) : NULL;
+    *seconds_out = end != NULL ? (int64_t)timegm(&time) : 0;
+    return end != NULL && strcmp(end, "Z") == 0;
 }
 
 static bool same(const char *a, const char *b)

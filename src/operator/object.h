@@ -15,6 +15,8 @@ const char *gr_object_text(const json_t *object, const char *path); /* NULL: abs
 int64_t gr_object_int(const json_t *object, const char *path, int64_t otherwise);
 bool gr_object_true(const json_t *object, const char *path);
 bool gr_object_is_text(const json_t *object, const char *path, const char *text);
+/* Seconds since 1970 of "2026-01-31T12:00:00Z"; false: it is no such text, or NULL. */
+bool gr_object_time(const char *text, int64_t *seconds_out);
 /* The object of that kind and name in an array of objects, NULL if there is none. */
 json_t *gr_object_find(const json_t *objects, const char *api_version, const char *kind,
                        const char *name);

@@ -8,6 +8,7 @@
 #include <gradus/status.h>
 #include <jansson.h>
 #include <stdbool.h>
+#include <stdint.h>
 
 enum { GR_EVENT_BYTES = 1024 + 1 }; /* of the text of an event, as Kubernetes allows */
 
@@ -31,8 +32,9 @@ typedef struct gr_operator_result {
      * that is updated is whole, with the resourceVersion that was seen; "status" writes the status
      * alone. No object is written twice. */
     json_t *writes;
-    json_t *events; /* {"type": "Normal" or "Warning", "reason": ..., "message": ...} */
-    bool retry;     /* another's object is in the way: look again after a while */
+    json_t *events;        /* {"type": "Normal" or "Warning", "reason": ..., "message": ...} */
+    bool retry;            /* another's object is in the way: look again after a while */
+    int64_t again_after_s; /* look again after so many seconds: a limit ends then; 0: no need */
 } gr_operator_result;
 
 void gr_operator_result_fini(gr_operator_result *result);
@@ -58,6 +60,6 @@ bool gr_operator_unknown_field(const gr_operator_kind *kind, const json_t *job,
                                char sentence_out[GR_EVENT_BYTES]);
 
 extern const gr_operator_kind *const gr_operator_kinds[]; /* ends with NULL */
-extern const gr_operator_kind gr_mpijob_v2;
+extern const gr_operator_kind gr_mpijob_v2, gr_pytorchjob_v1, gr_tfjob_v1;
 
 #endif

@@ -126,10 +126,15 @@ void gr_pod_group_keep(gr_look *l, json_t *group)
     json_decref(group);
 }
 
+json_t *gr_pod_group_find(gr_look *l)
+{
+    return l->view->gang_scheduler[0] == '\0'
+               ? NULL
+               : gr_look_find_own(l, api_version(l), "PodGroup", l->name);
+}
+
 bool gr_pod_group_delete(gr_look *l)
 {
-    json_t *group = l->view->gang_scheduler[0] == '\0'
-                        ? NULL
-                        : gr_look_find_own(l, api_version(l), "PodGroup", l->name);
+    json_t *group = gr_pod_group_find(l);
     return group != NULL && gr_look_delete(l, group);
 }

@@ -22,6 +22,8 @@ bool gr_pod_group_is_volcano(const gr_look *l);
 json_t *gr_pod_group_object(gr_look *l, const gr_pod_group *group);
 /* Creates or repairs the group, which is taken over. */
 void gr_pod_group_keep(gr_look *l, json_t *group);
+/* The job's group, NULL: there is none. */
+json_t *gr_pod_group_find(gr_look *l);
 /* False: there is none, or it goes already. */
 bool gr_pod_group_delete(gr_look *l);
 /* Makes the pods of this template members of the group, all but for the schedulerName. */

@@ -2,6 +2,7 @@
 """A small Kubernetes API server for tests of the operator: objects by kind and name, with what the
 server adds to those that are written (uid, resourceVersion, defaults, admission)."""
 import copy
+import datetime
 import itertools
 import json
 import subprocess
@@ -15,7 +16,7 @@ TOKEN_VOLUME = {"name": TOKEN, "projected": {"defaultMode": 420, "sources": [
 TOLERATIONS = [{"effect": "NoExecute", "key": f"node.kubernetes.io/{what}", "operator": "Exists",
                 "tolerationSeconds": 300} for what in ("not-ready", "unreachable")]
 KEY = {"ssh-privatekey": "KEY", "ssh-publickey": "KEY"}
-NOW = "2026-01-31T12:00:00Z"
+JOBS = ("MPIJob", "PyTorchJob", "TFJob")
 
 
 def default_pod_spec(spec):
@@ -25,7 +26,7 @@ def default_pod_spec(spec):
         spec.setdefault(key, value)
     if spec.get("hostNetwork") is False:
         del spec["hostNetwork"]
-    for container in spec["containers"]:
+    for container in spec.get("initContainers", []) + spec["containers"]:
         image = container.get("image", "")
         pull = "IfNotPresent" if ":" in image and not image.endswith(":latest") else "Always"
         for key, value in (("resources", {}), ("terminationMessagePath", "/dev/termination-log"),
@@ -36,6 +37,8 @@ def default_pod_spec(spec):
                                ("successThreshold", 1), ("timeoutSeconds", 1)):
                 if probe in container:
                     container[probe].setdefault(key, value)
+        for port in container.get("ports", []):
+            port.setdefault("protocol", "TCP")
         for amounts in container["resources"].values():
             amounts.update({name: str(value) for name, value in amounts.items()})
     for volume in spec.get("volumes", []):
@@ -52,7 +55,7 @@ def admit_pod(spec):
     spec.setdefault("serviceAccountName", "default")
     spec["tolerations"] = spec.get("tolerations", []) + copy.deepcopy(TOLERATIONS)
     spec["volumes"] = spec.get("volumes", []) + [copy.deepcopy(TOKEN_VOLUME)]
-    for container in spec["containers"]:
+    for container in spec.get("initContainers", []) + spec["containers"]:
         container["volumeMounts"] = container.get("volumeMounts", []) + [
             {"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "name": TOKEN,
              "readOnly": True}]
@@ -84,14 +87,23 @@ def complete(thing):
     elif kind == "Service":
         spec.update(clusterIPs=["None"], internalTrafficPolicy="Cluster", ipFamilies=["IPv4"],
                     ipFamilyPolicy="SingleStack", sessionAffinity="None", type="ClusterIP")
+        for port in spec.get("ports", []):
+            port.setdefault("protocol", "TCP")
         thing["status"] = {"loadBalancer": {}}
+    elif kind == "HorizontalPodAutoscaler":
+        thing["status"] = {"currentMetrics": None, "desiredReplicas": 0}
     elif kind == "MPIJob":
         for key, value in (("launcherCreationPolicy", "AtStartup"),
                            ("mpiImplementation", "OpenMPI"), ("runLauncherAsWorker", False),
                            ("slotsPerWorker", 1), ("sshAuthMountPath", "/root/.ssh")):
             spec.setdefault(key, value)
-        if "runPolicy" in spec:
-            spec["runPolicy"].setdefault("suspend", False)
+    if kind in JOBS and "runPolicy" in spec:
+        spec["runPolicy"].setdefault("suspend", False)
+    if kind in JOBS:  # the schema knows ports
+        for role in (spec.get("tfReplicaSpecs") or spec.get("pytorchReplicaSpecs") or {}).values():
+            for container in role["template"]["spec"]["containers"]:
+                for port in container.get("ports", []):
+                    port.setdefault("protocol", "TCP")
 
 
 class Cluster:
@@ -100,6 +112,8 @@ class Cluster:
     def __init__(self, operator, gang_scheduler=""):
         self.objects, self.events = {}, []
         self.versions, self.gang_scheduler = itertools.count(1), gang_scheduler
+        self.now = datetime.datetime(2026, 1, 31, 12)
+        self.again_at = None  # when the operator asked to look again
         self.process = subprocess.Popen([operator], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True)
 
@@ -107,6 +121,9 @@ class Cluster:
         self.process.stdin.close()
         self.process.stdout.close()
         assert self.process.wait() == 0
+
+    def time(self):
+        return self.now.isoformat() + "Z"
 
     def get(self, kind, name):
         return self.objects.get((kind, name))
@@ -120,8 +137,8 @@ class Cluster:
         assert key not in self.objects, f"{key} is created twice"
         version = next(self.versions)
         metadata.update(uid=f"{key[0]}/{key[1]}", resourceVersion=str(version),
-                        creationTimestamp=NOW)
-        if thing["kind"] in ("Pod", "Job", "MPIJob", "PodGroup"):
+                        creationTimestamp=self.time())
+        if thing["kind"] in ("Pod", "Job", "PodGroup", *JOBS):
             metadata["generation"] = 1
         complete(thing)
         self.objects[key] = thing
@@ -152,13 +169,15 @@ class Cluster:
     def look(self, job):
         """One look at the job, carried out. Returns how many writes there were."""
         view = {"job": job, "objects": [o for o in self.objects.values() if o is not job],
-                "now": NOW, "cluster_domain": "", "gang_scheduler": self.gang_scheduler,
+                "now": self.time(), "cluster_domain": "", "gang_scheduler": self.gang_scheduler,
                 "ssh_key": KEY}
         self.process.stdin.write(json.dumps(view))
         self.process.stdin.flush()
         result = json.loads(self.process.stdout.readline())
         assert not result["retry"]
         self.events += result["events"]
+        after = datetime.timedelta(seconds=result["again_after_s"])
+        self.again_at = self.now + after if after else None
         for write in result["writes"]:
             thing, verb = write["object"], write["verb"]
             if verb == "create":
@@ -169,11 +188,17 @@ class Cluster:
                 self.replace(thing, status_alone=verb == "status")
         return len(result["writes"])
 
-    def settle(self, name, before_look=lambda: None):
+    def sleep(self, seconds, kind, name):
+        """Time passes; looks if the operator asked for it."""
+        self.now += datetime.timedelta(seconds=seconds)
+        if self.again_at and self.now >= self.again_at:
+            self.settle(kind, name)
+
+    def settle(self, kind, name, before_look=lambda: None):
         """Looks until nothing changes."""
         for _ in range(50):
             before_look()
-            job = self.get("MPIJob", name)
+            job = self.get(kind, name)
             if job is None or self.look(job) == 0:
                 return
         raise AssertionError("the operator does not come to rest")

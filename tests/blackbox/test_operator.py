@@ -58,6 +58,23 @@ def test_dry_run_job_prints_its_objects(gradus, tmp_path):
     assert pod["containers"][0]["env"][0] == {"name": "VERSION", "value": "1.10"}
 
 
+@pytest.mark.parametrize("kind, specs, role, container", [
+    ("PyTorchJob", "pytorchReplicaSpecs", "Worker", "pytorch"),
+    ("TFJob", "tfReplicaSpecs", "PS", "tensorflow")])
+def test_dry_run_kind_of_training_operator_pods_and_services(gradus, tmp_path, kind, specs, role,
+                                                             container):
+    template = {"spec": {"containers": [{"name": container, "image": "mine:1"}]}}
+    job = {"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": {"name": "train"},
+           "spec": {specs: {role: {"replicas": 2, "template": template}}}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    found, said = objects(gradus, "-f", "job.json")
+    assert said == ""
+    assert [(one["kind"], one["metadata"]["name"]) for one in found] == [
+        (what, f"train-{role.lower()}-{i}") for i in range(2) for what in ("Pod", "Service")]
+    job["spec"][specs]["Foo"] = job["spec"][specs].pop(role)
+    assert f"spec.{specs}[Foo]: Unsupported value" in refusal(gradus, tmp_path, json.dumps(job))
+
+
 def test_dry_run_as_yaml_reads_back_as_the_same(gradus, tmp_path):
     yaml = pytest.importorskip("yaml", reason="needs PyYAML (python3-yaml)")
     (tmp_path / "job.yaml").write_text(JOB)

@@ -2,7 +2,7 @@
 
 /* Looks at jobs for a test that plays the cluster: reads views as JSON values from stdin, {"job",
  * "objects", "now", "cluster_domain", "gang_scheduler", "ssh_key"}, and prints for each a line with
- * the result, {"writes", "events", "retry"}. */
+ * the result, {"writes", "events", "retry", "again_after_s"}. */
 
 #include "operator/operator.h"
 
@@ -49,8 +49,9 @@ int main(void)
             fprintf(stderr, "%s\n", kind != NULL ? diag.text : "there is no such kind");
             return 1;
         }
-        json_t *line = json_pack("{s:O, s:O, s:b}", "writes", result.writes, "events",
-                                 result.events, "retry", result.retry);
+        json_t *line =
+            json_pack("{s:O, s:O, s:b, s:I}", "writes", result.writes, "events", result.events,
+                      "retry", result.retry, "again_after_s", (json_int_t)result.again_after_s);
         int failed = json_dumpf(line, stdout, JSON_COMPACT);
         json_decref(line);
         gr_operator_result_fini(&result);

@@ -2,9 +2,6 @@
 
 /* MPIJob v2beta1: what one look at a job writes, by small clusters written by hand. */
 
-#include "operator/object.h"
-#include "operator/operator.h"
-
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -16,153 +13,20 @@
 
 #include <cmocka.h>
 
-static const char now[] = "2026-05-01T10:00:00Z";
+#include "cluster.h"
 
-/* A cluster with one job, "train" in "lab". */
-typedef struct cluster {
-    json_t *job, *objects;
-    const char *gang_scheduler;
-    int keys_made;
-    gr_operator_result result;
-} cluster;
-
-static json_t *make_key(void *arg)
-{
-    ((cluster *)arg)->keys_made++;
-    return json_pack("{s:s, s:s}", "ssh-privatekey", "cHJpdmF0ZQ==", "ssh-publickey", "cHVibGlj");
-}
-
-/* JSON with ' in place of ". */
-static json_t *json(const char *text)
-{
-    char *copy = strdup(text);
-    for (char *at = copy; *at != '\0'; at++) {
-        *at = *at == '\'' ? '"' : *at;
-    }
-    json_error_t error;
-    json_t *value = json_loads(copy, JSON_DECODE_ANY, &error);
-    if (value == NULL) {
-        fail_msg("%s: %s", error.text, text);
-    }
-    free(copy);
-    return value;
-}
-
-/* Puts `value` at a path, whose maps are made. */
-static void set(json_t *object, const char *path, const char *value)
-{
-    char copy[256], *key = copy;
-    snprintf(copy, sizeof copy, "%s", path);
-    for (char *dot; (dot = strchr(key, '.')) != NULL; key = dot + 1) {
-        bool no_memory = false;
-        *dot = '\0';
-        object = gr_object_map(object, key, &no_memory);
-    }
-    assert_int_equal(json_object_set_new(object, key, json(value)), 0);
-}
-
+/* The job "train" in "lab". */
 static void open_cluster(cluster *c, int workers)
 {
-    *c = (cluster){.gang_scheduler = "", .objects = json_array()};
-    c->job = json("{'apiVersion': 'kubeflow.org/v2beta1', 'kind': 'MPIJob',"
-                  " 'metadata': {'name': 'train', 'namespace': 'lab', 'uid': 'u1'},"
-                  " 'spec': {'mpiReplicaSpecs': {"
-                  "  'Launcher': {'template': {'spec': {'containers': [{'name': 'a'}]}}},"
-                  "  'Worker': {'template': {'spec': {'containers': [{'name': 'b'}]}}}}}}");
+    open_cluster_with(c, &gr_mpijob_v2,
+                      "{'apiVersion': 'kubeflow.org/v2beta1', 'kind': 'MPIJob',"
+                      " 'metadata': {'name': 'train', 'namespace': 'lab', 'uid': 'u1'},"
+                      " 'spec': {'mpiReplicaSpecs': {"
+                      "  'Launcher': {'template': {'spec': {'containers': [{'name': 'a'}]}}},"
+                      "  'Worker': {'template': {'spec': {'containers': [{'name': 'b'}]}}}}}}");
     char count[16];
     snprintf(count, sizeof count, "%d", workers);
     set(c->job, "spec.mpiReplicaSpecs.Worker.replicas", count);
-}
-
-static void close_cluster(cluster *c)
-{
-    gr_operator_result_fini(&c->result);
-    json_decref(c->job);
-    json_decref(c->objects);
-}
-
-static void look(cluster *c)
-{
-    gr_operator_result_fini(&c->result);
-    gr_operator_view view = {.job = c->job,
-                             .objects = c->objects,
-                             .now = now,
-                             .cluster_domain = "",
-                             .gang_scheduler = c->gang_scheduler,
-                             .ssh_key = make_key,
-                             .ssh_key_arg = c};
-    gr_diag diag = {0};
-    assert_int_equal(gr_mpijob_v2.reconcile(&view, &c->result, &diag), GR_OK);
-    assert_string_equal(diag.text, "");
-}
-
-static json_t *find(const cluster *c, const char *kind, const char *name)
-{
-    size_t i;
-    json_t *object;
-    json_array_foreach(c->objects, i, object)
-    {
-        if (strcmp(gr_object_text(object, "kind"), kind) == 0 &&
-            strcmp(gr_object_text(object, "metadata.name"), name) == 0) {
-            return object;
-        }
-    }
-    return NULL;
-}
-
-static void remove_object(cluster *c, const char *kind, const char *name)
-{
-    for (size_t i = json_array_size(c->objects); i-- > 0;) {
-        if (json_array_get(c->objects, i) == find(c, kind, name)) {
-            json_array_remove(c->objects, i);
-        }
-    }
-}
-
-/* Carries the writes of the last look out. */
-static void carry_out(cluster *c)
-{
-    size_t i;
-    json_t *one;
-    json_array_foreach(c->result.writes, i, one)
-    {
-        const char *verb = gr_object_text(one, "verb");
-        json_t *object = gr_object_at(one, "object");
-        const char *kind = gr_object_text(object, "kind");
-        const char *name = gr_object_text(object, "metadata.name");
-        if (strcmp(kind, "MPIJob") == 0) {
-            json_object_set(c->job, "status", gr_object_at(object, "status"));
-        } else if (strcmp(verb, "status") == 0) {
-            json_object_set(find(c, kind, name), "status", gr_object_at(object, "status"));
-        } else {
-            remove_object(c, kind, name);
-            if (strcmp(verb, "delete") != 0) {
-                json_t *kept = json_deep_copy(object);
-                json_object_set_new(gr_object_at(kept, "metadata"), "uid",
-                                    json_sprintf("of %s", name));
-                json_array_append_new(c->objects, kept);
-            }
-        }
-    }
-}
-
-static void settle(cluster *c)
-{
-    for (int looks = 0; looks < 10; looks++) {
-        look(c);
-        if (json_array_size(c->result.writes) == 0) {
-            return;
-        }
-        carry_out(c);
-    }
-    fail_msg("the job does not come to rest");
-}
-
-static void set_phase(cluster *c, const char *pod, const char *phase)
-{
-    char text[64];
-    snprintf(text, sizeof text, "'%s'", phase);
-    set(find(c, "Pod", pod), "status.phase", text);
 }
 
 /* All workers and one pod of the launcher run. */
@@ -188,57 +52,6 @@ static void end_launcher(cluster *c, const char *condition)
     json_t *job = find(c, "Job", "train-launcher");
     set(job, "status.completionTime", "'2026-05-01T11:00:00Z'");
     set(job, "status.conditions", condition);
-}
-
-static void assert_writes(const cluster *c, const char *expected)
-{
-    char text[1024] = "";
-    size_t i, used = 0;
-    const json_t *one;
-    json_array_foreach(c->result.writes, i, one)
-    {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s %s", i > 0 ? ", " : "",
-                                 gr_object_text(one, "verb"),
-                                 gr_object_text(one, "object.metadata.name"));
-    }
-    assert_string_equal(text, expected);
-}
-
-static const json_t *written(const cluster *c, size_t index)
-{
-    return gr_object_at(json_array_get(c->result.writes, index), "object");
-}
-
-static const char *event(const cluster *c, size_t index, const char *what)
-{
-    const char *text = gr_object_text(json_array_get(c->result.events, index), what);
-    return text != NULL ? text : "";
-}
-
-/* "Created=True Running=False(reason)": the conditions in their order. */
-static void assert_conditions(const cluster *c, const char *expected)
-{
-    char text[512] = "";
-    size_t i, used = 0;
-    const json_t *one;
-    json_array_foreach(gr_object_at(c->job, "status.conditions"), i, one)
-    {
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s=%s(%s)", i > 0 ? " " : "",
-                                 gr_object_text(one, "type"), gr_object_text(one, "status"),
-                                 gr_object_text(one, "reason"));
-    }
-    assert_string_equal(text, expected);
-}
-
-static void assert_json(const json_t *value, const char *expected)
-{
-    json_t *other = json(expected);
-    char *text = json_dumps(value, JSON_ENCODE_ANY);
-    if (!json_equal(value, other)) {
-        fail_msg("%s instead of %s", text, expected);
-    }
-    free(text);
-    json_decref(other);
 }
 
 /* ---- Creation -------------------------------------------------------------------------------- */
@@ -709,39 +522,6 @@ static void pod_group_of_scheduler_plugins_joined_by_label(void **state)
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
-static long allocations_left;
-
-static void *allocate(size_t size_bytes)
-{
-    return allocations_left-- > 0 ? malloc(size_bytes) : NULL;
-}
-
-/* Looks with so much memory; returns whether it was enough. */
-static bool look_with(cluster *c, long allocations, const json_t *expected)
-{
-    gr_operator_view view = {.job = c->job,
-                             .objects = c->objects,
-                             .now = now,
-                             .cluster_domain = "",
-                             .gang_scheduler = "volcano",
-                             .ssh_key = make_key,
-                             .ssh_key_arg = c};
-    gr_operator_result result;
-    gr_diag diag = {0};
-    allocations_left = allocations;
-    gr_status status = gr_mpijob_v2.reconcile(&view, &result, &diag);
-    bool was_enough = allocations_left >= 0;
-    allocations_left = 1000000;
-    if (status == GR_OK) {
-        assert_true(json_equal(result.writes, expected));
-    } else {
-        assert_int_equal(status, GR_E_NO_MEMORY);
-        assert_false(was_enough);
-    }
-    gr_operator_result_fini(&result);
-    return was_enough;
-}
-
 static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
 {
     (void)state;
@@ -750,16 +530,7 @@ static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
     cluster c;
     open_cluster(&c, 1);
     c.gang_scheduler = "volcano";
-    look(&c);
-    json_t *expected = json_deep_copy(c.result.writes);
-    long allocations = 0;
-    while (!look_with(&c, allocations, expected)) {
-        allocations++;
-    }
-    assert_true(allocations > 500);
-    json_decref(expected);
-    close_cluster(&c);
-    json_set_alloc_funcs(malloc, free);
+    assert_memory_missing_anywhere_told(&c);
 }
 
 int main(void)

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_OPERATOR_TRAINING_H
+#define GR_OPERATOR_TRAINING_H
+
+/* What the kinds of training-operator share: a job has pods of several roles, numbered from 0, and
+ * for each pod a Service of the same name. */
+
+#include "operator/look.h"
+#include "operator/problems.h"
+
+#include <stdint.h>
+
+enum { GR_TRAINING_ROLES_MAX = 5, GR_TRAINING_NAME_BYTES = 512 };
+
+typedef struct gr_training gr_training;
+
+/* The pods of one role. */
+typedef struct gr_training_role {
+    const char *name;       /* "Worker" */
+    char label[16];         /* "worker" */
+    const json_t *template; /* of its pods */
+    const char *restart_policy;
+    int64_t replicas, port;
+    json_t **pods, **services; /* `replicas` of each, borrowed; NULL: not there */
+    int64_t active, succeeded, failed;
+    bool is_new; /* are the counts of those that ended other than in the status that was seen? */
+} gr_training_role;
+
+typedef struct gr_training_kind {
+    const gr_operator_kind *kind;
+    const char *specs;         /* "tfReplicaSpecs" */
+    const char *operator_name; /* "tfjob-controller" */
+    const char *container, *port_name;
+    int port;
+    const char *restart_policy; /* where a role says none */
+    const char *const *roles;   /* in alphabetical order; NULL-terminated */
+    const char *deleted_reason; /* of the event that says that the job itself is deleted */
+    bool has_selector;          /* in the status, for the scale subresource */
+    /* What only this kind has; NULL: nothing. */
+    void (*set_defaults)(json_t *spec, bool *no_memory);
+    void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);
+    void (*keep_more)(gr_training *t); /* objects beside pods and Services */
+    void (*complete_pod)(gr_training *t, const gr_training_role *role, int64_t index,
+                         json_t *pod_spec);
+    void (*tell_status)(gr_training *t); /* what the counts mean */
+} gr_training_kind;
+
+/* One look at one job. */
+struct gr_training {
+    gr_look look;
+    const gr_training_kind *kind;
+    gr_training_role roles[GR_TRAINING_ROLES_MAX]; /* those that the job has */
+    size_t role_count;
+    int64_t replicas; /* of all roles */
+    json_t *surplus;  /* an array: own pods and Services beyond a role's number */
+    json_t *cluster;  /* TFJob's: the hosts of all roles, made when it is needed */
+    bool is_suspended, is_deleted;
+};
+
+/* ---- training.c ------------------------------------------------------------------------------ */
+gr_status gr_training_reconcile(const gr_training_kind *kind, const gr_operator_view *view,
+                                gr_operator_result *result_out, gr_diag *diag);
+/* NULL: the job has no such pods. */
+const gr_training_role *gr_training_find_role(const gr_training *t, const char *name);
+/* Sets a condition with the reason KIND<what>, unless the job has failed; "Running" is a type and a
+ * word of a reason. */
+void gr_training_set_condition(gr_training *t, const char *type, bool holds, const char *what,
+                               const char *message);
+/* Sends an event with the reason KIND<what>. */
+void gr_training_event(gr_training *t, const char *type, const char *what, const char *message);
+/* The job ends, `type` is "Succeeded" or "Failed". */
+void gr_training_end(gr_training *t, const char *type, const char *message);
+
+/* ---- training_spec.c ------------------------------------------------------------------------- */
+void gr_training_set_defaults(gr_training *t);
+/* One sentence about all that is wrong, empty if nothing is. */
+void gr_training_validate(const gr_training *t, char sentence_out[GR_EVENT_BYTES]);
+/* Finds the roles of a job that is valid; false: no memory. */
+bool gr_training_read_roles(gr_training *t);
+
+extern const char *const gr_training_replica_fields[];
+
+/* ---- training_objects.c ---------------------------------------------------------------------- */
+json_t *gr_training_pod(gr_training *t, const gr_training_role *role, int64_t index);
+json_t *gr_training_service(gr_training *t, const gr_training_role *role, int64_t index);
+json_t *gr_training_pod_group(gr_training *t, const char *queue);
+/* "KEY=VALUE,...": the labels of all pods of the role. */
+json_t *gr_training_selector(gr_training *t, const gr_training_role *role);
+void gr_training_add_env(gr_training *t, json_t *container, const char *name, const char *value);
+
+#endif

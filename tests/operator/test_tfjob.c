@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* TFJob v1: TF_CONFIG and the ends of a job; what it shares with others is in test_pytorchjob.c. */
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "cluster.h"
+
+#define ROLE(count)                                                                                \
+    "{'replicas': " count                                                                          \
+    ", 'template': {'spec': {'containers': [{'name': 'tensorflow', 'image': 'i'}]}}}"
+
+/* The job "train" in "lab" with these replica specs. */
+static void open_cluster(cluster *c, const char *specs)
+{
+    open_cluster_with(c, &gr_tfjob_v1,
+                      "{'apiVersion': 'kubeflow.org/v1', 'kind': 'TFJob',"
+                      " 'metadata': {'name': 'train', 'namespace': 'lab', 'uid': 'u1'}}");
+    set(c->job, "spec.tfReplicaSpecs", specs);
+}
+
+static void assert_config(const cluster *c, const char *pod, const char *expected)
+{
+    const json_t *containers = gr_object_at(find(c, "Pod", pod), "spec.containers");
+    const json_t *env = json_object_get(json_array_get(containers, 0), "env");
+    assert_string_equal(gr_object_text(json_array_get(env, 0), "value"), expected);
+}
+
+static void run_all(cluster *c)
+{
+    size_t i;
+    json_t *object;
+    settle(c);
+    json_array_foreach(c->objects, i, object)
+    {
+        if (strcmp(gr_object_text(object, "kind"), "Pod") == 0) {
+            set(object, "status.phase", "'Running'");
+        }
+    }
+    settle(c);
+}
+
+static bool holds(const cluster *c, const char *condition)
+{
+    return gr_object_holds(gr_object_at(c->job, "status.conditions"), condition);
+}
+
+static void roles_know_each_other_by_tf_config(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("2") ", 'PS': " ROLE("1") "}");
+    settle(&c);
+    assert_config(&c, "train-worker-1",
+                  "{\"cluster\":{\"ps\":[\"train-ps-0.lab.svc:2222\"],\"worker\":[\"train-worker-0."
+                  "lab.svc:2222\",\"train-worker-1.lab.svc:2222\"]},\"task\":{\"type\":\"worker\","
+                  "\"index\":1},\"environment\":\"cloud\"}");
+    close_cluster(&c);
+}
+
+static void dynamic_workers_know_themselves_and_the_servers(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("2") ", 'PS': " ROLE("2") ", 'Chief': " ROLE("1") "}");
+    set(c.job, "spec.enableDynamicWorker", "true");
+    settle(&c);
+    assert_config(&c, "train-worker-1",
+                  "{\"cluster\":{\"worker\":{\"1\":\"train-worker-1.lab.svc:2222\"},\"ps\":["
+                  "\"train-ps-0.lab.svc:2222\",\"train-ps-1.lab.svc:2222\"]},\"task\":{\"type\":"
+                  "\"worker\",\"index\":1}}");
+    assert_config(&c, "train-ps-1",
+                  "{\"cluster\":{\"worker\":{},\"ps\":[\"train-ps-1.lab.svc:2222\"]},\"task\":{"
+                  "\"type\":\"ps\",\"index\":1}}");
+    assert_config(&c, "train-chief-0",
+                  "{\"cluster\":{\"worker\":{},\"ps\":[]},\"task\":{\"type\":\"chief\",\"index\":"
+                  "0}}");
+    close_cluster(&c);
+}
+
+static void worker_alone_has_no_tf_config(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("1") "}");
+    settle(&c);
+    const json_t *containers = gr_object_at(find(&c, "Pod", "train-worker-0"), "spec.containers");
+    assert_null(json_object_get(json_array_get(containers, 0), "env"));
+    close_cluster(&c);
+}
+
+static void success_policy_all_workers_waits_for_all(void **state)
+{
+    (void)state;
+    for (int all = 0; all < 2; all++) {
+        cluster c;
+        open_cluster(&c, "{'Worker': " ROLE("2") "}");
+        set(c.job, "spec.successPolicy", all ? "'AllWorkers'" : "''");
+        run_all(&c);
+        set_phase(&c, "train-worker-0", "Succeeded");
+        settle(&c);
+        assert_int_equal(holds(&c, "Succeeded"), !all);
+        set_phase(&c, "train-worker-1", "Succeeded");
+        settle(&c);
+        assert_true(holds(&c, "Succeeded"));
+        look(&c);
+        assert_writes(&c, "");
+        close_cluster(&c);
+    }
+}
+
+static void worker_failed_job_failed_unless_workers_are_dynamic(void **state)
+{
+    (void)state;
+    for (int is_dynamic = 0; is_dynamic < 2; is_dynamic++) {
+        cluster c;
+        open_cluster(&c, "{'Worker': " ROLE("2") "}");
+        set(c.job, "spec.enableDynamicWorker", is_dynamic ? "true" : "false");
+        run_all(&c);
+        set_phase(&c, "train-worker-1", "Failed");
+        settle(&c);
+        assert_int_equal(holds(&c, "Failed"), !is_dynamic);
+        close_cluster(&c);
+    }
+}
+
+static void workers_fewer_and_slow_to_end_job_goes_on(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("12") "}");
+    run_all(&c);
+    set(c.job, "spec.tfReplicaSpecs.Worker.replicas", "11");
+    set(find(&c, "Pod", "train-worker-11"), "metadata.deletionTimestamp", "'2026-05-01T10:00:00Z'");
+    settle(&c);
+    assert_true(holds(&c, "Running") && !holds(&c, "Failed"));
+    close_cluster(&c);
+}
+
+static void two_chiefs_or_unknown_policy_refused(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Chief': " ROLE("1") ", 'Master': " ROLE("1") "}");
+    set(c.job, "spec.successPolicy", "'Some'");
+    set(c.job, "spec.enableDynamicWorker", "1");
+    look(&c);
+    assert_writes(&c, "");
+    assert_string_equal(
+        event(&c, 0, "message"),
+        "Found validation errors: [spec.tfReplicaSpecs: Forbidden: must not have more than 1 Chief "
+        "or Master role, spec.successPolicy: Unsupported value: \"Some\": supported values: \"\", "
+        "\"AllWorkers\", spec.enableDynamicWorker: Invalid value: 1: must be true or false]");
+    close_cluster(&c);
+}
+
+static void memory_missing_anywhere_told_and_nothing_half_made(void **state)
+{
+    (void)state;
+    allocations_left = 1000000;
+    json_set_alloc_funcs(allocate, free);
+    cluster c;
+    open_cluster(&c, "{'Worker': " ROLE("2") ", 'ps': " ROLE("1") "}");
+    assert_memory_missing_anywhere_told(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(roles_know_each_other_by_tf_config),
+        cmocka_unit_test(dynamic_workers_know_themselves_and_the_servers),
+        cmocka_unit_test(worker_alone_has_no_tf_config),
+        cmocka_unit_test(success_policy_all_workers_waits_for_all),
+        cmocka_unit_test(worker_failed_job_failed_unless_workers_are_dynamic),
+        cmocka_unit_test(workers_fewer_and_slow_to_end_job_goes_on),
+        cmocka_unit_test(two_chiefs_or_unknown_policy_refused),
+        cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
