@@ -73,7 +73,7 @@ void gr_look_keep(gr_look *l, json_t *wanted, const char *part, const char *cons
         return;
     }
     json_t *is = json_object_get(there, part), *should = json_object_get(wanted, part);
-    bool is_same = keys[0] != NULL || json_equal(is, should);
+    bool is_same = keys[0] != NULL || is == should || json_equal(is, should);
     for (size_t i = 0; keys[i] != NULL; i++) {
         const json_t *a = json_object_get(is, keys[i]), *b = json_object_get(should, keys[i]);
         is_same &= a == b || json_equal(a, b) || (b == NULL && json_is_false(a));

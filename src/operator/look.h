@@ -36,7 +36,7 @@ json_t *gr_look_find_own(gr_look *l, const char *api_version, const char *kind, 
 /* Tells that this object is another's and in the way. */
 void gr_look_stop(gr_look *l, const json_t *object);
 /* Creates the object, or repairs what stands there: those keys of its map `part` (NULL-terminated;
- * none: the whole map) are as in the new one. */
+ * none: the whole part; no part: nothing) are as in the new one. */
 void gr_look_keep(gr_look *l, json_t *wanted, const char *part, const char *const *keys);
 /* {name, namespace, ownerReferences}. */
 json_t *gr_look_metadata(gr_look *l, const char *name);

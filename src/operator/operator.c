@@ -8,8 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const gr_operator_kind *const gr_operator_kinds[] = {&gr_mpijob_v2, &gr_pytorchjob_v1, &gr_tfjob_v1,
-                                                     NULL};
+const gr_operator_kind *const gr_operator_kinds[] = {&gr_mpijob_v2, &gr_mpijob_v1,
+                                                     &gr_pytorchjob_v1, &gr_tfjob_v1, NULL};
 
 void gr_operator_result_fini(gr_operator_result *result)
 {

@@ -60,6 +60,6 @@ bool gr_operator_unknown_field(const gr_operator_kind *kind, const json_t *job,
                                char sentence_out[GR_EVENT_BYTES]);
 
 extern const gr_operator_kind *const gr_operator_kinds[]; /* ends with NULL */
-extern const gr_operator_kind gr_mpijob_v2, gr_pytorchjob_v1, gr_tfjob_v1;
+extern const gr_operator_kind gr_mpijob_v1, gr_mpijob_v2, gr_pytorchjob_v1, gr_tfjob_v1;
 
 #endif

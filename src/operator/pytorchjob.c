@@ -228,8 +228,6 @@ static void tell_failed(gr_training *t, const gr_training_role *role)
     char message[GR_EVENT_BYTES];
     bool has_failed = strcmp(role->restart_policy, "Never") == 0;
     if (gr_object_holds(json_object_get(t->look.status, "conditions"), "Failed")) {
-        gr_object_put_default(t->look.status, "completionTime", json_string(t->look.view->now),
-                              &t->look.no_memory);
         return; /* by an exit code that no new pod mends */
     }
     snprintf(message, sizeof message,
@@ -300,6 +298,8 @@ static const gr_training_kind pytorchjob = {.kind = &gr_pytorchjob_v1,
                                             .roles = roles,
                                             .deleted_reason = "SuccessfulDeletePod",
                                             .has_selector = true,
+                                            .has_services = true,
+                                            .restarts_failed = true,
                                             .set_defaults = set_defaults,
                                             .check = check,
                                             .keep_more = keep_autoscaler,

@@ -174,6 +174,8 @@ static const gr_training_kind tfjob = {.kind = &gr_tfjob_v1,
                                        .restart_policy = "Never",
                                        .roles = roles,
                                        .deleted_reason = "SuccessfulDeleteJob",
+                                       .has_services = true,
+                                       .restarts_failed = true,
                                        .check = check,
                                        .complete_pod = complete_pod,
                                        .tell_status = tell_status};

@@ -97,7 +97,7 @@ static void tell_counts(gr_training *t, const gr_training_role *role)
 }
 
 /* ---- What is there --------------------------------------------------------------------------- */
-/* The role and number in a name JOB-ROLE-NUMBER; NULL: it is none. */
+/* The role and number in a name JOB-ROLE-NUMBER or JOB-ROLE; NULL: it is none. */
 static gr_training_role *parse_name(gr_training *t, const char *name, int64_t *index_out)
 {
     size_t length = strlen(t->look.name);
@@ -108,7 +108,11 @@ static gr_training_role *parse_name(gr_training *t, const char *name, int64_t *i
     for (size_t i = 0; i < t->role_count; i++) {
         gr_training_role *role = &t->roles[i];
         length = strlen(role->label);
-        if (strncmp(name, role->label, length) == 0 && name[length] == '-') {
+        if (role->is_single && strcmp(name, role->label) == 0) {
+            *index_out = 0;
+            return role;
+        }
+        if (!role->is_single && strncmp(name, role->label, length) == 0 && name[length] == '-') {
             const char *digits = name + length + 1;
             size_t count = strspn(digits, "0123456789");
             *index_out = strtoll(digits, NULL, 10);
@@ -131,7 +135,7 @@ static void sort_objects(gr_training *t)
     {
         int64_t index;
         bool is_pod = gr_object_is(object, "v1", "Pod");
-        if (!is_pod && !gr_object_is(object, "v1", "Service")) {
+        if (!is_pod && !(t->kind->has_services && gr_object_is(object, "v1", "Service"))) {
             continue;
         }
         gr_training_role *role = parse_name(t, gr_object_text(object, "metadata.name"), &index);
@@ -379,14 +383,15 @@ static bool waits_for_gang(gr_training *t)
 }
 
 /* How the container that works has ended; false: it has not. */
-static bool read_exit_code(const gr_training *t, const json_t *pod, int64_t *code_out)
+static bool read_exit_code(const gr_training_role *role, const json_t *pod, int64_t *code_out)
 {
     size_t i;
     const json_t *status;
     json_array_foreach(gr_object_at(pod, "status.containerStatuses"), i, status)
     {
         const json_t *code = gr_object_at(status, "state.terminated.exitCode");
-        if (gr_object_is_text(status, "name", t->kind->container) && json_is_integer(code)) {
+        if (role->container != NULL && gr_object_is_text(status, "name", role->container) &&
+            json_is_integer(code)) {
             *code_out = (int64_t)json_integer_value(code);
             return true;
         }
@@ -394,11 +399,11 @@ static bool read_exit_code(const gr_training *t, const json_t *pod, int64_t *cod
     return false;
 }
 
-static void tell_exit(gr_training *t, const json_t *pod)
+static void tell_exit(gr_training *t, const gr_training_role *role, const json_t *pod)
 {
     char message[GR_EVENT_BYTES];
     int64_t code;
-    if (read_exit_code(t, pod, &code)) {
+    if (read_exit_code(role, pod, &code)) {
         snprintf(message, sizeof message, "Pod: %s.%s exited with code %" PRId64, t->look.space,
                  gr_object_text(pod, "metadata.name"), code);
         gr_look_event(&t->look, "Normal", "ExitedWithCode", message);
@@ -412,11 +417,11 @@ static void judge_failed(gr_training *t, const gr_training_role *role, const jso
     enum { FIRST_SIGNAL = 128 };
     char message[GR_EVENT_BYTES];
     int64_t code;
-    if (strcmp(role->restart_policy, "Never") == 0) {
+    bool is_by_code = strcmp(role->restart_policy, "ExitCode") == 0;
+    if (strcmp(role->restart_policy, "Never") == 0 || !(is_by_code || t->kind->restarts_failed)) {
         return;
     }
-    if (strcmp(role->restart_policy, "ExitCode") == 0 && read_exit_code(t, pod, &code) &&
-        code < FIRST_SIGNAL) {
+    if (is_by_code && read_exit_code(role, pod, &code) && code < FIRST_SIGNAL) {
         snprintf(message, sizeof message, "job \"%s\" is failing because \"%s\" replica(s) failed.",
                  t->look.name, role->name);
         gr_training_event(t, "Warning", "Failed", message);
@@ -468,16 +473,18 @@ static void count_pods(gr_training *t, gr_training_role *role)
     for (int64_t n = 0; n < role->replicas; n++) {
         const json_t *pod = role->pods[n];
         bool is_running = has_phase(pod, "Running");
-        bool is_going = gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
-        role->active += is_running && !is_going;
+        bool is_lost = is_running && t->kind->restarts_failed &&
+                       gr_object_at(pod, "metadata.deletionTimestamp") != NULL;
+        role->active += is_running && !is_lost;
         role->succeeded += has_phase(pod, "Succeeded");
-        role->failed += has_phase(pod, "Failed") || (is_running && is_going);
+        role->failed += has_phase(pod, "Failed") || is_lost;
     }
     const json_t *before = status_of_role(t, role);
     role->is_new = role->succeeded != gr_object_int(before, "succeeded", 0) ||
                    role->failed != gr_object_int(before, "failed", 0);
-    for (int64_t n = 0; n < role->replicas && role->is_new; n++) {
-        tell_exit(t, role->pods[n]);
+    bool is_told = role->is_new && t->kind->container != NULL;
+    for (int64_t n = 0; n < role->replicas && is_told; n++) {
+        tell_exit(t, role, role->pods[n]);
     }
 }
 
@@ -493,7 +500,9 @@ static bool keep_object(gr_training *t, const gr_training_role *role, int64_t in
         return !t->look.is_stopped;
     }
     json_t *object = make(t, role, index);
-    if (object != NULL) {
+    if (object != NULL && t->kind->tell_created != NULL) {
+        t->kind->tell_created(t, role, gr_object_text(object, "metadata.name"));
+    } else if (object != NULL) {
         tell_change(t, "Created", "Create", object);
     }
     gr_look_write(&t->look, "create", object);
@@ -513,7 +522,8 @@ static bool keep_role(gr_training *t, gr_training_role *role)
         } else if (has_phase(pod, "Pending")) {
             tell_waiting(t, pod);
         }
-        if (!keep_object(t, role, n, role->services[n], gr_training_service)) {
+        if (t->kind->has_services &&
+            !keep_object(t, role, n, role->services[n], gr_training_service)) {
             return false;
         }
     }
@@ -540,6 +550,10 @@ static void keep_objects(gr_training *t)
     gr_object_put_default(t->look.status, "startTime", json_string(t->look.view->now),
                           &t->look.no_memory);
     t->kind->tell_status(t);
+    if (holds(t, "Failed")) { /* by an exit code */
+        gr_object_put_default(t->look.status, "completionTime", json_string(t->look.view->now),
+                              &t->look.no_memory);
+    }
     if (!holds(t, "Failed") && !holds(t, "Succeeded")) {
         (void)seconds_left(t, "startTime", run_policy(t, "activeDeadlineSeconds"));
     }

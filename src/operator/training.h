@@ -18,7 +18,9 @@ typedef struct gr_training gr_training;
 typedef struct gr_training_role {
     const char *name;       /* "Worker" */
     char label[16];         /* "worker" */
+    bool is_single;         /* its only pod is JOB-ROLE, without a number */
     const json_t *template; /* of its pods */
+    const char *container;  /* the name of the one that works */
     const char *restart_policy;
     int64_t replicas, port;
     json_t **pods, **services; /* `replicas` of each, borrowed; NULL: not there */
@@ -30,18 +32,26 @@ typedef struct gr_training_kind {
     const gr_operator_kind *kind;
     const char *specs;         /* "tfReplicaSpecs" */
     const char *operator_name; /* "tfjob-controller" */
-    const char *container, *port_name;
+    const char *container; /* that works; NULL: spec.mainContainer or the first, whose end is not
+                              told */
+    const char *port_name; /* of it; NULL: it needs no port */
     int port;
+    const char *single_role;    /* whose only pod has no number; NULL: none */
     const char *restart_policy; /* where a role says none */
     const char *const *roles;   /* in alphabetical order; NULL-terminated */
     const char *deleted_reason; /* of the event that says that the job itself is deleted */
-    bool has_selector;          /* in the status, for the scale subresource */
+    bool has_services;          /* each pod has one */
+    bool restarts_failed; /* with OnFailure and Always a pod that failed is made anew, and one that
+                             is taken away has failed */
+    bool has_selector;    /* in the status, for the scale subresource */
     /* What only this kind has; NULL: nothing. */
     void (*set_defaults)(json_t *spec, bool *no_memory);
     void (*check)(gr_problems *p, const json_t *spec, const json_t *specs);
     void (*keep_more)(gr_training *t); /* objects beside pods and Services */
     void (*complete_pod)(gr_training *t, const gr_training_role *role, int64_t index,
                          json_t *pod_spec);
+    /* NULL: as usual */
+    void (*tell_created)(gr_training *t, const gr_training_role *role, const char *pod);
     void (*tell_status)(gr_training *t); /* what the counts mean */
 } gr_training_kind;
 
@@ -81,6 +91,9 @@ bool gr_training_read_roles(gr_training *t);
 extern const char *const gr_training_replica_fields[];
 
 /* ---- training_objects.c ---------------------------------------------------------------------- */
+/* Of a pod and its Service. */
+void gr_training_name(const gr_training *t, const gr_training_role *role, int64_t index,
+                      char name_out[GR_TRAINING_NAME_BYTES]);
 json_t *gr_training_pod(gr_training *t, const gr_training_role *role, int64_t index);
 json_t *gr_training_service(gr_training *t, const gr_training_role *role, int64_t index);
 json_t *gr_training_pod_group(gr_training *t, const char *queue);

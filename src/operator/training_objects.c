@@ -13,14 +13,13 @@
 
 #define LABEL(what) "training.kubeflow.org/" what
 
-/* Adds the labels of one pod, or of all pods of the role (index -1). */
 static void add_labels(gr_training *t, json_t *labels, const gr_training_role *role, int64_t index)
 {
     bool *no_memory = &t->look.no_memory;
     gr_object_put_text(labels, LABEL("job-name"), t->look.name, no_memory);
     gr_object_put_text(labels, LABEL("operator-name"), t->kind->operator_name, no_memory);
     gr_object_put_text(labels, LABEL("replica-type"), role->label, no_memory);
-    if (index >= 0) {
+    if (!role->is_single) {
         gr_object_put(labels, LABEL("replica-index"), json_sprintf("%" PRId64, index), no_memory);
     }
 }
@@ -42,22 +41,36 @@ void gr_training_add_env(gr_training *t, json_t *container, const char *name, co
                      &t->look.no_memory);
 }
 
-/* The pod that stands for the job: the chief or master, or else the first worker. */
+/* The pod that stands for the job: the chief, master or launcher, or else the first worker. */
 static bool is_master(const gr_training *t, const gr_training_role *role, int64_t index)
 {
-    const char *name = role->name;
-    if (strcmp(name, "Chief") == 0 || strcmp(name, "Master") == 0) {
-        return true;
+    static const char *const masters[] = {"Chief", "Launcher", "Master"};
+    bool has_master = false;
+    for (size_t i = 0; i < sizeof masters / sizeof masters[0]; i++) {
+        const gr_training_role *master = gr_training_find_role(t, masters[i]);
+        if (role == master) {
+            return true;
+        }
+        has_master |= master != NULL;
     }
-    return strcmp(name, "Worker") == 0 && index == 0 && gr_training_find_role(t, "Chief") == NULL &&
-           gr_training_find_role(t, "Master") == NULL;
+    return !has_master && index == 0 && strcmp(role->name, "Worker") == 0;
+}
+
+void gr_training_name(const gr_training *t, const gr_training_role *role, int64_t index,
+                      char name_out[GR_TRAINING_NAME_BYTES])
+{
+    char number[32] = "";
+    if (!role->is_single) {
+        snprintf(number, sizeof number, "-%" PRId64, index);
+    }
+    snprintf(name_out, GR_TRAINING_NAME_BYTES, "%.300s-%s%s", t->look.name, role->label, number);
 }
 
 /* {name, namespace, ownerReferences, labels, annotations}. */
 static json_t *new_metadata(gr_training *t, const gr_training_role *role, int64_t index)
 {
     char name[GR_TRAINING_NAME_BYTES];
-    snprintf(name, sizeof name, "%s-%s-%" PRId64, t->look.name, role->label, index);
+    gr_training_name(t, role, index, name);
     return gr_look_metadata(&t->look, name);
 }
 

@@ -40,14 +40,17 @@ static void name_roles(gr_training *t, json_t *specs)
 static json_t *find_container(const gr_training *t, const json_t *template)
 {
     size_t i;
-    json_t *container;
-    json_array_foreach(gr_object_at(template, "spec.containers"), i, container)
+    json_t *container, *containers = gr_object_at(template, "spec.containers");
+    const char *name = t->kind->container != NULL
+                           ? t->kind->container
+                           : gr_object_text(t->look.job, "spec.mainContainer");
+    json_array_foreach(containers, i, container)
     {
-        if (gr_object_is_text(container, "name", t->kind->container)) {
+        if (name != NULL && gr_object_is_text(container, "name", name)) {
             return container;
         }
     }
-    return NULL;
+    return t->kind->container == NULL ? json_array_get(containers, 0) : NULL;
 }
 
 /* The number of the container's port of that name, 0: it has none. */
@@ -57,7 +60,7 @@ static int64_t find_port(const gr_training *t, const json_t *container)
     const json_t *port;
     json_array_foreach(json_object_get(container, "ports"), i, port)
     {
-        if (gr_object_is_text(port, "name", t->kind->port_name)) {
+        if (t->kind->port_name != NULL && gr_object_is_text(port, "name", t->kind->port_name)) {
             return gr_object_int(port, "containerPort", 0);
         }
     }
@@ -70,7 +73,7 @@ static void set_role_defaults(gr_training *t, json_t *spec)
     json_t *container = find_container(t, json_object_get(spec, "template"));
     gr_object_put_default(spec, "replicas", json_integer(1), no_memory);
     gr_object_put_default(spec, "restartPolicy", json_string(t->kind->restart_policy), no_memory);
-    if (container != NULL && find_port(t, container) == 0) {
+    if (t->kind->port_name != NULL && container != NULL && find_port(t, container) == 0) {
         gr_object_append(
             gr_object_list(container, "ports", no_memory),
             json_pack("{s:s, s:i}", "name", t->kind->port_name, "containerPort", t->kind->port),
@@ -84,6 +87,9 @@ void gr_training_set_defaults(gr_training *t)
     json_t *specs = json_object_get(spec, t->kind->specs), *role;
     const char *name;
     name_roles(t, specs);
+    if (t->kind->set_defaults != NULL) {
+        t->kind->set_defaults(spec, &t->look.no_memory);
+    }
     json_object_foreach(specs, name, role)
     {
         if (json_is_object(role)) {
@@ -92,9 +98,6 @@ void gr_training_set_defaults(gr_training *t)
     }
     gr_object_put_default(gr_object_map(spec, "runPolicy", &t->look.no_memory), "cleanPodPolicy",
                           json_string("None"), &t->look.no_memory);
-    if (t->kind->set_defaults != NULL) {
-        t->kind->set_defaults(spec, &t->look.no_memory);
-    }
 }
 
 /* ---- Validation ------------------------------------------------------------------------------ */
@@ -102,7 +105,8 @@ static void check_images(const gr_training *t, gr_problems *p, const json_t *spe
 {
     size_t i;
     const json_t *container;
-    if (find_container(t, json_object_get(spec, "template")) == NULL) {
+    if (t->kind->container != NULL &&
+        find_container(t, json_object_get(spec, "template")) == NULL) {
         gr_problem(p,
                    "%s.template.spec.containers: Required value: must have at least one container "
                    "with name %s",
@@ -189,6 +193,9 @@ bool gr_training_read_roles(gr_training *t)
             role->label[c] = (char)tolower((unsigned char)role->name[c]);
         }
         role->template = json_object_get(spec, "template");
+        role->container = gr_object_text(find_container(t, role->template), "name");
+        role->is_single =
+            t->kind->single_role != NULL && strcmp(role->name, t->kind->single_role) == 0;
         role->restart_policy = gr_object_text(spec, "restartPolicy");
         role->replicas = gr_object_int(spec, "replicas", 1);
         role->port = find_port(t, find_container(t, role->template));

@@ -51,8 +51,8 @@ def admit_pod(spec):
     spec.setdefault("enableServiceLinks", True)
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
     spec.setdefault("priority", 0)
-    spec.setdefault("serviceAccount", "default")
     spec.setdefault("serviceAccountName", "default")
+    spec["serviceAccount"] = spec["serviceAccountName"]
     spec["tolerations"] = spec.get("tolerations", []) + copy.deepcopy(TOLERATIONS)
     spec["volumes"] = spec.get("volumes", []) + [copy.deepcopy(TOKEN_VOLUME)]
     for container in spec.get("initContainers", []) + spec["containers"]:
@@ -92,7 +92,7 @@ def complete(thing):
         thing["status"] = {"loadBalancer": {}}
     elif kind == "HorizontalPodAutoscaler":
         thing["status"] = {"currentMetrics": None, "desiredReplicas": 0}
-    elif kind == "MPIJob":
+    elif kind == "MPIJob" and thing["apiVersion"] == "kubeflow.org/v2beta1":
         for key, value in (("launcherCreationPolicy", "AtStartup"),
                            ("mpiImplementation", "OpenMPI"), ("runLauncherAsWorker", False),
                            ("slotsPerWorker", 1), ("sshAuthMountPath", "/root/.ssh")):
@@ -100,7 +100,8 @@ def complete(thing):
     if kind in JOBS and "runPolicy" in spec:
         spec["runPolicy"].setdefault("suspend", False)
     if kind in JOBS:  # the schema knows ports
-        for role in (spec.get("tfReplicaSpecs") or spec.get("pytorchReplicaSpecs") or {}).values():
+        for role in next(specs for key, specs in spec.items()
+                         if key.endswith("ReplicaSpecs")).values():
             for container in role["template"]["spec"]["containers"]:
                 for port in container.get("ports", []):
                     port.setdefault("protocol", "TCP")
