@@ -88,6 +88,7 @@ static void add_env_int(gr_training *t, json_t *container, const char *name, int
 static void add_master_env(gr_training *t, json_t *container, const gr_training_role *role,
                            int64_t index)
 {
+    enum { PROCESSES_MAX = 100000 };
     char address[GR_TRAINING_NAME_BYTES], number[32];
     const gr_training_role *master = gr_training_find_role(t, "Master");
     const json_t *nproc = gr_object_at(t->look.job, "spec.nprocPerNode");
@@ -95,7 +96,8 @@ static void add_master_env(gr_training *t, json_t *container, const gr_training_
     int64_t rank = role == master ? 0 : index + 1;
     char *end = NULL;
     long long processes = text != NULL ? strtoll(text, &end, 10) : 1;
-    bool is_number = text != NULL && end != text && *end == '\0';
+    bool is_number =
+        text != NULL && end != text && *end == '\0' && processes > 0 && processes <= PROCESSES_MAX;
     snprintf(address, sizeof address, "%s-master-0", t->look.name);
     add_env_int(t, container, "MASTER_PORT", master->port);
     add_env_int(t, container, "PET_MASTER_PORT", master->port);

@@ -132,9 +132,12 @@ static void tell_status(gr_training *t)
         bool is_worker = strcmp(role->name, "Worker") == 0;
         bool is_chief = strcmp(role->name, "Chief") == 0 || strcmp(role->name, "Master") == 0;
         if (has_chief ? is_chief : is_worker) {
-            tell_decided(t, role,
-                         role->succeeded == role->replicas ||
-                             (!has_chief && !needs_all && has_worker_0_succeeded(role)));
+            bool is_done = role->succeeded == role->replicas ||
+                           (!has_chief && !needs_all && has_worker_0_succeeded(role));
+            tell_decided(t, role, is_done);
+            if (is_done) {
+                break;
+            }
         }
         if (role->failed > 0 && restarting != NULL) { /* Running has taken its place */
             const char *text = gr_object_text(restarting, "message");

@@ -141,7 +141,7 @@ static void sort_objects(gr_training *t)
         gr_training_role *role = parse_name(t, gr_object_text(object, "metadata.name"), &index);
         if (role != NULL && index < role->replicas) {
             (is_pod ? role->pods : role->services)[index] = object;
-        } else if (role != NULL && is_own(t, object)) {
+        } else if (is_own(t, object)) {
             gr_object_append(t->surplus, json_incref(object), &t->look.no_memory);
         }
     }
@@ -214,8 +214,9 @@ static void delete_pod_group(gr_training *t)
  * looked at again then. */
 static int64_t seconds_left(gr_training *t, const char *since, const json_t *limit_s)
 {
+    enum { YEARS_S = 2000000000 }; /* what is longer is for ever */
     int64_t begin, now;
-    if (!json_is_integer(limit_s) ||
+    if (!json_is_integer(limit_s) || json_integer_value(limit_s) > YEARS_S ||
         !gr_object_time(gr_object_text(t->look.status, since), &begin) ||
         !gr_object_time(t->look.view->now, &now)) {
         return -1;

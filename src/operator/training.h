@@ -62,7 +62,7 @@ struct gr_training {
     gr_training_role roles[GR_TRAINING_ROLES_MAX]; /* those that the job has */
     size_t role_count;
     int64_t replicas; /* of all roles */
-    json_t *surplus;  /* an array: own pods and Services beyond a role's number */
+    json_t *surplus;  /* an array: own pods and Services that no role wants */
     json_t *cluster;  /* TFJob's: the hosts of all roles, made when it is needed */
     bool is_suspended, is_deleted;
 };

@@ -95,6 +95,7 @@ static void workers_fewer_pods_and_rights_follow(void **state)
     settle(&c);
     rules = gr_object_at(find(&c, "Role", "train-launcher"), "rules");
     assert_int_equal(json_array_size(rules), 1); /* else it could enter any pod */
+    assert_null(find(&c, "Pod", "train-worker-0"));
     close_cluster(&c);
 }
 

@@ -409,6 +409,8 @@ static void objects_malformed_taken_as_they_are(void **state)
         set(c.job, "status.replicaStatuses", statuses[i]);
         set(c.job, "status.startTime", "'yesterday'");
         set(c.job, "spec.runPolicy.activeDeadlineSeconds", "1");
+        set(c.job, "spec.runPolicy.ttlSecondsAfterFinished", "9223372036854775807");
+        set(c.job, "spec.nprocPerNode", "'9223372036854775807'");
         json_array_append_new(c.objects, json("{'apiVersion': 'v1', 'kind': 'Pod'}"));
         json_array_append_new(c.objects, json("7"));
         look(&c);

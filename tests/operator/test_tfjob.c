@@ -143,6 +143,19 @@ static void workers_fewer_and_slow_to_end_job_goes_on(void **state)
     close_cluster(&c);
 }
 
+static void chief_done_while_a_worker_failed_job_succeeded(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, "{'Chief': " ROLE("1") ", 'Worker': " ROLE("1") "}");
+    run_all(&c);
+    set_phase(&c, "train-chief-0", "Succeeded");
+    set_phase(&c, "train-worker-0", "Failed");
+    settle(&c);
+    assert_true(holds(&c, "Succeeded") && !holds(&c, "Failed"));
+    close_cluster(&c);
+}
+
 static void two_chiefs_or_unknown_policy_refused(void **state)
 {
     (void)state;
@@ -179,6 +192,7 @@ int main(void)
         cmocka_unit_test(success_policy_all_workers_waits_for_all),
         cmocka_unit_test(worker_failed_job_failed_unless_workers_are_dynamic),
         cmocka_unit_test(workers_fewer_and_slow_to_end_job_goes_on),
+        cmocka_unit_test(chief_done_while_a_worker_failed_job_succeeded),
         cmocka_unit_test(two_chiefs_or_unknown_policy_refused),
         cmocka_unit_test(memory_missing_anywhere_told_and_nothing_half_made),
     };
