@@ -13,6 +13,8 @@
 
 typedef struct operator_options {
     const char *file, *space, *gang_scheduler, *cluster_domain;
+    const char *pytorch_init_image, *kubectl_delivery_image;
+    int64_t pytorch_init_tries;
     int output;
     bool dry_run;
 } operator_options;
@@ -51,6 +53,26 @@ static const gr_config_field operator_fields[] = {
      AT(cluster_domain),
      .value_name = "DOMAIN",
      .help = "what stands behind the names of hosts, cluster.local say"},
+    {.flag = "--pytorch-init-container-image",
+     .type = GR_CONFIG_TEXT,
+     AT(pytorch_init_image),
+     .default_text = GR_PYTORCH_INIT_IMAGE,
+     .value_name = "IMAGE",
+     .help = "with a shell and nslookup: workers of a PyTorchJob wait in it for their master"},
+    {.flag = "--pytorch-init-container-max-tries",
+     .type = GR_CONFIG_INT,
+     AT(pytorch_init_tries),
+     .default_text = "100",
+     .min = 1,
+     .max = 1000000,
+     .value_name = "N",
+     .help = "how often they look for it, every two seconds"},
+    {.flag = "--mpi-kubectl-delivery-image",
+     .type = GR_CONFIG_TEXT,
+     AT(kubectl_delivery_image),
+     .default_text = GR_KUBECTL_DELIVERY_IMAGE,
+     .value_name = "IMAGE",
+     .help = "brings kubectl to the launcher of an MPIJob v1"},
     {.flag = "--output",
      .short_flag = 'o',
      .type = GR_CONFIG_CHOICE,
@@ -199,6 +221,9 @@ static gr_status plan_job(const operator_options *options, int line, json_t *job
                              .now = "1970-01-01T00:00:00Z", /* of no object that is created */
                              .cluster_domain = or_none(options->cluster_domain),
                              .gang_scheduler = or_none(options->gang_scheduler),
+                             .pytorch_init_image = options->pytorch_init_image,
+                             .pytorch_init_tries = options->pytorch_init_tries,
+                             .kubectl_delivery_image = options->kubectl_delivery_image,
                              .ssh_key = hidden_key};
     gr_operator_result result = {0};
     gr_status status = kind->reconcile(&view, &result, diag);

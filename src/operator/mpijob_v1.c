@@ -227,12 +227,13 @@ static void add_config_volume(gr_training *t, json_t *pod_spec, bool is_launcher
 /* Brings kubectl, and waits until all workers run. */
 static void add_init_container(gr_training *t, json_t *pod_spec)
 {
+    const char *image = t->look.view->kubectl_delivery_image;
     json_t *amounts =
         json_pack("{s:s, s:s, s:s}", "cpu", "100m", "memory", "512Mi", "ephemeral-storage", "5Gi");
     json_t *container =
         json_pack("{s:s, s:s, s:s, s:{s:O, s:O}}", "name", "kubectl-delivery", "image",
-                  "kubeflow/kubectl-delivery:latest", "imagePullPolicy", "IfNotPresent",
-                  "resources", "limits", amounts, "requests", amounts);
+                  image != NULL ? image : GR_KUBECTL_DELIVERY_IMAGE, "imagePullPolicy",
+                  "IfNotPresent", "resources", "limits", amounts, "requests", amounts);
     json_decref(amounts);
     gr_training_add_env(t, container, "TARGET_DIR", "/opt/kube");
     gr_training_add_env(t, container, "NAMESPACE", t->look.space);

@@ -10,6 +10,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What pods get where a view names nothing else. */
+#define GR_PYTORCH_INIT_IMAGE "alpine:3.10"
+#define GR_KUBECTL_DELIVERY_IMAGE "kubeflow/kubectl-delivery:latest"
+enum { GR_PYTORCH_INIT_TRIES = 100 };
+
 enum { GR_EVENT_BYTES = 1024 + 1 }; /* of the text of an event, as Kubernetes allows */
 
 /* What a reconciler sees; all of it is borrowed for the call. */
@@ -21,6 +26,10 @@ typedef struct gr_operator_view {
     const char *now;            /* "2026-01-31T12:00:00Z" */
     const char *cluster_domain; /* behind the names of hosts, "cluster.local"; "": nothing */
     const char *gang_scheduler; /* "": none; "volcano"; else scheduler-plugins, under this name */
+    /* The init container that waits for the master of a PyTorchJob, and how often it looks; the one
+     * that brings kubectl to an MPIJob v1. NULL, 0: see above. */
+    const char *pytorch_init_image, *kubectl_delivery_image;
+    int64_t pytorch_init_tries;
     /* The data of a new ssh key pair as in a Secret: {"ssh-privatekey": ..., "ssh-publickey": ...},
      * both in base64. Asked only where a Secret is to be written; NULL: none could be made. */
     json_t *(*ssh_key)(void *ssh_key_arg);

@@ -157,15 +157,19 @@ static void add_elastic_env(gr_training *t, json_t *container, const json_t *pol
 /* The name of the master must be known before a worker begins. */
 static void add_init_container(gr_training *t, json_t *pod_spec)
 {
-    json_t *script = json_sprintf("err=1;for i in $(seq 100); do if nslookup %s-master-0; then "
-                                  "err=0 && break; fi;echo waiting for master; sleep 2; done; exit "
-                                  "$err",
-                                  t->look.name);
-    json_t *container =
-        json_pack("{s:s, s:s, s:s, s:{s:{s:s, s:s}, s:{s:s, s:s}}, s:[s, s, o]}", "name",
-                  "init-pytorch", "image", "alpine:3.10", "imagePullPolicy", "IfNotPresent",
-                  "resources", "limits", "cpu", "100m", "memory", "20Mi", "requests", "cpu", "50m",
-                  "memory", "10Mi", "command", "sh", "-c", script);
+    const gr_operator_view *view = t->look.view;
+    const char *image = view->pytorch_init_image;
+    int64_t tries = view->pytorch_init_tries > 0 ? view->pytorch_init_tries : GR_PYTORCH_INIT_TRIES;
+    json_t *script =
+        json_sprintf("err=1;for i in $(seq %" PRId64 "); do if nslookup %s-master-0; then "
+                     "err=0 && break; fi;echo waiting for master; sleep 2; done; exit "
+                     "$err",
+                     tries, t->look.name);
+    json_t *container = json_pack(
+        "{s:s, s:s, s:s, s:{s:{s:s, s:s}, s:{s:s, s:s}}, s:[s, s, o]}", "name", "init-pytorch",
+        "image", image != NULL ? image : GR_PYTORCH_INIT_IMAGE, "imagePullPolicy", "IfNotPresent",
+        "resources", "limits", "cpu", "100m", "memory", "20Mi", "requests", "cpu", "50m", "memory",
+        "10Mi", "command", "sh", "-c", script);
     gr_object_append(gr_object_list(pod_spec, "initContainers", &t->look.no_memory), container,
                      &t->look.no_memory);
 }

@@ -75,6 +75,24 @@ def test_dry_run_kind_of_training_operator_pods_and_services(gradus, tmp_path, k
     assert f"spec.{specs}[Foo]: Unsupported value" in refusal(gradus, tmp_path, json.dumps(job))
 
 
+def test_dry_run_images_of_a_registry_of_ones_own(gradus, tmp_path):
+    def role(name):
+        return {"template": {"spec": {"containers": [{"name": name, "image": "mine:1"}]}}}
+    jobs = [{"apiVersion": "kubeflow.org/v1", "kind": kind, "metadata": {"name": "train"},
+             "spec": {specs: {one: role("pytorch") for one in roles}}}
+            for kind, specs, roles in (
+                ("PyTorchJob", "pytorchReplicaSpecs", ("Master", "Worker")),
+                ("MPIJob", "mpiReplicaSpecs", ("Launcher",)))]
+    (tmp_path / "jobs.yaml").write_text("---\n".join(json.dumps(job) + "\n" for job in jobs))
+    found, _ = objects(gradus, "-f", "jobs.yaml", "--pytorch-init-container-image", "near/dns:1",
+                       "--pytorch-init-container-max-tries", "7", "--mpi-kubectl-delivery-image",
+                       "near/kubectl:2")
+    inits = [pod["spec"]["initContainers"][0] for pod in found
+             if "initContainers" in pod.get("spec", {})]
+    assert [one["image"] for one in inits] == ["near/dns:1", "near/kubectl:2"]
+    assert "$(seq 7)" in inits[0]["command"][2]
+
+
 def test_dry_run_as_yaml_reads_back_as_the_same(gradus, tmp_path):
     yaml = pytest.importorskip("yaml", reason="needs PyYAML (python3-yaml)")
     (tmp_path / "job.yaml").write_text(JOB)
