@@ -125,8 +125,6 @@ static void tell_status(gr_training *t)
         gr_training_find_role(t, "Chief") != NULL || gr_training_find_role(t, "Master") != NULL;
     bool needs_all = gr_object_is_text(t->look.job, "spec.successPolicy", "AllWorkers");
     bool is_dynamic = gr_object_true(t->look.job, "spec.enableDynamicWorker");
-    json_t *restarting = json_deep_copy(
-        gr_object_condition(json_object_get(t->look.status, "conditions"), "Restarting"));
     for (size_t r = 0; r < t->role_count; r++) {
         const gr_training_role *role = &t->roles[r];
         bool is_worker = strcmp(role->name, "Worker") == 0;
@@ -139,18 +137,15 @@ static void tell_status(gr_training *t)
                 break;
             }
         }
-        if (role->failed > 0 && restarting != NULL) { /* Running has taken its place */
-            const char *text = gr_object_text(restarting, "message");
-            gr_training_set_condition(t, "Restarting", true, "Restarting",
-                                      text != NULL ? text : "");
-        } else if (role->failed > 0 && !(is_dynamic && is_worker)) {
+        bool is_restarting =
+            gr_object_holds(json_object_get(t->look.status, "conditions"), "Restarting");
+        if (role->failed > 0 && !is_restarting && !(is_dynamic && is_worker)) {
             snprintf(message, sizeof message,
                      "TFJob %s/%s has failed because %" PRId64 " %s replica(s) failed.",
                      t->look.space, t->look.name, role->failed, role->name);
             gr_training_end(t, "Failed", message);
         }
     }
-    json_decref(restarting);
 }
 
 /* ---- The kind -------------------------------------------------------------------------------- */

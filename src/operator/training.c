@@ -52,12 +52,22 @@ void gr_training_event(gr_training *t, const char *type, const char *what, const
     gr_look_event(&t->look, type, reason, message);
 }
 
+static bool has_failed_pods(const gr_training *t)
+{
+    int64_t failed = 0;
+    for (size_t r = 0; r < t->role_count; r++) {
+        failed += t->roles[r].failed;
+    }
+    return failed > 0;
+}
+
 void gr_training_set_condition(gr_training *t, const char *type, bool is_true, const char *what,
                                const char *message)
 {
     char reason[64];
     snprintf(reason, sizeof reason, "%s%s", t->look.kind, what);
-    if (!holds(t, "Failed")) {
+    bool is_running = is_true && strcmp(type, "Running") == 0;
+    if (!holds(t, "Failed") && !(is_running && holds(t, "Restarting") && has_failed_pods(t))) {
         (void)gr_look_set_condition(&t->look, type, is_true, reason, message);
     }
 }
@@ -176,7 +186,7 @@ static bool has_phase(const json_t *pod, const char *phase)
 }
 
 /* Deletes pods, but for those that have ended if these are to be kept, and the Services of those
- * that go; the PodGroup, too. */
+ * that go. */
 static void delete_objects(gr_training *t, bool keep_ended)
 {
     size_t i;

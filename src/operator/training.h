@@ -72,8 +72,8 @@ gr_status gr_training_reconcile(const gr_training_kind *kind, const gr_operator_
                                 gr_operator_result *result_out, gr_diag *diag);
 /* NULL: the job has no such pods. */
 const gr_training_role *gr_training_find_role(const gr_training *t, const char *name);
-/* Sets a condition with the reason KIND<what>, unless the job has failed; "Running" is a type and a
- * word of a reason. */
+/* Sets a condition with the reason KIND<what>, unless the job has failed. A job that restarts does
+ * not run until the pods that failed are gone: the two would take turns at each look. */
 void gr_training_set_condition(gr_training *t, const char *type, bool holds, const char *what,
                                const char *message);
 /* Sends an event with the reason KIND<what>. */

@@ -214,6 +214,28 @@ static void exit_code_of_a_signal_pod_made_anew_else_job_failed(void **state)
     }
 }
 
+static void pod_that_failed_and_takes_time_to_go_one_status(void **state)
+{
+    (void)state;
+    cluster c;
+    open_cluster(&c, 2);
+    run_all(&c);
+    end_pod(&c, "train-worker-1", 1);
+    look(&c);
+    assert_writes(&c, "delete train-worker-1, status train");
+    json_object_set(c.job, "status", gr_object_at(written(&c, 1), "status"));
+    assert_conditions(&c, "Created=True(PyTorchJobCreated) Restarting=True(PyTorchJobRestarting)");
+    set(find(&c, "Pod", "train-worker-1"), "metadata.deletionTimestamp", "'2026-05-01T10:00:00Z'");
+    c.now = "2026-05-01T10:00:20Z";
+    look(&c);
+    assert_writes(&c, "");
+    assert_int_equal(json_array_size(c.result.events), 0);
+    remove_object(&c, "Pod", "train-worker-1");
+    run_all(&c);
+    assert_conditions(&c, "Created=True(PyTorchJobCreated) Running=True(PyTorchJobRunning)");
+    close_cluster(&c);
+}
+
 static void deadline_asked_for_and_kept(void **state)
 {
     (void)state;
@@ -440,6 +462,7 @@ int main(void)
         cmocka_unit_test(name_taken_by_another_told_and_left_alone),
         cmocka_unit_test(master_done_job_done_and_running_workers_go),
         cmocka_unit_test(exit_code_of_a_signal_pod_made_anew_else_job_failed),
+        cmocka_unit_test(pod_that_failed_and_takes_time_to_go_one_status),
         cmocka_unit_test(deadline_asked_for_and_kept),
         cmocka_unit_test(time_to_live_over_job_deleted),
         cmocka_unit_test(restarts_by_the_kubelet_reach_the_backoff_limit),
