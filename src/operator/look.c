@@ -122,8 +122,8 @@ bool gr_look_set_condition(gr_look *l, const char *type, bool holds, const char 
             (strcmp(type, "Restarting") == 0 && gr_object_is_text(other, "type", "Running"));
         if (other == before || is_replaced) {
             json_array_remove(conditions, i);
-        } else if (is_end && (gr_object_is_text(other, "type", "Running") ||
-                              gr_object_is_text(other, "type", "Failed"))) {
+        } else if (is_end && !gr_object_is_text(other, "type", "Created") &&
+                   !gr_object_is_text(other, "type", "Suspended")) {
             gr_object_put_text(other, "status", "False", &l->no_memory);
         }
     }

@@ -41,7 +41,7 @@ void gr_look_keep(gr_look *l, json_t *wanted, const char *part, const char *cons
 /* {name, namespace, ownerReferences}. */
 json_t *gr_look_metadata(gr_look *l, const char *name);
 /* Sets a condition; false: it is so already. Running and Restarting replace each other; with
- * Failed or Succeeded nothing runs any more. */
+ * Failed or Succeeded nothing runs or restarts any more. */
 bool gr_look_set_condition(gr_look *l, const char *type, bool holds, const char *reason,
                            const char *message);
 
