@@ -42,6 +42,20 @@ class Life:
     def job(self):
         return self.cluster.get(self.kind, "job")
 
+    def check_pods(self, conditions):
+        """A job that goes on has the pods of its replicas, and no others but those that go."""
+        spec = self.job()["spec"]
+        if conditions & {"Succeeded", "Failed", "Suspended"} or \
+                self.cluster.gang_scheduler == "volcano":
+            return
+        wanted = {f"job-{role.lower()}-{i}" for role, one in spec[self.specs].items()
+                  for i in range(one["replicas"])}
+        wanted = {"job-launcher" if name == "job-launcher-0" else name for name in wanted}
+        there = {pod["metadata"]["name"] for pod in self.cluster.pods()}
+        going = {pod["metadata"]["name"] for pod in self.cluster.pods()
+                 if "deletionTimestamp" in pod["metadata"]}
+        assert wanted <= there and there - going <= wanted
+
     def change_spec(self):
         old = self.job()
         new = {**old, "spec": {**old["spec"], "runPolicy": {**old["spec"]["runPolicy"]},
@@ -101,6 +115,7 @@ def test_operator_random_life_comes_to_rest(kind, seed):
         conditions = {one["type"] for one in life.job()["status"]["conditions"]
                       if one["status"] == "True"}
         assert len(conditions & {"Running", "Restarting", "Succeeded", "Failed"}) < 2
+        life.check_pods(conditions)
         life.change_anything()
         if life.job() is None:
             break
