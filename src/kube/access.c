@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/file.h"
+#include "base/hash.h"
 #include "kube/source.h"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@ enum { ARENA_BYTES = 8 << 20, FILES_AGE_S = 60, EARLY_S = 60, SPACE_BYTES = 256 
 void gr_kube_wipe(char *secret)
 {
     if (secret != NULL) {
-        explicit_bzero(secret, strlen(secret));
+        gr_wipe(secret, strlen(secret));
         free(secret);
     }
 }

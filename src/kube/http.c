@@ -2,6 +2,7 @@
 #include "kube/http.h"
 
 #include "base/fail.h"
+#include "base/hash.h"
 #include "base/text.h"
 
 #include <curl/curl.h>
@@ -134,7 +135,7 @@ static void free_call(gr_http_call *call)
     curl_multi_remove_handle(call->http->multi, call->easy);
     curl_easy_cleanup(call->easy);
     for (struct curl_slist *header = call->headers; header != NULL; header = header->next) {
-        explicit_bzero(header->data, strlen(header->data)); /* the token is one of them */
+        gr_wipe(header->data, strlen(header->data)); /* the token is one of them */
     }
     curl_slist_free_all(call->headers);
     curl_slist_free_all(call->connect_to);
@@ -185,7 +186,7 @@ static bool add_header(gr_http_call *call, const char *name, const char *value)
     struct curl_slist *list = NULL;
     if (asprintf(&line, "%s: %s", name, value) >= 0) {
         list = curl_slist_append(call->headers, line);
-        explicit_bzero(line, strlen(line));
+        gr_wipe(line, strlen(line));
         free(line);
     }
     call->headers = list != NULL ? list : call->headers;
@@ -258,7 +259,7 @@ static bool set_identity(gr_http_call *call, const gr_kube_access *access)
         done = asprintf(&bearer, "Bearer %s", access->token) >= 0;
         done = done && add_header(call, "Authorization", bearer);
         if (bearer != NULL) {
-            explicit_bzero(bearer, strlen(bearer));
+            gr_wipe(bearer, strlen(bearer));
             free(bearer);
         }
     }

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/fail.h"
+#include "base/hash.h"
 #include "kube/source.h"
 #include "kube/time_text.h"
 
@@ -284,7 +285,7 @@ gr_status gr_kube_plugin_run(const gr_kube_plugin *plugin, const gr_kube_access 
         json_decref(answer);
     }
     if (run.text != NULL) {
-        explicit_bzero(run.text, run.size_bytes);
+        gr_wipe(run.text, run.size_bytes);
         free(run.text);
     }
     if (status == GR_OK) {

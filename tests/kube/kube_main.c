@@ -6,6 +6,8 @@
 
 #include "base/fail.h"
 #include "kube/client.h"
+#include "kube/event.h"
+#include "kube/lease.h"
 #include "kube/watch.h"
 
 #include <poll.h>
@@ -23,10 +25,12 @@ typedef struct handle { /* what a command with this id has begun */
     long items;
     gr_kube_call *call;
     gr_kube_watch *watch;
+    gr_kube_lease *lease;
 } handle;
 
 typedef struct client {
     gr_kube *kube;
+    gr_kube_events *events;
     int64_t silence_us;
     handle *handles[HANDLES_MAX];
 } client;
@@ -142,6 +146,34 @@ static void start_watch(client *all, handle *own, const json_t *command)
     }
 }
 
+static void lease_changed(void *arg, bool leads, const char *leader)
+{
+    handle *own = arg;
+    say(json_pack("{s:i, s:b, s:s}", "id", own->id, "leads", leads, "leader", leader));
+}
+
+static void lease_released(void *arg)
+{
+    handle *own = arg;
+    say(json_pack("{s:i, s:b}", "id", own->id, "released", 1));
+}
+
+/* With times of a tenth of the usual ones. */
+static void start_lease(client *all, handle *own, const json_t *command)
+{
+    gr_diag diag = {0};
+    gr_kube_lease_options options = {.space = text_at(command, "space"),
+                                     .name = text_at(command, "name"),
+                                     .identity = text_at(command, "identity"),
+                                     .times = {1500000, 1000000, 200000},
+                                     .changed = lease_changed,
+                                     .arg = own};
+    gr_status status = gr_kube_lease_start(all->kube, &options, &own->lease, &diag);
+    if (status != GR_OK) {
+        refuse(own, status, &diag);
+    }
+}
+
 static void stop(client *all, handle *own)
 {
     if (own->call != NULL) {
@@ -184,6 +216,14 @@ static void obey(client *all, const json_t *command)
     }
     if (strcmp(what, "watch") == 0) {
         start_watch(all, own, command);
+    } else if (strcmp(what, "lease") == 0) {
+        start_lease(all, own, command);
+    } else if (strcmp(what, "release") == 0) {
+        gr_kube_lease_stop(own->lease, lease_released, own);
+        own->lease = NULL;
+    } else if (strcmp(what, "event") == 0) {
+        gr_kube_events_tell(all->events, json_object_get(command, "body"), "Normal",
+                            text_at(command, "reason"), text_at(command, "message"));
     } else if (strcmp(what, "stop") == 0) {
         stop(all, own);
     } else if (strcmp(what, "memory") == 0) {
@@ -233,6 +273,10 @@ int main(int argc, char **argv)
     if (status == GR_OK) {
         status = gr_kube_create(&options, &all.kube, &diag);
     }
+    if (status == GR_OK) {
+        gr_kube_events_options events = {.component = "test"};
+        status = gr_kube_events_create(all.kube, &events, &all.events, &diag);
+    }
     if (status != GR_OK) {
         fprintf(stderr, "%s\n", diag.text);
         gr_kube_access_close(access);
@@ -253,9 +297,11 @@ int main(int argc, char **argv)
     for (int i = 0; i < HANDLES_MAX; i++) {
         if (all.handles[i] != NULL) {
             gr_kube_watch_stop(all.handles[i]->watch);
+            gr_kube_lease_abandon(all.handles[i]->lease);
             free(all.handles[i]);
         }
     }
+    gr_kube_events_destroy(all.events);
     gr_kube_destroy(all.kube);
     gr_kube_access_close(access);
     return 0;
