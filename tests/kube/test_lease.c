@@ -146,8 +146,8 @@ static uint64_t next_random(uint64_t *seed)
     return *seed >> 33;
 }
 
-/* Candidates with clocks that start anywhere and go 1 % wrong look at random times; they are cut
- * off now and then, or an answer is lost. Never do two lead at one time, and others come to lead. */
+/* Candidates with clocks that start anywhere and go 1 % wrong look at random times. They are cut
+ * off now and then, or an answer is lost. Never do two lead at one time; others come to lead. */
 static void never_do_two_lead(void **state)
 {
     (void)state;
