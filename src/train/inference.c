@@ -2,6 +2,7 @@
 #include "train/inference.h"
 
 #include "base/fail.h"
+#include "data/reader.h"
 #include "doc/node_json.h"
 #include "nn/loss.h"
 
@@ -150,8 +151,8 @@ gr_status gr_inference_print(const gr_job *job, gr_arena *arena, const char **te
     if (gr_dataset_sample_values(job->dataset) > GR_INFERENCE_VALUES_MAX) {
         return GR_OK;
     }
-    bool csv = gr_dataset_layout(job->dataset) != NULL;
-    json_t *root = json_pack("{s:s, s:s, s:o, s:o}", "format", csv ? "csv" : "idx", "loss",
+    const char *format = gr_reader_ops_at(job->data.format)->name;
+    json_t *root = json_pack("{s:s, s:s, s:o, s:o}", "format", format, "loss",
                              gr_loss_name((int)job->config.loss), "input", shape_json(&job->input),
                              "model", gr_node_json(job->config.model, scalar_json));
     int failed = root == NULL || add_scaling(job, root) || add_csv(job, root);
@@ -323,16 +324,14 @@ static gr_status read_model(const gr_node *node, gr_arena *arena, gr_inference *
 gr_status gr_inference_read(const gr_node *node, gr_arena *arena, gr_inference *inference_out,
                             gr_diag *diag)
 {
-    const char *format = "";
-    *inference_out = (gr_inference){0};
-    gr_status status = gr_node_text(member(node, "format"), &format, diag);
-    inference_out->csv = strcmp(format, "csv") == 0;
+    *inference_out = (gr_inference){.format = ""};
+    gr_status status = gr_node_text(member(node, "format"), &inference_out->format, diag);
     if (status == GR_OK) {
         status = read_model(node, arena, inference_out, diag);
     }
     if (status == GR_OK) {
         status = read_scaling(node, arena, inference_out, diag);
     }
-    return status == GR_OK && inference_out->csv ? read_csv(node, arena, inference_out, diag)
-                                                 : status;
+    bool csv = strcmp(inference_out->format, gr_csv_reader.name) == 0;
+    return status == GR_OK && csv ? read_csv(node, arena, inference_out, diag) : status;
 }

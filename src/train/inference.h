@@ -21,7 +21,7 @@ typedef struct gr_inference {
     const char *const *class_names; /* [outputs]; NULL: classes are numbers */
     gr_scaler scaler;
     const double *column_mean, *column_factor; /* [values], behind the scaler; NULL: none */
-    bool csv;                                  /* else idx */
+    const char *format;                        /* of the samples: the name of their reader */
     bool header;                               /* csv: the first line holds names */
     char delimiter;                            /* csv */
     gr_csv_layout layout; /* csv: of the training data, label included; `column` is set */

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "data/idx.h"
+#include "data/reader.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,8 +12,16 @@
 
 enum { BUFFER_BYTES = 64 << 10 };
 
+/* How the samples of a format are read from front to back. */
+typedef struct sample_format {
+    const gr_reader_ops *trained_by;
+    gr_status (*open)(gr_sample_reader *r, const char *path, gr_diag *diag);
+    gr_status (*next)(gr_sample_reader *r, float *x_out, bool *more_out, gr_diag *diag);
+} sample_format;
+
 struct gr_sample_reader {
     const gr_inference *inference;
+    const sample_format *format;
     gr_input_stream *source;
     int64_t samples; /* read so far */
 
@@ -289,6 +298,24 @@ static gr_status next_idx(gr_sample_reader *r, float *x_out, bool *more_out, gr_
 
 /* ---- Any format ------------------------------------------------------------------------------ */
 
+static const sample_format formats[] = {
+    {.trained_by = &gr_csv_reader, .open = open_csv, .next = next_csv},
+    {.trained_by = &gr_idx_reader, .open = open_idx, .next = next_idx}};
+
+static gr_status find_format(const char *name, const sample_format **format_out, gr_diag *diag)
+{
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+        if (strcmp(formats[i].trained_by->name, name) == 0) {
+            *format_out = &formats[i];
+            return GR_OK;
+        }
+    }
+    return gr_fail(diag, GR_E_INVALID,
+                   "the model was trained with data of format %.60s, by a reader that is its "
+                   "program's own; gradus predict reads csv and idx: predict in that program",
+                   name);
+}
+
 gr_status gr_sample_reader_open(const gr_inference *inference, const char *path,
                                 gr_sample_reader **reader_out, gr_diag *diag)
 {
@@ -297,7 +324,8 @@ gr_status gr_sample_reader_open(const gr_inference *inference, const char *path,
         return no_memory(diag);
     }
     r->inference = inference;
-    gr_status status = inference->csv ? open_csv(r, path, diag) : open_idx(r, path, diag);
+    gr_status status = find_format(inference->format, &r->format, diag);
+    status = status == GR_OK ? r->format->open(r, path, diag) : status;
     if (status != GR_OK) {
         gr_sample_reader_close(r);
         return status;
@@ -327,8 +355,7 @@ gr_status gr_sample_reader_next(gr_sample_reader *reader, float *x_out, bool *mo
                                 gr_diag *diag)
 {
     const gr_inference *inference = reader->inference;
-    gr_status status = inference->csv ? next_csv(reader, x_out, more_out, diag)
-                                      : next_idx(reader, x_out, more_out, diag);
+    gr_status status = reader->format->next(reader, x_out, more_out, diag);
     if (status == GR_OK && *more_out) {
         gr_scale_columns(inference->column_mean, inference->column_factor, x_out,
                          inference->values);

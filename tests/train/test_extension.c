@@ -4,8 +4,10 @@
 
 #include "base/fail.h"
 #include "data/reader.h"
+#include "doc/doc.h"
 #include "nn/layer.h"
 #include "train/checkpoint/checkpoint_fingerprint.h"
+#include "train/sample_reader.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -329,6 +331,41 @@ static void own_reader_counts_with_its_settings_and_with_what_its_files_hold(voi
     gr_arena_fini(&arena);
 }
 
+/* Not taken for a format of ours: a file of images is of no use to it. */
+static void new_samples_are_not_read_by_another_reader(void **state)
+{
+    (void)state;
+    static const uint8_t images[] = {0, 0, 8, 2, 0, 0, 0, 1, 0, 0, 0, 1, 7};
+    char folder[SUPPORT_PATH_BYTES], path[SUPPORT_PATH_BYTES + 16];
+    gr_job_overrides overrides = {.run = {.workers = 1, .default_workers = 1}};
+    gr_job *job = NULL;
+    gr_doc *doc = NULL;
+    gr_inference inference;
+    gr_sample_reader *reader = NULL;
+    const char *text;
+    gr_diag diag = {0};
+    gr_arena arena;
+    gr_arena_init(&arena, 1 << 20);
+    support_folder(folder);
+    put_job(folder, "samples: 96", "kind: sign_sgd");
+    snprintf(path, sizeof path, "%s/job.yaml", folder);
+    assert_int_equal(gr_job_open(path, &overrides, &job, &diag), GR_OK);
+    assert_int_equal(gr_inference_print(job, &arena, &text, &diag), GR_OK);
+    gr_job_close(job);
+    assert_int_equal(gr_doc_parse_json("inference", text, strlen(text), &doc, &diag), GR_OK);
+    assert_int_equal(gr_inference_read(gr_doc_root(doc), &arena, &inference, &diag), GR_OK);
+    snprintf(path, sizeof path, "%s/images", folder);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(images, sizeof images, 1, file), 1);
+    fclose(file);
+    assert_int_equal(gr_sample_reader_open(&inference, path, &reader, &diag), GR_E_INVALID);
+    assert_non_null(strstr(diag.text, "was trained with data of format squares, by a reader"));
+    gr_doc_destroy(doc);
+    support_clean(folder);
+    gr_arena_fini(&arena);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -338,6 +375,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(own_parts_with_bad_settings_are_refused),
         cmocka_unit_test(own_reader_of_a_type_that_is_not_taken_is_refused),
         cmocka_unit_test(own_reader_counts_with_its_settings_and_with_what_its_files_hold),
+        cmocka_unit_test(new_samples_are_not_read_by_another_reader),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
