@@ -28,6 +28,7 @@ enum {
     SHM_COLL_WINDOW_PART = 2 << 10, /* ... and of each part of it, at least */
     SHM_COLL_CMA = 512 << 10,       /* bytes that are fetched through the kernel at a time */
     SHM_COLL_COPY = 64 << 10,       /* bytes that are copied twice while they are in a cache */
+    SHM_COLL_SWAP = 4 << 10,        /* bytes of two buffers that change places at a time */
     SHM_COLL_CHUNK = 8 << 10,       /* bytes that are added at a time, at most ... */
     SHM_COLL_CHUNK_MIN = 1 << 10,   /* ... and at least, ... */
     SHM_COLL_CACHE = 32 << 10,      /* ... so that all of them are in the first cache */

@@ -102,25 +102,21 @@ typedef struct shm_end {
     uint8_t *to;
 } shm_end;
 
+/* What both give is read before it is overwritten: of one of them it waits aside. */
 static gr_status swap(gr_shm_coll_op *op, const shm_end *a, const shm_end *b, size_t size_bytes)
 {
-    size_t most = op->cma ? SHM_COLL_COPY : SHM_COLL_CHUNK;
-    uint8_t *of_a = gr_shm_coll_room(op), *of_b = of_a + most;
+    size_t most = op->cma ? SHM_COLL_COPY : SHM_COLL_SWAP;
+    uint8_t *aside = gr_shm_coll_room(op) + SHM_COLL_COPY; /* behind what passes through */
     int rank = op->shm->rank;
     gr_status status = GR_OK;
     for (size_t i = 0; i < size_bytes && status == GR_OK; i += most) {
         size_t size = size_bytes - i < most ? size_bytes - i : most;
-        const struct {
-            int from, to;
-            const uint8_t *src;
-            uint8_t *dst;
-        } copies[] = {{a->rank, rank, a->from + i, of_a},
-                      {b->rank, rank, b->from + i, of_b},
-                      {rank, a->rank, of_b, a->to + i},
-                      {rank, b->rank, of_a, b->to + i}};
-        for (int k = 0; k < 4 && status == GR_OK; k++) {
-            status = gr_shm_coll_cma_copy(op, copies[k].from, copies[k].src, copies[k].to,
-                                          copies[k].dst, size);
+        status = gr_shm_coll_cma_copy(op, a->rank, a->from + i, rank, aside, size);
+        if (status == GR_OK) {
+            status = gr_shm_coll_cma_copy(op, b->rank, b->from + i, a->rank, a->to + i, size);
+        }
+        if (status == GR_OK) {
+            status = gr_shm_coll_cma_copy(op, rank, aside, b->rank, b->to + i, size);
         }
     }
     return status;
