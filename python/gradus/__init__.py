@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradus from Python: collectives and messages between the processes of a job.
+
+    import gradus
+    comm = gradus.Communicator()
+    comm.allreduce(gradients)
+
+docs/python.md is the guide. Nothing but Python and libgradus.so is needed."""
+from . import errors
+from ._buffers import DType
+from ._communicator import ANY_SOURCE, ANY_TAG, Communicator, Message, alloc
+from ._future import Future
+from ._library import lib as _lib
+from .errors import *  # noqa: F401,F403
+from .errors import Error, Status
+
+__version__: str = _lib.gr_version().decode()
+__all__ = ["ANY_SOURCE", "ANY_TAG", "Communicator", "DType", "Error", "Future", "Message", "Status",
+           "alloc", "errors"]
+__all__ += [name for name in dir(errors) if name.endswith("Error")]

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations under way, and the thread that calls what was asked to be called at their end."""
+import logging
+import os
+import select
+import threading
+import time
+from ctypes import byref, c_int, c_void_p
+from typing import Any, Callable, List, Optional
+
+from ._library import lib
+from .errors import Error, InvalidError, Status, TimeoutError, error_of
+
+SLICE_S = 0.05  # how long a wait goes on before Python looks for signals, Ctrl-C say
+
+
+class Future:
+    """An operation that goes on while the program does something else.
+
+    Its buffers are borrowed until it is over: they must not be read, written or resized. Any thread
+    may call any method, and several at a time.
+    """
+
+    def __init__(self, comm: Any, operation: str, buffers: List[Any], value: Any) -> None:
+        self._comm = comm
+        self._op = c_void_p()
+        self._buffers = buffers
+        self._value = value  # or a function that makes it
+        self._error: Optional[Error] = None
+        self._over = False
+        self._lock = threading.Lock()  # one thread at a time waits for an operation
+        self._status: List[int] = []
+        self._callbacks: List[Callable[["Future"], Any]] = []
+        self.operation = operation
+
+    def done(self) -> bool:
+        """Whether it is over, well or not. Moves all operations of the communicator on; waits for
+        nobody."""
+        if not self._over and self._lock.acquire(blocking=False):
+            self._advance(0)
+        return self._over
+
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        """Waits until it is over, for at most `timeout` seconds (None: without limit). Ctrl-C ends
+        the wait, not the operation.
+
+        Returns True, or False when the time has passed. Raises the operation's error.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._over:
+            left = SLICE_S if end is None else min(SLICE_S, max(0.0, end - time.monotonic()))
+            if self._lock.acquire(timeout=left):
+                self._advance(left)
+            if not self._over and end is not None and time.monotonic() >= end:
+                return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def result(self, timeout: Optional[float] = None) -> Any:
+        """What the operation gives: its `out`, or for recv the Message that came. Raises its error,
+        and gradus.TimeoutError when `timeout` seconds have passed; then it goes on."""
+        if not self.wait(timeout):
+            raise TimeoutError(f"it is not over after {timeout} s, and goes on",
+                               rank=self._comm.rank, operation=self.operation)
+        return self._value
+
+    def exception(self, timeout: Optional[float] = None) -> Optional[Error]:
+        """Its error, None if it went well. Waits as result() does."""
+        try:
+            self.result(timeout)
+        except Error as error:
+            if not self._over:
+                raise
+            return error
+        return None
+
+    def add_done_callback(self, function: Callable[["Future"], Any]) -> None:
+        """Calls function(future) once when it is over: at once if it is, else on a thread of the
+        communicator's or in somebody's wait. It may start operations. One that waits for others
+        holds up all further callbacks. What it raises is logged ("gradus")."""
+        with self._lock:
+            if not self._over:
+                self._callbacks.append(function)
+                function = None
+        if function is not None:
+            _call(function, self)
+        else:
+            self._comm._context.watch(self)
+
+    def _advance(self, timeout_s: float) -> None:
+        """With the lock held, which it releases."""
+        try:
+            if self._over or not self._comm._enter():
+                return
+            try:
+                # The status is in the list before Python can raise KeyboardInterrupt.
+                self._status.extend(map(lib.gr_wait_for, (self._op,), (int(timeout_s * 1e6),)))
+            finally:
+                self._comm._leave()
+                if self._status and self._status[-1] != Status.TIMEOUT:
+                    self._finish(self._status[-1])
+                self._status.clear()
+        finally:
+            self._lock.release()
+            self._call_back()
+
+    def _finish(self, status: int) -> None:
+        if status != Status.OK:
+            self._error = self._comm._failure(status, self.operation)
+        elif callable(self._value):
+            self._value = self._value()
+        self._over = True
+        self._comm._inflight.discard(self)
+        for buffer in self._buffers:
+            buffer.release()
+        self._buffers = []
+
+    def _cancel(self) -> None:
+        """Its communicator is closed."""
+        with self._lock:
+            if not self._over:
+                self._finish(Status.CANCELLED)
+        self._call_back()
+
+    def _call_back(self) -> None:
+        while self._over and self._callbacks:
+            try:
+                function = self._callbacks.pop(0)
+            except IndexError:  # another thread was quicker
+                return
+            _call(function, self)
+
+
+def _call(function: Callable[[Future], Any], future: Future) -> None:
+    try:
+        function(future)
+    except Exception:
+        logging.getLogger("gradus").exception("a callback of %s failed", future.operation)
+
+
+class Watcher:
+    """A thread that waits for the ends of futures which have callbacks, by the communicator's
+    descriptor."""
+
+    def __init__(self, comm: Any) -> None:
+        fd = c_int()
+        status = lib.gr_comm_event_fd(comm._handle, byref(fd))
+        if status != Status.OK:
+            raise comm._failure(status, "add_done_callback")
+        self._comm = comm
+        self._event = fd.value
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        self._lock = threading.Lock()  # guards _futures and _stopped
+        self._futures: List[Future] = []
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="gradus-callbacks", daemon=True)
+        self._thread.start()
+
+    def add(self, future: Future) -> None:
+        with self._lock:
+            self._futures.append(future)
+            if not self._stopped:
+                os.write(self._wake_write, b"x")
+
+    def stop(self) -> None:
+        """No callback runs on this thread any more when it returns, but one that calls it."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            os.write(self._wake_write, b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._event, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._event:
+                    lib.gr_comm_event_clear(self._comm._handle)
+                else:
+                    try:
+                        os.read(self._wake_read, 4096)
+                    except BlockingIOError:
+                        pass
+            with self._lock:
+                if self._stopped:
+                    break
+                futures = self._futures
+                self._futures = []
+            left = [future for future in futures if not future.done()]
+            with self._lock:
+                self._futures = left + self._futures
+                if self._stopped:
+                    break
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+def check_timeout(seconds: Optional[float], what: str) -> int:
+    """Microseconds of a setting in seconds, as gr_comm_config has them: None is as the environment
+    says."""
+    if seconds is None:
+        return 0
+    if not seconds > 0:
+        raise InvalidError(f"{what} is {seconds}; it is more than 0 seconds, or math.inf for none")
+    return -1 if seconds == float("inf") else max(1, int(seconds * 1e6))
+
+
