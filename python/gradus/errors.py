@@ -30,7 +30,7 @@ class Status(enum.IntEnum):
     BUG = -60
 
 
-class Error(Exception):
+class Error(RuntimeError):
     """A call failed. Its text is a sentence: what is wrong, where, what to do.
 
     status     a Status

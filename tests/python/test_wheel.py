@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel: built without a network, installed into a fresh environment, the first lines of the page."""
+"""The wheel: built without a network, installed into a fresh environment, the first lines of the
+page."""
 import os
 import re
 import shutil
@@ -49,7 +50,8 @@ def test_wheel_installs_and_runs_the_lines_of_the_page(gradus, tmp_path):
     assert len(first.splitlines()) == 3
     (tmp_path / "three_lines.py").write_text(first)
     bare = clean(gradus.environment())
-    out = run(tmp_path / "venv/bin/gradus", "run", "-np", 3, "--", python, "three_lines.py", env=bare)
+    out = run(tmp_path / "venv/bin/gradus", "run", "-np", 3, "--", python, "three_lines.py",
+              env=bare)
     assert sorted(out.splitlines()) == [f"[{rank}] [0, 1, 2]" for rank in range(3)]
     where = "import gradus, gradus._library as one; print(gradus.__version__, one.lib._name)"
     assert run(python, "-c", where, env=bare).split() == [

@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend "gradus" of torch.distributed, for tensors on the CPU: importing this module
+registers it.
+
+    import gradus.torch
+    torch.distributed.init_process_group("gradus")
+
+Under `gradus run` the ranks meet at the job's coordinator, and everything is authenticated.
+Elsewhere (torchrun, any init_method) they meet through the store of torch.distributed, through
+which a fresh secret passes: it is as trustworthy as that store."""
+import collections
+import os
+import threading
+from datetime import timedelta
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work as _WorkBase
+
+from ._communicator import ANY_SOURCE, Communicator, Message
+from ._future import Future
+from .errors import Error, InvalidError, TimeoutError
+
+__all__ = ["ProcessGroup", "Work"]
+
+_OPS = [(dist.ReduceOp.SUM, "sum"), (dist.ReduceOp.AVG, "average"), (dist.ReduceOp.MIN, "min"),
+        (dist.ReduceOp.MAX, "max"), (dist.ReduceOp.PRODUCT, "product"),
+        (dist.ReduceOp.BAND, "band"), (dist.ReduceOp.BOR, "bor"), (dist.ReduceOp.BXOR, "bxor")]
+_KEPT = 16  # works that C++ may still ask for their future when they are over
+
+
+def _op_name(op: Any) -> str:
+    for known, name in _OPS:
+        if op == known:
+            return name
+    raise InvalidError(f"the operation {op} is not one of {', '.join(name for _, name in _OPS)}")
+
+
+class Work(_WorkBase):
+    """One or more operations under way, as torch.distributed hands them out with async_op=True.
+
+    wait() raises what went wrong; get_future() gives a torch.futures.Future of `tensors`. Any
+    thread."""
+
+    def __init__(self, futures: List[Future], tensors: List[torch.Tensor],
+                 finish: Optional[Callable[[], None]] = None) -> None:
+        super().__init__()
+        self._futures = futures
+        self._tensors = tensors
+        self._finish = finish  # copies results to where they belong; once
+        self._lock = threading.Lock()
+        self._torch_future: Optional[torch.futures.Future] = None
+
+    def _complete(self) -> None:
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                with torch.no_grad():
+                    finish()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        seconds = timeout.total_seconds() if timeout.total_seconds() > 0 else None
+        for future in self._futures:
+            if not future.wait(seconds):
+                raise TimeoutError(f"it is not over after {seconds} s, and goes on",
+                                   operation=future.operation)
+        self._complete()
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        return all(future.done() for future in self._futures)
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Optional[Error]:
+        return next((one for one in (future.exception() for future in self._futures) if one), None)
+
+    def result(self) -> List[torch.Tensor]:
+        self.wait()
+        return self._tensors
+
+    def source_rank(self) -> int:
+        message = self._futures[0].result()
+        return message.source if isinstance(message, Message) else -1
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        with self._lock:
+            if self._torch_future is not None:
+                return self._torch_future
+            over = torch.futures.Future()
+
+            def result(_: Any) -> List[torch.Tensor]:
+                self.wait()  # it is over: this raises its error
+                return self._tensors
+            # set_exception is known to Python alone; what then() raises C++ sees as well.
+            self._torch_future = over.then(result)
+        left = [len(self._futures)]
+        lock = threading.Lock()
+
+        def one_is_over(_: Future) -> None:
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last:
+                over.set_result(None)
+        for future in self._futures:
+            future.add_done_callback(one_is_over)
+        return self._torch_future
+
+
+def _dense(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    """The tensors, copied where their elements do not stand one behind the other."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise InvalidError(f"a tensor has the layout {tensor.layout}; only dense ones are "
+                               "supported: use tensor.to_dense()")
+    return [tensor.detach().contiguous() for tensor in tensors]
+
+
+def _put_back(dense: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]):
+    """What copies results back, None where nothing was copied."""
+    pairs = [(to, source) for to, source in zip(tensors, dense)
+             if to.data_ptr() != source.data_ptr()]
+    return (lambda: [to.copy_(source) for to, source in pairs]) if pairs else None
+
+
+def _joined(tensors: Sequence[torch.Tensor], fill: bool) -> torch.Tensor:
+    """A flat tensor of all elements; without `fill` only as long."""
+    if fill:
+        return torch.cat([tensor.reshape(-1) for tensor in _dense(tensors)])
+    return torch.empty(sum(tensor.numel() for tensor in tensors), dtype=tensors[0].dtype)
+
+
+def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+    def spread() -> None:
+        at = 0
+        for tensor in tensors:
+            tensor.copy_(flat[at:at + tensor.numel()].view(tensor.shape))
+            at += tensor.numel()
+    return spread
+
+
+def _counts(tensors: Sequence[torch.Tensor]) -> Optional[List[int]]:
+    """Elements of each, None if they are alike."""
+    counts = [tensor.numel() for tensor in tensors]
+    return None if len(set(counts)) == 1 else counts
+
+
+def _one(tensors: Sequence[Any]) -> Any:
+    if len(tensors) != 1:
+        raise InvalidError(f"{len(tensors)} tensors were given; one for each process is supported")
+    return tensors[0]
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A group of torch.distributed over a gradus.Communicator, which is `communicator`."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        super().__init__(communicator.rank, communicator.size)
+        self.communicator = communicator
+        # C++ holds only its own half of a Work: Python's must live until that has been asked.
+        self._works: "collections.deque[Work]" = collections.deque(maxlen=_KEPT)
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "gradus"
+
+    name = _get_backend_name = getBackendName
+
+    def _work(self, futures: List[Future], tensors: Sequence[torch.Tensor], finish=None) -> Work:
+        work = Work(futures, list(tensors), finish)
+        self._works.append(work)
+        return work
+
+    def broadcast(self, tensors, opts=None):
+        root = 0 if opts is None else opts.rootRank
+        dense = _dense(tensors)
+        futures = [self.communicator.broadcast_start(tensor, root) for tensor in dense]
+        return self._work(futures, tensors, _put_back(dense, tensors))
+
+    def allreduce(self, tensors, opts=None):
+        op = "sum" if opts is None else _op_name(opts.reduceOp)
+        dense = _dense(tensors)
+        futures = [self.communicator.allreduce_start(tensor, op=op) for tensor in dense]
+        return self._work(futures, tensors, _put_back(dense, tensors))
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors, opts):
+        dense = _dense(tensors)
+        op = _op_name(opts.reduceOp)
+        futures = [self.communicator.reduce_start(tensor, None, opts.rootRank, op)
+                   for tensor in dense]
+        mine = opts.rootRank == self.communicator.rank
+        return self._work(futures, tensors, _put_back(dense, tensors) if mine else None)
+
+    def allgather(self, outputs, inputs, opts=None):
+        out, data = _one(outputs), _dense([_one(inputs)])[0]
+        flat = _joined(out, fill=False)
+        future = self.communicator.allgather_start(data, flat, _counts(out))
+        return self._work([future], out, _spread(flat, out))
+
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        """outputs[rank][i] is what `rank` gave as inputs[i]."""
+        futures, spreads = [], []
+        for index, data in enumerate(_dense(inputs)):
+            out = [of_rank[index] for of_rank in outputs]
+            flat = _joined(out, fill=False)
+            futures.append(self.communicator.allgather_start(data, flat))
+            spreads.append(_spread(flat, out))
+        return self._work(futures, sum(outputs, []), lambda: [spread() for spread in spreads])
+
+    def _allgather_base(self, output, data, opts=None):
+        return self.allgather_into_tensor_coalesced([output], [data])
+
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        out = _dense(outputs)
+        futures = [self.communicator.allgather_start(data, one)
+                   for data, one in zip(_dense(inputs), out)]
+        return self._work(futures, outputs, _put_back(out, outputs))
+
+    def gather(self, outputs, inputs, opts):
+        data = _dense([_one(inputs)])[0]
+        if opts.rootRank != self.communicator.rank:
+            future = self.communicator.gather_start(data, None, opts.rootRank)
+            return self._work([future], [])
+        out = _one(outputs)
+        flat = _joined(out, fill=False)
+        future = self.communicator.gather_start(data, flat, opts.rootRank)
+        return self._work([future], out, _spread(flat, out))
+
+    def scatter(self, outputs, inputs, opts):
+        target = _one(outputs)
+        out = _dense([target])
+        data = None
+        if opts.rootRank == self.communicator.rank:
+            data = _joined(_one(inputs), fill=True)
+        future = self.communicator.scatter_start(data, out[0], opts.rootRank)
+        return self._work([future], [target], _put_back(out, [target]))
+
+    def reduce_scatter(self, outputs, inputs, opts):
+        target, parts = _one(outputs), _one(inputs)
+        out = _dense([target])
+        future = self.communicator.reduce_scatter_start(_joined(parts, fill=True), out[0],
+                                                        _op_name(opts.reduceOp), _counts(parts))
+        return self._work([future], [target], _put_back(out, [target]))
+
+    def _reduce_scatter_base(self, output, data, opts):
+        return self.reduce_scatter_tensor_coalesced([output], [data], opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts):
+        out = _dense(outputs)
+        futures = [self.communicator.reduce_scatter_start(data, one, _op_name(opts.reduceOp))
+                   for data, one in zip(_dense(inputs), out)]
+        return self._work(futures, outputs, _put_back(out, outputs))
+
+    def alltoall(self, outputs, inputs, opts=None):
+        flat = _joined(outputs, fill=False)
+        future = self.communicator.alltoall_start(
+            _joined(inputs, fill=True), flat, [tensor.numel() for tensor in inputs],
+            [tensor.numel() for tensor in outputs])
+        return self._work([future], outputs, _spread(flat, outputs))
+
+    def alltoall_base(self, output, data, output_splits, input_splits, opts=None):
+        """Splits count rows; empty ones mean equal parts."""
+        out, source = _dense([output]), _dense([data])[0]
+        counts = [_elements(tensor, splits, self.communicator.size)
+                  for tensor, splits in ((source, input_splits), (out[0], output_splits))]
+        future = self.communicator.alltoall_start(source, out[0], *counts)
+        return self._work([future], [output], _put_back(out, [output]))
+
+    def barrier(self, opts=None):
+        return self._work([self.communicator.barrier_start()], [])
+
+    def send(self, tensors, to, tag=0):
+        future = self.communicator.send_start(_dense([_one(tensors)])[0], to, tag)
+        return self._work([future], tensors)
+
+    def recv(self, tensors, source, tag=0):
+        dense = _dense([_one(tensors)])
+        future = self.communicator.recv_start(dense[0], source, tag)
+        return self._work([future], tensors, _put_back(dense, tensors))
+
+    def recv_anysource(self, tensors, tag=0):
+        return self.recv(tensors, ANY_SOURCE, tag)
+
+    def abort(self) -> None:
+        self.communicator.abort("torch.distributed ended the group")
+
+    def shutdown(self) -> None:
+        self.communicator.close()
+
+
+def _elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> List[int]:
+    rows = tensor.shape[0] if tensor.dim() else 0
+    splits = list(splits) or [rows // size] * size
+    if sum(splits) != rows:
+        raise InvalidError(f"splits {splits} for a tensor of {rows} rows; they are as many "
+                           "together")
+    row = tensor.numel() // rows if rows else 0
+    return [rows_of * row for rows_of in splits]
+
+
+class _Job:
+    """The communicator of the job that `gradus run` has started. All groups come from it; it lives
+    as long as the process, since the environment gives its secret once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.communicator: Optional[Communicator] = None
+
+    def get(self, timeout_s: float) -> Optional[Communicator]:
+        with self.lock:
+            if self.communicator is None and os.environ.get("GRADUS_COORDINATOR") \
+                    and (os.environ.get("GRADUS_SECRET") or os.environ.get("GRADUS_SECRET_FILE")):
+                self.communicator = Communicator(op_timeout=timeout_s)
+            return self.communicator
+
+
+_job = _Job()
+
+
+def _gather_by_job(job: Communicator, ranks: Sequence[int]):
+    """Gathers bytes of these ranks by messages of the job."""
+    def gather(mine: bytes) -> List[bytes]:
+        sent = [job.send_start(mine, peer, name="group") for peer in ranks if peer != job.rank]
+        parts = []
+        for peer in ranks:
+            part = bytearray(mine)
+            if peer != job.rank:
+                job.recv(part, peer, name="group")
+            parts.append(bytes(part))
+        for future in sent:
+            future.result()
+        return parts
+    return gather
+
+
+def _create(told: Any, _: Any = None) -> ProcessGroup:
+    """What torch.distributed calls for init_process_group("gradus") and new_group, on the members
+    alone. `told` has the store, group_rank, group_size, timeout, and the ranks in the job, none for
+    all."""
+    seconds = told.timeout.total_seconds()
+    ranks = list(told.global_ranks_in_group) or list(range(told.group_size))
+    job = _job.get(seconds)
+    if job is not None and max(ranks) < job.size and ranks[told.group_rank] == job.rank:
+        way = {"allgather": _gather_by_job(job, ranks)}
+    else:
+        way = {"store": told.store}
+    return ProcessGroup(Communicator(rank=told.group_rank, size=told.group_size,
+                                     op_timeout=seconds, **way))
+
+
+def _register() -> None:
+    if hasattr(dist.Backend, "GRADUS"):  # the module was loaded a second time
+        return
+    try:
+        dist.Backend.register_backend("gradus", _create, extended_api=True, devices=["cpu"])
+    except TypeError:  # torch before 2.0
+        dist.Backend.register_backend("gradus", _create, extended_api=True)
+
+
+_register()
