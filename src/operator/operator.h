@@ -21,7 +21,11 @@ enum { GR_EVENT_BYTES = 1024 + 1 }; /* of the text of an event, as Kubernetes al
 typedef struct gr_operator_view {
     const json_t *job;
     /* An array: the objects of the job's namespace of the kinds that it may own, the pods of its
-     * batch Jobs, and all PriorityClasses. */
+     * batch Jobs, and all PriorityClasses. A controller keeps of a pod: name, namespace, uid,
+     * creationTimestamp, deletionTimestamp, ownerReferences, labels of training.kubeflow.org,
+     * spec.restartPolicy, and of the status phase, reason, message, the condition Ready, and once
+     * a container has ended or restarted, name, restartCount and state of each; of a Secret it
+     * keeps the keys of `data` without the values. */
     const json_t *objects;
     const char *now;            /* "2026-01-31T12:00:00Z" */
     const char *cluster_domain; /* behind the names of hosts, "cluster.local"; "": nothing */

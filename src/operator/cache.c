@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "operator/cache.h"
+
+#include "base/fail.h"
+#include "base/hash.h"
+#include "operator/object.h"
+#include "operator/pack.h"
+#include "operator/resource.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIRST_SLOTS = 256, RESOURCES_MAX = 32 };
+
+static const char job_name_label[] = "training.kubeflow.org/job-name";
+
+struct gr_cache_entry {
+    gr_cache_entry *next_in_table, *next; /* of the group */
+    gr_cache_group *group;
+    unsigned char *packed;
+    uint64_t hash;
+    uint64_t version; /* of the resource; 0: it is no number */
+    uint32_t packed_bytes;
+    uint32_t list; /* the last list of its resource that it was in */
+    uint16_t resource;
+    char name[];
+};
+
+struct gr_cache {
+    const gr_operator_kind *const *kinds;
+    gr_cache_changed *changed;
+    void *changed_arg;
+    gr_packer *packer;
+    gr_cache_group **groups; /* by hash; both tables have a power of two of slots */
+    gr_cache_entry **entries;
+    size_t group_slots, group_count, entry_slots, entry_count;
+    uint64_t newest[RESOURCES_MAX]; /* version that a list or a watch has shown */
+    uint32_t lists[RESOURCES_MAX];
+};
+
+static gr_status no_memory(void)
+{
+    return GR_E_NO_MEMORY; /* the one who puts says of what */
+}
+
+gr_status gr_cache_create(const gr_operator_kind *const *kinds, gr_cache_changed *changed,
+                          void *changed_arg, gr_cache **cache_out, gr_diag *diag)
+{
+    GR_CHECK(gr_operator_resource_count <= RESOURCES_MAX);
+    gr_cache *cache = calloc(1, sizeof *cache);
+    if (cache == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for a cache of Kubernetes objects");
+    }
+    *cache = (gr_cache){.kinds = kinds,
+                        .changed = changed,
+                        .changed_arg = changed_arg,
+                        .groups = calloc(FIRST_SLOTS, sizeof(gr_cache_group *)),
+                        .entries = calloc(FIRST_SLOTS, sizeof(gr_cache_entry *)),
+                        .group_slots = FIRST_SLOTS,
+                        .entry_slots = FIRST_SLOTS};
+    gr_status status =
+        cache->groups == NULL || cache->entries == NULL
+            ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for a cache of Kubernetes objects")
+            : gr_packer_create(&cache->packer, diag);
+    if (status != GR_OK) {
+        gr_cache_destroy(cache);
+        return status;
+    }
+    *cache_out = cache;
+    return GR_OK;
+}
+
+void gr_cache_destroy(gr_cache *cache)
+{
+    if (cache == NULL) {
+        return;
+    }
+    for (size_t i = 0; cache->entries != NULL && i < cache->entry_slots; i++) {
+        for (gr_cache_entry *entry = cache->entries[i], *next; entry != NULL; entry = next) {
+            next = entry->next_in_table;
+            free(entry->packed);
+            free(entry);
+        }
+    }
+    for (size_t i = 0; cache->groups != NULL && i < cache->group_slots; i++) {
+        for (gr_cache_group *group = cache->groups[i], *next; group != NULL; group = next) {
+            next = group->next_in_table;
+            free(group);
+        }
+    }
+    gr_packer_destroy(cache->packer);
+    free(cache->groups);
+    free(cache->entries);
+    free(cache);
+}
+
+/* ---- Groups ---------------------------------------------------------------------------------- */
+static uint64_t hash_of(const char *space, const char *name, uint64_t seed)
+{
+    return gr_hash64(name, strlen(name), gr_hash64(space, strlen(space), seed));
+}
+
+static gr_cache_group *find_group(const gr_cache *cache, const char *space, const char *name)
+{
+    uint64_t hash = hash_of(space, name, RESOURCES_MAX);
+    gr_cache_group *group = cache->groups[hash & (cache->group_slots - 1)];
+    while (group != NULL && (group->hash != hash || strcmp(group->space, space) != 0 ||
+                             strcmp(group->name, name) != 0)) {
+        group = group->next_in_table;
+    }
+    return group;
+}
+
+/* With no memory, the table stays as small as it is. */
+static void grow_groups(gr_cache *cache)
+{
+    size_t slots = 2 * cache->group_slots;
+    gr_cache_group **table = calloc(slots, sizeof(gr_cache_group *));
+    if (table == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < cache->group_slots; i++) {
+        for (gr_cache_group *group = cache->groups[i], *next; group != NULL; group = next) {
+            next = group->next_in_table;
+            group->next_in_table = table[group->hash & (slots - 1)];
+            table[group->hash & (slots - 1)] = group;
+        }
+    }
+    free(cache->groups);
+    cache->groups = table;
+    cache->group_slots = slots;
+}
+
+/* Found or made; NULL: no memory. */
+static gr_cache_group *need_group(gr_cache *cache, const char *space, const char *name)
+{
+    gr_cache_group *group = find_group(cache, space, name);
+    if (group != NULL) {
+        return group;
+    }
+    if (cache->group_count >= cache->group_slots) {
+        grow_groups(cache);
+    }
+    size_t space_bytes = strlen(space) + 1, name_bytes = strlen(name) + 1;
+    group = calloc(1, sizeof *group + space_bytes + name_bytes);
+    if (group == NULL) {
+        return NULL;
+    }
+    memcpy(group->space, space, space_bytes);
+    group->name = memcpy(group->space + space_bytes, name, name_bytes);
+    group->hash = hash_of(space, name, RESOURCES_MAX);
+    gr_cache_group **slot = &cache->groups[group->hash & (cache->group_slots - 1)];
+    group->next_in_table = *slot;
+    *slot = group;
+    cache->group_count++;
+    return group;
+}
+
+void gr_cache_tidy(gr_cache *cache, gr_cache_group *group)
+{
+    if (group->entries != NULL || group->jobs != NULL) {
+        return;
+    }
+    gr_cache_group **at = &cache->groups[group->hash & (cache->group_slots - 1)];
+    while (*at != group) {
+        at = &(*at)->next_in_table;
+    }
+    *at = group->next_in_table;
+    cache->group_count--;
+    free(group);
+}
+
+gr_cache_group *gr_cache_next_group(const gr_cache *cache, const gr_cache_group *group)
+{
+    if (group != NULL && group->next_in_table != NULL) {
+        return group->next_in_table;
+    }
+    size_t slot = group != NULL ? (group->hash & (cache->group_slots - 1)) + 1 : 0;
+    while (slot < cache->group_slots && cache->groups[slot] == NULL) {
+        slot++;
+    }
+    return slot < cache->group_slots ? cache->groups[slot] : NULL;
+}
+
+/* ---- Entries --------------------------------------------------------------------------------- */
+static gr_cache_entry *find_entry(const gr_cache *cache, size_t resource, const char *space,
+                                  const char *name)
+{
+    uint64_t hash = hash_of(space, name, resource);
+    gr_cache_entry *entry = cache->entries[hash & (cache->entry_slots - 1)];
+    while (entry != NULL &&
+           (entry->hash != hash || entry->resource != resource || strcmp(entry->name, name) != 0 ||
+            strcmp(entry->group->space, space) != 0)) {
+        entry = entry->next_in_table;
+    }
+    return entry;
+}
+
+static void grow_entries(gr_cache *cache)
+{
+    size_t slots = 2 * cache->entry_slots;
+    gr_cache_entry **table = calloc(slots, sizeof(gr_cache_entry *));
+    if (table == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < cache->entry_slots; i++) {
+        for (gr_cache_entry *entry = cache->entries[i], *next; entry != NULL; entry = next) {
+            next = entry->next_in_table;
+            entry->next_in_table = table[entry->hash & (slots - 1)];
+            table[entry->hash & (slots - 1)] = entry;
+        }
+    }
+    free(cache->entries);
+    cache->entries = table;
+    cache->entry_slots = slots;
+}
+
+static gr_cache_entry *add_entry(gr_cache *cache, size_t resource, gr_cache_group *group,
+                                 const char *name)
+{
+    if (cache->entry_count >= cache->entry_slots) {
+        grow_entries(cache);
+    }
+    size_t name_bytes = strlen(name) + 1;
+    gr_cache_entry *entry = calloc(1, sizeof *entry + name_bytes);
+    if (entry == NULL) {
+        return NULL;
+    }
+    memcpy(entry->name, name, name_bytes);
+    entry->resource = (uint16_t)resource;
+    entry->hash = hash_of(group->space, name, resource);
+    gr_cache_entry **slot = &cache->entries[entry->hash & (cache->entry_slots - 1)];
+    entry->next_in_table = *slot;
+    *slot = entry;
+    cache->entry_count++;
+    entry->group = group;
+    entry->next = group->entries;
+    group->entries = entry;
+    return entry;
+}
+
+/* Takes it out of table and group, and frees it. */
+static void free_entry(gr_cache *cache, gr_cache_entry *entry)
+{
+    gr_cache_entry **at = &cache->entries[entry->hash & (cache->entry_slots - 1)];
+    while (*at != entry) {
+        at = &(*at)->next_in_table;
+    }
+    *at = entry->next_in_table;
+    at = &entry->group->entries;
+    while (*at != entry) {
+        at = &(*at)->next;
+    }
+    *at = entry->next;
+    cache->entry_count--;
+    free(entry->packed);
+    free(entry);
+}
+
+/* Removes it, and says so. */
+static gr_status drop_entry(gr_cache *cache, gr_cache_entry *entry)
+{
+    gr_cache_group *group = entry->group;
+    size_t resource = entry->resource;
+    char name[512];
+    strncpy(name, entry->name, sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    free_entry(cache, entry);
+    gr_status status = cache->changed(cache->changed_arg, group, resource, name, false);
+    gr_cache_tidy(cache, group);
+    return status;
+}
+
+/* ---- What is put ----------------------------------------------------------------------------- */
+/* Versions of one resource may be compared where they are numbers; 0: this is none. */
+static uint64_t parse_version(const char *text)
+{
+    if (text == NULL || text[0] == '\0' || strspn(text, "0123456789") != strlen(text)) {
+        return 0;
+    }
+    return strtoull(text, NULL, 10);
+}
+
+static uint64_t version_of(const json_t *object)
+{
+    return parse_version(gr_object_text(object, "metadata.resourceVersion"));
+}
+
+/* A label has dots in its name: it is no path. */
+static const char *label_of(const json_t *object, const char *label)
+{
+    return json_string_value(json_object_get(gr_object_at(object, "metadata.labels"), label));
+}
+
+/* The name of the job that the object belongs to, NULL: to none that is ours. */
+static const char *job_of(const gr_cache *cache, const json_t *object)
+{
+    size_t i;
+    const json_t *owner;
+    json_array_foreach(gr_object_at(object, "metadata.ownerReferences"), i, owner)
+    {
+        for (size_t k = 0; gr_object_true(owner, "controller") && cache->kinds[k] != NULL; k++) {
+            if (gr_object_is(owner, cache->kinds[k]->api_version, cache->kinds[k]->kind)) {
+                return gr_object_text(owner, "name");
+            }
+        }
+    }
+    return label_of(object, job_name_label);
+}
+
+static const char *space_of(const gr_operator_resource *resource, const json_t *object)
+{
+    const char *space = resource->is_global ? "" : gr_object_text(object, "metadata.namespace");
+    return space != NULL ? space : "default";
+}
+
+/* The bytes of the entry become those of `object`. */
+static gr_status fill_entry(gr_cache *cache, gr_cache_entry *entry, const json_t *object,
+                            bool *is_same_out)
+{
+    size_t size_bytes = 0;
+    json_t *trimmed = gr_operator_resource_trim(&gr_operator_resources[entry->resource], object);
+    const unsigned char *packed =
+        trimmed != NULL ? gr_pack(cache->packer, trimmed, &size_bytes) : NULL;
+    json_decref(trimmed);
+    if (packed == NULL) {
+        return no_memory();
+    }
+    *is_same_out =
+        entry->packed_bytes == size_bytes && memcmp(entry->packed, packed, size_bytes) == 0;
+    if (*is_same_out) {
+        return GR_OK;
+    }
+    unsigned char *copy = malloc(size_bytes);
+    if (copy == NULL) {
+        return no_memory();
+    }
+    free(entry->packed);
+    entry->packed = memcpy(copy, packed, size_bytes);
+    entry->packed_bytes = (uint32_t)size_bytes;
+    return GR_OK;
+}
+
+/* Puts an object of which `version` and group are known. */
+static gr_status put_entry(gr_cache *cache, size_t resource, const json_t *object,
+                           gr_cache_source source, gr_cache_group *group, gr_cache_entry *entry)
+{
+    const char *name = gr_object_text(object, "metadata.name");
+    if (entry != NULL && entry->group != group) { /* its label has changed */
+        gr_status status = drop_entry(cache, entry);
+        if (status != GR_OK) {
+            return status;
+        }
+        entry = NULL;
+    }
+    if (entry == NULL) {
+        entry = add_entry(cache, resource, group, name);
+    }
+    bool is_same = false;
+    if (entry == NULL) {
+        gr_cache_tidy(cache, group);
+        return no_memory();
+    }
+    gr_status status = fill_entry(cache, entry, object, &is_same);
+    if (status != GR_OK) {
+        free_entry(cache, entry);
+        gr_cache_tidy(cache, group);
+        return status;
+    }
+    entry->version = version_of(object);
+    entry->list = source == GR_FROM_LIST ? cache->lists[resource] : entry->list;
+    return is_same ? GR_OK : cache->changed(cache->changed_arg, group, resource, name, true);
+}
+
+gr_status gr_cache_put(gr_cache *cache, size_t resource, const json_t *object,
+                       gr_cache_source source, bool *is_doubtful_out)
+{
+    const gr_operator_resource *row = &gr_operator_resources[resource];
+    const char *name = gr_object_text(object, "metadata.name"), *space = space_of(row, object);
+    if (name == NULL) {
+        return GR_OK; /* no object of an API server */
+    }
+    uint64_t version = version_of(object), newest = cache->newest[resource];
+    if (source != GR_FROM_ANSWER && version > newest) {
+        cache->newest[resource] = version;
+    }
+    gr_cache_entry *entry = find_entry(cache, resource, space, name);
+    if (entry != NULL && version != 0 && version <= entry->version) {
+        entry->list = source == GR_FROM_LIST ? cache->lists[resource] : entry->list;
+        return GR_OK;
+    }
+    const char *job = row->is_job ? name : row->is_global ? "" : job_of(cache, object);
+    if (job == NULL) {
+        return entry != NULL ? drop_entry(cache, entry) : GR_OK;
+    }
+    if (entry == NULL && source != GR_FROM_LIST && version != 0 && version < newest) {
+        *is_doubtful_out = true;
+        return GR_OK;
+    }
+    gr_cache_group *group = need_group(cache, space, job);
+    return group != NULL ? put_entry(cache, resource, object, source, group, entry) : no_memory();
+}
+
+gr_status gr_cache_remove(gr_cache *cache, size_t resource, const json_t *object)
+{
+    const char *name = gr_object_text(object, "metadata.name");
+    uint64_t version = version_of(object);
+    gr_cache_entry *entry =
+        name != NULL
+            ? find_entry(cache, resource, space_of(&gr_operator_resources[resource], object), name)
+            : NULL;
+    if (version > cache->newest[resource]) {
+        cache->newest[resource] = version;
+    }
+    return entry != NULL && (version == 0 || entry->version <= version) ? drop_entry(cache, entry)
+                                                                        : GR_OK;
+}
+
+void gr_cache_begin_list(gr_cache *cache, size_t resource)
+{
+    cache->lists[resource]++;
+}
+
+gr_status gr_cache_end_list(gr_cache *cache, size_t resource, const char *version)
+{
+    uint64_t newest = parse_version(version);
+    if (newest > cache->newest[resource]) { /* what is gone by now is not in the list */
+        cache->newest[resource] = newest;
+    }
+    for (size_t i = 0; i < cache->entry_slots; i++) {
+        for (gr_cache_entry *entry = cache->entries[i], *next; entry != NULL; entry = next) {
+            next = entry->next_in_table;
+            if (entry->resource == resource && entry->list != cache->lists[resource] &&
+                (newest == 0 || entry->version <= newest)) {
+                gr_status status = drop_entry(cache, entry);
+                if (status != GR_OK) {
+                    return status;
+                }
+            }
+        }
+    }
+    return GR_OK;
+}
+
+bool gr_cache_is_of(const gr_cache *cache, const gr_cache_group *group, const json_t *object)
+{
+    const char *job = job_of(cache, object);
+    return job != NULL && strcmp(job, group->name) == 0;
+}
+
+/* ---- What is got ----------------------------------------------------------------------------- */
+static json_t *unpack_entry(gr_cache *cache, const gr_cache_entry *entry)
+{
+    const gr_operator_resource *row = &gr_operator_resources[entry->resource];
+    json_t *object = gr_unpack(cache->packer, entry->packed, entry->packed_bytes);
+    bool failed = object == NULL;
+    gr_object_put_text(object, "apiVersion", row->api_version, &failed);
+    gr_object_put_text(object, "kind", row->kind, &failed);
+    if (!row->is_global) {
+        gr_object_put_text(json_object_get(object, "metadata"), "namespace", entry->group->space,
+                           &failed);
+    }
+    if (failed) {
+        json_decref(object);
+        object = NULL;
+    }
+    return object;
+}
+
+json_t *gr_cache_get(gr_cache *cache, const gr_cache_group *group, size_t resource,
+                     const char *name)
+{
+    const gr_cache_entry *entry = find_entry(cache, resource, group->space, name);
+    return entry != NULL ? unpack_entry(cache, entry) : NULL;
+}
+
+json_t *gr_cache_objects(gr_cache *cache, const gr_cache_group *group)
+{
+    bool failed = false;
+    json_t *objects = json_array();
+    const gr_cache_group *groups[] = {group, find_group(cache, "", "")};
+    for (size_t i = 0; i < 2 && groups[i] != NULL; i++) {
+        for (const gr_cache_entry *entry = groups[i]->entries; entry != NULL; entry = entry->next) {
+            if (!gr_operator_resources[entry->resource].is_job) {
+                gr_object_append(objects, unpack_entry(cache, entry), &failed);
+            }
+        }
+    }
+    if (failed) {
+        json_decref(objects);
+        objects = NULL;
+    }
+    return objects;
+}

@@ -1,0 +1,693 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The loop of an operator. A job is in one of these states:
+ *
+ *   idle      in no queue: nothing has changed since the last look
+ *   queued    looked at when `due_us` has come: at once after a change, later after a failure
+ *   writing   the writes of a look go out one by one, each after the answer to the last
+ *   getting   a write met another state than the cache has: the object itself is asked for
+ *
+ * A look without writes, the last write and a failure end in idle or queued. The cache takes the
+ * answers to writes as it takes what watches show, so that a look sees what was written before it,
+ * and a cache that has missed something is put right by the first write that fails. */
+
+#include "operator/controller.h"
+
+#include "base/clock.h"
+#include "base/fail.h"
+#include "operator/cache.h"
+#include "operator/metrics.h"
+#include "operator/object.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define RETRY_MIN_US INT64_C(5000)
+#define RETRY_MAX_US INT64_C(1000000000)
+#define NOT_QUEUED SIZE_MAX
+/* A deadline is looked at as often, for the wall clock may step. */
+enum { LOOK_AGAIN_MAX_S = 600, DOUBLINGS_MAX = 20, US_PER_S = 1000000 };
+
+struct gr_controller_job {
+    gr_controller_job *next, *next_ready; /* of the group; of those with an action to start */
+    gr_cache_group *group;
+    const gr_operator_kind *kind;
+    size_t resource, queue_index;
+    int64_t due_us;
+    uint64_t order; /* among those that are due at the same time */
+    int failures;   /* without a success since */
+    bool is_active, is_getting, is_gone;
+    bool is_changed;           /* since the look began */
+    gr_operator_result result; /* of the look, while active */
+    size_t written;            /* of its writes */
+    json_t *obstacles;         /* an array: objects of others that it met; NULL: none */
+};
+
+struct gr_controller {
+    gr_controller_config config;
+    gr_cache *cache;
+    gr_controller_job **queue; /* a heap */
+    size_t queue_count, queue_max;
+    gr_controller_job *ready, **ready_end;
+    json_t *events, *told; /* to be told; the last one */
+    gr_controller_counts *counts;
+    size_t counts_count;
+    int64_t now_us;
+    uint64_t order;
+    int active_count;
+    bool is_leader;
+    bool *is_listed, *is_doubtful; /* of each resource */
+};
+
+/* ---- The queue ------------------------------------------------------------------------------- */
+static bool is_before(const gr_controller_job *a, const gr_controller_job *b)
+{
+    return a->due_us != b->due_us ? a->due_us < b->due_us : a->order < b->order;
+}
+
+static void place(gr_controller *c, size_t index, gr_controller_job *job)
+{
+    c->queue[index] = job;
+    job->queue_index = index;
+}
+
+static void sift_up(gr_controller *c, gr_controller_job *job)
+{
+    size_t index = job->queue_index;
+    while (index > 0 && is_before(job, c->queue[(index - 1) / 2])) {
+        place(c, index, c->queue[(index - 1) / 2]);
+        index = (index - 1) / 2;
+    }
+    place(c, index, job);
+}
+
+static gr_controller_job *pop(gr_controller *c)
+{
+    gr_controller_job *first = c->queue[0], *last = c->queue[--c->queue_count];
+    first->queue_index = NOT_QUEUED;
+    size_t index = 0, child;
+    while ((child = 2 * index + 1) < c->queue_count) {
+        child += child + 1 < c->queue_count && is_before(c->queue[child + 1], c->queue[child]);
+        if (!is_before(c->queue[child], last)) {
+            break;
+        }
+        place(c, index, c->queue[child]);
+        index = child;
+    }
+    if (first != last) {
+        place(c, index, last);
+    }
+    return first;
+}
+
+/* One that is queued for an earlier time stays so. */
+static gr_status enqueue(gr_controller *c, gr_controller_job *job, int64_t due_us)
+{
+    if (job->is_active) {
+        job->is_changed = true;
+        return GR_OK;
+    }
+    bool is_queued = job->queue_index != NOT_QUEUED;
+    if (is_queued && job->due_us <= due_us) {
+        return GR_OK;
+    }
+    if (!is_queued && c->queue_count == c->queue_max) {
+        size_t max = 2 * c->queue_max + 64;
+        gr_controller_job **queue = realloc(c->queue, max * sizeof(gr_controller_job *));
+        if (queue == NULL) {
+            return GR_E_NO_MEMORY;
+        }
+        c->queue = queue;
+        c->queue_max = max;
+    }
+    job->due_us = due_us;
+    job->order = c->order++;
+    if (!is_queued) {
+        job->queue_index = c->queue_count++;
+    }
+    sift_up(c, job);
+    return GR_OK;
+}
+
+/* ---- Counts ---------------------------------------------------------------------------------- */
+static gr_status count_job(gr_controller *c, const gr_controller_job *job, gr_job_count what)
+{
+    size_t i = 0;
+    int order = -1;
+    while (i < c->counts_count && (order = strcmp(c->counts[i].space, job->group->space)) < 0) {
+        i++;
+    }
+    while (i < c->counts_count && order == 0 && c->counts[i].kind != job->kind) {
+        i++;
+        order = i < c->counts_count ? strcmp(c->counts[i].space, job->group->space) : 1;
+    }
+    if (i == c->counts_count || order != 0) {
+        size_t bytes = (c->counts_count + 1) * sizeof *c->counts;
+        gr_controller_counts *counts = realloc(c->counts, bytes);
+        char *space = strdup(job->group->space);
+        c->counts = counts != NULL ? counts : c->counts;
+        if (counts == NULL || space == NULL) {
+            free(space);
+            return GR_E_NO_MEMORY;
+        }
+        memmove(&counts[i + 1], &counts[i], (c->counts_count - i) * sizeof *counts);
+        counts[i] = (gr_controller_counts){.kind = job->kind, .space = space};
+        c->counts_count++;
+    }
+    c->counts[i].counts[what]++;
+    return GR_OK;
+}
+
+/* A condition that was not there before the status was written is counted. */
+static gr_status count_conditions(gr_controller *c, const gr_controller_job *job,
+                                  const json_t *written)
+{
+    static const struct {
+        const char *type;
+        gr_job_count what;
+    } counted[] = {{"Created", GR_JOBS_CREATED},
+                   {"Succeeded", GR_JOBS_SUCCESSFUL},
+                   {"Failed", GR_JOBS_FAILED},
+                   {"Restarting", GR_JOBS_RESTARTED}};
+    json_t *before = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
+    const json_t *was = gr_object_at(before, "status.conditions");
+    const json_t *is = gr_object_at(written, "status.conditions");
+    gr_status status = GR_OK;
+    for (size_t i = 0; i < sizeof counted / sizeof counted[0] && status == GR_OK; i++) {
+        if (gr_object_holds(is, counted[i].type) && !gr_object_holds(was, counted[i].type)) {
+            status = count_job(c, job, counted[i].what);
+        }
+    }
+    json_decref(before);
+    return status;
+}
+
+const gr_controller_counts *gr_controller_counted(const gr_controller *controller,
+                                                  size_t *count_out)
+{
+    *count_out = controller->counts_count;
+    return controller->counts;
+}
+
+char *gr_controller_metrics(const gr_controller *controller)
+{
+    char *text = NULL;
+    size_t size_bytes = 0;
+    FILE *out = open_memstream(&text, &size_bytes);
+    if (out == NULL) {
+        return NULL;
+    }
+    gr_metrics_counts(out, controller->counts, controller->counts_count, controller->is_leader);
+    gr_metrics_head(out, "mpi_operator_job_info", "gauge", "Launchers of the MPIJobs there are");
+    gr_cache_group *group = NULL;
+    while ((group = gr_cache_next_group(controller->cache, group)) != NULL) {
+        for (gr_controller_job *job = group->jobs; job != NULL; job = job->next) {
+            if (job->kind == &gr_mpijob_v2 && !job->is_gone) {
+                fprintf(out, "mpi_operator_job_info{launcher=\"%s-launcher\",namespace=\"%s\"} 1\n",
+                        group->name, group->space);
+            }
+        }
+    }
+    bool failed = ferror(out) != 0;
+    if (fclose(out) != 0 || failed) {
+        free(text);
+        text = NULL;
+    }
+    return text;
+}
+
+/* ---- Jobs ------------------------------------------------------------------------------------ */
+static gr_controller_job *add_job(gr_controller *c, gr_cache_group *group, size_t resource)
+{
+    gr_controller_job *job = calloc(1, sizeof *job);
+    if (job == NULL) {
+        return NULL;
+    }
+    const gr_operator_resource *row = &gr_operator_resources[resource];
+    const gr_operator_kind *const *kind = c->config.kinds;
+    while (strcmp((*kind)->kind, row->kind) != 0 ||
+           strcmp((*kind)->api_version, row->api_version) != 0) {
+        kind++;
+    }
+    *job = (gr_controller_job){.next = group->jobs,
+                               .group = group,
+                               .kind = *kind,
+                               .resource = resource,
+                               .queue_index = NOT_QUEUED};
+    group->jobs = job;
+    return job;
+}
+
+/* One that is in no queue. */
+static void free_job(gr_controller *c, gr_controller_job *job)
+{
+    gr_cache_group *group = job->group;
+    gr_controller_job **at = &group->jobs;
+    while (*at != job) {
+        at = &(*at)->next;
+    }
+    *at = job->next;
+    json_decref(job->obstacles);
+    free(job);
+    gr_cache_tidy(c->cache, group);
+}
+
+/* A gr_cache_changed. */
+static gr_status changed(void *changed_arg, gr_cache_group *group, size_t resource,
+                         const char *name, bool is_there)
+{
+    gr_controller *c = changed_arg;
+    (void)name;
+    gr_controller_job *job = group->jobs;
+    if (!gr_operator_resources[resource].is_job) {
+        gr_status status = GR_OK;
+        for (; job != NULL && status == GR_OK; job = job->next) {
+            status = enqueue(c, job, c->now_us);
+        }
+        return status;
+    }
+    while (job != NULL && job->resource != resource) {
+        job = job->next;
+    }
+    if (job == NULL && (job = add_job(c, group, resource)) == NULL) {
+        return GR_E_NO_MEMORY;
+    }
+    bool is_deleted = !is_there && !job->is_gone;
+    job->is_gone = !is_there;
+    gr_status status = is_deleted ? count_job(c, job, GR_JOBS_DELETED) : GR_OK;
+    return status == GR_OK ? enqueue(c, job, c->now_us) : status;
+}
+
+gr_status gr_controller_create(const gr_controller_config *config, gr_controller **controller_out,
+                               gr_diag *diag)
+{
+    gr_controller *c = calloc(1, sizeof *c);
+    if (c == NULL) {
+        return gr_fail(diag, GR_E_NO_MEMORY, "no memory for the operator's loop");
+    }
+    c->config = *config;
+    c->ready_end = &c->ready;
+    c->events = json_array();
+    c->is_listed = calloc(gr_operator_resource_count, sizeof *c->is_listed);
+    c->is_doubtful = calloc(gr_operator_resource_count, sizeof *c->is_doubtful);
+    gr_status status = c->events == NULL || c->is_listed == NULL || c->is_doubtful == NULL
+                           ? gr_fail(diag, GR_E_NO_MEMORY, "no memory for the operator's loop")
+                           : gr_cache_create(c->config.kinds, changed, c, &c->cache, diag);
+    if (status != GR_OK) {
+        gr_controller_destroy(c);
+        return status;
+    }
+    *controller_out = c;
+    return GR_OK;
+}
+
+void gr_controller_destroy(gr_controller *controller)
+{
+    if (controller == NULL) {
+        return;
+    }
+    gr_cache_group *group = NULL;
+    while (controller->cache != NULL &&
+           (group = gr_cache_next_group(controller->cache, group)) != NULL) {
+        while (group->jobs != NULL) {
+            gr_controller_job *job = group->jobs;
+            group->jobs = job->next;
+            gr_operator_result_fini(&job->result);
+            json_decref(job->obstacles);
+            free(job);
+        }
+    }
+    for (size_t i = 0; i < controller->counts_count; i++) {
+        free(controller->counts[i].space);
+    }
+    gr_cache_destroy(controller->cache);
+    json_decref(controller->events);
+    json_decref(controller->told);
+    free(controller->counts);
+    free(controller->queue);
+    free(controller->is_listed);
+    free(controller->is_doubtful);
+    free(controller);
+}
+
+/* ---- What the cluster shows ------------------------------------------------------------------ */
+bool gr_controller_uses(const gr_controller *controller, size_t resource)
+{
+    const gr_operator_resource *row = &gr_operator_resources[resource];
+    bool is_known = !row->is_job;
+    for (size_t i = 0; controller->config.kinds[i] != NULL; i++) {
+        is_known |= strcmp(controller->config.kinds[i]->kind, row->kind) == 0 &&
+                    strcmp(controller->config.kinds[i]->api_version, row->api_version) == 0;
+    }
+    return is_known && gr_operator_resource_used(row, controller->config.gang_scheduler);
+}
+
+void gr_controller_begin_list(gr_controller *controller, size_t resource)
+{
+    controller->is_doubtful[resource] = false;
+    gr_cache_begin_list(controller->cache, resource);
+}
+
+gr_status gr_controller_seen(gr_controller *controller, size_t resource, const json_t *object,
+                             bool is_listed)
+{
+    return gr_cache_put(controller->cache, resource, object,
+                        is_listed ? GR_FROM_LIST : GR_FROM_WATCH,
+                        &controller->is_doubtful[resource]);
+}
+
+gr_status gr_controller_gone(gr_controller *controller, size_t resource, const json_t *object)
+{
+    return gr_cache_remove(controller->cache, resource, object);
+}
+
+gr_status gr_controller_end_list(gr_controller *controller, size_t resource, const char *version)
+{
+    controller->is_listed[resource] = true;
+    return gr_cache_end_list(controller->cache, resource, version);
+}
+
+void gr_controller_lead(gr_controller *controller, bool is_leader)
+{
+    controller->is_leader = is_leader;
+}
+
+/* Has every resource been listed? Before, what is not there may only not be known. */
+static bool is_ready(const gr_controller *c)
+{
+    bool all = true;
+    for (size_t i = 0; i < gr_operator_resource_count; i++) {
+        all &= c->is_listed[i] || !gr_controller_uses(c, i);
+    }
+    return all;
+}
+
+/* ---- A look ---------------------------------------------------------------------------------- */
+static void make_ready(gr_controller *c, gr_controller_job *job)
+{
+    job->next_ready = NULL;
+    *c->ready_end = job;
+    c->ready_end = &job->next_ready;
+}
+
+static gr_status tell(gr_controller *c, const gr_controller_job *job, const json_t *uid,
+                      const json_t *event)
+{
+    json_t *about = json_pack("{s:s, s:s, s:s, s:s, s:O*}", "apiVersion", job->kind->api_version,
+                              "kind", job->kind->kind, "name", job->group->name, "namespace",
+                              job->group->space, "uid", uid);
+    json_t *told = json_copy((json_t *)event);
+    bool no_memory = false;
+    gr_object_put(told, "involvedObject", about, &no_memory);
+    gr_object_append(c->events, told, &no_memory);
+    return no_memory ? GR_E_NO_MEMORY : GR_OK;
+}
+
+/* Events name the job by its uid, which may have gone meanwhile. */
+static gr_status tell_all(gr_controller *c, const gr_controller_job *job, const json_t *events)
+{
+    if (json_array_size(events) == 0) {
+        return GR_OK;
+    }
+    json_t *object = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
+    gr_status status = GR_OK;
+    size_t i;
+    const json_t *event;
+    json_array_foreach(events, i, event)
+    {
+        status =
+            status == GR_OK ? tell(c, job, gr_object_at(object, "metadata.uid"), event) : status;
+    }
+    json_decref(object);
+    return status;
+}
+
+/* The look is over: `has_failed` looks again after a while, longer each time. */
+static gr_status end_look(gr_controller *c, gr_controller_job *job, bool has_failed)
+{
+    int64_t again_after_s = job->result.again_after_s, due_us = GR_NEVER;
+    c->active_count -= job->is_active;
+    job->is_active = job->is_getting = false;
+    gr_operator_result_fini(&job->result);
+    if (has_failed) {
+        int doublings = job->failures < DOUBLINGS_MAX ? job->failures++ : DOUBLINGS_MAX;
+        int64_t wait_us = RETRY_MIN_US << doublings;
+        due_us = c->now_us + (wait_us < RETRY_MAX_US ? wait_us : RETRY_MAX_US);
+    } else {
+        job->failures = 0;
+        if (again_after_s > 0) {
+            again_after_s = again_after_s < LOOK_AGAIN_MAX_S ? again_after_s : LOOK_AGAIN_MAX_S;
+            due_us = c->now_us + again_after_s * US_PER_S;
+        }
+    }
+    if (job->is_changed || job->is_gone) {
+        due_us = c->now_us;
+    }
+    job->is_changed = false;
+    return due_us != GR_NEVER ? enqueue(c, job, due_us) : GR_OK;
+}
+
+/* All that the look wanted is done. */
+static gr_status complete_look(gr_controller *c, gr_controller_job *job)
+{
+    gr_status status = tell_all(c, job, job->result.events);
+    return status == GR_OK ? end_look(c, job, job->result.retry) : status;
+}
+
+static gr_status look(gr_controller *c, gr_controller_job *job, int64_t wall_s, gr_diag *diag)
+{
+    char now[32];
+    time_t seconds = (time_t)wall_s;
+    struct tm parts;
+    if (gmtime_r(&seconds, &parts) == NULL ||
+        strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", &parts) == 0) {
+        return gr_fail(diag, GR_E_INVALID, "the time %" PRId64 " s has no date", wall_s);
+    }
+    json_t *object = gr_cache_get(c->cache, job->group, job->resource, job->group->name);
+    json_t *objects = gr_cache_objects(c->cache, job->group);
+    gr_operator_view view = {.job = object,
+                             .objects = objects,
+                             .now = now,
+                             .cluster_domain = c->config.cluster_domain,
+                             .gang_scheduler = c->config.gang_scheduler,
+                             .ssh_key = c->config.ssh_key,
+                             .ssh_key_arg = c->config.ssh_key_arg};
+    bool failed = object == NULL || objects == NULL ||
+                  (job->obstacles != NULL && json_array_extend(objects, job->obstacles) != 0);
+    gr_status status = failed ? gr_fail(diag, GR_E_NO_MEMORY, "no memory to look at a job")
+                              : job->kind->reconcile(&view, &job->result, diag);
+    json_decref(object);
+    json_decref(objects);
+    json_decref(job->obstacles); /* whether they are still there, the next write tells */
+    job->obstacles = NULL;
+    if (status != GR_OK) {
+        return status;
+    }
+    if (json_array_size(job->result.writes) == 0) {
+        return complete_look(c, job);
+    }
+    job->is_active = true;
+    job->written = 0;
+    c->active_count++;
+    make_ready(c, job);
+    return GR_OK;
+}
+
+/* ---- Writes ---------------------------------------------------------------------------------- */
+static const json_t *write_of(const gr_controller_job *job)
+{
+    return json_array_get(job->result.writes, job->written);
+}
+
+static size_t resource_of(const json_t *object)
+{
+    return gr_operator_resource_find(gr_object_text(object, "apiVersion"),
+                                     gr_object_text(object, "kind"));
+}
+
+/* The next action of an active job. */
+static void start(gr_controller_job *job, gr_controller_action *action)
+{
+    const json_t *one = write_of(job);
+    action->job = job;
+    action->object = json_object_get(one, "object");
+    action->resource = resource_of(action->object);
+    action->verb = job->is_getting ? "get" : gr_object_text(one, "verb");
+}
+
+static gr_status written(gr_controller *c, gr_controller_job *job, const json_t *answer)
+{
+    const json_t *object = gr_object_at(write_of(job), "object");
+    const char *verb = gr_object_text(write_of(job), "verb");
+    size_t resource = resource_of(object);
+    gr_status status = GR_OK;
+    if (strcmp(verb, "status") == 0 && resource == job->resource) {
+        status = count_conditions(c, job, object);
+    }
+    if (status == GR_OK && strcmp(verb, "delete") == 0 &&
+        gr_object_text(answer, "metadata.deletionTimestamp") == NULL) {
+        status = gr_cache_remove(c->cache, resource, object);
+    } else if (status == GR_OK && answer != NULL) {
+        status =
+            gr_cache_put(c->cache, resource, answer, GR_FROM_ANSWER, &c->is_doubtful[resource]);
+    }
+    if (status != GR_OK) {
+        return status;
+    }
+    job->written++;
+    if (write_of(job) == NULL) {
+        return complete_look(c, job);
+    }
+    make_ready(c, job);
+    return GR_OK;
+}
+
+/* An object could not be made: the job's user is to know. */
+static gr_status tell_refused(gr_controller *c, const gr_controller_job *job, const json_t *answer)
+{
+    const json_t *object = gr_object_at(write_of(job), "object");
+    const char *why = gr_object_text(answer, "message");
+    char reason[64], message[GR_EVENT_BYTES];
+    snprintf(reason, sizeof reason, "%sFailed", job->kind->kind);
+    snprintf(message, sizeof message, "%s %s is not created: %.900s",
+             gr_object_text(object, "kind"), gr_object_text(object, "metadata.name"),
+             why != NULL ? why : "the API server refuses it");
+    json_t *events =
+        json_pack("[{s:s, s:s, s:s}]", "type", "Warning", "reason", reason, "message", message);
+    gr_status status = events != NULL ? tell_all(c, job, events) : GR_E_NO_MEMORY;
+    json_decref(events);
+    return status;
+}
+
+/* Another's object is where one of the job's is to be: the next look sees it. */
+static gr_status meet(gr_controller_job *job, const json_t *wanted, const json_t *object)
+{
+    bool no_memory = false;
+    json_t *obstacle = json_copy((json_t *)object);
+    if (job->obstacles == NULL) {
+        job->obstacles = json_array();
+    }
+    gr_object_put(obstacle, "apiVersion", json_incref(gr_object_at(wanted, "apiVersion")),
+                  &no_memory);
+    gr_object_put(obstacle, "kind", json_incref(gr_object_at(wanted, "kind")), &no_memory);
+    gr_object_append(job->obstacles, obstacle, &no_memory);
+    return no_memory ? GR_E_NO_MEMORY : GR_OK;
+}
+
+static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer answer,
+                     const json_t *object)
+{
+    const json_t *wanted = gr_object_at(write_of(job), "object");
+    size_t resource = resource_of(wanted);
+    gr_status status = GR_OK;
+    if (answer == GR_API_OK && object != NULL) {
+        status =
+            gr_cache_put(c->cache, resource, object, GR_FROM_ANSWER, &c->is_doubtful[resource]);
+        if (status == GR_OK && resource != job->resource &&
+            !gr_cache_is_of(c->cache, job->group, object)) {
+            status = meet(job, wanted, object);
+        }
+    } else if (answer == GR_API_NOT_FOUND) {
+        json_t *any =
+            json_pack("{s:{s:O, s:O*}}", "metadata", "name", gr_object_at(wanted, "metadata.name"),
+                      "namespace", gr_object_at(wanted, "metadata.namespace"));
+        status = any != NULL ? gr_cache_remove(c->cache, resource, any) : GR_E_NO_MEMORY;
+        json_decref(any);
+    }
+    return status == GR_OK ? end_look(c, job, true) : status;
+}
+
+gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job,
+                               const gr_controller_time *now, gr_api_answer answer,
+                               const json_t *object)
+{
+    controller->now_us = now->monotonic_us;
+    if (job->is_getting) {
+        return got(controller, job, answer, object);
+    }
+    const char *verb = gr_object_text(write_of(job), "verb");
+    gr_status status = GR_OK;
+    switch (answer) {
+    case GR_API_OK:
+        return written(controller, job, object);
+    case GR_API_NOT_FOUND:
+        if (strcmp(verb, "delete") == 0) {
+            return written(controller, job, NULL);
+        }
+        /* fall through */
+    case GR_API_CONFLICT:
+    case GR_API_EXISTS:
+        job->is_getting = true;
+        make_ready(controller, job);
+        return GR_OK;
+    case GR_API_REFUSED:
+        status = strcmp(verb, "create") == 0 ? tell_refused(controller, job, object) : GR_OK;
+        break;
+    case GR_API_FAILED:
+        break;
+    }
+    return status == GR_OK ? end_look(controller, job, true) : status;
+}
+
+/* ---- Next ------------------------------------------------------------------------------------ */
+/* An event or a list, which nobody waits for. */
+static bool take_other(gr_controller *c, gr_controller_action *action)
+{
+    json_decref(c->told);
+    c->told = json_incref(json_array_get(c->events, 0));
+    if (c->told != NULL) {
+        json_array_remove(c->events, 0);
+        action->verb = "event";
+        action->object = c->told;
+        return true;
+    }
+    for (size_t i = 0; i < gr_operator_resource_count; i++) {
+        if (c->is_doubtful[i]) {
+            c->is_doubtful[i] = false;
+            action->verb = "list";
+            action->resource = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+gr_status gr_controller_next(gr_controller *controller, const gr_controller_time *now,
+                             gr_controller_action *action_out, gr_diag *diag)
+{
+    gr_controller *c = controller;
+    gr_controller_action action = {.resource = gr_operator_resource_count, .wake_us = GR_NEVER};
+    gr_status status = GR_OK;
+    c->now_us = now->monotonic_us;
+    bool is_taken = take_other(c, &action);
+    while (!is_taken && c->ready != NULL && status == GR_OK) {
+        gr_controller_job *job = c->ready;
+        c->ready = job->next_ready;
+        c->ready_end = c->ready == NULL ? &c->ready : c->ready_end;
+        if (c->is_leader) {
+            start(job, &action);
+            is_taken = true;
+        } else { /* what is not begun is another's now */
+            job->is_changed = true;
+            status = end_look(c, job, true);
+        }
+    }
+    if (!is_taken && status == GR_OK && c->queue_count > 0 && c->is_leader && is_ready(c) &&
+        c->active_count < c->config.jobs_at_once) {
+        action.wake_us = c->queue[0]->due_us;
+        if (action.wake_us <= c->now_us) {
+            gr_controller_job *job = pop(c);
+            action.wake_us = c->now_us;
+            if (job->is_gone) {
+                free_job(c, job);
+            } else {
+                status = look(c, job, now->wall_s, diag);
+            }
+        }
+    }
+    *action_out = action;
+    return status;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GR_OPERATOR_RESOURCE_H
+#define GR_OPERATOR_RESOURCE_H
+
+/* The resources of a cluster that an operator reads and writes. */
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef enum gr_trim {
+    GR_TRIM_LITTLE, /* whole but for managedFields */
+    GR_TRIM_POD,    /* what gr_operator_view says of pods */
+    GR_TRIM_SECRET, /* the values of its data are empty: only the names of keys are read */
+} gr_trim;
+
+typedef struct gr_operator_resource {
+    const char *api_version, *kind;
+    const char *plural;   /* in the paths of the API */
+    const char *selector; /* a label that all objects of jobs have; NULL: none */
+    const char *gang; /* read only with this gang scheduler, "*": with any other; NULL: always */
+    gr_trim trim;
+    bool is_global; /* belongs to no namespace */
+    bool is_job;    /* of one of gr_operator_kinds */
+} gr_operator_resource;
+
+extern const gr_operator_resource gr_operator_resources[]; /* ends with kind NULL */
+extern const size_t gr_operator_resource_count;
+
+/* The index of a resource; gr_operator_resource_count: there is none. */
+size_t gr_operator_resource_find(const char *api_version, const char *kind);
+/* Is it read where this is the gang scheduler ("": none)? */
+bool gr_operator_resource_used(const gr_operator_resource *resource, const char *gang_scheduler);
+/* What of an object is kept, without apiVersion, kind and namespace; it shares values with it.
+ * NULL: no memory. */
+json_t *gr_operator_resource_trim(const gr_operator_resource *resource, const json_t *object);
+
+#endif

@@ -1,0 +1,407 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The loop of the operator, step by step: order of writes, what it does when one fails, what it
+ * keeps, and what it counts. */
+
+#include "operator/pack.h"
+#include "operator/support_cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct fixture {
+    cluster k;
+    gr_controller *controller;
+    gr_controller_time now;
+    json_t *events;
+    int64_t wake_us;
+} fixture;
+
+static json_t *given_key(void *arg)
+{
+    (void)arg;
+    return json_pack("{s:s, s:s}", "ssh-privatekey", "cHJpdmF0ZQ==", "ssh-publickey", "cHVibGlj");
+}
+
+static json_t *new_job(const char *name)
+{
+    json_t *container = json_pack("{s:[{s:s, s:s}]}", "containers", "name", "a", "image", "b");
+    json_t *job =
+        json_pack("{s:s, s:s, s:{s:s, s:s}, s:{s:{s:{s:{s:O}}, s:{s:i, s:{s:O}}}}}", "apiVersion",
+                  "kubeflow.org/v2beta1", "kind", "MPIJob", "metadata", "name", name, "namespace",
+                  "lab", "spec", "mpiReplicaSpecs", "Launcher", "template", "spec", container,
+                  "Worker", "replicas", 2, "template", "spec", container);
+    assert_non_null(job);
+    json_decref(container);
+    return job;
+}
+
+static void show_all(fixture *f)
+{
+    for (size_t r = 0; r < gr_operator_resource_count; r++) {
+        const char *key;
+        json_t *object;
+        if (!gr_controller_uses(f->controller, r)) {
+            continue;
+        }
+        gr_controller_begin_list(f->controller, r);
+        json_object_foreach(f->k.objects[r], key, object)
+        {
+            assert_int_equal(gr_controller_seen(f->controller, r, object, true), GR_OK);
+        }
+        assert_int_equal(gr_controller_end_list(f->controller, r, NULL), GR_OK);
+    }
+}
+
+static void open_fixture(fixture *f)
+{
+    gr_diag diag = {0};
+    gr_controller_config config = {.kinds = gr_operator_kinds,
+                                   .cluster_domain = "",
+                                   .gang_scheduler = "",
+                                   .ssh_key = given_key,
+                                   .jobs_at_once = 1};
+    *f = (fixture){.now = {.monotonic_us = 1000, .wall_s = 1777629600}, .events = json_array()};
+    cluster_open(&f->k);
+    json_t *job = new_job("train"), *answer = NULL;
+    (void)cluster_call(&f->k, "create", cluster_resource("kubeflow.org/v2beta1", "MPIJob"), job,
+                       &answer);
+    json_decref(job);
+    json_decref(answer);
+    assert_int_equal(gr_controller_create(&config, &f->controller, &diag), GR_OK);
+}
+
+static void close_fixture(fixture *f)
+{
+    gr_controller_destroy(f->controller);
+    cluster_close(&f->k);
+    json_decref(f->events);
+}
+
+/* The next action that is not an event; events are kept. */
+static gr_controller_action next(fixture *f)
+{
+    gr_controller_action action;
+    gr_diag diag = {0};
+    for (;;) {
+        assert_int_equal(gr_controller_next(f->controller, &f->now, &action, &diag), GR_OK);
+        if (action.verb != NULL && strcmp(action.verb, "event") == 0) {
+            json_array_append(f->events, (json_t *)action.object);
+        } else if (action.verb != NULL || action.wake_us > f->now.monotonic_us) {
+            f->wake_us = action.wake_us;
+            return action;
+        }
+    }
+}
+
+static gr_api_answer carry_out(fixture *f, const gr_controller_action *action)
+{
+    json_t *object = NULL;
+    gr_api_answer answer =
+        cluster_call(&f->k, action->verb, action->resource, action->object, &object);
+    assert_int_equal(gr_controller_answer(f->controller, action->job, &f->now, answer, object),
+                     GR_OK);
+    json_decref(object);
+    return answer;
+}
+
+/* Carries out all there is to do for now. */
+static void run(fixture *f)
+{
+    for (gr_controller_action action; (action = next(f)).verb != NULL;) {
+        (void)carry_out(f, &action);
+    }
+}
+
+static const char *last_reason(const fixture *f)
+{
+    size_t count = json_array_size(f->events);
+    return count > 0 ? gr_object_text(json_array_get(f->events, count - 1), "reason") : "";
+}
+
+static void expect(const gr_controller_action *action, const char *verb, const char *kind)
+{
+    assert_non_null(action->verb);
+    assert_string_equal(action->verb, verb);
+    assert_string_equal(gr_operator_resources[action->resource].kind, kind);
+}
+
+static void controller_before_lists_or_leadership_writes_nothing(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    gr_controller_lead(f.controller, true);
+    assert_null(next(&f).verb);
+    show_all(&f);
+    gr_controller_lead(f.controller, false);
+    assert_null(next(&f).verb);
+    gr_controller_lead(f.controller, true);
+    gr_controller_action action = next(&f);
+    expect(&action, "create", "Service");
+    gr_controller_lead(f.controller, false); /* what is on its way ends, and no more begins */
+    (void)carry_out(&f, &action);
+    assert_null(next(&f).verb);
+    assert_int_equal(json_object_size(f.k.objects[cluster_resource("v1", "ConfigMap")]), 0);
+    close_fixture(&f);
+}
+
+static void controller_of_a_new_job_writes_in_order(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"Service", "ConfigMap", "Secret", "Pod", "Pod", "Job"};
+    fixture f;
+    open_fixture(&f);
+    show_all(&f);
+    gr_controller_lead(f.controller, true);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        gr_controller_action action = next(&f);
+        expect(&action, "create", kinds[i]);
+        assert_null(next(&f).verb); /* one at a time */
+        (void)carry_out(&f, &action);
+    }
+    gr_controller_action action = next(&f);
+    expect(&action, "status", "MPIJob");
+    assert_int_equal(json_array_size(f.events), 0); /* told when all is written */
+    (void)carry_out(&f, &action);
+    run(&f);
+    assert_string_equal(last_reason(&f), "MPIJobCreated");
+    assert_true(f.wake_us == INT64_MAX);
+    close_fixture(&f);
+}
+
+static void controller_after_failures_waits_longer_each_time(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    show_all(&f);
+    gr_controller_lead(f.controller, true);
+    for (int64_t wait_us = 5000; wait_us <= 1000000000; wait_us *= 2) {
+        gr_controller_action action = next(&f);
+        expect(&action, "create", "Service");
+        assert_int_equal(
+            gr_controller_answer(f.controller, action.job, &f.now, GR_API_FAILED, NULL), GR_OK);
+        assert_null(next(&f).verb);
+        assert_int_equal(f.wake_us - f.now.monotonic_us, wait_us);
+        f.now.monotonic_us = f.wake_us;
+    }
+    run(&f);
+    assert_string_equal(last_reason(&f), "MPIJobCreated");
+    close_fixture(&f);
+}
+
+static void controller_refused_creation_tells_the_job(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    show_all(&f);
+    gr_controller_lead(f.controller, true);
+    gr_controller_action action = next(&f);
+    json_t *status = json_pack("{s:s}", "message", "exceeded quota: services=0");
+    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_REFUSED, status),
+                     GR_OK);
+    json_decref(status);
+    assert_null(next(&f).verb);
+    const json_t *event = json_array_get(f.events, 0);
+    assert_string_equal(gr_object_text(event, "reason"), "MPIJobFailed");
+    assert_string_equal(gr_object_text(event, "message"),
+                        "Service train is not created: exceeded quota: services=0");
+    assert_non_null(gr_object_text(event, "involvedObject.uid"));
+    close_fixture(&f);
+}
+
+/* A Service of somebody else is not in the cache: the API server tells, and the event is the
+ * reference's. Once the Service is gone, all goes on. */
+static void controller_object_of_another_in_the_way_is_told_and_retried(void **state)
+{
+    (void)state;
+    fixture f;
+    json_t *answer = NULL;
+    open_fixture(&f);
+    json_t *service = json_pack("{s:s, s:s, s:{s:s, s:s}}", "apiVersion", "v1", "kind", "Service",
+                                "metadata", "name", "train", "namespace", "lab");
+    size_t services = cluster_resource("v1", "Service");
+    (void)cluster_call(&f.k, "create", services, service, &answer);
+    json_decref(answer);
+    show_all(&f);
+    gr_controller_lead(f.controller, true);
+    gr_controller_action action = next(&f);
+    expect(&action, "create", "Service");
+    assert_int_equal(carry_out(&f, &action), GR_API_EXISTS);
+    action = next(&f);
+    expect(&action, "get", "Service");
+    (void)carry_out(&f, &action);
+    for (int i = 0; i < 8; i++) {
+        run(&f);
+        f.now.monotonic_us = f.wake_us;
+    }
+    assert_int_equal(json_array_size(f.k.history[services]), 1);
+    assert_string_equal(last_reason(&f), "ErrResourceExists");
+    (void)cluster_call(&f.k, "delete", services, service, &answer);
+    json_decref(answer);
+    json_decref(service);
+    for (int i = 0; i < 2; i++) {
+        run(&f);
+        f.now.monotonic_us = f.wake_us != INT64_MAX ? f.wake_us : f.now.monotonic_us;
+    }
+    assert_int_equal(json_object_size(f.k.objects[cluster_resource("v1", "Pod")]), 2);
+    assert_true(f.wake_us == INT64_MAX);
+    close_fixture(&f);
+}
+
+/* The cache has missed that the Service is there: its creation finds it. */
+static void controller_with_a_stale_cache_creates_nothing_twice(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    show_all(&f);
+    gr_controller_lead(f.controller, true);
+    gr_controller_action action = next(&f);
+    json_t *object = NULL;
+    size_t services = cluster_resource("v1", "Service");
+    (void)cluster_call(&f.k, "create", services, action.object, &object);
+    json_decref(object); /* the answer is lost */
+    assert_int_equal(gr_controller_answer(f.controller, action.job, &f.now, GR_API_FAILED, NULL),
+                     GR_OK);
+    for (int i = 0; i < 3; i++) {
+        run(&f);
+        f.now.monotonic_us = f.wake_us != INT64_MAX ? f.wake_us : f.now.monotonic_us;
+    }
+    assert_int_equal(json_array_size(f.k.history[services]), 1);
+    assert_string_equal(last_reason(&f), "MPIJobCreated");
+    close_fixture(&f);
+}
+
+/* An event that is older than others, about an object that is not there, asks for a list. */
+static void controller_event_of_the_past_asks_for_a_list(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    show_all(&f);
+    gr_controller_lead(f.controller, true);
+    run(&f);
+    size_t pods = cluster_resource("v1", "Pod");
+    json_t *pod = json_deep_copy(cluster_find(&f.k, pods, "lab", "train-worker-0"));
+    json_object_set_new(json_object_get(pod, "metadata"), "resourceVersion", json_string("9000"));
+    assert_int_equal(gr_controller_gone(f.controller, pods, pod), GR_OK);
+    json_object_set_new(json_object_get(pod, "metadata"), "resourceVersion", json_string("8000"));
+    assert_int_equal(gr_controller_seen(f.controller, pods, pod, false), GR_OK);
+    json_decref(pod);
+    gr_controller_action action = next(&f);
+    expect(&action, "list", "Pod");
+    assert_null(action.job);
+    close_fixture(&f);
+}
+
+static void controller_counts_and_tells_metrics(void **state)
+{
+    (void)state;
+    fixture f;
+    size_t count = 0;
+    open_fixture(&f);
+    gr_controller_lead(f.controller, true);
+    f.k.may_end = true;
+    do {
+        show_all(&f);
+        run(&f);
+    } while (cluster_step(&f.k));
+    char *text = gr_controller_metrics(f.controller);
+    assert_non_null(text);
+    assert_non_null(strstr(text, "\nmpi_operator_jobs_created_total 1\n"));
+    assert_non_null(strstr(text, "\nmpi_operator_jobs_successful_total 1\n"));
+    assert_non_null(strstr(text, "\nmpi_operator_jobs_failed_total 0\n"));
+    assert_non_null(strstr(text, "\nmpi_operator_is_leader 1\n"));
+    assert_non_null(
+        strstr(text, "\nmpi_operator_job_info{launcher=\"train-launcher\",namespace=\"lab\"} 1\n"));
+    free(text);
+    const gr_controller_counts *counts = gr_controller_counted(f.controller, &count);
+    assert_int_equal(count, 1);
+    assert_string_equal(counts[0].space, "lab");
+    close_fixture(&f);
+}
+
+static void pack_value_comes_back_the_same(void **state)
+{
+    (void)state;
+    gr_packer *packer = NULL;
+    gr_diag diag = {0};
+    assert_int_equal(gr_packer_create(&packer, &diag), GR_OK);
+    json_t *job = new_job("train"), *large = json_array();
+    for (int i = 0; i < 10000; i++) {
+        json_array_append_new(large, json_integer(i * 7919));
+    }
+    json_object_set_new(job, "large", large);
+    size_t bytes = 0;
+    const unsigned char *packed = gr_pack(packer, job, &bytes);
+    assert_non_null(packed);
+    json_t *back = gr_unpack(packer, packed, bytes);
+    assert_true(json_equal(job, back));
+    json_decref(back);
+    assert_null(gr_unpack(packer, packed, bytes / 2)); /* cut short */
+    json_decref(job);
+    gr_packer_destroy(packer);
+}
+
+/* No secret stays in memory, and no part of a pod that nobody reads. */
+static void resource_trim_keeps_what_reconcilers_read(void **state)
+{
+    (void)state;
+    json_t *secret = json_pack("{s:{s:s, s:s, s:[]}, s:{s:s}}", "metadata", "name", "a",
+                               "namespace", "lab", "managedFields", "data", "ssh-privatekey", "x");
+    size_t secrets = cluster_resource("v1", "Secret");
+    json_t *trimmed = gr_operator_resource_trim(&gr_operator_resources[secrets], secret);
+    assert_string_equal(gr_object_text(trimmed, "data.ssh-privatekey"), "");
+    assert_null(gr_object_at(trimmed, "metadata.managedFields"));
+    assert_string_equal(gr_object_text(secret, "data.ssh-privatekey"), "x"); /* borrowed */
+    json_decref(trimmed);
+    json_decref(secret);
+    json_t *pod =
+        json_pack("{s:{s:s, s:{s:s, s:s}}, s:{s:s, s:[]}, s:{s:s, s:[{s:s, s:s}, {s:s, s:s}],"
+                  " s:[{s:s, s:i, s:s, s:{s:{s:i}}}]}}",
+                  "metadata", "name", "a", "labels", "team", "x", "training.kubeflow.org/job-name",
+                  "j", "spec", "restartPolicy", "Never", "containers", "status", "phase", "Failed",
+                  "conditions", "type", "Ready", "status", "False", "type", "Initialized", "status",
+                  "True", "containerStatuses", "name", "c", "restartCount", 0, "imageID", "sha",
+                  "state", "terminated", "exitCode", 130);
+    size_t pods = cluster_resource("v1", "Pod");
+    trimmed = gr_operator_resource_trim(&gr_operator_resources[pods], pod);
+    char *text = json_dumps(trimmed, JSON_COMPACT);
+    assert_string_equal(
+        text,
+        "{\"metadata\":{\"name\":\"a\",\"labels\":{\"training.kubeflow.org/job-name\":\"j\"}},"
+        "\"spec\":{\"restartPolicy\":\"Never\"},\"status\":{\"phase\":\"Failed\","
+        "\"conditions\":[{\"type\":\"Ready\",\"status\":\"False\"}],\"containerStatuses\":"
+        "[{\"name\":\"c\",\"restartCount\":0,\"state\":{\"terminated\":{\"exitCode\":130}}}]}}");
+    free(text);
+    json_decref(trimmed);
+    json_decref(pod);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(controller_before_lists_or_leadership_writes_nothing),
+        cmocka_unit_test(controller_of_a_new_job_writes_in_order),
+        cmocka_unit_test(controller_after_failures_waits_longer_each_time),
+        cmocka_unit_test(controller_refused_creation_tells_the_job),
+        cmocka_unit_test(controller_object_of_another_in_the_way_is_told_and_retried),
+        cmocka_unit_test(controller_with_a_stale_cache_creates_nothing_twice),
+        cmocka_unit_test(controller_event_of_the_past_asks_for_a_list),
+        cmocka_unit_test(controller_counts_and_tells_metrics),
+        cmocka_unit_test(pack_value_comes_back_the_same),
+        cmocka_unit_test(resource_trim_keeps_what_reconcilers_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
