@@ -474,6 +474,20 @@ json_t *gr_cache_get(gr_cache *cache, const gr_cache_group *group, size_t resour
     return entry != NULL ? unpack_entry(cache, entry) : NULL;
 }
 
+uint64_t gr_cache_version(const gr_cache *cache, const gr_cache_group *group, size_t resource,
+                          const char *name)
+{
+    const gr_cache_entry *entry = find_entry(cache, resource, group->space, name);
+    return entry != NULL ? entry->version : 0;
+}
+
+gr_status gr_cache_forget(gr_cache *cache, const gr_cache_group *group, size_t resource,
+                          const char *name, uint64_t version)
+{
+    gr_cache_entry *entry = find_entry(cache, resource, group->space, name);
+    return entry != NULL && entry->version == version ? drop_entry(cache, entry) : GR_OK;
+}
+
 json_t *gr_cache_objects(gr_cache *cache, const gr_cache_group *group)
 {
     bool failed = false;

@@ -52,6 +52,12 @@ bool gr_cache_is_of(const gr_cache *cache, const gr_cache_group *group, const js
 /* New values, whole but for what was trimmed; NULL: no memory, or no such object. */
 json_t *gr_cache_get(gr_cache *cache, const gr_cache_group *group, size_t resource,
                      const char *name);
+/* The version of the entry, 0: there is none, or it is no number. */
+uint64_t gr_cache_version(const gr_cache *cache, const gr_cache_group *group, size_t resource,
+                          const char *name);
+/* Removes the entry if `version` still is its version. */
+gr_status gr_cache_forget(gr_cache *cache, const gr_cache_group *group, size_t resource,
+                          const char *name, uint64_t version) GR_MUST_CHECK;
 /* An array: the objects of the group but for the jobs, and those that belong to no namespace. */
 json_t *gr_cache_objects(gr_cache *cache, const gr_cache_group *group);
 

@@ -43,6 +43,7 @@ struct gr_controller_job {
     bool is_changed;           /* since the look began */
     gr_operator_result result; /* of the look, while active */
     size_t written;            /* of its writes */
+    uint64_t asked_version;    /* of the cache, where the object itself is asked for */
     json_t *obstacles;         /* an array: objects of others that it met; NULL: none */
 };
 
@@ -590,12 +591,9 @@ static gr_status got(gr_controller *c, gr_controller_job *job, gr_api_answer ans
             !gr_cache_is_of(c->cache, job->group, object)) {
             status = meet(job, wanted, object);
         }
-    } else if (answer == GR_API_NOT_FOUND) {
-        json_t *any =
-            json_pack("{s:{s:O, s:O*}}", "metadata", "name", gr_object_at(wanted, "metadata.name"),
-                      "namespace", gr_object_at(wanted, "metadata.namespace"));
-        status = any != NULL ? gr_cache_remove(c->cache, resource, any) : GR_E_NO_MEMORY;
-        json_decref(any);
+    } else if (answer == GR_API_NOT_FOUND) { /* one that came since is a new one */
+        status = gr_cache_forget(c->cache, job->group, resource,
+                                 gr_object_text(wanted, "metadata.name"), job->asked_version);
     }
     return status == GR_OK ? end_look(c, job, true) : status;
 }
@@ -609,6 +607,7 @@ gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job
         return got(controller, job, answer, object);
     }
     const char *verb = gr_object_text(write_of(job), "verb");
+    const json_t *sent = gr_object_at(write_of(job), "object");
     gr_status status = GR_OK;
     switch (answer) {
     case GR_API_OK:
@@ -621,6 +620,8 @@ gr_status gr_controller_answer(gr_controller *controller, gr_controller_job *job
     case GR_API_CONFLICT:
     case GR_API_EXISTS:
         job->is_getting = true;
+        job->asked_version = gr_cache_version(controller->cache, job->group, resource_of(sent),
+                                              gr_object_text(sent, "metadata.name"));
         make_ready(controller, job);
         return GR_OK;
     case GR_API_REFUSED:
