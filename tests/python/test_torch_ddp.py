@@ -77,6 +77,7 @@ def test_torch_errors_say_who_did_what(ranks):
             work.wait(timedelta(milliseconds=10))
         except RuntimeError as error:
             print(error)
+        dist.barrier()  # nobody sends before both have waited in vain
         dist.send(torch.ones(1), 1 - me)
         work.wait()
         try:
