@@ -7,7 +7,7 @@
 #include <string.h>
 #include <zlib.h>
 
-enum { WINDOW_BITS = -15, MEMORY_LEVEL = 7, LEVEL = 6, FIRST_BYTES = 16384 };
+enum { WINDOW_BITS = -13, MEMORY_LEVEL = 5, LEVEL = 3, FIRST_BYTES = 16384 };
 
 /* What is found often stands at the end. It is no format: packed values never leave a process. */
 static const char dictionary[] =
