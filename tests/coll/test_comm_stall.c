@@ -9,9 +9,11 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,15 +30,13 @@ enum {
 typedef struct victim_of {
     int victim;
     bool gathers; /* rank 0 waits in a gather, in which the others have nothing to wait for */
+    atomic_int *through; /* of all ranks: those that have said what they have to say */
 } victim_of;
 
-static int run_stopped(gr_comm *comm, const ranks_job *job)
+static int call_late(gr_comm *comm, const victim_of *what, int64_t *pids)
 {
-    const victim_of *what = job->arg;
     int victim = what->victim, rank = gr_comm_rank(comm);
-    int64_t pids[RANKS_MAX] = {0};
     float words[COUNT] = {0};
-    pids[rank] = getpid();
     EXPECT(gr_allgather(comm, pids, 1, GR_I64) == GR_OK);
     gr_call call = {
         .out = words, .count = COUNT, .op = GR_MAX, .name = "early", .site = "loop.c:1"};
@@ -67,9 +67,21 @@ static int run_stopped(gr_comm *comm, const ranks_job *job)
     /* Who waits for it itself knows what it did last. */
     EXPECT(strstr(text, "the last that came from it was of operation") ||
            strstr(text, "through which it would come here"));
+    return 0;
+}
+
+static int run_stopped(gr_comm *comm, const ranks_job *job)
+{
+    const victim_of *what = job->arg;
+    int survivors = gr_comm_size(comm) - 1;
+    int64_t pids[RANKS_MAX] = {0};
+    pids[gr_comm_rank(comm)] = getpid();
+    int result = call_late(comm, what, pids);
     gr_comm_destroy(comm);
-    bool first = rank == (victim == 0);
-    return first && kill((pid_t)pids[victim], SIGKILL) != 0;
+    /* Not before: to a rank that was held up it would have died, not stopped. */
+    bool last = atomic_fetch_add(what->through, 1) + 1 == survivors;
+    return last && pids[what->victim] > 0 && kill((pid_t)pids[what->victim], SIGKILL) != 0 ? 1
+                                                                                           : result;
 }
 
 typedef struct way {
@@ -90,7 +102,12 @@ enum { WAYS = sizeof ways / sizeof ways[0] };
 
 static bool stop_one(const way *w, int size, int victim)
 {
-    victim_of what = {.victim = victim, .gathers = w->gathers};
+    atomic_int *through =
+        mmap(NULL, sizeof *through, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (through == MAP_FAILED) {
+        return false;
+    }
+    victim_of what = {.victim = victim, .gathers = w->gathers, .through = through};
     ranks_job job = {.size = size,
                      .link = w->link,
                      .algorithm = w->algorithm,
