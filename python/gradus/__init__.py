@@ -11,10 +11,11 @@ from ._buffers import DType
 from ._communicator import ANY_SOURCE, ANY_TAG, Communicator, Message, alloc
 from ._future import Future
 from ._library import lib as _lib
+from ._run import RankError, run
 from .errors import *  # noqa: F401,F403
 from .errors import Error, Status
 
 __version__: str = _lib.gr_version().decode()
-__all__ = ["ANY_SOURCE", "ANY_TAG", "Communicator", "DType", "Error", "Future", "Message", "Status",
-           "alloc", "errors"]
+__all__ = ["ANY_SOURCE", "ANY_TAG", "Communicator", "DType", "Error", "Future", "Message", "RankError",
+           "Status", "alloc", "errors", "run"]
 __all__ += [name for name in dir(errors) if name.endswith("Error")]

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A function becomes a job of this host: gradus.run, and what its workers do (python3 -m
+gradus._run FOLDER)."""
+import collections
+import os
+import pathlib
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from ._command import program
+from .errors import Error, InvalidError
+
+try:
+    import cloudpickle as _pickler
+except ImportError:
+    _pickler = pickle
+
+_LAST_LINES = 40  # of what the job has written to stderr, for errors
+# What follows from another rank's failure, and is not its cause.
+_FOLLOWS = ("PeerLostError", "BrokenError", "AbortedError")
+
+
+class RankError(Error):
+    """A function failed on a rank, or the rank died.
+
+    peer       the rank
+    traceback  what Python said there, "" if it said nothing
+    __cause__  the exception of the rank, where it can travel
+    """
+
+    traceback: str = ""
+
+
+def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[str, Any]] = None,
+        num_proc: int = 1, *, flags: Sequence[str] = (),
+        env: Optional[Dict[str, str]] = None) -> List[Any]:
+    """Runs fn(*args, **kwargs) on `num_proc` processes of this host, by `gradus run`, and returns
+    their results in the order of the ranks. Each may make a gradus.Communicator(), or torch's
+    process group.
+
+    fn     travels with its arguments by cloudpickle where that is installed, and so do lambdas and
+           functions of a
+           notebook; else by pickle, which wants a function of a module that can be imported. They
+           lie in a file that only this user can read, and never pass a network
+    flags  more words for `gradus run` (["--cores", "0-3"])
+    env    more of the environment of the ranks
+
+    What the ranks write is shown as `gradus run` shows it. Ctrl-C ends the job, a second one at
+    once.
+
+    Raises RankError, a gradus.Error: the first rank that failed ends the others; it has the rank's
+    traceback. InvalidError: the function, or a result, cannot be pickled; num_proc is less than 1.
+    NotFoundError: no command."""
+    if num_proc < 1:
+        raise InvalidError(f"num_proc is {num_proc}; it is 1 or more", operation="run")
+    try:
+        job = _pickler.dumps((fn, tuple(args), dict(kwargs or {})))
+    except Exception as error:
+        raise InvalidError(f"{fn!r} or its arguments cannot be pickled: {error}"
+                           + ("" if _pickler is not pickle else "; cloudpickle (Debian: "
+                              "python3-cloudpickle) pickles more"), operation="run") from error
+    if _pickler is pickle and getattr(fn, "__module__", None) == "__main__":
+        raise InvalidError(f"{fn!r} is a function of the program itself, which pickle cannot carry; move "
+                           "it to a module, or install cloudpickle (Debian: python3-cloudpickle)",
+                           operation="run")
+    with tempfile.TemporaryDirectory(prefix="gradus-run-") as name:  # of mode 0700
+        folder = pathlib.Path(name)
+        _write(folder / "job", job)
+        words = [program(), "run", "-np", str(num_proc), "--outlive", "0", *flags, "--",
+                 sys.executable, "-m", "gradus._run", str(folder)]
+        code, lines = _supervise(words, {**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(
+            [str(pathlib.Path(__file__).resolve().parent.parent), *filter(None, sys.path)])})
+        results = {rank: _read(folder / f"result.{rank}") for rank in range(num_proc)}
+        return _judge(results, code, lines, num_proc)
+
+
+def _judge(results: Dict[int, Any], code: int, lines: Sequence[str], num_proc: int) -> List[Any]:
+    """The results, or the error of the rank that failed first."""
+    failed = [(result["kind"] in _FOLLOWS, result["at"], rank, result)
+              for rank, result in results.items() if result and not result["ok"]]
+    silent = re.findall(r"^gradus: rank (\d+) \(pid \d+\) was killed by .*", "\n".join(lines), re.M)
+    if failed and not (silent and all(entry[0] for entry in failed)):
+        _, _, rank, result = min(failed, key=lambda entry: entry[:3])
+        error = RankError(f"rank {rank} failed: {result['text']}", peer=rank, operation="run")
+        error.traceback = result["traceback"]
+        if result["error"] is not None:
+            error.__cause__ = pickle.loads(result["error"])
+        raise error
+    missing = [rank for rank, result in results.items() if result is None]
+    if code != 0 or missing:
+        told = "\n".join(lines) or f"gradus run ended with exit code {code}"
+        peer = int(silent[0]) if silent else missing[0] if len(missing) == 1 else None
+        raise RankError(f"the job failed: {told}", peer=peer, operation="run")
+    return [pickle.loads(results[rank]["value"]) for rank in range(num_proc)]
+
+
+def _supervise(words: Sequence[str], env: Dict[str, str]):
+    """Runs the command to its end: its exit code, and its last lines on stderr."""
+    last = collections.deque(maxlen=_LAST_LINES)
+    # A group of its own: Ctrl-C comes to it from here, once.
+    job = subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                           text=True, errors="replace", start_new_session=True)
+
+    def show() -> None:
+        for line in job.stderr:
+            last.append(line.rstrip("\n"))
+            sys.stderr.write(line)
+    shown = threading.Thread(target=show, daemon=True)
+    shown.start()
+    try:
+        job.wait()
+    except BaseException:
+        job.send_signal(signal.SIGINT)
+        try:
+            job.wait()
+        except BaseException:
+            job.send_signal(signal.SIGINT)  # a second one: gradus run kills at once
+            job.wait()
+            raise
+        raise
+    finally:
+        shown.join()
+        job.stderr.close()
+    return job.returncode, list(last)
+
+
+def _write(path: pathlib.Path, data: bytes) -> None:
+    """As a whole or not at all; only for this user."""
+    partial = path.with_name(path.name + ".partial")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    os.replace(partial, path)
+
+
+def _read(path: pathlib.Path) -> Optional[Dict[str, Any]]:
+    try:
+        return pickle.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _failure(error: BaseException) -> Dict[str, Any]:
+    try:
+        travels = _pickler.dumps(error)
+        pickle.loads(travels)
+    except Exception:
+        travels = None
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return {"ok": False, "kind": type(error).__name__, "at": time.monotonic_ns(), "text": text,
+            "traceback": traceback.format_exc(), "error": travels}
+
+
+def _worker(folder: pathlib.Path) -> int:
+    rank = int(os.environ["GRADUS_RANK"])
+    code = 0
+    try:
+        fn, args, kwargs = pickle.loads((folder / "job").read_bytes())
+        value = fn(*args, **kwargs)
+        try:
+            data = _pickler.dumps(value)
+        except Exception as error:
+            raise InvalidError(f"the result, a {type(value).__name__}, cannot be pickled: {error}",
+                               rank=rank) from error
+        result = {"ok": True, "value": data}
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        traceback.print_exc()
+        result, code = _failure(error), 1
+        if result["kind"] in _FOLLOWS:
+            code = 76  # the launcher looks for the rank that failed first
+    _write(folder / f"result.{rank}", pickle.dumps(result))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_worker(pathlib.Path(sys.argv[1])))

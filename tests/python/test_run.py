@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gradus.run: a function on several ranks."""
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+MODULE = '''
+import os
+import signal
+import sys
+import gradus
+
+
+def total(scale, plus=0):
+    with gradus.Communicator() as comm:
+        return comm.rank, sum(comm.allgather_object(scale * comm.rank)) + plus
+
+
+def fail(rank):
+    comm = gradus.Communicator()
+    comm.barrier()
+    if comm.rank == rank:
+        raise KeyError("no such sample")
+    comm.barrier()
+
+
+def die(rank):
+    comm = gradus.Communicator()
+    if comm.rank == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+
+
+def unpicklable():
+    return sys._getframe()
+
+
+def forever():
+    print("begun", flush=True)
+    gradus.Communicator().recv(bytearray(1), 0)
+'''
+
+
+def program(ranks, text):
+    """The words that run it, beside a module of functions."""
+    (ranks.folder / "functions.py").write_text(MODULE)
+    return [sys.executable, ranks.write(text)]
+
+
+def ends(ranks, text):
+    """Runs it; returns what it has written."""
+    words = program(ranks, text)
+    done = subprocess.run(words, env=ranks.gradus.environment(ranks.environment), text=True,
+                          cwd=ranks.folder, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not [name for name in os.listdir(ranks.folder) if name.startswith("gradus-run-")]
+    return done.stdout.splitlines()
+
+
+def test_run_returns_results_by_rank(ranks):
+    assert ends(ranks, '''
+        import gradus
+        import functions
+        print(gradus.run(functions.total, (10,), {"plus": 1}, num_proc=3))
+        print(gradus.run(functions.total, (1,)))
+        ''') == ["[(0, 31), (1, 31), (2, 31)]", "[(0, 0)]"]
+
+
+def test_run_carries_lambdas_by_cloudpickle(ranks):
+    pytest.importorskip("cloudpickle")
+    assert ends(ranks, '''
+        import os
+        import gradus
+        factor = 3
+        print(gradus.run(lambda: factor * int(os.environ["RANK"]), num_proc=2))
+        ''') == ["[0, 3]"]
+
+
+def test_run_without_cloudpickle_says_what_helps(ranks):
+    line, = ends(ranks, '''
+        import sys
+        sys.modules["cloudpickle"] = None
+        import gradus
+        def mine():
+            pass
+        try:
+            gradus.run(mine)
+        except gradus.InvalidError as error:
+            print(error)
+        ''')
+    assert "move it to a module, or install cloudpickle" in line
+
+
+def test_run_raises_what_a_rank_raised(ranks):
+    assert ends(ranks, '''
+        import gradus
+        import functions
+        try:
+            gradus.run(functions.fail, (1,), num_proc=3)
+        except gradus.RankError as error:
+            print(error.peer, repr(error.__cause__), 'raise KeyError("no such' in error.traceback)
+            print(error)
+        ''') == ["1 KeyError('no such sample') True", "run: rank 1 failed: KeyError: 'no such sample'"]
+
+
+def test_run_names_a_rank_that_is_killed(ranks):
+    assert ends(ranks, '''
+        import gradus
+        import functions
+        try:
+            gradus.run(functions.die, (1,), num_proc=2)
+        except gradus.RankError as error:
+            print(error.peer, "killed by signal 9" in str(error))
+        ''') == ["1 True"]
+
+
+def test_run_checks_results_and_arguments(ranks):
+    lines = ends(ranks, '''
+        import sys
+        import gradus
+        import functions
+        for words in ((functions.unpicklable,), (print, (sys._getframe(),)), (print, (), {}, 0)):
+            try:
+                gradus.run(*words)
+            except gradus.Error as error:
+                print(str(error).splitlines()[0])
+        ''')
+    assert "the result, a frame, cannot be pickled" in lines[0]
+    assert "cannot be pickled" in lines[1] and "num_proc is 0" in lines[2]
+
+
+def test_run_ends_with_ctrl_c_and_leaves_nothing(ranks):
+    words = program(ranks, '''
+        import gradus
+        import functions
+        try:
+            gradus.run(functions.forever, num_proc=2)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        ''')
+    process = ranks.gradus.start(*words[1:], program=words[0], env=ranks.environment)
+    assert process.stdout.readline().endswith("begun\n")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert out.splitlines()[-1] == "interrupted" and process.returncode == 0, out + err
+    ranks.gradus.wait_for_nothing()
