@@ -16,6 +16,6 @@ from .errors import *  # noqa: F401,F403
 from .errors import Error, Status
 
 __version__: str = _lib.gr_version().decode()
-__all__ = ["ANY_SOURCE", "ANY_TAG", "Communicator", "DType", "Error", "Future", "Message", "RankError",
-           "Status", "alloc", "errors", "run"]
+__all__ = ["ANY_SOURCE", "ANY_TAG", "Communicator", "DType", "Error", "Future", "Message",
+           "RankError", "Status", "alloc", "errors", "run"]
 __all__ += [name for name in dir(errors) if name.endswith("Error")]

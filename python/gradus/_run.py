@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function becomes a job of this host: gradus.run, and what its workers do (python3 -m
-gradus._run FOLDER)."""
+"""A function becomes a job of this host: gradus.run, and what its workers do."""
 import collections
 import os
 import pathlib
@@ -68,14 +67,14 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[
                            + ("" if _pickler is not pickle else "; cloudpickle (Debian: "
                               "python3-cloudpickle) pickles more"), operation="run") from error
     if _pickler is pickle and getattr(fn, "__module__", None) == "__main__":
-        raise InvalidError(f"{fn!r} is a function of the program itself, which pickle cannot carry; move "
-                           "it to a module, or install cloudpickle (Debian: python3-cloudpickle)",
-                           operation="run")
+        raise InvalidError(f"{fn!r} is a function of the program itself, which pickle cannot "
+                           "carry; move it to a module, or install cloudpickle (Debian: "
+                           "python3-cloudpickle)", operation="run")
     with tempfile.TemporaryDirectory(prefix="gradus-run-") as name:  # of mode 0700
         folder = pathlib.Path(name)
         _write(folder / "job", job)
         words = [program(), "run", "-np", str(num_proc), "--outlive", "0", *flags, "--",
-                 sys.executable, "-m", "gradus._run", str(folder)]
+                 sys.executable, "-c", "from gradus import _run; _run.work()", str(folder)]
         code, lines = _supervise(words, {**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(
             [str(pathlib.Path(__file__).resolve().parent.parent), *filter(None, sys.path)])})
         results = {rank: _read(folder / f"result.{rank}") for rank in range(num_proc)}
@@ -158,6 +157,11 @@ def _failure(error: BaseException) -> Dict[str, Any]:
             "traceback": traceback.format_exc(), "error": travels}
 
 
+def work() -> None:
+    """What a worker does: the job of the folder that its command line names."""
+    sys.exit(_worker(pathlib.Path(sys.argv[1])))
+
+
 def _worker(folder: pathlib.Path) -> int:
     rank = int(os.environ["GRADUS_RANK"])
     code = 0
@@ -177,7 +181,3 @@ def _worker(folder: pathlib.Path) -> int:
             code = 76  # the launcher looks for the rank that failed first
     _write(folder / f"result.{rank}", pickle.dumps(result))
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(_worker(pathlib.Path(sys.argv[1])))

@@ -103,7 +103,8 @@ def test_run_raises_what_a_rank_raised(ranks):
         except gradus.RankError as error:
             print(error.peer, repr(error.__cause__), 'raise KeyError("no such' in error.traceback)
             print(error)
-        ''') == ["1 KeyError('no such sample') True", "run: rank 1 failed: KeyError: 'no such sample'"]
+        ''') == ["1 KeyError('no such sample') True",
+                "run: rank 1 failed: KeyError: 'no such sample'"]
 
 
 def test_run_names_a_rank_that_is_killed(ranks):
