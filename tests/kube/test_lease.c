@@ -160,7 +160,7 @@ static void never_do_two_lead(void **state)
         int64_t start_us[CANDIDATES], pause_until_us[CANDIDATES] = {0};
         int last_leader = -1;
         for (int i = 0; i < CANDIDATES; i++) {
-            char identity[8];
+            char identity[16];
             snprintf(identity, sizeof identity, "c%d", i);
             views[i] = candidate(identity);
             rate[i] = 0.99 + 0.02 * (double)(next_random(&seed) % 1000) / 1000;
