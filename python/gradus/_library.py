@@ -4,8 +4,8 @@ call."""
 import ctypes
 import os
 import pathlib
-from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_float, c_int, c_int32,
-                    c_int64, c_size_t, c_uint32, c_uint64, c_void_p)
+from ctypes import (CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_int, c_int32, c_int64,
+                    c_size_t, c_uint32, c_void_p)
 
 
 
@@ -41,25 +41,6 @@ class Call(ctypes.Structure):
                 ("done_arg", c_void_p), ("source_out", POINTER(MessageSource))]
 
 
-class PsSpec(ctypes.Structure):
-    _fields_ = [("name", c_char_p), ("elements", c_uint64), ("consistency", c_int),
-                ("shards", c_int), ("aggregate", c_int), ("total", c_int), ("staleness", c_int),
-                ("adapt_rate", c_int), ("refuse_not_finite", c_int), ("optimizer", c_char_p),
-                ("columns", c_uint32), ("seed", c_uint64), ("deviation", c_float),
-                ("gradient_type", c_int)]
-
-
-class PsConfig(ctypes.Structure):
-    _fields_ = [("servers", c_char_p), ("secret", c_char_p), ("worker", c_int),
-                ("timeout_us", c_int64), ("encrypt", c_int), ("run", c_char_p)]
-
-
-class PsGradient(ctypes.Structure):
-    _fields_ = [("values", c_void_p), ("step", c_uint64), ("first", c_int), ("count", c_int),
-                ("version", c_uint64), ("sequence", c_uint64), ("rate", c_double),
-                ("factor", c_float), ("sparse", c_int)]
-
-
 # name: result, arguments
 _DIAG = POINTER(Diag)
 _FUNCTIONS = {
@@ -85,23 +66,6 @@ _FUNCTIONS = {
     "gr_start": (c_int, [c_void_p, POINTER(Call), c_int, POINTER(c_void_p)]),
     "gr_test": (c_int, [c_void_p]),
     "gr_wait_for": (c_int, [c_void_p, c_int64]),
-    "gr_ps_connect": (c_int, [POINTER(PsConfig), POINTER(c_void_p), _DIAG]),
-    "gr_ps_close": (None, [c_void_p]),
-    "gr_ps_servers": (c_int, [c_void_p]),
-    "gr_ps_last_error": (_DIAG, [c_void_p]),
-    "gr_ps_declare": (c_int, [c_void_p, POINTER(PsSpec), POINTER(c_int)]),
-    "gr_ps_set": (c_int, [c_void_p, c_int, c_void_p]),
-    "gr_ps_push_start": (c_int, [c_void_p, c_int, POINTER(PsGradient), POINTER(c_void_p)]),
-    "gr_ps_pull_start": (c_int, [c_void_p, c_int, c_uint64, c_void_p, POINTER(c_void_p)]),
-    "gr_ps_push_pull_start": (c_int, [c_void_p, c_int, POINTER(PsGradient), c_void_p,
-                                      POINTER(c_void_p)]),
-    "gr_ps_push_rows_start": (c_int, [c_void_p, c_int, POINTER(PsGradient), c_void_p, c_size_t,
-                                      POINTER(c_void_p)]),
-    "gr_ps_pull_rows_start": (c_int, [c_void_p, c_int, c_uint64, c_void_p, c_size_t, c_void_p,
-                                      POINTER(c_void_p)]),
-    "gr_ps_wait": (c_int, [c_void_p, c_int64, POINTER(c_uint64)]),
-    "gr_ps_clock": (c_int, [c_void_p, c_uint64]),
-    "gr_ps_barrier": (c_int, [c_void_p, c_char_p, c_int, c_int, c_int64]),
 }
 
 

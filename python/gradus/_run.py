@@ -46,9 +46,8 @@ def run(fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Optional[Dict[
     process group.
 
     fn     travels with its arguments by cloudpickle where that is installed, and so do lambdas and
-           functions of a
-           notebook; else by pickle, which wants a function of a module that can be imported. They
-           lie in a file that only this user can read, and never pass a network
+           functions of a notebook; else by pickle, which wants a function of a module that can be
+           imported. They lie in a file that only this user can read, and never pass a network
     flags  more words for `gradus run` (["--cores", "0-3"])
     env    more of the environment of the ranks
 

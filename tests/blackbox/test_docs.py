@@ -14,8 +14,7 @@ PAGES = [SOURCE / "README.md", SOURCE / "CONTRIBUTING.md", *sorted((SOURCE / "do
 OTHERS_FLAGS = {"--install", "--preset", "--build", "--test-dir", "--cflags", "--libs", "--static",
                 "--no-build-isolation", "--no-deps",
                 "--pid", "--monitor_interval", "--nproc-per-node", "--no-python", "--nodes",
-                "--ntasks", "--open-mode", "--requeue", "--signal", "--no-build-isolation",
-                "--no-deps"}
+                "--ntasks", "--open-mode", "--requeue", "--signal"}
 
 
 def words_of(line):
