@@ -12,6 +12,7 @@ import platform
 import signal
 import socket
 import subprocess
+import tempfile
 
 import pytest
 
@@ -43,8 +44,8 @@ def free_ports():
 
 
 class Cluster:
-    def __init__(self, folder):
-        self.kit, self.run = kit(), folder / "run"
+    def __init__(self, folder, run):
+        self.kit, self.run = kit(), run
         programs = pathlib.Path(os.environ.get("KUBEKIT_BIN", folder / "bin"))
         subprocess.run([self.kit / "unpack.sh", programs], check=True)
         self.environment = {**os.environ, "KUBEKIT_BIN": str(programs), "KUBEKIT_NODES": "1",
@@ -78,11 +79,13 @@ class Cluster:
 def cluster(tmp_path_factory):
     if kit() is None or platform.machine() != "x86_64":
         pytest.skip("no control plane: set GRADUS_KUBE to a folder with cluster.sh")
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    cluster.script("up")
-    cluster.kubectl("create", "namespace", "team")
-    yield cluster
-    cluster.script("down")
+    # In memory: etcd waits for the disk at each write, for minutes where others write much.
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as run:
+        cluster = Cluster(tmp_path_factory.mktemp("cluster"), pathlib.Path(run))
+        cluster.script("up")
+        cluster.kubectl("create", "namespace", "team")
+        yield cluster
+        cluster.script("down")
 
 
 @pytest.fixture
