@@ -546,7 +546,7 @@ static gr_status meet(gr_shm_coll_op *op)
         gr_shm_coll_wake_all(shm);
     }
     bool registered = (all & SHM_COLL_IN_HEAP) != 0;
-    size_t share_bytes = op->work / (size_t)shm->size * op->element_bytes;
+    size_t share_bytes = (op->own_end - op->own_begin) * op->element_bytes;
     if (!registered || !shm->not_oversubscribed ||
         share_bytes > SHM_COLL_SMALL_MAX) { /* else behind our share */
         flush_wakeups(op, true);

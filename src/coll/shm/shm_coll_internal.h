@@ -196,7 +196,8 @@ struct gr_shm_coll_op {
     size_t element_bytes;
     size_t firsts[GR_SHM_COLL_RANKS_MAX + 1]; /* where each block begins, and where the last ends */
     size_t chunk;                             /* elements that are added at a time */
-    size_t begin, end;                        /* elements of it that are not added yet */
+    size_t own_begin, own_end;                /* this rank's share of a row that skips nothing */
+    size_t begin, end;                        /* elements of its share that are not added yet */
     uint32_t shares, shares_done;      /* SHM_COLL_CLAIM: done by this rank, and not counted yet */
     uint64_t window_first, window_end; /* the same: not begun */
     size_t window_elements, window_bytes;
@@ -302,10 +303,10 @@ bool gr_shm_coll_locate(gr_shm_coll_op *op);
 /* Elements of the whole buffer that this rank contributes, or (`result`) gets. */
 void gr_shm_coll_extent(const gr_shm_coll_op *op, int rank, bool result, size_t *first,
                         size_t *end);
-/* How long the row of work is. */
+/* How long the row of work is, and which part of it is this rank's, as far as the shape tells. */
 void gr_shm_coll_measure_row(gr_shm_coll_op *op);
-/* All buffers are known: the same, and which part of it is this rank's own share. */
-void gr_shm_coll_share_row(gr_shm_coll_op *op, size_t *begin, size_t *end);
+/* All buffers are known: the row, and as begin and end this rank's own share. */
+void gr_shm_coll_share_row(gr_shm_coll_op *op);
 /* Positions [begin, end) of the row of work; as gr_shm_coll_cma_add. */
 gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end);
 /* Our result, from the eager data. */

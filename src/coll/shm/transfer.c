@@ -189,37 +189,50 @@ static gr_status reduce_range(gr_shm_coll_op *op, const shm_range *range)
 }
 
 /* ---- The row --------------------------------------------------------------------------------- */
+static void cut_evenly(const gr_shm_coll_op *op, size_t *begin, size_t *end)
+{
+    size_t size = (size_t)op->shm->size, rank = (size_t)op->shm->rank;
+    *begin = gr_shm_coll_cut(op->work, op->element_bytes, size, rank);
+    *end = gr_shm_coll_cut(op->work, op->element_bytes, size, rank + 1);
+}
+
 void gr_shm_coll_measure_row(gr_shm_coll_op *op)
 {
     size_t size = (size_t)op->shm->size;
     op->skips_root = false;
-    op->work = op->coll == GR_COLL_ALLTOALL ? op->largest * (size * (size + 1) / 2) : op->count;
+    op->work = op->count;
+    if (op->coll != GR_COLL_ALLTOALL) {
+        cut_evenly(op, &op->own_begin, &op->own_end);
+        return;
+    }
+    op->work = op->largest * (size * (size + 1) / 2);
+    op->own_begin = 0;
+    for (int before = 0; before < op->shm->rank; before++) {
+        op->own_begin += pairs_of(op, before);
+    }
+    op->own_end = op->own_begin + pairs_of(op, op->shm->rank);
 }
 
-/* Through the kernel each of several ranks has its own block: somebody else's would be copied
- * twice. Of two, and in memory that all reach, each has as much. */
-void gr_shm_coll_share_row(gr_shm_coll_op *op, size_t *begin, size_t *end)
+/* Of blocks that go through the kernel each of several ranks has its own: somebody else's would be
+ * copied twice. One that stays where it is, is no work. */
+void gr_shm_coll_share_row(gr_shm_coll_op *op)
 {
-    int size = op->shm->size, rank = op->shm->rank;
-    gr_shm_coll_measure_row(op);
-    if (op->coll == GR_COLL_ALLTOALL) {
-        *begin = 0;
-        for (int before = 0; before < rank; before++) {
-            *begin += pairs_of(op, before);
-        }
-        *end = *begin + pairs_of(op, rank);
+    int rank = op->shm->rank;
+    op->begin = op->own_begin;
+    op->end = op->own_end;
+    if (op->tree || op->blocks == 1 || op->coll == GR_COLL_ALLTOALL) {
         return;
     }
-    bool is_moved = !op->tree && op->blocks > 1;
-    if (is_moved && op->cma && size > 2) {
-        *begin = op->firsts[rank];
-        *end = op->firsts[rank + 1];
-        return;
+    bool by_block = op->cma && op->shm->size > 2;
+    op->skips_root = !by_block && gr_coll_traits_of[op->coll].rooted && is_in_place(op, op->root);
+    op->work = op->count;
+    if (by_block) {
+        op->begin = op->firsts[rank];
+        op->end = op->firsts[rank + 1];
+    } else if (op->skips_root) {
+        op->work -= op->firsts[op->root + 1] - op->firsts[op->root];
+        cut_evenly(op, &op->begin, &op->end);
     }
-    op->skips_root = is_moved && gr_coll_traits_of[op->coll].rooted && is_in_place(op, op->root);
-    op->work -= op->skips_root ? op->firsts[op->root + 1] - op->firsts[op->root] : 0;
-    *begin = gr_shm_coll_cut(op->work, op->element_bytes, (size_t)size, (size_t)rank);
-    *end = gr_shm_coll_cut(op->work, op->element_bytes, (size_t)size, (size_t)rank + 1);
 }
 
 gr_status gr_shm_coll_do(gr_shm_coll_op *op, size_t begin, size_t end)

@@ -124,7 +124,7 @@ static uint32_t count_shares(const gr_shm_coll_op *op)
 
 void gr_shm_coll_assign(gr_shm_coll_op *op)
 {
-    gr_shm_coll_share_row(op, &op->begin, &op->end);
+    gr_shm_coll_share_row(op);
     op->claims = !op->shm->not_oversubscribed && (!op->cma || op->tree);
     if (!op->claims) {
         op->state = SHM_COLL_DIRECT;
