@@ -87,6 +87,10 @@ static void warn_of_worker(const gr_launch_job *job, const gr_scheduler_action *
     int with = action->value;
     gr_root_cause_describe("rank", action->slot, &job->schedule.ends[action->slot], what,
                            sizeof what);
+    if (with == 0) {
+        gr_log_write(job->config->log, GR_LOG_WARN, "launch", "%s; the job's work was done", what);
+        return;
+    }
     gr_log_write(job->config->log, GR_LOG_WARN, "launch",
                  "%s; the job goes on with %d worker%s%s%s", what, with, with == 1 ? "" : "s",
                  action->standby ? ", a standby among them" : "",

@@ -162,6 +162,7 @@ static gr_status prepare_schedule(gr_launch_job *job, gr_diag *diag)
         .attempt = config->attempt,
         .elastic = gr_launch_elastic(config),
         .changing = gr_launch_changing(config),
+        .left_is_done = config->zero_is_done,
         .all_join = config->all_join,
         .servers_spare = config->server.spare,
         .servers_again = config->server.spare && config->server.count > 1,

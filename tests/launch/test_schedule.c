@@ -17,6 +17,7 @@
  * them, so no worker is missing then), the output is drained twice, and servers are killed, not
  * asked to end, when the job fails before its workers begin. */
 
+#include "group/membership.h"
 #include "support_schedule.h"
 
 #include <setjmp.h>
@@ -367,12 +368,55 @@ static void cause_rank_failed_for_want_of_a_server_is_the_server(void **state)
     assert_int_equal(cause_of(1 << 8, true), GR_REASON_AGENT_LOST);
 }
 
+/* Two workers end one after the other: one well, when it has left the group (`over`), the other one
+ * by SIGKILL. How the job ends. */
+static gr_scheduler_reason end_of(bool left_is_done, bool elastic, bool over)
+{
+    gr_arena arena;
+    gr_scheduler schedule;
+    gr_scheduler_config config = job_of(2, elastic ? 1 : 0, 2, 1, 2);
+    config.left_is_done = left_is_done;
+    gr_arena_init(&arena, 1 << 20);
+    assert_int_equal(gr_scheduler_init(&schedule, &config, NULL, &arena, NULL), GR_OK);
+    assert_int_equal(gr_scheduler_add(&schedule, 2, 2, false), 0);
+    const gr_scheduler_event events[] = {
+        {.kind = GR_EVENT_BEGIN},
+        {.kind = GR_EVENT_AGENT_READY, .host = 0},
+        {.kind = GR_EVENT_WORKER_STARTED, .slot = 0},
+        {.kind = GR_EVENT_WORKER_STARTED, .slot = 1},
+        {.kind = GR_EVENT_MEMBER, .slot = 0, .value = GR_MEMBER_JOINED, .flag = true},
+        {.kind = GR_EVENT_MEMBER, .slot = 1, .value = GR_MEMBER_JOINED, .flag = true},
+        {.kind = GR_EVENT_GROUP, .value = 2, .flag = true},
+        {.kind = GR_EVENT_MEMBER, .slot = 0, .value = GR_MEMBER_LEFT, .flag = true},
+        {.kind = GR_EVENT_GROUP, .value = 2, .flag = true, .over = over},
+        {.kind = GR_EVENT_WORKER_ENDED, .slot = 0, .value = 0},
+        {.kind = GR_EVENT_WORKER_ENDED, .slot = 1, .value = SIGKILL}};
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {
+        (void)gr_scheduler_decide(&schedule, &events[i]);
+    }
+    gr_scheduler_reason reason = schedule.reason;
+    gr_arena_fini(&arena);
+    return reason;
+}
+
+static void killed_when_the_work_is_done_is_no_failure(void **state)
+{
+    (void)state;
+    for (int elastic = 0; elastic < 2; elastic++) {
+        assert_int_equal(end_of(true, elastic != 0, true), GR_REASON_NONE);
+        assert_int_equal(end_of(true, elastic != 0, false), GR_REASON_WORKER);
+        /* Another program may write its results behind that. */
+        assert_int_equal(end_of(false, elastic != 0, true), GR_REASON_WORKER);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cause_rank_failed_before_an_agent_was_lost_is_the_rank),
         cmocka_unit_test(cause_rank_missed_others_is_the_lost_agent),
         cmocka_unit_test(cause_rank_failed_for_want_of_a_server_is_the_server),
+        cmocka_unit_test(killed_when_the_work_is_done_is_no_failure),
         cmocka_unit_test(schedule_of_random_jobs_keeps_rules),
         cmocka_unit_test(schedule_of_fixed_size_keeps_rules),
         cmocka_unit_test(schedule_of_elastic_job_keeps_rules),

@@ -69,6 +69,7 @@ typedef struct gr_scheduler_config {
     int attempt;        /* how often the job was begun before */
     bool elastic;       /* workers come and go */
     bool changing;      /* so do hosts */
+    bool left_is_done;  /* who leaves the group leaves it when all work is done and written */
     bool all_join;      /* every worker joins the group: time counts from the start */
     bool servers_spare; /* the job goes on without one of them */
     bool servers_again; /* in place of a lost one another one is started, in its slot */
@@ -228,8 +229,8 @@ typedef enum gr_scheduler_action_kind {
     GR_ACTION_DRAIN_MEMBER,   /* slot: it is to leave the group */
     GR_ACTION_SET_TARGET,     /* value: so many workers are wanted, flag: more will come */
     GR_ACTION_ANSWER,         /* to SCALE: value, a gr_scheduler_word */
-    GR_ACTION_GO_ON,         /* slot: without it; value: with so many, flag: another one is started,
-                                 standby: one that waited takes its place */
+    GR_ACTION_GO_ON,         /* slot: without it; value: with so many, 0: the work was done; flag:
+                                 another one is started, standby: one that waited takes its place */
     GR_ACTION_GO_ON_WITHOUT, /* slot: none could be started there; value: so many are left */
     GR_ACTION_GO_ON_SERVERS, /* slot: without it; value: with so many others, flag: another one is
                                  started in its place */

@@ -147,6 +147,12 @@ bool gr_scheduler_spare(gr_scheduler *schedule, int slot)
     const gr_scheduler_config *config = &schedule->config;
     bool served = schedule->slots[slot].served;
     int left = gr_scheduler_count_busy(schedule);
+    if (schedule->phase == GR_PHASE_RUNNING && config->left_is_done && schedule->group.over) {
+        schedule->ends[slot].spared = true;
+        (void)gr_scheduler_act(schedule, GR_ACTION_GO_ON, -1, slot, 0);
+        (void)gr_scheduler_act(schedule, GR_ACTION_MEMBER_ENDED, -1, slot, 0);
+        return true;
+    }
     if (!config->elastic || schedule->phase != GR_PHASE_RUNNING || left == 0 ||
         (served && !anybody_serves(schedule))) {
         return false;
