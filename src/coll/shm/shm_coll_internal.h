@@ -187,8 +187,7 @@ struct gr_shm_coll_op {
     size_t given, given_count; /* elements that this rank contributes, from the first on, ... */
     size_t taken, taken_end;   /* ... and that it gets */
     const shm_tree *tree;      /* NULL: nothing is added up */
-    size_t count;              /* elements of all blocks */
-    size_t largest;            /* elements of the largest block */
+    size_t count, largest;     /* elements of all blocks, and of the largest one */
     size_t work;               /* length of the row that is assigned to the ranks: transfer.c */
     bool skips_root;           /* the row has nothing for the block that stays where it is */
     bool claims;               /* whoever runs takes a share; else each rank has its own: */

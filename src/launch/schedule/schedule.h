@@ -212,27 +212,27 @@ typedef struct gr_scheduler_event {
 /* ---- Actions --------------------------------------------------------------------------------- */
 
 typedef enum gr_scheduler_action_kind {
-    GR_ACTION_START_AGENT,    /* host */
-    GR_ACTION_WORKERS_CALLED, /* START_AGENT was there for all hosts that workers begin on */
-    GR_ACTION_RUN,            /* host: what begins there may run */
-    GR_ACTION_RUN_ALL,        /* on all hosts */
-    GR_ACTION_CLOSE_AGENT,    /* host: then AGENT_GONE */
-    GR_ACTION_READ_OUTPUT,    /* host: to its end; then OUTPUT_READ */
-    GR_ACTION_END_AGENT,      /* host: its agent ends, with what is left there */
-    GR_ACTION_ADD_HOST,       /* host: the entry of this offer, value: its number */
-    GR_ACTION_REFUSE_HOST,    /* value: the offer */
-    GR_ACTION_HOST_LEAVES,    /* host, value: so many workers run there */
-    GR_ACTION_HOST_LEFT,      /* host: it is lost and the job goes on; value: gr_scheduler_next */
-    GR_ACTION_HOST_FAILED,    /* host: nothing can be started there now */
-    GR_ACTION_START_WORKER,   /* slot */
-    GR_ACTION_MEMBER_ENDED,   /* slot: the group goes on without it */
-    GR_ACTION_DRAIN_MEMBER,   /* slot: it is to leave the group */
-    GR_ACTION_SET_TARGET,     /* value: so many workers are wanted, flag: more will come */
-    GR_ACTION_ANSWER,         /* to SCALE: value, a gr_scheduler_word */
-    GR_ACTION_GO_ON,         /* slot: without it; value: with so many, 0: the work was done; flag:
+    GR_ACTION_START_AGENT,     /* host */
+    GR_ACTION_WORKERS_CALLED,  /* START_AGENT was there for all hosts that workers begin on */
+    GR_ACTION_RUN,             /* host: what begins there may run */
+    GR_ACTION_RUN_ALL,         /* on all hosts */
+    GR_ACTION_CLOSE_AGENT,     /* host: then AGENT_GONE */
+    GR_ACTION_READ_OUTPUT,     /* host: to its end; then OUTPUT_READ */
+    GR_ACTION_END_AGENT,       /* host: its agent ends, with what is left there */
+    GR_ACTION_ADD_HOST,        /* host: the entry of this offer, value: its number */
+    GR_ACTION_REFUSE_HOST,     /* value: the offer */
+    GR_ACTION_HOST_LEAVES,     /* host, value: so many workers run there */
+    GR_ACTION_HOST_LEFT,       /* host: it is lost and the job goes on; value: gr_scheduler_next */
+    GR_ACTION_HOST_FAILED,     /* host: nothing can be started there now */
+    GR_ACTION_START_WORKER,    /* slot */
+    GR_ACTION_MEMBER_ENDED,    /* slot: the group goes on without it */
+    GR_ACTION_DRAIN_MEMBER,    /* slot: it is to leave the group */
+    GR_ACTION_SET_TARGET,      /* value: so many workers are wanted, flag: more will come */
+    GR_ACTION_ANSWER,          /* to SCALE: value, a gr_scheduler_word */
+    GR_ACTION_GO_ON,           /* slot: without it; value: with so many, 0: the work was done; flag:
                                  another one is started, standby: one that waited takes its place */
-    GR_ACTION_GO_ON_WITHOUT, /* slot: none could be started there; value: so many are left */
-    GR_ACTION_GO_ON_SERVERS, /* slot: without it; value: with so many others, flag: another one is
+    GR_ACTION_GO_ON_WITHOUT,   /* slot: none could be started there; value: so many are left */
+    GR_ACTION_GO_ON_SERVERS,   /* slot: without it; value: with so many others, flag: another one is
                                  started in its place */
     GR_ACTION_PUBLISH_SERVERS, /* all are ready; then SERVERS_PUBLISHED */
     GR_ACTION_SERVER_MOVED,    /* slot: one that came in place of another is ready */
